@@ -1,0 +1,65 @@
+# One-word commands over CMakePresets.json. `make run` and `make test` work on a fresh Debian 12:
+# what is missing is installed first.
+
+PROMPT ?= Compute 314 + 159.
+MODEL ?= models/fathom-tiny
+FUZZ_SECONDS ?= 60
+RELEASE := build/release
+FATHOM := $(RELEASE)/src/cli/fathom
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build run test test-slow bench asan tsan fuzz format check clean
+
+help:
+	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
+	@echo "make test              build everything and run the fast tests"
+	@echo "make test-slow         the slow comparisons too (test-time Python packages from PyPI)"
+	@echo "make bench             measure the bundled model and the V2-Lite shape"
+	@echo "make asan | tsan       the tests under sanitizers"
+	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
+	@echo "make format | check    format the sources | prove format, include direction and headers"
+
+# What a fresh Debian 12 lacks; quiet and quick when nothing is missing.
+setup:
+	@tools/install_packages.sh build
+
+$(RELEASE)/build.ninja: | setup
+	@cmake --preset release > build.log 2>&1 || (cat build.log; exit 1); rm -f build.log
+
+build: setup $(RELEASE)/build.ninja
+	@cmake --build $(RELEASE) --target fathom
+
+run: build
+	@$(FATHOM) run $(MODEL) --prompt "$(PROMPT)"
+
+test: setup $(RELEASE)/build.ninja
+	@cmake --build $(RELEASE)
+	@ctest --test-dir $(RELEASE) --output-on-failure -LE slow
+
+test-slow: test
+	@tools/test_slow.sh $(RELEASE)
+
+bench: build
+	@tools/bench_cpu.sh $(FATHOM)
+
+asan tsan: setup
+	@cmake --preset $@
+	@cmake --build build/$@
+	@ctest --test-dir build/$@ --output-on-failure $(if $(filter tsan,$@),-R 'engine|device|e2e',-LE slow)
+
+fuzz:
+	@tools/install_packages.sh build fuzz
+	@cmake --preset fuzz
+	@cmake --build build/fuzz --target fuzz_targets
+	@tools/run_fuzz.sh build/fuzz/fuzz $(FUZZ_SECONDS)
+
+format:
+	@tools/install_packages.sh check
+	@git ls-files '*.cc' '*.h' | xargs clang-format -i
+
+check:
+	@tools/install_packages.sh build check
+	@tools/check.sh
+
+clean:
+	@rm -rf build

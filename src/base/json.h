@@ -1,0 +1,49 @@
+// JSON from files and users: Boost.JSON behind limits, and field readers whose errors name the
+// file, the field, the value and what was expected.
+#pragma once
+
+#include <boost/json.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace fathom {
+
+namespace json = boost::json;
+
+// Parses text. `source` begins every error ("config.json: …"). Depth is limited to max_depth,
+// duplicate keys are the last one's. Text must be UTF-8 (a byte order mark is refused by name).
+Result<json::value> parse_json(std::string_view text, std::string_view source, int max_depth = 64);
+
+// A whole file, refused above max_bytes before it is read.
+Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
+
+// "12", "\"abc…\"", "[…]": a value short enough to stand in an error message.
+std::string brief(const json::value& value);
+
+// Reads typed fields of one object; `where` begins every error ("config.json: rope_scaling.").
+// The optional forms return nothing when the key is missing or null.
+class JsonFields {
+ public:
+  JsonFields(const json::object& object, std::string where);
+
+  bool has(std::string_view key) const;  // present and not null
+  const json::value* find(std::string_view key) const;
+
+  Result<int64_t> integer(std::string_view key, int64_t min, int64_t max) const;
+  Result<std::optional<int64_t>> optional_integer(std::string_view key, int64_t min,
+                                                  int64_t max) const;
+  Result<std::optional<double>> optional_number(std::string_view key, double min, double max) const;
+  Result<std::optional<bool>> optional_boolean(std::string_view key) const;
+  Result<std::optional<std::string>> optional_string(std::string_view key) const;
+  Result<std::string> string(std::string_view key) const;
+
+ private:
+  const json::object& object_;
+  std::string where_;
+};
+
+}  // namespace fathom

@@ -1,0 +1,83 @@
+#include "cache/latent_layout.h"
+
+#include <array>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace fathom {
+namespace {
+
+struct NamedFormat {
+  std::string_view name;
+  CacheFormat format;
+};
+
+// As --kv-cache-dtype takes them; "fp8" is the scaled form, the only one that is accurate enough to
+// be recommended.
+constexpr std::array<NamedFormat, 5> kFormats = {{
+    {"f32", CacheFormat::kF32},
+    {"bf16", CacheFormat::kBF16},
+    {"fp8", CacheFormat::kFp8Scaled},
+    {"fp8_e4m3", CacheFormat::kE4M3},
+    {"fp8_e5m2", CacheFormat::kE5M2},
+}};
+
+}  // namespace
+
+std::string_view name_of(CacheFormat format) {
+  for (const NamedFormat& named : kFormats) {
+    if (named.format == format) return named.name;
+  }
+  return "?";
+}
+
+Result<CacheFormat> parse_cache_format(std::string_view name) {
+  for (const NamedFormat& named : kFormats) {
+    if (named.name == name) return named.format;
+  }
+  return invalid("cache format \"{}\" is not one of bf16, fp8, fp8_e4m3, fp8_e5m2, f32",
+                 name.substr(0, 64));
+}
+
+int64_t LatentLayout::row_bytes() const {
+  switch (format) {
+    case CacheFormat::kF32:
+      return (latent_dim + rope_dim) * 4;
+    case CacheFormat::kBF16:
+      return (latent_dim + rope_dim) * 2;
+    case CacheFormat::kFp8Scaled:
+      return latent_dim + ceil_div(latent_dim, kLatentScaleBlock) * 4 + rope_dim * 2;
+    case CacheFormat::kE4M3:
+    case CacheFormat::kE5M2:
+      return latent_dim + rope_dim;
+  }
+  return 0;
+}
+
+Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t num_layers,
+                                          int64_t num_pages) {
+  FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim > 0 && num_layers > 0,
+               "latent {}, rope {}, {} layers", layout.latent_dim, layout.rope_dim, num_layers);
+  if (num_pages <= 0) return invalid("the latent cache needs at least 1 page, not {}", num_pages);
+  const auto layer_bytes = checked_mul(num_pages, layout.page_bytes());
+  const auto bytes = layer_bytes ? checked_mul(*layer_bytes, num_layers) : std::nullopt;
+  if (!bytes) {
+    return error(Code::kResourceExhausted,
+                 "the latent cache of {} pages of {} tokens in {} layers is larger than memory",
+                 num_pages, kPageSize, num_layers);
+  }
+  LatentCache cache;
+  FATHOM_TRY(cache.memory_, Buffer::allocate(*bytes, "the latent cache"));
+  cache.layout_ = layout;
+  cache.num_layers_ = num_layers;
+  cache.num_pages_ = num_pages;
+  return cache;
+}
+
+LatentPages LatentCache::layer(int64_t layer) const {
+  FATHOM_CHECK(layer >= 0 && layer < num_layers_, "layer {} of {}", layer, num_layers_);
+  return {layout_, memory_.data() + layer * num_pages_ * layout_.page_bytes(), num_pages_};
+}
+
+}  // namespace fathom

@@ -1,0 +1,71 @@
+// The latent cache's memory: one row a token and layer, in pages of 64 tokens.
+//
+// A row is the normed latent (kv_lora_rank values, 512 in every published model) followed by the
+// rotated key (qk_rope_dim values, 64). Formats:
+//   f32            the yardstick's (--dtype float32)
+//   bf16           1,152 B: all values bf16
+//   fp8 (scaled)   656 B: latent in e4m3, one fp32 scale for each 128 of it, rotated key in bf16
+//   e4m3, e5m2     576 B: all values FP8 without scales
+// Layout of a page of one layer: 64 rows, each row contiguous. All layers of a page belong to one
+// page id; layer l's pages are one array, [num_pages, 64, row_bytes].
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/status.h"
+#include "tensor/buffer.h"
+#include "tensor/dtype.h"
+
+namespace fathom {
+
+inline constexpr int64_t kPageSize = 64;           // tokens a page
+inline constexpr int64_t kLatentScaleBlock = 128;  // latent values that share an fp32 scale
+
+enum class CacheFormat { kF32, kBF16, kFp8Scaled, kE4M3, kE5M2 };
+
+std::string_view name_of(CacheFormat format);
+
+// auto|bf16|fp8|fp8_e4m3|fp8_e5m2|f32 as --kv-cache-dtype takes them ("auto" is not a format: the
+// caller resolves it).
+Result<CacheFormat> parse_cache_format(std::string_view name);
+
+struct LatentLayout {
+  CacheFormat format = CacheFormat::kBF16;
+  int64_t latent_dim = 512;  // kv_lora_rank
+  int64_t rope_dim = 64;
+
+  int64_t row_bytes() const;
+  int64_t page_bytes() const { return kPageSize * row_bytes(); }
+};
+
+// One layer's pages, as attention reads and the cache write fills them. Views only.
+struct LatentPages {
+  LatentLayout layout;
+  std::byte* data = nullptr;  // [num_pages, kPageSize, row_bytes]
+  int64_t num_pages = 0;
+
+  std::byte* row(int64_t page, int64_t slot) const {
+    return data + (page * kPageSize + slot) * layout.row_bytes();
+  }
+};
+
+// The memory of all layers' pages: one allocation, made once.
+class LatentCache {
+ public:
+  static Result<LatentCache> allocate(const LatentLayout& layout, int64_t num_layers,
+                                      int64_t num_pages);
+
+  const LatentLayout& layout() const { return layout_; }
+  int64_t num_layers() const { return num_layers_; }
+  int64_t num_pages() const { return num_pages_; }
+  LatentPages layer(int64_t layer) const;
+
+ private:
+  LatentLayout layout_;
+  int64_t num_layers_ = 0;
+  int64_t num_pages_ = 0;
+  Buffer memory_;
+};
+
+}  // namespace fathom

@@ -1,0 +1,106 @@
+// Kimi K2 and K2-Thinking. Call ids are part of the format: functions.NAME:INDEX, counted over the
+// whole conversation; results are matched to calls by order.
+//
+// K2-Thinking keeps reasoning after a plain assistant message and empties it before. The comment in
+// its template says the last such message; the copy of the template that is public finds the first,
+// and this encoder does as that template does.
+#include <deque>
+
+#include "chat/encoders.h"
+#include "chat/python_json.h"
+
+namespace fathom {
+namespace {
+
+constexpr std::string_view kDefaultSystem =
+    "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI."
+    "<|im_end|>";
+
+class KimiEncoder {
+ public:
+  explicit KimiEncoder(PromptWriter& writer) : writer_(writer) {}
+
+  // `reasoning`: what goes between the think tags of an assistant turn; none for no tags.
+  void write(const Message& message, std::optional<std::string_view> reasoning) {
+    writer_.fixed(message.role == Role::kUser        ? "<|im_user|>"
+                  : message.role == Role::kAssistant ? "<|im_assistant|>"
+                                                     : "<|im_system|>");
+    writer_.text(message.name.empty() ? role_name(message.role) : message.name);
+    writer_.fixed("<|im_middle|>");
+    if (message.role == Role::kAssistant && reasoning) {
+      writer_.fixed("<think>");
+      writer_.text(*reasoning);
+      writer_.fixed("</think>");
+    }
+    if (message.role == Role::kTool) {
+      writer_.fixed("## Return of ");
+      writer_.text(next_result_id(message));
+      writer_.fixed("\n");
+    }
+    writer_.text(message.text());
+    if (!message.tool_calls.empty()) write_calls(message.tool_calls);
+    writer_.fixed("<|im_end|>");
+  }
+
+ private:
+  void write_calls(const std::vector<ToolCall>& calls) {
+    writer_.fixed("<|tool_calls_section_begin|>");
+    for (const ToolCall& call : calls) {
+      unanswered_.push_back(fmt::format("functions.{}:{}", call.name, calls_++));
+      writer_.fixed("<|tool_call_begin|>");
+      writer_.text(unanswered_.back());
+      writer_.fixed("<|tool_call_argument_begin|>");
+      writer_.text(call.arguments);
+      writer_.fixed("<|tool_call_end|>");
+    }
+    writer_.fixed("<|tool_calls_section_end|>");
+  }
+
+  std::string next_result_id(const Message& message) {
+    if (unanswered_.empty()) {
+      return fmt::format("functions.{}:{}", message.name.empty() ? "unknown" : message.name,
+                         calls_);
+    }
+    std::string id = std::move(unanswered_.front());
+    unanswered_.pop_front();
+    return id;
+  }
+
+  PromptWriter& writer_;
+  std::deque<std::string> unanswered_;  // ids of calls whose results have not come
+  int calls_ = 0;
+};
+
+}  // namespace
+
+Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model) {
+  PromptWriter writer;
+  if (!conversation.tools.empty()) {
+    json::array declarations;
+    for (const Tool& tool : conversation.tools) declarations.push_back(tool.declaration);
+    writer.fixed("<|im_system|>tool_declare<|im_middle|>");
+    writer.text(to_python_json(declarations));
+    writer.fixed("<|im_end|>");
+  }
+  const std::vector<Message>& messages = conversation.messages;
+  if (messages.empty() || messages.front().role != Role::kSystem) {
+    writer.fixed(kDefaultSystem);
+    if (!thinking_model && !messages.empty()) writer.fixed("\n");
+  }
+  size_t history_end = 0;  // one past the first plain answer
+  for (size_t i = messages.size(); i-- > 0;) {
+    if (messages[i].role == Role::kAssistant && messages[i].tool_calls.empty()) history_end = i + 1;
+  }
+  KimiEncoder encoder(writer);
+  for (size_t i = 0; i < messages.size(); ++i) {
+    std::optional<std::string_view> reasoning;
+    if (thinking_model) reasoning = i < history_end ? std::string_view() : messages[i].reasoning;
+    encoder.write(messages[i], reasoning);
+  }
+  if (conversation.add_generation_prompt) {
+    writer.fixed("<|im_assistant|>assistant<|im_middle|>");
+  }
+  return std::move(writer).finish();
+}
+
+}  // namespace fathom

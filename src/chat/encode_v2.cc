@@ -1,0 +1,27 @@
+// V2, V2-Lite-Chat, Coder-V2-Instruct: roles are words. No space after the last "Assistant:": the
+// model generates it, and Coder-V2 switches language when it is given (DeepSeek-Coder-V2 issue 12).
+#include "chat/encoders.h"
+
+namespace fathom {
+
+Result<Prompt> encode_v2(const Conversation& conversation) {
+  if (!conversation.tools.empty()) {
+    return invalid("tools: the deepseek-v2 chat format cannot declare tools");
+  }
+  PromptWriter writer;
+  writer.fixed(kBos);
+  for (size_t i = 0; i < conversation.messages.size(); ++i) {
+    const Message& message = conversation.messages[i];
+    if (message.role == Role::kTool || !message.tool_calls.empty()) {
+      return invalid("messages[{}]: the deepseek-v2 chat format has no tool calls", i);
+    }
+    if (message.role == Role::kUser) writer.fixed("User: ");
+    if (message.role == Role::kAssistant) writer.fixed("Assistant: ");
+    writer.text(message.text());
+    writer.fixed(message.role == Role::kAssistant ? kEos : "\n\n");
+  }
+  if (conversation.add_generation_prompt) writer.fixed("Assistant:");
+  return std::move(writer).finish();
+}
+
+}  // namespace fathom

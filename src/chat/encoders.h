@@ -1,0 +1,52 @@
+// One encoder a family of formats; format.h's render() chooses.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "chat/message.h"
+#include "chat/prompt.h"
+
+namespace fathom {
+
+inline constexpr std::string_view kBos = "<｜begin▁of▁sentence｜>";
+inline constexpr std::string_view kEos = "<｜end▁of▁sentence｜>";
+
+// What the templates of V2.5, V3, 0324 and R1 do differently.
+struct V3Style {
+  bool joins_system;         // all system messages, not only the last
+  bool cuts_reasoning;       // drops history content up to its last </think>
+  bool newline_in_results;   // between tool outputs
+  bool r1_calls;             // calls count only without content; see encode_v3.cc
+  bool assistant_with_user;  // <｜Assistant｜> belongs to the user turn; calls start afresh each
+                             // turn
+  std::string_view opening;  // after <｜Assistant｜> in the generation prompt
+};
+
+Result<Prompt> encode_v2(const Conversation& conversation);
+Result<Prompt> encode_v3(const Conversation& conversation, const V3Style& style);
+Result<Prompt> encode_v31(const Conversation& conversation);
+Result<Prompt> encode_fathom_tiny(const Conversation& conversation);
+Result<Prompt> encode_v32(const Conversation& conversation);
+Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model);
+
+inline bool is_system(const Message& message) {
+  return message.role == Role::kSystem || message.role == Role::kDeveloper;
+}
+
+// All system texts with a blank line between.
+inline std::string joined_system(const std::vector<Message>& messages) {
+  std::string joined;
+  bool first = true;
+  for (const Message& message : messages) {
+    if (!is_system(message)) continue;
+    if (!first) joined += "\n\n";
+    joined += message.text();
+    first = false;
+  }
+  return joined;
+}
+
+}  // namespace fathom

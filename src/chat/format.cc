@@ -1,0 +1,151 @@
+#include "chat/format.h"
+
+#include "base/check.h"
+#include "chat/encoders.h"
+
+namespace fathom {
+namespace {
+
+struct NamedFormat {
+  std::string_view name;
+  ChatFormat format;
+};
+
+// The first name of a format is its own, a second one an alias.
+constexpr NamedFormat kNames[] = {
+    {"deepseek-v2", ChatFormat::kV2},          {"deepseek-v2.5", ChatFormat::kV25},
+    {"deepseek-v3", ChatFormat::kV3},          {"deepseek-v3-0324", ChatFormat::kV30324},
+    {"deepseek-r1-0528", ChatFormat::kV30324}, {"deepseek-r1", ChatFormat::kR1},
+    {"deepseek-v3.1", ChatFormat::kV31},       {"deepseek-v3.2", ChatFormat::kV32},
+    {"kimi-k2", ChatFormat::kKimiK2},          {"kimi-k2-thinking", ChatFormat::kKimiK2Thinking},
+    {"fathom-tiny", ChatFormat::kFathomTiny},
+};
+
+constexpr V3Style kV25Style{.joins_system = false,
+                            .cuts_reasoning = false,
+                            .newline_in_results = true,
+                            .r1_calls = true,
+                            .assistant_with_user = false,
+                            .opening = ""};
+constexpr V3Style kV3Style{.joins_system = true,
+                           .cuts_reasoning = true,
+                           .newline_in_results = false,
+                           .r1_calls = false,
+                           .assistant_with_user = false,
+                           .opening = ""};
+constexpr V3Style kV30324Style{.joins_system = true,
+                               .cuts_reasoning = true,
+                               .newline_in_results = true,
+                               .r1_calls = false,
+                               .assistant_with_user = true,
+                               .opening = ""};
+constexpr V3Style kR1Style{.joins_system = false,
+                           .cuts_reasoning = true,
+                           .newline_in_results = true,
+                           .r1_calls = true,
+                           .assistant_with_user = false,
+                           .opening = "<think>\n"};
+
+// A text that a template contains, and the format that it gives away. The first match decides.
+struct Trait {
+  std::string_view text;
+  std::string_view also;  // must be there too
+  ChatFormat format;
+};
+constexpr Trait kTraits[] = {
+    {"tool_calls_section_begin", "<think>", ChatFormat::kKimiK2Thinking},
+    {"tool_calls_section_begin", "", ChatFormat::kKimiK2},
+    {"｜DSML｜", "", ChatFormat::kV32},
+    {"<｜tool▁call▁end｜>{additional_tool_calls}", "", ChatFormat::kFathomTiny},
+    {"<｜Assistant｜></think>", "", ChatFormat::kV31},
+    {"<｜Assistant｜><think></think>", "", ChatFormat::kV31},  // copies that engines edited
+    {"content + '<｜Assistant｜>'", "", ChatFormat::kV30324},
+    {"<｜Assistant｜><think>", "", ChatFormat::kR1},
+    {"<｜Assistant｜>", "is_first_sp", ChatFormat::kV3},
+    {"<｜Assistant｜>", "<｜User｜>", ChatFormat::kV25},
+    {"'User: '", "'Assistant:'", ChatFormat::kV2},
+};
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+}  // namespace
+
+std::string_view chat_format_name(ChatFormat format) {
+  for (const NamedFormat& named : kNames) {
+    if (named.format == format) return named.name;
+  }
+  FATHOM_CHECK(false, "chat format {} has no name", static_cast<int>(format));
+}
+
+std::string chat_format_names() {
+  std::string all;
+  for (const NamedFormat& named : kNames) {
+    if (!all.empty()) all += ", ";
+    all += named.name;
+  }
+  return all;
+}
+
+Result<ChatFormat> chat_format_from_name(std::string_view name) {
+  for (const NamedFormat& named : kNames) {
+    if (named.name == name) return named.format;
+  }
+  return invalid("chat format \"{}\" is not known; known are {}", name, chat_format_names());
+}
+
+Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_view chat_template,
+                                      const std::function<bool(std::string_view)>& has_token) {
+  for (const Trait& trait : kTraits) {
+    if (contains(chat_template, trait.text) && contains(chat_template, trait.also)) {
+      return trait.format;
+    }
+  }
+  if (!chat_template.empty()) {
+    return invalid(
+        "chat_template is not one that Fathom knows; name its form with --chat-format: {}",
+        chat_format_names());
+  }
+  if (model_type == "deepseek_v32") return ChatFormat::kV32;
+  if (model_type == "kimi_k2") return ChatFormat::kKimiK2;
+  if (model_type == "deepseek_v2") return ChatFormat::kV2;
+  if (model_type == "deepseek_v3") {
+    // The tokens that each generation added (V3.1: search, R1: think).
+    if (has_token("<｜search▁begin｜>")) return ChatFormat::kV31;
+    return has_token("<think>") ? ChatFormat::kR1 : ChatFormat::kV3;
+  }
+  return invalid(
+      "the checkpoint has no chat_template and model_type \"{}\" does not tell its chat format; "
+      "name "
+      "it with --chat-format: {}",
+      model_type, chat_format_names());
+}
+
+Result<Prompt> render(ChatFormat format, const Conversation& conversation) {
+  switch (format) {
+    case ChatFormat::kV2:
+      return encode_v2(conversation);
+    case ChatFormat::kV25:
+      return encode_v3(conversation, kV25Style);
+    case ChatFormat::kV3:
+      return encode_v3(conversation, kV3Style);
+    case ChatFormat::kV30324:
+      return encode_v3(conversation, kV30324Style);
+    case ChatFormat::kR1:
+      return encode_v3(conversation, kR1Style);
+    case ChatFormat::kV31:
+      return encode_v31(conversation);
+    case ChatFormat::kV32:
+      return encode_v32(conversation);
+    case ChatFormat::kKimiK2:
+      return encode_kimi(conversation, false);
+    case ChatFormat::kKimiK2Thinking:
+      return encode_kimi(conversation, true);
+    case ChatFormat::kFathomTiny:
+      return encode_fathom_tiny(conversation);
+  }
+  FATHOM_CHECK(false, "unknown chat format {}", static_cast<int>(format));
+}
+
+}  // namespace fathom

@@ -1,0 +1,141 @@
+#include "chat/stream_parser.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "chat/stream_test_case.h"
+
+namespace fathom {
+namespace {
+
+// Random sequences of markers, halves of markers and words.
+TEST(StreamParser, RandomTextsDoNotDependOnCuts) {
+  const std::string kWords[] = {kBlock,
+                                kBlockEnd,
+                                kCall,
+                                kCallEnd,
+                                kSep,
+                                kDsml,
+                                kDsmlEnd,
+                                "\n",
+                                "\n```",
+                                "```json",
+                                "f",
+                                "{\"a\":1}",
+                                "</think>",
+                                "<think>",
+                                "function",
+                                kInvokeEnd,
+                                kSection,
+                                kSectionEnd,
+                                "é",
+                                " ",
+                                "<｜",
+                                "\">",
+                                "```",
+                                "<|tool_call_begin|>",
+                                "<｜DSML｜invoke name=\"",
+                                "<|tool_call_argument_begin|>",
+                                "<｜DSML｜parameter name=\"",
+                                "</｜DSML｜parameter>",
+                                "\" string=\"true",
+                                "<|tool_call_end|>"};
+  constexpr uint64_t kSeed = 7;
+  uint64_t draw = 0;
+  const auto pick = [&](uint64_t below) { return random_bits(kSeed, 1, draw++) % below; };
+  for (int round = 0; round < 3000; ++round) {
+    Case item;
+    item.format = static_cast<ChatFormat>(pick(10));
+    item.opens_reasoning = pick(4) == 0;
+    for (uint64_t words = pick(16); words > 0; --words) {
+      std::string word = kWords[pick(std::size(kWords))];
+      if (pick(6) == 0) word.resize(pick(word.size() + 1));
+      item.text += word;
+    }
+    std::vector<size_t> cuts;
+    for (uint64_t count = pick(6); count > 0; --count) cuts.push_back(pick(item.text.size() + 1));
+    std::sort(cuts.begin(), cuts.end());
+    ASSERT_EQ(shown(parsed_in_pieces(item, cuts)),
+              shown(parse_answer(item.format, item.opens_reasoning, true, item.text)))
+        << chat_format_name(item.format) << ": " << item.text;
+  }
+}
+
+TEST(StreamParser, WithoutToolsMarkersAreContent) {
+  const std::string text = "a</think>" + kBlock + v31_call("f", "{}") + kBlockEnd;
+  const auto answer = parse_answer(ChatFormat::kV31, true, false, text);
+  EXPECT_EQ(answer.reasoning, "a");
+  EXPECT_EQ(answer.content, kBlock + v31_call("f", "{}") + kBlockEnd);
+  EXPECT_TRUE(answer.tool_calls.empty());
+}
+
+TEST(StreamParser, SendsTextAndArgumentsAsTheyArrive) {
+  StreamParser parser(ChatFormat::kV31, true, true);
+  EXPECT_EQ(parser.push("so").reasoning, "so");
+  EXPECT_EQ(parser.push(" it</").reasoning, " it");
+  EXPECT_EQ(parser.push("think>Hel").content, "Hel");
+  EXPECT_EQ(parser.push("lo" + kBlock + kCall + "f" + kSep).content, "lo");
+  auto delta = parser.push("{\"a\"");
+  ASSERT_EQ(delta.tool_calls.size(), 1u);
+  EXPECT_EQ(delta.tool_calls[0].arguments, "{\"a\"");
+  EXPECT_EQ(delta.tool_calls[0].name, "");
+  delta = parser.push(": 1}" + kCallEnd);
+  ASSERT_EQ(delta.tool_calls.size(), 1u);
+  EXPECT_EQ(delta.tool_calls[0].arguments, ": 1}");
+  EXPECT_TRUE(parser.push(kBlockEnd).empty());
+  EXPECT_TRUE(parser.finish().empty());
+}
+
+TEST(StreamParser, TheV32EncodersParseVectors) {
+  const std::string path = FATHOM_SOURCE_DIR "/tests/data/chat/deepseek-v3.2.encoding_vectors.json";
+  const auto vectors = parse_json(read_text_file(path, 1 << 20).value(), path).value();
+  for (const json::value& vector : vectors.at("parse").as_array()) {
+    std::string text(vector.at("text").as_string());
+    const std::string eos = "<｜end▁of▁sentence｜>";
+    ASSERT_TRUE(text.ends_with(eos));
+    text.resize(text.size() - eos.size());  // the stop token is not part of the answer
+    const json::value& wanted = vector.at("parsed");
+    const auto answer =
+        parse_answer(ChatFormat::kV32, vector.at("thinking_mode") == "thinking", true, text);
+    EXPECT_EQ(answer.content, std::string(wanted.at("content").as_string()));
+    EXPECT_EQ(answer.reasoning, std::string(wanted.at("reasoning_content").as_string()));
+    const json::array& calls = wanted.at("tool_calls").as_array();
+    ASSERT_EQ(answer.tool_calls.size(), calls.size());
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const json::value& function = calls[i].at("function");
+      EXPECT_EQ(answer.tool_calls[i].name, std::string(function.at("name").as_string()));
+      EXPECT_EQ(answer.tool_calls[i].arguments, std::string(function.at("arguments").as_string()));
+    }
+  }
+}
+
+// A long answer in single bytes takes time in proportion: each of these would take minutes if a
+// piece cost the length of what came before.
+TEST(StreamParser, LongAnswersInSmallPieces) {
+  const std::string spaces(1 << 19, '\n');
+  const std::string call = kBlock + kCall + "function" + kSep + "f\n```json\n{";
+  const std::pair<ChatFormat, std::string> kTexts[] = {
+      {ChatFormat::kR1, "a" + spaces + "</think>"},
+      {ChatFormat::kV3, call + spaces + "}\n```"},
+      {ChatFormat::kV3, kBlock + spaces},
+      {ChatFormat::kV32, kDsml + dsml_open("f") + dsml_value("a", "false", spaces)},
+      {ChatFormat::kV31, kBlock + kCall + spaces},
+  };
+  for (const auto& [format, text] : kTexts) {
+    StreamParser parser(format, format == ChatFormat::kR1, true);
+    size_t bytes = 0;
+    const auto count = [&](const StreamDelta& delta) {
+      bytes += delta.reasoning.size() + delta.content.size();
+      for (const auto& part : delta.tool_calls) bytes += part.arguments.size();
+    };
+    for (size_t i = 0; i < text.size(); ++i)
+      count(parser.push(std::string_view(text).substr(i, 1)));
+    count(parser.finish());
+    EXPECT_GT(bytes, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace fathom

@@ -1,0 +1,234 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/math.h"
+#include "checkpoint/hub_cache.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors_index.h"
+#include "checkpoint/weight_names.h"
+
+namespace fathom {
+namespace {
+
+namespace fs = std::filesystem;
+
+// config.json of a large model has 2 KB, more with a long list of layers that stay unquantised.
+constexpr int64_t kMaxConfigBytes = 16 << 20;
+// The index of DeepSeek-V3 has 9 MB.
+constexpr int64_t kMaxIndexBytes = 256 << 20;
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+// Why there are no safetensors to read, by what is there instead.
+Status no_weights(const std::string& directory) {
+  std::set<std::string> names;
+  std::error_code failure;
+  for (fs::directory_iterator it(directory, failure), end; !failure && it != end;
+       it.increment(failure)) {
+    names.insert(it->path().filename().string());
+  }
+  for (const std::string& name : names) {
+    const std::string extension = fs::path(name).extension().string();
+    if (extension == ".gguf") {
+      return {Code::kInvalidArgument,
+              fmt::format("{}/{}: GGUF is another engine's format; Fathom reads the original "
+                          "safetensors checkpoint",
+                          directory, name)};
+    }
+    if (extension == ".bin" || extension == ".pt" || extension == ".pth") {
+      return {Code::kInvalidArgument,
+              fmt::format("{}/{}: a pickled checkpoint can run code when it is read, so Fathom "
+                          "reads safetensors only; convert it or take a safetensors revision",
+                          directory, name)};
+    }
+    if (extension == ".safetensors") {
+      return {Code::kNotFound, fmt::format("{}: there is {} but neither {} nor {} (incomplete "
+                                           "download?)",
+                                           directory, name, kSingle, kIndex)};
+    }
+  }
+  return {Code::kNotFound,
+          fmt::format("{}: neither {} nor {} is there", directory, kSingle, kIndex)};
+}
+
+bool exists(const std::string& path) {
+  std::error_code failure;
+  // A link that leads nowhere or in a circle exists: opening it then says what is wrong.
+  return fs::exists(fs::symlink_status(path, failure));
+}
+
+}  // namespace
+
+const TensorEntry* Checkpoint::find(std::string_view name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : &found->second;
+}
+
+const std::string& Checkpoint::file_of(const TensorEntry& entry) const {
+  return dummy_ ? directory_ : files_[static_cast<size_t>(entry.file)];
+}
+
+Result<> Checkpoint::read_configs(const std::string& model) {
+  FATHOM_TRY(directory_, resolve_model(model));
+  const std::string path = directory_ + "/config.json";
+  FATHOM_TRY(const std::string text, read_text_file(path, kMaxConfigBytes));
+  FATHOM_TRY(config_, parse_model_config(text, path));
+  const std::string defaults_path = directory_ + "/generation_config.json";
+  if (exists(defaults_path)) {
+    FATHOM_TRY(const std::string defaults, read_text_file(defaults_path, kMaxConfigBytes));
+    FATHOM_TRY(defaults_, parse_generation_config(defaults, defaults_path, config_.vocab_size));
+  }
+  if (defaults_.eos_ids.empty()) defaults_.eos_ids = config_.eos_ids;
+  return {};
+}
+
+Result<> Checkpoint::read_shard(const std::string& name) {
+  const std::string path = directory_ + "/" + name;
+  FATHOM_TRY(SafetensorsFile shard, read_safetensors_file(path));
+  const int file = static_cast<int>(files_.size());
+  files_.push_back(path);
+  while (!shard.tensors.empty()) {
+    auto node = shard.tensors.extract(shard.tensors.begin());
+    SafetensorsEntry& entry = node.mapped();
+    TensorEntry stored{entry.dtype, std::move(entry.shape), file, shard.data_offset + entry.begin,
+                       entry.end - entry.begin};
+    const auto [place, added] = tensors_.try_emplace(std::move(node.key()), std::move(stored));
+    if (!added) {
+      return invalid("{}: tensor {:?} is also in {}", path, place->first, file_of(place->second));
+    }
+  }
+  return {};
+}
+
+Result<> Checkpoint::read_shards() {
+  if (exists(directory_ + "/" + kSingle)) return read_shard(kSingle);
+  const std::string index_path = directory_ + "/" + kIndex;
+  if (!exists(index_path)) return tl::unexpected<Status>(no_weights(directory_));
+  FATHOM_TRY(const std::string text, read_text_file(index_path, kMaxIndexBytes));
+  FATHOM_TRY(const SafetensorsIndex index, parse_safetensors_index(text, index_path));
+  std::set<std::string_view> shards;
+  for (const auto& [tensor, shard] : index) shards.insert(shard);
+  for (const std::string_view shard : shards) {
+    if (!exists(fmt::format("{}/{}", directory_, shard))) {
+      return not_found("{}: names the shard {:?}, which is not there (incomplete download?)",
+                       index_path, shard);
+    }
+  }
+  for (const std::string_view shard : shards) {
+    FATHOM_RETURN_IF_ERROR(read_shard(std::string(shard)));
+  }
+  // Each tensor must be exactly where the index says: a mixture of two downloads is noticed here.
+  for (const auto& [name, shard] : index) {
+    const TensorEntry* entry = find(name);
+    if (entry == nullptr) {
+      return invalid("{}: tensor {:?} is said to be in {}, which does not hold it", index_path,
+                     name, shard);
+    }
+    const std::string& path = file_of(*entry);
+    if (fs::path(path).filename() != shard) {
+      return invalid("{}: tensor {:?} is said to be in {}, it is in {}", index_path, name, shard,
+                     path);
+    }
+  }
+  if (index.size() != tensors_.size()) {
+    for (const auto& [name, entry] : tensors_) {
+      if (!index.contains(name)) {
+        return invalid("{}: tensor {:?} is not in the index {}", file_of(entry), name, kIndex);
+      }
+    }
+  }
+  return {};
+}
+
+Result<> Checkpoint::check_names() const {
+  const WeightNames names(config_);
+  std::string missing, missing_mtp;
+  names.for_each([&](const PublishedTensor& tensor) {
+    // Which scales there must be is a matter of each weight's stored type: the loader checks it.
+    if (tensor.group == WeightGroup::kScales || find(tensor.name) != nullptr) return true;
+    if (tensor.group == WeightGroup::kMtp) {
+      missing_mtp = tensor.name;  // the last in the list: nothing else can be missing
+      return false;
+    }
+    missing = tensor.name;
+    return false;
+  });
+  if (!missing.empty()) {
+    return invalid("{}: tensor {:?}, which config.json calls for, is in none of the {} file(s)",
+                   directory_, missing, files_.size());
+  }
+  if (!missing_mtp.empty()) {
+    log_warning("{}: tensor {:?} is missing: there is no multi-token prediction with this model",
+                directory_, missing_mtp);
+  }
+  int64_t unexpected = 0;
+  std::string first;
+  for (const auto& [name, entry] : tensors_) {
+    if (is_ignored_tensor(name) || names.classify(name)) continue;
+    if (++unexpected == 1) first = name;
+  }
+  if (unexpected > 0) {
+    log_warning("{}: {} tensors that config.json does not call for are not used, such as {:?}",
+                directory_, unexpected, first);
+  }
+  return {};
+}
+
+Result<Checkpoint> Checkpoint::open(const std::string& model) {
+  Checkpoint checkpoint;
+  FATHOM_RETURN_IF_ERROR(checkpoint.read_configs(model));
+  FATHOM_RETURN_IF_ERROR(checkpoint.read_shards());
+  FATHOM_RETURN_IF_ERROR(checkpoint.check_names());
+  return checkpoint;
+}
+
+Result<Checkpoint> Checkpoint::open_dummy(const std::string& model,
+                                          std::optional<int64_t> num_layers) {
+  Checkpoint checkpoint;
+  checkpoint.dummy_ = true;
+  FATHOM_RETURN_IF_ERROR(checkpoint.read_configs(model));
+  if (num_layers) {
+    ModelConfig& config = checkpoint.config_;
+    if (*num_layers < 1 || *num_layers > config.num_layers) {
+      return invalid("--num-hidden-layers is {}, {} has {}", *num_layers, checkpoint.directory_,
+                     config.num_layers);
+    }
+    config.num_layers = *num_layers;
+    config.first_dense_layers = std::min(config.first_dense_layers, *num_layers);
+    config.num_mtp_layers = 0;
+  }
+  for (const std::string& ignored : checkpoint.config_.quantization.ignored) {
+    if (ignored.starts_with("re:")) {
+      return invalid(
+          "{}/config.json: quantization_config ignores {:?}; dummy weights need plain "
+          "names there",
+          checkpoint.directory_, ignored);
+    }
+  }
+  std::string too_large;
+  WeightNames(checkpoint.config_).for_each([&](const PublishedTensor& tensor) {
+    int64_t bytes = size_of(tensor.dtype);
+    for (const int64_t size : tensor.shape) {
+      const auto product = checked_mul(bytes, size);
+      if (!product) {
+        too_large = tensor.name;
+        return false;
+      }
+      bytes = *product;
+    }
+    checkpoint.tensors_[tensor.name] = {tensor.dtype, tensor.shape, 0, 0, bytes};
+    return true;
+  });
+  if (!too_large.empty()) {
+    return invalid("{}/config.json: the size of {:?} exceeds 64 bits", checkpoint.directory_,
+                   too_large);
+  }
+  return checkpoint;
+}
+
+}  // namespace fathom

@@ -1,0 +1,64 @@
+// A published checkpoint on disk: its configuration and where each tensor's bytes are.
+//
+// open() reads config.json and the safetensors headers only, and checks all of it: names, dtypes,
+// shapes, offsets, holes, overlaps. Immutable afterwards; may be read from any thread.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/generation_config.h"
+#include "checkpoint/model_config.h"
+#include "tensor/dtype.h"
+
+namespace fathom {
+
+struct TensorEntry {
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  int file = 0;        // index into Checkpoint::files()
+  int64_t offset = 0;  // of the first byte, in the file
+  int64_t bytes = 0;
+};
+
+class Checkpoint {
+ public:
+  // `model` is a directory or a Hugging Face id found in the local hub cache.
+  static Result<Checkpoint> open(const std::string& model);
+
+  // The same without weights on disk (--load-format dummy): config.json is enough, and the tensors
+  // are those that the published form of such a model has. files() is empty. With num_layers the
+  // model has only so many (and no MTP layer): a large model's shapes in a small machine's memory.
+  static Result<Checkpoint> open_dummy(const std::string& model,
+                                       std::optional<int64_t> num_layers = std::nullopt);
+
+  const std::string& directory() const { return directory_; }
+  const ModelConfig& config() const { return config_; }
+  const GenerationDefaults& generation_defaults() const { return defaults_; }
+  bool is_dummy() const { return dummy_; }
+  const std::vector<std::string>& files() const { return files_; }
+  const std::map<std::string, TensorEntry, std::less<>>& tensors() const { return tensors_; }
+  const TensorEntry* find(std::string_view name) const;
+
+  // The path of an entry's file, or the directory for a dummy's: what an error begins with.
+  const std::string& file_of(const TensorEntry& entry) const;
+
+ private:
+  Result<> read_configs(const std::string& model);
+  Result<> read_shards();
+  Result<> read_shard(const std::string& name);
+  Result<> check_names() const;
+
+  std::string directory_;
+  ModelConfig config_;
+  GenerationDefaults defaults_;
+  bool dummy_ = false;
+  std::vector<std::string> files_;
+  std::map<std::string, TensorEntry, std::less<>> tensors_;
+};
+
+}  // namespace fathom

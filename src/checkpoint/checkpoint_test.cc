@@ -1,0 +1,199 @@
+#include "checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+
+#include "checkpoint/inventory.h"
+#include "checkpoint/test_files.h"
+
+namespace fathom {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+const std::string kBundled = std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny";
+
+// The bundled model's files, to be damaged: links, so that a test only writes what it changes.
+void link_bundled(const TestFolder& folder) {
+  for (const auto& file : fs::directory_iterator(kBundled)) {
+    fs::create_symlink(file.path(), folder / file.path().filename().string());
+  }
+}
+
+void replace(const TestFolder& folder, const std::string& name, std::string_view text) {
+  fs::remove(folder / name);
+  folder.write(name, text);
+}
+
+void expect_refused(const std::string& model, std::string_view part) {
+  const auto before = std::chrono::steady_clock::now();
+  const auto opened = Checkpoint::open(model);
+  ASSERT_FALSE(opened) << part;
+  EXPECT_THAT(opened.error().message, HasSubstr(std::string(part)));
+  EXPECT_EQ(opened.error().message.find('\n'), std::string::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(1)) << part;
+}
+
+TEST(Checkpoint, OpensTheBundledModel) {
+  const auto opened = Checkpoint::open(kBundled);
+  ASSERT_TRUE(opened) << opened.error().message;
+  EXPECT_EQ(opened->files().size(), 3u);
+  EXPECT_EQ(opened->tensors().size(), 973u);
+  EXPECT_EQ(opened->config().num_layers, 8);
+  EXPECT_EQ(opened->generation_defaults().temperature, 0.6);
+  EXPECT_EQ(opened->generation_defaults().eos_ids, std::vector<int32_t>{1});
+  const TensorEntry* entry = opened->find("model.layers.0.self_attn.kv_a_proj_with_mqa.weight");
+  ASSERT_NE(entry, nullptr);
+  EXPECT_EQ(entry->dtype, DType::kF8E4M3);
+  EXPECT_EQ(entry->shape, (std::vector<int64_t>{576, 256}));
+  EXPECT_EQ(opened->find("no.such"), nullptr);
+  const Inventory inventory = take_inventory(*opened);
+  EXPECT_EQ(inventory.unused.tensors, 0);
+  EXPECT_EQ(inventory.of(WeightGroup::kMtp).tensors, 68);
+}
+
+TEST(Checkpoint, RefusesWhatIsNoModel) {
+  const TestFolder folder;
+  expect_refused("", "empty");
+  expect_refused(folder.path(), "config.json");
+  expect_refused("/no/such/place", "no such directory");
+  expect_refused(kBundled + "/config.json", "give the directory");
+  folder.write("config.json", "{}");
+  expect_refused(folder.path(), "config.json: model_type is missing");
+}
+
+TEST(Checkpoint, RefusesOtherFormats) {
+  const struct {
+    const char* file;
+    const char* part;
+  } cases[] = {{"pytorch_model.bin", "can run code"},
+               {"model.pt", "can run code"},
+               {"consolidated.00.pth", "can run code"},
+               {"model-q4.gguf", "GGUF"},
+               {"model-00001-of-00002.safetensors", "incomplete download?"},
+               {"README.md", "neither model.safetensors nor model.safetensors.index.json"}};
+  for (const auto& other : cases) {
+    const TestFolder folder;
+    folder.write("config.json", file_text(kBundled + "/config.json"));
+    folder.write(other.file, "x");
+    expect_refused(folder.path(), other.part);
+  }
+}
+
+TEST(Checkpoint, RefusesADamagedSet) {
+  const std::string first = "model-00001-of-00003.safetensors";
+  const std::string second = "model-00002-of-00003.safetensors";
+  const std::string index_name = "model.safetensors.index.json";
+  const std::string index_text = file_text(kBundled + "/" + index_name);
+  {
+    const TestFolder folder;
+    link_bundled(folder);
+    fs::remove(folder / second);
+    expect_refused(folder.path(), "\"" + second + "\", which is not there");
+  }
+  {
+    const TestFolder folder;
+    link_bundled(folder);
+    fs::remove(folder / second);
+    fs::create_symlink(second, folder / second);
+    expect_refused(folder.path(), second + ": cannot be read");
+  }
+  {
+    const TestFolder folder;
+    link_bundled(folder);
+    fs::remove(folder / second);
+    fs::create_symlink(kBundled + "/" + first, folder / second);
+    expect_refused(folder.path(), "is also in");
+  }
+  {
+    const TestFolder folder;
+    link_bundled(folder);
+    const std::string bytes = file_text(kBundled + "/" + first);
+    replace(folder, first, std::string_view(bytes).substr(0, bytes.size() / 2));
+    expect_refused(folder.path(), "truncated?");
+  }
+  // The index against the shards: a tensor in the wrong one, one that none holds, one not listed.
+  auto index = *parse_json(index_text, "index");
+  json::object& map = index.as_object()["weight_map"].as_object();
+  const json::value right = map.at("lm_head.weight");
+  {
+    const TestFolder folder;
+    link_bundled(folder);
+    map["lm_head.weight"] = right.as_string() == first ? second : first;
+    replace(folder, index_name, json::serialize(index));
+    expect_refused(folder.path(), "tensor \"lm_head.weight\" is said to be in");
+    map.erase("lm_head.weight");
+    replace(folder, index_name, json::serialize(index));
+    expect_refused(folder.path(), "tensor \"lm_head.weight\" is not in the index");
+    map["lm_head.weight"] = right;
+    map["lm_head.bias"] = first;
+    replace(folder, index_name, json::serialize(index));
+    expect_refused(folder.path(), "tensor \"lm_head.bias\" is said to be in");
+    map["lm_head.bias"] = "../x.safetensors";
+    replace(folder, index_name, json::serialize(index));
+    expect_refused(folder.path(), "not the plain name");
+  }
+}
+
+TEST(Checkpoint, NamesTheTensorThatConfigCallsFor) {
+  const TestFolder folder;
+  folder.write("config.json", file_text(kBundled + "/config.json"));
+  folder.write("model.safetensors", shard_of({{"model.norm.weight", "F32", {1}, "abcd"}}));
+  expect_refused(folder.path(),
+                 "tensor \"model.embed_tokens.weight\", which config.json calls for");
+}
+
+// Sets an environment variable for one test.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    setenv(name, value.c_str(), 1);
+  }
+  ~Environment() { old_ ? setenv(name_, old_->c_str(), 1) : unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+TEST(Checkpoint, FindsAHubId) {
+  const TestFolder home;
+  const Environment hf_home("HF_HOME", home.path());
+  const Environment hub_cache("HF_HUB_CACHE", "");
+  expect_refused("org/tiny-model", "hf download org/tiny-model");
+  expect_refused("../escape", "no such directory");
+  expect_refused("a/b/c", "no such directory");
+  expect_refused("org/..", "no such directory");
+
+  // As huggingface_hub lays it out: the snapshot's files are links into blobs.
+  const std::string base = "hub/models--org--tiny-model";
+  fs::create_directories(home / (base + "/blobs"));
+  fs::create_directories(home / (base + "/snapshots/0123abcd"));
+  expect_refused("org/tiny-model", "refs/main");
+  home.write(base + "/refs/main", "0123abcd\n");
+  int blob = 0;
+  for (const auto& file : fs::directory_iterator(kBundled)) {
+    const std::string name = std::to_string(++blob);
+    fs::create_symlink(file.path(), home / (base + "/blobs/" + name));
+    fs::create_symlink("../../blobs/" + name,
+                       home / (base + "/snapshots/0123abcd/" + file.path().filename().string()));
+  }
+  const auto opened = Checkpoint::open("org/tiny-model");
+  ASSERT_TRUE(opened) << opened.error().message;
+  EXPECT_EQ(opened->directory(), home / (base + "/snapshots/0123abcd"));
+  {
+    const Environment direct("HF_HUB_CACHE", home / "hub");
+    const Environment elsewhere("HF_HOME", "/nowhere");
+    EXPECT_TRUE(Checkpoint::open("org/tiny-model"));
+  }
+  home.write(base + "/refs/main", "ffff");
+  expect_refused("org/tiny-model", "snapshots/ffff");
+  home.write(base + "/refs/main", "../../../etc");
+  expect_refused("org/tiny-model", "not the name of a snapshot");
+}
+
+}  // namespace
+}  // namespace fathom

@@ -1,0 +1,42 @@
+#include "checkpoint/inventory.h"
+
+namespace fathom {
+namespace {
+
+void add(GroupTotals& totals, const GroupTotals& more) {
+  totals.tensors += more.tensors;
+  totals.parameters += more.parameters;
+  totals.bytes += more.bytes;
+}
+
+}  // namespace
+
+GroupTotals Inventory::total() const {
+  GroupTotals sum;
+  for (const GroupTotals& group : groups) add(sum, group);
+  return sum;
+}
+
+int64_t Inventory::active_parameters(const ModelConfig& config) const {
+  int64_t active = total().parameters - of(WeightGroup::kMtp).parameters;
+  if (config.num_experts > 0) {
+    const int64_t one_of_each = of(WeightGroup::kExperts).parameters / config.num_experts;
+    active -= one_of_each * (config.num_experts - config.experts_per_token);
+  }
+  return active;
+}
+
+Inventory take_inventory(const Checkpoint& checkpoint) {
+  Inventory inventory;
+  const WeightNames names(checkpoint.config());
+  for (const auto& [name, entry] : checkpoint.tensors()) {
+    const auto group = names.classify(name);
+    const int64_t elements = entry.bytes / size_of(entry.dtype);
+    const bool counts = group && *group != WeightGroup::kScales;
+    add(group ? inventory.groups[static_cast<size_t>(*group)] : inventory.unused,
+        {1, counts ? elements : 0, entry.bytes});
+  }
+  return inventory;
+}
+
+}  // namespace fathom

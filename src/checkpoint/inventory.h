@@ -1,0 +1,33 @@
+// What a checkpoint consists of, counted by group from the headers alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/weight_names.h"
+
+namespace fathom {
+
+struct GroupTotals {
+  int64_t tensors = 0;
+  int64_t parameters = 0;  // elements; a scale is no parameter
+  int64_t bytes = 0;       // as stored
+};
+
+struct Inventory {
+  std::array<GroupTotals, kNumWeightGroups> groups;  // by WeightGroup
+  GroupTotals unused;                                // tensors that no such model has
+
+  const GroupTotals& of(WeightGroup group) const { return groups[static_cast<size_t>(group)]; }
+
+  GroupTotals total() const;  // of all groups, without the unused
+
+  // Parameters that one token's forward pass reads: all but MTP, and of the routed experts those
+  // that are chosen. Embedding and head both count in full, as in the published figures.
+  int64_t active_parameters(const ModelConfig& config) const;
+};
+
+Inventory take_inventory(const Checkpoint& checkpoint);
+
+}  // namespace fathom

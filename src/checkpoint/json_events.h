@@ -1,0 +1,32 @@
+// JSON as a stream of events, for files whose tree would be many times their size (a shard header
+// may have 100 MB) and whose duplicate keys must be seen: a JSON tree keeps only one of them.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace fathom {
+
+// What a reader does with each event. An error returned ends the reading and is the result.
+class JsonEvents {
+ public:
+  virtual ~JsonEvents() = default;
+  virtual Result<> begin_object() = 0;
+  virtual Result<> end_object() = 0;
+  virtual Result<> begin_array() = 0;
+  virtual Result<> end_array() = 0;
+  virtual Result<> key(std::string_view text) = 0;
+  virtual Result<> string(std::string_view text) = 0;
+  virtual Result<> integer(int64_t value) = 0;
+  // true, false, null, a fraction, or a number beyond int64; `what` names it for an error.
+  virtual Result<> other(std::string_view what) = 0;
+};
+
+// Reads all of `text`, which must be one JSON value in valid UTF-8, at most max_depth levels deep.
+// `source` begins the errors of the syntax; those of `events` pass through as they are.
+Result<> stream_json(std::string_view text, std::string_view source, int max_depth,
+                     JsonEvents& events);
+
+}  // namespace fathom

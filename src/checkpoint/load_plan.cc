@@ -1,0 +1,236 @@
+#include "checkpoint/load_plan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "base/progress.h"
+#include "checkpoint/dummy_weights.h"
+#include "checkpoint/file_reader.h"
+#include "checkpoint/stored_scales.h"
+#include "tensor/buffer.h"
+
+namespace fathom {
+namespace {
+
+// A read of this size is long enough for the disk and short enough for the progress bar.
+constexpr int64_t kChunk = 16 << 20;
+// A thread keeps its buffer for the next tensor up to this size: an expert's matrix. The
+// embedding's is given back.
+constexpr int64_t kKeptBuffer = 64 << 20;
+// Reads in flight hide a disk's latency even where there are fewer cores.
+constexpr int kMinThreads = 4;
+constexpr int kMaxThreads = 32;
+
+// A request that has passed the checks.
+struct Item {
+  const TensorRequest* request = nullptr;
+  const TensorEntry* entry = nullptr;
+  StoredScales scales;
+  int64_t rows = 0;
+  int64_t cols = 0;
+};
+
+bool same_shape(const std::vector<int64_t>& stored, const std::vector<int64_t>& wanted) {
+  if (stored == wanted) return true;
+  // A vector may be stored as a matrix of one row.
+  return wanted.size() == 1 && stored.size() == 2 && stored[0] == 1 && stored[1] == wanted[0];
+}
+
+Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& request) {
+  FATHOM_CHECK(request.shape.size() == 1 || request.shape.size() == 2, "{} asked with rank {}",
+               request.name, request.shape.size());
+  const TensorEntry* entry = checkpoint.find(request.name);
+  if (entry == nullptr) {
+    return invalid("{}: tensor {:?} is missing", checkpoint.directory(), request.name);
+  }
+  const std::string& file = checkpoint.file_of(*entry);
+  if (!same_shape(entry->shape, request.shape)) {
+    return invalid("{}: tensor {:?} has shape [{}], config.json calls for [{}]", file, request.name,
+                   fmt::join(entry->shape, ", "), fmt::join(request.shape, ", "));
+  }
+  const bool matrix = request.shape.size() == 2;
+  const bool wide =
+      entry->dtype == DType::kF32 || entry->dtype == DType::kBF16 || entry->dtype == DType::kF16;
+  if (!wide && !(matrix && entry->dtype == DType::kF8E4M3)) {
+    return invalid(
+        "{}: tensor {:?} is stored as {}; {}", file, request.name, name_of(entry->dtype),
+        matrix ? "weights are f32, bf16, f16 or e4m3" : "norms and biases are f32, bf16 or f16");
+  }
+  Item item{&request, entry, {}, matrix ? request.shape[0] : 1, request.shape.back()};
+  if (matrix) {
+    FATHOM_TRY(item.scales, find_scales(checkpoint, request.name, *entry, item.rows, item.cols));
+  }
+  return item;
+}
+
+// Where one thread's tensors come to lie, one at a time.
+class Slot {
+ public:
+  Result<std::byte*> values(int64_t bytes, std::string_view name) {
+    if (values_.size() < bytes || values_.size() > kKeptBuffer) {
+      values_ = Buffer();  // before the next is allocated
+      FATHOM_TRY(values_, Buffer::allocate(bytes, fmt::format("reading tensor {:?}", name)));
+    }
+    return values_.data();
+  }
+
+  std::vector<std::byte> stored_scales;
+  std::vector<float> scales;
+
+ private:
+  Buffer values_;
+};
+
+// One load_tensors() call. The threads take items in the order of the files; the first error stops
+// them all.
+class Loading {
+ public:
+  Loading(const Checkpoint& checkpoint, const LoadOptions& options, std::vector<Item> items,
+          int64_t total_bytes)
+      : checkpoint_(checkpoint), options_(options), items_(std::move(items)) {
+    if (options.show_progress)
+      progress_.emplace("Loading weights", total_bytes, Progress::Unit::kBytes);
+  }
+
+  Result<> open_files() {
+    files_.resize(checkpoint_.files().size());
+    for (const Item& item : items_) {
+      for (const TensorEntry* entry : {item.entry, item.scales.entry}) {
+        if (entry == nullptr || checkpoint_.is_dummy()) continue;
+        auto& file = files_[static_cast<size_t>(entry->file)];
+        if (file) continue;
+        FATHOM_TRY(FileReader opened, FileReader::open(checkpoint_.file_of(*entry)));
+        file.emplace(std::move(opened));
+      }
+    }
+    return {};
+  }
+
+  Result<> run() {
+    int count = options_.num_threads;
+    if (count <= 0) {
+      count = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), kMinThreads,
+                         kMaxThreads);
+    }
+    count = static_cast<int>(std::min<int64_t>(count, static_cast<int64_t>(items_.size())));
+    std::vector<std::jthread> threads;
+    for (int i = 1; i < count; ++i) threads.emplace_back([this] { work(); });
+    work();
+    threads.clear();  // waits for all
+    if (failure_) return tl::unexpected<Status>(*failure_);
+    return {};
+  }
+
+ private:
+  void work() {
+    Slot slot;
+    while (!stop_) {
+      const size_t index = next_++;
+      if (index >= items_.size()) return;
+      if (const auto placed = load(items_[index], slot); !placed) {
+        stop_ = true;
+        const std::scoped_lock lock(failing_);
+        if (!failure_) failure_ = placed.error();
+        return;
+      }
+    }
+  }
+
+  Result<> load(const Item& item, Slot& slot) {
+    FATHOM_TRY(std::byte* const values, slot.values(item.entry->bytes, item.request->name));
+    ScaledMatrix matrix;
+    matrix.values = ConstTensorView(values, item.entry->dtype, {item.rows, item.cols});
+    if (item.scales.entry != nullptr) {
+      slot.scales.resize(static_cast<size_t>(item.scales.grid_rows * item.scales.grid_cols));
+      matrix.scales =
+          ConstTensorView(slot.scales.data(), {item.scales.grid_rows, item.scales.grid_cols});
+      matrix.scale_rows = item.scales.scale_rows;
+      matrix.scale_cols = item.scales.scale_cols;
+    }
+    if (checkpoint_.is_dummy()) {
+      fill(item, values, slot);
+    } else {
+      FATHOM_RETURN_IF_ERROR(read(*item.entry, values));
+      if (item.scales.entry != nullptr) FATHOM_RETURN_IF_ERROR(read_scales(item, slot));
+    }
+    if (const auto placed = item.request->place(matrix); !placed) {
+      return with_context(item.request->name + ": ", placed.error());
+    }
+    return {};
+  }
+
+  void fill(const Item& item, std::byte* values, Slot& slot) {
+    fill_dummy(item.request->name, item.entry->dtype, item.cols, options_.dummy_seed,
+               {values, static_cast<size_t>(item.entry->bytes)});
+    if (item.scales.entry != nullptr) {
+      fill_dummy_scales(item.scales.name, item.cols,
+                        checkpoint_.config().quantization.scales_are_powers_of_two,
+                        options_.dummy_seed, slot.scales);
+    }
+    add_progress(item.entry->bytes);
+  }
+
+  Result<> read(const TensorEntry& entry, std::byte* destination) {
+    const FileReader& file = *files_[static_cast<size_t>(entry.file)];
+    for (int64_t done = 0; done < entry.bytes;) {
+      const int64_t bytes = std::min(kChunk, entry.bytes - done);
+      FATHOM_RETURN_IF_ERROR(file.read(destination + done, bytes, entry.offset + done));
+      done += bytes;
+      add_progress(bytes);
+    }
+    return {};
+  }
+
+  Result<> read_scales(const Item& item, Slot& slot) {
+    const TensorEntry& entry = *item.scales.entry;
+    slot.stored_scales.resize(static_cast<size_t>(entry.bytes));
+    FATHOM_RETURN_IF_ERROR(read(entry, slot.stored_scales.data()));
+    if (const auto decoded = decode_scales(item.scales, slot.stored_scales, slot.scales);
+        !decoded) {
+      return with_context(checkpoint_.file_of(entry) + ": ", decoded.error());
+    }
+    return {};
+  }
+
+  void add_progress(int64_t bytes) {
+    if (progress_) progress_->add(bytes);
+  }
+
+  const Checkpoint& checkpoint_;
+  const LoadOptions& options_;
+  const std::vector<Item> items_;
+  std::vector<std::optional<FileReader>> files_;
+  std::optional<Progress> progress_;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex failing_;
+  std::optional<Status> failure_;
+};
+
+}  // namespace
+
+Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequest>& requests,
+                      const LoadOptions& options) {
+  std::vector<Item> items;
+  items.reserve(requests.size());
+  int64_t total = 0;
+  for (const TensorRequest& request : requests) {
+    FATHOM_TRY(Item item, check_request(checkpoint, request));
+    total += item.entry->bytes;
+    if (item.scales.entry != nullptr && !checkpoint.is_dummy()) total += item.scales.entry->bytes;
+    items.push_back(std::move(item));
+  }
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return std::pair(a.entry->file, a.entry->offset) < std::pair(b.entry->file, b.entry->offset);
+  });
+  Loading loading(checkpoint, options, std::move(items), total);
+  FATHOM_RETURN_IF_ERROR(loading.open_files());
+  return loading.run();
+}
+
+}  // namespace fathom

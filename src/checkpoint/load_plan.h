@@ -1,0 +1,38 @@
+// Loading: what a model wants from a checkpoint, and the parallel reading of it.
+//
+// The model lists its tensors with the shape each must have and a function that puts it where it
+// belongs. load() checks all of them against the checkpoint before it reads a byte, then reads with
+// several threads, each tensor once, and calls `place` on the reading thread, in any order. A
+// matrix arrives with its scales (weight_scale_inv, weight_scale; fp32, bf16 or e8m0), as the
+// format says.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "tensor/scaled_matrix.h"
+
+namespace fathom {
+
+struct TensorRequest {
+  std::string name;            // "model.layers.3.mlp.gate.weight"
+  std::vector<int64_t> shape;  // a vector (norm, bias) has one dimension, a matrix two
+  // Called once, on a reading thread. For a vector, matrix.values is [1, n]. The views are valid
+  // during the call only.
+  std::function<Result<>(const ScaledMatrix& matrix)> place;
+};
+
+struct LoadOptions {
+  int num_threads = 0;        // 0: one a core
+  bool show_progress = true;  // a bar on stderr
+  uint64_t dummy_seed = 0;    // --load-format dummy: reproducible random values
+};
+
+// Errors name the tensor and the file. Nothing is left half-placed that the caller would use: on an
+// error the model must be dropped.
+Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequest>& requests,
+                      const LoadOptions& options);
+
+}  // namespace fathom

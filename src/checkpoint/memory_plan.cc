@@ -1,0 +1,114 @@
+#include "checkpoint/memory_plan.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace fathom {
+namespace {
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+std::optional<int64_t> number_in(const char* path) {
+  std::ifstream stream(path);
+  int64_t number = 0;
+  if (stream >> number) return number;
+  return std::nullopt;  // missing, or "max": no limit
+}
+
+// "MemAvailable:   123 kB", "anon 123": the number after a key at the beginning of a line.
+std::optional<int64_t> field_in(const char* path, std::string_view key) {
+  std::ifstream stream(path);
+  std::string word;
+  int64_t number = 0;
+  while (stream >> word) {
+    if (word == key && stream >> number) return number;
+    stream.clear();
+    stream.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::vector<MemoryLine> weight_lines(const Inventory& inventory, bool with_mtp) {
+  std::vector<MemoryLine> lines;
+  for (int i = 0; i < kNumWeightGroups; ++i) {
+    const auto group = static_cast<WeightGroup>(i);
+    const int64_t bytes = inventory.of(group).bytes;
+    if (bytes == 0 || (group == WeightGroup::kMtp && !with_mtp)) continue;
+    lines.push_back({fmt::format("weights: {}", name_of(group)), bytes});
+  }
+  return lines;
+}
+
+Result<MemoryPlan> plan_memory(const MemoryRequest& request) {
+  FATHOM_CHECK(request.cache_row_bytes > 0 && request.cache_layers > 0 && request.page_tokens > 0,
+               "a cache of {} bytes, {} layers, pages of {}", request.cache_row_bytes,
+               request.cache_layers, request.page_tokens);
+  MemoryPlan plan;
+  plan.request = request;
+  for (const MemoryLine& line : request.fixed) plan.fixed_bytes += line.bytes;
+  plan.bytes_per_token = request.cache_row_bytes * request.cache_layers;
+  const int64_t page_bytes = plan.bytes_per_token * request.page_tokens;
+  const int64_t left = request.budget - plan.fixed_bytes;
+  if (left < page_bytes) {
+    return error(Code::kResourceExhausted,
+                 "the weights and working space take {:.2f} GiB and one page of the cache {:.4f} "
+                 "GiB, there are {:.2f} GiB; a smaller or an FP8 checkpoint would be needed",
+                 gib(plan.fixed_bytes), gib(page_bytes), gib(request.budget));
+  }
+  plan.pages_that_fit = left / page_bytes;
+  plan.pages = plan.pages_that_fit;
+  if (request.max_total_tokens > 0) {
+    const int64_t fitting = plan.pages_that_fit * request.page_tokens;
+    if (request.max_total_tokens > fitting) {
+      return error(Code::kResourceExhausted,
+                   "a cache for {} tokens takes {:.2f} GiB, {:.2f} GiB are left beside the "
+                   "weights; --max-total-tokens {} fits, or a narrower --kv-cache-dtype",
+                   request.max_total_tokens,
+                   static_cast<double>(request.max_total_tokens) *
+                       static_cast<double>(plan.bytes_per_token) / (1 << 30),
+                   gib(left), fitting);
+    }
+    plan.pages = ceil_div(request.max_total_tokens, request.page_tokens);
+  }
+  return plan;
+}
+
+std::string memory_plan_table(const MemoryPlan& plan) {
+  std::string text = "Memory plan\n";
+  const auto line = [&](std::string_view what, int64_t bytes, std::string_view note) {
+    text += fmt::format("  {:<28}{:>12.4f} GiB{}{}\n", what, gib(bytes), note.empty() ? "" : "  ",
+                        note);
+  };
+  for (const MemoryLine& fixed : plan.request.fixed) line(fixed.what, fixed.bytes, "");
+  line("latent cache", plan.cache_bytes(),
+       fmt::format("{} tokens in {} pages, {} bytes a token", plan.tokens(), plan.pages,
+                   plan.bytes_per_token));
+  line("in all", plan.fixed_bytes + plan.cache_bytes(), "");
+  line("available", plan.request.budget,
+       fmt::format("{} tokens would fit", plan.pages_that_fit * plan.request.page_tokens));
+  return text;
+}
+
+int64_t available_memory() {
+  int64_t available = std::numeric_limits<int64_t>::max();
+  if (const auto kib = field_in("/proc/meminfo", "MemAvailable:")) available = *kib * 1024;
+  // What the page cache holds is given back when needed; anonymous memory is not.
+  if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
+    const int64_t used = field_in("/sys/fs/cgroup/memory.stat", "anon").value_or(0);
+    available = std::min(available, std::max<int64_t>(*limit - used, 0));
+  }
+  if (const auto limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")) {
+    const int64_t used = field_in("/sys/fs/cgroup/memory/memory.stat", "rss").value_or(0);
+    available = std::min(available, std::max<int64_t>(*limit - used, 0));
+  }
+  return available;
+}
+
+}  // namespace fathom

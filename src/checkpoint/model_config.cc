@@ -1,0 +1,316 @@
+#include "checkpoint/model_config.h"
+
+#include <cmath>
+
+#include "base/json.h"
+#include "checkpoint/generation_config.h"
+#include "checkpoint/quantization_config.h"
+
+namespace fathom {
+namespace {
+
+// Upper limits, several times the largest published model. Nothing is allocated from the numbers
+// before the files have shown that they hold that much; the limits keep products inside 64 bits.
+constexpr int64_t kMaxVocab = 1 << 24;
+constexpr int64_t kMaxWidth = 1 << 20;
+constexpr int64_t kMaxLayers = 1024;
+constexpr int64_t kMaxMtpLayers = 8;
+constexpr int64_t kMaxHeads = 4096;
+constexpr int64_t kMaxHeadDim = 1 << 14;
+constexpr int64_t kMaxRank = 1 << 16;
+constexpr int64_t kMaxExperts = 1 << 14;
+constexpr int64_t kMaxPosition = 1 << 30;
+constexpr int64_t kMaxExpertsInAll = 1 << 18;  // layers times experts; Kimi K2 has 23,424
+
+bool contains_string(const json::value* array, std::string_view wanted) {
+  if (array == nullptr || !array->is_array()) return false;
+  for (const json::value& item : array->get_array()) {
+    if (item.is_string() && item.get_string() == wanted) return true;
+  }
+  return false;
+}
+
+// One config.json being read: the fields, how errors begin, and the result.
+class ConfigReader {
+ public:
+  ConfigReader(const json::object& object, std::string where)
+      : fields_(object, where), where_(std::move(where)) {}
+
+  Result<ModelConfig> read() {
+    FATHOM_RETURN_IF_ERROR(read_family());
+    FATHOM_RETURN_IF_ERROR(read_sizes());
+    FATHOM_RETURN_IF_ERROR(read_attention());
+    FATHOM_RETURN_IF_ERROR(read_rope());
+    FATHOM_RETURN_IF_ERROR(read_feed_forward());
+    FATHOM_RETURN_IF_ERROR(read_tokens());
+    FATHOM_RETURN_IF_ERROR(read_storage());
+    return std::move(config_);
+  }
+
+ private:
+  Result<> read_family() {
+    FATHOM_TRY(config_.model_type, fields_.string("model_type"));
+    const std::string& type = config_.model_type;
+    if (type == "deepseek_v32" ||
+        contains_string(fields_.find("architectures"), "DeepseekV32ForCausalLM")) {
+      return invalid(
+          "{}model_type is {:?}: DeepSeek-V3.2's sparse attention (the indexer) is not implemented "
+          "yet",
+          where_, type);
+    }
+    if (type != "deepseek_v2" && type != "deepseek_v3" && type != "kimi_k2") {
+      return invalid("{}model_type is {:?}; supported are deepseek_v2, deepseek_v3 and kimi_k2",
+                     where_, type.substr(0, 60));
+    }
+    FATHOM_TRY(const auto activation, fields_.optional_string("hidden_act"));
+    if (activation && *activation != "silu") {
+      return invalid("{}hidden_act is {:?}, supported is \"silu\"", where_, *activation);
+    }
+    // Switches that no published model of the family sets, and that change what its weights mean.
+    FATHOM_RETURN_IF_ERROR(require_switch("attention_bias", false));
+    FATHOM_RETURN_IF_ERROR(require_switch("tie_word_embeddings", false));
+    return require_switch("rope_interleave", true);
+  }
+
+  Result<> require_switch(std::string_view key, bool supported) {
+    FATHOM_TRY(const auto value, fields_.optional_boolean(key));
+    if (value.value_or(supported) != supported) {
+      return invalid("{}{} is {}, supported is {}", where_, key, !supported, supported);
+    }
+    return {};
+  }
+
+  Result<> read_sizes() {
+    FATHOM_TRY(config_.vocab_size, fields_.integer("vocab_size", 1, kMaxVocab));
+    FATHOM_TRY(config_.hidden, fields_.integer("hidden_size", 1, kMaxWidth));
+    FATHOM_TRY(config_.num_layers, fields_.integer("num_hidden_layers", 1, kMaxLayers));
+    FATHOM_TRY(const auto mtp,
+               fields_.optional_integer("num_nextn_predict_layers", 0, kMaxMtpLayers));
+    config_.num_mtp_layers = mtp.value_or(0);
+    FATHOM_TRY(config_.max_position, fields_.integer("max_position_embeddings", 1, kMaxPosition));
+    FATHOM_TRY(const auto eps, number("rms_norm_eps", 1e-12, 1));
+    config_.rms_norm_eps = eps;
+    return {};
+  }
+
+  Result<> read_attention() {
+    FATHOM_TRY(config_.num_heads, fields_.integer("num_attention_heads", 1, kMaxHeads));
+    FATHOM_TRY(const auto kv_heads, fields_.optional_integer("num_key_value_heads", 1, kMaxHeads));
+    if (kv_heads.value_or(config_.num_heads) != config_.num_heads) {
+      return invalid("{}num_key_value_heads is {}, must equal num_attention_heads, {}", where_,
+                     *kv_heads, config_.num_heads);
+    }
+    FATHOM_TRY(const auto q_rank, fields_.optional_integer("q_lora_rank", 1, kMaxRank));
+    config_.q_lora_rank = q_rank.value_or(0);
+    FATHOM_TRY(config_.kv_lora_rank, fields_.integer("kv_lora_rank", 1, kMaxRank));
+    FATHOM_TRY(config_.qk_nope_dim, fields_.integer("qk_nope_head_dim", 1, kMaxHeadDim));
+    FATHOM_TRY(config_.qk_rope_dim, fields_.integer("qk_rope_head_dim", 2, kMaxHeadDim));
+    FATHOM_TRY(config_.v_dim, fields_.integer("v_head_dim", 1, kMaxHeadDim));
+    if (config_.qk_rope_dim % 2 != 0) {
+      return invalid("{}qk_rope_head_dim is {}, must be even (rotated in pairs)", where_,
+                     config_.qk_rope_dim);
+    }
+    return {};
+  }
+
+  // rope_theta and rope_scaling, or transformers 5's rope_parameters, which holds both.
+  Result<> read_rope() {
+    const json::value* scaling = nullptr;
+    std::string key;
+    for (const char* candidate : {"rope_parameters", "rope_scaling"}) {
+      scaling = fields_.find(candidate);
+      key = candidate;
+      if (scaling != nullptr) break;
+    }
+    if (scaling != nullptr && !scaling->is_object()) {
+      return invalid("{}{} is {}, expected an object", where_, key, brief(*scaling));
+    }
+    static const json::object kNone;
+    const JsonFields rope(scaling == nullptr ? kNone : scaling->get_object(), where_ + key + ".");
+    const bool theta_inside = rope.has("rope_theta");
+    FATHOM_TRY(const auto theta,
+               (theta_inside ? rope : fields_).optional_number("rope_theta", 1.001, 1e10));
+    if (!theta) return invalid("{}rope_theta is missing", where_);
+    config_.rope_theta = *theta;
+    if (scaling == nullptr) return {};
+
+    FATHOM_TRY(const auto rope_type, rope.optional_string("rope_type"));
+    FATHOM_TRY(const auto type, rope.optional_string("type"));
+    const std::string kind = rope_type ? *rope_type : type ? *type : "default";
+    if (kind == "default") return {};
+    if (kind != "yarn") {
+      return invalid("{}{}.{} is {:?}, supported are \"yarn\" and \"default\"", where_, key,
+                     rope_type ? "rope_type" : "type", kind.substr(0, 60));
+    }
+    return read_yarn(rope, key);
+  }
+
+  Result<> read_yarn(const JsonFields& rope, const std::string& key) {
+    YarnConfig yarn;
+    FATHOM_TRY(const auto factor, rope.optional_number("factor", 1, 1e6));
+    if (!factor) return invalid("{}{}.factor is missing", where_, key);
+    yarn.factor = *factor;
+    FATHOM_TRY(yarn.original_max_position,
+               rope.integer("original_max_position_embeddings", 1, kMaxPosition));
+    FATHOM_TRY(const auto fast, rope.optional_number("beta_fast", 1e-3, 1e6));
+    FATHOM_TRY(const auto slow, rope.optional_number("beta_slow", 1e-3, 1e6));
+    yarn.beta_fast = fast.value_or(yarn.beta_fast);
+    yarn.beta_slow = slow.value_or(yarn.beta_slow);
+    if (yarn.beta_fast < yarn.beta_slow) {
+      return invalid("{}{}.beta_fast is {}, must not be below beta_slow, {}", where_, key,
+                     yarn.beta_fast, yarn.beta_slow);
+    }
+    FATHOM_TRY(const auto mscale, rope.optional_number("mscale", 0, 1000));
+    FATHOM_TRY(const auto mscale_all_dim, rope.optional_number("mscale_all_dim", 0, 1000));
+    yarn.mscale = mscale.value_or(yarn.mscale);
+    yarn.mscale_all_dim = mscale_all_dim.value_or(yarn.mscale_all_dim);
+    if (rope.has("attention_factor")) {
+      return invalid("{}{}.attention_factor is not supported; mscale and mscale_all_dim are",
+                     where_, key);
+    }
+    config_.yarn = yarn;
+    return {};
+  }
+
+  Result<> read_feed_forward() {
+    FATHOM_TRY(config_.intermediate, fields_.integer("intermediate_size", 1, kMaxWidth));
+    // A model without any of these is dense throughout; with some, all are needed.
+    bool moe = false;
+    for (const char* key : {"n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"}) {
+      moe = moe || fields_.has(key);
+    }
+    if (!moe) return {};
+    FATHOM_TRY(config_.num_experts, fields_.integer("n_routed_experts", 1, kMaxExperts));
+    if (config_.num_layers * config_.num_experts > kMaxExpertsInAll) {
+      return invalid("{}n_routed_experts is {} in {} layers, the limit is {} in all", where_,
+                     config_.num_experts, config_.num_layers, kMaxExpertsInAll);
+    }
+    FATHOM_TRY(const auto shared, fields_.optional_integer("n_shared_experts", 0, 64));
+    config_.num_shared_experts = shared.value_or(0);
+    FATHOM_TRY(config_.experts_per_token,
+               fields_.integer("num_experts_per_tok", 1, config_.num_experts));
+    FATHOM_TRY(config_.moe_intermediate, fields_.integer("moe_intermediate_size", 1, kMaxWidth));
+    FATHOM_TRY(config_.first_dense_layers,
+               fields_.integer("first_k_dense_replace", 0, config_.num_layers));
+    FATHOM_TRY(const auto frequency, fields_.optional_integer("moe_layer_freq", 1, kMaxLayers));
+    config_.moe_layer_freq = frequency.value_or(1);
+    FATHOM_TRY(const auto scaling, number("routed_scaling_factor", 1e-6, 1e6));
+    config_.routed_scaling = scaling;
+    FATHOM_TRY(const auto normalize, fields_.optional_boolean("norm_topk_prob"));
+    if (!normalize) return invalid("{}norm_topk_prob is missing", where_);
+    config_.normalize_weights = *normalize;
+    return read_gate();
+  }
+
+  // topk_method decides (DeepSeek's demo goes by the hidden size instead). transformers 5 leaves it
+  // out where the model type implies it.
+  Result<> read_gate() {
+    const bool v2 = config_.model_type == "deepseek_v2";
+    FATHOM_TRY(const auto given, fields_.optional_string("topk_method"));
+    const std::string method = given.value_or(v2 ? "greedy" : "noaux_tc");
+    if (method == "greedy") {
+      config_.gate = GateKind::kSoftmaxGreedy;
+    } else if (method == "group_limited_greedy") {
+      config_.gate = GateKind::kSoftmaxGroupLimited;
+    } else if (method == "noaux_tc") {
+      config_.gate = GateKind::kSigmoidBias;
+    } else {
+      return invalid(
+          "{}topk_method is {:?}; supported are greedy, group_limited_greedy and noaux_tc", where_,
+          method.substr(0, 60));
+    }
+    const std::string_view implied = config_.gate == GateKind::kSigmoidBias ? "sigmoid" : "softmax";
+    FATHOM_TRY(const auto scoring, fields_.optional_string("scoring_func"));
+    if (scoring && *scoring != implied) {
+      return invalid("{}scoring_func is {:?}; with topk_method {:?} supported is {:?}", where_,
+                     scoring->substr(0, 60), method, implied);
+    }
+    // Only these two read the groups; greedy configs may have null there.
+    if (config_.gate == GateKind::kSoftmaxGreedy) return {};
+    return read_groups();
+  }
+
+  Result<> read_groups() {
+    FATHOM_TRY(config_.num_groups, fields_.integer("n_group", 1, config_.num_experts));
+    FATHOM_TRY(config_.groups_per_token, fields_.integer("topk_group", 1, config_.num_groups));
+    if (config_.num_experts % config_.num_groups != 0) {
+      return invalid("{}n_group is {}, must divide n_routed_experts, {}", where_,
+                     config_.num_groups, config_.num_experts);
+    }
+    const int64_t group_size = config_.num_experts / config_.num_groups;
+    if (config_.gate == GateKind::kSigmoidBias && group_size < 2) {
+      return invalid("{}n_group is {}: groups of {} expert, the gate sums the best two of each",
+                     where_, config_.num_groups, group_size);
+    }
+    if (config_.experts_per_token > config_.groups_per_token * group_size) {
+      return invalid("{}num_experts_per_tok is {}, the {} groups of topk_group have {} experts",
+                     where_, config_.experts_per_token, config_.groups_per_token,
+                     config_.groups_per_token * group_size);
+    }
+    return {};
+  }
+
+  Result<> read_tokens() {
+    const int64_t last = config_.vocab_size - 1;
+    FATHOM_TRY(const auto bos, fields_.optional_integer("bos_token_id", 0, last));
+    if (bos) config_.bos_id = static_cast<int32_t>(*bos);
+    FATHOM_TRY(config_.eos_ids, parse_token_ids(fields_, "eos_token_id", last, where_));
+    return {};
+  }
+
+  Result<> read_storage() {
+    const char* key = fields_.has("torch_dtype") ? "torch_dtype" : "dtype";  // transformers 5
+    FATHOM_TRY(const auto dtype, fields_.optional_string(key));
+    const std::string name = dtype.value_or("bfloat16");
+    if (name == "bfloat16") {
+      config_.stored_dtype = DType::kBF16;
+    } else if (name == "float16") {
+      config_.stored_dtype = DType::kF16;
+    } else if (name == "float32") {
+      config_.stored_dtype = DType::kF32;
+    } else {
+      return invalid("{}{} is {:?}; supported are bfloat16, float16 and float32", where_, key,
+                     name.substr(0, 60));
+    }
+    for (const char* spelling : {"quantization_config", "compression_config"}) {
+      const json::value* value = fields_.find(spelling);
+      if (value == nullptr) continue;
+      if (!value->is_object()) {
+        return invalid("{}{} is {}, expected an object", where_, spelling, brief(*value));
+      }
+      FATHOM_TRY(config_.quantization,
+                 parse_quantization_config(value->get_object(), where_ + spelling + "."));
+      break;
+    }
+    return {};
+  }
+
+  Result<double> number(std::string_view key, double min, double max) {
+    FATHOM_TRY(const auto value, fields_.optional_number(key, min, max));
+    if (!value) return invalid("{}{} is missing", where_, key);
+    return *value;
+  }
+
+  JsonFields fields_;
+  std::string where_;
+  ModelConfig config_;
+};
+
+}  // namespace
+
+double ModelConfig::softmax_scale() const {
+  const double scale = 1 / std::sqrt(static_cast<double>(qk_dim()));
+  if (!yarn || yarn->mscale_all_dim == 0 || yarn->factor <= 1) return scale;
+  const double g = 0.1 * yarn->mscale_all_dim * std::log(yarn->factor) + 1;
+  return scale * g * g;
+}
+
+Result<ModelConfig> parse_model_config(std::string_view text, std::string_view source) {
+  FATHOM_TRY(const json::value value, parse_json(text, source));
+  if (!value.is_object()) {
+    return invalid("{}: is {}, expected an object", source, brief(value));
+  }
+  return ConfigReader(value.get_object(), fmt::format("{}: ", source)).read();
+}
+
+}  // namespace fathom

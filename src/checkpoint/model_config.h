@@ -1,0 +1,93 @@
+// What config.json says about a model, checked: every number is in range and consistent with the
+// others, so that nothing after this has to ask.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "tensor/dtype.h"
+
+namespace fathom {
+
+// YaRN (Peng et al. 2023) as DeepSeek applies it; rope_scaling in config.json.
+struct YarnConfig {
+  double factor = 1;
+  double beta_fast = 32;
+  double beta_slow = 1;
+  int64_t original_max_position = 4096;
+  double mscale = 1;
+  double mscale_all_dim = 0;
+};
+
+enum class GateKind {
+  kSoftmaxGreedy,        // V2-Lite: top-k of the softmax
+  kSoftmaxGroupLimited,  // V2: groups by their maximum, then top-k
+  kSigmoidBias,          // V3, Kimi K2 ("noaux_tc"): sigmoid, bias for the choice only
+};
+
+// How the published weights are stored.
+struct QuantizationConfig {
+  enum class Kind { kNone, kFp8Block, kFp8Tensor, kFp8Row };
+  Kind kind = Kind::kNone;
+  int64_t block_rows = 0;  // kFp8Block: 128, 128
+  int64_t block_cols = 0;
+  bool scales_are_powers_of_two = false;  // scale_fmt "ue8m0"
+  bool static_activations = false;        // activation_scheme "static": an input_scale is stored
+  std::vector<std::string> ignored;       // layers that stay unquantised, as the config names them
+};
+
+struct ModelConfig {
+  std::string model_type;  // deepseek_v2, deepseek_v3, kimi_k2
+  int64_t vocab_size = 0;
+  int64_t hidden = 0;
+  int64_t num_layers = 0;
+  int64_t num_mtp_layers = 0;  // num_nextn_predict_layers; their ids follow num_layers
+  int64_t max_position = 0;
+  double rms_norm_eps = 1e-6;
+
+  // Attention (MLA).
+  int64_t num_heads = 0;
+  int64_t q_lora_rank = 0;  // 0: q_proj without compression (V2-Lite)
+  int64_t kv_lora_rank = 0;
+  int64_t qk_nope_dim = 0;
+  int64_t qk_rope_dim = 0;
+  int64_t v_dim = 0;
+  double rope_theta = 10000;
+  std::optional<YarnConfig> yarn;
+
+  // Feed-forward.
+  int64_t intermediate = 0;  // dense layers
+  int64_t first_dense_layers = 0;
+  int64_t moe_layer_freq = 1;
+  int64_t num_experts = 0;  // 0: every layer is dense
+  int64_t num_shared_experts = 0;
+  int64_t experts_per_token = 0;
+  int64_t moe_intermediate = 0;
+  int64_t num_groups = 1;
+  int64_t groups_per_token = 1;
+  GateKind gate = GateKind::kSoftmaxGreedy;
+  bool normalize_weights = false;  // norm_topk_prob
+  double routed_scaling = 1;
+
+  DType stored_dtype = DType::kBF16;  // torch_dtype
+  QuantizationConfig quantization;
+  std::optional<int32_t> bos_id;
+  std::vector<int32_t> eos_ids;  // config.json's; generation_config.json's override them
+
+  int64_t qk_dim() const { return qk_nope_dim + qk_rope_dim; }
+  int64_t latent_dim() const { return kv_lora_rank + qk_rope_dim; }
+  bool is_moe_layer(int64_t layer) const {
+    return num_experts > 0 && layer >= first_dense_layers && layer % moe_layer_freq == 0;
+  }
+
+  // qk_dim^-1/2, times g(mscale_all_dim)^2 with YaRN.
+  double softmax_scale() const;
+};
+
+// Parses and checks config.json's text; `source` begins every error.
+Result<ModelConfig> parse_model_config(std::string_view text, std::string_view source);
+
+}  // namespace fathom

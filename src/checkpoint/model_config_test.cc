@@ -1,0 +1,328 @@
+#include "checkpoint/model_config.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "checkpoint/generation_config.h"
+#include "checkpoint/test_files.h"
+
+namespace fathom {
+namespace {
+
+using testing::HasSubstr;
+
+json::object published(const std::string& name) {
+  const std::string path = std::string(FATHOM_SOURCE_DIR) + "/tests/data/configs/" + name + ".json";
+  return parse_json(file_text(path), path)->as_object();
+}
+
+Result<ModelConfig> parse(const json::object& object) {
+  return parse_model_config(json::serialize(object), "config.json");
+}
+
+// Expects a refusal whose sentence begins with the file and names `part`.
+void expect_refused(const json::object& object, std::string_view part) {
+  const auto parsed = parse(object);
+  ASSERT_FALSE(parsed) << part;
+  EXPECT_TRUE(parsed.error().message.starts_with("config.json: ")) << parsed.error().message;
+  EXPECT_THAT(parsed.error().message, HasSubstr(std::string(part)));
+}
+
+TEST(ModelConfig, ReadsThePublishedOnes) {
+  const auto lite = parse(published("deepseek_v2_lite"));
+  ASSERT_TRUE(lite) << lite.error().message;
+  EXPECT_EQ(lite->q_lora_rank, 0);
+  EXPECT_EQ(lite->gate, GateKind::kSoftmaxGreedy);
+  EXPECT_FALSE(lite->normalize_weights);
+  EXPECT_EQ(lite->quantization.kind, QuantizationConfig::Kind::kNone);
+  EXPECT_EQ(lite->num_mtp_layers, 0);
+  EXPECT_EQ(lite->eos_ids, std::vector<int32_t>{100001});
+  EXPECT_FALSE(lite->is_moe_layer(0));
+  EXPECT_TRUE(lite->is_moe_layer(1));
+
+  const auto v2 = parse(published("deepseek_v2"));
+  ASSERT_TRUE(v2) << v2.error().message;
+  EXPECT_EQ(v2->gate, GateKind::kSoftmaxGroupLimited);
+  EXPECT_EQ(v2->num_groups, 8);
+  EXPECT_EQ(v2->groups_per_token, 3);
+  EXPECT_EQ(v2->routed_scaling, 16);
+
+  const auto v3 = parse(published("deepseek_v3"));
+  ASSERT_TRUE(v3) << v3.error().message;
+  EXPECT_EQ(v3->gate, GateKind::kSigmoidBias);
+  EXPECT_TRUE(v3->normalize_weights);
+  EXPECT_EQ(v3->num_mtp_layers, 1);
+  EXPECT_EQ(v3->quantization.kind, QuantizationConfig::Kind::kFp8Block);
+  EXPECT_EQ(v3->quantization.block_rows, 128);
+  EXPECT_FALSE(v3->quantization.scales_are_powers_of_two);
+  EXPECT_EQ(v3->qk_dim(), 192);
+  EXPECT_EQ(v3->latent_dim(), 576);
+  EXPECT_TRUE(parse(published("deepseek_v3_1"))->quantization.scales_are_powers_of_two);
+
+  const auto kimi = parse(published("kimi_k2"));
+  ASSERT_TRUE(kimi) << kimi.error().message;
+  EXPECT_EQ(kimi->num_heads, 64);
+  EXPECT_EQ(kimi->yarn->beta_fast, 1);
+  EXPECT_EQ(kimi->rope_theta, 50000);
+}
+
+// The published products, to the digits in which they are known.
+TEST(ModelConfig, SoftmaxScale) {
+  EXPECT_NEAR(parse(published("deepseek_v3"))->softmax_scale(), 0.1352338, 5e-8);
+  EXPECT_NEAR(parse(published("deepseek_v2_lite"))->softmax_scale(), 0.1147214, 5e-8);
+  EXPECT_NEAR(parse(published("kimi_k2"))->softmax_scale(), 0.1308608, 5e-8);
+  auto plain = published("deepseek_v3");
+  plain["rope_scaling"] = nullptr;
+  EXPECT_NEAR(parse(plain)->softmax_scale(), 0.07216878, 5e-9);
+  // Without mscale_all_dim there is no factor, whatever mscale says.
+  auto partial = published("deepseek_v3");
+  partial["rope_scaling"].as_object().erase("mscale_all_dim");
+  EXPECT_NEAR(parse(partial)->softmax_scale(), 0.07216878, 5e-9);
+}
+
+TEST(ModelConfig, ReadsTransformersFiveSpelling) {
+  auto object = published("deepseek_v3");
+  json::object rope = object["rope_scaling"].as_object();
+  rope.erase("type");
+  rope["rope_type"] = "yarn";
+  rope["rope_theta"] = 12345.0;
+  object.erase("rope_scaling");
+  object.erase("rope_theta");
+  object.erase("topk_method");
+  object.erase("scoring_func");
+  object.erase("torch_dtype");
+  object["dtype"] = "float32";
+  object["rope_parameters"] = rope;
+  const auto parsed = parse(object);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed->rope_theta, 12345);
+  ASSERT_TRUE(parsed->yarn);
+  EXPECT_EQ(parsed->yarn->factor, 40);
+  EXPECT_EQ(parsed->gate, GateKind::kSigmoidBias);
+  EXPECT_EQ(parsed->stored_dtype, DType::kF32);
+  object["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  EXPECT_FALSE(parse(object)->yarn);
+  EXPECT_EQ(parse(object)->rope_theta, 5e5);
+}
+
+// Which of the five bad values a number may have after all.
+struct Field {
+  const char* name;
+  bool zero_allowed = false;
+  bool missing_allowed = false;
+};
+constexpr Field kFields[] = {
+    {"vocab_size"},
+    {"hidden_size"},
+    {"num_hidden_layers"},
+    {"num_attention_heads"},
+    {"num_key_value_heads", false, true},
+    {"q_lora_rank", false, true},  // missing: V2-Lite's form
+    {"kv_lora_rank"},
+    {"qk_nope_head_dim"},
+    {"qk_rope_head_dim"},
+    {"v_head_dim"},
+    {"intermediate_size"},
+    {"moe_intermediate_size"},
+    {"n_routed_experts"},
+    {"n_shared_experts", true, true},
+    {"num_experts_per_tok"},
+    {"first_k_dense_replace", true},
+    {"moe_layer_freq", false, true},
+    {"n_group"},
+    {"topk_group"},
+    {"routed_scaling_factor"},
+    {"rms_norm_eps"},
+    {"rope_theta"},
+    {"max_position_embeddings"},
+    {"num_nextn_predict_layers", true, true},
+    {"bos_token_id", true, true},
+    {"eos_token_id", true, true},
+};
+
+// Puts `value` (or nothing) at `key` of what is at `inside`, or of the object itself.
+void expect_number(const json::object& object, const std::string& inside, const Field& field,
+                   const std::optional<json::value>& value, bool allowed) {
+  json::object changed = object;
+  json::object& target = inside.empty() ? changed : changed.at(inside).as_object();
+  target.erase(field.name);
+  if (value) target[field.name] = *value;
+  const auto parsed = parse(changed);
+  const std::string shown = value ? json::serialize(*value) : "missing";
+  if (allowed) {
+    EXPECT_TRUE(parsed) << field.name << " " << shown << ": " << parsed.error().message;
+    return;
+  }
+  ASSERT_FALSE(parsed) << field.name << " " << shown;
+  EXPECT_THAT(parsed.error().message, HasSubstr(field.name)) << shown;
+}
+
+TEST(ModelConfig, EveryNumberIsChecked) {
+  const json::object v3 = published("deepseek_v3");
+  for (const Field& field : kFields) {
+    expect_number(v3, "", field, -1, false);
+    expect_number(v3, "", field, -1e12, false);
+    expect_number(v3, "", field, 0, field.zero_allowed);
+    expect_number(v3, "", field, int64_t{1'000'000'000'000}, false);
+    expect_number(v3, "", field, 1e300, false);
+    expect_number(v3, "", field, "7", false);
+    expect_number(v3, "", field, json::array{}, std::string_view(field.name) == "eos_token_id");
+    expect_number(v3, "", field, std::nullopt, field.missing_allowed);
+  }
+  constexpr Field kYarn[] = {{"factor"},
+                             {"beta_fast", false, true},
+                             {"beta_slow", false, true},
+                             {"original_max_position_embeddings"},
+                             {"mscale", true, true},
+                             {"mscale_all_dim", true, true}};
+  for (const Field& field : kYarn) {
+    expect_number(v3, "rope_scaling", field, -1, false);
+    expect_number(v3, "rope_scaling", field, 0, field.zero_allowed);
+    expect_number(v3, "rope_scaling", field, int64_t{1'000'000'000'000}, false);
+    expect_number(v3, "rope_scaling", field, "7", false);
+    expect_number(v3, "rope_scaling", field, std::nullopt, field.missing_allowed);
+  }
+}
+
+TEST(ModelConfig, NumbersMustFitEachOther) {
+  const struct {
+    const char* key;
+    json::value value;
+    const char* part;
+  } cases[] = {
+      {"num_key_value_heads", 64, "num_key_value_heads is 64"},
+      {"qk_rope_head_dim", 63, "must be even"},
+      {"n_group", 7, "must divide"},
+      {"n_group", 256, "the gate sums the best two"},
+      {"topk_group", 9, "topk_group is 9"},
+      {"num_experts_per_tok", 129, "the 4 groups of topk_group have 128"},
+      {"first_k_dense_replace", 62, "first_k_dense_replace is 62"},
+      {"eos_token_id", 129280, "eos_token_id is 129280"},
+      {"eos_token_id", json::array{1, 129280}, "eos_token_id holds 129280"},
+      {"hidden_act", "gelu", "hidden_act"},
+      {"attention_bias", true, "attention_bias"},
+      {"tie_word_embeddings", true, "tie_word_embeddings"},
+      {"rope_interleave", false, "rope_interleave"},
+      {"topk_method", "random", "topk_method"},
+      {"scoring_func", "softmax", "scoring_func"},
+      {"norm_topk_prob", 1, "norm_topk_prob"},
+      {"torch_dtype", "int8", "torch_dtype"},
+      {"rope_scaling", json::object{{"type", "linear"}, {"factor", 2}}, "\"linear\""},
+      {"rope_scaling", json::object{{"rope_type", "llama3"}}, "\"llama3\""},
+      {"rope_scaling", 4, "rope_scaling is 4"},
+      {"n_routed_experts", 16384, "n_routed_experts"},
+  };
+  for (const auto& bad : cases) {
+    auto object = published("deepseek_v3");
+    object[bad.key] = bad.value;
+    expect_refused(object, bad.part);
+  }
+}
+
+TEST(ModelConfig, NamesWhatIsNotSupported) {
+  expect_refused(published("deepseek_v3_2"), "sparse attention");
+  auto disguised = published("deepseek_v3");
+  disguised["architectures"] = {"DeepseekV32ForCausalLM"};
+  expect_refused(disguised, "sparse attention");
+  auto llama = published("deepseek_v3");
+  llama["model_type"] = "llama";
+  expect_refused(llama, "\"llama\"; supported are deepseek_v2, deepseek_v3 and kimi_k2");
+  llama.erase("model_type");
+  expect_refused(llama, "model_type is missing");
+  for (const char* text : {"", "[]", "5", "{", "{} {}", "\xFF"}) {
+    EXPECT_FALSE(parse_model_config(text, "config.json")) << text;
+  }
+}
+
+TEST(QuantizationConfig, Forms) {
+  using Kind = QuantizationConfig::Kind;
+  const auto read = [](std::string_view text) {
+    auto object = published("deepseek_v3");
+    object["quantization_config"] = *parse_json(text, "test");
+    return parse(object);
+  };
+  const auto group = [](const std::string& weights, const std::string& inputs) {
+    return R"({"quant_method":"compressed-tensors","format":"float-quantized","ignore":["lm_head",)"
+           R"("re:.*gate$"],"config_groups":{"group_0":{"targets":["Linear"],"weights":)" +
+           weights + R"(,"input_activations":)" + inputs + "}}}";
+  };
+  const auto per_tensor = parse(published("coder_v2_fp8"));
+  ASSERT_TRUE(per_tensor) << per_tensor.error().message;
+  EXPECT_EQ(per_tensor->quantization.kind, Kind::kFp8Tensor);
+  EXPECT_TRUE(per_tensor->quantization.static_activations);
+  EXPECT_EQ(per_tensor->quantization.ignored, std::vector<std::string>{"lm_head"});
+
+  const auto channel = read(group(R"({"num_bits":8,"type":"float","strategy":"channel"})",
+                                  R"({"num_bits":8,"dynamic":true})"));
+  ASSERT_TRUE(channel) << channel.error().message;
+  EXPECT_EQ(channel->quantization.kind, Kind::kFp8Row);
+  EXPECT_FALSE(channel->quantization.static_activations);
+  EXPECT_EQ(channel->quantization.ignored.size(), 2u);
+  const auto tensor =
+      read(group(R"({"num_bits":8,"type":"float","strategy":"tensor"})", R"({"dynamic":false})"));
+  EXPECT_EQ(tensor->quantization.kind, Kind::kFp8Tensor);
+  EXPECT_TRUE(tensor->quantization.static_activations);
+  const auto block = read(group(
+      R"({"num_bits":8,"type":"float","strategy":"block","block_structure":[128,128]})", "null"));
+  EXPECT_EQ(block->quantization.kind, Kind::kFp8Block);
+  EXPECT_EQ(read("null")->quantization.kind, Kind::kNone);
+
+  const struct {
+    std::string text;
+    const char* part;
+  } refused[] = {
+      {R"({"quant_method":"awq","bits":4})", "\"awq\""},
+      {R"({"quant_method":"gptq"})", "\"gptq\""},
+      {R"({"quant_method":"bitsandbytes"})", "\"bitsandbytes\""},
+      {R"({"quant_method":"mxfp4"})", "\"mxfp4\""},
+      {R"({})", "quant_method is missing"},
+      {R"({"quant_method":5})", "quant_method is 5"},
+      {R"([])", "quantization_config is an array"},
+      {R"({"quant_method":"fp8","fmt":"e5m2"})", "\"e5m2\""},
+      {R"({"quant_method":"fp8","scale_fmt":"e3m4"})", "\"e3m4\""},
+      {R"({"quant_method":"fp8","activation_scheme":"guess"})", "\"guess\""},
+      {R"({"quant_method":"fp8","weight_block_size":[64,64]})", "weight_block_size is [64,64]"},
+      {R"({"quant_method":"fp8","weight_block_size":[128]})", "weight_block_size"},
+      {R"({"quant_method":"fp8","weight_block_size":[-128,128]})", "weight_block_size"},
+      {R"({"quant_method":"fp8","weight_block_size":128})", "weight_block_size"},
+      {R"({"quant_method":"fp8","ignored_layers":"lm_head"})", "ignored_layers"},
+      {R"({"quant_method":"fp8","ignored_layers":[5]})", "ignored_layers"},
+      {R"({"quant_method":"compressed-tensors","format":"pack-quantized"})", "\"pack-quantized\""},
+      {R"({"quant_method":"compressed-tensors","format":"float-quantized"})", "config_groups"},
+      {group(R"({"num_bits":4,"type":"int","strategy":"group"})", "null"), "num_bits 4"},
+      {group(R"({"num_bits":8,"type":"float","strategy":"group"})", "null"), "\"group\""},
+      {group(R"({"num_bits":8,"type":"float"})", "null"), "strategy is missing"},
+      {group("5", "null"), "weights is missing"},
+      {group(R"({"num_bits":8,"type":"float","strategy":"block","block_structure":[1,128]})",
+             "null"),
+       "block_structure is [1,128]"},
+  };
+  for (const auto& bad : refused) {
+    const auto parsed = read(bad.text);
+    ASSERT_FALSE(parsed) << bad.text;
+    EXPECT_THAT(parsed.error().message, HasSubstr(bad.part));
+    EXPECT_THAT(parsed.error().message, HasSubstr("config.json: quantization_config")) << bad.text;
+  }
+}
+
+TEST(GenerationConfig, ReadsAndChecks) {
+  const auto read = [](std::string_view text) {
+    return parse_generation_config(text, "generation_config.json", 1000);
+  };
+  const auto good = read(R"({"temperature":0.6,"top_p":0.95,"top_k":50,"eos_token_id":[1,7]})");
+  ASSERT_TRUE(good) << good.error().message;
+  EXPECT_EQ(good->temperature, 0.6);
+  EXPECT_EQ(good->top_k, 50);
+  EXPECT_EQ(good->eos_ids, (std::vector<int32_t>{1, 7}));
+  EXPECT_TRUE(read("{}")->eos_ids.empty());
+  for (const char* bad : {"[]", R"({"temperature":-1})", R"({"top_p":2})", R"({"top_p":"a"})",
+                          R"({"eos_token_id":1000})", R"({"eos_token_id":[-1]})",
+                          R"({"eos_token_id":"x"})", R"({"top_k":1000000000000})"}) {
+    ASSERT_FALSE(read(bad)) << bad;
+    EXPECT_TRUE(read(bad).error().message.starts_with("generation_config.json: ")) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace fathom

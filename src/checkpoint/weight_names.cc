@@ -1,0 +1,243 @@
+#include "checkpoint/weight_names.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/math.h"
+
+namespace fathom {
+namespace {
+
+constexpr std::string_view kLayerPrefix = "model.layers.";
+constexpr std::string_view kExpertPrefix = "mlp.experts.";
+constexpr std::string_view kWeight = ".weight";
+// What quantisation adds beside "X.weight".
+constexpr std::string_view kScaleSuffixes[] = {".weight_scale_inv", ".weight_scale",
+                                               ".input_scale"};
+
+// Takes "12." from the front of `text`; nothing if there is no such number, or one with leading
+// zeros, which no checkpoint has.
+std::optional<int64_t> take_number(std::string_view& text) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, failure] = std::from_chars(text.data(), end, number);
+  if (failure != std::errc() || rest == end || *rest != '.' || number < 0) return std::nullopt;
+  if (text.front() == '0' && number != 0) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(rest - text.data()) + 1);
+  return number;
+}
+
+// "X.weight_scale_inv" -> "X.weight"; nothing for what is not a scale.
+std::optional<std::string> weight_of_scale(std::string_view name) {
+  for (const std::string_view suffix : kScaleSuffixes) {
+    if (name.ends_with(suffix)) {
+      name.remove_suffix(suffix.size());
+      return std::string(name) + std::string(kWeight);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view name_of(WeightGroup group) {
+  switch (group) {
+    case WeightGroup::kEmbedding:
+      return "embedding";
+    case WeightGroup::kAttention:
+      return "attention";
+    case WeightGroup::kDenseMlp:
+      return "dense mlp";
+    case WeightGroup::kExperts:
+      return "experts";
+    case WeightGroup::kSharedExperts:
+      return "shared experts";
+    case WeightGroup::kGate:
+      return "gate";
+    case WeightGroup::kNorms:
+      return "norms";
+    case WeightGroup::kHead:
+      return "head";
+    case WeightGroup::kMtp:
+      return "mtp";
+    case WeightGroup::kScales:
+      return "scales";
+  }
+  return "?";
+}
+
+WeightNames::WeightNames(const ModelConfig& config) : config_(config) {
+  const int64_t hidden = config.hidden;
+  whole_ = {
+      {"model.embed_tokens.weight",
+       {config.vocab_size, hidden},
+       WeightGroup::kEmbedding,
+       false,
+       {}},
+      {"model.norm.weight", {hidden}, WeightGroup::kNorms, false, {}},
+      {"lm_head.weight", {config.vocab_size, hidden}, WeightGroup::kHead, false, {}},
+  };
+  // The MTP module joins the next token's embedding and the hidden state: eh_proj reads both.
+  mtp_ = {
+      {"embed_tokens.weight", {config.vocab_size, hidden}, WeightGroup::kMtp, false, {}},
+      {"enorm.weight", {hidden}, WeightGroup::kMtp, false, {}},
+      {"hnorm.weight", {hidden}, WeightGroup::kMtp, false, {}},
+      {"eh_proj.weight", {hidden, 2 * hidden}, WeightGroup::kMtp, false, {}},
+      {"shared_head.norm.weight", {hidden}, WeightGroup::kMtp, false, {}},
+      {"shared_head.head.weight", {config.vocab_size, hidden}, WeightGroup::kMtp, false, {}},
+  };
+  add_attention();
+  add_feed_forward();
+}
+
+void WeightNames::add_attention() {
+  const int64_t hidden = config_.hidden;
+  const int64_t heads = config_.num_heads;
+  const auto norm = [&](std::string name, int64_t width) {
+    layer_.push_back({std::move(name), {width}, WeightGroup::kNorms, false, {}});
+  };
+  const auto linear = [&](std::string name, int64_t rows, int64_t cols) {
+    layer_.push_back({std::move(name), {rows, cols}, WeightGroup::kAttention, true, {}});
+  };
+  norm("input_layernorm.weight", hidden);
+  norm("post_attention_layernorm.weight", hidden);
+  if (config_.q_lora_rank > 0) {
+    linear("self_attn.q_a_proj.weight", config_.q_lora_rank, hidden);
+    norm("self_attn.q_a_layernorm.weight", config_.q_lora_rank);
+    linear("self_attn.q_b_proj.weight", heads * config_.qk_dim(), config_.q_lora_rank);
+  } else {
+    linear("self_attn.q_proj.weight", heads * config_.qk_dim(), hidden);
+  }
+  linear("self_attn.kv_a_proj_with_mqa.weight", config_.latent_dim(), hidden);
+  norm("self_attn.kv_a_layernorm.weight", config_.kv_lora_rank);
+  linear("self_attn.kv_b_proj.weight", heads * (config_.qk_nope_dim + config_.v_dim),
+         config_.kv_lora_rank);
+  linear("self_attn.o_proj.weight", hidden, heads * config_.v_dim);
+}
+
+void WeightNames::add_feed_forward() {
+  const int64_t hidden = config_.hidden;
+  const auto mlp = [&](std::vector<Part>& parts, const std::string& prefix, int64_t width,
+                       WeightGroup group) {
+    parts.push_back({prefix + "gate_proj.weight", {width, hidden}, group, true, {}});
+    parts.push_back({prefix + "up_proj.weight", {width, hidden}, group, true, {}});
+    parts.push_back({prefix + "down_proj.weight", {hidden, width}, group, true, {}});
+  };
+  mlp(dense_, "mlp.", config_.intermediate, WeightGroup::kDenseMlp);
+  if (config_.num_experts == 0) return;
+  const int64_t experts = config_.num_experts;
+  moe_.push_back({"mlp.gate.weight", {experts, hidden}, WeightGroup::kGate, false, {}});
+  if (config_.gate == GateKind::kSigmoidBias) {
+    moe_.push_back(
+        {"mlp.gate.e_score_correction_bias", {experts}, WeightGroup::kGate, false, DType::kF32});
+  }
+  if (config_.num_shared_experts > 0) {
+    mlp(moe_, "mlp.shared_experts.", config_.num_shared_experts * config_.moe_intermediate,
+        WeightGroup::kSharedExperts);
+  }
+  mlp(expert_, "", config_.moe_intermediate, WeightGroup::kExperts);
+}
+
+bool WeightNames::is_moe(int64_t layer) const {
+  // An MTP layer is a MoE layer whatever first_k_dense_replace says.
+  return layer >= config_.num_layers ? config_.num_experts > 0 : config_.is_moe_layer(layer);
+}
+
+bool WeightNames::is_quantized(const Part& part, std::string_view name) const {
+  const QuantizationConfig& quantization = config_.quantization;
+  if (!part.linear || quantization.kind == QuantizationConfig::Kind::kNone) return false;
+  name.remove_suffix(kWeight.size());
+  return std::none_of(
+      quantization.ignored.begin(), quantization.ignored.end(), [&](const std::string& ignored) {
+        return name == ignored || (name.starts_with(ignored) && name[ignored.size()] == '.');
+      });
+}
+
+bool WeightNames::visit_part(const std::string& prefix, const Part& part, bool mtp,
+                             const Visit& visit) const {
+  PublishedTensor tensor{prefix + part.suffix, part.shape, config_.stored_dtype,
+                         mtp ? WeightGroup::kMtp : part.group};
+  if (part.dtype) tensor.dtype = *part.dtype;
+  if (!is_quantized(part, tensor.name)) return visit(tensor);
+
+  tensor.dtype = DType::kF8E4M3;
+  if (!visit(tensor)) return false;
+  const std::string module = tensor.name.substr(0, tensor.name.size() - kWeight.size());
+  PublishedTensor scale{module + ".weight_scale", {1}, DType::kF32, WeightGroup::kScales};
+  const QuantizationConfig& quantization = config_.quantization;
+  if (quantization.kind == QuantizationConfig::Kind::kFp8Block) {
+    scale.name = module + ".weight_scale_inv";
+    scale.shape = {ceil_div(part.shape[0], quantization.block_rows),
+                   ceil_div(part.shape[1], quantization.block_cols)};
+  } else if (quantization.kind == QuantizationConfig::Kind::kFp8Row) {
+    scale.shape = {part.shape[0], 1};
+  }
+  if (!visit(scale)) return false;
+  if (!quantization.static_activations) return true;
+  return visit({module + ".input_scale", {1}, DType::kF32, WeightGroup::kScales});
+}
+
+bool WeightNames::visit_layer(int64_t layer, const Visit& visit) const {
+  const bool mtp = layer >= config_.num_layers;
+  const std::string prefix = fmt::format("{}{}.", kLayerPrefix, layer);
+  const auto all = [&](const std::vector<Part>& parts, const std::string& before) {
+    return std::all_of(parts.begin(), parts.end(),
+                       [&](const Part& part) { return visit_part(before, part, mtp, visit); });
+  };
+  if (mtp && !all(mtp_, prefix)) return false;
+  if (!all(layer_, prefix)) return false;
+  if (!is_moe(layer)) return all(dense_, prefix);
+  if (!all(moe_, prefix)) return false;
+  for (int64_t expert = 0; expert < config_.num_experts; ++expert) {
+    if (!all(expert_, fmt::format("{}{}{}.", prefix, kExpertPrefix, expert))) return false;
+  }
+  return true;
+}
+
+void WeightNames::for_each(const Visit& visit) const {
+  for (const Part& part : whole_) {
+    if (!visit_part("", part, false, visit)) return;
+  }
+  for (int64_t layer = 0; layer < config_.num_layers + config_.num_mtp_layers; ++layer) {
+    if (!visit_layer(layer, visit)) return;
+  }
+}
+
+std::optional<WeightGroup> WeightNames::classify(std::string_view name) const {
+  if (const auto weight = weight_of_scale(name)) {
+    return classify(*weight) ? std::optional(WeightGroup::kScales) : std::nullopt;
+  }
+  for (const Part& part : whole_) {
+    if (name == part.suffix) return part.group;
+  }
+  if (!name.starts_with(kLayerPrefix)) return std::nullopt;
+  name.remove_prefix(kLayerPrefix.size());
+  const auto layer = take_number(name);
+  if (!layer || *layer >= config_.num_layers + config_.num_mtp_layers) return std::nullopt;
+  const auto group = classify_in_layer(*layer, name);
+  return group && *layer >= config_.num_layers ? std::optional(WeightGroup::kMtp) : group;
+}
+
+std::optional<WeightGroup> WeightNames::classify_in_layer(int64_t layer,
+                                                          std::string_view rest) const {
+  const auto among = [&](const std::vector<Part>& parts) -> std::optional<WeightGroup> {
+    for (const Part& part : parts) {
+      if (rest == part.suffix) return part.group;
+    }
+    return std::nullopt;
+  };
+  if (const auto group = among(layer_)) return group;
+  if (layer >= config_.num_layers) {
+    if (const auto group = among(mtp_)) return group;
+  }
+  if (!is_moe(layer)) return among(dense_);
+  if (!rest.starts_with(kExpertPrefix)) return among(moe_);
+  rest.remove_prefix(kExpertPrefix.size());
+  const auto expert = take_number(rest);
+  if (!expert || *expert >= config_.num_experts) return std::nullopt;
+  return among(expert_);
+}
+
+bool is_ignored_tensor(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+
+}  // namespace fathom

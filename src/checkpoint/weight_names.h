@@ -1,0 +1,82 @@
+// The names, shapes and types of a DeepSeek-family checkpoint's tensors, as published on Hugging
+// Face. Two directions over one table: for_each() lists what a configuration must have, classify()
+// says what a name is.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/model_config.h"
+
+namespace fathom {
+
+enum class WeightGroup {
+  kEmbedding,
+  kAttention,
+  kDenseMlp,
+  kExperts,
+  kSharedExperts,
+  kGate,
+  kNorms,
+  kHead,
+  kMtp,     // everything of the layers after num_hidden_layers, but their scales
+  kScales,  // of FP8 weights and of activations
+};
+inline constexpr int kNumWeightGroups = 10;
+
+std::string_view name_of(WeightGroup group);
+
+struct PublishedTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  DType dtype = DType::kBF16;
+  WeightGroup group = WeightGroup::kNorms;
+};
+
+// Immutable after construction; may be used by any thread.
+class WeightNames {
+ public:
+  explicit WeightNames(const ModelConfig& config);
+
+  // Calls visit for every tensor of the published form, scales included; stops early when visit
+  // returns false. Nothing is collected, because a configuration may claim many.
+  using Visit = std::function<bool(const PublishedTensor&)>;
+  void for_each(const Visit& visit) const;
+
+  // What a stored tensor is, or nothing for a name that such a model does not have.
+  std::optional<WeightGroup> classify(std::string_view name) const;
+
+ private:
+  // A tensor without its prefix: "self_attn.o_proj.weight".
+  struct Part {
+    std::string suffix;
+    std::vector<int64_t> shape;
+    WeightGroup group;
+    bool linear = false;  // a matrix that quantisation applies to
+    std::optional<DType> dtype;
+  };
+
+  bool is_moe(int64_t layer) const;
+  void add_attention();
+  void add_feed_forward();
+  bool visit_part(const std::string& prefix, const Part& part, bool mtp, const Visit& visit) const;
+  bool visit_layer(int64_t layer, const Visit& visit) const;
+  bool is_quantized(const Part& part, std::string_view name) const;
+  std::optional<WeightGroup> classify_in_layer(int64_t layer, std::string_view rest) const;
+
+  ModelConfig config_;
+  std::vector<Part> whole_;   // beside the layers: "model.norm.weight"
+  std::vector<Part> layer_;   // in every layer: attention and its norms
+  std::vector<Part> dense_;   // in dense layers
+  std::vector<Part> moe_;     // in MoE layers, without the routed experts
+  std::vector<Part> expert_;  // in each routed expert, after "mlp.experts.7."
+  std::vector<Part> mtp_;     // in MTP layers besides
+};
+
+// Buffers that some repackagers store and that are computed here: rotary_emb.inv_freq.
+bool is_ignored_tensor(std::string_view name);
+
+}  // namespace fathom

@@ -1,0 +1,43 @@
+// One choice of a request, put together from its events.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "engine/engine.h"
+
+namespace fathom {
+
+struct Answer {
+  std::vector<int32_t> ids;
+  std::string text;
+  std::vector<TokenLogprob> logprobs;
+  std::vector<std::optional<TokenLogprob>> prompt_logprobs;
+  std::optional<FinishReason> finish;
+  Status error;  // of kError and kAbort
+  Usage usage;
+  RequestTimings timings;
+
+  void add(const Event& event);
+
+  // After the first token; 0 for an answer of one token.
+  double decode_tokens_per_second() const;
+};
+
+// Runs a request to its end and calls on_event for each of its events, on this thread. Ctrl-C (see
+// InterruptWatch) aborts the request; its events still come. Returns one answer a choice.
+Result<std::vector<Answer>> generate(Engine& engine, Request request,
+                                     const std::function<void(const Event&)>& on_event);
+
+// The object that `fathom run --json` prints:
+//   {"prompt_ids", "ids", "text", "logprobs": [{"id", "logprob", "top": [{"id", "logprob"}…]}…],
+//    "prompt_logprobs": [null, …], "finish_reason", "usage": {…}, "timings": {…}}
+// logprobs and prompt_logprobs are null where they were not asked for. With several answers it is
+// the first one's, and all of them are under "choices".
+json::object answers_json(const std::vector<int32_t>& prompt_ids,
+                          const std::vector<Answer>& answers, const SamplingParams& sampling);
+
+}  // namespace fathom

@@ -1,0 +1,45 @@
+// `fathom bench`: the two measurements and what they share.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cli/loaded_engine.h"
+
+namespace fathom {
+
+struct BenchFlags {
+  ModelFlags model;
+  bool json = false, save = false;
+  std::string result_file;
+
+  // latency
+  int64_t batch_size = 1, input_len = 32, output_len = 128, warmup_iters = 3, iters = 10;
+  // throughput
+  int64_t num_prompts = 64, random_input_len = 128, random_output_len = 128;
+  std::optional<double> range_ratio;
+  int64_t max_concurrency = 0;
+  std::string dataset_path;
+};
+
+Result<int> bench_latency(const BenchFlags& flags);
+Result<int> bench_throughput(const BenchFlags& flags);
+
+// Prompt `stream`: ids that differ in every run of the same benchmark, so that nothing is found in
+// a cache, and never 0, which some kernels would find easy.
+std::vector<int32_t> random_prompt(int64_t vocab_size, int64_t length, uint64_t seed,
+                                   uint64_t stream);
+
+// Of a non-empty list, by linear interpolation between the nearest two (as numpy's default is).
+double percentile(std::vector<double> values, double percent);
+double mean(const std::vector<double>& values);
+
+// What was measured on what: one line each, and the same as JSON.
+std::string machine_lines(const LoadedEngine& loaded);
+json::object machine_json(const LoadedEngine& loaded);
+
+// Prints the object if asked to, and writes it to a file if asked to.
+Result<> report_json(const BenchFlags& flags, const json::object& object);
+
+}  // namespace fathom

@@ -1,0 +1,56 @@
+// `fathom bench latency` and `fathom bench throughput`: flags.
+#include "cli/bench.h"
+#include "cli/command.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kMost = 1 << 20;
+
+void add_output_flags(CLI::App& command, BenchFlags* flags) {
+  FlagGroup group(command, "Output");
+  group.toggle("--json", &flags->json, "Print one JSON object instead of the report");
+  group.toggle("--save-result", &flags->save, "Write the JSON object to a file as well");
+  group.text("--result-filename,--output-json", &flags->result_file, "FILE",
+             "That file (default: fathom-bench-TIME.json)");
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, Action* chosen) {
+  auto flags = std::make_shared<BenchFlags>();
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed");
+  bench->require_subcommand(0, 1);  // command_line.cc says what is missing
+
+  CLI::App* latency = bench->add_subcommand("latency", "One batch of equal requests at a time");
+  add_model_positional(*latency, &flags->model);
+  FlagGroup work(*latency, "Work");
+  work.count("--batch-size", &flags->batch_size, 1, kMost, "Sequences in the batch");
+  work.count("--input-len", &flags->input_len, 1, kMost, "Tokens of each prompt, chosen at random");
+  work.count("--output-len", &flags->output_len, 1, kMost, "Tokens of each answer");
+  work.count("--num-iters-warmup", &flags->warmup_iters, 0, kMost, "Batches that do not count");
+  work.count("--num-iters", &flags->iters, 1, kMost, "Batches that count");
+  add_output_flags(*latency, flags.get());
+  add_model_flags(*latency, &flags->model);
+  latency->callback([flags, chosen] { *chosen = [flags] { return bench_latency(*flags); }; });
+
+  CLI::App* throughput = bench->add_subcommand("throughput", "Many requests at once");
+  add_model_positional(*throughput, &flags->model);
+  FlagGroup load(*throughput, "Work");
+  load.count("--num-prompts", &flags->num_prompts, 1, kMost, "Requests");
+  load.count("--random-input-len,--input-len", &flags->random_input_len, 1, kMost,
+             "Tokens of each prompt, chosen at random");
+  load.count("--random-output-len,--output-len", &flags->random_output_len, 1, kMost,
+             "Tokens of each answer");
+  load.number("--random-range-ratio", &flags->range_ratio, 0, 1,
+              "Spread the lengths evenly by this share, up and down", "0");
+  load.count("--max-concurrency", &flags->max_concurrency, 0, kMost,
+             "Requests under way at a time; 0: all");
+  load.text("--dataset-path", &flags->dataset_path, "FILE",
+            "Take the prompts from a .jsonl (field \"prompt\") or from a text's lines");
+  add_output_flags(*throughput, flags.get());
+  add_model_flags(*throughput, &flags->model);
+  throughput->callback([flags, chosen] { *chosen = [flags] { return bench_throughput(*flags); }; });
+}
+
+}  // namespace fathom

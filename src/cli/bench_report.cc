@@ -1,0 +1,107 @@
+#include <fmt/chrono.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <numeric>
+
+#include "base/random.h"
+#include "chat/python_json.h"
+#include "checkpoint/inventory.h"
+#include "cli/bench.h"
+#include "device/cpu/isa.h"
+
+namespace fathom {
+namespace {
+
+std::string cpu_name() {
+  std::ifstream stream("/proc/cpuinfo");
+  for (std::string line; std::getline(stream, line);) {
+    if (!line.starts_with("model name")) continue;
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+std::string utc_now() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
+// "26.7 M", "671.0 B".
+std::string parameters_text(int64_t parameters) {
+  const auto count = static_cast<double>(parameters);
+  return count < 1e9 ? fmt::format("{:.1f} M", count / 1e6) : fmt::format("{:.1f} B", count / 1e9);
+}
+
+}  // namespace
+
+std::vector<int32_t> random_prompt(int64_t vocab_size, int64_t length, uint64_t seed,
+                                   uint64_t stream) {
+  std::vector<int32_t> ids(static_cast<size_t>(length));
+  const auto choices = static_cast<uint64_t>(std::max<int64_t>(vocab_size - 1, 1));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = static_cast<int32_t>(1 + random_bits(seed, stream, i) % choices);
+  }
+  return ids;
+}
+
+double percentile(std::vector<double> values, double percent) {
+  std::sort(values.begin(), values.end());
+  const double place = percent / 100 * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<size_t>(place);
+  const size_t above = std::min(below + 1, values.size() - 1);
+  return values[below] + (values[above] - values[below]) * (place - std::floor(place));
+}
+
+double mean(const std::vector<double>& values) {
+  return values.empty() ? 0
+                        : std::accumulate(values.begin(), values.end(), 0.0) /
+                              static_cast<double>(values.size());
+}
+
+std::string machine_lines(const LoadedEngine& loaded) {
+  const Checkpoint& checkpoint = loaded.checkpoint;
+  const Inventory inventory = take_inventory(checkpoint);
+  const GroupTotals all = inventory.total(), mtp = inventory.of(WeightGroup::kMtp);
+  return fmt::format(
+      "Model:    {}{}, {} parameters ({} active), {} layers\n"
+      "Numerics: {} products, {} cache, weights of {:.1f} MiB as stored\n"
+      "Machine:  {}, {} threads, {}, {}\n",
+      checkpoint.directory(), checkpoint.is_dummy() ? " (random weights)" : "",
+      parameters_text(all.parameters - mtp.parameters),
+      parameters_text(inventory.active_parameters(checkpoint.config())),
+      checkpoint.config().num_layers, name_of(loaded.compute), name_of(loaded.cache_format),
+      static_cast<double>(all.bytes - mtp.bytes) / (1 << 20), cpu_name(), loaded.num_threads,
+      name_of(cpu_isa()), utc_now());
+}
+
+json::object machine_json(const LoadedEngine& loaded) {
+  return {{"model", loaded.checkpoint.directory()},
+          {"random_weights", loaded.checkpoint.is_dummy()},
+          {"num_layers", loaded.checkpoint.config().num_layers},
+          {"dtype", name_of(loaded.compute)},
+          {"kv_cache_dtype", name_of(loaded.cache_format)},
+          {"cpu", cpu_name()},
+          {"isa", name_of(cpu_isa())},
+          {"threads", loaded.num_threads},
+          {"date", utc_now()}};
+}
+
+Result<> report_json(const BenchFlags& flags, const json::object& object) {
+  const std::string text = to_python_json(object) + "\n";
+  if (flags.json) fmt::print("{}", text);
+  if (!flags.save && flags.result_file.empty()) return {};
+  const std::string path = flags.result_file.empty()
+                               ? fmt::format("fathom-bench-{}.json", std::time(nullptr))
+                               : flags.result_file;
+  std::ofstream stream(path, std::ios::binary | std::ios::trunc);
+  stream << text;
+  stream.close();
+  if (!stream) return invalid("{}: cannot be written", path);
+  fmt::print(stderr, "saved to {}\n", path);
+  return {};
+}
+
+}  // namespace fathom

@@ -1,0 +1,131 @@
+// `fathom eval MODEL`: how well a model answers, on sets of questions and on prose.
+#include <cmath>
+
+#include "chat/python_json.h"
+#include "cli/command.h"
+#include "cli/eval_run.h"
+
+namespace fathom {
+namespace {
+
+// Enough sequences that decoding is not bound by reading the weights, few enough that their caches
+// fit.
+constexpr int64_t kConcurrentItems = 32;
+
+struct EvalFlags {
+  ModelFlags model;
+  std::vector<std::string> sets;
+  int64_t limit = 0;
+  bool json = false, wrong = false;
+};
+
+std::string fraction(const EvalTally& tally) {
+  return tally.of == 0 ? "-" : fmt::format("{}/{}", tally.right, tally.of);
+}
+
+void print_row(const EvalResult& result) {
+  if (result.perplexity) {
+    const EvalPerplexity& prose = *result.perplexity;
+    fmt::print(
+        "{:<12} nll {:.4f} per token, perplexity {:.3f}, {:.4f} bits per character, {} tokens"
+        " in {:.1f} s\n",
+        result.name, prose.nll, std::exp(prose.nll), prose.bits_per_character, prose.tokens,
+        result.seconds);
+  } else {
+    fmt::print("{:<12} {:>9} {:>8.1f} % {:>9} {:>9} {:>9} {:>9.1f}\n", result.name,
+               fraction(result.all), result.all.share() * 100, fraction(result.direct),
+               fraction(result.thinking), fmt::format("{}/{}", result.ended, result.all.of),
+               result.seconds);
+  }
+  std::fflush(stdout);
+}
+
+json::object result_json(const EvalResult& result) {
+  if (result.perplexity) {
+    const EvalPerplexity& prose = *result.perplexity;
+    return {{"tokens", prose.tokens},
+            {"nll_per_token", prose.nll},
+            {"perplexity", std::exp(prose.nll)},
+            {"bits_per_character", prose.bits_per_character},
+            {"seconds", result.seconds}};
+  }
+  json::object object{
+      {"correct", result.all.right},    {"of", result.all.of},
+      {"accuracy", result.all.share()}, {"stopped_with_eos", result.ended},
+      {"seconds", result.seconds},      {"generated_tokens", result.generated_tokens}};
+  if (result.direct.of > 0 && result.thinking.of > 0) {
+    object["direct"] = fraction(result.direct);
+    object["thinking"] = fraction(result.thinking);
+  }
+  return object;
+}
+
+// In the form of the models' results.json: question sets under "scores", prose under its name.
+json::object results_json(const LoadedEngine& loaded, const std::vector<EvalResult>& results) {
+  json::object object{{"model", loaded.checkpoint.directory()},
+                      {"dtype", name_of(loaded.compute)},
+                      {"kv_cache_dtype", name_of(loaded.cache_format)}};
+  json::object scores;
+  for (const EvalResult& result : results) {
+    (result.perplexity ? object : scores)[result.name] = result_json(result);
+  }
+  object["scores"] = std::move(scores);
+  return object;
+}
+
+Result<int> evaluate(const EvalFlags& flags) {
+  std::vector<std::string> paths = flags.sets;
+  if (paths.empty()) {
+    FATHOM_TRY(paths, bundled_eval_sets());
+  }
+  // All files are checked before the model is loaded.
+  std::vector<EvalSet> sets;
+  for (const std::string& path : paths) {
+    FATHOM_TRY(EvalSet set, load_eval_set(path, flags.limit));
+    sets.push_back(std::move(set));
+  }
+  EngineNeeds needs;
+  needs.num_seqs = kConcurrentItems;
+  needs.prompt_logprobs = true;
+  FATHOM_TRY(const LoadedEngine loaded, load_engine(flags.model, needs));
+  if (!flags.json) {
+    fmt::print("{:<12} {:>9} {:>10} {:>9} {:>9} {:>9} {:>9}\n", "set", "right", "", "direct",
+               "thinking", "ended", "seconds");
+  }
+  std::vector<EvalResult> results;
+  for (const EvalSet& set : sets) {
+    FATHOM_TRY(EvalResult result, run_eval(loaded, set, flags.limit, !flags.model.quiet));
+    if (!flags.json) print_row(result);
+    if (flags.wrong) {
+      for (const std::string& line : result.wrong) fmt::print(stderr, "{}\n", line);
+    }
+    results.push_back(std::move(result));
+  }
+  if (flags.json) fmt::print("{}\n", to_python_json(results_json(loaded, results)));
+  return 0;
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, Action* chosen) {
+  auto flags = std::make_shared<EvalFlags>();
+  CLI::App* command = app.add_subcommand("eval", "Score a model on sets of questions and on prose");
+  command->footer(
+      "A .jsonl set has one object a line: {messages, tools?, thinking, check, expected}; check "
+      "is\n"
+      "number, contains, json or tool. A .txt is scored by perplexity in rows of BOS + 1,023 "
+      "tokens.\n"
+      "Answers are greedy and end at the end-of-sequence token or at the check's limit.");
+  add_model_positional(*command, &flags->model);
+  FlagGroup group(*command, "Evaluation");
+  group.texts("--set", &flags->sets, "FILE",
+              "A .jsonl or .txt; may be given several times (without it: the five bundled sets)");
+  group.count("--limit", &flags->limit, 0, int64_t{1} << 40,
+              "Only so many items of each set; 0: all");
+  group.toggle("--json", &flags->json, "Print one JSON object");
+  group.toggle("--wrong", &flags->wrong, "List the wrong answers on stderr");
+  add_model_flags(*command, &flags->model);
+  command->callback([flags, chosen] { *chosen = [flags] { return evaluate(*flags); }; });
+}
+
+}  // namespace fathom

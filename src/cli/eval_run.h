@@ -1,0 +1,44 @@
+// Runs evaluation sets through a loaded engine, all items of a set at once, greedily.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/eval_set.h"
+#include "cli/loaded_engine.h"
+
+namespace fathom {
+
+struct EvalTally {
+  int64_t right = 0, of = 0;
+  double share() const {
+    return of == 0 ? 0 : static_cast<double>(right) / static_cast<double>(of);
+  }
+};
+
+// Of prose. Perplexity is exp(nll).
+struct EvalPerplexity {
+  int64_t tokens = 0;  // predicted
+  double nll = 0;      // mean negative log-likelihood of a token
+  double bits_per_character = 0;
+};
+
+struct EvalResult {
+  std::string name;
+  EvalTally all, direct, thinking;  // items without and with reasoning
+  int64_t ended = 0;                // answers that the model itself ended
+  std::optional<EvalPerplexity> perplexity;
+  double seconds = 0;
+  int64_t generated_tokens = 0;
+  std::vector<std::string> wrong;  // "line 12: expected 7, answered …"
+};
+
+// limit: rows of prose that are scored (0: all); items were limited when they were read.
+Result<EvalResult> run_eval(const LoadedEngine& loaded, const EvalSet& set, int64_t limit,
+                            bool show_progress);
+
+// Every row is BOS and this many tokens of the text.
+inline constexpr int64_t kProseRowTokens = 1023;
+
+}  // namespace fathom

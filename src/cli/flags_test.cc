@@ -1,0 +1,179 @@
+#include "cli/flags.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "cli/command_line.h"
+#include "cli/model_flags.h"
+
+namespace fathom {
+namespace {
+
+TEST(ParseCount, ReadsSuffixesAsVllmDoes) {
+  EXPECT_EQ(*parse_count("0"), 0);
+  EXPECT_EQ(*parse_count("-1"), -1);
+  EXPECT_EQ(*parse_count("4096"), 4096);
+  EXPECT_EQ(*parse_count("4k"), 4000);
+  EXPECT_EQ(*parse_count("4K"), 4096);
+  EXPECT_EQ(*parse_count("1m"), 1000000);
+  EXPECT_EQ(*parse_count("1M"), 1048576);
+  EXPECT_EQ(*parse_count("2g"), 2000000000);
+  EXPECT_EQ(*parse_count("2G"), int64_t{1} << 31);
+  EXPECT_EQ(*parse_count("25.6k"), 25600);
+  for (const char* bad : {"", "k", "1.5", "1.5K", "1kk", "1 k", "0x10", "1e3", "one", "nan", "infk",
+                          "99999999999999999999", "9999999999G", "1e300k", "--1"}) {
+    EXPECT_FALSE(parse_count(bad).has_value()) << bad;
+  }
+}
+
+TEST(ParseNumber, TakesFiniteNumbersOnly) {
+  EXPECT_EQ(*parse_number("0.5"), 0.5);
+  EXPECT_EQ(*parse_number("-1e-3"), -1e-3);
+  for (const char* bad : {"", "x", "0.5x", "nan", "inf", "-inf", "1e999", " 1"}) {
+    EXPECT_FALSE(parse_number(bad).has_value()) << bad;
+  }
+}
+
+TEST(ParseTokenList, ReadsIds) {
+  EXPECT_EQ(*parse_token_list("1,2, 3\n"), (std::vector<int32_t>{1, 2, 3}));
+  for (const char* bad : {"", ",", "1,", "1,,2", "-1", "1 2", "2147483648", "a"}) {
+    EXPECT_FALSE(parse_token_list(bad).has_value()) << bad;
+  }
+}
+
+TEST(NearestWord, ForgivesAFewLettersOnly) {
+  const std::vector<std::string> flags = {"--max-model-len", "--max-num-seqs", "--seed"};
+  EXPECT_EQ(nearest_word("--max-moedl-len", flags), "--max-model-len");
+  EXPECT_EQ(nearest_word("--max_num_seqs", flags), "--max-num-seqs");
+  EXPECT_EQ(nearest_word("--sed", flags), "--seed");
+  EXPECT_FALSE(nearest_word("--tensor-parallel-size", flags).has_value());
+  EXPECT_FALSE(nearest_word(std::string(100000, 'x'), flags).has_value());
+}
+
+// A command with the flags of every command, parsed as main() would.
+struct Parsed {
+  ModelFlags flags;
+  std::string error;
+};
+
+Parsed parse(std::vector<std::string> arguments) {
+  Parsed parsed;
+  CLI::App app;
+  add_model_positional(app, &parsed.flags);
+  add_model_flags(app, &parsed.flags);
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ParseError& problem) {
+    parsed.error = problem.what();
+  }
+  return parsed;
+}
+
+TEST(ModelFlags, ReadsNamesAndAliases) {
+  const Parsed parsed = parse({"m", "--max-model-len", "8k", "--max-running-requests", "7",
+                               "--chunked-prefill-size=512", "--dtype", "float32", "-t", "3"});
+  EXPECT_EQ(parsed.error, "");
+  EXPECT_EQ(parsed.flags.model, "m");
+  EXPECT_EQ(parsed.flags.max_model_len, 8000);
+  EXPECT_EQ(parsed.flags.max_num_seqs, 7);
+  EXPECT_EQ(parsed.flags.max_batched_tokens, 512);
+  EXPECT_EQ(parsed.flags.compute(), DType::kF32);
+  EXPECT_EQ(parsed.flags.cache_format(), CacheFormat::kF32);
+  EXPECT_EQ(parsed.flags.threads, 3);
+  EXPECT_EQ(parse({}).flags.compute(), DType::kBF16);
+  EXPECT_EQ(parse({}).flags.cache_format(), CacheFormat::kBF16);
+  EXPECT_EQ(parse({"--model-path", "x"}).flags.model, "x");
+}
+
+TEST(ModelFlags, EveryCacheNameIsAFormat) {
+  EXPECT_EQ(parse({"--kv-cache-dtype", "fp8"}).flags.cache_format(), CacheFormat::kFp8Scaled);
+  EXPECT_EQ(parse({"--kv-cache-dtype", "fp8_e4m3"}).flags.cache_format(), CacheFormat::kE4M3);
+  EXPECT_EQ(parse({"--kv-cache-dtype", "fp8_e5m2"}).flags.cache_format(), CacheFormat::kE5M2);
+  EXPECT_EQ(parse({"--kv-cache-dtype", "bf16"}).flags.cache_format(), CacheFormat::kBF16);
+  EXPECT_EQ(parse({"--kv-cache-dtype", "f32"}).flags.cache_format(), CacheFormat::kF32);
+}
+
+TEST(ModelFlags, ErrorsNameFlagValueAndLimits) {
+  EXPECT_EQ(parse({"--threads", "0"}).error, "--threads is 0, allowed are 1 to 1024");
+  EXPECT_EQ(parse({"--dtype", "fp7"}).error,
+            "--dtype is \"fp7\", allowed are auto, bfloat16, float32");
+  EXPECT_EQ(parse({"--seed", "-1"}).error, "--seed is -1, the least allowed is 0");
+  EXPECT_EQ(parse({"--max-model-len", "8q"}).error,
+            "--max-model-len is \"8q\", expected a whole number, possibly with k, K, m, M, g or G");
+}
+
+TEST(ModelFlags, TheEnvironmentCountsUnlessAFlagDoes) {
+  setenv("FATHOM_MAX_NUM_SEQS", "5", 1);
+  EXPECT_EQ(parse({}).flags.max_num_seqs, 5);
+  EXPECT_EQ(parse({"--max-num-seqs", "6"}).flags.max_num_seqs, 6);
+  setenv("FATHOM_MAX_NUM_SEQS", "none", 1);
+  EXPECT_NE(parse({}).error, "");
+  unsetenv("FATHOM_MAX_NUM_SEQS");
+}
+
+TEST(ModelFlags, TextIsNotTakenForAModel) {
+  const auto taken = [](const std::string& argument) {
+    ModelFlags flags;
+    flags.model = argument;
+    std::string text;
+    take_text_for_model(&flags, &text);
+    EXPECT_EQ(text.empty(), flags.model == argument);
+    return !text.empty();
+  };
+  EXPECT_TRUE(taken("What is 2 + 2?"));
+  EXPECT_TRUE(taken("1,2,3"));
+  EXPECT_TRUE(taken("-"));
+  EXPECT_FALSE(taken("deepseek-ai/DeepSeek-V3"));
+  EXPECT_FALSE(taken("modles/fathom-tiny"));
+}
+
+// The whole command line, up to where a model would be loaded.
+int status_of(std::vector<const char*> arguments, std::string* message) {
+  arguments.insert(arguments.begin(), "fathom");
+  testing::internal::CaptureStderr();
+  testing::internal::CaptureStdout();
+  const int status = run_command_line(static_cast<int>(arguments.size()), arguments.data());
+  *message = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+  return status;
+}
+
+TEST(CommandLine, BadInputIsOneLineAndStatusTwo) {
+  const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
+      {{"rnu"}, "did you mean run?"},
+      {{"run", "--max-moedl-len", "4", "x y"}, "did you mean --max-model-len?"},
+      {{"run", "m", "two", "words"}, "needs quotes"},
+      {{"run", "--temperature", "2.5", "x y"}, "--temperature is 2.5, allowed are 0 to 2"},
+      {{"run", "--seed"}, "--seed needs one value"},
+      {{"run", "--ids", "1,x"}, "\"x\""},
+      {{"run", "--ids", "1", "-p", "x"}, "exclude"},
+      {{"run", "/nonexistent/model", "x"}, "/nonexistent/model"},
+      {{"run", "-p", "x", "--num-hidden-layers", "2"}, "--load-format dummy"},
+      {{"run", "-p", "x", "--chat-format", "nonsense", "-q"}, "nonsense"},
+      {{"run", "-p", "x", "--max-model-len", "1M", "-q"}, "--max-model-len is 1048576"},
+      {{"run", "-p", "x", "--max-num-seqs", "4096", "-q"}, "--max-num-seqs is 4096"},
+      {{"inspect", "/nonexistent/model"}, "/nonexistent/model"},
+      {{"tokenize", "--decode", "8192"}, "outside the vocabulary"},
+      {{"eval", "--set", "/nonexistent.jsonl"}, "/nonexistent.jsonl"},
+      {{"bench", "latncy"}, "did you mean latency?"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    std::string message;
+    EXPECT_EQ(status_of(arguments, &message), kExitBadInput) << message;
+    EXPECT_TRUE(message.starts_with("fathom: ")) << message;
+    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 1) << message;
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
+}
+
+TEST(CommandLine, ControlCharactersAreShownNotObeyed) {
+  std::string message;
+  EXPECT_EQ(status_of({"inspect", "/none\x1b[31m\nfathom: ok"}, &message), kExitBadInput);
+  EXPECT_EQ(message.find('\x1b'), std::string::npos);
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 1);
+}
+
+}  // namespace
+}  // namespace fathom

@@ -1,0 +1,18 @@
+// --help as it is read in a terminal of 100 columns: flags to the left, what they do to the right,
+// wrapped, with the default and the environment variable at the end.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace fathom {
+
+class HelpFormat : public CLI::Formatter {
+ public:
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override;
+  std::string make_option(const CLI::Option* option, bool is_positional) const override;
+  std::string make_subcommand(const CLI::App* command) const override;
+};
+
+}  // namespace fathom

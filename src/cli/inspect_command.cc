@@ -1,0 +1,201 @@
+#include "cli/inspect_command.h"
+
+#include "base/json.h"
+#include "cache/latent_layout.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/inventory.h"
+#include "checkpoint/memory_plan.h"
+
+namespace fathom {
+namespace {
+
+constexpr CacheFormat kFormats[] = {CacheFormat::kF32, CacheFormat::kBF16, CacheFormat::kFp8Scaled,
+                                    CacheFormat::kE4M3, CacheFormat::kE5M2};
+
+std::string_view gate_text(GateKind gate) {
+  switch (gate) {
+    case GateKind::kSoftmaxGreedy:
+      return "softmax, greedy";
+    case GateKind::kSoftmaxGroupLimited:
+      return "softmax, group-limited";
+    case GateKind::kSigmoidBias:
+      return "sigmoid with bias";
+  }
+  return "?";
+}
+
+std::string storage_text(const ModelConfig& config) {
+  const QuantizationConfig& quantization = config.quantization;
+  switch (quantization.kind) {
+    case QuantizationConfig::Kind::kNone:
+      return std::string(name_of(config.stored_dtype));
+    case QuantizationConfig::Kind::kFp8Block:
+      return fmt::format("e4m3 in blocks of {}x{}, scales {}", quantization.block_rows,
+                         quantization.block_cols,
+                         quantization.scales_are_powers_of_two ? "ue8m0" : "f32");
+    case QuantizationConfig::Kind::kFp8Tensor:
+      return "e4m3, one scale a tensor";
+    case QuantizationConfig::Kind::kFp8Row:
+      return "e4m3, one scale a row";
+  }
+  return "?";
+}
+
+int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format) {
+  return LatentLayout{format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
+}
+
+// With the machine's free memory as the budget and the bf16 cache, as `run` would plan by default:
+// room for one sequence of full length, or as much of it as fits.
+Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inventory) {
+  MemoryRequest request;
+  request.budget = available_memory();
+  request.fixed = weight_lines(inventory, false);
+  request.cache_row_bytes = cache_row_bytes(config, CacheFormat::kBF16);
+  request.cache_layers = config.num_layers;
+  request.page_tokens = kPageSize;
+  FATHOM_TRY(MemoryPlan plan, plan_memory(request));
+  if (plan.tokens() <= config.max_position) return plan;
+  request.max_total_tokens = config.max_position;
+  return plan_memory(request);
+}
+
+int64_t num_moe_layers(const ModelConfig& config) {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) count += config.is_moe_layer(layer);
+  return count;
+}
+
+void print_config(const Checkpoint& checkpoint, std::FILE* out) {
+  const ModelConfig& config = checkpoint.config();
+  const auto line = [&](std::string_view what, const std::string& text) {
+    fmt::print(out, "  {:<11} {}\n", what, text);
+  };
+  fmt::print(out, "{}\n", checkpoint.directory());
+  const int64_t moe = num_moe_layers(config);
+  line("type", fmt::format("{}, {} layers ({} dense, {} MoE), {} MTP", config.model_type,
+                           config.num_layers, config.num_layers - moe, moe, config.num_mtp_layers));
+  line("sizes", fmt::format("hidden {}, vocabulary {}, positions {}, dense MLP {}", config.hidden,
+                            config.vocab_size, config.max_position, config.intermediate));
+  line("attention",
+       fmt::format("{} heads, q_lora {}, kv_lora {}, nope {}, rope {}, v {}, softmax scale {:.7f}",
+                   config.num_heads, config.q_lora_rank, config.kv_lora_rank, config.qk_nope_dim,
+                   config.qk_rope_dim, config.v_dim, config.softmax_scale()));
+  line("rope", config.yarn
+                   ? fmt::format("theta {}, YaRN factor {} over {} positions", config.rope_theta,
+                                 config.yarn->factor, config.yarn->original_max_position)
+                   : fmt::format("theta {}", config.rope_theta));
+  if (config.num_experts > 0) {
+    line("experts",
+         fmt::format("{} of width {}, {} a token from {} of {} groups, {} shared",
+                     config.num_experts, config.moe_intermediate, config.experts_per_token,
+                     config.groups_per_token, config.num_groups, config.num_shared_experts));
+    line("gate", fmt::format("{}, {}, times {}", gate_text(config.gate),
+                             config.normalize_weights ? "normalised" : "not normalised",
+                             config.routed_scaling));
+  }
+  line("storage", fmt::format("{}, {} file(s)", storage_text(config), checkpoint.files().size()));
+}
+
+void print_tensors(const ModelConfig& config, const Inventory& inventory, std::FILE* out) {
+  const auto row = [&](std::string_view what, const GroupTotals& totals) {
+    fmt::print(out, "  {:<16}{:>10}{:>20}{:>20}\n", what, totals.tensors, totals.parameters,
+               totals.bytes);
+  };
+  fmt::print(out, "\n  {:<16}{:>10}{:>20}{:>20}\n", "Tensors", "count", "parameters", "bytes");
+  for (int i = 0; i < kNumWeightGroups; ++i) {
+    const auto group = static_cast<WeightGroup>(i);
+    if (inventory.of(group).tensors > 0) row(name_of(group), inventory.of(group));
+  }
+  row("in all", inventory.total());
+  if (inventory.unused.tensors > 0) row("not used", inventory.unused);
+  fmt::print(out, "  active per token: {} parameters\n", inventory.active_parameters(config));
+}
+
+void print_cache(const ModelConfig& config, std::FILE* out) {
+  fmt::print(out, "\nCache bytes per token\n");
+  for (const CacheFormat format : kFormats) {
+    const int64_t row = cache_row_bytes(config, format);
+    fmt::print(out, "  {:<9}{:>10}  {} x {} layers\n", name_of(format), row * config.num_layers,
+               row, config.num_layers);
+  }
+}
+
+json::object totals_json(const GroupTotals& totals) {
+  return {{"tensors", totals.tensors}, {"parameters", totals.parameters}, {"bytes", totals.bytes}};
+}
+
+json::object config_json(const ModelConfig& config) {
+  return {{"model_type", config.model_type},
+          {"hidden_size", config.hidden},
+          {"vocab_size", config.vocab_size},
+          {"num_layers", config.num_layers},
+          {"num_moe_layers", num_moe_layers(config)},
+          {"num_mtp_layers", config.num_mtp_layers},
+          {"max_position", config.max_position},
+          {"num_heads", config.num_heads},
+          {"q_lora_rank", config.q_lora_rank},
+          {"kv_lora_rank", config.kv_lora_rank},
+          {"qk_nope_dim", config.qk_nope_dim},
+          {"qk_rope_dim", config.qk_rope_dim},
+          {"v_dim", config.v_dim},
+          {"softmax_scale", config.softmax_scale()},
+          {"rope_theta", config.rope_theta},
+          {"yarn_factor", config.yarn ? json::value(config.yarn->factor) : json::value(nullptr)},
+          {"num_experts", config.num_experts},
+          {"num_shared_experts", config.num_shared_experts},
+          {"experts_per_token", config.experts_per_token},
+          {"gate", gate_text(config.gate)},
+          {"storage", storage_text(config)}};
+}
+
+void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
+                const Result<MemoryPlan>& plan, std::FILE* out) {
+  const ModelConfig& config = checkpoint.config();
+  json::object groups, cache, memory;
+  for (int i = 0; i < kNumWeightGroups; ++i) {
+    const auto group = static_cast<WeightGroup>(i);
+    groups[name_of(group)] = totals_json(inventory.of(group));
+  }
+  for (const CacheFormat format : kFormats) {
+    cache[name_of(format)] = cache_row_bytes(config, format) * config.num_layers;
+  }
+  if (plan) {
+    memory = {{"weight_bytes", plan->fixed_bytes},
+              {"available_bytes", plan->request.budget},
+              {"page_tokens", plan->request.page_tokens},
+              {"pages_that_fit", plan->pages_that_fit}};
+  } else {
+    memory = {{"error", plan.error().message}};
+  }
+  const json::object all = {{"directory", checkpoint.directory()},
+                            {"files", checkpoint.files().size()},
+                            {"config", config_json(config)},
+                            {"groups", groups},
+                            {"total", totals_json(inventory.total())},
+                            {"unused", totals_json(inventory.unused)},
+                            {"active_parameters", inventory.active_parameters(config)},
+                            {"cache_bytes_per_token", cache},
+                            {"memory", memory}};
+  fmt::print(out, "{}\n", json::serialize(all));
+}
+
+}  // namespace
+
+Result<> inspect(const std::string& model, bool json, std::FILE* out) {
+  FATHOM_TRY(const Checkpoint checkpoint, Checkpoint::open(model));
+  const Inventory inventory = take_inventory(checkpoint);
+  const auto plan = default_plan(checkpoint.config(), inventory);
+  if (json) {
+    print_json(checkpoint, inventory, plan, out);
+    return {};
+  }
+  print_config(checkpoint, out);
+  print_tensors(checkpoint.config(), inventory, out);
+  print_cache(checkpoint.config(), out);
+  // A model that does not fit here can still be looked at.
+  fmt::print(out, "\n{}", plan ? memory_plan_table(*plan) : plan.error().message + "\n");
+  return {};
+}
+
+}  // namespace fathom

@@ -1,0 +1,171 @@
+#include "cli/loaded_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/math.h"
+#include "engine/model_runner.h"
+
+namespace fathom {
+namespace {
+
+// Unless a flag says more: 64K tokens of a bf16 cache are 0.6 GiB for the bundled model and 4.6 GB
+// for DeepSeek-V3.
+constexpr int64_t kDefaultCacheTokens = 65536;
+// Logits of prompt positions are computed together up to this size (for 8,192 words 2,048 rows, for
+// V3's 129,280 words 129).
+constexpr int64_t kPromptLogitBytes = 64 << 20;
+// The command's own requests wait in the engine's queue; there is nobody to refuse them to.
+constexpr int64_t kUnboundedQueue = int64_t{1} << 40;
+
+Result<Checkpoint> open_checkpoint(const ModelFlags& flags) {
+  FATHOM_TRY(const std::string model, resolve_model_flag(flags));
+  if (flags.is_dummy()) return Checkpoint::open_dummy(model, flags.num_hidden_layers);
+  if (flags.num_hidden_layers) {
+    return invalid(
+        "--num-hidden-layers needs --load-format dummy: real weights are for all layers");
+  }
+  return Checkpoint::open(model);
+}
+
+Result<ChatFormat> choose_chat_format(const ModelFlags& flags, const Checkpoint& checkpoint,
+                                      const Tokenizer* tokenizer) {
+  if (flags.chat_format != "auto") return chat_format_from_name(flags.chat_format);
+  if (tokenizer == nullptr) return invalid("{} has no tokenizer.json", checkpoint.directory());
+  return detect_chat_format(
+      checkpoint.config().model_type, tokenizer->chat_template().value_or(""),
+      [tokenizer](std::string_view word) { return tokenizer->token_id(word).has_value(); });
+}
+
+Result<std::shared_ptr<const Tokenizer>> tokenizer_for(const Checkpoint& checkpoint, bool needed) {
+  auto loaded = Tokenizer::load(checkpoint.directory());
+  if (!loaded) {
+    if (!needed && loaded.error().code == Code::kNotFound) return nullptr;
+    return tl::unexpected<Status>(loaded.error());
+  }
+  std::shared_ptr<const Tokenizer> tokenizer = std::move(*loaded);
+  if (tokenizer->vocab_size() > checkpoint.config().vocab_size) {
+    return invalid("{}/tokenizer.json: its largest id is {}, vocab_size in config.json is {}",
+                   checkpoint.directory(), tokenizer->vocab_size() - 1,
+                   checkpoint.config().vocab_size);
+  }
+  return tokenizer;
+}
+
+// The working space is planned by the model itself. Asking for it takes no memory: pages that are
+// never written are never there.
+Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
+                                    int num_threads) {
+  FATHOM_TRY(const Workspace workspace,
+             Workspace::allocate(config, options.compute, options.max_batched_tokens,
+                                 options.attention, num_threads));
+  return workspace.bytes();
+}
+
+// What the model and the engine would refuse too, but after the weights have been read.
+Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
+  const ModelConfig& config = loaded.checkpoint.config();
+  if (flags.max_model_len > config.max_position) {
+    return invalid("--max-model-len is {}, the positions of {} end at {}", flags.max_model_len,
+                   loaded.checkpoint.directory(), config.max_position);
+  }
+  if (loaded.max_num_seqs > flags.max_batched_tokens) {
+    return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",
+                   loaded.max_num_seqs, flags.max_batched_tokens);
+  }
+  return {};
+}
+
+Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
+                        const EngineNeeds& needs, const ModelRunnerOptions& options) {
+  const ModelConfig& config = loaded.checkpoint.config();
+  MemoryRequest request;
+  request.budget = available_memory();
+  MemoryLine weights{"weights", 0};
+  for (const MemoryLine& group : weight_lines(take_inventory(loaded.checkpoint), false)) {
+    weights.bytes += group.bytes;
+  }
+  request.fixed.push_back(weights);
+  FATHOM_TRY(const int64_t working, working_space_bytes(config, options, loaded.num_threads));
+  request.fixed.push_back({"working space", working});
+  request.cache_row_bytes =
+      LatentLayout{options.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
+  request.cache_layers = config.num_layers;
+  request.page_tokens = kPageSize;
+  if (flags.max_total_tokens) {
+    request.max_total_tokens = *flags.max_total_tokens;
+    return plan_memory(request);
+  }
+  FATHOM_TRY(const MemoryPlan most, plan_memory(request));
+  const int64_t length = flags.max_model_len > 0 ? flags.max_model_len : config.max_position;
+  const int64_t full = checked_mul(loaded.max_num_seqs, length).value_or(kDefaultCacheTokens);
+  // A length that was asked for is kept; the model's own may be cut.
+  const int64_t wanted = needs.total_tokens > 0
+                             ? needs.total_tokens
+                             : std::max(std::min(full, kDefaultCacheTokens), flags.max_model_len);
+  request.max_total_tokens = std::min(wanted, most.tokens());
+  return plan_memory(request);
+}
+
+EngineOptions engine_options(const LoadedEngine& loaded, const EngineNeeds& needs,
+                             const ModelRunnerOptions& runner) {
+  EngineOptions options;
+  options.max_num_seqs = loaded.max_num_seqs;
+  options.max_batched_tokens = runner.max_batched_tokens;
+  options.max_queued_requests = kUnboundedQueue;
+  options.max_queued_tokens = kUnboundedQueue;
+  options.eos_ids = loaded.checkpoint.generation_defaults().eos_ids;
+  if (options.eos_ids.empty() && loaded.tokenizer && loaded.tokenizer->eos_id()) {
+    options.eos_ids.push_back(*loaded.tokenizer->eos_id());
+  }
+  if (needs.prompt_logprobs) {
+    const int64_t row_bytes = loaded.checkpoint.config().vocab_size * 4;
+    options.max_prompt_logit_rows =
+        std::clamp(kPromptLogitBytes / row_bytes, options.max_prompt_logit_rows,
+                   std::max<int64_t>(runner.max_batched_tokens, 64));
+  }
+  return options;
+}
+
+}  // namespace
+
+Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& needs) {
+  LoadedEngine loaded;
+  FATHOM_TRY(loaded.checkpoint, open_checkpoint(flags));
+  FATHOM_TRY(loaded.tokenizer, tokenizer_for(loaded.checkpoint, needs.needs_tokenizer));
+  loaded.chat_format = choose_chat_format(flags, loaded.checkpoint, loaded.tokenizer.get());
+  if (!loaded.chat_format && flags.chat_format != "auto") {
+    return tl::unexpected<Status>(loaded.chat_format.error());
+  }
+  loaded.compute = flags.compute();
+  loaded.cache_format = flags.cache_format();
+  loaded.num_threads = static_cast<int>(
+      flags.threads > 0 ? flags.threads : std::max(1u, std::thread::hardware_concurrency()));
+  loaded.max_num_seqs =
+      flags.max_num_seqs.value_or(std::min(needs.num_seqs, flags.max_batched_tokens));
+  FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
+
+  ModelRunnerOptions options;
+  options.compute = loaded.compute;
+  options.cache_format = loaded.cache_format;
+  options.max_model_len = flags.max_model_len;
+  options.max_batched_tokens = flags.max_batched_tokens;
+  options.num_threads = static_cast<int>(flags.threads);
+  options.attention.form = flags.attention_form();
+  options.load.num_threads = static_cast<int>(flags.threads);
+  options.load.show_progress = !flags.quiet;
+  options.load.dummy_seed = static_cast<uint64_t>(flags.seed.value_or(0));
+  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, options));
+  options.max_total_tokens = loaded.memory.tokens();
+  if (!flags.quiet) fmt::print(stderr, "{}", memory_plan_table(loaded.memory));
+
+  FATHOM_TRY(auto runner, ModelRunner::create(loaded.checkpoint, options));
+  loaded.max_model_len = runner->max_model_len();
+  FATHOM_TRY(loaded.engine, Engine::create(engine_options(loaded, needs, options),
+                                           std::move(runner), loaded.tokenizer));
+  return loaded;
+}
+
+}  // namespace fathom

@@ -1,0 +1,113 @@
+#include "cli/model_flags.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "base/check.h"
+#include "chat/format.h"
+
+namespace fathom {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+constexpr const char* kBundledModel = "models/fathom-tiny";
+// More positions, sequences or threads than any machine here has: beyond it a typing error.
+constexpr int64_t kMaxTokens = int64_t{1} << 32;
+constexpr int64_t kMaxSequences = 1 << 16;
+constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxLayers = 1024;
+
+}  // namespace
+
+DType ModelFlags::compute() const { return dtype == "float32" ? DType::kF32 : DType::kBF16; }
+
+CacheFormat ModelFlags::cache_format() const {
+  if (kv_cache_dtype == "auto") {
+    return compute() == DType::kF32 ? CacheFormat::kF32 : CacheFormat::kBF16;
+  }
+  const auto format = parse_cache_format(kv_cache_dtype);
+  FATHOM_CHECK(format.has_value(), "--kv-cache-dtype allows {}, the cache does not",
+               kv_cache_dtype);
+  return *format;
+}
+
+AttentionForm ModelFlags::attention_form() const {
+  if (attention == "absorbed") return AttentionForm::kAbsorbed;
+  return attention == "mha" ? AttentionForm::kMha : AttentionForm::kAuto;
+}
+
+CLI::Option* add_model_positional(CLI::App& app, ModelFlags* flags) {
+  return app
+      .add_option("MODEL,-m,--model,--model-path", flags->model,
+                  "Directory with config.json, tokenizer.json and *.safetensors, or a Hugging Face "
+                  "id in the local hub cache (default: the bundled model; also -m, --model)")
+      ->envname("FATHOM_MODEL")
+      ->type_name("");
+}
+
+void add_model_flags(CLI::App& app, ModelFlags* flags) {
+  FlagGroup model(app, "Model");
+  model.choice("--load-format", &flags->load_format, {"auto", "dummy"},
+               "Where the weights come from (dummy: random ones, config.json is enough)");
+  model.count("--num-hidden-layers", &flags->num_hidden_layers, 1, kMaxLayers,
+              "With --load-format dummy: run only so many layers of the model");
+  model.text("--chat-format", &flags->chat_format, "NAME",
+             "auto (by the chat template), or " + chat_format_names());
+  model.toggle("-q,--quiet", &flags->quiet, "No memory plan and no progress on stderr");
+
+  FlagGroup numerics(app, "Numerics");
+  numerics.choice("--dtype", &flags->dtype, {"auto", "bfloat16", "float32"},
+                  "Type that products take (auto: bfloat16); float32 computes in it throughout");
+  numerics.choice("--kv-cache-dtype", &flags->kv_cache_dtype,
+                  {"auto", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "f32"},
+                  "Format of the latent cache (auto: bf16, with --dtype float32: f32)");
+  numerics.choice("--attention", &flags->attention, {"auto", "absorbed", "mha"},
+                  "Form of attention (auto: the cheaper one for each sequence)");
+
+  FlagGroup capacity(app, "Capacity");
+  capacity.count("--max-model-len,--context-length", &flags->max_model_len, 1, kMaxTokens,
+                 "Longest sequence in tokens, prompt and answer", "the model's");
+  capacity.count("--max-num-seqs,--max-running-requests", &flags->max_num_seqs, 1, kMaxSequences,
+                 "Sequences that run together", "what the command needs");
+  capacity.count("--max-num-batched-tokens,--chunked-prefill-size", &flags->max_batched_tokens, 1,
+                 1 << 20, "Tokens in one step; longer prompts are computed in chunks");
+  capacity.count("--max-total-tokens", &flags->max_total_tokens, 1, kMaxTokens,
+                 "Tokens that the latent cache holds", "what the command needs, at most 64K");
+  capacity.count("-t,--threads", &flags->threads, 1, kMaxThreads, "CPU threads", "one a core");
+  capacity.count("--seed", &flags->seed, 0, kAny, "Seed of everything random", "a new one");
+}
+
+std::optional<std::string> find_bundled(const std::string& relative_path) {
+  std::error_code failure;
+  std::vector<fs::path> places;
+  for (fs::path place = fs::read_symlink("/proc/self/exe", failure).parent_path();
+       !place.empty() && place != place.root_path(); place = place.parent_path()) {
+    places.push_back(place);
+    places.push_back(place / "share/fathom");
+  }
+  places.push_back(FATHOM_SOURCE_DIR);
+  for (const fs::path& place : places) {
+    if (fs::exists(place / relative_path, failure)) return (place / relative_path).string();
+  }
+  return std::nullopt;
+}
+
+void take_text_for_model(ModelFlags* flags, std::string* text) {
+  if (!text->empty() || flags->model.empty()) return;
+  std::error_code failure;
+  if (fs::exists(flags->model, failure)) return;
+  if (flags->model == "-" || flags->model.find_first_of(" \t\n") != std::string::npos ||
+      flags->model.find_first_not_of("0123456789,") == std::string::npos) {
+    *text = std::exchange(flags->model, "");
+  }
+}
+
+Result<std::string> resolve_model_flag(const ModelFlags& flags) {
+  if (!flags.model.empty()) return flags.model;
+  if (auto bundled = find_bundled(kBundledModel)) return *bundled;
+  return not_found("the bundled model ({}) is not beside the program; name a MODEL", kBundledModel);
+}
+
+}  // namespace fathom

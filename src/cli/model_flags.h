@@ -1,0 +1,53 @@
+// The flags that say which model runs and how: the same for every command that runs one.
+#pragma once
+
+#include <string>
+
+#include "cache/latent_layout.h"
+#include "checkpoint/model_config.h"
+#include "cli/flags.h"
+#include "model/attention_plan.h"
+
+namespace fathom {
+
+struct ModelFlags {
+  std::string model;  // a directory or a Hugging Face id; empty: the bundled model
+  std::string load_format = "auto";
+  std::optional<int64_t> num_hidden_layers;  // with load_format dummy: as if the model had so many
+
+  std::string dtype = "auto";
+  std::string kv_cache_dtype = "auto";
+  std::string attention = "auto";
+  std::string chat_format = "auto";
+
+  int64_t max_model_len = 0;                // 0: the model's own, as far as the cache holds it
+  std::optional<int64_t> max_num_seqs;      // none: what the command needs
+  int64_t max_batched_tokens = 2048;        // rows of one step
+  std::optional<int64_t> max_total_tokens;  // tokens that the cache holds; none: what is needed
+  int64_t threads = 0;                      // 0: one a core
+  std::optional<int64_t> seed;
+  bool quiet = false;
+
+  bool is_dummy() const { return load_format == "dummy"; }
+  DType compute() const;
+  CacheFormat cache_format() const;
+  AttentionForm attention_form() const;
+};
+
+// Adds them to a command. The MODEL positional is added apart: its place depends on the command.
+void add_model_flags(CLI::App& app, ModelFlags* flags);
+CLI::Option* add_model_positional(CLI::App& app, ModelFlags* flags);
+
+// A file or directory that comes with Fathom ("models/fathom-tiny", "tests/data/eval"): looked for
+// in the folders above the program, in its installed share folder and in the source tree that it
+// was built from. Nothing if it is in none.
+std::optional<std::string> find_bundled(const std::string& relative_path);
+
+// A single argument that cannot be a model, because it has white space or is a list of ids, is the
+// text that would have come second: `fathom run "What is 2 + 2?"`.
+void take_text_for_model(ModelFlags* flags, std::string* text);
+
+// What to open: the flag's value, or the bundled model.
+Result<std::string> resolve_model_flag(const ModelFlags& flags);
+
+}  // namespace fathom

@@ -1,0 +1,204 @@
+// `fathom run MODEL PROMPT`: one prompt, one answer.
+#include <unistd.h>
+
+#include <iostream>
+
+#include "chat/python_json.h"
+#include "cli/answer.h"
+#include "cli/answer_printer.h"
+#include "cli/command.h"
+#include "cli/loaded_engine.h"
+#include "cli/prompt_ids.h"
+#include "cli/sampling_flags.h"
+
+namespace fathom {
+namespace {
+
+constexpr size_t kMaxPromptBytes = 32 << 20;
+
+struct RunFlags {
+  ModelFlags model;
+  SamplingFlags sampling;
+  std::string prompt_positional, prompt_flag, system;
+  std::vector<int32_t> ids;
+  bool raw = false, thinking = false, json = false, prompt_logprobs = false;
+  std::optional<int64_t> logprobs;
+  int64_t choices = 1;
+};
+
+struct RunPrompt {
+  std::vector<int32_t> ids;
+  std::optional<ChatFormat> format;  // none: the ids or the text were given raw
+  bool opens_reasoning = false;
+};
+
+Result<std::string> read_stdin() {
+  std::string text;
+  char block[1 << 16];
+  while (const size_t read = std::fread(block, 1, sizeof block, stdin)) {
+    text.append(block, read);
+    if (text.size() > kMaxPromptBytes) {
+      return error(Code::kTooLarge, "the prompt on stdin is longer than {} bytes", kMaxPromptBytes);
+    }
+  }
+  // The line end that `echo` and editors add is not part of what was asked.
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+Result<std::string> prompt_text(const RunFlags& flags) {
+  const std::string& given =
+      flags.prompt_flag.empty() ? flags.prompt_positional : flags.prompt_flag;
+  if (!given.empty() && given != "-") return given;
+  if (given.empty() && isatty(STDIN_FILENO) == 1) {
+    return invalid("no prompt: fathom run MODEL \"prompt\", or a text on stdin, or fathom chat");
+  }
+  FATHOM_TRY(std::string text, read_stdin());
+  if (text.empty()) return invalid("the prompt on stdin is empty");
+  return text;
+}
+
+Result<RunPrompt> make_prompt(const RunFlags& flags, const std::string& text,
+                              const LoadedEngine& loaded) {
+  RunPrompt prompt;
+  if (!flags.ids.empty()) {
+    prompt.ids = flags.ids;
+    return prompt;
+  }
+  const Tokenizer& tokenizer = *loaded.tokenizer;
+  if (flags.raw) {
+    prompt.ids = tokenizer.encode(text, tokenizer.add_bos_by_default());
+    return prompt;
+  }
+  if (!loaded.chat_format) {
+    return with_context(
+        "the chat format is not known (--chat-format names one, --raw does "
+        "without): ",
+        loaded.chat_format.error());
+  }
+  prompt.format = *loaded.chat_format;
+  Conversation conversation;
+  conversation.thinking = flags.thinking;
+  if (!flags.system.empty()) {
+    conversation.messages.push_back(plain_message(Role::kSystem, flags.system));
+  }
+  conversation.messages.push_back(plain_message(Role::kUser, text));
+  FATHOM_TRY(const Prompt rendered, render(*prompt.format, conversation));
+  prompt.opens_reasoning = rendered.opens_reasoning;
+  prompt.ids = encode_prompt(tokenizer, rendered);
+  return prompt;
+}
+
+Result<> check_together(const RunFlags& flags) {
+  const bool has_text = !flags.prompt_flag.empty() || !flags.prompt_positional.empty();
+  if (!flags.prompt_flag.empty() && !flags.prompt_positional.empty()) {
+    return invalid("the prompt is given twice, as an argument and as --prompt");
+  }
+  if (!flags.ids.empty() && has_text) return invalid("--ids and a prompt exclude each other");
+  if (!flags.ids.empty() && (flags.raw || flags.thinking || !flags.system.empty())) {
+    return invalid("--ids is the whole prompt: --raw, --thinking and --system do not apply");
+  }
+  if (flags.raw && (flags.thinking || !flags.system.empty())) {
+    return invalid("--raw sends the text without a chat format: --thinking and --system need one");
+  }
+  return {};
+}
+
+// With several choices on a terminal they would be mixed: each is printed when all are there.
+void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) {
+  for (size_t i = 0; i < answers.size(); ++i) {
+    fmt::print("[{}] ", i);
+    AnswerPrinter printer(stdout, prompt.format, prompt.opens_reasoning, true);
+    printer.push(answers[i].text);
+    printer.finish();
+  }
+}
+
+Result<int> run(const RunFlags& flags) {
+  FATHOM_RETURN_IF_ERROR(check_together(flags));
+  // Before the model: a missing prompt should not cost the time of loading.
+  std::string text;
+  if (flags.ids.empty()) {
+    FATHOM_TRY(text, prompt_text(flags));
+  }
+  EngineNeeds needs;
+  needs.num_seqs = flags.choices;
+  needs.prompt_logprobs = flags.prompt_logprobs;
+  needs.needs_tokenizer = flags.ids.empty();
+  FATHOM_TRY(const LoadedEngine loaded, load_engine(flags.model, needs));
+  FATHOM_TRY(const RunPrompt prompt, make_prompt(flags, text, loaded));
+
+  Request request;
+  request.prompt_ids = prompt.ids;
+  FATHOM_TRY(
+      request.sampling,
+      sampling_params(flags.sampling, loaded.checkpoint.generation_defaults(), flags.model.seed));
+  request.sampling.n = static_cast<int>(flags.choices);
+  request.sampling.logprobs = static_cast<int>(flags.logprobs.value_or(-1));
+  // --prompt-logprobs takes as many alternatives as --logprobs.
+  if (flags.prompt_logprobs) {
+    request.sampling.prompt_logprobs = static_cast<int>(flags.logprobs.value_or(0));
+  }
+  const SamplingParams sampling = request.sampling;
+
+  const bool streams = !flags.json && flags.choices == 1;
+  // In a pipe the answer alone is wanted.
+  AnswerPrinter printer(stdout, prompt.format, prompt.opens_reasoning, isatty(STDOUT_FILENO) == 1);
+  const InterruptWatch watch;
+  FATHOM_TRY(const auto answers,
+             generate(*loaded.engine, std::move(request), [&](const Event& event) {
+               if (streams) printer.push(event.text);
+             }));
+  if (flags.json) {
+    fmt::print("{}\n", to_python_json(answers_json(prompt.ids, answers, sampling)));
+  } else {
+    if (streams) {
+      printer.finish();
+    } else {
+      print_choices(answers, prompt);
+    }
+    const Style style(has_color(stderr));
+    fmt::print(stderr, "{}{}{}\n", style.dim, speed_line(answers.front()), style.reset);
+  }
+  return InterruptWatch::interrupted() ? kInterruptedExit : 0;
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, Action* chosen) {
+  auto flags = std::make_shared<RunFlags>();
+  CLI::App* command = app.add_subcommand("run", "Answer one prompt");
+  command->footer(
+      "The prompt is the second argument, --prompt, or stdin; a single argument with white space "
+      "in\n"
+      "it is the prompt for the bundled model. Exit status: 0 answered, 1 failed,\n"
+      "2 bad flags or model files, 130 stopped by Ctrl-C.\n"
+      "--json prints one object with prompt_ids, ids, text, logprobs, prompt_logprobs,\n"
+      "finish_reason, usage and timings; with --choices N those of the first answer, and all of\n"
+      "them under \"choices\".");
+  add_model_positional(*command, &flags->model);
+  command->add_option("PROMPT", flags->prompt_positional, "What to answer; - reads stdin")
+      ->type_name("");
+  FlagGroup prompt(*command, "Prompt");
+  prompt.text("-p,--prompt", &flags->prompt_flag, "TEXT", "The prompt, in place of PROMPT");
+  prompt.text("--system", &flags->system, "TEXT", "System message");
+  prompt.toggle("--thinking", &flags->thinking, "Let the model reason before it answers");
+  prompt.toggle("--raw", &flags->raw, "Send the text as it is, without the chat format");
+  prompt.token_ids("--ids", &flags->ids, "Send these token ids, as they are");
+  FlagGroup output(*command, "Output");
+  output.toggle("--json", &flags->json, "Print one JSON object instead of the text");
+  output.count("--logprobs", &flags->logprobs, 0, kMaxTopLogprobs,
+               "With --json: each token's log-probability and so many alternatives", "none");
+  output.toggle("--prompt-logprobs", &flags->prompt_logprobs,
+                "With --json: the same for the prompt's tokens");
+  output.count("--choices,--n", &flags->choices, 1, kMaxChoices,
+               "Independent answers to the prompt");
+  add_sampling_flags(*command, &flags->sampling);
+  add_model_flags(*command, &flags->model);
+  command->callback([flags, chosen] {
+    take_text_for_model(&flags->model, &flags->prompt_positional);
+    *chosen = [flags] { return run(*flags); };
+  });
+}
+
+}  // namespace fathom

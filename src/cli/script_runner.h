@@ -1,0 +1,46 @@
+// A model for tests that knows one thing about each token: which one follows it. Test code only.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "engine/runner.h"
+
+namespace fathom {
+
+class ScriptRunner : public Runner {
+ public:
+  static constexpr float kLogit = 9;  // of the token that follows; all others have 0
+
+  // Tokens that are not in `next` are followed by `otherwise`.
+  ScriptRunner(int64_t vocab_size, std::map<int32_t, int32_t> next, int32_t otherwise)
+      : vocab_size_(vocab_size), next_(std::move(next)), otherwise_(otherwise) {}
+
+  int64_t vocab_size() const override { return vocab_size_; }
+  int64_t max_model_len() const override { return 256; }
+  int64_t num_pages() const override { return 64; }
+
+  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+    logits_.assign(batch.logit_rows.size() * static_cast<size_t>(vocab_size_), 0);
+    for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+      const auto found = next_.find(batch.token_ids[static_cast<size_t>(batch.logit_rows[i])]);
+      const int32_t next = found == next_.end() ? otherwise_ : found->second;
+      logits_[i * static_cast<size_t>(vocab_size_) + static_cast<size_t>(next)] = kLogit;
+    }
+    return ConstTensorView(logits_.data(),
+                           {static_cast<int64_t>(batch.logit_rows.size()), vocab_size_});
+  }
+
+  // The log-probability of the token that follows, and of any other.
+  double likely() const { return kLogit - std::log(std::exp(kLogit) + double(vocab_size_ - 1)); }
+  double unlikely() const { return likely() - kLogit; }
+
+ private:
+  const int64_t vocab_size_;
+  const std::map<int32_t, int32_t> next_;
+  const int32_t otherwise_;
+  std::vector<float> logits_;
+};
+
+}  // namespace fathom

@@ -1,0 +1,30 @@
+// Which vector instructions this CPU has, found at run time.
+//
+// FATHOM_CPU_ISA=scalar|avx2|avx512 lowers the level (never raises it): for tests and comparisons.
+#pragma once
+
+#include <string_view>
+
+// Before a function: compiled for CpuIsa::kAvx512, whatever the file is compiled for. For simple
+// loops that the compiler vectorises by itself; what they call must be inlined into them.
+#if defined(__x86_64__)
+#define FATHOM_FOR_AVX512 \
+  __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#else
+#define FATHOM_FOR_AVX512
+#endif
+
+namespace fathom {
+
+enum class CpuIsa {
+  kScalar,  // portable C++
+  kAvx2,    // AVX2, FMA, F16C
+  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI and BF16 (Zen 4, Cooper Lake, Sapphire Rapids)
+};
+
+// The best level of this CPU, lowered by the environment. Read once.
+CpuIsa cpu_isa();
+
+std::string_view name_of(CpuIsa isa);
+
+}  // namespace fathom

@@ -1,0 +1,129 @@
+#include "engine/admission.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/math.h"
+#include "cache/latent_layout.h"
+
+namespace fathom {
+namespace {
+
+Result<> check_prompt(const std::vector<int32_t>& prompt_ids, int64_t vocab_size) {
+  if (prompt_ids.empty()) return invalid("the prompt has no tokens");
+  for (size_t i = 0; i < prompt_ids.size(); ++i) {
+    if (prompt_ids[i] < 0 || prompt_ids[i] >= vocab_size) {
+      return invalid("prompt_ids[{}] is {}, outside the vocabulary of {}", i, prompt_ids[i],
+                     vocab_size);
+    }
+  }
+  return {};
+}
+
+// The length at which the sequence ends at the latest: prompt and max_tokens.
+Result<int64_t> resolve_max_len(int64_t prompt_len, const SamplingParams& params,
+                                const AdmissionLimits& limits) {
+  const int64_t cache_tokens = limits.num_pages * kPageSize;
+  if (!params.max_tokens) {
+    // The last token is never in the cache.
+    const int64_t max_len = std::min(limits.max_model_len, cache_tokens + 1);
+    if (prompt_len >= max_len) {
+      return invalid("the prompt has {} tokens, which leaves no room to answer: the limit is {}",
+                     prompt_len, max_len);
+    }
+    if (params.min_tokens > max_len - prompt_len) {
+      return invalid("min_tokens is {}, but after the prompt's {} tokens only {} fit",
+                     params.min_tokens, prompt_len, max_len - prompt_len);
+    }
+    return max_len;
+  }
+  if (prompt_len >= limits.max_model_len ||
+      *params.max_tokens > limits.max_model_len - prompt_len) {
+    return invalid(
+        "the prompt has {} tokens and max_tokens is {}, together more than the context "
+        "of {} tokens",
+        prompt_len, *params.max_tokens, limits.max_model_len);
+  }
+  const int64_t max_len = prompt_len + *params.max_tokens;
+  if (max_len - 1 > cache_tokens) {
+    return invalid(
+        "the prompt's {} tokens and max_tokens {} need {} pages of {} tokens, the cache "
+        "has {}",
+        prompt_len, *params.max_tokens, ceil_div(max_len - 1, kPageSize), kPageSize,
+        limits.num_pages);
+  }
+  return max_len;
+}
+
+SampleOptions sample_options(const SamplingParams& params, uint64_t seed, int index) {
+  return {.temperature = params.temperature,
+          .top_p = params.top_p,
+          .min_p = params.min_p,
+          .top_k = params.top_k,
+          .repetition_penalty = params.repetition_penalty,
+          .presence_penalty = params.presence_penalty,
+          .frequency_penalty = params.frequency_penalty,
+          .logit_bias = params.logit_bias,
+          .seed = params.seed.value_or(seed),
+          .stream = static_cast<uint64_t>(index)};
+}
+
+std::unique_ptr<Sequence> make_sequence(ActiveRequest& active, int index, int64_t max_len,
+                                        const AdmissionLimits& limits, uint64_t seed) {
+  const SamplingParams& params = active.request.sampling;
+  auto sequence = std::make_unique<Sequence>();
+  sequence->request = &active;
+  sequence->index = index;
+  sequence->tokens = active.request.prompt_ids;
+  sequence->prompt_len = sequence->len();
+  sequence->max_len = max_len;
+  sequence->usage.prompt_tokens = sequence->prompt_len;
+  sequence->num_logprobs = params.logprobs;
+  sequence->sample_options = sample_options(params, seed, index);
+  if (sequence->sample_options.has_penalties()) {
+    sequence->history = std::make_unique<TokenHistory>();
+    sequence->history->add_prompt(sequence->tokens);
+  }
+  sequence->stop_ids = params.stop_token_ids;
+  if (!params.ignore_eos) {
+    sequence->stop_ids.insert(sequence->stop_ids.end(), limits.eos_ids.begin(),
+                              limits.eos_ids.end());
+  }
+  if (index == 0 && params.prompt_logprobs >= 0) {
+    sequence->prompt_logits_end = sequence->prompt_len - 1;
+    sequence->prompt_logprobs.push_back(std::nullopt);
+  }
+  if (limits.tokenizer != nullptr) {
+    sequence->detokenizer.emplace(*limits.tokenizer, params.skip_special_tokens);
+    sequence->stop_filter.emplace(params.stop, params.include_stop_in_output);
+  }
+  return sequence;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, EventSink sink,
+                                                           const AdmissionLimits& limits,
+                                                           uint64_t seed) {
+  FATHOM_RETURN_IF_ERROR(check_prompt(request.prompt_ids, limits.vocab_size));
+  FATHOM_RETURN_IF_ERROR(request.sampling.validate(limits.vocab_size));
+  if (!request.sampling.stop.empty() && limits.tokenizer == nullptr) {
+    return invalid("stop has {} strings, but there is no tokenizer to find them with",
+                   request.sampling.stop.size());
+  }
+  FATHOM_TRY(const int64_t max_len,
+             resolve_max_len(std::ssize(request.prompt_ids), request.sampling, limits));
+
+  auto active = std::make_unique<ActiveRequest>();
+  active->request = std::move(request);
+  active->sink = std::move(sink);
+  const int n = active->request.sampling.n;
+  for (int index = 0; index < n; ++index) {
+    active->sequences.push_back(make_sequence(*active, index, max_len, limits, seed));
+    if (index > 0) active->sequences.back()->fork_source = active->sequences.front().get();
+  }
+  active->unfinished = n;
+  return active;
+}
+
+}  // namespace fathom

@@ -1,0 +1,108 @@
+#include "engine/engine.h"
+
+#include <atomic>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "engine/admission.h"
+#include "engine/engine_loop.h"
+#include "tokenizer/tokenizer.h"
+
+namespace fathom {
+namespace {
+
+Result<> check_at_least(const char* field, int64_t value, int64_t low) {
+  if (value >= low) return {};
+  return invalid("{} is {}, must be {} or more", field, value, low);
+}
+
+Result<> check_options(const EngineOptions& options, const Runner& runner) {
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_num_seqs", options.max_num_seqs, 1));
+  if (options.max_batched_tokens < options.max_num_seqs) {
+    return invalid("max_batched_tokens is {}, must be at least max_num_seqs, {}",
+                   options.max_batched_tokens, options.max_num_seqs);
+  }
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_prompt_logit_rows", options.max_prompt_logit_rows, 1));
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_queued_requests", options.max_queued_requests, 1));
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_queued_tokens", options.max_queued_tokens, 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("the model's context length", runner.max_model_len(), 2));
+  FATHOM_RETURN_IF_ERROR(check_at_least("the cache's number of pages", runner.num_pages(), 1));
+  for (const int32_t id : options.eos_ids) {
+    if (id < 0 || id >= runner.vocab_size()) {
+      return invalid("the end-of-sequence id {} is outside the vocabulary of {}", id,
+                     runner.vocab_size());
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+struct Engine::Parts {
+  Parts(const EngineOptions& options, std::unique_ptr<Runner> runner,
+        std::shared_ptr<const Tokenizer> the_tokenizer)
+      : tokenizer(std::move(the_tokenizer)),
+        limits{.vocab_size = runner->vocab_size(),
+               .max_model_len = runner->max_model_len(),
+               .num_pages = runner->num_pages(),
+               .eos_ids = options.eos_ids,
+               .tokenizer = tokenizer.get()},
+        loop(options, std::move(runner)) {}
+
+  std::shared_ptr<const Tokenizer> tokenizer;
+  AdmissionLimits limits;
+  // Seeds of requests that bring none: entropy once, then a counter.
+  uint64_t seed_base = std::random_device{}() * 0x100000000ull + std::random_device{}();
+  std::atomic<uint64_t> num_seeds{0};
+  EngineLoop loop;
+  std::mutex join_mutex;
+  std::thread thread;
+};
+
+Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options,
+                                               std::unique_ptr<Runner> runner,
+                                               std::shared_ptr<const Tokenizer> tokenizer) {
+  FATHOM_CHECK(runner != nullptr, "an engine needs a runner");
+  FATHOM_RETURN_IF_ERROR(check_options(options, *runner));
+  auto parts = std::make_unique<Parts>(options, std::move(runner), std::move(tokenizer));
+  parts->thread = std::thread([loop = &parts->loop] { loop->run(); });
+  return std::unique_ptr<Engine>(new Engine(std::move(parts)));
+}
+
+Engine::Engine(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+Engine::~Engine() { stop(); }
+
+Result<RequestId> Engine::submit(Request request, EventSink sink) {
+  FATHOM_CHECK(sink != nullptr, "a request needs a sink");
+  const auto now = std::chrono::steady_clock::now();
+  const uint64_t seed = mix64(parts_->seed_base + parts_->num_seeds.fetch_add(1));
+  FATHOM_TRY(std::unique_ptr<ActiveRequest> active,
+             make_active_request(std::move(request), std::move(sink), parts_->limits, seed));
+  for (const auto& sequence : active->sequences) sequence->timings.queued = now;
+  return parts_->loop.inbox().push(std::move(active));
+}
+
+void Engine::abort(RequestId request) { parts_->loop.inbox().abort(request); }
+
+EngineStats Engine::stats() const { return parts_->loop.stats(); }
+
+bool Engine::drain(std::chrono::nanoseconds timeout) {
+  parts_->loop.inbox().refuse();
+  return parts_->loop.inbox().wait_until_empty(timeout);
+}
+
+void Engine::stop() {
+  parts_->loop.inbox().stop();
+  const std::lock_guard lock(parts_->join_mutex);
+  if (!parts_->thread.joinable()) return;
+  FATHOM_CHECK(std::this_thread::get_id() != parts_->thread.get_id(),
+               "the engine cannot be stopped from an event's sink");
+  parts_->thread.join();
+}
+
+}  // namespace fathom

@@ -1,0 +1,72 @@
+// The engine's own time a step: a runner that computes nothing, decode steps of 1, 16 and 256
+// sequences. us a step; what must stay below 10 us for one sequence and 200 us for 256.
+#include <benchmark/benchmark.h>
+
+#include <atomic>
+#include <future>
+
+#include "engine/engine.h"
+#include "engine/fake_tokenizer.h"
+
+namespace fathom {
+namespace {
+
+class NullRunner : public Runner {
+ public:
+  explicit NullRunner(int64_t vocab_size) : vocab_size_(vocab_size) {
+    logits_.assign(static_cast<size_t>(256 * vocab_size), 0);
+    // Another letter in each row; greedy finds it.
+    for (int64_t row = 0; row < 256; ++row) logits_[row * vocab_size + 'a' + row % 26] = 1;
+  }
+  int64_t vocab_size() const override { return vocab_size_; }
+  int64_t max_model_len() const override { return 1 << 20; }
+  int64_t num_pages() const override { return 1 << 17; }
+  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+    return ConstTensorView(logits_.data(), {std::ssize(batch.logit_rows), vocab_size_});
+  }
+
+ private:
+  int64_t vocab_size_;
+  std::vector<float> logits_;
+};
+
+// Each iteration is one load of `sequences` requests of `kSteps` tokens; the time is that between
+// the engine's first and last step, a step.
+void decode(benchmark::State& state, bool with_text, int64_t vocab_size) {
+  constexpr int64_t kSteps = 4000;
+  const int64_t sequences = state.range(0);
+  auto engine =
+      std::move(*Engine::create({.max_num_seqs = 256}, std::make_unique<NullRunner>(vocab_size),
+                                with_text ? fake_tokenizer() : nullptr));
+  for (auto _ : state) {
+    std::promise<void> done;
+    std::atomic<int64_t> left = sequences;
+    std::atomic<double> seconds = 0;
+    for (int64_t i = 0; i < sequences; ++i) {
+      Request request{.id = {}, .prompt_ids = {1, 2, 3, 4, 5, 6, 7, 8}, .sampling = {}};
+      request.sampling.temperature = 0;
+      request.sampling.max_tokens = kSteps;
+      if (with_text) request.sampling.stop = {"</end>", "\n\nUser:"};
+      benchmark::DoNotOptimize(engine->submit(std::move(request), [&](const Event& event) {
+        if (!event.last) return;
+        seconds = std::max<double>(seconds, event.timings.decode_seconds());
+        if (--left == 0) done.set_value();
+      }));
+    }
+    done.get_future().wait();
+    state.SetIterationTime(seconds / (kSteps - 1));
+  }
+}
+
+void decode_ids(benchmark::State& state) { decode(state, false, 300); }
+void decode_text(benchmark::State& state) { decode(state, true, 300); }
+void decode_text_8192(benchmark::State& state) { decode(state, true, 8192); }
+
+#define LOADS \
+  Arg(1)->Arg(16)->Arg(256)->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(5)
+BENCHMARK(decode_ids)->LOADS;
+BENCHMARK(decode_text)->LOADS;
+BENCHMARK(decode_text_8192)->LOADS;
+
+}  // namespace
+}  // namespace fathom

@@ -1,0 +1,65 @@
+// The engine's thread: schedule, run, postprocess, until stopped.
+//
+// Owns the runner, the pages and all requests. Everything but inbox() and stats() is that thread's
+// alone.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "cache/page_pool.h"
+#include "engine/batch_builder.h"
+#include "engine/engine.h"
+#include "engine/inbox.h"
+#include "engine/postprocess.h"
+#include "engine/scheduler.h"
+
+namespace fathom {
+
+class EngineLoop {
+ public:
+  EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner);
+
+  // The thread's body: returns after inbox().stop(), with all requests ended.
+  void run();
+
+  Inbox& inbox() { return inbox_; }
+  const Inbox& inbox() const { return inbox_; }
+  EngineStats stats() const;
+
+ private:
+  using Time = RequestTimings::Time;
+
+  void take_news();
+  void step();
+  void note_started();
+  void leave_queue(ActiveRequest& request);
+  void abort_request(ActiveRequest& request, const char* why);
+  void end_sequence(Sequence& sequence, Event& event);
+  void emit(Sequence& sequence, Event& event);
+  Event& new_event(const Sequence& sequence);
+  void publish_stats();
+  void check_idle() const;
+
+  std::unique_ptr<Runner> runner_;
+  PagePool pool_;
+  Scheduler scheduler_;
+  BatchBuilder builder_;
+  Postprocess postprocess_;
+  StepPlan plan_;
+  Event event_;  // filled anew for each emission
+  Inbox inbox_;
+  Inbox::News news_;
+  std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
+  uint64_t arrivals_ = 0;
+  bool stopping_ = false;
+
+  EngineStats counters_;
+  Time last_step_;
+  mutable std::mutex stats_mutex_;  // guards the two below
+  EngineStats published_;
+  Time published_last_step_;
+};
+
+}  // namespace fathom

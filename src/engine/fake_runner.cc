@@ -1,0 +1,105 @@
+#include "engine/fake_runner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/random.h"
+#include "cache/latent_layout.h"
+
+namespace fathom {
+uint64_t FakeModel::extend(uint64_t prefix_hash, int32_t token) {
+  return mix64(prefix_hash ^ static_cast<uint64_t>(token + 1));
+}
+
+void FakeModel::logits_after(uint64_t prefix_hash, std::vector<float>& logits) const {
+  static const std::vector<int32_t> likely = fake_likely_ids();
+  logits.resize(static_cast<size_t>(vocab_size));
+  for (int64_t id = 0; id < vocab_size; ++id) {
+    logits[id] = -12 + static_cast<float>(3 * random_uniform(prefix_hash, 1, id));
+  }
+  for (const int32_t id : likely) {
+    logits[id] = static_cast<float>(4 * random_uniform(prefix_hash, 2, id));
+  }
+  logits[kFakeEos] -= 1.5f;
+}
+
+FakeRunner::FakeRunner(const FakeModel& model)
+    : model_(model), cache_(static_cast<size_t>(model.num_pages * kPageSize)) {}
+
+Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
+  ++step_;
+  if (before_step) FATHOM_RETURN_IF_ERROR(before_step(batch));
+  check(batch);
+  write_rows(batch);
+  const auto vocab = static_cast<size_t>(model_.vocab_size);
+  logits_.assign(batch.logit_rows.size() * vocab, std::nanf(""));
+  int64_t sequence = 0;
+  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    const int32_t row = batch.logit_rows[i];
+    while (batch.query_start[sequence + 1] <= row) ++sequence;
+    model_.logits_after(read_prefix(batch, sequence, batch.positions[row]), row_);
+    std::copy(row_.begin(), row_.end(), logits_.begin() + static_cast<std::ptrdiff_t>(i * vocab));
+  }
+  return ConstTensorView(logits_.data(), {std::ssize(batch.logit_rows), model_.vocab_size});
+}
+
+void FakeRunner::check(const ForwardBatch& batch) {
+  const int64_t sequences = batch.num_sequences();
+  ASSERT_GT(sequences, 0);
+  ASSERT_LE(batch.num_rows(), max_rows);
+  ASSERT_LE(std::ssize(batch.logit_rows), max_logit_rows);
+  ASSERT_EQ(std::ssize(batch.positions), batch.num_rows());
+  ASSERT_EQ(std::ssize(batch.query_start), sequences + 1);
+  ASSERT_EQ(batch.query_start.front(), 0);
+  ASSERT_EQ(batch.query_start.back(), batch.num_rows());
+  ASSERT_EQ(std::ssize(batch.block_tables), sequences * batch.max_pages);
+  ASSERT_TRUE(std::is_sorted(batch.logit_rows.begin(), batch.logit_rows.end()));
+  ASSERT_EQ(std::adjacent_find(batch.logit_rows.begin(), batch.logit_rows.end()),
+            batch.logit_rows.end());
+  for (int64_t s = 0; s < sequences; ++s) {
+    const int32_t rows = batch.query_start[s + 1] - batch.query_start[s];
+    ASSERT_GT(rows, 0);
+    const int64_t pages = (batch.context_lens[s] + rows + kPageSize - 1) / kPageSize;
+    for (int32_t p = 0; p < batch.max_pages; ++p) {
+      const int32_t page = batch.block_tables[s * batch.max_pages + p];
+      if (p < pages) {
+        ASSERT_TRUE(page >= 0 && page < model_.num_pages);
+      } else {
+        ASSERT_EQ(page, -1) << "a page too many";
+      }
+    }
+    for (int32_t i = 0; i < rows; ++i) {
+      ASSERT_EQ(batch.positions[batch.query_start[s] + i], batch.context_lens[s] + i);
+      ASSERT_LT(batch.context_lens[s] + i, model_.max_model_len);
+    }
+  }
+}
+
+FakeRunner::Cell& FakeRunner::cell(const ForwardBatch& batch, int64_t sequence, int32_t position) {
+  const int32_t page = batch.block_tables[sequence * batch.max_pages + position / kPageSize];
+  return cache_[page * kPageSize + position % kPageSize];
+}
+
+void FakeRunner::write_rows(const ForwardBatch& batch) {
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+      Cell& target = cell(batch, s, batch.positions[row]);
+      EXPECT_NE(target.step, step_) << "a cache row is written twice in one step";
+      target = {batch.token_ids[row], batch.positions[row], step_};
+    }
+  }
+}
+
+uint64_t FakeRunner::read_prefix(const ForwardBatch& batch, int64_t sequence,
+                                 int32_t position) const {
+  uint64_t hash = 0;
+  for (int32_t i = 0; i <= position; ++i) {
+    const Cell& source = const_cast<FakeRunner*>(this)->cell(batch, sequence, i);
+    EXPECT_EQ(source.position, i) << "a cache row holds another position";
+    hash = FakeModel::extend(hash, source.token);
+  }
+  return hash;
+}
+
+}  // namespace fathom

@@ -1,0 +1,57 @@
+// A model for tests: its logits are a hash of the sequence's own tokens, read back through a paged
+// cache of tokens, so that a wrong page, position, chunk border or block table changes the answer.
+// It also checks that a batch is well formed. Test code only.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/fake_tokenizer.h"
+#include "engine/runner.h"
+
+namespace fathom {
+
+struct FakeModel {
+  int64_t vocab_size = 300;
+  int64_t max_model_len = 2048;
+  int64_t num_pages = 64;
+
+  // The logits after these tokens: a few dozen ids are likely, those that the tests' tokenizer
+  // gives short and recurring texts; the others are not.
+  void logits_after(uint64_t prefix_hash, std::vector<float>& logits) const;
+  static uint64_t extend(uint64_t prefix_hash, int32_t token);
+};
+
+class FakeRunner : public Runner {
+ public:
+  explicit FakeRunner(const FakeModel& model);
+
+  int64_t vocab_size() const override { return model_.vocab_size; }
+  int64_t max_model_len() const override { return model_.max_model_len; }
+  int64_t num_pages() const override { return model_.num_pages; }
+  Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+
+  // Called before each step; an error it returns is the step's.
+  std::function<Result<>(const ForwardBatch&)> before_step;
+  int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // what a batch may have
+
+ private:
+  void check(const ForwardBatch& batch);
+  void write_rows(const ForwardBatch& batch);
+  uint64_t read_prefix(const ForwardBatch& batch, int64_t sequence, int32_t position) const;
+
+  struct Cell {
+    int32_t token = -1, position = -1;
+    int64_t step = 0;  // when it was written
+  };
+  Cell& cell(const ForwardBatch& batch, int64_t sequence, int32_t position);
+
+  FakeModel model_;
+  std::vector<Cell> cache_;  // [num_pages, kPageSize]
+  int64_t step_ = 0;
+  std::vector<float> row_, logits_;
+};
+
+}  // namespace fathom

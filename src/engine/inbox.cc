@@ -1,0 +1,91 @@
+#include "engine/inbox.h"
+
+#include <utility>
+
+namespace fathom {
+namespace {
+
+int64_t prompt_tokens(const ActiveRequest& request) {
+  return std::ssize(request.request.prompt_ids) * request.request.sampling.n;
+}
+
+}  // namespace
+
+Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
+  const int64_t tokens = prompt_tokens(*request);
+  const std::lock_guard lock(mutex_);
+  if (refusing_) return error(Code::kUnavailable, "the engine is shutting down");
+  if (counts_.queued_requests >= limits_.max_requests) {
+    ++counts_.rejected;
+    return error(Code::kResourceExhausted, "the queue is full: {} requests wait, at most {} may",
+                 counts_.queued_requests, limits_.max_requests);
+  }
+  if (counts_.queued_requests > 0 && tokens > limits_.max_tokens - counts_.queued_tokens) {
+    ++counts_.rejected;
+    return error(Code::kResourceExhausted,
+                 "the queue is full: {} prompt tokens wait and this request has {}, at most {} may",
+                 counts_.queued_tokens, tokens, limits_.max_tokens);
+  }
+  request->id = ++last_id_;
+  ++counts_.queued_requests;
+  counts_.queued_tokens += tokens;
+  ++alive_;
+  news_.requests.push_back(std::move(request));
+  has_news_.store(true, std::memory_order_relaxed);
+  arrived_.notify_one();
+  return last_id_;
+}
+
+void Inbox::abort(RequestId request) {
+  const std::lock_guard lock(mutex_);
+  if (alive_ == 0) return;  // so that nothing piles up behind an idle engine
+  news_.aborts.push_back(request);
+  has_news_.store(true, std::memory_order_relaxed);
+  arrived_.notify_one();
+}
+
+void Inbox::refuse() {
+  const std::lock_guard lock(mutex_);
+  refusing_ = true;
+}
+
+void Inbox::stop() {
+  const std::lock_guard lock(mutex_);
+  refusing_ = true;
+  news_.stop = true;
+  has_news_.store(true, std::memory_order_relaxed);
+  arrived_.notify_one();
+}
+
+bool Inbox::wait_until_empty(std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return emptied_.wait_for(lock, timeout, [&] { return alive_ == 0; });
+}
+
+void Inbox::take(News& news, bool wait) {
+  news.requests.clear();
+  news.aborts.clear();
+  if (!wait && !has_news_.load(std::memory_order_relaxed)) return;
+  std::unique_lock lock(mutex_);
+  if (wait) arrived_.wait(lock, [&] { return has_news_.load(std::memory_order_relaxed); });
+  has_news_.store(false, std::memory_order_relaxed);
+  std::swap(news, news_);
+}
+
+void Inbox::note_left_queue(const ActiveRequest& request) {
+  const std::lock_guard lock(mutex_);
+  --counts_.queued_requests;
+  counts_.queued_tokens -= prompt_tokens(request);
+}
+
+void Inbox::note_ended() {
+  const std::lock_guard lock(mutex_);
+  if (--alive_ == 0) emptied_.notify_all();
+}
+
+Inbox::Counts Inbox::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+}  // namespace fathom

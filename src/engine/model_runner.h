@@ -1,0 +1,48 @@
+// The model on this machine's CPU, as the engine drives it: weights, workspace and cache pages.
+#pragma once
+
+#include <memory>
+
+#include "cache/latent_layout.h"
+#include "device/stream.h"
+#include "engine/runner.h"
+#include "model/deepseek.h"
+
+namespace fathom {
+
+struct ModelRunnerOptions {
+  DType compute = DType::kBF16;
+  CacheFormat cache_format = CacheFormat::kBF16;
+  int64_t max_model_len = 0;  // 0: the model's own
+  int64_t max_batched_tokens = 2048;
+  int64_t max_total_tokens = 65536;  // tokens that the cache holds
+  int num_threads = 0;               // 0: one a core
+  AttentionPolicy attention;
+  LoadOptions load;
+};
+
+class ModelRunner : public Runner {
+ public:
+  static Result<std::unique_ptr<ModelRunner>> create(const Checkpoint& checkpoint,
+                                                     const ModelRunnerOptions& options);
+
+  int64_t vocab_size() const override { return model_->config().vocab_size; }
+  int64_t max_model_len() const override { return max_model_len_; }
+  int64_t num_pages() const override { return cache_.num_pages(); }
+  Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+
+  const DeepSeekModel& model() const { return *model_; }
+  const LatentCache& cache() const { return cache_; }
+
+ private:
+  explicit ModelRunner(int num_threads) : pool_(num_threads), stream_(pool_) {}
+
+  ThreadPool pool_;
+  Stream stream_;
+  std::unique_ptr<DeepSeekModel> model_;
+  LatentCache cache_;
+  int64_t max_model_len_ = 0;
+  Buffer logits_;  // grows to the largest number of rows asked for
+};
+
+}  // namespace fathom

@@ -1,0 +1,110 @@
+#include "engine/postprocess.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace fathom {
+namespace {
+
+TokenLogprob logprob_of(const SampledToken& sampled) {
+  return {sampled.id, sampled.logprob, sampled.top};
+}
+
+// The token's text, and whether a stop string has ended it.
+void append_text(Sequence& sequence, int32_t id, bool is_stop_id, Event& event) {
+  if (!sequence.detokenizer) return;
+  const SamplingParams& params = sequence.request->request.sampling;
+  if (is_stop_id) {
+    if (!params.include_stop_in_output) return;
+    sequence.stop_filter->pass(sequence.detokenizer->push(id), event.text);
+    return;
+  }
+  const std::string piece = sequence.detokenizer->push(id);
+  if (sequence.output_len() <= params.min_tokens) {
+    sequence.stop_filter->pass(piece, event.text);
+    return;
+  }
+  if (const auto matched = sequence.stop_filter->push(piece, event.text)) {
+    event.finish = FinishReason::kStop;
+    event.matched_stop = params.stop[*matched];
+  }
+}
+
+void flush_text(Sequence& sequence, Event& event) {
+  if (!sequence.detokenizer) return;
+  sequence.stop_filter->flush(event.text);
+  event.text += sequence.detokenizer->flush();
+}
+
+void append_token(Sequence& sequence, const SampledToken& sampled, Event& event) {
+  sequence.tokens.push_back(sampled.id);
+  if (sequence.history) sequence.history->add_output(sampled.id);
+  event.ids.push_back(sampled.id);
+  if (sequence.num_logprobs >= 0) event.logprobs.push_back(logprob_of(sampled));
+
+  const bool is_stop_id = std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(),
+                                    sampled.id) != sequence.stop_ids.end();
+  append_text(sequence, sampled.id, is_stop_id, event);
+  if (event.finish) return;  // the text has ended with its stop string, nothing is held back
+  if (is_stop_id) {
+    event.finish = FinishReason::kStop;
+    event.matched_stop = sampled.id;
+  } else if (sequence.len() == sequence.max_len) {
+    event.finish = FinishReason::kLength;
+  }
+  if (event.finish) flush_text(sequence, event);
+}
+
+}  // namespace
+
+void Postprocess::sample(const StepPlan& plan, ConstTensorView logits, const Stream* stream) {
+  rows_.clear();
+  next_ = 0;
+  const auto add = [&](SampleRow row) {
+    row.row = std::ssize(rows_);
+    rows_.push_back(row);
+  };
+  for (const StepEntry& entry : plan.entries) {
+    const Sequence& sequence = *entry.sequence;
+    const SamplingParams& params = sequence.request->request.sampling;
+    for (int64_t i = 0; i < entry.num_prompt_logits; ++i) {
+      add({.num_logprobs = params.prompt_logprobs,
+           .given_id = sequence.tokens[entry.first_prompt_logit + i + 1]});
+    }
+    if (!entry.samples) continue;
+    SampleRow row{.options = &sequence.sample_options,
+                  .history = sequence.history.get(),
+                  .position = static_cast<uint64_t>(sequence.len()),
+                  .num_logprobs = sequence.num_logprobs};
+    if (sequence.output_len() < params.min_tokens) row.masked = sequence.stop_ids;
+    add(row);
+  }
+  if (rows_.empty()) return;
+  FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows_),
+               "{} rows of logits wanted, the runner gave {}", rows_.size(), logits.shape_string());
+  if (sampled_.size() < rows_.size()) sampled_.resize(rows_.size());
+  sample_rows(stream, logits, rows_, scratch_, std::span(sampled_).first(rows_.size()));
+}
+
+bool Postprocess::append(const StepEntry& entry, Event& event) {
+  Sequence& sequence = *entry.sequence;
+  for (int64_t i = 0; i < entry.num_prompt_logits; ++i) {
+    sequence.prompt_logprobs.push_back(logprob_of(sampled_[next_++]));
+  }
+  if (!entry.samples) return false;
+  const SampledToken& sampled = sampled_[next_++];
+  if (sequence.output_len() == 0) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
+  if (sampled.id < 0) {
+    event.finish = FinishReason::kError;
+    event.error = {
+        Code::kInternal,
+        fmt::format("the model's logits at position {} have no finite value", sequence.len() - 1)};
+    flush_text(sequence, event);
+    return true;
+  }
+  append_token(sequence, sampled, event);
+  return true;
+}
+
+}  // namespace fathom

@@ -1,0 +1,42 @@
+// What a request must answer, worked out alone and plainly: no batch, no pages, no chunks, the
+// whole text decoded again after every token. Test code only.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/fake_runner.h"
+#include "engine/request.h"
+
+namespace fathom {
+
+// All that one choice's events said, put together.
+struct Answer {
+  std::vector<int32_t> ids;
+  std::string text;
+  std::vector<TokenLogprob> logprobs;
+  std::vector<std::optional<TokenLogprob>> prompt_logprobs;
+  std::optional<FinishReason> finish;
+  std::variant<std::monostate, int32_t, std::string> matched_stop;
+};
+
+// The request must have a seed. max_tokens must be set.
+Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const Request& request,
+                     int index);
+
+// Answers of all choices, collected as their events arrive; fails the test on a wrong order.
+class AnswerCollector {
+ public:
+  explicit AnswerCollector(int n) : answers(static_cast<size_t>(n)) {}
+  void add(const Event& event);
+
+  std::vector<Answer> answers;
+  std::vector<Usage> usages;
+  int num_finals = 0;
+  bool last = false;
+};
+
+void expect_equal(const Answer& actual, const Answer& expected, const std::string& what);
+
+}  // namespace fathom

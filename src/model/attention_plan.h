@@ -1,0 +1,68 @@
+// Which form of attention each sequence of a step takes, decided on the host once a step.
+//
+// Absorbed attention costs more for each (query, key) pair, the multi-head form costs an expansion
+// of every key: a few new tokens after a long prefix are cheaper absorbed, many new tokens are
+// cheaper expanded. Nothing outside this file knows the thresholds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/forward_batch.h"
+#include "ops/attention/paged_batch.h"
+
+namespace fathom {
+
+// What the choice depends on besides the sequence: the model's shape and the measured crossover.
+struct AttentionShape {
+  int64_t latent_dim = 512;
+  int64_t rope_dim = 64;
+  int64_t nope_dim = 128;
+  int64_t v_dim = 128;
+};
+
+enum class AttentionForm { kAuto, kAbsorbed, kMha };
+
+struct AttentionPolicy {
+  // kAuto chooses by cost; the others force one form (tests, measurements).
+  AttentionForm form = AttentionForm::kAuto;
+  // Never expand for fewer new tokens than this. Measured on two Zen 4 cores with the bundled model
+  // (docs/performance.md): below it the expansion's fixed work is not repaid at any context length.
+  int64_t min_mha_queries = 8;
+  // Time of one absorbed multiply-add over one of the multi-head form, measured in the same place.
+  double absorbed_cost = 1.0;
+  // Rows that one absorbed group holds at most: it bounds the workspace.
+  int64_t max_absorbed_rows = 256;
+  // Keys that are expanded at a time in the multi-head form; parts are merged by log-sum-exp.
+  int64_t mha_key_chunk = 1024;
+};
+
+// A run of consecutive sequences that go through absorbed attention together. Its arrays are those
+// of a batch of its own: query_start begins at 0, for the rows [first_row, first_row + rows). A
+// sequence with more rows than a group holds continues in the next one, its earlier rows being
+// context there.
+struct AbsorbedGroup {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  std::vector<int32_t> query_start;
+  std::vector<int32_t> context_lens;
+  std::vector<int32_t> sequences;  // 0, 1, …: indices into this group's arrays
+  int64_t first_sequence = 0;      // in the step's batch
+
+  // The group as the attention operation reads it; views into the group and the batch.
+  PagedBatch view(const ForwardBatch& batch) const;
+};
+
+struct AttentionPlan {
+  std::vector<AbsorbedGroup> absorbed;
+  std::vector<int32_t> mha;  // sequences (of the batch) that take the multi-head form
+};
+
+// True if `queries` new tokens after `context` cached ones are cheaper in the multi-head form.
+bool prefers_mha(int64_t queries, int64_t context, const AttentionShape& shape,
+                 const AttentionPolicy& policy);
+
+AttentionPlan plan_attention(const ForwardBatch& batch, const AttentionShape& shape,
+                             const AttentionPolicy& policy);
+
+}  // namespace fathom

@@ -1,0 +1,83 @@
+#include "model/attention_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace fathom {
+namespace {
+
+ForwardBatch batch_of(const std::vector<std::pair<int32_t, int32_t>>& queries_and_contexts) {
+  ForwardBatch batch;
+  batch.max_pages = 3;
+  batch.query_start.push_back(0);
+  for (const auto& [queries, context] : queries_and_contexts) {
+    batch.query_start.push_back(batch.query_start.back() + queries);
+    batch.context_lens.push_back(context);
+    for (int p = 0; p < 3; ++p) {
+      batch.block_tables.push_back(static_cast<int32_t>(batch.block_tables.size()));
+    }
+  }
+  batch.token_ids.resize(static_cast<size_t>(batch.query_start.back()));
+  return batch;
+}
+
+TEST(AttentionPlan, DecodeIsAbsorbedAndAFreshPromptIsExpanded) {
+  const AttentionShape shape;
+  const AttentionPolicy policy;
+  EXPECT_FALSE(prefers_mha(1, 0, shape, policy));
+  EXPECT_FALSE(prefers_mha(1, 100'000, shape, policy));
+  EXPECT_TRUE(prefers_mha(512, 0, shape, policy));
+  // The arithmetic crossover after a long prefix: about 171 new tokens (512 * 256 / (1088 - 320)).
+  EXPECT_FALSE(prefers_mha(160, 1'000'000, shape, policy));
+  EXPECT_TRUE(prefers_mha(180, 1'000'000, shape, policy));
+}
+
+TEST(AttentionPlan, FormCanBeForced) {
+  AttentionPolicy policy;
+  policy.form = AttentionForm::kAbsorbed;
+  EXPECT_FALSE(prefers_mha(512, 0, AttentionShape(), policy));
+  policy.form = AttentionForm::kMha;
+  EXPECT_TRUE(prefers_mha(1, 9, AttentionShape(), policy));
+}
+
+// Every row is in exactly one place, groups keep to the row limit, and a group's own arrays
+// describe the same positions and pages as the batch's.
+TEST(AttentionPlan, CoversEveryRowOnce) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::pair<int32_t, int32_t>> sequences(1 + random() % 20);
+    for (auto& [queries, context] : sequences) {
+      queries = random() % 3 == 0 ? 1 + static_cast<int32_t>(random() % 300) : 1;
+      context = static_cast<int32_t>(random() % 1000);
+    }
+    const ForwardBatch batch = batch_of(sequences);
+    AttentionPolicy policy;
+    policy.max_absorbed_rows = 64;
+    policy.form = round % 2 == 0 ? AttentionForm::kAuto : AttentionForm::kAbsorbed;
+    const AttentionPlan plan = plan_attention(batch, AttentionShape(), policy);
+    std::vector<int> seen(batch.token_ids.size(), 0);
+    for (const int32_t s : plan.mha) {
+      for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) ++seen[row];
+    }
+    for (const AbsorbedGroup& group : plan.absorbed) {
+      EXPECT_LE(group.rows, policy.max_absorbed_rows);
+      const PagedBatch view = group.view(batch);
+      ASSERT_EQ(view.num_sequences(), static_cast<int64_t>(group.sequences.size()));
+      for (int64_t i = 0; i < view.num_sequences(); ++i) {
+        const int64_t s = group.first_sequence + i;
+        for (int32_t row = 0; row < view.num_queries(i); ++row) {
+          const int64_t batch_row = group.first_row + view.query_start[i] + row;
+          ++seen[batch_row];
+          EXPECT_EQ(view.context_lens[i] + row,
+                    batch.context_lens[s] + batch_row - batch.query_start[s]);
+        }
+        EXPECT_EQ(view.pages(i)[0], static_cast<int32_t>(s * 3));
+      }
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
+  }
+}
+
+}  // namespace
+}  // namespace fathom

@@ -1,0 +1,261 @@
+#include "model/deepseek.h"
+
+#include <algorithm>
+
+#include "ops/attention/attention.h"
+#include "ops/convert/convert.h"
+#include "ops/embedding/embedding.h"
+#include "ops/gate/gate.h"
+#include "ops/linear/linear.h"
+#include "ops/rms_norm/rms_norm.h"
+
+namespace fathom {
+namespace {
+
+// The norms inside attention have this eps whatever rms_norm_eps says, as in DeepSeek's own code
+// and in transformers; the two differ in no published DeepSeek checkpoint.
+constexpr float kInnerNormEps = 1e-6f;
+
+ConstTensorView norm_weight(const Buffer& buffer) {
+  return buffer.view(DType::kF32, {buffer.size() / 4});
+}
+
+std::span<std::byte> bytes_of(const Buffer& buffer) {
+  return {buffer.data(), static_cast<size_t>(buffer.size())};
+}
+
+std::optional<YarnParameters> yarn_parameters(const ModelConfig& config) {
+  if (!config.yarn) return std::nullopt;
+  return YarnParameters{config.yarn->factor,    config.yarn->beta_fast,
+                        config.yarn->beta_slow, config.yarn->original_max_position,
+                        config.yarn->mscale,    config.yarn->mscale_all_dim};
+}
+
+GateOptions gate_options(const ModelConfig& config) {
+  GateOptions options;
+  switch (config.gate) {
+    case GateKind::kSoftmaxGreedy:
+      options.scoring = GateScoring::kSoftmaxGreedy;
+      break;
+    case GateKind::kSoftmaxGroupLimited:
+      options.scoring = GateScoring::kSoftmaxGroupLimited;
+      break;
+    case GateKind::kSigmoidBias:
+      options.scoring = GateScoring::kSigmoidBias;
+      break;
+  }
+  options.num_groups = config.num_groups;
+  options.groups_per_token = config.groups_per_token;
+  options.experts_per_token = config.experts_per_token;
+  options.normalize = config.normalize_weights;
+  options.scaling = static_cast<float>(config.routed_scaling);
+  return options;
+}
+
+// Where each token's cache row goes: page * kPageSize + slot.
+std::vector<int64_t> cache_slots(const ForwardBatch& batch) {
+  std::vector<int64_t> slots(batch.token_ids.size());
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    for (int64_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+      const int64_t position = batch.positions[row];
+      const int32_t page = batch.block_tables[s * batch.max_pages + position / kPageSize];
+      FATHOM_CHECK(page >= 0, "sequence {} has no page for position {}", s, position);
+      slots[row] = page * kPageSize + position % kPageSize;
+    }
+  }
+  return slots;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& checkpoint,
+                                                           const ModelOptions& options,
+                                                           const LoadOptions& load_options,
+                                                           const Stream& stream) {
+  std::unique_ptr<DeepSeekModel> model(new DeepSeekModel(checkpoint.config(), options, stream));
+  const ModelConfig& config = model->config_;
+  model->rope_ = make_rope_table(config.qk_rope_dim, config.rope_theta, yarn_parameters(config));
+  model->softmax_scale_ = static_cast<float>(config.softmax_scale());
+  model->eps_ = static_cast<float>(config.rms_norm_eps);
+  FATHOM_TRY(model->weights_, ModelWeights::load(checkpoint, options.compute, load_options));
+  FATHOM_TRY(model->workspace_,
+             Workspace::allocate(config, options.compute, options.max_rows, options.attention,
+                                 stream.pool().num_threads()));
+  return model;
+}
+
+void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
+                            TensorView logits_out) {
+  const int64_t rows = batch.num_rows();
+  FATHOM_CHECK(rows > 0 && rows <= options_.max_rows, "{} rows, at most {}", rows,
+               options_.max_rows);
+  const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
+                             config_.v_dim};
+  const Step step{batch, plan_attention(batch, shape, options_.attention), cache_slots(batch)};
+
+  const TensorView x = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
+  const TensorView normed = workspace_.normed.view(options_.compute, {rows, config_.hidden});
+  embedding(stream_, batch.token_ids,
+            weights_.embedding.view(weights_.embedding_dtype, {config_.vocab_size, config_.hidden}),
+            x);
+  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    const LayerWeights& weights = weights_.layers[layer];
+    rms_norm(stream_, x, norm_weight(weights.input_norm), eps_, normed);
+    attention(weights.attention, step, cache.layer(layer), normed, x);
+    rms_norm(stream_, x, norm_weight(weights.post_attention_norm), eps_, normed);
+    feed_forward(weights, normed, x);
+  }
+  logits(step, x, logits_out);
+}
+
+// residual += W_o · attention(x)
+void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
+                              const LatentPages& pages, ConstTensorView x, TensorView residual) {
+  const int64_t rows = x.size(0), heads = config_.num_heads;
+  const DType operand = options_.compute;
+  const TensorView kv_a = workspace_.kv_a.view(DType::kF32, {rows, config_.latent_dim()});
+  const TensorView q = workspace_.q.view(DType::kF32, {rows, heads, config_.qk_dim()});
+  const TensorView q_rows = q.reshape({rows, heads * config_.qk_dim()});
+  if (config_.q_lora_rank > 0) {
+    const TensorView q_a = workspace_.q_a.view(DType::kF32, {rows, config_.q_lora_rank});
+    const TensorView q_a_normed = workspace_.q_a_normed.view(operand, {rows, config_.q_lora_rank});
+    const LinearTask down[] = {{x, &weights.q_a, q_a}, {x, &weights.kv_a, kv_a}};
+    linear_group(stream_, down);
+    rms_norm(stream_, q_a, norm_weight(weights.q_a_norm), kInnerNormEps, q_a_normed);
+    linear(stream_, q_a_normed, weights.q_b, q_rows);
+  } else {
+    const LinearTask both[] = {{x, &weights.q_b, q_rows}, {x, &weights.kv_a, kv_a}};
+    linear_group(stream_, both);
+  }
+  split_rope_query(stream_, q, step.batch.positions, rope_,
+                   workspace_.q_nope.view(operand, {rows, heads, config_.qk_nope_dim}),
+                   workspace_.q_rope.view(operand, {rows, heads, config_.qk_rope_dim}));
+  norm_rope_cache_write(stream_, kv_a, step.batch.positions, step.slots,
+                        norm_weight(weights.kv_a_norm), kInnerNormEps, rope_, pages);
+
+  for (const AbsorbedGroup& group : step.plan.absorbed) {
+    absorbed_attention(weights, step, group, pages);
+  }
+  for (const int32_t sequence : step.plan.mha) mha_attention(weights, step, sequence, pages);
+
+  linear(stream_, workspace_.heads_out.view(operand, {rows, heads * config_.v_dim}), weights.o,
+         residual, LinearMode::kAccumulate);
+}
+
+// W_UK folded into the query, attention over the latent rows, W_UV after.
+void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const Step& step,
+                                       const AbsorbedGroup& group, const LatentPages& pages) {
+  const int64_t all_rows = step.batch.num_rows(), rows = group.rows, heads = config_.num_heads;
+  const int64_t latent = config_.kv_lora_rank;
+  const DType operand = options_.compute;
+  const TensorView q_nope = workspace_.q_nope.view(operand, {all_rows, heads, config_.qk_nope_dim})
+                                .rows(group.first_row, rows);
+  const TensorView q_rope = workspace_.q_rope.view(operand, {all_rows, heads, config_.qk_rope_dim})
+                                .rows(group.first_row, rows);
+  const TensorView out = workspace_.heads_out.view(operand, {all_rows, heads, config_.v_dim})
+                             .rows(group.first_row, rows);
+  const TensorView q_latent = workspace_.q_latent.view(operand, {rows, heads, latent});
+  const TensorView o_latent = workspace_.o_latent.view(operand, {rows, heads, latent});
+
+  std::vector<LinearTask> tasks(static_cast<size_t>(heads));
+  for (int64_t h = 0; h < heads; ++h) {
+    tasks[h] = {q_nope.select(1, h), &weights.uk[h], q_latent.select(1, h)};
+  }
+  linear_group(stream_, tasks);
+  fathom::absorbed_attention(stream_, q_latent, q_rope, group.view(step.batch), group.sequences,
+                             pages, softmax_scale_, o_latent, bytes_of(workspace_.absorbed));
+  for (int64_t h = 0; h < heads; ++h) {
+    tasks[h] = {o_latent.select(1, h), &weights.uv[h], out.select(1, h)};
+  }
+  linear_group(stream_, tasks);
+}
+
+// Keys and values expanded from the latent a chunk at a time; the chunks' results are merged.
+void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& step,
+                                  int32_t sequence, const LatentPages& pages) {
+  const ForwardBatch& batch = step.batch;
+  const int64_t all_rows = batch.num_rows(), heads = config_.num_heads, v = config_.v_dim;
+  const int64_t first_row = batch.query_start[sequence];
+  const int64_t queries = batch.query_start[sequence + 1] - first_row;
+  const int64_t context = batch.context_lens[sequence];
+  const DType operand = options_.compute;
+  const auto page_ids = std::span(batch.block_tables)
+                            .subspan(static_cast<size_t>(sequence) * batch.max_pages,
+                                     static_cast<size_t>(batch.max_pages));
+  const TensorView q_nope = workspace_.q_nope.view(operand, {all_rows, heads, config_.qk_nope_dim});
+  const TensorView q_rope = workspace_.q_rope.view(operand, {all_rows, heads, config_.qk_rope_dim});
+  const TensorView whole = workspace_.whole.view(DType::kF32, {queries, heads, v});
+  const TensorView whole_lse = workspace_.whole_lse.view(DType::kF32, {queries, heads});
+
+  const int64_t chunk = options_.attention.mha_key_chunk;
+  for (int64_t first_key = 0; first_key < context + queries; first_key += chunk) {
+    const int64_t keys = std::min(chunk, context + queries - first_key);
+    const TensorView latent = workspace_.latent.view(operand, {keys, config_.kv_lora_rank});
+    const TensorView k_rope = workspace_.k_rope.view(operand, {keys, config_.qk_rope_dim});
+    const TensorView kv =
+        workspace_.kv.view(operand, {keys, heads, config_.qk_nope_dim + config_.v_dim});
+    gather_latent(stream_, page_ids, pages, first_key, keys, latent, k_rope);
+    linear(stream_, latent, weights.kv_b, kv.reshape({keys, kv.size(1) * kv.size(2)}));
+
+    // Queries before `first` see none of these keys.
+    const int64_t first = std::max<int64_t>(0, first_key - context);
+    const int64_t count = queries - first;
+    const bool only = first_key == 0;
+    const TensorView out = only ? whole : workspace_.part.view(DType::kF32, {count, heads, v});
+    const TensorView lse = only ? whole_lse : workspace_.part_lse.view(DType::kF32, {count, heads});
+    fathom::mha_attention(
+        stream_, q_nope.rows(first_row + first, count), q_rope.rows(first_row + first, count), kv,
+        k_rope, context + first - first_key, softmax_scale_, out, lse, bytes_of(workspace_.mha));
+    if (!only) {
+      merge_attention(stream_, out, lse, whole.rows(first, count), whole_lse.rows(first, count));
+    }
+  }
+  convert(stream_, whole,
+          workspace_.heads_out.view(operand, {all_rows, heads, v}).rows(first_row, queries));
+}
+
+// residual += mlp(x), dense or a mixture of experts.
+void DeepSeekModel::feed_forward(const LayerWeights& weights, ConstTensorView x,
+                                 TensorView residual) {
+  const std::span<std::byte> workspace = bytes_of(workspace_.mlp);
+  if (weights.dense) {
+    mlp(stream_, x, *weights.dense, residual, workspace);
+    return;
+  }
+  const MoeWeights& moe_weights = *weights.moe;
+  const int64_t rows = x.size(0), k = config_.experts_per_token;
+  const TensorView router_logits =
+      workspace_.router_logits.view(DType::kF32, {rows, config_.num_experts});
+  const TensorView ids = workspace_.expert_ids.view(DType::kI32, {rows, k});
+  const TensorView expert_weights = workspace_.expert_weights.view(DType::kF32, {rows, k});
+  ConstTensorView router_input = x;
+  if (x.dtype() != DType::kF32) {
+    const TensorView widened = workspace_.normed_f32.view(DType::kF32, {rows, config_.hidden});
+    convert(stream_, x, widened);
+    router_input = widened;
+  }
+  linear(stream_, router_input, moe_weights.gate, router_logits);
+  const bool biased = moe_weights.gate_bias.size() > 0;
+  gate(stream_, router_logits, biased ? norm_weight(moe_weights.gate_bias) : ConstTensorView(),
+       gate_options(config_), ids, expert_weights);
+  moe(stream_, x, ids, expert_weights, moe_weights.experts,
+      moe_weights.shared ? &*moe_weights.shared : nullptr, residual, workspace);
+}
+
+void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorView out) {
+  const std::vector<int32_t>& wanted = step.batch.logit_rows;
+  const auto count = static_cast<int64_t>(wanted.size());
+  if (count == 0) return;
+  const TensorView normed = workspace_.normed.view(options_.compute, {count, config_.hidden});
+  // Rows in one run at a time: all of a prompt's, or the last row of each sequence.
+  for (int64_t i = 0; i < count;) {
+    int64_t run = 1;
+    while (i + run < count && wanted[i + run] == wanted[i] + run) ++run;
+    rms_norm(stream_, residual.rows(wanted[i], run), norm_weight(weights_.final_norm), eps_,
+             normed.rows(i, run));
+    i += run;
+  }
+  linear(stream_, normed, weights_.head, out);
+}
+
+}  // namespace fathom

@@ -1,0 +1,27 @@
+// One step's work for a model, as flat arrays: a device copies them as they are.
+//
+// Rows are tokens; the tokens of one sequence are consecutive rows and consecutive positions. A
+// sequence's row count is 1 in decode and a chunk's length in prefill; the two mix freely.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fathom {
+
+struct ForwardBatch {
+  std::vector<int32_t> token_ids;  // [rows]
+  std::vector<int32_t> positions;  // [rows]; the first token of a sequence has position 0
+
+  std::vector<int32_t> query_start;   // [sequences + 1]: sequence s owns rows [s], [s + 1)
+  std::vector<int32_t> context_lens;  // [sequences]: tokens in the cache before this step
+  std::vector<int32_t> block_tables;  // [sequences, max_pages]: page ids, -1 beyond the sequence's
+  int32_t max_pages = 0;
+
+  std::vector<int32_t> logit_rows;  // rows whose logits are wanted, in ascending order
+
+  int64_t num_rows() const { return static_cast<int64_t>(token_ids.size()); }
+  int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }
+};
+
+}  // namespace fathom

@@ -1,0 +1,60 @@
+// A DeepSeek model's weights in memory, and how they come from a checkpoint.
+//
+// Owned by the model; read-only after load(). The MTP layer's tensors are recognised and left on
+// disk: speculation will ask for them.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/load_plan.h"
+#include "ops/linear/packed_matrix.h"
+#include "ops/moe/moe.h"
+
+namespace fathom {
+
+// Multi-head latent attention, section 2.1 of DeepSeek-V2 (2024). H heads.
+struct AttentionWeights {
+  Buffer q_a_norm;    // [q_lora] f32; empty without query compression
+  PackedMatrix q_a;   // [q_lora, hidden]; empty without query compression
+  PackedMatrix q_b;   // [H * (nope + rope), q_lora], or q_proj [.., hidden]
+  PackedMatrix kv_a;  // [latent + rope, hidden]
+  Buffer kv_a_norm;   // [latent] f32
+  PackedMatrix kv_b;  // [H * (nope + v), latent]: expands the latent for the multi-head form
+  std::vector<PackedMatrix> uk;  // [H] of [latent, nope]: W_UK transposed, takes q into the latent
+  std::vector<PackedMatrix> uv;  // [H] of [v, latent]: takes the latent output back
+  PackedMatrix o;                // [hidden, H * v]
+};
+
+struct MoeWeights {
+  PackedMatrix gate;  // [experts, hidden], multiplied in fp32
+  Buffer gate_bias;   // [experts] f32; empty unless the gate has one
+  std::vector<MlpWeights> experts;
+  std::optional<MlpWeights> shared;  // num_shared * moe_intermediate wide
+};
+
+struct LayerWeights {
+  Buffer input_norm;  // [hidden] f32
+  AttentionWeights attention;
+  Buffer post_attention_norm;       // [hidden] f32
+  std::optional<MlpWeights> dense;  // exactly one of the two
+  std::optional<MoeWeights> moe;
+};
+
+struct ModelWeights {
+  Buffer embedding;  // [vocab, hidden] bf16 or f32
+  DType embedding_dtype = DType::kBF16;
+  std::vector<LayerWeights> layers;
+  Buffer final_norm;  // [hidden] f32
+  PackedMatrix head;  // [vocab, hidden]
+
+  // compute is kBF16 or kF32: what x will be in products. With kF32 the stored values are kept
+  // exactly; with kBF16 f16 and f32 matrices are rounded to bf16, FP8 ones stay FP8.
+  static Result<ModelWeights> load(const Checkpoint& checkpoint, DType compute,
+                                   const LoadOptions& options);
+
+  int64_t bytes() const;
+};
+
+}  // namespace fathom

@@ -1,0 +1,51 @@
+// The model's activations: planned for the largest step and allocated once.
+//
+// Every buffer is for max_rows tokens. "Operand" is the type that products take: bf16, or f32 when
+// the model computes in float32. The residual stream and all sums are f32 in either case.
+#pragma once
+
+#include "checkpoint/model_config.h"
+#include "model/attention_plan.h"
+#include "tensor/buffer.h"
+
+namespace fathom {
+
+struct Workspace {
+  static Result<Workspace> allocate(const ModelConfig& config, DType operand, int64_t max_rows,
+                                    const AttentionPolicy& policy, int num_threads);
+
+  int64_t bytes() const;
+
+  DType operand = DType::kBF16;
+  Buffer residual;    // [rows, hidden] f32
+  Buffer normed;      // [rows, hidden] operand
+  Buffer normed_f32;  // [rows, hidden] f32: the router's input, when operand is bf16
+  // Attention.
+  Buffer q_a;         // [rows, q_lora] f32
+  Buffer q_a_normed;  // [rows, q_lora] operand
+  Buffer kv_a;        // [rows, latent + rope] f32
+  Buffer q;           // [rows, H, nope + rope] f32
+  Buffer q_nope;      // [rows, H, nope] operand
+  Buffer q_rope;      // [rows, H, rope] operand
+  Buffer heads_out;   // [rows, H, v] operand: o_proj's input
+  // Its absorbed form, a group at a time.
+  Buffer q_latent;  // [group rows, H, latent] operand
+  Buffer o_latent;  // [group rows, H, latent] operand
+  Buffer absorbed;  // the operation's own
+  // Its multi-head form, a chunk of keys at a time.
+  Buffer latent;     // [chunk, latent] operand
+  Buffer k_rope;     // [chunk, rope] operand
+  Buffer kv;         // [chunk, H, nope + v] operand
+  Buffer part;       // [rows, H, v] f32
+  Buffer part_lse;   // [rows, H] f32
+  Buffer whole;      // [rows, H, v] f32
+  Buffer whole_lse;  // [rows, H] f32
+  Buffer mha;        // the operation's own
+  // Feed-forward.
+  Buffer router_logits;   // [rows, experts] f32
+  Buffer expert_ids;      // [rows, k] i32
+  Buffer expert_weights;  // [rows, k] f32
+  Buffer mlp;             // the operations' own
+};
+
+}  // namespace fathom

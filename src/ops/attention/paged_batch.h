@@ -1,0 +1,24 @@
+// Which rows and pages belong to which sequence, as the attention operations read it. Views only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace fathom {
+
+struct PagedBatch {
+  std::span<const int32_t> query_start;   // [sequences + 1]: sequence s owns rows [s], [s + 1)
+  std::span<const int32_t> context_lens;  // [sequences]: tokens in the cache before this step
+  std::span<const int32_t> block_tables;  // [sequences, max_pages]
+  int32_t max_pages = 0;
+
+  int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }
+  int32_t num_queries(int64_t s) const { return query_start[s + 1] - query_start[s]; }
+  // Tokens that the sequence's last row may see: its context and the new ones.
+  int32_t total_len(int64_t s) const { return context_lens[s] + num_queries(s); }
+  std::span<const int32_t> pages(int64_t s) const {
+    return block_tables.subspan(static_cast<size_t>(s * max_pages), static_cast<size_t>(max_pages));
+  }
+};
+
+}  // namespace fathom

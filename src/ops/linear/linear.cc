@@ -1,0 +1,133 @@
+#include "ops/linear/linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/math.h"
+#include "device/cpu/isa.h"
+#include "ops/linear/panel_product.h"
+
+namespace fathom {
+namespace {
+
+void check(const LinearTask& task, LinearMode mode) {
+  FATHOM_CHECK(task.weight != nullptr && task.x.rank() == 2 && task.out.rank() == 2 &&
+                   task.x.size(1) == task.weight->cols() &&
+                   task.out.size(1) == task.weight->rows() && task.x.size(0) == task.out.size(0),
+               "{} times [{}, {}] to {}", task.x.shape_string(),
+               task.weight == nullptr ? 0 : task.weight->rows(),
+               task.weight == nullptr ? 0 : task.weight->cols(), task.out.shape_string());
+  FATHOM_CHECK(task.x.dtype() == DType::kBF16 || task.x.dtype() == DType::kF32, "x is {}",
+               name_of(task.x.dtype()));
+  FATHOM_CHECK(task.out.dtype() == DType::kF32 ||
+                   (task.out.dtype() == DType::kBF16 && mode == LinearMode::kOverwrite),
+               "out is {}", name_of(task.out.dtype()));
+}
+
+// How a task is cut. Units are pairs of panels with all rows of x, so that a thread reads its
+// weights once; with few pairs and many rows (a narrow matrix in prefill) they are one pair with
+// one block of rows.
+struct Cut {
+  Cut(const LinearTask& task, int threads)
+      : pairs(ceil_div(task.weight->rows(), kPairRows)), blocks(task.x.size(0)) {
+    by_rows = blocks.count() > 1 && pairs < 8 * threads;
+    units = by_rows ? pairs * blocks.count() : pairs;
+    const int64_t rows = by_rows ? blocks.begin(1) : task.x.size(0);
+    // What a unit costs is its products, or with few rows the reading of its weights: that takes
+    // the time of about six rows.
+    cost = (rows + 6) * task.weight->cols();
+  }
+  int64_t pairs;
+  RowBlocks blocks;
+  bool by_rows = false;
+  int64_t units = 0;
+  int64_t cost = 0;
+};
+
+void store(const LinearKernels& kernels, const LinearTask& task, LinearMode mode, int64_t first_row,
+           int64_t rows, int64_t first_pair, int64_t num_pairs, const float* sums) {
+  for (int64_t pair = 0; pair < num_pairs; ++pair) {
+    const int64_t column = (first_pair + pair) * kPairRows;
+    const int64_t count = std::min<int64_t>(kPairRows, task.out.size(1) - column);
+    for (int64_t r = 0; r < rows; ++r, sums += kPairRows) {
+      if (task.out.dtype() == DType::kBF16) {
+        auto* const out = task.out.row<bf16>(first_row + r) + column;
+        kernels.store_bf16(sums, count, reinterpret_cast<uint16_t*>(out));
+      } else if (mode == LinearMode::kAccumulate) {
+        kernels.add_scaled(sums, 1.0f, count, task.out.row<float>(first_row + r) + column);
+      } else if (count == kPairRows) {  // a size known in advance: four vector moves, no call
+        std::memcpy(task.out.row<float>(first_row + r) + column, sums, kPairRows * sizeof(float));
+      } else {
+        std::memcpy(task.out.row<float>(first_row + r) + column, sums,
+                    static_cast<size_t>(count) * sizeof(float));
+      }
+    }
+  }
+}
+
+// Pairs [begin, end) with the rows of blocks [first_block, last_block).
+void compute(const LinearKernels& kernels, const LinearTask& task, LinearMode mode,
+             const RowBlocks& blocks, int64_t first_block, int64_t last_block, int64_t begin,
+             int64_t end) {
+  alignas(64) float sums[kMaxProductPairs * kMaxProductRows * kPairRows];
+  for (int64_t pair = begin; pair < end; pair += kMaxProductPairs) {
+    const int64_t pairs = std::min(kMaxProductPairs, end - pair);
+    for (int64_t block = first_block; block < last_block; ++block) {
+      const int64_t row = blocks.begin(block);
+      const int64_t rows = blocks.begin(block + 1) - row;
+      multiply_pairs(kernels, {task.x, nullptr, row}, rows, *task.weight, pair, pairs, sums);
+      store(kernels, task, mode, row, rows, pair, pairs, sums);
+    }
+  }
+}
+
+void compute_share(const LinearKernels& kernels, std::span<const LinearTask> tasks, LinearMode mode,
+                   int threads, CostSplit split) {
+  for (const LinearTask& task : tasks) {
+    if (task.x.size(0) == 0) continue;
+    const Cut cut(task, threads);
+    auto [begin, end] = split.next(cut.units, cut.cost);
+    if (!cut.by_rows) {
+      compute(kernels, task, mode, cut.blocks, 0, cut.blocks.count(), begin, end);
+      continue;
+    }
+    while (begin < end) {
+      const int64_t block = begin / cut.pairs;
+      const int64_t stop = std::min(end, (block + 1) * cut.pairs);
+      compute(kernels, task, mode, cut.blocks, block, block + 1, begin - block * cut.pairs,
+              stop - block * cut.pairs);
+      begin = stop;
+    }
+  }
+}
+
+}  // namespace
+
+void linear_group(const Stream& stream, std::span<const LinearTask> tasks, LinearMode mode) {
+  // Below about 32 KiB of weights, waking the threads costs more than they save.
+  constexpr int64_t kWorthThreads = 4096;
+  const LinearKernels& kernels = linear_kernels(cpu_isa());
+  const int threads = stream.pool().num_threads();
+  int64_t cost = 0;
+  for (const LinearTask& task : tasks) {
+    check(task, mode);
+    if (task.x.size(0) == 0) continue;
+    const Cut cut(task, threads);
+    cost += cut.units * cut.cost;
+  }
+  if (threads == 1 || cost < kWorthThreads) {
+    compute_share(kernels, tasks, mode, threads, CostSplit(cost, 0, 1));
+    return;
+  }
+  stream.pool().run([&](int thread) {
+    compute_share(kernels, tasks, mode, threads, CostSplit(cost, thread, threads));
+  });
+}
+
+void linear(const Stream& stream, ConstTensorView x, const PackedMatrix& weight, TensorView out,
+            LinearMode mode) {
+  const LinearTask task = {x, &weight, out};
+  linear_group(stream, {&task, 1}, mode);
+}
+
+}  // namespace fathom

@@ -1,0 +1,14 @@
+#include "ops/linear/linear_kernels.h"
+
+namespace fathom {
+
+const LinearKernels& linear_kernels(CpuIsa isa) {
+#if defined(__x86_64__)
+  if (isa == CpuIsa::kAvx512) return kLinearAvx512;
+  if (isa == CpuIsa::kAvx2) return kLinearAvx2;
+#endif
+  static_cast<void>(isa);
+  return kLinearScalar;
+}
+
+}  // namespace fathom

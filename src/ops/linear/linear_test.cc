@@ -1,0 +1,284 @@
+#include "ops/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include "device/cpu/isa.h"
+#include "ops/linear/linear_test_data.h"
+#include "ops/linear/panel_product.h"
+
+namespace fathom {
+namespace {
+
+using testing::Rows;
+using testing::Scales;
+using testing::Source;
+
+struct Form {
+  DType source;
+  Scales scales;
+  WeightFormat format;
+};
+const Form kForms[] = {
+    {DType::kBF16, Scales::kNone, WeightFormat::kBF16},
+    {DType::kF16, Scales::kNone, WeightFormat::kBF16},
+    {DType::kF8E4M3, Scales::kBlock, WeightFormat::kF8E4M3},
+    {DType::kF8E4M3, Scales::kRow, WeightFormat::kF8E4M3},
+    {DType::kF8E4M3, Scales::kTensor, WeightFormat::kF8E4M3},
+    {DType::kF8E4M3, Scales::kNone, WeightFormat::kF8E4M3},
+    {DType::kF32, Scales::kNone, WeightFormat::kF32},
+    {DType::kF8E4M3, Scales::kBlock, WeightFormat::kF32},
+};
+
+std::vector<CpuIsa> levels() {
+  std::vector<CpuIsa> found;
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+    if (isa <= cpu_isa()) found.push_back(isa);
+  }
+  return found;
+}
+
+// fp32 sums of a block of 128 products and of the blocks; far below one lost product's effect.
+double tolerance(const testing::Expected& expected) { return 4e-6 * expected.magnitude + 1e-30; }
+
+template <typename T>
+void check_products(CpuIsa isa, const Form& form, int64_t n, int64_t k) {
+  const Source source(static_cast<uint64_t>(n * 1000 + k), n, k, form.source, form.scales);
+  const PackedMatrix weight = pack(source, form.format);
+  const int64_t pairs = ceil_div(n, kPairRows);
+  for (const int64_t rows : {1, 2, 3, 4, 5, 7, 16, 17, 40, 96}) {
+    const Rows<T> x(7, rows, k);
+    std::vector<float> sums(static_cast<size_t>(pairs * rows * kPairRows), std::nanf(""));
+    for (int64_t pair = 0; pair < pairs; pair += kMaxProductPairs) {
+      multiply_pairs(linear_kernels(isa), {x.view}, rows, weight, pair,
+                     std::min(kMaxProductPairs, pairs - pair),
+                     sums.data() + pair * rows * kPairRows);
+    }
+    for (int64_t m = 0; m<rows; m += rows> 12 ? 11 : 1) {
+      for (int64_t i = 0; i<n; i += n> 100 ? 7 : 1) {
+        const float sum = sums[static_cast<size_t>(i / kPairRows * rows * kPairRows +
+                                                   m * kPairRows + i % kPairRows)];
+        const auto expected = testing::product<T>(x.view, m, source, form.format, i);
+        ASSERT_NEAR(sum, expected.value, tolerance(expected))
+            << name_of(isa) << " form " << &form - kForms << " [" << n << ", " << k << "] rows "
+            << rows << " at " << m << ", " << i;
+      }
+    }
+  }
+}
+
+TEST(MultiplyPairs, EveryLevelEveryFormOddAndRealShapes) {
+  const int64_t shapes[][2] = {{128, 256}, {96, 200}, {15, 72}, {3, 56},   {33, 129},
+                               {65, 257},  {576, 96}, {1, 1},   {160, 128}};
+  for (const CpuIsa isa : levels()) {
+    for (const Form& form : kForms) {
+      for (const auto& [n, k] : shapes) {
+        check_products<float>(isa, form, n, k);
+        check_products<bf16>(isa, form, n, k);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Any range of pairs gives the same as all of them: threads cut groups in the middle.
+TEST(MultiplyPairs, ARangeMayBeginAndEndInsideAGroup) {
+  for (const CpuIsa isa : levels()) {
+    for (const Form& form : {kForms[0], kForms[2], kForms[6]}) {
+      const Source source(5, 150, 200, form.source, form.scales);
+      const PackedMatrix weight = pack(source, form.format);
+      for (const int64_t rows : {2, 9, 18}) {
+        const Rows<bf16> x(6, rows, 200);
+        std::vector<float> whole(static_cast<size_t>(5 * rows * kPairRows));
+        multiply_pairs(linear_kernels(isa), {x.view}, rows, weight, 0, 5, whole.data());
+        for (int64_t begin = 0; begin < 5; ++begin) {
+          for (int64_t end = begin + 1; end <= 5; ++end) {
+            std::vector<float> part(static_cast<size_t>((end - begin) * rows * kPairRows), -1.0f);
+            multiply_pairs(linear_kernels(isa), {x.view}, rows, weight, begin, end - begin,
+                           part.data());
+            EXPECT_EQ(std::memcmp(part.data(), whole.data() + begin * rows * kPairRows,
+                                  part.size() * sizeof(float)),
+                      0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+  for (const CpuIsa isa : levels()) {
+    for (const Form& form : kForms) {
+      const Source source(8, 64, 328, form.source, form.scales);
+      const PackedMatrix weight = pack(source, form.format);
+      constexpr int64_t kRows = 41;
+      const auto check = [&](ConstTensorView x) {
+        std::vector<float> together(2 * kRows * kPairRows), alone(2 * kPairRows);
+        for (const int64_t rows : {2, 3, 4, 5, 12, 16, 17, 41}) {
+          multiply_pairs(linear_kernels(isa), {x}, rows, weight, 0, 2, together.data());
+          for (int64_t r = 0; r < rows; ++r) {
+            multiply_pairs(linear_kernels(isa), {x, nullptr, r}, 1, weight, 0, 2, alone.data());
+            for (int64_t pair = 0; pair < 2; ++pair) {
+              ASSERT_EQ(std::memcmp(alone.data() + pair * kPairRows,
+                                    together.data() + (pair * rows + r) * kPairRows,
+                                    kPairRows * sizeof(float)),
+                        0)
+                  << name_of(isa) << " rows " << rows << " row " << r;
+            }
+          }
+        }
+      };
+      check(Rows<bf16>(9, kRows, 328).view);
+      check(Rows<float>(9, kRows, 328).view);
+    }
+  }
+}
+
+TEST(MultiplyPairs, IndexedRows) {
+  const Source source(11, 64, 96, DType::kBF16, Scales::kNone);
+  const PackedMatrix weight = pack(source, WeightFormat::kBF16);
+  const Rows<bf16> x(12, 10, 96);
+  const int32_t index[] = {9, 0, 3, 3, 7, 1, 2};
+  for (const int64_t rows : {2, 6}) {
+    std::vector<float> sums(static_cast<size_t>(2 * rows * kPairRows));
+    multiply_pairs(linear_kernels(cpu_isa()), {x.view, index, 1}, rows, weight, 0, 2, sums.data());
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto expected =
+          testing::product<bf16>(x.view, index[1 + r], source, WeightFormat::kBF16, 5);
+      EXPECT_NEAR(sums[static_cast<size_t>(r * kPairRows + 5)], expected.value,
+                  tolerance(expected));
+    }
+  }
+}
+
+TEST(RowBlocks, CoverAllRowsWithinTheLimit) {
+  for (int64_t rows = 1; rows < 700; ++rows) {
+    const RowBlocks blocks(rows);
+    EXPECT_EQ(blocks.begin(0), 0);
+    EXPECT_EQ(blocks.begin(blocks.count()), rows);
+    for (int64_t b = 0; b < blocks.count(); ++b) {
+      const int64_t height = blocks.begin(b + 1) - blocks.begin(b);
+      EXPECT_TRUE(height > 0 && height <= kMaxProductRows) << rows;
+    }
+  }
+}
+
+TEST(CostSplit, EveryUnitFallsIntoOneShare) {
+  const int64_t counts[] = {5, 1, 0, 18, 300};
+  const int64_t costs[] = {100, 7, 3, 40, 1};
+  int64_t total = 0;
+  for (int i = 0; i < 5; ++i) total += counts[i] * costs[i];
+  for (const int shares : {1, 2, 3, 7, 64}) {
+    std::vector<int64_t> next(5, 0);
+    for (int share = 0; share < shares; ++share) {
+      CostSplit split(total, share, shares);
+      int64_t cost = 0;
+      for (size_t i = 0; i < 5; ++i) {
+        const auto range = split.next(counts[i], costs[i]);
+        EXPECT_EQ(range.begin, next[i]);
+        next[i] = range.end;
+        cost += (range.end - range.begin) * costs[i];
+      }
+      EXPECT_LE(cost, total / shares + 100);
+    }
+    EXPECT_EQ(next, std::vector<int64_t>(counts, counts + 5));
+  }
+}
+
+template <typename T, typename Out>
+void check_linear(ThreadPool& pool, int64_t rows, int64_t n, int64_t k, LinearMode mode) {
+  const Form& form = kForms[2];
+  const Source source(21, n, k, form.source, form.scales);
+  const PackedMatrix weight = pack(source, form.format);
+  const Rows<T> x(22, rows, k);
+  Rows<Out> out(23, rows, n);  // poison between the rows
+  const Rows<Out> before(23, rows, n);
+  const Stream stream(pool);
+  linear(stream, x.view, weight, out.view, mode);
+  for (int64_t m = 0; m < rows; ++m) {
+    for (int64_t i = 0; i < n; ++i) {
+      auto expected = testing::product<T>(x.view, m, source, form.format, i);
+      if (mode == LinearMode::kAccumulate) {
+        const double old = to_float(before.view.template row<Out>(m)[i]);
+        expected.value += old;
+        expected.magnitude += std::abs(old);
+      }
+      const double rounding =
+          std::is_same_v<Out, bf16> ? std::abs(expected.value) * 0x1.01p-8 : 0.0;
+      ASSERT_NEAR(to_float(out.view.template row<Out>(m)[i]), expected.value,
+                  tolerance(expected) + rounding);
+    }
+    for (int64_t i = n; i < out.stride && m + 1 < rows; ++i) {
+      ASSERT_TRUE(std::isnan(to_float(out.view.template row<Out>(m)[i]))) << "wrote past the row";
+    }
+  }
+}
+
+TEST(Linear, MatchesDoubleForAnyThreadsRowsAndOutputs) {
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    for (const int64_t rows : {1, 4, 17, 200}) {
+      check_linear<bf16, float>(pool, rows, 150, 200, LinearMode::kOverwrite);
+      check_linear<bf16, float>(pool, rows, 150, 200, LinearMode::kAccumulate);
+      check_linear<bf16, bf16>(pool, rows, 150, 200, LinearMode::kOverwrite);
+      check_linear<float, float>(pool, rows, 576, 72, LinearMode::kAccumulate);
+      check_linear<float, bf16>(pool, rows, 3, 56, LinearMode::kOverwrite);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Linear, SameBitsForAnyThreadsAndBatch) {
+  const Source source(31, 700, 512, DType::kF8E4M3, Scales::kBlock);
+  const PackedMatrix weight = pack(source, WeightFormat::kF8E4M3);
+  const Rows<bf16> x(32, 250, 512);
+  std::vector<float> reference(250 * 700);
+  for (const int threads : {1, 2, 3, 5}) {
+    ThreadPool pool(threads);
+    const Stream stream(pool);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      std::vector<float> out(250 * 700, std::nanf(""));
+      linear(stream, x.view, weight, TensorView(out.data(), {250, 700}));
+      if (threads == 1 && repeat == 0) reference = out;
+      EXPECT_EQ(std::memcmp(out.data(), reference.data(), out.size() * sizeof(float)), 0);
+    }
+    for (const int64_t row : {0, 99, 249}) {
+      std::vector<float> out(700, std::nanf(""));
+      linear(stream, ConstTensorView(x.view).rows(row, 1), weight,
+             TensorView(out.data(), {1, 700}));
+      EXPECT_EQ(std::memcmp(out.data(), reference.data() + row * 700, 700 * sizeof(float)), 0);
+    }
+  }
+}
+
+TEST(LinearGroup, EqualsTheProductsOneByOne) {
+  const Source a(41, 128, 256, DType::kBF16, Scales::kNone);
+  const Source b(42, 576, 256, DType::kF8E4M3, Scales::kBlock);
+  const Source c(43, 15, 72, DType::kF32, Scales::kNone);
+  const PackedMatrix weights[] = {pack(a, WeightFormat::kBF16), pack(b, WeightFormat::kF8E4M3),
+                                  pack(c, WeightFormat::kF32)};
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    const Stream stream(pool);
+    for (const int64_t rows : {0, 1, 6, 150}) {
+      const Rows<bf16> x(44, rows, 256), y(45, rows, 72);
+      std::vector<std::vector<float>> together, alone;
+      std::vector<LinearTask> tasks;
+      for (const PackedMatrix& weight : weights) {
+        together.emplace_back(static_cast<size_t>(rows * weight.rows() + 1), 0.5f);
+        alone.push_back(together.back());
+      }
+      for (size_t i = 0; i < 3; ++i) {
+        const ConstTensorView in = i == 2 ? y.view : x.view;
+        tasks.push_back(
+            {in, &weights[i], TensorView(together[i].data(), {rows, weights[i].rows()})});
+        linear(stream, in, weights[i], TensorView(alone[i].data(), {rows, weights[i].rows()}),
+               LinearMode::kAccumulate);
+      }
+      linear_group(stream, tasks, LinearMode::kAccumulate);
+      EXPECT_EQ(together, alone) << threads << " threads, " << rows << " rows";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom

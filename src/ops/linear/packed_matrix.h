@@ -1,0 +1,44 @@
+// A weight matrix repacked for this CPU's vector units: made once while loading, read every step.
+//
+// Logical shape [rows, cols] = [out, in] as checkpoints store it. The packed order is described in
+// packed_matrix.cc; nobody else may depend on it. FP8 values stay FP8 and their scales stay fp32
+// (a decode step is bound by the bytes it reads).
+#pragma once
+
+#include "tensor/buffer.h"
+#include "tensor/scaled_matrix.h"
+
+namespace fathom {
+
+enum class WeightFormat { kF32, kBF16, kF8E4M3 };
+
+class PackedMatrix {
+ public:
+  PackedMatrix() = default;
+
+  // Not initialised; every row must be packed before use. `purpose` names it in an error.
+  static Result<PackedMatrix> allocate(int64_t rows, int64_t cols, WeightFormat format,
+                                       std::string_view purpose);
+
+  // Packs source's rows into rows [first_row, first_row + source.rows()), source.cols() == cols().
+  // Calls for disjoint row ranges may run at the same time (on different threads), whatever the
+  // ranges' alignment. kF32 takes any source (values * scales); kBF16 takes f32, bf16, f16 and
+  // rounds; kF8E4M3 takes e4m3, exactly, with scales of any scale_rows and of a scale_cols that is
+  // a multiple of 128 or covers the row. The call with the last row also writes the padding.
+  void pack(int64_t first_row, const ScaledMatrix& source);
+
+  int64_t rows() const { return rows_; }
+  int64_t cols() const { return cols_; }
+  WeightFormat format() const { return format_; }
+  int64_t bytes() const { return memory_.size(); }
+  // For the kernels: the packed order's first byte.
+  const std::byte* data() const { return memory_.data(); }
+
+ private:
+  int64_t rows_ = 0;
+  int64_t cols_ = 0;
+  WeightFormat format_ = WeightFormat::kBF16;
+  Buffer memory_;
+};
+
+}  // namespace fathom

@@ -1,0 +1,61 @@
+// Where the parts of a packed matrix lie (the drawing is in packed_matrix.cc).
+#pragma once
+
+#include "base/math.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/linear/packed_matrix.h"
+
+namespace fathom {
+
+class PanelLayout {
+ public:
+  PanelLayout(int64_t rows, int64_t columns, WeightFormat format)
+      : rows_(rows),
+        columns_(columns),
+        step_columns_(format == WeightFormat::kF32 ? 1 : 2),
+        step_bytes_(format == WeightFormat::kF8E4M3 ? 64 : 128),
+        scale_bytes_(format == WeightFormat::kF8E4M3 ? kPairRows * 4 : 0) {}
+
+  int64_t num_pairs() const { return ceil_div(rows_, kPairRows); }
+  int64_t num_blocks() const { return ceil_div(columns_, kBlockColumns); }
+  int64_t step_bytes() const { return step_bytes_; }
+  int64_t step_columns() const { return step_columns_; }
+
+  // Pairs in the group that `pair` belongs to: 2, or 1 at an odd end.
+  int64_t pairs_of_group(int64_t pair) const { return (pair | 1) < num_pairs() ? 2 : 1; }
+  int64_t steps_of_block(int64_t block) const {
+    const int64_t left = columns_ - block * kBlockColumns;
+    return ceil_div(left < kBlockColumns ? left : kBlockColumns, step_columns_);
+  }
+
+  // Bytes from a group's block to its next one.
+  int64_t block_stride(int64_t pairs) const {
+    return pairs * (kBlockColumns / step_columns_ * step_bytes_ + scale_bytes_);
+  }
+  // From a pair's step to its next one.
+  int64_t step_stride(int64_t pairs) const { return pairs * step_bytes_; }
+
+  // The first step of a pair's block, and its 32 scales.
+  int64_t block_offset(int64_t pair, int64_t block) const {
+    return pair / 2 * pair_total() * 2 + block * block_stride(pairs_of_group(pair)) +
+           pair % 2 * step_bytes_;
+  }
+  int64_t scales_offset(int64_t pair, int64_t block) const {
+    const int64_t pairs = pairs_of_group(pair);
+    return pair / 2 * pair_total() * 2 + block * block_stride(pairs) +
+           steps_of_block(block) * step_stride(pairs) + pair % 2 * scale_bytes_;
+  }
+
+  // Bytes of one pair over all columns; a group's is pairs times it.
+  int64_t pair_total() const {
+    if (num_blocks() == 0) return 0;
+    const int64_t last = num_blocks() - 1;
+    return last * block_stride(1) + steps_of_block(last) * step_bytes_ + scale_bytes_;
+  }
+  int64_t total_bytes() const { return num_pairs() * pair_total(); }
+
+ private:
+  int64_t rows_, columns_, step_columns_, step_bytes_, scale_bytes_;
+};
+
+}  // namespace fathom

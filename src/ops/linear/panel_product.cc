@@ -1,0 +1,195 @@
+#include "ops/linear/panel_product.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/math.h"
+#include "ops/linear/panel_layout.h"
+
+namespace fathom {
+namespace {
+
+// Up to this many rows, passes of the decode kernels beat widening or re-reading blocks for tiles.
+constexpr int64_t kFewRows = 16;
+
+// Columns [column, column + count) of the rows, zero up to 128: dense, so that rows whose stride is
+// a multiple of 4 KiB do not fall into the same cache sets.
+template <typename T>
+void gather_block(const ProductRows& x, int64_t rows, int64_t column, int64_t count, T* out) {
+  const bool same_type = x.x.dtype() == kDTypeOf<T>;
+  for (int64_t r = 0; r < rows; ++r, out += kBlockColumns) {
+    const std::byte* row = x.row(r) + column * size_of(x.x.dtype());
+    if (same_type) {
+      std::memcpy(out, row, static_cast<size_t>(count) * sizeof(T));
+    } else if constexpr (std::is_same_v<T, float>) {
+      for (int64_t k = 0; k < count; ++k) {
+        bf16 value;
+        std::memcpy(&value, row + k * 2, sizeof value);
+        out[k] = to_float(value);
+      }
+    }
+    if (count < kBlockColumns) std::fill(out + count, out + kBlockColumns, T{});
+  }
+}
+
+// Group by group, the rows in passes of up to four: the first pass brings the group's weights into
+// the L2 cache (64 rows x 2,048 columns of bf16 are 256 KiB), where the others find them.
+void multiply_few_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                       const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
+                       float* sums) {
+  const PanelLayout layout(weight.rows(), weight.cols(), weight.format());
+  const bool fp8 = weight.format() == WeightFormat::kF8E4M3;
+  const auto dot = fp8 ? kernels.dot_fp8 : kernels.dot_bf16;
+  const uint16_t* pointers[kFewRows];
+  for (int64_t r = 0; r < rows; ++r) pointers[r] = reinterpret_cast<const uint16_t*>(x.row(r));
+  const int64_t passes = ceil_div(rows, kMaxDotRows);
+  for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
+    const int64_t in_group = layout.pairs_of_group(pair);
+    const int64_t pairs = std::min(in_group - pair % 2, first_pair + num_pairs - pair);
+    const PackedBlocks blocks = {
+        .data = weight.data() + layout.block_offset(pair, 0),
+        .step_stride = layout.step_stride(in_group),
+        .block_stride = layout.block_stride(in_group),
+        .scales_shift = pair % 2 * (kPairRows * 4 - layout.step_bytes()),
+        .columns = weight.cols(),
+    };
+    float* const group_sums = sums + (pair - first_pair) * rows * kPairRows;
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t begin = rows * pass / passes;
+      const int64_t end = rows * (pass + 1) / passes;
+      dot(pointers + begin, static_cast<int>(end - begin), blocks, static_cast<int>(pairs),
+          group_sums + begin * kPairRows, rows * kPairRows);
+    }
+    pair += pairs;
+  }
+}
+
+// One block of columns of several pairs; x_block is the rows' block, bf16 or fp32.
+class BlockProduct {
+ public:
+  BlockProduct(const LinearKernels& kernels, const PackedMatrix& weight, bool bf16_dot)
+      : kernels_(kernels),
+        weight_(weight),
+        layout_(weight.rows(), weight.cols(), weight.format()),
+        bf16_dot_(bf16_dot) {}
+
+  void multiply(const void* x_block, int64_t rows, int64_t pair, int64_t block, float* sums) {
+    const int64_t in_group = layout_.pairs_of_group(pair);
+    const std::byte* packed = weight_.data() + layout_.block_offset(pair, block);
+    const int64_t packed_stride = layout_.step_stride(in_group);
+    const int packed_steps = static_cast<int>(layout_.steps_of_block(block));
+    const bool fp8 = weight_.format() == WeightFormat::kF8E4M3;
+    const auto* scales =
+        fp8 ? reinterpret_cast<const float*>(weight_.data() + layout_.scales_offset(pair, block))
+            : nullptr;
+    const Steps steps = expand(packed, packed_stride, packed_steps);
+
+    // The first tile fetches the same pair's next block; the others have nothing to fetch.
+    const std::byte* ahead = packed + layout_.block_stride(in_group);
+    int64_t ahead_stride = packed_stride;
+    const int64_t tiles = ceil_div(rows, kernels_.tile_rows);
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t begin = rows * t / tiles;
+      const int count = static_cast<int>(rows * (t + 1) / tiles - begin);
+      if (bf16_dot_) {
+        kernels_.tile_bf16(static_cast<const uint16_t*>(x_block) + begin * kBlockColumns, count,
+                           steps.data, steps.stride, steps.count, scales, sums + begin * kPairRows,
+                           ahead, ahead_stride);
+      } else {
+        kernels_.tile_f32(static_cast<const float*>(x_block) + begin * kBlockColumns, count,
+                          steps.data, steps.stride, steps.count, scales, sums + begin * kPairRows,
+                          ahead, ahead_stride);
+      }
+      ahead = steps.data;
+      ahead_stride = 0;
+    }
+  }
+
+ private:
+  struct Steps {
+    const std::byte* data;
+    int64_t stride;
+    int count;
+  };
+
+  // The block in the form that the tile kernel reads.
+  Steps expand(const std::byte* packed, int64_t stride, int steps) {
+    constexpr int64_t kStep = 128;
+    auto* const out = reinterpret_cast<float*>(expanded_);
+    switch (weight_.format()) {
+      case WeightFormat::kF32:
+        return {packed, stride, steps};
+      case WeightFormat::kBF16:
+        if (bf16_dot_) return {packed, stride, steps};
+        kernels_.expand_bf16_to_f32(packed, stride, steps, out);
+        return {expanded_, kStep, 2 * steps};
+      case WeightFormat::kF8E4M3:
+        if (bf16_dot_) {
+          kernels_.expand_fp8_to_bf16(packed, stride, steps, expanded_);
+          return {expanded_, kStep, steps};
+        }
+        kernels_.expand_fp8_to_f32(packed, stride, steps, out);
+        return {expanded_, kStep, 2 * steps};
+    }
+    return {};
+  }
+
+  const LinearKernels& kernels_;
+  const PackedMatrix& weight_;
+  const PanelLayout layout_;
+  const bool bf16_dot_;
+  alignas(64) std::byte expanded_[kPairRows * kBlockColumns * sizeof(float)];
+};
+
+// As many blocks of x as fit into 128 KiB at a time, and within them group after group, so that the
+// weights are read in long ascending runs.
+template <typename T>
+void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                        const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
+                        float* sums) {
+  constexpr int64_t kScratch = (128 << 10) / sizeof(T);
+  alignas(64) T x_blocks[kScratch];
+  BlockProduct product(kernels, weight, std::is_same_v<T, bf16>);
+  std::fill_n(sums, num_pairs * rows * kPairRows, 0.0f);
+  const int64_t columns = weight.cols();
+  const int64_t num_blocks = ceil_div(columns, kBlockColumns);
+  const int64_t x_block = rows * kBlockColumns;
+  for (int64_t first = 0; first < num_blocks; first += kScratch / x_block) {
+    const int64_t count = std::min(kScratch / x_block, num_blocks - first);
+    for (int64_t b = 0; b < count; ++b) {
+      const int64_t column = (first + b) * kBlockColumns;
+      gather_block(x, rows, column, std::min<int64_t>(kBlockColumns, columns - column),
+                   x_blocks + b * x_block);
+    }
+    for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
+      const int64_t stop = std::min((pair | 1) + 1, first_pair + num_pairs);
+      for (int64_t b = 0; b < count; ++b) {
+        for (int64_t p = pair; p < stop; ++p) {
+          product.multiply(x_blocks + b * x_block, rows, p, first + b,
+                           sums + (p - first_pair) * rows * kPairRows);
+        }
+      }
+      pair = stop;
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                    const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
+                    float* sums) {
+  FATHOM_CHECK(rows <= kMaxProductRows && num_pairs <= kMaxProductPairs, "{} rows, {} pairs", rows,
+               num_pairs);
+  const bool bf16_dot = x.x.dtype() == DType::kBF16 && weight.format() != WeightFormat::kF32 &&
+                        kernels.tile_bf16 != nullptr;
+  if (!bf16_dot) {
+    multiply_many_rows<float>(kernels, x, rows, weight, first_pair, num_pairs, sums);
+  } else if (rows <= kFewRows) {
+    multiply_few_rows(kernels, x, rows, weight, first_pair, num_pairs, sums);
+  } else {
+    multiply_many_rows<bf16>(kernels, x, rows, weight, first_pair, num_pairs, sums);
+  }
+}
+
+}  // namespace fathom

@@ -1,0 +1,42 @@
+// The tokens of a step sorted by expert, and where the activations of each lie in the workspace.
+#pragma once
+
+#include <span>
+
+#include "ops/moe/moe.h"
+
+namespace fathom {
+
+// One feed-forward network with the rows that go through it.
+struct ExpertRows {
+  const MlpWeights* weights = nullptr;
+  const int32_t* tokens = nullptr;  // the rows of x and out; null: row i is token i
+  const float* factors = nullptr;   // what the output is multiplied by; null: 1
+  int64_t count = 0;
+  TensorView activations = {};  // [count, intermediate], x's type
+};
+
+// Cuts a workspace into aligned pieces.
+class Workspace {
+ public:
+  explicit Workspace(std::span<std::byte> memory) : memory_(memory) {}
+
+  static int64_t bytes_of(int64_t count, int64_t size) { return (count * size + 63) / 64 * 64; }
+
+  template <typename T>
+  T* take(int64_t count) {
+    return reinterpret_cast<T*>(take_bytes(bytes_of(count, sizeof(T))));
+  }
+  std::byte* take_bytes(int64_t bytes);
+
+ private:
+  std::span<std::byte> memory_;
+};
+
+// Sorts (token, slot) by expert, stably, into memory taken from the workspace, and fills
+// lists[0 … experts.size()), in ascending order of the expert.
+void list_experts(ConstTensorView expert_ids, ConstTensorView expert_weights,
+                  std::span<const MlpWeights> experts, DType type, Workspace& workspace,
+                  ExpertRows* lists);
+
+}  // namespace fathom

@@ -1,0 +1,40 @@
+// SwiGLU feed-forward blocks: the dense one and the mixture of experts.
+//
+//   mlp(x) = down( silu(gate x) * (up x) )
+//   moe(x) = sum over the token's experts of weight * mlp_expert(x)  +  mlp_shared(x)
+//
+// out is f32 and is added to (the residual stream), one expert after the other: the token's experts
+// in ascending order of their number, the shared expert last. So a row's bits do not depend on the
+// batch, on the order of its list, or on the threads.
+#pragma once
+
+#include <span>
+
+#include "device/stream.h"
+#include "ops/linear/packed_matrix.h"
+#include "tensor/tensor_view.h"
+
+namespace fathom {
+
+struct MlpWeights {
+  PackedMatrix gate_up;  // [2 * intermediate, hidden]: gate's rows, then up's
+  PackedMatrix down;     // [hidden, intermediate]
+};
+
+// Bytes of workspace for up to `rows` tokens; its start must be aligned to 64 bytes.
+int64_t mlp_workspace_bytes(int64_t rows, int64_t hidden, int64_t intermediate);
+int64_t moe_workspace_bytes(int64_t rows, int64_t hidden, int64_t num_experts,
+                            int64_t experts_per_token, int64_t expert_intermediate,
+                            int64_t shared_intermediate);
+
+// x [rows, hidden] bf16 or f32; out [rows, hidden] f32, added to.
+void mlp(const Stream& stream, ConstTensorView x, const MlpWeights& weights, TensorView out,
+         std::span<std::byte> workspace);
+
+// expert_ids [rows, k] i32, each below experts.size(), expert_weights [rows, k] f32; shared may be
+// null. All experts have the same shape; the shared one may be wider.
+void moe(const Stream& stream, ConstTensorView x, ConstTensorView expert_ids,
+         ConstTensorView expert_weights, std::span<const MlpWeights> experts,
+         const MlpWeights* shared, TensorView out, std::span<std::byte> workspace);
+
+}  // namespace fathom

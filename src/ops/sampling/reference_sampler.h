@@ -1,0 +1,34 @@
+// Sampling written out plainly, in double precision with full sorts: what sample() is tested
+// against. Test code only.
+#pragma once
+
+#include <map>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "ops/sampling/sample.h"
+
+namespace fathom {
+
+struct ReferenceDistribution {
+  std::map<int32_t, double> kept;  // id -> probability after truncation, sums to 1
+  // How close the closest decision (what top-p or min-p keeps) was, in probability: below some 1e-6
+  // single precision may decide otherwise.
+  double margin = 1;
+};
+
+// The distribution that the options make of a row, given the tokens before.
+ReferenceDistribution reference_distribution(std::span<const float> logits,
+                                             const SampleOptions& options,
+                                             std::span<const int32_t> prompt,
+                                             std::span<const int32_t> output,
+                                             const std::set<int32_t>& masked);
+
+// The token at `uniform` in the cumulative distribution, and how close the draw was to another.
+int32_t reference_draw(const ReferenceDistribution& distribution, double uniform, double* margin);
+
+// log-softmax of the row.
+std::vector<double> reference_logprobs(std::span<const float> logits);
+
+}  // namespace fathom

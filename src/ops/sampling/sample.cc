@@ -1,0 +1,186 @@
+#include "ops/sampling/sample.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "base/check.h"
+#include "base/random.h"
+#include "ops/sampling/logit_row.h"
+#include "ops/sampling/truncation.h"
+
+namespace fathom {
+namespace {
+
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+
+// Fewer logits than this in a step are done before another thread has woken: at 10 GB/s and more
+// they take less than 30 us.
+constexpr int64_t kParallelElements = 65'536;
+
+void find_maxima(std::span<const float> logits, SampleScratch& scratch) {
+  scratch.maxima.resize(static_cast<size_t>(num_logit_blocks(std::ssize(logits))));
+  block_maxima(logits, scratch.maxima);
+}
+
+// The lowest id with the largest logit; nothing if no logit is finite.
+std::optional<int32_t> largest(std::span<const float> logits, std::span<const float> maxima) {
+  const auto block = std::max_element(maxima.begin(), maxima.end());
+  if (block == maxima.end() || !std::isfinite(*block)) return std::nullopt;
+  const auto first = logits.begin() + (block - maxima.begin()) * kLogitBlock;
+  return static_cast<int32_t>(std::find(first, logits.end(), *block) - logits.begin());
+}
+
+bool changes_logits(const SampleRow& row) {
+  return !row.masked.empty() || !row.options->logit_bias.empty() || row.options->has_penalties();
+}
+
+void change_logits(const SampleRow& row, std::span<float> logits) {
+  const SampleOptions& options = *row.options;
+  for (const auto& [id, bias] : options.logit_bias) logits[id] += bias;
+  if (options.has_penalties()) {
+    FATHOM_CHECK(row.history != nullptr, "penalties need the tokens' history");
+    for (const TokenHistory::Entry& entry : row.history->entries()) {
+      double logit = logits[entry.id];
+      logit = logit > 0 ? logit / options.repetition_penalty : logit * options.repetition_penalty;
+      logit -= options.frequency_penalty * entry.output_count;
+      if (entry.output_count > 0) logit -= options.presence_penalty;
+      logits[entry.id] = static_cast<float>(logit);
+    }
+  }
+  for (const int32_t id : row.masked) logits[id] = kNegativeInfinity;
+}
+
+// One draw among all tokens: blocks are walked by their sums, then one block by its terms.
+int32_t draw_from_all(std::span<const float> logits, float max, float inverse_temperature,
+                      double uniform, SampleScratch& scratch) {
+  scratch.sums.resize(scratch.maxima.size());
+  const double total = block_exp_sums(logits, max, inverse_temperature, scratch.sums);
+  const double target = uniform * total;
+  double before = 0;
+  int64_t block = 0, last_block = 0;
+  for (; block < std::ssize(scratch.sums); ++block) {
+    if (scratch.sums[block] > 0) last_block = block;
+    if (before + scratch.sums[block] > target) break;
+    before += scratch.sums[block];
+  }
+  // Rounding may leave the target just beyond the end: the last token with a chance takes it.
+  if (block == std::ssize(scratch.sums)) block = last_block;
+  const int64_t first = block * kLogitBlock;
+  const int64_t end = std::min(first + kLogitBlock, std::ssize(logits));
+  int32_t last = 0;
+  for (int64_t i = first; i < end; ++i) {
+    const float term = exp_term(logits[i], max, inverse_temperature);
+    if (term == 0) continue;
+    last = static_cast<int32_t>(i);
+    before += term;
+    if (before > target) break;
+  }
+  return last;
+}
+
+int32_t draw_from_kept(std::span<const float> logits, const Cutoff& cutoff, float max,
+                       float inverse_temperature, double uniform, SampleScratch& scratch) {
+  collect_kept(logits, scratch.maxima, cutoff, scratch.candidates);
+  double total = 0;
+  for (SampleScratch::Candidate& candidate : scratch.candidates) {
+    candidate.logit = exp_term(candidate.logit, max, inverse_temperature);
+    total += candidate.logit;
+  }
+  const double target = uniform * total;
+  double before = 0;
+  int32_t last = scratch.candidates.front().id;
+  for (const SampleScratch::Candidate& candidate : scratch.candidates) {
+    if (candidate.logit == 0) continue;
+    last = candidate.id;
+    before += candidate.logit;
+    if (before > target) break;
+  }
+  return last;
+}
+
+// scratch.maxima are those of `logits`.
+int32_t choose(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch) {
+  const std::optional<int32_t> best = largest(logits, scratch.maxima);
+  if (!best) return -1;
+  const SampleOptions& options = *row.options;
+  if (options.temperature < kGreedyTemperature) return *best;
+
+  const float max = logits[*best];
+  const auto inverse_temperature = static_cast<float>(1 / options.temperature);
+  const double uniform = random_uniform(options.seed, options.stream, row.position);
+  const Cutoff cutoff = find_cutoff(logits, max, options, scratch);
+  if (cutoff.keeps_all()) {
+    return draw_from_all(logits, max, inverse_temperature, uniform, scratch);
+  }
+  return draw_from_kept(logits, cutoff, max, inverse_temperature, uniform, scratch);
+}
+
+// Log-probabilities of the raw row; scratch.maxima are its own.
+void add_logprobs(std::span<const float> logits, int num_top, SampleScratch& scratch,
+                  SampledToken& out) {
+  const std::optional<int32_t> best = largest(logits, scratch.maxima);
+  if (!best || out.id < 0) {
+    out.id = -1;
+    return;
+  }
+  scratch.sums.resize(scratch.maxima.size());
+  const double log_sum =
+      logits[*best] + std::log(block_exp_sums(logits, logits[*best], 1, scratch.sums));
+  out.logprob = static_cast<float>(logits[out.id] - log_sum);
+  if (num_top == 0) return;
+  select_top(logits, num_top, scratch);
+  for (const auto& [logit, id] : scratch.candidates) {
+    out.top.emplace_back(id, static_cast<float>(logit - log_sum));
+  }
+}
+
+}  // namespace
+
+void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch,
+            SampledToken& out) {
+  out.top.clear();
+  out.logprob = 0;
+  out.id = row.given_id;
+  if (row.given_id >= 0 || !changes_logits(row)) {
+    find_maxima(logits, scratch);
+    if (row.given_id < 0) out.id = choose(logits, row, scratch);
+    if (row.num_logprobs >= 0) add_logprobs(logits, row.num_logprobs, scratch, out);
+    return;
+  }
+  scratch.logits.assign(logits.begin(), logits.end());
+  change_logits(row, scratch.logits);
+  find_maxima(scratch.logits, scratch);
+  out.id = choose(scratch.logits, row, scratch);
+  if (row.num_logprobs >= 0) {
+    find_maxima(logits, scratch);
+    add_logprobs(logits, row.num_logprobs, scratch, out);
+  }
+}
+
+void sample_rows(const Stream* stream, ConstTensorView logits, std::span<const SampleRow> rows,
+                 std::vector<SampleScratch>& scratch, std::span<SampledToken> out) {
+  FATHOM_CHECK(rows.size() == out.size(), "{} rows, {} results", rows.size(), out.size());
+  if (rows.empty()) return;
+  const int64_t vocab = logits.size(1), count = std::ssize(rows);
+  const auto run = [&](SampleScratch& mine, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      FATHOM_CHECK(rows[i].row >= 0 && rows[i].row < logits.size(0), "row {} of {}", rows[i].row,
+                   logits.size(0));
+      sample({logits.row<float>(rows[i].row), static_cast<size_t>(vocab)}, rows[i], mine, out[i]);
+    }
+  };
+  const int threads = stream == nullptr ? 1 : stream->pool().num_threads();
+  if (std::ssize(scratch) < threads) scratch.resize(static_cast<size_t>(threads));
+  if (threads == 1 || count == 1 || count * vocab < kParallelElements) {
+    run(scratch[0], 0, count);
+    return;
+  }
+  stream->pool().run([&](int thread) {
+    run(scratch[thread], count * thread / threads, count * (thread + 1) / threads);
+  });
+}
+
+}  // namespace fathom

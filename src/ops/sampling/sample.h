@@ -1,0 +1,84 @@
+// One row of logits to one token: a pure function of the row, the options, the tokens before it,
+// the seed and the position, so that a sequence's tokens do not depend on what it is batched with.
+//
+// In this order: logit bias; penalties (repetition over prompt and output; frequency and presence
+// over the output only); masked ids; then, over logits / temperature, top-k, top-p and min-p, each
+// on what the one before left; then one draw. Ties at the border of top-k and top-p go to the lower
+// id, so top-k keeps exactly k. The draw takes the token at random_uniform(seed, stream, position)
+// in the cumulative distribution of what was kept, by ascending id. With a temperature below 1e-5
+// the largest logit wins, the lowest id among equals.
+//
+// Log-probabilities are log-softmax of the row as it came, before all of this.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "device/stream.h"
+#include "ops/sampling/token_history.h"
+#include "tensor/tensor_view.h"
+
+namespace fathom {
+
+inline constexpr double kGreedyTemperature = 1e-5;
+
+// What stays the same for all tokens of a sequence. Values are in range, ids inside the vocabulary.
+struct SampleOptions {
+  double temperature = 1;
+  double top_p = 1;   // 1: all
+  double min_p = 0;   // 0: all
+  int64_t top_k = 0;  // <= 0: all
+  double repetition_penalty = 1;
+  double presence_penalty = 0;
+  double frequency_penalty = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias = {};
+  uint64_t seed = 0;
+  uint64_t stream = 0;  // which of the choices that share the seed
+
+  bool has_penalties() const {
+    return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
+};
+
+// What differs from token to token. Nothing here is owned.
+struct SampleRow {
+  int64_t row = 0;  // of the logits
+  const SampleOptions* options = nullptr;
+  const TokenHistory* history = nullptr;  // needed with penalties
+  std::span<const int32_t> masked = {};   // ids that must not be chosen
+  uint64_t position = 0;                  // the new token's, in its sequence
+  int num_logprobs = -1;                  // -1: no log-probability; else so many alternatives
+  int32_t given_id = -1;  // >= 0: nothing is chosen, this token's log-probability is wanted
+};
+
+struct SampledToken {
+  int32_t id = -1;  // -1: the row has no finite logit left
+  float logprob = 0;
+  std::vector<std::pair<int32_t, float>> top =
+      {};  // alternatives, descending, ties by ascending id
+};
+
+// Memory that sampling works in; grows to the vocabulary's size and is then reused.
+struct SampleScratch {
+  struct Candidate {
+    float logit;
+    int32_t id;
+  };
+  std::vector<float> logits;  // a changed copy of the row
+  std::vector<float> maxima, selected_maxima;
+  std::vector<double> sums;
+  std::vector<Candidate> candidates;
+};
+
+// `out` is filled anew; its memory is reused.
+void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch,
+            SampledToken& out);
+
+// All rows: out[i] for rows[i]. logits [n, vocab] f32. Spread over the stream's threads when there
+// are any and the work is worth waking them; scratch is resized to one for each thread.
+void sample_rows(const Stream* stream, ConstTensorView logits, std::span<const SampleRow> rows,
+                 std::vector<SampleScratch>& scratch, std::span<SampledToken> out);
+
+}  // namespace fathom

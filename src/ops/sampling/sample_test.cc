@@ -1,0 +1,225 @@
+#include "ops/sampling/sample.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "base/random.h"
+#include "ops/sampling/reference_sampler.h"
+
+namespace fathom {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+std::vector<float> random_row(std::mt19937& random, int64_t size, float spread) {
+  std::normal_distribution<float> normal(0, spread);
+  std::vector<float> row(static_cast<size_t>(size));
+  for (float& value : row) value = normal(random);
+  return row;
+}
+
+SampledToken sample_once(std::span<const float> logits, const SampleOptions& options,
+                         SampleRow row = {}) {
+  row.options = &options;
+  SampleScratch scratch;
+  SampledToken out{.id = -77, .logprob = NAN, .top = {{-5, NAN}}};
+  sample(logits, row, scratch, out);
+  return out;
+}
+
+double one_of(std::mt19937& random, std::initializer_list<double> values) {
+  return values.begin()[random() % values.size()];
+}
+
+struct Case {
+  SampleOptions options;
+  std::vector<int32_t> prompt, output;
+  std::set<int32_t> masked;
+};
+
+Case random_case(std::mt19937& random, int64_t vocab) {
+  const auto some_id = [&] { return static_cast<int32_t>(random() % vocab); };
+  Case c;
+  c.options.temperature = one_of(random, {0, 0.3, 0.7, 1, 1, 2});
+  c.options.top_p = one_of(random, {1, 1, 0.1, 0.5, 0.9, 0.999});
+  c.options.min_p = one_of(random, {0, 0, 0.02, 0.3, 1});
+  c.options.top_k =
+      static_cast<int64_t>(one_of(random, {0, -1, 1, 2, 40, static_cast<double>(vocab) - 1, 1e9}));
+  c.options.repetition_penalty = one_of(random, {1, 1, 1.3, 0.8});
+  c.options.presence_penalty = one_of(random, {0, 0, 1.5, -2});
+  c.options.frequency_penalty = one_of(random, {0, 0, 0.7, -0.5});
+  c.options.seed = random();
+  c.options.stream = random() % 4;
+  for (size_t i = random() % 4; i > 0; --i) {
+    c.options.logit_bias.emplace_back(some_id(), one_of(random, {-100, -1, 2, 5}));
+  }
+  for (size_t i = random() % 20; i > 0; --i) c.prompt.push_back(some_id());
+  for (size_t i = random() % 20; i > 0; --i) c.output.push_back(some_id());
+  if (!c.output.empty()) c.output.push_back(c.output[0]);
+  for (size_t i = random() % 3; i > 0; --i) c.masked.insert(some_id());
+  return c;
+}
+
+TEST(Sample, EveryMixtureOfOptionsAgainstThePlainOne) {
+  std::mt19937 random(11);
+  SampleScratch scratch;
+  SampledToken out;
+  int compared = 0, total = 0;
+  for (int64_t vocab : {1, 2, 63, 97, 1000, 5000}) {
+    for (int i = 0; i < 1500; ++i, ++total) {
+      Case c = random_case(random, vocab);
+      if (vocab == 1) c.masked.clear();
+      if (std::ssize(c.masked) == vocab) c.masked.clear();
+      const auto row = random_row(random, vocab, static_cast<float>(one_of(random, {0.1, 2, 6})));
+      TokenHistory history;
+      history.add_prompt(c.prompt);
+      for (const int32_t id : c.output) history.add_output(id);
+      const std::vector<int32_t> masked(c.masked.begin(), c.masked.end());
+      const uint64_t position = random() % 1000;
+      sample(row,
+             {.options = &c.options, .history = &history, .masked = masked, .position = position},
+             scratch, out);
+
+      const auto expected = reference_distribution(row, c.options, c.prompt, c.output, c.masked);
+      double margin = 0;
+      const int32_t id = reference_draw(
+          expected, random_uniform(c.options.seed, c.options.stream, position), &margin);
+      if (std::min(margin, expected.margin) < 1e-6 && out.id != id) continue;
+      ++compared;
+      ASSERT_EQ(out.id, id) << "vocab " << vocab << " case " << i << " T " << c.options.temperature
+                            << " top_p " << c.options.top_p << " top_k " << c.options.top_k
+                            << " min_p " << c.options.min_p;
+    }
+  }
+  EXPECT_GT(compared, total * 0.998) << "near ties are rare";
+}
+
+TEST(Sample, GreedyTakesTheLowestIdOfEquals) {
+  std::vector<float> row(300, 1);
+  row[70] = row[71] = row[299] = 4;
+  EXPECT_EQ(sample_once(row, {.temperature = 0}).id, 70);
+  EXPECT_EQ(sample_once(row, {.temperature = 9e-6}).id, 70);
+  const int32_t mask[] = {70};
+  EXPECT_EQ(sample_once(row, {.temperature = 0}, {.masked = mask}).id, 71);
+}
+
+TEST(Sample, TopKKeepsExactlyKOfEquals) {
+  const std::vector<float> row(500, 2);
+  std::set<int32_t> seen;
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    seen.insert(sample_once(row, {.top_k = 3, .seed = seed}).id);
+  }
+  EXPECT_EQ(seen, (std::set<int32_t>{0, 1, 2}));
+}
+
+TEST(Sample, NoFiniteLogitIsReported) {
+  const std::vector<float> nan(100, std::nanf("")), low(100, -kInf);
+  std::vector<float> high(100, 0);
+  high[7] = kInf;
+  for (const double temperature : {0.0, 1.0}) {
+    const SampleOptions options{.temperature = temperature};
+    EXPECT_EQ(sample_once(nan, options, {.num_logprobs = 2}).id, -1);
+    EXPECT_EQ(sample_once(low, options).id, -1);
+    EXPECT_EQ(sample_once(high, options).id, -1);
+  }
+  EXPECT_EQ(sample_once(nan, {}, {.num_logprobs = 2, .given_id = 3}).id, -1);
+  std::vector<float> one(100, std::nanf(""));
+  one[99] = -3;
+  EXPECT_EQ(sample_once(one, {}).id, 99) << "NaN is never chosen";
+}
+
+TEST(Sample, LogprobsAreOfTheRawRow) {
+  std::mt19937 random(5);
+  for (const int64_t vocab : {1, 7, 100, 5000}) {
+    const auto row = random_row(random, vocab, 3);
+    const auto expected = reference_logprobs(row);
+    const SampleOptions options{.temperature = 0.5, .top_k = 2, .logit_bias = {{0, 50}}};
+    const SampledToken out = sample_once(row, options, {.num_logprobs = 20});
+    EXPECT_NEAR(out.logprob, expected[out.id], 2e-6);
+    std::vector<int32_t> order;
+    for (int32_t id = 0; id < vocab; ++id) order.push_back(id);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+    ASSERT_EQ(out.top.size(), std::min<size_t>(20, order.size()));
+    for (size_t i = 0; i < out.top.size(); ++i) {
+      EXPECT_EQ(out.top[i].first, order[i]);
+      EXPECT_NEAR(out.top[i].second, expected[order[i]], 2e-6);
+    }
+    const SampledToken given = sample_once(row, options, {.num_logprobs = 0, .given_id = 0});
+    EXPECT_EQ(given.id, 0);
+    EXPECT_NEAR(given.logprob, expected[0], 2e-6);
+    EXPECT_TRUE(given.top.empty());
+  }
+}
+
+// Chi-square of 20,000 draws by position; at 40 degrees of freedom 1 in 10^6 exceeds 101.
+TEST(Sample, DrawsFollowTheDistribution) {
+  std::mt19937 random(8);
+  const auto row = random_row(random, 41, 1);
+  for (const SampleOptions& options :
+       {SampleOptions{.seed = 9}, SampleOptions{.temperature = 1.7, .top_p = 0.95, .seed = 9},
+        SampleOptions{.top_k = 12, .seed = 4}, SampleOptions{.min_p = 0.2, .seed = 3}}) {
+    const auto distribution = reference_distribution(row, options, {}, {}, {});
+    std::map<int32_t, int> counts;
+    constexpr int kDraws = 20'000;
+    for (uint64_t i = 0; i < kDraws; ++i) {
+      ++counts[sample_once(row, options, {.position = i}).id];
+    }
+    double chi_square = 0;
+    for (const auto& [id, p] : distribution.kept) {
+      chi_square += std::pow(counts[id] - kDraws * p, 2) / (kDraws * p);
+      counts.erase(id);
+    }
+    EXPECT_TRUE(counts.empty()) << "a token outside the kept set was drawn";
+    EXPECT_LT(chi_square, 101);
+  }
+}
+
+TEST(Sample, SeedAndPositionDecide) {
+  std::mt19937 random(8);
+  const auto row = random_row(random, 1000, 0.5);
+  std::set<int32_t> ids;
+  for (uint64_t position = 0; position < 50; ++position) {
+    const SampleOptions options{.seed = 77};
+    const int32_t id = sample_once(row, options, {.position = position}).id;
+    EXPECT_EQ(id, sample_once(row, options, {.position = position}).id);
+    ids.insert(id);
+  }
+  EXPECT_GT(ids.size(), 35u);
+}
+
+TEST(Sample, RowsOnThreadsAreTheSameAsAlone) {
+  std::mt19937 random(21);
+  constexpr int64_t kRows = 37, kVocab = 4000;
+  const auto logits = random_row(random, kRows * kVocab, 2);
+  const SampleOptions options{.top_p = 0.9, .seed = 5};
+  std::vector<SampleRow> rows;
+  for (int64_t i = 0; i < kRows; ++i) {
+    rows.push_back({.row = kRows - 1 - i,
+                    .options = &options,
+                    .position = static_cast<uint64_t>(i),
+                    .num_logprobs = static_cast<int>(i % 3) - 1});
+  }
+  ThreadPool pool(3);
+  const Stream stream(pool);
+  std::vector<SampleScratch> scratch;
+  std::vector<SampledToken> alone(kRows), together(kRows);
+  const ConstTensorView view(logits.data(), {kRows, kVocab});
+  sample_rows(nullptr, view, rows, scratch, alone);
+  sample_rows(&stream, view, rows, scratch, together);
+  for (int64_t i = 0; i < kRows; ++i) {
+    EXPECT_EQ(alone[i].id, together[i].id);
+    EXPECT_EQ(alone[i].logprob, together[i].logprob);
+    EXPECT_EQ(alone[i].top, together[i].top);
+    const std::span<const float> row{view.row<float>(rows[i].row), static_cast<size_t>(kVocab)};
+    EXPECT_EQ(alone[i].id, sample_once(row, options, rows[i]).id);
+  }
+}
+
+}  // namespace
+}  // namespace fathom

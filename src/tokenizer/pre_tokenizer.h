@@ -1,0 +1,58 @@
+// Cuts a text into the pieces that byte-pair merging never crosses, as tokenizer.json's
+// "pre_tokenizer" says: a sequence of splits, each applied inside the pieces left by the one
+// before.
+//
+// Supported: Split (a Regex or a String, behavior Isolated), Digits, ByteLevel (with and without
+// its own pattern) and Sequence of these. Anything else is refused by name. Immutable; any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json.h"
+#include "base/status.h"
+#include "tokenizer/regex.h"
+#include "tokenizer/v3_scanner.h"
+
+namespace fathom {
+
+class PreTokenizer {
+ public:
+  // `config` is the field's value. allow_scanner false keeps known patterns on the general path:
+  // for tests that compare the two.
+  static Result<PreTokenizer> from_json(const json::value& config, std::string_view source,
+                                        bool allow_scanner = true);
+
+  // text must be well-formed UTF-8.
+  void split(std::string_view text, const PieceSink& sink) const;
+
+  bool uses_scanner() const { return is_v3_; }
+
+ private:
+  // What cuts a piece: the regex, or (no regex) the white space at its end, \s+$, which a regex
+  // would search for in quadratic time.
+  struct Stage {
+    std::optional<Regex> regex;
+  };
+  struct Built {
+    std::vector<Stage> stages;
+    std::vector<std::string> patterns;  // of the Splits, to recognise known sequences
+    bool has_byte_level = false;
+  };
+
+  static Result<> add(const json::value& config, const std::string& where, int depth, Built& built);
+  static Result<> add_split(const JsonFields& fields, const std::string& where, Built& built);
+  static Result<> add_pattern(std::string_view pattern, const std::string& where, Built& built);
+  static void add_own(const std::string& pcre2_pattern, Built& built);
+  void split_piece(std::string_view piece, size_t stage, Regex::Scratch& scratch,
+                   const PieceSink& sink) const;
+  void split_trailing_space(std::string_view piece, size_t stage, Regex::Scratch& scratch,
+                            const PieceSink& sink) const;
+
+  std::vector<Stage> stages_;
+  bool is_v3_ = false;
+};
+
+}  // namespace fathom

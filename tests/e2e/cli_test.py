@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""The built program on the bundled model, as a person or a script would call it.
+
+    cli_test.py PROGRAM SOURCE_DIR
+"""
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+MODEL = os.path.join(SOURCE, "models/fathom-tiny")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+
+
+def fathom(*arguments, stdin="", status=0, environment=None):
+    done = subprocess.run([PROGRAM, *arguments], input=stdin.encode(), capture_output=True,
+                          timeout=120, env={**ENVIRONMENT, **(environment or {})})
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == status, f"{arguments}: status {done.returncode}\n{out}\n{err}"
+    return out, err
+
+
+class Run(unittest.TestCase):
+    def test_answers_on_stdout_and_the_rest_on_stderr(self):
+        out, err = fathom("run", MODEL, "What is 12 + 30?", "--temperature", "0")
+        self.assertEqual(out, "12 + 30 = 42.\n")
+        self.assertIn("Memory plan", err)
+        self.assertRegex(err.splitlines()[-1],
+                         r"^12 tokens, first after [\d.]+ ms, then [\d.,]+ tokens/s \(prompt of 14")
+        self.assertNotIn("\033", err)
+
+    def test_prompt_from_stdin_and_without_a_model(self):
+        for arguments in ([MODEL], [MODEL, "-"], []):
+            out, _ = fathom("run", "-q", *arguments, "--temperature", "0",
+                            stdin="What is 12 + 30?\n")
+            self.assertEqual(out, "12 + 30 = 42.\n")
+        out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0")
+        self.assertEqual(out, "12 + 30 = 42.\n")
+
+    def test_reasoning_is_not_part_of_a_piped_answer(self):
+        out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0", "--thinking")
+        self.assertEqual(out, "12 + 30 = 42.\n")
+
+    def test_json_has_ids_and_logprobs(self):
+        out, _ = fathom("run", MODEL, "--ids", "0,8176,1407,8177,8189", "--max-tokens", "5",
+                        "--temperature", "0", "--ignore-eos", "--logprobs", "20",
+                        "--prompt-logprobs", "--json", "-q")
+        reply = json.loads(out)
+        self.assertEqual(list(reply), ["prompt_ids", "ids", "text", "logprobs", "prompt_logprobs",
+                                       "finish_reason", "usage", "timings"])
+        self.assertEqual(reply["prompt_ids"], [0, 8176, 1407, 8177, 8189])
+        self.assertEqual(len(reply["ids"]), 5)
+        self.assertEqual([t["id"] for t in reply["logprobs"]], reply["ids"])
+        for token in reply["logprobs"]:  # greedy: the token is the likeliest
+            self.assertEqual(len(token["top"]), 20)
+            self.assertEqual(token["top"][0], {"id": token["id"], "logprob": token["logprob"]})
+        self.assertIsNone(reply["prompt_logprobs"][0])
+        self.assertEqual([t["id"] for t in reply["prompt_logprobs"][1:]], reply["prompt_ids"][1:])
+        self.assertEqual(reply["finish_reason"], "length")
+        self.assertEqual(reply["usage"]["total_tokens"], 10)
+
+    def test_the_same_seed_gives_the_same_tokens(self):
+        def ids(seed, *more):
+            out, _ = fathom("run", "-q", "Tell me a story", "--json", "--max-tokens", "20",
+                            "--temperature", "1.2", "--seed", seed, *more)
+            return json.loads(out)
+        self.assertEqual(ids("7")["ids"], ids("7")["ids"])
+        self.assertNotEqual(ids("7")["ids"], ids("8")["ids"])
+        choices = ids("7", "--choices", "3")["choices"]
+        self.assertEqual([c["index"] for c in choices], [0, 1, 2])
+        self.assertEqual(choices[0]["ids"], ids("7")["ids"])
+
+    def test_stop_ends_the_text_before_it(self):
+        out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0", "--stop", " =")
+        self.assertEqual(out, "12 + 30\n")
+
+    def test_environment_counts_unless_a_flag_does(self):
+        out, _ = fathom("run", "-q", "Tell me a story", "--json",
+                        environment={"FATHOM_MAX_TOKENS": "3"})
+        self.assertEqual(len(json.loads(out)["ids"]), 3)
+
+    def test_float32_and_fp8_cache_run(self):
+        for flags in (["--dtype", "float32"], ["--kv-cache-dtype", "fp8"],
+                      ["--attention", "mha"], ["--attention", "absorbed"], ["--threads", "1"]):
+            out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0", *flags)
+            self.assertEqual(out, "12 + 30 = 42.\n", flags)
+
+
+class BadInput(unittest.TestCase):
+    def check(self, arguments, part):
+        begin = time.monotonic()
+        out, err = fathom(*arguments, status=2)
+        self.assertLess(time.monotonic() - begin, 5)
+        self.assertEqual(out, "")
+        self.assertTrue(err.startswith("fathom: "), err)
+        self.assertEqual(err.count("\n"), 1, err)
+        self.assertIn(part, err)
+
+    def test_paths(self):
+        for command in ("run", "chat", "inspect", "tokenize", "eval"):
+            self.check([command, "/nonexistent/model", *(["x"] if command == "run" else [])],
+                       "/nonexistent/model")
+
+    def test_folders_that_are_no_models(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.check(["run", folder, "x"], "config.json")
+            config = os.path.join(folder, "config.json")
+            with open(config, "w") as file:
+                file.write("{")
+            self.check(["run", folder, "x"], "config.json")
+            with open(os.path.join(MODEL, "config.json")) as source, open(config, "w") as file:
+                file.write(source.read().replace('"hidden_size": 256', '"hidden_size": -1'))
+            self.check(["run", folder, "x"], "hidden_size")
+            os.remove(config)
+            for name in ("config.json", "tokenizer.json"):
+                os.symlink(os.path.join(MODEL, name), os.path.join(folder, name))
+            self.check(["run", folder, "x"], "safetensors")
+
+    def test_flags(self):
+        self.check(["run", "--tempratur", "0", "x y"], "did you mean --temperature?")
+        self.check(["run", "-q", "x y", "--max-tokens", "9000"], "max_tokens")
+
+
+class Others(unittest.TestCase):
+    def test_tokenize_and_back(self):
+        text = "Höhle 123 <think>"
+        out, _ = fathom("tokenize", MODEL, text, "--json")
+        ids = json.loads(out)["ids"]
+        self.assertEqual(ids[-1], 8188)
+        out, _ = fathom("tokenize", MODEL, "--decode", ",".join(map(str, ids)))
+        self.assertEqual(out, text + "\n")
+        out, _ = fathom("tokenize", MODEL, text, "--json", "--no-special")
+        self.assertNotIn(8188, json.loads(out)["ids"])
+        out, _ = fathom("tokenize", MODEL, "--count", stdin=text)
+        self.assertEqual(int(out), len(ids))
+
+    def test_inspect(self):
+        out, _ = fathom("inspect", MODEL)
+        self.assertIn("deepseek_v3", out)
+        out, _ = fathom("inspect", MODEL, "--json")
+        self.assertIsInstance(json.loads(out), dict)
+
+    def test_eval(self):
+        out, _ = fathom("eval", MODEL, "-q", "--limit", "10", "--json", "--set",
+                        os.path.join(SOURCE, "tests/data/eval/json.jsonl"))
+        scores = json.loads(out)["scores"]["json"]
+        self.assertEqual((scores["of"], scores["correct"]), (10, 10))
+
+    def test_bench(self):
+        out, _ = fathom("bench", "latency", "-q", "--input-len", "16", "--output-len", "8",
+                        "--num-iters", "2", "--json")
+        report = json.loads(out)
+        self.assertEqual(len(report["latencies"]), 2)
+        self.assertGreater(report["decode_tokens_per_second"], 0)
+        out, _ = fathom("bench", "throughput", "-q", "--num-prompts", "4", "--input-len", "16",
+                        "--output-len", "8")
+        self.assertRegex(out, r"Successful requests: +4\n")
+        self.assertRegex(out, r"Total generated tokens: +32\n")
+
+    def test_dummy_weights_need_only_a_config(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(os.path.join(MODEL, "config.json"), os.path.join(folder, "config.json"))
+            out, _ = fathom("bench", "latency", folder, "-q", "--load-format", "dummy",
+                            "--num-hidden-layers", "2", "--output-len", "4", "--num-iters", "1",
+                            "--json")
+            self.assertEqual(json.loads(out)["num_layers"], 2)
+
+    def test_help_and_version(self):
+        self.assertIn("run", fathom("--help")[0])
+        self.assertIn("--max-model-len", fathom("run", "--help")[0])
+        self.assertTrue(fathom("--version")[0].startswith("fathom "))
+
+
+class Chat(unittest.TestCase):
+    def test_lines_from_a_pipe(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "chat.json")
+            out, err = fathom("chat", MODEL, "-q", "--temperature", "0", stdin=(
+                'What is 3 + 4?\n/stats\n/reset\n"""What is\n12 + 30?"""\n/save ' + path + "\n"))
+            self.assertTrue(out.startswith("3 + 4 = 7.\n"), out)
+            self.assertIn("2 messages", err)
+            with open(path) as file:
+                messages = json.load(file)["messages"]
+            self.assertEqual([m["role"] for m in messages], ["user", "assistant"])
+            self.assertEqual(messages[0]["content"], "What is\n12 + 30?")
+
+    def test_an_unknown_command_is_said_and_counts_as_failure(self):
+        _, err = fathom("chat", MODEL, "-q", stdin="/rest\n", status=1)
+        self.assertIn("did you mean /reset?", err)
+
+    def test_ctrl_c_stops_the_answer_only(self):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(PROGRAM, [PROGRAM, "chat", MODEL, "-q", "--ignore-eos", "--temperature",
+                                "0"], {**ENVIRONMENT, "TERM": "xterm"})
+        seen = b""
+
+        def read_until(part, seconds=60):
+            nonlocal seen
+            end = time.monotonic() + seconds
+            while part not in seen:
+                self.assertLess(time.monotonic(), end, seen[-400:])
+                try:
+                    seen += os.read(terminal, 4096)
+                except OSError:
+                    self.fail(f"ended after {seen[-400:]}")
+            seen = seen[seen.index(part) + len(part):]
+
+        try:
+            read_until(b"> ")
+            os.write(terminal, b"What is 3 + 4?\n")
+            read_until(b"3 + 4 = 7.")  # and on, because end-of-sequence is ignored
+            os.write(terminal, b"\x03")
+            read_until(b"stopped")
+            read_until(b"> ")
+            os.write(terminal, b"/stats\n")
+            read_until(b"2 messages")
+            read_until(b"> ")
+            os.write(terminal, b"\x03")
+            read_until(b"once more")
+            read_until(b"> ")
+            os.write(terminal, b"\x03")
+            status = None
+            end = time.monotonic() + 30
+            while status is None and time.monotonic() < end:
+                done, code = os.waitpid(pid, os.WNOHANG)
+                status = os.waitstatus_to_exitcode(code) if done else None
+                time.sleep(0.05)
+            self.assertEqual(status, 130)
+        finally:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            os.close(terminal)
+
+
+if __name__ == "__main__":
+    unittest.main()

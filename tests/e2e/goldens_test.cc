@@ -1,0 +1,124 @@
+// Small random checkpoints of every published form against Hugging Face transformers in float32.
+// tests/goldens/README.md says what each of them is and how it was made.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "base/json.h"
+#include "e2e/golden.h"
+
+namespace fathom {
+namespace {
+
+struct Golden {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> greedy;
+  std::vector<int64_t> rows;  // which of the prompt's rows have logits
+  GoldenTensor logits;
+  double bf16_max = 0, bf16_median = 0;  // what transformers' own bf16 run is off by
+};
+
+// suffix is "" or "_long": a checkpoint may have a second, longer golden.
+Golden read_golden(const std::string& directory, const std::string& suffix) {
+  Golden golden;
+  const auto text = read_text_file(directory + "/golden" + suffix + ".json", 1 << 24);
+  FATHOM_CHECK(text.has_value(), "{}", text.error().message);
+  const auto parsed = parse_json(*text, "golden.json");
+  golden.ids = json::value_to<std::vector<int32_t>>(parsed->at("prompt_ids"));
+  golden.greedy = json::value_to<std::vector<int32_t>>(parsed->at("greedy_ids"));
+  golden.bf16_max = parsed->at("bf16_deviation").at("max").to_number<double>();
+  golden.bf16_median = parsed->at("bf16_deviation").at("median").to_number<double>();
+  auto tensors = read_tensors(directory + "/logits" + suffix + ".safetensors");
+  golden.logits = tensors.at("logits");
+  if (const auto rows = tensors.find("rows"); rows != tensors.end()) {
+    golden.rows.assign(rows->second.values.begin(), rows->second.values.end());
+  } else {
+    for (int64_t row = 0; row < golden.logits.shape[0]; ++row) golden.rows.push_back(row);
+  }
+  return golden;
+}
+
+struct Case {
+  std::string name, suffix;
+  auto operator<=>(const Case&) const = default;
+};
+
+std::vector<Case> golden_names() {
+  std::vector<Case> names;
+  for (const auto& entry : std::filesystem::directory_iterator(goldens_directory())) {
+    for (const std::string suffix : {"", "_long"}) {
+      if (std::filesystem::exists(entry.path() / "config.json") &&
+          std::filesystem::exists(entry.path() / ("golden" + suffix + ".json"))) {
+        names.push_back({entry.path().filename(), suffix});
+      }
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class Goldens : public testing::TestWithParam<Case> {};
+
+TEST_P(Goldens, Float32EqualsTransformersInBothForms) {
+  const std::string directory = goldens_directory() + GetParam().name;
+  const Golden golden = read_golden(directory, GetParam().suffix);
+  const double tolerance = golden.ids.size() > 1000 ? 1e-3 : 1e-4;
+  for (const AttentionForm form :
+       {AttentionForm::kAuto, AttentionForm::kAbsorbed, AttentionForm::kMha}) {
+    ModelOptions options;
+    options.compute = DType::kF32;
+    options.attention.form = form;
+    ModelHarness model(directory, options, CacheFormat::kF32);
+    for (const std::vector<int64_t>& chunks : {std::vector<int64_t>{2048}, {50, 1, 13}}) {
+      const auto logits = model.run({{golden.ids, chunks}});
+      double worst = 0;
+      for (size_t r = 0; r < golden.rows.size(); ++r) {
+        for (int64_t i = 0; i < model.vocab(); ++i) {
+          const double difference = std::abs(logits[0][golden.rows[r] * model.vocab() + i] -
+                                             golden.logits.row(static_cast<int64_t>(r))[i]);
+          worst = difference <= worst ? worst : difference;
+        }
+      }
+      EXPECT_LE(worst, tolerance) << "form " << static_cast<int>(form);
+    }
+    EXPECT_EQ(model.greedy(golden.ids, static_cast<int>(golden.greedy.size())), golden.greedy);
+  }
+}
+
+double log_sum_exp(const float* logits, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += std::exp(static_cast<double>(logits[i]));
+  return std::log(sum);
+}
+
+// No prompt here has a token near a routing tie, so bf16 can be compared position by position:
+// within twice what transformers' own bf16 run is off by on the same input.
+TEST_P(Goldens, Bf16IsWithinTwiceTransformersOwnDeviation) {
+  const std::string directory = goldens_directory() + GetParam().name;
+  const Golden golden = read_golden(directory, GetParam().suffix);
+  ModelHarness model(directory, ModelOptions(), CacheFormat::kBF16);
+  const auto logits = model.run({{golden.ids, {2048}}});
+  std::vector<double> differences;
+  for (size_t r = 0; r < golden.rows.size(); ++r) {
+    const float* expected = golden.logits.row(static_cast<int64_t>(r));
+    const float* got = logits[0].data() + golden.rows[r] * model.vocab();
+    const double shift = log_sum_exp(expected, model.vocab()) - log_sum_exp(got, model.vocab());
+    for (int64_t i = 0; i < model.vocab(); ++i) {
+      differences.push_back(std::abs(static_cast<double>(got[i]) - expected[i] + shift));
+    }
+  }
+  std::sort(differences.begin(), differences.end());
+  EXPECT_LE(differences.back(), 2 * golden.bf16_max);
+  EXPECT_LE(differences[differences.size() / 2], 2 * golden.bf16_median);
+  std::printf("%s%s: median %.4f (transformers %.4f), max %.4f (%.4f)\n", GetParam().name.c_str(),
+              GetParam().suffix.c_str(), differences[differences.size() / 2], golden.bf16_median,
+              differences.back(), golden.bf16_max);
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Goldens, testing::ValuesIn(golden_names()),
+                         [](const auto& test) { return test.param.name + test.param.suffix; });
+
+}  // namespace
+}  // namespace fathom

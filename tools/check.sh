@@ -1,0 +1,9 @@
+#!/bin/sh
+# The checks that are not tests: format, include direction, self-contained headers.
+set -eu
+cd "$(dirname "$0")/.."
+
+git ls-files '*.cc' '*.h' | xargs clang-format --dry-run -Werror
+echo "format: ok"
+python3 tools/check_includes.py
+python3 tools/check_headers.py

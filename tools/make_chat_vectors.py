@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Renders conversations with Jinja2, as Hugging Face does, into test vectors for src/chat.
+
+    tools/make_chat_vectors.py fathom_tiny_vectors.json fathom-tiny=MODEL/tokenizer_config.json
+    tools/make_chat_vectors.py random_vectors.json deepseek-v3=deepseek-v3.jinja …
+
+Each argument after the output names a chat format and where its template is: a .jinja file or a
+tokenizer_config.json. For each format: fixed conversations in every shape that the format knows, and
+random ones (seeded by the format's name). A vector is {format, conversation, expected}.
+"""
+import json
+import random
+import sys
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+WORDS = ["alpha", "Straße", "你好", "naïve", "🙂", "a\nb", "  two  spaces ", "\t", "{\"k\": 1}",
+         "x < y", "</b>", "'quoted'", "\"double\"", "back\\slash", "é", "1234", "```", "&amp;", "\u2028"]
+CALLS_WITH_CONTENT = {"deepseek-v3", "deepseek-v3.1", "fathom-tiny", "kimi-k2", "kimi-k2-thinking"}
+DECLARES_TOOLS = {"fathom-tiny", "kimi-k2", "kimi-k2-thinking"}
+
+
+def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
+
+
+def load_template(path):
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    if path.endswith(".json"):
+        text = json.loads(text)["chat_template"]
+    # Kimi's templates call list.append, which the immutable sandbox refuses.
+    environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = tojson
+    return environment.from_string(text)
+
+
+def make_tool(name, properties, required, description="Does it."):
+    return {"type": "function", "function": {
+        "name": name, "description": description,
+        "parameters": {"type": "object", "properties": properties, "required": required}}}
+
+
+TOOLS = [
+    make_tool("get_weather", {"city": {"type": "string", "description": "Città, 城市"},
+                              "days": {"type": "integer", "minimum": 1, "maximum": 1e16}}, ["city"]),
+    make_tool("set_level", {"level": {"type": "number", "default": 0.5, "enum": [1.0, 1e-7, -2.25]},
+                            "on": {"type": ["boolean", "null"], "default": None}}, []),
+    make_tool("clock", {}, [], "Tells the \"time\".\nNow."),
+]
+
+
+def text_of(rng, longest=6):
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, longest)))
+
+
+def calls_of(rng, count):
+    return [{"id": f"call_{rng.randrange(10**6)}", "type": "function", "function": {
+        "name": rng.choice(TOOLS)["function"]["name"],
+        "arguments": json.dumps({"city": text_of(rng, 2), "n": rng.choice([1, 2.5, None, True])},
+                                ensure_ascii=False)}} for _ in range(count)]
+
+
+def turn_of(rng, name):
+    """One user turn with all that follows until the next."""
+    messages = [{"role": "user", "content": text_of(rng)}]
+    if name != "deepseek-v2" and rng.random() < 0.45:
+        for _ in range(rng.randint(1, 2)):
+            calls = calls_of(rng, rng.randint(1, 3))
+            with_content = name in CALLS_WITH_CONTENT and rng.random() < 0.4
+            messages.append({"role": "assistant", "content": text_of(rng) if with_content else None,
+                             "tool_calls": calls})
+            for call in calls:
+                messages.append({"role": "tool", "content": text_of(rng), "tool_call_id": call["id"]})
+        if rng.random() < 0.3:
+            return messages
+    answer = {"role": "assistant", "content": text_of(rng)}
+    if rng.random() < 0.35:
+        answer["content"] = "<think>" + text_of(rng) + "</think>" + text_of(rng)
+    elif rng.random() < 0.1:
+        answer["content"] = "a</think>b</think>\n\nc"
+    if name == "kimi-k2-thinking" and rng.random() < 0.6:
+        answer["reasoning_content"] = text_of(rng)
+    if name == "deepseek-v3.1" and rng.random() < 0.2:
+        answer["prefix"] = True
+    return messages + [answer]
+
+
+def random_conversation(rng, name):
+    messages = []
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        messages.append({"role": "system", "content": text_of(rng)})
+    for _ in range(rng.randint(0, 3)):
+        messages += turn_of(rng, name)
+        if rng.random() < 0.15:
+            messages.append({"role": "system", "content": text_of(rng)})
+    if not messages or rng.random() < 0.7:
+        messages.append({"role": "user", "content": text_of(rng)})
+    conversation = {"messages": messages, "thinking": rng.random() < 0.5}
+    if name in DECLARES_TOOLS and rng.random() < 0.6:
+        conversation["tools"] = rng.sample(TOOLS, rng.randint(1, 3))
+    return conversation
+
+
+def fixed_conversations(name):
+    user = {"role": "user", "content": "What time is it in Paris and in Leeds?"}
+    system = {"role": "system", "content": "Use the tools when they help."}
+    answer = {"role": "assistant", "content": "Ten."}
+    yield {"messages": [user]}
+    yield {"messages": [user], "thinking": True}
+    yield {"messages": [system, user, answer, user]}
+    yield {"messages": [system, user, {"role": "assistant", "content": "so</think>Ten."}, user],
+           "thinking": True}
+    yield {"messages": [user, system, system]}
+    if name in DECLARES_TOOLS:
+        yield {"messages": [user], "tools": TOOLS[:1]}
+        yield {"messages": [system, user], "tools": TOOLS}
+        yield {"messages": [system, user], "tools": TOOLS, "thinking": True}
+    if name == "deepseek-v2":
+        return
+    call = {"id": "a", "type": "function",
+            "function": {"name": "clock", "arguments": "{\"city\": \"Paris\"}"}}
+    calls = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    result = {"role": "tool", "content": "10:00"}
+    yield {"messages": [user, calls, result, result]}
+    yield {"messages": [user, calls, result, result, answer, user, calls, result, result, answer]}
+    yield {"messages": [system, user, {**calls, "tool_calls": [call]}, result, user], "thinking": True}
+    yield {"messages": [user, {**calls, "content": "Let me see."}, result, result]}
+
+
+def main():
+    vectors = []
+    for argument in sys.argv[2:]:
+        name, path = argument.split("=", 1)
+        template = load_template(path)
+        rng = random.Random(name)
+        conversations = list(fixed_conversations(name))
+        conversations += [random_conversation(rng, name) for _ in range(10)]
+        for conversation in conversations:
+            for generation in (True, False) if conversation is conversations[-1] else (True,):
+                expected = template.render(
+                    messages=conversation["messages"], tools=conversation.get("tools"),
+                    thinking=conversation.get("thinking", False), bos_token=BOS, eos_token=EOS,
+                    add_generation_prompt=generation)
+                vectors.append({"format": name, "conversation": conversation,
+                                "add_generation_prompt": generation, "expected": expected})
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(json.dumps(v, ensure_ascii=False) for v in vectors) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""Generates small random DeepSeek-family checkpoints with golden outputs.
+
+Each form becomes a directory with config.json and model*.safetensors in the published Hugging Face
+layout, golden.json (prompt, greedy continuation, margins) and logits.safetensors (float32). The
+goldens come from Hugging Face transformers in float32 with eager attention, from the weights as
+stored: rounded to their stored type first, FP8 weights multiplied out, activations never quantised.
+
+    python3 -m venv venv && venv/bin/pip install -r tools/requirements-goldens.txt
+    venv/bin/python tools/make_goldens.py --out tests/goldens [--only v3 --only odd]
+
+Made with torch 2.15.0, transformers 5.23.0, safetensors 0.8.0 on a CPU. Weights and prompts follow
+from the seeds; logits of another machine differ in the last bits.
+"""
+
+import argparse
+import json
+import os
+import shutil
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from golden_common import as_float32, forward, load_model, read_checkpoint
+
+GREEDY = 16
+MIN_MARGIN = 0.02          # smallest difference between the first two logits of a greedy step
+MIN_GREEDY_GAP = 1e-3      # smallest routing distance allowed on generated tokens
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+
+
+def yarn(factor, mscale, original=64, beta_fast=32, beta_slow=1):
+    return {"type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow, "mscale": mscale,
+            "mscale_all_dim": mscale, "original_max_position_embeddings": original}
+
+
+COMMON = dict(attention_bias=False, attention_dropout=0.0, bos_token_id=0, eos_token_id=1, ep_size=1,
+              first_k_dense_replace=1, hidden_act="silu", initializer_range=0.02, max_position_embeddings=4096,
+              moe_layer_freq=1, num_hidden_layers=2, pretraining_tp=1, rms_norm_eps=1e-6, rope_scaling=None,
+              rope_theta=10000, tie_word_embeddings=False, torch_dtype="bfloat16", use_cache=True, vocab_size=160,
+              hidden_size=48, intermediate_size=80, moe_intermediate_size=24, n_shared_experts=1)
+SMALL_HEADS = dict(num_attention_heads=4, num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=48,
+                   qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=16)
+V2 = COMMON | SMALL_HEADS | dict(architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", scoring_func="softmax",
+                                 norm_topk_prob=False, n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1,
+                                 topk_method="greedy", routed_scaling_factor=1.0, aux_loss_alpha=0.001, seq_aux=True)
+V3 = COMMON | SMALL_HEADS | dict(architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", scoring_func="sigmoid",
+                                 norm_topk_prob=True, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2,
+                                 topk_method="noaux_tc", routed_scaling_factor=2.5, num_nextn_predict_layers=0)
+REAL_HEADS = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=48, kv_lora_rank=512,
+                  qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+FP8_BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+FP8_TENSOR = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head", "model.layers.1.mlp.gate"]}
+FP8_CHANNEL = {
+    "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+    "kv_cache_scheme": None, "ignore": ["lm_head", "model.layers.1.mlp.gate"],
+    "config_groups": {"group_0": {
+        "targets": ["Linear"], "output_activations": None,
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False,
+                    "group_size": None, "block_structure": None, "observer": "minmax"},
+        "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True,
+                              "group_size": None, "block_structure": None, "observer": None}}}}
+
+# Per form: config, prompt length, rows kept (None: all), smallest routing distance asked of the prompt, and
+# optionally: quant, norms (stored type of norm weights), shards, long (length of a second prompt), bias (range).
+FORMS = {
+    "v2lite": dict(
+        config=V2 | dict(q_lora_rank=None, n_shared_experts=2, rope_scaling=yarn(40, 0.707), max_position_embeddings=2560), prompt=110,
+        rows=[0, 1, 31, 62, 63, 64, 65, 66, 80, 95, 96, 107, 108, 109], gap=5e-3,
+        notes="V2-Lite: plain q_proj, softmax greedy router, not normalised; YaRN 0.707, prompt past the original 64"),
+    "v2_group": dict(
+        config=V2 | dict(topk_method="group_limited_greedy", n_group=4, topk_group=2, routed_scaling_factor=16.0,
+                         n_shared_experts=2, torch_dtype="float16"), prompt=24, gap=8e-3,
+        notes="V2: q_lora, group_limited_greedy, scaling 16, two shared experts; stored in float16"),
+    "v3": dict(
+        config=V3 | dict(num_nextn_predict_layers=1), prompt=24, gap=1e-2,
+        notes="V3: sigmoid noaux_tc router, 4 groups; model.layers.2 is an MTP layer, which the main model skips"),
+    "v3_yarn": dict(
+        config=V3 | dict(num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=96, qk_nope_head_dim=64,
+                         qk_rope_head_dim=64, v_head_dim=48, rope_scaling=yarn(40, 1.0), max_position_embeddings=2560), prompt=320, norms=torch.float32,
+        rows=[0, 1, 62, 63, 64, 65, 127, 128, 200, 255, 256, 257, 300, 317, 318, 319], gap=1e-2,
+        long=1280, long_rows=[0, 63, 64, 511, 512, 1000, 1023, 1024, 1200, 1278, 1279], long_gap=5e-4,
+        notes="V3 with YaRN factor 40, original length 64, mscale 1; norm weights stored in float32"),
+    "kimi": dict(
+        config=V3 | dict(model_type="kimi_k2", n_group=1, topk_group=1, rope_theta=50000.0, routed_scaling_factor=2.827,
+                         qk_rope_head_dim=64, rope_scaling=yarn(32, 1.0, beta_fast=1, beta_slow=1),
+                         max_position_embeddings=2048), prompt=100,
+        rows=[0, 1, 31, 62, 63, 64, 65, 66, 80, 97, 98, 99], gap=1e-2, shards=3,
+        notes="Kimi K2: one group, theta 50000, YaRN with equal betas, scaling 2.827; three shards with index"),
+    "odd": dict(
+        config=V3 | dict(hidden_size=88, num_attention_heads=3, num_key_value_heads=3, q_lora_rank=56, kv_lora_rank=96,
+                         n_routed_experts=15, num_experts_per_tok=4, n_group=3, topk_group=2, intermediate_size=72,
+                         moe_intermediate_size=18, vocab_size=131, routed_scaling_factor=1.75), prompt=29, bias=(-1.5, -0.9),
+        gap=1e-2,
+        notes="nothing a power of two: hidden 88, 3 heads, 3 groups of 5 experts, vocabulary 131; correction biases so "
+              "negative that dropped groups must be masked with minus infinity and not with zero"),
+    "v3_fp8": dict(
+        config=V3 | REAL_HEADS | dict(hidden_size=80, intermediate_size=144, vocab_size=96,
+                                      rope_scaling=yarn(40, 1.0, original=4096), max_position_embeddings=163840,
+                                      quantization_config=FP8_BLOCK),
+        prompt=24, gap=1e-2, quant="block",
+        notes="V3 with the published head sizes (nope 128, rope 64, v 128, kv_lora 512, two heads) and YaRN; FP8 e4m3 in "
+              "128x128 blocks, ragged in both directions (kv_a 576x80, dense 144x80 and 80x144), float32 weight_scale_inv"),
+    "v3_fp8_ue8m0": dict(
+        config=V3 | dict(hidden_size=136, vocab_size=96, intermediate_size=72, moe_intermediate_size=16,
+                         num_nextn_predict_layers=1, quantization_config=FP8_BLOCK | {"scale_fmt": "ue8m0"}),
+        prompt=24, gap=1e-2, quant="block", power_of_two=True,
+        notes="V3 block FP8 with scale_fmt ue8m0: scales are powers of two stored as float32; FP8 MTP layer"),
+    "v3_fp8_e8m0": dict(
+        config=V3 | dict(hidden_size=80, vocab_size=96, intermediate_size=200, moe_intermediate_size=16,
+                         quantization_config=FP8_BLOCK | {"scale_fmt": "ue8m0"}),
+        prompt=24, gap=1e-2, quant="block", power_of_two=True, scale_dtype=torch.float8_e8m0fnu,
+        notes="as v3_fp8_ue8m0 (hidden 80, no MTP), scales stored as F8_E8M0 bytes"),
+    "v2_fp8_tensor": dict(
+        config=V2 | dict(quantization_config=FP8_TENSOR, n_shared_experts=2), prompt=24, gap=8e-3, quant="tensor",
+        notes="V2, FP8 with one weight_scale a tensor (shape [] in some, [1] in others) and static input_scale, which the "
+              "goldens do not apply"),
+    "v2_ct_channel": dict(
+        config=V2 | dict(quantization_config=FP8_CHANNEL, n_shared_experts=2), prompt=24, gap=8e-3, quant="channel",
+        notes="V2, compressed-tensors float-quantized: one bfloat16 weight_scale an output row ([out, 1])"),
+}
+
+
+def layer_shapes(c, layer):
+    """Names (without prefix) and shapes of the tensors of one decoder layer."""
+    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    shapes = {"input_layernorm.weight": [hidden], "post_attention_layernorm.weight": [hidden]}
+    if c["q_lora_rank"] is None:
+        shapes["self_attn.q_proj.weight"] = [heads * (nope + rope), hidden]
+    else:
+        shapes["self_attn.q_a_proj.weight"] = [c["q_lora_rank"], hidden]
+        shapes["self_attn.q_a_layernorm.weight"] = [c["q_lora_rank"]]
+        shapes["self_attn.q_b_proj.weight"] = [heads * (nope + rope), c["q_lora_rank"]]
+    shapes["self_attn.kv_a_proj_with_mqa.weight"] = [rank + rope, hidden]
+    shapes["self_attn.kv_a_layernorm.weight"] = [rank]
+    shapes["self_attn.kv_b_proj.weight"] = [heads * (nope + value), rank]
+    shapes["self_attn.o_proj.weight"] = [hidden, heads * value]
+
+    def mlp(prefix, width):
+        shapes[f"mlp.{prefix}gate_proj.weight"] = shapes[f"mlp.{prefix}up_proj.weight"] = [width, hidden]
+        shapes[f"mlp.{prefix}down_proj.weight"] = [hidden, width]
+
+    if layer < c["first_k_dense_replace"]:
+        mlp("", c["intermediate_size"])
+        return shapes
+    shapes["mlp.gate.weight"] = [c["n_routed_experts"], hidden]
+    if c["topk_method"] == "noaux_tc":
+        shapes["mlp.gate.e_score_correction_bias"] = [c["n_routed_experts"]]
+    for expert in range(c["n_routed_experts"]):
+        mlp(f"experts.{expert}.", c["moe_intermediate_size"])
+    mlp("shared_experts.", c["moe_intermediate_size"] * c["n_shared_experts"])
+    return shapes
+
+
+def all_shapes(c):
+    hidden, vocab, layers = c["hidden_size"], c["vocab_size"], c["num_hidden_layers"]
+    shapes = {"model.embed_tokens.weight": [vocab, hidden]}
+    for layer in range(layers + c.get("num_nextn_predict_layers", 0)):
+        prefix = f"model.layers.{layer}."
+        shapes |= {prefix + name: shape for name, shape in layer_shapes(c, layer).items()}
+        if layer >= layers:
+            shapes |= {prefix + "embed_tokens.weight": [vocab, hidden], prefix + "enorm.weight": [hidden],
+                       prefix + "hnorm.weight": [hidden], prefix + "eh_proj.weight": [hidden, 2 * hidden],
+                       prefix + "shared_head.norm.weight": [hidden], prefix + "shared_head.head.weight": [vocab, hidden]}
+    return shapes | {"model.norm.weight": [hidden], "lm_head.weight": [vocab, hidden]}
+
+
+def random_weights(form, rng):
+    """float32 values of every tensor, scaled so that every part of the model matters to the logits."""
+    weights = {}
+    for name, shape in all_shapes(form["config"]).items():
+        if name.endswith("e_score_correction_bias"):
+            low, high = form.get("bias", (0.0, 0.6))
+            weights[name] = low + (high - low) * torch.rand(shape, generator=rng)
+        elif len(shape) == 1:
+            weights[name] = 0.5 + torch.rand(shape, generator=rng)
+        elif name.endswith("embed_tokens.weight"):
+            weights[name] = torch.randn(shape, generator=rng)
+        else:
+            gain = 2.0 if name.endswith("mlp.gate.weight") else 1.0
+            weights[name] = torch.randn(shape, generator=rng) * gain / shape[1] ** 0.5
+    for name in weights:           # the MTP layer's copies of the embedding and of the head
+        if name.endswith("embed_tokens.weight"):
+            weights[name] = weights["model.embed_tokens.weight"].clone()
+        elif name.endswith("shared_head.head.weight"):
+            weights[name] = weights["lm_head.weight"].clone()
+    return weights
+
+
+def quantised(name, value):
+    """Whether an FP8 checkpoint stores this tensor in FP8."""
+    outside = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "eh_proj.weight", "shared_head.head.weight")
+    return value.dim() == 2 and not name.endswith(outside)
+
+
+def quantise(name, value, form, rng):
+    """FP8 weight and scales of one matrix, after giving rows and blocks different magnitudes."""
+    rows, cols = value.shape
+
+    def spread(*shape):
+        return 2.0 ** (2 * torch.rand(shape, generator=rng) - 1)
+
+    if form["quant"] == "block":
+        tall, wide = -(-rows // 128), -(-cols // 128)
+        unit = spread(tall, wide).repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
+        value = value * unit
+        padded = torch.zeros(tall * 128, wide * 128)
+        padded[:rows, :cols] = value
+        scale = padded.view(tall, 128, wide, 128).abs().amax((1, 3)).clamp(min=1e-4) / FP8_MAX
+        if form.get("power_of_two"):
+            scale = torch.exp2(torch.ceil(torch.log2(scale)))
+        full = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
+        stored = {name + "_scale_inv": scale.to(form.get("scale_dtype", torch.float32))}
+    elif form["quant"] == "channel":
+        value = value * spread(rows, 1)
+        full = (value.abs().amax(1, keepdim=True) / FP8_MAX).bfloat16().float()
+        stored = {name + "_scale": full.bfloat16()}
+    else:
+        value = value * spread(1)
+        full = value.abs().amax() / FP8_MAX
+        shape = [1] if "down_proj" in name or "o_proj" in name else []
+        stored = {name + "_scale": full.reshape(shape).clone(),
+                  name.removesuffix("weight") + "input_scale": (0.02 * spread(1)).reshape(shape).clone()}
+    stored[name] = (value / full).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return stored
+
+
+def stored_tensors(form, rng):
+    """The checkpoint's tensors in their stored types."""
+    dtype = getattr(torch, form["config"]["torch_dtype"])
+    tensors = {}
+    for name, value in random_weights(form, rng).items():
+        if name.endswith("e_score_correction_bias"):
+            tensors[name] = value
+        elif "quant" in form and quantised(name, value):
+            tensors |= quantise(name, value, form, rng)
+        else:
+            tensors[name] = value.to(form.get("norms", dtype) if value.dim() == 1 else dtype)
+    return tensors
+
+
+def write_checkpoint(folder, form, tensors):
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    write_json(os.path.join(folder, "config.json"), form["config"], indent=2)
+    shards = form.get("shards", 1)
+    if shards == 1:
+        save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        return
+    names = list(tensors)
+    where = {}
+    for i in range(shards):        # published V3 files pad the first number to 5 digits and the second to 6
+        file = f"model-{i + 1:05d}-of-{shards:06d}.safetensors"
+        part = names[i * len(names) // shards:(i + 1) * len(names) // shards]
+        where |= {name: file for name in part}
+        save_file({name: tensors[name] for name in part}, os.path.join(folder, file), metadata={"format": "pt"})
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    write_json(os.path.join(folder, "model.safetensors.index.json"),
+               {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}, indent=1)
+
+
+def write_json(path, value, indent=None):
+    with open(path, "w") as f:
+        json.dump(value, f, indent=indent)
+        f.write("\n")
+
+
+class Mtp:
+    """The MTP layer, run as a one-layer model whose inputs are embeddings and whose norm and head are its own."""
+
+    def __init__(self, config, plain, dtype):
+        self.prefix = f"model.layers.{config['num_hidden_layers']}."
+        one = {"model.embed_tokens.weight": plain["model.embed_tokens.weight"]}
+        renamed = {"shared_head.norm.weight": "model.norm.weight", "shared_head.head.weight": "lm_head.weight"}
+        for name, value in plain.items():
+            short = name.removeprefix(self.prefix)
+            if short in renamed:
+                one[renamed[short]] = value
+            elif short != name and short.startswith(("self_attn", "mlp", "input_lay", "post_att")):
+                one["model.layers.0." + short] = value
+        self.model = load_model(config | dict(num_hidden_layers=1, first_k_dense_replace=0), one, dtype)
+        self.plain, self.dtype, self.eps = plain, dtype, config["rms_norm_eps"]
+
+    def _norm(self, x, name):
+        x = x.float()
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.plain[self.prefix + name]
+
+    def __call__(self, ids, hidden):
+        """Logits for token i + 2 from the main model's state i and token i + 1."""
+        embeds = self.plain[self.prefix + "embed_tokens.weight"][ids[1:]]
+        both = torch.cat([self._norm(embeds, "enorm.weight"), self._norm(hidden[:-1], "hnorm.weight")], -1)
+        inputs = both @ self.plain[self.prefix + "eh_proj.weight"].T
+        logits, _, probe = forward(self.model, embeds=inputs.to(self.dtype))
+        return logits, probe
+
+
+def settle_prompt(model, mtp, vocab, length, bound, rng):
+    """A random prompt, no token of which is routed by less than bound: offending tokens are drawn again."""
+    ids = torch.randint(3, vocab, (length,), generator=rng)
+    for _ in range(400):
+        _, hidden, probe = forward(model, ids.tolist())
+        gaps = probe.smallest()
+        if mtp:
+            gaps[1:] = torch.minimum(gaps[1:], mtp(ids.tolist(), hidden)[1].smallest())
+        bad = (gaps < bound).nonzero().flatten()
+        if len(bad) == 0:
+            return ids.tolist(), gaps.min().item()
+        ids[bad] = torch.randint(3, vocab, (len(bad),), generator=rng)
+    raise RuntimeError("no prompt found: lower the bound")
+
+
+def greedy(model, prompt):
+    """Greedy continuation, margins of its steps, and the smallest routing distance on the way."""
+    ids, margins = list(prompt), []
+    for _ in range(GREEDY):
+        logits, _, probe = forward(model, ids)
+        top = logits[-1].topk(2)
+        margins.append((top.values[0] - top.values[1]).item())
+        ids.append(top.indices[0].item())
+    return ids[len(prompt):], margins, probe.smallest()[len(prompt):].min().item()
+
+
+def deviation(exact, other, rows, probe, other_probe):
+    delta = (exact.log_softmax(-1) - other.log_softmax(-1)).abs()[rows]
+    moved = torch.stack([(a != b).any(-1) for a, b in zip(probe.chosen, other_probe.chosen)]).any(0)
+    return {"max": round(delta.max().item(), 6), "median": round(delta.median().item(), 6),
+            "positions_routed_otherwise": int(moved.sum())}
+
+
+def make_golden(folder, suffix, form, models, mtps, length, rows, bound, seed):
+    """Writes golden<suffix>.json and logits<suffix>.safetensors for one prompt."""
+    vocab = form["config"]["vocab_size"]
+    exact, rough = models
+    for attempt in range(40):
+        rng = torch.Generator().manual_seed(seed * 1000 + attempt)
+        prompt, gap = settle_prompt(exact, mtps and mtps[0], vocab, length, bound, rng)
+        greedy_ids, margins, greedy_gap = greedy(exact, prompt)
+        if min(margins) > MIN_MARGIN and greedy_gap > min(bound, MIN_GREEDY_GAP):
+            break
+    else:
+        raise RuntimeError("no prompt with clear greedy steps found")
+    rows = list(range(length)) if rows is None else rows
+    logits, hidden, probe = forward(exact, prompt)
+    low, low_hidden, low_probe = forward(rough, prompt)
+    tensors = {"logits": logits[rows].contiguous(), "rows": torch.tensor(rows, dtype=torch.int32)}
+    golden = {"prompt_ids": prompt, "greedy_ids": greedy_ids, "margins": [round(m, 6) for m in margins],
+              "min_router_gap": gap, "min_router_gap_greedy": greedy_gap,
+              "bf16_deviation": deviation(logits, low, rows, probe, low_probe), "notes": form["notes"]}
+    if mtps:
+        more, more_probe = mtps[0](prompt, hidden)
+        less, less_probe = mtps[1](prompt, low_hidden)
+        tensors["mtp_logits"] = more.contiguous()
+        golden["mtp_bf16_deviation"] = deviation(more, less, list(range(length - 1)), more_probe, less_probe)
+        golden["notes"] += "; mtp_logits row i: the MTP layer at position i, from state i and prompt token i + 1"
+    save_file(tensors, os.path.join(folder, f"logits{suffix}.safetensors"))
+    write_json(os.path.join(folder, f"golden{suffix}.json"), golden, indent=None)
+    print(f"  {length} tokens: gap {gap:.2e}, greedy {greedy_gap:.2e}, margin {min(margins):.3f}, "
+          f"max logit {logits.abs().max():.1f}, bf16 {golden['bf16_deviation']}", flush=True)
+
+
+def make_form(out, name, form, seed):
+    folder = os.path.join(out, name)
+    print(name, flush=True)
+    write_checkpoint(folder, form, stored_tensors(form, torch.Generator().manual_seed(seed)))
+    config, tensors = read_checkpoint(folder)
+    plain = as_float32(tensors)
+    plain = {k: v for k, v in plain.items() if not k.endswith("input_scale")}
+    types = (torch.float32, torch.bfloat16)
+    models = [load_model(config, plain, dtype) for dtype in types]
+    mtps = [Mtp(config, plain, dtype) for dtype in types] if config.get("num_nextn_predict_layers") else None
+    make_golden(folder, "", form, models, mtps, form["prompt"], form.get("rows"), form["gap"], seed)
+    if "long" in form:
+        make_golden(folder, "_long", form, models, None, form["long"], form["long_rows"], form["long_gap"], seed + 1)
+    files = [os.path.join(folder, f) for f in os.listdir(folder)]
+    for file in files:
+        os.chmod(file, 0o644)
+    size = sum(map(os.path.getsize, files))
+    print(f"  {size / 1000:.0f} kB", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="directory that receives one directory per form")
+    parser.add_argument("--only", action="append", choices=list(FORMS), help="make only this form (may be repeated)")
+    parser.add_argument("--seed", type=int, default=20, help="base seed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for i, (name, form) in enumerate(FORMS.items()):
+        if not arguments.only or name in arguments.only:
+            make_form(arguments.out, name, form, arguments.seed + 10 * i)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+#!/bin/sh
+# Runs every fuzz target of a folder on its committed corpus for some seconds each.
+# usage: run_fuzz.sh FOLDER SECONDS
+set -eu
+root=$(cd "$(dirname "$0")/.." && pwd)
+folder=$1
+seconds=$2
+failed=0
+for target in "$folder"/*_fuzz; do
+  name=$(basename "$target" _fuzz)
+  found=$(mktemp -d)
+  echo "fuzz: $name, $seconds s"
+  # New inputs go to a scratch folder; a crash is written there and named.
+  "$target" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="$found/" "$found" "$root/fuzz/corpus/$name" > "$found.log" 2>&1 || {
+    tail -40 "$found.log"
+    echo "fuzz: $name FAILED; inputs in $found"
+    failed=1
+  }
+  grep -E 'number_of_executed_units|average_exec_per_sec' "$found.log" || true
+done
+exit $failed
