@@ -15,20 +15,20 @@ namespace fathom {
 class Buffer {
  public:
   Buffer() = default;
+  Buffer(Buffer&&) = default;
+  Buffer& operator=(Buffer&&) = default;
 
   // Fails with kResourceExhausted, naming `purpose` and the size, when there is not enough memory.
   static Result<Buffer> allocate(int64_t bytes, std::string_view purpose);
 
-  std::byte* data() const { return data_.get(); }
+  std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
 
   TensorView view(DType dtype, std::initializer_list<int64_t> shape) const;
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
-  std::unique_ptr<std::byte[], Free> data_;
+  std::shared_ptr<void> owner_;  // this buffer's memory, or the slab that it is part of
+  std::byte* data_ = nullptr;
   int64_t size_ = 0;
 };
 

@@ -10,6 +10,8 @@ namespace {
 // How long a worker spins for the next run before it sleeps: longer than the gaps inside a step and
 // the scheduler's work between two steps, shorter than what anybody would notice as load.
 constexpr auto kSpin = std::chrono::microseconds(300);
+// About 100 us: longer than any share is late when every thread has a core.
+constexpr int kSpinsBeforeYield = 10'000;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -29,7 +31,7 @@ int usable_cores() {
 ThreadPool::ThreadPool(int num_threads)
     : num_threads_(num_threads > 0 ? num_threads : usable_cores()) {
   for (int thread = 1; thread < num_threads_; ++thread) {
-    workers_.emplace_back([this, thread] { work(thread); });
+    workers_.emplace_back([this] { work(); });
   }
 }
 
@@ -42,6 +44,16 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+int ThreadPool::claim(uint64_t generation) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  while (ticket >> kShareBits == generation) {
+    const int share = static_cast<int>(ticket & ((1 << kShareBits) - 1));
+    if (share == num_threads_) return 0;
+    if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire)) return share;
+  }
+  return 0;
+}
+
 void ThreadPool::run_erased(Erased body, const void* context) {
   if (num_threads_ == 1) {
     body(context, 0);
@@ -49,18 +61,23 @@ void ThreadPool::run_erased(Erased body, const void* context) {
   }
   body_ = body;
   context_ = context;
-  running_.store(num_threads_ - 1, std::memory_order_relaxed);
-  // seq_cst here and in work(): either the worker sees the new generation before it sleeps, or this
+  unfinished_.store(num_threads_ - 1, std::memory_order_relaxed);
+  const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kShareBits) + 1;
+  // seq_cst here and in work(): either a worker sees the new generation before it sleeps, or this
   // thread sees it among the sleeping.
-  generation_.fetch_add(1);
+  ticket_.store(generation << kShareBits | 1);
   if (sleeping_.load() > 0) {
     { const std::lock_guard lock(mutex_); }
     wake_.notify_all();
   }
   body(context, 0);
-  // A worker that the operating system has put aside may take milliseconds: yield after a while.
-  for (int spins = 0; running_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < 10'000) {
+  while (const int share = claim(generation)) {
+    body(context, share);
+    unfinished_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  // A worker may be put aside in the middle of its share: yield after a while.
+  for (int spins = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spins) {
+    if (spins < kSpinsBeforeYield) {
       pause();
     } else {
       std::this_thread::yield();
@@ -68,23 +85,26 @@ void ThreadPool::run_erased(Erased body, const void* context) {
   }
 }
 
-void ThreadPool::work(int thread) {
+void ThreadPool::work() {
   uint64_t seen = 0;
   while (true) {
-    auto spin_until = std::chrono::steady_clock::now() + kSpin;
+    const auto spin_until = std::chrono::steady_clock::now() + kSpin;
     int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen && !stopping_) {
+    while (ticket_.load(std::memory_order_acquire) >> kShareBits == seen && !stopping_) {
       pause();
       if (++spins % 64 != 0 || std::chrono::steady_clock::now() < spin_until) continue;
       std::unique_lock lock(mutex_);
       sleeping_.fetch_add(1);
-      wake_.wait(lock, [&] { return generation_.load() != seen || stopping_; });
+      wake_.wait(lock, [&] { return ticket_.load() >> kShareBits != seen || stopping_; });
       sleeping_.fetch_sub(1);
     }
-    if (generation_.load(std::memory_order_acquire) == seen) return;  // stopping
-    ++seen;
-    body_(context_, thread);
-    running_.fetch_sub(1, std::memory_order_release);
+    const uint64_t generation = ticket_.load(std::memory_order_acquire) >> kShareBits;
+    if (generation == seen) return;  // stopping
+    seen = generation;
+    while (const int share = claim(generation)) {
+      body_(context_, share);
+      unfinished_.fetch_sub(1, std::memory_order_release);
+    }
   }
 }
 

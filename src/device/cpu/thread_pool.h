@@ -1,9 +1,10 @@
 // The threads that a CPU rank computes with.
 //
-// Owns its workers; the thread that calls run() works along as thread 0. One run() at a time: the
-// pool belongs to the rank's thread. Workers spin for a short while between runs, because a decode
-// step is a hundred runs of a few microseconds each, and then sleep, so that an idle engine costs
-// nothing.
+// Owns its workers; the thread that calls run() works along. One run() at a time: the pool belongs
+// to the rank's thread. Workers spin for a short while between runs, because a decode step is a
+// hundred runs of a few microseconds each, and then sleep, so that an idle engine costs nothing. A
+// share that no worker has begun when the caller is done with its own is the caller's: on a machine
+// that is busy with something else a run never waits for a worker to be scheduled.
 #pragma once
 
 #include <atomic>
@@ -26,8 +27,9 @@ class ThreadPool {
 
   int num_threads() const { return num_threads_; }
 
-  // Calls body(thread) once on every thread, thread = 0 … num_threads() - 1, and returns when all
-  // have returned. What the bodies wrote is visible to the caller. Bodies do not throw.
+  // Calls body(share) once for each share 0 … num_threads() - 1, at most one a thread at a time,
+  // and returns when all have returned. What the bodies wrote is visible to the caller. Bodies do
+  // not throw.
   template <typename Body>
   void run(const Body& body) {
     run_erased(
@@ -53,19 +55,23 @@ class ThreadPool {
   }
 
  private:
-  using Erased = void (*)(const void* context, int thread);
+  using Erased = void (*)(const void* context, int share);
   void run_erased(Erased body, const void* context);
-  void work(int thread);
+  void work();
+  // Takes the next share of this generation: its number, or 0 when none is left.
+  int claim(uint64_t generation);
 
   const int num_threads_;
   std::vector<std::thread> workers_;
 
-  // One cache line for what the caller writes, one for what the workers do.
-  alignas(64) std::atomic<uint64_t> generation_{0};
+  // generation << kShareBits | the next share to take. One word, so that a worker that was put
+  // aside can never take a share of a run other than the one whose body it reads.
+  static constexpr int kShareBits = 16;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
   Erased body_ = nullptr;
   const void* context_ = nullptr;
   std::atomic<bool> stopping_{false};
-  alignas(64) std::atomic<int> running_{0};
+  alignas(64) std::atomic<int> unfinished_{0};
   alignas(64) std::atomic<int> sleeping_{0};
   std::mutex mutex_;
   std::condition_variable wake_;

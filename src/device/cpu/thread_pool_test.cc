@@ -9,11 +9,11 @@
 namespace fathom {
 namespace {
 
-TEST(ThreadPool, RunsEveryThreadOnceAndPublishesItsWrites) {
+TEST(ThreadPool, RunsEveryShareOnceAndPublishesItsWrites) {
   ThreadPool pool(4);
   std::vector<int> counts(4, 0);
   constexpr int kRuns = 2000;
-  for (int i = 0; i < kRuns; ++i) pool.run([&](int thread) { ++counts[thread]; });
+  for (int i = 0; i < kRuns; ++i) pool.run([&](int share) { ++counts[share]; });
   EXPECT_EQ(counts, std::vector<int>(4, kRuns));
 }
 
@@ -21,7 +21,7 @@ TEST(ThreadPool, WakesFromSleep) {
   ThreadPool pool(3);
   for (int i = 0; i < 20; ++i) {
     std::atomic<int> sum = 0;
-    pool.run([&](int thread) { sum += thread; });
+    pool.run([&](int share) { sum += share; });
     EXPECT_EQ(sum, 3);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
