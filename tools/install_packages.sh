@@ -4,8 +4,9 @@
 set -eu
 
 BUILD="g++ cmake ninja-build pkg-config libboost-json1.81-dev libfmt-dev libspdlog-dev libcli11-dev
-  libpcre2-dev libexpected-dev libgtest-dev libbenchmark-dev libedit-dev"
-CHECK="clang-format python3 git"
+  libpcre2-dev libexpected-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev
+  python3"
+CHECK="clang-format git"
 FUZZ="clang-19 libclang-rt-19-dev"
 
 wanted=

@@ -11,12 +11,14 @@ for target in "$folder"/*_fuzz; do
   found=$(mktemp -d)
   echo "fuzz: $name, $seconds s"
   # New inputs go to a scratch folder; a crash is written there and named.
-  "$target" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -print_final_stats=1 \
-    -artifact_prefix="$found/" "$found" "$root/fuzz/corpus/$name" > "$found.log" 2>&1 || {
+  if "$target" -max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="$found/" "$found" "$root/fuzz/corpus/$name" > "$found.log" 2>&1; then
+    grep -E 'number_of_executed_units|average_exec_per_sec' "$found.log" || true
+    rm -r "$found" "$found.log"
+  else
     tail -40 "$found.log"
     echo "fuzz: $name FAILED; inputs in $found"
     failed=1
-  }
-  grep -E 'number_of_executed_units|average_exec_per_sec' "$found.log" || true
+  fi
 done
 exit $failed

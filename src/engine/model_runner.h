@@ -30,6 +30,7 @@ class ModelRunner : public Runner {
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages(); }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+  const Stream* sampling_stream() const override { return &stream_; }
 
   const DeepSeekModel& model() const { return *model_; }
   const LatentCache& cache() const { return cache_; }
