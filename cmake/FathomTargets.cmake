@@ -10,6 +10,10 @@ if(FATHOM_SANITIZE)
                          -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(fathom_options INTERFACE -fsanitize=${FATHOM_SANITIZE})
 endif()
+if(FATHOM_FUZZ)
+  # The rooms themselves report what an input reached; without it the fuzzer searches blindly.
+  target_compile_options(fathom_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # fathom_room(NAME SOURCES … DEPS …): the library fathom_NAME.
 function(fathom_room NAME)

@@ -64,6 +64,11 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
+bool TensorEntry::has_shape(const std::vector<int64_t>& wanted) const {
+  if (shape == wanted) return true;
+  return wanted.size() == 1 && shape.size() == 2 && shape[0] == 1 && shape[1] == wanted[0];
+}
+
 const TensorEntry* Checkpoint::find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
@@ -179,11 +184,27 @@ Result<> Checkpoint::check_names() const {
   return {};
 }
 
+// Before anything is planned or reserved by config.json's sizes: they are true only if the weights
+// have them too. Scales have a shape for each stored form, which the loader checks.
+Result<> Checkpoint::check_shapes() const {
+  Result<> checked;
+  WeightNames(config_).for_each([&](const PublishedTensor& tensor) {
+    if (tensor.group == WeightGroup::kScales || tensor.group == WeightGroup::kMtp) return true;
+    const TensorEntry* entry = find(tensor.name);
+    if (entry == nullptr || entry->has_shape(tensor.shape)) return true;
+    checked = invalid("{}: tensor {:?} has shape [{}], config.json calls for [{}]", file_of(*entry),
+                      tensor.name, fmt::join(entry->shape, ", "), fmt::join(tensor.shape, ", "));
+    return false;
+  });
+  return checked;
+}
+
 Result<Checkpoint> Checkpoint::open(const std::string& model) {
   Checkpoint checkpoint;
   FATHOM_RETURN_IF_ERROR(checkpoint.read_configs(model));
   FATHOM_RETURN_IF_ERROR(checkpoint.read_shards());
   FATHOM_RETURN_IF_ERROR(checkpoint.check_names());
+  FATHOM_RETURN_IF_ERROR(checkpoint.check_shapes());
   return checkpoint;
 }
 

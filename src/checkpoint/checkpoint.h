@@ -23,6 +23,9 @@ struct TensorEntry {
   int file = 0;        // index into Checkpoint::files()
   int64_t offset = 0;  // of the first byte, in the file
   int64_t bytes = 0;
+
+  // A vector may be stored as a matrix of one row.
+  bool has_shape(const std::vector<int64_t>& wanted) const;
 };
 
 class Checkpoint {
@@ -52,6 +55,7 @@ class Checkpoint {
   Result<> read_shards();
   Result<> read_shard(const std::string& name);
   Result<> check_names() const;
+  Result<> check_shapes() const;
 
   std::string directory_;
   ModelConfig config_;

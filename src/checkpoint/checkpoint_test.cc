@@ -145,6 +145,21 @@ TEST(Checkpoint, NamesTheTensorThatConfigCallsFor) {
                  "tensor \"model.embed_tokens.weight\", which config.json calls for");
 }
 
+TEST(Checkpoint, NamesTheTensorThatDoesNotFitConfig) {
+  const std::string text = file_text(kBundled + "/config.json");
+  auto config = *parse_json(text, "config.json");
+  // Sizes that are allowed, and far from the weights': nothing may be reserved for them.
+  for (const char* field : {"hidden_size", "vocab_size", "intermediate_size",
+                            "moe_intermediate_size", "kv_lora_rank", "q_lora_rank"}) {
+    const TestFolder folder;
+    link_bundled(folder);
+    auto changed = config;
+    changed.as_object()[field] = config.at(field).as_int64() * 8;
+    replace(folder, "config.json", json::serialize(changed));
+    expect_refused(folder.path(), ", config.json calls for [");
+  }
+}
+
 // Sets an environment variable for one test.
 class Environment {
  public:

@@ -35,12 +35,6 @@ struct Item {
   int64_t cols = 0;
 };
 
-bool same_shape(const std::vector<int64_t>& stored, const std::vector<int64_t>& wanted) {
-  if (stored == wanted) return true;
-  // A vector may be stored as a matrix of one row.
-  return wanted.size() == 1 && stored.size() == 2 && stored[0] == 1 && stored[1] == wanted[0];
-}
-
 Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& request) {
   FATHOM_CHECK(request.shape.size() == 1 || request.shape.size() == 2, "{} asked with rank {}",
                request.name, request.shape.size());
@@ -49,7 +43,7 @@ Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& re
     return invalid("{}: tensor {:?} is missing", checkpoint.directory(), request.name);
   }
   const std::string& file = checkpoint.file_of(*entry);
-  if (!same_shape(entry->shape, request.shape)) {
+  if (!entry->has_shape(request.shape)) {
     return invalid("{}: tensor {:?} has shape [{}], config.json calls for [{}]", file, request.name,
                    fmt::join(entry->shape, ", "), fmt::join(request.shape, ", "));
   }

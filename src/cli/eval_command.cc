@@ -65,11 +65,13 @@ json::object results_json(const LoadedEngine& loaded, const std::vector<EvalResu
   json::object object{{"model", loaded.checkpoint.directory()},
                       {"dtype", name_of(loaded.compute)},
                       {"kv_cache_dtype", name_of(loaded.cache_format)}};
-  json::object scores;
+  json::object& scores = object["scores"].emplace_object();
   for (const EvalResult& result : results) {
-    (result.perplexity ? object : scores)[result.name] = result_json(result);
+    if (!result.perplexity) scores[result.name] = result_json(result);
   }
-  object["scores"] = std::move(scores);
+  for (const EvalResult& result : results) {
+    if (result.perplexity) object[result.name] = result_json(result);
+  }
   return object;
 }
 

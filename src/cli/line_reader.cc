@@ -1,7 +1,10 @@
 #include "cli/line_reader.h"
 
+#include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <clocale>
 #include <cstdio>
@@ -16,30 +19,44 @@
 namespace fathom {
 namespace {
 
-// One line without its end from stdin, byte by byte: Ctrl-C ends the wait.
-LineReader::Line read_plain() {
-  LineReader::Line line;
-  while (line.text.size() < kMaxLineBytes) {
-    errno = 0;
-    const int c = std::getc(stdin);
-    if (c == EOF) {
-      if (errno == EINTR) {
-        std::clearerr(stdin);
-        if (!InterruptWatch::interrupted()) continue;
-        return {LineReader::Outcome::kInterrupt, ""};
-      }
-      line.outcome = line.text.empty() ? LineReader::Outcome::kEnd : LineReader::Outcome::kLine;
-      return line;
-    }
-    if (c == '\n') break;
-    line.text += static_cast<char>(c);
+// Bytes of stdin as they come; 0 at the end, -1 after Ctrl-C. A Ctrl-C between the look at the flag
+// and the wait is not lost: it stays blocked until the wait itself lets it in.
+ssize_t read_input(char* out, size_t size) {
+  sigset_t interrupt, before;
+  sigemptyset(&interrupt);
+  sigaddset(&interrupt, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &interrupt, &before);
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  int ready = -1;
+  while (ready < 0 && !InterruptWatch::interrupted()) {
+    ready = ppoll(&input, 1, nullptr, &before);
+    if (ready < 0 && errno != EINTR) break;
   }
-  if (line.text.ends_with('\r')) line.text.pop_back();
-  line.outcome = LineReader::Outcome::kLine;
-  return line;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (InterruptWatch::interrupted()) return -1;
+  return ready > 0 ? std::max<ssize_t>(::read(STDIN_FILENO, out, size), 0) : 0;
 }
 
 }  // namespace
+
+// One line without its end.
+LineReader::Line LineReader::read_plain() {
+  for (;;) {
+    const size_t end = buffered_.find('\n');
+    if (end != std::string::npos || ended_ || buffered_.size() >= kMaxLineBytes) {
+      if (buffered_.empty()) return {};
+      Line line{Outcome::kLine, buffered_.substr(0, std::min(end, kMaxLineBytes))};
+      buffered_.erase(0, line.text.size() + (end == line.text.size() ? 1 : 0));
+      if (line.text.ends_with('\r')) line.text.pop_back();
+      return line;
+    }
+    char block[4096];
+    const ssize_t count = read_input(block, sizeof block);
+    if (count < 0) return {Outcome::kInterrupt, ""};
+    if (count == 0) ended_ = true;
+    buffered_.append(block, static_cast<size_t>(count));
+  }
+}
 
 #ifdef FATHOM_HAVE_LIBEDIT
 
@@ -80,12 +97,8 @@ struct LineReader::Editor {
     std::mbstate_t state = {};
     for (;;) {
       char byte = 0;
-      const ssize_t count = ::read(STDIN_FILENO, &byte, 1);
-      if (count == 0) return 0;
-      if (count < 0) {
-        if (errno == EINTR && !InterruptWatch::interrupted()) continue;
-        return -1;
-      }
+      const ssize_t count = read_input(&byte, 1);
+      if (count <= 0) return static_cast<int>(count);
       const size_t used = std::mbrtowc(out, &byte, 1, &state);
       if (used == static_cast<size_t>(-2)) continue;  // the character has more bytes
       if (used == static_cast<size_t>(-1)) {

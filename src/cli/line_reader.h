@@ -30,9 +30,12 @@ class LineReader {
 
  private:
   struct Editor;
+  Line read_plain();
 
   const bool terminal_;
   std::unique_ptr<Editor> editor_;  // none without libedit or without a terminal
+  std::string buffered_;            // read and not yet handed out, without an editor
+  bool ended_ = false;
 };
 
 // Longest line that is read; the rest of a longer one is the next line.

@@ -6,6 +6,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -160,8 +161,8 @@ class Others(unittest.TestCase):
         self.assertGreater(report["decode_tokens_per_second"], 0)
         out, _ = fathom("bench", "throughput", "-q", "--num-prompts", "4", "--input-len", "16",
                         "--output-len", "8")
-        self.assertRegex(out, r"Successful requests: +4\n")
-        self.assertRegex(out, r"Total generated tokens: +32\n")
+        self.assertRegex(out, r"Successful requests: +4 *\n")
+        self.assertRegex(out, r"Total generated tokens: +32 *\n")
 
     def test_dummy_weights_need_only_a_config(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -206,6 +207,8 @@ class Chat(unittest.TestCase):
             end = time.monotonic() + seconds
             while part not in seen:
                 self.assertLess(time.monotonic(), end, seen[-400:])
+                if not select.select([terminal], [], [], 1)[0]:
+                    continue
                 try:
                     seen += os.read(terminal, 4096)
                 except OSError:
