@@ -4,7 +4,7 @@
 set -eu
 
 BUILD="g++ cmake ninja-build pkg-config libboost-json1.81-dev libfmt-dev libspdlog-dev libcli11-dev
-  libpcre2-dev libexpected-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev
+  libpcre2-dev libxxhash-dev libexpected-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev
   python3"
 CHECK="clang-format git"
 FUZZ="clang-19 libclang-rt-19-dev"
