@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 measure() {
   echo "== $1"
   shift
-  "$program" bench latency "$@" --quiet | grep -E '^(Machine|Prefill|Decode|Probe|CPU)'
+  "$program" bench latency "$@" --quiet | grep -E "^(Machine|Probe|Prefill|Decode)"
 }
 
 for model in "$root/models/fathom-tiny" ${bf16_model:+"$bf16_model"}; do

@@ -26,10 +26,11 @@ enum class AttentionForm { kAuto, kAbsorbed, kMha };
 struct AttentionPolicy {
   // kAuto chooses by cost; the others force one form (tests, measurements).
   AttentionForm form = AttentionForm::kAuto;
-  // Never expand for fewer new tokens than this. Measured on two Zen 4 cores with the bundled model
-  // (docs/performance.md): below it the expansion's fixed work is not repaid at any context length.
+  // Fewer new tokens than this are always absorbed: decode and short drafts have one form, whatever
+  // precedes them. Without any context that costs up to 6 % of a step of 2 to 4 tokens.
   int64_t min_mha_queries = 8;
-  // Time of one absorbed multiply-add over one of the multi-head form, measured in the same place.
+  // Time of one absorbed multiply-add over one of the multi-head form. At 1 the arithmetic's own
+  // crossover is the measured one (docs/performance.md, "The two forms of attention").
   double absorbed_cost = 1.0;
   // Rows that one absorbed group holds at most: it bounds the workspace.
   int64_t max_absorbed_rows = 256;
