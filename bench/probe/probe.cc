@@ -38,6 +38,7 @@ double now() {
 
 const ProbeKernels& probe_kernels() {
 #if defined(__x86_64__)
+  if (cpu_isa() == CpuIsa::kAmx) return kProbeAmx;
   if (cpu_isa() == CpuIsa::kAvx512) return kProbeAvx512;
   if (cpu_isa() == CpuIsa::kAvx2) return kProbeAvx2;
 #endif

@@ -18,6 +18,7 @@ extern const ProbeKernels kProbePortable;
 #if defined(__x86_64__)
 extern const ProbeKernels kProbeAvx2;
 extern const ProbeKernels kProbeAvx512;
+extern const ProbeKernels kProbeAmx;  // reads and fp32 as AVX-512
 #endif
 
 }  // namespace fathom

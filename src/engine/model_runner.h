@@ -17,7 +17,7 @@ struct ModelRunnerOptions {
   int64_t max_batched_tokens = 2048;
   int64_t max_total_tokens = 65536;  // tokens that the cache holds
   int num_threads = 0;               // 0: one a core
-  AttentionPolicy attention;
+  AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
 };
 

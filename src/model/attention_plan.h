@@ -29,14 +29,17 @@ struct AttentionPolicy {
   // Fewer new tokens than this are always absorbed: decode and short drafts have one form, whatever
   // precedes them. Without any context that costs up to 6 % of a step of 2 to 4 tokens.
   int64_t min_mha_queries = 8;
-  // Time of one absorbed multiply-add over one of the multi-head form. At 1 the arithmetic's own
-  // crossover is the measured one (docs/performance.md, "The two forms of attention").
+  // Time of one absorbed multiply-add over one of the multi-head form.
   double absorbed_cost = 1.0;
   // Rows that one absorbed group holds at most: it bounds the workspace.
   int64_t max_absorbed_rows = 256;
   // Keys that are expanded at a time in the multi-head form; parts are merged by log-sum-exp.
   int64_t mha_key_chunk = 1024;
 };
+
+// The policy with the crossovers that were measured on this CPU's level (docs/performance.md, "The
+// two forms of attention").
+AttentionPolicy cpu_attention_policy();
 
 // A run of consecutive sequences that go through absorbed attention together. Its arrays are those
 // of a batch of its own: query_start begins at 0, for the rows [first_row, first_row + rows). A

@@ -1,11 +1,13 @@
 // Which vector instructions this CPU has, found at run time.
 //
-// FATHOM_CPU_ISA=scalar|avx2|avx512 lowers the level (never raises it): for tests and comparisons.
+// FATHOM_CPU_ISA=scalar|avx2|avx512|amx lowers the level (never raises it): for tests and
+// comparisons.
 #pragma once
 
 #include <string_view>
+#include <vector>
 
-// Before a function: compiled for CpuIsa::kAvx512, whatever the file is compiled for. For simple
+// Before a function: compiled for CpuIsa::kAvx512 (and above), whatever the file is compiled for. For simple
 // loops that the compiler vectorises by itself; what they call must be inlined into them.
 #if defined(__x86_64__)
 #define FATHOM_FOR_AVX512 \
@@ -19,12 +21,16 @@ namespace fathom {
 enum class CpuIsa {
   kScalar,  // portable C++
   kAvx2,    // AVX2, FMA, F16C
-  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI and BF16 (Zen 4, Cooper Lake, Sapphire Rapids)
+  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI and BF16 (Zen 4, Cooper Lake)
+  kAmx,     // all of that, and AMX tiles of bf16 (Sapphire Rapids)
 };
 
 // The best level of this CPU, lowered by the environment. Read once.
 CpuIsa cpu_isa();
 
 std::string_view name_of(CpuIsa isa);
+
+// The levels up to cpu_isa(), ascending: each of them can run here.
+std::vector<CpuIsa> runnable_levels();
 
 }  // namespace fathom

@@ -191,6 +191,7 @@ template <typename T>
 constexpr AttentionKernels kernels_of() {
   return {
       .bf16_elements = T::kBf16,
+      .strip_rows = 4 * kPackedRows,
       .convert = convert<T>,
       .decode_fp8 = decode_fp8<T>,
       .direct_scores = direct_scores<T>,

@@ -25,6 +25,8 @@ inline constexpr float kLog2E = 1.44269504f;
 
 struct AttentionKernels {
   bool bf16_elements;  // else f32
+  // Rows that one call of the packed pair takes at best: their scores stay in the L1.
+  int64_t strip_rows;
 
   // count elements of bf16 or f32 (source_bf16), to the set's element type.
   void (*convert)(const void* source, bool source_bf16, int64_t count, void* out);
@@ -62,12 +64,16 @@ struct AttentionKernels {
   void (*pack_values)(const void* rows, int64_t stride, bool rows_bf16, int64_t num_keys,
                       int64_t dims, void* packed);
   // As the direct ones, over the whole packed tile. q rows have dims elements, padded with zeros to
-  // an even number. out rows have value_dims floats rounded up to kValuePadding.
+  // an even number. out rows have value_dims floats rounded up to kValuePadding. Rows of q, scores
+  // and p up to the next multiple of 16 must be there; what they hold is of no account.
   void (*packed_scores)(const void* q, int64_t q_stride, int64_t rows, const void* packed,
                         int64_t dims, float* scores);
   void (*packed_values)(const void* p, int64_t rows, const void* packed, int64_t num_keys,
                         int64_t value_dims, const float* rescale, float* out, int64_t out_stride);
 };
+
+// At most strip_rows of any set.
+inline constexpr int64_t kMaxStripRows = 64;
 
 // Columns that a packed tile of values is padded to.
 inline constexpr int64_t kValuePadding = 64;
@@ -77,6 +83,7 @@ extern const AttentionKernels kScalarAttention;  // f32
 extern const AttentionKernels kAvx2Attention;        // f32
 extern const AttentionKernels kAvx512Attention;      // f32
 extern const AttentionKernels kAvx512Bf16Attention;  // bf16
+const AttentionKernels& amx_bf16_attention();        // bf16; packed tiles by matrix tiles
 #endif
 
 }  // namespace fathom::cpu

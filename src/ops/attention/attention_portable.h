@@ -220,6 +220,7 @@ void packed_values(const void* p, int64_t rows, const void* packed, int64_t num_
 
 constexpr AttentionKernels kPortable = {
     .bf16_elements = false,
+    .strip_rows = 24,
     .convert = convert,
     .decode_fp8 = decode_fp8,
     .direct_scores = direct_scores,

@@ -1,5 +1,4 @@
-// What the attention tests share: random tensors of either type, and the instruction levels that
-// this CPU can run.
+// What the attention tests share: random tensors of either type.
 #pragma once
 
 #include <cmath>
@@ -11,14 +10,6 @@
 #include "tensor/tensor_view.h"
 
 namespace fathom {
-
-inline std::vector<CpuIsa> runnable_levels() {
-  std::vector<CpuIsa> levels;
-  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
-    if (isa <= cpu_isa()) levels.push_back(isa);
-  }
-  return levels;
-}
 
 // A dense random tensor kept in both types: `wide` holds exactly the values of `narrow` when it is
 // made for bf16.

@@ -18,8 +18,6 @@ namespace {
 // Queries of a work item: packing a tile costs about 1/28 of what 128 queries do with it, and their
 // sums (64 KB for values of 128) and the packed tile stay in the L2.
 constexpr int64_t kBlockRows = 128;
-// Queries between packed_scores and packed_values: their scores stay in the L1.
-constexpr int64_t kStripRows = 24;
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
@@ -28,8 +26,8 @@ struct Scratch {
   float* q;  // [kBlockRows, qk_dim rounded up to even], rotated part first
   std::byte* keys;
   std::byte* values;
-  float* scores;  // [kStripRows, kTileKeys]
-  float* p;       // [kStripRows, kTileKeys]
+  float* scores;  // [kMaxStripRows, kTileKeys]
+  float* p;       // [kMaxStripRows, kTileKeys]
   float* sums;    // [kBlockRows, v_dim padded]
   float* max;     // [kBlockRows]
   float* sum;
@@ -40,8 +38,8 @@ struct Scratch {
       : q(arena.take<float>(kBlockRows * round_up(qk_dim, 2))),
         keys(arena.take<std::byte>(kScalarAttention.packed_keys_bytes(qk_dim))),
         values(arena.take<std::byte>(kScalarAttention.packed_values_bytes(v_dim))),
-        scores(arena.take<float>(kStripRows * kTileKeys)),
-        p(arena.take<float>(kStripRows * kTileKeys)),
+        scores(arena.take<float>(kMaxStripRows * kTileKeys)),
+        p(arena.take<float>(kMaxStripRows * kTileKeys)),
         sums(arena.take<float>(kBlockRows * round_up(v_dim, kValuePadding))),
         max(arena.take<float>(kBlockRows)),
         sum(arena.take<float>(kBlockRows)),
@@ -146,8 +144,9 @@ void attend_block(const Mha& mha, int64_t head, int64_t first, int64_t rows,
       scratch.visible[row] = static_cast<int32_t>(
           std::clamp<int64_t>(mha.visible(first + row) - first_key, 0, num_keys));
     }
-    for (int64_t begin = 0; begin < rows; begin += kStripRows) {
-      const int64_t count = std::min(kStripRows, rows - begin);
+    const int64_t strip = mha.kernels.strip_rows;
+    for (int64_t begin = 0; begin < rows; begin += strip) {
+      const int64_t count = std::min(strip, rows - begin);
       if (scratch.visible[begin + count - 1] == 0) continue;  // nor do the rows before it see any
       attend_strip(mha, begin, count, num_keys, scratch);
     }

@@ -33,7 +33,7 @@ void convert_rows(ThreadPool& pool, ConstTensorView x, TensorView out) {
   const int64_t values = std::max<int64_t>(1, inner * n);
   const int64_t grain = std::max<int64_t>(1, kParallelValues / values);
   const auto row_kernel =
-      cpu_isa() == CpuIsa::kAvx512 ? convert_row_avx512<In, Out> : convert_row_portable<In, Out>;
+      cpu_isa() >= CpuIsa::kAvx512 ? convert_row_avx512<In, Out> : convert_row_portable<In, Out>;
   pool.parallel_for(x.size(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t j = 0; j < inner; ++j) {

@@ -6,61 +6,15 @@
 // chain never has to be split over k.
 // Prefill (tile_*): 12 rows times one pair: 24 sums, 2 weight vectors and a broadcast in the 32
 // registers; 14 loads for 24 products, so the multipliers (one 512-bit product a cycle) decide.
-// E4M3 becomes bf16 by looking up its 7 bits without the sign in two tables of 128 bytes, one for
-// each byte of the bf16: exact, subnormals and NaN too. (Shifting the bits into place would make
-// E4M3's subnormals bf16 subnormals, which vdpbf16ps takes for zero.)
 #include <immintrin.h>
 
+#include "ops/linear/expand_avx512.h"
 #include "ops/linear/linear_kernels.h"
 
 namespace fathom {
 namespace {
 
 constexpr int kTileRows = 12;
-
-// ---- E4M3 ----
-
-struct ByteTables {
-  alignas(64) uint8_t low[128];
-  alignas(64) uint8_t high[128];
-};
-
-constexpr ByteTables make_tables() {
-  ByteTables tables{};
-  for (int code = 0; code < 128; ++code) {
-    const int mantissa = code & 7;
-    int bits = ((code >> 3) + 120) << 7 | mantissa << 4;
-    if (code == 0) bits = 0;
-    if (code == 127) bits = 0x7FC0;
-    if (code > 0 && code < 8) {  // mantissa * 2^-9, normalised
-      const int top = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;
-      bits = (118 + top) << 7 | ((mantissa << (7 - top)) & 0x7F);
-    }
-    tables.low[code] = static_cast<uint8_t>(bits & 0xFF);
-    tables.high[code] = static_cast<uint8_t>(bits >> 8);
-  }
-  return tables;
-}
-
-constexpr ByteTables kTables = make_tables();
-
-struct E4m3Tables {
-  __m512i low0 = _mm512_load_si512(kTables.low);
-  __m512i low1 = _mm512_load_si512(kTables.low + 64);
-  __m512i high0 = _mm512_load_si512(kTables.high);
-  __m512i high1 = _mm512_load_si512(kTables.high + 64);
-  __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-};
-
-// A pair's step (64 codes) into panel A's and panel B's vector.
-inline __attribute__((always_inline)) void expand(const E4m3Tables& tables, __m512i codes,
-                                                  __m512i& a, __m512i& b) {
-  const __m512i low = _mm512_permutex2var_epi8(tables.low0, codes, tables.low1);
-  __m512i high = _mm512_permutex2var_epi8(tables.high0, codes, tables.high1);
-  high = _mm512_ternarylogic_epi32(high, codes, tables.sign, 0xF8);  // high | (codes & sign)
-  a = _mm512_unpacklo_epi8(low, high);
-  b = _mm512_unpackhi_epi8(low, high);
-}
 
 // ---- decode ----
 
@@ -244,9 +198,10 @@ void tile_f32(const float* x, int rows, const std::byte* weights, int64_t stride
 
 // ---- expansion ----
 
-void expand_fp8_to_bf16(const std::byte* weights, int64_t stride, int steps, std::byte* out) {
+void expand_fp8_to_bf16(const std::byte* weights, int64_t stride, int steps, std::byte* out,
+                        int64_t out_stride) {
   const E4m3Tables tables;
-  for (int s = 0; s < steps; ++s, weights += stride, out += 128) {
+  for (int s = 0; s < steps; ++s, weights += stride, out += out_stride) {
     __m512i a, b;
     expand(tables, _mm512_loadu_si512(weights), a, b);
     _mm512_storeu_si512(out, a);
@@ -362,6 +317,8 @@ const LinearKernels kLinearAvx512 = {.tile_rows = kTileRows,
                                      .dot_fp8 = dot_any<true>,
                                      .tile_bf16 = tile_bf16,
                                      .tile_f32 = tile_f32,
+                                     .matrix_bf16 = nullptr,
+                                     .matrix_fp8 = nullptr,
                                      .expand_fp8_to_bf16 = expand_fp8_to_bf16,
                                      .expand_fp8_to_f32 = expand_fp8_to_f32,
                                      .expand_bf16_to_f32 = expand_bf16_to_f32,

@@ -4,6 +4,7 @@ namespace fathom {
 
 const LinearKernels& linear_kernels(CpuIsa isa) {
 #if defined(__x86_64__)
+  if (isa == CpuIsa::kAmx) return linear_amx();
   if (isa == CpuIsa::kAvx512) return kLinearAvx512;
   if (isa == CpuIsa::kAvx2) return kLinearAvx2;
 #endif

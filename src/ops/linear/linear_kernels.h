@@ -24,6 +24,7 @@ namespace fathom {
 constexpr int kPairRows = 32;
 constexpr int kBlockColumns = 128;
 constexpr int kMaxDotRows = 4;
+constexpr int kMatrixRows = 16;
 
 // Where a kernel finds the weights of one or two pairs.
 struct PackedBlocks {
@@ -31,7 +32,7 @@ struct PackedBlocks {
   int64_t step_stride;    // bytes from step to step
   int64_t block_stride;   // bytes from block to block
   int64_t scales_shift;   // a block's scales: data + steps * step_stride + scales_shift
-  int64_t columns;        // of the whole matrix
+  int64_t columns;        // of the matrix, from the first block on
 };
 
 struct LinearKernels {
@@ -55,10 +56,19 @@ struct LinearKernels {
                    int steps, const float* scales, float* sums, const std::byte* ahead,
                    int64_t ahead_stride);
 
+  // Matrix tiles, for any number of rows; where the CPU has them they take the place of the four
+  // above for bf16 x with bf16 or FP8 weights, else null. sums[pair * pair_stride + row * 32 +
+  // lane] += the first `blocks` blocks of one group's pairs (1 or 2). x [blocks][rows][128], zero
+  // beyond the matrix' columns; kMatrixRows - 1 rows after the last one must be readable.
+  void (*matrix_bf16)(const uint16_t* x, int rows, const PackedBlocks& weights, int blocks,
+                      int pairs, float* sums, int64_t pair_stride);
+  void (*matrix_fp8)(const uint16_t* x, int rows, const PackedBlocks& weights, int blocks,
+                     int pairs, float* sums, int64_t pair_stride);
+
   // One block of one pair into the form that the tile kernels read, without its scales: bf16
-  // [steps][128 bytes], fp32 [2 * steps][32]. Exact.
+  // [steps][128 bytes], out_stride apart, fp32 [2 * steps][32]. Exact.
   void (*expand_fp8_to_bf16)(const std::byte* weights, int64_t step_stride, int steps,
-                             std::byte* out);
+                             std::byte* out, int64_t out_stride);
   void (*expand_fp8_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
   void (*expand_bf16_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
 
@@ -77,6 +87,7 @@ extern const LinearKernels kLinearScalar;
 #if defined(__x86_64__)
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
+const LinearKernels& linear_amx();
 #endif
 
 }  // namespace fathom

@@ -9,14 +9,6 @@
 namespace fathom {
 namespace {
 
-std::vector<CpuIsa> levels() {
-  std::vector<CpuIsa> found;
-  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
-    if (isa <= cpu_isa()) found.push_back(isa);
-  }
-  return found;
-}
-
 bool same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // All 256 codes, in the packed order of one pair's steps: 2 columns of 32 rows a step.
@@ -28,7 +20,7 @@ TEST(LinearKernels, ExpandsEveryE4m3CodeExactly) {
     const int at = column / 2 * 64 + row % 16 / 4 * 16 + row / 16 * 8 + row % 4 * 2 + column % 2;
     buffer.data()[at] = static_cast<std::byte>(i);
   }
-  for (const CpuIsa isa : levels()) {
+  for (const CpuIsa isa : runnable_levels()) {
     const LinearKernels& kernels = linear_kernels(isa);
     float wide[256];
     kernels.expand_fp8_to_f32(buffer.data(), 64, 4, wide);
@@ -37,7 +29,8 @@ TEST(LinearKernels, ExpandsEveryE4m3CodeExactly) {
     }
     if (kernels.expand_fp8_to_bf16 == nullptr) continue;
     bf16 pairs[256];
-    kernels.expand_fp8_to_bf16(buffer.data(), 64, 4, reinterpret_cast<std::byte*>(pairs));
+    kernels.expand_fp8_to_bf16(buffer.data(), 64, 4, reinterpret_cast<std::byte*>(pairs),
+                               128);
     for (int i = 0; i < 256; ++i) {
       const int column = i / 32, row = i % 32;
       EXPECT_TRUE(same(to_float(pairs[column / 2 * 64 + row * 2 + column % 2]),
@@ -55,7 +48,7 @@ TEST(LinearKernels, StoresBf16AsToBf16Does) {
   for (const float special : {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3.4e38f}) {
     values.push_back(special);
   }
-  for (const CpuIsa isa : levels()) {
+  for (const CpuIsa isa : runnable_levels()) {
     for (const int64_t count :
          {int64_t{1}, int64_t{9}, int64_t{31}, static_cast<int64_t>(values.size())}) {
       std::vector<uint16_t> out(values.size() + 1, 0xABCD);
@@ -79,7 +72,7 @@ TEST(LinearKernels, AddScaledAndSwiglu) {
   gate[4] = 200;
   gate[5] = -200;
   gate[6] = NAN;
-  for (const CpuIsa isa : levels()) {
+  for (const CpuIsa isa : runnable_levels()) {
     for (const int64_t count : {1, 15, 32, 1003}) {
       std::vector<float> sum = up, out(1004, -7.0f);
       std::vector<uint16_t> rounded(1004, 0xABCD);

@@ -23,6 +23,11 @@ class PanelLayout {
 
   // Pairs in the group that `pair` belongs to: 2, or 1 at an odd end.
   int64_t pairs_of_group(int64_t pair) const { return (pair | 1) < num_pairs() ? 2 : 1; }
+  // Pairs of the same group from `pair` on and before `end`.
+  int64_t rest_of_group(int64_t pair, int64_t end) const {
+    const int64_t rest = pairs_of_group(pair) - pair % 2;
+    return rest < end - pair ? rest : end - pair;
+  }
   int64_t steps_of_block(int64_t block) const {
     const int64_t left = columns_ - block * kBlockColumns;
     return ceil_div(left < kBlockColumns ? left : kBlockColumns, step_columns_);

@@ -32,6 +32,17 @@ void gather_block(const ProductRows& x, int64_t rows, int64_t column, int64_t co
   }
 }
 
+// A pair and what follows it in its group, from `block` on.
+PackedBlocks packed_blocks(const PackedMatrix& weight, const PanelLayout& layout, int64_t pair,
+                           int64_t block) {
+  const int64_t in_group = layout.pairs_of_group(pair);
+  return {.data = weight.data() + layout.block_offset(pair, block),
+          .step_stride = layout.step_stride(in_group),
+          .block_stride = layout.block_stride(in_group),
+          .scales_shift = pair % 2 * (kPairRows * 4 - layout.step_bytes()),
+          .columns = weight.cols() - block * kBlockColumns};
+}
+
 // Group by group, the rows in passes of up to four: the first pass brings the group's weights into
 // the L2 cache (64 rows x 2,048 columns of bf16 are 256 KiB), where the others find them.
 void multiply_few_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
@@ -44,15 +55,8 @@ void multiply_few_rows(const LinearKernels& kernels, const ProductRows& x, int64
   for (int64_t r = 0; r < rows; ++r) pointers[r] = reinterpret_cast<const uint16_t*>(x.row(r));
   const int64_t passes = ceil_div(rows, kMaxDotRows);
   for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
-    const int64_t in_group = layout.pairs_of_group(pair);
-    const int64_t pairs = std::min(in_group - pair % 2, first_pair + num_pairs - pair);
-    const PackedBlocks blocks = {
-        .data = weight.data() + layout.block_offset(pair, 0),
-        .step_stride = layout.step_stride(in_group),
-        .block_stride = layout.block_stride(in_group),
-        .scales_shift = pair % 2 * (kPairRows * 4 - layout.step_bytes()),
-        .columns = weight.cols(),
-    };
+    const int64_t pairs = layout.rest_of_group(pair, first_pair + num_pairs);
+    const PackedBlocks blocks = packed_blocks(weight, layout, pair, 0);
     float* const group_sums = sums + (pair - first_pair) * rows * kPairRows;
     for (int64_t pass = 0; pass < passes; ++pass) {
       const int64_t begin = rows * pass / passes;
@@ -125,7 +129,7 @@ class BlockProduct {
         return {expanded_, kStep, 2 * steps};
       case WeightFormat::kF8E4M3:
         if (bf16_dot_) {
-          kernels_.expand_fp8_to_bf16(packed, stride, steps, expanded_);
+          kernels_.expand_fp8_to_bf16(packed, stride, steps, expanded_, kStep);
           return {expanded_, kStep, steps};
         }
         kernels_.expand_fp8_to_f32(packed, stride, steps, out);
@@ -141,17 +145,14 @@ class BlockProduct {
   alignas(64) std::byte expanded_[kPairRows * kBlockColumns * sizeof(float)];
 };
 
-// As many blocks of x as fit into 128 KiB at a time, and within them group after group, so that the
-// weights are read in long ascending runs.
-template <typename T>
-void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
-                        const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
-                        float* sums) {
+// Gathers as many blocks of the rows as fit into 128 KiB at a time, and calls body(first block,
+// blocks, x [blocks][rows][128]) for each such run. Behind the last row there is room to read.
+template <typename T, typename Body>
+void for_each_run(const ProductRows& x, int64_t rows, int64_t columns, const Body& body) {
   constexpr int64_t kScratch = (128 << 10) / sizeof(T);
-  alignas(64) T x_blocks[kScratch];
-  BlockProduct product(kernels, weight, std::is_same_v<T, bf16>);
-  std::fill_n(sums, num_pairs * rows * kPairRows, 0.0f);
-  const int64_t columns = weight.cols();
+  // Bytes, because an array of bf16 would be zeroed first.
+  alignas(64) std::byte memory[(kScratch + (kMatrixRows - 1) * kBlockColumns) * sizeof(T)];
+  T* const x_blocks = reinterpret_cast<T*>(memory);
   const int64_t num_blocks = ceil_div(columns, kBlockColumns);
   const int64_t x_block = rows * kBlockColumns;
   for (int64_t first = 0; first < num_blocks; first += kScratch / x_block) {
@@ -161,17 +162,50 @@ void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int6
       gather_block(x, rows, column, std::min<int64_t>(kBlockColumns, columns - column),
                    x_blocks + b * x_block);
     }
+    body(first, count, x_blocks);
+  }
+}
+
+// Within a run of blocks of x group after group, so that the weights are read in long ascending
+// runs.
+template <typename T>
+void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                        const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
+                        float* sums) {
+  BlockProduct product(kernels, weight, std::is_same_v<T, bf16>);
+  std::fill_n(sums, num_pairs * rows * kPairRows, 0.0f);
+  for_each_run<T>(x, rows, weight.cols(), [&](int64_t first, int64_t count, const T* x_blocks) {
     for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
       const int64_t stop = std::min((pair | 1) + 1, first_pair + num_pairs);
       for (int64_t b = 0; b < count; ++b) {
         for (int64_t p = pair; p < stop; ++p) {
-          product.multiply(x_blocks + b * x_block, rows, p, first + b,
+          product.multiply(x_blocks + b * rows * kBlockColumns, rows, p, first + b,
                            sums + (p - first_pair) * rows * kPairRows);
         }
       }
       pair = stop;
     }
-  }
+  });
+}
+
+// The same by matrix tiles, which take any number of rows.
+void multiply_by_matrix(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                        const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
+                        float* sums) {
+  const PanelLayout layout(weight.rows(), weight.cols(), weight.format());
+  const auto multiply =
+      weight.format() == WeightFormat::kF8E4M3 ? kernels.matrix_fp8 : kernels.matrix_bf16;
+  std::fill_n(sums, num_pairs * rows * kPairRows, 0.0f);
+  for_each_run<bf16>(x, rows, weight.cols(), [&](int64_t first, int64_t count, const bf16* run) {
+    for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
+      const int64_t pairs = layout.rest_of_group(pair, first_pair + num_pairs);
+      multiply(reinterpret_cast<const uint16_t*>(run), static_cast<int>(rows),
+               packed_blocks(weight, layout, pair, first), static_cast<int>(count),
+               static_cast<int>(pairs), sums + (pair - first_pair) * rows * kPairRows,
+               rows * kPairRows);
+      pair += pairs;
+    }
+  });
 }
 
 }  // namespace
@@ -185,6 +219,8 @@ void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t 
                         kernels.tile_bf16 != nullptr;
   if (!bf16_dot) {
     multiply_many_rows<float>(kernels, x, rows, weight, first_pair, num_pairs, sums);
+  } else if (kernels.matrix_bf16 != nullptr) {
+    multiply_by_matrix(kernels, x, rows, weight, first_pair, num_pairs, sums);
   } else if (rows <= kFewRows) {
     multiply_few_rows(kernels, x, rows, weight, first_pair, num_pairs, sums);
   } else {

@@ -41,7 +41,7 @@ void norm_rows(ThreadPool& pool, ConstTensorView x, ConstTensorView weight, floa
   const float* w = weight.data<float>();
   const int64_t grain = std::max<int64_t>(1, kParallelValues / n);
   const NormRow<In, Out> row_kernel =
-      cpu_isa() == CpuIsa::kAvx512 ? norm_row_avx512<In, Out> : norm_row_portable<In, Out>;
+      cpu_isa() >= CpuIsa::kAvx512 ? norm_row_avx512<In, Out> : norm_row_portable<In, Out>;
   pool.parallel_for(x.size(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       row_kernel(x.row<In>(row), w, n, eps, out.row<Out>(row));

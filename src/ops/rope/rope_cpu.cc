@@ -81,7 +81,7 @@ void split_rows(ThreadPool& pool, ConstTensorView q, std::span<const int32_t> po
   const int64_t nope = q_nope.size(2);
   const int64_t rope = q_rope.size(2);
   const auto head_kernel =
-      cpu_isa() == CpuIsa::kAvx512 ? split_head_avx512<T> : split_head_portable<T>;
+      cpu_isa() >= CpuIsa::kAvx512 ? split_head_avx512<T> : split_head_portable<T>;
   const int64_t grain = std::max<int64_t>(1, kParallelQueryValues / (heads * (nope + rope)));
   pool.parallel_for(q.size(0), grain, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch;
@@ -115,7 +115,7 @@ void norm_rope_cache_write(ThreadPool& pool, ConstTensorView kv_a,
   const int64_t rope = pages.layout.rope_dim;
   const float* weight = norm_weight.data<float>();
   const auto row_kernel =
-      cpu_isa() == CpuIsa::kAvx512 ? norm_and_rotate_avx512 : norm_and_rotate_portable;
+      cpu_isa() >= CpuIsa::kAvx512 ? norm_and_rotate_avx512 : norm_and_rotate_portable;
   const int64_t grain = std::max<int64_t>(1, kParallelCacheValues / (latent + rope));
   pool.parallel_for(kv_a.size(0), grain, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch;

@@ -160,6 +160,7 @@ void block_maxima(std::span<const float> logits, std::span<float> maxima) {
   const int64_t full = size / kLogitBlock;
   switch (cpu_isa()) {
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       full_block_maxima_avx512(logits.data(), full, maxima.data());
       break;
     case CpuIsa::kAvx2:
@@ -186,6 +187,7 @@ double block_exp_sums(std::span<const float> logits, float max, float inverse_te
   const float* x = logits.data();
   switch (cpu_isa()) {
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       full_block_sums_avx512(x, full, max, inverse_temperature, sums.data());
       break;
     case CpuIsa::kAvx2:
