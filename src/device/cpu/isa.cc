@@ -35,10 +35,7 @@ CpuIsa detect() {
                       __builtin_cpu_supports("avx512bf16");
   const bool amx = avx512 && __builtin_cpu_supports("amx-tile") &&
                    __builtin_cpu_supports("amx-bf16") && may_use_tiles();
-  return amx      ? CpuIsa::kAmx
-         : avx512 ? CpuIsa::kAvx512
-         : avx2   ? CpuIsa::kAvx2
-                  : CpuIsa::kScalar;
+  return amx ? CpuIsa::kAmx : avx512 ? CpuIsa::kAvx512 : avx2 ? CpuIsa::kAvx2 : CpuIsa::kScalar;
 #else
   return CpuIsa::kScalar;
 #endif

@@ -7,8 +7,9 @@
 #include <string_view>
 #include <vector>
 
-// Before a function: compiled for CpuIsa::kAvx512 (and above), whatever the file is compiled for. For simple
-// loops that the compiler vectorises by itself; what they call must be inlined into them.
+// Before a function: compiled for CpuIsa::kAvx512 (and above), whatever the file is compiled for.
+// For simple loops that the compiler vectorises by itself; what they call must be inlined into
+// them.
 #if defined(__x86_64__)
 #define FATHOM_FOR_AVX512 \
   __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))

@@ -63,6 +63,18 @@ class TileState {
   TileState& operator=(const TileState&) = delete;
 };
 
+// Subnormals are zero for vectors too, in and out, as they are for the tiles.
+class FlushSubnormals {
+ public:
+  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushSubnormals() { _mm_setcsr(before_); }
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+  const unsigned before_;
+};
+
 // Steps of a block as B tiles: `panel` 0 … 3 of a group begins 64 bytes after the one before it.
 struct Steps {
   const std::byte* data;
@@ -131,18 +143,6 @@ inline __attribute__((always_inline)) void add_scaled_tile(const float* tile, in
 
 // ---- one or two rows: the tiles' sums by vectors ----
 
-// Subnormals are zero, in and out, as they are for the tiles.
-class FlushSubnormals {
- public:
-  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-  FlushSubnormals(const FlushSubnormals&) = delete;
-  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
-
- private:
-  const unsigned before_;
-};
-
 // x [rows][128] of one block to fp32, the even columns in front of the odd ones.
 void split_columns(const uint16_t* x, int rows, float* out) {
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
@@ -194,10 +194,16 @@ inline __attribute__((always_inline)) void vector_tile(const E4m3Tables& tables,
       }
     }
   }
+  // A tile that is not whole is filled up with zeros, whose products make +0 of -0.
+  const __m512 filling = _mm512_setzero_ps();
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int p = 0; p < 2 * kPairs; ++p) {
+      if (steps < kTileSteps) {
+        even[r][p] = _mm512_add_ps(even[r][p], filling);
+        odd[r][p] = _mm512_add_ps(odd[r][p], filling);
+      }
       sums[r][p] = _mm512_add_ps(sums[r][p], _mm512_add_ps(even[r][p], odd[r][p]));
     }
   }
@@ -207,7 +213,6 @@ template <bool kFp8, int kRows, int kPairs>
 void vector_rows(const uint16_t* x, const PackedBlocks& weights, int blocks, float* out,
                  int64_t pair_stride) {
   alignas(64) float columns[kRows * kBlockColumns];
-  const FlushSubnormals flush;
   const E4m3Tables tables;
   __m512 totals[kRows][2 * kPairs];
   for (int r = 0; r < kRows; ++r) {
@@ -453,6 +458,7 @@ void many_rows(const uint16_t* x, int rows, const PackedBlocks& weights, int blo
 template <bool kFp8>
 void matrix(const uint16_t* x, int rows, const PackedBlocks& weights, int blocks, int pairs,
             float* sums, int64_t pair_stride) {
+  const FlushSubnormals flush;
   if (rows > kTile) {
     many_rows<kFp8>(x, rows, weights, blocks, pairs, sums, pair_stride);
   } else if (rows <= kVectorRows) {

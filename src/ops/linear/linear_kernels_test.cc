@@ -29,8 +29,7 @@ TEST(LinearKernels, ExpandsEveryE4m3CodeExactly) {
     }
     if (kernels.expand_fp8_to_bf16 == nullptr) continue;
     bf16 pairs[256];
-    kernels.expand_fp8_to_bf16(buffer.data(), 64, 4, reinterpret_cast<std::byte*>(pairs),
-                               128);
+    kernels.expand_fp8_to_bf16(buffer.data(), 64, 4, reinterpret_cast<std::byte*>(pairs), 128);
     for (int i = 0; i < 256; ++i) {
       const int column = i / 32, row = i % 32;
       EXPECT_TRUE(same(to_float(pairs[column / 2 * 64 + row * 2 + column % 2]),
