@@ -8,12 +8,13 @@ RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-slow bench asan tsan fuzz format check clean
+.PHONY: help setup build run test test-slow test-page bench asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
 	@echo "make test              build everything and run the fast tests"
 	@echo "make test-slow         the slow comparisons too (test-time Python packages from PyPI)"
+	@echo "make test-page         click through the web page in headless Chromium [SERVER=URL]"
 	@echo "make bench             measure the bundled model and the V2-Lite shape"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
@@ -39,12 +40,17 @@ test: setup $(RELEASE)/build.ninja
 test-slow: test
 	@tools/test_slow.sh $(RELEASE)
 
+# SERVER: the server whose page and answers are tested beside the scripted ones.
+test-page:
+	@tools/install_packages.sh page
+	@tests/page/run.sh $(if $(SERVER),--server $(SERVER))
+
 bench: build
 	@tools/bench_cpu.sh $(FATHOM)
 
 # What shares memory between threads; the other e2e tests add no threads and take a quarter of an
 # hour each under ThreadSanitizer.
-THREADED := ^(engine|device|linear|moe|ops_sampling|e2e_goldens)$$
+THREADED := ^(engine|grammar|device|linear|moe|ops_sampling|server_http|e2e_goldens)$$
 
 asan tsan: setup
 	@cmake --preset $@

@@ -2,7 +2,8 @@
 """Proves the direction of includes: a room includes only the rooms below it.
 
 The table is the plan of the house (ARCHITECTURE.md, "Rooms"). A room that is not in it, or an
-include that is not allowed, is an error with its file and line.
+include that is not allowed, is an error with its file and line. A room within a room ("server/http")
+has a line of its own.
 """
 import pathlib
 import re
@@ -14,13 +15,19 @@ ROOMS = {
     "device": ["base", "tensor"],
     "checkpoint": ["base", "tensor"],
     "tokenizer": ["base"],
-    "chat": ["base"],
+    "chat": ["base", "tokenizer"],
     "cache": ["base", "tensor", "device"],
     "ops": ["base", "tensor", "device", "cache"],
     "model": ["base", "tensor", "device", "cache", "checkpoint", "ops"],
     "engine": ["base", "tensor", "device", "cache", "checkpoint", "tokenizer", "ops", "model"],
+    "grammar": ["base", "tokenizer", "engine"],
+    "server/http": ["base"],
+    "server/openai": ["base", "tokenizer", "chat", "engine"],
+    "server/page": [],
+    "server/api": ["base", "cache", "tokenizer", "chat", "engine", "grammar", "server/http",
+                   "server/openai", "server/page"],
     "cli": ["base", "tensor", "device", "cache", "checkpoint", "tokenizer", "chat", "ops", "model",
-            "engine", "bench"],
+            "engine", "grammar", "server/http", "server/openai", "server/api", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.
 FOR_TESTS = re.compile(r"(_test|_bench)\.cc$|(^|/)fake_[a-z_]+\.(cc|h)$")
@@ -29,8 +36,28 @@ FORBIDDEN = {
     "engine": [re.compile(r"boost/|base/json\.h|CLI/")],
     "ops": [re.compile(r"boost/|base/json\.h")],
     "model": [re.compile(r"boost/|base/json\.h")],
+    "server": [re.compile(r"boost/(asio|beast)|openssl/")],
+    "cli": [re.compile(r"boost/(asio|beast)|openssl/")],
+}
+# The headers that others see show nothing of the libraries behind the room.
+PUBLIC_HEADERS = {
+    "server/http": ["error_body.h", "log_text.h", "message.h", "responder.h", "route_table.h", "server.h",
+                    "server_options.h", "sse.h"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
+
+
+def room_of(target: str) -> str:
+    """The room of a file under src/, the innermost one that the table has."""
+    parts = target.split("/")
+    nested = "/".join(parts[:2])
+    return nested if nested in ROOMS else parts[0]
+
+
+def hides_behind(room: str, other: str, target: str) -> bool:
+    """Whether target is a header that the other room keeps to itself."""
+    public = PUBLIC_HEADERS.get(other)
+    return public is not None and room != other and target.split("/")[-1] not in public
 
 
 def main() -> int:
@@ -42,7 +69,8 @@ def main() -> int:
             continue
         files += 1
         for_tests = FOR_TESTS.search(str(path.relative_to(root)))
-        room = path.relative_to(root).parts[0]
+        room = room_of(path.relative_to(root).as_posix())
+        is_public = path.name in PUBLIC_HEADERS.get(room, [])
         if room not in ROOMS:
             errors.append(f"{path}: room '{room}' is not in the table of tools/check_includes.py")
             continue
@@ -51,12 +79,15 @@ def main() -> int:
             if not match:
                 continue
             target = match.group(1) or match.group(2)
-            other = target.split("/")[0]
+            other = room_of(target)
             allowed = other == room or other in ROOMS[room] or (for_tests and other == "bench")
+            allowed = allowed and (for_tests or not hides_behind(room, other, target))
             if match.group(1) and not allowed:
                 errors.append(f"{path}:{number}: {room} may not include {target}")
             if not for_tests and any(pattern.match(target) for pattern in FORBIDDEN.get(room, [])):
                 errors.append(f"{path}:{number}: {room} may not include {target}")
+            if is_public and re.match(r"boost/|openssl/|base/json\.h", target):
+                errors.append(f"{path}:{number}: a public header may not include {target}")
     print("\n".join(errors) if errors else f"include direction: ok ({files} files)")
     return 1 if errors else 0
 

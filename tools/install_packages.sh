@@ -1,13 +1,15 @@
 #!/bin/sh
-# Installs the Debian packages that a purpose needs and that are missing: build, check, fuzz.
+# Installs the Debian packages that a purpose needs and that are missing: build, check, fuzz,
+# page.
 # usage: install_packages.sh PURPOSE…
 set -eu
 
-BUILD="g++ cmake ninja-build pkg-config libboost-json1.81-dev libfmt-dev libspdlog-dev libcli11-dev
+BUILD="g++ cmake ninja-build pkg-config libboost1.81-dev libboost-json1.81-dev libssl-dev libfmt-dev libspdlog-dev libcli11-dev
   libpcre2-dev libxxhash-dev libexpected-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev
-  python3"
+  python3 python3-pip patch"
 CHECK="clang-format git"
 FUZZ="clang-19 libclang-rt-19-dev"
+PAGE="chromium chromium-driver fonts-dejavu-core python3 python3-venv"
 
 wanted=
 for purpose in "$@"; do
@@ -15,6 +17,7 @@ for purpose in "$@"; do
     build) wanted="$wanted $BUILD" ;;
     check) wanted="$wanted $CHECK" ;;
     fuzz) wanted="$wanted $FUZZ" ;;
+    page) wanted="$wanted $PAGE" ;;
     *) echo "install_packages.sh: unknown purpose '$purpose'" >&2; exit 2 ;;
   esac
 done

@@ -10,6 +10,8 @@ int http_status(Code code) {
       return 401;
     case Code::kNotFound:
       return 404;
+    case Code::kDeadlineExceeded:
+      return 408;
     case Code::kTooLarge:
       return 413;
     case Code::kResourceExhausted:

@@ -17,6 +17,7 @@ enum class Code {
   kInvalidArgument,    // 400
   kUnauthenticated,    // 401
   kNotFound,           // 404
+  kDeadlineExceeded,   // 408
   kTooLarge,           // 413
   kResourceExhausted,  // 429
   kInternal,           // 500
@@ -58,16 +59,16 @@ tl::unexpected<Status> with_context(std::string_view context, const Status& stat
 #define FATHOM_CONCAT_INNER(a, b) a##b
 #define FATHOM_CONCAT(a, b) FATHOM_CONCAT_INNER(a, b)
 
-// FATHOM_TRY(auto x, f()): x is f()'s value, or this function returns f()'s Status.
-#define FATHOM_TRY(declaration, expression)                                            \
-  auto FATHOM_CONCAT(result_, __LINE__) = (expression);                                \
-  if (!FATHOM_CONCAT(result_, __LINE__))                                               \
-    return tl::unexpected<::fathom::Status>(FATHOM_CONCAT(result_, __LINE__).error()); \
+// FATHOM_TRY(auto x, f()): x is f()'s value, or this function returns f()'s error (a Status, or
+// what it becomes in this function's own error type).
+#define FATHOM_TRY(declaration, expression)                          \
+  auto FATHOM_CONCAT(result_, __LINE__) = (expression);              \
+  if (!FATHOM_CONCAT(result_, __LINE__))                             \
+    return tl::unexpected(FATHOM_CONCAT(result_, __LINE__).error()); \
   declaration = std::move(*FATHOM_CONCAT(result_, __LINE__))
 
-// FATHOM_RETURN_IF_ERROR(f()): this function returns f()'s Status if it failed.
-#define FATHOM_RETURN_IF_ERROR(expression)                      \
-  do {                                                          \
-    if (auto result_ = (expression); !result_)                  \
-      return tl::unexpected<::fathom::Status>(result_.error()); \
+// FATHOM_RETURN_IF_ERROR(f()): this function returns f()'s error if it failed.
+#define FATHOM_RETURN_IF_ERROR(expression)                                             \
+  do {                                                                                 \
+    if (auto result_ = (expression); !result_) return tl::unexpected(result_.error()); \
   } while (false)

@@ -9,8 +9,8 @@ namespace fathom {
 PagePool::PagePool(int64_t num_pages) {
   FATHOM_CHECK(num_pages >= 0 && num_pages <= std::numeric_limits<int32_t>::max(), "{} pages",
                num_pages);
-  holders_.resize(static_cast<size_t>(num_pages), 0);
-  free_.reserve(holders_.size());
+  pages_.resize(static_cast<size_t>(num_pages));
+  free_.reserve(pages_.size());
   for (int64_t page = num_pages - 1; page >= 0; --page) free_.push_back(static_cast<int32_t>(page));
 }
 
@@ -20,7 +20,7 @@ bool PagePool::allocate(int64_t count, std::vector<int32_t>& pages) {
   for (int64_t i = 0; i < count; ++i) {
     const int32_t page = free_.back();
     free_.pop_back();
-    holders_[page] = 1;
+    pages_[page].holders = 1;
     pages.push_back(page);
   }
   used_ += count;
@@ -28,43 +28,65 @@ bool PagePool::allocate(int64_t count, std::vector<int32_t>& pages) {
 }
 
 void PagePool::share(int32_t page) {
-  check_page(page);
-  FATHOM_CHECK(holders_[page] > 0, "page {} is free and cannot be shared", page);
-  ++holders_[page];
+  Page& shared = at(page);
+  FATHOM_CHECK(shared.holders > 0 || shared.kept, "page {} is free and cannot be shared", page);
+  if (shared.holders++ > 0) return;
+  --cached_;
+  ++used_;
 }
 
 void PagePool::release(int32_t page) {
-  check_page(page);
-  FATHOM_CHECK(holders_[page] > 0, "page {} is released once too often", page);
-  if (--holders_[page] > 0) return;
-  free_.push_back(page);
+  Page& released = at(page);
+  FATHOM_CHECK(released.holders > 0, "page {} is released once too often", page);
+  if (--released.holders > 0) return;
   --used_;
+  if (released.kept) {
+    ++cached_;
+  } else {
+    free_.push_back(page);
+  }
 }
 
-void PagePool::release_all(std::vector<int32_t>& pages) {
-  for (const int32_t page : pages) release(page);
-  pages.clear();
+void PagePool::keep(int32_t page) {
+  Page& kept = at(page);
+  FATHOM_CHECK(kept.holders > 0 && !kept.kept, "page {} has {} holders and cannot be kept", page,
+               kept.holders);
+  kept.kept = true;
+}
+
+void PagePool::drop(int32_t page) {
+  Page& dropped = at(page);
+  FATHOM_CHECK(dropped.kept, "page {} is dropped but was not kept", page);
+  dropped.kept = false;
+  if (dropped.holders > 0) return;
+  --cached_;
+  free_.push_back(page);
 }
 
 int32_t PagePool::holders(int32_t page) const {
-  check_page(page);
-  return holders_[page];
+  return const_cast<PagePool*>(this)->at(page).holders;
 }
 
 void PagePool::check_invariant() const {
-  int64_t held = 0;
-  for (const int32_t holders : holders_) held += holders > 0;
-  FATHOM_CHECK(held == used_ && free() + used_ == total(), "{} pages held, {} used, {} free of {}",
-               held, used_, free(), total());
-  std::vector<bool> seen(holders_.size());
+  int64_t held = 0, cached = 0;
+  for (const Page& page : pages_) {
+    held += page.holders > 0;
+    cached += page.holders == 0 && page.kept;
+  }
+  FATHOM_CHECK(held == used_ && cached == cached_ && free() + cached_ + used_ == total(),
+               "{} pages held, {} used, {} cached of {}, {} free of {}", held, used_, cached,
+               cached_, free(), total());
+  std::vector<bool> seen(pages_.size());
   for (const int32_t page : free_) {
-    FATHOM_CHECK(holders_[page] == 0 && !seen[page], "page {} is free twice or held", page);
+    FATHOM_CHECK(pages_[page].holders == 0 && !pages_[page].kept && !seen[page],
+                 "page {} is free twice, held or kept", page);
     seen[page] = true;
   }
 }
 
-void PagePool::check_page(int32_t page) const {
+PagePool::Page& PagePool::at(int32_t page) {
   FATHOM_CHECK(page >= 0 && page < total(), "page {} of {}", page, total());
+  return pages_[page];
 }
 
 }  // namespace fathom

@@ -20,8 +20,7 @@ TEST(PagePool, HandsOutEveryPageOnce) {
   EXPECT_EQ(pool.free(), 0);
   std::sort(pages.begin(), pages.end());
   EXPECT_EQ(pages, (std::vector<int32_t>{0, 1, 2, 3, 4}));
-  pool.release_all(pages);
-  EXPECT_TRUE(pages.empty());
+  for (const int32_t page : pages) pool.release(page);
   EXPECT_EQ(pool.free(), 5);
   pool.check_invariant();
 }
@@ -35,6 +34,24 @@ TEST(PagePool, SharedPageIsFreeAfterItsLastHolder) {
   EXPECT_EQ(pool.used(), 1);
   pool.release(0);
   EXPECT_EQ(pool.used(), 0);
+  pool.check_invariant();
+}
+
+TEST(PagePool, KeptPageIsCachedAfterItsLastHolderUntilItIsDropped) {
+  PagePool pool(2);
+  std::vector<int32_t> pages;
+  ASSERT_TRUE(pool.allocate(1, pages));
+  pool.keep(pages[0]);
+  pool.release(pages[0]);
+  EXPECT_EQ(pool.used(), 0);
+  EXPECT_EQ(pool.cached(), 1);
+  EXPECT_EQ(pool.free(), 1);
+  pool.share(pages[0]);
+  EXPECT_EQ(pool.cached(), 0);
+  pool.drop(pages[0]);
+  EXPECT_EQ(pool.used(), 1) << "it is still held";
+  pool.release(pages[0]);
+  EXPECT_EQ(pool.free(), 2);
   pool.check_invariant();
 }
 
@@ -73,6 +90,8 @@ TEST(PagePoolDeathTest, MistakesOfOursAreFatal) {
   EXPECT_DEATH(pool.release(1 - pages[0]), "released once too often");
   EXPECT_DEATH(pool.share(1 - pages[0]), "cannot be shared");
   EXPECT_DEATH(pool.release(7), "page 7 of 2");
+  EXPECT_DEATH(pool.keep(1 - pages[0]), "cannot be kept");
+  EXPECT_DEATH(pool.drop(pages[0]), "was not kept");
 }
 
 }  // namespace

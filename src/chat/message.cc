@@ -178,15 +178,6 @@ void order_results(const std::vector<ToolCall>& calls, std::vector<Message>& mes
   std::move(ordered.begin(), ordered.end(), messages.begin() + static_cast<ptrdiff_t>(begin));
 }
 
-void order_all_results(std::vector<Message>& messages) {
-  for (size_t i = 0; i < messages.size(); ++i) {
-    if (messages[i].tool_calls.empty()) continue;
-    size_t end = i + 1;
-    while (end < messages.size() && messages[end].role == Role::kTool) ++end;
-    order_results(messages[i].tool_calls, messages, i + 1, end);
-  }
-}
-
 }  // namespace
 
 std::string_view role_name(Role role) { return kRoleNames[static_cast<size_t>(role)]; }
@@ -195,6 +186,24 @@ json::value Tool::parameters() const {
   const json::value* found = function().if_contains("parameters");
   if (found != nullptr && found->is_object()) return *found;
   return json::object{{"type", "object"}, {"properties", json::object()}};
+}
+
+Tool make_tool(std::string name, std::string description, std::optional<json::value> parameters) {
+  json::object function{{"name", name}};
+  if (!description.empty()) function["description"] = description;
+  if (parameters) function["parameters"] = std::move(*parameters);
+  Tool tool{std::move(name), std::move(description), {}};
+  tool.declaration = {{"type", "function"}, {"function", std::move(function)}};
+  return tool;
+}
+
+void order_tool_results(std::vector<Message>& messages) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].tool_calls.empty()) continue;
+    size_t end = i + 1;
+    while (end < messages.size() && messages[end].role == Role::kTool) ++end;
+    order_results(messages[i].tool_calls, messages, i + 1, end);
+  }
 }
 
 Result<Conversation> parse_conversation(const json::value& value, std::string_view source) {
@@ -209,7 +218,7 @@ Result<Conversation> parse_conversation(const json::value& value, std::string_vi
                parse_message((*messages)[i], fmt::format("{}messages[{}]", where, i)));
     conversation.messages.push_back(std::move(message));
   }
-  order_all_results(conversation.messages);
+  order_tool_results(conversation.messages);
   FATHOM_TRY(conversation.tools, parse_tools(fields, where));
   FATHOM_TRY(const auto thinking, fields.optional_boolean("thinking"));
   conversation.thinking = thinking.value_or(false);

@@ -58,14 +58,19 @@ struct Conversation {
   std::optional<json::value> response_schema;  // only V3.2 can say it in the prompt
 };
 
+Tool make_tool(std::string name, std::string description, std::optional<json::value> parameters);
+
+// Puts the results of each turn's calls into the order of the calls when their ids say so, because
+// the formats match them by order alone.
+void order_tool_results(std::vector<Message>& messages);
+
 inline constexpr int kMaxMessages = 4096;
 inline constexpr int kMaxTools = 128;
 
 // Reads {"messages": […], "tools": […]?, "thinking": bool?}; other keys are the caller's. Errors
 // begin with `source` and name the field and its value. Content may be a string or a list of text
 // parts (joined with nothing between). Arguments may be a string or an object (written as Python
-// writes JSON). Results of one turn's calls are put into the order of the calls when their ids say
-// so, because the formats match them by order alone.
+// writes JSON). Tool results are put in order (order_tool_results).
 Result<Conversation> parse_conversation(const json::value& value, std::string_view source);
 
 }  // namespace fathom

@@ -148,6 +148,7 @@ Result<int> bench_latency(const BenchFlags& flags) {
   EngineNeeds needs;
   needs.num_seqs = flags.batch_size;
   needs.needs_tokenizer = false;
+  needs.prefix_caching = false;
   needs.total_tokens =
       flags.batch_size * round_up(flags.input_len + flags.output_len + 1, kPageSize);
   FATHOM_TRY(const LoadedEngine loaded, load_engine(flags.model, needs));

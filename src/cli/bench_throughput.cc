@@ -207,6 +207,7 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   EngineNeeds needs;
   needs.num_seqs = std::min(together, kDefaultSequences);
   needs.needs_tokenizer = !flags.dataset_path.empty();
+  needs.prefix_caching = false;
   if (flags.dataset_path.empty()) {
     needs.total_tokens =
         std::max(round_up(longest + 1, kPageSize),

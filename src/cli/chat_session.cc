@@ -2,9 +2,9 @@
 
 #include <fstream>
 
+#include "chat/prompt_ids.h"
 #include "chat/python_json.h"
 #include "cli/answer_printer.h"
-#include "cli/prompt_ids.h"
 
 namespace fathom {
 
@@ -64,9 +64,10 @@ Result<> ChatSession::save(const std::string& path) const {
 std::string ChatSession::stats() const {
   const EngineStats engine = engine_.stats();
   std::string text = fmt::format(
-      "{} messages; {} prompt tokens read and {} generated in all; cache: {} of {} pages",
-      messages_.size(), engine.prompt_tokens, engine.generated_tokens, engine.pages_used,
-      engine.pages_total);
+      "{} messages; {} prompt tokens read, {} of them from the cache, and {} generated in all; "
+      "cache: {} of {} pages",
+      messages_.size(), engine.prompt_tokens, engine.cached_tokens, engine.generated_tokens,
+      engine.pages_used + engine.pages_cached, engine.pages_total);
   if (last_) text += "\nlast answer: " + speed_line(*last_);
   return text;
 }

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "cli/prompt_ids.h"
+#include "chat/prompt_ids.h"
 #include "cli/script_runner.h"
 
 namespace fathom {

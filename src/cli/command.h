@@ -18,6 +18,7 @@ void add_chat_command(CLI::App& app, Action* chosen);
 void add_tokenize_command(CLI::App& app, Action* chosen);
 void add_inspect_command(CLI::App& app, Action* chosen);
 void add_eval_command(CLI::App& app, Action* chosen);
+void add_serve_command(CLI::App& app, Action* chosen);
 void add_bench_command(CLI::App& app, Action* chosen);
 
 }  // namespace fathom

@@ -89,6 +89,7 @@ Result<int> evaluate(const EvalFlags& flags) {
   EngineNeeds needs;
   needs.num_seqs = kConcurrentItems;
   needs.prompt_logprobs = true;
+  needs.prefix_caching = false;
   FATHOM_TRY(const LoadedEngine loaded, load_engine(flags.model, needs));
   if (!flags.json) {
     fmt::print("{:<12} {:>9} {:>10} {:>9} {:>9} {:>9} {:>9}\n", "set", "right", "", "direct",

@@ -5,8 +5,8 @@
 
 #include "base/progress.h"
 #include "base/utf8.h"
+#include "chat/prompt_ids.h"
 #include "cli/batch_run.h"
-#include "cli/prompt_ids.h"
 
 namespace fathom {
 namespace {

@@ -190,6 +190,13 @@ CLI::Option* FlagGroup::toggle(const std::string& names, bool* value, const std:
   return finish(app_.add_flag(names, *value, help), names, "", "");
 }
 
+CLI::Option* FlagGroup::toggle(const std::string& names, std::optional<bool>* value,
+                               const std::string& help) {
+  // The number is how often yes was said more than no.
+  const auto read = [=](int64_t balance) { *value = balance > 0; };
+  return finish(app_.add_flag_function(names, read, help), names, "", "");
+}
+
 std::optional<std::string> nearest_word(std::string_view word,
                                         const std::vector<std::string>& candidates) {
   // Changes that turn one word into the other: insert, remove or replace a letter (Levenshtein).

@@ -51,6 +51,9 @@ class FlagGroup {
   CLI::Option* token_ids(const std::string& names, std::vector<int32_t>* values,
                          const std::string& help);
   CLI::Option* toggle(const std::string& names, bool* value, const std::string& help);
+  // With names that say no too ("--x,!--no-x"); stays empty when neither is given.
+  CLI::Option* toggle(const std::string& names, std::optional<bool>* value,
+                      const std::string& help);
 
  private:
   CLI::Option* finish(CLI::Option* option, const std::string& names, const std::string& kind,

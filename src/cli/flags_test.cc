@@ -113,6 +113,21 @@ TEST(ModelFlags, TheEnvironmentCountsUnlessAFlagDoes) {
   unsetenv("FATHOM_MAX_NUM_SEQS");
 }
 
+TEST(ModelFlags, PrefixCachingIsOnOffOrNotSaid) {
+  EXPECT_FALSE(parse({}).flags.prefix_caching.has_value());
+  EXPECT_EQ(parse({"--enable-prefix-caching"}).flags.prefix_caching, true);
+  EXPECT_EQ(parse({"--no-enable-prefix-caching"}).flags.prefix_caching, false);
+  EXPECT_EQ(parse({"--disable-radix-cache"}).flags.prefix_caching, false);
+  setenv("FATHOM_ENABLE_PREFIX_CACHING", "false", 1);
+  EXPECT_EQ(parse({}).flags.prefix_caching, false);
+  unsetenv("FATHOM_ENABLE_PREFIX_CACHING");
+  const Parsed parsed = parse({"--kv-offload-gib", "3", "--kv-offload-dir", "/tmp/pages"});
+  EXPECT_EQ(parsed.flags.kv_offload_gib, 3);
+  EXPECT_EQ(parsed.flags.kv_offload_dir, "/tmp/pages");
+  EXPECT_EQ(parse({"--kv-offload-gib", "-1"}).error,
+            "--kv-offload-gib is -1, allowed are 0 to 1048576");
+}
+
 TEST(ModelFlags, TextIsNotTakenForAModel) {
   const auto taken = [](const std::string& argument) {
     ModelFlags flags;

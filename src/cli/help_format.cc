@@ -62,6 +62,11 @@ std::string HelpFormat::make_group(std::string group, bool is_positional,
 
 std::string HelpFormat::make_option(const CLI::Option* option, bool is_positional) const {
   std::string left = is_positional ? option->get_name(true) : option->get_name(false, true);
+  // CLI11's mark of a name that says no: the description tells.
+  constexpr std::string_view kNo = "{false}";
+  for (size_t at = left.find(kNo); at != std::string::npos; at = left.find(kNo)) {
+    left.erase(at, kNo.size());
+  }
   const bool takes_value = option->get_type_size() != 0;
   if (!is_positional && takes_value && !option->get_type_name().empty()) {
     left += " " + option->get_type_name();

@@ -90,6 +90,9 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   request.fixed.push_back(weights);
   FATHOM_TRY(const int64_t working, working_space_bytes(config, options, loaded.num_threads));
   request.fixed.push_back({"working space", working});
+  if (flags.kv_offload_gib > 0) {
+    request.fixed.push_back({"offloaded pages", flags.kv_offload_gib << 30});
+  }
   request.cache_row_bytes =
       LatentLayout{options.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
   request.cache_layers = config.num_layers;
@@ -109,13 +112,25 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   return plan_memory(request);
 }
 
-EngineOptions engine_options(const LoadedEngine& loaded, const EngineNeeds& needs,
-                             const ModelRunnerOptions& runner) {
+EngineOptions engine_options(const LoadedEngine& loaded, const ModelFlags& flags,
+                             const EngineNeeds& needs, const ModelRunnerOptions& runner) {
   EngineOptions options;
+  options.prefix_caching = flags.prefix_caching.value_or(needs.prefix_caching);
   options.max_num_seqs = loaded.max_num_seqs;
   options.max_batched_tokens = runner.max_batched_tokens;
-  options.max_queued_requests = kUnboundedQueue;
-  options.max_queued_tokens = kUnboundedQueue;
+  options.kv_offload_bytes = flags.kv_offload_gib << 30;
+  options.kv_offload_dir = flags.kv_offload_dir;
+  options.kv_offload_disk_bytes = flags.kv_offload_disk_gib << 30;
+  if (needs.queue) {
+    options.max_queued_requests = needs.queue->max_requests;
+    options.max_queued_tokens = needs.queue->max_tokens;
+    options.max_queue_time = needs.queue->max_queue_time;
+    options.max_total_time = needs.queue->max_total_time;
+  } else {
+    options.max_queued_requests = kUnboundedQueue;
+    options.max_queued_tokens = kUnboundedQueue;
+    options.max_queue_time = options.max_total_time = std::chrono::nanoseconds(0);
+  }
   options.eos_ids = loaded.checkpoint.generation_defaults().eos_ids;
   if (options.eos_ids.empty() && loaded.tokenizer && loaded.tokenizer->eos_id()) {
     options.eos_ids.push_back(*loaded.tokenizer->eos_id());
@@ -163,7 +178,7 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
 
   FATHOM_TRY(auto runner, ModelRunner::create(loaded.checkpoint, options));
   loaded.max_model_len = runner->max_model_len();
-  FATHOM_TRY(loaded.engine, Engine::create(engine_options(loaded, needs, options),
+  FATHOM_TRY(loaded.engine, Engine::create(engine_options(loaded, flags, needs, options),
                                            std::move(runner), loaded.tokenizer));
   return loaded;
 }

@@ -1,7 +1,9 @@
 // From flags to a running engine: what every command that runs a model begins with.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "chat/format.h"
@@ -13,12 +15,23 @@
 
 namespace fathom {
 
+// Of strangers' requests; the fields are EngineOptions'.
+struct QueueLimits {
+  int64_t max_requests = 512;
+  int64_t max_tokens = 0;
+  std::chrono::nanoseconds max_queue_time = std::chrono::seconds(120);
+  std::chrono::nanoseconds max_total_time = std::chrono::minutes(30);
+};
+
 // What a command needs where the flags do not say it.
 struct EngineNeeds {
   int64_t num_seqs = 1;
   int64_t total_tokens = 0;      // cache; 0: num_seqs sequences of full length, at most 64K tokens
   bool prompt_logprobs = false;  // of many positions: steps may want more logit rows
+  bool prefix_caching = true;    // false: what was asked before must not change times or results
   bool needs_tokenizer = true;   // false: goes without one when the checkpoint has none
+  // How much may wait and for how long; none: everything, as long as it takes.
+  std::optional<QueueLimits> queue;
 };
 
 // Destroy the engine first: members are in that order.

@@ -18,6 +18,7 @@ constexpr int64_t kMaxTokens = int64_t{1} << 32;
 constexpr int64_t kMaxSequences = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
+constexpr int64_t kMaxGiB = 1 << 20;
 
 }  // namespace
 
@@ -75,6 +76,16 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                  1 << 20, "Tokens in one step; longer prompts are computed in chunks");
   capacity.count("--max-total-tokens", &flags->max_total_tokens, 1, kMaxTokens,
                  "Tokens that the latent cache holds", "what the command needs, at most 64K");
+  capacity.toggle("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",
+                  &flags->prefix_caching,
+                  "Keep computed pages for prompts that begin with the same tokens, or do not "
+                  "(default: on, in bench and eval off)");
+  capacity.count("--kv-offload-gib", &flags->kv_offload_gib, 0, kMaxGiB,
+                 "GiB of host memory that pages move to when the latent cache is full");
+  capacity.text("--kv-offload-dir", &flags->kv_offload_dir, "DIR",
+                "Directory whose files pages move to when that is full too (default: none)");
+  capacity.count("--kv-offload-disk-gib", &flags->kv_offload_disk_gib, 1, kMaxGiB,
+                 "GiB that those files take at most");
   capacity.count("-t,--threads", &flags->threads, 1, kMaxThreads, "CPU threads", "one a core");
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of everything random", "a new one");
 }

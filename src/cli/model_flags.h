@@ -24,6 +24,10 @@ struct ModelFlags {
   std::optional<int64_t> max_num_seqs;      // none: what the command needs
   int64_t max_batched_tokens = 2048;        // rows of one step
   std::optional<int64_t> max_total_tokens;  // tokens that the cache holds; none: what is needed
+  std::optional<bool> prefix_caching;       // none: what the command needs
+  int64_t kv_offload_gib = 0;               // host memory for pages that leave the cache
+  std::string kv_offload_dir;               // and files for those that leave that; empty: none
+  int64_t kv_offload_disk_gib = 64;         // of them all
   int64_t threads = 0;                      // 0: one a core
   std::optional<int64_t> seed;
   bool quiet = false;

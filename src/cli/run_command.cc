@@ -3,12 +3,13 @@
 
 #include <iostream>
 
+#include "chat/prompt_ids.h"
 #include "chat/python_json.h"
 #include "cli/answer.h"
 #include "cli/answer_printer.h"
 #include "cli/command.h"
+#include "cli/grammar_flags.h"
 #include "cli/loaded_engine.h"
-#include "cli/prompt_ids.h"
 #include "cli/sampling_flags.h"
 
 namespace fathom {
@@ -19,6 +20,7 @@ constexpr size_t kMaxPromptBytes = 32 << 20;
 struct RunFlags {
   ModelFlags model;
   SamplingFlags sampling;
+  GrammarFlags grammar;
   std::string prompt_positional, prompt_flag, system;
   std::vector<int32_t> ids;
   bool raw = false, thinking = false, json = false, prompt_logprobs = false;
@@ -116,6 +118,7 @@ void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) 
 
 Result<int> run(const RunFlags& flags) {
   FATHOM_RETURN_IF_ERROR(check_together(flags));
+  FATHOM_TRY(const std::optional<GrammarSpec> spec, grammar_spec(flags.grammar));
   // Before the model: a missing prompt should not cost the time of loading.
   std::string text;
   if (flags.ids.empty()) {
@@ -124,7 +127,7 @@ Result<int> run(const RunFlags& flags) {
   EngineNeeds needs;
   needs.num_seqs = flags.choices;
   needs.prompt_logprobs = flags.prompt_logprobs;
-  needs.needs_tokenizer = flags.ids.empty();
+  needs.needs_tokenizer = flags.ids.empty() || spec.has_value();
   FATHOM_TRY(const LoadedEngine loaded, load_engine(flags.model, needs));
   FATHOM_TRY(const RunPrompt prompt, make_prompt(flags, text, loaded));
 
@@ -138,6 +141,11 @@ Result<int> run(const RunFlags& flags) {
   // --prompt-logprobs takes as many alternatives as --logprobs.
   if (flags.prompt_logprobs) {
     request.sampling.prompt_logprobs = static_cast<int>(flags.logprobs.value_or(0));
+  }
+  if (spec) {
+    FATHOM_RETURN_IF_ERROR(add_grammar(*spec, loaded.tokenizer,
+                                       loaded.checkpoint.config().vocab_size,
+                                       prompt.opens_reasoning, request));
   }
   const SamplingParams sampling = request.sampling;
 
@@ -193,6 +201,7 @@ void add_run_command(CLI::App& app, Action* chosen) {
                 "With --json: the same for the prompt's tokens");
   output.count("--choices,--n", &flags->choices, 1, kMaxChoices,
                "Independent answers to the prompt");
+  add_grammar_flags(*command, &flags->grammar);
   add_sampling_flags(*command, &flags->sampling);
   add_model_flags(*command, &flags->model);
   command->callback([flags, chosen] {

@@ -74,6 +74,7 @@ std::unique_ptr<Sequence> make_sequence(ActiveRequest& active, int index, int64_
   auto sequence = std::make_unique<Sequence>();
   sequence->request = &active;
   sequence->index = index;
+  sequence->priority = active.request.priority;
   sequence->tokens = active.request.prompt_ids;
   sequence->prompt_len = sequence->len();
   sequence->max_len = max_len;
@@ -85,6 +86,7 @@ std::unique_ptr<Sequence> make_sequence(ActiveRequest& active, int index, int64_
     sequence->history->add_prompt(sequence->tokens);
   }
   sequence->stop_ids = params.stop_token_ids;
+  sequence->num_own_stop_ids = std::ssize(sequence->stop_ids);
   if (!params.ignore_eos) {
     sequence->stop_ids.insert(sequence->stop_ids.end(), limits.eos_ids.begin(),
                               limits.eos_ids.end());
@@ -92,6 +94,9 @@ std::unique_ptr<Sequence> make_sequence(ActiveRequest& active, int index, int64_
   if (index == 0 && params.prompt_logprobs >= 0) {
     sequence->prompt_logits_end = sequence->prompt_len - 1;
     sequence->prompt_logprobs.push_back(std::nullopt);
+  }
+  if (active.request.grammar) {
+    sequence->grammar = active.request.grammar->start(active.request.grammar_begins_after);
   }
   if (limits.tokenizer != nullptr) {
     sequence->detokenizer.emplace(*limits.tokenizer, params.skip_special_tokens);
@@ -107,9 +112,20 @@ Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, Even
                                                            uint64_t seed) {
   FATHOM_RETURN_IF_ERROR(check_prompt(request.prompt_ids, limits.vocab_size));
   FATHOM_RETURN_IF_ERROR(request.sampling.validate(limits.vocab_size));
+  if (request.cache_salt.size() > kMaxCacheSaltBytes) {
+    return invalid("cache_salt has {} bytes, at most {} are allowed", request.cache_salt.size(),
+                   kMaxCacheSaltBytes);
+  }
   if (!request.sampling.stop.empty() && limits.tokenizer == nullptr) {
     return invalid("stop has {} strings, but there is no tokenizer to find them with",
                    request.sampling.stop.size());
+  }
+  if (const auto& id = request.grammar_begins_after;
+      id && (!request.grammar || *id < 0 || *id >= limits.vocab_size)) {
+    return invalid(
+        "grammar_begins_after is {}, expected an id inside the vocabulary of {} and a "
+        "grammar",
+        *id, limits.vocab_size);
   }
   FATHOM_TRY(const int64_t max_len,
              resolve_max_len(std::ssize(request.prompt_ids), request.sampling, limits));
@@ -120,7 +136,6 @@ Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, Even
   const int n = active->request.sampling.n;
   for (int index = 0; index < n; ++index) {
     active->sequences.push_back(make_sequence(*active, index, max_len, limits, seed));
-    if (index > 0) active->sequences.back()->fork_source = active->sequences.front().get();
   }
   active->unfinished = n;
   return active;

@@ -68,9 +68,12 @@ TEST(Admission, EngineOptionsAreChecked) {
   for (const auto& [options, says] : std::vector<std::pair<EngineOptions, std::string>>{
            {{.max_num_seqs = 0}, "max_num_seqs is 0"},
            {{.max_num_seqs = 8, .max_batched_tokens = 7}, "max_batched_tokens is 7"},
+           {{.long_prompt_rows = -2}, "long_prompt_rows is -2"},
            {{.max_prompt_logit_rows = 0}, "max_prompt_logit_rows is 0"},
            {{.max_queued_requests = 0}, "max_queued_requests is 0"},
            {{.max_queued_tokens = -1}, "max_queued_tokens is -1"},
+           {{.max_queue_time = std::chrono::nanoseconds(-1)}, "max_queue_time is -1"},
+           {{.max_total_time = std::chrono::nanoseconds(-5)}, "max_total_time is -5"},
            {{.eos_ids = {300}}, "end-of-sequence id 300"}}) {
     const auto result = create(options);
     ASSERT_FALSE(result) << says;

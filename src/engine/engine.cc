@@ -27,8 +27,13 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
                    options.max_batched_tokens, options.max_num_seqs);
   }
   FATHOM_RETURN_IF_ERROR(check_at_least("max_prompt_logit_rows", options.max_prompt_logit_rows, 1));
+  FATHOM_RETURN_IF_ERROR(check_at_least("long_prompt_rows", options.long_prompt_rows, 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("max_queued_requests", options.max_queued_requests, 1));
   FATHOM_RETURN_IF_ERROR(check_at_least("max_queued_tokens", options.max_queued_tokens, 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("kv_offload_bytes", options.kv_offload_bytes, 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("kv_offload_disk_bytes", options.kv_offload_disk_bytes, 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_queue_time", options.max_queue_time.count(), 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_total_time", options.max_total_time.count(), 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("the model's context length", runner.max_model_len(), 2));
   FATHOM_RETURN_IF_ERROR(check_at_least("the cache's number of pages", runner.num_pages(), 1));
   for (const int32_t id : options.eos_ids) {
@@ -40,18 +45,32 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
   return {};
 }
 
+// Null where no pages are to be offloaded.
+Result<std::unique_ptr<PageStore>> make_store(const EngineOptions& options, Runner& runner) {
+  if (options.kv_offload_bytes == 0 && options.kv_offload_dir.empty()) return nullptr;
+  if (!options.prefix_caching) {
+    return invalid("kv_offload_bytes and kv_offload_dir need prefix_caching, which is off");
+  }
+  PageTransfer* const transfer = runner.page_transfer();
+  if (transfer == nullptr) return invalid("this device cannot offload pages to host memory");
+  return PageStore::create({.host_bytes = options.kv_offload_bytes,
+                            .directory = options.kv_offload_dir,
+                            .disk_bytes = options.kv_offload_disk_bytes},
+                           *transfer);
+}
+
 }  // namespace
 
 struct Engine::Parts {
   Parts(const EngineOptions& options, std::unique_ptr<Runner> runner,
-        std::shared_ptr<const Tokenizer> the_tokenizer)
+        std::unique_ptr<PageStore> store, std::shared_ptr<const Tokenizer> the_tokenizer)
       : tokenizer(std::move(the_tokenizer)),
         limits{.vocab_size = runner->vocab_size(),
                .max_model_len = runner->max_model_len(),
                .num_pages = runner->num_pages(),
                .eos_ids = options.eos_ids,
                .tokenizer = tokenizer.get()},
-        loop(options, std::move(runner)) {}
+        loop(options, std::move(runner), std::move(store)) {}
 
   std::shared_ptr<const Tokenizer> tokenizer;
   AdmissionLimits limits;
@@ -68,7 +87,9 @@ Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options,
                                                std::shared_ptr<const Tokenizer> tokenizer) {
   FATHOM_CHECK(runner != nullptr, "an engine needs a runner");
   FATHOM_RETURN_IF_ERROR(check_options(options, *runner));
-  auto parts = std::make_unique<Parts>(options, std::move(runner), std::move(tokenizer));
+  FATHOM_TRY(auto store, make_store(options, *runner));
+  auto parts =
+      std::make_unique<Parts>(options, std::move(runner), std::move(store), std::move(tokenizer));
   parts->thread = std::thread([loop = &parts->loop] { loop->run(); });
   return std::unique_ptr<Engine>(new Engine(std::move(parts)));
 }
@@ -79,7 +100,7 @@ Engine::~Engine() { stop(); }
 
 Result<RequestId> Engine::submit(Request request, EventSink sink) {
   FATHOM_CHECK(sink != nullptr, "a request needs a sink");
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = parts_->loop.now();
   const uint64_t seed = mix64(parts_->seed_base + parts_->num_seeds.fetch_add(1));
   FATHOM_TRY(std::unique_ptr<ActiveRequest> active,
              make_active_request(std::move(request), std::move(sink), parts_->limits, seed));
@@ -90,6 +111,8 @@ Result<RequestId> Engine::submit(Request request, EventSink sink) {
 void Engine::abort(RequestId request) { parts_->loop.inbox().abort(request); }
 
 EngineStats Engine::stats() const { return parts_->loop.stats(); }
+
+void Engine::flush_prefix_cache() { parts_->loop.inbox().flush(); }
 
 bool Engine::drain(std::chrono::nanoseconds timeout) {
   parts_->loop.inbox().refuse();

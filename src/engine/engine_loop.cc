@@ -3,12 +3,16 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/math.h"
 #include "cache/latent_layout.h"
 
 namespace fathom {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+EngineOptions with_clock(EngineOptions options) {
+  if (!options.clock) options.clock = std::chrono::steady_clock::now;
+  return options;
+}
 
 Inbox::Limits inbox_limits(const EngineOptions& options, int64_t num_pages) {
   return {.max_requests = options.max_queued_requests,
@@ -18,16 +22,23 @@ Inbox::Limits inbox_limits(const EngineOptions& options, int64_t num_pages) {
 
 }  // namespace
 
-EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner)
-    : runner_(std::move(runner)),
+EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
+                       std::unique_ptr<PageStore> store)
+    : options_(with_clock(options)),
+      runner_(std::move(runner)),
+      store_(std::move(store)),
       pool_(runner_->num_pages()),
+      tree_(pool_, options.prefix_caching, store_.get()),
       scheduler_({.max_num_seqs = options.max_num_seqs,
                   .max_batched_tokens = options.max_batched_tokens,
                   .max_prompt_logit_rows = options.max_prompt_logit_rows,
+                  .long_prompt_rows = options.long_prompt_rows > 0
+                                          ? options.long_prompt_rows
+                                          : ceil_div(options.max_batched_tokens, 8),
                   .preempt_every = options.preempt_every},
-                 pool_),
+                 tree_),
       inbox_(inbox_limits(options, runner_->num_pages())),
-      last_step_(Clock::now()) {
+      last_step_(now()) {
   publish_stats();
 }
 
@@ -35,6 +46,7 @@ void EngineLoop::run() {
   while (true) {
     take_news();
     if (stopping_) return;
+    expire();
     if (!scheduler_.has_work()) continue;
     step();
     if (!scheduler_.has_work()) check_idle();
@@ -45,28 +57,73 @@ void EngineLoop::run() {
 void EngineLoop::take_news() {
   inbox_.take(news_, /*wait=*/!scheduler_.has_work());
   for (std::unique_ptr<ActiveRequest>& request : news_.requests) {
-    for (const auto& sequence : request->sequences) {
-      sequence->arrival = ++arrivals_;
-      scheduler_.add(*sequence);
-    }
-    const RequestId id = request->id;
-    requests_.emplace(id, std::move(request));
+    add_request(std::move(request));
   }
   for (const RequestId id : news_.aborts) {
     if (const auto it = requests_.find(id); it != requests_.end()) {
-      abort_request(*it->second, "the request was aborted");
+      abort_request(*it->second, {Code::kUnavailable, "the request was aborted"});
     }
   }
+  if (news_.flush) tree_.clear();
   if (std::exchange(news_.stop, false)) {
     stopping_ = true;
     while (!requests_.empty()) {
-      abort_request(*requests_.begin()->second, "the engine was stopped");
+      abort_request(*requests_.begin()->second, {Code::kUnavailable, "the engine was stopped"});
     }
   }
   if (!scheduler_.has_work()) {
     check_idle();
     publish_stats();
   }
+}
+
+void EngineLoop::add_request(std::unique_ptr<ActiveRequest> request) {
+  const bool has_choices = request->sequences.size() > 1;
+  for (const auto& sequence : request->sequences) {
+    if (options_.prefix_caching) {
+      sequence->prefix = tree_.chain(0, request->request.cache_salt);
+    } else if (has_choices) {
+      sequence->prefix = tree_.chain(request->id, "");
+    }
+    sequence->arrival = ++arrivals_;
+    scheduler_.add(*sequence);
+  }
+  const Time queued = request->sequences.front()->timings.queued;
+  if (options_.max_queue_time.count() > 0) {
+    must_start_.push_back({queued + options_.max_queue_time, request->id});
+  }
+  if (options_.max_total_time.count() > 0) {
+    must_end_.push_back({queued + options_.max_total_time, request->id});
+  }
+  const RequestId id = request->id;
+  requests_.emplace(id, std::move(request));
+}
+
+// Looks only at the first of each list: requests come in the order in which they were queued, but
+// for what two threads that submit at once may differ by.
+void EngineLoop::expire() {
+  if (must_start_.empty() && must_end_.empty()) return;
+  const Time time = now();
+  const auto expire_from = [&](std::deque<Deadline>& deadlines, bool only_queued,
+                               std::chrono::duration<double> limit, const char* state,
+                               const char* field) {
+    while (!deadlines.empty()) {
+      const auto it = requests_.find(deadlines.front().request);
+      const bool gone = it == requests_.end() || (only_queued && !it->second->counted_as_queued);
+      if (!gone && deadlines.front().at > time) return;
+      deadlines.pop_front();
+      if (gone) continue;
+      ++counters_.expired;
+      const std::chrono::duration<double> age =
+          time - it->second->sequences.front()->timings.queued;
+      abort_request(*it->second,
+                    {Code::kDeadlineExceeded,
+                     fmt::format("the request {} {:.1f} s after it was submitted, {} is {:.1f} s",
+                                 state, age.count(), field, limit.count())});
+    }
+  };
+  expire_from(must_start_, true, options_.max_queue_time, "has not started", "max_queue_time");
+  expire_from(must_end_, false, options_.max_total_time, "has not ended", "max_total_time");
 }
 
 void EngineLoop::step() {
@@ -84,7 +141,7 @@ void EngineLoop::step() {
   }
   scheduler_.advance(plan_);
   postprocess_.sample(plan_, *logits, runner_->sampling_stream());
-  last_step_ = Clock::now();
+  last_step_ = now();
   ++counters_.steps;
   for (const StepEntry& entry : plan_.entries) {
     Event& event = new_event(*entry.sequence);
@@ -94,11 +151,15 @@ void EngineLoop::step() {
 
 void EngineLoop::note_started() {
   if (plan_.started.empty()) return;
-  const Time now = Clock::now();
+  const Time time = now();
   for (Sequence* sequence : plan_.started) {
-    sequence->timings.started = now;
+    sequence->timings.started = time;
     counters_.cached_tokens += sequence->usage.cached_tokens;
     counters_.prompt_tokens += sequence->prompt_len;
+    if (options_.prefix_caching) {
+      counters_.prefix_queries += sequence->prompt_len;
+      counters_.prefix_hits += sequence->usage.cached_tokens;
+    }
     leave_queue(*sequence->request);
   }
 }
@@ -107,7 +168,7 @@ void EngineLoop::leave_queue(ActiveRequest& request) {
   if (std::exchange(request.counted_as_queued, false)) inbox_.note_left_queue(request);
 }
 
-void EngineLoop::abort_request(ActiveRequest& request, const char* why) {
+void EngineLoop::abort_request(ActiveRequest& request, const Status& why) {
   // The last emission destroys the request, and its list of sequences with it.
   const size_t count = request.sequences.size();
   int left = request.unfinished;
@@ -117,7 +178,7 @@ void EngineLoop::abort_request(ActiveRequest& request, const char* why) {
     --left;
     Event& event = new_event(sequence);
     event.finish = FinishReason::kAbort;
-    event.error = {Code::kUnavailable, why};
+    event.error = why;
     emit(sequence, event);
   }
 }
@@ -145,7 +206,7 @@ void EngineLoop::emit(Sequence& sequence, Event& event) {
 void EngineLoop::end_sequence(Sequence& sequence, Event& event) {
   scheduler_.finish(sequence);
   RequestTimings& timings = sequence.timings;
-  timings.finished = Clock::now();
+  timings.finished = now();
   if (timings.started == Time{}) timings.started = timings.finished;
   if (timings.first_token == Time{}) timings.first_token = timings.finished;
   sequence.usage.completion_tokens = sequence.output_len();
@@ -191,6 +252,10 @@ void EngineLoop::publish_stats() {
   counters_.waiting = scheduler_.num_waiting();
   counters_.pages_total = pool_.total();
   counters_.pages_used = pool_.used();
+  counters_.pages_cached = pool_.cached();
+  counters_.pages_stored = tree_.num_stored();
+  counters_.prefix_returns = tree_.num_returns();
+  counters_.prefix_evictions = tree_.num_evictions();
   counters_.preemptions = scheduler_.num_preemptions();
   const std::lock_guard lock(stats_mutex_);
   published_ = counters_;
@@ -204,15 +269,14 @@ EngineStats EngineLoop::stats() const {
   stats.queued_requests = counts.queued_requests;
   stats.queued_tokens = counts.queued_tokens;
   stats.rejected = counts.rejected;
-  stats.last_step_age_seconds =
-      std::chrono::duration<double>(Clock::now() - published_last_step_).count();
+  stats.last_step_age_seconds = std::chrono::duration<double>(now() - published_last_step_).count();
   return stats;
 }
 
 void EngineLoop::check_idle() const {
   FATHOM_CHECK(requests_.empty(), "{} requests without a sequence", requests_.size());
   FATHOM_CHECK(pool_.used() == 0, "{} of {} pages are used by nobody", pool_.used(), pool_.total());
-  pool_.check_invariant();
+  tree_.check_invariant();
 }
 
 }  // namespace fathom

@@ -4,11 +4,13 @@
 // alone.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "cache/page_pool.h"
+#include "cache/prefix_tree.h"
 #include "engine/batch_builder.h"
 #include "engine/engine.h"
 #include "engine/inbox.h"
@@ -19,7 +21,9 @@ namespace fathom {
 
 class EngineLoop {
  public:
-  EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner);
+  // The store may be null; it moves the runner's pages.
+  EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
+             std::unique_ptr<PageStore> store);
 
   // The thread's body: returns after inbox().stop(), with all requests ended.
   void run();
@@ -27,23 +31,35 @@ class EngineLoop {
   Inbox& inbox() { return inbox_; }
   const Inbox& inbox() const { return inbox_; }
   EngineStats stats() const;
+  RequestTimings::Time now() const { return options_.clock(); }  // any thread
 
  private:
   using Time = RequestTimings::Time;
 
+  // When a request must have started, or ended; those of one kind in the order in which they come.
+  struct Deadline {
+    Time at;
+    RequestId request = 0;
+  };
+
   void take_news();
+  void add_request(std::unique_ptr<ActiveRequest> request);
+  void expire();
   void step();
   void note_started();
   void leave_queue(ActiveRequest& request);
-  void abort_request(ActiveRequest& request, const char* why);
+  void abort_request(ActiveRequest& request, const Status& why);
   void end_sequence(Sequence& sequence, Event& event);
   void emit(Sequence& sequence, Event& event);
   Event& new_event(const Sequence& sequence);
   void publish_stats();
   void check_idle() const;
 
+  const EngineOptions options_;
   std::unique_ptr<Runner> runner_;
+  std::unique_ptr<PageStore> store_;
   PagePool pool_;
+  PrefixTree tree_;
   Scheduler scheduler_;
   BatchBuilder builder_;
   Postprocess postprocess_;
@@ -52,6 +68,7 @@ class EngineLoop {
   Inbox inbox_;
   Inbox::News news_;
   std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
+  std::deque<Deadline> must_start_, must_end_;
   uint64_t arrivals_ = 0;
   bool stopping_ = false;
 

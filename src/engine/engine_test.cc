@@ -29,6 +29,7 @@ struct Load {
   int num_requests = 60;
   int max_prompt = 200, max_output = 80;
   double abort_share = 0;
+  double shared_share = 0.5;  // of prompts that begin as another does
   uint32_t seed = 1;
 };
 
@@ -42,6 +43,16 @@ Request random_request(std::mt19937& random, const Load& load) {
   for (size_t i = 1 + random() % load.max_prompt; i > 0; --i) {
     request.prompt_ids.push_back(static_cast<int32_t>(random() % 290));
   }
+  if (std::uniform_real_distribution<>()(random) < load.shared_share) {
+    // One of three beginnings, up to somewhere.
+    const auto text = static_cast<int32_t>(random() % 3);
+    const size_t shared = random() % (request.prompt_ids.size() + 1);
+    for (size_t i = 0; i < shared; ++i) {
+      request.prompt_ids[i] = (static_cast<int32_t>(i) * 7 + text) % 290;
+    }
+    if (random() % 4 == 0) request.cache_salt = "tenant";
+  }
+  request.priority = one_of(random, {0, 0, 0, -1, 2});
   SamplingParams& params = request.sampling;
   params.temperature = one_of(random, {0.0, 0.5, 1.0, 1.5});
   params.top_p = one_of(random, {1.0, 1.0, 0.8});
@@ -96,7 +107,7 @@ void check_answers(const Load& load, const std::vector<Submitted>& all) {
   }
 }
 
-EngineStats run_load(Load load) {
+EngineStats run_once(Load load) {
   load.options.max_queued_tokens = 1 << 20;
   std::mt19937 random(load.seed);
   std::vector<Submitted> all(static_cast<size_t>(load.num_requests));
@@ -132,14 +143,40 @@ EngineStats run_load(Load load) {
   return stats;
 }
 
+// With the prefix cache and without it: the answers are the oracle's both times.
+EngineStats run_load(Load load) {
+  load.options.prefix_caching = false;
+  const EngineStats without = run_once(load);
+  EXPECT_EQ(without.pages_cached + without.prefix_hits + without.prefix_queries, 0);
+  load.options.prefix_caching = true;
+  return run_once(load);
+}
+
+// And over host memory and files below a small pool.
+EngineStats run_offloaded(Load load) {
+  const int64_t page_bytes = FakeRunner(FakeModel{}).page_transfer()->page_bytes();
+  load.options.kv_offload_bytes = 5 * page_bytes;
+  load.options.kv_offload_dir = testing::TempDir();
+  load.options.kv_offload_disk_bytes = 200 * page_bytes;
+  return run_once(load);
+}
+
 TEST(Engine, RoomyCache) {
   const EngineStats stats =
       run_load({.model = {.num_pages = 2000}, .options = {.eos_ids = {kFakeEos}}});
   EXPECT_EQ(stats.preemptions, 0);
-  EXPECT_GT(stats.cached_tokens, 0) << "choices of a long prompt share its full pages";
+  EXPECT_GT(stats.prefix_hits, 500);
+  EXPECT_GT(stats.pages_cached, 50) << "they stay for the next";
+  EXPECT_EQ(stats.prefix_hits, stats.cached_tokens);
   EXPECT_EQ(stats.aborted + stats.failed, 0);
   EXPECT_GT(stats.stopped, 0);
   EXPECT_GT(stats.length, 0);
+}
+
+TEST(Engine, ChoicesSharePagesWithoutThePrefixCacheToo) {
+  Load load{.model = {.num_pages = 2000}, .options = {.eos_ids = {kFakeEos}}};
+  load.options.prefix_caching = false;
+  EXPECT_GT(run_once(load).cached_tokens, 0);
 }
 
 TEST(Engine, EverySmallChunkSize) {
@@ -172,6 +209,38 @@ TEST(Engine, PagesRunOut) {
   EXPECT_GT(preemptions, 20) << "this test is about preemption";
 }
 
+TEST(Engine, PagesComeBackFromHostMemoryAndFiles) {
+  int64_t returns = 0;
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    const EngineStats stats = run_offloaded({.model = {.num_pages = 5 + seed},
+                                             .options = {.max_num_seqs = 12,
+                                                         .max_batched_tokens = 60,
+                                                         .max_prompt_logit_rows = 5,
+                                                         .eos_ids = {kFakeEos},
+                                                         .preempt_every = seed % 2 == 0 ? 0 : 5},
+                                             .num_requests = 60,
+                                             .abort_share = seed % 3 == 0 ? 0.2 : 0,
+                                             .shared_share = 1,
+                                             .seed = seed});
+    EXPECT_GT(stats.pages_stored, 5);
+    returns += stats.prefix_returns;
+  }
+  EXPECT_GT(returns, 10) << "how many depends on how arrivals and steps fall together";
+}
+
+TEST(Engine, OffloadOptionsThatCannotBeAreRefused) {
+  const auto refusal = [](EngineOptions options) {
+    return Engine::create(options, std::make_unique<FakeRunner>(FakeModel{}), nullptr)
+        .error()
+        .message;
+  };
+  EXPECT_EQ(refusal({.prefix_caching = false, .kv_offload_bytes = 1 << 20}),
+            "kv_offload_bytes and kv_offload_dir need prefix_caching, which is off");
+  EXPECT_EQ(refusal({.kv_offload_bytes = -1}), "kv_offload_bytes is -1, must be 0 or more");
+  EXPECT_EQ(refusal({.kv_offload_dir = "/no/such", .kv_offload_disk_bytes = 1 << 20}),
+            "kv_offload_dir /no/such: No such file or directory");
+}
+
 TEST(Engine, ForcedPreemptionChangesNothing) {
   for (const int64_t every : {1, 3, 7}) {
     const EngineStats stats = run_load({.model = {.num_pages = 100},
@@ -179,9 +248,10 @@ TEST(Engine, ForcedPreemptionChangesNothing) {
                                                     .max_batched_tokens = 100,
                                                     .eos_ids = {kFakeEos},
                                                     .preempt_every = every},
-                                        .num_requests = 16,
+                                        .num_requests = 30,
                                         .seed = static_cast<uint32_t>(every)});
     EXPECT_GT(stats.preemptions, 10);
+    EXPECT_LT(stats.pages_used + stats.pages_cached, stats.pages_total);
   }
 }
 
@@ -412,6 +482,148 @@ TEST(Engine, SameSeedSameTokensAndNoSeedOthers) {
   EXPECT_NE(first[0], first[1]) << "choices have streams of their own";
   request.sampling.seed.reset();
   EXPECT_NE(ids_of(request), ids_of(request));
+}
+
+// The last event of a request that is run to its end.
+Event run_to_end(Engine& engine, Request request) {
+  EventQueue queue;
+  const auto id = engine.submit(std::move(request), queue.sink());
+  EXPECT_TRUE(id.has_value()) << id.error().message;
+  Event last;
+  std::vector<int32_t> ids;
+  while (auto event = queue.next()) {
+    ids.insert(ids.end(), event->ids.begin(), event->ids.end());
+    last = std::move(*event);
+  }
+  last.ids = std::move(ids);
+  return last;
+}
+
+TEST(EnginePrefix, ATurnOfAChatFindsTheOneBeforeAnswerAndAll) {
+  auto engine = std::move(
+      *Engine::create({}, std::make_unique<FakeRunner>(FakeModel{.num_pages = 40}), nullptr));
+  Request request = plain_request(100, 200);
+  const Event first = run_to_end(*engine, request);
+  EXPECT_EQ(first.usage.cached_tokens, 0);
+  request.prompt_ids.insert(request.prompt_ids.end(), first.ids.begin(), first.ids.end());
+  request.prompt_ids.insert(request.prompt_ids.end(), {1, 2, 3});
+  const Event second = run_to_end(*engine, request);
+  EXPECT_EQ(second.usage.cached_tokens, 256) << "299 tokens were computed: four full pages";
+  EXPECT_EQ(engine->stats().prefix_queries, 100 + 303);
+  EXPECT_EQ(engine->stats().prefix_hits, 256);
+
+  request.cache_salt = "another tenant";
+  const Event salted = run_to_end(*engine, request);
+  EXPECT_EQ(salted.usage.cached_tokens, 0);
+  EXPECT_EQ(salted.ids, second.ids);
+  EXPECT_EQ(run_to_end(*engine, request).usage.cached_tokens, 256);
+
+  engine->flush_prefix_cache();
+  EXPECT_EQ(run_to_end(*engine, request).usage.cached_tokens, 0);
+  request.cache_salt.assign(257, 'x');
+  const auto refused = engine->submit(request, [](const Event&) { FAIL(); });
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message, "cache_salt has 257 bytes, at most 256 are allowed");
+}
+
+TEST(EnginePrefix, EqualPromptsThatArriveTogetherAreComputedOnce) {
+  constexpr int64_t kPrompt = 1000;
+  GatedEngine gated(1, {.max_num_seqs = 32, .max_batched_tokens = 64}, {.num_pages = 200});
+  int64_t rows = 0;
+  std::vector<EventQueue> queues(20);
+  EventQueue blocker;
+  ASSERT_TRUE(gated.engine->submit(plain_request(1, 1), blocker.sink()));
+  gated.wait();
+  for (EventQueue& queue : queues) {
+    ASSERT_TRUE(gated.engine->submit(plain_request(kPrompt, 4), queue.sink()));
+  }
+  gated.open();
+  for (EventQueue& queue : queues) {
+    std::optional<Event> last;
+    while (auto event = queue.next()) last = std::move(event);
+    rows += kPrompt - last->usage.cached_tokens;
+  }
+  EXPECT_EQ(rows, kPrompt + 19 * (kPrompt - 960)) << "all but the last page are shared";
+}
+
+TEST(EnginePrefix, AbortOfTheOneThatComputesForOthers) {
+  GatedEngine gated(3, {.max_num_seqs = 32, .max_batched_tokens = 64}, {.num_pages = 200});
+  std::vector<EventQueue> queues(6);
+  std::vector<RequestId> ids;
+  for (EventQueue& queue : queues) {
+    ids.push_back(*gated.engine->submit(plain_request(1000, 4), queue.sink()));
+  }
+  gated.wait();
+  for (size_t i = 0; i < 3; ++i) gated.engine->abort(ids[i]);
+  gated.open();
+  for (size_t i = 0; i < queues.size(); ++i) {
+    std::optional<Event> last;
+    while (auto event = queues[i].next()) last = std::move(event);
+    EXPECT_EQ(last->finish, i < 3 ? FinishReason::kAbort : FinishReason::kLength);
+  }
+  EXPECT_TRUE(gated.engine->drain(10s));
+}
+
+// A clock that the test sets; the engine reads it from its own thread.
+struct ManualClock {
+  std::chrono::steady_clock::time_point operator()() const {
+    return std::chrono::steady_clock::time_point(seconds->load() * 1s);
+  }
+  std::shared_ptr<std::atomic<int64_t>> seconds = std::make_shared<std::atomic<int64_t>>(1000);
+};
+
+Event last_of(EventQueue& queue) {
+  std::optional<Event> last;
+  while (auto event = queue.next()) last = std::move(event);
+  return std::move(*last);
+}
+
+TEST(EngineDeadlines, OfTheQueueAndOfTheWholeRequest) {
+  const ManualClock clock;
+  GatedEngine gated(2, {.max_num_seqs = 1, .max_batched_tokens = 64, .clock = clock});
+  EventQueue running, queued;
+  ASSERT_TRUE(gated.engine->submit(plain_request(5, 1000, 1), running.sink()));
+  gated.wait();
+  ASSERT_TRUE(gated.engine->submit(plain_request(5, 5), queued.sink()));
+  *clock.seconds += 121;
+  gated.open();
+  const Event late = last_of(queued);
+  EXPECT_EQ(late.finish, FinishReason::kAbort);
+  EXPECT_EQ(late.error.code, Code::kDeadlineExceeded);
+  EXPECT_EQ(
+      late.error.message,
+      "the request has not started 121.0 s after it was submitted, max_queue_time is 120.0 s");
+  EXPECT_EQ(late.timings.queue_seconds(), 121);
+  EXPECT_EQ(last_of(running).finish, FinishReason::kLength) << "it had started";
+  EXPECT_EQ(gated.engine->stats().expired, 1);
+
+  GatedEngine endless(4, {.max_total_time = 60s, .clock = clock});
+  EventQueue queue, next;
+  ASSERT_TRUE(endless.engine->submit(plain_request(5, 1000, 2), queue.sink()));
+  endless.wait();
+  ASSERT_TRUE(endless.engine->submit(plain_request(5, 5), next.sink()));
+  *clock.seconds += 60;
+  ASSERT_TRUE(endless.engine->submit(plain_request(5, 5), EventQueue().sink()));
+  endless.open();
+  const Event cut = last_of(queue);
+  EXPECT_EQ(cut.finish, FinishReason::kAbort);
+  EXPECT_EQ(cut.error.message,
+            "the request has not ended 60.0 s after it was submitted, max_total_time is 60.0 s");
+  EXPECT_EQ(last_of(next).finish, FinishReason::kAbort) << "queued as long";
+  EXPECT_TRUE(endless.engine->drain(10s));
+  EXPECT_EQ(endless.engine->stats().expired, 2);
+  EXPECT_EQ(endless.engine->stats().length, 1);
+}
+
+TEST(EngineDeadlines, NoneMeansNever) {
+  const ManualClock clock;
+  GatedEngine gated(2, {.max_queue_time = 0s, .max_total_time = 0s, .clock = clock});
+  EventQueue queue;
+  ASSERT_TRUE(gated.engine->submit(plain_request(5, 5), queue.sink()));
+  gated.wait();
+  *clock.seconds += 1'000'000;
+  gated.open();
+  EXPECT_EQ(last_of(queue).finish, FinishReason::kLength);
 }
 
 TEST(Engine, MaxTokensNoneGoesToTheEndOfTheContext) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/random.h"
 #include "cache/latent_layout.h"
@@ -29,6 +30,7 @@ FakeRunner::FakeRunner(const FakeModel& model)
 
 Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
   ++step_;
+  transfer_.finish();  // copies come before the step that is begun after them
   if (before_step) FATHOM_RETURN_IF_ERROR(before_step(batch));
   check(batch);
   write_rows(batch);
@@ -42,6 +44,23 @@ Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
     std::copy(row_.begin(), row_.end(), logits_.begin() + static_cast<std::ptrdiff_t>(i * vocab));
   }
   return ConstTensorView(logits_.data(), {std::ssize(batch.logit_rows), model_.vocab_size});
+}
+
+void FakeRunner::Transfer::save(int32_t page, std::byte* host) {
+  begun_.push_back({.page = page, .save = host});
+}
+
+void FakeRunner::Transfer::load(const std::byte* host, int32_t page) {
+  begun_.push_back({.page = page, .load = host});
+}
+
+void FakeRunner::Transfer::finish() {
+  for (const Copy& copy : begun_) {
+    Cell* const cells = cache_->data() + copy.page * kPageSize;
+    if (copy.save != nullptr) std::memcpy(copy.save, cells, page_bytes());
+    if (copy.load != nullptr) std::memcpy(cells, copy.load, page_bytes());
+  }
+  begun_.clear();
 }
 
 void FakeRunner::check(const ForwardBatch& batch) {

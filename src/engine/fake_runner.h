@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "cache/page_transfer.h"
 #include "engine/fake_tokenizer.h"
 #include "engine/runner.h"
 
@@ -32,6 +33,7 @@ class FakeRunner : public Runner {
   int64_t max_model_len() const override { return model_.max_model_len; }
   int64_t num_pages() const override { return model_.num_pages; }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+  PageTransfer* page_transfer() override { return &transfer_; }
 
   // Called before each step; an error it returns is the step's.
   std::function<Result<>(const ForwardBatch&)> before_step;
@@ -46,10 +48,29 @@ class FakeRunner : public Runner {
     int32_t token = -1, position = -1;
     int64_t step = 0;  // when it was written
   };
+  // Copies a page when it is asked to finish, as a device that works on would.
+  class Transfer : public PageTransfer {
+   public:
+    explicit Transfer(std::vector<Cell>& cache) : cache_(&cache) {}
+    int64_t page_bytes() const override { return kPageSize * sizeof(Cell); }
+    void save(int32_t page, std::byte* host) override;
+    void load(const std::byte* host, int32_t page) override;
+    void finish() override;
+
+   private:
+    struct Copy {
+      int32_t page = 0;
+      std::byte* save = nullptr;
+      const std::byte* load = nullptr;
+    };
+    std::vector<Cell>* cache_;
+    std::vector<Copy> begun_;
+  };
   Cell& cell(const ForwardBatch& batch, int64_t sequence, int32_t position);
 
   FakeModel model_;
   std::vector<Cell> cache_;  // [num_pages, kPageSize]
+  Transfer transfer_{cache_};
   int64_t step_ = 0;
   std::vector<float> row_, logits_;
 };

@@ -31,8 +31,7 @@ Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
   counts_.queued_tokens += tokens;
   ++alive_;
   news_.requests.push_back(std::move(request));
-  has_news_.store(true, std::memory_order_relaxed);
-  arrived_.notify_one();
+  announce();
   return last_id_;
 }
 
@@ -40,8 +39,13 @@ void Inbox::abort(RequestId request) {
   const std::lock_guard lock(mutex_);
   if (alive_ == 0) return;  // so that nothing piles up behind an idle engine
   news_.aborts.push_back(request);
-  has_news_.store(true, std::memory_order_relaxed);
-  arrived_.notify_one();
+  announce();
+}
+
+void Inbox::flush() {
+  const std::lock_guard lock(mutex_);
+  news_.flush = true;
+  announce();
 }
 
 void Inbox::refuse() {
@@ -53,6 +57,11 @@ void Inbox::stop() {
   const std::lock_guard lock(mutex_);
   refusing_ = true;
   news_.stop = true;
+  announce();
+}
+
+// With the lock held.
+void Inbox::announce() {
   has_news_.store(true, std::memory_order_relaxed);
   arrived_.notify_one();
 }
@@ -65,6 +74,7 @@ bool Inbox::wait_until_empty(std::chrono::nanoseconds timeout) {
 void Inbox::take(News& news, bool wait) {
   news.requests.clear();
   news.aborts.clear();
+  news.flush = false;
   if (!wait && !has_news_.load(std::memory_order_relaxed)) return;
   std::unique_lock lock(mutex_);
   if (wait) arrived_.wait(lock, [&] { return has_news_.load(std::memory_order_relaxed); });

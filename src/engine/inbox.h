@@ -1,4 +1,5 @@
-// What other threads have to tell the engine's thread: new requests, aborts, and to stop. Bounded.
+// What other threads have to tell the engine's thread: new requests, aborts, to forget cached
+// prefixes, and to stop. Bounded.
 //
 // A request counts as queued from push() until the engine says that it left the queue, and as alive
 // until the engine says that it ended: its last event has been delivered. Every method may be
@@ -27,6 +28,7 @@ class Inbox {
   struct News {
     std::vector<std::unique_ptr<ActiveRequest>> requests;
     std::vector<RequestId> aborts;
+    bool flush = false;
     bool stop = false;
   };
   struct Counts {
@@ -38,6 +40,7 @@ class Inbox {
   // kResourceExhausted when the queue is full, kUnavailable after refuse() or stop().
   Result<RequestId> push(std::unique_ptr<ActiveRequest> request);
   void abort(RequestId request);
+  void flush();  // the prefix cache
 
   void refuse();  // no new requests
   void stop();    // nor any other work
@@ -52,6 +55,8 @@ class Inbox {
   Counts counts() const;
 
  private:
+  void announce();
+
   const Limits limits_;
   mutable std::mutex mutex_;
   std::condition_variable arrived_, emptied_;

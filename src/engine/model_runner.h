@@ -30,6 +30,7 @@ class ModelRunner : public Runner {
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages(); }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+  PageTransfer* page_transfer() override { return &page_transfer_; }
   const Stream* sampling_stream() const override { return &stream_; }
 
   const DeepSeekModel& model() const { return *model_; }
@@ -42,6 +43,7 @@ class ModelRunner : public Runner {
   Stream stream_;
   std::unique_ptr<DeepSeekModel> model_;
   LatentCache cache_;
+  LatentPageTransfer page_transfer_{cache_};
   int64_t max_model_len_ = 0;
   Buffer logits_;  // grows to the largest number of rows asked for
 };

@@ -50,23 +50,39 @@ void append_token(Sequence& sequence, const SampledToken& sampled, Event& event)
   if (is_stop_id) {
     event.finish = FinishReason::kStop;
     event.matched_stop = sampled.id;
+  } else if (sequence.grammar_ended) {
+    event.finish = FinishReason::kStop;
   } else if (sequence.len() == sequence.max_len) {
     event.finish = FinishReason::kLength;
   }
   if (event.finish) flush_text(sequence, event);
 }
 
+// Nothing could be chosen.
+void end_without_token(Sequence& sequence, Event& event) {
+  if (sequence.grammar_ended) {
+    event.finish = FinishReason::kStop;
+  } else {
+    event.finish = FinishReason::kError;
+    const char* const what = sequence.grammar ? "the grammar allows no token whose logit is finite"
+                                              : "the model's logits have no finite value";
+    event.error = {Code::kInternal, fmt::format("{} at position {}", what, sequence.len() - 1)};
+  }
+  flush_text(sequence, event);
+}
+
 }  // namespace
 
 void Postprocess::sample(const StepPlan& plan, ConstTensorView logits, const Stream* stream) {
   rows_.clear();
+  grammars_.clear();
   next_ = 0;
   const auto add = [&](SampleRow row) {
     row.row = std::ssize(rows_);
     rows_.push_back(row);
   };
   for (const StepEntry& entry : plan.entries) {
-    const Sequence& sequence = *entry.sequence;
+    Sequence& sequence = *entry.sequence;
     const SamplingParams& params = sequence.request->request.sampling;
     for (int64_t i = 0; i < entry.num_prompt_logits; ++i) {
       add({.num_logprobs = params.prompt_logprobs,
@@ -78,13 +94,17 @@ void Postprocess::sample(const StepPlan& plan, ConstTensorView logits, const Str
                   .position = static_cast<uint64_t>(sequence.len()),
                   .num_logprobs = sequence.num_logprobs};
     if (sequence.output_len() < params.min_tokens) row.masked = sequence.stop_ids;
+    if (sequence.grammar) grammars_.add(sequence, rows_.size());
     add(row);
   }
   if (rows_.empty()) return;
   FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows_),
                "{} rows of logits wanted, the runner gave {}", rows_.size(), logits.shape_string());
   if (sampled_.size() < rows_.size()) sampled_.resize(rows_.size());
-  sample_rows(stream, logits, rows_, scratch_, std::span(sampled_).first(rows_.size()));
+  const auto sampled = std::span(sampled_).first(rows_.size());
+  if (!grammars_.empty()) grammars_.fill_masks(rows_, stream);
+  sample_rows(stream, logits, rows_, scratch_, sampled);
+  if (!grammars_.empty()) grammars_.accept(sampled, stream);
 }
 
 bool Postprocess::append(const StepEntry& entry, Event& event) {
@@ -96,11 +116,7 @@ bool Postprocess::append(const StepEntry& entry, Event& event) {
   const SampledToken& sampled = sampled_[next_++];
   if (sequence.output_len() == 0) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
   if (sampled.id < 0) {
-    event.finish = FinishReason::kError;
-    event.error = {
-        Code::kInternal,
-        fmt::format("the model's logits at position {} have no finite value", sequence.len() - 1)};
-    flush_text(sequence, event);
+    end_without_token(sequence, event);
     return true;
   }
   append_token(sequence, sampled, event);

@@ -1,11 +1,12 @@
 // From a step's logits to tokens, and from a token to what its sequence's event says.
 //
-// Changes sequences' tokens, history and text, never their pages or phase; emits nothing. Keeps its
-// memory from step to step. Engine thread; sampling may spread over the stream's threads.
+// Changes sequences' tokens, history, grammar and text, never their pages or phase; emits nothing.
+// Keeps its memory from step to step. Engine thread; sampling may spread over the stream's threads.
 #pragma once
 
 #include <vector>
 
+#include "engine/grammar_step.h"
 #include "engine/step_plan.h"
 #include "ops/sampling/sample.h"
 #include "tensor/tensor_view.h"
@@ -25,6 +26,7 @@ class Postprocess {
 
  private:
   std::vector<SampleRow> rows_;
+  GrammarStep grammars_;
   std::vector<SampledToken> sampled_;  // [rows_]; only grows, for its vectors' memory
   std::vector<SampleScratch> scratch_;
   size_t next_ = 0;  // in sampled_

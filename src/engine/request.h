@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,8 +14,11 @@
 
 #include "base/status.h"
 #include "engine/sampling_params.h"
+#include "engine/token_grammar.h"
 
 namespace fathom {
+
+inline constexpr size_t kMaxCacheSaltBytes = 256;  // more than any secret has to have
 
 using RequestId = uint64_t;  // given by Engine::submit, never reused
 
@@ -22,6 +26,14 @@ struct Request {
   std::string id = {};  // the caller's name for it, for log lines; may be empty
   std::vector<int32_t> prompt_ids = {};
   SamplingParams sampling = {};
+  // Lower goes sooner, as in vLLM: into the batch, and at the cost of others when pages run out.
+  int32_t priority = 0;
+  // Requests take each other's computed prefixes only if their salts are equal: a tenant's secret.
+  std::string cache_salt = {};
+  // What every choice has to match; none: anything. With grammar_begins_after, what comes behind
+  // the first token with this id (the end of reasoning) has to, and what comes before is free.
+  std::shared_ptr<const TokenGrammar> grammar = {};
+  std::optional<int32_t> grammar_begins_after = {};
 };
 
 // log-softmax of the raw logits at `id`, and the most likely alternatives in descending order
@@ -33,7 +45,7 @@ struct TokenLogprob {
 };
 
 enum class FinishReason {
-  kStop,    // end of sequence, a stop id or a stop string
+  kStop,    // end of sequence, a stop id, a stop string, or a grammar that allows nothing more
   kLength,  // max_tokens or the end of the context
   kAbort,
   kError,  // Event::error says what
@@ -64,7 +76,7 @@ struct RequestTimings {
 struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
-  int64_t cached_tokens = 0;  // of the prompt, taken from another sequence's pages
+  int64_t cached_tokens = 0;  // of the prompt, found in the prefix cache instead of computed
   int64_t preemptions = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "base/status.h"
+#include "cache/page_transfer.h"
 #include "device/stream.h"
 #include "model/forward_batch.h"
 #include "tensor/tensor_view.h"
@@ -26,6 +27,9 @@ class Runner {
   // Logits [logit_rows, vocab] f32 on the host, row i for batch.logit_rows[i]; valid until the next
   // call. An error ends the sequences of this batch; the engine goes on with the others.
   virtual Result<ConstTensorView> forward(const ForwardBatch& batch) = 0;
+
+  // How pages leave its pool and come back; null: they cannot. Lives as long as the runner.
+  virtual PageTransfer* page_transfer() { return nullptr; }
 
   // Threads that sampling may use between two forward() calls; none: it stays on the engine's.
   virtual const Stream* sampling_stream() const { return nullptr; }

@@ -9,16 +9,18 @@
 namespace fathom {
 namespace {
 
-bool arrived_before(const Sequence* a, const Sequence* b) { return a->arrival < b->arrival; }
+bool goes_before(const Sequence* a, const Sequence* b) {
+  return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
+}
 
 template <typename List>
-void insert_by_arrival(List& list, Sequence* sequence) {
-  list.insert(std::upper_bound(list.begin(), list.end(), sequence, arrived_before), sequence);
+void insert_in_order(List& list, Sequence* sequence) {
+  list.insert(std::upper_bound(list.begin(), list.end(), sequence, goes_before), sequence);
 }
 
 template <typename List>
 void erase_from(List& list, Sequence* sequence) {
-  const auto it = std::lower_bound(list.begin(), list.end(), sequence, arrived_before);
+  const auto it = std::lower_bound(list.begin(), list.end(), sequence, goes_before);
   FATHOM_CHECK(it != list.end() && *it == sequence, "sequence {} is not where its phase says",
                sequence->arrival);
   list.erase(it);
@@ -29,10 +31,8 @@ int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); 
 }  // namespace
 
 void Scheduler::add(Sequence& sequence) {
-  FATHOM_CHECK(waiting_.empty() || arrived_before(waiting_.back(), &sequence), "arrival {}",
-               sequence.arrival);
   sequence.phase = Sequence::Phase::kWaiting;
-  waiting_.push_back(&sequence);
+  insert_in_order(waiting_, &sequence);
 }
 
 void Scheduler::schedule(StepPlan& plan) {
@@ -46,9 +46,14 @@ void Scheduler::schedule(StepPlan& plan) {
     preempt(*running_.back());
   }
   plan_decode(plan);
-  plan_prefill(plan);
+  const int64_t kept = rows_for_long_prompts();
+  budget_ -= kept;
+  plan_prefill(plan, /*long_prompts=*/false);
   // What has just been preempted would only take its pages back.
   if (!preempted_) admit_waiting(plan);
+  budget_ += kept;
+  budget_ = rows_for_long_prompts();
+  plan_prefill(plan, /*long_prompts=*/true);
   FATHOM_CHECK(!plan.empty() || !has_work(), "{} waiting, {} running, nothing to run",
                waiting_.size(), running_.size());
 }
@@ -57,6 +62,7 @@ void Scheduler::advance(const StepPlan& plan) {
   for (const StepEntry& entry : plan.entries) {
     entry.sequence->computed += entry.num_tokens;
     entry.sequence->prompt_logits_done += entry.num_prompt_logits;
+    publish(*entry.sequence);
   }
 }
 
@@ -71,41 +77,51 @@ void Scheduler::finish(Sequence& sequence) {
     case Sequence::Phase::kFinished:
       FATHOM_CHECK(false, "sequence {} ends twice", sequence.arrival);
   }
-  pool_->release_all(sequence.pages);
+  let_go(sequence);
   sequence.phase = Sequence::Phase::kFinished;
 }
 
-// In order of arrival, so that what is preempted for a sequence is never already in the plan.
+// In order, so that what is preempted for a sequence is never already in the plan.
 void Scheduler::plan_decode(StepPlan& plan) {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.remaining() == 1) plan_chunk(sequence, plan);
-    // A sequence that preempted itself has left the list; everything after it arrived later and
-    // had been preempted before it.
+    // A sequence that preempted itself has left the list; everything after it had been preempted
+    // before it.
   }
 }
 
-void Scheduler::plan_prefill(StepPlan& plan) {
+// Of the rows that are left: a few while there is anybody else, otherwise all.
+int64_t Scheduler::rows_for_long_prompts() const {
+  const auto long_prompts = std::count_if(
+      running_.begin(), running_.end(),
+      [](const Sequence* sequence) { return sequence->is_long && sequence->remaining() > 1; });
+  if (long_prompts == 0) return 0;
+  if (long_prompts == num_running() && waiting_.empty()) return budget_;
+  return std::min(budget_, options_.long_prompt_rows);
+}
+
+void Scheduler::plan_prefill(StepPlan& plan, bool long_prompts) {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.remaining() > 1) plan_chunk(sequence, plan);
+    if (sequence.is_long == long_prompts && sequence.remaining() > 1) plan_chunk(sequence, plan);
   }
 }
 
 // Adds the sequence's next chunk to the plan, as much as budgets and pages allow; takes pages from
-// later arrivals that are not planned yet, and gives its own up when it is itself the last of
+// sequences after it that are not planned yet, and gives its own up when it is itself the last of
 // those and cannot advance by one token.
 bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
   int64_t num_tokens = chunk_length(sequence);
   if (num_tokens == 0) return false;
   while (!reserve(sequence, sequence.computed + num_tokens)) {
-    Sequence* victim = latest_unplanned();
-    if (victim != nullptr && victim->arrival > sequence.arrival) {
+    Sequence* victim = last_unplanned();
+    if (victim != nullptr && goes_before(&sequence, victim)) {
       preempt(*victim);
       continue;
     }
     // Only what is left: fill the pages there are.
-    const int64_t room = (std::ssize(sequence.pages) + pool_->free()) * kPageSize;
+    const int64_t room = (std::ssize(sequence.pages) + tree_->available()) * kPageSize;
     num_tokens = std::min(num_tokens, room - sequence.computed);
     if (num_tokens > 0) continue;
     if (running_.back() == &sequence) preempt(sequence);
@@ -137,50 +153,98 @@ int64_t Scheduler::chunk_length(const Sequence& sequence) const {
 }
 
 void Scheduler::admit_waiting(StepPlan& plan) {
+  passed_.clear();
   for (size_t i = 0; i < waiting_.size();) {
     if (budget_ == 0 || num_running() >= options_.max_num_seqs) return;
     Sequence& sequence = *waiting_[i];
-    const Sequence* source = sequence.fork_source;
-    // Its prompt is being computed by another choice: wait for those pages, let others pass.
-    if (source != nullptr && source->phase == Sequence::Phase::kRunning &&
-        source->computed < source->prompt_len) {
+    if (is_computed_elsewhere(sequence)) {
       ++i;
       continue;
     }
-    if (!admit(sequence, plan)) return;
+    const PrefixTree::Found found = find_prefix(sequence);
+    sequence.is_long =
+        sequence.len() - found.all() * kPageSize > kLongPromptSteps * options_.max_batched_tokens;
+    const bool in_turn = passed_.empty() || !sequence.is_long;
+    if (!in_turn || !admit(sequence, found)) {
+      if (!sequence.is_long || sequence.times_passed == options_.max_num_seqs) return;
+      passed_.push_back(&sequence);
+      ++i;
+      continue;
+    }
+    bool enough = false;  // have passed one of those that lack pages
+    for (Sequence* passed : passed_) enough |= ++passed->times_passed == options_.max_num_seqs;
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
-    insert_by_arrival(running_, &sequence);
-    if (!plan_chunk(sequence, plan)) return;
+    start(sequence, plan);
+    // A long prompt's turn comes when the others have theirs.
+    if (!sequence.is_long && !plan_chunk(sequence, plan)) return;
+    if (enough) return;
   }
 }
 
-// Whether the sequence may run now; if so it holds the pages that it shares.
-bool Scheduler::admit(Sequence& sequence, StepPlan& plan) {
-  const int64_t shared = shareable_pages(sequence);
+// Whether a running sequence is computing pages that this one could take next. Remembers the last
+// of them, so that a step costs a waiting sequence one look.
+bool Scheduler::is_computed_elsewhere(Sequence& sequence) {
+  if (!sequence.prefix || pending_.empty()) return false;
+  if (sequence.awaited) {
+    if (pending_.owner(*sequence.awaited) != nullptr) return true;
+    sequence.awaited.reset();
+  }
+  const int64_t pages = reusable_pages(sequence);
+  const std::vector<PageKey>& keys = sequence.prefix->keys;
+  for (int64_t page = find_prefix(sequence).all(); page < pages; ++page) {
+    const Sequence* owner = pending_.owner(keys[page]);
+    if (owner == nullptr || owner->priority > sequence.priority) break;
+    sequence.awaited = keys[page];
+  }
+  return sequence.awaited.has_value();
+}
+
+PrefixTree::Found Scheduler::find_prefix(Sequence& sequence) const {
+  if (!sequence.prefix) return {};
+  tree_->extend(*sequence.prefix, sequence.tokens);
+  return tree_->find(*sequence.prefix, reusable_pages(sequence));
+}
+
+// Full pages that the sequence may take from others. It computes at least one token itself, whose
+// logits choose the next, and every prompt position whose logits are still wanted.
+int64_t Scheduler::reusable_pages(const Sequence& sequence) const {
+  if (!sequence.prefix) return 0;
+  int64_t tokens = sequence.len() - 1;
+  if (sequence.prompt_logits_done < sequence.prompt_logits_end) {
+    tokens = std::min(tokens, sequence.prompt_logits_done);
+  }
+  return tokens / kPageSize;
+}
+
+// Whether the sequence may run now; if so it holds the pages that it takes from others.
+bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
   // One more than it has tokens: room for the first that it writes. The last token is never cached.
-  const int64_t needed = pages_for(std::min(sequence.len() + 1, sequence.max_len - 1)) - shared;
-  if (needed > pool_->free() - pages_promised()) return false;
-  for (int64_t i = 0; i < shared; ++i) {
-    pool_->share(sequence.fork_source->pages[i]);
-    sequence.pages.push_back(sequence.fork_source->pages[i]);
+  const int64_t needed = pages_for(std::min(sequence.len() + 1, sequence.max_len - 1));
+  const int64_t promised = pages_promised();
+  if (needed - found.pages > tree_->available() - found.unheld - promised) return false;
+  int64_t taken = 0;
+  if (sequence.prefix) {
+    taken = tree_->take(*sequence.prefix, sequence.tokens, found.all(), sequence.pages);
   }
-  sequence.computed = shared * kPageSize;
-  sequence.phase = Sequence::Phase::kRunning;
-  if (!sequence.has_started) {
-    sequence.has_started = true;
-    sequence.usage.cached_tokens = sequence.computed;
-    plan.started.push_back(&sequence);
+  // Fewer than were found in the pool if another text has the same keys: then there may be too
+  // little room. What was in the store needed pages anyway.
+  if (taken < found.pages && needed - taken > tree_->available() - promised) {
+    tree_->release_all(sequence.pages);
+    return false;
   }
+  sequence.computed = taken * kPageSize;
+  sequence.pages_in_tree = taken;
   return true;
 }
 
-// Full pages of the prompt that the fork source has computed; the sequence keeps at least one token
-// to compute itself, whose logits choose the next.
-int64_t Scheduler::shareable_pages(const Sequence& sequence) const {
-  const Sequence* source = sequence.fork_source;
-  if (source == nullptr || source->phase != Sequence::Phase::kRunning) return 0;
-  const int64_t tokens = std::min({sequence.prompt_len, source->computed, sequence.len() - 1});
-  return tokens / kPageSize;
+void Scheduler::start(Sequence& sequence, StepPlan& plan) {
+  sequence.phase = Sequence::Phase::kRunning;
+  insert_in_order(running_, &sequence);
+  if (sequence.prefix) pending_.add(sequence, sequence.pages_in_tree);
+  if (sequence.has_started) return;
+  sequence.has_started = true;
+  sequence.usage.cached_tokens = sequence.computed;
+  plan.started.push_back(&sequence);
 }
 
 // Pages that running sequences still need for the tokens they already have.
@@ -194,10 +258,10 @@ int64_t Scheduler::pages_promised() const {
 
 bool Scheduler::reserve(Sequence& sequence, int64_t num_tokens) {
   const int64_t missing = pages_for(num_tokens) - std::ssize(sequence.pages);
-  return missing <= 0 || pool_->allocate(missing, sequence.pages);
+  return missing <= 0 || tree_->allocate(missing, sequence.pages);
 }
 
-Sequence* Scheduler::latest_unplanned() const {
+Sequence* Scheduler::last_unplanned() const {
   for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
     if ((*it)->planned_step != num_steps_) return *it;
   }
@@ -206,13 +270,38 @@ Sequence* Scheduler::latest_unplanned() const {
 
 void Scheduler::preempt(Sequence& sequence) {
   erase_from(running_, &sequence);
-  pool_->release_all(sequence.pages);
+  let_go(sequence);
   sequence.computed = 0;
   sequence.phase = Sequence::Phase::kWaiting;
-  insert_by_arrival(waiting_, &sequence);
+  insert_in_order(waiting_, &sequence);
   ++sequence.usage.preemptions;
   ++num_preemptions_;
   preempted_ = true;
+}
+
+// What it put into the tree stays there: preempted, it may find its own pages again.
+void Scheduler::let_go(Sequence& sequence) {
+  pending_.remove(sequence);
+  sequence.awaited.reset();
+  sequence.pages_in_tree = 0;
+  tree_->release_all(sequence.pages);
+}
+
+void Scheduler::publish(Sequence& sequence) {
+  const int64_t full = sequence.computed / kPageSize;
+  if (!sequence.prefix || full == sequence.pages_in_tree) return;
+  const std::span<const int32_t> tokens = sequence.tokens;
+  tree_->extend(*sequence.prefix, tokens.first(static_cast<size_t>(full * kPageSize)));
+  for (; sequence.pages_in_tree < full; ++sequence.pages_in_tree) {
+    const int64_t page = sequence.pages_in_tree;
+    if (!tree_->insert(*sequence.prefix, tokens, page, sequence.pages)) {
+      // Another text has this key: from here on the pages are the sequence's alone.
+      pending_.remove(sequence);
+      sequence.prefix.reset();
+      return;
+    }
+    pending_.done(sequence.prefix->keys[page]);
+  }
 }
 
 }  // namespace fathom

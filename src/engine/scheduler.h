@@ -1,10 +1,20 @@
 // Decides what each step runs. No threads, no clock, no model: sequences and pages in, a plan out.
 //
 // Continuous batching: sequences that need one token first (decode), then prompts in chunks, under
-// a budget of rows; new sequences are admitted first come, first served, when their prompt's pages
-// are free. Pages are reserved as they are needed. When they run out, the sequence that arrived
-// last gives up all of its own and waits to be computed again (preemption by recompute); the oldest
-// running sequence is never preempted, so something always advances.
+// a budget of rows; new sequences are admitted in order, when their prompt's pages are available.
+// The order is that of priorities, among equals first come, first served. Pages are reserved as
+// they are needed. When they run out, the sequence that is last in order gives up all of its own
+// and waits to be computed again (preemption by recompute); the first running sequence is never
+// preempted, so something always advances.
+//
+// Prefixes: a sequence begins with what the prefix tree has of its text. What another sequence is
+// computing just then it waits for, until those pages are in the tree or that sequence computes no
+// longer; it never waits for one of lower priority, nor for one that does not run.
+//
+// Fairness: prompts of more than kLongPromptSteps steps' rows take long_prompt_rows of a step
+// together while there are other sequences, so that these neither wait behind them nor have to take
+// part in full steps. A long prompt that waits for pages lets others pass, as often as
+// max_num_seqs.
 //
 // Owns the waiting and running lists, not the sequences. Callers: the engine's thread.
 #pragma once
@@ -13,30 +23,36 @@
 #include <deque>
 #include <vector>
 
-#include "cache/page_pool.h"
+#include "cache/prefix_tree.h"
+#include "engine/pending_pages.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
 
 namespace fathom {
 
+// What a step or two can do is not worth a second queue.
+inline constexpr int64_t kLongPromptSteps = 2;
+
 struct SchedulerOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;     // >= max_num_seqs
   int64_t max_prompt_logit_rows = 0;  // >= 1
+  int64_t long_prompt_rows = 0;       // >= 1: of a step, while there are other sequences
   int64_t preempt_every = 0;          // for tests; 0: only when pages run out
 };
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, PagePool& pool) : options_(options), pool_(&pool) {}
+  Scheduler(const SchedulerOptions& options, PrefixTree& tree) : options_(options), tree_(&tree) {}
 
-  // A sequence that fits into the empty cache at its full length. Its arrival is above all others'.
+  // A sequence that fits into the empty cache at its full length; priority, arrival and prefix are
+  // set. No two have the same arrival.
   void add(Sequence& sequence);
 
   // The next step. Empty only if there is nothing to do.
   void schedule(StepPlan& plan);
 
-  // The step has run: its tokens are in the cache.
+  // The step has run: its tokens are in the cache, and their full pages for others to take.
   void advance(const StepPlan& plan);
 
   // Takes a sequence out, whatever its phase, and releases its pages. Once for each.
@@ -49,21 +65,29 @@ class Scheduler {
 
  private:
   void plan_decode(StepPlan& plan);
-  void plan_prefill(StepPlan& plan);
+  int64_t rows_for_long_prompts() const;
+  void plan_prefill(StepPlan& plan, bool long_prompts);
   void admit_waiting(StepPlan& plan);
-  bool admit(Sequence& sequence, StepPlan& plan);
+  bool is_computed_elsewhere(Sequence& sequence);
+  PrefixTree::Found find_prefix(Sequence& sequence) const;
+  int64_t reusable_pages(const Sequence& sequence) const;
+  bool admit(Sequence& sequence, PrefixTree::Found found);
+  void start(Sequence& sequence, StepPlan& plan);
   bool plan_chunk(Sequence& sequence, StepPlan& plan);
   int64_t chunk_length(const Sequence& sequence) const;
-  int64_t shareable_pages(const Sequence& sequence) const;
   bool reserve(Sequence& sequence, int64_t num_tokens);
-  Sequence* latest_unplanned() const;
+  Sequence* last_unplanned() const;
   void preempt(Sequence& sequence);
+  void let_go(Sequence& sequence);
+  void publish(Sequence& sequence);
   int64_t pages_promised() const;
 
   const SchedulerOptions options_;
-  PagePool* pool_;
-  std::deque<Sequence*> waiting_;   // by arrival
-  std::vector<Sequence*> running_;  // by arrival
+  PrefixTree* tree_;
+  PendingPages pending_;
+  std::deque<Sequence*> waiting_;   // in order
+  std::vector<Sequence*> running_;  // in order
+  std::vector<Sequence*> passed_;   // long prompts that lack pages, in the step being planned
   int64_t budget_ = 0;              // rows left in the step being planned
   int64_t prompt_logit_budget_ = 0;
   int64_t num_steps_ = 0, num_preemptions_ = 0;

@@ -12,16 +12,37 @@ class SchedulerTest : public testing::Test {
  protected:
   void make(int64_t num_pages, SchedulerOptions options) {
     pool_.emplace(num_pages);
-    scheduler_.emplace(options, *pool_);
+    options.long_prompt_rows = options.max_batched_tokens / 4;
+    tree_.emplace(*pool_, /*retain=*/true);
+    scheduler_.emplace(options, *tree_);
   }
 
-  Sequence& add(int64_t prompt, int64_t max_tokens) {
+  Sequence& add(int64_t prompt, int64_t max_tokens, int32_t priority = 0) {
+    Sequence& sequence = make_sequence(prompt, max_tokens);
+    sequence.priority = priority;
+    scheduler_->add(sequence);
+    return sequence;
+  }
+
+  // Shares what begins with the same tokens; those from `differs_at` on are its own.
+  Sequence& add_sharing(int64_t prompt, int64_t max_tokens, int64_t differs_at,
+                        int32_t priority = 0) {
+    Sequence& sequence = make_sequence(prompt, max_tokens);
+    for (int64_t i = differs_at; i < prompt; ++i) {
+      sequence.tokens[i] = static_cast<int32_t>(sequence.arrival);
+    }
+    sequence.priority = priority;
+    sequence.prefix = tree_->chain(0, "");
+    scheduler_->add(sequence);
+    return sequence;
+  }
+
+  Sequence& make_sequence(int64_t prompt, int64_t max_tokens) {
     Sequence& sequence = sequences_.emplace_back();
     sequence.arrival = sequences_.size();
     sequence.tokens.resize(static_cast<size_t>(prompt));
     sequence.prompt_len = prompt;
     sequence.max_len = prompt + max_tokens;
-    scheduler_->add(sequence);
     return sequence;
   }
 
@@ -38,12 +59,13 @@ class SchedulerTest : public testing::Test {
       entry.sequence->tokens.push_back(0);
       if (entry.sequence->len() == entry.sequence->max_len) scheduler_->finish(*entry.sequence);
     }
-    pool_->check_invariant();
+    tree_->check_invariant();
     return entries;
   }
 
   using Entries = std::vector<std::pair<uint64_t, int64_t>>;
   std::optional<PagePool> pool_;
+  std::optional<PrefixTree> tree_;
   std::optional<Scheduler> scheduler_;
   std::deque<Sequence> sequences_;
   StepPlan plan_;
@@ -128,14 +150,13 @@ TEST_F(SchedulerTest, PromptLogitsAreBoundedAStepAndNeverAskedForTwice) {
   for (int64_t i = 0; i < 19; ++i) EXPECT_EQ(positions[static_cast<size_t>(i)], i);
 }
 
-TEST_F(SchedulerTest, ForkSharesFullPagesOfThePrompt) {
+TEST_F(SchedulerTest, EqualPrefixesThatArriveTogetherAreComputedOnce) {
   make(100, {.max_num_seqs = 8, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
-  Sequence& source = add(150, 5);
-  Sequence& fork = add(150, 5);
+  Sequence& source = add_sharing(150, 5, 150);
+  Sequence& fork = add_sharing(150, 5, 150);
   add(10, 5);
-  fork.fork_source = &source;
   EXPECT_EQ(step(), (Entries{{1, 100}}));
-  EXPECT_EQ(step(), (Entries{{1, 50}, {3, 10}})) << "the fork waits for the pages, others pass";
+  EXPECT_EQ(step(), (Entries{{1, 50}, {3, 10}})) << "the second waits for the pages, others pass";
   EXPECT_EQ(step(), (Entries{{1, 1}, {3, 1}, {2, 22}}));
   EXPECT_EQ(fork.pages[0], source.pages[0]);
   EXPECT_EQ(fork.pages[1], source.pages[1]);
@@ -145,12 +166,121 @@ TEST_F(SchedulerTest, ForkSharesFullPagesOfThePrompt) {
   EXPECT_EQ(pool_->holders(fork.pages[0]), 1);
   while (scheduler_->has_work()) step();
   EXPECT_EQ(pool_->used(), 0);
+  EXPECT_EQ(pool_->cached(), 2);
+}
+
+TEST_F(SchedulerTest, WhoWaitsForPagesComputesThemWhenTheOtherStops) {
+  make(100, {.max_num_seqs = 8, .max_batched_tokens = 300, .max_prompt_logit_rows = 1});
+  Sequence& first = add_sharing(700, 5, 700);
+  Sequence& second = add_sharing(700, 5, 500);
+  EXPECT_EQ(step(), (Entries{{1, 75}})) << "a long prompt's share";
+  EXPECT_EQ(step(), (Entries{{1, 75}}));
+  EXPECT_TRUE(second.awaited.has_value());
+  scheduler_->finish(first);
+  EXPECT_EQ(step(), (Entries{{2, 300}})) << "from where the first has come to";
+  EXPECT_EQ(second.usage.cached_tokens, 128);
+  while (scheduler_->has_work()) step();
+  EXPECT_EQ(pool_->used(), 0);
+}
+
+TEST_F(SchedulerTest, ThePreemptedFindsItsPagesAndOthersWaitForItAgain) {
+  make(100, {.max_num_seqs = 8,
+             .max_batched_tokens = 300,
+             .max_prompt_logit_rows = 1,
+             .preempt_every = 2});
+  add(1, 50);
+  add_sharing(600, 5, 600);
+  Sequence& waiting = add_sharing(600, 5, 500);
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 299}}));
+  EXPECT_EQ(step(), (Entries{{1, 1}})) << "the second is preempted; nobody is admitted just then";
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 299}})) << "after its four pages";
+  EXPECT_EQ(step(), (Entries{{1, 1}}));
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 88}, {3, 152}}));
+  EXPECT_EQ(waiting.usage.cached_tokens, 448);
+  EXPECT_EQ(sequences_[1].usage.cached_tokens, 0) << "its own pages are no hit";
+}
+
+TEST_F(SchedulerTest, NobodyWaitsForPagesOfALowerPriority) {
+  make(100, {.max_num_seqs = 8, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
+  Sequence& low = add_sharing(192, 5, 192, 3);
+  EXPECT_EQ(step(), (Entries{{1, 100}}));
+  Sequence& high = add_sharing(192, 5, 192, -1);
+  EXPECT_EQ(step(), (Entries{{1, 92}, {2, 8}})) << "what runs goes on, the budget's rest is left";
+  EXPECT_EQ(high.usage.cached_tokens, 64);
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 99}}));
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 21}}));
+  EXPECT_EQ(low.pages[1], high.pages[1]) << "computed twice, kept once";
+}
+
+TEST_F(SchedulerTest, AHitNeverCoversTheWholePrompt) {
+  make(100, {.max_num_seqs = 8, .max_batched_tokens = 200, .max_prompt_logit_rows = 1});
+  for (const auto& [prompt, computed] :
+       std::vector<std::pair<int64_t, int64_t>>{{128, 128}, {128, 64}, {129, 1}, {127, 63}}) {
+    add_sharing(prompt, 1, prompt);
+    EXPECT_EQ(step(), (Entries{{sequences_.size(), computed}}));
+  }
+}
+
+TEST_F(SchedulerTest, PromptLogitsAreComputedInSpiteOfHits) {
+  make(100, {.max_num_seqs = 8, .max_batched_tokens = 500, .max_prompt_logit_rows = 500});
+  add_sharing(300, 1, 300);
+  step();
+  Sequence& sequence = add_sharing(300, 5, 300);
+  sequence.prompt_logits_end = 299;
+  EXPECT_EQ(step(), (Entries{{2, 300}}));
+  EXPECT_EQ(sequence.usage.cached_tokens, 0);
+  EXPECT_EQ(pool_->used() + pool_->cached(), 5) << "four full pages, once, and the last";
+}
+
+TEST_F(SchedulerTest, PriorityComesBeforeArrival) {
+  make(5, {.max_num_seqs = 8, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
+  add(60, 20, 5);
+  add(60, 20, 0);
+  add(60, 20, -7);
+  EXPECT_EQ(step(), (Entries{{3, 60}, {2, 40}}));
+  EXPECT_EQ(step(), (Entries{{3, 1}, {2, 20}, {1, 60}}));
+  Sequence& last = add(60, 20, 5);
+  while (scheduler_->has_work()) step();
+  EXPECT_GT(sequences_[0].usage.preemptions, 0) << "the first to arrive, of low priority";
+  EXPECT_GT(last.usage.preemptions, 0);
+  EXPECT_EQ(sequences_[1].usage.preemptions + sequences_[2].usage.preemptions, 0);
+}
+
+TEST_F(SchedulerTest, ALongPromptTakesItsShareWhileThereAreOthers) {
+  make(1000, {.max_num_seqs = 8, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
+  add(5000, 5);
+  EXPECT_EQ(step(), (Entries{{1, 100}}));
+  add(150, 3);
+  add(20, 3);
+  EXPECT_EQ(step(), (Entries{{2, 75}, {1, 25}}));
+  EXPECT_EQ(step(), (Entries{{2, 75}, {1, 25}}));
+  EXPECT_EQ(step(), (Entries{{2, 1}, {3, 20}, {1, 25}}));
+  EXPECT_EQ(step(), (Entries{{2, 1}, {3, 1}, {1, 25}}));
+  EXPECT_EQ(step(), (Entries{{3, 1}, {1, 25}}));
+  EXPECT_EQ(step(), (Entries{{1, 100}})) << "alone again";
+}
+
+TEST_F(SchedulerTest, ALongPromptThatLacksPagesIsPassedOnlySoOften) {
+  make(40, {.max_num_seqs = 4, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
+  add(1000, 1000);
+  for (int i = 0; i < 10; ++i) step();
+  Sequence& long_prompt = add(2400, 1);
+  for (int i = 0; i < 6; ++i) add(10, 4);
+  while (sequences_[0].phase != Sequence::Phase::kFinished) step();
+  for (size_t i = 2; i < 8; ++i) {
+    EXPECT_EQ(sequences_[i].has_started, i < 6) << "four, as many as run together, pass it: " << i;
+  }
+  EXPECT_FALSE(long_prompt.has_started);
+  step();
+  EXPECT_TRUE(long_prompt.has_started);
+  EXPECT_TRUE(sequences_[7].has_started) << "and then the others";
 }
 
 TEST(SchedulerDeathTest, FinishingTwiceIsFatal) {
   PagePool pool(4);
+  PrefixTree tree(pool, /*retain=*/true);
   Scheduler scheduler({.max_num_seqs = 1, .max_batched_tokens = 8, .max_prompt_logit_rows = 1},
-                      pool);
+                      tree);
   Sequence sequence;
   sequence.arrival = 1;
   sequence.tokens = {1};

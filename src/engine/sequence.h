@@ -1,7 +1,7 @@
 // One choice of a request while it lives in the engine: its tokens, its pages, and what it needs to
 // turn logits into events. Engine thread only.
 //
-// The scheduler owns the scheduling part (phase, computed, pages); postprocess owns the rest. A
+// The scheduler owns the scheduling part (phase to prompt_logits_end); postprocess owns the rest. A
 // token is "computed" when its row is in the cache; the newest token never is, so a sequence always
 // has something to run.
 #pragma once
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/prefix_tree.h"
 #include "engine/request.h"
 #include "engine/stop_filter.h"
 #include "ops/sampling/sample.h"
@@ -26,24 +27,32 @@ struct Sequence {
 
   ActiveRequest* request = nullptr;
   int index = 0;         // which of the n choices
-  uint64_t arrival = 0;  // first come, first served; the latest is preempted first
+  int32_t priority = 0;  // lower goes sooner
+  uint64_t arrival = 0;  // among equals first come, first served; the latest is preempted first
   int64_t prompt_len = 0;
   int64_t max_len = 0;          // prompt_len + max_tokens, resolved against the context
   std::vector<int32_t> tokens;  // prompt and output
 
   // Scheduling.
   Phase phase = Phase::kWaiting;
-  int64_t computed = 0;                   // tokens whose rows are in the cache
-  std::vector<int32_t> pages;             // their pages, in order; the first may be shared
-  int64_t planned_step = 0;               // the last step that it was part of
-  const Sequence* fork_source = nullptr;  // the choice whose full prompt pages may be shared
-  int64_t prompt_logits_done = 0;  // prompt positions whose logits need not be computed (again)
-  int64_t prompt_logits_end = 0;   // and where those that are wanted end; 0: none are
+  int64_t computed = 0;               // tokens whose rows are in the cache
+  std::vector<int32_t> pages;         // their pages, in order; the first may be shared
+  int64_t planned_step = 0;           // the last step that it was part of
+  std::optional<PrefixChain> prefix;  // none: its pages are its own alone
+  int64_t pages_in_tree = 0;          // of its pages the first, those that others can take
+  std::optional<PageKey> awaited;     // a page that another computes: until then it waits
+  bool is_long = false;               // it takes several steps' rows: others pass it
+  int64_t times_passed = 0;           // while it waited for pages
+  int64_t prompt_logits_done = 0;     // prompt positions whose logits need not be computed (again)
+  int64_t prompt_logits_end = 0;      // and where those that are wanted end; 0: none are
 
   // Sampling.
   SampleOptions sample_options;
   std::unique_ptr<TokenHistory> history;  // only with penalties
-  std::vector<int32_t> stop_ids;          // end of sequence unless ignored, and the request's own
+  std::vector<int32_t> stop_ids;          // the request's own, then end of sequence unless ignored
+  int64_t num_own_stop_ids = 0;
+  std::unique_ptr<TokenGrammarState> grammar;  // only with one
+  bool grammar_ended = false;                  // the answer is whole and nothing may follow it
   int num_logprobs = -1;
 
   // Text; none without a tokenizer.

@@ -48,6 +48,34 @@ class Run(unittest.TestCase):
         out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0", "--thinking")
         self.assertEqual(out, "12 + 30 = 42.\n")
 
+    def test_answer_matches_a_schema_a_regex_or_a_choice(self):
+        schema = {"type": "object", "required": ["n", "kind"], "properties": {
+            "n": {"type": "integer", "minimum": 10, "maximum": 99}, "kind": {"enum": ["a", None]}}}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write(json.dumps(schema))
+            file.flush()
+            for given in (json.dumps(schema), file.name):
+                out, _ = fathom("run", "-q", MODEL, "Anything.", "--json-schema", given, "--seed", "1")
+                self.assertEqual(sorted(json.loads(out)), ["kind", "n"])
+        out, _ = fathom("run", "-q", "What is 12 + 30?", "--regex", "[0-9]{2} (apples|pears)",
+                        "--thinking", "--temperature", "0")
+        self.assertRegex(out, r"^[0-9]{2} (apples|pears)\n$")
+        out, _ = fathom("run", "-q", "What is 12 + 30?", "--choice", "41", "--choice", "42",
+                        "--temperature", "0")
+        self.assertEqual(out, "42\n")
+
+    def test_what_cannot_be_matched_is_refused(self):
+        for arguments, message in (
+                (["--regex", "a", "--choice", "b"],
+                 "--json-schema, --regex and --choice exclude each other"),
+                (["--regex", "a(?!b)"],
+                 "regex: Regex parsing error at position 4: Lookahead is not supported yet."),
+                (["--json-schema", '{"type": "object", "not": {}}'],
+                 "json_schema: not is not supported"),
+                (["--json-schema", "no-such-file"], "--json-schema: no-such-file: ")):
+            _, err = fathom("run", "-q", MODEL, "Anything.", *arguments, status=2)
+            self.assertIn(message, err)
+
     def test_json_has_ids_and_logprobs(self):
         out, _ = fathom("run", MODEL, "--ids", "0,8176,1407,8177,8189", "--max-tokens", "5",
                         "--temperature", "0", "--ignore-eos", "--logprobs", "20",

@@ -34,7 +34,23 @@ std::optional<int32_t> largest(std::span<const float> logits, std::span<const fl
 }
 
 bool changes_logits(const SampleRow& row) {
-  return !row.masked.empty() || !row.options->logit_bias.empty() || row.options->has_penalties();
+  return !row.masked.empty() || !row.allowed.empty() || !row.options->logit_bias.empty() ||
+         row.options->has_penalties();
+}
+
+void keep_allowed(std::span<const uint32_t> allowed, std::span<float> logits) {
+  constexpr int64_t kBits = 32;
+  const int64_t words = std::min(std::ssize(allowed), std::ssize(logits) / kBits);
+  for (int64_t word = 0; word < words; ++word) {
+    const uint32_t bits = allowed[word];
+    if (bits == ~uint32_t{0}) continue;
+    float* const of_word = logits.data() + word * kBits;
+    for (int64_t i = 0; i < kBits; ++i) of_word[i] = bits >> i & 1 ? of_word[i] : kNegativeInfinity;
+  }
+  for (int64_t id = words * kBits; id < std::ssize(logits); ++id) {
+    const bool keeps = id / kBits < std::ssize(allowed) && allowed[id / kBits] >> id % kBits & 1;
+    if (!keeps) logits[id] = kNegativeInfinity;
+  }
 }
 
 void change_logits(const SampleRow& row, std::span<float> logits) {
@@ -51,6 +67,7 @@ void change_logits(const SampleRow& row, std::span<float> logits) {
     }
   }
   for (const int32_t id : row.masked) logits[id] = kNegativeInfinity;
+  if (!row.allowed.empty()) keep_allowed(row.allowed, logits);
 }
 
 // One draw among all tokens: blocks are walked by their sums, then one block by its terms.

@@ -2,11 +2,11 @@
 // the seed and the position, so that a sequence's tokens do not depend on what it is batched with.
 //
 // In this order: logit bias; penalties (repetition over prompt and output; frequency and presence
-// over the output only); masked ids; then, over logits / temperature, top-k, top-p and min-p, each
-// on what the one before left; then one draw. Ties at the border of top-k and top-p go to the lower
-// id, so top-k keeps exactly k. The draw takes the token at random_uniform(seed, stream, position)
-// in the cumulative distribution of what was kept, by ascending id. With a temperature below 1e-5
-// the largest logit wins, the lowest id among equals.
+// over the output only); masked and not allowed ids; then, over logits / temperature, top-k, top-p
+// and min-p, each on what the one before left; then one draw. Ties at the border of top-k and top-p
+// go to the lower id, so top-k keeps exactly k. The draw takes the token at random_uniform(seed,
+// stream, position) in the cumulative distribution of what was kept, by ascending id. With a
+// temperature below 1e-5 the largest logit wins, the lowest id among equals.
 //
 // Log-probabilities are log-softmax of the row as it came, before all of this.
 #pragma once
@@ -48,8 +48,11 @@ struct SampleRow {
   const SampleOptions* options = nullptr;
   const TokenHistory* history = nullptr;  // needed with penalties
   std::span<const int32_t> masked = {};   // ids that must not be chosen
-  uint64_t position = 0;                  // the new token's, in its sequence
-  int num_logprobs = -1;                  // -1: no log-probability; else so many alternatives
+  // The ids that may be chosen: bit id % 32 of word id / 32, ids beyond the words may not. Empty:
+  // all may.
+  std::span<const uint32_t> allowed = {};
+  uint64_t position = 0;  // the new token's, in its sequence
+  int num_logprobs = -1;  // -1: no log-probability; else so many alternatives
   int32_t given_id = -1;  // >= 0: nothing is chosen, this token's log-probability is wanted
 };
 

@@ -180,6 +180,53 @@ TEST(Sample, DrawsFollowTheDistribution) {
   }
 }
 
+TEST(Sample, WhatIsNotAllowedIsAsIfMasked) {
+  std::mt19937 random(17);
+  for (const int64_t vocab : {1, 31, 32, 33, 97, 1000, 5000}) {
+    for (int i = 0; i < 300; ++i) {
+      const Case c = random_case(random, vocab);
+      const auto row = random_row(random, vocab, 3);
+      // Few, some, nearly all; and words that end before the row does, or after it.
+      const double share = one_of(random, {0.01, 0.5, 0.99, 1});
+      std::vector<uint32_t> allowed(static_cast<size_t>(vocab / 32 + random() % 3));
+      std::vector<int32_t> others(c.masked.begin(), c.masked.end());
+      if (allowed.empty()) allowed.resize(1);
+      for (int32_t id = 0; id < vocab; ++id) {
+        const bool in_words = id / 32 < std::ssize(allowed);
+        if (in_words && std::uniform_real_distribution<>()(random) < share) {
+          allowed[id / 32] |= uint32_t{1} << id % 32;
+        } else {
+          others.push_back(id);
+        }
+      }
+      TokenHistory history;
+      history.add_prompt(c.prompt);
+      for (const int32_t id : c.output) history.add_output(id);
+      const std::vector<int32_t> masked(c.masked.begin(), c.masked.end());
+      const SampledToken out = sample_once(
+          row, c.options,
+          {.history = &history, .masked = masked, .allowed = allowed, .num_logprobs = 3});
+      const SampledToken expected =
+          sample_once(row, c.options, {.history = &history, .masked = others, .num_logprobs = 3});
+      ASSERT_EQ(out.id, expected.id) << "vocab " << vocab << " case " << i;
+      ASSERT_EQ(out.logprob, expected.logprob);
+      ASSERT_EQ(out.top, expected.top) << "log-probabilities are of the raw row";
+      if (std::ssize(std::set(others.begin(), others.end())) == vocab) {
+        ASSERT_EQ(out.id, -1);
+      }
+    }
+  }
+}
+
+TEST(Sample, BiasDoesNotBringBackWhatIsNotAllowed) {
+  const std::vector<float> row(100, 1);
+  const std::vector<uint32_t> allowed = {0, 1u << 5};
+  for (const double temperature : {0.0, 1.0}) {
+    const SampleOptions options{.temperature = temperature, .logit_bias = {{3, 100}}};
+    EXPECT_EQ(sample_once(row, options, {.allowed = allowed}).id, 37);
+  }
+}
+
 TEST(Sample, SeedAndPositionDecide) {
   std::mt19937 random(8);
   const auto row = random_row(random, 1000, 0.5);

@@ -1,4 +1,4 @@
-#include "cli/prompt_ids.h"
+#include "chat/prompt_ids.h"
 
 namespace fathom {
 

@@ -1,0 +1,437 @@
+// The tree against a plain list of texts with the times at which they were last held.
+#include "cache/prefix_tree.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "cache/latent_layout.h"
+
+namespace fathom {
+namespace {
+
+// A text, a page for each letter, and what a sequence does with it.
+struct Text {
+  Text(const PrefixTree& tree, const std::string& letters, std::string_view salt = "",
+       uint64_t scope = 0)
+      : chain(tree.chain(scope, salt)) {
+    for (const char letter : letters) {
+      for (int64_t i = 0; i < kPageSize; ++i) tokens.push_back(letter * 1000 + static_cast<int>(i));
+    }
+    tree.extend(chain, tokens);
+  }
+  int64_t num_pages() const { return std::ssize(chain.keys); }
+
+  // As a sequence: takes what is there, computes the rest. The number of pages taken, -1 if the
+  // pool is too small.
+  int64_t run(PrefixTree& tree) {
+    const int64_t taken = tree.take(chain, tokens, num_pages(), pages);
+    if (!tree.allocate(num_pages() - taken, pages)) {
+      tree.release_all(pages);
+      return -1;
+    }
+    for (int64_t i = taken; i < num_pages(); ++i) {
+      EXPECT_TRUE(tree.insert(chain, tokens, i, pages));
+    }
+    return taken;
+  }
+
+  std::vector<int32_t> tokens;
+  PrefixChain chain;
+  std::vector<int32_t> pages;
+};
+
+TEST(PrefixTree, FindsTheLongestBeginning) {
+  PagePool pool(10);
+  PrefixTree tree(pool, true);
+  Text first(tree, "abc"), second(tree, "abd"), other(tree, "bbc");
+  EXPECT_EQ(first.run(tree), 0);
+  tree.release_all(first.pages);
+  EXPECT_EQ(pool.cached(), 3);
+  EXPECT_EQ(tree.find(second.chain, 3).pages, 2);
+  EXPECT_EQ(tree.find(second.chain, 3).unheld, 2);
+  EXPECT_EQ(tree.find(second.chain, 1).pages, 1) << "no more than asked for";
+  EXPECT_EQ(second.run(tree), 2);
+  EXPECT_EQ(tree.find(first.chain, 3).unheld, 1);
+  EXPECT_EQ(other.run(tree), 0) << "the same page after another one is another page";
+  EXPECT_EQ(pool.used(), 6);
+  tree.check_invariant();
+  tree.release_all(second.pages);
+  tree.release_all(other.pages);
+  EXPECT_EQ(pool.cached(), 7);
+  tree.clear();
+  EXPECT_EQ(pool.free(), 10);
+  tree.check_invariant();
+}
+
+TEST(PrefixTree, SaltsAndScopesShareNothing) {
+  PagePool pool(10);
+  PrefixTree tree(pool, true);
+  Text plain(tree, "ab");
+  plain.run(tree);
+  for (Text text : {Text(tree, "ab", "tenant"), Text(tree, "ab", "", 7)}) {
+    EXPECT_EQ(text.run(tree), 0);
+    EXPECT_EQ(tree.find(text.chain, 2).pages, 2);
+    tree.release_all(text.pages);
+  }
+  EXPECT_EQ(pool.used() + pool.cached(), 6);
+  tree.release_all(plain.pages);
+  tree.check_invariant();
+}
+
+// Every key made equal: only the tokens, the parent and the salt can tell texts apart.
+TEST(PrefixTree, EqualKeysAreNoHits) {
+  PagePool pool(10);
+  PrefixTree tree(pool, true);
+  Text held(tree, "ab", "one");
+  EXPECT_EQ(held.run(tree), 0);
+  Text other_tokens(tree, "cd", "one"), other_salt(tree, "ab", "two"),
+      other_parent(tree, "xb", "one");
+  other_tokens.chain.keys = other_salt.chain.keys = held.chain.keys;
+  other_parent.chain.keys[1] = held.chain.keys[1];
+  for (Text* text : {&other_tokens, &other_salt}) {
+    EXPECT_EQ(tree.find(text->chain, 2).pages, 2) << "by keys alone";
+    EXPECT_EQ(tree.take(text->chain, text->tokens, 2, text->pages), 0);
+    ASSERT_TRUE(tree.allocate(2, text->pages));
+    const std::vector<int32_t> own = text->pages;
+    EXPECT_FALSE(tree.insert(text->chain, text->tokens, 0, text->pages));
+    EXPECT_EQ(text->pages, own);
+    tree.release_all(text->pages);
+  }
+  ASSERT_TRUE(tree.allocate(2, other_parent.pages));
+  EXPECT_TRUE(tree.insert(other_parent.chain, other_parent.tokens, 0, other_parent.pages));
+  EXPECT_FALSE(tree.insert(other_parent.chain, other_parent.tokens, 1, other_parent.pages));
+  tree.release_all(other_parent.pages);
+  tree.check_invariant();
+}
+
+TEST(PrefixTree, EqualPagesComputedTwiceExistOnce) {
+  PagePool pool(10);
+  PrefixTree tree(pool, true);
+  Text first(tree, "abc"), second(tree, "abc");
+  ASSERT_TRUE(tree.allocate(3, first.pages));
+  ASSERT_TRUE(tree.allocate(3, second.pages));
+  for (int64_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(tree.insert(first.chain, first.tokens, i, first.pages));
+    EXPECT_TRUE(tree.insert(second.chain, second.tokens, i, second.pages));
+  }
+  EXPECT_EQ(first.pages, second.pages);
+  EXPECT_EQ(pool.used(), 3);
+  EXPECT_EQ(pool.free(), 7);
+  tree.release_all(first.pages);
+  EXPECT_EQ(pool.used(), 3);
+  tree.release_all(second.pages);
+  tree.check_invariant();
+}
+
+TEST(PrefixTree, WithoutRetentionPagesGoWithTheirLastHolder) {
+  PagePool pool(10);
+  PrefixTree tree(pool, false);
+  Text first(tree, "abc"), second(tree, "abd");
+  first.run(tree);
+  EXPECT_EQ(second.run(tree), 2);
+  tree.release_all(first.pages);
+  EXPECT_EQ(pool.used(), 3);
+  EXPECT_EQ(pool.free(), 7);
+  tree.release_all(second.pages);
+  EXPECT_EQ(pool.free(), 10);
+  EXPECT_EQ(tree.find(first.chain, 3).pages, 0);
+  tree.check_invariant();
+}
+
+TEST(PrefixTree, KeysAreAnothersInAnotherTree) {
+  PagePool pool(1);
+  const PrefixTree one(pool, true), two(pool, true);
+  EXPECT_NE(Text(one, "a").chain.keys[0], Text(two, "a").chain.keys[0]);
+}
+
+// Pages whose bytes are a number each; what a text's pages hold is a number of its own.
+class NumberedPages : public PageTransfer {
+ public:
+  explicit NumberedPages(int64_t num_pages) : numbers(static_cast<size_t>(num_pages), 0) {}
+  int64_t page_bytes() const override { return sizeof(uint64_t); }
+  void save(int32_t page, std::byte* host) override {
+    std::memcpy(host, &numbers[page], sizeof(uint64_t));
+  }
+  void load(const std::byte* host, int32_t page) override {
+    std::memcpy(&numbers[page], host, sizeof(uint64_t));
+  }
+  std::vector<uint64_t> numbers;
+};
+
+uint64_t number_of(const std::string& text) { return std::hash<std::string>()(text); }
+
+// What should be there: every beginning of every text (salt and letters) in one of three places of
+// limited size, in each the one first that has been there longest or was last held longest ago.
+class Model {
+ public:
+  explicit Model(std::array<int64_t, 3> room) : room_(room) {}
+
+  int64_t longest(const std::string& text) const {
+    int64_t pages = 0;
+    while (pages < std::ssize(text) - 1 && is_here(text.substr(0, pages + 2))) ++pages;
+    return pages;
+  }
+  void hold(const std::string& text) {
+    const int64_t found = longest(text);
+    for (int64_t i = found; i > 0; --i) {
+      const std::string page = text.substr(0, i + 1);
+      for (auto& list : lists_) {
+        if (std::erase(list, page) > 0) list.push_back(page);
+      }
+    }
+    // Those in the pool first, so that nothing that comes back pushes them out.
+    for (int64_t i = 1; i <= found; ++i) {
+      const std::string page = text.substr(0, i + 1);
+      if (holders_[page] > 0 || std::erase(lists_[0], page) > 0) {
+        ++holders_[page];
+      } else {
+        make_room(0);
+        for (auto& list : lists_) std::erase(list, page);
+        ++holders_[page];
+      }
+    }
+    for (int64_t i = found + 1; i < std::ssize(text); ++i) {
+      make_room(0);
+      ++holders_[text.substr(0, i + 1)];
+    }
+  }
+  void release(const std::string& text) {
+    for (size_t end = text.size(); end >= 2; --end) {
+      const std::string page = text.substr(0, end);
+      if (--holders_[page] == 0) lists_[0].push_back(page);
+    }
+  }
+  int64_t held() const {
+    return std::count_if(holders_.begin(), holders_.end(), [](const auto& h) { return h.second; });
+  }
+
+ private:
+  bool is_here(const std::string& page) const {
+    const auto held = holders_.find(page);
+    return (held != holders_.end() && held->second > 0) ||
+           std::any_of(lists_.begin(), lists_.end(), [&](const auto& list) {
+             return std::find(list.begin(), list.end(), page) != list.end();
+           });
+  }
+  void make_room(size_t place) {
+    if (std::ssize(lists_[place]) + (place == 0 ? held() : 0) < room_[place]) return;
+    const std::string oldest = lists_[place].front();
+    lists_[place].erase(lists_[place].begin());
+    while (++place < 3 && room_[place] == 0) {
+    }
+    if (place == 3) return;
+    make_room(place);
+    lists_[place].push_back(oldest);
+  }
+
+  std::array<int64_t, 3> room_;
+  std::array<std::vector<std::string>, 3> lists_;
+  std::map<std::string, int> holders_;
+};
+
+void expect_as_in_the_model(std::array<int64_t, 3> room) {
+  SCOPED_TRACE(testing::Message() << room[0] << ", " << room[1] << ", " << room[2]);
+  std::mt19937 random(1);
+  PagePool pool(room[0]);
+  NumberedPages bytes(room[0]);
+  std::unique_ptr<PageStore> store;
+  if (room[1] + room[2] > 0) {
+    store = std::move(*PageStore::create({.host_bytes = room[1] * bytes.page_bytes(),
+                                          .directory = room[2] > 0 ? testing::TempDir() : "",
+                                          .disk_bytes = room[2] * bytes.page_bytes()},
+                                         bytes));
+  }
+  PrefixTree tree(pool, true, store.get());
+  Model model(room);
+  std::vector<std::pair<std::string, Text>> running;
+  int64_t hits = 0;
+  const int num_steps = room[2] > 0 ? 600 : 3000;  // files take their time
+  for (int step = 0; step < num_steps; ++step) {
+    if (running.size() < 4 && random() % 2 == 0) {
+      std::string letters(1 + random() % 7, 'a');
+      for (char& letter : letters) letter = static_cast<char>('a' + random() % 2);
+      const char salt = random() % 4 == 0 ? 't' : '-';
+      Text text(tree, letters, std::string_view(&salt, 1));
+      const int64_t expected = model.longest(salt + letters);
+      if (std::ssize(letters) > room[0] - model.held()) continue;  // there is no room for it to run
+      ASSERT_EQ(tree.find(text.chain, text.num_pages()).all(), expected);
+      ASSERT_EQ(text.run(tree), expected);
+      model.hold(salt + letters);
+      for (int64_t i = 0; i < text.num_pages(); ++i) {
+        uint64_t& number = bytes.numbers[text.pages[i]];
+        const uint64_t right = number_of(salt + letters.substr(0, i + 1));
+        if (i >= expected) number = right;  // computed
+        ASSERT_EQ(number, right) << "page " << i << " of " << letters;
+      }
+      hits += expected;
+      running.emplace_back(salt + letters, std::move(text));
+    } else if (!running.empty()) {
+      const auto it = running.begin() + static_cast<std::ptrdiff_t>(random() % running.size());
+      tree.release_all(it->second.pages);
+      model.release(it->first);
+      running.erase(it);
+    }
+    ASSERT_EQ(pool.used(), model.held());
+    tree.check_invariant();
+  }
+  EXPECT_GT(hits, num_steps / 8);
+  EXPECT_GT(tree.num_evictions(), 20);
+  EXPECT_TRUE(!store || tree.num_returns() > num_steps / 20) << tree.num_returns();
+  for (auto& [name, text] : running) tree.release_all(text.pages);
+  tree.clear();
+  tree.check_invariant();
+  EXPECT_EQ(pool.free(), room[0]);
+}
+
+TEST(PrefixTree, RandomTextsAgainstAModel) {
+  for (const int64_t num_pages : {7, 20, 60}) expect_as_in_the_model({num_pages, 0, 0});
+}
+
+TEST(PrefixTree, RandomTextsOverHostAndDiskAgainstAModel) {
+  expect_as_in_the_model({7, 12, 0});
+  expect_as_in_the_model({7, 0, 12});
+  expect_as_in_the_model({8, 9, 20});
+  expect_as_in_the_model({20, 10, 40});
+}
+
+// A tree of 4 pages over 10 files, into which the pages of "abcd" have gone.
+struct OnDisk {
+  OnDisk() {
+    Text text(tree, "abcd"), other(tree, "wxyz");
+    text.run(tree);
+    for (size_t i = 0; i < 4; ++i) bytes.numbers[text.pages[i]] = 100 + i;
+    tree.release_all(text.pages);
+    other.run(tree);
+    tree.release_all(other.pages);
+    EXPECT_EQ(tree.num_stored(), 4);
+  }
+  // How much of "abcd" comes back.
+  int64_t come_back() {
+    Text text(tree, "abcd");
+    const int64_t taken = tree.take(text.chain, text.tokens, 4, text.pages);
+    for (int64_t i = 0; i < taken; ++i) {
+      EXPECT_EQ(bytes.numbers[text.pages[i]], static_cast<uint64_t>(100 + i));
+    }
+    tree.check_invariant();
+    if (taken < 4) {
+      // The rest is computed again, and what lay below it is there again.
+      EXPECT_TRUE(tree.allocate(1, text.pages));
+      EXPECT_TRUE(tree.insert(text.chain, text.tokens, taken, text.pages));
+      tree.check_invariant();
+      bytes.numbers[text.pages[taken]] = static_cast<uint64_t>(100 + taken);
+    }
+    tree.release_all(text.pages);
+    return taken;
+  }
+  std::vector<std::filesystem::path> files() const {
+    std::vector<std::filesystem::path> paths;
+    for (const auto& entry : std::filesystem::directory_iterator(store->directory())) {
+      paths.push_back(entry.path());
+    }
+    return paths;
+  }
+
+  PagePool pool{4};
+  NumberedPages bytes{4};
+  std::unique_ptr<PageStore> store = std::move(*PageStore::create(
+      {.directory = testing::TempDir(), .disk_bytes = 10 * bytes.page_bytes()}, bytes));
+  PrefixTree tree{pool, true, store.get()};
+};
+
+TEST(PrefixTree, DamagedFilesAreMisses) {
+  EXPECT_EQ(OnDisk().come_back(), 4);
+  const auto damage = [](auto change) {
+    OnDisk disk;
+    for (const auto& file : disk.files()) change(file);
+    EXPECT_EQ(disk.come_back(), 0);
+    EXPECT_EQ(disk.come_back(), 1) << "what has been computed again";
+  };
+  damage([](const auto& file) { std::filesystem::remove(file); });
+  damage([](const auto& file) { std::filesystem::resize_file(file, 20); });
+  damage([](const auto& file) { std::filesystem::resize_file(file, 0); });
+  damage([](const auto& file) {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(17);
+    stream.put('x');
+  });
+  OnDisk exchanged;
+  const auto files = exchanged.files();
+  std::filesystem::rename(files[0], files[1]);
+  EXPECT_LT(exchanged.come_back(), 4) << "a whole file in another's place";
+}
+
+TEST(PrefixTree, ADirectoryThatTakesNoMoreIsNoError) {
+  OnDisk disk;
+  std::filesystem::remove_all(disk.store->directory());
+  Text text(disk.tree, "opqr");
+  EXPECT_EQ(text.run(disk.tree), 0) << "what it pushes out is lost";
+  disk.tree.release_all(text.pages);
+  disk.tree.check_invariant();
+  EXPECT_EQ(disk.come_back(), 0);
+  EXPECT_EQ(disk.come_back(), 1);
+}
+
+TEST(PageStore, FilesAreOfThisProcessAndGoWithIt) {
+  NumberedPages bytes(1);
+  std::string directory;
+  {
+    const auto one = PageStore::create({.directory = testing::TempDir(), .disk_bytes = 80}, bytes);
+    const auto two = PageStore::create({.directory = testing::TempDir(), .disk_bytes = 80}, bytes);
+    ASSERT_TRUE(one && two);
+    directory = (*one)->directory();
+    EXPECT_NE(directory, (*two)->directory());
+    EXPECT_TRUE((*one)->write_page(0, 3, PageKey{1, 2}));
+    EXPECT_TRUE((*one)->read(3, PageKey{1, 2}, 0));
+    EXPECT_FALSE((*one)->read(3, PageKey{1, 3}, 0)) << "another page's key";
+    std::filesystem::copy_file((*one)->file_of(3), (*one)->file_of(4));
+    EXPECT_FALSE((*one)->read(5, PageKey{1, 2}, 0));
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory));
+  EXPECT_EQ(PageStore::create({.directory = "/no/such", .disk_bytes = 80}, bytes).error().message,
+            "kv_offload_dir /no/such: No such file or directory");
+  EXPECT_EQ(PageStore::create({.host_bytes = 7}, bytes).error().message,
+            "kv_offload_bytes is 7, less than one page of 8 bytes");
+}
+
+TEST(PageTransfer, MovesAllLayersOfAPage) {
+  const auto cache = LatentCache::allocate({CacheFormat::kBF16, 16, 4}, 3, 4);
+  ASSERT_TRUE(cache);
+  LatentPageTransfer transfer(*cache);
+  const int64_t layer_bytes = cache->layout().page_bytes();
+  EXPECT_EQ(transfer.page_bytes(), 3 * layer_bytes);
+  for (int64_t layer = 0; layer < 3; ++layer) {
+    for (int64_t page = 0; page < 4; ++page) {
+      std::memset(cache->layer(layer).row(page, 0), static_cast<int>(10 * layer + page),
+                  static_cast<size_t>(layer_bytes));
+    }
+  }
+  std::vector<std::byte> host(static_cast<size_t>(transfer.page_bytes()));
+  transfer.save(2, host.data());
+  transfer.load(host.data(), 1);
+  transfer.finish();
+  for (int64_t layer = 0; layer < 3; ++layer) {
+    for (const auto& [page, from] : {std::pair<int64_t, int64_t>{0, 0}, {1, 2}, {2, 2}, {3, 3}}) {
+      for (const int64_t slot : {0, 63}) {
+        EXPECT_EQ(*cache->layer(layer).row(page, slot), std::byte(10 * layer + from));
+      }
+    }
+  }
+}
+
+TEST(PrefixTreeDeathTest, MistakesOfOursAreFatal) {
+  PagePool pool(4);
+  PrefixTree tree(pool, true);
+  Text text(tree, "ab");
+  ASSERT_TRUE(tree.allocate(2, text.pages));
+  EXPECT_DEATH(tree.insert(text.chain, text.tokens, 1, text.pages), "before page 0");
+}
+
+}  // namespace
+}  // namespace fathom

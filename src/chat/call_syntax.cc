@@ -1,0 +1,56 @@
+#include "chat/call_syntax.h"
+
+namespace fathom {
+namespace {
+
+constexpr CallSyntax kTypedCalls{.block_begin = "<｜tool▁calls▁begin｜>",
+                                 .before_name = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                                 .after_name = "\n```json\n",
+                                 .call_end = "\n```<｜tool▁call▁end｜>",
+                                 .between = "\n",
+                                 .block_end = "<｜tool▁calls▁end｜>"};
+constexpr CallSyntax kNamedCalls{.block_begin = "<｜tool▁calls▁begin｜>",
+                                 .before_name = "<｜tool▁call▁begin｜>",
+                                 .after_name = "<｜tool▁sep｜>",
+                                 .call_end = "<｜tool▁call▁end｜>",
+                                 .between = "",
+                                 .block_end = "<｜tool▁calls▁end｜>"};
+constexpr CallSyntax kKimiCalls{.block_begin = "<|tool_calls_section_begin|>",
+                                .before_name = "<|tool_call_begin|>functions.",
+                                .after_name = "<|tool_call_argument_begin|>",
+                                .call_end = "<|tool_call_end|>",
+                                .between = "",
+                                .block_end = "<|tool_calls_section_end|>",
+                                .numbered = true};
+constexpr CallSyntax kDsmlCalls{.block_begin = "<｜DSML｜function_calls>\n",
+                                .before_name = "<｜DSML｜invoke name=\"",
+                                .after_name = "\">\n",
+                                .call_end = "</｜DSML｜invoke>\n",
+                                .between = "",
+                                .block_end = "</｜DSML｜function_calls>",
+                                .json_arguments = false};
+
+}  // namespace
+
+std::optional<CallSyntax> call_syntax(ChatFormat format) {
+  switch (format) {
+    case ChatFormat::kV2:
+      return std::nullopt;
+    case ChatFormat::kV25:
+    case ChatFormat::kV3:
+    case ChatFormat::kV30324:
+    case ChatFormat::kR1:
+      return kTypedCalls;
+    case ChatFormat::kV31:
+    case ChatFormat::kFathomTiny:
+      return kNamedCalls;
+    case ChatFormat::kV32:
+      return kDsmlCalls;
+    case ChatFormat::kKimiK2:
+    case ChatFormat::kKimiK2Thinking:
+      return kKimiCalls;
+  }
+  return std::nullopt;
+}
+
+}  // namespace fathom

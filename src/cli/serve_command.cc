@@ -1,0 +1,202 @@
+// `fathom serve MODEL`: the HTTP server.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <thread>
+
+#include "base/log.h"
+#include "cli/command.h"
+#include "cli/loaded_engine.h"
+#include "cli/stop_signals.h"
+#include "server/api/api_server.h"
+
+namespace fathom {
+namespace {
+
+constexpr int kExitDead = 3;  // the watchdog has found the engine stuck
+
+struct ServeFlags {
+  ModelFlags model;
+  http::ServerOptions http;
+  QueueLimits queue;
+  std::vector<std::string> names, key_files;
+  int64_t port = 8000;
+  int64_t max_choices = 8;
+  int64_t queue_seconds = 120, total_seconds = 1800, shutdown_seconds = 30, watchdog_seconds = 300;
+  int64_t body_mib = 32;
+  std::string log_level = "info";
+  bool strict = false;
+  std::optional<bool> log_requests;
+};
+
+// One key a line; empty lines and those that begin with '#' do not count.
+Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
+  std::ifstream file(path);
+  if (!file) return not_found("--api-key-file: {} cannot be read", path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    if (!line.empty() && line.front() != '#') keys->push_back(line);
+  }
+  return {};
+}
+
+Result<ApiOptions> api_options(const ServeFlags& flags) {
+  ApiOptions options;
+  options.version = FATHOM_VERSION;
+  options.http = flags.http;
+  options.http.port = static_cast<int>(flags.port);
+  options.http.max_body_bytes = flags.body_mib << 20;
+  options.http.worker_threads = 2;
+  options.http.access_log = flags.log_requests.value_or(true);
+  for (const std::string& file : flags.key_files) {
+    FATHOM_RETURN_IF_ERROR(read_keys(file, &options.http.api_keys));
+  }
+  options.limits.max_choices = flags.max_choices;
+  options.limits.refuse_unknown = flags.strict;
+  options.watchdog_timeout = std::chrono::seconds(flags.watchdog_seconds);
+  return options;
+}
+
+LogLevel log_level_of(const std::string& name) {
+  return name == "debug"     ? LogLevel::kDebug
+         : name == "warning" ? LogLevel::kWarning
+         : name == "error"   ? LogLevel::kError
+                             : LogLevel::kInfo;
+}
+
+// "models/fathom-tiny/" and a hub's snapshot folder are named after what they hold.
+std::string default_name(const std::string& given, const Checkpoint& checkpoint) {
+  std::string path = given.empty() ? checkpoint.directory() : given;
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  // A hub id is its own name; of a directory the last part is.
+  const bool is_path = given.empty() || path.starts_with('/') || path.starts_with('.') ||
+                       path == checkpoint.directory();
+  return is_path ? path.substr(path.rfind('/') + 1) : path;
+}
+
+std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& flags) {
+  auto backend = std::make_unique<Backend>();
+  ServedModel& served = backend->served;
+  served.names = flags.names;
+  if (served.names.empty()) {
+    served.names.push_back(default_name(flags.model.model, loaded.checkpoint));
+  }
+  served.tokenizer = loaded.tokenizer;
+  served.chat_format = loaded.chat_format;
+  served.vocab_size = loaded.checkpoint.config().vocab_size;
+  served.max_model_len = loaded.max_model_len;
+  const auto& defaults = loaded.checkpoint.generation_defaults();
+  served.temperature = defaults.temperature;
+  served.top_p = defaults.top_p;
+  served.top_k = defaults.top_k;
+  served.created = std::chrono::duration_cast<std::chrono::seconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  served.path = loaded.checkpoint.directory();
+  served.version = FATHOM_VERSION;
+  served.fingerprint = fmt::format("fathom-{}-{}-{}", FATHOM_VERSION, name_of(loaded.compute),
+                                   name_of(loaded.cache_format));
+  backend->settings = {{"dtype", name_of(loaded.compute)},
+                       {"kv_cache_dtype", name_of(loaded.cache_format)},
+                       {"max_num_seqs", loaded.max_num_seqs},
+                       {"max_num_batched_tokens", flags.model.max_batched_tokens},
+                       {"max_queued_requests", flags.queue.max_requests},
+                       {"threads", loaded.num_threads}};
+  backend->grammars = std::make_unique<GrammarCompiler>(served.tokenizer, served.vocab_size);
+  backend->engine = std::move(loaded.engine);
+  return backend;
+}
+
+Result<int> serve(ServeFlags flags) {
+  StopSignals signals;
+  set_log_level(log_level_of(flags.log_level));
+  FATHOM_TRY(ApiOptions options, api_options(flags));
+  const std::string scheme = options.http.tls_certificate_file.empty() ? "http" : "https";
+  const bool open_to_all = options.http.api_keys.empty() && options.http.host != "127.0.0.1" &&
+                           options.http.host != "localhost" && options.http.host != "::1";
+  FATHOM_TRY(const auto server, ApiServer::create(std::move(options)));
+  FATHOM_RETURN_IF_ERROR(server->listen());
+  server->start();
+  if (open_to_all) {
+    log_warning("{} is reachable from other machines and no --api-key is set", flags.http.host);
+  }
+
+  EngineNeeds needs;
+  needs.num_seqs = 256;
+  flags.queue.max_queue_time = std::chrono::seconds(flags.queue_seconds);
+  flags.queue.max_total_time = std::chrono::seconds(flags.total_seconds);
+  needs.queue = flags.queue;
+  FATHOM_TRY(LoadedEngine loaded, load_engine(flags.model, needs));
+  log_info("{} sequences at once, {} tokens of cache, {} tokens a sequence", loaded.max_num_seqs,
+           loaded.memory.tokens(), loaded.max_model_len);
+  auto backend = make_backend(std::move(loaded), flags);
+  const std::string name = backend->served.names.front();
+  signals.may_wait();
+  server->serve(std::move(backend));
+  log_info("serving {} on {}://{}:{}", name, scheme, flags.http.host, server->port());
+
+  std::thread watchdog([&server] {
+    if (server->wait_until_dead()) std::_Exit(kExitDead);
+  });
+  signals.wait();
+  const bool all_ended = server->stop(std::chrono::seconds(flags.shutdown_seconds));
+  watchdog.join();
+  if (!all_ended) log_warning("some answers were cut off after {} s", flags.shutdown_seconds);
+  return 0;
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app, Action* chosen) {
+  auto flags = std::make_shared<ServeFlags>();
+  CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP");
+  command->footer(
+      "Speaks OpenAI's interface (/v1/chat/completions, /v1/completions, /v1/responses,\n"
+      "/v1/models), Anthropic's (/v1/messages), /tokenize, /detokenize, /generate, /metrics,\n"
+      "/health and /ready. Limits that no flag changes: 16 KiB of headers, JSON 64 deep with\n"
+      "100,000 keys, 4,096 messages, 128 tools, 4 stop strings of 256 bytes, 1,024 logit biases,\n"
+      "64 KiB of schema or regex compiled within 2 s. A client that does not read for 60 s is\n"
+      "cut off. Exit status: 0 stopped by a signal, 1 failed, 2 bad flags or model files,\n"
+      "3 the engine was stuck, 130 a second signal.");
+  add_model_positional(*command, &flags->model);
+  FlagGroup network(*command, "Network");
+  network.text("--host", &flags->http.host, "HOST", "Address to listen on");
+  network.count("--port", &flags->port, 0, 65535, "Port; 0 takes any that is free");
+  network.texts("--api-key", &flags->http.api_keys, "KEY", "Key that clients must send");
+  network.texts("--api-key-file", &flags->key_files, "FILE", "Such keys, one a line");
+  network.texts("--admin-api-key", &flags->http.admin_keys, "KEY", "Key that may do everything");
+  network.text("--ssl-certfile", &flags->http.tls_certificate_file, "FILE",
+               "Certificate with its chain (PEM): speak TLS");
+  network.text("--ssl-keyfile", &flags->http.tls_key_file, "FILE", "Its key (PEM)");
+  network.texts("--allowed-origins", &flags->http.cors_origins, "ORIGIN",
+                "Pages of this origin may call, * for all");
+  network.count("--max-connections", &flags->http.max_connections, 1, 1 << 20,
+                "Open connections; more get 503");
+  network.count("--max-body-mib", &flags->body_mib, 1, 1024, "Largest request in MiB");
+  FlagGroup requests(*command, "Requests");
+  requests.texts("--served-model-name", &flags->names, "NAME",
+                 "Name of the model, then aliases (default: of its folder)");
+  requests.count("--max-choices", &flags->max_choices, 1, kMaxChoices, "Largest n");
+  requests.toggle("--strict", &flags->strict, "Refuse fields that are not known");
+  requests.count("--max-queued-requests,--max-num-queued-reqs", &flags->queue.max_requests, 1,
+                 1 << 20, "Requests that may wait; more get 429");
+  requests.count("--max-queued-tokens,--max-num-queued-tokens", &flags->queue.max_tokens, 0,
+                 int64_t{1} << 40, "Their prompt tokens", "four times the cache");
+  requests.count("--queue-timeout", &flags->queue_seconds, 0, 86'400,
+                 "Seconds in the queue; 0: any");
+  requests.count("--request-timeout", &flags->total_seconds, 0, 86'400,
+                 "Seconds from start to end; 0: any");
+  FlagGroup operation(*command, "Operation");
+  operation.count("--shutdown-timeout", &flags->shutdown_seconds, 0, 86'400,
+                  "Seconds that running requests get after SIGTERM");
+  operation.count("--watchdog-timeout", &flags->watchdog_seconds, 0, 86'400,
+                  "Seconds without a step, with work to do, after which the server ends; 0: never");
+  operation.choice("--log-level", &flags->log_level, {"debug", "info", "warning", "error"},
+                   "Least important line that is logged");
+  operation.toggle("--log-requests,!--no-log-requests", &flags->log_requests,
+                   "Log a line a request, or do not (default: do)");
+  add_model_flags(*command, &flags->model);
+  command->callback([flags, chosen] { *chosen = [flags] { return serve(*flags); }; });
+}
+
+}  // namespace fathom

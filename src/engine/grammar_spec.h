@@ -1,0 +1,33 @@
+// What a request wants its answer to match, as it was written: a plain value between whoever reads
+// requests and the room that compiles grammars (grammar/grammar_compiler.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fathom {
+
+// Of a schema, a regex, an EBNF grammar, a structural tag, all choices together.
+inline constexpr size_t kMaxGrammarBytes = 64 << 10;
+
+struct GrammarSpec {
+  enum class Kind : uint8_t {
+    kJsonObject,     // any JSON object; no text
+    kJsonSchema,     // text is a JSON schema
+    kRegex,          // text is a regular expression that the whole answer matches
+    kChoice,         // one of `choices` is the whole answer
+    kEbnf,           // text is a grammar in XGrammar's (GBNF-like) notation
+    kStructuralTag,  // text is an XGrammar structural tag: {"type":"structural_tag","format":…}
+  };
+  Kind kind = Kind::kJsonObject;
+  std::string text = {};
+  std::vector<std::string> choices = {};
+  // The answer begins inside reasoning: what the grammar describes starts after </think>.
+  bool after_reasoning = false;
+
+  bool operator==(const GrammarSpec&) const = default;
+};
+
+}  // namespace fathom

@@ -1,0 +1,61 @@
+// A grammar ready for one vocabulary, and a sequence's place in it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/token_grammar.h"
+
+namespace fathom {
+
+// Immutable; any thread. Made by GrammarCompiler.
+class CompiledGrammar : public TokenGrammar {
+ public:
+  struct Parts;  // what XGrammar made
+
+  explicit CompiledGrammar(std::shared_ptr<const Parts> parts);
+  ~CompiledGrammar() override;
+
+  std::unique_ptr<TokenGrammarState> start(std::optional<int32_t> begins_after) const override;
+
+  int64_t memory_bytes() const;
+
+ private:
+  std::shared_ptr<const Parts> parts_;
+};
+
+// Keeps what XGrammar made alive, not the CompiledGrammar. One thread at a time.
+class GrammarState : public TokenGrammarState {
+ public:
+  GrammarState(std::shared_ptr<const CompiledGrammar::Parts> grammar,
+               std::optional<int32_t> begins_after);
+  ~GrammarState() override;
+
+  // A token without text of its own (a special one) is never allowed.
+  std::span<const uint32_t> allowed() override;
+  bool can_end() const override;
+  bool accept(int32_t id) override;
+
+  // Takes back the last `count` accepted tokens, as a draft that was refused needs it. At most as
+  // many as were accepted.
+  void rollback(int64_t count);
+
+ private:
+  struct Matcher;
+
+  void fill();
+
+  std::unique_ptr<Matcher> matcher_;
+  std::optional<int32_t> begins_after_;
+  int64_t num_before_ = 0;   // tokens accepted before the grammar began, its opening one included
+  int64_t num_matched_ = 0;  // and after
+  bool has_begun_ = false;
+  bool has_failed_ = false;  // XGrammar gave up: nothing is allowed any more
+  bool is_filled_ = false;
+  std::vector<uint32_t> mask_;
+};
+
+}  // namespace fathom

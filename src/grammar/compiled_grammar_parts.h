@@ -1,0 +1,16 @@
+// What a CompiledGrammar holds of XGrammar; for the files of this room that make or use it.
+#pragma once
+
+#include <memory>
+
+#include "grammar/compiled_grammar.h"
+
+namespace xgrammar {
+class CompiledGrammar;
+}
+
+namespace fathom {
+
+std::shared_ptr<const CompiledGrammar> make_compiled_grammar(xgrammar::CompiledGrammar compiled);
+
+}  // namespace fathom

@@ -1,0 +1,17 @@
+// From what a request wrote to XGrammar's form of it, with all limits checked first.
+#pragma once
+
+#include "base/status.h"
+#include "engine/grammar_spec.h"
+
+namespace xgrammar {
+class Grammar;
+}
+
+namespace fathom {
+
+// Refuses what is too large (grammar/text_limits.h), what XGrammar cannot read, and what it would
+// only read in part. May take seconds on what passes the limits just so. Does not throw.
+Result<xgrammar::Grammar> convert(const GrammarSpec& spec);
+
+}  // namespace fathom

@@ -1,0 +1,270 @@
+// What compiles, what is refused and how fast: also the inputs made to bring a compiler down.
+#include "grammar/grammar_compiler.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <latch>
+#include <thread>
+
+#include "engine/fake_tokenizer.h"
+#include "tokenizer/tokenizer.h"
+
+namespace fathom {
+namespace {
+
+using namespace std::chrono_literals;
+using Kind = GrammarSpec::Kind;
+
+std::shared_ptr<const Tokenizer> bundled_tokenizer() {
+  static const std::shared_ptr<const Tokenizer> shared =
+      std::move(*Tokenizer::load(FATHOM_SOURCE_DIR "/models/fathom-tiny"));
+  return shared;
+}
+
+GrammarCompiler& compiler() {
+  static GrammarCompiler shared(bundled_tokenizer(), bundled_tokenizer()->vocab_size());
+  return shared;
+}
+
+// Whether the grammar takes all of the text, a byte a token.
+bool matches(const GrammarSpec& spec, std::string_view text) {
+  static const auto bytes = fake_tokenizer();
+  static GrammarCompiler of_bytes(bytes, bytes->vocab_size());
+  const auto grammar = of_bytes.compile(spec);
+  EXPECT_TRUE(grammar) << grammar.error().message;
+  if (!grammar) return false;
+  const auto state = (*grammar)->start(std::nullopt);
+  for (const char c : text) {
+    const auto id = static_cast<int32_t>(static_cast<unsigned char>(c));
+    const bool allowed = state->allowed()[id / 32] >> id % 32 & 1;
+    EXPECT_EQ(state->accept(id), allowed) << spec.text << " " << text;
+    if (!allowed) return false;
+  }
+  return state->can_end();
+}
+
+TEST(GrammarCompiler, TakesExactlyWhatMatches) {
+  struct Case {
+    GrammarSpec spec;
+    std::vector<const char*> yes, no;
+  };
+  const Case kCases[] = {
+      {{Kind::kRegex, "[a-c]{2,3}x?", {}}, {"ab", "abc", "abx", "cccx"}, {"a", "abcd", "x", ""}},
+      {{Kind::kRegex, "^(é|\\d+\\.)$", {}}, {"é", "12."}, {"12", "e", "\xC3"}},
+      {{Kind::kRegex, "a|", {}}, {"", "a"}, {"b"}},
+      {{Kind::kChoice, "", {"yes", "no", "no way", "\"q\" \\ \n\té"}},
+       {"yes", "no", "no way", "\"q\" \\ \n\té"},
+       {"", "ye", "no ", "yesno", "q"}},
+      {{Kind::kEbnf, "root ::= \"(\" root \")\" | \"x\"", {}}, {"x", "((x))"}, {"((x)", ")x("}},
+      {{Kind::kJsonObject, "", {}},
+       {"{}", R"({"a": [1, -2.5e3, null, true, {"b": "\u00e9\n"}]})", "{ \"é\" : \"/\" }"},
+       {"[]", "1", R"({"a":1)", R"({a:1})", R"({"a":01})", R"({"a":"
+"})"}},
+      {{Kind::kJsonSchema,
+        R"({"type":"object","properties":{"n":{"type":"integer","minimum":3,"maximum":12},
+            "s":{"enum":["a/b","é",null]}},"required":["n"]})",
+        {}},
+       {R"({"n": 3})", R"({"n":12, "s":null})"},
+       {R"({"n": 2})", R"({"n": 13})", "{}", R"({"s":null})", R"({"n":3,"x":1})"}},
+  };
+  for (const Case& c : kCases) {
+    for (const char* text : c.yes) EXPECT_TRUE(matches(c.spec, text)) << c.spec.text << " " << text;
+    for (const char* text : c.no) EXPECT_FALSE(matches(c.spec, text)) << c.spec.text << " " << text;
+  }
+}
+
+TEST(GrammarCompiler, RefusalsNameTheField) {
+  const auto message = [](Kind kind, std::string text, std::vector<std::string> choices = {}) {
+    const auto compiled = compiler().compile({kind, std::move(text), std::move(choices)});
+    EXPECT_FALSE(compiled);
+    if (compiled) return std::string();
+    EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
+    return compiled.error().message;
+  };
+  EXPECT_EQ(message(Kind::kChoice, ""), "choice has no strings");
+  EXPECT_EQ(message(Kind::kChoice, "", {"a", ""}), "choice[1] is empty");
+  EXPECT_EQ(message(Kind::kChoice, "", {std::string(40000, 'a'), std::string(40000, 'b')}),
+            "choice has more than 65536 bytes");
+  EXPECT_EQ(message(Kind::kRegex, "a(?=b)"),
+            "regex: Regex parsing error at position 4: Lookahead is not supported yet.");
+  EXPECT_TRUE(message(Kind::kRegex, "(a").starts_with("regex: ")) << "unclosed";
+  EXPECT_TRUE(message(Kind::kRegex, "a^b").starts_with("regex: ")) << "would be ignored";
+  EXPECT_TRUE(message(Kind::kEbnf, "root ::= missing").starts_with("grammar: "));
+  EXPECT_TRUE(message(Kind::kEbnf, "").starts_with("grammar: "));
+  EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"number","multipleOf":0.1})").find("multipleOf"),
+            std::string::npos);
+  EXPECT_NE(message(Kind::kJsonSchema, R"({"oneOf":[{"type":"string"},{"type":"string"}]})")
+                .find("oneOf"),
+            std::string::npos);
+  EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"strung"})").find("strung"), std::string::npos);
+  EXPECT_TRUE(message(Kind::kJsonSchema, "{").starts_with("json_schema: "));
+  // And once more: what was refused is not taken for known.
+  EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"number","multipleOf":0.1})").find("multipleOf"),
+            std::string::npos);
+}
+
+std::string repeated(std::string_view text, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+std::string nested(std::string_view open, std::string_view inner, std::string_view close,
+                   int count) {
+  return fmt::format("{}{}{}", repeated(open, count), inner, repeated(close, count));
+}
+
+// Made to exhaust time, memory or the stack. Each ends within the deadline in an error or a
+// grammar that can be used; what the deadline cut off ends by itself soon after.
+TEST(GrammarCompiler, BombsEndInTime) {
+  std::string enum_values, properties, references, wide;
+  for (int i = 0; i < 10'000; ++i) enum_values += fmt::format("{}\"{}\"", i > 0 ? "," : "", i);
+  for (int i = 0; i < 1900; ++i) properties += fmt::format("{}\"k{}\":{{}}", i > 0 ? "," : "", i);
+  for (int i = 1; i < 60; ++i) {
+    references += fmt::format(
+        R"(,"d{0}":{{"type":"object","properties":{{"x":{{"$ref":"#/$defs/d{1}"}},"y":{{"$ref":"#/$defs/d{1}"}}}}}})",
+        i, i - 1);
+  }
+  for (int i = 0; i < 1500; ++i) wide += fmt::format("a{} ::= a{} a{}\n", i, i + 1, i + 1);
+  const GrammarSpec kBombs[] = {
+      {Kind::kJsonSchema, repeated("[", 60'000), {}},
+      {Kind::kJsonSchema, repeated(R"({"items":)", 7'000), {}},
+      {Kind::kJsonSchema, nested(" ", "{}", "", 1 << 20), {}},
+      {Kind::kJsonSchema, nested(R"({"type":"array","items":)", "{}", "}", 31), {}},
+      {Kind::kJsonSchema, fmt::format(R"({{"enum":[{}]}})", enum_values), {}},
+      {Kind::kJsonSchema,
+       fmt::format(R"({{"type":"object","properties":{{{}}}}})", properties),
+       {}},
+      {Kind::kJsonSchema,
+       fmt::format(R"({{"type":"object","properties":{{{}}},"minProperties":900}})", properties),
+       {}},
+      {Kind::kJsonSchema, R"({"$ref":"#"})", {}},
+      {Kind::kJsonSchema,
+       R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})",
+       {}},
+      {Kind::kJsonSchema, R"({"anyOf":[{"$ref":"#"},{"type":"array","items":{"$ref":"#"}}]})", {}},
+      {Kind::kJsonSchema,
+       fmt::format(R"({{"$ref":"#/$defs/d59","$defs":{{"d0":{{"type":"string"}}{}}}}})",
+                   references),
+       {}},
+      {Kind::kJsonSchema, R"({"type":"string","minLength":2147483647})", {}},
+      {Kind::kJsonSchema, R"({"type":"string","maxLength":100000})", {}},
+      {Kind::kJsonSchema, R"({"type":"array","items":{"type":"string"},"minItems":1000000})", {}},
+      {Kind::kJsonSchema, R"({"type":"object","minProperties":2147483647})", {}},
+      {Kind::kJsonSchema,
+       R"({"type":"integer","minimum":-9223372036854775808,"maximum":1e30})",
+       {}},
+      {Kind::kJsonSchema, R"({"type":"string","pattern":"(.*a.{30}){30}"})", {}},
+      {Kind::kRegex, nested("(", "a", ")", 60'000), {}},
+      {Kind::kRegex, nested("(", "a", ")*", 64), {}},
+      {Kind::kRegex, "(a+)+", {}},
+      {Kind::kRegex, "(a|a)*b", {}},
+      {Kind::kRegex, "a{1,100000}", {}},
+      {Kind::kRegex, "((a{1,1000}){1,1000}){1,1000}", {}},
+      {Kind::kRegex, ".{1,10000}", {}},
+      {Kind::kRegex, repeated("[a-z]{1,128}", 5000), {}},
+      {Kind::kRegex, repeated("[a-z]{1,128}", 60), {}},
+      {Kind::kRegex, repeated("(a?){50}", 150), {}},
+      {Kind::kRegex, repeated("(x+x+)+y", 1500), {}},
+      {Kind::kEbnf, nested("", "root ::= ", "(", 60'000), {}},
+      {Kind::kEbnf, "root ::= root | root root | \"a\" | \"\"", {}},
+      {Kind::kEbnf, fmt::format("root ::= a0\n{}a1500 ::= \"x\"", wide), {}},
+      {Kind::kEbnf, "root ::= \"a\"{1000000000}", {}},
+      {Kind::kEbnf, "root ::= (\"a\" | root){5000}", {}},
+      {Kind::kChoice, "", std::vector<std::string>(30'000, "ab")},
+  };
+  for (const GrammarSpec& bomb : kBombs) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto compiled = compiler().compile(bomb);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    const std::string name = bomb.text.substr(0, 60);
+    EXPECT_LT(took.count(), 2.5) << name;
+    if (!compiled) {
+      EXPECT_EQ(compiled.error().code, Code::kInvalidArgument) << name;
+      EXPECT_LT(compiled.error().message.size(), 1000u) << name;
+      continue;
+    }
+    EXPECT_LT((*compiled)->memory_bytes(), 200 << 20) << name;
+    const auto state = (*compiled)->start(std::nullopt);
+    for (int i = 0; i < 20; ++i) {
+      const auto allowed = state->allowed();
+      int32_t id = 0;
+      while (id < std::ssize(allowed) * 32 && (allowed[id / 32] >> id % 32 & 1) == 0) ++id;
+      if (id == std::ssize(allowed) * 32) break;
+      EXPECT_TRUE(state->accept(id)) << name;
+    }
+  }
+  // Alive, and its threads are free again.
+  EXPECT_TRUE(compiler().compile({Kind::kRegex, "still here", {}}));
+}
+
+TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {
+  GrammarCompiler slow(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+                       {.num_threads = 1, .threads_a_grammar = 1, .deadline = 1ms});
+  const GrammarSpec spec{Kind::kJsonSchema, R"({"type":"string","maxLength":400})", {}};
+  const auto first = slow.compile(spec);
+  ASSERT_FALSE(first);
+  EXPECT_EQ(first.error().message, "the grammar took longer than 0.001 s to compile");
+  // It is finished all the same, and known from then on.
+  for (int i = 0; i < 1000 && slow.cache_bytes() == 0; ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(slow.compile(spec));
+}
+
+TEST(GrammarCompiler, CacheKeepsTheLatestUsed) {
+  const GrammarSpec one{Kind::kRegex, "[a-z]{20}", {}}, two{Kind::kRegex, "[a-y]{20}", {}},
+      three{Kind::kRegex, "[a-x]{20}", {}};
+  const int64_t bytes = (*compiler().compile(one))->memory_bytes();
+  GrammarCompiler small(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+                        {.cache_bytes = bytes * 5 / 2});
+  const auto first = *small.compile(one);
+  const auto second = *small.compile(two);
+  EXPECT_EQ(*small.compile(one), first) << "the same object";
+  EXPECT_LE(small.cache_bytes(), bytes * 5 / 2);
+  (void)*small.compile(three);
+  EXPECT_LE(small.cache_bytes(), bytes * 5 / 2);
+  EXPECT_EQ(*small.compile(one), first);
+  EXPECT_NE(*small.compile(two), second) << "the least recently used was given up";
+}
+
+TEST(GrammarCompiler, ManyCallersAtOnce) {
+  GrammarCompiler busy(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+                       {.deadline = 60s, .max_waiting = 40});
+  std::atomic<int> good{0}, refused{0}, full{0};
+  constexpr int kCalls = 200;
+  std::latch all(kCalls);
+  std::vector<std::thread> callers;
+  for (int t = 0; t < 4; ++t) {
+    callers.emplace_back([&, t] {
+      for (int i = t; i < kCalls; i += 4) {
+        GrammarSpec spec{Kind::kRegex, fmt::format("x{{{}}}[a-z]+", 1 + i % 37), {}};
+        if (i % 10 == 0) spec.text.insert(0, 1, '(');
+        busy.compile(std::move(spec), [&](GrammarCompiler::Compiled compiled) {
+          ++(compiled ? good : compiled.error().code == Code::kResourceExhausted ? full : refused);
+          all.count_down();
+        });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  all.wait();
+  EXPECT_EQ(good + refused + full, kCalls);
+  EXPECT_GT(good, 0);
+  EXPECT_LE(refused, kCalls / 10);
+}
+
+TEST(GrammarCompiler, ShutsDownWithCallsWaiting) {
+  std::atomic<int> answered{0};
+  {
+    GrammarCompiler brief(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+                          {.num_threads = 1, .deadline = 60s});
+    for (int i = 0; i < 30; ++i) {
+      brief.compile({Kind::kRegex, fmt::format("[a-z]{{{}}}", 60 + i), {}},
+                    [&](const GrammarCompiler::Compiled&) { ++answered; });
+    }
+  }
+  EXPECT_EQ(answered, 30);
+}
+
+}  // namespace
+}  // namespace fathom

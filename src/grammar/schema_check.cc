@@ -1,0 +1,293 @@
+#include "grammar/schema_check.h"
+
+#include <algorithm>
+#include <array>
+#include <unordered_set>
+
+#include "base/json.h"
+#include "grammar/text_limits.h"
+
+namespace fathom {
+namespace {
+
+// Keywords that say something about the value but are not enforced.
+constexpr std::array<std::string_view, 15> kUnsupported = {"not",
+                                                           "if",
+                                                           "then",
+                                                           "else",
+                                                           "dependentRequired",
+                                                           "dependentSchemas",
+                                                           "dependencies",
+                                                           "contains",
+                                                           "minContains",
+                                                           "maxContains",
+                                                           "additionalItems",
+                                                           "$dynamicRef",
+                                                           "$recursiveRef",
+                                                           "disallow",
+                                                           "extends"};
+
+// Of these, in this order, the first one alone says what the value is.
+constexpr std::array<std::string_view, 6> kHeads = {"$ref",  "const", "enum",
+                                                    "anyOf", "oneOf", "allOf"};
+
+constexpr std::array<std::string_view, 24> kAssertions = {"type",
+                                                          "properties",
+                                                          "required",
+                                                          "additionalProperties",
+                                                          "patternProperties",
+                                                          "propertyNames",
+                                                          "minProperties",
+                                                          "maxProperties",
+                                                          "unevaluatedProperties",
+                                                          "items",
+                                                          "prefixItems",
+                                                          "unevaluatedItems",
+                                                          "minItems",
+                                                          "maxItems",
+                                                          "uniqueItems",
+                                                          "minimum",
+                                                          "maximum",
+                                                          "exclusiveMinimum",
+                                                          "exclusiveMaximum",
+                                                          "multipleOf",
+                                                          "minLength",
+                                                          "maxLength",
+                                                          "pattern",
+                                                          "format"};
+
+// Without a type these are enough to know it.
+constexpr std::array<std::string_view, 6> kImplyType = {
+    "properties",  "additionalProperties",  "items",
+    "prefixItems", "unevaluatedProperties", "unevaluatedItems"};
+
+// Counting which properties are there takes a state for each number of them.
+constexpr int64_t kMaxCountedProperties = 20'000;
+
+template <size_t N>
+bool is_one_of(std::string_view word, const std::array<std::string_view, N>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+bool has_type(const json::value& value, std::string_view type) {
+  if (type == "string") return value.is_string();
+  if (type == "boolean") return value.is_bool();
+  if (type == "null") return value.is_null();
+  if (type == "object") return value.is_object();
+  if (type == "array") return value.is_array();
+  if (type == "number") return value.is_number();
+  return type == "integer" && (value.is_int64() || value.is_uint64());
+}
+
+class SchemaCheck {
+ public:
+  explicit SchemaCheck(const json::value& root) : root_(root) {}
+
+  Result<> schema(const json::value& value, const std::string& path) {
+    if (!visited_.insert(&value).second) return {};
+    if (++count_ > kMaxGrammarRules) {
+      return invalid("json_schema has more than {} schemas in it", kMaxGrammarRules);
+    }
+    if (value.is_bool()) return {};
+    if (!value.is_object()) {
+      return invalid("{} is {}, expected a schema", at(path), brief(value));
+    }
+    const json::object& object = value.get_object();
+    FATHOM_RETURN_IF_ERROR(keywords(object, path));
+    FATHOM_RETURN_IF_ERROR(texts(object, path));
+    return below(object, path);
+  }
+
+ private:
+  static std::string at(const std::string& path) {
+    return path.empty() ? "json_schema" : "json_schema at " + path;
+  }
+
+  Result<> keywords(const json::object& object, const std::string& path) const {
+    for (const auto& [key, value] : object) {
+      if (is_one_of(key, kUnsupported))
+        return invalid("{}: {} is not supported", at(path), std::string_view(key));
+    }
+    if (const json::value* unique = object.if_contains("uniqueItems");
+        unique != nullptr && *unique != json::value(false)) {
+      return invalid("{}: uniqueItems is not supported", at(path));
+    }
+    const auto head = std::find_if(kHeads.begin(), kHeads.end(),
+                                   [&](std::string_view key) { return object.contains(key); });
+    if (head != kHeads.end()) return alone(object, *head, path);
+    if (object.contains("type")) return counted_properties(object, path);
+    const bool implied = std::any_of(kImplyType.begin(), kImplyType.end(),
+                                     [&](std::string_view key) { return object.contains(key); });
+    for (const auto& [key, value] : object) {
+      if (!implied && is_one_of(key, kAssertions)) {
+        return invalid("{}: {} needs a type beside it", at(path), std::string_view(key));
+      }
+    }
+    return counted_properties(object, path);
+  }
+
+  // What stands beside the keyword that decides.
+  Result<> alone(const json::object& object, std::string_view head, const std::string& path) const {
+    for (const auto& [key, value] : object) {
+      const bool other_head = key != head && is_one_of(key, kHeads);
+      if (!other_head && !is_one_of(key, kAssertions)) continue;
+      if (key == "type" && (head == "const" || head == "enum")) {
+        FATHOM_RETURN_IF_ERROR(values_have_type(object, head, value, path));
+        continue;
+      }
+      return invalid("{}: {} beside {} is not supported", at(path), std::string_view(key), head);
+    }
+    if (head == "allOf" && object.at("allOf").is_array() &&
+        object.at("allOf").get_array().size() != 1) {
+      return invalid("{}: allOf with other than one schema is not supported", at(path));
+    }
+    if (head == "$ref") return reference(object.at("$ref"), path);
+    return {};
+  }
+
+  Result<> values_have_type(const json::object& object, std::string_view head,
+                            const json::value& type, const std::string& path) const {
+    const auto fits = [&](const json::value& value) {
+      if (type.is_string()) return has_type(value, type.get_string());
+      return type.is_array() && std::any_of(type.get_array().begin(), type.get_array().end(),
+                                            [&](const json::value& one) {
+                                              return one.is_string() &&
+                                                     has_type(value, one.get_string());
+                                            });
+    };
+    const json::value& given = object.at(head);
+    const bool all = head == "enum" && given.is_array()
+                         ? std::all_of(given.get_array().begin(), given.get_array().end(), fits)
+                         : fits(given);
+    if (all) return {};
+    return invalid("{}: {} has a value that is not of type {}", at(path), head, brief(type));
+  }
+
+  // A reference must lead to a schema, not back to itself.
+  Result<> reference(const json::value& first, const std::string& path) const {
+    std::unordered_set<const json::value*> seen;
+    const json::value* reference = &first;
+    while (true) {
+      if (!reference->is_string()) {
+        return invalid("{}: $ref is {}, expected a string", at(path), brief(*reference));
+      }
+      if (!seen.insert(reference).second) {
+        return invalid("{}: $ref {} leads to itself", at(path), brief(first));
+      }
+      FATHOM_TRY(const json::value* const target, resolve(reference->get_string(), path));
+      const json::object* const object = target->if_object();
+      const json::value* const next = object == nullptr ? nullptr : object->if_contains("$ref");
+      if (next == nullptr) return {};
+      reference = next;
+    }
+  }
+
+  Result<const json::value*> resolve(std::string_view uri, const std::string& path) const {
+    if (uri == "#") return &root_;
+    if (!uri.starts_with("#/")) {
+      return invalid(
+          "{}: $ref is \"{}\"; only references inside the schema (\"#/…\") are supported", at(path),
+          uri.substr(0, 100));
+    }
+    const json::value* current = &root_;
+    for (std::string_view rest = uri.substr(2); !rest.empty();) {
+      const size_t slash = std::min(rest.find('/'), rest.size());
+      const std::string_view part = rest.substr(0, slash);
+      rest.remove_prefix(std::min(slash + 1, rest.size()));
+      const json::object* const object = current->if_object();
+      current = object == nullptr || part.empty() ? nullptr : object->if_contains(part);
+      if (current == nullptr) {
+        return invalid("{}: $ref is \"{}\", which is not in the schema", at(path),
+                       uri.substr(0, 100));
+      }
+    }
+    return current;
+  }
+
+  Result<> counted_properties(const json::object& object, const std::string& path) const {
+    if (!object.contains("minProperties") && !object.contains("maxProperties")) return {};
+    const json::value* const properties = object.if_contains("properties");
+    const auto count =
+        properties != nullptr && properties->is_object() ? std::ssize(properties->get_object()) : 0;
+    for (const char* key : {"minProperties", "maxProperties"}) {
+      const json::value* const limit = object.if_contains(key);
+      if (limit == nullptr || !limit->is_int64() || limit->get_int64() <= 0) continue;
+      const int64_t counted = std::min<int64_t>(limit->get_int64(), count);
+      if (counted * count > kMaxCountedProperties) {
+        return invalid("{}: {} is {} beside {} properties, more than can be counted", at(path), key,
+                       limit->get_int64(), count);
+      }
+    }
+    return {};
+  }
+
+  // Regular expressions inside the schema share one limit.
+  Result<> texts(const json::object& object, const std::string& path) {
+    if (const json::value* pattern = object.if_contains("pattern")) {
+      if (!pattern->is_string()) {
+        return invalid("{}: pattern is {}, expected a string", at(path), brief(*pattern));
+      }
+      FATHOM_RETURN_IF_ERROR(regex(pattern->get_string(), at(path) + ": pattern"));
+    }
+    if (const json::value* patterns = object.if_contains("patternProperties");
+        patterns != nullptr && patterns->is_object()) {
+      for (const auto& [key, value] : patterns->get_object()) {
+        FATHOM_RETURN_IF_ERROR(regex(key, at(path) + ": patternProperties"));
+      }
+    }
+    return {};
+  }
+
+  Result<> regex(std::string_view text, const std::string& field) {
+    FATHOM_TRY(const int64_t elements, check_regex(text, field));
+    elements_ += elements;
+    if (elements_ <= kMaxGrammarElements) return {};
+    return invalid("{}: the schema's patterns have more than {} characters and classes together",
+                   field, kMaxGrammarElements);
+  }
+
+  Result<> below(const json::object& object, const std::string& path) {
+    for (const auto& [key, value] : object) {
+      const std::string here = path + "/" + std::string(key);
+      if (key == "properties" || key == "patternProperties" || key == "$defs" ||
+          key == "definitions") {
+        if (!value.is_object()) {
+          return invalid("{} is {}, expected an object", at(here), brief(value));
+        }
+        for (const auto& [name, sub] : value.get_object()) {
+          FATHOM_RETURN_IF_ERROR(schema(sub, here + "/" + std::string(name)));
+        }
+      } else if (key == "anyOf" || key == "oneOf" || key == "allOf" || key == "prefixItems") {
+        if (!value.is_array() || value.get_array().empty()) {
+          return invalid("{} is {}, expected a list of schemas", at(here), brief(value));
+        }
+        for (size_t i = 0; i < value.get_array().size(); ++i) {
+          FATHOM_RETURN_IF_ERROR(schema(value.get_array()[i], fmt::format("{}/{}", here, i)));
+        }
+      } else if (key == "items" || key == "additionalProperties" || key == "propertyNames" ||
+                 key == "unevaluatedProperties" || key == "unevaluatedItems") {
+        FATHOM_RETURN_IF_ERROR(schema(value, here));
+      } else if (key == "$ref") {
+        // Wherever it leads, what stands there is used as a schema.
+        FATHOM_TRY(const json::value* const target, resolve(value.get_string(), path));
+        FATHOM_RETURN_IF_ERROR(schema(*target, std::string(value.get_string())));
+      }
+    }
+    return {};
+  }
+
+  const json::value& root_;
+  std::unordered_set<const json::value*> visited_;
+  int64_t count_ = 0, elements_ = 0;
+};
+
+}  // namespace
+
+Result<std::string> check_schema(std::string_view schema) {
+  FATHOM_RETURN_IF_ERROR(check_text(schema, "json_schema"));
+  FATHOM_TRY(const json::value root, parse_json(schema, "json_schema", kMaxGrammarDepth));
+  FATHOM_RETURN_IF_ERROR(SchemaCheck(root).schema(root, ""));
+  return json::serialize(root);
+}
+
+}  // namespace fathom

@@ -1,0 +1,340 @@
+#include "server/api/api_server.h"
+
+#include <random>
+#include <thread>
+
+#include "base/log.h"
+#include "cache/latent_layout.h"
+#include "server/http/log_text.h"
+#include "server/openai/model_bodies.h"
+#include "server/openai/openapi.h"
+#include "server/openai/request_json.h"
+#include "server/page/page.h"
+
+namespace fathom {
+namespace {
+
+using http::Access;
+using http::Method;
+using http::Response;
+using http::RouteOptions;
+using http::RunOn;
+
+// Answered at once and at any time: what tells a supervisor how things are.
+constexpr RouteOptions kAlways = {.run_on = RunOn::kIoThread, .while_draining = true};
+constexpr RouteOptions kAtOnce = {.run_on = RunOn::kIoThread};
+
+constexpr std::chrono::milliseconds kWatchInterval{500};
+
+Response respond(const ApiError& error, ErrorShape shape = ErrorShape::kOpenAi) {
+  Response response = {.status = error.status, .body = error.to_json(shape)};
+  if (error.status == 429 || error.status == 503) response.headers.add("Retry-After", "1");
+  return response;
+}
+
+Response respond(ApiResult<std::string> body, ErrorShape shape = ErrorShape::kOpenAi) {
+  if (!body) return respond(body.error(), shape);
+  return {.body = std::move(*body)};
+}
+
+ApiError loading() { return ApiError(503, "the model is still being loaded"); }
+
+Response page() {
+  return {.content_type = "text/html; charset=utf-8",
+          .headers = {{"Content-Security-Policy", std::string(page_csp())},
+                      {"X-Content-Type-Options", "nosniff"},
+                      {"Referrer-Policy", "no-referrer"}},
+          .body = std::string(page_html())};
+}
+
+int64_t now_seconds() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+uint64_t random_start() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+// {"rid": "…"} or {"abort_all": true}, as SGLang takes it. Empty: all.
+ApiResult<std::string> abort_target(std::string_view body) {
+  FATHOM_TRY(const json::object object, parse_request_json(body));
+  if (const auto* all = object.if_contains("abort_all"); all && all->is_bool() && all->get_bool()) {
+    return std::string();
+  }
+  const auto* rid = object.if_contains("rid");
+  if (rid == nullptr || !rid->is_string() || rid->get_string().empty()) {
+    return bad_field("rid", "rid must be the id of a request, or abort_all true");
+  }
+  return std::string(rid->get_string());
+}
+
+}  // namespace
+
+ApiServer::ApiServer(ApiOptions options)
+    : options_(std::move(options)), next_nonce_(random_start()) {}
+
+ApiServer::~ApiServer() { stop(std::chrono::nanoseconds(0)); }
+
+Result<std::unique_ptr<ApiServer>> ApiServer::create(ApiOptions options) {
+  std::unique_ptr<ApiServer> server(new ApiServer(std::move(options)));
+  FATHOM_TRY(server->http_, http::Server::create(server->options_.http, server->make_routes()));
+  return server;
+}
+
+Result<> ApiServer::listen() { return http_->listen(); }
+int ApiServer::port() const { return http_->port(); }
+void ApiServer::start() { http_->start(); }
+
+void ApiServer::serve(std::unique_ptr<Backend> backend) {
+  owned_ = std::move(backend);
+  backend_ = owned_.get();
+  State loading_state = State::kLoading;
+  state_.compare_exchange_strong(loading_state, State::kReady);
+}
+
+bool ApiServer::stop(std::chrono::nanoseconds grace) {
+  const auto end = std::chrono::steady_clock::now() + grace;
+  if (state_ != State::kDead) state_ = State::kDraining;
+  http_->begin_drain();
+  bool all_ended = true;
+  if (owned_) {
+    all_ended = owned_->engine->drain(grace);
+    if (!all_ended) {
+      replies_.fail_all(ApiError(503, "the server is shutting down"));
+    }
+  }
+  // Grammars that are being compiled answer through the transport, so they end before it does.
+  if (owned_) owned_->grammars.reset();
+  const auto left = std::max(end - std::chrono::steady_clock::now(),
+                             std::chrono::steady_clock::duration(std::chrono::milliseconds(200)));
+  const bool all_sent = http_->stop(left);
+  if (owned_) owned_->engine->stop();
+  return all_ended && all_sent;
+}
+
+bool ApiServer::has_work(const EngineStats& stats) const {
+  return stats.running + stats.waiting + stats.queued_requests > 0;
+}
+
+bool ApiServer::wait_until_dead() {
+  int64_t steps = -1;
+  auto since = std::chrono::steady_clock::now();
+  for (; state_ != State::kDraining; std::this_thread::sleep_for(kWatchInterval)) {
+    const Backend* const backend = backend_;
+    if (backend == nullptr || options_.watchdog_timeout.count() == 0) continue;
+    const EngineStats stats = backend->engine->stats();
+    const auto now = std::chrono::steady_clock::now();
+    if (stats.steps != steps || !has_work(stats)) {
+      steps = stats.steps;
+      since = now;
+      continue;
+    }
+    if (now - since < options_.watchdog_timeout) continue;
+    state_ = State::kDead;
+    log_error(
+        "no step has ended for {:.1f} s: {} running, {} waiting, {} queued, {} of {} pages "
+        "used, {} steps done",
+        std::chrono::duration<double>(now - since).count(), stats.running, stats.waiting,
+        stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps);
+    replies_.fail_all(ApiError(500, "the engine has stopped working"));
+    return true;
+  }
+  return false;
+}
+
+http::Response ApiServer::readiness() const {
+  switch (state_.load()) {
+    case State::kReady:
+      return {.body = R"({"status":"ok"})"};
+    case State::kLoading:
+      return {.status = 503, .headers = {{"Retry-After", "1"}}, .body = R"({"status":"loading"})"};
+    case State::kDraining:
+      return {.status = 503, .headers = {{"Retry-After", "1"}}, .body = R"({"status":"draining"})"};
+    case State::kDead:
+      break;
+  }
+  return {.status = 503, .body = R"({"status":"dead"})"};
+}
+
+http::Response ApiServer::metrics_page() const {
+  const Backend* const backend = backend_;
+  Response response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  if (backend == nullptr) {
+    response.body = metrics_.text("", nullptr, http_->stats());
+  } else {
+    const EngineStats stats = backend->engine->stats();
+    response.body = metrics_.text(backend->served.names.front(), &stats, http_->stats());
+  }
+  return response;
+}
+
+std::string ApiServer::openapi() const {
+  return json::serialize(openapi_document(options_.version, options_.limits));
+}
+
+std::string ApiServer::server_info() const {
+  const Backend& backend = *backend_.load();
+  json::object server = backend.settings;
+  const EngineStats stats = backend.engine->stats();
+  server["running"] = stats.running;
+  server["waiting"] = stats.waiting + stats.queued_requests;
+  server["kv_tokens"] = stats.pages_total * kPageSize;
+  return server_info_body(backend.served, server);
+}
+
+void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& request,
+                         const Answer& answer) {
+  const ErrorShape shape = error_shape_of(endpoint);
+  const Backend& backend = *backend_.load();
+  const ReplyIdentity identity{mix64(next_nonce_++), now_seconds()};
+  auto prepared = prepare(endpoint, request.body, backend.served, options_.limits, identity);
+  if (!prepared) {
+    metrics_.count_rejection(prepared.error());
+    answer->send(respond(prepared.error(), shape));
+    return;
+  }
+  for (const std::string& field : prepared->unknown_fields) {
+    log_info("ignored id={} field={}", request.id, http::for_log(field));
+  }
+  for (Request& one : prepared->requests) {
+    one.cache_salt = prepared->cache_salt;
+    one.priority = static_cast<int32_t>(prepared->priority);
+    metrics_.observe_request(one.sampling);
+  }
+  if (!prepared->grammar) {
+    submit(std::move(*prepared), request.id, answer);
+    return;
+  }
+  const GrammarSpec spec = *prepared->grammar;
+  // std::function wants something that can be copied.
+  auto generation = std::make_shared<Generation>(std::move(*prepared));
+  backend.grammars->compile(
+      spec, [this, generation, answer, shape, id = request.id](GrammarCompiler::Compiled compiled) {
+        if (!compiled) {
+          const ApiError error(compiled.error());
+          metrics_.count_rejection(error);
+          answer->send(respond(error, shape));
+          return;
+        }
+        const auto& tokenizer = *backend_.load()->served.tokenizer;
+        for (Request& one : generation->requests) {
+          one.grammar = *compiled;
+          if (generation->grammar->after_reasoning) {
+            one.grammar_begins_after = tokenizer.token_id("</think>");
+          }
+        }
+        submit(std::move(*generation), id, answer);
+      });
+}
+
+void ApiServer::submit(Generation generation, std::string id, const Answer& answer) {
+  const auto reply = std::make_shared<LiveReply>(id, *backend_.load()->engine, metrics_,
+                                                 std::move(generation.writer), answer);
+  for (const Request& one : generation.requests) {
+    if (one.id != id) replies_.add(one.id, reply);
+  }
+  replies_.add(std::move(id), reply);
+  reply->start(std::move(generation.requests));
+}
+
+http::RouteTable ApiServer::make_routes() {
+  http::RouteTable routes;
+  const auto add = [&](Method method, std::string path, Access access, RouteOptions options,
+                       auto respond_to) {
+    routes.add(
+        method, std::move(path), access,
+        [respond_to](const http::Request& request, const Answer& answer) {
+          answer->send(respond_to(request));
+        },
+        options);
+  };
+  // What needs the model.
+  const auto add_for_model = [&](Method method, std::string path, Access access,
+                                 RouteOptions options, auto respond_to) {
+    add(method, std::move(path), access, options, [this, respond_to](const http::Request& request) {
+      const Backend* const backend = backend_;
+      return backend == nullptr ? respond(loading()) : respond_to(*backend, request);
+    });
+  };
+  const auto add_generating = [&](std::string path, GeneratingEndpoint endpoint) {
+    routes.add(Method::kPost, std::move(path), Access::kKey,
+               [this, endpoint](const http::Request& request, const Answer& answer) {
+                 if (backend_ == nullptr) {
+                   answer->send(respond(loading(), error_shape_of(endpoint)));
+                 } else {
+                   generate(endpoint, request, answer);
+                 }
+               });
+  };
+
+  add(Method::kGet, "/health", Access::kPublic, kAlways, [this](const http::Request&) {
+    return state_ == State::kDead ? readiness() : Response{.body = R"({"status":"ok"})"};
+  });
+  add(Method::kGet, "/ready", Access::kPublic, kAlways,
+      [this](const http::Request&) { return readiness(); });
+  add(Method::kGet, "/metrics", Access::kKey, kAlways,
+      [this](const http::Request&) { return metrics_page(); });
+  add(Method::kGet, "/", Access::kPublic, {}, [](const http::Request&) { return page(); });
+  add(Method::kGet, "/openapi.json", Access::kPublic, {},
+      [this](const http::Request&) { return Response{.body = openapi()}; });
+
+  add_for_model(Method::kGet, "/v1/models", Access::kKey, kAtOnce,
+                [](const Backend& backend, const http::Request&) {
+                  return Response{.body = models_body(backend.served)};
+                });
+  add_for_model(Method::kGet, "/v1/models/{id...}", Access::kKey, kAtOnce,
+                [](const Backend& backend, const http::Request& request) {
+                  return respond(model_body(backend.served, *request.path_parameter("id")));
+                });
+  add_for_model(Method::kGet, "/version", Access::kPublic, kAtOnce,
+                [](const Backend& backend, const http::Request&) {
+                  return Response{.body = version_body(backend.served)};
+                });
+  add_for_model(Method::kGet, "/get_model_info", Access::kKey, kAtOnce,
+                [](const Backend& backend, const http::Request&) {
+                  return Response{.body = get_model_info_body(backend.served)};
+                });
+  add_for_model(
+      Method::kGet, "/server_info", Access::kKey, kAtOnce,
+      [this](const Backend&, const http::Request&) { return Response{.body = server_info()}; });
+
+  add_generating("/v1/chat/completions", GeneratingEndpoint::kChat);
+  add_generating("/v1/completions", GeneratingEndpoint::kCompletions);
+  add_generating("/v1/messages", GeneratingEndpoint::kMessages);
+  add_generating("/v1/responses", GeneratingEndpoint::kResponses);
+  add_generating("/generate", GeneratingEndpoint::kGenerate);
+
+  add_for_model(Method::kPost, "/v1/messages/count_tokens", Access::kKey, {},
+                [this](const Backend& backend, const http::Request& request) {
+                  return respond(count_tokens_body(request.body, backend.served, options_.limits),
+                                 ErrorShape::kAnthropic);
+                });
+  add_for_model(Method::kPost, "/tokenize", Access::kKey, {},
+                [this](const Backend& backend, const http::Request& request) {
+                  return respond(tokenize_body(request.body, backend.served, options_.limits));
+                });
+  add_for_model(Method::kPost, "/detokenize", Access::kKey, {},
+                [this](const Backend& backend, const http::Request& request) {
+                  return respond(detokenize_body(request.body, backend.served, options_.limits));
+                });
+
+  add_for_model(Method::kPost, "/flush_cache", Access::kKey, kAtOnce,
+                [](const Backend& backend, const http::Request&) {
+                  backend.engine->flush_prefix_cache();
+                  return Response{.body = R"({"status":"ok"})"};
+                });
+  add_for_model(
+      Method::kPost, "/abort_request", Access::kKey, kAtOnce,
+      [this](const Backend&, const http::Request& request) {
+        const auto target = abort_target(request.body);
+        if (!target) return respond(target.error());
+        return Response{.body = fmt::format(R"({{"aborted":{}}})", replies_.abort(*target))};
+      });
+  return routes;
+}
+
+}  // namespace fathom

@@ -1,0 +1,222 @@
+#include "server/api/metrics.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+namespace fathom {
+namespace {
+
+// vLLM's buckets: what its dashboards expect.
+constexpr double kTtftBounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                  1.0,  2.5,  5.0, 7.5, 10,  20,  40,  80, 160, 640, 2560};
+constexpr double kGapBounds[] = {.01, .025, .05, .075, .1,  .15, .2,  .3, .4, .5,
+                                 .75, 1.0,  2.5, 5.,   7.5, 10,  20., 40, 80};
+constexpr double kSecondsBounds[] = {.3, .5, .8, 1., 1.5, 2.,  2.5, 5.,  10,   15,  20,
+                                     30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+constexpr double kTokenBounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
+                                   500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+constexpr double kChoiceBounds[] = {1, 2, 5, 10, 20};
+
+void head(std::string& out, std::string_view name, std::string_view type, std::string_view help) {
+  fmt::format_to(std::back_inserter(out), "# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+}
+
+template <typename T>
+void value(std::string& out, std::string_view name, std::string_view type, std::string_view help,
+           std::string_view labels, T number) {
+  head(out, name, type, help);
+  fmt::format_to(std::back_inserter(out), "{}{{{}}} {}\n", name, labels, number);
+}
+
+// A label's value, as the text form wants it.
+std::string escaped(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') result += '\\';
+    result += c == '\n' ? ' ' : c;
+  }
+  return result;
+}
+
+struct ProcessFigures {
+  int64_t resident_bytes = 0;
+  int64_t open_files = 0;
+};
+
+ProcessFigures read_process() {
+  ProcessFigures figures;
+  if (std::FILE* const file = std::fopen("/proc/self/statm", "r")) {
+    long long pages = 0;
+    if (std::fscanf(file, "%*d %lld", &pages) == 1) {
+      figures.resident_bytes = pages * sysconf(_SC_PAGESIZE);
+    }
+    std::fclose(file);
+  }
+  std::error_code failed;
+  for (std::filesystem::directory_iterator entry("/proc/self/fd", failed), end;
+       !failed && entry != end; entry.increment(failed)) {
+    ++figures.open_files;
+  }
+  return figures;
+}
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  const auto bucket = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
+  counts_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+  sum_.fetch_add(value, std::memory_order_relaxed);
+}
+
+void Histogram::write(std::string_view name, std::string_view labels, std::string& out) const {
+  int64_t below = 0;
+  const auto to = std::back_inserter(out);
+  for (size_t i = 0; i < bounds_.size(); ++i) {
+    below += counts_[i].load(std::memory_order_relaxed);
+    fmt::format_to(to, "{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], below);
+  }
+  below += counts_[bounds_.size()].load(std::memory_order_relaxed);
+  fmt::format_to(to, "{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, below);
+  fmt::format_to(to, "{}_sum{{{}}} {}\n", name, labels, sum_.load(std::memory_order_relaxed));
+  fmt::format_to(to, "{}_count{{{}}} {}\n", name, labels, below);
+}
+
+Metrics::Metrics()
+    : ttft_(kTtftBounds),
+      token_gap_(kGapBounds),
+      e2e_(kSecondsBounds),
+      queue_(kSecondsBounds),
+      prefill_(kSecondsBounds),
+      decode_(kSecondsBounds),
+      inference_(kSecondsBounds),
+      prompt_tokens_(kTokenBounds),
+      generation_tokens_(kTokenBounds),
+      params_n_(kChoiceBounds),
+      params_max_tokens_(kTokenBounds) {}
+
+void Metrics::count_rejection(const ApiError& error) {
+  auto& counter = error.status == 429  ? rejected_queue_full_
+                  : error.status < 500 ? rejected_invalid_
+                                       : rejected_other_;
+  counter.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Metrics::count_disconnect() { disconnects_.fetch_add(1, std::memory_order_relaxed); }
+
+void Metrics::observe_token_gap(double seconds) { token_gap_.observe(seconds); }
+
+void Metrics::observe_request(const SamplingParams& params) {
+  params_n_.observe(params.n);
+  if (params.max_tokens) params_max_tokens_.observe(static_cast<double>(*params.max_tokens));
+}
+
+void Metrics::observe_finish(const Event& event) {
+  finished_[static_cast<size_t>(*event.finish)].fetch_add(1, std::memory_order_relaxed);
+  const RequestTimings& times = event.timings;
+  ttft_.observe(times.ttft_seconds());
+  e2e_.observe(times.total_seconds());
+  queue_.observe(times.queue_seconds());
+  prefill_.observe(times.ttft_seconds() - times.queue_seconds());
+  decode_.observe(times.decode_seconds());
+  inference_.observe(times.total_seconds() - times.queue_seconds());
+  prompt_tokens_.observe(static_cast<double>(event.usage.prompt_tokens));
+  generation_tokens_.observe(static_cast<double>(event.usage.completion_tokens));
+}
+
+std::string Metrics::text(std::string_view model_name, const EngineStats* engine,
+                          const http::ServerStats& http) const {
+  std::string out;
+  const std::string labels = fmt::format("engine=\"0\",model_name=\"{}\"", escaped(model_name));
+  const auto gauge = [&](std::string_view name, auto number, std::string_view help) {
+    value(out, name, "gauge", help, labels, number);
+  };
+  const auto counter = [&](std::string_view name, auto number, std::string_view help) {
+    value(out, name, "counter", help, labels, number);
+  };
+  if (engine != nullptr) {
+    const auto total = static_cast<double>(std::max<int64_t>(engine->pages_total, 1));
+    gauge("vllm:num_requests_running", engine->running, "Sequences that take part in steps.");
+    gauge("vllm:num_requests_waiting", engine->waiting + engine->queued_requests,
+          "Sequences and requests that wait.");
+    gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine->pages_used) / total,
+          "Share of the cache's pages that sequences hold; 1 is all.");
+    counter("vllm:prompt_tokens_total", engine->prompt_tokens, "Prompt tokens computed.");
+    counter("vllm:generation_tokens_total", engine->generated_tokens, "Tokens generated.");
+    counter("vllm:num_preemptions_total", engine->preemptions,
+            "Times a sequence gave up its pages.");
+    counter("vllm:prefix_cache_queries_total", engine->prefix_queries,
+            "Prompt tokens looked for in the prefix cache.");
+    counter("vllm:prefix_cache_hits_total", engine->prefix_hits, "And found there.");
+    gauge("fathom_last_step_age_seconds", engine->last_step_age_seconds,
+          "Since the engine's last step ended.");
+    counter("fathom_steps_total", engine->steps, "Steps of the engine.");
+    head(out, "fathom_kv_pages", "gauge", "Pages of the cache by state.");
+    const auto pages = [&](std::string_view state, int64_t count) {
+      fmt::format_to(std::back_inserter(out), "fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels,
+                     state, count);
+    };
+    pages("free", engine->pages_total - engine->pages_used - engine->pages_cached);
+    pages("cached", engine->pages_cached);
+    pages("used", engine->pages_used);
+    counter("fathom_expired_requests_total", engine->expired,
+            "Requests that a deadline has ended.");
+  }
+
+  head(out, "vllm:request_success_total", "counter", "Finished choices by reason.");
+  for (const FinishReason reason :
+       {FinishReason::kStop, FinishReason::kLength, FinishReason::kAbort, FinishReason::kError}) {
+    fmt::format_to(std::back_inserter(out),
+                   "vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
+                   name_of(reason), finished_[static_cast<size_t>(reason)].load());
+  }
+  head(out, "fathom_requests_rejected_total", "counter", "Requests without an answer by reason.");
+  const auto rejected = [&](std::string_view reason, int64_t count) {
+    fmt::format_to(std::back_inserter(out),
+                   "fathom_requests_rejected_total{{{},reason=\"{}\"}} {}\n", labels, reason,
+                   count);
+  };
+  rejected("queue_full", rejected_queue_full_);
+  rejected("invalid", rejected_invalid_);
+  rejected("other", rejected_other_);
+  counter("fathom_client_disconnects_total", disconnects_.load(),
+          "Clients that left before the end of their answer.");
+
+  const auto histogram = [&](std::string_view name, const Histogram& values,
+                             std::string_view help) {
+    head(out, name, "histogram", help);
+    values.write(name, labels, out);
+  };
+  histogram("vllm:time_to_first_token_seconds", ttft_, "From submission to the first token.");
+  histogram("vllm:inter_token_latency_seconds", token_gap_, "Between two tokens of a choice.");
+  histogram("vllm:e2e_request_latency_seconds", e2e_, "From submission to the last token.");
+  histogram("vllm:request_queue_time_seconds", queue_, "From submission to the first step.");
+  histogram("vllm:request_prefill_time_seconds", prefill_, "From the first step to a token.");
+  histogram("vllm:request_decode_time_seconds", decode_, "From the first token to the last.");
+  histogram("vllm:request_inference_time_seconds", inference_, "From the first step to the end.");
+  histogram("vllm:request_prompt_tokens", prompt_tokens_, "Tokens of a prompt.");
+  histogram("vllm:request_generation_tokens", generation_tokens_, "Tokens of a choice.");
+  histogram("vllm:request_params_n", params_n_, "Choices asked for.");
+  histogram("vllm:request_params_max_tokens", params_max_tokens_, "Limits asked for.");
+
+  value(out, "fathom_http_connections", "gauge", "Open now.", "", http.connections);
+  value(out, "fathom_http_requests_in_flight", "gauge", "Not yet answered to the end.", "",
+        http.requests_in_flight);
+  value(out, "fathom_http_connections_refused_total", "counter", "Above the limit.", "",
+        http.connections_refused);
+  head(out, "fathom_http_responses_total", "counter", "Answers by class of status.");
+  for (int status = 1; status <= 5; ++status) {
+    fmt::format_to(std::back_inserter(out), "fathom_http_responses_total{{class=\"{}xx\"}} {}\n",
+                   status, http.responses[status]);
+  }
+  const ProcessFigures process = read_process();
+  value(out, "process_resident_memory_bytes", "gauge", "Resident memory.", "",
+        process.resident_bytes);
+  value(out, "process_open_fds", "gauge", "Open files.", "", process.open_files);
+  return out;
+}
+
+}  // namespace fathom

@@ -1,0 +1,369 @@
+#include "server/http/connection.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "base/log.h"
+#include "server/http/error_body.h"
+#include "server/http/io_loop.h"
+#include "server/http/log_text.h"
+
+namespace fathom::http {
+namespace {
+
+namespace asio = boost::asio;
+using Clock = std::chrono::steady_clock;
+
+// Reads of 64 KiB before other connections get their turn.
+constexpr int kReadsInARow = 16;
+// What the kernel takes of one connection that it can't send yet. Without a limit it takes
+// megabytes, and that a client does not read would be noticed so much later.
+const int kUnsentInKernel = 128 << 10;
+
+std::string address_of(const asio::ip::tcp::socket& socket) {
+  boost::system::error_code failure;
+  const auto peer = socket.remote_endpoint(failure);
+  if (failure) return "unknown";
+  const std::string address = peer.address().to_string(failure);
+  return peer.address().is_v6() ? fmt::format("[{}]:{}", address, peer.port())
+                                : fmt::format("{}:{}", address, peer.port());
+}
+
+std::unique_ptr<ByteStream> make_stream(const TlsContext* tls, int descriptor) {
+  return tls == nullptr ? make_plain_stream(descriptor) : tls->make_stream(descriptor);
+}
+
+// Calls the handler; what it throws is this request's error alone.
+void run_handler(const Route& route, Request request, const std::shared_ptr<Exchange>& exchange) {
+  const auto responder = std::make_shared<Responder>(exchange);
+  if (responder->closed()) return;  // the client left while this waited for a worker
+  const std::string id = request.id;
+  const auto fail = [&](int status, std::string_view what) {
+    log_error("http: request {}: the handler of {} threw: {}", id, route.pattern, for_log(what));
+    if (!responder->send(error_response(status, "the request failed", "internal_error"))) {
+      exchange->fail();
+    }
+  };
+  try {
+    route.handler(std::move(request), responder);
+  } catch (const std::bad_alloc& failure) {
+    fail(503, failure.what());
+  } catch (const std::exception& failure) {
+    fail(500, failure.what());
+  }
+}
+
+}  // namespace
+
+Connection::Connection(IoLoop& loop, asio::ip::tcp::socket socket, ConnectionCount count)
+    : loop_(loop),
+      count_(std::move(count)),
+      socket_(std::move(socket)),
+      peer_(address_of(socket_)),
+      stream_(make_stream(loop.state().tls.get(), socket_.native_handle())) {}
+
+Connection::~Connection() { release_body(); }
+
+template <typename Step>
+void Connection::guarded(Step step) {
+  const auto self = shared_from_this();  // through whatever step() does
+  if (state_ == State::kClosed) return;
+  try {
+    step();
+  } catch (const std::exception& failure) {
+    log_error("http: connection closed: {}", for_log(failure.what()));
+    close(Ending::kCutOff);
+  }
+}
+
+void Connection::wait_readable() {
+  if (waiting_readable_ || state_ == State::kClosed) return;
+  waiting_readable_ = true;
+  socket_.async_wait(asio::ip::tcp::socket::wait_read,
+                     [self = shared_from_this()](const boost::system::error_code& failure) {
+                       self->waiting_readable_ = false;
+                       if (!failure) self->guarded([&] { self->on_readable(); });
+                     });
+}
+
+void Connection::wait_writable() {
+  if (waiting_writable_ || state_ == State::kClosed) return;
+  waiting_writable_ = true;
+  socket_.async_wait(asio::ip::tcp::socket::wait_write,
+                     [self = shared_from_this()](const boost::system::error_code& failure) {
+                       self->waiting_writable_ = false;
+                       if (failure) return;
+                       self->guarded([&] {
+                         if (std::exchange(self->read_wants_write_, false)) self->on_readable();
+                         if (!self->queue_.empty()) self->send_queued();
+                       });
+                     });
+}
+
+void Connection::start(bool too_many) {
+  guarded([&] {
+    socket_.non_blocking(true);
+    boost::system::error_code ignored;  // where these are not to be had, nothing depends on them
+    socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+    setsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentInKernel,
+               sizeof(kUnsentInKernel));
+    const Time now = Clock::now();
+    if (loop_.state().tls != nullptr) {
+      if (too_many) return close(Ending::kCutOff);
+      state_ = State::kHandshake;
+      deadline_ = now + loop_.state().options.header_timeout;
+      return on_handshake();
+    }
+    deadline_ = now + loop_.state().options.idle_timeout;
+    if (too_many) {
+      Response response = error_response(
+          503,
+          fmt::format("there are more than {} connections", loop_.state().options.max_connections),
+          "too_many_connections");
+      response.headers.add("Retry-After", "1");
+      return refuse(std::move(response), true);
+    }
+    wait_readable();
+  });
+}
+
+void Connection::on_handshake() {
+  switch (stream_->handshake().status) {
+    case IoStatus::kDone:
+      state_ = State::kReading;
+      deadline_ = Clock::now() + loop_.state().options.idle_timeout;
+      return on_readable();
+    case IoStatus::kWantRead:
+      return wait_readable();
+    case IoStatus::kWantWrite:
+      read_wants_write_ = true;
+      return wait_writable();
+    default:
+      return close(Ending::kClosedByClient);
+  }
+}
+
+void Connection::on_readable() {
+  if (state_ == State::kHandshake) return on_handshake();
+  if (std::exchange(write_wants_read_, false)) send_queued();
+  for (int i = 0; i < kReadsInARow; ++i) {
+    if (!wants_input()) return;  // answer_next() goes on
+    const std::span<char> scratch = loop_.scratch();
+    const IoResult result = stream_->read(scratch);
+    switch (result.status) {
+      case IoStatus::kDone:
+        loop_.state().bytes_received += static_cast<int64_t>(result.bytes);
+        received({scratch.data(), result.bytes});
+        break;
+      case IoStatus::kWantRead:
+        return wait_readable();
+      case IoStatus::kWantWrite:
+        read_wants_write_ = true;
+        return wait_writable();
+      case IoStatus::kEnd:
+        return on_end();
+      case IoStatus::kFailed:
+        return close(Ending::kClosedByClient);
+    }
+  }
+  asio::post(loop_.context(),
+             [self = shared_from_this()] { self->guarded([&] { self->on_readable(); }); });
+}
+
+bool Connection::wants_input() const {
+  if (state_ == State::kClosed || client_ended_) return false;
+  return state_ != State::kAnswering || std::ssize(ahead_) < loop_.state().options.max_header_bytes;
+}
+
+void Connection::received(std::string_view bytes) {
+  if (state_ == State::kReading) {
+    advance(bytes);
+  } else if (state_ == State::kAnswering) {
+    ahead_.append(bytes);
+  }
+}
+
+void Connection::on_end() {
+  client_ended_ = true;
+  if (state_ == State::kAnswering) flush_news();              // which may be the whole answer
+  if (state_ == State::kAnswering && answer_->ended) return;  // still to be sent
+  close(Ending::kClosedByClient);
+}
+
+// The answer was sent; what came behind its request is next.
+void Connection::answer_next() {
+  state_ = State::kReading;
+  deadline_ = Clock::now() + loop_.state().options.idle_timeout;
+  if (advancing_) return;  // advance() goes on by itself
+  if (!ahead_.empty()) advance(std::exchange(ahead_, {}));
+  if (!waiting_readable_) on_readable();
+}
+
+// Reads requests out of bytes until they are used up or one is being answered.
+void Connection::advance(std::string_view bytes) {
+  advancing_ = true;
+  while (state_ == State::kReading && !bytes.empty()) {
+    if (reader_ == nullptr) {
+      const ServerOptions& options = loop_.state().options;
+      reader_ = std::make_unique<RequestReader>(RequestReader::Limits{
+          options.max_header_bytes, options.max_headers, options.max_body_bytes});
+    }
+    const bool had_started = reader_->started();
+    bytes.remove_prefix(reader_->feed(bytes));
+    if (!had_started && reader_->started()) {
+      deadline_ = Clock::now() + loop_.state().options.header_timeout;
+    }
+    if (reader_->stage() == RequestReader::Stage::kHeadDone) on_head(!bytes.empty());
+    if (state_ != State::kReading || reader_ == nullptr) continue;  // refused, perhaps answered
+    if (reader_->stage() == RequestReader::Stage::kFailed) {
+      refuse(error_response(reader_->failure().status, reader_->failure().message), true);
+    } else if (reader_->stage() == RequestReader::Stage::kDone) {
+      on_request();
+    } else {
+      account_body();
+    }
+  }
+  advancing_ = false;
+  if (state_ == State::kAnswering) ahead_.append(bytes);
+  if (state_ == State::kReading && reader_ != nullptr && !reader_->started()) reader_.reset();
+}
+
+void Connection::on_head(bool more_bytes_are_here) {
+  const RequestHead& head = reader_->head();
+  ServerState& state = loop_.state();
+  decision_ = state.dispatcher->decide(head, state.draining);
+  if (decision_.refusal) {
+    // With its body unread the connection can't be used for another request.
+    return refuse(std::move(*decision_.refusal), head.has_body || !head.keep_alive);
+  }
+  if (head.expects_continue && !more_bytes_are_here) {
+    queue_.append(std::string_view("HTTP/1.1 100 Continue\r\n\r\n"));
+    send_queued();
+    if (state_ != State::kReading) return;
+  }
+  window_began_ = Clock::now();
+  window_bytes_ = 0;
+  reader_->read_body();
+}
+
+// Keeps the sum of all bodies in memory within its limit.
+void Connection::account_body() {
+  ServerState& state = loop_.state();
+  const int64_t more = std::ssize(reader_->body()) - counted_body_bytes_;
+  counted_body_bytes_ += more;
+  window_bytes_ += more;
+  if ((state.body_bytes += more) > state.options.max_total_body_bytes) {
+    Response response = error_response(
+        503, "too many requests are being received at once; try again", "too_many_bytes");
+    response.headers.add("Retry-After", "1");
+    refuse(std::move(response), true);
+  }
+}
+
+void Connection::release_body() {
+  loop_.state().body_bytes -= std::exchange(counted_body_bytes_, 0);
+}
+
+void Connection::on_request() {
+  begin_answer();
+  RequestHead& head = reader_->head();
+  answer_->close_after = !head.keep_alive || loop_.state().draining;
+  Request request;
+  request.id = answer_->id;
+  request.method = std::move(head.method);
+  request.path = std::move(decision_.target.path);
+  request.path_parameters = std::move(decision_.path_parameters);
+  request.query = std::move(decision_.target.query);
+  request.headers = std::move(head.headers);
+  request.body = std::move(reader_->body());
+  request.peer = peer_;
+  request.received = answer_->received;
+  const Route& route = *decision_.route;
+  reader_.reset();
+  release_body();
+  if (route.options.run_on == RunOn::kIoThread) {
+    run_handler(route, std::move(request), answer_->exchange);
+    flush_news();
+  } else {
+    // std::function wants what can be copied.
+    auto shared = std::make_shared<Request>(std::move(request));
+    loop_.state().run_on_worker([&route, shared, exchange = answer_->exchange] {
+      run_handler(route, std::move(*shared), exchange);
+    });
+  }
+}
+
+void Connection::check(Time now) {
+  guarded([&] {
+    switch (state_) {
+      case State::kReading:
+        return check_reading(now);
+      case State::kAnswering:
+        return check_answering(now);
+      case State::kHandshake:
+      case State::kLingering:
+        if (now >= deadline_) close(Ending::kCutOff);
+        return;
+      case State::kClosed:
+        return;
+    }
+  });
+}
+
+void Connection::check_reading(Time now) {
+  const ServerOptions& options = loop_.state().options;
+  if (reader_ == nullptr || !reader_->started()) {
+    if (now >= deadline_) close(Ending::kCutOff);
+    return;
+  }
+  if (reader_->stage() == RequestReader::Stage::kHead) {
+    if (now < deadline_) return;
+    return refuse(error_response(408, fmt::format("the request's head took longer than {} ms",
+                                                  options.header_timeout.count())),
+                  true);
+  }
+  if (now - window_began_ < options.body_timeout) return;
+  const int64_t wanted = options.min_body_bytes_per_second * options.body_timeout.count() / 1000;
+  if (window_bytes_ < wanted) {
+    return refuse(
+        error_response(408, fmt::format("only {} bytes of the request's body came in {} ms, the "
+                                        "least is {}",
+                                        window_bytes_, options.body_timeout.count(), wanted)),
+        true);
+  }
+  window_began_ = now;
+  window_bytes_ = 0;
+}
+
+void Connection::flush() {
+  guarded([&] { flush_news(); });
+}
+
+void Connection::stop() {
+  guarded([&] { close(Ending::kStopped); });
+}
+
+void Connection::start_lingering() {
+  if (client_ended_) return close(Ending::kDelivered);
+  stream_->finish();
+  state_ = State::kLingering;
+  deadline_ = Clock::now() + loop_.state().options.linger_timeout;
+  ahead_.clear();
+  wait_readable();
+}
+
+void Connection::close(Ending ending) {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  if (answer_ != nullptr) end_answer(ending);
+  boost::system::error_code ignored;
+  socket_.close(ignored);
+  loop_.remove(*this);
+}
+
+}  // namespace fathom::http

@@ -1,0 +1,213 @@
+// The half of a connection that sends answers; connection.cc reads requests.
+#include <fmt/format.h>
+
+#include <array>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "base/log.h"
+#include "server/http/connection.h"
+#include "server/http/io_loop.h"
+#include "server/http/log_text.h"
+#include "server/http/request_id.h"
+#include "server/http/response_head.h"
+
+namespace fathom::http {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool has_no_body(int status) { return status < 200 || status == 204 || status == 304; }
+
+}  // namespace
+
+// From here on exactly one answer will be sent for what the reader holds, be it a whole request or
+// the beginning of a bad one.
+void Connection::begin_answer() {
+  state_ = State::kAnswering;
+  answer_ = std::make_unique<Answer>();
+  answer_->exchange = std::make_shared<Exchange>(loop_.outbox(), this);
+  answer_->received = Clock::now();
+  answer_->last_queued = answer_->received;
+  if (reader_ != nullptr && !reader_->head().method.empty()) {
+    const RequestHead& head = reader_->head();
+    const std::string* id = head.headers.find("X-Request-Id");
+    if (id != nullptr && is_valid_request_id(*id)) answer_->id = *id;
+    answer_->method = head.method;
+    answer_->path = head.target.substr(0, head.target.find('?'));
+    answer_->cors_origin = loop_.state().dispatcher->cors_origin(head.headers);
+    answer_->http10 = head.minor_version == 0;
+    answer_->head_only = head.method == "HEAD";
+  }
+  if (answer_->id.empty()) answer_->id = make_request_id();
+  loop_.state().in_flight.add();
+}
+
+void Connection::refuse(Response response, bool close_after) {
+  begin_answer();
+  answer_->close_after = close_after || loop_.state().draining;
+  reader_.reset();
+  release_body();
+  answer_->exchange->send(std::move(response));
+  flush_news();
+}
+
+// Queues and sends what the exchange has collected.
+void Connection::flush_news() {
+  if (answer_ == nullptr) return;
+  Exchange::News& news = answer_->news;
+  answer_->exchange->take(news);
+  if (news.failed) return close(Ending::kCutOff);
+  if (auto* response = std::get_if<Response>(&news.head)) {
+    queue_head(*response);
+    if (!answer_->head_only) queue_.append(std::move(response->body));
+  } else if (const auto* stream = std::get_if<StreamHead>(&news.head)) {
+    queue_head(*stream);
+  }
+  if (!news.bytes.empty()) queue_stream(news.bytes);
+  if (news.ended && !std::exchange(answer_->ended, true) && answer_->chunked) {
+    queue_.append(kLastChunk);
+  }
+  const ServerOptions& options = loop_.state().options;
+  if (answer_->is_stream && queue_.size() > options.max_unsent_bytes) return close(Ending::kCutOff);
+  send_queued();
+}
+
+void Connection::queue_head(const Response& response) {
+  std::string text;
+  const bool without_body = has_no_body(response.status);
+  append_response_head(
+      text,
+      {.status = response.status,
+       .content_type = response.content_type,
+       .headers = response.headers,
+       .content_length = without_body ? std::nullopt : std::optional(std::ssize(response.body)),
+       .close = answer_->close_after,
+       .request_id = answer_->id,
+       .cors_origin = answer_->cors_origin});
+  answer_->head_only |= without_body;
+  queue_.append(std::move(text));
+  count_response(response.status);
+}
+
+void Connection::queue_head(const StreamHead& head) {
+  answer_->is_stream = true;
+  answer_->close_after |= answer_->http10;
+  answer_->chunked = !answer_->http10 && !answer_->head_only;
+  answer_->keep_alive = head.keep_alive;
+  answer_->keep_alive_after = head.keep_alive_after;
+  std::string text;
+  append_response_head(text, {.status = head.status,
+                              .content_type = head.content_type,
+                              .headers = head.headers,
+                              .content_length = std::nullopt,
+                              .chunked = answer_->chunked,
+                              .close = answer_->close_after,
+                              .request_id = answer_->id,
+                              .cors_origin = answer_->cors_origin});
+  queue_.append(std::move(text));
+  count_response(head.status);
+  answer_->last_queued = Clock::now();
+  answer_->ended = answer_->head_only;
+}
+
+void Connection::count_response(int status) {
+  answer_->status = status;
+  const int kind = status / 100;
+  if (kind >= 1 && kind <= 5) ++loop_.state().responses[kind];
+}
+
+void Connection::queue_stream(std::string_view bytes) {
+  if (answer_->head_only) return;
+  std::string begin;
+  if (answer_->chunked) append_chunk_begin(begin, std::ssize(bytes));
+  queue_.append(std::string_view(begin));
+  queue_.append(bytes);
+  if (answer_->chunked) queue_.append(kChunkEnd);
+  answer_->last_queued = Clock::now();
+}
+
+// Hands the kernel what it takes; at the end of the answer's last byte goes on with the next.
+void Connection::send_queued() {
+  while (!queue_.empty()) {
+    std::array<std::string_view, 16> parts;
+    const IoResult result = stream_->write(std::span(parts).first(queue_.front(parts)));
+    switch (result.status) {
+      case IoStatus::kDone:
+        queue_.remove(result.bytes);
+        loop_.state().bytes_sent += static_cast<int64_t>(result.bytes);
+        if (answer_ != nullptr) answer_->bytes_sent += static_cast<int64_t>(result.bytes);
+        blocked_since_.reset();
+        continue;
+      case IoStatus::kWantWrite:
+        if (!blocked_since_) blocked_since_ = Clock::now();
+        return wait_writable();
+      case IoStatus::kWantRead:  // TLS, rarely: what comes in lets on_readable() try again
+        write_wants_read_ = true;
+        return wait_readable();
+      default:
+        return close(Ending::kClosedByClient);
+    }
+  }
+  if (answer_ != nullptr && answer_->ended) finish_answer();
+}
+
+void Connection::finish_answer() {
+  const bool last = answer_->close_after || client_ended_;
+  end_answer(Ending::kDelivered);
+  if (last) {
+    start_lingering();
+  } else {
+    answer_next();
+  }
+}
+
+void Connection::end_answer(Ending ending) {
+  const std::unique_ptr<Answer> answer = std::exchange(answer_, nullptr);
+  log_answer(*answer, ending);
+  ServerState& state = loop_.state();
+  if (ending == Ending::kClosedByClient) ++state.closed_by_client;
+  if (ending == Ending::kCutOff) ++state.cut_off;
+  // Of a stream HEAD wants the beginning only; its writer may stop.
+  const bool unwanted = answer->is_stream && answer->head_only;
+  if (ending == Ending::kDelivered && !unwanted) {
+    answer->exchange->delivered();
+  } else {
+    answer->exchange->close();
+  }
+  state.in_flight.remove();  // last: who waits for it may rely on the callback having been called
+}
+
+void Connection::log_answer(const Answer& answer, Ending ending) const {
+  if (!loop_.state().options.access_log) return;
+  constexpr std::string_view kEndings[] = {"", " ended=closed_by_client", " ended=cut_off",
+                                           " ended=stopped"};
+  const double ms =
+      std::chrono::duration<double, std::milli>(Clock::now() - answer.received).count();
+  log_info("request id={} peer={} method={} path=\"{}\" status={} bytes={} ms={:.1f}{}", answer.id,
+           peer_, for_log(answer.method, 32), for_log(answer.path), answer.status,
+           answer.bytes_sent, ms, kEndings[static_cast<int>(ending)]);
+}
+
+void Connection::check_answering(Time now) {
+  flush_news();  // in case news could not be announced for want of memory
+  if (state_ != State::kAnswering) return;
+  const ServerOptions& options = loop_.state().options;
+  if (queue_.size() <= options.send_buffer_bytes) {
+    answer_->full_since.reset();
+  } else if (!answer_->full_since) {
+    answer_->full_since = now;
+  }
+  const auto too_long = [&](const std::optional<Time>& since) {
+    return since && now - *since >= options.stall_timeout;
+  };
+  if (too_long(blocked_since_) || too_long(answer_->full_since)) return close(Ending::kCutOff);
+  if (answer_->is_stream && !answer_->ended && queue_.empty() && !answer_->keep_alive.empty() &&
+      now - answer_->last_queued >= answer_->keep_alive_after) {
+    queue_stream(answer_->keep_alive);
+    send_queued();
+  }
+}
+
+}  // namespace fathom::http

@@ -1,0 +1,153 @@
+#include "server/http/exchange.h"
+
+#include <new>
+#include <utility>
+
+#include "base/check.h"
+#include "server/http/error_body.h"
+
+namespace fathom::http {
+
+void Outbox::push(std::shared_ptr<Exchange> exchange, bool at_once) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  waiting_.push_back(std::move(exchange));
+  if (woken_ || (awake_ && !at_once)) return;
+  wake_();
+  woken_ = true;
+}
+
+void Outbox::take(std::vector<std::shared_ptr<Exchange>>& into, bool stay_awake) {
+  into.clear();
+  const std::lock_guard lock(mutex_);
+  std::swap(into, waiting_);
+  woken_ = false;
+  awake_ = stay_awake && !into.empty();
+}
+
+void Outbox::close() {
+  std::vector<std::shared_ptr<Exchange>> dropped;  // outside the lock
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  std::swap(dropped, waiting_);
+}
+
+void Exchange::announce(std::unique_lock<std::mutex>& lock, bool at_once) {
+  const bool first = !std::exchange(announced_, true);
+  lock.unlock();
+  if (!first) return;
+  try {
+    outbox_->push(shared_from_this(), at_once);
+  } catch (const std::bad_alloc&) {  // the connection also looks by itself, in its check()
+  }
+}
+
+bool Exchange::send(Response response) {
+  std::unique_lock lock(mutex_);
+  if (stage_ != Stage::kOpen) return false;
+  stage_ = Stage::kEnded;
+  news_.head = std::move(response);
+  news_.ended = true;
+  announce(lock, true);
+  return true;
+}
+
+bool Exchange::start_stream(StreamHead head) {
+  std::unique_lock lock(mutex_);
+  if (stage_ != Stage::kOpen) return false;
+  stage_ = Stage::kStreaming;
+  news_.head = std::move(head);
+  announce(lock);
+  return true;
+}
+
+void Exchange::write(std::string_view bytes) {
+  std::unique_lock lock(mutex_);
+  FATHOM_CHECK(stage_ != Stage::kOpen, "write() before start_stream()");
+  if (stage_ != Stage::kStreaming || bytes.empty()) return;
+  try {
+    news_.bytes.append(bytes);
+  } catch (const std::bad_alloc&) {  // this client's loss, not the writing thread's
+    news_.failed = true;
+  }
+  announce(lock);
+}
+
+void Exchange::end() {
+  std::unique_lock lock(mutex_);
+  FATHOM_CHECK(stage_ != Stage::kOpen, "end() before start_stream()");
+  if (stage_ != Stage::kStreaming) return;
+  stage_ = Stage::kEnded;
+  news_.ended = true;
+  announce(lock);
+}
+
+void Exchange::on_closed(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    FATHOM_CHECK(callback_ == nullptr, "on_closed() a second time");
+    if (stage_ != Stage::kClosed) {
+      if (stage_ != Stage::kDelivered) callback_ = std::move(callback);
+      return;
+    }
+  }
+  callback();
+}
+
+bool Exchange::closed() const {
+  const std::lock_guard lock(mutex_);
+  return stage_ == Stage::kClosed;
+}
+
+void Exchange::abandon() {
+  {
+    std::unique_lock lock(mutex_);
+    if (stage_ == Stage::kStreaming) {
+      stage_ = Stage::kEnded;
+      news_.failed = true;
+      announce(lock);
+      return;
+    }
+  }
+  send(error_response(500, "the request was dropped without an answer", "internal_error"));
+}
+
+void Exchange::fail() {
+  std::unique_lock lock(mutex_);
+  if (stage_ == Stage::kClosed || stage_ == Stage::kDelivered) return;
+  stage_ = Stage::kEnded;
+  news_.failed = true;
+  announce(lock);
+}
+
+void Exchange::take(News& news) {
+  news.bytes.clear();
+  const std::lock_guard lock(mutex_);
+  announced_ = false;
+  news.head = std::exchange(news_.head, std::monostate());
+  std::swap(news.bytes, news_.bytes);
+  news.ended = news_.ended;
+  news.failed = news_.failed;
+}
+
+void Exchange::delivered() {
+  std::function<void()> dropped;  // outside the lock
+  connection_ = nullptr;
+  const std::lock_guard lock(mutex_);
+  stage_ = Stage::kDelivered;
+  std::swap(dropped, callback_);
+}
+
+void Exchange::close() {
+  std::function<void()> callback;
+  connection_ = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    stage_ = Stage::kClosed;
+    news_ = {};
+    std::swap(callback, callback_);
+  }
+  if (callback) callback();
+}
+
+}  // namespace fathom::http

@@ -1,0 +1,104 @@
+#include "server/http/io_loop.h"
+
+#include <boost/asio/post.hpp>
+#include <utility>
+
+#include "base/log.h"
+#include "server/http/connection.h"
+
+namespace fathom::http {
+namespace {
+
+namespace asio = boost::asio;
+
+constexpr size_t kScratchBytes = 64 << 10;
+
+}  // namespace
+
+IoLoop::IoLoop(ServerState& state)
+    : state_(state),
+      work_(asio::make_work_guard(context_)),
+      flush_timer_(context_),
+      check_timer_(context_),
+      outbox_(std::make_shared<Outbox>([this] { asio::post(context_, [this] { flush(); }); })),
+      scratch_(kScratchBytes) {}
+
+IoLoop::~IoLoop() { stop(); }
+
+void IoLoop::start() {
+  schedule_check();
+  thread_ = std::thread([this] {
+    for (;;) {
+      try {
+        context_.run();
+        return;
+      } catch (const std::exception& failure) {  // connections catch their own
+        log_error("http: I/O thread: {}", failure.what());
+      }
+    }
+  });
+}
+
+void IoLoop::adopt(asio::ip::tcp::socket socket, ConnectionCount count, bool refuse) {
+  asio::post(context_, [this, socket = std::move(socket), count = std::move(count),
+                        refuse]() mutable { add(std::move(socket), std::move(count), refuse); });
+}
+
+void IoLoop::add(asio::ip::tcp::socket socket, ConnectionCount count, bool refuse) {
+  const auto connection = std::make_shared<Connection>(*this, std::move(socket), std::move(count));
+  connection->place = connections_.size();
+  connections_.push_back(connection);
+  connection->start(refuse);
+}
+
+void IoLoop::remove(Connection& connection) {
+  const size_t place = connection.place;
+  const auto removed = std::exchange(connections_[place], std::move(connections_.back()));
+  connections_.pop_back();
+  if (place < connections_.size()) connections_[place]->place = place;
+}
+
+// After news the loop looks again write_delay later without being woken: what came in between is
+// sent together, and the threads that write need not wake this one.
+void IoLoop::flush() {
+  const bool linger = state_.options.write_delay.count() > 0;
+  outbox_->take(flushing_, linger);
+  for (const auto& exchange : flushing_) {
+    if (Connection* connection = exchange->connection()) connection->flush();
+  }
+  if (!linger || flushing_.empty()) return;
+  flushing_.clear();
+  flush_timer_.expires_after(state_.options.write_delay);
+  flush_timer_.async_wait([this](const boost::system::error_code& failure) {
+    if (!failure) flush();
+  });
+}
+
+void IoLoop::schedule_check() {
+  check_timer_.expires_after(state_.options.check_interval);
+  check_timer_.async_wait([this](const boost::system::error_code& failure) {
+    if (failure) return;
+    check();
+    schedule_check();
+  });
+}
+
+void IoLoop::check() {
+  const auto now = std::chrono::steady_clock::now();
+  // Backwards, because a connection that ends here is replaced by the last one.
+  for (size_t i = connections_.size(); i-- > 0;) {
+    if (i < connections_.size()) std::shared_ptr(connections_[i])->check(now);
+  }
+}
+
+void IoLoop::stop() {
+  if (!thread_.joinable()) return;
+  asio::post(context_, [this] {
+    while (!connections_.empty()) std::shared_ptr(connections_.back())->stop();
+    context_.stop();
+  });
+  thread_.join();
+  outbox_->close();
+}
+
+}  // namespace fathom::http

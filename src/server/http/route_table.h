@@ -1,0 +1,76 @@
+// Which handler answers which method and path, and who may ask. A route can't be added without
+// saying who may ask, and what has no route is answered 404 or 405, so that access is denied by
+// default. Filled before the server starts, then only read, by any thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/http/message.h"
+#include "server/http/responder.h"
+
+namespace fathom::http {
+
+enum class Method { kGet, kPost, kPut, kDelete };
+std::string_view name_of(Method method);  // "GET"
+
+enum class Access {
+  kPublic,  // anyone
+  kKey,     // a key of ServerOptions::api_keys or admin_keys; anyone where there are no api_keys
+  kAdmin,   // a key of ServerOptions::admin_keys; nobody where there are none
+};
+std::string_view name_of(Access access);  // "public", "key", "admin"
+
+// Answers a request, now or later, from any thread. May throw: that is a 500 (503 for
+// std::bad_alloc). Several threads may be in it at once.
+using Handler = std::function<void(Request request, std::shared_ptr<Responder> responder)>;
+
+// Where a handler runs.
+enum class RunOn {
+  kWorker,    // on one of ServerOptions::worker_threads: may compute (parse, tokenize) for a while
+  kIoThread,  // on the connection's I/O thread: must return at once; answers though workers are
+              // busy
+};
+
+struct RouteOptions {
+  RunOn run_on = RunOn::kWorker;
+  bool while_draining = false;  // answered after begin_drain() too: health, metrics
+};
+
+struct Route {
+  Method method = Method::kGet;
+  std::string pattern;
+  Access access = Access::kAdmin;
+  Handler handler;
+  RouteOptions options;
+};
+
+class RouteTable {
+ public:
+  // Patterns: "/v1/models", "/v1/responses/{id}" (one segment), "/v1/models/{id...}" (the rest of
+  // the path, slashes included; last only). Segments are decoded before they are compared; exact
+  // segments win over {one}, and those over {rest...}. A malformed or repeated pattern, or a null
+  // handler, is a bug (FATHOM_CHECK).
+  void add(Method method, std::string pattern, Access access, Handler handler,
+           RouteOptions options = {});
+
+  struct Match {
+    const Route* route = nullptr;  // null: see `allowed`
+    std::vector<Parameter> path_parameters;
+    std::vector<Method> allowed;  // methods that this path has; empty: there is no such path
+  };
+  // `segments`: the path's parts between slashes, decoded. HEAD finds a GET route.
+  Match find(std::string_view method, const std::vector<std::string>& segments) const;
+
+  // In the order in which they were added: what tests and the documentation enumerate.
+  const std::vector<Route>& routes() const { return routes_; }
+
+ private:
+  std::vector<Route> routes_;
+  std::vector<std::vector<std::string>> patterns_;  // the segments of each
+};
+
+}  // namespace fathom::http

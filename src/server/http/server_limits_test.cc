@@ -1,0 +1,228 @@
+// Every limit and timeout, shrunk so that a test sees it reached.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "server/http/server_fixture.h"
+
+namespace fathom::http {
+namespace {
+
+using namespace std::chrono_literals;
+
+class ServerLimits : public ServerTest {
+ protected:
+  static int64_t ms_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                                 start)
+        .count();
+  }
+  // The status with which a request is refused that is sent in this one piece.
+  int status_of(const std::string& text) {
+    RawClient one = client();
+    one.send(text);
+    return one.read_response().status;
+  }
+};
+
+TEST_F(ServerLimits, OfTheHead) {
+  ServerOptions options = test_options();
+  options.max_header_bytes = 1000;
+  options.max_headers = 10;
+  serve(options);
+  const std::string begin = "GET /hello HTTP/1.1\r\nHost: x\r\n";
+  const auto with_size = [&](size_t size) {
+    return begin + "X: " + std::string(size - begin.size() - 7, 'x') + "\r\n\r\n";
+  };
+  ASSERT_EQ(with_size(1000).size(), 1000u);
+  EXPECT_EQ(status_of(with_size(1000)), 200);
+  EXPECT_EQ(status_of(with_size(1001)), 431);
+  EXPECT_EQ(status_of(with_size(100'000)), 431);
+  EXPECT_EQ(status_of("GET /" + std::string(2000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n"), 414);
+  std::string fields;
+  for (int i = 0; i < 9; ++i) fields += "X: y\r\n";
+  EXPECT_EQ(status_of(begin + fields + "\r\n"), 200);
+  EXPECT_EQ(status_of(begin + fields + "X: y\r\n\r\n"), 431);
+  // A trailer's fields count too.
+  EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" +
+                      fields + "\r\n"),
+            431);
+}
+
+TEST_F(ServerLimits, OfTheBody) {
+  ServerOptions options = test_options();
+  options.max_body_bytes = 1000;
+  serve(options);
+  EXPECT_EQ(request("POST", "/echo", "", std::string(1000, 'x')).body.size(), 1000u);
+  EXPECT_EQ(request("POST", "/echo", "", std::string(1001, 'x')).status, 413);
+  const auto in_chunks = [&](const std::string& chunks) {
+    return status_of("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" +
+                     chunks);
+  };
+  const std::string chunk = "1f4\r\n" + std::string(500, 'x') + "\r\n";  // 500
+  EXPECT_EQ(in_chunks(chunk + chunk + "0\r\n\r\n"), 200);
+  EXPECT_EQ(in_chunks(chunk + chunk + "1\r\nx\r\n0\r\n\r\n"), 413);
+  EXPECT_EQ(in_chunks("3e9\r\n"), 413);
+  EXPECT_EQ(in_chunks("5;" + std::string(20'000, 'x')), 400);  // a chunk line without an end
+}
+
+// A refusal arrives although the client goes on sending.
+TEST_F(ServerLimits, AreToldToClientsThatGoOnSending) {
+  ServerOptions options = test_options();
+  options.max_body_bytes = 1000;
+  serve(options);
+  for (int i = 0; i < 20; ++i) {
+    RawClient one = client();
+    one.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n" +
+             std::string(3'000'000, 'x'));
+    EXPECT_EQ(one.read_response().status, 413);
+  }
+}
+
+TEST_F(ServerLimits, OfAllBodiesTogether) {
+  ServerOptions options = test_options();
+  options.max_body_bytes = 100'000;
+  options.max_total_body_bytes = 150'000;
+  serve(options);
+  const std::string half =
+      "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + std::string(90'000, 'x');
+  RawClient first = client();
+  first.send(half);
+  ASSERT_TRUE(eventually([&] { return server->stats().bytes_received > 90'000; }));
+  RawClient second = client();
+  second.send(half);
+  const RawResponse refused = second.read_response();
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.field("Retry-After"), "1");
+  first.send(std::string(10'000, 'x'));
+  EXPECT_EQ(first.read_response().status, 200);
+  EXPECT_EQ(request("POST", "/echo", "", std::string(100'000, 'x')).status, 200);  // there is room
+}
+
+TEST_F(ServerLimits, OfTheTimeForAHead) {
+  ServerOptions options = test_options();
+  options.header_timeout = 200ms;
+  serve(options);
+  // Slowloris: a byte now and then is no help.
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<RawClient> slow;
+  for (int i = 0; i < 50; ++i) slow.push_back(client());
+  const std::string text = "GET /hello HTTP/1.1\r\nHost: x\r\nX-Slow: yes yes yes yes yes\r\n";
+  for (size_t sent = 0; sent < text.size() && ms_since(start) < 400; ++sent) {
+    for (RawClient& one : slow) one.send({&text[sent], 1});
+    EXPECT_EQ(get("/hello").status, 200);
+    usleep(15'000);
+  }
+  for (RawClient& one : slow) {
+    const RawResponse response = one.read_response();
+    EXPECT_EQ(response.status, 408);
+    EXPECT_EQ(response.field("Connection"), "close");
+  }
+  EXPECT_LT(ms_since(start), 3000);
+}
+
+TEST_F(ServerLimits, OfTheTimeForABody) {
+  ServerOptions options = test_options();
+  options.body_timeout = 200ms;
+  options.min_body_bytes_per_second = 10'000;  // 2,000 in each 200 ms
+  serve(options);
+  const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n";
+  RawClient silent = client();
+  silent.send(head);
+  RawClient slow = client();
+  slow.send(head);
+  RawClient steady = client();
+  steady.send(head);
+  for (int i = 0; i < 20; ++i) {
+    slow.send("xxxx");
+    steady.send(std::string(1000, 'x'));
+    usleep(30'000);
+  }
+  EXPECT_EQ(silent.read_response().status, 408);
+  EXPECT_EQ(slow.read_response().status, 408);
+  EXPECT_EQ(steady.read_response().body.size(), 20'000u);  // took three times as long, and may
+}
+
+TEST_F(ServerLimits, OfTheTimeBetweenRequests) {
+  ServerOptions options = test_options();
+  options.idle_timeout = 200ms;
+  serve(options);
+  const auto start = std::chrono::steady_clock::now();
+  RawClient fresh = client();
+  RawClient used = client();
+  used.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(used.read_response().status, 200);
+  RawClient busy = client();
+  busy.send("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(fresh.read_to_end(), "");
+  EXPECT_EQ(used.read_to_end(), "");
+  EXPECT_TRUE(fresh.ended() && used.ended());
+  EXPECT_GE(ms_since(start), 190);
+  usleep(200'000);
+  held.take().responder->send({.body = "late"});  // who waits for an answer is not idle
+  EXPECT_EQ(busy.read_response().body, "late");
+}
+
+TEST_F(ServerLimits, OfConnections) {
+  ServerOptions options = test_options();
+  options.max_connections = 3;
+  serve(options);
+  std::vector<RawClient> open;
+  for (int i = 0; i < 3; ++i) {
+    open.push_back(client());
+    open.back().send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    EXPECT_EQ(open.back().read_response().status, 200);
+  }
+  {
+    RawClient one_more = client();
+    one_more.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+    const RawResponse response = one_more.read_response();
+    EXPECT_EQ(response.status, 503);
+    EXPECT_EQ(response.field("Retry-After"), "1");
+    EXPECT_EQ(one_more.read_to_end(), "");
+    EXPECT_TRUE(one_more.ended());
+  }
+  open[0].send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(open[0].read_response().status, 200);
+  open.pop_back();
+  ASSERT_TRUE(eventually([&] { return server->stats().connections == 2; }));
+  EXPECT_EQ(get("/hello").status, 200);
+  EXPECT_EQ(server->stats().connections_refused, 1);
+}
+
+// What a client sends ahead while its first request is answered is kept within bounds, and served.
+TEST_F(ServerLimits, OfWhatIsReadAhead) {
+  ServerOptions options = test_options();
+  options.max_header_bytes = 1000;
+  serve(options);
+  RawClient one = client();
+  one.send("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+  const Held::Item item = held.take();
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n";
+  one.send(text);
+  item.responder->send({.body = "first"});
+  EXPECT_EQ(one.read_response().body, "first");
+  for (int i = 0; i < 2000; ++i) ASSERT_EQ(one.read_response().body, "hello");
+}
+
+TEST_F(ServerLimits, AreCheckedWhenSet) {
+  const auto refusal = [](auto change) {
+    ServerOptions options;
+    change(options);
+    const auto made = Server::create(std::move(options), RouteTable());
+    return made ? "" : made.error().message;
+  };
+  EXPECT_EQ(refusal([](ServerOptions&) {}), "");
+  EXPECT_EQ(refusal([](ServerOptions& o) { o.port = 65536; }),
+            "port is 65536, expected 0 to 65535");
+  EXPECT_EQ(refusal([](ServerOptions& o) { o.io_threads = 0; }), "io_threads is 0, the least is 1");
+  EXPECT_EQ(refusal([](ServerOptions& o) { o.api_keys = {"good", ""}; }), "API key 2 is empty");
+  EXPECT_NE(refusal([](ServerOptions& o) { o.admin_keys = {"a b"}; }), "");
+  EXPECT_NE(refusal([](ServerOptions& o) { o.tls_key_file = "key.pem"; }), "");
+  EXPECT_NE(refusal([](ServerOptions& o) { o.max_header_bytes = 2 << 20; }), "");
+  EXPECT_NE(refusal([](ServerOptions& o) { o.max_total_body_bytes = 1; }), "");
+}
+
+}  // namespace
+}  // namespace fathom::http

@@ -1,0 +1,62 @@
+// POST /v1/chat/completions: what may be in its body.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "server/openai/sampling_fields.h"
+#include "server/openai/schema.h"
+#include "server/openai/structured_fields.h"
+
+namespace fathom {
+
+struct ToolChoice {
+  enum class Mode { kAuto, kNone, kRequired, kNamed };
+  Mode mode = Mode::kAuto;
+  std::string name = {};  // of kNamed
+};
+void read_value(const json::value& value, ToolChoice& out);  // of chat and of responses
+
+// "thinking": true, or DeepSeek's and Anthropic's {"type": "enabled"}.
+struct Thinking {
+  bool enabled = false;
+};
+void read_value(const json::value& value, Thinking& out);
+Type thinking_type();
+
+Type reasoning_effort_type();
+// Efforts "none" and "minimal" mean none; other words mean that the model may reason.
+bool effort_thinks(const std::string& effort);
+
+struct TemplateArguments {
+  std::optional<bool> thinking, enable_thinking;
+
+  static const ObjectSchema& schema();
+};
+
+// The fields that chat and tokenize share: the conversation.
+struct ConversationFields {
+  json::value messages, tools;
+  TemplateArguments chat_template_kwargs;
+
+  static const ObjectSchema& schema();  // messages is not required here
+};
+Type messages_type();
+
+struct ChatRequest {
+  ConversationFields conversation;
+  std::optional<ToolChoice> tool_choice;
+  bool parallel_tool_calls = true;
+  std::optional<int64_t> max_tokens, max_completion_tokens;
+  bool logprobs = false;
+  std::optional<int64_t> top_logprobs;
+  std::optional<Thinking> thinking;
+  std::string reasoning_effort;
+  ReplyFields reply;
+  SamplingFields sampling;
+  StructuredFields structured;
+
+  static const ObjectSchema& schema();
+};
+
+}  // namespace fathom

@@ -1,0 +1,34 @@
+// POST /generate: SGLang's endpoint. Text or token ids in; text, ids and log-probabilities out.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "server/openai/completion_request.h"
+
+namespace fathom {
+
+struct GenerateSampling {
+  int64_t max_new_tokens = 128;
+  int64_t min_new_tokens = 0;
+  int64_t n = 1;
+  StopStrings stop;
+  SamplingFields sampling;
+  std::string json_schema, regex, ebnf;
+
+  static const ObjectSchema& schema();
+};
+
+struct GenerateRequest {
+  std::optional<PromptList> text, input_ids;
+  GenerateSampling sampling_params;
+  bool stream = false;
+  bool return_logprob = false;
+  int64_t top_logprobs_num = 0;
+  int64_t logprob_start_len = -1;  // -1: none of the prompt's; 0: all of them
+  std::string rid;
+
+  static const ObjectSchema& schema();
+};
+
+}  // namespace fathom

@@ -1,0 +1,45 @@
+#include "server/openai/generation.h"
+
+#include "server/openai/request_json.h"
+
+namespace fathom {
+namespace {
+
+template <typename T>
+ApiResult<Generation> prepare_as(const json::object& body, const ServedModel& served,
+                                 const RequestLimits& limits, const ReplyIdentity& identity,
+                                 ApiResult<Generation> (*prepare_one)(T, const ServedModel&,
+                                                                      const ReplyIdentity&)) {
+  std::vector<std::string> unknown;
+  FATHOM_TRY(T request, read_request<T>(body, limits, &unknown));
+  FATHOM_TRY(Generation generation, prepare_one(std::move(request), served, identity));
+  generation.unknown_fields = std::move(unknown);
+  return generation;
+}
+
+}  // namespace
+
+ErrorShape error_shape_of(GeneratingEndpoint endpoint) {
+  return endpoint == GeneratingEndpoint::kMessages ? ErrorShape::kAnthropic : ErrorShape::kOpenAi;
+}
+
+ApiResult<Generation> prepare(GeneratingEndpoint endpoint, std::string_view body,
+                              const ServedModel& served, const RequestLimits& limits,
+                              const ReplyIdentity& identity) {
+  FATHOM_TRY(const json::object object, parse_request_json(body));
+  switch (endpoint) {
+    case GeneratingEndpoint::kChat:
+      return prepare_as(object, served, limits, identity, &prepare_chat);
+    case GeneratingEndpoint::kCompletions:
+      return prepare_as(object, served, limits, identity, &prepare_completion);
+    case GeneratingEndpoint::kMessages:
+      return prepare_as(object, served, limits, identity, &prepare_messages);
+    case GeneratingEndpoint::kResponses:
+      return prepare_as(object, served, limits, identity, &prepare_responses);
+    case GeneratingEndpoint::kGenerate:
+      return prepare_as(object, served, limits, identity, &prepare_generate);
+  }
+  return tl::unexpected(ApiError(404, "there is no such endpoint"));
+}
+
+}  // namespace fathom

@@ -1,0 +1,35 @@
+// POST /v1/messages and /v1/messages/count_tokens: Anthropic's form.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "chat/message.h"
+#include "server/openai/chat_request.h"
+
+namespace fathom {
+
+struct MessagesToolChoice {
+  ToolChoice choice;
+  bool parallel = true;
+};
+void read_value(const json::value& value, MessagesToolChoice& out);
+
+struct MessagesRequest {
+  std::string model;
+  json::value messages, system, tools;
+  MessagesToolChoice tool_choice;
+  std::optional<int64_t> max_tokens;  // required to generate, absent to count
+  StopStrings stop_sequences;
+  bool stream = false;
+  std::optional<Thinking> thinking;
+  SamplingFields sampling;
+
+  static const ObjectSchema& schema();        // of /v1/messages
+  static const ObjectSchema& count_schema();  // of /v1/messages/count_tokens
+
+  // The conversation as every chat format takes it. The request has been checked.
+  ApiResult<Conversation> conversation() const;
+};
+
+}  // namespace fathom

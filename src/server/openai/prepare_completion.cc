@@ -1,0 +1,171 @@
+// Requests that are texts or token ids: completions and generate.
+#include "server/openai/completion_reply.h"
+#include "server/openai/generate_reply.h"
+#include "server/openai/generation.h"
+#include "server/openai/prompt_encoding.h"
+
+namespace fathom {
+namespace {
+
+// All prompts of a list as ids, each within the context.
+ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, PromptList list,
+                                                 bool add_bos, int64_t max_tokens,
+                                                 const std::string& param) {
+  if (!list.problem.empty()) return bad_field(param, "{} {}", param, list.problem);
+  std::vector<EncodedPrompt> prompts;
+  const auto where = [&](size_t i) {
+    return list.is_list ? fmt::format("{}[{}]", param, i) : param;
+  };
+  for (size_t i = 0; i < list.texts.size(); ++i) {
+    FATHOM_TRY(EncodedPrompt prompt, encode_text(served, list.texts[i], add_bos, where(i)));
+    FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), max_tokens, where(i)));
+    prompts.push_back(std::move(prompt));
+  }
+  for (size_t i = 0; i < list.ids.size(); ++i) {
+    FATHOM_TRY(EncodedPrompt prompt, take_ids(served, std::move(list.ids[i]), where(i)));
+    FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), max_tokens, where(i)));
+    prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
+Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
+                         const SamplingFields& sampling) {
+  Generation generation;
+  generation.cache_salt = sampling.cache_salt;
+  generation.priority = sampling.priority;
+  for (size_t i = 0; i < spec.prompts.size(); ++i) {
+    Request request;
+    request.id = spec.identity.make_id("req-", i);
+    request.prompt_ids = spec.prompts[i].ids;
+    request.sampling = params;
+    generation.requests.push_back(std::move(request));
+  }
+  return generation;
+}
+
+ApiResult<> check_together(const CompletionRequest& request) {
+  if (!request.suffix.empty()) {
+    return tl::unexpected(ApiError(400, "suffix is not supported: the text can only be continued",
+                                   "suffix", "unsupported_parameter"));
+  }
+  if (request.best_of && *request.best_of != request.reply.n) {
+    return tl::unexpected(
+        ApiError(400,
+                 fmt::format("best_of is {}, only the number of choices, {}, is supported",
+                             *request.best_of, request.reply.n),
+                 "best_of", "unsupported_parameter"));
+  }
+  if (request.reply.stream && request.reply.prompt_logprobs) {
+    return bad_field("prompt_logprobs", "prompt_logprobs is not available when stream is true");
+  }
+  if (request.reply.stream && request.echo && request.logprobs) {
+    return bad_field("echo", "echo with logprobs is not available when stream is true");
+  }
+  return {};
+}
+
+// The text that echo shows of a prompt that came as ids.
+void add_echo_texts(const ServedModel& served, std::vector<EncodedPrompt>& prompts) {
+  for (EncodedPrompt& prompt : prompts) {
+    if (prompt.text.empty()) prompt.text = served.tokenizer->decode(prompt.ids);
+  }
+}
+
+}  // namespace
+
+ApiResult<Generation> prepare_completion(CompletionRequest request, const ServedModel& served,
+                                         const ReplyIdentity& identity) {
+  FATHOM_RETURN_IF_ERROR(check_together(request));
+  SamplingParams params = request.sampling.params(served);
+  params.max_tokens = std::max<int64_t>(request.max_tokens, 1);
+  params.stop = request.reply.stop.list;
+  params.n = static_cast<int>(request.reply.n);
+  params.logprobs = static_cast<int>(request.logprobs.value_or(-1));
+  params.prompt_logprobs = static_cast<int>(request.reply.prompt_logprobs.value_or(-1));
+  if (request.echo && request.logprobs) {
+    params.prompt_logprobs = std::max(params.prompt_logprobs, params.logprobs);
+  }
+  FATHOM_RETURN_IF_ERROR(check_sampling(served, params));
+  FATHOM_TRY(std::optional<GrammarSpec> grammar, grammar_of(request.structured));
+
+  ReplySpec spec;
+  FATHOM_TRY(spec.prompts, encode_all(served, std::move(request.prompt), request.add_special_tokens,
+                                      request.max_tokens, "prompt"));
+  spec.served = &served;
+  spec.identity = identity;
+  spec.model = request.reply.model.empty() ? served.names.front() : request.reply.model;
+  spec.n = params.n;
+  spec.stream = request.reply.stream;
+  spec.include_usage = request.reply.stream_options.include_usage;
+  spec.continuous_usage = spec.include_usage && request.reply.stream_options.continuous_usage_stats;
+  spec.return_token_ids = request.reply.return_token_ids;
+  spec.logprobs = request.logprobs.has_value();
+  spec.prompt_logprobs = request.reply.prompt_logprobs.has_value();
+  spec.echo = request.echo;
+  spec.drop_output = request.max_tokens == 0;
+  if (spec.echo) add_echo_texts(served, spec.prompts);
+  Generation generation = generation_of(spec, params, request.sampling);
+  generation.grammar = std::move(grammar);
+  if (spec.stream) {
+    generation.writer = std::make_unique<CompletionStream>(std::move(spec));
+  } else {
+    generation.writer = std::make_unique<CompletionCollector>(std::move(spec));
+  }
+  return generation;
+}
+
+ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedModel& served,
+                                       const ReplyIdentity& identity) {
+  if (request.text.has_value() == request.input_ids.has_value()) {
+    return bad_field("text", "expected either text or input_ids, {}",
+                     request.text ? "both are there" : "both are missing");
+  }
+  const GenerateSampling& sampling = request.sampling_params;
+  SamplingParams params = sampling.sampling.params(served);
+  params.max_tokens = sampling.max_new_tokens;
+  params.min_tokens = std::max(sampling.min_new_tokens, params.min_tokens);
+  params.stop = sampling.stop.list;
+  params.n = static_cast<int>(sampling.n);
+  if (request.return_logprob) {
+    params.logprobs = static_cast<int>(request.top_logprobs_num);
+    if (request.logprob_start_len >= 0) params.prompt_logprobs = params.logprobs;
+  }
+  auto valid = check_sampling(served, params);
+  if (!valid) {
+    if (valid.error().param) valid.error().param = "sampling_params." + *valid.error().param;
+    return tl::unexpected(valid.error());
+  }
+  StructuredFields structured;
+  structured.guided_regex = sampling.regex;
+  structured.guided_grammar = sampling.ebnf;
+  if (!sampling.json_schema.empty()) structured.guided_json = json::string(sampling.json_schema);
+  auto grammar = grammar_of(structured);
+  if (!grammar) {
+    grammar.error().param = "sampling_params";
+    return tl::unexpected(grammar.error());
+  }
+
+  const bool is_text = request.text.has_value();
+  PromptList list = is_text ? std::move(*request.text) : std::move(*request.input_ids);
+  GenerateOptions options{.is_list = list.is_list,
+                          .logprob_start = request.logprob_start_len,
+                          .top_logprobs = request.top_logprobs_num,
+                          .rid = request.rid};
+  ReplySpec spec;
+  FATHOM_TRY(spec.prompts, encode_all(served, std::move(list), true, sampling.max_new_tokens,
+                                      is_text ? "text" : "input_ids"));
+  spec.served = &served;
+  spec.identity = identity;
+  spec.model = served.names.front();
+  spec.n = params.n;
+  spec.stream = request.stream;
+  spec.logprobs = request.return_logprob;
+  spec.prompt_logprobs = params.prompt_logprobs >= 0;
+  Generation generation = generation_of(spec, params, sampling.sampling);
+  generation.grammar = std::move(*grammar);
+  generation.writer = std::make_unique<GenerateReply>(std::move(spec), std::move(options));
+  return generation;
+}
+
+}  // namespace fathom

@@ -1,0 +1,45 @@
+// From what a request says to the ids that the model reads, within the model's context.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "chat/message.h"
+#include "engine/sampling_params.h"
+#include "server/openai/chat_request.h"
+#include "server/openai/reply_writer.h"
+#include "server/openai/served_model.h"
+
+namespace fathom {
+
+// Reads an OpenAI conversation that has been checked; tools are left out when with_tools is false.
+ApiResult<Conversation> read_conversation(const ConversationFields& fields, bool with_tools);
+
+// The conversation as the model's chat format writes it. `param` is the field to blame. A prompt of
+// more than eight bytes for each token of the context is refused before it is tokenized.
+ApiResult<EncodedPrompt> encode_conversation(const ServedModel& served,
+                                             const Conversation& conversation,
+                                             const std::string& param);
+
+// A text as it is; special tokens in it are special.
+ApiResult<EncodedPrompt> encode_text(const ServedModel& served, std::string_view text, bool add_bos,
+                                     const std::string& param);
+
+// Ids as they came; they must be in the vocabulary.
+ApiResult<EncodedPrompt> take_ids(const ServedModel& served, std::vector<int32_t> ids,
+                                  const std::string& param);
+
+// That the prompt and max_tokens fit into the context: "context_length_exceeded" names all three.
+ApiResult<> check_length(const ServedModel& served, int64_t prompt_tokens,
+                         std::optional<int64_t> max_tokens, const std::string& param);
+
+// All limits of the parameters; the error's param is the field at fault.
+ApiResult<> check_sampling(const ServedModel& served, const SamplingParams& params);
+
+// Text parsers need the markers of their format, which a tokenizer may call special.
+void keep_markers(const ServedModel& served, SamplingParams& params);
+
+// A status whose sentence begins with a field's name or path, as an error of that field.
+ApiError blame_field(const Status& status);
+
+}  // namespace fathom

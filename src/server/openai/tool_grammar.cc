@@ -1,0 +1,97 @@
+#include "server/openai/tool_grammar.h"
+
+#include "base/check.h"
+#include "chat/call_syntax.h"
+
+namespace fathom {
+namespace {
+
+bool is_strict(const Tool& tool) {
+  const json::value* strict = tool.function().if_contains("strict");
+  return strict != nullptr && strict->is_bool() && strict->get_bool();
+}
+
+json::object literal(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
+
+// What stands between a call's header and its end.
+json::value arguments_of(const CallSyntax& syntax, const Tool& tool) {
+  if (!syntax.json_arguments) return {{"type", "any_text"}};
+  return {{"type", "json_schema"}, {"json_schema", tool.parameters()}};
+}
+
+json::object call_of(const CallSyntax& syntax, const Tool& tool) {
+  const std::string begin = std::string(syntax.before_name) + tool.name;
+  if (!syntax.numbered) {
+    return {{"type", "tag"},
+            {"begin", begin + std::string(syntax.after_name)},
+            {"content", arguments_of(syntax, tool)},
+            {"end", syntax.call_end}};
+  }
+  return {{"type", "tag"},
+          {"begin", begin + ":"},
+          {"content",
+           {{"type", "sequence"},
+            {"elements",
+             {{{"type", "regex"}, {"pattern", "[0-9]{1,4}"}},
+              literal(syntax.after_name),
+              arguments_of(syntax, tool)}}}},
+          {"end", syntax.call_end}};
+}
+
+GrammarSpec spec_of(json::object format) {
+  return {GrammarSpec::Kind::kStructuralTag,
+          json::serialize(json::object{{"type", "structural_tag"}, {"format", std::move(format)}})};
+}
+
+// Nothing but calls, at least one.
+json::object only_calls(const CallSyntax& syntax, json::array calls, bool one_call) {
+  json::object list{{"type", "tags_with_separator"},
+                    {"tags", std::move(calls)},
+                    {"separator", syntax.between},
+                    {"at_least_one", true},
+                    {"stop_after_first", one_call}};
+  return {{"type", "sequence"},
+          {"elements", {literal(syntax.block_begin), std::move(list), literal(syntax.block_end)}}};
+}
+
+}  // namespace
+
+std::optional<GrammarSpec> tool_grammar(ChatFormat format, const std::vector<Tool>& tools,
+                                        const ToolChoice& choice, bool parallel,
+                                        const std::optional<GrammarSpec>& text) {
+  const auto syntax = call_syntax(format);
+  if (!syntax || choice.mode == ToolChoice::Mode::kNone) return text;
+  const bool forced = choice.mode != ToolChoice::Mode::kAuto;
+  json::array calls;
+  bool any_strict = false;
+  for (const Tool& tool : tools) {
+    if (choice.mode == ToolChoice::Mode::kNamed && tool.name != choice.name) continue;
+    any_strict = any_strict || is_strict(tool);
+    calls.push_back(call_of(*syntax, tool));
+  }
+  if (calls.empty()) return text;
+  const bool one_call = !parallel || choice.mode == ToolChoice::Mode::kNamed;
+  if (forced) return spec_of(only_calls(*syntax, std::move(calls), one_call));
+  if (!text) {
+    if (!any_strict) return std::nullopt;
+    return spec_of({{"type", "triggered_tags"},
+                    {"triggers", {syntax->before_name}},
+                    {"tags", std::move(calls)},
+                    {"at_least_one", false},
+                    {"stop_after_first", false}});
+  }
+  json::value schema{{"type", "object"}};
+  if (text->kind == GrammarSpec::Kind::kJsonSchema) {
+    const auto parsed = parse_json(text->text, "the schema");
+    FATHOM_CHECK(parsed.has_value(), "{}", parsed.error().message);
+    schema = *parsed;
+  } else if (text->kind != GrammarSpec::Kind::kJsonObject) {
+    return text;
+  }
+  return spec_of({{"type", "or"},
+                  {"elements",
+                   {only_calls(*syntax, std::move(calls), one_call),
+                    {{"type", "json_schema"}, {"json_schema", std::move(schema)}}}}});
+}
+
+}  // namespace fathom

@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""`fathom serve` with the bundled model, over plain sockets: every endpoint, errors, keys, the end.
+
+    server_test.py PROGRAM SOURCE_DIR
+"""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+MODEL = os.path.join(SOURCE, "models/fathom-tiny")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
+ANSWER = "12 + 30 = 42."
+# Long enough that it runs when something is done to it.
+LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 1500,
+        "temperature": 1.0, "ignore_eos": True, "seed": 1}
+
+
+class Server:
+    """The program, listening; its log is kept."""
+
+    def __init__(self, *flags):
+        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", *flags],
+                                        stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+        self.log = []
+        self.port = None
+        self.ready = threading.Event()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        assert self.ready.wait(60) and self.port, "".join(self.log)
+
+    def read(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+            found = re.search(r"serving .* on https?://[^ ]*:(\d+)", line)
+            if found:
+                self.port = int(found.group(1))
+                self.ready.set()
+        self.ready.set()
+
+    def open(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if body is not None and not isinstance(body, (str, bytes)):
+            body = json.dumps(body)
+        connection.request(method, path, body, {"Content-Type": "application/json",
+                                                **(headers or {})})
+        return connection, connection.getresponse()
+
+    def ask(self, method, path, body=None, headers=None):
+        connection, response = self.open(method, path, body, headers)
+        text = response.read().decode()
+        connection.close()
+        return response.status, dict(response.getheaders()), text
+
+    def post(self, path, body, status=200, headers=None):
+        got, _, text = self.ask("POST", path, body, headers)
+        assert got == status, f"{path}: {got}, expected {status}\n{text}"
+        return json.loads(text)
+
+    def events(self, path, body):
+        """(event name, data) of a stream, the data as JSON unless it is [DONE]."""
+        connection, response = self.open("POST", path, {**body, "stream": True})
+        assert response.status == 200, response.read()
+        assert response.getheader("Content-Type").startswith("text/event-stream")
+        found = []
+        for block in response.read().decode().split("\n\n"):
+            name, data = None, None
+            for line in block.splitlines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    data = line[6:]
+            if data is not None:
+                found.append((name, data if data == "[DONE]" else json.loads(data)))
+        connection.close()
+        return found
+
+    def metric(self, name):
+        _, _, text = self.ask("GET", "/metrics")
+        values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+                  if line.startswith(name + "{") or line.startswith(name + " ")]
+        assert values, name
+        return sum(values)
+
+    def wait_for(self, name, value, seconds=20):
+        end = time.monotonic() + seconds
+        while self.metric(name) != value:
+            assert time.monotonic() < end, f"{name} is {self.metric(name)}, expected {value}"
+            time.sleep(0.02)
+
+    def stop(self, which=signal.SIGTERM):
+        self.process.send_signal(which)
+        status = self.process.wait(60)
+        self.reader.join(10)
+        return status
+
+
+class OneServer(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--served-model-name", "tiny", "--served-model-name", "gpt-4o")
+
+    @classmethod
+    def tearDownClass(cls):
+        assert cls.server.stop() == 0, "".join(cls.server.log[-20:])
+
+
+class Interfaces(OneServer):
+    def test_chat(self):
+        reply = self.server.post("/v1/chat/completions",
+                                 {"model": "tiny", "messages": QUESTION, "temperature": 0})
+        self.assertEqual(reply["object"], "chat.completion")
+        self.assertEqual(reply["choices"][0]["message"]["content"], ANSWER)
+        self.assertEqual(reply["choices"][0]["finish_reason"], "stop")
+        usage = reply["usage"]
+        self.assertEqual(usage["total_tokens"], usage["prompt_tokens"] + usage["completion_tokens"])
+
+    def test_chat_streamed(self):
+        events = self.server.events("/v1/chat/completions", {
+            "messages": QUESTION, "temperature": 0, "stream_options": {"include_usage": True}})
+        self.assertEqual(events[-1][1], "[DONE]")
+        chunks = [data for _, data in events[:-1]]
+        self.assertEqual(chunks[0]["choices"][0]["delta"]["role"], "assistant")
+        text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+        self.assertEqual(text, ANSWER)
+        self.assertEqual(chunks[-1]["choices"], [])
+        self.assertGreater(chunks[-1]["usage"]["completion_tokens"], 5)
+
+    def test_several_choices_and_logprobs(self):
+        reply = self.server.post("/v1/chat/completions", {
+            "messages": QUESTION, "n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2,
+            "max_tokens": 4})
+        self.assertEqual([c["index"] for c in reply["choices"]], [0, 1, 2])
+        for choice in reply["choices"]:
+            self.assertEqual(len(choice["logprobs"]["content"]), 4)
+            self.assertEqual(len(choice["logprobs"]["content"][0]["top_logprobs"]), 2)
+
+    def test_completions_with_several_prompts(self):
+        reply = self.server.post("/v1/completions", {
+            "prompt": ["The sun", "A river"], "max_tokens": 5, "temperature": 0, "echo": True})
+        self.assertEqual(len(reply["choices"]), 2)
+        self.assertTrue(reply["choices"][1]["text"].startswith("A river"))
+
+    def test_anthropic_messages(self):
+        body = {"model": "tiny", "max_tokens": 40, "messages": QUESTION, "temperature": 0}
+        reply = self.server.post("/v1/messages", body)
+        self.assertEqual(reply["content"], [{"type": "text", "text": ANSWER}])
+        self.assertEqual(reply["stop_reason"], "end_turn")
+        names = [name for name, _ in self.server.events("/v1/messages", body)]
+        self.assertEqual(names[0], "message_start")
+        self.assertEqual(names[-1], "message_stop")
+        counted = self.server.post("/v1/messages/count_tokens", {"model": "tiny", "messages": QUESTION})
+        self.assertEqual(counted["input_tokens"], reply["usage"]["input_tokens"])
+
+    def test_responses(self):
+        body = {"model": "tiny", "input": "What is 12 + 30?", "temperature": 0}
+        reply = self.server.post("/v1/responses", body)
+        self.assertEqual(reply["status"], "completed")
+        texts = [part["text"] for item in reply["output"] if item["type"] == "message"
+                 for part in item["content"]]
+        self.assertEqual("".join(texts), ANSWER)
+        names = [name for name, _ in self.server.events("/v1/responses", body)]
+        self.assertEqual((names[0], names[-1]), ("response.created", "response.completed"))
+
+    def test_generate_and_tokens(self):
+        tokens = self.server.post("/tokenize", {"prompt": "What is 12 + 30?"})["tokens"]
+        self.assertEqual(self.server.post("/detokenize", {"tokens": tokens})["prompt"],
+                         "What is 12 + 30?")
+        reply = self.server.post("/generate", {
+            "input_ids": tokens, "sampling_params": {"max_new_tokens": 3, "temperature": 0},
+            "return_logprob": True})
+        self.assertEqual(len(reply["output_ids"]), 3)
+
+    def test_structured_output(self):
+        schema = {"type": "object", "required": ["n"], "additionalProperties": False,
+                  "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}}
+        reply = self.server.post("/v1/chat/completions", {
+            "messages": QUESTION, "seed": 3, "response_format": {
+                "type": "json_schema", "json_schema": {"name": "digit", "schema": schema}}})
+        parsed = json.loads(reply["choices"][0]["message"]["content"])
+        self.assertIn(parsed["n"], range(1, 10))
+        reply = self.server.post("/v1/chat/completions", {
+            "messages": QUESTION, "guided_choice": ["yes", "no"], "seed": 4})
+        self.assertIn(reply["choices"][0]["message"]["content"], ("yes", "no"))
+        error = self.server.post("/v1/chat/completions", {
+            "messages": QUESTION, "guided_regex": "("}, status=400)["error"]
+        self.assertIn("regex", error["message"])
+
+    def test_required_tool_call(self):
+        tool = {"type": "function", "function": {
+            "name": "get_weather", "description": "Weather of a city",
+            "parameters": {"type": "object", "required": ["city"], "additionalProperties": False,
+                           "properties": {"city": {"type": "string", "maxLength": 20}}}}}
+        reply = self.server.post("/v1/chat/completions", {
+            "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+            "tools": [tool], "tool_choice": "required", "temperature": 0})
+        choice = reply["choices"][0]
+        self.assertEqual(choice["finish_reason"], "tool_calls")
+        call = choice["message"]["tool_calls"][0]["function"]
+        self.assertEqual(call["name"], "get_weather")
+        self.assertIsInstance(json.loads(call["arguments"])["city"], str)
+
+    def test_models_version_and_page(self):
+        _, _, text = self.server.ask("GET", "/v1/models")
+        self.assertEqual([m["id"] for m in json.loads(text)["data"]], ["tiny", "gpt-4o"])
+        self.assertEqual(self.server.ask("GET", "/v1/models/gpt-4o")[0], 200)
+        self.assertEqual(self.server.ask("GET", "/v1/models/other")[0], 404)
+        for path in ("/version", "/get_model_info", "/server_info", "/openapi.json"):
+            status, _, text = self.server.ask("GET", path)
+            self.assertEqual(status, 200, path)
+            json.loads(text)
+        status, headers, text = self.server.ask("GET", "/")
+        self.assertEqual(status, 200)
+        self.assertIn("default-src 'none'", headers["Content-Security-Policy"])
+        self.assertIn("<!doctype html>", text[:100].lower())
+
+    def test_a_long_prefix_is_computed_once(self):
+        story = "The quick brown fox jumps over the lazy dog. " * 40
+        body = {"messages": [{"role": "user", "content": story + "Why?"}], "max_tokens": 1}
+        self.server.post("/flush_cache", {})
+        first = self.server.post("/v1/chat/completions", body)["usage"]
+        second = self.server.post("/v1/chat/completions", body)["usage"]
+        cached = [u["prompt_tokens_details"]["cached_tokens"] for u in (first, second)]
+        self.assertEqual(cached[0], 0)
+        self.assertGreater(cached[1], first["prompt_tokens"] - 130)
+        salted = self.server.post("/v1/chat/completions", {**body, "cache_salt": "other"})["usage"]
+        self.assertEqual(salted["prompt_tokens_details"]["cached_tokens"], 0)
+
+
+class Errors(OneServer):
+    def check(self, body, status, param=None, code=None, path="/v1/chat/completions"):
+        error = self.server.post(path, body, status=status)["error"]
+        self.assertEqual(error["param"], param, error)
+        if code:
+            self.assertEqual(error["code"], code)
+        return error["message"]
+
+    def test_name_field_value_and_limit(self):
+        message = self.check({"messages": QUESTION, "temperature": 3}, 400, "temperature")
+        self.assertIn("3", message)
+        self.assertIn("2", message)
+        self.check({"messages": []}, 400, "messages")
+        self.check({}, 400, "messages")
+        self.check({"messages": QUESTION, "n": 9}, 400, "n")
+        self.check("{", 400)
+        self.check('{"messages": "\\ud800"}', 400)
+
+    def test_context_length(self):
+        message = self.check({"messages": QUESTION, "max_tokens": 10 ** 6}, 400,
+                             "messages", "context_length_exceeded")
+        self.assertIn("1000000", message)
+
+    def test_routes(self):
+        self.assertEqual(self.server.ask("GET", "/nothing")[0], 404)
+        status, headers, _ = self.server.ask("GET", "/v1/chat/completions")
+        self.assertEqual((status, headers["Allow"]), (405, "POST, OPTIONS"))
+        status, _, text = self.server.ask("POST", "/v1/messages", "{}")
+        self.assertEqual((status, json.loads(text)["type"]), (400, "error"))
+
+    def test_log_lines_stay_lines(self):
+        self.server.ask("POST", "/v1/chat/completions",
+                        {"messages": QUESTION, "max_tokens": 1, "evil\nline\x1b[31m": 1},
+                        {"X-Request-Id": "abc-1"})
+        time.sleep(0.3)
+        log = "".join(self.server.log)
+        self.assertIn("abc-1", log)
+        self.assertNotIn("\x1b[31m", log)
+        self.assertFalse([line for line in self.server.log if line.startswith("line")])
+
+
+class Ends(unittest.TestCase):
+    def test_a_client_that_leaves_frees_its_pages(self):
+        server = Server()
+        for _ in range(3):
+            connection, response = server.open("POST", "/v1/chat/completions",
+                                               {**LONG, "stream": True})
+            response.read(200)
+            response.close()
+            connection.close()
+        server.wait_for("vllm:num_requests_running", 0)
+        server.wait_for("vllm:num_requests_waiting", 0)
+        self.assertEqual(server.metric("vllm:kv_cache_usage_perc"), 0)
+        self.assertEqual(server.metric("fathom_client_disconnects_total"), 3)
+        self.assertEqual(server.stop(), 0)
+
+    def test_abort_by_id(self):
+        server = Server()
+        connection, response = server.open("POST", "/v1/chat/completions", {**LONG, "stream": True},
+                                           {"X-Request-Id": "to-be-aborted"})
+        response.read(100)
+        aborted = server.post("/abort_request", {"rid": "to-be-aborted"})
+        self.assertEqual(aborted, {"aborted": 1})
+        self.assertNotIn("[DONE]", response.read().decode())
+        connection.close()
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_full_queue_is_429(self):
+        server = Server("--max-num-seqs", "1", "--max-queued-requests", "1")
+        streams = [server.open("POST", "/v1/chat/completions", {**LONG, "stream": True})
+                   for _ in range(2)]
+        server.wait_for("vllm:num_requests_running", 1)
+        status, headers, text = server.ask("POST", "/v1/chat/completions", {"messages": QUESTION})
+        self.assertEqual((status, json.loads(text)["error"]["code"]), (429, "queue_full"))
+        self.assertIn("Retry-After", headers)
+        for connection, _ in streams:
+            connection.close()
+        self.assertEqual(server.stop(), 0)
+
+    def test_sigterm_lets_answers_end_and_refuses_new_ones(self):
+        server = Server()
+        results = []
+        body = {**LONG, "max_tokens": 400}
+        thread = threading.Thread(target=lambda: results.append(
+            server.ask("POST", "/v1/chat/completions", body)))
+        thread.start()
+        server.wait_for("vllm:num_requests_running", 1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        status = server.ask("POST", "/v1/chat/completions", {"messages": QUESTION})[0]
+        self.assertEqual(status, 503)
+        self.assertEqual(server.ask("GET", "/ready")[0], 503)
+        self.assertEqual(server.ask("GET", "/health")[0], 200)
+        thread.join()
+        self.assertEqual(results[0][0], 200)
+        self.assertEqual(json.loads(results[0][2])["usage"]["completion_tokens"], 400)
+        self.assertEqual(server.process.wait(10), 0)
+
+    def test_shutdown_timeout_ends_what_is_left(self):
+        server = Server("--shutdown-timeout", "1")
+        connection, response = server.open("POST", "/v1/chat/completions", {**LONG, "stream": True})
+        response.read(50)
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        self.assertIn('"error"', response.read().decode())
+        self.assertEqual(server.process.wait(10), 0)
+        self.assertLess(time.monotonic() - start, 4)
+        connection.close()
+
+    def test_keys(self):
+        server = Server("--api-key", "secret")
+        self.assertEqual(server.ask("GET", "/health")[0], 200)
+        self.assertEqual(server.ask("GET", "/v1/models")[0], 401)
+        for headers in ({"Authorization": "Bearer secret"}, {"X-Api-Key": "secret"}):
+            self.assertEqual(server.ask("GET", "/v1/models", headers=headers)[0], 200)
+        self.assertEqual(server.ask("GET", "/metrics")[0], 401)
+        self.assertEqual(server.stop(signal.SIGINT), 0)
+
+    def test_port_in_use(self):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            done = subprocess.run([PROGRAM, "serve", MODEL, "--port", port], capture_output=True,
+                                  timeout=30, env=ENVIRONMENT, text=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(f"127.0.0.1:{port}", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
