@@ -106,8 +106,6 @@ bool ApiServer::stop(std::chrono::nanoseconds grace) {
       replies_.fail_all(ApiError(503, "the server is shutting down"));
     }
   }
-  // Grammars that are being compiled answer through the transport, so they end before it does.
-  if (owned_) owned_->grammars.reset();
   const auto left = std::max(end - std::chrono::steady_clock::now(),
                              std::chrono::steady_clock::duration(std::chrono::milliseconds(200)));
   const bool all_sent = http_->stop(left);
