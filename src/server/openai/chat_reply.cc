@@ -98,8 +98,8 @@ void ChatStream::write_event(size_t choice, const Event& event, std::string& out
   if (event.finish) {
     out += ",\"finish_reason\":\"";
     out += state.answer.finish_reason(*event.finish);
-    out += "\",\"matched_stop\":";
-    append_matched_stop(out, event.matched_stop);
+    out += "\",";
+    append_matched_stop(out, *spec_.served->tokenizer, event.matched_stop);
   } else {
     out += ",\"finish_reason\":null";
   }
@@ -173,8 +173,9 @@ void ChatCollector::write_choice(size_t index, std::string& out) const {
   } else {
     json.value(nullptr);
   }
-  json.field("finish_reason", choice.answer.finish_reason(choice.finish)).key("matched_stop");
-  append_matched_stop(out, choice.matched_stop);
+  json.field("finish_reason", choice.answer.finish_reason(choice.finish));
+  out += ',';
+  append_matched_stop(out, *spec_.served->tokenizer, choice.matched_stop);
   if (spec_.return_token_ids) {
     json.key("token_ids");
     append_ids(out, choice.ids);

@@ -44,8 +44,9 @@ void CompletionStream::write_event(size_t choice, const Event& event, std::strin
   }
   JsonWriter json(out);
   if (event.finish) {
-    json.field("finish_reason", name_of(*event.finish)).key("matched_stop");
-    append_matched_stop(out, event.matched_stop);
+    json.field("finish_reason", name_of(*event.finish));
+    out += ',';
+    append_matched_stop(out, *spec_.served->tokenizer, event.matched_stop);
   } else {
     json.field("finish_reason", nullptr);
   }
@@ -130,8 +131,9 @@ void CompletionCollector::write_choice(size_t index, std::string& out) const {
   } else {
     json.value(nullptr);
   }
-  json.field("finish_reason", name_of(choice.finish)).key("matched_stop");
-  append_matched_stop(out, choice.matched_stop);
+  json.field("finish_reason", name_of(choice.finish));
+  out += ',';
+  append_matched_stop(out, *spec_.served->tokenizer, choice.matched_stop);
   if (spec_.prompt_logprobs) {
     json.key("prompt_logprobs");
     append_prompt_logprobs(out, *spec_.served->tokenizer,

@@ -70,7 +70,7 @@ void GenerateReply::write_choice(size_t index, std::string& out) const {
       json.field("length", choice.ids.size());
     } else {
       json.key("matched");
-      append_matched_stop(out, choice.end->matched_stop);
+      append_stop(out, choice.end->matched_stop);
     }
     json.close('}');
   } else {

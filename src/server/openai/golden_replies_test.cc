@@ -207,6 +207,7 @@ void add_openai(const json::value& reply, const char* message_key, Assembled& ou
     out.add(index + ".text", find(choice, "text"));
     out.add(index + ".finish", find(choice, "finish_reason"));
     out.add(index + ".matched", find(choice, "matched_stop"));
+    out.add(index + ".reason", find(choice, "stop_reason"));
     const json::value* message = find(choice, message_key);
     if (message == nullptr) continue;
     out.add(index + ".role", find(*message, "role"));

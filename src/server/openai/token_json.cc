@@ -91,8 +91,21 @@ void append_ids(std::string& out, const std::vector<int32_t>& ids) {
   json.close(']');
 }
 
-void append_matched_stop(std::string& out,
+void append_matched_stop(std::string& out, const Tokenizer& tokenizer,
                          const std::variant<std::monostate, int32_t, std::string>& matched) {
+  out += "\"matched_stop\":";
+  append_stop(out, matched);
+  out += ",\"stop_reason\":";
+  const auto* id = std::get_if<int32_t>(&matched);
+  if (id != nullptr && tokenizer.eos_id() == *id) {
+    out += "null";
+  } else {
+    append_stop(out, matched);
+  }
+}
+
+void append_stop(std::string& out,
+                 const std::variant<std::monostate, int32_t, std::string>& matched) {
   JsonWriter json(out);
   if (const auto* id = std::get_if<int32_t>(&matched)) {
     json.value(*id);

@@ -26,9 +26,13 @@ void append_prompt_logprobs(std::string& out, const Tokenizer& tokenizer,
 
 void append_ids(std::string& out, const std::vector<int32_t>& ids);  // [1,2,3]
 
-// null, an id or a string.
-void append_matched_stop(std::string& out,
+// "matched_stop":…,"stop_reason":…: null, an id or a string. The first is SGLang's; the second is
+// vLLM's, where an answer that ended by itself has none.
+void append_matched_stop(std::string& out, const Tokenizer& tokenizer,
                          const std::variant<std::monostate, int32_t, std::string>& matched);
+// null, an id or a string.
+void append_stop(std::string& out,
+                 const std::variant<std::monostate, int32_t, std::string>& matched);
 
 // Completions' log-probabilities: four lists of one length, put together over several events.
 class CompletionLogprobs {
