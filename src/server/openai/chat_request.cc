@@ -193,6 +193,8 @@ const ObjectSchema& ChatRequest::schema() {
             .field("thinking", &F::thinking, thinking_type(), "The model reasons before it answers")
             .field("reasoning_effort", &F::reasoning_effort, reasoning_effort_type(),
                    "none and minimal: the model does not reason")
+            .field("functions", &F::functions, any_type(), "Not supported: use tools")
+            .field("function_call", &F::function_call, any_type(), "Not supported: use tool_choice")
             .checked("verbosity", string(), "Accepted, has no effect")
             .include(&F::reply)
             .include(&F::sampling)

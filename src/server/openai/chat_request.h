@@ -52,6 +52,7 @@ struct ChatRequest {
   std::optional<int64_t> top_logprobs;
   std::optional<Thinking> thinking;
   std::string reasoning_effort;
+  json::value functions, function_call;  // OpenAI's before tools; refused
   ReplyFields reply;
   SamplingFields sampling;
   StructuredFields structured;

@@ -1,5 +1,6 @@
 // Requests that are conversations: chat, messages, responses.
 #include <algorithm>
+#include <tuple>
 
 #include "server/openai/chat_reply.h"
 #include "server/openai/generation.h"
@@ -89,6 +90,19 @@ ApiResult<> check_reply_fields(const ReplyFields& reply) {
   return {};
 }
 
+// What OpenAI had before tools: an answer to it would need a form of its own.
+ApiResult<> refuse_functions(const ChatRequest& request) {
+  const std::tuple<const json::value*, const char*, const char*> fields[] = {
+      {&request.functions, "functions", "tools"},
+      {&request.function_call, "function_call", "tool_choice"}};
+  for (const auto& [value, field, instead] : fields) {
+    if (value->is_null()) continue;
+    return tl::unexpected(ApiError(400, fmt::format("{} is not supported: use {}", field, instead),
+                                   field, "unsupported_parameter"));
+  }
+  return {};
+}
+
 // The fields of a response object that repeat the request.
 std::string responses_echo(const ResponsesRequest& request, const SamplingParams& params) {
   std::string out;
@@ -127,6 +141,7 @@ std::string responses_echo(const ResponsesRequest& request, const SamplingParams
 ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& served,
                                    const ReplyIdentity& identity) {
   FATHOM_RETURN_IF_ERROR(check_reply_fields(request.reply));
+  FATHOM_RETURN_IF_ERROR(refuse_functions(request));
   if (request.top_logprobs && !request.logprobs) {
     return bad_field("top_logprobs", "top_logprobs is {}, which needs logprobs to be true",
                      *request.top_logprobs);

@@ -40,6 +40,19 @@ std::string rendered(std::string_view conversation, ChatFormat format = ChatForm
   return render(format, *parsed).value().text();
 }
 
+TEST(PrepareChat, FunctionsAreRefusedByName) {
+  for (const auto& [fields, param, instead] :
+       {std::tuple(R"(,"functions":[{"name":"f"}])", "functions", "use tools"),
+        std::tuple(R"(,"function_call":"auto")", "function_call", "use tool_choice")}) {
+    const ApiError error = refused(E::kChat, chat(fields));
+    EXPECT_EQ(error.status, 400);
+    EXPECT_EQ(error.param, param);
+    EXPECT_EQ(error.code, "unsupported_parameter");
+    EXPECT_NE(error.message.find(instead), std::string::npos) << error.message;
+  }
+  accepted(E::kChat, chat(R"(,"functions":null)"));
+}
+
 TEST(PrepareChat, SamplingFieldsReachTheEngine) {
   const Generation generation = accepted(
       E::kChat,
