@@ -5,10 +5,10 @@
 
 #include "base/log.h"
 #include "cache/latent_layout.h"
+#include "server/api/abort_request.h"
+#include "server/api/api_document.h"
 #include "server/http/log_text.h"
 #include "server/openai/model_bodies.h"
-#include "server/openai/openapi.h"
-#include "server/openai/request_json.h"
 #include "server/page/page.h"
 
 namespace fathom {
@@ -58,19 +58,6 @@ uint64_t random_start() {
   return uint64_t{device()} << 32 | device();
 }
 
-// {"rid": "…"} or {"abort_all": true}, as SGLang takes it. Empty: all.
-ApiResult<std::string> abort_target(std::string_view body) {
-  FATHOM_TRY(const json::object object, parse_request_json(body));
-  if (const auto* all = object.if_contains("abort_all"); all && all->is_bool() && all->get_bool()) {
-    return std::string();
-  }
-  const auto* rid = object.if_contains("rid");
-  if (rid == nullptr || !rid->is_string() || rid->get_string().empty()) {
-    return bad_field("rid", "rid must be the id of a request, or abort_all true");
-  }
-  return std::string(rid->get_string());
-}
-
 }  // namespace
 
 ApiServer::ApiServer(ApiOptions options)
@@ -86,6 +73,7 @@ Result<std::unique_ptr<ApiServer>> ApiServer::create(ApiOptions options) {
 
 Result<> ApiServer::listen() { return http_->listen(); }
 int ApiServer::port() const { return http_->port(); }
+const http::RouteTable& ApiServer::routes() const { return http_->routes(); }
 void ApiServer::start() { http_->start(); }
 
 void ApiServer::serve(std::unique_ptr<Backend> backend) {
@@ -171,7 +159,8 @@ http::Response ApiServer::metrics_page() const {
 }
 
 std::string ApiServer::openapi() const {
-  return json::serialize(openapi_document(options_.version, options_.limits));
+  const bool has_keys = !options_.http.api_keys.empty();
+  return json::serialize(api_document(options_.version, options_.limits, has_keys));
 }
 
 std::string ApiServer::server_info() const {
@@ -269,9 +258,11 @@ http::RouteTable ApiServer::make_routes() {
                });
   };
 
-  add(Method::kGet, "/health", Access::kPublic, kAlways, [this](const http::Request&) {
-    return state_ == State::kDead ? readiness() : Response{.body = R"({"status":"ok"})"};
-  });
+  for (const char* path : {"/health", "/ping"}) {
+    add(Method::kGet, path, Access::kPublic, kAlways, [this](const http::Request&) {
+      return state_ == State::kDead ? readiness() : Response{.body = R"({"status":"ok"})"};
+    });
+  }
   add(Method::kGet, "/ready", Access::kPublic, kAlways,
       [this](const http::Request&) { return readiness(); });
   add(Method::kGet, "/metrics", Access::kKey, kAlways,
@@ -299,6 +290,10 @@ http::RouteTable ApiServer::make_routes() {
   add_for_model(
       Method::kGet, "/server_info", Access::kKey, kAtOnce,
       [this](const Backend&, const http::Request&) { return Response{.body = server_info()}; });
+  add_for_model(Method::kGet, "/props", Access::kKey, kAtOnce,
+                [](const Backend& backend, const http::Request&) {
+                  return Response{.body = props_body(backend.served)};
+                });
 
   add_generating("/v1/chat/completions", GeneratingEndpoint::kChat);
   add_generating("/v1/completions", GeneratingEndpoint::kCompletions);
@@ -328,10 +323,19 @@ http::RouteTable ApiServer::make_routes() {
   add_for_model(
       Method::kPost, "/abort_request", Access::kKey, kAtOnce,
       [this](const Backend&, const http::Request& request) {
-        const auto target = abort_target(request.body);
+        const auto target = read_abort_target(request.body, options_.limits);
         if (!target) return respond(target.error());
         return Response{.body = fmt::format(R"({{"aborted":{}}})", replies_.abort(*target))};
       });
+  for (const MissingEndpoint& missing : kMissingEndpoints) {
+    add(Method::kPost, missing.path, Access::kKey, kAtOnce, [missing](const http::Request&) {
+      return respond(ApiError(404,
+                              fmt::format("{} is not available at {}: this server generates text "
+                                          "only",
+                                          missing.what, missing.path),
+                              std::nullopt, "not_supported"));
+    });
+  }
   return routes;
 }
 

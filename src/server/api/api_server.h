@@ -40,6 +40,7 @@ class ApiServer {
 
   Result<> listen();
   int port() const;
+  const http::RouteTable& routes() const;
   void start();
   void serve(std::unique_ptr<Backend> backend);
 

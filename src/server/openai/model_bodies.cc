@@ -96,6 +96,19 @@ std::string get_model_info_body(const ServedModel& served) {
   return out;
 }
 
+std::string props_body(const ServedModel& served) {
+  std::string out;
+  JsonWriter json(out);
+  json.open('{').key("default_generation_settings").open('{');
+  json.field("n_ctx", served.max_model_len).key("params").open('{');
+  json.field("temperature", served.temperature.value_or(1));
+  json.field("top_p", served.top_p.value_or(1)).field("top_k", served.top_k.value_or(0));
+  json.close('}').close('}').field("model_alias", served.names.front());
+  json.field("model_path", served.path).field("build_info", "fathom " + served.version);
+  json.close('}');
+  return out;
+}
+
 std::string server_info_body(const ServedModel& served, const json::object& server) {
   std::string out;
   JsonWriter json(out);

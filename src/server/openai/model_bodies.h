@@ -16,6 +16,8 @@ ApiResult<std::string> model_body(const ServedModel& served, std::string_view na
 
 std::string version_body(const ServedModel& served);         // GET /version
 std::string get_model_info_body(const ServedModel& served);  // GET /get_model_info
+// GET /props, as llama-server's clients read it: context, defaults, names.
+std::string props_body(const ServedModel& served);
 // GET /server_info: the model, and what the server says of itself.
 std::string server_info_body(const ServedModel& served, const json::object& server);
 

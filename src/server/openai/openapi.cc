@@ -1,8 +1,7 @@
 #include "server/openai/openapi.h"
 
-#include <algorithm>
-
 #include "server/openai/generation.h"
+#include "server/openai/reply_schemas.h"
 #include "server/openai/token_requests.h"
 
 namespace fathom {
@@ -67,7 +66,7 @@ class SchemaPrinter {
         return type.object == nullptr ? json::object{{"type", "object"}} : reference(*type.object);
       case Type::Kind::kMap: {
         json::object out{{"type", "object"},
-                         {"propertyNames", {{"pattern", "^(0|[1-9][0-9]{0,8})$"}}},
+                         {"propertyNames", {{"pattern", "^(0|[1-9][0-9]{0,9})$"}}},
                          {"additionalProperties", this->type(*type.items)}};
         sizes(type, "minProperties", "maxProperties", out);
         return out;
@@ -88,7 +87,7 @@ class SchemaPrinter {
     if (type.max_size != SIZE_MAX) out[max] = type.max_size;
   }
 
-  // JSON Schema counts characters; as many bytes are a bound that holds for both.
+  // What is limited here is bytes; so many characters are too many in any case.
   static json::object string(const Type& type) {
     json::object out{{"type", "string"}};
     if (!type.words.empty()) {
@@ -98,7 +97,6 @@ class SchemaPrinter {
       return out;
     }
     sizes(type, "minLength", "maxLength", out);
-    if (type.max_size != SIZE_MAX) out["maxLength"] = std::max<size_t>(type.max_size / 4, 1);
     if (type.is_name) out["pattern"] = "^[^\\u0000-\\u001f\\u007f]*$";
     return out;
   }
@@ -107,7 +105,9 @@ class SchemaPrinter {
   json::object variant(const Type& type) {
     json::array alternatives;
     for (const auto& [tag, schema] : type.variants) {
-      json::object tag_schema{{"properties", {{type.tag, {{"const", tag}}}}}};
+      json::object fixed{{"const", tag}};
+      if (type.default_tag == tag) fixed = {{"enum", json::array{json::string(tag), nullptr}}};
+      json::object tag_schema{{"properties", {{type.tag, std::move(fixed)}}}};
       if (type.default_tag != tag) tag_schema["required"] = {type.tag};
       json::array both{reference(*schema), std::move(tag_schema)};
       alternatives.push_back(json::object{{"allOf", std::move(both)}});
@@ -119,31 +119,59 @@ class SchemaPrinter {
   json::object& components_;
 };
 
-struct Route {
-  const char* path;
-  const char* summary;
-  const ObjectSchema* body;  // null: GET
-  bool may_stream = false;
-};
-
-json::object reply(const char* description, bool may_stream) {
-  json::object content{{"application/json", {{"schema", json::object()}}}};
-  if (may_stream) content["text/event-stream"] = {{"schema", {{"type", "string"}}}};
-  return {{"description", description}, {"content", std::move(content)}};
+json::object content(std::string_view type, json::object schema) {
+  return {{type, json::object{{"schema", std::move(schema)}}}};
 }
 
-json::object operation(const Route& route, SchemaPrinter& printer) {
-  json::object replies{{"200", reply("The answer", route.may_stream)}};
-  const json::object error = reply("An error object says why", false);
-  for (const char* status : {"400", "401", "404", "413", "429", "503"}) replies[status] = error;
-  json::object out{{"summary", route.summary}};
-  if (route.body != nullptr) {
-    out["requestBody"] = {
-        {"required", true},
-        {"content", {{"application/json", {{"schema", printer.reference(*route.body)}}}}}};
+json::object reference_to(std::string_view name) {
+  return {{"$ref", "#/components/schemas/" + std::string(name)}};
+}
+
+json::object success(const Operation& operation) {
+  json::object schema =
+      operation.reply.empty() ? json::object{{"type", "string"}} : reference_to(operation.reply);
+  json::object contents = content(operation.content_type, std::move(schema));
+  if (operation.may_stream) contents["text/event-stream"] = {{"schema", {{"type", "string"}}}};
+  return {{"description", "The answer"}, {"content", std::move(contents)}};
+}
+
+// The transport's own errors have OpenAI's shape everywhere.
+json::object failure(const Operation& operation, int status) {
+  json::object schema = reference_to("Error");
+  if (operation.is_anthropic) {
+    json::array either{std::move(schema), reference_to("AnthropicError")};
+    schema = {{"anyOf", std::move(either)}};
   }
-  out["responses"] = std::move(replies);
+  json::object out{{"description", "An error object says why"},
+                   {"content", content("application/json", std::move(schema))}};
+  const bool passes = status == 429 || status == 503;
+  if (passes) {
+    out["headers"] = {{"Retry-After", {{"schema", {{"type", "string"}}}}}};
+  }
   return out;
+}
+
+json::array path_parameters(std::string_view path) {
+  json::array out;
+  for (size_t at = path.find('{'); at != path.npos; at = path.find('{', at + 1)) {
+    const std::string_view name = path.substr(at + 1, path.find('}', at) - at - 1);
+    out.push_back({{"name", name},
+                   {"in", "path"},
+                   {"required", true},
+                   {"schema", {{"type", "string"}, {"minLength", 1}}}});
+  }
+  return out;
+}
+
+// What the transport and the engine may answer instead of a success.
+std::vector<int> failure_statuses(const Operation& operation) {
+  std::vector<int> statuses = {400, 408, 413, 414, 417, 431, 500, 501, 503, 505};
+  if (operation.needs_key) statuses.push_back(401);
+  if (operation.may_stream) statuses.push_back(429);
+  if (operation.is_missing || operation.path.find('{') != operation.path.npos) {
+    statuses.push_back(404);
+  }
+  return statuses;
 }
 
 }  // namespace
@@ -153,32 +181,111 @@ json::object json_schema_of(const ObjectSchema& schema, const RequestLimits& lim
   return SchemaPrinter(limits, components).table(schema);
 }
 
-json::object openapi_document(std::string_view version, const RequestLimits& limits) {
-  const Route routes[] = {
-      {"/v1/chat/completions", "Answer a conversation", &ChatRequest::schema(), true},
-      {"/v1/completions", "Continue a text", &CompletionRequest::schema(), true},
-      {"/v1/messages", "Answer a conversation (Anthropic)", &MessagesRequest::schema(), true},
-      {"/v1/messages/count_tokens", "Tokens of a conversation", &MessagesRequest::count_schema()},
-      {"/v1/responses", "Answer a conversation (OpenAI Responses)", &ResponsesRequest::schema(),
-       true},
-      {"/generate", "Continue a text or token ids (SGLang)", &GenerateRequest::schema(), true},
-      {"/tokenize", "Text or conversation to token ids", &TokenizeRequest::schema()},
-      {"/detokenize", "Token ids to text", &DetokenizeRequest::schema()},
-      {"/v1/models", "The model that is served", nullptr},
-      {"/version", "The program's version", nullptr},
-      {"/get_model_info", "The model that is served (SGLang)", nullptr},
-      {"/server_info", "The server's settings and state", nullptr},
-  };
-  json::object components, paths;
-  SchemaPrinter printer(limits, components);
-  for (const Route& route : routes) {
-    const char* method = route.body == nullptr ? "get" : "post";
-    paths[route.path] = json::object{{method, operation(route, printer)}};
+void add_operation(const Operation& operation, const RequestLimits& limits,
+                   json::object& document) {
+  json::object& components = document["components"].as_object()["schemas"].as_object();
+  json::object replies;
+  if (!operation.is_missing) replies["200"] = success(operation);
+  for (const int status : failure_statuses(operation)) {
+    replies[std::to_string(status)] = failure(operation, status);
   }
-  return {{"openapi", "3.1.0"},
-          {"info", {{"title", "Fathom"}, {"version", version}}},
-          {"paths", std::move(paths)},
-          {"components", {{"schemas", std::move(components)}}}};
+  json::object out{{"summary", operation.summary}};
+  if (json::array parameters = path_parameters(operation.path); !parameters.empty()) {
+    out["parameters"] = std::move(parameters);
+  }
+  if (operation.body != nullptr) {
+    json::object schema = SchemaPrinter(limits, components).reference(*operation.body);
+    out["requestBody"] = {{"required", true},
+                          {"content", content("application/json", std::move(schema))}};
+  }
+  if (!operation.needs_key) out["security"] = json::array();
+  out["responses"] = std::move(replies);
+  json::value& path = document["paths"].as_object()[operation.path];
+  if (!path.is_object()) path = json::object();
+  path.as_object()[operation.method] = std::move(out);
+}
+
+json::object openapi_document(std::string_view version, const RequestLimits& limits) {
+  const Operation operations[] = {
+      {.method = "post",
+       .path = "/v1/chat/completions",
+       .summary = "Answer a conversation",
+       .body = &ChatRequest::schema(),
+       .reply = "ChatCompletion",
+       .may_stream = true},
+      {.method = "post",
+       .path = "/v1/completions",
+       .summary = "Continue a text",
+       .body = &CompletionRequest::schema(),
+       .reply = "Completion",
+       .may_stream = true},
+      {.method = "post",
+       .path = "/v1/messages",
+       .summary = "Answer a conversation (Anthropic)",
+       .body = &MessagesRequest::schema(),
+       .reply = "AnthropicMessage",
+       .may_stream = true,
+       .is_anthropic = true},
+      {.method = "post",
+       .path = "/v1/messages/count_tokens",
+       .summary = "Tokens of a conversation",
+       .body = &MessagesRequest::count_schema(),
+       .reply = "TokenCount",
+       .is_anthropic = true},
+      {.method = "post",
+       .path = "/v1/responses",
+       .summary = "Answer a conversation (OpenAI Responses)",
+       .body = &ResponsesRequest::schema(),
+       .reply = "Response",
+       .may_stream = true},
+      {.method = "post",
+       .path = "/generate",
+       .summary = "Continue a text or token ids (SGLang)",
+       .body = &GenerateRequest::schema(),
+       .reply = "GenerateReply",
+       .may_stream = true},
+      {.method = "post",
+       .path = "/tokenize",
+       .summary = "Text or conversation to token ids",
+       .body = &TokenizeRequest::schema(),
+       .reply = "Tokens"},
+      {.method = "post",
+       .path = "/detokenize",
+       .summary = "Token ids to text",
+       .body = &DetokenizeRequest::schema(),
+       .reply = "Text"},
+      {.method = "get",
+       .path = "/v1/models",
+       .summary = "The model that is served, by all its names",
+       .reply = "Models"},
+      {.method = "get",
+       .path = "/v1/models/{id}",
+       .summary = "The model by one of its names",
+       .reply = "Model"},
+      {.method = "get",
+       .path = "/version",
+       .summary = "The program's version",
+       .reply = "Version",
+       .needs_key = false},
+      {.method = "get",
+       .path = "/get_model_info",
+       .summary = "The model that is served (SGLang)",
+       .reply = "ModelInfo"},
+      {.method = "get",
+       .path = "/server_info",
+       .summary = "The server's settings and state",
+       .reply = "ServerInfo"},
+      {.method = "get",
+       .path = "/props",
+       .summary = "The model and its defaults (llama-server)",
+       .reply = "Properties"},
+  };
+  json::object document{{"openapi", "3.1.0"},
+                        {"info", {{"title", "Fathom"}, {"version", version}}},
+                        {"paths", json::object()},
+                        {"components", {{"schemas", reply_schemas()}}}};
+  for (const Operation& operation : operations) add_operation(operation, limits, document);
+  return document;
 }
 
 }  // namespace fathom

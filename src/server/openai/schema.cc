@@ -193,7 +193,8 @@ class Checker {
       int32_t id = -1;
       const char* end = key.data() + key.size();
       const auto parsed = std::from_chars(key.data(), end, id);
-      if (parsed.ec != std::errc() || parsed.ptr != end || id < 0) {
+      const bool has_zeros = key.size() > 1 && key.front() == '0';  // "7" and "07" would be one id
+      if (parsed.ec != std::errc() || parsed.ptr != end || id < 0 || has_zeros) {
         return bad_field(where, "{} has the key {}, expected a token id", where,
                          brief(json::value(json::string(key))));
       }

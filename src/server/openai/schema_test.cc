@@ -249,6 +249,9 @@ TEST(Paths, NameThePlaceInsideLists) {
   EXPECT_EQ(
       param_of(E::kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"12":101}})"),
       "logit_bias.12");
+  EXPECT_EQ(
+      param_of(E::kChat, R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"07":1}})"),
+      "logit_bias");
   EXPECT_EQ(param_of(E::kChat,
                      R"({"messages":[{"role":"user","content":"x"}],"logit_bias":{"hello":1}})"),
             "logit_bias");
@@ -339,7 +342,7 @@ TEST(OpenApi, DescribesTheTables) {
   EXPECT_EQ(json::serialize(chat.at("properties").at("top_p").at("anyOf").at(0)),
             R"({"type":"number","exclusiveMinimum":0E0,"maximum":1E0})");
   EXPECT_EQ(chat.at("properties").as_object().size(), ChatRequest::schema().fields.size());
-  EXPECT_EQ(document.at("paths").as_object().size(), 12u);
+  EXPECT_EQ(document.at("paths").as_object().size(), 14u);
 }
 
 }  // namespace

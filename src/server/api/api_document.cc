@@ -1,0 +1,100 @@
+#include "server/api/api_document.h"
+
+#include "server/api/abort_request.h"
+#include "server/openai/openapi.h"
+
+namespace fathom {
+namespace {
+
+json::object status_schema(std::initializer_list<std::string_view> words) {
+  json::array values;
+  for (const std::string_view word : words) values.push_back(json::string(word));
+  return {{"type", "object"},
+          {"required", {"status"}},
+          {"properties", {{"status", {{"enum", std::move(values)}}}}}};
+}
+
+// A supervisor's questions are answered with a status word, also where the answer is no.
+void let_fail_with(std::string_view path, std::string_view schema, json::object& document) {
+  json::object& replies =
+      document["paths"].as_object()[path].as_object()["get"].as_object()["responses"].as_object();
+  json::object& reply = replies["503"].as_object();
+  json::value& shape = reply["content"].as_object()["application/json"].as_object()["schema"];
+  json::array either{shape, {{"$ref", "#/components/schemas/" + std::string(schema)}}};
+  shape = {{"anyOf", std::move(either)}};
+}
+
+}  // namespace
+
+json::object api_document(std::string_view version, const RequestLimits& limits, bool has_keys) {
+  const Operation operations[] = {
+      {.method = "get",
+       .path = "/health",
+       .summary = "Whether the program works; it may still be loading",
+       .reply = "Status",
+       .needs_key = false},
+      {.method = "get",
+       .path = "/ping",
+       .summary = "The same as /health",
+       .reply = "Status",
+       .needs_key = false},
+      {.method = "get",
+       .path = "/ready",
+       .summary = "Whether requests are served",
+       .reply = "Status",
+       .needs_key = false},
+      {.method = "get",
+       .path = "/metrics",
+       .summary = "Figures for Prometheus",
+       .content_type = "text/plain"},
+      {.method = "get",
+       .path = "/",
+       .summary = "The web page",
+       .content_type = "text/html",
+       .needs_key = false},
+      {.method = "get",
+       .path = "/openapi.json",
+       .summary = "This document",
+       .reply = "Document",
+       .needs_key = false},
+      {.method = "post",
+       .path = "/flush_cache",
+       .summary = "Forget all prefixes that no request uses",
+       .reply = "Status"},
+      {.method = "post",
+       .path = "/abort_request",
+       .summary = "End requests by their id",
+       .body = &AbortRequest::schema(),
+       .reply = "Aborted"},
+  };
+  json::object document = openapi_document(version, limits);
+  json::object& schemas = document["components"].as_object()["schemas"].as_object();
+  schemas["Status"] = status_schema({"ok"});
+  schemas["StatusNotOk"] = status_schema({"loading", "draining", "dead"});
+  schemas["Document"] = {{"type", "object"}, {"required", {"openapi", "info", "paths"}}};
+  schemas["Aborted"] = {{"type", "object"},
+                        {"required", {"aborted"}},
+                        {"properties", {{"aborted", {{"type", "integer"}, {"minimum", 0}}}}}};
+  for (const Operation& operation : operations) add_operation(operation, limits, document);
+  for (const char* path : {"/health", "/ping", "/ready"}) {
+    let_fail_with(path, "StatusNotOk", document);
+  }
+  for (const MissingEndpoint& missing : kMissingEndpoints) {
+    add_operation({.method = "post",
+                   .path = missing.path,
+                   .summary = "Not served: this server generates text only",
+                   .is_missing = true},
+                  limits, document);
+  }
+  if (has_keys) {
+    document["components"].as_object()["securitySchemes"] = {
+        {"bearer", {{"type", "http"}, {"scheme", "bearer"}}},
+        {"key", {{"type", "apiKey"}, {"in", "header"}, {"name", "X-Api-Key"}}}};
+    json::array either{json::object{{"bearer", json::array()}},
+                       json::object{{"key", json::array()}}};
+    document["security"] = std::move(either);
+  }
+  return document;
+}
+
+}  // namespace fathom
