@@ -4,17 +4,20 @@
 PROMPT ?= Compute 314 + 159.
 MODEL ?= models/fathom-tiny
 FUZZ_SECONDS ?= 60
+EXAMPLES ?= 20
 RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-slow test-page bench asan tsan fuzz format check clean
+.PHONY: help setup build run test test-slow test-page test-conformance bench asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
 	@echo "make test              build everything and run the fast tests"
 	@echo "make test-slow         the slow comparisons too (test-time Python packages from PyPI)"
 	@echo "make test-page         click through the web page in headless Chromium [SERVER=URL]"
+	@echo "make test-conformance  the official clients, and requests made from the server's own document"
+	@echo "                       [EXAMPLES=$(EXAMPLES)] for each operation; 500 take some minutes"
 	@echo "make bench             measure the bundled model and the V2-Lite shape"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
@@ -44,6 +47,10 @@ test-slow: test
 test-page:
 	@tools/install_packages.sh page
 	@tests/page/run.sh $(if $(SERVER),--server $(SERVER))
+
+test-conformance: build
+	@tools/install_packages.sh conformance
+	@tests/conformance/run.sh $(FATHOM) $(EXAMPLES)
 
 bench: build
 	@tools/bench_cpu.sh $(FATHOM)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages that a purpose needs and that are missing: build, check, fuzz,
-# page.
+# Installs the Debian packages that a purpose needs and that are missing: build, check, fuzz, page,
+# conformance.
 # usage: install_packages.sh PURPOSE…
 set -eu
 
@@ -10,6 +10,7 @@ BUILD="g++ cmake ninja-build pkg-config libboost1.81-dev libboost-json1.81-dev l
 CHECK="clang-format git"
 FUZZ="clang-19 libclang-rt-19-dev"
 PAGE="chromium chromium-driver fonts-dejavu-core python3 python3-venv"
+CONFORMANCE="python3 python3-venv"
 
 wanted=
 for purpose in "$@"; do
@@ -18,6 +19,7 @@ for purpose in "$@"; do
     check) wanted="$wanted $CHECK" ;;
     fuzz) wanted="$wanted $FUZZ" ;;
     page) wanted="$wanted $PAGE" ;;
+    conformance) wanted="$wanted $CONFORMANCE" ;;
     *) echo "install_packages.sh: unknown purpose '$purpose'" >&2; exit 2 ;;
   esac
 done
