@@ -111,6 +111,7 @@ TEST(ResponseHead, HasWhatHttpWants) {
                      "Content-Length: 12\r\n"
                      "Connection: close\r\n"
                      "X-Request-Id: id-1\r\n"
+                     "Request-Id: id-1\r\n"
                      "Access-Control-Allow-Origin: *\r\n"
                      "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n"
                      "Retry-After: 1\r\n"

@@ -38,7 +38,8 @@ void append_field(std::string& out, std::string_view name, std::string_view valu
 
 bool is_servers(std::string_view name) {
   constexpr std::string_view kServers[] = {"Content-Length", "Transfer-Encoding", "Connection",
-                                           "Date",           "X-Request-Id",      "Content-Type"};
+                                           "Date",           "X-Request-Id",      "Request-Id",
+                                           "Content-Type"};
   return std::any_of(std::begin(kServers), std::end(kServers),
                      [&](std::string_view own) { return equal_ignoring_case(own, name); });
 }
@@ -54,7 +55,10 @@ void append_response_head(std::string& out, const ResponseHead& head) {
     append_field(out, "Content-Length", std::to_string(*head.content_length));
   if (head.chunked) append_field(out, "Transfer-Encoding", "chunked");
   if (head.close) append_field(out, "Connection", "close");
-  if (!head.request_id.empty()) append_field(out, "X-Request-Id", head.request_id);
+  if (!head.request_id.empty()) {
+    append_field(out, "X-Request-Id", head.request_id);
+    append_field(out, "Request-Id", head.request_id);  // where Anthropic's clients look for it
+  }
   if (!head.cors_origin.empty()) {
     append_field(out, "Access-Control-Allow-Origin", head.cors_origin);
     append_field(out, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
