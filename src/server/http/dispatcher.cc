@@ -21,8 +21,8 @@ std::string allow_list(const std::vector<Method>& methods) {
 
 // Methods that HTTP defines; others are "not implemented" rather than "not allowed here".
 bool is_known(std::string_view method) {
-  constexpr std::string_view kKnown[] = {"GET",   "HEAD",  "POST",    "PUT",    "DELETE",
-                                         "PATCH", "TRACE", "CONNECT", "OPTIONS"};
+  constexpr std::string_view kKnown[] = {"GET",   "HEAD",  "POST",    "PUT",     "DELETE",
+                                         "PATCH", "TRACE", "CONNECT", "OPTIONS", "QUERY"};
   return std::find(std::begin(kKnown), std::end(kKnown), method) != std::end(kKnown);
 }
 

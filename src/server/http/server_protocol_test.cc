@@ -193,6 +193,7 @@ TEST_F(ServerProtocol, SaysWhichMethodsThereAre) {
   EXPECT_EQ(wrong.field("Allow"), "GET, HEAD, POST, OPTIONS");
   EXPECT_EQ(parse_json(wrong.body, "body")->at("error").at("code"), "method_not_allowed");
   EXPECT_EQ(request("TRACE", "/hello", "", "").status, 405);
+  EXPECT_EQ(request("QUERY", "/hello", "", "").status, 405);
   EXPECT_EQ(request("BREW", "/hello", "", "").status, 501);
   const RawResponse options = request("OPTIONS", "/echo", "", "");
   EXPECT_EQ(options.status, 204);
