@@ -7,10 +7,10 @@ import json
 import threading
 import time
 import unittest
-from typing import Literal
+from typing import Annotated, Literal
 
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from served import ANSWER, ENDLESS, KEY, QUESTION, STORY, WEATHER, ServedTest
 
@@ -29,8 +29,12 @@ TOOLS = [tool("get_weather", "city"), tool("get_time", "zone")]
 
 class Fruit(BaseModel):
     name: Literal["apple", "pear"]
-    count: int
+    count: Annotated[int, Field(ge=1, le=99)]
     ripe: bool
+
+
+class Place(BaseModel):
+    city: Literal["Paris", "Rome"]
 
 
 class OpenAiTest(ServedTest):
@@ -195,21 +199,17 @@ class Tools(OpenAiTest):
             json.loads(call[2])
 
     def test_parallel(self):
-        # Sampled at a high temperature the grammar goes where the model alone would not.
-        for seed in range(40):
-            calls, _, finish = self.calls_of(self.chat(
-                WEATHER, tools=TOOLS, tool_choice="required", stream=True, temperature=2,
-                seed=seed, max_tokens=300))
-            if len(calls) > 1 and finish == "tool_calls":
-                break
-        self.assertGreater(len(calls), 1)
-        self.assertEqual(len({call[0] for call in calls.values()}), len(calls))
+        question = [{"role": "user",
+                     "content": "What is the weather in Paris and what is the time in Rome?"}]
+        fields = {"tools": TOOLS, "tool_choice": "required", "stream": True}
+        calls, _, finish = self.calls_of(self.chat(question, **fields))
+        self.assertEqual((len(calls), finish), (2, "tool_calls"))
+        self.assertEqual(len({call[0] for call in calls.values()}), 2)
         for call in calls.values():
             json.loads(call[2])
-        calls, _, _ = self.calls_of(self.chat(
-            WEATHER, tools=TOOLS, tool_choice="required", stream=True, temperature=2, seed=seed,
-            max_tokens=300, parallel_tool_calls=False))
-        self.assertEqual(len(calls), 1)
+        calls, _, finish = self.calls_of(
+            self.chat(question, parallel_tool_calls=False, **fields))
+        self.assertEqual((len(calls), finish), (1, "tool_calls"))
 
     def test_a_result_is_taken(self):
         message = self.chat(WEATHER, tools=TOOLS, tool_choice="required").choices[0].message
@@ -241,11 +241,11 @@ class Structured(OpenAiTest):
         self.assertIsInstance(final.choices[0].message.parsed, Fruit)
 
     def test_parse_tools(self):
-        weather = openai.pydantic_function_tool(Fruit, name="pick")
+        weather = openai.pydantic_function_tool(Place, name="get_weather")
         reply = self.openai.chat.completions.parse(
-            model=MODEL, messages=STORY, tools=[weather], tool_choice="required", seed=3)
+            model=MODEL, messages=WEATHER, tools=[weather], tool_choice="required", temperature=0)
         call = reply.choices[0].message.tool_calls[0]
-        self.assertIsInstance(call.function.parsed_arguments, Fruit)
+        self.assertIsInstance(call.function.parsed_arguments, Place)
 
     def test_json_object(self):
         reply = self.chat(STORY, response_format={"type": "json_object"}, max_tokens=200, seed=1)
@@ -261,6 +261,12 @@ class Structured(OpenAiTest):
 
 
 class Completions(OpenAiTest):
+    def setUp(self):
+        # The client's types know neither the null at a prompt's first token nor the one before the
+        # end of a stream, which OpenAI sends as well.
+        self.openai = self.client(_strict_response_validation=False)
+        self.addCleanup(self.openai.close)
+
     def test_create(self):
         reply = self.openai.completions.create(model=MODEL, prompt=["The sun", "A river"],
                                                max_tokens=5, temperature=0, echo=True, logprobs=2)

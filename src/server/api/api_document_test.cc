@@ -24,7 +24,9 @@ std::string lower(std::string_view text) {
 }
 
 std::unique_ptr<ApiServer> some_server() {
-  auto server = ApiServer::create({.http = {.port = 0}, .version = "1.2.3"});
+  ApiOptions options;
+  options.http.port = 0;
+  auto server = ApiServer::create(std::move(options));
   EXPECT_TRUE(server) << server.error().message;
   return std::move(*server);
 }

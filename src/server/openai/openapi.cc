@@ -131,7 +131,14 @@ json::object success(const Operation& operation) {
   json::object schema =
       operation.reply.empty() ? json::object{{"type", "string"}} : reference_to(operation.reply);
   json::object contents = content(operation.content_type, std::move(schema));
-  if (operation.may_stream) contents["text/event-stream"] = {{"schema", {{"type", "string"}}}};
+  if (operation.may_stream) {
+    // Of each event.
+    json::object event{
+        {"type", "object"},
+        {"required", {"data"}},
+        {"properties", {{"event", {{"type", "string"}}}, {"data", {{"type", "string"}}}}}};
+    contents["text/event-stream"] = {{"schema", std::move(event)}};
+  }
   return {{"description", "The answer"}, {"content", std::move(contents)}};
 }
 
