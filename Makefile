@@ -3,16 +3,19 @@
 
 PROMPT ?= Compute 314 + 159.
 MODEL ?= models/fathom-tiny
+PORT ?= 8000
+FLAGS ?=
 FUZZ_SECONDS ?= 60
 EXAMPLES ?= 20
 RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test test-slow test-page test-conformance bench asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance bench asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
+	@echo "make serve [PORT=8000] serve it over HTTP [MODEL=…] [FLAGS='…']"
 	@echo "make test              build everything and run the fast tests"
 	@echo "make test-slow         the slow comparisons too (test-time Python packages from PyPI)"
 	@echo "make test-page         click through the web page in headless Chromium [SERVER=URL]"
@@ -35,6 +38,9 @@ build: setup $(RELEASE)/build.ninja
 
 run: build
 	@$(FATHOM) run $(MODEL) --prompt "$(PROMPT)"
+
+serve: build
+	@$(FATHOM) serve $(MODEL) --port $(PORT) $(FLAGS)
 
 test: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE)

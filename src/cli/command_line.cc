@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <new>
+#include <optional>
 
 #include "cli/command.h"
+#include "cli/config_file.h"
 #include "cli/help_format.h"
 #include "cli/inspect_command.h"
 #include "cli/model_flags.h"
@@ -108,6 +111,65 @@ void describe(CLI::App& app, Action* chosen) {
   add_bench_command(app, chosen);
   add_inspect_command(app, chosen);
   add_tokenize_command(app, chosen);
+  add_env_command(app, chosen);
+}
+
+// Reads the arguments; the exit status if that is the end of it. `origin` begins the message about
+// a bad value: where it came from.
+std::optional<int> parse(CLI::App& app, const std::vector<std::string>& arguments,
+                         const std::string& origin) {
+  try {
+    // CLI11 takes them in the order in which it takes them off the end.
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    return std::nullopt;
+  } catch (const CLI::ExtrasError&) {
+    return fail(unexpected(app, app.remaining(true).front()), kExitBadInput);
+  } catch (const CLI::ArgumentMismatch& problem) {
+    // "--seed: 1 required N missing", in our words.
+    const std::string text = problem.what();
+    return fail(fmt::format("{}{} needs one value", origin, text.substr(0, text.find(':'))),
+                kExitBadInput);
+  } catch (const CLI::ParseError& problem) {
+    // --help and --version arrive here too, with status 0.
+    if (problem.get_exit_code() == 0) return app.exit(problem);
+    return fail(origin + problem.what(), kExitBadInput);
+  }
+}
+
+// The value of the command's --config; empty: none, or no such flag.
+std::string config_of(const CLI::App& command) {
+  const CLI::Option* const option = command.get_option_no_throw("--config");
+  return option == nullptr || option->count() == 0 ? "" : option->as<std::string>();
+}
+
+// The KEYWORD of --help=KEYWORD, which is taken out of the arguments.
+std::string take_help_keyword(std::vector<std::string>* arguments) {
+  constexpr std::string_view kFlag = "--help=";
+  const auto found = std::find_if(arguments->begin(), arguments->end(), [&](const auto& argument) {
+    return argument.starts_with(kFlag) && argument.size() > kFlag.size();
+  });
+  if (found == arguments->end()) return "";
+  std::string keyword = found->substr(kFlag.size());
+  arguments->erase(found);
+  return keyword;
+}
+
+// The flags of a command whose names or descriptions have the keyword, in any case of letters.
+int print_matching_flags(const CLI::App& command, const std::string& keyword) {
+  const std::string wanted = CLI::detail::to_lower(keyword);
+  bool any = false;
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string text = HelpFormat().make_option(option, false);
+    if (CLI::detail::to_lower(option->get_name(false, true) + option->get_description())
+            .find(wanted) == std::string::npos) {
+      continue;
+    }
+    fmt::print("{}", text);
+    any = true;
+  }
+  if (any) return 0;
+  return fail(fmt::format("{} has no flag about \"{}\"", command_path(command), keyword),
+              kExitBadInput);
 }
 
 int run_action(const Action& action) {
@@ -140,21 +202,22 @@ void add_inspect_command(CLI::App& app, Action* chosen) {
 }
 
 int run_command_line(int argc, const char* const* argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  const std::string keyword = take_help_keyword(&arguments);
   CLI::App app;
   Action chosen;
   describe(app, &chosen);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ExtrasError&) {
-    return fail(unexpected(app, app.remaining(true).front()), kExitBadInput);
-  } catch (const CLI::ArgumentMismatch& problem) {
-    // "--seed: 1 required N missing", in our words.
-    const std::string text = problem.what();
-    return fail(fmt::format("{} needs one value", text.substr(0, text.find(':'))), kExitBadInput);
-  } catch (const CLI::ParseError& problem) {
-    // --help and --version arrive here too, with status 0.
-    if (problem.get_exit_code() == 0) return app.exit(problem);
-    return fail(problem.what(), kExitBadInput);
+  if (const auto status = parse(app, arguments, "")) return *status;
+  if (!keyword.empty()) return print_matching_flags(chosen_command(app), keyword);
+  const std::string config = config_of(chosen_command(app));
+  CLI::App app_with_config;
+  if (!config.empty()) {
+    const auto more = config_arguments(config, chosen_command(app));
+    if (!more) return fail(more.error().message, kExitBadInput);
+    // After the command's name; what the user has typed may end in "--" and words.
+    arguments.insert(arguments.begin() + 1, more->begin(), more->end());
+    describe(app_with_config, &chosen);
+    if (const auto status = parse(app_with_config, arguments, config + ": ")) return *status;
   }
   if (!chosen) {
     const CLI::App& command = chosen_command(app);

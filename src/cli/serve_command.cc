@@ -6,7 +6,9 @@
 
 #include "base/log.h"
 #include "cli/command.h"
+#include "cli/foreign_flags.h"
 #include "cli/loaded_engine.h"
+#include "cli/service_notifier.h"
 #include "cli/stop_signals.h"
 #include "server/api/api_server.h"
 
@@ -27,6 +29,8 @@ struct ServeFlags {
   std::string log_level = "info";
   bool strict = false;
   std::optional<bool> log_requests;
+  std::string config;              // read by the command line before this command runs
+  std::vector<std::string> notes;  // on flags without effect
 };
 
 // One key a line; empty lines and those that begin with '#' do not count.
@@ -109,7 +113,9 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
 
 Result<int> serve(ServeFlags flags) {
   StopSignals signals;
+  ServiceNotifier notifier;
   set_log_level(log_level_of(flags.log_level));
+  for (const std::string& note : flags.notes) log_warning("{}", note);
   FATHOM_TRY(ApiOptions options, api_options(flags));
   const std::string scheme = options.http.tls_certificate_file.empty() ? "http" : "https";
   const bool open_to_all = options.http.api_keys.empty() && options.http.host != "127.0.0.1" &&
@@ -134,11 +140,13 @@ Result<int> serve(ServeFlags flags) {
   signals.may_wait();
   server->serve(std::move(backend));
   log_info("serving {} on {}://{}:{}", name, scheme, flags.http.host, server->port());
+  notifier.ready();
 
   std::thread watchdog([&server] {
     if (server->wait_until_dead()) std::_Exit(kExitDead);
   });
   signals.wait();
+  notifier.stopping();
   const bool all_ended = server->stop(std::chrono::seconds(flags.shutdown_seconds));
   watchdog.join();
   if (!all_ended) log_warning("some answers were cut off after {} s", flags.shutdown_seconds);
@@ -193,9 +201,14 @@ void add_serve_command(CLI::App& app, Action* chosen) {
                   "Seconds without a step, with work to do, after which the server ends; 0: never");
   operation.choice("--log-level", &flags->log_level, {"debug", "info", "warning", "error"},
                    "Least important line that is logged");
-  operation.toggle("--log-requests,!--no-log-requests", &flags->log_requests,
-                   "Log a line a request, or do not (default: do)");
+  operation.toggle(
+      "--log-requests,--enable-log-requests,!--no-log-requests,!--no-enable-log-requests,"
+      "!--disable-log-requests",
+      &flags->log_requests, "Log a line a request, or do not (default: do)");
+  operation.text("--config", &flags->config, "FILE",
+                 "YAML with flags, \"max-num-seqs: 64\"; the command line and the environment win");
   add_model_flags(*command, &flags->model);
+  add_foreign_flags(*command, &flags->notes);
   command->callback([flags, chosen] { *chosen = [flags] { return serve(*flags); }; });
 }
 

@@ -205,6 +205,22 @@ class Others(unittest.TestCase):
         self.assertIn("--max-model-len", fathom("run", "--help")[0])
         self.assertTrue(fathom("--version")[0].startswith("fathom "))
 
+    def test_help_about_a_word(self):
+        out, _ = fathom("serve", "--help=queue")
+        self.assertIn("--max-queued-requests", out)
+        self.assertNotIn("--threads", out)
+        _, err = fathom("serve", "--help=zeppelin", status=2)
+        self.assertEqual(err, 'fathom: fathom serve has no flag about "zeppelin"\n')
+
+    def test_env_is_a_report_without_keys(self):
+        environment = {"FATHOM_API_KEY": "sk-secret", "FATHOM_THREADS": "2"}
+        report = json.loads(fathom("env", "--json", environment=environment)[0])
+        self.assertEqual(report["environment"],
+                         {"FATHOM_API_KEY": "(set)", "FATHOM_THREADS": "2"})
+        text, _ = fathom("env", environment=environment)
+        self.assertIn("FATHOM_THREADS", text)
+        self.assertNotIn("sk-secret", text)
+
 
 class Chat(unittest.TestCase):
     def test_lines_from_a_pipe(self):

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -28,9 +29,10 @@ LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_toke
 class Server:
     """The program, listening; its log is kept."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, environment=None):
         self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", *flags],
-                                        stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+                                        stderr=subprocess.PIPE, text=True,
+                                        env={**ENVIRONMENT, **(environment or {})})
         self.log = []
         self.port = None
         self.ready = threading.Event()
@@ -353,6 +355,44 @@ class Ends(unittest.TestCase):
             self.assertEqual(server.ask("GET", "/v1/models", headers=headers)[0], 200)
         self.assertEqual(server.ask("GET", "/metrics")[0], 401)
         self.assertEqual(server.stop(signal.SIGINT), 0)
+
+    def test_a_launch_line_of_another_engine_with_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "serving.yaml")
+            with open(path, "w") as file:
+                file.write("served-model-name: [from-file, alias]\nmax_num_seqs: 3\n"
+                           "api_key: [one, two]\nlog-level: debug\n")
+            server = Server("--config", path, "--trust-remote-code", "--tp", "1", "--page-size",
+                            "64", "--mem-fraction-static", "0.9", "--disable-log-requests",
+                            environment={"FATHOM_MAX_NUM_SEQS": "5"})
+        key = {"Authorization": "Bearer two"}
+        status, _, text = server.ask("GET", "/v1/models", headers=key)
+        self.assertEqual(status, 200)
+        self.assertEqual([one["id"] for one in json.loads(text)["data"]], ["from-file", "alias"])
+        _, _, text = server.ask("GET", "/server_info", headers=key)
+        self.assertEqual(json.loads(text)["max_num_seqs"], 5)
+        self.assertEqual(server.ask("GET", "/v1/models")[0], 401)
+        self.assertEqual(server.stop(), 0)
+        log = "".join(server.log)
+        self.assertIn("--trust-remote-code has no effect: ", log)
+        self.assertIn("--gpu-memory-utilization has no effect: ", log)
+        self.assertNotIn("path=", log)
+
+    def test_a_service_manager_is_told(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            path = os.path.join(folder, "notify")
+            manager.bind(path)
+            manager.settimeout(20)
+            server = Server(environment={"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "200000"})
+            self.assertEqual(manager.recv(64), b"READY=1")
+            self.assertEqual(manager.recv(64), b"WATCHDOG=1")
+            server.process.send_signal(signal.SIGTERM)
+            said = manager.recv(64)
+            while said == b"WATCHDOG=1":
+                said = manager.recv(64)
+            self.assertEqual(said, b"STOPPING=1")
+            self.assertEqual(server.process.wait(60), 0)
 
     def test_port_in_use(self):
         with socket.socket() as taken:

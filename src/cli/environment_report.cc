@@ -1,0 +1,147 @@
+#include "cli/environment_report.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include "device/cpu/isa.h"
+
+namespace fathom {
+namespace {
+
+namespace fs = std::filesystem;
+
+json::value or_null(const std::optional<std::string>& text) {
+  return text ? json::value(*text) : json::value(nullptr);
+}
+
+std::optional<std::string> first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  return line;
+}
+
+std::string trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t\"");
+  if (first == std::string_view::npos) return "";
+  return std::string(text.substr(first, text.find_last_not_of(" \t\"") - first + 1));
+}
+
+// The value of the first line "name: value" or "name=value" of a file.
+std::optional<std::string> field(const std::string& path, std::string_view name, char separator) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const size_t at = line.find(separator);
+    if (at != std::string::npos && trimmed(std::string_view(line).substr(0, at)) == name) {
+      return trimmed(std::string_view(line).substr(at + 1));
+    }
+  }
+  return std::nullopt;
+}
+
+json::object program() {
+  return {{"version", FATHOM_VERSION},
+          {"build_type", FATHOM_BUILD_TYPE},
+          {"compiler", FATHOM_COMPILER},
+          {"sanitizers", *FATHOM_SANITIZERS == '\0' ? "none" : FATHOM_SANITIZERS},
+          {"backend", "CPU"}};
+}
+
+// "boost 1.81.0, fmt 9.1.0": those that it was built with.
+json::object libraries() {
+  json::object versions;
+  std::string_view rest = FATHOM_LIBRARIES;
+  while (!rest.empty()) {
+    const std::string_view one = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), one.size() + 1));
+    const size_t space = one.rfind(' ');
+    versions[trimmed(one.substr(0, space))] = one.substr(space + 1);
+  }
+  return versions;
+}
+
+json::object cpu() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  json::value usable = nullptr;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) usable = CPU_COUNT(&allowed);
+  return {{"model", or_null(field("/proc/cpuinfo", "model name", ':'))},
+          {"isa", name_of(cpu_isa())},
+          {"cores_online", sysconf(_SC_NPROCESSORS_ONLN)},
+          {"cores_usable", usable},
+          // "max 100000" or "150000 100000": microseconds of CPU in each so many.
+          {"cgroup_cpu_max", or_null(first_line("/sys/fs/cgroup/cpu.max"))}};
+}
+
+json::object memory() {
+  return {{"total", or_null(field("/proc/meminfo", "MemTotal", ':'))},
+          {"available", or_null(field("/proc/meminfo", "MemAvailable", ':'))},
+          {"swap_free", or_null(field("/proc/meminfo", "SwapFree", ':'))},
+          {"cgroup_memory_max", or_null(first_line("/sys/fs/cgroup/memory.max"))},
+          {"numa_nodes", or_null(first_line("/sys/devices/system/node/online"))},
+          {"transparent_huge_pages",
+           or_null(first_line("/sys/kernel/mm/transparent_hugepage/enabled"))},
+          {"huge_pages", or_null(field("/proc/meminfo", "HugePages_Total", ':'))},
+          {"huge_page_size", or_null(field("/proc/meminfo", "Hugepagesize", ':'))}};
+}
+
+json::object system() {
+  utsname names{};
+  json::object object;
+  const bool known = uname(&names) == 0;
+  object["kernel"] = known ? json::value(fmt::format("{} {}", names.sysname, names.release))
+                           : json::value(nullptr);
+  object["architecture"] = known ? json::value(names.machine) : json::value(nullptr);
+  object["distribution"] = or_null(field("/etc/os-release", "PRETTY_NAME", '='));
+  object["open_files_limit"] = sysconf(_SC_OPEN_MAX);
+  return object;
+}
+
+// FATHOM_API_KEY and FATHOM_ADMIN_API_KEY are secrets, FATHOM_API_KEY_FILE is a path.
+bool is_secret(std::string_view name) { return name.ends_with("KEY"); }
+
+json::object variables() {
+  std::map<std::string, std::string> found;
+  for (char** one = environ; one != nullptr && *one != nullptr; ++one) {
+    const std::string_view text = *one;
+    const std::string name(text.substr(0, text.find('=')));
+    const bool is_heeded = name.starts_with("FATHOM_") || name == "HF_HOME" ||
+                           name == "HF_HUB_CACHE" || name == "NO_COLOR";
+    if (!is_heeded) continue;
+    found[name] = is_secret(name) ? "(set)" : std::string(text.substr(name.size() + 1));
+  }
+  json::object object;
+  for (const auto& [name, value] : found) object[name] = value;
+  return object;
+}
+
+}  // namespace
+
+json::object environment_report() {
+  return {{"fathom", program()}, {"libraries", libraries()}, {"cpu", cpu()},
+          {"memory", memory()},  {"system", system()},       {"environment", variables()}};
+}
+
+std::string environment_text(const json::object& report) {
+  std::string text;
+  for (const auto& [section, values] : report) {
+    text += fmt::format("{}{}\n", text.empty() ? "" : "\n", std::string_view(section));
+    for (const auto& [name, value] : values.as_object()) {
+      text += fmt::format("  {:<24}{}\n", std::string_view(name),
+                          value.is_string() ? std::string(value.as_string())
+                          : value.is_null() ? "unknown"
+                                            : json::serialize(value));
+    }
+    if (values.as_object().empty()) text += "  none\n";
+  }
+  return text;
+}
+
+}  // namespace fathom

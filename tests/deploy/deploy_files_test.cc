@@ -1,0 +1,191 @@
+// What deploy/ and docs/serving.md say is what the program has: flags, metrics, paths, times.
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "base/json.h"
+#include "cli/command.h"
+#include "cli/config_file.h"
+#include "server/api/metrics.h"
+
+namespace fathom {
+namespace {
+
+const std::string kSource = FATHOM_SOURCE_DIR;
+
+std::string read(const std::string& path) {
+  std::ifstream file(kSource + "/" + path);
+  EXPECT_TRUE(file.is_open()) << path;
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::set<std::string> matches(const std::string& text, const std::string& pattern) {
+  const std::regex regex(pattern);
+  return {std::sregex_token_iterator(text.begin(), text.end(), regex), {}};
+}
+
+// The names that /metrics has, and those under which Prometheus keeps a histogram.
+std::set<std::string> metric_names(bool with_series) {
+  const EngineStats engine;
+  std::istringstream page(Metrics().text("m", &engine, {}));
+  std::set<std::string> names;
+  for (std::string hash, kind, name, type; page >> hash;) {
+    std::string rest;
+    if (hash == "#" && page >> kind && kind == "TYPE") {
+      page >> name >> type;
+      names.insert(name);
+      if (with_series && type == "histogram") {
+        for (const char* end : {"_bucket", "_sum", "_count"}) names.insert(name + end);
+      }
+    }
+    std::getline(page, rest);
+  }
+  return names;
+}
+
+const std::string kMetric =
+    "(vllm:[a-z0-9_]+|fathom_(last|steps|kv|expired|requests|client|http)_?[a-z0-9_]*|process_[a-z_"
+    "]+)";
+
+YAML::Node find(const std::vector<YAML::Node>& documents, const std::string& kind) {
+  for (const YAML::Node& document : documents) {
+    if (document["kind"].Scalar() == kind) return document;
+  }
+  ADD_FAILURE() << "no " << kind;
+  return {};
+}
+
+std::vector<YAML::Node> manifests() {
+  std::vector<YAML::Node> all;
+  for (const char* file : {"configmap", "deployment", "service", "servicemonitor"}) {
+    for (YAML::Node& document : YAML::LoadAll(read(fmt::format("deploy/k8s/{}.yaml", file)))) {
+      EXPECT_TRUE(document["apiVersion"].IsScalar()) << file;
+      all.push_back(std::move(document));
+    }
+  }
+  return all;
+}
+
+// The serve command as its users meet it.
+struct Serve {
+  Serve() {
+    add_serve_command(app, &chosen);
+    command = app.get_subcommand("serve");
+  }
+  CLI::App app;
+  Action chosen;
+  CLI::App* command = nullptr;
+};
+
+TEST(Deploy, KubernetesConfigurationIsOneThatServeTakes) {
+  const YAML::Node map = find(manifests(), "ConfigMap");
+  const std::string path = testing::TempDir() + "fathom-k8s-" + std::to_string(getpid());
+  std::ofstream(path) << map["data"]["config.yaml"].Scalar();
+  const Serve serve;
+  const auto arguments = config_arguments(path, *serve.command);
+  unlink(path.c_str());
+  ASSERT_TRUE(arguments.has_value()) << arguments.error().message;
+  EXPECT_FALSE(arguments->empty());
+  std::vector<std::string> line(arguments->rbegin(), arguments->rend());
+  line.push_back("serve");
+  Serve fresh;
+  EXPECT_NO_THROW(fresh.app.parse(std::move(line)));
+}
+
+TEST(Deploy, KubernetesProbesAndTimesFit) {
+  const auto all = manifests();
+  const YAML::Node pod = find(all, "Deployment")["spec"]["template"];
+  const YAML::Node container = pod["spec"]["containers"][0];
+  EXPECT_EQ(container["startupProbe"]["httpGet"]["path"].Scalar(), "/ready");
+  EXPECT_EQ(container["livenessProbe"]["httpGet"]["path"].Scalar(), "/health");
+  EXPECT_EQ(container["readinessProbe"]["httpGet"]["path"].Scalar(), "/ready");
+  const YAML::Node settings = YAML::Load(find(all, "ConfigMap")["data"]["config.yaml"].Scalar());
+  EXPECT_GT(pod["spec"]["terminationGracePeriodSeconds"].as<int>(),
+            settings["shutdown-timeout"].as<int>());
+  EXPECT_EQ(container["ports"][0]["containerPort"].as<int>(), settings["port"].as<int>());
+  // A Service "fathom" would set FATHOM_PORT, which is --port, to "tcp://…".
+  EXPECT_EQ(pod["spec"]["enableServiceLinks"].Scalar(), "false");
+  // Each of them finds the pods by the labels that they have.
+  const YAML::Node service = find(all, "Service");
+  const YAML::Node labels = pod["metadata"]["labels"];
+  for (const auto& pair : service["spec"]["selector"]) {
+    EXPECT_EQ(labels[pair.first.Scalar()].Scalar(), pair.second.Scalar());
+  }
+  const YAML::Node monitor = find(all, "ServiceMonitor");
+  for (const auto& pair : monitor["spec"]["selector"]["matchLabels"]) {
+    EXPECT_EQ(service["metadata"]["labels"][pair.first.Scalar()].Scalar(), pair.second.Scalar());
+  }
+  EXPECT_EQ(monitor["spec"]["endpoints"][0]["path"].Scalar(), "/metrics");
+  EXPECT_EQ(monitor["spec"]["endpoints"][0]["port"].Scalar(),
+            service["spec"]["ports"][0]["name"].Scalar());
+}
+
+TEST(Deploy, DashboardShowsMetricsThatExist) {
+  const std::string text = read("deploy/grafana/fathom.json");
+  const auto dashboard = parse_json(text, "fathom.json");
+  ASSERT_TRUE(dashboard.has_value()) << dashboard.error().message;
+  const std::set<std::string> existing = metric_names(true);
+  std::set<std::string> used;
+  for (const json::value& panel : dashboard->at("panels").as_array()) {
+    if (panel.at("type").as_string() == "row") continue;
+    ASSERT_FALSE(panel.at("targets").as_array().empty());
+    for (const json::value& target : panel.at("targets").as_array()) {
+      const auto names = matches(std::string(target.at("expr").as_string()), kMetric);
+      EXPECT_FALSE(names.empty()) << target.at("expr").as_string();
+      used.insert(names.begin(), names.end());
+    }
+  }
+  EXPECT_GE(used.size(), 20u);
+  for (const std::string& name : used) EXPECT_TRUE(existing.contains(name)) << name;
+}
+
+TEST(Deploy, DocumentHasEveryMetricAndNoOther) {
+  const std::string text = read("docs/serving.md");
+  const std::set<std::string> existing = metric_names(true);
+  for (const std::string& name : metric_names(false)) {
+    EXPECT_NE(text.find("`" + name), std::string::npos) << name;
+  }
+  for (const std::string& name : matches(text, kMetric)) {
+    EXPECT_TRUE(existing.contains(name)) << name;
+  }
+}
+
+TEST(Deploy, DocumentHasEveryFlagOfServeAndNoOther) {
+  const std::string text = read("docs/serving.md");
+  const Serve serve;
+  std::set<std::string> known = {"--config", "--json"};
+  for (const CLI::Option* option : serve.command->get_options()) {
+    for (const std::string& name : option->get_lnames()) known.insert("--" + name);
+    // Those of other engines are a table of --help.
+    if (option->get_group().find("other engines") != std::string::npos) continue;
+    if (option->get_lnames().empty()) continue;
+    EXPECT_NE(text.find("--" + option->get_lnames().front()), std::string::npos)
+        << option->get_lnames().front();
+  }
+  for (const std::string& name : matches(text, "--[a-z][a-z0-9-]+")) {
+    EXPECT_TRUE(known.contains(name)) << name;
+  }
+}
+
+TEST(Deploy, UnitWaitsLongerThanTheServer) {
+  const std::string unit = read("deploy/systemd/fathom.service");
+  for (const char* line : {"Type=notify\n", "WatchdogSec=", "LimitNOFILE=", "NoNewPrivileges=",
+                           "ProtectSystem=strict\n"}) {
+    EXPECT_NE(unit.find(std::string("\n") + line), std::string::npos) << line;
+  }
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(unit, found, std::regex("TimeoutStopSec=([0-9]+)")));
+  const Serve serve;
+  EXPECT_GT(std::stoi(found[1]),
+            std::stoi(serve.command->get_option("--shutdown-timeout")->get_default_str()));
+}
+
+}  // namespace
+}  // namespace fathom
