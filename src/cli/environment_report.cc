@@ -85,7 +85,7 @@ json::object memory() {
           {"available", or_null(field("/proc/meminfo", "MemAvailable", ':'))},
           {"swap_free", or_null(field("/proc/meminfo", "SwapFree", ':'))},
           {"cgroup_memory_max", or_null(first_line("/sys/fs/cgroup/memory.max"))},
-          {"numa_nodes", or_null(first_line("/sys/devices/system/node/online"))},
+          {"numa_nodes_online", or_null(first_line("/sys/devices/system/node/online"))},
           {"transparent_huge_pages",
            or_null(first_line("/sys/kernel/mm/transparent_hugepage/enabled"))},
           {"huge_pages", or_null(field("/proc/meminfo", "HugePages_Total", ':'))},
