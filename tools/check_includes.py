@@ -23,11 +23,13 @@ ROOMS = {
     "grammar": ["base", "tokenizer", "engine"],
     "server/http": ["base"],
     "server/openai": ["base", "tokenizer", "chat", "engine"],
+    "server/client": ["base", "server/http"],
     "server/page": [],
     "server/api": ["base", "cache", "tokenizer", "chat", "engine", "grammar", "server/http",
                    "server/openai", "server/page"],
     "cli": ["base", "tensor", "device", "cache", "checkpoint", "tokenizer", "chat", "ops", "model",
-            "engine", "grammar", "server/http", "server/openai", "server/api", "bench"],
+            "engine", "grammar", "server/http", "server/openai", "server/api",
+            "server/client", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.
 FOR_TESTS = re.compile(r"(_test|_bench)\.cc$|(^|/)fake_[a-z_]+\.(cc|h)$")
@@ -43,6 +45,7 @@ FORBIDDEN = {
 PUBLIC_HEADERS = {
     "server/http": ["error_body.h", "log_text.h", "message.h", "responder.h", "route_table.h", "server.h",
                     "server_options.h", "sse.h"],
+    "server/client": ["http_client.h"],
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
 

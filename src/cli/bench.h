@@ -1,18 +1,23 @@
-// `fathom bench`: the two measurements and what they share.
+// `fathom bench`: what its measurements share, and those that run a model themselves.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "base/json.h"
+#include "cli/command.h"
 #include "cli/loaded_engine.h"
 
 namespace fathom {
 
-struct BenchFlags {
-  ModelFlags model;
+struct OutputFlags {
   bool json = false, save = false;
   std::string result_file;
+};
+
+struct BenchFlags {
+  ModelFlags model;
+  OutputFlags output;
 
   // latency
   int64_t batch_size = 1, input_len = 32, output_len = 128, warmup_iters = 3, iters = 10;
@@ -23,6 +28,11 @@ struct BenchFlags {
   std::string dataset_path;
 };
 
+void add_output_flags(CLI::App& command, OutputFlags* flags);
+
+// In bench_serve.cc: a server is measured.
+void add_bench_serve_command(CLI::App& bench, Action* chosen);
+
 Result<int> bench_latency(const BenchFlags& flags);
 Result<int> bench_throughput(const BenchFlags& flags);
 
@@ -30,6 +40,9 @@ Result<int> bench_throughput(const BenchFlags& flags);
 // a cache, and never 0, which some kernels would find easy.
 std::vector<int32_t> random_prompt(int64_t vocab_size, int64_t length, uint64_t seed,
                                    uint64_t stream);
+
+// Spread evenly over [length * (1 - ratio), length * (1 + ratio)], at least 1.
+int64_t spread_length(int64_t length, double ratio, uint64_t seed, uint64_t index);
 
 // Of a non-empty list, by linear interpolation between the nearest two (as numpy's default is).
 double percentile(std::vector<double> values, double percent);
@@ -39,7 +52,9 @@ double mean(const std::vector<double>& values);
 std::string machine_lines(const LoadedEngine& loaded);
 json::object machine_json(const LoadedEngine& loaded);
 
+std::string utc_now();
+
 // Prints the object if asked to, and writes it to a file if asked to.
-Result<> report_json(const BenchFlags& flags, const json::object& object);
+Result<> report_json(const OutputFlags& flags, const json::object& object);
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// `fathom bench latency` and `fathom bench throughput`: flags.
+// `fathom bench`: the flags of latency and throughput.
 #include "cli/bench.h"
 #include "cli/command.h"
 
@@ -7,15 +7,15 @@ namespace {
 
 constexpr int64_t kMost = 1 << 20;
 
-void add_output_flags(CLI::App& command, BenchFlags* flags) {
+}  // namespace
+
+void add_output_flags(CLI::App& command, OutputFlags* flags) {
   FlagGroup group(command, "Output");
   group.toggle("--json", &flags->json, "Print one JSON object instead of the report");
   group.toggle("--save-result", &flags->save, "Write the JSON object to a file as well");
   group.text("--result-filename,--output-json", &flags->result_file, "FILE",
              "That file (default: fathom-bench-TIME.json)");
 }
-
-}  // namespace
 
 void add_bench_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<BenchFlags>();
@@ -30,7 +30,7 @@ void add_bench_command(CLI::App& app, Action* chosen) {
   work.count("--output-len", &flags->output_len, 1, kMost, "Tokens of each answer");
   work.count("--num-iters-warmup", &flags->warmup_iters, 0, kMost, "Batches that do not count");
   work.count("--num-iters", &flags->iters, 1, kMost, "Batches that count");
-  add_output_flags(*latency, flags.get());
+  add_output_flags(*latency, &flags->output);
   add_model_flags(*latency, &flags->model);
   latency->callback([flags, chosen] { *chosen = [flags] { return bench_latency(*flags); }; });
 
@@ -48,9 +48,11 @@ void add_bench_command(CLI::App& app, Action* chosen) {
              "Requests under way at a time; 0: all");
   load.text("--dataset-path", &flags->dataset_path, "FILE",
             "Take the prompts from a .jsonl (field \"prompt\") or from a text's lines");
-  add_output_flags(*throughput, flags.get());
+  add_output_flags(*throughput, &flags->output);
   add_model_flags(*throughput, &flags->model);
   throughput->callback([flags, chosen] { *chosen = [flags] { return bench_throughput(*flags); }; });
+
+  add_bench_serve_command(*bench, chosen);
 }
 
 }  // namespace fathom

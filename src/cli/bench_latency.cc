@@ -155,7 +155,7 @@ Result<int> bench_latency(const BenchFlags& flags) {
   FATHOM_TRY(const auto iterations, iterate(flags, loaded));
   const std::vector<double> latencies = column(iterations, &Iteration::seconds);
   const Summary summary = summarise(flags, loaded, iterations);
-  if (!flags.json) {
+  if (!flags.output.json) {
     fmt::print("{}{}Work:     batch of {}, {} tokens in, {} out, {} times\n", machine_lines(loaded),
                summary.probe.line(), flags.batch_size, flags.input_len, flags.output_len,
                flags.iters);
@@ -166,7 +166,8 @@ Result<int> bench_latency(const BenchFlags& flags) {
     }
     print_rates(flags, summary);
   }
-  FATHOM_RETURN_IF_ERROR(report_json(flags, latency_json(flags, loaded, latencies, summary)));
+  FATHOM_RETURN_IF_ERROR(
+      report_json(flags.output, latency_json(flags, loaded, latencies, summary)));
   return 0;
 }
 

@@ -25,10 +25,6 @@ std::string cpu_name() {
   return "unknown CPU";
 }
 
-std::string utc_now() {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
-}
-
 // "26.7 M", "671.0 B".
 std::string parameters_text(int64_t parameters) {
   const auto count = static_cast<double>(parameters);
@@ -45,6 +41,14 @@ std::vector<int32_t> random_prompt(int64_t vocab_size, int64_t length, uint64_t 
     ids[i] = static_cast<int32_t>(1 + random_bits(seed, stream, i) % choices);
   }
   return ids;
+}
+
+int64_t spread_length(int64_t length, double ratio, uint64_t seed, uint64_t index) {
+  const auto middle = static_cast<double>(length);
+  const auto low = static_cast<int64_t>(std::floor(middle * (1 - ratio)));
+  const auto high = static_cast<int64_t>(std::ceil(middle * (1 + ratio)));
+  const auto width = static_cast<uint64_t>(high - low + 1);
+  return std::max<int64_t>(1, low + static_cast<int64_t>(random_bits(seed, ~0ull, index) % width));
 }
 
 double percentile(std::vector<double> values, double percent) {
@@ -89,7 +93,11 @@ json::object machine_json(const LoadedEngine& loaded) {
           {"date", utc_now()}};
 }
 
-Result<> report_json(const BenchFlags& flags, const json::object& object) {
+std::string utc_now() {
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+}
+
+Result<> report_json(const OutputFlags& flags, const json::object& object) {
   const std::string text = to_python_json(object) + "\n";
   if (flags.json) fmt::print("{}", text);
   if (!flags.save && flags.result_file.empty()) return {};

@@ -1,0 +1,255 @@
+// `fathom bench serve`: load on a server that runs, as its clients see it.
+#include <fmt/ranges.h>
+
+#include <limits>
+
+#include "cli/bench.h"
+#include "cli/bench_load.h"
+#include "cli/bench_workload.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kMost = 1 << 20;
+constexpr double kMostSeconds = 86'400;
+
+struct ServeBenchFlags {
+  std::string base_url, host = "127.0.0.1";
+  int64_t port = 8000;
+  std::string request_rate = "inf";
+  std::optional<double> range_ratio, burstiness, time_scale, length_scale;
+  std::optional<double> cancel_rate, cancel_delay, temperature;
+  int64_t seed = 0;
+  std::string metrics = "ttft,tpot,itl,e2el", percentiles = "99";
+  std::vector<std::string> goodput;
+  WorkloadOptions workload;
+  LoadOptions load;
+  OutputFlags output;
+  bool quiet = false;
+};
+
+std::vector<std::string> words_of(const std::string& list) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    words.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+Result<ServingReportOptions> report_options(const ServeBenchFlags& flags) {
+  ServingReportOptions options{.request_rate = flags.request_rate,
+                               .max_concurrency = flags.load.max_concurrency,
+                               .metrics = words_of(flags.metrics),
+                               .percentiles = {}};
+  for (const std::string& metric : options.metrics) {
+    if (metric != "ttft" && metric != "tpot" && metric != "itl" && metric != "e2el") {
+      return invalid("--percentile-metrics has \"{}\", allowed are ttft, tpot, itl, e2el", metric);
+    }
+  }
+  for (const std::string& word : words_of(flags.percentiles)) {
+    const auto percent = parse_number(word);
+    if (!percent || *percent < 0 || *percent > 100) {
+      return invalid("--metric-percentiles has \"{}\", allowed are numbers from 0 to 100", word);
+    }
+    options.percentiles.push_back(*percent);
+  }
+  return options;
+}
+
+// "ttft:200": at most 200 ms.
+Result<ServiceGoals> service_goals(const std::vector<std::string>& words) {
+  ServiceGoals goals;
+  for (const std::string& word : words) {
+    const size_t colon = word.find(':');
+    const std::string name = word.substr(0, colon);
+    const auto limit = parse_number(colon == std::string::npos ? "" : word.substr(colon + 1));
+    auto* const goal = name == "ttft"   ? &goals.ttft
+                       : name == "tpot" ? &goals.tpot
+                       : name == "e2el" ? &goals.e2el
+                                        : nullptr;
+    if (goal == nullptr || !limit || *limit <= 0) {
+      return invalid("--goodput is \"{}\", expected ttft:MS, tpot:MS or e2el:MS", word);
+    }
+    *goal = *limit;
+  }
+  return goals;
+}
+
+Result<json::object> get_object(client::HttpClient& client, const ServeBenchFlags& flags,
+                                const std::string& path) {
+  FATHOM_TRY(const client::ClientReply reply, client.ask({.path = path,
+                                                          .api_key = flags.load.api_key,
+                                                          .time_limit = std::chrono::seconds(30)}));
+  if (reply.status != 200) {
+    return invalid("the server answers {} with status {}", path, reply.status);
+  }
+  FATHOM_TRY(const json::value value, parse_json(reply.body, path));
+  if (!value.is_object()) return invalid("{}: is {}, expected an object", path, brief(value));
+  return value.get_object();
+}
+
+// The first model that the server has.
+Result<std::string> ask_model(client::HttpClient& client, const ServeBenchFlags& flags) {
+  FATHOM_TRY(const json::object models, get_object(client, flags, "/v1/models"));
+  const json::value* list = models.if_contains("data");
+  if (list == nullptr || !list->is_array() || list->get_array().empty() ||
+      !list->get_array().front().is_object()) {
+    return invalid("/v1/models names no model, say --model");
+  }
+  return JsonFields(list->get_array().front().get_object(), "/v1/models: data[0].").string("id");
+}
+
+Result<int64_t> ask_vocab_size(client::HttpClient& client, const ServeBenchFlags& flags) {
+  const auto info = get_object(client, flags, "/server_info");
+  const json::value* model = info ? info->if_contains("model") : nullptr;
+  if (model == nullptr || !model->is_object()) {
+    return invalid("the server does not tell its vocabulary's size, say --vocab-size");
+  }
+  return JsonFields(model->get_object(), "/server_info: model.").integer("vocab_size", 2, 1 << 30);
+}
+
+json::object serve_json(const ServeBenchFlags& flags, const ServingFigures& figures,
+                        const LoadRun& run, size_t num_prompts) {
+  json::object object = {{"date", utc_now()},
+                         {"backend", "openai"},
+                         {"endpoint", flags.load.endpoint},
+                         {"model_id", flags.load.model},
+                         {"dataset_name", flags.workload.dataset},
+                         {"num_prompts", num_prompts},
+                         {"seed", flags.seed},
+                         {"burstiness", flags.workload.burstiness},
+                         {"time_scale", flags.workload.time_scale},
+                         {"length_scale", flags.workload.length_scale},
+                         {"cancel_rate", flags.workload.cancel_rate}};
+  if (flags.workload.request_rate > 0) {
+    object["request_rate"] = flags.workload.request_rate;
+  } else {
+    object["request_rate"] = flags.request_rate;
+  }
+  object["max_concurrency"] =
+      flags.load.max_concurrency > 0 ? json::value(flags.load.max_concurrency) : json::value();
+  object["cancelled"] = figures.cancelled;
+  object["total_cached_tokens"] = figures.cached_tokens;
+  json::object& errors = object["errors"].emplace_object();
+  for (const auto& [message, count] : run.failures) errors[message] = count;
+  return object;
+}
+
+Result<int> bench_serve(ServeBenchFlags flags) {
+  FATHOM_TRY(const ServingReportOptions report, report_options(flags));
+  FATHOM_TRY(const ServiceGoals goals, service_goals(flags.goodput));
+  client::Endpoint endpoint{flags.host, static_cast<int>(flags.port)};
+  if (!flags.base_url.empty()) {
+    FATHOM_TRY(endpoint, client::parse_base_url(flags.base_url));
+  }
+  WorkloadOptions& workload = flags.workload;
+  if (flags.request_rate != "inf") {
+    const auto rate = parse_number(flags.request_rate);
+    if (!rate || *rate <= 0) {
+      return invalid("--request-rate is \"{}\", expected a number above 0, or inf",
+                     flags.request_rate);
+    }
+    workload.request_rate = *rate;
+  }
+  workload.seed = static_cast<uint64_t>(flags.seed);
+  workload.range_ratio = flags.range_ratio.value_or(0);
+  workload.burstiness = flags.burstiness.value_or(1);
+  workload.time_scale = flags.time_scale.value_or(1);
+  workload.length_scale = flags.length_scale.value_or(1);
+  workload.cancel_rate = flags.cancel_rate.value_or(0);
+  flags.load.cancel_delay_seconds = flags.cancel_delay.value_or(0.5);
+  flags.load.temperature = flags.temperature.value_or(0);
+  flags.load.show_progress = !flags.quiet;
+
+  FATHOM_TRY(const auto client, client::HttpClient::create(endpoint));
+  if (flags.load.model.empty()) {
+    auto model = ask_model(*client, flags);
+    if (!model) {
+      return with_context(fmt::format("{}:{}: ", endpoint.host, endpoint.port), model.error());
+    }
+    flags.load.model = std::move(*model);
+  }
+  if (workload.vocab_size == 0 && workload.dataset != "sharegpt") {
+    FATHOM_TRY(workload.vocab_size, ask_vocab_size(*client, flags));
+  }
+  FATHOM_TRY(const std::vector<LoadRequest> requests, make_workload(workload));
+  const LoadRun run = run_load(*client, requests, flags.load);
+
+  ServingFigures figures = measure_serving(run.completed, run.begin, run.seconds, goals);
+  figures.failed = run.failed;
+  figures.cancelled = run.cancelled;
+  figures.peak_concurrency = run.peak_concurrency;
+  if (!flags.output.json) print_serving_report(figures, report);
+  for (const auto& [message, count] : run.failures) {
+    fmt::print(stderr, "{} failed: {}\n", count, message);
+  }
+  json::object object = serve_json(flags, figures, run, requests.size());
+  add_serving_figures(figures, report, object);
+  FATHOM_RETURN_IF_ERROR(report_json(flags.output, object));
+  if (figures.completed == 0 && figures.cancelled == 0) {
+    return error(Code::kUnavailable, "none of {} requests succeeded", requests.size());
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_serve_command(CLI::App& bench, Action* chosen) {
+  auto flags = std::make_shared<ServeBenchFlags>();
+  CLI::App* command = bench.add_subcommand("serve", "Load on a running server");
+  FlagGroup server(*command, "Server");
+  server.text("--base-url", &flags->base_url, "URL", "http://HOST:PORT, instead of the next two");
+  server.text("--host", &flags->host, "HOST", "Where it listens (default: 127.0.0.1)");
+  server.count("--port", &flags->port, 1, 65535, "Its port");
+  server.choice("--endpoint", &flags->load.endpoint, {"/v1/completions", "/v1/chat/completions"},
+                "What is asked; to a chat, ids are sent as letters");
+  server.text("--api-key", &flags->load.api_key, "KEY", "Key to send");
+  server.text("--model,--served-model-name", &flags->load.model, "NAME",
+              "Model to ask for (default: the server's first)");
+  FlagGroup work(*command, "Work");
+  WorkloadOptions& workload = flags->workload;
+  work.choice("--dataset-name", &workload.dataset, {"random", "sharegpt", "azure", "mooncake"},
+              "What is sent");
+  work.text("--dataset-path", &workload.path, "FILE", "The dataset's file");
+  work.count("--num-prompts", &workload.num_prompts, 1, kMost, "Requests, at most");
+  work.count("--random-input-len", &workload.random_input_len, 1, kMost, "Tokens of each prompt");
+  work.count("--random-output-len", &workload.random_output_len, 1, kMost, "Tokens of each answer");
+  work.number("--random-range-ratio", &flags->range_ratio, 0, 1,
+              "Spread the lengths evenly by this share, up and down", "0");
+  work.count("--sharegpt-output-len", &workload.sharegpt_output_len, 0, kMost,
+             "Tokens of each answer; 0: about the recorded one's");
+  work.count("--vocab-size", &workload.vocab_size, 0, 1 << 30,
+             "Token ids are below it; 0: ask the server");
+  work.number("--time-scale", &flags->time_scale, 0, kMostSeconds,
+              "Times a trace's arrival times; 0.5 is twice as fast", "1");
+  work.number("--length-scale", &flags->length_scale, 0, 1000,
+              "Times a trace's lengths, shared blocks included", "1");
+  work.count("--seed", &flags->seed, 0, std::numeric_limits<int64_t>::max(),
+             "Of prompts, lengths, gaps and who leaves");
+  work.toggle("--ignore-eos", &flags->load.ignore_eos, "Answers have their full length");
+  work.number("--temperature", &flags->temperature, 0, 2, "Of sampling", "0");
+  FlagGroup pace(*command, "Pace");
+  pace.text("--request-rate", &flags->request_rate, "X",
+            "Requests/s; inf: all at once, a trace at its own times (default: inf)");
+  pace.number("--burstiness", &flags->burstiness, 0.001, 1000,
+              "1: a Poisson process; less: bursts; more: steadier", "1");
+  pace.count("--max-concurrency", &flags->load.max_concurrency, 0, kMost,
+             "Requests under way at a time; 0: any");
+  pace.number("--cancel-rate", &flags->cancel_rate, 0, 1, "Share of clients that disconnect", "0");
+  pace.number("--cancel-delay", &flags->cancel_delay, 0, kMostSeconds, "Seconds until they do",
+              "0.5");
+  add_output_flags(*command, &flags->output);
+  FlagGroup output(*command, "Output");
+  output.text("--percentile-metrics", &flags->metrics, "LIST",
+              "Times to report (default: ttft,tpot,itl,e2el)");
+  output.text("--metric-percentiles", &flags->percentiles, "LIST",
+              "Percentiles of them (default: 99)");
+  output.texts("--goodput", &flags->goodput, "NAME:MS",
+               "Count requests within ttft:MS, tpot:MS, e2el:MS");
+  output.toggle("-q,--quiet", &flags->quiet, "No progress bar");
+  command->callback([flags, chosen] { *chosen = [flags] { return bench_serve(*flags); }; });
+}
+
+}  // namespace fathom
