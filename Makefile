@@ -11,7 +11,7 @@ RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run serve test test-slow test-page test-conformance bench asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance bench bench-host asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-conformance  the official clients, and requests made from the server's own document"
 	@echo "                       [EXAMPLES=$(EXAMPLES)] for each operation; 500 take some minutes"
 	@echo "make bench             measure the bundled model and the V2-Lite shape"
+	@echo "make bench-host        measure what the host adds: server and engine over a null device"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
 	@echo "make format | check    format the sources | prove format, include direction and headers"
@@ -60,6 +61,12 @@ test-conformance: build
 
 bench: build
 	@tools/bench_cpu.sh $(FATHOM)
+
+# On two cores, with a device that returns random tokens at once.
+bench-host: setup $(RELEASE)/build.ninja
+	@cmake --build $(RELEASE) --target engine_bench server_api_bench
+	@taskset -c 0,1 $(RELEASE)/src/engine/engine_bench --benchmark_filter='/256/'
+	@taskset -c 0,1 $(RELEASE)/src/server/api/server_api_bench
 
 # What shares memory between threads; the other e2e tests add no threads and take a quarter of an
 # hour each under ThreadSanitizer.

@@ -62,7 +62,7 @@ class HttpClientTest : public ::testing::Test {
                });
     routes.add(Method::kGet, "/hang", Access::kPublic,
                [this](http::Request, std::shared_ptr<http::Responder> responder) {
-                 responder->on_disconnect([this] { left_.on_event("left"); });
+                 responder->on_closed([this] { left_.on_event("left"); });
                  http::SseStream stream(responder);
                  stream.data("first");
                  hanging_.push_back(std::move(responder));
