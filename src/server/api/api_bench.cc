@@ -188,7 +188,7 @@ void long_chat(benchmark::State& state) {
   }
   state.counters["tokens"] = tokens;
 }
-BENCHMARK(long_chat)->Arg(2900)->UseRealTime()->Iterations(50)->Repetitions(5)->Unit(
+BENCHMARK(long_chat)->Arg(3990)->UseRealTime()->Iterations(50)->Repetitions(5)->Unit(
     benchmark::kMillisecond);
 
 double resident_mib() {

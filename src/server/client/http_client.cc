@@ -43,7 +43,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     message_.body() = std::move(request.body);
     message_.prepare_payload();
     parser_.body_limit(boost::none);
-    parser_.eager(true);  // all that has come in one go
   }
   ~Exchange() { all_.erase(this); }
 
@@ -83,6 +82,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
                       });
   }
 
+  // One element of the answer a time, which is the default: an "eager" parser would keep an event
+  // until the next one has come.
   void read() {
     http::async_read_some(
         socket_, buffer_, parser_,
