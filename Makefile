@@ -7,11 +7,12 @@ PORT ?= 8000
 FLAGS ?=
 FUZZ_SECONDS ?= 60
 EXAMPLES ?= 20
+ROBUST_SECONDS ?= 60
 RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run serve test test-slow test-page test-conformance bench bench-host asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
@@ -21,6 +22,7 @@ help:
 	@echo "make test-page         click through the web page in headless Chromium [SERVER=URL]"
 	@echo "make test-conformance  the official clients, and requests made from the server's own document"
 	@echo "                       [EXAMPLES=$(EXAMPLES)] for each operation; 500 take some minutes"
+	@echo "make test-robust       the tests of tests/robustness, $(ROBUST_SECONDS) s of load each, and their figures"
 	@echo "make bench             measure the bundled model and the V2-Lite shape"
 	@echo "make bench-host        measure what the host adds: server and engine over a null device"
 	@echo "make asan | tsan       the tests under sanitizers"
@@ -58,6 +60,11 @@ test-page:
 test-conformance: build
 	@tools/install_packages.sh conformance
 	@tests/conformance/run.sh $(FATHOM) $(EXAMPLES)
+
+# Loads of ROBUST_SECONDS each; limits of time are those that docs/reliability.md states.
+test-robust: setup $(RELEASE)/build.ninja
+	@cmake --build $(RELEASE) --target fathom fathom_with_faults
+	@ROBUST_SECONDS=$(ROBUST_SECONDS) tests/robustness/run.sh $(RELEASE)
 
 bench: build
 	@tools/bench_cpu.sh $(FATHOM)

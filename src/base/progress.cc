@@ -64,15 +64,17 @@ void Progress::draw(bool last) {
           : fmt::format("{}/{}, {:.1f}/s", done, total_, rate);
   const std::string time =
       last ? fmt::format("in {}", duration(elapsed)) : fmt::format("{} left", duration(left));
+  std::string line;
   if (terminal_) {
     const int filled = static_cast<int>(fraction * kBarWidth);
     const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                             std::string(static_cast<size_t>(kBarWidth - filled), '.');
-    fmt::print(stderr, "\r{} [{}] {:3.0f} % {}, {}\033[K{}", what_, bar, fraction * 100, amounts,
-               time, last ? "\n" : "");
+    line = fmt::format("\r{} [{}] {:3.0f} % {}, {}\033[K{}", what_, bar, fraction * 100, amounts,
+                       time, last ? "\n" : "");
   } else {
-    fmt::print(stderr, "{}: {:.0f} %, {}, {}\n", what_, fraction * 100, amounts, time);
+    line = fmt::format("{}: {:.0f} %, {}, {}\n", what_, fraction * 100, amounts, time);
   }
+  std::fputs(line.c_str(), stderr);  // fmt::print would throw where stderr cannot be written
   std::fflush(stderr);
 }
 

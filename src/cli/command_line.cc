@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <optional>
@@ -44,7 +45,8 @@ std::string one_line(std::string_view text) {
 }
 
 int fail(std::string_view message, int status) {
-  fmt::print(stderr, "fathom: {}\n", one_line(message));
+  // Not fmt::print: it throws where stderr cannot be written.
+  std::fputs(fmt::format("fathom: {}\n", one_line(message)).c_str(), stderr);
   return status;
 }
 

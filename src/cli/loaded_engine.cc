@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <thread>
 
 #include "base/math.h"
+#include "cli/engine_faults.h"
 #include "engine/model_runner.h"
 
 namespace fathom {
@@ -174,12 +176,13 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   options.load.dummy_seed = static_cast<uint64_t>(flags.seed.value_or(0));
   FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, options));
   options.max_total_tokens = loaded.memory.tokens();
-  if (!flags.quiet) fmt::print(stderr, "{}", memory_plan_table(loaded.memory));
+  if (!flags.quiet) std::fputs(memory_plan_table(loaded.memory).c_str(), stderr);
 
-  FATHOM_TRY(auto runner, ModelRunner::create(loaded.checkpoint, options));
+  FATHOM_TRY(std::unique_ptr<Runner> runner, ModelRunner::create(loaded.checkpoint, options));
   loaded.max_model_len = runner->max_model_len();
-  FATHOM_TRY(loaded.engine, Engine::create(engine_options(loaded, flags, needs, options),
-                                           std::move(runner), loaded.tokenizer));
+  EngineOptions engine = engine_options(loaded, flags, needs, options);
+  runner = with_engine_faults(std::move(runner), &engine);
+  FATHOM_TRY(loaded.engine, Engine::create(std::move(engine), std::move(runner), loaded.tokenizer));
   return loaded;
 }
 

@@ -1,3 +1,20 @@
+#include <fcntl.h>
+
 #include "cli/command_line.h"
 
-int main(int argc, char** argv) { return fathom::run_command_line(argc, argv); }
+namespace {
+
+// A standard stream that is closed would be given to the next file or connection that is opened,
+// and what is logged would be written into that.
+void keep_standard_descriptors() {
+  for (const int descriptor : {0, 1, 2}) {
+    if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest free one
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  keep_standard_descriptors();
+  return fathom::run_command_line(argc, argv);
+}

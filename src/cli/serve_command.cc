@@ -1,7 +1,9 @@
 // `fathom serve MODEL`: the HTTP server.
 #include <fmt/format.h>
 
+#include <csignal>
 #include <fstream>
+#include <future>
 #include <thread>
 
 #include "base/log.h"
@@ -16,6 +18,9 @@ namespace fathom {
 namespace {
 
 constexpr int kExitDead = 3;  // the watchdog has found the engine stuck
+// What runs when the time to shut down is over may take so long to come to its step's end; a step
+// that hangs must not keep the process.
+constexpr std::chrono::milliseconds kLastStep{1500};
 
 struct ServeFlags {
   ModelFlags model;
@@ -112,6 +117,7 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
 }
 
 Result<int> serve(ServeFlags flags) {
+  std::signal(SIGPIPE, SIG_IGN);  // whoever read the log may go; the server stays
   StopSignals signals;
   ServiceNotifier notifier;
   set_log_level(log_level_of(flags.log_level));
@@ -147,7 +153,17 @@ Result<int> serve(ServeFlags flags) {
   });
   signals.wait();
   notifier.stopping();
+  std::promise<void> stopped;
+  std::thread last_resort([&] {
+    const auto limit = std::chrono::seconds(flags.shutdown_seconds) + kLastStep;
+    if (stopped.get_future().wait_for(limit) == std::future_status::ready) return;
+    log_warning("a step did not end within {} s of the end: it is cut off",
+                std::chrono::duration<double>(kLastStep).count());
+    std::_Exit(0);
+  });
   const bool all_ended = server->stop(std::chrono::seconds(flags.shutdown_seconds));
+  stopped.set_value();
+  last_resort.join();
   watchdog.join();
   if (!all_ended) log_warning("some answers were cut off after {} s", flags.shutdown_seconds);
   return 0;

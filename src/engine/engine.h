@@ -63,6 +63,9 @@ struct EngineStats {
   int64_t rejected = 0;                                      // by a full queue
   int64_t expired = 0;                                       // requests, by a deadline
   double last_step_age_seconds = 0;                          // since the last step ended
+  // The step that runs, or the last one: what a step that never ends is known by.
+  int64_t step_sequences = 0, step_rows = 0;
+  int64_t step_longest = 0;  // tokens, of its longest sequence, this step's included
 };
 
 class Engine {

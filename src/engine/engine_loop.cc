@@ -1,5 +1,6 @@
 #include "engine/engine_loop.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -129,6 +130,8 @@ void EngineLoop::expire() {
 void EngineLoop::step() {
   scheduler_.schedule(plan_);
   note_started();
+  note_shape();
+  publish_stats();  // before a step that may never end: what runs is counted, and its shape known
   const Result<ConstTensorView> logits = runner_->forward(builder_.build(plan_));
   if (!logits) {
     for (const StepEntry& entry : plan_.entries) {
@@ -161,6 +164,16 @@ void EngineLoop::note_started() {
       counters_.prefix_hits += sequence->usage.cached_tokens;
     }
     leave_queue(*sequence->request);
+  }
+}
+
+void EngineLoop::note_shape() {
+  counters_.step_sequences = std::ssize(plan_.entries);
+  counters_.step_rows = counters_.step_longest = 0;
+  for (const StepEntry& entry : plan_.entries) {
+    counters_.step_rows += entry.num_tokens;
+    counters_.step_longest =
+        std::max(counters_.step_longest, entry.sequence->computed + entry.num_tokens);
   }
 }
 

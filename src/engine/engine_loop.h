@@ -47,6 +47,7 @@ class EngineLoop {
   void expire();
   void step();
   void note_started();
+  void note_shape();
   void leave_queue(ActiveRequest& request);
   void abort_request(ActiveRequest& request, const Status& why);
   void end_sequence(Sequence& sequence, Event& event);

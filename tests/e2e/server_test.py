@@ -3,107 +3,17 @@
 
     server_test.py PROGRAM SOURCE_DIR
 """
-import http.client
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import unittest
 
-PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
-MODEL = os.path.join(SOURCE, "models/fathom-tiny")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
-QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
-ANSWER = "12 + 30 = 42."
-# Long enough that it runs when something is done to it.
-LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 1500,
-        "temperature": 1.0, "ignore_eos": True, "seed": 1}
-
-
-class Server:
-    """The program, listening; its log is kept."""
-
-    def __init__(self, *flags, environment=None):
-        self.process = subprocess.Popen([PROGRAM, "serve", MODEL, "--port", "0", *flags],
-                                        stderr=subprocess.PIPE, text=True,
-                                        env={**ENVIRONMENT, **(environment or {})})
-        self.log = []
-        self.port = None
-        self.ready = threading.Event()
-        self.reader = threading.Thread(target=self.read, daemon=True)
-        self.reader.start()
-        assert self.ready.wait(60) and self.port, "".join(self.log)
-
-    def read(self):
-        for line in self.process.stderr:
-            self.log.append(line)
-            found = re.search(r"serving .* on https?://[^ ]*:(\d+)", line)
-            if found:
-                self.port = int(found.group(1))
-                self.ready.set()
-        self.ready.set()
-
-    def open(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        if body is not None and not isinstance(body, (str, bytes)):
-            body = json.dumps(body)
-        connection.request(method, path, body, {"Content-Type": "application/json",
-                                                **(headers or {})})
-        return connection, connection.getresponse()
-
-    def ask(self, method, path, body=None, headers=None):
-        connection, response = self.open(method, path, body, headers)
-        text = response.read().decode()
-        connection.close()
-        return response.status, dict(response.getheaders()), text
-
-    def post(self, path, body, status=200, headers=None):
-        got, _, text = self.ask("POST", path, body, headers)
-        assert got == status, f"{path}: {got}, expected {status}\n{text}"
-        return json.loads(text)
-
-    def events(self, path, body):
-        """(event name, data) of a stream, the data as JSON unless it is [DONE]."""
-        connection, response = self.open("POST", path, {**body, "stream": True})
-        assert response.status == 200, response.read()
-        assert response.getheader("Content-Type").startswith("text/event-stream")
-        found = []
-        for block in response.read().decode().split("\n\n"):
-            name, data = None, None
-            for line in block.splitlines():
-                if line.startswith("event: "):
-                    name = line[7:]
-                elif line.startswith("data: "):
-                    data = line[6:]
-            if data is not None:
-                found.append((name, data if data == "[DONE]" else json.loads(data)))
-        connection.close()
-        return found
-
-    def metric(self, name):
-        _, _, text = self.ask("GET", "/metrics")
-        values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
-                  if line.startswith(name + "{") or line.startswith(name + " ")]
-        assert values, name
-        return sum(values)
-
-    def wait_for(self, name, value, seconds=20):
-        end = time.monotonic() + seconds
-        while self.metric(name) != value:
-            assert time.monotonic() < end, f"{name} is {self.metric(name)}, expected {value}"
-            time.sleep(0.02)
-
-    def stop(self, which=signal.SIGTERM):
-        self.process.send_signal(which)
-        status = self.process.wait(60)
-        self.reader.join(10)
-        return status
+from fathom_server import ANSWER, ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, Server
 
 
 class OneServer(unittest.TestCase):

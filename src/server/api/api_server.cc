@@ -25,6 +25,9 @@ constexpr RouteOptions kAlways = {.run_on = RunOn::kIoThread, .while_draining = 
 constexpr RouteOptions kAtOnce = {.run_on = RunOn::kIoThread};
 
 constexpr std::chrono::milliseconds kWatchInterval{500};
+// Of a dead engine's clients the last bytes are on their way within milliseconds; who reads slower
+// than this does not hold up the restart.
+constexpr std::chrono::milliseconds kLastWords{500};
 
 Response respond(const ApiError& error, ErrorShape shape = ErrorShape::kOpenAi) {
   Response response = {.status = error.status, .body = error.to_json(shape)};
@@ -122,10 +125,17 @@ bool ApiServer::wait_until_dead() {
     state_ = State::kDead;
     log_error(
         "no step has ended for {:.1f} s: {} running, {} waiting, {} queued, {} of {} pages "
-        "used, {} steps done",
+        "used, {} steps done; the step that hangs has {} sequences, {} rows, the longest "
+        "sequence {} tokens",
         std::chrono::duration<double>(now - since).count(), stats.running, stats.waiting,
-        stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps);
+        stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps,
+        stats.step_sequences, stats.step_rows, stats.step_longest);
+    http_->begin_drain();
     replies_.fail_all(ApiError(500, "the engine has stopped working"));
+    const auto end = std::chrono::steady_clock::now() + kLastWords;
+    while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     return true;
   }
   return false;

@@ -1,0 +1,119 @@
+"""`fathom serve` for tests: started, asked, stopped.
+
+A test that imports this is called as TEST PROGRAM SOURCE_DIR [ARGUMENT…]; both are taken from its
+arguments here.
+"""
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+MODEL = os.path.join(SOURCE, "models/fathom-tiny")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
+ANSWER = "12 + 30 = 42."
+# Long enough that it runs when something is done to it.
+LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 1500,
+        "temperature": 1.0, "ignore_eos": True, "seed": 1}
+
+
+class Server:
+    """The program, listening; its log is kept. `ready`: wait until the model is there; otherwise
+    `port` has to be given. `environment` comes on top of this process's without FATHOM_*."""
+
+    def __init__(self, *flags, program=PROGRAM, model=MODEL, port=0, ready=True, environment=None,
+                 **popen):
+        self.process = subprocess.Popen(
+            [program, "serve", model, "--port", str(port), *flags], stderr=subprocess.PIPE,
+            env={**ENVIRONMENT, **(environment or {})}, text=True, errors="replace", **popen)
+        self.log = []
+        self.port = port or None
+        self.ready = threading.Event()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+        if ready:
+            assert self.ready.wait(60) and self.port, "".join(self.log)
+
+    def read(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+            found = re.search(r"serving .* on https?://[^ ]*:(\d+)", line)
+            if found:
+                self.port = int(found.group(1))
+                self.ready.set()
+        self.ready.set()
+
+    def open(self, method, path, body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if body is not None and not isinstance(body, (str, bytes)):
+            body = json.dumps(body)
+        connection.request(method, path, body, {"Content-Type": "application/json",
+                                                **(headers or {})})
+        return connection, connection.getresponse()
+
+    def ask(self, method, path, body=None, headers=None):
+        connection, response = self.open(method, path, body, headers)
+        text = response.read().decode()
+        connection.close()
+        return response.status, dict(response.getheaders()), text
+
+    def post(self, path, body, status=200, headers=None):
+        got, _, text = self.ask("POST", path, body, headers)
+        assert got == status, f"{path}: {got}, expected {status}\n{text}"
+        return json.loads(text)
+
+    def events(self, path, body):
+        """(event name, data) of a stream, the data as JSON unless it is [DONE]."""
+        connection, response = self.open("POST", path, {**body, "stream": True})
+        assert response.status == 200, response.read()
+        assert response.getheader("Content-Type").startswith("text/event-stream")
+        found = []
+        for block in response.read().decode().split("\n\n"):
+            name, data = None, None
+            for line in block.splitlines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    data = line[6:]
+            if data is not None:
+                found.append((name, data if data == "[DONE]" else json.loads(data)))
+        connection.close()
+        return found
+
+    def metric(self, name):
+        _, _, text = self.ask("GET", "/metrics")
+        values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+                  if line.startswith(name + "{") or line.startswith(name + " ")]
+        assert values, name
+        return sum(values)
+
+    def wait_for(self, name, value, seconds=20):
+        end = time.monotonic() + seconds
+        while self.metric(name) != value:
+            assert time.monotonic() < end, f"{name} is {self.metric(name)}, expected {value}"
+            time.sleep(0.02)
+
+    def resident_bytes(self):
+        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(self, which=signal.SIGTERM):
+        self.process.send_signal(which)
+        return self.wait()
+
+    def wait(self, seconds=60):
+        status = self.process.wait(seconds)
+        self.reader.join(10)
+        return status
+
+    def kill(self):
+        """Whatever a test has left of it; nothing where it has ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()

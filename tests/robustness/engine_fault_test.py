@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Faults between the engine and its model (engine_faults.cc): a step that hangs, steps that fail,
+sequences that are preempted every few steps. Tests 13 and 17 of the reliability targets."""
+import json
+import signal
+import time
+import unittest
+
+from robustness import (CHAT, LONG, PROGRAM, QUESTION, SLACK, Server, faulty, figure,
+                        wait_idle)
+
+TIMEOUT = 1
+
+
+class Watchdog(unittest.TestCase):
+    def hang(self, step):
+        """A server whose step of that number never ends, with a request in it."""
+        server = faulty(f"step_hang:{step}", "--watchdog-timeout", str(TIMEOUT))
+        self.addCleanup(server.kill)
+        start = time.monotonic()
+        connection, response = server.open("POST", CHAT, {**LONG, "stream": True})
+        return server, connection, response, start
+
+    def check_end(self, server, response, start):
+        text = response.read().decode()
+        self.assertEqual(server.wait(30), 3)
+        seconds = time.monotonic() - start
+        self.assertIn('"error"', text)
+        self.assertIn("stopped working", text)
+        self.assertNotIn("[DONE]", text.split('"error"')[0])
+        log = "".join(server.log)
+        self.assertRegex(log, r"no step has ended for [\d.]+ s: .*the step that hangs has 1 "
+                         r"sequences, \d+ rows, the longest sequence \d+ tokens")
+        figure("watchdog", f"limit {TIMEOUT} s, process gone {seconds:.2f} s after the request")
+        self.assertLessEqual(seconds, TIMEOUT + 1 + 1 * SLACK)
+
+    def test_a_step_that_hangs_ends_the_server(self):
+        server, connection, response, start = self.hang(20)
+        self.check_end(server, response, start)
+        connection.close()
+
+    def test_the_first_step_already(self):
+        server, connection, response, start = self.hang(1)
+        self.check_end(server, response, start)
+        connection.close()
+
+    def test_sigterm_ends_a_server_that_hangs(self):
+        server = faulty("step_hang:3", "--shutdown-timeout", "1", "--watchdog-timeout", "0")
+        self.addCleanup(server.kill)
+        connection, response = server.open("POST", CHAT, {**LONG, "stream": True})
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        self.assertIn('"error"', response.read().decode())
+        self.assertEqual(server.wait(30), 0)
+        self.assertLessEqual(time.monotonic() - start, 1 + 2 * SLACK)
+        connection.close()
+
+    def test_an_idle_server_lives(self):
+        server = faulty("step_ms:1", "--watchdog-timeout", str(TIMEOUT))
+        self.addCleanup(server.kill)
+        server.post(CHAT, {"messages": QUESTION})
+        time.sleep(TIMEOUT + 1.5)
+        self.assertEqual(server.ask("GET", "/ready")[0], 200)
+        self.assertEqual(server.stop(), 0)
+
+
+class Steps(unittest.TestCase):
+    def test_a_step_that_fails_ends_its_requests_alone(self):
+        for fault in ("step_error:10", "step_memory:10"):
+            server = faulty(fault)
+            self.addCleanup(server.kill)
+            # Between two failures there are nine steps: an answer of eight tokens may fit or not.
+            statuses = [server.ask("POST", CHAT, {**LONG, "max_tokens": 8})[0] for _ in range(12)]
+            self.assertEqual(set(statuses) - {200}, {500} if "error" in fault else {429})
+            self.assertIn(200, statuses)
+            status, headers, text = server.ask("POST", CHAT, LONG)
+            self.assertIn("fault", json.loads(text)["error"]["message"])
+            self.assertNotEqual(status, 200)
+            if "error" in fault:
+                self.assertEqual(headers.get("x-should-retry"), "false")
+            wait_idle(server)
+            self.assertEqual(server.stop(), 0)
+
+    def test_preempted_answers_are_the_same(self):
+        prompts = [f"What is {n} + 30?" for n in range(6)]
+
+        def answers(server):
+            reply = server.post("/v1/completions", {
+                "prompt": prompts, "max_tokens": 40, "seed": 7, "temperature": 1.0,
+                "ignore_eos": True})
+            return [choice["text"] for choice in reply["choices"]]
+
+        plain = Server(program=PROGRAM)
+        self.addCleanup(plain.kill)
+        expected = answers(plain)
+        self.assertEqual(plain.stop(), 0)
+        for every in (1, 3, 7):
+            server = faulty(f"preempt:{every}")
+            self.addCleanup(server.kill)
+            self.assertEqual(answers(server), expected, f"preempted every {every} steps")
+            self.assertGreater(server.metric("vllm:num_preemptions_total"), 10 / every)
+            wait_idle(server)
+            self.assertEqual(server.stop(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,84 @@
+// Every fault point that tests can set: FATHOM_FAULT=NAME:NUMBER[,NAME:NUMBER…].
+//
+//   step_ms:N       a step takes N ms longer: what is done to a request meets it where it is meant
+//   to step_hang:N     the N-th step never ends step_error:N    every N-th step fails, as a device
+//   may preempt:N       every N-th step preempts a sequence step_memory:N   every N-th step finds
+//   no memory, which the runner reports as an error
+#include "cli/engine_faults.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+
+namespace fathom {
+namespace {
+
+using Faults = std::map<std::string, int64_t>;
+
+// A misspelt fault would be a test that tests nothing.
+[[noreturn]] void refuse(const std::string& text) {
+  std::fprintf(stderr, "FATHOM_FAULT: what is '%s'?\n", text.c_str());
+  std::_Exit(2);
+}
+
+Faults read_faults() {
+  Faults faults = {
+      {"step_ms", 0}, {"step_hang", 0}, {"step_error", 0}, {"preempt", 0}, {"step_memory", 0}};
+  const char* const given = std::getenv("FATHOM_FAULT");
+  std::string text = given == nullptr ? "" : given;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::string one = text.substr(0, comma);
+    text.erase(0, comma + 1);
+    const size_t colon = one.find(':');
+    if (colon == std::string::npos || !faults.contains(one.substr(0, colon))) refuse(one);
+    char* end = nullptr;
+    const int64_t number = std::strtoll(one.c_str() + colon + 1, &end, 10);
+    if (*end != '\0' || number <= 0) refuse(one);
+    faults[one.substr(0, colon)] = number;
+  }
+  return faults;
+}
+
+class FaultyRunner : public Runner {
+ public:
+  FaultyRunner(std::unique_ptr<Runner> runner, Faults faults)
+      : runner_(std::move(runner)), faults_(std::move(faults)) {}
+
+  int64_t vocab_size() const override { return runner_->vocab_size(); }
+  int64_t max_model_len() const override { return runner_->max_model_len(); }
+  int64_t num_pages() const override { return runner_->num_pages(); }
+  PageTransfer* page_transfer() override { return runner_->page_transfer(); }
+  const Stream* sampling_stream() const override { return runner_->sampling_stream(); }
+
+  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+    ++steps_;
+    std::this_thread::sleep_for(std::chrono::milliseconds(faults_["step_ms"]));
+    while (steps_ == faults_["step_hang"]) std::this_thread::sleep_for(std::chrono::hours(1));
+    if (is_turn("step_error")) return error(Code::kInternal, "the device failed (a fault)");
+    if (is_turn("step_memory")) return error(Code::kResourceExhausted, "no memory (a fault)");
+    return runner_->forward(batch);
+  }
+
+ private:
+  bool is_turn(const std::string& fault) {
+    return faults_[fault] > 0 && steps_ % faults_[fault] == 0;
+  }
+
+  std::unique_ptr<Runner> runner_;
+  Faults faults_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, EngineOptions* options) {
+  Faults faults = read_faults();
+  options->preempt_every = faults["preempt"];
+  return std::make_unique<FaultyRunner>(std::move(runner), std::move(faults));
+}
+
+}  // namespace fathom

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Four times what the server can answer: every request ends, refusals are quick, and it recovers.
+
+Tests 1 to 3 of the reliability targets: open loop, each request ends in 200 or 429, no hang and no
+reset; goodput 95 % of the unloaded peak; 429 within 20 ms (p99) with Retry-After; afterwards the
+queue is empty within twice the longest request; resident memory flat (2 %).
+"""
+import asyncio
+import time
+import unittest
+
+from robustness import (CHAT, IS_LONG, LONG, SECONDS, SLACK, Server, ask, closed_loop, encode,
+                        faulty, figure, open_loop, percentile, wait_idle)
+
+# A small cache, so that all of it has been written before memory is measured.
+FLAGS = ("--max-num-seqs", "8", "--max-queued-requests", "8", "--max-total-tokens", "8192",
+         "--no-log-requests", "--log-level", "warning")
+REQUEST = encode(CHAT, {**LONG, "max_tokens": 32, "stream": True})
+
+
+def start():
+    # In the short run the speed is the fault's, so that it does not depend on the machine's.
+    return Server(*FLAGS) if IS_LONG else faulty("step_ms:6", *FLAGS)
+
+
+class Flood(unittest.TestCase):
+    def test_flood(self):
+        self.server = start()
+        self.addCleanup(self.server.kill)
+        asyncio.run(self.flood())
+        self.assertEqual(self.server.stop(), 0)
+
+    async def flood(self):
+        port = self.server.port
+        warm = await closed_loop(port, REQUEST, 12, min(SECONDS / 2, 10))
+        begin = time.monotonic()
+        peak = await closed_loop(port, REQUEST, 12, min(SECONDS, 20))
+        peak_rate = len(peak) / (time.monotonic() - begin)
+        self.assertEqual({o.status for o in warm + peak}, {200})
+        baseline = percentile([(await ask(port, REQUEST)).first_byte for _ in range(5)], 0.5)
+        resident = self.server.resident_bytes()
+
+        begin, ended = time.monotonic(), []
+        outcomes = await open_loop(port, REQUEST, 4 * peak_rate, SECONDS,
+                                   lambda: ended.append(time.monotonic()))
+        self.check_ends(outcomes)
+        answered = [o for o in outcomes if o.status == 200]
+        within = [o for o in answered if o.started + o.seconds <= ended[0]]
+        goodput = len(within) / (ended[0] - begin)
+        refused = [o.seconds for o in outcomes if o.status == 429]
+
+        longest = max(o.seconds for o in answered)
+        empty = await asyncio.to_thread(wait_idle, self.server)
+        recovered = time.monotonic() - ended[0]
+        after = percentile([(await ask(port, REQUEST)).first_byte for _ in range(5)], 0.5)
+        growth = self.server.resident_bytes() / resident - 1
+        figure("flood", f"{len(outcomes)} requests in {SECONDS:.0f} s, {4 * peak_rate:.0f}/s, 4x "
+               f"the peak of {peak_rate:.1f}/s: {len(answered)} answered, {len(refused)} refused; "
+               f"goodput {goodput / peak_rate:.0%} of the peak")
+        figure("429", f"p50 {percentile(refused, .5) * 1e3:.1f} ms, "
+               f"p99 {percentile(refused, .99) * 1e3:.1f} ms")
+        figure("recovery", f"queue empty {recovered:.2f} s after the flood ({empty:.2f} s after the "
+               f"last answer; longest request {longest:.2f} s); first byte {baseline * 1e3:.0f} ms "
+               f"before, {after * 1e3:.0f} ms after")
+        figure("memory", f"{resident / 2 ** 20:.0f} MiB, {growth:+.2%}")
+        self.assertGreater(len(refused), len(outcomes) / 2)
+        self.assertGreaterEqual(goodput, (0.95 if IS_LONG else 0.7) * peak_rate)
+        self.assertLessEqual(percentile(refused, 0.99), 0.020 * SLACK)
+        self.assertLessEqual(recovered, 2 * longest * SLACK)
+        self.assertLessEqual(after, 2 * baseline + 0.05 * SLACK)
+        self.assertLessEqual(growth, 0.02 if IS_LONG else 0.05)
+
+    def check_ends(self, outcomes):
+        errors = [o.error for o in outcomes if o.error]
+        self.assertEqual(errors, [], "hangs or resets")
+        self.assertEqual({o.status for o in outcomes}, {200, 429})
+        for outcome in outcomes:
+            self.assertTrue(outcome.complete, outcome.data[-200:])
+            if outcome.status == 429:
+                self.assertIn(b"\r\nretry-after: ", outcome.head.lower())
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Starting and stopping: signals under load and while loading, restarts, what /health and /ready say.
+
+Tests 9 to 12 and 28 of the reliability targets.
+"""
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+import unittest
+
+from robustness import (CHAT, IS_LONG, LONG, MODEL, QUESTION, SECONDS, SLACK, Server, faulty,
+                        figure, wait_until)
+
+CYCLES = int(SECONDS * 2) if IS_LONG else 3
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def answers(server, path):
+    try:
+        return server.ask("GET", path)[0]
+    except OSError:
+        return 0
+
+
+class Signals(unittest.TestCase):
+    def test_sigterm_under_load(self):
+        server = faulty("step_ms:5", "--shutdown-timeout", "10")
+        self.addCleanup(server.kill)
+        results = []
+        threads = [threading.Thread(target=lambda: results.append(server.ask(
+            "POST", CHAT, {**LONG, "max_tokens": 150})[0])) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        server.wait_for("vllm:num_requests_running", 8)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.ask("GET", "/ready")[0] == 503, 5, "drain begins")
+        start = time.monotonic()
+        status, headers, _ = server.ask("POST", CHAT, {"messages": QUESTION})
+        refused = time.monotonic() - start
+        self.assertEqual(status, 503)
+        self.assertIn("Retry-After", headers)
+        self.assertEqual(server.ask("GET", "/health")[0], 200)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(results, [200] * 8)
+        self.assertEqual(server.wait(20), 0)
+        figure("sigterm", f"8 of 8 answers complete, a new request refused in {refused * 1e3:.0f} ms")
+        self.assertLessEqual(refused, 0.05 * SLACK)
+        with self.assertRaises(OSError):
+            socket.create_connection(("127.0.0.1", server.port), 1)
+
+    def test_while_loading(self):
+        for which in (signal.SIGTERM, signal.SIGINT):
+            server = Server(port=free_port(), ready=False)
+            self.addCleanup(server.kill)
+            wait_until(lambda: answers(server, "/health") == 200, 20, "listening")
+            start = time.monotonic()
+            server.process.send_signal(which)
+            self.assertEqual(server.wait(20), 0)
+            self.assertLess(time.monotonic() - start, 2 * SLACK)
+
+    def test_a_second_signal_is_the_end(self):
+        server = Server()
+        self.addCleanup(server.kill)
+        connection, response = server.open("POST", CHAT, {**LONG, "n": 8, "stream": True})
+        response.read(50)
+        server.process.send_signal(signal.SIGINT)
+        wait_until(lambda: server.ask("GET", "/ready")[0] == 503, 5, "drain begins")
+        start = time.monotonic()
+        self.assertEqual(server.stop(signal.SIGTERM), 130)
+        self.assertLess(time.monotonic() - start, 2 * SLACK)
+        connection.close()
+
+    def test_sigkill_and_restart(self):
+        port = free_port()
+        server = Server(port=port)
+        self.addCleanup(server.kill)
+        connection, response = server.open("POST", CHAT, {**LONG, "stream": True})
+        response.read(50)
+        server.kill()
+        again = Server(port=port)  # fails at once if it cannot bind
+        self.addCleanup(again.kill)
+        self.assertEqual(again.ask("GET", "/ready")[0], 200)
+        self.assertEqual(again.stop(), 0)
+        connection.close()
+
+    def test_many_starts(self):
+        start = time.monotonic()
+        for cycle in range(CYCLES):
+            server = Server("--max-total-tokens", "2048", "--no-log-requests")
+            self.addCleanup(server.kill)
+            self.assertEqual(server.ask("GET", "/health")[0], 200)
+            self.assertEqual(server.stop(), 0, f"cycle {cycle}")
+        figure("cycles", f"{CYCLES} starts and stops, {(time.monotonic() - start) / CYCLES:.2f} s "
+               "each")
+
+
+class Readiness(unittest.TestCase):
+    def test_health_before_ready(self):
+        server = Server(port=free_port(), ready=False)
+        self.addCleanup(server.kill)
+        seen = set()
+        while not server.ready.is_set():
+            seen.add((answers(server, "/health"), answers(server, "/ready")))
+        self.assertLessEqual(seen, {(0, 0), (0, 503), (200, 503), (200, 200)})
+        self.assertEqual((answers(server, "/health"), answers(server, "/ready")), (200, 200))
+        self.assertEqual(server.stop(), 0)
+
+
+class Model(unittest.TestCase):
+    def test_a_file_that_shrinks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+            largest = max((os.path.join(folder, name) for name in os.listdir(folder)),
+                          key=os.path.getsize)
+            port = free_port()
+            server = Server(model=folder, port=port, ready=False)
+            self.addCleanup(server.kill)
+            os.truncate(largest, os.path.getsize(largest) // 2)
+            # Before its header was read, or while its weights are: refused. After: it does not matter.
+            server.ready.wait(60)
+            if any("serving" in line for line in server.log):
+                self.assertEqual(server.stop(), 0)
+                return
+            self.assertEqual(server.wait(20), 2, "".join(server.log))
+            self.assertIn(os.path.basename(largest), server.log[-1])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

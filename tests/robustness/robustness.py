@@ -1,0 +1,167 @@
+"""What the robustness tests share: the server of tests/e2e, raw requests, figures.
+
+A test is called as TEST PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS and obeys two variables:
+
+    ROBUST_SECONDS  how long a load lasts (3). From LONG_FROM on the tests with long waits and many
+                    connections run too.
+    ROBUST_SLACK    limits of time are so many times as long (1): for machines that do other work.
+"""
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+from fathom_server import ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, SOURCE, Server  # noqa: E402
+
+WITH_FAULTS = sys.argv.pop(1)
+SECONDS = float(os.environ.get("ROBUST_SECONDS", "3"))
+SLACK = float(os.environ.get("ROBUST_SLACK", "1"))
+LONG_FROM = 20
+IS_LONG = SECONDS >= LONG_FROM
+CHAT = "/v1/chat/completions"
+
+
+def faulty(faults, *flags, **options):
+    """A server with faults (engine_faults.cc lists them)."""
+    return Server(*flags, program=WITH_FAULTS,
+                  environment={"FATHOM_FAULT": faults, **options.pop("environment", {})}, **options)
+
+
+def percentile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
+def figure(name, text):
+    """A line for docs/reliability.md."""
+    print(f"{name}: {text}", flush=True)
+
+
+def wait_until(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(0.01)
+
+
+def pages(server):
+    """Pages of the cache by state."""
+    _, _, text = server.ask("GET", "/metrics")
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("fathom_kv_pages{"):
+            state = line.split('state="')[1].split('"')[0]
+            found[state] = int(line.rsplit(" ", 1)[1])
+    return found
+
+
+def wait_idle(server, seconds=10):
+    """Nothing runs or waits and no page is held. Seconds that took."""
+    start = time.monotonic()
+    wait_until(lambda: pages(server)["used"] == 0, seconds, "pages free")
+    server.wait_for("vllm:num_requests_running", 0, seconds)
+    server.wait_for("vllm:num_requests_waiting", 0, seconds)
+    return time.monotonic() - start
+
+
+def encode(path, body=b"", headers=(), method="POST"):
+    """A request's bytes; the connection ends with its answer."""
+    if not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close",
+             "Content-Type: application/json", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def connect(server, timeout=30):
+    return socket.create_connection(("127.0.0.1", server.port), timeout)
+
+
+def read_to_end(connection):
+    """All bytes until the server closes; a reset raises."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def send_raw(server, data, timeout=30, ends=False):
+    """What the server answers to these bytes until it closes the connection. `ends`: nothing more will
+    come, which to the server is a client that has left."""
+    with connect(server, timeout) as connection:
+        connection.sendall(data)
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        return read_to_end(connection)
+
+
+def status_of(answer):
+    """The status of an answer's bytes; 0: closed without one."""
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
+
+
+class Outcome:
+    """How one request ended: status and times in seconds, or an error's name."""
+
+    def __init__(self):
+        self.status, self.head, self.data, self.error = 0, b"", b"", None
+        self.started = time.monotonic()
+        self.first_byte = self.seconds = None
+
+    @property
+    def complete(self):
+        return self.error is None and (b"[DONE]" in self.data or self.status != 200)
+
+
+async def ask(port, request, limit=60, pieces=None):
+    """Sends bytes, reads to the end. `pieces` gets (time, bytes) of each read."""
+    outcome = Outcome()
+
+    async def exchange():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(request)
+            outcome.head = await reader.readuntil(b"\r\n\r\n")
+            outcome.first_byte = time.monotonic() - outcome.started
+            outcome.status = status_of(outcome.head)
+            while part := await reader.read(65536):
+                outcome.data += part
+                if pieces is not None:
+                    pieces.append((time.monotonic(), part))
+        finally:
+            writer.close()
+
+    try:
+        await asyncio.wait_for(exchange(), limit)
+    except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError) as problem:
+        outcome.error = type(problem).__name__
+    outcome.seconds = time.monotonic() - outcome.started
+    return outcome
+
+
+async def closed_loop(port, request, concurrency, seconds):
+    """So many clients that ask again when they are answered."""
+    end = time.monotonic() + seconds
+    outcomes = []
+
+    async def client():
+        while time.monotonic() < end:
+            outcomes.append(await ask(port, request))
+
+    await asyncio.gather(*(client() for _ in range(concurrency)))
+    return outcomes
+
+
+async def open_loop(port, request, rate, seconds, on_start=None):
+    """So many requests a second, whatever becomes of them."""
+    tasks, start = [], time.monotonic()
+    while (now := time.monotonic() - start) < seconds:
+        while len(tasks) < now * rate:
+            tasks.append(asyncio.ensure_future(ask(port, request)))
+        await asyncio.sleep(0.005)
+    if on_start is not None:
+        on_start()
+    return await asyncio.gather(*tasks)
