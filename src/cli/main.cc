@@ -7,7 +7,7 @@ namespace {
 // A standard stream that is closed would be given to the next file or connection that is opened,
 // and what is logged would be written into that.
 void keep_standard_descriptors() {
-  for (const int descriptor : {0, 1, 2}) {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
     if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest free one
   }
 }

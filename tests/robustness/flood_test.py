@@ -14,7 +14,7 @@ from robustness import (CHAT, IS_LONG, LONG, SECONDS, SLACK, Server, ask, closed
 
 # A small cache, so that all of it has been written before memory is measured.
 FLAGS = ("--max-num-seqs", "8", "--max-queued-requests", "8", "--max-total-tokens", "8192",
-         "--no-log-requests", "--log-level", "warning")
+         "--no-log-requests")
 REQUEST = encode(CHAT, {**LONG, "max_tokens": 32, "stream": True})
 
 

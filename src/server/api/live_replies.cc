@@ -26,9 +26,9 @@ std::vector<std::shared_ptr<LiveReply>> LiveReplies::find(const std::string& id)
 }
 
 int64_t LiveReplies::abort(const std::string& id) {
-  const auto found = find(id);
-  for (const auto& reply : found) reply->abort();
-  return std::ssize(found);
+  int64_t count = 0;
+  for (const auto& reply : find(id)) count += reply->abort() ? 1 : 0;
+  return count;
 }
 
 void LiveReplies::fail_all(const ApiError& error) {

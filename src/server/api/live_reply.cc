@@ -86,9 +86,11 @@ void LiveReply::fail(ApiError error) {
   abort_engine();
 }
 
-void LiveReply::abort() {
+bool LiveReply::abort() {
   const std::lock_guard lock(mutex_);
+  const bool runs = !sent_ && !left_ && !running_.empty();
   abort_engine();
+  return runs;
 }
 
 void LiveReply::client_left() {

@@ -33,7 +33,7 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
   void fail(ApiError error);
 
   // Aborts what still runs: the client gets what there is, with an error. Any thread.
-  void abort();
+  bool abort();  // false: nothing ran any more
 
   const std::string& id() const { return id_; }
 
