@@ -6,6 +6,7 @@
 //   no memory, which the runner reports as an error
 #include "cli/engine_faults.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
