@@ -147,8 +147,9 @@ class Ends(AnthropicTest):
         self.pages_come_back()
 
     def test_a_full_queue_is_a_rate_limit(self):
-        streams = [self.anthropic.messages.create(**self.endless(), stream=True)
-                   for _ in range(2)]
+        streams = [self.anthropic.messages.create(**self.endless(), stream=True)]
+        next(iter(streams[0]))
+        streams.append(self.anthropic.messages.create(**self.endless(), stream=True))
         with self.assertRaises(anthropic.RateLimitError) as caught:
             self.anthropic.messages.create(**self.fields())
         self.assertEqual(caught.exception.response.headers["retry-after"], "1")
