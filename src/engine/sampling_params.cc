@@ -66,8 +66,8 @@ Result<> SamplingParams::validate(int64_t vocab_size) const {
   FATHOM_RETURN_IF_ERROR(check_above_zero("top_p", top_p, 1));
   FATHOM_RETURN_IF_ERROR(check_range("min_p", min_p, 0, 1));
   if (top_k < -1) return invalid("top_k is {}, must be -1 (all) or more", top_k);
-  FATHOM_RETURN_IF_ERROR(
-      check_above_zero("repetition_penalty", repetition_penalty, kMaxRepetitionPenalty));
+  FATHOM_RETURN_IF_ERROR(check_range("repetition_penalty", repetition_penalty,
+                                     kMinRepetitionPenalty, kMaxRepetitionPenalty));
   FATHOM_RETURN_IF_ERROR(
       check_range("presence_penalty", presence_penalty, -kMaxPenalty, kMaxPenalty));
   FATHOM_RETURN_IF_ERROR(

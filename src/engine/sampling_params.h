@@ -16,8 +16,9 @@ namespace fathom {
 
 // Limits that do not depend on the model. Where the official API schema has one, it is that.
 inline constexpr double kMaxTemperature = 2;
-inline constexpr double kMaxPenalty = 2;             // presence and frequency: [-2, 2]
-inline constexpr double kMaxRepetitionPenalty = 10;  // beyond 2 a text falls apart already
+inline constexpr double kMaxPenalty = 2;               // presence and frequency: [-2, 2]
+inline constexpr double kMaxRepetitionPenalty = 10;    // beyond 2 a text falls apart already
+inline constexpr double kMinRepetitionPenalty = 0.01;  // logits divided by less may overflow
 inline constexpr float kMaxLogitBias = 100;
 inline constexpr size_t kMaxLogitBiasIds = 1024;
 inline constexpr size_t kMaxStopStrings = 4;
@@ -31,7 +32,7 @@ struct SamplingParams {
   double top_p = 1;               // (0, 1]
   double min_p = 0;               // [0, 1]: of the most likely token's probability
   int64_t top_k = 0;              // 0 or -1: all
-  double repetition_penalty = 1;  // (0, 10], over prompt and output; divides positive logits
+  double repetition_penalty = 1;  // [0.01, 10], over prompt and output; divides positive logits
   double presence_penalty = 0;    // over the output only, as the next
   double frequency_penalty = 0;
   std::vector<std::pair<int32_t, float>> logit_bias = {};  // added to the logits of these ids

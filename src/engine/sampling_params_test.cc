@@ -36,6 +36,7 @@ TEST(SamplingParams, EveryLimit) {
       {nullptr, [](SamplingParams& p) { p.top_k = std::numeric_limits<int64_t>::max(); }},
       {"top_k is -2", [](SamplingParams& p) { p.top_k = -2; }},
       {"repetition_penalty is 0", [](SamplingParams& p) { p.repetition_penalty = 0; }},
+      {"repetition_penalty is 5e-324", [](SamplingParams& p) { p.repetition_penalty = 5e-324; }},
       {"repetition_penalty is nan", [](SamplingParams& p) { p.repetition_penalty = kNan; }},
       {"presence_penalty is 2.5", [](SamplingParams& p) { p.presence_penalty = 2.5; }},
       {"frequency_penalty is -inf", [](SamplingParams& p) { p.frequency_penalty = -kInf; }},

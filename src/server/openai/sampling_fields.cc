@@ -33,7 +33,7 @@ const ObjectSchema& SamplingFields::schema() {
           .field("min_p", &F::min_p, number(0, 1),
                  "Only tokens with this share of the likeliest one's probability")
           .field("repetition_penalty", &F::repetition_penalty,
-                 number_above(0, kMaxRepetitionPenalty),
+                 number(kMinRepetitionPenalty, kMaxRepetitionPenalty),
                  "Divides the logits of tokens seen in prompt or answer")
           .field("presence_penalty", &F::presence_penalty, number(-kMaxPenalty, kMaxPenalty),
                  "Subtracted from the logits of tokens in the answer")
