@@ -6,6 +6,7 @@ follows it may be refused only by an error that names the field or the reason.
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from served import KEY, Server
@@ -23,8 +24,9 @@ class Document(unittest.TestCase):
                    "--config-file", os.path.join(HERE, "schemathesis.toml"), "run",
                    server.url + "/openapi.json", "--max-examples", EXAMPLES, "--seed", "1",
                    "-H", "Authorization: Bearer " + KEY, *flags]
-        done = subprocess.run(command, env={**os.environ, "SCHEMATHESIS_HOOKS": "named_refusals",
-                                            "PYTHONPATH": HERE}, cwd=HERE)
+        with tempfile.TemporaryDirectory() as scratch:  # it keeps what it found
+            done = subprocess.run(command, env={**os.environ, "SCHEMATHESIS_HOOKS": "named_refusals",
+                                            "PYTHONPATH": HERE}, cwd=scratch)
         server.stop()
         self.assertEqual(done.returncode, 0)
 
