@@ -30,8 +30,8 @@ void add_sampling_flags(CLI::App& app, SamplingFlags* flags) {
               "Only so many of the most likely tokens; 0: all", models + "all");
   group.number("--min-p", &flags->min_p, 0, 1,
                "Only tokens with this share of the likeliest one's probability", "0");
-  group.number("--repetition-penalty", &flags->repetition_penalty, 0, 10,
-               "Divides the logits of tokens seen in prompt or answer", "1");
+  group.number("--repetition-penalty", &flags->repetition_penalty, kMinRepetitionPenalty,
+               kMaxRepetitionPenalty, "Divides the logits of tokens seen in prompt or answer", "1");
   group.number("--presence-penalty", &flags->presence_penalty, -kMaxPenalty, kMaxPenalty,
                "Subtracted from the logits of tokens in the answer", "0");
   group.number("--frequency-penalty", &flags->frequency_penalty, -kMaxPenalty, kMaxPenalty,
