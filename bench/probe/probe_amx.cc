@@ -1,17 +1,10 @@
 #include <immintrin.h>
 
 #include "bench/probe/probe_kernels.h"
+#include "device/cpu/tile_state.h"
 
 namespace fathom {
 namespace {
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 // Four tiles of sums, as many as a kernel keeps beside its operands; the factors are 2^-7 and 2^-8,
 // so that the sums stay finite.
@@ -22,8 +15,7 @@ int64_t bf16(int64_t count, float* out) {
     factors[1][i] = 0x3B80;
   }
   alignas(64) float sums[16 * 16];
-  const TileShapes shapes;
-  _tile_loadconfig(&shapes);
+  const TileState state;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -40,7 +32,6 @@ int64_t bf16(int64_t count, float* out) {
   out[0] += sums[0];
   _tile_stored(3, sums, 64);
   out[0] += sums[0];
-  _tile_release();
   return 4 * 2 * 16 * 16 * 32;
 }
 

@@ -13,6 +13,7 @@
 // the AVX-512 loop.
 #include <immintrin.h>
 
+#include "device/cpu/tile_state.h"
 #include "ops/attention/attention_kernels.h"
 
 namespace fathom::cpu {
@@ -24,27 +25,6 @@ constexpr int64_t kTileBytes = 4 * kTileWords;
 constexpr int64_t kKeyWords = kTileKeys / 2;
 constexpr int64_t kScoresStride = kTileKeys * 4;  // bytes
 constexpr int64_t kProbabilityStride = kTileKeys * 2;
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Whole tiles; released at the end, because what they leave behind makes every switch of threads
-// dearer.
-class TileState {
- public:
-  TileState() {
-    const TileShapes shapes;
-    _tile_loadconfig(&shapes);
-  }
-  ~TileState() { _tile_release(); }
-  TileState(const TileState&) = delete;
-  TileState& operator=(const TileState&) = delete;
-};
 
 int64_t padded(int64_t dims) { return (dims + kValuePadding - 1) / kValuePadding * kValuePadding; }
 

@@ -18,6 +18,7 @@
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBF16PS).
 #include <immintrin.h>
 
+#include "device/cpu/tile_state.h"
 #include "ops/linear/expand_avx512.h"
 #include "ops/linear/linear_kernels.h"
 
@@ -39,29 +40,6 @@ constexpr int64_t kPairStep = kFp8 ? 64 : 128;  // bytes of a pair's step
 
 // Tiles 0 … 3 hold sums, 4 and 5 rows of x, 5 … 7 weights (5 is the one that the form needs). The
 // instructions name them in their code, so constants name nothing but themselves.
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-static_assert(sizeof(TileShapes) == 64);
-
-// The shapes cost about 200 cycles; what they leave behind makes every switch of threads dearer, so
-// it is released.
-class TileState {
- public:
-  explicit TileState(int rows_of_x = kTile) {
-    TileShapes shapes;
-    for (const int tile : {0, 1, 2, 3, 4}) shapes.rows[tile] = static_cast<uint8_t>(rows_of_x);
-    _tile_loadconfig(&shapes);
-  }
-  ~TileState() { _tile_release(); }
-  TileState(const TileState&) = delete;
-  TileState& operator=(const TileState&) = delete;
-};
 
 // Subnormals are zero for vectors too, in and out, as they are for the tiles.
 class FlushSubnormals {
@@ -280,7 +258,7 @@ void few_rows(const uint16_t* x, int rows, const PackedBlocks& weights, int bloc
               int64_t pair_stride) {
   alignas(64) std::byte scratch[kBlockSteps * 128 * kPairs];
   alignas(64) float tile[kTile * kPanelFloats];
-  const TileState state(rows);
+  const TileState state(/*narrow=*/5, rows);  // sums and x
   if constexpr (!kFp8) {
     _tile_loadd(0, sums, kSumsStride);
     _tile_loadd(1, sums + kPanelFloats, kSumsStride);

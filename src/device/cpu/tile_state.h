@@ -1,0 +1,45 @@
+// The matrix tiles (AMX) of a thread, for as long as an object of this class is there.
+//
+// Local to the vector files that include it: they are compiled for instructions that not every CPU
+// has.
+#pragma once
+
+#if defined(__AMX_TILE__)
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace fathom {
+namespace {
+
+// Eight tiles of 16 rows x 64 bytes; the first `narrow` of them have `rows` rows. Setting the
+// shapes costs about 200 cycles and zeroes all tiles. What they leave behind makes every switch of
+// threads dearer, so it is released.
+class TileState {
+ public:
+  explicit TileState(int narrow = 0, int rows = 16) {
+    Shapes shapes;
+    for (int tile = 0; tile < narrow; ++tile) shapes.rows[tile] = static_cast<uint8_t>(rows);
+    _tile_loadconfig(&shapes);
+  }
+  ~TileState() { _tile_release(); }
+  TileState(const TileState&) = delete;
+  TileState& operator=(const TileState&) = delete;
+
+ private:
+  // As the instruction reads it (Intel's manual, volume 1, chapter 18).
+  struct alignas(64) Shapes {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t column_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  static_assert(sizeof(Shapes) == 64);
+};
+
+}  // namespace
+}  // namespace fathom
+
+#endif
