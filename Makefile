@@ -12,7 +12,7 @@ RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-robust       the tests of tests/robustness, $(ROBUST_SECONDS) s of load each, and their figures"
 	@echo "make bench             measure the bundled model and the V2-Lite shape"
 	@echo "make bench-host        measure what the host adds: server and engine over a null device"
+	@echo "make benchmarks        build the programs that measure single operations (*_bench)"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
 	@echo "make format | check    format the sources | prove format, include direction and headers"
@@ -70,6 +71,9 @@ bench: build
 	@tools/bench_cpu.sh $(FATHOM)
 
 # On two cores, with a device that returns random tokens at once.
+benchmarks: setup $(RELEASE)/build.ninja
+	@cmake --build $(RELEASE) --target benchmarks
+
 bench-host: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target engine_bench server_api_bench
 	@taskset -c 0,1 $(RELEASE)/src/engine/engine_bench --benchmark_filter='/256/'

@@ -37,12 +37,14 @@ function(fathom_test NAME)
   endif()
 endfunction()
 
-# fathom_bench(NAME SOURCES … DEPS …): the benchmark program NAME_bench.
+# fathom_bench(NAME SOURCES … DEPS …): the benchmark program NAME_bench; `benchmarks` builds all.
+add_custom_target(benchmarks)
 function(fathom_bench NAME)
   if(NOT FATHOM_BENCHMARKS)
     return()
   endif()
   cmake_parse_arguments(BENCH "" "" "SOURCES;DEPS" ${ARGN})
-  add_executable(${NAME}_bench ${BENCH_SOURCES})
+  add_executable(${NAME}_bench EXCLUDE_FROM_ALL ${BENCH_SOURCES})
+  add_dependencies(benchmarks ${NAME}_bench)
   target_link_libraries(${NAME}_bench PRIVATE fathom_options ${BENCH_DEPS} benchmark::benchmark_main)
 endfunction()
