@@ -178,7 +178,7 @@ std::string ApiServer::server_info() const {
   json::object server = backend.settings;
   const EngineStats stats = backend.engine->stats();
   server["running"] = stats.running;
-  server["waiting"] = stats.waiting + stats.queued_requests;
+  server["waiting"] = std::max(stats.waiting, stats.queued_requests);
   server["kv_tokens"] = stats.pages_total * kPageSize;
   return server_info_body(backend.served, server);
 }

@@ -140,8 +140,9 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
   if (engine != nullptr) {
     const auto total = static_cast<double>(std::max<int64_t>(engine->pages_total, 1));
     gauge("vllm:num_requests_running", engine->running, "Sequences that take part in steps.");
-    gauge("vllm:num_requests_waiting", engine->waiting + engine->queued_requests,
-          "Sequences and requests that wait.");
+    // A queued request is among the waiting sequences as soon as the engine's thread has seen it.
+    gauge("vllm:num_requests_waiting", std::max(engine->waiting, engine->queued_requests),
+          "Sequences that wait for their first step or to be computed again.");
     gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine->pages_used) / total,
           "Share of the cache's pages that sequences hold; 1 is all.");
     counter("vllm:prompt_tokens_total", engine->prompt_tokens, "Prompt tokens computed.");

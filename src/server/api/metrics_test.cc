@@ -58,6 +58,7 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
   metrics.count_rejection(ApiError(400, "bad"));
   metrics.count_disconnect();
   EngineStats stats;
+  stats.waiting = stats.queued_requests = 3;  // the same three
   stats.pages_total = 100;
   stats.pages_used = 25;
   stats.pages_cached = 5;
@@ -66,6 +67,7 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
 
   const auto page = samples(metrics.text("a \"b\"\\c", &stats, http));
   const std::string labels = R"({engine="0",model_name="a \"b\"\\c")";
+  EXPECT_EQ(page.at("vllm:num_requests_waiting" + labels + "}"), 3);
   EXPECT_EQ(page.at("vllm:kv_cache_usage_perc" + labels + "}"), 0.25);
   EXPECT_EQ(page.at("fathom_kv_pages" + labels + ",state=\"free\"}"), 70);
   EXPECT_EQ(page.at("vllm:request_success_total" + labels + ",finished_reason=\"length\"}"), 1);
