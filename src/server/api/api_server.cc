@@ -7,6 +7,7 @@
 #include "cache/latent_layout.h"
 #include "server/api/abort_request.h"
 #include "server/api/api_document.h"
+#include "server/api/error_response.h"
 #include "server/http/log_text.h"
 #include "server/openai/model_bodies.h"
 #include "server/page/page.h"
@@ -29,14 +30,8 @@ constexpr std::chrono::milliseconds kWatchInterval{500};
 // than this does not hold up the restart.
 constexpr std::chrono::milliseconds kLastWords{500};
 
-Response respond(const ApiError& error, ErrorShape shape = ErrorShape::kOpenAi) {
-  Response response = {.status = error.status, .body = error.to_json(shape)};
-  if (error.status == 429 || error.status == 503) response.headers.add("Retry-After", "1");
-  return response;
-}
-
 Response respond(ApiResult<std::string> body, ErrorShape shape = ErrorShape::kOpenAi) {
-  if (!body) return respond(body.error(), shape);
+  if (!body) return error_response(body.error(), shape);
   return {.body = std::move(*body)};
 }
 
@@ -191,7 +186,7 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
   auto prepared = prepare(endpoint, request.body, backend.served, options_.limits, identity);
   if (!prepared) {
     metrics_.count_rejection(prepared.error());
-    answer->send(respond(prepared.error(), shape));
+    answer->send(error_response(prepared.error(), shape));
     return;
   }
   for (const std::string& field : prepared->unknown_fields) {
@@ -214,7 +209,7 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
         if (!compiled) {
           const ApiError error(compiled.error());
           metrics_.count_rejection(error);
-          answer->send(respond(error, shape));
+          answer->send(error_response(error, shape));
           return;
         }
         const auto& tokenizer = *backend_.load()->served.tokenizer;
@@ -254,14 +249,14 @@ http::RouteTable ApiServer::make_routes() {
                                  RouteOptions options, auto respond_to) {
     add(method, std::move(path), access, options, [this, respond_to](const http::Request& request) {
       const Backend* const backend = backend_;
-      return backend == nullptr ? respond(loading()) : respond_to(*backend, request);
+      return backend == nullptr ? error_response(loading()) : respond_to(*backend, request);
     });
   };
   const auto add_generating = [&](std::string path, GeneratingEndpoint endpoint) {
     routes.add(Method::kPost, std::move(path), Access::kKey,
                [this, endpoint](const http::Request& request, const Answer& answer) {
                  if (backend_ == nullptr) {
-                   answer->send(respond(loading(), error_shape_of(endpoint)));
+                   answer->send(error_response(loading(), error_shape_of(endpoint)));
                  } else {
                    generate(endpoint, request, answer);
                  }
@@ -334,16 +329,17 @@ http::RouteTable ApiServer::make_routes() {
       Method::kPost, "/abort_request", Access::kKey, kAtOnce,
       [this](const Backend&, const http::Request& request) {
         const auto target = read_abort_target(request.body, options_.limits);
-        if (!target) return respond(target.error());
+        if (!target) return error_response(target.error());
         return Response{.body = fmt::format(R"({{"aborted":{}}})", replies_.abort(*target))};
       });
   for (const MissingEndpoint& missing : kMissingEndpoints) {
     add(Method::kPost, missing.path, Access::kKey, kAtOnce, [missing](const http::Request&) {
-      return respond(ApiError(404,
-                              fmt::format("{} is not available at {}: this server generates text "
-                                          "only",
-                                          missing.what, missing.path),
-                              std::nullopt, "not_supported"));
+      return error_response(
+          ApiError(404,
+                   fmt::format("{} is not available at {}: this server generates text "
+                               "only",
+                               missing.what, missing.path),
+                   std::nullopt, "not_supported"));
     });
   }
   return routes;

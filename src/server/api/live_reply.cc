@@ -1,24 +1,11 @@
 #include "server/api/live_reply.h"
 
 #include "base/log.h"
+#include "server/api/error_response.h"
 #include "server/http/sse.h"
 
 namespace fathom {
 namespace {
-
-http::Response error_response(const ApiError& error, ErrorShape shape) {
-  http::Response response;
-  response.status = error.status;
-  response.body = error.to_json(shape);
-  // Overload and shutdown pass; what else is wrong will still be wrong the next time, and clients
-  // that repeat every 5xx should not.
-  if (error.status == 429 || error.status == 503) {
-    response.headers.add("Retry-After", "1");
-  } else if (error.status >= 500) {
-    response.headers.add("x-should-retry", "false");
-  }
-  return response;
-}
 
 http::StreamHead stream_head(const ReplyWriter& writer) {
   http::StreamHead head;
