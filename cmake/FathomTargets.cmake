@@ -15,6 +15,11 @@ if(FATHOM_FUZZ)
   target_compile_options(fathom_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# Code that runs once or waits for a person: built in a third less time.
+function(fathom_build_quickly TARGET)
+  target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Release>:-O1>)
+endfunction()
+
 # fathom_room(NAME SOURCES … DEPS …): the library fathom_NAME.
 function(fathom_room NAME)
   cmake_parse_arguments(ROOM "" "" "SOURCES;DEPS" ${ARGN})
@@ -30,6 +35,7 @@ function(fathom_test NAME)
   cmake_parse_arguments(TEST "" "LABEL" "SOURCES;DEPS" ${ARGN})
   add_executable(${NAME}_test ${TEST_SOURCES})
   target_link_libraries(${NAME}_test PRIVATE fathom_options ${TEST_DEPS} GTest::gtest_main)
+  fathom_build_quickly(${NAME}_test)
   target_compile_definitions(${NAME}_test PRIVATE FATHOM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${NAME} COMMAND ${NAME}_test)
   if(TEST_LABEL)

@@ -1,4 +1,6 @@
 // `fathom bench`: the flags of latency and throughput.
+#include <CLI/CLI.hpp>
+
 #include "cli/bench.h"
 #include "cli/command.h"
 

@@ -1,6 +1,7 @@
 // `fathom bench serve`: load on a server that runs, as its clients see it.
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <limits>
 
 #include "cli/bench.h"

@@ -1,6 +1,8 @@
 // `fathom chat MODEL`: a conversation at the terminal, or line by line from a pipe.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
+
 #include "cli/chat_session.h"
 #include "cli/command.h"
 #include "cli/line_reader.h"

@@ -1,10 +1,13 @@
 // A command adds itself to the command line; the one that was chosen then runs.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 
 #include "base/status.h"
+
+namespace CLI {
+class App;
+}
 
 namespace fathom {
 

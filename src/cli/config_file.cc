@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 

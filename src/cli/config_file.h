@@ -7,11 +7,14 @@
 // The command line wins over the environment, which wins over the file.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+
+namespace CLI {
+class App;
+}
 
 namespace fathom {
 

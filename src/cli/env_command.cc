@@ -1,6 +1,8 @@
 // `fathom env`: the report to put into a bug report.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+
 #include "cli/command.h"
 #include "cli/environment_report.h"
 

@@ -1,4 +1,5 @@
 // `fathom eval MODEL`: how well a model answers, on sets of questions and on prose.
+#include <CLI/CLI.hpp>
 #include <cmath>
 
 #include "chat/python_json.h"

@@ -5,7 +5,6 @@
 // command sees is in range.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -14,6 +13,11 @@
 #include <vector>
 
 #include "base/status.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace fathom {
 

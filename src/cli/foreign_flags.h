@@ -4,9 +4,12 @@
 // Those that ask for more than there is ("--tp 8") are errors: the line's author counts on it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace fathom {
 

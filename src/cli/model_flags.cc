@@ -1,5 +1,6 @@
 #include "cli/model_flags.h"
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <utility>
 

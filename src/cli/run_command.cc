@@ -1,6 +1,7 @@
 // `fathom run MODEL PROMPT`: one prompt, one answer.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <iostream>
 
 #include "chat/prompt_ids.h"

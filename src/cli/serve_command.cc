@@ -1,6 +1,7 @@
 // `fathom serve MODEL`: the HTTP server.
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <fstream>
 #include <future>

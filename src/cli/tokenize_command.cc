@@ -1,6 +1,7 @@
 // `fathom tokenize MODEL TEXT`: what the model sees of a text.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <iterator>
 
 #include "base/utf8.h"

@@ -1,4 +1,5 @@
 // What deploy/ and docs/serving.md say is what the program has: flags, metrics, paths, times.
+#include <CLI/CLI.hpp>
 #include <gtest/gtest.h>
 #include <unistd.h>
 #include <yaml-cpp/yaml.h>
