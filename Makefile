@@ -48,7 +48,7 @@ serve: build
 
 test: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE)
-	@ctest --test-dir $(RELEASE) --output-on-failure -LE slow
+	@ctest --test-dir $(RELEASE) --output-on-failure --parallel 2 -LE slow
 
 test-slow: test
 	@tools/test_slow.sh $(RELEASE)

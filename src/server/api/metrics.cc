@@ -22,14 +22,14 @@ constexpr double kTokenBounds[] = {1,   2,    5,    10,   20,    50,    100,   2
 constexpr double kChoiceBounds[] = {1, 2, 5, 10, 20};
 
 void head(std::string& out, std::string_view name, std::string_view type, std::string_view help) {
-  fmt::format_to(std::back_inserter(out), "# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+  out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
 }
 
 template <typename T>
 void value(std::string& out, std::string_view name, std::string_view type, std::string_view help,
            std::string_view labels, T number) {
   head(out, name, type, help);
-  fmt::format_to(std::back_inserter(out), "{}{{{}}} {}\n", name, labels, number);
+  out += fmt::format("{}{{{}}} {}\n", name, labels, number);
 }
 
 // A label's value, as the text form wants it.
@@ -74,15 +74,14 @@ void Histogram::observe(double value) {
 
 void Histogram::write(std::string_view name, std::string_view labels, std::string& out) const {
   int64_t below = 0;
-  const auto to = std::back_inserter(out);
   for (size_t i = 0; i < bounds_.size(); ++i) {
     below += counts_[i].load(std::memory_order_relaxed);
-    fmt::format_to(to, "{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], below);
+    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], below);
   }
   below += counts_[bounds_.size()].load(std::memory_order_relaxed);
-  fmt::format_to(to, "{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, below);
-  fmt::format_to(to, "{}_sum{{{}}} {}\n", name, labels, sum_.load(std::memory_order_relaxed));
-  fmt::format_to(to, "{}_count{{{}}} {}\n", name, labels, below);
+  out += fmt::format("{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, below);
+  out += fmt::format("{}_sum{{{}}} {}\n", name, labels, sum_.load(std::memory_order_relaxed));
+  out += fmt::format("{}_count{{{}}} {}\n", name, labels, below);
 }
 
 Metrics::Metrics()
@@ -157,8 +156,7 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
     counter("fathom_steps_total", engine->steps, "Steps of the engine.");
     head(out, "fathom_kv_pages", "gauge", "Pages of the cache by state.");
     const auto pages = [&](std::string_view state, int64_t count) {
-      fmt::format_to(std::back_inserter(out), "fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels,
-                     state, count);
+      out += fmt::format("fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels, state, count);
     };
     pages("free", engine->pages_total - engine->pages_used - engine->pages_cached);
     pages("cached", engine->pages_cached);
@@ -170,15 +168,13 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
   head(out, "vllm:request_success_total", "counter", "Finished choices by reason.");
   for (const FinishReason reason :
        {FinishReason::kStop, FinishReason::kLength, FinishReason::kAbort, FinishReason::kError}) {
-    fmt::format_to(std::back_inserter(out),
-                   "vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
-                   name_of(reason), finished_[static_cast<size_t>(reason)].load());
+    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
+                       name_of(reason), finished_[static_cast<size_t>(reason)].load());
   }
   head(out, "fathom_requests_rejected_total", "counter", "Requests without an answer by reason.");
   const auto rejected = [&](std::string_view reason, int64_t count) {
-    fmt::format_to(std::back_inserter(out),
-                   "fathom_requests_rejected_total{{{},reason=\"{}\"}} {}\n", labels, reason,
-                   count);
+    out += fmt::format("fathom_requests_rejected_total{{{},reason=\"{}\"}} {}\n", labels, reason,
+                       count);
   };
   rejected("queue_full", rejected_queue_full_);
   rejected("invalid", rejected_invalid_);
@@ -210,8 +206,8 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
         http.connections_refused);
   head(out, "fathom_http_responses_total", "counter", "Answers by class of status.");
   for (int status = 1; status <= 5; ++status) {
-    fmt::format_to(std::back_inserter(out), "fathom_http_responses_total{{class=\"{}xx\"}} {}\n",
-                   status, http.responses[status]);
+    out += fmt::format("fathom_http_responses_total{{class=\"{}xx\"}} {}\n", status,
+                       http.responses[status]);
   }
   const ProcessFigures process = read_process();
   value(out, "process_resident_memory_bytes", "gauge", "Resident memory.", "",

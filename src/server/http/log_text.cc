@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
-
 namespace fathom::http {
 
 std::string for_log(std::string_view text, size_t longest) {
@@ -11,7 +9,7 @@ std::string for_log(std::string_view text, size_t longest) {
   for (const char c : text.substr(0, longest)) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte > 0x7E) {
-      fmt::format_to(std::back_inserter(out), "\\x{:02x}", byte);
+      out += fmt::format("\\x{:02x}", byte);
     } else {
       if (c == '"' || c == '\\') out.push_back('\\');
       out.push_back(c);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <iterator>
 
 namespace fathom::http {
 namespace {
@@ -47,8 +46,7 @@ bool is_servers(std::string_view name) {
 }  // namespace
 
 void append_response_head(std::string& out, const ResponseHead& head) {
-  fmt::format_to(std::back_inserter(out), "HTTP/1.1 {} {}\r\n", head.status,
-                 reason_phrase(head.status));
+  out += fmt::format("HTTP/1.1 {} {}\r\n", head.status, reason_phrase(head.status));
   append_field(out, "Date", date());
   if (!head.content_type.empty()) append_field(out, "Content-Type", head.content_type);
   if (head.content_length)
@@ -70,8 +68,6 @@ void append_response_head(std::string& out, const ResponseHead& head) {
   out.append("\r\n");
 }
 
-void append_chunk_begin(std::string& out, int64_t size) {
-  fmt::format_to(std::back_inserter(out), "{:x}\r\n", size);
-}
+void append_chunk_begin(std::string& out, int64_t size) { out += fmt::format("{:x}\r\n", size); }
 
 }  // namespace fathom::http

@@ -50,7 +50,7 @@ ChatStream::ChatStream(ReplySpec spec) : ReplyWriter(std::move(spec)) {
 
 void ChatStream::write_first(size_t choice, std::string& out) const {
   out += head_;
-  fmt::format_to(std::back_inserter(out), "{}", choice);
+  out += fmt::format("{}", choice);
   out += R"(,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}])";
   if (spec_.return_token_ids) {
     out += ",\"prompt_token_ids\":";
@@ -83,7 +83,7 @@ void ChatStream::write_event(size_t choice, const Event& event, std::string& out
   const bool shows_ids = (spec_.logprobs || spec_.return_token_ids) && !event.ids.empty();
   if (delta.empty() && !event.finish && !shows_ids) return;
   out += head_;
-  fmt::format_to(std::back_inserter(out), "{}", choice);
+  out += fmt::format("{}", choice);
   out += ",\"delta\":{";
   if (!delta.reasoning.empty()) append_string(out, "reasoning_content", delta.reasoning);
   if (!delta.content.empty()) append_string(out, "content", delta.content);

@@ -32,7 +32,7 @@ void CompletionStream::write_event(size_t choice, const Event& event, std::strin
   const bool echoes = first && spec_.echo;
   if (event.text.empty() && !event.finish && !shows_ids && !echoes) return;
   out += base_;
-  fmt::format_to(std::back_inserter(out), "{{\"index\":{},\"text\":\"", choice);
+  out += fmt::format("{{\"index\":{},\"text\":\"", choice);
   if (echoes) append_json_escaped(out, prompt_of(choice).text);
   append_json_escaped(out, event.text);
   out += "\",\"logprobs\":";

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -51,18 +50,14 @@ class JsonWriter {
   JsonWriter& value(std::nullptr_t) { return raw("null"); }
   template <std::integral T>
   JsonWriter& value(T number) {
-    separate();
-    fmt::format_to(std::back_inserter(out_), "{}", number);
-    return *this;
+    const fmt::format_int text(number);
+    return raw(std::string_view(text.data(), text.size()));
   }
   // The fewest digits that read back. JSON has no infinities: OpenAI's number for a token without
   // any probability stands for them.
   template <std::floating_point T>
   JsonWriter& value(T number) {
-    separate();
-    if (!std::isfinite(number)) number = static_cast<T>(-9999);
-    fmt::format_to(std::back_inserter(out_), "{}", number);
-    return *this;
+    return raw(fmt::format("{}", std::isfinite(number) ? number : static_cast<T>(-9999)));
   }
   template <typename T>
   JsonWriter& value(const std::optional<T>& maybe) {

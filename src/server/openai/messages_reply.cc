@@ -82,18 +82,18 @@ void MessagesStream::open(Block block, const ToolCallDelta* call, std::string& o
 void MessagesStream::close(std::string& out) {
   if (block_ == Block::kNone) return;
   block_ = Block::kNone;
-  fmt::format_to(std::back_inserter(out),
-                 "event: content_block_stop\ndata: {{\"type\":\"content_block_stop\","
-                 "\"index\":{}}}\n\n",
-                 num_blocks_ - 1);
+  out += fmt::format(
+      "event: content_block_stop\ndata: {{\"type\":\"content_block_stop\","
+      "\"index\":{}}}\n\n",
+      num_blocks_ - 1);
 }
 
 void MessagesStream::write_delta(std::string_view type, std::string_view key, std::string_view text,
                                  std::string& out) const {
-  fmt::format_to(std::back_inserter(out),
-                 "event: content_block_delta\ndata: {{\"type\":\"content_block_delta\","
-                 "\"index\":{},\"delta\":{{\"type\":\"{}\",\"{}\":\"",
-                 num_blocks_ - 1, type, key);
+  out += fmt::format(
+      "event: content_block_delta\ndata: {{\"type\":\"content_block_delta\","
+      "\"index\":{},\"delta\":{{\"type\":\"{}\",\"{}\":\"",
+      num_blocks_ - 1, type, key);
   append_json_escaped(out, text);
   out += "\"}}\n\n";
 }

@@ -30,9 +30,8 @@ ResponsesReply::ResponsesReply(ReplySpec spec, std::string echo)
 
 void ResponsesReply::emit(std::string_view type, const std::string& fields, std::string& out) {
   if (!spec_.stream) return;
-  fmt::format_to(std::back_inserter(out),
-                 "event: {}\ndata: {{\"type\":\"{}\",\"sequence_number\":{},{}}}\n\n", type, type,
-                 sequence_++, fields);
+  out += fmt::format("event: {}\ndata: {{\"type\":\"{}\",\"sequence_number\":{},{}}}\n\n", type,
+                     type, sequence_++, fields);
 }
 
 std::string ResponsesReply::place() const {
