@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -97,6 +98,60 @@ TEST(Sample, EveryMixtureOfOptionsAgainstThePlainOne) {
     }
   }
   EXPECT_GT(compared, total * 0.998) << "near ties are rare";
+}
+
+// Denormals, negative zeros and the last number before each limit, over logits that are spread
+// wide, equal or denormal themselves: always a token that the options keep.
+TEST(Sample, OptionsAtTheirLimitsAgainstThePlainOne) {
+  constexpr double kDenormal = 5e-324, kLargerDenormal = 1e-310;
+  constexpr double kSmallest = std::numeric_limits<double>::min();
+  constexpr int64_t kVocab = 997;
+  std::mt19937 random(23);
+  SampleScratch scratch;
+  SampledToken out;
+  int compared = 0;
+  constexpr int kCases = 3000;
+  for (int i = 0; i < kCases; ++i) {
+    Case c = random_case(random, kVocab);
+    c.options.temperature = one_of(random, {-0.0, kDenormal, kLargerDenormal, kSmallest,
+                                            kGreedyTemperature, 1, std::nextafter(2.0, 0.0), 2});
+    c.options.top_p = one_of(
+        random, {kDenormal, kLargerDenormal, kSmallest, 0.5, std::nextafter(1.0, 0.0), 1, 1});
+    c.options.min_p = one_of(
+        random, {0, -0.0, kDenormal, kLargerDenormal, kSmallest, std::nextafter(1.0, 0.0), 1});
+    c.options.top_k = std::array<int64_t, 3>{0, 1, std::numeric_limits<int64_t>::max()}[i % 3];
+    c.options.repetition_penalty = one_of(random, {1, 0.01, 10, std::nextafter(1.0, 2.0)});
+    c.options.presence_penalty = one_of(random, {-0.0, kDenormal, -kLargerDenormal, 2, -2});
+    c.options.frequency_penalty = one_of(random, {-0.0, -kDenormal, kLargerDenormal, 2, -2});
+    for (auto& [id, bias] : c.options.logit_bias) {
+      bias = static_cast<float>(one_of(random, {-0.0, kDenormal, 1e-40, -1e-40, 100, -100}));
+    }
+    const float spread = static_cast<float>(one_of(random, {3, 1e4, 1e30, 1e-40, 1e-45}));
+    const auto row = random_row(random, kVocab, spread);
+    TokenHistory history;
+    history.add_prompt(c.prompt);
+    for (const int32_t id : c.output) history.add_output(id);
+    const std::vector<int32_t> masked(c.masked.begin(), c.masked.end());
+    sample(row, {.options = &c.options, .history = &history, .masked = masked, .num_logprobs = 1},
+           scratch, out);
+
+    ASSERT_GE(out.id, 0) << "case " << i;
+    ASSERT_FALSE(c.masked.contains(out.id)) << "case " << i;
+    ASSERT_TRUE(std::isfinite(out.logprob) && std::isfinite(out.top[0].second)) << "case " << i;
+    const auto expected = reference_distribution(row, c.options, c.prompt, c.output, c.masked);
+    double margin = 0;
+    const int32_t id =
+        reference_draw(expected, random_uniform(c.options.seed, c.options.stream, 0), &margin);
+    // In single precision a denormal penalty does not tell equal logits apart, nor does 2 large
+    // ones.
+    if (spread != 3) continue;
+    if (std::min(margin, expected.margin) < 1e-5 && out.id != id) continue;
+    ++compared;
+    ASSERT_EQ(out.id, id) << "case " << i << " T " << c.options.temperature << " top_p "
+                          << c.options.top_p << " min_p " << c.options.min_p << " top_k "
+                          << c.options.top_k;
+  }
+  EXPECT_GT(compared, kCases * 0.19) << "a fifth has the spread that is compared";
 }
 
 TEST(Sample, GreedyTakesTheLowestIdOfEquals) {
