@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
+#include <charconv>
 #include <cmath>
 
 namespace fathom {
@@ -81,7 +82,12 @@ class LimitedHandler {
     stack.push_uint64(number);
     return count_value(failure);
   }
-  bool on_double(double number, json::string_view, json::error_code& failure) {
+  // The parser's own conversion may be some units off in the last place, which moves a number over
+  // a field's limit, and makes NaN of 0e309. The text is whole: the body comes in one piece.
+  bool on_double(double rounded, json::string_view text, json::error_code& failure) {
+    double number = 0;
+    const auto exact = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (exact.ec != std::errc()) number = rounded;  // beyond the range: 0 or infinite
     if (!std::isfinite(number)) return refuse(failure, "a number is larger than a double can be");
     stack.push_double(number);
     return count_value(failure);

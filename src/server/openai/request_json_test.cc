@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
 
 namespace fathom {
 namespace {
@@ -112,6 +114,24 @@ TEST(RequestJson, KeepsOrderAndValues) {
   ASSERT_TRUE(parsed);
   EXPECT_EQ(json::serialize(*parsed),
             R"({"b":[1,-2,3.5E0,true,null,"xé\n"],"a":{"long key":18446744073709551615}})");
+}
+
+// The nearest double each, also where the parser's own conversion is some units off.
+TEST(RequestJson, NumbersAreExact) {
+  const auto number = [](const std::string& text) {
+    const auto parsed = parse_request_json("{\"a\":" + text + "}");
+    EXPECT_TRUE(parsed) << text;
+    return parsed->at("a").to_number<double>();
+  };
+  for (const char* text : {"0.1", "0.7", "1e-5", "9.999999999999999e-6", "100.00000000000001",
+                           "2.0000000000000004", "1.0000000000000002", "0.009999999999999998",
+                           "5e-324", "1e-310", "-2.2250738585072014e-308", "1.7976931348623157e308",
+                           "123456789012345678901234567890.5", "0.30000000000000004"}) {
+    EXPECT_EQ(number(text), std::strtod(text, nullptr)) << text;
+  }
+  EXPECT_EQ(number("0e400"), 0);
+  EXPECT_EQ(number("1e-400"), 0);
+  EXPECT_TRUE(std::signbit(number("-0.0")));
 }
 
 }  // namespace
