@@ -207,7 +207,8 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
   backend.grammars->compile(
       spec, [this, generation, answer, shape, id = request.id](GrammarCompiler::Compiled compiled) {
         if (!compiled) {
-          const ApiError error(compiled.error());
+          ApiError error(compiled.error());
+          if (error.status == 400) error.param = generation->grammar_param;
           metrics_.count_rejection(error);
           answer->send(error_response(error, shape));
           return;

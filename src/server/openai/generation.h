@@ -26,6 +26,7 @@ namespace fathom {
 struct Generation {
   std::vector<Request> requests;
   std::optional<GrammarSpec> grammar;  // of every choice
+  std::string grammar_param;           // the field that asks for it, to blame where it is wrong
   std::string cache_salt;
   int64_t priority = 0;
   std::unique_ptr<ReplyWriter> writer;

@@ -18,7 +18,7 @@ struct ConversationTask {
   Conversation conversation;
   ToolChoice tool_choice;
   bool parallel_calls = true;
-  std::optional<GrammarSpec> grammar;
+  std::optional<WantedGrammar> grammar;
   SamplingParams params;
   const SamplingFields* sampling = nullptr;
   std::string param;  // the field that holds the conversation
@@ -46,16 +46,18 @@ ApiResult<Generation> prepare_task(ConversationTask& task, const ServedModel& se
                                    ReplySpec& spec) {
   FATHOM_RETURN_IF_ERROR(check_choice(task.tool_choice, task.conversation.tools));
   FATHOM_TRY(EncodedPrompt prompt, encode_conversation(served, task.conversation, task.param));
-  FATHOM_RETURN_IF_ERROR(
-      check_length(served, std::ssize(prompt.ids), task.params.max_tokens, task.param));
+  FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), task.params, task.param));
   FATHOM_RETURN_IF_ERROR(check_sampling(served, task.params));
   keep_markers(served, task.params);
 
   Generation generation;
+  std::optional<GrammarSpec> of_text;
+  if (task.grammar) of_text = task.grammar->spec;
   generation.grammar = tool_grammar(*served.chat_format, task.conversation.tools, task.tool_choice,
-                                    task.parallel_calls, task.grammar);
+                                    task.parallel_calls, of_text);
   if (generation.grammar) {
-    FATHOM_RETURN_IF_ERROR(check_grammar_size(*generation.grammar, "tools"));
+    generation.grammar_param = generation.grammar == of_text ? task.grammar->param : "tools";
+    FATHOM_RETURN_IF_ERROR(check_grammar_size(*generation.grammar, generation.grammar_param));
     generation.grammar->after_reasoning = prompt.opens_reasoning;
   }
   generation.cache_salt = task.sampling->cache_salt;
@@ -218,8 +220,10 @@ ApiResult<Generation> prepare_responses(ResponsesRequest request, const ServedMo
   FATHOM_TRY(task.conversation, request.conversation());
   task.tool_choice = request.tool_choice.value_or(ToolChoice());
   task.parallel_calls = request.parallel_tool_calls;
-  task.grammar = grammar_of(request.text.format);
-  if (task.grammar) FATHOM_RETURN_IF_ERROR(check_grammar_size(*task.grammar, "text.format"));
+  if (auto grammar = grammar_of(request.text.format)) {
+    FATHOM_RETURN_IF_ERROR(check_grammar_size(*grammar, "text.format"));
+    task.grammar = {"text.format", std::move(*grammar)};
+  }
   task.param = "input";
   task.model = request.model;
   task.sampling = &request.sampling;

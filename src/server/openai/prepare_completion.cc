@@ -9,7 +9,7 @@ namespace {
 
 // All prompts of a list as ids, each within the context.
 ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, PromptList list,
-                                                 bool add_bos, int64_t max_tokens,
+                                                 bool add_bos, const SamplingParams& params,
                                                  const std::string& param) {
   if (!list.problem.empty()) return bad_field(param, "{} {}", param, list.problem);
   std::vector<EncodedPrompt> prompts;
@@ -18,12 +18,12 @@ ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, Prom
   };
   for (size_t i = 0; i < list.texts.size(); ++i) {
     FATHOM_TRY(EncodedPrompt prompt, encode_text(served, list.texts[i], add_bos, where(i)));
-    FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), max_tokens, where(i)));
+    FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), params, where(i)));
     prompts.push_back(std::move(prompt));
   }
   for (size_t i = 0; i < list.ids.size(); ++i) {
     FATHOM_TRY(EncodedPrompt prompt, take_ids(served, std::move(list.ids[i]), where(i)));
-    FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), max_tokens, where(i)));
+    FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), params, where(i)));
     prompts.push_back(std::move(prompt));
   }
   return prompts;
@@ -42,6 +42,29 @@ Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
     generation.requests.push_back(std::move(request));
   }
   return generation;
+}
+
+void set_grammar(std::optional<WantedGrammar> wanted, Generation& generation) {
+  if (!wanted) return;
+  generation.grammar = std::move(wanted->spec);
+  generation.grammar_param = std::move(wanted->param);
+}
+
+ApiResult<std::optional<WantedGrammar>> grammar_of(const GenerateSampling& sampling) {
+  using Kind = GrammarSpec::Kind;
+  std::vector<WantedGrammar> wanted;
+  if (!sampling.json_schema.empty()) {
+    FATHOM_TRY(auto schema, wanted_schema("sampling_params.json_schema",
+                                          json::value(json::string(sampling.json_schema))));
+    wanted.push_back(std::move(schema));
+  }
+  if (!sampling.regex.empty()) {
+    wanted.push_back({"sampling_params.regex", {Kind::kRegex, sampling.regex}});
+  }
+  if (!sampling.ebnf.empty()) {
+    wanted.push_back({"sampling_params.ebnf", {Kind::kEbnf, sampling.ebnf}});
+  }
+  return only_one(std::move(wanted));
 }
 
 ApiResult<> check_together(const CompletionRequest& request) {
@@ -87,11 +110,11 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
     params.prompt_logprobs = std::max(params.prompt_logprobs, params.logprobs);
   }
   FATHOM_RETURN_IF_ERROR(check_sampling(served, params));
-  FATHOM_TRY(std::optional<GrammarSpec> grammar, grammar_of(request.structured));
+  FATHOM_TRY(std::optional<WantedGrammar> grammar, grammar_of(request.structured));
 
   ReplySpec spec;
   FATHOM_TRY(spec.prompts, encode_all(served, std::move(request.prompt), request.add_special_tokens,
-                                      request.max_tokens, "prompt"));
+                                      params, "prompt"));
   spec.served = &served;
   spec.identity = identity;
   spec.model = request.reply.model.empty() ? served.names.front() : request.reply.model;
@@ -106,7 +129,7 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
   spec.drop_output = request.max_tokens == 0;
   if (spec.echo) add_echo_texts(served, spec.prompts);
   Generation generation = generation_of(spec, params, request.sampling);
-  generation.grammar = std::move(grammar);
+  set_grammar(std::move(grammar), generation);
   if (spec.stream) {
     generation.writer = std::make_unique<CompletionStream>(std::move(spec));
   } else {
@@ -136,15 +159,7 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
     if (valid.error().param) valid.error().param = "sampling_params." + *valid.error().param;
     return tl::unexpected(valid.error());
   }
-  StructuredFields structured;
-  structured.guided_regex = sampling.regex;
-  structured.guided_grammar = sampling.ebnf;
-  if (!sampling.json_schema.empty()) structured.guided_json = json::string(sampling.json_schema);
-  auto grammar = grammar_of(structured);
-  if (!grammar) {
-    grammar.error().param = "sampling_params";
-    return tl::unexpected(grammar.error());
-  }
+  FATHOM_TRY(std::optional<WantedGrammar> grammar, grammar_of(sampling));
 
   const bool is_text = request.text.has_value();
   PromptList list = is_text ? std::move(*request.text) : std::move(*request.input_ids);
@@ -153,8 +168,8 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
                           .top_logprobs = request.top_logprobs_num,
                           .rid = request.rid};
   ReplySpec spec;
-  FATHOM_TRY(spec.prompts, encode_all(served, std::move(list), true, sampling.max_new_tokens,
-                                      is_text ? "text" : "input_ids"));
+  FATHOM_TRY(spec.prompts,
+             encode_all(served, std::move(list), true, params, is_text ? "text" : "input_ids"));
   spec.served = &served;
   spec.identity = identity;
   spec.model = served.names.front();
@@ -163,7 +178,7 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
   spec.logprobs = request.return_logprob;
   spec.prompt_logprobs = params.prompt_logprobs >= 0;
   Generation generation = generation_of(spec, params, sampling.sampling);
-  generation.grammar = std::move(*grammar);
+  set_grammar(std::move(grammar), generation);
   generation.writer = std::make_unique<GenerateReply>(std::move(spec), std::move(options));
   return generation;
 }

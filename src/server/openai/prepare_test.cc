@@ -176,6 +176,7 @@ TEST(PrepareChat, RefusesWhatDoesNotGoTogether) {
   EXPECT_EQ(refused(E::kChat, chat(R"(,"stream":true,"prompt_logprobs":1)")).param,
             "prompt_logprobs");
   EXPECT_EQ(refused(E::kChat, chat(R"(,"max_tokens":2,"min_tokens":3)")).param, "min_tokens");
+  EXPECT_EQ(refused(E::kChat, chat(R"(,"min_tokens":2048)")).param, "min_tokens");
   EXPECT_EQ(refused(E::kChat, chat(R"(,"tool_choice":"required")")).param, "tool_choice");
   EXPECT_EQ(refused(E::kChat, chat(std::string(kTools) +
                                    R"(,"tool_choice":{"type":"function","function":{"name":"h"}})"))
@@ -208,6 +209,21 @@ TEST(PrepareChat, StructuredOutputBecomesAGrammarSpec) {
             (GrammarSpec{Kind::kEbnf, "root ::= \"a\""}));
   EXPECT_EQ(grammar(R"(,"structured_outputs":{"json_object":true},"thinking":true)"),
             (GrammarSpec{Kind::kJsonObject, "", {}, true}));
+}
+
+TEST(PrepareChat, TheFieldThatAsksForAGrammarIsKnown) {
+  const auto param = [](std::string_view more) {
+    return accepted(E::kChat, chat(more)).grammar_param;
+  };
+  EXPECT_EQ(param(""), "");
+  EXPECT_EQ(param(R"(,"response_format":{"type":"json_object"})"), "response_format");
+  EXPECT_EQ(param(R"(,"structured_outputs":{"regex":"[ab]+"})"), "structured_outputs.regex");
+  EXPECT_EQ(param(std::string(kTools) + R"(,"tool_choice":"required")"), "tools");
+  EXPECT_EQ(accepted(E::kResponses, R"({"input":"a","text":{"format":{"type":"json_object"}}})")
+                .grammar_param,
+            "text.format");
+  EXPECT_EQ(accepted(E::kCompletions, R"({"prompt":"a","guided_choice":["b"]})").grammar_param,
+            "guided_choice");
 }
 
 TEST(PrepareChat, SchemasHaveALimit) {
@@ -398,6 +414,19 @@ TEST(PrepareGenerate, NamesItsNestedFields) {
   EXPECT_EQ(generation.requests[0].sampling.logprobs, 3);
   EXPECT_EQ(generation.requests[0].sampling.prompt_logprobs, 3);
   EXPECT_EQ(generation.grammar, (GrammarSpec{GrammarSpec::Kind::kRegex, "a+"}));
+  EXPECT_EQ(generation.grammar_param, "sampling_params.regex");
+  const auto grammar_param = [](std::string_view body) {
+    return accepted(E::kGenerate, body).grammar_param;
+  };
+  EXPECT_EQ(grammar_param(R"({"text":"a","sampling_params":{"ebnf":"root ::= \"a\""}})"),
+            "sampling_params.ebnf");
+  EXPECT_EQ(grammar_param(R"({"text":"a","sampling_params":{"json_schema":"{}"}})"),
+            "sampling_params.json_schema");
+  EXPECT_EQ(
+      refused(E::kGenerate, R"({"text":"a","sampling_params":{"regex":"a","ebnf":"b"}})").param,
+      "sampling_params.ebnf");
+  EXPECT_EQ(refused(E::kGenerate, R"({"text":"a","sampling_params":{"json_schema":"{"}})").param,
+            "sampling_params.json_schema");
 }
 
 TEST(Errors, HaveBothShapes) {

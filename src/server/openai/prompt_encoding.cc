@@ -97,7 +97,7 @@ ApiResult<EncodedPrompt> take_ids(const ServedModel& served, std::vector<int32_t
 }
 
 ApiResult<> check_length(const ServedModel& served, int64_t prompt_tokens,
-                         std::optional<int64_t> max_tokens, const std::string& param) {
+                         const SamplingParams& params, const std::string& param) {
   const int64_t limit = served.max_model_len;
   if (prompt_tokens >= limit) {
     return tl::unexpected(too_long(
@@ -105,11 +105,18 @@ ApiResult<> check_length(const ServedModel& served, int64_t prompt_tokens,
                     prompt_tokens, limit),
         param));
   }
-  if (max_tokens && *max_tokens > limit - prompt_tokens) {
+  if (!params.max_tokens && params.min_tokens > limit - prompt_tokens) {
+    return tl::unexpected(too_long(
+        fmt::format(
+            "min_tokens is {}, but after the prompt's {} tokens only {} fit into the context",
+            params.min_tokens, prompt_tokens, limit - prompt_tokens),
+        "min_tokens"));
+  }
+  if (params.max_tokens && *params.max_tokens > limit - prompt_tokens) {
     return tl::unexpected(too_long(
         fmt::format("the prompt has {} tokens and {} more are asked for, together more than the "
                     "context of {} tokens",
-                    prompt_tokens, *max_tokens, limit),
+                    prompt_tokens, *params.max_tokens, limit),
         param));
   }
   return {};

@@ -29,9 +29,10 @@ ApiResult<EncodedPrompt> encode_text(const ServedModel& served, std::string_view
 ApiResult<EncodedPrompt> take_ids(const ServedModel& served, std::vector<int32_t> ids,
                                   const std::string& param);
 
-// That the prompt and max_tokens fit into the context: "context_length_exceeded" names all three.
+// That the prompt and max_tokens, or without it min_tokens, fit into the context:
+// "context_length_exceeded" names all three. `param` is the field that holds the prompt.
 ApiResult<> check_length(const ServedModel& served, int64_t prompt_tokens,
-                         std::optional<int64_t> max_tokens, const std::string& param);
+                         const SamplingParams& params, const std::string& param);
 
 // All limits of the parameters; the error's param is the field at fault.
 ApiResult<> check_sampling(const ServedModel& served, const SamplingParams& params);

@@ -51,25 +51,6 @@ const ObjectSchema& flat_format() {
 Type choices_type() { return array_of(string(1, kMaxGrammarBytes), 1, 10'000); }
 Type json_type() { return one_of({any_object(), boolean(), string(1, kMaxGrammarBytes)}); }
 
-// One wish and the field that made it.
-struct Wish {
-  std::string param;
-  GrammarSpec grammar;
-};
-
-// A schema as an object, or as text that is one.
-ApiResult<Wish> wish_for_schema(std::string param, const json::value& schema) {
-  if (!schema.is_string()) {
-    return Wish{std::move(param), {Kind::kJsonSchema, json::serialize(schema)}};
-  }
-  const auto parsed = parse_json(schema.get_string(), param);
-  if (!parsed) return tl::unexpected(ApiError(400, parsed.error().message, param));
-  if (!parsed->is_object() && !parsed->is_bool()) {
-    return bad_field(param, "{} is {}, expected a JSON schema", param, brief(*parsed));
-  }
-  return Wish{std::move(param), {Kind::kJsonSchema, json::serialize(*parsed)}};
-}
-
 }  // namespace
 
 void read_value(const json::value& value, ResponseFormat& out) {
@@ -135,20 +116,32 @@ std::optional<GrammarSpec> grammar_of(const ResponseFormat& format) {
   return std::nullopt;
 }
 
-ApiResult<std::optional<GrammarSpec>> grammar_of(const StructuredFields& fields) {
-  std::vector<Wish> wishes;
+ApiResult<WantedGrammar> wanted_schema(std::string param, const json::value& schema) {
+  if (!schema.is_string()) {
+    return WantedGrammar{std::move(param), {Kind::kJsonSchema, json::serialize(schema)}};
+  }
+  const auto parsed = parse_json(schema.get_string(), param);
+  if (!parsed) return tl::unexpected(ApiError(400, parsed.error().message, param));
+  if (!parsed->is_object() && !parsed->is_bool()) {
+    return bad_field(param, "{} is {}, expected a JSON schema", param, brief(*parsed));
+  }
+  return WantedGrammar{std::move(param), {Kind::kJsonSchema, json::serialize(*parsed)}};
+}
+
+ApiResult<std::optional<WantedGrammar>> grammar_of(const StructuredFields& fields) {
+  std::vector<WantedGrammar> wanted;
   const auto add_text = [&](const char* param, Kind kind, const std::string& text) {
-    if (!text.empty()) wishes.push_back({param, {kind, text}});
+    if (!text.empty()) wanted.push_back({param, {kind, text}});
   };
   if (const auto format = grammar_of(fields.response_format)) {
-    wishes.push_back({"response_format", *format});
+    wanted.push_back({"response_format", *format});
   }
   const StructuredOutputs& structured = fields.structured_outputs;
   for (const auto& [param, schema] : {std::pair("structured_outputs.json", &structured.json),
                                       std::pair("guided_json", &fields.guided_json)}) {
     if (schema->is_null()) continue;
-    FATHOM_TRY(auto wish, wish_for_schema(param, *schema));
-    wishes.push_back(std::move(wish));
+    FATHOM_TRY(auto one, wanted_schema(param, *schema));
+    wanted.push_back(std::move(one));
   }
   for (const auto& [param, choice] : {std::pair("structured_outputs.choice", &structured.choice),
                                       std::pair("guided_choice", &fields.guided_choice)}) {
@@ -157,7 +150,7 @@ ApiResult<std::optional<GrammarSpec>> grammar_of(const StructuredFields& fields)
       for (const json::value& text : choice->get_array()) {
         spec.choices.emplace_back(text.get_string());
       }
-      wishes.push_back({param, std::move(spec)});
+      wanted.push_back({param, std::move(spec)});
     }
   }
   add_text("structured_outputs.regex", Kind::kRegex, structured.regex);
@@ -166,15 +159,19 @@ ApiResult<std::optional<GrammarSpec>> grammar_of(const StructuredFields& fields)
   add_text("guided_grammar", Kind::kEbnf, fields.guided_grammar);
   add_text("structured_outputs.structural_tag", Kind::kStructuralTag, structured.structural_tag);
   if (structured.json_object) {
-    wishes.push_back({"structured_outputs.json_object", {Kind::kJsonObject}});
+    wanted.push_back({"structured_outputs.json_object", {Kind::kJsonObject}});
   }
-  if (wishes.empty()) return std::nullopt;
-  if (wishes.size() > 1) {
-    return bad_field(wishes[1].param, "{} and {} both say what the answer looks like, only one may",
-                     wishes[0].param, wishes[1].param);
+  return only_one(std::move(wanted));
+}
+
+ApiResult<std::optional<WantedGrammar>> only_one(std::vector<WantedGrammar> wanted) {
+  if (wanted.empty()) return std::nullopt;
+  if (wanted.size() > 1) {
+    return bad_field(wanted[1].param, "{} and {} both say what the answer looks like, only one may",
+                     wanted[0].param, wanted[1].param);
   }
-  FATHOM_RETURN_IF_ERROR(check_grammar_size(wishes[0].grammar, wishes[0].param));
-  return std::move(wishes[0].grammar);
+  FATHOM_RETURN_IF_ERROR(check_grammar_size(wanted[0].spec, wanted[0].param));
+  return std::move(wanted[0]);
 }
 
 ApiResult<> check_grammar_size(const GrammarSpec& grammar, const std::string& param) {

@@ -36,10 +36,22 @@ struct StructuredFields {
   static const ObjectSchema& schema();
 };
 
+// What a field asks for, and the field: "structured_outputs.regex".
+struct WantedGrammar {
+  std::string param;
+  GrammarSpec spec;
+};
+
 // What the fields ask for; nothing if they ask for nothing. An error where two of them do, and
 // where a schema that came as text is none.
-ApiResult<std::optional<GrammarSpec>> grammar_of(const StructuredFields& fields);
+ApiResult<std::optional<WantedGrammar>> grammar_of(const StructuredFields& fields);
 std::optional<GrammarSpec> grammar_of(const ResponseFormat& format);
+
+// A schema as an object, or as text that is one.
+ApiResult<WantedGrammar> wanted_schema(std::string param, const json::value& schema);
+
+// The one that is wanted; an error where there are several, or where it is too large.
+ApiResult<std::optional<WantedGrammar>> only_one(std::vector<WantedGrammar> wanted);
 
 // The error of a specification that is too large.
 ApiResult<> check_grammar_size(const GrammarSpec& grammar, const std::string& param);
