@@ -25,7 +25,7 @@ class Document(unittest.TestCase):
                    server.url + "/openapi.json", "--max-examples", EXAMPLES, "--seed", "1",
                    "-H", "Authorization: Bearer " + KEY, *flags]
         with tempfile.TemporaryDirectory() as scratch:  # it keeps what it found
-            done = subprocess.run(command, env={**os.environ, "SCHEMATHESIS_HOOKS": "named_refusals",
+            done = subprocess.run(command, env={**os.environ, "SCHEMATHESIS_HOOKS": "document_hooks",
                                             "PYTHONPATH": HERE}, cwd=scratch)
         server.stop()
         self.assertEqual(done.returncode, 0)
