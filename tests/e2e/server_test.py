@@ -105,6 +105,7 @@ class Interfaces(OneServer):
         self.assertIn(reply["choices"][0]["message"]["content"], ("yes", "no"))
         error = self.server.post("/v1/chat/completions", {
             "messages": QUESTION, "guided_regex": "("}, status=400)["error"]
+        self.assertEqual(error["param"], "guided_regex", error)
         self.assertIn("regex", error["message"])
 
     def test_required_tool_call(self):
