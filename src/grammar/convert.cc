@@ -2,6 +2,7 @@
 
 #include <xgrammar/grammar.h>
 
+#include "base/utf8.h"
 #include "grammar/schema_check.h"
 #include "grammar/structural_tag_check.h"
 #include "grammar/text_limits.h"
@@ -27,6 +28,9 @@ const char* field_of(GrammarSpec::Kind kind) {
   }
   return "grammar";
 }
+
+// The library shows the byte that it stumbled over, which may be a part of a character.
+std::string well_formed(std::string_view message) { return replace_ill_formed(message); }
 
 // Between two signs of JSON: enough for a new line and seven levels indented by two. Without a
 // limit a model that would rather say something else writes white space to the end of its answer.
@@ -92,11 +96,11 @@ Result<xgrammar::Grammar> convert_unguarded(const GrammarSpec& spec) {
       return std::visit(
           [](const auto& problem) -> Result<Grammar> {
             if constexpr (std::is_convertible_v<decltype(problem), const std::exception&>) {
-              return invalid("structural_tag: {}", problem.what());
+              return invalid("structural_tag: {}", well_formed(problem.what()));
             } else {
               return std::visit(
                   [](const std::exception& inner) -> Result<Grammar> {
-                    return invalid("structural_tag: {}", inner.what());
+                    return invalid("structural_tag: {}", well_formed(inner.what()));
                   },
                   problem);
             }
@@ -114,11 +118,11 @@ Result<xgrammar::Grammar> convert(const GrammarSpec& spec) {
   try {
     auto grammar = convert_unguarded(spec);
     if (grammar && !warnings.texts().empty()) {
-      return invalid("{}: {}", field_of(spec.kind), warnings.texts().front());
+      return invalid("{}: {}", field_of(spec.kind), well_formed(warnings.texts().front()));
     }
     return grammar;
   } catch (const std::exception& problem) {
-    return invalid("{}: {}", field_of(spec.kind), problem.what());
+    return invalid("{}: {}", field_of(spec.kind), well_formed(problem.what()));
   }
 }
 

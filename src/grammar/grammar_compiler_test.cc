@@ -92,6 +92,8 @@ TEST(GrammarCompiler, RefusalsNameTheField) {
   EXPECT_TRUE(message(Kind::kRegex, "a^b").starts_with("regex: ")) << "would be ignored";
   EXPECT_TRUE(message(Kind::kEbnf, "root ::= missing").starts_with("grammar: "));
   EXPECT_TRUE(message(Kind::kEbnf, "").starts_with("grammar: "));
+  EXPECT_TRUE(message(Kind::kEbnf, "root ::= \xC3\xA9").ends_with("character: \xEF\xBF\xBD"))
+      << "a message is UTF-8, though the library shows a character's first byte";
   EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"number","multipleOf":0.1})").find("multipleOf"),
             std::string::npos);
   EXPECT_NE(message(Kind::kJsonSchema, R"({"oneOf":[{"type":"string"},{"type":"string"}]})")
