@@ -3,8 +3,8 @@ import hypothesis
 import schemathesis
 from schemathesis.core.parameters import ParameterLocation
 
-# Schemathesis has Hypothesis climb towards requests that are accepted, which shrinks every better one and
-# takes most of a run's time. With lengths that fit they are accepted anyway.
+# Schemathesis has Hypothesis climb towards requests that are accepted, which shrinks every better
+# one and takes most of a run's time. With lengths that fit they are accepted anyway.
 hypothesis.target = lambda observation, **label: observation
 
 LONGEST = 16
