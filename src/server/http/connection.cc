@@ -117,6 +117,7 @@ void Connection::start(bool too_many) {
       if (too_many) return close(Ending::kCutOff);
       state_ = State::kHandshake;
       deadline_ = now + loop_.state().options.header_timeout;
+      limit_head();
       return on_handshake();
     }
     deadline_ = now + loop_.state().options.idle_timeout;
@@ -135,6 +136,7 @@ void Connection::start(bool too_many) {
 void Connection::on_handshake() {
   switch (stream_->handshake().status) {
     case IoStatus::kDone:
+      head_timer_.reset();
       state_ = State::kReading;
       deadline_ = Clock::now() + loop_.state().options.idle_timeout;
       return on_readable();
@@ -231,6 +233,32 @@ void Connection::advance(std::string_view bytes) {
   advancing_ = false;
   if (state_ == State::kAnswering) ahead_.append(bytes);
   if (state_ == State::kReading && reader_ != nullptr && !reader_->started()) reader_.reset();
+  const bool in_head = state_ == State::kReading && reader_ != nullptr &&
+                       reader_->stage() == RequestReader::Stage::kHead;
+  if (!in_head) {
+    head_timer_.reset();
+  } else if (head_timer_ == nullptr || head_timer_->expiry() != deadline_) {
+    limit_head();
+  }
+}
+
+// To the moment, not at the next check(). Few heads come in pieces, unless somebody means it.
+void Connection::limit_head() {
+  head_timer_ = std::make_unique<asio::steady_timer>(loop_.context(), deadline_);
+  head_timer_->async_wait([self = weak_from_this()](const boost::system::error_code& failure) {
+    const auto connection = self.lock();
+    if (failure || connection == nullptr) return;
+    connection->guarded([&] { connection->on_head_timeout(); });
+  });
+}
+
+void Connection::on_head_timeout() {
+  // What was due already when its timer went away comes nevertheless.
+  if (head_timer_ == nullptr || Clock::now() < deadline_) return;
+  if (state_ == State::kHandshake) return close(Ending::kCutOff);
+  refuse(error_response(408, fmt::format("the request's head took longer than {} ms",
+                                         loop_.state().options.header_timeout.count())),
+         true);
 }
 
 void Connection::on_head(bool more_bytes_are_here) {
@@ -305,10 +333,10 @@ void Connection::check(Time now) {
         return check_reading(now);
       case State::kAnswering:
         return check_answering(now);
-      case State::kHandshake:
       case State::kLingering:
         if (now >= deadline_) close(Ending::kCutOff);
         return;
+      case State::kHandshake:  // has a timer of its own
       case State::kClosed:
         return;
     }
@@ -321,12 +349,7 @@ void Connection::check_reading(Time now) {
     if (now >= deadline_) close(Ending::kCutOff);
     return;
   }
-  if (reader_->stage() == RequestReader::Stage::kHead) {
-    if (now < deadline_) return;
-    return refuse(error_response(408, fmt::format("the request's head took longer than {} ms",
-                                                  options.header_timeout.count())),
-                  true);
-  }
+  if (reader_->stage() == RequestReader::Stage::kHead) return;  // has a timer of its own
   if (now - window_began_ < options.body_timeout) return;
   const int64_t wanted = options.min_body_bytes_per_second * options.body_timeout.count() / 1000;
   if (window_bytes_ < wanted) {
@@ -360,6 +383,7 @@ void Connection::start_lingering() {
 void Connection::close(Ending ending) {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
+  head_timer_.reset();
   if (answer_ != nullptr) end_answer(ending);
   boost::system::error_code ignored;
   socket_.close(ignored);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -83,6 +84,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool wants_input() const;
 
   void advance(std::string_view bytes);
+  void limit_head();
+  void on_head_timeout();
   void on_head(bool more_bytes_are_here);
   void account_body();
   void release_body();
@@ -121,6 +124,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Dispatcher::Decision decision_;
   std::string ahead_;  // input behind the request that is being answered
   Time deadline_;      // of the state
+  std::unique_ptr<boost::asio::steady_timer>
+      head_timer_;     // while a head or handshake is unfinished
   Time window_began_;  // of the body, for its rate
   int64_t window_bytes_ = 0;
   int64_t counted_body_bytes_ = 0;  // in ServerState::body_bytes

@@ -102,6 +102,7 @@ TEST_F(ServerLimits, OfAllBodiesTogether) {
 TEST_F(ServerLimits, OfTheTimeForAHead) {
   ServerOptions options = test_options();
   options.header_timeout = 200ms;
+  options.check_interval = 60s;  // this limit does not wait for it
   serve(options);
   // Slowloris: a byte now and then is no help.
   const auto start = std::chrono::steady_clock::now();
@@ -119,6 +120,25 @@ TEST_F(ServerLimits, OfTheTimeForAHead) {
     EXPECT_EQ(response.field("Connection"), "close");
   }
   EXPECT_LT(ms_since(start), 3000);
+}
+
+// The time of a head that has come does not end what follows on its connection.
+TEST_F(ServerLimits, OfTheTimeForAHeadAreEachHeadsOwn) {
+  ServerOptions options = test_options();
+  options.header_timeout = 300ms;
+  serve(options);
+  RawClient one = client();
+  for (int i = 0; i < 4; ++i) {
+    one.send("POST /echo HTTP/1.1\r\nHost: x\r\n");
+    usleep(120'000);
+    one.send("Content-Length: 5\r\n\r\nhe");
+    usleep(i == 3 ? 400'000 : 1'000);
+    one.send("llo");
+    EXPECT_EQ(one.read_response().body, "hello");
+  }
+  usleep(400'000);  // nothing of a head has come
+  one.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(one.read_response().status, 200);
 }
 
 TEST_F(ServerLimits, OfTheTimeForABody) {

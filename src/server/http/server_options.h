@@ -42,7 +42,8 @@ struct ServerOptions {
   int64_t max_unsent_bytes = 16 << 20;       // a stream with more than this unsent: at once
   Milliseconds linger_timeout{2'000};        // for the client to close after the last answer
 
-  // How often the time limits are looked at; each may be exceeded by so much.
+  // How often the time limits are looked at; each, but that of the head, may be exceeded by so
+  // much.
   Milliseconds check_interval{1'000};
 
   // How long writes to streams may wait to be sent together with others; the first one after a

@@ -158,6 +158,7 @@ TEST_F(ServerTls, StreamsAndNoticesTheEnd) {
 TEST_F(ServerTls, RefusesWhatIsNotTls) {
   ServerOptions options = tls_options();
   options.header_timeout = 200ms;
+  options.check_interval = 60s;  // this limit does not wait for it
   serve(options);
   RawClient plain = client();
   plain.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
