@@ -108,6 +108,8 @@ Result<RequestId> Engine::submit(Request request, EventSink sink) {
   return parts_->loop.inbox().push(std::move(active));
 }
 
+Result<> Engine::has_room() { return parts_->loop.inbox().has_room(); }
+
 void Engine::abort(RequestId request) { parts_->loop.inbox().abort(request); }
 
 EngineStats Engine::stats() const { return parts_->loop.stats(); }

@@ -84,6 +84,10 @@ class Engine {
   // sink is never called.
   Result<RequestId> submit(Request request, EventSink sink);
 
+  // What submit() would say to any request now, whatever it is: asked before one is made, so that a
+  // full queue costs little.
+  Result<> has_room();
+
   // Ends a request at the next step's boundary: its unfinished choices get their last event, with
   // kAbort. Unknown and finished requests are ignored.
   void abort(RequestId request);

@@ -394,6 +394,7 @@ TEST(Engine, QueueIsBounded) {
   gated.wait();
   std::vector<EventQueue> queued(3);
   for (EventQueue& queue : queued) {
+    EXPECT_TRUE(gated.engine->has_room());
     ASSERT_TRUE(gated.engine->submit(plain_request(5, 5), queue.sink()));
   }
   const auto refused = gated.engine->submit(plain_request(5, 5), [](const Event&) { FAIL(); });
@@ -401,14 +402,18 @@ TEST(Engine, QueueIsBounded) {
   EXPECT_EQ(refused.error().code, Code::kResourceExhausted);
   EXPECT_NE(refused.error().message.find("at most 3"), std::string::npos)
       << refused.error().message;
+  const auto room = gated.engine->has_room();
+  ASSERT_FALSE(room);
+  EXPECT_EQ(room.error().message, refused.error().message);
   EXPECT_EQ(gated.engine->stats().queued_requests, 3);
   EXPECT_EQ(gated.engine->stats().queued_tokens, 15);
-  EXPECT_EQ(gated.engine->stats().rejected, 1);
+  EXPECT_EQ(gated.engine->stats().rejected, 2);  // both were told so
   gated.open();
   EXPECT_TRUE(gated.engine->drain(10s));
   const auto late = gated.engine->submit(plain_request(5, 5), [](const Event&) { FAIL(); });
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code, Code::kUnavailable);
+  EXPECT_EQ(gated.engine->has_room().error().code, Code::kUnavailable);
 }
 
 TEST(Engine, StopEndsEveryRequest) {

@@ -11,15 +11,26 @@ int64_t prompt_tokens(const ActiveRequest& request) {
 
 }  // namespace
 
-Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
-  const int64_t tokens = prompt_tokens(*request);
-  const std::lock_guard lock(mutex_);
+// With the lock held.
+Result<> Inbox::room() {
   if (refusing_) return error(Code::kUnavailable, "the engine is shutting down");
   if (counts_.queued_requests >= limits_.max_requests) {
     ++counts_.rejected;
     return error(Code::kResourceExhausted, "the queue is full: {} requests wait, at most {} may",
                  counts_.queued_requests, limits_.max_requests);
   }
+  return {};
+}
+
+Result<> Inbox::has_room() {
+  const std::lock_guard lock(mutex_);
+  return room();
+}
+
+Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
+  const int64_t tokens = prompt_tokens(*request);
+  const std::lock_guard lock(mutex_);
+  FATHOM_RETURN_IF_ERROR(room());
   if (counts_.queued_requests > 0 && tokens > limits_.max_tokens - counts_.queued_tokens) {
     ++counts_.rejected;
     return error(Code::kResourceExhausted,

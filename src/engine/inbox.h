@@ -37,6 +37,8 @@ class Inbox {
 
   explicit Inbox(const Limits& limits) : limits_(limits) {}
 
+  // push()'s error if it would refuse any request.
+  Result<> has_room();
   // kResourceExhausted when the queue is full, kUnavailable after refuse() or stop().
   Result<RequestId> push(std::unique_ptr<ActiveRequest> request);
   void abort(RequestId request);
@@ -55,6 +57,7 @@ class Inbox {
   Counts counts() const;
 
  private:
+  Result<> room();
   void announce();
 
   const Limits limits_;

@@ -178,6 +178,16 @@ std::string ApiServer::server_info() const {
   return server_info_body(backend.served, server);
 }
 
+std::optional<Response> ApiServer::refuse_early(GeneratingEndpoint endpoint) {
+  const Backend* const backend = backend_;
+  if (backend == nullptr) return std::nullopt;  // generate() says so
+  const auto room = backend->engine->has_room();
+  if (room) return std::nullopt;
+  const ApiError error(room.error());
+  metrics_.count_rejection(error);
+  return error_response(error, error_shape_of(endpoint));
+}
+
 void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& request,
                          const Answer& answer) {
   const ErrorShape shape = error_shape_of(endpoint);
@@ -254,14 +264,16 @@ http::RouteTable ApiServer::make_routes() {
     });
   };
   const auto add_generating = [&](std::string path, GeneratingEndpoint endpoint) {
-    routes.add(Method::kPost, std::move(path), Access::kKey,
-               [this, endpoint](const http::Request& request, const Answer& answer) {
-                 if (backend_ == nullptr) {
-                   answer->send(error_response(loading(), error_shape_of(endpoint)));
-                 } else {
-                   generate(endpoint, request, answer);
-                 }
-               });
+    routes.add(
+        Method::kPost, std::move(path), Access::kKey,
+        [this, endpoint](const http::Request& request, const Answer& answer) {
+          if (backend_ == nullptr) {
+            answer->send(error_response(loading(), error_shape_of(endpoint)));
+          } else {
+            generate(endpoint, request, answer);
+          }
+        },
+        {}, [this, endpoint] { return refuse_early(endpoint); });
   };
 
   for (const char* path : {"/health", "/ping"}) {

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "server/api/backend.h"
@@ -58,6 +59,8 @@ class ApiServer {
 
   explicit ApiServer(ApiOptions options);
   http::RouteTable make_routes();
+  // What there is no room for in the queue, before anything is done for it.
+  std::optional<http::Response> refuse_early(GeneratingEndpoint endpoint);
   void generate(GeneratingEndpoint endpoint, const http::Request& request, const Answer& answer);
   void submit(Generation generation, std::string id, const Answer& answer);
   http::Response readiness() const;

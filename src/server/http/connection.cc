@@ -298,6 +298,9 @@ void Connection::release_body() {
 }
 
 void Connection::on_request() {
+  if (const Gate& gate = decision_.route->gate) {
+    if (auto refusal = gate()) return refuse(std::move(*refusal), !reader_->head().keep_alive);
+  }
   begin_answer();
   RequestHead& head = reader_->head();
   answer_->close_after = !head.keep_alive || loop_.state().draining;

@@ -112,7 +112,7 @@ std::string_view name_of(Access access) {
 }
 
 void RouteTable::add(Method method, std::string pattern, Access access, Handler handler,
-                     RouteOptions options) {
+                     RouteOptions options, Gate gate) {
   FATHOM_CHECK(pattern.starts_with('/'), "route '{}' does not begin with a slash", pattern);
   std::vector<std::string> segments = split(pattern);
   check_pattern(pattern, segments);
@@ -122,7 +122,8 @@ void RouteTable::add(Method method, std::string pattern, Access access, Handler 
                  name_of(method), pattern);
   }
   patterns_.push_back(std::move(segments));
-  routes_.push_back({method, std::move(pattern), access, std::move(handler), options});
+  routes_.push_back(
+      {method, std::move(pattern), access, std::move(handler), options, std::move(gate)});
 }
 
 RouteTable::Match RouteTable::find(std::string_view method,

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,10 @@ std::string_view name_of(Access access);  // "public", "key", "admin"
 // std::bad_alloc). Several threads may be in it at once.
 using Handler = std::function<void(Request request, std::shared_ptr<Responder> responder)>;
 
+// Asked on the connection's I/O thread when a request is there, before its handler is: the answer
+// that makes the handler's work needless, or none. Must return at once.
+using Gate = std::function<std::optional<Response>()>;
+
 // Where a handler runs.
 enum class RunOn {
   kWorker,    // on one of ServerOptions::worker_threads: may compute (parse, tokenize) for a while
@@ -46,6 +51,7 @@ struct Route {
   Access access = Access::kAdmin;
   Handler handler;
   RouteOptions options;
+  Gate gate;  // null: open
 };
 
 class RouteTable {
@@ -55,7 +61,7 @@ class RouteTable {
   // segments win over {one}, and those over {rest...}. A malformed or repeated pattern, or a null
   // handler, is a bug (FATHOM_CHECK).
   void add(Method method, std::string pattern, Access access, Handler handler,
-           RouteOptions options = {});
+           RouteOptions options = {}, Gate gate = {});
 
   struct Match {
     const Route* route = nullptr;  // null: see `allowed`

@@ -141,6 +141,39 @@ TEST_F(ServerLimits, OfTheTimeForAHeadAreEachHeadsOwn) {
   EXPECT_EQ(one.read_response().status, 200);
 }
 
+TEST_F(ServerLimits, OfAGateComeBeforeTheHandler) {
+  std::atomic<bool> full = true;
+  std::atomic<int> handled = 0;
+  RouteTable routes;
+  routes.add(
+      Method::kPost, "/gated", Access::kPublic,
+      [&](Request, std::shared_ptr<Responder> responder) {
+        ++handled;
+        responder->send({.body = "in"});
+      },
+      {},
+      [&]() -> std::optional<Response> {
+        if (!full) return std::nullopt;
+        return Response{.status = 429, .body = "full"};
+      });
+  serve(test_options(), std::move(routes));
+  const std::string post = "POST /gated HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc";
+  RawClient one = client();
+  one.send(post + post);
+  for (int i = 0; i < 2; ++i) {
+    const RawResponse refused = one.read_response();
+    EXPECT_EQ(refused.status, 429);
+    EXPECT_EQ(refused.body, "full");
+  }
+  EXPECT_EQ(handled, 0);
+  full = false;  // the connection serves on
+  one.send(post);
+  EXPECT_EQ(one.read_response().body, "in");
+  one.send("POST /gated HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(one.read_response().status, 200);
+  EXPECT_EQ(handled, 2);
+}
+
 TEST_F(ServerLimits, OfTheTimeForABody) {
   ServerOptions options = test_options();
   options.body_timeout = 200ms;
