@@ -30,6 +30,16 @@ def faulty(faults, *flags, **options):
                   environment={"FATHOM_FAULT": faults, **options.pop("environment", {})}, **options)
 
 
+def cores_apart(add_cleanup):
+    """This process takes one core until the cleanup; returns what makes a Server take another, on
+    which it computes with one thread. Otherwise a figure says how fast the client is: in Python it
+    needs what the server would compute with. With one core in all they share it."""
+    cores = sorted(os.sched_getaffinity(0))
+    add_cleanup(os.sched_setaffinity, 0, cores)
+    os.sched_setaffinity(0, cores[:1])
+    return {"preexec_fn": lambda: os.sched_setaffinity(0, cores[-1:])}
+
+
 def percentile(values, share):
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
