@@ -1,9 +1,9 @@
 // From what a request wants its answer to match to token masks for one vocabulary.
 //
-// Compiling happens on threads of its own, with a deadline, behind limits that are checked before
-// anything is compiled (grammar/text_limits.h, grammar/schema_check.h). Nobody waits longer than
-// the deadline; work that takes longer goes on until it ends by itself, which the limits keep to
-// seconds and some hundred megabytes, and its result is then in the cache.
+// Compiling happens on threads of its own, of low priority, with a deadline, behind limits that are
+// checked before anything is compiled (grammar/text_limits.h, grammar/schema_check.h). Nobody waits
+// longer than the deadline; work that takes longer goes on until it ends by itself, which the
+// limits keep to seconds and some hundred megabytes, and its result is then in the cache.
 //
 // Owns its threads, the vocabulary's index and the cache. Any thread may call.
 #pragma once
@@ -23,7 +23,7 @@ class Tokenizer;
 
 struct GrammarCompilerOptions {
   int num_threads = 2;                       // grammars that are compiled at the same time
-  int threads_a_grammar = 0;                 // 0: one a core, at most 8
+  int threads_a_grammar = 0;                 // 0: one for two cores, at most 8
   std::chrono::milliseconds deadline{2000};  // from the call to its result
   int64_t cache_bytes = int64_t{256} << 20;
   int64_t max_waiting = 512;  // calls without a result; beyond: refused
