@@ -2,6 +2,7 @@
 """Faults between the engine and its model (engine_faults.cc): a step that hangs, steps that fail,
 sequences that are preempted every few steps. Tests 13 and 17 of the reliability targets."""
 import json
+import re
 import signal
 import time
 import unittest
@@ -31,8 +32,24 @@ class Watchdog(unittest.TestCase):
         log = "".join(server.log)
         self.assertRegex(log, r"no step has ended for [\d.]+ s: .*the step that hangs has 1 "
                          r"sequences, \d+ rows, the longest sequence \d+ tokens")
+        self.assertIn(f"unanswered requests: {response.getheader('X-Request-Id')}\n", log)
+        self.check_stacks(log)
         figure("watchdog", f"limit {TIMEOUT} s, process gone {seconds:.2f} s after the request")
         self.assertLessEqual(seconds, TIMEOUT + 1 + 1 * SLACK)
+
+    def check_stacks(self, log):
+        """Every thread's, the engine's from where it hangs to its loop."""
+        stacks = {}
+        for threads, name in re.findall(r"thread ([\d, ]+): #\d+ (.*)", log):
+            stacks.setdefault(threads, []).append(name)
+        engine = [names for names in stacks.values() if any("hang_in_a_step" in name for name in names)]
+        self.assertEqual(len(engine), 1, log)
+        where = [next(place for place, name in enumerate(engine[0]) if function in name)
+                 for function in ("hang_in_a_step()", "EngineLoop::step()", "EngineLoop::run()")]
+        self.assertEqual(where, sorted(where))
+        for other in ("wait_until_dead", "StopSignals::watch", "GrammarCompiler::Parts::watch_deadlines"):
+            self.assertIn(other, log)
+        self.assertNotIn("no answer", log)
 
     def test_a_step_that_hangs_ends_the_server(self):
         server, connection, response, start = self.hang(20)

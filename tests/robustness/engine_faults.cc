@@ -1,9 +1,12 @@
 // Every fault point that tests can set: FATHOM_FAULT=NAME:NUMBER[,NAME:NUMBER…].
 //
-//   step_ms:N       a step takes N ms longer: what is done to a request meets it where it is meant
-//   to step_hang:N     the N-th step never ends step_error:N    every N-th step fails, as a device
-//   may preempt:N       every N-th step preempts a sequence step_memory:N   every N-th step finds
-//   no memory, which the runner reports as an error
+// * step_ms:N: a step takes N ms longer, so that what is done to a request meets it where it is
+// meant
+//   to
+// * step_hang:N: the N-th step never ends
+// * step_error:N: every N-th step fails, as a device may
+// * step_memory:N: every N-th step finds no memory, which the runner reports as an error
+// * preempt:N: every N-th step preempts a sequence
 #include "cli/engine_faults.h"
 
 #include <algorithm>
@@ -15,6 +18,12 @@
 #include <thread>
 
 namespace fathom {
+
+// Exported, so that it has a name where stacks are shown.
+[[gnu::noinline]] void hang_in_a_step() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
 namespace {
 
 using Faults = std::map<std::string, int64_t>;
@@ -58,7 +67,7 @@ class FaultyRunner : public Runner {
   Result<ConstTensorView> forward(const ForwardBatch& batch) override {
     ++steps_;
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_["step_ms"]));
-    while (steps_ == faults_["step_hang"]) std::this_thread::sleep_for(std::chrono::hours(1));
+    if (steps_ == faults_["step_hang"]) hang_in_a_step();
     if (is_turn("step_error")) return error(Code::kInternal, "the device failed (a fault)");
     if (is_turn("step_memory")) return error(Code::kResourceExhausted, "no memory (a fault)");
     return runner_->forward(batch);

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/thread_stacks.h"
 #include "cache/latent_layout.h"
 #include "server/api/abort_request.h"
 #include "server/api/api_document.h"
@@ -29,6 +30,8 @@ constexpr std::chrono::milliseconds kWatchInterval{500};
 // Of a dead engine's clients the last bytes are on their way within milliseconds; who reads slower
 // than this does not hold up the restart.
 constexpr std::chrono::milliseconds kLastWords{500};
+// Threads answer within microseconds, unless they are stuck in the kernel.
+constexpr std::chrono::milliseconds kStacksLimit{1000};
 
 Response respond(ApiResult<std::string> body, ErrorShape shape = ErrorShape::kOpenAi) {
   if (!body) return error_response(body.error(), shape);
@@ -49,6 +52,16 @@ int64_t now_seconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(
              std::chrono::system_clock::now().time_since_epoch())
       .count();
+}
+
+void log_thread_stacks() {
+  for (const ThreadStack& stack : thread_stacks(kStacksLimit)) {
+    const std::string threads = fmt::format("{}", fmt::join(stack.threads, ", "));
+    if (stack.frames.empty()) log_error("thread {}: no answer", threads);
+    for (size_t i = 0; i < stack.frames.size(); ++i) {
+      log_error("thread {}: #{} {}", threads, i, stack.frames[i]);
+    }
+  }
 }
 
 uint64_t random_start() {
@@ -125,8 +138,10 @@ bool ApiServer::wait_until_dead() {
         std::chrono::duration<double>(now - since).count(), stats.running, stats.waiting,
         stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps,
         stats.step_sequences, stats.step_rows, stats.step_longest);
+    log_error("unanswered requests: {}", fmt::join(replies_.ids(), ", "));
     http_->begin_drain();
     replies_.fail_all(ApiError(500, "the engine has stopped working"));
+    log_thread_stacks();
     const auto end = std::chrono::steady_clock::now() + kLastWords;
     while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -31,6 +31,12 @@ int64_t LiveReplies::abort(const std::string& id) {
   return count;
 }
 
+std::vector<std::string> LiveReplies::ids() {
+  std::vector<std::string> ids;
+  for (const auto& reply : find({})) ids.push_back(reply->id());
+  return ids;
+}
+
 void LiveReplies::fail_all(const ApiError& error) {
   for (const auto& reply : find({})) reply->fail(error);
 }

@@ -20,6 +20,9 @@ class LiveReplies {
   // Aborts the requests of that id; how many there were. Empty: all.
   int64_t abort(const std::string& id);
 
+  // Of those that have not been answered, each once.
+  std::vector<std::string> ids();
+
   // Ends all with an error.
   void fail_all(const ApiError& error);
 
