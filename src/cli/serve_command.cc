@@ -1,5 +1,6 @@
 // `fathom serve MODEL`: the HTTP server.
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
@@ -117,7 +118,12 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
   return backend;
 }
 
+// A request's large buffers, a body of megabytes and what is made of it, go back to the system when
+// they are freed. Left alone the allocator would after the first of them keep the next ones.
+void return_large_buffers() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
+
 Result<int> serve(ServeFlags flags) {
+  return_large_buffers();
   std::signal(SIGPIPE, SIG_IGN);  // whoever read the log may go; the server stays
   StopSignals signals;
   ServiceNotifier notifier;

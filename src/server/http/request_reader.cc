@@ -90,7 +90,11 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
     }
   }
   void on_header_impl(error_code&) override {}
-  void on_body_init_impl(const boost::optional<uint64_t>&, error_code&) override {}
+  // Called with the body's first bytes. Growing instead would copy a large body and hold it twice;
+  // what is reserved and never arrives is not touched.
+  void on_body_init_impl(const boost::optional<uint64_t>& length, error_code&) override {
+    if (length) body.reserve(static_cast<size_t>(*length));  // within the limit: check_head()
+  }
   size_t on_body_impl(string_view bytes, error_code&) override {
     body.append(bytes.data(), bytes.size());
     return bytes.size();

@@ -1,5 +1,8 @@
 #include "server/openai/generation.h"
 
+#include <algorithm>
+
+#include "server/openai/prompt_encoding.h"
 #include "server/openai/request_json.h"
 
 namespace fathom {
@@ -26,7 +29,8 @@ ErrorShape error_shape_of(GeneratingEndpoint endpoint) {
 ApiResult<Generation> prepare(GeneratingEndpoint endpoint, std::string_view body,
                               const ServedModel& served, const RequestLimits& limits,
                               const ReplyIdentity& identity) {
-  FATHOM_TRY(const json::object object, parse_request_json(body));
+  const size_t max_string_bytes = std::max(max_prompt_bytes(served), kMaxFreeStringBytes);
+  FATHOM_TRY(const json::object object, parse_request_json(body, max_string_bytes));
   switch (endpoint) {
     case GeneratingEndpoint::kChat:
       return prepare_as(object, served, limits, identity, &prepare_chat);

@@ -21,7 +21,7 @@ ApiError too_long(std::string message, const std::string& param) {
 }
 
 ApiResult<> check_bytes(const ServedModel& served, size_t bytes, const std::string& param) {
-  const auto limit = static_cast<size_t>(served.max_model_len) * kBytesPerToken;
+  const size_t limit = max_prompt_bytes(served);
   if (bytes <= limit) return {};
   return tl::unexpected(too_long(
       fmt::format("the prompt has {} bytes, more than the context of {} tokens can hold ({} bytes)",
@@ -30,6 +30,10 @@ ApiResult<> check_bytes(const ServedModel& served, size_t bytes, const std::stri
 }
 
 }  // namespace
+
+size_t max_prompt_bytes(const ServedModel& served) {
+  return static_cast<size_t>(served.max_model_len) * kBytesPerToken;
+}
 
 ApiError blame_field(const Status& status) {
   ApiError error(status);

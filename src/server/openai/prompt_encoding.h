@@ -37,6 +37,9 @@ ApiResult<> check_length(const ServedModel& served, int64_t prompt_tokens,
 // All limits of the parameters; the error's param is the field at fault.
 ApiResult<> check_sampling(const ServedModel& served, const SamplingParams& params);
 
+// No text of more bytes fits into the context, whatever its tokens.
+size_t max_prompt_bytes(const ServedModel& served);
+
 // Text parsers need the markers of their format, which a tokenizer may call special.
 void keep_markers(const ServedModel& served, SamplingParams& params);
 

@@ -17,7 +17,10 @@ class LimitedHandler {
   static constexpr size_t max_key_size = static_cast<size_t>(-1);
   static constexpr size_t max_string_size = static_cast<size_t>(-1);
 
+  explicit LimitedHandler(size_t max_string_bytes) : max_string_bytes_(max_string_bytes) {}
+
   std::string refusal;
+  const char* refusal_code = "invalid_json";
   json::value_stack stack;
 
   bool on_document_begin(json::error_code&) {
@@ -64,11 +67,13 @@ class LimitedHandler {
     }
     return true;
   }
-  bool on_string_part(json::string_view part, size_t, json::error_code&) {
+  bool on_string_part(json::string_view part, size_t size, json::error_code& failure) {
+    if (size > max_string_bytes_) return refuse_string(failure);
     stack.push_chars(part);
     return true;
   }
-  bool on_string(json::string_view part, size_t, json::error_code& failure) {
+  bool on_string(json::string_view part, size_t size, json::error_code& failure) {
+    if (size > max_string_bytes_) return refuse_string(failure);
     stack.push_string(part);
     return count_value(failure);
   }
@@ -109,11 +114,18 @@ class LimitedHandler {
     failure = json::error::syntax;
     return false;
   }
+  bool refuse_string(json::error_code& failure) {
+    refusal_code = "context_length_exceeded";
+    return refuse(failure, fmt::format("the body has a string of more than {} bytes, which is more "
+                                       "than the context can hold",
+                                       max_string_bytes_));
+  }
   bool count_value(json::error_code& failure) {
     if (++num_values_ <= kMaxJsonValues) return true;
     return refuse(failure, fmt::format("the body has more than {} values", kMaxJsonValues));
   }
 
+  const size_t max_string_bytes_;
   std::string key_;                // of which a part has been read
   std::vector<std::string> keys_;  // of the objects that are open, one object after the other
   std::vector<size_t> first_key_;  // where each of them begins there
@@ -122,9 +134,9 @@ class LimitedHandler {
 
 }  // namespace
 
-ApiResult<json::object> parse_request_json(std::string_view body) {
-  const auto refuse = [](std::string why) {
-    return tl::unexpected(ApiError(400, std::move(why), std::nullopt, "invalid_json"));
+ApiResult<json::object> parse_request_json(std::string_view body, size_t max_string_bytes) {
+  const auto refuse = [](std::string why, const char* code = "invalid_json") {
+    return tl::unexpected(ApiError(400, std::move(why), std::nullopt, code));
   };
   if (body.size() > kMaxBodyBytes) {
     return tl::unexpected(ApiError(
@@ -136,11 +148,11 @@ ApiResult<json::object> parse_request_json(std::string_view body) {
   }
   json::parse_options options;
   options.max_depth = kMaxJsonDepth;
-  json::basic_parser<LimitedHandler> parser(options);
+  json::basic_parser<LimitedHandler> parser(options, max_string_bytes);
   json::error_code failure;
   const size_t consumed = parser.write_some(false, body.data(), body.size(), failure);
   const std::string& refusal = parser.handler().refusal;
-  if (!refusal.empty()) return refuse(refusal);
+  if (!refusal.empty()) return refuse(refusal, parser.handler().refusal_code);
   if (failure == json::error::too_deep) {
     return refuse(fmt::format("the body is nested deeper than {} levels", kMaxJsonDepth));
   }

@@ -108,6 +108,20 @@ TEST(RequestJson, Pathologies) {
   }
 }
 
+TEST(RequestJson, LimitsStringsByTheContext) {
+  const auto code_of = [](std::string text, size_t limit) {
+    const auto parsed = parse_request_json("{\"a\":[\"" + std::move(text) + "\"]}", limit);
+    return parsed ? "" : parsed.error().code.value_or("none");
+  };
+  EXPECT_EQ(code_of(std::string(100, 'a'), 100), "");
+  EXPECT_EQ(code_of(std::string(101, 'a'), 100), "context_length_exceeded");
+  // In parts, which escapes make of it; counted are the bytes that they stand for.
+  std::string escaped;
+  for (int i = 0; i < 50; ++i) escaped += "\\u0061\\n";
+  EXPECT_EQ(code_of(escaped, 100), "");
+  EXPECT_EQ(code_of(escaped + "a", 100), "context_length_exceeded");
+}
+
 TEST(RequestJson, KeepsOrderAndValues) {
   const auto parsed = parse_request_json(
       R"({"b":[1,-2,3.5,true,null,"x\u00e9\n"],"a":{"long key":18446744073709551615}})");
