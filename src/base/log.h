@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <new>
 #include <string_view>
+#include <utility>
 
 namespace fathom {
 
@@ -14,21 +16,29 @@ void set_log_level(LogLevel level);
 
 void log_line(LogLevel level, std::string_view text);
 
+// A line that there is no memory for is lost: no work fails for want of a log line.
+template <typename... Args>
+void log_formatted(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  try {
+    log_line(level, fmt::format(format, std::forward<Args>(args)...));
+  } catch (const std::bad_alloc&) {
+  }
+}
 template <typename... Args>
 void log_debug(fmt::format_string<Args...> format, Args&&... args) {
-  log_line(LogLevel::kDebug, fmt::format(format, std::forward<Args>(args)...));
+  log_formatted(LogLevel::kDebug, format, std::forward<Args>(args)...);
 }
 template <typename... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {
-  log_line(LogLevel::kInfo, fmt::format(format, std::forward<Args>(args)...));
+  log_formatted(LogLevel::kInfo, format, std::forward<Args>(args)...);
 }
 template <typename... Args>
 void log_warning(fmt::format_string<Args...> format, Args&&... args) {
-  log_line(LogLevel::kWarning, fmt::format(format, std::forward<Args>(args)...));
+  log_formatted(LogLevel::kWarning, format, std::forward<Args>(args)...);
 }
 template <typename... Args>
 void log_error(fmt::format_string<Args...> format, Args&&... args) {
-  log_line(LogLevel::kError, fmt::format(format, std::forward<Args>(args)...));
+  log_formatted(LogLevel::kError, format, std::forward<Args>(args)...);
 }
 
 }  // namespace fathom

@@ -19,11 +19,11 @@ bool PagePool::allocate(int64_t count, std::vector<int32_t>& pages) {
   if (count > free()) return false;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t page = free_.back();
+    pages.push_back(page);  // first, because it may throw: whoever has the list has the pages
     free_.pop_back();
     pages_[page].holders = 1;
-    pages.push_back(page);
+    ++used_;
   }
-  used_ += count;
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <new>
 #include <utility>
 
 #define XXH_INLINE_ALL  // header only: nothing to link
@@ -127,8 +128,16 @@ std::string PageStore::file_of(int32_t disk_slot) const {
   return fmt::format("{}/{}.page", directory_, disk_slot);
 }
 
+int PageStore::open_file(int32_t disk_slot, int flags) const {
+  try {
+    return open(file_of(disk_slot).c_str(), flags | O_CLOEXEC, 0600);
+  } catch (const std::bad_alloc&) {  // no memory for its name: a file like others that fail
+    return -1;
+  }
+}
+
 bool PageStore::write(const std::byte* bytes, int32_t disk_slot, const PageKey& key) {
-  const int file = open(file_of(disk_slot).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  const int file = open_file(disk_slot, O_WRONLY | O_CREAT | O_TRUNC);
   if (file < 0) return false;
   const FileHeader header = checksum(key, bytes, page_bytes_);
   const auto* head = reinterpret_cast<const std::byte*>(&header);
@@ -138,7 +147,7 @@ bool PageStore::write(const std::byte* bytes, int32_t disk_slot, const PageKey& 
 }
 
 bool PageStore::read(int32_t disk_slot, const PageKey& key, int32_t page) {
-  const int file = open(file_of(disk_slot).c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = open_file(disk_slot, O_RDONLY);
   if (file < 0) return false;
   transfer_->finish();
   std::byte* bytes = slot_data(static_cast<int32_t>(host_.total()));

@@ -63,6 +63,7 @@ class PageStore {
 
   const std::string& directory() const { return directory_; }  // of this process; empty: none
   std::string file_of(int32_t disk_slot) const;
+  int open_file(int32_t disk_slot, int flags) const;  // -1: it cannot be opened
 
  private:
   PageStore(const PageStoreOptions& options, PageTransfer& transfer);

@@ -1,6 +1,7 @@
 #include "cache/prefix_tree.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "cache/latent_layout.h"
@@ -46,6 +47,7 @@ PrefixTree::PrefixTree(PagePool& pool, bool retain, PageStore* store)
   nodes_.reserve(most);
   tokens_.reserve(most * kPageSize);
   by_key_.reserve(most);
+  free_nodes_.reserve(most);
 }
 
 PrefixChain PrefixTree::chain(uint64_t scope, std::string_view salt) const {
@@ -78,6 +80,9 @@ int64_t PrefixTree::take(const PrefixChain& chain, std::span<const int32_t> toke
                          int64_t max_pages, std::vector<int32_t>& pages) {
   FATHOM_CHECK(pages.empty(), "{} pages are held already", pages.size());
   matched_.clear();
+  // What needs memory comes before what is held: who is refused it holds nothing.
+  matched_.reserve(static_cast<size_t>(max_pages));
+  pages.reserve(static_cast<size_t>(max_pages));
   for (int64_t i = 0; i < max_pages; ++i) {
     const int32_t id = node_of(chain.keys[i]);
     if (id < 0 || !spells(id, chain, tokens, i, i > 0 ? matched_.back() : -1)) break;
@@ -116,7 +121,11 @@ bool PrefixTree::insert(const PrefixChain& chain, std::span<const int32_t> token
     }
     return true;
   }
+  // First what may find no memory; new_node() needs none, there is room for all from the start.
+  std::string salt = parent < 0 ? chain.salt : std::string();
+  const auto key = by_key_.emplace(chain.keys[index], -1).first;
   const int32_t id = new_node();
+  key->second = id;
   Node& node = nodes_[id];
   node.key = chain.keys[index];
   node.parent = parent;
@@ -124,9 +133,8 @@ bool PrefixTree::insert(const PrefixChain& chain, std::span<const int32_t> token
     ++nodes_[parent].children;
   } else {
     node.scope = chain.scope;
-    node.salt = chain.salt;
+    node.salt = std::move(salt);
   }
-  by_key_.emplace(node.key, id);
   const std::span<const int32_t> text = page_tokens(tokens, index);
   std::copy(text.begin(), text.end(), tokens_.begin() + id * kPageSize);
   place_in_pool(id, page);

@@ -1,14 +1,20 @@
 #include "engine/engine_loop.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
 #include "base/math.h"
+#include "base/out_of_memory.h"
 #include "cache/latent_layout.h"
 
 namespace fathom {
 namespace {
+
+// Made before memory can be short.
+const Status kAborted = {Code::kUnavailable, "the request was aborted"};
+const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
 
 EngineOptions with_clock(EngineOptions options) {
   if (!options.clock) options.clock = std::chrono::steady_clock::now;
@@ -58,18 +64,18 @@ void EngineLoop::run() {
 void EngineLoop::take_news() {
   inbox_.take(news_, /*wait=*/!scheduler_.has_work());
   for (std::unique_ptr<ActiveRequest>& request : news_.requests) {
-    add_request(std::move(request));
+    add_request(request);
   }
   for (const RequestId id : news_.aborts) {
     if (const auto it = requests_.find(id); it != requests_.end()) {
-      abort_request(*it->second, {Code::kUnavailable, "the request was aborted"});
+      abort_request(*it->second, kAborted);
     }
   }
   if (news_.flush) tree_.clear();
   if (std::exchange(news_.stop, false)) {
     stopping_ = true;
     while (!requests_.empty()) {
-      abort_request(*requests_.begin()->second, {Code::kUnavailable, "the engine was stopped"});
+      abort_request(*requests_.begin()->second, kStopped);
     }
   }
   if (!scheduler_.has_work()) {
@@ -78,26 +84,36 @@ void EngineLoop::take_news() {
   }
 }
 
-void EngineLoop::add_request(std::unique_ptr<ActiveRequest> request) {
-  const bool has_choices = request->sequences.size() > 1;
-  for (const auto& sequence : request->sequences) {
+// A request that there is no memory for may be left with some sequences in the scheduler and some
+// not; ending them makes no difference.
+void EngineLoop::add_request(std::unique_ptr<ActiveRequest>& request) {
+  ActiveRequest& added = *request;
+  try {
+    requests_.try_emplace(added.id).first->second = std::move(request);
+    enqueue(added);
+  } catch (const std::bad_alloc&) {
+    abort_request(added, out_of_memory());
+  }
+}
+
+void EngineLoop::enqueue(ActiveRequest& request) {
+  const bool has_choices = request.sequences.size() > 1;
+  for (const auto& sequence : request.sequences) {
     if (options_.prefix_caching) {
-      sequence->prefix = tree_.chain(0, request->request.cache_salt);
+      sequence->prefix = tree_.chain(0, request.request.cache_salt);
     } else if (has_choices) {
-      sequence->prefix = tree_.chain(request->id, "");
+      sequence->prefix = tree_.chain(request.id, "");
     }
     sequence->arrival = ++arrivals_;
     scheduler_.add(*sequence);
   }
-  const Time queued = request->sequences.front()->timings.queued;
+  const Time queued = request.sequences.front()->timings.queued;
   if (options_.max_queue_time.count() > 0) {
-    must_start_.push_back({queued + options_.max_queue_time, request->id});
+    must_start_.push_back({queued + options_.max_queue_time, request.id});
   }
   if (options_.max_total_time.count() > 0) {
-    must_end_.push_back({queued + options_.max_total_time, request->id});
+    must_end_.push_back({queued + options_.max_total_time, request.id});
   }
-  const RequestId id = request->id;
-  requests_.emplace(id, std::move(request));
 }
 
 // Looks only at the first of each list: requests come in the order in which they were queued, but
@@ -117,10 +133,14 @@ void EngineLoop::expire() {
       ++counters_.expired;
       const std::chrono::duration<double> age =
           time - it->second->sequences.front()->timings.queued;
-      abort_request(*it->second,
-                    {Code::kDeadlineExceeded,
-                     fmt::format("the request {} {:.1f} s after it was submitted, {} is {:.1f} s",
-                                 state, age.count(), field, limit.count())});
+      Status why = out_of_memory();
+      try {
+        why = {Code::kDeadlineExceeded,
+               fmt::format("the request {} {:.1f} s after it was submitted, {} is {:.1f} s", state,
+                           age.count(), field, limit.count())};
+      } catch (const std::bad_alloc&) {
+      }
+      abort_request(*it->second, why);
     }
   };
   expire_from(must_start_, true, options_.max_queue_time, "has not started", "max_queue_time");
@@ -128,27 +148,60 @@ void EngineLoop::expire() {
 }
 
 void EngineLoop::step() {
-  scheduler_.schedule(plan_);
-  note_started();
+  if (!plan()) return;
   note_shape();
   publish_stats();  // before a step that may never end: what runs is counted, and its shape known
-  const Result<ConstTensorView> logits = runner_->forward(builder_.build(plan_));
-  if (!logits) {
-    for (const StepEntry& entry : plan_.entries) {
-      Event& event = new_event(*entry.sequence);
-      event.finish = FinishReason::kError;
-      event.error = logits.error();
-      emit(*entry.sequence, event);
-    }
-    return;
-  }
+  const Result<ConstTensorView> logits = run_model();
+  if (!logits) return end_step(logits.error());
   scheduler_.advance(plan_);
-  postprocess_.sample(plan_, *logits, runner_->sampling_stream());
+  try {
+    postprocess_.sample(plan_, *logits, runner_->sampling_stream());
+  } catch (const std::bad_alloc&) {
+    // Some grammars may have taken their token and some not: none of these can go on.
+    return end_step(out_of_memory());
+  }
   last_step_ = now();
   ++counters_.steps;
   for (const StepEntry& entry : plan_.entries) {
     Event& event = new_event(*entry.sequence);
-    if (postprocess_.append(entry, event)) emit(*entry.sequence, event);
+    bool has_news = false;
+    try {
+      has_news = postprocess_.append(entry, event);
+    } catch (const std::bad_alloc&) {
+      end_early(*entry.sequence, FinishReason::kError, out_of_memory());
+      continue;
+    }
+    if (has_news) emit(*entry.sequence, event);
+  }
+}
+
+// False: there was no memory for a plan, and the sequence that it was wanted for has ended. What
+// had been planned keeps its pages and is planned again.
+bool EngineLoop::plan() {
+  bool is_planned = true;
+  try {
+    scheduler_.schedule(plan_);
+  } catch (const std::bad_alloc&) {
+    is_planned = false;
+  }
+  note_started();
+  if (!is_planned) end_early(scheduler_.planning(), FinishReason::kError, out_of_memory());
+  return is_planned;
+}
+
+// What a step writes are rows of its own sequences' pages, which nobody takes before advance(): one
+// that breaks off leaves nothing behind when these have ended.
+Result<ConstTensorView> EngineLoop::run_model() {
+  try {
+    return runner_->forward(builder_.build(plan_));
+  } catch (const std::bad_alloc&) {
+    return tl::unexpected(out_of_memory());
+  }
+}
+
+void EngineLoop::end_step(const Status& why) {
+  for (const StepEntry& entry : plan_.entries) {
+    end_early(*entry.sequence, FinishReason::kError, why);
   }
 }
 
@@ -189,11 +242,19 @@ void EngineLoop::abort_request(ActiveRequest& request, const Status& why) {
     Sequence& sequence = *request.sequences[i];
     if (sequence.phase == Sequence::Phase::kFinished) continue;
     --left;
-    Event& event = new_event(sequence);
-    event.finish = FinishReason::kAbort;
-    event.error = why;
-    emit(sequence, event);
+    end_early(sequence, FinishReason::kAbort, why);
   }
+}
+
+void EngineLoop::end_early(Sequence& sequence, FinishReason reason, const Status& why) {
+  Event& event = new_event(sequence);
+  event.finish = reason;
+  try {
+    event.error = why;
+  } catch (const std::bad_alloc&) {
+    event.error = out_of_memory();
+  }
+  emit(sequence, event);
 }
 
 // Tells the caller. A sequence that has ended gives its pages back before anybody hears of it, and
@@ -289,7 +350,10 @@ EngineStats EngineLoop::stats() const {
 void EngineLoop::check_idle() const {
   FATHOM_CHECK(requests_.empty(), "{} requests without a sequence", requests_.size());
   FATHOM_CHECK(pool_.used() == 0, "{} of {} pages are used by nobody", pool_.used(), pool_.total());
-  tree_.check_invariant();
+  try {
+    tree_.check_invariant();
+  } catch (const std::bad_alloc&) {  // recounted when the engine is idle again
+  }
 }
 
 }  // namespace fathom

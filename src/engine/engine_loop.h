@@ -2,6 +2,10 @@
 //
 // Owns the runner, the pages and all requests. Everything but inbox() and stats() is that thread's
 // alone.
+//
+// Where memory runs out (std::bad_alloc) what it was about ends with an error: a request that is
+// being added, the sequence that is being planned or told its token, or all of a step. The rest
+// goes on. What ends a sequence needs no memory itself.
 #pragma once
 
 #include <deque>
@@ -43,13 +47,18 @@ class EngineLoop {
   };
 
   void take_news();
-  void add_request(std::unique_ptr<ActiveRequest> request);
+  void add_request(std::unique_ptr<ActiveRequest>& request);
+  void enqueue(ActiveRequest& request);
   void expire();
   void step();
+  bool plan();
+  Result<ConstTensorView> run_model();
   void note_started();
   void note_shape();
   void leave_queue(ActiveRequest& request);
   void abort_request(ActiveRequest& request, const Status& why);
+  void end_step(const Status& why);
+  void end_early(Sequence& sequence, FinishReason reason, const Status& why);
   void end_sequence(Sequence& sequence, Event& event);
   void emit(Sequence& sequence, Event& event);
   Event& new_event(const Sequence& sequence);

@@ -38,10 +38,10 @@ Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
                  counts_.queued_tokens, tokens, limits_.max_tokens);
   }
   request->id = ++last_id_;
+  news_.requests.push_back(std::move(request));  // may throw, so nothing is counted before
   ++counts_.queued_requests;
   counts_.queued_tokens += tokens;
   ++alive_;
-  news_.requests.push_back(std::move(request));
   announce();
   return last_id_;
 }

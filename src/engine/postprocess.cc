@@ -109,11 +109,15 @@ void Postprocess::sample(const StepPlan& plan, ConstTensorView logits, const Str
 
 bool Postprocess::append(const StepEntry& entry, Event& event) {
   Sequence& sequence = *entry.sequence;
+  // Taken first: the next entry's are behind these, even if this one finds no memory.
+  const auto results = std::span<const SampledToken>(sampled_).subspan(
+      next_, static_cast<size_t>(entry.num_prompt_logits + entry.samples));
+  next_ += results.size();
   for (int64_t i = 0; i < entry.num_prompt_logits; ++i) {
-    sequence.prompt_logprobs.push_back(logprob_of(sampled_[next_++]));
+    sequence.prompt_logprobs.push_back(logprob_of(results[i]));
   }
   if (!entry.samples) return false;
-  const SampledToken& sampled = sampled_[next_++];
+  const SampledToken& sampled = results.back();
   if (sequence.output_len() == 0) event.prompt_logprobs = std::move(sequence.prompt_logprobs);
   if (sampled.id < 0) {
     end_without_token(sequence, event);

@@ -22,6 +22,7 @@ class Postprocess {
   // Then, for each entry of the plan in order: takes its results, appends the new token, and adds
   // ids, text and log-probabilities to the (cleared) event; sets `finish`, and what goes with it,
   // if the sequence has ended. False: the entry has nothing to tell, its prompt is not through.
+  // After std::bad_alloc that entry's sequence is of no use; the other entries are as they were.
   bool append(const StepEntry& entry, Event& event);
 
  private:

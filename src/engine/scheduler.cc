@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <new>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -30,19 +31,26 @@ int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); 
 
 }  // namespace
 
+Scheduler::Scheduler(const SchedulerOptions& options, PrefixTree& tree)
+    : options_(options), tree_(&tree) {
+  running_.reserve(static_cast<size_t>(options.max_num_seqs));  // no more memory from here on
+}
+
 void Scheduler::add(Sequence& sequence) {
-  sequence.phase = Sequence::Phase::kWaiting;
   insert_in_order(waiting_, &sequence);
+  sequence.phase = Sequence::Phase::kWaiting;
 }
 
 void Scheduler::schedule(StepPlan& plan) {
   plan.clear();
+  planning_ = nullptr;
   budget_ = options_.max_batched_tokens;
   prompt_logit_budget_ = options_.max_prompt_logit_rows;
   preempted_ = false;
   ++num_steps_;
   if (options_.preempt_every > 0 && num_steps_ % options_.preempt_every == 0 &&
       running_.size() > 1) {
+    planning_ = running_.back();
     preempt(*running_.back());
   }
   plan_decode(plan);
@@ -62,12 +70,19 @@ void Scheduler::advance(const StepPlan& plan) {
   for (const StepEntry& entry : plan.entries) {
     entry.sequence->computed += entry.num_tokens;
     entry.sequence->prompt_logits_done += entry.num_prompt_logits;
-    publish(*entry.sequence);
+    try {
+      publish(*entry.sequence);
+    } catch (const std::bad_alloc&) {
+      // Its pages are its own a while longer: the next step goes on from the first that is not in
+      // the tree.
+    }
   }
 }
 
 void Scheduler::finish(Sequence& sequence) {
   switch (sequence.phase) {
+    case Sequence::Phase::kNew:
+      break;
     case Sequence::Phase::kWaiting:
       erase_from(waiting_, &sequence);
       break;
@@ -112,6 +127,7 @@ void Scheduler::plan_prefill(StepPlan& plan, bool long_prompts) {
 // sequences after it that are not planned yet, and gives its own up when it is itself the last of
 // those and cannot advance by one token.
 bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
+  planning_ = &sequence;
   int64_t num_tokens = chunk_length(sequence);
   if (num_tokens == 0) return false;
   while (!reserve(sequence, sequence.computed + num_tokens)) {
@@ -157,6 +173,7 @@ void Scheduler::admit_waiting(StepPlan& plan) {
   for (size_t i = 0; i < waiting_.size();) {
     if (budget_ == 0 || num_running() >= options_.max_num_seqs) return;
     Sequence& sequence = *waiting_[i];
+    planning_ = &sequence;
     if (is_computed_elsewhere(sequence)) {
       ++i;
       continue;
@@ -238,13 +255,13 @@ bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
 }
 
 void Scheduler::start(Sequence& sequence, StepPlan& plan) {
+  insert_in_order(running_, &sequence);  // has room
   sequence.phase = Sequence::Phase::kRunning;
-  insert_in_order(running_, &sequence);
   if (sequence.prefix) pending_.add(sequence, sequence.pages_in_tree);
   if (sequence.has_started) return;
+  plan.started.push_back(&sequence);
   sequence.has_started = true;
   sequence.usage.cached_tokens = sequence.computed;
-  plan.started.push_back(&sequence);
 }
 
 // Pages that running sequences still need for the tokens they already have.
@@ -269,11 +286,11 @@ Sequence* Scheduler::last_unplanned() const {
 }
 
 void Scheduler::preempt(Sequence& sequence) {
+  insert_in_order(waiting_, &sequence);  // may find no memory: then it still runs
   erase_from(running_, &sequence);
   let_go(sequence);
   sequence.computed = 0;
   sequence.phase = Sequence::Phase::kWaiting;
-  insert_in_order(waiting_, &sequence);
   ++sequence.usage.preemptions;
   ++num_preemptions_;
   preempted_ = true;

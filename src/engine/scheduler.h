@@ -16,6 +16,10 @@
 // part in full steps. A long prompt that waits for pages lets others pass, as often as
 // max_num_seqs.
 //
+// Memory: what may find none comes before what it changes, or is undone by finish(). So after
+// add(), schedule() or advance() has thrown std::bad_alloc the lists and pages are as good as
+// before.
+//
 // Owns the waiting and running lists, not the sequences. Callers: the engine's thread.
 #pragma once
 
@@ -43,14 +47,18 @@ struct SchedulerOptions {
 
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, PrefixTree& tree) : options_(options), tree_(&tree) {}
+  Scheduler(const SchedulerOptions& options, PrefixTree& tree);
 
   // A sequence that fits into the empty cache at its full length; priority, arrival and prefix are
   // set. No two have the same arrival.
   void add(Sequence& sequence);
 
-  // The next step. Empty only if there is nothing to do.
+  // The next step. Empty only if there is nothing to do. After std::bad_alloc there is no plan, but
+  // plan.started holds what has started; another call plans anew.
   void schedule(StepPlan& plan);
+
+  // What schedule() was about when it threw.
+  Sequence& planning() const { return *planning_; }
 
   // The step has run: its tokens are in the cache, and their full pages for others to take.
   void advance(const StepPlan& plan);
@@ -88,7 +96,8 @@ class Scheduler {
   std::deque<Sequence*> waiting_;   // in order
   std::vector<Sequence*> running_;  // in order
   std::vector<Sequence*> passed_;   // long prompts that lack pages, in the step being planned
-  int64_t budget_ = 0;              // rows left in the step being planned
+  Sequence* planning_ = nullptr;
+  int64_t budget_ = 0;  // rows left in the step being planned
   int64_t prompt_logit_budget_ = 0;
   int64_t num_steps_ = 0, num_preemptions_ = 0;
   bool preempted_ = false;  // in the step being planned

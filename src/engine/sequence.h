@@ -23,7 +23,7 @@ namespace fathom {
 struct ActiveRequest;
 
 struct Sequence {
-  enum class Phase { kWaiting, kRunning, kFinished };
+  enum class Phase { kNew, kWaiting, kRunning, kFinished };  // kNew: not in the scheduler
 
   ActiveRequest* request = nullptr;
   int index = 0;         // which of the n choices
@@ -34,7 +34,7 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt and output
 
   // Scheduling.
-  Phase phase = Phase::kWaiting;
+  Phase phase = Phase::kNew;
   int64_t computed = 0;               // tokens whose rows are in the cache
   std::vector<int32_t> pages;         // their pages, in order; the first may be shared
   int64_t planned_step = 0;           // the last step that it was part of

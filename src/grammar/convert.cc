@@ -2,6 +2,8 @@
 
 #include <xgrammar/grammar.h>
 
+#include <new>
+
 #include "base/utf8.h"
 #include "grammar/schema_check.h"
 #include "grammar/structural_tag_check.h"
@@ -121,6 +123,8 @@ Result<xgrammar::Grammar> convert(const GrammarSpec& spec) {
       return invalid("{}: {}", field_of(spec.kind), well_formed(warnings.texts().front()));
     }
     return grammar;
+  } catch (const std::bad_alloc&) {
+    throw;  // not the grammar's fault
   } catch (const std::exception& problem) {
     return invalid("{}: {}", field_of(spec.kind), well_formed(problem.what()));
   }

@@ -9,10 +9,12 @@
 #include <deque>
 #include <future>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/out_of_memory.h"
 #include "grammar/compiled_grammar_parts.h"
 #include "grammar/convert.h"
 #include "grammar/grammar_cache.h"
@@ -124,8 +126,16 @@ struct GrammarCompiler::Parts {
       queue.pop_front();
       if (job->has_result) continue;
       lock.unlock();
-      finish(*job, compile_now(*job));
+      finish(*job, compile_or_fail(*job));
       lock.lock();
+    }
+  }
+
+  Compiled compile_or_fail(const Job& job) {
+    try {
+      return compile_now(job);
+    } catch (const std::bad_alloc&) {
+      return tl::unexpected(out_of_memory());
     }
   }
 
@@ -146,6 +156,8 @@ struct GrammarCompiler::Parts {
       auto compiled = make_compiled_grammar(compiler.CompileGrammar(grammar));
       cache.insert(job.key, compiled);
       return compiled;
+    } catch (const std::bad_alloc&) {
+      throw;  // not the grammar's fault
     } catch (const std::exception& problem) {
       return invalid("the grammar cannot be compiled: {}", problem.what());
     }
@@ -167,9 +179,17 @@ struct GrammarCompiler::Parts {
       unfinished.pop_front();
       if (std::exchange(job->has_result, true)) continue;
       lock.unlock();
-      job->done(invalid("the grammar took longer than {} s to compile",
-                        std::chrono::duration<double>(options.deadline).count()));
+      job->done(too_late());
       lock.lock();
+    }
+  }
+
+  Compiled too_late() const {
+    try {
+      return invalid("the grammar took longer than {} s to compile",
+                     std::chrono::duration<double>(options.deadline).count());
+    } catch (const std::bad_alloc&) {
+      return tl::unexpected(out_of_memory());
     }
   }
 
@@ -216,7 +236,12 @@ void GrammarCompiler::compile(GrammarSpec spec, Done done) {
                              parts_->options.max_waiting));
     }
     waiting.push_back(job);
-    parts_->queue.push_back(job);
+    try {
+      parts_->queue.push_back(job);
+    } catch (const std::bad_alloc&) {
+      waiting.pop_back();
+      throw;
+    }
   }
   parts_->work_arrived.notify_one();
   parts_->deadline_arrived.notify_one();

@@ -7,6 +7,7 @@
 // * step_error:N: every N-th step fails, as a device may
 // * step_memory:N: every N-th step finds no memory, which the runner reports as an error
 // * preempt:N: every N-th step preempts a sequence
+// * alloc_fail:FD: allocations fail as the file behind this descriptor says (allocation_faults.h)
 #include "cli/engine_faults.h"
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include <map>
 #include <string>
 #include <thread>
+
+#include "allocation_faults.h"
 
 namespace fathom {
 
@@ -35,8 +38,8 @@ using Faults = std::map<std::string, int64_t>;
 }
 
 Faults read_faults() {
-  Faults faults = {
-      {"step_ms", 0}, {"step_hang", 0}, {"step_error", 0}, {"preempt", 0}, {"step_memory", 0}};
+  Faults faults = {{"step_ms", 0}, {"step_hang", 0},   {"step_error", 0},
+                   {"preempt", 0}, {"step_memory", 0}, {"alloc_fail", 0}};
   const char* const given = std::getenv("FATHOM_FAULT");
   std::string text = given == nullptr ? "" : given;
   while (!text.empty()) {
@@ -88,6 +91,8 @@ class FaultyRunner : public Runner {
 std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, EngineOptions* options) {
   Faults faults = read_faults();
   options->preempt_every = faults["preempt"];
+  const auto descriptor = static_cast<int>(faults["alloc_fail"]);
+  if (descriptor > 0 && !control_allocations_by(descriptor)) refuse("alloc_fail");
   return std::make_unique<FaultyRunner>(std::move(runner), std::move(faults));
 }
 

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <chrono>
+#include <exception>
 
 namespace fathom {
 namespace {
@@ -18,6 +19,25 @@ inline void pause() {
   __builtin_ia32_pause();
 #endif
 }
+
+// One run's body. A share that throws has ended like any other: the rest is still being worked on,
+// with what the caller's frame holds.
+struct Shares {
+  void (*body)(const void* context, int share);
+  const void* context;
+  std::mutex mutex = {};
+  std::exception_ptr failure = {};  // the first; guarded by the mutex until all shares have ended
+
+  static void run(const void* self, int share) noexcept {
+    auto& shares = *static_cast<Shares*>(const_cast<void*>(self));
+    try {
+      shares.body(shares.context, share);
+    } catch (...) {
+      const std::lock_guard lock(shares.mutex);
+      if (shares.failure == nullptr) shares.failure = std::current_exception();
+    }
+  }
+};
 
 int usable_cores() {
   cpu_set_t set;
@@ -59,8 +79,9 @@ void ThreadPool::run_erased(Erased body, const void* context) {
     body(context, 0);
     return;
   }
-  body_ = body;
-  context_ = context;
+  Shares shares{.body = body, .context = context};
+  body_ = &Shares::run;
+  context_ = &shares;
   unfinished_.store(num_threads_ - 1, std::memory_order_relaxed);
   const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kShareBits) + 1;
   // seq_cst here and in work(): either a worker sees the new generation before it sleeps, or this
@@ -70,9 +91,9 @@ void ThreadPool::run_erased(Erased body, const void* context) {
     { const std::lock_guard lock(mutex_); }
     wake_.notify_all();
   }
-  body(context, 0);
+  Shares::run(&shares, 0);
   while (const int share = claim(generation)) {
-    body(context, share);
+    Shares::run(&shares, share);
     unfinished_.fetch_sub(1, std::memory_order_relaxed);
   }
   // A worker may be put aside in the middle of its share: yield after a while.
@@ -83,6 +104,7 @@ void ThreadPool::run_erased(Erased body, const void* context) {
       std::this_thread::yield();
     }
   }
+  if (shares.failure != nullptr) std::rethrow_exception(shares.failure);
 }
 
 void ThreadPool::work() {

@@ -28,8 +28,8 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   // Calls body(share) once for each share 0 … num_threads() - 1, at most one a thread at a time,
-  // and returns when all have returned. What the bodies wrote is visible to the caller. Bodies do
-  // not throw.
+  // and returns when all have returned. What the bodies wrote is visible to the caller. What one
+  // throws is thrown here then.
   template <typename Body>
   void run(const Body& body) {
     run_erased(

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
+#include <thread>
 
 namespace fathom {
 namespace {
@@ -41,6 +44,25 @@ TEST(ThreadPool, ParallelForCoversEachIndexOnce) {
         EXPECT_EQ(std::count(hits.begin(), hits.end(), 1), count);
       }
     }
+  }
+}
+
+TEST(ThreadPool, WhatAShareThrowsComesWhenAllHaveEnded) {
+  for (const int threads : {1, 4}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 200; ++round) {
+      std::atomic<int> ended = 0;
+      const auto body = [&](int share) {
+        if (share == round % threads) throw std::runtime_error("a share");
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        ++ended;
+      };
+      EXPECT_THROW(pool.run(body), std::runtime_error);
+      EXPECT_EQ(ended, threads - 1);
+    }
+    std::atomic<int> ended = 0;
+    pool.run([&](int) { ++ended; });
+    EXPECT_EQ(ended, threads);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "server/api/api_server.h"
 
+#include <new>
 #include <random>
 #include <thread>
 
@@ -231,22 +232,31 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
   auto generation = std::make_shared<Generation>(std::move(*prepared));
   backend.grammars->compile(
       spec, [this, generation, answer, shape, id = request.id](GrammarCompiler::Compiled compiled) {
-        if (!compiled) {
-          ApiError error(compiled.error());
-          if (error.status == 400) error.param = generation->grammar_param;
-          metrics_.count_rejection(error);
-          answer->send(error_response(error, shape));
-          return;
+        try {
+          submit_with_grammar(std::move(*generation), std::move(compiled), shape, id, answer);
+        } catch (const std::bad_alloc&) {  // on the compiler's thread nobody else sees to it
+          answer->give_up();
         }
-        const auto& tokenizer = *backend_.load()->served.tokenizer;
-        for (Request& one : generation->requests) {
-          one.grammar = *compiled;
-          if (generation->grammar->after_reasoning) {
-            one.grammar_begins_after = tokenizer.token_id("</think>");
-          }
-        }
-        submit(std::move(*generation), id, answer);
       });
+}
+
+void ApiServer::submit_with_grammar(Generation generation, GrammarCompiler::Compiled compiled,
+                                    ErrorShape shape, std::string id, const Answer& answer) {
+  if (!compiled) {
+    ApiError error(compiled.error());
+    if (error.status == 400) error.param = generation.grammar_param;
+    metrics_.count_rejection(error);
+    answer->send(error_response(error, shape));
+    return;
+  }
+  const auto& tokenizer = *backend_.load()->served.tokenizer;
+  for (Request& one : generation.requests) {
+    one.grammar = *compiled;
+    if (generation.grammar->after_reasoning) {
+      one.grammar_begins_after = tokenizer.token_id("</think>");
+    }
+  }
+  submit(std::move(generation), std::move(id), answer);
 }
 
 void ApiServer::submit(Generation generation, std::string id, const Answer& answer) {

@@ -62,6 +62,8 @@ class ApiServer {
   // What there is no room for in the queue, before anything is done for it.
   std::optional<http::Response> refuse_early(GeneratingEndpoint endpoint);
   void generate(GeneratingEndpoint endpoint, const http::Request& request, const Answer& answer);
+  void submit_with_grammar(Generation generation, GrammarCompiler::Compiled compiled,
+                           ErrorShape shape, std::string id, const Answer& answer);
   void submit(Generation generation, std::string id, const Answer& answer);
   http::Response readiness() const;
   http::Response metrics_page() const;

@@ -1,6 +1,9 @@
 #include "server/api/live_reply.h"
 
+#include <new>
+
 #include "base/log.h"
+#include "base/out_of_memory.h"
 #include "server/api/error_response.h"
 #include "server/http/sse.h"
 
@@ -36,6 +39,15 @@ void LiveReply::start(std::vector<Request> requests) {
     if (const auto reply = self.lock()) reply->client_left();
   });
   const std::lock_guard lock(mutex_);
+  try {
+    submit(std::move(requests));
+  } catch (const std::bad_alloc&) {
+    give_up();
+  }
+}
+
+void LiveReply::submit(std::vector<Request> requests) {
+  running_.reserve(requests.size());
   for (size_t prompt = 0; prompt < requests.size() && !left_; ++prompt) {
     const auto submitted = engine_.submit(
         std::move(requests[prompt]),
@@ -51,13 +63,25 @@ void LiveReply::start(std::vector<Request> requests) {
     abort_engine();
   } else if (writer_->streams()) {
     responder_->start_stream(stream_head(*writer_));
+    stream_begun_ = true;
   }
 }
 
 void LiveReply::push(size_t prompt, const Event& event) {
   const std::lock_guard lock(mutex_);
-  observe(prompt, event);
-  if (sent_ || left_) return;
+  try {
+    observe(prompt, event);
+    if (sent_ || left_) {
+      abort_engine();  // which may have found no memory the last time
+    } else {
+      write(prompt, event);
+    }
+  } catch (const std::bad_alloc&) {
+    give_up();
+  }
+}
+
+void LiveReply::write(size_t prompt, const Event& event) {
   out_.clear();
   writer_->push(prompt, event, out_);
   deliver(out_);
@@ -67,9 +91,30 @@ void LiveReply::push(size_t prompt, const Event& event) {
 void LiveReply::fail(ApiError error) {
   const std::lock_guard lock(mutex_);
   if (sent_ || left_) return;
+  try {
+    write_failure(std::move(error));
+  } catch (const std::bad_alloc&) {
+    give_up();
+  }
+}
+
+void LiveReply::write_failure(ApiError error) {
   out_.clear();
   writer_->fail(std::move(error), out_);
   deliver(out_);
+  abort_engine();
+}
+
+// This client's answer ends here, for want of memory: with an error if there is memory for that.
+void LiveReply::give_up() noexcept {
+  if (!sent_ && !writer_->ended() && stream_begun_ == writer_->streams()) {
+    try {
+      return write_failure(ApiError(out_of_memory()));
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  sent_ = true;
+  responder_->give_up();
   abort_engine();
 }
 
@@ -110,9 +155,13 @@ void LiveReply::deliver(const std::string& bytes) {
   responder_->send({.body = bytes});
 }
 
-void LiveReply::abort_engine() {
-  for (const RequestId request : running_) engine_.abort(request);
-  running_.clear();
+// Where there is no memory to say so, the next event is another occasion.
+void LiveReply::abort_engine() noexcept {
+  try {
+    for (const RequestId request : running_) engine_.abort(request);
+    running_.clear();
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 void LiveReply::observe(size_t prompt, const Event& event) {

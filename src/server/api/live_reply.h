@@ -40,10 +40,14 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
  private:
   void push(size_t prompt, const Event& event);
   void client_left();
-  // The next four with the lock held.
+  // The others with the lock held.
+  void submit(std::vector<Request> requests);
+  void write(size_t prompt, const Event& event);
+  void write_failure(ApiError error);
+  void give_up() noexcept;
   void send_error(const ApiError& error);
   void deliver(const std::string& bytes);
-  void abort_engine();
+  void abort_engine() noexcept;
   void observe(size_t prompt, const Event& event);
 
   const std::string id_;
@@ -54,8 +58,9 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
   std::shared_ptr<http::Responder> responder_;
   std::vector<RequestId> running_;  // the engine's; aborting one that has ended does nothing
   bool left_ = false;               // the client has gone
-  bool sent_ = false;               // the answer is complete
-  std::string out_;                 // kept for its memory
+  bool stream_begun_ = false;
+  bool sent_ = false;  // the answer is complete
+  std::string out_;    // kept for its memory
   // When each choice's last token came, for the time between tokens.
   std::vector<std::optional<RequestTimings::Time>> last_token_;
 };

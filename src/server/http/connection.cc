@@ -38,21 +38,35 @@ std::unique_ptr<ByteStream> make_stream(const TlsContext* tls, int descriptor) {
   return tls == nullptr ? make_plain_stream(descriptor) : tls->make_stream(descriptor);
 }
 
+// What a client is told when there is no memory to make an answer.
+#define FATHOM_OUT_OF_MEMORY                                                        \
+  R"({"error":{"message":"out of memory","type":"unavailable_error","param":null,)" \
+  R"("code":"unavailable"}})"
+static_assert(sizeof(FATHOM_OUT_OF_MEMORY) - 1 == 98);
+constexpr std::string_view kLastWords =
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+    "Content-Length: 98\r\nConnection: close\r\nRetry-After: 1\r\n\r\n" FATHOM_OUT_OF_MEMORY;
+
 // Calls the handler; what it throws is this request's error alone.
-void run_handler(const Route& route, Request request, const std::shared_ptr<Exchange>& exchange) {
-  const auto responder = std::make_shared<Responder>(exchange);
-  if (responder->closed()) return;  // the client left while this waited for a worker
-  const std::string id = request.id;
-  const auto fail = [&](int status, std::string_view what) {
-    log_error("http: request {}: the handler of {} threw: {}", id, route.pattern, for_log(what));
-    if (!responder->send(error_response(status, "the request failed", "internal_error"))) {
-      exchange->fail();
+void run_handler(const Route& route, Request request,
+                 const std::shared_ptr<Exchange>& exchange) noexcept {
+  // Outside, because a responder that goes answers the request.
+  std::shared_ptr<Responder> responder;
+  const auto fail = [&](int status, std::string_view what) noexcept {
+    try {
+      log_error("http: {}: the handler threw: {}", route.pattern, for_log(what));
+      if (responder->send(error_response(status, "the request failed", "internal_error"))) return;
+    } catch (const std::bad_alloc&) {
     }
+    exchange->give_up();
   };
   try {
+    responder = std::make_shared<Responder>(exchange);
+    if (responder->closed()) return;  // the client left while this waited for a worker
     route.handler(std::move(request), responder);
-  } catch (const std::bad_alloc& failure) {
-    fail(503, failure.what());
+  } catch (const std::bad_alloc&) {
+    exchange->give_up();
+    log_error("http: {}: out of memory", route.pattern);
   } catch (const std::exception& failure) {
     fail(500, failure.what());
   }
@@ -76,8 +90,8 @@ void Connection::guarded(Step step) {
   try {
     step();
   } catch (const std::exception& failure) {
+    cut_off();
     log_error("http: connection closed: {}", for_log(failure.what()));
-    close(Ending::kCutOff);
   }
 }
 
@@ -381,6 +395,20 @@ void Connection::start_lingering() {
   deadline_ = Clock::now() + loop_.state().options.linger_timeout;
   ahead_.clear();
   wait_readable();
+}
+
+// Needs no memory. Who is being answered, or has sent some of a request, and has heard nothing yet,
+// gets a 503; input that is still unread may keep it from being read.
+void Connection::cut_off() {
+  const bool is_owed =
+      state_ == State::kAnswering ? answer_->status == 0 : state_ == State::kReading && advancing_;
+  if (is_owed && queue_.empty()) {
+    const IoResult result = stream_->write(std::span(&kLastWords, 1));
+    if (answer_ != nullptr) answer_->status = 503;
+    if (result.status == IoStatus::kDone) ++loop_.state().responses[5];
+    stream_->finish();
+  }
+  close(Ending::kCutOff);
 }
 
 void Connection::close(Ending ending) {

@@ -71,7 +71,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     std::optional<Time> full_since;  // more than send_buffer_bytes is unsent
   };
 
-  // Calls step() and closes this connection, alone, if it throws.
+  // Calls step() and cuts this connection off, alone, if it throws.
   template <typename Step>
   void guarded(Step step);
   void wait_readable();
@@ -103,6 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void finish_answer();
   void start_lingering();
   void end_answer(Ending ending);
+  void cut_off();
   void close(Ending ending);
   void log_answer(const Answer& answer, Ending ending) const;
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <new>
 #include <optional>
 #include <span>
 #include <utility>
@@ -25,22 +26,23 @@ bool has_no_body(int status) { return status < 200 || status == 204 || status ==
 // From here on exactly one answer will be sent for what the reader holds, be it a whole request or
 // the beginning of a bad one.
 void Connection::begin_answer() {
-  state_ = State::kAnswering;
-  answer_ = std::make_unique<Answer>();
-  answer_->exchange = std::make_shared<Exchange>(loop_.outbox(), this);
-  answer_->received = Clock::now();
-  answer_->last_queued = answer_->received;
+  auto answer = std::make_unique<Answer>();
+  answer->exchange = std::make_shared<Exchange>(loop_.outbox(), this);
+  answer->received = Clock::now();
+  answer->last_queued = answer->received;
   if (reader_ != nullptr && !reader_->head().method.empty()) {
     const RequestHead& head = reader_->head();
     const std::string* id = head.headers.find("X-Request-Id");
-    if (id != nullptr && is_valid_request_id(*id)) answer_->id = *id;
-    answer_->method = head.method;
-    answer_->path = head.target.substr(0, head.target.find('?'));
-    answer_->cors_origin = loop_.state().dispatcher->cors_origin(head.headers);
-    answer_->http10 = head.minor_version == 0;
-    answer_->head_only = head.method == "HEAD";
+    if (id != nullptr && is_valid_request_id(*id)) answer->id = *id;
+    answer->method = head.method;
+    answer->path = head.target.substr(0, head.target.find('?'));
+    answer->cors_origin = loop_.state().dispatcher->cors_origin(head.headers);
+    answer->http10 = head.minor_version == 0;
+    answer->head_only = head.method == "HEAD";
   }
-  if (answer_->id.empty()) answer_->id = make_request_id();
+  if (answer->id.empty()) answer->id = make_request_id();
+  answer_ = std::move(answer);  // nothing throws from here on
+  state_ = State::kAnswering;
   loop_.state().in_flight.add();
 }
 
@@ -58,7 +60,7 @@ void Connection::flush_news() {
   if (answer_ == nullptr) return;
   Exchange::News& news = answer_->news;
   answer_->exchange->take(news);
-  if (news.failed) return close(Ending::kCutOff);
+  if (news.failed) return cut_off();
   if (auto* response = std::get_if<Response>(&news.head)) {
     queue_head(*response);
     if (!answer_->head_only) queue_.append(std::move(response->body));
@@ -165,7 +167,10 @@ void Connection::finish_answer() {
 
 void Connection::end_answer(Ending ending) {
   const std::unique_ptr<Answer> answer = std::exchange(answer_, nullptr);
-  log_answer(*answer, ending);
+  try {
+    log_answer(*answer, ending);
+  } catch (const std::bad_alloc&) {  // the line is lost
+  }
   ServerState& state = loop_.state();
   if (ending == Ending::kClosedByClient) ++state.closed_by_client;
   if (ending == Ending::kCutOff) ++state.cut_off;

@@ -109,10 +109,14 @@ void Exchange::abandon() {
       return;
     }
   }
-  send(error_response(500, "the request was dropped without an answer", "internal_error"));
+  try {
+    send(error_response(500, "the request was dropped without an answer", "internal_error"));
+  } catch (const std::bad_alloc&) {
+    give_up();
+  }
 }
 
-void Exchange::fail() {
+void Exchange::give_up() {
   std::unique_lock lock(mutex_);
   if (stage_ == Stage::kClosed || stage_ == Stage::kDelivered) return;
   stage_ = Stage::kEnded;

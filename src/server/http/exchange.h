@@ -59,14 +59,14 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void on_closed(std::function<void()> callback);
   bool closed() const;
   void abandon();  // there is no Responder any more
-  void fail();     // cuts the answer off, begun or not
+  void give_up();  // ends the answer with what needs no memory
 
   // The connection's side.
   struct News {
     std::variant<std::monostate, Response, StreamHead> head;  // once
     std::string bytes;                                        // of the stream, after the head
     bool ended = false;                                       // nothing will follow
-    bool failed = false;                                      // cut the connection
+    bool failed = false;                                      // Connection::cut_off()
   };
   // Fills `news` with what has come since the last call; reuses the memory of its bytes.
   void take(News& news);

@@ -12,6 +12,8 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr size_t kScratchBytes = 64 << 10;
+// Without memory the next attempt fails as soon as this one.
+constexpr std::chrono::milliseconds kPauseAfterFailure{10};
 
 }  // namespace
 
@@ -25,15 +27,18 @@ IoLoop::IoLoop(ServerState& state)
 
 IoLoop::~IoLoop() { stop(); }
 
-void IoLoop::start() {
-  schedule_check();
-  thread_ = std::thread([this] {
+void IoLoop::start(std::function<void()> also_resume) {
+  thread_ = std::thread([this, also_resume = std::move(also_resume)] {
     for (;;) {
       try {
+        schedule_check();
+        flush();
+        if (also_resume) also_resume();
         context_.run();
         return;
       } catch (const std::exception& failure) {  // connections catch their own
         log_error("http: I/O thread: {}", failure.what());
+        std::this_thread::sleep_for(kPauseAfterFailure);
       }
     }
   });

@@ -25,7 +25,9 @@ class IoLoop {
 
   // Any thread.
   boost::asio::io_context& context() { return context_; }
-  void start();
+  // `resume` is called on the loop's thread at its start, and again whenever a handler has thrown:
+  // it (re)starts what goes on by itself and may have been broken off.
+  void start(std::function<void()> resume);
   // A connection that was accepted; `refuse`: it only gets to know that there are too many.
   void adopt(boost::asio::ip::tcp::socket socket, ConnectionCount count, bool refuse);
   // Cuts all connections, ends the thread and waits for it.

@@ -51,7 +51,13 @@ Result<> Listener::bind(const std::string& host, int port) {
   return {};
 }
 
-void Listener::start() { accept(); }
+void Listener::resume() {
+  ++generation_;
+  error_code ignored;
+  acceptor_.cancel(ignored);
+  pause_.cancel();
+  accept();
+}
 
 void Listener::close() {
   error_code ignored;
@@ -60,14 +66,16 @@ void Listener::close() {
 
 void Listener::accept() {
   IoLoop& loop = *loops_[next_];
-  acceptor_.async_accept(loop.context(), [this, &loop](error_code failure, tcp::socket socket) {
+  acceptor_.async_accept(loop.context(), [this, &loop, generation = generation_](
+                                             error_code failure, tcp::socket socket) {
     if (failure == asio::error::operation_aborted) return;
     if (!failure) {
       failing_ = false;
       next_ = (next_ + 1) % loops_.size();
       accepted(std::move(socket), loop);
-      return accept();
     }
+    if (generation != generation_) return;  // resume() has asked for the next
+    if (!failure) return accept();
     if (!std::exchange(failing_, true)) {
       log_warning("http: cannot accept connections: {}", failure.message());
     }

@@ -20,8 +20,8 @@ class Listener {
 
   Result<> bind(const std::string& host, int port);  // an error names both
   int port() const { return port_; }
-  void start();
-  void close();  // once the loops have stopped
+  void resume();  // on the first loop's thread: accepts from here on, whatever has happened before
+  void close();   // once the loops have stopped
 
  private:
   void accept();
@@ -33,7 +33,8 @@ class Listener {
   boost::asio::steady_timer pause_;
   int port_ = 0;
   size_t next_ = 0;
-  bool failing_ = false;  // the last accept failed, and the log says so
+  int64_t generation_ = 0;  // of resume()
+  bool failing_ = false;    // the last accept failed, and the log says so
 };
 
 }  // namespace fathom::http

@@ -18,6 +18,8 @@ void Responder::write(std::string_view bytes) { exchange_->write(bytes); }
 
 void Responder::end() { exchange_->end(); }
 
+void Responder::give_up() { exchange_->give_up(); }
+
 void Responder::on_closed(std::function<void()> callback) {
   exchange_->on_closed(std::move(callback));
 }

@@ -47,6 +47,10 @@ class Responder {
   void write(std::string_view bytes);
   void end();
 
+  // Gives up, for want of memory: a 503 if nothing of the answer has been sent, otherwise the end
+  // of the connection. Needs no memory itself.
+  void give_up();
+
   // Called once if the answer can't be delivered to its end: the client disconnected (or shut its
   // sending side down, which counts as that), did not read (ServerOptions::stall_timeout), or the
   // server stopped. Called on an I/O thread, or in here if it has already happened; must not block

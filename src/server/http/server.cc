@@ -121,9 +121,11 @@ void Server::start() {
   parts_->state.run_on_worker = [workers = parts_->workers.get()](std::function<void()> work) {
     asio::post(*workers, std::move(work));
   };
-  asio::post(parts_->loops.front()->context(),
-             [listener = parts_->listener.get()] { listener->start(); });
-  for (const auto& loop : parts_->loops) loop->start();
+  for (const auto& loop : parts_->loops) {
+    const bool listens = loop == parts_->loops.front();
+    loop->start(listens ? [listener = parts_->listener.get()] { listener->resume(); }
+                        : std::function<void()>());
+  }
 }
 
 void Server::begin_drain() { parts_->state.draining = true; }
