@@ -64,7 +64,7 @@ test-conformance: build
 
 # Loads of ROBUST_SECONDS each; limits of time are those that docs/reliability.md states.
 test-robust: setup $(RELEASE)/build.ninja
-	@cmake --build $(RELEASE) --target fathom fathom_with_faults
+	@cmake --build $(RELEASE) --target fathom fathom_with_faults shifted_clock truncated_file
 	@ROBUST_SECONDS=$(ROBUST_SECONDS) tests/robustness/run.sh $(RELEASE)
 
 bench: build

@@ -3,6 +3,7 @@
 
 Tests 9 to 12 and 28 of the reliability targets.
 """
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import time
 import unittest
 
 from robustness import (CHAT, IS_LONG, LONG, MODEL, QUESTION, SECONDS, SLACK, Server, faulty,
-                        figure, wait_until)
+                        figure, preloaded, wait_until)
 
 CYCLES = int(SECONDS * 2) if IS_LONG else 3
 
@@ -133,6 +134,36 @@ class Model(unittest.TestCase):
                 return
             self.assertEqual(server.wait(20), 2, "".join(server.log))
             self.assertIn(os.path.basename(largest), server.log[-1])
+
+    def load_truncated(self, name, read, share):
+        """The server, that loads a model whose file is cut to a share of its size by whoever reads it
+        for the N-th time."""
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+            path = os.path.join(folder, name)
+            size = int(os.path.getsize(path) * share)
+            server = Server(model=folder, port=free_port(), ready=False, environment=preloaded(
+                "truncated_file", FATHOM_TRUNCATED_FILE=f"{read}:{size}:{path}"))
+            self.addCleanup(server.kill)
+            server.ready.wait(60)
+            self.assertEqual(os.path.getsize(path), size, (name, read, "never read so often"))
+            return server
+
+    def test_a_file_that_shrinks_at_every_moment(self):
+        name = sorted(name for name in os.listdir(MODEL) if name.endswith(".safetensors"))[0]
+        with open(os.path.join(MODEL, name), "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        tensors = sum(name != "__metadata__" for name in header)
+        # Two reads for the header, then one a tensor and, at the end, of what lies behind its half.
+        last = tensors + 2
+        reads = [*range(1, last, 8), last] if IS_LONG else [1, 2, 3, last // 2, last]
+        for read in reads:
+            for share in (0, 0.5) if read < last // 2 else (0,):
+                server = self.load_truncated(name, read, share)
+                self.assertFalse(any("serving" in line for line in server.log), (read, share))
+                self.assertEqual(server.wait(20), 2, (read, share, "".join(server.log)))
+                self.assertIn(name + ": ", server.log[-1], (read, share))
+        figure("a file that shrinks", f"at {len(reads)} of its {last} reads: status 2, a sentence")
 
 
 if __name__ == "__main__":

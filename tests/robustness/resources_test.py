@@ -3,13 +3,17 @@
 
 Test 18 of the reliability targets.
 """
+import json
 import os
 import resource
+import struct
 import subprocess
+import tempfile
+import time
 import unittest
 
-from robustness import (CHAT, ENVIRONMENT, MODEL, PROGRAM, QUESTION, Server, connect, encode,
-                        read_to_end, status_of, wait_until)
+from robustness import (CHAT, ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, Server, connect, encode,
+                        preloaded, read_to_end, status_of, wait_until)
 from lifecycle_test import answers, free_port
 
 
@@ -43,6 +47,52 @@ class Standard(unittest.TestCase):
     def test_closed_streams(self):
         # Connections must not get the numbers of the standard streams.
         self.check(preexec_fn=lambda: os.closerange(0, 3))
+
+
+class Clock(unittest.TestCase):
+    """The wall clock jumps; whatever waits, waits by the steady clock."""
+
+    def test_jumps_of_an_hour(self):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(8))
+            file.flush()
+
+            def jump(hours):
+                file.seek(0)
+                file.write(struct.pack("q", hours * 3600))
+                file.flush()
+
+            server = Server("--watchdog-timeout", "10", "--queue-timeout", "60", "--request-timeout",
+                            "60", environment=preloaded("shifted_clock",
+                                                        FATHOM_SHIFTED_CLOCK=file.name))
+            self.addCleanup(server.kill)
+            kept = connect(server)  # idle, for the timeout of its like
+            expected = server.post(CHAT, {**LONG, "max_tokens": 250, "temperature": 0})
+            for hours in (1, -1, 0):
+                connection, response = server.open("POST", CHAT, {
+                    **LONG, "max_tokens": 250, "temperature": 0, "stream": True})
+                first = response.read(1000)
+                jump(hours)
+                text = (first + response.read()).decode()
+                connection.close()
+                self.assertIn("[DONE]", text)
+                self.assertNotIn('"error"', text)
+                pieces = [json.loads(line[6:])["choices"] for line in text.splitlines()
+                          if line.startswith("data: {")]
+                self.assertEqual("".join(choices[0]["delta"].get("content") or ""
+                                         for choices in pieces if choices),
+                                 expected["choices"][0]["message"]["content"])
+                # The jump has happened: answers say when they were made.
+                reply = server.post(CHAT, {"messages": QUESTION, "temperature": 0})
+                self.assertAlmostEqual(reply["created"] - time.time(), hours * 3600, delta=60)
+                self.assertIn("42", reply["choices"][0]["message"]["content"])
+                time.sleep(1.2)  # until connections were looked at for their timeouts
+                self.assertEqual(server.ask("GET", "/ready")[0], 200)
+            kept.sendall(encode(CHAT, {"messages": QUESTION}))
+            self.assertEqual(status_of(read_to_end(kept)), 200)
+            kept.close()
+            self.assertEqual(server.metric("fathom_expired_requests_total"), 0)
+            self.assertEqual(server.stop(), 0)
 
 
 class Descriptors(unittest.TestCase):

@@ -40,6 +40,13 @@ def cores_apart(add_cleanup):
     return {"preexec_fn": lambda: os.sched_setaffinity(0, cores[-1:])}
 
 
+def preloaded(library, **variables):
+    """Variables for a server with one of this folder's libraries in front of the system's."""
+    path = os.path.join(os.path.dirname(os.path.abspath(WITH_FAULTS)), f"lib{library}.so")
+    # A sanitizer wants to be the first library, and need not be.
+    return {"LD_PRELOAD": path, "ASAN_OPTIONS": "verify_asan_link_order=0", **variables}
+
+
 def percentile(values, share):
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
