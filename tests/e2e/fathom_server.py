@@ -110,6 +110,9 @@ class Server:
     def wait(self, seconds=60):
         status = self.process.wait(seconds)
         self.reader.join(10)
+        # Of a program built with sanitizers: no report, however it was meant to end.
+        log = "".join(self.log)
+        assert "Sanitizer: " not in log and "runtime error: " not in log, log
         return status
 
     def kill(self):
