@@ -1,5 +1,6 @@
 // Any bytes, encoded with the bundled model's tokenizer and decoded again: the same text with its
-// ill-formed parts replaced, in one piece and streamed, with and without added tokens.
+// ill-formed parts replaced, in one piece and streamed, with and without added tokens;
+// without them the text makes no special token.
 // FATHOM_FUZZ_MODEL names another model directory.
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +43,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   const std::string expected = fathom::replace_ill_formed(text);
   check_round_trip(tokenizer().encode(text), expected);
-  check_round_trip(tokenizer().encode_ordinary(text), expected);
+  const std::vector<int32_t> ordinary = tokenizer().encode_ordinary(text);
+  for (const int32_t id : ordinary) {
+    FATHOM_CHECK(!tokenizer().is_special(id), "ordinary text became special token {}", id);
+  }
+  check_round_trip(ordinary, expected);
   // The same bytes as ids: most are in the vocabulary, some are not.
   std::vector<int32_t> ids;
   for (size_t i = 0; i + 1 < size; i += 2) ids.push_back(data[i] | data[i + 1] << 8);

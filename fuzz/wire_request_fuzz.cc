@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "engine/fake_tokenizer.h"
+#include "server/client/sse_parser.h"
 #include "server/openai/generation.h"
 #include "server/openai/model_bodies.h"
 
@@ -63,6 +64,9 @@ void answer(Generation& generation) {
   FATHOM_CHECK(generation.writer->ended(), "the reply has not ended");
   if (generation.writer->streams()) {
     FATHOM_CHECK(out.ends_with("\n\n"), "the stream is cut: {}", out);
+    client::SseParser().feed(out, [](std::string_view data) {
+      FATHOM_CHECK(data == "[DONE]" || parse_json(data, "event", 100), "no JSON: {}", data);
+    });
     return;
   }
   const auto body = parse_json(out, "reply", 100);
