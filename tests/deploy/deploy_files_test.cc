@@ -1,9 +1,9 @@
 // What deploy/ and docs/serving.md say is what the program has: flags, metrics, paths, times.
-#include <CLI/CLI.hpp>
 #include <gtest/gtest.h>
 #include <unistd.h>
 #include <yaml-cpp/yaml.h>
 
+#include <CLI/CLI.hpp>
 #include <fstream>
 #include <regex>
 #include <set>

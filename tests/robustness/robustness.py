@@ -5,6 +5,8 @@ A test is called as TEST PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS and obeys two va
     ROBUST_SECONDS  how long a load lasts (3). From LONG_FROM on the tests with long waits and many
                     connections run too.
     ROBUST_SLACK    limits of time are so many times as long (1): for machines that do other work.
+    ROBUST_MEMORY_SLACK  limits of memory are so many times as large (1): for programs built with
+                    sanitizers, which keep what is freed.
 """
 import asyncio
 import json
@@ -19,6 +21,7 @@ from fathom_server import ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, SOURCE, S
 WITH_FAULTS = sys.argv.pop(1)
 SECONDS = float(os.environ.get("ROBUST_SECONDS", "3"))
 SLACK = float(os.environ.get("ROBUST_SLACK", "1"))
+MEMORY_SLACK = float(os.environ.get("ROBUST_MEMORY_SLACK", "1"))
 LONG_FROM = 20
 IS_LONG = SECONDS >= LONG_FROM
 CHAT = "/v1/chat/completions"
