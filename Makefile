@@ -48,7 +48,7 @@ serve: build
 
 test: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE)
-	@ctest --test-dir $(RELEASE) --output-on-failure --parallel 2 -LE slow
+	@ctest --test-dir $(RELEASE) --output-on-failure --parallel 2 -LE 'slow|load'
 
 test-slow: test
 	@tools/test_slow.sh $(RELEASE)
@@ -86,7 +86,7 @@ THREADED := ^(engine|grammar|device|linear|moe|ops_sampling|server_http|e2e_gold
 asan tsan: setup
 	@cmake --preset $@
 	@cmake --build build/$@
-	@ctest --test-dir build/$@ --output-on-failure $(if $(filter tsan,$@),-R '$(THREADED)',-LE slow)
+	@ctest --test-dir build/$@ --output-on-failure $(if $(filter tsan,$@),-R '$(THREADED)',-LE 'slow|load')
 
 fuzz:
 	@tools/install_packages.sh build fuzz
