@@ -3,6 +3,7 @@
 A test that imports this is called as TEST PROGRAM SOURCE_DIR [ARGUMENT…]; both are taken from its
 arguments here.
 """
+import atexit
 import http.client
 import json
 import os
@@ -32,6 +33,8 @@ class Server:
         self.process = subprocess.Popen(
             [program, "serve", model, "--port", str(port), *flags], stderr=subprocess.PIPE,
             env={**ENVIRONMENT, **(environment or {})}, text=True, errors="replace", **popen)
+        # A test that has failed leaves none behind: whoever reads its output would wait for it.
+        atexit.register(lambda: self.process.poll() is None and self.process.kill())
         self.log = []
         self.port = port or None
         self.ready = threading.Event()

@@ -218,9 +218,11 @@ class Ends(unittest.TestCase):
 
     def test_a_full_queue_is_429(self):
         server = Server("--max-num-seqs", "1", "--max-queued-requests", "1")
-        streams = [server.open("POST", "/v1/chat/completions", {**LONG, "stream": True})
-                   for _ in range(2)]
-        server.wait_for("vllm:num_requests_running", 1)
+        streams = []
+        for running, waiting in ((1, 0), (1, 1)):
+            streams.append(server.open("POST", "/v1/chat/completions", {**LONG, "stream": True}))
+            server.wait_for("vllm:num_requests_running", running)
+            server.wait_for("vllm:num_requests_waiting", waiting)
         status, headers, text = server.ask("POST", "/v1/chat/completions", {"messages": QUESTION})
         self.assertEqual((status, json.loads(text)["error"]["code"]), (429, "queue_full"))
         self.assertIn("Retry-After", headers)
