@@ -12,7 +12,7 @@ RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks gpu gpu-test gpu-bench asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
@@ -26,6 +26,8 @@ help:
 	@echo "make bench             measure the bundled model and the V2-Lite shape"
 	@echo "make bench-host        measure what the host adds: server and engine over a null device"
 	@echo "make benchmarks        build the programs that measure single operations (*_bench)"
+	@echo "make gpu-test          the tests of what runs on a GPU, on a machine with one (Hopper; CUDA 13)"
+	@echo "make gpu-bench         its benchmarks; make gpu: build both"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
 	@echo "make format | check    format the sources | prove format, include direction and headers"
@@ -74,6 +76,16 @@ bench: build
 benchmarks: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target benchmarks
 
+# What runs on a GPU, built where CUDA's compiler is; build/release/gpu can be taken elsewhere.
+gpu: setup $(RELEASE)/build.ninja
+	@cmake --build $(RELEASE) --target gpu
+
+gpu-test: gpu
+	@for test in $(RELEASE)/gpu/*_test; do $$test || exit 1; done
+
+gpu-bench: gpu
+	@for bench in $(RELEASE)/gpu/*_bench; do $$bench || exit 1; done
+
 bench-host: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target engine_bench server_api_bench
 	@taskset -c 0,1 $(RELEASE)/src/engine/engine_bench --benchmark_filter='/256/'
@@ -96,7 +108,7 @@ fuzz:
 
 format:
 	@tools/install_packages.sh check
-	@git ls-files '*.cc' '*.h' | xargs clang-format -i
+	@git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 
 check:
 	@tools/install_packages.sh build check

@@ -20,6 +20,12 @@ function(fathom_build_quickly TARGET)
   target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
+# Several sources at a time, which read the headers that they share once: on two cores all of it and
+# its tests are to be built in less than ten minutes. For rooms of many files over large headers.
+function(fathom_build_in_batches)
+  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+endfunction()
+
 # fathom_room(NAME SOURCES … DEPS …): the library fathom_NAME.
 function(fathom_room NAME)
   cmake_parse_arguments(ROOM "" "" "SOURCES;DEPS" ${ARGN})
@@ -53,4 +59,34 @@ function(fathom_bench NAME)
   add_executable(${NAME}_bench EXCLUDE_FROM_ALL ${BENCH_SOURCES})
   add_dependencies(benchmarks ${NAME}_bench)
   target_link_libraries(${NAME}_bench PRIVATE fathom_options ${BENCH_DEPS} benchmark::benchmark_main)
+endfunction()
+
+# fathom_cuda_room(NAME SOURCES … DEPS …): the library fathom_NAME, kernels and what launches them.
+# `gpu` builds all that runs on a GPU; nothing else does.
+if(FATHOM_CUDA)
+  add_custom_target(gpu)
+else()
+  add_custom_target(gpu COMMAND ${CMAKE_COMMAND} -E echo
+    "Building for GPUs needs CUDA 13's nvcc in the PATH (or CUDACXX), and configuring again."
+    COMMAND ${CMAKE_COMMAND} -E false)
+endif()
+function(fathom_cuda_room NAME)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(fathom_${NAME} STATIC EXCLUDE_FROM_ALL ${ROOM_SOURCES})
+  target_include_directories(fathom_${NAME} PUBLIC ${CMAKE_SOURCE_DIR}/src)
+  target_compile_options(fathom_${NAME} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a -lineinfo>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror>)
+  target_link_libraries(fathom_${NAME} PUBLIC CUDA::cudart_static ${ROOM_DEPS})
+endfunction()
+
+# fathom_gpu_program(NAME SOURCES … DEPS …): a program that `gpu` builds: a test or a benchmark. What
+# Debian has as a static library is linked so: GPU machines need not have Debian's packages.
+function(fathom_gpu_program NAME)
+  cmake_parse_arguments(PROGRAM "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${NAME} EXCLUDE_FROM_ALL ${PROGRAM_SOURCES})
+  target_link_libraries(${NAME} PRIVATE ${PROGRAM_DEPS} CUDA::cudart_static)
+  target_link_options(${NAME} PRIVATE -static-libstdc++ -static-libgcc)
+  set_target_properties(${NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/gpu)
+  add_dependencies(gpu ${NAME})
 endfunction()

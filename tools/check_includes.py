@@ -47,6 +47,9 @@ PUBLIC_HEADERS = {
                     "server_options.h", "sse.h"],
     "server/client": ["http_client.h"],
 }
+# CUDA stays behind files that say so.
+CUDA = re.compile(r"cu(da|blas|rand|fft)|nccl|device/cuda/")
+SEES_CUDA = re.compile(r"^device/cuda/|_cuda(_test|_bench)?\.[a-z]+$")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)')
 
 
@@ -68,7 +71,7 @@ def main() -> int:
     errors = []
     files = 0
     for path in sorted(root.rglob("*")):
-        if path.suffix not in (".h", ".cc"):
+        if path.suffix not in (".h", ".cc", ".cu", ".cuh"):
             continue
         files += 1
         for_tests = FOR_TESTS.search(str(path.relative_to(root)))
@@ -89,6 +92,8 @@ def main() -> int:
                 errors.append(f"{path}:{number}: {room} may not include {target}")
             if not for_tests and any(pattern.match(target) for pattern in FORBIDDEN.get(room, [])):
                 errors.append(f"{path}:{number}: {room} may not include {target}")
+            if CUDA.match(target) and not SEES_CUDA.search(path.relative_to(root).as_posix()):
+                errors.append(f"{path}:{number}: only device/cuda and *_cuda files include {target}")
             if is_public and re.match(r"boost/|openssl/|base/json\.h", target):
                 errors.append(f"{path}:{number}: a public header may not include {target}")
     print("\n".join(errors) if errors else f"include direction: ok ({files} files)")

@@ -1,6 +1,7 @@
 // `fathom bench`: what its measurements share, and those that run a model themselves.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,8 @@
 #include "cli/loaded_engine.h"
 
 namespace fathom {
+
+inline constexpr int64_t kMaxDatasetBytes = int64_t{1} << 30;
 
 struct OutputFlags {
   bool json = false, save = false;

@@ -15,7 +15,6 @@ namespace {
 
 constexpr int64_t kDefaultSequences = 256;  // vLLM's --max-num-seqs
 constexpr int64_t kMostCacheTokens = 1 << 18;
-constexpr int64_t kMaxDatasetBytes = 1 << 30;
 
 // What the report says of a run; answers that were aborted count as failed.
 ServingFigures figures_of(const BatchRun& run, const std::vector<Request>& requests) {

@@ -13,7 +13,6 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kMaxDatasetBytes = int64_t{1} << 30;
 constexpr int64_t kMostTokens = int64_t{1} << 24;  // of one recorded prompt or answer
 constexpr int64_t kMostMilliseconds = int64_t{1} << 50;
 constexpr int64_t kBlockTokens = 512;  // of a Mooncake hash id

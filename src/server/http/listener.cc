@@ -12,7 +12,7 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 // Without descriptors or memory accept() fails at once, again and again: try so often.
-constexpr std::chrono::milliseconds kPauseAfterFailure{100};
+constexpr std::chrono::milliseconds kPauseBeforeAccepting{100};
 // Connections above the limit that may be told so, each for the linger time; more are just closed.
 constexpr int64_t kToldAtOnce = 256;
 
@@ -79,7 +79,7 @@ void Listener::accept() {
     if (!std::exchange(failing_, true)) {
       log_warning("http: cannot accept connections: {}", failure.message());
     }
-    pause_.expires_after(kPauseAfterFailure);
+    pause_.expires_after(kPauseBeforeAccepting);
     pause_.async_wait([this](const error_code& stopped) {
       if (!stopped) accept();
     });

@@ -1,14 +1,11 @@
 #include "server/openai/chat_request.h"
 
-#include <limits>
-
 #include "chat/message.h"
 
 namespace fathom {
 namespace {
 
 // Tables of what chat/message.h reads itself.
-struct Unread {};
 
 constexpr size_t kMaxToolNameBytes = 128;
 
@@ -111,8 +108,7 @@ const ObjectSchema& thinking_object() {
       SchemaOf<Unread>("Thinking")
           .required_checked("type", one_word_of({"enabled", "disabled", "adaptive"}),
                             "Whether the model reasons before it answers")
-          .checked("budget_tokens", integer(0, std::numeric_limits<int32_t>::max()),
-                   "Accepted, has no effect")
+          .checked("budget_tokens", integer(0, kMaxInt32), "Accepted, has no effect")
           .checked("display", string(), "Accepted, has no effect")
           .build();
   return kSchema;
@@ -173,7 +169,6 @@ const ObjectSchema& ConversationFields::schema() {
 const ObjectSchema& ChatRequest::schema() {
   using F = ChatRequest;
   static const ObjectSchema kSchema = [] {
-    constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
     ObjectSchema schema =
         SchemaOf<F>("ChatRequest")
             .include(&F::conversation)

@@ -1,14 +1,8 @@
 #include "server/openai/completion_request.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace fathom {
-namespace {
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-
-}  // namespace
 
 Type prompt_type() {
   const Type id = integer(0, kMaxInt32);

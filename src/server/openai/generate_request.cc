@@ -1,12 +1,6 @@
 #include "server/openai/generate_request.h"
 
-#include <limits>
-
 namespace fathom {
-namespace {
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-}  // namespace
-
 const ObjectSchema& GenerateSampling::schema() {
   using F = GenerateSampling;
   static const ObjectSchema kSchema =

@@ -1,15 +1,9 @@
 #include "server/openai/messages_request.h"
 
-#include <limits>
-
 #include "chat/python_json.h"
 
 namespace fathom {
 namespace {
-
-struct Unread {};
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Every block may carry cache_control, which has no meaning here.
 ObjectSchema block(std::string_view name, std::vector<std::pair<std::string_view, Type>> fields,

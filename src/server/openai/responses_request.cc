@@ -1,14 +1,10 @@
 #include "server/openai/responses_request.h"
 
 #include <algorithm>
-#include <limits>
 
 namespace fathom {
 namespace {
 
-struct Unread {};
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr size_t kMaxItems = kMaxMessages;
 
 ObjectSchema item(std::string_view name, std::vector<std::pair<std::string_view, Type>> fields,

@@ -21,7 +21,6 @@ void read_value(const json::value& value, StopStrings& out) {
 
 const ObjectSchema& SamplingFields::schema() {
   using F = SamplingFields;
-  constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
   static const ObjectSchema kSchema =
       SchemaOf<F>("Sampling")
           .field("temperature", &F::temperature, number(0, kMaxTemperature),

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,9 @@
 #include "server/openai/api_error.h"
 
 namespace fathom {
+
+// Token ids and counts of tokens in requests.
+inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Limits that a server is started with.
 struct RequestLimits {
@@ -125,6 +129,9 @@ template <typename T>
 void read_value(const json::value& value, std::optional<T>& out) {
   read_value(value, out.emplace());
 }
+
+// For tables of objects that are checked and described but read elsewhere.
+struct Unread {};
 
 // Makes the table of T.
 template <typename T>

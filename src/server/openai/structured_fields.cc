@@ -6,7 +6,6 @@ namespace {
 using Kind = GrammarSpec::Kind;
 
 // Tables without a struct: only checked, read by hand below.
-struct Unread {};
 
 const ObjectSchema& untagged_format() {
   static const ObjectSchema kSchema =

@@ -1,0 +1,201 @@
+// The PTX instructions of sm_90a that C++ has no words for, one function each. PTX ISA 9.0 is the
+// source; what a function does is what the manual says under the name in its comment.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace fathom::cuda {
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// ---- mbarrier: transactions of the copy engine, and who has read what they brought
+
+// mbarrier.init
+__device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+
+// fence.mbarrier_init: makes barrier_init known to the copy engine.
+__device__ inline void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// mbarrier.arrive.expect_tx
+__device__ inline void barrier_expect(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// mbarrier.arrive
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// mbarrier.try_wait.parity, until the phase of that parity has ended.
+__device__ inline void barrier_wait(uint64_t* barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain_%=:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(
+          shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// bar.sync: the block's named barrier `id`, for `threads` of its threads.
+__device__ inline void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// ---- copies
+
+// cp.async.bulk.tensor.2d: the box at column x, row y.
+__device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+
+// prefetch.tensormap
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// cp.async.cg, 16 bytes
+__device__ inline void copy_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// cp.async.wait_all
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// fence.proxy.async: ordinary writes to shared memory become visible to tensor cores and the copy
+// engine.
+__device__ inline void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- programmatic dependent launch
+
+// griddepcontrol.wait: what the launches before have written can be read.
+__device__ inline void wait_for_earlier_launches() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// griddepcontrol.launch_dependents
+__device__ inline void let_next_launch_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// setmaxnreg: registers of a warpgroup.
+template <int kRegisters>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ---- tensor cores
+
+// wgmma.fence, .commit_group, .wait_group 0
+__device__ inline void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void mma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+__device__ inline void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// A matrix in shared memory with the 128-byte swizzle: groups of 8 rows of 128 bytes, `stride`
+// bytes apart. "Matrix-descriptor format" under wgmma.
+__device__ inline uint64_t swizzled_matrix(uint32_t address, int stride) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  constexpr uint64_t kLeading = 1ull << 16;  // not used with a swizzle
+  return (address & 0x3FFFF) >> 4 | kLeading | static_cast<uint64_t>(stride >> 4) << 32 |
+         kSwizzle128;
+}
+
+// wgmma.mma_async.m64n{16,32}k16, fp32 += bf16 x bf16, both from shared memory. A as it lies has
+// its columns (k) contiguous; kTransposed: its rows. kClear: d is written, not added to.
+template <bool kTransposed, bool kClear>
+__device__ inline void mma_64x16x16(float (&d)[8], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, "
+      "add, "
+      "1, 1, %11, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
+      : "l"(a), "l"(b), "n"(kClear ? 0 : 1), "n"(kTransposed ? 1 : 0));
+}
+template <bool kTransposed, bool kClear>
+__device__ inline void mma_64x32x16(float (&d)[16], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, %19, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "n"(kClear ? 0 : 1), "n"(kTransposed ? 1 : 0));
+}
+
+// stmatrix.x4.trans: four 8 x 8 matrices of bf16, transposed; lane l gives the address of row l % 8
+// of matrix l / 8.
+__device__ inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b,
+                                                 uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// ---- numbers
+
+// cvt.rn.bf16x2: `low` in the lower half.
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// ex2.approx.ftz: 2^x, two units in the last place.
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- words that other blocks of the same launch write or wait for (relaxed, device scope)
+
+__device__ inline void store_shared_word(float* p, float a) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory");
+}
+__device__ inline void store_shared_words(float* p, float4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
+}
+__device__ inline float2 load_shared_words2(const float* p) {
+  float2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];"
+               : "=f"(v.x), "=f"(v.y)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ inline float4 load_shared_words4(const float* p) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,43 @@
+// Absorbed attention of a few new tokens a sequence over the paged latent cache, on a Hopper GPU.
+//
+// out[r, h] = sum_k softmax_k(scale * (q_latent[r, h] . latent[k] + q_rope[r, h] . rope[k]))
+// latent[k] over the keys k that token r may see: its sequence's up to itself. The same operation
+// as absorbed_attention (ops/attention/attention.h); latent 512 wide, rope 64, cache and queries
+// bf16.
+//
+// The kernel is described in latent_decode_cuda.cu and docs/kernels/latent_decode.md.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/attention/latent_decode_plan.h"
+
+namespace fathom::cuda {
+
+// All pointers are device memory, aligned to 16 bytes.
+struct LatentDecodeArguments {
+  const void* q_latent = nullptr;  // [rows, heads, 512] bf16
+  const void* q_rope = nullptr;    // [rows, heads, 64] bf16
+  const void* pages = nullptr;     // [num_pages, 64, 576] bf16, one layer's
+  int64_t num_pages = 0;
+  const int32_t* block_tables = nullptr;  // [sequences, max_pages]
+  int32_t max_pages = 0;
+  void* out = nullptr;  // [rows, heads, 512] bf16
+  int32_t heads = 0;
+  float softmax_scale = 0;
+  const LatentDecodePart* parts = nullptr;  // plan.parts, copied
+  float* scratch = nullptr;  // plan.scratch_words(), prepared once by prepare_latent_decode_scratch
+};
+
+// Fills scratch memory with what the kernel takes for "not there yet". Each launch leaves all of it
+// as it was: once is enough for any number of launches of any plans, one at a time.
+cudaError_t prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream);
+
+// Enqueues one launch. Rows of sequences that are not in the plan are left alone. The same plan and
+// input give the same bits.
+cudaError_t latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
+                          cudaStream_t stream);
+
+}  // namespace fathom::cuda

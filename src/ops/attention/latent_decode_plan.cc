@@ -1,0 +1,188 @@
+#include "ops/attention/latent_decode_plan.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "cache/latent_layout.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kLatent = 512;
+
+// A boundary between two blocks moves this many tiles to meet one between two row tiles: cutting
+// and joining costs about as much as reading two tiles.
+constexpr int64_t kSnap = 2;
+
+struct RowTile {
+  int32_t sequence = 0, first_row = 0, rows = 0, out_row = 0;
+  int64_t key_tiles = 0;
+};
+
+int tile_rows_for(int64_t most_rows) { return most_rows <= 16 ? 16 : most_rows <= 32 ? 32 : 64; }
+
+class Planner {
+ public:
+  Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads)
+      : batch_(batch) {
+    int64_t most_rows = 0;
+    for (const int32_t s : sequences) {
+      most_rows = std::max<int64_t>(most_rows, int64_t{batch.num_queries(s)} * num_heads);
+    }
+    plan_.tile_rows = tile_rows_for(most_rows);
+    for (const int32_t s : sequences) {
+      const int32_t rows = batch.num_queries(s) * num_heads;
+      for (int32_t first = 0; first < rows; first += plan_.tile_rows) {
+        tiles_.push_back({s, first, std::min(plan_.tile_rows, rows - first),
+                          batch.query_start[s] * num_heads + first,
+                          ceil_div(batch.total_len(s), kPageSize)});
+      }
+    }
+  }
+
+  LatentDecodePlan make(int num_multiprocessors) {
+    if (std::ssize(tiles_) <= num_multiprocessors) {
+      cut_evenly(num_multiprocessors);
+    } else {
+      cut_in_sequence(num_multiprocessors);
+    }
+    lay_out();
+    return std::move(plan_);
+  }
+
+ private:
+  // A part of each block: no row tile has more than `most` key tiles a part, the smallest number
+  // that takes no more blocks than there are.
+  void cut_evenly(int num_blocks) {
+    int64_t total = 0;
+    for (const RowTile& tile : tiles_) total += tile.key_tiles;
+    const auto blocks_with = [&](int64_t most) {
+      int64_t count = 0;
+      for (const RowTile& tile : tiles_) count += ceil_div(tile.key_tiles, most);
+      return count;
+    };
+    int64_t most = std::max<int64_t>(1, ceil_div(total, num_blocks));
+    while (blocks_with(most) > num_blocks) ++most;
+    for (const RowTile& tile : tiles_) {
+      const int64_t splits = ceil_div(tile.key_tiles, most);
+      const auto [slot, weight] = reserve(splits);
+      for (int64_t i = 0; i < splits; ++i) {
+        const int64_t begin = tile.key_tiles * i / splits, end = tile.key_tiles * (i + 1) / splits;
+        blocks_.push_back({part(tile, begin, end, i, splits, slot, weight)});
+      }
+    }
+  }
+
+  // All key tiles in a row, cut into equal runs.
+  void cut_in_sequence(int num_blocks) {
+    std::vector<int64_t> starts = {0};  // of each row tile, and the end
+    for (const RowTile& tile : tiles_) starts.push_back(starts.back() + tile.key_tiles);
+    std::vector<int64_t> cuts = {0};
+    for (int block = 1; block < num_blocks; ++block) {
+      const int64_t wanted = starts.back() * block / num_blocks;
+      const auto next = std::ranges::lower_bound(starts, wanted);
+      int64_t cut = wanted;
+      if (*next - wanted <= kSnap) {
+        cut = *next;
+      } else if (next != starts.begin() && wanted - *(next - 1) <= kSnap) {
+        cut = *(next - 1);
+      }
+      cuts.push_back(std::max(cut, cuts.back()));
+    }
+    cuts.push_back(starts.back());
+    blocks_.resize(static_cast<size_t>(num_blocks));
+    size_t first = 0;
+    for (size_t t = 0; t < tiles_.size(); ++t) {
+      // The blocks whose runs meet this row tile.
+      while (cuts[first + 1] <= starts[t]) ++first;
+      std::vector<size_t> owners;
+      for (size_t b = first; b + 1 < cuts.size() && cuts[b] < starts[t + 1]; ++b) {
+        if (cuts[b] < cuts[b + 1]) owners.push_back(b);
+      }
+      const auto splits = std::ssize(owners);
+      const auto [slot, weight] = reserve(splits);
+      for (int64_t i = 0; i < splits; ++i) {
+        const size_t b = owners[static_cast<size_t>(i)];
+        blocks_[b].push_back(part(tiles_[t], std::max(cuts[b], starts[t]) - starts[t],
+                                  std::min(cuts[b + 1], starts[t + 1]) - starts[t], i, splits, slot,
+                                  weight));
+      }
+    }
+  }
+
+  std::pair<int64_t, int64_t> reserve(int64_t splits) {
+    const std::pair first = {plan_.num_slots, plan_.num_weights};
+    if (splits > 1) {
+      plan_.num_slots += splits;
+      plan_.num_weights += splits * splits;
+    }
+    return first;
+  }
+
+  LatentDecodePart part(const RowTile& tile, int64_t begin, int64_t end, int64_t split,
+                        int64_t splits, int64_t slot, int64_t weight) const {
+    LatentDecodePart part;
+    part.sequence = tile.sequence;
+    part.first_row = tile.first_row;
+    part.rows = tile.rows;
+    part.out_row = tile.out_row;
+    part.first_tile = static_cast<int32_t>(begin);
+    part.num_tiles = static_cast<int32_t>(end - begin);
+    part.kv_len = batch_.total_len(tile.sequence);
+    part.num_queries = batch_.num_queries(tile.sequence);
+    part.split = static_cast<int32_t>(split);
+    part.num_splits = static_cast<int32_t>(splits);
+    part.first_slot = static_cast<int32_t>(slot);
+    part.first_weight = static_cast<int32_t>(weight);
+    const auto pages = batch_.pages(tile.sequence);
+    for (int i = 0; i < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++i) {
+      part.pages[i] = pages[static_cast<size_t>(part.first_tile + i)];
+    }
+    return part;
+  }
+
+  void lay_out() {
+    plan_.num_blocks = static_cast<int>(blocks_.size());
+    for (const auto& block : blocks_) {
+      plan_.max_parts = std::max(plan_.max_parts, static_cast<int>(block.size()));
+    }
+    plan_.parts.resize(static_cast<size_t>(plan_.num_blocks) * plan_.max_parts);
+    for (size_t b = 0; b < blocks_.size(); ++b) {
+      for (size_t i = 0; i < blocks_[b].size(); ++i) {
+        blocks_[b][i].more = i + 1 < blocks_[b].size() ? 1 : 0;
+        plan_.parts[b * plan_.max_parts + i] = blocks_[b][i];
+      }
+    }
+  }
+
+  const PagedBatch& batch_;
+  std::vector<RowTile> tiles_;
+  std::vector<std::vector<LatentDecodePart>> blocks_;
+  LatentDecodePlan plan_;
+};
+
+int64_t words(int64_t slots, int64_t weights, int tile_rows) {
+  return slots * tile_rows * kLatent + weights * tile_rows;
+}
+
+}  // namespace
+
+int64_t LatentDecodePlan::scratch_words() const { return words(num_slots, num_weights, tile_rows); }
+
+int64_t max_latent_decode_scratch_words(int num_multiprocessors) {
+  // A block has at most two row tiles that others share, its first and its last, and all blocks may
+  // share one: no more than 2 * blocks parts, each with at most as many weights as there are
+  // blocks.
+  const int64_t blocks = num_multiprocessors;
+  return words(2 * blocks, 2 * blocks * blocks, 64);
+}
+
+LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
+                                    int num_heads, int num_multiprocessors) {
+  FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
+               num_heads, num_multiprocessors);
+  return Planner(batch, sequences, num_heads).make(num_multiprocessors);
+}
+
+}  // namespace fathom::cuda

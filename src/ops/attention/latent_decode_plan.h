@@ -1,0 +1,58 @@
+// How latent decode attention on a GPU is cut into parts: which block computes which keys of which
+// rows. Host code, made once a step and used by every layer.
+//
+// A row tile is up to `tile_rows` query rows (tokens x heads) of one sequence; its keys come in
+// tiles of one page. A part is a run of a row tile's key tiles, computed by one block. Row tiles
+// that are cut into several parts are joined by the blocks that computed them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ops/attention/paged_batch.h"
+
+namespace fathom::cuda {
+
+// As the kernel reads it.
+struct alignas(16) LatentDecodePart {
+  static constexpr int kPagesWithin = 4;
+
+  int32_t sequence = 0;
+  int32_t first_row = 0;   // of the sequence's rows (token-major: token * heads + head)
+  int32_t rows = 0;        // 0: nothing to do
+  int32_t out_row = 0;     // first_row in the batch's rows
+  int32_t first_tile = 0;  // key tiles
+  int32_t num_tiles = 0;
+  int32_t kv_len = 0;       // of the sequence, the new tokens included
+  int32_t num_queries = 0;  // of the sequence
+  int32_t split = 0;        // among the parts of its row tile
+  int32_t num_splits = 1;
+  int32_t first_slot = 0;    // partial results of its row tile: num_splits of them from here
+  int32_t first_weight = 0;  // their weights: num_splits * num_splits from here
+  int32_t more = 0;          // 1: the block has another part after this
+  int32_t padding[3] = {};
+  int32_t pages[kPagesWithin] = {};  // of its first tiles: known before the block table is read
+};
+
+struct LatentDecodePlan {
+  int tile_rows = 16;  // 16, 32 or 64
+  int num_blocks = 0;  // at most one for each multiprocessor: they wait for one another
+  int max_parts = 0;   // of one block
+  std::vector<LatentDecodePart> parts;  // [num_blocks, max_parts]
+  int64_t num_slots = 0, num_weights = 0;
+
+  // Words of 4 bytes that the kernel needs as scratch memory.
+  int64_t scratch_words() const;
+};
+
+// The least scratch memory that is enough for every plan of such batches.
+int64_t max_latent_decode_scratch_words(int num_multiprocessors);
+
+// For the sequences listed (indices into the batch), each with at least one new token. Every block
+// gets about as many key tiles; a row tile is cut no more than that needs. Depends on all lengths
+// of the batch: the same batch has the same plan.
+LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
+                                    int num_heads, int num_multiprocessors);
+
+}  // namespace fathom::cuda

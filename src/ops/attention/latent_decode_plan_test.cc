@@ -1,0 +1,115 @@
+#include "ops/attention/latent_decode_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "cache/latent_layout.h"
+
+namespace fathom::cuda {
+namespace {
+
+struct Batch {
+  std::vector<int32_t> query_start = {0}, context_lens, block_tables, sequences;
+  int32_t max_pages = 0;
+
+  void add(int32_t total, int32_t queries) {
+    sequences.push_back(static_cast<int32_t>(context_lens.size()));
+    query_start.push_back(query_start.back() + queries);
+    context_lens.push_back(total - queries);
+    max_pages = std::max(max_pages, (total + 63) / 64);
+  }
+  PagedBatch view() {
+    block_tables.resize(context_lens.size() * static_cast<size_t>(max_pages));
+    std::iota(block_tables.begin(), block_tables.end(), 1000);
+    return {query_start, context_lens, block_tables, max_pages};
+  }
+};
+
+// Every key of every row once; blocks equally busy; scratch memory disjoint and within the bound.
+void check(Batch& batch, int heads, int processors) {
+  const PagedBatch view = batch.view();
+  const LatentDecodePlan plan = plan_latent_decode(view, batch.sequences, heads, processors);
+  ASSERT_LE(plan.num_blocks, processors);
+  ASSERT_LE(plan.scratch_words(), max_latent_decode_scratch_words(processors));
+  std::map<std::pair<int, int>, int> next_tile, seen_splits;
+  std::vector<int> slot_users(static_cast<size_t>(plan.num_slots));
+  int64_t most = 0, total = 0;
+  for (int block = 0; block < plan.num_blocks; ++block) {
+    int64_t work = 0;
+    for (int i = 0;; ++i) {
+      ASSERT_LT(i, plan.max_parts);
+      const LatentDecodePart& part = plan.parts[static_cast<size_t>(block * plan.max_parts + i)];
+      if (part.rows > 0) {
+        const std::pair tile{part.sequence, part.first_row};
+        EXPECT_EQ(next_tile[tile], part.first_tile);
+        next_tile[tile] += part.num_tiles;
+        EXPECT_EQ(seen_splits[tile]++, part.split);
+        EXPECT_LT(part.split, part.num_splits);
+        EXPECT_EQ(part.kv_len, view.total_len(part.sequence));
+        EXPECT_EQ(part.out_row, view.query_start[part.sequence] * heads + part.first_row);
+        for (int p = 0; p < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++p) {
+          EXPECT_EQ(part.pages[p], view.pages(part.sequence)[part.first_tile + p]);
+        }
+        if (part.num_splits > 1) ++slot_users[static_cast<size_t>(part.first_slot + part.split)];
+      }
+      work += part.num_tiles;
+      if (!part.more) break;
+    }
+    most = std::max(most, work);
+    total += work;
+  }
+  for (const int users : slot_users) EXPECT_EQ(users, 1);
+  for (const int32_t s : batch.sequences) {
+    const int rows = view.num_queries(s) * heads;
+    for (int first = 0; first < rows; first += plan.tile_rows) {
+      EXPECT_EQ(next_tile.at({s, first}), (view.total_len(s) + 63) / 64);
+    }
+  }
+  // No block has much more than its share.
+  EXPECT_LE(most, 2 * ((total + processors - 1) / processors) + 4);
+}
+
+TEST(LatentDecodePlan, CoversEveryKeyOnce) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 300; ++round) {
+    Batch batch;
+    const int count = 1 + static_cast<int>(random() % (round % 3 == 0 ? 300 : 8));
+    for (int i = 0; i < count; ++i) {
+      const auto queries = static_cast<int32_t>(1 + random() % 8);
+      batch.add(queries + static_cast<int32_t>(random() % (round % 2 ? 500 : 20000)), queries);
+    }
+    check(batch, round % 5 == 0 ? 128 : 16, round % 7 == 0 ? 5 : 132);
+  }
+}
+
+TEST(LatentDecodePlan, ASequenceForEachBlockIsNotCut) {
+  Batch batch;
+  for (int i = 0; i < 128; ++i) batch.add(4096, 1);
+  const auto plan = plan_latent_decode(batch.view(), batch.sequences, 16, 132);
+  EXPECT_EQ(plan.num_blocks, 128);
+  EXPECT_EQ(plan.num_slots, 0);
+}
+
+TEST(LatentDecodePlan, OneLongSequenceTakesAllBlocks) {
+  Batch batch;
+  batch.add(132 * 64 * 3, 1);
+  const auto plan = plan_latent_decode(batch.view(), batch.sequences, 16, 132);
+  EXPECT_EQ(plan.num_blocks, 132);
+  EXPECT_EQ(plan.num_slots, 132);
+  EXPECT_EQ(plan.parts[7].num_tiles, 3);
+}
+
+TEST(LatentDecodePlan, RowsChooseTheTile) {
+  for (const auto& [heads, queries, rows] :
+       {std::tuple{16, 1, 16}, {4, 4, 16}, {16, 2, 32}, {32, 1, 32}, {16, 5, 64}, {128, 1, 64}}) {
+    Batch batch;
+    batch.add(100, queries);
+    EXPECT_EQ(plan_latent_decode(batch.view(), batch.sequences, heads, 132).tile_rows, rows);
+  }
+}
+
+}  // namespace
+}  // namespace fathom::cuda
