@@ -181,6 +181,11 @@ __device__ inline void store_shared_words(float* p, float4 v) {
                "f"(v.z), "f"(v.w)
                : "memory");
 }
+__device__ inline float load_shared_word(const float* p) {
+  float v;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
 __device__ inline float2 load_shared_words2(const float* p) {
   float2 v;
   asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];"

@@ -469,7 +469,12 @@ class Join {
     }
     named_barrier(kGroups + 1, kThreads);  // all have read the weights
     for (int i = thread; i < splits_ * kTileRows; i += kThreads) {
-      store_shared_word(weights_of(i / kTileRows) + i % kTileRows, kMissing);
+      float* word = weights_of(i / kTileRows) + i % kTileRows;
+      // This share may need few of the rows: a weight that nobody waited for may still be on its
+      // way.
+      while (is_missing(load_shared_word(word))) {
+      }
+      store_shared_word(word, kMissing);
     }
   }
 
