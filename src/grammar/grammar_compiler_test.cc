@@ -208,8 +208,8 @@ TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {
   const auto first = slow.compile(spec);
   ASSERT_FALSE(first);
   EXPECT_EQ(first.error().message, "the grammar took longer than 0.001 s to compile");
-  // Once begun it is finished all the same, and known from then on. One whose time was over before a
-  // thread came to it is not begun: asked for again, sooner or later it is.
+  // Once begun it is finished all the same, and known from then on. One whose time was over before
+  // a thread came to it is not begun: asked for again, sooner or later it is.
   for (int i = 0; i < 6000 && !slow.compile(spec); ++i) std::this_thread::sleep_for(10ms);
   EXPECT_TRUE(slow.compile(spec));
 }
