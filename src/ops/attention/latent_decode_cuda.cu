@@ -685,7 +685,7 @@ cudaError_t latent_decode(const LatentDecodePlan& plan, const LatentDecodeArgume
   inner.parts = arguments.parts;
   inner.out = static_cast<__nv_bfloat16*>(arguments.out);
   inner.sums = arguments.scratch;
-  inner.weights = arguments.scratch + plan.num_slots * plan.tile_rows * kLatent;
+  inner.weights = arguments.scratch + plan.sum_words();
   inner.max_pages = arguments.max_pages;
   inner.max_parts = plan.max_parts;
   inner.heads = arguments.heads;

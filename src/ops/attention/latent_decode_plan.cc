@@ -162,21 +162,11 @@ class Planner {
   LatentDecodePlan plan_;
 };
 
-int64_t words(int64_t slots, int64_t weights, int tile_rows) {
-  return slots * tile_rows * kLatent + weights * tile_rows;
-}
-
 }  // namespace
 
-int64_t LatentDecodePlan::scratch_words() const { return words(num_slots, num_weights, tile_rows); }
+int64_t LatentDecodePlan::sum_words() const { return num_slots * tile_rows * kLatent; }
 
-int64_t max_latent_decode_scratch_words(int num_multiprocessors) {
-  // A block has at most two row tiles that others share, its first and its last, and all blocks may
-  // share one: no more than 2 * blocks parts, each with at most as many weights as there are
-  // blocks.
-  const int64_t blocks = num_multiprocessors;
-  return words(2 * blocks, 2 * blocks * blocks, 64);
-}
+int64_t LatentDecodePlan::scratch_words() const { return sum_words() + num_weights * tile_rows; }
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
                                     int num_heads, int num_multiprocessors) {

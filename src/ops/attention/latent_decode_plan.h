@@ -42,12 +42,11 @@ struct LatentDecodePlan {
   std::vector<LatentDecodePart> parts;  // [num_blocks, max_parts]
   int64_t num_slots = 0, num_weights = 0;
 
-  // Words of 4 bytes that the kernel needs as scratch memory.
+  // Words of 4 bytes that the kernel needs as scratch memory: for sums, and behind them for
+  // weights.
+  int64_t sum_words() const;
   int64_t scratch_words() const;
 };
-
-// The least scratch memory that is enough for every plan of such batches.
-int64_t max_latent_decode_scratch_words(int num_multiprocessors);
 
 // For the sequences listed (indices into the batch), each with at least one new token. Every block
 // gets about as many key tiles; a row tile is cut no more than that needs. Depends on all lengths

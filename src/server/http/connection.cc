@@ -52,21 +52,23 @@ void run_handler(const Route& route, Request request,
                  const std::shared_ptr<Exchange>& exchange) noexcept {
   // Outside, because a responder that goes answers the request.
   std::shared_ptr<Responder> responder;
+  std::string id;
   const auto fail = [&](int status, std::string_view what) noexcept {
     try {
-      log_error("http: {}: the handler threw: {}", route.pattern, for_log(what));
+      log_error("http: request {}: the handler of {} threw: {}", id, route.pattern, for_log(what));
       if (responder->send(error_response(status, "the request failed", "internal_error"))) return;
     } catch (const std::bad_alloc&) {
     }
     exchange->give_up();
   };
   try {
+    id = request.id;
     responder = std::make_shared<Responder>(exchange);
     if (responder->closed()) return;  // the client left while this waited for a worker
     route.handler(std::move(request), responder);
   } catch (const std::bad_alloc&) {
     exchange->give_up();
-    log_error("http: {}: out of memory", route.pattern);
+    log_error("http: request {}: out of memory in the handler of {}", id, route.pattern);
   } catch (const std::exception& failure) {
     fail(500, failure.what());
   }
