@@ -14,6 +14,6 @@ struct Extent {
 
 // A dense bf16 matrix whose boxes go to shared memory with the 128-byte swizzle: box.columns is 64.
 // `matrix` is aligned to 16 bytes. The description is passed to kernels by value.
-cudaError_t make_bf16_map(const void* matrix, Extent size, Extent box, CUtensorMap* map);
+CUtensorMap bf16_map(const void* matrix, Extent size, Extent box);
 
 }  // namespace fathom::cuda

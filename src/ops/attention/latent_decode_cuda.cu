@@ -33,6 +33,7 @@
 
 #include <cstddef>
 
+#include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
 #include "ops/attention/latent_decode_cuda.h"
@@ -635,24 +636,17 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
 }
 
 template <int kRows, int kGroups>
-cudaError_t launch(const CUtensorMap& map, const Arguments& arguments, int num_blocks,
-                   cudaStream_t stream) {
+void launch_for(const CUtensorMap& map, const Arguments& arguments, int num_blocks,
+                cudaStream_t stream) {
   const auto kernel = latent_decode_kernel<kRows, kGroups>;
   constexpr int kBytes = sizeof(SharedMemory<kRows, kGroups>);
-  static const cudaError_t prepared =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (prepared != cudaSuccess) return prepared;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(num_blocks));
-  config.blockDim = dim3(kBlockThreads<kGroups>);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, map, arguments);
+  static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
+  static_cast<void>(prepared);
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(num_blocks),
+          .threads = kBlockThreads<kGroups>,
+          .shared_bytes = kBytes},
+         stream, map, arguments);
 }
 
 __global__ void fill_missing(float* words, int64_t count) {
@@ -665,19 +659,17 @@ __global__ void fill_missing(float* words, int64_t count) {
 
 }  // namespace
 
-cudaError_t prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream) {
+void prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream) {
   fill_missing<<<132, 256, 0, stream>>>(scratch, words);
-  return cudaGetLastError();
+  check(cudaGetLastError(), "preparing the scratch memory of latent_decode");
 }
 
-cudaError_t latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
-                          cudaStream_t stream) {
-  if (plan.num_blocks == 0) return cudaSuccess;
-  CUtensorMap map;
-  const cudaError_t status =
-      make_bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns},
-                    {.rows = kKeys, .columns = kBoxColumns}, &map);
-  if (status != cudaSuccess) return status;
+void latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
+                   cudaStream_t stream) {
+  if (plan.num_blocks == 0) return;
+  const CUtensorMap map =
+      bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns},
+               {.rows = kKeys, .columns = kBoxColumns});
   Arguments inner;
   inner.q_latent = static_cast<const __nv_bfloat16*>(arguments.q_latent);
   inner.q_rope = static_cast<const __nv_bfloat16*>(arguments.q_rope);
@@ -693,11 +685,11 @@ cudaError_t latent_decode(const LatentDecodePlan& plan, const LatentDecodeArgume
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
   switch (plan.tile_rows) {
     case 16:
-      return launch<16, 1>(map, inner, plan.num_blocks, stream);
+      return launch_for<16, 1>(map, inner, plan.num_blocks, stream);
     case 32:
-      return launch<16, 2>(map, inner, plan.num_blocks, stream);
+      return launch_for<16, 2>(map, inner, plan.num_blocks, stream);
     default:
-      return launch<32, 2>(map, inner, plan.num_blocks, stream);
+      return launch_for<32, 2>(map, inner, plan.num_blocks, stream);
   }
 }
 

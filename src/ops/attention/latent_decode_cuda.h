@@ -33,11 +33,11 @@ struct LatentDecodeArguments {
 
 // Fills scratch memory with what the kernel takes for "not there yet". Each launch leaves all of it
 // as it was: once is enough for any number of launches of any plans, one at a time.
-cudaError_t prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream);
+void prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream);
 
 // Enqueues one launch. Rows of sequences that are not in the plan are left alone. The same plan and
 // input give the same bits.
-cudaError_t latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
-                          cudaStream_t stream);
+void latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
+                   cudaStream_t stream);
 
 }  // namespace fathom::cuda

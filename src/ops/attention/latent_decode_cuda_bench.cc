@@ -5,16 +5,20 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <random>
 #include <vector>
 
+#include "device/cuda/device_array.h"
+#include "device/cuda/graph_timer.h"
+#include "device/cuda/random_data.h"
+#include "ops/attention/latent_decode_cuda.h"
 #include "ops/attention/latent_decode_problem_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
 constexpr int64_t kColumns = 576, kLatent = 512, kRope = 64;
-constexpr int kCopies = 24, kReplays = 11;
-constexpr double kReadBytesPerUs = 4.3e6;  // measured on an H200
+constexpr int kCopies = 24;
 
 struct Shape {
   int heads, queries, batch, len;
@@ -32,9 +36,9 @@ Memory make_memory() {
   const auto some = random_bf16(1 << 22, 0.6f, random);
   for (int64_t at = 0; at < memory.pages.size(); at += std::ssize(some)) {
     const int64_t count = std::min(std::ssize(some), memory.pages.size() - at);
-    require(cudaMemcpy(memory.pages.data() + at, some.data(), static_cast<size_t>(count) * 2,
-                       cudaMemcpyHostToDevice),
-            "cudaMemcpy");
+    check(cudaMemcpy(memory.pages.data() + at, some.data(), static_cast<size_t>(count) * 2,
+                     cudaMemcpyHostToDevice),
+          "cudaMemcpy");
   }
   return memory;
 }
@@ -43,8 +47,6 @@ double measure(const Memory& memory, const Shape& shape, int processors) {
   const std::vector<int32_t> lens(static_cast<size_t>(shape.batch), shape.len),
       queries(static_cast<size_t>(shape.batch), shape.queries);
   std::mt19937 random(2);
-  cudaStream_t stream = nullptr;
-  require(cudaStreamCreate(&stream), "stream");
   std::vector<DeviceArray<int32_t>> tables;
   std::vector<DeviceArray<LatentDecodePart>> parts;
   LatentDecodePlan plan;
@@ -62,55 +64,30 @@ double measure(const Memory& memory, const Shape& shape, int processors) {
   const DeviceArray<uint16_t> q_latent(random_bf16(rows * kLatent, 0.6f, random)),
       q_rope(random_bf16(rows * kRope, 0.6f, random)), out(rows * kLatent);
   const DeviceArray<float> scratch(std::max<int64_t>(1, plan.scratch_words()));
-  require(prepare_latent_decode_scratch(scratch.data(), scratch.size(), stream), "prepare");
-  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
-  for (int copy = 0; copy < kCopies; ++copy) {
-    require(latent_decode(plan,
-                          {.q_latent = q_latent.data(),
-                           .q_rope = q_rope.data(),
-                           .pages = memory.pages.data(),
-                           .num_pages = memory.num_pages,
-                           .block_tables = tables[static_cast<size_t>(copy)].data(),
-                           .max_pages = max_pages,
-                           .out = out.data(),
-                           .heads = shape.heads,
-                           .softmax_scale = 0.0721688f,
-                           .parts = parts[static_cast<size_t>(copy)].data(),
-                           .scratch = scratch.data()},
-                          stream),
-            "latent_decode");
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  require(cudaStreamEndCapture(stream, &graph), "end of capture");
-  require(cudaGraphInstantiate(&replay, graph, 0), "instantiate");
-  cudaEvent_t begin = nullptr, end = nullptr;
-  require(cudaEventCreate(&begin), "event");
-  require(cudaEventCreate(&end), "event");
-  std::vector<double> times;
-  for (int i = 0; i < kReplays + 3; ++i) {
-    require(cudaEventRecord(begin, stream), "record");
-    require(cudaGraphLaunch(replay, stream), "launch");
-    require(cudaEventRecord(end, stream), "record");
-    require(cudaStreamSynchronize(stream), "synchronize");
-    float ms = 0;
-    require(cudaEventElapsedTime(&ms, begin, end), "elapsed");
-    if (i >= 3) times.push_back(ms * 1e3 / kCopies);
-  }
-  std::sort(times.begin(), times.end());
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-  return times[times.size() / 2];
+  prepare_latent_decode_scratch(scratch.data(), scratch.size(), nullptr);
+  check(cudaDeviceSynchronize(), "preparing");
+  return time_in_graph(kCopies, [&](int copy, cudaStream_t stream) {
+    latent_decode(plan,
+                  {.q_latent = q_latent.data(),
+                   .q_rope = q_rope.data(),
+                   .pages = memory.pages.data(),
+                   .num_pages = memory.num_pages,
+                   .block_tables = tables[static_cast<size_t>(copy)].data(),
+                   .max_pages = max_pages,
+                   .out = out.data(),
+                   .heads = shape.heads,
+                   .softmax_scale = 0.0721688f,
+                   .parts = parts[static_cast<size_t>(copy)].data(),
+                   .scratch = scratch.data()},
+                  stream);
+  });
 }
 
 int run(bool json) {
   cudaDeviceProp device;
-  require(cudaGetDeviceProperties(&device, 0), "device");
+  check(cudaGetDeviceProperties(&device, 0), "device");
   int driver = 0;
-  require(cudaDriverGetVersion(&driver), "driver");
+  check(cudaDriverGetVersion(&driver), "driver");
   const Memory memory = make_memory();
   const Shape shapes[] = {
       {16, 1, 1, 1024},    {16, 1, 1, 4096},   {16, 1, 1, 32768},  {16, 1, 1, 131072},

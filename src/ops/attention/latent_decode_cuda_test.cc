@@ -1,10 +1,14 @@
 // Latent decode attention on the GPU against the CPU's absorbed attention in fp32.
+#include "ops/attention/latent_decode_cuda.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "device/cuda/device_array.h"
+#include "device/cuda/random_data.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/latent_decode_problem_cuda.h"
 
@@ -17,7 +21,7 @@ constexpr uint16_t kNan = 0x7FC0;
 
 int num_multiprocessors() {
   int count = 0;
-  require(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0), "attribute");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0), "attribute");
   return count;
 }
 
@@ -40,12 +44,6 @@ Inputs random_inputs(const LatentDecodeProblem& problem, int64_t num_pages, uint
     }
   }
   return inputs;
-}
-
-std::vector<float> widen(const std::vector<uint16_t>& values) {
-  std::vector<float> wide(values.size());
-  for (size_t i = 0; i < values.size(); ++i) wide[i] = from_bf16(values[i]);
-  return wide;
 }
 
 std::vector<float> on_cpu(const LatentDecodeProblem& problem, const Inputs& inputs) {
@@ -76,7 +74,7 @@ std::vector<float> on_gpu(const LatentDecodeProblem& problem, const Inputs& inpu
   const DeviceArray<LatentDecodePart> parts(plan.parts);
   const DeviceArray<float> scratch(std::max<int64_t>(1, plan.scratch_words()));
   const DeviceArray<uint16_t> out(problem.rows() * kLatent);
-  require(prepare_latent_decode_scratch(scratch.data(), scratch.size(), nullptr), "prepare");
+  prepare_latent_decode_scratch(scratch.data(), scratch.size(), nullptr);
   const LatentDecodeArguments arguments = {.q_latent = q_latent.data(),
                                            .q_rope = q_rope.data(),
                                            .pages = pages.data(),
@@ -90,9 +88,9 @@ std::vector<float> on_gpu(const LatentDecodeProblem& problem, const Inputs& inpu
                                            .scratch = scratch.data()};
   std::vector<uint16_t> first;
   for (int i = 0; i < launches; ++i) {
-    require(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
-    require(latent_decode(plan, arguments, nullptr), "latent_decode");
-    require(cudaDeviceSynchronize(), "synchronize");
+    check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
+    latent_decode(plan, arguments, nullptr);
+    check(cudaDeviceSynchronize(), "synchronize");
     const auto values = out.to_host();
     if (i == 0) first = values;
     EXPECT_EQ(values, first) << "launch " << i;

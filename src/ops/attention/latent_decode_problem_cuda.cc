@@ -1,25 +1,10 @@
 #include "ops/attention/latent_decode_problem_cuda.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstdio>
-#include <cstdlib>
 #include <numeric>
+#include <random>
 
 namespace fathom::cuda {
-
-void require(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
-  std::exit(1);
-}
-
-uint16_t bf16_bits(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 LatentDecodeProblem::LatentDecodeProblem(int num_heads, std::vector<int32_t> total_lens,
                                          std::vector<int32_t> queries, int64_t num_pages,
@@ -40,19 +25,6 @@ LatentDecodeProblem::LatentDecodeProblem(int num_heads, std::vector<int32_t> tot
                                                               : 2147480000);
     }
   }
-}
-
-std::vector<uint16_t> random_bf16(int64_t count, float deviation, std::mt19937& random) {
-  std::vector<uint16_t> values(static_cast<size_t>(count));
-  for (uint16_t& value : values) {
-    // The sum of four bytes: cheap, and near enough to normal.
-    const uint32_t bits = static_cast<uint32_t>(random());
-    const auto sum =
-        static_cast<float>((bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24)) /
-        255.0f;
-    value = bf16_bits((sum - 2.0f) * 1.7f * deviation);
-  }
-  return values;
 }
 
 }  // namespace fathom::cuda

@@ -1,0 +1,51 @@
+// Launching kernels so that each begins while the one before it ends (programmatic dependent
+// launch): its blocks start, set up their shared memory and read weights, and wait at
+// wait_for_earlier_launches() (ptx.cuh) for what the others wrote.
+//
+// Every block of every kernel that is launched so calls wait_for_earlier_launches() before it reads
+// what another launch has written and before it writes anything that another launch reads or
+// writes: only then does "the launch before has ended" mean that all before it have.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "device/cuda/error.h"
+
+namespace fathom::cuda {
+
+struct LaunchShape {
+  dim3 blocks = 1;
+  unsigned threads = 128;
+  unsigned shared_bytes = 0;  // dynamic; above 48 KB the kernel must have been allowed them
+  unsigned cluster = 1;       // blocks of x that form a cluster
+};
+
+// Lets a kernel have so many bytes of dynamic shared memory; once for each kernel.
+template <typename Kernel>
+void allow_shared_memory(Kernel* kernel, int bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        "raising a kernel's shared memory");
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+            Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {shape.cluster, 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.blocks;
+  config.blockDim = dim3(shape.threads);
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = shape.cluster > 1 ? 2 : 1;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
+        "launching a kernel");
+}
+
+}  // namespace fathom::cuda
