@@ -5,11 +5,11 @@
 #include <map>
 #include <vector>
 
-#include "engine/runner.h"
+#include "engine/logits_runner.h"
 
 namespace fathom {
 
-class ScriptRunner : public Runner {
+class ScriptRunner : public LogitsRunner {
  public:
   static constexpr float kLogit = 9;  // of the token that follows; all others have 0
 

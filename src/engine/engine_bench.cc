@@ -7,11 +7,12 @@
 
 #include "engine/engine.h"
 #include "engine/fake_tokenizer.h"
+#include "engine/logits_runner.h"
 
 namespace fathom {
 namespace {
 
-class NullRunner : public Runner {
+class NullRunner : public LogitsRunner {
  public:
   explicit NullRunner(int64_t vocab_size) : vocab_size_(vocab_size) {
     logits_.assign(static_cast<size_t>(256 * vocab_size), 0);

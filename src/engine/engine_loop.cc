@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -44,6 +45,7 @@ EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> run
                                           : ceil_div(options.max_batched_tokens, 8),
                   .preempt_every = options.preempt_every},
                  tree_),
+      steps_(static_cast<size_t>(runner_->max_steps_in_flight())),
       inbox_(inbox_limits(options, runner_->num_pages())),
       last_step_(now()) {
   publish_stats();
@@ -54,15 +56,19 @@ void EngineLoop::run() {
     take_news();
     if (stopping_) return;
     expire();
-    if (!scheduler_.has_work()) continue;
-    step();
-    if (!scheduler_.has_work()) check_idle();
+    if (is_idle()) continue;
+    const bool has_room = steps_in_flight() < std::ssize(steps_);
+    const bool has_begun = has_room && scheduler_.has_work() && begin_step();
+    if (steps_in_flight() > 0 && (!has_begun || steps_in_flight() == std::ssize(steps_))) {
+      end_step();
+    }
+    if (is_idle()) check_idle();
     publish_stats();
   }
 }
 
 void EngineLoop::take_news() {
-  inbox_.take(news_, /*wait=*/!scheduler_.has_work());
+  inbox_.take(news_, /*wait=*/is_idle());
   for (std::unique_ptr<ActiveRequest>& request : news_.requests) {
     add_request(request);
   }
@@ -78,7 +84,7 @@ void EngineLoop::take_news() {
       abort_request(*requests_.begin()->second, kStopped);
     }
   }
-  if (!scheduler_.has_work()) {
+  if (is_idle()) {
     check_idle();
     publish_stats();
   }
@@ -147,68 +153,103 @@ void EngineLoop::expire() {
   expire_from(must_end_, false, options_.max_total_time, "has not ended", "max_total_time");
 }
 
-void EngineLoop::step() {
-  if (!plan()) return;
-  note_shape();
+// False: no step has begun, because all sequences wait for the one in flight, or because there was
+// no memory for one.
+bool EngineLoop::begin_step() {
+  Step& step = this->step(begun_ + 1);
+  if (!plan(step.plan) || step.plan.empty()) return false;
+  step.number = begun_ + 1;
+  note_shape(step.plan);
   publish_stats();  // before a step that may never end: what runs is counted, and its shape known
-  const Result<ConstTensorView> logits = run_model();
-  if (!logits) return end_step(logits.error());
-  scheduler_.advance(plan_);
-  try {
-    postprocess_.sample(plan_, *logits, runner_->sampling_stream());
-  } catch (const std::bad_alloc&) {
-    // Some grammars may have taken their token and some not: none of these can go on.
-    return end_step(out_of_memory());
+  if (const Result<> begun = begin(step); !begun) {
+    fail(step.plan, begun.error());
+    return false;
   }
-  last_step_ = now();
-  ++counters_.steps;
-  for (const StepEntry& entry : plan_.entries) {
-    Event& event = new_event(*entry.sequence);
-    bool has_news = false;
-    try {
-      has_news = postprocess_.append(entry, event);
-    } catch (const std::bad_alloc&) {
-      end_early(*entry.sequence, FinishReason::kError, out_of_memory());
-      continue;
-    }
-    if (has_news) emit(*entry.sequence, event);
+  ++begun_;
+  for (const StepEntry& entry : step.plan.entries) {
+    entry.sequence->request->last_step = step.number;
   }
+  scheduler_.advance(step.plan);
+  return true;
 }
 
 // False: there was no memory for a plan, and the sequence that it was wanted for has ended. What
 // had been planned keeps its pages and is planned again.
-bool EngineLoop::plan() {
+bool EngineLoop::plan(StepPlan& plan) {
   bool is_planned = true;
   try {
-    scheduler_.schedule(plan_);
+    scheduler_.schedule(plan);
   } catch (const std::bad_alloc&) {
     is_planned = false;
   }
-  note_started();
+  note_started(plan);
   if (!is_planned) end_early(scheduler_.planning(), FinishReason::kError, out_of_memory());
   return is_planned;
 }
 
 // What a step writes are rows of its own sequences' pages, which nobody takes before advance(): one
 // that breaks off leaves nothing behind when these have ended.
-Result<ConstTensorView> EngineLoop::run_model() {
+Result<> EngineLoop::begin(Step& step) {
   try {
-    return runner_->forward(builder_.build(plan_));
+    choose_rows(step, runner_->host_stream());
+    const ForwardBatch& batch = builder_.build(step.plan);
+    add_unknown_tokens(step);
+    return runner_->begin(batch, step.rows);
   } catch (const std::bad_alloc&) {
     return tl::unexpected(out_of_memory());
   }
 }
 
-void EngineLoop::end_step(const Status& why) {
-  for (const StepEntry& entry : plan_.entries) {
+void EngineLoop::end_step() {
+  const auto sampled = runner_->finish();
+  Step& step = this->step(ended_ + 1);
+  if (sampled) {
+    last_step_ = now();
+    ++counters_.steps;
+    take_results(step, *sampled);
+  } else {
+    fail(step.plan, sampled.error());
+  }
+  ++ended_;  // until then the step refers to sequences that have ended
+  forget_ended();
+}
+
+void EngineLoop::take_results(Step& step, std::span<const SampledToken> sampled) {
+  std::optional<StepResults> results;
+  try {
+    results.emplace(step, sampled, runner_->host_stream());
+  } catch (const std::bad_alloc&) {
+    // Some grammars may have taken their token and some not: none of these can go on.
+    return fail(step.plan, out_of_memory());
+  }
+  for (const StepEntry& entry : step.plan.entries) tell(entry, *results);
+}
+
+void EngineLoop::tell(const StepEntry& entry, StepResults& results) {
+  Event& event = new_event(*entry.sequence);
+  bool has_news = false;
+  try {
+    has_news = results.append(entry, event);
+  } catch (const std::bad_alloc&) {
+    return end_early(*entry.sequence, FinishReason::kError, out_of_memory());
+  }
+  if (!has_news) return;
+  scheduler_.learn(*entry.sequence);
+  emit(*entry.sequence, event);
+}
+
+// A step has not begun, or has not ended well: what of its sequences there still is ends.
+void EngineLoop::fail(const StepPlan& plan, const Status& why) {
+  for (const StepEntry& entry : plan.entries) {
+    if (entry.sequence->phase == Sequence::Phase::kFinished) continue;
     end_early(*entry.sequence, FinishReason::kError, why);
   }
 }
 
-void EngineLoop::note_started() {
-  if (plan_.started.empty()) return;
+void EngineLoop::note_started(const StepPlan& plan) {
+  if (plan.started.empty()) return;
   const Time time = now();
-  for (Sequence* sequence : plan_.started) {
+  for (Sequence* sequence : plan.started) {
     sequence->timings.started = time;
     counters_.cached_tokens += sequence->usage.cached_tokens;
     counters_.prompt_tokens += sequence->prompt_len;
@@ -220,10 +261,10 @@ void EngineLoop::note_started() {
   }
 }
 
-void EngineLoop::note_shape() {
-  counters_.step_sequences = std::ssize(plan_.entries);
+void EngineLoop::note_shape(const StepPlan& plan) {
+  counters_.step_sequences = std::ssize(plan.entries);
   counters_.step_rows = counters_.step_longest = 0;
-  for (const StepEntry& entry : plan_.entries) {
+  for (const StepEntry& entry : plan.entries) {
     counters_.step_rows += entry.num_tokens;
     counters_.step_longest =
         std::max(counters_.step_longest, entry.sequence->computed + entry.num_tokens);
@@ -272,8 +313,29 @@ void EngineLoop::emit(Sequence& sequence, Event& event) {
   }
   request.sink(event);
   if (is_last) {
-    requests_.erase(request.id);
+    forget(request);
     inbox_.note_ended();
+  }
+}
+
+// A request that has ended is gone, unless a step in flight refers to its sequences.
+void EngineLoop::forget(ActiveRequest& request) {
+  const auto it = requests_.find(request.id);
+  if (request.last_step > ended_) {
+    request.next_ended = std::move(ended_requests_);
+    ended_requests_ = std::move(it->second);
+  }
+  requests_.erase(it);
+}
+
+void EngineLoop::forget_ended() {
+  std::unique_ptr<ActiveRequest>* link = &ended_requests_;
+  while (*link != nullptr) {
+    if ((*link)->last_step > ended_) {
+      link = &(*link)->next_ended;
+    } else {
+      *link = std::move((*link)->next_ended);
+    }
   }
 }
 

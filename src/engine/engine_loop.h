@@ -1,4 +1,6 @@
-// The engine's thread: schedule, run, postprocess, until stopped.
+// The engine's thread: schedule, begin a step, postprocess one that has ended, until stopped. Where
+// the runner has room for two steps the next is begun before the last one's tokens are known: a
+// sequence that turns out to have ended takes part in one step too many, whose row nobody looks at.
 //
 // Owns the runner, the pages and all requests. Everything but inbox() and stats() is that thread's
 // alone.
@@ -50,19 +52,27 @@ class EngineLoop {
   void add_request(std::unique_ptr<ActiveRequest>& request);
   void enqueue(ActiveRequest& request);
   void expire();
-  void step();
-  bool plan();
-  Result<ConstTensorView> run_model();
-  void note_started();
-  void note_shape();
+  bool begin_step();
+  bool plan(StepPlan& plan);
+  Result<> begin(Step& step);
+  void end_step();
+  void take_results(Step& step, std::span<const SampledToken> sampled);
+  void tell(const StepEntry& entry, StepResults& results);
+  void note_started(const StepPlan& plan);
+  void note_shape(const StepPlan& plan);
   void leave_queue(ActiveRequest& request);
   void abort_request(ActiveRequest& request, const Status& why);
-  void end_step(const Status& why);
+  void fail(const StepPlan& plan, const Status& why);
   void end_early(Sequence& sequence, FinishReason reason, const Status& why);
   void end_sequence(Sequence& sequence, Event& event);
   void emit(Sequence& sequence, Event& event);
   Event& new_event(const Sequence& sequence);
   void publish_stats();
+  void forget(ActiveRequest& request);
+  void forget_ended();
+  int64_t steps_in_flight() const { return begun_ - ended_; }
+  bool is_idle() const { return !scheduler_.has_work() && steps_in_flight() == 0; }
+  Step& step(int64_t number) { return steps_[static_cast<size_t>(number) % steps_.size()]; }
   void check_idle() const;
 
   const EngineOptions options_;
@@ -72,12 +82,13 @@ class EngineLoop {
   PrefixTree tree_;
   Scheduler scheduler_;
   BatchBuilder builder_;
-  Postprocess postprocess_;
-  StepPlan plan_;
-  Event event_;  // filled anew for each emission
+  std::vector<Step> steps_;        // as many as the runner has in flight, in turn
+  int64_t begun_ = 0, ended_ = 0;  // steps, numbered from 1
+  Event event_;                    // filled anew for each emission
   Inbox inbox_;
   Inbox::News news_;
   std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
+  std::unique_ptr<ActiveRequest> ended_requests_;  // that steps in flight still refer to
   std::deque<Deadline> must_start_, must_end_;
   uint64_t arrivals_ = 0;
   bool stopping_ = false;

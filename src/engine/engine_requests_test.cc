@@ -33,9 +33,10 @@ struct Gate {
 };
 
 struct GatedEngine {
-  explicit GatedEngine(int64_t at_step, EngineOptions options = {}, FakeModel model = {}) {
+  explicit GatedEngine(int64_t at_step, EngineOptions options = {}, FakeModel model = {},
+                       int steps_in_flight = 1) {
     gate.at_step = at_step;
-    auto runner = std::make_unique<FakeRunner>(model);
+    auto runner = std::make_unique<FakeRunner>(model, steps_in_flight);
     runner->before_step = [this](const ForwardBatch&) { return gate.pass(); };
     engine = std::move(*Engine::create(options, std::move(runner), fake_tokenizer()));
   }
@@ -70,7 +71,9 @@ void expect_one_abort(EventQueue& queue, int n) {
   EXPECT_FALSE(queue.next()) << "nothing after the last";
 }
 
-TEST(EngineAbort, AtEachStage) {
+class EngineAbortWithSteps : public testing::TestWithParam<int> {};
+
+TEST_P(EngineAbortWithSteps, AtEachStage) {
   struct Stage {
     const char* name;
     int64_t at_step;
@@ -81,7 +84,7 @@ TEST(EngineAbort, AtEachStage) {
        {Stage{"first chunk", 1, 1}, Stage{"mid prompt", 2, 1}, Stage{"decode", 6, 1},
         Stage{"choices", 2, 3}, Stage{"choices decode", 9, 3}}) {
     SCOPED_TRACE(stage.name);
-    GatedEngine gated(stage.at_step, {.max_num_seqs = 8, .max_batched_tokens = 40});
+    GatedEngine gated(stage.at_step, {.max_num_seqs = 8, .max_batched_tokens = 40}, {}, GetParam());
     EventQueue queue;
     const RequestId id = *gated.engine->submit(plain_request(100, 1000, stage.n), queue.sink());
     gated.wait();
@@ -96,6 +99,8 @@ TEST(EngineAbort, AtEachStage) {
     EXPECT_LE(gated.engine->stats().steps, stage.at_step) << "the step under way is the last";
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineAbortWithSteps, testing::Values(1, 2));
 
 TEST(EngineAbort, WhileQueuedAndWhilePreempted) {
   GatedEngine gated(3, {.max_num_seqs = 2, .max_batched_tokens = 200, .preempt_every = 2},

@@ -30,6 +30,7 @@ struct Load {
   int max_prompt = 200, max_output = 80;
   double abort_share = 0;
   double shared_share = 0.5;  // of prompts that begin as another does
+  int steps_in_flight = 1;
   uint32_t seed = 1;
 };
 
@@ -111,7 +112,7 @@ EngineStats run_once(Load load) {
   load.options.max_queued_tokens = 1 << 20;
   std::mt19937 random(load.seed);
   std::vector<Submitted> all(static_cast<size_t>(load.num_requests));
-  auto runner = std::make_unique<FakeRunner>(load.model);
+  auto runner = std::make_unique<FakeRunner>(load.model, load.steps_in_flight);
   runner->max_rows = load.options.max_batched_tokens;
   runner->max_logit_rows = load.options.max_num_seqs + load.options.max_prompt_logit_rows;
   auto created = Engine::create(load.options, std::move(runner), tokenizer());
@@ -143,12 +144,16 @@ EngineStats run_once(Load load) {
   return stats;
 }
 
-// With the prefix cache and without it: the answers are the oracle's both times.
+// With the prefix cache and without it, with one step in flight and with two: the answers are the
+// oracle's each time.
 EngineStats run_load(Load load) {
   load.options.prefix_caching = false;
+  load.steps_in_flight = 2;
   const EngineStats without = run_once(load);
   EXPECT_EQ(without.pages_cached + without.prefix_hits + without.prefix_queries, 0);
   load.options.prefix_caching = true;
+  run_once(load);
+  load.steps_in_flight = 1;
   return run_once(load);
 }
 
@@ -221,6 +226,7 @@ TEST(Engine, PagesComeBackFromHostMemoryAndFiles) {
                                              .num_requests = 60,
                                              .abort_share = seed % 3 == 0 ? 0.2 : 0,
                                              .shared_share = 1,
+                                             .steps_in_flight = 1 + static_cast<int>(seed) / 3,
                                              .seed = seed});
     EXPECT_GT(stats.pages_stored, 5);
     returns += stats.prefix_returns;

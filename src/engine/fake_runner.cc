@@ -25,8 +25,10 @@ void FakeModel::logits_after(uint64_t prefix_hash, std::vector<float>& logits) c
   logits[kFakeEos] -= 1.5f;
 }
 
-FakeRunner::FakeRunner(const FakeModel& model)
-    : model_(model), cache_(static_cast<size_t>(model.num_pages * kPageSize)) {}
+FakeRunner::FakeRunner(const FakeModel& model, int max_steps_in_flight)
+    : LogitsRunner(max_steps_in_flight),
+      model_(model),
+      cache_(static_cast<size_t>(model.num_pages * kPageSize)) {}
 
 Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
   ++step_;

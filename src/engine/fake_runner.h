@@ -10,7 +10,7 @@
 
 #include "cache/page_transfer.h"
 #include "engine/fake_tokenizer.h"
-#include "engine/runner.h"
+#include "engine/logits_runner.h"
 
 namespace fathom {
 
@@ -25,9 +25,9 @@ struct FakeModel {
   static uint64_t extend(uint64_t prefix_hash, int32_t token);
 };
 
-class FakeRunner : public Runner {
+class FakeRunner : public LogitsRunner {
  public:
-  explicit FakeRunner(const FakeModel& model);
+  explicit FakeRunner(const FakeModel& model, int max_steps_in_flight = 1);
 
   int64_t vocab_size() const override { return model_.vocab_size; }
   int64_t max_model_len() const override { return model_.max_model_len; }

@@ -5,7 +5,7 @@
 
 #include "cache/latent_layout.h"
 #include "device/stream.h"
-#include "engine/runner.h"
+#include "engine/logits_runner.h"
 #include "model/deepseek.h"
 
 namespace fathom {
@@ -21,7 +21,7 @@ struct ModelRunnerOptions {
   LoadOptions load;
 };
 
-class ModelRunner : public Runner {
+class ModelRunner : public LogitsRunner {
  public:
   static Result<std::unique_ptr<ModelRunner>> create(const Checkpoint& checkpoint,
                                                      const ModelRunnerOptions& options);
@@ -31,7 +31,7 @@ class ModelRunner : public Runner {
   int64_t num_pages() const override { return cache_.num_pages(); }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
   PageTransfer* page_transfer() override { return &page_transfer_; }
-  const Stream* sampling_stream() const override { return &stream_; }
+  const Stream* host_stream() const override { return &stream_; }
 
   const DeepSeekModel& model() const { return *model_; }
   const LatentCache& cache() const { return cache_; }

@@ -38,7 +38,8 @@ void flush_text(Sequence& sequence, Event& event) {
 }
 
 void append_token(Sequence& sequence, const SampledToken& sampled, Event& event) {
-  sequence.tokens.push_back(sampled.id);
+  sequence.tokens[static_cast<size_t>(sequence.known_len())] = sampled.id;
+  --sequence.num_unknown;
   if (sequence.history) sequence.history->add_output(sampled.id);
   event.ids.push_back(sampled.id);
   if (sequence.num_logprobs >= 0) event.logprobs.push_back(logprob_of(sampled));
@@ -52,7 +53,7 @@ void append_token(Sequence& sequence, const SampledToken& sampled, Event& event)
     event.matched_stop = sampled.id;
   } else if (sequence.grammar_ended) {
     event.finish = FinishReason::kStop;
-  } else if (sequence.len() == sequence.max_len) {
+  } else if (sequence.known_len() == sequence.max_len) {
     event.finish = FinishReason::kLength;
   }
   if (event.finish) flush_text(sequence, event);
@@ -66,22 +67,22 @@ void end_without_token(Sequence& sequence, Event& event) {
     event.finish = FinishReason::kError;
     const char* const what = sequence.grammar ? "the grammar allows no token whose logit is finite"
                                               : "the model's logits have no finite value";
-    event.error = {Code::kInternal, fmt::format("{} at position {}", what, sequence.len() - 1)};
+    event.error = {Code::kInternal,
+                   fmt::format("{} at position {}", what, sequence.known_len() - 1)};
   }
   flush_text(sequence, event);
 }
 
 }  // namespace
 
-void Postprocess::sample(const StepPlan& plan, ConstTensorView logits, const Stream* stream) {
-  rows_.clear();
-  grammars_.clear();
-  next_ = 0;
+void choose_rows(Step& step, const Stream* stream) {
+  step.rows.clear();
+  step.grammars.clear();
   const auto add = [&](SampleRow row) {
-    row.row = std::ssize(rows_);
-    rows_.push_back(row);
+    row.row = std::ssize(step.rows);
+    step.rows.push_back(row);
   };
-  for (const StepEntry& entry : plan.entries) {
+  for (const StepEntry& entry : step.plan.entries) {
     Sequence& sequence = *entry.sequence;
     const SamplingParams& params = sequence.request->request.sampling;
     for (int64_t i = 0; i < entry.num_prompt_logits; ++i) {
@@ -93,26 +94,37 @@ void Postprocess::sample(const StepPlan& plan, ConstTensorView logits, const Str
                   .history = sequence.history.get(),
                   .position = static_cast<uint64_t>(sequence.len()),
                   .num_logprobs = sequence.num_logprobs};
-    if (sequence.output_len() < params.min_tokens) row.masked = sequence.stop_ids;
-    if (sequence.grammar) grammars_.add(sequence, rows_.size());
+    if (sequence.len() - sequence.prompt_len < params.min_tokens) row.masked = sequence.stop_ids;
+    if (sequence.grammar) step.grammars.add(sequence, step.rows.size());
     add(row);
   }
-  if (rows_.empty()) return;
-  FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows_),
-               "{} rows of logits wanted, the runner gave {}", rows_.size(), logits.shape_string());
-  if (sampled_.size() < rows_.size()) sampled_.resize(rows_.size());
-  const auto sampled = std::span(sampled_).first(rows_.size());
-  if (!grammars_.empty()) grammars_.fill_masks(rows_, stream);
-  sample_rows(stream, logits, rows_, scratch_, sampled);
-  if (!grammars_.empty()) grammars_.accept(sampled, stream);
+  if (!step.grammars.empty()) step.grammars.fill_masks(step.rows, stream);
 }
 
-bool Postprocess::append(const StepEntry& entry, Event& event) {
+void add_unknown_tokens(const Step& step) {
+  int32_t row = 0;
+  for (const StepEntry& entry : step.plan.entries) {
+    row += static_cast<int32_t>(entry.num_prompt_logits);
+    if (!entry.samples) continue;
+    entry.sequence->tokens.push_back(-1 - row++);
+    ++entry.sequence->num_unknown;
+  }
+}
+
+StepResults::StepResults(Step& step, std::span<const SampledToken> sampled, const Stream* stream)
+    : left_(sampled) {
+  FATHOM_CHECK(sampled.size() == step.rows.size(), "{} rows, {} tokens", step.rows.size(),
+               sampled.size());
+  if (!step.grammars.empty()) step.grammars.accept(sampled, stream);
+}
+
+bool StepResults::append(const StepEntry& entry, Event& event) {
   Sequence& sequence = *entry.sequence;
   // Taken first: the next entry's are behind these, even if this one finds no memory.
-  const auto results = std::span<const SampledToken>(sampled_).subspan(
-      next_, static_cast<size_t>(entry.num_prompt_logits + entry.samples));
-  next_ += results.size();
+  const auto count = static_cast<size_t>(entry.num_prompt_logits + entry.samples);
+  const auto results = left_.first(count);
+  left_ = left_.subspan(count);
+  if (sequence.phase == Sequence::Phase::kFinished) return false;
   for (int64_t i = 0; i < entry.num_prompt_logits; ++i) {
     sequence.prompt_logprobs.push_back(logprob_of(results[i]));
   }

@@ -1,18 +1,19 @@
-// What executes a step: the model on a device.
+// What executes steps: the model on a device, and the choice of tokens from its logits.
 //
-// One call at a time, on the engine's thread. The engine guarantees well-formed batches: token ids
-// inside the vocabulary, positions below max_model_len(), pages below num_pages(), no row of the
-// cache written twice, at most EngineOptions::max_batched_tokens rows and at most max_num_seqs +
+// Called by the engine's thread only. The engine guarantees well-formed batches: token ids inside
+// the vocabulary, positions below max_model_len(), pages below num_pages(), no row of the cache
+// written twice, at most EngineOptions::max_batched_tokens rows and at most max_num_seqs +
 // max_prompt_logit_rows logit rows.
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/status.h"
 #include "cache/page_transfer.h"
 #include "device/stream.h"
 #include "model/forward_batch.h"
-#include "tensor/tensor_view.h"
+#include "ops/sampling/sample.h"
 
 namespace fathom {
 
@@ -24,15 +25,24 @@ class Runner {
   virtual int64_t max_model_len() const = 0;
   virtual int64_t num_pages() const = 0;
 
-  // Logits [logit_rows, vocab] f32 on the host, row i for batch.logit_rows[i]; valid until the next
-  // call. An error ends the sequences of this batch; the engine goes on with the others.
-  virtual Result<ConstTensorView> forward(const ForwardBatch& batch) = 0;
+  // Steps that may have begun before the first of them is finished: 2 for a device that works while
+  // the host prepares what comes next.
+  virtual int max_steps_in_flight() const { return 1; }
+
+  // Begins a step: rows[i] says what is to be chosen from the logits of batch.logit_rows[i]. What
+  // the rows point to stays until the step is finished; the batch does not. An error means that the
+  // step has not begun.
+  virtual Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) = 0;
+
+  // Waits for the oldest step that has begun: its rows' tokens, valid until the next call of
+  // finish(). An error ends the sequences of that step; the engine goes on with the others.
+  virtual Result<std::span<const SampledToken>> finish() = 0;
 
   // How pages leave its pool and come back; null: they cannot. Lives as long as the runner.
   virtual PageTransfer* page_transfer() { return nullptr; }
 
-  // Threads that sampling may use between two forward() calls; none: it stays on the engine's.
-  virtual const Stream* sampling_stream() const { return nullptr; }
+  // Threads that the engine may use between two calls; none: it stays on its own.
+  virtual const Stream* host_stream() const { return nullptr; }
 };
 
 }  // namespace fathom

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <new>
+#include <span>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -62,20 +63,26 @@ void Scheduler::schedule(StepPlan& plan) {
   budget_ += kept;
   budget_ = rows_for_long_prompts();
   plan_prefill(plan, /*long_prompts=*/true);
-  FATHOM_CHECK(!plan.empty() || !has_work(), "{} waiting, {} running, nothing to run",
-               waiting_.size(), running_.size());
+  FATHOM_CHECK(!plan.empty() || !has_work() ||
+                   !std::all_of(running_.begin(), running_.end(),
+                                [](const Sequence* sequence) { return sequence->may_run(); }),
+               "{} waiting, {} running, nothing to run", waiting_.size(), running_.size());
 }
 
 void Scheduler::advance(const StepPlan& plan) {
   for (const StepEntry& entry : plan.entries) {
     entry.sequence->computed += entry.num_tokens;
     entry.sequence->prompt_logits_done += entry.num_prompt_logits;
-    try {
-      publish(*entry.sequence);
-    } catch (const std::bad_alloc&) {
-      // Its pages are its own a while longer: the next step goes on from the first that is not in
-      // the tree.
-    }
+    learn(*entry.sequence);
+  }
+}
+
+void Scheduler::learn(Sequence& sequence) {
+  try {
+    publish(sequence);
+  } catch (const std::bad_alloc&) {
+    // Its pages are its own a while longer: the next step goes on from the first that is not in the
+    // tree.
   }
 }
 
@@ -100,7 +107,7 @@ void Scheduler::finish(Sequence& sequence) {
 void Scheduler::plan_decode(StepPlan& plan) {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.remaining() == 1) plan_chunk(sequence, plan);
+    if (sequence.remaining() == 1 && sequence.may_run()) plan_chunk(sequence, plan);
     // A sequence that preempted itself has left the list; everything after it had been preempted
     // before it.
   }
@@ -149,6 +156,10 @@ bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
   entry.num_prompt_logits =
       std::max<int64_t>(0, std::min(end, sequence.prompt_logits_end) - entry.first_prompt_logit);
   entry.samples = end == sequence.len();
+  // Room for the token that it will get: what finds no memory is found now.
+  if (entry.samples && sequence.tokens.size() == sequence.tokens.capacity()) {
+    sequence.tokens.reserve(2 * sequence.tokens.size());
+  }
   budget_ -= num_tokens;
   prompt_logit_budget_ -= entry.num_prompt_logits;
   sequence.planned_step = num_steps_;
@@ -218,7 +229,9 @@ bool Scheduler::is_computed_elsewhere(Sequence& sequence) {
 
 PrefixTree::Found Scheduler::find_prefix(Sequence& sequence) const {
   if (!sequence.prefix) return {};
-  tree_->extend(*sequence.prefix, sequence.tokens);
+  tree_->extend(
+      *sequence.prefix,
+      std::span<const int32_t>(sequence.tokens).first(static_cast<size_t>(sequence.known_len())));
   return tree_->find(*sequence.prefix, reusable_pages(sequence));
 }
 
@@ -305,8 +318,8 @@ void Scheduler::let_go(Sequence& sequence) {
 }
 
 void Scheduler::publish(Sequence& sequence) {
-  const int64_t full = sequence.computed / kPageSize;
-  if (!sequence.prefix || full == sequence.pages_in_tree) return;
+  const int64_t full = std::min(sequence.computed, sequence.known_len()) / kPageSize;
+  if (!sequence.prefix || full <= sequence.pages_in_tree) return;
   const std::span<const int32_t> tokens = sequence.tokens;
   tree_->extend(*sequence.prefix, tokens.first(static_cast<size_t>(full * kPageSize)));
   for (; sequence.pages_in_tree < full; ++sequence.pages_in_tree) {

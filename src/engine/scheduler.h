@@ -16,6 +16,9 @@
 // part in full steps. A long prompt that waits for pages lets others pass, as often as
 // max_num_seqs.
 //
+// Steps in flight: a sequence's rows count as computed when the step has begun, since whatever
+// reads them comes later on the device; its pages go into the tree when all their tokens are known.
+//
 // Memory: what may find none comes before what it changes, or is undone by finish(). So after
 // add(), schedule() or advance() has thrown std::bad_alloc the lists and pages are as good as
 // before.
@@ -53,15 +56,19 @@ class Scheduler {
   // set. No two have the same arrival.
   void add(Sequence& sequence);
 
-  // The next step. Empty only if there is nothing to do. After std::bad_alloc there is no plan, but
-  // plan.started holds what has started; another call plans anew.
+  // The next step. Empty only if there is nothing to do before a step in flight has ended. After
+  // std::bad_alloc there is no plan, but plan.started holds what has started; another call plans
+  // anew.
   void schedule(StepPlan& plan);
 
   // What schedule() was about when it threw.
   Sequence& planning() const { return *planning_; }
 
-  // The step has run: its tokens are in the cache, and their full pages for others to take.
+  // The step has begun: its tokens are in the cache, and their full pages for others to take.
   void advance(const StepPlan& plan);
+
+  // A token of the sequence, in whatever phase, has become known: the page that it ends, too.
+  void learn(Sequence& sequence);
 
   // Takes a sequence out, whatever its phase, and releases its pages. Once for each.
   void finish(Sequence& sequence);

@@ -32,6 +32,8 @@ struct Sequence {
   int64_t prompt_len = 0;
   int64_t max_len = 0;          // prompt_len + max_tokens, resolved against the context
   std::vector<int32_t> tokens;  // prompt and output
+  // Of its tokens the last ones, which steps in flight are choosing: below 0, see ForwardBatch.
+  int64_t num_unknown = 0;
 
   // Scheduling.
   Phase phase = Phase::kNew;
@@ -66,8 +68,12 @@ struct Sequence {
   bool has_started = false;  // scheduled at least once
 
   int64_t len() const { return static_cast<int64_t>(tokens.size()); }
-  int64_t output_len() const { return len() - prompt_len; }
+  int64_t known_len() const { return len() - num_unknown; }
+  int64_t output_len() const { return known_len() - prompt_len; }
   int64_t remaining() const { return len() - computed; }  // >= 1
+  // While its newest token is being chosen it may take the next step too, unless that is known to
+  // be its last, or what may follow depends on it.
+  bool may_run() const { return num_unknown == 0 || (len() < max_len && !grammar && !history); }
 };
 
 // A request that the engine holds: all its choices, which go together when the last has ended.
@@ -77,7 +83,9 @@ struct ActiveRequest {
   EventSink sink;
   std::vector<std::unique_ptr<Sequence>> sequences;
   int unfinished = 0;
-  bool counted_as_queued = true;  // until its first sequence is scheduled
+  bool counted_as_queued = true;              // until its first sequence is scheduled
+  int64_t last_step = 0;                      // the last step that one of its sequences was part of
+  std::unique_ptr<ActiveRequest> next_ended;  // in EngineLoop's list
 };
 
 }  // namespace fathom

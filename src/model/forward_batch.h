@@ -10,7 +10,9 @@
 namespace fathom {
 
 struct ForwardBatch {
-  std::vector<int32_t> token_ids;  // [rows]
+  // [rows]; below 0: the token that is being chosen from logit row -1 - id of the step before,
+  // which a runner with several steps in flight knows before its caller does.
+  std::vector<int32_t> token_ids;
   std::vector<int32_t> positions;  // [rows]; the first token of a sequence has position 0
 
   std::vector<int32_t> query_start;   // [sequences + 1]: sequence s owns rows [s], [s + 1)

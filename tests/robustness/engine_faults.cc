@@ -65,16 +65,19 @@ class FaultyRunner : public Runner {
   int64_t max_model_len() const override { return runner_->max_model_len(); }
   int64_t num_pages() const override { return runner_->num_pages(); }
   PageTransfer* page_transfer() override { return runner_->page_transfer(); }
-  const Stream* sampling_stream() const override { return runner_->sampling_stream(); }
+  const Stream* host_stream() const override { return runner_->host_stream(); }
+  int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
 
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+  Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override {
     ++steps_;
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_["step_ms"]));
     if (steps_ == faults_["step_hang"]) hang_in_a_step();
     if (is_turn("step_error")) return error(Code::kInternal, "the device failed (a fault)");
     if (is_turn("step_memory")) return error(Code::kResourceExhausted, "no memory (a fault)");
-    return runner_->forward(batch);
+    return runner_->begin(batch, rows);
   }
+
+  Result<std::span<const SampledToken>> finish() override { return runner_->finish(); }
 
  private:
   bool is_turn(const std::string& fault) {

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "engine/logits_runner.h"
 #include "server/api/api_server.h"
 #include "server/http/raw_client.h"
 
@@ -27,7 +28,7 @@ constexpr size_t kStreams = 256;
 constexpr int kIdleConnections = 10'000;
 
 // A device that returns random tokens at once: in each row another logit is the largest.
-class NullRunner : public Runner {
+class NullRunner : public LogitsRunner {
  public:
   NullRunner() : logits_(kMostRows * kVocabSize), chosen_(kMostRows) {}
   int64_t vocab_size() const override { return kVocabSize; }

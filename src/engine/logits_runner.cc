@@ -1,0 +1,46 @@
+#include "engine/logits_runner.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace fathom {
+
+LogitsRunner::LogitsRunner(int max_steps_in_flight)
+    : results_(static_cast<size_t>(max_steps_in_flight)) {}
+
+Result<> LogitsRunner::begin(const ForwardBatch& batch, std::span<const SampleRow> rows) {
+  FATHOM_CHECK(begun_ - finished_ < std::ssize(results_), "{} steps in flight", begun_ - finished_);
+  FATHOM_TRY(const ConstTensorView logits, forward(with_known_tokens(batch)));
+  Results& step = results(begun_);
+  if (step.tokens.size() < rows.size()) step.tokens.resize(rows.size());
+  step.count = rows.size();
+  if (!rows.empty()) {
+    FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows),
+                 "{} rows of logits wanted, there are {}", rows.size(), logits.shape_string());
+    sample_rows(host_stream(), logits, rows, scratch_, std::span(step.tokens).first(step.count));
+  }
+  ++begun_;
+  return {};
+}
+
+Result<std::span<const SampledToken>> LogitsRunner::finish() {
+  FATHOM_CHECK(finished_ < begun_, "no step has begun");
+  const Results& step = results(finished_++);
+  return std::span<const SampledToken>(step.tokens).first(step.count);
+}
+
+const ForwardBatch& LogitsRunner::with_known_tokens(const ForwardBatch& batch) {
+  const auto is_unknown = [](int32_t id) { return id < 0; };
+  if (std::none_of(batch.token_ids.begin(), batch.token_ids.end(), is_unknown)) return batch;
+  known_ = batch;
+  const Results& before = results(begun_ - 1);
+  for (int32_t& id : known_.token_ids) {
+    if (!is_unknown(id)) continue;
+    // A row without a token ends its sequence, whatever this step makes of it.
+    id = std::max(0, before.tokens[static_cast<size_t>(-1 - id)].id);
+  }
+  return known_;
+}
+
+}  // namespace fathom

@@ -1,0 +1,39 @@
+// A runner whose logits come to the host, where their tokens are chosen: a step is done when
+// begin() returns.
+#pragma once
+
+#include <vector>
+
+#include "engine/runner.h"
+#include "tensor/tensor_view.h"
+
+namespace fathom {
+
+class LogitsRunner : public Runner {
+ public:
+  // More than one step in flight is for tests of those that a device has.
+  explicit LogitsRunner(int max_steps_in_flight = 1);
+
+  int max_steps_in_flight() const override { return static_cast<int>(results_.size()); }
+  Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override;
+  Result<std::span<const SampledToken>> finish() override;
+
+  // Logits [logit_rows, vocab] f32, row i for batch.logit_rows[i]; valid until the next call. All
+  // token ids are known.
+  virtual Result<ConstTensorView> forward(const ForwardBatch& batch) = 0;
+
+ private:
+  struct Results {
+    std::vector<SampledToken> tokens;  // only grows, for its vectors' memory
+    size_t count = 0;
+  };
+  Results& results(int64_t step) { return results_[static_cast<size_t>(step) % results_.size()]; }
+  const ForwardBatch& with_known_tokens(const ForwardBatch& batch);
+
+  std::vector<Results> results_;
+  int64_t begun_ = 0, finished_ = 0;  // steps
+  std::vector<SampleScratch> scratch_;
+  ForwardBatch known_;
+};
+
+}  // namespace fathom
