@@ -56,10 +56,11 @@ struct Arguments {
   const __nv_bfloat16* q_rope;
   const int32_t* block_tables;
   const LatentDecodePart* parts;
+  const int32_t* first_part;
   __nv_bfloat16* out;
   float* sums;     // [slots, kGroups, 512 * kRows], in the order of the threads' registers
   float* weights;  // [weights, rows of the tile]: a part's, once for each block that reads it
-  int32_t max_pages, max_parts, heads;
+  int32_t heads;
   float scale_log2;
 };
 
@@ -90,16 +91,15 @@ __device__ int swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row 
 // ---- copies: one warp
 
 template <typename Shared>
-__device__ void issue_copies(Shared& shared, const CUtensorMap& map, const Arguments& arguments) {
+__device__ void issue_copies(Shared& shared, const CUtensorMap& map, const Arguments& arguments,
+                             int first_part) {
   const int lane = threadIdx.x % 32;
   constexpr int kWithin = LatentDecodePart::kPagesWithin;
   int turn = 0;
-  for (int p = blockIdx.x * arguments.max_parts, more = 1; more; ++p) {
+  for (int p = first_part, more = 1; more; ++p) {
     const LatentDecodePart part = arguments.parts[p];
     more = part.more;
-    const int32_t* table = arguments.block_tables +
-                           static_cast<size_t>(part.sequence) * arguments.max_pages +
-                           part.first_tile;
+    const int32_t* table = arguments.block_tables + part.first_page;
     int ahead = 0;  // lane's page of the next 32
     for (int t = 0; t < part.num_tiles; ++t, ++turn) {
       if (t % 32 == kWithin) ahead = t + lane < part.num_tiles ? table[t + lane] : 0;
@@ -469,17 +469,36 @@ class Join {
       }
     }
     named_barrier(kGroups + 1, kThreads);  // all have read the weights
-    for (int i = thread; i < splits_ * kTileRows; i += kThreads) {
-      float* word = weights_of(i / kTileRows) + i % kTileRows;
-      // This share may need few of the rows: a weight that nobody waited for may still be on its
-      // way.
-      while (is_missing(load_shared_word(word))) {
-      }
-      store_shared_word(word, kMissing);
-    }
+    take_back_weights();
   }
 
  private:
+  // The next launch finds them missing. This share may need few of the rows: a weight that nobody
+  // has waited for may still be on its way.
+  __device__ void take_back_weights() const {
+    constexpr int kAtOnce = 8;
+    const int count = splits_ * kTileRows;
+    for (int first = threadIdx.x; first < count; first += kAtOnce * kThreads) {
+      float word[kAtOnce];
+      const auto each = [&](auto visit) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const int i = first + k * kThreads;
+          if (i < count) visit(k, weights_of(i / kTileRows) + i % kTileRows);
+        }
+      };
+      each([&](int k, const float* at) { word[k] = load_shared_word(at); });
+      for (bool waiting = true; waiting;) {
+        waiting = false;
+        each([&](int k, const float* at) {
+          if (!is_missing(word[k])) return;
+          word[k] = load_shared_word(at);
+          waiting = true;
+        });
+      }
+      each([&](int, float* at) { store_shared_word(at, kMissing); });
+    }
+  }
   __device__ float* vector_of(int split, int vector) const {
     return sums_ + (static_cast<size_t>(split) * kVectors + vector) * 4;
   }
@@ -609,15 +628,16 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
   }
   __syncthreads();
   wait_for_earlier_launches();
+  const int first_part = __shfl_sync(~0u, arguments.first_part[blockIdx.x], 0);
 
   if (warp >= kGroups * 4) {
     if constexpr (kGroups > 1) give_registers<24>();
-    if (warp == kGroups * 4) issue_copies(shared, map, arguments);
+    if (warp == kGroups * 4) issue_copies(shared, map, arguments, first_part);
   } else {
     if constexpr (kGroups > 1) take_registers<240>();
     {
       Attention<kRows, kGroups> attention(shared, arguments);
-      for (int p = blockIdx.x * arguments.max_parts, more = 1; more; ++p) {
+      for (int p = first_part, more = 1; more; ++p) {
         const LatentDecodePart part = arguments.parts[p];
         more = part.more;
         attention.run(part);
@@ -625,7 +645,7 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
     }
     let_next_launch_begin();
     named_barrier(kGroups + 1, kGroups * kGroupThreads);  // the pages' memory is free
-    for (int p = blockIdx.x * arguments.max_parts, more = 1; more; ++p) {
+    for (int p = first_part, more = 1; more; ++p) {
       const LatentDecodePart part = arguments.parts[p];
       more = part.more;
       if (part.num_splits == 1) continue;
@@ -659,14 +679,14 @@ __global__ void fill_missing(float* words, int64_t count) {
 
 }  // namespace
 
-void prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream) {
-  fill_missing<<<132, 256, 0, stream>>>(scratch, words);
+void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cudaStream_t stream) {
+  fill_missing<<<132, 256, 0, stream>>>(scratch,
+                                        latent_decode_scratch(num_multiprocessors).words());
   check(cudaGetLastError(), "preparing the scratch memory of latent_decode");
 }
 
-void latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
+void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
                    cudaStream_t stream) {
-  if (plan.num_blocks == 0) return;
   const CUtensorMap map =
       bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns},
                {.rows = kKeys, .columns = kBoxColumns});
@@ -675,21 +695,20 @@ void latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& ar
   inner.q_rope = static_cast<const __nv_bfloat16*>(arguments.q_rope);
   inner.block_tables = arguments.block_tables;
   inner.parts = arguments.parts;
+  inner.first_part = arguments.first_part;
   inner.out = static_cast<__nv_bfloat16*>(arguments.out);
   inner.sums = arguments.scratch;
-  inner.weights = arguments.scratch + plan.sum_words();
-  inner.max_pages = arguments.max_pages;
-  inner.max_parts = plan.max_parts;
+  inner.weights = arguments.scratch + latent_decode_scratch(num_multiprocessors).sums;
   inner.heads = arguments.heads;
   constexpr float kLog2E = 1.4426950408889634f;
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
-  switch (plan.tile_rows) {
+  switch (tile_rows) {
     case 16:
-      return launch_for<16, 1>(map, inner, plan.num_blocks, stream);
+      return launch_for<16, 1>(map, inner, num_multiprocessors, stream);
     case 32:
-      return launch_for<16, 2>(map, inner, plan.num_blocks, stream);
+      return launch_for<16, 2>(map, inner, num_multiprocessors, stream);
     default:
-      return launch_for<32, 2>(map, inner, plan.num_blocks, stream);
+      return launch_for<32, 2>(map, inner, num_multiprocessors, stream);
   }
 }
 

@@ -22,22 +22,23 @@ struct LatentDecodeArguments {
   const void* q_rope = nullptr;    // [rows, heads, 64] bf16
   const void* pages = nullptr;     // [num_pages, 64, 576] bf16, one layer's
   int64_t num_pages = 0;
-  const int32_t* block_tables = nullptr;  // [sequences, max_pages]
-  int32_t max_pages = 0;
-  void* out = nullptr;  // [rows, heads, 512] bf16
+  const int32_t* block_tables = nullptr;  // [sequences, max_pages], as the plan's batch has them
+  void* out = nullptr;                    // [rows, heads, 512] bf16
   int32_t heads = 0;
   float softmax_scale = 0;
-  const LatentDecodePart* parts = nullptr;  // plan.parts, copied
-  float* scratch = nullptr;  // plan.scratch_words(), prepared once by prepare_latent_decode_scratch
+  const LatentDecodePart* parts = nullptr;  // the plan's, copied
+  const int32_t* first_part = nullptr;      // the plan's, copied
+  float* scratch = nullptr;                 // latent_decode_scratch(), prepared once
 };
 
 // Fills scratch memory with what the kernel takes for "not there yet". Each launch leaves all of it
 // as it was: once is enough for any number of launches of any plans, one at a time.
-void prepare_latent_decode_scratch(float* scratch, int64_t words, cudaStream_t stream);
+void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cudaStream_t stream);
 
-// Enqueues one launch. Rows of sequences that are not in the plan are left alone. The same plan and
-// input give the same bits.
-void latent_decode(const LatentDecodePlan& plan, const LatentDecodeArguments& arguments,
+// Enqueues one launch of as many blocks as the plan was made for. Rows of sequences that are not in
+// the plan are left alone. The same plan and input give the same bits. A graph that holds the
+// launch takes whatever plan is in device memory when it is replayed, if it has these tile rows.
+void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
                    cudaStream_t stream);
 
 }  // namespace fathom::cuda

@@ -49,8 +49,8 @@ double measure(const Memory& memory, const Shape& shape, int processors) {
   std::mt19937 random(2);
   std::vector<DeviceArray<int32_t>> tables;
   std::vector<DeviceArray<LatentDecodePart>> parts;
+  std::vector<DeviceArray<int32_t>> first_parts;
   LatentDecodePlan plan;
-  int32_t max_pages = 0;
   int64_t rows = 0;
   for (int copy = 0; copy < kCopies; ++copy) {
     const LatentDecodeProblem problem(shape.heads, lens, queries, memory.num_pages,
@@ -58,26 +58,26 @@ double measure(const Memory& memory, const Shape& shape, int processors) {
     plan = plan_latent_decode(problem.batch(), problem.sequences, shape.heads, processors);
     tables.emplace_back(problem.block_tables);
     parts.emplace_back(plan.parts);
-    max_pages = problem.max_pages;
+    first_parts.emplace_back(plan.first_part);
     rows = problem.rows();
   }
   const DeviceArray<uint16_t> q_latent(random_bf16(rows * kLatent, 0.6f, random)),
       q_rope(random_bf16(rows * kRope, 0.6f, random)), out(rows * kLatent);
-  const DeviceArray<float> scratch(std::max<int64_t>(1, plan.scratch_words()));
-  prepare_latent_decode_scratch(scratch.data(), scratch.size(), nullptr);
+  const DeviceArray<float> scratch(latent_decode_scratch(processors).words());
+  prepare_latent_decode_scratch(scratch.data(), processors, nullptr);
   check(cudaDeviceSynchronize(), "preparing");
   return time_in_graph(kCopies, [&](int copy, cudaStream_t stream) {
-    latent_decode(plan,
+    latent_decode(plan.tile_rows, processors,
                   {.q_latent = q_latent.data(),
                    .q_rope = q_rope.data(),
                    .pages = memory.pages.data(),
                    .num_pages = memory.num_pages,
                    .block_tables = tables[static_cast<size_t>(copy)].data(),
-                   .max_pages = max_pages,
                    .out = out.data(),
                    .heads = shape.heads,
                    .softmax_scale = 0.0721688f,
                    .parts = parts[static_cast<size_t>(copy)].data(),
+                   .first_part = first_parts[static_cast<size_t>(copy)].data(),
                    .scratch = scratch.data()},
                   stream);
   });

@@ -72,24 +72,26 @@ std::vector<float> on_gpu(const LatentDecodeProblem& problem, const Inputs& inpu
   const DeviceArray<uint16_t> q_latent(inputs.q_latent), q_rope(inputs.q_rope), pages(inputs.pages);
   const DeviceArray<int32_t> tables(problem.block_tables);
   const DeviceArray<LatentDecodePart> parts(plan.parts);
-  const DeviceArray<float> scratch(std::max<int64_t>(1, plan.scratch_words()));
+  const DeviceArray<int32_t> first_part(plan.first_part);
+  const int processors = num_multiprocessors();
+  const DeviceArray<float> scratch(latent_decode_scratch(processors).words());
   const DeviceArray<uint16_t> out(problem.rows() * kLatent);
-  prepare_latent_decode_scratch(scratch.data(), scratch.size(), nullptr);
+  prepare_latent_decode_scratch(scratch.data(), processors, nullptr);
   const LatentDecodeArguments arguments = {.q_latent = q_latent.data(),
                                            .q_rope = q_rope.data(),
                                            .pages = pages.data(),
                                            .num_pages = pages.size() / (kPageSize * kColumns),
                                            .block_tables = tables.data(),
-                                           .max_pages = problem.max_pages,
                                            .out = out.data(),
                                            .heads = problem.heads,
                                            .softmax_scale = kScale,
                                            .parts = parts.data(),
+                                           .first_part = first_part.data(),
                                            .scratch = scratch.data()};
   std::vector<uint16_t> first;
   for (int i = 0; i < launches; ++i) {
     check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
-    latent_decode(plan, arguments, nullptr);
+    latent_decode(plan.tile_rows, processors, arguments, nullptr);
     check(cudaDeviceSynchronize(), "synchronize");
     const auto values = out.to_host();
     if (i == 0) first = values;

@@ -9,7 +9,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kLatent = 512;
+constexpr int64_t kLatent = 512, kMostTileRows = 64;
 
 // A boundary between two blocks moves this many tiles to meet one between two row tiles: cutting
 // and joining costs about as much as reading two tiles.
@@ -20,8 +20,6 @@ struct RowTile {
   int64_t key_tiles = 0;
 };
 
-int tile_rows_for(int64_t most_rows) { return most_rows <= 16 ? 16 : most_rows <= 32 ? 32 : 64; }
-
 class Planner {
  public:
   Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads)
@@ -30,7 +28,7 @@ class Planner {
     for (const int32_t s : sequences) {
       most_rows = std::max<int64_t>(most_rows, int64_t{batch.num_queries(s)} * num_heads);
     }
-    plan_.tile_rows = tile_rows_for(most_rows);
+    plan_.tile_rows = latent_decode_tile_rows(most_rows);
     for (const int32_t s : sequences) {
       const int32_t rows = batch.num_queries(s) * num_heads;
       for (int32_t first = 0; first < rows; first += plan_.tile_rows) {
@@ -47,7 +45,7 @@ class Planner {
     } else {
       cut_in_sequence(num_multiprocessors);
     }
-    lay_out();
+    lay_out(num_multiprocessors);
     return std::move(plan_);
   }
 
@@ -123,7 +121,7 @@ class Planner {
   LatentDecodePart part(const RowTile& tile, int64_t begin, int64_t end, int64_t split,
                         int64_t splits, int64_t slot, int64_t weight) const {
     LatentDecodePart part;
-    part.sequence = tile.sequence;
+    part.first_page = static_cast<int32_t>(tile.sequence * int64_t{batch_.max_pages} + begin);
     part.first_row = tile.first_row;
     part.rows = tile.rows;
     part.out_row = tile.out_row;
@@ -142,17 +140,19 @@ class Planner {
     return part;
   }
 
-  void lay_out() {
-    plan_.num_blocks = static_cast<int>(blocks_.size());
-    for (const auto& block : blocks_) {
-      plan_.max_parts = std::max(plan_.max_parts, static_cast<int>(block.size()));
-    }
-    plan_.parts.resize(static_cast<size_t>(plan_.num_blocks) * plan_.max_parts);
-    for (size_t b = 0; b < blocks_.size(); ++b) {
-      for (size_t i = 0; i < blocks_[b].size(); ++i) {
-        blocks_[b][i].more = i + 1 < blocks_[b].size() ? 1 : 0;
-        plan_.parts[b * plan_.max_parts + i] = blocks_[b][i];
+  void lay_out(int num_multiprocessors) {
+    blocks_.resize(static_cast<size_t>(num_multiprocessors));
+    for (std::vector<LatentDecodePart>& block : blocks_) {
+      plan_.first_part.push_back(static_cast<int32_t>(plan_.parts.size()));
+      for (LatentDecodePart& part : block) {
+        part.more = &part != &block.back() ? 1 : 0;
+        plan_.parts.push_back(part);
       }
+    }
+    const auto nothing = static_cast<int32_t>(plan_.parts.size());
+    plan_.parts.emplace_back();
+    for (size_t b = 0; b < blocks_.size(); ++b) {
+      if (blocks_[b].empty()) plan_.first_part[b] = nothing;
     }
   }
 
@@ -164,9 +164,17 @@ class Planner {
 
 }  // namespace
 
-int64_t LatentDecodePlan::sum_words() const { return num_slots * tile_rows * kLatent; }
+// Of n blocks' runs the n - 1 borders cut row tiles: k cuts in one make k + 1 parts, which have a
+// slot each and (k + 1)^2 weights. The most slots come from one cut in each of n - 1 row tiles, the
+// most weights from all cuts in one.
+LatentDecodeScratch latent_decode_scratch(int num_multiprocessors) {
+  const int64_t n = num_multiprocessors;
+  return {.sums = 2 * n * kMostTileRows * kLatent, .weights = n * n * kMostTileRows};
+}
 
-int64_t LatentDecodePlan::scratch_words() const { return sum_words() + num_weights * tile_rows; }
+int latent_decode_tile_rows(int64_t most_rows) {
+  return most_rows <= 16 ? 16 : most_rows <= 32 ? 32 : 64;
+}
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
                                     int num_heads, int num_multiprocessors) {

@@ -18,7 +18,7 @@ namespace fathom::cuda {
 struct alignas(16) LatentDecodePart {
   static constexpr int kPagesWithin = 4;
 
-  int32_t sequence = 0;
+  int32_t first_page = 0;  // of its first tile, in the batch's block tables as one array
   int32_t first_row = 0;   // of the sequence's rows (token-major: token * heads + head)
   int32_t rows = 0;        // 0: nothing to do
   int32_t out_row = 0;     // first_row in the batch's rows
@@ -37,16 +37,25 @@ struct alignas(16) LatentDecodePart {
 
 struct LatentDecodePlan {
   int tile_rows = 16;  // 16, 32 or 64
-  int num_blocks = 0;  // at most one for each multiprocessor: they wait for one another
-  int max_parts = 0;   // of one block
-  std::vector<LatentDecodePart> parts;  // [num_blocks, max_parts]
-  int64_t num_slots = 0, num_weights = 0;
-
-  // Words of 4 bytes that the kernel needs as scratch memory: for sums, and behind them for
-  // weights.
-  int64_t sum_words() const;
-  int64_t scratch_words() const;
+  // [multiprocessors]: where each block's parts begin; blocks without work share one part without
+  // rows. Blocks wait for one another: there is one for each multiprocessor, so that all of them
+  // run.
+  std::vector<int32_t> first_part;
+  std::vector<LatentDecodePart> parts;
+  int64_t num_slots = 0, num_weights = 0;  // of scratch memory
 };
+
+// Scratch memory for any plan, in words of 4 bytes: first that for sums, then that for weights.
+struct LatentDecodeScratch {
+  int64_t sums = 0, weights = 0;
+
+  int64_t words() const { return sums + weights; }
+};
+LatentDecodeScratch latent_decode_scratch(int num_multiprocessors);
+
+// The most rows that a tile has, so that a batch of up to `most_rows` query rows a sequence
+// (tokens x heads) has the same kernel, whatever its lengths.
+int latent_decode_tile_rows(int64_t most_rows);
 
 // For the sequences listed (indices into the batch), each with at least one new token. Every block
 // gets about as many key tiles; a row tile is cut no more than that needs. Depends on all lengths

@@ -32,35 +32,44 @@ struct Batch {
 void check(Batch& batch, int heads, int processors) {
   const PagedBatch view = batch.view();
   const LatentDecodePlan plan = plan_latent_decode(view, batch.sequences, heads, processors);
-  ASSERT_LE(plan.num_blocks, processors);
-  EXPECT_EQ(plan.scratch_words(), plan.tile_rows * (plan.num_slots * 512 + plan.num_weights));
+  ASSERT_EQ(std::ssize(plan.first_part), processors);
+  const LatentDecodeScratch scratch = latent_decode_scratch(processors);
+  EXPECT_LE(plan.tile_rows * plan.num_slots * 512, scratch.sums);
+  EXPECT_LE(plan.tile_rows * plan.num_weights, scratch.weights);
   std::map<std::pair<int, int>, int> next_tile, seen_splits;
   std::vector<int> slot_users(static_cast<size_t>(plan.num_slots));
   int64_t most = 0, total = 0;
-  for (int block = 0; block < plan.num_blocks; ++block) {
+  size_t seen_parts = 0;
+  for (const int32_t first : plan.first_part) {
     int64_t work = 0;
-    for (int i = 0;; ++i) {
-      ASSERT_LT(i, plan.max_parts);
-      const LatentDecodePart& part = plan.parts[static_cast<size_t>(block * plan.max_parts + i)];
-      if (part.rows > 0) {
-        const std::pair tile{part.sequence, part.first_row};
-        EXPECT_EQ(next_tile[tile], part.first_tile);
-        next_tile[tile] += part.num_tiles;
-        EXPECT_EQ(seen_splits[tile]++, part.split);
-        EXPECT_LT(part.split, part.num_splits);
-        EXPECT_EQ(part.kv_len, view.total_len(part.sequence));
-        EXPECT_EQ(part.out_row, view.query_start[part.sequence] * heads + part.first_row);
-        for (int p = 0; p < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++p) {
-          EXPECT_EQ(part.pages[p], view.pages(part.sequence)[part.first_tile + p]);
-        }
-        if (part.num_splits > 1) ++slot_users[static_cast<size_t>(part.first_slot + part.split)];
+    for (int32_t at = first;; ++at) {
+      const LatentDecodePart& part = plan.parts.at(static_cast<size_t>(at));
+      if (&part == &plan.parts.back()) {
+        EXPECT_EQ(part.rows + part.num_tiles + part.more, 0);
+        break;
       }
+      const int sequence = part.first_page / view.max_pages;
+      const std::pair tile{sequence, part.first_row};
+      EXPECT_GT(part.rows, 0);
+      EXPECT_EQ(part.first_page % view.max_pages, part.first_tile);
+      EXPECT_EQ(next_tile[tile], part.first_tile);
+      next_tile[tile] += part.num_tiles;
+      EXPECT_EQ(seen_splits[tile]++, part.split);
+      EXPECT_LT(part.split, part.num_splits);
+      EXPECT_EQ(part.kv_len, view.total_len(sequence));
+      EXPECT_EQ(part.out_row, view.query_start[sequence] * heads + part.first_row);
+      for (int p = 0; p < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++p) {
+        EXPECT_EQ(part.pages[p], view.pages(sequence)[part.first_tile + p]);
+      }
+      if (part.num_splits > 1) ++slot_users[static_cast<size_t>(part.first_slot + part.split)];
       work += part.num_tiles;
+      ++seen_parts;
       if (!part.more) break;
     }
     most = std::max(most, work);
     total += work;
   }
+  EXPECT_EQ(seen_parts + 1, plan.parts.size()) << "and one without work";
   for (const int users : slot_users) EXPECT_EQ(users, 1);
   for (const int32_t s : batch.sequences) {
     const int rows = view.num_queries(s) * heads;
@@ -89,7 +98,7 @@ TEST(LatentDecodePlan, ASequenceForEachBlockIsNotCut) {
   Batch batch;
   for (int i = 0; i < 128; ++i) batch.add(4096, 1);
   const auto plan = plan_latent_decode(batch.view(), batch.sequences, 16, 132);
-  EXPECT_EQ(plan.num_blocks, 128);
+  EXPECT_EQ(plan.parts.size(), 128 + 1);
   EXPECT_EQ(plan.num_slots, 0);
 }
 
@@ -97,7 +106,7 @@ TEST(LatentDecodePlan, OneLongSequenceTakesAllBlocks) {
   Batch batch;
   batch.add(132 * 64 * 3, 1);
   const auto plan = plan_latent_decode(batch.view(), batch.sequences, 16, 132);
-  EXPECT_EQ(plan.num_blocks, 132);
+  EXPECT_EQ(plan.parts.size(), 132 + 1);
   EXPECT_EQ(plan.num_slots, 132);
   EXPECT_EQ(plan.parts[7].num_tiles, 3);
 }
