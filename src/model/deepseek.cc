@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/layer_options.h"
 #include "ops/attention/attention.h"
 #include "ops/convert/convert.h"
 #include "ops/embedding/embedding.h"
@@ -12,44 +13,12 @@
 namespace fathom {
 namespace {
 
-// The norms inside attention have this eps whatever rms_norm_eps says, as in DeepSeek's own code
-// and in transformers; the two differ in no published DeepSeek checkpoint.
-constexpr float kInnerNormEps = 1e-6f;
-
 ConstTensorView norm_weight(const Buffer& buffer) {
   return buffer.view(DType::kF32, {buffer.size() / 4});
 }
 
 std::span<std::byte> bytes_of(const Buffer& buffer) {
   return {buffer.data(), static_cast<size_t>(buffer.size())};
-}
-
-std::optional<YarnParameters> yarn_parameters(const ModelConfig& config) {
-  if (!config.yarn) return std::nullopt;
-  return YarnParameters{config.yarn->factor,    config.yarn->beta_fast,
-                        config.yarn->beta_slow, config.yarn->original_max_position,
-                        config.yarn->mscale,    config.yarn->mscale_all_dim};
-}
-
-GateOptions gate_options(const ModelConfig& config) {
-  GateOptions options;
-  switch (config.gate) {
-    case GateKind::kSoftmaxGreedy:
-      options.scoring = GateScoring::kSoftmaxGreedy;
-      break;
-    case GateKind::kSoftmaxGroupLimited:
-      options.scoring = GateScoring::kSoftmaxGroupLimited;
-      break;
-    case GateKind::kSigmoidBias:
-      options.scoring = GateScoring::kSigmoidBias;
-      break;
-  }
-  options.num_groups = config.num_groups;
-  options.groups_per_token = config.groups_per_token;
-  options.experts_per_token = config.experts_per_token;
-  options.normalize = config.normalize_weights;
-  options.scaling = static_cast<float>(config.routed_scaling);
-  return options;
 }
 
 // Where each token's cache row goes: page * kPageSize + slot.

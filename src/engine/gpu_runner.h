@@ -1,0 +1,42 @@
+// The model on a GPU, as the engine drives it. Free of CUDA: a build without it has the same
+// functions, which then say so.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/load_plan.h"
+#include "engine/runner.h"
+#include "model/attention_plan.h"
+
+namespace fathom {
+
+struct GpuRunnerOptions {
+  int device = 0;
+  int64_t max_model_len = 0;  // 0: the model's own
+  int64_t max_batched_tokens = 8192;
+  int64_t max_num_seqs = 256;
+  int64_t max_prompt_logit_rows = 0;
+  int64_t max_total_tokens = 65536;  // tokens that the cache holds
+  int num_threads = 0;               // for what the host does; 0: one a core
+  bool graphs = true;
+  AttentionForm attention = AttentionForm::kAuto;
+  LoadOptions load;
+};
+
+// Devices that this program can compute on: 0 without CUDA in the build, without a driver, or
+// without a device of compute capability 9.0.
+int num_gpus();
+
+// What model and options take of the device's memory besides the cache, and what it has.
+struct GpuMemory {
+  int64_t free = 0, total = 0;
+  int64_t weights = 0, working_space = 0;
+};
+Result<GpuMemory> gpu_memory(const ModelConfig& config, const GpuRunnerOptions& options);
+
+Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
+                                                  const GpuRunnerOptions& options);
+
+}  // namespace fathom

@@ -1,0 +1,25 @@
+// A build without CUDA.
+#include "engine/gpu_runner.h"
+
+namespace fathom {
+namespace {
+
+auto not_in_this_build() {
+  return error(
+      Code::kInvalidArgument,
+      "this program was built without CUDA: --device cpu, or build where nvcc 13 is found");
+}
+
+}  // namespace
+
+int num_gpus() { return 0; }
+
+Result<GpuMemory> gpu_memory(const ModelConfig&, const GpuRunnerOptions&) {
+  return not_in_this_build();
+}
+
+Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint&, const GpuRunnerOptions&) {
+  return not_in_this_build();
+}
+
+}  // namespace fathom

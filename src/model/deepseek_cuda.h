@@ -1,0 +1,114 @@
+// The DeepSeek V2 / V3 decoder on one GPU: the steps of model/deepseek.h in about ten launches a
+// layer. Each launch is an operation of ops/*_cuda.h.
+//
+// Owns the weights and the activations' workspace in device memory; the cache belongs to the
+// caller. One forward() at a time, on the thread that owns the device.
+#pragma once
+
+#include <memory>
+
+#include "model/attention_plan.h"
+#include "model/step_layout.h"
+#include "model/weights_cuda.h"
+
+namespace fathom::cuda {
+
+struct ModelOptions {
+  int64_t max_rows = 8192;       // tokens in one step
+  int64_t max_logit_rows = 512;  // of one step
+  int64_t most_keys = 0;         // that are expanded at a time for multi-head attention
+};
+
+// Pages of the latent cache in device memory: layer l's are [num_pages, kPageSize, 576] bf16 from
+// data + l * layer_bytes on.
+struct CacheMemory {
+  std::byte* data = nullptr;
+  int64_t num_pages = 0;
+  int64_t layer_bytes = 0;
+};
+
+class DeepSeekModel {
+ public:
+  // On the current device.
+  static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
+                                                     const ModelOptions& options,
+                                                     const LoadOptions& load_options);
+  // Bytes of device memory that load() takes besides the weights.
+  static int64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options);
+
+  const ModelConfig& config() const { return config_; }
+  int num_multiprocessors() const { return num_multiprocessors_; }
+
+  // Enqueues the step whose arrays are at `arrays` in device memory (step.memory, copied):
+  // writes the rows' cache rows and logits() [step.logit_rows, vocab] f32. `sampled` are the tokens
+  // of the step before. Launches only: a step without multi-head rows can be captured, and the
+  // graph replayed for any step of as many rows.
+  void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
+               const CacheMemory& cache, cudaStream_t stream);
+  float* logits() const { return logits_; }
+
+ private:
+  struct Query {
+    bf16* data = nullptr;  // [rows, H, nope + rope]
+    int64_t stride = 0;    // elements from row to row
+  };
+  struct Pages {
+    std::byte* data = nullptr;  // one layer's
+    int64_t count = 0;
+  };
+  struct MatrixSize {
+    int64_t n = 0, k = 0;
+  };
+
+  DeepSeekModel(const ModelConfig& config, const ModelOptions& options);
+
+  template <typename Place>
+  void for_each_piece(const Place& place);
+  void fill_constants();
+  void attention(const LayerWeights& weights, const StepLayout& step, const std::byte* arrays,
+                 const Pages& pages, cudaStream_t stream);
+  void absorbed_attention(const LayerWeights& weights, const StepLayout& step,
+                          const std::byte* arrays, const Query& query, const Pages& pages,
+                          cudaStream_t stream);
+  void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
+                     const std::byte* arrays, const Query& query, const Pages& pages,
+                     cudaStream_t stream);
+  void feed_forward(const LayerWeights& weights, const StepLayout& step, const std::byte* arrays,
+                    cudaStream_t stream);
+  void add_and_norm(const StepLayout& step, const bf16* delta, const float* weight,
+                    cudaStream_t stream);
+  template <typename T>
+  void product(const bf16* x, int64_t x_stride, const bf16* weight, MatrixSize size, T* out,
+               int64_t out_stride, int64_t rows, cudaStream_t stream);
+
+  const ModelConfig config_;
+  const ModelOptions options_;
+  int num_multiprocessors_ = 0;
+  ModelWeights weights_;
+  DeviceArray<std::byte> workspace_;
+
+  // Of the workspace; element counts for max_rows.
+  float* residual_ = nullptr;        // [rows, hidden]
+  bf16* normed_ = nullptr;           // [rows, hidden]
+  bf16* delta_ = nullptr;            // [rows, hidden]: what a block adds to the residual
+  bf16* q_kv_a_ = nullptr;           // [rows, q or q_lora, and latent + rope]
+  bf16* q_a_normed_ = nullptr;       // [rows, q_lora]
+  bf16* q_ = nullptr;                // [rows, H, nope + rope], with query compression
+  bf16* q_rope_ = nullptr;           // [rows, H, rope]
+  bf16* q_latent_ = nullptr;         // [rows, H, latent]
+  bf16* o_latent_ = nullptr;         // [rows, H, latent]
+  bf16* heads_out_ = nullptr;        // [rows, H, v]
+  bf16* key_latent_ = nullptr;       // [most_keys, latent]
+  bf16* key_rope_ = nullptr;         // [most_keys, rope]
+  bf16* kv_ = nullptr;               // [most_keys, H, nope + v]
+  int32_t* expert_ids_ = nullptr;    // [rows, k]
+  float* expert_weights_ = nullptr;  // [rows, k]
+  int32_t* dense_ids_ = nullptr;     // [rows]: 0, a dense layer's only expert
+  float* dense_weights_ = nullptr;   // [rows]: 1
+  std::byte* mlp_ = nullptr;         // the operation's own
+  float* decode_scratch_ = nullptr;  // latent_decode's
+  float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
+  float* logits_ = nullptr;          // [max_logit_rows, vocab]
+};
+
+}  // namespace fathom::cuda

@@ -1,0 +1,220 @@
+#include "model/step_layout.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "cache/latent_layout.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 16;
+
+int32_t page_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
+  const int32_t page =
+      batch.block_tables[static_cast<size_t>(sequence * batch.max_pages + position / kPageSize)];
+  FATHOM_CHECK(page >= 0, "sequence {} has no page for position {}", sequence, position);
+  return page;
+}
+
+int64_t slot_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
+  return page_of(batch, sequence, position) * kPageSize + position % kPageSize;
+}
+
+int32_t num_queries(const ForwardBatch& batch, int64_t sequence) {
+  return batch.query_start[static_cast<size_t>(sequence + 1)] -
+         batch.query_start[static_cast<size_t>(sequence)];
+}
+
+int32_t num_keys(const ForwardBatch& batch, int64_t sequence) {
+  return batch.context_lens[static_cast<size_t>(sequence)] + num_queries(batch, sequence);
+}
+
+// An array of T in the step's memory.
+template <typename T>
+T* array_at(StepLayout& layout, int64_t offset) {
+  return reinterpret_cast<T*>(layout.memory.data() + offset);
+}
+
+// Behind what the memory holds; where it begins.
+template <typename T>
+int64_t append(StepLayout& layout, const std::vector<T>& values) {
+  const int64_t at = round_up(std::ssize(layout.memory), kAlignment);
+  layout.memory.resize(static_cast<size_t>(at) + values.size() * sizeof(T));
+  std::copy(values.begin(), values.end(), array_at<T>(layout, at));
+  return at;
+}
+
+}  // namespace
+
+bool StepPlanner::is_decode(const ForwardBatch& batch) {
+  // Logit rows are distinct and rows of the batch: as many as there are rows is each of them.
+  return batch.num_rows() == batch.num_sequences() &&
+         std::ssize(batch.logit_rows) == batch.num_rows();
+}
+
+void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out) {
+  FATHOM_CHECK(rows >= batch.num_rows(), "{} rows for {}", rows, batch.num_rows());
+  out.rows = rows;
+  out.valid_rows = batch.num_rows();
+  out.logit_rows = rows > out.valid_rows ? rows : std::ssize(batch.logit_rows);
+  out.passes.clear();
+  order_sequences(batch);
+  place_arrays(batch, out);
+  write_rows(batch, out);
+  write_absorbed(batch, out);
+  write_multi_head(batch, out);
+}
+
+int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
+  const int64_t tiles = (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
+  return rows * 20 + limits_.num_multiprocessors * 4 +
+         most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
+         sequences * max_pages * 4 + sequences * (16 + (limits_.num_multiprocessors + 1) * 4) +
+         tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 16 * kAlignment;
+}
+
+int64_t StepPlanner::most_parts(int64_t rows) const {
+  // Each token's rows begin a row tile at worst; cuts between blocks add one part each; and one
+  // without work.
+  return rows * ceil_div(limits_.heads, 16) + limits_.num_multiprocessors + 1;
+}
+
+void StepPlanner::order_sequences(const ForwardBatch& batch) {
+  order_.clear();
+  num_absorbed_ = 0;
+  const bool is_decode_step = is_decode(batch);
+  for (const bool multi_head : {false, true}) {
+    for (int32_t s = 0; s < batch.num_sequences(); ++s) {
+      const bool prefers =
+          !is_decode_step &&
+          prefers_mha(num_queries(batch, s), batch.context_lens[static_cast<size_t>(s)],
+                      limits_.shape, limits_.policy);
+      if (prefers == multi_head) order_.push_back(s);
+    }
+    if (!multi_head) num_absorbed_ = std::ssize(order_);
+  }
+  first_row_.resize(order_.size());
+  int32_t row = 0;
+  for (const int32_t s : order_) {
+    first_row_[static_cast<size_t>(s)] = row;
+    row += num_queries(batch, s);
+  }
+}
+
+void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
+  int64_t bytes = 0;
+  const auto place = [&](int64_t count, int64_t size) {
+    const int64_t at = bytes;
+    bytes = round_up(bytes + count * size, kAlignment);
+    return at;
+  };
+  StepArrays& at = out.at;
+  at.num_valid_rows = place(1, 4);
+  at.token_ids = place(out.rows, 4);
+  at.positions = place(out.rows, 4);
+  at.slots = place(out.rows, 8);
+  at.logit_rows = place(out.logit_rows, 4);
+  at.first_part = place(limits_.num_multiprocessors, 4);
+  at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
+  at.block_tables = place(batch.num_sequences() * batch.max_pages, 4);
+  out.max_pages = batch.max_pages;
+  out.memory.resize(static_cast<size_t>(bytes));
+}
+
+void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
+  *array_at<int32_t>(out, out.at.num_valid_rows) = static_cast<int32_t>(out.valid_rows);
+  auto* const ids = array_at<int32_t>(out, out.at.token_ids);
+  auto* const positions = array_at<int32_t>(out, out.at.positions);
+  auto* const slots = array_at<int64_t>(out, out.at.slots);
+  auto* const logit_rows = array_at<int32_t>(out, out.at.logit_rows);
+  out.absorbed_rows = 0;
+  size_t wanted = 0;
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    const int64_t from = batch.query_start[static_cast<size_t>(s)];
+    const int64_t to = first_row_[static_cast<size_t>(s)], count = num_queries(batch, s);
+    for (int64_t i = 0; i < count; ++i) {
+      ids[to + i] = batch.token_ids[static_cast<size_t>(from + i)];
+      positions[to + i] = batch.positions[static_cast<size_t>(from + i)];
+      slots[to + i] = slot_of(batch, s, positions[to + i]);
+    }
+    for (; wanted < batch.logit_rows.size() && batch.logit_rows[wanted] < from + count; ++wanted) {
+      logit_rows[wanted] = static_cast<int32_t>(to - from) + batch.logit_rows[wanted];
+    }
+  }
+  for (int64_t row = out.valid_rows; row < out.rows; ++row) {
+    ids[row] = positions[row] = 0;
+    slots[row] = -1;
+    logit_rows[row] = static_cast<int32_t>(row);
+  }
+  for (int64_t i = 0; i < num_absorbed_; ++i) {
+    out.absorbed_rows += num_queries(batch, order_[static_cast<size_t>(i)]);
+  }
+}
+
+void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
+  query_start_.assign(1, 0);
+  context_lens_.clear();
+  sequences_.clear();
+  auto* const tables = array_at<int32_t>(out, out.at.block_tables);
+  for (int64_t i = 0; i < std::ssize(order_); ++i) {
+    const int64_t s = order_[static_cast<size_t>(i)];
+    std::copy_n(batch.block_tables.begin() + s * batch.max_pages, batch.max_pages,
+                tables + i * batch.max_pages);
+    if (i >= num_absorbed_) continue;
+    query_start_.push_back(query_start_.back() + num_queries(batch, s));
+    context_lens_.push_back(batch.context_lens[static_cast<size_t>(s)]);
+    sequences_.push_back(static_cast<int32_t>(i));
+  }
+  const PagedBatch absorbed{query_start_, context_lens_,
+                            std::span(tables, static_cast<size_t>(num_absorbed_ * batch.max_pages)),
+                            batch.max_pages};
+  const LatentDecodePlan plan = plan_latent_decode(
+      absorbed, sequences_, static_cast<int>(limits_.heads), limits_.num_multiprocessors);
+  FATHOM_CHECK(std::ssize(plan.parts) <= most_parts(out.rows), "{} parts of {} rows",
+               plan.parts.size(), out.rows);
+  out.tile_rows = plan.tile_rows;
+  std::copy(plan.first_part.begin(), plan.first_part.end(),
+            array_at<int32_t>(out, out.at.first_part));
+  std::copy(plan.parts.begin(), plan.parts.end(), array_at<LatentDecodePart>(out, out.at.parts));
+}
+
+// Whole sequences, as many together as their keys have room.
+void StepPlanner::write_multi_head(const ForwardBatch& batch, StepLayout& out) {
+  gathered_.clear();
+  key_starts_.clear();
+  first_tiles_.clear();
+  tiles_.clear();
+  for (int64_t i = num_absorbed_; i < std::ssize(order_);) {
+    MhaPass pass{.first_sequence = static_cast<int32_t>(std::ssize(gathered_)),
+                 .first_tile = std::ssize(tiles_)};
+    pass_queries_.assign(1, first_row_[static_cast<size_t>(order_[static_cast<size_t>(i)])]);
+    pass_keys_.assign(1, 0);
+    for (; i < std::ssize(order_); ++i) {
+      const int64_t s = order_[static_cast<size_t>(i)];
+      const int32_t keys = num_keys(batch, s);
+      if (pass.num_keys > 0 && pass.num_keys + keys > limits_.most_keys) break;
+      pass.num_keys += keys;
+      ++pass.num_sequences;
+      gathered_.push_back(static_cast<int32_t>(i));
+      pass_queries_.push_back(pass_queries_.back() + num_queries(batch, s));
+      pass_keys_.push_back(pass.num_keys);
+    }
+    const MhaPrefillPlan plan =
+        plan_mha_prefill(pass_queries_, pass_keys_, MhaMask::kCausal,
+                         static_cast<int>(limits_.heads), limits_.num_multiprocessors);
+    key_starts_.insert(key_starts_.end(), pass_keys_.begin(), pass_keys_.end());
+    first_tiles_.insert(first_tiles_.end(), plan.first_tile.begin(), plan.first_tile.end());
+    tiles_.insert(tiles_.end(), plan.tiles.begin(), plan.tiles.end());
+    out.passes.push_back(pass);
+  }
+  if (out.passes.empty()) return;
+  out.at.gathered = append(out, gathered_);
+  out.at.first_keys = append(out, std::vector<int32_t>(gathered_.size(), 0));
+  out.at.key_starts = append(out, key_starts_);
+  out.at.mha_first_tile = append(out, first_tiles_);
+  out.at.mha_tiles = append(out, tiles_);
+}
+
+}  // namespace fathom::cuda

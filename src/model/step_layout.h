@@ -1,0 +1,99 @@
+// The arrays that the kernels of a GPU's step read, in one piece of memory that is copied at once.
+// Host code, free of CUDA.
+//
+// Rows are ordered by the form of attention that they take: first those of absorbed sequences, then
+// those of multi-head ones. Arrays whose length is known from the number of rows come first, so
+// that their places are the same for every step of as many rows: a captured graph finds them there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "model/attention_plan.h"
+#include "model/forward_batch.h"
+#include "ops/attention/latent_decode_plan.h"
+#include "ops/attention/mha_prefill_plan.h"
+
+namespace fathom::cuda {
+
+struct StepLimits {
+  int64_t heads = 0;
+  int num_multiprocessors = 0;
+  AttentionShape shape;
+  AttentionPolicy policy;
+  int64_t most_keys = 0;  // that are expanded at a time for the multi-head form
+};
+
+// Where an array lies, in bytes from the start of the memory.
+struct StepArrays {
+  int64_t num_valid_rows = 0;  // [1] i32: rows beyond are padding
+  int64_t token_ids = 0;       // [rows] i32, as ForwardBatch has them
+  int64_t positions = 0;       // [rows] i32
+  int64_t slots = 0;           // [rows] i64: page * kPageSize + slot; -1: padding
+  int64_t logit_rows = 0;      // [logit rows] i32
+  int64_t first_part = 0;      // [multiprocessors] i32, see LatentDecodePlan
+  int64_t parts = 0;           // [up to rows' row tiles + multiprocessors] LatentDecodePart
+  int64_t block_tables = 0;    // [sequences, max_pages] i32, absorbed ones' first
+  // What follows is for multi-head rows, which graphs do not have. Arrays of all passes together.
+  int64_t gathered = 0;        // [multi-head sequences] i32: which of the block tables
+  int64_t first_keys = 0;      // [multi-head sequences] i32: 0
+  int64_t key_starts = 0;      // [multi-head sequences + passes] i32: where each one's keys begin
+  int64_t mha_first_tile = 0;  // [passes, multiprocessors + 1] i32, see MhaPrefillPlan
+  int64_t mha_tiles = 0;       // MhaPrefillTile
+};
+
+// Sequences whose keys are expanded together.
+struct MhaPass {
+  int32_t num_keys = 0;
+  int32_t first_sequence = 0, num_sequences = 0;  // among the multi-head ones
+  int64_t first_tile = 0;                         // in mha_tiles
+};
+
+// One step, planned. Keeps its memory for the next.
+struct StepLayout {
+  int64_t rows = 0, valid_rows = 0;  // rows: with padding
+  int64_t absorbed_rows = 0;         // the first
+  int64_t logit_rows = 0;
+  int32_t max_pages = 0;
+  int tile_rows = 16;  // of latent decode
+  StepArrays at;
+  std::vector<MhaPass> passes;
+  std::vector<std::byte> memory;
+};
+
+// Plans steps. Keeps its memory from one to the next.
+class StepPlanner {
+ public:
+  explicit StepPlanner(const StepLimits& limits) : limits_(limits) {}
+
+  // The batch as a step of `rows` rows, of which the batch's come first; with padding every row has
+  // a logit row. The logits are in the order that the batch asks for.
+  void plan(const ForwardBatch& batch, int64_t rows, StepLayout& out);
+
+  // Whether the batch is one row a sequence, each sampled, as a graph takes it.
+  static bool is_decode(const ForwardBatch& batch);
+
+  // The most bytes that a step takes, of so many rows and sequences whose keys lie in so many
+  // pages.
+  int64_t most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const;
+
+ private:
+  void order_sequences(const ForwardBatch& batch);
+  void place_arrays(const ForwardBatch& batch, StepLayout& out);
+  void write_rows(const ForwardBatch& batch, StepLayout& out);
+  void write_absorbed(const ForwardBatch& batch, StepLayout& out);
+  void write_multi_head(const ForwardBatch& batch, StepLayout& out);
+  int64_t most_parts(int64_t rows) const;
+
+  const StepLimits limits_;
+  std::vector<int32_t> order_;      // sequences of the batch
+  int64_t num_absorbed_ = 0;        // the first of them
+  std::vector<int32_t> first_row_;  // [sequences]: each one's in the step's order
+  std::vector<int32_t> query_start_, context_lens_, sequences_;  // absorbed ones'
+  std::vector<int32_t> pass_queries_, pass_keys_;
+  std::vector<int32_t> gathered_, key_starts_, first_tiles_;
+  std::vector<MhaPrefillTile> tiles_;
+};
+
+}  // namespace fathom::cuda
