@@ -3,7 +3,8 @@
 
 add_library(fathom_options INTERFACE)
 target_compile_features(fathom_options INTERFACE cxx_std_20)
-target_compile_options(fathom_options INTERFACE -Wall -Wextra -Wshadow -Werror)
+target_compile_options(fathom_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror>)
 target_include_directories(fathom_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 if(FATHOM_SANITIZE)
   target_compile_options(fathom_options INTERFACE -fsanitize=${FATHOM_SANITIZE}

@@ -39,6 +39,9 @@ struct RopeTable {
 };
 RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn);
 
+// cos and sin of positions 0 … positions - 1, [positions, dim / 2, 2]: what a GPU looks them up in.
+std::vector<float> tabulate(const RopeTable& table, int64_t positions);
+
 // q [rows, H, nope + rope] f32 -> q_nope [rows, H, nope], q_rope [rows, H, rope] (rotated), each
 // bf16 or f32. positions [rows].
 void split_rope_query(const Stream& stream, ConstTensorView q, std::span<const int32_t> positions,

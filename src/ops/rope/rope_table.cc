@@ -58,11 +58,16 @@ RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnPar
     }
     table.inverse_frequencies.push_back(frequency);
   }
-  table.tabulated.resize(static_cast<size_t>(RopeTable::kTabulated * dim));
-  for (int32_t position = 0; position < RopeTable::kTabulated; ++position) {
-    table.compute(position, table.tabulated.data() + position * dim);
-  }
+  table.tabulated = tabulate(table, RopeTable::kTabulated);
   return table;
+}
+
+std::vector<float> tabulate(const RopeTable& table, int64_t positions) {
+  std::vector<float> cos_sin(static_cast<size_t>(positions * table.dim()));
+  for (int64_t position = 0; position < positions; ++position) {
+    table.compute(static_cast<int32_t>(position), cos_sin.data() + position * table.dim());
+  }
+  return cos_sin;
 }
 
 void RopeTable::compute(int32_t position, float* cos_sin) const {

@@ -1,0 +1,78 @@
+// What operations on rows of activations share: eight neighbouring values of a row, which is 16
+// bytes of bf16, and sums over a warp or a block in one fixed order.
+//
+// Loads are ordinary ones: with launches that overlap, what an earlier one has written must not be
+// read through the read-only path.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "device/cuda/ptx.cuh"
+
+namespace fathom::cuda {
+
+inline constexpr int kWarp = 32;
+
+__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000); }
+
+struct Eight {
+  float v[8];
+};
+
+__device__ inline Eight widen(uint4 packed) {
+  return {{low_bf16(packed.x), high_bf16(packed.x), low_bf16(packed.y), high_bf16(packed.y),
+           low_bf16(packed.z), high_bf16(packed.z), low_bf16(packed.w), high_bf16(packed.w)}};
+}
+__device__ inline uint4 narrow(const Eight& x) {
+  return make_uint4(pack_bf16(x.v[0], x.v[1]), pack_bf16(x.v[2], x.v[3]), pack_bf16(x.v[4], x.v[5]),
+                    pack_bf16(x.v[6], x.v[7]));
+}
+
+// Aligned to 16 bytes.
+__device__ inline Eight load_eight(const __nv_bfloat16* from) {
+  return widen(*reinterpret_cast<const uint4*>(from));
+}
+__device__ inline Eight load_eight(const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+__device__ inline void store_eight(const Eight& x, __nv_bfloat16* to) {
+  *reinterpret_cast<uint4*>(to) = narrow(x);
+}
+__device__ inline void store_eight(const Eight& x, float* to) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
+}
+
+__device__ inline float sum_of_squares(const Eight& x) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sum += x.v[i] * x.v[i];
+  return sum;
+}
+
+// The sum over the warp, in all its lanes.
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(~0u, x, distance);
+  }
+  return x;
+}
+
+// The sum over a block of whole warps, in all its threads. `parts` [32] in shared memory is not to
+// be used again before the block has met once more.
+__device__ inline float block_sum(float x, float* parts) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  x = warp_sum(x);
+  if (blockDim.x == kWarp) return x;
+  if (lane == 0) parts[warp] = x;
+  __syncthreads();
+  return warp_sum(lane < blockDim.x / kWarp ? parts[lane] : 0);
+}
+
+}  // namespace fathom::cuda

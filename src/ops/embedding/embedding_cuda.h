@@ -1,0 +1,29 @@
+// embedding (ops/embedding/embedding.h) on a Hopper GPU. Ids are read from device memory: they may
+// be what the step before has sampled, which the host has not seen yet.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace fathom::cuda {
+
+// All pointers are device memory; rows are aligned to 16 bytes and n is a multiple of 8.
+struct EmbeddingArguments {
+  const int32_t* ids = nullptr;  // [rows]
+  // [rows]: row i's id is sampled[sampled_from[i]], where that is not negative. Null: nowhere.
+  const int32_t* sampled_from = nullptr;
+  const int32_t* sampled = nullptr;
+  const void* table = nullptr;      // [vocab, n]
+  DType table_type = DType::kBF16;  // or kF32
+  float* out = nullptr;             // [rows, n]: the residual
+  int64_t rows = 0, n = 0, vocab = 0;
+};
+
+// An id outside the vocabulary (a padding row's, or the -1 of a row that had nothing to sample)
+// gives zeros.
+void embedding(const EmbeddingArguments& arguments, cudaStream_t stream);
+
+}  // namespace fathom::cuda

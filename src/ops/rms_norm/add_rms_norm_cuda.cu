@@ -1,0 +1,155 @@
+// What: residual += delta; out = weight * residual / sqrt(mean(residual^2) + eps), as bf16.
+//
+// Inputs/outputs: add_rms_norm_cuda.h.
+//
+// Layout: one block a row, a thread for each eight values (two eights each from n = 8,200 on),
+// which stay in its registers. Shared memory: one word a warp.
+//
+// Algorithm: weights are asked for before the wait for earlier launches; then all that a thread
+// needs of its row at once; one sum over the block.
+//
+// Determinism: sums in an order that depends on n alone: a row's bits do not depend on the batch.
+//
+// Limits: n a multiple of 8, at most 16,384.
+//
+// Source: Zhang and Sennrich (2019).
+//
+// Measured: docs/kernels/fused.md.
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/rows.cuh"
+#include "ops/rms_norm/add_rms_norm_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+struct Nothing {};
+
+template <typename X, typename Delta>
+struct Arguments {
+  X* x;
+  const Delta* delta;
+  const int32_t* row_ids;
+  const float* weight;
+  __nv_bfloat16* out;
+  int64_t x_stride, delta_stride, out_stride;
+  int32_t eights;  // n / 8
+  float eps;
+};
+
+template <int kEights, typename X, typename Delta>
+__global__ void __launch_bounds__(kMaxThreads)
+    rms_norm_kernel(const __grid_constant__ Arguments<X, Delta> arguments) {
+  constexpr bool kAdds = !std::is_same_v<Delta, Nothing>;
+  __shared__ float parts[kWarp];
+  let_next_launch_begin();
+  Eight weight[kEights];
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) {
+    const int eight = threadIdx.x + e * blockDim.x;
+    if (eight < arguments.eights) weight[e] = load_eight(arguments.weight + eight * 8);
+  }
+  wait_for_earlier_launches();
+  int64_t row = blockIdx.x;
+  if (arguments.row_ids != nullptr) row = arguments.row_ids[row];
+  if (row < 0) return;
+
+  X* const x_row = arguments.x + row * arguments.x_stride;
+  Eight x[kEights];
+  float sum = 0;
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) {
+    const int eight = threadIdx.x + e * blockDim.x;
+    if (eight >= arguments.eights) continue;
+    x[e] = load_eight(x_row + eight * 8);
+    if constexpr (kAdds) {
+      const Eight delta = load_eight(arguments.delta + row * arguments.delta_stride + eight * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[e].v[i] += delta.v[i];
+      if (arguments.row_ids == nullptr) store_eight(x[e], x_row + eight * 8);
+    }
+    sum += sum_of_squares(x[e]);
+  }
+  sum = block_sum(sum, parts);
+  const float scale = 1.0f / sqrtf(sum / static_cast<float>(arguments.eights * 8) + arguments.eps);
+  __nv_bfloat16* const out_row = arguments.out + blockIdx.x * arguments.out_stride;
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) {
+    const int eight = threadIdx.x + e * blockDim.x;
+    if (eight >= arguments.eights) continue;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[e].v[i] = weight[e].v[i] * (x[e].v[i] * scale);
+    store_eight(x[e], out_row + eight * 8);
+  }
+}
+
+template <typename X, typename Delta>
+void launch_rows(int64_t rows, const Arguments<X, Delta>& arguments, cudaStream_t stream) {
+  if (rows == 0) return;
+  const int eights_each = static_cast<int>(ceil_div(arguments.eights, kMaxThreads));
+  const int64_t threads = ceil_div(ceil_div(arguments.eights, eights_each), kWarp) * kWarp;
+  const LaunchShape shape = {.blocks = static_cast<unsigned>(rows),
+                             .threads = static_cast<unsigned>(threads)};
+  if (eights_each == 1) {
+    launch(rms_norm_kernel<1, X, Delta>, shape, stream, arguments);
+  } else {
+    launch(rms_norm_kernel<2, X, Delta>, shape, stream, arguments);
+  }
+}
+
+void check_width(int64_t n) {
+  FATHOM_CHECK(n > 0 && n % 8 == 0 && n <= 16 * kMaxThreads, "rows of {}", n);
+}
+
+template <typename Delta>
+void add_rms_norm_as(const AddRmsNormArguments& arguments, cudaStream_t stream) {
+  launch_rows<float, Delta>(arguments.rows,
+                            {.x = arguments.residual,
+                             .delta = static_cast<const Delta*>(arguments.delta),
+                             .row_ids = arguments.row_ids,
+                             .weight = arguments.weight,
+                             .out = static_cast<__nv_bfloat16*>(arguments.out),
+                             .x_stride = arguments.n,
+                             .delta_stride = arguments.delta_stride,
+                             .out_stride = arguments.n,
+                             .eights = static_cast<int32_t>(arguments.n / 8),
+                             .eps = arguments.eps},
+                            stream);
+}
+
+}  // namespace
+
+void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream) {
+  check_width(arguments.n);
+  if (arguments.delta == nullptr) return add_rms_norm_as<Nothing>(arguments, stream);
+  FATHOM_CHECK(arguments.delta_stride >= arguments.n && arguments.delta_stride % 8 == 0,
+               "delta's rows {} apart, {} wide", arguments.delta_stride, arguments.n);
+  if (arguments.delta_type == DType::kF32) return add_rms_norm_as<float>(arguments, stream);
+  FATHOM_CHECK(arguments.delta_type == DType::kBF16, "delta in {}", name_of(arguments.delta_type));
+  add_rms_norm_as<__nv_bfloat16>(arguments, stream);
+}
+
+void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream) {
+  check_width(arguments.n);
+  FATHOM_CHECK(arguments.x_stride % 8 == 0 && arguments.out_stride % 8 == 0, "strides {} and {}",
+               arguments.x_stride, arguments.out_stride);
+  launch_rows<const __nv_bfloat16, Nothing>(arguments.rows,
+                                            {.x = static_cast<const __nv_bfloat16*>(arguments.x),
+                                             .delta = nullptr,
+                                             .row_ids = nullptr,
+                                             .weight = arguments.weight,
+                                             .out = static_cast<__nv_bfloat16*>(arguments.out),
+                                             .x_stride = arguments.x_stride,
+                                             .delta_stride = 0,
+                                             .out_stride = arguments.out_stride,
+                                             .eights = static_cast<int32_t>(arguments.n / 8),
+                                             .eps = arguments.eps},
+                                            stream);
+}
+
+}  // namespace fathom::cuda

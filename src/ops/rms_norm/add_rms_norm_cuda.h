@@ -1,0 +1,45 @@
+// rms_norm (ops/rms_norm/rms_norm.h) on a Hopper GPU, with the residual's addition before it.
+//
+// out = weight * x / sqrt(mean(x^2) + eps) in fp32, rounded once to bf16. n is a multiple of 8, up
+// to 16,384; all rows are aligned to 16 bytes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace fathom::cuda {
+
+// All pointers are device memory.
+struct AddRmsNormArguments {
+  float* residual = nullptr;         // [.., n], dense
+  const void* delta = nullptr;       // [.., n] added to it; null: nothing is
+  DType delta_type = DType::kBF16;   // or kF32
+  int64_t delta_stride = 0;          // elements from row to row
+  const int32_t* row_ids = nullptr;  // [rows]; null: row i of all is row i
+  const float* weight = nullptr;     // [n]
+  float eps = 1e-6f;
+  void* out = nullptr;  // [rows, n] bf16, dense
+  int64_t rows = 0, n = 0;
+};
+
+// residual += delta, and out = the norm of the sum. With row_ids, row i of `out` is made of rows
+// row_ids[i] of residual and delta (nothing where it is negative) and the residual stays as it is:
+// the last norm, of the rows whose logits are wanted. One launch.
+void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream);
+
+struct RmsNormArguments {
+  const void* x = nullptr;  // [rows, n] bf16
+  int64_t x_stride = 0;     // elements from row to row
+  const float* weight = nullptr;
+  float eps = 1e-6f;
+  void* out = nullptr;  // [rows, n] bf16; may be x
+  int64_t out_stride = 0;
+  int64_t rows = 0, n = 0;
+};
+
+void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream);
+
+}  // namespace fathom::cuda
