@@ -14,6 +14,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -52,9 +53,10 @@ float block_max_scalar(const float* x, int64_t count) {
   return best;
 }
 
-double block_sum_scalar(const float* x, int64_t count, float max, float inverse_temperature) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += exp_scalar((x[i] - max) * inverse_temperature);
+uint64_t block_sum_scalar(const float* x, int64_t count, float max, float inverse_temperature) {
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i)
+    sum += units_of(exp_scalar((x[i] - max) * inverse_temperature));
   return sum;
 }
 
@@ -94,19 +96,32 @@ double block_sum_scalar(const float* x, int64_t count, float max, float inverse_
   }
 }
 
+// AVX2 has no conversion to 64 bits: a term's units are its upper 17 bits and 24 more, both exact.
+// A lane adds eight of each before they are widened.
 [[gnu::target("avx2,fma")]] void full_block_sums_avx2(const float* x, int64_t blocks, float max,
-                                                      float inverse_temperature, double* sums) {
+                                                      float inverse_temperature, uint64_t* sums) {
+  constexpr float kUpper = 0x1p16f, kLower = 0x1p24f;
+  static_assert(kUpper * kLower == kTermUnits);
   const __m256 shift = _mm256_set1_ps(max), scale = _mm256_set1_ps(inverse_temperature);
   for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock) {
-    __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+    __m256i upper = _mm256_setzero_si256(), lower = _mm256_setzero_si256();
     for (int i = 0; i < kLogitBlock; i += 8) {
       const __m256 e = exp_avx2(_mm256_mul_ps(_mm256_sub_ps(_mm256_loadu_ps(x + i), shift), scale));
-      low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(e)));
-      high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(e, 1)));
+      const __m256 scaled = _mm256_mul_ps(e, _mm256_set1_ps(kUpper));
+      const __m256i whole = _mm256_cvttps_epi32(scaled);
+      const __m256 rest = _mm256_sub_ps(scaled, _mm256_cvtepi32_ps(whole));
+      upper = _mm256_add_epi32(upper, whole);
+      lower =
+          _mm256_add_epi32(lower, _mm256_cvttps_epi32(_mm256_mul_ps(rest, _mm256_set1_ps(kLower))));
     }
-    const __m256d both = _mm256_add_pd(low, high);
-    const __m128d half = _mm_add_pd(_mm256_castpd256_pd128(both), _mm256_extractf128_pd(both, 1));
-    sums[b] = _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
+    alignas(32) std::array<uint32_t, 8> uppers, lowers;
+    _mm256_store_si256(reinterpret_cast<__m256i*>(uppers.data()), upper);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lowers.data()), lower);
+    uint64_t sum = 0;
+    for (size_t lane = 0; lane < uppers.size(); ++lane) {
+      sum += (uint64_t{uppers[lane]} << 24) + lowers[lane];
+    }
+    sums[b] = sum;
   }
 }
 
@@ -141,17 +156,19 @@ double block_sum_scalar(const float* x, int64_t count, float max, float inverse_
 [[gnu::target("avx512f,avx512dq")]] void full_block_sums_avx512(const float* x, int64_t blocks,
                                                                 float max,
                                                                 float inverse_temperature,
-                                                                double* sums) {
+                                                                uint64_t* sums) {
   const __m512 shift = _mm512_set1_ps(max), scale = _mm512_set1_ps(inverse_temperature);
+  const __m512 units = _mm512_set1_ps(kTermUnits);
   for (int64_t b = 0; b < blocks; ++b, x += kLogitBlock) {
-    __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+    __m512i low = _mm512_setzero_si512(), high = _mm512_setzero_si512();
     for (int i = 0; i < kLogitBlock; i += 16) {
       const __m512 e =
           exp_avx512(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(x + i), shift), scale));
-      low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(e)));
-      high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(e, 1)));
+      const __m512 scaled = _mm512_mul_ps(e, units);
+      low = _mm512_add_epi64(low, _mm512_cvttps_epu64(_mm512_castps512_ps256(scaled)));
+      high = _mm512_add_epi64(high, _mm512_cvttps_epu64(_mm512_extractf32x8_ps(scaled, 1)));
     }
-    sums[b] = _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+    sums[b] = static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(low, high)));
   }
 }
 
@@ -182,8 +199,8 @@ float exp_term(float logit, float max, float inverse_temperature) {
   return cpu_isa() == CpuIsa::kScalar ? exp_scalar(x) : exp_one_avx2(x);
 }
 
-double block_exp_sums(std::span<const float> logits, float max, float inverse_temperature,
-                      std::span<double> sums) {
+uint64_t block_exp_sums(std::span<const float> logits, float max, float inverse_temperature,
+                        std::span<uint64_t> sums) {
   const auto size = static_cast<int64_t>(logits.size());
   const int64_t full = size / kLogitBlock, rest = size - full * kLogitBlock;
   const float* x = logits.data();
@@ -203,7 +220,7 @@ double block_exp_sums(std::span<const float> logits, float max, float inverse_te
   if (rest > 0) {
     sums[full] = block_sum_scalar(x + full * kLogitBlock, rest, max, inverse_temperature);
   }
-  double total = 0;
+  uint64_t total = 0;
   for (int64_t b = 0; b < num_logit_blocks(size); ++b) total += sums[b];
   return total;
 }

@@ -2,6 +2,7 @@
 // sum of exponentials of each block. All else looks only at the blocks that can matter.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -21,8 +22,27 @@ void block_maxima(std::span<const float> logits, std::span<float> maxima);
 // relative error below 2e-7, exactly 0 below e^-87 and for NaN.
 float exp_term(float logit, float max, float inverse_temperature);
 
-// sums[b] = the sum of exp_term over block b, in double. Returns the sum of all.
-double block_exp_sums(std::span<const float> logits, float max, float inverse_temperature,
-                      std::span<double> sums);
+// Sums of terms are of whole units of 2^-40 of the largest: integers add up to the same in any
+// order, so that every instruction set and every device draws the same token. A token with less
+// than 1e-12 of the largest's probability has none. 2^24 terms fit.
+inline constexpr float kTermUnits = 0x1p40f;
+inline uint64_t units_of(float term) { return static_cast<uint64_t>(term * kTermUnits); }
+
+// sums[b] = the units of block b's terms. Returns the sum of all.
+uint64_t block_exp_sums(std::span<const float> logits, float max, float inverse_temperature,
+                        std::span<uint64_t> sums);
+
+// The units at which the cumulative distribution reaches `share` (0 to 1) of `total`, for a draw:
+// below total.
+inline uint64_t drawn_units(double share, uint64_t total) {
+  const auto units = static_cast<uint64_t>(share * static_cast<double>(total));
+  return units < total ? units : total - 1;
+}
+
+// The same for a border: so many units are at least that share.
+inline uint64_t wanted_units(double share, uint64_t total) {
+  const auto units = static_cast<uint64_t>(std::ceil(share * static_cast<double>(total)));
+  return units < total ? units : total;
+}
 
 }  // namespace fathom

@@ -55,20 +55,21 @@ TEST(LogitRow, SumsAreThoseOfTheTerms) {
       std::vector<float> row = random_row(size, 4, 5);
       if (size > 64) row[65] = -kInf;
       const float max = *std::max_element(row.begin(), row.end());
-      std::vector<double> sums(static_cast<size_t>(num_logit_blocks(size)), -7777);
-      const double total = block_exp_sums(row, max, inverse_temperature, sums);
-      double expected_total = 0, exact = 0;
+      std::vector<uint64_t> sums(static_cast<size_t>(num_logit_blocks(size)), 7777);
+      const uint64_t total = block_exp_sums(row, max, inverse_temperature, sums);
+      uint64_t expected_total = 0;
+      double exact = 0;
       for (int64_t b = 0; b < std::ssize(sums); ++b) {
-        double expected = 0;
+        uint64_t expected = 0;
         for (int64_t i = b * 64; i < std::min(size, (b + 1) * 64); ++i) {
-          expected += exp_term(row[i], max, inverse_temperature);
+          expected += units_of(exp_term(row[i], max, inverse_temperature));
           exact += std::exp((static_cast<double>(row[i]) - max) * inverse_temperature);
         }
-        EXPECT_NEAR(sums[b], expected, 1e-14 * expected);
+        EXPECT_EQ(sums[b], expected);
         expected_total += expected;
       }
-      EXPECT_NEAR(total, expected_total, 1e-13 * expected_total);
-      EXPECT_NEAR(total, exact, 1e-6 * exact);
+      EXPECT_EQ(total, expected_total);
+      EXPECT_NEAR(static_cast<double>(total) / kTermUnits, exact, 1e-6 * exact);
     }
   }
 }

@@ -74,48 +74,30 @@ void change_logits(const SampleRow& row, std::span<float> logits) {
 int32_t draw_from_all(std::span<const float> logits, float max, float inverse_temperature,
                       double uniform, SampleScratch& scratch) {
   scratch.sums.resize(scratch.maxima.size());
-  const double total = block_exp_sums(logits, max, inverse_temperature, scratch.sums);
-  const double target = uniform * total;
-  double before = 0;
-  int64_t block = 0, last_block = 0;
-  for (; block < std::ssize(scratch.sums); ++block) {
-    if (scratch.sums[block] > 0) last_block = block;
-    if (before + scratch.sums[block] > target) break;
-    before += scratch.sums[block];
+  const uint64_t total = block_exp_sums(logits, max, inverse_temperature, scratch.sums);
+  const uint64_t target = drawn_units(uniform, total);
+  uint64_t before = 0;
+  int64_t block = 0;
+  while (before + scratch.sums[block] <= target) before += scratch.sums[block++];
+  int64_t id = block * kLogitBlock;
+  for (;; ++id) {
+    before += units_of(exp_term(logits[id], max, inverse_temperature));
+    if (before > target) return static_cast<int32_t>(id);
   }
-  // Rounding may leave the target just beyond the end: the last token with a chance takes it.
-  if (block == std::ssize(scratch.sums)) block = last_block;
-  const int64_t first = block * kLogitBlock;
-  const int64_t end = std::min(first + kLogitBlock, std::ssize(logits));
-  int32_t last = 0;
-  for (int64_t i = first; i < end; ++i) {
-    const float term = exp_term(logits[i], max, inverse_temperature);
-    if (term == 0) continue;
-    last = static_cast<int32_t>(i);
-    before += term;
-    if (before > target) break;
-  }
-  return last;
 }
 
 int32_t draw_from_kept(std::span<const float> logits, const Cutoff& cutoff, float max,
                        float inverse_temperature, double uniform, SampleScratch& scratch) {
   collect_kept(logits, scratch.maxima, cutoff, scratch.candidates);
-  double total = 0;
-  for (SampleScratch::Candidate& candidate : scratch.candidates) {
-    candidate.logit = exp_term(candidate.logit, max, inverse_temperature);
-    total += candidate.logit;
-  }
-  const double target = uniform * total;
-  double before = 0;
-  int32_t last = scratch.candidates.front().id;
-  for (const SampleScratch::Candidate& candidate : scratch.candidates) {
-    if (candidate.logit == 0) continue;
-    last = candidate.id;
-    before += candidate.logit;
-    if (before > target) break;
-  }
-  return last;
+  const auto units = [&](const SampleScratch::Candidate& candidate) {
+    return units_of(exp_term(candidate.logit, max, inverse_temperature));
+  };
+  uint64_t total = 0, before = 0;
+  for (const SampleScratch::Candidate& candidate : scratch.candidates) total += units(candidate);
+  const uint64_t target = drawn_units(uniform, total);
+  auto candidate = scratch.candidates.begin();
+  while ((before += units(*candidate)) <= target) ++candidate;
+  return candidate->id;
 }
 
 // scratch.maxima are those of `logits`.
@@ -144,8 +126,9 @@ void add_logprobs(std::span<const float> logits, int num_top, SampleScratch& scr
     return;
   }
   scratch.sums.resize(scratch.maxima.size());
+  const uint64_t units = block_exp_sums(logits, logits[*best], 1, scratch.sums);
   const double log_sum =
-      logits[*best] + std::log(block_exp_sums(logits, logits[*best], 1, scratch.sums));
+      logits[*best] + std::log(static_cast<double>(units) / static_cast<double>(kTermUnits));
   out.logprob = static_cast<float>(logits[out.id] - log_sum);
   if (num_top == 0) return;
   select_top(logits, num_top, scratch);

@@ -71,7 +71,7 @@ struct SampleScratch {
   };
   std::vector<float> logits;  // a changed copy of the row
   std::vector<float> maxima, selected_maxima;
-  std::vector<double> sums;
+  std::vector<uint64_t> sums;
   std::vector<Candidate> candidates;
 };
 

@@ -28,10 +28,10 @@ bool before(const Candidate& a, const Candidate& b) {
 
 // The border among scratch.candidates (descending) at which the mass first reaches `wanted`;
 // nothing kept is the border if all of them together do not reach it.
-bool cut_at_mass(std::span<const Candidate> candidates, double mass, double wanted, float max,
+bool cut_at_mass(std::span<const Candidate> candidates, uint64_t mass, uint64_t wanted, float max,
                  float inverse_temperature, Cutoff& cutoff) {
   for (const Candidate& candidate : candidates) {
-    mass += exp_term(candidate.logit, max, inverse_temperature);
+    mass += units_of(exp_term(candidate.logit, max, inverse_temperature));
     if (mass >= wanted) {
       cutoff = {candidate.logit, candidate.id};
       return true;
@@ -45,17 +45,18 @@ int bin_of(float logit, float max, float inverse_temperature) {
   return depth < kNumBins ? static_cast<int>(depth) : kNumBins - 1;  // -inf: the last
 }
 
-// The same over the whole row, whose total mass is known to exceed `wanted`.
-Cutoff cut_by_histogram(std::span<const float> logits, double wanted, float max,
+// The same over the whole row, whose total mass is known to reach `wanted`.
+Cutoff cut_by_histogram(std::span<const float> logits, uint64_t wanted, float max,
                         float inverse_temperature, SampleScratch& scratch) {
-  std::array<double, kNumBins> masses{};
+  std::array<uint64_t, kNumBins> masses{};
   for (const float logit : logits) {
     if (!(logit > kNegativeInfinity)) continue;
-    masses[bin_of(logit, max, inverse_temperature)] += exp_term(logit, max, inverse_temperature);
+    masses[bin_of(logit, max, inverse_temperature)] +=
+        units_of(exp_term(logit, max, inverse_temperature));
   }
-  double mass = 0;
+  uint64_t mass = 0;
   int bin = 0;
-  while (bin < kNumBins - 1 && mass + masses[bin] < wanted) mass += masses[bin++];
+  while (mass + masses[bin] < wanted) mass += masses[bin++];
   scratch.candidates.clear();
   for (int64_t i = 0; i < std::ssize(logits); ++i) {
     if (logits[i] > kNegativeInfinity && bin_of(logits[i], max, inverse_temperature) == bin) {
@@ -64,18 +65,15 @@ Cutoff cut_by_histogram(std::span<const float> logits, double wanted, float max,
   }
   std::sort(scratch.candidates.begin(), scratch.candidates.end(), before);
   Cutoff cutoff;
-  // Rounding may leave the border just beyond this bin: then all of it is kept.
-  if (!cut_at_mass(scratch.candidates, mass, wanted, max, inverse_temperature, cutoff) &&
-      !scratch.candidates.empty()) {
-    cutoff = {scratch.candidates.back().logit, scratch.candidates.back().id};
-  }
+  cut_at_mass(scratch.candidates, mass, wanted, max, inverse_temperature, cutoff);
   return cutoff;
 }
 
 Cutoff cut_nucleus(std::span<const float> logits, double top_p, float max,
                    float inverse_temperature, SampleScratch& scratch) {
   scratch.sums.resize(scratch.maxima.size());
-  const double wanted = top_p * block_exp_sums(logits, max, inverse_temperature, scratch.sums);
+  const uint64_t wanted =
+      wanted_units(top_p, block_exp_sums(logits, max, inverse_temperature, scratch.sums));
   select_top(logits, kNucleusGuess, scratch);
   Cutoff cutoff;
   if (cut_at_mass(scratch.candidates, 0, wanted, max, inverse_temperature, cutoff)) return cutoff;
@@ -88,11 +86,11 @@ Cutoff cut_top_k(std::span<const float> logits, const SampleOptions& options, fl
   const std::vector<Candidate>& top = scratch.candidates;
   Cutoff cutoff{top.back().logit, top.back().id};
   if (options.top_p >= 1) return cutoff;
-  double mass = 0;
+  uint64_t mass = 0;
   for (const Candidate& candidate : top) {
-    mass += exp_term(candidate.logit, max, inverse_temperature);
+    mass += units_of(exp_term(candidate.logit, max, inverse_temperature));
   }
-  cut_at_mass(top, 0, options.top_p * mass, max, inverse_temperature, cutoff);
+  cut_at_mass(top, 0, wanted_units(options.top_p, mass), max, inverse_temperature, cutoff);
   return cutoff;
 }
 
