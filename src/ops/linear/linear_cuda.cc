@@ -1,0 +1,26 @@
+#include "ops/linear/linear_cuda.h"
+
+#include "base/check.h"
+#include "ops/linear/few_rows_cuda.h"
+#include "ops/linear/many_rows_cuda.h"
+
+namespace fathom::cuda {
+
+void linear(const LinearArguments& a, cudaStream_t stream) {
+  FATHOM_CHECK(a.n % 8 == 0 && a.k % 64 == 0 && a.n > 0 && a.k > 0, "a matrix of [{}, {}]", a.n,
+               a.k);
+  FATHOM_CHECK(a.x_row_stride % 8 == 0 && a.x_batch_stride % 8 == 0 && a.out_row_stride % 8 == 0 &&
+                   a.out_batch_stride % 8 == 0,
+               "strides {}, {} of x and {}, {} of out are no multiples of 8", a.x_row_stride,
+               a.x_batch_stride, a.out_row_stride, a.out_batch_stride);
+  FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
+               name_of(a.out_type));
+  if (a.rows == 0 || a.batches == 0) return;
+  if (a.rows <= kFewRows) {
+    linear_few_rows(a, stream);
+  } else {
+    linear_many_rows(a, stream);
+  }
+}
+
+}  // namespace fathom::cuda

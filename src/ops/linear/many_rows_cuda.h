@@ -1,0 +1,10 @@
+// linear (linear_cuda.h) for any number of rows, made for many: bound by the tensor cores.
+#pragma once
+
+#include "ops/linear/linear_cuda.h"
+
+namespace fathom::cuda {
+
+void linear_many_rows(const LinearArguments& arguments, cudaStream_t stream);
+
+}  // namespace fathom::cuda

@@ -1,0 +1,47 @@
+#include "ops/moe/moe_cuda.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "ops/moe/moe_few_rows_cuda.h"
+#include "ops/moe/moe_many_rows_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+// An expert with more tokens than this is bound by the tensor cores rather than by its weights'
+// reading.
+constexpr int64_t kFewTokensAnExpert = 64;
+constexpr int32_t kFewTokens = 512;  // what the kernels for few hold in shared memory
+
+bool are_few(const MoeShape& shape, int64_t rows) {
+  return rows <= kFewTokens &&
+         rows * shape.experts_per_token <= kFewTokensAnExpert * shape.num_experts;
+}
+
+}  // namespace
+
+int64_t moe_workspace_bytes(const MoeShape& shape, int32_t rows) {
+  return std::max(moe_few_rows_workspace_bytes(shape, std::min(rows, kFewTokens)),
+                  moe_many_rows_workspace_bytes(shape, rows));
+}
+
+void moe(const MoeArguments& a, cudaStream_t stream) {
+  const MoeShape& s = a.shape;
+  FATHOM_CHECK(s.hidden > 0 && s.hidden % 64 == 0 && s.inter > 0 && s.inter % 64 == 0 &&
+                   s.shared_inter % 64 == 0,
+               "hidden {}, intermediate {} and {}: multiples of 64 are wanted", s.hidden, s.inter,
+               s.shared_inter);
+  FATHOM_CHECK(s.num_experts <= 256 && s.experts_per_token <= s.num_experts,
+               "{} of {} experts a token", s.experts_per_token, s.num_experts);
+  FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
+               name_of(a.out_type));
+  if (a.rows == 0) return;
+  if (are_few(s, a.rows)) {
+    moe_few_rows(a, stream);
+  } else {
+    moe_many_rows(a, stream);
+  }
+}
+
+}  // namespace fathom::cuda
