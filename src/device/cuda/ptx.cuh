@@ -62,6 +62,32 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barr
       : "memory");
 }
 
+// The same with three to five coordinates, the innermost first.
+__device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y,
+                                int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y,
+                                int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+__device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y,
+                                int z, int w, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+      : "memory");
+}
+
 // prefetch.tensormap
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -70,6 +96,18 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
 // cp.async.cg, 16 bytes
 __device__ inline void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The same of the first `bytes`, 0 to 16; the rest becomes zero.
+__device__ inline void copy_16_or_zero(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// cp.async.mbarrier.arrive.noinc: an arrival when this thread's copies so far are there.
+__device__ inline void barrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 }
 
 // cp.async.wait_all

@@ -23,17 +23,27 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 }  // namespace
 
 CUtensorMap bf16_map(const void* matrix, Extent size, Extent box) {
+  const Axis axes[] = {{size.columns, 1, static_cast<int>(box.columns)},
+                       {size.rows, size.columns, static_cast<int>(box.rows)}};
+  return bf16_map(matrix, axes);
+}
+
+CUtensorMap bf16_map(const void* memory, std::span<const Axis> axes) {
+  constexpr size_t kMostAxes = 5;
   if (encoder() == nullptr) check(cudaErrorInsufficientDriver, "looking for the copy engine");
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(size.columns),
-                               static_cast<cuuint64_t>(size.rows)};
-  const cuuint64_t row_bytes[1] = {static_cast<cuuint64_t>(size.columns) * 2};
-  const cuuint32_t boxes[2] = {static_cast<cuuint32_t>(box.columns),
-                               static_cast<cuuint32_t>(box.rows)};
-  const cuuint32_t steps[2] = {1, 1};
+  cuuint64_t sizes[kMostAxes] = {}, strides[kMostAxes] = {};
+  cuuint32_t boxes[kMostAxes] = {}, steps[kMostAxes] = {};
+  for (size_t i = 0; i < axes.size(); ++i) {
+    sizes[i] = static_cast<cuuint64_t>(axes[i].size);
+    strides[i] = static_cast<cuuint64_t>(axes[i].stride) * 2;
+    boxes[i] = static_cast<cuuint32_t>(axes[i].box);
+    steps[i] = 1;
+  }
   CUtensorMap map;
   const CUresult result =
-      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(matrix), sizes,
-                row_bytes, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(axes.size()),
+                const_cast<void*>(memory), sizes, strides + 1, boxes, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   check(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue,
         "describing a matrix to the copy engine");

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 
 namespace fathom::cuda {
 
@@ -15,5 +16,16 @@ struct Extent {
 // A dense bf16 matrix whose boxes go to shared memory with the 128-byte swizzle: box.columns is 64.
 // `matrix` is aligned to 16 bytes. The description is passed to kernels by value.
 CUtensorMap bf16_map(const void* matrix, Extent size, Extent box);
+
+// One of up to five axes of bf16 memory: its elements lie `stride` elements apart. What a box takes
+// beyond `size` is zero.
+struct Axis {
+  int64_t size = 0, stride = 1;
+  int box = 1;
+};
+
+// The same for any memory: the innermost axis first, whose stride is 1 and whose box is 64; the
+// other strides are multiples of 8.
+CUtensorMap bf16_map(const void* memory, std::span<const Axis> axes);
 
 }  // namespace fathom::cuda

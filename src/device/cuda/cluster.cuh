@@ -1,0 +1,51 @@
+// PTX for the blocks of a cluster, which can write into one another's shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/ptx.cuh"
+
+namespace fathom::cuda {
+
+// %cluster_ctarank
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// barrier.cluster.arrive, .wait: every thread of every block.
+__device__ inline void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// mapa: where block `rank` has what lies at this address of shared memory.
+__device__ inline uint32_t address_in_block(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// ld.shared::cluster
+__device__ inline float4 load_from_block(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+// st.async: 16 bytes into another block's shared memory, counted by its barrier as a copy's are.
+__device__ inline void store_in_block(uint32_t to, uint32_t barrier, float4 v) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
+      "[%5];" ::"r"(to),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace fathom::cuda

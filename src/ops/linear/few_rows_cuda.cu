@@ -1,0 +1,383 @@
+// What: out[b][m, n] = sum over k of x[b][m, k] * W[b][n, k] for up to 64 rows m, at the rate at
+// which W can be read.
+//
+// Inputs/outputs: linear_cuda.h. Which block takes what: few_rows_plan.h.
+//
+// Layout: up to one block a multiprocessor, kWarpgroups warpgroups of tensor cores and a warp that
+// copies. A ring of stages (weight_stream_cuda.cuh), each 128 columns of kColumns rows of x and of
+// as many rows of W as the largest tile has: little of a small matrix must not mean few bytes on
+// their way.
+//
+// Algorithm: transposed, so that few rows waste nothing: rows of W are the M of the tensor core's
+// instruction, rows of x its N. A tile of the block's rows of W goes through the ring, its product
+// stays in registers. Where k is split over the blocks of a cluster, each block sends each other
+// its part of a share of the tile into that one's shared memory, adds up the parts of its own
+// share and writes it.
+// The copies of weights begin before earlier launches have ended: nothing of this step writes them.
+//
+// Determinism: a block adds in the order of k, parts are added in the order of k; no atomics. Bits
+// depend on the plan, that is on the shape: on the number of rows too.
+//
+// Limits: n a multiple of 8, k of 64, up to 64 rows.
+//
+// Source: weights on M for few tokens as in TensorRT-LLM's and HPC-Ops' small products; loading
+// weights before the dependency's end as in TensorRT-LLM's fused_a kernel.
+//
+// Measured: docs/kernels/few_rows.md.
+#include <cuda_bf16.h>
+
+#include <algorithm>
+
+#include "device/cuda/cluster.cuh"
+#include "device/cuda/launch.h"
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_map.h"
+#include "ops/linear/few_rows_cuda.h"
+#include "ops/linear/weight_stream_cuda.cuh"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kWarpgroupThreads = 128;
+constexpr int kMaxStages = 32;
+// Two launches' blocks fit beside one another: the next one's first weights arrive while this one
+// ends.
+constexpr int kRingBytes = 104 * 1024;
+constexpr int kWideRingBytes = 200 * 1024;
+
+struct Arguments {
+  void* out;
+  int64_t row_stride, batch_stride;
+  int32_t rows, n, columns;  // columns: k / 64
+  int32_t splits, clusters, tiles, stages, stage_bytes, exchanges;
+  bool f32;
+};
+
+// kBoxes: of 64 columns, in a stage.
+template <int kColumns, int kWarpgroups, int kBoxesAStage>
+struct Layout {
+  static constexpr int kBoxes = kBoxesAStage;
+  static constexpr int kGroupBytes = kBoxes * 1024;
+  static constexpr int kTokenBytes = kColumns / kGroupRows * kGroupBytes;  // first in a stage
+  static constexpr int kWarpgroupBytes = kWarpgroupGroups * kGroupBytes;
+  static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;  // that multiply
+  static constexpr int kTileBytes = kThreads * (kColumns / 2) * 4;  // in fp32
+};
+
+// A block's share of the work.
+struct Share {
+  int batch, rank;
+  int first_group, num_groups;  // of 8 rows of W
+  int first_stage, num_stages;  // of k
+
+  __device__ Share(const Arguments& a, int boxes) : num_tiles_(a.tiles) {
+    const int cluster = blockIdx.x / a.splits % a.clusters;
+    batch = blockIdx.x / (a.splits * a.clusters);
+    rank = blockIdx.x % a.splits;
+    const int64_t groups = a.n / kGroupRows;
+    first_group = static_cast<int>(groups * cluster / a.clusters);
+    num_groups = static_cast<int>(groups * (cluster + 1) / a.clusters) - first_group;
+    const int stages = (a.columns + boxes - 1) / boxes;
+    first_stage = stages * rank / a.splits;
+    num_stages = stages * (rank + 1) / a.splits - first_stage;
+  }
+  __device__ int tile_begin(int tile) const { return first_group + num_groups * tile / num_tiles_; }
+
+ private:
+  int num_tiles_;
+};
+
+// ---- copies: one warp
+
+template <typename Layout>
+class Copies {
+  static constexpr int kGroupBytes = Layout::kGroupBytes;
+
+ public:
+  __device__ Copies(uint8_t* ring, uint64_t* arrived, const CUtensorMap& weights,
+                    const CUtensorMap& tokens, const Share& share, const Arguments& a)
+      : ring_(ring),
+        arrived_(arrived),
+        weights_(weights),
+        tokens_(tokens),
+        share_(share),
+        a_(a),
+        token_groups_((a.rows + kGroupRows - 1) / kGroupRows) {}
+
+  __device__ void run(uint64_t* read) const {
+    const int total = a_.tiles * share_.num_stages, first = min(a_.stages, total);
+    for (int i = 0; i < first; ++i) copy_weights(i, i);
+    wait_for_earlier_launches();
+    for (int i = 0; i < first; ++i) copy_tokens(i, i);
+    RingPosition at;
+    for (int i = first; i < total; ++i) {
+      barrier_wait(&read[at.stage], at.parity);
+      copy_weights(at.stage, i);
+      copy_tokens(at.stage, i);
+      at.advance(a_.stages);
+    }
+  }
+
+ private:
+  __device__ int column(int i) const {
+    return (share_.first_stage + i % share_.num_stages) * Layout::kBoxes;
+  }
+  // Of the block's i-th stage; says how much will come in all.
+  __device__ void copy_weights(int stage, int i) const {
+    const int tile = i / share_.num_stages, lane = threadIdx.x % 32;
+    const int begin = share_.tile_begin(tile), groups = share_.tile_begin(tile + 1) - begin;
+    if (lane == 0) barrier_expect(&arrived_[stage], (groups + token_groups_) * kGroupBytes);
+    __syncwarp();
+    if (lane < groups) {
+      copy_box(ring_ + stage * a_.stage_bytes + Layout::kTokenBytes + lane * kGroupBytes, &weights_,
+               &arrived_[stage], 0, share_.batch * a_.n + (begin + lane) * kGroupRows, column(i));
+    }
+  }
+  __device__ void copy_tokens(int stage, int i) const {
+    const int lane = threadIdx.x % 32;
+    if (lane < token_groups_) {
+      copy_box(ring_ + stage * a_.stage_bytes + lane * kGroupBytes, &tokens_, &arrived_[stage], 0,
+               lane * kGroupRows, column(i), share_.batch);
+    }
+  }
+
+  uint8_t* const ring_;
+  uint64_t* const arrived_;
+  const CUtensorMap &weights_, &tokens_;
+  const Share& share_;
+  const Arguments& a_;
+  const int token_groups_;
+};
+
+// ---- results
+
+__device__ void write_one(const Arguments& a, int batch, int row, int column, float value) {
+  if (row >= a.rows) return;
+  const int64_t at = batch * a.batch_stride + row * a.row_stride + column;
+  if (a.f32) {
+    static_cast<float*>(a.out)[at] = value;
+  } else {
+    static_cast<__nv_bfloat16*>(a.out)[at] = __float2bfloat16(value);
+  }
+}
+
+// Four values as a thread holds them, of rows (tokens) `row` and the next at columns `column` and 8
+// further, of which those below `end` exist.
+__device__ void write_four(const Arguments& a, int batch, int row, int column, int end, float4 v) {
+  if (column < end) {
+    write_one(a, batch, row, column, v.x);
+    write_one(a, batch, row + 1, column, v.y);
+  }
+  if (column + 8 < end) {
+    write_one(a, batch, row, column + 8, v.z);
+    write_one(a, batch, row + 1, column + 8, v.w);
+  }
+}
+
+// ---- the kernel
+
+template <int kColumns, int kWarpgroups, int kBoxes>
+__global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
+    few_rows_kernel(const __grid_constant__ CUtensorMap weights,
+                    const __grid_constant__ CUtensorMap tokens,
+                    const __grid_constant__ Arguments a) {
+  using L = Layout<kColumns, kWarpgroups, kBoxes>;
+  extern __shared__ __align__(1024) uint8_t memory[];
+  uint8_t* const exchange = memory + a.stages * a.stage_bytes;
+  auto* const arrived = reinterpret_cast<uint64_t*>(exchange + a.exchanges * L::kTileBytes);
+  uint64_t* const read = arrived + kMaxStages;
+  uint64_t* const joined = read + kMaxStages;  // [2]
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < a.stages; ++i) {
+      barrier_init(&arrived[i], 1);
+      barrier_init(&read[i], kWarpgroups * 4);
+    }
+    for (int i = 0; i < 2; ++i) barrier_init(&joined[i], 1);
+    fence_barrier_init();
+    for (int i = 0; i < a.exchanges; ++i) barrier_expect(&joined[i], L::kTileBytes);
+    let_next_launch_begin();
+  }
+  __syncthreads();
+  if (a.splits > 1) cluster_arrive();
+  const Share share(a, kBoxes);
+
+  if (threadIdx.x >= L::kThreads) {
+    Copies<L>(memory, arrived, weights, tokens, share, a).run(read);
+    if (a.splits > 1) cluster_wait();
+    return;
+  }
+  if (a.splits > 1) cluster_wait();  // the others' barriers exist
+  wait_for_earlier_launches();
+
+  const int thread = threadIdx.x % kWarpgroupThreads, group = threadIdx.x / kWarpgroupThreads;
+  constexpr int kVectors = kColumns / 8;  // of 16 bytes that a thread holds of a tile
+  const auto row_of = [](int v, int t) { return v * 8 + 2 * (t % 4); };
+  RingPosition at;
+  for (int tile = 0; tile < a.tiles; ++tile) {
+    float d[kColumns / 2];
+    multiply_tile<kColumns, kBoxes, false>(
+        d, at, share.num_stages, a.stages, shared_address(memory), a.stage_bytes,
+        L::kTokenBytes + group * L::kWarpgroupBytes, 0, arrived, read);
+    const int first = share.tile_begin(tile) * kGroupRows;
+    const int end = share.tile_begin(tile + 1) * kGroupRows;
+    const auto column_of = [&](int t) {  // of a thread of a warpgroup
+      return first + group * 64 + t / 32 * 16 + t % 32 / 4;
+    };
+    if (a.splits == 1) {
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+        write_four(a, share.batch, row_of(v, thread), column_of(thread), end,
+                   make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]));
+      }
+      continue;
+    }
+    // A warpgroup's threads are divided among the blocks: what a thread holds goes to one of them.
+    // There it lies by sender, warpgroup, vector and thread.
+    const int sharers = kWarpgroupThreads / a.splits, turn = tile & 1;
+    const uint32_t buffer = shared_address(exchange) + turn * L::kTileBytes;
+    const auto slot = [&](int sender, int v, int within) {
+      return (((sender * kWarpgroups + group) * kVectors + v) * sharers + within) * 16;
+    };
+    const uint32_t owner = thread / sharers;
+    const uint32_t there = address_in_block(buffer, owner);
+    const uint32_t barrier = address_in_block(shared_address(&joined[turn]), owner);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      store_in_block(there + slot(share.rank, v, thread % sharers), barrier,
+                     make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]));
+    }
+    barrier_wait(&joined[turn], tile >> 1 & 1);
+    for (int i = thread; i < kVectors * sharers; i += kWarpgroupThreads) {
+      const int v = i / sharers, within = i % sharers;
+      float4 sum = make_float4(0, 0, 0, 0);
+      for (int sender = 0; sender < a.splits; ++sender) {
+        const float4 part = *reinterpret_cast<const float4*>(exchange + turn * L::kTileBytes +
+                                                             slot(sender, v, within));
+        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      }
+      write_four(a, share.batch, row_of(v, within), column_of(share.rank * sharers + within), end,
+                 sum);
+    }
+    // Nobody sends into a buffer that is still being read: a block that sends the tile after next
+    // has this block's part of the next one.
+    named_barrier(1, L::kThreads);
+    if (threadIdx.x == 0 && tile + 2 < a.tiles) {
+      barrier_expect(&joined[turn], L::kTileBytes);
+    }
+  }
+}
+
+template <int kColumns, int kWarpgroups, int kBoxes>
+void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaStream_t stream) {
+  using L = Layout<kColumns, kWarpgroups, kBoxes>;
+  const auto kernel = few_rows_kernel<kColumns, kWarpgroups, kBoxes>;
+  constexpr int kBarrierBytes = (2 * kMaxStages + 2) * 8;
+  constexpr int kMostBytes = 227 * 1024;
+  static const bool prepared = (allow_shared_memory(kernel, kMostBytes), true);
+  static_cast<void>(prepared);
+
+  Arguments a;
+  a.out = arguments.out;
+  a.row_stride = arguments.out_row_stride;
+  a.batch_stride = arguments.out_batch_stride;
+  a.rows = arguments.rows;
+  a.n = arguments.n;
+  a.columns = arguments.k / 64;
+  a.splits = plan.splits;
+  a.clusters = plan.clusters;
+  a.tiles = plan.tiles(arguments.n);
+  a.exchanges = plan.splits == 1 ? 0 : a.tiles > 1 ? 2 : 1;
+  a.f32 = arguments.out_type == DType::kF32;
+  const int tile_groups = plan.tile_groups(arguments.n),
+            exchange_bytes = a.exchanges * L::kTileBytes;
+  a.stage_bytes = L::kTokenBytes + tile_groups * L::kGroupBytes;
+  const int ring = plan.wide_ring ? kWideRingBytes : kRingBytes;
+  const int needed = a.tiles * ((a.columns / plan.splits + 1) / kBoxes + 1);
+  a.stages = std::clamp((ring - exchange_bytes) / a.stage_bytes, 2, std::min(needed, kMaxStages));
+  // The last stage's product reads a whole warpgroup's rows too.
+  const int beyond = kWarpgroups * L::kWarpgroupBytes - tile_groups * L::kGroupBytes;
+  const int bytes = a.stages * a.stage_bytes + std::max(exchange_bytes + kBarrierBytes, beyond);
+
+  const int64_t k = arguments.k;
+  const Axis weight_axes[] = {
+      {64, 1, 64}, {int64_t{arguments.batches} * arguments.n, k, kGroupRows}, {k / 64, 64, kBoxes}};
+  const Axis token_axes[] = {
+      {64, 1, 64},
+      {arguments.rows, arguments.x_row_stride, kGroupRows},
+      {k / 64, 64, kBoxes},
+      {arguments.batches, arguments.batches == 1 ? k : arguments.x_batch_stride, 1}};
+  const CUtensorMap weights = bf16_map(arguments.weight, weight_axes);
+  const CUtensorMap tokens = bf16_map(arguments.x, token_axes);
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(arguments.batches * plan.clusters * plan.splits),
+          .threads = L::kThreads + 32,
+          .shared_bytes = static_cast<unsigned>(bytes),
+          .cluster = static_cast<unsigned>(plan.splits)},
+         stream, weights, tokens, a);
+}
+
+template <int kColumns>
+void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaStream_t stream) {
+  if (plan.boxes == 1) {
+    plan.warpgroups == 1 ? launch_for<kColumns, 1, 1>(plan, arguments, stream)
+                         : launch_for<kColumns, 2, 1>(plan, arguments, stream);
+  } else {
+    plan.warpgroups == 1 ? launch_for<kColumns, 1, 2>(plan, arguments, stream)
+                         : launch_for<kColumns, 2, 2>(plan, arguments, stream);
+  }
+}
+
+// How many clusters of blocks that leave no room for others run at a time.
+int count_clusters(int blocks) {
+  const auto kernel = few_rows_kernel<8, 1, 2>;
+  constexpr int kBytes = 200 * 1024;
+  allow_shared_memory(kernel, kBytes);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(160);
+  config.dynamicSmemBytes = kBytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "counting clusters");
+  return count;
+}
+
+}  // namespace
+
+ClusterCounts count_clusters() {
+  return {.of_1 = count_clusters(1),
+          .of_2 = count_clusters(2),
+          .of_4 = count_clusters(4),
+          .of_8 = count_clusters(8)};
+}
+
+void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments,
+                     cudaStream_t stream) {
+  switch (plan.columns) {
+    case 8:
+      return launch_for<8>(plan, arguments, stream);
+    case 16:
+      return launch_for<16>(plan, arguments, stream);
+    case 32:
+      return launch_for<32>(plan, arguments, stream);
+    default:
+      return launch_for<64>(plan, arguments, stream);
+  }
+}
+
+void linear_few_rows(const LinearArguments& arguments, cudaStream_t stream) {
+  static const ClusterCounts counts = count_clusters();
+  linear_few_rows(plan_few_rows({.rows = arguments.rows,
+                                 .n = arguments.n,
+                                 .k = arguments.k,
+                                 .batches = arguments.batches},
+                                counts),
+                  arguments, stream);
+}
+
+}  // namespace fathom::cuda

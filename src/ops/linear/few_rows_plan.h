@@ -1,0 +1,50 @@
+// How a product of few rows is cut over the multiprocessors of a GPU. Host code, a function of the
+// shape alone.
+//
+// Each batch's rows of weights are divided among `clusters` clusters, evenly to 8 rows; each
+// cluster of `splits` blocks divides k. A block takes its rows in tiles of up to 64 * warpgroups
+// rows.
+#pragma once
+
+#include <cstdint>
+
+namespace fathom::cuda {
+
+struct FewRowsShape {
+  int64_t rows = 0, n = 0, k = 0, batches = 1;
+};
+
+// How many clusters of so many blocks run at a time: a GPU's partitions are of unequal size, so
+// that larger clusters leave some multiprocessors over.
+struct ClusterCounts {
+  int of_1 = 132, of_2 = 66, of_4 = 30, of_8 = 14;
+
+  int of(int blocks) const {
+    return blocks == 1 ? of_1 : blocks == 2 ? of_2 : blocks == 4 ? of_4 : of_8;
+  }
+};
+
+struct FewRowsPlan {
+  int columns = 8;         // of the tensor cores' instruction, at least rows: 8, 16, 32 or 64
+  int warpgroups = 1;      // that multiply: 1 or 2
+  int splits = 1;          // of k: blocks of a cluster, 1, 2, 4 or 8
+  int clusters = 1;        // of each batch
+  int boxes = 2;           // of 64 columns, in a stage: 1 or 2
+  bool wide_ring = false;  // more shared memory, so that no other launch fits beside it
+
+  int tiles(int64_t n) const;        // of each block
+  int tile_groups(int64_t n) const;  // of the largest tile, in 8 rows
+};
+
+// With so many warpgroups and splits.
+FewRowsPlan plan_with(const FewRowsShape& shape, const ClusterCounts& counts, int warpgroups,
+                      int splits);
+
+// The best of them.
+FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts);
+
+// An estimate of what a plan takes, in us: what plan_few_rows makes least.
+double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,
+                     const ClusterCounts& counts);
+
+}  // namespace fathom::cuda
