@@ -1,0 +1,144 @@
+// Reading cached rows back and joining parts of attention on the GPU, against the CPU's operations.
+#include "ops/attention/cached_prefix_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "device/cuda/device_array.h"
+#include "device/cuda/random_data.h"
+#include "ops/attention/attention.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kLatent = 512, kRope = 64, kColumns = kLatent + kRope, kV = 128;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+struct Range {
+  int32_t first, count;
+};
+
+// Sequence s of the list is the batch's sequence 2 s.
+void gather_and_compare(const std::vector<Range>& ranges) {
+  constexpr int32_t kMaxPages = 40, kPadding = 5;
+  std::mt19937 random(static_cast<uint32_t>(ranges.size()));
+  std::vector<int32_t> tables(2 * ranges.size() * kMaxPages);
+  std::iota(tables.begin(), tables.end(), 0);
+  std::shuffle(tables.begin(), tables.end(), random);
+  std::vector<int32_t> sequences, first_keys, key_starts = {0};
+  for (const Range& range : ranges) {
+    sequences.push_back(2 * static_cast<int32_t>(sequences.size()));
+    first_keys.push_back(range.first);
+    key_starts.push_back(key_starts.back() + range.count);
+  }
+  const int64_t keys = key_starts.back() + kPadding, num_pages = std::ssize(tables);
+  auto pages = random_bf16(num_pages * kPageSize * kColumns, 1, random);
+  const DeviceArray<uint16_t> on_device(pages), latent(keys * kLatent), k_rope(keys * kRope);
+  const DeviceArray<int32_t> its_tables(tables), its_sequences(sequences), its_first(first_keys),
+      its_starts(key_starts);
+  check(cudaMemset(latent.data(), 0xFF, latent.bytes()), "poison");
+  check(cudaMemset(k_rope.data(), 0xFF, k_rope.bytes()), "poison");
+  gather_latent({.pages = on_device.data(),
+                 .block_tables = its_tables.data(),
+                 .max_pages = kMaxPages,
+                 .sequences = its_sequences.data(),
+                 .first_keys = its_first.data(),
+                 .key_starts = its_starts.data(),
+                 .num_sequences = static_cast<int32_t>(ranges.size()),
+                 .keys = keys,
+                 .latent = latent.data(),
+                 .k_rope = k_rope.data()},
+                nullptr);
+  check(cudaDeviceSynchronize(), "synchronize");
+
+  std::vector<uint16_t> expected_latent(static_cast<size_t>(keys * kLatent), 0xFFFF),
+      expected_rope(static_cast<size_t>(keys * kRope), 0xFFFF);
+  ThreadPool pool(1);
+  const LatentPages cache{
+      {.format = CacheFormat::kBF16}, reinterpret_cast<std::byte*>(pages.data()), num_pages};
+  for (size_t s = 0; s < ranges.size(); ++s) {
+    fathom::gather_latent(Stream(pool), std::span(tables).subspan(2 * s * kMaxPages, kMaxPages),
+                          cache, ranges[s].first, ranges[s].count,
+                          TensorView(expected_latent.data() + key_starts[s] * kLatent, DType::kBF16,
+                                     {ranges[s].count, kLatent}),
+                          TensorView(expected_rope.data() + key_starts[s] * kRope, DType::kBF16,
+                                     {ranges[s].count, kRope}));
+  }
+  EXPECT_EQ(latent.to_host(), expected_latent);
+  EXPECT_EQ(k_rope.to_host(), expected_rope);
+}
+
+TEST(GatherLatent, RangesOfOneAndOfManySequences) {
+  gather_and_compare({{0, 1}});
+  gather_and_compare({{0, 2560}});
+  gather_and_compare({{63, 66}, {5, 0}, {0, 128}, {100, 1}});
+  std::mt19937 random(9);
+  std::vector<Range> many(100);
+  for (Range& range : many) {
+    range = {static_cast<int32_t>(random() % 500), static_cast<int32_t>(random() % 200)};
+  }
+  gather_and_compare(many);
+}
+
+// Rows: most saw keys in both parts, some in one, some in none; what saw none holds NaN.
+TEST(MergeAttention, EqualsTheCpu) {
+  for (const int64_t rows : {1, 7, 3000}) {
+    std::mt19937 random(static_cast<uint32_t>(rows));
+    auto a = random_f32(rows * kV, 1, random), b = random_f32(rows * kV, 1, random);
+    auto a_lse = random_f32(rows, 10, random), b_lse = random_f32(rows, 10, random);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (auto [part, lse, kind] : {std::tuple{&a, &a_lse, 3}, std::tuple{&b, &b_lse, 4}}) {
+        if (row % 12 != kind && row % 12 != 5) continue;
+        (*lse)[static_cast<size_t>(row)] = kLowest;
+        std::fill_n(part->begin() + row * kV, kV, std::nanf(""));
+      }
+    }
+    std::vector<float> expected = a, expected_lse = a_lse;
+    ThreadPool pool(1);
+    fathom::merge_attention(Stream(pool), ConstTensorView(b.data(), {rows, 1, kV}),
+                            ConstTensorView(b_lse.data(), {rows, 1}),
+                            TensorView(expected.data(), {rows, 1, kV}),
+                            TensorView(expected_lse.data(), {rows, 1}));
+    const DeviceArray<float> its_a(a), its_b(b), its_a_lse(a_lse), its_b_lse(b_lse);
+    const DeviceArray<uint16_t> narrow(rows * kV);
+    check(cudaMemset(narrow.data(), 0xFF, narrow.bytes()), "poison");
+    merge_attention({.a = its_a.data(),
+                     .a_lse = its_a_lse.data(),
+                     .b = its_b.data(),
+                     .b_lse = its_b_lse.data(),
+                     .out = narrow.data(),
+                     .rows = rows},
+                    nullptr);
+    // Into the first part.
+    merge_attention({.a = its_a.data(),
+                     .a_lse = its_a_lse.data(),
+                     .b = its_b.data(),
+                     .b_lse = its_b_lse.data(),
+                     .out = its_a.data(),
+                     .out_f32 = true,
+                     .lse = its_a_lse.data(),
+                     .rows = rows},
+                    nullptr);
+    check(cudaDeviceSynchronize(), "synchronize");
+    const auto wide = its_a.to_host(), rounded = widen(narrow.to_host()), lse = its_a_lse.to_host();
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto r = static_cast<size_t>(row);
+      if (row % 12 == 5) {
+        ASSERT_EQ(lse[r], kLowest);
+      } else {
+        ASSERT_NEAR(lse[r], expected_lse[r], 1e-5);
+      }
+      for (size_t i = r * kV; i < (r + 1) * kV; ++i) {
+        const float value = row % 12 == 5 ? 0 : expected[i];
+        ASSERT_NEAR(wide[i], value, 1e-5) << "row " << row;
+        ASSERT_NEAR(rounded[i], value, 1e-5 + std::abs(value) / 256) << "row " << row;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom::cuda

@@ -1,0 +1,562 @@
+// What: out = softmax(scale * [q_nope q_rope] [k_nope k_rope]^T) v, many queries of one head at a
+// time; log-sum-exp beside it.
+//
+// Inputs/outputs: mha_prefill_cuda.h. Tiles of work and who computes them: mha_prefill_plan.h.
+//
+// Layout: one block a multiprocessor, three warpgroups: two compute 64 of a tile's 128 queries
+// each, the third's first warp issues copies. Shared memory has boxes of 64 columns with the
+// 128-byte swizzle: queries 2 x 3 boxes of 64 rows (48 KB), and two stages each of keys (3 boxes of
+// 128 rows, the third the rotated part that all heads share; 48 KB) and values (2 boxes; 32 KB).
+//
+// Algorithm, for each step of 128 keys; keys go forward, so that a row sees a key in the first
+// step:
+//   1. scores [64, 128] = q [64, 192] keys^T                          operands in shared memory
+//   2. out [64, 128] += probabilities [64, 128] values, one step late  probabilities in registers
+//   3. mask (last steps only), running maximum, probabilities, their sum; 2. runs meanwhile
+//   4. scale out when the product is there and the maximum has risen, probabilities to bf16
+// The warpgroups take turns at issuing 1. and 2., so that one's softmax falls into the other's
+// products. Blocks go through their tiles without a pause: the next tile's queries and keys are on
+// their way as soon as the memory that they go to has been read.
+// Rows of values beyond a sequence's end belong to others: a zero probability does not silence a
+// NaN there, so a warp of the third warpgroup overwrites them when they have arrived.
+//
+// Determinism: one warpgroup computes a row, in the order of its keys; no atomics.
+//
+// Limits: head dimensions 192 and 128. A tile is not split over blocks: few tiles with many keys
+// leave multiprocessors idle.
+//
+// Source: FlashAttention-3 (Shah et al., 2024): roles of warpgroups, turns, the overlap of softmax
+// with products; FlashAttention-4 (Dao et al., 2025): scaling only when it is needed. Longest tiles
+// first: Graham (1969).
+//
+// Measured: docs/kernels/mha_prefill.md.
+#include <cuda_bf16.h>
+
+#include <cmath>
+
+#include "device/cuda/launch.h"
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_map.h"
+#include "device/cuda/wgmma_n128.cuh"
+#include "ops/attention/mha_prefill_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kNope = 128, kRope = 64, kQk = kNope + kRope, kV = 128, kKvColumns = kNope + kV;
+constexpr int kGroups = 2, kGroupThreads = 128;
+constexpr int kRows = MhaPrefillTile::kRows / kGroups;  // of a warpgroup
+constexpr int kKeys = MhaPrefillTile::kKeys;
+constexpr int kBoxColumns = 64;  // 128 bytes, the swizzle's width
+constexpr int kNopeBoxes = kNope / kBoxColumns, kQkBoxes = kQk / kBoxColumns,
+              kVBoxes = kV / kBoxColumns;
+constexpr int kQueryBoxBytes = kRows * 128, kKeyBoxBytes = kKeys * 128;
+constexpr int kStages = 2;
+constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+constexpr int kK = 16;             // columns (or rows) that one instruction multiplies
+constexpr int kGroupBytes = 1024;  // 8 rows
+
+struct Arguments {
+  const MhaPrefillTile* tiles;
+  void* out;
+  float* lse;
+  int32_t max_tiles, heads;
+  float scale_log2;
+};
+
+struct SharedMemory {
+  alignas(1024) uint8_t queries[kGroups][kQkBoxes * kQueryBoxBytes];
+  alignas(1024) uint8_t keys[kStages][kQkBoxes * kKeyBoxBytes];
+  alignas(1024) uint8_t values[kStages][kVBoxes * kKeyBoxBytes];
+  uint64_t queries_arrived[kGroups], queries_read[kGroups];
+  uint64_t keys_arrived[kStages], keys_read[kStages];
+  uint64_t values_arrived[kStages], values_read[kStages];
+  uint64_t tail_arrived[kStages];  // values whose last rows are not the sequence's
+};
+
+// Counts the uses of a stage's memory.
+struct Turn {
+  int count = 0;
+
+  __device__ int stage() const { return count % kStages; }
+  __device__ int parity() const { return count / kStages & 1; }
+  // Returns at once for the first use of each stage.
+  __device__ void wait_until_read(uint64_t* read) const {
+    if (count >= kStages) barrier_wait(&read[stage()], parity() ^ 1);
+  }
+};
+
+// The last step's values reach beyond the sequence's end.
+__device__ bool has_tail(const MhaPrefillTile& tile) { return tile.steps * kKeys > tile.num_keys; }
+
+// ---- copies: one thread
+
+struct Maps {
+  CUtensorMap q, kv, k_rope;
+};
+
+class Copies {
+ public:
+  __device__ Copies(SharedMemory& shared, const Maps& maps) : shared_(shared), maps_(maps) {}
+
+  __device__ void run(const MhaPrefillTile& tile) {
+    for (int step = 0; step < tile.steps; ++step) {
+      copy_keys(tile, step);
+      if (step == 0) {
+        copy_queries(tile);
+      } else {
+        copy_values(tile, step - 1);
+      }
+    }
+    if (tile.steps > 0) copy_values(tile, tile.steps - 1);
+  }
+
+ private:
+  __device__ void copy_queries(const MhaPrefillTile& tile) {
+    for (int group = 0; group < kGroups; ++group) {
+      if (tiles_ > 0) barrier_wait(&shared_.queries_read[group], (tiles_ - 1) & 1);
+      uint64_t* arrived = &shared_.queries_arrived[group];
+      barrier_expect(arrived, kQkBoxes * kQueryBoxBytes);
+      for (int box = 0; box < kQkBoxes; ++box) {
+        copy_box(shared_.queries[group] + box * kQueryBoxBytes, &maps_.q, arrived,
+                 tile.head * kQk + box * kBoxColumns, tile.first_row + group * kRows);
+      }
+    }
+    ++tiles_;
+  }
+
+  __device__ void copy_keys(const MhaPrefillTile& tile, int step) {
+    keys_.wait_until_read(shared_.keys_read);
+    const int stage = keys_.stage(), key = tile.first_key + step * kKeys;
+    uint64_t* arrived = &shared_.keys_arrived[stage];
+    barrier_expect(arrived, kQkBoxes * kKeyBoxBytes);
+    for (int box = 0; box < kNopeBoxes; ++box) {
+      copy_box(shared_.keys[stage] + box * kKeyBoxBytes, &maps_.kv, arrived,
+               tile.head * kKvColumns + box * kBoxColumns, key);
+    }
+    copy_box(shared_.keys[stage] + kNopeBoxes * kKeyBoxBytes, &maps_.k_rope, arrived, 0, key);
+    ++keys_.count;
+  }
+
+  __device__ void copy_values(const MhaPrefillTile& tile, int step) {
+    values_.wait_until_read(shared_.values_read);
+    const int stage = values_.stage(), key = tile.first_key + step * kKeys;
+    const bool tail = step == tile.steps - 1 && has_tail(tile);
+    uint64_t* arrived = tail ? &shared_.tail_arrived[stage] : &shared_.values_arrived[stage];
+    barrier_expect(arrived, kVBoxes * kKeyBoxBytes);
+    for (int box = 0; box < kVBoxes; ++box) {
+      copy_box(shared_.values[stage] + box * kKeyBoxBytes, &maps_.kv, arrived,
+               tile.head * kKvColumns + kNope + box * kBoxColumns, key);
+    }
+    ++values_.count;
+  }
+
+  SharedMemory& shared_;
+  const Maps& maps_;
+  Turn keys_, values_;
+  int tiles_ = 0;  // whose queries were copied
+};
+
+// ---- values beyond a sequence's end: one warp
+
+class Tails {
+ public:
+  __device__ explicit Tails(SharedMemory& shared) : shared_(shared) {}
+
+  __device__ void run(const MhaPrefillTile& tile) {
+    values_ += tile.steps;
+    if (tile.steps == 0 || !has_tail(tile)) return;
+    const int stage = (values_ - 1) % kStages, lane = threadIdx.x % 32;
+    barrier_wait(&shared_.tail_arrived[stage], tails_ >> stage & 1);
+    tails_ ^= 1 << stage;
+    const int first = (tile.num_keys - (tile.steps - 1) * kKeys) * 128;
+    for (int box = 0; box < kVBoxes; ++box) {
+      for (int at = first + lane * 16; at < kKeyBoxBytes; at += 32 * 16) {
+        *reinterpret_cast<uint4*>(shared_.values[stage] + box * kKeyBoxBytes + at) = uint4{};
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared_.values_arrived[stage]);
+  }
+
+ private:
+  SharedMemory& shared_;
+  int values_ = 0;  // steps so far
+  int tails_ = 0;   // a bit for each stage: parity of its next
+};
+
+// ---- attention: a warpgroup and its 64 queries
+//
+// A thread has two rows of them, 16 * warp + lane / 4 and 8 more, and of each product the elements
+// that wgmma_n128.cuh says: half h of an array's pairs belongs to row h.
+
+constexpr int kElements = 64;
+
+// How far a row's scores may rise above what its sums are relative to, as a power of two, before
+// these are scaled: few rows ever need it after their first steps. bf16 and fp32 have room.
+constexpr float kSlack = 8;
+
+// Arithmetic that a and b come from is not moved below this place, where a wait for products begins
+// (the assembler puts waits first where it can). Both are never negative.
+__device__ void compute_before_here(float a, float b) {
+  asm volatile(
+      "{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0f00000000;\n@never trap;\n"
+      "setp.lt.f32 never, %1, 0f00000000;\n@never trap;\n}" ::"f"(a),
+      "f"(b)
+      : "memory");
+}
+
+template <bool kOutF32>
+class Attention {
+ public:
+  __device__ Attention(SharedMemory& shared, const Arguments& arguments, int group)
+      : shared_(shared),
+        arguments_(arguments),
+        group_(group),
+        lane_(threadIdx.x % 32),
+        first_row_(threadIdx.x % kGroupThreads / 32 * 16 + lane_ / 4),
+        queries_(swizzled_matrix(shared_address(shared.queries[group]), kGroupBytes)),
+        keys_(swizzled_matrix(shared_address(shared.keys), kGroupBytes)),
+        values_(swizzled_boxes(shared_address(shared.values), kKeyBoxBytes)) {
+    // The first warpgroup's turn.
+    if (group == 1) named_barrier_arrive(kTurnBarrier, kGroups * kGroupThreads);
+  }
+
+  __device__ void run(const MhaPrefillTile& tile) {
+    if (tile.steps == 0) {
+      write_nothing(tile);
+      return;
+    }
+    maximum_[0] = maximum_[1] = -INFINITY;
+    sum_[0] = sum_[1] = 0;
+    // Keys that this warpgroup's first row sees: steps below need no mask.
+    const int visible = tile.visible + tile.causal * group_ * kRows;
+    const int unmasked = visible / kKeys;
+
+    barrier_wait(&shared_.queries_arrived[group_], tiles_ & 1);
+    ++tiles_;
+    barrier_wait(&shared_.keys_arrived[turn_.stage()], turn_.parity());
+    mma_fence();
+    multiply_keys(turn_.stage());
+    mma_commit();
+    mma_wait_but<0>();
+    pin(scores_);
+    has_read(&shared_.keys_read[turn_.stage()]);
+    if (tile.steps == 1) has_read(&shared_.queries_read[group_]);
+    if (unmasked == 0) mask(tile, 0);
+    float factor[2];
+    soften(factor);
+    pack();
+    for (int step = 1; step < tile.steps; ++step) {
+      const Turn before = turn_;
+      ++turn_.count;
+      barrier_wait(&shared_.keys_arrived[turn_.stage()], turn_.parity());
+      take_turn();
+      pin(scores_);
+      pin(out_);
+      mma_fence();
+      multiply_keys(turn_.stage());
+      mma_commit();
+      barrier_wait(&shared_.values_arrived[before.stage()], before.parity());
+      multiply_values(before.stage(), step > 1);
+      mma_commit();
+      pass_turn();
+      mma_wait_but<1>();
+      pin(scores_);
+      has_read(&shared_.keys_read[turn_.stage()]);
+      if (step == tile.steps - 1) has_read(&shared_.queries_read[group_]);
+      if (step >= unmasked) mask(tile, step);
+      soften(factor);
+      compute_before_here(sum_[0], sum_[1]);
+      mma_wait_but<0>();
+      pin(out_);
+      has_read(&shared_.values_read[before.stage()]);
+      rescale(factor);
+      pack();
+    }
+    barrier_wait(&shared_.values_arrived[turn_.stage()], turn_.parity());
+    pin(out_);
+    mma_fence();
+    multiply_values(turn_.stage(), tile.steps > 1);
+    mma_commit();
+    add_up_sums();
+    mma_wait_but<0>();
+    pin(out_);
+    has_read(&shared_.values_read[turn_.stage()]);
+    ++turn_.count;
+    write(tile);
+  }
+
+ private:
+  static constexpr int kTurnBarrier = 1;  // and the one after it: each warpgroup's
+
+  __device__ void take_turn() const {
+    named_barrier(kTurnBarrier + group_, kGroups * kGroupThreads);
+  }
+  __device__ void pass_turn() const {
+    named_barrier_arrive(kTurnBarrier + (group_ ^ 1), kGroups * kGroupThreads);
+  }
+  __device__ void has_read(uint64_t* barrier) const {
+    if (lane_ == 0) barrier_arrive(barrier);
+  }
+
+  __device__ void multiply_keys(int stage) {
+    const uint64_t keys = keys_ + (stage * (kQkBoxes * kKeyBoxBytes) >> 4);
+#pragma unroll
+    for (int i = 0; i < kQk / kK; ++i) {
+      const int box = i / 4, within = i % 4 * kK * 2;
+      const uint64_t a = queries_ + ((box * kQueryBoxBytes + within) >> 4);
+      const uint64_t b = keys + ((box * kKeyBoxBytes + within) >> 4);
+      if (i == 0) {
+        mma_64x128x16<true>(scores_, a, b);
+      } else {
+        mma_64x128x16<false>(scores_, a, b);
+      }
+    }
+  }
+
+  __device__ void multiply_values(int stage, int add) {
+    const uint64_t values = values_ + (stage * (kVBoxes * kKeyBoxBytes) >> 4);
+#pragma unroll
+    for (int i = 0; i < kKeys / kK; ++i) {
+      mma_64x128x16_rows(out_, probabilities_[4 * i], probabilities_[4 * i + 1],
+                         probabilities_[4 * i + 2], probabilities_[4 * i + 3],
+                         values + (i * kK * 128 >> 4), i == 0 ? add : 1);
+    }
+  }
+
+  __device__ void mask(const MhaPrefillTile& tile, int step) {
+    const int row = group_ * kRows + first_row_;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Keys of this step that the row sees, counted from the thread's first column.
+      const int visible =
+          tile.visible + tile.causal * (row + 8 * h) - step * kKeys - 2 * (lane_ % 4);
+#pragma unroll
+      for (int j = 2 * h; j < kElements; j += 4) {
+        if (j / 4 * 8 >= visible) scores_[j] = -INFINITY;
+        if (j / 4 * 8 + 1 >= visible) scores_[j + 1] = -INFINITY;
+      }
+    }
+  }
+
+  // Scores become probabilities, relative to about the largest score so far; what was added up
+  // relative to the one before is to be multiplied with `factor`.
+  __device__ void soften(float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float most = fmaxf(scores_[2 * h], scores_[2 * h + 1]);
+#pragma unroll
+      for (int j = 4 + 2 * h; j < kElements; j += 4) {
+        most = fmaxf(most, fmaxf(scores_[j], scores_[j + 1]));
+      }
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      if ((most - maximum_[h]) * arguments_.scale_log2 <= kSlack) most = maximum_[h];
+      factor[h] = exp2_fast((maximum_[h] - most) * arguments_.scale_log2);
+      maximum_[h] = most;
+      const float base = most * arguments_.scale_log2;
+      float sum = 0;
+#pragma unroll
+      for (int j = 2 * h; j < kElements; j += 4) {
+        scores_[j] = exp2_fast(scores_[j] * arguments_.scale_log2 - base);
+        scores_[j + 1] = exp2_fast(scores_[j + 1] * arguments_.scale_log2 - base);
+        sum += scores_[j] + scores_[j + 1];
+      }
+      sum_[h] = sum_[h] * factor[h] + sum;
+    }
+  }
+
+  __device__ void rescale(const float (&factor)[2]) {
+    if (!__any_sync(~0u, factor[0] != 1 || factor[1] != 1)) return;
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) out_[j] *= factor[j / 2 & 1];
+  }
+
+  __device__ void pack() {
+#pragma unroll
+    for (int j = 0; j < kElements; j += 2) {
+      probabilities_[j / 2] = pack_bf16(scores_[j], scores_[j + 1]);
+    }
+  }
+
+  __device__ void add_up_sums() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum_[h] += __shfl_xor_sync(~0u, sum_[h], 1);
+      sum_[h] += __shfl_xor_sync(~0u, sum_[h], 2);
+    }
+  }
+
+  __device__ size_t row_at(const MhaPrefillTile& tile, int row) const {
+    return static_cast<size_t>(tile.first_row + row) * arguments_.heads + tile.head;
+  }
+
+  __device__ void write(const MhaPrefillTile& tile) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = group_ * kRows + first_row_ + 8 * h;
+      const bool exists = row < tile.rows;
+      const size_t at = row_at(tile, row);
+      const float inverse = 1 / sum_[h];
+      if (arguments_.lse != nullptr && exists && lane_ % 4 == 0) {
+        constexpr float kLn2 = 0.6931471805599453f;
+        arguments_.lse[at] = (maximum_[h] * arguments_.scale_log2 + log2f(sum_[h])) * kLn2;
+      }
+      if constexpr (kOutF32) {
+        float* to = static_cast<float*>(arguments_.out) + at * kV + 2 * (lane_ % 4);
+#pragma unroll
+        for (int c = 0; c < kV / 8; ++c) {
+          const int j = 4 * c + 2 * h;
+          if (exists) {
+            *reinterpret_cast<float2*>(to + 8 * c) =
+                make_float2(out_[j] * inverse, out_[j + 1] * inverse);
+          }
+        }
+      } else {
+        __nv_bfloat16* to = static_cast<__nv_bfloat16*>(arguments_.out) + at * kV;
+#pragma unroll
+        for (int c = 0; c < kV / 8; c += 4) {
+          uint32_t v[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int j = 4 * (c + i) + 2 * h;
+            v[i] = pack_bf16(out_[j] * inverse, out_[j + 1] * inverse);
+          }
+          transpose(v);
+          if (exists) {
+            *reinterpret_cast<uint4*>(to + 8 * (c + lane_ % 4)) =
+                make_uint4(v[0], v[1], v[2], v[3]);
+          }
+        }
+      }
+    }
+  }
+
+  // Among four neighbouring lanes: lane i's v[j] becomes lane j's v[i].
+  __device__ void transpose(uint32_t (&v)[4]) const {
+    const bool odd = lane_ & 1, upper = lane_ & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t other = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+      (odd ? v[i] : v[i + 1]) = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + 2], 2);
+      (upper ? v[i] : v[i + 2]) = other;
+    }
+  }
+
+  // Rows that see no key.
+  __device__ void write_nothing(const MhaPrefillTile& tile) const {
+    constexpr int kRowBytes = kV * (kOutF32 ? 4 : 2), kLanes = kRowBytes / 16;
+    const int thread = threadIdx.x % kGroupThreads;
+    for (int i = thread; i < kRows * kLanes; i += kGroupThreads) {
+      const int row = group_ * kRows + i / kLanes;
+      if (row >= tile.rows) break;
+      const size_t at = row_at(tile, row);
+      static_cast<uint4*>(arguments_.out)[at * kLanes + i % kLanes] = uint4{};
+      if (i % kLanes == 0 && arguments_.lse != nullptr) arguments_.lse[at] = -INFINITY;
+    }
+  }
+
+  SharedMemory& shared_;
+  const Arguments& arguments_;
+  const int group_, lane_, first_row_;
+  const uint64_t queries_, keys_, values_;
+  Turn turn_;      // of keys and of values: one step's
+  int tiles_ = 0;  // whose queries were read
+  float maximum_[2], sum_[2];
+  float scores_[kElements], out_[kElements];
+  uint32_t probabilities_[kElements / 2];
+};
+
+// ---- the kernel
+
+// The tiles of this block, one after the other.
+template <typename Role>
+__device__ void for_each_tile(const Arguments& arguments, Role&& role) {
+  const MhaPrefillTile* tiles = arguments.tiles + blockIdx.x * arguments.max_tiles;
+  for (int t = 0; t < arguments.max_tiles; ++t) {
+    const MhaPrefillTile tile = tiles[t];
+    if (tile.rows == 0) break;
+    role.run(tile);
+  }
+}
+
+template <bool kOutF32>
+__global__ void __launch_bounds__(kThreads, 1)
+    mha_prefill_kernel(const __grid_constant__ Maps maps,
+                       const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
+  // The same in all lanes, and known to be.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = kGroupThreads / 32;
+    for (int group = 0; group < kGroups; ++group) {
+      barrier_init(&shared.queries_arrived[group], 1);
+      barrier_init(&shared.queries_read[group], kWarps);
+    }
+    for (int stage = 0; stage < kStages; ++stage) {
+      barrier_init(&shared.keys_arrived[stage], 1);
+      barrier_init(&shared.keys_read[stage], kGroups * kWarps);
+      barrier_init(&shared.values_arrived[stage], 1);
+      barrier_init(&shared.values_read[stage], kGroups * kWarps);
+      barrier_init(&shared.tail_arrived[stage], 1);
+    }
+    fence_barrier_init();
+    prefetch_map(&maps.q);
+    prefetch_map(&maps.kv);
+    prefetch_map(&maps.k_rope);
+  }
+  __syncthreads();
+  wait_for_earlier_launches();
+  let_next_launch_begin();
+
+  if (warp >= kGroups * 4) {
+    give_registers<24>();
+    if (warp == kGroups * 4) {
+      if (threadIdx.x % 32 == 0) for_each_tile(arguments, Copies(shared, maps));
+    } else if (warp == kGroups * 4 + 1) {
+      for_each_tile(arguments, Tails(shared));
+    }
+  } else {
+    take_registers<240>();
+    for_each_tile(arguments, Attention<kOutF32>(shared, arguments, warp / 4));
+  }
+}
+
+template <bool kOutF32>
+void launch_for(const Maps& maps, const Arguments& arguments, int num_blocks, cudaStream_t stream) {
+  const auto kernel = mha_prefill_kernel<kOutF32>;
+  constexpr int kBytes = sizeof(SharedMemory);
+  static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
+  static_cast<void>(prepared);
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(num_blocks), .threads = kThreads, .shared_bytes = kBytes},
+         stream, maps, arguments);
+}
+
+}  // namespace
+
+void mha_prefill(const MhaPrefillPlan& plan, const MhaPrefillArguments& arguments,
+                 cudaStream_t stream) {
+  if (plan.num_blocks == 0) return;
+  const int64_t heads = arguments.heads, keys = arguments.keys;
+  const Maps maps = {bf16_map(arguments.q, {.rows = arguments.rows, .columns = heads * kQk},
+                              {.rows = kRows, .columns = kBoxColumns}),
+                     bf16_map(arguments.kv, {.rows = keys, .columns = heads * kKvColumns},
+                              {.rows = kKeys, .columns = kBoxColumns}),
+                     bf16_map(arguments.k_rope, {.rows = keys, .columns = kRope},
+                              {.rows = kKeys, .columns = kBoxColumns})};
+  constexpr float kLog2E = 1.4426950408889634f;
+  const Arguments inner = {arguments.tiles, arguments.out,   arguments.lse,
+                           plan.max_tiles,  arguments.heads, arguments.softmax_scale * kLog2E};
+  const auto run = arguments.out_f32 ? launch_for<true> : launch_for<false>;
+  run(maps, inner, plan.num_blocks, stream);
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,40 @@
+// Multi-head attention of many new tokens over expanded keys and values, on a Hopper GPU: the
+// second form of MLA (ops/attention/attention.h), for sequences of any lengths in one launch.
+//
+// out[r, h] = sum_k softmax_k(scale * (q_nope[r, h] . k_nope[k, h] + q_rope[r, h] . k_rope[k]))
+// v[k, h] over the keys k that row r may see. Head dimensions 128 + 64 and 128, bf16.
+//
+// The kernel is described in mha_prefill_cuda.cu and docs/kernels/mha_prefill.md.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/attention/mha_prefill_plan.h"
+
+namespace fathom::cuda {
+
+// All pointers are device memory, aligned to 16 bytes. Rows and keys that belong to no tile may
+// hold anything, NaN too; they are neither computed nor written.
+struct MhaPrefillArguments {
+  const void* q = nullptr;  // [rows, heads, 192] bf16: nope, then rope (rotated)
+  int64_t rows = 0;
+  const void* kv = nullptr;      // [keys, heads, 256] bf16: k_nope, then v, as kv_b_proj gives them
+  const void* k_rope = nullptr;  // [keys, 64] bf16
+  int64_t keys = 0;
+  void* out = nullptr;   // [rows, heads, 128] bf16, or f32 if out_f32
+  bool out_f32 = false;  // for a part that is merged with others
+  float* lse = nullptr;  // [rows, heads]: natural log of the sum, -inf where no key was visible; or
+                         // null
+  int32_t heads = 0;
+  float softmax_scale = 0;                // > 0
+  const MhaPrefillTile* tiles = nullptr;  // plan.tiles, copied
+};
+
+// Enqueues one launch. A row's bits depend on its own query, the keys that it sees and its place in
+// its tile, not on the rest of the batch.
+void mha_prefill(const MhaPrefillPlan& plan, const MhaPrefillArguments& arguments,
+                 cudaStream_t stream);
+
+}  // namespace fathom::cuda

@@ -1,0 +1,139 @@
+// Multi-head prefill attention on the GPU: time of a launch in a CUDA graph whose launches take
+// different memory, more than the L2 holds together; median of 11 replays. TFLOP/s counts what the
+// mask lets through.
+//
+//   mha_prefill_cuda_bench [--json]
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "device/cuda/device_array.h"
+#include "device/cuda/graph_timer.h"
+#include "device/cuda/random_data.h"
+#include "ops/attention/mha_prefill_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kQk = 192, kV = 128, kKvColumns = 256, kRope = 64;
+constexpr double kTflops = 790;  // what an H200 multiplies in bf16, measured
+
+struct Shape {
+  int heads, sequences, queries, keys;
+  MhaMask mask = MhaMask::kCausal;
+
+  int64_t rows() const { return int64_t{sequences} * queries; }
+  int64_t all_keys() const { return int64_t{sequences} * keys; }
+  int64_t values() const {
+    return rows() * heads * (kQk + kV) + all_keys() * (heads * kKvColumns + kRope);
+  }
+  double flop() const {
+    const double pairs = static_cast<double>(queries) *
+                         (keys - (mask == MhaMask::kCausal ? (queries - 1) / 2.0 : 0.0));
+    return 2 * (kQk + kV) * pairs * heads * sequences;
+  }
+};
+
+struct Memory {
+  DeviceArray<uint16_t> q, kv, k_rope, out;
+  DeviceArray<float> lse;
+};
+
+DeviceArray<uint16_t> random_array(int64_t size, const std::vector<uint16_t>& some) {
+  DeviceArray<uint16_t> array(size);
+  for (int64_t at = 0; at < size; at += std::ssize(some)) {
+    const int64_t count = std::min(std::ssize(some), size - at);
+    check(cudaMemcpy(array.data() + at, some.data(), static_cast<size_t>(count) * 2,
+                     cudaMemcpyHostToDevice),
+          "copying to the device");
+  }
+  return array;
+}
+
+double measure(const Shape& shape, const std::vector<uint16_t>& some, int processors) {
+  std::vector<int32_t> query_starts, key_starts;
+  for (int s = 0; s <= shape.sequences; ++s) {
+    query_starts.push_back(s * shape.queries);
+    key_starts.push_back(s * shape.keys);
+  }
+  const auto plan = plan_mha_prefill(query_starts, key_starts, shape.mask, shape.heads, processors);
+  const DeviceArray<MhaPrefillTile> tiles(plan.tiles);
+  constexpr int64_t kValues = int64_t{100} << 20;  // 200 MB
+  const auto copies =
+      static_cast<int>(std::clamp<int64_t>((kValues - 1) / shape.values() + 1, 2, 24));
+  std::vector<Memory> memory;
+  for (int copy = 0; copy < copies; ++copy) {
+    const int64_t rows = shape.rows() * shape.heads, keys = shape.all_keys();
+    memory.push_back({random_array(rows * kQk, some),
+                      random_array(keys * shape.heads * kKvColumns, some),
+                      random_array(keys * kRope, some), DeviceArray<uint16_t>(rows * kV),
+                      DeviceArray<float>(rows)});
+  }
+  return time_in_graph(copies, [&](int copy, cudaStream_t stream) {
+    const Memory& its = memory[static_cast<size_t>(copy)];
+    mha_prefill(plan,
+                {.q = its.q.data(),
+                 .rows = shape.rows(),
+                 .kv = its.kv.data(),
+                 .k_rope = its.k_rope.data(),
+                 .keys = shape.all_keys(),
+                 .out = its.out.data(),
+                 .lse = its.lse.data(),
+                 .heads = shape.heads,
+                 .softmax_scale = 0.0721688f,
+                 .tiles = tiles.data()},
+                stream);
+  });
+}
+
+int run(bool json) {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "attribute");
+  std::mt19937 random(1);
+  const auto some = random_bf16(1 << 22, 1, random);
+  const Shape shapes[] = {{16, 1, 512, 512},
+                          {16, 1, 1024, 1024},
+                          {16, 1, 2048, 2048},
+                          {16, 1, 4096, 4096},
+                          {16, 1, 8192, 8192},
+                          {16, 8, 1024, 1024},
+                          {16, 32, 256, 256},
+                          {16, 1, 2048, 10240},
+                          {16, 1, 2048, 8192, MhaMask::kNone},
+                          {128, 1, 512, 512},
+                          {128, 1, 2048, 2048},
+                          {128, 1, 4096, 4096},
+                          {128, 1, 4096, 4096, MhaMask::kNone}};
+  if (json) {
+    std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
+  } else {
+    std::printf("%s\nheads sequences queries  keys    mask        us  TFLOP/s  %% of %.0f\n",
+                device_line().c_str(), kTflops);
+  }
+  const char* separator = "";
+  for (const Shape& shape : shapes) {
+    const double us = measure(shape, some, processors), tflops = shape.flop() / us / 1e6;
+    const char* mask = shape.mask == MhaMask::kCausal ? "causal" : "none";
+    if (json) {
+      std::printf(
+          "%s\n  {\"heads\": %d, \"sequences\": %d, \"queries\": %d, \"keys\": %d, \"mask\": "
+          "\"%s\", \"us\": %.2f, \"tflops\": %.1f}",
+          separator, shape.heads, shape.sequences, shape.queries, shape.keys, mask, us, tflops);
+      separator = ",";
+    } else {
+      std::printf("%5d %9d %7d %5d  %6s  %8.2f  %7.0f  %8.0f\n", shape.heads, shape.sequences,
+                  shape.queries, shape.keys, mask, us, tflops, 100 * tflops / kTflops);
+    }
+  }
+  if (json) std::printf("\n]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) {
+  return fathom::cuda::run(argc > 1 && std::strcmp(argv[1], "--json") == 0);
+}

@@ -1,0 +1,97 @@
+#include "ops/attention/mha_prefill_plan.h"
+
+#include <algorithm>
+#include <queue>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace fathom::cuda {
+namespace {
+
+// Keys and values of the tiles that are computed at the same time stay in the L2 (60 MB, of which
+// queries and results pass through a part): 256 bf16 values a key and head.
+constexpr int64_t kBytesTogether = int64_t{32} << 20;
+constexpr int64_t kBytesAKey = 512;
+
+// A tile costs, besides its steps, its queries' way and its results': about that of one step.
+constexpr int64_t kTileCost = 1;
+
+// In the order in which they are to be begun: heads whose keys fit the L2 together, among these the
+// longest first, so that short ones fill the blocks' ends.
+std::vector<MhaPrefillTile> tiles_in_order(std::span<const int32_t> query_starts,
+                                           std::span<const int32_t> key_starts, MhaMask mask,
+                                           int num_heads) {
+  std::vector<MhaPrefillTile> tiles;
+  int64_t bytes = 0;
+  size_t together = 0;  // the first of the tiles that are computed at the same time
+  const auto longest_first = [&] {
+    std::stable_sort(tiles.begin() + static_cast<std::ptrdiff_t>(together), tiles.end(),
+                     [](const auto& a, const auto& b) { return a.steps > b.steps; });
+  };
+  for (size_t s = 0; s + 1 < query_starts.size(); ++s) {
+    const int32_t queries = query_starts[s + 1] - query_starts[s];
+    const int32_t keys = key_starts[s + 1] - key_starts[s];
+    const bool causal = mask == MhaMask::kCausal;
+    FATHOM_CHECK(queries >= 0 && keys >= (causal ? queries : 0), "{} queries, {} keys", queries,
+                 keys);
+    for (int32_t head = 0; head < num_heads; ++head) {
+      if (bytes > 0 && bytes + keys * kBytesAKey > kBytesTogether) {
+        longest_first();
+        together = tiles.size();
+        bytes = 0;
+      }
+      bytes += keys * kBytesAKey;
+      for (int32_t row = 0; row < queries; row += MhaPrefillTile::kRows) {
+        const int32_t rows = std::min(MhaPrefillTile::kRows, queries - row);
+        const int32_t seen = causal ? keys - queries + row + rows : keys;  // by the last row
+        tiles.push_back({.first_row = query_starts[s] + row,
+                         .rows = rows,
+                         .first_key = key_starts[s],
+                         .num_keys = keys,
+                         .visible = causal ? seen - rows + 1 : seen,
+                         .causal = causal,
+                         .head = head,
+                         .steps = static_cast<int32_t>(ceil_div(seen, MhaPrefillTile::kKeys))});
+      }
+    }
+  }
+  longest_first();
+  return tiles;
+}
+
+}  // namespace
+
+MhaPrefillPlan plan_mha_prefill(std::span<const int32_t> query_starts,
+                                std::span<const int32_t> key_starts, MhaMask mask, int num_heads,
+                                int num_multiprocessors) {
+  FATHOM_CHECK(!query_starts.empty() && query_starts.size() == key_starts.size() &&
+                   num_heads >= 1 && num_multiprocessors >= 1,
+               "{} and {} starts, {} heads, {} multiprocessors", query_starts.size(),
+               key_starts.size(), num_heads, num_multiprocessors);
+  const auto tiles = tiles_in_order(query_starts, key_starts, mask, num_heads);
+  MhaPrefillPlan plan;
+  plan.num_blocks = static_cast<int>(std::min<int64_t>(std::ssize(tiles), num_multiprocessors));
+  std::vector<std::vector<MhaPrefillTile>> blocks(static_cast<size_t>(plan.num_blocks));
+  // Each to the block that has the least to do; among equals to the first.
+  using Load = std::pair<int64_t, size_t>;
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (size_t block = 0; block < blocks.size(); ++block) loads.push({0, block});
+  for (const MhaPrefillTile& tile : tiles) {
+    auto [load, block] = loads.top();
+    loads.pop();
+    blocks[block].push_back(tile);
+    loads.push({load + tile.steps + kTileCost, block});
+  }
+  for (const auto& block : blocks) {
+    plan.max_tiles = std::max(plan.max_tiles, static_cast<int>(block.size()));
+  }
+  plan.tiles.resize(blocks.size() * static_cast<size_t>(plan.max_tiles));
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    std::ranges::copy(blocks[block],
+                      plan.tiles.begin() + static_cast<std::ptrdiff_t>(block * plan.max_tiles));
+  }
+  return plan;
+}
+
+}  // namespace fathom::cuda
