@@ -22,7 +22,7 @@ std::string letters_of(const std::vector<int32_t>& ids) {
   return text;
 }
 
-json::object body_of(const LoadRequest& request, const LoadOptions& options) {
+json::object body_of(const LoadRequest& request, const ServerLoad& options) {
   json::object body = {{"model", options.model},
                        {"max_tokens", request.output_tokens},
                        {"temperature", options.temperature},
@@ -168,7 +168,7 @@ class Recorder : public client::ReplyHandler {
 }  // namespace
 
 LoadRun run_load(client::HttpClient& client, const std::vector<LoadRequest>& workload,
-                 const LoadOptions& options) {
+                 const ServerLoad& options) {
   Shared shared(workload.size(), options.show_progress);
   const auto begin = shared.run.begin = Clock::now();
   for (const LoadRequest& request : workload) {

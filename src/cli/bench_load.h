@@ -11,7 +11,7 @@
 
 namespace fathom {
 
-struct LoadOptions {
+struct ServerLoad {
   std::string endpoint = "/v1/completions";  // or /v1/chat/completions
   std::string api_key, model;
   double temperature = 0;
@@ -34,6 +34,6 @@ struct LoadRun {
 // Each request at its time, or later where max_concurrency holds it up; waits for all ends. A
 // request that the server refuses or breaks off is counted, not an error.
 LoadRun run_load(client::HttpClient& client, const std::vector<LoadRequest>& workload,
-                 const LoadOptions& options);
+                 const ServerLoad& options);
 
 }  // namespace fathom

@@ -11,6 +11,7 @@
 #include "checkpoint/inventory.h"
 #include "cli/bench.h"
 #include "device/cpu/isa.h"
+#include "engine/gpu_runner.h"
 
 namespace fathom {
 namespace {
@@ -29,6 +30,10 @@ std::string cpu_name() {
 std::string parameters_text(int64_t parameters) {
   const auto count = static_cast<double>(parameters);
   return count < 1e9 ? fmt::format("{:.1f} M", count / 1e6) : fmt::format("{:.1f} B", count / 1e9);
+}
+
+std::string machine_name(const LoadedEngine& loaded) {
+  return loaded.gpu ? gpu_name(*loaded.gpu) + "; " + cpu_name() : cpu_name();
 }
 
 }  // namespace
@@ -77,8 +82,8 @@ std::string machine_lines(const LoadedEngine& loaded) {
       parameters_text(all.parameters - mtp.parameters),
       parameters_text(inventory.active_parameters(checkpoint.config())),
       checkpoint.config().num_layers, name_of(loaded.compute), name_of(loaded.cache_format),
-      static_cast<double>(all.bytes - mtp.bytes) / (1 << 20), cpu_name(), loaded.num_threads,
-      name_of(cpu_isa()), utc_now());
+      static_cast<double>(all.bytes - mtp.bytes) / (1 << 20), machine_name(loaded),
+      loaded.num_threads, name_of(cpu_isa()), utc_now());
 }
 
 json::object machine_json(const LoadedEngine& loaded) {
@@ -87,6 +92,7 @@ json::object machine_json(const LoadedEngine& loaded) {
           {"num_layers", loaded.checkpoint.config().num_layers},
           {"dtype", name_of(loaded.compute)},
           {"kv_cache_dtype", name_of(loaded.cache_format)},
+          {"gpu", loaded.gpu ? json::value(gpu_name(*loaded.gpu)) : json::value(nullptr)},
           {"cpu", cpu_name()},
           {"isa", name_of(cpu_isa())},
           {"threads", loaded.num_threads},

@@ -24,7 +24,7 @@ struct ServeBenchFlags {
   std::string metrics = "ttft,tpot,itl,e2el", percentiles = "99";
   std::vector<std::string> goodput;
   WorkloadOptions workload;
-  LoadOptions load;
+  ServerLoad load;
   OutputFlags output;
   bool quiet = false;
 };

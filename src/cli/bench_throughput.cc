@@ -120,7 +120,7 @@ Result<int> bench_throughput(const BenchFlags& flags) {
       static_cast<double>(figures.input_tokens) / static_cast<double>(requests.size()) +
       static_cast<double>(flags.random_output_len) / 2;
   const MachineProbe probe = measure_machine(
-      loaded.num_threads,
+      loaded.gpu, loaded.num_threads,
       decode_step_bytes(loaded.checkpoint, loaded.cache_format, run.peak_concurrency, context),
       loaded.compute);
   if (!flags.output.json) {

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "device/cpu/isa.h"
+#include "engine/gpu_runner.h"
 
 namespace fathom {
 namespace {
@@ -80,6 +81,18 @@ json::object cpu() {
           {"cgroup_cpu_max", or_null(first_line("/sys/fs/cgroup/cpu.max"))}};
 }
 
+// Of this program; what it lacks to compute on a GPU shows as no devices.
+json::object gpus() {
+  json::object object;
+  const int count = num_gpus();
+  object["usable"] = count;
+  for (int device = 0; device < count; ++device) {
+    object[fmt::format("cuda:{}", device)] = gpu_name(device);
+  }
+  object["driver"] = or_null(first_line("/proc/driver/nvidia/version"));
+  return object;
+}
+
 json::object memory() {
   return {{"total", or_null(field("/proc/meminfo", "MemTotal", ':'))},
           {"available", or_null(field("/proc/meminfo", "MemAvailable", ':'))},
@@ -125,8 +138,13 @@ json::object variables() {
 }  // namespace
 
 json::object environment_report() {
-  return {{"fathom", program()}, {"libraries", libraries()}, {"cpu", cpu()},
-          {"memory", memory()},  {"system", system()},       {"environment", variables()}};
+  return {{"fathom", program()},
+          {"libraries", libraries()},
+          {"cpu", cpu()},
+          {"gpu", gpus()},
+          {"memory", memory()},
+          {"system", system()},
+          {"environment", variables()}};
 }
 
 std::string environment_text(const json::object& report) {

@@ -30,7 +30,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"--trust-remote-code", false, kNoPython},
     {"--enable-torch-compile", false, kCompiled},
     {"--torch-compile-max-bs", true, kCompiled},
-    {"--enforce-eager,--disable-cuda-graph", false, kCompiled},
     {"--cuda-graph-max-bs,--max-seq-len-to-capture", true, kCompiled},
     {"--compilation-config", true, kCompiled},
     {"--attention-backend", true, "--attention chooses the form of attention"},

@@ -8,6 +8,7 @@
 
 #include "base/math.h"
 #include "cli/engine_faults.h"
+#include "engine/gpu_runner.h"
 #include "engine/model_runner.h"
 
 namespace fathom {
@@ -16,6 +17,8 @@ namespace {
 // Unless a flag says more: 64K tokens of a bf16 cache are 0.6 GiB for the bundled model and 4.6 GB
 // for DeepSeek-V3.
 constexpr int64_t kDefaultCacheTokens = 65536;
+// Of a GPU's memory 1/16 stays free: for the graphs, and for what the driver takes.
+constexpr int64_t kGpuShareLeftFree = 16;
 // Logits of prompt positions are computed together up to this size (for 8,192 words 2,048 rows, for
 // V3's 129,280 words 129).
 constexpr int64_t kPromptLogitBytes = 64 << 20;
@@ -56,6 +59,29 @@ Result<std::shared_ptr<const Tokenizer>> tokenizer_for(const Checkpoint& checkpo
   return tokenizer;
 }
 
+LoadOptions load_options(const ModelFlags& flags) {
+  LoadOptions options;
+  options.num_threads = static_cast<int>(flags.threads);
+  options.show_progress = !flags.quiet;
+  options.dummy_seed = static_cast<uint64_t>(flags.seed.value_or(0));
+  return options;
+}
+
+GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags,
+                             const EngineOptions& engine) {
+  GpuRunnerOptions options;
+  options.device = *loaded.gpu;
+  options.max_model_len = flags.max_model_len;
+  options.max_batched_tokens = flags.step_rows();
+  options.max_num_seqs = loaded.max_num_seqs;
+  options.max_prompt_logit_rows = engine.max_prompt_logit_rows;
+  options.num_threads = static_cast<int>(flags.threads);
+  options.graphs = flags.graphs;
+  options.attention = flags.attention_form();
+  options.load = load_options(flags);
+  return options;
+}
+
 // The working space is planned by the model itself. Asking for it takes no memory: pages that are
 // never written are never there.
 Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
@@ -73,16 +99,15 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
     return invalid("--max-model-len is {}, the positions of {} end at {}", flags.max_model_len,
                    loaded.checkpoint.directory(), config.max_position);
   }
-  if (loaded.max_num_seqs > flags.max_batched_tokens) {
+  if (loaded.max_num_seqs > flags.step_rows()) {
     return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",
-                   loaded.max_num_seqs, flags.max_batched_tokens);
+                   loaded.max_num_seqs, flags.step_rows());
   }
   return {};
 }
 
-Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
-                        const EngineNeeds& needs, const ModelRunnerOptions& options) {
-  const ModelConfig& config = loaded.checkpoint.config();
+// What there is, and what of it is not for the cache.
+Result<MemoryRequest> cpu_memory(const LoadedEngine& loaded, const ModelRunnerOptions& options) {
   MemoryRequest request;
   request.budget = available_memory();
   MemoryLine weights{"weights", 0};
@@ -90,13 +115,31 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     weights.bytes += group.bytes;
   }
   request.fixed.push_back(weights);
-  FATHOM_TRY(const int64_t working, working_space_bytes(config, options, loaded.num_threads));
+  FATHOM_TRY(const int64_t working,
+             working_space_bytes(loaded.checkpoint.config(), options, loaded.num_threads));
   request.fixed.push_back({"working space", working});
-  if (flags.kv_offload_gib > 0) {
+  return request;
+}
+
+Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
+                                         const GpuRunnerOptions& options) {
+  FATHOM_TRY(const GpuMemory memory, gpu_memory(loaded.checkpoint.config(), options));
+  MemoryRequest request;
+  request.budget = memory.free;
+  request.fixed = {{"weights", memory.weights},
+                   {"working space", memory.working_space},
+                   {"left free", memory.total / kGpuShareLeftFree}};
+  return request;
+}
+
+Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
+                        const EngineNeeds& needs, MemoryRequest request) {
+  const ModelConfig& config = loaded.checkpoint.config();
+  if (flags.kv_offload_gib > 0 && !loaded.gpu) {
     request.fixed.push_back({"offloaded pages", flags.kv_offload_gib << 30});
   }
   request.cache_row_bytes =
-      LatentLayout{options.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
+      LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
   request.cache_layers = config.num_layers;
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
@@ -104,6 +147,7 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     return plan_memory(request);
   }
   FATHOM_TRY(const MemoryPlan most, plan_memory(request));
+  if (loaded.gpu && needs.total_tokens == 0) return most;  // its memory has no other use
   const int64_t length = flags.max_model_len > 0 ? flags.max_model_len : config.max_position;
   const int64_t full = checked_mul(loaded.max_num_seqs, length).value_or(kDefaultCacheTokens);
   // A length that was asked for is kept; the model's own may be cut.
@@ -115,11 +159,11 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
 }
 
 EngineOptions engine_options(const LoadedEngine& loaded, const ModelFlags& flags,
-                             const EngineNeeds& needs, const ModelRunnerOptions& runner) {
+                             const EngineNeeds& needs) {
   EngineOptions options;
   options.prefix_caching = flags.prefix_caching.value_or(needs.prefix_caching);
   options.max_num_seqs = loaded.max_num_seqs;
-  options.max_batched_tokens = runner.max_batched_tokens;
+  options.max_batched_tokens = flags.step_rows();
   options.kv_offload_bytes = flags.kv_offload_gib << 30;
   options.kv_offload_dir = flags.kv_offload_dir;
   options.kv_offload_disk_bytes = flags.kv_offload_disk_gib << 30;
@@ -141,9 +185,40 @@ EngineOptions engine_options(const LoadedEngine& loaded, const ModelFlags& flags
     const int64_t row_bytes = loaded.checkpoint.config().vocab_size * 4;
     options.max_prompt_logit_rows =
         std::clamp(kPromptLogitBytes / row_bytes, options.max_prompt_logit_rows,
-                   std::max<int64_t>(runner.max_batched_tokens, 64));
+                   std::max<int64_t>(options.max_batched_tokens, 64));
   }
   return options;
+}
+
+void show(const MemoryPlan& memory, const ModelFlags& flags) {
+  if (!flags.quiet) std::fputs(memory_plan_table(memory).c_str(), stderr);
+}
+
+Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFlags& flags,
+                                            const EngineNeeds& needs) {
+  ModelRunnerOptions options;
+  options.compute = loaded.compute;
+  options.cache_format = loaded.cache_format;
+  options.max_model_len = flags.max_model_len;
+  options.max_batched_tokens = flags.step_rows();
+  options.num_threads = static_cast<int>(flags.threads);
+  options.attention.form = flags.attention_form();
+  options.load = load_options(flags);
+  FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));
+  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request)));
+  options.max_total_tokens = loaded.memory.tokens();
+  show(loaded.memory, flags);
+  return ModelRunner::create(loaded.checkpoint, options);
+}
+
+Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFlags& flags,
+                                            const EngineNeeds& needs, const EngineOptions& engine) {
+  GpuRunnerOptions options = gpu_options(loaded, flags, engine);
+  FATHOM_TRY(MemoryRequest request, gpu_memory_request(loaded, options));
+  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request)));
+  options.max_total_tokens = loaded.memory.tokens();
+  show(loaded.memory, flags);
+  return create_gpu_runner(loaded.checkpoint, options);
 }
 
 }  // namespace
@@ -160,27 +235,13 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   loaded.cache_format = flags.cache_format();
   loaded.num_threads = static_cast<int>(
       flags.threads > 0 ? flags.threads : std::max(1u, std::thread::hardware_concurrency()));
-  loaded.max_num_seqs =
-      flags.max_num_seqs.value_or(std::min(needs.num_seqs, flags.max_batched_tokens));
+  loaded.max_num_seqs = flags.max_num_seqs.value_or(std::min(needs.num_seqs, flags.step_rows()));
+  FATHOM_TRY(loaded.gpu, flags.gpu());
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
-
-  ModelRunnerOptions options;
-  options.compute = loaded.compute;
-  options.cache_format = loaded.cache_format;
-  options.max_model_len = flags.max_model_len;
-  options.max_batched_tokens = flags.max_batched_tokens;
-  options.num_threads = static_cast<int>(flags.threads);
-  options.attention.form = flags.attention_form();
-  options.load.num_threads = static_cast<int>(flags.threads);
-  options.load.show_progress = !flags.quiet;
-  options.load.dummy_seed = static_cast<uint64_t>(flags.seed.value_or(0));
-  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, options));
-  options.max_total_tokens = loaded.memory.tokens();
-  if (!flags.quiet) std::fputs(memory_plan_table(loaded.memory).c_str(), stderr);
-
-  FATHOM_TRY(std::unique_ptr<Runner> runner, ModelRunner::create(loaded.checkpoint, options));
+  EngineOptions engine = engine_options(loaded, flags, needs);
+  FATHOM_TRY(std::unique_ptr<Runner> runner, loaded.gpu ? load_on_gpu(loaded, flags, needs, engine)
+                                                        : load_on_cpu(loaded, flags, needs));
   loaded.max_model_len = runner->max_model_len();
-  EngineOptions engine = engine_options(loaded, flags, needs, options);
   runner = with_engine_faults(std::move(runner), &engine);
   FATHOM_TRY(loaded.engine, Engine::create(std::move(engine), std::move(runner), loaded.tokenizer));
   return loaded;

@@ -45,6 +45,7 @@ struct LoadedEngine {
   int64_t max_model_len = 0;  // tokens, prompt and answer
   int64_t max_num_seqs = 0;
   int num_threads = 0;
+  std::optional<int> gpu;  // none: on the CPU
   MemoryPlan memory;
   std::unique_ptr<Engine> engine;
 };

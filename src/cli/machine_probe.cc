@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bench/probe/probe.h"
+#include "engine/gpu_runner.h"
 
 namespace fathom {
 
@@ -18,7 +19,13 @@ void MachineProbe::add_to(json::object& object) const {
   object["probe_matrix_flops"] = matrix_flops;
 }
 
-MachineProbe measure_machine(int num_threads, double read_bytes, DType compute) {
+MachineProbe measure_machine(std::optional<int> gpu, int num_threads, double read_bytes,
+                             DType compute) {
+  if (gpu) {
+    const auto rates = measure_gpu(*gpu);
+    if (!rates) return {};
+    return {int64_t{1} << 30, rates->copy_bandwidth, rates->matrix_flops};
+  }
   // Beyond 256 MB no cache helps and the rate does not change; below 1 MB the clock is too coarse.
   const auto bytes = static_cast<int64_t>(std::clamp(read_bytes, 1e6, 256e6));
   ThreadPool pool(num_threads);

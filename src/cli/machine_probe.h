@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/json.h"
@@ -11,14 +12,16 @@ namespace fathom {
 
 struct MachineProbe {
   int64_t read_bytes = 0;     // that were read again and again: as many as a decode step reads
-  double read_bandwidth = 0;  // bytes/s, all threads
+  double read_bandwidth = 0;  // bytes/s, all threads; of a GPU what a copy reads and writes
   double matrix_flops = 0;    // flop/s of products of the model's type, all threads
 
   std::string line() const;  // "Probe:    …", ended
   void add_to(json::object& object) const;
 };
 
-// Takes a fifth of a second, while the engine is idle.
-MachineProbe measure_machine(int num_threads, double read_bytes, DType compute);
+// Of the CPU's threads or of the GPU that is given. Takes a fifth of a second, while the engine is
+// idle. All zero where the GPU has no memory left for it.
+MachineProbe measure_machine(std::optional<int> gpu, int num_threads, double read_bytes,
+                             DType compute);
 
 }  // namespace fathom

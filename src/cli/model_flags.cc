@@ -1,11 +1,14 @@
 #include "cli/model_flags.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <utility>
 
 #include "base/check.h"
 #include "chat/format.h"
+#include "engine/gpu_runner.h"
 
 namespace fathom {
 namespace {
@@ -20,6 +23,16 @@ constexpr int64_t kMaxSequences = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
+// A prompt's chunk: large enough for the matrix units, small enough for those who wait beside it.
+constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
+
+// For CLI11: empty, or what is wrong.
+std::string check_device(const std::string& name) {
+  if (name == "auto" || name == "cpu" || name == "cuda") return "";
+  const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
+                        name.find_first_not_of("0123456789", 5) == std::string::npos;
+  return numbered ? "" : fmt::format("'{}' is none of auto, cpu, cuda, cuda:N", name);
+}
 
 }  // namespace
 
@@ -38,6 +51,28 @@ CacheFormat ModelFlags::cache_format() const {
 AttentionForm ModelFlags::attention_form() const {
   if (attention == "absorbed") return AttentionForm::kAbsorbed;
   return attention == "mha" ? AttentionForm::kMha : AttentionForm::kAuto;
+}
+
+Result<std::optional<int>> ModelFlags::gpu() const {
+  if (device == "cpu") return std::nullopt;
+  const int count = num_gpus();
+  const bool can = compute() == DType::kBF16 && cache_format() == CacheFormat::kBF16;
+  if (device == "auto") return count > 0 && can ? std::optional(0) : std::nullopt;
+  if (!can) {
+    return invalid("--device {}: on a GPU there are bfloat16 products and a bf16 cache alone",
+                   device);
+  }
+  const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // checked by the flag
+  if (number >= count) {
+    return invalid("--device {}: {} GPUs of compute capability 9.0 are there", device, count);
+  }
+  return number;
+}
+
+int64_t ModelFlags::step_rows() const {
+  if (max_batched_tokens) return *max_batched_tokens;
+  const auto number = gpu();
+  return number && *number ? kGpuStepRows : kCpuStepRows;
 }
 
 CLI::Option* add_model_positional(CLI::App& app, ModelFlags* flags) {
@@ -59,6 +94,13 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
              "auto (by the chat template), or " + chat_format_names());
   model.toggle("-q,--quiet", &flags->quiet, "No memory plan and no progress on stderr");
 
+  model
+      .text("--device", &flags->device, "NAME",
+            "cpu, cuda, cuda:N, or auto: the first GPU, without one the CPU (default: auto)")
+      ->check(check_device);
+  model.toggle("--cuda-graphs,!--no-cuda-graphs,!--enforce-eager,!--disable-cuda-graph",
+               &flags->graphs, "Launch decode steps on a GPU as captured graphs, or do not");
+
   FlagGroup numerics(app, "Numerics");
   numerics.choice("--dtype", &flags->dtype, {"auto", "bfloat16", "float32"},
                   "Type that products take (auto: bfloat16); float32 computes in it throughout");
@@ -74,7 +116,8 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   capacity.count("--max-num-seqs,--max-running-requests", &flags->max_num_seqs, 1, kMaxSequences,
                  "Sequences that run together", "what the command needs");
   capacity.count("--max-num-batched-tokens,--chunked-prefill-size", &flags->max_batched_tokens, 1,
-                 1 << 20, "Tokens in one step; longer prompts are computed in chunks");
+                 1 << 20, "Tokens in one step; longer prompts are computed in chunks",
+                 "2048, on a GPU 8192");
   capacity.count("--max-total-tokens", &flags->max_total_tokens, 1, kMaxTokens,
                  "Tokens that the latent cache holds", "what the command needs, at most 64K");
   capacity.toggle("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",

@@ -15,27 +15,34 @@ struct ModelFlags {
   std::string load_format = "auto";
   std::optional<int64_t> num_hidden_layers;  // with load_format dummy: as if the model had so many
 
+  std::string device = "auto";
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";
   std::string attention = "auto";
   std::string chat_format = "auto";
 
-  int64_t max_model_len = 0;                // 0: the model's own, as far as the cache holds it
-  std::optional<int64_t> max_num_seqs;      // none: what the command needs
-  int64_t max_batched_tokens = 2048;        // rows of one step
-  std::optional<int64_t> max_total_tokens;  // tokens that the cache holds; none: what is needed
-  std::optional<bool> prefix_caching;       // none: what the command needs
-  int64_t kv_offload_gib = 0;               // host memory for pages that leave the cache
-  std::string kv_offload_dir;               // and files for those that leave that; empty: none
-  int64_t kv_offload_disk_gib = 64;         // of them all
-  int64_t threads = 0;                      // 0: one a core
+  int64_t max_model_len = 0;                  // 0: the model's own, as far as the cache holds it
+  std::optional<int64_t> max_num_seqs;        // none: what the command needs
+  std::optional<int64_t> max_batched_tokens;  // rows of one step; none: what the device is good for
+  std::optional<int64_t> max_total_tokens;    // tokens that the cache holds; none: what is needed
+  std::optional<bool> prefix_caching;         // none: what the command needs
+  int64_t kv_offload_gib = 0;                 // host memory for pages that leave the cache
+  std::string kv_offload_dir;                 // and files for those that leave that; empty: none
+  int64_t kv_offload_disk_gib = 64;           // of them all
+  int64_t threads = 0;                        // 0: one a core
   std::optional<int64_t> seed;
   bool quiet = false;
+
+  bool graphs = true;
 
   bool is_dummy() const { return load_format == "dummy"; }
   DType compute() const;
   CacheFormat cache_format() const;
   AttentionForm attention_form() const;
+  // The number of the GPU to compute on; none: on the CPU. "auto" takes the first GPU that there
+  // is, if it can do what the other flags ask for.
+  Result<std::optional<int>> gpu() const;
+  int64_t step_rows() const;
 };
 
 // Adds them to a command. The MODEL positional is added apart: its place depends on the command.

@@ -110,7 +110,7 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
   backend->settings = {{"dtype", name_of(loaded.compute)},
                        {"kv_cache_dtype", name_of(loaded.cache_format)},
                        {"max_num_seqs", loaded.max_num_seqs},
-                       {"max_num_batched_tokens", flags.model.max_batched_tokens},
+                       {"max_num_batched_tokens", flags.model.step_rows()},
                        {"max_queued_requests", flags.queue.max_requests},
                        {"threads", loaded.num_threads}};
   backend->grammars = std::make_unique<GrammarCompiler>(served.tokenizer, served.vocab_size);

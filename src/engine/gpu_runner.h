@@ -36,6 +36,16 @@ struct GpuMemory {
 };
 Result<GpuMemory> gpu_memory(const ModelConfig& config, const GpuRunnerOptions& options);
 
+// What the device copies (bytes read and written) and multiplies (bf16) a second, measured now in
+// 2.5 GiB of its free memory. For holding other measurements against.
+struct GpuRates {
+  double copy_bandwidth = 0, matrix_flops = 0;
+};
+Result<GpuRates> measure_gpu(int device);
+
+// "NVIDIA H200, driver for CUDA 13.0"
+std::string gpu_name(int device);
+
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options);
 

@@ -5,11 +5,13 @@
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cpu/thread_pool.h"
+#include "device/cuda/event.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/pinned_array.h"
 #include "engine/gpu_runner.h"
-#include "engine/logits_runner.h"
 #include "model/deepseek_cuda.h"
+#include "ops/sampling/sample_batch.h"
+#include "ops/sampling/sample_cuda.h"
 
 namespace fathom {
 namespace {
@@ -83,14 +85,29 @@ class GpuPageTransfer : public PageTransfer {
   const cudaStream_t stream_;
 };
 
-class GpuRunner : public LogitsRunner {
+// A step between begin() and finish(): what the device copies from and to meanwhile.
+struct StepInFlight {
+  cuda::PinnedArray<std::byte> arrays;
+  cuda::PinnedArray<int32_t> ids, top_ids;  // see cuda::SampleArguments
+  cuda::PinnedArray<float> logprobs, top_logprobs;
+  std::vector<SampleRow> rows;
+  std::vector<SampledToken> tokens;  // only grows, for its vectors' memory
+  // Rows whose tokens are chosen here, with their logits.
+  std::vector<size_t> host_rows;
+  cuda::PinnedArray<float> logits;  // [host rows, vocab], made when first needed
+  cuda::Event done;
+};
+
+class GpuRunner : public Runner {
  public:
   GpuRunner(const ModelConfig& config, const GpuRunnerOptions& options)
       : config_(config),
         options_(options),
         max_model_len_(model_len(config, options)),
+        max_logit_rows_(model_options(config, options).max_logit_rows),
         pool_(options.num_threads),
-        host_stream_(pool_) {}
+        host_stream_(pool_),
+        samples_(config.vocab_size) {}
   ~GpuRunner() override {
     if (stream_ == nullptr) return;
     cudaStreamSynchronize(stream_);
@@ -98,31 +115,26 @@ class GpuRunner : public LogitsRunner {
     cudaStreamDestroy(stream_);
   }
 
+  // Loads the model, takes the cache's memory, captures the graphs.
   Result<> prepare(const Checkpoint& checkpoint) {
     check(cudaSetDevice(options_.device), "choosing the device");
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
-    FATHOM_TRY(model_, cuda::DeepSeekModel::load(checkpoint, model_options(config_, options_),
-                                                 options_.load));
+    const cuda::ModelOptions model = model_options(config_, options_);
+    FATHOM_TRY(model_, cuda::DeepSeekModel::load(checkpoint, model, options_.load));
     const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
     const int64_t layer_bytes = pages * page_bytes(config_);
     cache_memory_ = cuda::DeviceArray<std::byte>(layer_bytes * config_.num_layers);
     cache_ = {cache_memory_.data(), pages, layer_bytes};
     page_transfer_.emplace(cache_, page_bytes(config_), config_.num_layers, stream_);
-    const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
-                               config_.v_dim};
     AttentionPolicy policy;
     policy.form = options_.attention;
-    planner_.emplace(cuda::StepLimits{.heads = config_.num_heads,
-                                      .num_multiprocessors = model_->num_multiprocessors(),
-                                      .shape = shape,
-                                      .policy = policy,
-                                      .most_keys = model_options(config_, options_).most_keys});
-    const int64_t bytes = planner_->most_bytes(options_.max_batched_tokens, options_.max_num_seqs,
-                                               ceil_div(max_model_len_, kPageSize));
-    arrays_ = cuda::DeviceArray<std::byte>(bytes);
-    staged_ = cuda::PinnedArray<std::byte>(bytes);
-    logits_ = cuda::PinnedArray<float>(model_options(config_, options_).max_logit_rows *
-                                       config_.vocab_size);
+    planner_.emplace(cuda::StepLimits{
+        .heads = config_.num_heads,
+        .num_multiprocessors = model_->num_multiprocessors(),
+        .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
+        .policy = policy,
+        .most_keys = model.most_keys});
+    allocate_steps();
     if (options_.graphs) capture();
     return {};
   }
@@ -130,33 +142,67 @@ class GpuRunner : public LogitsRunner {
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages; }
+  int max_steps_in_flight() const override { return kStepsInFlight; }
   PageTransfer* page_transfer() override { return &*page_transfer_; }
   const Stream* host_stream() const override { return &host_stream_; }
 
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
-    return guarded([&]() -> Result<ConstTensorView> {
+  Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override {
+    return guarded([&]() -> Result<> {
       check(cudaSetDevice(options_.device), "choosing the device");
+      StepInFlight& step = steps_[static_cast<size_t>(begun_ % kStepsInFlight)];
       const cuda::Graph* const graph = plan(batch);
-      std::memcpy(staged_.data(), layout_.memory.data(), layout_.memory.size());
-      check(cudaMemcpyAsync(arrays_.data(), staged_.data(), layout_.memory.size(),
-                            cudaMemcpyHostToDevice, stream_),
-            "copying a step's arrays");
+      plan_sampling(rows, step);
+      copy_arrays(step);
       if (graph != nullptr) {
         graph->launch(stream_);
       } else {
-        enqueue();
+        enqueue_model();
       }
-      const auto rows = std::ssize(batch.logit_rows);
-      check(cudaMemcpyAsync(logits_.data(), model_->logits(),
-                            static_cast<size_t>(rows * config_.vocab_size) * sizeof(float),
-                            cudaMemcpyDeviceToHost, stream_),
-            "copying logits");
-      check(cudaStreamSynchronize(stream_), "running a step");
-      return ConstTensorView(logits_.data(), {rows, config_.vocab_size});
+      enqueue_sampling(step);
+      step.done.record(stream_);
+      ++begun_;
+      return {};
+    });
+  }
+
+  Result<std::span<const SampledToken>> finish() override {
+    return guarded([&]() -> Result<std::span<const SampledToken>> {
+      StepInFlight& step = steps_[static_cast<size_t>(finished_++ % kStepsInFlight)];
+      step.done.wait();
+      if (step.tokens.size() < step.rows.size()) step.tokens.resize(step.rows.size());
+      for (size_t i = 0; i < step.rows.size(); ++i) take_token(step, i);
+      for (size_t i = 0; i < step.host_rows.size(); ++i) {
+        const size_t row = step.host_rows[i];
+        const auto vocab = static_cast<size_t>(config_.vocab_size);
+        sample(step.logits.span().subspan(i * vocab, vocab), step.rows[row], scratch_,
+               step.tokens[row]);
+      }
+      return std::span<const SampledToken>(step.tokens).first(step.rows.size());
     });
   }
 
  private:
+  static constexpr int kStepsInFlight = 2;
+
+  void allocate_steps() {
+    const int64_t rows = max_logit_rows_;
+    const int64_t bytes = planner_->most_bytes(options_.max_batched_tokens, options_.max_num_seqs,
+                                               ceil_div(max_model_len_, kPageSize)) +
+                          sampling_bytes();
+    arrays_ = cuda::DeviceArray<std::byte>(bytes);
+    ids_ = cuda::DeviceArray<int32_t>(rows);
+    logprobs_ = cuda::DeviceArray<float>(rows);
+    top_ids_ = cuda::DeviceArray<int32_t>(rows * kDeviceTopLogprobs);
+    top_logprobs_ = cuda::DeviceArray<float>(rows * kDeviceTopLogprobs);
+    for (StepInFlight& step : steps_) {
+      step.arrays = cuda::PinnedArray<std::byte>(bytes);
+      step.ids = cuda::PinnedArray<int32_t>(rows);
+      step.logprobs = cuda::PinnedArray<float>(rows);
+      step.top_ids = cuda::PinnedArray<int32_t>(rows * kDeviceTopLogprobs);
+      step.top_logprobs = cuda::PinnedArray<float>(rows * kDeviceTopLogprobs);
+    }
+  }
+
   // The graph that runs the batch, or null; its layout is made in either case.
   const cuda::Graph* plan(const ForwardBatch& batch) {
     int64_t rows = batch.num_rows();
@@ -171,12 +217,114 @@ class GpuRunner : public LogitsRunner {
       }
     }
     planner_->plan(batch, rows, layout_);
-    FATHOM_CHECK(std::ssize(layout_.memory) <= arrays_.size(),
-                 "a step's arrays take {} bytes of {}", layout_.memory.size(), arrays_.size());
     return graph;
   }
 
-  void enqueue() { model_->forward(layout_, arrays_.data(), nullptr, cache_, stream_); }
+  // The rows' arrays behind the model's.
+  void plan_sampling(std::span<const SampleRow> rows, StepInFlight& step) {
+    step.rows.assign(rows.begin(), rows.end());
+    step.host_rows.clear();
+    samples_.clear();
+    for (const SampleRow& row : rows) {
+      if (is_sampled_here(row)) {
+        step.host_rows.push_back(static_cast<size_t>(row.row));
+        samples_.add_padding();
+      } else {
+        samples_.add(row);
+      }
+    }
+    sample_rows_at_ = append(layout_, samples_.rows());
+    bias_ids_at_ = append(layout_, samples_.bias_ids());
+    bias_values_at_ = append(layout_, samples_.bias_values());
+    masked_at_ = append(layout_, samples_.masked_ids());
+    allowed_at_ = append(layout_, samples_.allowed());
+  }
+
+  // A sequence with such rows does not run ahead: Sequence::may_run.
+  static bool is_sampled_here(const SampleRow& row) {
+    return row.history != nullptr || row.num_logprobs > kDeviceTopLogprobs;
+  }
+
+  // Grammar masks of all rows are far below this.
+  int64_t sampling_bytes() const {
+    constexpr int64_t kListedIds = 1 << 20;
+    return max_logit_rows_ *
+               (static_cast<int64_t>(sizeof(DeviceSampleRow)) + samples_.mask_words() * 4) +
+           kListedIds * 8;
+  }
+
+  void copy_arrays(StepInFlight& step) {
+    const auto bytes = std::ssize(layout_.memory);
+    FATHOM_CHECK(bytes <= arrays_.size(), "a step's arrays take {} bytes of {}", bytes,
+                 arrays_.size());
+    std::memcpy(step.arrays.data(), layout_.memory.data(), layout_.memory.size());
+    check(cudaMemcpyAsync(arrays_.data(), step.arrays.data(), layout_.memory.size(),
+                          cudaMemcpyHostToDevice, stream_),
+          "copying a step's arrays");
+  }
+
+  void enqueue_model() { model_->forward(layout_, arrays_.data(), ids_.data(), cache_, stream_); }
+
+  void enqueue_sampling(StepInFlight& step) {
+    const auto rows = std::ssize(step.rows);
+    if (rows == 0) return;
+    const std::byte* const arrays = arrays_.data();
+    cuda::sample({.logits = model_->logits(),
+                  .logits_stride = config_.vocab_size,
+                  .vocab = config_.vocab_size,
+                  .rows = reinterpret_cast<const DeviceSampleRow*>(arrays + sample_rows_at_),
+                  .num_rows = rows,
+                  .bias_ids = reinterpret_cast<const int32_t*>(arrays + bias_ids_at_),
+                  .bias_values = reinterpret_cast<const float*>(arrays + bias_values_at_),
+                  .masked_ids = reinterpret_cast<const int32_t*>(arrays + masked_at_),
+                  .allowed = reinterpret_cast<const uint32_t*>(arrays + allowed_at_),
+                  .ids = ids_.data(),
+                  .logprobs = logprobs_.data(),
+                  .top_ids = top_ids_.data(),
+                  .top_logprobs = top_logprobs_.data()},
+                 stream_);
+    copy_back(ids_, rows, step.ids);
+    const auto wants_logprobs = [](const SampleRow& row) { return row.num_logprobs >= 0; };
+    if (std::any_of(step.rows.begin(), step.rows.end(), wants_logprobs)) {
+      copy_back(logprobs_, rows, step.logprobs);
+      copy_back(top_ids_, rows * kDeviceTopLogprobs, step.top_ids);
+      copy_back(top_logprobs_, rows * kDeviceTopLogprobs, step.top_logprobs);
+    }
+    if (step.host_rows.empty()) return;
+    if (step.logits.size() == 0) {
+      step.logits = cuda::PinnedArray<float>(max_logit_rows_ * config_.vocab_size);
+    }
+    for (size_t i = 0; i < step.host_rows.size(); ++i) {
+      const int64_t vocab = config_.vocab_size;
+      check(cudaMemcpyAsync(step.logits.data() + static_cast<int64_t>(i) * vocab,
+                            model_->logits() + static_cast<int64_t>(step.host_rows[i]) * vocab,
+                            static_cast<size_t>(vocab) * sizeof(float), cudaMemcpyDeviceToHost,
+                            stream_),
+            "copying logits");
+    }
+  }
+
+  template <typename T>
+  void copy_back(const cuda::DeviceArray<T>& from, int64_t count, cuda::PinnedArray<T>& to) {
+    check(cudaMemcpyAsync(to.data(), from.data(), static_cast<size_t>(count) * sizeof(T),
+                          cudaMemcpyDeviceToHost, stream_),
+          "copying tokens");
+  }
+
+  static void take_token(StepInFlight& step, size_t i) {
+    const auto row = static_cast<int64_t>(i);
+    SampledToken& token = step.tokens[i];
+    token.id = step.ids[row];
+    token.logprob = 0;
+    token.top.clear();
+    const int num_logprobs = step.rows[i].num_logprobs;
+    if (num_logprobs < 0 || is_sampled_here(step.rows[i])) return;
+    token.logprob = step.logprobs[row];
+    for (int64_t k = row * kDeviceTopLogprobs; k < row * kDeviceTopLogprobs + num_logprobs; ++k) {
+      if (step.top_ids[k] < 0) break;
+      token.top.emplace_back(step.top_ids[k], step.top_logprobs[k]);
+    }
+  }
 
   // Decode steps of made-up sequences: what they are is in device memory when a graph is launched.
   void capture() {
@@ -193,13 +341,13 @@ class GpuRunner : public LogitsRunner {
         batch.logit_rows.push_back(row);
       }
       planner_->plan(batch, rows, layout_);
-      graphs_.emplace_back(rows, cuda::Graph(stream_, [this] { enqueue(); }));
+      graphs_.emplace_back(rows, cuda::Graph(stream_, [this] { enqueue_model(); }));
     }
   }
 
   const ModelConfig config_;
   const GpuRunnerOptions options_;
-  const int64_t max_model_len_;
+  const int64_t max_model_len_, max_logit_rows_;
   ThreadPool pool_;
   Stream host_stream_;
   cudaStream_t stream_ = nullptr;
@@ -207,12 +355,22 @@ class GpuRunner : public LogitsRunner {
   cuda::DeviceArray<std::byte> cache_memory_;
   cuda::CacheMemory cache_;
   std::optional<GpuPageTransfer> page_transfer_;
+  std::vector<std::pair<int64_t, cuda::Graph>> graphs_;  // by rows, ascending
+
+  // Of the step that is being begun.
   std::optional<cuda::StepPlanner> planner_;
   cuda::StepLayout layout_;
+  SampleBatch samples_;
+  int64_t sample_rows_at_ = 0, bias_ids_at_ = 0, bias_values_at_ = 0, masked_at_ = 0,
+          allowed_at_ = 0;
+
   cuda::DeviceArray<std::byte> arrays_;  // the step's, see StepLayout
-  cuda::PinnedArray<std::byte> staged_;
-  cuda::PinnedArray<float> logits_;
-  std::vector<std::pair<int64_t, cuda::Graph>> graphs_;  // by rows, ascending
+  // The newest step's tokens: where the next one's rows find theirs.
+  cuda::DeviceArray<int32_t> ids_, top_ids_;
+  cuda::DeviceArray<float> logprobs_, top_logprobs_;
+  StepInFlight steps_[kStepsInFlight];
+  int64_t begun_ = 0, finished_ = 0;
+  SampleScratch scratch_;
 };
 
 }  // namespace

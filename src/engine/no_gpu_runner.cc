@@ -4,7 +4,7 @@
 namespace fathom {
 namespace {
 
-auto not_in_this_build() {
+tl::unexpected<Status> not_in_this_build() {
   return error(
       Code::kInvalidArgument,
       "this program was built without CUDA: --device cpu, or build where nvcc 13 is found");
@@ -17,6 +17,10 @@ int num_gpus() { return 0; }
 Result<GpuMemory> gpu_memory(const ModelConfig&, const GpuRunnerOptions&) {
   return not_in_this_build();
 }
+
+Result<GpuRates> measure_gpu(int) { return not_in_this_build(); }
+
+std::string gpu_name(int) { return ""; }
 
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint&, const GpuRunnerOptions&) {
   return not_in_this_build();

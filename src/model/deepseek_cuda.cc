@@ -321,9 +321,9 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                .out = heads_out_,
                .heads = static_cast<int32_t>(config_.num_heads),
                .softmax_scale = static_cast<float>(config_.softmax_scale()),
-               .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile,
                .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +
-                             static_cast<int64_t>(index) * (num_multiprocessors_ + 1)},
+                             static_cast<int64_t>(index) * (num_multiprocessors_ + 1),
+               .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile},
               stream);
 }
 

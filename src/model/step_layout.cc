@@ -9,7 +9,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 16;
+constexpr int64_t kAlignment = StepLayout::kAlignment;
 
 int32_t page_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
   const int32_t page =
@@ -35,15 +35,6 @@ int32_t num_keys(const ForwardBatch& batch, int64_t sequence) {
 template <typename T>
 T* array_at(StepLayout& layout, int64_t offset) {
   return reinterpret_cast<T*>(layout.memory.data() + offset);
-}
-
-// Behind what the memory holds; where it begins.
-template <typename T>
-int64_t append(StepLayout& layout, const std::vector<T>& values) {
-  const int64_t at = round_up(std::ssize(layout.memory), kAlignment);
-  layout.memory.resize(static_cast<size_t>(at) + values.size() * sizeof(T));
-  std::copy(values.begin(), values.end(), array_at<T>(layout, at));
-  return at;
 }
 
 }  // namespace
@@ -210,11 +201,11 @@ void StepPlanner::write_multi_head(const ForwardBatch& batch, StepLayout& out) {
     out.passes.push_back(pass);
   }
   if (out.passes.empty()) return;
-  out.at.gathered = append(out, gathered_);
-  out.at.first_keys = append(out, std::vector<int32_t>(gathered_.size(), 0));
-  out.at.key_starts = append(out, key_starts_);
-  out.at.mha_first_tile = append(out, first_tiles_);
-  out.at.mha_tiles = append(out, tiles_);
+  out.at.gathered = append<int32_t>(out, gathered_);
+  out.at.first_keys = append<int32_t>(out, std::vector<int32_t>(gathered_.size(), 0));
+  out.at.key_starts = append<int32_t>(out, key_starts_);
+  out.at.mha_first_tile = append<int32_t>(out, first_tiles_);
+  out.at.mha_tiles = append<MhaPrefillTile>(out, tiles_);
 }
 
 }  // namespace fathom::cuda

@@ -8,8 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <span>
 #include <vector>
 
+#include "base/math.h"
 #include "model/attention_plan.h"
 #include "model/forward_batch.h"
 #include "ops/attention/latent_decode_plan.h"
@@ -20,8 +23,8 @@ namespace fathom::cuda {
 struct StepLimits {
   int64_t heads = 0;
   int num_multiprocessors = 0;
-  AttentionShape shape;
-  AttentionPolicy policy;
+  AttentionShape shape = {};
+  AttentionPolicy policy = {};
   int64_t most_keys = 0;  // that are expanded at a time for the multi-head form
 };
 
@@ -52,6 +55,8 @@ struct MhaPass {
 
 // One step, planned. Keeps its memory for the next.
 struct StepLayout {
+  static constexpr int64_t kAlignment = 16;
+
   int64_t rows = 0, valid_rows = 0;  // rows: with padding
   int64_t absorbed_rows = 0;         // the first
   int64_t logit_rows = 0;
@@ -61,6 +66,15 @@ struct StepLayout {
   std::vector<MhaPass> passes;
   std::vector<std::byte> memory;
 };
+
+// Behind what the memory holds; where it begins.
+template <typename T>
+int64_t append(StepLayout& layout, std::span<const T> values) {
+  const int64_t at = round_up(std::ssize(layout.memory), StepLayout::kAlignment);
+  layout.memory.resize(static_cast<size_t>(at) + values.size_bytes());
+  std::memcpy(layout.memory.data() + at, values.data(), values.size_bytes());
+  return at;
+}
 
 // Plans steps. Keeps its memory from one to the next.
 class StepPlanner {

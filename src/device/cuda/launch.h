@@ -29,6 +29,25 @@ void allow_shared_memory(Kernel* kernel, int bytes) {
         "raising a kernel's shared memory");
 }
 
+// Of the current device; asked for once: a program's devices are alike.
+inline int num_multiprocessors() {
+  static const int count = [] {
+    int device = 0, value = 0;
+    check(cudaGetDevice(&device), "asking for the device");
+    check(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
+          "asking for the number of multiprocessors");
+    return value;
+  }();
+  return count;
+}
+
+// Lets a kernel's clusters have up to 16 blocks; 8 need no leave.
+template <typename Kernel>
+void allow_large_clusters(Kernel* kernel) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "raising a kernel's cluster size");
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {

@@ -50,4 +50,14 @@ CUtensorMap bf16_map(const void* memory, std::span<const Axis> axes) {
   return map;
 }
 
+CUtensorMap bf16_batch_map(const void* matrices, const BatchLayout& layout, Extent box) {
+  const Axis axes[] = {
+      {.size = layout.columns, .stride = 1, .box = static_cast<int>(box.columns)},
+      {.size = layout.rows, .stride = layout.row_stride, .box = static_cast<int>(box.rows)},
+      {.size = layout.batches,
+       .stride = layout.batches > 1 ? layout.batch_stride : layout.rows * layout.row_stride,
+       .box = 1}};
+  return bf16_map(matrices, axes);
+}
+
 }  // namespace fathom::cuda

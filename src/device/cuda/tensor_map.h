@@ -28,4 +28,14 @@ struct Axis {
 // other strides are multiples of 8.
 CUtensorMap bf16_map(const void* memory, std::span<const Axis> axes);
 
+// Matrices whose columns are contiguous; strides in elements, multiples of 8.
+struct BatchLayout {
+  int64_t batches = 1, rows = 0, columns = 0;
+  int64_t row_stride = 0, batch_stride = 0;  // the latter does not matter of a single one
+};
+
+// The same of a batch, for boxes within one matrix, with coordinates column, row, batch: what lies
+// beyond a matrix is read as 0 and not written.
+CUtensorMap bf16_batch_map(const void* matrices, const BatchLayout& layout, Extent box);
+
 }  // namespace fathom::cuda

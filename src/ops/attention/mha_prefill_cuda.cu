@@ -32,6 +32,7 @@
 // Measured: docs/kernels/mha_prefill.md.
 #include <cuda_bf16.h>
 
+#include <array>
 #include <cmath>
 
 #include "device/cuda/launch.h"
@@ -58,9 +59,10 @@ constexpr int kGroupBytes = 1024;  // 8 rows
 
 struct Arguments {
   const MhaPrefillTile* tiles;
+  const int32_t* first_tile;
   void* out;
   float* lse;
-  int32_t max_tiles, heads;
+  int32_t heads;
   float scale_log2;
 };
 
@@ -478,10 +480,10 @@ class Attention {
 // The tiles of this block, one after the other.
 template <typename Role>
 __device__ void for_each_tile(const Arguments& arguments, Role&& role) {
-  const MhaPrefillTile* tiles = arguments.tiles + blockIdx.x * arguments.max_tiles;
-  for (int t = 0; t < arguments.max_tiles; ++t) {
-    const MhaPrefillTile tile = tiles[t];
-    if (tile.rows == 0) break;
+  // The same in all lanes, and known to be.
+  const int end = __shfl_sync(__activemask(), arguments.first_tile[blockIdx.x + 1], 0);
+  for (int t = __shfl_sync(__activemask(), arguments.first_tile[blockIdx.x], 0); t < end; ++t) {
+    const MhaPrefillTile tile = arguments.tiles[t];
     role.run(tile);
   }
 }
@@ -542,21 +544,21 @@ void launch_for(const Maps& maps, const Arguments& arguments, int num_blocks, cu
 
 }  // namespace
 
-void mha_prefill(const MhaPrefillPlan& plan, const MhaPrefillArguments& arguments,
+void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
                  cudaStream_t stream) {
-  if (plan.num_blocks == 0) return;
   const int64_t heads = arguments.heads, keys = arguments.keys;
-  const Maps maps = {bf16_map(arguments.q, {.rows = arguments.rows, .columns = heads * kQk},
-                              {.rows = kRows, .columns = kBoxColumns}),
+  const Axis columns = {.size = heads * kQk, .stride = 1, .box = kBoxColumns};
+  const Axis rows = {.size = arguments.rows, .stride = arguments.q_row_stride, .box = kRows};
+  const Maps maps = {bf16_map(arguments.q, std::array{columns, rows}),
                      bf16_map(arguments.kv, {.rows = keys, .columns = heads * kKvColumns},
                               {.rows = kKeys, .columns = kBoxColumns}),
                      bf16_map(arguments.k_rope, {.rows = keys, .columns = kRope},
                               {.rows = kKeys, .columns = kBoxColumns})};
   constexpr float kLog2E = 1.4426950408889634f;
-  const Arguments inner = {arguments.tiles, arguments.out,   arguments.lse,
-                           plan.max_tiles,  arguments.heads, arguments.softmax_scale * kLog2E};
+  const Arguments inner = {arguments.tiles, arguments.first_tile, arguments.out,
+                           arguments.lse,   arguments.heads,      arguments.softmax_scale * kLog2E};
   const auto run = arguments.out_f32 ? launch_for<true> : launch_for<false>;
-  run(maps, inner, plan.num_blocks, stream);
+  run(maps, inner, num_multiprocessors, stream);
 }
 
 }  // namespace fathom::cuda

@@ -18,7 +18,8 @@ namespace fathom::cuda {
 // All pointers are device memory, aligned to 16 bytes. Rows and keys that belong to no tile may
 // hold anything, NaN too; they are neither computed nor written.
 struct MhaPrefillArguments {
-  const void* q = nullptr;  // [rows, heads, 192] bf16: nope, then rope (rotated)
+  const void* q = nullptr;   // [rows, heads, 192] bf16: nope, then rope (rotated)
+  int64_t q_row_stride = 0;  // elements from row to row, a multiple of 8
   int64_t rows = 0;
   const void* kv = nullptr;      // [keys, heads, 256] bf16: k_nope, then v, as kv_b_proj gives them
   const void* k_rope = nullptr;  // [keys, 64] bf16
@@ -29,12 +30,13 @@ struct MhaPrefillArguments {
                          // null
   int32_t heads = 0;
   float softmax_scale = 0;                // > 0
-  const MhaPrefillTile* tiles = nullptr;  // plan.tiles, copied
+  const int32_t* first_tile = nullptr;    // the plan's, copied
+  const MhaPrefillTile* tiles = nullptr;  // the plan's, copied
 };
 
-// Enqueues one launch. A row's bits depend on its own query, the keys that it sees and its place in
-// its tile, not on the rest of the batch.
-void mha_prefill(const MhaPrefillPlan& plan, const MhaPrefillArguments& arguments,
+// Enqueues one launch of as many blocks as the plan was made for. A row's bits depend on its own
+// query, the keys that it sees and its place in its tile, not on the rest of the batch.
+void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
                  cudaStream_t stream);
 
 }  // namespace fathom::cuda

@@ -60,6 +60,7 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
   }
   const auto plan = plan_mha_prefill(query_starts, key_starts, shape.mask, shape.heads, processors);
   const DeviceArray<MhaPrefillTile> tiles(plan.tiles);
+  const DeviceArray<int32_t> first_tile(plan.first_tile);
   constexpr int64_t kValues = int64_t{100} << 20;  // 200 MB
   const auto copies =
       static_cast<int>(std::clamp<int64_t>((kValues - 1) / shape.values() + 1, 2, 24));
@@ -73,8 +74,9 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
   }
   return time_in_graph(copies, [&](int copy, cudaStream_t stream) {
     const Memory& its = memory[static_cast<size_t>(copy)];
-    mha_prefill(plan,
+    mha_prefill(processors,
                 {.q = its.q.data(),
+                 .q_row_stride = shape.heads * kQk,
                  .rows = shape.rows(),
                  .kv = its.kv.data(),
                  .k_rope = its.k_rope.data(),
@@ -83,6 +85,7 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
                  .lse = its.lse.data(),
                  .heads = shape.heads,
                  .softmax_scale = 0.0721688f,
+                 .first_tile = first_tile.data(),
                  .tiles = tiles.data()},
                 stream);
   });

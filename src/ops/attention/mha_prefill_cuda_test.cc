@@ -92,6 +92,7 @@ Result on_gpu(const Problem& problem, bool f32, int launches = 2) {
                                      problem.heads, processors);
   const DeviceArray<uint16_t> q(problem.q), kv(problem.kv), k_rope(problem.k_rope);
   const DeviceArray<MhaPrefillTile> tiles(plan.tiles);
+  const DeviceArray<int32_t> first_tile(plan.first_tile);
   const int64_t all_rows = problem.rows() + kPadding, heads = problem.heads;
   const DeviceArray<uint16_t> out(all_rows * heads * kV * (f32 ? 2 : 1));
   const DeviceArray<float> lse(all_rows * heads);
@@ -100,8 +101,9 @@ Result on_gpu(const Problem& problem, bool f32, int launches = 2) {
   for (int i = 0; i < launches; ++i) {
     check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
     check(cudaMemset(lse.data(), 0xFF, lse.bytes()), "poison");
-    mha_prefill(plan,
+    mha_prefill(processors,
                 {.q = q.data(),
+                 .q_row_stride = problem.heads * kQk,
                  .rows = all_rows,
                  .kv = kv.data(),
                  .k_rope = k_rope.data(),
@@ -111,6 +113,7 @@ Result on_gpu(const Problem& problem, bool f32, int launches = 2) {
                  .lse = lse.data(),
                  .heads = problem.heads,
                  .softmax_scale = kScale,
+                 .first_tile = first_tile.data(),
                  .tiles = tiles.data()},
                 nullptr);
     check(cudaDeviceSynchronize(), "synchronize");

@@ -71,8 +71,7 @@ MhaPrefillPlan plan_mha_prefill(std::span<const int32_t> query_starts,
                key_starts.size(), num_heads, num_multiprocessors);
   const auto tiles = tiles_in_order(query_starts, key_starts, mask, num_heads);
   MhaPrefillPlan plan;
-  plan.num_blocks = static_cast<int>(std::min<int64_t>(std::ssize(tiles), num_multiprocessors));
-  std::vector<std::vector<MhaPrefillTile>> blocks(static_cast<size_t>(plan.num_blocks));
+  std::vector<std::vector<MhaPrefillTile>> blocks(static_cast<size_t>(num_multiprocessors));
   // Each to the block that has the least to do; among equals to the first.
   using Load = std::pair<int64_t, size_t>;
   std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
@@ -83,13 +82,10 @@ MhaPrefillPlan plan_mha_prefill(std::span<const int32_t> query_starts,
     blocks[block].push_back(tile);
     loads.push({load + tile.steps + kTileCost, block});
   }
+  plan.first_tile.push_back(0);
   for (const auto& block : blocks) {
-    plan.max_tiles = std::max(plan.max_tiles, static_cast<int>(block.size()));
-  }
-  plan.tiles.resize(blocks.size() * static_cast<size_t>(plan.max_tiles));
-  for (size_t block = 0; block < blocks.size(); ++block) {
-    std::ranges::copy(blocks[block],
-                      plan.tiles.begin() + static_cast<std::ptrdiff_t>(block * plan.max_tiles));
+    plan.tiles.insert(plan.tiles.end(), block.begin(), block.end());
+    plan.first_tile.push_back(static_cast<int32_t>(plan.tiles.size()));
   }
   return plan;
 }

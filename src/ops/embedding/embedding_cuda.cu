@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * 8;
   if (column >= arguments.n) return;
-  const int32_t from = arguments.sampled_from == nullptr ? -1 : arguments.sampled_from[row];
-  const int64_t id = from >= 0 ? arguments.sampled[from] : arguments.ids[row];
+  int64_t id = arguments.ids[row];
+  if (id < 0) id = arguments.sampled[-1 - id];
   Eight x = {};
   if (id >= 0 && id < arguments.vocab) {
     x = load_eight(static_cast<const T*>(arguments.table) + id * arguments.n + column);

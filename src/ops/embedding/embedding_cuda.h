@@ -12,13 +12,11 @@ namespace fathom::cuda {
 
 // All pointers are device memory; rows are aligned to 16 bytes and n is a multiple of 8.
 struct EmbeddingArguments {
-  const int32_t* ids = nullptr;  // [rows]
-  // [rows]: row i's id is sampled[sampled_from[i]], where that is not negative. Null: nowhere.
-  const int32_t* sampled_from = nullptr;
-  const int32_t* sampled = nullptr;
-  const void* table = nullptr;      // [vocab, n]
-  DType table_type = DType::kBF16;  // or kF32
-  float* out = nullptr;             // [rows, n]: the residual
+  const int32_t* ids = nullptr;      // [rows]; below 0: sampled[-1 - id]
+  const int32_t* sampled = nullptr;  // null where no id is below 0
+  const void* table = nullptr;       // [vocab, n]
+  DType table_type = DType::kBF16;   // or kF32
+  float* out = nullptr;              // [rows, n]: the residual
   int64_t rows = 0, n = 0, vocab = 0;
 };
 

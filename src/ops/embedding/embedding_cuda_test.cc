@@ -14,29 +14,25 @@ void compare(int64_t rows, int64_t n, bool wide, bool sampled) {
   std::mt19937 random(static_cast<uint32_t>(rows + n));
   const auto narrow_table = random_bf16(kVocab * n, 1, random);
   const auto table = wide ? random_f32(kVocab * n, 1, random) : widen(narrow_table);
-  std::vector<int32_t> ids, from, samples;
+  std::vector<int32_t> ids, samples;
   for (int64_t i = 0; i < 20; ++i) samples.push_back(static_cast<int32_t>(random() % kVocab));
   samples[3] = -1;
-  for (int64_t i = 0; i < rows; ++i) {
-    from.push_back(random() % 2 ? static_cast<int32_t>(random() % samples.size()) : -1);
-    // Where another is taken, or in padding, an id may be anything.
-    ids.push_back(static_cast<int32_t>(random() % kVocab));
-    if ((sampled && from[i] >= 0) || i % 5 == 4) ids[i] = i % 2 ? -7 : 123456789;
-  }
   std::vector<float> expected;
   for (int64_t i = 0; i < rows; ++i) {
-    const int64_t id = sampled && from[i] >= 0 ? samples[from[i]] : ids[i];
+    const auto from = static_cast<int32_t>(random() % samples.size());
+    int32_t id = i % 5 == 4 ? 123456789 : static_cast<int32_t>(random() % kVocab);
+    ids.push_back(sampled && i % 2 == 0 ? -1 - from : id);
+    if (ids.back() < 0) id = samples[static_cast<size_t>(from)];
     for (int64_t c = 0; c < n; ++c) {
       expected.push_back(id < 0 || id >= kVocab ? 0 : table[id * n + c]);
     }
   }
   const DeviceArray<float> device_table(table), out(rows * n);
   const DeviceArray<uint16_t> device_narrow(narrow_table);
-  const DeviceArray<int32_t> device_ids(ids), device_from(from), device_samples(samples);
+  const DeviceArray<int32_t> device_ids(ids), device_samples(samples);
   EmbeddingArguments arguments;
   arguments.ids = device_ids.data();
-  if (sampled) arguments.sampled_from = device_from.data();
-  arguments.sampled = device_samples.data();
+  if (sampled) arguments.sampled = device_samples.data();
   arguments.table = device_narrow.data();
   if (wide) arguments.table = device_table.data();
   arguments.table_type = wide ? DType::kF32 : DType::kBF16;

@@ -1,0 +1,162 @@
+#include "model/step_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "cache/latent_layout.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kHeads = 16;
+constexpr int kProcessors = 132;
+
+StepLimits limits(int64_t most_keys) {
+  return {.heads = kHeads, .num_multiprocessors = kProcessors, .most_keys = most_keys};
+}
+
+// Sequences with these new tokens and contexts, on shuffled pages; every third row's logits.
+ForwardBatch make_batch(const std::vector<std::pair<int32_t, int32_t>>& sequences) {
+  ForwardBatch batch;
+  batch.query_start = {0};
+  int64_t pages = 0;
+  for (const auto& [queries, context] : sequences) {
+    batch.max_pages = std::max<int32_t>(batch.max_pages, (queries + context + 63) / 64);
+    pages += (queries + context + 63) / 64;
+  }
+  std::vector<int32_t> free(static_cast<size_t>(pages));
+  std::iota(free.begin(), free.end(), 50);
+  std::shuffle(free.begin(), free.end(), std::mt19937(1));
+  for (const auto& [queries, context] : sequences) {
+    for (int32_t i = 0; i < queries; ++i) {
+      const auto row = static_cast<int32_t>(batch.token_ids.size());
+      if (row % 3 == 0) batch.logit_rows.push_back(row);
+      batch.token_ids.push_back(row % 5 == 4 ? -1 - row : 1000 + row);
+      batch.positions.push_back(context + i);
+    }
+    batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+    batch.context_lens.push_back(context);
+    for (int32_t p = 0; p < batch.max_pages; ++p) {
+      const bool needed = p < (queries + context + 63) / 64;
+      batch.block_tables.push_back(needed ? free.back() : -1);
+      if (needed) free.pop_back();
+    }
+  }
+  return batch;
+}
+
+template <typename T>
+const T* array_at(const StepLayout& layout, int64_t at) {
+  EXPECT_EQ(at % 16, 0);
+  return reinterpret_cast<const T*>(layout.memory.data() + at);
+}
+
+// Rows may be in another order; each is there once, and everything that is said of it goes with it.
+void check(const ForwardBatch& batch, int64_t rows, int64_t most_keys) {
+  StepPlanner planner(limits(most_keys));
+  StepLayout layout;
+  layout.memory.assign(1000, std::byte{0xFF});  // from the step before
+  planner.plan(batch, rows, layout);
+  ASSERT_EQ(layout.rows, rows);
+  ASSERT_EQ(layout.valid_rows, batch.num_rows());
+  EXPECT_EQ(*array_at<int32_t>(layout, layout.at.num_valid_rows), batch.num_rows());
+  EXPECT_LE(std::ssize(layout.memory),
+            planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
+  const auto* ids = array_at<int32_t>(layout, layout.at.token_ids);
+  const auto* positions = array_at<int32_t>(layout, layout.at.positions);
+  const auto* slots = array_at<int64_t>(layout, layout.at.slots);
+  std::multiset<std::tuple<int32_t, int32_t, int64_t>> expected, actual;
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+      const int32_t position = batch.positions[row];
+      const int64_t page = batch.block_tables[s * batch.max_pages + position / kPageSize];
+      expected.emplace(batch.token_ids[row], position, page * kPageSize + position % kPageSize);
+    }
+  }
+  for (int64_t row = 0; row < layout.valid_rows; ++row) {
+    actual.emplace(ids[row], positions[row], slots[row]);
+  }
+  EXPECT_EQ(actual, expected);
+  for (int64_t row = layout.valid_rows; row < rows; ++row) EXPECT_EQ(slots[row], -1);
+  const auto* logit_rows = array_at<int32_t>(layout, layout.at.logit_rows);
+  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    ASSERT_LT(logit_rows[i], layout.valid_rows);
+    EXPECT_EQ(ids[logit_rows[i]], batch.token_ids[batch.logit_rows[i]]);
+  }
+
+  // Rows behind the absorbed ones are the passes', in order.
+  int64_t row = layout.absorbed_rows;
+  const auto* gathered = array_at<int32_t>(layout, layout.at.gathered);
+  const auto* tables = array_at<int32_t>(layout, layout.at.block_tables);
+  for (size_t p = 0; p < layout.passes.size(); ++p) {
+    const MhaPass& pass = layout.passes[p];
+    EXPECT_TRUE(pass.num_keys <= most_keys || pass.num_sequences == 1);
+    const auto* starts = array_at<int32_t>(layout, layout.at.key_starts) + pass.first_sequence + p;
+    EXPECT_EQ(starts[0], 0);
+    EXPECT_EQ(starts[pass.num_sequences], pass.num_keys);
+    for (int32_t i = 0; i < pass.num_sequences; ++i) {
+      // The last key is the last row's own.
+      const int32_t keys = starts[i + 1] - starts[i];
+      const int32_t* table = tables + gathered[pass.first_sequence + i] * batch.max_pages;
+      while (row < layout.valid_rows && positions[row] != keys - 1) ++row;
+      ASSERT_LT(row, layout.valid_rows);
+      EXPECT_EQ(slots[row], table[(keys - 1) / kPageSize] * kPageSize + (keys - 1) % kPageSize);
+      ++row;
+    }
+    const auto* first_tile = array_at<int32_t>(layout, layout.at.mha_first_tile) +
+                             static_cast<int64_t>(p) * (kProcessors + 1);
+    int64_t rows_of_tiles = 0;
+    for (int32_t t = 0; t < first_tile[kProcessors]; ++t) {
+      const auto& tile = array_at<MhaPrefillTile>(layout, layout.at.mha_tiles)[pass.first_tile + t];
+      EXPECT_GE(tile.first_row, layout.absorbed_rows);
+      EXPECT_LE(tile.first_key + tile.num_keys, pass.num_keys);
+      rows_of_tiles += tile.rows;
+    }
+    EXPECT_GT(rows_of_tiles, 0);
+    EXPECT_EQ(rows_of_tiles % kHeads, 0);
+  }
+  EXPECT_EQ(row, layout.valid_rows) << "every multi-head row is in a pass";
+}
+
+TEST(StepLayout, MixedSteps) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::pair<int32_t, int32_t>> sequences;
+    for (size_t i = 0; i < 1 + random() % 20; ++i) {
+      sequences.emplace_back(random() % 3 == 0 ? 1 + random() % 400 : 1, random() % 700);
+    }
+    check(make_batch(sequences), make_batch(sequences).num_rows(), round % 2 == 0 ? 1 << 20 : 800);
+  }
+}
+
+TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
+  StepPlanner planner(limits(1000));
+  StepLayout captured, replayed;
+  const auto decode = [](int count, int32_t context) {
+    ForwardBatch batch = make_batch(
+        std::vector<std::pair<int32_t, int32_t>>(static_cast<size_t>(count), {1, context}));
+    batch.logit_rows.resize(static_cast<size_t>(count));
+    std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
+    return batch;
+  };
+  planner.plan(decode(8, 0), 8, captured);
+  ASSERT_TRUE(StepPlanner::is_decode(decode(5, 3000)));
+  planner.plan(decode(5, 3000), 8, replayed);
+  EXPECT_EQ(captured.at.token_ids, replayed.at.token_ids);
+  EXPECT_EQ(captured.at.positions, replayed.at.positions);
+  EXPECT_EQ(captured.at.slots, replayed.at.slots);
+  EXPECT_EQ(captured.at.logit_rows, replayed.at.logit_rows);
+  EXPECT_EQ(captured.at.first_part, replayed.at.first_part);
+  EXPECT_EQ(captured.at.parts, replayed.at.parts);
+  EXPECT_EQ(captured.at.block_tables, replayed.at.block_tables);
+  EXPECT_EQ(captured.tile_rows, replayed.tile_rows);
+  EXPECT_EQ(captured.logit_rows, replayed.logit_rows);
+  check(decode(5, 3000), 8, 1000);
+}
+
+}  // namespace
+}  // namespace fathom::cuda
