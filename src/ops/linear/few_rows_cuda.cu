@@ -42,8 +42,7 @@ constexpr int kWarpgroupThreads = 128;
 constexpr int kMaxStages = 32;
 // Two launches' blocks fit beside one another: the next one's first weights arrive while this one
 // ends.
-constexpr int kRingBytes = 104 * 1024;
-constexpr int kWideRingBytes = 200 * 1024;
+constexpr int kMostBytes = 227 * 1024, kHalfBytes = 112 * 1024;
 
 struct Arguments {
   void* out;
@@ -273,7 +272,6 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
   using L = Layout<kColumns, kWarpgroups, kBoxes>;
   const auto kernel = few_rows_kernel<kColumns, kWarpgroups, kBoxes>;
   constexpr int kBarrierBytes = (2 * kMaxStages + 2) * 8;
-  constexpr int kMostBytes = 227 * 1024;
   static const bool prepared = (allow_shared_memory(kernel, kMostBytes), true);
   static_cast<void>(prepared);
 
@@ -292,12 +290,13 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
   const int tile_groups = plan.tile_groups(arguments.n),
             exchange_bytes = a.exchanges * L::kTileBytes;
   a.stage_bytes = L::kTokenBytes + tile_groups * L::kGroupBytes;
-  const int ring = plan.wide_ring ? kWideRingBytes : kRingBytes;
-  const int needed = a.tiles * ((a.columns / plan.splits + 1) / kBoxes + 1);
-  a.stages = std::clamp((ring - exchange_bytes) / a.stage_bytes, 2, std::min(needed, kMaxStages));
   // The last stage's product reads a whole warpgroup's rows too.
   const int beyond = kWarpgroups * L::kWarpgroupBytes - tile_groups * L::kGroupBytes;
-  const int bytes = a.stages * a.stage_bytes + std::max(exchange_bytes + kBarrierBytes, beyond);
+  const int behind = std::max(exchange_bytes + kBarrierBytes, beyond);
+  const int most = plan.wide_ring ? kMostBytes : kHalfBytes;
+  const int needed = a.tiles * ((a.columns / plan.splits + 1) / kBoxes + 1);
+  a.stages = std::clamp((most - behind) / a.stage_bytes, 2, std::min(needed, kMaxStages));
+  const int bytes = a.stages * a.stage_bytes + behind;
 
   const int64_t k = arguments.k;
   const Axis weight_axes[] = {

@@ -59,8 +59,8 @@ void expect_equal(const Problem& p, const Inputs& inputs, const std::vector<floa
     norm += sum * sum;
     worst = std::max(worst, std::abs(difference));
   }
-  // bf16 results round by 2^-9 at most; fp32 sums by a few units in the last place of their terms.
-  EXPECT_LE(std::sqrt(error / norm), p.f32 ? 1e-5 : 2.5e-3);
+  // bf16 results round by 2^-8 at most; fp32 sums by a few units in the last place of their terms.
+  EXPECT_LE(std::sqrt(error / norm), p.f32 ? 1e-5 : 4e-3);
   EXPECT_LE(worst, (p.f32 ? 1e-4 : 3e-2) * std::sqrt(static_cast<double>(k)));
 }
 
