@@ -44,21 +44,28 @@ constexpr int kMaxStages = 32;
 // ends.
 constexpr int kMostBytes = 227 * 1024, kHalfBytes = 112 * 1024;
 
+struct Maps {
+  CUtensorMap weights[2];  // boxes of as many rows as the largest tile has, and of 8 less
+  CUtensorMap tokens;
+};
+
 struct Arguments {
   void* out;
   int64_t row_stride, batch_stride;
   int32_t rows, n, columns;  // columns: k / 64
-  int32_t splits, clusters, tiles, stages, stage_bytes, exchanges;
+  int32_t splits, clusters, tiles, tile_groups, stages, exchanges;
+
+  __device__ int token_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
+  // In a stage tokens come first, then weights.
+  __device__ int token_bytes() const { return token_groups() * kStageHalves * kGroupBytes; }
+  __device__ int stage_bytes() const {
+    return token_bytes() + tile_groups * kStageHalves * kGroupBytes;
+  }
   bool f32;
 };
 
-// kBoxes: of 64 columns, in a stage.
-template <int kColumns, int kWarpgroups, int kBoxesAStage>
+template <int kColumns, int kWarpgroups>
 struct Layout {
-  static constexpr int kBoxes = kBoxesAStage;
-  static constexpr int kGroupBytes = kBoxes * 1024;
-  static constexpr int kTokenBytes = kColumns / kGroupRows * kGroupBytes;  // first in a stage
-  static constexpr int kWarpgroupBytes = kWarpgroupGroups * kGroupBytes;
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;  // that multiply
   static constexpr int kTileBytes = kThreads * (kColumns / 2) * 4;  // in fp32
 };
@@ -69,14 +76,14 @@ struct Share {
   int first_group, num_groups;  // of 8 rows of W
   int first_stage, num_stages;  // of k
 
-  __device__ Share(const Arguments& a, int boxes) : num_tiles_(a.tiles) {
+  __device__ explicit Share(const Arguments& a) : num_tiles_(a.tiles) {
     const int cluster = blockIdx.x / a.splits % a.clusters;
     batch = blockIdx.x / (a.splits * a.clusters);
     rank = blockIdx.x % a.splits;
     const int64_t groups = a.n / kGroupRows;
     first_group = static_cast<int>(groups * cluster / a.clusters);
     num_groups = static_cast<int>(groups * (cluster + 1) / a.clusters) - first_group;
-    const int stages = (a.columns + boxes - 1) / boxes;
+    const int stages = (a.columns + kStageHalves - 1) / kStageHalves;
     first_stage = stages * rank / a.splits;
     num_stages = stages * (rank + 1) / a.splits - first_stage;
   }
@@ -86,23 +93,20 @@ struct Share {
   int num_tiles_;
 };
 
-// ---- copies: one warp
+// ---- copies
 
-template <typename Layout>
 class Copies {
-  static constexpr int kGroupBytes = Layout::kGroupBytes;
-
  public:
-  __device__ Copies(uint8_t* ring, uint64_t* arrived, const CUtensorMap& weights,
-                    const CUtensorMap& tokens, const Share& share, const Arguments& a)
+  __device__ Copies(uint8_t* ring, uint64_t* arrived, const Maps& maps, const Share& share,
+                    const Arguments& a)
       : ring_(ring),
         arrived_(arrived),
-        weights_(weights),
-        tokens_(tokens),
+        maps_(maps),
         share_(share),
         a_(a),
-        token_groups_((a.rows + kGroupRows - 1) / kGroupRows) {}
+        stage_bytes_(a.stage_bytes()) {}
 
+  // By one thread.
   __device__ void run(uint64_t* read) const {
     const int total = a_.tiles * share_.num_stages, first = min(a_.stages, total);
     for (int i = 0; i < first; ++i) copy_weights(i, i);
@@ -119,33 +123,28 @@ class Copies {
 
  private:
   __device__ int column(int i) const {
-    return (share_.first_stage + i % share_.num_stages) * Layout::kBoxes;
+    return (share_.first_stage + i % share_.num_stages) * kStageHalves;
   }
   // Of the block's i-th stage; says how much will come in all.
   __device__ void copy_weights(int stage, int i) const {
-    const int tile = i / share_.num_stages, lane = threadIdx.x % 32;
+    const int tile = i / share_.num_stages;
     const int begin = share_.tile_begin(tile), groups = share_.tile_begin(tile + 1) - begin;
-    if (lane == 0) barrier_expect(&arrived_[stage], (groups + token_groups_) * kGroupBytes);
-    __syncwarp();
-    if (lane < groups) {
-      copy_box(ring_ + stage * a_.stage_bytes + Layout::kTokenBytes + lane * kGroupBytes, &weights_,
-               &arrived_[stage], 0, share_.batch * a_.n + (begin + lane) * kGroupRows, column(i));
-    }
+    barrier_expect(&arrived_[stage], groups * (kStageHalves * kGroupBytes) + a_.token_bytes());
+    copy_box(ring_ + stage * stage_bytes_ + a_.token_bytes(),
+             &maps_.weights[groups == a_.tile_groups ? 0 : 1], &arrived_[stage], 0,
+             share_.batch * a_.n + begin * kGroupRows, column(i));
   }
   __device__ void copy_tokens(int stage, int i) const {
-    const int lane = threadIdx.x % 32;
-    if (lane < token_groups_) {
-      copy_box(ring_ + stage * a_.stage_bytes + lane * kGroupBytes, &tokens_, &arrived_[stage], 0,
-               lane * kGroupRows, column(i), share_.batch);
-    }
+    copy_box(ring_ + stage * stage_bytes_, &maps_.tokens, &arrived_[stage], 0, 0, column(i),
+             share_.batch);
   }
 
   uint8_t* const ring_;
   uint64_t* const arrived_;
-  const CUtensorMap &weights_, &tokens_;
+  const Maps& maps_;
   const Share& share_;
   const Arguments& a_;
-  const int token_groups_;
+  const int stage_bytes_;
 };
 
 // ---- results
@@ -175,14 +174,12 @@ __device__ void write_four(const Arguments& a, int batch, int row, int column, i
 
 // ---- the kernel
 
-template <int kColumns, int kWarpgroups, int kBoxes>
+template <int kColumns, int kWarpgroups>
 __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
-    few_rows_kernel(const __grid_constant__ CUtensorMap weights,
-                    const __grid_constant__ CUtensorMap tokens,
-                    const __grid_constant__ Arguments a) {
-  using L = Layout<kColumns, kWarpgroups, kBoxes>;
+    few_rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
+  using L = Layout<kColumns, kWarpgroups>;
   extern __shared__ __align__(1024) uint8_t memory[];
-  uint8_t* const exchange = memory + a.stages * a.stage_bytes;
+  uint8_t* const exchange = memory + a.stages * a.stage_bytes();
   auto* const arrived = reinterpret_cast<uint64_t*>(exchange + a.exchanges * L::kTileBytes);
   uint64_t* const read = arrived + kMaxStages;
   uint64_t* const joined = read + kMaxStages;  // [2]
@@ -199,10 +196,11 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
   }
   __syncthreads();
   if (a.splits > 1) cluster_arrive();
-  const Share share(a, kBoxes);
+  const Share share(a);
 
   if (threadIdx.x >= L::kThreads) {
-    Copies<L>(memory, arrived, weights, tokens, share, a).run(read);
+    if (threadIdx.x == L::kThreads) Copies(memory, arrived, maps, share, a).run(read);
+    __syncwarp();
     if (a.splits > 1) cluster_wait();
     return;
   }
@@ -215,9 +213,14 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
   RingPosition at;
   for (int tile = 0; tile < a.tiles; ++tile) {
     float d[kColumns / 2];
-    multiply_tile<kColumns, kBoxes, false>(
-        d, at, share.num_stages, a.stages, shared_address(memory), a.stage_bytes,
-        L::kTokenBytes + group * L::kWarpgroupBytes, 0, arrived, read);
+    const int groups = share.tile_begin(tile + 1) - share.tile_begin(tile);
+    multiply_tile<kColumns, false>(
+        d, at, share.num_stages, a.stages, shared_address(memory), a.stage_bytes(),
+        {.begin = a.token_bytes() + group * (kWarpgroupGroups * kGroupBytes),
+         .half_stride = groups * kGroupBytes,
+         .group_stride = kGroupBytes},
+        {.begin = 0, .half_stride = a.token_groups() * kGroupBytes, .group_stride = kGroupBytes},
+        arrived, read);
     const int first = share.tile_begin(tile) * kGroupRows;
     const int end = share.tile_begin(tile + 1) * kGroupRows;
     const auto column_of = [&](int t) {  // of a thread of a warpgroup
@@ -267,10 +270,10 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
   }
 }
 
-template <int kColumns, int kWarpgroups, int kBoxes>
+template <int kColumns, int kWarpgroups>
 void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaStream_t stream) {
-  using L = Layout<kColumns, kWarpgroups, kBoxes>;
-  const auto kernel = few_rows_kernel<kColumns, kWarpgroups, kBoxes>;
+  using L = Layout<kColumns, kWarpgroups>;
+  const auto kernel = few_rows_kernel<kColumns, kWarpgroups>;
   constexpr int kBarrierBytes = (2 * kMaxStages + 2) * 8;
   static const bool prepared = (allow_shared_memory(kernel, kMostBytes), true);
   static_cast<void>(prepared);
@@ -287,49 +290,54 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
   a.tiles = plan.tiles(arguments.n);
   a.exchanges = plan.splits == 1 ? 0 : a.tiles > 1 ? 2 : 1;
   a.f32 = arguments.out_type == DType::kF32;
-  const int tile_groups = plan.tile_groups(arguments.n),
-            exchange_bytes = a.exchanges * L::kTileBytes;
-  a.stage_bytes = L::kTokenBytes + tile_groups * L::kGroupBytes;
-  // The last stage's product reads a whole warpgroup's rows too.
-  const int beyond = kWarpgroups * L::kWarpgroupBytes - tile_groups * L::kGroupBytes;
+  a.tile_groups = plan.tile_groups(arguments.n);
+  constexpr int kGroupStage = kStageHalves * kGroupBytes;
+  const int token_groups = (a.rows + kGroupRows - 1) / kGroupRows;
+  const int stage_bytes = (token_groups + a.tile_groups) * kGroupStage;
+  const int exchange_bytes = a.exchanges * L::kTileBytes;
+  // The last stage's product reads whole instructions' rows and tokens.
+  const int beyond =
+      (kWarpgroups * kWarpgroupGroups + kColumns / kGroupRows) * kGroupStage - stage_bytes;
   const int behind = std::max(exchange_bytes + kBarrierBytes, beyond);
   const int most = plan.wide_ring ? kMostBytes : kHalfBytes;
-  const int needed = a.tiles * ((a.columns / plan.splits + 1) / kBoxes + 1);
-  a.stages = std::clamp((most - behind) / a.stage_bytes, 2, std::min(needed, kMaxStages));
-  const int bytes = a.stages * a.stage_bytes + behind;
+  const int needed = a.tiles * ((a.columns / plan.splits + 1) / kStageHalves + 1);
+  a.stages = std::clamp((most - behind) / stage_bytes, 2, std::min(needed, kMaxStages));
+  const int bytes = a.stages * stage_bytes + behind;
 
   const int64_t k = arguments.k;
-  const Axis weight_axes[] = {
-      {64, 1, 64}, {int64_t{arguments.batches} * arguments.n, k, kGroupRows}, {k / 64, 64, kBoxes}};
+  const auto weight_map = [&](int groups) {
+    const Axis axes[] = {{64, 1, 64},
+                         {int64_t{arguments.batches} * arguments.n, k, groups * kGroupRows},
+                         {k / 64, 64, kStageHalves}};
+    return bf16_map(arguments.weight, axes);
+  };
   const Axis token_axes[] = {
       {64, 1, 64},
-      {arguments.rows, arguments.x_row_stride, kGroupRows},
-      {k / 64, 64, kBoxes},
+      {arguments.rows, arguments.x_row_stride, token_groups * kGroupRows},
+      {k / 64, 64, kStageHalves},
       {arguments.batches, arguments.batches == 1 ? k : arguments.x_batch_stride, 1}};
-  const CUtensorMap weights = bf16_map(arguments.weight, weight_axes);
-  const CUtensorMap tokens = bf16_map(arguments.x, token_axes);
+  const Maps maps = {{weight_map(a.tile_groups), weight_map(std::max(a.tile_groups - 1, 1))},
+                     bf16_map(arguments.x, token_axes)};
   launch(kernel,
          {.blocks = static_cast<unsigned>(arguments.batches * plan.clusters * plan.splits),
           .threads = L::kThreads + 32,
           .shared_bytes = static_cast<unsigned>(bytes),
           .cluster = static_cast<unsigned>(plan.splits)},
-         stream, weights, tokens, a);
+         stream, maps, a);
 }
 
 template <int kColumns>
 void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaStream_t stream) {
-  if (plan.boxes == 1) {
-    plan.warpgroups == 1 ? launch_for<kColumns, 1, 1>(plan, arguments, stream)
-                         : launch_for<kColumns, 2, 1>(plan, arguments, stream);
+  if (plan.warpgroups == 1) {
+    launch_for<kColumns, 1>(plan, arguments, stream);
   } else {
-    plan.warpgroups == 1 ? launch_for<kColumns, 1, 2>(plan, arguments, stream)
-                         : launch_for<kColumns, 2, 2>(plan, arguments, stream);
+    launch_for<kColumns, 2>(plan, arguments, stream);
   }
 }
 
 // How many clusters of blocks that leave no room for others run at a time.
 int count_clusters(int blocks) {
-  const auto kernel = few_rows_kernel<8, 1, 2>;
+  const auto kernel = few_rows_kernel<8, 1>;
   constexpr int kBytes = 200 * 1024;
   allow_shared_memory(kernel, kBytes);
   cudaLaunchAttribute attribute = {};

@@ -99,25 +99,22 @@ void sweep(const Memory& memory, const ClusterCounts& counts) {
       const FewRowsPlan chosen = plan_few_rows(shape, counts);
       std::printf("%s, %d rows, floor %.1f us\n", matrix.name, static_cast<int>(rows),
                   matrix.elements() * 2 / kReadBytesPerUs);
-      for (const int boxes : {1, 2}) {
-        for (const int warpgroups : {1, 2}) {
-          std::printf("  %d %d:", boxes, warpgroups);
-          for (const int splits : {1, 2, 4, 8}) {
-            if (matrix.k < splits * 128) continue;
-            for (const bool wide : {false, true}) {
-              FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits);
-              plan.wide_ring = wide;
-              plan.boxes = boxes;
-              std::printf("  %d%s%s %.2f (%.1f)", splits, wide ? "w" : " ",
-                          chosen.warpgroups == warpgroups && chosen.splits == splits &&
-                                  chosen.boxes == boxes && chosen.wide_ring == wide
-                              ? "*"
-                              : " ",
-                          measure(memory, matrix, rows, plan), few_rows_cost(shape, plan, counts));
-            }
+      for (const int warpgroups : {1, 2}) {
+        std::printf("  %d:", warpgroups);
+        for (const int splits : {1, 2, 4, 8}) {
+          if (matrix.k < splits * 128) continue;
+          for (const bool wide : {false, true}) {
+            FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits);
+            plan.wide_ring = wide;
+            std::printf("  %d%s%s %.2f (%.1f)", splits, wide ? "w" : " ",
+                        chosen.warpgroups == warpgroups && chosen.splits == splits &&
+                                chosen.wide_ring == wide
+                            ? "*"
+                            : " ",
+                        measure(memory, matrix, rows, plan), few_rows_cost(shape, plan, counts));
           }
-          std::printf("\n");
         }
+        std::printf("\n");
       }
     }
   }

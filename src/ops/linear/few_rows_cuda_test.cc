@@ -146,7 +146,6 @@ TEST_P(FewRows, EveryPlanEqualsDoublePrecision) {
                  .warpgroups = warpgroups,
                  .splits = splits,
                  .clusters = clusters,
-                 .boxes = seed % 2 == 0 ? 1 : 2,
                  .wide_ring = seed % 5 == 0},
                 seed, static_cast<int>(rows * shape.batches * shape.n / 4000 + 1));
         ++seed;
@@ -196,7 +195,8 @@ TEST(FewRowsPadding, ChangesNoOtherRow) {
   for (int64_t i = 5 * 2048; i < 6 * 2048; ++i) inputs.x[static_cast<size_t>(i)] = kNan;
   const auto after = launch<uint16_t>(p, plan, DeviceArray<uint16_t>(inputs.x), weight);
   for (size_t i = 0; i < before.size(); ++i) {
-    if (i / 520 != 5) ASSERT_EQ(before[i], after[i]) << i;
+    if (i / 520 == 5) continue;
+    ASSERT_EQ(before[i], after[i]) << i;
   }
 }
 

@@ -17,7 +17,7 @@ struct FewRowsShape {
 // How many clusters of so many blocks run at a time: a GPU's partitions are of unequal size, so
 // that larger clusters leave some multiprocessors over.
 struct ClusterCounts {
-  int of_1 = 132, of_2 = 66, of_4 = 30, of_8 = 14;
+  int of_1 = 132, of_2 = 66, of_4 = 30, of_8 = 15;
 
   int of(int blocks) const {
     return blocks == 1 ? of_1 : blocks == 2 ? of_2 : blocks == 4 ? of_4 : of_8;
@@ -29,7 +29,6 @@ struct FewRowsPlan {
   int warpgroups = 1;      // that multiply: 1 or 2
   int splits = 1;          // of k: blocks of a cluster, 1, 2, 4 or 8
   int clusters = 1;        // of each batch
-  int boxes = 2;           // of 64 columns, in a stage: 1 or 2
   bool wide_ring = false;  // more shared memory, so that no other launch fits beside it
 
   int tiles(int64_t n) const;        // of each block

@@ -1,10 +1,10 @@
 // What kernels have in common that stream weights past few tokens: a ring of stages in shared
 // memory, filled by copies and read by tensor cores.
 //
-// A stage holds kBoxes * 64 columns (k) of up to 64 rows a warpgroup of weights, and of up to
-// kColumns tokens. Both come in groups of 8 rows, kBoxes * 1,024 bytes each: first their first 64
-// columns (8 rows of 128 bytes, swizzled), then the next. Rows that no copy filled hold anything:
-// they give rows and columns of the product that nobody reads.
+// A stage holds 128 columns (k) of up to 64 rows a warpgroup of weights, and of up to 64 tokens:
+// twice 64 columns, which are rows of 128 bytes, swizzled, 8 of them a group of 1,024 bytes. Rows
+// that no copy filled hold anything: they give rows and columns of the product that nobody reads.
+// Few large boxes: to ask for one costs some 100 clocks, as long as 2 KB take to arrive.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 
 namespace fathom::cuda {
 
+inline constexpr int kGroupBytes = 1024;
 inline constexpr int kGroupRows = 8;        // of weights: the swizzle's pattern
 inline constexpr int kWarpgroupGroups = 8;  // 64 rows: M of the tensor core's instruction
 
@@ -34,35 +35,41 @@ __device__ inline int swizzled_chunk(int row, int chunk) {
   return row * 128 + ((chunk ^ (row % 8)) * 16);
 }
 
-// Products of a warpgroup's 64 rows with one stage's columns; one commit group.
-template <int kColumns, int kBoxes>
-__device__ void multiply_stage(float (&d)[kColumns / 2], uint32_t weights, uint32_t tokens,
-                               bool add) {
-  mma_fence();
-#pragma unroll
-  for (int k = 0; k < kBoxes * 4; ++k) {
-    const int box = k / 4, within = k % 4 * 32;
-    mma_columns(d, swizzled_matrix(weights + box * 1024 + within, kBoxes * 1024),
-                swizzled_matrix(tokens + box * 1024 + within, kBoxes * 1024), add || k > 0);
-  }
-  mma_commit();
-}
+// Where an operand lies in a stage, in bytes.
+struct StageOperand {
+  int begin;         // from the stage's first byte
+  int half_stride;   // to the second 64 columns
+  int group_stride;  // to the next 8 rows
+};
+
+inline constexpr int kStageColumns = 128, kStageHalves = 2;
 
 // The stages of one tile, as they arrive, added up in d. Stage s of the ring lies at ring + s *
-// stage_bytes, this warpgroup's weights `weights` bytes behind that, the tokens `tokens` bytes.
-// Ends when all has been read and given back. kStored: tokens came by copies other than the copy
-// engine's, of which tensor cores learn through a fence.
-template <int kColumns, int kBoxes, bool kStored>
+// stage_bytes. kStored: tokens came by copies other than the copy engine's, of which tensor cores
+// learn through a fence. Ends when all has been read and given back.
+template <int kColumns, bool kStored>
 __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
-                              int stages, uint32_t ring, int stage_bytes, int weights, int tokens,
+                              int stages, uint32_t ring, int stage_bytes,
+                              const StageOperand& weights, const StageOperand& tokens,
                               uint64_t* arrived, uint64_t* read) {
 #pragma unroll
   for (float& value : d) value = 0;
   for (int i = 0; i < num_stages; ++i) {
     barrier_wait(&arrived[at.stage], at.parity);
     if constexpr (kStored) fence_async_proxy();
-    const uint32_t base = ring + at.stage * stage_bytes;
-    multiply_stage<kColumns, kBoxes>(d, base + weights, base + tokens, i > 0);
+    const uint32_t stage = ring + at.stage * stage_bytes;
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < kStageColumns / 16; ++k) {
+      const int half = k / 4, within = k % 4 * 32;
+      mma_columns(d,
+                  swizzled_matrix(stage + weights.begin + half * weights.half_stride + within,
+                                  weights.group_stride),
+                  swizzled_matrix(stage + tokens.begin + half * tokens.half_stride + within,
+                                  tokens.group_stride),
+                  i > 0 || k > 0);
+    }
+    mma_commit();
     // At once, not a turn later: what is being read cannot be on its way again.
     mma_wait();
     if (threadIdx.x % 32 == 0) barrier_arrive(&read[at.stage]);

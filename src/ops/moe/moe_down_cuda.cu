@@ -37,8 +37,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kBoxes = 2;
-constexpr int kGroupBytes = kBoxes * 1024;
+constexpr int kMapSizes = 4;  // boxes of 8, 16, 32 or 64 tokens
 constexpr int kMaxStages = 32;
 constexpr int kWarpgroupThreads = 128;
 constexpr int kAllUnits = 1 << 20;  // a piece may be as long as its tile
@@ -47,8 +46,14 @@ struct Arguments {
   void* out;
   MoeFewRowsWorkspace from;
   int32_t rows, hidden, inter, shared_inter;
-  int32_t splits, clusters, stages, stage_bytes, token_groups;
+  int32_t splits, clusters, stages;
+  int32_t groups, token_groups;  // of 8 rows, in a stage: tokens come first, then weights
   bool f32;
+
+  __host__ __device__ int token_bytes() const { return token_groups * kStageHalves * kGroupBytes; }
+  __host__ __device__ int stage_bytes() const {
+    return token_bytes() + groups * kStageHalves * kGroupBytes;
+  }
 };
 
 struct Tables {
@@ -57,8 +62,10 @@ struct Tables {
   TokenTile tiles[kMaxTokenTiles];
 };
 
+// Boxes of weights: of as many rows as a cluster has, and of 8 less.
 struct Maps {
-  CUtensorMap weights, shared_weights, tokens, shared_tokens;
+  CUtensorMap weights[2], shared_weights[2];
+  CUtensorMap tokens[kMapSizes], shared_tokens[kMapSizes];
 };
 
 // A block's share of the work.
@@ -74,69 +81,64 @@ struct Share {
 };
 
 __device__ Walk shared_walk(const Arguments& a, const Share& share) {
-  constexpr int kColumns = kBoxes * 64;
   return {a.shared_inter == 0 ? 0 : num_shared_tiles(a.rows),
-          max((a.shared_inter + kColumns - 1) / kColumns, 1), kAllUnits, share.rank, a.splits};
+          max((a.shared_inter + kStageColumns - 1) / kStageColumns, 1), kAllUnits, share.rank,
+          a.splits};
 }
 __device__ Walk routed_walk(const Arguments& a, const Share& share, const Tables& tables) {
-  constexpr int kColumns = kBoxes * 64;
-  return {tables.num_tiles, (a.inter + kColumns - 1) / kColumns, kAllUnits, share.rank, a.splits};
+  return {tables.num_tiles, (a.inter + kStageColumns - 1) / kStageColumns, kAllUnits, share.rank,
+          a.splits};
 }
 
-// ---- copies: one warp
+// Of the smallest box that takes so many tokens.
+__device__ int map_size(int tokens) {
+  return tokens <= 8 ? 0 : tokens <= 16 ? 1 : tokens <= 32 ? 2 : 3;
+}
+
+// ---- copies: one thread
 
 class Copies {
  public:
   __device__ Copies(uint8_t* ring, Tables& tables, const Share& share, const Arguments& a)
-      : ring_(ring), tables_(tables), share_(share), a_(a), lane_(threadIdx.x % 32) {}
+      : ring_(ring), tables_(tables), share_(share), a_(a), stage_bytes_(a.stage_bytes()) {}
 
   // Weights of the first stages of the shared expert.
-  __device__ void begin(Walk walk, const CUtensorMap& weights) {
+  __device__ void begin(Walk walk, const CUtensorMap* weights) {
     for (Piece piece; ahead_ < a_.stages && walk.next(piece);) {
-      const int tokens = groups_of(shared_tile(piece.tile, a_.rows));
+      const int size = map_size(shared_tile(piece.tile, a_.rows).count);
       for (int k = 0; k < piece.count && ahead_ < a_.stages; ++k) {
-        copy_weights(ahead_++, weights, 0, piece.first + k, tokens);
+        copy_weights(ahead_++, weights, 0, piece.first + k, size);
       }
     }
   }
 
-  __device__ void run(const CUtensorMap& weights, const CUtensorMap& tokens, const Piece& piece,
+  __device__ void run(const CUtensorMap* weights, const CUtensorMap* tokens, const Piece& piece,
                       const TokenTile& tile) {
-    const int groups = groups_of(tile);
+    const int size = map_size(tile.count);
     for (int k = 0; k < piece.count; ++k, ++done_) {
       if (done_ >= a_.stages) barrier_wait(&tables_.read[at_.stage], at_.parity ^ 1);
-      if (done_ >= ahead_) copy_weights(at_.stage, weights, tile.expert, piece.first + k, groups);
-      if (lane_ < groups) {
-        copy_box(ring_ + at_.stage * a_.stage_bytes + lane_ * kGroupBytes, &tokens,
-                 &tables_.arrived[at_.stage], 0, tile.first + lane_ * kGroupRows,
-                 (piece.first + k) * kBoxes);
-      }
+      if (done_ >= ahead_) copy_weights(at_.stage, weights, tile.expert, piece.first + k, size);
+      copy_box(ring_ + at_.stage * stage_bytes_, &tokens[size], &tables_.arrived[at_.stage], 0,
+               tile.first, (piece.first + k) * kStageHalves);
       at_.advance(a_.stages);
     }
   }
 
  private:
-  __device__ static int groups_of(const TokenTile& tile) {
-    return (tile.count + kGroupRows - 1) / kGroupRows;
-  }
-  __device__ void copy_weights(int stage, const CUtensorMap& map, int expert, int k,
-                               int tokens) const {
-    if (lane_ == 0) {
-      barrier_expect(&tables_.arrived[stage], (share_.num_groups + tokens) * kGroupBytes);
-    }
-    __syncwarp();
-    if (lane_ < share_.num_groups) {
-      copy_box(ring_ + stage * a_.stage_bytes + (a_.token_groups + lane_) * kGroupBytes, &map,
-               &tables_.arrived[stage], 0,
-               expert * a_.hidden + (share_.first_group + lane_) * kGroupRows, k * kBoxes);
-    }
+  __device__ void copy_weights(int stage, const CUtensorMap* maps, int expert, int k,
+                               int size) const {
+    uint64_t* arrived = &tables_.arrived[stage];
+    barrier_expect(arrived, (share_.num_groups + (1 << size)) * (kStageHalves * kGroupBytes));
+    copy_box(ring_ + stage * stage_bytes_ + a_.token_bytes(),
+             &maps[share_.num_groups == a_.groups ? 0 : 1], arrived, 0,
+             expert * a_.hidden + share_.first_group * kGroupRows, k * kStageHalves);
   }
 
   uint8_t* const ring_;
   Tables& tables_;
   const Share& share_;
   const Arguments& a_;
-  const int lane_;
+  const int stage_bytes_;
   RingPosition at_;
   int done_ = 0, ahead_ = 0;  // stages begun; those whose weights were asked for in begin()
 };
@@ -157,8 +159,9 @@ class Products {
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
   static constexpr int kStride = down_sum_bytes(kWarpgroups) / 4;  // of a row of sums
 
-  __device__ Products(const uint8_t* ring, float* sums, Tables& tables, const Arguments& a)
-      : ring_(shared_address(ring)), sums_(sums), tables_(tables), a_(a) {
+  __device__ Products(const uint8_t* ring, float* sums, Tables& tables, const Share& share,
+                      const Arguments& a)
+      : ring_(shared_address(ring)), sums_(sums), tables_(tables), share_(share), a_(a) {
     for (int i = threadIdx.x; i < a.rows * kStride / 4; i += kThreads) {
       reinterpret_cast<float4*>(sums)[i] = make_float4(0, 0, 0, 0);
     }
@@ -185,9 +188,14 @@ class Products {
       }
     }
     float d[kColumns / 2];
-    multiply_tile<kColumns, kBoxes, false>(
-        d, at_, piece.count, a_.stages, ring_, a_.stage_bytes,
-        a_.token_groups * kGroupBytes + warp / 4 * (kWarpgroupGroups * kGroupBytes), 0,
+    multiply_tile<kColumns, false>(
+        d, at_, piece.count, a_.stages, ring_, a_.stage_bytes(),
+        {.begin = a_.token_bytes() + warp / 4 * (kWarpgroupGroups * kGroupBytes),
+         .half_stride = share_.num_groups * kGroupBytes,
+         .group_stride = kGroupBytes},
+        {.begin = 0,
+         .half_stride = kColumns / kGroupRows * kGroupBytes,
+         .group_stride = kGroupBytes},
         tables_.arrived, tables_.read);
     // A warp alone has these columns of all rows.
     float* sums = sums_ + warp * 16 + lane / 4;
@@ -204,6 +212,7 @@ class Products {
   const uint32_t ring_;
   float* const sums_;
   Tables& tables_;
+  const Share& share_;
   const Arguments& a_;
   RingPosition at_;
 };
@@ -240,7 +249,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 64, 1)
   constexpr int kStride = Products<kWarpgroups>::kStride;
   extern __shared__ __align__(1024) uint8_t memory[];
   // The last stage's product may read rows beyond its own: sums lie there.
-  auto* const sums = reinterpret_cast<float*>(memory + a.stages * a.stage_bytes);
+  auto* const sums = reinterpret_cast<float*>(memory + a.stages * a.stage_bytes());
   Tables& tables = *reinterpret_cast<Tables*>(sums + a.rows * kStride);
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.stages; ++i) {
@@ -257,7 +266,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 64, 1)
   Piece piece;
   if (threadIdx.x < kThreads) {
     wait_for_earlier_launches();
-    Products<kWarpgroups> products(memory, sums, tables, a);
+    Products<kWarpgroups> products(memory, sums, tables, share, a);
     for (Walk walk = shared_walk(a, share); walk.next(piece);) {
       products.run(piece, shared_tile(piece.tile, a.rows), false);
     }
@@ -265,7 +274,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 64, 1)
     for (Walk walk = routed_walk(a, share, tables); walk.next(piece);) {
       products.run(piece, tables.tiles[piece.tile], true);
     }
-  } else if (threadIdx.x < kThreads + 32) {
+  } else if (threadIdx.x == kThreads) {
     Copies copies(memory, tables, share, a);
     copies.begin(shared_walk(a, share), maps.shared_weights);
     wait_for_earlier_launches();
@@ -276,7 +285,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 64, 1)
     for (Walk walk = routed_walk(a, share, tables); walk.next(piece);) {
       copies.run(maps.weights, maps.tokens, piece, tables.tiles[piece.tile]);
     }
-  } else {
+  } else if (threadIdx.x >= kThreads + 32) {
     wait_for_earlier_launches();
     read_list(tables, a);
   }
@@ -295,10 +304,35 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 64, 1)
   }
 }
 
-// Boxes of 8 rows, 128 columns.
-CUtensorMap row_map(const void* matrix, int64_t rows, int64_t columns) {
-  const Axis axes[] = {{64, 1, 64}, {rows, columns, kGroupRows}, {columns / 64, 64, kBoxes}};
+// Boxes of so many times 8 rows, 128 columns.
+CUtensorMap row_map(const void* matrix, int64_t rows, int64_t columns, int groups) {
+  const Axis axes[] = {
+      {64, 1, 64}, {rows, columns, groups * kGroupRows}, {columns / 64, 64, kStageHalves}};
   return bf16_map(matrix, axes);
+}
+
+Maps make_maps(const MoeArguments& arguments, const MoeFewRowsWorkspace& workspace, int groups) {
+  const MoeShape& shape = arguments.shape;
+  Maps maps;
+  const bool shared = shape.shared_inter > 0;
+  for (int i = 0; i < 2; ++i) {
+    const int less = std::max(groups - i, 1);
+    maps.weights[i] =
+        row_map(arguments.down, int64_t{shape.num_experts} * shape.hidden, shape.inter, less);
+    if (shared) {
+      maps.shared_weights[i] =
+          row_map(arguments.shared_down, shape.hidden, shape.shared_inter, less);
+    }
+  }
+  for (int size = 0; size < kMapSizes; ++size) {
+    maps.tokens[size] = row_map(workspace.routed, int64_t{arguments.rows} * shape.experts_per_token,
+                                shape.inter, 1 << size);
+    if (shared) {
+      maps.shared_tokens[size] =
+          row_map(workspace.shared, arguments.rows, shape.shared_inter, 1 << size);
+    }
+  }
+  return maps;
 }
 
 template <int kWarpgroups>
@@ -307,16 +341,15 @@ void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, cudaS
   constexpr int kMostBytes = 227 * 1024;
   static const bool prepared = (allow_shared_memory(kernel, kMostBytes), true);
   static_cast<void>(prepared);
-  const int groups = (a.hidden / kGroupRows + plan.down_clusters - 1) / plan.down_clusters;
-  const int beyond = (kWarpgroups * kWarpgroupGroups - groups) * kGroupBytes;
+  // The last stage's product reads a whole instruction's rows.
+  const int beyond = (kWarpgroups * kWarpgroupGroups - a.groups) * (kStageHalves * kGroupBytes);
   const int behind = std::max<int>(a.rows * down_sum_bytes(kWarpgroups) + sizeof(Tables), beyond);
-  a.stage_bytes = (a.token_groups + groups) * kGroupBytes;
-  a.stages = std::clamp(plan.down_ring_bytes / a.stage_bytes, 2,
-                        std::min(kMaxStages, (kMostBytes - behind) / a.stage_bytes));
+  a.stages = std::clamp(plan.down_ring_bytes / a.stage_bytes(), 2,
+                        std::min(kMaxStages, (kMostBytes - behind) / a.stage_bytes()));
   launch(kernel,
          {.blocks = static_cast<unsigned>(plan.down_clusters * plan.down_splits),
           .threads = kWarpgroups * kWarpgroupThreads + 64,
-          .shared_bytes = static_cast<unsigned>(a.stages * a.stage_bytes + behind),
+          .shared_bytes = static_cast<unsigned>(a.stages * a.stage_bytes() + behind),
           .cluster = static_cast<unsigned>(plan.down_splits)},
          stream, maps, a);
 }
@@ -326,6 +359,9 @@ void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, cudaS
 void moe_down(const MoeFewRowsPlan& plan, const MoeArguments& arguments,
               const MoeFewRowsWorkspace& workspace, cudaStream_t stream) {
   const MoeShape& shape = arguments.shape;
+  const int groups = (shape.hidden / kGroupRows + plan.down_clusters - 1) / plan.down_clusters;
+  int token_groups = 1;
+  while (token_groups * kGroupRows < std::min(arguments.rows, kTileTokens)) token_groups *= 2;
   const Arguments a = {.out = arguments.out,
                        .from = workspace,
                        .rows = arguments.rows,
@@ -335,19 +371,10 @@ void moe_down(const MoeFewRowsPlan& plan, const MoeArguments& arguments,
                        .splits = plan.down_splits,
                        .clusters = plan.down_clusters,
                        .stages = 0,
-                       .stage_bytes = 0,
-                       .token_groups = std::min((arguments.rows + 7) / 8, kTileTokens / 8),
+                       .groups = groups,
+                       .token_groups = token_groups,
                        .f32 = arguments.out_type == DType::kF32};
-  Maps maps;
-  maps.weights = row_map(arguments.down, int64_t{shape.num_experts} * shape.hidden, shape.inter);
-  maps.tokens =
-      row_map(workspace.routed, int64_t{arguments.rows} * shape.experts_per_token, shape.inter);
-  maps.shared_weights = maps.weights;
-  maps.shared_tokens = maps.tokens;
-  if (shape.shared_inter > 0) {
-    maps.shared_weights = row_map(arguments.shared_down, shape.hidden, shape.shared_inter);
-    maps.shared_tokens = row_map(workspace.shared, arguments.rows, shape.shared_inter);
-  }
+  const Maps maps = make_maps(arguments, workspace, groups);
   if (plan.down_warpgroups == 1) {
     launch_for<1>(plan, maps, a, stream);
   } else {

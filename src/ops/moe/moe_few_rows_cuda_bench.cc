@@ -2,7 +2,9 @@
 // several layers' weights, more than the L2 holds together; median of 11 replays. The floor is the
 // reading of the weights of all experts that have tokens.
 //
-//   moe_few_rows_cuda_bench [--json]
+//   moe_few_rows_cuda_bench [--json | --sweep]
+//
+// --sweep times each launch alone, by several plans.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -133,8 +135,72 @@ class Problem {
   double bytes_ = 0;
 };
 
-void run(bool json) {
-  const Memory memory = make_memory();
+// One of the two launches, again and again over the same lists and activations.
+double time_part(const Problem& problem, const MoeFewRowsPlan& plan, bool down) {
+  const MoeArguments first = problem.arguments(0);
+  const auto workspace = moe_few_rows_workspace(first.shape, first.rows, first.workspace);
+  moe_gate_up(plan, first, workspace, nullptr);
+  check(cudaDeviceSynchronize(), "preparing");
+  return time_in_graph(problem.copies(), [&](int copy, cudaStream_t stream) {
+    if (down) {
+      moe_down(plan, problem.arguments(copy), workspace, stream);
+    } else {
+      MoeArguments arguments = problem.arguments(copy);
+      arguments.expert_ids = first.expert_ids;
+      moe_gate_up(plan, arguments, workspace, stream);
+    }
+  });
+}
+
+void sweep(const Memory& memory) {
+  const ClusterCounts counts = count_clusters();
+  for (const Case& c : cases()) {
+    for (const int32_t rows : c.rows) {
+      const Problem problem(memory, c.shape, rows, c.even);
+      const MoeFewRowsPlan chosen =
+          plan_moe_few_rows({rows, c.shape.hidden, c.shape.num_experts, c.shape.experts_per_token,
+                             c.shape.inter, c.shape.shared_inter},
+                            counts);
+      std::printf("%s, %d rows, floors %.1f and %.1f us\n gate_up", c.name, rows,
+                  problem.bytes() / kReadBytesPerUs * 2 / 3, problem.bytes() / kReadBytesPerUs / 3);
+      for (const int warpgroups : {1, 2}) {
+        for (const int ring : {64, 96, 128, 196}) {
+          MoeFewRowsPlan plan = chosen;
+          plan.gate_warpgroups = warpgroups;
+          plan.gate_ring_bytes = ring * 1024;
+          std::printf("  %dx%d%s %.2f", warpgroups, ring,
+                      warpgroups == chosen.gate_warpgroups && ring * 1024 == chosen.gate_ring_bytes
+                          ? "*"
+                          : "",
+                      time_part(problem, plan, false));
+        }
+      }
+      std::printf("\n down   ");
+      for (const int warpgroups : {1, 2}) {
+        for (const int splits : {1, 2, 4, 8}) {
+          MoeFewRowsPlan plan = chosen;
+          plan.down_warpgroups = warpgroups;
+          plan.down_splits = splits;
+          plan.down_clusters = std::min(counts.of(splits), c.shape.hidden / 8);
+          const int groups = (c.shape.hidden / 8 + plan.down_clusters - 1) / plan.down_clusters;
+          const int64_t sums = rows * down_sum_bytes(warpgroups);
+          if (groups > 8 * warpgroups) continue;
+          for (const int ring : {64, 96, 196}) {
+            if (sums + ring * 1024 > 222 * 1024) continue;
+            plan.down_ring_bytes = ring * 1024;
+            std::printf(
+                "  %dx%dx%d%s %.2f", warpgroups, splits, ring,
+                warpgroups == chosen.down_warpgroups && splits == chosen.down_splits ? "*" : "",
+                time_part(problem, plan, true));
+          }
+        }
+      }
+      std::printf("\n");
+    }
+  }
+}
+
+void run(const Memory& memory, bool json) {
   const char* separator = "";
   if (json) {
     std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
@@ -168,6 +234,11 @@ void run(bool json) {
 }  // namespace fathom::cuda
 
 int main(int argc, char** argv) {
-  fathom::cuda::run(argc > 1 && std::strcmp(argv[1], "--json") == 0);
+  const auto memory = fathom::cuda::make_memory();
+  if (argc > 1 && std::strcmp(argv[1], "--sweep") == 0) {
+    fathom::cuda::sweep(memory);
+  } else {
+    fathom::cuda::run(memory, argc > 1 && std::strcmp(argv[1], "--json") == 0);
+  }
   return 0;
 }

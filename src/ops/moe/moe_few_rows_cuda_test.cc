@@ -266,7 +266,8 @@ TEST(MoeFewRows, PaddingChangesNoOtherRow) {
   }
   const auto after = gpu.run<float>(tokens);
   for (size_t i = 0; i < before.size(); ++i) {
-    if (i / 256 % 7 != 6) ASSERT_EQ(before[i], after[i]) << i;
+    if (i / 256 % 7 == 6) continue;
+    ASSERT_EQ(before[i], after[i]) << i;
   }
 }
 

@@ -24,7 +24,11 @@ struct MoeFewRowsWorkspace {
   int32_t* tokens;        // [pairs]: the token of each place
   __nv_bfloat16* routed;  // [pairs, inter]: activations, times the expert's weight
   __nv_bfloat16* shared;  // [rows, shared_inter]
+  int64_t bytes;
 };
+
+// The parts of a workspace that begins at `memory`, one after the other; and its size.
+MoeFewRowsWorkspace moe_few_rows_workspace(const MoeShape& shape, int32_t rows, void* memory);
 
 // rows x (gate, up) -> activations, and the lists.
 void moe_gate_up(const MoeFewRowsPlan& plan, const MoeArguments& arguments,

@@ -36,9 +36,8 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kBoxes = 2;
-constexpr int kTokenGroupBytes = kBoxes * 1024;
-constexpr int kPairBytes = 2 * kTokenGroupBytes;  // 8 rows of gate and 8 of up
+constexpr int kPairBytes = 2 * kStageHalves * kGroupBytes;  // 8 rows of gate and 8 of up
+constexpr int kMapSizes = 4;                                // boxes of 1, 2, 4 or 8 pairs
 constexpr int kWarpgroupPairs = 4;
 constexpr int kMaxStages = 16;
 constexpr int kWarpgroupThreads = 128;
@@ -53,7 +52,12 @@ struct Arguments {
   int32_t stages, token_groups;
 
   __device__ int num_pairs() const { return rows * experts_per_token; }
-  __device__ int num_stages() const { return (hidden + kBoxes * 64 - 1) / (kBoxes * 64); }
+  __device__ int num_stages() const { return (hidden + kStageColumns - 1) / kStageColumns; }
+  __host__ __device__ int token_bytes() const { return token_groups * kStageHalves * kGroupBytes; }
+};
+
+struct Maps {
+  CUtensorMap weights[kMapSizes], shared_weights[kMapSizes];
 };
 
 // What lies behind the ring.
@@ -158,18 +162,19 @@ class Copies {
         thread_(threadIdx.x % kWarpgroupThreads) {}
 
   // Weights of the first stages of the shared expert.
-  __device__ void begin(Walk walk, const CUtensorMap& map) {
+  __device__ void begin(Walk walk, const CUtensorMap* maps) {
     for (Piece piece; ahead_ < a_.stages && walk.next(piece);) {
       for (int k = 0; k < a_.num_stages() && ahead_ < a_.stages; ++k) {
-        copy_weights(ahead_++, map, piece.first, piece.count, k);
+        copy_weights(ahead_++, maps, piece.first, piece.count, k);
       }
     }
   }
 
-  __device__ void run(const CUtensorMap& map, const Piece& piece, const TokenTile& tile,
+  __device__ void run(const CUtensorMap* maps, const Piece& piece, const TokenTile& tile,
                       int first_pair, bool routed) {
     const int chunk = thread_ % 16, row = thread_ / 16;  // of each group of 8 tokens
-    const uint32_t to = chunk / 8 * 1024 + swizzled_chunk(row, chunk % 8);
+    const uint32_t to =
+        chunk / 8 * (a_.token_groups * kGroupBytes) + swizzled_chunk(row, chunk % 8);
     const __nv_bfloat16* from[kTileTokens / kGroupRows];
 #pragma unroll
     for (int i = 0; i < kTileTokens / kGroupRows; ++i) {
@@ -182,15 +187,14 @@ class Copies {
     }
     for (int k = 0; k < a_.num_stages(); ++k, ++done_) {
       if (done_ >= a_.stages) barrier_wait(&tables_.read[at_.stage], at_.parity ^ 1);
-      if (done_ >= ahead_) copy_weights(at_.stage, map, first_pair + piece.first, piece.count, k);
+      if (done_ >= ahead_) copy_weights(at_.stage, maps, first_pair + piece.first, piece.count, k);
       const uint32_t stage = shared_address(ring_) + at_.stage * stage_bytes_ + to;
-      const int column = k * (kBoxes * 64);
+      const int column = k * kStageColumns;
       const int bytes = column + chunk * 8 < a_.hidden ? 16 : 0;
 #pragma unroll
       for (int i = 0; i < kTileTokens / kGroupRows; ++i) {
         if (from[i] == nullptr) continue;
-        copy_16_or_zero(stage + i * kTokenGroupBytes, bytes == 0 ? from[i] : from[i] + column,
-                        bytes);
+        copy_16_or_zero(stage + i * kGroupBytes, bytes == 0 ? from[i] : from[i] + column, bytes);
       }
       barrier_arrive_after_copies(&tables_.arrived[at_.stage]);
       at_.advance(a_.stages);
@@ -198,15 +202,18 @@ class Copies {
   }
 
  private:
-  __device__ void copy_weights(int stage, const CUtensorMap& map, int first_pair, int pairs,
+  __device__ void copy_weights(int stage, const CUtensorMap* maps, int first_pair, int pairs,
                                int k) const {
-    if (thread_ >= 32) return;
-    if (thread_ == 0) barrier_expect(&tables_.arrived[stage], pairs * kPairBytes);
-    __syncwarp();
-    if (thread_ < pairs) {
-      copy_box(
-          ring_ + stage * stage_bytes_ + a_.token_groups * kTokenGroupBytes + thread_ * kPairBytes,
-          &map, &tables_.arrived[stage], 0, 0, k * kBoxes, 0, first_pair + thread_);
+    if (thread_ != 0) return;
+    uint64_t* arrived = &tables_.arrived[stage];
+    barrier_expect(arrived, pairs * kPairBytes);
+    uint8_t* to = ring_ + stage * stage_bytes_ + a_.token_bytes();
+    for (int size = kMapSizes - 1; size >= 0; --size) {
+      const int box = 1 << size;
+      if ((pairs & box) == 0) continue;
+      copy_box(to, &maps[size], arrived, 0, 0, k * kStageHalves, 0, first_pair);
+      to += box * kPairBytes;
+      first_pair += box;
     }
   }
 
@@ -249,9 +256,12 @@ class Products {
       }
     }
     float d[kColumns / 2];
-    multiply_tile<kColumns, kBoxes, true>(
+    multiply_tile<kColumns, true>(
         d, at_, a_.num_stages(), a_.stages, ring_, stage_bytes_,
-        a_.token_groups * kTokenGroupBytes + warp / 4 * (kWarpgroupPairs * kPairBytes), 0,
+        {.begin = a_.token_bytes() + warp / 4 * (kWarpgroupPairs * kPairBytes),
+         .half_stride = kGroupBytes,
+         .group_stride = kStageHalves * kGroupBytes},
+        {.begin = 0, .half_stride = a_.token_groups * kGroupBytes, .group_stride = kGroupBytes},
         tables_.arrived, tables_.read);
     if (warp >= piece.count) return;  // a warp has the 16 rows of one pair
     const int inter = routed ? a_.inter : a_.shared_inter;
@@ -279,13 +289,11 @@ class Products {
 
 template <int kWarpgroups>
 __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads, 1)
-    gate_up_kernel(const __grid_constant__ CUtensorMap weights,
-                   const __grid_constant__ CUtensorMap shared_weights,
-                   const __grid_constant__ Arguments a) {
+    gate_up_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   constexpr int kMultiply = kWarpgroups * kWarpgroupThreads;
   constexpr int kMost = kWarpgroups * kWarpgroupPairs;
   extern __shared__ __align__(1024) uint8_t memory[];
-  const int stage_bytes = a.token_groups * kTokenGroupBytes + kMost * kPairBytes;
+  const int stage_bytes = a.token_bytes() + kMost * kPairBytes;
   Tables& tables = *reinterpret_cast<Tables*>(memory + a.stages * stage_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.stages; ++i) {
@@ -318,16 +326,16 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads, 1)
     }
   } else if (threadIdx.x < kMultiply + kWarpgroupThreads) {
     Copies copies(memory, stage_bytes, tables, a);
-    copies.begin(shared_walk(), shared_weights);
+    copies.begin(shared_walk(), maps.shared_weights);
     wait_for_earlier_launches();
     Piece piece;
     for (Walk walk = shared_walk(); walk.next(piece);) {
-      copies.run(shared_weights, piece, shared_tile(piece.tile, a.rows), 0, false);
+      copies.run(maps.shared_weights, piece, shared_tile(piece.tile, a.rows), 0, false);
     }
     barrier_wait(&tables.grouped, 0);
     for (Walk walk = routed_walk(); walk.next(piece);) {
       const TokenTile tile = tables.tiles[piece.tile];
-      copies.run(weights, piece, tile, tile.expert * (2 * a.inter / 8), true);
+      copies.run(maps.weights, piece, tile, tile.expert * (2 * a.inter / 8), true);
     }
   } else {
     wait_for_earlier_launches();
@@ -335,27 +343,28 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads, 1)
   }
 }
 
-// Boxes of 8 rows of gate and the same of up, 128 columns: the innermost axes first.
-CUtensorMap pair_map(const void* matrix, int64_t experts, int64_t inter, int64_t hidden) {
-  const Axis axes[] = {
-      {64, 1, 64},
-      {8, hidden, 8},
-      {hidden / 64, 64, kBoxes},
-      {2, inter * hidden, 2},
-      // The last up's rows are the first one's, `inter` further: no box begins there.
-      {(2 * experts - 1) * inter / 8, 8 * hidden, 1}};
-  return bf16_map(matrix, axes);
+// Boxes of 1, 2, 4 and 8 times 8 rows of gate and the same of up, 128 columns.
+void make_maps(CUtensorMap* maps, const void* matrix, int64_t experts, int64_t inter,
+               int64_t hidden) {
+  for (int size = 0; size < kMapSizes; ++size) {
+    const Axis axes[] = {
+        {64, 1, 64},
+        {8, hidden, 8},
+        {hidden / 64, 64, kStageHalves},
+        {2, inter * hidden, 2},
+        // The last up's rows are the first one's, `inter` further: no box begins there.
+        {(2 * experts - 1) * inter / 8, 8 * hidden, 1 << size}};
+    maps[size] = bf16_map(matrix, axes);
+  }
 }
 
 template <int kWarpgroups>
-void launch_for(const MoeFewRowsPlan& plan, const CUtensorMap& weights,
-                const CUtensorMap& shared_weights, Arguments a, cudaStream_t stream) {
+void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, cudaStream_t stream) {
   const auto kernel = gate_up_kernel<kWarpgroups>;
   constexpr int kMostBytes = 227 * 1024;
   static const bool prepared = (allow_shared_memory(kernel, kMostBytes), true);
   static_cast<void>(prepared);
-  const int stage_bytes =
-      a.token_groups * kTokenGroupBytes + kWarpgroups * kWarpgroupPairs * kPairBytes;
+  const int stage_bytes = a.token_bytes() + kWarpgroups * kWarpgroupPairs * kPairBytes;
   a.stages = std::clamp(plan.gate_ring_bytes / stage_bytes, 2, kMaxStages);
   const int pairs = a.rows * a.experts_per_token;
   launch(
@@ -363,7 +372,7 @@ void launch_for(const MoeFewRowsPlan& plan, const CUtensorMap& weights,
       {.blocks = static_cast<unsigned>(plan.gate_blocks),
        .threads = (kWarpgroups + 2) * kWarpgroupThreads,
        .shared_bytes = static_cast<unsigned>(a.stages * stage_bytes + sizeof(Tables) + pairs * 4)},
-      stream, weights, shared_weights, a);
+      stream, maps, a);
 }
 
 }  // namespace
@@ -383,16 +392,15 @@ void moe_gate_up(const MoeFewRowsPlan& plan, const MoeArguments& arguments,
                        .shared_inter = shape.shared_inter,
                        .stages = 0,
                        .token_groups = std::min((arguments.rows + 7) / 8, kTileTokens / 8)};
-  const CUtensorMap weights =
-      pair_map(arguments.gate_up, shape.num_experts, shape.inter, shape.hidden);
-  const CUtensorMap shared_weights =
-      shape.shared_inter == 0
-          ? weights
-          : pair_map(arguments.shared_gate_up, 1, shape.shared_inter, shape.hidden);
+  Maps maps;
+  make_maps(maps.weights, arguments.gate_up, shape.num_experts, shape.inter, shape.hidden);
+  if (shape.shared_inter > 0) {
+    make_maps(maps.shared_weights, arguments.shared_gate_up, 1, shape.shared_inter, shape.hidden);
+  }
   if (plan.gate_warpgroups == 1) {
-    launch_for<1>(plan, weights, shared_weights, a, stream);
+    launch_for<1>(plan, maps, a, stream);
   } else {
-    launch_for<2>(plan, weights, shared_weights, a, stream);
+    launch_for<2>(plan, maps, a, stream);
   }
 }
 

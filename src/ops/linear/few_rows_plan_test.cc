@@ -1,0 +1,56 @@
+#include "ops/linear/few_rows_plan.h"
+
+#include <gtest/gtest.h>
+
+namespace fathom::cuda {
+namespace {
+
+const FewRowsShape kShapes[] = {{1, 3648, 2048},    {1, 2048, 2048},   {1, 21888, 2048},
+                                {1, 2048, 10944},   {1, 102400, 2048}, {1, 512, 128, 16},
+                                {1, 128, 512, 128}, {1, 2112, 7168},   {1, 129280, 7168},
+                                {1, 8, 64},         {1, 256, 256},     {1, 576, 256}};
+
+TEST(FewRowsPlan, TakesAllRowsInTilesThatFit) {
+  for (FewRowsShape shape : kShapes) {
+    for (const int64_t rows : {1, 8, 9, 33, 64}) {
+      shape.rows = rows;
+      const FewRowsPlan plan = plan_few_rows(shape, {});
+      SCOPED_TRACE(testing::Message() << rows << " rows, [" << shape.n << ", " << shape.k << "]");
+      EXPECT_GE(plan.columns, rows);
+      EXPECT_LE(plan.clusters, shape.n / 8);
+      EXPECT_LE(plan.tile_groups(shape.n), 8 * plan.warpgroups);
+      EXPECT_GE(int64_t{plan.tiles(shape.n)} * plan.tile_groups(shape.n) * plan.clusters * 8,
+                shape.n);
+      EXPECT_GE(shape.k, (plan.splits - 1) * 128);
+    }
+  }
+}
+
+TEST(FewRowsPlan, RunsAllAtOnce) {
+  for (const FewRowsShape& shape : kShapes) {
+    const FewRowsPlan plan = plan_few_rows(shape, {});
+    EXPECT_LE(shape.batches * plan.clusters, ClusterCounts().of(plan.splits));
+  }
+}
+
+TEST(FewRowsPlan, KeepsMultiprocessorsEvenlyBusy) {
+  for (const FewRowsShape& shape : kShapes) {
+    const int64_t groups = shape.n / 8 * shape.batches;
+    if (groups * shape.k * 16 < 8 << 20) continue;  // a launch's own time is longer
+    const FewRowsPlan plan = plan_few_rows(shape, {});
+    const double most =
+        static_cast<double>(plan.tiles(shape.n)) * plan.tile_groups(shape.n) / plan.splits;
+    EXPECT_LE(most * 132, static_cast<double>(groups) * 1.15) << shape.n << ", " << shape.k;
+  }
+}
+
+TEST(FewRowsPlan, DependsOnTheShapeAlone) {
+  const FewRowsPlan one = plan_few_rows({7, 3648, 2048}, {}),
+                    other = plan_few_rows({7, 3648, 2048}, {});
+  EXPECT_EQ(one.splits, other.splits);
+  EXPECT_EQ(one.clusters, other.clusters);
+  EXPECT_EQ(one.warpgroups, other.warpgroups);
+}
+
+}  // namespace
+}  // namespace fathom::cuda
