@@ -74,4 +74,10 @@ __device__ inline void mma_columns(float (&d)[64], uint64_t a, uint64_t b, bool 
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
+// wgmma.wait_group: all but the last kPending committed groups have ended.
+template <int kPending>
+__device__ inline void mma_wait_but() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
 }  // namespace fathom::cuda

@@ -224,6 +224,21 @@ __device__ inline void store_shared_words(float* p, float4 v) {
                "f"(v.z), "f"(v.w)
                : "memory");
 }
+// atom.add.release: what this thread has seen written is seen by who sees the new value.
+__device__ inline uint64_t add_release(uint64_t* p, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(p), "l"(value)
+               : "memory");
+  return before;
+}
+// ld.acquire
+__device__ inline uint64_t load_acquire(const uint64_t* p) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(p) : "memory");
+  return value;
+}
 __device__ inline float load_shared_word(const float* p) {
   float v;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");

@@ -54,6 +54,10 @@ __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int nu
                               uint64_t* arrived, uint64_t* read) {
 #pragma unroll
   for (float& value : d) value = 0;
+  // Few columns: the next stage's product begins before this one's has ended, which gives a stage
+  // back a turn late. Many: stages are large, and few; the product takes long enough itself.
+  constexpr bool kOverlap = kColumns <= 16;
+  int before = -1;
   for (int i = 0; i < num_stages; ++i) {
     barrier_wait(&arrived[at.stage], at.parity);
     if constexpr (kStored) fence_async_proxy();
@@ -70,10 +74,15 @@ __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int nu
                   i > 0 || k > 0);
     }
     mma_commit();
-    // At once, not a turn later: what is being read cannot be on its way again.
-    mma_wait();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&read[at.stage]);
+    mma_wait_but<kOverlap ? 1 : 0>();
+    if (!kOverlap) before = at.stage;
+    if (before >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&read[before]);
+    before = at.stage;
     at.advance(stages);
+  }
+  if constexpr (kOverlap) {
+    mma_wait_but<0>();
+    if (before >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&read[before]);
   }
 }
 

@@ -24,6 +24,8 @@ struct MoeShape {
   int32_t shared_inter = 0;  // of the shared expert; 0: there is none
 };
 
+inline constexpr int kMoeProgressWords = 2;
+
 // All pointers are device memory, aligned to 16 bytes; matrices are dense.
 struct MoeArguments {
   MoeShape shape;
@@ -38,6 +40,9 @@ struct MoeArguments {
   void* out = nullptr;                    // [rows, hidden] bf16 or f32
   DType out_type = DType::kF32;
   void* workspace = nullptr;  // moe_workspace_bytes(shape, rows), aligned to 1024; no contents kept
+  // [kMoeProgressWords], zero before the first launch, left as later ones want it: one for all
+  // launches that never run at the same time.
+  uint64_t* progress = nullptr;
 };
 
 // Enough for any number of rows up to `rows`.

@@ -1,4 +1,4 @@
-// moe (moe_cuda.h) for few tokens an expert: bound by reading the weights. Two launches.
+// moe (moe_cuda.h) for few tokens an expert: bound by reading the weights. One launch.
 #pragma once
 
 #include "ops/moe/moe_cuda.h"
@@ -6,7 +6,7 @@
 
 namespace fathom::cuda {
 
-// Up to 512 rows and 4,096 pairs of a row and an expert.
+// Up to 448 rows and 4,096 pairs of a row and an expert.
 int64_t moe_few_rows_workspace_bytes(const MoeShape& shape, int32_t rows);
 void moe_few_rows(const MoeArguments& arguments, cudaStream_t stream);
 

@@ -1,10 +1,10 @@
-// The mixture of experts of few tokens on the GPU: time of its two launches in a CUDA graph over
+// The mixture of experts of few tokens on the GPU: time of a launch in a CUDA graph over
 // several layers' weights, more than the L2 holds together; median of 11 replays. The floor is the
 // reading of the weights of all experts that have tokens.
 //
 //   moe_few_rows_cuda_bench [--json | --sweep]
 //
-// --sweep times each launch alone, by several plans.
+// --sweep times several plans of each shape.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -18,7 +18,6 @@
 #include "device/cuda/random_data.h"
 #include "ops/linear/few_rows_cuda.h"
 #include "ops/moe/moe_few_rows_cuda.h"
-#include "ops/moe/moe_few_rows_parts_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -32,7 +31,7 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"v2-lite", {2048, 64, 6, 1408, 2816}, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512}},
+      {"v2-lite", {2048, 64, 6, 1408, 2816}, {1, 2, 4, 8, 16, 32, 64, 128, 256, 448}},
       {"v3", {7168, 256, 8, 2048, 2048}, {1, 2, 8}},
       {"v3, 256 experts x 1", {7168, 256, 8, 2048, 0}, {32}, true},
       {"v3, 32 experts x 20", {7168, 32, 8, 2048, 0}, {80}, true},
@@ -81,7 +80,12 @@ Memory make_memory() {
 class Problem {
  public:
   Problem(const Memory& memory, const MoeShape& shape, int32_t rows, bool even)
-      : memory_(memory), shape_(shape), rows_(rows), out_(int64_t{rows} * shape.hidden) {
+      : memory_(memory),
+        shape_(shape),
+        rows_(rows),
+        out_(int64_t{rows} * shape.hidden),
+        progress_(kMoeProgressWords) {
+    check(cudaMemset(progress_.data(), 0, progress_.bytes()), "clearing");
     std::mt19937 random(2);
     const int64_t layer = layer_elements();
     const int64_t copies = std::clamp<int64_t>(memory.weights.size() / layer, 1, 12);
@@ -117,7 +121,8 @@ class Problem {
             .shared_down = weights + 3 * expert + 2 * shared,
             .out = out_.data(),
             .out_type = DType::kF32,
-            .workspace = workspace_.data()};
+            .workspace = workspace_.data(),
+            .progress = progress_.data()};
   }
 
  private:
@@ -132,75 +137,52 @@ class Problem {
   std::vector<DeviceArray<int32_t>> ids_;
   DeviceArray<float> factors_, out_;
   DeviceArray<std::byte> workspace_;
+  DeviceArray<uint64_t> progress_;
   double bytes_ = 0;
 };
 
-// One of the two launches, again and again over the same lists and activations.
-double time_part(const Problem& problem, const MoeFewRowsPlan& plan, bool down) {
-  const MoeArguments first = problem.arguments(0);
-  const auto workspace = moe_few_rows_workspace(first.shape, first.rows, first.workspace);
-  moe_gate_up(plan, first, workspace, nullptr);
-  check(cudaDeviceSynchronize(), "preparing");
+double measure(const Problem& problem, const MoeFewRowsPlan& plan) {
   return time_in_graph(problem.copies(), [&](int copy, cudaStream_t stream) {
-    if (down) {
-      moe_down(plan, problem.arguments(copy), workspace, stream);
-    } else {
-      MoeArguments arguments = problem.arguments(copy);
-      arguments.expert_ids = first.expert_ids;
-      moe_gate_up(plan, arguments, workspace, stream);
-    }
+    moe_few_rows(plan, problem.arguments(copy), stream);
   });
 }
 
-void sweep(const Memory& memory) {
-  const ClusterCounts counts = count_clusters();
+MoeFewRowsPlan plan_for(const Case& c, int32_t rows, const ClusterCounts& counts) {
+  return plan_moe_few_rows({rows, c.shape.hidden, c.shape.num_experts, c.shape.experts_per_token,
+                            c.shape.inter, c.shape.shared_inter},
+                           counts);
+}
+
+void sweep(const Memory& memory, const ClusterCounts& counts) {
   for (const Case& c : cases()) {
     for (const int32_t rows : c.rows) {
       const Problem problem(memory, c.shape, rows, c.even);
-      const MoeFewRowsPlan chosen =
-          plan_moe_few_rows({rows, c.shape.hidden, c.shape.num_experts, c.shape.experts_per_token,
-                             c.shape.inter, c.shape.shared_inter},
-                            counts);
-      std::printf("%s, %d rows, floors %.1f and %.1f us\n gate_up", c.name, rows,
-                  problem.bytes() / kReadBytesPerUs * 2 / 3, problem.bytes() / kReadBytesPerUs / 3);
+      const MoeFewRowsPlan chosen = plan_for(c, rows, counts);
+      std::printf("%s, %d rows, floor %.1f us:", c.name, rows, problem.bytes() / kReadBytesPerUs);
       for (const int warpgroups : {1, 2}) {
-        for (const int ring : {64, 96, 128, 196}) {
+        for (const int splits : {1, 2}) {
           MoeFewRowsPlan plan = chosen;
-          plan.gate_warpgroups = warpgroups;
-          plan.gate_ring_bytes = ring * 1024;
-          std::printf("  %dx%d%s %.2f", warpgroups, ring,
-                      warpgroups == chosen.gate_warpgroups && ring * 1024 == chosen.gate_ring_bytes
-                          ? "*"
-                          : "",
-                      time_part(problem, plan, false));
-        }
-      }
-      std::printf("\n down   ");
-      for (const int warpgroups : {1, 2}) {
-        for (const int splits : {1, 2, 4, 8}) {
-          MoeFewRowsPlan plan = chosen;
-          plan.down_warpgroups = warpgroups;
-          plan.down_splits = splits;
-          plan.down_clusters = std::min(counts.of(splits), c.shape.hidden / 8);
-          const int groups = (c.shape.hidden / 8 + plan.down_clusters - 1) / plan.down_clusters;
-          const int64_t sums = rows * down_sum_bytes(warpgroups);
-          if (groups > 8 * warpgroups) continue;
-          for (const int ring : {64, 96, 196}) {
-            if (sums + ring * 1024 > 222 * 1024) continue;
-            plan.down_ring_bytes = ring * 1024;
-            std::printf(
-                "  %dx%dx%d%s %.2f", warpgroups, splits, ring,
-                warpgroups == chosen.down_warpgroups && splits == chosen.down_splits ? "*" : "",
-                time_part(problem, plan, true));
+          plan.warpgroups = warpgroups;
+          plan.splits = splits;
+          plan.clusters = std::min(plan.blocks / splits, c.shape.hidden / 8);
+          if (plan.hidden_groups(c.shape.hidden) > 8 * warpgroups) continue;
+          for (const int kilobytes : {64, 96, 128, 160, 192}) {
+            plan.ring_bytes = kilobytes * 1024;
+            if (plan.ring_bytes + rows * moe_sum_bytes(warpgroups) +
+                    moe_table_bytes(rows * c.shape.experts_per_token) >
+                kMoeSharedBytes) {
+              continue;
+            }
+            std::printf("  %dx%dx%d %.2f", warpgroups, splits, kilobytes, measure(problem, plan));
           }
         }
       }
-      std::printf("\n");
+      std::printf("  (%dx%dx%d)\n", chosen.warpgroups, chosen.splits, chosen.ring_bytes / 1024);
     }
   }
 }
 
-void run(const Memory& memory, bool json) {
+void run(const Memory& memory, const ClusterCounts& counts, bool json) {
   const char* separator = "";
   if (json) {
     std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
@@ -210,9 +192,7 @@ void run(const Memory& memory, bool json) {
   for (const Case& c : cases()) {
     for (const int32_t rows : c.rows) {
       const Problem problem(memory, c.shape, rows, c.even);
-      const double us = time_in_graph(problem.copies(), [&](int copy, cudaStream_t stream) {
-        moe_few_rows(problem.arguments(copy), stream);
-      });
+      const double us = measure(problem, plan_for(c, rows, counts));
       const double floor = problem.bytes() / kReadBytesPerUs;
       if (json) {
         std::printf(
@@ -235,10 +215,11 @@ void run(const Memory& memory, bool json) {
 
 int main(int argc, char** argv) {
   const auto memory = fathom::cuda::make_memory();
+  const auto counts = fathom::cuda::count_clusters();
   if (argc > 1 && std::strcmp(argv[1], "--sweep") == 0) {
-    fathom::cuda::sweep(memory);
+    fathom::cuda::sweep(memory, counts);
   } else {
-    fathom::cuda::run(memory, argc > 1 && std::strcmp(argv[1], "--json") == 0);
+    fathom::cuda::run(memory, counts, argc > 1 && std::strcmp(argv[1], "--json") == 0);
   }
   return 0;
 }

@@ -5,44 +5,32 @@
 #include "base/math.h"
 
 namespace fathom::cuda {
-namespace {
 
-constexpr int64_t kShared = 220 * 1024;  // of a multiprocessor, less what barriers and lists take
-// Two launches' blocks beside one another: the next one's first weights arrive while this one ends.
-constexpr int64_t kRing = 96 * 1024;
-
-}  // namespace
+int MoeFewRowsPlan::hidden_groups(int64_t hidden) const {
+  return static_cast<int>(ceil_div(hidden / 8, clusters));
+}
 
 MoeFewRowsPlan plan_moe_few_rows(const MoeFewRowsShape& shape, const ClusterCounts& counts) {
   MoeFewRowsPlan plan;
-  const int64_t tokens =
-      std::clamp<int64_t>(ceil_div(shape.rows * shape.experts_per_token, shape.num_experts), 1, 64);
-  const bool few = shape.rows <= 16;
-  plan.gate_blocks = counts.of_1;
-  plan.gate_warpgroups = tokens > 16 ? 2 : 1;
-  plan.gate_ring_bytes = static_cast<int>(few ? kRing : kShared - 24 * 1024);
-
-  double least = 0;
-  for (const int warpgroups : {1, 2}) {
-    for (const int splits : {1, 2, 4, 8}) {
-      const int64_t groups = shape.hidden / 8,
-                    clusters = std::min<int64_t>(counts.of(splits), groups);
-      const int64_t own = ceil_div(groups, clusters);
-      const int64_t sums = shape.rows * down_sum_bytes(warpgroups);
-      if (own > 8 * warpgroups || sums > kShared - 2 * (own + 8) * 2048) continue;
-      // us for a stage of 128 columns: to read, to bring to the multiprocessor, to multiply.
-      const double weights = static_cast<double>(own) * 2048;
-      const double stage =
-          std::max({weights / 31e3, (weights + static_cast<double>(tokens) * 256) / 42e3, 0.14});
-      const double cost = stage / splits + (splits > 1 ? 0.001 : 0);
-      if (least != 0 && cost >= least) continue;
-      least = cost;
-      plan.down_warpgroups = warpgroups;
-      plan.down_splits = splits;
-      plan.down_clusters = static_cast<int>(clusters);
-      plan.down_ring_bytes = static_cast<int>((few ? kRing : kShared) - sums);
-    }
+  plan.blocks = counts.of_2 * 2;
+  const int64_t pairs = shape.rows * shape.experts_per_token;
+  // With many tokens an expert, what their rows cost on the way to a multiprocessor is shared by
+  // twice the weights; unless their sums then leave no room for a ring.
+  plan.warpgroups = pairs > 16 * shape.num_experts ? 2 : 1;
+  const auto left = [&](int warpgroups) {
+    return kMoeSharedBytes - shape.rows * moe_sum_bytes(warpgroups) - moe_table_bytes(pairs);
+  };
+  if (left(2) < 4 * moe_stage_bytes(shape.rows, 2)) plan.warpgroups = 1;
+  // A cluster's share of the hidden columns fits the instruction; fewer splits leave it narrow.
+  for (const int splits : {2, 1}) {
+    plan.splits = splits;
+    plan.clusters = static_cast<int>(std::min<int64_t>(plan.blocks / splits, shape.hidden / 8));
+    if (plan.hidden_groups(shape.hidden) <= 8 * plan.warpgroups) break;
   }
+  // Few tokens: room beside it for a block of the next launch, whose first weights arrive while
+  // this one ends.
+  const int64_t most = left(plan.warpgroups), wanted = shape.rows <= 16 ? 128 * 1024 : most;
+  plan.ring_bytes = static_cast<int>(std::min(most, wanted));
   return plan;
 }
 

@@ -13,16 +13,29 @@ struct MoeFewRowsShape {
   int64_t rows = 0, hidden = 0, num_experts = 0, experts_per_token = 0, inter = 0, shared_inter = 0;
 };
 
-// Gate and up: `gate_blocks` blocks share the intermediate columns of all experts that have tokens.
-// Down: each of `down_clusters` clusters has an even share of the hidden columns, its
-// `down_splits` blocks share the experts.
+// All blocks share the intermediate columns of all experts that have tokens evenly. Then each of
+// `clusters` clusters has an even share of the hidden columns, and its `splits` blocks share the
+// experts' intermediate columns. Blocks beyond those clusters have nothing to do then.
 struct MoeFewRowsPlan {
-  int gate_warpgroups = 1, gate_blocks = 132, gate_ring_bytes = 0;
-  int down_warpgroups = 1, down_splits = 1, down_clusters = 132, down_ring_bytes = 0;
+  int blocks = 132;    // the same for every shape: they count one another
+  int warpgroups = 1;  // that multiply: 1 or 2
+  int splits = 1, clusters = 132;
+  int ring_bytes = 0;
+
+  int hidden_groups(int64_t hidden) const;  // of a cluster, in 8 columns
 };
 
-// Bytes of a row of down's sums in shared memory, with what keeps rows out of each other's banks.
-constexpr int64_t down_sum_bytes(int warpgroups) { return (64 * warpgroups + 8) * 4; }
+inline constexpr int kMoeSharedBytes = 227 * 1024;  // of a block
+
+// Bytes of a row of a block's sums in shared memory, with what keeps rows out of each other's
+// banks.
+constexpr int moe_sum_bytes(int warpgroups) { return (64 * warpgroups + 8) * 4; }
+// Of the lists that a block makes for so many pairs of a token and an expert, and its barriers.
+constexpr int moe_table_bytes(int64_t pairs) { return 6 * 1024 + static_cast<int>(pairs) * 4; }
+// Of a stage of 128 columns.
+constexpr int moe_stage_bytes(int64_t rows, int warpgroups) {
+  return ((rows < 64 ? static_cast<int>(rows + 7) / 8 : 8) + 8 * warpgroups) * 2048;
+}
 
 MoeFewRowsPlan plan_moe_few_rows(const MoeFewRowsShape& shape, const ClusterCounts& counts);
 

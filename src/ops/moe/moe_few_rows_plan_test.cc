@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "base/math.h"
-
 namespace fathom::cuda {
 namespace {
 
@@ -13,25 +11,32 @@ const MoeFewRowsShape kTiny = {1, 256, 16, 4, 128, 128};
 
 TEST(MoeFewRowsPlan, FitsIntoSharedMemory) {
   for (MoeFewRowsShape shape : {kV2Lite, kV3, kTiny}) {
-    for (const int64_t rows : {1, 16, 64, 200, 512}) {
+    for (const int64_t rows : {1, 16, 64, 200, 448}) {
       shape.rows = rows;
       const MoeFewRowsPlan plan = plan_moe_few_rows(shape, {});
       SCOPED_TRACE(testing::Message() << rows << " rows of " << shape.hidden);
-      const int64_t groups = ceil_div(shape.hidden / 8, plan.down_clusters);
-      EXPECT_LE(groups, 8 * plan.down_warpgroups);
-      EXPECT_LE(plan.down_clusters, ClusterCounts().of(plan.down_splits));
-      EXPECT_LE(rows * down_sum_bytes(plan.down_warpgroups) + plan.down_ring_bytes, 221 * 1024);
-      EXPECT_GE(plan.down_ring_bytes, 2 * (groups + 8) * 2048);
-      EXPECT_LE(plan.gate_ring_bytes, 200 * 1024);
+      EXPECT_LE(plan.hidden_groups(shape.hidden), 8 * plan.warpgroups);
+      EXPECT_LE(plan.clusters * plan.splits, plan.blocks);
+      EXPECT_EQ(plan.blocks % plan.splits, 0);
+      EXPECT_GE(plan.ring_bytes, 2 * moe_stage_bytes(rows, plan.warpgroups));
+      EXPECT_LE(plan.ring_bytes + rows * moe_sum_bytes(plan.warpgroups) +
+                    moe_table_bytes(rows * shape.experts_per_token),
+                kMoeSharedBytes);
     }
   }
+}
+
+// Blocks count one another in memory that launches of different shapes share.
+TEST(MoeFewRowsPlan, HasAsManyBlocksForEveryShape) {
+  const int blocks = plan_moe_few_rows(kV2Lite, {}).blocks;
+  EXPECT_EQ(plan_moe_few_rows(kV3, {}).blocks, blocks);
+  EXPECT_EQ(plan_moe_few_rows(kTiny, {}).blocks, blocks);
 }
 
 TEST(MoeFewRowsPlan, KeepsMultiprocessorsEvenlyBusy) {
   for (const MoeFewRowsShape& shape : {kV2Lite, kV3}) {
     const MoeFewRowsPlan plan = plan_moe_few_rows(shape, {});
-    const int64_t groups = ceil_div(shape.hidden / 8, plan.down_clusters);
-    EXPECT_LE(static_cast<double>(groups * 132) / plan.down_splits,
+    EXPECT_LE(static_cast<double>(plan.hidden_groups(shape.hidden)) * 132 / plan.splits,
               1.1 * static_cast<double>(shape.hidden) / 8);
   }
 }

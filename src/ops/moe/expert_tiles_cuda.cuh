@@ -1,0 +1,135 @@
+// The tokens of each expert, found by every block for itself: (token, expert) pairs sorted by
+// expert, in tiles of up to 64.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/ptx.cuh"
+
+namespace fathom::cuda {
+
+inline constexpr int kTileTokens = 64;  // N of the tensor cores' instruction, at most
+inline constexpr int kMaxExperts = 256, kMaxPairs = 4096;
+inline constexpr int kMaxTokenTiles = kMaxExperts + kMaxPairs / kTileTokens;
+
+// Up to kTileTokens tokens of one expert: places first … first + count of the sorted pairs.
+struct TokenTile {
+  int32_t first;
+  int16_t expert, count;
+};
+
+// In shared memory. ids and sorted: [num_pairs]; sorted holds the pairs of the block's own tiles,
+// by place.
+struct ExpertTiles {
+  int num_tiles;
+  TokenTile tiles[kMaxTokenTiles];               // by expert
+  int counts[kMaxExperts], places[kMaxExperts];  // of each expert; its first pair's
+};
+
+// A run of units (8 intermediate columns, or 128) of one token tile.
+struct Piece {
+  int tile, first, count;
+};
+
+// This part's share of the units of all token tiles, each of which has `units_a_tile`, cut evenly
+// into pieces of up to `most`.
+class Walk {
+ public:
+  __device__ Walk(int num_tiles, int units_a_tile, int most, int part, int parts)
+      : units_a_tile_(units_a_tile), most_(most) {
+    const int64_t units = static_cast<int64_t>(num_tiles) * units_a_tile;
+    unit_ = static_cast<int>(units * part / parts);
+    end_ = static_cast<int>(units * (part + 1) / parts);
+  }
+
+  __device__ bool next(Piece& piece) {
+    if (unit_ >= end_) return false;
+    piece.tile = unit_ / units_a_tile_;
+    piece.first = unit_ - piece.tile * units_a_tile_;
+    const int left = min(end_ - unit_, units_a_tile_ - piece.first);
+    const int pieces = (left + most_ - 1) / most_;
+    piece.count = (left + pieces - 1) / pieces;
+    unit_ += piece.count;
+    return true;
+  }
+
+  // Token tiles [first_tile, end_tile) have units in it.
+  __device__ int first_tile() const { return unit_ / units_a_tile_; }
+  __device__ int end_tile() const {
+    return unit_ < end_ ? (end_ - 1) / units_a_tile_ + 1 : first_tile();
+  }
+  // Whether it has the tile's first unit.
+  __device__ bool begins(int tile) const {
+    return tile * units_a_tile_ >= unit_ && tile * units_a_tile_ < end_;
+  }
+
+ private:
+  int unit_, end_, units_a_tile_, most_;
+};
+
+// ---- finding them: one warpgroup, `barrier` is its named barrier
+
+inline constexpr int kGroupingThreads = 128;
+
+// Places and tiles of all experts, by one warp.
+__device__ inline void place_experts(ExpertTiles& experts) {
+  const int lane = threadIdx.x % 32;
+  constexpr int kEach = kMaxExperts / 32;
+  // Pairs in the lower half, tiles in the upper.
+  const auto both = [](int count) { return count | (count + kTileTokens - 1) / kTileTokens << 16; };
+  int sum = 0;
+  for (int i = 0; i < kEach; ++i) sum += both(experts.counts[lane * kEach + i]);
+  int before = sum;
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(~0u, before, distance);
+    if (lane >= distance) before += other;
+  }
+  if (lane == 31) experts.num_tiles = before >> 16;
+  before -= sum;
+  for (int i = 0; i < kEach; ++i) {
+    const int expert = lane * kEach + i, count = experts.counts[expert];
+    experts.places[expert] = before & 0xFFFF;
+    for (int first = 0; first < count; first += kTileTokens) {
+      experts.tiles[(before >> 16) + first / kTileTokens] = {
+          (before & 0xFFFF) + first, static_cast<int16_t>(expert),
+          static_cast<int16_t>(min(kTileTokens, count - first))};
+    }
+    before += both(count);
+  }
+}
+
+// ids: a copy of expert_ids. -1: no expert.
+__device__ inline void find_tiles(ExpertTiles& experts, int16_t* ids, const int32_t* expert_ids,
+                                  int num_pairs, int barrier) {
+  const int thread = threadIdx.x % kGroupingThreads;
+  for (int i = thread; i < kMaxExperts; i += kGroupingThreads) experts.counts[i] = 0;
+  named_barrier(barrier, kGroupingThreads);
+  for (int i = thread; i < num_pairs; i += kGroupingThreads) {
+    const int id = expert_ids[i];
+    ids[i] = static_cast<int16_t>(id);
+    if (id >= 0) atomicAdd(&experts.counts[id], 1);
+  }
+  named_barrier(barrier, kGroupingThreads);
+  if (thread < 32) place_experts(experts);
+  named_barrier(barrier, kGroupingThreads);
+}
+
+// The pairs of one tile into sorted[first …], in the order of their index, by one warp.
+__device__ inline void list_pairs(const ExpertTiles& experts, const int16_t* ids, int num_pairs,
+                                  const TokenTile& tile, uint16_t* sorted) {
+  const int lane = threadIdx.x % 32;
+  int place = experts.places[tile.expert];
+  for (int base = 0; base < num_pairs; base += 32) {
+    const int pair = base + lane;
+    const bool is_one = pair < num_pairs && ids[pair] == tile.expert;
+    const unsigned ones = __ballot_sync(~0u, is_one);
+    const int mine = place + __popc(ones & ((1u << lane) - 1));
+    if (is_one && mine >= tile.first && mine < tile.first + tile.count) {
+      sorted[mine] = static_cast<uint16_t>(pair);
+    }
+    place += __popc(ones);
+  }
+  __syncwarp();
+}
+
+}  // namespace fathom::cuda
