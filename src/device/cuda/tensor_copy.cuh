@@ -1,0 +1,77 @@
+// The copy engine (TMA) on batches of matrices, for one block or a cluster. PTX ISA 9.0 is the
+// source; each function says its instruction.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "device/cuda/ptx.cuh"
+
+namespace fathom::cuda {
+
+// Where a box begins in a batch of matrices.
+struct BoxOrigin {
+  int column = 0, row = 0, batch = 0;
+};
+
+// cp.async.bulk.tensor.3d, to shared memory
+__device__ inline void load_box(void* to, const CUtensorMap* map, uint64_t* barrier,
+                                BoxOrigin from) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(from.column), "r"(from.row), "r"(from.batch)
+      : "memory");
+}
+
+// The same to the same place in every block of `blocks` (a bit each) of the cluster, and to the
+// barrier at the same place there.
+__device__ inline void load_box_to_cluster(void* to, const CUtensorMap* map, uint64_t* barrier,
+                                           BoxOrigin from, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(from.column), "r"(from.row), "r"(from.batch),
+      "h"(blocks)
+      : "memory");
+}
+
+// stmatrix.x4: four 8 x 8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                      uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+// ld.shared.v4
+__device__ inline float4 load_shared(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+// ---- clusters (cluster.cuh)
+
+// st.shared::cluster.v4, to an address of address_in_block(): cluster_arrive() makes it known.
+__device__ inline void store_in_block(uint32_t to, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+// mapa, mbarrier.arrive: at the barrier that lies at the same place in another block. For who has
+// only read: what it has written itself is not made known (.release.cluster would wait for that).
+__device__ inline void barrier_arrive_in(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+}
+
+}  // namespace fathom::cuda
