@@ -1,0 +1,151 @@
+// What: out[b] = x[b] W[b]^T for many rows, bf16 products summed in fp32.
+//
+// Inputs/outputs: linear_cuda.h. Tiles and their order: many_rows_plan.h.
+//
+// Layout and algorithm: many_rows_tile_cuda.cuh. Here is where a tile's operands and results lie.
+//
+// Determinism: an element is summed by one warpgroup in order of k, whatever the tile: the same
+// bits for any plan and any number of rows.
+//
+// Limits: bf16; k a multiple of 64, n of 8.
+//
+// Measured: docs/kernels/many_rows.md.
+#include <type_traits>
+
+#include "device/cuda/launch.h"
+#include "device/cuda/tensor_map.h"
+#include "ops/linear/many_rows_cuda.h"
+#include "ops/linear/many_rows_tile_cuda.cuh"
+
+namespace fathom::cuda {
+namespace {
+
+template <typename Shape, TileResult kTileResult>
+struct LinearWork {
+  static constexpr TileResult kResult = kTileResult;
+  static constexpr bool kTilesAreKnown = true;
+
+  CUtensorMap x, weight;
+  void* out;
+  int64_t out_row_stride, out_batch_stride;
+  int rows, n, k_steps;
+  TileRaster raster;
+  int tiles;  // of all batches
+
+  __device__ int num_tiles() const { return tiles; }
+
+  __device__ Tile tile(int index, int rank) const {
+    const auto [batch, row_tile, column_tile] = raster.place(index);
+    const int row = (row_tile * Shape::kCluster + rank) * Shape::kRows;
+    const int column = column_tile * Shape::kColumns;
+    using Element = std::conditional_t<kResult == TileResult::kF32, float, __nv_bfloat16>;
+    Tile tile;
+    tile.a = &x;
+    tile.b = &weight;
+    tile.a_row = row;
+    tile.b_row = column;
+    tile.b_second_row = column + Shape::kColumns / 2;
+    tile.a_batch = tile.b_batch = batch;
+    tile.out.data =
+        static_cast<Element*>(out) + batch * out_batch_stride + row * out_row_stride + column;
+    tile.out.row_stride = out_row_stride;
+    tile.out.rows = rows - row;
+    tile.out.columns = n - column;
+    tile.out.groups = max(0, min(Shape::kGroups, (rows - row + 63) / 64));
+    tile.out.k_steps = k_steps;
+    return tile;
+  }
+};
+
+template <typename Shape, TileResult kResult>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    multiply_many_rows(const __grid_constant__ LinearWork<Shape, kResult> work) {
+  run_tiles<Shape>(work);
+}
+
+template <typename Shape, TileResult kResult>
+void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+  LinearWork<Shape, kResult> work;
+  work.x = bf16_batch_map(a.x,
+                          {.batches = a.batches,
+                           .rows = a.rows,
+                           .columns = a.k,
+                           .row_stride = a.x_row_stride,
+                           .batch_stride = a.x_batch_stride},
+                          {.rows = 64, .columns = 64});
+  work.weight = bf16_batch_map(a.weight,
+                               {.batches = a.batches,
+                                .rows = a.n,
+                                .columns = a.k,
+                                .row_stride = a.k,
+                                .batch_stride = int64_t{a.n} * a.k},
+                               {.rows = Shape::kColumns / 2, .columns = 64});
+  work.out = a.out;
+  work.out_row_stride = a.out_row_stride;
+  work.out_batch_stride = a.out_batch_stride;
+  work.rows = a.rows;
+  work.n = a.n;
+  work.k_steps = a.k / 64;
+  work.raster = {.row_tiles = plan.row_tiles,
+                 .column_tiles = plan.column_tiles,
+                 .band = plan.band,
+                 .band_of_columns = plan.band_of_columns};
+  work.tiles = plan.row_tiles * plan.column_tiles * a.batches;
+  constexpr int kBytes = sizeof(TileMemory<Shape>);
+  static const bool allowed = [] {
+    allow_shared_memory(multiply_many_rows<Shape, kResult>, kBytes);
+    return true;
+  }();
+  static_cast<void>(allowed);
+  launch(multiply_many_rows<Shape, kResult>,
+         {.blocks = static_cast<unsigned>(plan.num_blocks),
+          .threads = Shape::kThreads,
+          .shared_bytes = kBytes,
+          .cluster = Shape::kBlocks},
+         stream, work);
+}
+
+template <TileResult kResult>
+void launch_tile(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+  const ManyRowsTile tile = plan.tile;
+  if (tile == ManyRowsTile{.groups = 2, .columns = 256, .cluster = 2}) {
+    launch_for<TileShape<2, 256, 4, 2>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 2, .columns = 256}) {
+    launch_for<TileShape<2, 256, 4>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 2, .columns = 192}) {
+    launch_for<TileShape<2, 192, 4>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 2, .columns = 128}) {
+    launch_for<TileShape<2, 128, 6>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 3, .columns = 256}) {
+    launch_for<TileShape<3, 256, 3>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 3, .columns = 192}) {
+    launch_for<TileShape<3, 192, 3>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 2, .columns = 256, .split = 2}) {
+    launch_for<TileShape<2, 256, 4, 1, 2>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 2, .columns = 128, .split = 2}) {
+    launch_for<TileShape<2, 128, 6, 1, 2>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{.groups = 2, .columns = 128, .split = 4}) {
+    launch_for<TileShape<2, 128, 6, 1, 4>, kResult>(a, plan, stream);
+  } else {
+    check(cudaErrorInvalidConfiguration, "looking for a kernel of this tile");
+  }
+}
+
+}  // namespace
+
+void linear_many_rows(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+  if (a.out_type == DType::kF32) {
+    launch_tile<TileResult::kF32>(a, plan, stream);
+  } else {
+    launch_tile<TileResult::kBf16>(a, plan, stream);
+  }
+}
+
+void linear_many_rows(const LinearArguments& a, cudaStream_t stream) {
+  linear_many_rows(a,
+                   plan_many_rows({.rows = a.rows, .n = a.n, .k = a.k, .batches = a.batches},
+                                  num_multiprocessors()),
+                   stream);
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,175 @@
+// Products of many rows on the GPU: time of a launch in a CUDA graph of some that take other
+// operands each, more than the L2 holds together. cuBLASLt's beside it where it is installed. Long
+// products heat the GPU, which then clocks lower: all take turns, three times, and the median of
+// three medians counts.
+//
+//   many_rows_cuda_bench [--json] [--tiles]      --tiles: each tile's time, too, up to 1,024 rows
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/device_array.h"
+#include "device/cuda/graph_timer.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/random_data.h"
+#include "ops/linear/cublas_lt_product_cuda.h"
+#include "ops/linear/many_rows_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr double kFlopPerUs = 790e6;  // of bf16 products that an H200 reaches on random data
+
+struct Shape {
+  int m, n, k;
+};
+
+DeviceArray<uint16_t> random_matrix(int64_t elements) {
+  static const auto some = [] {
+    std::mt19937 random(1);
+    return random_bf16(1 << 22, 0.5f, random);
+  }();
+  DeviceArray<uint16_t> matrix(elements);
+  for (int64_t at = 0; at < elements; at += std::ssize(some)) {
+    const int64_t count = std::min(std::ssize(some), elements - at);
+    check(cudaMemcpy(matrix.data() + at, some.data(), static_cast<size_t>(count) * 2,
+                     cudaMemcpyHostToDevice),
+          "filling a matrix");
+  }
+  return matrix;
+}
+
+class Bench {
+ public:
+  explicit Bench(const Shape& shape) : shape_(shape) {
+    const int64_t m = shape.m, n = shape.n, k = shape.k;
+    const int64_t bytes = 2 * (m * k + n * k + m * n);
+    copies_ = static_cast<int>(std::clamp<int64_t>((int64_t{200} << 20) / bytes + 1, 3, 24));
+    for (int copy = 0; copy < copies_; ++copy) {
+      x_.push_back(random_matrix(m * k));
+      weight_.push_back(random_matrix(n * k));
+      out_.emplace_back(m * n);
+    }
+  }
+
+  using Multiply = std::function<void(const LinearArguments&, cudaStream_t)>;
+
+  // The time of each.
+  std::vector<double> us(const std::vector<Multiply>& candidates) const {
+    constexpr size_t kRounds = 3;
+    std::vector<std::vector<double>> times(candidates.size());
+    for (size_t round = 0; round < kRounds; ++round) {
+      for (size_t i = 0; i < candidates.size(); ++i) times[i].push_back(us(candidates[i]));
+    }
+    std::vector<double> medians;
+    for (auto& all : times) {
+      std::ranges::sort(all);
+      medians.push_back(all[kRounds / 2]);
+    }
+    return medians;
+  }
+
+  double tflops(double us) const { return 2e-6 * shape_.m * shape_.n * shape_.k / us; }
+
+ private:
+  double us(const Multiply& multiply) const {
+    return time_in_graph(copies_, [&](int copy, cudaStream_t stream) {
+      const auto c = static_cast<size_t>(copy);
+      multiply({.x = x_[c].data(),
+                .x_row_stride = shape_.k,
+                .weight = weight_[c].data(),
+                .out = out_[c].data(),
+                .out_row_stride = shape_.n,
+                .rows = shape_.m,
+                .n = shape_.n,
+                .k = shape_.k},
+               stream);
+    });
+  }
+
+  Shape shape_;
+  int copies_;
+  std::vector<DeviceArray<uint16_t>> x_, weight_, out_;
+};
+
+std::string name(const ManyRowsTile& tile) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%dx%d/%dk%d", tile.rows(), tile.columns, tile.cluster,
+                tile.split);
+  return text;
+}
+
+int run(bool json, bool tiles) {
+  CublasLt peer;
+  const int matrices[][2] = {{3648, 2048}, {2048, 2048},   {21888, 2048}, {2048, 10944},
+                             {4096, 512},  {102400, 2048}, {2112, 7168},  {24576, 1536},
+                             {32768, 512}, {7168, 16384},  {4096, 7168},  {7168, 2048}};
+  std::vector<Shape> shapes;
+  for (const auto& [n, k] : matrices) {
+    for (const int m : {128, 256, 512, 1024, 2048, 4096, 8192}) {
+      if (n == 102400 && m > 512) continue;
+      if (k > 4096 && n > 4096 && m > 4096) continue;
+      if (tiles && m > 1024) continue;
+      shapes.push_back({m, n, k});
+    }
+  }
+  std::printf(json ? "{\"device\": \"%s\", \"results\": [" : "%s\n", device_line().c_str());
+  if (!json) std::printf("    m      n     k        us TFLOP/s  %%   cuBLASLt us  ratio  tile\n");
+  const char* separator = "";
+  for (const Shape& shape : shapes) {
+    const Bench bench(shape);
+    const ManyRowsProblem problem = {.rows = shape.m, .n = shape.n, .k = shape.k};
+    const ManyRowsTile tile = plan_many_rows(problem, num_multiprocessors()).tile;
+    std::vector<Bench::Multiply> candidates = {
+        [](const LinearArguments& a, cudaStream_t s) { linear_many_rows(a, s); },
+        [&](const LinearArguments& a, cudaStream_t s) {
+          if (peer.found()) peer.multiply(a, s);
+        }};
+    std::vector<ManyRowsTile> others;
+    if (tiles) {
+      std::ranges::copy_if(many_rows_tiles(), std::back_inserter(others), [&](ManyRowsTile other) {
+        return can_be_planned(problem, other, num_multiprocessors());
+      });
+    }
+    for (const ManyRowsTile& other : others) {
+      candidates.push_back(
+          [&, plan = plan_many_rows(problem, other, num_multiprocessors())](
+              const LinearArguments& a, cudaStream_t s) { linear_many_rows(a, plan, s); });
+    }
+    const auto times = bench.us(candidates);
+    const double us = times[0], peer_us = peer.found() ? times[1] : 0;
+    if (json) {
+      std::printf("%s\n  {\"m\": %d, \"n\": %d, \"k\": %d, \"us\": %.2f, \"cublaslt_us\": %.2f}",
+                  separator, shape.m, shape.n, shape.k, us, peer_us);
+      separator = ",";
+      continue;
+    }
+    std::printf("%5d %6d %5d %9.2f %7.0f %3.0f %9.2f %9.2f  %s", shape.m, shape.n, shape.k, us,
+                bench.tflops(us), bench.tflops(us) * 1e8 / kFlopPerUs, peer_us, peer_us / us,
+                name(tile).c_str());
+    for (size_t i = 0; i < others.size(); ++i) {
+      std::printf("  %s %.1f", name(others[i]).c_str(), times[i + 2]);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+  if (json) std::printf("\n]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) {
+  bool json = false, tiles = false;
+  for (int i = 1; i < argc; ++i) {
+    json |= std::strcmp(argv[i], "--json") == 0;
+    tiles |= std::strcmp(argv[i], "--tiles") == 0;
+  }
+  return fathom::cuda::run(json, tiles);
+}

@@ -1,0 +1,108 @@
+#include "ops/linear/many_rows_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <limits>
+
+#include "base/math.h"
+
+namespace fathom::cuda {
+namespace {
+
+// What there are kernels for, and what they take on an H200 that has all its power: of 64 of k, and
+// besides that for each tile, where writing the result and beginning anew are not hidden.
+struct TileCost {
+  ManyRowsTile tile;
+  double step_us, tile_us;
+};
+constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256, .cluster = 2}, 0.605, 3.4},
+                               {{.groups = 2, .columns = 256}, 0.605, 3.3},
+                               {{.groups = 3, .columns = 256}, 0.93, 3.6},
+                               {{.groups = 3, .columns = 192}, 0.70, 3.5},
+                               {{.groups = 2, .columns = 192}, 0.47, 2.9},
+                               {{.groups = 2, .columns = 128}, 0.43, 2.4},
+                               {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
+                               {{.groups = 2, .columns = 128, .split = 2}, 0.49, 5.0},
+                               {{.groups = 2, .columns = 128, .split = 4}, 0.49, 5.0}};
+constexpr auto kTiles = [] {
+  std::array<ManyRowsTile, std::size(kCosts)> tiles;
+  std::ranges::transform(kCosts, tiles.begin(), &TileCost::tile);
+  return tiles;
+}();
+
+// Rows or columns of operands that tiles running at a time share.
+constexpr int64_t kBandSize = 1024;
+// Bytes of an operand that are not read from memory again: what half of a Hopper GPU's L2 holds.
+constexpr int64_t kStaysInL2 = 24 << 20;
+
+int64_t num_tiles(const ManyRowsPlan& plan, int64_t batches) {
+  return int64_t{plan.row_tiles} * plan.column_tiles * batches;
+}
+
+// Clusters that run at a time. Those of four do not fill the parts of a GPU that they may not
+// cross: of 132 multiprocessors, 29 such clusters were seen to find room and 32 not.
+int64_t max_clusters(ManyRowsTile tile, int num_multiprocessors) {
+  const int clusters = num_multiprocessors / tile.blocks();
+  return tile.blocks() == 4 ? clusters - 4 : clusters;
+}
+
+double cost(const ManyRowsProblem& problem, const TileCost& costs, int num_multiprocessors) {
+  const ManyRowsTile tile = costs.tile;
+  const ManyRowsPlan plan = plan_many_rows(problem, tile, num_multiprocessors);
+  const auto waves = static_cast<double>(
+      ceil_div(num_tiles(plan, problem.batches), max_clusters(tile, num_multiprocessors)));
+  const auto steps = static_cast<double>(ceil_div(problem.k / 64, tile.split));
+  return waves * (steps * costs.step_us + costs.tile_us);
+}
+
+}  // namespace
+
+std::span<const ManyRowsTile> many_rows_tiles() { return kTiles; }
+
+bool can_be_planned(const ManyRowsProblem& problem, ManyRowsTile tile, int num_multiprocessors) {
+  if (tile.split == 1) return true;
+  const int64_t tiles = ceil_div(problem.rows, tile.rows()) * ceil_div(problem.n, tile.columns);
+  return tiles * problem.batches <= max_clusters(tile, num_multiprocessors) &&
+         problem.k / 64 >= tile.split;
+}
+
+ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
+                            int num_multiprocessors) {
+  ManyRowsPlan plan;
+  plan.tile = tile;
+  const int64_t rows = int64_t{tile.rows()} * tile.cluster;
+  plan.row_tiles = static_cast<int>(ceil_div(problem.rows, rows));
+  plan.column_tiles = static_cast<int>(ceil_div(problem.n, tile.columns));
+  // Bands of rows read W once a band, bands of columns x once a band.
+  const int64_t row_band = std::max<int64_t>(1, kBandSize / rows),
+                column_band = std::max<int64_t>(1, kBandSize / tile.columns);
+  const auto reads = [&](int64_t operand_rows, int64_t bands) {
+    const int64_t bytes = operand_rows * problem.k * 2;
+    return bytes <= kStaysInL2 ? bytes : bytes * bands;
+  };
+  plan.band_of_columns =
+      reads(problem.rows, ceil_div(plan.column_tiles, column_band)) + reads(problem.n, 1) <
+      reads(problem.n, ceil_div(plan.row_tiles, row_band)) + reads(problem.rows, 1);
+  plan.band = static_cast<int>(plan.band_of_columns ? column_band : row_band);
+  const int64_t clusters =
+      std::min<int64_t>(num_tiles(plan, problem.batches), num_multiprocessors / tile.blocks());
+  plan.num_blocks = static_cast<int>(clusters * tile.blocks());
+  return plan;
+}
+
+ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors) {
+  ManyRowsTile best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const TileCost& costs : kCosts) {
+    if (!can_be_planned(problem, costs.tile, num_multiprocessors)) continue;
+    const double us = cost(problem, costs, num_multiprocessors);
+    if (us < least) {
+      least = us;
+      best = costs.tile;
+    }
+  }
+  return plan_many_rows(problem, best, num_multiprocessors);
+}
+
+}  // namespace fathom::cuda

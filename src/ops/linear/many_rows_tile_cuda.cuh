@@ -1,0 +1,503 @@
+// What: the part that all products of many rows share: out tile [64 * kGroups, kColumns] = A tile
+// times B tile transposed, tile after tile, one block a multiprocessor.
+//
+// A work (a struct that a kernel takes by value) says which tiles there are and where they lie:
+//   __device__ int num_tiles() const;                 of a cluster
+//   __device__ Tile tile(int index, int rank) const;  this block's share of the cluster's tile
+//   static constexpr TileResult kResult;
+//   static constexpr bool kTilesAreKnown;  before earlier launches have ended: B is loaded then
+//
+// Layout: kStages stages of A [64 * kGroups, 64] and B [kColumns, 64] in bf16 with the 128-byte
+// swizzle; two boxes of [16, 64] for each consumer warp on the way out. kGroups warpgroups compute
+// 64 rows each with all columns, in registers; one more issues copies.
+//
+// Algorithm: persistent blocks. One thread runs ahead of the products through the tiles and fills
+// stages; with a tile's first it leaves word of where the results belong, so that nobody else has
+// to find tiles. Each warpgroup multiplies four times 16 of k a stage, with one stage's products in
+// flight while it waits for the next, and gives the stage before back. Groups without rows take no
+// part but keep step. Results turn into rows by way of shared memory, each warp for itself, while
+// the other groups multiply and the next tile's operands come.
+// Clusters: kCluster = 2 blocks have different rows and the same columns, each loads one half of B
+// for both. kSplit blocks have the same tile and a share of k each; they exchange sums so that each
+// finishes an equal share of the columns. Such a launch has one tile for each cluster.
+//
+// Determinism: an element is summed in order of k by one warpgroup; of kSplit, the shares are added
+// in their order.
+//
+// Source: the PTX manual; the shape of the pipeline (one thread copies, warpgroups consume, a
+// barrier each way) is that of NVIDIA's warp-specialised matrix products, as the documentation of
+// CUTLASS and of DeepGEMM describes it.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "device/cuda/cluster.cuh"
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_copy.cuh"
+#include "device/cuda/wgmma.cuh"
+
+namespace fathom::cuda {
+
+enum class TileResult {
+  kBf16,
+  kF32,
+  kGated,  // bf16 silu(gate) * up: the first half of the columns and the second
+};
+
+// Where a tile's results belong, and what of it there is.
+struct alignas(16) TileOut {
+  void* data = nullptr;    // of the first element
+  int64_t row_stride = 0;  // in elements
+  int rows = 0, columns = 0;
+  int groups = 0;   // of 64 rows that there are
+  int k_steps = 0;  // of 64, of this block; 0: no more tiles
+};
+
+struct Tile {
+  const CUtensorMap* a = nullptr;  // boxes of [64, 64]
+  const CUtensorMap* b = nullptr;  // boxes of [kColumns / 2, 64]
+  int a_row = 0, a_batch = 0;
+  int b_row = 0, b_second_row = 0, b_batch = 0;  // of the halves of the columns
+  TileOut out;                                   // k_steps of all blocks
+};
+
+// All threads of all blocks of the cluster.
+__device__ inline void meet_in_cluster() {
+  __syncwarp();
+  cluster_arrive();
+  cluster_wait();
+}
+
+// The order of the tiles of a batch of products: in bands of `band` tiles along one side, across
+// all of the other.
+struct TileRaster {
+  struct Place {
+    int batch, row_tile, column_tile;
+  };
+
+  int row_tiles = 0, column_tiles = 0;  // of a batch
+  int band = 1;
+  bool band_of_columns = false;
+
+  __device__ Place place(int index) const {
+    const int of_batch = row_tiles * column_tiles, batch = index / of_batch;
+    const int within = index - batch * of_batch;
+    const int across = band_of_columns ? row_tiles : column_tiles;
+    const int along = band_of_columns ? column_tiles : row_tiles;
+    const int first = within / (band * across) * band;
+    const int width = along - first < band ? along - first : band;
+    const int in_band = within - first * across;
+    const int far = in_band / width, near = first + in_band - far * width;
+    return {batch, band_of_columns ? far : near, band_of_columns ? near : far};
+  }
+};
+
+template <int kGroupCount, int kColumnCount, int kStageCount, int kClusterSize = 1,
+          int kSplitCount = 1>
+struct TileShape {
+  static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount,
+                       kCluster = kClusterSize, kSplit = kSplitCount, kBlocks = kCluster * kSplit;
+  static constexpr int kGroupRows = 64, kRows = kGroupRows * kGroups;
+  static constexpr int kGroupBytes = kGroupRows * 128, kHalfBytes = kColumns / 2 * 128;
+  static constexpr int kABytes = kGroups * kGroupBytes, kBBytes = 2 * kHalfBytes;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static_assert(kGroups == 2 || kGroups == 3);
+  static_assert(kCluster == 1 || (kCluster == 2 && kSplit == 1));
+  // What the launch gave to all, shared anew: a consumer holds kColumns / 2 sums.
+  // Three warpgroups leave 160 registers for each thread. The compiler wants an instruction's to be
+  // fewer than the 128 that a launch of four begins with: two instructions share the columns.
+  static constexpr int kParts = kGroups == 3 && kColumns == 256 ? 2 : 1;
+  static constexpr int kPartSums = kColumns / 2 / kParts, kPartBytes = kBBytes / kParts;
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+  // Columns that a block finishes, and a thread's sums of them.
+  static constexpr int kOwnColumns = kColumns / kSplit, kOwnSums = kOwnColumns / 2;
+};
+
+template <typename Shape>
+struct TileMemory {
+  alignas(1024) uint8_t a[Shape::kStages][Shape::kABytes];
+  alignas(1024) uint8_t b[Shape::kStages][Shape::kBBytes];
+  alignas(1024) uint8_t out[Shape::kGroups * 4][2][16 * 128];  // of a consumer's warps
+  // In turn: of the tile whose results are written, those whose stages are filled, and the next.
+  static constexpr int kTiles = Shape::kStages + 2;
+  TileOut tiles[kTiles];
+  uint64_t arrived[Shape::kStages], read[Shape::kStages];
+};
+
+// ---- copies: one thread
+
+template <typename Shape, typename Work>
+class TileLoader {
+ public:
+  __device__ TileLoader(TileMemory<Shape>& memory, const Work& work, int rank)
+      : memory_(memory), work_(work), rank_(rank) {}
+
+  __device__ void run(int first, int step) {
+    int ahead = 0;  // stages whose B is on its way
+    if constexpr (Work::kTilesAreKnown) {
+      const Tile tile = find(first);
+      announce(tile.out);
+      ahead = min(tile.out.k_steps, Shape::kStages);
+      for (int k = 0; k < ahead; ++k) {
+        expect(tile, k);
+        load_b(tile, k, k);
+      }
+    }
+    wait_for_earlier_launches();
+    for (int index = first; index < work_.num_tiles(); index += step) {
+      const Tile tile = find(index);
+      if (!Work::kTilesAreKnown || index != first) announce(tile.out);
+      for (int k = 0; k < tile.out.k_steps; ++k) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          wait_until_read();
+          expect(tile, stage_);
+          load_b(tile, stage_, k);
+        }
+        for (int group = 0; group < tile.out.groups; ++group) {
+          load_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, &memory_.arrived[stage_],
+                   {.column = (first_k_ + k) * 64,
+                    .row = tile.a_row + group * Shape::kGroupRows,
+                    .batch = tile.a_batch});
+        }
+        if (++stage_ == Shape::kStages) {
+          stage_ = 0;
+          ++passes_;
+        }
+      }
+    }
+    wait_until_read();
+    announce({});
+    barrier_arrive(&memory_.arrived[stage_]);
+  }
+
+ private:
+  __device__ Tile find(int index) {
+    if constexpr (Shape::kSplit == 1) {
+      return work_.tile(index, rank_);
+    } else {
+      Tile tile = work_.tile(index, 0);
+      first_k_ = tile.out.k_steps * rank_ / Shape::kSplit;
+      tile.out.k_steps = tile.out.k_steps * (rank_ + 1) / Shape::kSplit - first_k_;
+      return tile;
+    }
+  }
+
+  // Before the barrier of the tile's first stage is told to expect it.
+  __device__ void announce(const TileOut& out) {
+    memory_.tiles[tile_] = out;
+    if (++tile_ == TileMemory<Shape>::kTiles) tile_ = 0;
+  }
+
+  __device__ void wait_until_read() {
+    if (passes_ > 0) barrier_wait(&memory_.read[stage_], (passes_ - 1) & 1);
+  }
+
+  __device__ void expect(const Tile& tile, int stage) {
+    barrier_expect(&memory_.arrived[stage], tile.out.groups * Shape::kGroupBytes + Shape::kBBytes);
+  }
+
+  __device__ void load_b(const Tile& tile, int stage, int k) {
+    uint64_t* arrived = &memory_.arrived[stage];
+    const int column = (first_k_ + k) * 64;
+    if constexpr (Shape::kCluster == 2) {
+      load_box_to_cluster(memory_.b[stage] + rank_ * Shape::kHalfBytes, tile.b, arrived,
+                          {.column = column,
+                           .row = rank_ == 0 ? tile.b_row : tile.b_second_row,
+                           .batch = tile.b_batch},
+                          3);
+    } else {
+      load_box(memory_.b[stage], tile.b, arrived,
+               {.column = column, .row = tile.b_row, .batch = tile.b_batch});
+      load_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived,
+               {.column = column, .row = tile.b_second_row, .batch = tile.b_batch});
+    }
+  }
+
+  TileMemory<Shape>& memory_;
+  const Work& work_;
+  const int rank_;
+  int first_k_ = 0;
+  int stage_ = 0, passes_ = 0, tile_ = 0;
+};
+
+// ---- products: a warpgroup and its 64 rows
+
+template <typename Shape, typename Work>
+class TileMultiplier {
+ public:
+  __device__ TileMultiplier(TileMemory<Shape>& memory, int rank)
+      : memory_(memory),
+        rank_(rank),
+        group_(static_cast<int>(threadIdx.x) / 128),
+        warp_(static_cast<int>(threadIdx.x) / 32),
+        lane_(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run() {
+    for (;;) {
+      barrier_wait(&memory_.arrived[stage_], phase_);
+      const TileOut& out = memory_.tiles[tile_];
+      if (++tile_ == TileMemory<Shape>::kTiles) tile_ = 0;
+      if (out.k_steps == 0) break;
+      const bool takes_part = group_ < out.groups;
+      if (takes_part) {
+        multiply(out.k_steps);
+      } else {
+        keep_step(out.k_steps);
+      }
+      if constexpr (Shape::kSplit > 1) {
+        meet_in_cluster();  // nobody's stages are read any more
+        if (takes_part) send_sums();
+        meet_in_cluster();
+        if (takes_part) for_rank<0>([&](auto rank) { add_sums<rank.value>(); });
+      }
+      if (takes_part) for_rank<0>([&](auto rank) { write<rank.value>(out); });
+      if constexpr (Shape::kSplit > 1) break;
+    }
+  }
+
+ private:
+  template <int kValue>
+  struct Constant {
+    static constexpr int value = kValue;
+  };
+
+  // Calls function with this block's rank as a constant: registers have no run-time index.
+  template <int kRank, typename Function>
+  __device__ void for_rank(Function&& function) {
+    if constexpr (Shape::kSplit == 1) {
+      function(Constant<0>{});
+    } else if constexpr (kRank < Shape::kSplit) {
+      if (rank_ == kRank) {
+        function(Constant<kRank>{});
+      } else {
+        for_rank<kRank + 1>(function);
+      }
+    }
+  }
+
+  __device__ void advance() {
+    if (++stage_ == Shape::kStages) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+  // Each warp for itself: that its own products have ended says nothing of the other warps'.
+  __device__ void give_back(int stage) {
+    if constexpr (Shape::kCluster == 2) {
+      if (lane_ < 2) barrier_arrive_in(&memory_.read[stage], lane_);
+    } else {
+      if (lane_ == 0) barrier_arrive(&memory_.read[stage]);
+    }
+  }
+
+  __device__ void keep_step(int k_steps) {
+    for (int k = 0; k < k_steps; ++k) {
+      barrier_wait(&memory_.arrived[stage_], phase_);
+      give_back(stage_);
+      advance();
+    }
+  }
+
+  __device__ void multiply(int k_steps) {
+    const uint32_t a = shared_address(memory_.a) + group_ * Shape::kGroupBytes;
+    const uint32_t b = shared_address(memory_.b);
+    int add = 0, before = 0;
+    for (int k = 0; k < k_steps; ++k) {
+      barrier_wait(&memory_.arrived[stage_], phase_);
+      mma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int part = 0; part < Shape::kParts; ++part) {
+          const uint32_t columns = b + stage_ * Shape::kBBytes + part * Shape::kPartBytes;
+          mma_64(sums_[part], swizzled_matrix(a + stage_ * Shape::kABytes + i * 32, 1024),
+                 swizzled_matrix(columns + i * 32, 1024), add);
+        }
+        add = 1;
+      }
+      mma_commit();
+      mma_wait_but<1>();
+      if (k > 0) give_back(before);
+      before = stage_;
+      advance();
+    }
+    mma_wait_but<0>();
+    give_back(before);
+  }
+
+  __device__ float& sum(int j) { return sums_[j / Shape::kPartSums][j % Shape::kPartSums]; }
+
+  // ---- kSplit: sums of the columns that other blocks finish, to where their stages were
+
+  // Of block `from`, in the order of the threads' registers.
+  __device__ uint32_t place_of_sums(int from, int i) const {
+    constexpr int kGroupSums = Shape::kOwnSums / 4 * 128;
+    return shared_address(memory_.a) + 16 * ((from * Shape::kGroups + group_) * kGroupSums +
+                                             i * 128 + static_cast<int>(threadIdx.x) % 128);
+  }
+
+  __device__ void send_sums() {
+#pragma unroll
+    for (int to = 0; to < Shape::kSplit; ++to) {
+      if (to == rank_) continue;
+#pragma unroll
+      for (int i = 0; i < Shape::kOwnSums / 4; ++i) {
+        const int j = to * Shape::kOwnSums + 4 * i;
+        store_in_block(address_in_block(place_of_sums(rank_, i), static_cast<uint32_t>(to)),
+                       make_float4(sum(j), sum(j + 1), sum(j + 2), sum(j + 3)));
+      }
+    }
+  }
+
+  template <int kRank>
+  __device__ void add_sums() {
+#pragma unroll
+    for (int i = 0; i < Shape::kOwnSums / 4; ++i) {
+      float4 total = make_float4(0, 0, 0, 0);
+      const int j = kRank * Shape::kOwnSums + 4 * i;
+#pragma unroll
+      for (int from = 0; from < Shape::kSplit; ++from) {
+        const float4 more = from == kRank ? make_float4(sum(j), sum(j + 1), sum(j + 2), sum(j + 3))
+                                          : load_shared(place_of_sums(from, i));
+        total.x += more.x;
+        total.y += more.y;
+        total.z += more.z;
+        total.w += more.w;
+      }
+      sum(j) = total.x;
+      sum(j + 1) = total.y;
+      sum(j + 2) = total.z;
+      sum(j + 3) = total.w;
+    }
+  }
+
+  // ---- results
+
+  template <int kRank>
+  __device__ void write(const TileOut& out) {
+    if constexpr (Work::kResult == TileResult::kF32) {
+      write_f32<kRank>(out);
+    } else {
+      write_bf16<kRank>(out);
+    }
+  }
+
+  // Two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane % 4).
+  __device__ uint32_t packed(int block, int lower_row) {
+    const int j = 4 * block + 2 * lower_row;
+    if constexpr (Work::kResult == TileResult::kGated) {
+      constexpr int kUp = Shape::kColumns / 4;
+      return pack_bf16(gated(sum(j), sum(j + kUp)), gated(sum(j + 1), sum(j + 1 + kUp)));
+    } else {
+      return pack_bf16(sum(j), sum(j + 1));
+    }
+  }
+
+  __device__ static float gated(float gate, float up) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    return __fdividef(gate, 1.0f + exp2_fast(-kLog2E * gate)) * up;
+  }
+
+  template <int kRank>
+  __device__ void write_bf16(const TileOut& out) {
+    constexpr bool kGated = Work::kResult == TileResult::kGated;
+    static_assert(!kGated || Shape::kSplit == 1);
+    constexpr int kOutColumns = kGated ? Shape::kColumns / 2 : Shape::kOwnColumns;
+    constexpr int kBoxColumns = kOutColumns < 64 ? kOutColumns : 64;
+    constexpr int kChunks = kBoxColumns / 8, kRowsAtOnce = 32 / kChunks;  // 16 bytes a lane
+    const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
+    const int chunk = lane_ % kChunks, first_row = lane_ / kChunks;  // when rows are read
+    auto* to = static_cast<__nv_bfloat16*>(out.data) + kRank * kOutColumns + chunk * 8 +
+               (warp_ * 16 + first_row) * out.row_stride;
+#pragma unroll
+    for (int box = 0; box < kOutColumns / kBoxColumns; ++box) {
+      const uint32_t staging = shared_address(memory_.out[warp_][box % 2]);
+#pragma unroll
+      for (int block = 0; block < kChunks; block += 2) {
+        const int first = kRank * (kOutColumns / 8) + box * kChunks + block;
+        store_matrices(staging + row * 128 + (((block + odd_block) ^ (row % 8)) * 16),
+                       packed(first, 0), packed(first, 1), packed(first + 1, 0),
+                       packed(first + 1, 1));
+      }
+      __syncwarp();
+      const int column = kRank * kOutColumns + box * kBoxColumns + chunk * 8;
+#pragma unroll
+      for (int i = 0; i < 16 / kRowsAtOnce; ++i) {
+        const int from_row = i * kRowsAtOnce + first_row;
+        if (warp_ * 16 + from_row < out.rows && column < out.columns) {
+          *reinterpret_cast<float4*>(to + i * kRowsAtOnce * out.row_stride + box * kBoxColumns) =
+              load_shared(staging + from_row * 128 + ((chunk ^ (from_row % 8)) * 16));
+        }
+      }
+    }
+  }
+
+  template <int kRank>
+  __device__ void write_f32(const TileOut& out) {
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      const int row = warp_ * 16 + lane_ / 4 + 8 * lower;
+      if (row >= out.rows) continue;
+      float* to = static_cast<float*>(out.data) + row * out.row_stride + 2 * (lane_ % 4);
+#pragma unroll
+      for (int own = 0; own < Shape::kOwnColumns / 8; ++own) {
+        const int block = kRank * (Shape::kOwnColumns / 8) + own;
+        if (block * 8 >= out.columns) continue;
+        const int j = 4 * block + 2 * lower;
+        *reinterpret_cast<float2*>(to + block * 8) = make_float2(sum(j), sum(j + 1));
+      }
+    }
+  }
+
+  TileMemory<Shape>& memory_;
+  const int rank_, group_, warp_, lane_;
+  int stage_ = 0, phase_ = 0, tile_ = 0;
+  float sums_[Shape::kParts][Shape::kPartSums];
+};
+
+// ---- a block: its last warpgroup copies
+
+template <typename Shape, typename Work>
+__device__ void run_tiles(const Work& work) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& memory = *reinterpret_cast<TileMemory<Shape>*>(bytes);
+  const int rank = Shape::kBlocks > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int first = static_cast<int>(blockIdx.x) / Shape::kBlocks,
+            step = static_cast<int>(gridDim.x) / Shape::kBlocks;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      barrier_init(&memory.arrived[stage], 1);
+      barrier_init(&memory.read[stage], 4 * Shape::kGroups * Shape::kCluster);
+    }
+    fence_barrier_init();
+  }
+  if constexpr (Shape::kBlocks > 1) {
+    meet_in_cluster();
+  } else {
+    __syncthreads();
+  }
+  let_next_launch_begin();
+  if (threadIdx.x >= 128 * Shape::kGroups) {
+    give_registers<Shape::kProducerRegisters>();
+    if (threadIdx.x == 128 * Shape::kGroups) {
+      TileLoader<Shape, Work>(memory, work, rank).run(first, step);
+    }
+    if constexpr (Shape::kSplit > 1) {  // as often as those who multiply: there is one tile
+      meet_in_cluster();
+      meet_in_cluster();
+    }
+  } else {
+    take_registers<Shape::kConsumerRegisters>();
+    TileMultiplier<Shape, Work>(memory, rank).run();
+  }
+  // No block of a cluster ends while another may still write into its memory.
+  if constexpr (Shape::kCluster > 1) meet_in_cluster();
+}
+
+}  // namespace fathom::cuda
