@@ -1,0 +1,495 @@
+// What: out[t] = mlp_shared(x[t]) + sum over t's experts of weight * mlp_e(x[t]) for many tokens.
+//
+// Inputs/outputs: moe_cuda.h. Workspace: moe_many_rows_plan.h.
+//
+// Algorithm, five launches, each of which finds on the device what the one before has decided:
+//   1. sort: one block counts the tokens of each expert, gives every (token, expert) a row among
+//      the sorted ones, an expert's rows together and from a multiple of 64 on, and lists row tiles
+//   2. gather: x's rows to their places among the sorted rows
+//   3. gate and up: activations = silu(gate x) * (up x), tiles of 192 rows with 128 columns of each
+//      matrix, so that both of a pair are in one thread's registers; the shared expert's tiles, too
+//   4. down, likewise
+//   5. combine: each token's weighted sum in ascending order of the experts, the shared one last
+// Products: ops/linear/many_rows_tile_cuda.cuh, persistent blocks that walk the list of tiles. The
+// tiles of the last rows of an expert leave out groups of 64 rows that do not exist. Rows that no
+// token has are computed from what happens to lie there; nobody reads what they give.
+//
+// Determinism: a row's sums do not depend on its place; each token's are added in a fixed order.
+//
+// Limits: 256 experts, tokens x experts a token below 2^31.
+//
+// Measured: docs/kernels/many_rows.md.
+#include <cuda_bf16.h>
+
+#include "device/cuda/launch.h"
+#include "device/cuda/tensor_map.h"
+#include "ops/linear/many_rows_plan.h"
+#include "ops/linear/many_rows_tile_cuda.cuh"
+#include "ops/moe/moe_many_rows_cuda.h"
+#include "ops/moe/moe_many_rows_plan.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kMaxExperts = 256;
+
+// ---- sort: one block
+
+constexpr int kSortWarps = 32, kSortThreads = 32 * kSortWarps;
+constexpr int kIdsALoad = 8;  // of a lane
+
+struct SortArguments {
+  const int32_t* expert_ids;
+  int pairs;
+  int tile_units;  // of kExpertRowUnit rows, at most, in a row tile
+  int32_t* positions;
+  ExpertRowTile* row_tiles;
+  int32_t* num_row_tiles;
+};
+
+// For each id of the warp's share: visit(pair, id, lanes with the same id). Ids below 0 are left
+// out.
+template <typename Visit>
+__device__ void for_each_id(const SortArguments& arguments, Visit&& visit) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  constexpr int kLoad = 32 * kIdsALoad;
+  const int share = (arguments.pairs + kSortWarps * kLoad - 1) / (kSortWarps * kLoad) * kLoad;
+  const int first = warp * share, end = min(first + share, arguments.pairs);
+  for (int base = first; base < end; base += kLoad) {
+    int ids[kIdsALoad];
+#pragma unroll
+    for (int i = 0; i < kIdsALoad; ++i) {
+      const int pair = base + i * 32 + lane;
+      ids[i] = pair < end ? arguments.expert_ids[pair] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kIdsALoad; ++i) {
+      visit(base + i * 32 + lane, ids[i], __match_any_sync(~0u, ids[i]));
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kSortThreads, 1) sort_by_expert(const SortArguments arguments) {
+  __shared__ int counts[kSortWarps][kMaxExperts];  // of each warp; then where its rows begin
+  __shared__ int ends[2][kMaxExperts];             // running sums: units of 64 rows, row tiles
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = threadIdx.x;
+  for (int e = lane; e < kMaxExperts; e += 32) counts[warp][e] = 0;
+  let_next_launch_begin();
+  wait_for_earlier_launches();
+  __syncwarp();
+  for_each_id(arguments, [&](int, int id, unsigned same) {
+    if (id >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[warp][id] += __popc(same);
+    __syncwarp();
+  });
+  __syncthreads();
+
+  int units = 0, tiles = 0;
+  if (expert < kMaxExperts) {
+    int rows = 0;
+    for (int w = 0; w < kSortWarps; ++w) {
+      const int count = counts[w][expert];
+      counts[w][expert] = rows;
+      rows += count;
+    }
+    units = (rows + kExpertRowUnit - 1) / kExpertRowUnit;
+    tiles = (units + arguments.tile_units - 1) / arguments.tile_units;
+    ends[0][expert] = units;
+    ends[1][expert] = tiles;
+  }
+  __syncthreads();
+  for (int distance = 1; distance < kMaxExperts; distance *= 2) {
+    int more[2] = {0, 0};
+    if (expert < kMaxExperts && expert >= distance) {
+      more[0] = ends[0][expert - distance];
+      more[1] = ends[1][expert - distance];
+    }
+    __syncthreads();
+    if (expert < kMaxExperts) {
+      ends[0][expert] += more[0];
+      ends[1][expert] += more[1];
+    }
+    __syncthreads();
+  }
+  if (expert < kMaxExperts) {
+    const int first_row = (ends[0][expert] - units) * kExpertRowUnit;
+    const int first_tile = ends[1][expert] - tiles;
+    for (int w = 0; w < kSortWarps; ++w) counts[w][expert] += first_row;
+    for (int i = 0; i < tiles; ++i) {
+      arguments.row_tiles[first_tile + i] = {.expert = expert,
+                                             .first_row = first_row,
+                                             .units = units,
+                                             .first_tile = first_tile,
+                                             .num_tiles = tiles};
+    }
+    if (expert == kMaxExperts - 1) *arguments.num_row_tiles = ends[1][expert];
+  }
+  __syncthreads();
+
+  for_each_id(arguments, [&](int pair, int id, unsigned same) {
+    int position = -1;
+    if (id >= 0) position = counts[warp][id] + __popc(same & ((1u << lane) - 1));
+    __syncwarp();
+    if (id >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[warp][id] += __popc(same);
+    __syncwarp();
+    if (pair < arguments.pairs) arguments.positions[pair] = position;
+  });
+}
+
+// ---- gather: a warp a token
+
+constexpr int kGatherThreads = 256;
+
+struct GatherArguments {
+  const uint4* x;  // [rows, vectors]: 8 values each
+  uint4* sorted_x;
+  const int32_t* positions;
+  int rows, vectors, experts_per_token;
+};
+
+__global__ void __launch_bounds__(kGatherThreads) gather_rows(const GatherArguments arguments) {
+  const int lane = threadIdx.x % 32, vectors = arguments.vectors;
+  const int64_t row = blockIdx.x * (kGatherThreads / 32) + threadIdx.x / 32;
+  let_next_launch_begin();
+  wait_for_earlier_launches();
+  if (row >= arguments.rows) return;
+  const uint4* from = arguments.x + row * vectors;
+  const int32_t* positions = arguments.positions + row * arguments.experts_per_token;
+  constexpr int kAtOnce = 8;
+  for (int first = lane; first < vectors; first += 32 * kAtOnce) {
+    uint4 values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + 32 * i < vectors) values[i] = from[first + 32 * i];
+    }
+    for (int j = 0; j < arguments.experts_per_token; ++j) {
+      const int64_t position = positions[j];
+      if (position < 0) continue;
+      uint4* to = arguments.sorted_x + position * vectors;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + 32 * i < vectors) to[first + 32 * i] = values[i];
+      }
+    }
+  }
+}
+
+// ---- products
+
+template <typename Shape, TileResult kTileResult>
+struct ExpertWork {
+  static_assert(Shape::kGroupRows == kExpertRowUnit);
+  static constexpr TileResult kResult = kTileResult;
+  static constexpr bool kTilesAreKnown = false;
+  static constexpr int kOutColumns =
+      kResult == TileResult::kGated ? Shape::kColumns / 2 : Shape::kColumns;
+
+  struct Side {
+    CUtensorMap a, b;
+    __nv_bfloat16* out = nullptr;
+    int out_columns = 0;
+    int k_steps = 0;
+    int b_second_row = 0;  // from the tile's first: up's from gate's, or the second half
+  };
+
+  Side experts, shared;
+  const ExpertRowTile* row_tiles;
+  const int32_t* num_row_tiles;
+  int column_tiles;
+  TileRaster shared_raster;
+  int shared_tiles, rows;
+
+  __device__ int num_tiles() const { return shared_tiles + *num_row_tiles * column_tiles; }
+
+  __device__ Tile tile(int index, int) const {
+    return index < shared_tiles ? shared_tile(index) : expert_tile(index - shared_tiles);
+  }
+
+  __device__ Tile shared_tile(int index) const {
+    const auto [batch, row_tile, column_tile] = shared_raster.place(index);
+    const int row = row_tile * Shape::kRows;
+    return make(shared, row, rows - row, column_tile, 0);
+  }
+
+  // An expert's tiles follow one another: those with the same columns first.
+  __device__ Tile expert_tile(int index) const {
+    const ExpertRowTile expert = row_tiles[index / column_tiles];
+    const int within = index - expert.first_tile * column_tiles;
+    const int column_tile = within / expert.num_tiles;
+    const int row_tile = within - column_tile * expert.num_tiles;
+    const int first = row_tile * expert.units / expert.num_tiles,
+              end = (row_tile + 1) * expert.units / expert.num_tiles;
+    return make(experts, expert.first_row + first * kExpertRowUnit, (end - first) * kExpertRowUnit,
+                column_tile, expert.expert);
+  }
+
+  __device__ Tile make(const Side& side, int row, int rows_left, int column_tile,
+                       int expert) const {
+    const int column = column_tile * kOutColumns;
+    Tile tile;
+    tile.a = &side.a;
+    tile.b = &side.b;
+    tile.a_row = row;
+    tile.b_row = column;
+    tile.b_second_row = column + side.b_second_row;
+    tile.b_batch = expert;
+    tile.out.data = side.out + int64_t{row} * side.out_columns + column;
+    tile.out.row_stride = side.out_columns;
+    tile.out.rows = rows_left;
+    tile.out.columns = side.out_columns - column;
+    tile.out.groups = min(Shape::kGroups, (rows_left + kExpertRowUnit - 1) / kExpertRowUnit);
+    tile.out.k_steps = side.k_steps;
+    return tile;
+  }
+};
+
+template <typename Shape, TileResult kResult>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    multiply_experts(const __grid_constant__ ExpertWork<Shape, kResult> work) {
+  run_tiles<Shape>(work);
+}
+
+// ---- combine: a block a token
+
+constexpr int kCombineThreads = 256;
+constexpr int kExpertsAtOnce = 8;
+
+struct CombineArguments {
+  const uint4* results;         // [sorted rows, vectors]
+  const uint4* shared_results;  // [rows, vectors] or null
+  const int32_t* positions;
+  const float* weights;
+  void* out;
+  int vectors, experts_per_token;
+};
+
+__device__ void add_scaled(float (&sum)[8], const uint4& values, float weight) {
+  const uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum[2 * i] += weight * __uint_as_float(words[i] << 16);
+    sum[2 * i + 1] += weight * __uint_as_float(words[i] & 0xFFFF0000);
+  }
+}
+
+template <bool kF32>
+__global__ void __launch_bounds__(kCombineThreads) combine(const CombineArguments arguments) {
+  __shared__ int positions[kMaxExperts];
+  __shared__ float weights[kMaxExperts];
+  __shared__ int count;
+  const int num = arguments.experts_per_token, thread = threadIdx.x, vectors = arguments.vectors;
+  const int64_t row = blockIdx.x;
+  let_next_launch_begin();
+  wait_for_earlier_launches();
+  // Sorted rows ascend with the experts.
+  if (thread < num) {
+    const int32_t* all = arguments.positions + row * num;
+    const int mine = all[thread];
+    int before = 0, present = 0;
+    for (int j = 0; j < num; ++j) {
+      before += all[j] >= 0 && all[j] < mine;
+      present += all[j] >= 0;
+    }
+    if (mine >= 0) {
+      positions[before] = mine;
+      weights[before] = arguments.weights[row * num + thread];
+    }
+    if (thread == 0) count = present;
+  }
+  if (num == 0 && thread == 0) count = 0;
+  __syncthreads();
+  for (int v = thread; v < vectors; v += kCombineThreads) {
+    float sum[8] = {};
+    uint4 last = {};
+    if (arguments.shared_results != nullptr) last = arguments.shared_results[row * vectors + v];
+    for (int first = 0; first < count; first += kExpertsAtOnce) {
+      uint4 values[kExpertsAtOnce];
+#pragma unroll
+      for (int i = 0; i < kExpertsAtOnce; ++i) {
+        if (first + i < count) {
+          values[i] = arguments.results[int64_t{positions[first + i]} * vectors + v];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kExpertsAtOnce; ++i) {
+        if (first + i < count) add_scaled(sum, values[i], weights[first + i]);
+      }
+    }
+    add_scaled(sum, last, 1);
+    if constexpr (kF32) {
+      float4* out = static_cast<float4*>(arguments.out) + (row * vectors + v) * 2;
+      out[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+      out[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    } else {
+      static_cast<uint4*>(arguments.out)[row * vectors + v] =
+          make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
+                     pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
+    }
+  }
+}
+
+// ---- launches
+
+MoeManyRowsPlan plan_for(const MoeShape& shape, int32_t rows) {
+  return plan_moe_many_rows({.rows = rows,
+                             .hidden = shape.hidden,
+                             .num_experts = shape.num_experts,
+                             .experts_per_token = shape.experts_per_token,
+                             .inter = shape.inter,
+                             .shared_inter = shape.shared_inter});
+}
+
+CUtensorMap dense_map(const void* matrices, int64_t batches, int64_t rows, int64_t columns,
+                      int box_rows) {
+  return bf16_batch_map(matrices,
+                        {.batches = batches,
+                         .rows = rows,
+                         .columns = columns,
+                         .row_stride = columns,
+                         .batch_stride = rows * columns},
+                        {.rows = box_rows, .columns = 64});
+}
+
+// What the two products of an expert's (or the shared one's) need to know.
+struct Operands {
+  const void* x;
+  const void* weight;  // [experts, n of gate and up or of down, k]
+  void* out;
+  int64_t rows, experts, n, k;
+};
+
+template <typename Shape, TileResult kResult>
+typename ExpertWork<Shape, kResult>::Side side(const Operands& operands) {
+  constexpr bool kGated = kResult == TileResult::kGated;
+  typename ExpertWork<Shape, kResult>::Side made;
+  made.a = dense_map(operands.x, 1, operands.rows, operands.k, 64);
+  made.b =
+      dense_map(operands.weight, operands.experts, operands.n, operands.k, Shape::kColumns / 2);
+  made.out = static_cast<__nv_bfloat16*>(operands.out);
+  made.out_columns = static_cast<int>(kGated ? operands.n / 2 : operands.n);
+  made.k_steps = static_cast<int>(operands.k / 64);
+  made.b_second_row = kGated ? static_cast<int>(operands.n / 2) : Shape::kColumns / 2;
+  return made;
+}
+
+struct Products {
+  Operands experts, shared;  // shared.n is 0 where there is none
+  int32_t rows;
+  const ExpertRowTile* row_tiles;
+  const int32_t* num_row_tiles;
+};
+
+template <typename Shape, TileResult kResult>
+void launch_products(const Products& products, cudaStream_t stream) {
+  using Work = ExpertWork<Shape, kResult>;
+  const auto column_tiles_of = [](const typename Work::Side& side) {
+    return (side.out_columns + Work::kOutColumns - 1) / Work::kOutColumns;
+  };
+  Work work = {};
+  work.experts = side<Shape, kResult>(products.experts);
+  work.row_tiles = products.row_tiles;
+  work.num_row_tiles = products.num_row_tiles;
+  work.column_tiles = column_tiles_of(work.experts);
+  work.rows = products.rows;
+  if (products.shared.n > 0) {
+    work.shared = side<Shape, kResult>(products.shared);
+    const ManyRowsPlan plan = plan_many_rows(
+        {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
+        {.groups = Shape::kGroups, .columns = Shape::kColumns}, num_multiprocessors());
+    work.shared_raster = {.row_tiles = plan.row_tiles,
+                          .column_tiles = column_tiles_of(work.shared),
+                          .band = plan.band,
+                          .band_of_columns = plan.band_of_columns};
+    work.shared_tiles = work.shared_raster.row_tiles * work.shared_raster.column_tiles;
+  }
+  constexpr int kBytes = sizeof(TileMemory<Shape>);
+  static const bool allowed = [] {
+    allow_shared_memory(multiply_experts<Shape, kResult>, kBytes);
+    return true;
+  }();
+  static_cast<void>(allowed);
+  launch(multiply_experts<Shape, kResult>,
+         {.blocks = static_cast<unsigned>(num_multiprocessors()),
+          .threads = Shape::kThreads,
+          .shared_bytes = kBytes},
+         stream, work);
+}
+
+template <TileResult kResult>
+void launch_products(int tile_units, const Products& products, cudaStream_t stream) {
+  if (tile_units == 3) {
+    launch_products<TileShape<3, 256, 3>, kResult>(products, stream);
+  } else {
+    launch_products<TileShape<2, 256, 4>, kResult>(products, stream);
+  }
+}
+
+}  // namespace
+
+int64_t moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
+  return plan_for(shape, rows).workspace_bytes;
+}
+
+void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
+  const MoeShape& s = a.shape;
+  const MoeManyRowsPlan plan = plan_for(s, a.rows);
+  auto* workspace = static_cast<uint8_t*>(a.workspace);
+  auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
+  auto* num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at);
+  auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
+  void* sorted_x = workspace + plan.sorted_x_at;
+  void* activations = workspace + plan.activations_at;
+  void* shared_activations = workspace + plan.shared_activations_at;
+  void* shared_result = workspace + plan.shared_result_at;
+  const int vectors = s.hidden / 8;
+
+  launch(sort_by_expert, {.blocks = 1, .threads = kSortThreads}, stream,
+         SortArguments{.expert_ids = a.expert_ids,
+                       .pairs = a.rows * s.experts_per_token,
+                       .tile_units = plan.tile_units,
+                       .positions = positions,
+                       .row_tiles = row_tiles,
+                       .num_row_tiles = num_row_tiles});
+  constexpr int kRowsABlock = kGatherThreads / 32;
+  launch(gather_rows,
+         {.blocks = static_cast<unsigned>((a.rows + kRowsABlock - 1) / kRowsABlock),
+          .threads = kGatherThreads},
+         stream,
+         GatherArguments{.x = static_cast<const uint4*>(a.x),
+                         .sorted_x = static_cast<uint4*>(sorted_x),
+                         .positions = positions,
+                         .rows = a.rows,
+                         .vectors = vectors,
+                         .experts_per_token = s.experts_per_token});
+  launch_products<TileResult::kGated>(
+      plan.tile_units,
+      {.experts = {sorted_x, a.gate_up, activations, plan.sorted_rows, s.num_experts, 2 * s.inter,
+                   s.hidden},
+       .shared = {a.x, a.shared_gate_up, shared_activations, a.rows, 1, 2 * s.shared_inter,
+                  s.hidden},
+       .rows = a.rows,
+       .row_tiles = row_tiles,
+       .num_row_tiles = num_row_tiles},
+      stream);
+  launch_products<TileResult::kBf16>(
+      plan.tile_units,
+      {.experts = {activations, a.down, sorted_x, plan.sorted_rows, s.num_experts, s.hidden,
+                   s.inter},
+       .shared = {shared_activations, a.shared_down, shared_result, a.rows, 1,
+                  s.shared_inter > 0 ? s.hidden : 0, s.shared_inter},
+       .rows = a.rows,
+       .row_tiles = row_tiles,
+       .num_row_tiles = num_row_tiles},
+      stream);
+  const CombineArguments combined = {
+      .results = static_cast<const uint4*>(sorted_x),
+      .shared_results = s.shared_inter > 0 ? static_cast<const uint4*>(shared_result) : nullptr,
+      .positions = positions,
+      .weights = a.expert_weights,
+      .out = a.out,
+      .vectors = vectors,
+      .experts_per_token = s.experts_per_token};
+  launch(a.out_type == DType::kF32 ? combine<true> : combine<false>,
+         {.blocks = static_cast<unsigned>(a.rows), .threads = kCombineThreads}, stream, combined);
+}
+
+}  // namespace fathom::cuda

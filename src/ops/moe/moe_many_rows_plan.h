@@ -1,0 +1,39 @@
+// What the mixture of experts for many tokens needs of memory, and how the shared expert's products
+// are cut. Host code, a pure function of the sizes: which experts tokens have is not known to it.
+#pragma once
+
+#include <cstdint>
+
+namespace fathom::cuda {
+
+// Rows of an expert begin at a multiple of this: the products' groups.
+inline constexpr int kExpertRowUnit = 64;
+// Rows of one expert that a block computes at a time, as the kernels read it. An expert's tiles are
+// together in the list; each entry can place any of them.
+struct alignas(16) ExpertRowTile {
+  int32_t expert = 0;
+  int32_t first_row = 0;                  // of the expert, among the sorted rows
+  int32_t units = 0;                      // of kExpertRowUnit rows that the expert has
+  int32_t first_tile = 0, num_tiles = 0;  // of the expert, in the list
+  int32_t padding[3] = {};
+};
+
+struct MoeManyRowsSizes {
+  int64_t rows = 0, hidden = 0, num_experts = 0, experts_per_token = 0, inter = 0, shared_inter = 0;
+};
+
+// Byte offsets into the workspace, each a multiple of 1024.
+struct MoeManyRowsPlan {
+  int tile_units = 2;         // of kExpertRowUnit rows in a row tile, at most: 2 or 3
+  int64_t sorted_rows = 0;    // at most: of all experts, each rounded up to kExpertRowUnit
+  int64_t max_row_tiles = 0;  // of all experts
+  int64_t num_row_tiles_at = 0, row_tiles_at = 0, positions_at = 0;
+  int64_t sorted_x_at = 0;     // [sorted_rows, hidden] bf16; down's results afterwards
+  int64_t activations_at = 0;  // [sorted_rows, inter] bf16
+  int64_t shared_activations_at = 0, shared_result_at = 0;  // [rows, shared_inter], [rows, hidden]
+  int64_t workspace_bytes = 0;
+};
+
+MoeManyRowsPlan plan_moe_many_rows(const MoeManyRowsSizes& sizes);
+
+}  // namespace fathom::cuda
