@@ -48,6 +48,23 @@ __device__ inline void store_eight(const Eight& x, float* to) {
   reinterpret_cast<float4*>(to)[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
+// Sixteen bytes of weights, which no launch writes: asked for where this stands, before the wait
+// for earlier launches if it stands before it. Not so a load through the read-only path (__ldg,
+// ld.global.nc): ptxas 13.0 puts the wait before it.
+__device__ inline uint4 load_weights_16(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+__device__ inline Eight load_eight_weights(const float* from) {
+  const uint4 low = load_weights_16(from), high = load_weights_16(from + 4);
+  return {{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z),
+           __uint_as_float(low.w), __uint_as_float(high.x), __uint_as_float(high.y),
+           __uint_as_float(high.z), __uint_as_float(high.w)}};
+}
+
 __device__ inline float sum_of_squares(const Eight& x) {
   float sum = 0;
 #pragma unroll

@@ -1,0 +1,100 @@
+// Whole numbers of 64 bits over a block of threads: largest, sum, running sum, sorting. Integers:
+// the result does not depend on the order.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/rows.cuh"
+
+namespace fathom::cuda {
+
+// kThreads threads of one block; `parts` [kThreads / 32] in shared memory is these functions' own.
+// All threads call them together.
+template <int kThreads>
+class BlockIntegers {
+ public:
+  static constexpr int kWarps = kThreads / kWarp;
+
+  __device__ explicit BlockIntegers(uint64_t* parts)
+      : parts_(parts), warp_(threadIdx.x / kWarp), lane_(threadIdx.x % kWarp) {}
+
+  __device__ uint64_t largest(uint64_t x) const {
+    return combine(x, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  }
+  __device__ uint64_t sum(uint64_t x) const {
+    return combine(x, [](uint64_t a, uint64_t b) { return a + b; });
+  }
+
+  // The sum over the threads before this one; `total` is that over all.
+  __device__ uint64_t sum_before(uint64_t x, uint64_t* total) const {
+    uint64_t inclusive = warp_sum_up_to(x, lane_);
+    __syncthreads();
+    if (lane_ == kWarp - 1) parts_[warp_] = inclusive;
+    __syncthreads();
+    uint64_t before = 0, all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      if (w == warp_) before = all;
+      all += parts_[w];
+    }
+    *total = all;
+    return before + inclusive - x;
+  }
+
+  // Over the lanes up to this one.
+  __device__ static uint64_t warp_sum_up_to(uint64_t x, int lane) {
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const uint64_t other = __shfl_up_sync(~0u, x, distance);
+      if (lane >= distance) x += other;
+    }
+    return x;
+  }
+
+  // Descending; `size` is a power of two up to 2 * kThreads. Bitonic (Batcher, 1968).
+  __device__ static void sort(uint64_t* values, int size) {
+    __syncthreads();
+    for (int run = 2; run <= size; run *= 2) {
+      for (int stride = run / 2; stride > 0; stride /= 2) {
+        const int t = static_cast<int>(threadIdx.x);
+        if (t < size / 2) {
+          const int low = t / stride * (2 * stride) + t % stride;
+          const uint64_t a = values[low], b = values[low + stride];
+          if ((a < b) == ((low & run) == 0)) {
+            values[low] = b;
+            values[low + stride] = a;
+          }
+        }
+        // Up to a stride of 32 a warp's pairs are its own.
+        if (stride > kWarp || stride == 1) {
+          __syncthreads();
+        } else {
+          __syncwarp();
+        }
+      }
+    }
+  }
+
+ private:
+  template <typename Combine>
+  __device__ uint64_t combine(uint64_t x, Combine of) const {
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      x = of(x, __shfl_xor_sync(~0u, x, distance));
+    }
+    __syncthreads();
+    if (lane_ == 0) parts_[warp_] = x;
+    __syncthreads();
+    x = lane_ < kWarps ? parts_[lane_] : 0;
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      x = of(x, __shfl_xor_sync(~0u, x, distance));
+    }
+    return x;
+  }
+
+  uint64_t* const parts_;
+  const int warp_, lane_;
+};
+
+}  // namespace fathom::cuda

@@ -1,0 +1,30 @@
+// One row's options as the sampler on a GPU reads them: plain numbers in device memory, so that a
+// captured launch samples whatever the step has written there. Made by SampleBatch.
+#pragma once
+
+#include <cstdint>
+
+namespace fathom {
+
+inline constexpr int kDeviceTopLogprobs = 20;  // alternatives a row has room for
+
+struct DeviceSampleRow {
+  double uniform = 0;      // the draw: random_uniform(seed, stream, position)
+  double top_p = 1;        // 1: all
+  double min_p_depth = 0;  // temperature * log(min_p); has_min_p says whether it counts
+  double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  float inverse_temperature = 0;  // 0: the largest logit wins
+  int32_t has_min_p = 0;
+  int32_t row = -1;           // of the logits; -1: padding
+  int32_t top_k = 0;          // 0: all
+  int32_t given_id = -1;      // >= 0: nothing is chosen
+  int32_t num_logprobs = -1;  // -1: no log-probability
+  int32_t counts_slot = -1;   // whose counts penalties look at and the choice is added to; -1: none
+  int32_t has_penalties = 0;
+  int32_t allowed_row = -1;  // of the bit masks; -1: all may be chosen
+  int32_t first_bias = 0, num_biases = 0;
+  int32_t first_masked = 0, num_masked = 0;
+  int32_t unused = 0;  // whole eights
+};
+
+}  // namespace fathom

@@ -1,0 +1,64 @@
+#include "ops/sampling/sample_batch.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "base/random.h"
+
+namespace fathom {
+
+SampleBatch::SampleBatch(int64_t vocab) : vocab_(vocab), mask_words_(ceil_div(vocab, 32)) {}
+
+void SampleBatch::clear() {
+  rows_.clear();
+  bias_ids_.clear();
+  bias_values_.clear();
+  masked_ids_.clear();
+  allowed_.clear();
+}
+
+void SampleBatch::add(const SampleRow& row, int32_t counts_slot) {
+  const SampleOptions& options = *row.options;
+  FATHOM_CHECK(row.num_logprobs <= kDeviceTopLogprobs, "{} alternatives", row.num_logprobs);
+  FATHOM_CHECK(counts_slot >= 0 || !options.has_penalties(), "penalties need the tokens' counts");
+  DeviceSampleRow out;
+  out.row = static_cast<int32_t>(row.row);
+  out.given_id = row.given_id;
+  out.num_logprobs = row.num_logprobs;
+  out.counts_slot = counts_slot;
+  if (row.given_id < 0 && options.temperature >= kGreedyTemperature) {
+    out.inverse_temperature = static_cast<float>(1 / options.temperature);
+    out.uniform = random_uniform(options.seed, options.stream, row.position);
+    out.top_p = options.top_p;
+    if (options.top_k > 0 && options.top_k < vocab_)
+      out.top_k = static_cast<int32_t>(options.top_k);
+    if (options.min_p > 0) {
+      out.has_min_p = 1;
+      out.min_p_depth = options.temperature * std::log(options.min_p);
+    }
+  }
+  out.has_penalties = options.has_penalties();
+  out.repetition_penalty = options.repetition_penalty;
+  out.presence_penalty = options.presence_penalty;
+  out.frequency_penalty = options.frequency_penalty;
+  out.first_bias = static_cast<int32_t>(bias_ids_.size());
+  out.num_biases = static_cast<int32_t>(options.logit_bias.size());
+  for (const auto& [id, bias] : options.logit_bias) {
+    bias_ids_.push_back(id);
+    bias_values_.push_back(bias);
+  }
+  out.first_masked = static_cast<int32_t>(masked_ids_.size());
+  out.num_masked = static_cast<int32_t>(row.masked.size());
+  masked_ids_.insert(masked_ids_.end(), row.masked.begin(), row.masked.end());
+  if (!row.allowed.empty()) {
+    out.allowed_row = static_cast<int32_t>(std::ssize(allowed_) / mask_words_);
+    const int64_t words = std::min(std::ssize(row.allowed), mask_words_);
+    allowed_.insert(allowed_.end(), row.allowed.begin(), row.allowed.begin() + words);
+    allowed_.resize(allowed_.size() + static_cast<size_t>(mask_words_ - words));
+  }
+  rows_.push_back(out);
+}
+
+}  // namespace fathom

@@ -1,0 +1,69 @@
+#include "ops/sampling/sample_batch.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/random.h"
+
+namespace fathom {
+namespace {
+
+TEST(SampleBatch, RowsBecomeFlatArrays) {
+  SampleBatch batch(100);  // 4 words of a mask
+  const SampleOptions plain{.temperature = 0};
+  const SampleOptions drawn{.temperature = 0.5,
+                            .top_p = 0.9,
+                            .min_p = 0.1,
+                            .top_k = 7,
+                            .presence_penalty = 1,
+                            .logit_bias = {{3, 1.5f}, {9, -2.0f}},
+                            .seed = 4,
+                            .stream = 2};
+  const int32_t masked[] = {5, 6, 7};
+  const uint32_t too_many_words[] = {1, 2, 3, 4, 5}, too_few[] = {~0u};
+  batch.add({.row = 3, .options = &plain, .allowed = too_few, .num_logprobs = 2});
+  batch.add_padding();
+  batch.add(
+      {.row = 1, .options = &drawn, .masked = masked, .allowed = too_many_words, .position = 11},
+      8);
+  ASSERT_EQ(batch.rows().size(), 3u);
+  const DeviceSampleRow &first = batch.rows()[0], &padding = batch.rows()[1],
+                        &last = batch.rows()[2];
+  EXPECT_EQ(first.row, 3);
+  EXPECT_EQ(first.inverse_temperature, 0);
+  EXPECT_EQ(first.allowed_row, 0);
+  EXPECT_EQ(first.num_logprobs, 2);
+  EXPECT_EQ(first.counts_slot, -1);
+  EXPECT_EQ(padding.row, -1);
+  EXPECT_EQ(last.row, 1);
+  EXPECT_EQ(last.inverse_temperature, 2);
+  EXPECT_EQ(last.uniform, random_uniform(4, 2, 11));
+  EXPECT_EQ(last.top_k, 7);
+  EXPECT_EQ(last.top_p, 0.9);
+  EXPECT_EQ(last.min_p_depth, 0.5 * std::log(0.1));
+  EXPECT_TRUE(last.has_min_p && last.has_penalties);
+  EXPECT_EQ(last.counts_slot, 8);
+  EXPECT_EQ(last.allowed_row, 1);
+  EXPECT_EQ(last.num_biases, 2);
+  EXPECT_EQ(last.num_masked, 3);
+  EXPECT_EQ(batch.bias_ids()[last.first_bias + 1], 9);
+  EXPECT_EQ(batch.bias_values()[last.first_bias + 1], -2);
+  EXPECT_EQ(batch.masked_ids()[last.first_masked], 5);
+  EXPECT_EQ(std::vector(batch.allowed().begin(), batch.allowed().end()),
+            (std::vector<uint32_t>{~0u, 0, 0, 0, 1, 2, 3, 4}));
+  batch.clear();
+  EXPECT_TRUE(batch.rows().empty() && batch.bias_ids().empty() && batch.allowed().empty());
+}
+
+TEST(SampleBatch, TopKOfTheWholeVocabularyIsNone) {
+  SampleBatch batch(100);
+  for (const int64_t top_k : {int64_t{-1}, int64_t{0}, int64_t{100}, INT64_MAX}) {
+    const SampleOptions options{.top_k = top_k};
+    batch.add({.options = &options});
+    EXPECT_EQ(batch.rows().back().top_k, 0);
+  }
+}
+
+}  // namespace
+}  // namespace fathom

@@ -1,0 +1,388 @@
+// The sampler on the GPU against the CPU's: the same tokens for the same logits, every time.
+#include "ops/sampling/sample_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "base/math.h"
+#include "device/cuda/device_array.h"
+#include "device/cuda/random_data.h"
+#include "ops/sampling/sample.h"
+#include "ops/sampling/sample_batch.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr double kDenormal = 5e-324, kLargerDenormal = 1e-310;
+
+// What one sequence wants of one row of logits.
+struct Wish {
+  SampleOptions options = {};
+  std::vector<int32_t> prompt = {}, output = {}, masked = {};
+  std::vector<uint32_t> allowed = {};
+  uint64_t position = 0;
+  int num_logprobs = -1;
+  int32_t given_id = -1;
+
+  SampleRow row(int64_t i) const {
+    return {.row = i,
+            .options = &options,
+            .masked = masked,
+            .allowed = allowed,
+            .position = position,
+            .num_logprobs = num_logprobs,
+            .given_id = given_id};
+  }
+};
+
+template <typename T>
+std::vector<T> copied(std::span<const T> values) {
+  std::vector<T> copy(values.begin(), values.end());
+  copy.resize(std::max<size_t>(1, copy.size()));
+  return copy;
+}
+
+// Logits and counts on the device; one row for each wish.
+class OnGpu {
+ public:
+  OnGpu(const std::vector<float>& logits, int64_t vocab, const std::vector<Wish>& wishes)
+      : vocab_(vocab),
+        stride_(round_up(vocab, 4)),
+        logits_(std::ssize(wishes) * stride_),
+        counts_(std::ssize(wishes) * token_counts_stride(vocab)) {
+    // What lies between the rows must not matter.
+    std::vector<float> strided(static_cast<size_t>(logits_.size()), kInf);
+    for (size_t i = 0; i < wishes.size(); ++i) {
+      std::copy_n(logits.begin() + static_cast<int64_t>(i) * vocab, vocab,
+                  strided.begin() + static_cast<int64_t>(i) * stride_);
+    }
+    logits_.copy_from(strided);
+    for (size_t i = 0; i < wishes.size(); ++i) {
+      const DeviceArray<int32_t> prompt(copied<int32_t>(wishes[i].prompt)),
+          output(copied<int32_t>(wishes[i].output));
+      set_token_counts(counts_.data() + static_cast<int64_t>(i) * token_counts_stride(vocab), vocab,
+                       {prompt.data(), wishes[i].prompt.size()},
+                       {output.data(), wishes[i].output.size()}, nullptr);
+      check(cudaDeviceSynchronize(), "set_token_counts");
+    }
+  }
+
+  std::vector<SampledToken> sample_all(const std::vector<Wish>& wishes) {
+    SampleBatch batch(vocab_);
+    for (size_t i = 0; i < wishes.size(); ++i) {
+      batch.add(wishes[i].row(static_cast<int64_t>(i)), static_cast<int32_t>(i));
+    }
+    const int64_t rows = std::ssize(wishes);
+    const DeviceArray<DeviceSampleRow> device_rows(copied(batch.rows()));
+    const DeviceArray<int32_t> bias_ids(copied(batch.bias_ids())),
+        masked(copied(batch.masked_ids())), ids(rows), top_ids(rows * kDeviceTopLogprobs);
+    const DeviceArray<float> bias_values(copied(batch.bias_values())), logprobs(rows),
+        top_logprobs(rows * kDeviceTopLogprobs);
+    const DeviceArray<uint32_t> allowed(copied(batch.allowed()));
+    check(cudaMemset(ids.data(), 0xFF, ids.bytes()), "poisoning");
+    check(cudaMemset(logprobs.data(), 0xFF, logprobs.bytes()), "poisoning");
+    check(cudaMemset(top_ids.data(), 0x55, top_ids.bytes()), "poisoning");
+    cuda::sample({.logits = logits_.data(),
+                  .logits_stride = stride_,
+                  .vocab = vocab_,
+                  .rows = device_rows.data(),
+                  .num_rows = rows,
+                  .bias_ids = bias_ids.data(),
+                  .bias_values = bias_values.data(),
+                  .masked_ids = masked.data(),
+                  .allowed = allowed.data(),
+                  .counts = counts_.data(),
+                  .ids = ids.data(),
+                  .logprobs = logprobs.data(),
+                  .top_ids = top_ids.data(),
+                  .top_logprobs = top_logprobs.data()},
+                 nullptr);
+    check(cudaDeviceSynchronize(), "sample");
+    const auto host_ids = ids.to_host(), host_top_ids = top_ids.to_host();
+    const auto host_logprobs = logprobs.to_host(), host_top_logprobs = top_logprobs.to_host();
+    std::vector<SampledToken> tokens;
+    for (int64_t i = 0; i < rows; ++i) {
+      SampledToken token{.id = host_ids[i]};
+      if (wishes[i].num_logprobs >= 0) token.logprob = host_logprobs[i];
+      for (int64_t j = i * kDeviceTopLogprobs;
+           wishes[i].num_logprobs > 0 && token.id >= 0 && j < (i + 1) * kDeviceTopLogprobs &&
+           host_top_ids[j] >= 0;
+           ++j) {
+        token.top.emplace_back(host_top_ids[j], host_top_logprobs[j]);
+      }
+      tokens.push_back(token);
+    }
+    return tokens;
+  }
+
+  std::vector<uint32_t> counts() const { return counts_.to_host(); }
+
+ private:
+  int64_t vocab_, stride_;
+  DeviceArray<float> logits_;
+  DeviceArray<uint32_t> counts_;
+};
+
+SampledToken on_cpu(std::span<const float> logits, const Wish& wish) {
+  TokenHistory history;
+  history.add_prompt(wish.prompt);
+  for (const int32_t id : wish.output) history.add_output(id);
+  SampleRow row = wish.row(0);
+  row.history = &history;
+  SampleScratch scratch;
+  SampledToken token;
+  fathom::sample(logits, row, scratch, token);
+  return token;
+}
+
+void expect_equal(const SampledToken& actual, const SampledToken& expected, const Wish& wish) {
+  const SampleOptions& o = wish.options;
+  ASSERT_EQ(actual.id, expected.id)
+      << "T " << o.temperature << " top_p " << o.top_p << " top_k " << o.top_k << " min_p "
+      << o.min_p << " repetition " << o.repetition_penalty << " logprobs " << wish.num_logprobs;
+  if (expected.id < 0 || wish.num_logprobs < 0) return;
+  const auto close = [](float a, float b) { return std::abs(a - b) <= 2e-7 * std::abs(b) + 1e-9; };
+  EXPECT_TRUE(close(actual.logprob, expected.logprob)) << actual.logprob << expected.logprob;
+  ASSERT_EQ(actual.top.size(), expected.top.size());
+  for (size_t i = 0; i < expected.top.size(); ++i) {
+    ASSERT_EQ(actual.top[i].first, expected.top[i].first) << "alternative " << i;
+    EXPECT_TRUE(close(actual.top[i].second, expected.top[i].second));
+  }
+}
+
+// Twice: the second time over other counts, as the first has added its tokens.
+void compare(const std::vector<float>& logits, int64_t vocab, std::vector<Wish> wishes) {
+  OnGpu gpu(logits, vocab, wishes);
+  for (int launch = 0; launch < 2; ++launch) {
+    const auto tokens = gpu.sample_all(wishes);
+    for (int64_t i = 0; i < std::ssize(wishes); ++i) {
+      SCOPED_TRACE(testing::Message() << "vocab " << vocab << " row " << i << " launch " << launch);
+      const std::span<const float> row{logits.data() + i * vocab, static_cast<size_t>(vocab)};
+      expect_equal(tokens[i], on_cpu(row, wishes[i]), wishes[i]);
+      if (testing::Test::HasFatalFailure()) return;
+      if (tokens[i].id >= 0 && wishes[i].given_id < 0) wishes[i].output.push_back(tokens[i].id);
+    }
+  }
+}
+
+double one_of(std::mt19937& random, std::initializer_list<double> values) {
+  return values.begin()[random() % values.size()];
+}
+
+Wish random_wish(std::mt19937& random, int64_t vocab) {
+  const auto some_id = [&] { return static_cast<int32_t>(random() % vocab); };
+  Wish wish;
+  wish.options.temperature = one_of(random, {0, 0.3, 0.7, 1, 1, 2});
+  wish.options.top_p = one_of(random, {1, 1, 0.1, 0.5, 0.9, 0.999});
+  wish.options.min_p = one_of(random, {0, 0, 0.02, 0.3, 1});
+  wish.options.top_k = static_cast<int64_t>(
+      one_of(random, {0, -1, 1, 2, 40, 200, 900, 3000, static_cast<double>(vocab) - 1, 1e9}));
+  wish.options.repetition_penalty = one_of(random, {1, 1, 1.3, 0.8});
+  wish.options.presence_penalty = one_of(random, {0, 0, 1.5, -2});
+  wish.options.frequency_penalty = one_of(random, {0, 0, 0.7, -0.5});
+  wish.options.seed = random();
+  wish.options.stream = random() % 4;
+  std::set<int32_t> biased;
+  for (size_t i = random() % 4; i > 0; --i) biased.insert(some_id());
+  for (const int32_t id : biased) {
+    wish.options.logit_bias.emplace_back(id, one_of(random, {-100, -1, 2, 5}));
+  }
+  for (size_t i = random() % 20; i > 0; --i) wish.prompt.push_back(some_id());
+  for (size_t i = random() % 20; i > 0; --i) wish.output.push_back(some_id());
+  if (!wish.output.empty()) wish.output.push_back(wish.output[0]);
+  for (size_t i = random() % 3; i > 0; --i) wish.masked.push_back(some_id());
+  wish.position = random() % 1000;
+  wish.num_logprobs = std::array{-1, -1, 0, 1, 5, 20}[random() % 6];
+  if (random() % 16 == 0) wish.given_id = some_id();
+  return wish;
+}
+
+std::vector<uint32_t> random_mask(std::mt19937& random, int64_t vocab) {
+  std::vector<uint32_t> allowed(static_cast<size_t>(vocab / 32 + random() % 3));
+  if (allowed.empty()) allowed.resize(1);
+  const double share = one_of(random, {0.0005, 0.01, 0.5, 0.99, 1});
+  for (uint32_t& word : allowed) {
+    for (int bit = 0; bit < 32; ++bit) {
+      const bool allows = std::uniform_real_distribution<>()(random) < share;
+      word |= uint32_t{allows} << bit;
+    }
+  }
+  return allowed;
+}
+
+std::vector<float> random_logits(std::mt19937& random, int64_t rows, int64_t vocab) {
+  std::vector<float> logits;
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto spread = static_cast<float>(one_of(random, {0.001, 0.1, 2, 3, 6}));
+    // A thousand different values, or as many as there are tokens.
+    auto values = random_f32(vocab, spread, random);
+    std::normal_distribution<float> normal(0, spread);
+    for (float& value : values) value = row % 2 ? value : normal(random);
+    logits.insert(logits.end(), values.begin(), values.end());
+  }
+  return logits;
+}
+
+TEST(SampleCuda, EveryMixtureOfOptions) {
+  std::mt19937 random(11);
+  for (const auto& [vocab, rows] : {std::pair<int64_t, int64_t>{1, 100},
+                                    {2, 200},
+                                    {63, 400},
+                                    {97, 400},
+                                    {255, 400},
+                                    {257, 400},
+                                    {1000, 600},
+                                    {5000, 800},
+                                    {8192, 400},
+                                    {32003, 200}}) {
+    const auto logits = random_logits(random, rows, vocab);
+    std::vector<Wish> wishes;
+    for (int64_t i = 0; i < rows; ++i) {
+      wishes.push_back(random_wish(random, vocab));
+      if (random() % 3 == 0) wishes.back().allowed = random_mask(random, vocab);
+    }
+    compare(logits, vocab, wishes);
+  }
+}
+
+TEST(SampleCuda, VocabulariesOfRealModels) {
+  std::mt19937 random(12);
+  for (const int64_t vocab : {102'400, 129'280}) {
+    constexpr int64_t kRows = 150;
+    const auto logits = random_logits(random, kRows, vocab);
+    std::vector<Wish> wishes;
+    for (int64_t i = 0; i < kRows; ++i) {
+      wishes.push_back(random_wish(random, vocab));
+      if (i % 2 == 0) {
+        Wish plain;
+        plain.options.temperature = one_of(random, {0.6, 1});
+        plain.options.top_p = one_of(random, {1, 0.95, 0.8});
+        plain.options.top_k = static_cast<int64_t>(one_of(random, {0, 50}));
+        plain.options.seed = random();
+        wishes.back() = plain;
+      }
+    }
+    compare(logits, vocab, wishes);
+  }
+}
+
+TEST(SampleCuda, LimitsOfOptions) {
+  constexpr double kSmallest = std::numeric_limits<double>::min();
+  constexpr int64_t kVocab = 997, kRows = 1500;
+  std::mt19937 random(23);
+  std::vector<Wish> wishes;
+  std::vector<float> logits;
+  for (int64_t i = 0; i < kRows; ++i) {
+    Wish wish = random_wish(random, kVocab);
+    SampleOptions& options = wish.options;
+    options.temperature = one_of(random, {-0.0, kDenormal, kLargerDenormal, kSmallest,
+                                          kGreedyTemperature, 1, std::nextafter(2.0, 0.0), 2});
+    options.top_p = one_of(
+        random, {kDenormal, kLargerDenormal, kSmallest, 0.5, std::nextafter(1.0, 0.0), 1, 1});
+    options.min_p = one_of(
+        random, {0, -0.0, kDenormal, kLargerDenormal, kSmallest, std::nextafter(1.0, 0.0), 1});
+    options.top_k = std::array<int64_t, 3>{0, 1, std::numeric_limits<int64_t>::max()}[i % 3];
+    options.repetition_penalty = one_of(random, {1, 0.01, 10, std::nextafter(1.0, 2.0)});
+    options.presence_penalty = one_of(random, {-0.0, kDenormal, -kLargerDenormal, 2, -2});
+    options.frequency_penalty = one_of(random, {-0.0, -kDenormal, kLargerDenormal, 2, -2});
+    for (auto& [id, bias] : options.logit_bias) {
+      bias = static_cast<float>(one_of(random, {-0.0, kDenormal, 1e-40, -1e-40, 100, -100}));
+    }
+    const auto spread = static_cast<float>(one_of(random, {3, 1e4, 1e30, 1e-40, 1e-45}));
+    const auto row = random_f32(kVocab, spread, random);
+    logits.insert(logits.end(), row.begin(), row.end());
+    wishes.push_back(wish);
+  }
+  compare(logits, kVocab, wishes);
+}
+
+// A thousand and more equals at the border, which no candidate list holds.
+TEST(SampleCuda, EqualLogits) {
+  std::mt19937 random(31);
+  for (const int64_t vocab : {500, 20'000, 102'400}) {
+    constexpr int64_t kRows = 48;
+    std::vector<float> logits;
+    std::vector<Wish> wishes;
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t id = 0; id < vocab; ++id) {
+        // All the same; or two, three, thirty values; zeros of both signs.
+        const uint32_t kinds = std::array{1u, 2u, 3u, 30u}[i % 4];
+        const float value = static_cast<float>(random() % kinds) - 1;
+        logits.push_back(value == 0 && random() % 2 ? -0.0f : value);
+      }
+      Wish wish{.options = {.temperature = one_of(random, {0, 0.5, 1}),
+                            .top_p = one_of(random, {1, 0.3, 0.95}),
+                            .top_k = static_cast<int64_t>(one_of(random, {0, 3, 170, 4000})),
+                            .seed = random()},
+                .num_logprobs = static_cast<int>(one_of(random, {-1, 20}))};
+      wishes.push_back(wish);
+    }
+    compare(logits, vocab, wishes);
+  }
+}
+
+TEST(SampleCuda, NoFiniteLogitIsReported) {
+  constexpr int64_t kVocab = 1000;
+  std::vector<float> logits(4 * kVocab, std::nanf(""));
+  std::fill_n(logits.begin() + kVocab, kVocab, -kInf);
+  std::fill_n(logits.begin() + 2 * kVocab, kVocab, 0.0f);
+  logits[2 * kVocab + 7] = kInf;
+  logits[3 * kVocab + 999] = -3;
+  for (const double temperature : {0.0, 1.0}) {
+    for (const int num_logprobs : {-1, 2}) {
+      for (const int32_t given_id : {-1, 3}) {
+        const Wish wish{.options = {.temperature = temperature, .top_p = 0.9},
+                        .num_logprobs = num_logprobs,
+                        .given_id = given_id};
+        std::vector<Wish> wishes(4, wish);
+        wishes[3].given_id = -1;
+        compare(logits, kVocab, wishes);
+      }
+    }
+  }
+}
+
+TEST(SampleCuda, TokensAreCounted) {
+  constexpr int64_t kVocab = 301, kRows = 20;
+  std::mt19937 random(3);
+  const auto logits = random_f32(kRows * kVocab, 2, random);
+  std::vector<Wish> wishes;
+  for (int64_t i = 0; i < kRows; ++i) {
+    Wish wish;
+    wish.options.temperature = i % 2;
+    wish.options.repetition_penalty = 1.2;
+    wish.options.frequency_penalty = 0.3;
+    wish.options.seed = random();
+    wish.prompt = {1, 5, 5};
+    wish.output = {5, 7};
+    wishes.push_back(wish);
+  }
+  OnGpu gpu(logits, kVocab, wishes);
+  for (int step = 0; step < 12; ++step) {
+    const auto tokens = gpu.sample_all(wishes);
+    for (int64_t i = 0; i < kRows; ++i) {
+      const std::span<const float> row{logits.data() + i * kVocab, static_cast<size_t>(kVocab)};
+      ASSERT_EQ(tokens[i].id, on_cpu(row, wishes[i]).id) << "row " << i << " step " << step;
+      wishes[i].output.push_back(tokens[i].id);
+      ++wishes[i].position;
+    }
+  }
+  const auto counts = gpu.counts();
+  for (int64_t i = 0; i < kRows; ++i) {
+    std::vector<uint32_t> expected(token_counts_stride(kVocab));
+    for (const int32_t id : wishes[i].output) ++expected[id];
+    for (const int32_t id : wishes[i].prompt) expected[id] |= 0x80000000;
+    const auto first = counts.begin() + i * token_counts_stride(kVocab);
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), first)) << "row " << i;
+  }
+}
+
+}  // namespace
+}  // namespace fathom::cuda
