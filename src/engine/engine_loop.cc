@@ -208,7 +208,11 @@ void EngineLoop::end_step() {
     ++counters_.steps;
     take_results(step, *sampled);
   } else {
-    fail(step.plan, sampled.error());
+    // What it was to write may have been taken by others since it began.
+    for (int64_t number = ended_ + 1; number <= begun_; ++number) {
+      fail(this->step(number).plan, sampled.error());
+    }
+    tree_.clear();
   }
   ++ended_;  // until then the step refers to sequences that have ended
   forget_ended();

@@ -206,6 +206,36 @@ TEST(Engine, FailedStepEndsItsSequencesOnly) {
   EXPECT_EQ(engine->stats().failed, 2);
 }
 
+TEST(Engine, WhatAFailedStepHadBegunIsForgotten) {
+  auto runner = std::make_unique<FakeRunner>(FakeModel{}, /*max_steps_in_flight=*/2);
+  std::atomic<int64_t> steps_left = -1;  // below 0: none of them fails
+  runner->before_finish = [&steps_left]() -> Result<> {
+    if (steps_left >= 0 && steps_left-- == 0)
+      return error(Code::kInternal, "the device is on fire");
+    return {};
+  };
+  auto engine = std::move(*Engine::create({}, std::move(runner), fake_tokenizer()));
+  std::vector<EventQueue> failing(3);
+  for (EventQueue& queue : failing) {
+    Request request = plain_request(200, 1000);
+    request.prompt_ids[0] = static_cast<int32_t>(&queue - failing.data());
+    ASSERT_TRUE(engine->submit(std::move(request), queue.sink()));
+  }
+  steps_left = 10;
+  for (EventQueue& queue : failing) {
+    std::optional<Event> last;
+    while (auto event = queue.next()) last = std::move(event);
+    EXPECT_EQ(last->error.message, "the device is on fire");
+  }
+  EXPECT_EQ(engine->stats().failed, 3);
+  EventQueue again;
+  ASSERT_TRUE(engine->submit(plain_request(200, 3), again.sink()));
+  std::optional<Event> last;
+  while (auto event = again.next()) last = std::move(event);
+  EXPECT_EQ(last->finish, FinishReason::kLength);
+  EXPECT_EQ(last->usage.cached_tokens, 0);
+}
+
 TEST(Engine, WithoutTokenizerThereAreOnlyIds) {
   auto engine = std::move(*Engine::create({}, std::make_unique<FakeRunner>(FakeModel{}), nullptr));
   EventQueue queue;

@@ -48,6 +48,12 @@ Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
   return ConstTensorView(logits_.data(), {std::ssize(batch.logit_rows), model_.vocab_size});
 }
 
+Result<std::span<const SampledToken>> FakeRunner::finish() {
+  const auto tokens = LogitsRunner::finish();
+  if (before_finish) FATHOM_RETURN_IF_ERROR(before_finish());
+  return tokens;
+}
+
 void FakeRunner::Transfer::save(int32_t page, std::byte* host) {
   begun_.push_back({.page = page, .save = host});
 }

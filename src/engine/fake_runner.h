@@ -33,10 +33,13 @@ class FakeRunner : public LogitsRunner {
   int64_t max_model_len() const override { return model_.max_model_len; }
   int64_t num_pages() const override { return model_.num_pages; }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+  Result<std::span<const SampledToken>> finish() override;
   PageTransfer* page_transfer() override { return &transfer_; }
 
   // Called before each step; an error it returns is the step's.
   std::function<Result<>(const ForwardBatch&)> before_step;
+  // Called when a step is finished; likewise.
+  std::function<Result<>()> before_finish;
   int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // what a batch may have
 
  private:
