@@ -96,6 +96,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(dense_ids_, rows);
   place(dense_weights_, rows);
   place(mlp_, mlp);
+  place(progress_, kMoeProgressWords);
   place(decode_scratch_, latent_decode_scratch(num_multiprocessors_).words());
   place(cos_sin_, config_.max_position * rope);
   place(logits_, options_.max_logit_rows * config_.vocab_size);
@@ -138,6 +139,7 @@ void DeepSeekModel::fill_constants() {
       tabulate(make_rope_table(config_.qk_rope_dim, config_.rope_theta, yarn_parameters(config_)),
                config_.max_position),
       cos_sin_);
+  upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   prepare_latent_decode_scratch(decode_scratch_, num_multiprocessors_, nullptr);
   check(cudaDeviceSynchronize(), "preparing the workspace");
 }
@@ -339,7 +341,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const StepLayout& 
                             .down = weights.dense.down,
                             .out = delta_,
                             .out_type = DType::kBF16,
-                            .workspace = mlp_};
+                            .workspace = mlp_,
+                            .progress = progress_};
   if (weights.gate != nullptr) {
     gate({.x = normed_,
           .weight = weights.gate,

@@ -106,6 +106,7 @@ class DeepSeekModel {
   int32_t* dense_ids_ = nullptr;     // [rows]: 0, a dense layer's only expert
   float* dense_weights_ = nullptr;   // [rows]: 1
   std::byte* mlp_ = nullptr;         // the operation's own
+  uint64_t* progress_ = nullptr;     // the same: counters, zero at first
   float* decode_scratch_ = nullptr;  // latent_decode's
   float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
   float* logits_ = nullptr;          // [max_logit_rows, vocab]
