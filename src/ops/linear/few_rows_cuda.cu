@@ -39,10 +39,8 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kWarpgroupThreads = 128;
-constexpr int kMaxStages = 32;
-// Two launches' blocks fit beside one another: the next one's first weights arrive while this one
-// ends.
-constexpr int kMostBytes = 227 * 1024, kHalfBytes = 112 * 1024;
+constexpr int kMostShared = 227 * 1024;
+constexpr int kMaxStages = FewRowsPlan::kMaxStages;
 
 struct Maps {
   CUtensorMap weights[2];  // boxes of as many rows as the largest tile has, and of 8 less
@@ -274,8 +272,7 @@ template <int kColumns, int kWarpgroups>
 void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaStream_t stream) {
   using L = Layout<kColumns, kWarpgroups>;
   const auto kernel = few_rows_kernel<kColumns, kWarpgroups>;
-  constexpr int kBarrierBytes = (2 * kMaxStages + 2) * 8;
-  static const bool prepared = (allow_shared_memory(kernel, kMostBytes), true);
+  static const bool prepared = (allow_shared_memory(kernel, kMostShared), true);
   static_cast<void>(prepared);
 
   Arguments a;
@@ -287,22 +284,13 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
   a.columns = arguments.k / 64;
   a.splits = plan.splits;
   a.clusters = plan.clusters;
-  a.tiles = plan.tiles(arguments.n);
-  a.exchanges = plan.splits == 1 ? 0 : a.tiles > 1 ? 2 : 1;
+  const FewRowsShape shape = {.rows = arguments.rows, .n = arguments.n, .k = arguments.k};
+  a.tiles = plan.tiles(shape.n);
+  a.tile_groups = plan.tile_groups(shape.n);
+  a.exchanges = plan.exchange_bytes(shape.n) / L::kTileBytes;
+  a.stages = plan.stages(shape);
   a.f32 = arguments.out_type == DType::kF32;
-  a.tile_groups = plan.tile_groups(arguments.n);
-  constexpr int kGroupStage = kStageHalves * kGroupBytes;
   const int token_groups = (a.rows + kGroupRows - 1) / kGroupRows;
-  const int stage_bytes = (token_groups + a.tile_groups) * kGroupStage;
-  const int exchange_bytes = a.exchanges * L::kTileBytes;
-  // The last stage's product reads whole instructions' rows and tokens.
-  const int beyond =
-      (kWarpgroups * kWarpgroupGroups + kColumns / kGroupRows) * kGroupStage - stage_bytes;
-  const int behind = std::max(exchange_bytes + kBarrierBytes, beyond);
-  const int most = plan.wide_ring ? kMostBytes : kHalfBytes;
-  const int needed = a.tiles * ((a.columns / plan.splits + 1) / kStageHalves + 1);
-  a.stages = std::clamp((most - behind) / stage_bytes, 2, std::min(needed, kMaxStages));
-  const int bytes = a.stages * stage_bytes + behind;
 
   const int64_t k = arguments.k;
   const auto weight_map = [&](int groups) {
@@ -321,7 +309,8 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
   launch(kernel,
          {.blocks = static_cast<unsigned>(arguments.batches * plan.clusters * plan.splits),
           .threads = L::kThreads + 32,
-          .shared_bytes = static_cast<unsigned>(bytes),
+          .shared_bytes =
+              static_cast<unsigned>(a.stages * plan.stage_bytes(shape) + plan.bytes_behind(shape)),
           .cluster = static_cast<unsigned>(plan.splits)},
          stream, maps, a);
 }

@@ -104,8 +104,7 @@ void sweep(const Memory& memory, const ClusterCounts& counts) {
         for (const int splits : {1, 2, 4, 8}) {
           if (matrix.k < splits * 128) continue;
           for (const bool wide : {false, true}) {
-            FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits);
-            plan.wide_ring = wide;
+            const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits, wide);
             std::printf("  %d%s%s %.2f (%.1f)", splits, wide ? "w" : " ",
                         chosen.warpgroups == warpgroups && chosen.splits == splits &&
                                 chosen.wide_ring == wide

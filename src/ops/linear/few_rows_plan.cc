@@ -5,6 +5,24 @@
 #include "base/math.h"
 
 namespace fathom::cuda {
+namespace {
+
+constexpr int kStageColumns = 128;
+constexpr int kGroupBytes = 8 * kStageColumns * 2;  // of 8 rows in a stage
+// A block's shared memory: all that there is, or so much that two launches' blocks fit beside one
+// another and the next one's first weights arrive while this one ends.
+constexpr int kMostBytes = 227 * 1024, kHalfBytes = 112 * 1024;
+constexpr int kBarrierBytes = (2 * FewRowsPlan::kMaxStages + 2) * 8;
+
+int64_t token_groups(const FewRowsShape& shape) { return ceil_div(shape.rows, 8); }
+
+// Of a block, for one tile.
+int64_t tile_stages(const FewRowsShape& shape, const FewRowsPlan& plan) {
+  return ceil_div(ceil_div(shape.k, kStageColumns), plan.splits);
+}
+
+}  // namespace
+
 int FewRowsPlan::tiles(int64_t n) const {
   return static_cast<int>(ceil_div(ceil_div(n / 8, clusters), warpgroups * 8));
 }
@@ -13,32 +31,55 @@ int FewRowsPlan::tile_groups(int64_t n) const {
   return static_cast<int>(ceil_div(ceil_div(n / 8, clusters), tiles(n)));
 }
 
+int FewRowsPlan::exchange_bytes(int64_t n) const {
+  return splits == 1 ? 0 : std::min(tiles(n), 2) * warpgroups * 64 * columns * 4;
+}
+
+int FewRowsPlan::stage_bytes(const FewRowsShape& shape) const {
+  return static_cast<int>(token_groups(shape) + tile_groups(shape.n)) * kGroupBytes;
+}
+
+int FewRowsPlan::bytes_behind(const FewRowsShape& shape) const {
+  const int read = (warpgroups * 8 + columns / 8) * kGroupBytes;  // by whole instructions
+  return std::max(exchange_bytes(shape.n) + kBarrierBytes, read - stage_bytes(shape));
+}
+
+int FewRowsPlan::stages(const FewRowsShape& shape) const {
+  const int bytes = (wide_ring ? kMostBytes : kHalfBytes) - bytes_behind(shape);
+  const int64_t useful = std::min<int64_t>(tiles(shape.n) * tile_stages(shape, *this), kMaxStages);
+  return std::clamp(bytes / stage_bytes(shape), 2, std::max(static_cast<int>(useful), 2));
+}
+
+// Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices with 1 and 64 rows:
+// bytes / us of a multiprocessor and us.
 double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,
                      const ClusterCounts& counts) {
-  // Bytes / us that one of 132 multiprocessors reads from memory, and from the L2.
-  constexpr double kMemory = 31e3, kCache = 42e3;
-  constexpr double kTile = 0.25, kSplit = 0.8;  // us: a tile's end, and its joining
-  const auto groups = static_cast<double>(ceil_div(shape.n / 8, plan.clusters));
-  const auto columns = static_cast<double>(ceil_div(ceil_div(shape.k, 64), plan.splits) * 64);
+  constexpr double kMemory = 31.5e3, kCache = 60e3, kExchange = 40e3;
+  constexpr double kLatency = 1.05;                  // from asking to arriving
+  constexpr double kStage = 0.28, kColumn = 0.0023;  // through the tensor cores
+  constexpr double kTile = 0.07, kLaunch = 1.95, kAlone = 0.85;
   const double tiles = plan.tiles(shape.n);
-  const double waves =
-      static_cast<double>(ceil_div(shape.batches * plan.clusters, counts.of(plan.splits)));
-  const double weights = groups * 8 * columns * 2;
-  const double tokens = tiles * plan.columns * columns * 2;
-  // A stage's way through the tensor cores takes its time whatever it holds.
-  const double stages = tiles * columns / 128 * 0.14;
+  const double weights = plan.tile_groups(shape.n) * kGroupBytes;
+  const double tokens = static_cast<double>(token_groups(shape)) * kGroupBytes;
+  const double stage =
+      std::max({weights / kMemory, (weights + tokens) / kCache, kStage + kColumn * plan.columns,
+                kLatency / (plan.stages(shape) - 1)});
   const double exchange =
-      plan.splits == 1 ? 0 : tiles * (kSplit + plan.warpgroups * 64 * plan.columns * 4 / kCache);
-  return waves * (std::max({weights / kMemory, (weights + tokens) / kCache, stages}) +
-                  tiles * kTile + exchange);
+      plan.splits == 1 ? 0 : plan.warpgroups * 64 * plan.columns * 4 / kExchange;
+  const double block =
+      tiles * (static_cast<double>(tile_stages(shape, plan)) * stage + kTile + exchange) + kLaunch +
+      (plan.wide_ring ? kAlone : 0);
+  return static_cast<double>(ceil_div(shape.batches * plan.clusters, counts.of(plan.splits))) *
+         block;
 }
 
 FewRowsPlan plan_with(const FewRowsShape& shape, const ClusterCounts& counts, int warpgroups,
-                      int splits) {
+                      int splits, bool wide_ring) {
   const int64_t clusters = counts.of(splits) / shape.batches;
   FewRowsPlan plan = {.warpgroups = warpgroups,
                       .splits = splits,
-                      .clusters = static_cast<int>(std::clamp<int64_t>(clusters, 1, shape.n / 8))};
+                      .clusters = static_cast<int>(std::clamp<int64_t>(clusters, 1, shape.n / 8)),
+                      .wide_ring = wide_ring};
   while (plan.columns < shape.rows) plan.columns *= 2;
   return plan;
 }
@@ -48,12 +89,14 @@ FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts
   double least = 0;
   for (const int warpgroups : {1, 2}) {
     for (const int splits : {1, 2, 4, 8}) {
-      if (splits > 1 && shape.k < splits * 128) continue;
-      const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits);
-      const double cost = few_rows_cost(shape, plan, counts);
-      if (least == 0 || cost < least) {
-        best = plan;
-        least = cost;
+      if (splits > 1 && shape.k < splits * kStageColumns) continue;
+      for (const bool wide_ring : {false, true}) {
+        const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits, wide_ring);
+        const double cost = few_rows_cost(shape, plan, counts);
+        if (least == 0 || cost < least) {
+          best = plan;
+          least = cost;
+        }
       }
     }
   }

@@ -3,7 +3,7 @@
 //
 // Each batch's rows of weights are divided among `clusters` clusters, evenly to 8 rows; each
 // cluster of `splits` blocks divides k. A block takes its rows in tiles of up to 64 * warpgroups
-// rows.
+// rows, k in stages of 128 columns.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct FewRowsShape {
 };
 
 // How many clusters of so many blocks run at a time: a GPU's partitions are of unequal size, so
-// that larger clusters leave some multiprocessors over.
+// that larger clusters leave some multiprocessors over. These are an H200's.
 struct ClusterCounts {
   int of_1 = 132, of_2 = 66, of_4 = 30, of_8 = 15;
 
@@ -25,19 +25,27 @@ struct ClusterCounts {
 };
 
 struct FewRowsPlan {
+  static constexpr int kMaxStages = 32;
+
   int columns = 8;         // of the tensor cores' instruction, at least rows: 8, 16, 32 or 64
   int warpgroups = 1;      // that multiply: 1 or 2
   int splits = 1;          // of k: blocks of a cluster, 1, 2, 4 or 8
   int clusters = 1;        // of each batch
   bool wide_ring = false;  // more shared memory, so that no other launch fits beside it
 
-  int tiles(int64_t n) const;        // of each block
-  int tile_groups(int64_t n) const;  // of the largest tile, in 8 rows
+  int tiles(int64_t n) const;           // of each block
+  int tile_groups(int64_t n) const;     // of the largest tile, in 8 rows
+  int exchange_bytes(int64_t n) const;  // for the parts that a cluster's blocks send each other
+  int stage_bytes(const FewRowsShape& shape) const;
+  int stages(const FewRowsShape& shape) const;  // of the ring
+  // Of shared memory behind the ring: the exchange and barriers, and what the last stage's product
+  // may read beyond it.
+  int bytes_behind(const FewRowsShape& shape) const;
 };
 
-// With so many warpgroups and splits.
+// With so many warpgroups and splits, and such a ring.
 FewRowsPlan plan_with(const FewRowsShape& shape, const ClusterCounts& counts, int warpgroups,
-                      int splits);
+                      int splits, bool wide_ring);
 
 // The best of them.
 FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts);

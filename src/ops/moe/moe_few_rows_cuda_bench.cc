@@ -168,6 +168,7 @@ void sweep(const Memory& memory, const ClusterCounts& counts) {
           if (plan.hidden_groups(c.shape.hidden) > 8 * warpgroups) continue;
           for (const int kilobytes : {64, 96, 128, 160, 192}) {
             plan.ring_bytes = kilobytes * 1024;
+            if (plan.ring_bytes < 2 * moe_stage_bytes(rows, warpgroups)) continue;
             if (plan.ring_bytes + rows * moe_sum_bytes(warpgroups) +
                     moe_table_bytes(rows * c.shape.experts_per_token) >
                 kMoeSharedBytes) {
