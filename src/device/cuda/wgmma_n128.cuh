@@ -17,7 +17,7 @@ __device__ inline void mma_wait_but() {
 // or writes them on one of its sides.
 __device__ inline void pin(float (&registers)[64]) {
 #pragma unroll
-  for (float& r : registers) asm volatile("" : "+f"(r)::"memory");
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
 // A matrix in shared memory with the 128-byte swizzle whose rows are k: 64 columns are a box of
@@ -28,6 +28,12 @@ __device__ inline uint64_t swizzled_boxes(uint32_t address, int box_stride) {
   constexpr uint64_t kGroupStride = 1024 >> 4;
   return (address & 0x3FFFF) >> 4 | static_cast<uint64_t>(box_stride >> 4) << 16 |
          kGroupStride << 32 | kSwizzle128;
+}
+
+// The matrix that begins `bytes` further on. Only the lower word changes: half the arithmetic.
+__device__ inline uint64_t moved(uint64_t matrix, int bytes) {
+  const auto low = static_cast<uint32_t>(matrix) + static_cast<uint32_t>(bytes >> 4);
+  return (matrix >> 32 << 32) | low;
 }
 
 // Both from shared memory, columns (k) contiguous. kClear: d is written, not added to.

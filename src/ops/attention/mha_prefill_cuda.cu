@@ -261,6 +261,7 @@ class Attention {
       multiply_keys(turn_.stage());
       mma_commit();
       barrier_wait(&shared_.values_arrived[before.stage()], before.parity());
+      mma_fence();
       multiply_values(before.stage(), step > 1);
       mma_commit();
       pass_turn();
@@ -304,12 +305,12 @@ class Attention {
   }
 
   __device__ void multiply_keys(int stage) {
-    const uint64_t keys = keys_ + (stage * (kQkBoxes * kKeyBoxBytes) >> 4);
+    const uint64_t keys = moved(keys_, stage * (kQkBoxes * kKeyBoxBytes));
 #pragma unroll
     for (int i = 0; i < kQk / kK; ++i) {
       const int box = i / 4, within = i % 4 * kK * 2;
-      const uint64_t a = queries_ + ((box * kQueryBoxBytes + within) >> 4);
-      const uint64_t b = keys + ((box * kKeyBoxBytes + within) >> 4);
+      const uint64_t a = moved(queries_, box * kQueryBoxBytes + within);
+      const uint64_t b = moved(keys, box * kKeyBoxBytes + within);
       if (i == 0) {
         mma_64x128x16<true>(scores_, a, b);
       } else {
@@ -319,12 +320,12 @@ class Attention {
   }
 
   __device__ void multiply_values(int stage, int add) {
-    const uint64_t values = values_ + (stage * (kVBoxes * kKeyBoxBytes) >> 4);
+    const uint64_t values = moved(values_, stage * (kVBoxes * kKeyBoxBytes));
 #pragma unroll
     for (int i = 0; i < kKeys / kK; ++i) {
       mma_64x128x16_rows(out_, probabilities_[4 * i], probabilities_[4 * i + 1],
                          probabilities_[4 * i + 2], probabilities_[4 * i + 3],
-                         values + (i * kK * 128 >> 4), i == 0 ? add : 1);
+                         moved(values, i * kK * 128), i == 0 ? add : 1);
     }
   }
 
@@ -479,12 +480,12 @@ class Attention {
 
 // The tiles of this block, one after the other.
 template <typename Role>
-__device__ void for_each_tile(const Arguments& arguments, Role&& role) {
-  // The same in all lanes, and known to be.
-  const int end = __shfl_sync(__activemask(), arguments.first_tile[blockIdx.x + 1], 0);
-  for (int t = __shfl_sync(__activemask(), arguments.first_tile[blockIdx.x], 0); t < end; ++t) {
-    const MhaPrefillTile tile = arguments.tiles[t];
+__device__ void for_each_tile(const MhaPrefillTile* tiles, const MhaPrefillTile& first,
+                              Role&& role) {
+  MhaPrefillTile tile = first;
+  for (int t = 1; tile.rows > 0; ++t) {
     role.run(tile);
+    tile = tiles[t];
   }
 }
 
@@ -514,6 +515,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(&maps.kv);
     prefetch_map(&maps.k_rope);
   }
+  // No launch writes tiles.
+  const MhaPrefillTile* const tiles =
+      arguments.tiles + __shfl_sync(~0u, arguments.first_tile[blockIdx.x], 0);
+  const MhaPrefillTile first = tiles[0];
   __syncthreads();
   wait_for_earlier_launches();
   let_next_launch_begin();
@@ -521,13 +526,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kGroups * 4) {
     give_registers<24>();
     if (warp == kGroups * 4) {
-      if (threadIdx.x % 32 == 0) for_each_tile(arguments, Copies(shared, maps));
+      if (threadIdx.x % 32 == 0) for_each_tile(tiles, first, Copies(shared, maps));
     } else if (warp == kGroups * 4 + 1) {
-      for_each_tile(arguments, Tails(shared));
+      for_each_tile(tiles, first, Tails(shared));
     }
   } else {
     take_registers<240>();
-    for_each_tile(arguments, Attention<kOutF32>(shared, arguments, warp / 4));
+    for_each_tile(tiles, first, Attention<kOutF32>(shared, arguments, warp / 4));
   }
 }
 

@@ -29,9 +29,10 @@ struct MhaPrefillArguments {
   float* lse = nullptr;  // [rows, heads]: natural log of the sum, -inf where no key was visible; or
                          // null
   int32_t heads = 0;
-  float softmax_scale = 0;                // > 0
-  const int32_t* first_tile = nullptr;    // the plan's, copied
-  const MhaPrefillTile* tiles = nullptr;  // the plan's, copied
+  float softmax_scale = 0;  // > 0
+  // The plan's, copied: no launch writes them, so they are read before earlier launches have ended.
+  const int32_t* first_tile = nullptr;
+  const MhaPrefillTile* tiles = nullptr;
 };
 
 // Enqueues one launch of as many blocks as the plan was made for. A row's bits depend on its own
