@@ -324,7 +324,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                .heads = static_cast<int32_t>(config_.num_heads),
                .softmax_scale = static_cast<float>(config_.softmax_scale()),
                .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +
-                             static_cast<int64_t>(index) * (num_multiprocessors_ + 1),
+                             static_cast<int64_t>(index) * num_multiprocessors_,
                .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile},
               stream);
 }

@@ -62,7 +62,9 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
   const int64_t tiles = (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
   return rows * 20 + limits_.num_multiprocessors * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
-         sequences * max_pages * 4 + sequences * (16 + (limits_.num_multiprocessors + 1) * 4) +
+         sequences * max_pages * 4 +
+         sequences * (16 + limits_.num_multiprocessors *
+                               (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
          tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 16 * kAlignment;
 }
 

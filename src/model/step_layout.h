@@ -42,7 +42,7 @@ struct StepArrays {
   int64_t gathered = 0;        // [multi-head sequences] i32: which of the block tables
   int64_t first_keys = 0;      // [multi-head sequences] i32: 0
   int64_t key_starts = 0;      // [multi-head sequences + passes] i32: where each one's keys begin
-  int64_t mha_first_tile = 0;  // [passes, multiprocessors + 1] i32, see MhaPrefillPlan
+  int64_t mha_first_tile = 0;  // [passes, multiprocessors] i32, see MhaPrefillPlan
   int64_t mha_tiles = 0;       // MhaPrefillTile
 };
 

@@ -107,14 +107,17 @@ void check(const ForwardBatch& batch, int64_t rows, int64_t most_keys) {
       EXPECT_EQ(slots[row], table[(keys - 1) / kPageSize] * kPageSize + (keys - 1) % kPageSize);
       ++row;
     }
-    const auto* first_tile = array_at<int32_t>(layout, layout.at.mha_first_tile) +
-                             static_cast<int64_t>(p) * (kProcessors + 1);
+    const auto* first_tile =
+        array_at<int32_t>(layout, layout.at.mha_first_tile) + static_cast<int64_t>(p) * kProcessors;
     int64_t rows_of_tiles = 0;
-    for (int32_t t = 0; t < first_tile[kProcessors]; ++t) {
-      const auto& tile = array_at<MhaPrefillTile>(layout, layout.at.mha_tiles)[pass.first_tile + t];
-      EXPECT_GE(tile.first_row, layout.absorbed_rows);
-      EXPECT_LE(tile.first_key + tile.num_keys, pass.num_keys);
-      rows_of_tiles += tile.rows;
+    for (int block = 0; block < kProcessors; ++block) {
+      const auto* tile = array_at<MhaPrefillTile>(layout, layout.at.mha_tiles) + pass.first_tile +
+                         first_tile[block];
+      for (; tile->rows > 0; ++tile) {
+        EXPECT_GE(tile->first_row, layout.absorbed_rows);
+        EXPECT_LE(tile->first_key + tile->num_keys, pass.num_keys);
+        rows_of_tiles += tile->rows;
+      }
     }
     EXPECT_GT(rows_of_tiles, 0);
     EXPECT_EQ(rows_of_tiles % kHeads, 0);

@@ -230,29 +230,14 @@ class Attention {
       write_nothing(tile);
       return;
     }
-    maximum_[0] = maximum_[1] = -INFINITY;
-    sum_[0] = sum_[1] = 0;
     // Keys that this warpgroup's first row sees: steps below need no mask.
     const int visible = tile.visible + tile.causal * group_ * kRows;
     const int unmasked = visible / kKeys;
-
-    barrier_wait(&shared_.queries_arrived[group_], tiles_ & 1);
-    ++tiles_;
-    barrier_wait(&shared_.keys_arrived[turn_.stage()], turn_.parity());
-    mma_fence();
-    multiply_keys(turn_.stage());
-    mma_commit();
-    mma_wait_but<0>();
-    pin(scores_);
-    has_read(&shared_.keys_read[turn_.stage()]);
-    if (tile.steps == 1) has_read(&shared_.queries_read[group_]);
-    if (unmasked == 0) mask(tile, 0);
-    float factor[2];
-    soften(factor);
-    pack();
+    begin(tile, unmasked);
     for (int step = 1; step < tile.steps; ++step) {
       const Turn before = turn_;
       ++turn_.count;
+      float factor[2];
       barrier_wait(&shared_.keys_arrived[turn_.stage()], turn_.parity());
       take_turn();
       pin(scores_);
@@ -278,17 +263,7 @@ class Attention {
       rescale(factor);
       pack();
     }
-    barrier_wait(&shared_.values_arrived[turn_.stage()], turn_.parity());
-    pin(out_);
-    mma_fence();
-    multiply_values(turn_.stage(), tile.steps > 1);
-    mma_commit();
-    add_up_sums();
-    mma_wait_but<0>();
-    pin(out_);
-    has_read(&shared_.values_read[turn_.stage()]);
-    ++turn_.count;
-    write(tile);
+    finish(tile);
   }
 
  private:
@@ -302,6 +277,41 @@ class Attention {
   }
   __device__ void has_read(uint64_t* barrier) const {
     if (lane_ == 0) barrier_arrive(barrier);
+  }
+
+  // The first step's probabilities.
+  __device__ void begin(const MhaPrefillTile& tile, int unmasked) {
+    maximum_[0] = maximum_[1] = -INFINITY;
+    sum_[0] = sum_[1] = 0;
+    barrier_wait(&shared_.queries_arrived[group_], tiles_ & 1);
+    ++tiles_;
+    barrier_wait(&shared_.keys_arrived[turn_.stage()], turn_.parity());
+    mma_fence();
+    multiply_keys(turn_.stage());
+    mma_commit();
+    mma_wait_but<0>();
+    pin(scores_);
+    has_read(&shared_.keys_read[turn_.stage()]);
+    if (tile.steps == 1) has_read(&shared_.queries_read[group_]);
+    if (unmasked == 0) mask(tile, 0);
+    float factor[2];
+    soften(factor);
+    pack();
+  }
+
+  // The last step's product.
+  __device__ void finish(const MhaPrefillTile& tile) {
+    barrier_wait(&shared_.values_arrived[turn_.stage()], turn_.parity());
+    pin(out_);
+    mma_fence();
+    multiply_values(turn_.stage(), tile.steps > 1);
+    mma_commit();
+    add_up_sums();
+    mma_wait_but<0>();
+    pin(out_);
+    has_read(&shared_.values_read[turn_.stage()]);
+    ++turn_.count;
+    write(tile);
   }
 
   __device__ void multiply_keys(int stage) {

@@ -17,7 +17,7 @@ struct alignas(16) MhaPrefillTile {
   static constexpr int kKeys = 128;  // that are multiplied at a time
 
   int32_t first_row = 0;  // of q and out
-  int32_t rows = 0;
+  int32_t rows = 0;       // 0: the block has no more tiles
   int32_t first_key = 0;  // the sequence's first row of kv and k_rope
   int32_t num_keys = 0;   // of the sequence
   int32_t visible = 0;    // keys that the first row sees: [0, visible)
@@ -32,7 +32,7 @@ enum class MhaMask {
 };
 
 struct MhaPrefillPlan {
-  std::vector<int32_t> first_tile;  // [multiprocessors + 1]: block b has [first_tile[b], next)
+  std::vector<int32_t> first_tile;  // [multiprocessors]: where each block's tiles begin
   std::vector<MhaPrefillTile> tiles;
 };
 

@@ -20,10 +20,11 @@ struct Starts {
 };
 
 std::span<const MhaPrefillTile> tiles_of(const MhaPrefillPlan& plan, int block) {
-  const auto b = static_cast<size_t>(block);
-  return std::span(plan.tiles)
-      .subspan(static_cast<size_t>(plan.first_tile[b]),
-               static_cast<size_t>(plan.first_tile[b + 1] - plan.first_tile[b]));
+  const auto tiles = std::span(plan.tiles)
+                         .subspan(static_cast<size_t>(plan.first_tile[static_cast<size_t>(block)]));
+  size_t count = 0;
+  while (tiles[count].rows > 0) ++count;
+  return tiles.first(count);
 }
 
 int64_t load_of(const MhaPrefillPlan& plan, int block) {
@@ -35,11 +36,11 @@ int64_t load_of(const MhaPrefillPlan& plan, int block) {
 // Every row of every head once, with the keys that its mask lets it see; blocks equally busy.
 void check(const Starts& starts, MhaMask mask, int heads, int processors) {
   const auto plan = plan_mha_prefill(starts.queries, starts.keys, mask, heads, processors);
-  ASSERT_EQ(std::ssize(plan.first_tile), processors + 1);
-  ASSERT_EQ(std::ssize(plan.tiles), plan.first_tile.back());
+  ASSERT_EQ(std::ssize(plan.first_tile), processors);
   std::vector<int> seen(static_cast<size_t>(starts.queries.back()) * heads);
   int64_t total = 0, longest = 0, most = 0, most_tiles = 0;
   for (const MhaPrefillTile& tile : plan.tiles) {
+    if (tile.rows == 0) continue;
     ASSERT_LE(tile.rows, MhaPrefillTile::kRows);
     const auto s = static_cast<size_t>(std::ranges::upper_bound(starts.queries, tile.first_row) -
                                        starts.queries.begin() - 1);
@@ -86,10 +87,10 @@ TEST(MhaPrefillPlan, CoversEveryRowOnce) {
 TEST(MhaPrefillPlan, NothingToDo) {
   Starts starts;
   EXPECT_TRUE(
-      plan_mha_prefill(starts.queries, starts.keys, MhaMask::kCausal, 16, 132).tiles.empty());
+      plan_mha_prefill(starts.queries, starts.keys, MhaMask::kCausal, 16, 132).tiles[0].rows == 0);
   starts.add(0, 100);
   EXPECT_TRUE(
-      plan_mha_prefill(starts.queries, starts.keys, MhaMask::kCausal, 16, 132).tiles.empty());
+      plan_mha_prefill(starts.queries, starts.keys, MhaMask::kCausal, 16, 132).tiles[0].rows == 0);
 }
 
 TEST(MhaPrefillPlan, ACausalSequenceIsSharedEvenly) {
@@ -100,15 +101,15 @@ TEST(MhaPrefillPlan, ACausalSequenceIsSharedEvenly) {
   for (int block = 0; block < 132; ++block) EXPECT_LE(load_of(plan, block), 18);
 }
 
-// 128 heads of 8,192 keys are 512 MB: no head is begun before almost all of the one before.
-TEST(MhaPrefillPlan, HeadsThatDoNotFitTheCacheComeOneAfterTheOther) {
+// 8,192 keys of a head are 4 MB: two heads are computed at a time.
+TEST(MhaPrefillPlan, HeadsThatDoNotFitTheCacheTogetherComeOneAfterTheOther) {
   Starts starts;
   starts.add(8192, 8192);
   const auto plan = plan_mha_prefill(starts.queries, starts.keys, MhaMask::kCausal, 128, 132);
   for (int block = 0; block < 132; ++block) {
     const auto tiles = tiles_of(plan, block);
     for (size_t t = 1; t < tiles.size(); ++t) {
-      EXPECT_GE(tiles[t].head / 8, tiles[t - 1].head / 8);
+      EXPECT_GE(tiles[t].head / 2, tiles[t - 1].head / 2);
     }
   }
 }
