@@ -20,7 +20,7 @@ BenchTable::BenchTable(int argc, char** argv) {
   if (json_) {
     std::printf("{\"device\": \"%s\", \"results\": [", device.c_str());
   } else {
-    std::printf("%s\n%-28s %-26s %9s %9s %6s %7s %8s\n", device.c_str(), "operation", "shape", "us",
+    std::printf("%s\n%-32s %-18s %9s %9s %6s %7s %8s\n", device.c_str(), "operation", "shape", "us",
                 "floor us", "%", "GB/s", "TFLOP/s");
   }
 }
@@ -38,7 +38,7 @@ void BenchTable::add(const std::string& operation, const std::string& shape, dou
         separator_, operation.c_str(), shape.c_str(), us, floor);
     separator_ = ",";
   } else {
-    std::printf("%-28s %-26s %9.2f %9.2f %6.1f %7.0f %8.1f\n", operation.c_str(), shape.c_str(), us,
+    std::printf("%-32s %-18s %9.2f %9.2f %6.1f %7.0f %8.1f\n", operation.c_str(), shape.c_str(), us,
                 floor, 100 * floor / us, bytes / us / 1e3, flop / us / 1e6);
   }
   std::fflush(stdout);

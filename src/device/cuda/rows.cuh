@@ -81,15 +81,28 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// The sum over a block of whole warps, in all its threads. `parts` [32] in shared memory is not to
-// be used again before the block has met once more.
-__device__ inline float block_sum(float x, float* parts) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  x = warp_sum(x);
-  if (blockDim.x == kWarp) return x;
-  if (lane == 0) parts[warp] = x;
-  __syncthreads();
-  return warp_sum(lane < blockDim.x / kWarp ? parts[lane] : 0);
+// ---- norms of rows: a block of at most kRowThreads, thread t has eights t, t + kRowThreads, … All
+// kernels that norm a row do it so, and its bits are the same whichever does.
+
+inline constexpr int kRowThreads = 256, kRowWarps = kRowThreads / kWarp;
+
+// Of each warp's sums, one a warp, 0 for warps that there are not.
+__device__ inline float sum_of_warps(const float* parts) {
+  const float4 a = reinterpret_cast<const float4*>(parts)[0];
+  const float4 b = reinterpret_cast<const float4*>(parts)[1];
+  return ((a.x + b.x) + (a.z + b.z)) + ((a.y + b.y) + (a.w + b.w));
+}
+
+// The factor that makes a row's mean square 1.
+__device__ inline float inverse_rms(float sum_of_squares, int n, float eps) {
+  return 1.0f / sqrtf(sum_of_squares / static_cast<float>(n) + eps);
+}
+
+__device__ inline Eight normed(const Eight& x, const Eight& weight, float inverse_rms) {
+  Eight y;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y.v[i] = weight.v[i] * (x.v[i] * inverse_rms);
+  return y;
 }
 
 }  // namespace fathom::cuda

@@ -26,8 +26,6 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kMaxThreads = 1024;
-
 struct Nothing {};
 
 template <typename X, typename Delta>
@@ -43,16 +41,16 @@ struct Arguments {
 };
 
 template <int kEights, typename X, typename Delta>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kRowThreads)
     rms_norm_kernel(const __grid_constant__ Arguments<X, Delta> arguments) {
   constexpr bool kAdds = !std::is_same_v<Delta, Nothing>;
-  __shared__ float parts[kWarp];
+  __shared__ alignas(16) float parts[kRowWarps];
   let_next_launch_begin();
   Eight weight[kEights];
 #pragma unroll
   for (int e = 0; e < kEights; ++e) {
     const int eight = threadIdx.x + e * blockDim.x;
-    if (eight < arguments.eights) weight[e] = load_eight(arguments.weight + eight * 8);
+    if (eight < arguments.eights) weight[e] = load_eight_weights(arguments.weight + eight * 8);
   }
   wait_for_earlier_launches();
   int64_t row = blockIdx.x;
@@ -75,35 +73,37 @@ __global__ void __launch_bounds__(kMaxThreads)
     }
     sum += sum_of_squares(x[e]);
   }
-  sum = block_sum(sum, parts);
-  const float scale = 1.0f / sqrtf(sum / static_cast<float>(arguments.eights * 8) + arguments.eps);
+  sum = warp_sum(sum);
+  if (threadIdx.x < kRowWarps && threadIdx.x >= blockDim.x / kWarp) parts[threadIdx.x] = 0;
+  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = sum;
+  __syncthreads();
+  const float scale = inverse_rms(sum_of_warps(parts), arguments.eights * 8, arguments.eps);
   __nv_bfloat16* const out_row = arguments.out + blockIdx.x * arguments.out_stride;
 #pragma unroll
   for (int e = 0; e < kEights; ++e) {
     const int eight = threadIdx.x + e * blockDim.x;
     if (eight >= arguments.eights) continue;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[e].v[i] = weight[e].v[i] * (x[e].v[i] * scale);
-    store_eight(x[e], out_row + eight * 8);
+    store_eight(normed(x[e], weight[e], scale), out_row + eight * 8);
   }
 }
 
 template <typename X, typename Delta>
 void launch_rows(int64_t rows, const Arguments<X, Delta>& arguments, cudaStream_t stream) {
   if (rows == 0) return;
-  const int eights_each = static_cast<int>(ceil_div(arguments.eights, kMaxThreads));
-  const int64_t threads = ceil_div(ceil_div(arguments.eights, eights_each), kWarp) * kWarp;
+  const int64_t threads = std::min<int64_t>(kRowThreads, round_up(arguments.eights, kWarp));
   const LaunchShape shape = {.blocks = static_cast<unsigned>(rows),
                              .threads = static_cast<unsigned>(threads)};
-  if (eights_each == 1) {
+  if (arguments.eights <= kRowThreads) {
     launch(rms_norm_kernel<1, X, Delta>, shape, stream, arguments);
+  } else if (arguments.eights <= 4 * kRowThreads) {
+    launch(rms_norm_kernel<4, X, Delta>, shape, stream, arguments);
   } else {
-    launch(rms_norm_kernel<2, X, Delta>, shape, stream, arguments);
+    launch(rms_norm_kernel<8, X, Delta>, shape, stream, arguments);
   }
 }
 
 void check_width(int64_t n) {
-  FATHOM_CHECK(n > 0 && n % 8 == 0 && n <= 16 * kMaxThreads, "rows of {}", n);
+  FATHOM_CHECK(n > 0 && n % 8 == 0 && n <= 64 * kRowThreads, "rows of {}", n);
 }
 
 template <typename Delta>

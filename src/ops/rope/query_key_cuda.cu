@@ -88,12 +88,10 @@ __device__ void write_latent(const Arguments& arguments, int64_t row, int lane,
     store_eight(rotated(key, load_eight(cos_sin)), to + kLatent + lane * 8);
   }
   const float sum = warp_sum(sum_of_squares(x[0]) + sum_of_squares(x[1]));
-  const float scale = 1.0f / sqrtf(sum / kLatent + arguments.eps);
+  const float scale = inverse_rms(sum, kLatent, arguments.eps);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[e].v[i] = weight[e].v[i] * (x[e].v[i] * scale);
-    store_eight(x[e], to + (lane + e * kWarp) * 8);
+    store_eight(normed(x[e], weight[e], scale), to + (lane + e * kWarp) * 8);
   }
 }
 
@@ -106,8 +104,8 @@ __global__ void __launch_bounds__(kWarpsABlock* kWarp)
   let_next_launch_begin();
   Eight weight[2] = {};
   if (task == 0) {
-    weight[0] = load_eight(arguments.norm_weight + lane * 8);
-    weight[1] = load_eight(arguments.norm_weight + (lane + kWarp) * 8);
+    weight[0] = load_eight_weights(arguments.norm_weight + lane * 8);
+    weight[1] = load_eight_weights(arguments.norm_weight + (lane + kWarp) * 8);
   }
   wait_for_earlier_launches();
   if (row >= arguments.rows) return;

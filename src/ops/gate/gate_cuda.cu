@@ -1,0 +1,138 @@
+// What: logits = x weight^T in fp32; each row's k experts and their weights by the rules of gate().
+//
+// Inputs/outputs: gate_cuda.h.
+//
+// Layout: a cluster has a tile of kRowTiles * 8 rows, each of its blocks kExpertTiles * 16 of the
+// experts. A block's eight warps have an eighth of the columns each; a warp's tiles of 16 experts x
+// 8 rows lie in the registers of mma.sync, experts on M: few rows waste nothing that is read.
+//
+// Algorithm: weights of the first columns are asked for before the wait for earlier launches. A
+// lane reads 16 neighbouring bytes of a row, eight columns, and gives them to two instructions as
+// their pairs of k: which columns meet in one instruction is free, as long as both operands agree.
+// The warps' sums are added in shared memory and go to the block of the cluster that chooses for
+// the row; there a warp has a row (gate_choice_cuda.cuh). fp32 weights are three bf16 numbers each,
+// which is exact.
+//
+// Determinism: the order of a logit's sum depends on the number of columns alone.
+//
+// Limits: hidden a multiple of 32; 512 experts.
+//
+// Source: DeepSeek-V2 (2024, section 2.1.2), DeepSeek-V3 (2024, section 2.1.2); weights before the
+// wait from TensorRT-LLM's router kernels (2025).
+//
+// Measured: docs/kernels/fused.md.
+#include "base/check.h"
+#include "base/math.h"
+#include "device/cuda/launch.h"
+#include "ops/gate/gate_cuda.h"
+#include "ops/gate/gate_product_cuda.cuh"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kMaxCluster = 16;
+
+template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead>
+__global__ void __launch_bounds__(kGateThreads, 1)
+    gate_kernel(const __grid_constant__ GateShape shape) {
+  constexpr int kExperts = kExpertTiles * 16, kRows = kRowTiles * 8;
+  extern __shared__ float shared[];
+  float* const sums = shared;
+  float* const logits = shared + kGateWarps * kExperts * kRows;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) / cluster_blocks() * kRows;
+  const auto num_rows = static_cast<int>(min(shape.rows - first_row, int64_t{kRows}));
+  cluster_arrive();
+  let_next_launch_begin();
+  GateProduct<Weights, kExpertTiles, kRowTiles, kAhead> product(
+      shape, static_cast<int>(cluster_rank()) * kExperts);
+  product.prefetch();
+  wait_for_earlier_launches();
+  product.run(shape.x + first_row * shape.hidden, num_rows);
+  product.store(sums + threadIdx.x / kWarp * kExperts * kRows);
+  exchange_and_choose<kExperts, kRows>(shape, sums, logits, first_row, num_rows);
+}
+
+template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead>
+void launch_for(const GateShape& shape, cudaStream_t stream) {
+  const auto kernel = gate_kernel<Weights, kExpertTiles, kRowTiles, kAhead>;
+  constexpr int kRows = kRowTiles * 8, kExperts = kExpertTiles * 16;
+  static const bool prepared = [&] {
+    allow_shared_memory(kernel, (kGateWarps * kExperts + kMaxExperts) * kRows * sizeof(float));
+    allow_large_clusters(kernel);
+    return true;
+  }();
+  static_cast<void>(prepared);
+  const auto cluster = static_cast<unsigned>(ceil_div(shape.experts, kExperts));
+  const int64_t own_rows = ceil_div(kRows, cluster);
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(ceil_div(shape.rows, kRows)) * cluster,
+          .threads = kGateThreads,
+          .shared_bytes = static_cast<unsigned>(
+              (kGateWarps * kExperts * kRows + own_rows * shape.experts) * sizeof(float)),
+          .cluster = cluster},
+         stream, shape);
+}
+
+// More rows share what a block reads of the weights, and more experts what it reads of x, but few
+// rows are done by more multiprocessors in small tiles.
+constexpr int64_t kFewRows = 96, kManyRows = 1536;
+
+void launch_narrow(const GateShape& shape, cudaStream_t stream) {
+  if (shape.rows > kManyRows) {
+    launch_for<NarrowWeights, 4, 4, 2>(shape, stream);
+  } else if (shape.rows > kFewRows || shape.experts > 16 * kMaxCluster) {
+    launch_for<NarrowWeights, 2, 2, 8>(shape, stream);
+  } else if (shape.hidden <= kGateWarps * 8 * kGateColumns) {
+    launch_for<NarrowWeights, 1, 1, 8>(shape, stream);
+  } else {
+    launch_for<NarrowWeights, 1, 1, 14>(shape, stream);  // half of 7,168 columns
+  }
+}
+
+void launch_wide(const GateShape& shape, cudaStream_t stream) {
+  if (shape.rows > kFewRows || shape.experts > 16 * kMaxCluster) {
+    launch_for<WideWeights, 2, 2, 2>(shape, stream);
+  } else {
+    launch_for<WideWeights, 1, 1, 8>(shape, stream);
+  }
+}
+
+GateShape gate_shape(const GateArguments& arguments) {
+  const GateOptions& options = arguments.options;
+  const int64_t k = options.experts_per_token, experts = arguments.experts;
+  const bool grouped = options.scoring != GateScoring::kSoftmaxGreedy;
+  const int64_t groups = grouped ? options.num_groups : 1;
+  const int64_t kept = grouped ? options.groups_per_token : 1;
+  FATHOM_CHECK(arguments.hidden > 0 && arguments.hidden % kGateColumns == 0, "rows of {}",
+               arguments.hidden);
+  FATHOM_CHECK(experts >= 1 && experts <= kMaxExperts && k >= 1 && k <= experts && k <= kWarp,
+               "{} of {} experts a token", k, experts);
+  FATHOM_CHECK(groups >= 1 && groups <= kWarp && experts % groups == 0 && kept >= 1 &&
+                   kept <= groups && kept * (experts / groups) >= k,
+               "{} experts in {} groups, {} kept, {} experts a token", experts, groups, kept, k);
+  FATHOM_CHECK((arguments.bias != nullptr) == (options.scoring == GateScoring::kSigmoidBias),
+               "a bias with sigmoid scores only");
+  FATHOM_CHECK(arguments.weight_type == DType::kBF16 || arguments.weight_type == DType::kF32,
+               "weights of {}", name_of(arguments.weight_type));
+  return {.x = static_cast<const __nv_bfloat16*>(arguments.x),
+          .weight = arguments.weight,
+          .bias = arguments.bias,
+          .num_valid_rows = arguments.num_valid_rows,
+          .expert_ids = arguments.expert_ids,
+          .expert_weights = arguments.expert_weights,
+          .options = options,
+          .rows = arguments.rows,
+          .hidden = arguments.hidden,
+          .experts = static_cast<int32_t>(experts)};
+}
+
+}  // namespace
+
+void gate(const GateArguments& arguments, cudaStream_t stream) {
+  const GateShape shape = gate_shape(arguments);
+  if (shape.rows == 0) return;
+  if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);
+  launch_narrow(shape, stream);
+}
+
+}  // namespace fathom::cuda

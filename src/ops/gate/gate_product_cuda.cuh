@@ -1,0 +1,231 @@
+// The router's product and choice, as its kernels share them: eight warps of a block add up logits
+// of kExpertTiles * 16 experts and kRowTiles * 8 rows, the blocks of a cluster exchange them, and a
+// warp chooses for a row. The layout is described in gate_cuda.cu.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/cluster_memory.cuh"
+#include "device/cuda/rows.cuh"
+#include "device/cuda/warp_mma.cuh"
+#include "ops/gate/gate_choice_cuda.cuh"
+#include "ops/gate/gate_options.h"
+
+namespace fathom::cuda {
+
+inline constexpr int kGateWarps = 8, kGateThreads = kGateWarps * kWarp;
+inline constexpr int kGateColumns = 32;  // of a step: eight a lane, four lanes a row
+inline constexpr int kMaxExperts = 512;
+
+struct GateShape {
+  const __nv_bfloat16* x;
+  const void* weight;
+  const float* bias;
+  const int32_t* num_valid_rows;
+  int32_t* expert_ids;
+  float* expert_weights;
+  GateOptions options;
+  int64_t rows, hidden;
+  int32_t experts;
+};
+
+// ---- eight columns of one expert's weights, as kTerms bf16 numbers whose sum they are
+
+struct NarrowWeights {
+  using Element = __nv_bfloat16;
+  static constexpr int kTerms = 1;
+  uint4 packed;
+
+  __device__ void load(const Element* from) { packed = load_weights_16(from); }
+  __device__ uint4 term(int) { return packed; }
+};
+
+struct WideWeights {
+  using Element = float;
+  static constexpr int kTerms = 3;
+  Eight rest;
+
+  __device__ void load(const Element* from) { rest = load_eight_weights(from); }
+  // The upper 16 bits of what is left, exactly; called for term 0, 1 and 2 in turn.
+  __device__ uint4 term(int) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = __float_as_uint(rest.v[2 * i]) & 0xFFFF0000;
+      const uint32_t high = __float_as_uint(rest.v[2 * i + 1]) & 0xFFFF0000;
+      rest.v[2 * i] -= __uint_as_float(low);
+      rest.v[2 * i + 1] -= __uint_as_float(high);
+      pairs[i] = low >> 16 | high;
+    }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+};
+
+// ---- a warp's share of the sums
+
+template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead>
+class GateProduct {
+ public:
+  using Element = typename Weights::Element;
+
+  __device__ GateProduct(const GateShape& shape, int first_expert)
+      : lane_(threadIdx.x % kWarp), hidden_(static_cast<int>(shape.hidden)) {
+    const int steps = static_cast<int>(shape.hidden / kGateColumns), warp = threadIdx.x / kWarp;
+    const int each = (steps + kGateWarps - 1) / kGateWarps;
+    const int first_step = min(warp * each, steps);
+    num_steps_ = min(each, steps - first_step);
+    first_column_ = first_step * kGateColumns + lane_ % 4 * 8;
+    weight_ = static_cast<const Element*>(shape.weight) +
+              (first_expert + lane_ / 4) * shape.hidden + first_column_;
+    experts_left_ = shape.experts - first_expert - lane_ / 4;
+  }
+
+  // Weights only: nothing that an earlier launch writes.
+  __device__ void prefetch() {
+#pragma unroll
+    for (int slot = 0; slot < kAhead; ++slot) load_weights(slot, slot);
+  }
+
+  // All of kAhead steps is asked for at once, and then multiplied: in a ring, the wait for the
+  // oldest of so many loads would wait for younger ones too, as a warp has six counters for them.
+  // x: so many rows.
+  __device__ void run(const __nv_bfloat16* x, int rows) {
+    x += lane_ / 4 * hidden_ + first_column_;
+    rows -= lane_ / 4;
+    for (int first = 0; first < num_steps_; first += kAhead) {
+#pragma unroll
+      for (int slot = 0; slot < kAhead; ++slot) {
+        if (first > 0) load_weights(slot, first + slot);
+        load_x(slot, first + slot, x, rows);
+      }
+      // Beyond the end both operands are zeros.
+#pragma unroll
+      for (int slot = 0; slot < kAhead; ++slot) multiply(slot);
+    }
+  }
+
+  // sums [experts of the block, rows of the tile]
+  __device__ void store(float* sums) const {
+#pragma unroll
+    for (int e = 0; e < kExpertTiles; ++e) {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        float* const to = sums + (e * 16 + lane_ / 4) * (kRowTiles * 8) + r * 8 + lane_ % 4 * 2;
+        *reinterpret_cast<float2*>(to) = make_float2(sums_[e][r][0], sums_[e][r][1]);
+        *reinterpret_cast<float2*>(to + 8 * kRowTiles * 8) =
+            make_float2(sums_[e][r][2], sums_[e][r][3]);
+      }
+    }
+  }
+
+ private:
+  __device__ void load_weights(int slot, int step) {
+#pragma unroll
+    for (int e = 0; e < kExpertTiles * 2; ++e) {
+      weights_[slot][e] = {};
+      if (step < num_steps_ && e * 8 < experts_left_) {
+        weights_[slot][e].load(weight_ + (e * 8 * hidden_ + step * kGateColumns));
+      }
+    }
+  }
+
+  __device__ void load_x(int slot, int step, const __nv_bfloat16* x, int rows) {
+#pragma unroll
+    for (int r = 0; r < kRowTiles; ++r) {
+      x_values_[slot][r] = make_uint4(0, 0, 0, 0);
+      if (step < num_steps_ && r * 8 < rows) {
+        x_values_[slot][r] =
+            *reinterpret_cast<const uint4*>(x + (r * 8 * hidden_ + step * kGateColumns));
+      }
+    }
+  }
+
+  __device__ void multiply(int slot) {
+#pragma unroll
+    for (int e = 0; e < kExpertTiles; ++e) {
+#pragma unroll
+      for (int term = 0; term < Weights::kTerms; ++term) {
+        const uint4 upper = weights_[slot][2 * e].term(term);
+        const uint4 lower = weights_[slot][2 * e + 1].term(term);
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          const uint4 x = x_values_[slot][r];
+          warp_mma_16x8x16(sums_[e][r], {upper.x, lower.x, upper.y, lower.y}, {x.x, x.y});
+          warp_mma_16x8x16(sums_[e][r], {upper.z, lower.z, upper.w, lower.w}, {x.z, x.w});
+        }
+      }
+    }
+  }
+
+  const int lane_;
+  const int hidden_;
+  int num_steps_, first_column_;
+  int experts_left_;  // from the lane's first on
+  const Element* weight_;
+  Weights weights_[kAhead][kExpertTiles * 2];
+  uint4 x_values_[kAhead][kRowTiles];
+  float sums_[kExpertTiles][kRowTiles][4] = {};
+};
+
+// ---- the choice
+
+__device__ inline void write_no_experts(const GateShape& shape, int64_t row, int lane) {
+  const int64_t k = shape.options.experts_per_token;
+  if (lane >= k) return;
+  shape.expert_ids[row * k + lane] = -1;
+  shape.expert_weights[row * k + lane] = 0;
+}
+
+__device__ inline void choose_experts(const GateShape& shape, int64_t row, float* logits) {
+  const int64_t at = row * shape.options.experts_per_token;
+  int32_t* const ids = shape.expert_ids + at;
+  float* const weights = shape.expert_weights + at;
+  const int experts = shape.experts;
+  if (experts <= 2 * kWarp) {
+    ExpertChoice<2>(shape.options, experts, logits).run(shape.bias, ids, weights);
+  } else if (experts <= 8 * kWarp) {
+    ExpertChoice<8>(shape.options, experts, logits).run(shape.bias, ids, weights);
+  } else {
+    ExpertChoice<16>(shape.options, experts, logits).run(shape.bias, ids, weights);
+  }
+}
+
+// Adds up the warps' `sums` [kGateWarps, kExperts, kRows], sends each row's to the block that
+// chooses for it (row % blocks: its row / blocks-th) and chooses. `logits` [rows of a block,
+// experts] and `sums` are shared memory; rows are [first_row, first_row + num_rows). The cluster's
+// blocks have arrived once before and meet once here: when it returns, all have read what they
+// began with.
+template <int kExperts, int kRows>
+__device__ void exchange_and_choose(const GateShape& shape, const float* sums, float* logits,
+                                    int64_t first_row, int num_rows) {
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int blocks = static_cast<int>(cluster_blocks());
+  const int rank = static_cast<int>(cluster_rank());
+  __syncthreads();
+  cluster_wait();
+  const uint32_t logits_address = shared_address(logits);
+  for (int i = threadIdx.x; i < kExperts * kRows; i += kGateThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kGateWarps; ++w) sum += sums[w * kExperts * kRows + i];
+    const int expert = rank * kExperts + i / kRows, row = i % kRows;
+    if (expert >= shape.experts || row >= num_rows) continue;
+    const int at = row / blocks * shape.experts + expert;
+    store_word_in_block(address_in_block(logits_address + at * static_cast<int>(sizeof(float)),
+                                         static_cast<uint32_t>(row % blocks)),
+                        sum);
+  }
+  cluster_arrive();
+  cluster_wait();
+  const int64_t valid = shape.num_valid_rows == nullptr ? shape.rows : *shape.num_valid_rows;
+  for (int own = warp; own * blocks + rank < num_rows; own += kGateWarps) {
+    const int64_t row = first_row + own * blocks + rank;
+    if (row < valid) {
+      choose_experts(shape, row, logits + own * shape.experts);
+    } else {
+      write_no_experts(shape, row, lane);
+    }
+  }
+}
+
+}  // namespace fathom::cuda
