@@ -9,11 +9,12 @@
 // Algorithm:
 //   1. load, NaN as -infinity; of rows with log-probabilities the sum of exponentials
 //   2. bias, penalties, masks, in shared memory; the largest logit of the row
-//   3. top-k, top-p: each block sorts and sends the candidates above a bound of its own, which 40 of
-//      its threads' largest reach (found bit by bit: a barrier can count). Above the highest of the
-//      bounds block 0 has all that there are: it merges them, finds the border and draws. Where that
-//      is not enough (a flat row, hundreds of equals, a large k) the border is found bit by bit over
-//      the whole row, 52 times counting or adding.
+//   3. top-k, top-p: each block sorts and sends the candidates above a bound of its own, which some
+//      50 of its threads' largest reach (found bit by bit: a barrier can count). Above the highest
+//      of the bounds block 0 has all that there are: it merges them, finds the border and draws.
+//      Where that is not enough (a flat row, hundreds of equals, a large k) the border is looked
+//      for in the whole row, adding up what lies above a pivot until so few are left that they can
+//      be sent.
 //   4. otherwise the chunks' sums go to block 0, which finds the chunk and in it the token.
 // Sums are integers (logit_row.h), so that none of it depends on an order.
 //
@@ -41,8 +42,11 @@ namespace {
 constexpr int kBlocks = 8, kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kChunk = 256;
 constexpr int kLoadsAhead = 4;  // chunks of a warp that are read together
-constexpr int kGuess = 40;      // candidates that a block looks for
+constexpr int kGuess = 46;      // candidates that a block looks for,
+constexpr int kEnough = 54;     // is content with
 constexpr int kRoom = 64;       // and has room for
+constexpr int kFewLeft =
+    256;  // in all blocks: most probably no block has more than it has room for
 constexpr int kCandidates = kBlocks * kRoom;
 static_assert(kCandidates == kThreads, "a thread each");
 static_assert(kGuess >= kDeviceTopLogprobs);
@@ -63,7 +67,7 @@ struct alignas(16) Shared {
   uint64_t units[kCandidates];        // of each
   uint64_t exchanged[2][kBlocks][2];  // two words of each block, in turn
   uint64_t parts[kWarps];
-  uint64_t units_before;
+  uint64_t units_before, border;
   int32_t chunk, id;
   uint32_t count;
 };
@@ -103,9 +107,7 @@ class Sampler {
     }
     if (wants_logprob && !raw_finite_) id = -1;
     if (rank_ == 0 && threadIdx.x == 0) write(out, id);
-    // Block 0 may have been reading another's memory.
-    cluster_arrive();
-    cluster_wait();
+    if (block_0_reads_) meet();
   }
 
  private:
@@ -279,8 +281,10 @@ class Sampler {
     log_sum_ = max_ + log(__ull2double_rn(sum_of_all(own_units(0, 1))) / kUnits);
     const int count = min(row().num_logprobs, static_cast<int>(arguments_.vocab));
     if (count == 0) return;
-    if (!gather(uint64_t{local_bound()} << kIdBits).holds(count)) {
-      gather(max(find_border<false>(count, 0, 1), kLowestFinite));
+    const Candidates gathered = gather(uint64_t{local_bound()} << kIdBits);
+    if (!gathered.holds(count)) {
+      const uint64_t border = find_border<false>(count, 0, 1, gathered.lowest);
+      gather(max(border, kLowestFinite));
     }
     if (rank_ != 0) return;
     merge();
@@ -359,37 +363,40 @@ class Sampler {
     __device__ bool holds(int wanted) const { return !overflowed && (all || wanted <= kGuess); }
   };
 
-  // The highest key that kGuess of the threads' largest reach.
+  // A key that kGuess of the threads' largest reach, and hardly more.
   __device__ uint32_t local_bound() const {
     const uint32_t key = best_id_ < 0 ? 0 : key_of(best_);
     uint32_t bound = 0;
     for (int bit = 31; bit >= 0; --bit) {
       const uint32_t pivot = bound | 1u << bit;
-      if (__syncthreads_count(key >= pivot) >= kGuess) bound = pivot;
+      const int count = __syncthreads_count(key >= pivot);
+      if (count >= kGuess) bound = pivot;
+      if (count >= kGuess && count <= kEnough) break;
     }
     return max(bound, kLowestFiniteKey);
   }
 
-  // Sends block 0 this block's values from `lowest` on, in descending order.
-  __device__ Candidates gather(uint64_t lowest) {
+  // Sends block 0 this block's values from `lowest` on and before `end`, in descending order.
+  __device__ Candidates gather(uint64_t lowest, uint64_t end = ~uint64_t{0}) {
     if (threadIdx.x == 0) shared().count = 0;
+    if (threadIdx.x < kRoom) shared().own[threadIdx.x] = 0;
     __syncthreads();
-    const Border border(lowest);
+    const Border border(lowest), above(end);
     if (best_id_ >= 0 && border.keeps(best_, best_id_)) {
       for_each([&](float value, int id) {
-        if (!border.keeps(value, id)) return;
+        if (!border.keeps(value, id) || above.keeps(value, id)) return;
         const uint32_t place = atomicAdd(&shared().count, 1);
         if (place < kRoom) shared().own[place] = order_of(value, id);
       });
     }
     __syncthreads();
-    const int count = min(static_cast<int>(shared().count), kRoom);
     if (threadIdx.x < kRoom) {
       const int own = static_cast<int>(threadIdx.x);
-      const uint64_t order = own < count ? shared().own[own] : 0;
+      const uint64_t order = shared().own[own];
       int place = 0;
-      for (int i = 0; i < count; ++i) place += shared().own[i] > order;
-      if (own >= count) place = own;
+#pragma unroll 16
+      for (int i = 0; i < kRoom; ++i) place += shared().own[i] > order;
+      if (order == 0) place = own;  // all others come before
       store_word_in_block(address_in_block(shared_address(&shared().lists[rank_][place]), 0),
                           order);
     }
@@ -453,55 +460,123 @@ class Sampler {
 
   // Draws among the first `count` candidates, by ascending id; `units` are this thread's. Block 0.
   __device__ int draw_among(int count, uint64_t units) {
-    const int own = static_cast<int>(threadIdx.x);
-    shared().units[own] = units;
-    const uint64_t total = integers_.sum(own < count ? units : 0);
-    if (own < count) {
-      const uint64_t target = drawn_units(row().uniform, total);
+    shared().units[threadIdx.x] = units;
+    const uint64_t total = integers_.sum(static_cast<int>(threadIdx.x) < count ? units : 0);
+    const uint64_t target = drawn_units(row().uniform, total);
+    // Eight lanes add up what comes before one candidate.
+    constexpr int kLanes = 8;
+    const int lane = threadIdx.x % kLanes;
+    for (int first = 0; first < count; first += kThreads / kLanes) {
+      const int own = first + static_cast<int>(threadIdx.x) / kLanes;
       // The lower bits of an order descend with the id.
       const auto place = static_cast<uint32_t>(shared().sorted[own] & kIdMask);
       uint64_t before = 0;
-#pragma unroll 4
-      for (int i = 0; i < count; ++i) {
+      for (int i = lane; i < count; i += kLanes) {
         if (static_cast<uint32_t>(shared().sorted[i] & kIdMask) > place)
           before += shared().units[i];
       }
-      if (before <= target && target < before + units) shared().id = id_in(shared().sorted[own]);
+#pragma unroll
+      for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+        before += __shfl_xor_sync(~0u, before, distance);
+      }
+      if (lane == 0 && own < count && before <= target && target < before + shared().units[own]) {
+        shared().id = id_in(shared().sorted[own]);
+      }
     }
     __syncthreads();
     return shared().id;
   }
 
-  // ---- the border over the whole row, bit by bit
+  // ---- the border over the whole row
 
   // The highest order from which on the row has `wanted` values (kMass: units) or more, counting
-  // from `lowest` on; 0 if it has fewer.
+  // from `lowest` on; 0 if it has fewer. `pivot`: where to begin.
   template <bool kMass>
-  __device__ uint64_t find_border(uint64_t wanted, uint64_t lowest, float inverse_temperature) {
-    lowest = max(lowest, kLowestFinite);
-    uint64_t border = 0;
-    for (int bit = kOrderBits - 1; bit >= 0; --bit) {
-      const uint64_t pivot = border | uint64_t{1} << bit;
-      uint64_t own = 0;
-      if constexpr (kMass) {
-        own = own_units(max(pivot, lowest), inverse_temperature);
+  __device__ uint64_t find_border(uint64_t wanted, uint64_t lowest, float inverse_temperature,
+                                  uint64_t pivot) {
+    constexpr uint64_t kUnknown = ~uint64_t{0};
+    constexpr int kLeaps = 8;
+    uint64_t low = max(lowest, kLowestFinite), high = order_of(max_, 0) + 1;
+    uint64_t above = 0, count_above = 0, count_from_low = kUnknown;
+    float leap = 0.5f / inverse_temperature;
+    int leaps = 0;
+    if (!kMass && weigh<kMass>(low, inverse_temperature).weight < wanted) return 0;
+    while (high - low > 1) {
+      if (pivot <= low || pivot >= high) pivot = low + (high - low) / 2;
+      const Weighed weighed = weigh<kMass>(pivot, inverse_temperature, low);
+      if (weighed.weight >= wanted) {
+        low = pivot;
+        count_from_low = weighed.count;
       } else {
-        const Border from(max(pivot, lowest));
-        for_each([&](float value, int id) { own += from.keeps(value, id); });
+        high = pivot;
+        above = weighed.weight;
+        count_above = weighed.count;
       }
-      if (sum_of_all(own) >= wanted) border = pivot;
+      if (count_from_low != kUnknown && count_from_low - count_above <= kFewLeft &&
+          !gather(low, high).overflowed) {
+        return border_among<kMass>(wanted - above, inverse_temperature);
+      }
+      // From the first pivot downwards, in the measure of probabilities; then by halves.
+      pivot = 0;
+      if (count_from_low == kUnknown && leaps++ < kLeaps) {
+        pivot = static_cast<uint64_t>(key_of(logit_in(high) - leap)) << kIdBits;
+        leap *= 2;
+      }
     }
-    return border;
+    return low;
   }
 
-  __device__ uint64_t find_row_border(uint64_t row_units) {
+  struct Weighed {
+    uint64_t weight, count;
+  };
+
+  // The row's values from max(pivot, lowest) on.
+  template <bool kMass>
+  __device__ Weighed weigh(uint64_t pivot, float inverse_temperature, uint64_t lowest = 0) {
+    const Border border(max(pivot, lowest));
+    UnitSum sum(max_, inverse_temperature);
+    uint64_t count = 0;
+    for_each([&](float value, int id) {
+      const bool keeps = border.keeps(value, id);
+      count += keeps;
+      if constexpr (kMass) sum.add(value, keeps);
+    });
+    count = integers_.sum(count);
+    const Exchanged all = exchange(kMass ? integers_.sum(sum.units()) : count, count);
+    Weighed weighed = {0, 0};
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      weighed.weight += all.words[block][0];
+      weighed.count += all.words[block][1];
+    }
+    return weighed;
+  }
+
+  // The border, of which it is known that it is one of the candidates that have been sent.
+  template <bool kMass>
+  __device__ uint64_t border_among(uint64_t wanted, float inverse_temperature) {
+    if (rank_ == 0) {
+      merge();
+      const uint64_t order = shared().sorted[threadIdx.x];
+      uint64_t weight = order != 0, total = 0;
+      if (kMass && order != 0) weight = units_at(logit_in(order), max_, inverse_temperature);
+      const uint64_t before = integers_.sum_before(weight, &total);
+      if (before < wanted && wanted <= before + weight) shared().border = order;
+      __syncthreads();
+    }
+    return exchange(shared().border, 0).words[0][0];
+  }
+
+  // `pivot`: where to begin.
+  __device__ uint64_t find_row_border(uint64_t row_units, uint64_t pivot) {
+    const float inverse_temperature = row().inverse_temperature;
     uint64_t border = 0;
-    if (row().top_k > 0) border = find_border<false>(row().top_k, 0, 1);
+    if (row().top_k > 0) border = find_border<false>(row().top_k, 0, 1, pivot);
     if (row().top_p < 1) {
       const uint64_t total =
-          row().top_k > 0 ? sum_of_all(own_units(border, row().inverse_temperature)) : row_units;
+          row().top_k > 0 ? sum_of_all(own_units(border, inverse_temperature)) : row_units;
       border =
-          find_border<true>(wanted_units(row().top_p, total), border, row().inverse_temperature);
+          find_border<true>(wanted_units(row().top_p, total), border, inverse_temperature, pivot);
     }
     return border;
   }
@@ -529,7 +604,7 @@ class Sampler {
       const int id = rank_ == 0 ? choose_among(gathered, row_units) : -1;
       const int chosen = static_cast<int>(exchange(id, 0).words[0][0]);
       if (chosen >= 0) return chosen;
-      border = find_row_border(row_units);
+      border = find_row_border(row_units, gathered.lowest);
     }
     return draw_from_row(max(border, min_p_border()));
   }
@@ -553,6 +628,7 @@ class Sampler {
     }
     __syncwarp();
     meet();
+    block_0_reads_ = true;
     if (rank_ != 0) return -1;
 
     // The chunk: each thread adds up some neighbours.
@@ -625,6 +701,7 @@ class Sampler {
   int best_id_ = -1;
   float max_ = 0;  // of the row, as it is being looked at
   bool raw_finite_ = true;
+  bool block_0_reads_ = false;  // in the others' memory: they must not end before
   double log_sum_ = 0;
 };
 
