@@ -1,5 +1,5 @@
-// The copy engine (TMA) on batches of matrices, for one block or a cluster. PTX ISA 9.0 is the
-// source; each function says its instruction.
+// What kernels of tiles need to bring operands to shared memory and results out of it. PTX ISA 9.0
+// is the source; each function says its instruction.
 #pragma once
 
 #include <cuda.h>
@@ -25,18 +25,6 @@ __device__ inline void load_box(void* to, const CUtensorMap* map, uint64_t* barr
       : "memory");
 }
 
-// The same to the same place in every block of `blocks` (a bit each) of the cluster, and to the
-// barrier at the same place there.
-__device__ inline void load_box_to_cluster(void* to, const CUtensorMap* map, uint64_t* barrier,
-                                           BoxOrigin from, uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(from.column), "r"(from.row), "r"(from.batch),
-      "h"(blocks)
-      : "memory");
-}
-
 // stmatrix.x4: four 8 x 8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                       uint32_t d) {
@@ -55,23 +43,11 @@ __device__ inline float4 load_shared(uint32_t address) {
   return v;
 }
 
-// ---- clusters (cluster.cuh)
-
 // st.shared::cluster.v4, to an address of address_in_block(): cluster_arrive() makes it known.
 __device__ inline void store_in_block(uint32_t to, float4 v) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y),
                "f"(v.z), "f"(v.w)
                : "memory");
-}
-
-// mapa, mbarrier.arrive: at the barrier that lies at the same place in another block. For who has
-// only read: what it has written itself is not made known (.release.cluster would wait for that).
-__device__ inline void barrier_arrive_in(uint64_t* barrier, int rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
 }
 
 }  // namespace fathom::cuda

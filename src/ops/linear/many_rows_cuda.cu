@@ -4,8 +4,9 @@
 //
 // Layout and algorithm: many_rows_tile_cuda.cuh. Here is where a tile's operands and results lie.
 //
-// Determinism: an element is summed by one warpgroup in order of k, whatever the tile: the same
-// bits for any plan and any number of rows.
+// Determinism: an element is summed by one warpgroup in order of k, with the same bits for any
+// tile; with a split of k its shares are added in their order, and the bits are others. Which it is
+// depends on the sizes alone, the number of rows among them.
 //
 // Limits: bf16; k a multiple of 64, n of 8.
 //
@@ -34,10 +35,9 @@ struct LinearWork {
 
   __device__ int num_tiles() const { return tiles; }
 
-  __device__ Tile tile(int index, int rank) const {
+  __device__ Tile tile(int index) const {
     const auto [batch, row_tile, column_tile] = raster.place(index);
-    const int row = (row_tile * Shape::kCluster + rank) * Shape::kRows;
-    const int column = column_tile * Shape::kColumns;
+    const int row = row_tile * Shape::kRows, column = column_tile * Shape::kColumns;
     using Element = std::conditional_t<kResult == TileResult::kF32, float, __nv_bfloat16>;
     Tile tile;
     tile.a = &x;
@@ -51,7 +51,7 @@ struct LinearWork {
     tile.out.row_stride = out_row_stride;
     tile.out.rows = rows - row;
     tile.out.columns = n - column;
-    tile.out.groups = max(0, min(Shape::kGroups, (rows - row + 63) / 64));
+    tile.out.groups = min(Shape::kGroups, (rows - row + 63) / 64);
     tile.out.k_steps = k_steps;
     return tile;
   }
@@ -101,31 +101,29 @@ void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t
          {.blocks = static_cast<unsigned>(plan.num_blocks),
           .threads = Shape::kThreads,
           .shared_bytes = kBytes,
-          .cluster = Shape::kBlocks},
+          .cluster = Shape::kSplit},
          stream, work);
 }
 
 template <TileResult kResult>
 void launch_tile(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
   const ManyRowsTile tile = plan.tile;
-  if (tile == ManyRowsTile{.groups = 2, .columns = 256, .cluster = 2}) {
+  if (tile == ManyRowsTile{2, 256, 1}) {
+    launch_for<TileShape<2, 256, 4, 1>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{3, 192, 1}) {
+    launch_for<TileShape<3, 192, 3, 1>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 192, 1}) {
+    launch_for<TileShape<2, 192, 4, 1>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 128, 1}) {
+    launch_for<TileShape<2, 128, 6, 1>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 64, 1}) {
+    launch_for<TileShape<1, 64, 12, 1>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 256, 2}) {
     launch_for<TileShape<2, 256, 4, 2>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 2, .columns = 256}) {
-    launch_for<TileShape<2, 256, 4>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 2, .columns = 192}) {
-    launch_for<TileShape<2, 192, 4>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 2, .columns = 128}) {
-    launch_for<TileShape<2, 128, 6>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 3, .columns = 256}) {
-    launch_for<TileShape<3, 256, 3>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 3, .columns = 192}) {
-    launch_for<TileShape<3, 192, 3>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 2, .columns = 256, .split = 2}) {
-    launch_for<TileShape<2, 256, 4, 1, 2>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 2, .columns = 128, .split = 2}) {
-    launch_for<TileShape<2, 128, 6, 1, 2>, kResult>(a, plan, stream);
-  } else if (tile == ManyRowsTile{.groups = 2, .columns = 128, .split = 4}) {
-    launch_for<TileShape<2, 128, 6, 1, 4>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 128, 2}) {
+    launch_for<TileShape<2, 128, 6, 2>, kResult>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 64, 2}) {
+    launch_for<TileShape<1, 64, 12, 2>, kResult>(a, plan, stream);
   } else {
     check(cudaErrorInvalidConfiguration, "looking for a kernel of this tile");
   }

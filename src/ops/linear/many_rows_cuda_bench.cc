@@ -99,8 +99,7 @@ class Bench {
 
 std::string name(const ManyRowsTile& tile) {
   char text[64];
-  std::snprintf(text, sizeof(text), "%dx%d/%dk%d", tile.rows(), tile.columns, tile.cluster,
-                tile.split);
+  std::snprintf(text, sizeof(text), "%dx%d k/%d", tile.rows(), tile.columns, tile.split);
   return text;
 }
 

@@ -138,8 +138,7 @@ TEST_P(ManyRows, EqualsDoublePrecisionWithAnyTile) {
   for (const ManyRowsTile& tile : many_rows_tiles()) {
     if (!product.can_take(tile)) continue;
     SCOPED_TRACE(product.name() + ", tile " + std::to_string(tile.rows()) + " x " +
-                 std::to_string(tile.columns) + ", cluster " + std::to_string(tile.cluster) +
-                 ", split " + std::to_string(tile.split));
+                 std::to_string(tile.columns) + ", split " + std::to_string(tile.split));
     const auto out = product.run(&tile);
     product.compare(out);
     EXPECT_EQ(product.run(&tile), out);

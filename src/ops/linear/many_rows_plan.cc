@@ -16,20 +16,22 @@ struct TileCost {
   ManyRowsTile tile;
   double step_us, tile_us;
 };
-constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256, .cluster = 2}, 0.605, 3.4},
-                               {{.groups = 2, .columns = 256}, 0.605, 3.3},
-                               {{.groups = 3, .columns = 256}, 0.93, 3.6},
-                               {{.groups = 3, .columns = 192}, 0.70, 3.5},
+constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
+                               {{.groups = 3, .columns = 192}, 0.70, 4.0},
                                {{.groups = 2, .columns = 192}, 0.47, 2.9},
                                {{.groups = 2, .columns = 128}, 0.43, 2.4},
+                               {{.groups = 1, .columns = 64}, 0.24, 1.8},
                                {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
-                               {{.groups = 2, .columns = 128, .split = 2}, 0.49, 5.0},
-                               {{.groups = 2, .columns = 128, .split = 4}, 0.49, 5.0}};
+                               {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
+                               {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
 constexpr auto kTiles = [] {
   std::array<ManyRowsTile, std::size(kCosts)> tiles;
   std::ranges::transform(kCosts, tiles.begin(), &TileCost::tile);
   return tiles;
 }();
+
+// How much less a smaller tile has to take: long products are limited by power, and it costs more.
+constexpr double kWorthIt = 0.97;
 
 // Rows or columns of operands that tiles running at a time share.
 constexpr int64_t kBandSize = 1024;
@@ -40,18 +42,11 @@ int64_t num_tiles(const ManyRowsPlan& plan, int64_t batches) {
   return int64_t{plan.row_tiles} * plan.column_tiles * batches;
 }
 
-// Clusters that run at a time. Those of four do not fill the parts of a GPU that they may not
-// cross: of 132 multiprocessors, 29 such clusters were seen to find room and 32 not.
-int64_t max_clusters(ManyRowsTile tile, int num_multiprocessors) {
-  const int clusters = num_multiprocessors / tile.blocks();
-  return tile.blocks() == 4 ? clusters - 4 : clusters;
-}
-
 double cost(const ManyRowsProblem& problem, const TileCost& costs, int num_multiprocessors) {
   const ManyRowsTile tile = costs.tile;
   const ManyRowsPlan plan = plan_many_rows(problem, tile, num_multiprocessors);
   const auto waves = static_cast<double>(
-      ceil_div(num_tiles(plan, problem.batches), max_clusters(tile, num_multiprocessors)));
+      ceil_div(num_tiles(plan, problem.batches), num_multiprocessors / tile.split));
   const auto steps = static_cast<double>(ceil_div(problem.k / 64, tile.split));
   return waves * (steps * costs.step_us + costs.tile_us);
 }
@@ -63,7 +58,7 @@ std::span<const ManyRowsTile> many_rows_tiles() { return kTiles; }
 bool can_be_planned(const ManyRowsProblem& problem, ManyRowsTile tile, int num_multiprocessors) {
   if (tile.split == 1) return true;
   const int64_t tiles = ceil_div(problem.rows, tile.rows()) * ceil_div(problem.n, tile.columns);
-  return tiles * problem.batches <= max_clusters(tile, num_multiprocessors) &&
+  return tiles * problem.batches * tile.split <= num_multiprocessors &&
          problem.k / 64 >= tile.split;
 }
 
@@ -71,7 +66,7 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
                             int num_multiprocessors) {
   ManyRowsPlan plan;
   plan.tile = tile;
-  const int64_t rows = int64_t{tile.rows()} * tile.cluster;
+  const int64_t rows = tile.rows();
   plan.row_tiles = static_cast<int>(ceil_div(problem.rows, rows));
   plan.column_tiles = static_cast<int>(ceil_div(problem.n, tile.columns));
   // Bands of rows read W once a band, bands of columns x once a band.
@@ -86,8 +81,8 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
       reads(problem.n, ceil_div(plan.row_tiles, row_band)) + reads(problem.rows, 1);
   plan.band = static_cast<int>(plan.band_of_columns ? column_band : row_band);
   const int64_t clusters =
-      std::min<int64_t>(num_tiles(plan, problem.batches), num_multiprocessors / tile.blocks());
-  plan.num_blocks = static_cast<int>(clusters * tile.blocks());
+      std::min<int64_t>(num_tiles(plan, problem.batches), num_multiprocessors / tile.split);
+  plan.num_blocks = static_cast<int>(clusters * tile.split);
   return plan;
 }
 
@@ -97,7 +92,7 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocess
   for (const TileCost& costs : kCosts) {
     if (!can_be_planned(problem, costs.tile, num_multiprocessors)) continue;
     const double us = cost(problem, costs, num_multiprocessors);
-    if (us < least) {
+    if (us < kWorthIt * least) {
       least = us;
       best = costs.tile;
     }

@@ -6,16 +6,12 @@
 
 namespace fathom::cuda {
 
-// What a block computes at a time. A cluster of two blocks has two tiles of rows and the same
-// columns, of which each reads one half for both. With a split, so many blocks have a share of k of
-// one tile each.
+// What a block computes at a time. With a split, so many blocks have a share of k of one tile each.
 struct ManyRowsTile {
-  int groups = 2;     // of 64 rows: 2 or 3
-  int columns = 256;  // 128, 192 or 256
-  int cluster = 1;    // 1 or 2
-  int split = 1;      // 1, 2 or 4
+  int groups = 2;  // of 64 rows
+  int columns = 256;
+  int split = 1;
 
-  int blocks() const { return cluster * split; }
   int rows() const { return 64 * groups; }
   friend bool operator==(const ManyRowsTile&, const ManyRowsTile&) = default;
 };
@@ -25,7 +21,7 @@ std::span<const ManyRowsTile> many_rows_tiles();
 
 struct ManyRowsPlan {
   ManyRowsTile tile;
-  int row_tiles = 0;     // of a batch: of a cluster's rows
+  int row_tiles = 0;     // of a batch
   int column_tiles = 0;  // of a batch
   // Tiles are taken in bands of so many tiles along one side, across all of the other: what runs at
   // a time shares operands in L2, and the larger operand is read from memory as rarely as can be.
@@ -40,7 +36,8 @@ struct ManyRowsProblem {
 
 ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors);
 
-// With the tile given. A split is for few tiles: one for each cluster, and k enough for all blocks.
+// With the tile given. A split is for few tiles: no more than clusters of so many blocks find room,
+// and k enough for all of them.
 bool can_be_planned(const ManyRowsProblem& problem, ManyRowsTile tile, int num_multiprocessors);
 ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
                             int num_multiprocessors);

@@ -17,14 +17,14 @@ TEST(ManyRowsPlan, TilesCoverTheProduct) {
       for (const int64_t batches : {1, 16}) {
         const ManyRowsPlan plan =
             plan_many_rows({.rows = rows, .n = n, .k = 2048, .batches = batches}, kMultiprocessors);
-        EXPECT_GE(int64_t{plan.row_tiles} * plan.tile.rows() * plan.tile.cluster, rows);
+        EXPECT_GE(int64_t{plan.row_tiles} * plan.tile.rows(), rows);
         EXPECT_GE(int64_t{plan.column_tiles} * plan.tile.columns, n);
-        EXPECT_LT(int64_t{plan.row_tiles - 1} * plan.tile.rows() * plan.tile.cluster, rows);
+        EXPECT_LT(int64_t{plan.row_tiles - 1} * plan.tile.rows(), rows);
         EXPECT_LT(int64_t{plan.column_tiles - 1} * plan.tile.columns, n);
         EXPECT_GE(plan.band, 1);
-        EXPECT_GE(plan.num_blocks, plan.tile.cluster);
+        EXPECT_GE(plan.num_blocks, plan.tile.split);
         EXPECT_LE(plan.num_blocks, kMultiprocessors);
-        EXPECT_EQ(plan.num_blocks % plan.tile.cluster, 0);
+        EXPECT_EQ(plan.num_blocks % plan.tile.split, 0);
         EXPECT_NE(std::ranges::find(many_rows_tiles(), plan.tile), many_rows_tiles().end());
       }
     }

@@ -2,8 +2,8 @@
 // times B tile transposed, tile after tile, one block a multiprocessor.
 //
 // A work (a struct that a kernel takes by value) says which tiles there are and where they lie:
-//   __device__ int num_tiles() const;                 of a cluster
-//   __device__ Tile tile(int index, int rank) const;  this block's share of the cluster's tile
+//   __device__ int num_tiles() const;
+//   __device__ Tile tile(int index) const;
 //   static constexpr TileResult kResult;
 //   static constexpr bool kTilesAreKnown;  before earlier launches have ended: B is loaded then
 //
@@ -17,9 +17,8 @@
 // flight while it waits for the next, and gives the stage before back. Groups without rows take no
 // part but keep step. Results turn into rows by way of shared memory, each warp for itself, while
 // the other groups multiply and the next tile's operands come.
-// Clusters: kCluster = 2 blocks have different rows and the same columns, each loads one half of B
-// for both. kSplit blocks have the same tile and a share of k each; they exchange sums so that each
-// finishes an equal share of the columns. Such a launch has one tile for each cluster.
+// kSplit blocks, a cluster, have the same tile and a share of k each; they exchange sums so that
+// each completes an equal share of the columns. Such a launch has one tile for each cluster.
 //
 // Determinism: an element is summed in order of k by one warpgroup; of kSplit, the shares are added
 // in their order.
@@ -94,22 +93,21 @@ struct TileRaster {
   }
 };
 
-template <int kGroupCount, int kColumnCount, int kStageCount, int kClusterSize = 1,
-          int kSplitCount = 1>
+template <int kGroupCount, int kColumnCount, int kStageCount, int kSplitCount = 1>
 struct TileShape {
   static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount,
-                       kCluster = kClusterSize, kSplit = kSplitCount, kBlocks = kCluster * kSplit;
+                       kSplit = kSplitCount;
   static constexpr int kGroupRows = 64, kRows = kGroupRows * kGroups;
   static constexpr int kGroupBytes = kGroupRows * 128, kHalfBytes = kColumns / 2 * 128;
   static constexpr int kABytes = kGroups * kGroupBytes, kBBytes = 2 * kHalfBytes;
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static_assert(kGroups == 2 || kGroups == 3);
-  static_assert(kCluster == 1 || (kCluster == 2 && kSplit == 1));
-  // What the launch gave to all, shared anew: a consumer holds kColumns / 2 sums.
+  static_assert(kGroups >= 1 && kGroups <= 3);
+  // Of registers a consumer holds kColumns / 2 sums. What the launch gave to all is shared anew.
   // Three warpgroups leave 160 registers for each thread. The compiler wants an instruction's to be
   // fewer than the 128 that a launch of four begins with: two instructions share the columns.
   static constexpr int kParts = kGroups == 3 && kColumns == 256 ? 2 : 1;
   static constexpr int kPartSums = kColumns / 2 / kParts, kPartBytes = kBBytes / kParts;
+  static constexpr bool kSharesRegisters = kGroups > 1;
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
   // Columns that a block finishes, and a thread's sums of them.
@@ -178,9 +176,9 @@ class TileLoader {
  private:
   __device__ Tile find(int index) {
     if constexpr (Shape::kSplit == 1) {
-      return work_.tile(index, rank_);
+      return work_.tile(index);
     } else {
-      Tile tile = work_.tile(index, 0);
+      Tile tile = work_.tile(index);
       first_k_ = tile.out.k_steps * rank_ / Shape::kSplit;
       tile.out.k_steps = tile.out.k_steps * (rank_ + 1) / Shape::kSplit - first_k_;
       return tile;
@@ -204,18 +202,10 @@ class TileLoader {
   __device__ void load_b(const Tile& tile, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
     const int column = (first_k_ + k) * 64;
-    if constexpr (Shape::kCluster == 2) {
-      load_box_to_cluster(memory_.b[stage] + rank_ * Shape::kHalfBytes, tile.b, arrived,
-                          {.column = column,
-                           .row = rank_ == 0 ? tile.b_row : tile.b_second_row,
-                           .batch = tile.b_batch},
-                          3);
-    } else {
-      load_box(memory_.b[stage], tile.b, arrived,
-               {.column = column, .row = tile.b_row, .batch = tile.b_batch});
-      load_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived,
-               {.column = column, .row = tile.b_second_row, .batch = tile.b_batch});
-    }
+    load_box(memory_.b[stage], tile.b, arrived,
+             {.column = column, .row = tile.b_row, .batch = tile.b_batch});
+    load_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived,
+             {.column = column, .row = tile.b_second_row, .batch = tile.b_batch});
   }
 
   TileMemory<Shape>& memory_;
@@ -289,11 +279,7 @@ class TileMultiplier {
 
   // Each warp for itself: that its own products have ended says nothing of the other warps'.
   __device__ void give_back(int stage) {
-    if constexpr (Shape::kCluster == 2) {
-      if (lane_ < 2) barrier_arrive_in(&memory_.read[stage], lane_);
-    } else {
-      if (lane_ == 0) barrier_arrive(&memory_.read[stage]);
-    }
+    if (lane_ == 0) barrier_arrive(&memory_.read[stage]);
   }
 
   __device__ void keep_step(int k_steps) {
@@ -467,24 +453,24 @@ template <typename Shape, typename Work>
 __device__ void run_tiles(const Work& work) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& memory = *reinterpret_cast<TileMemory<Shape>*>(bytes);
-  const int rank = Shape::kBlocks > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const int first = static_cast<int>(blockIdx.x) / Shape::kBlocks,
-            step = static_cast<int>(gridDim.x) / Shape::kBlocks;
+  const int rank = Shape::kSplit > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const int first = static_cast<int>(blockIdx.x) / Shape::kSplit,
+            step = static_cast<int>(gridDim.x) / Shape::kSplit;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       barrier_init(&memory.arrived[stage], 1);
-      barrier_init(&memory.read[stage], 4 * Shape::kGroups * Shape::kCluster);
+      barrier_init(&memory.read[stage], 4 * Shape::kGroups);
     }
     fence_barrier_init();
   }
-  if constexpr (Shape::kBlocks > 1) {
+  if constexpr (Shape::kSplit > 1) {
     meet_in_cluster();
   } else {
     __syncthreads();
   }
   let_next_launch_begin();
   if (threadIdx.x >= 128 * Shape::kGroups) {
-    give_registers<Shape::kProducerRegisters>();
+    if constexpr (Shape::kSharesRegisters) give_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 128 * Shape::kGroups) {
       TileLoader<Shape, Work>(memory, work, rank).run(first, step);
     }
@@ -493,11 +479,9 @@ __device__ void run_tiles(const Work& work) {
       meet_in_cluster();
     }
   } else {
-    take_registers<Shape::kConsumerRegisters>();
+    if constexpr (Shape::kSharesRegisters) take_registers<Shape::kConsumerRegisters>();
     TileMultiplier<Shape, Work>(memory, rank).run();
   }
-  // No block of a cluster ends while another may still write into its memory.
-  if constexpr (Shape::kCluster > 1) meet_in_cluster();
 }
 
 }  // namespace fathom::cuda
