@@ -3,11 +3,13 @@
 // Inputs/outputs: moe_cuda.h. Workspace: moe_many_rows_plan.h.
 //
 // Algorithm, five launches, each of which finds on the device what the one before has decided:
-//   1. sort: one block counts the tokens of each expert, gives every (token, expert) a row among
-//      the sorted ones, an expert's rows together and from a multiple of 64 on, and lists row tiles
+//   1. sort: counts the tokens of each expert, gives every (token, expert) a row among the sorted
+//      ones, an expert's rows together and from a multiple of 64 on, and lists row tiles. Each
+//      block counts all ids again rather than waiting for others' counts
 //   2. gather: x's rows to their places among the sorted rows
-//   3. gate and up: activations = silu(gate x) * (up x), tiles of 192 rows with 128 columns of each
-//      matrix, so that both of a pair are in one thread's registers; the shared expert's tiles, too
+//   3. gate and up: activations = silu(gate x) * (up x), tiles of 128 or 192 rows with 128 columns
+//      of each matrix, as they are stored, so that both of a pair are in one thread's registers;
+//      the shared expert's tiles, too
 //   4. down, likewise
 //   5. combine: each token's weighted sum in ascending order of the experts, the shared one last
 // Products: ops/linear/many_rows_tile_cuda.cuh, persistent blocks that walk the list of tiles. The
@@ -16,7 +18,8 @@
 //
 // Determinism: a row's sums do not depend on its place; each token's are added in a fixed order.
 //
-// Limits: 256 experts, tokens x experts a token below 2^31.
+// Limits: 256 experts, tokens x experts a token below 2^31. Experts' results are rounded to bf16
+// before they are added. Tiles of 192 rows keep a few words of writing results in local memory.
 //
 // Measured: docs/kernels/many_rows.md.
 #include <cuda_bf16.h>
@@ -33,10 +36,9 @@ namespace {
 
 constexpr int kMaxExperts = 256;
 
-// ---- sort: one block
+// ---- sort: each block counts all ids and finds the places of its own
 
 constexpr int kSortWarps = 32, kSortThreads = 32 * kSortWarps;
-constexpr int kIdsALoad = 8;  // of a lane
 
 struct SortArguments {
   const int32_t* expert_ids;
@@ -47,92 +49,91 @@ struct SortArguments {
   int32_t* num_row_tiles;
 };
 
-// For each id of the warp's share: visit(pair, id, lanes with the same id). Ids below 0 are left
-// out.
-template <typename Visit>
-__device__ void for_each_id(const SortArguments& arguments, Visit&& visit) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  constexpr int kLoad = 32 * kIdsALoad;
-  const int share = (arguments.pairs + kSortWarps * kLoad - 1) / (kSortWarps * kLoad) * kLoad;
-  const int first = warp * share, end = min(first + share, arguments.pairs);
-  for (int base = first; base < end; base += kLoad) {
-    int ids[kIdsALoad];
-#pragma unroll
-    for (int i = 0; i < kIdsALoad; ++i) {
-      const int pair = base + i * 32 + lane;
-      ids[i] = pair < end ? arguments.expert_ids[pair] : -1;
+struct SortMemory {
+  int before[kMaxExperts], after[kMaxExperts];  // ids before the block's and from those on
+  int starts[kSortWarps][kMaxExperts];          // of the block's warps: counts, then first rows
+  int ends[2][kMaxExperts];                     // running sums: units of 64 rows, row tiles
+};
+
+__device__ void count_all(SortMemory& memory, const SortArguments& arguments, int first) {
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < arguments.pairs; i += 4 * kSortThreads) {
+    int ids[4] = {-1, -1, -1, -1};
+    if (i + 4 <= arguments.pairs) {
+      *reinterpret_cast<int4*>(ids) = *reinterpret_cast<const int4*>(arguments.expert_ids + i);
+    } else {
+      for (int j = 0; i + j < arguments.pairs; ++j) ids[j] = arguments.expert_ids[i + j];
     }
+    int* counts = i < first ? memory.before : memory.after;  // first is a multiple of 4
 #pragma unroll
-    for (int i = 0; i < kIdsALoad; ++i) {
-      visit(base + i * 32 + lane, ids[i], __match_any_sync(~0u, ids[i]));
+    for (int j = 0; j < 4; ++j) {
+      if (ids[j] >= 0) atomicAdd(&counts[ids[j]], 1);
     }
   }
 }
 
 __global__ void __launch_bounds__(kSortThreads, 1) sort_by_expert(const SortArguments arguments) {
-  __shared__ int counts[kSortWarps][kMaxExperts];  // of each warp; then where its rows begin
-  __shared__ int ends[2][kMaxExperts];             // running sums: units of 64 rows, row tiles
+  __shared__ SortMemory memory;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = threadIdx.x;
-  for (int e = lane; e < kMaxExperts; e += 32) counts[warp][e] = 0;
+  const int first = static_cast<int>(blockIdx.x) * kSortThreads;
+  if (expert < kMaxExperts) memory.before[expert] = memory.after[expert] = 0;
+  for (int e = lane; e < kMaxExperts; e += 32) memory.starts[warp][e] = 0;
   let_next_launch_begin();
   wait_for_earlier_launches();
-  __syncwarp();
-  for_each_id(arguments, [&](int, int id, unsigned same) {
-    if (id >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[warp][id] += __popc(same);
-    __syncwarp();
-  });
+  __syncthreads();
+  count_all(memory, arguments, first);
+  const int pair = first + static_cast<int>(threadIdx.x);
+  const int id = pair < arguments.pairs ? arguments.expert_ids[pair] : -1;
+  const unsigned same = __match_any_sync(~0u, id);
+  const int earlier = __popc(same & ((1u << lane) - 1));
+  if (id >= 0 && earlier == 0) memory.starts[warp][id] = __popc(same);
   __syncthreads();
 
   int units = 0, tiles = 0;
   if (expert < kMaxExperts) {
-    int rows = 0;
-    for (int w = 0; w < kSortWarps; ++w) {
-      const int count = counts[w][expert];
-      counts[w][expert] = rows;
-      rows += count;
-    }
+    const int rows = memory.before[expert] + memory.after[expert];
     units = (rows + kExpertRowUnit - 1) / kExpertRowUnit;
     tiles = (units + arguments.tile_units - 1) / arguments.tile_units;
-    ends[0][expert] = units;
-    ends[1][expert] = tiles;
+    memory.ends[0][expert] = units;
+    memory.ends[1][expert] = tiles;
   }
   __syncthreads();
   for (int distance = 1; distance < kMaxExperts; distance *= 2) {
     int more[2] = {0, 0};
     if (expert < kMaxExperts && expert >= distance) {
-      more[0] = ends[0][expert - distance];
-      more[1] = ends[1][expert - distance];
+      more[0] = memory.ends[0][expert - distance];
+      more[1] = memory.ends[1][expert - distance];
     }
     __syncthreads();
     if (expert < kMaxExperts) {
-      ends[0][expert] += more[0];
-      ends[1][expert] += more[1];
+      memory.ends[0][expert] += more[0];
+      memory.ends[1][expert] += more[1];
     }
     __syncthreads();
   }
   if (expert < kMaxExperts) {
-    const int first_row = (ends[0][expert] - units) * kExpertRowUnit;
-    const int first_tile = ends[1][expert] - tiles;
-    for (int w = 0; w < kSortWarps; ++w) counts[w][expert] += first_row;
-    for (int i = 0; i < tiles; ++i) {
-      arguments.row_tiles[first_tile + i] = {.expert = expert,
-                                             .first_row = first_row,
-                                             .units = units,
-                                             .first_tile = first_tile,
-                                             .num_tiles = tiles};
+    const int first_row = (memory.ends[0][expert] - units) * kExpertRowUnit;
+    const int first_tile = memory.ends[1][expert] - tiles;
+    int start = first_row + memory.before[expert];
+    for (int w = 0; w < kSortWarps; ++w) {
+      const int count = memory.starts[w][expert];
+      memory.starts[w][expert] = start;
+      start += count;
     }
-    if (expert == kMaxExperts - 1) *arguments.num_row_tiles = ends[1][expert];
+    if (blockIdx.x == 0) {
+      for (int i = 0; i < tiles; ++i) {
+        arguments.row_tiles[first_tile + i] = {.expert = expert,
+                                               .first_row = first_row,
+                                               .units = units,
+                                               .first_tile = first_tile,
+                                               .num_tiles = tiles};
+      }
+      if (expert == kMaxExperts - 1) *arguments.num_row_tiles = memory.ends[1][expert];
+    }
   }
   __syncthreads();
-
-  for_each_id(arguments, [&](int pair, int id, unsigned same) {
-    int position = -1;
-    if (id >= 0) position = counts[warp][id] + __popc(same & ((1u << lane) - 1));
-    __syncwarp();
-    if (id >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[warp][id] += __popc(same);
-    __syncwarp();
-    if (pair < arguments.pairs) arguments.positions[pair] = position;
-  });
+  if (pair < arguments.pairs) {
+    arguments.positions[pair] = id >= 0 ? memory.starts[warp][id] + earlier : -1;
+  }
 }
 
 // ---- gather: a warp a token
@@ -200,7 +201,7 @@ struct ExpertWork {
 
   __device__ int num_tiles() const { return shared_tiles + *num_row_tiles * column_tiles; }
 
-  __device__ Tile tile(int index, int) const {
+  __device__ Tile tile(int index) const {
     return index < shared_tiles ? shared_tile(index) : expert_tile(index - shared_tiles);
   }
 
@@ -442,9 +443,13 @@ void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
   void* shared_result = workspace + plan.shared_result_at;
   const int vectors = s.hidden / 8;
 
-  launch(sort_by_expert, {.blocks = 1, .threads = kSortThreads}, stream,
+  const int pairs = a.rows * s.experts_per_token;
+  launch(sort_by_expert,
+         {.blocks = static_cast<unsigned>((pairs + kSortThreads - 1) / kSortThreads),
+          .threads = kSortThreads},
+         stream,
          SortArguments{.expert_ids = a.expert_ids,
-                       .pairs = a.rows * s.experts_per_token,
+                       .pairs = pairs,
                        .tile_units = plan.tile_units,
                        .positions = positions,
                        .row_tiles = row_tiles,
