@@ -35,10 +35,10 @@ __device__ inline int swizzled_chunk(int row, int chunk) {
   return row * 128 + ((chunk ^ (row % 8)) * 16);
 }
 
-// Where an operand lies in a stage, in bytes. "Half" is of the usual 128 columns.
+// Where an operand lies in a stage, in bytes.
 struct StageOperand {
   int begin;         // from the stage's first byte
-  int half_stride;   // to the next 64 columns
+  int half_stride;   // to the second 64 columns
   int group_stride;  // to the next 8 rows
 };
 
@@ -46,7 +46,7 @@ inline constexpr int kStageHalves = 2, kStageColumns = kStageHalves * 64;
 
 // kOverlap: the next stage's product begins before this one's has ended, which gives a stage back a
 // turn late.
-template <int kColumns, bool kStored, int kHalves, bool kOverlap>
+template <int kColumns, bool kStored, bool kOverlap>
 __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
                                 int stages, uint32_t ring, int stage_bytes,
                                 const StageOperand& weights, const StageOperand& tokens,
@@ -60,7 +60,7 @@ __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int 
     const uint32_t stage = ring + at.stage * stage_bytes;
     mma_fence();
 #pragma unroll
-    for (int k = 0; k < kHalves * 4; ++k) {
+    for (int k = 0; k < kStageHalves * 4; ++k) {
       const int half = k / 4, within = k % 4 * 32;
       mma_columns(d,
                   swizzled_matrix(stage + weights.begin + half * weights.half_stride + within,
@@ -84,9 +84,8 @@ __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int 
 
 // The stages of one tile, as they arrive, added up in d. Stage s of the ring lies at ring + s *
 // stage_bytes. kStored: tokens came by copies other than the copy engine's, of which tensor cores
-// learn through a fence. kHalves: of 64 columns in a stage. Ends when all has been read and given
-// back.
-template <int kColumns, bool kStored, int kHalves = kStageHalves>
+// learn through a fence. Ends when all has been read and given back.
+template <int kColumns, bool kStored>
 __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
                               int stages, uint32_t ring, int stage_bytes,
                               const StageOperand& weights, const StageOperand& tokens,
@@ -95,12 +94,12 @@ __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int nu
     // Of few large stages none is to be kept longer than its product takes.
     constexpr int kManyStages = 6;
     if (stages >= kManyStages) {
-      return multiply_stages<kColumns, kStored, kHalves, true>(
-          d, at, num_stages, stages, ring, stage_bytes, weights, tokens, arrived, read);
+      return multiply_stages<kColumns, kStored, true>(d, at, num_stages, stages, ring, stage_bytes,
+                                                      weights, tokens, arrived, read);
     }
   }
-  multiply_stages<kColumns, kStored, kHalves, false>(d, at, num_stages, stages, ring, stage_bytes,
-                                                     weights, tokens, arrived, read);
+  multiply_stages<kColumns, kStored, false>(d, at, num_stages, stages, ring, stage_bytes, weights,
+                                            tokens, arrived, read);
 }
 
 }  // namespace fathom::cuda

@@ -12,7 +12,7 @@ namespace {
 // An expert with more tokens than this is bound by the tensor cores rather than by its weights'
 // reading.
 constexpr int64_t kFewTokensAnExpert = 64;
-constexpr int32_t kFewTokens = 256;  // what the kernels for few hold in shared memory
+constexpr int32_t kFewTokens = 96;  // beyond, moe_many_rows was faster for V2-Lite (64 experts)
 
 bool are_few(const MoeShape& shape, int64_t rows) {
   return rows <= kFewTokens &&

@@ -56,7 +56,6 @@ constexpr int kMaxStages = 16;
 constexpr int kRowBytes = kStageHalves * kGroupBytes;  // of 8 rows, in a stage
 constexpr int kPairBytes = 2 * kRowBytes;              // of 8 rows of gate and 8 of up
 constexpr int kWarpgroupPairs = 4;
-constexpr int kLongHalves = 4, kUnitColumns = kLongHalves * 64;  // of the second phase
 constexpr int kPairMaps = 4;         // boxes of 1, 2, 4 or 8 pairs of 8 rows
 constexpr int kWholeTile = 1 << 20;  // a piece may be as long as its tile
 enum NamedBarrier { kAll, kMultiplying, kCopying, kGrouping };
@@ -84,8 +83,7 @@ struct Arguments {
 
 struct Maps {
   CUtensorMap gate_up[kNumPhases][kPairMaps];
-  // Boxes of hidden_groups groups of rows, and of one less; of 128 columns, and of 256.
-  CUtensorMap down[kNumPhases][2][2];
+  CUtensorMap down[kNumPhases][2];  // boxes of hidden_groups groups of rows, and of one less
 };
 
 __device__ constexpr int stages_of(int columns) {
@@ -102,26 +100,6 @@ struct Tables {
   __device__ int16_t* ids() { return reinterpret_cast<int16_t*>(this + 1); }
   __device__ uint16_t* sorted(int num_pairs) {
     return reinterpret_cast<uint16_t*>(ids() + num_pairs);
-  }
-};
-
-// A stage of the second phase: tokens first, weights last. Where 256 columns fit, it has as many:
-// its way through the tensor cores takes its time, and a cluster's rows are few.
-struct DownStage {
-  int halves, token_stride, weights;  // of 64 columns; bytes from half to half; where weights begin
-
-  __device__ DownStage(const Arguments& a, int num_groups, int num_tokens) {
-    const int token_groups = (num_tokens + kGroupRows - 1) / kGroupRows;
-    halves = (token_groups + num_groups) * kLongHalves * kGroupBytes <= a.stage_bytes
-                 ? kLongHalves
-                 : kStageHalves;
-    token_stride = token_groups * kGroupBytes;
-    weights = a.stage_bytes - num_groups * halves * kGroupBytes;
-  }
-  // Of `count` units of 256 columns from `first`, of which `columns` are in all.
-  __device__ int num_stages(int first, int count, int columns) const {
-    const int left = min(columns - first * kUnitColumns, count * kUnitColumns);
-    return (left + halves * 64 - 1) / (halves * 64);
   }
 };
 
@@ -149,9 +127,8 @@ class Work {
             static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
   }
   __device__ Walk down(Phase phase) const {
-    return {share_.num_groups == 0 ? 0 : num_tiles(phase),
-            max((a_.inter_of(phase) + kUnitColumns - 1) / kUnitColumns, 1), kWholeTile, share_.rank,
-            a_.splits};
+    return {share_.num_groups == 0 ? 0 : num_tiles(phase), max(stages_of(a_.inter_of(phase)), 1),
+            kWholeTile, share_.rank, a_.splits};
   }
   __device__ TokenTile tile(Phase phase, const Piece& piece) const {
     if (phase == kRouted) return tables_.experts.tiles[piece.tile];
@@ -188,8 +165,8 @@ class WeightCopies {
         int done = 0;
         for (int size = kPairMaps - 1; size >= 0; --size) {
           if ((piece.count >> size & 1) == 0) continue;
-          copy_box(stage() + a_.token_bytes() + done * kPairBytes, &maps[size], arrived, 0, 0,
-                   k * kStageHalves, 0, first + done);
+          copy_box(weights() + done * kPairBytes, &maps[size], arrived, 0, 0, k * kStageHalves, 0,
+                   first + done);
           done += 1 << size;
         }
         end_stage();
@@ -197,20 +174,15 @@ class WeightCopies {
     }
   }
 
-  __device__ void down(Phase phase, const CUtensorMap (*maps)[2]) {
+  __device__ void down(Phase phase, const CUtensorMap* maps) {
     const DownShare& share = work_.share();
     Piece piece;
     for (Walk walk = work_.down(phase); walk.next(piece);) {
-      const TokenTile tile = work_.tile(phase, piece);
-      const DownStage form(a_, share.num_groups, tile.count);
-      const CUtensorMap& map =
-          maps[share.num_groups == a_.hidden_groups ? 0 : 1][form.halves == kLongHalves ? 1 : 0];
-      const int row = tile.expert * a_.hidden + share.first_group * kGroupRows;
-      const int stages = form.num_stages(piece.first, piece.count, a_.inter_of(phase));
-      for (int k = 0; k < stages; ++k) {
-        uint64_t* arrived = begin_stage(share.num_groups * form.halves * kGroupBytes);
-        copy_box(stage() + form.weights, &map, arrived, 0, row,
-                 piece.first * kLongHalves + k * form.halves);
+      const int row = work_.tile(phase, piece).expert * a_.hidden + share.first_group * kGroupRows;
+      for (int k = 0; k < piece.count; ++k) {
+        uint64_t* arrived = begin_stage(share.num_groups * kRowBytes);
+        copy_box(weights(), &maps[share.num_groups == a_.hidden_groups ? 0 : 1], arrived, 0, row,
+                 (piece.first + k) * kStageHalves);
         end_stage();
       }
     }
@@ -222,7 +194,9 @@ class WeightCopies {
     barrier_expect(&tables_.arrived[at_.stage], bytes);
     return &tables_.arrived[at_.stage];
   }
-  __device__ uint8_t* stage() const { return ring_ + at_.stage * a_.stage_bytes; }
+  __device__ uint8_t* weights() const {
+    return ring_ + at_.stage * a_.stage_bytes + a_.token_bytes();
+  }
   __device__ void end_stage() {
     ++done_;
     at_.advance(a_.stages);
@@ -255,13 +229,11 @@ class TokenCopies {
     for (Walk walk = work_.gate_up(phase); walk.next(piece);) {
       const TokenTile tile = work_.tile(phase, piece);
       const uint16_t* sorted = tables_.sorted(a_.num_pairs());
-      const auto row_at = [&](int row) {
+      copy(tile.count, 0, stages_of(a_.hidden), a_.hidden, [&](int row) {
         const int place = tile.first + row;
         const int token = phase == kShared ? place : sorted[place] / a_.experts_per_token;
         return a_.x + static_cast<int64_t>(token) * a_.hidden;
-      };
-      copy<kStageHalves>(tile.count, 0, stages_of(a_.hidden), a_.hidden,
-                         a_.token_groups * kGroupBytes, row_at);
+      });
     }
   }
 
@@ -270,17 +242,9 @@ class TokenCopies {
     Piece piece;
     for (Walk walk = work_.down(phase); walk.next(piece);) {
       const TokenTile tile = work_.tile(phase, piece);
-      const DownStage form(a_, work_.share().num_groups, tile.count);
-      const int stages = form.num_stages(piece.first, piece.count, inter);
-      const int first = piece.first * kUnitColumns;
-      const auto row_at = [&](int row) {
+      copy(tile.count, piece.first * kStageColumns, piece.count, inter, [&](int row) {
         return a_.activations[phase] + static_cast<int64_t>(tile.first + row) * inter;
-      };
-      if (form.halves == kLongHalves) {
-        copy<kLongHalves>(tile.count, first, stages, inter, form.token_stride, row_at);
-      } else {
-        copy<kStageHalves>(tile.count, first, stages, inter, form.token_stride, row_at);
-      }
+      });
     }
   }
 
@@ -297,30 +261,26 @@ class TokenCopies {
  private:
   static constexpr int kEach = kTileTokens / kGroupRows;
 
-  // Columns from first_column of row_at(0 … rows), half_stride bytes from half to half.
-  template <int kHalves, typename RowAt>
-  __device__ void copy(int rows, int first_column, int num_stages, int columns, int half_stride,
-                       RowAt row_at) {
+  // Columns from first_column of row_at(0 … rows).
+  template <typename RowAt>
+  __device__ void copy(int rows, int first_column, int num_stages, int columns, RowAt row_at) {
     const __nv_bfloat16* from[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int row = i * kGroupRows + row_;
       from[i] = row < rows ? row_at(row) : nullptr;
     }
-    const uint32_t to = ring_ + chunk_ / 8 * half_stride + swizzled_chunk(row_, chunk_ % 8);
+    const uint32_t to =
+        ring_ + chunk_ / 8 * (a_.token_groups * kGroupBytes) + swizzled_chunk(row_, chunk_ % 8);
     for (int k = 0; k < num_stages; ++k) {
       if (done_ >= a_.stages) barrier_wait(&tables_.read[at_.stage], at_.parity ^ 1);
+      const int column = first_column + k * kStageColumns + chunk_ * 8;
+      const bool exists = column < columns;
 #pragma unroll
-      for (int pair = 0; pair < kHalves / 2; ++pair) {
-        const int column = first_column + (k * (kHalves / 2) + pair) * 128 + chunk_ * 8;
-        const bool exists = column < columns;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-          if (from[i] == nullptr) continue;
-          copy_16_or_zero(
-              to + at_.stage * a_.stage_bytes + pair * 2 * half_stride + i * kGroupBytes,
-              from[i] + (exists ? column : 0), exists ? 16 : 0);
-        }
+      for (int i = 0; i < kEach; ++i) {
+        if (from[i] == nullptr) continue;
+        copy_16_or_zero(to + at_.stage * a_.stage_bytes + i * kGroupBytes,
+                        from[i] + (exists ? column : 0), exists ? 16 : 0);
       }
       barrier_arrive_after_copies(&tables_.arrived[at_.stage]);
       ++done_;
@@ -428,13 +388,12 @@ class Products {
   // The token of a thread's i-th column.
   __device__ int column_of(int i) const { return i / 2 * 8 + 2 * (lane_ % 4) + i % 2; }
 
-  template <int kColumns, int kHalves>
-  __device__ void multiply(float (&d)[kColumns / 2], int num_stages, const StageOperand& weights,
-                           int token_stride) {
-    multiply_tile<kColumns, true, kHalves>(
+  template <int kColumns>
+  __device__ void multiply(float (&d)[kColumns / 2], int num_stages, const StageOperand& weights) {
+    multiply_tile<kColumns, true>(
         d, at_, num_stages, a_.stages, ring_, a_.stage_bytes, weights,
-        {.begin = 0, .half_stride = token_stride, .group_stride = kGroupBytes}, tables_.arrived,
-        tables_.read);
+        {.begin = 0, .half_stride = a_.token_groups * kGroupBytes, .group_stride = kGroupBytes},
+        tables_.arrived, tables_.read);
   }
 
   template <int kColumns>
@@ -448,12 +407,10 @@ class Products {
       }
     }
     float d[kColumns / 2];
-    multiply<kColumns, kStageHalves>(
-        d, stages_of(a_.hidden),
-        {.begin = a_.token_bytes() + warp_ / 4 * (kWarpgroupPairs * kPairBytes),
-         .half_stride = kGroupBytes,
-         .group_stride = kRowBytes},
-        a_.token_groups * kGroupBytes);
+    multiply<kColumns>(d, stages_of(a_.hidden),
+                       {.begin = a_.token_bytes() + warp_ / 4 * (kWarpgroupPairs * kPairBytes),
+                        .half_stride = kGroupBytes,
+                        .group_stride = kRowBytes});
     if (warp_ >= piece.count) return;  // a warp has the 16 rows of one pair
     const int inter = a_.inter_of(phase);
     __nv_bfloat16* out = a_.activations[phase] + static_cast<int64_t>(tile.first) * inter +
@@ -480,18 +437,10 @@ class Products {
           phase == kShared ? place : tables_.sorted(a_.num_pairs())[place] / a_.experts_per_token;
     }
     float d[kColumns / 2];
-    const int groups = work_.share().num_groups;
-    const DownStage form(a_, groups, tile.count);
-    const int stages = form.num_stages(piece.first, piece.count, a_.inter_of(phase));
-    const StageOperand weights = {
-        .begin = form.weights + warp_ / 4 * (kWarpgroupGroups * kGroupBytes),
-        .half_stride = groups * kGroupBytes,
-        .group_stride = kGroupBytes};
-    if (form.halves == kLongHalves) {
-      multiply<kColumns, kLongHalves>(d, stages, weights, form.token_stride);
-    } else {
-      multiply<kColumns, kStageHalves>(d, stages, weights, form.token_stride);
-    }
+    multiply<kColumns>(d, piece.count,
+                       {.begin = a_.token_bytes() + warp_ / 4 * (kWarpgroupGroups * kGroupBytes),
+                        .half_stride = work_.share().num_groups * kGroupBytes,
+                        .group_stride = kGroupBytes});
     // A warp alone has these columns of all rows.
     float* sums = sums_ + warp_ * 16 + lane_ / 4;
 #pragma unroll
@@ -622,15 +571,13 @@ void make_pair_maps(CUtensorMap* maps, const void* matrix, int64_t experts, int6
   }
 }
 
-void make_row_maps(CUtensorMap (*maps)[2], const void* matrix, int64_t rows, int64_t columns,
+void make_row_maps(CUtensorMap* maps, const void* matrix, int64_t rows, int64_t columns,
                    int groups) {
-  for (int less = 0; less < 2; ++less) {
-    for (const int halves : {kStageHalves, kLongHalves}) {
-      const Axis axes[] = {{64, 1, 64},
-                           {rows, columns, std::max(groups - less, 1) * kGroupRows},
-                           {columns / 64, 64, halves}};
-      maps[less][halves == kLongHalves ? 1 : 0] = bf16_map(matrix, axes);
-    }
+  for (int i = 0; i < 2; ++i) {
+    const Axis axes[] = {{64, 1, 64},
+                         {rows, columns, std::max(groups - i, 1) * kGroupRows},
+                         {columns / 64, 64, kStageHalves}};
+    maps[i] = bf16_map(matrix, axes);
   }
 }
 
