@@ -1,5 +1,5 @@
-// Whole numbers of 64 bits over a block of threads: largest, sum, running sum, sorting. Integers:
-// the result does not depend on the order.
+// Whole numbers of 64 bits over a block of threads: largest, sum, running sum. Integers: the
+// result does not depend on the order.
 #pragma once
 
 #include <cstdint>
@@ -49,30 +49,6 @@ class BlockIntegers {
       if (lane >= distance) x += other;
     }
     return x;
-  }
-
-  // Descending; `size` is a power of two up to 2 * kThreads. Bitonic (Batcher, 1968).
-  __device__ static void sort(uint64_t* values, int size) {
-    __syncthreads();
-    for (int run = 2; run <= size; run *= 2) {
-      for (int stride = run / 2; stride > 0; stride /= 2) {
-        const int t = static_cast<int>(threadIdx.x);
-        if (t < size / 2) {
-          const int low = t / stride * (2 * stride) + t % stride;
-          const uint64_t a = values[low], b = values[low + stride];
-          if ((a < b) == ((low & run) == 0)) {
-            values[low] = b;
-            values[low + stride] = a;
-          }
-        }
-        // Up to a stride of 32 a warp's pairs are its own.
-        if (stride > kWarp || stride == 1) {
-          __syncthreads();
-        } else {
-          __syncwarp();
-        }
-      }
-    }
   }
 
  private:

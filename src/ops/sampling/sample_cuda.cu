@@ -45,8 +45,7 @@ constexpr int kLoadsAhead = 4;  // chunks of a warp that are read together
 constexpr int kGuess = 46;      // candidates that a block looks for,
 constexpr int kEnough = 54;     // is content with
 constexpr int kRoom = 64;       // and has room for
-constexpr int kFewLeft =
-    256;  // in all blocks: most probably no block has more than it has room for
+constexpr int kFewLeft = 256;   // in all blocks: hardly more than 64 in one of them
 constexpr int kCandidates = kBlocks * kRoom;
 static_assert(kCandidates == kThreads, "a thread each");
 static_assert(kGuess >= kDeviceTopLogprobs);
