@@ -9,9 +9,12 @@
 
 #include "base/math.h"
 #include "cache/latent_layout.h"
+#include "chat/format.h"
+#include "chat/prompt_ids.h"
 #include "engine/engine.h"
 #include "engine/gpu_runner.h"
 #include "engine/model_runner.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fathom {
 namespace {
@@ -175,8 +178,9 @@ Deviation deviation(const std::vector<std::vector<SampledToken>>& actual,
 class GpuRunner : public testing::TestWithParam<AttentionForm> {};
 
 // Random text is the hardest: every token is a surprise, and a router's choice between two experts
-// that are about as good turns the rest. bf16 products have such an effect on the CPU too; the
-// GPU's, whose weights are rounded to bf16 besides, are to have little more, float32 being right.
+// that are about as good turns the rest. bf16 products have such an effect on the CPU too. On the
+// GPU the FP8 weights are rounded to bf16 besides, and so is what passes from launch to launch
+// where the CPU keeps fp32: its distance from float32 may be larger, but not twice the CPU's.
 TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
   std::mt19937 random(static_cast<uint32_t>(GetParam()));
   const auto texts = random_texts(random);
@@ -187,8 +191,8 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
   const auto gpu = on_gpu(options);
   const auto actual = run(*gpu, texts);
   const Deviation its = deviation(actual, right, "GPU");
-  EXPECT_LE(its.logprobs, 1.5 * cpu.logprobs);
-  EXPECT_LE(its.other_tokens, 1.5 * cpu.other_tokens + 0.005);
+  EXPECT_LE(its.logprobs, 1.8 * cpu.logprobs);
+  EXPECT_LE(its.other_tokens, 1.8 * cpu.other_tokens + 0.005);
   // The same steps give the same bits; whether they are launched as graphs makes no difference.
   options.graphs = false;
   const auto eager = on_gpu(options);
@@ -221,15 +225,20 @@ std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engi
   return std::move(*created);
 }
 
-std::vector<std::vector<int32_t>> answers(Engine& engine, const std::vector<Request>& requests,
-                                          bool together) {
-  std::vector<std::vector<int32_t>> ids(requests.size());
+struct Answer {
+  std::vector<int32_t> ids;
+  std::vector<TokenLogprob> logprobs;
+};
+
+std::vector<Answer> answers(Engine& engine, const std::vector<Request>& requests, bool together) {
+  std::vector<Answer> all(requests.size());
   std::vector<std::future<void>> ends;
   for (size_t r = 0; r < requests.size(); ++r) {
     auto done = std::make_shared<std::promise<void>>();
     ends.push_back(done->get_future());
-    const auto submitted = engine.submit(requests[r], [&ids, r, done](const Event& event) {
-      ids[r].insert(ids[r].end(), event.ids.begin(), event.ids.end());
+    const auto submitted = engine.submit(requests[r], [&all, r, done](const Event& event) {
+      all[r].ids.insert(all[r].ids.end(), event.ids.begin(), event.ids.end());
+      all[r].logprobs.insert(all[r].logprobs.end(), event.logprobs.begin(), event.logprobs.end());
       if (!event.last) return;
       EXPECT_NE(event.finish, FinishReason::kError) << event.error.message;
       done->set_value();
@@ -238,41 +247,67 @@ std::vector<std::vector<int32_t>> answers(Engine& engine, const std::vector<Requ
     if (!together) ends.back().wait();
   }
   for (const auto& end : ends) end.wait();
-  return ids;
+  return all;
 }
 
+// What the model was trained for: sums, and prompts that begin alike.
 std::vector<Request> random_requests(std::mt19937& random, int count) {
+  static const auto tokenizer = Tokenizer::load("models/fathom-tiny");
+  FATHOM_CHECK(tokenizer.has_value(), "{}", tokenizer.error().message);
   std::vector<Request> requests;
   for (int i = 0; i < count; ++i) {
-    Request request;
-    // Texts that the model is sure of: digits and words that come again.
-    const auto period = 1 + random() % 9;
-    const auto length = 5 + random() % 300;
-    for (size_t k = 0; k < length; ++k) {
-      request.prompt_ids.push_back(static_cast<int32_t>(100 + (k % period) * 13 + i % 5));
+    std::string text;
+    for (size_t k = random() % 4 * (random() % 6); k > 0; --k) {
+      text += "The quick brown fox jumps over the lazy dog, and the river runs to the sea. ";
     }
-    request.sampling.temperature = i % 3 == 0 ? 0.0 : 0.8;
-    request.sampling.top_p = i % 2 == 0 ? 1.0 : 0.9;
-    request.sampling.top_k = i % 4 == 0 ? 20 : 0;
-    if (i % 7 == 0) request.sampling.frequency_penalty = 0.3;
+    text += fmt::format("Compute {} {} {}.", random() % 1000, random() % 2 ? "+" : "-",
+                        random() % 1000);
+    Conversation conversation;
+    conversation.messages.push_back(plain_message(Role::kUser, text));
+    const auto prompt = render(ChatFormat::kV3, conversation);
+    FATHOM_CHECK(prompt.has_value(), "{}", prompt.error().message);
+    Request request;
+    request.prompt_ids = encode_prompt(**tokenizer, *prompt);
+    // Greedy in more than one way: a draw would turn on the last bit of a probability.
+    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
+    request.sampling.top_k = i % 3 == 0 ? 0 : 1;
+    if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
+    if (i % 5 == 0) request.sampling.logit_bias = {{200, 0.5f}};
+    request.sampling.logprobs = 5;
     request.sampling.seed = random();
     request.sampling.max_tokens = 1 + static_cast<int64_t>(random() % 60);
-    request.sampling.ignore_eos = true;
     requests.push_back(std::move(request));
   }
   return requests;
 }
 
-// A few tokens' rows are summed otherwise among others than alone, so answers may part where two
-// tokens are about as likely; what precedes that is equal, and most answers are.
-void expect_mostly_equal(const std::vector<std::vector<int32_t>>& actual,
-                         const std::vector<std::vector<int32_t>>& expected) {
-  size_t same = 0;
+// Rows are summed otherwise among others than alone: an answer may part from the one alone where
+// two tokens are about as likely, and go its own way from there. Nowhere else.
+void expect_parted_at_ties_only(const std::vector<Answer>& actual,
+                                const std::vector<Answer>& expected) {
+  size_t same = 0, close = 0;
   for (size_t r = 0; r < expected.size(); ++r) {
-    EXPECT_EQ(actual[r].size(), expected[r].size()) << "request " << r;
-    same += actual[r] == expected[r];
+    const Answer &ours = actual[r], &alone = expected[r];
+    const auto [a, b] =
+        std::mismatch(ours.ids.begin(), ours.ids.end(), alone.ids.begin(), alone.ids.end());
+    if (a == ours.ids.end() && b == alone.ids.end()) {
+      ++same;
+      ++close;
+      continue;
+    }
+    if (a == ours.ids.end() || b == alone.ids.end()) continue;  // not for its length
+    const auto at = static_cast<size_t>(a - ours.ids.begin());
+    const auto logprob_of = [&](int32_t id) {
+      for (const auto& [top, logprob] : alone.logprobs[at].top) {
+        if (top == id) return logprob;
+      }
+      return alone.logprobs[at].top.back().second;
+    };
+    close += std::abs(logprob_of(*a) - logprob_of(*b)) < 1.0f;
   }
-  std::printf("%zu of %zu answers are the same\n", same, expected.size());
+  std::printf("%zu of %zu answers are the same, %zu part at a tie at most\n", same, expected.size(),
+              close);
+  EXPECT_GE(close, expected.size() * 95 / 100);
   EXPECT_GE(same, expected.size() * 80 / 100);
 }
 
@@ -280,12 +315,12 @@ TEST(GpuEngine, RequestsAnswerAsIfAlone) {
   std::mt19937 random(3);
   const auto requests = random_requests(random, 120);
   const auto expected = answers(*make_engine(gpu_options(), {}), requests, false);
-  expect_mostly_equal(answers(*make_engine(gpu_options(), {}), requests, true), expected);
+  expect_parted_at_ties_only(answers(*make_engine(gpu_options(), {}), requests, true), expected);
   // Few pages: sequences are preempted and computed again, prefixes come and go.
   GpuRunnerOptions small = gpu_options();
   small.max_total_tokens = 40 * kPageSize;
   auto engine = make_engine(small, {.preempt_every = 7});
-  expect_mostly_equal(answers(*engine, requests, true), expected);
+  expect_parted_at_ties_only(answers(*engine, requests, true), expected);
   EXPECT_GT(engine->stats().preemptions, 5);
   EXPECT_EQ(engine->stats().pages_used, 0);
 }
@@ -298,7 +333,7 @@ TEST(GpuEngine, PagesComeBackFromHostMemory) {
   small.max_total_tokens = 30 * kPageSize;
   auto engine = make_engine(small, {.kv_offload_bytes = 64 << 20});
   answers(*engine, requests, true);
-  expect_mostly_equal(answers(*engine, requests, true), expected);
+  expect_parted_at_ties_only(answers(*engine, requests, true), expected);
   EXPECT_GT(engine->stats().prefix_returns, 0);
 }
 
