@@ -3,27 +3,24 @@
 #include <algorithm>
 #include <vector>
 
-#include "device/cuda/error.h"
+#include "device/cuda/graph.h"
 
 namespace fathom::cuda {
 
 double time_in_graph(int copies, const std::function<void(int, cudaStream_t)>& enqueue) {
   constexpr int kReplays = 11, kWarmUp = 3;
   cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
   cudaEvent_t begin = nullptr, end = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "beginning a capture");
-  for (int copy = 0; copy < copies; ++copy) enqueue(copy, stream);
-  check(cudaStreamEndCapture(stream, &graph), "ending a capture");
-  check(cudaGraphInstantiate(&replay, graph, 0), "instantiating a graph");
+  const Graph graph(stream, [&] {
+    for (int copy = 0; copy < copies; ++copy) enqueue(copy, stream);
+  });
   check(cudaEventCreate(&begin), "creating an event");
   check(cudaEventCreate(&end), "creating an event");
   std::vector<double> times;
   for (int i = 0; i < kReplays + kWarmUp; ++i) {
     check(cudaEventRecord(begin, stream), "recording an event");
-    check(cudaGraphLaunch(replay, stream), "launching a graph");
+    graph.launch(stream);
     check(cudaEventRecord(end, stream), "recording an event");
     check(cudaStreamSynchronize(stream), "running a graph");
     float ms = 0;
@@ -32,8 +29,6 @@ double time_in_graph(int copies, const std::function<void(int, cudaStream_t)>& e
   }
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
   std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
   return times[kReplays / 2];
