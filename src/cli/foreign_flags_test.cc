@@ -44,7 +44,7 @@ TEST(ForeignFlags, LaunchLinesOfOtherEnginesAreTaken) {
   for (const char* line :
        {"--trust-remote-code --enable-torch-compile --torch-compile-max-bs 8 "
         "--attention-backend flashinfer --mem-fraction-static 0.9 --tp 1 --page-size 64 "
-        "--disable-cuda-graph --enable-metrics --schedule-policy lpm --enable-cache-report",
+        "--cuda-graph-max-bs 8 --enable-metrics --schedule-policy lpm --enable-cache-report",
         "--gpu-memory-utilization 0.95 --tensor-parallel-size 1 --block-size 64 --swap-space 4 "
         "--trust-remote-code --reasoning-parser deepseek_r1 --tool-call-parser deepseek_v3 "
         "--enable-auto-tool-choice --uvicorn-log-level warning --enable-chunked-prefill "

@@ -45,7 +45,7 @@ class Watchdog(unittest.TestCase):
         engine = [names for names in stacks.values() if any("hang_in_a_step" in name for name in names)]
         self.assertEqual(len(engine), 1, log)
         where = [next(place for place, name in enumerate(engine[0]) if function in name)
-                 for function in ("hang_in_a_step()", "EngineLoop::step()")]
+                 for function in ("hang_in_a_step()", "EngineLoop::begin")]
         self.assertEqual(where, sorted(where))
         for other in ("wait_until_dead", "StopSignals::watch", "GrammarCompiler::Parts::watch_deadlines"):
             self.assertIn(other, log)
