@@ -55,6 +55,21 @@ Result<int64_t> resolve_max_len(int64_t prompt_len, const SamplingParams& params
   return max_len;
 }
 
+// Each id once: a device adds biases in no order.
+std::vector<std::pair<int32_t, float>> summed_by_id(std::vector<std::pair<int32_t, float>> bias) {
+  std::sort(bias.begin(), bias.end());
+  size_t count = 0;
+  for (const auto& [id, value] : bias) {
+    if (count > 0 && bias[count - 1].first == id) {
+      bias[count - 1].second += value;
+    } else {
+      bias[count++] = {id, value};
+    }
+  }
+  bias.resize(count);
+  return bias;
+}
+
 SampleOptions sample_options(const SamplingParams& params, uint64_t seed, int index) {
   return {.temperature = params.temperature,
           .top_p = params.top_p,
@@ -63,7 +78,7 @@ SampleOptions sample_options(const SamplingParams& params, uint64_t seed, int in
           .repetition_penalty = params.repetition_penalty,
           .presence_penalty = params.presence_penalty,
           .frequency_penalty = params.frequency_penalty,
-          .logit_bias = params.logit_bias,
+          .logit_bias = summed_by_id(params.logit_bias),
           .seed = params.seed.value_or(seed),
           .stream = static_cast<uint64_t>(index)};
 }

@@ -60,6 +60,18 @@ TEST(Admission, TheCacheIsALimitToo) {
   expect_refused(admit(tokens(641), std::nullopt), "leaves no room to answer: the limit is 641");
 }
 
+TEST(Admission, BiasesOfOneIdAreSummed) {
+  Request request{.id = {}, .prompt_ids = tokens(1), .sampling = {}};
+  request.sampling.max_tokens = 1;
+  request.sampling.logit_bias = {{5, 1.0f}, {3, 2.0f}, {5, 0.5f}};
+  const auto active = make_active_request(
+      std::move(request), [](const Event&) {},
+      {.vocab_size = 300, .max_model_len = 1000, .num_pages = 10, .eos_ids = {}}, 1);
+  ASSERT_TRUE(active);
+  EXPECT_EQ((*active)->sequences[0]->sample_options.logit_bias,
+            (std::vector<std::pair<int32_t, float>>{{3, 2.0f}, {5, 1.5f}}));
+}
+
 TEST(Admission, EngineOptionsAreChecked) {
   const auto create = [](EngineOptions options) {
     return Engine::create(std::move(options), std::make_unique<FakeRunner>(FakeModel{}), nullptr);

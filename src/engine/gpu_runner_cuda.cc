@@ -9,6 +9,7 @@
 #include "device/cuda/graph.h"
 #include "device/cuda/pinned_array.h"
 #include "engine/gpu_runner.h"
+#include "engine/sampling_params.h"
 #include "model/deepseek_cuda.h"
 #include "ops/sampling/sample_batch.h"
 #include "ops/sampling/sample_cuda.h"
@@ -245,12 +246,11 @@ class GpuRunner : public Runner {
     return row.history != nullptr || row.num_logprobs > kDeviceTopLogprobs;
   }
 
-  // Grammar masks of all rows are far below this.
   int64_t sampling_bytes() const {
-    constexpr int64_t kListedIds = 1 << 20;
+    // Masked ids are stop ids, the request's own and the model's.
+    constexpr int64_t kIds = kMaxLogitBiasIds * 2 + kMaxStopTokenIds + 64;
     return max_logit_rows_ *
-               (static_cast<int64_t>(sizeof(DeviceSampleRow)) + samples_.mask_words() * 4) +
-           kListedIds * 8;
+           (static_cast<int64_t>(sizeof(DeviceSampleRow)) + (samples_.mask_words() + kIds) * 4);
   }
 
   void copy_arrays(StepInFlight& step) {
