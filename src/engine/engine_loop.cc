@@ -325,6 +325,7 @@ void EngineLoop::emit(Sequence& sequence, Event& event) {
 // A request that has ended is gone, unless a step in flight refers to its sequences.
 void EngineLoop::forget(ActiveRequest& request) {
   const auto it = requests_.find(request.id);
+  if (it == requests_.end()) return;  // there was no memory to add it
   if (request.last_step > ended_) {
     request.next_ended = std::move(ended_requests_);
     ended_requests_ = std::move(it->second);
