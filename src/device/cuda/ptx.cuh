@@ -148,12 +148,15 @@ __device__ inline void take_registers() {
 
 // ---- tensor cores
 
-// wgmma.fence, .commit_group, .wait_group 0
+// wgmma.fence, .commit_group, .wait_group: all but the last kPending groups have ended.
 __device__ inline void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void mma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-__device__ inline void mma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int kPending = 0>
+__device__ inline void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
 
 // A matrix in shared memory with the 128-byte swizzle: groups of 8 rows of 128 bytes, `stride`
 // bytes apart. "Matrix-descriptor format" under wgmma.

@@ -1,29 +1,12 @@
-// What kernels of tiles need to bring operands to shared memory and results out of it. PTX ISA 9.0
-// is the source; each function says its instruction.
+// How kernels of tiles bring their results out of registers and shared memory. PTX ISA 9.0 is the
+// source; each function says its instruction.
 #pragma once
-
-#include <cuda.h>
 
 #include <cstdint>
 
 #include "device/cuda/ptx.cuh"
 
 namespace fathom::cuda {
-
-// Where a box begins in a batch of matrices.
-struct BoxOrigin {
-  int column = 0, row = 0, batch = 0;
-};
-
-// cp.async.bulk.tensor.3d, to shared memory
-__device__ inline void load_box(void* to, const CUtensorMap* map, uint64_t* barrier,
-                                BoxOrigin from) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(from.column), "r"(from.row), "r"(from.batch)
-      : "memory");
-}
 
 // stmatrix.x4: four 8 x 8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c,

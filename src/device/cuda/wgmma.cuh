@@ -1,5 +1,5 @@
-// Tensor core products of 64 rows with many columns (wgmma.mma_async), for kernels that have enough
-// rows to fill both sides. Few columns: ptx.cuh.
+// Tensor core products of 64 rows with 8 to 256 columns (wgmma.mma_async), both from shared memory
+// with k contiguous.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,40 @@
 
 namespace fathom::cuda {
 
-// wgmma.wait_group: all but the last kPending groups of products have ended.
-template <int kPending>
-__device__ inline void mma_wait_but() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+// wgmma.mma_async.m64n{8,16,32,64,128,192,256}k16, fp32 += bf16 x bf16: A [64, 16] and B [columns,
+// 16] from shared memory, k contiguous. add = 0: d is written, not added to. A thread's element j
+// is row 16
+// * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 * (lane % 4) + (j & 1).
+__device__ inline void mma_64(float (&d)[4], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, add, 1, 1, 0, "
+      "0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "r"(add));
 }
 
-// wgmma.mma_async.m64n{64,128,192,256}k16, fp32 += bf16 x bf16: A [64, 16] and B [columns, 16] from
-// shared memory, k contiguous. add = 0: d is written, not added to. A thread's element j is row 16
-// * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 * (lane % 4) + (j & 1).
+__device__ inline void mma_64(float (&d)[8], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, "
+      "add, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7])
+      : "l"(a), "l"(b), "r"(add));
+}
+
+__device__ inline void mma_64(float (&d)[16], uint64_t a, uint64_t b, int add) {
+  asm volatile(
+      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "r"(add));
+}
+
 __device__ inline void mma_64(float (&d)[32], uint64_t a, uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"

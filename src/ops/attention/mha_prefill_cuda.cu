@@ -250,14 +250,14 @@ class Attention {
       multiply_values(before.stage(), step > 1);
       mma_commit();
       pass_turn();
-      mma_wait_but<1>();
+      mma_wait<1>();
       pin(scores_);
       has_read(&shared_.keys_read[turn_.stage()]);
       if (step == tile.steps - 1) has_read(&shared_.queries_read[group_]);
       if (step >= unmasked) mask(tile, step);
       soften(factor);
       compute_before_here(sum_[0], sum_[1]);
-      mma_wait_but<0>();
+      mma_wait();
       pin(out_);
       has_read(&shared_.values_read[before.stage()]);
       rescale(factor);
@@ -289,7 +289,7 @@ class Attention {
     mma_fence();
     multiply_keys(turn_.stage());
     mma_commit();
-    mma_wait_but<0>();
+    mma_wait();
     pin(scores_);
     has_read(&shared_.keys_read[turn_.stage()]);
     if (tile.steps == 1) has_read(&shared_.queries_read[group_]);
@@ -307,7 +307,7 @@ class Attention {
     multiply_values(turn_.stage(), tile.steps > 1);
     mma_commit();
     add_up_sums();
-    mma_wait_but<0>();
+    mma_wait();
     pin(out_);
     has_read(&shared_.values_read[turn_.stage()]);
     ++turn_.count;
@@ -321,11 +321,7 @@ class Attention {
       const int box = i / 4, within = i % 4 * kK * 2;
       const uint64_t a = moved(queries_, box * kQueryBoxBytes + within);
       const uint64_t b = moved(keys, box * kKeyBoxBytes + within);
-      if (i == 0) {
-        mma_64x128x16<true>(scores_, a, b);
-      } else {
-        mma_64x128x16<false>(scores_, a, b);
-      }
+      mma_64(scores_, a, b, i > 0);
     }
   }
 

@@ -157,10 +157,8 @@ class TileLoader {
           load_b(tile, stage_, k);
         }
         for (int group = 0; group < tile.out.groups; ++group) {
-          load_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, &memory_.arrived[stage_],
-                   {.column = (first_k_ + k) * 64,
-                    .row = tile.a_row + group * Shape::kGroupRows,
-                    .batch = tile.a_batch});
+          copy_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, &memory_.arrived[stage_],
+                   (first_k_ + k) * 64, tile.a_row + group * Shape::kGroupRows, tile.a_batch);
         }
         if (++stage_ == Shape::kStages) {
           stage_ = 0;
@@ -202,10 +200,9 @@ class TileLoader {
   __device__ void load_b(const Tile& tile, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
     const int column = (first_k_ + k) * 64;
-    load_box(memory_.b[stage], tile.b, arrived,
-             {.column = column, .row = tile.b_row, .batch = tile.b_batch});
-    load_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived,
-             {.column = column, .row = tile.b_second_row, .batch = tile.b_batch});
+    copy_box(memory_.b[stage], tile.b, arrived, column, tile.b_row, tile.b_batch);
+    copy_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived, column, tile.b_second_row,
+             tile.b_batch);
   }
 
   TileMemory<Shape>& memory_;
@@ -308,12 +305,12 @@ class TileMultiplier {
         add = 1;
       }
       mma_commit();
-      mma_wait_but<1>();
+      mma_wait<1>();
       if (k > 0) give_back(before);
       before = stage_;
       advance();
     }
-    mma_wait_but<0>();
+    mma_wait();
     give_back(before);
   }
 

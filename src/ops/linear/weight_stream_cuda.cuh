@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "device/cuda/mma_columns.cuh"
 #include "device/cuda/ptx.cuh"
+#include "device/cuda/wgmma.cuh"
 
 namespace fathom::cuda {
 
@@ -62,22 +62,22 @@ __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int 
 #pragma unroll
     for (int k = 0; k < kStageHalves * 4; ++k) {
       const int half = k / 4, within = k % 4 * 32;
-      mma_columns(d,
-                  swizzled_matrix(stage + weights.begin + half * weights.half_stride + within,
-                                  weights.group_stride),
-                  swizzled_matrix(stage + tokens.begin + half * tokens.half_stride + within,
-                                  tokens.group_stride),
-                  i > 0 || k > 0);
+      mma_64(d,
+             swizzled_matrix(stage + weights.begin + half * weights.half_stride + within,
+                             weights.group_stride),
+             swizzled_matrix(stage + tokens.begin + half * tokens.half_stride + within,
+                             tokens.group_stride),
+             i > 0 || k > 0);
     }
     mma_commit();
-    mma_wait_but<kOverlap ? 1 : 0>();
+    mma_wait<kOverlap ? 1 : 0>();
     if (!kOverlap) before = at.stage;
     if (before >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&read[before]);
     before = at.stage;
     at.advance(stages);
   }
   if constexpr (kOverlap) {
-    mma_wait_but<0>();
+    mma_wait();
     if (before >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&read[before]);
   }
 }
