@@ -373,9 +373,7 @@ class GpuRunner : public Runner {
   SampleScratch scratch_;
 };
 
-}  // namespace
-
-int num_gpus() {
+int usable_gpus() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
   int usable = 0;
@@ -387,6 +385,13 @@ int num_gpus() {
     ++usable;
   }
   return usable;
+}
+
+}  // namespace
+
+int num_gpus() {
+  static const int count = usable_gpus();
+  return count;
 }
 
 Result<GpuMemory> gpu_memory(const ModelConfig& config, const GpuRunnerOptions& options) {

@@ -8,10 +8,10 @@
 
 namespace fathom::cuda {
 
-// wgmma.mma_async.m64n{8,16,32,64,128,192,256}k16, fp32 += bf16 x bf16: A [64, 16] and B [columns,
-// 16] from shared memory, k contiguous. add = 0: d is written, not added to. A thread's element j
-// is row 16
-// * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 * (lane % 4) + (j & 1).
+// wgmma.mma_async.m64n{8,16,32,64,128,192,256}k16, fp32 += bf16 x bf16: A [64, 16] and B
+// [columns, 16] from shared memory, k contiguous. add = 0: d is written, not added to. A thread's
+// element j is row 16 * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 * (lane % 4) +
+// (j & 1).
 __device__ inline void mma_64(float (&d)[4], uint64_t a, uint64_t b, int add) {
   asm volatile(
       "{\n.reg .pred add;\nsetp.ne.b32 add, %6, 0;\n"
