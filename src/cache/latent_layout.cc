@@ -77,7 +77,7 @@ Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t nu
 
 LatentPages LatentCache::layer(int64_t layer) const {
   FATHOM_CHECK(layer >= 0 && layer < num_layers_, "layer {} of {}", layer, num_layers_);
-  return {layout_, memory_.data() + layer * num_pages_ * layout_.page_bytes(), num_pages_};
+  return {layout_, memory_.data() + layer * layout_.page_bytes(), num_pages_, num_layers_};
 }
 
 }  // namespace fathom

@@ -42,15 +42,18 @@ struct LatentLayout {
 // One layer's pages, as attention reads and the cache write fills them. Views only.
 struct LatentPages {
   LatentLayout layout;
-  std::byte* data = nullptr;  // [num_pages, kPageSize, row_bytes]
+  std::byte* data = nullptr;  // the layer's part of page 0, [kPageSize, row_bytes]
   int64_t num_pages = 0;
+  int64_t num_layers = 1;  // whose parts of a page lie one after the other
 
   std::byte* row(int64_t page, int64_t slot) const {
-    return data + (page * kPageSize + slot) * layout.row_bytes();
+    return data + page * num_layers * layout.page_bytes() + slot * layout.row_bytes();
   }
 };
 
-// The memory of all layers' pages: one allocation, made once.
+// The memory of all layers' pages, [num_pages, num_layers, kPageSize, row_bytes]: one allocation,
+// made once. A sequence that grows touches new memory for one page at a time, not for every layer
+// at once: the kernel takes milliseconds for a huge page that it has not handed out yet.
 class LatentCache {
  public:
   static Result<LatentCache> allocate(const LatentLayout& layout, int64_t num_layers,
@@ -60,6 +63,7 @@ class LatentCache {
   int64_t num_layers() const { return num_layers_; }
   int64_t num_pages() const { return num_pages_; }
   LatentPages layer(int64_t layer) const;
+  std::byte* page(int64_t page) const { return layer(0).row(page, 0); }  // of all layers
 
  private:
   LatentLayout layout_;

@@ -45,7 +45,9 @@ TEST(LatentLayout, NamesRoundTrip) {
 TEST(LatentCache, LayersAreDisjointAndImpossibleSizesAreRefused) {
   const auto cache = LatentCache::allocate({CacheFormat::kBF16, 32, 8}, 3, 5);
   ASSERT_TRUE(cache.has_value());
-  EXPECT_EQ(cache->layer(1).data - cache->layer(0).data, 5 * 64 * 80);
+  EXPECT_EQ(cache->layer(1).data - cache->layer(0).data, 64 * 80);
+  EXPECT_EQ(cache->layer(1).row(1, 0) - cache->layer(1).row(0, 0), 3 * 64 * 80);
+  EXPECT_EQ(cache->page(1), cache->layer(0).row(1, 0));
   EXPECT_EQ(cache->layer(2).row(4, 63) - cache->layer(0).data, (3 * 5 * 64 - 1) * 80);
   EXPECT_FALSE(LatentCache::allocate({}, 61, int64_t{1} << 60).has_value());
   EXPECT_FALSE(LatentCache::allocate({}, 61, 0).has_value());

@@ -3,33 +3,9 @@
 #include <cmath>
 
 #include "checkpoint/inventory.h"
+#include "model/token_work.h"
 
 namespace fathom {
-namespace {
-
-// Multiply-adds of one token in one layer's matrices.
-double attention_macs(const ModelConfig& config) {
-  const auto heads = static_cast<double>(config.num_heads);
-  const auto hidden = static_cast<double>(config.hidden);
-  const auto q_lora = static_cast<double>(config.q_lora_rank);
-  const double q = heads * static_cast<double>(config.qk_dim());
-  const double query = config.q_lora_rank > 0 ? hidden * q_lora + q_lora * q : hidden * q;
-  const double kv_a = hidden * static_cast<double>(config.latent_dim());
-  const double kv_b = static_cast<double>(config.kv_lora_rank) * heads *
-                      static_cast<double>(config.qk_nope_dim + config.v_dim);
-  return query + kv_a + kv_b + heads * static_cast<double>(config.v_dim) * hidden;
-}
-
-double feed_forward_macs(const ModelConfig& config, int64_t layer) {
-  const auto hidden = static_cast<double>(config.hidden);
-  if (!config.is_moe_layer(layer)) return 3 * hidden * static_cast<double>(config.intermediate);
-  const auto used = static_cast<double>(config.experts_per_token + config.num_shared_experts);
-  return 3 * hidden * static_cast<double>(config.moe_intermediate) * used +
-         hidden * static_cast<double>(config.num_experts);
-}
-
-}  // namespace
-
 double decode_step_bytes(const Checkpoint& checkpoint, CacheFormat cache_format, int64_t batch,
                          double context) {
   const ModelConfig& config = checkpoint.config();
@@ -57,16 +33,9 @@ double decode_step_bytes(const Checkpoint& checkpoint, CacheFormat cache_format,
 
 double prefill_flops(const ModelConfig& config, int64_t prompt_tokens) {
   const auto tokens = static_cast<double>(prompt_tokens);
-  double macs_a_token = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    macs_a_token += attention_macs(config) + feed_forward_macs(config, layer);
-  }
   const double pairs = tokens * (tokens + 1) / 2;  // causal
-  const double attention = pairs * static_cast<double>(config.num_heads) *
-                           static_cast<double>(config.qk_dim() + config.v_dim) *
-                           static_cast<double>(config.num_layers);
   const double head = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden);
-  return 2 * (tokens * macs_a_token + attention + head);
+  return 2 * (tokens * token_macs(config) + pairs * mha_key_macs(config) + head);
 }
 
 }  // namespace fathom

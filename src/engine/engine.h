@@ -23,10 +23,10 @@ class Tokenizer;
 struct EngineOptions {
   int64_t max_num_seqs = 256;         // sequences that run together; a choice of n is one
   int64_t max_batched_tokens = 2048;  // rows a step; at least max_num_seqs
-  // Rows a step that prompts longer than two steps take while there are other sequences; 0: an
-  // eighth of max_batched_tokens, with which a 100,000-token prompt at most triples the others' p99
-  // time to the first token (fairness_test.cc). More is sooner for the long and later for the
-  // others.
+  // The work of so many rows without context is what prompts of more than two steps' work take of a
+  // step together while there are other sequences; 0: an eighth of max_batched_tokens, with which
+  // a 100,000-token prompt at most triples the others' p99 time to the first token
+  // (fairness_test.cc). More is sooner for the long and later for the others.
   int64_t long_prompt_rows = 0;
   int64_t max_prompt_logit_rows = 64;  // prompt positions whose logits one step may want
   int64_t max_queued_requests = 512;   // submitted and not yet started; beyond it: refused

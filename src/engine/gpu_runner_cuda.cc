@@ -11,6 +11,7 @@
 #include "engine/gpu_runner.h"
 #include "engine/sampling_params.h"
 #include "model/deepseek_cuda.h"
+#include "model/token_work.h"
 #include "ops/sampling/sample_batch.h"
 #include "ops/sampling/sample_cuda.h"
 
@@ -143,6 +144,7 @@ class GpuRunner : public Runner {
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages; }
+  int64_t keys_worth_a_row() const override { return fathom::keys_worth_a_row(config_); }
   int max_steps_in_flight() const override { return kStepsInFlight; }
   PageTransfer* page_transfer() override { return &*page_transfer_; }
   const Stream* host_stream() const override { return &host_stream_; }

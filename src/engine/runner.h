@@ -25,6 +25,10 @@ class Runner {
   virtual int64_t max_model_len() const = 0;
   virtual int64_t num_pages() const = 0;
 
+  // Keys of context whose attention takes a row about as long as everything else; 0: context costs
+  // nothing.
+  virtual int64_t keys_worth_a_row() const { return 0; }
+
   // Steps that may have begun before the first of them is finished: 2 for a device that works while
   // the host prepares what comes next.
   virtual int max_steps_in_flight() const { return 1; }

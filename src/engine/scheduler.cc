@@ -1,6 +1,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <span>
 
@@ -26,6 +27,10 @@ void erase_from(List& list, Sequence* sequence) {
   FATHOM_CHECK(it != list.end() && *it == sequence, "sequence {} is not where its phase says",
                sequence->arrival);
   list.erase(it);
+}
+
+bool is_in_long_prompt(const Sequence* sequence) {
+  return sequence->is_long && sequence->remaining() > 1;
 }
 
 int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); }
@@ -57,12 +62,14 @@ void Scheduler::schedule(StepPlan& plan) {
   plan_decode(plan);
   const int64_t kept = rows_for_long_prompts();
   budget_ -= kept;
-  plan_prefill(plan, /*long_prompts=*/false);
+  plan_short_prompts(plan);
   // What has just been preempted would only take its pages back.
   if (!preempted_) admit_waiting(plan);
   budget_ += kept;
-  budget_ = rows_for_long_prompts();
-  plan_prefill(plan, /*long_prompts=*/true);
+  plan_long_prompts(plan);
+  for (const StepEntry& entry : plan.entries) {
+    if (!entry.sequence->is_long) last_company_ = num_steps_;
+  }
   FATHOM_CHECK(!plan.empty() || !has_work() ||
                    !std::all_of(running_.begin(), running_.end(),
                                 [](const Sequence* sequence) { return sequence->may_run(); }),
@@ -113,20 +120,50 @@ void Scheduler::plan_decode(StepPlan& plan) {
   }
 }
 
-// Of the rows that are left: a few while there is anybody else, otherwise all.
-int64_t Scheduler::rows_for_long_prompts() const {
-  const auto long_prompts = std::count_if(
-      running_.begin(), running_.end(),
-      [](const Sequence* sequence) { return sequence->is_long && sequence->remaining() > 1; });
-  if (long_prompts == 0) return 0;
-  if (long_prompts == num_running() && waiting_.empty()) return budget_;
-  return std::min(budget_, options_.long_prompt_rows);
+// In rows without context.
+double Scheduler::row_work(int64_t context) const {
+  if (options_.keys_worth_a_row == 0) return 1;
+  return 1 + static_cast<double>(context) / static_cast<double>(options_.keys_worth_a_row);
 }
 
-void Scheduler::plan_prefill(StepPlan& plan, bool long_prompts) {
+bool Scheduler::is_long(const Sequence& sequence, int64_t cached_tokens) const {
+  const int64_t rows = sequence.len() - cached_tokens;
+  const double work = static_cast<double>(rows) * row_work(cached_tokens + rows / 2);
+  return work > static_cast<double>(kLongPromptSteps * options_.max_batched_tokens);
+}
+
+// Whether long prompts share this step with anybody, or one of the last with a shorter sequence.
+bool Scheduler::has_company() const {
+  return !waiting_.empty() || num_steps_ - last_company_ < kCompanySteps ||
+         !std::all_of(running_.begin(), running_.end(), is_in_long_prompt);
+}
+
+// Of the rows that are left: a few in company, otherwise all.
+int64_t Scheduler::rows_for_long_prompts() const {
+  if (std::none_of(running_.begin(), running_.end(), is_in_long_prompt)) return 0;
+  return has_company() ? std::min(budget_, options_.long_prompt_rows) : budget_;
+}
+
+void Scheduler::plan_short_prompts(StepPlan& plan) {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.is_long == long_prompts && sequence.remaining() > 1) plan_chunk(sequence, plan);
+    if (!sequence.is_long && sequence.remaining() > 1) plan_chunk(sequence, plan);
+  }
+}
+
+// At least one row, whatever its work.
+void Scheduler::plan_long_prompts(StepPlan& plan) {
+  budget_ = rows_for_long_prompts();
+  auto work = static_cast<double>(options_.long_prompt_rows);
+  const bool bounded = budget_ > 0 && has_company();
+  for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (!is_in_long_prompt(&sequence)) continue;
+    const double each = row_work(sequence.computed);
+    if (bounded) budget_ = std::min(budget_, std::max<int64_t>(1, std::llround(work / each)));
+    if (!plan_chunk(sequence, plan)) continue;
+    work -= each * static_cast<double>(plan.entries.back().num_tokens);
+    if (bounded && work < each) return;
   }
 }
 
@@ -190,8 +227,7 @@ void Scheduler::admit_waiting(StepPlan& plan) {
       continue;
     }
     const PrefixTree::Found found = find_prefix(sequence);
-    sequence.is_long =
-        sequence.len() - found.all() * kPageSize > kLongPromptSteps * options_.max_batched_tokens;
+    sequence.is_long = is_long(sequence, found.all() * kPageSize);
     const bool in_turn = passed_.empty() || !sequence.is_long;
     if (!in_turn || !admit(sequence, found)) {
       if (!sequence.is_long || sequence.times_passed == options_.max_num_seqs) return;

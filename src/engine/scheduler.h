@@ -11,10 +11,11 @@
 // computing just then it waits for, until those pages are in the tree or that sequence computes no
 // longer; it never waits for one of lower priority, nor for one that does not run.
 //
-// Fairness: prompts of more than kLongPromptSteps steps' rows take long_prompt_rows of a step
-// together while there are other sequences, so that these neither wait behind them nor have to take
-// part in full steps. A long prompt that waits for pages lets others pass, as often as
-// max_num_seqs.
+// Fairness: prompts that are more work than kLongPromptSteps full steps take together the work of
+// long_prompt_rows of a step while there are other sequences, or were a few steps ago, so that
+// these neither wait behind them nor have to take part in long steps. Work is counted in rows
+// without context: keys_worth_a_row keys of context make a row twice the work. A long prompt that
+// waits for pages lets others pass, as often as max_num_seqs.
 //
 // Steps in flight: a sequence's rows count as computed when the step has begun, since whatever
 // reads them comes later on the device; its pages go into the tree when all their tokens are known.
@@ -39,12 +40,15 @@ namespace fathom {
 
 // What a step or two can do is not worth a second queue.
 inline constexpr int64_t kLongPromptSteps = 2;
+// Who sends small requests sends the next one soon: a step that begins in between must not be long.
+inline constexpr int64_t kCompanySteps = 64;
 
 struct SchedulerOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;     // >= max_num_seqs
   int64_t max_prompt_logit_rows = 0;  // >= 1
-  int64_t long_prompt_rows = 0;       // >= 1: of a step, while there are other sequences
+  int64_t long_prompt_rows = 0;       // >= 1: a step's work for long prompts among others
+  int64_t keys_worth_a_row = 0;       // 0: context is no work
   int64_t preempt_every = 0;          // for tests; 0: only when pages run out
 };
 
@@ -80,8 +84,12 @@ class Scheduler {
 
  private:
   void plan_decode(StepPlan& plan);
+  bool is_long(const Sequence& sequence, int64_t cached_tokens) const;
+  double row_work(int64_t context) const;
+  bool has_company() const;
   int64_t rows_for_long_prompts() const;
-  void plan_prefill(StepPlan& plan, bool long_prompts);
+  void plan_short_prompts(StepPlan& plan);
+  void plan_long_prompts(StepPlan& plan);
   void admit_waiting(StepPlan& plan);
   bool is_computed_elsewhere(Sequence& sequence);
   PrefixTree::Found find_prefix(Sequence& sequence) const;
@@ -107,7 +115,8 @@ class Scheduler {
   int64_t budget_ = 0;  // rows left in the step being planned
   int64_t prompt_logit_budget_ = 0;
   int64_t num_steps_ = 0, num_preemptions_ = 0;
-  bool preempted_ = false;  // in the step being planned
+  int64_t last_company_ = -kCompanySteps;  // the last step with sequences that are not long
+  bool preempted_ = false;                 // in the step being planned
 };
 
 }  // namespace fathom

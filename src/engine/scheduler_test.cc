@@ -257,6 +257,7 @@ TEST_F(SchedulerTest, ALongPromptTakesItsShareWhileThereAreOthers) {
   EXPECT_EQ(step(), (Entries{{2, 1}, {3, 20}, {1, 25}}));
   EXPECT_EQ(step(), (Entries{{2, 1}, {3, 1}, {1, 25}}));
   EXPECT_EQ(step(), (Entries{{3, 1}, {1, 25}}));
+  for (int i = 0; i < kCompanySteps - 1; ++i) EXPECT_EQ(step(), (Entries{{1, 25}}));
   EXPECT_EQ(step(), (Entries{{1, 100}})) << "alone again";
 }
 
@@ -274,6 +275,40 @@ TEST_F(SchedulerTest, ALongPromptThatLacksPagesIsPassedOnlySoOften) {
   step();
   EXPECT_TRUE(long_prompt.has_started);
   EXPECT_TRUE(sequences_[7].has_started) << "and then the others";
+}
+
+TEST_F(SchedulerTest, LongPromptsTakeLessOfAStepTheLongerTheirContext) {
+  make(40, {.max_num_seqs = 4,
+            .max_batched_tokens = 64,
+            .max_prompt_logit_rows = 1,
+            .keys_worth_a_row = 100});
+  add(1000, 2);
+  EXPECT_EQ(step(), (Entries{{1, 64}})) << "alone: all rows";
+  EXPECT_EQ(step(), (Entries{{1, 64}}));
+  add(10, 3);
+  // 16 rows' work; a row after 128 tokens is 2.28.
+  EXPECT_EQ(step(), (Entries{{2, 10}, {1, 7}}));
+  EXPECT_EQ(step(), (Entries{{2, 1}, {1, 7}}));
+  EXPECT_EQ(step(), (Entries{{2, 1}, {1, 7}}));
+  for (int i = 0; i < kCompanySteps - 1; ++i) {
+    const Entries entries = step();
+    ASSERT_EQ(entries.size(), 1U);
+    EXPECT_LE(entries[0].second, 7) << "company may come back";
+    EXPECT_GE(entries[0].second, 1);
+  }
+  EXPECT_EQ(step(), (Entries{{1, 64}})) << "nobody did";
+}
+
+TEST_F(SchedulerTest, APromptIsLongByItsWork) {
+  make(40, {.max_num_seqs = 4,
+            .max_batched_tokens = 64,
+            .max_prompt_logit_rows = 1,
+            .keys_worth_a_row = 10});
+  // 90 rows after 45 tokens on average: the work of 495, where two steps are 128.
+  Sequence& sequence = add(90, 1);
+  add(5, 1);
+  EXPECT_EQ(step(), (Entries{{2, 5}, {1, 16}}));
+  EXPECT_TRUE(sequence.is_long);
 }
 
 TEST(SchedulerDeathTest, FinishingTwiceIsFatal) {

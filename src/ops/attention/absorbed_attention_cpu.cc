@@ -138,7 +138,7 @@ int64_t point_at(const Absorbed& op, const KeyRange& keys, int64_t begin, const 
   for (int64_t i = 0; i < count;) {
     const int64_t slot = (begin + i) % kPageSize;
     const int64_t page = keys.page_ids[static_cast<size_t>((begin + i) / kPageSize)];
-    const std::byte* row = op.pages.data + (page * kPageSize + slot) * op.row_bytes;
+    const std::byte* row = op.pages.row(page, slot);
     for (const int64_t stop = std::min(count, i + kPageSize - slot); i < stop; ++i) {
       rows[i] = row;
       row += op.row_bytes;

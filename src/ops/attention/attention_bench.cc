@@ -47,7 +47,8 @@ void absorbed(benchmark::State& state, CacheFormat format, DType dtype) {
     const LatentPages pages = cache.layer(layer);
     for (int64_t token = 0; token < pages.num_pages * kPageSize; ++token) {
       row[token % kLatent] = static_cast<float>(random_uniform(3, layer, token)) - 0.5f;
-      encode_row(layout, row.data(), row.data() + kLatent, pages.row(0, token));
+      encode_row(layout, row.data(), row.data() + kLatent,
+                 pages.row(token / kPageSize, token % kPageSize));
     }
   }
   std::vector<int32_t> query_start = {0}, contexts, tables, all;
