@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "cli/bench_workload.h"
 #include "cli/command.h"
 #include "cli/loaded_engine.h"
 
@@ -25,10 +26,9 @@ struct BenchFlags {
   // latency
   int64_t batch_size = 1, input_len = 32, output_len = 128, warmup_iters = 3, iters = 10;
   // throughput
-  int64_t num_prompts = 64, random_input_len = 128, random_output_len = 128;
+  WorkloadOptions workload{.num_prompts = 64, .random_input_len = 128, .random_output_len = 128};
   std::optional<double> range_ratio;
   int64_t max_concurrency = 0;
-  std::string dataset_path;
 };
 
 void add_output_flags(CLI::App& command, OutputFlags* flags);

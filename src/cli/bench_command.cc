@@ -39,17 +39,21 @@ void add_bench_command(CLI::App& app, Action* chosen) {
   CLI::App* throughput = bench->add_subcommand("throughput", "Many requests at once");
   add_model_positional(*throughput, &flags->model);
   FlagGroup load(*throughput, "Work");
-  load.count("--num-prompts", &flags->num_prompts, 1, kMost, "Requests");
-  load.count("--random-input-len,--input-len", &flags->random_input_len, 1, kMost,
+  WorkloadOptions& workload = flags->workload;
+  load.choice("--dataset-name", &workload.dataset,
+              {"random", "custom", "sharegpt", "azure", "mooncake"},
+              "What is asked; a trace all at once, its answers in full length");
+  load.text("--dataset-path", &workload.path, "FILE",
+            "The dataset's file; custom: a .jsonl (field \"prompt\") or a text's lines");
+  load.count("--num-prompts", &workload.num_prompts, 1, kMost, "Requests, at most");
+  load.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMost,
              "Tokens of each prompt, chosen at random");
-  load.count("--random-output-len,--output-len", &flags->random_output_len, 1, kMost,
-             "Tokens of each answer");
+  load.count("--random-output-len,--output-len", &workload.random_output_len, 1, kMost,
+             "Tokens of each answer, of custom prompts too");
   load.number("--random-range-ratio", &flags->range_ratio, 0, 1,
               "Spread the lengths evenly by this share, up and down", "0");
   load.count("--max-concurrency", &flags->max_concurrency, 0, kMost,
              "Requests under way at a time; 0: all");
-  load.text("--dataset-path", &flags->dataset_path, "FILE",
-            "Take the prompts from a .jsonl (field \"prompt\") or from a text's lines");
   add_output_flags(*throughput, &flags->output);
   add_model_flags(*throughput, &flags->model);
   throughput->callback([flags, chosen] { *chosen = [flags] { return bench_throughput(*flags); }; });

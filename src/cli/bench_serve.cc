@@ -211,8 +211,8 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
               "Model to ask for (default: the server's first)");
   FlagGroup work(*command, "Work");
   WorkloadOptions& workload = flags->workload;
-  work.choice("--dataset-name", &workload.dataset, {"random", "sharegpt", "azure", "mooncake"},
-              "What is sent");
+  work.choice("--dataset-name", &workload.dataset,
+              {"random", "custom", "sharegpt", "azure", "mooncake"}, "What is sent");
   work.text("--dataset-path", &workload.path, "FILE", "The dataset's file");
   work.count("--num-prompts", &workload.num_prompts, 1, kMost, "Requests, at most");
   work.count("--random-input-len", &workload.random_input_len, 1, kMost, "Tokens of each prompt");

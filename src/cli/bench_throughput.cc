@@ -36,50 +36,23 @@ ServingFigures figures_of(const BatchRun& run, const std::vector<Request>& reque
   return figures;
 }
 
-// The prompts of a file: of a .jsonl the "prompt" strings, else each line that is not empty.
-Result<std::vector<std::string>> dataset_prompts(const std::string& path, int64_t limit) {
-  FATHOM_TRY(const std::string text, read_text_file(path, kMaxDatasetBytes));
-  std::vector<std::string> prompts;
-  int64_t number = 0;
-  for (size_t begin = 0; begin < text.size() && static_cast<int64_t>(prompts.size()) < limit;) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string one = text.substr(begin, end - begin);
-    begin = end + 1;
-    ++number;
-    if (one.find_first_not_of(" \t\r") == std::string::npos) continue;
-    if (!path.ends_with(".jsonl")) {
-      prompts.push_back(one);
-      continue;
-    }
-    const std::string where = fmt::format("{} line {}", path, number);
-    FATHOM_TRY(const json::value value, parse_json(one, where));
-    if (!value.is_object()) return invalid("{}: is {}, expected an object", where, brief(value));
-    FATHOM_TRY(std::string prompt, JsonFields(value.get_object(), where + ": ").string("prompt"));
-    prompts.push_back(std::move(prompt));
-  }
-  if (prompts.empty()) return invalid("{}: has no prompts", path);
-  return prompts;
-}
-
 Result<std::vector<Request>> make_requests(const BenchFlags& flags, const LoadedEngine& loaded) {
-  const uint64_t seed = static_cast<uint64_t>(flags.model.seed.value_or(0));
-  const double ratio = flags.range_ratio.value_or(0);
-  std::vector<std::string> texts;
-  if (!flags.dataset_path.empty()) {
-    FATHOM_TRY(texts, dataset_prompts(flags.dataset_path, flags.num_prompts));
-  }
-  const auto count = texts.empty() ? static_cast<size_t>(flags.num_prompts) : texts.size();
-  std::vector<Request> requests(count);
-  for (size_t i = 0; i < count; ++i) {
-    Request& request = requests[i];
-    request.prompt_ids =
-        texts.empty()
-            ? random_prompt(loaded.checkpoint.config().vocab_size,
-                            spread_length(flags.random_input_len, ratio, seed, 2 * i), seed, i)
-            : loaded.tokenizer->encode(texts[i], loaded.tokenizer->bos_id().has_value());
+  WorkloadOptions options = flags.workload;
+  options.vocab_size = loaded.checkpoint.config().vocab_size;
+  options.seed = static_cast<uint64_t>(flags.model.seed.value_or(0));
+  options.range_ratio = flags.range_ratio.value_or(0);
+  FATHOM_TRY(std::vector<LoadRequest> workload, make_workload(options));
+  std::vector<Request> requests;
+  for (LoadRequest& load : workload) {
+    Request& request = requests.emplace_back();
+    request.prompt_ids = std::move(load.prompt_ids);
+    if (request.prompt_ids.empty()) {
+      const Tokenizer& tokenizer = *loaded.tokenizer;
+      request.prompt_ids = tokenizer.encode(load.prompt_text, tokenizer.bos_id().has_value());
+    }
     request.sampling.temperature = 0;
     request.sampling.ignore_eos = true;
-    request.sampling.max_tokens = spread_length(flags.random_output_len, ratio, seed, 2 * i + 1);
+    request.sampling.max_tokens = load.output_tokens;
   }
   return requests;
 }
@@ -87,17 +60,18 @@ Result<std::vector<Request>> make_requests(const BenchFlags& flags, const Loaded
 }  // namespace
 
 Result<int> bench_throughput(const BenchFlags& flags) {
+  const WorkloadOptions& workload = flags.workload;
   const int64_t together = flags.max_concurrency > 0
-                               ? std::min(flags.max_concurrency, flags.num_prompts)
-                               : flags.num_prompts;
-  const double stretch = 1 + flags.range_ratio.value_or(0);
-  const auto longest = static_cast<int64_t>(
-      std::ceil(static_cast<double>(flags.random_input_len + flags.random_output_len) * stretch));
+                               ? std::min(flags.max_concurrency, workload.num_prompts)
+                               : workload.num_prompts;
   EngineNeeds needs;
   needs.num_seqs = std::min(together, kDefaultSequences);
-  needs.needs_tokenizer = !flags.dataset_path.empty();
-  needs.prefix_caching = false;
-  if (flags.dataset_path.empty()) {
+  needs.needs_tokenizer = workload.dataset == "custom" || workload.dataset == "sharegpt";
+  needs.prefix_caching = workload.dataset == "mooncake";  // whose prompts share their beginnings
+  if (workload.dataset == "random") {
+    const double stretch = 1 + flags.range_ratio.value_or(0);
+    const auto longest = static_cast<int64_t>(std::ceil(
+        static_cast<double>(workload.random_input_len + workload.random_output_len) * stretch));
     needs.total_tokens =
         std::max(round_up(longest + 1, kPageSize),
                  std::min(needs.num_seqs * round_up(longest + 1, kPageSize), kMostCacheTokens));
@@ -117,8 +91,8 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   const ServingFigures figures = figures_of(run, requests);
   const ServingReportOptions report{.max_concurrency = flags.max_concurrency};
   const double context =
-      static_cast<double>(figures.input_tokens) / static_cast<double>(requests.size()) +
-      static_cast<double>(flags.random_output_len) / 2;
+      (static_cast<double>(figures.input_tokens) + static_cast<double>(figures.output_tokens) / 2) /
+      static_cast<double>(requests.size());
   const MachineProbe probe = measure_machine(
       loaded.gpu, loaded.num_threads,
       decode_step_bytes(loaded.checkpoint, loaded.cache_format, run.peak_concurrency, context),

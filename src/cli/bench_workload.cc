@@ -55,6 +55,30 @@ std::vector<LoadRequest> random_requests(const WorkloadOptions& options) {
   return requests;
 }
 
+// The prompts of a file: of a .jsonl the "prompt" strings, else each line that is not empty.
+Result<std::vector<LoadRequest>> custom_requests(const WorkloadOptions& options) {
+  std::vector<LoadRequest> requests;
+  FATHOM_RETURN_IF_ERROR(for_each_line(
+      options.path, [&](std::string_view line, const std::string& where) -> Result<bool> {
+        if (line.find_first_not_of(" \t") == std::string_view::npos) return true;
+        LoadRequest request;
+        request.output_tokens = spread_length(options.random_output_len, options.range_ratio,
+                                              options.seed, 2 * requests.size() + 1);
+        request.prompt_text = line;
+        if (options.path.ends_with(".jsonl")) {
+          FATHOM_TRY(const json::value value, parse_json(line, where));
+          if (!value.is_object()) {
+            return invalid("{}: is {}, expected an object", where, brief(value));
+          }
+          FATHOM_TRY(request.prompt_text,
+                     JsonFields(value.get_object(), where + ": ").string("prompt"));
+        }
+        requests.push_back(std::move(request));
+        return std::ssize(requests) < options.num_prompts;
+      }));
+  return requests;
+}
+
 Result<std::string> turn_text(const json::value& turn, const std::string& where) {
   if (!turn.is_object()) return invalid("{}: is {}, expected an object", where, brief(turn));
   return JsonFields(turn.get_object(), where + ": ").string("value");
@@ -206,10 +230,16 @@ void space_out(const WorkloadOptions& options, std::vector<LoadRequest>& request
 }
 
 Result<std::vector<LoadRequest>> read_dataset(const WorkloadOptions& options) {
-  if (options.dataset == "random") return random_requests(options);
+  if (options.dataset == "random") {
+    if (options.path.empty()) return random_requests(options);
+    return invalid(
+        "--dataset-path is {}, and --dataset-name random reads no file: say which kind it is",
+        options.path);
+  }
   if (options.path.empty()) {
     return invalid("--dataset-name {} needs --dataset-path FILE", options.dataset);
   }
+  if (options.dataset == "custom") return custom_requests(options);
   if (options.dataset == "sharegpt") return sharegpt_requests(options);
   return options.dataset == "azure" ? azure_requests(options) : mooncake_requests(options);
 }

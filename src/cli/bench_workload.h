@@ -20,13 +20,13 @@ struct LoadRequest {
 };
 
 struct WorkloadOptions {
-  std::string dataset = "random";  // sharegpt, azure, mooncake
-  std::string path;                // of the file; none for random
+  std::string dataset = "random";  // custom, sharegpt, azure, mooncake
+  std::string path = {};           // of the file; none for random
   int64_t num_prompts = 1000;      // at most
   int64_t vocab_size = 0;          // ids are below it
   uint64_t seed = 0;
 
-  int64_t random_input_len = 1024, random_output_len = 128;
+  int64_t random_input_len = 1024, random_output_len = 128;  // the latter of custom prompts, too
   double range_ratio = 0;
   int64_t sharegpt_output_len = 0;  // 0: a token for four bytes of the recorded answer
 
@@ -42,7 +42,8 @@ struct WorkloadOptions {
 // In the order of their times. Azure: a CSV of TIMESTAMP,ContextTokens,GeneratedTokens. Mooncake: a
 // .jsonl of timestamp (ms), input_length, output_length and hash_ids, one for every 512 tokens of
 // the prompt: equal ids become equal tokens. ShareGPT: a JSON array of objects with
-// "conversations", of which the first question is asked. Errors name the file and its line or item.
+// "conversations", of which the first question is asked. Custom: the "prompt" strings of a .jsonl,
+// or a text's lines. Errors name the file and its line or item.
 Result<std::vector<LoadRequest>> make_workload(const WorkloadOptions& options);
 
 }  // namespace fathom

@@ -191,6 +191,16 @@ class Others(unittest.TestCase):
                         "--output-len", "8")
         self.assertRegex(out, r"Successful requests: +4 *\n")
         self.assertRegex(out, r"Total generated tokens: +32 *\n")
+        trace = os.path.join(SOURCE, "tests/data/traces/azure_conversation.csv")
+        out, _ = fathom("bench", "throughput", "-q", "--num-prompts", "3", "--dataset-name", "azure",
+                        "--dataset-path", trace, "--json")
+        with open(trace) as file:
+            lengths = [line.split(",") for line in file.read().splitlines()[1:4]]
+        report = json.loads(out)
+        self.assertEqual(report["total_input_tokens"], sum(int(line[1]) for line in lengths))
+        self.assertEqual(report["total_output_tokens"], sum(int(line[2]) for line in lengths))
+        _, err = fathom("bench", "throughput", "--dataset-path", trace, status=2)
+        self.assertIn("--dataset-name random reads no file", err)
 
     def test_dummy_weights_need_only_a_config(self):
         with tempfile.TemporaryDirectory() as folder:

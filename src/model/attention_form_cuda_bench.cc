@@ -1,0 +1,151 @@
+// Time of a whole step on the GPU with either form of attention, by new tokens and cached context:
+// what AttentionPolicy's crossover is chosen by (docs/performance.md, "The two forms of
+// attention"). Random weights; a CUDA graph of one step, median of 11 replays.
+//
+//   attention_form_cuda_bench [MODEL] [--json]      MODEL: config.json's folder,
+//   bench/models/v2-lite
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/math.h"
+#include "cache/latent_layout.h"
+#include "device/cuda/graph_timer.h"
+#include "device/cuda/random_data.h"
+#include "model/deepseek_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kMaxRows = 2048, kMostKeys = 70'000, kMostPages = 1200;
+
+struct Work {
+  int32_t sequences, queries, context;
+};
+
+// Bytes of all layers' pages, filled with values that no product makes large.
+DeviceArray<std::byte> random_cache(int64_t bytes) {
+  DeviceArray<std::byte> cache(bytes);
+  std::mt19937 random(3);
+  const auto some = random_bf16(1 << 22, 1, random);
+  const auto piece = static_cast<int64_t>(some.size() * sizeof(some[0]));
+  for (int64_t at = 0; at < bytes; at += piece) {
+    check(cudaMemcpy(cache.data() + at, some.data(),
+                     static_cast<size_t>(std::min(piece, bytes - at)), cudaMemcpyHostToDevice),
+          "filling the cache");
+  }
+  return cache;
+}
+
+ForwardBatch batch_of(const Work& work) {
+  std::mt19937 random(5);
+  ForwardBatch batch;
+  const int64_t pages = ceil_div(work.context + work.queries, kPageSize);
+  batch.max_pages = static_cast<int32_t>(pages);
+  batch.query_start.push_back(0);
+  for (int32_t sequence = 0; sequence < work.sequences; ++sequence) {
+    for (int32_t i = 0; i < work.queries; ++i) {
+      batch.token_ids.push_back(static_cast<int32_t>(random() % 10'000));
+      batch.positions.push_back(work.context + i);
+    }
+    batch.query_start.push_back((sequence + 1) * work.queries);
+    batch.context_lens.push_back(work.context);
+    for (int64_t page = 0; page < pages; ++page) {
+      batch.block_tables.push_back(static_cast<int32_t>((sequence * pages + page) % kMostPages));
+    }
+    batch.logit_rows.push_back((sequence + 1) * work.queries - 1);
+  }
+  return batch;
+}
+
+class Bench {
+ public:
+  explicit Bench(const Checkpoint& checkpoint)
+      : config_(checkpoint.config()),
+        layer_bytes_(kMostPages *
+                     LatentLayout{CacheFormat::kBF16, config_.kv_lora_rank, config_.qk_rope_dim}
+                         .page_bytes()),
+        cache_(random_cache(config_.num_layers * layer_bytes_)),
+        sampled_(kMaxRows) {
+    auto loaded = DeepSeekModel::load(
+        checkpoint, {.max_rows = kMaxRows, .max_logit_rows = 512, .most_keys = kMostKeys},
+        {.show_progress = false});
+    if (!loaded) throw std::runtime_error(loaded.error().message);
+    model_ = std::move(*loaded);
+  }
+
+  double measure(const Work& work, AttentionForm form) {
+    StepPlanner planner(
+        {.heads = config_.num_heads,
+         .num_multiprocessors = model_->num_multiprocessors(),
+         .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
+         .policy = {.form = form},
+         .most_keys = kMostKeys});
+    const ForwardBatch batch = batch_of(work);
+    StepLayout layout;
+    planner.plan(batch, std::ssize(batch.token_ids), layout);
+    const DeviceArray<std::byte> arrays(layout.memory);
+    return time_in_graph(1, [&](int, cudaStream_t stream) {
+      model_->forward(layout, arrays.data(), sampled_.data(),
+                      {cache_.data(), kMostPages, layer_bytes_}, stream);
+    });
+  }
+
+ private:
+  const ModelConfig& config_;
+  const int64_t layer_bytes_;
+  const DeviceArray<std::byte> cache_;
+  const DeviceArray<int32_t> sampled_;
+  std::unique_ptr<DeepSeekModel> model_;
+};
+
+int run(const std::string& path, bool json) {
+  const auto checkpoint = Checkpoint::open_dummy(path);
+  if (!checkpoint) {
+    std::fprintf(stderr, "%s\n", checkpoint.error().message.c_str());
+    return 2;
+  }
+  Bench bench(*checkpoint);
+  std::vector<Work> works;
+  for (const int32_t context : {0, 256, 1024, 4096, 16384, 65536}) {
+    for (const int32_t queries : {1, 4, 8, 16, 32, 64, 128, 256, 512, 1024}) {
+      works.push_back({1, queries, context});
+    }
+  }
+  for (const int32_t sequences : {16, 64}) works.push_back({sequences, 1, 1024});
+  std::printf(json ? "{\"device\": \"%s\", \"results\": ["
+                   : "%s\nsequences new cached absorbed us multi-head us\n",
+              device_line().c_str());
+  const char* separator = "";
+  for (const Work& work : works) {
+    const double absorbed = bench.measure(work, AttentionForm::kAbsorbed);
+    const double mha = bench.measure(work, AttentionForm::kMha);
+    std::printf(json ? "%s\n  {\"sequences\": %d, \"new\": %d, \"cached\": %d, \"absorbed_us\": "
+                       "%.1f, \"mha_us\": %.1f}"
+                     : "%s%9d %4d %6d %11.1f %13.1f\n",
+                separator, work.sequences, work.queries, work.context, absorbed, mha);
+    if (json) separator = ",";
+    std::fflush(stdout);
+  }
+  if (json) std::printf("\n]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) {
+  std::string path = "bench/models/v2-lite";
+  bool json = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) {
+      json = true;
+    } else {
+      path = argv[i];
+    }
+  }
+  return fathom::cuda::run(path, json);
+}
