@@ -263,7 +263,8 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
           .batches = static_cast<int32_t>(heads)},
          stream);
   latent_decode(step.tile_rows, num_multiprocessors_,
-                {.q_latent = q_latent_,
+                {.rows = rows,
+                 .q_latent = q_latent_,
                  .q_rope = q_rope_,
                  .pages = pages.data,
                  .num_pages = pages.count,

@@ -9,9 +9,10 @@ namespace fathom::cuda {
 
 // The compiler does not move uses of these registers across this place: an unfinished product reads
 // or writes them on one of its sides.
-__device__ inline void pin(float (&registers)[64]) {
+template <int kCount>
+__device__ inline void pin(float (&registers)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
 // A matrix in shared memory with the 128-byte swizzle whose rows are k: 64 columns are a box of

@@ -22,8 +22,8 @@
 // Determinism: a part is computed by one block in one order, parts are joined in order of their
 // number; no atomics. Bits depend on the plan, so on the lengths in the batch.
 //
-// Limits: 576 columns of bf16. Above 64 rows a sequence takes several row tiles, each of which
-// reads the keys again (from L2): from 128 heads on, a kernel with heads on M has less to read.
+// Limits: 576 columns of bf16. Above 32 rows a sequence has other tiles:
+// latent_decode_rows_cuda.cu.
 //
 // Source: the latent attention of DeepSeek-V2 (2024), section 2.1; split keys and their joining by
 // log-sum-exp from FlashDecoding (Dao et al., 2023); data words as flags from NCCL's LL protocol.
@@ -37,6 +37,7 @@
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
 #include "ops/attention/latent_decode_cuda.h"
+#include "ops/attention/latent_decode_rows_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -75,15 +76,6 @@ struct SharedMemory {
   float weights[kTileRows];
   uint64_t arrived[kStages][kWaits], read[kStages];
 };
-
-template <int kRows, bool kTransposed, bool kClear>
-__device__ void multiply(float (&d)[kRows / 2], uint64_t a, uint64_t b) {
-  if constexpr (kRows == 16) {
-    mma_64x16x16<kTransposed, kClear>(d, a, b);
-  } else {
-    mma_64x32x16<kTransposed, kClear>(d, a, b);
-  }
-}
 
 // Blocks of 16 bytes within a row of 128, as the swizzle permutes them.
 __device__ int swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row % 8)) * 16); }
@@ -202,9 +194,9 @@ class Attention {
       const uint64_t query =
           swizzled_matrix(queries_ + box * (Shared::kTileRows * 128) + bytes, 1024);
       if (k == 0) {
-        multiply<kRows, false, true>(scores, keys, query);
+        mma_64x16x16<false, true>(scores, keys, query);
       } else {
-        multiply<kRows, false, false>(scores, keys, query);
+        mma_64x16x16<false, false>(scores, keys, query);
       }
     }
     mma_commit();
@@ -229,9 +221,9 @@ class Attention {
     for (int box = 0; box < kLatentBoxes; ++box) {
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
-        multiply<kRows, true, false>(out_[box],
-                                     swizzled_matrix(page + box * kBoxBytes + k * 2048, 1024),
-                                     swizzled_matrix(probabilities_ + k * 32, 1024));
+        mma_64x16x16<true, false>(out_[box],
+                                  swizzled_matrix(page + box * kBoxBytes + k * 2048, 1024),
+                                  swizzled_matrix(probabilities_ + k * 32, 1024));
       }
     }
     mma_commit();
@@ -708,7 +700,7 @@ void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArg
     case 32:
       return launch_for<16, 2>(map, inner, num_multiprocessors, stream);
     default:
-      return launch_for<32, 2>(map, inner, num_multiprocessors, stream);
+      return latent_decode_rows(tile_rows, num_multiprocessors, arguments, stream);
   }
 }
 

@@ -18,6 +18,7 @@ namespace fathom::cuda {
 
 // All pointers are device memory, aligned to 16 bytes.
 struct LatentDecodeArguments {
+  int64_t rows = 0;                // tokens
   const void* q_latent = nullptr;  // [rows, heads, 512] bf16
   const void* q_rope = nullptr;    // [rows, heads, 64] bf16
   const void* pages = nullptr;     // [num_pages, 64, 576] bf16, one layer's

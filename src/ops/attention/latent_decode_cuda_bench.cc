@@ -68,7 +68,8 @@ double measure(const Memory& memory, const Shape& shape, int processors) {
   check(cudaDeviceSynchronize(), "preparing");
   return time_in_graph(kCopies, [&](int copy, cudaStream_t stream) {
     latent_decode(plan.tile_rows, processors,
-                  {.q_latent = q_latent.data(),
+                  {.rows = rows / shape.heads,
+                   .q_latent = q_latent.data(),
                    .q_rope = q_rope.data(),
                    .pages = memory.pages.data(),
                    .num_pages = memory.num_pages,
@@ -90,11 +91,13 @@ int run(bool json) {
   check(cudaDriverGetVersion(&driver), "driver");
   const Memory memory = make_memory();
   const Shape shapes[] = {
-      {16, 1, 1, 1024},    {16, 1, 1, 4096},   {16, 1, 1, 32768},  {16, 1, 1, 131072},
-      {16, 1, 4, 4096},    {16, 1, 16, 4096},  {16, 1, 64, 4096},  {16, 1, 128, 1024},
-      {16, 1, 128, 4096},  {16, 2, 1, 4096},   {16, 4, 1, 4096},   {16, 2, 128, 4096},
-      {32, 1, 128, 4096},  {64, 1, 128, 4096}, {128, 1, 1, 4096},  {128, 1, 1, 32768},
-      {128, 1, 1, 131072}, {128, 1, 16, 4096}, {128, 1, 64, 4096}, {128, 1, 128, 4096}};
+      {16, 1, 1, 1024},   {16, 1, 1, 4096},   {16, 1, 1, 32768},  {16, 1, 1, 131072},
+      {16, 1, 4, 4096},   {16, 1, 16, 4096},  {16, 1, 64, 4096},  {16, 1, 128, 1024},
+      {16, 1, 128, 4096}, {16, 2, 1, 4096},   {16, 4, 1, 4096},   {16, 2, 128, 4096},
+      {32, 1, 128, 4096}, {64, 1, 1, 4096},   {64, 1, 1, 32768},  {64, 1, 128, 4096},
+      {128, 1, 1, 1024},  {128, 1, 1, 4096},  {128, 1, 1, 32768}, {128, 1, 1, 131072},
+      {128, 1, 4, 4096},  {128, 1, 16, 4096}, {128, 1, 64, 4096}, {128, 1, 128, 4096},
+      {128, 2, 1, 4096},  {128, 4, 1, 4096},  {128, 2, 128, 4096}};
   if (json) {
     std::printf("{\"device\": \"%s\", \"multiprocessors\": %d, \"cuda_driver\": %d, \"results\": [",
                 device.name, device.multiProcessorCount, driver);

@@ -77,7 +77,8 @@ std::vector<float> on_gpu(const LatentDecodeProblem& problem, const Inputs& inpu
   const DeviceArray<float> scratch(latent_decode_scratch(processors).words());
   const DeviceArray<uint16_t> out(problem.rows() * kLatent);
   prepare_latent_decode_scratch(scratch.data(), processors, nullptr);
-  const LatentDecodeArguments arguments = {.q_latent = q_latent.data(),
+  const LatentDecodeArguments arguments = {.rows = problem.query_start.back(),
+                                           .q_latent = q_latent.data(),
                                            .q_rope = q_rope.data(),
                                            .pages = pages.data(),
                                            .num_pages = pages.size() / (kPageSize * kColumns),
@@ -135,7 +136,7 @@ TEST_P(LatentDecode, EqualsTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LatentDecode,
                          testing::Combine(testing::Values(4, 16, 24, 64, 128),
-                                          testing::Values(1, 2, 5, 8)));
+                                          testing::Values(1, 2, 3, 4, 5, 8)));
 
 TEST(LatentDecodeBatch, MoreSequencesThanMultiprocessors) {
   std::mt19937 random(5);
@@ -143,6 +144,22 @@ TEST(LatentDecodeBatch, MoreSequencesThanMultiprocessors) {
   for (int32_t& len : lens) len = 1 + static_cast<int32_t>(random() % 700);
   lens[7] = 9000;
   compare(16, lens, queries);
+}
+
+TEST(LatentDecodeBatch, MoreRowTilesThanBlocks) {
+  std::mt19937 random(6);
+  for (const int heads : {64, 128}) {
+    std::vector<int32_t> lens(150), queries(150);
+    for (int32_t& count : queries) count = 1 + static_cast<int32_t>(random() % 2);
+    for (int32_t& len : lens) len = 2 + static_cast<int32_t>(random() % 700);
+    lens[7] = 9000;  // more than a block's share: cut
+    compare(heads, lens, queries);
+  }
+}
+
+TEST(LatentDecodeBatch, ManyHeadsOverAllMultiprocessorsFiftyTimes) {
+  compare(64, {20000}, {1}, 50);
+  compare(128, {20000}, {1}, 50);
 }
 
 TEST(LatentDecodeBatch, OneSequenceOverAllMultiprocessorsFiftyTimes) {

@@ -1,6 +1,8 @@
 #include "ops/attention/latent_decode_plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <queue>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -9,11 +11,16 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kLatent = 512, kMostTileRows = 64;
+constexpr int64_t kLatent = 512;
+constexpr int kBlockRows = 64;  // the most that a block computes
 
 // A boundary between two blocks moves this many tiles to meet one between two row tiles: cutting
 // and joining costs about as much as reading two tiles.
 constexpr int64_t kSnap = 2;
+
+// The same of a block's 64 rows, whose partial results are 128 KB: blocks may have this many tiles
+// more than their share where that saves cutting, or a 32nd of it.
+constexpr int64_t kSlack = 6;
 
 struct RowTile {
   int32_t sequence = 0, first_row = 0, rows = 0, out_row = 0;
@@ -40,10 +47,15 @@ class Planner {
   }
 
   LatentDecodePlan make(int num_multiprocessors) {
-    if (std::ssize(tiles_) <= num_multiprocessors) {
-      cut_evenly(num_multiprocessors);
+    // A pair of blocks computes a tile of 128 rows.
+    const int blocks =
+        std::max(1, num_multiprocessors * kBlockRows / std::max(kBlockRows, plan_.tile_rows));
+    if (std::ssize(tiles_) <= blocks) {
+      cut_evenly(blocks);
+    } else if (plan_.tile_rows < kBlockRows) {
+      cut_in_sequence(blocks);
     } else {
-      cut_in_sequence(num_multiprocessors);
+      fill(blocks);
     }
     lay_out(num_multiprocessors);
     return std::move(plan_);
@@ -68,6 +80,42 @@ class Planner {
       for (int64_t i = 0; i < splits; ++i) {
         const int64_t begin = tile.key_tiles * i / splits, end = tile.key_tiles * (i + 1) / splits;
         blocks_.push_back({part(tile, begin, end, i, splits, slot, weight)});
+      }
+    }
+  }
+
+  // Longest row tiles first, each to the block that has least (Graham, 1969); cut only what would
+  // take a block too far beyond its share.
+  void fill(int num_blocks) {
+    std::vector<const RowTile*> order;
+    int64_t total = 0;
+    for (const RowTile& tile : tiles_) {
+      order.push_back(&tile);
+      total += tile.key_tiles;
+    }
+    std::ranges::stable_sort(order, std::ranges::greater{}, &RowTile::key_tiles);
+    const int64_t share = ceil_div(total, num_blocks), most = share + std::max(kSlack, share / 32);
+    using Load = std::pair<int64_t, size_t>;  // a block's key tiles, its number
+    std::priority_queue<Load, std::vector<Load>, std::greater<>> least;
+    blocks_.resize(static_cast<size_t>(num_blocks));
+    for (size_t b = 0; b < blocks_.size(); ++b) least.emplace(0, b);
+    for (const RowTile* tile : order) {
+      std::vector<std::pair<size_t, int64_t>> runs;  // blocks, where theirs end
+      for (int64_t end = 0; end < tile->key_tiles;) {
+        const auto [load, block] = least.top();
+        least.pop();
+        const int64_t count = std::min(tile->key_tiles - end, most - load);
+        end += count;
+        runs.emplace_back(block, end);
+        least.emplace(load + count, block);
+      }
+      const auto splits = std::ssize(runs);
+      const auto [slot, weight] = reserve(splits);
+      int64_t begin = 0;
+      for (int64_t i = 0; i < splits; ++i) {
+        const auto [block, end] = runs[static_cast<size_t>(i)];
+        blocks_[block].push_back(part(*tile, begin, end, i, splits, slot, weight));
+        begin = end;
       }
     }
   }
@@ -166,14 +214,14 @@ class Planner {
 
 // Of n blocks' runs the n - 1 borders cut row tiles: k cuts in one make k + 1 parts, which have a
 // slot each and (k + 1)^2 weights. The most slots come from one cut in each of n - 1 row tiles, the
-// most weights from all cuts in one.
+// most weights from all cuts in one. Where blocks are filled, each cut fills one: no more cuts.
 LatentDecodeScratch latent_decode_scratch(int num_multiprocessors) {
   const int64_t n = num_multiprocessors;
-  return {.sums = 2 * n * kMostTileRows * kLatent, .weights = n * n * kMostTileRows};
+  return {.sums = 2 * n * kBlockRows * kLatent, .weights = n * n * kBlockRows};
 }
 
 int latent_decode_tile_rows(int64_t most_rows) {
-  return most_rows <= 16 ? 16 : most_rows <= 32 ? 32 : 64;
+  return most_rows <= 16 ? 16 : most_rows <= 32 ? 32 : most_rows <= 64 ? 64 : 128;
 }
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,

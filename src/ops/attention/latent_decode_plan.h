@@ -36,8 +36,9 @@ struct alignas(16) LatentDecodePart {
 };
 
 struct LatentDecodePlan {
-  int tile_rows = 16;  // 16, 32 or 64
-  // [multiprocessors]: where each block's parts begin; blocks without work share one part without
+  int tile_rows = 16;  // 16, 32, 64 or 128
+  // [multiprocessors]: where each block's parts begin (of 128 rows: each pair of blocks', so that
+  // half of them are used); blocks without work share one part without
   // rows. Blocks wait for one another: there is one for each multiprocessor, so that all of them
   // run.
   std::vector<int32_t> first_part;

@@ -1,0 +1,689 @@
+// What: latent_decode() for row tiles of 64 and 128 query rows: 64 and 128 heads, or fewer heads of
+// several tokens.
+//
+// Inputs/outputs: latent_decode_cuda.h. Parts of work: latent_decode_plan.h.
+//
+// Layout: one block a multiprocessor computes 64 rows; a tile of 128 rows is computed by two blocks
+// at the same time, so that the second one finds its pages in L2. Shared memory has boxes of 64
+// rows (or keys) x 64 columns (8 KB, 128-byte swizzle): the queries (9 boxes, the last of them
+// rotated), two pages (9 boxes each) and one box of probabilities. Of the output's 512 columns each
+// of two warpgroups has 256, in registers. One more warp issues copies.
+//
+// Algorithm: warpgroup 0 computes the scores and probabilities of a part's even pages, warpgroup 1
+// those of the odd ones; both multiply every page's probabilities with their half of its values,
+// their own ones from registers, the other's from shared memory. So the order on the tensor cores
+// is: scores of page 0, [values of page 0, scores of 1], [scores of 2, values of 1, values of 2,
+// scores of 3], …; probabilities of one page are computed while another's products run, and each
+// half of a page is read again as soon as its warpgroup has multiplied its values.
+// What is summed is relative to a reference, about the largest score of its row so far; a page's
+// probabilities come with the reference that they are relative to.
+// Row tiles of several parts are joined within the launch: latent_decode_join_cuda.cuh.
+//
+// Determinism: a part is computed by one block in one order, parts are joined in order of their
+// number; no atomics. Bits depend on the plan, so on the lengths in the batch.
+//
+// Limits: 576 columns of bf16. Fewer than 64 rows take the time of 64.
+//
+// Source: the latent attention of DeepSeek-V2 (2024), section 2.1; one output over two warpgroups,
+// which take turns at scores and exchange probabilities, from FlashMLA's description of its
+// schedule (DeepSeek, 2025); scaling only when it is needed from FlashAttention-4 (Dao et al.,
+// 2025).
+//
+// Measured: docs/kernels/latent_decode.md.
+#include <cuda_bf16.h>
+
+#include <cmath>
+
+#include "device/cuda/launch.h"
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_copy.cuh"
+#include "device/cuda/tensor_map.h"
+#include "device/cuda/wgmma_n256.cuh"
+#include "ops/attention/latent_decode_join_cuda.cuh"
+#include "ops/attention/latent_decode_rows_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kLatent = 512, kRope = 64, kColumns = kLatent + kRope;
+constexpr int kRows = 64;  // of a block
+constexpr int kKeys = 64;  // of a tile: one page
+constexpr int kBoxColumns = 64, kBoxBytes = 64 * 128;
+constexpr int kBoxes = kColumns / kBoxColumns, kRopeBox = kBoxes - 1;
+constexpr int kStages = 2, kGroups = 2, kGroupThreads = 128;
+constexpr int kHalfBoxes = 4;  // of latent columns: a warpgroup's
+constexpr int kArrivals = 5;   // of a page: the rotated box and four pairs
+constexpr int kThreads = (kGroups + 1) * kGroupThreads;
+constexpr int kK = 16;             // columns (or keys) that one instruction multiplies
+constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
+
+enum Barrier { kFirstProbabilities = 1, kBothGroups = 3, kOneGroup = 4 };
+
+struct Arguments {
+  const int32_t* block_tables;
+  const LatentDecodePart* parts;
+  const int32_t* first_part;
+  __nv_bfloat16* out;
+  float* sums;     // [slots, tile_blocks, 4 * kVectors]
+  float* weights;  // [weights, tile_blocks, kRows]: a part's, for each that reads it
+  int32_t heads;
+  int32_t tile_blocks;  // that compute a row tile together
+  float scale_log2;
+};
+
+struct Maps {
+  CUtensorMap q_latent, q_rope, pages;
+};
+
+struct SharedMemory {
+  alignas(1024) uint8_t pages[kStages][kBoxes * kBoxBytes];
+  alignas(1024) uint8_t queries[kBoxes * kBoxBytes];
+  alignas(1024) uint8_t probabilities[kBoxBytes];
+  // Of every second part, so that a warpgroup may begin one while the other ends one.
+  float references[2][kRows], sums[2][kGroups][kRows];
+  uint64_t arrived[kStages][kArrivals];
+  uint64_t read[kStages][2];  // what the warpgroup of the page's scores reads last, and the rest
+  uint64_t queries_arrived[kArrivals], queries_read;
+};
+
+// The order in which a page's boxes are asked for and multiplied: the rotated one, then the half
+// that its warpgroup multiplies again, then the other's. box_of(stage, arrival, i): the i-th of an
+// arrival.
+__device__ constexpr int boxes_of(int arrival) { return arrival == 0 ? 1 : 2; }
+__device__ constexpr int box_of(int stage, int arrival, int i) {
+  return arrival == 0 ? kRopeBox : (2 * (arrival - 1) + i + stage * kHalfBoxes) % (2 * kHalfBoxes);
+}
+constexpr int kOwnArrivals = 3;  // the first of them: what read[stage][0] is for
+
+// ---- copies: one warp
+
+class Copies {
+ public:
+  __device__ Copies(SharedMemory& shared, const Maps& maps, const Arguments& arguments, int rank)
+      : shared_(shared), maps_(maps), arguments_(arguments), rank_(rank) {}
+
+  __device__ void run(const LatentDecodePart& part) {
+    constexpr int kWithin = LatentDecodePart::kPagesWithin;
+    const int lane = threadIdx.x % 32;
+    const int32_t* table = arguments_.block_tables + part.first_page;
+    int ahead = 0;  // lane's page of the next 32
+    for (int t = 0; t < part.num_tiles; ++t) {
+      if (t % 32 == kWithin) ahead = t + lane < part.num_tiles ? table[t + lane] : 0;
+      const int later = __shfl_sync(~0u, ahead, (t - kWithin) & 31);
+      const int page = t < kWithin ? part.pages[t] : later;
+      if (lane == 0) copy_page(part, t, page);
+    }
+    ++parts_;
+  }
+
+ private:
+  __device__ void copy_page(const LatentDecodePart& part, int t, int page) {
+    const int first_new = part.kv_len - part.num_queries;  // key that this step has written
+    if ((part.first_tile + t + 1) * kKeys > first_new) wait_once();
+    const int stage = t % kStages;
+    const int use = stage == 0 ? even_pages_++ : odd_pages_++;
+#pragma unroll
+    for (int arrival = 0; arrival < kArrivals; ++arrival) {
+      if (use > 0 && (arrival == 0 || arrival == kOwnArrivals)) {
+        barrier_wait(&shared_.read[stage][arrival == kOwnArrivals], (use - 1) & 1);
+      }
+      uint64_t* arrived = &shared_.arrived[stage][arrival];
+      barrier_expect(arrived, boxes_of(arrival) * kBoxBytes);
+#pragma unroll
+      for (int i = 0; i < boxes_of(arrival); ++i) {
+        const int box = box_of(stage, arrival, i);
+        uint8_t* to = shared_.pages[stage] + box * kBoxBytes;
+        copy_box(to, &maps_.pages, arrived, box * kBoxColumns, page * kKeys);
+      }
+    }
+    if (t == 0) {
+      wait_once();
+      if (parts_ > 0) barrier_wait(&shared_.queries_read, (parts_ - 1) & 1);
+      for (int arrival = 0; arrival < kArrivals; ++arrival) copy_queries(part, arrival);
+    }
+  }
+
+  // Pages of earlier steps need no waiting.
+  __device__ void wait_once() {
+    if (!waited_) wait_for_earlier_launches();
+    waited_ = true;
+  }
+
+  __device__ void copy_queries(const LatentDecodePart& part, int arrival) {
+    uint64_t* arrived = &shared_.queries_arrived[arrival];
+    const int row = part.out_row + rank_ * kRows;
+    barrier_expect(arrived, boxes_of(arrival) * kBoxBytes);
+    for (int i = 0; i < boxes_of(arrival); ++i) {
+      const int box = box_of(0, arrival, i);
+      copy_box(shared_.queries + box * kBoxBytes, box == kRopeBox ? &maps_.q_rope : &maps_.q_latent,
+               arrived, box == kRopeBox ? 0 : box * kBoxColumns, row);
+    }
+  }
+
+  SharedMemory& shared_;
+  const Maps& maps_;
+  const Arguments& arguments_;
+  const int rank_;
+  int even_pages_ = 0, odd_pages_ = 0;  // copied to each stage
+  int parts_ = 0;
+  bool waited_ = false;
+};
+
+// ---- a part's results in scratch memory: as the threads have them in registers
+
+struct ShareLayout {
+  static constexpr int kRows = fathom::cuda::kRows, kThreads = kGroups * kGroupThreads;
+  static constexpr int kBarrier = kBothGroups;
+  static constexpr int kVectors = kLatent * kRows / 4, kGroupVectors = kVectors / kGroups;
+  static constexpr int kSecondRow = 8, kSecondColumn = 1;
+
+  __device__ static int row_of(int vector) {
+    const int thread = vector % kGroupThreads;
+    return thread / 32 * 16 + thread % 32 / 4;
+  }
+  __device__ static int column_of(int vector) {
+    const int within = vector % kGroupVectors;
+    return vector / kGroupVectors * (kLatent / kGroups) + within / kGroupThreads * 8 +
+           2 * (vector % 4);
+  }
+  // Rows r and r + 8 lie side by side.
+  __device__ static int weight_at(int vector) {
+    const int thread = vector % kGroupThreads;
+    return thread / 32 * 16 + thread % 32 / 4 * 2;
+  }
+  __device__ static int row_of_weight(int at) {
+    return at / 16 * 16 + at % 16 / 2 + at % 2 * kSecondRow;
+  }
+};
+
+// ---- attention over one part: warpgroup kGroup, which has latent columns 256 * kGroup …
+//
+// A thread has two rows of each product, 16 * warp + lane / 4 and 8 more: element j belongs to row
+// h = j / 2 % 2 of them and to column 8 * (j / 4) + 2 * (lane % 4) + j % 2.
+
+// How far a row's scores may rise above its reference, as a power of two, before what has been
+// summed is scaled: few rows ever need it after their first pages. bf16 and fp32 have room.
+constexpr float kSlack = 8;
+
+template <int kGroup>
+class Attention {
+ public:
+  __device__ Attention(SharedMemory& shared, const Arguments& arguments, int rank)
+      : shared_(shared),
+        arguments_(arguments),
+        rank_(rank),
+        thread_(threadIdx.x % kGroupThreads),
+        lane_(threadIdx.x % 32),
+        first_row_(thread_ / 32 * 16 + lane_ / 4),
+        queries_(swizzled_matrix(shared_address(shared.queries), kGroupBytes)),
+        keys_(swizzled_matrix(shared_address(shared.pages[kGroup]), kGroupBytes)),
+        values_(swizzled_boxes(shared_address(shared.pages) + kGroup * kHalfBoxes * kBoxBytes,
+                               kBoxBytes)),
+        probabilities_(swizzled_matrix(shared_address(shared.probabilities), kGroupBytes)) {}
+
+  __device__ void run(const LatentDecodePart& part) {
+    const int pages = __shfl_sync(~0u, part.num_tiles, 0);
+    if (pages == 0) return;
+    begin(part);
+    if constexpr (kGroup == 0) {
+      run_even_pages(pages);
+    } else {
+      run_odd_pages(pages);
+    }
+    uses_[0] += (pages + 1) / 2;
+    uses_[1] += pages / 2;
+    end(part);
+    ++parts_;
+  }
+
+ private:
+  static constexpr int kElements = 32, kOutElements = 128;
+
+  __device__ void begin(const LatentDecodePart& part) {
+    const int first_key = part.first_tile * kKeys;
+    valid_ = part.kv_len - first_key;
+    const int first_limit = valid_ - part.num_queries + 1;  // of the first new token
+    unmasked_ = first_limit / kKeys;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = part.first_row + rank_ * kRows + first_row_ + 8 * h;
+      // Counted from the thread's first column.
+      visible_[h] = first_limit + row / arguments_.heads - 2 * (lane_ % 4);
+      reference_[h] = -INFINITY;
+      sum_[h] = 0;
+    }
+  }
+
+  // Warpgroup 0.
+  __device__ void run_even_pages(int pages) {
+    for (int page = 0; page < pages; page += 2) {
+      float scores[kElements];
+      multiply_queries(page, scores, [] {});
+      mma_commit();
+      if (page > 0) {
+        multiply_others_values(page - 1);
+        mma_wait<1>();
+      } else {
+        mma_wait();
+      }
+      pin(scores);
+      if (page + 2 >= pages) has_read(&shared_.queries_read);
+      float factor[2];
+      uint32_t packed[kElements / 2];
+      soften(page, scores, factor, packed);
+      mma_wait();
+      pin(out_);
+      if (page > 0) has_read(&shared_.read[1][1]);
+      publish(packed);
+      multiply_own_values(page, factor, packed);
+    }
+    if (pages % 2 == 0) {
+      multiply_others_values(pages - 1);
+      mma_wait();
+      pin(out_);
+      has_read(&shared_.read[1][1]);
+    }
+  }
+
+  // Warpgroup 1.
+  __device__ void run_odd_pages(int pages) {
+    if (pages == 1) has_read(&shared_.queries_read);
+    for (int page = 1; page < pages; page += 2) {
+      multiply_others_values(page - 1);
+      float scores[kElements];
+      multiply_queries(page, scores, [&] {
+        mma_commit();
+        mma_wait<1>();
+        has_read(&shared_.read[0][1]);
+      });
+      mma_commit();
+      mma_wait();
+      pin(scores);
+      pin(out_);
+      if (page + 2 >= pages) has_read(&shared_.queries_read);
+      float factor[2];
+      uint32_t packed[kElements / 2];
+      soften(page, scores, factor, packed);
+      publish(packed);
+      multiply_own_values(page, factor, packed);
+    }
+    if (pages % 2 == 1) {
+      multiply_others_values(pages - 1);
+      mma_wait();
+      pin(out_);
+      has_read(&shared_.read[0][1]);
+    }
+  }
+
+  // Begins the product of the queries with a page of this warpgroup's; after_first() comes when its
+  // first box has been begun.
+  template <typename AfterFirst>
+  __device__ void multiply_queries(int page, float (&scores)[kElements], AfterFirst&& after_first) {
+    const int parity = (uses_[kGroup] + page / 2) & 1;
+    if (valid_ - page * kKeys < kKeys) clear_beyond(parity, valid_ - page * kKeys);
+    const bool first = page < 2;
+    mma_fence();
+#pragma unroll
+    for (int arrival = 0; arrival < kArrivals; ++arrival) {
+      if (first) barrier_wait(&shared_.queries_arrived[query_arrival(arrival)], parts_ & 1);
+      barrier_wait(&shared_.arrived[kGroup][arrival], parity);
+#pragma unroll
+      for (int i = 0; i < boxes_of(arrival); ++i) {
+        const int at = box_of(kGroup, arrival, i) * kBoxBytes;
+#pragma unroll
+        for (int k = 0; k < kBoxColumns / kK; ++k) {
+          mma_64(scores, moved(queries_, at + k * 32), moved(keys_, at + k * 32),
+                 arrival + k > 0 ? 1 : 0);
+        }
+      }
+      if (arrival == 0) after_first();
+    }
+  }
+  // Queries are asked for in the order of the first page's boxes.
+  __device__ static constexpr int query_arrival(int arrival) {
+    return arrival == 0 || kGroup == 0 ? arrival : (arrival - 1 + 2) % 4 + 1;
+  }
+
+  // Rows of a page past the sequence's end may hold anything, NaN too: zero times that is not zero.
+  __device__ void clear_beyond(int parity, int valid) {
+    for (int arrival = 0; arrival < kArrivals; ++arrival) {
+      barrier_wait(&shared_.arrived[kGroup][arrival], parity);
+    }
+    const int rows = kKeys - valid;
+    for (int i = thread_; i < kRopeBox * rows * 8; i += kGroupThreads) {
+      const int box = i / (rows * 8), row = valid + i / 8 % rows;
+      *reinterpret_cast<uint4*>(shared_.pages[kGroup] + box * kBoxBytes + row * 128 + i % 8 * 16) =
+          make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    named_barrier(kOneGroup + kGroup, kGroupThreads);
+  }
+
+  // Scores become probabilities relative to the row's reference. What has been summed is to be
+  // multiplied with `factor`.
+  __device__ void soften(int page, float (&scores)[kElements], float (&factor)[2],
+                         uint32_t (&packed)[kElements / 2]) {
+    if (page >= unmasked_) mask(page, scores);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float most = fmaxf(scores[2 * h], scores[2 * h + 1]);
+#pragma unroll
+      for (int j = 4 + 2 * h; j < kElements; j += 4) {
+        most = fmaxf(most, fmaxf(scores[j], scores[j + 1]));
+      }
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2)) * arguments_.scale_log2;
+      factor[h] = 1;
+      if (most > reference_[h] + kSlack) {
+        factor[h] = exp2_fast(reference_[h] - most);
+        reference_[h] = most;
+        sum_[h] *= factor[h];
+      }
+      // Of a row that has seen no key yet every score is -infinity.
+      const float base = reference_[h] == -INFINITY ? 0 : reference_[h];
+#pragma unroll
+      for (int j = 2 * h; j < kElements; j += 4) {
+        const uint32_t two = pack_bf16(exp2_fast(scores[j] * arguments_.scale_log2 - base),
+                                       exp2_fast(scores[j + 1] * arguments_.scale_log2 - base));
+        packed[j / 2] = two;
+        // The sum of what is multiplied: the rounded values.
+        sum_[h] += __uint_as_float(two << 16) + __uint_as_float(two & 0xFFFF0000u);
+      }
+    }
+  }
+
+  __device__ void mask(int page, float (&scores)[kElements]) const {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const int key = page * kKeys + j / 4 * 8 + j % 2;
+      if (key >= visible_[j / 2 % 2]) scores[j] = -INFINITY;
+    }
+  }
+
+  // To the other warpgroup, which has multiplied all that it was given before; this one has
+  // multiplied what it was given.
+  __device__ void publish(const uint32_t (&packed)[kElements / 2]) {
+    const int matrix = lane_ / 8, row = thread_ / 32 * 16 + matrix % 2 * 8 + lane_ % 8;
+#pragma unroll
+    for (int k = 0; k < kKeys / kK; ++k) {
+      const int chunk = 2 * k + matrix / 2;
+      store_matrices(shared_address(shared_.probabilities) + row * 128 + (chunk ^ (row % 8)) * 16,
+                     packed[4 * k], packed[4 * k + 1], packed[4 * k + 2], packed[4 * k + 3]);
+    }
+    if (lane_ % 4 == 0) {
+      shared_.references[parts_ & 1][first_row_] = reference_[0];
+      shared_.references[parts_ & 1][first_row_ + 8] = reference_[1];
+    }
+    fence_async_proxy();
+    named_barrier_arrive(kFirstProbabilities + kGroup, kGroups * kGroupThreads);
+  }
+
+  __device__ void multiply_own_values(int page, const float (&factor)[2],
+                                      const uint32_t (&packed)[kElements / 2]) {
+    rescale(factor);
+    pin(out_);
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < kKeys / kK; ++k) {
+      mma_64x256x16_values(out_, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
+                           packed[4 * k + 3], moved(values_, at_values(kGroup, k)),
+                           page > 0 || k > 0 ? 1 : 0);
+    }
+    mma_commit();
+    mma_wait();
+    pin(out_);
+    has_read(&shared_.read[kGroup][0]);
+  }
+
+  // Begins the product of the other warpgroup's probabilities with this one's values.
+  __device__ void multiply_others_values(int page) {
+    constexpr int kStage = kGroup ^ 1;
+    named_barrier(kFirstProbabilities + kStage, kGroups * kGroupThreads);
+    float factor[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float reference = shared_.references[parts_ & 1][first_row_ + 8 * h];
+      factor[h] = 1;
+      if (reference > reference_[h]) {
+        factor[h] = exp2_fast(reference_[h] - reference);
+        reference_[h] = reference;
+        sum_[h] *= factor[h];
+      }
+    }
+    rescale(factor);
+    pin(out_);
+    mma_fence();
+#pragma unroll
+    for (int k = 0; k < kKeys / kK; ++k) {
+      mma_64x256x16_values(out_, moved(probabilities_, k * 32),
+                           moved(values_, at_values(kStage, k)), page > 0 || k > 0 ? 1 : 0);
+    }
+    mma_commit();
+  }
+
+  __device__ static constexpr int at_values(int stage, int k) {
+    return stage * (kBoxes * kBoxBytes) + k * 2 * kGroupBytes;
+  }
+
+  __device__ void rescale(const float (&factor)[2]) {
+    if (!__any_sync(~0u, factor[0] != 1 || factor[1] != 1)) return;
+#pragma unroll
+    for (int j = 0; j < kOutElements; ++j) out_[j] *= factor[j / 2 % 2];
+  }
+
+  __device__ void has_read(uint64_t* barrier) const {
+    if (lane_ == 0) barrier_arrive(barrier);
+  }
+
+  // Both warpgroups' sums; the result.
+  __device__ void end(const LatentDecodePart& part) {
+    float(*sums)[kRows] = shared_.sums[parts_ & 1];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum_[h] += __shfl_xor_sync(~0u, sum_[h], 1);
+      sum_[h] += __shfl_xor_sync(~0u, sum_[h], 2);
+      if (lane_ % 4 == 0) sums[kGroup][first_row_ + 8 * h] = sum_[h];
+    }
+    named_barrier(kBothGroups, kGroups * kGroupThreads);
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = sums[0][first_row_ + 8 * h] + sums[1][first_row_ + 8 * h];
+      inverse[h] = sum > 0 ? 1 / sum : 0;
+    }
+    if (part.num_splits == 1) {
+      write_out(part, inverse);
+    } else {
+      write_weights(part);
+      write_partial(part, inverse);
+    }
+  }
+
+  __device__ void write_out(const LatentDecodePart& part, const float (&inverse)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = rank_ * kRows + first_row_ + 8 * h;
+      __nv_bfloat16* to = arguments_.out + static_cast<size_t>(part.out_row + row) * kLatent +
+                          kGroup * (kLatent / kGroups) + 8 * (lane_ % 4);
+#pragma unroll
+      for (int c = 0; c < kLatent / kGroups / 8; c += 4) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = 4 * (c + i) + 2 * h;
+          v[i] = pack_bf16(out_[j] * inverse[h], out_[j + 1] * inverse[h]);
+        }
+        transpose(v);
+        if (row < part.rows) {
+          *reinterpret_cast<uint4*>(to + 8 * c) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  // Among four neighbouring lanes: lane i's v[j] becomes lane j's v[i].
+  __device__ void transpose(uint32_t (&v)[4]) const {
+    const bool odd = lane_ & 1, upper = lane_ & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t other = __shfl_xor_sync(~0u, odd ? v[i] : v[i + 1], 1);
+      (odd ? v[i] : v[i + 1]) = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? v[i] : v[i + 2], 2);
+      (upper ? v[i] : v[i + 2]) = other;
+    }
+  }
+
+  // Adding +0 makes -0 of no value: -0 says that a word is not there yet.
+  __device__ void write_weights(const LatentDecodePart& part) const {
+    const int thread = kGroup * kGroupThreads + thread_, at = thread % kRows;
+    const int row = ShareLayout::row_of_weight(at);
+    const float sum = shared_.sums[parts_ & 1][0][row] + shared_.sums[parts_ & 1][1][row];
+    const float weight =
+        (sum > 0 ? shared_.references[parts_ & 1][row] + log2f(sum) : -1e30f) + 0.0f;
+    const size_t first = part.first_weight + part.split * part.num_splits;
+    for (int reader = thread / kRows; reader < part.num_splits;
+         reader += ShareLayout::kThreads / kRows) {
+      store_shared_word(
+          arguments_.weights + ((first + reader) * arguments_.tile_blocks + rank_) * kRows + at,
+          weight);
+    }
+  }
+
+  __device__ void write_partial(const LatentDecodePart& part, const float (&inverse)[2]) const {
+    const size_t slot = (part.first_slot + part.split) * arguments_.tile_blocks + rank_;
+    float* to = arguments_.sums +
+                (slot * ShareLayout::kVectors + kGroup * ShareLayout::kGroupVectors + thread_) * 4;
+#pragma unroll
+    for (int j = 0; j < kOutElements; j += 4) {
+      store_shared_words(
+          to + j * kGroupThreads,
+          make_float4(out_[j] * inverse[0] + 0.0f, out_[j + 2] * inverse[1] + 0.0f,
+                      out_[j + 1] * inverse[0] + 0.0f, out_[j + 3] * inverse[1] + 0.0f));
+    }
+  }
+
+  SharedMemory& shared_;
+  const Arguments& arguments_;
+  const int rank_, thread_, lane_, first_row_;
+  const uint64_t queries_, keys_, values_, probabilities_;
+  int uses_[kStages] = {};  // of each stage, in the parts before
+  int parts_ = 0;
+  int valid_, unmasked_, visible_[2];  // keys of this part: in the sequence, before a row's token
+  float reference_[2], sum_[2];
+  float out_[kOutElements];
+};
+
+// ---- the kernel
+
+template <typename Role>
+__device__ void for_each_part(const LatentDecodePart* parts, Role&& role) {
+  for (bool more = true; more; ++parts) {
+    const LatentDecodePart& part = *parts;
+    more = __shfl_sync(~0u, part.more, 0) != 0;
+    role(part);
+  }
+}
+
+__device__ void join(const LatentDecodePart& part, const Arguments& arguments, int rank,
+                     SharedMemory& shared) {
+  constexpr int64_t kWords = int64_t{4} * ShareLayout::kVectors;
+  const int64_t first_weight = (part.first_weight + part.split) * arguments.tile_blocks + rank;
+  JoinedShare<ShareLayout>(
+      part, part.rows - rank * kRows,
+      arguments.sums + (int64_t{part.first_slot} * arguments.tile_blocks + rank) * kWords,
+      kWords * arguments.tile_blocks, arguments.weights + first_weight * kRows,
+      arguments.tile_blocks * kRows,
+      arguments.out + (int64_t{part.out_row} + rank * kRows) * kLatent,
+      reinterpret_cast<JoinedValues*>(shared.pages))
+      .run();
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    latent_decode_rows_kernel(const __grid_constant__ Maps maps,
+                              const __grid_constant__ Arguments arguments) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
+  // The same in all lanes, and known to be.
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const int rank = blockIdx.x % arguments.tile_blocks;
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = kGroupThreads / 32;
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (uint64_t& arrived : shared.arrived[stage]) barrier_init(&arrived, 1);
+      for (uint64_t& read : shared.read[stage]) barrier_init(&read, kWarps);
+    }
+    for (uint64_t& arrived : shared.queries_arrived) barrier_init(&arrived, 1);
+    barrier_init(&shared.queries_read, kWarps * kGroups);
+    fence_barrier_init();
+    prefetch_map(&maps.q_latent);
+    prefetch_map(&maps.q_rope);
+    prefetch_map(&maps.pages);
+  }
+  __syncthreads();
+  // No launch writes parts.
+  const LatentDecodePart* const parts =
+      arguments.parts +
+      __shfl_sync(~0u, arguments.first_part[blockIdx.x / arguments.tile_blocks], 0);
+
+  if (warp >= kGroups * 4) {
+    give_registers<40>();
+    if (warp == kGroups * 4) {
+      Copies copies(shared, maps, arguments, rank);
+      for_each_part(parts, [&](const LatentDecodePart& part) { copies.run(part); });
+    }
+  } else {
+    take_registers<232>();
+    wait_for_earlier_launches();
+    if (warp < 4) {
+      Attention<0> attention(shared, arguments, rank);
+      for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
+    } else {
+      Attention<1> attention(shared, arguments, rank);
+      for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
+    }
+    let_next_launch_begin();
+    named_barrier(kBothGroups, kGroups * kGroupThreads);  // the pages' memory is free
+    for_each_part(parts, [&](const LatentDecodePart& part) {
+      if (part.num_splits == 1) return;
+      join(part, arguments, rank, shared);
+      named_barrier(kBothGroups, kGroups * kGroupThreads);
+    });
+  }
+}
+
+}  // namespace
+
+void latent_decode_rows(int tile_rows, int num_multiprocessors,
+                        const LatentDecodeArguments& arguments, cudaStream_t stream) {
+  const Extent box = {.rows = 64, .columns = kBoxColumns};
+  const int64_t rows = arguments.rows * arguments.heads;
+  const Maps maps = {
+      bf16_map(arguments.q_latent, {.rows = rows, .columns = kLatent}, box),
+      bf16_map(arguments.q_rope, {.rows = rows, .columns = kRope}, box),
+      bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns}, box)};
+  Arguments inner;
+  inner.block_tables = arguments.block_tables;
+  inner.parts = arguments.parts;
+  inner.first_part = arguments.first_part;
+  inner.out = static_cast<__nv_bfloat16*>(arguments.out);
+  inner.sums = arguments.scratch;
+  inner.weights = arguments.scratch + latent_decode_scratch(num_multiprocessors).sums;
+  inner.heads = arguments.heads;
+  constexpr float kLog2E = 1.4426950408889634f;
+  inner.scale_log2 = arguments.softmax_scale * kLog2E;
+  inner.tile_blocks = tile_rows / kRows;
+  constexpr int kBytes = sizeof(SharedMemory);
+  static const bool prepared = (allow_shared_memory(latent_decode_rows_kernel, kBytes), true);
+  static_cast<void>(prepared);
+  launch(
+      latent_decode_rows_kernel,
+      {.blocks = static_cast<unsigned>(num_multiprocessors / inner.tile_blocks * inner.tile_blocks),
+       .threads = kThreads,
+       .shared_bytes = kBytes},
+      stream, maps, inner);
+}
+
+}  // namespace fathom::cuda
