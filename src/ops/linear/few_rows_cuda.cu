@@ -16,7 +16,7 @@
 // The copies of weights begin before earlier launches have ended: nothing of this step writes them.
 //
 // Determinism: a block adds in the order of k, parts are added in the order of k; no atomics. Bits
-// depend on the plan, that is on the shape: on the number of rows too.
+// depend on the number of splits, so on the shape and the number of rows; of one split, on k alone.
 //
 // Limits: n a multiple of 8, k of 64, up to 64 rows.
 //
@@ -372,7 +372,7 @@ void linear_few_rows(const LinearArguments& arguments, cudaStream_t stream) {
                                  .n = arguments.n,
                                  .k = arguments.k,
                                  .batches = arguments.batches},
-                                counts),
+                                counts, arguments.batch_invariant ? 1 : 8),
                   arguments, stream);
 }
 

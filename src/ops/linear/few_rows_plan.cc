@@ -84,12 +84,12 @@ FewRowsPlan plan_with(const FewRowsShape& shape, const ClusterCounts& counts, in
   return plan;
 }
 
-FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts) {
+FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts, int most_splits) {
   FewRowsPlan best;
   double least = 0;
   for (const int warpgroups : {1, 2}) {
     for (const int splits : {1, 2, 4, 8}) {
-      if (splits > 1 && shape.k < splits * kStageColumns) continue;
+      if (splits > most_splits || (splits > 1 && shape.k < splits * kStageColumns)) continue;
       for (const bool wide_ring : {false, true}) {
         const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits, wide_ring);
         const double cost = few_rows_cost(shape, plan, counts);

@@ -47,8 +47,9 @@ struct FewRowsPlan {
 FewRowsPlan plan_with(const FewRowsShape& shape, const ClusterCounts& counts, int warpgroups,
                       int splits, bool wide_ring);
 
-// The best of them.
-FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts);
+// The best of them; the best of those with no more splits than that.
+FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts,
+                          int most_splits = 8);
 
 // An estimate of what a plan takes, in us: what plan_few_rows makes least.
 double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,

@@ -24,6 +24,8 @@ struct LinearArguments {
   int64_t out_row_stride = 0, out_batch_stride = 0;
   DType out_type = DType::kBF16;
   int32_t rows = 0, n = 0, k = 0, batches = 1;  // n a multiple of 8, k of 64
+  // A row's bits are the same whatever the number of rows: k is not split.
+  bool batch_invariant = false;
 };
 
 inline constexpr int kFewRows = 64;

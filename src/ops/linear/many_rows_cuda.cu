@@ -142,7 +142,7 @@ void linear_many_rows(const LinearArguments& a, const ManyRowsPlan& plan, cudaSt
 void linear_many_rows(const LinearArguments& a, cudaStream_t stream) {
   linear_many_rows(a,
                    plan_many_rows({.rows = a.rows, .n = a.n, .k = a.k, .batches = a.batches},
-                                  num_multiprocessors()),
+                                  num_multiprocessors(), !a.batch_invariant),
                    stream);
 }
 

@@ -86,10 +86,12 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
   return plan;
 }
 
-ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors) {
+ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors,
+                            bool may_split) {
   ManyRowsTile best;
   double least = std::numeric_limits<double>::infinity();
   for (const TileCost& costs : kCosts) {
+    if (costs.tile.split > 1 && !may_split) continue;
     if (!can_be_planned(problem, costs.tile, num_multiprocessors)) continue;
     const double us = cost(problem, costs, num_multiprocessors);
     if (us < kWorthIt * least) {

@@ -34,7 +34,8 @@ struct ManyRowsProblem {
   int64_t rows = 0, n = 0, k = 0, batches = 1;
 };
 
-ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors);
+ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors,
+                            bool may_split = true);
 
 // With the tile given. A split is for few tiles: no more than clusters of so many blocks find room,
 // and k enough for all of them.

@@ -37,7 +37,7 @@ void moe(const MoeArguments& a, cudaStream_t stream) {
   FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
                name_of(a.out_type));
   if (a.rows == 0) return;
-  if (are_few(s, a.rows)) {
+  if (!a.batch_invariant && are_few(s, a.rows)) {
     moe_few_rows(a, stream);
   } else {
     moe_many_rows(a, stream);

@@ -43,6 +43,9 @@ struct MoeArguments {
   // [kMoeProgressWords], zero before the first launch, left as later ones want it: one for all
   // launches that never run at the same time.
   uint64_t* progress = nullptr;
+  // A row's bits are the same whatever the other rows are and however many: few rows take the
+  // launches of many.
+  bool batch_invariant = false;
 };
 
 // Enough for any number of rows up to `rows`.
