@@ -78,6 +78,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.num_threads = static_cast<int>(flags.threads);
   options.graphs = flags.graphs;
   options.attention = flags.attention_form();
+  options.deterministic = flags.deterministic;
   options.load = load_options(flags);
   return options;
 }
@@ -98,6 +99,13 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   if (flags.max_model_len > config.max_position) {
     return invalid("--max-model-len is {}, the positions of {} end at {}", flags.max_model_len,
                    loaded.checkpoint.directory(), config.max_position);
+  }
+  if (flags.deterministic && !loaded.gpu) {
+    return invalid(
+        "--deterministic is for a GPU; on the CPU a row's logits never depend on others");
+  }
+  if (flags.deterministic && flags.attention_form() == AttentionForm::kMha) {
+    return invalid("--deterministic computes all attention absorbed, --attention asks for mha");
   }
   if (loaded.max_num_seqs > flags.step_rows()) {
     return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",

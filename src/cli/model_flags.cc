@@ -109,6 +109,8 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                   "Format of the latent cache (auto: bf16, with --dtype float32: f32)");
   numerics.choice("--attention", &flags->attention, {"auto", "absorbed", "mha"},
                   "Form of attention (auto: the cheaper one for each sequence)");
+  numerics.toggle("--deterministic,--enable-deterministic-inference", &flags->deterministic,
+                  "On a GPU: a request's logits have the same bits alone and among any others");
 
   FlagGroup capacity(app, "Capacity");
   capacity.count("--max-model-len,--context-length", &flags->max_model_len, 1, kMaxTokens,

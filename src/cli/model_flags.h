@@ -19,6 +19,7 @@ struct ModelFlags {
   std::string dtype = "auto";
   std::string kv_cache_dtype = "auto";
   std::string attention = "auto";
+  bool deterministic = false;
   std::string chat_format = "auto";
 
   int64_t max_model_len = 0;                  // 0: the model's own, as far as the cache holds it

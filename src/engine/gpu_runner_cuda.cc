@@ -39,7 +39,8 @@ cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptio
   return {.max_rows = options.max_batched_tokens,
           .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
           // A sequence's keys are expanded together.
-          .most_keys = std::max(model_len(config, options), options.max_batched_tokens)};
+          .most_keys = std::max(model_len(config, options), options.max_batched_tokens),
+          .batch_invariant = options.deterministic};
 }
 
 int64_t page_bytes(const ModelConfig& config) {
@@ -129,13 +130,14 @@ class GpuRunner : public Runner {
     cache_ = {cache_memory_.data(), pages, layer_bytes};
     page_transfer_.emplace(cache_, page_bytes(config_), config_.num_layers, stream_);
     AttentionPolicy policy;
-    policy.form = options_.attention;
+    policy.form = options_.deterministic ? AttentionForm::kAbsorbed : options_.attention;
     planner_.emplace(cuda::StepLimits{
         .heads = config_.num_heads,
         .num_multiprocessors = model_->num_multiprocessors(),
         .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
         .policy = policy,
-        .most_keys = model.most_keys});
+        .most_keys = model.most_keys,
+        .batch_invariant = options_.deterministic});
     allocate_steps();
     if (options_.graphs) capture();
     return {};
@@ -220,7 +222,7 @@ class GpuRunner : public Runner {
       }
     }
     planner_->plan(batch, rows, layout_);
-    return graph;
+    return layout_.decodes.size() == 1 ? graph : nullptr;
   }
 
   // The rows' arrays behind the model's.

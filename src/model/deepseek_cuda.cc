@@ -260,22 +260,25 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
           .rows = rows,
           .n = static_cast<int32_t>(latent),
           .k = static_cast<int32_t>(config_.qk_nope_dim),
-          .batches = static_cast<int32_t>(heads)},
+          .batches = static_cast<int32_t>(heads),
+          .batch_invariant = options_.batch_invariant},
          stream);
-  latent_decode(step.tile_rows, num_multiprocessors_,
-                {.rows = rows,
-                 .q_latent = q_latent_,
-                 .q_rope = q_rope_,
-                 .pages = pages.data,
-                 .num_pages = pages.count,
-                 .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
-                 .out = o_latent_,
-                 .heads = static_cast<int32_t>(heads),
-                 .softmax_scale = static_cast<float>(config_.softmax_scale()),
-                 .parts = array_at<LatentDecodePart>(arrays, step.at.parts),
-                 .first_part = array_at<int32_t>(arrays, step.at.first_part),
-                 .scratch = decode_scratch_},
-                stream);
+  for (const DecodeLaunch& decode : step.decodes) {
+    latent_decode(step.tile_rows, num_multiprocessors_,
+                  {.rows = rows,
+                   .q_latent = q_latent_,
+                   .q_rope = q_rope_,
+                   .pages = pages.data,
+                   .num_pages = pages.count,
+                   .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
+                   .out = o_latent_,
+                   .heads = static_cast<int32_t>(heads),
+                   .softmax_scale = static_cast<float>(config_.softmax_scale()),
+                   .parts = array_at<LatentDecodePart>(arrays, decode.parts),
+                   .first_part = array_at<int32_t>(arrays, decode.first_part),
+                   .scratch = decode_scratch_},
+                  stream);
+  }
   linear({.x = o_latent_,
           .x_row_stride = heads * latent,
           .x_batch_stride = latent,
@@ -286,7 +289,8 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
           .rows = rows,
           .n = static_cast<int32_t>(v),
           .k = static_cast<int32_t>(latent),
-          .batches = static_cast<int32_t>(heads)},
+          .batches = static_cast<int32_t>(heads),
+          .batch_invariant = options_.batch_invariant},
          stream);
 }
 
@@ -343,7 +347,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const StepLayout& 
                             .out = delta_,
                             .out_type = DType::kBF16,
                             .workspace = mlp_,
-                            .progress = progress_};
+                            .progress = progress_,
+                            .batch_invariant = options_.batch_invariant};
   if (weights.gate != nullptr) {
     gate({.x = normed_,
           .weight = weights.gate,
@@ -380,7 +385,8 @@ void DeepSeekModel::product(const bf16* x, int64_t x_stride, const bf16* weight,
           .out_type = kDTypeOf<T>,
           .rows = static_cast<int32_t>(rows),
           .n = static_cast<int32_t>(size.n),
-          .k = static_cast<int32_t>(size.k)},
+          .k = static_cast<int32_t>(size.k),
+          .batch_invariant = options_.batch_invariant},
          stream);
 }
 

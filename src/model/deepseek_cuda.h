@@ -17,6 +17,7 @@ struct ModelOptions {
   int64_t max_rows = 8192;       // tokens in one step
   int64_t max_logit_rows = 512;  // of one step
   int64_t most_keys = 0;         // that are expanded at a time for multi-head attention
+  bool batch_invariant = false;  // a row's bits do not depend on what else is in the step
 };
 
 // Pages of the latent cache in device memory: layer l's are [num_pages, kPageSize, 576] bf16 from

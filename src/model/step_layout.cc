@@ -62,7 +62,7 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
   const int64_t tiles = (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
   return rows * 20 + limits_.num_multiprocessors * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
-         sequences * max_pages * 4 +
+         most_further_bytes(rows, max_pages) + sequences * max_pages * 4 +
          sequences * (16 + limits_.num_multiprocessors *
                                (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
          tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 16 * kAlignment;
@@ -71,7 +71,18 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
 int64_t StepPlanner::most_parts(int64_t rows) const {
   // Each token's rows begin a row tile at worst; cuts between blocks add one part each; and one
   // without work.
-  return rows * ceil_div(limits_.heads, 16) + limits_.num_multiprocessors + 1;
+  const int64_t tiles = rows * ceil_div(limits_.heads, 16);
+  return limits_.batch_invariant ? most_batch_invariant_parts(tiles, limits_.num_multiprocessors)
+                                 : tiles + limits_.num_multiprocessors + 1;
+}
+
+// Of launches behind the first. Each of them has at least as many parts as there are blocks.
+int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
+  if (!limits_.batch_invariant) return 0;
+  const int64_t parts = rows * ceil_div(limits_.heads, 16) * batch_invariant_splits(max_pages);
+  const int64_t launches = parts / limits_.num_multiprocessors;
+  constexpr auto kPart = static_cast<int64_t>(sizeof(LatentDecodePart));
+  return parts * kPart + launches * (limits_.num_multiprocessors * 4 + kPart + 2 * kAlignment);
 }
 
 void StepPlanner::order_sequences(const ForwardBatch& batch) {
@@ -163,14 +174,31 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
   const PagedBatch absorbed{query_start_, context_lens_,
                             std::span(tables, static_cast<size_t>(num_absorbed_ * batch.max_pages)),
                             batch.max_pages};
-  const LatentDecodePlan plan = plan_latent_decode(
-      absorbed, sequences_, static_cast<int>(limits_.heads), limits_.num_multiprocessors);
-  FATHOM_CHECK(std::ssize(plan.parts) <= most_parts(out.rows), "{} parts of {} rows",
-               plan.parts.size(), out.rows);
-  out.tile_rows = plan.tile_rows;
-  std::copy(plan.first_part.begin(), plan.first_part.end(),
+  const auto heads = static_cast<int>(limits_.heads);
+  if (limits_.batch_invariant) {
+    write_decodes(plan_batch_invariant_latent_decode(absorbed, sequences_, heads,
+                                                     limits_.num_multiprocessors),
+                  out);
+  } else {
+    const LatentDecodePlan plan =
+        plan_latent_decode(absorbed, sequences_, heads, limits_.num_multiprocessors);
+    write_decodes({&plan, 1}, out);
+  }
+}
+
+void StepPlanner::write_decodes(std::span<const LatentDecodePlan> plans, StepLayout& out) const {
+  const LatentDecodePlan& first = plans.front();
+  FATHOM_CHECK(std::ssize(first.parts) <= most_parts(out.rows), "{} parts of {} rows",
+               first.parts.size(), out.rows);
+  out.tile_rows = first.tile_rows;
+  std::copy(first.first_part.begin(), first.first_part.end(),
             array_at<int32_t>(out, out.at.first_part));
-  std::copy(plan.parts.begin(), plan.parts.end(), array_at<LatentDecodePart>(out, out.at.parts));
+  std::copy(first.parts.begin(), first.parts.end(), array_at<LatentDecodePart>(out, out.at.parts));
+  out.decodes.assign(1, {out.at.first_part, out.at.parts});
+  for (const LatentDecodePlan& plan : plans.subspan(1)) {
+    const int64_t first_part = append<int32_t>(out, plan.first_part);
+    out.decodes.push_back({first_part, append<LatentDecodePart>(out, plan.parts)});
+  }
 }
 
 // Whole sequences, as many together as their keys have room.

@@ -26,6 +26,8 @@ struct StepLimits {
   AttentionShape shape = {};
   AttentionPolicy policy = {};
   int64_t most_keys = 0;  // that are expanded at a time for the multi-head form
+  // A row's plan depends on its position alone. Wants a policy of one form.
+  bool batch_invariant = false;
 };
 
 // Where an array lies, in bytes from the start of the memory.
@@ -35,8 +37,8 @@ struct StepArrays {
   int64_t positions = 0;       // [rows] i32
   int64_t slots = 0;           // [rows] i64: page * kPageSize + slot; -1: padding
   int64_t logit_rows = 0;      // [logit rows] i32
-  int64_t first_part = 0;      // [multiprocessors] i32, see LatentDecodePlan
-  int64_t parts = 0;           // [up to rows' row tiles + multiprocessors] LatentDecodePart
+  int64_t first_part = 0;      // of the first of decodes, with room for as many parts
+  int64_t parts = 0;           // as a step of so many rows has
   int64_t block_tables = 0;    // [sequences, max_pages] i32, absorbed ones' first
   // What follows is for multi-head rows, which graphs do not have. Arrays of all passes together.
   int64_t gathered = 0;        // [multi-head sequences] i32: which of the block tables
@@ -44,6 +46,12 @@ struct StepArrays {
   int64_t key_starts = 0;      // [multi-head sequences + passes] i32: where each one's keys begin
   int64_t mha_first_tile = 0;  // [passes, multiprocessors] i32, see MhaPrefillPlan
   int64_t mha_tiles = 0;       // MhaPrefillTile
+};
+
+// A launch of latent decode attention; where its arrays lie.
+struct DecodeLaunch {
+  int64_t first_part = 0;  // [multiprocessors] i32, see LatentDecodePlan
+  int64_t parts = 0;       // LatentDecodePart
 };
 
 // Sequences whose keys are expanded together.
@@ -63,6 +71,7 @@ struct StepLayout {
   int32_t max_pages = 0;
   int tile_rows = 16;  // of latent decode
   StepArrays at;
+  std::vector<DecodeLaunch> decodes;  // one after the other; a graph has the first
   std::vector<MhaPass> passes;
   std::vector<std::byte> memory;
 };
@@ -98,7 +107,9 @@ class StepPlanner {
   void write_rows(const ForwardBatch& batch, StepLayout& out);
   void write_absorbed(const ForwardBatch& batch, StepLayout& out);
   void write_multi_head(const ForwardBatch& batch, StepLayout& out);
+  void write_decodes(std::span<const LatentDecodePlan> plans, StepLayout& out) const;
   int64_t most_parts(int64_t rows) const;
+  int64_t most_further_bytes(int64_t rows, int64_t max_pages) const;
 
   const StepLimits limits_;
   std::vector<int32_t> order_;      // sequences of the batch

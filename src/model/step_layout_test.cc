@@ -19,6 +19,13 @@ StepLimits limits(int64_t most_keys) {
   return {.heads = kHeads, .num_multiprocessors = kProcessors, .most_keys = most_keys};
 }
 
+StepLimits batch_invariant_limits() {
+  return {.heads = kHeads,
+          .num_multiprocessors = kProcessors,
+          .policy = {.form = AttentionForm::kAbsorbed},
+          .batch_invariant = true};
+}
+
 // Sequences with these new tokens and contexts, on shuffled pages; every third row's logits.
 ForwardBatch make_batch(const std::vector<std::pair<int32_t, int32_t>>& sequences) {
   ForwardBatch batch;
@@ -159,6 +166,32 @@ TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
   EXPECT_EQ(captured.tile_rows, replayed.tile_rows);
   EXPECT_EQ(captured.logit_rows, replayed.logit_rows);
   check(decode(5, 3000), 8, 1000);
+}
+
+TEST(StepLayout, LongBatchInvariantStepsHaveSeveralLaunches) {
+  StepPlanner planner(batch_invariant_limits());
+  StepLayout layout;
+  for (const auto& batch :
+       {make_batch({{1, 100}}), make_batch({{2000, 3000}, {1, 9000}, {700, 0}})}) {
+    planner.plan(batch, batch.num_rows(), layout);
+    EXPECT_TRUE(layout.passes.empty());
+    EXPECT_EQ(layout.absorbed_rows, batch.num_rows());
+    EXPECT_LE(std::ssize(layout.memory),
+              planner.most_bytes(batch.num_rows(), batch.num_sequences(), batch.max_pages));
+    std::set<int32_t> rows;  // out_row of every part, in all launches
+    for (const DecodeLaunch& decode : layout.decodes) {
+      const auto* first_part = array_at<int32_t>(layout, decode.first_part);
+      for (int block = 0; block < kProcessors; ++block) {
+        const auto* part = array_at<LatentDecodePart>(layout, decode.parts) + first_part[block];
+        for (; part->rows > 0; ++part) {
+          rows.insert(part->out_row);
+          if (!part->more) break;
+        }
+      }
+    }
+    EXPECT_EQ(std::ssize(rows), batch.num_rows());
+    EXPECT_EQ(layout.decodes.size() > 1, batch.num_rows() > 1);
+  }
 }
 
 }  // namespace

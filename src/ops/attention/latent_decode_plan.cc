@@ -210,6 +210,91 @@ class Planner {
   LatentDecodePlan plan_;
 };
 
+// Plans for one launch after the other: parts go round the blocks, so that those of a row tile,
+// which wait for one another, are in as many blocks.
+class BatchInvariantPlanner {
+ public:
+  BatchInvariantPlanner(const PagedBatch& batch, int num_heads, int num_multiprocessors)
+      : batch_(batch),
+        num_heads_(num_heads),
+        num_blocks_(num_multiprocessors),
+        tile_rows_(latent_decode_tile_rows(num_heads)) {
+    const LatentDecodeScratch scratch = latent_decode_scratch(num_multiprocessors);
+    most_slots_ = scratch.sums / (tile_rows_ * kLatent);
+    most_weights_ = scratch.weights / tile_rows_;
+  }
+
+  std::vector<LatentDecodePlan> make(std::span<const int32_t> sequences) {
+    for (const int32_t s : sequences) {
+      for (int32_t token = 0; token < batch_.num_queries(s); ++token) add_token(s, token);
+    }
+    end_plan();
+    return std::move(plans_);
+  }
+
+ private:
+  void add_token(int32_t sequence, int32_t token) {
+    LatentDecodePart part;
+    part.kv_len = batch_.context_lens[static_cast<size_t>(sequence)] + token + 1;
+    part.num_queries = 1;
+    const int64_t tiles = ceil_div(part.kv_len, kPageSize);
+    part.num_splits =
+        static_cast<int32_t>(std::min<int64_t>(batch_invariant_splits(tiles), num_blocks_));
+    const int64_t slots = part.num_splits > 1 ? part.num_splits : 0;
+    const auto pages = batch_.pages(sequence);
+    for (int32_t head = 0; head < num_heads_; head += tile_rows_) {
+      if (slots_ + slots > most_slots_ || weights_ + slots * slots > most_weights_) end_plan();
+      part.first_row = head;
+      part.rows = std::min(tile_rows_, num_heads_ - head);
+      part.out_row =
+          (batch_.query_start[static_cast<size_t>(sequence)] + token) * num_heads_ + head;
+      part.first_slot = static_cast<int32_t>(slots_);
+      part.first_weight = static_cast<int32_t>(weights_);
+      for (part.split = 0; part.split < part.num_splits; ++part.split) {
+        const int64_t begin = tiles * part.split / part.num_splits,
+                      end = tiles * (part.split + 1) / part.num_splits;
+        part.first_page = static_cast<int32_t>(sequence * int64_t{batch_.max_pages} + begin);
+        part.first_tile = static_cast<int32_t>(begin);
+        part.num_tiles = static_cast<int32_t>(end - begin);
+        for (int i = 0; i < LatentDecodePart::kPagesWithin; ++i) {
+          part.pages[i] = begin + i < end ? pages[static_cast<size_t>(begin + i)] : 0;
+        }
+        parts_.push_back(part);
+      }
+      slots_ += slots;
+      weights_ += slots * slots;
+    }
+  }
+
+  // Part i is block i % blocks' next.
+  void end_plan() {
+    LatentDecodePlan plan;
+    plan.tile_rows = tile_rows_;
+    plan.num_slots = slots_;
+    plan.num_weights = weights_;
+    const auto blocks = static_cast<size_t>(num_blocks_);
+    for (size_t block = 0; block < blocks; ++block) {
+      plan.first_part.push_back(
+          static_cast<int32_t>(block < parts_.size() ? plan.parts.size() : parts_.size()));
+      for (size_t i = block; i < parts_.size(); i += blocks) {
+        plan.parts.push_back(parts_[i]);
+        plan.parts.back().more = i + blocks < parts_.size() ? 1 : 0;
+      }
+    }
+    plan.parts.emplace_back();
+    plans_.push_back(std::move(plan));
+    parts_.clear();
+    slots_ = weights_ = 0;
+  }
+
+  const PagedBatch& batch_;
+  const int num_heads_, num_blocks_, tile_rows_;
+  int64_t most_slots_ = 0, most_weights_ = 0;
+  std::vector<LatentDecodePart> parts_;  // of the plan that is being made
+  int64_t slots_ = 0, weights_ = 0;
+  std::vector<LatentDecodePlan> plans_;
+};
+
 }  // namespace
 
 // Of n blocks' runs the n - 1 borders cut row tiles: k cuts in one make k + 1 parts, which have a
@@ -229,6 +314,27 @@ LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int
   FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
                num_heads, num_multiprocessors);
   return Planner(batch, sequences, num_heads).make(num_multiprocessors);
+}
+
+// Few enough that long contexts leave room for other sequences, and short ones are not cut for
+// nothing.
+int64_t batch_invariant_splits(int64_t pages) {
+  constexpr int64_t kPagesAPart = 8, kMostSplits = 64;
+  return std::clamp<int64_t>(ceil_div(pages, kPagesAPart), 1, kMostSplits);
+}
+
+// Those that are not cut, as many slots as there are, and one without work.
+int64_t most_batch_invariant_parts(int64_t row_tiles, int num_multiprocessors) {
+  return row_tiles + latent_decode_scratch(num_multiprocessors).sums / (16 * kLatent) + 1;
+}
+
+std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
+                                                                 std::span<const int32_t> sequences,
+                                                                 int num_heads,
+                                                                 int num_multiprocessors) {
+  FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
+               num_heads, num_multiprocessors);
+  return BatchInvariantPlanner(batch, num_heads, num_multiprocessors).make(sequences);
 }
 
 }  // namespace fathom::cuda

@@ -64,4 +64,17 @@ int latent_decode_tile_rows(int64_t most_rows);
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
                                     int num_heads, int num_multiprocessors);
 
+// The same, but so that a token's bits depend on the keys that it sees alone: each token has row
+// tiles of its own, and how they are cut is said by its position. Several plans, to be launched one
+// after the other, where their parts do not find room in the scratch memory together.
+std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
+                                                                 std::span<const int32_t> sequences,
+                                                                 int num_heads,
+                                                                 int num_multiprocessors);
+
+// Parts of such a row tile of so many pages; and the most that one of those plans has, of so many
+// row tiles of 16 rows.
+int64_t batch_invariant_splits(int64_t pages);
+int64_t most_batch_invariant_parts(int64_t row_tiles, int num_multiprocessors);
+
 }  // namespace fathom::cuda

@@ -127,6 +127,86 @@ TEST(LatentDecodePlan, OneLongSequenceTakesAllBlocks) {
   EXPECT_EQ(plan.parts[7].num_tiles, 3);
 }
 
+// How a token's row tiles are cut: its parts' first tiles, by its heads.
+std::map<std::pair<int, int>, std::vector<int>> cuts_of(Batch& batch, int heads, int processors) {
+  const PagedBatch view = batch.view();
+  const LatentDecodeScratch scratch = latent_decode_scratch(processors);
+  std::map<std::pair<int, int>, std::vector<int>> cuts;
+  for (const LatentDecodePlan& plan :
+       plan_batch_invariant_latent_decode(view, batch.sequences, heads, processors)) {
+    EXPECT_EQ(plan.tile_rows, latent_decode_tile_rows(heads));
+    EXPECT_LE(plan.tile_rows * plan.num_slots * 512, scratch.sums);
+    EXPECT_LE(plan.tile_rows * plan.num_weights, scratch.weights);
+    const int64_t tokens = view.query_start.back();
+    EXPECT_LE(std::ssize(plan.parts),
+              most_batch_invariant_parts(tokens * ((heads + 15) / 16), processors));
+    std::vector<int> slot_users(static_cast<size_t>(plan.num_slots));
+    std::map<std::pair<int, int>, std::vector<std::pair<int, int>>> splits;
+    for (size_t block = 0; block < static_cast<size_t>(processors); ++block) {
+      std::map<std::pair<int, int>, int> of_block;
+      for (int32_t at = plan.first_part[block];; ++at) {
+        const LatentDecodePart& part = plan.parts.at(static_cast<size_t>(at));
+        if (&part == &plan.parts.back()) break;
+        const int sequence = part.first_page / view.max_pages, row = part.out_row / heads;
+        EXPECT_EQ(part.num_queries, 1);
+        EXPECT_EQ(part.kv_len, view.context_lens[static_cast<size_t>(sequence)] + row -
+                                   view.query_start[static_cast<size_t>(sequence)] + 1);
+        EXPECT_EQ(part.out_row % heads, part.first_row);
+        EXPECT_EQ(part.first_page % view.max_pages, part.first_tile);
+        for (int p = 0; p < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++p) {
+          EXPECT_EQ(part.pages[p], view.pages(sequence)[static_cast<size_t>(part.first_tile + p)]);
+        }
+        const std::pair tile{row, part.first_row};
+        EXPECT_EQ(++of_block[tile], 1) << "parts that wait for one another are in as many blocks";
+        splits[tile].emplace_back(part.split, part.first_tile);
+        if (part.num_splits > 1) ++slot_users[static_cast<size_t>(part.first_slot + part.split)];
+        if (!part.more) break;
+      }
+    }
+    for (const int users : slot_users) EXPECT_EQ(users, 1);
+    for (auto& [tile, parts] : splits) {
+      std::sort(parts.begin(), parts.end());
+      for (const auto& [split, first_tile] : parts) cuts[tile].push_back(first_tile);
+    }
+  }
+  return cuts;
+}
+
+TEST(BatchInvariantLatentDecodePlan, CutsEachTokenByItsPositionAlone) {
+  std::mt19937 random(4);
+  for (const int heads : {4, 16, 24, 128}) {
+    // Tokens at some positions, alone.
+    std::map<int, std::vector<int>> alone;
+    const auto cuts_alone = [&](int position) {
+      if (!alone.contains(position)) {
+        Batch batch;
+        batch.add(position + 1, 1);
+        alone[position] = cuts_of(batch, heads, 132).at({0, 0});
+        EXPECT_EQ(std::ssize(alone[position]), batch_invariant_splits(position / 64 + 1));
+      }
+      return alone[position];
+    };
+    for (int round = 0; round < 8; ++round) {
+      Batch batch;
+      for (size_t i = 0; i < (round % 2 == 0 ? 150 : 4); ++i) {
+        const auto queries = static_cast<int32_t>(1 + random() % (round % 2 == 0 ? 3 : 300));
+        batch.add(queries + static_cast<int32_t>(random() % (round % 4 == 0 ? 9000 : 900)),
+                  queries);
+      }
+      const auto cuts = cuts_of(batch, heads, 132);
+      EXPECT_EQ(std::ssize(cuts),
+                batch.query_start.back() * ((heads + latent_decode_tile_rows(heads) - 1) /
+                                            latent_decode_tile_rows(heads)));
+      for (size_t s = 0; s < batch.context_lens.size(); ++s) {
+        for (int row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+          const int position = batch.context_lens[s] + row - batch.query_start[s];
+          ASSERT_EQ(cuts.at({row, 0}), cuts_alone(position)) << "position " << position;
+        }
+      }
+    }
+  }
+}
+
 TEST(LatentDecodePlan, RowsChooseTheTile) {
   for (const auto& [heads, queries, rows] : {std::tuple{16, 1, 16},
                                              {4, 4, 16},
