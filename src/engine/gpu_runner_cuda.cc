@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -19,6 +20,8 @@ namespace fathom {
 namespace {
 
 using cuda::check;
+
+static_assert(kMaxTopLogprobs <= kDeviceTopLogprobs);
 
 // Padded sizes of the decode steps that are captured.
 std::vector<int64_t> graph_sizes(int64_t most) {
@@ -57,6 +60,7 @@ auto guarded(const Body& body) -> decltype(body()) {
   }
 }
 
+// Nobody waits for a copy's error. It is remembered, and the next step's: that forgets the pages.
 class GpuPageTransfer : public PageTransfer {
  public:
   GpuPageTransfer(const cuda::CacheMemory& cache, int64_t page_bytes, int64_t layers,
@@ -72,20 +76,29 @@ class GpuPageTransfer : public PageTransfer {
     copy(cache_.data + page * page_bytes_, cache_.layer_bytes, host, page_bytes_,
          cudaMemcpyHostToDevice);
   }
-  void finish() override { check(cudaStreamSynchronize(stream_), "copying pages"); }
+  void finish() override { note(cudaStreamSynchronize(stream_)); }
+
+  Result<> take_failure() {
+    const cudaError_t failure = std::exchange(failure_, cudaSuccess);
+    if (failure == cudaSuccess) return {};
+    return error(Code::kInternal, "copying pages: {}", cudaGetErrorString(failure));
+  }
 
  private:
+  void note(cudaError_t status) {
+    if (failure_ == cudaSuccess) failure_ = status;
+  }
   void copy(std::byte* to, int64_t to_stride, const std::byte* from, int64_t from_stride,
             cudaMemcpyKind kind) {
-    check(cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
-                            static_cast<size_t>(from_stride), static_cast<size_t>(page_bytes_),
-                            static_cast<size_t>(layers_), kind, stream_),
-          "copying pages");
+    note(cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
+                           static_cast<size_t>(from_stride), static_cast<size_t>(page_bytes_),
+                           static_cast<size_t>(layers_), kind, stream_));
   }
 
   const cuda::CacheMemory cache_;
   const int64_t page_bytes_, layers_;
   const cudaStream_t stream_;
+  cudaError_t failure_ = cudaSuccess;
 };
 
 // A step between begin() and finish(): what the device copies from and to meanwhile.
@@ -93,11 +106,9 @@ struct StepInFlight {
   cuda::PinnedArray<std::byte> arrays;
   cuda::PinnedArray<int32_t> ids, top_ids;  // see cuda::SampleArguments
   cuda::PinnedArray<float> logprobs, top_logprobs;
+  cuda::PinnedArray<SeenToken> seen;  // grows with what penalties look at
   std::vector<SampleRow> rows;
   std::vector<SampledToken> tokens;  // only grows, for its vectors' memory
-  // Rows whose tokens are chosen here, with their logits.
-  std::vector<size_t> host_rows;
-  cuda::PinnedArray<float> logits;  // [host rows, vocab], made when first needed
   cuda::Event done;
 };
 
@@ -154,10 +165,12 @@ class GpuRunner : public Runner {
   Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override {
     return guarded([&]() -> Result<> {
       check(cudaSetDevice(options_.device), "choosing the device");
+      FATHOM_RETURN_IF_ERROR(page_transfer_->take_failure());
       StepInFlight& step = steps_[static_cast<size_t>(begun_ % kStepsInFlight)];
       const cuda::Graph* const graph = plan(batch);
       plan_sampling(rows, step);
       copy_arrays(step);
+      copy_seen(step);
       if (graph != nullptr) {
         graph->launch(stream_);
       } else {
@@ -176,12 +189,6 @@ class GpuRunner : public Runner {
       step.done.wait();
       if (step.tokens.size() < step.rows.size()) step.tokens.resize(step.rows.size());
       for (size_t i = 0; i < step.rows.size(); ++i) take_token(step, i);
-      for (size_t i = 0; i < step.host_rows.size(); ++i) {
-        const size_t row = step.host_rows[i];
-        const auto vocab = static_cast<size_t>(config_.vocab_size);
-        sample(step.logits.span().subspan(i * vocab, vocab), step.rows[row], scratch_,
-               step.tokens[row]);
-      }
       return std::span<const SampledToken>(step.tokens).first(step.rows.size());
     });
   }
@@ -228,26 +235,13 @@ class GpuRunner : public Runner {
   // The rows' arrays behind the model's.
   void plan_sampling(std::span<const SampleRow> rows, StepInFlight& step) {
     step.rows.assign(rows.begin(), rows.end());
-    step.host_rows.clear();
     samples_.clear();
-    for (const SampleRow& row : rows) {
-      if (is_sampled_here(row)) {
-        step.host_rows.push_back(static_cast<size_t>(row.row));
-        samples_.add_padding();
-      } else {
-        samples_.add(row);
-      }
-    }
+    for (const SampleRow& row : rows) samples_.add(row);
     sample_rows_at_ = append(layout_, samples_.rows());
     bias_ids_at_ = append(layout_, samples_.bias_ids());
     bias_values_at_ = append(layout_, samples_.bias_values());
     masked_at_ = append(layout_, samples_.masked_ids());
     allowed_at_ = append(layout_, samples_.allowed());
-  }
-
-  // A sequence with such rows does not run ahead: Sequence::may_run.
-  static bool is_sampled_here(const SampleRow& row) {
-    return row.history != nullptr || row.num_logprobs > kDeviceTopLogprobs;
   }
 
   int64_t sampling_bytes() const {
@@ -267,6 +261,20 @@ class GpuRunner : public Runner {
           "copying a step's arrays");
   }
 
+  // Few sequences have penalties, and there is no saying how long their texts are: room for what
+  // the steps so far have wanted.
+  void copy_seen(StepInFlight& step) {
+    const auto seen = samples_.seen();
+    if (seen.empty()) return;
+    const auto room = static_cast<int64_t>(std::bit_ceil(seen.size()));
+    if (step.seen.size() < room) step.seen = cuda::PinnedArray<SeenToken>(room);
+    if (seen_.size() < room) seen_ = cuda::DeviceArray<SeenToken>(room);
+    std::memcpy(step.seen.data(), seen.data(), seen.size_bytes());
+    check(cudaMemcpyAsync(seen_.data(), step.seen.data(), seen.size_bytes(), cudaMemcpyHostToDevice,
+                          stream_),
+          "copying seen tokens");
+  }
+
   void enqueue_model() { model_->forward(layout_, arrays_.data(), ids_.data(), cache_, stream_); }
 
   void enqueue_sampling(StepInFlight& step) {
@@ -280,6 +288,7 @@ class GpuRunner : public Runner {
                   .num_rows = rows,
                   .bias_ids = reinterpret_cast<const int32_t*>(arrays + bias_ids_at_),
                   .bias_values = reinterpret_cast<const float*>(arrays + bias_values_at_),
+                  .seen = seen_.data(),
                   .masked_ids = reinterpret_cast<const int32_t*>(arrays + masked_at_),
                   .allowed = reinterpret_cast<const uint32_t*>(arrays + allowed_at_),
                   .ids = ids_.data(),
@@ -293,18 +302,6 @@ class GpuRunner : public Runner {
       copy_back(logprobs_, rows, step.logprobs);
       copy_back(top_ids_, rows * kDeviceTopLogprobs, step.top_ids);
       copy_back(top_logprobs_, rows * kDeviceTopLogprobs, step.top_logprobs);
-    }
-    if (step.host_rows.empty()) return;
-    if (step.logits.size() == 0) {
-      step.logits = cuda::PinnedArray<float>(max_logit_rows_ * config_.vocab_size);
-    }
-    for (size_t i = 0; i < step.host_rows.size(); ++i) {
-      const int64_t vocab = config_.vocab_size;
-      check(cudaMemcpyAsync(step.logits.data() + static_cast<int64_t>(i) * vocab,
-                            model_->logits() + static_cast<int64_t>(step.host_rows[i]) * vocab,
-                            static_cast<size_t>(vocab) * sizeof(float), cudaMemcpyDeviceToHost,
-                            stream_),
-            "copying logits");
     }
   }
 
@@ -322,7 +319,7 @@ class GpuRunner : public Runner {
     token.logprob = 0;
     token.top.clear();
     const int num_logprobs = step.rows[i].num_logprobs;
-    if (num_logprobs < 0 || is_sampled_here(step.rows[i])) return;
+    if (num_logprobs < 0) return;
     token.logprob = step.logprobs[row];
     for (int64_t k = row * kDeviceTopLogprobs; k < row * kDeviceTopLogprobs + num_logprobs; ++k) {
       if (step.top_ids[k] < 0) break;
@@ -369,12 +366,12 @@ class GpuRunner : public Runner {
           allowed_at_ = 0;
 
   cuda::DeviceArray<std::byte> arrays_;  // the step's, see StepLayout
+  cuda::DeviceArray<SeenToken> seen_;    // what its penalties look at
   // The newest step's tokens: where the next one's rows find theirs.
   cuda::DeviceArray<int32_t> ids_, top_ids_;
   cuda::DeviceArray<float> logprobs_, top_logprobs_;
   StepInFlight steps_[kStepsInFlight];
   int64_t begun_ = 0, finished_ = 0;
-  SampleScratch scratch_;
 };
 
 int usable_gpus() {

@@ -8,6 +8,12 @@ namespace fathom {
 
 inline constexpr int kDeviceTopLogprobs = 20;  // alternatives a row has room for
 
+// A token that a sequence has seen, and how often it wrote it: what penalties look at.
+struct SeenToken {
+  int32_t id = 0;
+  int32_t output_count = 0;  // 0: only in the prompt
+};
+
 struct DeviceSampleRow {
   double uniform = 0;      // the draw: random_uniform(seed, stream, position)
   double top_p = 1;        // 1: all
@@ -15,13 +21,12 @@ struct DeviceSampleRow {
   double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   float inverse_temperature = 0;  // 0: the largest logit wins
   int32_t has_min_p = 0;
-  int32_t row = -1;           // of the logits; -1: padding
-  int32_t top_k = 0;          // 0: all
-  int32_t given_id = -1;      // >= 0: nothing is chosen
-  int32_t num_logprobs = -1;  // -1: no log-probability
-  int32_t counts_slot = -1;   // whose counts penalties look at and the choice is added to; -1: none
-  int32_t has_penalties = 0;
-  int32_t allowed_row = -1;  // of the bit masks; -1: all may be chosen
+  int32_t row = -1;                      // of the logits; -1: padding
+  int32_t top_k = 0;                     // 0: all
+  int32_t given_id = -1;                 // >= 0: nothing is chosen
+  int32_t num_logprobs = -1;             // -1: no log-probability
+  int32_t allowed_row = -1;              // of the bit masks; -1: all may be chosen
+  int32_t first_seen = 0, num_seen = 0;  // 0 without penalties
   int32_t first_bias = 0, num_biases = 0;
   int32_t first_masked = 0, num_masked = 0;
   int32_t unused = 0;  // whole eights

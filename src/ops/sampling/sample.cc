@@ -58,7 +58,7 @@ void change_logits(const SampleRow& row, std::span<float> logits) {
   for (const auto& [id, bias] : options.logit_bias) logits[id] += bias;
   if (options.has_penalties()) {
     FATHOM_CHECK(row.history != nullptr, "penalties need the tokens' history");
-    for (const TokenHistory::Entry& entry : row.history->entries()) {
+    for (const SeenToken& entry : row.history->entries()) {
       double logit = logits[entry.id];
       logit = logit > 0 ? logit / options.repetition_penalty : logit * options.repetition_penalty;
       logit -= options.frequency_penalty * entry.output_count;

@@ -44,10 +44,10 @@ struct SampleOptions {
 
 // What differs from token to token. Nothing here is owned.
 struct SampleRow {
-  int64_t row = 0;  // of the logits
-  const SampleOptions* options = nullptr;
-  const TokenHistory* history = nullptr;  // needed with penalties
-  std::span<const int32_t> masked = {};   // ids that must not be chosen
+  int64_t row = 0;                         // of the logits
+  const SampleOptions* options = nullptr;  // needed unless the token is given
+  const TokenHistory* history = nullptr;   // needed with penalties
+  std::span<const int32_t> masked = {};    // ids that must not be chosen
   // The ids that may be chosen: bit id % 32 of word id / 32, ids beyond the words may not. Empty:
   // all may.
   std::span<const uint32_t> allowed = {};

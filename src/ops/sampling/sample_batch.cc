@@ -15,20 +15,24 @@ void SampleBatch::clear() {
   rows_.clear();
   bias_ids_.clear();
   bias_values_.clear();
+  seen_.clear();
   masked_ids_.clear();
   allowed_.clear();
 }
 
-void SampleBatch::add(const SampleRow& row, int32_t counts_slot) {
-  const SampleOptions& options = *row.options;
+void SampleBatch::add(const SampleRow& row) {
   FATHOM_CHECK(row.num_logprobs <= kDeviceTopLogprobs, "{} alternatives", row.num_logprobs);
-  FATHOM_CHECK(counts_slot >= 0 || !options.has_penalties(), "penalties need the tokens' counts");
   DeviceSampleRow out;
   out.row = static_cast<int32_t>(row.row);
   out.given_id = row.given_id;
   out.num_logprobs = row.num_logprobs;
-  out.counts_slot = counts_slot;
-  if (row.given_id < 0 && options.temperature >= kGreedyTemperature) {
+  if (row.given_id < 0) add_choice(row, out);
+  rows_.push_back(out);
+}
+
+void SampleBatch::add_choice(const SampleRow& row, DeviceSampleRow& out) {
+  const SampleOptions& options = *row.options;
+  if (options.temperature >= kGreedyTemperature) {
     out.inverse_temperature = static_cast<float>(1 / options.temperature);
     out.uniform = random_uniform(options.seed, options.stream, row.position);
     out.top_p = options.top_p;
@@ -39,7 +43,6 @@ void SampleBatch::add(const SampleRow& row, int32_t counts_slot) {
       out.min_p_depth = options.temperature * std::log(options.min_p);
     }
   }
-  out.has_penalties = options.has_penalties();
   out.repetition_penalty = options.repetition_penalty;
   out.presence_penalty = options.presence_penalty;
   out.frequency_penalty = options.frequency_penalty;
@@ -48,6 +51,13 @@ void SampleBatch::add(const SampleRow& row, int32_t counts_slot) {
   for (const auto& [id, bias] : options.logit_bias) {
     bias_ids_.push_back(id);
     bias_values_.push_back(bias);
+  }
+  if (options.has_penalties()) {
+    FATHOM_CHECK(row.history != nullptr, "penalties need the tokens' history");
+    const auto entries = row.history->entries();
+    out.first_seen = static_cast<int32_t>(seen_.size());
+    out.num_seen = static_cast<int32_t>(entries.size());
+    seen_.insert(seen_.end(), entries.begin(), entries.end());
   }
   out.first_masked = static_cast<int32_t>(masked_ids_.size());
   out.num_masked = static_cast<int32_t>(row.masked.size());
@@ -58,7 +68,6 @@ void SampleBatch::add(const SampleRow& row, int32_t counts_slot) {
     allowed_.insert(allowed_.end(), row.allowed.begin(), row.allowed.begin() + words);
     allowed_.resize(allowed_.size() + static_cast<size_t>(mask_words_ - words));
   }
-  rows_.push_back(out);
 }
 
 }  // namespace fathom

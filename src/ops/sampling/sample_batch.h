@@ -16,25 +16,27 @@ class SampleBatch {
   explicit SampleBatch(int64_t vocab);
 
   void clear();
-  // `row.history` is not looked at: counts_slot says where on the device the sequence's counts are
-  // (needed with penalties), -1: nowhere. Ids in logit_bias differ. num_logprobs <=
-  // kDeviceTopLogprobs.
-  void add(const SampleRow& row, int32_t counts_slot = -1);
+  // Ids in logit_bias differ. num_logprobs <= kDeviceTopLogprobs.
+  void add(const SampleRow& row);
   void add_padding() { rows_.push_back({}); }
 
   std::span<const DeviceSampleRow> rows() const { return rows_; }
   std::span<const int32_t> bias_ids() const { return bias_ids_; }
   std::span<const float> bias_values() const { return bias_values_; }
+  std::span<const SeenToken> seen() const { return seen_; }
   std::span<const int32_t> masked_ids() const { return masked_ids_; }
   // [masks, mask_words()]: bit id % 32 of word id / 32
   std::span<const uint32_t> allowed() const { return allowed_; }
   int64_t mask_words() const { return mask_words_; }
 
  private:
+  void add_choice(const SampleRow& row, DeviceSampleRow& out);
+
   int64_t vocab_, mask_words_;
   std::vector<DeviceSampleRow> rows_;
   std::vector<int32_t> bias_ids_, masked_ids_;
   std::vector<float> bias_values_;
+  std::vector<SeenToken> seen_;
   std::vector<uint32_t> allowed_;
 };
 

@@ -20,13 +20,19 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
                             .logit_bias = {{3, 1.5f}, {9, -2.0f}},
                             .seed = 4,
                             .stream = 2};
+  TokenHistory history;
+  history.add_prompt(std::vector<int32_t>{7, 8, 7});
+  history.add_output(8);
   const int32_t masked[] = {5, 6, 7};
   const uint32_t too_many_words[] = {1, 2, 3, 4, 5}, too_few[] = {~0u};
   batch.add({.row = 3, .options = &plain, .allowed = too_few, .num_logprobs = 2});
   batch.add_padding();
-  batch.add(
-      {.row = 1, .options = &drawn, .masked = masked, .allowed = too_many_words, .position = 11},
-      8);
+  batch.add({.row = 1,
+             .options = &drawn,
+             .history = &history,
+             .masked = masked,
+             .allowed = too_many_words,
+             .position = 11});
   ASSERT_EQ(batch.rows().size(), 3u);
   const DeviceSampleRow &first = batch.rows()[0], &padding = batch.rows()[1],
                         &last = batch.rows()[2];
@@ -34,7 +40,7 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
   EXPECT_EQ(first.inverse_temperature, 0);
   EXPECT_EQ(first.allowed_row, 0);
   EXPECT_EQ(first.num_logprobs, 2);
-  EXPECT_EQ(first.counts_slot, -1);
+  EXPECT_EQ(first.num_seen, 0);
   EXPECT_EQ(padding.row, -1);
   EXPECT_EQ(last.row, 1);
   EXPECT_EQ(last.inverse_temperature, 2);
@@ -42,8 +48,12 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
   EXPECT_EQ(last.top_k, 7);
   EXPECT_EQ(last.top_p, 0.9);
   EXPECT_EQ(last.min_p_depth, 0.5 * std::log(0.1));
-  EXPECT_TRUE(last.has_min_p && last.has_penalties);
-  EXPECT_EQ(last.counts_slot, 8);
+  EXPECT_TRUE(last.has_min_p);
+  EXPECT_EQ(last.presence_penalty, 1);
+  ASSERT_EQ(last.num_seen, 2);
+  EXPECT_EQ(batch.seen()[last.first_seen].id, 7);
+  EXPECT_EQ(batch.seen()[last.first_seen].output_count, 0);
+  EXPECT_EQ(batch.seen()[last.first_seen + 1].output_count, 1);
   EXPECT_EQ(last.allowed_row, 1);
   EXPECT_EQ(last.num_biases, 2);
   EXPECT_EQ(last.num_masked, 3);
@@ -53,7 +63,18 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
   EXPECT_EQ(std::vector(batch.allowed().begin(), batch.allowed().end()),
             (std::vector<uint32_t>{~0u, 0, 0, 0, 1, 2, 3, 4}));
   batch.clear();
-  EXPECT_TRUE(batch.rows().empty() && batch.bias_ids().empty() && batch.allowed().empty());
+  EXPECT_TRUE(batch.rows().empty() && batch.bias_ids().empty() && batch.seen().empty() &&
+              batch.allowed().empty());
+}
+
+TEST(SampleBatch, GivenTokensNeedNoOptions) {
+  SampleBatch batch(100);
+  batch.add({.row = 5, .num_logprobs = 3, .given_id = 42});
+  const DeviceSampleRow& row = batch.rows().back();
+  EXPECT_EQ(row.row, 5);
+  EXPECT_EQ(row.given_id, 42);
+  EXPECT_EQ(row.num_logprobs, 3);
+  EXPECT_EQ(row.num_biases + row.num_seen + row.num_masked, 0);
 }
 
 TEST(SampleBatch, TopKOfTheWholeVocabularyIsNone) {

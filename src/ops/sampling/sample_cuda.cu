@@ -51,12 +51,7 @@ static_assert(kCandidates == kThreads, "a thread each");
 static_assert(kGuess >= kDeviceTopLogprobs);
 constexpr int64_t kMaxVocab = 400'000;
 constexpr uint64_t kLowestFinite = uint64_t{kLowestFiniteKey} << kIdBits;
-constexpr uint32_t kInPrompt = 0x80000000;
 constexpr double kUnits = 0x1p40;  // units_of(1)
-
-struct Arguments : SampleArguments {
-  int64_t counts_stride;
-};
 
 struct alignas(16) Shared {
   DeviceSampleRow row;
@@ -80,7 +75,7 @@ extern __shared__ __align__(16) uint8_t dynamic_shared[];
 
 class Sampler {
  public:
-  __device__ explicit Sampler(const Arguments& arguments)
+  __device__ explicit Sampler(const SampleArguments& arguments)
       : arguments_(arguments),
         integers_(shared().parts),
         rank_(static_cast<int>(cluster_rank())),
@@ -121,7 +116,7 @@ class Sampler {
     return static_cast<int>((arguments_.vocab + kChunk - 1) / kChunk);
   }
   __device__ bool changes() const {
-    return row().num_biases > 0 || row().has_penalties || row().num_masked > 0 ||
+    return row().num_biases > 0 || row().num_seen > 0 || row().num_masked > 0 ||
            row().allowed_row >= 0;
   }
   // Whether values are looked at again after they have been loaded.
@@ -307,7 +302,7 @@ class Sampler {
       }
     }
     __syncthreads();
-    if (row().has_penalties) penalise();
+    if (row().num_seen > 0) penalise();
     for (int i = threadIdx.x; i < row().num_masked; i += kThreads) {
       float* const value = own_value(arguments_.masked_ids[row().first_masked + i]);
       if (value != nullptr) *value = -INFINITY;
@@ -336,18 +331,17 @@ class Sampler {
   }
 
   __device__ void penalise() {
-    const uint32_t* const counts = arguments_.counts + row().counts_slot * arguments_.counts_stride;
-    for_each([&](float& value, int id) {
-      const uint32_t word = id < arguments_.vocab ? counts[id] : 0;
-      if (word == 0 || value == -INFINITY) return;
-      const uint32_t count = word & ~kInPrompt;
-      double logit = value;
+    for (int i = threadIdx.x; i < row().num_seen; i += kThreads) {
+      const SeenToken seen = arguments_.seen[row().first_seen + i];
+      float* const value = own_value(seen.id);
+      if (value == nullptr || *value == -INFINITY) continue;
+      double logit = *value;
       logit = logit > 0 ? __ddiv_rn(logit, row().repetition_penalty)
                         : __dmul_rn(logit, row().repetition_penalty);
-      logit = __dsub_rn(logit, __dmul_rn(row().frequency_penalty, count));
-      if (count > 0) logit = __dsub_rn(logit, row().presence_penalty);
-      value = comparable(__double2float_rn(logit));
-    });
+      logit = __dsub_rn(logit, __dmul_rn(row().frequency_penalty, seen.output_count));
+      if (seen.output_count > 0) logit = __dsub_rn(logit, row().presence_penalty);
+      *value = comparable(__double2float_rn(logit));
+    }
     __syncthreads();
   }
 
@@ -686,12 +680,9 @@ class Sampler {
       }
       arguments_.logprobs[out] = logprob;
     }
-    if (row().counts_slot >= 0 && row().given_id < 0 && id >= 0) {
-      ++arguments_.counts[row().counts_slot * arguments_.counts_stride + id];
-    }
   }
 
-  const Arguments& arguments_;
+  const SampleArguments& arguments_;
   const BlockIntegers<kThreads> integers_;
   const int rank_, warp_, lane_;
 
@@ -705,7 +696,7 @@ class Sampler {
 };
 
 __global__ void __launch_bounds__(kThreads, 2)
-    sample_kernel(const __grid_constant__ Arguments arguments) {
+    sample_kernel(const __grid_constant__ SampleArguments arguments) {
   let_next_launch_begin();
   // The others have begun before anything is sent to them.
   cluster_arrive();
@@ -723,27 +714,6 @@ __global__ void __launch_bounds__(kThreads, 2)
     return;
   }
   Sampler(arguments).run(out);
-}
-
-// ---- counts
-
-__global__ void add_counts(uint32_t* slot, const int32_t* ids, int64_t count, bool prompt) {
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    if (prompt) {
-      atomicOr(&slot[ids[i]], kInPrompt);
-    } else {
-      atomicAdd(&slot[ids[i]], 1);
-    }
-  }
-}
-
-void add_counts_of(uint32_t* slot, std::span<const int32_t> ids, bool prompt, cudaStream_t stream) {
-  if (ids.empty()) return;
-  const int64_t count = std::ssize(ids);
-  add_counts<<<static_cast<unsigned>(std::min<int64_t>(132, ceil_div(count, 256))), 256, 0,
-               stream>>>(slot, ids.data(), count, prompt);
-  check(cudaGetLastError(), "counting tokens");
 }
 
 }  // namespace
@@ -764,15 +734,7 @@ void sample(const SampleArguments& arguments, cudaStream_t stream) {
           .threads = kThreads,
           .shared_bytes = static_cast<unsigned>(bytes),
           .cluster = kBlocks},
-         stream, Arguments{arguments, token_counts_stride(arguments.vocab)});
-}
-
-void set_token_counts(uint32_t* slot, int64_t vocab, std::span<const int32_t> prompt,
-                      std::span<const int32_t> output, cudaStream_t stream) {
-  const auto bytes = static_cast<size_t>(token_counts_stride(vocab)) * sizeof(uint32_t);
-  check(cudaMemsetAsync(slot, 0, bytes, stream), "clearing token counts");
-  add_counts_of(slot, prompt, true, stream);
-  add_counts_of(slot, output, false, stream);
+         stream, arguments);
 }
 
 }  // namespace fathom::cuda

@@ -37,19 +37,20 @@ class Bench {
   void measure(const std::string& name, const SampleOptions& options, int num_logprobs,
                int64_t rows) {
     SampleBatch batch(kVocab);
+    TokenHistory history;  // of a text of 1,000 tokens
+    for (int32_t i = 0; i < 500; ++i) history.add_output(i * 197);
     for (int64_t row = 0; row < rows; ++row) {
       batch.add({.row = row,
                  .options = &options,
+                 .history = &history,
                  .position = static_cast<uint64_t>(row),
-                 .num_logprobs = num_logprobs},
-                options.has_penalties() ? static_cast<int32_t>(row) : -1);
+                 .num_logprobs = num_logprobs});
     }
     const DeviceArray<DeviceSampleRow> device_rows(
         std::vector(batch.rows().begin(), batch.rows().end()));
     const DeviceArray<int32_t> ids(rows), top_ids(rows * kDeviceTopLogprobs);
     const DeviceArray<float> logprobs(rows), top_logprobs(rows * kDeviceTopLogprobs);
-    const DeviceArray<uint32_t> counts(options.has_penalties() ? rows * kVocab : 1);
-    check(cudaMemset(counts.data(), 0, counts.bytes()), "clearing");
+    const DeviceArray<SeenToken> seen(std::vector(batch.seen().begin(), batch.seen().end()));
     const int copies = rows < kMaxRows ? 32 : kCopies;
     const double us = time_in_graph(copies, [&](int copy, cudaStream_t stream) {
       const int64_t first = copy * rows % (kCopies * kMaxRows - rows + 1);
@@ -58,7 +59,7 @@ class Bench {
               .vocab = kVocab,
               .rows = device_rows.data(),
               .num_rows = rows,
-              .counts = counts.data(),
+              .seen = seen.data(),
               .ids = ids.data(),
               .logprobs = logprobs.data(),
               .top_ids = top_ids.data(),

@@ -31,9 +31,16 @@ struct Wish {
   int num_logprobs = -1;
   int32_t given_id = -1;
 
-  SampleRow row(int64_t i) const {
+  TokenHistory history() const {
+    TokenHistory made;
+    made.add_prompt(prompt);
+    for (const int32_t id : output) made.add_output(id);
+    return made;
+  }
+  SampleRow row(int64_t i, const TokenHistory& history) const {
     return {.row = i,
             .options = &options,
+            .history = &history,
             .masked = masked,
             .allowed = allowed,
             .position = position,
@@ -49,14 +56,11 @@ std::vector<T> copied(std::span<const T> values) {
   return copy;
 }
 
-// Logits and counts on the device; one row for each wish.
+// Logits on the device; one row for each wish.
 class OnGpu {
  public:
   OnGpu(const std::vector<float>& logits, int64_t vocab, const std::vector<Wish>& wishes)
-      : vocab_(vocab),
-        stride_(round_up(vocab, 4)),
-        logits_(std::ssize(wishes) * stride_),
-        counts_(std::ssize(wishes) * token_counts_stride(vocab)) {
+      : vocab_(vocab), stride_(round_up(vocab, 4)), logits_(std::ssize(wishes) * stride_) {
     // What lies between the rows must not matter.
     std::vector<float> strided(static_cast<size_t>(logits_.size()), kInf);
     for (size_t i = 0; i < wishes.size(); ++i) {
@@ -64,20 +68,13 @@ class OnGpu {
                   strided.begin() + static_cast<int64_t>(i) * stride_);
     }
     logits_.copy_from(strided);
-    for (size_t i = 0; i < wishes.size(); ++i) {
-      const DeviceArray<int32_t> prompt(copied<int32_t>(wishes[i].prompt)),
-          output(copied<int32_t>(wishes[i].output));
-      set_token_counts(counts_.data() + static_cast<int64_t>(i) * token_counts_stride(vocab), vocab,
-                       {prompt.data(), wishes[i].prompt.size()},
-                       {output.data(), wishes[i].output.size()}, nullptr);
-      check(cudaDeviceSynchronize(), "set_token_counts");
-    }
   }
 
   std::vector<SampledToken> sample_all(const std::vector<Wish>& wishes) {
     SampleBatch batch(vocab_);
     for (size_t i = 0; i < wishes.size(); ++i) {
-      batch.add(wishes[i].row(static_cast<int64_t>(i)), static_cast<int32_t>(i));
+      const TokenHistory history = wishes[i].history();
+      batch.add(wishes[i].row(static_cast<int64_t>(i), history));
     }
     const int64_t rows = std::ssize(wishes);
     const DeviceArray<DeviceSampleRow> device_rows(copied(batch.rows()));
@@ -85,6 +82,7 @@ class OnGpu {
         masked(copied(batch.masked_ids())), ids(rows), top_ids(rows * kDeviceTopLogprobs);
     const DeviceArray<float> bias_values(copied(batch.bias_values())), logprobs(rows),
         top_logprobs(rows * kDeviceTopLogprobs);
+    const DeviceArray<SeenToken> seen(copied(batch.seen()));
     const DeviceArray<uint32_t> allowed(copied(batch.allowed()));
     check(cudaMemset(ids.data(), 0xFF, ids.bytes()), "poisoning");
     check(cudaMemset(logprobs.data(), 0xFF, logprobs.bytes()), "poisoning");
@@ -96,9 +94,9 @@ class OnGpu {
                   .num_rows = rows,
                   .bias_ids = bias_ids.data(),
                   .bias_values = bias_values.data(),
+                  .seen = seen.data(),
                   .masked_ids = masked.data(),
                   .allowed = allowed.data(),
-                  .counts = counts_.data(),
                   .ids = ids.data(),
                   .logprobs = logprobs.data(),
                   .top_ids = top_ids.data(),
@@ -122,23 +120,16 @@ class OnGpu {
     return tokens;
   }
 
-  std::vector<uint32_t> counts() const { return counts_.to_host(); }
-
  private:
   int64_t vocab_, stride_;
   DeviceArray<float> logits_;
-  DeviceArray<uint32_t> counts_;
 };
 
 SampledToken on_cpu(std::span<const float> logits, const Wish& wish) {
-  TokenHistory history;
-  history.add_prompt(wish.prompt);
-  for (const int32_t id : wish.output) history.add_output(id);
-  SampleRow row = wish.row(0);
-  row.history = &history;
+  const TokenHistory history = wish.history();
   SampleScratch scratch;
   SampledToken token;
-  fathom::sample(logits, row, scratch, token);
+  fathom::sample(logits, wish.row(0, history), scratch, token);
   return token;
 }
 
@@ -157,7 +148,7 @@ void expect_equal(const SampledToken& actual, const SampledToken& expected, cons
   }
 }
 
-// Twice: the second time over other counts, as the first has added its tokens.
+// Twice: the second time after the first one's tokens.
 void compare(const std::vector<float>& logits, int64_t vocab, std::vector<Wish> wishes) {
   OnGpu gpu(logits, vocab, wishes);
   for (int launch = 0; launch < 2; ++launch) {
@@ -349,38 +340,27 @@ TEST(SampleCuda, NoFiniteLogitIsReported) {
   }
 }
 
-TEST(SampleCuda, TokensAreCounted) {
-  constexpr int64_t kVocab = 301, kRows = 20;
+// As many as a long sequence has, of each block's part of the vocabulary.
+TEST(SampleCuda, PenaltiesOfLongHistories) {
   std::mt19937 random(3);
-  const auto logits = random_f32(kRows * kVocab, 2, random);
-  std::vector<Wish> wishes;
-  for (int64_t i = 0; i < kRows; ++i) {
-    Wish wish;
-    wish.options.temperature = i % 2;
-    wish.options.repetition_penalty = 1.2;
-    wish.options.frequency_penalty = 0.3;
-    wish.options.seed = random();
-    wish.prompt = {1, 5, 5};
-    wish.output = {5, 7};
-    wishes.push_back(wish);
-  }
-  OnGpu gpu(logits, kVocab, wishes);
-  for (int step = 0; step < 12; ++step) {
-    const auto tokens = gpu.sample_all(wishes);
+  for (const int64_t vocab : {301, 102'400}) {
+    constexpr int64_t kRows = 40;
+    const auto logits = random_f32(kRows * vocab, 2, random);
+    std::vector<Wish> wishes;
     for (int64_t i = 0; i < kRows; ++i) {
-      const std::span<const float> row{logits.data() + i * kVocab, static_cast<size_t>(kVocab)};
-      ASSERT_EQ(tokens[i].id, on_cpu(row, wishes[i]).id) << "row " << i << " step " << step;
-      wishes[i].output.push_back(tokens[i].id);
-      ++wishes[i].position;
+      Wish wish;
+      wish.options.temperature = static_cast<double>(i % 2);
+      wish.options.repetition_penalty = 1.2;
+      wish.options.presence_penalty = 0.4;
+      wish.options.frequency_penalty = 0.3;
+      wish.options.seed = random();
+      for (int k = 0; k < 5000; ++k) {
+        auto& text = k % 3 == 0 ? wish.prompt : wish.output;
+        text.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
+      }
+      wishes.push_back(wish);
     }
-  }
-  const auto counts = gpu.counts();
-  for (int64_t i = 0; i < kRows; ++i) {
-    std::vector<uint32_t> expected(token_counts_stride(kVocab));
-    for (const int32_t id : wishes[i].output) ++expected[id];
-    for (const int32_t id : wishes[i].prompt) expected[id] |= 0x80000000;
-    const auto first = counts.begin() + i * token_counts_stride(kVocab);
-    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), first)) << "row " << i;
+    compare(logits, vocab, wishes);
   }
 }
 
