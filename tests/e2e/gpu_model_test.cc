@@ -1,60 +1,29 @@
 // The bundled model on the GPU against the same on the CPU: steps of every kind through both
-// runners, and random loads through the engine. Run from the repository's root.
+// runners. Run from the repository's root.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <future>
 #include <map>
-#include <random>
+#include <numeric>
 
 #include "base/math.h"
 #include "cache/latent_layout.h"
-#include "chat/format.h"
-#include "chat/prompt_ids.h"
-#include "engine/engine.h"
-#include "engine/gpu_runner.h"
+#include "e2e/gpu_fixture.h"
 #include "engine/model_runner.h"
-#include "tokenizer/tokenizer.h"
 
 namespace fathom {
 namespace {
 
-constexpr int64_t kTokens = 1 << 15;  // of cache
 constexpr int kTop = 20;
-
-const Checkpoint& checkpoint() {
-  static const Checkpoint opened = [] {
-    auto result = Checkpoint::open("models/fathom-tiny");
-    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
-    return std::move(*result);
-  }();
-  return opened;
-}
-
-GpuRunnerOptions gpu_options() {
-  GpuRunnerOptions options;
-  options.max_batched_tokens = 2048;
-  options.max_num_seqs = 64;
-  options.max_prompt_logit_rows = 2048;
-  options.max_total_tokens = kTokens;
-  options.load.show_progress = false;
-  return options;
-}
-
-std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options) {
-  auto runner = create_gpu_runner(checkpoint(), options);
-  FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
-  return std::move(*runner);
-}
 
 std::unique_ptr<Runner> on_cpu(DType compute) {
   ModelRunnerOptions options;
   options.compute = compute;
   options.cache_format = compute == DType::kF32 ? CacheFormat::kF32 : CacheFormat::kBF16;
   options.max_batched_tokens = 2048;
-  options.max_total_tokens = kTokens;
+  options.max_total_tokens = kGpuTestTokens;
   options.load.show_progress = false;
-  auto runner = ModelRunner::create(checkpoint(), options);
+  auto runner = ModelRunner::create(bundled_checkpoint(), options);
   FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
   return std::move(*runner);
 }
@@ -210,150 +179,6 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Forms, GpuRunner,
                          testing::Values(AttentionForm::kAuto, AttentionForm::kAbsorbed,
                                          AttentionForm::kMha));
-
-// ---- through the engine
-
-std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine) {
-  engine.max_num_seqs = options.max_num_seqs;
-  engine.max_batched_tokens = options.max_batched_tokens;
-  engine.max_queued_tokens = 1 << 24;
-  engine.max_queued_requests = 1 << 12;
-  engine.eos_ids = {1};
-  options.max_prompt_logit_rows = engine.max_prompt_logit_rows;
-  auto created = Engine::create(engine, on_gpu(options), nullptr);
-  FATHOM_CHECK(created.has_value(), "{}", created.error().message);
-  return std::move(*created);
-}
-
-struct Answer {
-  std::vector<int32_t> ids;
-  std::vector<TokenLogprob> logprobs;
-};
-
-std::vector<Answer> answers(Engine& engine, const std::vector<Request>& requests, bool together) {
-  std::vector<Answer> all(requests.size());
-  std::vector<std::future<void>> ends;
-  for (size_t r = 0; r < requests.size(); ++r) {
-    auto done = std::make_shared<std::promise<void>>();
-    ends.push_back(done->get_future());
-    const auto submitted = engine.submit(requests[r], [&all, r, done](const Event& event) {
-      all[r].ids.insert(all[r].ids.end(), event.ids.begin(), event.ids.end());
-      all[r].logprobs.insert(all[r].logprobs.end(), event.logprobs.begin(), event.logprobs.end());
-      if (!event.last) return;
-      EXPECT_NE(event.finish, FinishReason::kError) << event.error.message;
-      done->set_value();
-    });
-    FATHOM_CHECK(submitted.has_value(), "{}", submitted.error().message);
-    if (!together) ends.back().wait();
-  }
-  for (const auto& end : ends) end.wait();
-  return all;
-}
-
-// What the model was trained for: sums, and prompts that begin alike.
-std::vector<Request> random_requests(std::mt19937& random, int count) {
-  static const auto tokenizer = Tokenizer::load("models/fathom-tiny");
-  FATHOM_CHECK(tokenizer.has_value(), "{}", tokenizer.error().message);
-  std::vector<Request> requests;
-  for (int i = 0; i < count; ++i) {
-    std::string text;
-    for (size_t k = random() % 4 * (random() % 6); k > 0; --k) {
-      text += "The quick brown fox jumps over the lazy dog, and the river runs to the sea. ";
-    }
-    text += fmt::format("Compute {} {} {}.", random() % 1000, random() % 2 ? "+" : "-",
-                        random() % 1000);
-    Conversation conversation;
-    conversation.messages.push_back(plain_message(Role::kUser, text));
-    const auto prompt = render(ChatFormat::kV3, conversation);
-    FATHOM_CHECK(prompt.has_value(), "{}", prompt.error().message);
-    Request request;
-    request.prompt_ids = encode_prompt(**tokenizer, *prompt);
-    // Greedy in more than one way: a draw would turn on the last bit of a probability.
-    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
-    request.sampling.top_k = i % 3 == 0 ? 0 : 1;
-    if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
-    if (i % 5 == 0) request.sampling.logit_bias = {{200, 0.5f}};
-    request.sampling.logprobs = 5;
-    request.sampling.seed = random();
-    request.sampling.max_tokens = 1 + static_cast<int64_t>(random() % 60);
-    requests.push_back(std::move(request));
-  }
-  return requests;
-}
-
-// Rows are summed otherwise among others than alone: an answer may part from the one alone where
-// two tokens are about as likely, and go its own way from there. Nowhere else.
-void expect_parted_at_ties_only(const std::vector<Answer>& actual,
-                                const std::vector<Answer>& expected) {
-  size_t same = 0, close = 0;
-  for (size_t r = 0; r < expected.size(); ++r) {
-    const Answer &ours = actual[r], &alone = expected[r];
-    const auto [a, b] =
-        std::mismatch(ours.ids.begin(), ours.ids.end(), alone.ids.begin(), alone.ids.end());
-    if (a == ours.ids.end() && b == alone.ids.end()) {
-      ++same;
-      ++close;
-      continue;
-    }
-    if (a == ours.ids.end() || b == alone.ids.end()) continue;  // not for its length
-    const auto at = static_cast<size_t>(a - ours.ids.begin());
-    const auto logprob_of = [&](int32_t id) {
-      for (const auto& [top, logprob] : alone.logprobs[at].top) {
-        if (top == id) return logprob;
-      }
-      return alone.logprobs[at].top.back().second;
-    };
-    close += std::abs(logprob_of(*a) - logprob_of(*b)) < 1.0f;
-  }
-  std::printf("%zu of %zu answers are the same, %zu part at a tie at most\n", same, expected.size(),
-              close);
-  EXPECT_GE(close, expected.size() * 95 / 100);
-  EXPECT_GE(same, expected.size() * 80 / 100);
-}
-
-TEST(GpuEngine, RequestsAnswerAsIfAlone) {
-  std::mt19937 random(3);
-  const auto requests = random_requests(random, 120);
-  const auto expected = answers(*make_engine(gpu_options(), {}), requests, false);
-  expect_parted_at_ties_only(answers(*make_engine(gpu_options(), {}), requests, true), expected);
-  // Few pages: sequences are preempted and computed again, prefixes come and go.
-  GpuRunnerOptions small = gpu_options();
-  small.max_total_tokens = 40 * kPageSize;
-  auto engine = make_engine(small, {.preempt_every = 7});
-  expect_parted_at_ties_only(answers(*engine, requests, true), expected);
-  EXPECT_GT(engine->stats().preemptions, 5);
-  EXPECT_EQ(engine->stats().pages_used, 0);
-}
-
-TEST(GpuEngine, PagesComeBackFromHostMemory) {
-  std::mt19937 random(4);
-  auto requests = random_requests(random, 60);
-  const auto expected = answers(*make_engine(gpu_options(), {}), requests, false);
-  GpuRunnerOptions small = gpu_options();
-  small.max_total_tokens = 30 * kPageSize;
-  auto engine = make_engine(small, {.kv_offload_bytes = 64 << 20});
-  answers(*engine, requests, true);
-  expect_parted_at_ties_only(answers(*engine, requests, true), expected);
-  EXPECT_GT(engine->stats().prefix_returns, 0);
-}
-
-TEST(GpuEngine, AbortsLeaveNothing) {
-  std::mt19937 random(5);
-  auto engine = make_engine(gpu_options(), {});
-  const auto requests = random_requests(random, 100);
-  std::vector<std::future<void>> ends;
-  for (const Request& request : requests) {
-    auto done = std::make_shared<std::promise<void>>();
-    ends.push_back(done->get_future());
-    const auto id = engine->submit(request, [done](const Event& event) {
-      if (event.last) done->set_value();
-    });
-    if (random() % 2 == 0) engine->abort(*id);
-  }
-  for (const auto& end : ends) end.wait();
-  EXPECT_TRUE(engine->drain(std::chrono::seconds(10)));
-  EXPECT_EQ(engine->stats().pages_used, 0);
-}
 
 }  // namespace
 }  // namespace fathom

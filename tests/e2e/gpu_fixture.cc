@@ -1,0 +1,103 @@
+#include "e2e/gpu_fixture.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "chat/format.h"
+#include "chat/prompt_ids.h"
+
+namespace fathom {
+
+const Checkpoint& bundled_checkpoint() {
+  static const Checkpoint opened = [] {
+    auto result = Checkpoint::open("models/fathom-tiny");
+    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
+    return std::move(*result);
+  }();
+  return opened;
+}
+
+std::shared_ptr<const Tokenizer> bundled_tokenizer() {
+  static const std::shared_ptr<const Tokenizer> loaded = [] {
+    auto result = Tokenizer::load("models/fathom-tiny");
+    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
+    return std::move(*result);
+  }();
+  return loaded;
+}
+
+GpuRunnerOptions gpu_options() {
+  GpuRunnerOptions options;
+  options.max_batched_tokens = 2048;
+  options.max_num_seqs = 64;
+  options.max_prompt_logit_rows = 2048;
+  options.max_total_tokens = kGpuTestTokens;
+  options.load.show_progress = false;
+  return options;
+}
+
+std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options) {
+  auto runner = create_gpu_runner(bundled_checkpoint(), options);
+  FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
+  return std::move(*runner);
+}
+
+std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine) {
+  engine.max_num_seqs = options.max_num_seqs;
+  engine.max_batched_tokens = options.max_batched_tokens;
+  engine.max_queued_tokens = 1 << 24;
+  engine.max_queued_requests = 1 << 12;
+  engine.eos_ids = {1};
+  options.max_prompt_logit_rows = engine.max_prompt_logit_rows;
+  auto created = Engine::create(engine, on_gpu(options), bundled_tokenizer());
+  FATHOM_CHECK(created.has_value(), "{}", created.error().message);
+  return std::move(*created);
+}
+
+std::vector<Answer> answers(Engine& engine, const std::vector<Request>& requests, bool together) {
+  std::vector<size_t> first = {0};  // each request's answers
+  for (const Request& request : requests) {
+    first.push_back(first.back() + static_cast<size_t>(request.sampling.n));
+  }
+  std::vector<Answer> all(first.back());
+  std::vector<std::future<void>> ends;
+  for (size_t r = 0; r < requests.size(); ++r) {
+    auto done = std::make_shared<std::promise<void>>();
+    ends.push_back(done->get_future());
+    const auto sink = [&all, begin = first[r], done](const Event& event) {
+      Answer& answer = all[begin + static_cast<size_t>(event.index)];
+      answer.ids.insert(answer.ids.end(), event.ids.begin(), event.ids.end());
+      answer.text += event.text;
+      answer.logprobs.insert(answer.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+      answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), event.prompt_logprobs.begin(),
+                                    event.prompt_logprobs.end());
+      if (event.finish) {
+        answer.finish = event.finish;
+        EXPECT_NE(*event.finish, FinishReason::kError) << event.error.message;
+      }
+      if (event.last) done->set_value();
+    };
+    const auto submitted = engine.submit(requests[r], sink);
+    FATHOM_CHECK(submitted.has_value(), "{}", submitted.error().message);
+    if (!together) ends.back().wait();
+  }
+  for (const auto& end : ends) end.wait();
+  return all;
+}
+
+std::vector<int32_t> random_prompt(std::mt19937& random) {
+  std::string text;
+  for (size_t k = random() % 4 * (random() % 6); k > 0; --k) {
+    text += "The quick brown fox jumps over the lazy dog, and the river runs to the sea. ";
+  }
+  text +=
+      fmt::format("Compute {} {} {}.", random() % 1000, random() % 2 ? "+" : "-", random() % 1000);
+  Conversation conversation;
+  conversation.messages.push_back(plain_message(Role::kUser, text));
+  const auto prompt = render(ChatFormat::kV3, conversation);
+  FATHOM_CHECK(prompt.has_value(), "{}", prompt.error().message);
+  return encode_prompt(*bundled_tokenizer(), *prompt);
+}
+
+}  // namespace fathom
