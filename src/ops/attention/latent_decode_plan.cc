@@ -218,7 +218,7 @@ class BatchInvariantPlanner {
       : batch_(batch),
         num_heads_(num_heads),
         num_blocks_(num_multiprocessors),
-        tile_rows_(latent_decode_tile_rows(num_heads)) {
+        tile_rows_(std::min(latent_decode_tile_rows(num_heads), kBlockRows)) {
     const LatentDecodeScratch scratch = latent_decode_scratch(num_multiprocessors);
     most_slots_ = scratch.sums / (tile_rows_ * kLatent);
     most_weights_ = scratch.weights / tile_rows_;
