@@ -12,7 +12,7 @@ RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks gpu gpu-test gpu-bench asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks gpu gpu-test gpu-bench gpu-sanitize asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
@@ -28,6 +28,7 @@ help:
 	@echo "make benchmarks        build the programs that measure single operations (*_bench)"
 	@echo "make gpu-test          the tests of what runs on a GPU, on a machine with one (Hopper; CUDA 13)"
 	@echo "make gpu-bench         its benchmarks; make gpu: build both"
+	@echo "make gpu-sanitize      a choice of its tests under compute-sanitizer's four tools"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
 	@echo "make format | check    format the sources | prove format, include direction and headers"
@@ -85,6 +86,9 @@ gpu-test: gpu
 
 gpu-bench: gpu
 	@for bench in $(RELEASE)/gpu/*_bench; do $$bench || exit 1; done
+
+gpu-sanitize: gpu
+	@tools/gpu_sanitize.sh $(RELEASE)/gpu
 
 bench-host: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target engine_bench server_api_bench

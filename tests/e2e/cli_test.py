@@ -154,6 +154,7 @@ class BadInput(unittest.TestCase):
     def test_flags(self):
         self.check(["run", "--tempratur", "0", "x y"], "did you mean --temperature?")
         self.check(["run", "-q", "x y", "--max-tokens", "9000"], "max_tokens")
+        self.check(["run", "-q", "x y", "--device", "cpu", "--deterministic"], "--deterministic")
 
 
 class Others(unittest.TestCase):

@@ -1,0 +1,47 @@
+#!/bin/bash
+# Runs the tests of what runs on a GPU under compute-sanitizer, a choice of each program's tests that
+# launches all of its kernels and takes less than a minute.
+# usage: gpu_sanitize.sh DIRECTORY [TOOL…]   the programs' directory; tools: memcheck, racecheck,
+# initcheck, synccheck (default: all). JOBS=N runs so many at a time.
+set -eu
+
+export DIRECTORY=$1
+shift
+[ $# -gt 0 ] || set -- memcheck racecheck initcheck synccheck
+SANITIZER=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
+export SANITIZER
+
+# Program and filter.
+TESTS="
+cached_prefix_cuda_test *
+embedding_cuda_test *
+few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.*
+gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties*
+latent_decode_cuda_test Shapes/LatentDecode.*/0:Shapes/LatentDecode.*/5:Shapes/LatentDecode.*/16
+many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.*
+mha_prefill_cuda_test MhaPrefill.NewTokens*:MhaPrefill.SequencesOfDifferentLengths
+moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoOtherRow
+moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens*
+query_key_cuda_test *
+rms_norm_cuda_test *
+sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories
+"
+
+sanitize() {
+  tool=$1 program=$2 filter=$3 log=$(mktemp)
+  begin=$SECONDS
+
+  timeout "${SECONDS_EACH:-300}" "$SANITIZER" --tool "$tool" --error-exitcode 99 --print-limit 20 \
+    "$DIRECTORY/$program" --gtest_filter="$filter" --gtest_brief=1 > "$log" 2>&1
+  status=$?
+  printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) \
+    "$([ $status = 0 ] && echo clean || echo "FAILED ($status)")"
+  [ $status = 0 ] || grep -E '=========|FAILED|Failure' "$log" | head -40
+  rm -f "$log"
+  return $status
+}
+export -f sanitize
+
+for tool in "$@"; do
+  echo "$TESTS" | sed '/^$/d' | sed "s/^/$tool /"
+done | xargs -P "${JOBS:-1}" -L 1 bash -c 'set -f; sanitize "$0" "$1" "$2"'
