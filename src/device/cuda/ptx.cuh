@@ -93,6 +93,32 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barr
       : "memory");
 }
 
+// createpolicy.fractional: what is copied under it leaves the L2 before everything else. For
+// weights, which a step reads once, so that what the launches of a layer hand to one another stays
+// there.
+__device__ inline uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// copy_box() of three and of five coordinates, under a policy.
+__device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorMap* map,
+                                      uint64_t* barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "l"(policy)
+      : "memory");
+}
+__device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorMap* map,
+                                      uint64_t* barrier, int x, int y, int z, int w, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(policy)
+      : "memory");
+}
+
 // prefetch.tensormap
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

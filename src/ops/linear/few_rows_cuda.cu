@@ -128,9 +128,9 @@ class Copies {
     const int tile = i / share_.num_stages;
     const int begin = share_.tile_begin(tile), groups = share_.tile_begin(tile + 1) - begin;
     barrier_expect(&arrived_[stage], groups * (kStageHalves * kGroupBytes) + a_.token_bytes());
-    copy_box(ring_ + stage * stage_bytes_ + a_.token_bytes(),
-             &maps_.weights[groups == a_.tile_groups ? 0 : 1], &arrived_[stage], 0,
-             share_.batch * a_.n + begin * kGroupRows, column(i));
+    copy_box_under(policy_, ring_ + stage * stage_bytes_ + a_.token_bytes(),
+                   &maps_.weights[groups == a_.tile_groups ? 0 : 1], &arrived_[stage], 0,
+                   share_.batch * a_.n + begin * kGroupRows, column(i));
   }
   __device__ void copy_tokens(int stage, int i) const {
     copy_box(ring_ + stage * stage_bytes_, &maps_.tokens, &arrived_[stage], 0, 0, column(i),
@@ -143,6 +143,7 @@ class Copies {
   const Share& share_;
   const Arguments& a_;
   const int stage_bytes_;
+  const uint64_t policy_ = read_once_policy();
 };
 
 // ---- results

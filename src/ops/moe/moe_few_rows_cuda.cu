@@ -165,8 +165,8 @@ class WeightCopies {
         int done = 0;
         for (int size = kPairMaps - 1; size >= 0; --size) {
           if ((piece.count >> size & 1) == 0) continue;
-          copy_box(weights() + done * kPairBytes, &maps[size], arrived, 0, 0, k * kStageHalves, 0,
-                   first + done);
+          copy_box_under(policy_, weights() + done * kPairBytes, &maps[size], arrived, 0, 0,
+                         k * kStageHalves, 0, first + done);
           done += 1 << size;
         }
         end_stage();
@@ -181,8 +181,8 @@ class WeightCopies {
       const int row = work_.tile(phase, piece).expert * a_.hidden + share.first_group * kGroupRows;
       for (int k = 0; k < piece.count; ++k) {
         uint64_t* arrived = begin_stage(share.num_groups * kRowBytes);
-        copy_box(weights(), &maps[share.num_groups == a_.hidden_groups ? 0 : 1], arrived, 0, row,
-                 (piece.first + k) * kStageHalves);
+        copy_box_under(policy_, weights(), &maps[share.num_groups == a_.hidden_groups ? 0 : 1],
+                       arrived, 0, row, (piece.first + k) * kStageHalves);
         end_stage();
       }
     }
@@ -206,6 +206,7 @@ class WeightCopies {
   Tables& tables_;
   const Work& work_;
   const Arguments& a_;
+  const uint64_t policy_ = read_once_policy();
   RingPosition at_;
   int done_ = 0;
 };
