@@ -22,8 +22,8 @@ struct GpuRunnerOptions {
   int num_threads = 0;               // for what the host does; 0: one a core
   bool graphs = true;
   AttentionForm attention = AttentionForm::kAuto;
-  // A request's logits have the same bits alone and among any others, however its prompt is cut into
-  // chunks and whatever of it is found in the cache. All attention is absorbed then.
+  // A request's logits have the same bits alone and among any others, however its prompt is cut
+  // into chunks and whatever of it is found in the cache. All attention is absorbed then.
   bool deterministic = false;
   LoadOptions load;
 };
