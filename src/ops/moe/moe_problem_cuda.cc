@@ -13,6 +13,7 @@ DeviceArray<uint16_t> random_matrices(int64_t elements, float deviation, uint32_
   std::mt19937 random(seed);
   const auto some = random_bf16(std::min<int64_t>(elements, (1 << 22) + 8 * 37), deviation, random);
   DeviceArray<uint16_t> matrices(std::max<int64_t>(elements, 8));
+  check(cudaMemset(matrices.data(), 0, 16), "filling what none has");
   for (int64_t at = 0; at < elements; at += std::ssize(some)) {
     const int64_t count = std::min(std::ssize(some), elements - at);
     check(cudaMemcpy(matrices.data() + at, some.data(), static_cast<size_t>(count) * 2,

@@ -87,6 +87,7 @@ class OnGpu {
     check(cudaMemset(ids.data(), 0xFF, ids.bytes()), "poisoning");
     check(cudaMemset(logprobs.data(), 0xFF, logprobs.bytes()), "poisoning");
     check(cudaMemset(top_ids.data(), 0x55, top_ids.bytes()), "poisoning");
+    check(cudaMemset(top_logprobs.data(), 0xFF, top_logprobs.bytes()), "poisoning");
     cuda::sample({.logits = logits_.data(),
                   .logits_stride = stride_,
                   .vocab = vocab_,
