@@ -231,6 +231,18 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
+// lg2.approx.ftz and rcp.approx.ftz: errors of 2^-22 and of one unit in the last place.
+__device__ inline float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // ---- words that other blocks of the same launch write or wait for (relaxed, device scope)
 
 __device__ inline void store_shared_word(float* p, float a) {

@@ -14,10 +14,15 @@
 //   2. mask, running maximum of each row over the warpgroup, probabilities to shared memory (bf16)
 //   3. out^T [512, rows] += latent^T [512, 64] probabilities^T, in registers
 // A row tile of several parts is joined within the launch: each block writes its normalised sum and
-// its weight (log2 of the sum of exponentials) to scratch memory whose words hold -0 until then,
+// its weights (log2 of the sum of exponentials) to scratch memory whose words hold -0 until then,
 // and computes an equal share of the row tile's output from all parts, waiting on the data words
 // themselves. No counters, no fences, no second launch. Blocks wait for one another, so there are
 // never more than multiprocessors.
+//
+// Before the launches before have ended, the plan, the block tables and the pages without new
+// tokens are read (latent_decode_cuda.h says who may have written them). Code that runs once a
+// launch is kept short: its instructions come from far away, and one warp of each scheduler runs
+// them.
 //
 // Determinism: a part is computed by one block in one order, parts are joined in order of their
 // number; no atomics. Bits depend on the plan, so on the lengths in the batch.
@@ -51,6 +56,8 @@ constexpr int kStages = 2;
 constexpr int kBoxesAWait = 3;  // of a page: the first scores begin when a third of it is there
 constexpr int kWaits = kBoxes / kBoxesAWait;
 constexpr int kGroupThreads = 128;
+constexpr int kPagesBeforeWait = 2;
+constexpr int kMostBlocks = 132;  // multiprocessors of an H100 or H200
 
 struct Arguments {
   const __nv_bfloat16* q_latent;
@@ -73,15 +80,25 @@ struct SharedMemory {
   alignas(1024) uint8_t queries[kBoxes][kTileRows * 128];
   alignas(1024) uint8_t probabilities[kTileRows * 128];
   float exchange[2][kGroups][4][kRows];  // of a warpgroup's warps
-  float weights[kTileRows];
+  alignas(16) float weights[kTileRows];
   uint64_t arrived[kStages][kWaits], read[kStages];
 };
+
+// Matrices of rows of 128 bytes, as wgmma wants them named.
+__device__ uint32_t matrix_address(uint32_t shared) { return (shared & 0x3FFFF) >> 4 | 1u << 16; }
+__device__ uint64_t swizzled_matrix_at(uint32_t address) {
+  uint64_t matrix;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(matrix) : "r"(address), "r"(1024u >> 4 | 1u << 30));
+  return matrix;
+}
 
 // Blocks of 16 bytes within a row of 128, as the swizzle permutes them.
 __device__ int swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row % 8)) * 16); }
 
 // ---- copies: one warp
 
+// Pages that hold none of a sequence's new tokens were written by earlier steps: those are asked
+// for before the launches before this one have ended.
 template <typename Shared>
 __device__ void issue_copies(Shared& shared, const CUtensorMap& map, const Arguments& arguments,
                              int first_part) {
@@ -89,15 +106,18 @@ __device__ void issue_copies(Shared& shared, const CUtensorMap& map, const Argum
   constexpr int kWithin = LatentDecodePart::kPagesWithin;
   int turn = 0;
   for (int p = first_part, more = 1; more; ++p) {
-    const LatentDecodePart part = arguments.parts[p];
+    const LatentDecodePart& part = arguments.parts[p];
     more = part.more;
+    const int num_tiles = part.num_tiles;
     const int32_t* table = arguments.block_tables + part.first_page;
-    int ahead = 0;  // lane's page of the next 32
-    for (int t = 0; t < part.num_tiles; ++t, ++turn) {
-      if (t % 32 == kWithin) ahead = t + lane < part.num_tiles ? table[t + lane] : 0;
-      const int later = __shfl_sync(~0u, ahead, (t - kWithin) & 31);
-      const int page = t < kWithin ? part.pages[t] : later;
+    int next = part.pages[lane % kWithin];           // lane's page of the next few
+    int ahead = lane < num_tiles ? table[lane] : 0;  // and of the next 32
+    for (int t = 0; t < num_tiles; ++t, ++turn) {
+      if (t == kWithin) next = ahead;
+      if (t > 0 && t % 32 == 0) next = t + lane < num_tiles ? table[t + lane] : 0;
+      const int page = __shfl_sync(~0u, next, t % 32);
       const int stage = turn % kStages;
+      if (t == part.old_tiles || turn == kPagesBeforeWait) wait_for_earlier_launches();
       if (lane != 0) continue;
       if (turn >= kStages) barrier_wait(&shared.read[stage], (turn / kStages - 1) & 1);
       for (int box = 0; box < kBoxes; ++box) {
@@ -125,7 +145,7 @@ class Attention {
   __device__ Attention(Shared& shared, const Arguments& arguments)
       : shared_(shared),
         arguments_(arguments),
-        group_(threadIdx.x / kGroupThreads),
+        group_(kGroups > 1 ? threadIdx.x / kGroupThreads : 0),
         thread_(threadIdx.x % kGroupThreads),
         warp_(thread_ / 32),
         lane_(threadIdx.x % 32),
@@ -133,9 +153,10 @@ class Attention {
         probabilities_(shared_address(shared.probabilities) + group_ * kRows * 128) {}
 
   __device__ void run(const LatentDecodePart& part) {
-    load_queries(part);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      const int row = part.first_row + group_ * kRows + column(i);
+      limit_[i] = part.kv_len - part.num_queries + 1 + row / arguments_.heads;
       maximum_[i] = -INFINITY;
       sum_[i] = 0;
     }
@@ -144,6 +165,7 @@ class Attention {
 #pragma unroll
       for (int j = 0; j < kElements; ++j) out_[box][j] = 0;
     }
+    load_queries(part);
     for (int t = 0; t < part.num_tiles; ++t, ++turn_) tile(part, (part.first_tile + t) * kKeys);
     add_up_sums();
     if (part.num_splits == 1) {
@@ -159,6 +181,7 @@ class Attention {
   __device__ void meet_all() const { named_barrier(kGroups + 1, kGroups * kGroupThreads); }
 
   __device__ void load_queries(const LatentDecodePart& part) {
+    wait_for_earlier_launches();
     meet();  // the part before has been computed
 #pragma unroll
     for (int u = 0; u < kRows * kBoxes * 8 / kGroupThreads; ++u) {
@@ -181,6 +204,10 @@ class Attention {
     const uint32_t page = shared_address(shared_.pages[stage]);
     if (part.kv_len - first_key < kKeys) clear_beyond(stage, phase, part.kv_len - first_key);
 
+    // One shuffle tells the compiler that all lanes have the same.
+    const uint32_t keys = __shfl_sync(~0u, matrix_address(page), 0);
+    const uint32_t queries = __shfl_sync(~0u, matrix_address(queries_), 0);
+    const uint32_t probabilities = __shfl_sync(~0u, matrix_address(probabilities_), 0);
     float scores[kElements];
     mma_fence();
 #pragma unroll
@@ -190,13 +217,13 @@ class Attention {
         mma_fence();
       }
       const int box = k / 4, bytes = k % 4 * 32;
-      const uint64_t keys = swizzled_matrix(page + box * kBoxBytes + bytes, 1024);
+      const uint64_t key = swizzled_matrix_at(keys + (box * kBoxBytes + bytes) / 16);
       const uint64_t query =
-          swizzled_matrix(queries_ + box * (Shared::kTileRows * 128) + bytes, 1024);
+          swizzled_matrix_at(queries + (box * (Shared::kTileRows * 128) + bytes) / 16);
       if (k == 0) {
-        mma_64x16x16<false, true>(scores, keys, query);
+        mma_64x16x16<false, true>(scores, key, query);
       } else {
-        mma_64x16x16<false, false>(scores, keys, query);
+        mma_64x16x16<false, false>(scores, key, query);
       }
     }
     mma_commit();
@@ -222,8 +249,8 @@ class Attention {
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
         mma_64x16x16<true, false>(out_[box],
-                                  swizzled_matrix(page + box * kBoxBytes + k * 2048, 1024),
-                                  swizzled_matrix(probabilities_ + k * 32, 1024));
+                                  swizzled_matrix_at(keys + (box * kBoxBytes + k * 2048) / 16),
+                                  swizzled_matrix_at(probabilities + k * 32 / 16));
       }
     }
     mma_commit();
@@ -245,13 +272,11 @@ class Attention {
   }
 
   __device__ void mask(const LatentDecodePart& part, int first_key, float (&scores)[kElements]) {
-    const int first_limit = part.kv_len - part.num_queries + 1;  // of the first new token
-    if (first_key + kKeys <= first_limit) return;
+    if (first_key + kKeys <= part.kv_len - part.num_queries + 1) return;
     const int key = first_key + 16 * warp_ + lane_ / 4;
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      const int row = part.first_row + group_ * kRows + column(j / 4 * 2 + (j & 1));
-      if (key + (j & 2 ? 8 : 0) >= first_limit + row / arguments_.heads) scores[j] = -INFINITY;
+      if (key + (j & 2 ? 8 : 0) >= limit_[j / 4 * 2 + (j & 1)]) scores[j] = -INFINITY;
     }
   }
 
@@ -302,12 +327,16 @@ class Attention {
       sum_[i] += __uint_as_float(packed[j / 2] << 16);
       sum_[i + 1] += __uint_as_float(packed[j / 2] & 0xFFFF0000u);
     }
+    store_transposed(probabilities_, packed);
+  }
+
+  // A [64, kRows] product's pairs of columns, as [kRows, 64] of bf16.
+  __device__ void store_transposed(uint32_t to, const uint32_t (&packed)[kElements / 2]) const {
 #pragma unroll
     for (int j = 0; j < kRows / 8; j += 2) {
       const int matrix = lane_ / 8, row = (j + matrix / 2) * 8 + lane_ % 8;
-      store_matrices_transposed(probabilities_ + swizzled(row, 2 * warp_ + (matrix & 1)),
-                                packed[2 * j], packed[2 * j + 1], packed[2 * j + 2],
-                                packed[2 * j + 3]);
+      store_matrices_transposed(to + swizzled(row, 2 * warp_ + (matrix & 1)), packed[2 * j],
+                                packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]);
     }
   }
 
@@ -326,55 +355,69 @@ class Attention {
     for (int i = 0; i < kOwn; ++i) {
       const int c = column(i);
       sum_[i] = exchange[0][c] + exchange[1][c] + exchange[2][c] + exchange[3][c];
+      inverse_[i] = sum_[i] > 0 ? reciprocal_fast(sum_[i]) : 0;
     }
   }
 
-  __device__ float inverse(int i) const { return sum_[i] > 0 ? 1 / sum_[i] : 0; }
-
+  // Through the memory of the queries, which nobody needs any more: rows leave in runs of 512
+  // bytes.
   __device__ void write_out(const LatentDecodePart& part) {
 #pragma unroll
     for (int box = 0; box < kLatentBoxes; ++box) {
+      uint32_t packed[kElements / 2];
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        const int i = j / 4 * 2 + (j & 1), row = group_ * kRows + column(i);
-        const int at = box * kBoxColumns + 16 * warp_ + lane_ / 4 + (j & 2 ? 8 : 0);
-        if (row >= part.rows) continue;
-        arguments_.out[static_cast<size_t>(part.out_row + row) * kLatent + at] =
-            __float2bfloat16(out_[box][j] * inverse(i));
+      for (int j = 0; j < kElements; j += 2) {
+        const int i = j / 4 * 2;
+        packed[j / 2] = pack_bf16(out_[box][j] * inverse_[i], out_[box][j + 1] * inverse_[i + 1]);
+      }
+      store_transposed(queries_ + box * (Shared::kTileRows * 128), packed);
+    }
+    meet();
+    const int rows = part.rows - group_ * kRows;
+    uint4* const out = reinterpret_cast<uint4*>(
+        arguments_.out + static_cast<size_t>(part.out_row + group_ * kRows) * kLatent);
+    constexpr int kChunks = kLatent / 8;
+#pragma unroll
+    for (int u = 0; u < kRows * kChunks / kGroupThreads; ++u) {
+      const int i = thread_ + u * kGroupThreads, row = i / kChunks, chunk = i % kChunks;
+      if (row < rows) {
+        out[i] = *reinterpret_cast<const uint4*>(shared_.queries[chunk / 8] +
+                                                 group_ * (kRows * 128) + swizzled(row, chunk % 8));
       }
     }
   }
 
   // Adding +0 makes -0 of no sum: -0 says that a word is not there yet.
   __device__ void write_partial(const LatentDecodePart& part) {
-    float* sums =
-        arguments_.sums +
-        (static_cast<size_t>(part.first_slot + part.split) * kGroups + group_) * (kLatent * kRows);
     if (warp_ == 0 && lane_ < 4) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         shared_.weights[group_ * kRows + column(i)] =
-            (sum_[i] > 0 ? maximum_[i] + log2f(sum_[i]) : -1e30f) + 0.0f;
+            (sum_[i] > 0 ? maximum_[i] + log2_fast(sum_[i]) : -1e30f) + 0.0f;
       }
     }
+    meet();
+    // Every reader has all parts' weights of its own in one run.
+    for (int x = thread_; x < part.num_splits * (kRows / 4); x += kGroupThreads) {
+      const int row = group_ * kRows + x % (kRows / 4) * 4;
+      const size_t at = part.first_weight + x / (kRows / 4) * part.num_splits + part.split;
+      store_shared_words(arguments_.weights + at * Shared::kTileRows + row,
+                         *reinterpret_cast<const float4*>(shared_.weights + row));
+    }
+    float* sums =
+        arguments_.sums +
+        (static_cast<size_t>(part.first_slot + part.split) * kGroups + group_) * (kLatent * kRows);
 #pragma unroll
     for (int box = 0; box < kLatentBoxes; ++box) {
 #pragma unroll
       for (int j = 0; j < kElements; j += 4) {
         const int i = j / 2;
-        store_shared_words(
-            sums + (box * kElements + j) * kGroupThreads + thread_ * 4,
-            make_float4(out_[box][j] * inverse(i) + 0.0f, out_[box][j + 1] * inverse(i + 1) + 0.0f,
-                        out_[box][j + 2] * inverse(i) + 0.0f,
-                        out_[box][j + 3] * inverse(i + 1) + 0.0f));
+        store_shared_words(sums + (box * kElements + j) * kGroupThreads + thread_ * 4,
+                           make_float4(out_[box][j] * inverse_[i] + 0.0f,
+                                       out_[box][j + 1] * inverse_[i + 1] + 0.0f,
+                                       out_[box][j + 2] * inverse_[i] + 0.0f,
+                                       out_[box][j + 3] * inverse_[i + 1] + 0.0f));
       }
-    }
-    meet();
-    for (int x = thread_; x < part.num_splits * kRows; x += kGroupThreads) {
-      const int row = group_ * kRows + x % kRows;
-      const size_t reader = part.first_weight + part.split * part.num_splits + x / kRows;
-      store_shared_word(arguments_.weights + reader * Shared::kTileRows + row,
-                        shared_.weights[row]);
     }
   }
 
@@ -382,218 +425,227 @@ class Attention {
   const Arguments& arguments_;
   const int group_, thread_, warp_, lane_;
   const uint32_t queries_, probabilities_;
-  int turn_ = 0;  // tiles since the launch
-  float maximum_[kOwn], sum_[kOwn];
+  int turn_ = 0;     // tiles since the launch
+  int limit_[kOwn];  // the first key that a row does not see
+  float maximum_[kOwn], sum_[kOwn], inverse_[kOwn];
   float out_[kLatentBoxes][kElements];
 };
 
 // ---- joining the parts of a row tile: this block's share of the output
 
-// Four values of two neighbouring rows (x and z: the first; y and w: the second) at two columns
-// that are 8 apart, the rows' largest weights, and the sums of 2^(weight - largest).
-struct Joined {
-  float4 value = {0, 0, 0, 0};
-  float2 largest = {-1e30f, -1e30f};
-  float2 sum = {0, 0};
-
-  // Makes room for a larger weight.
-  __device__ void raise(float2 to) {
-    const float a = exp2_fast(largest.x - to.x), b = exp2_fast(largest.y - to.y);
-    largest = to;
-    sum.x *= a, value.x *= a, value.z *= a;
-    sum.y *= b, value.y *= b, value.w *= b;
-  }
-  __device__ void add(float4 other, float2 weight, float2 count) {
-    const float a = exp2_fast(weight.x - largest.x), b = exp2_fast(weight.y - largest.y);
-    sum.x += a * count.x, value.x += a * other.x, value.z += a * other.z;
-    sum.y += b * count.y, value.y += b * other.y, value.w += b * other.w;
-  }
-};
-
 __device__ bool is_missing(float word) { return __float_as_uint(word) == 0x80000000u; }
-__device__ bool is_missing(float2 v) { return is_missing(v.x) || is_missing(v.y); }
 __device__ bool is_missing(float4 v) {
   return is_missing(v.x) || is_missing(v.y) || is_missing(v.z) || is_missing(v.w);
 }
 
+// a / b rounded down, of 1 / b, for 0 <= a < 2^21: an integer division takes a hundred clocks.
+// more.
+__device__ int quotient(int a, float inverse_of_b) {
+  return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse_of_b);
+}
+
+// A vector is four values of two neighbouring rows (x and z: the first; y and w: the second) at two
+// columns that are 8 apart. A thread has every kThreads-th vector of the share; where the share has
+// fewer vectors than there are threads, several threads have the parts of one.
 template <int kRows, int kGroups>
 class Join {
  public:
   static constexpr int kTileRows = kRows * kGroups, kThreads = kGroups * kGroupThreads;
   static constexpr int kVectors = kLatent * kTileRows / 4;  // of one part
+  static constexpr int kAtOnce = 16;
   static constexpr float kMissing = -0.0f;
 
-  __device__ Join(const LatentDecodePart& part, const Arguments& arguments, Joined* exchange)
+  // Threads that have a row's weights together: neighbours.
+  static constexpr int kRowThreads = kThreads / kTileRows;
+  static constexpr int kWeights = kMostBlocks / kRowThreads + 1;
+  // Words from one part's factors to the next's: no two rows of a warp's in one bank.
+  static constexpr int kStride = kTileRows + 32 / kRowThreads;
+
+  struct Memory {
+    float4 sums[kVectors / 2];                        // [sharers, vectors of the share]
+    float factors[kWeights * kRowThreads * kStride];  // [parts and zeros, kStride]
+  };
+  static_assert(sizeof(Memory) <= sizeof(SharedMemory<kRows, kGroups>::pages));
+
+  __device__ Join(const LatentDecodePart& part, const Arguments& arguments, Memory& memory)
       : part_(part),
         arguments_(arguments),
-        exchange_(exchange),
+        memory_(memory),
         splits_(part.num_splits),
-        begin_(kVectors * part.split / splits_),
-        end_(kVectors * (part.split + 1) / splits_),
-        sums_(arguments.sums + static_cast<size_t>(part.first_slot) * (4 * kVectors)),
+        begin_(quotient(kVectors * part.split, reciprocal_fast(splits_))),
+        vectors_(quotient(kVectors * (part.split + 1), reciprocal_fast(splits_)) - begin_),
+        sharers_(max(1, min(splits_, quotient(kThreads, reciprocal_fast(vectors_))))),
+        sums_(arguments.sums +
+              (static_cast<size_t>(part.first_slot) * kVectors + static_cast<size_t>(begin_)) * 4),
         weights_(arguments.weights +
-                 static_cast<size_t>(part.first_weight + part.split) * kTileRows) {}
+                 (static_cast<size_t>(part.first_weight) + part.split * splits_) * kTileRows) {}
 
-  __device__ void run() {
-    const int vectors = end_ - begin_, thread = threadIdx.x;
-    if (vectors >= kThreads) {
-      // Many vectors, few parts: a thread joins all parts of its vectors.
-      if (splits_ > 2) {
-        for (int v = begin_ + thread; v < end_; v += kThreads) gather<1, 8>(v, 0, 1);
-      } else {
-        for (int v = begin_ + thread; v < end_; v += 4 * kThreads) gather<4, 2>(v, 0, 1);
-      }
+  __device__ void run() const {
+    if (splits_ > 8) {
+      gather<16>();
+    } else if (splits_ > 4) {
+      gather<8>();
+    } else if (splits_ > 2) {
+      gather<4>();
     } else {
-      // Few vectors, many parts: several threads share a vector.
-      const int sharers = min(splits_, kThreads / vectors);
-      if (thread < vectors * sharers)
-        gather<1, 8>(begin_ + thread % vectors, thread / vectors, sharers);
-      named_barrier(kGroups + 1, kThreads);
-      if (thread < vectors) {
-        Joined total = exchange_[thread];
-        for (int other = 1; other < sharers; ++other) {
-          const Joined more = exchange_[thread + other * vectors];
-          total.raise(make_float2(fmaxf(total.largest.x, more.largest.x),
-                                  fmaxf(total.largest.y, more.largest.y)));
-          total.add(more.value, more.largest, more.sum);
-        }
-        write(begin_ + thread, total);
-      }
+      gather<2>();
     }
-    named_barrier(kGroups + 1, kThreads);  // all have read the weights
-    take_back_weights();
+    named_barrier(kGroups + 1, kThreads);
+    for (int v = threadIdx.x; v < vectors_; v += kThreads) {
+      float4 total = memory_.sums[v];
+#pragma unroll 4
+      for (int other = 1; other < sharers_; ++other) {
+        const float4 more = memory_.sums[v + other * vectors_];
+        total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
+      }
+      write(begin_ + v, total);
+    }
   }
 
  private:
-  // The next launch finds them missing. This share may need few of the rows: a weight that nobody
-  // has waited for may still be on its way.
-  __device__ void take_back_weights() const {
-    constexpr int kAtOnce = 8;
-    const int count = splits_ * kTileRows;
-    for (int first = threadIdx.x; first < count; first += kAtOnce * kThreads) {
-      float word[kAtOnce];
-      const auto each = [&](auto visit) {
+  // kParts parts of each of as many vectors as make kAtOnce together are asked for, and what is
+  // missing of them is asked for again until it is there. Beyond the thread's last part it takes
+  // that one again, times zero.
+  template <int kParts>
+  __device__ void gather() const {
+    constexpr int kVectorsAtOnce = kAtOnce / kParts;
+    const int thread = threadIdx.x;
+    const int first = sharers_ > 1 ? quotient(thread, reciprocal_fast(vectors_)) : 0;
+    const int last = first + quotient(splits_ - 1 - first, reciprocal_fast(sharers_)) * sharers_;
+    int v = thread - first * vectors_;
+    if (first >= sharers_) v = vectors_;
+    bool begun = false;
+    do {
+      float4 sum[kVectorsAtOnce] = {};
+      for (int s = first; s == first || s <= last; s += kParts * sharers_) {
+        const auto exists = [&](int k) { return v + k / kParts * kThreads < vectors_; };
+        const auto address = [&](int k) {
+          const int part = min(s + k % kParts * sharers_, last);
+          return sums_ + (part * kVectors + v + k / kParts * kThreads) * 4;
+        };
+        float4 value[kAtOnce];
 #pragma unroll
         for (int k = 0; k < kAtOnce; ++k) {
-          const int i = first + k * kThreads;
-          if (i < count) visit(k, weights_of(i / kTileRows) + i % kTileRows);
+          value[k] = make_float4(0, 0, 0, 0);
+          if (exists(k)) value[k] = load_shared_words4(address(k));
         }
-      };
-      each([&](int k, const float* at) { word[k] = load_shared_word(at); });
-      for (bool waiting = true; waiting;) {
-        waiting = false;
-        each([&](int k, const float* at) {
-          if (!is_missing(word[k])) return;
-          word[k] = load_shared_word(at);
-          waiting = true;
-        });
+        if (!begun) find_factors();
+        begun = true;
+        for (bool waiting = true; waiting;) {
+          waiting = false;
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            if (!is_missing(value[k])) continue;
+            value[k] = load_shared_words4(address(k));
+            waiting = true;
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const int part = s + k % kParts * sharers_;
+          const int row = row_of(begin_ + v + k / kParts * kThreads);
+          const float2 factor = *reinterpret_cast<const float2*>(
+              memory_.factors + (part <= last ? part : splits_) * kStride + row);
+          float4& to = sum[k / kParts];
+          to.x += factor.x * value[k].x, to.z += factor.x * value[k].z;
+          to.y += factor.y * value[k].y, to.w += factor.y * value[k].w;
+          // Nobody else reads this vector: the next launch finds it missing.
+          if (exists(k)) {
+            store_shared_words(address(k), make_float4(kMissing, kMissing, kMissing, kMissing));
+          }
+        }
       }
-      each([&](int, float* at) { store_shared_word(at, kMissing); });
+#pragma unroll
+      for (int k = 0; k < kVectorsAtOnce; ++k) {
+        if (v + k * kThreads < vectors_) memory_.sums[first * vectors_ + v + k * kThreads] = sum[k];
+      }
+      v += kVectorsAtOnce * kThreads;
+    } while (v < vectors_);
+  }
+
+  // Of each part and row 2^(weight - largest) over the sum of these; zeros beyond the last part.
+  // Collective.
+  __device__ void find_factors() const {
+    const int row = threadIdx.x / kRowThreads, first = threadIdx.x % kRowThreads;
+    float* const from = weights_ + first * kTileRows + row;
+    float word[kWeights];
+#pragma unroll
+    for (int k = 0; k < kWeights; ++k) {
+      word[k] = -INFINITY;
+      if (first + k * kRowThreads < splits_) {
+        word[k] = load_shared_word(from + k * (kRowThreads * kTileRows));
+      }
     }
+    for (bool waiting = true; waiting;) {
+      waiting = false;
+#pragma unroll
+      for (int k = 0; k < kWeights; ++k) {
+        if (!is_missing(word[k])) continue;
+        word[k] = load_shared_word(from + k * (kRowThreads * kTileRows));
+        waiting = true;
+      }
+    }
+    float largest = -1e30f, sum = 0;
+#pragma unroll
+    for (int k = 0; k < kWeights; ++k) {
+      if (first + k * kRowThreads < splits_) {
+        store_shared_word(from + k * (kRowThreads * kTileRows), kMissing);
+      }
+      largest = fmaxf(largest, word[k]);
+    }
+#pragma unroll
+    for (int distance = 1; distance < kRowThreads; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    }
+#pragma unroll
+    for (int k = 0; k < kWeights; ++k) {
+      word[k] = exp2_fast(word[k] - largest);
+      sum += word[k];
+    }
+#pragma unroll
+    for (int distance = 1; distance < kRowThreads; distance *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    const float inverse = reciprocal_fast(sum);
+#pragma unroll
+    for (int k = 0; k < kWeights; ++k) {
+      memory_.factors[(first + k * kRowThreads) * kStride + row] = word[k] * inverse;
+    }
+    named_barrier(kGroups + 1, kThreads);
   }
-  __device__ float* vector_of(int split, int vector) const {
-    return sums_ + (static_cast<size_t>(split) * kVectors + vector) * 4;
-  }
-  __device__ float* weights_of(int split) const {
-    return weights_ + static_cast<size_t>(split) * splits_ * kTileRows;
-  }
+
   // Where the registers of a vector belong: the first of its rows, its first column.
-  __device__ static int row_of(int vector) {
-    const int group = vector / (kGroupThreads * kRows), within = vector % (kGroupThreads * kRows);
-    const int element = within / kGroupThreads * 4 % (kRows / 2);
-    return group * kRows + element / 4 * 8 + 2 * (within % 4);
+  __device__ static int row_of(uint32_t vector) {
+    const uint32_t group = kGroups > 1 ? vector / (kGroupThreads * kRows) : 0;
+    const uint32_t element = vector / kGroupThreads * 4 % (kRows / 2);
+    return group * kRows + element / 4 * 8 + 2 * (vector % 4);
   }
-  __device__ static int column_of(int vector) {
-    const int within = vector % (kGroupThreads * kRows), thread = within % kGroupThreads;
+  __device__ static int column_of(uint32_t vector) {
+    const uint32_t within = vector % (kGroupThreads * kRows), thread = within % kGroupThreads;
     return within / kGroupThreads * 4 / (kRows / 2) * kBoxColumns + thread / 32 * 16 +
            thread % 32 / 4;
   }
 
-  // Of kVectorsAtOnce vectors, kThreads apart, every `sharers`-th part from the first, kPartsAtOnce
-  // at a time: all that is missing is asked for together until it is there.
-  template <int kVectorsAtOnce, int kPartsAtOnce>
-  __device__ void gather(int vector, int first, int sharers) {
-    Joined joined[kVectorsAtOnce];
-    for (int split = first; split < splits_; split += kPartsAtOnce * sharers) {
-      float4 value[kVectorsAtOnce][kPartsAtOnce];
-      float2 weight[kVectorsAtOnce][kPartsAtOnce];
-      const auto each = [&](auto visit) {
-#pragma unroll
-        for (int v = 0; v < kVectorsAtOnce; ++v) {
-#pragma unroll
-          for (int s = 0; s < kPartsAtOnce; ++s) {
-            visit(v, s, vector + v * kThreads, split + s * sharers);
-          }
-        }
-      };
-      each([&](int v, int s, int at, int part) {
-        const bool exists = at < end_ && part < splits_;
-        value[v][s] = exists ? load_shared_words4(vector_of(part, at)) : make_float4(0, 0, 0, 0);
-        weight[v][s] = exists ? load_shared_words2(weights_of(part) + row_of(at))
-                              : make_float2(-1e30f, -1e30f);
-      });
-      for (bool waiting = true; waiting;) {
-        waiting = false;
-        each([&](int v, int s, int at, int part) {
-          if (is_missing(value[v][s])) {
-            value[v][s] = load_shared_words4(vector_of(part, at));
-            waiting = true;
-          }
-          if (is_missing(weight[v][s])) {
-            weight[v][s] = load_shared_words2(weights_of(part) + row_of(at));
-            waiting = true;
-          }
-        });
-      }
-#pragma unroll
-      for (int v = 0; v < kVectorsAtOnce; ++v) {
-        float2 largest = joined[v].largest;
-#pragma unroll
-        for (int s = 0; s < kPartsAtOnce; ++s) {
-          largest = make_float2(fmaxf(largest.x, weight[v][s].x), fmaxf(largest.y, weight[v][s].y));
-        }
-        joined[v].raise(largest);
-      }
-      each([&](int v, int s, int at, int part) {
-        if (at >= end_ || part >= splits_) return;
-        joined[v].add(value[v][s], weight[v][s], make_float2(1, 1));
-        // Nobody else reads this vector: the next launch finds it missing.
-        store_shared_words(vector_of(part, at),
-                           make_float4(kMissing, kMissing, kMissing, kMissing));
-      });
-    }
-#pragma unroll
-    for (int v = 0; v < kVectorsAtOnce; ++v) {
-      if (vector + v * kThreads >= end_) break;
-      if (end_ - begin_ < kThreads) {
-        exchange_[threadIdx.x] = joined[v];
-      } else {
-        write(vector + v * kThreads, joined[v]);
-      }
-    }
-  }
-
-  __device__ void write(int vector, const Joined& joined) const {
+  __device__ void write(int vector, float4 value) const {
     const int row = row_of(vector);
     __nv_bfloat16* out =
         arguments_.out + static_cast<size_t>(part_.out_row + row) * kLatent + column_of(vector);
-    const float a = 1 / joined.sum.x, b = 1 / joined.sum.y;
     if (row < part_.rows) {
-      out[0] = __float2bfloat16(joined.value.x * a);
-      out[8] = __float2bfloat16(joined.value.z * a);
+      out[0] = __float2bfloat16(value.x);
+      out[8] = __float2bfloat16(value.z);
     }
     if (row + 1 < part_.rows) {
-      out[kLatent] = __float2bfloat16(joined.value.y * b);
-      out[kLatent + 8] = __float2bfloat16(joined.value.w * b);
+      out[kLatent] = __float2bfloat16(value.y);
+      out[kLatent + 8] = __float2bfloat16(value.w);
     }
   }
 
   const LatentDecodePart& part_;
   const Arguments& arguments_;
-  Joined* exchange_;
-  const int splits_, begin_, end_;
-  float* sums_;
-  float* weights_;
+  Memory& memory_;
+  const int splits_, begin_, vectors_, sharers_;
+  float* const sums_;
+  float* const weights_;
 };
 
 // ---- the kernel
@@ -618,8 +670,8 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
     fence_barrier_init();
     prefetch_map(&map);
   }
+  let_next_launch_begin();
   __syncthreads();
-  wait_for_earlier_launches();
   const int first_part = __shfl_sync(~0u, arguments.first_part[blockIdx.x], 0);
 
   if (warp >= kGroups * 4) {
@@ -635,13 +687,13 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
         attention.run(part);
       }
     }
-    let_next_launch_begin();
     named_barrier(kGroups + 1, kGroups * kGroupThreads);  // the pages' memory is free
     for (int p = first_part, more = 1; more; ++p) {
       const LatentDecodePart part = arguments.parts[p];
       more = part.more;
       if (part.num_splits == 1) continue;
-      Join<kRows, kGroups>(part, arguments, reinterpret_cast<Joined*>(shared.pages)).run();
+      using Joining = Join<kRows, kGroups>;
+      Joining(part, arguments, reinterpret_cast<typename Joining::Memory&>(shared.pages)).run();
       named_barrier(kGroups + 1, kGroups * kGroupThreads);
     }
   }
@@ -679,6 +731,8 @@ void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cuda
 
 void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
                    cudaStream_t stream) {
+  check(num_multiprocessors <= kMostBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
+        "launching latent_decode on so many multiprocessors");
   const CUtensorMap map =
       bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns},
                {.rows = kKeys, .columns = kBoxColumns});

@@ -39,6 +39,11 @@ void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cuda
 // Enqueues one launch of as many blocks as the plan was made for. Rows of sequences that are not in
 // the plan are left alone. The same plan and input give the same bits. A graph that holds the
 // launch takes whatever plan is in device memory when it is replayed, if it has these tile rows.
+//
+// Queries and the pages of new tokens may come from the launches before. The plan, the block tables
+// and all other pages are read while those still run: whatever wrote them must have ended before
+// the first launch of this chain of dependent launches began, as a copy to the device or an earlier
+// step has.
 void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
                    cudaStream_t stream);
 

@@ -27,6 +27,12 @@ struct RowTile {
   int64_t key_tiles = 0;
 };
 
+// Of tiles [begin, end), those whose keys were all there before this step.
+int32_t old_tiles(const PagedBatch& batch, int32_t sequence, int64_t begin, int64_t end) {
+  const int64_t old = batch.context_lens[static_cast<size_t>(sequence)] / kPageSize;
+  return static_cast<int32_t>(std::clamp(old, begin, end) - begin);
+}
+
 class Planner {
  public:
   Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads)
@@ -175,6 +181,7 @@ class Planner {
     part.out_row = tile.out_row;
     part.first_tile = static_cast<int32_t>(begin);
     part.num_tiles = static_cast<int32_t>(end - begin);
+    part.old_tiles = old_tiles(batch_, tile.sequence, begin, end);
     part.kv_len = batch_.total_len(tile.sequence);
     part.num_queries = batch_.num_queries(tile.sequence);
     part.split = static_cast<int32_t>(split);
@@ -256,6 +263,7 @@ class BatchInvariantPlanner {
         part.first_page = static_cast<int32_t>(sequence * int64_t{batch_.max_pages} + begin);
         part.first_tile = static_cast<int32_t>(begin);
         part.num_tiles = static_cast<int32_t>(end - begin);
+        part.old_tiles = old_tiles(batch_, sequence, begin, end);
         for (int i = 0; i < LatentDecodePart::kPagesWithin; ++i) {
           part.pages[i] = begin + i < end ? pages[static_cast<size_t>(begin + i)] : 0;
         }

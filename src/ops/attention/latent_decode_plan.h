@@ -31,7 +31,8 @@ struct alignas(16) LatentDecodePart {
   int32_t first_slot = 0;    // partial results of its row tile: num_splits of them from here
   int32_t first_weight = 0;  // their weights: num_splits * num_splits from here
   int32_t more = 0;          // 1: the block has another part after this
-  int32_t padding[3] = {};
+  int32_t old_tiles = 0;     // of its tiles: those before the first that has a token of this step
+  int32_t padding[2] = {};
   int32_t pages[kPagesWithin] = {};  // of its first tiles: known before the block table is read
 };
 

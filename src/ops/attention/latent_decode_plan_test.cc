@@ -29,6 +29,16 @@ struct Batch {
   }
 };
 
+// Tiles that the kernel may read before this step's launches have ended have no token of this step.
+void expect_old_tiles(const LatentDecodePart& part, const PagedBatch& batch, int sequence) {
+  const int context = batch.context_lens[static_cast<size_t>(sequence)];
+  EXPECT_GE(part.old_tiles, 0);
+  EXPECT_LE(part.old_tiles, part.num_tiles);
+  for (int t = 0; t < part.num_tiles; ++t) {
+    EXPECT_EQ(t < part.old_tiles, (part.first_tile + t + 1) * 64 <= context);
+  }
+}
+
 // Every key of every row once; blocks equally busy; scratch memory disjoint.
 void check(Batch& batch, int heads, int processors) {
   const PagedBatch view = batch.view();
@@ -58,6 +68,7 @@ void check(Batch& batch, int heads, int processors) {
       EXPECT_TRUE(added);
       EXPECT_LT(part.split, part.num_splits);
       EXPECT_EQ(part.kv_len, view.total_len(sequence));
+      expect_old_tiles(part, view, sequence);
       EXPECT_EQ(part.out_row, view.query_start[sequence] * heads + part.first_row);
       for (int p = 0; p < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++p) {
         EXPECT_EQ(part.pages[p], view.pages(sequence)[part.first_tile + p]);
@@ -152,6 +163,7 @@ std::map<std::pair<int, int>, std::vector<int>> cuts_of(Batch& batch, int heads,
         EXPECT_EQ(part.kv_len, view.context_lens[static_cast<size_t>(sequence)] + row -
                                    view.query_start[static_cast<size_t>(sequence)] + 1);
         EXPECT_EQ(part.out_row % heads, part.first_row);
+        expect_old_tiles(part, view, sequence);
         EXPECT_EQ(part.first_page % view.max_pages, part.first_tile);
         for (int p = 0; p < std::min(part.num_tiles, LatentDecodePart::kPagesWithin); ++p) {
           EXPECT_EQ(part.pages[p], view.pages(sequence)[static_cast<size_t>(part.first_tile + p)]);
