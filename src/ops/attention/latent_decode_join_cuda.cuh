@@ -13,37 +13,73 @@
 
 namespace fathom::cuda {
 
-// Four values of two rows (x and z: the first; y and w: the second), the rows' largest weights, and
-// the sums of 2^(weight - largest).
+// Parts have their values in bf16, in vectors of four words: x and z are pairs of neighbouring
+// columns of one row, y and w the same columns of another. The rows' largest weights, and the sums
+// of 2^(weight - largest).
 struct JoinedValues {
-  float4 value = {0, 0, 0, 0};
+  float2 value[4] = {};
   float2 largest = {-1e30f, -1e30f};
   float2 sum = {0, 0};
 
   // Makes room for a larger weight.
   __device__ void raise(float2 to) {
-    const float a = exp2_fast(largest.x - to.x), b = exp2_fast(largest.y - to.y);
+    scale(exp2_fast(largest.x - to.x), exp2_fast(largest.y - to.y));
     largest = to;
-    sum.x *= a, value.x *= a, value.z *= a;
-    sum.y *= b, value.y *= b, value.w *= b;
   }
-  __device__ void add(float4 other, float2 weight, float2 count) {
+  __device__ void add(uint4 words, float2 weight) {
     const float a = exp2_fast(weight.x - largest.x), b = exp2_fast(weight.y - largest.y);
-    sum.x += a * count.x, value.x += a * other.x, value.z += a * other.z;
-    sum.y += b * count.y, value.y += b * other.y, value.w += b * other.w;
+    sum.x += a, sum.y += b;
+    add_pair(value[0], words.x, a), add_pair(value[1], words.y, b);
+    add_pair(value[2], words.z, a), add_pair(value[3], words.w, b);
+  }
+  __device__ void add(JoinedValues other) {
+    const float2 most = {fmaxf(largest.x, other.largest.x), fmaxf(largest.y, other.largest.y)};
+    raise(most);
+    other.raise(most);
+    sum.x += other.sum.x, sum.y += other.sum.y;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[i].x += other.value[i].x, value[i].y += other.value[i].y;
+  }
+  // The row's values; of the second pair of columns.
+  __device__ uint32_t packed(bool second_row, bool second_columns) const {
+    const float inverse = 1 / (second_row ? sum.y : sum.x);
+    const float2 pair = value[2 * second_columns + second_row];
+    return pack_bf16(pair.x * inverse, pair.y * inverse);
+  }
+
+ private:
+  __device__ void scale(float a, float b) {
+    sum.x *= a, sum.y *= b;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      value[i].x *= i % 2 ? b : a;
+      value[i].y *= i % 2 ? b : a;
+    }
+  }
+  __device__ static void add_pair(float2& to, uint32_t pair, float factor) {
+    to.x += factor * __uint_as_float(pair << 16);
+    to.y += factor * __uint_as_float(pair & 0xFFFF0000u);
   }
 };
 
-__device__ inline bool is_absent(float word) { return __float_as_uint(word) == 0x80000000u; }
+constexpr uint32_t kAbsentWord = 0x80000000u;  // -0
+
+// Of two values, never absent: -0 in the upper half would be a value too small for bf16.
+__device__ inline float present_pair(float a, float b) {
+  const uint32_t word = pack_bf16(a, b);
+  return __uint_as_float(word == kAbsentWord ? 0 : word);
+}
+
+__device__ inline bool is_absent(float word) { return __float_as_uint(word) == kAbsentWord; }
 __device__ inline bool is_absent(float2 v) { return is_absent(v.x) || is_absent(v.y); }
 __device__ inline bool is_absent(float4 v) {
   return is_absent(v.x) || is_absent(v.y) || is_absent(v.z) || is_absent(v.w);
 }
 
-// How a part's results lie in scratch memory, in vectors of four words: Layout has
+// How a part's results lie in scratch memory, in vectors: Layout has
 //   kRows, kThreads (of the block), kBarrier (a named barrier that all of them may use),
-//   kVectors (512 * kRows / 4), row_of(vector), column_of(vector): of its x,
-//   kSecondRow, kSecondColumn: how much further its y and its z are (vectors that are kThreads
+//   kVectors (512 * kRows / 8), row_of(vector), column_of(vector): of its x,
+//   kSecondRow, kSecondColumns: how much further its y and its z are (vectors that are kThreads
 //   apart have the same rows),
 //   weight_at(vector): where the weights of its two rows lie among the kRows of a part.
 template <typename Layout>
@@ -52,7 +88,6 @@ class JoinedShare {
   static constexpr int kRows = Layout::kRows, kThreads = Layout::kThreads,
                        kVectors = Layout::kVectors;
   static constexpr int64_t kLatent = 512;
-  static constexpr float kAbsent = -0.0f;
 
   // sums: the row tile's first part's vectors, parts are `part_words` apart; weights: those that
   // this block reads, of part s at s * num_splits * `weight_words`. out: the tile's first row.
@@ -73,6 +108,8 @@ class JoinedShare {
 
   __device__ void run() {
     const int vectors = end_ - begin_, thread = threadIdx.x;
+    float first_weights[kWeightsAtOnce];
+    load_weights(first_weights, thread);
     if (vectors >= kThreads) {
       // Many vectors, few parts: a thread joins all parts of its vectors.
       if (splits_ > 4) {
@@ -80,7 +117,7 @@ class JoinedShare {
       } else if (splits_ > 2) {
         gather_all<4, 4>();
       } else {
-        gather_all<8, 2>();
+        gather_all<4, 2>();
       }
     } else {
       // Few vectors, many parts: several threads share a vector.
@@ -91,46 +128,49 @@ class JoinedShare {
       named_barrier(Layout::kBarrier, kThreads);
       if (thread < vectors) {
         JoinedValues total = exchange_[thread];
-        for (int other = 1; other < sharers; ++other) {
-          const JoinedValues more = exchange_[thread + other * vectors];
-          total.raise(make_float2(fmaxf(total.largest.x, more.largest.x),
-                                  fmaxf(total.largest.y, more.largest.y)));
-          total.add(more.value, more.largest, more.sum);
-        }
+        for (int other = 1; other < sharers; ++other)
+          total.add(exchange_[thread + other * vectors]);
         write(begin_ + thread, total);
       }
     }
     named_barrier(Layout::kBarrier, kThreads);  // all have read the weights
-    take_back_weights();
+    take_back_weights(first_weights, thread);
+    for (int i = thread + kWeightsAtOnce * kThreads; i < splits_ * kRows;
+         i += kWeightsAtOnce * kThreads) {
+      load_weights(first_weights, i);
+      take_back_weights(first_weights, i);
+    }
   }
 
  private:
-  // The next launch finds them absent. This share may need few of the rows: a weight that nobody
-  // has waited for may still be on its way.
-  __device__ void take_back_weights() const {
-    constexpr int kAtOnce = 8;
-    const int count = splits_ * kRows;
-    for (int first = threadIdx.x; first < count; first += kAtOnce * kThreads) {
-      float word[kAtOnce];
-      const auto each = [&](auto visit) {
+  static constexpr int kWeightsAtOnce = 4;
+
+  template <typename Visit>
+  __device__ void for_weights(int first, Visit&& visit) const {
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          const int i = first + k * kThreads;
-          if (i < count) visit(k, weights_of(i / kRows) + i % kRows);
-        }
-      };
-      each([&](int k, const float* at) { word[k] = load_shared_word(at); });
-      for (bool waiting = true; waiting;) {
-        waiting = false;
-        each([&](int k, const float* at) {
-          if (!is_absent(word[k])) return;
-          word[k] = load_shared_word(at);
-          waiting = true;
-        });
-      }
-      each([&](int, float* at) { store_shared_word(at, kAbsent); });
+    for (int k = 0; k < kWeightsAtOnce; ++k) {
+      const int i = first + k * kThreads;
+      if (i < splits_ * kRows) visit(k, weights_of(i / kRows) + i % kRows);
     }
   }
+  __device__ void load_weights(float (&words)[kWeightsAtOnce], int first) const {
+    for_weights(first, [&](int k, const float* at) { words[k] = load_shared_word(at); });
+  }
+  // The next launch finds them absent. This share may need few of the rows: a weight that nobody
+  // has waited for may still be on its way.
+  __device__ void take_back_weights(float (&words)[kWeightsAtOnce], int first) const {
+    for (bool waiting = true; waiting;) {
+      waiting = false;
+      for_weights(first, [&](int k, const float* at) {
+        if (!is_absent(words[k])) return;
+        words[k] = load_shared_word(at);
+        waiting = true;
+      });
+    }
+    for_weights(first, [&](int, float* at) { store_shared_word(at, absent()); });
+  }
+
+  __device__ static float absent() { return __uint_as_float(kAbsentWord); }
   __device__ float* vector_of(int split, int vector) const {
     return sums_ + split * part_words_ + vector * 4;
   }
@@ -194,9 +234,13 @@ class JoinedShare {
       for (int v = 0; v < kVectorsAtOnce; ++v) joined[v].raise(largest);
       each([&](int v, int s, int at, int part) {
         if (at >= end_ || part >= splits_) return;
-        joined[v].add(value[v][s], weight[s], make_float2(1, 1));
+        const float4 words = value[v][s];
+        joined[v].add(make_uint4(__float_as_uint(words.x), __float_as_uint(words.y),
+                                 __float_as_uint(words.z), __float_as_uint(words.w)),
+                      weight[s]);
         // Nobody else reads this vector: the next launch finds it absent.
-        store_shared_words(vector_of(part, at), make_float4(kAbsent, kAbsent, kAbsent, kAbsent));
+        store_shared_words(vector_of(part, at),
+                           make_float4(absent(), absent(), absent(), absent()));
       });
     }
 #pragma unroll
@@ -211,17 +255,13 @@ class JoinedShare {
   }
 
   __device__ void write(int vector, const JoinedValues& joined) const {
-    const int row = Layout::row_of(vector);
-    __nv_bfloat16* out = out_ + row * kLatent + Layout::column_of(vector);
-    const float a = 1 / joined.sum.x, b = 1 / joined.sum.y;
-    if (row < rows_) {
-      out[0] = __float2bfloat16(joined.value.x * a);
-      out[Layout::kSecondColumn] = __float2bfloat16(joined.value.z * a);
-    }
-    if (row + Layout::kSecondRow < rows_) {
-      out += Layout::kSecondRow * kLatent;
-      out[0] = __float2bfloat16(joined.value.y * b);
-      out[Layout::kSecondColumn] = __float2bfloat16(joined.value.w * b);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = Layout::row_of(vector) + (i % 2) * Layout::kSecondRow;
+      const int column = Layout::column_of(vector) + i / 2 * Layout::kSecondColumns;
+      if (row < rows_) {
+        *reinterpret_cast<uint32_t*>(out_ + row * kLatent + column) = joined.packed(i % 2, i / 2);
+      }
     }
   }
 

@@ -174,8 +174,8 @@ class Copies {
 struct ShareLayout {
   static constexpr int kRows = fathom::cuda::kRows, kThreads = kGroups * kGroupThreads;
   static constexpr int kBarrier = kBothGroups;
-  static constexpr int kVectors = kLatent * kRows / 4, kGroupVectors = kVectors / kGroups;
-  static constexpr int kSecondRow = 8, kSecondColumn = 1;
+  static constexpr int kVectors = kLatent * kRows / 8, kGroupVectors = kVectors / kGroups;
+  static constexpr int kSecondRow = 8, kSecondColumns = 8;
 
   __device__ static int row_of(int vector) {
     const int thread = vector % kGroupThreads;
@@ -183,7 +183,7 @@ struct ShareLayout {
   }
   __device__ static int column_of(int vector) {
     const int within = vector % kGroupVectors;
-    return vector / kGroupVectors * (kLatent / kGroups) + within / kGroupThreads * 8 +
+    return vector / kGroupVectors * (kLatent / kGroups) + within / kGroupThreads * 16 +
            2 * (vector % 4);
   }
   // Rows r and r + 8 lie side by side.
@@ -536,7 +536,7 @@ class Attention {
     }
   }
 
-  // Adding +0 makes -0 of no value: -0 says that a word is not there yet.
+  // Adding +0 makes -0 of no weight: -0 says that a word is not there yet.
   __device__ void write_weights(const LatentDecodePart& part) const {
     const int thread = kGroup * kGroupThreads + thread_, at = thread % kRows;
     const int row = ShareLayout::row_of_weight(at);
@@ -557,11 +557,13 @@ class Attention {
     float* to = arguments_.sums +
                 (slot * ShareLayout::kVectors + kGroup * ShareLayout::kGroupVectors + thread_) * 4;
 #pragma unroll
-    for (int j = 0; j < kOutElements; j += 4) {
-      store_shared_words(
-          to + j * kGroupThreads,
-          make_float4(out_[j] * inverse[0] + 0.0f, out_[j + 2] * inverse[1] + 0.0f,
-                      out_[j + 1] * inverse[0] + 0.0f, out_[j + 3] * inverse[1] + 0.0f));
+    for (int j = 0; j < kOutElements; j += 8) {
+      const auto pair = [&](int at) {
+        const float factor = inverse[at / 2 % 2];
+        return present_pair(out_[at] * factor, out_[at + 1] * factor);
+      };
+      store_shared_words(to + j / 2 * kGroupThreads,
+                         make_float4(pair(j), pair(j + 2), pair(j + 4), pair(j + 6)));
     }
   }
 
