@@ -10,7 +10,7 @@ Event without_output(Event event) {
   event.ids.clear();
   event.text.clear();
   event.logprobs.clear();
-  event.matched_stop.emplace<std::monostate>();
+  event.matched_stop = {};
   if (event.finish == FinishReason::kStop) event.finish = FinishReason::kLength;
   return event;
 }
