@@ -14,15 +14,11 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "cache/cache_format.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
 
 namespace fathom {
-
-inline constexpr int64_t kPageSize = 64;           // tokens a page
-inline constexpr int64_t kLatentScaleBlock = 128;  // latent values that share an fp32 scale
-
-enum class CacheFormat { kF32, kBF16, kFp8Scaled, kE4M3, kE5M2 };
 
 std::string_view name_of(CacheFormat format);
 

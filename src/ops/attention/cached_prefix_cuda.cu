@@ -1,9 +1,10 @@
-// What: rows of the paged latent cache copied to dense matrices; (a, lse_a) and (b, lse_b) joined:
+// What: rows of the paged latent cache copied to dense matrices in bf16; (a, lse_a) and (b, lse_b) joined:
 // out = (2^a' a + 2^b' b) / (2^a' + 2^b') with the weights relative to the larger.
 //
 // Inputs/outputs: cached_prefix_cuda.h.
 //
-// Layout: a warp copies a row (72 times 16 bytes); a warp joins a row (4 values a lane).
+// Layout: a warp copies a row (bf16: 72 times 16 bytes; 8 bits: 16 values a lane); a warp joins a row
+// (4 values a lane).
 //
 // Determinism: no sums over threads.
 //
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cache/latent_row_cuda.cuh"
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "ops/attention/cached_prefix_cuda.h"
@@ -23,8 +25,7 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kPageKeys = 64, kV = 128;
-constexpr int kLatentChunks = 512 * 2 / 16, kRopeChunks = 64 * 2 / 16;
-constexpr int kChunks = kLatentChunks + kRopeChunks;  // of 16 bytes
+constexpr int kLatentChunks = 512 * 2 / 16, kRopeChunks = 64 * 2 / 16;  // of 16 bytes, in bf16
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
 // The sequence that has this row: the last that starts at or before it.
@@ -38,6 +39,43 @@ __device__ int sequence_of(const GatherLatentArguments& arguments, int64_t row) 
   return sequence;
 }
 
+// 16 values of 8 bits as two chunks of bf16.
+template <Fp8 kType>
+__device__ void widen_sixteen(uint4 bytes, float scale, uint4* to) {
+  Eight x[2] = {widen_fp8<kType>(make_uint2(bytes.x, bytes.y)),
+                widen_fp8<kType>(make_uint2(bytes.z, bytes.w))};
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[e].v[i] *= scale;
+    to[e] = narrow(x[e]);
+  }
+}
+
+template <typename Row>
+__device__ void copy_row(const std::byte* row, int lane, uint4* latent, uint4* k_rope) {
+  const uint4* from = reinterpret_cast<const uint4*>(row);
+  const uint4* rope = reinterpret_cast<const uint4*>(row + Row::kRopeAt);
+  if constexpr (Row::kIsBf16) {
+    const uint4 first = from[lane], second = from[lane + 32];
+    static_assert(kLatentChunks == 64);
+    if (lane < kRopeChunks) k_rope[lane] = rope[lane];
+    latent[lane] = first;
+    latent[lane + 32] = second;
+  } else {
+    const uint4 bytes = from[lane];
+    float scale = 1;
+    if constexpr (Row::kIsScaled) {
+      scale = reinterpret_cast<const float*>(row + Row::kScalesAt)[lane / 8];
+      if (lane < kRopeChunks) k_rope[lane] = rope[lane];
+    } else {
+      if (lane < kRopeChunks / 2) widen_sixteen<Row::kType>(rope[lane], 1, k_rope + lane * 2);
+    }
+    widen_sixteen<Row::kType>(bytes, scale, latent + lane * 2);
+  }
+}
+
+template <typename Row>
 __global__ void gather_kernel(const __grid_constant__ GatherLatentArguments arguments) {
   wait_for_earlier_launches();
   let_next_launch_begin();
@@ -49,15 +87,10 @@ __global__ void gather_kernel(const __grid_constant__ GatherLatentArguments argu
   const int64_t page =
       arguments
           .block_tables[int64_t{arguments.sequences[s]} * arguments.max_pages + key / kPageKeys];
-  const uint4* from =
-      static_cast<const uint4*>(arguments.pages) + (page * kPageKeys + key % kPageKeys) * kChunks;
-  uint4* latent = static_cast<uint4*>(arguments.latent) + row * kLatentChunks;
-  uint4* k_rope = static_cast<uint4*>(arguments.k_rope) + row * kRopeChunks;
-  const uint4 first = from[lane], second = from[lane + 32];
-  static_assert(kLatentChunks == 64);
-  if (lane < kRopeChunks) k_rope[lane] = from[lane + kLatentChunks];
-  latent[lane] = first;
-  latent[lane + 32] = second;
+  copy_row<Row>(static_cast<const std::byte*>(arguments.pages) +
+                    (page * kPageKeys + key % kPageKeys) * Row::kBytes,
+                lane, static_cast<uint4*>(arguments.latent) + row * kLatentChunks,
+                static_cast<uint4*>(arguments.k_rope) + row * kRopeChunks);
 }
 
 template <bool kOutF32>
@@ -105,7 +138,9 @@ void launch_rows(void (*kernel)(Arguments), const Arguments& arguments, int64_t 
 }  // namespace
 
 void gather_latent(const GatherLatentArguments& arguments, cudaStream_t stream) {
-  launch_rows(gather_kernel, arguments, arguments.keys, stream);
+  with_latent_row(arguments.format, [&]<typename Row>(Row) {
+    launch_rows(gather_kernel<Row>, arguments, arguments.keys, stream);
+  });
 }
 
 void merge_attention(const MergeAttentionArguments& arguments, cudaStream_t stream) {

@@ -7,13 +7,16 @@
 
 #include <cstdint>
 
+#include "cache/cache_format.h"
+
 namespace fathom::cuda {
 
 // Sequence s of the list has the keys [first_keys[s], first_keys[s] + key_starts[s + 1] -
 // key_starts[s]) of its cache copied to the rows from key_starts[s]. All pointers are device
 // memory; pages, latent and k_rope aligned to 16 bytes.
 struct GatherLatentArguments {
-  const void* pages = nullptr;            // [num_pages, 64, 576] bf16, one layer's
+  const void* pages = nullptr;            // [num_pages, 64, row bytes], one layer's
+  CacheFormat format = CacheFormat::kBF16;
   const int32_t* block_tables = nullptr;  // [sequences of the batch, max_pages]
   int32_t max_pages = 0;
   const int32_t* sequences = nullptr;   // [num_sequences], of the batch

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "cache/latent_row.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
 #include "ops/attention/attention.h"
@@ -22,7 +23,7 @@ struct Range {
 };
 
 // Sequence s of the list is the batch's sequence 2 s.
-void gather_and_compare(const std::vector<Range>& ranges) {
+void gather_and_compare(CacheFormat format, const std::vector<Range>& ranges) {
   constexpr int32_t kMaxPages = 40, kPadding = 5;
   std::mt19937 random(static_cast<uint32_t>(ranges.size()));
   std::vector<int32_t> tables(2 * ranges.size() * kMaxPages);
@@ -35,13 +36,26 @@ void gather_and_compare(const std::vector<Range>& ranges) {
     key_starts.push_back(key_starts.back() + range.count);
   }
   const int64_t keys = key_starts.back() + kPadding, num_pages = std::ssize(tables);
-  auto pages = random_bf16(num_pages * kPageSize * kColumns, 1, random);
-  const DeviceArray<uint16_t> on_device(pages), latent(keys * kLatent), k_rope(keys * kRope);
+  const LatentLayout layout{.format = format};
+  std::vector<std::byte> pages(static_cast<size_t>(num_pages * layout.page_bytes()));
+  // As many rows as nobody takes for one another, again and again.
+  const int64_t row_bytes = layout.row_bytes(), others = 997 * row_bytes;
+  for (int64_t at = 0; at < std::ssize(pages); at += row_bytes) {
+    if (at >= others) {
+      std::copy_n(pages.begin() + (at - others), row_bytes, pages.begin() + at);
+    } else {
+      const auto values = random_f32(kColumns, 1, random);
+      encode_row(layout, values.data(), values.data() + kLatent, pages.data() + at);
+    }
+  }
+  const DeviceArray<std::byte> on_device(pages);
+  const DeviceArray<uint16_t> latent(keys * kLatent), k_rope(keys * kRope);
   const DeviceArray<int32_t> its_tables(tables), its_sequences(sequences), its_first(first_keys),
       its_starts(key_starts);
   check(cudaMemset(latent.data(), 0xFF, latent.bytes()), "poison");
   check(cudaMemset(k_rope.data(), 0xFF, k_rope.bytes()), "poison");
   gather_latent({.pages = on_device.data(),
+                 .format = format,
                  .block_tables = its_tables.data(),
                  .max_pages = kMaxPages,
                  .sequences = its_sequences.data(),
@@ -57,8 +71,7 @@ void gather_and_compare(const std::vector<Range>& ranges) {
   std::vector<uint16_t> expected_latent(static_cast<size_t>(keys * kLatent), 0xFFFF),
       expected_rope(static_cast<size_t>(keys * kRope), 0xFFFF);
   ThreadPool pool(1);
-  const LatentPages cache{
-      {.format = CacheFormat::kBF16}, reinterpret_cast<std::byte*>(pages.data()), num_pages};
+  const LatentPages cache{layout, pages.data(), num_pages};
   for (size_t s = 0; s < ranges.size(); ++s) {
     fathom::gather_latent(Stream(pool), std::span(tables).subspan(2 * s * kMaxPages, kMaxPages),
                           cache, ranges[s].first, ranges[s].count,
@@ -71,17 +84,23 @@ void gather_and_compare(const std::vector<Range>& ranges) {
   EXPECT_EQ(k_rope.to_host(), expected_rope);
 }
 
-TEST(GatherLatent, RangesOfOneAndOfManySequences) {
-  gather_and_compare({{0, 1}});
-  gather_and_compare({{0, 2560}});
-  gather_and_compare({{63, 66}, {5, 0}, {0, 128}, {100, 1}});
+class GatherLatent : public testing::TestWithParam<CacheFormat> {};
+
+TEST_P(GatherLatent, RangesOfOneAndOfManySequences) {
+  gather_and_compare(GetParam(), {{0, 1}});
+  gather_and_compare(GetParam(), {{0, 2560}});
+  gather_and_compare(GetParam(), {{63, 66}, {5, 0}, {0, 128}, {100, 1}});
   std::mt19937 random(9);
   std::vector<Range> many(100);
   for (Range& range : many) {
     range = {static_cast<int32_t>(random() % 500), static_cast<int32_t>(random() % 200)};
   }
-  gather_and_compare(many);
+  gather_and_compare(GetParam(), many);
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, GatherLatent,
+                         testing::Values(CacheFormat::kBF16, CacheFormat::kFp8Scaled,
+                                         CacheFormat::kE4M3, CacheFormat::kE5M2));
 
 // Rows: most saw keys in both parts, some in one, some in none; what saw none holds NaN.
 TEST(MergeAttention, EqualsTheCpu) {

@@ -41,6 +41,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
+#include "ops/attention/latent_decode_8_bit_cuda.h"
 #include "ops/attention/latent_decode_cuda.h"
 #include "ops/attention/latent_decode_rows_cuda.h"
 
@@ -733,6 +734,9 @@ void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArg
                    cudaStream_t stream) {
   check(num_multiprocessors <= kMostBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
         "launching latent_decode on so many multiprocessors");
+  if (arguments.format != CacheFormat::kBF16) {
+    return latent_decode_8_bit(tile_rows, num_multiprocessors, arguments, stream);
+  }
   const CUtensorMap map =
       bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns},
                {.rows = kKeys, .columns = kBoxColumns});

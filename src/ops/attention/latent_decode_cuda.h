@@ -2,10 +2,11 @@
 //
 // out[r, h] = sum_k softmax_k(scale * (q_latent[r, h] . latent[k] + q_rope[r, h] . rope[k]))
 // latent[k] over the keys k that token r may see: its sequence's up to itself. The same operation
-// as absorbed_attention (ops/attention/attention.h); latent 512 wide, rope 64, cache and queries
-// bf16.
+// as absorbed_attention (ops/attention/attention.h); latent 512 wide, rope 64, queries bf16,
+// the cache in any format but f32.
 //
-// The kernel is described in latent_decode_cuda.cu and docs/kernels/latent_decode.md.
+// The kernels are described in latent_decode_cuda.cu, latent_decode_8_bit_cuda.cu and
+// docs/kernels/latent_decode*.md.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +22,7 @@ struct LatentDecodeArguments {
   int64_t rows = 0;                // tokens
   const void* q_latent = nullptr;  // [rows, heads, 512] bf16
   const void* q_rope = nullptr;    // [rows, heads, 64] bf16
-  const void* pages = nullptr;     // [num_pages, 64, 576] bf16, one layer's
+  const void* pages = nullptr;     // [num_pages, 64, row bytes], one layer's
   int64_t num_pages = 0;
   const int32_t* block_tables = nullptr;  // [sequences, max_pages], as the plan's batch has them
   void* out = nullptr;                    // [rows, heads, 512] bf16
@@ -30,6 +31,7 @@ struct LatentDecodeArguments {
   const LatentDecodePart* parts = nullptr;  // the plan's, copied
   const int32_t* first_part = nullptr;      // the plan's, copied
   float* scratch = nullptr;                 // latent_decode_scratch(), prepared once
+  CacheFormat format = CacheFormat::kBF16;  // as the plan was made for
 };
 
 // Fills scratch memory with what the kernel takes for "not there yet". Each launch leaves all of it

@@ -35,13 +35,14 @@ int32_t old_tiles(const PagedBatch& batch, int32_t sequence, int64_t begin, int6
 
 class Planner {
  public:
-  Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads)
+  Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads,
+          CacheFormat format)
       : batch_(batch) {
     int64_t most_rows = 0;
     for (const int32_t s : sequences) {
       most_rows = std::max<int64_t>(most_rows, int64_t{batch.num_queries(s)} * num_heads);
     }
-    plan_.tile_rows = latent_decode_tile_rows(most_rows);
+    plan_.tile_rows = latent_decode_tile_rows(most_rows, format);
     for (const int32_t s : sequences) {
       const int32_t rows = batch.num_queries(s) * num_heads;
       for (int32_t first = 0; first < rows; first += plan_.tile_rows) {
@@ -313,15 +314,18 @@ LatentDecodeScratch latent_decode_scratch(int num_multiprocessors) {
   return {.sums = 2 * n * kBlockRows * kLatent, .weights = n * n * kBlockRows};
 }
 
-int latent_decode_tile_rows(int64_t most_rows) {
-  return most_rows <= 16 ? 16 : most_rows <= 32 ? 32 : most_rows <= 64 ? 64 : 128;
+int latent_decode_tile_rows(int64_t most_rows, CacheFormat format) {
+  if (most_rows <= 16) return 16;
+  if (most_rows <= 32 || format != CacheFormat::kBF16) return 32;
+  return most_rows <= 64 ? 64 : 128;
 }
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
-                                    int num_heads, int num_multiprocessors) {
+                                    int num_heads, int num_multiprocessors,
+                                    CacheFormat format) {
   FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
                num_heads, num_multiprocessors);
-  return Planner(batch, sequences, num_heads).make(num_multiprocessors);
+  return Planner(batch, sequences, num_heads, format).make(num_multiprocessors);
 }
 
 // Few enough that long contexts leave room for other sequences, and short ones are not cut for

@@ -5,20 +5,22 @@
 //
 // Layout: warps that know nothing of one another. A token's first warp has the latent, 16 values a
 // lane, and the rotary key in its lanes 0 to 7; each of the others has the rotary parts of four
-// heads, eight values (four pairs) a lane.
+// heads, eight values (four pairs) a lane. The 16 lanes that have values of the same 128 agree on
+// their scale, where the cache has scales.
 //
 // Algorithm: all that a lane needs is asked for at once: position, slot and values, then cos and
 // sin.
 //
 // Determinism: a row's bits do not depend on the batch.
 //
-// Limits: latent 512, rotary 64; cache in bf16.
+// Limits: latent 512, rotary 64.
 //
 // Source: Su et al. (2021); DeepSeek-V2 (2024), section 2.1.
 //
 // Measured: docs/kernels/fused.md.
 #include "base/check.h"
 #include "base/math.h"
+#include "cache/latent_row_cuda.cuh"
 #include "device/cuda/launch.h"
 #include "device/cuda/rows.cuh"
 #include "ops/rope/query_key_cuda.h"
@@ -39,7 +41,7 @@ struct Arguments {
   const float* cos_sin;
   const int32_t* positions;
   const int64_t* slots;
-  __nv_bfloat16* pages;
+  std::byte* pages;
   int64_t q_stride, kv_a_stride, rows;
   int32_t heads, nope, warps_a_row;
   float eps;
@@ -73,6 +75,44 @@ __device__ void rotate_query(const Arguments& arguments, int64_t row, int first_
   }
 }
 
+// Below this a block of values counts as zero: it keeps the scale from being 0 (cache/latent_row.cc).
+constexpr float kAmaxFloor = 1e-4f;
+constexpr float kE4M3Max = 448;
+
+// The scale of the 128 values that this lane and 15 more have eight each of.
+__device__ float scale_of(const Eight& x) {
+  float amax = kAmaxFloor;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(x.v[i]));
+#pragma unroll
+  for (int distance = 1; distance < 16; distance *= 2) {
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, distance));
+  }
+  return amax / kE4M3Max;
+}
+
+// Eights `lane` and `lane` + 32 of a row's latent.
+template <typename Row>
+__device__ void store_latent(const Eight (&x)[2], int lane, std::byte* to) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int at = lane + e * kWarp;
+    if constexpr (Row::kIsBf16) {
+      store_eight(x[e], reinterpret_cast<__nv_bfloat16*>(to) + at * 8);
+    } else if constexpr (Row::kIsScaled) {
+      const float scale = scale_of(x[e]);
+      Eight scaled;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) scaled.v[i] = x[e].v[i] / scale;
+      reinterpret_cast<uint2*>(to)[at] = narrow_to_fp8<Row::kType>(scaled);
+      if (lane % 16 == 0) reinterpret_cast<float*>(to + Row::kScalesAt)[at / 16] = scale;
+    } else {
+      reinterpret_cast<uint2*>(to)[at] = narrow_to_fp8<Row::kType>(x[e]);
+    }
+  }
+}
+
+template <typename Row>
 __device__ void write_latent(const Arguments& arguments, int64_t row, int lane,
                              const Eight (&weight)[2]) {
   const __nv_bfloat16* const from = arguments.kv_a + row * arguments.kv_a_stride;
@@ -82,19 +122,23 @@ __device__ void write_latent(const Arguments& arguments, int64_t row, int lane,
   Eight key = {};
   if (lane < kEightsAHead) key = load_eight(from + kLatent + lane * 8);
   if (slot < 0) return;
-  __nv_bfloat16* const to = arguments.pages + slot * kColumns;
+  std::byte* const to = arguments.pages + slot * Row::kBytes;
   if (lane < kEightsAHead) {
     const float* cos_sin = arguments.cos_sin + static_cast<int64_t>(position) * kRope + lane * 8;
-    store_eight(rotated(key, load_eight(cos_sin)), to + kLatent + lane * 8);
+    const Eight y = rotated(key, load_eight(cos_sin));
+    if constexpr (Row::kRopeIsBf16) {
+      store_eight(y, reinterpret_cast<__nv_bfloat16*>(to + Row::kRopeAt) + lane * 8);
+    } else {
+      reinterpret_cast<uint2*>(to + Row::kRopeAt)[lane] = narrow_to_fp8<Row::kType>(y);
+    }
   }
   const float sum = warp_sum(sum_of_squares(x[0]) + sum_of_squares(x[1]));
   const float scale = inverse_rms(sum, kLatent, arguments.eps);
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    store_eight(normed(x[e], weight[e], scale), to + (lane + e * kWarp) * 8);
-  }
+  const Eight y[2] = {normed(x[0], weight[0], scale), normed(x[1], weight[1], scale)};
+  store_latent<Row>(y, lane, to);
 }
 
+template <typename Row>
 __global__ void __launch_bounds__(kWarpsABlock* kWarp)
     query_key_kernel(const __grid_constant__ Arguments arguments) {
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarpsABlock + threadIdx.x / kWarp;
@@ -110,7 +154,7 @@ __global__ void __launch_bounds__(kWarpsABlock* kWarp)
   wait_for_earlier_launches();
   if (row >= arguments.rows) return;
   if (task == 0) {
-    write_latent(arguments, row, lane, weight);
+    write_latent<Row>(arguments, row, lane, weight);
   } else {
     rotate_query(arguments, row, (task - 1) * kHeadsAWarp, lane);
   }
@@ -134,7 +178,7 @@ void query_key(const QueryKeyArguments& arguments, cudaStream_t stream) {
   inner.cos_sin = arguments.cos_sin;
   inner.positions = arguments.positions;
   inner.slots = arguments.slots;
-  inner.pages = static_cast<__nv_bfloat16*>(arguments.pages);
+  inner.pages = static_cast<std::byte*>(arguments.pages);
   inner.q_stride = arguments.q_stride;
   inner.kv_a_stride = arguments.kv_a_stride;
   inner.rows = arguments.rows;
@@ -142,11 +186,12 @@ void query_key(const QueryKeyArguments& arguments, cudaStream_t stream) {
   inner.nope = arguments.nope;
   inner.warps_a_row = 1 + static_cast<int32_t>(ceil_div(arguments.heads, kHeadsAWarp));
   inner.eps = arguments.eps;
-  launch(
-      query_key_kernel,
-      {.blocks = static_cast<unsigned>(ceil_div(arguments.rows * inner.warps_a_row, kWarpsABlock)),
-       .threads = kWarpsABlock * kWarp},
-      stream, inner);
+  const auto blocks =
+      static_cast<unsigned>(ceil_div(arguments.rows * inner.warps_a_row, kWarpsABlock));
+  with_latent_row(arguments.format, [&]<typename Row>(Row) {
+    launch(query_key_kernel<Row>, {.blocks = blocks, .threads = kWarpsABlock * kWarp}, stream,
+           inner);
+  });
 }
 
 }  // namespace fathom::cuda

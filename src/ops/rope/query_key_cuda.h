@@ -2,12 +2,15 @@
 // and norm_rope_cache_write (ops/rope/rope.h) in one launch.
 //
 // Heads have `nope` straight values and 64 rotated ones; the latent is 512 wide, its rotary key 64.
-// Everything is bf16; sums and rotations are fp32, rounded once. Rows are aligned to 16 bytes.
+// Queries are bf16, the cache has any format but f32; sums and rotations are fp32, rounded once. Rows
+// are aligned to 16 bytes.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+
+#include "cache/cache_format.h"
 
 namespace fathom::cuda {
 
@@ -24,7 +27,8 @@ struct QueryKeyArguments {
   const float* cos_sin = nullptr;      // [max_positions, 32, 2]: tabulate(), copied
   const int32_t* positions = nullptr;  // [rows]
   const int64_t* slots = nullptr;      // [rows]: page * kPageSize + slot
-  void* pages = nullptr;               // [num_pages, kPageSize, 576], one layer's
+  void* pages = nullptr;               // [num_pages, kPageSize, row bytes], one layer's
+  CacheFormat format = CacheFormat::kBF16;
   int64_t rows = 0;
   int32_t heads = 0, nope = 0;
 };

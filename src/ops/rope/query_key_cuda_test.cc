@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "cache/latent_layout.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
 #include "ops/rope/rope.h"
@@ -155,6 +156,63 @@ TEST(QueryKey, EqualsTheCpu) {
       compare({rows, heads, true, true, true});
       compare({rows, heads, false, false, false});
     }
+  }
+}
+
+// Integers that sum exactly in any order and a position that turns nothing: both then round the same
+// fp32 values, and the bytes are equal.
+TEST(QueryKey, WritesTheCpusBytes) {
+  constexpr int64_t kRows = 150, kHeads = 2, kNumPages = 4, kStride = kHeads * kHead;
+  std::mt19937 random(11);
+  const RopeTable table = make_rope_table(kRope, 10000, std::nullopt);
+  std::vector<float> kv_a(static_cast<size_t>(kRows * kColumns));
+  std::vector<uint16_t> narrow;
+  for (int64_t i = 0; i < std::ssize(kv_a); ++i) {
+    const bool is_zero_row = i / kColumns == 5;
+    kv_a[i] = is_zero_row ? 0 : static_cast<float>(static_cast<int>(random() % 65) - 32);
+    narrow.push_back(bf16_bits(kv_a[i]));
+  }
+  auto weight = random_f32(kLatent, 1, random);
+  weight[3] = 400;  // beyond what e4m3 holds after the norm
+  std::vector<int64_t> slots(kNumPages * kPageSize);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::ranges::shuffle(slots, random);
+  slots.resize(kRows);
+  const std::vector<int32_t> positions(kRows, 0);
+  ThreadPool pool(0);
+  const DeviceArray<uint16_t> device_kv(narrow), device_q(random_bf16(kRows * kStride, 1, random));
+  const DeviceArray<float> device_weight(weight), cos_sin(tabulate(table, 16));
+  const DeviceArray<int32_t> device_positions(positions);
+  const DeviceArray<int64_t> device_slots(slots);
+  for (const CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3,
+                                   CacheFormat::kE5M2}) {
+    const LatentLayout layout{.format = format};
+    std::vector<std::byte> expected(static_cast<size_t>(kNumPages * layout.page_bytes()),
+                                    std::byte{0xFF});
+    const DeviceArray<std::byte> pages(expected);
+    norm_rope_cache_write(Stream(pool), ConstTensorView(kv_a.data(), {kRows, kColumns}), positions,
+                          slots, ConstTensorView(weight.data(), {kLatent}), kEps, table,
+                          {layout, expected.data(), kNumPages});
+    query_key({.q = device_q.data(),
+               .q_stride = kStride,
+               .kv_a = device_kv.data(),
+               .kv_a_stride = kColumns,
+               .norm_weight = device_weight.data(),
+               .eps = kEps,
+               .cos_sin = cos_sin.data(),
+               .positions = device_positions.data(),
+               .slots = device_slots.data(),
+               .pages = pages.data(),
+               .format = format,
+               .rows = kRows,
+               .heads = kHeads,
+               .nope = kNope},
+              nullptr);
+    check(cudaDeviceSynchronize(), "query_key");
+    const auto actual = pages.to_host();
+    int64_t others = 0;
+    for (size_t i = 0; i < expected.size(); ++i) others += actual[i] != expected[i];
+    EXPECT_EQ(others, 0) << name_of(format);
   }
 }
 

@@ -1,0 +1,59 @@
+// The 8-bit floating-point types of sm_90: conversions two at a time, one instruction each. PTX ISA
+// 9.0 is the source. Rounding is to nearest even, saturating, as to_e4m3 and to_e5m2
+// (tensor/dtype.h) do.
+#pragma once
+
+#include <cstdint>
+
+namespace fathom::cuda {
+
+// How eight bits are meant.
+enum class Fp8 { kE4M3, kE5M2 };
+
+// cvt.rn.satfinite.{e4m3x2,e5m2x2}.f32: `low` in the lower byte.
+template <Fp8 kType>
+__device__ inline uint32_t pack_fp8(float low, float high) {
+  uint16_t packed;
+  if constexpr (kType == Fp8::kE4M3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+template <Fp8 kType>
+__device__ inline uint32_t pack_fp8(float a, float b, float c, float d) {
+  return pack_fp8<kType>(a, b) | pack_fp8<kType>(c, d) << 16;
+}
+
+// cvt.rn.f16x2.{e4m3x2,e5m2x2}: exact.
+template <Fp8 kType>
+__device__ inline uint32_t fp8_to_f16(uint16_t pair) {
+  uint32_t wide;
+  if constexpr (kType == Fp8::kE4M3) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(pair));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(pair));
+  }
+  return wide;
+}
+
+// cvt.f32.f16, of both halves.
+__device__ inline float2 widen_f16(uint32_t pair) {
+  float2 wide;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n}"
+      : "=f"(wide.x), "=f"(wide.y)
+      : "r"(pair));
+  return wide;
+}
+
+// Of four bytes, the lowest first.
+template <Fp8 kType>
+__device__ inline float4 widen_fp8(uint32_t bytes) {
+  const float2 low = widen_f16(fp8_to_f16<kType>(static_cast<uint16_t>(bytes)));
+  const float2 high = widen_f16(fp8_to_f16<kType>(static_cast<uint16_t>(bytes >> 16)));
+  return {low.x, low.y, high.x, high.y};
+}
+
+}  // namespace fathom::cuda
