@@ -75,6 +75,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.max_batched_tokens = flags.step_rows();
   options.max_num_seqs = loaded.max_num_seqs;
   options.max_prompt_logit_rows = engine.max_prompt_logit_rows;
+  options.cache_format = loaded.cache_format;
   options.num_threads = static_cast<int>(flags.threads);
   options.graphs = flags.graphs;
   options.attention = flags.attention_form();

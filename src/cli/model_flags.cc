@@ -56,10 +56,10 @@ AttentionForm ModelFlags::attention_form() const {
 Result<std::optional<int>> ModelFlags::gpu() const {
   if (device == "cpu") return std::nullopt;
   const int count = num_gpus();
-  const bool can = compute() == DType::kBF16 && cache_format() == CacheFormat::kBF16;
+  const bool can = compute() == DType::kBF16 && cache_format() != CacheFormat::kF32;
   if (device == "auto") return count > 0 && can ? std::optional(0) : std::nullopt;
   if (!can) {
-    return invalid("--device {}: on a GPU there are bfloat16 products and a bf16 cache alone",
+    return invalid("--device {}: on a GPU there are neither float32 products nor an f32 cache",
                    device);
   }
   const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // checked by the flag

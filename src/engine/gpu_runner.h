@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "cache/cache_format.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load_plan.h"
 #include "engine/runner.h"
@@ -19,7 +20,8 @@ struct GpuRunnerOptions {
   int64_t max_num_seqs = 256;
   int64_t max_prompt_logit_rows = 0;
   int64_t max_total_tokens = 65536;  // tokens that the cache holds
-  int num_threads = 0;               // for what the host does; 0: one a core
+  CacheFormat cache_format = CacheFormat::kBF16;
+  int num_threads = 0;  // for what the host does; 0: one a core
   bool graphs = true;
   AttentionForm attention = AttentionForm::kAuto;
   // A request's logits have the same bits alone and among any others, however its prompt is cut

@@ -46,8 +46,8 @@ cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptio
           .batch_invariant = options.deterministic};
 }
 
-int64_t page_bytes(const ModelConfig& config) {
-  return LatentLayout{CacheFormat::kBF16, config.kv_lora_rank, config.qk_rope_dim}.page_bytes();
+int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
+  return LatentLayout{format, config.kv_lora_rank, config.qk_rope_dim}.page_bytes();
 }
 
 // Calls body(), and makes an error of what the device throws.
@@ -136,10 +136,10 @@ class GpuRunner : public Runner {
     const cuda::ModelOptions model = model_options(config_, options_);
     FATHOM_TRY(model_, cuda::DeepSeekModel::load(checkpoint, model, options_.load));
     const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
-    const int64_t layer_bytes = pages * page_bytes(config_);
+    const int64_t bytes = page_bytes(config_, options_.cache_format), layer_bytes = pages * bytes;
     cache_memory_ = cuda::DeviceArray<std::byte>(layer_bytes * config_.num_layers);
-    cache_ = {cache_memory_.data(), pages, layer_bytes};
-    page_transfer_.emplace(cache_, page_bytes(config_), config_.num_layers, stream_);
+    cache_ = {options_.cache_format, cache_memory_.data(), pages, layer_bytes};
+    page_transfer_.emplace(cache_, bytes, config_.num_layers, stream_);
     AttentionPolicy policy;
     policy.form = options_.deterministic ? AttentionForm::kAbsorbed : options_.attention;
     planner_.emplace(cuda::StepLimits{
@@ -148,7 +148,8 @@ class GpuRunner : public Runner {
         .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
         .policy = policy,
         .most_keys = model.most_keys,
-        .batch_invariant = options_.deterministic});
+        .batch_invariant = options_.deterministic,
+        .cache_format = options_.cache_format});
     allocate_steps();
     if (options_.graphs) capture();
     return {};

@@ -162,8 +162,8 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
     add_and_norm(step, delta, weights.input_norm, stream);
-    attention(weights, step, arrays, {cache.data + layer * cache.layer_bytes, cache.num_pages},
-              stream);
+    attention(weights, step, arrays,
+              {cache.format, cache.data + layer * cache.layer_bytes, cache.num_pages}, stream);
     delta = delta_;
     add_and_norm(step, delta, weights.post_attention_norm, stream);
     feed_forward(weights, step, arrays, stream);
@@ -229,6 +229,7 @@ void DeepSeekModel::attention(const LayerWeights& weights, const StepLayout& ste
              .positions = array_at<int32_t>(arrays, step.at.positions),
              .slots = array_at<int64_t>(arrays, step.at.slots),
              .pages = pages.data,
+             .format = pages.format,
              .rows = step.rows,
              .heads = static_cast<int32_t>(config_.num_heads),
              .nope = static_cast<int32_t>(config_.qk_nope_dim)},
@@ -276,7 +277,8 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
                    .softmax_scale = static_cast<float>(config_.softmax_scale()),
                    .parts = array_at<LatentDecodePart>(arrays, decode.parts),
                    .first_part = array_at<int32_t>(arrays, decode.first_part),
-                   .scratch = decode_scratch_},
+                   .scratch = decode_scratch_,
+                   .format = pages.format},
                   stream);
   }
   linear({.x = o_latent_,
@@ -304,6 +306,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
   FATHOM_CHECK(pass.num_keys <= options_.most_keys, "{} keys, at most {}", pass.num_keys,
                options_.most_keys);
   gather_latent({.pages = pages.data,
+                 .format = pages.format,
                  .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
                  .max_pages = step.max_pages,
                  .sequences = array_at<int32_t>(arrays, step.at.gathered) + pass.first_sequence,

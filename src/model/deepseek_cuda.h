@@ -20,9 +20,10 @@ struct ModelOptions {
   bool batch_invariant = false;  // a row's bits do not depend on what else is in the step
 };
 
-// Pages of the latent cache in device memory: layer l's are [num_pages, kPageSize, 576] bf16 from
+// Pages of the latent cache in device memory: layer l's are [num_pages, kPageSize, row bytes] from
 // data + l * layer_bytes on.
 struct CacheMemory {
+  CacheFormat format = CacheFormat::kBF16;
   std::byte* data = nullptr;
   int64_t num_pages = 0;
   int64_t layer_bytes = 0;
@@ -54,6 +55,7 @@ class DeepSeekModel {
     int64_t stride = 0;    // elements from row to row
   };
   struct Pages {
+    CacheFormat format = CacheFormat::kBF16;
     std::byte* data = nullptr;  // one layer's
     int64_t count = 0;
   };

@@ -176,12 +176,13 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
                             batch.max_pages};
   const auto heads = static_cast<int>(limits_.heads);
   if (limits_.batch_invariant) {
-    write_decodes(plan_batch_invariant_latent_decode(absorbed, sequences_, heads,
-                                                     limits_.num_multiprocessors),
-                  out);
+    write_decodes(
+        plan_batch_invariant_latent_decode(absorbed, sequences_, heads, limits_.num_multiprocessors,
+                                           limits_.cache_format),
+        out);
   } else {
-    const LatentDecodePlan plan =
-        plan_latent_decode(absorbed, sequences_, heads, limits_.num_multiprocessors);
+    const LatentDecodePlan plan = plan_latent_decode(
+        absorbed, sequences_, heads, limits_.num_multiprocessors, limits_.cache_format);
     write_decodes({&plan, 1}, out);
   }
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/math.h"
+#include "cache/cache_format.h"
 #include "model/attention_plan.h"
 #include "model/forward_batch.h"
 #include "ops/attention/latent_decode_plan.h"
@@ -28,6 +29,7 @@ struct StepLimits {
   int64_t most_keys = 0;  // that are expanded at a time for the multi-head form
   // A row's plan depends on its position alone. Wants a policy of one form.
   bool batch_invariant = false;
+  CacheFormat cache_format = CacheFormat::kBF16;
 };
 
 // Where an array lies, in bytes from the start of the memory.

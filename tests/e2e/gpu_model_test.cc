@@ -16,10 +16,10 @@ namespace {
 
 constexpr int kTop = 20;
 
-std::unique_ptr<Runner> on_cpu(DType compute) {
+std::unique_ptr<Runner> on_cpu(DType compute, CacheFormat format) {
   ModelRunnerOptions options;
   options.compute = compute;
-  options.cache_format = compute == DType::kF32 ? CacheFormat::kF32 : CacheFormat::kBF16;
+  options.cache_format = format;
   options.max_batched_tokens = 2048;
   options.max_total_tokens = kGpuTestTokens;
   options.load.show_progress = false;
@@ -144,19 +144,27 @@ Deviation deviation(const std::vector<std::vector<SampledToken>>& actual,
   return result;
 }
 
-class GpuRunner : public testing::TestWithParam<AttentionForm> {};
+struct Way {
+  AttentionForm form = AttentionForm::kAuto;
+  CacheFormat format = CacheFormat::kBF16;
+};
+
+class GpuRunner : public testing::TestWithParam<Way> {};
 
 // Random text is the hardest: every token is a surprise, and a router's choice between two experts
 // that are about as good turns the rest. bf16 products have such an effect on the CPU too. On the
 // GPU the FP8 weights are rounded to bf16 besides, and so is what passes from launch to launch
 // where the CPU keeps fp32: its distance from float32 may be larger, but not twice the CPU's.
 TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
-  std::mt19937 random(static_cast<uint32_t>(GetParam()));
+  const auto [form, format] = GetParam();
+  std::mt19937 random(static_cast<uint32_t>(form));
   const auto texts = random_texts(random);
-  const auto right = run(*on_cpu(DType::kF32), texts);
-  const Deviation cpu = deviation(run(*on_cpu(DType::kBF16), texts), right, "CPU, bf16");
+  const auto right = run(*on_cpu(DType::kF32, CacheFormat::kF32), texts);
+  const auto name = fmt::format("CPU, bf16, cache in {}", name_of(format));
+  const Deviation cpu = deviation(run(*on_cpu(DType::kBF16, format), texts), right, name.c_str());
   GpuRunnerOptions options = gpu_options();
-  options.attention = GetParam();
+  options.attention = form;
+  options.cache_format = format;
   const auto gpu = on_gpu(options);
   const auto actual = run(*gpu, texts);
   const Deviation its = deviation(actual, right, "GPU");
@@ -177,8 +185,12 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, GpuRunner,
-                         testing::Values(AttentionForm::kAuto, AttentionForm::kAbsorbed,
-                                         AttentionForm::kMha));
+                         testing::Values(Way{}, Way{.form = AttentionForm::kAbsorbed},
+                                         Way{.form = AttentionForm::kMha}));
+INSTANTIATE_TEST_SUITE_P(CacheFormats, GpuRunner,
+                         testing::Values(Way{.format = CacheFormat::kFp8Scaled},
+                                         Way{.format = CacheFormat::kE4M3},
+                                         Way{.format = CacheFormat::kE5M2}));
 
 }  // namespace
 }  // namespace fathom

@@ -122,8 +122,8 @@ __device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorM
 // cp.async.bulk: so many bytes in a row, a multiple of 16.
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
 }

@@ -1,10 +1,10 @@
-// What: rows of the paged latent cache copied to dense matrices in bf16; (a, lse_a) and (b, lse_b) joined:
-// out = (2^a' a + 2^b' b) / (2^a' + 2^b') with the weights relative to the larger.
+// What: rows of the paged latent cache copied to dense matrices in bf16; (a, lse_a) and (b, lse_b)
+// joined: out = (2^a' a + 2^b' b) / (2^a' + 2^b') with the weights relative to the larger.
 //
 // Inputs/outputs: cached_prefix_cuda.h.
 //
-// Layout: a warp copies a row (bf16: 72 times 16 bytes; 8 bits: 16 values a lane); a warp joins a row
-// (4 values a lane).
+// Layout: a warp copies a row (bf16: 72 times 16 bytes; 8 bits: 16 values a lane); a warp joins a
+// row (4 values a lane).
 //
 // Determinism: no sums over threads.
 //

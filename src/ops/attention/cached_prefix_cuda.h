@@ -15,7 +15,7 @@ namespace fathom::cuda {
 // key_starts[s]) of its cache copied to the rows from key_starts[s]. All pointers are device
 // memory; pages, latent and k_rope aligned to 16 bytes.
 struct GatherLatentArguments {
-  const void* pages = nullptr;            // [num_pages, 64, row bytes], one layer's
+  const void* pages = nullptr;  // [num_pages, 64, row bytes], one layer's
   CacheFormat format = CacheFormat::kBF16;
   const int32_t* block_tables = nullptr;  // [sequences of the batch, max_pages]
   int32_t max_pages = 0;

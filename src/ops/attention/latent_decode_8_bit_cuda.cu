@@ -5,9 +5,10 @@
 // Inputs/outputs: latent_decode_cuda.h. Parts of work: latent_decode_plan.h.
 //
 // Layout: one block a multiprocessor: two warpgroups that compute, a warp that issues copies. A
-// stage holds one page, its rows as they lie in the cache, an odd number of 16 bytes apart: then
-// neither reading of it (keys by columns, columns by keys) meets bank conflicts. Queries lie beside
-// them as 9 boxes of [rows, 64 columns], probabilities as [rows, 64 keys] for each page and scale.
+// stage holds one page so that neither reading of it (keys by columns, columns by keys) meets bank
+// conflicts: rows of 656 bytes, an odd number of 16, as they lie in the cache, in one copy; rows of
+// 576 in boxes of 128 columns with the 128-byte swizzle. Queries lie beside them as 9 boxes of
+// [rows, 64 columns], probabilities as [rows, 64 keys] for each page and scale.
 //
 // Algorithm, two pages at a time; rows are the N of the tensor core's instruction:
 //   1. scores^T [keys, rows] = page q^T: each warpgroup of a page, each warp of 16 keys. A comes
@@ -40,6 +41,7 @@
 #include "cache/latent_row_cuda.cuh"
 #include "device/cuda/launch.h"
 #include "device/cuda/tensor_copy.cuh"
+#include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma_few_columns.cuh"
 #include "device/cuda/wgmma_n128.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
@@ -49,10 +51,10 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kLatent = 512, kRope = 64;
-constexpr int kKeys = 64;                          // of a page
-constexpr int kBoxColumns = 64;                    // of f16: 128 bytes, the swizzle's width
+constexpr int kKeys = 64;        // of a page
+constexpr int kBoxColumns = 64;  // of f16: 128 bytes, the swizzle's width
 constexpr int kBoxes = (kLatent + kRope) / kBoxColumns;
-constexpr int kGroups = 2, kGroupThreads = 128;    // warpgroups that compute
+constexpr int kGroups = 2, kGroupThreads = 128;  // warpgroups that compute
 constexpr int kComputing = kGroups * kGroupThreads, kThreads = kComputing + kGroupThreads;
 constexpr int kWarps = kComputing / 32;
 constexpr int kOutBlocks = kLatent / kGroups / 64;  // of 64 columns, of a warpgroup
@@ -76,17 +78,37 @@ struct Arguments {
   float scale_log2;
 };
 
+// A page in shared memory.
+template <typename Row>
+struct PageLayout {
+  static constexpr bool kIsLinear = Row::kBytes / 16 % 2 == 1;
+  static constexpr int kBoxRow = 128, kBoxBytes = kKeys * kBoxRow;
+  static constexpr int kNumBoxes = kIsLinear ? 1 : (Row::kBytes + kBoxRow - 1) / kBoxRow;
+  static constexpr int kRowStride = kIsLinear ? Row::kBytes : kBoxRow;
+  static constexpr int kBytes = kIsLinear ? kKeys * Row::kBytes : kNumBoxes * kBoxBytes;
+
+  // Where 16 bytes of a row are, the page being at 0.
+  __device__ static int at(int row, int byte) {
+    if constexpr (kIsLinear) return row * kRowStride + byte;
+    return byte / kBoxRow * kBoxBytes + row * kBoxRow + (byte % kBoxRow ^ row % 8 * 16);
+  }
+  // From an address, `bytes` further in the row: bits that both have set there are none.
+  __device__ static uint32_t further(uint32_t address, int bytes) {
+    if constexpr (kIsLinear) return address + bytes;
+    return (address ^ bytes % kBoxRow) + bytes / kBoxRow * kBoxBytes;
+  }
+};
+
 template <typename Row, int kRows>
 struct SharedMemory {
-  static constexpr int kPitch = Row::kBytes / 16 % 2 == 1 ? Row::kBytes : Row::kBytes + 16;
-  static constexpr int kPageBytes = kKeys * kPitch;
+  using Page = PageLayout<Row>;
   static constexpr int kBoxBytes = kRows * 128;
   static constexpr int kScales = Row::kIsScaled ? Row::kScales : 1;
   static constexpr int kOther = (kBoxes + kGroups * kScales) * kBoxBytes + 4096;
-  static constexpr int kStages = std::min(5, (kMostShared - kOther) / kPageBytes);
-  static_assert(kPageBytes % 1024 == 0 && kStages >= kGroups);
+  static constexpr int kStages = std::min(5, (kMostShared - kOther) / Page::kBytes);
+  static_assert(Page::kBytes % 1024 == 0 && kStages >= kGroups);
 
-  alignas(1024) uint8_t pages[kStages][kPageBytes];
+  alignas(1024) uint8_t pages[kStages][Page::kBytes];
   alignas(1024) uint8_t queries[kBoxes][kBoxBytes];
   alignas(1024) uint8_t probabilities[kGroups][kScales][kBoxBytes];
   float exchange[kWarps][kRows];
@@ -100,24 +122,24 @@ __device__ int chunk_at(int row, int chunk) { return row * 128 + ((chunk ^ (row 
 
 // ---- copies: one warp
 
-template <typename Row, typename Shared>
-__device__ void copy_page(Shared& shared, const std::byte* page, int stage) {
-  const int lane = threadIdx.x % 32;
-  uint64_t* arrived = &shared.arrived[stage];
-  if (lane == 0) barrier_expect(arrived, kKeys * Row::kBytes);
-  if constexpr (Shared::kPitch == Row::kBytes) {
-    if (lane == 0) copy_bytes(shared.pages[stage], page, Shared::kPageBytes, arrived);
+template <typename Row>
+__device__ void copy_page(const CUtensorMap& map, const std::byte* pages, int64_t page, uint8_t* to,
+                          uint64_t* arrived) {
+  using Page = PageLayout<Row>;
+  barrier_expect(arrived, Page::kBytes);
+  if constexpr (Page::kIsLinear) {
+    copy_bytes(to, pages + page * Page::kBytes, Page::kBytes, arrived);
   } else {
-    __syncwarp();
-    for (int row = lane; row < kKeys; row += 32) {
-      copy_bytes(shared.pages[stage] + row * Shared::kPitch, page + row * Row::kBytes, Row::kBytes,
-                 arrived);
+    for (int box = 0; box < Page::kNumBoxes; ++box) {
+      copy_box(to + box * Page::kBoxBytes, &map, arrived, box * (Page::kBoxRow / 2),
+               static_cast<int>(page) * kKeys);
     }
   }
 }
 
 template <typename Row, typename Shared>
-__device__ void issue_pages(Shared& shared, const Arguments& arguments, int first_part) {
+__device__ void issue_pages(Shared& shared, const CUtensorMap& map, const Arguments& arguments,
+                            int first_part) {
   const int lane = threadIdx.x % 32;
   constexpr int kWithin = LatentDecodePart::kPagesWithin;
   int turn = 0;
@@ -131,10 +153,11 @@ __device__ void issue_pages(Shared& shared, const Arguments& arguments, int firs
       const int later = __shfl_sync(~0u, ahead, (t - kWithin) & 31);
       const int64_t page = t < kWithin ? part.pages[t] : later;
       const int stage = turn % Shared::kStages;
+      if (lane != 0) continue;
       if (turn >= Shared::kStages) {
         barrier_wait(&shared.read[stage], (turn / Shared::kStages - 1) & 1);
       }
-      copy_page<Row>(shared, arguments.pages + page * (kKeys * Row::kBytes), stage);
+      copy_page<Row>(map, arguments.pages, page, shared.pages[stage], &shared.arrived[stage]);
     }
   }
 }
@@ -150,6 +173,7 @@ template <typename Row, int kRows>
 class PartAttention {
  public:
   using Shared = SharedMemory<Row, kRows>;
+  using Page = PageLayout<Row>;
   static constexpr int kElements = kRows / 2, kOwn = kRows / 4;
 
   __device__ PartAttention(Shared& shared, const Arguments& arguments)
@@ -204,13 +228,13 @@ class PartAttention {
 #pragma unroll
     for (int u = 0; u < kUnitsEach; ++u) {
       const int unit = first + u * kSharers;
-      const __nv_bfloat16* source =
-          unit < kLatent / 16 ? arguments_.q_latent + from * kLatent + unit * 16
-                              : arguments_.q_rope + from * kRope + (unit * 16 - kLatent);
+      const __nv_bfloat16* source = unit < kLatent / 16
+                                        ? arguments_.q_latent + from * kLatent + unit * 16
+                                        : arguments_.q_rope + from * kRope + (unit * 16 - kLatent);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        values[u][half] = unit < kUnits ? reinterpret_cast<const uint4*>(source)[half]
-                                        : make_uint4(0, 0, 0, 0);
+        values[u][half] =
+            unit < kUnits ? reinterpret_cast<const uint4*>(source)[half] : make_uint4(0, 0, 0, 0);
       }
     }
     const float up = scale_up(values, kSharers);
@@ -300,13 +324,15 @@ class PartAttention {
     barrier_wait(&shared_.arrived[stage], turn / Shared::kStages & 1);
     const int valid = part.kv_len - (part.first_tile + t) * kKeys;
     if (valid < kKeys) clear_beyond(stage, valid);
-    const uint32_t page = shared_address(shared_.pages[stage]) + 16 * warp_ * Shared::kPitch;
     // Of ldmatrix: rows 0 to 7 and 8 to 15 of the warp's keys, at two times 16 bytes.
-    const uint32_t from = page + lane_ % 16 * Shared::kPitch + lane_ / 16 * 16;
+    const uint32_t from =
+        shared_address(shared_.pages[stage]) + Page::at(16 * warp_ + lane_ % 16, lane_ / 16 * 16);
     if constexpr (Row::kIsScaled) {
-      const uint8_t* own = shared_.pages[stage] + (16 * warp_ + lane_ / 4) * Shared::kPitch;
-      scales[0] = *reinterpret_cast<const float4*>(own + Row::kScalesAt);
-      scales[1] = *reinterpret_cast<const float4*>(own + 8 * Shared::kPitch + Row::kScalesAt);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int own = Page::at(16 * warp_ + lane_ / 4 + half * 8, Row::kScalesAt);
+        scales[half] = *reinterpret_cast<const float4*>(shared_.pages[stage] + own);
+      }
     }
 
     constexpr int kSlabs = kLatent / 128;
@@ -362,7 +388,7 @@ class PartAttention {
     uint32_t a[8][4];
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      load_keys(from + slab * 128 + pair * 32,
+      load_keys(Page::further(from, slab * 128 + pair * 32),
                 reinterpret_cast<uint32_t(&)[2][4]>(a[pair * 2]));
     }
     mma_fence();
@@ -377,11 +403,13 @@ class PartAttention {
     uint32_t a[4][4];
     if constexpr (Row::kRopeIsBf16) {
 #pragma unroll
-      for (int step = 0; step < 4; ++step) load_matrices(a[step], from + Row::kRopeAt + step * 32);
+      for (int step = 0; step < 4; ++step) {
+        load_matrices(a[step], Page::further(from, Row::kRopeAt + step * 32));
+      }
     } else {
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        load_keys(from + Row::kRopeAt + pair * 32,
+        load_keys(Page::further(from, Row::kRopeAt + pair * 32),
                   reinterpret_cast<uint32_t(&)[2][4]>(a[pair * 2]));
       }
     }
@@ -396,10 +424,10 @@ class PartAttention {
 
   // Rows of a page past the sequence's end may hold anything, NaN too: zero times that is not zero.
   __device__ void clear_beyond(int stage, int valid) {
-    uint4* rows = reinterpret_cast<uint4*>(shared_.pages[stage]);
-    constexpr int kVectors = Shared::kPitch / 16;
+    constexpr int kVectors = Row::kBytes / 16;
     for (int i = valid * kVectors + thread_; i < kKeys * kVectors; i += kGroupThreads) {
-      rows[i] = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(shared_.pages[stage] + Page::at(i / kVectors, i % kVectors * 16)) =
+          make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     meet_group();
@@ -491,14 +519,14 @@ class PartAttention {
     // The other warpgroup's page: its arrival orders the copy before this thread's reads.
     if (p != group_) barrier_wait(&shared_.arrived[stage], turn / Shared::kStages & 1);
     // Of ldmatrix: keys 0 to 7, 8 to 15, 16 to 23, 24 to 31 at the warp's 16 columns.
-    const uint32_t from = shared_address(shared_.pages[stage]) + lane_ * Shared::kPitch +
-                          group_ * (kOutBlocks * 64) + warp_ * 16;
+    const uint32_t from = shared_address(shared_.pages[stage]) +
+                          Page::at(lane_, group_ * (kOutBlocks * 64) + warp_ * 16);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t a[kOutBlocks][2][4];
 #pragma unroll
       for (int block = 0; block < kOutBlocks; ++block) {
-        load_values(from + half * 32 * Shared::kPitch + block * 64, a[block]);
+        load_values(Page::further(from + half * 32 * Page::kRowStride, block * 64), a[block]);
       }
       mma_fence();
 #pragma unroll
@@ -574,9 +602,8 @@ class PartAttention {
         for (int next = 0; next < 2; ++next) {
           const int i = j / 2 + next, row = row_of(i);
           if (row >= part.rows) continue;
-          *reinterpret_cast<uint32_t*>(arguments_.out +
-                                       static_cast<int64_t>(part.out_row + row) * kLatent +
-                                       column) =
+          *reinterpret_cast<uint32_t*>(
+              arguments_.out + static_cast<int64_t>(part.out_row + row) * kLatent + column) =
               pack_bf16(out_[block][j + next] * inverse(i), out_[block][j + 2 + next] * inverse(i));
         }
       }
@@ -590,8 +617,7 @@ class PartAttention {
     if (threadIdx.x < 4) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        shared_.weights[row_of(i)] =
-            (sum_[i] > 0 ? maximum_[i] + log2f(sum_[i]) : -1e30f) + 0.0f;
+        shared_.weights[row_of(i)] = (sum_[i] > 0 ? maximum_[i] + log2f(sum_[i]) : -1e30f) + 0.0f;
       }
     }
 #pragma unroll
@@ -599,8 +625,8 @@ class PartAttention {
 #pragma unroll
       for (int j = 0; j < kElements; j += 4) {
         const int i = j / 2;
-        const int vector = ((group_ * kOutBlocks + block) * (kElements / 4) + j / 4) *
-                               kGroupThreads + thread_;
+        const int vector =
+            ((group_ * kOutBlocks + block) * (kElements / 4) + j / 4) * kGroupThreads + thread_;
         store_shared_words(sums + vector * 4,
                            make_float4(out_[block][j] * inverse(i) + 0.0f,
                                        out_[block][j + 1] * inverse(i + 1) + 0.0f,
@@ -647,11 +673,12 @@ struct PartLayout {
 
 template <typename Row, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
-    latent_decode_8_bit_kernel(const __grid_constant__ Arguments arguments) {
+    latent_decode_8_bit_kernel(const __grid_constant__ CUtensorMap map,
+                               const __grid_constant__ Arguments arguments) {
   using Shared = SharedMemory<Row, kRows>;
   using Layout = PartLayout<kRows>;
-  static_assert(sizeof(Shared) <= kMostShared && Layout::kThreads * sizeof(ExactValues) <=
-                                                     sizeof(Shared::pages));
+  static_assert(sizeof(Shared) <= kMostShared &&
+                Layout::kThreads * sizeof(ExactValues) <= sizeof(Shared::pages));
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = threadIdx.x / 32;
@@ -668,7 +695,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (warp >= kWarps) {
     give_registers<24>();
-    if (warp == kWarps) issue_pages<Row>(shared, arguments, first_part);
+    if (warp == kWarps) issue_pages<Row>(shared, map, arguments, first_part);
   } else {
     take_registers<240>();
     {
@@ -699,14 +726,15 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <typename Row, int kRows>
-void launch_rows(const Arguments& arguments, int num_blocks, cudaStream_t stream) {
+void launch_rows(const CUtensorMap& map, const Arguments& arguments, int num_blocks,
+                 cudaStream_t stream) {
   const auto kernel = latent_decode_8_bit_kernel<Row, kRows>;
   constexpr int kBytes = sizeof(SharedMemory<Row, kRows>);
   static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
   static_cast<void>(prepared);
   launch(kernel,
          {.blocks = static_cast<unsigned>(num_blocks), .threads = kThreads, .shared_bytes = kBytes},
-         stream, arguments);
+         stream, map, arguments);
 }
 
 }  // namespace
@@ -728,11 +756,16 @@ void latent_decode_8_bit(int tile_rows, int num_multiprocessors,
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
   with_latent_row(arguments.format, [&]<typename Row>(Row) {
     if constexpr (!Row::kIsBf16) {
-      if (tile_rows == 16) {
-        launch_rows<Row, 16>(inner, num_multiprocessors, stream);
-      } else {
-        launch_rows<Row, 32>(inner, num_multiprocessors, stream);
+      // To the copy engine a page is of bf16 with half as many columns; what a box has beyond a row
+      // is zero.
+      CUtensorMap map = {};
+      if constexpr (!PageLayout<Row>::kIsLinear) {
+        map = bf16_map(arguments.pages,
+                       {.rows = arguments.num_pages * kKeys, .columns = Row::kBytes / 2},
+                       {.rows = kKeys, .columns = PageLayout<Row>::kBoxRow / 2});
       }
+      const auto launch_for = tile_rows == 16 ? launch_rows<Row, 16> : launch_rows<Row, 32>;
+      launch_for(map, inner, num_multiprocessors, stream);
     }
   });
 }

@@ -84,17 +84,19 @@ std::vector<float> on_gpu(const LatentDecodeProblem& problem, const Inputs& inpu
   const DeviceArray<float> scratch(latent_decode_scratch(processors).words());
   const DeviceArray<uint16_t> out(problem.rows() * kLatent);
   prepare_latent_decode_scratch(scratch.data(), processors, nullptr);
-  const LatentDecodeArguments arguments = {.q_latent = q_latent.data(),
-                                           .q_rope = q_rope.data(),
-                                           .pages = pages.data(),
-                                           .block_tables = tables.data(),
-                                           .out = out.data(),
-                                           .heads = problem.heads,
-                                           .softmax_scale = kScale,
-                                           .parts = parts.data(),
-                                           .first_part = first_part.data(),
-                                           .scratch = scratch.data(),
-                                           .format = format};
+  const LatentDecodeArguments arguments = {
+      .q_latent = q_latent.data(),
+      .q_rope = q_rope.data(),
+      .pages = pages.data(),
+      .num_pages = std::ssize(inputs.decoded) / (kPageSize * kColumns),
+      .block_tables = tables.data(),
+      .out = out.data(),
+      .heads = problem.heads,
+      .softmax_scale = kScale,
+      .parts = parts.data(),
+      .first_part = first_part.data(),
+      .scratch = scratch.data(),
+      .format = format};
   std::vector<uint16_t> first;
   for (int i = 0; i < launches; ++i) {
     check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
@@ -127,7 +129,8 @@ void compare(CacheFormat format, int heads, const std::vector<int32_t>& lens,
     error += (actual[i] - expected[i]) * (actual[i] - expected[i]);
     norm += expected[i] * expected[i];
   }
-  // A bf16 result rounds by 2^-9 at most, by 0.0017 on average; f16 probabilities by an eighth of it.
+  // A bf16 result rounds by 2^-9 at most, by 0.0017 on average; f16 probabilities by an eighth of
+  // it.
   EXPECT_LE(std::sqrt(error / norm), 2e-3)
       << name_of(format) << ", " << heads << " heads, " << lens.size() << " sequences";
 }

@@ -57,8 +57,8 @@ class ExactShare {
   // this block reads, of part s at s * num_splits * `weight_words`. out: the tile's first row.
   // exchange: kThreads of them in shared memory.
   __device__ ExactShare(const LatentDecodePart& part, int rows, float* sums, int64_t part_words,
-                         float* weights, int64_t weight_words, __nv_bfloat16* out,
-                         ExactValues* exchange)
+                        float* weights, int64_t weight_words, __nv_bfloat16* out,
+                        ExactValues* exchange)
       : rows_(rows),
         splits_(part.num_splits),
         begin_(kVectors * part.split / splits_),

@@ -222,11 +222,12 @@ class Planner {
 // which wait for one another, are in as many blocks.
 class BatchInvariantPlanner {
  public:
-  BatchInvariantPlanner(const PagedBatch& batch, int num_heads, int num_multiprocessors)
+  BatchInvariantPlanner(const PagedBatch& batch, int num_heads, int num_multiprocessors,
+                        CacheFormat format)
       : batch_(batch),
         num_heads_(num_heads),
         num_blocks_(num_multiprocessors),
-        tile_rows_(std::min(latent_decode_tile_rows(num_heads), kBlockRows)) {
+        tile_rows_(std::min(latent_decode_tile_rows(num_heads, format), kBlockRows)) {
     const LatentDecodeScratch scratch = latent_decode_scratch(num_multiprocessors);
     most_slots_ = scratch.sums / (tile_rows_ * kLatent);
     most_weights_ = scratch.weights / tile_rows_;
@@ -321,8 +322,7 @@ int latent_decode_tile_rows(int64_t most_rows, CacheFormat format) {
 }
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
-                                    int num_heads, int num_multiprocessors,
-                                    CacheFormat format) {
+                                    int num_heads, int num_multiprocessors, CacheFormat format) {
   FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
                num_heads, num_multiprocessors);
   return Planner(batch, sequences, num_heads, format).make(num_multiprocessors);
@@ -343,10 +343,11 @@ int64_t most_batch_invariant_parts(int64_t row_tiles, int num_multiprocessors) {
 std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
                                                                  std::span<const int32_t> sequences,
                                                                  int num_heads,
-                                                                 int num_multiprocessors) {
+                                                                 int num_multiprocessors,
+                                                                 CacheFormat format) {
   FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
                num_heads, num_multiprocessors);
-  return BatchInvariantPlanner(batch, num_heads, num_multiprocessors).make(sequences);
+  return BatchInvariantPlanner(batch, num_heads, num_multiprocessors, format).make(sequences);
 }
 
 }  // namespace fathom::cuda

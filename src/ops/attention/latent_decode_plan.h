@@ -70,10 +70,9 @@ LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int
 // The same, but so that a token's bits depend on the keys that it sees alone: each token has row
 // tiles of its own, and how they are cut is said by its position. Several plans, to be launched one
 // after the other, where their parts do not find room in the scratch memory together.
-std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
-                                                                 std::span<const int32_t> sequences,
-                                                                 int num_heads,
-                                                                 int num_multiprocessors);
+std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(
+    const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads,
+    int num_multiprocessors, CacheFormat format = CacheFormat::kBF16);
 
 // Parts of such a row tile of so many pages; and the most that one of those plans has, of so many
 // row tiles of 16 rows.

@@ -75,7 +75,8 @@ __device__ void rotate_query(const Arguments& arguments, int64_t row, int first_
   }
 }
 
-// Below this a block of values counts as zero: it keeps the scale from being 0 (cache/latent_row.cc).
+// Below this a block of values counts as zero: it keeps the scale from being 0
+// (cache/latent_row.cc).
 constexpr float kAmaxFloor = 1e-4f;
 constexpr float kE4M3Max = 448;
 

@@ -2,8 +2,8 @@
 // and norm_rope_cache_write (ops/rope/rope.h) in one launch.
 //
 // Heads have `nope` straight values and 64 rotated ones; the latent is 512 wide, its rotary key 64.
-// Queries are bf16, the cache has any format but f32; sums and rotations are fp32, rounded once. Rows
-// are aligned to 16 bytes.
+// Queries are bf16, the cache has any format but f32; sums and rotations are fp32, rounded once.
+// Rows are aligned to 16 bytes.
 #pragma once
 
 #include <cuda_runtime_api.h>

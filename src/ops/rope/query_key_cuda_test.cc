@@ -159,8 +159,8 @@ TEST(QueryKey, EqualsTheCpu) {
   }
 }
 
-// Integers that sum exactly in any order and a position that turns nothing: both then round the same
-// fp32 values, and the bytes are equal.
+// Integers that sum exactly in any order and a position that turns nothing: both then round the
+// same fp32 values, and the bytes are equal.
 TEST(QueryKey, WritesTheCpusBytes) {
   constexpr int64_t kRows = 150, kHeads = 2, kNumPages = 4, kStride = kHeads * kHead;
   std::mt19937 random(11);
@@ -184,8 +184,8 @@ TEST(QueryKey, WritesTheCpusBytes) {
   const DeviceArray<float> device_weight(weight), cos_sin(tabulate(table, 16));
   const DeviceArray<int32_t> device_positions(positions);
   const DeviceArray<int64_t> device_slots(slots);
-  for (const CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3,
-                                   CacheFormat::kE5M2}) {
+  for (const CacheFormat format :
+       {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
     const LatentLayout layout{.format = format};
     std::vector<std::byte> expected(static_cast<size_t>(kNumPages * layout.page_bytes()),
                                     std::byte{0xFF});
