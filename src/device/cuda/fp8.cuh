@@ -1,6 +1,6 @@
-// The 8-bit floating-point types of sm_90: conversions two at a time, one instruction each. PTX ISA
-// 9.0 is the source. Rounding is to nearest even, saturating, as to_e4m3 and to_e5m2
-// (tensor/dtype.h) do.
+// The 8-bit floating-point types of sm_90, and f16, which holds their values: conversions two at a
+// time, one instruction each. PTX ISA 9.0 is the source. Rounding is to nearest even; to 8 bits it
+// saturates, as to_e4m3 and to_e5m2 (tensor/dtype.h) do.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,13 @@ __device__ inline uint32_t fp8_to_f16(uint16_t pair) {
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(pair));
   }
   return wide;
+}
+
+// cvt.rn.f16x2.f32: `low` in the lower half.
+__device__ inline uint32_t pack_f16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
 }
 
 // cvt.f32.f16, of both halves.

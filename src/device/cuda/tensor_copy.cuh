@@ -1,5 +1,5 @@
-// How kernels of tiles bring matrices into registers and results out of registers and shared
-// memory. PTX ISA 9.0 is the source; each function says its instruction.
+// How kernels of tiles bring their results out of registers and shared memory. PTX ISA 9.0 is the
+// source; each function says its instruction.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +13,6 @@ __device__ inline void store_matrices(uint32_t address, uint32_t a, uint32_t b, 
                                       uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
                "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
-// ldmatrix.x4: four 8 x 8 matrices of 16 bits; lane l gives the address of row l % 8 of matrix l /
-// 8 and gets of each the elements 2 (l % 4) and the next of row l / 4.
-__device__ inline void load_matrices(uint32_t (&m)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address)
-               : "memory");
-}
-
-// The same with .trans: a lane gets elements l / 4 of the rows 2 (l % 4) and the next.
-__device__ inline void load_matrices_transposed(uint32_t (&m)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-               : "r"(address)
                : "memory");
 }
 

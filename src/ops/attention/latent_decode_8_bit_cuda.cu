@@ -40,8 +40,8 @@
 
 #include "cache/latent_row_cuda.cuh"
 #include "device/cuda/launch.h"
-#include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/tensor_map.h"
+#include "device/cuda/tile_load.cuh"
 #include "device/cuda/wgmma_few_columns.cuh"
 #include "device/cuda/wgmma_n128.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
