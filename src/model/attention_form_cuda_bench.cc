@@ -90,7 +90,7 @@ class Bench {
     const DeviceArray<std::byte> arrays(layout.memory);
     return time_in_graph(1, [&](int, cudaStream_t stream) {
       model_->forward(layout, arrays.data(), sampled_.data(),
-                      {cache_.data(), kMostPages, layer_bytes_}, stream);
+                      {CacheFormat::kBF16, cache_.data(), kMostPages, layer_bytes_}, stream);
     });
   }
 
