@@ -2,9 +2,11 @@
 //
 // Inputs/outputs: gate_cuda.h.
 //
-// Layout: a cluster has a tile of kRowTiles * 8 rows, each of its blocks kExpertTiles * 16 of the
-// experts. A block's eight warps have an eighth of the columns each; a warp's tiles of 16 experts x
-// 8 rows lie in the registers of mma.sync, experts on M: few rows waste nothing that is read.
+// Layout: a cluster has a tile of kRowTiles * 8 rows, kParts of its blocks kExpertTiles * 16 of the
+// experts. Their eight warps have an eighth of the columns each; a warp's tiles of 16 experts x 8
+// rows lie in the registers of mma.sync, experts on M: few rows waste nothing that is read. Few
+// experts are several blocks' a tile: weights from memory come to many multiprocessors faster, and
+// small blocks fit beside those of the launches around.
 //
 // Algorithm: weights of the first columns are asked for before the wait for earlier launches. A
 // lane reads 16 neighbouring bytes of a row, eight columns, and gives them to two instructions as
@@ -32,43 +34,47 @@ namespace {
 
 constexpr int kMaxCluster = 16;
 
-template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead>
-__global__ void __launch_bounds__(kGateThreads, 1)
+template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead, int kParts>
+__global__ void __launch_bounds__(kGateWarps / kParts * kWarp, 1)
     gate_kernel(const __grid_constant__ GateShape shape) {
   constexpr int kExperts = kExpertTiles * 16, kRows = kRowTiles * 8;
   extern __shared__ float shared[];
+  const GateBlock<kExperts, kRows, kParts> block;
   float* const sums = shared;
-  float* const logits = shared + kGateWarps * kExperts * kRows;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) / cluster_blocks() * kRows;
+  float* const logits = shared + block.kWarps * kExperts * kRows;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) / block.blocks * kRows;
   const auto num_rows = static_cast<int>(min(shape.rows - first_row, int64_t{kRows}));
   cluster_arrive();
   let_next_launch_begin();
-  GateProduct<Weights, kExpertTiles, kRowTiles, kAhead> product(
-      shape, static_cast<int>(cluster_rank()) * kExperts);
+  GateProduct<Weights, kExpertTiles, kRowTiles, kAhead> product(shape, block.first_expert(),
+                                                                block.first_warp() + block.warp);
   product.prefetch();
   wait_for_earlier_launches();
   product.run(shape.x + first_row * shape.hidden, num_rows);
-  product.store(sums + threadIdx.x / kWarp * kExperts * kRows);
-  exchange_and_choose<kExperts, kRows>(shape, sums, logits, first_row, num_rows);
+  product.store(sums + block.warp * kExperts * kRows);
+  exchange_and_choose(shape, block, sums, logits, first_row, num_rows);
 }
 
-template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead>
+template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead, int kParts = 1>
 void launch_for(const GateShape& shape, cudaStream_t stream) {
-  const auto kernel = gate_kernel<Weights, kExpertTiles, kRowTiles, kAhead>;
+  const auto kernel = gate_kernel<Weights, kExpertTiles, kRowTiles, kAhead, kParts>;
   constexpr int kRows = kRowTiles * 8, kExperts = kExpertTiles * 16;
+  using Block = GateBlock<kExperts, kRows, kParts>;
   static const bool prepared = [&] {
-    allow_shared_memory(kernel, (kGateWarps * kExperts + kMaxExperts) * kRows * sizeof(float));
+    allow_shared_memory(
+        kernel, (kGateWarps * kExperts + Block::kSums * kMaxExperts) * kRows * sizeof(float));
     allow_large_clusters(kernel);
     return true;
   }();
   static_cast<void>(prepared);
-  const auto cluster = static_cast<unsigned>(ceil_div(shape.experts, kExperts));
+  const auto cluster = static_cast<unsigned>(ceil_div(shape.experts, kExperts)) * kParts;
   const int64_t own_rows = ceil_div(kRows, cluster);
   launch(kernel,
          {.blocks = static_cast<unsigned>(ceil_div(shape.rows, kRows)) * cluster,
-          .threads = kGateThreads,
+          .threads = Block::kThreads,
           .shared_bytes = static_cast<unsigned>(
-              (kGateWarps * kExperts * kRows + own_rows * shape.experts) * sizeof(float)),
+              (Block::kWarps * kExperts * kRows + own_rows * Block::kSums * shape.experts) *
+              sizeof(float)),
           .cluster = cluster},
          stream, shape);
 }
@@ -76,12 +82,16 @@ void launch_for(const GateShape& shape, cudaStream_t stream) {
 // More rows share what a block reads of the weights, and more experts what it reads of x, but few
 // rows are done by more multiprocessors in small tiles.
 constexpr int64_t kFewRows = 96, kManyRows = 1536;
+constexpr int kFewParts = 4;
+constexpr int32_t kFewExperts = 16 * kMaxCluster / kFewParts;
 
 void launch_narrow(const GateShape& shape, cudaStream_t stream) {
   if (shape.rows > kManyRows) {
     launch_for<NarrowWeights, 4, 4, 2>(shape, stream);
   } else if (shape.rows > kFewRows || shape.experts > 16 * kMaxCluster) {
     launch_for<NarrowWeights, 2, 2, 8>(shape, stream);
+  } else if (shape.experts <= kFewExperts) {
+    launch_for<NarrowWeights, 1, 1, 8, kFewParts>(shape, stream);
   } else if (shape.hidden <= kGateWarps * 8 * kGateColumns) {
     launch_for<NarrowWeights, 1, 1, 8>(shape, stream);
   } else {
@@ -92,6 +102,8 @@ void launch_narrow(const GateShape& shape, cudaStream_t stream) {
 void launch_wide(const GateShape& shape, cudaStream_t stream) {
   if (shape.rows > kFewRows || shape.experts > 16 * kMaxCluster) {
     launch_for<WideWeights, 2, 2, 2>(shape, stream);
+  } else if (shape.experts <= kFewExperts) {
+    launch_for<WideWeights, 1, 1, 8, kFewParts>(shape, stream);
   } else {
     launch_for<WideWeights, 1, 1, 8>(shape, stream);
   }

@@ -1,5 +1,5 @@
-// The router's product and choice, as its kernels share them: eight warps of a block add up logits
-// of kExpertTiles * 16 experts and kRowTiles * 8 rows, the blocks of a cluster exchange them, and a
+// The router's product and choice: eight warps, of one block or of several, add up logits of
+// kExpertTiles * 16 experts and kRowTiles * 8 rows, the blocks of a cluster exchange them, and a
 // warp chooses for a row. The layout is described in gate_cuda.cu.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace fathom::cuda {
 
-inline constexpr int kGateWarps = 8, kGateThreads = kGateWarps * kWarp;
+inline constexpr int kGateWarps = 8;     // that share the columns
 inline constexpr int kGateColumns = 32;  // of a step: eight a lane, four lanes a row
 inline constexpr int kMaxExperts = 512;
 
@@ -68,9 +68,10 @@ class GateProduct {
  public:
   using Element = typename Weights::Element;
 
-  __device__ GateProduct(const GateShape& shape, int first_expert)
+  // warp: which of the kGateWarps.
+  __device__ GateProduct(const GateShape& shape, int first_expert, int warp)
       : lane_(threadIdx.x % kWarp), hidden_(static_cast<int>(shape.hidden)) {
-    const int steps = static_cast<int>(shape.hidden / kGateColumns), warp = threadIdx.x / kWarp;
+    const int steps = static_cast<int>(shape.hidden / kGateColumns);
     const int each = (steps + kGateWarps - 1) / kGateWarps;
     const int first_step = min(warp * each, steps);
     num_steps_ = min(each, steps - first_step);
@@ -190,41 +191,76 @@ __device__ inline void choose_experts(const GateShape& shape, int64_t row, float
   }
 }
 
-// Adds up the warps' `sums` [kGateWarps, kExperts, kRows], sends each row's to the block that
-// chooses for it (row % blocks: its row / blocks-th) and chooses. `logits` [rows of a block,
-// experts] and `sums` are shared memory; rows are [first_row, first_row + num_rows). The cluster's
-// blocks have arrived once before and meet once here: when it returns, all have read what they
-// began with.
-template <int kExperts, int kRows>
-__device__ void exchange_and_choose(const GateShape& shape, const float* sums, float* logits,
-                                    int64_t first_row, int num_rows) {
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int blocks = static_cast<int>(cluster_blocks());
-  const int rank = static_cast<int>(cluster_rank());
+// How a cluster's blocks divide the work: each tile of experts is kParts blocks', an eighth of the
+// columns each of their warps'.
+template <int kExperts, int kRows, int kParts>
+struct GateBlock {
+  static constexpr int kWarps = kGateWarps / kParts, kThreads = kWarps * kWarp;
+  // What is sent of a logit: one sum, or, where its warps are in several blocks, one for each.
+  static constexpr int kSums = kParts == 1 ? 1 : kGateWarps;
+
+  int blocks = static_cast<int>(cluster_blocks()), rank = static_cast<int>(cluster_rank());
+  int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+
+  __device__ int first_expert() const { return rank / kParts * kExperts; }
+  __device__ int first_warp() const { return rank % kParts * kWarps; }
+};
+
+// Sends the warps' `sums` [kWarps, kExperts, kRows] of each row to the block of the cluster that
+// chooses for it (row % blocks: its row / blocks-th), which adds them up in the order of the
+// columns and chooses. `logits` [rows of a block, kSums, experts] and `sums` are shared memory;
+// rows are [first_row, first_row + num_rows). The cluster's blocks have arrived once before and
+// meet once here: when it returns, all have read what they began with.
+template <int kExperts, int kRows, int kParts>
+__device__ void exchange_and_choose(const GateShape& shape,
+                                    const GateBlock<kExperts, kRows, kParts>& block,
+                                    const float* sums, float* logits, int64_t first_row,
+                                    int num_rows) {
+  using Block = GateBlock<kExperts, kRows, kParts>;
+  constexpr int kCells = kExperts * kRows;
   __syncthreads();
   cluster_wait();
   const uint32_t logits_address = shared_address(logits);
-  for (int i = threadIdx.x; i < kExperts * kRows; i += kGateThreads) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kGateWarps; ++w) sum += sums[w * kExperts * kRows + i];
-    const int expert = rank * kExperts + i / kRows, row = i % kRows;
+  for (int i = threadIdx.x; i < kCells; i += Block::kThreads) {
+    const int expert = block.first_expert() + i / kRows, row = i % kRows;
     if (expert >= shape.experts || row >= num_rows) continue;
-    const int at = row / blocks * shape.experts + expert;
-    store_word_in_block(address_in_block(logits_address + at * static_cast<int>(sizeof(float)),
-                                         static_cast<uint32_t>(row % blocks)),
-                        sum);
+    const int first = row / block.blocks * Block::kSums * shape.experts + expert;
+    const auto send = [&](int sum, float value) {
+      store_word_in_block(address_in_block(logits_address + (first + sum * shape.experts) *
+                                                                static_cast<int>(sizeof(float)),
+                                           static_cast<uint32_t>(row % block.blocks)),
+                          value);
+    };
+    if constexpr (kParts == 1) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < Block::kWarps; ++w) sum += sums[w * kCells + i];
+      send(0, sum);
+    } else {
+#pragma unroll
+      for (int w = 0; w < Block::kWarps; ++w) send(block.first_warp() + w, sums[w * kCells + i]);
+    }
   }
   cluster_arrive();
   cluster_wait();
   const int64_t valid = shape.num_valid_rows == nullptr ? shape.rows : *shape.num_valid_rows;
-  for (int own = warp; own * blocks + rank < num_rows; own += kGateWarps) {
-    const int64_t row = first_row + own * blocks + rank;
-    if (row < valid) {
-      choose_experts(shape, row, logits + own * shape.experts);
-    } else {
-      write_no_experts(shape, row, lane);
+  for (int own = block.warp; own * block.blocks + block.rank < num_rows; own += Block::kWarps) {
+    const int64_t row = first_row + own * block.blocks + block.rank;
+    if (row >= valid) {
+      write_no_experts(shape, row, block.lane);
+      continue;
     }
+    float* const row_logits = logits + own * Block::kSums * shape.experts;
+    if constexpr (kParts > 1) {
+      for (int expert = block.lane; expert < shape.experts; expert += kWarp) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < kGateWarps; ++w) sum += row_logits[w * shape.experts + expert];
+        row_logits[expert] = sum;
+      }
+      __syncwarp();
+    }
+    choose_experts(shape, row, row_logits);
   }
 }
 
