@@ -51,18 +51,22 @@ void allow_large_clusters(Kernel* kernel) {
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {shape.cluster, 1, 1};
+  // A multiprocessor divides its memory between L1 and blocks for all that run on it: one that has
+  // given a small block little takes no large one before the small one has ended.
+  attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  attributes[2].id = cudaLaunchAttributeClusterDimension;
+  attributes[2].val.clusterDim = {shape.cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.blocks;
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = shape.cluster > 1 ? 2 : 1;
+  config.numAttrs = shape.cluster > 1 ? 3 : 2;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
         "launching a kernel");
 }

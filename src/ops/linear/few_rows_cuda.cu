@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
   uint64_t* const joined = read + kMaxStages;  // [2]
 
   if (threadIdx.x == 0) {
+    prefetch_map(&maps.tokens);  // the first that is wanted after the wait
     for (int i = 0; i < a.stages; ++i) {
       barrier_init(&arrived[i], 1);
       barrier_init(&read[i], kWarpgroups * 4);
