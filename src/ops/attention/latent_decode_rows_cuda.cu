@@ -118,8 +118,7 @@ class Copies {
 
  private:
   __device__ void copy_page(const LatentDecodePart& part, int t, int page) {
-    const int first_new = part.kv_len - part.num_queries;  // key that this step has written
-    if ((part.first_tile + t + 1) * kKeys > first_new) wait_once();
+    if (t >= part.old_tiles) wait_once();
     const int stage = t % kStages;
     const int use = stage == 0 ? even_pages_++ : odd_pages_++;
 #pragma unroll
