@@ -67,9 +67,6 @@ void Scheduler::schedule(StepPlan& plan) {
   if (!preempted_) admit_waiting(plan);
   budget_ += kept;
   plan_long_prompts(plan);
-  for (const StepEntry& entry : plan.entries) {
-    if (!entry.sequence->is_long) last_company_ = num_steps_;
-  }
   FATHOM_CHECK(!plan.empty() || !has_work() ||
                    !std::all_of(running_.begin(), running_.end(),
                                 [](const Sequence* sequence) { return sequence->may_run(); }),
@@ -151,11 +148,15 @@ void Scheduler::plan_short_prompts(StepPlan& plan) {
   }
 }
 
-// At least one row, whatever its work.
+// At least one row, whatever its work. Among long ones alone the rows are what is shared: their
+// clients wait long anyway.
 void Scheduler::plan_long_prompts(StepPlan& plan) {
+  const bool has_shorter = std::any_of(running_.begin(), running_.end(),
+                                       [](const Sequence* sequence) { return !sequence->is_long; });
+  if (has_shorter) last_company_ = num_steps_;
   budget_ = rows_for_long_prompts();
   auto work = static_cast<double>(options_.long_prompt_rows);
-  const bool bounded = budget_ > 0 && has_company();
+  const bool bounded = num_steps_ - last_company_ < kCompanySteps;
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (!is_in_long_prompt(&sequence)) continue;

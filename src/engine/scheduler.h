@@ -12,10 +12,11 @@
 // longer; it never waits for one of lower priority, nor for one that does not run.
 //
 // Fairness: prompts that are more work than kLongPromptSteps full steps take together the work of
-// long_prompt_rows of a step while there are other sequences, or were a few steps ago, so that
-// these neither wait behind them nor have to take part in long steps. Work is counted in rows
-// without context: keys_worth_a_row keys of context make a row twice the work. A long prompt that
-// waits for pages lets others pass, as often as max_num_seqs.
+// long_prompt_rows of a step while there are shorter sequences, or were a few steps ago, so that
+// these neither wait behind them nor have to take part in long steps; among others of their kind
+// they take so many rows. Work is counted in rows without context: keys_worth_a_row keys of context
+// make a row twice the work. A long prompt that waits for pages lets others pass, as often as
+// max_num_seqs.
 //
 // Steps in flight: a sequence's rows count as computed when the step has begun, since whatever
 // reads them comes later on the device; its pages go into the tree when all their tokens are known.

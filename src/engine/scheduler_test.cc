@@ -299,6 +299,21 @@ TEST_F(SchedulerTest, LongPromptsTakeLessOfAStepTheLongerTheirContext) {
   EXPECT_EQ(step(), (Entries{{1, 64}})) << "nobody did";
 }
 
+TEST_F(SchedulerTest, LongPromptsAmongThemselvesShareRows) {
+  make(40, {.max_num_seqs = 4,
+            .max_batched_tokens = 64,
+            .max_prompt_logit_rows = 1,
+            .keys_worth_a_row = 100});
+  add(1000, 2);
+  EXPECT_EQ(step(), (Entries{{1, 64}}));
+  EXPECT_EQ(step(), (Entries{{1, 64}}));
+  add(1000, 2);
+  step();
+  EXPECT_EQ(step(), (Entries{{1, 64}})) << "both are in their prompts: the first takes all";
+  while (sequences_[0].remaining() > 1) step();
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 16}})) << "one decodes: 16 rows, whatever their context";
+}
+
 TEST_F(SchedulerTest, APromptIsLongByItsWork) {
   make(40, {.max_num_seqs = 4,
             .max_batched_tokens = 64,
