@@ -192,19 +192,6 @@ __device__ inline uint64_t swizzled_matrix(uint32_t address, int stride) {
          kSwizzle128;
 }
 
-// wgmma.mma_async.m64n16k16, fp32 += bf16 x bf16, both from shared memory. A as it lies has
-// its columns (k) contiguous; kTransposed: its rows. kClear: d is written, not added to.
-template <bool kTransposed, bool kClear>
-__device__ inline void mma_64x16x16(float (&d)[8], uint64_t a, uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, "
-      "add, "
-      "1, 1, %11, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7])
-      : "l"(a), "l"(b), "n"(kClear ? 0 : 1), "n"(kTransposed ? 1 : 0));
-}
 // stmatrix.x4.trans: four 8 x 8 matrices of bf16, transposed; lane l gives the address of row l % 8
 // of matrix l / 8.
 __device__ inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b,

@@ -1,5 +1,8 @@
-// Tensor core products of 64 rows with 8 to 256 columns (wgmma.mma_async), both from shared memory
-// with k contiguous.
+// Tensor core products of 64 rows with 8 to 256 columns (wgmma.mma_async), fp32 (+)= 16 x 16 bits,
+// a step of 16 of k. PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
+//
+// A thread's element j of D is row 16 * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 *
+// (lane % 4) + (j & 1): as many elements as half the columns. add = 0: d is written, not added to.
 #pragma once
 
 #include <cstdint>
@@ -8,136 +11,173 @@
 
 namespace fathom::cuda {
 
-// wgmma.mma_async.m64n{8,16,32,64,128,192,256}k16, fp32 += bf16 x bf16: A [64, 16] and B
-// [columns, 16] from shared memory, k contiguous. add = 0: d is written, not added to. A thread's
-// element j is row 16 * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 * (lane % 4) +
-// (j & 1).
+// ---- matrices in shared memory
+
+// A matrix in shared memory with the 128-byte swizzle whose rows are k: 64 columns are a box of
+// groups of 8 rows (1,024 bytes), boxes are `box_stride` bytes apart. "Matrix-descriptor format"
+// under wgmma, "MN-major". One whose columns are k: swizzled_matrix() of ptx.cuh.
+__device__ inline uint64_t swizzled_boxes(uint32_t address, int box_stride) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62;
+  constexpr uint64_t kGroupStride = 1024 >> 4;
+  return (address & 0x3FFFF) >> 4 | static_cast<uint64_t>(box_stride >> 4) << 16 |
+         kGroupStride << 32 | kSwizzle128;
+}
+
+// The matrix that begins `bytes` further on. Only the lower word changes: half the arithmetic.
+__device__ inline uint64_t moved(uint64_t matrix, int bytes) {
+  const auto low = static_cast<uint32_t>(matrix) + static_cast<uint32_t>(bytes >> 4);
+  return (matrix >> 32 << 32) | low;
+}
+
+// The compiler does not move uses of these registers across this place: an unfinished product reads
+// or writes them on one of its sides.
+template <int kCount>
+__device__ inline void pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+// ---- how an instruction says its operands: D's registers, and their names
+
+#define FATHOM_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FATHOM_D8(i) FATHOM_D4(i), FATHOM_D4(i + 4)
+#define FATHOM_D16(i) FATHOM_D8(i), FATHOM_D8(i + 8)
+#define FATHOM_D32(i) FATHOM_D16(i), FATHOM_D16(i + 16)
+#define FATHOM_D64(i) FATHOM_D32(i), FATHOM_D32(i + 32)
+#define FATHOM_D96(i) FATHOM_D64(i), FATHOM_D32(i + 64)
+#define FATHOM_D128(i) FATHOM_D64(i), FATHOM_D64(i + 64)
+#define FATHOM_N4 "%0,%1,%2,%3"
+#define FATHOM_N8 FATHOM_N4 ",%4,%5,%6,%7"
+#define FATHOM_N16 FATHOM_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define FATHOM_N32 \
+  FATHOM_N16       \
+  ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define FATHOM_N64                                                                           \
+  FATHOM_N32                                                                                 \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
+  ",%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FATHOM_N96                                                                           \
+  FATHOM_N64                                                                                 \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
+  ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define FATHOM_N128                                                                        \
+  FATHOM_N96                                                                               \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113" \
+  ",%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// A and B from shared memory; A, B, P, TA and TB are the numbers of the operands that follow D's.
+#define FATHOM_MMA(COLUMNS, NAMES, REGISTERS, A, B, P, TA, TB)                                \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P                                    \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32.bf16.bf16 {" NAMES \
+               "}, %" #A ", %" #B ", add, 1, 1, %" #TA ", %" #TB ";\n}"                       \
+               : REGISTERS                                                                    \
+               : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
+
+// A from registers.
+#define FATHOM_MMA_REGISTERS(COLUMNS, TYPE, NAMES, REGISTERS, A0, A1, A2, A3, B, P, TB)         \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P                                      \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE      \
+               " {" NAMES "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", add, 1, 1, %" #TB \
+               ";\n}"                                                                           \
+               : REGISTERS                                                                      \
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(static_cast<int>(kB)))
+
+// ---- A and B from shared memory, bf16
+
+// What k counts in a matrix whose columns lie one after the other in shared memory.
+enum class KAlong { kColumns, kRows };
+
+// A [64, 16], B [columns, 16].
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[4], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %6, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, %4, %5, add, 1, 1, 0, "
-      "0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(add));
+  FATHOM_MMA(8, FATHOM_N4, FATHOM_D4(0), 4, 5, 6, 7, 8);
 }
-
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[8], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, "
-      "add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7])
-      : "l"(a), "l"(b), "r"(add));
+  FATHOM_MMA(16, FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12);
 }
-
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[16], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15])
-      : "l"(a), "l"(b), "r"(add));
+  FATHOM_MMA(32, FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20);
 }
-
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[32], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
-      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-      "}, %32, %33, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(add));
+  FATHOM_MMA(64, FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36);
 }
-
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[64], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
-      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
-      "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
-      "%62,%63"
-      "}, %64, %65, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63])
-      : "l"(a), "l"(b), "r"(add));
+  FATHOM_MMA(128, FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68);
 }
-
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[96], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
-      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
-      "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
-      "%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,"
-      "%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-      "}, %96, %97, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-      : "l"(a), "l"(b), "r"(add));
+  FATHOM_MMA(192, FATHOM_N96, FATHOM_D96(0), 96, 97, 98, 99, 100);
+}
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[128], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA(256, FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132);
 }
 
-__device__ inline void mma_64(float (&d)[128], uint64_t a, uint64_t b, int add) {
-  asm volatile(
-      "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,"
-      "%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,"
-      "%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"
-      "%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,"
-      "%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"
-      "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,"
-      "%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-      "}, %128, %129, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
-        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-        "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]),
-        "+f"(d[70]), "+f"(d[71]), "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]),
-        "+f"(d[77]), "+f"(d[78]), "+f"(d[79]), "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]),
-        "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]), "+f"(d[88]), "+f"(d[89]), "+f"(d[90]),
-        "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]), "+f"(d[96]), "+f"(d[97]),
-        "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
-        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]),
-        "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
-        "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
-        "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "r"(add));
+// ---- A from registers
+
+// A thread's values of A [64, 16], two a register: of row 16 * warp + lane / 4 columns 2 (lane % 4)
+// and the next in a0, the same 8 columns further in a2; of 8 rows further in a1 and a3. So what D
+// gave, packed in pairs, is A: elements 8 t to 8 t + 7 are a0 to a3 of step t.
+enum class Half { kF16, kBF16 };  // of A and B
+
+template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[8], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  if constexpr (kType == Half::kF16) {
+    FATHOM_MMA_REGISTERS(16, "f16", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13, 14);
+  } else {
+    FATHOM_MMA_REGISTERS(16, "bf16", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13, 14);
+  }
 }
+template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[16], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  if constexpr (kType == Half::kF16) {
+    FATHOM_MMA_REGISTERS(32, "f16", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21, 22);
+  } else {
+    FATHOM_MMA_REGISTERS(32, "bf16", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21, 22);
+  }
+}
+template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  if constexpr (kType == Half::kF16) {
+    FATHOM_MMA_REGISTERS(128, "f16", FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68, 69, 70);
+  } else {
+    FATHOM_MMA_REGISTERS(128, "bf16", FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68, 69, 70);
+  }
+}
+template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  if constexpr (kType == Half::kF16) {
+    FATHOM_MMA_REGISTERS(256, "f16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133,
+                         134);
+  } else {
+    FATHOM_MMA_REGISTERS(256, "bf16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133,
+                         134);
+  }
+}
+
+#undef FATHOM_MMA
+#undef FATHOM_MMA_REGISTERS
+#undef FATHOM_D4
+#undef FATHOM_N4
+#undef FATHOM_D8
+#undef FATHOM_N8
+#undef FATHOM_D16
+#undef FATHOM_N16
+#undef FATHOM_D32
+#undef FATHOM_N32
+#undef FATHOM_D64
+#undef FATHOM_N64
+#undef FATHOM_D96
+#undef FATHOM_N96
+#undef FATHOM_D128
+#undef FATHOM_N128
 
 }  // namespace fathom::cuda

@@ -42,8 +42,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/tile_load.cuh"
-#include "device/cuda/wgmma_few_columns.cuh"
-#include "device/cuda/wgmma_n128.cuh"
+#include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
 #include "ops/attention/latent_decode_8_bit_join_cuda.cuh"
 
@@ -160,6 +159,11 @@ __device__ void issue_pages(Shared& shared, const CUtensorMap& map, const Argume
       copy_page<Row>(map, arguments.pages, page, shared.pages[stage], &shared.arrived[stage]);
     }
   }
+}
+
+template <Half kType, int kElements>
+__device__ void multiply(float (&d)[kElements], const uint32_t (&a)[4], uint64_t b, int add) {
+  mma_64<kType>(d, a[0], a[1], a[2], a[3], b, add);
 }
 
 // ---- attention over one part
@@ -394,7 +398,7 @@ class PartAttention {
     mma_fence();
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      mma_64_converted<Half::kF16>(sums, a[step], query_at(slab * 128 + step * 16), step > 0);
+      multiply<Half::kF16>(sums, a[step], query_at(slab * 128 + step * 16), step > 0);
     }
     mma_commit();
   }
@@ -417,7 +421,7 @@ class PartAttention {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       constexpr Half kType = Row::kRopeIsBf16 ? Half::kBF16 : Half::kF16;
-      mma_64_converted<kType>(sums, a[step], query_at(kLatent + step * 16), step > 0);
+      multiply<kType>(sums, a[step], query_at(kLatent + step * 16), step > 0);
     }
     mma_commit();
   }
@@ -537,7 +541,7 @@ class PartAttention {
               Row::kIsScaled ? (group_ * kOutBlocks + block) * 64 / (kLatent / Shared::kScales) : 0;
           const uint32_t to = probabilities_ + (p * Shared::kScales + scale) * Shared::kBoxBytes +
                               (half * 2 + step) * 32;
-          mma_64_converted<Half::kF16>(out_[block], a[block][step], swizzled_matrix(to, 1024), 1);
+          multiply<Half::kF16>(out_[block], a[block][step], swizzled_matrix(to, 1024), 1);
         }
       }
       mma_commit();

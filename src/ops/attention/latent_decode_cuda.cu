@@ -41,6 +41,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
+#include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
 #include "ops/attention/latent_decode_cuda.h"
 #include "ops/attention/latent_decode_rows_cuda.h"
@@ -221,11 +222,7 @@ class Attention {
       const uint64_t key = swizzled_matrix_at(keys + (box * kBoxBytes + bytes) / 16);
       const uint64_t query =
           swizzled_matrix_at(queries + (box * (Shared::kTileRows * 128) + bytes) / 16);
-      if (k == 0) {
-        mma_64x16x16<false, true>(scores, key, query);
-      } else {
-        mma_64x16x16<false, false>(scores, key, query);
-      }
+      mma_64(scores, key, query, k > 0);
     }
     mma_commit();
     mma_wait();
@@ -249,9 +246,9 @@ class Attention {
     for (int box = 0; box < kLatentBoxes; ++box) {
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
-        mma_64x16x16<true, false>(out_[box],
-                                  swizzled_matrix_at(keys + (box * kBoxBytes + k * 2048) / 16),
-                                  swizzled_matrix_at(probabilities + k * 32 / 16));
+        mma_64<KAlong::kRows>(out_[box],
+                              swizzled_matrix_at(keys + (box * kBoxBytes + k * 2048) / 16),
+                              swizzled_matrix_at(probabilities + k * 32 / 16), 1);
       }
     }
     mma_commit();

@@ -38,7 +38,7 @@
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/tensor_map.h"
-#include "device/cuda/wgmma_n256.cuh"
+#include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_join_cuda.cuh"
 #include "ops/attention/latent_decode_rows_cuda.h"
 
@@ -424,9 +424,9 @@ class Attention {
     mma_fence();
 #pragma unroll
     for (int k = 0; k < kKeys / kK; ++k) {
-      mma_64x256x16_values(out_, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
-                           packed[4 * k + 3], moved(values_, at_values(kGroup, k)),
-                           page > 0 || k > 0 ? 1 : 0);
+      mma_64<Half::kBF16, KAlong::kRows>(out_, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
+                                         packed[4 * k + 3], moved(values_, at_values(kGroup, k)),
+                                         page > 0 || k > 0);
     }
     mma_commit();
     mma_wait();
@@ -454,8 +454,9 @@ class Attention {
     mma_fence();
 #pragma unroll
     for (int k = 0; k < kKeys / kK; ++k) {
-      mma_64x256x16_values(out_, moved(probabilities_, k * 32),
-                           moved(values_, at_values(kStage, k)), page > 0 || k > 0 ? 1 : 0);
+      mma_64<KAlong::kColumns, KAlong::kRows>(out_, moved(probabilities_, k * 32),
+                                              moved(values_, at_values(kStage, k)),
+                                              page > 0 || k > 0);
     }
     mma_commit();
   }

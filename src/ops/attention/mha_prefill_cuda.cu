@@ -38,7 +38,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
-#include "device/cuda/wgmma_n128.cuh"
+#include "device/cuda/wgmma.cuh"
 #include "ops/attention/mha_prefill_cuda.h"
 
 namespace fathom::cuda {
@@ -191,7 +191,7 @@ class Tails {
 // ---- attention: a warpgroup and its 64 queries
 //
 // A thread has two rows of them, 16 * warp + lane / 4 and 8 more, and of each product the elements
-// that wgmma_n128.cuh says: half h of an array's pairs belongs to row h.
+// that wgmma.cuh says: half h of an array's pairs belongs to row h.
 
 constexpr int kElements = 64;
 
@@ -329,9 +329,9 @@ class Attention {
     const uint64_t values = moved(values_, stage * (kVBoxes * kKeyBoxBytes));
 #pragma unroll
     for (int i = 0; i < kKeys / kK; ++i) {
-      mma_64x128x16_rows(out_, probabilities_[4 * i], probabilities_[4 * i + 1],
-                         probabilities_[4 * i + 2], probabilities_[4 * i + 3],
-                         moved(values, i * kK * 128), i == 0 ? add : 1);
+      mma_64<Half::kBF16, KAlong::kRows>(out_, probabilities_[4 * i], probabilities_[4 * i + 1],
+                                         probabilities_[4 * i + 2], probabilities_[4 * i + 3],
+                                         moved(values, i * kK * 128), i == 0 ? add : 1);
     }
   }
 
