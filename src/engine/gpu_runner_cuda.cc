@@ -140,7 +140,7 @@ class GpuRunner : public Runner {
     cache_memory_ = cuda::DeviceArray<std::byte>(layer_bytes * config_.num_layers);
     cache_ = {options_.cache_format, cache_memory_.data(), pages, layer_bytes};
     page_transfer_.emplace(cache_, bytes, config_.num_layers, stream_);
-    AttentionPolicy policy;
+    AttentionPolicy policy = gpu_attention_policy();
     policy.form = options_.deterministic ? AttentionForm::kAbsorbed : options_.attention;
     planner_.emplace(cuda::StepLimits{
         .heads = config_.num_heads,

@@ -31,6 +31,10 @@ struct AttentionPolicy {
   int64_t min_mha_queries = 8;
   // Time of one absorbed multiply-add over one of the multi-head form.
   double absorbed_cost = 1.0;
+  // Keys of a sequence whose expansion costs nothing: where all of them are few, reading the
+  // weights of the expansion takes as long as the products, and the absorbed form reads the same
+  // weights.
+  int64_t free_keys = 0;
   // Rows that one absorbed group holds at most: it bounds the workspace.
   int64_t max_absorbed_rows = 256;
   // Keys that are expanded at a time in the multi-head form; parts are merged by log-sum-exp.
@@ -40,6 +44,9 @@ struct AttentionPolicy {
 // The policy with the crossovers that were measured on this CPU's level (docs/performance.md, "The
 // two forms of attention").
 AttentionPolicy cpu_attention_policy();
+
+// The same for an H200.
+AttentionPolicy gpu_attention_policy();
 
 // A run of consecutive sequences that go through absorbed attention together. Its arrays are those
 // of a batch of its own: query_start begins at 0, for the rows [first_row, first_row + rows). A

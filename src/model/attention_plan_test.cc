@@ -33,6 +33,23 @@ TEST(AttentionPlan, DecodeIsAbsorbedAndAFreshPromptIsExpanded) {
   EXPECT_TRUE(prefers_mha(180, 1'000'000, shape, policy));
 }
 
+// Of one sequence on an H200: the cheaper form of bench/results/attention_forms_h200.json, where
+// the two differ by more than 2 % of a step.
+TEST(AttentionPlan, TakesTheFasterFormOnAGpu) {
+  const AttentionShape shape;
+  const AttentionPolicy policy = gpu_attention_policy();
+  for (const int64_t queries : {8, 128, 1024})
+    EXPECT_TRUE(prefers_mha(queries, 256, shape, policy));
+  EXPECT_FALSE(prefers_mha(16, 1024, shape, policy));
+  EXPECT_TRUE(prefers_mha(256, 1024, shape, policy));
+  EXPECT_FALSE(prefers_mha(256, 4096, shape, policy));
+  EXPECT_TRUE(prefers_mha(512, 4096, shape, policy));
+  for (const int64_t context : {16'384, 65'536}) {
+    EXPECT_FALSE(prefers_mha(256, context, shape, policy));
+    EXPECT_TRUE(prefers_mha(512, context, shape, policy));
+  }
+}
+
 TEST(AttentionPlan, FormCanBeForced) {
   AttentionPolicy policy;
   policy.form = AttentionForm::kAbsorbed;
