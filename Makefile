@@ -12,7 +12,7 @@ RELEASE := build/release
 FATHOM := $(RELEASE)/src/cli/fathom
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks gpu gpu-test gpu-bench gpu-sanitize asan tsan fuzz format check clean
+.PHONY: help setup build run serve test test-slow test-page test-conformance test-robust bench bench-host benchmarks gpu gpu-test gpu-bench gpu-carry gpu-sanitize asan tsan fuzz format check clean
 
 help:
 	@echo "make run [PROMPT='…']  answer a prompt with the bundled model"
@@ -28,6 +28,7 @@ help:
 	@echo "make benchmarks        build the programs that measure single operations (*_bench)"
 	@echo "make gpu-test          the tests of what runs on a GPU, on a machine with one (Hopper; CUDA 13)"
 	@echo "make gpu-bench         its benchmarks; make gpu: build both"
+	@echo "make gpu-carry         pack what they need of Debian's packages, for a machine without them"
 	@echo "make gpu-sanitize      a choice of its tests under compute-sanitizer's four tools"
 	@echo "make asan | tsan       the tests under sanitizers"
 	@echo "make fuzz              every fuzz target for $(FUZZ_SECONDS) s each"
@@ -77,18 +78,31 @@ bench: build
 benchmarks: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target benchmarks
 
-# What runs on a GPU, built where CUDA's compiler is; build/release/gpu can be taken elsewhere.
+# What runs on a GPU, built where CUDA's compiler is. A machine that has build/carried (unpacked from
+# what gpu-carry makes elsewhere) needs CUDA, CMake and g++, none of Debian's packages.
+ifneq ($(wildcard build/carried),)
+GPU := build/gpu/gpu
+gpu:
+	@cmake --preset carried > build/gpu.log 2>&1 || (cat build/gpu.log; exit 1)
+	@cmake --build build/gpu --target gpu --parallel
+else
+GPU := $(RELEASE)/gpu
 gpu: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target gpu
+endif
+
+# Not left as a folder: here the packages are installed.
+gpu-carry: setup
+	@tools/carry_packages.sh build
 
 gpu-test: gpu
-	@for test in $(RELEASE)/gpu/*_test; do $$test || exit 1; done
+	@for test in $(GPU)/*_test; do $$test || exit 1; done
 
 gpu-bench: gpu
-	@for bench in $(RELEASE)/gpu/*_bench; do $$bench || exit 1; done
+	@for bench in $(GPU)/*_bench; do $$bench || exit 1; done
 
 gpu-sanitize: gpu
-	@tools/gpu_sanitize.sh $(RELEASE)/gpu
+	@tools/gpu_sanitize.sh $(GPU)
 
 bench-host: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target engine_bench server_api_bench
