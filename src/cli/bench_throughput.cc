@@ -13,7 +13,6 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kDefaultSequences = 256;  // vLLM's --max-num-seqs
 constexpr int64_t kMostCacheTokens = 1 << 18;
 
 // What the report says of a run; answers that were aborted count as failed.
@@ -65,7 +64,7 @@ Result<int> bench_throughput(const BenchFlags& flags) {
                                ? std::min(flags.max_concurrency, workload.num_prompts)
                                : workload.num_prompts;
   EngineNeeds needs;
-  needs.num_seqs = std::min(together, kDefaultSequences);
+  needs.num_seqs = std::min(together, flags.model.many_sequences());
   needs.needs_tokenizer = workload.dataset == "custom" || workload.dataset == "sharegpt";
   needs.prefix_caching = workload.dataset == "mooncake";  // whose prompts share their beginnings
   if (workload.dataset == "random") {

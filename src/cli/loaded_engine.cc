@@ -156,7 +156,7 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     return plan_memory(request);
   }
   FATHOM_TRY(const MemoryPlan most, plan_memory(request));
-  if (loaded.gpu && needs.total_tokens == 0) return most;  // its memory has no other use
+  if (loaded.gpu) return most;  // its memory has no other use
   const int64_t length = flags.max_model_len > 0 ? flags.max_model_len : config.max_position;
   const int64_t full = checked_mul(loaded.max_num_seqs, length).value_or(kDefaultCacheTokens);
   // A length that was asked for is kept; the model's own may be cut.

@@ -26,7 +26,9 @@ struct QueueLimits {
 // What a command needs where the flags do not say it.
 struct EngineNeeds {
   int64_t num_seqs = 1;
-  int64_t total_tokens = 0;      // cache; 0: num_seqs sequences of full length, at most 64K tokens
+  // Of the cache on the CPU; 0: num_seqs sequences of full length, at most 64K tokens. On a GPU it
+  // is all that fits.
+  int64_t total_tokens = 0;
   bool prompt_logprobs = false;  // of many positions: steps may want more logit rows
   bool prefix_caching = true;    // false: what was asked before must not change times or results
   bool needs_tokenizer = true;   // false: goes without one when the checkpoint has none

@@ -25,6 +25,8 @@ constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
 // A prompt's chunk: large enough for the matrix units, small enough for those who wait beside it.
 constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
+// With so many sequences a step no longer takes the time of reading the weights alone.
+constexpr int64_t kCpuSequences = 256, kGpuSequences = 1024;
 
 // For CLI11: empty, or what is wrong.
 std::string check_device(const std::string& name) {
@@ -32,6 +34,11 @@ std::string check_device(const std::string& name) {
   const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
                         name.find_first_not_of("0123456789", 5) == std::string::npos;
   return numbered ? "" : fmt::format("'{}' is none of auto, cpu, cuda, cuda:N", name);
+}
+
+bool is_on_gpu(const ModelFlags& flags) {
+  const auto number = flags.gpu();
+  return number && *number;
 }
 
 }  // namespace
@@ -71,8 +78,11 @@ Result<std::optional<int>> ModelFlags::gpu() const {
 
 int64_t ModelFlags::step_rows() const {
   if (max_batched_tokens) return *max_batched_tokens;
-  const auto number = gpu();
-  return number && *number ? kGpuStepRows : kCpuStepRows;
+  return is_on_gpu(*this) ? kGpuStepRows : kCpuStepRows;
+}
+
+int64_t ModelFlags::many_sequences() const {
+  return is_on_gpu(*this) ? kGpuSequences : kCpuSequences;
 }
 
 CLI::Option* add_model_positional(CLI::App& app, ModelFlags* flags) {
@@ -116,12 +126,14 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   capacity.count("--max-model-len,--context-length", &flags->max_model_len, 1, kMaxTokens,
                  "Longest sequence in tokens, prompt and answer", "the model's");
   capacity.count("--max-num-seqs,--max-running-requests", &flags->max_num_seqs, 1, kMaxSequences,
-                 "Sequences that run together", "what the command needs");
+                 "Sequences that run together",
+                 "what the command needs, at most 256, on a GPU 1024");
   capacity.count("--max-num-batched-tokens,--chunked-prefill-size", &flags->max_batched_tokens, 1,
                  1 << 20, "Tokens in one step; longer prompts are computed in chunks",
                  "2048, on a GPU 8192");
   capacity.count("--max-total-tokens", &flags->max_total_tokens, 1, kMaxTokens,
-                 "Tokens that the latent cache holds", "what the command needs, at most 64K");
+                 "Tokens that the latent cache holds",
+                 "what the command needs, at most 64K; all that a GPU holds");
   capacity.toggle("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",
                   &flags->prefix_caching,
                   "Keep computed pages for prompts that begin with the same tokens, or do not "

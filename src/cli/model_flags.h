@@ -44,6 +44,8 @@ struct ModelFlags {
   // is, if it can do what the other flags ask for.
   Result<std::optional<int>> gpu() const;
   int64_t step_rows() const;
+  // Sequences that a command with any number of requests runs together where no flag says so.
+  int64_t many_sequences() const;
 };
 
 // Adds them to a command. The MODEL positional is added apart: its place depends on the command.

@@ -141,7 +141,7 @@ Result<int> serve(ServeFlags flags) {
   }
 
   EngineNeeds needs;
-  needs.num_seqs = 256;
+  needs.num_seqs = flags.model.many_sequences();
   flags.queue.max_queue_time = std::chrono::seconds(flags.queue_seconds);
   flags.queue.max_total_time = std::chrono::seconds(flags.total_seconds);
   needs.queue = flags.queue;
