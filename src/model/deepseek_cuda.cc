@@ -265,7 +265,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
           .batch_invariant = options_.batch_invariant},
          stream);
   for (const DecodeLaunch& decode : step.decodes) {
-    latent_decode(step.tile_rows, num_multiprocessors_,
+    latent_decode(decode.tile_rows, num_multiprocessors_,
                   {.rows = rows,
                    .q_latent = q_latent_,
                    .q_rope = q_rope_,

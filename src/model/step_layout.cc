@@ -76,28 +76,36 @@ int64_t StepPlanner::most_parts(int64_t rows) const {
                                  : tiles + limits_.num_multiprocessors + 1;
 }
 
-// Of launches behind the first. Each of them has at least as many parts as there are blocks.
+// Of launches behind the first. Batch-invariant ones have at least as many parts as there are
+// blocks; otherwise there is one more at most.
 int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
-  if (!limits_.batch_invariant) return 0;
+  constexpr auto kPart = static_cast<int64_t>(sizeof(LatentDecodePart));
+  if (!limits_.batch_invariant) {
+    return most_parts(rows) * kPart + limits_.num_multiprocessors * 4 + 2 * kAlignment;
+  }
   const int64_t parts = rows * ceil_div(limits_.heads, 16) * batch_invariant_splits(max_pages);
   const int64_t launches = parts / limits_.num_multiprocessors;
-  constexpr auto kPart = static_cast<int64_t>(sizeof(LatentDecodePart));
   return parts * kPart + launches * (limits_.num_multiprocessors * 4 + kPart + 2 * kAlignment);
 }
 
 void StepPlanner::order_sequences(const ForwardBatch& batch) {
-  order_.clear();
-  num_absorbed_ = 0;
+  enum Kind { kSingle, kAbsorbed, kMultiHead };
   const bool is_decode_step = is_decode(batch);
-  for (const bool multi_head : {false, true}) {
-    for (int32_t s = 0; s < batch.num_sequences(); ++s) {
-      const bool prefers =
-          !is_decode_step &&
-          prefers_mha(num_queries(batch, s), batch.context_lens[static_cast<size_t>(s)],
-                      limits_.shape, limits_.policy);
-      if (prefers == multi_head) order_.push_back(s);
+  const auto kind_of = [&](int32_t s) {
+    const int32_t queries = num_queries(batch, s);
+    if (!is_decode_step && prefers_mha(queries, batch.context_lens[static_cast<size_t>(s)],
+                                       limits_.shape, limits_.policy)) {
+      return kMultiHead;
     }
-    if (!multi_head) num_absorbed_ = std::ssize(order_);
+    return queries == 1 ? kSingle : kAbsorbed;
+  };
+  order_.clear();
+  for (const Kind kind : {kSingle, kAbsorbed, kMultiHead}) {
+    for (int32_t s = 0; s < batch.num_sequences(); ++s) {
+      if (kind_of(s) == kind) order_.push_back(s);
+    }
+    if (kind == kSingle) num_single_ = std::ssize(order_);
+    if (kind == kAbsorbed) num_absorbed_ = std::ssize(order_);
   }
   first_row_.resize(order_.size());
   int32_t row = 0;
@@ -175,30 +183,36 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
                             std::span(tables, static_cast<size_t>(num_absorbed_ * batch.max_pages)),
                             batch.max_pages};
   const auto heads = static_cast<int>(limits_.heads);
+  const auto plan = [&](std::span<const int32_t> sequences) {
+    decodes_.push_back(plan_latent_decode(absorbed, sequences, heads, limits_.num_multiprocessors,
+                                          limits_.cache_format));
+  };
+  decodes_.clear();
   if (limits_.batch_invariant) {
-    write_decodes(
-        plan_batch_invariant_latent_decode(absorbed, sequences_, heads, limits_.num_multiprocessors,
-                                           limits_.cache_format),
-        out);
-  } else {
-    const LatentDecodePlan plan = plan_latent_decode(
+    decodes_ = plan_batch_invariant_latent_decode(
         absorbed, sequences_, heads, limits_.num_multiprocessors, limits_.cache_format);
-    write_decodes({&plan, 1}, out);
+  } else {
+    // The rows of a tile are as many as the largest sequence of a launch has: many tokens of one
+    // would make the others' tiles mostly empty.
+    const auto sequences = std::span<const int32_t>(sequences_);
+    const auto singles = static_cast<size_t>(num_single_);
+    if (singles > 0 || sequences.empty()) plan(sequences.first(singles));
+    if (singles < sequences.size()) plan(sequences.subspan(singles));
   }
+  write_decodes(out);
 }
 
-void StepPlanner::write_decodes(std::span<const LatentDecodePlan> plans, StepLayout& out) const {
-  const LatentDecodePlan& first = plans.front();
+void StepPlanner::write_decodes(StepLayout& out) const {
+  const LatentDecodePlan& first = decodes_.front();
   FATHOM_CHECK(std::ssize(first.parts) <= most_parts(out.rows), "{} parts of {} rows",
                first.parts.size(), out.rows);
-  out.tile_rows = first.tile_rows;
   std::copy(first.first_part.begin(), first.first_part.end(),
             array_at<int32_t>(out, out.at.first_part));
   std::copy(first.parts.begin(), first.parts.end(), array_at<LatentDecodePart>(out, out.at.parts));
-  out.decodes.assign(1, {out.at.first_part, out.at.parts});
-  for (const LatentDecodePlan& plan : plans.subspan(1)) {
+  out.decodes.assign(1, {first.tile_rows, out.at.first_part, out.at.parts});
+  for (const LatentDecodePlan& plan : std::span(decodes_).subspan(1)) {
     const int64_t first_part = append<int32_t>(out, plan.first_part);
-    out.decodes.push_back({first_part, append<LatentDecodePart>(out, plan.parts)});
+    out.decodes.push_back({plan.tile_rows, first_part, append<LatentDecodePart>(out, plan.parts)});
   }
 }
 

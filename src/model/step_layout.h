@@ -1,9 +1,10 @@
 // The arrays that the kernels of a GPU's step read, in one piece of memory that is copied at once.
 // Host code, free of CUDA.
 //
-// Rows are ordered by the form of attention that they take: first those of absorbed sequences, then
-// those of multi-head ones. Arrays whose length is known from the number of rows come first, so
-// that their places are the same for every step of as many rows: a captured graph finds them there.
+// Rows are ordered by the form of attention that they take: first those of absorbed sequences, of
+// which those with one new token come first, then those of multi-head ones. Arrays whose length is
+// known from the number of rows come first, so that their places are the same for every step of as
+// many rows: a captured graph finds them there.
 #pragma once
 
 #include <cstddef>
@@ -52,6 +53,7 @@ struct StepArrays {
 
 // A launch of latent decode attention; where its arrays lie.
 struct DecodeLaunch {
+  int tile_rows = 16;
   int64_t first_part = 0;  // [multiprocessors] i32, see LatentDecodePlan
   int64_t parts = 0;       // LatentDecodePart
 };
@@ -71,7 +73,6 @@ struct StepLayout {
   int64_t absorbed_rows = 0;         // the first
   int64_t logit_rows = 0;
   int32_t max_pages = 0;
-  int tile_rows = 16;  // of latent decode
   StepArrays at;
   std::vector<DecodeLaunch> decodes;  // one after the other; a graph has the first
   std::vector<MhaPass> passes;
@@ -109,15 +110,17 @@ class StepPlanner {
   void write_rows(const ForwardBatch& batch, StepLayout& out);
   void write_absorbed(const ForwardBatch& batch, StepLayout& out);
   void write_multi_head(const ForwardBatch& batch, StepLayout& out);
-  void write_decodes(std::span<const LatentDecodePlan> plans, StepLayout& out) const;
+  void write_decodes(StepLayout& out) const;
   int64_t most_parts(int64_t rows) const;
   int64_t most_further_bytes(int64_t rows, int64_t max_pages) const;
 
   const StepLimits limits_;
   std::vector<int32_t> order_;      // sequences of the batch
+  int64_t num_single_ = 0;          // the first of them: absorbed, one new token
   int64_t num_absorbed_ = 0;        // the first of them
   std::vector<int32_t> first_row_;  // [sequences]: each one's in the step's order
   std::vector<int32_t> query_start_, context_lens_, sequences_;  // absorbed ones'
+  std::vector<LatentDecodePlan> decodes_;
   std::vector<int32_t> pass_queries_, pass_keys_;
   std::vector<int32_t> gathered_, key_starts_, first_tiles_;
   std::vector<MhaPrefillTile> tiles_;

@@ -163,9 +163,33 @@ TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
   EXPECT_EQ(captured.at.first_part, replayed.at.first_part);
   EXPECT_EQ(captured.at.parts, replayed.at.parts);
   EXPECT_EQ(captured.at.block_tables, replayed.at.block_tables);
-  EXPECT_EQ(captured.tile_rows, replayed.tile_rows);
+  ASSERT_EQ(captured.decodes.size(), 1u);
+  ASSERT_EQ(replayed.decodes.size(), 1u);
+  EXPECT_EQ(captured.decodes[0].tile_rows, replayed.decodes[0].tile_rows);
   EXPECT_EQ(captured.logit_rows, replayed.logit_rows);
   check(decode(5, 3000), 8, 1000);
+}
+
+TEST(StepLayout, ManyTokensOfOneSequenceLeaveTheTilesOfOthersSmall) {
+  StepLimits absorbed = limits(1 << 20);
+  absorbed.policy.form = AttentionForm::kAbsorbed;
+  StepPlanner planner(absorbed);
+  StepLayout layout;
+  const ForwardBatch batch = make_batch({{1, 900}, {30, 2000}, {1, 70}});
+  planner.plan(batch, batch.num_rows(), layout);
+  ASSERT_EQ(layout.decodes.size(), 2u);
+  EXPECT_EQ(layout.decodes[0].tile_rows, 16);
+  EXPECT_GT(layout.decodes[1].tile_rows, 16);
+  EXPECT_EQ(array_at<int32_t>(layout, layout.at.positions)[1], 70);
+  std::set<int32_t> rows;
+  for (const DecodeLaunch& decode : layout.decodes) {
+    const auto* part = array_at<LatentDecodePart>(layout, decode.parts);
+    for (; part->rows > 0; ++part) {
+      const int32_t first = part->out_row;
+      for (int32_t row = 0; row < part->rows; ++row) rows.insert(first + row);
+    }
+  }
+  EXPECT_EQ(std::ssize(rows), batch.num_rows() * kHeads);
 }
 
 TEST(StepLayout, LongBatchInvariantStepsHaveSeveralLaunches) {
