@@ -77,6 +77,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
     mlp = std::max(mlp, moe_workspace_bytes(moe_shape(config_), int_rows));
   }
   place(residual_, rows * hidden);
+  place(logit_residual_, options_.max_logit_rows * hidden);
   place(normed_, std::max(rows, options_.max_logit_rows) * hidden);
   place(delta_, rows * hidden);
   place(q_kv_a_, rows * q_kv_a_columns(config_));
@@ -158,40 +159,53 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
              .n = config_.hidden,
              .vocab = config_.vocab_size},
             stream);
-  const bf16* delta = nullptr;
+  const auto* valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows);
+  const LayerWeights& last = weights_.layers.back();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    add_and_norm(step, delta, weights.input_norm, stream);
+    add_and_norm(residual_, layer > 0 ? delta_ : nullptr, weights.input_norm, step.rows, stream);
     attention(weights, step, arrays,
               {cache.format, cache.data + layer * cache.layer_bytes, cache.num_pages}, stream);
-    delta = delta_;
-    add_and_norm(step, delta, weights.post_attention_norm, stream);
-    feed_forward(weights, step, arrays, stream);
+    if (layer + 1 == config_.num_layers) break;
+    add_and_norm(residual_, delta_, weights.post_attention_norm, step.rows, stream);
+    feed_forward(weights, step.rows, valid_rows, stream);
   }
   if (step.logit_rows == 0) return;
-  add_rms_norm({.residual = residual_,
-                .delta = delta,
-                .delta_stride = config_.hidden,
-                .row_ids = array_at<int32_t>(arrays, step.at.logit_rows),
-                .weight = weights_.final_norm,
-                .eps = static_cast<float>(config_.rms_norm_eps),
-                .out = normed_,
-                .rows = step.logit_rows,
-                .n = config_.hidden},
-               stream);
+  // Behind the last attention the rows without logits are of no more use. Padding keeps its place
+  // behind the valid rows.
+  narrow_and_norm(step, arrays, last.post_attention_norm, stream);
+  feed_forward(last, step.logit_rows, valid_rows, stream);
+  add_and_norm(logit_residual_, delta_, weights_.final_norm, step.logit_rows, stream);
   product(normed_, config_.hidden, weights_.head, {config_.vocab_size, config_.hidden}, logits_,
           config_.vocab_size, step.logit_rows, stream);
 }
 
-void DeepSeekModel::add_and_norm(const StepLayout& step, const bf16* delta, const float* weight,
-                                 cudaStream_t stream) {
-  add_rms_norm({.residual = residual_,
+// residual += delta; normed = norm(residual)
+void DeepSeekModel::add_and_norm(float* residual, const bf16* delta, const float* weight,
+                                 int64_t rows, cudaStream_t stream) {
+  add_rms_norm({.residual = residual,
                 .delta = delta,
                 .delta_stride = config_.hidden,
                 .weight = weight,
                 .eps = static_cast<float>(config_.rms_norm_eps),
                 .out = normed_,
-                .rows = step.rows,
+                .rows = rows,
+                .n = config_.hidden},
+               stream);
+}
+
+// The same of the rows whose logits are wanted, to logit_residual.
+void DeepSeekModel::narrow_and_norm(const StepLayout& step, const std::byte* arrays,
+                                    const float* weight, cudaStream_t stream) {
+  add_rms_norm({.residual = residual_,
+                .delta = delta_,
+                .delta_stride = config_.hidden,
+                .row_ids = array_at<int32_t>(arrays, step.at.logit_rows),
+                .gathered = logit_residual_,
+                .weight = weight,
+                .eps = static_cast<float>(config_.rms_norm_eps),
+                .out = normed_,
+                .rows = step.logit_rows,
                 .n = config_.hidden},
                stream);
 }
@@ -338,10 +352,10 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
 }
 
 // delta = mlp(normed), dense or a mixture of experts.
-void DeepSeekModel::feed_forward(const LayerWeights& weights, const StepLayout& step,
-                                 const std::byte* arrays, cudaStream_t stream) {
+void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
+                                 const int32_t* num_valid_rows, cudaStream_t stream) {
   MoeArguments arguments = {.shape = dense_shape(config_),
-                            .rows = static_cast<int32_t>(step.rows),
+                            .rows = static_cast<int32_t>(rows),
                             .x = normed_,
                             .expert_ids = dense_ids_,
                             .expert_weights = dense_weights_,
@@ -358,10 +372,10 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const StepLayout& 
           .weight_type = DType::kF32,
           .bias = weights.gate_bias,
           .options = gate_options(config_),
-          .num_valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows),
+          .num_valid_rows = num_valid_rows,
           .expert_ids = expert_ids_,
           .expert_weights = expert_weights_,
-          .rows = step.rows,
+          .rows = rows,
           .hidden = config_.hidden,
           .experts = config_.num_experts},
          stream);

@@ -76,10 +76,12 @@ class DeepSeekModel {
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
                      cudaStream_t stream);
-  void feed_forward(const LayerWeights& weights, const StepLayout& step, const std::byte* arrays,
+  void feed_forward(const LayerWeights& weights, int64_t rows, const int32_t* num_valid_rows,
                     cudaStream_t stream);
-  void add_and_norm(const StepLayout& step, const bf16* delta, const float* weight,
+  void add_and_norm(float* residual, const bf16* delta, const float* weight, int64_t rows,
                     cudaStream_t stream);
+  void narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
+                       cudaStream_t stream);
   template <typename T>
   void product(const bf16* x, int64_t x_stride, const bf16* weight, MatrixSize size, T* out,
                int64_t out_stride, int64_t rows, cudaStream_t stream);
@@ -92,6 +94,7 @@ class DeepSeekModel {
 
   // Of the workspace; element counts for max_rows.
   float* residual_ = nullptr;        // [rows, hidden]
+  float* logit_residual_ = nullptr;  // [max_logit_rows, hidden]
   bf16* normed_ = nullptr;           // [rows, hidden]
   bf16* delta_ = nullptr;            // [rows, hidden]: what a block adds to the residual
   bf16* q_kv_a_ = nullptr;           // [rows, q or q_lora, and latent + rope]

@@ -31,6 +31,7 @@ struct Nothing {};
 template <typename X, typename Delta>
 struct Arguments {
   X* x;
+  X* sums;  // x + delta; may be x
   const Delta* delta;
   const int32_t* row_ids;
   const float* weight;
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kRowThreads)
       const Eight delta = load_eight(arguments.delta + row * arguments.delta_stride + eight * 8);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[e].v[i] += delta.v[i];
-      if (arguments.row_ids == nullptr) store_eight(x[e], x_row + eight * 8);
+      store_eight(x[e], arguments.sums + blockIdx.x * arguments.x_stride + eight * 8);
     }
     sum += sum_of_squares(x[e]);
   }
@@ -108,24 +109,29 @@ void check_width(int64_t n) {
 
 template <typename Delta>
 void add_rms_norm_as(const AddRmsNormArguments& arguments, cudaStream_t stream) {
-  launch_rows<float, Delta>(arguments.rows,
-                            {.x = arguments.residual,
-                             .delta = static_cast<const Delta*>(arguments.delta),
-                             .row_ids = arguments.row_ids,
-                             .weight = arguments.weight,
-                             .out = static_cast<__nv_bfloat16*>(arguments.out),
-                             .x_stride = arguments.n,
-                             .delta_stride = arguments.delta_stride,
-                             .out_stride = arguments.n,
-                             .eights = static_cast<int32_t>(arguments.n / 8),
-                             .eps = arguments.eps},
-                            stream);
+  launch_rows<float, Delta>(
+      arguments.rows,
+      {.x = arguments.residual,
+       .sums = arguments.row_ids != nullptr ? arguments.gathered : arguments.residual,
+       .delta = static_cast<const Delta*>(arguments.delta),
+       .row_ids = arguments.row_ids,
+       .weight = arguments.weight,
+       .out = static_cast<__nv_bfloat16*>(arguments.out),
+       .x_stride = arguments.n,
+       .delta_stride = arguments.delta_stride,
+       .out_stride = arguments.n,
+       .eights = static_cast<int32_t>(arguments.n / 8),
+       .eps = arguments.eps},
+      stream);
 }
 
 }  // namespace
 
 void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream) {
   check_width(arguments.n);
+  FATHOM_CHECK(
+      arguments.row_ids == nullptr || (arguments.delta != nullptr && arguments.gathered != nullptr),
+      "rows by index want a delta and a place for the sums");
   if (arguments.delta == nullptr) return add_rms_norm_as<Nothing>(arguments, stream);
   FATHOM_CHECK(arguments.delta_stride >= arguments.n && arguments.delta_stride % 8 == 0,
                "delta's rows {} apart, {} wide", arguments.delta_stride, arguments.n);
@@ -140,6 +146,7 @@ void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream) {
                arguments.x_stride, arguments.out_stride);
   launch_rows<const __nv_bfloat16, Nothing>(arguments.rows,
                                             {.x = static_cast<const __nv_bfloat16*>(arguments.x),
+                                             .sums = nullptr,
                                              .delta = nullptr,
                                              .row_ids = nullptr,
                                              .weight = arguments.weight,

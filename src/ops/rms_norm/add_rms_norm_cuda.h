@@ -19,6 +19,7 @@ struct AddRmsNormArguments {
   DType delta_type = DType::kBF16;   // or kF32
   int64_t delta_stride = 0;          // elements from row to row
   const int32_t* row_ids = nullptr;  // [rows]; null: row i of all is row i
+  float* gathered = nullptr;         // [rows, n], dense; with row_ids
   const float* weight = nullptr;     // [n]
   float eps = 1e-6f;
   void* out = nullptr;  // [rows, n] bf16, dense
@@ -26,8 +27,9 @@ struct AddRmsNormArguments {
 };
 
 // residual += delta, and out = the norm of the sum. With row_ids, row i of `out` is made of rows
-// row_ids[i] of residual and delta (nothing where it is negative) and the residual stays as it is:
-// the last norm, of the rows whose logits are wanted. One launch.
+// row_ids[i] of residual and delta (nothing where it is negative), the residual stays as it is, and
+// the sum goes to row i of `gathered`: of the rows whose logits are wanted, behind which the others
+// are of no more use. One launch.
 void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream);
 
 struct RmsNormArguments {

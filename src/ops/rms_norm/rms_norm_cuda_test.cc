@@ -113,13 +113,16 @@ TEST(AddRmsNorm, RowsByIndexLeaveTheResidual) {
   for (int64_t i = 0; i < kN; ++i) residual[30 * kN + i] = std::nanf("");
 
   const DeviceArray<float> device_weight(weight), device_residual(residual);
+  const DeviceArray<float> gathered(std::ssize(sum));
   const DeviceArray<uint16_t> device_delta(delta), out(std::ssize(ids) * kN);
   const DeviceArray<int32_t> device_ids(ids);
   poison(out);
+  check(cudaMemset(gathered.data(), 0xFF, gathered.bytes()), "poisoning");
   add_rms_norm({.residual = device_residual.data(),
                 .delta = device_delta.data(),
                 .delta_stride = kN,
                 .row_ids = device_ids.data(),
+                .gathered = gathered.data(),
                 .weight = device_weight.data(),
                 .eps = kEps,
                 .out = out.data(),
@@ -127,6 +130,14 @@ TEST(AddRmsNorm, RowsByIndexLeaveTheResidual) {
                 .n = kN},
                nullptr);
   check(cudaDeviceSynchronize(), "add_rms_norm");
+  const auto sums = gathered.to_host();
+  for (int64_t i = 0; i < std::ssize(sum); ++i) {
+    if (i / kN == 3) {
+      ASSERT_TRUE(std::isnan(sums[i]));
+    } else {
+      ASSERT_EQ(sums[i], sum[i]) << i;
+    }
+  }
   auto actual = out.to_host();
   for (int64_t i = 0; i < kN; ++i) {
     ASSERT_EQ(actual[3 * kN + i], kPoison);
