@@ -109,14 +109,16 @@ bench-host: setup $(RELEASE)/build.ninja
 	@taskset -c 0,1 $(RELEASE)/src/engine/engine_bench --benchmark_filter='/256/'
 	@taskset -c 0,1 $(RELEASE)/src/server/api/server_api_bench
 
-# What shares memory between threads; the other e2e tests add no threads and take a quarter of an
-# hour each under ThreadSanitizer.
-THREADED := ^(engine|grammar|device|linear|moe|ops_sampling|server_http|e2e_goldens)$$
+asan: setup
+	@cmake --preset asan
+	@cmake --build build/asan
+	@ctest --test-dir build/asan --output-on-failure -LE 'slow|load'
 
-asan tsan: setup
-	@cmake --preset $@
-	@cmake --build build/$@
-	@ctest --test-dir build/$@ --output-on-failure $(if $(filter tsan,$@),-R '$(THREADED)',-LE 'slow|load')
+# What shares memory between threads.
+tsan: setup
+	@cmake --preset tsan
+	@cmake --build build/tsan --target threaded_tests
+	@ctest --test-dir build/tsan --output-on-failure -L threaded -LE 'slow|load'
 
 fuzz:
 	@tools/install_packages.sh build fuzz

@@ -36,20 +36,24 @@ function(fathom_room NAME)
   target_link_libraries(fathom_${NAME} PUBLIC fathom_options ${ROOM_DEPS})
 endfunction()
 
-# fathom_test(NAME SOURCES … DEPS … [LABEL slow]): the test program NAME_test, known to ctest as NAME.
+# fathom_test(NAME SOURCES … DEPS … [LABEL slow] [THREADED]): the test program NAME_test, known to
+# ctest as NAME. THREADED: it shares memory between threads; `threaded_tests` builds those.
+add_custom_target(threaded_tests)
 function(fathom_test NAME)
   if(NOT FATHOM_TESTS)
     return()
   endif()
-  cmake_parse_arguments(TEST "" "LABEL" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(TEST "THREADED" "LABEL" "SOURCES;DEPS" ${ARGN})
   add_executable(${NAME}_test ${TEST_SOURCES})
   target_link_libraries(${NAME}_test PRIVATE fathom_options ${TEST_DEPS} GTest::gtest_main)
   fathom_build_quickly(${NAME}_test)
   target_compile_definitions(${NAME}_test PRIVATE FATHOM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${NAME} COMMAND ${NAME}_test)
-  if(TEST_LABEL)
-    set_tests_properties(${NAME} PROPERTIES LABELS ${TEST_LABEL})
+  if(TEST_THREADED)
+    add_dependencies(threaded_tests ${NAME}_test)
+    list(APPEND TEST_LABEL threaded)
   endif()
+  set_tests_properties(${NAME} PROPERTIES LABELS "${TEST_LABEL}")
 endfunction()
 
 # fathom_bench(NAME SOURCES … DEPS …): the benchmark program NAME_bench; `benchmarks` builds all.

@@ -21,10 +21,17 @@ namespace fathom {
 
 class Tokenizer;
 
+// Instrumented code takes several times as long, and is never built to serve.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr std::chrono::seconds kGrammarDeadline{20};
+#else
+inline constexpr std::chrono::seconds kGrammarDeadline{2};
+#endif
+
 struct GrammarCompilerOptions {
-  int num_threads = 2;                       // grammars that are compiled at the same time
-  int threads_a_grammar = 0;                 // 0: one for two cores, at most 8
-  std::chrono::milliseconds deadline{2000};  // from the call to its result
+  int num_threads = 2;                                   // grammars compiled at the same time
+  int threads_a_grammar = 0;                             // 0: one for two cores, at most 8
+  std::chrono::milliseconds deadline{kGrammarDeadline};  // from the call to its result
   int64_t cache_bytes = int64_t{256} << 20;
   int64_t max_waiting = 512;  // calls without a result; beyond: refused
 };

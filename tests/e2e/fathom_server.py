@@ -1,7 +1,8 @@
 """`fathom serve` for tests: started, asked, stopped.
 
 A test that imports this is called as TEST PROGRAM SOURCE_DIR [ARGUMENT…]; both are taken from its
-arguments here.
+arguments here. With ROBUST_SLACK (1) in the environment everything may take so many times as long, for
+machines that do other work and programs built with sanitizers.
 """
 import atexit
 import http.client
@@ -15,6 +16,7 @@ import threading
 import time
 
 PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+SLACK = float(os.environ.get("ROBUST_SLACK", "1"))
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
@@ -41,7 +43,7 @@ class Server:
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
         if ready:
-            assert self.ready.wait(60) and self.port, "".join(self.log)
+            assert self.ready.wait(60 * SLACK) and self.port, "".join(self.log)
 
     def read(self):
         for line in self.process.stderr:
@@ -53,7 +55,7 @@ class Server:
         self.ready.set()
 
     def open(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * SLACK)
         if body is not None and not isinstance(body, (str, bytes)):
             body = json.dumps(body)
         connection.request(method, path, body, {"Content-Type": "application/json",
@@ -97,7 +99,7 @@ class Server:
         return sum(values)
 
     def wait_for(self, name, value, seconds=20):
-        end = time.monotonic() + seconds
+        end = time.monotonic() + seconds * SLACK
         while self.metric(name) != value:
             assert time.monotonic() < end, f"{name} is {self.metric(name)}, expected {value}"
             time.sleep(0.02)
@@ -111,8 +113,8 @@ class Server:
         return self.wait()
 
     def wait(self, seconds=60):
-        status = self.process.wait(seconds)
-        self.reader.join(10)
+        status = self.process.wait(seconds * SLACK)
+        self.reader.join(10 * SLACK)
         # Of a program built with sanitizers: no report, however it was meant to end.
         log = "".join(self.log)
         assert "Sanitizer: " not in log and "runtime error: " not in log, log

@@ -34,7 +34,7 @@ def answers(server, path):
 
 class Signals(unittest.TestCase):
     def test_sigterm_under_load(self):
-        server = faulty("step_ms:5", "--shutdown-timeout", "10")
+        server = faulty("step_ms:5", "--shutdown-timeout", str(int(10 * SLACK)))
         self.addCleanup(server.kill)
         results = []
         threads = [threading.Thread(target=lambda: results.append(server.ask(
@@ -128,7 +128,7 @@ class Model(unittest.TestCase):
             self.addCleanup(server.kill)
             os.truncate(largest, os.path.getsize(largest) // 2)
             # Before its header was read, or while its weights are: refused. After: it does not matter.
-            server.ready.wait(60)
+            server.ready.wait(60 * SLACK)
             if any("serving" in line for line in server.log):
                 self.assertEqual(server.stop(), 0)
                 return
@@ -145,7 +145,7 @@ class Model(unittest.TestCase):
             server = Server(model=folder, port=free_port(), ready=False, environment=preloaded(
                 "truncated_file", FATHOM_TRUNCATED_FILE=f"{read}:{size}:{path}"))
             self.addCleanup(server.kill)
-            server.ready.wait(60)
+            server.ready.wait(60 * SLACK)
             self.assertEqual(os.path.getsize(path), size, (name, read, "never read so often"))
             return server
 

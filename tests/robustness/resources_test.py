@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-from robustness import (CHAT, ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, Server, connect, encode,
+from robustness import (CHAT, ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, SLACK, Server, connect, encode,
                         preloaded, read_to_end, status_of, wait_until)
 from lifecycle_test import answers, free_port
 
@@ -35,7 +35,7 @@ class Standard(unittest.TestCase):
             reply = server.post(CHAT, {"messages": QUESTION, "temperature": 0})
             self.assertIn("42", reply["choices"][0]["message"]["content"])
         process.terminate()
-        self.assertEqual(process.wait(20), 0)
+        self.assertEqual(process.wait(20 * SLACK), 0)
 
     def test_no_room_for_the_log(self):
         with open("/dev/full", "w", encoding="ascii") as full:
