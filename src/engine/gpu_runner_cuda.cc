@@ -158,7 +158,13 @@ class GpuRunner : public Runner {
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages; }
-  int64_t keys_worth_a_row() const override { return fathom::keys_worth_a_row(config_); }
+  int64_t keys_worth_a_row() const override {
+    // Prompts are multi-head unless they must not be.
+    const bool is_absorbed =
+        options_.deterministic || options_.attention == AttentionForm::kAbsorbed;
+    return fathom::keys_worth_a_row(
+        config_, is_absorbed ? absorbed_key_macs(config_) : mha_key_macs(config_));
+  }
   int max_steps_in_flight() const override { return kStepsInFlight; }
   PageTransfer* page_transfer() override { return &*page_transfer_; }
   const Stream* host_stream() const override { return &host_stream_; }

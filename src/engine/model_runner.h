@@ -30,7 +30,9 @@ class ModelRunner : public LogitsRunner {
   int64_t vocab_size() const override { return model_->config().vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages(); }
-  int64_t keys_worth_a_row() const override { return fathom::keys_worth_a_row(model_->config()); }
+  int64_t keys_worth_a_row() const override {
+    return fathom::keys_worth_a_row(model_->config(), absorbed_key_macs(model_->config()));
+  }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
   PageTransfer* page_transfer() override { return &page_transfer_; }
   const Stream* host_stream() const override { return &stream_; }

@@ -45,8 +45,8 @@ double absorbed_key_macs(const ModelConfig& config) {
          static_cast<double>(config.latent_dim() + config.kv_lora_rank);
 }
 
-int64_t keys_worth_a_row(const ModelConfig& config) {
-  return std::max<int64_t>(1, static_cast<int64_t>(token_macs(config) / absorbed_key_macs(config)));
+int64_t keys_worth_a_row(const ModelConfig& config, double key_macs) {
+  return std::max<int64_t>(1, static_cast<int64_t>(token_macs(config) / key_macs));
 }
 
 }  // namespace fathom

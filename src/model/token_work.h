@@ -14,8 +14,7 @@ double token_macs(const ModelConfig& config);
 double mha_key_macs(const ModelConfig& config);
 double absorbed_key_macs(const ModelConfig& config);
 
-// Keys whose attention, in the absorbed form, is as much work for a token as all its matrices;
-// >= 1.
-int64_t keys_worth_a_row(const ModelConfig& config);
+// Keys whose attention, at key_macs each, is as much work for a token as all its matrices; >= 1.
+int64_t keys_worth_a_row(const ModelConfig& config, double key_macs);
 
 }  // namespace fathom
