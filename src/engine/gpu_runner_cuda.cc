@@ -23,6 +23,9 @@ using cuda::check;
 
 static_assert(kMaxTopLogprobs <= kDeviceTopLogprobs);
 
+// A step of more rows takes so long that its launches are never waited for.
+constexpr int64_t kMostGraphRows = 512;
+
 // Padded sizes of the decode steps that are captured.
 std::vector<int64_t> graph_sizes(int64_t most) {
   std::vector<int64_t> sizes;
@@ -336,7 +339,7 @@ class GpuRunner : public Runner {
 
   // Decode steps of made-up sequences: what they are is in device memory when a graph is launched.
   void capture() {
-    for (const int64_t rows : graph_sizes(options_.max_num_seqs)) {
+    for (const int64_t rows : graph_sizes(std::min(options_.max_num_seqs, kMostGraphRows))) {
       ForwardBatch batch;
       batch.max_pages = 1;
       batch.query_start = {0};
