@@ -24,6 +24,7 @@ struct GpuRunnerOptions {
   int num_threads = 0;  // for what the host does; 0: one a core
   bool graphs = true;
   AttentionForm attention = AttentionForm::kAuto;
+  int64_t expanded_keys = 0;  // at a time, for multi-head attention; 0: as many as 1 GiB holds
   // A request's logits have the same bits alone and among any others, however its prompt is cut
   // into chunks and whatever of it is found in the cache. All attention is absorbed then.
   bool deterministic = false;

@@ -20,7 +20,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kMaxRows = 2048, kMostKeys = 70'000, kMostPages = 1200;
+constexpr int64_t kMaxRows = 2048, kMostKeys = 1 << 17, kMostPages = 1200;
 
 struct Work {
   int32_t queries, context;  // of one sequence

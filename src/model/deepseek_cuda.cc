@@ -89,6 +89,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(q_latent_, rows * heads * latent);
   place(o_latent_, rows * heads * latent);
   place(heads_out_, rows * heads * config_.v_dim);
+  place(partial_lse_, rows * heads);
   place(key_latent_, keys * latent);
   place(key_rope_, keys * rope);
   place(kv_, keys * heads * (config_.qk_nope_dim + config_.v_dim));
@@ -310,7 +311,8 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
          stream);
 }
 
-// Keys and values of a pass's sequences expanded from the latent.
+// Keys and values of a pass's sequences expanded from the latent. What rows have of earlier passes
+// is where absorbed attention, which is done, had its queries.
 void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
                                   const std::byte* arrays, const Query& query, const Pages& pages,
                                   cudaStream_t stream) {
@@ -323,12 +325,12 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                  .format = pages.format,
                  .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
                  .max_pages = step.max_pages,
-                 .sequences = array_at<int32_t>(arrays, step.at.gathered) + pass.first_sequence,
-                 .first_keys = array_at<int32_t>(arrays, step.at.first_keys),
-                 // Each pass has one start more than it has sequences.
-                 .key_starts = array_at<int32_t>(arrays, step.at.key_starts) + pass.first_sequence +
+                 .sequences = array_at<int32_t>(arrays, step.at.gathered) + pass.first_part,
+                 .first_keys = array_at<int32_t>(arrays, step.at.first_keys) + pass.first_part,
+                 // Each pass has one start more than it has parts.
+                 .key_starts = array_at<int32_t>(arrays, step.at.key_starts) + pass.first_part +
                                static_cast<int64_t>(index),
-                 .num_sequences = pass.num_sequences,
+                 .num_sequences = pass.num_parts,
                  .keys = pass.num_keys,
                  .latent = key_latent_,
                  .k_rope = key_rope_},
@@ -343,6 +345,8 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                .k_rope = key_rope_,
                .keys = pass.num_keys,
                .out = heads_out_,
+               .partial = reinterpret_cast<float*>(q_latent_),
+               .lse = partial_lse_,
                .heads = static_cast<int32_t>(config_.num_heads),
                .softmax_scale = static_cast<float>(config_.softmax_scale()),
                .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +

@@ -16,7 +16,7 @@ namespace fathom::cuda {
 struct ModelOptions {
   int64_t max_rows = 8192;       // tokens in one step
   int64_t max_logit_rows = 512;  // of one step
-  int64_t most_keys = 0;         // that are expanded at a time for multi-head attention
+  int64_t most_keys = 0;  // that are expanded at a time for multi-head attention; whole tiles
   bool batch_invariant = false;  // a row's bits do not depend on what else is in the step
 };
 
@@ -101,9 +101,10 @@ class DeepSeekModel {
   bf16* q_a_normed_ = nullptr;       // [rows, q_lora]
   bf16* q_ = nullptr;                // [rows, H, nope + rope], with query compression
   bf16* q_rope_ = nullptr;           // [rows, H, rope]
-  bf16* q_latent_ = nullptr;         // [rows, H, latent]
+  bf16* q_latent_ = nullptr;         // [rows, H, latent]; later, multi-head: fp32 [rows, H, v]
   bf16* o_latent_ = nullptr;         // [rows, H, latent]
   bf16* heads_out_ = nullptr;        // [rows, H, v]
+  float* partial_lse_ = nullptr;     // [rows, H]
   bf16* key_latent_ = nullptr;       // [most_keys, latent]
   bf16* key_rope_ = nullptr;         // [most_keys, rope]
   bf16* kv_ = nullptr;               // [most_keys, H, nope + v]

@@ -27,10 +27,6 @@ int32_t num_queries(const ForwardBatch& batch, int64_t sequence) {
          batch.query_start[static_cast<size_t>(sequence)];
 }
 
-int32_t num_keys(const ForwardBatch& batch, int64_t sequence) {
-  return batch.context_lens[static_cast<size_t>(sequence)] + num_queries(batch, sequence);
-}
-
 // An array of T in the step's memory.
 template <typename T>
 T* array_at(StepLayout& layout, int64_t offset) {
@@ -38,6 +34,11 @@ T* array_at(StepLayout& layout, int64_t offset) {
 }
 
 }  // namespace
+
+StepPlanner::StepPlanner(const StepLimits& limits) : limits_(limits) {
+  FATHOM_CHECK(limits.most_keys % MhaPrefillTile::kKeys == 0, "{} keys at a time",
+               limits.most_keys);
+}
 
 bool StepPlanner::is_decode(const ForwardBatch& batch) {
   // Logit rows are distinct and rows of the batch: as many as there are rows is each of them.
@@ -59,12 +60,15 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
 }
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
-  const int64_t tiles = (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
+  // Each run of keys has tiles of all rows that come later, in a pass of its own at worst.
+  const int64_t runs = ceil_div(max_pages * kPageSize, std::max<int64_t>(1, limits_.most_keys));
+  const int64_t tiles = runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
+  const int64_t passes = runs * sequences;
   return rows * 20 + limits_.num_multiprocessors * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
          most_further_bytes(rows, max_pages) + sequences * max_pages * 4 +
-         sequences * (16 + limits_.num_multiprocessors *
-                               (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
+         passes * (16 + limits_.num_multiprocessors *
+                            (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
          tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 16 * kAlignment;
 }
 
@@ -216,41 +220,63 @@ void StepPlanner::write_decodes(StepLayout& out) const {
   }
 }
 
-// Whole sequences, as many together as their keys have room.
 void StepPlanner::write_multi_head(const ForwardBatch& batch, StepLayout& out) {
   gathered_.clear();
+  first_keys_.clear();
   key_starts_.clear();
   first_tiles_.clear();
   tiles_.clear();
-  for (int64_t i = num_absorbed_; i < std::ssize(order_);) {
-    MhaPass pass{.first_sequence = static_cast<int32_t>(std::ssize(gathered_)),
-                 .first_tile = std::ssize(tiles_)};
-    pass_queries_.assign(1, first_row_[static_cast<size_t>(order_[static_cast<size_t>(i)])]);
-    pass_keys_.assign(1, 0);
-    for (; i < std::ssize(order_); ++i) {
-      const int64_t s = order_[static_cast<size_t>(i)];
-      const int32_t keys = num_keys(batch, s);
-      if (pass.num_keys > 0 && pass.num_keys + keys > limits_.most_keys) break;
-      pass.num_keys += keys;
-      ++pass.num_sequences;
-      gathered_.push_back(static_cast<int32_t>(i));
-      pass_queries_.push_back(pass_queries_.back() + num_queries(batch, s));
-      pass_keys_.push_back(pass.num_keys);
-    }
-    const MhaPrefillPlan plan =
-        plan_mha_prefill(pass_queries_, pass_keys_, MhaMask::kCausal,
-                         static_cast<int>(limits_.heads), limits_.num_multiprocessors);
-    key_starts_.insert(key_starts_.end(), pass_keys_.begin(), pass_keys_.end());
-    first_tiles_.insert(first_tiles_.end(), plan.first_tile.begin(), plan.first_tile.end());
-    tiles_.insert(tiles_.end(), plan.tiles.begin(), plan.tiles.end());
-    out.passes.push_back(pass);
-  }
+  parts_.clear();
+  pass_ = {};
+  for (int64_t i = num_absorbed_; i < std::ssize(order_); ++i) add_keys(batch, i, out);
+  end_pass(out);
   if (out.passes.empty()) return;
   out.at.gathered = append<int32_t>(out, gathered_);
-  out.at.first_keys = append<int32_t>(out, std::vector<int32_t>(gathered_.size(), 0));
+  out.at.first_keys = append<int32_t>(out, first_keys_);
   out.at.key_starts = append<int32_t>(out, key_starts_);
   out.at.mha_first_tile = append<int32_t>(out, first_tiles_);
   out.at.mha_tiles = append<MhaPrefillTile>(out, tiles_);
+}
+
+// A sequence that fits a pass is not cut.
+void StepPlanner::add_keys(const ForwardBatch& batch, int64_t index, StepLayout& out) {
+  const int64_t s = order_[static_cast<size_t>(index)];
+  const int32_t context = batch.context_lens[static_cast<size_t>(s)];
+  const int32_t queries = num_queries(batch, s), keys = context + queries;
+  if (pass_.num_keys + int64_t{keys} > limits_.most_keys) end_pass(out);
+  for (int32_t first = 0; first < keys;) {
+    const auto count =
+        static_cast<int32_t>(std::min<int64_t>(keys - first, limits_.most_keys - pass_.num_keys));
+    // Queries before the run's first key see none of it.
+    const int32_t blind = std::max(0, first - context);
+    parts_.push_back({.first_row = first_row_[static_cast<size_t>(s)] + blind,
+                      .rows = queries - blind,
+                      .first_key = pass_.num_keys,
+                      .num_keys = count,
+                      .visible = context + blind - first + 1,
+                      .joined = first > 0});
+    gathered_.push_back(static_cast<int32_t>(index));
+    first_keys_.push_back(first);
+    key_starts_.push_back(pass_.num_keys);
+    pass_.num_keys += count;
+    ++pass_.num_parts;
+    first += count;
+    if (first < keys) end_pass(out);
+  }
+}
+
+void StepPlanner::end_pass(StepLayout& out) {
+  if (pass_.num_parts > 0) {
+    const MhaPrefillPlan plan =
+        plan_mha_prefill(parts_, static_cast<int>(limits_.heads), limits_.num_multiprocessors);
+    key_starts_.push_back(pass_.num_keys);
+    first_tiles_.insert(first_tiles_.end(), plan.first_tile.begin(), plan.first_tile.end());
+    pass_.first_tile = std::ssize(tiles_);
+    tiles_.insert(tiles_.end(), plan.tiles.begin(), plan.tiles.end());
+    out.passes.push_back(pass_);
+  }
+  pass_ = {.first_part = static_cast<int32_t>(std::ssize(gathered_))};
+  parts_.clear();
 }
 
 }  // namespace fathom::cuda

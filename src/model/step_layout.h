@@ -2,9 +2,10 @@
 // Host code, free of CUDA.
 //
 // Rows are ordered by the form of attention that they take: first those of absorbed sequences, of
-// which those with one new token come first, then those of multi-head ones. Arrays whose length is
-// known from the number of rows come first, so that their places are the same for every step of as
-// many rows: a captured graph finds them there.
+// which those with one new token come first, then those of multi-head ones. The keys of these are
+// expanded in passes of a bounded number of keys; a sequence with more of them than that has a part
+// in several passes. Arrays whose length is known from the number of rows come first, so that their
+// places are the same for every step of as many rows: a captured graph finds them there.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,9 @@ struct StepLimits {
   int num_multiprocessors = 0;
   AttentionShape shape = {};
   AttentionPolicy policy = {};
-  int64_t most_keys = 0;  // that are expanded at a time for the multi-head form
+  // That are expanded at a time for the multi-head form, a multiple of MhaPrefillTile::kKeys.
+  // Longer sequences are cut at multiples of it, whatever else is in the step.
+  int64_t most_keys = 0;
   // A row's plan depends on its position alone. Wants a policy of one form.
   bool batch_invariant = false;
   CacheFormat cache_format = CacheFormat::kBF16;
@@ -44,9 +47,9 @@ struct StepArrays {
   int64_t parts = 0;           // as a step of so many rows has
   int64_t block_tables = 0;    // [sequences, max_pages] i32, absorbed ones' first
   // What follows is for multi-head rows, which graphs do not have. Arrays of all passes together.
-  int64_t gathered = 0;        // [multi-head sequences] i32: which of the block tables
-  int64_t first_keys = 0;      // [multi-head sequences] i32: 0
-  int64_t key_starts = 0;      // [multi-head sequences + passes] i32: where each one's keys begin
+  int64_t gathered = 0;        // [parts] i32: which of the block tables
+  int64_t first_keys = 0;      // [parts] i32: of the sequence's keys
+  int64_t key_starts = 0;      // [parts + passes] i32: where each one's keys begin in the pass
   int64_t mha_first_tile = 0;  // [passes, multiprocessors] i32, see MhaPrefillPlan
   int64_t mha_tiles = 0;       // MhaPrefillTile
 };
@@ -58,11 +61,11 @@ struct DecodeLaunch {
   int64_t parts = 0;       // LatentDecodePart
 };
 
-// Sequences whose keys are expanded together.
+// Sequences' keys, or runs of them, that are expanded together.
 struct MhaPass {
   int32_t num_keys = 0;
-  int32_t first_sequence = 0, num_sequences = 0;  // among the multi-head ones
-  int64_t first_tile = 0;                         // in mha_tiles
+  int32_t first_part = 0, num_parts = 0;  // of different sequences
+  int64_t first_tile = 0;                 // in mha_tiles
 };
 
 // One step, planned. Keeps its memory for the next.
@@ -91,7 +94,7 @@ int64_t append(StepLayout& layout, std::span<const T> values) {
 // Plans steps. Keeps its memory from one to the next.
 class StepPlanner {
  public:
-  explicit StepPlanner(const StepLimits& limits) : limits_(limits) {}
+  explicit StepPlanner(const StepLimits& limits);
 
   // The batch as a step of `rows` rows, of which the batch's come first; with padding every row has
   // a logit row. The logits are in the order that the batch asks for.
@@ -110,6 +113,8 @@ class StepPlanner {
   void write_rows(const ForwardBatch& batch, StepLayout& out);
   void write_absorbed(const ForwardBatch& batch, StepLayout& out);
   void write_multi_head(const ForwardBatch& batch, StepLayout& out);
+  void add_keys(const ForwardBatch& batch, int64_t index, StepLayout& out);
+  void end_pass(StepLayout& out);
   void write_decodes(StepLayout& out) const;
   int64_t most_parts(int64_t rows) const;
   int64_t most_further_bytes(int64_t rows, int64_t max_pages) const;
@@ -121,8 +126,9 @@ class StepPlanner {
   std::vector<int32_t> first_row_;  // [sequences]: each one's in the step's order
   std::vector<int32_t> query_start_, context_lens_, sequences_;  // absorbed ones'
   std::vector<LatentDecodePlan> decodes_;
-  std::vector<int32_t> pass_queries_, pass_keys_;
-  std::vector<int32_t> gathered_, key_starts_, first_tiles_;
+  MhaPass pass_;                       // that is being filled
+  std::vector<MhaPrefillPart> parts_;  // its
+  std::vector<int32_t> gathered_, first_keys_, key_starts_, first_tiles_;
   std::vector<MhaPrefillTile> tiles_;
 };
 

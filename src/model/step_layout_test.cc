@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -95,41 +96,50 @@ void check(const ForwardBatch& batch, int64_t rows, int64_t most_keys) {
     EXPECT_EQ(ids[logit_rows[i]], batch.token_ids[batch.logit_rows[i]]);
   }
 
-  // Rows behind the absorbed ones are the passes', in order.
-  int64_t row = layout.absorbed_rows;
+  // Each multi-head row and each key that it sees are in one pass, in the order of the keys.
   const auto* gathered = array_at<int32_t>(layout, layout.at.gathered);
+  const auto* first_keys = array_at<int32_t>(layout, layout.at.first_keys);
   const auto* tables = array_at<int32_t>(layout, layout.at.block_tables);
+  std::vector<int64_t> seen(static_cast<size_t>(layout.valid_rows));  // keys, of head 0
   for (size_t p = 0; p < layout.passes.size(); ++p) {
     const MhaPass& pass = layout.passes[p];
-    EXPECT_TRUE(pass.num_keys <= most_keys || pass.num_sequences == 1);
-    const auto* starts = array_at<int32_t>(layout, layout.at.key_starts) + pass.first_sequence + p;
+    EXPECT_LE(pass.num_keys, most_keys);
+    const auto* starts = array_at<int32_t>(layout, layout.at.key_starts) + pass.first_part + p;
     EXPECT_EQ(starts[0], 0);
-    EXPECT_EQ(starts[pass.num_sequences], pass.num_keys);
-    for (int32_t i = 0; i < pass.num_sequences; ++i) {
-      // The last key is the last row's own.
-      const int32_t keys = starts[i + 1] - starts[i];
-      const int32_t* table = tables + gathered[pass.first_sequence + i] * batch.max_pages;
-      while (row < layout.valid_rows && positions[row] != keys - 1) ++row;
-      ASSERT_LT(row, layout.valid_rows);
-      EXPECT_EQ(slots[row], table[(keys - 1) / kPageSize] * kPageSize + (keys - 1) % kPageSize);
-      ++row;
-    }
+    EXPECT_EQ(starts[pass.num_parts], pass.num_keys);
     const auto* first_tile =
         array_at<int32_t>(layout, layout.at.mha_first_tile) + static_cast<int64_t>(p) * kProcessors;
-    int64_t rows_of_tiles = 0;
+    std::map<int32_t, int64_t> rows_of_heads;
     for (int block = 0; block < kProcessors; ++block) {
       const auto* tile = array_at<MhaPrefillTile>(layout, layout.at.mha_tiles) + pass.first_tile +
                          first_tile[block];
       for (; tile->rows > 0; ++tile) {
+        rows_of_heads[tile->head] += tile->rows;
         EXPECT_GE(tile->first_row, layout.absorbed_rows);
-        EXPECT_LE(tile->first_key + tile->num_keys, pass.num_keys);
-        rows_of_tiles += tile->rows;
+        const auto part = std::find(starts, starts + pass.num_parts, tile->first_key) - starts;
+        ASSERT_LT(part, pass.num_parts);
+        EXPECT_EQ(tile->num_keys, starts[part + 1] - starts[part]);
+        const int32_t first_key = first_keys[pass.first_part + part];
+        EXPECT_EQ(first_key % most_keys, 0);
+        EXPECT_EQ(tile->joined, first_key > 0);
+        EXPECT_EQ(tile->visible, positions[tile->first_row] - first_key + 1);
+        const int32_t* table = tables + gathered[pass.first_part + part] * batch.max_pages;
+        for (int32_t row = tile->first_row; row < tile->first_row + tile->rows; ++row) {
+          const int64_t position = positions[row];
+          EXPECT_EQ(slots[row], table[position / kPageSize] * kPageSize + position % kPageSize);
+          if (tile->head != 0) continue;
+          EXPECT_EQ(seen[static_cast<size_t>(row)], first_key);
+          seen[static_cast<size_t>(row)] +=
+              std::min<int64_t>(tile->num_keys, position + 1 - first_key);
+        }
       }
     }
-    EXPECT_GT(rows_of_tiles, 0);
-    EXPECT_EQ(rows_of_tiles % kHeads, 0);
+    EXPECT_EQ(std::ssize(rows_of_heads), kHeads);
+    for (const auto& [head, count] : rows_of_heads) EXPECT_EQ(count, rows_of_heads[0]);
   }
-  EXPECT_EQ(row, layout.valid_rows) << "every multi-head row is in a pass";
+  for (int64_t row = layout.absorbed_rows; row < layout.valid_rows; ++row) {
+    EXPECT_EQ(seen[static_cast<size_t>(row)], positions[row] + 1);
+  }
 }
 
 TEST(StepLayout, MixedSteps) {
@@ -139,12 +149,12 @@ TEST(StepLayout, MixedSteps) {
     for (size_t i = 0; i < 1 + random() % 20; ++i) {
       sequences.emplace_back(random() % 3 == 0 ? 1 + random() % 400 : 1, random() % 700);
     }
-    check(make_batch(sequences), make_batch(sequences).num_rows(), round % 2 == 0 ? 1 << 20 : 800);
+    check(make_batch(sequences), make_batch(sequences).num_rows(), round % 2 == 0 ? 1 << 20 : 256);
   }
 }
 
 TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
-  StepPlanner planner(limits(1000));
+  StepPlanner planner(limits(1024));
   StepLayout captured, replayed;
   const auto decode = [](int count, int32_t context) {
     ForwardBatch batch = make_batch(
@@ -167,7 +177,7 @@ TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
   ASSERT_EQ(replayed.decodes.size(), 1u);
   EXPECT_EQ(captured.decodes[0].tile_rows, replayed.decodes[0].tile_rows);
   EXPECT_EQ(captured.logit_rows, replayed.logit_rows);
-  check(decode(5, 3000), 8, 1000);
+  check(decode(5, 3000), 8, 1024);
 }
 
 TEST(StepLayout, ManyTokensOfOneSequenceLeaveTheTilesOfOthersSmall) {

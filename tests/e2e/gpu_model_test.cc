@@ -147,6 +147,7 @@ Deviation deviation(const std::vector<std::vector<SampledToken>>& actual,
 struct Way {
   AttentionForm form = AttentionForm::kAuto;
   CacheFormat format = CacheFormat::kBF16;
+  int64_t expanded_keys = 0;  // of multi-head attention at a time
 };
 
 class GpuRunner : public testing::TestWithParam<Way> {};
@@ -156,7 +157,7 @@ class GpuRunner : public testing::TestWithParam<Way> {};
 // GPU the FP8 weights are rounded to bf16 besides, and so is what passes from launch to launch
 // where the CPU keeps fp32: its distance from float32 may be larger, but not twice the CPU's.
 TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
-  const auto [form, format] = GetParam();
+  const auto [form, format, expanded_keys] = GetParam();
   std::mt19937 random(static_cast<uint32_t>(form));
   const auto texts = random_texts(random);
   const auto right = run(*on_cpu(DType::kF32, CacheFormat::kF32), texts);
@@ -165,6 +166,7 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
   GpuRunnerOptions options = gpu_options();
   options.attention = form;
   options.cache_format = format;
+  options.expanded_keys = expanded_keys;
   const auto gpu = on_gpu(options);
   const auto actual = run(*gpu, texts);
   const Deviation its = deviation(actual, right, "GPU");
@@ -187,6 +189,12 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Forms, GpuRunner,
                          testing::Values(Way{}, Way{.form = AttentionForm::kAbsorbed},
                                          Way{.form = AttentionForm::kMha}));
+INSTANTIATE_TEST_SUITE_P(KeysInPasses, GpuRunner,
+                         testing::Values(Way{.expanded_keys = 256},
+                                         Way{.form = AttentionForm::kMha, .expanded_keys = 128},
+                                         Way{.form = AttentionForm::kMha,
+                                             .format = CacheFormat::kFp8Scaled,
+                                             .expanded_keys = 128}));
 INSTANTIATE_TEST_SUITE_P(CacheFormats, GpuRunner,
                          testing::Values(Way{.format = CacheFormat::kFp8Scaled},
                                          Way{.format = CacheFormat::kE4M3},

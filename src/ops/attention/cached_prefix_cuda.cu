@@ -1,20 +1,13 @@
-// What: rows of the paged latent cache copied to dense matrices in bf16; (a, lse_a) and (b, lse_b)
-// joined: out = (2^a' a + 2^b' b) / (2^a' + 2^b') with the weights relative to the larger.
+// What: rows of the paged latent cache copied to dense matrices in bf16.
 //
 // Inputs/outputs: cached_prefix_cuda.h.
 //
-// Layout: a warp copies a row (bf16: 72 times 16 bytes; 8 bits: 16 values a lane); a warp joins a
-// row (4 values a lane).
+// Layout: a warp copies a row (bf16: 72 times 16 bytes; 8 bits: 16 values a lane).
 //
-// Determinism: no sums over threads.
-//
-// Limits: rows of 512 + 64 and of 128 values.
+// Limits: rows of 512 + 64 values.
 //
 // Measured: docs/kernels/mha_prefill.md.
 #include <cuda_bf16.h>
-
-#include <algorithm>
-#include <cmath>
 
 #include "cache/latent_row_cuda.cuh"
 #include "device/cuda/launch.h"
@@ -24,7 +17,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kPageKeys = 64, kV = 128;
+constexpr int kPageKeys = 64;
 constexpr int kLatentChunks = 512 * 2 / 16, kRopeChunks = 64 * 2 / 16;  // of 16 bytes, in bf16
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
@@ -93,59 +86,14 @@ __global__ void gather_kernel(const __grid_constant__ GatherLatentArguments argu
                 static_cast<uint4*>(arguments.k_rope) + row * kRopeChunks);
 }
 
-template <bool kOutF32>
-__global__ void merge_kernel(const __grid_constant__ MergeAttentionArguments arguments) {
-  wait_for_earlier_launches();
-  let_next_launch_begin();
-  const int lane = threadIdx.x % 32;
-  const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (row >= arguments.rows) return;
-  const int64_t at = row * (kV / 4) + lane;
-  const float4 a = reinterpret_cast<const float4*>(arguments.a)[at];
-  const float4 b = reinterpret_cast<const float4*>(arguments.b)[at];
-  const float a_lse = arguments.a_lse[row], b_lse = arguments.b_lse[row];
-  const float most = fmaxf(a_lse, b_lse);
-  // -inf: neither saw a key.
-  const float base = most == -INFINITY ? 0 : most;
-  float a_weight = expf(a_lse - base), b_weight = expf(b_lse - base);
-  const float sum = a_weight + b_weight;
-  const float inverse = sum > 0 ? 1 / sum : 0;
-  a_weight *= inverse;
-  b_weight *= inverse;
-  // What saw no key may hold anything.
-  const auto join = [&](float its_a, float its_b) {
-    return (a_weight > 0 ? its_a * a_weight : 0) + (b_weight > 0 ? its_b * b_weight : 0);
-  };
-  const float4 out = make_float4(join(a.x, b.x), join(a.y, b.y), join(a.z, b.z), join(a.w, b.w));
-  if constexpr (kOutF32) {
-    static_cast<float4*>(arguments.out)[at] = out;
-  } else {
-    static_cast<uint2*>(arguments.out)[at] =
-        make_uint2(pack_bf16(out.x, out.y), pack_bf16(out.z, out.w));
-  }
-  __syncwarp();  // all have read a_lse, which may be lse
-  if (lane == 0 && arguments.lse != nullptr) arguments.lse[row] = base + logf(sum);
-}
-
-template <typename Arguments>
-void launch_rows(void (*kernel)(Arguments), const Arguments& arguments, int64_t rows,
-                 cudaStream_t stream) {
-  if (rows == 0) return;
-  const auto blocks = static_cast<unsigned>((rows + kWarps - 1) / kWarps);
-  launch(kernel, {.blocks = blocks, .threads = kThreads}, stream, arguments);
-}
-
 }  // namespace
 
 void gather_latent(const GatherLatentArguments& arguments, cudaStream_t stream) {
+  if (arguments.keys == 0) return;
+  const auto blocks = static_cast<unsigned>((arguments.keys + kWarps - 1) / kWarps);
   with_latent_row(arguments.format, [&]<typename Row>(Row) {
-    launch_rows(gather_kernel<Row>, arguments, arguments.keys, stream);
+    launch(gather_kernel<Row>, {.blocks = blocks, .threads = kThreads}, stream, arguments);
   });
-}
-
-void merge_attention(const MergeAttentionArguments& arguments, cudaStream_t stream) {
-  launch_rows(arguments.out_f32 ? merge_kernel<true> : merge_kernel<false>, arguments,
-              arguments.rows, stream);
 }
 
 }  // namespace fathom::cuda

@@ -1,6 +1,5 @@
 // What multi-head attention needs for a prefix that is in the cache, on a GPU: the cached rows, out
-// of their pages, and the joining of parts over different keys. gather_latent and merge_attention
-// of ops/attention/attention.h for many sequences at once.
+// of their pages. gather_latent of ops/attention/attention.h for many sequences at once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,20 +28,5 @@ struct GatherLatentArguments {
 };
 
 void gather_latent(const GatherLatentArguments& arguments, cudaStream_t stream);
-
-// Two results of attention over different keys become the one over all of them, by log-sum-exp. All
-// pointers are device memory, aligned to 16 bytes. out may be a, lse a_lse.
-struct MergeAttentionArguments {
-  const float* a = nullptr;      // [rows, 128]; a row is a query and a head
-  const float* a_lse = nullptr;  // [rows]
-  const float* b = nullptr;
-  const float* b_lse = nullptr;
-  void* out = nullptr;   // [rows, 128] bf16, or f32 if out_f32
-  bool out_f32 = false;  // for another merge
-  float* lse = nullptr;  // [rows], or null
-  int64_t rows = 0;
-};
-
-void merge_attention(const MergeAttentionArguments& arguments, cudaStream_t stream);
 
 }  // namespace fathom::cuda

@@ -1,5 +1,5 @@
-// Reading cached rows back and joining parts of attention: time of a launch in a CUDA graph of 24
-// that take different memory; median of 11 replays.
+// Reading cached rows back: time of a launch in a CUDA graph of 24 that take different memory;
+// median of 11 replays.
 //
 //   cached_prefix_cuda_bench [--json]
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kLatent = 512, kRope = 64, kColumns = kLatent + kRope, kV = 128, kPageKeys = 64;
+constexpr int64_t kLatent = 512, kRope = 64, kColumns = kLatent + kRope, kPageKeys = 64;
 constexpr int kCopies = 24;
 
 struct Row {
@@ -51,24 +51,8 @@ Row gather(int32_t keys) {
   return {"gather_latent", keys, us, 2.0 * kColumns * 2 * keys};
 }
 
-Row merge(int64_t rows) {
-  const DeviceArray<float> a(kCopies * rows * kV), b(kCopies * rows * kV), lse(kCopies * rows);
-  const DeviceArray<uint16_t> out(kCopies * rows * kV);
-  const double us = time_in_graph(kCopies, [&](int copy, cudaStream_t stream) {
-    merge_attention({.a = a.data() + copy * rows * kV,
-                     .a_lse = lse.data() + copy * rows,
-                     .b = b.data() + copy * rows * kV,
-                     .b_lse = lse.data() + copy * rows,
-                     .out = out.data() + copy * rows * kV,
-                     .rows = rows},
-                    stream);
-  });
-  return {"merge_attention", rows, us, static_cast<double>(rows) * (kV * 10 + 8)};
-}
-
 int run(bool json) {
-  const Row rows[] = {gather(512),     gather(8192),     gather(65536),
-                      merge(16 * 512), merge(16 * 2048), merge(128 * 2048)};
+  const Row rows[] = {gather(512), gather(8192), gather(65536)};
   if (json) {
     std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
   } else {

@@ -1,10 +1,8 @@
-// Reading cached rows back and joining parts of attention on the GPU, against the CPU's operations.
+// Reading cached rows back on the GPU, against the CPU's operation.
 #include "ops/attention/cached_prefix_cuda.h"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "cache/latent_row.h"
@@ -15,8 +13,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kLatent = 512, kRope = 64, kColumns = kLatent + kRope, kV = 128;
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
+constexpr int64_t kLatent = 512, kRope = 64, kColumns = kLatent + kRope;
 
 struct Range {
   int32_t first, count;
@@ -101,63 +98,6 @@ TEST_P(GatherLatent, RangesOfOneAndOfManySequences) {
 INSTANTIATE_TEST_SUITE_P(Formats, GatherLatent,
                          testing::Values(CacheFormat::kBF16, CacheFormat::kFp8Scaled,
                                          CacheFormat::kE4M3, CacheFormat::kE5M2));
-
-// Rows: most saw keys in both parts, some in one, some in none; what saw none holds NaN.
-TEST(MergeAttention, EqualsTheCpu) {
-  for (const int64_t rows : {1, 7, 3000}) {
-    std::mt19937 random(static_cast<uint32_t>(rows));
-    auto a = random_f32(rows * kV, 1, random), b = random_f32(rows * kV, 1, random);
-    auto a_lse = random_f32(rows, 10, random), b_lse = random_f32(rows, 10, random);
-    for (int64_t row = 0; row < rows; ++row) {
-      for (auto [part, lse, kind] : {std::tuple{&a, &a_lse, 3}, std::tuple{&b, &b_lse, 4}}) {
-        if (row % 12 != kind && row % 12 != 5) continue;
-        (*lse)[static_cast<size_t>(row)] = kLowest;
-        std::fill_n(part->begin() + row * kV, kV, std::nanf(""));
-      }
-    }
-    std::vector<float> expected = a, expected_lse = a_lse;
-    ThreadPool pool(1);
-    fathom::merge_attention(Stream(pool), ConstTensorView(b.data(), {rows, 1, kV}),
-                            ConstTensorView(b_lse.data(), {rows, 1}),
-                            TensorView(expected.data(), {rows, 1, kV}),
-                            TensorView(expected_lse.data(), {rows, 1}));
-    const DeviceArray<float> its_a(a), its_b(b), its_a_lse(a_lse), its_b_lse(b_lse);
-    const DeviceArray<uint16_t> narrow(rows * kV);
-    check(cudaMemset(narrow.data(), 0xFF, narrow.bytes()), "poison");
-    merge_attention({.a = its_a.data(),
-                     .a_lse = its_a_lse.data(),
-                     .b = its_b.data(),
-                     .b_lse = its_b_lse.data(),
-                     .out = narrow.data(),
-                     .rows = rows},
-                    nullptr);
-    // Into the first part.
-    merge_attention({.a = its_a.data(),
-                     .a_lse = its_a_lse.data(),
-                     .b = its_b.data(),
-                     .b_lse = its_b_lse.data(),
-                     .out = its_a.data(),
-                     .out_f32 = true,
-                     .lse = its_a_lse.data(),
-                     .rows = rows},
-                    nullptr);
-    check(cudaDeviceSynchronize(), "synchronize");
-    const auto wide = its_a.to_host(), rounded = widen(narrow.to_host()), lse = its_a_lse.to_host();
-    for (int64_t row = 0; row < rows; ++row) {
-      const auto r = static_cast<size_t>(row);
-      if (row % 12 == 5) {
-        ASSERT_EQ(lse[r], kLowest);
-      } else {
-        ASSERT_NEAR(lse[r], expected_lse[r], 1e-5);
-      }
-      for (size_t i = r * kV; i < (r + 1) * kV; ++i) {
-        const float value = row % 12 == 5 ? 0 : expected[i];
-        ASSERT_NEAR(wide[i], value, 1e-5) << "row " << row;
-        ASSERT_NEAR(rounded[i], value, 1e-5 + std::abs(value) / 256) << "row " << row;
-      }
-    }
-  }
-}
 
 }  // namespace
 }  // namespace fathom::cuda

@@ -19,8 +19,11 @@
 // their way as soon as the memory that they go to has been read.
 // Rows of values beyond a sequence's end belong to others: a zero probability does not silence a
 // NaN there, so a warp of the third warpgroup overwrites them when they have arrived.
+// A tile over later keys of its rows joins its result with theirs over the keys before, which it
+// finds in memory as fp32: by log-sum-exp, when both are there.
 //
-// Determinism: one warpgroup computes a row, in the order of its keys; no atomics.
+// Determinism: one warpgroup computes a row, in the order of its keys; no atomics. Steps whose keys
+// a row does not see leave its sums as they are.
 //
 // Limits: head dimensions 192 and 128. A tile is not split over blocks: few tiles with many keys
 // leave multiprocessors idle.
@@ -60,7 +63,8 @@ constexpr int kGroupBytes = 1024;  // 8 rows
 struct Arguments {
   const MhaPrefillTile* tiles;
   const int32_t* first_tile;
-  void* out;
+  __nv_bfloat16* out;
+  float* partial;
   float* lse;
   int32_t heads;
   float scale_log2;
@@ -209,7 +213,6 @@ __device__ void compute_before_here(float a, float b) {
       : "memory");
 }
 
-template <bool kOutF32>
 class Attention {
  public:
   __device__ Attention(SharedMemory& shared, const Arguments& arguments, int group)
@@ -226,12 +229,14 @@ class Attention {
   }
 
   __device__ void run(const MhaPrefillTile& tile) {
+    // (Without this way out nvcc 13.0 begins the next tile beside the end of this one, for which
+    // there are no registers.)
     if (tile.steps == 0) {
       write_nothing(tile);
       return;
     }
     // Keys that this warpgroup's first row sees: steps below need no mask.
-    const int visible = tile.visible + tile.causal * group_ * kRows;
+    const int visible = tile.visible + group_ * kRows;
     const int unmasked = visible / kKeys;
     begin(tile, unmasked);
     for (int step = 1; step < tile.steps; ++step) {
@@ -340,8 +345,7 @@ class Attention {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // Keys of this step that the row sees, counted from the thread's first column.
-      const int visible =
-          tile.visible + tile.causal * (row + 8 * h) - step * kKeys - 2 * (lane_ % 4);
+      const int visible = tile.visible + row + 8 * h - step * kKeys - 2 * (lane_ % 4);
 #pragma unroll
       for (int j = 2 * h; j < kElements; j += 4) {
         if (j / 4 * 8 >= visible) scores_[j] = -INFINITY;
@@ -407,40 +411,63 @@ class Attention {
     for (int h = 0; h < 2; ++h) {
       const int row = group_ * kRows + first_row_ + 8 * h;
       const bool exists = row < tile.rows;
+      // Keys that the row sees beyond this run are a later launch's.
+      const bool ends = tile.visible + row <= tile.num_keys;
       const size_t at = row_at(tile, row);
-      const float inverse = 1 / sum_[h];
-      if (arguments_.lse != nullptr && exists && lane_ % 4 == 0) {
-        constexpr float kLn2 = 0.6931471805599453f;
-        arguments_.lse[at] = (maximum_[h] * arguments_.scale_log2 + log2f(sum_[h])) * kLn2;
-      }
-      if constexpr (kOutF32) {
-        float* to = static_cast<float*>(arguments_.out) + at * kV + 2 * (lane_ % 4);
+      const Shares shares = end_row(tile, exists, at, h);
+      float* partial = arguments_.partial + at * kV + 2 * (lane_ % 4);
+      __nv_bfloat16* out = arguments_.out + at * kV + 8 * (lane_ % 4);
 #pragma unroll
-        for (int c = 0; c < kV / 8; ++c) {
-          const int j = 4 * c + 2 * h;
-          if (exists) {
-            *reinterpret_cast<float2*>(to + 8 * c) =
-                make_float2(out_[j] * inverse, out_[j + 1] * inverse);
-          }
+      for (int c = 0; c < kV / 8; c += 4) {
+        float2 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = 4 * (c + i) + 2 * h;
+          x[i] = make_float2(out_[j] * shares.now, out_[j + 1] * shares.now);
         }
-      } else {
-        __nv_bfloat16* to = static_cast<__nv_bfloat16*>(arguments_.out) + at * kV;
-#pragma unroll
-        for (int c = 0; c < kV / 8; c += 4) {
-          uint32_t v[4];
+        if (tile.joined && exists) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int j = 4 * (c + i) + 2 * h;
-            v[i] = pack_bf16(out_[j] * inverse, out_[j + 1] * inverse);
+            const float2 before = *reinterpret_cast<const float2*>(partial + 8 * (c + i));
+            x[i].x += before.x * shares.before;
+            x[i].y += before.y * shares.before;
           }
-          transpose(v);
-          if (exists) {
-            *reinterpret_cast<uint4*>(to + 8 * (c + lane_ % 4)) =
-                make_uint4(v[0], v[1], v[2], v[3]);
-          }
+        }
+        if (exists && !ends) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) *reinterpret_cast<float2*>(partial + 8 * (c + i)) = x[i];
+        }
+        if (tile.visible > tile.num_keys) continue;
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = pack_bf16(x[i].x, x[i].y);
+        transpose(v);
+        if (exists && ends) {
+          *reinterpret_cast<uint4*>(out + 8 * c) = make_uint4(v[0], v[1], v[2], v[3]);
         }
       }
     }
+  }
+
+  // What the sums of this run, and the result over the keys before, are multiplied with.
+  struct Shares {
+    float now, before;
+  };
+
+  __device__ Shares end_row(const MhaPrefillTile& tile, bool exists, size_t at, int h) const {
+    constexpr float kLn2 = 0.6931471805599453f;
+    float lse = (maximum_[h] * arguments_.scale_log2 + log2f(sum_[h])) * kLn2;
+    Shares shares = {1 / sum_[h], 0};
+    if (tile.joined && exists) {
+      const float before = arguments_.lse[at], most = fmaxf(before, lse);
+      const float weight = expf(lse - most), before_weight = expf(before - most);
+      const float total = weight + before_weight;
+      shares = {shares.now * weight / total, before_weight / total};
+      lse = most + logf(total);
+    }
+    __syncwarp();  // all have read lse
+    if (arguments_.lse != nullptr && exists && lane_ % 4 == 0) arguments_.lse[at] = lse;
+    return shares;
   }
 
   // Among four neighbouring lanes: lane i's v[j] becomes lane j's v[i].
@@ -458,15 +485,15 @@ class Attention {
     }
   }
 
-  // Rows that see no key.
+  // Of a run without keys.
   __device__ void write_nothing(const MhaPrefillTile& tile) const {
-    constexpr int kRowBytes = kV * (kOutF32 ? 4 : 2), kLanes = kRowBytes / 16;
+    constexpr int kLanes = kV * 2 / 16;
     const int thread = threadIdx.x % kGroupThreads;
     for (int i = thread; i < kRows * kLanes; i += kGroupThreads) {
       const int row = group_ * kRows + i / kLanes;
       if (row >= tile.rows) break;
       const size_t at = row_at(tile, row);
-      static_cast<uint4*>(arguments_.out)[at * kLanes + i % kLanes] = uint4{};
+      reinterpret_cast<uint4*>(arguments_.out)[at * kLanes + i % kLanes] = uint4{};
       if (i % kLanes == 0 && arguments_.lse != nullptr) arguments_.lse[at] = -INFINITY;
     }
   }
@@ -495,7 +522,6 @@ __device__ void for_each_tile(const MhaPrefillTile* tiles, const MhaPrefillTile&
   }
 }
 
-template <bool kOutF32>
 __global__ void __launch_bounds__(kThreads, 1)
     mha_prefill_kernel(const __grid_constant__ Maps maps,
                        const __grid_constant__ Arguments arguments) {
@@ -538,19 +564,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     take_registers<240>();
-    for_each_tile(tiles, first, Attention<kOutF32>(shared, arguments, warp / 4));
+    for_each_tile(tiles, first, Attention(shared, arguments, warp / 4));
   }
-}
-
-template <bool kOutF32>
-void launch_for(const Maps& maps, const Arguments& arguments, int num_blocks, cudaStream_t stream) {
-  const auto kernel = mha_prefill_kernel<kOutF32>;
-  constexpr int kBytes = sizeof(SharedMemory);
-  static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
-  static_cast<void>(prepared);
-  launch(kernel,
-         {.blocks = static_cast<unsigned>(num_blocks), .threads = kThreads, .shared_bytes = kBytes},
-         stream, maps, arguments);
 }
 
 }  // namespace
@@ -566,10 +581,21 @@ void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
                      bf16_map(arguments.k_rope, {.rows = keys, .columns = kRope},
                               {.rows = kKeys, .columns = kBoxColumns})};
   constexpr float kLog2E = 1.4426950408889634f;
-  const Arguments inner = {arguments.tiles, arguments.first_tile, arguments.out,
-                           arguments.lse,   arguments.heads,      arguments.softmax_scale * kLog2E};
-  const auto run = arguments.out_f32 ? launch_for<true> : launch_for<false>;
-  run(maps, inner, num_multiprocessors, stream);
+  const Arguments inner = {arguments.tiles,
+                           arguments.first_tile,
+                           static_cast<__nv_bfloat16*>(arguments.out),
+                           arguments.partial,
+                           arguments.lse,
+                           arguments.heads,
+                           arguments.softmax_scale * kLog2E};
+  constexpr int kBytes = sizeof(SharedMemory);
+  static const bool prepared = (allow_shared_memory(mha_prefill_kernel, kBytes), true);
+  static_cast<void>(prepared);
+  launch(mha_prefill_kernel,
+         {.blocks = static_cast<unsigned>(num_multiprocessors),
+          .threads = kThreads,
+          .shared_bytes = kBytes},
+         stream, maps, inner);
 }
 
 }  // namespace fathom::cuda

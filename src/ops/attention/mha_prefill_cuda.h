@@ -4,6 +4,9 @@
 // out[r, h] = sum_k softmax_k(scale * (q_nope[r, h] . k_nope[k, h] + q_rope[r, h] . k_rope[k]))
 // v[k, h] over the keys k that row r may see. Head dimensions 128 + 64 and 128, bf16.
 //
+// A sequence's keys may come in runs, a launch each, which overwrite one another in kv: what rows
+// have so far is in `partial` and `lse`, until the launch with the last key that they see.
+//
 // The kernel is described in mha_prefill_cuda.cu and docs/kernels/mha_prefill.md.
 #pragma once
 
@@ -24,10 +27,9 @@ struct MhaPrefillArguments {
   const void* kv = nullptr;      // [keys, heads, 256] bf16: k_nope, then v, as kv_b_proj gives them
   const void* k_rope = nullptr;  // [keys, 64] bf16
   int64_t keys = 0;
-  void* out = nullptr;   // [rows, heads, 128] bf16, or f32 if out_f32
-  bool out_f32 = false;  // for a part that is merged with others
-  float* lse = nullptr;  // [rows, heads]: natural log of the sum, -inf where no key was visible; or
-                         // null
+  void* out = nullptr;       // [rows, heads, 128] bf16
+  float* partial = nullptr;  // [rows, heads, 128]; null if no part is joined or goes on
+  float* lse = nullptr;      // [rows, heads]: natural log of the sum; may be null where partial is
   int32_t heads = 0;
   float softmax_scale = 0;  // > 0
   // The plan's, copied: no launch writes them, so they are read before earlier launches have ended.
@@ -36,7 +38,7 @@ struct MhaPrefillArguments {
 };
 
 // Enqueues one launch of as many blocks as the plan was made for. A row's bits depend on its own
-// query, the keys that it sees and its place in its tile, not on the rest of the batch.
+// query, the keys that it sees and where these are cut into parts, not on the rest of the batch.
 void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
                  cudaStream_t stream);
 

@@ -1,6 +1,7 @@
 // Multi-head prefill attention on the GPU: time of a launch in a CUDA graph whose launches take
 // different memory, more than the L2 holds together; median of 11 replays. TFLOP/s counts what the
-// mask lets through.
+// mask lets through. A run of keys: those before the queries' own, joined with earlier ones and to
+// be joined with later ones.
 //
 //   mha_prefill_cuda_bench [--json]
 #include <algorithm>
@@ -22,7 +23,7 @@ constexpr double kTflops = 790;  // what an H200 multiplies in bf16, measured
 
 struct Shape {
   int heads, sequences, queries, keys;
-  MhaMask mask = MhaMask::kCausal;
+  bool is_run = false;
 
   int64_t rows() const { return int64_t{sequences} * queries; }
   int64_t all_keys() const { return int64_t{sequences} * keys; }
@@ -30,15 +31,15 @@ struct Shape {
     return rows() * heads * (kQk + kV) + all_keys() * (heads * kKvColumns + kRope);
   }
   double flop() const {
-    const double pairs = static_cast<double>(queries) *
-                         (keys - (mask == MhaMask::kCausal ? (queries - 1) / 2.0 : 0.0));
+    const double pairs =
+        static_cast<double>(queries) * (keys - (is_run ? 0.0 : (queries - 1) / 2.0));
     return 2 * (kQk + kV) * pairs * heads * sequences;
   }
 };
 
 struct Memory {
   DeviceArray<uint16_t> q, kv, k_rope, out;
-  DeviceArray<float> lse;
+  DeviceArray<float> partial, lse;
 };
 
 DeviceArray<uint16_t> random_array(int64_t size, const std::vector<uint16_t>& some) {
@@ -53,12 +54,16 @@ DeviceArray<uint16_t> random_array(int64_t size, const std::vector<uint16_t>& so
 }
 
 double measure(const Shape& shape, const std::vector<uint16_t>& some, int processors) {
-  std::vector<int32_t> query_starts, key_starts;
-  for (int s = 0; s <= shape.sequences; ++s) {
-    query_starts.push_back(s * shape.queries);
-    key_starts.push_back(s * shape.keys);
+  std::vector<MhaPrefillPart> parts;
+  for (int s = 0; s < shape.sequences; ++s) {
+    parts.push_back({.first_row = s * shape.queries,
+                     .rows = shape.queries,
+                     .first_key = s * shape.keys,
+                     .num_keys = shape.keys,
+                     .visible = shape.is_run ? shape.keys + 1 : shape.keys - shape.queries + 1,
+                     .joined = shape.is_run});
   }
-  const auto plan = plan_mha_prefill(query_starts, key_starts, shape.mask, shape.heads, processors);
+  const auto plan = plan_mha_prefill(parts, shape.heads, processors);
   const DeviceArray<MhaPrefillTile> tiles(plan.tiles);
   const DeviceArray<int32_t> first_tile(plan.first_tile);
   constexpr int64_t kValues = int64_t{100} << 20;  // 200 MB
@@ -70,7 +75,9 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
     memory.push_back({random_array(rows * kQk, some),
                       random_array(keys * shape.heads * kKvColumns, some),
                       random_array(keys * kRope, some), DeviceArray<uint16_t>(rows * kV),
-                      DeviceArray<float>(rows)});
+                      DeviceArray<float>(shape.is_run ? rows * kV : 0), DeviceArray<float>(rows)});
+    check(cudaMemset(memory.back().partial.data(), 0, memory.back().partial.bytes()), "clearing");
+    check(cudaMemset(memory.back().lse.data(), 0, memory.back().lse.bytes()), "clearing");
   }
   return time_in_graph(copies, [&](int copy, cudaStream_t stream) {
     const Memory& its = memory[static_cast<size_t>(copy)];
@@ -82,6 +89,7 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
                  .k_rope = its.k_rope.data(),
                  .keys = shape.all_keys(),
                  .out = its.out.data(),
+                 .partial = its.partial.data(),
                  .lse = its.lse.data(),
                  .heads = shape.heads,
                  .softmax_scale = 0.0721688f,
@@ -96,19 +104,11 @@ int run(bool json) {
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "attribute");
   std::mt19937 random(1);
   const auto some = random_bf16(1 << 22, 1, random);
-  const Shape shapes[] = {{16, 1, 512, 512},
-                          {16, 1, 1024, 1024},
-                          {16, 1, 2048, 2048},
-                          {16, 1, 4096, 4096},
-                          {16, 1, 8192, 8192},
-                          {16, 8, 1024, 1024},
-                          {16, 32, 256, 256},
-                          {16, 1, 2048, 10240},
-                          {16, 1, 2048, 8192, MhaMask::kNone},
-                          {128, 1, 512, 512},
-                          {128, 1, 2048, 2048},
-                          {128, 1, 4096, 4096},
-                          {128, 1, 4096, 4096, MhaMask::kNone}};
+  const Shape shapes[] = {
+      {16, 1, 512, 512},         {16, 1, 1024, 1024}, {16, 1, 2048, 2048},  {16, 1, 4096, 4096},
+      {16, 1, 8192, 8192},       {16, 8, 1024, 1024}, {16, 32, 256, 256},   {16, 1, 2048, 10240},
+      {16, 1, 2048, 8192, true}, {128, 1, 512, 512},  {128, 1, 2048, 2048}, {128, 1, 4096, 4096},
+      {128, 1, 4096, 4096, true}};
   if (json) {
     std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
   } else {
@@ -118,7 +118,7 @@ int run(bool json) {
   const char* separator = "";
   for (const Shape& shape : shapes) {
     const double us = measure(shape, some, processors), tflops = shape.flop() / us / 1e6;
-    const char* mask = shape.mask == MhaMask::kCausal ? "causal" : "none";
+    const char* mask = shape.is_run ? "run" : "causal";
     if (json) {
       std::printf(
           "%s\n  {\"heads\": %d, \"sequences\": %d, \"queries\": %d, \"keys\": %d, \"mask\": "

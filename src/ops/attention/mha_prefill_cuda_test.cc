@@ -25,8 +25,7 @@ struct Lengths {
 };
 
 struct Problem {
-  Problem(int num_heads, const std::vector<Lengths>& lengths, MhaMask its_mask)
-      : heads(num_heads), mask(its_mask) {
+  Problem(int num_heads, const std::vector<Lengths>& lengths) : heads(num_heads) {
     for (const Lengths& length : lengths) {
       query_starts.push_back(query_starts.back() + length.queries);
       key_starts.push_back(key_starts.back() + length.keys);
@@ -46,7 +45,6 @@ struct Problem {
   int64_t num_sequences() const { return std::ssize(query_starts) - 1; }
 
   int heads;
-  MhaMask mask;
   std::vector<int32_t> query_starts = {0}, key_starts = {0};
   std::vector<uint16_t> q, kv, k_rope;
 };
@@ -76,73 +74,117 @@ Result on_cpu(const Problem& problem) {
     mha_attention(stream, ConstTensorView(nope.data(), {rows, heads, kNope}),
                   ConstTensorView(rope.data(), {rows, heads, kRope}),
                   ConstTensorView(kv.data() + key * heads * kKvColumns, {keys, heads, kKvColumns}),
-                  ConstTensorView(k_rope.data() + key * kRope, {keys, kRope}),
-                  problem.mask == MhaMask::kCausal ? keys - rows : keys, kScale,
+                  ConstTensorView(k_rope.data() + key * kRope, {keys, kRope}), keys - rows, kScale,
                   TensorView(result.out.data() + row * heads * kV, {rows, heads, kV}),
                   TensorView(result.lse.data() + row * heads, {rows, heads}), workspace);
   }
   return result;
 }
 
-// Of `launches`, which all give the same bits.
-Result on_gpu(const Problem& problem, bool f32, int launches = 2) {
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "attribute");
-  const auto plan = plan_mha_prefill(problem.query_starts, problem.key_starts, problem.mask,
-                                     problem.heads, processors);
-  const DeviceArray<uint16_t> q(problem.q), kv(problem.kv), k_rope(problem.k_rope);
-  const DeviceArray<MhaPrefillTile> tiles(plan.tiles);
-  const DeviceArray<int32_t> first_tile(plan.first_tile);
-  const int64_t all_rows = problem.rows() + kPadding, heads = problem.heads;
-  const DeviceArray<uint16_t> out(all_rows * heads * kV * (f32 ? 2 : 1));
-  const DeviceArray<float> lse(all_rows * heads);
-  std::vector<uint16_t> first;
-  std::vector<float> first_lse;
-  for (int i = 0; i < launches; ++i) {
-    check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
-    check(cudaMemset(lse.data(), 0xFF, lse.bytes()), "poison");
-    mha_prefill(processors,
-                {.q = q.data(),
-                 .q_row_stride = problem.heads * kQk,
-                 .rows = all_rows,
-                 .kv = kv.data(),
-                 .k_rope = k_rope.data(),
-                 .keys = problem.keys() + kPadding,
-                 .out = out.data(),
-                 .out_f32 = f32,
-                 .lse = lse.data(),
-                 .heads = problem.heads,
-                 .softmax_scale = kScale,
-                 .first_tile = first_tile.data(),
-                 .tiles = tiles.data()},
-                nullptr);
-    check(cudaDeviceSynchronize(), "synchronize");
-    const auto values = out.to_host();
-    const auto sums = lse.to_host();
-    if (i == 0) {
-      first = values;
-      first_lse = sums;
-    }
-    EXPECT_EQ(values, first) << "launch " << i;
-    EXPECT_EQ(std::memcmp(sums.data(), first_lse.data(), lse.bytes()), 0) << "launch " << i;
+// Keys [first, first + count) of each sequence, with the queries [begin, end) that see some of
+// them.
+std::vector<MhaPrefillPart> parts_of(const Problem& problem, int32_t first, int32_t most,
+                                     int32_t begin, int32_t end) {
+  std::vector<MhaPrefillPart> parts;
+  for (size_t s = 0; s + 1 < problem.query_starts.size(); ++s) {
+    const int32_t row = problem.query_starts[s], rows = problem.query_starts[s + 1] - row;
+    const int32_t last = std::min(end, rows),
+                  context = problem.key_starts[s + 1] - problem.key_starts[s] - rows;
+    const int32_t count = std::min(most, context + last - first);
+    if (count <= 0 && first > 0) continue;
+    const int32_t from = std::max(begin, first - context);  // the first that sees any
+    parts.push_back({.first_row = row + from,
+                     .rows = std::max(0, last - from),
+                     .first_key = problem.key_starts[s] + first,
+                     .num_keys = count,
+                     .visible = context + from - first + 1,
+                     .joined = first > 0});
   }
-  // Rows of no sequence are left alone.
-  const auto used = static_cast<size_t>(problem.rows() * heads);
-  for (size_t i = used * kV * (f32 ? 2 : 1); i < first.size(); ++i) {
-    EXPECT_EQ(first[i], 0xFFFF);
-    if (first[i] != 0xFFFF) break;
-  }
-  Result result;
-  if (f32) {
-    result.out.resize(used * kV);
-    std::memcpy(result.out.data(), first.data(), result.out.size() * sizeof(float));
-  } else {
-    first.resize(used * kV);
-    result.out = widen(first);
-  }
-  result.lse.assign(first_lse.begin(), first_lse.begin() + static_cast<std::ptrdiff_t>(used));
-  return result;
+  return parts;
 }
+
+// How a problem is computed: keys that a launch takes, a multiple of 128, and of each sequence the
+// queries [begin, end). The other rows are poisoned.
+struct Way {
+  int32_t most_keys = 1 << 20;
+  int32_t begin = 0, end = 1 << 20;
+};
+
+class OnGpu {
+ public:
+  explicit OnGpu(const Problem& problem)
+      : problem_(problem),
+        all_rows_(problem.rows() + kPadding),
+        q_(problem.q),
+        kv_(problem.kv),
+        k_rope_(problem.k_rope),
+        out_(all_rows_ * problem.heads * kV),
+        partial_(all_rows_ * problem.heads * kV),
+        lse_(all_rows_ * problem.heads) {
+    check(cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, 0), "attribute");
+    for (size_t s = 0; s + 1 < problem.key_starts.size(); ++s) {
+      longest_ = std::max(longest_, problem.key_starts[s + 1] - problem.key_starts[s]);
+    }
+  }
+
+  void run(const Way& way) {
+    check(cudaMemset(out_.data(), 0xFF, out_.bytes()), "poison");
+    check(cudaMemset(partial_.data(), 0xFF, partial_.bytes()), "poison");
+    check(cudaMemset(lse_.data(), 0xFF, lse_.bytes()), "poison");
+    for (int32_t first = 0; first < longest_; first += way.most_keys) {
+      const auto parts = parts_of(problem_, first, way.most_keys, way.begin, way.end);
+      const auto plan = plan_mha_prefill(parts, problem_.heads, processors_);
+      const DeviceArray<MhaPrefillTile> tiles(plan.tiles);
+      const DeviceArray<int32_t> first_tile(plan.first_tile);
+      mha_prefill(processors_,
+                  {.q = q_.data(),
+                   .q_row_stride = problem_.heads * kQk,
+                   .rows = all_rows_,
+                   .kv = kv_.data(),
+                   .k_rope = k_rope_.data(),
+                   .keys = problem_.keys() + kPadding,
+                   .out = out_.data(),
+                   .partial = partial_.data(),
+                   .lse = lse_.data(),
+                   .heads = problem_.heads,
+                   .softmax_scale = kScale,
+                   .first_tile = first_tile.data(),
+                   .tiles = tiles.data()},
+                  nullptr);
+      check(cudaDeviceSynchronize(), "synchronize");
+    }
+  }
+
+  std::vector<uint16_t> out() const { return out_.to_host(); }
+  std::vector<uint32_t> lse_bits() const {
+    const auto values = lse_.to_host();
+    std::vector<uint32_t> bits(values.size());
+    std::memcpy(bits.data(), values.data(), lse_.bytes());
+    return bits;
+  }
+
+  // Rows of no sequence are left alone.
+  Result result() const {
+    const auto used = static_cast<size_t>(problem_.rows() * problem_.heads);
+    auto values = out();
+    for (size_t i = used * kV; i < values.size(); ++i) {
+      EXPECT_EQ(values[i], 0xFFFF);
+      if (values[i] != 0xFFFF) break;
+    }
+    values.resize(used * kV);
+    auto lse = lse_.to_host();
+    lse.resize(used);
+    return {widen(values), lse};
+  }
+
+ private:
+  const Problem& problem_;
+  const int64_t all_rows_;
+  const DeviceArray<uint16_t> q_, kv_, k_rope_, out_;
+  const DeviceArray<float> partial_, lse_;
+  int processors_ = 0;
+  int32_t longest_ = 0;
+};
 
 // bf16 probabilities and a bf16 result: each rounds by 2^-9 at most.
 void expect_near(const Problem& problem, const Result& actual, const Result& expected,
@@ -172,13 +214,17 @@ void expect_near(const Problem& problem, const Result& actual, const Result& exp
   EXPECT_LE(std::sqrt(error / norm), 4e-3);
 }
 
-void compare(int heads, const std::vector<Lengths>& lengths, MhaMask mask = MhaMask::kCausal) {
+void compare(int heads, const std::vector<Lengths>& lengths) {
   SCOPED_TRACE(testing::Message() << heads << " heads, " << lengths.size() << " sequences, first "
                                   << lengths[0].queries << " x " << lengths[0].keys);
-  const Problem problem(heads, lengths, mask);
+  const Problem problem(heads, lengths);
   const Result expected = on_cpu(problem);
-  expect_near(problem, on_gpu(problem, false), expected);
-  expect_near(problem, on_gpu(problem, true), expected);
+  OnGpu gpu(problem);
+  for (const int32_t most_keys : {1 << 20, 128, 384}) {
+    SCOPED_TRACE(testing::Message() << most_keys << " keys at a time");
+    gpu.run({.most_keys = most_keys});
+    expect_near(problem, gpu.result(), expected);
+  }
 }
 
 TEST(MhaPrefill, OneSequenceOfAnyLength) {
@@ -192,13 +238,6 @@ TEST(MhaPrefill, NewTokensAfterACachedPrefix) {
     for (const int32_t before : {1, 63, 64, 65, 128, 700})
       compare(2, {{queries, queries + before}});
   }
-}
-
-TEST(MhaPrefill, AllKeysOfAPrefix) {
-  for (const int32_t keys : {1, 64, 127, 128, 129, 1000}) {
-    compare(2, {{200, keys}}, MhaMask::kNone);
-  }
-  compare(4, {{200, 300}, {1, 0}, {130, 0}, {64, 1024}, {300, 17}}, MhaMask::kNone);
 }
 
 TEST(MhaPrefill, SequencesOfDifferentLengths) {
@@ -219,16 +258,61 @@ TEST(MhaPrefill, RealShapes) {
 }
 
 TEST(MhaPrefill, NanOfOneSequenceStaysThere) {
-  Problem problem(4, {{100, 100}, {200, 200}, {300, 333}}, MhaMask::kCausal);
+  Problem problem(4, {{100, 100}, {200, 200}, {300, 333}});
   const Result expected = on_cpu(problem);
   std::fill(problem.kv.begin() + problem.key_starts[1] * problem.heads * kKvColumns,
             problem.kv.begin() + problem.key_starts[2] * problem.heads * kKvColumns, kNan);
-  expect_near(problem, on_gpu(problem, false), expected, 1);
+  OnGpu gpu(problem);
+  for (const int32_t most_keys : {1 << 20, 128}) {
+    gpu.run({.most_keys = most_keys});
+    expect_near(problem, gpu.result(), expected, 1);
+  }
+}
+
+// Whatever it is computed with: in which tile, in which place of it, beside which others.
+TEST(MhaPrefill, ARowsBitsDependOnItsKeysAndTheirCuts) {
+  const Problem problem(16, {{1500, 1500}, {900, 1100}, {33, 33}});
+  const auto heads = static_cast<size_t>(problem.heads);
+  OnGpu gpu(problem);
+  for (const int32_t most_keys : {1 << 20, 128, 512}) {
+    gpu.run({.most_keys = most_keys});
+    const auto whole = gpu.out();
+    const auto whole_lse = gpu.lse_bits();
+    int64_t compared = 0;
+    for (const auto& [begin, end] : {std::pair{0, 1}, {0, 77}, {1, 130}, {500, 513}, {690, 1500}}) {
+      gpu.run({.most_keys = most_keys, .begin = begin, .end = end});
+      const auto some = gpu.out();
+      const auto some_lse = gpu.lse_bits();
+      for (size_t s = 0; s + 1 < problem.query_starts.size(); ++s) {
+        const int32_t first = problem.query_starts[s], last = problem.query_starts[s + 1];
+        for (int32_t row = first + begin; row < std::min(first + end, last); ++row) {
+          const auto at = static_cast<size_t>(row) * heads;
+          ASSERT_TRUE(std::equal(some.begin() + at * kV, some.begin() + (at + heads) * kV,
+                                 whole.begin() + at * kV))
+              << "sequence " << s << " query " << row - first << ", " << most_keys << " keys";
+          ASSERT_TRUE(std::equal(some_lse.begin() + at, some_lse.begin() + at + heads,
+                                 whole_lse.begin() + at));
+          ++compared;
+        }
+      }
+    }
+    EXPECT_GT(compared, 1000);
+  }
 }
 
 TEST(MhaPrefill, FiftyLaunchesGiveTheSameBits) {
-  const Problem problem(16, {{700, 1500}, {900, 900}, {33, 33}}, MhaMask::kCausal);
-  on_gpu(problem, false, 50);
+  const Problem problem(16, {{700, 1500}, {900, 900}, {33, 33}});
+  OnGpu gpu(problem);
+  for (const int32_t most_keys : {1 << 20, 512}) {
+    gpu.run({.most_keys = most_keys});
+    const auto first = gpu.out();
+    const auto first_lse = gpu.lse_bits();
+    for (int i = 1; i < 50; ++i) {
+      gpu.run({.most_keys = most_keys});
+      ASSERT_EQ(gpu.out(), first) << "run " << i;
+      ASSERT_EQ(gpu.lse_bits(), first_lse) << "run " << i;
+    }
+  }
 }
 
 }  // namespace

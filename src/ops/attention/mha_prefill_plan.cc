@@ -20,9 +20,7 @@ constexpr int64_t kTileCost = 1;
 
 // In the order in which they are to be begun: heads whose keys fit the L2 together, among these the
 // longest first, so that short ones fill the blocks' ends.
-std::vector<MhaPrefillTile> tiles_in_order(std::span<const int32_t> query_starts,
-                                           std::span<const int32_t> key_starts, MhaMask mask,
-                                           int num_heads) {
+std::vector<MhaPrefillTile> tiles_in_order(std::span<const MhaPrefillPart> parts, int num_heads) {
   std::vector<MhaPrefillTile> tiles;
   int64_t bytes = 0;
   size_t together = 0;  // the first of the tiles that are computed at the same time
@@ -30,12 +28,12 @@ std::vector<MhaPrefillTile> tiles_in_order(std::span<const int32_t> query_starts
     std::stable_sort(tiles.begin() + static_cast<std::ptrdiff_t>(together), tiles.end(),
                      [](const auto& a, const auto& b) { return a.steps > b.steps; });
   };
-  for (size_t s = 0; s + 1 < query_starts.size(); ++s) {
-    const int32_t queries = query_starts[s + 1] - query_starts[s];
-    const int32_t keys = key_starts[s + 1] - key_starts[s];
-    const bool causal = mask == MhaMask::kCausal;
-    FATHOM_CHECK(queries >= 0 && keys >= (causal ? queries : 0), "{} queries, {} keys", queries,
-                 keys);
+  for (const MhaPrefillPart& part : parts) {
+    if (part.rows == 0) continue;
+    const int32_t keys = part.num_keys;
+    FATHOM_CHECK(part.visible >= 1, "a part's first row sees {} keys", part.visible);
+    FATHOM_CHECK(part.visible + part.rows - 1 <= keys || keys % MhaPrefillTile::kKeys == 0,
+                 "{} keys, of {} that are seen", keys, part.visible + part.rows - 1);
     for (int32_t head = 0; head < num_heads; ++head) {
       if (bytes > 0 && bytes + keys * kBytesAKey > kBytesTogether) {
         longest_first();
@@ -43,15 +41,15 @@ std::vector<MhaPrefillTile> tiles_in_order(std::span<const int32_t> query_starts
         bytes = 0;
       }
       bytes += keys * kBytesAKey;
-      for (int32_t row = 0; row < queries; row += MhaPrefillTile::kRows) {
-        const int32_t rows = std::min(MhaPrefillTile::kRows, queries - row);
-        const int32_t seen = causal ? keys - queries + row + rows : keys;  // by the last row
-        tiles.push_back({.first_row = query_starts[s] + row,
+      for (int32_t row = 0; row < part.rows; row += MhaPrefillTile::kRows) {
+        const int32_t rows = std::min(MhaPrefillTile::kRows, part.rows - row);
+        const int32_t seen = std::min(part.visible + row + rows - 1, keys);  // by the last row
+        tiles.push_back({.first_row = part.first_row + row,
                          .rows = rows,
-                         .first_key = key_starts[s],
+                         .first_key = part.first_key,
                          .num_keys = keys,
-                         .visible = causal ? seen - rows + 1 : seen,
-                         .causal = causal,
+                         .visible = part.visible + row,
+                         .joined = part.joined,
                          .head = head,
                          .steps = static_cast<int32_t>(ceil_div(seen, MhaPrefillTile::kKeys))});
       }
@@ -63,14 +61,11 @@ std::vector<MhaPrefillTile> tiles_in_order(std::span<const int32_t> query_starts
 
 }  // namespace
 
-MhaPrefillPlan plan_mha_prefill(std::span<const int32_t> query_starts,
-                                std::span<const int32_t> key_starts, MhaMask mask, int num_heads,
+MhaPrefillPlan plan_mha_prefill(std::span<const MhaPrefillPart> parts, int num_heads,
                                 int num_multiprocessors) {
-  FATHOM_CHECK(!query_starts.empty() && query_starts.size() == key_starts.size() &&
-                   num_heads >= 1 && num_multiprocessors >= 1,
-               "{} and {} starts, {} heads, {} multiprocessors", query_starts.size(),
-               key_starts.size(), num_heads, num_multiprocessors);
-  const auto tiles = tiles_in_order(query_starts, key_starts, mask, num_heads);
+  FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
+               num_heads, num_multiprocessors);
+  const auto tiles = tiles_in_order(parts, num_heads);
   MhaPrefillPlan plan;
   std::vector<std::vector<MhaPrefillTile>> blocks(static_cast<size_t>(num_multiprocessors));
   // Each to the block that has the least to do; among equals to the first.

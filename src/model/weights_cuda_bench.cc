@@ -1,0 +1,251 @@
+// How fast weights come into GPU memory, beside what the ways there give: a made-up checkpoint of
+// a model's shape is written, then loaded from the page cache and from the disk.
+//
+//   weights_cuda_bench [MODEL] [--layers N] [--folder FOLDER] [--threads N,N...] [--json]
+//
+// MODEL: config.json's folder, bench/models/v2-lite. FOLDER gets the checkpoint, and loses it.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/cuda/device_array.h"
+#include "device/cuda/graph_timer.h"
+#include "device/cuda/pinned_array.h"
+#include "model/weights_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kShardBytes = int64_t{2} << 30;
+constexpr int64_t kPiece = 16 << 20;
+
+double seconds_of(const auto& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
+
+void require(bool succeeded, const char* what) {
+  if (!succeeded) fail(fmt::format("{}: {}", what, std::strerror(errno)));
+}
+
+void in_threads(int count, const auto& body) {
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back([&body, i] { body(i); });
+}
+
+struct Shard {
+  std::string path, header;  // header: with its length before it
+  int64_t bytes = 0;         // of tensors
+};
+
+// The tensors of the checkpoint in the order of their names, as published ones have them.
+std::vector<Shard> plan_shards(const Checkpoint& shape, const std::string& folder) {
+  std::vector<Shard> shards;
+  std::string entries;
+  const auto end_shard = [&] {
+    if (entries.empty()) return;
+    std::string header = "{" + entries + "}";
+    header.resize((header.size() + 7) / 8 * 8, ' ');
+    const uint64_t length = header.size();
+    shards.back().header.assign(reinterpret_cast<const char*>(&length), sizeof(length));
+    shards.back().header += header;
+    entries.clear();
+  };
+  std::string index;
+  for (const auto& [name, entry] : shape.tensors()) {
+    if (shards.empty() || shards.back().bytes > kShardBytes) {
+      end_shard();
+      shards.emplace_back().path = fmt::format("{}/model-{}.safetensors", folder, shards.size());
+    }
+    Shard& shard = shards.back();
+    entries += fmt::format(R"({}"{}":{{"dtype":"BF16","shape":[{}],"data_offsets":[{},{}]}})",
+                           entries.empty() ? "" : ",", name, fmt::join(entry.shape, ","),
+                           shard.bytes, shard.bytes + entry.bytes);
+    index += fmt::format(R"({}"{}":"{}")", index.empty() ? "" : ",", name,
+                         fs::path(shard.path).filename().string());
+    shard.bytes += entry.bytes;
+  }
+  end_shard();
+  std::ofstream(folder + "/model.safetensors.index.json") << "{\"weight_map\":{" << index << "}}";
+  return shards;
+}
+
+// config.json with another number of layers.
+void write_config(const std::string& model, int64_t layers, const std::string& folder) {
+  std::ifstream in(model + "/config.json");
+  std::ofstream out(folder + "/config.json");
+  for (std::string line; std::getline(in, line);) {
+    out << (line.find("\"num_hidden_layers\"") == std::string::npos
+                ? line
+                : fmt::format("  \"num_hidden_layers\": {},", layers))
+        << "\n";
+  }
+}
+
+void write_shard(const Shard& shard) {
+  const int file = open(shard.path.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+  require(file >= 0, "creating a shard");
+  const auto write_all = [&](const char* data, int64_t bytes) {
+    for (int64_t done = 0; done < bytes;) {
+      const ssize_t wrote = write(file, data + done, static_cast<size_t>(bytes - done));
+      require(wrote > 0, "writing a shard");
+      done += wrote;
+    }
+  };
+  write_all(shard.header.data(), std::ssize(shard.header));
+  std::vector<uint16_t> values(kPiece / 2);
+  std::mt19937 random(static_cast<uint32_t>(shard.bytes));
+  for (uint16_t& value : values) value = (random() & 0x80FF) | 0x3C00;  // 0.008 to 0.03
+  for (int64_t done = 0; done < shard.bytes; done += kPiece) {
+    write_all(reinterpret_cast<const char*>(values.data()), std::min(kPiece, shard.bytes - done));
+  }
+  require(fsync(file) == 0, "writing to the disk");
+  close(file);
+}
+
+void forget(const std::vector<Shard>& shards) {
+  for (const Shard& shard : shards) {
+    const int file = open(shard.path.c_str(), O_RDONLY);
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    close(file);
+  }
+}
+
+// All shards read in pieces, by so many threads, into pinned memory.
+double read_seconds(const std::vector<Shard>& shards, int threads) {
+  std::vector<std::pair<const Shard*, int64_t>> pieces;
+  for (const Shard& shard : shards) {
+    for (int64_t at = 0; at < shard.bytes; at += kPiece) pieces.emplace_back(&shard, at);
+  }
+  PinnedArray<std::byte> memory(threads * kPiece);
+  std::atomic<size_t> next = 0;
+  return seconds_of([&] {
+    in_threads(threads, [&](int thread) {
+      for (size_t i = next++; i < pieces.size(); i = next++) {
+        const int file = open(pieces[i].first->path.c_str(), O_RDONLY);
+        require(pread(file, memory.data() + thread * kPiece, kPiece, pieces[i].second) > 0,
+                "reading");
+        close(file);
+      }
+    });
+  });
+}
+
+double copy_rate() {
+  constexpr int64_t kBytes = int64_t{1} << 30;
+  const PinnedArray<std::byte> from(kBytes);
+  std::memset(from.data(), 1, kBytes);
+  const DeviceArray<std::byte> to(kBytes);
+  const auto copy = [&] {
+    check(cudaMemcpy(to.data(), from.data(), kBytes, cudaMemcpyHostToDevice), "copying");
+  };
+  copy();
+  return kBytes / seconds_of(copy) / 1e9;
+}
+
+struct Options {
+  std::string model = "bench/models/v2-lite", folder = "/tmp/fathom-weights-bench";
+  int64_t layers = 5;
+  std::vector<int> threads = {0};
+  bool json = false;
+};
+
+void run(const Options& options) {
+  check(cudaFree(nullptr), "the device");
+  const auto shape = Checkpoint::open_dummy(options.model, options.layers);
+  if (!shape) fail(shape.error().message);
+  fs::create_directories(options.folder);
+  write_config(options.model, options.layers, options.folder);
+  const auto shards = plan_shards(*shape, options.folder);
+  double bytes = 0;
+  for (const Shard& shard : shards) bytes += static_cast<double>(shard.bytes);
+  const double writing = seconds_of(
+      [&] { in_threads(static_cast<int>(shards.size()), [&](int i) { write_shard(shards[i]); }); });
+  const auto checkpoint = Checkpoint::open(options.folder);
+  if (!checkpoint) fail(checkpoint.error().message);
+  const auto load = [&](int threads) {
+    return bytes / 1e9 / seconds_of([&] {
+             const auto weights =
+                 load_weights(*checkpoint, {.num_threads = threads, .show_progress = false});
+             if (!weights) fail(weights.error().message);
+           });
+  };
+  const char* separator = "";
+  const auto line = [&](const char* what, int threads, double rate) {
+    std::printf(options.json ? "%s\n  {\"what\": \"%s\", \"threads\": %d, \"gb_s\": %.2f}"
+                             : "%s%-40s %4d %7.2f GB/s\n",
+                separator, what, threads, rate);
+    if (options.json) separator = ",";
+    std::fflush(stdout);
+  };
+  std::printf(options.json ? "{\"device\": \"%s\", \"gb\": %.2f, \"cores\": %u, \"results\": ["
+                           : "%s, %.2f GB, %u cores\n",
+              device_line().c_str(), bytes / 1e9, std::thread::hardware_concurrency());
+  line("written to the disk", static_cast<int>(shards.size()), bytes / 1e9 / writing);
+  line("pinned memory copied to the device", 1, copy_rate());
+  for (const int threads : options.threads) {
+    const int readers = threads > 0 ? threads : 16;
+    line("page cache read", readers, bytes / 1e9 / read_seconds(shards, readers));
+    load(threads);
+    line("loaded from the page cache", threads, load(threads));
+  }
+  forget(shards);
+  line("disk read", 16, bytes / 1e9 / read_seconds(shards, 16));
+  for (const int threads : options.threads) {
+    forget(shards);
+    line("loaded from the disk", threads, load(threads));
+  }
+  if (options.json) std::printf("\n]}\n");
+  fs::remove_all(options.folder);
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) {
+  fathom::cuda::Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const bool has_value = i + 1 < argc;
+    if (flag == "--json") {
+      options.json = true;
+    } else if (flag == "--layers" && has_value) {
+      options.layers = std::stoll(argv[++i]);
+    } else if (flag == "--folder" && has_value) {
+      options.folder = argv[++i];
+    } else if (flag == "--threads" && has_value) {
+      options.threads.clear();
+      std::stringstream list(argv[++i]);
+      for (std::string count; std::getline(list, count, ',');) {
+        options.threads.push_back(std::stoi(count));
+      }
+    } else {
+      options.model = flag;
+    }
+  }
+  try {
+    fathom::cuda::run(options);
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "%s\n", failure.what());
+    return 1;
+  }
+}
