@@ -106,7 +106,7 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
         "--deterministic is for a GPU; on the CPU a row's logits never depend on others");
   }
   if (flags.deterministic && flags.attention_form() == AttentionForm::kMha) {
-    return invalid("--deterministic computes all attention absorbed, --attention asks for mha");
+    return invalid("--deterministic computes answers absorbed, --attention asks for mha");
   }
   if (loaded.max_num_seqs > flags.step_rows()) {
     return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",

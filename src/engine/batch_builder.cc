@@ -9,6 +9,7 @@ const ForwardBatch& BatchBuilder::build(const StepPlan& plan) {
   batch_.positions.clear();
   batch_.query_start.assign(1, 0);
   batch_.context_lens.clear();
+  batch_.prompt_lens.clear();
   batch_.logit_rows.clear();
   size_t max_pages = 0;
   for (const StepEntry& entry : plan.entries) {
@@ -36,6 +37,7 @@ void BatchBuilder::add_rows(const StepEntry& entry) {
   }
   batch_.query_start.push_back(static_cast<int32_t>(batch_.token_ids.size()));
   batch_.context_lens.push_back(static_cast<int32_t>(sequence.computed));
+  batch_.prompt_lens.push_back(static_cast<int32_t>(sequence.prompt_len));
   const auto first_wanted =
       first_row + static_cast<int32_t>(entry.first_prompt_logit - sequence.computed);
   for (int32_t i = 0; i < entry.num_prompt_logits; ++i) {

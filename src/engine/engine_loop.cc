@@ -44,6 +44,7 @@ EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> run
                                           ? options.long_prompt_rows
                                           : ceil_div(options.max_batched_tokens, 8),
                   .keys_worth_a_row = runner_->keys_worth_a_row(),
+                  .share_answers = runner_->answers_equal_prompts(),
                   .preempt_every = options.preempt_every},
                  tree_),
       steps_(static_cast<size_t>(runner_->max_steps_in_flight())),

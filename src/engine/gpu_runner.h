@@ -26,7 +26,8 @@ struct GpuRunnerOptions {
   AttentionForm attention = AttentionForm::kAuto;
   int64_t expanded_keys = 0;  // at a time, for multi-head attention; 0: as many as 1 GiB holds
   // A request's logits have the same bits alone and among any others, however its prompt is cut
-  // into chunks and whatever of it is found in the cache. All attention is absorbed then.
+  // into chunks and whatever of it is found in the cache. Attention is multi-head for all of its
+  // prompt then, and absorbed for all of its answer (or absorbed for both, if `attention` says so).
   bool deterministic = false;
   LoadOptions load;
 };

@@ -154,7 +154,7 @@ class GpuRunner : public Runner {
     cache_ = {options_.cache_format, cache_memory_.data(), pages, layer_bytes};
     page_transfer_.emplace(cache_, bytes, config_.num_layers, stream_);
     AttentionPolicy policy = gpu_attention_policy();
-    policy.form = options_.deterministic ? AttentionForm::kAbsorbed : options_.attention;
+    policy.form = options_.attention;
     planner_.emplace(cuda::StepLimits{
         .heads = config_.num_heads,
         .num_multiprocessors = model_->num_multiprocessors(),
@@ -171,10 +171,11 @@ class GpuRunner : public Runner {
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return cache_.num_pages; }
+  bool answers_equal_prompts() const override {
+    return !options_.deterministic || options_.attention == AttentionForm::kAbsorbed;
+  }
   int64_t keys_worth_a_row() const override {
-    // Prompts are multi-head unless they must not be.
-    const bool is_absorbed =
-        options_.deterministic || options_.attention == AttentionForm::kAbsorbed;
+    const bool is_absorbed = options_.attention == AttentionForm::kAbsorbed;  // of prompts
     return fathom::keys_worth_a_row(
         config_, is_absorbed ? absorbed_key_macs(config_) : mha_key_macs(config_));
   }
@@ -239,7 +240,7 @@ class GpuRunner : public Runner {
   const cuda::Graph* plan(const ForwardBatch& batch) {
     int64_t rows = batch.num_rows();
     const cuda::Graph* graph = nullptr;
-    if (cuda::StepPlanner::is_decode(batch)) {
+    if (planner_->is_decode(batch)) {
       const auto found = std::lower_bound(
           graphs_.begin(), graphs_.end(), rows,
           [](const auto& captured, int64_t wanted) { return captured.first < wanted; });
@@ -358,6 +359,7 @@ class GpuRunner : public Runner {
         batch.positions.push_back(0);
         batch.query_start.push_back(row + 1);
         batch.context_lens.push_back(0);
+        batch.prompt_lens.push_back(0);
         batch.block_tables.push_back(0);
         batch.logit_rows.push_back(row);
       }

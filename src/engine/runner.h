@@ -29,6 +29,10 @@ class Runner {
   // nothing.
   virtual int64_t keys_worth_a_row() const { return 0; }
 
+  // Whether a token's row in the cache is the same in a prompt and in an answer: only then may a
+  // prompt that goes on from an answer take its pages.
+  virtual bool answers_equal_prompts() const { return true; }
+
   // Steps that may have begun before the first of them is finished: 2 for a device that works while
   // the host prepares what comes next.
   virtual int max_steps_in_flight() const { return 1; }

@@ -266,17 +266,22 @@ bool Scheduler::is_computed_elsewhere(Sequence& sequence) {
 
 PrefixTree::Found Scheduler::find_prefix(Sequence& sequence) const {
   if (!sequence.prefix) return {};
-  tree_->extend(
-      *sequence.prefix,
-      std::span<const int32_t>(sequence.tokens).first(static_cast<size_t>(sequence.known_len())));
+  tree_->extend(*sequence.prefix, std::span<const int32_t>(sequence.tokens)
+                                      .first(static_cast<size_t>(shareable_len(sequence))));
   return tree_->find(*sequence.prefix, reusable_pages(sequence));
+}
+
+// Of its tokens the first ones, whose pages may be other sequences' too.
+int64_t Scheduler::shareable_len(const Sequence& sequence) const {
+  const int64_t known = sequence.known_len();
+  return options_.share_answers ? known : std::min(known, sequence.prompt_len);
 }
 
 // Full pages that the sequence may take from others. It computes at least one token itself, whose
 // logits choose the next, and every prompt position whose logits are still wanted.
 int64_t Scheduler::reusable_pages(const Sequence& sequence) const {
   if (!sequence.prefix) return 0;
-  int64_t tokens = sequence.len() - 1;
+  int64_t tokens = std::min(sequence.len() - 1, shareable_len(sequence));
   if (sequence.prompt_logits_done < sequence.prompt_logits_end) {
     tokens = std::min(tokens, sequence.prompt_logits_done);
   }
@@ -355,7 +360,7 @@ void Scheduler::let_go(Sequence& sequence) {
 }
 
 void Scheduler::publish(Sequence& sequence) {
-  const int64_t full = std::min(sequence.computed, sequence.known_len()) / kPageSize;
+  const int64_t full = std::min(sequence.computed, shareable_len(sequence)) / kPageSize;
   if (!sequence.prefix || full <= sequence.pages_in_tree) return;
   const std::span<const int32_t> tokens = sequence.tokens;
   tree_->extend(*sequence.prefix, tokens.first(static_cast<size_t>(full * kPageSize)));

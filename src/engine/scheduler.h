@@ -50,6 +50,7 @@ struct SchedulerOptions {
   int64_t max_prompt_logit_rows = 0;  // >= 1
   int64_t long_prompt_rows = 0;       // >= 1: a step's work for long prompts among others
   int64_t keys_worth_a_row = 0;       // 0: context is no work
+  bool share_answers = true;          // pages of answers too, not only those of prompts
   int64_t preempt_every = 0;          // for tests; 0: only when pages run out
 };
 
@@ -94,6 +95,7 @@ class Scheduler {
   void admit_waiting(StepPlan& plan);
   bool is_computed_elsewhere(Sequence& sequence);
   PrefixTree::Found find_prefix(Sequence& sequence) const;
+  int64_t shareable_len(const Sequence& sequence) const;
   int64_t reusable_pages(const Sequence& sequence) const;
   bool admit(Sequence& sequence, PrefixTree::Found found);
   void start(Sequence& sequence, StepPlan& plan);

@@ -221,6 +221,35 @@ TEST_F(SchedulerTest, AHitNeverCoversTheWholePrompt) {
   }
 }
 
+TEST_F(SchedulerTest, PagesOfAnswersAreSharedOnlyIfTheyMayBe) {
+  for (const bool share : {true, false}) {
+    SCOPED_TRACE(share);
+    make(100, {.max_num_seqs = 8,
+               .max_batched_tokens = 500,
+               .max_prompt_logit_rows = 1,
+               .share_answers = share});
+    Sequence& first = add_sharing(100, 100, 100);
+    while (first.phase != Sequence::Phase::kFinished) step();
+    EXPECT_EQ(pool_->cached(), share ? 3 : 1);
+    Sequence& second = add_sharing(190, 10, 190);
+    step();
+    EXPECT_EQ(second.usage.cached_tokens, share ? 128 : 64);
+    // Computed again it takes nobody's prompt for its own answer.
+    while (second.len() < 195) step();
+    Sequence& third = add_sharing(300, 1, 300);
+    while (third.phase != Sequence::Phase::kFinished) step();
+    scheduler_->finish(second);
+    Sequence& fourth = make_sequence(250, 1);
+    fourth.prompt_len = 100;  // the others are its answer so far
+    fourth.prefix = tree_->chain(0, "");
+    scheduler_->add(fourth);
+    step();
+    EXPECT_EQ(fourth.usage.cached_tokens, share ? 192 : 64);
+    while (scheduler_->has_work()) step();
+    EXPECT_EQ(pool_->used(), 0);
+  }
+}
+
 TEST_F(SchedulerTest, PromptLogitsAreComputedInSpiteOfHits) {
   make(100, {.max_num_seqs = 8, .max_batched_tokens = 500, .max_prompt_logit_rows = 500});
   add_sharing(300, 1, 300);

@@ -17,6 +17,7 @@ struct ForwardBatch {
 
   std::vector<int32_t> query_start;   // [sequences + 1]: sequence s owns rows [s], [s + 1)
   std::vector<int32_t> context_lens;  // [sequences]: tokens in the cache before this step
+  std::vector<int32_t> prompt_lens;   // [sequences]: positions from here on are an answer's
   std::vector<int32_t> block_tables;  // [sequences, max_pages]: page ids, -1 beyond the sequence's
   int32_t max_pages = 0;
 

@@ -40,10 +40,17 @@ StepPlanner::StepPlanner(const StepLimits& limits) : limits_(limits) {
                limits.most_keys);
 }
 
-bool StepPlanner::is_decode(const ForwardBatch& batch) {
+bool StepPlanner::is_decode(const ForwardBatch& batch) const {
   // Logit rows are distinct and rows of the batch: as many as there are rows is each of them.
-  return batch.num_rows() == batch.num_sequences() &&
-         std::ssize(batch.logit_rows) == batch.num_rows();
+  if (batch.num_rows() != batch.num_sequences() ||
+      std::ssize(batch.logit_rows) != batch.num_rows()) {
+    return false;
+  }
+  // A graph has no multi-head rows.
+  for (int32_t s = 0; limits_.batch_invariant && s < batch.num_sequences(); ++s) {
+    if (multi_head_rows(batch, s, false) > 0) return false;
+  }
+  return true;
 }
 
 void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out) {
@@ -52,21 +59,24 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
   out.valid_rows = batch.num_rows();
   out.logit_rows = rows > out.valid_rows ? rows : std::ssize(batch.logit_rows);
   out.passes.clear();
-  order_sequences(batch);
+  order_rows(batch);
   place_arrays(batch, out);
   write_rows(batch, out);
   write_absorbed(batch, out);
-  write_multi_head(batch, out);
+  write_multi_head(out);
 }
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
-  // Each run of keys has tiles of all rows that come later, in a pass of its own at worst.
-  const int64_t runs = ceil_div(max_pages * kPageSize, std::max<int64_t>(1, limits_.most_keys));
-  const int64_t tiles = runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
-  const int64_t passes = runs * sequences;
+  // Each run of keys has tiles of all rows that come later, in a pass of its own at worst. A
+  // sequence's rows may be of both forms.
+  const int64_t tables = limits_.batch_invariant ? 2 * sequences : sequences;
+  const int64_t key_runs = ceil_div(max_pages * kPageSize, std::max<int64_t>(1, limits_.most_keys));
+  const int64_t tiles =
+      key_runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
+  const int64_t passes = key_runs * sequences;
   return rows * 20 + limits_.num_multiprocessors * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
-         most_further_bytes(rows, max_pages) + sequences * max_pages * 4 +
+         most_further_bytes(rows, max_pages) + tables * max_pages * 4 +
          passes * (16 + limits_.num_multiprocessors *
                             (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
          tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 16 * kAlignment;
@@ -92,30 +102,43 @@ int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
   return parts * kPart + launches * (limits_.num_multiprocessors * 4 + kPart + 2 * kAlignment);
 }
 
-void StepPlanner::order_sequences(const ForwardBatch& batch) {
+// Of the sequence's new rows the first so many.
+int32_t StepPlanner::multi_head_rows(const ForwardBatch& batch, int32_t sequence,
+                                     bool is_decode_step) const {
+  const auto s = static_cast<size_t>(sequence);
+  const int32_t rows = num_queries(batch, sequence), context = batch.context_lens[s];
+  if (limits_.batch_invariant && limits_.policy.form == AttentionForm::kAuto) {
+    return std::clamp(batch.prompt_lens[s] - context, 0, rows);
+  }
+  return !is_decode_step && prefers_mha(rows, context, limits_.shape, limits_.policy) ? rows : 0;
+}
+
+void StepPlanner::order_rows(const ForwardBatch& batch) {
   enum Kind { kSingle, kAbsorbed, kMultiHead };
   const bool is_decode_step = is_decode(batch);
-  const auto kind_of = [&](int32_t s) {
-    const int32_t queries = num_queries(batch, s);
-    if (!is_decode_step && prefers_mha(queries, batch.context_lens[static_cast<size_t>(s)],
-                                       limits_.shape, limits_.policy)) {
-      return kMultiHead;
-    }
-    return queries == 1 ? kSingle : kAbsorbed;
-  };
-  order_.clear();
+  runs_.clear();
   for (const Kind kind : {kSingle, kAbsorbed, kMultiHead}) {
     for (int32_t s = 0; s < batch.num_sequences(); ++s) {
-      if (kind_of(s) == kind) order_.push_back(s);
+      const int32_t rows = num_queries(batch, s), first = multi_head_rows(batch, s, is_decode_step);
+      const int32_t skipped = kind == kMultiHead ? 0 : first;
+      const int32_t count = kind == kMultiHead ? first : rows - first;
+      if (count == 0 || (kind != kMultiHead && (kind == kSingle) != (count == 1))) continue;
+      const auto at = static_cast<size_t>(s);
+      runs_.push_back({.sequence = s,
+                       .context = batch.context_lens[at] + skipped,
+                       .num_rows = count,
+                       .batch_row = batch.query_start[at] + skipped});
     }
-    if (kind == kSingle) num_single_ = std::ssize(order_);
-    if (kind == kAbsorbed) num_absorbed_ = std::ssize(order_);
+    if (kind == kSingle) num_single_ = std::ssize(runs_);
+    if (kind == kAbsorbed) num_absorbed_ = std::ssize(runs_);
   }
-  first_row_.resize(order_.size());
+  row_of_.resize(static_cast<size_t>(batch.num_rows()));
   int32_t row = 0;
-  for (const int32_t s : order_) {
-    first_row_[static_cast<size_t>(s)] = row;
-    row += num_queries(batch, s);
+  for (Run& run : runs_) {
+    run.first_row = row;
+    for (int32_t i = 0; i < run.num_rows; ++i) {
+      row_of_[static_cast<size_t>(run.batch_row + i)] = row++;
+    }
   }
 }
 
@@ -134,7 +157,7 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   at.logit_rows = place(out.logit_rows, 4);
   at.first_part = place(limits_.num_multiprocessors, 4);
   at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
-  at.block_tables = place(batch.num_sequences() * batch.max_pages, 4);
+  at.block_tables = place(std::ssize(runs_) * batch.max_pages, 4);
   out.max_pages = batch.max_pages;
   out.memory.resize(static_cast<size_t>(bytes));
 }
@@ -146,18 +169,17 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
   auto* const slots = array_at<int64_t>(out, out.at.slots);
   auto* const logit_rows = array_at<int32_t>(out, out.at.logit_rows);
   out.absorbed_rows = 0;
-  size_t wanted = 0;
-  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
-    const int64_t from = batch.query_start[static_cast<size_t>(s)];
-    const int64_t to = first_row_[static_cast<size_t>(s)], count = num_queries(batch, s);
-    for (int64_t i = 0; i < count; ++i) {
-      ids[to + i] = batch.token_ids[static_cast<size_t>(from + i)];
-      positions[to + i] = batch.positions[static_cast<size_t>(from + i)];
-      slots[to + i] = slot_of(batch, s, positions[to + i]);
+  for (const Run& run : runs_) {
+    for (int32_t i = 0; i < run.num_rows; ++i) {
+      const auto from = static_cast<size_t>(run.batch_row + i);
+      const int32_t to = run.first_row + i;
+      ids[to] = batch.token_ids[from];
+      positions[to] = batch.positions[from];
+      slots[to] = slot_of(batch, run.sequence, positions[to]);
     }
-    for (; wanted < batch.logit_rows.size() && batch.logit_rows[wanted] < from + count; ++wanted) {
-      logit_rows[wanted] = static_cast<int32_t>(to - from) + batch.logit_rows[wanted];
-    }
+  }
+  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+    logit_rows[i] = row_of_[static_cast<size_t>(batch.logit_rows[i])];
   }
   for (int64_t row = out.valid_rows; row < out.rows; ++row) {
     ids[row] = positions[row] = 0;
@@ -165,7 +187,7 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
     logit_rows[row] = static_cast<int32_t>(row);
   }
   for (int64_t i = 0; i < num_absorbed_; ++i) {
-    out.absorbed_rows += num_queries(batch, order_[static_cast<size_t>(i)]);
+    out.absorbed_rows += runs_[static_cast<size_t>(i)].num_rows;
   }
 }
 
@@ -174,13 +196,13 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
   context_lens_.clear();
   sequences_.clear();
   auto* const tables = array_at<int32_t>(out, out.at.block_tables);
-  for (int64_t i = 0; i < std::ssize(order_); ++i) {
-    const int64_t s = order_[static_cast<size_t>(i)];
-    std::copy_n(batch.block_tables.begin() + s * batch.max_pages, batch.max_pages,
-                tables + i * batch.max_pages);
+  for (int64_t i = 0; i < std::ssize(runs_); ++i) {
+    const Run& run = runs_[static_cast<size_t>(i)];
+    std::copy_n(batch.block_tables.begin() + run.sequence * int64_t{batch.max_pages},
+                batch.max_pages, tables + i * batch.max_pages);
     if (i >= num_absorbed_) continue;
-    query_start_.push_back(query_start_.back() + num_queries(batch, s));
-    context_lens_.push_back(batch.context_lens[static_cast<size_t>(s)]);
+    query_start_.push_back(query_start_.back() + run.num_rows);
+    context_lens_.push_back(run.context);
     sequences_.push_back(static_cast<int32_t>(i));
   }
   const PagedBatch absorbed{query_start_, context_lens_,
@@ -220,7 +242,7 @@ void StepPlanner::write_decodes(StepLayout& out) const {
   }
 }
 
-void StepPlanner::write_multi_head(const ForwardBatch& batch, StepLayout& out) {
+void StepPlanner::write_multi_head(StepLayout& out) {
   gathered_.clear();
   first_keys_.clear();
   key_starts_.clear();
@@ -228,7 +250,7 @@ void StepPlanner::write_multi_head(const ForwardBatch& batch, StepLayout& out) {
   tiles_.clear();
   parts_.clear();
   pass_ = {};
-  for (int64_t i = num_absorbed_; i < std::ssize(order_); ++i) add_keys(batch, i, out);
+  for (int64_t i = num_absorbed_; i < std::ssize(runs_); ++i) add_keys(i, out);
   end_pass(out);
   if (out.passes.empty()) return;
   out.at.gathered = append<int32_t>(out, gathered_);
@@ -239,21 +261,20 @@ void StepPlanner::write_multi_head(const ForwardBatch& batch, StepLayout& out) {
 }
 
 // A sequence that fits a pass is not cut.
-void StepPlanner::add_keys(const ForwardBatch& batch, int64_t index, StepLayout& out) {
-  const int64_t s = order_[static_cast<size_t>(index)];
-  const int32_t context = batch.context_lens[static_cast<size_t>(s)];
-  const int32_t queries = num_queries(batch, s), keys = context + queries;
+void StepPlanner::add_keys(int64_t index, StepLayout& out) {
+  const Run& run = runs_[static_cast<size_t>(index)];
+  const int32_t keys = run.context + run.num_rows;
   if (pass_.num_keys + int64_t{keys} > limits_.most_keys) end_pass(out);
   for (int32_t first = 0; first < keys;) {
     const auto count =
         static_cast<int32_t>(std::min<int64_t>(keys - first, limits_.most_keys - pass_.num_keys));
     // Queries before the run's first key see none of it.
-    const int32_t blind = std::max(0, first - context);
-    parts_.push_back({.first_row = first_row_[static_cast<size_t>(s)] + blind,
-                      .rows = queries - blind,
+    const int32_t blind = std::max(0, first - run.context);
+    parts_.push_back({.first_row = run.first_row + blind,
+                      .rows = run.num_rows - blind,
                       .first_key = pass_.num_keys,
                       .num_keys = count,
-                      .visible = context + blind - first + 1,
+                      .visible = run.context + blind - first + 1,
                       .joined = first > 0});
     gathered_.push_back(static_cast<int32_t>(index));
     first_keys_.push_back(first);

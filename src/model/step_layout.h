@@ -1,11 +1,12 @@
 // The arrays that the kernels of a GPU's step read, in one piece of memory that is copied at once.
 // Host code, free of CUDA.
 //
-// Rows are ordered by the form of attention that they take: first those of absorbed sequences, of
-// which those with one new token come first, then those of multi-head ones. The keys of these are
-// expanded in passes of a bounded number of keys; a sequence with more of them than that has a part
-// in several passes. Arrays whose length is known from the number of rows come first, so that their
-// places are the same for every step of as many rows: a captured graph finds them there.
+// Rows are ordered by the form of attention that they take: first the absorbed ones, of which those
+// of sequences with one such row come first, then the multi-head ones; a sequence may have rows of
+// both. The keys of these are expanded in passes of a bounded number of keys; a sequence with more
+// of them than that has a part in several passes. Arrays whose length is known from the number of
+// rows come first, so that their places are the same for every step of as many rows: a captured
+// graph finds them there.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,8 @@ struct StepLimits {
   // That are expanded at a time for the multi-head form, a multiple of MhaPrefillTile::kKeys.
   // Longer sequences are cut at multiples of it, whatever else is in the step.
   int64_t most_keys = 0;
-  // A row's plan depends on its position alone. Wants a policy of one form.
+  // A row's plan depends on its position and on whether it is of a prompt: those of prompts are
+  // multi-head, those of answers absorbed, unless the policy says one form for all.
   bool batch_invariant = false;
   CacheFormat cache_format = CacheFormat::kBF16;
 };
@@ -45,7 +47,7 @@ struct StepArrays {
   int64_t logit_rows = 0;      // [logit rows] i32
   int64_t first_part = 0;      // of the first of decodes, with room for as many parts
   int64_t parts = 0;           // as a step of so many rows has
-  int64_t block_tables = 0;    // [sequences, max_pages] i32, absorbed ones' first
+  int64_t block_tables = 0;    // [runs, max_pages] i32, see Run; absorbed ones' first
   // What follows is for multi-head rows, which graphs do not have. Arrays of all passes together.
   int64_t gathered = 0;        // [parts] i32: which of the block tables
   int64_t first_keys = 0;      // [parts] i32: of the sequence's keys
@@ -101,29 +103,39 @@ class StepPlanner {
   void plan(const ForwardBatch& batch, int64_t rows, StepLayout& out);
 
   // Whether the batch is one row a sequence, each sampled, as a graph takes it.
-  static bool is_decode(const ForwardBatch& batch);
+  bool is_decode(const ForwardBatch& batch) const;
 
   // The most bytes that a step takes, of so many rows and sequences whose keys lie in so many
   // pages.
   int64_t most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const;
 
  private:
-  void order_sequences(const ForwardBatch& batch);
+  // Rows of one sequence and one form.
+  struct Run {
+    int32_t sequence = 0;  // of the batch
+    int32_t context = 0;   // tokens before the first row
+    int32_t num_rows = 0;
+    int32_t batch_row = 0;  // the first
+    int32_t first_row = 0;  // in the step's order
+  };
+
+  int32_t multi_head_rows(const ForwardBatch& batch, int32_t sequence, bool is_decode_step) const;
+  void order_rows(const ForwardBatch& batch);
   void place_arrays(const ForwardBatch& batch, StepLayout& out);
   void write_rows(const ForwardBatch& batch, StepLayout& out);
   void write_absorbed(const ForwardBatch& batch, StepLayout& out);
-  void write_multi_head(const ForwardBatch& batch, StepLayout& out);
-  void add_keys(const ForwardBatch& batch, int64_t index, StepLayout& out);
+  void write_multi_head(StepLayout& out);
+  void add_keys(int64_t index, StepLayout& out);
   void end_pass(StepLayout& out);
   void write_decodes(StepLayout& out) const;
   int64_t most_parts(int64_t rows) const;
   int64_t most_further_bytes(int64_t rows, int64_t max_pages) const;
 
   const StepLimits limits_;
-  std::vector<int32_t> order_;      // sequences of the batch
-  int64_t num_single_ = 0;          // the first of them: absorbed, one new token
-  int64_t num_absorbed_ = 0;        // the first of them
-  std::vector<int32_t> first_row_;  // [sequences]: each one's in the step's order
+  std::vector<Run> runs_;        // in the step's order
+  int64_t num_single_ = 0;       // the first of them: one absorbed row each
+  int64_t num_absorbed_ = 0;     // the first of them
+  std::vector<int32_t> row_of_;  // [rows of the batch]: in the step's order
   std::vector<int32_t> query_start_, context_lens_, sequences_;  // absorbed ones'
   std::vector<LatentDecodePlan> decodes_;
   MhaPass pass_;                       // that is being filled

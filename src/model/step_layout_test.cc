@@ -23,7 +23,7 @@ StepLimits limits(int64_t most_keys) {
 StepLimits batch_invariant_limits() {
   return {.heads = kHeads,
           .num_multiprocessors = kProcessors,
-          .policy = {.form = AttentionForm::kAbsorbed},
+          .most_keys = 1024,
           .batch_invariant = true};
 }
 
@@ -48,6 +48,7 @@ ForwardBatch make_batch(const std::vector<std::pair<int32_t, int32_t>>& sequence
     }
     batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
     batch.context_lens.push_back(context);
+    batch.prompt_lens.push_back(0);
     for (int32_t p = 0; p < batch.max_pages; ++p) {
       const bool needed = p < (queries + context + 63) / 64;
       batch.block_tables.push_back(needed ? free.back() : -1);
@@ -64,8 +65,9 @@ const T* array_at(const StepLayout& layout, int64_t at) {
 }
 
 // Rows may be in another order; each is there once, and everything that is said of it goes with it.
-void check(const ForwardBatch& batch, int64_t rows, int64_t most_keys) {
-  StepPlanner planner(limits(most_keys));
+void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
+  const int64_t most_keys = limits.most_keys;
+  StepPlanner planner(limits);
   StepLayout layout;
   layout.memory.assign(1000, std::byte{0xFF});  // from the step before
   planner.plan(batch, rows, layout);
@@ -149,7 +151,8 @@ TEST(StepLayout, MixedSteps) {
     for (size_t i = 0; i < 1 + random() % 20; ++i) {
       sequences.emplace_back(random() % 3 == 0 ? 1 + random() % 400 : 1, random() % 700);
     }
-    check(make_batch(sequences), make_batch(sequences).num_rows(), round % 2 == 0 ? 1 << 20 : 256);
+    check(make_batch(sequences), make_batch(sequences).num_rows(),
+          limits(round % 2 == 0 ? 1 << 20 : 256));
   }
 }
 
@@ -164,7 +167,7 @@ TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
     return batch;
   };
   planner.plan(decode(8, 0), 8, captured);
-  ASSERT_TRUE(StepPlanner::is_decode(decode(5, 3000)));
+  ASSERT_TRUE(planner.is_decode(decode(5, 3000)));
   planner.plan(decode(5, 3000), 8, replayed);
   EXPECT_EQ(captured.at.token_ids, replayed.at.token_ids);
   EXPECT_EQ(captured.at.positions, replayed.at.positions);
@@ -177,7 +180,42 @@ TEST(StepLayout, DecodeStepsOfAsManyRowsHaveTheirArraysInTheSamePlaces) {
   ASSERT_EQ(replayed.decodes.size(), 1u);
   EXPECT_EQ(captured.decodes[0].tile_rows, replayed.decodes[0].tile_rows);
   EXPECT_EQ(captured.logit_rows, replayed.logit_rows);
-  check(decode(5, 3000), 8, 1024);
+  check(decode(5, 3000), 8, limits(1024));
+}
+
+TEST(StepLayout, BatchInvariantRowsHaveTheFormOfPromptOrAnswer) {
+  std::mt19937 random(4);
+  StepPlanner planner(batch_invariant_limits());
+  StepLayout layout;
+  for (int round = 0; round < 40; ++round) {
+    std::vector<std::pair<int32_t, int32_t>> sequences;
+    for (size_t i = 0; i < 1 + random() % 9; ++i) {
+      sequences.emplace_back(random() % 2 == 0 ? 1 + random() % 300 : 1, random() % 2000);
+    }
+    ForwardBatch batch = make_batch(sequences);
+    for (size_t s = 0; s < sequences.size(); ++s) {
+      batch.prompt_lens[s] = static_cast<int32_t>(
+          random() % static_cast<size_t>(sequences[s].first + sequences[s].second + 50));
+    }
+    check(batch, batch.num_rows(), batch_invariant_limits());
+    planner.plan(batch, batch.num_rows(), layout);
+    const auto* ids = array_at<int32_t>(layout, layout.at.token_ids);
+    for (int64_t row = 0; row < layout.rows; ++row) {
+      const auto from = std::find(batch.token_ids.begin(), batch.token_ids.end(), ids[row]) -
+                        batch.token_ids.begin();
+      const auto s = std::upper_bound(batch.query_start.begin(), batch.query_start.end(), from) -
+                     batch.query_start.begin() - 1;
+      EXPECT_EQ(row >= layout.absorbed_rows, batch.positions[static_cast<size_t>(from)] <
+                                                 batch.prompt_lens[static_cast<size_t>(s)]);
+    }
+  }
+  // A prompt's last token alone: no graph has its form.
+  ForwardBatch batch = make_batch({{1, 63}, {1, 100}});
+  batch.logit_rows = {0, 1};
+  EXPECT_TRUE(planner.is_decode(batch));
+  batch.prompt_lens[0] = 64;
+  EXPECT_FALSE(planner.is_decode(batch));
+  EXPECT_TRUE(StepPlanner(limits(1024)).is_decode(batch));
 }
 
 TEST(StepLayout, ManyTokensOfOneSequenceLeaveTheTilesOfOthersSmall) {
