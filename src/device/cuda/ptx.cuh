@@ -128,7 +128,12 @@ __device__ inline void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The same of the first `bytes`, 0 to 16; the rest becomes zero.
+// cp.async.ca, 4 bytes
+__device__ inline void copy_4(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+// copy_16() of the first `bytes`, 0 to 16; the rest becomes zero.
 __device__ inline void copy_16_or_zero(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");

@@ -20,6 +20,28 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   return found;
 }
 
+CUtensorMap describe(const void* memory, std::span<const Axis> axes, CUtensorMapDataType type,
+                     int element_bytes, CUtensorMapSwizzle swizzle) {
+  constexpr size_t kMostAxes = 5;
+  if (encoder() == nullptr) check(cudaErrorInsufficientDriver, "looking for the copy engine");
+  cuuint64_t sizes[kMostAxes] = {}, strides[kMostAxes] = {};
+  cuuint32_t boxes[kMostAxes] = {}, steps[kMostAxes] = {};
+  for (size_t i = 0; i < axes.size(); ++i) {
+    sizes[i] = static_cast<cuuint64_t>(axes[i].size);
+    strides[i] = static_cast<cuuint64_t>(axes[i].stride * element_bytes);
+    boxes[i] = static_cast<cuuint32_t>(axes[i].box);
+    steps[i] = 1;
+  }
+  CUtensorMap map;
+  const CUresult result =
+      encoder()(&map, type, static_cast<cuuint32_t>(axes.size()), const_cast<void*>(memory), sizes,
+                strides + 1, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue,
+        "describing a matrix to the copy engine");
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap bf16_map(const void* matrix, Extent size, Extent box) {
@@ -29,25 +51,15 @@ CUtensorMap bf16_map(const void* matrix, Extent size, Extent box) {
 }
 
 CUtensorMap bf16_map(const void* memory, std::span<const Axis> axes) {
-  constexpr size_t kMostAxes = 5;
-  if (encoder() == nullptr) check(cudaErrorInsufficientDriver, "looking for the copy engine");
-  cuuint64_t sizes[kMostAxes] = {}, strides[kMostAxes] = {};
-  cuuint32_t boxes[kMostAxes] = {}, steps[kMostAxes] = {};
-  for (size_t i = 0; i < axes.size(); ++i) {
-    sizes[i] = static_cast<cuuint64_t>(axes[i].size);
-    strides[i] = static_cast<cuuint64_t>(axes[i].stride) * 2;
-    boxes[i] = static_cast<cuuint32_t>(axes[i].box);
-    steps[i] = 1;
-  }
-  CUtensorMap map;
-  const CUresult result =
-      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, static_cast<cuuint32_t>(axes.size()),
-                const_cast<void*>(memory), sizes, strides + 1, boxes, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue,
-        "describing a matrix to the copy engine");
-  return map;
+  return describe(memory, axes, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap e4m3_map(const void* memory, std::span<const Axis> axes) {
+  return describe(memory, axes, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+CUtensorMap f32_map(const float* memory, std::span<const Axis> axes) {
+  return describe(memory, axes, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 CUtensorMap bf16_batch_map(const void* matrices, const BatchLayout& layout, Extent box) {

@@ -28,6 +28,12 @@ struct Axis {
 // other strides are multiples of 8.
 CUtensorMap bf16_map(const void* memory, std::span<const Axis> axes);
 
+// The same for e4m3: the innermost box is 128, the other strides are multiples of 16.
+CUtensorMap e4m3_map(const void* memory, std::span<const Axis> axes);
+
+// For fp32, which goes to shared memory as it is; the other strides are multiples of 4.
+CUtensorMap f32_map(const float* memory, std::span<const Axis> axes);
+
 // Matrices whose columns are contiguous; strides in elements, multiples of 8.
 struct BatchLayout {
   int64_t batches = 1, rows = 0, columns = 0;

@@ -1,5 +1,6 @@
 // Tensor core products of 64 rows with 8 to 256 columns (wgmma.mma_async), fp32 (+)= 16 x 16 bits,
-// a step of 16 of k. PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
+// a step of 16 of k, or 8 x 8 bits, one of 32. PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix
+// Multiply-Accumulate".
 //
 // A thread's element j of D is row 16 * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 *
 // (lane % 4) + (j & 1): as many elements as half the columns. add = 0: d is written, not added to.
@@ -44,6 +45,7 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_D16(i) FATHOM_D8(i), FATHOM_D8(i + 8)
 #define FATHOM_D32(i) FATHOM_D16(i), FATHOM_D16(i + 16)
 #define FATHOM_D64(i) FATHOM_D32(i), FATHOM_D32(i + 32)
+#define FATHOM_D80(i) FATHOM_D64(i), FATHOM_D16(i + 64)
 #define FATHOM_D96(i) FATHOM_D64(i), FATHOM_D32(i + 64)
 #define FATHOM_D128(i) FATHOM_D64(i), FATHOM_D64(i + 64)
 #define FATHOM_N4 "%0,%1,%2,%3"
@@ -56,6 +58,9 @@ __device__ inline void pin(float (&registers)[kCount]) {
   FATHOM_N32                                                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
   ",%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FATHOM_N80 \
+  FATHOM_N64       \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define FATHOM_N96                                                                           \
   FATHOM_N64                                                                                 \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
@@ -72,6 +77,14 @@ __device__ inline void pin(float (&registers)[kCount]) {
                "}, %" #A ", %" #B ", add, 1, 1, %" #TA ", %" #TB ";\n}"                       \
                : REGISTERS                                                                    \
                : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
+
+// The same of e4m3, whose columns are k in both.
+#define FATHOM_MMA_E4M3(COLUMNS, NAMES, REGISTERS, A, B, P)                                   \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P                                    \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.f32.e4m3.e4m3 {" NAMES \
+               "}, %" #A ", %" #B ", add, 1, 1;\n}"                                           \
+               : REGISTERS                                                                    \
+               : "l"(a), "l"(b), "r"(add))
 
 // A from registers.
 #define FATHOM_MMA_REGISTERS(COLUMNS, TYPE, NAMES, REGISTERS, A0, A1, A2, A3, B, P, TB)         \
@@ -115,6 +128,30 @@ __device__ inline void mma_64(float (&d)[96], uint64_t a, uint64_t b, int add) {
 template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[128], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA(256, FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132);
+}
+
+// ---- the same, e4m3: A [64, 32], B [columns, 32]; the 32 are 32 bytes of a swizzled row
+
+__device__ inline void mma_64_e4m3(float (&d)[4], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(8, FATHOM_N4, FATHOM_D4(0), 4, 5, 6);
+}
+__device__ inline void mma_64_e4m3(float (&d)[8], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(16, FATHOM_N8, FATHOM_D8(0), 8, 9, 10);
+}
+__device__ inline void mma_64_e4m3(float (&d)[16], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(32, FATHOM_N16, FATHOM_D16(0), 16, 17, 18);
+}
+__device__ inline void mma_64_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(64, FATHOM_N32, FATHOM_D32(0), 32, 33, 34);
+}
+__device__ inline void mma_64_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(128, FATHOM_N64, FATHOM_D64(0), 64, 65, 66);
+}
+__device__ inline void mma_64_e4m3(float (&d)[80], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(160, FATHOM_N80, FATHOM_D80(0), 80, 81, 82);
+}
+__device__ inline void mma_64_e4m3(float (&d)[96], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(192, FATHOM_N96, FATHOM_D96(0), 96, 97, 98);
 }
 
 // ---- A from registers
@@ -164,6 +201,7 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 }
 
 #undef FATHOM_MMA
+#undef FATHOM_MMA_E4M3
 #undef FATHOM_MMA_REGISTERS
 #undef FATHOM_D4
 #undef FATHOM_N4
@@ -175,6 +213,8 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 #undef FATHOM_N32
 #undef FATHOM_D64
 #undef FATHOM_N64
+#undef FATHOM_D80
+#undef FATHOM_N80
 #undef FATHOM_D96
 #undef FATHOM_N96
 #undef FATHOM_D128

@@ -43,7 +43,7 @@ Inputs random_inputs(const Problem& p, std::mt19937& random) {
 
 // Of every `step`-th element of the result: all would take the host minutes.
 void expect_equal(const Problem& p, const Inputs& inputs, const std::vector<float>& out, int step) {
-  const auto [rows, n, k, batches] = p.shape;
+  const int64_t rows = p.shape.rows, n = p.shape.n, k = p.shape.k, batches = p.shape.batches;
   double error = 0, norm = 0, worst = 0;
   for (int64_t i = 0; i < rows * batches * n; i += step) {
     const int64_t row = i / (batches * n), batch = i / n % batches, column = i % n;

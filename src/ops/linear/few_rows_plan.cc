@@ -7,8 +7,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kStageColumns = 128;
-constexpr int kGroupBytes = 8 * kStageColumns * 2;  // of 8 rows in a stage
+constexpr int kGroupBytes = 8 * 256;  // of 8 rows in a stage
 // A block's shared memory: all that there is, or so much that two launches' blocks fit beside one
 // another and the next one's first weights arrive while this one ends.
 constexpr int kMostBytes = 227 * 1024, kHalfBytes = 112 * 1024;
@@ -18,7 +17,7 @@ int64_t token_groups(const FewRowsShape& shape) { return ceil_div(shape.rows, 8)
 
 // Of a block, for one tile.
 int64_t tile_stages(const FewRowsShape& shape, const FewRowsPlan& plan) {
-  return ceil_div(ceil_div(shape.k, kStageColumns), plan.splits);
+  return ceil_div(ceil_div(shape.k, shape.stage_columns()), plan.splits);
 }
 
 }  // namespace
@@ -39,15 +38,33 @@ int FewRowsPlan::stage_bytes(const FewRowsShape& shape) const {
   return static_cast<int>(token_groups(shape) + tile_groups(shape.n)) * kGroupBytes;
 }
 
+int FewRowsPlan::token_scale_bytes(const FewRowsShape& shape) const {
+  constexpr int64_t kBoxAlignment = 128;
+  return shape.scaled ? static_cast<int>(round_up(token_groups(shape) * 2 * 8 * 4, kBoxAlignment))
+                      : 0;
+}
+
+int FewRowsPlan::tile_scale_bytes(const FewRowsShape& shape) const {
+  // Of two blocks of 128 rows, two columns a stage.
+  return shape.scaled ? static_cast<int>(tile_stages(shape, *this)) * 2 * 2 * 4 : 0;
+}
+
 int FewRowsPlan::bytes_behind(const FewRowsShape& shape) const {
   const int read = (warpgroups * 8 + columns / 8) * kGroupBytes;  // by whole instructions
-  return std::max(exchange_bytes(shape.n) + kBarrierBytes, read - stage_bytes(shape));
+  return std::max(exchange_bytes(shape.n) + stages(shape) * token_scale_bytes(shape) +
+                      2 * tile_scale_bytes(shape) + kBarrierBytes,
+                  read - stage_bytes(shape));
 }
 
 int FewRowsPlan::stages(const FewRowsShape& shape) const {
-  const int bytes = (wide_ring ? kMostBytes : kHalfBytes) - bytes_behind(shape);
+  const int read = (warpgroups * 8 + columns / 8) * kGroupBytes;
+  const int fixed = exchange_bytes(shape.n) + 2 * tile_scale_bytes(shape) + kBarrierBytes;
+  const int each = stage_bytes(shape) + token_scale_bytes(shape);
+  const int bytes = wide_ring ? kMostBytes : kHalfBytes;
+  const int room =
+      std::min((bytes - fixed) / each, (bytes - (read - stage_bytes(shape))) / stage_bytes(shape));
   const int64_t useful = std::min<int64_t>(tiles(shape.n) * tile_stages(shape, *this), kMaxStages);
-  return std::clamp(bytes / stage_bytes(shape), 2, std::max(static_cast<int>(useful), 2));
+  return std::clamp(room, 2, std::max(static_cast<int>(useful), 2));
 }
 
 // Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices with 1 and 64 rows:
@@ -89,7 +106,8 @@ FewRowsPlan plan_few_rows(const FewRowsShape& shape, const ClusterCounts& counts
   double least = 0;
   for (const int warpgroups : {1, 2}) {
     for (const int splits : {1, 2, 4, 8}) {
-      if (splits > most_splits || (splits > 1 && shape.k < splits * kStageColumns)) continue;
+      if (splits > most_splits || (splits > 1 && shape.k < splits * shape.stage_columns()))
+        continue;
       for (const bool wide_ring : {false, true}) {
         const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits, wide_ring);
         const double cost = few_rows_cost(shape, plan, counts);

@@ -3,7 +3,7 @@
 //
 // Each batch's rows of weights are divided among `clusters` clusters, evenly to 8 rows; each
 // cluster of `splits` blocks divides k. A block takes its rows in tiles of up to 64 * warpgroups
-// rows, k in stages of 128 columns.
+// rows, k in stages of 256 bytes: 128 columns of bf16, 256 of e4m3.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,9 @@ namespace fathom::cuda {
 
 struct FewRowsShape {
   int64_t rows = 0, n = 0, k = 0, batches = 1;
+  bool scaled = false;  // e4m3, with scales by blocks of 128 of k
+
+  int64_t stage_columns() const { return scaled ? 256 : 128; }
 };
 
 // How many clusters of so many blocks run at a time: a GPU's partitions are of unequal size, so
@@ -38,8 +41,11 @@ struct FewRowsPlan {
   int exchange_bytes(int64_t n) const;  // for the parts that a cluster's blocks send each other
   int stage_bytes(const FewRowsShape& shape) const;
   int stages(const FewRowsShape& shape) const;  // of the ring
-  // Of shared memory behind the ring: the exchange and barriers, and what the last stage's product
-  // may read beyond it.
+  // Of e4m3: the scales of a stage's tokens, and of the rows of W of a tile.
+  int token_scale_bytes(const FewRowsShape& shape) const;
+  int tile_scale_bytes(const FewRowsShape& shape) const;
+  // Of shared memory behind the ring: the exchange, scales and barriers, and what the last stage's
+  // product may read beyond it.
   int bytes_behind(const FewRowsShape& shape) const;
 };
 

@@ -14,6 +14,7 @@ TEST(FewRowsPlan, TakesAllRowsInTilesThatFit) {
   for (FewRowsShape shape : kShapes) {
     for (const int64_t rows : {1, 8, 9, 33, 64}) {
       shape.rows = rows;
+      shape.scaled = rows % 2 == 0 && shape.batches == 1;
       const FewRowsPlan plan = plan_few_rows(shape, {});
       SCOPED_TRACE(testing::Message() << rows << " rows, [" << shape.n << ", " << shape.k << "]");
       EXPECT_GE(plan.columns, rows);
@@ -21,7 +22,27 @@ TEST(FewRowsPlan, TakesAllRowsInTilesThatFit) {
       EXPECT_LE(plan.tile_groups(shape.n), 8 * plan.warpgroups);
       EXPECT_GE(int64_t{plan.tiles(shape.n)} * plan.tile_groups(shape.n) * plan.clusters * 8,
                 shape.n);
-      EXPECT_GE(shape.k, (plan.splits - 1) * 128);
+      EXPECT_GE(shape.k, (plan.splits - 1) * shape.stage_columns());
+    }
+  }
+}
+
+// All that a multiprocessor has, and what a launch asks for.
+TEST(FewRowsPlan, RingsFitSharedMemory) {
+  for (FewRowsShape shape : kShapes) {
+    for (const bool scaled : {false, true}) {
+      shape.scaled = scaled;
+      for (const int64_t rows : {1, 8, 9, 33, 64}) {
+        shape.rows = rows;
+        for (const int warpgroups : {1, 2}) {
+          for (const int splits : {1, 2, 4, 8}) {
+            const FewRowsPlan plan = plan_with(shape, {}, warpgroups, splits, true);
+            EXPECT_GE(plan.stages(shape), 2);
+            EXPECT_LE(plan.stages(shape) * plan.stage_bytes(shape) + plan.bytes_behind(shape),
+                      227 * 1024);
+          }
+        }
+      }
     }
   }
 }

@@ -10,8 +10,9 @@
 namespace fathom::cuda {
 namespace {
 
-// What there are kernels for, and what they take on an H200 that has all its power: of 64 of k, and
-// besides that for each tile, where writing the result and beginning anew are not hidden.
+// What there are kernels for, and what they take on an H200 that has all its power: of a stage of
+// k, 128 bytes a row, and besides that for each tile, where writing the result and beginning anew
+// are not hidden.
 struct TileCost {
   ManyRowsTile tile;
   double step_us, tile_us;
@@ -24,11 +25,29 @@ constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
                                {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
                                {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
                                {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
-constexpr auto kTiles = [] {
-  std::array<ManyRowsTile, std::size(kCosts)> tiles;
-  std::ranges::transform(kCosts, tiles.begin(), &TileCost::tile);
+constexpr TileCost kScaledCosts[] = {{{.groups = 2, .columns = 192}, 0.49, 2.9},
+                                     {{.groups = 2, .columns = 160}, 0.44, 2.7},
+                                     {{.groups = 2, .columns = 128}, 0.40, 2.4},
+                                     {{.groups = 2, .columns = 64}, 0.28, 2.0},
+                                     {{.groups = 1, .columns = 128}, 0.28, 2.0},
+                                     {{.groups = 1, .columns = 64}, 0.22, 1.8},
+                                     {{.groups = 2, .columns = 128, .split = 2}, 0.42, 4.2},
+                                     {{.groups = 2, .columns = 64, .split = 2}, 0.30, 3.0},
+                                     {{.groups = 1, .columns = 128, .split = 2}, 0.30, 3.0},
+                                     {{.groups = 1, .columns = 64, .split = 2}, 0.25, 2.4}};
+
+template <size_t kCount>
+constexpr auto tiles_of(const TileCost (&costs)[kCount]) {
+  std::array<ManyRowsTile, kCount> tiles;
+  std::ranges::transform(costs, tiles.begin(), &TileCost::tile);
   return tiles;
-}();
+}
+constexpr auto kTiles = tiles_of(kCosts);
+constexpr auto kScaledTiles = tiles_of(kScaledCosts);
+
+std::span<const TileCost> costs_of(ManyRowsType type) {
+  return type == ManyRowsType::kBF16 ? std::span<const TileCost>(kCosts) : kScaledCosts;
+}
 
 // How much less a smaller tile has to take: long products are limited by power, and it costs more.
 constexpr double kWorthIt = 0.97;
@@ -47,19 +66,23 @@ double cost(const ManyRowsProblem& problem, const TileCost& costs, int num_multi
   const ManyRowsPlan plan = plan_many_rows(problem, tile, num_multiprocessors);
   const auto waves = static_cast<double>(
       ceil_div(num_tiles(plan, problem.batches), num_multiprocessors / tile.split));
-  const auto steps = static_cast<double>(ceil_div(problem.k / 64, tile.split));
+  const auto steps = static_cast<double>(ceil_div(problem.k_steps(), tile.split));
   return waves * (steps * costs.step_us + costs.tile_us);
 }
 
 }  // namespace
 
-std::span<const ManyRowsTile> many_rows_tiles() { return kTiles; }
+std::span<const ManyRowsTile> many_rows_tiles(ManyRowsType type) {
+  return type == ManyRowsType::kBF16 ? std::span<const ManyRowsTile>(kTiles) : kScaledTiles;
+}
+
+int64_t ManyRowsProblem::k_steps() const { return k / (type == ManyRowsType::kBF16 ? 64 : 128); }
 
 bool can_be_planned(const ManyRowsProblem& problem, ManyRowsTile tile, int num_multiprocessors) {
   if (tile.split == 1) return true;
   const int64_t tiles = ceil_div(problem.rows, tile.rows()) * ceil_div(problem.n, tile.columns);
   return tiles * problem.batches * tile.split <= num_multiprocessors &&
-         problem.k / 64 >= tile.split;
+         problem.k_steps() >= tile.split;
 }
 
 ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
@@ -73,7 +96,7 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
   const int64_t row_band = std::max<int64_t>(1, kBandSize / rows),
                 column_band = std::max<int64_t>(1, kBandSize / tile.columns);
   const auto reads = [&](int64_t operand_rows, int64_t bands) {
-    const int64_t bytes = operand_rows * problem.k * 2;
+    const int64_t bytes = operand_rows * problem.k_steps() * 128;
     return bytes <= kStaysInL2 ? bytes : bytes * bands;
   };
   plan.band_of_columns =
@@ -90,7 +113,7 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocess
                             bool may_split) {
   ManyRowsTile best;
   double least = std::numeric_limits<double>::infinity();
-  for (const TileCost& costs : kCosts) {
+  for (const TileCost& costs : costs_of(problem.type)) {
     if (costs.tile.split > 1 && !may_split) continue;
     if (!can_be_planned(problem, costs.tile, num_multiprocessors)) continue;
     const double us = cost(problem, costs, num_multiprocessors);

@@ -16,8 +16,10 @@ struct ManyRowsTile {
   friend bool operator==(const ManyRowsTile&, const ManyRowsTile&) = default;
 };
 
+enum class ManyRowsType { kBF16, kScaledE4M3 };  // of the operands
+
 // All that there are kernels for.
-std::span<const ManyRowsTile> many_rows_tiles();
+std::span<const ManyRowsTile> many_rows_tiles(ManyRowsType type = ManyRowsType::kBF16);
 
 struct ManyRowsPlan {
   ManyRowsTile tile;
@@ -32,6 +34,9 @@ struct ManyRowsPlan {
 
 struct ManyRowsProblem {
   int64_t rows = 0, n = 0, k = 0, batches = 1;
+  ManyRowsType type = ManyRowsType::kBF16;
+
+  int64_t k_steps() const;  // stages of k
 };
 
 ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocessors,

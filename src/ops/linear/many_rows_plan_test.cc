@@ -11,12 +11,16 @@ namespace {
 
 constexpr int kMultiprocessors = 132;
 
-TEST(ManyRowsPlan, TilesCoverTheProduct) {
+class ManyRowsPlanOf : public testing::TestWithParam<ManyRowsType> {};
+
+TEST_P(ManyRowsPlanOf, TilesCoverTheProduct) {
+  const auto tiles = many_rows_tiles(GetParam());
   for (const int64_t rows : {1, 65, 128, 200, 512, 1000, 4096, 8192}) {
     for (const int64_t n : {8, 64, 576, 2112, 3648, 102400}) {
       for (const int64_t batches : {1, 16}) {
-        const ManyRowsPlan plan =
-            plan_many_rows({.rows = rows, .n = n, .k = 2048, .batches = batches}, kMultiprocessors);
+        const ManyRowsPlan plan = plan_many_rows(
+            {.rows = rows, .n = n, .k = 2048, .batches = batches, .type = GetParam()},
+            kMultiprocessors);
         EXPECT_GE(int64_t{plan.row_tiles} * plan.tile.rows(), rows);
         EXPECT_GE(int64_t{plan.column_tiles} * plan.tile.columns, n);
         EXPECT_LT(int64_t{plan.row_tiles - 1} * plan.tile.rows(), rows);
@@ -25,10 +29,20 @@ TEST(ManyRowsPlan, TilesCoverTheProduct) {
         EXPECT_GE(plan.num_blocks, plan.tile.split);
         EXPECT_LE(plan.num_blocks, kMultiprocessors);
         EXPECT_EQ(plan.num_blocks % plan.tile.split, 0);
-        EXPECT_NE(std::ranges::find(many_rows_tiles(), plan.tile), many_rows_tiles().end());
+        EXPECT_NE(std::ranges::find(tiles, plan.tile), tiles.end());
       }
     }
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, ManyRowsPlanOf,
+                         testing::Values(ManyRowsType::kBF16, ManyRowsType::kScaledE4M3));
+
+TEST(ManyRowsPlan, ScaledProductsHaveHalfTheSteps) {
+  ManyRowsProblem problem = {.rows = 512, .n = 512, .k = 1024};
+  EXPECT_EQ(problem.k_steps(), 16);
+  problem.type = ManyRowsType::kScaledE4M3;
+  EXPECT_EQ(problem.k_steps(), 8);
 }
 
 TEST(ManyRowsPlan, LargeProductsHaveLargeTiles) {

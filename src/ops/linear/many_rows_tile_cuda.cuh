@@ -8,8 +8,9 @@
 //   static constexpr bool kTilesAreKnown;  before earlier launches have ended: B is loaded then
 //
 // Layout: kStages stages of A [64 * kGroups, 64] and B [kColumns, 64] in bf16 with the 128-byte
-// swizzle; two boxes of [16, 64] for each consumer warp on the way out. kGroups warpgroups compute
-// 64 rows each with all columns, in registers; one more issues copies.
+// swizzle, or 128 of k in e4m3, which are as many bytes, with A's scales; two boxes of [16, 64] for
+// each consumer warp on the way out. kGroups warpgroups compute 64 rows each with all columns, in
+// registers; one more issues copies.
 //
 // Algorithm: persistent blocks. One thread runs ahead of the products through the tiles and fills
 // stages; with a tile's first it leaves word of where the results belong, so that nobody else has
@@ -17,6 +18,8 @@
 // flight while it waits for the next, and gives the stage before back. Groups without rows take no
 // part but keep step. Results turn into rows by way of shared memory, each warp for itself, while
 // the other groups multiply and the next tile's operands come.
+// Of e4m3 a stage is a block of k that has scales: its products end before the sums of all blocks,
+// in registers of their own, take them times the scales; meanwhile other warpgroups multiply.
 // kSplit blocks, a cluster, have the same tile and a share of k each; they exchange sums so that
 // each completes an equal share of the columns. Such a launch has one tile for each cluster.
 //
@@ -31,6 +34,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "device/cuda/cluster.cuh"
 #include "device/cuda/ptx.cuh"
@@ -45,18 +49,27 @@ enum class TileResult {
   kGated,  // bf16 silu(gate) * up: the first half of the columns and the second
 };
 
+// The scales of a tile's rows of B, of e4m3: of 128 rows and 128 of k each.
+struct TileScales {
+  const float* data = nullptr;  // of the first row, the first k
+  int stride = 0;               // to the next 128 rows
+  int row_in_block = 0;         // the first row's
+};
+
 // Where a tile's results belong, and what of it there is.
 struct alignas(16) TileOut {
   void* data = nullptr;    // of the first element
   int64_t row_stride = 0;  // in elements
   int rows = 0, columns = 0;
   int groups = 0;   // of 64 rows that there are
-  int k_steps = 0;  // of 64, of this block; 0: no more tiles
+  int k_steps = 0;  // of kStepColumns, of this block; 0: no more tiles
+  TileScales scales;
 };
 
 struct Tile {
-  const CUtensorMap* a = nullptr;  // boxes of [64, 64]
-  const CUtensorMap* b = nullptr;  // boxes of [kColumns / 2, 64]
+  const CUtensorMap* a = nullptr;         // boxes of [64, kStepColumns]
+  const CUtensorMap* b = nullptr;         // boxes of [kColumns / 2, kStepColumns]
+  const CUtensorMap* a_scales = nullptr;  // of e4m3: boxes of [1, kRows] of [k / 128, rows]
   int a_row = 0, a_batch = 0;
   int b_row = 0, b_second_row = 0, b_batch = 0;  // of the halves of the columns
   TileOut out;                                   // k_steps of all blocks
@@ -97,6 +110,8 @@ template <int kGroupCount, int kColumnCount, int kStageCount, int kSplitCount = 
 struct TileShape {
   static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount,
                        kSplit = kSplitCount;
+  static constexpr bool kScaled = false;
+  static constexpr int kStepColumns = 64;  // k of a stage
   static constexpr int kGroupRows = 64, kRows = kGroupRows * kGroups;
   static constexpr int kGroupBytes = kGroupRows * 128, kHalfBytes = kColumns / 2 * 128;
   static constexpr int kABytes = kGroups * kGroupBytes, kBBytes = 2 * kHalfBytes;
@@ -114,6 +129,22 @@ struct TileShape {
   static constexpr int kOwnColumns = kColumns / kSplit, kOwnSums = kOwnColumns / 2;
 };
 
+// Of e4m3.
+template <int kGroupCount, int kColumnCount, int kStageCount, int kSplitCount = 1>
+struct ScaledTileShape : TileShape<kGroupCount, kColumnCount, kStageCount, kSplitCount> {
+  static constexpr bool kScaled = true;
+  static constexpr int kStepColumns = 128;
+  // Columns that surely have one scale: tiles begin at multiples of them.
+  static constexpr int kScaleColumns = kColumnCount % 64 == 0 ? 64 : 32;
+  static constexpr int kScales = kColumnCount / kScaleColumns;
+};
+
+struct NoRowScales {};
+template <typename Shape>
+struct RowScales {
+  alignas(128) float of[Shape::kStages][Shape::kRows];
+};
+
 template <typename Shape>
 struct TileMemory {
   alignas(1024) uint8_t a[Shape::kStages][Shape::kABytes];
@@ -123,6 +154,7 @@ struct TileMemory {
   static constexpr int kTiles = Shape::kStages + 2;
   TileOut tiles[kTiles];
   uint64_t arrived[Shape::kStages], read[Shape::kStages];
+  std::conditional_t<Shape::kScaled, RowScales<Shape>, NoRowScales> row_scales;
 };
 
 // ---- copies: one thread
@@ -158,7 +190,12 @@ class TileLoader {
         }
         for (int group = 0; group < tile.out.groups; ++group) {
           copy_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, &memory_.arrived[stage_],
-                   (first_k_ + k) * 64, tile.a_row + group * Shape::kGroupRows, tile.a_batch);
+                   (first_k_ + k) * Shape::kStepColumns, tile.a_row + group * Shape::kGroupRows,
+                   tile.a_batch);
+        }
+        if constexpr (Shape::kScaled) {
+          copy_box(memory_.row_scales.of[stage_], tile.a_scales, &memory_.arrived[stage_],
+                   tile.a_row, first_k_ + k);
         }
         if (++stage_ == Shape::kStages) {
           stage_ = 0;
@@ -179,6 +216,7 @@ class TileLoader {
       Tile tile = work_.tile(index);
       first_k_ = tile.out.k_steps * rank_ / Shape::kSplit;
       tile.out.k_steps = tile.out.k_steps * (rank_ + 1) / Shape::kSplit - first_k_;
+      tile.out.scales.data += first_k_;
       return tile;
     }
   }
@@ -194,12 +232,14 @@ class TileLoader {
   }
 
   __device__ void expect(const Tile& tile, int stage) {
-    barrier_expect(&memory_.arrived[stage], tile.out.groups * Shape::kGroupBytes + Shape::kBBytes);
+    constexpr int kScaleBytes = Shape::kScaled ? Shape::kRows * 4 : 0;
+    barrier_expect(&memory_.arrived[stage],
+                   tile.out.groups * Shape::kGroupBytes + Shape::kBBytes + kScaleBytes);
   }
 
   __device__ void load_b(const Tile& tile, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
-    const int column = (first_k_ + k) * 64;
+    const int column = (first_k_ + k) * Shape::kStepColumns;
     copy_box(memory_.b[stage], tile.b, arrived, column, tile.b_row, tile.b_batch);
     copy_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived, column, tile.b_second_row,
              tile.b_batch);
@@ -232,7 +272,11 @@ class TileMultiplier {
       if (out.k_steps == 0) break;
       const bool takes_part = group_ < out.groups;
       if (takes_part) {
-        multiply(out.k_steps);
+        if constexpr (Shape::kScaled) {
+          multiply_scaled(out);
+        } else {
+          multiply(out.k_steps);
+        }
       } else {
         keep_step(out.k_steps);
       }
@@ -314,6 +358,48 @@ class TileMultiplier {
     give_back(before);
   }
 
+  __device__ void multiply_scaled(const TileOut& out) {
+    const uint32_t a = shared_address(memory_.a) + group_ * Shape::kGroupBytes;
+    const uint32_t b = shared_address(memory_.b);
+    const float* scales[Shape::kScales];  // of the columns' blocks; those beyond the last have its
+    float next[Shape::kScales];
+#pragma unroll
+    for (int i = 0; i < Shape::kScales; ++i) {
+      const int row = out.scales.row_in_block + min(i * Shape::kScaleColumns, out.columns - 1);
+      scales[i] = out.scales.data + row / 128 * out.scales.stride;
+      next[i] = __ldg(scales[i]);
+    }
+#pragma unroll
+    for (float& value : sums_[0]) value = 0;
+    for (int k = 0; k < out.k_steps; ++k) {
+      float columns[Shape::kScales];
+#pragma unroll
+      for (int i = 0; i < Shape::kScales; ++i) {
+        columns[i] = next[i];
+        next[i] = __ldg(scales[i] + min(k + 1, out.k_steps - 1));
+      }
+      barrier_wait(&memory_.arrived[stage_], phase_);
+      const float* rows = memory_.row_scales.of[stage_] + warp_ * 16 + lane_ / 4;
+      const float row_scales[2] = {rows[0], rows[8]};
+      float products[Shape::kPartSums];
+      mma_fence();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        mma_64_e4m3(products, swizzled_matrix(a + stage_ * Shape::kABytes + i * 32, 1024),
+                    swizzled_matrix(b + stage_ * Shape::kBBytes + i * 32, 1024), i > 0);
+      }
+      mma_commit();
+      mma_wait();
+      give_back(stage_);
+      advance();
+#pragma unroll
+      for (int j = 0; j < Shape::kPartSums; ++j) {
+        constexpr int kSums = Shape::kScaleColumns / 2;
+        sums_[0][j] = fmaf(products[j], row_scales[j / 2 % 2] * columns[j / kSums], sums_[0][j]);
+      }
+    }
+  }
+
   __device__ float& sum(int j) { return sums_[j / Shape::kPartSums][j % Shape::kPartSums]; }
 
   // ---- kSplit: sums of the columns that other blocks finish, to where their stages were
@@ -392,7 +478,7 @@ class TileMultiplier {
     constexpr bool kGated = Work::kResult == TileResult::kGated;
     static_assert(!kGated || Shape::kSplit == 1);
     constexpr int kOutColumns = kGated ? Shape::kColumns / 2 : Shape::kOwnColumns;
-    constexpr int kBoxColumns = kOutColumns < 64 ? kOutColumns : 64;
+    constexpr int kBoxColumns = kOutColumns % 64 == 0 ? 64 : 32;
     constexpr int kChunks = kBoxColumns / 8, kRowsAtOnce = 32 / kChunks;  // 16 bytes a lane
     const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
     const int chunk = lane_ % kChunks, first_row = lane_ / kChunks;  // when rows are read

@@ -2,9 +2,10 @@
 // memory, filled by copies and read by tensor cores.
 //
 // A stage holds 128 columns (k) of up to 64 rows a warpgroup of weights, and of up to 64 tokens:
-// twice 64 columns, which are rows of 128 bytes, swizzled, 8 of them a group of 1,024 bytes. Rows
-// that no copy filled hold anything: they give rows and columns of the product that nobody reads.
-// Few large boxes: to ask for one costs some 100 clocks, as long as 2 KB take to arrive.
+// twice 64 columns, which are rows of 128 bytes (of e4m3 it holds twice 128 columns), swizzled, 8
+// of them a group of 1,024 bytes. Rows that no copy filled hold anything: they give rows and
+// columns of the product that nobody reads. Few large boxes: to ask for one costs some 100 clocks,
+// as long as 2 KB take to arrive.
 #pragma once
 
 #include <cstdint>
@@ -100,6 +101,71 @@ __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int nu
   }
   multiply_stages<kColumns, kStored, false>(d, at, num_stages, stages, ring, stage_bytes, weights,
                                             tokens, arrived, read);
+}
+
+// ---- e4m3
+
+// A stage's two halves are blocks of k that have scales.
+struct StageScales {
+  const float* tokens;      // in shared memory: of the ring's first stage, first half, first token
+  int tokens_stage_stride;  // floats
+  int tokens_half_stride;
+  const float* rows[2];  // of the warp's first 8 rows and its second: one value a block of the tile
+};
+
+// multiply_tile of e4m3: the products of a half end before the sums take them times the scales.
+template <int kColumns>
+__device__ void multiply_scaled_tile(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
+                                     int stages, uint32_t ring, int stage_bytes,
+                                     const StageOperand& weights, const StageOperand& tokens,
+                                     const StageScales& scales, uint64_t* arrived, uint64_t* read) {
+#pragma unroll
+  for (float& value : d) value = 0;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = 0; i < num_stages; ++i) {
+    barrier_wait(&arrived[at.stage], at.parity);
+    const uint32_t stage = ring + at.stage * stage_bytes;
+    float products[kStageHalves][kColumns / 2];
+    mma_fence();
+#pragma unroll
+    for (int half = 0; half < kStageHalves; ++half) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        mma_64_e4m3(products[half],
+                    swizzled_matrix(stage + weights.begin + half * weights.half_stride + k * 32,
+                                    weights.group_stride),
+                    swizzled_matrix(stage + tokens.begin + half * tokens.half_stride + k * 32,
+                                    tokens.group_stride),
+                    k > 0);
+      }
+      mma_commit();
+    }
+    const auto add = [&](int half) {
+      const float* of_tokens = scales.tokens + at.stage * scales.tokens_stage_stride +
+                               half * scales.tokens_half_stride + 2 * (lane % 4);
+      const float of_rows[2] = {scales.rows[0][i * kStageHalves + half],
+                                scales.rows[1][i * kStageHalves + half]};
+#pragma unroll
+      for (int j = 0; j < kColumns / 2; j += 4) {
+        const float2 pair = *reinterpret_cast<const float2*>(of_tokens + 2 * j);
+#pragma unroll
+        for (int lower = 0; lower < 2; ++lower) {
+          float* sums = d + j + 2 * lower;
+          const float* more = products[half] + j + 2 * lower;
+          sums[0] = fmaf(more[0], pair.x * of_rows[lower], sums[0]);
+          sums[1] = fmaf(more[1], pair.y * of_rows[lower], sums[1]);
+        }
+      }
+    };
+    mma_wait<1>();
+    pin(products[0]);
+    add(0);
+    mma_wait<0>();
+    pin(products[1]);
+    add(1);
+    if (lane == 0) barrier_arrive(&read[at.stage]);
+    at.advance(stages);
+  }
 }
 
 }  // namespace fathom::cuda

@@ -1,0 +1,144 @@
+// What: out = x W^T of e4m3 with scales by blocks, for many rows, bf16 out.
+//
+// Inputs/outputs: scaled_linear_cuda.h. Tiles and their order: ops/linear/many_rows_plan.h.
+//
+// Layout and algorithm: ops/linear/many_rows_tile_cuda.cuh. Here is where a tile's operands, scales
+// and results lie.
+//
+// Determinism: an element's blocks of k are added by one warpgroup in their order, with the same
+// bits for any tile; with a split of k its shares are added in their order, and the bits are
+// others. Which it is depends on the sizes alone, the number of rows among them.
+//
+// Limits: k a multiple of 128, n of 8.
+//
+// Source: two levels of sums as in DeepSeek-V3's technical report (arXiv 2412.19437),
+// section 3.3.2; tiles of up to 192 columns so that both levels are registers, as DeepGEMM's
+// documentation has it.
+//
+// Measured: docs/kernels/scaled_linear.md.
+#include "device/cuda/launch.h"
+#include "device/cuda/tensor_map.h"
+#include "ops/linear/many_rows_tile_cuda.cuh"
+#include "ops/scaled_linear/scaled_many_rows_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+template <typename Shape>
+struct ScaledWork {
+  static constexpr TileResult kResult = TileResult::kBf16;
+  static constexpr bool kTilesAreKnown = true;
+
+  CUtensorMap x, x_scales, weight;
+  const float* weight_scales;
+  __nv_bfloat16* out;
+  int64_t out_row_stride;
+  int rows, n, k_steps;
+  TileRaster raster;
+
+  __device__ int num_tiles() const { return raster.row_tiles * raster.column_tiles; }
+
+  __device__ Tile tile(int index) const {
+    const auto [batch, row_tile, column_tile] = raster.place(index);
+    const int row = row_tile * Shape::kRows, column = column_tile * Shape::kColumns;
+    Tile tile;
+    tile.a = &x;
+    tile.b = &weight;
+    tile.a_scales = &x_scales;
+    tile.a_row = row;
+    tile.b_row = column;
+    tile.b_second_row = column + Shape::kColumns / 2;
+    tile.out.data = out + row * out_row_stride + column;
+    tile.out.row_stride = out_row_stride;
+    tile.out.rows = rows - row;
+    tile.out.columns = n - column;
+    tile.out.groups = min(Shape::kGroups, (rows - row + 63) / 64);
+    tile.out.k_steps = k_steps;
+    tile.out.scales = {.data = weight_scales + int64_t{column / 128} * k_steps,
+                       .stride = k_steps,
+                       .row_in_block = column % 128};
+    return tile;
+  }
+};
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    scaled_many_rows_kernel(const __grid_constant__ ScaledWork<Shape> work) {
+  run_tiles<Shape>(work);
+}
+
+template <typename Shape>
+void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+  const auto kernel = scaled_many_rows_kernel<Shape>;
+  constexpr int kBytes = sizeof(TileMemory<Shape>);
+  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
+  static_cast<void>(allowed);
+  const auto map = [&](const void* matrix, int64_t rows, int64_t row_stride, int box_rows) {
+    const Axis axes[] = {{.size = a.k, .stride = 1, .box = 128},
+                         {.size = rows, .stride = row_stride, .box = box_rows},
+                         {.size = 1, .stride = rows * row_stride, .box = 1}};
+    return e4m3_map(matrix, axes);
+  };
+  const Axis scale_axes[] = {{.size = a.rows, .stride = 1, .box = Shape::kRows},
+                             {.size = a.k / 128, .stride = a.x_scales_stride, .box = 1}};
+  const ScaledWork<Shape> work = {.x = map(a.x, a.rows, a.x_row_stride, 64),
+                                  .x_scales = f32_map(a.x_scales, scale_axes),
+                                  .weight = map(a.weight, a.n, a.k, Shape::kColumns / 2),
+                                  .weight_scales = a.weight_scales,
+                                  .out = static_cast<__nv_bfloat16*>(a.out),
+                                  .out_row_stride = a.out_row_stride,
+                                  .rows = a.rows,
+                                  .n = a.n,
+                                  .k_steps = a.k / 128,
+                                  .raster = {.row_tiles = plan.row_tiles,
+                                             .column_tiles = plan.column_tiles,
+                                             .band = plan.band,
+                                             .band_of_columns = plan.band_of_columns}};
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(plan.num_blocks),
+          .threads = Shape::kThreads,
+          .shared_bytes = kBytes,
+          .cluster = Shape::kSplit},
+         stream, work);
+}
+
+}  // namespace
+
+void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan& plan,
+                             cudaStream_t stream) {
+  if (a.rows == 0) return;
+  const ManyRowsTile tile = plan.tile;
+  if (tile == ManyRowsTile{2, 192, 1}) {
+    launch_for<ScaledTileShape<2, 192, 4, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 160, 1}) {
+    launch_for<ScaledTileShape<2, 160, 5, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 128, 1}) {
+    launch_for<ScaledTileShape<2, 128, 5, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 64, 1}) {
+    launch_for<ScaledTileShape<2, 64, 7, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 128, 1}) {
+    launch_for<ScaledTileShape<1, 128, 8, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 64, 1}) {
+    launch_for<ScaledTileShape<1, 64, 12, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 128, 2}) {
+    launch_for<ScaledTileShape<2, 128, 5, 2>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 64, 2}) {
+    launch_for<ScaledTileShape<2, 64, 7, 2>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 128, 2}) {
+    launch_for<ScaledTileShape<1, 128, 8, 2>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 64, 2}) {
+    launch_for<ScaledTileShape<1, 64, 12, 2>>(a, plan, stream);
+  } else {
+    check(cudaErrorInvalidConfiguration, "looking for a kernel of this tile");
+  }
+}
+
+void scaled_linear_many_rows(const ScaledLinearArguments& a, cudaStream_t stream) {
+  scaled_linear_many_rows(
+      a,
+      plan_many_rows({.rows = a.rows, .n = a.n, .k = a.k, .type = ManyRowsType::kScaledE4M3},
+                     num_multiprocessors()),
+      stream);
+}
+
+}  // namespace fathom::cuda

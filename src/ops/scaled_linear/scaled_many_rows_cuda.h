@@ -1,0 +1,18 @@
+// Scaled products (scaled_linear_cuda.h) for any number of rows, made for many: bound by the tensor
+// cores. Enqueues one launch; nothing for no rows. Weights and their scales are read before earlier
+// launches have ended: no launch of the same stream may be writing them. The same arguments give
+// the same bits; rows of x that hold anything at all change no other row's.
+#pragma once
+
+#include "ops/linear/many_rows_plan.h"
+#include "ops/scaled_linear/scaled_linear_cuda.h"
+
+namespace fathom::cuda {
+
+void scaled_linear_many_rows(const ScaledLinearArguments& arguments, cudaStream_t stream);
+
+// With a plan made for these arguments: to compare plans.
+void scaled_linear_many_rows(const ScaledLinearArguments& arguments, const ManyRowsPlan& plan,
+                             cudaStream_t stream);
+
+}  // namespace fathom::cuda
