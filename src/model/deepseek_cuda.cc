@@ -373,7 +373,7 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
   if (weights.gate != nullptr) {
     gate({.x = normed_,
           .weight = weights.gate,
-          .weight_type = DType::kF32,
+          .weight_type = weights.gate_type,
           .bias = weights.gate_bias,
           .options = gate_options(config_),
           .num_valid_rows = num_valid_rows,

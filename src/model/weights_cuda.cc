@@ -48,6 +48,21 @@ class WeightCollector {
     part(name, rows, cols, field, 0);
   }
 
+  // The router, in bf16 if it is stored so, otherwise in fp32, which takes three times the
+  // instructions. There is room for either.
+  void router(const std::string& name, int64_t experts, int64_t hidden, LayerWeights* out) {
+    place(&out->gate, experts * hidden * static_cast<int64_t>(sizeof(float)));
+    add(name, {experts, hidden}, [out](const ScaledMatrix& source, WeightUpload& upload) {
+      if (source.values.dtype() == DType::kBF16 && source.scales.empty()) {
+        out->gate_type = DType::kBF16;
+        upload.copy(source, reinterpret_cast<bf16*>(out->gate));
+      } else {
+        out->gate_type = DType::kF32;
+        upload.copy(source, reinterpret_cast<float*>(out->gate));
+      }
+    });
+  }
+
   // `count` SwiGLU blocks, block i's tensors under prefix_of(i).
   void mlps(const std::function<std::string(int64_t)>& prefix_of, int64_t count, int64_t hidden,
             int64_t intermediate, MlpWeights* out) {
@@ -151,7 +166,7 @@ void collect_attention(const ModelConfig& config, const std::string& prefix,
 
 void collect_moe(const ModelConfig& config, const std::string& prefix, WeightCollector& collect,
                  LayerWeights* out) {
-  collect.matrix(prefix + "gate.weight", config.num_experts, config.hidden, &out->gate);
+  collect.router(prefix + "gate.weight", config.num_experts, config.hidden, out);
   if (config.gate == GateKind::kSigmoidBias) {
     collect.vector(prefix + "gate.e_score_correction_bias", config.num_experts, &out->gate_bias);
   }

@@ -36,8 +36,9 @@ struct LayerWeights {
   bf16* uv = nullptr;          // [H, v, latent]
   bf16* o = nullptr;           // [hidden, H * v]
 
-  MlpWeights dense;            // of a dense layer
-  float* gate = nullptr;       // [experts, hidden]: the router
+  MlpWeights dense;           // of a dense layer
+  std::byte* gate = nullptr;  // [experts, hidden] of gate_type: the router
+  DType gate_type = DType::kF32;
   float* gate_bias = nullptr;  // [experts]
   MlpWeights experts;          // [experts] of each matrix
   MlpWeights shared;           // num_shared * moe_intermediate wide
