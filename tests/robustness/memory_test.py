@@ -13,11 +13,11 @@ import struct
 import time
 import unittest
 
-from robustness import (CHAT, IS_LONG, QUESTION, connect, encode, faulty, figure, read_to_end,
-                        status_of, wait_idle)
+from robustness import (CHAT, IS_LONG, QUESTION, SECONDS, connect, encode, faulty, figure,
+                        read_to_end, status_of, wait_idle)
 
 # Of the time a kind of request gets, in seconds; with less than it needs every k-th allocation fails.
-BUDGET = 45 if IS_LONG else 0.8
+BUDGET = 45 if IS_LONG else SECONDS / 4
 FAR = 1 << 40
 
 
