@@ -127,7 +127,7 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                  "Longest sequence in tokens, prompt and answer", "the model's");
   capacity.count("--max-num-seqs,--max-running-requests", &flags->max_num_seqs, 1, kMaxSequences,
                  "Sequences that run together",
-                 "what the command needs, at most 256, on a GPU 1024");
+                 "what the command needs; any number: 256, on a GPU 1024");
   capacity.count("--max-num-batched-tokens,--chunked-prefill-size", &flags->max_batched_tokens, 1,
                  1 << 20, "Tokens in one step; longer prompts are computed in chunks",
                  "2048, on a GPU 8192");
