@@ -26,6 +26,22 @@ __device__ inline float4 load_shared(uint32_t address) {
   return v;
 }
 
+// cp.async.bulk.tensor.2d, the other way: the box at column x, row y becomes what lies at `from`;
+// what is beyond the matrix is not written.
+__device__ inline void store_box(const CUtensorMap* map, uint32_t from, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(x), "r"(y), "r"(from)
+      : "memory");
+}
+
+// cp.async.bulk.commit_group, .wait_group.read: a thread's boxes until now belong together; what
+// they came from can be written again.
+__device__ inline void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void wait_until_boxes_are_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 // st.shared::cluster.v4, to an address of address_in_block(): cluster_arrive() makes it known.
 __device__ inline void store_in_block(uint32_t to, float4 v) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y),

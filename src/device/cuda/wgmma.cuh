@@ -45,7 +45,6 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_D16(i) FATHOM_D8(i), FATHOM_D8(i + 8)
 #define FATHOM_D32(i) FATHOM_D16(i), FATHOM_D16(i + 16)
 #define FATHOM_D64(i) FATHOM_D32(i), FATHOM_D32(i + 32)
-#define FATHOM_D80(i) FATHOM_D64(i), FATHOM_D16(i + 64)
 #define FATHOM_D96(i) FATHOM_D64(i), FATHOM_D32(i + 64)
 #define FATHOM_D128(i) FATHOM_D64(i), FATHOM_D64(i + 64)
 #define FATHOM_N4 "%0,%1,%2,%3"
@@ -58,9 +57,6 @@ __device__ inline void pin(float (&registers)[kCount]) {
   FATHOM_N32                                                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
   ",%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define FATHOM_N80 \
-  FATHOM_N64       \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define FATHOM_N96                                                                           \
   FATHOM_N64                                                                                 \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
@@ -147,9 +143,6 @@ __device__ inline void mma_64_e4m3(float (&d)[32], uint64_t a, uint64_t b, int a
 __device__ inline void mma_64_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA_E4M3(128, FATHOM_N64, FATHOM_D64(0), 64, 65, 66);
 }
-__device__ inline void mma_64_e4m3(float (&d)[80], uint64_t a, uint64_t b, int add) {
-  FATHOM_MMA_E4M3(160, FATHOM_N80, FATHOM_D80(0), 80, 81, 82);
-}
 __device__ inline void mma_64_e4m3(float (&d)[96], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA_E4M3(192, FATHOM_N96, FATHOM_D96(0), 96, 97, 98);
 }
@@ -213,8 +206,6 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 #undef FATHOM_N32
 #undef FATHOM_D64
 #undef FATHOM_N64
-#undef FATHOM_D80
-#undef FATHOM_N80
 #undef FATHOM_D96
 #undef FATHOM_N96
 #undef FATHOM_D128

@@ -25,16 +25,14 @@ constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
                                {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
                                {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
                                {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
-constexpr TileCost kScaledCosts[] = {{{.groups = 2, .columns = 192}, 0.49, 2.9},
-                                     {{.groups = 2, .columns = 160}, 0.44, 2.7},
-                                     {{.groups = 2, .columns = 128}, 0.40, 2.4},
-                                     {{.groups = 2, .columns = 64}, 0.28, 2.0},
-                                     {{.groups = 1, .columns = 128}, 0.28, 2.0},
-                                     {{.groups = 1, .columns = 64}, 0.22, 1.8},
-                                     {{.groups = 2, .columns = 128, .split = 2}, 0.42, 4.2},
-                                     {{.groups = 2, .columns = 64, .split = 2}, 0.30, 3.0},
-                                     {{.groups = 1, .columns = 128, .split = 2}, 0.30, 3.0},
-                                     {{.groups = 1, .columns = 64, .split = 2}, 0.25, 2.4}};
+constexpr TileCost kScaledCosts[] = {{{.groups = 2, .columns = 192}, 0.69, 1.7},
+                                     {{.groups = 2, .columns = 128}, 0.50, 1.1},
+                                     {{.groups = 2, .columns = 64}, 0.38, 0.6},
+                                     {{.groups = 1, .columns = 128}, 0.35, 0.8},
+                                     {{.groups = 1, .columns = 64}, 0.26, 0.6},
+                                     {{.groups = 2, .columns = 128, .split = 2}, 0.475, 5.3},
+                                     {{.groups = 1, .columns = 128, .split = 2}, 0.305, 4.2},
+                                     {{.groups = 1, .columns = 64, .split = 2}, 0.24, 2.4}};
 
 template <size_t kCount>
 constexpr auto tiles_of(const TileCost (&costs)[kCount]) {

@@ -45,6 +45,7 @@ namespace fathom::cuda {
 
 enum class TileResult {
   kBf16,
+  kBf16Boxes,  // by the copy engine, which writes while the next tile is multiplied
   kF32,
   kGated,  // bf16 silu(gate) * up: the first half of the columns and the second
 };
@@ -64,11 +65,13 @@ struct alignas(16) TileOut {
   int groups = 0;   // of 64 rows that there are
   int k_steps = 0;  // of kStepColumns, of this block; 0: no more tiles
   TileScales scales;
+  const CUtensorMap* map = nullptr;  // of kBf16Boxes, boxes of [16, 64], for data
+  int row = 0, column = 0;
 };
 
 struct Tile {
-  const CUtensorMap* a = nullptr;         // boxes of [64, kStepColumns]
-  const CUtensorMap* b = nullptr;         // boxes of [kColumns / 2, kStepColumns]
+  const CUtensorMap* a = nullptr;         // boxes of [64, 64], of e4m3 [kRows, 128]
+  const CUtensorMap* b = nullptr;         // boxes of [kColumns / 2, 64], of e4m3 [kColumns, 128]
   const CUtensorMap* a_scales = nullptr;  // of e4m3: boxes of [1, kRows] of [k / 128, rows]
   int a_row = 0, a_batch = 0;
   int b_row = 0, b_second_row = 0, b_batch = 0;  // of the halves of the columns
@@ -111,6 +114,8 @@ struct TileShape {
   static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount,
                        kSplit = kSplitCount;
   static constexpr bool kScaled = false;
+  // Of 16 rows: what a warp's results take on their way out.
+  static constexpr int kOutBoxes = 2, kOutBoxBytes = 16 * 128;
   static constexpr int kStepColumns = 64;  // k of a stage
   static constexpr int kGroupRows = 64, kRows = kGroupRows * kGroups;
   static constexpr int kGroupBytes = kGroupRows * 128, kHalfBytes = kColumns / 2 * 128;
@@ -134,9 +139,13 @@ template <int kGroupCount, int kColumnCount, int kStageCount, int kSplitCount = 
 struct ScaledTileShape : TileShape<kGroupCount, kColumnCount, kStageCount, kSplitCount> {
   static constexpr bool kScaled = true;
   static constexpr int kStepColumns = 128;
-  // Columns that surely have one scale: tiles begin at multiples of them.
-  static constexpr int kScaleColumns = kColumnCount % 64 == 0 ? 64 : 32;
+  // All that a warp writes where that is boxes: they leave while the next tile is multiplied.
+  static constexpr bool kWritesBoxes = kColumnCount / kSplitCount % 64 == 0;
+  static constexpr int kOutBoxes = kWritesBoxes ? kColumnCount / kSplitCount / 64 : 2;
+  static constexpr int kScaleColumns = 64;  // have one scale: tiles begin at multiples of them
   static constexpr int kScales = kColumnCount / kScaleColumns;
+  // Stages whose products are under way at a time: a thread's registers hold them and the sums.
+  static constexpr int kSets = kColumnCount > 128 ? 1 : kColumnCount > 64 ? 2 : 4;
 };
 
 struct NoRowScales {};
@@ -149,7 +158,8 @@ template <typename Shape>
 struct TileMemory {
   alignas(1024) uint8_t a[Shape::kStages][Shape::kABytes];
   alignas(1024) uint8_t b[Shape::kStages][Shape::kBBytes];
-  alignas(1024) uint8_t out[Shape::kGroups * 4][2][16 * 128];  // of a consumer's warps
+  alignas(1024) uint8_t
+      out[Shape::kGroups * 4][Shape::kOutBoxes][Shape::kOutBoxBytes];  // of consumers' warps
   // In turn: of the tile whose results are written, those whose stages are filled, and the next.
   static constexpr int kTiles = Shape::kStages + 2;
   TileOut tiles[kTiles];
@@ -188,15 +198,7 @@ class TileLoader {
           expect(tile, stage_);
           load_b(tile, stage_, k);
         }
-        for (int group = 0; group < tile.out.groups; ++group) {
-          copy_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, &memory_.arrived[stage_],
-                   (first_k_ + k) * Shape::kStepColumns, tile.a_row + group * Shape::kGroupRows,
-                   tile.a_batch);
-        }
-        if constexpr (Shape::kScaled) {
-          copy_box(memory_.row_scales.of[stage_], tile.a_scales, &memory_.arrived[stage_],
-                   tile.a_row, first_k_ + k);
-        }
+        load_a(tile, k);
         if (++stage_ == Shape::kStages) {
           stage_ = 0;
           ++passes_;
@@ -232,17 +234,36 @@ class TileLoader {
   }
 
   __device__ void expect(const Tile& tile, int stage) {
-    constexpr int kScaleBytes = Shape::kScaled ? Shape::kRows * 4 : 0;
-    barrier_expect(&memory_.arrived[stage],
-                   tile.out.groups * Shape::kGroupBytes + Shape::kBBytes + kScaleBytes);
+    if constexpr (Shape::kScaled) {
+      barrier_expect(&memory_.arrived[stage], Shape::kABytes + Shape::kBBytes + Shape::kRows * 4);
+    } else {
+      barrier_expect(&memory_.arrived[stage],
+                     tile.out.groups * Shape::kGroupBytes + Shape::kBBytes);
+    }
+  }
+
+  __device__ void load_a(const Tile& tile, int k) {
+    uint64_t* arrived = &memory_.arrived[stage_];
+    const int column = (first_k_ + k) * Shape::kStepColumns;
+    if constexpr (Shape::kScaled) {
+      copy_box(memory_.a[stage_], tile.a, arrived, column, tile.a_row, tile.a_batch);
+      copy_box(memory_.row_scales.of[stage_], tile.a_scales, arrived, tile.a_row, first_k_ + k);
+    } else {
+      for (int group = 0; group < tile.out.groups; ++group) {
+        copy_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, arrived, column,
+                 tile.a_row + group * Shape::kGroupRows, tile.a_batch);
+      }
+    }
   }
 
   __device__ void load_b(const Tile& tile, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
     const int column = (first_k_ + k) * Shape::kStepColumns;
     copy_box(memory_.b[stage], tile.b, arrived, column, tile.b_row, tile.b_batch);
-    copy_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived, column, tile.b_second_row,
-             tile.b_batch);
+    if constexpr (!Shape::kScaled) {
+      copy_box(memory_.b[stage] + Shape::kHalfBytes, tile.b, arrived, column, tile.b_second_row,
+               tile.b_batch);
+    }
   }
 
   TileMemory<Shape>& memory_;
@@ -265,6 +286,9 @@ class TileMultiplier {
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
+    if constexpr (Shape::kScaled && Shape::kGroups == 2) {
+      if (group_ == 1) named_barrier_arrive(kTurn, 256);  // the first turn is group 0's
+    }
     for (;;) {
       barrier_wait(&memory_.arrived[stage_], phase_);
       const TileOut& out = memory_.tiles[tile_];
@@ -289,9 +313,17 @@ class TileMultiplier {
       if (takes_part) for_rank<0>([&](auto rank) { write<rank.value>(out); });
       if constexpr (Shape::kSplit > 1) break;
     }
+    if constexpr (Shape::kScaled && Shape::kGroups == 2) {
+      if (group_ == 0) named_barrier(kTurn, 256);  // takes the turn that is left
+    }
+    if constexpr (Work::kResult == TileResult::kBf16Boxes) {
+      if (lane_ == 0) wait_until_boxes_are_read();
+    }
   }
 
  private:
+  static constexpr int kTurn = 1;  // named barriers, one a group
+
   template <int kValue>
   struct Constant {
     static constexpr int value = kValue;
@@ -358,46 +390,93 @@ class TileMultiplier {
     give_back(before);
   }
 
-  __device__ void multiply_scaled(const TileOut& out) {
-    const uint32_t a = shared_address(memory_.a) + group_ * Shape::kGroupBytes;
-    const uint32_t b = shared_address(memory_.b);
-    const float* scales[Shape::kScales];  // of the columns' blocks; those beyond the last have its
-    float next[Shape::kScales];
+  // The scales of a step's columns, asked for a step before.
+  class BlockScales {
+   public:
+    __device__ explicit BlockScales(const TileOut& out) : k_steps_(out.k_steps) {
 #pragma unroll
-    for (int i = 0; i < Shape::kScales; ++i) {
-      const int row = out.scales.row_in_block + min(i * Shape::kScaleColumns, out.columns - 1);
-      scales[i] = out.scales.data + row / 128 * out.scales.stride;
-      next[i] = __ldg(scales[i]);
+      for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last have its block's
+        const int row = out.scales.row_in_block + min(i * Shape::kScaleColumns, out.columns - 1);
+        from_[i] = out.scales.data + row / 128 * out.scales.stride;
+        ahead_[i] = __ldg(from_[i]);
+      }
     }
-#pragma unroll
-    for (float& value : sums_[0]) value = 0;
-    for (int k = 0; k < out.k_steps; ++k) {
-      float columns[Shape::kScales];
+    __device__ void next(int k) {
 #pragma unroll
       for (int i = 0; i < Shape::kScales; ++i) {
-        columns[i] = next[i];
-        next[i] = __ldg(scales[i] + min(k + 1, out.k_steps - 1));
-      }
-      barrier_wait(&memory_.arrived[stage_], phase_);
-      const float* rows = memory_.row_scales.of[stage_] + warp_ * 16 + lane_ / 4;
-      const float row_scales[2] = {rows[0], rows[8]};
-      float products[Shape::kPartSums];
-      mma_fence();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        mma_64_e4m3(products, swizzled_matrix(a + stage_ * Shape::kABytes + i * 32, 1024),
-                    swizzled_matrix(b + stage_ * Shape::kBBytes + i * 32, 1024), i > 0);
-      }
-      mma_commit();
-      mma_wait();
-      give_back(stage_);
-      advance();
-#pragma unroll
-      for (int j = 0; j < Shape::kPartSums; ++j) {
-        constexpr int kSums = Shape::kScaleColumns / 2;
-        sums_[0][j] = fmaf(products[j], row_scales[j / 2 % 2] * columns[j / kSums], sums_[0][j]);
+        now_[i] = ahead_[i];
+        ahead_[i] = __ldg(from_[i] + min(k + 1, k_steps_ - 1));
       }
     }
+    __device__ float of(int i) const { return now_[i]; }
+
+   private:
+    const float* from_[Shape::kScales];
+    float ahead_[Shape::kScales], now_[Shape::kScales];
+    int k_steps_;
+  };
+
+  // Of e4m3. Products of as many stages as a thread has registers for are under way at a time, and
+  // two groups take turns: while one adds up, the other's keep the tensor cores busy.
+  __device__ void multiply_scaled(const TileOut& out) {
+    BlockScales scales(out);
+#pragma unroll
+    for (float& value : sums_[0]) value = 0;
+    const bool turns = Shape::kGroups == 2 && out.groups == 2;
+    int k = 0;
+    for (; k + Shape::kSets <= out.k_steps; k += Shape::kSets) {
+      multiply_stages<Shape::kSets>(k, scales, turns);
+    }
+    for (; Shape::kSets > 1 && k < out.k_steps; ++k) multiply_stages<1>(k, scales, turns);
+  }
+
+  template <int kSets>
+  __device__ void multiply_stages(int k, BlockScales& scales, bool turns) {
+    float products[kSets][Shape::kPartSums];
+    float rows[kSets][2];
+    int stages[kSets];
+    if (turns) named_barrier(kTurn + group_, 256);
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      barrier_wait(&memory_.arrived[stage_], phase_);
+      const float* scale = memory_.row_scales.of[stage_] + warp_ * 16 + lane_ / 4;
+      rows[set][0] = scale[0];
+      rows[set][1] = scale[8];
+      begin_products(products[set]);
+      stages[set] = stage_;
+      advance();
+    }
+    if (turns) named_barrier_arrive(kTurn + 1 - group_, 256);
+    end_stages<kSets, 0>(products, rows, stages, k, scales);
+  }
+
+  template <int kSets, int kSet>
+  __device__ void end_stages(float (&products)[kSets][Shape::kPartSums],
+                             const float (&rows)[kSets][2], const int (&stages)[kSets], int k,
+                             BlockScales& scales) {
+    scales.next(k + kSet);
+    mma_wait<kSets - 1 - kSet>();
+    pin(products[kSet]);
+    give_back(stages[kSet]);
+    constexpr int kSums = Shape::kScaleColumns / 2;
+#pragma unroll
+    for (int j = 0; j < Shape::kPartSums; ++j) {
+      const float scale = rows[kSet][j / 2 % 2] * scales.of(j / kSums);
+      sums_[0][j] = fmaf(products[kSet][j], scale, sums_[0][j]);
+    }
+    if constexpr (kSet + 1 < kSets) end_stages<kSets, kSet + 1>(products, rows, stages, k, scales);
+  }
+
+  __device__ void begin_products(float (&products)[Shape::kPartSums]) const {
+    const uint32_t a = shared_address(memory_.a[stage_]) + group_ * Shape::kGroupBytes;
+    const uint32_t b = shared_address(memory_.b[stage_]);
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      mma_64_e4m3(products, swizzled_matrix(a + i * 32, 1024), swizzled_matrix(b + i * 32, 1024),
+                  i > 0);
+    }
+    mma_commit();
   }
 
   __device__ float& sum(int j) { return sums_[j / Shape::kPartSums][j % Shape::kPartSums]; }
@@ -452,6 +531,8 @@ class TileMultiplier {
   __device__ void write(const TileOut& out) {
     if constexpr (Work::kResult == TileResult::kF32) {
       write_f32<kRank>(out);
+    } else if constexpr (Work::kResult == TileResult::kBf16Boxes) {
+      write_boxes<kRank>(out);
     } else {
       write_bf16<kRank>(out);
     }
@@ -504,6 +585,33 @@ class TileMultiplier {
               load_shared(staging + from_row * 128 + ((chunk ^ (from_row % 8)) * 16));
         }
       }
+    }
+  }
+
+  template <int kRank>
+  __device__ void write_boxes(const TileOut& out) {
+    static_assert(Shape::kOwnColumns == Shape::kOutBoxes * 64);
+    constexpr int kBlocks = Shape::kOwnColumns / 8;
+    const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
+    if (lane_ == 0) wait_until_boxes_are_read();         // those of the tile before
+    __syncwarp();
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += 2) {
+      const int first = kRank * kBlocks + block;
+      store_matrices(shared_address(memory_.out[warp_][block / 8]) + row * 128 +
+                         (((block % 8 + odd_block) ^ (row % 8)) * 16),
+                     packed(first, 0), packed(first, 1), packed(first + 1, 0),
+                     packed(first + 1, 1));
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) {
+#pragma unroll
+      for (int box = 0; box < Shape::kOutBoxes; ++box) {
+        store_box(out.map, shared_address(memory_.out[warp_][box]),
+                  out.column + kRank * Shape::kOwnColumns + box * 64, out.row + warp_ * 16);
+      }
+      commit_boxes();
     }
   }
 

@@ -26,10 +26,11 @@ namespace {
 
 template <typename Shape>
 struct ScaledWork {
-  static constexpr TileResult kResult = TileResult::kBf16;
+  static constexpr TileResult kResult =
+      Shape::kWritesBoxes ? TileResult::kBf16Boxes : TileResult::kBf16;
   static constexpr bool kTilesAreKnown = true;
 
-  CUtensorMap x, x_scales, weight;
+  CUtensorMap x, x_scales, weight, out_map;
   const float* weight_scales;
   __nv_bfloat16* out;
   int64_t out_row_stride;
@@ -47,10 +48,12 @@ struct ScaledWork {
     tile.a_scales = &x_scales;
     tile.a_row = row;
     tile.b_row = column;
-    tile.b_second_row = column + Shape::kColumns / 2;
     tile.out.data = out + row * out_row_stride + column;
     tile.out.row_stride = out_row_stride;
     tile.out.rows = rows - row;
+    tile.out.map = &out_map;
+    tile.out.row = row;
+    tile.out.column = column;
     tile.out.columns = n - column;
     tile.out.groups = min(Shape::kGroups, (rows - row + 63) / 64);
     tile.out.k_steps = k_steps;
@@ -81,9 +84,12 @@ void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaSt
   };
   const Axis scale_axes[] = {{.size = a.rows, .stride = 1, .box = Shape::kRows},
                              {.size = a.k / 128, .stride = a.x_scales_stride, .box = 1}};
-  const ScaledWork<Shape> work = {.x = map(a.x, a.rows, a.x_row_stride, 64),
+  const Axis out_axes[] = {{.size = a.n, .stride = 1, .box = 64},
+                           {.size = a.rows, .stride = a.out_row_stride, .box = 16}};
+  const ScaledWork<Shape> work = {.x = map(a.x, a.rows, a.x_row_stride, Shape::kRows),
                                   .x_scales = f32_map(a.x_scales, scale_axes),
-                                  .weight = map(a.weight, a.n, a.k, Shape::kColumns / 2),
+                                  .weight = map(a.weight, a.n, a.k, Shape::kColumns),
+                                  .out_map = bf16_map(a.out, out_axes),
                                   .weight_scales = a.weight_scales,
                                   .out = static_cast<__nv_bfloat16*>(a.out),
                                   .out_row_stride = a.out_row_stride,
@@ -110,8 +116,6 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
   const ManyRowsTile tile = plan.tile;
   if (tile == ManyRowsTile{2, 192, 1}) {
     launch_for<ScaledTileShape<2, 192, 4, 1>>(a, plan, stream);
-  } else if (tile == ManyRowsTile{2, 160, 1}) {
-    launch_for<ScaledTileShape<2, 160, 5, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 128, 1}) {
     launch_for<ScaledTileShape<2, 128, 5, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 64, 1}) {
@@ -122,8 +126,6 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
     launch_for<ScaledTileShape<1, 64, 12, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 128, 2}) {
     launch_for<ScaledTileShape<2, 128, 5, 2>>(a, plan, stream);
-  } else if (tile == ManyRowsTile{2, 64, 2}) {
-    launch_for<ScaledTileShape<2, 64, 7, 2>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 128, 2}) {
     launch_for<ScaledTileShape<1, 128, 8, 2>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 64, 2}) {
