@@ -17,7 +17,8 @@ cached_prefix_cuda_test * *
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.Padding*:GateCuda.Ties*
-latent_decode_cuda_test Shapes/LatentDecode.*/0:Shapes/LatentDecode.*/7:Shapes/LatentDecode.*/24 Shapes/LatentDecode.*/0:Shapes/LatentDecode.*/24
+latent_decode_8_bit_cuda_test LatentDecode8BitShort.* LatentDecode8BitShort.*
+latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* Shapes/ManyRows.*/0:ManyRowsChain.*
 mha_prefill_cuda_test MhaPrefill.NewTokens*:MhaPrefill.SequencesOfDifferentLengths MhaPrefill.NewTokens*
 moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoOtherRow MoeFewRows.PaddingChangesNoOtherRow
@@ -25,7 +26,7 @@ moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens
 query_key_cuda_test * *
 rms_norm_cuda_test * *
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
-sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.NoFinite*
+sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
 
 sanitize() {

@@ -44,7 +44,7 @@
 #include "device/cuda/tile_load.cuh"
 #include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
-#include "ops/attention/latent_decode_8_bit_join_cuda.cuh"
+#include "ops/attention/latent_decode_join_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -58,7 +58,7 @@ constexpr int kComputing = kGroups * kGroupThreads, kThreads = kComputing + kGro
 constexpr int kWarps = kComputing / 32;
 constexpr int kOutBlocks = kLatent / kGroups / 64;  // of 64 columns, of a warpgroup
 constexpr int kMostShared = 227 * 1024;
-constexpr int kBarrier = 1;  // of the computing threads; a warpgroup's own is kBarrier + 1 + group
+constexpr int kBarrier = 1;  // of the computing threads
 
 // Probabilities are multiplied by it, so that f16 holds those times a small scale.
 constexpr float kProbabilityUnit = 256;
@@ -111,7 +111,7 @@ struct SharedMemory {
   alignas(1024) uint8_t queries[kBoxes][kBoxBytes];
   alignas(1024) uint8_t probabilities[kGroups][kScales][kBoxBytes];
   float exchange[kWarps][kRows];
-  float weights[kRows];
+  alignas(16) float weights[kRows];
   float row_scale[kRows];  // of its queries' products, to the logarithm of base 2
   uint64_t arrived[kStages], read[kStages];
 };
@@ -136,6 +136,8 @@ __device__ void copy_page(const CUtensorMap& map, const std::byte* pages, int64_
   }
 }
 
+// Pages that hold none of a sequence's new tokens were written by earlier steps: those are asked
+// for before the launches before this one have ended.
 template <typename Row, typename Shared>
 __device__ void issue_pages(Shared& shared, const CUtensorMap& map, const Arguments& arguments,
                             int first_part) {
@@ -152,6 +154,7 @@ __device__ void issue_pages(Shared& shared, const CUtensorMap& map, const Argume
       const int later = __shfl_sync(~0u, ahead, (t - kWithin) & 31);
       const int64_t page = t < kWithin ? part.pages[t] : later;
       const int stage = turn % Shared::kStages;
+      if (t == part.old_tiles) wait_for_earlier_launches();
       if (lane != 0) continue;
       if (turn >= Shared::kStages) {
         barrier_wait(&shared.read[stage], (turn / Shared::kStages - 1) & 1);
@@ -217,13 +220,13 @@ class PartAttention {
  private:
   __device__ int row_of(int i) const { return i / 2 * 8 + 2 * (lane_ % 4) + (i & 1); }
   __device__ void meet() const { named_barrier(kBarrier, kComputing); }
-  __device__ void meet_group() const { named_barrier(kBarrier + 1 + group_, kGroupThreads); }
 
   // A row's columns in 36 units of 16, several threads a row. Within a unit pairs of columns lie in
   // the order in which the keys' conversion yields them: 0, 2, 4, 6, then 1, 3, 5, 7.
   __device__ void load_queries(const LatentDecodePart& part) {
     constexpr int kSharers = kComputing / kRows, kUnits = (kLatent + kRope) / 16;
     constexpr int kUnitsEach = (kUnits + kSharers - 1) / kSharers;
+    wait_for_earlier_launches();
     meet();  // the part before has been computed
     const int row = threadIdx.x / kSharers, first = threadIdx.x % kSharers;
     // Rows beyond the part's compute the first one's again; nobody reads what they give.
@@ -427,14 +430,15 @@ class PartAttention {
   }
 
   // Rows of a page past the sequence's end may hold anything, NaN too: zero times that is not zero.
+  // A warp clears those of its own 16 keys, which no other warp reads before all have met.
   __device__ void clear_beyond(int stage, int valid) {
     constexpr int kVectors = Row::kBytes / 16;
-    for (int i = valid * kVectors + thread_; i < kKeys * kVectors; i += kGroupThreads) {
+    const int first = max(valid, 16 * warp_), end = 16 * warp_ + 16;
+    for (int i = first * kVectors + lane_; i < end * kVectors; i += 32) {
       *reinterpret_cast<uint4*>(shared_.pages[stage] + Page::at(i / kVectors, i % kVectors * 16)) =
           make_uint4(0, 0, 0, 0);
     }
-    fence_async_proxy();
-    meet_group();
+    __syncwarp();
   }
 
   // ---- softmax
@@ -589,14 +593,17 @@ class PartAttention {
       sum_[i] = 0;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum_[i] += exchange[w][row_of(i)];
+      inverse_[i] = sum_[i] > 0 ? reciprocal_fast(sum_[i] * kProbabilityUnit) : 0;
     }
   }
 
-  __device__ float inverse(int i) const {
-    return sum_[i] > 0 ? 1 / (sum_[i] * kProbabilityUnit) : 0;
-  }
-
+  // Through the memory of the queries, which nobody needs any more: rows leave in runs of 512
+  // bytes.
   __device__ void write_out(const LatentDecodePart& part) {
+    // Rows of 16 bytes more than the result's: no two lanes' words in one bank.
+    constexpr int kRowBytes = kLatent * 2 + 16;
+    static_assert(kRows * kRowBytes <= sizeof(shared_.queries));
+    uint8_t* const memory = shared_.queries[0];
 #pragma unroll
     for (int block = 0; block < kOutBlocks; ++block) {
 #pragma unroll
@@ -604,26 +611,43 @@ class PartAttention {
         const int column = (group_ * kOutBlocks + block) * 64 + 16 * warp_ + lane_ / 4 * 2;
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
-          const int i = j / 2 + next, row = row_of(i);
-          if (row >= part.rows) continue;
-          *reinterpret_cast<uint32_t*>(
-              arguments_.out + static_cast<int64_t>(part.out_row + row) * kLatent + column) =
-              pack_bf16(out_[block][j + next] * inverse(i), out_[block][j + 2 + next] * inverse(i));
+          const int i = j / 2 + next;
+          *reinterpret_cast<uint32_t*>(memory + row_of(i) * kRowBytes + column * 2) = pack_bf16(
+              out_[block][j + next] * inverse_[i], out_[block][j + 2 + next] * inverse_[i]);
         }
+      }
+    }
+    meet();
+    uint4* const out =
+        reinterpret_cast<uint4*>(arguments_.out + static_cast<int64_t>(part.out_row) * kLatent);
+    constexpr int kChunks = kLatent / 8;
+#pragma unroll
+    for (int u = 0; u < kRows * kChunks / kComputing; ++u) {
+      const int i = threadIdx.x + u * kComputing, row = i / kChunks;
+      if (row < part.rows) {
+        out[i] = *reinterpret_cast<const uint4*>(memory + row * kRowBytes + i % kChunks * 16);
       }
     }
   }
 
-  // Adding +0 makes -0 of no sum: -0 says that a word is not there yet.
   __device__ void write_partial(const LatentDecodePart& part) {
-    float* sums =
-        arguments_.sums + static_cast<int64_t>(part.first_slot + part.split) * (kLatent * kRows);
     if (threadIdx.x < 4) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        shared_.weights[row_of(i)] = (sum_[i] > 0 ? maximum_[i] + log2f(sum_[i]) : -1e30f) + 0.0f;
+        shared_.weights[row_of(i)] =
+            present(sum_[i] > 0 ? maximum_[i] + log2_fast(sum_[i]) : -1e30f);
       }
     }
+    meet();
+    // Every reader has all parts' weights of its own in one run.
+    for (int x = threadIdx.x; x < part.num_splits * (kRows / 4); x += kComputing) {
+      const int row = x % (kRows / 4) * 4;
+      const int64_t its = part.first_weight + x / (kRows / 4) * part.num_splits + part.split;
+      store_shared_words(arguments_.weights + its * kRows + row,
+                         *reinterpret_cast<const float4*>(shared_.weights + row));
+    }
+    float* sums =
+        arguments_.sums + static_cast<int64_t>(part.first_slot + part.split) * (kLatent * kRows);
 #pragma unroll
     for (int block = 0; block < kOutBlocks; ++block) {
 #pragma unroll
@@ -632,17 +656,11 @@ class PartAttention {
         const int vector =
             ((group_ * kOutBlocks + block) * (kElements / 4) + j / 4) * kGroupThreads + thread_;
         store_shared_words(sums + vector * 4,
-                           make_float4(out_[block][j] * inverse(i) + 0.0f,
-                                       out_[block][j + 1] * inverse(i + 1) + 0.0f,
-                                       out_[block][j + 2] * inverse(i) + 0.0f,
-                                       out_[block][j + 3] * inverse(i + 1) + 0.0f));
+                           make_float4(present(out_[block][j] * inverse_[i]),
+                                       present(out_[block][j + 1] * inverse_[i + 1]),
+                                       present(out_[block][j + 2] * inverse_[i]),
+                                       present(out_[block][j + 3] * inverse_[i + 1])));
       }
-    }
-    meet();
-    for (int x = threadIdx.x; x < part.num_splits * kRows; x += kComputing) {
-      const int64_t reader = part.first_weight + part.split * part.num_splits + x / kRows;
-      store_shared_word(arguments_.weights + reader * kRows + x % kRows,
-                        shared_.weights[x % kRows]);
     }
   }
 
@@ -651,13 +669,14 @@ class PartAttention {
   const int group_, thread_, warp_, lane_;
   const uint32_t queries_, probabilities_;
   int turn_ = 0;  // pages since the launch
-  float maximum_[kOwn], sum_[kOwn], row_scale_[kOwn];
+  float maximum_[kOwn], sum_[kOwn], inverse_[kOwn], row_scale_[kOwn];
   float out_[kOutBlocks][kElements];
 };
 
 // Where write_partial() puts what.
 template <int kTileRows>
-struct PartLayout {
+struct SumsLayout {
+  using Words = Fp32Words;
   static constexpr int kRows = kTileRows, kThreads = kComputing;
   static constexpr int kBarrier = fathom::cuda::kBarrier;
   static constexpr int kVectors = kLatent * kRows / 4;
@@ -680,9 +699,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     latent_decode_8_bit_kernel(const __grid_constant__ CUtensorMap map,
                                const __grid_constant__ Arguments arguments) {
   using Shared = SharedMemory<Row, kRows>;
-  using Layout = PartLayout<kRows>;
+  using Joining = JoinedShare<SumsLayout<kRows>>;
   static_assert(sizeof(Shared) <= kMostShared &&
-                Layout::kThreads * sizeof(ExactValues) <= sizeof(Shared::pages));
+                sizeof(typename Joining::Memory) <= sizeof(Shared::pages));
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = threadIdx.x / 32;
@@ -693,8 +712,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     fence_barrier_init();
   }
+  let_next_launch_begin();
   __syncthreads();
-  wait_for_earlier_launches();
   const int first_part = __shfl_sync(~0u, arguments.first_part[blockIdx.x], 0);
 
   if (warp >= kWarps) {
@@ -710,19 +729,18 @@ __global__ void __launch_bounds__(kThreads, 1)
         attention.run(part);
       }
     }
-    let_next_launch_begin();
     named_barrier(kBarrier, kComputing);  // the pages' memory is free
     for (int p = first_part, more = 1; more; ++p) {
       const LatentDecodePart part = arguments.parts[p];
       more = part.more;
       if (part.num_splits == 1) continue;
-      ExactShare<Layout>(
-          part, part.rows,
-          arguments.sums + static_cast<int64_t>(part.first_slot) * (kLatent * kRows),
-          kLatent * kRows,
-          arguments.weights + static_cast<int64_t>(part.first_weight + part.split) * kRows, kRows,
-          arguments.out + static_cast<int64_t>(part.out_row) * kLatent,
-          reinterpret_cast<ExactValues*>(shared.pages))
+      Joining(part, part.rows,
+              arguments.sums + static_cast<int64_t>(part.first_slot) * (kLatent * kRows),
+              Joining::kVectors,
+              arguments.weights +
+                  (static_cast<int64_t>(part.first_weight) + part.split * part.num_splits) * kRows,
+              kRows, arguments.out + static_cast<int64_t>(part.out_row) * kLatent,
+              reinterpret_cast<typename Joining::Memory&>(shared.pages))
           .run();
       named_barrier(kBarrier, kComputing);
     }

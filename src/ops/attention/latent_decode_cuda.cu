@@ -13,11 +13,7 @@
 //   1. scores^T [keys, rows] = page [64, 576] q^T, as boxes arrive
 //   2. mask, running maximum of each row over the warpgroup, probabilities to shared memory (bf16)
 //   3. out^T [512, rows] += latent^T [512, 64] probabilities^T, in registers
-// A row tile of several parts is joined within the launch: each block writes its normalised sum and
-// its weights (log2 of the sum of exponentials) to scratch memory whose words hold -0 until then,
-// and computes an equal share of the row tile's output from all parts, waiting on the data words
-// themselves. No counters, no fences, no second launch. Blocks wait for one another, so there are
-// never more than multiprocessors.
+// Row tiles of several parts are joined within the launch: latent_decode_join_cuda.cuh.
 //
 // Before the launches before have ended, the plan, the block tables and the pages without new
 // tokens are read (latent_decode_cuda.h says who may have written them). Code that runs once a
@@ -30,8 +26,8 @@
 // Limits: 576 columns of bf16. Above 32 rows a sequence has other tiles:
 // latent_decode_rows_cuda.cu.
 //
-// Source: the latent attention of DeepSeek-V2 (2024), section 2.1; split keys and their joining by
-// log-sum-exp from FlashDecoding (Dao et al., 2023); data words as flags from NCCL's LL protocol.
+// Source: the latent attention of DeepSeek-V2 (2024), section 2.1; split keys from FlashDecoding
+// (Dao et al., 2023).
 //
 // Measured: docs/kernels/latent_decode.md.
 #include <cuda_bf16.h>
@@ -44,6 +40,7 @@
 #include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
 #include "ops/attention/latent_decode_cuda.h"
+#include "ops/attention/latent_decode_join_cuda.cuh"
 #include "ops/attention/latent_decode_rows_cuda.h"
 
 namespace fathom::cuda {
@@ -59,7 +56,6 @@ constexpr int kBoxesAWait = 3;  // of a page: the first scores begin when a thir
 constexpr int kWaits = kBoxes / kBoxesAWait;
 constexpr int kGroupThreads = 128;
 constexpr int kPagesBeforeWait = 2;
-constexpr int kMostBlocks = 132;  // multiprocessors of an H100 or H200
 
 struct Arguments {
   const __nv_bfloat16* q_latent;
@@ -385,13 +381,12 @@ class Attention {
     }
   }
 
-  // Adding +0 makes -0 of no sum: -0 says that a word is not there yet.
   __device__ void write_partial(const LatentDecodePart& part) {
     if (warp_ == 0 && lane_ < 4) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         shared_.weights[group_ * kRows + column(i)] =
-            (sum_[i] > 0 ? maximum_[i] + log2_fast(sum_[i]) : -1e30f) + 0.0f;
+            present(sum_[i] > 0 ? maximum_[i] + log2_fast(sum_[i]) : -1e30f);
       }
     }
     meet();
@@ -411,10 +406,10 @@ class Attention {
       for (int j = 0; j < kElements; j += 4) {
         const int i = j / 2;
         store_shared_words(sums + (box * kElements + j) * kGroupThreads + thread_ * 4,
-                           make_float4(out_[box][j] * inverse_[i] + 0.0f,
-                                       out_[box][j + 1] * inverse_[i + 1] + 0.0f,
-                                       out_[box][j + 2] * inverse_[i] + 0.0f,
-                                       out_[box][j + 3] * inverse_[i + 1] + 0.0f));
+                           make_float4(present(out_[box][j] * inverse_[i]),
+                                       present(out_[box][j + 1] * inverse_[i + 1]),
+                                       present(out_[box][j + 2] * inverse_[i]),
+                                       present(out_[box][j + 3] * inverse_[i + 1])));
       }
     }
   }
@@ -429,221 +424,27 @@ class Attention {
   float out_[kLatentBoxes][kElements];
 };
 
-// ---- joining the parts of a row tile: this block's share of the output
+// Where write_partial() puts what: a vector is four values of two neighbouring rows at two columns
+// that are 8 apart.
+template <int kRows_, int kGroups>
+struct PartLayout {
+  using Words = Fp32Words;
+  static constexpr int kRows = kRows_ * kGroups, kThreads = kGroups * kGroupThreads;
+  static constexpr int kBarrier = kGroups + 1;
+  static constexpr int kVectors = kLatent * kRows / 4;
+  static constexpr int kSecondRow = 1, kSecondColumn = 8;
 
-__device__ bool is_missing(float word) { return __float_as_uint(word) == 0x80000000u; }
-__device__ bool is_missing(float4 v) {
-  return is_missing(v.x) || is_missing(v.y) || is_missing(v.z) || is_missing(v.w);
-}
-
-// a / b rounded down, of 1 / b, for 0 <= a < 2^21: an integer division takes a hundred clocks.
-// more.
-__device__ int quotient(int a, float inverse_of_b) {
-  return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse_of_b);
-}
-
-// A vector is four values of two neighbouring rows (x and z: the first; y and w: the second) at two
-// columns that are 8 apart. A thread has every kThreads-th vector of the share; where the share has
-// fewer vectors than there are threads, several threads have the parts of one.
-template <int kRows, int kGroups>
-class Join {
- public:
-  static constexpr int kTileRows = kRows * kGroups, kThreads = kGroups * kGroupThreads;
-  static constexpr int kVectors = kLatent * kTileRows / 4;  // of one part
-  static constexpr int kAtOnce = 16;
-  static constexpr float kMissing = -0.0f;
-
-  // Threads that have a row's weights together: neighbours.
-  static constexpr int kRowThreads = kThreads / kTileRows;
-  static constexpr int kWeights = kMostBlocks / kRowThreads + 1;
-  // Words from one part's factors to the next's: no two rows of a warp's in one bank.
-  static constexpr int kStride = kTileRows + 32 / kRowThreads;
-
-  struct Memory {
-    float4 sums[kVectors / 2];                        // [sharers, vectors of the share]
-    float factors[kWeights * kRowThreads * kStride];  // [parts and zeros, kStride]
-  };
-  static_assert(sizeof(Memory) <= sizeof(SharedMemory<kRows, kGroups>::pages));
-
-  __device__ Join(const LatentDecodePart& part, const Arguments& arguments, Memory& memory)
-      : part_(part),
-        arguments_(arguments),
-        memory_(memory),
-        splits_(part.num_splits),
-        begin_(quotient(kVectors * part.split, reciprocal_fast(splits_))),
-        vectors_(quotient(kVectors * (part.split + 1), reciprocal_fast(splits_)) - begin_),
-        sharers_(max(1, min(splits_, quotient(kThreads, reciprocal_fast(vectors_))))),
-        sums_(arguments.sums +
-              (static_cast<size_t>(part.first_slot) * kVectors + static_cast<size_t>(begin_)) * 4),
-        weights_(arguments.weights +
-                 (static_cast<size_t>(part.first_weight) + part.split * splits_) * kTileRows) {}
-
-  __device__ void run() const {
-    if (splits_ > 8) {
-      gather<16>();
-    } else if (splits_ > 4) {
-      gather<8>();
-    } else if (splits_ > 2) {
-      gather<4>();
-    } else {
-      gather<2>();
-    }
-    named_barrier(kGroups + 1, kThreads);
-    for (int v = threadIdx.x; v < vectors_; v += kThreads) {
-      float4 total = memory_.sums[v];
-#pragma unroll 4
-      for (int other = 1; other < sharers_; ++other) {
-        const float4 more = memory_.sums[v + other * vectors_];
-        total.x += more.x, total.y += more.y, total.z += more.z, total.w += more.w;
-      }
-      write(begin_ + v, total);
-    }
-  }
-
- private:
-  // kParts parts of each of as many vectors as make kAtOnce together are asked for, and what is
-  // missing of them is asked for again until it is there. Beyond the thread's last part it takes
-  // that one again, times zero.
-  template <int kParts>
-  __device__ void gather() const {
-    constexpr int kVectorsAtOnce = kAtOnce / kParts;
-    const int thread = threadIdx.x;
-    const int first = sharers_ > 1 ? quotient(thread, reciprocal_fast(vectors_)) : 0;
-    const int last = first + quotient(splits_ - 1 - first, reciprocal_fast(sharers_)) * sharers_;
-    int v = thread - first * vectors_;
-    if (first >= sharers_) v = vectors_;
-    bool begun = false;
-    do {
-      float4 sum[kVectorsAtOnce] = {};
-      for (int s = first; s == first || s <= last; s += kParts * sharers_) {
-        const auto exists = [&](int k) { return v + k / kParts * kThreads < vectors_; };
-        const auto address = [&](int k) {
-          const int part = min(s + k % kParts * sharers_, last);
-          return sums_ + (part * kVectors + v + k / kParts * kThreads) * 4;
-        };
-        float4 value[kAtOnce];
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          value[k] = make_float4(0, 0, 0, 0);
-          if (exists(k)) value[k] = load_shared_words4(address(k));
-        }
-        if (!begun) find_factors();
-        begun = true;
-        for (bool waiting = true; waiting;) {
-          waiting = false;
-#pragma unroll
-          for (int k = 0; k < kAtOnce; ++k) {
-            if (!is_missing(value[k])) continue;
-            value[k] = load_shared_words4(address(k));
-            waiting = true;
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-          const int part = s + k % kParts * sharers_;
-          const int row = row_of(begin_ + v + k / kParts * kThreads);
-          const float2 factor = *reinterpret_cast<const float2*>(
-              memory_.factors + (part <= last ? part : splits_) * kStride + row);
-          float4& to = sum[k / kParts];
-          to.x += factor.x * value[k].x, to.z += factor.x * value[k].z;
-          to.y += factor.y * value[k].y, to.w += factor.y * value[k].w;
-          // Nobody else reads this vector: the next launch finds it missing.
-          if (exists(k)) {
-            store_shared_words(address(k), make_float4(kMissing, kMissing, kMissing, kMissing));
-          }
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kVectorsAtOnce; ++k) {
-        if (v + k * kThreads < vectors_) memory_.sums[first * vectors_ + v + k * kThreads] = sum[k];
-      }
-      v += kVectorsAtOnce * kThreads;
-    } while (v < vectors_);
-  }
-
-  // Of each part and row 2^(weight - largest) over the sum of these; zeros beyond the last part.
-  // Collective.
-  __device__ void find_factors() const {
-    const int row = threadIdx.x / kRowThreads, first = threadIdx.x % kRowThreads;
-    float* const from = weights_ + first * kTileRows + row;
-    float word[kWeights];
-#pragma unroll
-    for (int k = 0; k < kWeights; ++k) {
-      word[k] = -INFINITY;
-      if (first + k * kRowThreads < splits_) {
-        word[k] = load_shared_word(from + k * (kRowThreads * kTileRows));
-      }
-    }
-    for (bool waiting = true; waiting;) {
-      waiting = false;
-#pragma unroll
-      for (int k = 0; k < kWeights; ++k) {
-        if (!is_missing(word[k])) continue;
-        word[k] = load_shared_word(from + k * (kRowThreads * kTileRows));
-        waiting = true;
-      }
-    }
-    float largest = -1e30f, sum = 0;
-#pragma unroll
-    for (int k = 0; k < kWeights; ++k) {
-      if (first + k * kRowThreads < splits_) {
-        store_shared_word(from + k * (kRowThreads * kTileRows), kMissing);
-      }
-      largest = fmaxf(largest, word[k]);
-    }
-#pragma unroll
-    for (int distance = 1; distance < kRowThreads; distance *= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-    }
-#pragma unroll
-    for (int k = 0; k < kWeights; ++k) {
-      word[k] = exp2_fast(word[k] - largest);
-      sum += word[k];
-    }
-#pragma unroll
-    for (int distance = 1; distance < kRowThreads; distance *= 2) {
-      sum += __shfl_xor_sync(~0u, sum, distance);
-    }
-    const float inverse = reciprocal_fast(sum);
-#pragma unroll
-    for (int k = 0; k < kWeights; ++k) {
-      memory_.factors[(first + k * kRowThreads) * kStride + row] = word[k] * inverse;
-    }
-    named_barrier(kGroups + 1, kThreads);
-  }
-
-  // Where the registers of a vector belong: the first of its rows, its first column.
   __device__ static int row_of(uint32_t vector) {
-    const uint32_t group = kGroups > 1 ? vector / (kGroupThreads * kRows) : 0;
-    const uint32_t element = vector / kGroupThreads * 4 % (kRows / 2);
-    return group * kRows + element / 4 * 8 + 2 * (vector % 4);
+    const uint32_t group = kGroups > 1 ? vector / (kGroupThreads * kRows_) : 0;
+    const uint32_t element = vector / kGroupThreads * 4 % (kRows_ / 2);
+    return group * kRows_ + element / 4 * 8 + 2 * (vector % 4);
   }
   __device__ static int column_of(uint32_t vector) {
-    const uint32_t within = vector % (kGroupThreads * kRows), thread = within % kGroupThreads;
-    return within / kGroupThreads * 4 / (kRows / 2) * kBoxColumns + thread / 32 * 16 +
+    const uint32_t within = vector % (kGroupThreads * kRows_), thread = within % kGroupThreads;
+    return within / kGroupThreads * 4 / (kRows_ / 2) * kBoxColumns + thread / 32 * 16 +
            thread % 32 / 4;
   }
-
-  __device__ void write(int vector, float4 value) const {
-    const int row = row_of(vector);
-    __nv_bfloat16* out =
-        arguments_.out + static_cast<size_t>(part_.out_row + row) * kLatent + column_of(vector);
-    if (row < part_.rows) {
-      out[0] = __float2bfloat16(value.x);
-      out[8] = __float2bfloat16(value.z);
-    }
-    if (row + 1 < part_.rows) {
-      out[kLatent] = __float2bfloat16(value.y);
-      out[kLatent + 8] = __float2bfloat16(value.w);
-    }
-  }
-
-  const LatentDecodePart& part_;
-  const Arguments& arguments_;
-  Memory& memory_;
-  const int splits_, begin_, vectors_, sharers_;
-  float* const sums_;
-  float* const weights_;
+  __device__ static int weight_at(uint32_t vector) { return row_of(vector); }
 };
 
 // ---- the kernel
@@ -690,8 +491,18 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
       const LatentDecodePart part = arguments.parts[p];
       more = part.more;
       if (part.num_splits == 1) continue;
-      using Joining = Join<kRows, kGroups>;
-      Joining(part, arguments, reinterpret_cast<typename Joining::Memory&>(shared.pages)).run();
+      using Joining = JoinedShare<PartLayout<kRows, kGroups>>;
+      static_assert(sizeof(typename Joining::Memory) <= sizeof(Shared::pages));
+      constexpr int kTileRows = Shared::kTileRows;
+      Joining(
+          part, part.rows,
+          arguments.sums + static_cast<size_t>(part.first_slot) * (kLatent * kTileRows),
+          Joining::kVectors,
+          arguments.weights +
+              (static_cast<size_t>(part.first_weight) + part.split * part.num_splits) * kTileRows,
+          kTileRows, arguments.out + static_cast<size_t>(part.out_row) * kLatent,
+          reinterpret_cast<typename Joining::Memory&>(shared.pages))
+          .run();
       named_barrier(kGroups + 1, kGroups * kGroupThreads);
     }
   }

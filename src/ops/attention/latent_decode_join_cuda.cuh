@@ -1,6 +1,10 @@
 // The joining of a row tile's parts within the launch that computes them: each block computes an
 // equal share of the output from all parts, waiting on the data words themselves. Scratch memory
-// holds -0 in every word that is not there yet, and is left so.
+// holds -0 in every word that is not there yet, and is left so. No counters, no fences; blocks wait
+// for one another, so all of them must be running.
+//
+// This code runs once a launch, with one or two warps on each scheduler and instructions that come
+// from far away: it is kept short, and what is used of it is chosen by the number of parts.
 //
 // Source: joining by log-sum-exp from FlashDecoding (Dao et al., 2023); data words as flags from
 // NCCL's LL protocol.
@@ -13,265 +17,280 @@
 
 namespace fathom::cuda {
 
-// Parts have their values in bf16, in vectors of four words: x and z are pairs of neighbouring
-// columns of one row, y and w the same columns of another. The rows' largest weights, and the sums
-// of 2^(weight - largest).
-struct JoinedValues {
-  float2 value[4] = {};
-  float2 largest = {-1e30f, -1e30f};
-  float2 sum = {0, 0};
+constexpr int kMostBlocks = 132;  // multiprocessors of an H100 or H200
 
-  // Makes room for a larger weight.
-  __device__ void raise(float2 to) {
-    scale(exp2_fast(largest.x - to.x), exp2_fast(largest.y - to.y));
-    largest = to;
+// A word of scratch memory that is not there yet.
+constexpr float kMissing = -0.0f;
+__device__ inline bool is_missing(float word) { return __float_as_uint(word) == 0x80000000u; }
+__device__ inline bool is_missing(float4 v) {
+  return is_missing(v.x) || is_missing(v.y) || is_missing(v.z) || is_missing(v.w);
+}
+
+// Words that are never missing. Adding +0 makes +0 of -0; of two values in bf16, -0 in the upper
+// half and +0 in the lower would be a value too small for bf16.
+__device__ inline float present(float value) { return value + 0.0f; }
+__device__ inline float present_pair(float low, float high) {
+  const uint32_t word = pack_bf16(low, high);
+  return __uint_as_float(word == 0x80000000u ? 0 : word);
+}
+
+// a / b rounded down, of 1 / b, for 0 <= a < 2^21: an integer division takes a hundred clocks.
+__device__ inline int quotient(int a, float inverse_of_b) {
+  return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse_of_b);
+}
+
+// Of two rows, four words: x and z of the first, y and w of the second.
+struct Fp32Words {
+  static constexpr int kValues = 1;  // of a word
+
+  __device__ static void add(float (&sum)[4], float4 words, float2 factor) {
+    sum[0] += factor.x * words.x, sum[2] += factor.x * words.z;
+    sum[1] += factor.y * words.y, sum[3] += factor.y * words.w;
   }
-  __device__ void add(uint4 words, float2 weight) {
-    const float a = exp2_fast(weight.x - largest.x), b = exp2_fast(weight.y - largest.y);
-    sum.x += a, sum.y += b;
-    add_pair(value[0], words.x, a), add_pair(value[1], words.y, b);
-    add_pair(value[2], words.z, a), add_pair(value[3], words.w, b);
-  }
-  __device__ void add(JoinedValues other) {
-    const float2 most = {fmaxf(largest.x, other.largest.x), fmaxf(largest.y, other.largest.y)};
-    raise(most);
-    other.raise(most);
-    sum.x += other.sum.x, sum.y += other.sum.y;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) value[i].x += other.value[i].x, value[i].y += other.value[i].y;
-  }
-  // The row's values; of the second pair of columns.
-  __device__ uint32_t packed(bool second_row, bool second_columns) const {
-    const float inverse = 1 / (second_row ? sum.y : sum.x);
-    const float2 pair = value[2 * second_columns + second_row];
-    return pack_bf16(pair.x * inverse, pair.y * inverse);
+};
+// A word is two neighbouring columns.
+struct Bf16Words {
+  static constexpr int kValues = 2;
+
+  __device__ static void add(float (&sum)[8], float4 words, float2 factor) {
+    add_pair(sum[0], sum[1], words.x, factor.x);
+    add_pair(sum[2], sum[3], words.y, factor.y);
+    add_pair(sum[4], sum[5], words.z, factor.x);
+    add_pair(sum[6], sum[7], words.w, factor.y);
   }
 
  private:
-  __device__ void scale(float a, float b) {
-    sum.x *= a, sum.y *= b;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      value[i].x *= i % 2 ? b : a;
-      value[i].y *= i % 2 ? b : a;
-    }
-  }
-  __device__ static void add_pair(float2& to, uint32_t pair, float factor) {
-    to.x += factor * __uint_as_float(pair << 16);
-    to.y += factor * __uint_as_float(pair & 0xFFFF0000u);
+  __device__ static void add_pair(float& low, float& high, float word, float factor) {
+    low += factor * __uint_as_float(__float_as_uint(word) << 16);
+    high += factor * __uint_as_float(__float_as_uint(word) & 0xFFFF0000u);
   }
 };
 
-constexpr uint32_t kAbsentWord = 0x80000000u;  // -0
-
-// Of two values, never absent: -0 in the upper half would be a value too small for bf16.
-__device__ inline float present_pair(float a, float b) {
-  const uint32_t word = pack_bf16(a, b);
-  return __uint_as_float(word == kAbsentWord ? 0 : word);
-}
-
-__device__ inline bool is_absent(float word) { return __float_as_uint(word) == kAbsentWord; }
-__device__ inline bool is_absent(float2 v) { return is_absent(v.x) || is_absent(v.y); }
-__device__ inline bool is_absent(float4 v) {
-  return is_absent(v.x) || is_absent(v.y) || is_absent(v.z) || is_absent(v.w);
-}
-
-// How a part's results lie in scratch memory, in vectors: Layout has
-//   kRows, kThreads (of the block), kBarrier (a named barrier that all of them may use),
-//   kVectors (512 * kRows / 8), row_of(vector), column_of(vector): of its x,
-//   kSecondRow, kSecondColumns: how much further its y and its z are (vectors that are kThreads
-//   apart have the same rows),
-//   weight_at(vector): where the weights of its two rows lie among the kRows of a part.
+// How a part's results lie in scratch memory, in vectors of four words: Layout has
+//   Words, kRows, kThreads (of the block, that join), kBarrier (a named barrier that they may use),
+//   kVectors (of a part), row_of(vector), column_of(vector): of its x,
+//   kSecondRow, kSecondColumn: how much further its y and its z are,
+//   weight_at(vector): where the weights of its two rows lie side by side among the kRows of a
+//   part.
+// A weight is log2 of the sum of the row's exponentials; each part has them once for each block
+// that reads them.
+//
+// A thread has every kThreads-th vector of the share; where the share has fewer vectors than there
+// are threads, several threads have the parts of one.
 template <typename Layout>
 class JoinedShare {
  public:
-  static constexpr int kRows = Layout::kRows, kThreads = Layout::kThreads,
-                       kVectors = Layout::kVectors;
+  using Words = typename Layout::Words;
+  static constexpr int kRows = Layout::kRows, kThreads = Layout::kThreads;
+  static constexpr int kVectors = Layout::kVectors, kValues = 4 * Words::kValues;
+  static constexpr int kAtOnce = 16;
   static constexpr int64_t kLatent = 512;
 
-  // sums: the row tile's first part's vectors, parts are `part_words` apart; weights: those that
-  // this block reads, of part s at s * num_splits * `weight_words`. out: the tile's first row.
-  // exchange: kThreads of them in shared memory.
-  __device__ JoinedShare(const LatentDecodePart& part, int rows, float* sums, int64_t part_words,
-                         float* weights, int64_t weight_words, __nv_bfloat16* out,
-                         JoinedValues* exchange)
+  // Threads that have a row's weights together: neighbours.
+  static constexpr int kRowThreads = kThreads / kRows;
+  static constexpr int kWeights = kMostBlocks / kRowThreads + 1;
+  // Words from one part's factors to the next's: no two rows of a warp's in one bank.
+  static constexpr int kStride = kRows + 32 / kRowThreads;
+
+  struct Memory {
+    alignas(16) float sums[kVectors / 2][kValues];    // [sharers, vectors of the share]
+    float factors[kWeights * kRowThreads * kStride];  // [parts and zeros, kStride]
+  };
+
+  // sums: the row tile's first part's vectors, parts are `part_vectors` apart; weights: those that
+  // this block reads, parts are `part_weights` apart. rows: of the tile, from `out` on.
+  __device__ JoinedShare(const LatentDecodePart& part, int rows, float* sums, int part_vectors,
+                         float* weights, int part_weights, __nv_bfloat16* out, Memory& memory)
       : rows_(rows),
         splits_(part.num_splits),
-        begin_(kVectors * part.split / splits_),
-        end_(kVectors * (part.split + 1) / splits_),
-        sums_(sums),
-        part_words_(part_words),
+        begin_(quotient(kVectors * part.split, reciprocal_fast(splits_))),
+        vectors_(quotient(kVectors * (part.split + 1), reciprocal_fast(splits_)) - begin_),
+        sharers_(max(1, min(splits_, quotient(kThreads, reciprocal_fast(vectors_))))),
+        sums_(sums + begin_ * 4),
+        part_vectors_(part_vectors),
         weights_(weights),
-        weight_stride_(weight_words * splits_),
+        part_weights_(part_weights),
         out_(out),
-        exchange_(exchange) {}
+        memory_(memory) {}
 
-  __device__ void run() {
-    const int vectors = end_ - begin_, thread = threadIdx.x;
-    float first_weights[kWeightsAtOnce];
-    load_weights(first_weights, thread);
-    if (vectors >= kThreads) {
-      // Many vectors, few parts: a thread joins all parts of its vectors.
-      if (splits_ > 4) {
-        gather_all<2, 8>();
-      } else if (splits_ > 2) {
-        gather_all<4, 4>();
-      } else {
-        gather_all<4, 2>();
-      }
+  __device__ void run() const {
+    if (splits_ > 8) {
+      gather<16>();
+    } else if (splits_ > 4) {
+      gather<8>();
+    } else if (splits_ > 2) {
+      gather<4>();
     } else {
-      // Few vectors, many parts: several threads share a vector.
-      const int sharers = min(splits_, kThreads / vectors);
-      if (thread < vectors * sharers) {
-        gather<1, 8>(begin_ + thread % vectors, thread / vectors, sharers);
-      }
-      named_barrier(Layout::kBarrier, kThreads);
-      if (thread < vectors) {
-        JoinedValues total = exchange_[thread];
-        for (int other = 1; other < sharers; ++other)
-          total.add(exchange_[thread + other * vectors]);
-        write(begin_ + thread, total);
-      }
+      gather<2>();
     }
-    named_barrier(Layout::kBarrier, kThreads);  // all have read the weights
-    take_back_weights(first_weights, thread);
-    for (int i = thread + kWeightsAtOnce * kThreads; i < splits_ * kRows;
-         i += kWeightsAtOnce * kThreads) {
-      load_weights(first_weights, i);
-      take_back_weights(first_weights, i);
+    named_barrier(Layout::kBarrier, kThreads);
+    for (int v = threadIdx.x; v < vectors_; v += kThreads) {
+      float total[kValues];
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) total[i] = memory_.sums[v][i];
+#pragma unroll 4
+      for (int other = 1; other < sharers_; ++other) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) total[i] += memory_.sums[v + other * vectors_][i];
+      }
+      write(begin_ + v, total);
     }
   }
 
  private:
-  static constexpr int kWeightsAtOnce = 4;
-
-  template <typename Visit>
-  __device__ void for_weights(int first, Visit&& visit) const {
+  // kParts parts of each of as many vectors as make kAtOnce together are asked for, and what is
+  // missing of them is asked for again until it is there. Beyond the thread's last part it takes
+  // that one again, times zero.
+  template <int kParts>
+  __device__ void gather() const {
+    constexpr int kVectorsAtOnce = kAtOnce / kParts;
+    const int thread = threadIdx.x;
+    const int first = sharers_ > 1 ? quotient(thread, reciprocal_fast(vectors_)) : 0;
+    const int last = first + quotient(splits_ - 1 - first, reciprocal_fast(sharers_)) * sharers_;
+    int v = thread - first * vectors_;
+    if (first >= sharers_) v = vectors_;
+    bool begun = false;
+    do {
+      float sum[kVectorsAtOnce][kValues] = {};
+      for (int s = first; s == first || s <= last; s += kParts * sharers_) {
+        const auto exists = [&](int k) { return v + k / kParts * kThreads < vectors_; };
+        const auto address = [&](int k) {
+          const int part = min(s + k % kParts * sharers_, last);
+          return sums_ + (part * part_vectors_ + v + k / kParts * kThreads) * 4;
+        };
+        float4 value[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kWeightsAtOnce; ++k) {
-      const int i = first + k * kThreads;
-      if (i < splits_ * kRows) visit(k, weights_of(i / kRows) + i % kRows);
+        for (int k = 0; k < kAtOnce; ++k) {
+          value[k] = make_float4(0, 0, 0, 0);
+          if (exists(k)) value[k] = load_shared_words4(address(k));
+        }
+        if (!begun) find_factors();
+        begun = true;
+        for (bool waiting = true; waiting;) {
+          waiting = false;
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            if (!is_missing(value[k])) continue;
+            value[k] = load_shared_words4(address(k));
+            waiting = true;
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) {
+          const int part = s + k % kParts * sharers_;
+          const int at = Layout::weight_at(begin_ + v + k / kParts * kThreads);
+          const float2 factor = *reinterpret_cast<const float2*>(
+              memory_.factors + (part <= last ? part : splits_) * kStride + at);
+          Words::add(sum[k / kParts], value[k], factor);
+          // Nobody else reads this vector: the next launch finds it missing.
+          if (exists(k)) {
+            store_shared_words(address(k), make_float4(kMissing, kMissing, kMissing, kMissing));
+          }
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kVectorsAtOnce; ++k) {
+        if (v + k * kThreads >= vectors_) continue;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          memory_.sums[first * vectors_ + v + k * kThreads][i] = sum[k][i];
+        }
+      }
+      v += kVectorsAtOnce * kThreads;
+    } while (v < vectors_);
+  }
+
+  // Of each part and row 2^(weight - largest) over the sum of these; zeros for a part beyond the
+  // last. Collective.
+  __device__ void find_factors() const {
+    constexpr int kFew = 2, kSome = kWeights / 2 + 1;
+    if (splits_ < kFew * kRowThreads) {
+      find_factors<kFew>();
+    } else if (splits_ < kSome * kRowThreads) {
+      find_factors<kSome>();
+    } else {
+      find_factors<kWeights>();
     }
+    named_barrier(Layout::kBarrier, kThreads);
   }
-  __device__ void load_weights(float (&words)[kWeightsAtOnce], int first) const {
-    for_weights(first, [&](int k, const float* at) { words[k] = load_shared_word(at); });
-  }
-  // The next launch finds them absent. This share may need few of the rows: a weight that nobody
-  // has waited for may still be on its way.
-  __device__ void take_back_weights(float (&words)[kWeightsAtOnce], int first) const {
+
+  // Of less than kCount * kRowThreads parts.
+  template <int kCount>
+  __device__ void find_factors() const {
+    const int row = threadIdx.x / kRowThreads, first = threadIdx.x % kRowThreads;
+    const auto address = [&](int k) {
+      return weights_ + (first + k * kRowThreads) * part_weights_ + row;
+    };
+    float word[kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      word[k] = -INFINITY;
+      if (first + k * kRowThreads < splits_) word[k] = load_shared_word(address(k));
+    }
     for (bool waiting = true; waiting;) {
       waiting = false;
-      for_weights(first, [&](int k, const float* at) {
-        if (!is_absent(words[k])) return;
-        words[k] = load_shared_word(at);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        if (!is_missing(word[k])) continue;
+        word[k] = load_shared_word(address(k));
         waiting = true;
-      });
-    }
-    for_weights(first, [&](int, float* at) { store_shared_word(at, absent()); });
-  }
-
-  __device__ static float absent() { return __uint_as_float(kAbsentWord); }
-  __device__ float* vector_of(int split, int vector) const {
-    return sums_ + split * part_words_ + vector * 4;
-  }
-  __device__ float* weights_of(int split) const { return weights_ + split * weight_stride_; }
-
-  template <int kVectorsAtOnce, int kPartsAtOnce>
-  __device__ void gather_all() {
-    for (int v = begin_ + threadIdx.x; v < end_; v += kVectorsAtOnce * kThreads) {
-      gather<kVectorsAtOnce, kPartsAtOnce>(v, 0, 1);
-    }
-  }
-
-  // Of kVectorsAtOnce vectors of the same rows, kThreads apart, every `sharers`-th part from the
-  // first, kPartsAtOnce at a time: all that is absent is asked for together until it is there.
-  template <int kVectorsAtOnce, int kPartsAtOnce>
-  __device__ void gather(int vector, int first, int sharers) {
-    JoinedValues joined[kVectorsAtOnce];
-    for (int split = first; split < splits_; split += kPartsAtOnce * sharers) {
-      float4 value[kVectorsAtOnce][kPartsAtOnce];
-      float2 weight[kPartsAtOnce];
-      const auto each_part = [&](auto visit) {
-#pragma unroll
-        for (int s = 0; s < kPartsAtOnce; ++s) visit(s, split + s * sharers);
-      };
-      const auto each = [&](auto visit) {
-#pragma unroll
-        for (int v = 0; v < kVectorsAtOnce; ++v) {
-          each_part([&](int s, int part) { visit(v, s, vector + v * kThreads, part); });
-        }
-      };
-      const auto weights_at = [&](int part) {
-        return weights_of(part) + Layout::weight_at(vector);
-      };
-      each([&](int v, int s, int at, int part) {
-        value[v][s] = at < end_ && part < splits_ ? load_shared_words4(vector_of(part, at))
-                                                  : make_float4(0, 0, 0, 0);
-      });
-      each_part([&](int s, int part) {
-        weight[s] =
-            part < splits_ ? load_shared_words2(weights_at(part)) : make_float2(-1e30f, -1e30f);
-      });
-      for (bool waiting = true; waiting;) {
-        waiting = false;
-        each([&](int v, int s, int at, int part) {
-          if (!is_absent(value[v][s])) return;
-          value[v][s] = load_shared_words4(vector_of(part, at));
-          waiting = true;
-        });
-        each_part([&](int s, int part) {
-          if (!is_absent(weight[s])) return;
-          weight[s] = load_shared_words2(weights_at(part));
-          waiting = true;
-        });
       }
-      float2 largest = joined[0].largest;
+    }
+    float largest = -1e30f, sum = 0;
 #pragma unroll
-      for (int s = 0; s < kPartsAtOnce; ++s) {
-        largest = make_float2(fmaxf(largest.x, weight[s].x), fmaxf(largest.y, weight[s].y));
-      }
-#pragma unroll
-      for (int v = 0; v < kVectorsAtOnce; ++v) joined[v].raise(largest);
-      each([&](int v, int s, int at, int part) {
-        if (at >= end_ || part >= splits_) return;
-        const float4 words = value[v][s];
-        joined[v].add(make_uint4(__float_as_uint(words.x), __float_as_uint(words.y),
-                                 __float_as_uint(words.z), __float_as_uint(words.w)),
-                      weight[s]);
-        // Nobody else reads this vector: the next launch finds it absent.
-        store_shared_words(vector_of(part, at),
-                           make_float4(absent(), absent(), absent(), absent()));
-      });
+    for (int k = 0; k < kCount; ++k) {
+      if (first + k * kRowThreads < splits_) store_shared_word(address(k), kMissing);
+      largest = fmaxf(largest, word[k]);
     }
 #pragma unroll
-    for (int v = 0; v < kVectorsAtOnce; ++v) {
-      if (vector + v * kThreads >= end_) break;
-      if (end_ - begin_ < kThreads) {
-        exchange_[threadIdx.x] = joined[v];
+    for (int distance = 1; distance < kRowThreads; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      word[k] = exp2_fast(word[k] - largest);
+      sum += word[k];
+    }
+#pragma unroll
+    for (int distance = 1; distance < kRowThreads; distance *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    const float inverse = reciprocal_fast(sum);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      memory_.factors[(first + k * kRowThreads) * kStride + row] = word[k] * inverse;
+    }
+  }
+
+  __device__ void write(int vector, const float (&value)[kValues]) const {
+    const int row = Layout::row_of(vector);
+    __nv_bfloat16* const out = out_ + row * kLatent + Layout::column_of(vector);
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+      if (row + second * Layout::kSecondRow >= rows_) continue;
+      __nv_bfloat16* const to = out + second * (Layout::kSecondRow * kLatent);
+      const auto store_pair = [&](int column, float low, float high) {
+        *reinterpret_cast<uint32_t*>(to + column) = pack_bf16(low, high);
+      };
+      if constexpr (Words::kValues == 2) {
+        store_pair(0, value[2 * second], value[2 * second + 1]);
+        store_pair(Layout::kSecondColumn, value[2 * second + 4], value[2 * second + 5]);
+      } else if constexpr (Layout::kSecondColumn == 1) {
+        store_pair(0, value[second], value[second + 2]);
       } else {
-        write(vector + v * kThreads, joined[v]);
+        to[0] = __float2bfloat16(value[second]);
+        to[Layout::kSecondColumn] = __float2bfloat16(value[second + 2]);
       }
     }
   }
 
-  __device__ void write(int vector, const JoinedValues& joined) const {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = Layout::row_of(vector) + (i % 2) * Layout::kSecondRow;
-      const int column = Layout::column_of(vector) + i / 2 * Layout::kSecondColumns;
-      if (row < rows_) {
-        *reinterpret_cast<uint32_t*>(out_ + row * kLatent + column) = joined.packed(i % 2, i / 2);
-      }
-    }
-  }
-
-  const int rows_, splits_, begin_, end_;
-  float* sums_;
-  const int64_t part_words_;
-  float* weights_;
-  const int64_t weight_stride_;
-  __nv_bfloat16* out_;
-  JoinedValues* exchange_;
+  const int rows_, splits_, begin_, vectors_, sharers_;
+  float* const sums_;
+  const int part_vectors_;
+  float* const weights_;
+  const int part_weights_;
+  __nv_bfloat16* const out_;
+  Memory& memory_;
 };
 
 }  // namespace fathom::cuda

@@ -57,7 +57,7 @@ constexpr int kThreads = (kGroups + 1) * kGroupThreads;
 constexpr int kK = 16;             // columns (or keys) that one instruction multiplies
 constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
 
-enum Barrier { kFirstProbabilities = 1, kBothGroups = 3, kOneGroup = 4 };
+enum Barrier { kBothGroups = 1, kOneGroup = 2 };
 
 struct Arguments {
   const int32_t* block_tables;
@@ -84,6 +84,8 @@ struct SharedMemory {
   uint64_t arrived[kStages][kArrivals];
   uint64_t read[kStages][2];  // what the warpgroup of the page's scores reads last, and the rest
   uint64_t queries_arrived[kArrivals], queries_read;
+  uint64_t published[kStages];  // probabilities of a page
+  uint64_t summed;              // sums of a part
 };
 
 // The order in which a page's boxes are asked for and multiplied: the rotated one, then the half
@@ -171,10 +173,11 @@ class Copies {
 // ---- a part's results in scratch memory: as the threads have them in registers
 
 struct ShareLayout {
+  using Words = Bf16Words;
   static constexpr int kRows = fathom::cuda::kRows, kThreads = kGroups * kGroupThreads;
   static constexpr int kBarrier = kBothGroups;
   static constexpr int kVectors = kLatent * kRows / 8, kGroupVectors = kVectors / kGroups;
-  static constexpr int kSecondRow = 8, kSecondColumns = 8;
+  static constexpr int kSecondRow = 8, kSecondColumn = 8;
 
   __device__ static int row_of(int vector) {
     const int thread = vector % kGroupThreads;
@@ -414,7 +417,13 @@ class Attention {
       shared_.references[parts_ & 1][first_row_ + 8] = reference_[1];
     }
     fence_async_proxy();
-    named_barrier_arrive(kFirstProbabilities + kGroup, kGroups * kGroupThreads);
+    arrive(&shared_.published[kGroup]);
+  }
+
+  // For all that the warp has done so far.
+  __device__ void arrive(uint64_t* barrier) const {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(barrier);
   }
 
   __device__ void multiply_own_values(int page, const float (&factor)[2],
@@ -437,7 +446,7 @@ class Attention {
   // Begins the product of the other warpgroup's probabilities with this one's values.
   __device__ void multiply_others_values(int page) {
     constexpr int kStage = kGroup ^ 1;
-    named_barrier(kFirstProbabilities + kStage, kGroups * kGroupThreads);
+    barrier_wait(&shared_.published[kStage], (uses_[kStage] + page / 2) & 1);
     float factor[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -484,12 +493,13 @@ class Attention {
       sum_[h] += __shfl_xor_sync(~0u, sum_[h], 2);
       if (lane_ % 4 == 0) sums[kGroup][first_row_ + 8 * h] = sum_[h];
     }
-    named_barrier(kBothGroups, kGroups * kGroupThreads);
+    arrive(&shared_.summed);
+    barrier_wait(&shared_.summed, parts_ & 1);
     float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = sums[0][first_row_ + 8 * h] + sums[1][first_row_ + 8 * h];
-      inverse[h] = sum > 0 ? 1 / sum : 0;
+      inverse[h] = sum > 0 ? reciprocal_fast(sum) : 0;
     }
     if (part.num_splits == 1) {
       write_out(part, inverse);
@@ -536,19 +546,18 @@ class Attention {
     }
   }
 
-  // Adding +0 makes -0 of no weight: -0 says that a word is not there yet.
+  // Every reader has all parts' weights of its own in one run.
   __device__ void write_weights(const LatentDecodePart& part) const {
     const int thread = kGroup * kGroupThreads + thread_, at = thread % kRows;
     const int row = ShareLayout::row_of_weight(at);
     const float sum = shared_.sums[parts_ & 1][0][row] + shared_.sums[parts_ & 1][1][row];
     const float weight =
-        (sum > 0 ? shared_.references[parts_ & 1][row] + log2f(sum) : -1e30f) + 0.0f;
-    const size_t first = part.first_weight + part.split * part.num_splits;
+        present(sum > 0 ? shared_.references[parts_ & 1][row] + log2_fast(sum) : -1e30f);
     for (int reader = thread / kRows; reader < part.num_splits;
          reader += ShareLayout::kThreads / kRows) {
-      store_shared_word(
-          arguments_.weights + ((first + reader) * arguments_.tile_blocks + rank_) * kRows + at,
-          weight);
+      const size_t its = part.first_weight + reader * part.num_splits + part.split;
+      store_shared_word(arguments_.weights + (its * arguments_.tile_blocks + rank_) * kRows + at,
+                        weight);
     }
   }
 
@@ -591,15 +600,16 @@ __device__ void for_each_part(const LatentDecodePart* parts, Role&& role) {
 
 __device__ void join(const LatentDecodePart& part, const Arguments& arguments, int rank,
                      SharedMemory& shared) {
-  constexpr int64_t kWords = int64_t{4} * ShareLayout::kVectors;
-  const int64_t first_weight = (part.first_weight + part.split) * arguments.tile_blocks + rank;
-  JoinedShare<ShareLayout>(
-      part, part.rows - rank * kRows,
-      arguments.sums + (int64_t{part.first_slot} * arguments.tile_blocks + rank) * kWords,
-      kWords * arguments.tile_blocks, arguments.weights + first_weight * kRows,
-      arguments.tile_blocks * kRows,
-      arguments.out + (int64_t{part.out_row} + rank * kRows) * kLatent,
-      reinterpret_cast<JoinedValues*>(shared.pages))
+  using Joining = JoinedShare<ShareLayout>;
+  static_assert(sizeof(Joining::Memory) <= sizeof(shared.pages));
+  const int blocks = arguments.tile_blocks;
+  const int64_t first_slot = int64_t{part.first_slot} * blocks + rank;
+  const int64_t first_weight =
+      (int64_t{part.first_weight} + part.split * part.num_splits) * blocks + rank;
+  Joining(part, part.rows - rank * kRows, arguments.sums + first_slot * (4 * Joining::kVectors),
+          Joining::kVectors * blocks, arguments.weights + first_weight * kRows, kRows * blocks,
+          arguments.out + (int64_t{part.out_row} + rank * kRows) * kLatent,
+          reinterpret_cast<Joining::Memory&>(shared.pages))
       .run();
 }
 
@@ -619,11 +629,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     for (uint64_t& arrived : shared.queries_arrived) barrier_init(&arrived, 1);
     barrier_init(&shared.queries_read, kWarps * kGroups);
+    for (uint64_t& published : shared.published) barrier_init(&published, kWarps);
+    barrier_init(&shared.summed, kWarps * kGroups);
     fence_barrier_init();
     prefetch_map(&maps.q_latent);
     prefetch_map(&maps.q_rope);
     prefetch_map(&maps.pages);
   }
+  let_next_launch_begin();
   __syncthreads();
   // No launch writes parts.
   const LatentDecodePart* const parts =
@@ -646,7 +659,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       Attention<1> attention(shared, arguments, rank);
       for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
     }
-    let_next_launch_begin();
     named_barrier(kBothGroups, kGroups * kGroupThreads);  // the pages' memory is free
     for_each_part(parts, [&](const LatentDecodePart& part) {
       if (part.num_splits == 1) return;

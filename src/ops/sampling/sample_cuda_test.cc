@@ -341,6 +341,13 @@ TEST(SampleCuda, NoFiniteLogitIsReported) {
   }
 }
 
+// What racecheck takes a minute for.
+TEST(SampleCuda, OneShortRow) {
+  std::mt19937 random(7);
+  compare(random_logits(random, 1, 300), 300,
+          {{.options = {.temperature = 0.8, .top_p = 0.9, .top_k = 40}}});
+}
+
 // As many as a long sequence has, of each block's part of the vocabulary.
 TEST(SampleCuda, PenaltiesOfLongHistories) {
   std::mt19937 random(3);
