@@ -18,6 +18,7 @@ GpuRunnerOptions deterministic_options() {
   GpuRunnerOptions options = gpu_options();
   options.max_num_seqs = 128;
   options.deterministic = true;
+  options.expanded_keys = 1024;  // long prompts take several passes
   return options;
 }
 
