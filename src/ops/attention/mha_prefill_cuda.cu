@@ -406,68 +406,97 @@ class Attention {
     return static_cast<size_t>(tile.first_row + row) * arguments_.heads + tile.head;
   }
 
-  __device__ void write(const MhaPrefillTile& tile) {
+  __device__ void write(const MhaPrefillTile& tile) const {
+    // Keys that a row sees beyond this run are a later launch's.
+    const bool goes_on = tile.visible + tile.rows - 1 > tile.num_keys;
+    if (tile.joined || goes_on) {
+      write_part(tile);
+    } else {
+      write_whole(tile);
+    }
+  }
+
+  // All rows see keys of this run alone.
+  __device__ void write_whole(const MhaPrefillTile& tile) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = group_ * kRows + first_row_ + 8 * h;
       const bool exists = row < tile.rows;
-      // Keys that the row sees beyond this run are a later launch's.
-      const bool ends = tile.visible + row <= tile.num_keys;
       const size_t at = row_at(tile, row);
-      const Shares shares = end_row(tile, exists, at, h);
-      float* partial = arguments_.partial + at * kV + 2 * (lane_ % 4);
-      __nv_bfloat16* out = arguments_.out + at * kV + 8 * (lane_ % 4);
+      const float inverse = 1 / sum_[h];
+      if (arguments_.lse != nullptr && exists && lane_ % 4 == 0) arguments_.lse[at] = lse_of(h);
 #pragma unroll
       for (int c = 0; c < kV / 8; c += 4) {
         float2 x[4];
+        take_columns(h, c, inverse, x);
+        write_rounded(x, arguments_.out + at * kV + 8 * c, exists);
+      }
+    }
+  }
+
+  __device__ void write_part(const MhaPrefillTile& tile) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int j = 4 * (c + i) + 2 * h;
-          x[i] = make_float2(out_[j] * shares.now, out_[j + 1] * shares.now);
-        }
+    for (int h = 0; h < 2; ++h) {
+      const int row = group_ * kRows + first_row_ + 8 * h;
+      const bool exists = row < tile.rows, ends = tile.visible + row <= tile.num_keys;
+      const size_t at = row_at(tile, row);
+      float lse = lse_of(h), share = 1 / sum_[h], before_share = 0;
+      if (tile.joined && exists) {
+        const float before = arguments_.lse[at], most = fmaxf(before, lse);
+        const float weight = expf(lse - most), before_weight = expf(before - most);
+        const float total = weight + before_weight;
+        share *= weight / total;
+        before_share = before_weight / total;
+        lse = most + logf(total);
+      }
+      __syncwarp();  // all have read lse
+      if (exists && lane_ % 4 == 0) arguments_.lse[at] = lse;
+      float* const partial = arguments_.partial + at * kV + 2 * (lane_ % 4);
+#pragma unroll
+      for (int c = 0; c < kV / 8; c += 4) {
+        float2 x[4];
+        take_columns(h, c, share, x);
         if (tile.joined && exists) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float2 before = *reinterpret_cast<const float2*>(partial + 8 * (c + i));
-            x[i].x += before.x * shares.before;
-            x[i].y += before.y * shares.before;
+            x[i].x += before.x * before_share;
+            x[i].y += before.y * before_share;
           }
         }
         if (exists && !ends) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) *reinterpret_cast<float2*>(partial + 8 * (c + i)) = x[i];
         }
-        if (tile.visible > tile.num_keys) continue;
-        uint32_t v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = pack_bf16(x[i].x, x[i].y);
-        transpose(v);
-        if (exists && ends) {
-          *reinterpret_cast<uint4*>(out + 8 * c) = make_uint4(v[0], v[1], v[2], v[3]);
-        }
+        write_rounded(x, arguments_.out + at * kV + 8 * c, exists && ends);
       }
     }
   }
 
-  // What the sums of this run, and the result over the keys before, are multiplied with.
-  struct Shares {
-    float now, before;
-  };
-
-  __device__ Shares end_row(const MhaPrefillTile& tile, bool exists, size_t at, int h) const {
+  // Natural log of row h's sum.
+  __device__ float lse_of(int h) const {
     constexpr float kLn2 = 0.6931471805599453f;
-    float lse = (maximum_[h] * arguments_.scale_log2 + log2f(sum_[h])) * kLn2;
-    Shares shares = {1 / sum_[h], 0};
-    if (tile.joined && exists) {
-      const float before = arguments_.lse[at], most = fmaxf(before, lse);
-      const float weight = expf(lse - most), before_weight = expf(before - most);
-      const float total = weight + before_weight;
-      shares = {shares.now * weight / total, before_weight / total};
-      lse = most + logf(total);
+    return (maximum_[h] * arguments_.scale_log2 + log2f(sum_[h])) * kLn2;
+  }
+
+  // Of row h's sums the columns 8 * (c + i) + 2 * (lane % 4) and the next ones.
+  __device__ void take_columns(int h, int c, float factor, float2 (&x)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = 4 * (c + i) + 2 * h;
+      x[i] = make_float2(out_[j] * factor, out_[j + 1] * factor);
     }
-    __syncwarp();  // all have read lse
-    if (arguments_.lse != nullptr && exists && lane_ % 4 == 0) arguments_.lse[at] = lse;
-    return shares;
+  }
+
+  // 32 columns of a row, by the four lanes that have them.
+  __device__ void write_rounded(const float2 (&x)[4], __nv_bfloat16* to, bool writes) const {
+    uint32_t v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = pack_bf16(x[i].x, x[i].y);
+    transpose(v);
+    if (writes) {
+      *reinterpret_cast<uint4*>(to + 8 * (lane_ % 4)) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
   }
 
   // Among four neighbouring lanes: lane i's v[j] becomes lane j's v[i].
