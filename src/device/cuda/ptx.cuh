@@ -101,13 +101,27 @@ __device__ inline uint64_t read_once_policy() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// copy_box() of three and of five coordinates, under a policy.
+// What the L2 does with copies under no policy.
+__device__ inline uint64_t keep_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// copy_box() of three to five coordinates, under a policy.
 __device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorMap* map,
                                       uint64_t* barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "l"(policy)
+      : "memory");
+}
+__device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorMap* map,
+                                      uint64_t* barrier, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
       : "memory");
 }
 __device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorMap* map,

@@ -44,8 +44,10 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_D8(i) FATHOM_D4(i), FATHOM_D4(i + 4)
 #define FATHOM_D16(i) FATHOM_D8(i), FATHOM_D8(i + 8)
 #define FATHOM_D32(i) FATHOM_D16(i), FATHOM_D16(i + 16)
+#define FATHOM_D48(i) FATHOM_D32(i), FATHOM_D16(i + 32)
 #define FATHOM_D64(i) FATHOM_D32(i), FATHOM_D32(i + 32)
 #define FATHOM_D96(i) FATHOM_D64(i), FATHOM_D32(i + 64)
+#define FATHOM_D112(i) FATHOM_D96(i), FATHOM_D16(i + 96)
 #define FATHOM_D128(i) FATHOM_D64(i), FATHOM_D64(i + 64)
 #define FATHOM_N4 "%0,%1,%2,%3"
 #define FATHOM_N8 FATHOM_N4 ",%4,%5,%6,%7"
@@ -53,6 +55,9 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_N32 \
   FATHOM_N16       \
   ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define FATHOM_N48 \
+  FATHOM_N32       \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define FATHOM_N64                                                                           \
   FATHOM_N32                                                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
@@ -61,6 +66,9 @@ __device__ inline void pin(float (&registers)[kCount]) {
   FATHOM_N64                                                                                 \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
   ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define FATHOM_N112 \
+  FATHOM_N96        \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define FATHOM_N128                                                                        \
   FATHOM_N96                                                                               \
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113" \
@@ -114,12 +122,24 @@ __device__ inline void mma_64(float (&d)[32], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA(64, FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36);
 }
 template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[48], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA(96, FATHOM_N48, FATHOM_D48(0), 48, 49, 50, 51, 52);
+}
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[64], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA(128, FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68);
 }
 template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[80], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA(160, FATHOM_N80, FATHOM_D80(0), 80, 81, 82, 83, 84);
+}
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[96], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA(192, FATHOM_N96, FATHOM_D96(0), 96, 97, 98, 99, 100);
+}
+template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[112], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA(224, FATHOM_N112, FATHOM_D112(0), 112, 113, 114, 115, 116);
 }
 template <KAlong kA = KAlong::kColumns, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[128], uint64_t a, uint64_t b, int add) {
@@ -209,6 +229,12 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 #undef FATHOM_D96
 #undef FATHOM_N96
 #undef FATHOM_D128
+#undef FATHOM_D48
+#undef FATHOM_N48
+#undef FATHOM_D80
+#undef FATHOM_N80
+#undef FATHOM_D112
+#undef FATHOM_N112
 #undef FATHOM_N128
 
 }  // namespace fathom::cuda

@@ -4,22 +4,24 @@
 //
 // Algorithm, five launches, each of which finds on the device what the one before has decided:
 //   1. sort: counts the tokens of each expert, gives every (token, expert) a row among the sorted
-//      ones, an expert's rows together and from a multiple of 64 on, and lists row tiles. Each
+//      ones, an expert's rows together and from a multiple of 16 on, and lists row tiles. Each
 //      block counts all ids again rather than waiting for others' counts
 //   2. gather: x's rows to their places among the sorted rows
-//   3. gate and up: activations = silu(gate x) * (up x), tiles of 128 or 192 rows with 128 columns
-//      of each matrix, as they are stored, so that both of a pair are in one thread's registers;
-//      the shared expert's tiles, too
+//   3. gate and up: activations = silu(gate x) * (up x); rows of gate and of up are copied in turn,
+//   8
+//      of each, so that both of a pair are in one thread's registers; the shared expert's, too
 //   4. down, likewise
 //   5. combine: each token's weighted sum in ascending order of the experts, the shared one last
-// Products: ops/linear/many_rows_tile_cuda.cuh, persistent blocks that walk the list of tiles. The
-// tiles of the last rows of an expert leave out groups of 64 rows that do not exist. Rows that no
-// token has are computed from what happens to lie there; nobody reads what they give.
+// Products: expert_products_cuda.cuh, persistent blocks that take tile after tile of the list. Both
+// launches read the list, and ask for their first weights, before they wait for what comes before
+// them: they begin when sort has ended. Rows that no token has are computed from what happens to
+// lie there; nobody reads what they give.
 //
-// Determinism: a row's sums do not depend on its place; each token's are added in a fixed order.
+// Determinism: a row's sums do not depend on its place, nor on which block computes them; each
+// token's are added in a fixed order.
 //
 // Limits: 256 experts, tokens x experts a token below 2^31. Experts' results are rounded to bf16
-// before they are added. Tiles of 192 rows keep a few words of writing results in local memory.
+// before they are added.
 //
 // Measured: docs/kernels/many_rows.md.
 #include <cuda_bf16.h>
@@ -28,6 +30,7 @@
 #include "device/cuda/tensor_map.h"
 #include "ops/linear/many_rows_plan.h"
 #include "ops/linear/many_rows_tile_cuda.cuh"
+#include "ops/moe/expert_products_cuda.cuh"
 #include "ops/moe/moe_many_rows_cuda.h"
 #include "ops/moe/moe_many_rows_plan.h"
 
@@ -47,6 +50,7 @@ struct SortArguments {
   int32_t* positions;
   ExpertRowTile* row_tiles;
   int32_t* num_row_tiles;
+  int32_t* tiles_taken;  // [2], of either product
 };
 
 struct SortMemory {
@@ -128,6 +132,7 @@ __global__ void __launch_bounds__(kSortThreads, 1) sort_by_expert(const SortArgu
                                                .num_tiles = tiles};
       }
       if (expert == kMaxExperts - 1) *arguments.num_row_tiles = memory.ends[1][expert];
+      if (expert < 2) arguments.tiles_taken[expert] = 0;
     }
   }
   __syncthreads();
@@ -150,8 +155,9 @@ struct GatherArguments {
 __global__ void __launch_bounds__(kGatherThreads) gather_rows(const GatherArguments arguments) {
   const int lane = threadIdx.x % 32, vectors = arguments.vectors;
   const int64_t row = blockIdx.x * (kGatherThreads / 32) + threadIdx.x / 32;
-  let_next_launch_begin();
+  // In this order: what comes next begins when sort has ended, and reads its lists.
   wait_for_earlier_launches();
+  let_next_launch_begin();
   if (row >= arguments.rows) return;
   const uint4* from = arguments.x + row * vectors;
   const int32_t* positions = arguments.positions + row * arguments.experts_per_token;
@@ -176,77 +182,99 @@ __global__ void __launch_bounds__(kGatherThreads) gather_rows(const GatherArgume
 
 // ---- products
 
-template <typename Shape, TileResult kTileResult>
+template <typename Shape, bool kGatedRows>
 struct ExpertWork {
-  static_assert(Shape::kGroupRows == kExpertRowUnit);
-  static constexpr TileResult kResult = kTileResult;
-  static constexpr bool kTilesAreKnown = false;
-  static constexpr int kOutColumns =
-      kResult == TileResult::kGated ? Shape::kColumns / 2 : Shape::kColumns;
+  static constexpr bool kGated = kGatedRows;
+  static constexpr int kOutColumns = kGated ? Shape::kWeightRows / 2 : Shape::kWeightRows;
+  static constexpr int kTileGroups = kOutColumns / 8;
 
   struct Side {
-    CUtensorMap a, b;
+    CUtensorMap weights, tokens[Shape::kTokenUnits];
     __nv_bfloat16* out = nullptr;
     int out_columns = 0;
     int k_steps = 0;
-    int b_second_row = 0;  // from the tile's first: up's from gate's, or the second half
+    int groups =
+        0;  // of 8 rows (or 8 of gate and 8 of up) from an expert's first to the next one's
   };
 
   Side experts, shared;
   const ExpertRowTile* row_tiles;
   const int32_t* num_row_tiles;
+  int* tiles_taken;  // behind each block's first
   int column_tiles;
+  bool one_row_tile_an_expert;  // of most
   TileRaster shared_raster;
   int shared_tiles, rows;
 
-  __device__ int num_tiles() const { return shared_tiles + *num_row_tiles * column_tiles; }
+  // The launch of sort has ended, but this one may not have waited for it yet: what it wrote is
+  // read past the L1.
+  __device__ int num_tiles() const { return shared_tiles + __ldcg(num_row_tiles) * column_tiles; }
 
-  __device__ Tile tile(int index) const {
-    return index < shared_tiles ? shared_tile(index) : expert_tile(index - shared_tiles);
+  // Experts' tiles take unequal times, and blocks do not all have the same share of the memory's
+  // bandwidth: who is done first has the next.
+  __device__ int after(int) const {
+    return static_cast<int>(gridDim.x) + atomicAdd(tiles_taken, 1);
   }
 
-  __device__ Tile shared_tile(int index) const {
+  // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
+  // of which wait for memory; not among the last, for they can be longer.
+  __device__ ExpertTile tile(int index, int num_tiles) const {
+    const auto shared_count = static_cast<uint32_t>(shared_tiles);
+    const uint32_t among = max(shared_tiles, num_tiles - num_tiles / 4);
+    const auto before = [&](int i) {
+      return static_cast<int>(min(static_cast<uint32_t>(i) * shared_count / among, shared_count));
+    };
+    const int shared_before = before(index);
+    return before(index + 1) > shared_before ? shared_tile(shared_before)
+                                             : expert_tile(index - shared_before);
+  }
+
+  __device__ ExpertTile shared_tile(int index) const {
     const auto [batch, row_tile, column_tile] = shared_raster.place(index);
-    const int row = row_tile * Shape::kRows;
-    return make(shared, row, rows - row, column_tile, 0);
+    const int row = row_tile * Shape::kTokens;
+    return make(shared, row, min(rows - row, Shape::kTokens), column_tile, 0);
   }
 
   // An expert's tiles follow one another: those with the same columns first.
-  __device__ Tile expert_tile(int index) const {
-    const ExpertRowTile expert = row_tiles[index / column_tiles];
+  __device__ ExpertTile expert_tile(int index) const {
+    ExpertRowTile expert;
+    const auto* entry = reinterpret_cast<const int4*>(row_tiles + index / column_tiles);
+    static_assert(sizeof(expert) == 2 * sizeof(int4));
+    reinterpret_cast<int4*>(&expert)[0] = __ldcg(entry);
+    reinterpret_cast<int4*>(&expert)[1] = __ldcg(entry + 1);
     const int within = index - expert.first_tile * column_tiles;
     const int column_tile = within / expert.num_tiles;
     const int row_tile = within - column_tile * expert.num_tiles;
     const int first = row_tile * expert.units / expert.num_tiles,
               end = (row_tile + 1) * expert.units / expert.num_tiles;
-    return make(experts, expert.first_row + first * kExpertRowUnit, (end - first) * kExpertRowUnit,
-                column_tile, expert.expert);
+    ExpertTile tile = make(experts, expert.first_row + first * kExpertRowUnit,
+                           (end - first) * kExpertRowUnit, column_tile, expert.expert);
+    tile.weights_are_read_once = one_row_tile_an_expert;
+    return tile;
   }
 
-  __device__ Tile make(const Side& side, int row, int rows_left, int column_tile,
-                       int expert) const {
+  __device__ ExpertTile make(const Side& side, int row, int tokens, int column_tile,
+                             int expert) const {
     const int column = column_tile * kOutColumns;
-    Tile tile;
-    tile.a = &side.a;
-    tile.b = &side.b;
-    tile.a_row = row;
-    tile.b_row = column;
-    tile.b_second_row = column + side.b_second_row;
-    tile.b_batch = expert;
+    ExpertTile tile;
+    tile.weights = &side.weights;
+    tile.token_units = (tokens + Shape::kTokenUnit - 1) / Shape::kTokenUnit;
+    tile.tokens = &side.tokens[tile.token_units - 1];
+    tile.first_group = expert * side.groups + column_tile * kTileGroups;
+    tile.first_token = row;
     tile.out.data = side.out + int64_t{row} * side.out_columns + column;
     tile.out.row_stride = side.out_columns;
-    tile.out.rows = rows_left;
+    tile.out.tokens = tokens;
     tile.out.columns = side.out_columns - column;
-    tile.out.groups = min(Shape::kGroups, (rows_left + kExpertRowUnit - 1) / kExpertRowUnit);
     tile.out.k_steps = side.k_steps;
     return tile;
   }
 };
 
-template <typename Shape, TileResult kResult>
+template <typename Shape, bool kGated>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    multiply_experts(const __grid_constant__ ExpertWork<Shape, kResult> work) {
-  run_tiles<Shape>(work);
+    multiply_experts(const __grid_constant__ ExpertWork<Shape, kGated> work) {
+  run_expert_tiles<Shape>(work);
 }
 
 // ---- combine: a block a token
@@ -339,17 +367,6 @@ MoeManyRowsPlan plan_for(const MoeShape& shape, int32_t rows) {
                              .shared_inter = shape.shared_inter});
 }
 
-CUtensorMap dense_map(const void* matrices, int64_t batches, int64_t rows, int64_t columns,
-                      int box_rows) {
-  return bf16_batch_map(matrices,
-                        {.batches = batches,
-                         .rows = rows,
-                         .columns = columns,
-                         .row_stride = columns,
-                         .batch_stride = rows * columns},
-                        {.rows = box_rows, .columns = 64});
-}
-
 // What the two products of an expert's (or the shared one's) need to know.
 struct Operands {
   const void* x;
@@ -358,17 +375,36 @@ struct Operands {
   int64_t rows, experts, n, k;
 };
 
-template <typename Shape, TileResult kResult>
-typename ExpertWork<Shape, kResult>::Side side(const Operands& operands) {
-  constexpr bool kGated = kResult == TileResult::kGated;
-  typename ExpertWork<Shape, kResult>::Side made;
-  made.a = dense_map(operands.x, 1, operands.rows, operands.k, 64);
-  made.b =
-      dense_map(operands.weight, operands.experts, operands.n, operands.k, Shape::kColumns / 2);
+// Boxes of 128 rows, 64 columns: of gate and up 8 rows each in turn.
+CUtensorMap weight_map(const Operands& operands, bool gated, int slabs) {
+  const int64_t halves = gated ? 2 : 1, half_rows = operands.n / halves;
+  const Axis axes[] = {
+      {.size = 64, .stride = 1, .box = 64},
+      {.size = 8, .stride = operands.k, .box = 8},
+      {.size = halves, .stride = half_rows * operands.k, .box = static_cast<int>(halves)},
+      // The last up's rows are the first one's, half_rows further: no box begins there.
+      {.size = (halves * operands.experts - (halves - 1)) * half_rows / 8,
+       .stride = 8 * operands.k,
+       .box = static_cast<int>(16 / halves)},
+      {.size = operands.k / 64, .stride = 64, .box = slabs}};
+  return bf16_map(operands.weight, axes);
+}
+
+template <typename Shape, bool kGated>
+typename ExpertWork<Shape, kGated>::Side side(const Operands& operands) {
+  typename ExpertWork<Shape, kGated>::Side made;
+  made.weights = weight_map(operands, kGated, Shape::kSlabs);
+  for (int i = 0; i < Shape::kTokenUnits; ++i) {
+    const Axis axes[] = {
+        {.size = 64, .stride = 1, .box = 64},
+        {.size = operands.rows, .stride = operands.k, .box = (i + 1) * Shape::kTokenUnit},
+        {.size = operands.k / 64, .stride = 64, .box = Shape::kSlabs}};
+    made.tokens[i] = bf16_map(operands.x, axes);
+  }
   made.out = static_cast<__nv_bfloat16*>(operands.out);
   made.out_columns = static_cast<int>(kGated ? operands.n / 2 : operands.n);
-  made.k_steps = static_cast<int>(operands.k / 64);
-  made.b_second_row = kGated ? static_cast<int>(operands.n / 2) : Shape::kColumns / 2;
+  made.k_steps = static_cast<int>((operands.k / 64 + Shape::kSlabs - 1) / Shape::kSlabs);
+  made.groups = static_cast<int>(operands.n / 8);
   return made;
 }
 
@@ -377,50 +413,56 @@ struct Products {
   int32_t rows;
   const ExpertRowTile* row_tiles;
   const int32_t* num_row_tiles;
+  int32_t* tiles_taken;
+  bool one_row_tile_an_expert;
 };
 
-template <typename Shape, TileResult kResult>
+template <typename Shape, bool kGated>
 void launch_products(const Products& products, cudaStream_t stream) {
-  using Work = ExpertWork<Shape, kResult>;
+  using Work = ExpertWork<Shape, kGated>;
   const auto column_tiles_of = [](const typename Work::Side& side) {
     return (side.out_columns + Work::kOutColumns - 1) / Work::kOutColumns;
   };
   Work work = {};
-  work.experts = side<Shape, kResult>(products.experts);
+  work.experts = side<Shape, kGated>(products.experts);
   work.row_tiles = products.row_tiles;
   work.num_row_tiles = products.num_row_tiles;
+  work.tiles_taken = products.tiles_taken;
+  work.one_row_tile_an_expert = products.one_row_tile_an_expert;
   work.column_tiles = column_tiles_of(work.experts);
   work.rows = products.rows;
   if (products.shared.n > 0) {
-    work.shared = side<Shape, kResult>(products.shared);
+    work.shared = side<Shape, kGated>(products.shared);
     const ManyRowsPlan plan = plan_many_rows(
         {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
-        {.groups = Shape::kGroups, .columns = Shape::kColumns}, num_multiprocessors());
+        {.groups = Shape::kTokens / 64, .columns = Shape::kWeightRows}, num_multiprocessors());
     work.shared_raster = {.row_tiles = plan.row_tiles,
                           .column_tiles = column_tiles_of(work.shared),
                           .band = plan.band,
                           .band_of_columns = plan.band_of_columns};
     work.shared_tiles = work.shared_raster.row_tiles * work.shared_raster.column_tiles;
   }
-  constexpr int kBytes = sizeof(TileMemory<Shape>);
+  constexpr int kBytes = sizeof(ExpertTileMemory<Shape>);
   static const bool allowed = [] {
-    allow_shared_memory(multiply_experts<Shape, kResult>, kBytes);
+    allow_shared_memory(multiply_experts<Shape, kGated>, kBytes);
     return true;
   }();
   static_cast<void>(allowed);
-  launch(multiply_experts<Shape, kResult>,
+  launch(multiply_experts<Shape, kGated>,
          {.blocks = static_cast<unsigned>(num_multiprocessors()),
           .threads = Shape::kThreads,
           .shared_bytes = kBytes},
          stream, work);
 }
 
-template <TileResult kResult>
-void launch_products(int tile_units, const Products& products, cudaStream_t stream) {
-  if (tile_units == 3) {
-    launch_products<TileShape<3, 256, 3>, kResult>(products, stream);
+template <bool kGated>
+void launch_products(const MoeManyRowsPlan& plan, const Products& products, cudaStream_t stream) {
+  if (plan.tile_tokens == 64) {
+    launch_products<ExpertTileShape<64, 4, 2>, kGated>(products, stream);
+  } else if (plan.tile_tokens == 128) {
+    launch_products<ExpertTileShape<128, 3, 2>, kGated>(products, stream);
   } else {
-    launch_products<TileShape<2, 256, 4>, kResult>(products, stream);
+    launch_products<ExpertTileShape<256, 4, 1>, kGated>(products, stream);
   }
 }
 
@@ -436,6 +478,7 @@ void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
   auto* workspace = static_cast<uint8_t*>(a.workspace);
   auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
   auto* num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at);
+  auto* tiles_taken = reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at);
   auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
   void* sorted_x = workspace + plan.sorted_x_at;
   void* activations = workspace + plan.activations_at;
@@ -450,10 +493,11 @@ void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
          stream,
          SortArguments{.expert_ids = a.expert_ids,
                        .pairs = pairs,
-                       .tile_units = plan.tile_units,
+                       .tile_units = plan.tile_tokens / kExpertRowUnit,
                        .positions = positions,
                        .row_tiles = row_tiles,
-                       .num_row_tiles = num_row_tiles});
+                       .num_row_tiles = num_row_tiles,
+                       .tiles_taken = tiles_taken});
   constexpr int kRowsABlock = kGatherThreads / 32;
   launch(gather_rows,
          {.blocks = static_cast<unsigned>((a.rows + kRowsABlock - 1) / kRowsABlock),
@@ -465,26 +509,28 @@ void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
                          .rows = a.rows,
                          .vectors = vectors,
                          .experts_per_token = s.experts_per_token});
-  launch_products<TileResult::kGated>(
-      plan.tile_units,
-      {.experts = {sorted_x, a.gate_up, activations, plan.sorted_rows, s.num_experts, 2 * s.inter,
-                   s.hidden},
-       .shared = {a.x, a.shared_gate_up, shared_activations, a.rows, 1, 2 * s.shared_inter,
-                  s.hidden},
-       .rows = a.rows,
-       .row_tiles = row_tiles,
-       .num_row_tiles = num_row_tiles},
-      stream);
-  launch_products<TileResult::kBf16>(
-      plan.tile_units,
-      {.experts = {activations, a.down, sorted_x, plan.sorted_rows, s.num_experts, s.hidden,
-                   s.inter},
-       .shared = {shared_activations, a.shared_down, shared_result, a.rows, 1,
-                  s.shared_inter > 0 ? s.hidden : 0, s.shared_inter},
-       .rows = a.rows,
-       .row_tiles = row_tiles,
-       .num_row_tiles = num_row_tiles},
-      stream);
+  launch_products<true>(plan,
+                        {.experts = {sorted_x, a.gate_up, activations, plan.sorted_rows,
+                                     s.num_experts, 2 * s.inter, s.hidden},
+                         .shared = {a.x, a.shared_gate_up, shared_activations, a.rows, 1,
+                                    2 * s.shared_inter, s.hidden},
+                         .rows = a.rows,
+                         .row_tiles = row_tiles,
+                         .num_row_tiles = num_row_tiles,
+                         .tiles_taken = tiles_taken,
+                         .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                        stream);
+  launch_products<false>(plan,
+                         {.experts = {activations, a.down, sorted_x, plan.sorted_rows,
+                                      s.num_experts, s.hidden, s.inter},
+                          .shared = {shared_activations, a.shared_down, shared_result, a.rows, 1,
+                                     s.shared_inter > 0 ? s.hidden : 0, s.shared_inter},
+                          .rows = a.rows,
+                          .row_tiles = row_tiles,
+                          .num_row_tiles = num_row_tiles,
+                          .tiles_taken = tiles_taken + 1,
+                          .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                         stream);
   const CombineArguments combined = {
       .results = static_cast<const uint4*>(sorted_x),
       .shared_results = s.shared_inter > 0 ? static_cast<const uint4*>(shared_result) : nullptr,

@@ -30,7 +30,7 @@ constexpr MoeShape kV3 = {
 
 int run(bool json) {
   std::vector<Run> runs;
-  for (const int32_t rows : {512, 1024, 2048, 4096, 8192, 16384}) {
+  for (const int32_t rows : {32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}) {
     runs.push_back({"V2-Lite", kV2Lite, false, rows});
   }
   for (const int32_t rows_an_expert : {64, 128, 192, 256, 512, 1024}) {

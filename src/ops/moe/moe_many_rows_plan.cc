@@ -5,26 +5,30 @@
 #include "base/math.h"
 
 namespace fathom::cuda {
+namespace {
 
-// Row tiles of 192 rows are for experts that have about as many: one tile each where others need
-// two. Otherwise those of 128 are faster: their instructions read less of shared memory.
+constexpr int kFewestTileTokens = 64;
+
+}  // namespace
+
 MoeManyRowsPlan plan_moe_many_rows(const MoeManyRowsSizes& sizes) {
   const int64_t pairs = sizes.rows * sizes.experts_per_token;
   const int64_t experts_met = std::min(sizes.num_experts, pairs);
   MoeManyRowsPlan plan;
-  plan.tile_units = pairs > 2 * kExpertRowUnit * sizes.num_experts &&
-                            pairs <= 3 * kExpertRowUnit * sizes.num_experts
-                        ? 3
-                        : 2;
+  // For an expert's share of the rows and half of that more, which those have that have most.
+  const int64_t most = 3 * pairs / (2 * std::max<int64_t>(sizes.num_experts, 1));
+  plan.tile_tokens = most <= kFewestTileTokens ? kFewestTileTokens : most <= 128 ? 128 : 256;
+  plan.one_row_tile_an_expert = most <= plan.tile_tokens;
   plan.sorted_rows = round_up(pairs + experts_met * (kExpertRowUnit - 1), kExpertRowUnit);
-  // One that is not full for each expert.
-  plan.max_row_tiles = pairs / (2 * kExpertRowUnit) + experts_met;
+  // One that is not full for each expert; whatever the tile, so that more rows need no less.
+  plan.max_row_tiles = pairs / kFewestTileTokens + experts_met;
   const auto reserve = [&](int64_t bytes) {
     const int64_t at = plan.workspace_bytes;
     plan.workspace_bytes += round_up(bytes, 1024);
     return at;
   };
   plan.num_row_tiles_at = reserve(sizeof(int32_t));
+  plan.tiles_taken_at = reserve(2 * sizeof(int32_t));
   plan.row_tiles_at = reserve(plan.max_row_tiles * static_cast<int64_t>(sizeof(ExpertRowTile)));
   plan.positions_at = reserve(pairs * static_cast<int64_t>(sizeof(int32_t)));
   plan.sorted_x_at = reserve(plan.sorted_rows * sizes.hidden * 2);

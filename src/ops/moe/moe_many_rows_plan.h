@@ -6,8 +6,8 @@
 
 namespace fathom::cuda {
 
-// Rows of an expert begin at a multiple of this: the products' groups.
-inline constexpr int kExpertRowUnit = 64;
+// Rows of an expert begin at a multiple of this, and tiles have a multiple of it.
+inline constexpr int kExpertRowUnit = 16;
 // Rows of one expert that a block computes at a time, as the kernels read it. An expert's tiles are
 // together in the list; each entry can place any of them.
 struct alignas(16) ExpertRowTile {
@@ -24,10 +24,11 @@ struct MoeManyRowsSizes {
 
 // Byte offsets into the workspace, each a multiple of 1024.
 struct MoeManyRowsPlan {
-  int tile_units = 2;         // of kExpertRowUnit rows in a row tile, at most: 2 or 3
+  int tile_tokens = 256;                // in a row tile, at most
+  bool one_row_tile_an_expert = false;  // of most: their weights are read once
   int64_t sorted_rows = 0;    // at most: of all experts, each rounded up to kExpertRowUnit
   int64_t max_row_tiles = 0;  // of all experts
-  int64_t num_row_tiles_at = 0, row_tiles_at = 0, positions_at = 0;
+  int64_t num_row_tiles_at = 0, tiles_taken_at = 0, row_tiles_at = 0, positions_at = 0;
   int64_t sorted_x_at = 0;     // [sorted_rows, hidden] bf16; down's results afterwards
   int64_t activations_at = 0;  // [sorted_rows, inter] bf16
   int64_t shared_activations_at = 0, shared_result_at = 0;  // [rows, shared_inter], [rows, hidden]

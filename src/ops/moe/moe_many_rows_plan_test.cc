@@ -31,7 +31,7 @@ TEST(MoeManyRowsPlan, AnyRoutingFits) {
       for (const int64_t count : counts) {
         const int64_t units = ceil_div(count, kExpertRowUnit);
         sorted += units * kExpertRowUnit;
-        tiles += ceil_div(units, plan.tile_units);
+        tiles += ceil_div(units, plan.tile_tokens / kExpertRowUnit);
       }
       EXPECT_LE(sorted, plan.sorted_rows);
       EXPECT_LE(tiles, plan.max_row_tiles);
