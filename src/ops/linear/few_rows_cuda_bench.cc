@@ -1,9 +1,11 @@
 // Products of few rows on the GPU: time of a launch in a CUDA graph over several matrices, more
 // than the L2 holds together; median of 11 replays.
 //
+// One row is linear_one_row's where it pays.
+//
 //   few_rows_cuda_bench [--json | --sweep]
 //
-// --sweep times every plan of some shapes, beside the plan's own estimate.
+// --sweep times every plan of linear_few_rows for some shapes, beside the plan's own estimate.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,8 +14,11 @@
 
 #include "device/cuda/device_array.h"
 #include "device/cuda/graph_timer.h"
+#include "device/cuda/launch.h"
 #include "device/cuda/random_data.h"
 #include "ops/linear/few_rows_cuda.h"
+#include "ops/linear/one_row_cuda.h"
+#include "ops/linear/one_row_plan.h"
 
 namespace fathom::cuda {
 namespace {
@@ -67,26 +72,32 @@ Memory make_memory() {
   return memory;
 }
 
-double measure(const Memory& memory, const Matrix& matrix, int64_t rows, const FewRowsPlan& plan) {
+template <typename Product>
+double measure(const Memory& memory, const Matrix& matrix, int64_t rows, const Product& product) {
   constexpr int64_t kCold = 400 << 20;  // bytes that make every copy cold
   const int64_t bytes = matrix.elements() * 2;
   const int copies = static_cast<int>(
       std::clamp<int64_t>(kCold / bytes, 2, std::min<int64_t>(60, (int64_t{4} << 30) / bytes)));
   return time_in_graph(copies, [&](int copy, cudaStream_t stream) {
-    linear_few_rows(plan,
-                    {.x = memory.x.data(),
-                     .x_row_stride = matrix.batches * matrix.k,
-                     .x_batch_stride = matrix.k,
-                     .weight = memory.weights.data() + copy * matrix.elements(),
-                     .out = memory.out.data(),
-                     .out_row_stride = matrix.batches * matrix.n,
-                     .out_batch_stride = matrix.n,
-                     .out_type = matrix.f32 ? DType::kF32 : DType::kBF16,
-                     .rows = static_cast<int32_t>(rows),
-                     .n = static_cast<int32_t>(matrix.n),
-                     .k = static_cast<int32_t>(matrix.k),
-                     .batches = static_cast<int32_t>(matrix.batches)},
-                    stream);
+    product(LinearArguments{.x = memory.x.data(),
+                            .x_row_stride = matrix.batches * matrix.k,
+                            .x_batch_stride = matrix.k,
+                            .weight = memory.weights.data() + copy * matrix.elements(),
+                            .out = memory.out.data(),
+                            .out_row_stride = matrix.batches * matrix.n,
+                            .out_batch_stride = matrix.n,
+                            .out_type = matrix.f32 ? DType::kF32 : DType::kBF16,
+                            .rows = static_cast<int32_t>(rows),
+                            .n = static_cast<int32_t>(matrix.n),
+                            .k = static_cast<int32_t>(matrix.k),
+                            .batches = static_cast<int32_t>(matrix.batches)},
+            stream);
+  });
+}
+
+double measure(const Memory& memory, const Matrix& matrix, int64_t rows, const FewRowsPlan& plan) {
+  return measure(memory, matrix, rows, [&](const LinearArguments& arguments, cudaStream_t stream) {
+    linear_few_rows(plan, arguments, stream);
   });
 }
 
@@ -130,7 +141,9 @@ void table(const Memory& memory, const ClusterCounts& counts, bool json) {
   for (const Matrix& m : kMatrices) {
     for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
       const double us =
-          measure(memory, m, rows, plan_few_rows({rows, m.n, m.k, m.batches}, counts));
+          rows == 1 && one_row_pays({m.n, m.k, m.batches}, num_multiprocessors())
+              ? measure(memory, m, 1, linear_one_row)
+              : measure(memory, m, rows, plan_few_rows({rows, m.n, m.k, m.batches}, counts));
       const double bytes = static_cast<double>(m.elements()) * 2, floor = bytes / kReadBytesPerUs;
       if (json) {
         std::printf(

@@ -1,8 +1,11 @@
 #include "ops/linear/linear_cuda.h"
 
 #include "base/check.h"
+#include "device/cuda/launch.h"
 #include "ops/linear/few_rows_cuda.h"
 #include "ops/linear/many_rows_cuda.h"
+#include "ops/linear/one_row_cuda.h"
+#include "ops/linear/one_row_plan.h"
 
 namespace fathom::cuda {
 
@@ -16,7 +19,10 @@ void linear(const LinearArguments& a, cudaStream_t stream) {
   FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
                name_of(a.out_type));
   if (a.rows == 0 || a.batches == 0) return;
-  if (a.rows <= kFewRows) {
+  if (a.rows == 1 && !a.batch_invariant &&
+      one_row_pays({.n = a.n, .k = a.k, .batches = a.batches}, num_multiprocessors())) {
+    linear_one_row(a, stream);
+  } else if (a.rows <= kFewRows) {
     linear_few_rows(a, stream);
   } else {
     linear_many_rows(a, stream);

@@ -2,8 +2,8 @@
 // products summed in fp32. The same operation as linear (ops/linear/linear.h); several batches are
 // the absorption products, one for each head.
 //
-// Up to kFewRows rows reading the weights is all there is to it (few_rows_cuda.h); above, the
-// tensor cores are the limit (many_rows_cuda.h).
+// Up to kFewRows rows reading the weights is all there is to it (few_rows_cuda.h, and for most
+// products of one row one_row_cuda.h); above, the tensor cores are the limit (many_rows_cuda.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
