@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ops/moe/moe_few_rows_cuda.h"
 #include "ops/moe/moe_many_rows_cuda.h"
+#include "ops/moe/moe_one_row_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -22,8 +23,9 @@ bool are_few(const MoeShape& shape, int64_t rows) {
 }  // namespace
 
 int64_t moe_workspace_bytes(const MoeShape& shape, int32_t rows) {
-  return std::max(moe_few_rows_workspace_bytes(shape, std::min(rows, kFewTokens)),
-                  moe_many_rows_workspace_bytes(shape, rows));
+  return std::max({moe_one_row_workspace_bytes(shape),
+                   moe_few_rows_workspace_bytes(shape, std::min(rows, kFewTokens)),
+                   moe_many_rows_workspace_bytes(shape, rows)});
 }
 
 void moe(const MoeArguments& a, cudaStream_t stream) {
@@ -37,7 +39,9 @@ void moe(const MoeArguments& a, cudaStream_t stream) {
   FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
                name_of(a.out_type));
   if (a.rows == 0) return;
-  if (!a.batch_invariant && are_few(s, a.rows)) {
+  if (a.rows == 1 && !a.batch_invariant && moe_one_row_takes(s)) {
+    moe_one_row(a, stream);
+  } else if (!a.batch_invariant && are_few(s, a.rows)) {
     moe_few_rows(a, stream);
   } else {
     moe_many_rows(a, stream);

@@ -613,6 +613,11 @@ void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, cudaS
          stream, maps, a);
 }
 
+const ClusterCounts& cluster_counts() {
+  static const ClusterCounts counts = count_clusters();
+  return counts;
+}
+
 int64_t shared_activation_bytes(const MoeShape& shape, int64_t rows) {
   constexpr int64_t kAlignment = 1024;
   return (rows * shape.shared_inter * 2 + kAlignment - 1) / kAlignment * kAlignment;
@@ -623,6 +628,10 @@ int64_t shared_activation_bytes(const MoeShape& shape, int64_t rows) {
 int64_t moe_few_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
   return shared_activation_bytes(shape, rows) +
          int64_t{rows} * shape.experts_per_token * shape.inter * 2;
+}
+
+int moe_few_rows_blocks() {
+  return plan_moe_few_rows({.rows = 1, .hidden = 64}, cluster_counts()).blocks;
 }
 
 void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, cudaStream_t stream) {
@@ -656,7 +665,6 @@ void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, cud
 }
 
 void moe_few_rows(const MoeArguments& arguments, cudaStream_t stream) {
-  static const ClusterCounts counts = count_clusters();
   const MoeShape& shape = arguments.shape;
   moe_few_rows(plan_moe_few_rows({.rows = arguments.rows,
                                   .hidden = shape.hidden,
@@ -664,7 +672,7 @@ void moe_few_rows(const MoeArguments& arguments, cudaStream_t stream) {
                                   .experts_per_token = shape.experts_per_token,
                                   .inter = shape.inter,
                                   .shared_inter = shape.shared_inter},
-                                 counts),
+                                 cluster_counts()),
                arguments, stream);
 }
 

@@ -13,4 +13,7 @@ void moe_few_rows(const MoeArguments& arguments, cudaStream_t stream);
 // The same by another plan than the shape's own, for measuring.
 void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, cudaStream_t stream);
 
+// Of every launch that counts with MoeArguments::progress.
+int moe_few_rows_blocks();
+
 }  // namespace fathom::cuda

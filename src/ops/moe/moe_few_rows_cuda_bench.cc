@@ -2,9 +2,11 @@
 // several layers' weights, more than the L2 holds together; median of 11 replays. The floor is the
 // reading of the weights of all experts that have tokens.
 //
+// One token is moe_one_row's.
+//
 //   moe_few_rows_cuda_bench [--json | --sweep]
 //
-// --sweep times several plans of each shape.
+// --sweep times several plans of moe_few_rows for each shape.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +20,7 @@
 #include "device/cuda/random_data.h"
 #include "ops/linear/few_rows_cuda.h"
 #include "ops/moe/moe_few_rows_cuda.h"
+#include "ops/moe/moe_one_row_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -97,7 +100,8 @@ class Problem {
     }
     factors_ = DeviceArray<float>(
         std::vector<float>(static_cast<size_t>(rows * shape.experts_per_token), 0.2f));
-    workspace_ = DeviceArray<std::byte>(moe_few_rows_workspace_bytes(shape, rows));
+    workspace_ = DeviceArray<std::byte>(
+        std::max(moe_few_rows_workspace_bytes(shape, rows), moe_one_row_workspace_bytes(shape)));
     bytes_ = 6.0 * shape.hidden *
              (static_cast<double>(experts) / static_cast<double>(copies) * shape.inter +
               shape.shared_inter);
@@ -147,6 +151,12 @@ double measure(const Problem& problem, const MoeFewRowsPlan& plan) {
   });
 }
 
+double measure_one_row(const Problem& problem) {
+  return time_in_graph(problem.copies(), [&](int copy, cudaStream_t stream) {
+    moe_one_row(problem.arguments(copy), stream);
+  });
+}
+
 MoeFewRowsPlan plan_for(const Case& c, int32_t rows, const ClusterCounts& counts) {
   return plan_moe_few_rows({rows, c.shape.hidden, c.shape.num_experts, c.shape.experts_per_token,
                             c.shape.inter, c.shape.shared_inter},
@@ -193,7 +203,8 @@ void run(const Memory& memory, const ClusterCounts& counts, bool json) {
   for (const Case& c : cases()) {
     for (const int32_t rows : c.rows) {
       const Problem problem(memory, c.shape, rows, c.even);
-      const double us = measure(problem, plan_for(c, rows, counts));
+      const double us =
+          rows == 1 ? measure_one_row(problem) : measure(problem, plan_for(c, rows, counts));
       const double floor = problem.bytes() / kReadBytesPerUs;
       if (json) {
         std::printf(

@@ -1,4 +1,5 @@
-// The mixture of experts of few tokens on the GPU against a plain computation on the host.
+// The mixture of experts of few tokens and of one on the GPU against a plain computation on the
+// host.
 #include "ops/moe/moe_few_rows_cuda.h"
 
 #include <gtest/gtest.h>
@@ -12,11 +13,18 @@
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
 #include "ops/linear/few_rows_cuda.h"
+#include "ops/moe/moe_one_row_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
 constexpr uint16_t kNan = 0x7FC0;
+
+// By moe_few_rows, by such a plan if there is one, or by moe_one_row.
+struct Way {
+  const MoeFewRowsPlan* plan = nullptr;
+  bool one_row = false;
+};
 
 float dot(const float* a, const float* b, int64_t count) {
   float sums[16] = {};
@@ -131,12 +139,13 @@ class OnGpu {
 
   // The bytes of out after one launch into poisoned memory, over a poisoned workspace.
   template <typename T>
-  std::vector<T> run(const Tokens& tokens, const MoeFewRowsPlan* plan = nullptr) const {
+  std::vector<T> run(const Tokens& tokens, const Way& way = {}) const {
     const DeviceArray<uint16_t> x(tokens.x);
     const DeviceArray<int32_t> ids(tokens.ids);
     const DeviceArray<float> factors(tokens.factors);
     const DeviceArray<T> out(int64_t{tokens.rows} * shape_.hidden);
-    const DeviceArray<std::byte> workspace(moe_few_rows_workspace_bytes(shape_, tokens.rows));
+    const DeviceArray<std::byte> workspace(std::max(
+        moe_few_rows_workspace_bytes(shape_, tokens.rows), moe_one_row_workspace_bytes(shape_)));
     check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
     check(cudaMemset(workspace.data(), 0xFF, workspace.bytes()), "poison");
     const MoeArguments arguments = {.shape = shape_,
@@ -152,8 +161,10 @@ class OnGpu {
                                     .out_type = sizeof(T) == 4 ? DType::kF32 : DType::kBF16,
                                     .workspace = workspace.data(),
                                     .progress = progress_.data()};
-    if (plan != nullptr) {
-      moe_few_rows(*plan, arguments, nullptr);
+    if (way.one_row) {
+      moe_one_row(arguments, nullptr);
+    } else if (way.plan != nullptr) {
+      moe_few_rows(*way.plan, arguments, nullptr);
     } else {
       moe_few_rows(arguments, nullptr);
     }
@@ -189,15 +200,15 @@ void expect_equal(const OnHost& host, const Tokens& tokens, const std::vector<fl
 }
 
 void compare(const Weights& weights, const OnHost& host, const OnGpu& gpu, int32_t rows,
-             int32_t choice, int64_t step, const MoeFewRowsPlan* plan = nullptr) {
+             int32_t choice, int64_t step, const Way& way = {}) {
   SCOPED_TRACE(testing::Message() << rows << " rows, among " << choice << " experts");
   std::mt19937 random(static_cast<uint32_t>(rows * 1000 + choice));
   const Tokens tokens = random_tokens(weights.shape, rows, choice, random);
-  const auto f32 = gpu.run<float>(tokens, plan);
+  const auto f32 = gpu.run<float>(tokens, way);
   expect_equal(host, tokens, f32, step);
-  const auto again = gpu.run<float>(tokens, plan);
+  const auto again = gpu.run<float>(tokens, way);
   EXPECT_EQ(std::memcmp(f32.data(), again.data(), f32.size() * 4), 0);
-  const auto narrow = gpu.run<uint16_t>(tokens, plan);
+  const auto narrow = gpu.run<uint16_t>(tokens, way);
   for (size_t i = 0; i < f32.size(); ++i) {
     if (std::isnan(f32[i])) continue;  // a row of padding
     ASSERT_EQ(narrow[i], bf16_bits(f32[i])) << i;
@@ -213,6 +224,7 @@ void compare_all(const MoeShape& shape, const std::vector<int32_t>& all_rows,
   for (const int32_t rows : all_rows) {
     const int64_t step = std::max<int64_t>(1, rows / rows_checked) | 1;
     compare(weights, host, gpu, rows, shape.num_experts, step);
+    if (rows == 1) compare(weights, host, gpu, 1, shape.num_experts, 1, {.one_row = true});
     // All tokens in as few experts as there can be.
     compare(weights, host, gpu, rows, shape.experts_per_token, step);
   }
@@ -252,7 +264,7 @@ TEST(MoeFewRows, EveryPlanEqualsTheHost) {
               .splits = splits,
               .clusters = clusters,
               .ring_bytes = (clusters == 9 ? 2 : 3) * moe_stage_bytes(rows, warpgroups)};
-          compare(weights, host, gpu, rows, 16, rows / 3, &plan);
+          compare(weights, host, gpu, rows, 16, rows / 3, {.plan = &plan});
         }
       }
     }
@@ -266,6 +278,22 @@ TEST(MoeFewRows, GivesTheSameBitsAgain) {
   const Tokens tokens = random_tokens(shape, 37, 64, random);
   const auto first = gpu.run<uint16_t>(tokens);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(gpu.run<uint16_t>(tokens), first);
+}
+
+TEST(MoeOneRow, GivesTheSameBitsAgainAndPaddingDisturbsNothing) {
+  const MoeShape shape = {2048, 64, 6, 1408, 2816};
+  std::mt19937 random(12);
+  const OnGpu gpu(random_weights(shape, random));
+  const Tokens tokens = random_tokens(shape, 1, 64, random);
+  Tokens padding = tokens;
+  std::fill(padding.ids.begin(), padding.ids.end(), -1);
+  std::fill(padding.x.begin(), padding.x.end(), kNan);
+  const auto first = gpu.run<uint16_t>(tokens, {.one_row = true});
+  for (int i = 0; i < 50; ++i) {
+    if (i % 7 == 3) gpu.run<uint16_t>(padding, {.one_row = true});
+    if (i % 5 == 2) gpu.run<uint16_t>(tokens);  // counts with the same counters
+    EXPECT_EQ(gpu.run<uint16_t>(tokens, {.one_row = true}), first);
+  }
 }
 
 // A token alone has what it has among others, but for the order of sums.
