@@ -46,6 +46,7 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_D32(i) FATHOM_D16(i), FATHOM_D16(i + 16)
 #define FATHOM_D48(i) FATHOM_D32(i), FATHOM_D16(i + 32)
 #define FATHOM_D64(i) FATHOM_D32(i), FATHOM_D32(i + 32)
+#define FATHOM_D80(i) FATHOM_D64(i), FATHOM_D16(i + 64)
 #define FATHOM_D96(i) FATHOM_D64(i), FATHOM_D32(i + 64)
 #define FATHOM_D112(i) FATHOM_D96(i), FATHOM_D16(i + 96)
 #define FATHOM_D128(i) FATHOM_D64(i), FATHOM_D64(i + 64)
@@ -62,6 +63,9 @@ __device__ inline void pin(float (&registers)[kCount]) {
   FATHOM_N32                                                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
   ",%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define FATHOM_N80 \
+  FATHOM_N64       \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define FATHOM_N96                                                                           \
   FATHOM_N64                                                                                 \
   ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
@@ -213,28 +217,28 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
   }
 }
 
+#undef FATHOM_D4
+#undef FATHOM_D8
+#undef FATHOM_D16
+#undef FATHOM_D32
+#undef FATHOM_D48
+#undef FATHOM_D64
+#undef FATHOM_D80
+#undef FATHOM_D96
+#undef FATHOM_D112
+#undef FATHOM_D128
+#undef FATHOM_N4
+#undef FATHOM_N8
+#undef FATHOM_N16
+#undef FATHOM_N32
+#undef FATHOM_N48
+#undef FATHOM_N64
+#undef FATHOM_N80
+#undef FATHOM_N96
+#undef FATHOM_N112
+#undef FATHOM_N128
 #undef FATHOM_MMA
 #undef FATHOM_MMA_E4M3
 #undef FATHOM_MMA_REGISTERS
-#undef FATHOM_D4
-#undef FATHOM_N4
-#undef FATHOM_D8
-#undef FATHOM_N8
-#undef FATHOM_D16
-#undef FATHOM_N16
-#undef FATHOM_D32
-#undef FATHOM_N32
-#undef FATHOM_D64
-#undef FATHOM_N64
-#undef FATHOM_D96
-#undef FATHOM_N96
-#undef FATHOM_D128
-#undef FATHOM_D48
-#undef FATHOM_N48
-#undef FATHOM_D80
-#undef FATHOM_N80
-#undef FATHOM_D112
-#undef FATHOM_N112
-#undef FATHOM_N128
 
 }  // namespace fathom::cuda
