@@ -76,7 +76,8 @@ Choice on_cpu(const Router& router, const Inputs& inputs) {
   return choice;
 }
 
-Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1) {
+Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1,
+              bool batch_invariant = false) {
   const int64_t rows = std::ssize(inputs.x) / router.hidden, k = router.options.experts_per_token;
   const DeviceArray<uint16_t> x(inputs.x), narrow(inputs.narrow);
   const DeviceArray<float> weight(inputs.weight), bias(inputs.bias), weights(rows * k);
@@ -95,6 +96,7 @@ Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1) {
   arguments.rows = rows;
   arguments.hidden = router.hidden;
   arguments.experts = router.experts;
+  arguments.batch_invariant = batch_invariant;
   Choice first;
   for (int launch = 0; launch < 3; ++launch) {
     check(cudaMemset(ids.data(), 0xFF, ids.bytes()), "poisoning");
@@ -135,6 +137,8 @@ const std::vector<Router> kRouters = {
     {15, 32, {GateScoring::kSigmoidBias, 3, 2, 4, true, 1.5f}},
     {64, 2048, {GateScoring::kSoftmaxGreedy, 1, 1, 6, true, 16}, true},
     {256, 7168, kV3, true},
+    {15, 32, {GateScoring::kSigmoidBias, 3, 2, 4, true, 1.5f}, true},
+    {128, 4096, {GateScoring::kSoftmaxGroupLimited, 8, 3, 6, false, 16}, true},
     {512, 1056, {GateScoring::kSoftmaxGroupLimited, 32, 5, 32, true, 1}, true},
 };
 
@@ -155,13 +159,13 @@ TEST(GateCuda, ARowsBitsDoNotDependOnTheOthers) {
   for (const Router& router : kRouters) {
     constexpr int64_t kRows = 1600;
     const Inputs inputs = random_inputs(router, kRows);
-    const Choice all = on_gpu(router, inputs);
+    const Choice all = on_gpu(router, inputs, -1, true);
     const int64_t k = router.options.experts_per_token;
     for (const auto& [first, count] : {std::pair(0, 1), std::pair(700, 1), std::pair(1300, 70)}) {
       Inputs some = inputs;
       some.x.assign(inputs.x.begin() + first * router.hidden,
                     inputs.x.begin() + (first + count) * router.hidden);
-      const Choice few = on_gpu(router, some);
+      const Choice few = on_gpu(router, some, -1, true);
       for (int64_t i = 0; i < count * k; ++i) {
         ASSERT_EQ(few.ids[i], all.ids[first * k + i]);
         ASSERT_EQ(few.weights[i], all.weights[first * k + i]);
@@ -173,13 +177,15 @@ TEST(GateCuda, ARowsBitsDoNotDependOnTheOthers) {
 // Experts with the same weights have equal logits, to the bit.
 TEST(GateCuda, TiesGoToTheLowerIndex) {
   for (Router router : kRouters) {
-    Inputs inputs = random_inputs(router, 20);
-    for (int64_t i = 0; i < std::ssize(inputs.weight); ++i) {
-      inputs.weight[i] = inputs.weight[i % router.hidden];
-      inputs.narrow[i] = inputs.narrow[i % router.hidden];
+    for (const int64_t rows : {1, 20}) {
+      Inputs inputs = random_inputs(router, rows);
+      for (int64_t i = 0; i < std::ssize(inputs.weight); ++i) {
+        inputs.weight[i] = inputs.weight[i % router.hidden];
+        inputs.narrow[i] = inputs.narrow[i % router.hidden];
+      }
+      std::ranges::fill(inputs.bias, 0.25f);
+      EXPECT_EQ(on_gpu(router, inputs).ids, on_cpu(router, inputs).ids) << router.experts;
     }
-    std::ranges::fill(inputs.bias, 0.25f);
-    EXPECT_EQ(on_gpu(router, inputs).ids, on_cpu(router, inputs).ids) << router.experts;
   }
 }
 
@@ -196,6 +202,16 @@ TEST(GateCuda, PaddingRowsHaveNoExpertsAndHarmNobody) {
         ASSERT_EQ(actual.weights[i], i < valid * k ? expected.weights[i] : 0);
       }
     }
+  }
+}
+
+TEST(GateCuda, ARowOfPaddingAloneHasNoExperts) {
+  for (const Router& router : kRouters) {
+    Inputs inputs = random_inputs(router, 1);
+    std::ranges::fill(inputs.x, kNan);
+    const Choice choice = on_gpu(router, inputs, 0);
+    EXPECT_EQ(std::ranges::count(choice.ids, -1), std::ssize(choice.ids));
+    EXPECT_EQ(std::ranges::count(choice.weights, 0.0f), std::ssize(choice.weights));
   }
 }
 
