@@ -112,7 +112,7 @@ bench-host: setup $(RELEASE)/build.ninja
 asan: setup
 	@cmake --preset asan
 	@cmake --build build/asan
-	@ctest --test-dir build/asan --output-on-failure -LE 'slow|load'
+	@ctest --test-dir build/asan --output-on-failure --parallel 2 -LE 'slow|load'
 
 # What shares memory between threads.
 tsan: setup
