@@ -23,7 +23,7 @@
 // Limits: 256 experts, tokens x experts a token below 2^31. Experts' results are rounded to bf16
 // before they are added.
 //
-// Measured: docs/kernels/many_rows.md.
+// Measured: docs/kernels/moe_many_rows.md.
 #include <cuda_bf16.h>
 
 #include "device/cuda/launch.h"
