@@ -24,7 +24,6 @@ namespace {
 template <typename Shape, TileResult kTileResult>
 struct LinearWork {
   static constexpr TileResult kResult = kTileResult;
-  static constexpr bool kTilesAreKnown = true;
 
   CUtensorMap x, weight;
   void* out;

@@ -5,7 +5,7 @@
 //   __device__ int num_tiles() const;
 //   __device__ Tile tile(int index) const;
 //   static constexpr TileResult kResult;
-//   static constexpr bool kTilesAreKnown;  before earlier launches have ended: B is loaded then
+// They are known before earlier launches have ended: B is loaded then.
 //
 // Layout: kStages stages of A [64 * kGroups, 64] and B [kColumns, 64] in bf16 with the 128-byte
 // swizzle, or 128 of k in e4m3, which are as many bytes, with A's scales; two boxes of [16, 64] for
@@ -47,7 +47,6 @@ enum class TileResult {
   kBf16,
   kBf16Boxes,  // by the copy engine, which writes while the next tile is multiplied
   kF32,
-  kGated,  // bf16 silu(gate) * up: the first half of the columns and the second
 };
 
 // The scales of a tile's rows of B, of e4m3: of 128 rows and 128 of k each.
@@ -176,20 +175,17 @@ class TileLoader {
       : memory_(memory), work_(work), rank_(rank) {}
 
   __device__ void run(int first, int step) {
-    int ahead = 0;  // stages whose B is on its way
-    if constexpr (Work::kTilesAreKnown) {
-      const Tile tile = find(first);
-      announce(tile.out);
-      ahead = min(tile.out.k_steps, Shape::kStages);
-      for (int k = 0; k < ahead; ++k) {
-        expect(tile, k);
-        load_b(tile, k, k);
-      }
+    const Tile first_tile = find(first);
+    announce(first_tile.out);
+    int ahead = min(first_tile.out.k_steps, Shape::kStages);  // stages whose B is on its way
+    for (int k = 0; k < ahead; ++k) {
+      expect(first_tile, k);
+      load_b(first_tile, k, k);
     }
     wait_for_earlier_launches();
     for (int index = first; index < work_.num_tiles(); index += step) {
       const Tile tile = find(index);
-      if (!Work::kTilesAreKnown || index != first) announce(tile.out);
+      if (index != first) announce(tile.out);
       for (int k = 0; k < tile.out.k_steps; ++k) {
         if (ahead > 0) {
           --ahead;
@@ -541,24 +537,12 @@ class TileMultiplier {
   // Two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane % 4).
   __device__ uint32_t packed(int block, int lower_row) {
     const int j = 4 * block + 2 * lower_row;
-    if constexpr (Work::kResult == TileResult::kGated) {
-      constexpr int kUp = Shape::kColumns / 4;
-      return pack_bf16(gated(sum(j), sum(j + kUp)), gated(sum(j + 1), sum(j + 1 + kUp)));
-    } else {
-      return pack_bf16(sum(j), sum(j + 1));
-    }
-  }
-
-  __device__ static float gated(float gate, float up) {
-    constexpr float kLog2E = 1.4426950408889634f;
-    return __fdividef(gate, 1.0f + exp2_fast(-kLog2E * gate)) * up;
+    return pack_bf16(sum(j), sum(j + 1));
   }
 
   template <int kRank>
   __device__ void write_bf16(const TileOut& out) {
-    constexpr bool kGated = Work::kResult == TileResult::kGated;
-    static_assert(!kGated || Shape::kSplit == 1);
-    constexpr int kOutColumns = kGated ? Shape::kColumns / 2 : Shape::kOwnColumns;
+    constexpr int kOutColumns = Shape::kOwnColumns;
     constexpr int kBoxColumns = kOutColumns % 64 == 0 ? 64 : 32;
     constexpr int kChunks = kBoxColumns / 8, kRowsAtOnce = 32 / kChunks;  // 16 bytes a lane
     const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address

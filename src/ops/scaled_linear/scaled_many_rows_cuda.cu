@@ -28,7 +28,6 @@ template <typename Shape>
 struct ScaledWork {
   static constexpr TileResult kResult =
       Shape::kWritesBoxes ? TileResult::kBf16Boxes : TileResult::kBf16;
-  static constexpr bool kTilesAreKnown = true;
 
   CUtensorMap x, x_scales, weight, out_map;
   const float* weight_scales;
