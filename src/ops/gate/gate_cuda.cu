@@ -27,7 +27,7 @@
 #include "base/math.h"
 #include "device/cuda/launch.h"
 #include "ops/gate/gate_cuda.h"
-#include "ops/gate/gate_one_row_cuda.h"
+#include "ops/gate/gate_one_row_cuda.cuh"
 #include "ops/gate/gate_product_cuda.cuh"
 
 namespace fathom::cuda {

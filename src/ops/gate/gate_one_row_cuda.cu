@@ -19,7 +19,7 @@
 #include "base/math.h"
 #include "device/cuda/bulk_copy.cuh"
 #include "device/cuda/launch.h"
-#include "ops/gate/gate_one_row_cuda.h"
+#include "ops/gate/gate_one_row_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
