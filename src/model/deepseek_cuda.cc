@@ -381,8 +381,7 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
           .expert_weights = expert_weights_,
           .rows = rows,
           .hidden = config_.hidden,
-          .experts = config_.num_experts,
-          .batch_invariant = options_.batch_invariant},
+          .experts = config_.num_experts},
          stream);
     arguments.shape = moe_shape(config_);
     arguments.expert_ids = expert_ids_;

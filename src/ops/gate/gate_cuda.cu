@@ -27,7 +27,6 @@
 #include "base/math.h"
 #include "device/cuda/launch.h"
 #include "ops/gate/gate_cuda.h"
-#include "ops/gate/gate_one_row_cuda.cuh"
 #include "ops/gate/gate_product_cuda.cuh"
 
 namespace fathom::cuda {
@@ -144,10 +143,6 @@ GateShape gate_shape(const GateArguments& arguments) {
 void gate(const GateArguments& arguments, cudaStream_t stream) {
   const GateShape shape = gate_shape(arguments);
   if (shape.rows == 0) return;
-  if (arguments.weight_type == DType::kF32 && !arguments.batch_invariant &&
-      gate_one_row_takes(shape)) {
-    return gate_one_row(shape, stream);
-  }
   if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);
   launch_narrow(shape, stream);
 }

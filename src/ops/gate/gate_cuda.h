@@ -24,12 +24,10 @@ struct GateArguments {
   int32_t* expert_ids = nullptr;    // [rows, k]
   float* expert_weights = nullptr;  // [rows, k]
   int64_t rows = 0, hidden = 0, experts = 0;
-  // A row's bits do not depend on the number of rows: one row alone takes the way of more.
-  bool batch_invariant = false;
 };
 
 // The logits are sums in fp32 (of exact products, in the tensor cores' order). A row's bits do not
-// depend on the other rows, and not on their number unless there is one alone.
+// depend on the other rows or on their number.
 void gate(const GateArguments& arguments, cudaStream_t stream);
 
 }  // namespace fathom::cuda

@@ -76,8 +76,7 @@ Choice on_cpu(const Router& router, const Inputs& inputs) {
   return choice;
 }
 
-Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1,
-              bool batch_invariant = false) {
+Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1) {
   const int64_t rows = std::ssize(inputs.x) / router.hidden, k = router.options.experts_per_token;
   const DeviceArray<uint16_t> x(inputs.x), narrow(inputs.narrow);
   const DeviceArray<float> weight(inputs.weight), bias(inputs.bias), weights(rows * k);
@@ -96,7 +95,6 @@ Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1,
   arguments.rows = rows;
   arguments.hidden = router.hidden;
   arguments.experts = router.experts;
-  arguments.batch_invariant = batch_invariant;
   Choice first;
   for (int launch = 0; launch < 3; ++launch) {
     check(cudaMemset(ids.data(), 0xFF, ids.bytes()), "poisoning");
@@ -159,13 +157,13 @@ TEST(GateCuda, ARowsBitsDoNotDependOnTheOthers) {
   for (const Router& router : kRouters) {
     constexpr int64_t kRows = 1600;
     const Inputs inputs = random_inputs(router, kRows);
-    const Choice all = on_gpu(router, inputs, -1, true);
+    const Choice all = on_gpu(router, inputs);
     const int64_t k = router.options.experts_per_token;
     for (const auto& [first, count] : {std::pair(0, 1), std::pair(700, 1), std::pair(1300, 70)}) {
       Inputs some = inputs;
       some.x.assign(inputs.x.begin() + first * router.hidden,
                     inputs.x.begin() + (first + count) * router.hidden);
-      const Choice few = on_gpu(router, some, -1, true);
+      const Choice few = on_gpu(router, some);
       for (int64_t i = 0; i < count * k; ++i) {
         ASSERT_EQ(few.ids[i], all.ids[first * k + i]);
         ASSERT_EQ(few.weights[i], all.weights[first * k + i]);
