@@ -6,16 +6,14 @@
 //   bench/models/v2-lite
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cuda/graph_timer.h"
-#include "device/cuda/random_data.h"
 #include "model/deepseek_cuda.h"
+#include "model/model_bench_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -25,20 +23,6 @@ constexpr int64_t kMaxRows = 2048, kMostKeys = 1 << 17, kMostPages = 1200;
 struct Work {
   int32_t queries, context;  // of one sequence
 };
-
-// Bytes of all layers' pages, filled with values that no product makes large.
-DeviceArray<std::byte> random_cache(int64_t bytes) {
-  DeviceArray<std::byte> cache(bytes);
-  std::mt19937 random(3);
-  const auto some = random_bf16(1 << 22, 1, random);
-  const auto piece = static_cast<int64_t>(some.size() * sizeof(some[0]));
-  for (int64_t at = 0; at < bytes; at += piece) {
-    check(cudaMemcpy(cache.data() + at, some.data(),
-                     static_cast<size_t>(std::min(piece, bytes - at)), cudaMemcpyHostToDevice),
-          "filling the cache");
-  }
-  return cache;
-}
 
 ForwardBatch batch_of(const Work& work) {
   std::mt19937 random(5);
@@ -98,13 +82,8 @@ class Bench {
   std::unique_ptr<DeepSeekModel> model_;
 };
 
-int run(const std::string& path, bool json) {
-  const auto checkpoint = Checkpoint::open_dummy(path);
-  if (!checkpoint) {
-    std::fprintf(stderr, "%s\n", checkpoint.error().message.c_str());
-    return 2;
-  }
-  Bench bench(*checkpoint);
+int run(const Checkpoint& checkpoint, bool json) {
+  Bench bench(checkpoint);
   std::vector<Work> works;
   for (const int32_t context : {0, 256, 1024, 4096, 16384, 65536}) {
     // A step of single tokens is absorbed whatever the policy says.
@@ -134,14 +113,5 @@ int run(const std::string& path, bool json) {
 }  // namespace fathom::cuda
 
 int main(int argc, char** argv) {
-  std::string path = "bench/models/v2-lite";
-  bool json = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") == 0) {
-      json = true;
-    } else {
-      path = argv[i];
-    }
-  }
-  return fathom::cuda::run(path, json);
+  return fathom::cuda::model_bench_main(argc, argv, fathom::cuda::run);
 }

@@ -2,18 +2,14 @@
 // random weights; a CUDA graph of one step, median of 11 replays.
 //
 //   decode_step_cuda_bench [MODEL] [--json]      MODEL: config.json's folder, bench/models/v2-lite
-#include <algorithm>
 #include <cstdio>
-#include <cstring>
-#include <random>
-#include <string>
 #include <vector>
 
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cuda/graph_timer.h"
-#include "device/cuda/random_data.h"
 #include "model/deepseek_cuda.h"
+#include "model/model_bench_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -44,26 +40,12 @@ ForwardBatch batch_of(const Work& work) {
   return batch;
 }
 
-// Values that no product makes large.
-DeviceArray<uint16_t> random_cache(int64_t count) {
-  DeviceArray<uint16_t> cache(count);
-  std::mt19937 random(3);
-  const auto some = random_bf16(1 << 20, 1, random);
-  for (int64_t at = 0; at < count; at += std::ssize(some)) {
-    check(cudaMemcpy(cache.data() + at, some.data(),
-                     static_cast<size_t>(std::min(std::ssize(some), count - at)) * 2,
-                     cudaMemcpyHostToDevice),
-          "filling the cache");
-  }
-  return cache;
-}
-
 double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work) {
   const int64_t pages = work.sequences * pages_of(work);
   const int64_t layer_bytes =
       pages *
       LatentLayout{CacheFormat::kBF16, config.kv_lora_rank, config.qk_rope_dim}.page_bytes();
-  const DeviceArray<uint16_t> cache = random_cache(config.num_layers * layer_bytes / 2);
+  const DeviceArray<std::byte> cache = random_cache(config.num_layers * layer_bytes);
   StepPlanner planner(
       {.heads = config.num_heads,
        .num_multiprocessors = model.num_multiprocessors(),
@@ -74,21 +56,14 @@ double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work
   const DeviceArray<std::byte> arrays(layout.memory);
   const DeviceArray<int32_t> sampled(kMaxRows);
   return time_in_graph(1, [&](int, cudaStream_t stream) {
-    model.forward(
-        layout, arrays.data(), sampled.data(),
-        {CacheFormat::kBF16, reinterpret_cast<std::byte*>(cache.data()), pages, layer_bytes},
-        stream);
+    model.forward(layout, arrays.data(), sampled.data(),
+                  {CacheFormat::kBF16, cache.data(), pages, layer_bytes}, stream);
   });
 }
 
-int run(const std::string& path, bool json) {
-  const auto checkpoint = Checkpoint::open_dummy(path);
-  if (!checkpoint) {
-    std::fprintf(stderr, "%s\n", checkpoint.error().message.c_str());
-    return 2;
-  }
+int run(const Checkpoint& checkpoint, bool json) {
   auto model = DeepSeekModel::load(
-      *checkpoint, {.max_rows = kMaxRows, .max_logit_rows = kMaxRows, .most_keys = kMaxRows},
+      checkpoint, {.max_rows = kMaxRows, .max_logit_rows = kMaxRows, .most_keys = kMaxRows},
       {.show_progress = false});
   if (!model) {
     std::fprintf(stderr, "%s\n", model.error().message.c_str());
@@ -98,7 +73,7 @@ int run(const std::string& path, bool json) {
               device_line().c_str());
   const char* separator = "";
   for (const Work& work : kWorks) {
-    const double us = measure(**model, checkpoint->config(), work);
+    const double us = measure(**model, checkpoint.config(), work);
     std::printf(
         json ? "%s\n  {\"sequences\": %d, \"context\": %d, \"us\": %.1f}" : "%s%9d %7d %7.1f\n",
         separator, work.sequences, work.context, us);
@@ -113,14 +88,5 @@ int run(const std::string& path, bool json) {
 }  // namespace fathom::cuda
 
 int main(int argc, char** argv) {
-  std::string path = "bench/models/v2-lite";
-  bool json = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") == 0) {
-      json = true;
-    } else {
-      path = argv[i];
-    }
-  }
-  return fathom::cuda::run(path, json);
+  return fathom::cuda::model_bench_main(argc, argv, fathom::cuda::run);
 }
