@@ -21,8 +21,9 @@ latent_decode_8_bit_cuda_test LatentDecode8BitShort.* LatentDecode8BitShort.*
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* Shapes/ManyRows.*/0:ManyRowsChain.*
 mha_prefill_cuda_test MhaPrefill.NewTokens*:MhaPrefill.SequencesOfDifferentLengths MhaPrefill.NewTokens*
-moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoOtherRow MoeFewRows.PaddingChangesNoOtherRow
+moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoOtherRow:MoeOneRow.* MoeFewRows.PaddingChangesNoOtherRow:MoeOneRow.*
 moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens* MoeManyRows.SomeTokens*
+one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.GivesTheSameBitsAgain
 query_key_cuda_test * *
 rms_norm_cuda_test * *
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
