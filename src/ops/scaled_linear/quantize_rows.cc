@@ -1,7 +1,6 @@
 #include "ops/scaled_linear/quantize_rows.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 namespace fathom {
@@ -11,8 +10,7 @@ float quantize_block(std::span<const bf16> x, ScaleForm form, std::span<e4m3> va
   for (const bf16 value : x) magnitude = std::max(magnitude, std::abs(to_float(value)));
   float scale = magnitude / kLargestE4M3, inverse = kLargestE4M3 / magnitude;
   if (form == ScaleForm::kPowerOfTwo) {
-    constexpr uint32_t kMantissa = 0x7FFFFF;
-    scale = std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + kMantissa) & ~kMantissa);
+    scale = next_power_of_two(scale);
     inverse = 1 / scale;
   }
   for (size_t i = 0; i < x.size(); ++i) values[i] = to_e4m3(to_float(x[i]) * inverse);

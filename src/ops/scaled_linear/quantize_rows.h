@@ -15,14 +15,9 @@
 #include <span>
 
 #include "tensor/dtype.h"
+#include "tensor/scale_form.h"
 
 namespace fathom {
-
-inline constexpr int64_t kScaleBlock = 128;
-inline constexpr float kLargestE4M3 = 448.0f;
-inline constexpr float kLeastMagnitude = 1e-30f;  // so that neither scale nor its inverse overflows
-
-enum class ScaleForm : uint8_t { kF32, kPowerOfTwo };
 
 // One block of up to 128 values; returns its scale. What any device's kernel gives, to the bit, for
 // finite x: all divisions are IEEE's.

@@ -1,0 +1,126 @@
+#include "tensor/quantize_weight.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "base/math.h"
+
+namespace fathom {
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+constexpr uint32_t kInfinityBits = 0x7F800000;
+
+// Up to 128 weights of one row, in fp32.
+using RowPiece = std::array<float, kScaleBlock>;
+
+template <typename T>
+void widen(const T* weights, int64_t count, RowPiece& out) {
+  for (int64_t i = 0; i < count; ++i) out[static_cast<size_t>(i)] = to_float(weights[i]);
+}
+
+void widen_row(const ConstTensorView& weights, int64_t row, RowPiece& out) {
+  const int64_t cols = weights.size(1);
+  switch (weights.dtype()) {
+    case DType::kF32:
+      return widen(weights.row<float>(row), cols, out);
+    case DType::kBF16:
+      return widen(weights.row<bf16>(row), cols, out);
+    case DType::kF16:
+      return widen(weights.row<f16>(row), cols, out);
+    default:
+      FATHOM_CHECK(false, "quantising weights of type {}", name_of(weights.dtype()));
+  }
+}
+
+// to_e4m3() of a number of at most 448 and a little: without branches, so that the compiler makes
+// vector instructions of the loop around it.
+uint8_t encode_e4m3(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & kMagnitude;
+  // 20 of 23 bits go; the exponent's bias falls from 127 to 7.
+  const uint32_t normal = ((magnitude + 0x7FFFF + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
+  // Below 2^-6 codes are multiples of 2^-9, which is what the last bit of 2^14 counts.
+  constexpr float kUnits = 16384.0f;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + kUnits) -
+                             std::bit_cast<uint32_t>(kUnits);
+  constexpr uint32_t kLeastNormal = 121u << 23;
+  const uint32_t code = magnitude < kLeastNormal ? subnormal : normal;
+  return static_cast<uint8_t>(std::min(code, 0x7Eu) | (bits >> 24 & 0x80));
+}
+
+// As bits, because they order NaN above infinity above all numbers.
+uint32_t largest_magnitude(const ConstTensorView& weights) {
+  RowPiece row{};  // what is beyond the last column stays 0
+  uint32_t largest = 0;
+  for (int64_t r = 0; r < weights.size(0); ++r) {
+    widen_row(weights, r, row);
+    for (const float w : row) largest = std::max(largest, std::bit_cast<uint32_t>(w) & kMagnitude);
+  }
+  return largest;
+}
+
+// [first_row, first_col] of a block of `matrix`, up to 128x128.
+template <bool kConst>
+BasicTensorView<kConst> block_at(const BasicTensorView<kConst>& matrix, int64_t row, int64_t col) {
+  return matrix.rows(row, std::min(kScaleBlock, matrix.size(0) - row))
+      .columns(col, std::min(kScaleBlock, matrix.size(1) - col));
+}
+
+Result<> not_finite(const ConstTensorView& block, int64_t first_row, int64_t first_col) {
+  RowPiece row{};
+  for (int64_t r = 0; r < block.size(0); ++r) {
+    widen_row(block, r, row);
+    for (int64_t c = 0; c < block.size(1); ++c) {
+      const float value = row[static_cast<size_t>(c)];
+      if (std::isfinite(value)) continue;
+      return invalid("holds {} at [{}, {}]; only finite weights can be quantised", value,
+                     first_row + r, first_col + c);
+    }
+  }
+  FATHOM_CHECK(false, "a block of finite weights has no finite scale");
+}
+
+}  // namespace
+
+float quantize_weight_block(const ConstTensorView& weights, ScaleForm form,
+                            const TensorView& values) {
+  const int64_t rows = weights.size(0), cols = weights.size(1);
+  FATHOM_CHECK(rows <= kScaleBlock && cols <= kScaleBlock && values.size(0) == rows &&
+                   values.size(1) == cols,
+               "a block {} to {}", weights.shape_string(), values.shape_string());
+  const uint32_t magnitude = largest_magnitude(weights);
+  if (magnitude >= kInfinityBits) return std::bit_cast<float>(magnitude);
+  float scale = std::max(std::bit_cast<float>(magnitude), kLeastMagnitude) / kLargestE4M3;
+  if (form == ScaleForm::kPowerOfTwo) scale = next_power_of_two(scale);
+  RowPiece row{};
+  std::array<uint8_t, kScaleBlock> codes;
+  for (int64_t r = 0; r < rows; ++r) {
+    widen_row(weights, r, row);
+    for (size_t c = 0; c < row.size(); ++c) codes[c] = encode_e4m3(row[c] / scale);
+    std::copy_n(codes.data(), cols, &values.row<e4m3>(r)->bits);
+  }
+  return scale;
+}
+
+Result<> quantize_weights(const ConstTensorView& weights, ScaleForm form, const TensorView& values,
+                          const TensorView& scales) {
+  const int64_t rows = weights.size(0), cols = weights.size(1);
+  FATHOM_CHECK(values.size(0) == rows && values.size(1) == cols &&
+                   scales.size(0) == ceil_div(rows, kScaleBlock) &&
+                   scales.size(1) == ceil_div(cols, kScaleBlock),
+               "weights {} to {} with scales {}", weights.shape_string(), values.shape_string(),
+               scales.shape_string());
+  for (int64_t row = 0; row < rows; row += kScaleBlock) {
+    for (int64_t col = 0; col < cols; col += kScaleBlock) {
+      const ConstTensorView block = block_at(weights, row, col);
+      const float scale = quantize_weight_block(block, form, block_at(values, row, col));
+      if (!std::isfinite(scale)) return not_finite(block, row, col);
+      scales.row<float>(row / kScaleBlock)[col / kScaleBlock] = scale;
+    }
+  }
+  return {};
+}
+
+}  // namespace fathom
