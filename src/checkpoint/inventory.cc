@@ -1,5 +1,8 @@
 #include "checkpoint/inventory.h"
 
+#include "base/math.h"
+#include "tensor/scale_form.h"
+
 namespace fathom {
 namespace {
 
@@ -27,6 +30,10 @@ int64_t Inventory::active_parameters(const ModelConfig& config) const {
 }
 
 Inventory take_inventory(const Checkpoint& checkpoint) {
+  return take_loaded_inventory(checkpoint, LoadOptions());
+}
+
+Inventory take_loaded_inventory(const Checkpoint& checkpoint, const LoadOptions& options) {
   Inventory inventory;
   const WeightNames names(checkpoint.config());
   for (const auto& [name, entry] : checkpoint.tensors()) {
@@ -35,6 +42,13 @@ Inventory take_inventory(const Checkpoint& checkpoint) {
     const bool counts = group && *group != WeightGroup::kScales;
     add(group ? inventory.groups[static_cast<size_t>(*group)] : inventory.unused,
         {1, counts ? elements : 0, entry.bytes});
+    if (is_quantized_while_loading(checkpoint, options, names.is_linear(name), entry.dtype)) {
+      GroupTotals& group_totals = inventory.groups[static_cast<size_t>(*group)];
+      group_totals.bytes -= entry.bytes - elements;
+      int64_t scales = 1;
+      for (const int64_t size : entry.shape) scales *= ceil_div(size, kScaleBlock);
+      add(inventory.groups[static_cast<size_t>(WeightGroup::kScales)], {1, 0, 4 * scales});
+    }
   }
   return inventory;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/load_plan.h"
 #include "checkpoint/weight_names.h"
 
 namespace fathom {
@@ -29,5 +30,8 @@ struct Inventory {
 };
 
 Inventory take_inventory(const Checkpoint& checkpoint);
+
+// The same with bytes as these options load them: less where weights are quantised on the way.
+Inventory take_loaded_inventory(const Checkpoint& checkpoint, const LoadOptions& options);
 
 }  // namespace fathom

@@ -12,7 +12,9 @@
 #include "checkpoint/dummy_weights.h"
 #include "checkpoint/file_reader.h"
 #include "checkpoint/stored_scales.h"
+#include "checkpoint/weight_names.h"
 #include "tensor/buffer.h"
+#include "tensor/quantize_weight.h"
 
 namespace fathom {
 namespace {
@@ -33,7 +35,26 @@ struct Item {
   StoredScales scales;
   int64_t rows = 0;
   int64_t cols = 0;
+  bool quantize = false;  // from its stored type to e4m3
 };
+
+std::string_view form_of(QuantizationConfig::Kind kind) {
+  switch (kind) {
+    case QuantizationConfig::Kind::kNone:
+      return "not at all";
+    case QuantizationConfig::Kind::kFp8Block:
+      return "with a scale for each block";
+    case QuantizationConfig::Kind::kFp8Tensor:
+      return "with one scale a tensor";
+    case QuantizationConfig::Kind::kFp8Row:
+      return "with a scale for each row";
+  }
+  return "?";
+}
+
+bool is_wide(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+}
 
 Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& request) {
   FATHOM_CHECK(request.shape.size() == 1 || request.shape.size() == 2, "{} asked with rank {}",
@@ -48,9 +69,7 @@ Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& re
                    fmt::join(entry->shape, ", "), fmt::join(request.shape, ", "));
   }
   const bool matrix = request.shape.size() == 2;
-  const bool wide =
-      entry->dtype == DType::kF32 || entry->dtype == DType::kBF16 || entry->dtype == DType::kF16;
-  if (!wide && !(matrix && entry->dtype == DType::kF8E4M3)) {
+  if (!is_wide(entry->dtype) && !(matrix && entry->dtype == DType::kF8E4M3)) {
     return invalid(
         "{}: tensor {:?} is stored as {}; {}", file, request.name, name_of(entry->dtype),
         matrix ? "weights are f32, bf16, f16 or e4m3" : "norms and biases are f32, bf16 or f16");
@@ -75,6 +94,7 @@ class Slot {
 
   std::vector<std::byte> stored_scales;
   std::vector<float> scales;
+  std::vector<e4m3> quantized;
 
  private:
   Buffer values_;
@@ -152,10 +172,28 @@ class Loading {
       FATHOM_RETURN_IF_ERROR(read(*item.entry, values));
       if (item.scales.entry != nullptr) FATHOM_RETURN_IF_ERROR(read_scales(item, slot));
     }
+    if (item.quantize) {
+      FATHOM_TRY(matrix, quantize(item, matrix.values, slot));
+    }
     if (const auto placed = item.request->place(matrix); !placed) {
       return with_context(item.request->name + ": ", placed.error());
     }
     return {};
+  }
+
+  Result<ScaledMatrix> quantize(const Item& item, const ConstTensorView& weights, Slot& slot) {
+    const int64_t grid_rows = ceil_div(item.rows, kScaleBlock);
+    const int64_t grid_cols = ceil_div(item.cols, kScaleBlock);
+    slot.quantized.resize(static_cast<size_t>(item.rows * item.cols));
+    slot.scales.resize(static_cast<size_t>(grid_rows * grid_cols));
+    const TensorView values(slot.quantized.data(), {item.rows, item.cols});
+    const TensorView scales(slot.scales.data(), {grid_rows, grid_cols});
+    if (const auto done = quantize_weights(weights, ScaleForm::kF32, values, scales); !done) {
+      return with_context(
+          fmt::format("{}: tensor {:?} ", checkpoint_.file_of(*item.entry), item.request->name),
+          done.error());
+    }
+    return ScaledMatrix{values, scales, kScaleBlock, kScaleBlock};
   }
 
   void fill(const Item& item, std::byte* values, Slot& slot) {
@@ -208,13 +246,36 @@ class Loading {
 
 }  // namespace
 
+Result<> check_load_options(const Checkpoint& checkpoint, const LoadOptions& options) {
+  const QuantizationConfig::Kind kind = checkpoint.config().quantization.kind;
+  if (!options.quantize_fp8 || kind == QuantizationConfig::Kind::kNone ||
+      kind == QuantizationConfig::Kind::kFp8Block) {
+    return {};
+  }
+  return invalid(
+      "{}: the weights are stored in FP8 already, {}; they run as they are, and cannot be "
+      "quantised again to blocks of {}x{} (leave out --quantization fp8)",
+      checkpoint.directory(), form_of(kind), kScaleBlock, kScaleBlock);
+}
+
+bool is_quantized_while_loading(const Checkpoint& checkpoint, const LoadOptions& options,
+                                bool linear, DType stored) {
+  // Of a checkpoint in FP8 what is wide was left so on purpose.
+  return options.quantize_fp8 && linear && is_wide(stored) &&
+         checkpoint.config().quantization.kind == QuantizationConfig::Kind::kNone;
+}
+
 Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequest>& requests,
                       const LoadOptions& options) {
+  FATHOM_RETURN_IF_ERROR(check_load_options(checkpoint, options));
+  const WeightNames names(checkpoint.config());
   std::vector<Item> items;
   items.reserve(requests.size());
   int64_t total = 0;
   for (const TensorRequest& request : requests) {
     FATHOM_TRY(Item item, check_request(checkpoint, request));
+    item.quantize = is_quantized_while_loading(checkpoint, options, names.is_linear(request.name),
+                                               item.entry->dtype);
     total += item.entry->bytes;
     if (item.scales.entry != nullptr && !checkpoint.is_dummy()) total += item.scales.entry->bytes;
     items.push_back(std::move(item));

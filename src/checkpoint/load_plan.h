@@ -4,7 +4,7 @@
 // belongs. load() checks all of them against the checkpoint before it reads a byte, then reads with
 // several threads, each tensor once, and calls `place` on the reading thread, in any order. A
 // matrix arrives with its scales (weight_scale_inv, weight_scale; fp32, bf16 or e8m0), as the
-// format says.
+// format says; or quantised on the reading thread, if the options ask for it.
 #pragma once
 
 #include <functional>
@@ -28,7 +28,20 @@ struct LoadOptions {
   int num_threads = 0;        // 0: one a core
   bool show_progress = true;  // a bar on stderr
   uint64_t dummy_seed = 0;    // --load-format dummy: reproducible random values
+  // A checkpoint that is not quantised is loaded as if it were published in FP8: the matrices of
+  // its linear layers (WeightNames::is_linear) arrive in e4m3 with scales by blocks of 128x128, as
+  // tensor/quantize_weight.h makes them.
+  bool quantize_fp8 = false;
 };
+
+// Refuses options that this checkpoint cannot be loaded with: quantize_fp8 and weights that are
+// quantised already, in another form. (In the same form they are what was asked for.)
+Result<> check_load_options(const Checkpoint& checkpoint, const LoadOptions& options);
+
+// Whether `options` make these weights e4m3 while they are loaded, where `linear` is
+// WeightNames::is_linear of the name and `stored` the type on disk.
+bool is_quantized_while_loading(const Checkpoint& checkpoint, const LoadOptions& options,
+                                bool linear, DType stored);
 
 // Errors name the tensor and the file. Nothing is left half-placed that the caller would use: on an
 // error the model must be dropped.

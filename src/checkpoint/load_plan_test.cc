@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "checkpoint/inventory.h"
 #include "checkpoint/test_files.h"
+#include "tensor/quantize_weight.h"
 
 namespace fathom {
 namespace {
@@ -168,6 +169,95 @@ TEST_F(LoadPlan, RowScales) {
     add_scale(".weight_scale", shape, "F32", bytes_of(scales));
     expect_weight([&](int64_t row, int64_t) { return scales[static_cast<size_t>(row)]; });
   }
+}
+
+// o_proj as place() gets it: its values' bytes, then its scales'.
+std::string loaded_bytes(const Checkpoint& checkpoint, const std::string& name,
+                         std::vector<int64_t> shape, const LoadOptions& options) {
+  std::string bytes;
+  const auto place = [&](const ScaledMatrix& matrix) -> Result<> {
+    const auto append = [&](const ConstTensorView& view) {
+      bytes.append(static_cast<const char*>(view.raw()),
+                   static_cast<size_t>(view.num_elements() * size_of(view.dtype())));
+    };
+    append(matrix.values);
+    if (!matrix.scales.empty()) append(matrix.scales);
+    return {};
+  };
+  const auto loaded = load_tensors(checkpoint, {{name, std::move(shape), place}}, options);
+  EXPECT_TRUE(loaded) << loaded.error().message;
+  return bytes;
+}
+
+TEST_F(LoadPlan, QuantisesLinearLayersIfAsked) {
+  add_floats(std::string(kModule) + ".weight", {kRows, kCols});
+  const auto checkpoint = open();
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  LoadOptions options = quiet();
+  options.quantize_fp8 = true;
+  std::vector<float> weights;
+  for (int64_t i = 0; i < kRows * kCols; ++i) weights.push_back(static_cast<float>(i));
+  std::vector<e4m3> values(weights.size());
+  std::vector<float> scales(6);
+  ASSERT_TRUE(quantize_weights(ConstTensorView(weights.data(), {kRows, kCols}), ScaleForm::kF32,
+                               TensorView(values.data(), {kRows, kCols}),
+                               TensorView(scales.data(), {2, 3})));
+  EXPECT_EQ(loaded_bytes(*checkpoint, std::string(kModule) + ".weight", {kRows, kCols}, options),
+            bytes_of(values) + bytes_of(scales));
+  // Everything else is as it was.
+  for (const auto& [name, rows] : {std::pair("lm_head.weight", 3), {"model.norm.weight", 0}}) {
+    const std::vector<int64_t> shape =
+        rows > 0 ? std::vector<int64_t>{rows, 130} : std::vector<int64_t>{130};
+    EXPECT_EQ(loaded_bytes(*checkpoint, name, shape, options),
+              loaded_bytes(*checkpoint, name, shape, quiet()));
+  }
+  // The plan knows: 7 matrices of one byte an element, and their scales.
+  const Inventory stored = take_inventory(*checkpoint);
+  const Inventory loaded = take_loaded_inventory(*checkpoint, options);
+  const int64_t linear =
+      stored.of(WeightGroup::kAttention).parameters + stored.of(WeightGroup::kDenseMlp).parameters;
+  EXPECT_EQ(stored.total().parameters, loaded.total().parameters);
+  EXPECT_EQ(loaded.of(WeightGroup::kScales).bytes, 4 * (2 + 2 + 3 + 6 + 2 + 2 + 2));
+  EXPECT_EQ(loaded.total().bytes,
+            stored.total().bytes - 3 * linear + loaded.of(WeightGroup::kScales).bytes);
+}
+
+TEST_F(LoadPlan, QuantisingNamesAWeightThatIsNotFinite) {
+  add_floats(std::string(kModule) + ".weight", {kRows, kCols});
+  std::vector<float> weights(kRows * kCols, 1);
+  weights[129 * kCols + 200] = INFINITY;
+  tensors_.back().data = bytes_of(weights);
+  const auto checkpoint = open();
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  LoadOptions options = quiet();
+  options.quantize_fp8 = true;
+  const auto place = [](const ScaledMatrix&) -> Result<> { return {}; };
+  const auto loaded = load_tensors(
+      *checkpoint, {{std::string(kModule) + ".weight", {kRows, kCols}, place}}, options);
+  ASSERT_FALSE(loaded);
+  EXPECT_THAT(
+      loaded.error().message,
+      HasSubstr("model.safetensors: tensor \"model.layers.0.self_attn.o_proj.weight\" holds "
+                "inf at [129, 200]"));
+}
+
+TEST(LoadGoldens, WhatIsFp8AlreadyIsNotQuantisedAgain) {
+  const std::string goldens = std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/";
+  LoadOptions options = quiet();
+  options.quantize_fp8 = true;
+  for (const char* name : {"v2_fp8_tensor", "v2_ct_channel"}) {
+    const auto checkpoint = Checkpoint::open(goldens + name);
+    ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+    const auto checked = check_load_options(*checkpoint, options);
+    ASSERT_FALSE(checked) << name;
+    EXPECT_THAT(checked.error().message, HasSubstr("stored in FP8 already"));
+  }
+  // What was asked for is there: nothing is left to do.
+  const auto blocks = Checkpoint::open(kBundled);
+  ASSERT_TRUE(blocks) << blocks.error().message;
+  EXPECT_TRUE(check_load_options(*blocks, options));
+  EXPECT_EQ(take_loaded_inventory(*blocks, options).total().bytes,
+            take_inventory(*blocks).total().bytes);
 }
 
 TEST_F(LoadPlan, RefusesScalesThatDoNotFit) {

@@ -1,8 +1,10 @@
 #include "checkpoint/safetensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 
+#include "base/json.h"
 #include "base/math.h"
 #include "checkpoint/file_reader.h"
 #include "checkpoint/json_events.h"
@@ -24,6 +26,30 @@ std::optional<DType> dtype_named(std::string_view name) {
   if (name == "I64") return DType::kI64;
   if (name == "U8") return DType::kU8;
   return std::nullopt;
+}
+
+std::string_view published_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kF8E4M3:
+      return "F8_E4M3";
+    case DType::kF8E5M2:
+      return "F8_E5M2";
+    case DType::kF8E8M0:
+      return "F8_E8M0";
+    case DType::kI32:
+      return "I32";
+    case DType::kI64:
+      return "I64";
+    case DType::kU8:
+      return "U8";
+  }
+  return "?";
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -261,6 +287,21 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view text, int64_
   SafetensorsHeader tensors = events.take();
   FATHOM_RETURN_IF_ERROR(check_coverage(tensors, data_bytes, source));
   return tensors;
+}
+
+std::string safetensors_head(const SafetensorsHeader& tensors) {
+  json::object header{{"__metadata__", {{"format", "pt"}}}};
+  for (const auto& [name, entry] : tensors) {
+    header[name] = {{"dtype", published_name(entry.dtype)},
+                    {"shape", json::value_from(entry.shape)},
+                    {"data_offsets", {entry.begin, entry.end}}};
+  }
+  std::string text = json::serialize(header);
+  text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
+  const uint64_t length = text.size();
+  std::string head(8, '\0');
+  std::memcpy(head.data(), &length, 8);
+  return head + text;
 }
 
 Result<SafetensorsFile> read_safetensors_file(const std::string& path) {

@@ -207,34 +207,46 @@ std::optional<WeightGroup> WeightNames::classify(std::string_view name) const {
   if (const auto weight = weight_of_scale(name)) {
     return classify(*weight) ? std::optional(WeightGroup::kScales) : std::nullopt;
   }
-  for (const Part& part : whole_) {
-    if (name == part.suffix) return part.group;
-  }
-  if (!name.starts_with(kLayerPrefix)) return std::nullopt;
-  name.remove_prefix(kLayerPrefix.size());
-  const auto layer = take_number(name);
-  if (!layer || *layer >= config_.num_layers + config_.num_mtp_layers) return std::nullopt;
-  const auto group = classify_in_layer(*layer, name);
-  return group && *layer >= config_.num_layers ? std::optional(WeightGroup::kMtp) : group;
+  int64_t layer = 0;
+  const Part* part = find_part(name, &layer);
+  if (part == nullptr) return std::nullopt;
+  return layer >= config_.num_layers ? WeightGroup::kMtp : part->group;
 }
 
-std::optional<WeightGroup> WeightNames::classify_in_layer(int64_t layer,
-                                                          std::string_view rest) const {
-  const auto among = [&](const std::vector<Part>& parts) -> std::optional<WeightGroup> {
+bool WeightNames::is_linear(std::string_view name) const {
+  int64_t layer = 0;
+  const Part* part = find_part(name, &layer);
+  return part != nullptr && part->linear;
+}
+
+const WeightNames::Part* WeightNames::find_part(std::string_view name, int64_t* layer) const {
+  for (const Part& part : whole_) {
+    if (name == part.suffix) return &part;
+  }
+  if (!name.starts_with(kLayerPrefix)) return nullptr;
+  name.remove_prefix(kLayerPrefix.size());
+  const auto number = take_number(name);
+  if (!number || *number >= config_.num_layers + config_.num_mtp_layers) return nullptr;
+  *layer = *number;
+  return find_in_layer(*number, name);
+}
+
+const WeightNames::Part* WeightNames::find_in_layer(int64_t layer, std::string_view rest) const {
+  const auto among = [&](const std::vector<Part>& parts) -> const Part* {
     for (const Part& part : parts) {
-      if (rest == part.suffix) return part.group;
+      if (rest == part.suffix) return &part;
     }
-    return std::nullopt;
+    return nullptr;
   };
-  if (const auto group = among(layer_)) return group;
+  if (const Part* part = among(layer_)) return part;
   if (layer >= config_.num_layers) {
-    if (const auto group = among(mtp_)) return group;
+    if (const Part* part = among(mtp_)) return part;
   }
   if (!is_moe(layer)) return among(dense_);
   if (!rest.starts_with(kExpertPrefix)) return among(moe_);
   rest.remove_prefix(kExpertPrefix.size());
   const auto expert = take_number(rest);
-  if (!expert || *expert >= config_.num_experts) return std::nullopt;
+  if (!expert || *expert >= config_.num_experts) return nullptr;
   return among(expert_);
 }
 

@@ -49,6 +49,10 @@ class WeightNames {
   // What a stored tensor is, or nothing for a name that such a model does not have.
   std::optional<WeightGroup> classify(std::string_view name) const;
 
+  // Whether it is a matrix that FP8 checkpoints have in FP8: a linear layer's of attention or of an
+  // MLP, in MTP layers too; not the router, the embedding, the head or an MTP layer's eh_proj.
+  bool is_linear(std::string_view name) const;
+
  private:
   // A tensor without its prefix: "self_attn.o_proj.weight".
   struct Part {
@@ -65,7 +69,9 @@ class WeightNames {
   bool visit_part(const std::string& prefix, const Part& part, bool mtp, const Visit& visit) const;
   bool visit_layer(int64_t layer, const Visit& visit) const;
   bool is_quantized(const Part& part, std::string_view name) const;
-  std::optional<WeightGroup> classify_in_layer(int64_t layer, std::string_view rest) const;
+  // The part that a tensor's name names, and the layer of those in layers; neither for others.
+  const Part* find_part(std::string_view name, int64_t* layer) const;
+  const Part* find_in_layer(int64_t layer, std::string_view rest) const;
 
   ModelConfig config_;
   std::vector<Part> whole_;   // beside the layers: "model.norm.weight"

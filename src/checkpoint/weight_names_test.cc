@@ -96,6 +96,17 @@ TEST(WeightNames, Classify) {
         "model.norm.weight_scale_inv.weight_scale", ".weight_scale", "lm_head.bias"}) {
     EXPECT_FALSE(names.classify(unknown)) << unknown;
   }
+  for (const char* linear :
+       {"model.layers.61.mlp.experts.3.up_proj.weight", "model.layers.0.mlp.down_proj.weight",
+        "model.layers.5.self_attn.kv_b_proj.weight", "model.layers.61.self_attn.o_proj.weight"}) {
+    EXPECT_TRUE(names.is_linear(linear)) << linear;
+  }
+  for (const char* other :
+       {"lm_head.weight", "model.embed_tokens.weight", "model.layers.5.mlp.gate.weight",
+        "model.layers.61.eh_proj.weight", "model.layers.5.input_layernorm.weight",
+        "model.layers.5.mlp.gate.e_score_correction_bias", "nothing.weight"}) {
+    EXPECT_FALSE(names.is_linear(other)) << other;
+  }
   EXPECT_TRUE(is_ignored_tensor("model.layers.0.self_attn.rotary_emb.inv_freq"));
 }
 

@@ -95,8 +95,8 @@ Summary summarise(const BenchFlags& flags, const LoadedEngine& loaded,
   const auto decode = column(iterations, &Iteration::decode_rate);
   const double context =
       static_cast<double>(flags.input_len) + static_cast<double>(flags.output_len) / 2;
-  const double bytes =
-      decode_step_bytes(loaded.checkpoint, loaded.cache_format, flags.batch_size, context);
+  const double bytes = decode_step_bytes(loaded.checkpoint, loaded.load, loaded.cache_format,
+                                         flags.batch_size, context);
   return {percentile(prefill, 50),
           percentile(prefill, 100),
           percentile(decode, 50),

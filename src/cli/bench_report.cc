@@ -72,17 +72,18 @@ double mean(const std::vector<double>& values) {
 
 std::string machine_lines(const LoadedEngine& loaded) {
   const Checkpoint& checkpoint = loaded.checkpoint;
-  const Inventory inventory = take_inventory(checkpoint);
+  const Inventory inventory = take_loaded_inventory(checkpoint, loaded.load);
   const GroupTotals all = inventory.total(), mtp = inventory.of(WeightGroup::kMtp);
   return fmt::format(
       "Model:    {}{}, {} parameters ({} active), {} layers\n"
-      "Numerics: {} products, {} cache, weights of {:.1f} MiB as stored\n"
+      "Numerics: {} products, {} cache, weights of {:.1f} MiB {}\n"
       "Machine:  {}, {} threads, {}, {}\n",
       checkpoint.directory(), checkpoint.is_dummy() ? " (random weights)" : "",
       parameters_text(all.parameters - mtp.parameters),
       parameters_text(inventory.active_parameters(checkpoint.config())),
       checkpoint.config().num_layers, name_of(loaded.compute), name_of(loaded.cache_format),
-      static_cast<double>(all.bytes - mtp.bytes) / (1 << 20), machine_name(loaded),
+      static_cast<double>(all.bytes - mtp.bytes) / (1 << 20),
+      loaded.load.quantize_fp8 ? "as quantised to FP8" : "as stored", machine_name(loaded),
       loaded.num_threads, name_of(cpu_isa()), utc_now());
 }
 
@@ -92,6 +93,7 @@ json::object machine_json(const LoadedEngine& loaded) {
           {"num_layers", loaded.checkpoint.config().num_layers},
           {"dtype", name_of(loaded.compute)},
           {"kv_cache_dtype", name_of(loaded.cache_format)},
+          {"quantization", loaded.load.quantize_fp8 ? "fp8" : "auto"},
           {"gpu", loaded.gpu ? json::value(gpu_name(*loaded.gpu)) : json::value(nullptr)},
           {"cpu", cpu_name()},
           {"isa", name_of(cpu_isa())},

@@ -45,14 +45,14 @@ TEST(ModelWork, OfTheBundledModel) {
                    2 * (512 * token + head + 512.0 * 513 / 2 * 8 * 4 * 320));
 
   // The weights that one token uses, FP8 but for head, norms and gate; scales are a rounding error.
-  const double one = decode_step_bytes(*checkpoint, CacheFormat::kBF16, 1, 0);
+  const double one = decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 1, 0);
   const double expected = 8 * attention + dense + 7 * 3 * 256 * 128 * 5 + head * 2;
   EXPECT_NEAR(one, expected, 0.02 * expected);
   // Many sequences use every expert, and each reads its own cache.
-  const double many = decode_step_bytes(*checkpoint, CacheFormat::kBF16, 1000, 0);
+  const double many = decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 1000, 0);
   EXPECT_NEAR(many - one, 7.0 * 3 * 256 * 128 * 12, 0.12 * (many - one));
-  EXPECT_DOUBLE_EQ(decode_step_bytes(*checkpoint, CacheFormat::kBF16, 2, 100) -
-                       decode_step_bytes(*checkpoint, CacheFormat::kBF16, 2, 0),
+  EXPECT_DOUBLE_EQ(decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 2, 100) -
+                       decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 2, 0),
                    2 * 100 * 8 * 1152);
 }
 

@@ -92,10 +92,11 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   const double context =
       (static_cast<double>(figures.input_tokens) + static_cast<double>(figures.output_tokens) / 2) /
       static_cast<double>(requests.size());
-  const MachineProbe probe = measure_machine(
-      loaded.gpu, loaded.num_threads,
-      decode_step_bytes(loaded.checkpoint, loaded.cache_format, run.peak_concurrency, context),
-      loaded.compute);
+  const MachineProbe probe =
+      measure_machine(loaded.gpu, loaded.num_threads,
+                      decode_step_bytes(loaded.checkpoint, loaded.load, loaded.cache_format,
+                                        run.peak_concurrency, context),
+                      loaded.compute);
   if (!flags.output.json) {
     fmt::print("{}{}", machine_lines(loaded), probe.line());
     print_serving_report(figures, report);

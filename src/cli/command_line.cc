@@ -113,6 +113,7 @@ void describe(CLI::App& app, Action* chosen) {
   add_eval_command(app, chosen);
   add_bench_command(app, chosen);
   add_inspect_command(app, chosen);
+  add_quantize_command(app, chosen);
   add_tokenize_command(app, chosen);
   add_env_command(app, chosen);
 }

@@ -65,7 +65,8 @@ json::object result_json(const EvalResult& result) {
 json::object results_json(const LoadedEngine& loaded, const std::vector<EvalResult>& results) {
   json::object object{{"model", loaded.checkpoint.directory()},
                       {"dtype", name_of(loaded.compute)},
-                      {"kv_cache_dtype", name_of(loaded.cache_format)}};
+                      {"kv_cache_dtype", name_of(loaded.cache_format)},
+                      {"quantization", loaded.load.quantize_fp8 ? "fp8" : "auto"}};
   json::object& scores = object["scores"].emplace_object();
   for (const EvalResult& result : results) {
     if (!result.perplexity) scores[result.name] = result_json(result);

@@ -23,7 +23,6 @@ constexpr const char* kOneProcess = "one process of threads serves the model";
 constexpr const char* kCacheSize = "--max-total-tokens sets the size of the cache";
 constexpr const char* kByModel = "the format follows from the model, --chat-format overrides it";
 constexpr const char* kAlwaysOn = "it is always on";
-constexpr const char* kCheckpoint = "the weights keep the checkpoint's types";
 constexpr const char* kOwnScheduler = "long prompts are always computed in chunks beside what runs";
 
 constexpr ForeignFlag kForeignFlags[] = {
@@ -36,7 +35,6 @@ constexpr ForeignFlag kForeignFlags[] = {
     {"--gpu-memory-utilization,--mem-fraction-static", true, kCacheSize},
     {"--swap-space", true, "--kv-offload-gib gives host memory to the cache"},
     {"--cpu-offload-gb", true, "weights are held once, in host memory"},
-    {"--quantization", true, kCheckpoint},
     {"--reasoning-parser", true, kByModel},
     {"--tool-call-parser", true, kByModel},
     {"--enable-auto-tool-choice", false, kAlwaysOn},

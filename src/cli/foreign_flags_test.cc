@@ -48,7 +48,7 @@ TEST(ForeignFlags, LaunchLinesOfOtherEnginesAreTaken) {
         "--gpu-memory-utilization 0.95 --tensor-parallel-size 1 --block-size 64 --swap-space 4 "
         "--trust-remote-code --reasoning-parser deepseek_r1 --tool-call-parser deepseek_v3 "
         "--enable-auto-tool-choice --uvicorn-log-level warning --enable-chunked-prefill "
-        "--quantization fp8 --disable-log-stats --pipeline-parallel-size 1"}) {
+        "--disable-log-stats --pipeline-parallel-size 1"}) {
     const Outcome outcome = parse(line);
     EXPECT_EQ(outcome.error, "");
     for (const std::string& note : outcome.notes) {

@@ -64,6 +64,7 @@ LoadOptions load_options(const ModelFlags& flags) {
   options.num_threads = static_cast<int>(flags.threads);
   options.show_progress = !flags.quiet;
   options.dummy_seed = static_cast<uint64_t>(flags.seed.value_or(0));
+  options.quantize_fp8 = flags.quantization == "fp8";
   return options;
 }
 
@@ -80,7 +81,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.graphs = flags.graphs;
   options.attention = flags.attention_form();
   options.deterministic = flags.deterministic;
-  options.load = load_options(flags);
+  options.load = loaded.load;
   return options;
 }
 
@@ -120,7 +121,8 @@ Result<MemoryRequest> cpu_memory(const LoadedEngine& loaded, const ModelRunnerOp
   MemoryRequest request;
   request.budget = available_memory();
   MemoryLine weights{"weights", 0};
-  for (const MemoryLine& group : weight_lines(take_inventory(loaded.checkpoint), false)) {
+  for (const MemoryLine& group :
+       weight_lines(take_loaded_inventory(loaded.checkpoint, options.load), false)) {
     weights.bytes += group.bytes;
   }
   request.fixed.push_back(weights);
@@ -212,7 +214,7 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
   options.max_batched_tokens = flags.step_rows();
   options.num_threads = static_cast<int>(flags.threads);
   options.attention.form = flags.attention_form();
-  options.load = load_options(flags);
+  options.load = loaded.load;
   FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));
   FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request)));
   options.max_total_tokens = loaded.memory.tokens();
@@ -240,6 +242,8 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   if (!loaded.chat_format && flags.chat_format != "auto") {
     return tl::unexpected<Status>(loaded.chat_format.error());
   }
+  loaded.load = load_options(flags);
+  FATHOM_RETURN_IF_ERROR(check_load_options(loaded.checkpoint, loaded.load));
   loaded.compute = flags.compute();
   loaded.cache_format = flags.cache_format();
   loaded.num_threads = static_cast<int>(

@@ -8,6 +8,7 @@
 
 #include "chat/format.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/load_plan.h"
 #include "checkpoint/memory_plan.h"
 #include "cli/model_flags.h"
 #include "engine/engine.h"
@@ -46,6 +47,7 @@ struct LoadedEngine {
   CacheFormat cache_format = CacheFormat::kBF16;
   int64_t max_model_len = 0;  // tokens, prompt and answer
   int64_t max_num_seqs = 0;
+  LoadOptions load;
   int num_threads = 0;
   std::optional<int> gpu;  // none: on the CPU
   MemoryPlan memory;

@@ -114,6 +114,9 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   FlagGroup numerics(app, "Numerics");
   numerics.choice("--dtype", &flags->dtype, {"auto", "bfloat16", "float32"},
                   "Type that products take (auto: bfloat16); float32 computes in it throughout");
+  numerics.choice("--quantization", &flags->quantization, {"auto", "none", "fp8"},
+                  "auto, none: weights as the checkpoint has them; fp8: e4m3 with scales by blocks "
+                  "of 128x128, made while a checkpoint in bf16, f16 or f32 is loaded");
   numerics.choice("--kv-cache-dtype", &flags->kv_cache_dtype,
                   {"auto", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "f32"},
                   "Format of the latent cache (auto: bf16, with --dtype float32: f32)");

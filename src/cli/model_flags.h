@@ -17,6 +17,7 @@ struct ModelFlags {
 
   std::string device = "auto";
   std::string dtype = "auto";
+  std::string quantization = "auto";
   std::string kv_cache_dtype = "auto";
   std::string attention = "auto";
   bool deterministic = false;

@@ -6,10 +6,11 @@
 #include "model/token_work.h"
 
 namespace fathom {
-double decode_step_bytes(const Checkpoint& checkpoint, CacheFormat cache_format, int64_t batch,
-                         double context) {
+
+double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
+                         CacheFormat cache_format, int64_t batch, double context) {
   const ModelConfig& config = checkpoint.config();
-  const Inventory inventory = take_inventory(checkpoint);
+  const Inventory inventory = take_loaded_inventory(checkpoint, load);
   const auto sequences = static_cast<double>(batch);
   double bytes = 0;
   for (int i = 0; i < kNumWeightGroups; ++i) {

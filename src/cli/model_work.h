@@ -11,8 +11,8 @@ namespace fathom {
 // Bytes that one decode step of `batch` sequences reads: every weight that is used, once, as it is
 // stored, and the cache rows of `context` tokens of each sequence. Of the routed experts those that
 // batch * experts_per_token independent uniform choices are expected to hit.
-double decode_step_bytes(const Checkpoint& checkpoint, CacheFormat cache_format, int64_t batch,
-                         double context);
+double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
+                         CacheFormat cache_format, int64_t batch, double context);
 
 // Floating-point operations (a multiply-add is two) of the prefill of one prompt in the multi-head
 // form, with the logits of its last token only.

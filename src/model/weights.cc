@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/math.h"
+#include "checkpoint/weight_names.h"
 #include "model/kv_b_split.h"
 
 namespace fathom {
@@ -14,8 +15,11 @@ namespace {
 // Collects what a model wants from its checkpoint, allocating each destination as it goes.
 class WeightCollector {
  public:
-  WeightCollector(const Checkpoint& checkpoint, DType compute)
-      : checkpoint_(checkpoint), compute_(compute) {}
+  WeightCollector(const Checkpoint& checkpoint, DType compute, const LoadOptions& options)
+      : checkpoint_(checkpoint),
+        options_(options),
+        names_(checkpoint.config()),
+        compute_(compute) {}
 
   // A norm weight or bias, kept in fp32.
   Result<> vector(const std::string& name, int64_t size, Buffer* out) {
@@ -79,7 +83,7 @@ class WeightCollector {
 
   // The embedding table: rows are copied out of it, so it stays as it is (f16 becomes f32).
   Result<> embedding(const std::string& name, int64_t rows, int64_t cols, ModelWeights* out) {
-    FATHOM_TRY(const DType stored, stored_dtype(name));
+    FATHOM_TRY(const DType stored, loaded_dtype(name));
     const DType dtype = stored == DType::kBF16 ? DType::kBF16 : DType::kF32;
     FATHOM_TRY(out->embedding,
                Buffer::allocate(checked_bytes(rows, checked_bytes(cols, size_of(dtype))), name));
@@ -113,12 +117,15 @@ class WeightCollector {
     requests_.push_back({name, std::move(shape), std::move(place)});
   }
 
-  Result<DType> stored_dtype(const std::string& name) const {
+  // In which it will be handed over.
+  Result<DType> loaded_dtype(const std::string& name) const {
     const TensorEntry* entry = checkpoint_.find(name);
     if (entry == nullptr) {
       return invalid("{}: the checkpoint has no tensor {}", checkpoint_.directory(), name);
     }
-    return entry->dtype;
+    const bool quantized =
+        is_quantized_while_loading(checkpoint_, options_, names_.is_linear(name), entry->dtype);
+    return quantized ? DType::kF8E4M3 : entry->dtype;
   }
 
   Result<WeightFormat> format_for(DType stored) const {
@@ -140,7 +147,7 @@ class WeightCollector {
   Result<WeightFormat> format_of(const std::vector<std::string>& names) const {
     std::optional<WeightFormat> common;
     for (const std::string& name : names) {
-      FATHOM_TRY(const DType stored, stored_dtype(name));
+      FATHOM_TRY(const DType stored, loaded_dtype(name));
       const auto format = format_for(stored);
       if (!format) return with_context(name + ": ", format.error());
       if (common && *common != *format) {
@@ -161,6 +168,8 @@ class WeightCollector {
   }
 
   const Checkpoint& checkpoint_;
+  const LoadOptions& options_;
+  const WeightNames names_;
   const DType compute_;
   std::vector<TensorRequest> requests_;
 };
@@ -234,7 +243,7 @@ Result<ModelWeights> ModelWeights::load(const Checkpoint& checkpoint, DType comp
   const ModelConfig& config = checkpoint.config();
   // The requests point into the weights: they must stay where they are until the load has ended.
   auto weights = std::make_unique<ModelWeights>();
-  WeightCollector collect(checkpoint, compute);
+  WeightCollector collect(checkpoint, compute, options);
   FATHOM_RETURN_IF_ERROR(collect.embedding("model.embed_tokens.weight", config.vocab_size,
                                            config.hidden, weights.get()));
   weights->layers.resize(static_cast<size_t>(config.num_layers));

@@ -105,7 +105,7 @@ float quantize_weight_block(const ConstTensorView& weights, ScaleForm form,
 }
 
 Result<> quantize_weights(const ConstTensorView& weights, ScaleForm form, const TensorView& values,
-                          const TensorView& scales) {
+                          const TensorView& scales, int64_t first_row) {
   const int64_t rows = weights.size(0), cols = weights.size(1);
   FATHOM_CHECK(values.size(0) == rows && values.size(1) == cols &&
                    scales.size(0) == ceil_div(rows, kScaleBlock) &&
@@ -116,7 +116,7 @@ Result<> quantize_weights(const ConstTensorView& weights, ScaleForm form, const 
     for (int64_t col = 0; col < cols; col += kScaleBlock) {
       const ConstTensorView block = block_at(weights, row, col);
       const float scale = quantize_weight_block(block, form, block_at(values, row, col));
-      if (!std::isfinite(scale)) return not_finite(block, row, col);
+      if (!std::isfinite(scale)) return not_finite(block, first_row + row, col);
       scales.row<float>(row / kScaleBlock)[col / kScaleBlock] = scale;
     }
   }

@@ -24,8 +24,8 @@ float quantize_weight_block(const ConstTensorView& weights, ScaleForm form,
 
 // A matrix [rows, cols], or some of its rows from a multiple of 128 on, to values of the same shape
 // and f32 scales [ceil(rows / 128), ceil(cols / 128)]. A weight that is not finite is an error that
-// says where it is.
+// says where it is, counting rows from first_row.
 Result<> quantize_weights(const ConstTensorView& weights, ScaleForm form, const TensorView& values,
-                          const TensorView& scales);
+                          const TensorView& scales, int64_t first_row = 0);
 
 }  // namespace fathom

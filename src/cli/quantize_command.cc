@@ -1,0 +1,74 @@
+// `fathom quantize MODEL DIR`: a checkpoint in bf16, f16 or f32 to one in FP8.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/quantize_checkpoint.h"
+#include "cli/command.h"
+#include "cli/model_flags.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kMaxQuantizeThreads = 1024;
+
+struct QuantizeFlags {
+  ModelFlags model;  // only which one
+  std::string output;
+  std::string scale_format = "float";
+  int64_t max_shard_bytes = 0;
+  int64_t threads = 0;
+  bool quiet = false;
+};
+
+double gib_of(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+Result<int> quantize(const QuantizeFlags& flags) {
+  FATHOM_TRY(const std::string model, resolve_model_flag(flags.model));
+  FATHOM_TRY(const Checkpoint checkpoint, Checkpoint::open(model));
+  QuantizeOptions options;
+  options.output = flags.output;
+  if (flags.scale_format == "ue8m0") options.scale_form = ScaleForm::kPowerOfTwo;
+  options.max_shard_bytes = flags.max_shard_bytes;
+  options.num_threads = static_cast<int>(flags.threads);
+  options.show_progress = !flags.quiet;
+  FATHOM_TRY(const QuantizeSummary summary, quantize_checkpoint(checkpoint, options));
+  fmt::print("{}: {} of {} tensors in e4m3, {:.2f} GiB of weights to {:.2f} GiB in {} shards{}\n",
+             flags.output, summary.quantized, summary.tensors, gib_of(summary.source_bytes),
+             gib_of(summary.bytes), summary.shards,
+             summary.kept > 0 ? fmt::format(", {} of them from an earlier run", summary.kept) : "");
+  return 0;
+}
+
+}  // namespace
+
+void add_quantize_command(CLI::App& app, Action* chosen) {
+  auto flags = std::make_shared<QuantizeFlags>();
+  CLI::App* command = app.add_subcommand("quantize", "Make an FP8 checkpoint of one in bf16");
+  command->footer(
+      "The form is DeepSeek-V3's as published: the linear layers' weights in e4m3 with one fp32\n"
+      "scale (weight_scale_inv) for each block of 128x128; embedding, head, norms and router stay\n"
+      "as they are. Activations are quantised when the model runs: there is nothing to calibrate.\n"
+      "\n"
+      "An interrupted run is taken up by the same command. Memory is 24 MiB a thread.\n"
+      "`--quantization fp8` makes the same weights, to the bit, whenever a model is loaded.\n"
+      "\n"
+      "  fathom quantize ./DeepSeek-V2-Lite ./DeepSeek-V2-Lite-FP8\n"
+      "  fathom run ./DeepSeek-V2-Lite-FP8 \"Hello\"");
+  add_model_positional(*command, &flags->model);
+  command
+      ->add_option("OUTPUT,-o,--output,--output-dir", flags->output,
+                   "Directory to write: a new one, or that of an interrupted run (also -o)")
+      ->required()
+      ->type_name("");
+  FlagGroup group(*command, "Quantisation");
+  group.choice("--scale-fmt", &flags->scale_format, {"float", "ue8m0"},
+               "Scales: any fp32 number, or powers of two as DeepSeek-V3.1 has them");
+  group.count("--max-shard-size", &flags->max_shard_bytes, 1 << 20, int64_t{1} << 50,
+              "Bytes of a shard: 5g, 5G", "the source's shards, one to one");
+  group.count("-t,--threads", &flags->threads, 1, kMaxQuantizeThreads, "CPU threads", "one a core");
+  group.toggle("-q,--quiet", &flags->quiet, "No progress on stderr");
+  command->callback([flags, chosen] { *chosen = [flags] { return quantize(*flags); }; });
+}
+
+}  // namespace fathom
