@@ -1,5 +1,5 @@
 // Tensor cores as a single warp uses them, operands in registers: for products too small or too
-// irregular for wgmma.
+// irregular for wgmma; and a warp's matrices transposed.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,14 @@ __device__ inline void warp_mma_16x8x16(float (&d)[4], const uint32_t (&a)[4],
       "{%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// movmatrix.trans: an 8 x 8 matrix of 16 bits in a warp's registers, two values a lane; lane l has
+// row l / 4, before and after.
+__device__ inline uint32_t transposed(uint32_t pair) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
 }
 
 }  // namespace fathom::cuda

@@ -30,6 +30,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
+#include "device/cuda/warp_mma.cuh"
 #include "ops/linear/few_rows_plan.h"
 #include "ops/linear/weight_stream_cuda.cuh"
 
@@ -230,6 +231,20 @@ __device__ inline void write_four(const Arguments& a, int batch, int row, int co
   }
 }
 
+// The same of a whole warp, in bf16: transposed, so that four lanes write 16 bytes of a row.
+// `column` is the first lane's, `row` its first.
+__device__ inline void write_warp(const Arguments& a, int batch, int row, int column, int end,
+                                  float4 v) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t low = transposed(pack_bf16(v.x, v.y)), high = transposed(pack_bf16(v.z, v.w));
+  row += lane / 4;
+  if (row >= a.rows) return;
+  auto* to = static_cast<__nv_bfloat16*>(a.out) + batch * a.batch_stride + row * a.row_stride +
+             column + 2 * (lane % 4);
+  if (column < end) *reinterpret_cast<uint32_t*>(to) = low;
+  if (column + 8 < end) *reinterpret_cast<uint32_t*>(to + 8) = high;
+}
+
 // ---- the kernel
 
 template <int kColumns, int kWarpgroups, bool kScaled>
@@ -308,11 +323,18 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
     const auto column_of = [&](int t) {  // of a thread of a warpgroup
       return first + group * 64 + t / 32 * 16 + t % 32 / 4;
     };
+    // t, t + 1, … are a warp's threads where whole warps have one vector.
+    const auto write = [&](int v, int t, float4 values) {
+      if (a.f32 || a.splits > kWarpgroupThreads / 32) {
+        write_four(a, share.batch, row_of(v, t), column_of(t), end, values);
+      } else {
+        write_warp(a, share.batch, v * 8, column_of(t / 32 * 32), end, values);
+      }
+    };
     if (a.splits == 1) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        write_four(a, share.batch, row_of(v, thread), column_of(thread), end,
-                   make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]));
+        write(v, thread, make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]));
       }
       continue;
     }
@@ -340,8 +362,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
                                                              slot(sender, v, within));
         sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
       }
-      write_four(a, share.batch, row_of(v, within), column_of(share.rank * sharers + within), end,
-                 sum);
+      write(v, share.rank * sharers + within, sum);
     }
     // Nobody sends into a buffer that is still being read: a block that sends the tile after next
     // has this block's part of the next one.

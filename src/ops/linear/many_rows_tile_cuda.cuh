@@ -431,18 +431,17 @@ class TileMultiplier {
     float products[kSets][Shape::kPartSums];
     float rows[kSets][2];
     int stages[kSets];
-    if (turns) named_barrier(kTurn + group_, 256);
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
       barrier_wait(&memory_.arrived[stage_], phase_);
       const float* scale = memory_.row_scales.of[stage_] + warp_ * 16 + lane_ / 4;
       rows[set][0] = scale[0];
       rows[set][1] = scale[8];
-      begin_products(products[set]);
+      if (set == 0 && turns) named_barrier(kTurn + group_, 256);
+      begin_products(products[set], set + 1 == kSets && turns);
       stages[set] = stage_;
       advance();
     }
-    if (turns) named_barrier_arrive(kTurn + 1 - group_, 256);
     end_stages<kSets, 0>(products, rows, stages, k, scales);
   }
 
@@ -463,12 +462,14 @@ class TileMultiplier {
     if constexpr (kSet + 1 < kSets) end_stages<kSets, kSet + 1>(products, rows, stages, k, scales);
   }
 
-  __device__ void begin_products(float (&products)[Shape::kPartSums]) const {
+  // ends_turn: what the other group does first takes as long as the last product.
+  __device__ void begin_products(float (&products)[Shape::kPartSums], bool ends_turn) const {
     const uint32_t a = shared_address(memory_.a[stage_]) + group_ * Shape::kGroupBytes;
     const uint32_t b = shared_address(memory_.b[stage_]);
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if (i == 3 && ends_turn) named_barrier_arrive(kTurn + 1 - group_, 256);
       mma_64_e4m3(products, swizzled_matrix(a + i * 32, 1024), swizzled_matrix(b + i * 32, 1024),
                   i > 0);
     }
