@@ -62,6 +62,7 @@ struct Arguments {
 
   // Of e4m3, [n / 128 rounded up, columns] of weights; a stage's of tokens, and those of a tile.
   const float* weight_scales;
+  const float* weight_row_scales;  // [n] or null
   __device__ int token_scales() const { return kStageHalves * token_groups() * kGroupRows; }
   int32_t token_scales_stride, tile_scales;
 };
@@ -325,6 +326,14 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
     };
     // t, t + 1, … are a warp's threads where whole warps have one vector.
     const auto write = [&](int v, int t, float4 values) {
+      if constexpr (kScaled) {
+        if (a.weight_row_scales != nullptr) {
+          const float* of_rows = a.weight_row_scales + column_of(t);
+          if (column_of(t) < end) values.x *= __ldg(of_rows), values.y *= __ldg(of_rows);
+          if (column_of(t) + 8 < end)
+            values.z *= __ldg(of_rows + 8), values.w *= __ldg(of_rows + 8);
+        }
+      }
       if (a.f32 || a.splits > kWarpgroupThreads / 32) {
         write_four(a, share.batch, row_of(v, t), column_of(t), end, values);
       } else {

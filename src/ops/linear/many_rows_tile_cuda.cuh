@@ -54,6 +54,7 @@ struct TileScales {
   const float* data = nullptr;  // of the first row, the first k
   int stride = 0;               // to the next 128 rows
   int row_in_block = 0;         // the first row's
+  const float* rows = nullptr;  // a factor of each row's results, or null
 };
 
 // Where a tile's results belong, and what of it there is.
@@ -61,8 +62,9 @@ struct alignas(16) TileOut {
   void* data = nullptr;    // of the first element
   int64_t row_stride = 0;  // in elements
   int rows = 0, columns = 0;
-  int groups = 0;   // of 64 rows that there are
-  int k_steps = 0;  // of kStepColumns, of this block; 0: no more tiles
+  int groups = 0;    // of 64 rows that there are
+  int k_steps = 0;   // of kStepColumns, of this block; 0: no more tiles
+  bool f32 = false;  // of e4m3: results that are not bf16
   TileScales scales;
   const CUtensorMap* map = nullptr;  // of kBf16Boxes, boxes of [16, 64], for data
   int row = 0, column = 0;
@@ -306,7 +308,12 @@ class TileMultiplier {
         meet_in_cluster();
         if (takes_part) for_rank<0>([&](auto rank) { add_sums<rank.value>(); });
       }
-      if (takes_part) for_rank<0>([&](auto rank) { write<rank.value>(out); });
+      if (takes_part) {
+        for_rank<0>([&](auto rank) {
+          if constexpr (Shape::kScaled) scale_columns<rank.value>(out);
+          write<rank.value>(out);
+        });
+      }
       if constexpr (Shape::kSplit > 1) break;
     }
     if constexpr (Shape::kScaled && Shape::kGroups == 2) {
@@ -524,8 +531,30 @@ class TileMultiplier {
 
   // ---- results
 
+  // Of the columns that this block finishes.
+  template <int kRank>
+  __device__ void scale_columns(const TileOut& out) {
+    if (out.scales.rows == nullptr) return;
+#pragma unroll
+    for (int own = 0; own < Shape::kOwnColumns / 8; ++own) {
+      const int block = kRank * (Shape::kOwnColumns / 8) + own;
+      if (block * 8 >= out.columns) continue;
+      const auto* from =
+          reinterpret_cast<const float2*>(out.scales.rows + block * 8 + 2 * (lane_ % 4));
+      const float2 scales = __ldg(from);
+#pragma unroll
+      for (int j = 4 * block; j < 4 * block + 4; j += 2) {
+        sum(j) *= scales.x;
+        sum(j + 1) *= scales.y;
+      }
+    }
+  }
+
   template <int kRank>
   __device__ void write(const TileOut& out) {
+    if constexpr (Shape::kScaled) {
+      if (out.f32) return write_f32<kRank>(out);
+    }
     if constexpr (Work::kResult == TileResult::kF32) {
       write_f32<kRank>(out);
     } else if constexpr (Work::kResult == TileResult::kBf16Boxes) {

@@ -17,4 +17,9 @@ float quantize_block(std::span<const bf16> x, ScaleForm form, std::span<e4m3> va
   return scale;
 }
 
+void quantize_block(std::span<const bf16> x, float scale, std::span<e4m3> values) {
+  const float inverse = 1 / scale;
+  for (size_t i = 0; i < x.size(); ++i) values[i] = to_e4m3(to_float(x[i]) * inverse);
+}
+
 }  // namespace fathom

@@ -23,4 +23,8 @@ namespace fathom {
 // finite x: all divisions are IEEE's.
 float quantize_block(std::span<const bf16> x, ScaleForm form, std::span<e4m3> values);
 
+// With the scale given (a checkpoint's, from calibration): e4m3(x * (1 / scale)), where magnitudes
+// beyond 448 become 448.
+void quantize_block(std::span<const bf16> x, float scale, std::span<e4m3> values);
+
 }  // namespace fathom

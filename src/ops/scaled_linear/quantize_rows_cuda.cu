@@ -55,6 +55,10 @@ __global__ void __launch_bounds__(kThreads)
     scale = __uint_as_float((__float_as_uint(scale) + kMantissa) & ~kMantissa);
     inverse = __fdiv_rn(1.0f, scale);
   }
+  if (a.fixed_scale != 0) {
+    scale = a.fixed_scale;
+    inverse = __fdiv_rn(1.0f, scale);
+  }
   if (!exists) return;
 #pragma unroll
   for (float& value : x.v) value *= inverse;

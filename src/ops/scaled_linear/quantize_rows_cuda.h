@@ -23,6 +23,7 @@ struct QuantizeRowsArguments {
   int64_t scales_block_stride = 0;  // at least rows, a multiple of 4
   int32_t rows = 0, k = 0;          // k a multiple of 8
   ScaleForm form = ScaleForm::kF32;
+  float fixed_scale = 0;  // of all blocks, whatever x is; 0: each block's own
 };
 
 // Enqueues one launch; nothing for no rows.

@@ -52,6 +52,17 @@ TEST(QuantizeRows, PowersOfTwoAreTheNextOnes) {
   EXPECT_EQ(to_float(values[0]), 224.0f);  // 225 between 224 and 240
 }
 
+TEST(QuantizeRows, AGivenScaleIsKeptTo) {
+  std::vector<bf16> x(kScaleBlock);
+  std::vector<e4m3> values(x.size());
+  x[0] = to_bf16(3.0f);
+  x[1] = to_bf16(-300.0f);  // beyond 448 * 0.5
+  quantize_block(x, 0.5f, values);
+  EXPECT_EQ(to_float(values[0]), 6.0f);
+  EXPECT_EQ(to_float(values[1]), -448.0f);
+  EXPECT_EQ(to_float(values[2]), 0.0f);
+}
+
 TEST(QuantizeRows, ZerosStayZerosWithAScale) {
   const std::vector<bf16> x(kScaleBlock);
   std::vector<e4m3> values(x.size(), e4m3{0x55});

@@ -1,5 +1,5 @@
-// What: out = x W^T of e4m3 with scales by blocks for up to 64 rows, bf16 out, at the rate at which
-// W can be read.
+// What: out = x W^T of e4m3 with scales by blocks for up to 64 rows, at the rate at which W can be
+// read.
 //
 // Inputs/outputs: scaled_linear_cuda.h. Which block takes what: ops/linear/few_rows_plan.h. Layout,
 // algorithm, determinism: ops/linear/few_rows_kernel_cuda.cuh.
@@ -27,7 +27,9 @@ void launch_for(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
   few_rows::Arguments a = few_rows::planned<kColumns, kWarpgroups>(plan, shape);
   a.out = arguments.out;
   a.row_stride = arguments.out_row_stride;
+  a.f32 = arguments.out_type == DType::kF32;
   a.weight_scales = arguments.weight_scales;
+  a.weight_row_scales = arguments.weight_row_scales;
   const int token_rows = (a.rows + kGroupRows - 1) / kGroupRows * kGroupRows;
   const int64_t k = arguments.k, blocks = k / 128;
   const auto map = [&](const void* matrix, int64_t rows, int64_t row_stride, int box_rows) {
@@ -62,7 +64,9 @@ void scaled_linear_few_rows(const FewRowsPlan& plan, const ScaledLinearArguments
 
 void scaled_linear_few_rows(const ScaledLinearArguments& arguments, cudaStream_t stream) {
   static const ClusterCounts counts = count_clusters();
-  scaled_linear_few_rows(plan_few_rows(shape_of(arguments), counts), arguments, stream);
+  scaled_linear_few_rows(
+      plan_few_rows(shape_of(arguments), counts, arguments.batch_invariant ? 1 : 8), arguments,
+      stream);
 }
 
 }  // namespace fathom::cuda

@@ -1,6 +1,9 @@
 // Scaled products and quantisation on the GPU, against double precision and the host.
+#include "ops/scaled_linear/scaled_linear_cuda.h"
+
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -28,12 +31,13 @@ struct QuantizeCase {
   int rows, k;
   ScaleForm form = ScaleForm::kF32;
   float deviation = 1;
+  float fixed_scale = 0;
 };
 
 class QuantizeRowsOnTheGpu : public testing::TestWithParam<QuantizeCase> {};
 
 TEST_P(QuantizeRowsOnTheGpu, HasTheBitsOfTheHost) {
-  const auto [rows, k, form, deviation] = GetParam();
+  const auto [rows, k, form, deviation, fixed_scale] = GetParam();
   const int64_t x_stride = k + 24, blocks = ceil_div(k, kScaleBlock);
   const int64_t values_stride = blocks * kScaleBlock + 16, scales_stride = round_up(rows, 4) + 4;
   std::mt19937 random(static_cast<uint32_t>(rows * 7 + k));
@@ -55,7 +59,8 @@ TEST_P(QuantizeRowsOnTheGpu, HasTheBitsOfTheHost) {
                  .scales_block_stride = scales_stride,
                  .rows = rows,
                  .k = k,
-                 .form = form},
+                 .form = form,
+                 .fixed_scale = fixed_scale},
                 nullptr);
   check(cudaDeviceSynchronize(), "synchronize");
   const auto got = values.to_host();
@@ -68,7 +73,12 @@ TEST_P(QuantizeRowsOnTheGpu, HasTheBitsOfTheHost) {
         here[static_cast<size_t>(i)] = {x[static_cast<size_t>(row * x_stride + begin + i)]};
       }
       std::vector<e4m3> expected(here.size());
-      const float scale = quantize_block(here, form, expected);
+      float scale = fixed_scale;
+      if (fixed_scale == 0) {
+        scale = quantize_block(here, form, expected);
+      } else {
+        quantize_block(here, fixed_scale, expected);
+      }
       ASSERT_EQ(got_scales[static_cast<size_t>(block * scales_stride + row)], scale)
           << "row " << row << ", block " << block;
       ASSERT_EQ(
@@ -94,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, QuantizeRowsOnTheGpu,
                                          QuantizeCase{100, 10944}, QuantizeCase{5, 8},
                                          QuantizeCase{513, 16384, ScaleForm::kPowerOfTwo, 300},
                                          QuantizeCase{9, 512, ScaleForm::kF32, 1e-25f},
+                                         QuantizeCase{70, 1536, ScaleForm::kF32, 1, 0.0021f},
                                          QuantizeCase{33, 576, ScaleForm::kPowerOfTwo, 1e-33f}));
 
 // ---- products
@@ -102,6 +113,8 @@ struct Case {
   int rows, n, k;
   int gap = 0;            // between rows of x (in 16 bytes) and of out (in 8 elements)
   bool positive = false;  // no value is below 0: sums grow, and so do the errors of short ones
+  bool row_scales = false;
+  DType out_type = DType::kBF16;
 };
 
 using Multiply = std::function<void(const ScaledLinearArguments&)>;
@@ -129,9 +142,14 @@ class Product {
     }
     weight_scales_host_.resize(static_cast<size_t>(ceil_div(c.n, 128) * blocks()));
     for (float& scale : weight_scales_host_) scale = std::exp2(exponent(random));
+    if (c.row_scales) {
+      row_scales_host_.resize(static_cast<size_t>(c.n));
+      for (float& scale : row_scales_host_) scale = std::exp2(exponent(random));
+      row_scales_ = DeviceArray<float>(row_scales_host_);
+    }
     weight_ = DeviceArray<uint8_t>(weight_host_);
     weight_scales_ = DeviceArray<float>(weight_scales_host_);
-    out_ = DeviceArray<uint16_t>(c.rows * out_stride_);
+    out_ = DeviceArray<uint8_t>(c.rows * out_stride_ * (c.out_type == DType::kF32 ? 4 : 2));
     upload_x();
   }
 
@@ -141,8 +159,9 @@ class Product {
     upload_x();
   }
 
-  // The result's bits, poisoned before.
-  std::vector<uint16_t> run(const Multiply& multiply) const {
+  // The bits of the first `rows` of the result as fp32, poisoned before.
+  std::vector<uint32_t> run(const Multiply& multiply) const { return run(multiply, case_.rows); }
+  std::vector<uint32_t> run(const Multiply& multiply, int rows) const {
     check(cudaMemset(out_.data(), 0xFF, out_.bytes()), "poison");
     multiply({.x = x_.data(),
               .x_row_stride = x_stride_,
@@ -150,19 +169,29 @@ class Product {
               .x_scales_stride = scales_stride_,
               .weight = weight_.data(),
               .weight_scales = weight_scales_.data(),
+              .weight_row_scales = case_.row_scales ? row_scales_.data() : nullptr,
               .out = out_.data(),
               .out_row_stride = out_stride_,
-              .rows = case_.rows,
+              .out_type = case_.out_type,
+              .rows = rows,
               .n = case_.n,
               .k = case_.k});
     check(cudaDeviceSynchronize(), "synchronize");
-    return out_.to_host();
+    const auto bytes = out_.to_host();
+    std::vector<uint32_t> bits(static_cast<size_t>(rows * out_stride_));
+    for (size_t i = 0; i < bits.size(); ++i) {
+      if (case_.out_type == DType::kF32) {
+        std::memcpy(&bits[i], bytes.data() + 4 * i, 4);
+      } else {
+        std::memcpy(reinterpret_cast<uint8_t*>(&bits[i]) + 2, bytes.data() + 2 * i, 2);
+      }
+    }
+    return bits;
   }
 
-  void compare(const std::vector<uint16_t>& out) const {
+  void compare(const std::vector<uint32_t>& out) const {
     for (int64_t i = 0; i < std::ssize(out); ++i) {
-      ASSERT_EQ(std::isnan(from_bf16(out[static_cast<size_t>(i)])), i % out_stride_ >= case_.n)
-          << "element " << i;
+      ASSERT_EQ(std::isnan(value(out, i)), i % out_stride_ >= case_.n) << "element " << i;
     }
     std::mt19937 random(1);
     const int64_t elements = int64_t{case_.rows} * case_.n;
@@ -172,7 +201,7 @@ class Product {
       const int64_t e = samples == elements ? s : static_cast<int64_t>(random()) % elements;
       const int64_t column = e % case_.n, row = e / case_.n;
       const double exact = element(row, column);
-      const double off = from_bf16(out[static_cast<size_t>(row * out_stride_ + column)]) - exact;
+      const double off = value(out, row * out_stride_ + column) - exact;
       error += off * off;
       norm += exact * exact;
       worst = std::max(worst, std::abs(off) - std::abs(exact) / 256);
@@ -189,6 +218,10 @@ class Product {
   }
 
  private:
+  static float value(const std::vector<uint32_t>& out, int64_t i) {
+    return std::bit_cast<float>(out[static_cast<size_t>(i)]);
+  }
+
   int64_t blocks() const { return case_.k / 128; }
 
   std::vector<uint8_t> random_e4m3(int64_t count, std::mt19937& random) const {
@@ -225,16 +258,15 @@ class Product {
       sum += products * x_scales_host_[static_cast<size_t>(block * scales_stride_ + row)] *
              weight_scales_host_[static_cast<size_t>(column / 128 * blocks() + block)];
     }
-    return sum;
+    return case_.row_scales ? sum * row_scales_host_[static_cast<size_t>(column)] : sum;
   }
 
   Case case_;
   int64_t x_stride_, scales_stride_, out_stride_;
   std::vector<uint8_t> x_host_, weight_host_;
-  std::vector<float> x_scales_host_, weight_scales_host_;
-  DeviceArray<uint8_t> x_, weight_;
-  DeviceArray<float> x_scales_, weight_scales_;
-  DeviceArray<uint16_t> out_;
+  std::vector<float> x_scales_host_, weight_scales_host_, row_scales_host_;
+  DeviceArray<uint8_t> x_, weight_, out_;
+  DeviceArray<float> x_scales_, weight_scales_, row_scales_;
 };
 
 class ScaledManyRows : public testing::TestWithParam<Case> {};
@@ -250,7 +282,7 @@ TEST_P(ScaledManyRows, EqualsDoublePrecisionWithAnyTile) {
     product.compare(
         product.run([](const ScaledLinearArguments& a) { scaled_linear_many_rows(a, nullptr); }));
   }
-  std::vector<std::vector<uint16_t>> unsplit;
+  std::vector<std::vector<uint32_t>> unsplit;
   for (const ManyRowsTile& tile : many_rows_tiles(ManyRowsType::kScaledE4M3)) {
     if (!can_be_planned(problem, tile, num_multiprocessors())) continue;
     SCOPED_TRACE(product.name() + ", tile " + std::to_string(tile.rows()) + " x " +
@@ -274,6 +306,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ScaledManyRows,
                                          Case{1000, 520, 1408}, Case{511, 3648, 2048},
                                          Case{512, 2112, 7168}, Case{300, 2048, 11008},
                                          Case{2048, 4096, 512}, Case{70, 24576, 128},
+                                         Case{300, 520, 1408, 1, false, true},
+                                         Case{257, 2112, 512, 0, false, false, DType::kF32},
+                                         Case{90, 328, 2048, 1, false, true, DType::kF32},
                                          Case{333, 1000, 16384, 1, true}));
 
 TEST(ScaledManyRowsPadding, ChangesNoOtherRow) {
@@ -310,7 +345,13 @@ TEST_P(ScaledFewRows, EveryPlanEqualsDoublePrecision) {
     int columns = 8;
     while (columns < rows) columns *= 2;
     for (const auto& [n, k] : {std::pair(8, 2048), std::pair(200, 2176), std::pair(1000, 4096)}) {
-      const Product product({rows, n, k, ++turn % 3});
+      ++turn;
+      const Product product({.rows = rows,
+                             .n = n,
+                             .k = k,
+                             .gap = turn % 3,
+                             .row_scales = turn % 4 == 1,
+                             .out_type = turn % 5 < 2 ? DType::kF32 : DType::kBF16});
       for (const int clusters : {1, 3, 9}) {
         if (clusters > n / 8) continue;
         SCOPED_TRACE(product.name() + ", clusters " + std::to_string(clusters));
@@ -364,6 +405,40 @@ TEST(ScaledFewRowsRepeat, SameBitsFiftyTimes) {
   const Product product({33, 3648, 2048});
   const auto first = product.run(kFewRows);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(product.run(kFewRows), first) << "launch " << i;
+}
+
+// ---- any number of rows
+
+TEST(ScaledLinear, EqualsDoublePrecisionInAnyNumberOfRows) {
+  for (const int rows : {1, 16, 64, 65, 128, 700}) {
+    const Product product({.rows = rows, .n = 2112, .k = 1536, .row_scales = rows % 2 == 0});
+    SCOPED_TRACE(product.name());
+    product.compare(product.run([](const ScaledLinearArguments& a) { scaled_linear(a, nullptr); }));
+  }
+}
+
+TEST(ScaledLinear, BatchInvariantRowsHaveTheSameBitsInAnyNumber) {
+  constexpr int kMostRows = 700;
+  const Multiply multiply = [](ScaledLinearArguments a) {
+    a.batch_invariant = true;
+    scaled_linear(a, nullptr);
+  };
+  for (const Case& c : {Case{kMostRows, 2112, 7168}, Case{kMostRows, 576, 7168, 1, false, true},
+                        Case{kMostRows, 3072, 1536, 0, false, false, DType::kF32},
+                        Case{kMostRows, 512, 128}, Case{kMostRows, 1024, 16384}}) {
+    const Product product(c);
+    SCOPED_TRACE(product.name());
+    const auto expected = product.run(multiply);
+    for (const int rows : {1, 2, 8, 9, 16, 31, 33, 64, 65, 100, 128, 200, 513}) {
+      const auto actual = product.run(multiply, rows);
+      EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << rows << " rows";
+    }
+  }
+}
+
+TEST(ScaledLinear, OfNoRowsDoesNothing) {
+  scaled_linear({.x_row_stride = 128, .out_row_stride = 8, .n = 8, .k = 128}, nullptr);
+  check(cudaDeviceSynchronize(), "synchronize");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What: out = x W^T of e4m3 with scales by blocks, for many rows, bf16 out.
+// What: out = x W^T of e4m3 with scales by blocks, for many rows.
 //
 // Inputs/outputs: scaled_linear_cuda.h. Tiles and their order: ops/linear/many_rows_plan.h.
 //
@@ -30,9 +30,10 @@ struct ScaledWork {
       Shape::kWritesBoxes ? TileResult::kBf16Boxes : TileResult::kBf16;
 
   CUtensorMap x, x_scales, weight, out_map;
-  const float* weight_scales;
-  __nv_bfloat16* out;
+  const float *weight_scales, *weight_row_scales;
+  uint8_t* out;
   int64_t out_row_stride;
+  bool f32;
   int rows, n, k_steps;
   TileRaster raster;
 
@@ -47,7 +48,7 @@ struct ScaledWork {
     tile.a_scales = &x_scales;
     tile.a_row = row;
     tile.b_row = column;
-    tile.out.data = out + row * out_row_stride + column;
+    tile.out.data = out + (row * out_row_stride + column) * (f32 ? 4 : 2);
     tile.out.row_stride = out_row_stride;
     tile.out.rows = rows - row;
     tile.out.map = &out_map;
@@ -56,9 +57,11 @@ struct ScaledWork {
     tile.out.columns = n - column;
     tile.out.groups = min(Shape::kGroups, (rows - row + 63) / 64);
     tile.out.k_steps = k_steps;
+    tile.out.f32 = f32;
     tile.out.scales = {.data = weight_scales + int64_t{column / 128} * k_steps,
                        .stride = k_steps,
-                       .row_in_block = column % 128};
+                       .row_in_block = column % 128,
+                       .rows = weight_row_scales == nullptr ? nullptr : weight_row_scales + column};
     return tile;
   }
 };
@@ -90,8 +93,10 @@ void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaSt
                                   .weight = map(a.weight, a.n, a.k, Shape::kColumns),
                                   .out_map = bf16_map(a.out, out_axes),
                                   .weight_scales = a.weight_scales,
-                                  .out = static_cast<__nv_bfloat16*>(a.out),
+                                  .weight_row_scales = a.weight_row_scales,
+                                  .out = static_cast<uint8_t*>(a.out),
                                   .out_row_stride = a.out_row_stride,
+                                  .f32 = a.out_type == DType::kF32,
                                   .rows = a.rows,
                                   .n = a.n,
                                   .k_steps = a.k / 128,
@@ -138,7 +143,7 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, cudaStream_t stream
   scaled_linear_many_rows(
       a,
       plan_many_rows({.rows = a.rows, .n = a.n, .k = a.k, .type = ManyRowsType::kScaledE4M3},
-                     num_multiprocessors()),
+                     num_multiprocessors(), !a.batch_invariant),
       stream);
 }
 

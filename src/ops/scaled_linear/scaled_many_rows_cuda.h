@@ -1,7 +1,5 @@
 // Scaled products (scaled_linear_cuda.h) for any number of rows, made for many: bound by the tensor
-// cores. Enqueues one launch; nothing for no rows. Weights and their scales are read before earlier
-// launches have ended: no launch of the same stream may be writing them. The same arguments give
-// the same bits; rows of x that hold anything at all change no other row's.
+// cores.
 #pragma once
 
 #include "ops/linear/many_rows_plan.h"
