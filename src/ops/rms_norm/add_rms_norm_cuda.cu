@@ -1,4 +1,5 @@
-// What: residual += delta; out = weight * residual / sqrt(mean(residual^2) + eps), as bf16.
+// What: residual += delta; out = weight * residual / sqrt(mean(residual^2) + eps), as bf16, and
+// that in e4m3 with a scale for each 128 columns; either or both.
 //
 // Inputs/outputs: add_rms_norm_cuda.h.
 //
@@ -6,11 +7,11 @@
 // which stay in its registers. Shared memory: one word a warp.
 //
 // Algorithm: weights are asked for before the wait for earlier launches; then all that a thread
-// needs of its row at once; one sum over the block.
+// needs of its row at once; one sum over the block. A block of 128 columns is sixteen lanes'.
 //
 // Determinism: sums in an order that depends on n alone: a row's bits do not depend on the batch.
 //
-// Limits: n a multiple of 8, at most 16,384.
+// Limits: n a multiple of 8, at most 16,384; in e4m3 of 128.
 //
 // Source: Zhang and Sennrich (2019).
 //
@@ -22,6 +23,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/rows.cuh"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
+#include "ops/scaled_linear/quantize_block_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -35,7 +37,8 @@ struct Arguments {
   const Delta* delta;
   const int32_t* row_ids;
   const float* weight;
-  __nv_bfloat16* out;
+  __nv_bfloat16* out;  // may be null
+  QuantizedRows quantized = {};
   int64_t x_stride, delta_stride, out_stride;
   int32_t eights;  // n / 8
   float eps;
@@ -79,12 +82,18 @@ __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = sum;
   __syncthreads();
   const float scale = inverse_rms(sum_of_warps(parts), arguments.eights * 8, arguments.eps);
-  __nv_bfloat16* const out_row = arguments.out + blockIdx.x * arguments.out_stride;
 #pragma unroll
   for (int e = 0; e < kEights; ++e) {
     const int eight = threadIdx.x + e * blockDim.x;
     if (eight >= arguments.eights) continue;
-    store_eight(normed(x[e], weight[e], scale), out_row + eight * 8);
+    const uint4 out = narrow(normed(x[e], weight[e], scale));
+    if (arguments.out != nullptr) {
+      __nv_bfloat16* const out_row = arguments.out + blockIdx.x * arguments.out_stride;
+      *reinterpret_cast<uint4*>(out_row + eight * 8) = out;
+    }
+    if (arguments.quantized.values != nullptr) {
+      store_quantized(widen(out), arguments.quantized, blockIdx.x, eight * 8);
+    }
   }
 }
 
@@ -103,8 +112,14 @@ void launch_rows(int64_t rows, const Arguments<X, Delta>& arguments, cudaStream_
   }
 }
 
-void check_width(int64_t n) {
+void check_rows(int64_t n, int64_t rows, const QuantizedRows& quantized) {
   FATHOM_CHECK(n > 0 && n % 8 == 0 && n <= 64 * kRowThreads, "rows of {}", n);
+  if (quantized.values == nullptr) return;
+  FATHOM_CHECK(n % kScaleBlock == 0, "rows of {} in e4m3", n);
+  FATHOM_CHECK(quantized.values_row_stride >= n && quantized.values_row_stride % 16 == 0 &&
+                   quantized.scales_block_stride >= rows && quantized.scales_block_stride % 4 == 0,
+               "strides {} and {} of {} rows of {} in e4m3", quantized.values_row_stride,
+               quantized.scales_block_stride, rows, n);
 }
 
 template <typename Delta>
@@ -117,6 +132,7 @@ void add_rms_norm_as(const AddRmsNormArguments& arguments, cudaStream_t stream) 
        .row_ids = arguments.row_ids,
        .weight = arguments.weight,
        .out = static_cast<__nv_bfloat16*>(arguments.out),
+       .quantized = arguments.quantized,
        .x_stride = arguments.n,
        .delta_stride = arguments.delta_stride,
        .out_stride = arguments.n,
@@ -128,7 +144,7 @@ void add_rms_norm_as(const AddRmsNormArguments& arguments, cudaStream_t stream) 
 }  // namespace
 
 void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream) {
-  check_width(arguments.n);
+  check_rows(arguments.n, arguments.rows, arguments.quantized);
   FATHOM_CHECK(
       arguments.row_ids == nullptr || (arguments.delta != nullptr && arguments.gathered != nullptr),
       "rows by index want a delta and a place for the sums");
@@ -141,7 +157,7 @@ void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream) {
 }
 
 void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream) {
-  check_width(arguments.n);
+  check_rows(arguments.n, arguments.rows, arguments.quantized);
   FATHOM_CHECK(arguments.x_stride % 8 == 0 && arguments.out_stride % 8 == 0, "strides {} and {}",
                arguments.x_stride, arguments.out_stride);
   launch_rows<const __nv_bfloat16, Nothing>(arguments.rows,
@@ -151,6 +167,7 @@ void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream) {
                                              .row_ids = nullptr,
                                              .weight = arguments.weight,
                                              .out = static_cast<__nv_bfloat16*>(arguments.out),
+                                             .quantized = arguments.quantized,
                                              .x_stride = arguments.x_stride,
                                              .delta_stride = 0,
                                              .out_stride = arguments.out_stride,

@@ -1,13 +1,15 @@
 // rms_norm (ops/rms_norm/rms_norm.h) on a Hopper GPU, with the residual's addition before it.
 //
-// out = weight * x / sqrt(mean(x^2) + eps) in fp32, rounded once to bf16. n is a multiple of 8, up
-// to 16,384; all rows are aligned to 16 bytes.
+// out = weight * x / sqrt(mean(x^2) + eps) in fp32, rounded once to bf16. It is left in bf16, in
+// e4m3 with a scale for each 128 columns, or in both. n is a multiple of 8, up to 16,384, in e4m3
+// of 128; all rows are aligned to 16 bytes.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "ops/scaled_linear/quantized_rows_cuda.h"
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
@@ -22,14 +24,15 @@ struct AddRmsNormArguments {
   float* gathered = nullptr;         // [rows, n], dense; with row_ids
   const float* weight = nullptr;     // [n]
   float eps = 1e-6f;
-  void* out = nullptr;  // [rows, n] bf16, dense
+  void* out = nullptr;           // [rows, n] bf16, dense; null: not wanted
+  QuantizedRows quantized = {};  // k = n
   int64_t rows = 0, n = 0;
 };
 
-// residual += delta, and out = the norm of the sum. With row_ids, row i of `out` is made of rows
-// row_ids[i] of residual and delta (nothing where it is negative), the residual stays as it is, and
-// the sum goes to row i of `gathered`: of the rows whose logits are wanted, behind which the others
-// are of no more use. One launch.
+// residual += delta, and out = the norm of the sum. With row_ids, row i of the results is made of
+// rows row_ids[i] of residual and delta (nothing where it is negative), the residual stays as it
+// is, and the sum goes to row i of `gathered`: of the rows whose logits are wanted, behind which
+// the others are of no more use. One launch.
 void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream);
 
 struct RmsNormArguments {
@@ -37,8 +40,9 @@ struct RmsNormArguments {
   int64_t x_stride = 0;     // elements from row to row
   const float* weight = nullptr;
   float eps = 1e-6f;
-  void* out = nullptr;  // [rows, n] bf16; may be x
+  void* out = nullptr;  // [rows, n] bf16; may be x; null: not wanted
   int64_t out_stride = 0;
+  QuantizedRows quantized = {};  // k = n
   int64_t rows = 0, n = 0;
 };
 

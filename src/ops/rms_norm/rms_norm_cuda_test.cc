@@ -1,12 +1,15 @@
 // The norms on the GPU against the CPU's; the residual to the bit.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 
+#include "base/math.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "ops/scaled_linear/quantize_rows.h"
 
 namespace fathom::cuda {
 namespace {
@@ -184,6 +187,149 @@ TEST(RmsNorm, OfColumnsOfWiderRowsAndInPlace) {
     for (int64_t i = 0; i < kRows * stride; ++i) {
       const int64_t row = i / stride, column = i % stride;
       ASSERT_EQ(in_place[i], column < n ? values[row * n + column] : x[i]);
+    }
+  }
+}
+
+// ---- results in e4m3
+
+// Rows of e4m3 with room between rows and behind a block's scales, poisoned.
+struct Quantized {
+  Quantized(int64_t num_rows, int64_t width, ScaleForm form)
+      : rows(num_rows),
+        n(width),
+        values(rows * (n + 16)),
+        scales(n / kScaleBlock * round_up(rows + 1, 4)),
+        to{.values = values.data(),
+           .values_row_stride = n + 16,
+           .scales = scales.data(),
+           .scales_block_stride = round_up(rows + 1, 4),
+           .form = form} {
+    check(cudaMemset(values.data(), 0xFF, values.bytes()), "poisoning");
+    check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poisoning");
+  }
+
+  // Rows of `out` as quantize_block() has them, what is between them as it was. Of the rows that
+  // `written` says, all where it is empty.
+  void expect(const std::vector<uint16_t>& out, const std::vector<int32_t>& written = {}) const {
+    const int64_t row_stride = to.values_row_stride, block_stride = to.scales_block_stride;
+    std::vector<uint8_t> expected(static_cast<size_t>(values.size()), 0xFF);
+    std::vector<uint32_t> expected_scales(static_cast<size_t>(scales.size()), ~0u);
+    for (int64_t row = 0; row < rows; ++row) {
+      if (!written.empty() && written[row] < 0) continue;
+      for (int64_t block = 0; block < n / kScaleBlock; ++block) {
+        bf16 x[kScaleBlock];
+        e4m3 y[kScaleBlock];
+        for (int64_t i = 0; i < kScaleBlock; ++i) {
+          x[i] = {.bits = out[row * n + block * kScaleBlock + i]};
+        }
+        float scale = to.fixed_scale;
+        if (scale == 0) {
+          scale = quantize_block(x, to.form, y);
+        } else {
+          quantize_block(x, scale, y);
+        }
+        expected_scales[block * block_stride + row] = std::bit_cast<uint32_t>(scale);
+        for (int64_t i = 0; i < kScaleBlock; ++i) {
+          expected[row * row_stride + block * kScaleBlock + i] = y[i].bits;
+        }
+      }
+    }
+    ASSERT_EQ(values.to_host(), expected);
+    const auto actual_scales = scales.to_host();
+    for (size_t i = 0; i < actual_scales.size(); ++i) {
+      ASSERT_EQ(std::bit_cast<uint32_t>(actual_scales[i]), expected_scales[i]) << "scale " << i;
+    }
+  }
+
+  int64_t rows, n;
+  DeviceArray<uint8_t> values;
+  DeviceArray<float> scales;
+  QuantizedRows to;
+};
+
+TEST(AddRmsNorm, InE4m3TooIsTheQuantizedResult) {
+  for (const int64_t n : {128, 256, 1536, 2048, 5120, 7168, 16384}) {
+    for (const int64_t rows : {1, 3, 70}) {
+      for (const ScaleForm form : {ScaleForm::kF32, ScaleForm::kPowerOfTwo}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << n);
+        std::mt19937 random(static_cast<uint32_t>(rows * 31 + n));
+        const DeviceArray<float> weight(random_f32(n, 1, random));
+        const auto values = random_f32(rows * n, 3, random);
+        const DeviceArray<float> residual(values), again(values);
+        const DeviceArray<uint16_t> delta(random_bf16(rows * n, 2, random)), out(rows * n);
+        const Quantized both(rows, n, form), alone(rows, n, form);
+        AddRmsNormArguments arguments = {.residual = residual.data(),
+                                         .delta = delta.data(),
+                                         .delta_stride = n,
+                                         .weight = weight.data(),
+                                         .eps = kEps,
+                                         .out = out.data(),
+                                         .quantized = both.to,
+                                         .rows = rows,
+                                         .n = n};
+        poison(out);
+        add_rms_norm(arguments, nullptr);
+        arguments.residual = again.data();
+        arguments.out = nullptr;
+        arguments.quantized = alone.to;
+        add_rms_norm(arguments, nullptr);
+        check(cudaDeviceSynchronize(), "add_rms_norm");
+        both.expect(out.to_host());
+        alone.expect(out.to_host());
+        ASSERT_EQ(residual.to_host(), again.to_host());
+      }
+    }
+  }
+}
+
+TEST(AddRmsNorm, InE4m3RowsByIndexWithOneScale) {
+  constexpr int64_t kRows = 9, kN = 2048;
+  std::mt19937 random(5);
+  const std::vector<int32_t> ids = {8, -1, 0, 3};
+  const DeviceArray<float> weight(random_f32(kN, 1, random)), gathered(std::ssize(ids) * kN);
+  const DeviceArray<float> residual(random_f32(kRows * kN, 3, random));
+  const DeviceArray<uint16_t> delta(random_bf16(kRows * kN, 2, random)), out(std::ssize(ids) * kN);
+  const DeviceArray<int32_t> device_ids(ids);
+  Quantized quantized(std::ssize(ids), kN, ScaleForm::kF32);
+  quantized.to.fixed_scale = 0.01f;
+  add_rms_norm({.residual = residual.data(),
+                .delta = delta.data(),
+                .delta_stride = kN,
+                .row_ids = device_ids.data(),
+                .gathered = gathered.data(),
+                .weight = weight.data(),
+                .eps = kEps,
+                .out = out.data(),
+                .quantized = quantized.to,
+                .rows = std::ssize(ids),
+                .n = kN},
+               nullptr);
+  check(cudaDeviceSynchronize(), "add_rms_norm");
+  quantized.expect(out.to_host(), ids);
+}
+
+TEST(RmsNorm, InE4m3OfColumnsOfWiderRows) {
+  for (const int64_t n : {128, 512, 1536}) {
+    for (const int64_t rows : {1, 33}) {
+      std::mt19937 random(static_cast<uint32_t>(n));
+      const DeviceArray<float> weight(random_f32(n, 1, random));
+      const DeviceArray<uint16_t> x(random_bf16(rows * (n + 576), 2, random)), out(rows * n);
+      const Quantized quantized(rows, n, ScaleForm::kF32);
+      RmsNormArguments arguments = {.x = x.data(),
+                                    .x_stride = n + 576,
+                                    .weight = weight.data(),
+                                    .eps = kEps,
+                                    .out = out.data(),
+                                    .out_stride = n,
+                                    .rows = rows,
+                                    .n = n};
+      rms_norm(arguments, nullptr);
+      arguments.out = nullptr;
+      arguments.quantized = quantized.to;
+      rms_norm(arguments, nullptr);
+      check(cudaDeviceSynchronize(), "rms_norm");
+      quantized.expect(out.to_host());
     }
   }
 }

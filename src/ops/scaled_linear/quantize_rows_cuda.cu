@@ -15,15 +15,15 @@
 #include <bit>
 
 #include "base/math.h"
-#include "device/cuda/fp8.cuh"
 #include "device/cuda/launch.h"
 #include "device/cuda/rows.cuh"
+#include "ops/scaled_linear/quantize_block_cuda.cuh"
 #include "ops/scaled_linear/quantize_rows_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
-constexpr int kThreads = 256, kLanes = 16, kGroups = kThreads / kLanes;
+constexpr int kThreads = 256, kGroups = kThreads / kBlockLanes;
 
 // rows_together: of a thread block, a power of two up to kGroups.
 __global__ void __launch_bounds__(kThreads)
@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads)
                          int blocks_across) {
   wait_for_earlier_launches();
   let_next_launch_begin();
-  const int lane = static_cast<int>(threadIdx.x) % kLanes,
-            group = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kBlockLanes,
+            group = static_cast<int>(threadIdx.x) / kBlockLanes;
   const int blocks_together = kGroups / rows_together;
   const int row = static_cast<int>(blockIdx.y) * rows_together + group % rows_together;
   const int block = static_cast<int>(blockIdx.x) * blocks_together + group / rows_together;
@@ -42,30 +42,11 @@ __global__ void __launch_bounds__(kThreads)
   if (exists && column < a.k) {
     x = load_eight(static_cast<const __nv_bfloat16*>(a.x) + row * a.x_row_stride + column);
   }
-  float magnitude = kLeastMagnitude;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) magnitude = fmaxf(magnitude, fabsf(x.v[i]));
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    magnitude = fmaxf(magnitude, __shfl_xor_sync(~0u, magnitude, distance));
-  }
-  float scale = __fdiv_rn(magnitude, kLargestE4M3), inverse = __fdiv_rn(kLargestE4M3, magnitude);
-  if (a.form == ScaleForm::kPowerOfTwo) {
-    constexpr uint32_t kMantissa = 0x7FFFFF;
-    scale = __uint_as_float((__float_as_uint(scale) + kMantissa) & ~kMantissa);
-    inverse = __fdiv_rn(1.0f, scale);
-  }
-  if (a.fixed_scale != 0) {
-    scale = a.fixed_scale;
-    inverse = __fdiv_rn(1.0f, scale);
-  }
+  const BlockScale scale = block_scale(block_magnitude(x), a.form, a.fixed_scale);
   if (!exists) return;
-#pragma unroll
-  for (float& value : x.v) value *= inverse;
   auto* to = static_cast<uint8_t*>(a.values) + row * a.values_row_stride + column;
-  *reinterpret_cast<uint2*>(to) = {pack_fp8<Fp8::kE4M3>(x.v[0], x.v[1], x.v[2], x.v[3]),
-                                   pack_fp8<Fp8::kE4M3>(x.v[4], x.v[5], x.v[6], x.v[7])};
-  if (lane == 0) a.scales[block * a.scales_block_stride + row] = scale;
+  *reinterpret_cast<uint2*>(to) = pack_e4m3(x, scale.inverse);
+  if (lane == 0) a.scales[block * a.scales_block_stride + row] = scale.scale;
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+// quantize_block() (quantize_rows.h) for kernels that have a row in registers: sixteen lanes, an
+// aligned half of a warp, have eight neighbouring values each of a block of 128.
+//
+// Determinism: the bits of quantize_block(): all divisions are IEEE's.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/fp8.cuh"
+#include "device/cuda/rows.cuh"
+#include "ops/scaled_linear/quantized_rows_cuda.h"
+
+namespace fathom::cuda {
+
+inline constexpr int kBlockLanes = 16;
+
+// What gives a block's values back, and what they are multiplied by before.
+struct BlockScale {
+  float scale, inverse;
+};
+
+// magnitude: the largest of the block, at least kLeastMagnitude. fixed_scale: 0, or the scale.
+__device__ inline BlockScale block_scale(float magnitude, ScaleForm form, float fixed_scale = 0) {
+  if (fixed_scale != 0) return {fixed_scale, __fdiv_rn(1.0f, fixed_scale)};
+  BlockScale s = {__fdiv_rn(magnitude, kLargestE4M3), __fdiv_rn(kLargestE4M3, magnitude)};
+  if (form == ScaleForm::kPowerOfTwo) {
+    constexpr uint32_t kMantissa = 0x7FFFFF;
+    s.scale = __uint_as_float((__float_as_uint(s.scale) + kMantissa) & ~kMantissa);
+    s.inverse = __fdiv_rn(1.0f, s.scale);
+  }
+  return s;
+}
+
+// Of the sixteen lanes' values, in all of them; all sixteen call it together.
+__device__ inline float block_magnitude(const Eight& x) {
+  const uint32_t lanes = 0xFFFFu << (threadIdx.x & kBlockLanes);
+  float magnitude = kLeastMagnitude;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) magnitude = fmaxf(magnitude, fabsf(x.v[i]));
+#pragma unroll
+  for (int distance = kBlockLanes / 2; distance > 0; distance /= 2) {
+    magnitude = fmaxf(magnitude, __shfl_xor_sync(lanes, magnitude, distance));
+  }
+  return magnitude;
+}
+
+__device__ inline uint2 pack_e4m3(const Eight& x, float inverse) {
+  const auto four = [&](int i) {
+    return pack_fp8<Fp8::kE4M3>(x.v[i] * inverse, x.v[i + 1] * inverse, x.v[i + 2] * inverse,
+                                x.v[i + 3] * inverse);
+  };
+  return {four(0), four(4)};
+}
+
+// A lane's eight columns from `column` on, bf16 numbers; all sixteen call it together.
+__device__ inline void store_quantized(const Eight& x, const QuantizedRows& to, int64_t row,
+                                       int column) {
+  const BlockScale s = block_scale(block_magnitude(x), to.form, to.fixed_scale);
+  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(to.values) + row * to.values_row_stride +
+                            column) = pack_e4m3(x, s.inverse);
+  constexpr int kBlock = static_cast<int>(kScaleBlock);
+  if (column % kBlock == 0) to.scales[column / kBlock * to.scales_block_stride + row] = s.scale;
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,22 @@
+// Where an operation on the GPU leaves rows of activations in e4m3, in the layout that products of
+// e4m3 read (scaled_linear_cuda.h), so that quantize_rows() need not follow it.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/scaled_linear/quantize_rows.h"
+
+namespace fathom::cuda {
+
+// Pointers are device memory, aligned to 16 bytes. The values are those that quantize_rows() makes
+// of the operation's result in bf16, to the bit; k is a multiple of 128.
+struct QuantizedRows {
+  void* values = nullptr;           // [rows, k] e4m3; null: not wanted
+  int64_t values_row_stride = 0;    // a multiple of 16
+  float* scales = nullptr;          // [k / 128, rows]
+  int64_t scales_block_stride = 0;  // at least rows, a multiple of 4
+  ScaleForm form = ScaleForm::kF32;
+  float fixed_scale = 0;  // of all blocks, whatever the values are; 0: each block's own
+};
+
+}  // namespace fathom::cuda
