@@ -1,0 +1,385 @@
+// What: for each head, rows of x become e4m3 with a scale for each 128 columns, times the head's
+// matrix of e4m3 with scales of 128 x 128.
+//
+// Inputs/outputs: scaled_absorb_cuda.h. Which block takes what: scaled_absorb_plan.h.
+//
+// Layout: a head's weights, 64 KB at most, lie in shared memory for good, as up to four blocks of
+// [128, 128] with the 128-byte swizzle; a tile of up to 64 rows of x (tokens) beside them. Two
+// warpgroups have 64 rows of weights each. Two thread blocks fit on a multiprocessor.
+//
+// Algorithm: transposed, so that few tokens waste nothing: rows of weights are the M of the tensor
+// core's instruction, tokens its N. Weights are asked for before earlier launches have ended. Then,
+// tile after tile: sixteen lanes quantise 128 columns of a token on their way into shared memory;
+// products, times scales, turn into rows of tokens in shared memory; sixteen lanes write 128
+// columns of a token, in bf16 or quantised once more.
+//
+// Determinism: a sum's blocks of k are added in their order, whatever the tile: a row's bits depend
+// on the row alone.
+//
+// Limits: n and k of 128 and 512. Few rows are bound by reading the weights (2.0 us for 128 heads
+// at 4.3 TB/s), many by x and out, which are bf16.
+//
+// Measured: docs/kernels/scaled_linear.md.
+#include "base/check.h"
+#include "base/math.h"
+#include "device/cuda/launch.h"
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_map.h"
+#include "device/cuda/wgmma.cuh"
+#include "ops/scaled_linear/quantize_block_cuda.cuh"
+#include "ops/scaled_linear/scaled_absorb_cuda.h"
+#include "ops/scaled_linear/scaled_absorb_plan.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kAbsorbThreads = 256;  // two warpgroups
+constexpr int kSide = 128;           // of a block of weights
+constexpr int kWeightBlockBytes = kSide * kSide, kWeightBlocks = ScaledAbsorbPlan::kBlocks;
+
+struct AbsorbArguments {
+  const __nv_bfloat16* x;
+  int64_t x_row_stride, x_head_stride;
+  const float* weight_scales;
+  __nv_bfloat16* out;
+  int64_t out_row_stride, out_head_stride;
+  QuantizedRows quantized;
+  ScaleForm form;
+  int32_t rows, n_parts, row_parts;
+};
+
+__device__ float4 load_four_scales(const float* from) {
+  const uint4 v = load_weights_16(from);
+  return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+}
+
+// kKBlocks: of 128 of k, 1 or 4; the other way round of n.
+template <int kTokens, int kKBlocks>
+struct AbsorbMemory {
+  // Of 128 columns of results of a tile: as many as are under way together.
+  static constexpr int kStaged = kKBlocks > 1 ? 1 : kTokens < 64 ? kWeightBlocks : 2;
+  // A tile's tokens are no longer wanted when its only result is complete.
+  static constexpr bool kInPlace = kKBlocks > 1;
+  static constexpr int kTokenBytes = kKBlocks * kTokens * kSide;
+  static constexpr int kResultBytes = kTokens * kSide * 2;
+
+  alignas(1024) uint8_t weights[kWeightBlocks][kWeightBlockBytes];
+  alignas(1024) uint8_t tokens_and_results[kTokenBytes + (kInPlace ? 0 : kStaged * kResultBytes)];
+  __device__ uint8_t* tokens(int block) { return tokens_and_results + block * (kTokens * kSide); }
+  __device__ uint8_t* results(int slot) {
+    return tokens_and_results + (kInPlace ? 0 : kTokenBytes) + slot * kResultBytes;
+  }
+  float scales[kKBlocks][kTokens];
+  uint64_t arrived[kWeightBlocks];
+};
+
+template <int kTokens, int kKBlocks>
+class AbsorbTile {
+ public:
+  using Memory = AbsorbMemory<kTokens, kKBlocks>;
+
+  __device__ AbsorbTile(Memory& memory, const AbsorbArguments& a, int head, int first_block)
+      : memory_(memory),
+        a_(a),
+        head_(head),
+        first_block_(first_block),
+        weight_scales_(load_four_scales(a.weight_scales + head * kWeightBlocks)) {}
+
+  // x's rows from first_row on, in e4m3.
+  __device__ void quantize(int first_row) {
+    constexpr int kEights = kTokens * kKBlocks * kBlockLanes;
+    constexpr int kEach = (kEights + kAbsorbThreads - 1) / kAbsorbThreads;
+    constexpr int kTogether = kEach < 8 ? kEach : 8;  // loads under way
+#pragma unroll 1
+    for (int begin = 0; begin < kEach; begin += kTogether) {
+      uint4 x[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int eight = (begin + i) * kAbsorbThreads + static_cast<int>(threadIdx.x);
+        const int token = eight / (kKBlocks * kBlockLanes),
+                  column = eight % (kKBlocks * kBlockLanes);
+        x[i] = make_uint4(0, 0, 0, 0);
+        if (token < kTokens && first_row + token < a_.rows) {
+          x[i] = *reinterpret_cast<const uint4*>(a_.x + (first_row + token) * a_.x_row_stride +
+                                                 head_ * a_.x_head_stride + column * 8);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int eight = (begin + i) * kAbsorbThreads + static_cast<int>(threadIdx.x);
+        const int token = eight / (kKBlocks * kBlockLanes);
+        if (token >= kTokens) continue;
+        const int block = eight / kBlockLanes % kKBlocks, lane = eight % kBlockLanes;
+        const Eight wide = widen(x[i]);
+        const BlockScale scale = block_scale(block_magnitude(wide), a_.form);
+        *reinterpret_cast<uint2*>(memory_.tokens(block) + token * kSide +
+                                  ((lane / 2) ^ (token % 8)) * 16 + lane % 2 * 8) =
+            pack_e4m3(wide, scale.inverse);
+        if (lane == 0) memory_.scales[block][token] = scale.scale;
+      }
+    }
+    fence_async_proxy();
+  }
+
+  // Products of block `block` of the weights with their 128 columns of the tokens.
+  __device__ void begin(float (&products)[kTokens / 2], int block) {
+    barrier_wait(&memory_.arrived[block], 0);
+    const uint32_t weights = shared_address(memory_.weights[block]) + warpgroup() * (64 * kSide);
+    const uint32_t tokens = shared_address(memory_.tokens(kKBlocks > 1 ? block : 0));
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < kSide / 32; ++i) {
+      mma_64_e4m3(products, swizzled_matrix(weights + i * 32, 1024),
+                  swizzled_matrix(tokens + i * 32, 1024), i > 0);
+    }
+    mma_commit();
+  }
+
+  // sums (+)= products times the scales of block `block`.
+  template <bool kFirst>
+  __device__ void scale(float (&sums)[kTokens / 2], const float (&products)[kTokens / 2],
+                        int block) const {
+    const float* const of_tokens = memory_.scales[kKBlocks > 1 ? block : 0] + lane() % 4 * 2;
+    const float of_weights = weight_scale(block);
+#pragma unroll
+    for (int g = 0; g < kTokens / 8; ++g) {
+      const float2 s = *reinterpret_cast<const float2*>(of_tokens + g * 8);
+      const float scales[2] = {s.x * of_weights, s.y * of_weights};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = 4 * g + j;
+        sums[at] =
+            kFirst ? products[at] * scales[j % 2] : fmaf(products[at], scales[j % 2], sums[at]);
+      }
+    }
+  }
+
+  // 128 columns of results as rows of tokens, in bf16. All threads meet between this and write().
+  __device__ void stage(const float (&sums)[kTokens / 2], int slot) const {
+    const uint32_t to = shared_address(memory_.results(slot));
+    const int column = static_cast<int>(threadIdx.x) / kWarp * 2 + lane() / 8 % 2;  // of 8 columns
+#pragma unroll
+    for (int g = 0; g < kTokens / 8; g += 2) {
+      constexpr int kLast = kTokens / 8 - 1;  // a tile of 8 tokens is written twice
+      const int next = g < kLast ? g + 1 : g;
+      const int token = (lane() / 16 == 0 ? g : next) * 8 + lane() % 8;
+      store_matrices_transposed(to + token * (2 * kSide) + ((column ^ (token % 8)) * 16),
+                                pack_bf16(sums[4 * g], sums[4 * g + 1]),
+                                pack_bf16(sums[4 * g + 2], sums[4 * g + 3]),
+                                pack_bf16(sums[4 * next], sums[4 * next + 1]),
+                                pack_bf16(sums[4 * next + 2], sums[4 * next + 3]));
+    }
+  }
+
+  __device__ void write(int first_row, int block, int slot) const {
+    const int chunk = static_cast<int>(threadIdx.x) % kBlockLanes;
+    for (int token = static_cast<int>(threadIdx.x) / kBlockLanes; token < kTokens;
+         token += kAbsorbThreads / kBlockLanes) {
+      const int row = first_row + token;
+      if (row >= a_.rows) break;
+      const uint4 v = *reinterpret_cast<const uint4*>(memory_.results(slot) + token * (2 * kSide) +
+                                                      ((chunk ^ (token % 8)) * 16));
+      if (a_.out != nullptr) {
+        const int column = kKBlocks > 1 ? 0 : (first_block_ + block) * kSide;
+        *reinterpret_cast<uint4*>(a_.out + row * a_.out_row_stride + head_ * a_.out_head_stride +
+                                  column + chunk * 8) = v;
+      }
+      if constexpr (kKBlocks > 1) {
+        if (a_.quantized.values != nullptr) {
+          store_quantized(widen(v), a_.quantized, row, head_ * kSide + chunk * 8);
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+  __device__ float weight_scale(int block) const {
+    const int i = first_block_ + block;
+    return i < 2 ? (i == 0 ? weight_scales_.x : weight_scales_.y)
+                 : (i == 2 ? weight_scales_.z : weight_scales_.w);
+  }
+
+  Memory& memory_;
+  const AbsorbArguments& a_;
+  const int head_, first_block_;
+  const float4 weight_scales_;
+};
+
+// W_UK: a block of weights, a result of 128 columns.
+template <int kTokens>
+__device__ void absorb_tile(AbsorbTile<kTokens, 1>& tile, int first_row, int blocks) {
+  if constexpr (kTokens < 64) {
+    float products[kWeightBlocks][kTokens / 2];
+#pragma unroll
+    for (int b = 0; b < kWeightBlocks; ++b) {
+      if (b < blocks) tile.begin(products[b], b);
+    }
+    mma_wait();
+#pragma unroll
+    for (int b = 0; b < kWeightBlocks; ++b) {
+      pin(products[b]);
+      if (b >= blocks) continue;
+      tile.template scale<true>(products[b], products[b], b);
+      tile.stage(products[b], b);
+    }
+    __syncthreads();
+    for (int b = 0; b < blocks; ++b) tile.write(first_row, b, b);
+  } else {
+    // One after the other; while results are written the next are made, in the other slot.
+    for (int b = 0; b < blocks; ++b) {
+      float products[kTokens / 2];
+      tile.begin(products, b);
+      mma_wait();
+      pin(products);
+      tile.template scale<true>(products, products, b);
+      tile.stage(products, b % 2);
+      __syncthreads();
+      tile.write(first_row, b, b % 2);
+    }
+  }
+}
+
+// W_UV: all blocks of weights are one result's.
+template <int kTokens>
+__device__ void absorb_tile(AbsorbTile<kTokens, 4>& tile, int first_row, int) {
+  float sums[kTokens / 2];
+  if constexpr (kTokens < 64) {
+    float more[kWeightBlocks - 1][kTokens / 2];
+    tile.begin(sums, 0);
+#pragma unroll
+    for (int b = 1; b < kWeightBlocks; ++b) tile.begin(more[b - 1], b);
+    mma_wait();
+    pin(sums);
+    tile.template scale<true>(sums, sums, 0);
+#pragma unroll
+    for (int b = 1; b < kWeightBlocks; ++b) {
+      pin(more[b - 1]);
+      tile.template scale<false>(sums, more[b - 1], b);
+    }
+  } else {
+#pragma unroll
+    for (int b = 0; b < kWeightBlocks; ++b) {
+      float products[kTokens / 2];
+      tile.begin(products, b);
+      mma_wait();
+      pin(products);
+      if (b == 0) {
+        tile.template scale<true>(sums, products, b);
+      } else {
+        tile.template scale<false>(sums, products, b);
+      }
+    }
+  }
+  __syncthreads();
+  tile.stage(sums, 0);
+  __syncthreads();
+  tile.write(first_row, 0, 0);
+  __syncthreads();
+}
+
+template <int kTokens, int kKBlocks>
+__global__ void __launch_bounds__(kAbsorbThreads, 2)
+    scaled_absorb_kernel(const __grid_constant__ CUtensorMap weights,
+                         const __grid_constant__ AbsorbArguments a) {
+  using Memory = AbsorbMemory<kTokens, kKBlocks>;
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  Memory& memory = *reinterpret_cast<Memory*>(bytes);
+  const int index = static_cast<int>(blockIdx.x);
+  const int row_part = index % a.row_parts, n_part = index / a.row_parts % a.n_parts;
+  const int head = index / (a.row_parts * a.n_parts);
+  const int blocks = kWeightBlocks / a.n_parts, first_block = n_part * blocks;
+  let_next_launch_begin();
+  if (threadIdx.x == 0) {
+    for (int b = 0; b < blocks; ++b) barrier_init(&memory.arrived[b], 1);
+    fence_barrier_init();
+    const uint64_t policy = a.row_parts == 1 ? read_once_policy() : keep_policy();
+    for (int b = 0; b < blocks; ++b) {
+      barrier_expect(&memory.arrived[b], kWeightBlockBytes);
+      const int block = first_block + b;
+      copy_box_under(policy, memory.weights[b], &weights, &memory.arrived[b],
+                     kKBlocks > 1 ? block * kSide : 0, kKBlocks > 1 ? 0 : block * kSide, head);
+    }
+  }
+  AbsorbTile<kTokens, kKBlocks> tile(memory, a, head, first_block);
+  wait_for_earlier_launches();
+  for (int row = row_part * kTokens; row < a.rows; row += a.row_parts * kTokens) {
+    tile.quantize(row);
+    __syncthreads();
+    absorb_tile(tile, row, blocks);
+  }
+}
+
+template <int kTokens, int kKBlocks>
+void launch_absorb(const CUtensorMap& weights, const AbsorbArguments& a, int heads,
+                   cudaStream_t stream) {
+  const auto kernel = scaled_absorb_kernel<kTokens, kKBlocks>;
+  constexpr int kBytes = sizeof(AbsorbMemory<kTokens, kKBlocks>);
+  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
+  static_cast<void>(allowed);
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(heads * a.n_parts * a.row_parts),
+          .threads = kAbsorbThreads,
+          .shared_bytes = kBytes},
+         stream, weights, a);
+}
+
+template <int kKBlocks>
+void launch_absorb_tile(int tokens, const CUtensorMap& weights, const AbsorbArguments& a, int heads,
+                        cudaStream_t stream) {
+  switch (tokens) {
+    case 8:
+      return launch_absorb<8, kKBlocks>(weights, a, heads, stream);
+    case 16:
+      return launch_absorb<16, kKBlocks>(weights, a, heads, stream);
+    case 32:
+      return launch_absorb<32, kKBlocks>(weights, a, heads, stream);
+    default:
+      return launch_absorb<64, kKBlocks>(weights, a, heads, stream);
+  }
+}
+
+}  // namespace
+
+void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
+  const bool into_latent = a.n == kAbsorbedLatent && a.k == kAbsorbedHead;
+  FATHOM_CHECK(into_latent || (a.n == kAbsorbedHead && a.k == kAbsorbedLatent),
+               "absorption by [{}, {}]", a.n, a.k);
+  FATHOM_CHECK(a.x_row_stride % 8 == 0 && a.x_head_stride % 8 == 0 && a.out_row_stride % 8 == 0 &&
+                   a.out_head_stride % 8 == 0,
+               "strides {}, {} of x and {}, {} of out are no multiples of 8", a.x_row_stride,
+               a.x_head_stride, a.out_row_stride, a.out_head_stride);
+  FATHOM_CHECK(
+      a.quantized.values == nullptr ||
+          (!into_latent && a.quantized.values_row_stride % 16 == 0 &&
+           a.quantized.scales_block_stride >= a.rows && a.quantized.scales_block_stride % 4 == 0),
+      "results of [{}, {}] in e4m3 with strides {} and {}", a.n, a.k, a.quantized.values_row_stride,
+      a.quantized.scales_block_stride);
+  if (a.rows == 0 || a.heads == 0) return;
+  const ScaledAbsorbPlan plan = plan_scaled_absorb(
+      {.rows = a.rows, .heads = a.heads, .splits_n = into_latent}, num_multiprocessors());
+  const Axis axes[] = {{.size = a.k, .stride = 1, .box = kSide},
+                       {.size = a.n, .stride = a.k, .box = kSide},
+                       {.size = a.heads, .stride = int64_t{a.n} * a.k, .box = 1}};
+  const CUtensorMap weights = e4m3_map(a.weight, axes);
+  const AbsorbArguments arguments = {.x = static_cast<const __nv_bfloat16*>(a.x),
+                                     .x_row_stride = a.x_row_stride,
+                                     .x_head_stride = a.x_head_stride,
+                                     .weight_scales = a.weight_scales,
+                                     .out = static_cast<__nv_bfloat16*>(a.out),
+                                     .out_row_stride = a.out_row_stride,
+                                     .out_head_stride = a.out_head_stride,
+                                     .quantized = a.quantized,
+                                     .form = a.form,
+                                     .rows = a.rows,
+                                     .n_parts = plan.n_parts,
+                                     .row_parts = plan.row_parts};
+  if (into_latent) {
+    launch_absorb_tile<1>(plan.tokens, weights, arguments, a.heads, stream);
+  } else {
+    launch_absorb_tile<4>(plan.tokens, weights, arguments, a.heads, stream);
+  }
+}
+
+}  // namespace fathom::cuda

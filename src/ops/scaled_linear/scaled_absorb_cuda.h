@@ -1,0 +1,41 @@
+// The absorption products on a Hopper GPU with weights in e4m3: for each head h,
+//
+//   out[m, h] = quantized(x[m, h]) W[h]^T
+//
+// W_UK takes queries into the latent space ([n, k] is [512, 128]), W_UV results out of it
+// ([128, 512]). x is bf16 and becomes e4m3 inside, with a scale for each 128 columns, by
+// quantize_block(); products of 128 of k are summed by the tensor cores, which keep some 14 bits of
+// a sum of e4m3, times both scales in fp32.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/scaled_linear/quantized_rows_cuda.h"
+
+namespace fathom::cuda {
+
+// The shapes that there are kernels for: other models' halves of kv_b stay bf16.
+inline constexpr int kAbsorbedHead = 128, kAbsorbedLatent = 512;
+
+// All pointers are device memory, aligned to 16 bytes; strides count elements and are multiples of
+// 8.
+struct ScaledAbsorbArguments {
+  const void* x = nullptr;  // [rows, heads, k] bf16
+  int64_t x_row_stride = 0, x_head_stride = 0;
+  const void* weight = nullptr;          // [heads, n, k] e4m3, dense
+  const float* weight_scales = nullptr;  // [heads, n / 128, k / 128], dense
+  void* out = nullptr;                   // [rows, heads, n] bf16; null: not wanted
+  int64_t out_row_stride = 0, out_head_stride = 0;
+  QuantizedRows quantized = {};      // of n = 128: k is heads * 128, a head's columns one block
+  ScaleForm form = ScaleForm::kF32;  // of x
+  int32_t rows = 0, heads = 0, n = 0, k = 0;  // [n, k] is [512, 128] or [128, 512]
+};
+
+// Enqueues one launch; nothing for no rows. Weights and their scales are read before earlier
+// launches have ended: no launch of the same stream may be writing them. A row's bits depend
+// neither on the other rows nor on their number.
+void scaled_absorb(const ScaledAbsorbArguments& arguments, cudaStream_t stream);
+
+}  // namespace fathom::cuda

@@ -1,0 +1,118 @@
+// The absorption products in e4m3 on the GPU, and in bf16, in a CUDA graph over different memory.
+//
+//   scaled_absorb_cuda_bench [--json]
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "base/math.h"
+#include "device/cuda/bench_table.h"
+#include "device/cuda/device_array.h"
+#include "device/cuda/graph_timer.h"
+#include "device/cuda/random_data.h"
+#include "ops/linear/linear_cuda.h"
+#include "ops/scaled_linear/scaled_absorb_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+enum class Form { kE4m3, kE4m3Out, kBf16 };
+
+struct Memory {
+  DeviceArray<uint16_t> x, out, wide_weight;
+  DeviceArray<uint8_t> weight, values;
+  DeviceArray<float> scales;
+};
+
+// Random bits that are numbers: the largest exponent is left out.
+std::vector<uint8_t> random_e4m3(int64_t count, std::mt19937& random) {
+  std::vector<uint8_t> values(static_cast<size_t>(count));
+  for (uint8_t& value : values) value = static_cast<uint8_t>(random() & 0xB7);
+  return values;
+}
+
+// Enough of them, over and over.
+std::vector<uint16_t> random_rows(int64_t count, float deviation, std::mt19937& random) {
+  const auto some = random_bf16(std::min<int64_t>(count, 1 << 22), deviation, random);
+  std::vector<uint16_t> values(static_cast<size_t>(count));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = some[i % some.size()];
+  return values;
+}
+
+void measure(BenchTable& table, const std::string& name, Form form, int32_t rows, int32_t heads,
+             int32_t n, int32_t k) {
+  const bool wide = form == Form::kBf16;
+  const int64_t elements = int64_t{heads} * n * k, ins = int64_t{rows} * heads * k,
+                outs = int64_t{rows} * heads * n;
+  const double bytes = static_cast<double>(elements) * (wide ? 2 : 1) + 2.0 * ins +
+                       static_cast<double>(outs) * (form == Form::kE4m3Out ? 1.03 : 2);
+  const int copies = static_cast<int>(std::clamp(400e6 / bytes, 2.0, 64.0));
+  std::mt19937 random(1);
+  const auto x = random_rows(ins, 1, random);
+  const auto weight = random_e4m3(wide ? 0 : elements, random);
+  const auto wide_weight = random_rows(wide ? elements : 0, 0.05f, random);
+  const DeviceArray<float> weight_scales(random_f32(heads * 4, 0.01f, random));
+  std::vector<Memory> memory;
+  for (int copy = 0; copy < copies; ++copy) {
+    memory.push_back({DeviceArray<uint16_t>(x), DeviceArray<uint16_t>(outs),
+                      DeviceArray<uint16_t>(wide_weight), DeviceArray<uint8_t>(weight),
+                      DeviceArray<uint8_t>(outs), DeviceArray<float>(heads * round_up(rows, 4))});
+  }
+  const double us = time_in_graph(copies, [&](int copy, cudaStream_t stream) {
+    const Memory& m = memory[static_cast<size_t>(copy)];
+    if (wide) {
+      linear({.x = m.x.data(),
+              .x_row_stride = int64_t{heads} * k,
+              .x_batch_stride = k,
+              .weight = m.wide_weight.data(),
+              .out = m.out.data(),
+              .out_row_stride = int64_t{heads} * n,
+              .out_batch_stride = n,
+              .rows = rows,
+              .n = n,
+              .k = k,
+              .batches = heads},
+             stream);
+      return;
+    }
+    ScaledAbsorbArguments arguments = {.x = m.x.data(),
+                                       .x_row_stride = int64_t{heads} * k,
+                                       .x_head_stride = k,
+                                       .weight = m.weight.data(),
+                                       .weight_scales = weight_scales.data(),
+                                       .out_row_stride = int64_t{heads} * n,
+                                       .out_head_stride = n,
+                                       .rows = rows,
+                                       .heads = heads,
+                                       .n = n,
+                                       .k = k};
+    if (form == Form::kE4m3) arguments.out = m.out.data();
+    if (form == Form::kE4m3Out) {
+      arguments.quantized = {.values = m.values.data(),
+                             .values_row_stride = int64_t{heads} * n,
+                             .scales = m.scales.data(),
+                             .scales_block_stride = round_up(rows, 4)};
+    }
+    scaled_absorb(arguments, stream);
+  });
+  table.add(name + ", " + std::to_string(heads) + " heads", std::to_string(rows) + " rows", us,
+            bytes, 2.0 * rows * static_cast<double>(elements));
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) {
+  using fathom::cuda::Form;
+  using fathom::cuda::measure;
+  fathom::cuda::BenchTable table(argc, argv);
+  for (const int heads : {16, 128}) {
+    for (const int rows : {1, 16, 64, 128, 512, 4096}) {
+      measure(table, "W_UK bf16", Form::kBf16, rows, heads, 512, 128);
+      measure(table, "W_UK e4m3", Form::kE4m3, rows, heads, 512, 128);
+      measure(table, "W_UV bf16", Form::kBf16, rows, heads, 128, 512);
+      measure(table, "W_UV e4m3", Form::kE4m3, rows, heads, 128, 512);
+      measure(table, "W_UV e4m3, out e4m3", Form::kE4m3Out, rows, heads, 128, 512);
+    }
+  }
+}
