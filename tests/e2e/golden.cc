@@ -47,12 +47,13 @@ std::string goldens_directory() { return FATHOM_SOURCE_DIR "/tests/goldens/"; }
 std::string bundled_model() { return FATHOM_SOURCE_DIR "/models/fathom-tiny"; }
 
 ModelHarness::ModelHarness(const std::string& model, const ModelOptions& options,
-                           CacheFormat format, int64_t num_pages)
+                           CacheFormat format, int64_t num_pages, bool quantize_fp8)
     : pool_(2), stream_(pool_) {
   const auto checkpoint = Checkpoint::open(model);
   FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
   LoadOptions load;
   load.show_progress = false;
+  load.quantize_fp8 = quantize_fp8;
   auto loaded = DeepSeekModel::load(*checkpoint, options, load, stream_);
   FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
   model_ = std::move(*loaded);

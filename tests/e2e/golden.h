@@ -33,7 +33,7 @@ struct TestSequence {
 class ModelHarness {
  public:
   ModelHarness(const std::string& model, const ModelOptions& options, CacheFormat format,
-               int64_t num_pages = 64);
+               int64_t num_pages = 64, bool quantize_fp8 = false);
 
   // Logits of every token of every sequence, [tokens, vocab] each, all sequences advancing together
   // by their own chunks. The sequences' cache rows are overwritten by the next call.

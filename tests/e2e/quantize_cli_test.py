@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""`fathom quantize` and `--quantization fp8` as a person would call them.
+
+    quantize_cli_test.py PROGRAM SOURCE_DIR
+
+The bundled model is in FP8. Multiplied out to float32 it is the model to quantise: the largest
+weight of each block is 448 times its scale, so that the same codes have to come out.
+"""
+import array
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+BUNDLED = os.path.join(SOURCE, "models/fathom-tiny")
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+QUESTION = ["What is 12 + 30?", "--temperature", "0", "-q", "--device", "cpu"]
+
+
+def fathom(*arguments, status=0):
+    done = subprocess.run([PROGRAM, *arguments], capture_output=True, timeout=300, env=ENVIRONMENT)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == status, f"{arguments}: status {done.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def e4m3(code):
+    exponent, mantissa = code >> 3 & 15, code & 7
+    if code & 0x7F == 0x7F:
+        return math.nan
+    size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -size if code & 0x80 else size
+
+
+CODES = [e4m3(code) for code in range(256)]
+
+
+def read_model(folder):
+    """{name: (dtype, shape, bytes)} of all shards."""
+    tensors = {}
+    for name in sorted(os.listdir(folder)):
+        if not name.endswith(".safetensors"):
+            continue
+        with open(os.path.join(folder, name), "rb") as file:
+            content = file.read()
+        length, = struct.unpack_from("<Q", content)
+        for tensor, entry in json.loads(content[8:8 + length]).items():
+            if tensor != "__metadata__":
+                begin, end = (8 + length + offset for offset in entry["data_offsets"])
+                tensors[tensor] = (entry["dtype"], entry["shape"], content[begin:end])
+    return tensors
+
+
+def multiplied_out(tensors):
+    """FP8 weights times their scales, in float32; the rest as it is."""
+    wide = {}
+    for name, (dtype, shape, data) in tensors.items():
+        if name.endswith("_scale_inv"):
+            continue
+        if dtype != "F8_E4M3":
+            wide[name] = (dtype, shape, data)
+            continue
+        _, grid, scale_bytes = tensors[name + "_scale_inv"]
+        scales = array.array("f", scale_bytes)
+        tables = [[code * scale for code in CODES] for scale in scales]
+        rows, cols = shape
+        out = array.array("f")
+        for row in range(rows):
+            for block in range(grid[1]):
+                table = tables[row // 128 * grid[1] + block]
+                begin = row * cols + 128 * block
+                end = min(begin + 128, (row + 1) * cols)
+                out.extend(map(table.__getitem__, data[begin:end]))
+        wide[name] = ("F32", shape, out.tobytes())
+    return wide
+
+
+def write_model(folder, tensors):
+    header, offset = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape,
+                        "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, _, data in tensors.values():
+            file.write(data)
+    with open(os.path.join(BUNDLED, "config.json")) as file:
+        config = json.load(file)
+    del config["quantization_config"]
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(os.path.join(BUNDLED, name), folder)
+
+
+class Quantize(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.wide = os.path.join(cls.folder.name, "wide")
+        cls.made = os.path.join(cls.folder.name, "made")
+        os.mkdir(cls.wide)
+        cls.bundled = read_model(BUNDLED)
+        write_model(cls.wide, multiplied_out(cls.bundled))
+        cls.out, cls.err = fathom("quantize", cls.wide, "--output", cls.made)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_gives_the_bundled_checkpoint_again(self):
+        self.assertIn("456 of 517 tensors in e4m3", self.out)
+        self.assertIn("Quantising: 100 %", self.err)
+        made = read_model(self.made)
+        self.assertEqual(made.keys(), self.bundled.keys())
+        for name, (dtype, shape, data) in self.bundled.items():
+            self.assertEqual(made[name][:2], (dtype, shape), name)
+            if not name.endswith("_scale_inv"):
+                self.assertEqual(made[name][2], data, name)
+                continue
+            # 448 times a scale and divided by 448 again: the last bit may have gone.
+            for one, other in zip(array.array("i", made[name][2]), array.array("i", data)):
+                self.assertLessEqual(abs(one - other), 1, name)
+
+    def test_what_it_makes_answers(self):
+        self.assertEqual(fathom("run", self.made, *QUESTION)[0], "12 + 30 = 42.\n")
+        self.assertIn("blocks of 128x128", fathom("inspect", self.made)[0])
+        questions = os.path.join(SOURCE, "tests/data/eval/json.jsonl")
+        for flags in ([self.made], [self.wide, "--quantization", "fp8"]):
+            out, _ = fathom("eval", *flags, "-q", "--limit", "10", "--json", "--set", questions,
+                            "--device", "cpu")
+            report = json.loads(out)
+            self.assertEqual(report["scores"]["json"]["correct"], 10)
+            self.assertEqual(report["quantization"], "fp8" if len(flags) > 1 else "auto")
+
+    def test_loading_quantises_and_the_plan_knows(self):
+        weights = {}
+        for quantization in ("none", "fp8"):
+            out, err = fathom("run", self.wide, "What is 12 + 30?", "--temperature", "0",
+                              "--device", "cpu", "--quantization", quantization)
+            self.assertEqual(out, "12 + 30 = 42.\n")
+            weights[quantization] = float(err.split("  weights ")[1].split()[0])
+        self.assertLess(weights["fp8"], 0.4 * weights["none"])
+
+    def test_what_cannot_be_done_is_said(self):
+        _, err = fathom("quantize", self.wide, self.made, status=2)
+        self.assertIn("is not empty", err)
+        _, err = fathom("quantize", BUNDLED, self.made + "-2", status=2)
+        self.assertIn("quantised already, to FP8 with scales by blocks of 128x128", err)
+        self.assertFalse(os.path.exists(self.made + "-2"))
+        _, err = fathom("run", BUNDLED, *QUESTION, "--quantization", "awq", status=2)
+        self.assertIn("awq", err)
+        goldens = os.path.join(SOURCE, "tests/goldens/v2_fp8_tensor")
+        _, err = fathom("bench", "latency", goldens, "-q", "--quantization", "fp8", status=2)
+        self.assertIn("stored in FP8 already, with one scale a tensor", err)
+        # The same form is what was asked for.
+        self.assertEqual(fathom("run", BUNDLED, *QUESTION, "--quantization", "fp8")[0],
+                         "12 + 30 = 42.\n")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)

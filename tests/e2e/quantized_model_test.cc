@@ -1,0 +1,59 @@
+// Checkpoints in bf16 and f16, quantised offline and while they are loaded: the same model.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/json.h"
+#include "checkpoint/quantize_checkpoint.h"
+#include "checkpoint/test_files.h"
+#include "e2e/golden.h"
+
+namespace fathom {
+namespace {
+
+std::vector<int32_t> prompt_of(const std::string& directory) {
+  const auto text = read_text_file(directory + "/golden.json", 1 << 24);
+  FATHOM_CHECK(text.has_value(), "{}", text.error().message);
+  return json::value_to<std::vector<int32_t>>(parse_json(*text, "golden.json")->at("prompt_ids"));
+}
+
+double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  double dot = 0, length_a = 0, length_b = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    dot += static_cast<double>(a[i]) * b[i];
+    length_a += static_cast<double>(a[i]) * a[i];
+    length_b += static_cast<double>(b[i]) * b[i];
+  }
+  return dot / std::sqrt(length_a * length_b);
+}
+
+TEST(QuantizedModel, OfflineAndWhileLoadingAreTheSameBits) {
+  for (const char* name : {"v3", "v2lite", "v2_group", "kimi"}) {
+    const std::string source = goldens_directory() + name;
+    const TestFolder folder;
+    QuantizeOptions options;
+    options.output = folder / "made";
+    options.show_progress = false;
+    const auto checkpoint = Checkpoint::open(source);
+    ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+    const auto made = quantize_checkpoint(*checkpoint, options);
+    ASSERT_TRUE(made) << made.error().message;
+
+    const std::vector<TestSequence> prompt{{prompt_of(source), {1 << 20}}};
+    for (const DType compute : {DType::kBF16, DType::kF32}) {
+      ModelOptions model;
+      model.compute = compute;
+      const auto logits = [&](const std::string& directory, bool quantize) {
+        return ModelHarness(directory, model, CacheFormat::kBF16, 64, quantize).run(prompt)[0];
+      };
+      const auto stored = logits(source, false), quantized = logits(source, true);
+      EXPECT_EQ(logits(options.output, false), quantized) << name;
+      EXPECT_NE(stored, quantized) << name;
+      // What rounding to 4 bits does to random weights of few columns; a wrong scale gives 0.
+      EXPECT_GT(cosine(stored, quantized), 0.98) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom
