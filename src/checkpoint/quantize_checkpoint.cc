@@ -111,10 +111,16 @@ class ShardWork {
     return {};
   }
 
+  Result<> write(const Piece& piece, const void* data, int64_t bytes, int64_t offset) const {
+    const auto done = file_.write(data, bytes, offset);
+    if (!done) return with_context(fmt::format("tensor {:?}: ", piece.tensor->name), done.error());
+    return {};
+  }
+
   Result<> copy(const Piece& piece, Slot& slot) const {
     FATHOM_RETURN_IF_ERROR(read(piece, piece.begin, piece.count, slot));
     FATHOM_RETURN_IF_ERROR(
-        file_.write(slot.source.data(), piece.count, piece.tensor->offset + piece.begin));
+        write(piece, slot.source.data(), piece.count, piece.tensor->offset + piece.begin));
     if (progress_ != nullptr) progress_->add(piece.count);
     return {};
   }
@@ -137,10 +143,10 @@ class ShardWork {
           done.error());
     }
     FATHOM_RETURN_IF_ERROR(
-        file_.write(slot.values.data(), rows * cols, tensor.offset + piece.begin * cols));
+        write(piece, slot.values.data(), rows * cols, tensor.offset + piece.begin * cols));
     FATHOM_RETURN_IF_ERROR(
-        file_.write(slot.scales.data(), 4 * grid_rows * grid_cols,
-                    tensor.scales_offset + 4 * (piece.begin / kScaleBlock) * grid_cols));
+        write(piece, slot.scales.data(), 4 * grid_rows * grid_cols,
+              tensor.scales_offset + 4 * (piece.begin / kScaleBlock) * grid_cols));
     if (progress_ != nullptr) progress_->add(rows * row_bytes);
     return {};
   }
