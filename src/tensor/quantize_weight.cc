@@ -45,20 +45,27 @@ uint8_t encode_e4m3(float value) {
   constexpr float kUnits = 16384.0f;
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + kUnits) -
                              std::bit_cast<uint32_t>(kUnits);
-  constexpr uint32_t kLeastNormal = 121u << 23;
-  const uint32_t code = magnitude < kLeastNormal ? subnormal : normal;
-  return static_cast<uint8_t>(std::min(code, 0x7Eu) | (bits >> 24 & 0x80));
+  constexpr int32_t kLeastNormal = 121 << 23;
+  // Both are computed and one is masked out; signed, because the oldest vector instructions compare
+  // only such.
+  const int32_t is_subnormal =
+      -static_cast<int32_t>(static_cast<int32_t>(magnitude) < kLeastNormal);
+  const auto code = static_cast<int32_t>(subnormal & static_cast<uint32_t>(is_subnormal)) |
+                    (static_cast<int32_t>(normal) & ~is_subnormal);
+  return static_cast<uint8_t>(std::min(code, 0x7E) | static_cast<int32_t>(bits >> 24 & 0x80));
 }
 
 // As bits, because they order NaN above infinity above all numbers.
 uint32_t largest_magnitude(const ConstTensorView& weights) {
   RowPiece row{};  // what is beyond the last column stays 0
-  uint32_t largest = 0;
+  int32_t largest = 0;
   for (int64_t r = 0; r < weights.size(0); ++r) {
     widen_row(weights, r, row);
-    for (const float w : row) largest = std::max(largest, std::bit_cast<uint32_t>(w) & kMagnitude);
+    for (const float w : row) {
+      largest = std::max(largest, static_cast<int32_t>(std::bit_cast<uint32_t>(w) & kMagnitude));
+    }
   }
-  return largest;
+  return static_cast<uint32_t>(largest);
 }
 
 // [first_row, first_col] of a block of `matrix`, up to 128x128.
