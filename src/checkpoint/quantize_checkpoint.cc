@@ -196,7 +196,7 @@ Result<> copy_small_files(const Checkpoint& checkpoint, const QuantizeOutput& ou
        it.increment(failure)) {
     const std::string name = it->path().filename().string();
     const std::string extension = it->path().extension().string();
-    if (name == kConfig || name.ends_with(".safetensors") || name == kIndex ||
+    if (name == kConfig || name.ends_with(".safetensors") || name.ends_with(".index.json") ||
         name.starts_with('.') || extension == ".bin" || extension == ".pt" || extension == ".pth" ||
         extension == ".gguf") {
       continue;

@@ -96,6 +96,7 @@ class Quantize : public testing::Test {
     source_.write("tokenizer.json", "{\"not\": \"read here\"}");
     source_.write("LICENSE", "MIT");
     source_.write("pytorch_model.bin", "left behind");
+    source_.write("pytorch_model.bin.index.json", "this too");
     const auto form = Checkpoint::open_dummy(source_.path());
     EXPECT_TRUE(form) << form.error().message;
     int i = 0;
