@@ -134,7 +134,7 @@ Result<MemoryRequest> cpu_memory(const LoadedEngine& loaded, const ModelRunnerOp
 
 Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
                                          const GpuRunnerOptions& options) {
-  FATHOM_TRY(const GpuMemory memory, gpu_memory(loaded.checkpoint.config(), options));
+  FATHOM_TRY(const GpuMemory memory, gpu_memory(loaded.checkpoint, options));
   MemoryRequest request;
   request.budget = memory.free;
   request.fixed = {{"weights", memory.weights},

@@ -41,7 +41,7 @@ struct GpuMemory {
   int64_t free = 0, total = 0;
   int64_t weights = 0, working_space = 0;
 };
-Result<GpuMemory> gpu_memory(const ModelConfig& config, const GpuRunnerOptions& options);
+Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options);
 
 // What the device copies (bytes read and written) and multiplies (bf16) a second, measured now in
 // 2.5 GiB of its free memory. For holding other measurements against.

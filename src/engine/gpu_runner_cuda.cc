@@ -417,16 +417,16 @@ int num_gpus() {
   return count;
 }
 
-Result<GpuMemory> gpu_memory(const ModelConfig& config, const GpuRunnerOptions& options) {
+Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<GpuMemory> {
     check(cudaSetDevice(options.device), "choosing the device");
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
     return GpuMemory{.free = static_cast<int64_t>(free),
                      .total = static_cast<int64_t>(total),
-                     .weights = cuda::weight_bytes(config),
+                     .weights = cuda::DeepSeekModel::weight_bytes(checkpoint),
                      .working_space = cuda::DeepSeekModel::workspace_bytes(
-                         config, model_options(config, options))};
+                         checkpoint.config(), model_options(checkpoint.config(), options))};
   });
 }
 

@@ -14,7 +14,7 @@ tl::unexpected<Status> not_in_this_build() {
 
 int num_gpus() { return 0; }
 
-Result<GpuMemory> gpu_memory(const ModelConfig&, const GpuRunnerOptions&) {
+Result<GpuMemory> gpu_memory(const Checkpoint&, const GpuRunnerOptions&) {
   return not_in_this_build();
 }
 

@@ -104,6 +104,10 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(logits_, options_.max_logit_rows * config_.vocab_size);
 }
 
+int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint) {
+  return cuda::weight_bytes(checkpoint, StoredFp8::kExpandedToBF16);
+}
+
 int64_t DeepSeekModel::workspace_bytes(const ModelConfig& config, const ModelOptions& options) {
   int64_t bytes = 0;
   DeepSeekModel(config, options).for_each_piece([&](auto* pointer, int64_t count) {
@@ -125,7 +129,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
     bytes = round_up(bytes + count * static_cast<int64_t>(sizeof(T)), kAlignment);
   });
   model->fill_constants();
-  FATHOM_TRY(model->weights_, load_weights(checkpoint, load_options));
+  FATHOM_TRY(model->weights_, load_weights(checkpoint, StoredFp8::kExpandedToBF16, load_options));
   return model;
 }
 
@@ -216,7 +220,8 @@ void DeepSeekModel::attention(const LayerWeights& weights, const StepLayout& ste
                               const std::byte* arrays, const Pages& pages, cudaStream_t stream) {
   const int64_t hidden = config_.hidden, columns = q_kv_a_columns(config_);
   const int64_t first = columns - config_.latent_dim();  // where kv_a begins
-  product(normed_, hidden, weights.q_kv_a, {columns, hidden}, q_kv_a_, columns, step.rows, stream);
+  product(normed_, hidden, weights.q_kv_a.values, {columns, hidden}, q_kv_a_, columns, step.rows,
+          stream);
   Query query = {q_kv_a_, columns};
   if (config_.q_lora_rank > 0) {
     const int64_t lora = config_.q_lora_rank;
@@ -230,8 +235,8 @@ void DeepSeekModel::attention(const LayerWeights& weights, const StepLayout& ste
               .n = lora},
              stream);
     query = {q_, q_rows(config_)};
-    product(q_a_normed_, lora, weights.q_b, {query.stride, lora}, q_, query.stride, step.rows,
-            stream);
+    product(q_a_normed_, lora, weights.q_b.values, {query.stride, lora}, q_, query.stride,
+            step.rows, stream);
   }
   query_key({.q = query.data,
              .q_stride = query.stride,
@@ -256,7 +261,8 @@ void DeepSeekModel::attention(const LayerWeights& weights, const StepLayout& ste
     mha_attention(weights, step, pass, arrays, query, pages, stream);
   }
   const int64_t heads_out = config_.num_heads * config_.v_dim;
-  product(heads_out_, heads_out, weights.o, {hidden, heads_out}, delta_, hidden, step.rows, stream);
+  product(heads_out_, heads_out, weights.o.values, {hidden, heads_out}, delta_, hidden, step.rows,
+          stream);
 }
 
 // W_UK folded into the query, attention over the latent rows, W_UV after.
@@ -269,7 +275,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
   linear({.x = query.data,
           .x_row_stride = query.stride,
           .x_batch_stride = config_.qk_dim(),
-          .weight = weights.uk,
+          .weight = weights.uk.values,
           .out = q_latent_,
           .out_row_stride = heads * latent,
           .out_batch_stride = latent,
@@ -299,7 +305,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
   linear({.x = o_latent_,
           .x_row_stride = heads * latent,
           .x_batch_stride = latent,
-          .weight = weights.uv,
+          .weight = weights.uv.values,
           .out = heads_out_,
           .out_row_stride = heads * v,
           .out_batch_stride = v,
@@ -335,7 +341,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                  .latent = key_latent_,
                  .k_rope = key_rope_},
                 stream);
-  product(key_latent_, latent, weights.kv_b, {columns, latent}, kv_, columns, pass.num_keys,
+  product(key_latent_, latent, weights.kv_b.values, {columns, latent}, kv_, columns, pass.num_keys,
           stream);
   mha_prefill(num_multiprocessors_,
               {.q = query.data,
@@ -363,8 +369,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
                             .x = normed_,
                             .expert_ids = dense_ids_,
                             .expert_weights = dense_weights_,
-                            .gate_up = weights.dense.gate_up,
-                            .down = weights.dense.down,
+                            .gate_up = weights.dense.gate_up.values,
+                            .down = weights.dense.down.values,
                             .out = delta_,
                             .out_type = DType::kBF16,
                             .workspace = mlp_,
@@ -386,17 +392,17 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
     arguments.shape = moe_shape(config_);
     arguments.expert_ids = expert_ids_;
     arguments.expert_weights = expert_weights_;
-    arguments.gate_up = weights.experts.gate_up;
-    arguments.down = weights.experts.down;
-    arguments.shared_gate_up = weights.shared.gate_up;
-    arguments.shared_down = weights.shared.down;
+    arguments.gate_up = weights.experts.gate_up.values;
+    arguments.down = weights.experts.down.values;
+    arguments.shared_gate_up = weights.shared.gate_up.values;
+    arguments.shared_down = weights.shared.down.values;
   }
   moe(arguments, stream);
 }
 
 // out [rows, n] = x [rows, k] W^T
 template <typename T>
-void DeepSeekModel::product(const bf16* x, int64_t x_stride, const bf16* weight, MatrixSize size,
+void DeepSeekModel::product(const bf16* x, int64_t x_stride, const void* weight, MatrixSize size,
                             T* out, int64_t out_stride, int64_t rows, cudaStream_t stream) {
   linear({.x = x,
           .x_row_stride = x_stride,

@@ -35,7 +35,8 @@ class DeepSeekModel {
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options);
-  // Bytes of device memory that load() takes besides the weights.
+  // Bytes of device memory that load() takes for the weights, and besides.
+  static int64_t weight_bytes(const Checkpoint& checkpoint);
   static int64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options);
 
   const ModelConfig& config() const { return config_; }
@@ -83,7 +84,7 @@ class DeepSeekModel {
   void narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
                        cudaStream_t stream);
   template <typename T>
-  void product(const bf16* x, int64_t x_stride, const bf16* weight, MatrixSize size, T* out,
+  void product(const bf16* x, int64_t x_stride, const void* weight, MatrixSize size, T* out,
                int64_t out_stride, int64_t rows, cudaStream_t stream);
 
   const ModelConfig config_;

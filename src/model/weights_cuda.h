@@ -1,7 +1,8 @@
-// A DeepSeek model's weights in one GPU's memory, in bf16, and how they come there.
+// A DeepSeek model's weights in one GPU's memory, and how they come there.
 //
-// One allocation, sized before a byte is read. FP8 and wider matrices are rounded to bf16 with
-// their scales multiplied in. Matrices that the same launch reads lie together.
+// One allocation, sized before a byte is read. Matrices that the same launch reads lie together.
+// What a checkpoint has in FP8 stays so where products of e4m3 can take it (WeightMatrix);
+// everything else is rounded to bf16, with its scales multiplied in.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,27 @@
 
 namespace fathom::cuda {
 
+// [n, k] or a batch of them, dense, in device memory: bf16, or e4m3 with scales,
+//
+//   W[r, c] = values[r, c] * scales[r / 128, c / 128] * row_scales[r]
+//
+// and then k is a multiple of 128, and so is the n of each of a batch's matrices and of each of
+// those that lie together, but the last's.
+struct WeightMatrix {
+  DType type = DType::kBF16;  // or kF8E4M3
+  void* values = nullptr;
+  float* scales = nullptr;      // [n / 128 rounded up, k / 128]; null with bf16
+  float* row_scales = nullptr;  // [n]; null: all 1. The scales are 1 then
+};
+
 // All pointers are device memory; matrices are dense, columns contiguous. H heads; null where the
 // model has no such part.
 struct MlpWeights {
-  bf16* gate_up = nullptr;  // [2 * intermediate, hidden]: gate's rows, then up's
-  bf16* down = nullptr;     // [hidden, intermediate]
+  // The intermediate width: with e4m3 rounded up to a multiple of 128, with zeros there.
+  int64_t width = 0;
+  // Both of one type, that of the routed experts also the shared experts'.
+  WeightMatrix gate_up;  // [2 * width, hidden]: gate's rows, then up's
+  WeightMatrix down;     // [hidden, width]
 };
 
 struct LayerWeights {
@@ -27,14 +44,14 @@ struct LayerWeights {
 
   // q_proj [H * (nope + rope), hidden] or, with query compression, q_a [q_lora, hidden]; then kv_a
   // [latent + rope, hidden].
-  bf16* q_kv_a = nullptr;
+  WeightMatrix q_kv_a;
   float* q_a_norm = nullptr;   // [q_lora]
-  bf16* q_b = nullptr;         // [H * (nope + rope), q_lora]
+  WeightMatrix q_b;            // [H * (nope + rope), q_lora]
   float* kv_a_norm = nullptr;  // [latent]
-  bf16* kv_b = nullptr;        // [H * (nope + v), latent]
-  bf16* uk = nullptr;          // [H, latent, nope]: W_UK transposed
-  bf16* uv = nullptr;          // [H, v, latent]
-  bf16* o = nullptr;           // [hidden, H * v]
+  WeightMatrix kv_b;           // [H * (nope + v), latent]
+  WeightMatrix uk;             // [H, latent, nope]: W_UK transposed
+  WeightMatrix uv;             // [H, v, latent]
+  WeightMatrix o;              // [hidden, H * v]
 
   MlpWeights dense;           // of a dense layer
   std::byte* gate = nullptr;  // [experts, hidden] of gate_type: the router
@@ -52,10 +69,14 @@ struct ModelWeights {
   bf16* head = nullptr;         // [vocab, hidden]
 };
 
+// What becomes of matrices stored in FP8.
+enum class StoredFp8 { kKept, kExpandedToBF16 };
+
 // Bytes that load_weights will allocate.
-int64_t weight_bytes(const ModelConfig& config);
+int64_t weight_bytes(const Checkpoint& checkpoint, StoredFp8 stored_fp8);
 
 // Onto the current device. Errors name the tensor and the file; a failure of the device is thrown.
-Result<ModelWeights> load_weights(const Checkpoint& checkpoint, const LoadOptions& options);
+Result<ModelWeights> load_weights(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
+                                  const LoadOptions& options);
 
 }  // namespace fathom::cuda

@@ -184,8 +184,8 @@ void run(const Options& options) {
   if (!checkpoint) fail(checkpoint.error().message);
   const auto load = [&](int threads) {
     return bytes / 1e9 / seconds_of([&] {
-             const auto weights =
-                 load_weights(*checkpoint, {.num_threads = threads, .show_progress = false});
+             const auto weights = load_weights(*checkpoint, StoredFp8::kKept,
+                                               {.num_threads = threads, .show_progress = false});
              if (!weights) fail(weights.error().message);
            });
   };
