@@ -65,7 +65,7 @@ bool exists(const std::string& path) {
 }  // namespace
 
 bool TensorEntry::has_shape(const std::vector<int64_t>& wanted) const {
-  if (shape == wanted) return true;
+  if (shape == wanted || (shape.empty() && wanted == std::vector<int64_t>{1})) return true;
   return wanted.size() == 1 && shape.size() == 2 && shape[0] == 1 && shape[1] == wanted[0];
 }
 

@@ -24,7 +24,7 @@ struct TensorEntry {
   int64_t offset = 0;  // of the first byte, in the file
   int64_t bytes = 0;
 
-  // A vector may be stored as a matrix of one row.
+  // A vector may be stored as a matrix of one row, a number without a dimension.
   bool has_shape(const std::vector<int64_t>& wanted) const;
 };
 

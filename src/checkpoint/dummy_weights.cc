@@ -1,10 +1,9 @@
 #include "checkpoint/dummy_weights.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/check.h"
-#include "base/random.h"
 
 namespace fathom {
 namespace {
@@ -15,30 +14,24 @@ uint64_t stream_of(std::string_view name, uint64_t seed) {
   return state;
 }
 
-// Uniform in [center - spread, center + spread), four values for each 64 random bits: 16 bits are
-// more than the narrow types hold.
 template <typename T, typename Convert>
-void fill_uniform(uint64_t stream, float center, float spread, std::span<std::byte> out,
-                  const Convert& convert) {
-  const size_t count = out.size() / sizeof(T);
-  auto* values = reinterpret_cast<T*>(out.data());
-  for (size_t i = 0; i < count; i += 4) {
-    uint64_t bits = mix64(stream ^ i);
-    for (size_t j = i; j < std::min(i + 4, count); ++j, bits >>= 16) {
-      const float unit = static_cast<float>(bits & 0xFFFF) * 0x1p-15f - 1.0f;
-      values[j] = convert(center + spread * unit);
+void fill_values(const DummyValues& values, std::span<std::byte> out, const Convert& convert) {
+  auto* const to = reinterpret_cast<T*>(out.data());
+  const auto count = static_cast<int64_t>(out.size() / sizeof(T));
+  for (int64_t first = 0; first < count; first += kDummyUnits) {
+    const uint64_t bits = values.bits(first, kDummyUnits);
+    for (int64_t i = first; i < std::min(first + kDummyUnits, count); ++i) {
+      to[i] = convert(values.center + values.spread * dummy_unit(bits, i));
     }
   }
 }
 
-// Eight e4m3 at a time; the two NaN patterns become the largest finite value.
-void fill_e4m3(uint64_t stream, std::span<std::byte> out) {
-  for (size_t i = 0; i < out.size(); i += 8) {
-    uint64_t bits = mix64(stream ^ i);
-    for (size_t j = i; j < std::min(i + 8, out.size()); ++j, bits >>= 8) {
-      auto byte = static_cast<uint8_t>(bits);
-      if ((byte & 0x7F) == 0x7F) --byte;
-      out[j] = std::byte{byte};
+void fill_e4m3(const DummyValues& values, std::span<std::byte> out) {
+  const int64_t count = std::ssize(out);
+  for (int64_t first = 0; first < count; first += kDummyBytes) {
+    const uint64_t bits = values.bits(first, kDummyBytes);
+    for (int64_t i = first; i < std::min(first + kDummyBytes, count); ++i) {
+      out[static_cast<size_t>(i)] = std::byte{dummy_e4m3(bits, i)};
     }
   }
 }
@@ -55,25 +48,28 @@ float e4m3_rms() {
 
 }  // namespace
 
-void fill_dummy(std::string_view name, DType dtype, int64_t cols, uint64_t seed,
-                std::span<std::byte> out) {
-  const uint64_t stream = stream_of(name, seed);
+DummyValues dummy_values(std::string_view name, int64_t cols, uint64_t seed) {
   const bool norm = name.find("norm") != std::string_view::npos;
   const bool bias = name.ends_with("bias");
-  const float center = norm ? 1.0f : 0.0f;
   // A uniform distribution of half-width sqrt(3 / cols) has variance 1 / cols.
   const float spread = norm   ? 0.1f
                        : bias ? 0.01f
                               : std::sqrt(3.0f / static_cast<float>(std::max<int64_t>(cols, 1)));
+  return {stream_of(name, seed), norm ? 1.0f : 0.0f, spread};
+}
+
+void fill_dummy(std::string_view name, DType dtype, int64_t cols, uint64_t seed,
+                std::span<std::byte> out) {
+  const DummyValues values = dummy_values(name, cols, seed);
   switch (dtype) {
     case DType::kF32:
-      return fill_uniform<float>(stream, center, spread, out, [](float x) { return x; });
+      return fill_values<float>(values, out, [](float x) { return x; });
     case DType::kBF16:
-      return fill_uniform<bf16>(stream, center, spread, out, [](float x) { return to_bf16(x); });
+      return fill_values<bf16>(values, out, [](float x) { return to_bf16(x); });
     case DType::kF16:
-      return fill_uniform<f16>(stream, center, spread, out, [](float x) { return to_f16(x); });
+      return fill_values<f16>(values, out, [](float x) { return to_f16(x); });
     case DType::kF8E4M3:
-      return fill_e4m3(stream, out);
+      return fill_e4m3(values, out);
     default:
       FATHOM_CHECK(false, "a dummy weight of type {}", name_of(dtype));
   }
@@ -82,9 +78,9 @@ void fill_dummy(std::string_view name, DType dtype, int64_t cols, uint64_t seed,
 void fill_dummy_scales(std::string_view name, int64_t cols, bool powers_of_two, uint64_t seed,
                        std::span<float> out) {
   static const float kRms = e4m3_rms();
-  const uint64_t stream = stream_of(name, seed);
   const float middle = 1.0f / (kRms * std::sqrt(static_cast<float>(cols)));
-  fill_uniform<float>(stream, middle, 0.1f * middle, std::as_writable_bytes(out), [&](float x) {
+  const DummyValues values = {stream_of(name, seed), middle, 0.1f * middle};
+  fill_values<float>(values, std::as_writable_bytes(out), [&](float x) {
     return powers_of_two ? std::exp2(std::round(std::log2(x))) : x;
   });
 }

@@ -8,9 +8,37 @@
 #include <span>
 #include <string_view>
 
+#include "base/random.h"
 #include "tensor/dtype.h"
 
 namespace fathom {
+
+// What a tensor's values are made of. Value i is center + spread * dummy_unit(i) in fp32, each
+// operation rounded, then rounded to the tensor's type; in e4m3 it is dummy_e4m3(i). So any device
+// can make them, and any part of them.
+struct DummyValues {
+  uint64_t stream = 0;
+  float center = 0, spread = 0;
+
+  // `count` neighbouring values share 64 bits.
+  constexpr uint64_t bits(int64_t index, int64_t count) const {
+    return mix64(stream ^ static_cast<uint64_t>(index & ~(count - 1)));
+  }
+};
+DummyValues dummy_values(std::string_view name, int64_t cols, uint64_t seed);
+
+// Uniform in [-1, 1), from the bits that four share: 16 are more than the narrow types hold.
+inline constexpr int64_t kDummyUnits = 4;
+constexpr float dummy_unit(uint64_t bits, int64_t index) {
+  return static_cast<float>(bits >> 16 * (index % kDummyUnits) & 0xFFFF) * 0x1p-15f - 1.0f;
+}
+
+// From the bits that eight share; the two NaN patterns become the largest finite value.
+inline constexpr int64_t kDummyBytes = 8;
+constexpr uint8_t dummy_e4m3(uint64_t bits, int64_t index) {
+  const auto byte = static_cast<uint8_t>(bits >> 8 * (index % kDummyBytes));
+  return (byte & 0x7F) == 0x7F ? static_cast<uint8_t>(byte - 1) : byte;
+}
 
 // Values of type `dtype` (a float type or e4m3) for a tensor whose rows have `cols` elements: norms
 // about 1, biases about 0, matrices with variance 1 / cols; e4m3 as random bytes without NaN, which

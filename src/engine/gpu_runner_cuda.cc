@@ -424,7 +424,7 @@ Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOption
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
     return GpuMemory{.free = static_cast<int64_t>(free),
                      .total = static_cast<int64_t>(total),
-                     .weights = cuda::DeepSeekModel::weight_bytes(checkpoint),
+                     .weights = cuda::DeepSeekModel::weight_bytes(checkpoint, options.load),
                      .working_space = cuda::DeepSeekModel::workspace_bytes(
                          checkpoint.config(), model_options(checkpoint.config(), options))};
   });

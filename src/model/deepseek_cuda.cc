@@ -104,8 +104,8 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(logits_, options_.max_logit_rows * config_.vocab_size);
 }
 
-int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint) {
-  return cuda::weight_bytes(checkpoint, StoredFp8::kExpandedToBF16);
+int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint, const LoadOptions& load_options) {
+  return cuda::weight_bytes(checkpoint, StoredFp8::kExpandedToBF16, load_options);
 }
 
 int64_t DeepSeekModel::workspace_bytes(const ModelConfig& config, const ModelOptions& options) {

@@ -36,7 +36,7 @@ class DeepSeekModel {
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options);
   // Bytes of device memory that load() takes for the weights, and besides.
-  static int64_t weight_bytes(const Checkpoint& checkpoint);
+  static int64_t weight_bytes(const Checkpoint& checkpoint, const LoadOptions& load_options);
   static int64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options);
 
   const ModelConfig& config() const { return config_; }

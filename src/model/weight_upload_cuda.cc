@@ -1,122 +1,220 @@
 #include "model/weight_upload_cuda.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/math.h"
+#include "tensor/scale_form.h"
 
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kBlock = 128;
+constexpr const char* kCopying = "copying weights to the device";
 
-template <typename T>
-T rounded(float value);
-template <>
-bf16 rounded<bf16>(float value) {
-  return to_bf16(value);
-}
-template <>
-float rounded<float>(float value) {
-  return value;
+bool is_scaled_by_row(const ScaledMatrix& matrix) {
+  return !matrix.scales.empty() && matrix.scale_rows == 1 && matrix.rows() > 1;
 }
 
-// One row's values as T.
-template <typename T>
-void convert_row(const ScaledMatrix& matrix, int64_t row, T* out) {
-  const int64_t cols = matrix.cols();
-  const bool exact = matrix.scales.empty() || kDTypeOf<T> == DType::kF8E4M3;
-  if (matrix.values.dtype() == kDTypeOf<T> && exact) {
-    std::memcpy(out, matrix.values.row<T>(row), static_cast<size_t>(cols) * sizeof(T));
-    return;
-  }
-  if constexpr (std::is_same_v<T, e4m3>) {
-    FATHOM_CHECK(false, "e4m3 from {}", name_of(matrix.values.dtype()));
-  } else {
-    for (int64_t c = 0; c < cols; ++c) out[c] = rounded<T>(matrix.at(row, c));
-  }
+// Whether the place takes the values' bits.
+bool fits_as_stored(const ScaledMatrix& matrix, const WeightPlace& place) {
+  if (matrix.values.dtype() != place.type) return false;
+  if (place.type != DType::kF8E4M3) return matrix.scales.empty();
+  return !is_scaled_by_row(matrix) || place.row_scales != nullptr;
 }
 
-// Rows [first, first + count) of what lies at the place.
-template <typename T>
-void convert_rows(const ScaledMatrix& matrix, int64_t first, int64_t count, int64_t cols, T* out) {
-  const int64_t filled = matrix.cols();
-  for (int64_t r = first; r < first + count; ++r, out += cols) {
-    const bool inside = r < matrix.rows();
-    if (inside) convert_row(matrix, r, out);
-    const int64_t end = inside ? filled : 0;
-    std::fill(out + end, out + cols, T{});
+Result<> not_finite(const ScaledMatrix& matrix) {
+  for (int64_t r = 0; r < matrix.rows(); ++r) {
+    for (int64_t c = 0; c < matrix.cols(); ++c) {
+      if (std::isfinite(matrix.at(r, c))) continue;
+      return invalid("holds {} at [{}, {}]; only finite weights can be quantised", matrix.at(r, c),
+                     r, c);
+    }
   }
-}
-
-void convert_rows(const ScaledMatrix& matrix, int64_t first, int64_t count,
-                  const WeightPlace& place, std::byte* out) {
-  switch (place.type) {
-    case DType::kBF16:
-      return convert_rows(matrix, first, count, place.cols, reinterpret_cast<bf16*>(out));
-    case DType::kF32:
-      return convert_rows(matrix, first, count, place.cols, reinterpret_cast<float*>(out));
-    case DType::kF8E4M3:
-      return convert_rows(matrix, first, count, place.cols, reinterpret_cast<e4m3*>(out));
-    default:
-      FATHOM_CHECK(false, "weights of type {}", name_of(place.type));
-  }
+  FATHOM_CHECK(false, "finite weights were found not to be");
 }
 
 }  // namespace
 
+// What a piece holds and fills, in coordinates of the place.
+struct WeightUpload::Piece {
+  int64_t first_row = 0, first_col = 0, filled_rows = 0, filled_cols = 0;
+  int64_t rows = 0, cols = 0;  // of them stored; the rest is zeros
+
+  Piece(const ScaledMatrix& matrix, int64_t row, int64_t col, int64_t most_rows, int64_t most_cols)
+      : first_row(row),
+        first_col(col),
+        filled_rows(most_rows),
+        filled_cols(most_cols),
+        rows(std::clamp<int64_t>(matrix.rows() - row, 0, most_rows)),
+        cols(std::clamp<int64_t>(matrix.cols() - col, 0, most_cols)) {}
+};
+
 WeightUpload::WeightUpload() {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
-  for (cudaEvent_t& event : copied_) {
+  for (cudaEvent_t& event : done_) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
   }
 }
 
 WeightUpload::~WeightUpload() {
-  for (const cudaEvent_t event : copied_) cudaEventDestroy(event);
+  for (const cudaEvent_t event : done_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
 }
 
-void WeightUpload::copy(const ScaledMatrix& matrix, const WeightPlace& place) {
-  const int64_t row_bytes = place.cols * size_of(place.type);
-  FATHOM_CHECK(row_bytes <= kPieceBytes, "a row of {} bytes", row_bytes);
-  const int64_t most = kPieceBytes / row_bytes;
-  for (int64_t first = 0; first < place.rows; first += most) {
-    const int64_t count = std::min(most, place.rows - first);
-    const int piece = turn_++ % kPieces;
-    std::byte* const staged = memory_.data() + piece * kPieceBytes;
-    check(cudaEventSynchronize(copied_[piece]), "copying weights to the device");
-    convert_rows(matrix, first, count, place, staged);
-    check(cudaMemcpyAsync(static_cast<std::byte*>(place.values) + first * row_bytes, staged,
-                          static_cast<size_t>(count * row_bytes), cudaMemcpyHostToDevice, stream_),
-          "copying weights to the device");
-    check(cudaEventRecord(copied_[piece], stream_), "copying weights to the device");
+Result<> WeightUpload::copy(const WeightSource& source, const WeightPlace& place) {
+  const bool as_stored = fits_as_stored(source.matrix, place);
+  const bool quantised = !as_stored && place.type == DType::kF8E4M3;
+  if (quantised) {
+    if (not_finite_.size() == 0) not_finite_ = DeviceArray<int32_t>(1);
+    check(cudaMemsetAsync(not_finite_.data(), 0, sizeof(int32_t), stream_), kCopying);
   }
-  if (place.type == DType::kF8E4M3) copy_scales(matrix, place);
-  check(cudaStreamSynchronize(stream_), "copying weights to the device");
+  if (as_stored) {
+    copy_as_stored(source, place);
+    if (place.type == DType::kF8E4M3) copy_scales(source.matrix, place);
+  } else {
+    convert(source, place);
+  }
+  int32_t found = 0;
+  if (quantised) {
+    check(
+        cudaMemcpyAsync(&found, not_finite_.data(), sizeof(found), cudaMemcpyDeviceToHost, stream_),
+        kCopying);
+  }
+  check(cudaStreamSynchronize(stream_), kCopying);
+  return found == 0 ? Result<>() : not_finite(source.matrix);
 }
 
-void WeightUpload::copy_scales(const ScaledMatrix& matrix, const WeightPlace& place) {
-  const bool by_row = place.row_scales != nullptr;
-  const auto upload = [&](float* to) {
-    check(cudaMemcpyAsync(to, scales_.data(), scales_.size() * sizeof(float),
-                          cudaMemcpyHostToDevice, stream_),
-          "copying scales to the device");
-    check(cudaStreamSynchronize(stream_), "copying scales to the device");
-  };
-  scales_.clear();
-  for (int64_t r = 0; r < place.rows; r += kBlock) {
-    for (int64_t c = 0; c < place.cols; c += kBlock) {
-      scales_.push_back(by_row ? 1.0f : matrix.scale_at(std::min(r, matrix.rows() - 1), c));
+void WeightUpload::split(const KvBSplit& split) {
+  split_kv_b(split, stream_);
+  check(cudaStreamSynchronize(stream_), "splitting kv_b_proj");
+}
+
+// Waits until the next piece's memory is free.
+void WeightUpload::begin_piece() {
+  turn_ = (turn_ + 1) % kPieces;
+  check(cudaEventSynchronize(done_[turn_]), kCopying);
+}
+
+void WeightUpload::end_piece() { check(cudaEventRecord(done_[turn_], stream_), kCopying); }
+
+// A piece's rows, `stride` values apart, with zeros up to it, to device memory.
+void WeightUpload::stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to) {
+  const DType type = source.matrix.values.dtype();
+  const auto small = [](int64_t value) { return static_cast<int32_t>(value); };
+  if (source.dummy) {
+    fill_dummy_piece({.values = *source.dummy,
+                      .columns = source.matrix.cols(),
+                      .type = type,
+                      .first_row = small(piece.first_row),
+                      .first_col = small(piece.first_col),
+                      .rows = small(piece.rows),
+                      .cols = small(piece.cols),
+                      .filled_rows = small(piece.filled_rows),
+                      .filled_cols = small(stride)},
+                     to, stride, stream_);
+    return;
+  }
+  const int64_t size = size_of(type), from_stride = source.matrix.values.stride(0) * size;
+  const auto* const from = static_cast<const std::byte*>(source.matrix.values.raw()) +
+                           piece.first_row * from_stride + piece.first_col * size;
+  std::byte* const pinned = pinned_.data() + turn_ * kPieceBytes;
+  const auto stored = static_cast<size_t>(piece.cols * size);
+  const auto row_bytes = static_cast<size_t>(stride * size);
+  const int64_t copied = piece.cols > 0 ? piece.rows : 0;
+  if (stored == row_bytes && from_stride == stride * size) {
+    std::memcpy(pinned, from, row_bytes * static_cast<size_t>(copied));
+  } else {
+    for (int64_t r = 0; r < copied; ++r) {
+      std::byte* const row = pinned + r * stride * size;
+      std::memcpy(row, from + r * from_stride, stored);
+      std::memset(row + stored, 0, row_bytes - stored);
     }
   }
-  upload(place.scales);
-  if (!by_row) return;
-  scales_.clear();
-  for (int64_t r = 0; r < place.rows; ++r) {
-    scales_.push_back(r < matrix.rows() ? matrix.scale_at(r, 0) : 1.0f);
+  const int64_t left = piece.filled_rows - copied;
+  std::memset(pinned + copied * stride * size, 0, row_bytes * static_cast<size_t>(left));
+  check(cudaMemcpyAsync(to, pinned, row_bytes * static_cast<size_t>(piece.filled_rows),
+                        cudaMemcpyHostToDevice, stream_),
+        kCopying);
+}
+
+void WeightUpload::copy_as_stored(const WeightSource& source, const WeightPlace& place) {
+  const int64_t row_bytes = place.cols * size_of(place.type);
+  FATHOM_CHECK(row_bytes <= kPieceBytes, "a row of {} bytes", row_bytes);
+  const int64_t step = source.dummy ? place.rows : kPieceBytes / row_bytes;
+  for (int64_t row = 0; row < place.rows; row += step) {
+    const Piece piece(source.matrix, row, 0, std::min(step, place.rows - row), place.cols);
+    begin_piece();
+    stage(source, piece, place.cols, static_cast<std::byte*>(place.values) + row * row_bytes);
+    end_piece();
   }
-  upload(place.row_scales);
+}
+
+void WeightUpload::convert(const WeightSource& source, const WeightPlace& place) {
+  const ScaledMatrix& matrix = source.matrix;
+  const int64_t size = size_of(matrix.values.dtype());
+  if (stored_.size() == 0) stored_ = DeviceArray<std::byte>(kPieces * kPieceBytes);
+  if (!matrix.scales.empty()) {
+    const int64_t count = matrix.scales.size(0) * matrix.scales.size(1);
+    if (stored_scales_.size() < count) stored_scales_ = DeviceArray<float>(count);
+    scales_.assign(matrix.scales.row<float>(0), matrix.scales.row<float>(0) + count);
+    upload_scales(stored_scales_.data());
+  }
+  // Whole blocks of 128 rows and columns at a time, all columns if they fit.
+  const int64_t most_cols = kPieceBytes / (kScaleBlock * size) / kScaleBlock * kScaleBlock;
+  const int64_t step_cols = std::min(place.cols, most_cols);
+  const int64_t step_rows = kPieceBytes / (step_cols * size) / kScaleBlock * kScaleBlock;
+  for (int64_t row = 0; row < place.rows; row += step_rows) {
+    for (int64_t col = 0; col < place.cols; col += step_cols) {
+      const Piece piece(matrix, row, col, std::min(step_rows, place.rows - row),
+                        std::min(step_cols, place.cols - col));
+      Piece stored = piece;
+      stored.filled_rows = piece.rows;
+      const auto small = [](int64_t value) { return static_cast<int32_t>(value); };
+      begin_piece();
+      std::byte* const at = stored_.data() + turn_ * kPieceBytes;
+      if (piece.rows > 0 && piece.cols > 0) stage(source, stored, piece.cols, at);
+      convert_piece({.values = at,
+                     .type = matrix.values.dtype(),
+                     .first_row = small(row),
+                     .first_col = small(col),
+                     .rows = small(piece.rows),
+                     .cols = small(piece.cols),
+                     .filled_rows = small(piece.filled_rows),
+                     .filled_cols = small(piece.filled_cols),
+                     .scales = matrix.scales.empty() ? nullptr : stored_scales_.data(),
+                     .scales_stride = matrix.scales.empty() ? 0 : small(matrix.scales.size(1)),
+                     .scale_rows = small(matrix.scale_rows),
+                     .scale_cols = small(matrix.scale_cols)},
+                    place, not_finite_.data(), stream_);
+      end_piece();
+    }
+  }
+}
+
+// Of e4m3 that stays as it is stored: one scale a tensor is one for each block.
+void WeightUpload::copy_scales(const ScaledMatrix& matrix, const WeightPlace& place) {
+  const bool by_row = is_scaled_by_row(matrix);
+  scales_.clear();
+  for (int64_t r = 0; r < place.rows; r += kScaleBlock) {
+    for (int64_t c = 0; c < place.cols; c += kScaleBlock) {
+      scales_.push_back(by_row || r >= matrix.rows() ? 1.0f : matrix.scale_at(r, c));
+    }
+  }
+  upload_scales(place.scales);
+  if (place.row_scales == nullptr) return;
+  scales_.assign(static_cast<size_t>(place.rows), 1.0f);
+  for (int64_t r = 0; by_row && r < matrix.rows(); ++r) {
+    scales_[static_cast<size_t>(r)] = matrix.scale_at(r, 0);
+  }
+  upload_scales(place.row_scales);
+}
+
+void WeightUpload::upload_scales(float* to) {
+  check(cudaMemcpyAsync(to, scales_.data(), scales_.size() * sizeof(float), cudaMemcpyHostToDevice,
+                        stream_),
+        kCopying);
+  check(cudaStreamSynchronize(stream_), kCopying);  // scales_ will change
 }
 
 }  // namespace fathom::cuda

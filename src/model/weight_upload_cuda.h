@@ -1,24 +1,24 @@
-// The way of a loading thread's tensors into device memory: rounded to their type in pinned memory,
-// copied while the next piece is being rounded.
+// The way of a loading thread's tensors into device memory. Values go as they are stored, in pieces
+// through pinned memory, one copied while the next is being filled; kernels convert them there
+// (weight_convert_cuda.h). Made-up values (--load-format dummy) come from a kernel.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
+#include "base/status.h"
+#include "device/cuda/device_array.h"
 #include "device/cuda/pinned_array.h"
+#include "model/weight_convert_cuda.h"
 #include "tensor/scaled_matrix.h"
 
 namespace fathom::cuda {
 
-// Where a matrix comes to lie in device memory: [rows, cols] dense, zeros where the matrix ends
-// before. With e4m3 rows and cols are the whole blocks of 128 that the matrix begins, but rows that
-// nothing follows.
-struct WeightPlace {
-  DType type = DType::kBF16;  // kBF16, kF32 or kF8E4M3
-  void* values = nullptr;
-  float* scales = nullptr;      // [rows / 128 rounded up, cols / 128], of e4m3
-  float* row_scales = nullptr;  // [rows], of e4m3 with a scale a row; null otherwise
-  int64_t rows = 0, cols = 0;
+// A matrix on its way. With `dummy` values has a type and a shape, but no memory.
+struct WeightSource {
+  ScaledMatrix matrix;
+  std::optional<DummyValues> dummy;
 };
 
 // One thread's; on the device that is current when it is made.
@@ -29,20 +29,35 @@ class WeightUpload {
   WeightUpload(const WeightUpload&) = delete;
   WeightUpload& operator=(const WeightUpload&) = delete;
 
-  // All of the matrix; done when it returns. To e4m3 only from e4m3.
-  void copy(const ScaledMatrix& matrix, const WeightPlace& place);
+  // All of the matrix; done when it returns. What is e4m3 stays so bit for bit where the place has
+  // room for its scales (a scale a row needs row_scales) and is quantised anew elsewhere. An error
+  // says which weight is not finite and cannot be quantised.
+  Result<> copy(const WeightSource& source, const WeightPlace& place);
+
+  // kv_b has been copied; done when it returns.
+  void split(const KvBSplit& split);
 
  private:
   static constexpr int kPieces = 2;
   static constexpr int64_t kPieceBytes = 8 << 20;
 
+  struct Piece;
+  void stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to);
+  void copy_as_stored(const WeightSource& source, const WeightPlace& place);
+  void convert(const WeightSource& source, const WeightPlace& place);
   void copy_scales(const ScaledMatrix& matrix, const WeightPlace& place);
+  void upload_scales(float* to);
+  void begin_piece();
+  void end_piece();
 
-  PinnedArray<std::byte> memory_{kPieces * kPieceBytes};
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t copied_[kPieces] = {};
-  int turn_ = 0;
+  PinnedArray<std::byte> pinned_{kPieces * kPieceBytes};
+  DeviceArray<std::byte> stored_;     // pieces to convert; allocated for the first
+  DeviceArray<float> stored_scales_;  // of the matrix that is converted
+  DeviceArray<int32_t> not_finite_;   // what convert_piece() says
   std::vector<float> scales_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t done_[kPieces] = {};  // a piece's memory is free again
+  int turn_ = 0;                    // the piece on its way
 };
 
 }  // namespace fathom::cuda

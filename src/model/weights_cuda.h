@@ -25,7 +25,10 @@ struct WeightMatrix {
   DType type = DType::kBF16;  // or kF8E4M3
   void* values = nullptr;
   float* scales = nullptr;      // [n / 128 rounded up, k / 128]; null with bf16
-  float* row_scales = nullptr;  // [n]; null: all 1. The scales are 1 then
+  float* row_scales = nullptr;  // [n]; null: all 1. If not, the scales are 1
+  // What a static checkpoint divides this product's x by (the largest of those that lie together);
+  // 0: x has scales of its own.
+  float input_scale = 0;
 };
 
 // All pointers are device memory; matrices are dense, columns contiguous. H heads; null where the
@@ -33,7 +36,8 @@ struct WeightMatrix {
 struct MlpWeights {
   // The intermediate width: with e4m3 rounded up to a multiple of 128, with zeros there.
   int64_t width = 0;
-  // Both of one type, that of the routed experts also the shared experts'.
+  // Both of one type, and the routed experts' the same as the shared ones'. Without row_scales: a
+  // scale a row has become scales by blocks.
   WeightMatrix gate_up;  // [2 * width, hidden]: gate's rows, then up's
   WeightMatrix down;     // [hidden, width]
 };
@@ -73,7 +77,8 @@ struct ModelWeights {
 enum class StoredFp8 { kKept, kExpandedToBF16 };
 
 // Bytes that load_weights will allocate.
-int64_t weight_bytes(const Checkpoint& checkpoint, StoredFp8 stored_fp8);
+int64_t weight_bytes(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
+                     const LoadOptions& options);
 
 // Onto the current device. Errors name the tensor and the file; a failure of the device is thrown.
 Result<ModelWeights> load_weights(const Checkpoint& checkpoint, StoredFp8 stored_fp8,

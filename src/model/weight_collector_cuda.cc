@@ -1,0 +1,268 @@
+#include "model/weight_collector_cuda.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/math.h"
+#include "checkpoint/stored_scales.h"
+#include "tensor/scale_form.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  return device;
+}
+
+// `count` rows of a matrix from row `first` on, which begins a block if it has them.
+WeightPlace place_of(const WeightMatrix& matrix, int64_t cols, int64_t first, int64_t count) {
+  WeightPlace at{.type = matrix.type, .rows = count, .cols = cols};
+  at.values = static_cast<std::byte*>(matrix.values) + first * cols * size_of(matrix.type);
+  if (matrix.scales != nullptr) {
+    at.scales = matrix.scales + first / kScaleBlock * (cols / kScaleBlock);
+  }
+  if (matrix.row_scales != nullptr) at.row_scales = matrix.row_scales + first;
+  return at;
+}
+
+}  // namespace
+
+WeightCollector::WeightCollector(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
+                                 const LoadOptions& options)
+    : checkpoint_(checkpoint),
+      keep_fp8_(stored_fp8 == StoredFp8::kKept),
+      options_(options),
+      device_(current_device()) {}
+
+// ---- The layout ----
+
+// Room for `count` values of T at *field, once the memory is there.
+template <typename T>
+void WeightCollector::place(T** field, int64_t count) {
+  fields_.push_back([field, offset = bytes_](std::byte* memory) {
+    *field = reinterpret_cast<T*>(memory + offset);
+  });
+  bytes_ = round_up(bytes_ + count * static_cast<int64_t>(sizeof(T)), kAlignment);
+}
+
+void WeightCollector::allocate(DType type, bool by_row, int64_t rows, int64_t cols,
+                               WeightMatrix* field) {
+  field->type = type;
+  fields_.push_back(
+      [field, offset = bytes_](std::byte* memory) { field->values = memory + offset; });
+  bytes_ = round_up(bytes_ + rows * cols * size_of(type), kAlignment);
+  if (type != DType::kF8E4M3) return;
+  place(&field->scales, ceil_div(rows, kScaleBlock) * (cols / kScaleBlock));
+  if (by_row) place(&field->row_scales, rows);
+}
+
+void WeightCollector::vector(const std::string& name, int64_t size, float** field) {
+  place(field, size);
+  requests_.push_back({name, {size}, [=](const WeightSource& source, WeightUpload& upload) {
+                         return upload.copy(
+                             source,
+                             {.type = DType::kF32, .values = *field, .rows = 1, .cols = size});
+                       }});
+}
+
+void WeightCollector::table(const std::string& name, int64_t rows, int64_t cols, bf16** field) {
+  place(field, rows * cols);
+  requests_.push_back({name, {rows, cols}, [=](const WeightSource& source, WeightUpload& upload) {
+                         return upload.copy(source, {.values = *field, .rows = rows, .cols = cols});
+                       }});
+}
+
+void WeightCollector::matrix(const std::vector<Part>& parts, int64_t cols, WeightMatrix* field) {
+  int64_t rows = 0;
+  bool as_e4m3 = cols % kScaleBlock == 0, by_row = false;
+  for (const Part& part : parts) {
+    as_e4m3 = as_e4m3 && rows % kScaleBlock == 0 && is_e4m3(part.name);
+    by_row = by_row || is_scaled_by_row(part, cols);
+    rows += part.rows;
+  }
+  allocate(as_e4m3 ? DType::kF8E4M3 : DType::kBF16, by_row, rows, cols, field);
+  int64_t first = 0;
+  for (const Part& part : parts) {
+    fill(part, cols, field, first, part.rows, cols);
+    first += part.rows;
+  }
+}
+
+void WeightCollector::router(const std::string& name, int64_t experts, int64_t hidden,
+                             LayerWeights* out) {
+  place(&out->gate, experts * hidden * static_cast<int64_t>(sizeof(float)));
+  requests_.push_back(
+      {name, {experts, hidden}, [=](const WeightSource& source, WeightUpload& upload) {
+         const ScaledMatrix& matrix = source.matrix;
+         const bool narrow = matrix.values.dtype() == DType::kBF16 && matrix.scales.empty();
+         out->gate_type = narrow ? DType::kBF16 : DType::kF32;
+         return upload.copy(
+             source,
+             {.type = out->gate_type, .values = out->gate, .rows = experts, .cols = hidden});
+       }});
+}
+
+void WeightCollector::kv_b(const std::string& name, const ModelConfig& config, LayerWeights* out) {
+  const int64_t heads = config.num_heads, latent = config.kv_lora_rank;
+  const int64_t nope = config.qk_nope_dim, v = config.v_dim;
+  const int64_t rows = heads * (nope + v);
+  matrix({{name, rows}}, latent, &out->kv_b);
+  // A head's W_UK is whole blocks then, also when it is transposed.
+  const bool as_e4m3 = out->kv_b.type == DType::kF8E4M3 && nope % kScaleBlock == 0 &&
+                       v % kScaleBlock == 0 && !is_scaled_by_row({name, rows}, latent);
+  const DType type = as_e4m3 ? DType::kF8E4M3 : DType::kBF16;
+  allocate(type, false, heads * latent, nope, &out->uk);
+  allocate(type, false, heads * v, latent, &out->uv);
+  requests_.back().place = [=, whole = std::move(requests_.back().place)](
+                               const WeightSource& source, WeightUpload& upload) -> Result<> {
+    FATHOM_RETURN_IF_ERROR(whole(source, upload));
+    upload.split({.kv_b = place_of(out->kv_b, latent, 0, rows),
+                  .uk = place_of(out->uk, nope, 0, heads * latent),
+                  .uv = place_of(out->uv, latent, 0, heads * v),
+                  .heads = static_cast<int32_t>(heads),
+                  .nope = static_cast<int32_t>(nope),
+                  .v = static_cast<int32_t>(v),
+                  .latent = static_cast<int32_t>(latent)});
+    return {};
+  };
+}
+
+bool WeightCollector::mlps_are_e4m3(const PrefixOf& prefix_of, int64_t count,
+                                    int64_t hidden) const {
+  if (hidden % kScaleBlock != 0) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    for (const char* name : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}) {
+      if (!is_e4m3(prefix_of(i) + name)) return false;
+    }
+  }
+  return true;
+}
+
+void WeightCollector::mlps(const PrefixOf& prefix_of, int64_t count, int64_t hidden, int64_t width,
+                           bool as_e4m3, MlpWeights* out) {
+  const int64_t wide = as_e4m3 ? round_up(width, kScaleBlock) : width;
+  const DType type = as_e4m3 ? DType::kF8E4M3 : DType::kBF16;
+  out->width = wide;
+  allocate(type, false, count * 2 * wide, hidden, &out->gate_up);
+  allocate(type, false, count * hidden, wide, &out->down);
+  for (int64_t i = 0; i < count; ++i) {
+    const std::string prefix = prefix_of(i);
+    fill({prefix + "gate_proj.weight", width}, hidden, &out->gate_up, 2 * i * wide, wide, hidden);
+    fill({prefix + "up_proj.weight", width}, hidden, &out->gate_up, (2 * i + 1) * wide, wide,
+         hidden);
+    fill({prefix + "down_proj.weight", hidden}, width, &out->down, i * hidden, hidden, wide);
+  }
+}
+
+// The stored matrix `part` of `cols` columns fills [count, wide] of *field from row `first` on.
+void WeightCollector::fill(const Part& part, int64_t cols, WeightMatrix* field, int64_t first,
+                           int64_t count, int64_t wide) {
+  if (field->type == DType::kF8E4M3) input_scale(part.name, field);
+  requests_.push_back(
+      {part.name, {part.rows, cols}, [=](const WeightSource& source, WeightUpload& upload) {
+         return upload.copy(source, place_of(*field, wide, first, count));
+       }});
+}
+
+// X.input_scale beside X.weight, if the checkpoint is static and there is one.
+void WeightCollector::input_scale(const std::string& weight, WeightMatrix* field) {
+  if (!checkpoint_.config().quantization.static_activations || checkpoint_.is_dummy()) return;
+  const std::string name = weight.substr(0, weight.rfind('.')) + ".input_scale";
+  if (checkpoint_.find(name) == nullptr) return;
+  requests_.push_back({name, {1}, [=, this](const WeightSource& source, WeightUpload&) -> Result<> {
+                         const float scale = source.matrix.at(0, 0);
+                         if (!std::isfinite(scale) || scale <= 0) {
+                           return invalid("holds {}; a scale is a positive number", scale);
+                         }
+                         const std::scoped_lock lock(mutex_);
+                         field->input_scale = std::max(field->input_scale, scale);
+                         return {};
+                       }});
+}
+
+// In device memory, as far as its own type goes.
+bool WeightCollector::is_e4m3(const std::string& name) const {
+  const TensorEntry* const entry = checkpoint_.find(name);
+  return keep_fp8_ && entry != nullptr && entry->dtype == DType::kF8E4M3;
+}
+
+// What is wrong with its scales is load_tensors' to say.
+bool WeightCollector::is_scaled_by_row(const Part& part, int64_t cols) const {
+  const TensorEntry* const entry = checkpoint_.find(part.name);
+  if (entry == nullptr || part.rows == 1) return false;
+  const auto scales = find_scales(checkpoint_, part.name, *entry, part.rows, cols);
+  return scales && scales->scale_rows == 1;
+}
+
+// ---- Loading ----
+
+Result<DeviceArray<std::byte>> WeightCollector::load() {
+  DeviceArray<std::byte> memory(bytes_);
+  for (const auto& set : fields_) set(memory.data());
+  FATHOM_RETURN_IF_ERROR(checkpoint_.is_dummy() ? make_up() : read());
+  return memory;
+}
+
+Result<> WeightCollector::read() {
+  std::vector<TensorRequest> requests;
+  for (const Request& request : requests_) {
+    requests.push_back({request.name, request.shape, [this, &request](const ScaledMatrix& matrix) {
+                          return on_this_thread(request.place, {matrix, {}});
+                        }});
+  }
+  return load_tensors(checkpoint_, requests, options_);
+}
+
+// Without the host: its threads would make a tenth of what the device makes in the same time.
+Result<> WeightCollector::make_up() {
+  std::vector<float> scales;
+  for (const Request& request : requests_) {
+    const TensorEntry& entry = *checkpoint_.find(request.name);
+    const int64_t rows = request.shape.size() == 2 ? request.shape[0] : 1;
+    const int64_t cols = request.shape.back();
+    WeightSource source;
+    source.dummy = dummy_values(request.name, cols, options_.dummy_seed);
+    source.matrix.values = ConstTensorView(nullptr, entry.dtype, {rows, cols});
+    if (entry.dtype == DType::kF8E4M3) {
+      FATHOM_TRY(const StoredScales stored,
+                 find_scales(checkpoint_, request.name, entry, rows, cols));
+      scales.resize(static_cast<size_t>(stored.grid_rows * stored.grid_cols));
+      fill_dummy_scales(stored.name, cols,
+                        checkpoint_.config().quantization.scales_are_powers_of_two,
+                        options_.dummy_seed, scales);
+      source.matrix.scales = ConstTensorView(scales.data(), {stored.grid_rows, stored.grid_cols});
+      source.matrix.scale_rows = stored.scale_rows;
+      source.matrix.scale_cols = stored.scale_cols;
+    }
+    FATHOM_RETURN_IF_ERROR(on_this_thread(request.place, source));
+  }
+  return {};
+}
+
+// A device's failure ends a loading thread as any other error does.
+Result<> WeightCollector::on_this_thread(const Place& place, const WeightSource& source) {
+  try {
+    std::unique_ptr<WeightUpload> upload;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (!idle_.empty()) {
+        upload = std::move(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    check(cudaSetDevice(device_), "choosing the device");
+    if (!upload) upload = std::make_unique<WeightUpload>();
+    FATHOM_RETURN_IF_ERROR(place(source, *upload));
+    const std::scoped_lock lock(mutex_);
+    idle_.push_back(std::move(upload));
+    return {};
+  } catch (const DeviceError& failure) {
+    return error(Code::kInternal, "{}", failure.what());
+  }
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,82 @@
+// Lays a model's weights out in one piece of device memory, and fills it from a checkpoint: in what
+// type each matrix is held is decided here, from what the checkpoint has.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "model/weight_upload_cuda.h"
+#include "model/weights_cuda.h"
+
+namespace fathom::cuda {
+
+// Of one load, on the device that is current when it is made. What the fields belong to must stay
+// where it is until load() has returned.
+class WeightCollector {
+ public:
+  // A stored matrix, one of those that lie one below the other.
+  struct Part {
+    std::string name;
+    int64_t rows = 0;
+  };
+  using PrefixOf = std::function<std::string(int64_t)>;
+
+  WeightCollector(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options);
+
+  // A norm weight or bias.
+  void vector(const std::string& name, int64_t size, float** field);
+  // The embedding or the head, in bf16.
+  void table(const std::string& name, int64_t rows, int64_t cols, bf16** field);
+  // Matrices one below the other: in e4m3 if all can be and each begins a block.
+  void matrix(const std::vector<Part>& parts, int64_t cols, WeightMatrix* field);
+  // The router, in bf16 if it is stored so, otherwise in fp32, which takes three times the
+  // instructions. There is room for either.
+  void router(const std::string& name, int64_t experts, int64_t hidden, LayerWeights* out);
+  // kv_b_proj whole, and each head's two halves for absorbed attention.
+  void kv_b(const std::string& name, const ModelConfig& config, LayerWeights* out);
+  // Whether `count` SwiGLU blocks, block i's tensors under prefix_of(i), can be in e4m3: all or
+  // none.
+  bool mlps_are_e4m3(const PrefixOf& prefix_of, int64_t count, int64_t hidden) const;
+  void mlps(const PrefixOf& prefix_of, int64_t count, int64_t hidden, int64_t width, bool as_e4m3,
+            MlpWeights* out);
+
+  int64_t bytes() const { return bytes_; }
+  // Allocates, reads and places everything.
+  Result<DeviceArray<std::byte>> load();
+
+ private:
+  using Place = std::function<Result<>(const WeightSource&, WeightUpload&)>;
+  struct Request {
+    std::string name;
+    std::vector<int64_t> shape;
+    Place place;
+  };
+
+  template <typename T>
+  void place(T** field, int64_t count);
+  void allocate(DType type, bool by_row, int64_t rows, int64_t cols, WeightMatrix* field);
+  void fill(const Part& part, int64_t cols, WeightMatrix* field, int64_t first, int64_t count,
+            int64_t wide);
+  void input_scale(const std::string& weight, WeightMatrix* field);
+  bool is_e4m3(const std::string& name) const;
+  bool is_scaled_by_row(const Part& part, int64_t cols) const;
+
+  Result<> read();
+  Result<> make_up();
+  Result<> on_this_thread(const Place& place, const WeightSource& source);
+
+  const Checkpoint& checkpoint_;
+  const bool keep_fp8_;
+  const LoadOptions options_;
+  const int device_;
+  int64_t bytes_ = 0;
+  std::vector<std::function<void(std::byte*)>> fields_;
+  std::vector<Request> requests_;
+  std::mutex mutex_;  // guards idle_, and input scales
+  std::vector<std::unique_ptr<WeightUpload>> idle_;
+};
+
+}  // namespace fathom::cuda

@@ -1,0 +1,293 @@
+// What: rounding, quantising, filling and splitting of weights while they are loaded.
+//
+// Inputs/outputs: weight_convert_cuda.h.
+//
+// Layout: rounding and filling take a thread a value; quantising a thread block of eight warps a
+// block of 128x128, a lane four columns of every eighth row, read twice: once for the largest
+// magnitude. The split goes through tiles of 32x32 in shared memory.
+//
+// Determinism: the bits of ScaledMatrix::at() rounded, quantize_weight_block() and fill_dummy().
+//
+// Limits: what comes over PCI Express or is read from a disk is some 50 GB/s at most; these kernels
+// only have to be faster than that.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "device/cuda/error.h"
+#include "device/cuda/fp8.cuh"
+#include "model/weight_convert_cuda.h"
+#include "tensor/scale_form.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes;
+constexpr int kBlock = static_cast<int>(kScaleBlock), kPerLane = kBlock / kLanes;
+constexpr int kTile = 32, kTileRows = 8;  // threads of a tile's block: [kTileRows, kTile]
+
+// ---- Values ----
+
+__device__ float wide(float value) { return value; }
+__device__ float wide(bf16 value) { return to_float(value); }
+__device__ float wide(f16 value) { return __half2float(__ushort_as_half(value.bits)); }
+__device__ float wide(e4m3 value) { return widen_f16(fp8_to_f16<Fp8::kE4M3>(value.bits)).x; }
+
+__device__ void narrow(float value, float* to) { *to = value; }
+__device__ void narrow(float value, bf16* to) {
+  to->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+__device__ void narrow(float value, f16* to) {
+  to->bits = __half_as_ushort(__float2half_rn(value));
+}
+
+// Of the piece, in fp32; 0 beyond it.
+template <typename T>
+__device__ float value_at(const StoredPiece& piece, int row, int col) {
+  if (row >= piece.rows || col >= piece.cols) return 0;
+  const float value = wide(static_cast<const T*>(piece.values)[int64_t{row} * piece.cols + col]);
+  if (piece.scales == nullptr) return value;
+  const int64_t scale_row = (piece.first_row + row) / piece.scale_rows;
+  const int scale_col = (piece.first_col + col) / piece.scale_cols;
+  return __fmul_rn(value, piece.scales[scale_row * piece.scales_stride + scale_col]);
+}
+
+// ---- Rounding ----
+
+template <typename T, typename Out>
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const __grid_constant__ StoredPiece piece, Out* out, int64_t stride) {
+  const int row = static_cast<int>(blockIdx.x);
+  for (int col = static_cast<int>(threadIdx.x); col < piece.filled_cols; col += kThreads) {
+    narrow(value_at<T>(piece, row, col), out + row * stride + col);
+  }
+}
+
+// ---- Quantising ----
+
+__device__ uint32_t block_max(uint32_t value) {
+  __shared__ uint32_t warps[kWarps];
+  value = __reduce_max_sync(~0u, value);
+  if (threadIdx.x % kLanes == 0) warps[threadIdx.x / kLanes] = value;
+  __syncthreads();
+  for (const uint32_t other : warps) value = max(value, other);
+  return value;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(const __grid_constant__ StoredPiece piece, uint8_t* out, int64_t stride,
+                    float* scales, int64_t scales_stride, int32_t* not_finite) {
+  constexpr uint32_t kMagnitude = 0x7FFFFFFF, kInfinity = 0x7F800000;
+  const int first_row = static_cast<int>(blockIdx.y) * kBlock;
+  const int col =
+      static_cast<int>(blockIdx.x) * kBlock + static_cast<int>(threadIdx.x) % kLanes * kPerLane;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int end = min(first_row + kBlock, piece.filled_rows);
+  uint32_t largest = 0;  // as bits, because they order NaN above infinity above all numbers
+  for (int row = first_row + warp; row < end; row += kWarps) {
+    for (int i = 0; i < kPerLane; ++i) {
+      largest = max(largest, __float_as_uint(value_at<T>(piece, row, col + i)) & kMagnitude);
+    }
+  }
+  largest = block_max(largest);
+  if (largest >= kInfinity) {
+    *not_finite = 1;
+    return;
+  }
+  const float scale = __fdiv_rn(fmaxf(__uint_as_float(largest), kLeastMagnitude), kLargestE4M3);
+  for (int row = first_row + warp; row < end; row += kWarps) {
+    float v[kPerLane];
+    for (int i = 0; i < kPerLane; ++i) {
+      v[i] = __fdiv_rn(value_at<T>(piece, row, col + i), scale);
+    }
+    *reinterpret_cast<uint32_t*>(out + row * stride + col) =
+        pack_fp8<Fp8::kE4M3>(v[0], v[1], v[2], v[3]);
+  }
+  if (threadIdx.x == 0) scales[blockIdx.y * scales_stride + blockIdx.x] = scale;
+}
+
+// ---- Made-up values ----
+
+__device__ void make(const DummyValues& values, int64_t index, e4m3* to) {
+  to->bits = dummy_e4m3(values.bits(index, kDummyBytes), index);
+}
+template <typename T>
+__device__ void make(const DummyValues& values, int64_t index, T* to) {
+  const float unit = dummy_unit(values.bits(index, kDummyUnits), index);
+  narrow(__fadd_rn(values.center, __fmul_rn(values.spread, unit)), to);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    dummy_kernel(const __grid_constant__ DummyPiece piece, T* out, int64_t stride) {
+  const int row = static_cast<int>(blockIdx.x);
+  const int64_t first = (int64_t{piece.first_row} + row) * piece.columns + piece.first_col;
+  for (int col = static_cast<int>(threadIdx.x); col < piece.filled_cols; col += kThreads) {
+    T value{};
+    if (row < piece.rows && col < piece.cols) make(piece.values, first + col, &value);
+    out[row * stride + col] = value;
+  }
+}
+
+// ---- kv_b_proj's halves ----
+
+// A head's W_UK or W_UV: `count` rows from `first` of its `rows_a_head` on.
+template <typename T>
+struct HeadRows {
+  const T* values;          // [heads * rows_a_head, cols]
+  const float* scales;      // [heads * rows_a_head / 128 rounded up, cols / 128]; null: none
+  const float* row_scales;  // [heads * rows_a_head] or null
+  int rows_a_head, first, count, cols;
+};
+
+template <typename T>
+__device__ void move(const HeadRows<T>&, int, int, T value, T* to) {
+  *to = value;
+}
+__device__ void move(const HeadRows<e4m3>& from, int row, int col, e4m3 value, bf16* to) {
+  float scale = from.scales[row / kBlock * (from.cols / kBlock) + col / kBlock];
+  if (from.row_scales != nullptr) scale = __fmul_rn(scale, from.row_scales[row]);
+  narrow(__fmul_rn(wide(value), scale), to);
+}
+
+// out [heads, count, cols] or, transposed, [heads, cols, count].
+template <bool kTransposed, typename T, typename Out>
+__global__ void __launch_bounds__(kTile* kTileRows)
+    head_rows_kernel(const __grid_constant__ HeadRows<T> from, Out* out) {
+  __shared__ Out tile[kTile][kTile + 4 / sizeof(Out)];
+  const int x = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.z);
+  const int first_row = static_cast<int>(blockIdx.y) * kTile;
+  const int first_col = static_cast<int>(blockIdx.x) * kTile;
+  out += int64_t{head} * from.count * from.cols;
+  for (int y = static_cast<int>(threadIdx.y); y < kTile; y += kTileRows) {
+    const int r = first_row + y, c = first_col + x;
+    if (r >= from.count || c >= from.cols) continue;
+    const int row = head * from.rows_a_head + from.first + r;
+    Out value;
+    move(from, row, c, from.values[int64_t{row} * from.cols + c], &value);
+    if constexpr (kTransposed) {
+      tile[y][x] = value;
+    } else {
+      out[int64_t{r} * from.cols + c] = value;
+    }
+  }
+  if constexpr (kTransposed) {
+    __syncthreads();
+    for (int y = static_cast<int>(threadIdx.y); y < kTile; y += kTileRows) {
+      const int r = first_row + x, c = first_col + y;
+      if (r < from.count && c < from.cols) out[int64_t{c} * from.count + r] = tile[x][y];
+    }
+  }
+}
+
+// ---- Launches ----
+
+template <typename T>
+void convert_from(const StoredPiece& piece, const WeightPlace& place, int32_t* not_finite,
+                  cudaStream_t stream) {
+  const int64_t first = piece.first_row * place.cols + piece.first_col;
+  const auto rows = static_cast<unsigned>(piece.filled_rows);
+  if (place.type == DType::kBF16) {
+    round_kernel<T><<<rows, kThreads, 0, stream>>>(piece, static_cast<bf16*>(place.values) + first,
+                                                   place.cols);
+  } else if (place.type == DType::kF32) {
+    round_kernel<T><<<rows, kThreads, 0, stream>>>(piece, static_cast<float*>(place.values) + first,
+                                                   place.cols);
+  } else {
+    FATHOM_CHECK(piece.first_row % kBlock == 0 && piece.first_col % kBlock == 0 &&
+                     piece.filled_cols % kBlock == 0,
+                 "a piece of {} columns from [{}, {}] on", piece.filled_cols, piece.first_row,
+                 piece.first_col);
+    const int64_t grid_cols = place.cols / kBlock;
+    const dim3 blocks(static_cast<unsigned>(piece.filled_cols / kBlock),
+                      static_cast<unsigned>(ceil_div(piece.filled_rows, kBlock)));
+    quantize_kernel<T><<<blocks, kThreads, 0, stream>>>(
+        piece, static_cast<uint8_t*>(place.values) + first, place.cols,
+        place.scales + piece.first_row / kBlock * grid_cols + piece.first_col / kBlock, grid_cols,
+        not_finite);
+  }
+  check(cudaGetLastError(), "converting weights");
+}
+
+template <bool kTransposed, typename T, typename Out>
+void copy_head_rows(const HeadRows<T>& from, int heads, Out* out, cudaStream_t stream) {
+  const dim3 blocks(static_cast<unsigned>(ceil_div(from.cols, kTile)),
+                    static_cast<unsigned>(ceil_div(from.count, kTile)),
+                    static_cast<unsigned>(heads));
+  head_rows_kernel<kTransposed><<<blocks, dim3(kTile, kTileRows), 0, stream>>>(from, out);
+  check(cudaGetLastError(), "splitting kv_b_proj");
+}
+
+// uk and uv of T's matrix in Out; sizes in `split` or, of scales, 1/128 of them.
+template <typename T, typename Out>
+void copy_halves(const KvBSplit& split, int unit, const void* values, void* uk, void* uv,
+                 cudaStream_t stream) {
+  const int nope = split.nope / unit, v = split.v / unit;
+  HeadRows<T> from = {static_cast<const T*>(values),
+                      split.kv_b.scales,
+                      split.kv_b.row_scales,
+                      nope + v,
+                      0,
+                      nope,
+                      split.latent / unit};
+  copy_head_rows<true>(from, split.heads, static_cast<Out*>(uk), stream);
+  from.first = nope;
+  from.count = v;
+  copy_head_rows<false>(from, split.heads, static_cast<Out*>(uv), stream);
+}
+
+}  // namespace
+
+void convert_piece(const StoredPiece& piece, const WeightPlace& place, int32_t* not_finite,
+                   cudaStream_t stream) {
+  switch (piece.type) {
+    case DType::kF32:
+      return convert_from<float>(piece, place, not_finite, stream);
+    case DType::kBF16:
+      return convert_from<bf16>(piece, place, not_finite, stream);
+    case DType::kF16:
+      return convert_from<f16>(piece, place, not_finite, stream);
+    case DType::kF8E4M3:
+      return convert_from<e4m3>(piece, place, not_finite, stream);
+    default:
+      FATHOM_CHECK(false, "a weight of type {}", name_of(piece.type));
+  }
+}
+
+void fill_dummy_piece(const DummyPiece& piece, void* to, int64_t to_stride, cudaStream_t stream) {
+  const auto fill = [&]<typename T>(T* out) {
+    dummy_kernel<<<static_cast<unsigned>(piece.filled_rows), kThreads, 0, stream>>>(piece, out,
+                                                                                    to_stride);
+    check(cudaGetLastError(), "making up weights");
+  };
+  switch (piece.type) {
+    case DType::kF32:
+      return fill(static_cast<float*>(to));
+    case DType::kBF16:
+      return fill(static_cast<bf16*>(to));
+    case DType::kF16:
+      return fill(static_cast<f16*>(to));
+    case DType::kF8E4M3:
+      return fill(static_cast<e4m3*>(to));
+    default:
+      FATHOM_CHECK(false, "a dummy weight of type {}", name_of(piece.type));
+  }
+}
+
+void split_kv_b(const KvBSplit& split, cudaStream_t stream) {
+  const void* const values = split.kv_b.values;
+  void *const uk = split.uk.values, *const uv = split.uv.values;
+  if (split.kv_b.type == DType::kBF16) {
+    return copy_halves<bf16, bf16>(split, 1, values, uk, uv, stream);
+  }
+  if (split.uk.type == DType::kBF16) {
+    return copy_halves<e4m3, bf16>(split, 1, values, uk, uv, stream);
+  }
+  copy_halves<e4m3, e4m3>(split, 1, values, uk, uv, stream);
+  copy_halves<float, float>(split, kBlock, split.kv_b.scales, split.uk.scales, split.uv.scales,
+                            stream);
+}
+
+}  // namespace fathom::cuda
