@@ -57,6 +57,10 @@ struct Shard {
   int64_t bytes = 0;         // of tensors
 };
 
+const char* stored_name(DType type) {
+  return type == DType::kF8E4M3 ? "F8_E4M3" : type == DType::kF32 ? "F32" : "BF16";
+}
+
 // The tensors of the checkpoint in the order of their names, as published ones have them.
 std::vector<Shard> plan_shards(const Checkpoint& shape, const std::string& folder) {
   std::vector<Shard> shards;
@@ -77,9 +81,9 @@ std::vector<Shard> plan_shards(const Checkpoint& shape, const std::string& folde
       shards.emplace_back().path = fmt::format("{}/model-{}.safetensors", folder, shards.size());
     }
     Shard& shard = shards.back();
-    entries += fmt::format(R"({}"{}":{{"dtype":"BF16","shape":[{}],"data_offsets":[{},{}]}})",
-                           entries.empty() ? "" : ",", name, fmt::join(entry.shape, ","),
-                           shard.bytes, shard.bytes + entry.bytes);
+    entries += fmt::format(R"({}"{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                           entries.empty() ? "" : ",", name, stored_name(entry.dtype),
+                           fmt::join(entry.shape, ","), shard.bytes, shard.bytes + entry.bytes);
     index += fmt::format(R"({}"{}":"{}")", index.empty() ? "" : ",", name,
                          fs::path(shard.path).filename().string());
     shard.bytes += entry.bytes;
@@ -182,18 +186,19 @@ void run(const Options& options) {
       [&] { in_threads(static_cast<int>(shards.size()), [&](int i) { write_shard(shards[i]); }); });
   const auto checkpoint = Checkpoint::open(options.folder);
   if (!checkpoint) fail(checkpoint.error().message);
-  const auto load = [&](int threads) {
+  const auto rate = [&](const Checkpoint& from, int threads) {
     return bytes / 1e9 / seconds_of([&] {
-             const auto weights = load_weights(*checkpoint, StoredFp8::kKept,
+             const auto weights = load_weights(from, StoredFp8::kKept,
                                                {.num_threads = threads, .show_progress = false});
              if (!weights) fail(weights.error().message);
            });
   };
+  const auto load = [&](int threads) { return rate(*checkpoint, threads); };
   const char* separator = "";
-  const auto line = [&](const char* what, int threads, double rate) {
+  const auto line = [&](const char* what, int threads, double gb_s) {
     std::printf(options.json ? "%s\n  {\"what\": \"%s\", \"threads\": %d, \"gb_s\": %.2f}"
                              : "%s%-40s %4d %7.2f GB/s\n",
-                separator, what, threads, rate);
+                separator, what, threads, gb_s);
     if (options.json) separator = ",";
     std::fflush(stdout);
   };
@@ -202,6 +207,8 @@ void run(const Options& options) {
               device_line().c_str(), bytes / 1e9, std::thread::hardware_concurrency());
   line("written to the disk", static_cast<int>(shards.size()), bytes / 1e9 / writing);
   line("pinned memory copied to the device", 1, copy_rate());
+  rate(*shape, 1);
+  line("made up on the device", 1, rate(*shape, 1));
   for (const int threads : options.threads) {
     const int readers = threads > 0 ? threads : 16;
     line("page cache read", readers, bytes / 1e9 / read_seconds(shards, readers));

@@ -1,0 +1,510 @@
+// Loading onto the GPU: what lies in its memory against what the host reads of the same checkpoint,
+// for each published form, from files and made up.
+#include "model/weights_cuda.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/math.h"
+#include "checkpoint/test_files.h"
+#include "tensor/quantize_weight.h"
+#include "tensor/scaled_matrix.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kBlock = kScaleBlock;
+
+// ---- What the host reads ----
+
+struct HostMatrix {
+  int64_t rows = 0, cols = 0;
+  std::vector<std::byte> values;
+  std::vector<float> scales;
+  ScaledMatrix view;
+
+  explicit HostMatrix(const ScaledMatrix& from) : rows(from.rows()), cols(from.cols()) {
+    const auto* data = static_cast<const std::byte*>(from.values.raw());
+    values.assign(data, data + rows * cols * size_of(from.values.dtype()));
+    view = from;
+    view.values = ConstTensorView(values.data(), from.values.dtype(), {rows, cols});
+    if (from.scales.empty()) return;
+    const int64_t count = from.scales.size(0) * from.scales.size(1);
+    scales.assign(from.scales.row<float>(0), from.scales.row<float>(0) + count);
+    view.scales = ConstTensorView(scales.data(), {from.scales.size(0), from.scales.size(1)});
+  }
+  HostMatrix(const HostMatrix&) = delete;
+  HostMatrix& operator=(const HostMatrix&) = delete;
+};
+
+using HostTensors = std::map<std::string, std::unique_ptr<HostMatrix>>;
+
+LoadOptions quiet() {
+  LoadOptions options;
+  options.show_progress = false;
+  return options;
+}
+
+HostTensors read_on_host(const Checkpoint& checkpoint) {
+  HostTensors tensors;
+  std::mutex mutex;
+  std::vector<TensorRequest> requests;
+  for (const auto& [name, entry] : checkpoint.tensors()) {
+    if (name.find("scale") != std::string::npos) continue;
+    requests.push_back({name, entry.shape, [&, key = name](const ScaledMatrix& matrix) -> Result<> {
+                          auto copy = std::make_unique<HostMatrix>(matrix);
+                          const std::scoped_lock lock(mutex);
+                          tensors[key] = std::move(copy);
+                          return {};
+                        }});
+  }
+  const auto loaded = load_tensors(checkpoint, requests, quiet());
+  FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
+  return tensors;
+}
+
+// ---- What lies on the device ----
+
+template <typename T>
+std::vector<T> fetch(const void* from, int64_t count) {
+  std::vector<T> values(static_cast<size_t>(count));
+  check(cudaMemcpy(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost),
+        "copying from the device");
+  return values;
+}
+
+// [rows, cols] of a WeightMatrix, all of them.
+struct Fetched {
+  DType type;
+  int64_t rows, cols;
+  std::vector<bf16> narrow;
+  std::vector<e4m3> codes;
+  std::vector<float> scales, row_scales;
+
+  Fetched(const WeightMatrix& matrix, int64_t n, int64_t k) : type(matrix.type), rows(n), cols(k) {
+    if (type == DType::kBF16) {
+      narrow = fetch<bf16>(matrix.values, n * k);
+      return;
+    }
+    codes = fetch<e4m3>(matrix.values, n * k);
+    scales = fetch<float>(matrix.scales, ceil_div(n, kBlock) * (k / kBlock));
+    if (matrix.row_scales != nullptr) row_scales = fetch<float>(matrix.row_scales, n);
+  }
+
+  float at(int64_t r, int64_t c) const {
+    if (type == DType::kBF16) return to_float(narrow[static_cast<size_t>(r * cols + c)]);
+    float scale = scales[static_cast<size_t>(r / kBlock * (cols / kBlock) + c / kBlock)];
+    if (!row_scales.empty()) scale *= row_scales[static_cast<size_t>(r)];
+    return to_float(codes[static_cast<size_t>(r * cols + c)]) * scale;
+  }
+};
+
+// What a matrix of the checkpoint becomes on the device.
+std::vector<float> expected(const HostMatrix& matrix, const Fetched& device) {
+  std::vector<float> wide;
+  for (int64_t r = 0; r < matrix.rows; ++r) {
+    for (int64_t c = 0; c < matrix.cols; ++c) {
+      const float value = matrix.view.at(r, c);
+      wide.push_back(device.type == DType::kBF16 ? to_float(to_bf16(value)) : value);
+    }
+  }
+  const bool by_row = matrix.view.scale_rows == 1 && device.row_scales.empty();
+  const bool quantised = matrix.view.values.dtype() != DType::kF8E4M3 || by_row;
+  if (device.type == DType::kBF16 || !quantised) return wide;
+  std::vector<e4m3> codes(wide.size());
+  const int64_t grid_rows = ceil_div(matrix.rows, kBlock),
+                grid_cols = ceil_div(matrix.cols, kBlock);
+  std::vector<float> scales(static_cast<size_t>(grid_rows * grid_cols));
+  const auto done =
+      quantize_weights(ConstTensorView(wide.data(), {matrix.rows, matrix.cols}), ScaleForm::kF32,
+                       TensorView(codes.data(), {matrix.rows, matrix.cols}),
+                       TensorView(scales.data(), {grid_rows, grid_cols}));
+  FATHOM_CHECK(done.has_value(), "{}", done.error().message);
+  for (int64_t r = 0; r < matrix.rows; ++r) {
+    for (int64_t c = 0; c < matrix.cols; ++c) {
+      const auto at = static_cast<size_t>(r * matrix.cols + c);
+      wide[at] =
+          to_float(codes[at]) * scales[static_cast<size_t>(r / kBlock * grid_cols + c / kBlock)];
+    }
+  }
+  return wide;
+}
+
+// Rows [first, first + rows) of the device's are `host`, with zeros in what is wider, and then up
+// to `padded` rows of zeros.
+void expect_part(const HostMatrix& host, const Fetched& device, int64_t first, int64_t padded,
+                 const std::string& name) {
+  const std::vector<float> wide = expected(host, device);
+  int64_t wrong = 0;
+  for (int64_t r = 0; r < padded; ++r) {
+    for (int64_t c = 0; c < device.cols; ++c) {
+      const bool inside = r < host.rows && c < host.cols;
+      const float want = inside ? wide[static_cast<size_t>(r * host.cols + c)] : 0;
+      const float have = device.at(first + r, c);
+      if (have == want) continue;
+      if (++wrong == 1) {
+        ADD_FAILURE() << name << " [" << r << ", " << c << "] is " << have << ", not " << want;
+      }
+    }
+  }
+  EXPECT_EQ(wrong, 0) << name;
+}
+
+void expect_vector(const HostMatrix& host, const float* device, const std::string& name) {
+  const auto values = fetch<float>(device, host.cols);
+  for (int64_t i = 0; i < host.cols; ++i) {
+    ASSERT_EQ(values[static_cast<size_t>(i)], host.view.at(0, i)) << name << " " << i;
+  }
+}
+
+// ---- The whole model ----
+
+// Compares one load with what the host reads.
+class Comparison {
+ public:
+  Comparison(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options)
+      : config_(checkpoint.config()), host_(read_on_host(checkpoint)) {
+    auto loaded = load_weights(checkpoint, stored_fp8, options);
+    FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
+    weights = std::move(*loaded);
+    EXPECT_EQ(weights.memory.size(), weight_bytes(checkpoint, stored_fp8, options));
+  }
+
+  void all() {
+    WeightMatrix table;
+    table.values = weights.embedding;
+    whole("model.embed_tokens.weight", table);
+    table.values = weights.head;
+    whole("lm_head.weight", table);
+    expect_vector(host("model.norm.weight"), weights.final_norm, "norm");
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      prefix_ = fmt::format("model.layers.{}.", layer);
+      const LayerWeights& w = weights.layers[static_cast<size_t>(layer)];
+      expect_vector(host(prefix_ + "input_layernorm.weight"), w.input_norm, "input_norm");
+      expect_vector(host(prefix_ + "post_attention_layernorm.weight"), w.post_attention_norm,
+                    "post_attention_norm");
+      attention(w);
+      halves(w);
+      feed_forward(layer, w);
+    }
+  }
+
+  ModelWeights weights;
+
+ private:
+  const HostMatrix& host(const std::string& name) const { return *host_.at(name); }
+
+  void whole(const std::string& name, const WeightMatrix& matrix) {
+    const HostMatrix& from = host(name);
+    expect_part(from, Fetched(matrix, from.rows, from.cols), 0, from.rows, name);
+  }
+
+  void attention(const LayerWeights& w) {
+    const std::string attn = prefix_ + "self_attn.";
+    const bool compressed = config_.q_lora_rank > 0;
+    const HostMatrix& q = host(attn + (compressed ? "q_a_proj.weight" : "q_proj.weight"));
+    const HostMatrix& kv = host(attn + "kv_a_proj_with_mqa.weight");
+    const Fetched both(w.q_kv_a, q.rows + kv.rows, q.cols);
+    expect_part(q, both, 0, q.rows, attn + "q_a");
+    expect_part(kv, both, q.rows, kv.rows, attn + "kv_a");
+    if (compressed) {
+      expect_vector(host(attn + "q_a_layernorm.weight"), w.q_a_norm, "q_a_norm");
+      whole(attn + "q_b_proj.weight", w.q_b);
+    }
+    expect_vector(host(attn + "kv_a_layernorm.weight"), w.kv_a_norm, "kv_a_norm");
+    whole(attn + "kv_b_proj.weight", w.kv_b);
+    whole(attn + "o_proj.weight", w.o);
+  }
+
+  void halves(const LayerWeights& w) {
+    const int64_t heads = config_.num_heads, latent = config_.kv_lora_rank;
+    const int64_t nope = config_.qk_nope_dim, v = config_.v_dim;
+    const Fetched kv_b(w.kv_b, heads * (nope + v), latent), uk(w.uk, heads * latent, nope);
+    const Fetched uv(w.uv, heads * v, latent);
+    const auto same = [&](const Fetched& half, int64_t row, int64_t col, int64_t of) {
+      const float value = kv_b.at(of, &half == &uk ? row % latent : col);
+      return half.at(row, col) == (half.type == DType::kBF16 ? to_float(to_bf16(value)) : value);
+    };
+    int64_t wrong = 0;
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t l = 0; l < latent; ++l) {
+        for (int64_t i = 0; i < nope; ++i) {
+          wrong += !same(uk, h * latent + l, i, h * (nope + v) + i);
+        }
+        for (int64_t i = 0; i < v; ++i) {
+          wrong += !same(uv, h * v + i, l, h * (nope + v) + nope + i);
+        }
+      }
+    }
+    EXPECT_EQ(wrong, 0) << prefix_ << " halves of kv_b_proj";
+  }
+
+  void mlps(const MlpWeights& mlp, int64_t count, const auto& prefix_of) {
+    const Fetched gate_up(mlp.gate_up, count * 2 * mlp.width, config_.hidden);
+    const Fetched down(mlp.down, count * config_.hidden, mlp.width);
+    for (int64_t i = 0; i < count; ++i) {
+      const std::string prefix = prefix_of(i);
+      expect_part(host(prefix + "gate_proj.weight"), gate_up, 2 * i * mlp.width, mlp.width,
+                  prefix + "gate");
+      expect_part(host(prefix + "up_proj.weight"), gate_up, (2 * i + 1) * mlp.width, mlp.width,
+                  prefix + "up");
+      expect_part(host(prefix + "down_proj.weight"), down, i * config_.hidden, config_.hidden,
+                  prefix + "down");
+    }
+  }
+
+  void feed_forward(int64_t layer, const LayerWeights& w) {
+    const std::string mlp = prefix_ + "mlp.";
+    if (!config_.is_moe_layer(layer)) {
+      mlps(w.dense, 1, [&](int64_t) { return mlp; });
+      return;
+    }
+    mlps(w.experts, config_.num_experts,
+         [&](int64_t e) { return fmt::format("{}experts.{}.", mlp, e); });
+    if (config_.num_shared_experts > 0) {
+      mlps(w.shared, 1, [&](int64_t) { return mlp + "shared_experts."; });
+    }
+    const HostMatrix& router = host(mlp + "gate.weight");
+    if (w.gate_type == DType::kF32) {
+      for (int64_t r = 0; r < router.rows; ++r) {
+        const auto row = fetch<float>(w.gate + r * router.cols * 4, router.cols);
+        for (int64_t c = 0; c < router.cols; ++c) {
+          ASSERT_EQ(row[static_cast<size_t>(c)], router.view.at(r, c));
+        }
+      }
+    } else {
+      WeightMatrix matrix;
+      matrix.values = w.gate;
+      whole(mlp + "gate.weight", matrix);
+    }
+    if (w.gate_bias != nullptr) {
+      expect_vector(host(mlp + "gate.e_score_correction_bias"), w.gate_bias, "bias");
+    }
+  }
+
+  const ModelConfig config_;
+  const HostTensors host_;
+  std::string prefix_;
+};
+
+// ---- Checkpoints ----
+
+struct Sizes {
+  int hidden = 256, dense = 328, width = 136, experts = 5, heads = 3, q_lora = 128;
+  int latent = 512, nope = 128, v = 128;
+};
+
+std::string config_text(const Sizes& s, const std::string& quantization) {
+  return fmt::format(
+      R"({{"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
+"vocab_size": 96, "hidden_size": {}, "intermediate_size": {}, "moe_intermediate_size": {},
+"num_hidden_layers": 2, "num_nextn_predict_layers": 0, "num_attention_heads": {},
+"num_key_value_heads": {}, "n_shared_experts": 2, "n_routed_experts": {}, "num_experts_per_tok": 2,
+"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+"norm_topk_prob": true, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+"moe_layer_freq": 1, "q_lora_rank": {}, "kv_lora_rank": {}, "qk_nope_head_dim": {},
+"qk_rope_head_dim": 64, "v_head_dim": {}, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+"rope_theta": 10000, "max_position_embeddings": 4096, "attention_bias": false,
+"tie_word_embeddings": false, "torch_dtype": "bfloat16"{}}})",
+      s.hidden, s.dense, s.width, s.heads, s.heads, s.experts,
+      s.q_lora > 0 ? std::to_string(s.q_lora) : "null", s.latent, s.nope, s.v,
+      quantization.empty() ? "" : ", \"quantization_config\": " + quantization);
+}
+
+constexpr const char* kBlocks =
+    R"({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128]})";
+constexpr const char* kTensorStatic =
+    R"({"quant_method": "fp8", "activation_scheme": "static",
+        "ignored_layers": ["lm_head", "model.layers.0.self_attn.o_proj"]})";
+constexpr const char* kRow =
+    R"({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"],
+          "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+          "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
+                                "dynamic": true}}}})";
+
+std::string stored_name(DType type) {
+  switch (type) {
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    default:
+      return "F8_E4M3";
+  }
+}
+
+// Random numbers of a type.
+std::string random_bytes(DType type, int64_t count, bool scale, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::string data;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value =
+        scale ? 0.01f + 0.001f * static_cast<float>(random() % 100) : normal(random);
+    if (type == DType::kF32) data += bytes_of(std::vector<float>{value});
+    if (type == DType::kBF16) data += bytes_of(std::vector<bf16>{to_bf16(value)});
+    if (type == DType::kF16) data += bytes_of(std::vector<f16>{to_f16(value)});
+    if (type == DType::kF8E4M3) data += bytes_of(std::vector<e4m3>{to_e4m3(40 * value)});
+  }
+  return data;
+}
+
+// A checkpoint of this config's tensors, all random, matrices in `wide` where they are not FP8.
+Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
+                            DType wide = DType::kBF16) {
+  folder.write("config.json", config);
+  const auto shape = Checkpoint::open_dummy(folder.path());
+  FATHOM_CHECK(shape.has_value(), "{}", shape.error().message);
+  std::mt19937 random(7);
+  std::vector<TestTensor> tensors;
+  for (const auto& [name, entry] : shape->tensors()) {
+    int64_t count = 1;
+    for (const int64_t size : entry.shape) count *= size;
+    const bool scale = name.find("scale") != std::string::npos;
+    const DType type = entry.dtype == DType::kBF16 ? wide : entry.dtype;
+    auto stored_shape = entry.shape;
+    // As it is published.
+    if (name.ends_with("input_scale")) stored_shape.clear();
+    tensors.push_back(
+        {name, stored_name(type), stored_shape, random_bytes(type, count, scale, random)});
+  }
+  folder.write("model.safetensors", shard_of(tensors));
+  auto opened = Checkpoint::open(folder.path());
+  FATHOM_CHECK(opened.has_value(), "{}", opened.error().message);
+  return std::move(*opened);
+}
+
+void compare_written(const std::string& config, DType wide = DType::kBF16) {
+  const TestFolder folder;
+  const Checkpoint checkpoint = write_checkpoint(folder, config, wide);
+  Comparison(checkpoint, StoredFp8::kKept, quiet()).all();
+  Comparison(checkpoint, StoredFp8::kExpandedToBF16, quiet()).all();
+}
+
+DType type_of_experts(const std::string& config) {
+  const TestFolder folder;
+  const Checkpoint checkpoint = write_checkpoint(folder, config);
+  return load_weights(checkpoint, StoredFp8::kKept, quiet())->layers[1].experts.down.type;
+}
+
+TEST(Weights, InBf16) { compare_written(config_text({}, "")); }
+TEST(Weights, InF32) { compare_written(config_text({}, ""), DType::kF32); }
+TEST(Weights, InF16) { compare_written(config_text({}, ""), DType::kF16); }
+TEST(Weights, InBlocks) { compare_written(config_text({}, kBlocks)); }
+TEST(Weights, WithoutQueryCompression) { compare_written(config_text({.q_lora = 0}, kBlocks)); }
+TEST(Weights, WithAScaleATensor) { compare_written(config_text({}, kTensorStatic)); }
+TEST(Weights, WithAScaleARow) { compare_written(config_text({}, kRow)); }
+
+// Heads that are no whole blocks: the halves of kv_b_proj become bf16.
+TEST(Weights, OfNarrowHeads) {
+  for (const char* form : {"", kBlocks, kTensorStatic, kRow}) {
+    compare_written(config_text({.nope = 64, .v = 48}, form));
+  }
+  compare_written(config_text({.nope = 256, .v = 384}, kBlocks));
+}
+
+// Widths that no product of e4m3 takes.
+TEST(Weights, OfOddWidths) {
+  for (const char* form : {kBlocks, kTensorStatic, kRow}) {
+    compare_written(config_text({.hidden = 200, .q_lora = 72, .latent = 96}, form));
+  }
+}
+
+TEST(Weights, AreKeptInE4M3WhereTheyCanBe) {
+  EXPECT_EQ(type_of_experts(config_text({}, kBlocks)), DType::kF8E4M3);
+  EXPECT_EQ(type_of_experts(config_text({}, kTensorStatic)), DType::kF8E4M3);
+  EXPECT_EQ(type_of_experts(config_text({}, kRow)), DType::kF8E4M3);
+  EXPECT_EQ(type_of_experts(config_text({.hidden = 200}, kBlocks)), DType::kBF16);
+}
+
+TEST(Weights, HaveTheInputScalesOfAStaticCheckpoint) {
+  const TestFolder folder;
+  const Checkpoint checkpoint = write_checkpoint(folder, config_text({}, kTensorStatic));
+  const auto weights = load_weights(checkpoint, StoredFp8::kKept, quiet());
+  ASSERT_TRUE(weights.has_value()) << weights.error().message;
+  std::map<std::string, float> scales;
+  std::mutex mutex;
+  std::vector<TensorRequest> requests;
+  for (const auto& [name, entry] : checkpoint.tensors()) {
+    if (!name.ends_with("input_scale")) continue;
+    requests.push_back({name, {1}, [&, key = name](const ScaledMatrix& matrix) -> Result<> {
+                          const std::scoped_lock lock(mutex);
+                          scales[key] = matrix.at(0, 0);
+                          return {};
+                        }});
+  }
+  ASSERT_TRUE(load_tensors(checkpoint, requests, quiet()));
+  const auto largest = [&](const std::string& prefix, const std::vector<std::string>& ends) {
+    float value = 0;
+    for (const auto& [name, scale] : scales) {
+      for (const std::string& end : ends) {
+        if (name.starts_with(prefix) && name.ends_with(end + ".input_scale")) {
+          value = std::max(value, scale);
+        }
+      }
+    }
+    return value;
+  };
+  const std::string attn = "model.layers.1.self_attn.", mlp = "model.layers.1.mlp.";
+  const LayerWeights& layer = weights->layers[1];
+  EXPECT_GT(layer.q_b.input_scale, 0);
+  EXPECT_EQ(layer.q_b.input_scale, largest(attn, {"q_b_proj"}));
+  EXPECT_EQ(layer.q_kv_a.input_scale, largest(attn, {"q_a_proj", "kv_a_proj_with_mqa"}));
+  EXPECT_EQ(layer.kv_b.input_scale, largest(attn, {"kv_b_proj"}));
+  EXPECT_EQ(layer.uk.input_scale, 0);
+  EXPECT_EQ(layer.experts.gate_up.input_scale, largest(mlp, {"gate_proj", "up_proj"}));
+  EXPECT_EQ(layer.shared.gate_up.input_scale, layer.experts.gate_up.input_scale);
+  EXPECT_EQ(layer.experts.down.input_scale, largest(mlp + "experts.", {"down_proj"}));
+  EXPECT_EQ(weights->layers[0].o.type, DType::kBF16);  // ignored
+  EXPECT_EQ(weights->layers[0].o.input_scale, 0);
+}
+
+// What the device makes up is what the host makes up.
+TEST(Weights, MadeUp) {
+  for (const char* form : {"", kBlocks, kTensorStatic, kRow}) {
+    const TestFolder folder;
+    folder.write("config.json", config_text({}, form));
+    const auto checkpoint = Checkpoint::open_dummy(folder.path());
+    ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+    Comparison(*checkpoint, StoredFp8::kKept, quiet()).all();
+  }
+}
+
+// V2-Lite's widths; fewer experts.
+TEST(Weights, OfV2LiteInBlocks) {
+  const TestFolder folder;
+  folder.write(
+      "config.json",
+      config_text(
+          {.hidden = 2048, .dense = 10944, .width = 1408, .experts = 2, .heads = 16, .q_lora = 0},
+          kBlocks));
+  const auto checkpoint = Checkpoint::open_dummy(folder.path());
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  Comparison compared(*checkpoint, StoredFp8::kKept, quiet());
+  compared.all();
+  EXPECT_EQ(compared.weights.layers[0].dense.width, 11008);
+  EXPECT_EQ(compared.weights.layers[1].experts.width, 1408);
+}
+
+// Small models of all forms, made with another implementation.
+TEST(Weights, OfGoldens) {
+  for (const char* name : {"v2_ct_channel", "v2_fp8_tensor", "v3", "v3_fp8", "v3_fp8_e8m0",
+                           "v3_fp8_ue8m0", "odd", "kimi"}) {
+    const auto checkpoint = Checkpoint::open(std::string("tests/goldens/") + name);
+    ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+    Comparison(*checkpoint, StoredFp8::kKept, quiet()).all();
+  }
+}
+
+}  // namespace
+}  // namespace fathom::cuda
