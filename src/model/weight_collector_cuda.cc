@@ -187,7 +187,9 @@ void WeightCollector::input_scale(const std::string& weight, WeightMatrix* field
 // In device memory, as far as its own type goes.
 bool WeightCollector::is_e4m3(const std::string& name) const {
   const TensorEntry* const entry = checkpoint_.find(name);
-  return keep_fp8_ && entry != nullptr && entry->dtype == DType::kF8E4M3;
+  if (!keep_fp8_ || entry == nullptr) return false;
+  return entry->dtype == DType::kF8E4M3 ||
+         is_quantized_while_loading(checkpoint_, options_, true, entry->dtype);
 }
 
 // What is wrong with its scales is load_tensors' to say.
@@ -214,7 +216,10 @@ Result<> WeightCollector::read() {
                           return on_this_thread(request.place, {matrix, {}});
                         }});
   }
-  return load_tensors(checkpoint_, requests, options_);
+  FATHOM_RETURN_IF_ERROR(check_load_options(checkpoint_, options_));
+  LoadOptions options = options_;
+  options.quantize_fp8 = false;  // the device does it
+  return load_tensors(checkpoint_, requests, options);
 }
 
 // Without the host: its threads would make a tenth of what the device makes in the same time.

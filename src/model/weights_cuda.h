@@ -1,8 +1,9 @@
 // A DeepSeek model's weights in one GPU's memory, and how they come there.
 //
 // One allocation, sized before a byte is read. Matrices that the same launch reads lie together.
-// What a checkpoint has in FP8 stays so where products of e4m3 can take it (WeightMatrix);
-// everything else is rounded to bf16, with its scales multiplied in.
+// What a checkpoint has in FP8 stays so where products of e4m3 can take it (WeightMatrix), and with
+// LoadOptions::quantize_fp8 its linear layers become so; everything else is rounded to bf16, with
+// its scales multiplied in.
 #pragma once
 
 #include <cstdint>

@@ -186,14 +186,17 @@ void run(const Options& options) {
       [&] { in_threads(static_cast<int>(shards.size()), [&](int i) { write_shard(shards[i]); }); });
   const auto checkpoint = Checkpoint::open(options.folder);
   if (!checkpoint) fail(checkpoint.error().message);
-  const auto rate = [&](const Checkpoint& from, int threads) {
+  const auto rate = [&](const Checkpoint& from, int threads, bool quantize) {
     return bytes / 1e9 / seconds_of([&] {
-             const auto weights = load_weights(from, StoredFp8::kKept,
-                                               {.num_threads = threads, .show_progress = false});
+             LoadOptions load;
+             load.num_threads = threads;
+             load.show_progress = false;
+             load.quantize_fp8 = quantize;
+             const auto weights = load_weights(from, StoredFp8::kKept, load);
              if (!weights) fail(weights.error().message);
            });
   };
-  const auto load = [&](int threads) { return rate(*checkpoint, threads); };
+  const bool wide = shape->config().quantization.kind == QuantizationConfig::Kind::kNone;
   const char* separator = "";
   const auto line = [&](const char* what, int threads, double gb_s) {
     std::printf(options.json ? "%s\n  {\"what\": \"%s\", \"threads\": %d, \"gb_s\": %.2f}"
@@ -207,19 +210,21 @@ void run(const Options& options) {
               device_line().c_str(), bytes / 1e9, std::thread::hardware_concurrency());
   line("written to the disk", static_cast<int>(shards.size()), bytes / 1e9 / writing);
   line("pinned memory copied to the device", 1, copy_rate());
-  rate(*shape, 1);
-  line("made up on the device", 1, rate(*shape, 1));
+  rate(*shape, 1, false);
+  line("made up on the device", 1, rate(*shape, 1, false));
   for (const int threads : options.threads) {
     const int readers = threads > 0 ? threads : 16;
     line("page cache read", readers, bytes / 1e9 / read_seconds(shards, readers));
-    load(threads);
-    line("loaded from the page cache", threads, load(threads));
+    rate(*checkpoint, threads, false);
+    line("loaded from the page cache", threads, rate(*checkpoint, threads, false));
+    if (!wide) continue;
+    line("the same, quantised to FP8", threads, rate(*checkpoint, threads, true));
   }
   forget(shards);
   line("disk read", 16, bytes / 1e9 / read_seconds(shards, 16));
   for (const int threads : options.threads) {
     forget(shards);
-    line("loaded from the disk", threads, load(threads));
+    line("loaded from the disk", threads, rate(*checkpoint, threads, false));
   }
   if (options.json) std::printf("\n]}\n");
   fs::remove_all(options.folder);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <random>
@@ -467,6 +468,72 @@ TEST(Weights, HaveTheInputScalesOfAStaticCheckpoint) {
   EXPECT_EQ(layer.experts.down.input_scale, largest(mlp + "experts.", {"down_proj"}));
   EXPECT_EQ(weights->layers[0].o.type, DType::kBF16);  // ignored
   EXPECT_EQ(weights->layers[0].o.input_scale, 0);
+}
+
+// ---- Quantising while loading ----
+
+LoadOptions quantizing() {
+  LoadOptions options = quiet();
+  options.quantize_fp8 = true;
+  return options;
+}
+
+TEST(Weights, QuantisedWhileLoading) {
+  for (const DType wide : {DType::kBF16, DType::kF32, DType::kF16}) {
+    const TestFolder folder;
+    const Checkpoint checkpoint = write_checkpoint(folder, config_text({}, ""), wide);
+    Comparison compared(checkpoint, StoredFp8::kKept, quantizing());
+    compared.all();
+    const LayerWeights& layer = compared.weights.layers[1];
+    for (const WeightMatrix& matrix :
+         {layer.q_kv_a, layer.q_b, layer.kv_b, layer.uk, layer.uv, layer.o, layer.experts.gate_up,
+          layer.experts.down, layer.shared.gate_up, layer.shared.down}) {
+      EXPECT_EQ(matrix.type, DType::kF8E4M3);
+    }
+  }
+}
+
+TEST(Weights, OfTheBundledModelQuantisedWhileLoading) {
+  const auto checkpoint = Checkpoint::open("models/fathom-tiny");
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  Comparison(*checkpoint, StoredFp8::kKept, quantizing()).all();
+}
+
+// Rows of columns that are too many for a piece.
+TEST(Weights, QuantisedInPiecesOfColumns) {
+  const TestFolder folder;
+  folder.write("config.json", config_text({.hidden = 128, .dense = 40000, .experts = 1}, ""));
+  const auto checkpoint = Checkpoint::open_dummy(folder.path());
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  Comparison(*checkpoint, StoredFp8::kKept, quantizing()).all();
+}
+
+TEST(Weights, AreNotQuantisedWhereOneIsNotFinite) {
+  const TestFolder folder;
+  folder.write("config.json", config_text({}, ""));
+  const auto shape = Checkpoint::open_dummy(folder.path());
+  ASSERT_TRUE(shape.has_value()) << shape.error().message;
+  std::vector<TestTensor> tensors;
+  for (const auto& [name, entry] : shape->tensors()) {
+    std::vector<bf16> values(static_cast<size_t>(entry.bytes / size_of(entry.dtype)),
+                             to_bf16(0.5f));
+    const bool wide = entry.dtype == DType::kF32;
+    if (name == "model.layers.1.mlp.experts.3.up_proj.weight") {
+      values[130 * 256 + 7] = to_bf16(std::numeric_limits<float>::quiet_NaN());
+    }
+    std::string data = bytes_of(values);
+    if (wide) data = bytes_of(std::vector<float>(values.size(), 0.5f));
+    tensors.push_back({name, stored_name(entry.dtype), entry.shape, data});
+  }
+  folder.write("model.safetensors", shard_of(tensors));
+  const auto checkpoint = Checkpoint::open(folder.path());
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  const auto loaded = load_weights(*checkpoint, StoredFp8::kKept, quantizing());
+  ASSERT_FALSE(loaded.has_value());
+  EXPECT_NE(loaded.error().message.find("experts.3.up_proj.weight"), std::string::npos)
+      << loaded.error().message;
+  EXPECT_NE(loaded.error().message.find("nan at [130, 7]"), std::string::npos)
+      << loaded.error().message;
 }
 
 // What the device makes up is what the host makes up.
