@@ -156,7 +156,11 @@ class Loading {
   }
 
   Result<> load(const Item& item, Slot& slot) {
-    FATHOM_TRY(std::byte* const values, slot.values(item.entry->bytes, item.request->name));
+    const bool unread = item.request->place_unread != nullptr;
+    std::byte* values = nullptr;
+    if (!unread) {
+      FATHOM_TRY(values, slot.values(item.entry->bytes, item.request->name));
+    }
     ScaledMatrix matrix;
     matrix.values = ConstTensorView(values, item.entry->dtype, {item.rows, item.cols});
     if (item.scales.entry != nullptr) {
@@ -169,14 +173,29 @@ class Loading {
     if (checkpoint_.is_dummy()) {
       fill(item, values, slot);
     } else {
-      FATHOM_RETURN_IF_ERROR(read(*item.entry, values));
+      if (!unread) FATHOM_RETURN_IF_ERROR(read(*item.entry, 0, {values, size_of(*item.entry)}));
       if (item.scales.entry != nullptr) FATHOM_RETURN_IF_ERROR(read_scales(item, slot));
     }
     if (item.quantize) {
       FATHOM_TRY(matrix, quantize(item, matrix.values, slot));
     }
+    if (unread) return place_unread(item, matrix);
     if (const auto placed = item.request->place(matrix); !placed) {
       return with_context(item.request->name + ": ", placed.error());
+    }
+    return {};
+  }
+
+  Result<> place_unread(const Item& item, const ScaledMatrix& matrix) {
+    FATHOM_CHECK(!checkpoint_.is_dummy() && !item.quantize, "{} is not to be read",
+                 item.request->name);
+    const auto read_values = [&](int64_t first, std::span<std::byte> to) {
+      return read(*item.entry, first, to);
+    };
+    if (const auto placed = item.request->place_unread(matrix, read_values); !placed) {
+      return with_context(
+          fmt::format("{}: tensor {:?}: ", checkpoint_.file_of(*item.entry), item.request->name),
+          placed.error());
     }
     return {};
   }
@@ -207,11 +226,16 @@ class Loading {
     add_progress(item.entry->bytes);
   }
 
-  Result<> read(const TensorEntry& entry, std::byte* destination) {
+  static size_t size_of(const TensorEntry& entry) { return static_cast<size_t>(entry.bytes); }
+
+  // Of the tensor, from byte `first` on.
+  Result<> read(const TensorEntry& entry, int64_t first, std::span<std::byte> to) {
     const FileReader& file = *files_[static_cast<size_t>(entry.file)];
-    for (int64_t done = 0; done < entry.bytes;) {
-      const int64_t bytes = std::min(kChunk, entry.bytes - done);
-      FATHOM_RETURN_IF_ERROR(file.read(destination + done, bytes, entry.offset + done));
+    FATHOM_CHECK(first >= 0 && first + std::ssize(to) <= entry.bytes, "bytes {} + {} of {}", first,
+                 to.size(), entry.bytes);
+    for (int64_t done = 0; done < std::ssize(to);) {
+      const int64_t bytes = std::min(kChunk, std::ssize(to) - done);
+      FATHOM_RETURN_IF_ERROR(file.read(to.data() + done, bytes, entry.offset + first + done));
       done += bytes;
       add_progress(bytes);
     }
@@ -220,8 +244,8 @@ class Loading {
 
   Result<> read_scales(const Item& item, Slot& slot) {
     const TensorEntry& entry = *item.scales.entry;
-    slot.stored_scales.resize(static_cast<size_t>(entry.bytes));
-    FATHOM_RETURN_IF_ERROR(read(entry, slot.stored_scales.data()));
+    slot.stored_scales.resize(size_of(entry));
+    FATHOM_RETURN_IF_ERROR(read(entry, 0, slot.stored_scales));
     if (const auto decoded = decode_scales(item.scales, slot.stored_scales, slot.scales);
         !decoded) {
       return with_context(checkpoint_.file_of(entry) + ": ", decoded.error());

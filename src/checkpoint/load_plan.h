@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,12 +17,19 @@
 
 namespace fathom {
 
+// Brings stored bytes of one tensor's values, from `first` on.
+using ReadValues = std::function<Result<>(int64_t first, std::span<std::byte> to)>;
+
 struct TensorRequest {
   std::string name;            // "model.layers.3.mlp.gate.weight"
   std::vector<int64_t> shape;  // a vector (norm, bias) has one dimension, a matrix two
   // Called once, on a reading thread. For a vector, matrix.values is [1, n]. The views are valid
   // during the call only.
-  std::function<Result<>(const ScaledMatrix& matrix)> place;
+  std::function<Result<>(const ScaledMatrix& matrix)> place = {};
+  // In its stead, where a buffer between would be one copy too many: the matrix has a type, a shape
+  // and its scales, but no values in memory; `read` brings them. Not for a dummy checkpoint, and
+  // nothing is quantised.
+  std::function<Result<>(const ScaledMatrix& matrix, const ReadValues& read)> place_unread = {};
 };
 
 struct LoadOptions {

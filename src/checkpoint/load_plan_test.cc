@@ -241,6 +241,39 @@ TEST_F(LoadPlan, QuantisingNamesAWeightThatIsNotFinite) {
                 "inf at [129, 200]"));
 }
 
+// Parts of a tensor's bytes, in any order, wherever they are wanted.
+TEST_F(LoadPlan, LeavesReadingToWhoAsks) {
+  add_fp8_weight();
+  add_scale(".weight_scale_inv", {2, 3}, "F32", bytes_of(std::vector<float>{1, 2, 3, 4, 5, 6}));
+  const auto checkpoint = open();
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  TensorRequest request;
+  request.name = std::string(kModule) + ".weight";
+  request.shape = {kRows, kCols};
+  std::vector<std::byte> bytes(kRows * kCols);
+  request.place_unread = [&](const ScaledMatrix& matrix, const ReadValues& read) -> Result<> {
+    EXPECT_EQ(matrix.rows(), kRows);
+    EXPECT_EQ(matrix.cols(), kCols);
+    EXPECT_EQ(matrix.values.dtype(), DType::kF8E4M3);
+    EXPECT_EQ(matrix.scale_at(129, 259), 6);
+    const std::span<std::byte> all(bytes);
+    FATHOM_RETURN_IF_ERROR(read(1000, all.subspan(1000)));
+    return read(0, all.first(1000));
+  };
+  const auto loaded = load_tensors(*checkpoint, {request}, quiet());
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  for (int64_t i = 0; i < kRows * kCols; ++i) {
+    ASSERT_EQ(static_cast<uint8_t>(bytes[static_cast<size_t>(i)]), weight_byte(i)) << i;
+  }
+  request.place_unread = [](const ScaledMatrix&, const ReadValues&) -> Result<> {
+    return invalid("no");
+  };
+  const auto refused = load_tensors(*checkpoint, {request}, quiet());
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message,
+              HasSubstr("model.safetensors: tensor \"" + request.name + "\": no"));
+}
+
 TEST(LoadGoldens, WhatIsFp8AlreadyIsNotQuantisedAgain) {
   const std::string goldens = std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/";
   LoadOptions options = quiet();

@@ -1,6 +1,7 @@
 #include "model/weight_collector_cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/math.h"
@@ -27,6 +28,16 @@ WeightPlace place_of(const WeightMatrix& matrix, int64_t cols, int64_t first, in
   }
   if (matrix.row_scales != nullptr) at.row_scales = matrix.row_scales + first;
   return at;
+}
+
+Result<float> read_number(const WeightSource& source) {
+  std::array<std::byte, sizeof(float)> bytes;
+  const DType type = source.matrix.values.dtype();
+  FATHOM_RETURN_IF_ERROR(
+      source.read(0, std::span(bytes).first(static_cast<size_t>(size_of(type)))));
+  ScaledMatrix matrix;
+  matrix.values = ConstTensorView(bytes.data(), type, {1, 1});
+  return matrix.at(0, 0);
 }
 
 }  // namespace
@@ -174,7 +185,7 @@ void WeightCollector::input_scale(const std::string& weight, WeightMatrix* field
   const std::string name = weight.substr(0, weight.rfind('.')) + ".input_scale";
   if (checkpoint_.find(name) == nullptr) return;
   requests_.push_back({name, {1}, [=, this](const WeightSource& source, WeightUpload&) -> Result<> {
-                         const float scale = source.matrix.at(0, 0);
+                         FATHOM_TRY(const float scale, read_number(source));
                          if (!std::isfinite(scale) || scale <= 0) {
                            return invalid("holds {}; a scale is a positive number", scale);
                          }
@@ -212,9 +223,12 @@ Result<DeviceArray<std::byte>> WeightCollector::load() {
 Result<> WeightCollector::read() {
   std::vector<TensorRequest> requests;
   for (const Request& request : requests_) {
-    requests.push_back({request.name, request.shape, [this, &request](const ScaledMatrix& matrix) {
-                          return on_this_thread(request.place, {matrix, {}});
-                        }});
+    TensorRequest& wanted = requests.emplace_back();
+    wanted.name = request.name;
+    wanted.shape = request.shape;
+    wanted.place_unread = [this, &request](const ScaledMatrix& matrix, const ReadValues& values) {
+      return on_this_thread(request.place, {matrix, values, {}});
+    };
   }
   FATHOM_RETURN_IF_ERROR(check_load_options(checkpoint_, options_));
   LoadOptions options = options_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/math.h"
 #include "tensor/scale_form.h"
@@ -23,7 +22,13 @@ bool fits_as_stored(const ScaledMatrix& matrix, const WeightPlace& place) {
   return !is_scaled_by_row(matrix) || place.row_scales != nullptr;
 }
 
-Result<> not_finite(const ScaledMatrix& matrix) {
+// Says where a weight is that is not finite; the device has seen one.
+Result<> not_finite(const WeightSource& source) {
+  ScaledMatrix matrix = source.matrix;
+  const DType type = matrix.values.dtype();
+  std::vector<std::byte> values(static_cast<size_t>(matrix.rows() * matrix.cols() * size_of(type)));
+  FATHOM_RETURN_IF_ERROR(source.read(0, values));
+  matrix.values = ConstTensorView(values.data(), type, {matrix.rows(), matrix.cols()});
   for (int64_t r = 0; r < matrix.rows(); ++r) {
     for (int64_t c = 0; c < matrix.cols(); ++c) {
       if (std::isfinite(matrix.at(r, c))) continue;
@@ -70,10 +75,10 @@ Result<> WeightUpload::copy(const WeightSource& source, const WeightPlace& place
     check(cudaMemsetAsync(not_finite_.data(), 0, sizeof(int32_t), stream_), kCopying);
   }
   if (as_stored) {
-    copy_as_stored(source, place);
+    FATHOM_RETURN_IF_ERROR(copy_as_stored(source, place));
     if (place.type == DType::kF8E4M3) copy_scales(source.matrix, place);
   } else {
-    convert(source, place);
+    FATHOM_RETURN_IF_ERROR(convert(source, place));
   }
   int32_t found = 0;
   if (quantised) {
@@ -82,7 +87,7 @@ Result<> WeightUpload::copy(const WeightSource& source, const WeightPlace& place
         kCopying);
   }
   check(cudaStreamSynchronize(stream_), kCopying);
-  return found == 0 ? Result<>() : not_finite(source.matrix);
+  return found == 0 ? Result<>() : not_finite(source);
 }
 
 void WeightUpload::split(const KvBSplit& split) {
@@ -99,7 +104,8 @@ void WeightUpload::begin_piece() {
 void WeightUpload::end_piece() { check(cudaEventRecord(done_[turn_], stream_), kCopying); }
 
 // A piece's rows, `stride` values apart, with zeros up to it, to device memory.
-void WeightUpload::stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to) {
+Result<> WeightUpload::stage(const WeightSource& source, const Piece& piece, int64_t stride,
+                             void* to) {
   const DType type = source.matrix.values.dtype();
   const auto small = [](int64_t value) { return static_cast<int32_t>(value); };
   if (source.dummy) {
@@ -113,44 +119,58 @@ void WeightUpload::stage(const WeightSource& source, const Piece& piece, int64_t
                       .filled_rows = small(piece.filled_rows),
                       .filled_cols = small(stride)},
                      to, stride, stream_);
-    return;
+    return {};
   }
-  const int64_t size = size_of(type), from_stride = source.matrix.values.stride(0) * size;
-  const auto* const from = static_cast<const std::byte*>(source.matrix.values.raw()) +
-                           piece.first_row * from_stride + piece.first_col * size;
   std::byte* const pinned = pinned_.data() + turn_ * kPieceBytes;
-  const auto stored = static_cast<size_t>(piece.cols * size);
-  const auto row_bytes = static_cast<size_t>(stride * size);
-  const int64_t copied = piece.cols > 0 ? piece.rows : 0;
-  if (stored == row_bytes && from_stride == stride * size) {
-    std::memcpy(pinned, from, row_bytes * static_cast<size_t>(copied));
-  } else {
-    for (int64_t r = 0; r < copied; ++r) {
-      std::byte* const row = pinned + r * stride * size;
-      std::memcpy(row, from + r * from_stride, stored);
-      std::memset(row + stored, 0, row_bytes - stored);
-    }
+  FATHOM_RETURN_IF_ERROR(read(source, piece, pinned));
+  const auto row_bytes = static_cast<size_t>(piece.cols * size_of(type));
+  const auto pitch = static_cast<size_t>(stride * size_of(type));
+  const auto rows = static_cast<size_t>(piece.rows);
+  if (piece.rows < piece.filled_rows || row_bytes < pitch) {
+    check(cudaMemsetAsync(to, 0, pitch * static_cast<size_t>(piece.filled_rows), stream_),
+          kCopying);
   }
-  const int64_t left = piece.filled_rows - copied;
-  std::memset(pinned + copied * stride * size, 0, row_bytes * static_cast<size_t>(left));
-  check(cudaMemcpyAsync(to, pinned, row_bytes * static_cast<size_t>(piece.filled_rows),
-                        cudaMemcpyHostToDevice, stream_),
-        kCopying);
+  if (row_bytes == pitch) {
+    check(cudaMemcpyAsync(to, pinned, row_bytes * rows, cudaMemcpyHostToDevice, stream_), kCopying);
+  } else if (row_bytes > 0 && rows > 0) {
+    check(cudaMemcpy2DAsync(to, pitch, pinned, row_bytes, row_bytes, rows, cudaMemcpyHostToDevice,
+                            stream_),
+          kCopying);
+  }
+  return {};
 }
 
-void WeightUpload::copy_as_stored(const WeightSource& source, const WeightPlace& place) {
+// A piece's stored values, dense.
+Result<> WeightUpload::read(const WeightSource& source, const Piece& piece, std::byte* to) {
+  const int64_t size = size_of(source.matrix.values.dtype()), cols = source.matrix.cols();
+  if (piece.cols == cols) {
+    const auto bytes = static_cast<size_t>(piece.rows * cols * size);
+    return source.read(piece.first_row * cols * size, {to, bytes});
+  }
+  const auto row_bytes = static_cast<size_t>(piece.cols * size);
+  for (int64_t r = 0; r < piece.rows; ++r) {
+    const int64_t first = ((piece.first_row + r) * cols + piece.first_col) * size;
+    FATHOM_RETURN_IF_ERROR(source.read(first, {to, row_bytes}));
+    to += row_bytes;
+  }
+  return {};
+}
+
+Result<> WeightUpload::copy_as_stored(const WeightSource& source, const WeightPlace& place) {
   const int64_t row_bytes = place.cols * size_of(place.type);
   FATHOM_CHECK(row_bytes <= kPieceBytes, "a row of {} bytes", row_bytes);
   const int64_t step = source.dummy ? place.rows : kPieceBytes / row_bytes;
   for (int64_t row = 0; row < place.rows; row += step) {
     const Piece piece(source.matrix, row, 0, std::min(step, place.rows - row), place.cols);
     begin_piece();
-    stage(source, piece, place.cols, static_cast<std::byte*>(place.values) + row * row_bytes);
+    FATHOM_RETURN_IF_ERROR(
+        stage(source, piece, place.cols, static_cast<std::byte*>(place.values) + row * row_bytes));
     end_piece();
   }
+  return {};
 }
 
-void WeightUpload::convert(const WeightSource& source, const WeightPlace& place) {
+Result<> WeightUpload::convert(const WeightSource& source, const WeightPlace& place) {
   const ScaledMatrix& matrix = source.matrix;
   const int64_t size = size_of(matrix.values.dtype());
   if (stored_.size() == 0) stored_ = DeviceArray<std::byte>(kPieces * kPieceBytes);
@@ -173,7 +193,7 @@ void WeightUpload::convert(const WeightSource& source, const WeightPlace& place)
       const auto small = [](int64_t value) { return static_cast<int32_t>(value); };
       begin_piece();
       std::byte* const at = stored_.data() + turn_ * kPieceBytes;
-      if (piece.rows > 0 && piece.cols > 0) stage(source, stored, piece.cols, at);
+      FATHOM_RETURN_IF_ERROR(stage(source, stored, piece.cols, at));
       convert_piece({.values = at,
                      .type = matrix.values.dtype(),
                      .first_row = small(row),
@@ -190,6 +210,7 @@ void WeightUpload::convert(const WeightSource& source, const WeightPlace& place)
       end_piece();
     }
   }
+  return {};
 }
 
 // Of e4m3 that stays as it is stored: one scale a tensor is one for each block.

@@ -1,5 +1,5 @@
-// The way of a loading thread's tensors into device memory. Values go as they are stored, in pieces
-// through pinned memory, one copied while the next is being filled; kernels convert them there
+// The way of a loading thread's tensors into device memory. Values are read into pinned memory as
+// they are stored, a piece copied while the next is being read; kernels convert them on the device
 // (weight_convert_cuda.h). Made-up values (--load-format dummy) come from a kernel.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/load_plan.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/pinned_array.h"
 #include "model/weight_convert_cuda.h"
@@ -15,9 +16,10 @@
 
 namespace fathom::cuda {
 
-// A matrix on its way. With `dummy` values has a type and a shape, but no memory.
+// A matrix on its way. Its values have a type and a shape, but no memory: they are read or made up.
 struct WeightSource {
   ScaledMatrix matrix;
+  ReadValues read;
   std::optional<DummyValues> dummy;
 };
 
@@ -42,9 +44,10 @@ class WeightUpload {
   static constexpr int64_t kPieceBytes = 8 << 20;
 
   struct Piece;
-  void stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to);
-  void copy_as_stored(const WeightSource& source, const WeightPlace& place);
-  void convert(const WeightSource& source, const WeightPlace& place);
+  Result<> stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to);
+  Result<> read(const WeightSource& source, const Piece& piece, std::byte* to);
+  Result<> copy_as_stored(const WeightSource& source, const WeightPlace& place);
+  Result<> convert(const WeightSource& source, const WeightPlace& place);
   void copy_scales(const ScaledMatrix& matrix, const WeightPlace& place);
   void upload_scales(float* to);
   void begin_piece();

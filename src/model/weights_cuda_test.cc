@@ -493,7 +493,8 @@ TEST(Weights, QuantisedWhileLoading) {
   }
 }
 
-TEST(Weights, OfTheBundledModelQuantisedWhileLoading) {
+// Which is in FP8 already.
+TEST(Weights, OfTheBundledModel) {
   const auto checkpoint = Checkpoint::open("models/fathom-tiny");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   Comparison(*checkpoint, StoredFp8::kKept, quantizing()).all();
