@@ -45,8 +45,8 @@ Result<float> read_number(const WeightSource& source) {
 WeightCollector::WeightCollector(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
                                  const LoadOptions& options)
     : checkpoint_(checkpoint),
-      keep_fp8_(stored_fp8 == StoredFp8::kKept),
       options_(options),
+      forms_(checkpoint, stored_fp8, options_),
       device_(current_device()) {}
 
 // ---- The layout ----
@@ -60,15 +60,15 @@ void WeightCollector::place(T** field, int64_t count) {
   bytes_ = round_up(bytes_ + count * static_cast<int64_t>(sizeof(T)), kAlignment);
 }
 
-void WeightCollector::allocate(DType type, bool by_row, int64_t rows, int64_t cols,
+void WeightCollector::allocate(const WeightForm& form, int64_t rows, int64_t cols,
                                WeightMatrix* field) {
-  field->type = type;
+  field->type = form.type;
   fields_.push_back(
       [field, offset = bytes_](std::byte* memory) { field->values = memory + offset; });
-  bytes_ = round_up(bytes_ + rows * cols * size_of(type), kAlignment);
-  if (type != DType::kF8E4M3) return;
+  bytes_ = round_up(bytes_ + rows * cols * size_of(form.type), kAlignment);
+  if (form.type != DType::kF8E4M3) return;
   place(&field->scales, ceil_div(rows, kScaleBlock) * (cols / kScaleBlock));
-  if (by_row) place(&field->row_scales, rows);
+  if (form.by_row) place(&field->row_scales, rows);
 }
 
 void WeightCollector::vector(const std::string& name, int64_t size, float** field) {
@@ -87,17 +87,13 @@ void WeightCollector::table(const std::string& name, int64_t rows, int64_t cols,
                        }});
 }
 
-void WeightCollector::matrix(const std::vector<Part>& parts, int64_t cols, WeightMatrix* field) {
+void WeightCollector::matrix(const std::vector<MatrixPart>& parts, int64_t cols,
+                             WeightMatrix* field) {
   int64_t rows = 0;
-  bool as_e4m3 = cols % kScaleBlock == 0, by_row = false;
-  for (const Part& part : parts) {
-    as_e4m3 = as_e4m3 && rows % kScaleBlock == 0 && is_e4m3(part.name);
-    by_row = by_row || is_scaled_by_row(part, cols);
-    rows += part.rows;
-  }
-  allocate(as_e4m3 ? DType::kF8E4M3 : DType::kBF16, by_row, rows, cols, field);
+  for (const MatrixPart& part : parts) rows += part.rows;
+  allocate(forms_.matrix(parts, cols), rows, cols, field);
   int64_t first = 0;
-  for (const Part& part : parts) {
+  for (const MatrixPart& part : parts) {
     fill(part, cols, field, first, part.rows, cols);
     first += part.rows;
   }
@@ -122,12 +118,9 @@ void WeightCollector::kv_b(const std::string& name, const ModelConfig& config, L
   const int64_t nope = config.qk_nope_dim, v = config.v_dim;
   const int64_t rows = heads * (nope + v);
   matrix({{name, rows}}, latent, &out->kv_b);
-  // A head's W_UK is whole blocks then, also when it is transposed.
-  const bool as_e4m3 = out->kv_b.type == DType::kF8E4M3 && nope % kScaleBlock == 0 &&
-                       v % kScaleBlock == 0 && !is_scaled_by_row({name, rows}, latent);
-  const DType type = as_e4m3 ? DType::kF8E4M3 : DType::kBF16;
-  allocate(type, false, heads * latent, nope, &out->uk);
-  allocate(type, false, heads * v, latent, &out->uv);
+  const WeightForm halves = forms_.kv_b_halves({name, rows}, latent, nope, v);
+  allocate(halves, heads * latent, nope, &out->uk);
+  allocate(halves, heads * v, latent, &out->uv);
   requests_.back().place = [=, whole = std::move(requests_.back().place)](
                                const WeightSource& source, WeightUpload& upload) -> Result<> {
     FATHOM_RETURN_IF_ERROR(whole(source, upload));
@@ -142,24 +135,12 @@ void WeightCollector::kv_b(const std::string& name, const ModelConfig& config, L
   };
 }
 
-bool WeightCollector::mlps_are_e4m3(const PrefixOf& prefix_of, int64_t count,
-                                    int64_t hidden) const {
-  if (hidden % kScaleBlock != 0) return false;
-  for (int64_t i = 0; i < count; ++i) {
-    for (const char* name : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}) {
-      if (!is_e4m3(prefix_of(i) + name)) return false;
-    }
-  }
-  return true;
-}
-
-void WeightCollector::mlps(const PrefixOf& prefix_of, int64_t count, int64_t hidden, int64_t width,
-                           bool as_e4m3, MlpWeights* out) {
-  const int64_t wide = as_e4m3 ? round_up(width, kScaleBlock) : width;
-  const DType type = as_e4m3 ? DType::kF8E4M3 : DType::kBF16;
+void WeightCollector::mlps(const WeightForms::PrefixOf& prefix_of, int64_t count, int64_t hidden,
+                           int64_t width, DType type, MlpWeights* out) {
+  const int64_t wide = type == DType::kF8E4M3 ? round_up(width, kScaleBlock) : width;
   out->width = wide;
-  allocate(type, false, count * 2 * wide, hidden, &out->gate_up);
-  allocate(type, false, count * hidden, wide, &out->down);
+  allocate({type}, count * 2 * wide, hidden, &out->gate_up);
+  allocate({type}, count * hidden, wide, &out->down);
   for (int64_t i = 0; i < count; ++i) {
     const std::string prefix = prefix_of(i);
     fill({prefix + "gate_proj.weight", width}, hidden, &out->gate_up, 2 * i * wide, wide, hidden);
@@ -170,7 +151,7 @@ void WeightCollector::mlps(const PrefixOf& prefix_of, int64_t count, int64_t hid
 }
 
 // The stored matrix `part` of `cols` columns fills [count, wide] of *field from row `first` on.
-void WeightCollector::fill(const Part& part, int64_t cols, WeightMatrix* field, int64_t first,
+void WeightCollector::fill(const MatrixPart& part, int64_t cols, WeightMatrix* field, int64_t first,
                            int64_t count, int64_t wide) {
   if (field->type == DType::kF8E4M3) input_scale(part.name, field);
   requests_.push_back(
@@ -193,22 +174,6 @@ void WeightCollector::input_scale(const std::string& weight, WeightMatrix* field
                          field->input_scale = std::max(field->input_scale, scale);
                          return {};
                        }});
-}
-
-// In device memory, as far as its own type goes.
-bool WeightCollector::is_e4m3(const std::string& name) const {
-  const TensorEntry* const entry = checkpoint_.find(name);
-  if (!keep_fp8_ || entry == nullptr) return false;
-  return entry->dtype == DType::kF8E4M3 ||
-         is_quantized_while_loading(checkpoint_, options_, true, entry->dtype);
-}
-
-// What is wrong with its scales is load_tensors' to say.
-bool WeightCollector::is_scaled_by_row(const Part& part, int64_t cols) const {
-  const TensorEntry* const entry = checkpoint_.find(part.name);
-  if (entry == nullptr || part.rows == 1) return false;
-  const auto scales = find_scales(checkpoint_, part.name, *entry, part.rows, cols);
-  return scales && scales->scale_rows == 1;
 }
 
 // ---- Loading ----

@@ -1,5 +1,4 @@
-// Lays a model's weights out in one piece of device memory, and fills it from a checkpoint: in what
-// type each matrix is held is decided here, from what the checkpoint has.
+// Lays a model's weights out in one piece of device memory, and fills it from a checkpoint.
 #pragma once
 
 #include <functional>
@@ -8,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "model/weight_forms.h"
 #include "model/weight_upload_cuda.h"
 #include "model/weights_cuda.h"
 
@@ -17,32 +17,24 @@ namespace fathom::cuda {
 // where it is until load() has returned.
 class WeightCollector {
  public:
-  // A stored matrix, one of those that lie one below the other.
-  struct Part {
-    std::string name;
-    int64_t rows = 0;
-  };
-  using PrefixOf = std::function<std::string(int64_t)>;
-
   WeightCollector(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options);
 
   // A norm weight or bias.
   void vector(const std::string& name, int64_t size, float** field);
   // The embedding or the head, in bf16.
   void table(const std::string& name, int64_t rows, int64_t cols, bf16** field);
-  // Matrices one below the other: in e4m3 if all can be and each begins a block.
-  void matrix(const std::vector<Part>& parts, int64_t cols, WeightMatrix* field);
+  // Matrices one below the other.
+  void matrix(const std::vector<MatrixPart>& parts, int64_t cols, WeightMatrix* field);
   // The router, in bf16 if it is stored so, otherwise in fp32, which takes three times the
   // instructions. There is room for either.
   void router(const std::string& name, int64_t experts, int64_t hidden, LayerWeights* out);
   // kv_b_proj whole, and each head's two halves for absorbed attention.
   void kv_b(const std::string& name, const ModelConfig& config, LayerWeights* out);
-  // Whether `count` SwiGLU blocks, block i's tensors under prefix_of(i), can be in e4m3: all or
-  // none.
-  bool mlps_are_e4m3(const PrefixOf& prefix_of, int64_t count, int64_t hidden) const;
-  void mlps(const PrefixOf& prefix_of, int64_t count, int64_t hidden, int64_t width, bool as_e4m3,
-            MlpWeights* out);
+  // `count` SwiGLU blocks, block i's tensors under prefix_of(i).
+  void mlps(const WeightForms::PrefixOf& prefix_of, int64_t count, int64_t hidden, int64_t width,
+            DType type, MlpWeights* out);
 
+  const WeightForms& forms() const { return forms_; }
   int64_t bytes() const { return bytes_; }
   // Allocates, reads and places everything.
   Result<DeviceArray<std::byte>> load();
@@ -57,20 +49,18 @@ class WeightCollector {
 
   template <typename T>
   void place(T** field, int64_t count);
-  void allocate(DType type, bool by_row, int64_t rows, int64_t cols, WeightMatrix* field);
-  void fill(const Part& part, int64_t cols, WeightMatrix* field, int64_t first, int64_t count,
+  void allocate(const WeightForm& form, int64_t rows, int64_t cols, WeightMatrix* field);
+  void fill(const MatrixPart& part, int64_t cols, WeightMatrix* field, int64_t first, int64_t count,
             int64_t wide);
   void input_scale(const std::string& weight, WeightMatrix* field);
-  bool is_e4m3(const std::string& name) const;
-  bool is_scaled_by_row(const Part& part, int64_t cols) const;
 
   Result<> read();
   Result<> make_up();
   Result<> on_this_thread(const Place& place, const WeightSource& source);
 
   const Checkpoint& checkpoint_;
-  const bool keep_fp8_;
   const LoadOptions options_;
+  const WeightForms forms_;
   const int device_;
   int64_t bytes_ = 0;
   std::vector<std::function<void(std::byte*)>> fields_;

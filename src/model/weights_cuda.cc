@@ -10,15 +10,13 @@
 namespace fathom::cuda {
 namespace {
 
-using Part = WeightCollector::Part;
-
 void collect_attention(const ModelConfig& config, const std::string& prefix,
                        WeightCollector& collect, LayerWeights* out) {
   const int64_t hidden = config.hidden, q_rows = config.num_heads * config.qk_dim();
   const bool compressed = config.q_lora_rank > 0;
-  const Part kv_a{prefix + "kv_a_proj_with_mqa.weight", config.latent_dim()};
+  const MatrixPart kv_a{prefix + "kv_a_proj_with_mqa.weight", config.latent_dim()};
   if (compressed) {
-    const Part q_a{prefix + "q_a_proj.weight", config.q_lora_rank};
+    const MatrixPart q_a{prefix + "q_a_proj.weight", config.q_lora_rank};
     collect.matrix({q_a, kv_a}, hidden, &out->q_kv_a);
     collect.vector(prefix + "q_a_layernorm.weight", config.q_lora_rank, &out->q_a_norm);
     collect.matrix({{prefix + "q_b_proj.weight", q_rows}}, config.q_lora_rank, &out->q_b);
@@ -40,17 +38,20 @@ void collect_moe(const ModelConfig& config, const std::string& prefix, WeightCol
   if (config.gate == GateKind::kSigmoidBias) {
     collect.vector(prefix + "gate.e_score_correction_bias", config.num_experts, &out->gate_bias);
   }
-  const bool as_e4m3 = collect.mlps_are_e4m3(routed, config.num_experts, hidden) &&
-                       (shared_width == 0 || collect.mlps_are_e4m3(shared, 1, hidden));
-  collect.mlps(routed, config.num_experts, hidden, width, as_e4m3, &out->experts);
-  if (shared_width > 0) collect.mlps(shared, 1, hidden, shared_width, as_e4m3, &out->shared);
+  // One launch takes both.
+  DType type = collect.forms().mlps(routed, config.num_experts, hidden).type;
+  if (shared_width > 0 && collect.forms().mlps(shared, 1, hidden).type != type) {
+    type = DType::kBF16;
+  }
+  collect.mlps(routed, config.num_experts, hidden, width, type, &out->experts);
+  if (shared_width > 0) collect.mlps(shared, 1, hidden, shared_width, type, &out->shared);
 }
 
 void collect_dense(const ModelConfig& config, const std::string& prefix, WeightCollector& collect,
                    LayerWeights* out) {
   const auto only = [&](int64_t) { return prefix; };
-  const bool as_e4m3 = collect.mlps_are_e4m3(only, 1, config.hidden);
-  collect.mlps(only, 1, config.hidden, config.intermediate, as_e4m3, &out->dense);
+  const DType type = collect.forms().mlps(only, 1, config.hidden).type;
+  collect.mlps(only, 1, config.hidden, config.intermediate, type, &out->dense);
 }
 
 void collect_model(const ModelConfig& config, WeightCollector& collect, ModelWeights* out) {

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load_plan.h"
 #include "device/cuda/device_array.h"
+#include "model/weight_forms.h"
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
@@ -73,9 +74,6 @@ struct ModelWeights {
   float* final_norm = nullptr;  // [hidden]
   bf16* head = nullptr;         // [vocab, hidden]
 };
-
-// What becomes of matrices stored in FP8.
-enum class StoredFp8 { kKept, kExpandedToBF16 };
 
 // Bytes that load_weights will allocate.
 int64_t weight_bytes(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
