@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/inventory.h"
 #include "checkpoint/memory_plan.h"
+#include "engine/gpu_runner.h"
 
 namespace fathom {
 namespace {
@@ -121,6 +122,32 @@ void print_cache(const ModelConfig& config, std::FILE* out) {
   }
 }
 
+// What `run` would take of the first GPU besides the cache, in the types that the GPU holds.
+void print_gpu(const Checkpoint& checkpoint, std::FILE* out) {
+  if (num_gpus() == 0) return;
+  const auto memory = gpu_memory(checkpoint, GpuRunnerOptions());
+  if (!memory) {
+    fmt::print(out, "\nGPU memory: {}\n", memory.error().message);
+    return;
+  }
+  const auto line = [&](std::string_view what, int64_t bytes) {
+    fmt::print(out, "  {:<28}{:>12.4f} GiB\n", what, static_cast<double>(bytes) / (1 << 30));
+  };
+  fmt::print(out, "\nGPU memory, {}\n", gpu_name(0));
+  line("weights", memory->weights);
+  line("working space", memory->working_space);
+  line("free", memory->free);
+}
+
+json::value gpu_json(const Checkpoint& checkpoint) {
+  if (num_gpus() == 0) return nullptr;
+  const auto memory = gpu_memory(checkpoint, GpuRunnerOptions());
+  if (!memory) return {{"error", memory.error().message}};
+  return {{"weight_bytes", memory->weights},
+          {"working_space_bytes", memory->working_space},
+          {"free_bytes", memory->free}};
+}
+
 json::object totals_json(const GroupTotals& totals) {
   return {{"tensors", totals.tensors}, {"parameters", totals.parameters}, {"bytes", totals.bytes}};
 }
@@ -176,7 +203,8 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
                             {"unused", totals_json(inventory.unused)},
                             {"active_parameters", inventory.active_parameters(config)},
                             {"cache_bytes_per_token", cache},
-                            {"memory", memory}};
+                            {"memory", memory},
+                            {"gpu_memory", gpu_json(checkpoint)}};
   fmt::print(out, "{}\n", json::serialize(all));
 }
 
@@ -195,6 +223,7 @@ Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   print_cache(checkpoint.config(), out);
   // A model that does not fit here can still be looked at.
   fmt::print(out, "\n{}", plan ? memory_plan_table(*plan) : plan.error().message + "\n");
+  print_gpu(checkpoint, out);
   return {};
 }
 

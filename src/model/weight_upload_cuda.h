@@ -41,7 +41,8 @@ class WeightUpload {
 
  private:
   static constexpr int kPieces = 2;
-  static constexpr int64_t kPieceBytes = 8 << 20;
+  // Long enough for the copy's rate, and no longer: to pin memory takes its time too.
+  static constexpr int64_t kPieceBytes = 4 << 20;
 
   struct Piece;
   Result<> stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to);

@@ -503,7 +503,7 @@ TEST(Weights, OfTheBundledModel) {
 // Rows of columns that are too many for a piece.
 TEST(Weights, QuantisedInPiecesOfColumns) {
   const TestFolder folder;
-  folder.write("config.json", config_text({.hidden = 128, .dense = 40000, .experts = 1}, ""));
+  folder.write("config.json", config_text({.hidden = 128, .dense = 40000, .experts = 2}, ""));
   const auto checkpoint = Checkpoint::open_dummy(folder.path());
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   Comparison(*checkpoint, StoredFp8::kKept, quantizing()).all();
