@@ -1,0 +1,12 @@
+// scaled_moe (scaled_moe_cuda.h) for any number of tokens, made for many an expert: bound by the
+// tensor cores.
+#pragma once
+
+#include "ops/moe/scaled_moe_cuda.h"
+
+namespace fathom::cuda {
+
+int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows);
+void scaled_moe_many_rows(const ScaledMoeArguments& arguments, cudaStream_t stream);
+
+}  // namespace fathom::cuda
