@@ -32,11 +32,14 @@ struct Piece {
 };
 
 // This part's share of the units of all token tiles, each of which has `units_a_tile`, cut evenly
-// into pieces of up to `most`.
+// into pieces of up to `most`, none of them across a multiple of `run`, which units_a_tile is one
+// of.
 class Walk {
  public:
   __device__ Walk(int num_tiles, int units_a_tile, int most, int part, int parts)
-      : units_a_tile_(units_a_tile), most_(most) {
+      : Walk(num_tiles, units_a_tile, most, part, parts, units_a_tile) {}
+  __device__ Walk(int num_tiles, int units_a_tile, int most, int part, int parts, int run)
+      : units_a_tile_(units_a_tile), most_(most), run_(run) {
     const int64_t units = static_cast<int64_t>(num_tiles) * units_a_tile;
     unit_ = static_cast<int>(units * part / parts);
     end_ = static_cast<int>(units * (part + 1) / parts);
@@ -46,7 +49,7 @@ class Walk {
     if (unit_ >= end_) return false;
     piece.tile = unit_ / units_a_tile_;
     piece.first = unit_ - piece.tile * units_a_tile_;
-    const int left = min(end_ - unit_, units_a_tile_ - piece.first);
+    const int left = min(end_ - unit_, run_ - piece.first % run_);
     const int pieces = (left + most_ - 1) / most_;
     piece.count = (left + pieces - 1) / pieces;
     unit_ += piece.count;
@@ -64,7 +67,7 @@ class Walk {
   }
 
  private:
-  int unit_, end_, units_a_tile_, most_;
+  int unit_, end_, units_a_tile_, most_, run_;
 };
 
 // ---- finding them: one warpgroup, `barrier` is its named barrier

@@ -11,6 +11,7 @@ namespace fathom::cuda {
 
 struct MoeFewRowsShape {
   int64_t rows = 0, hidden = 0, num_experts = 0, experts_per_token = 0, inter = 0, shared_inter = 0;
+  bool scaled = false;  // e4m3, with scales by blocks of 128 columns
 };
 
 // All blocks share the intermediate columns of all experts that have tokens evenly. Then each of
@@ -32,7 +33,9 @@ inline constexpr int kMoeSharedBytes = 227 * 1024;  // of a block
 constexpr int moe_sum_bytes(int warpgroups) { return (64 * warpgroups + 8) * 4; }
 // Of the lists that a block makes for so many pairs of a token and an expert, and its barriers.
 constexpr int moe_table_bytes(int64_t pairs) { return 6 * 1024 + static_cast<int>(pairs) * 4; }
-// Of a stage of 128 columns.
+// The same with scales beside the stages.
+constexpr int scaled_moe_table_bytes(int64_t pairs) { return moe_table_bytes(pairs) + 9 * 1024; }
+// Of a stage of 128 columns, of e4m3 of 256.
 constexpr int moe_stage_bytes(int64_t rows, int warpgroups) {
   return ((rows < 64 ? static_cast<int>(rows + 7) / 8 : 8) + 8 * warpgroups) * 2048;
 }
