@@ -43,8 +43,11 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FATHOM_D8(i) FATHOM_D4(i), FATHOM_D4(i + 4)
 #define FATHOM_D16(i) FATHOM_D8(i), FATHOM_D8(i + 8)
+#define FATHOM_D24(i) FATHOM_D16(i), FATHOM_D8(i + 16)
 #define FATHOM_D32(i) FATHOM_D16(i), FATHOM_D16(i + 16)
+#define FATHOM_D40(i) FATHOM_D32(i), FATHOM_D8(i + 32)
 #define FATHOM_D48(i) FATHOM_D32(i), FATHOM_D16(i + 32)
+#define FATHOM_D56(i) FATHOM_D48(i), FATHOM_D8(i + 48)
 #define FATHOM_D64(i) FATHOM_D32(i), FATHOM_D32(i + 32)
 #define FATHOM_D80(i) FATHOM_D64(i), FATHOM_D16(i + 64)
 #define FATHOM_D96(i) FATHOM_D64(i), FATHOM_D32(i + 64)
@@ -53,12 +56,15 @@ __device__ inline void pin(float (&registers)[kCount]) {
 #define FATHOM_N4 "%0,%1,%2,%3"
 #define FATHOM_N8 FATHOM_N4 ",%4,%5,%6,%7"
 #define FATHOM_N16 FATHOM_N8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define FATHOM_N24 FATHOM_N16 ",%16,%17,%18,%19,%20,%21,%22,%23"
 #define FATHOM_N32 \
   FATHOM_N16       \
   ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define FATHOM_N40 FATHOM_N32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define FATHOM_N48 \
   FATHOM_N32       \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define FATHOM_N56 FATHOM_N48 ",%48,%49,%50,%51,%52,%53,%54,%55"
 #define FATHOM_N64                                                                           \
   FATHOM_N32                                                                                 \
   ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
@@ -161,8 +167,20 @@ __device__ inline void mma_64_e4m3(float (&d)[8], uint64_t a, uint64_t b, int ad
 __device__ inline void mma_64_e4m3(float (&d)[16], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA_E4M3(32, FATHOM_N16, FATHOM_D16(0), 16, 17, 18);
 }
+__device__ inline void mma_64_e4m3(float (&d)[24], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(48, FATHOM_N24, FATHOM_D24(0), 24, 25, 26);
+}
 __device__ inline void mma_64_e4m3(float (&d)[32], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA_E4M3(64, FATHOM_N32, FATHOM_D32(0), 32, 33, 34);
+}
+__device__ inline void mma_64_e4m3(float (&d)[40], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(80, FATHOM_N40, FATHOM_D40(0), 40, 41, 42);
+}
+__device__ inline void mma_64_e4m3(float (&d)[48], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(96, FATHOM_N48, FATHOM_D48(0), 48, 49, 50);
+}
+__device__ inline void mma_64_e4m3(float (&d)[56], uint64_t a, uint64_t b, int add) {
+  FATHOM_MMA_E4M3(112, FATHOM_N56, FATHOM_D56(0), 56, 57, 58);
 }
 __device__ inline void mma_64_e4m3(float (&d)[64], uint64_t a, uint64_t b, int add) {
   FATHOM_MMA_E4M3(128, FATHOM_N64, FATHOM_D64(0), 64, 65, 66);
@@ -220,8 +238,11 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 #undef FATHOM_D4
 #undef FATHOM_D8
 #undef FATHOM_D16
+#undef FATHOM_D24
 #undef FATHOM_D32
+#undef FATHOM_D40
 #undef FATHOM_D48
+#undef FATHOM_D56
 #undef FATHOM_D64
 #undef FATHOM_D80
 #undef FATHOM_D96
@@ -230,8 +251,11 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 #undef FATHOM_N4
 #undef FATHOM_N8
 #undef FATHOM_N16
+#undef FATHOM_N24
 #undef FATHOM_N32
+#undef FATHOM_N40
 #undef FATHOM_N48
+#undef FATHOM_N56
 #undef FATHOM_N64
 #undef FATHOM_N80
 #undef FATHOM_N96

@@ -3,13 +3,9 @@
 // Inputs/outputs: moe_cuda.h. Workspace: moe_many_rows_plan.h.
 //
 // Algorithm, five launches, each of which finds on the device what the one before has decided:
-//   1. sort: counts the tokens of each expert, gives every (token, expert) a row among the sorted
-//      ones, an expert's rows together and from a multiple of 16 on, and lists row tiles. Each
-//      block counts all ids again rather than waiting for others' counts
-//   2. gather: x's rows to their places among the sorted rows
+//   1. sort, 2. gather: rows of x by expert, an expert's together (expert_rows_cuda.h)
 //   3. gate and up: activations = silu(gate x) * (up x); rows of gate and of up are copied in turn,
-//   8
-//      of each, so that both of a pair are in one thread's registers; the shared expert's, too
+//      8 of each, so that both of a pair are in one thread's registers; the shared expert's, too
 //   4. down, likewise
 //   5. combine: each token's weighted sum in ascending order of the experts, the shared one last
 // Products: expert_products_cuda.cuh, persistent blocks that take tile after tile of the list. Both
@@ -31,154 +27,12 @@
 #include "ops/linear/many_rows_plan.h"
 #include "ops/linear/many_rows_tile_cuda.cuh"
 #include "ops/moe/expert_products_cuda.cuh"
+#include "ops/moe/expert_rows_cuda.h"
 #include "ops/moe/moe_many_rows_cuda.h"
 #include "ops/moe/moe_many_rows_plan.h"
 
 namespace fathom::cuda {
 namespace {
-
-constexpr int kMaxExperts = 256;
-
-// ---- sort: each block counts all ids and finds the places of its own
-
-constexpr int kSortWarps = 32, kSortThreads = 32 * kSortWarps;
-
-struct SortArguments {
-  const int32_t* expert_ids;
-  int pairs;
-  int tile_units;  // of kExpertRowUnit rows, at most, in a row tile
-  int32_t* positions;
-  ExpertRowTile* row_tiles;
-  int32_t* num_row_tiles;
-  int32_t* tiles_taken;  // [2], of either product
-};
-
-struct SortMemory {
-  int before[kMaxExperts], after[kMaxExperts];  // ids before the block's and from those on
-  int starts[kSortWarps][kMaxExperts];          // of the block's warps: counts, then first rows
-  int ends[2][kMaxExperts];                     // running sums: units of 64 rows, row tiles
-};
-
-__device__ void count_all(SortMemory& memory, const SortArguments& arguments, int first) {
-  for (int i = 4 * static_cast<int>(threadIdx.x); i < arguments.pairs; i += 4 * kSortThreads) {
-    int ids[4] = {-1, -1, -1, -1};
-    if (i + 4 <= arguments.pairs) {
-      *reinterpret_cast<int4*>(ids) = *reinterpret_cast<const int4*>(arguments.expert_ids + i);
-    } else {
-      for (int j = 0; i + j < arguments.pairs; ++j) ids[j] = arguments.expert_ids[i + j];
-    }
-    int* counts = i < first ? memory.before : memory.after;  // first is a multiple of 4
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (ids[j] >= 0) atomicAdd(&counts[ids[j]], 1);
-    }
-  }
-}
-
-__global__ void __launch_bounds__(kSortThreads, 1) sort_by_expert(const SortArguments arguments) {
-  __shared__ SortMemory memory;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = threadIdx.x;
-  const int first = static_cast<int>(blockIdx.x) * kSortThreads;
-  if (expert < kMaxExperts) memory.before[expert] = memory.after[expert] = 0;
-  for (int e = lane; e < kMaxExperts; e += 32) memory.starts[warp][e] = 0;
-  let_next_launch_begin();
-  wait_for_earlier_launches();
-  __syncthreads();
-  count_all(memory, arguments, first);
-  const int pair = first + static_cast<int>(threadIdx.x);
-  const int id = pair < arguments.pairs ? arguments.expert_ids[pair] : -1;
-  const unsigned same = __match_any_sync(~0u, id);
-  const int earlier = __popc(same & ((1u << lane) - 1));
-  if (id >= 0 && earlier == 0) memory.starts[warp][id] = __popc(same);
-  __syncthreads();
-
-  int units = 0, tiles = 0;
-  if (expert < kMaxExperts) {
-    const int rows = memory.before[expert] + memory.after[expert];
-    units = (rows + kExpertRowUnit - 1) / kExpertRowUnit;
-    tiles = (units + arguments.tile_units - 1) / arguments.tile_units;
-    memory.ends[0][expert] = units;
-    memory.ends[1][expert] = tiles;
-  }
-  __syncthreads();
-  for (int distance = 1; distance < kMaxExperts; distance *= 2) {
-    int more[2] = {0, 0};
-    if (expert < kMaxExperts && expert >= distance) {
-      more[0] = memory.ends[0][expert - distance];
-      more[1] = memory.ends[1][expert - distance];
-    }
-    __syncthreads();
-    if (expert < kMaxExperts) {
-      memory.ends[0][expert] += more[0];
-      memory.ends[1][expert] += more[1];
-    }
-    __syncthreads();
-  }
-  if (expert < kMaxExperts) {
-    const int first_row = (memory.ends[0][expert] - units) * kExpertRowUnit;
-    const int first_tile = memory.ends[1][expert] - tiles;
-    int start = first_row + memory.before[expert];
-    for (int w = 0; w < kSortWarps; ++w) {
-      const int count = memory.starts[w][expert];
-      memory.starts[w][expert] = start;
-      start += count;
-    }
-    if (blockIdx.x == 0) {
-      for (int i = 0; i < tiles; ++i) {
-        arguments.row_tiles[first_tile + i] = {.expert = expert,
-                                               .first_row = first_row,
-                                               .units = units,
-                                               .first_tile = first_tile,
-                                               .num_tiles = tiles};
-      }
-      if (expert == kMaxExperts - 1) *arguments.num_row_tiles = memory.ends[1][expert];
-      if (expert < 2) arguments.tiles_taken[expert] = 0;
-    }
-  }
-  __syncthreads();
-  if (pair < arguments.pairs) {
-    arguments.positions[pair] = id >= 0 ? memory.starts[warp][id] + earlier : -1;
-  }
-}
-
-// ---- gather: a warp a token
-
-constexpr int kGatherThreads = 256;
-
-struct GatherArguments {
-  const uint4* x;  // [rows, vectors]: 8 values each
-  uint4* sorted_x;
-  const int32_t* positions;
-  int rows, vectors, experts_per_token;
-};
-
-__global__ void __launch_bounds__(kGatherThreads) gather_rows(const GatherArguments arguments) {
-  const int lane = threadIdx.x % 32, vectors = arguments.vectors;
-  const int64_t row = blockIdx.x * (kGatherThreads / 32) + threadIdx.x / 32;
-  // In this order: what comes next begins when sort has ended, and reads its lists.
-  wait_for_earlier_launches();
-  let_next_launch_begin();
-  if (row >= arguments.rows) return;
-  const uint4* from = arguments.x + row * vectors;
-  const int32_t* positions = arguments.positions + row * arguments.experts_per_token;
-  constexpr int kAtOnce = 8;
-  for (int first = lane; first < vectors; first += 32 * kAtOnce) {
-    uint4 values[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + 32 * i < vectors) values[i] = from[first + 32 * i];
-    }
-    for (int j = 0; j < arguments.experts_per_token; ++j) {
-      const int64_t position = positions[j];
-      if (position < 0) continue;
-      uint4* to = arguments.sorted_x + position * vectors;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (first + 32 * i < vectors) to[first + 32 * i] = values[i];
-      }
-    }
-  }
-}
 
 // ---- products
 
@@ -275,85 +129,6 @@ template <typename Shape, bool kGated>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     multiply_experts(const __grid_constant__ ExpertWork<Shape, kGated> work) {
   run_expert_tiles<Shape>(work);
-}
-
-// ---- combine: a block a token
-
-constexpr int kCombineThreads = 256;
-constexpr int kExpertsAtOnce = 8;
-
-struct CombineArguments {
-  const uint4* results;         // [sorted rows, vectors]
-  const uint4* shared_results;  // [rows, vectors] or null
-  const int32_t* positions;
-  const float* weights;
-  void* out;
-  int vectors, experts_per_token;
-};
-
-__device__ void add_scaled(float (&sum)[8], const uint4& values, float weight) {
-  const uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] += weight * __uint_as_float(words[i] << 16);
-    sum[2 * i + 1] += weight * __uint_as_float(words[i] & 0xFFFF0000);
-  }
-}
-
-template <bool kF32>
-__global__ void __launch_bounds__(kCombineThreads) combine(const CombineArguments arguments) {
-  __shared__ int positions[kMaxExperts];
-  __shared__ float weights[kMaxExperts];
-  __shared__ int count;
-  const int num = arguments.experts_per_token, thread = threadIdx.x, vectors = arguments.vectors;
-  const int64_t row = blockIdx.x;
-  let_next_launch_begin();
-  wait_for_earlier_launches();
-  // Sorted rows ascend with the experts.
-  if (thread < num) {
-    const int32_t* all = arguments.positions + row * num;
-    const int mine = all[thread];
-    int before = 0, present = 0;
-    for (int j = 0; j < num; ++j) {
-      before += all[j] >= 0 && all[j] < mine;
-      present += all[j] >= 0;
-    }
-    if (mine >= 0) {
-      positions[before] = mine;
-      weights[before] = arguments.weights[row * num + thread];
-    }
-    if (thread == 0) count = present;
-  }
-  if (num == 0 && thread == 0) count = 0;
-  __syncthreads();
-  for (int v = thread; v < vectors; v += kCombineThreads) {
-    float sum[8] = {};
-    uint4 last = {};
-    if (arguments.shared_results != nullptr) last = arguments.shared_results[row * vectors + v];
-    for (int first = 0; first < count; first += kExpertsAtOnce) {
-      uint4 values[kExpertsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kExpertsAtOnce; ++i) {
-        if (first + i < count) {
-          values[i] = arguments.results[int64_t{positions[first + i]} * vectors + v];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kExpertsAtOnce; ++i) {
-        if (first + i < count) add_scaled(sum, values[i], weights[first + i]);
-      }
-    }
-    add_scaled(sum, last, 1);
-    if constexpr (kF32) {
-      float4* out = static_cast<float4*>(arguments.out) + (row * vectors + v) * 2;
-      out[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      out[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
-    } else {
-      static_cast<uint4*>(arguments.out)[row * vectors + v] =
-          make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
-                     pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
-    }
-  }
 }
 
 // ---- launches
@@ -484,31 +259,22 @@ void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
   void* activations = workspace + plan.activations_at;
   void* shared_activations = workspace + plan.shared_activations_at;
   void* shared_result = workspace + plan.shared_result_at;
-  const int vectors = s.hidden / 8;
 
-  const int pairs = a.rows * s.experts_per_token;
-  launch(sort_by_expert,
-         {.blocks = static_cast<unsigned>((pairs + kSortThreads - 1) / kSortThreads),
-          .threads = kSortThreads},
-         stream,
-         SortArguments{.expert_ids = a.expert_ids,
-                       .pairs = pairs,
-                       .tile_units = plan.tile_tokens / kExpertRowUnit,
-                       .positions = positions,
-                       .row_tiles = row_tiles,
-                       .num_row_tiles = num_row_tiles,
-                       .tiles_taken = tiles_taken});
-  constexpr int kRowsABlock = kGatherThreads / 32;
-  launch(gather_rows,
-         {.blocks = static_cast<unsigned>((a.rows + kRowsABlock - 1) / kRowsABlock),
-          .threads = kGatherThreads},
-         stream,
-         GatherArguments{.x = static_cast<const uint4*>(a.x),
-                         .sorted_x = static_cast<uint4*>(sorted_x),
-                         .positions = positions,
-                         .rows = a.rows,
-                         .vectors = vectors,
-                         .experts_per_token = s.experts_per_token});
+  sort_by_expert({.expert_ids = a.expert_ids,
+                  .pairs = a.rows * s.experts_per_token,
+                  .tile_units = plan.tile_tokens / kExpertRowUnit,
+                  .positions = positions,
+                  .row_tiles = row_tiles,
+                  .num_row_tiles = num_row_tiles,
+                  .tiles_taken = tiles_taken},
+                 stream);
+  gather_rows({.x = a.x,
+               .sorted_x = sorted_x,
+               .positions = positions,
+               .rows = a.rows,
+               .vectors = s.hidden / 8,
+               .experts_per_token = s.experts_per_token},
+              stream);
   launch_products<true>(plan,
                         {.experts = {sorted_x, a.gate_up, activations, plan.sorted_rows,
                                      s.num_experts, 2 * s.inter, s.hidden},
@@ -531,16 +297,16 @@ void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
                           .tiles_taken = tiles_taken + 1,
                           .one_row_tile_an_expert = plan.one_row_tile_an_expert},
                          stream);
-  const CombineArguments combined = {
-      .results = static_cast<const uint4*>(sorted_x),
-      .shared_results = s.shared_inter > 0 ? static_cast<const uint4*>(shared_result) : nullptr,
-      .positions = positions,
-      .weights = a.expert_weights,
-      .out = a.out,
-      .vectors = vectors,
-      .experts_per_token = s.experts_per_token};
-  launch(a.out_type == DType::kF32 ? combine<true> : combine<false>,
-         {.blocks = static_cast<unsigned>(a.rows), .threads = kCombineThreads}, stream, combined);
+  combine_experts({.results = sorted_x,
+                   .shared_results = s.shared_inter > 0 ? shared_result : nullptr,
+                   .positions = positions,
+                   .weights = a.expert_weights,
+                   .out = a.out,
+                   .out_type = a.out_type,
+                   .rows = a.rows,
+                   .hidden = s.hidden,
+                   .experts_per_token = s.experts_per_token},
+                  stream);
 }
 
 }  // namespace fathom::cuda

@@ -8,6 +8,7 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kFewestTileTokens = 64;
+constexpr int64_t kScaleBlock = 128;
 
 }  // namespace
 
@@ -17,7 +18,9 @@ MoeManyRowsPlan plan_moe_many_rows(const MoeManyRowsSizes& sizes) {
   MoeManyRowsPlan plan;
   // For an expert's share of the rows and half of that more, which those have that have most.
   const int64_t most = 3 * pairs / (2 * std::max<int64_t>(sizes.num_experts, 1));
-  plan.tile_tokens = most <= kFewestTileTokens ? kFewestTileTokens : most <= 128 ? 128 : 256;
+  plan.tile_tokens = most <= kFewestTileTokens     ? kFewestTileTokens
+                     : most <= 128 || sizes.scaled ? 128
+                                                   : 256;
   plan.one_row_tile_an_expert = most <= plan.tile_tokens;
   plan.sorted_rows = round_up(pairs + experts_met * (kExpertRowUnit - 1), kExpertRowUnit);
   // One that is not full for each expert; whatever the tile, so that more rows need no less.
@@ -32,9 +35,20 @@ MoeManyRowsPlan plan_moe_many_rows(const MoeManyRowsSizes& sizes) {
   plan.row_tiles_at = reserve(plan.max_row_tiles * static_cast<int64_t>(sizeof(ExpertRowTile)));
   plan.positions_at = reserve(pairs * static_cast<int64_t>(sizeof(int32_t)));
   plan.sorted_x_at = reserve(plan.sorted_rows * sizes.hidden * 2);
-  plan.activations_at = reserve(plan.sorted_rows * sizes.inter * 2);
-  plan.shared_activations_at = reserve(sizes.rows * sizes.shared_inter * 2);
+  const int64_t value_bytes = sizes.scaled ? 1 : 2;
+  plan.activations_at = reserve(plan.sorted_rows * sizes.inter * value_bytes);
+  plan.shared_activations_at = reserve(sizes.rows * sizes.shared_inter * value_bytes);
   plan.shared_result_at = reserve(sizes.shared_inter > 0 ? sizes.rows * sizes.hidden * 2 : 0);
+  if (sizes.scaled) {
+    const auto reserve_scales = [&](int64_t columns, int64_t rows) {
+      return reserve(columns / kScaleBlock * rows * static_cast<int64_t>(sizeof(float)));
+    };
+    plan.shared_scales_stride = round_up(sizes.rows, 4);
+    plan.x_scales_at = reserve_scales(sizes.hidden, plan.sorted_rows);
+    plan.activation_scales_at = reserve_scales(sizes.inter, plan.sorted_rows);
+    plan.shared_activation_scales_at =
+        reserve_scales(sizes.shared_inter, plan.shared_scales_stride);
+  }
   return plan;
 }
 

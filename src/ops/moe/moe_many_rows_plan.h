@@ -20,6 +20,7 @@ struct alignas(16) ExpertRowTile {
 
 struct MoeManyRowsSizes {
   int64_t rows = 0, hidden = 0, num_experts = 0, experts_per_token = 0, inter = 0, shared_inter = 0;
+  bool scaled = false;  // x and activations are e4m3 with scales of 128 columns, not bf16
 };
 
 // Byte offsets into the workspace, each a multiple of 1024.
@@ -29,9 +30,12 @@ struct MoeManyRowsPlan {
   int64_t sorted_rows = 0;    // at most: of all experts, each rounded up to kExpertRowUnit
   int64_t max_row_tiles = 0;  // of all experts
   int64_t num_row_tiles_at = 0, tiles_taken_at = 0, row_tiles_at = 0, positions_at = 0;
-  int64_t sorted_x_at = 0;     // [sorted_rows, hidden] bf16; down's results afterwards
-  int64_t activations_at = 0;  // [sorted_rows, inter] bf16
+  int64_t sorted_x_at = 0;     // [sorted_rows, hidden]; down's results in bf16 afterwards
+  int64_t activations_at = 0;  // [sorted_rows, inter]
   int64_t shared_activations_at = 0, shared_result_at = 0;  // [rows, shared_inter], [rows, hidden]
+  // Of scaled ones: [columns / 128, sorted_rows], [shared_inter / 128, shared_scales_stride].
+  int64_t x_scales_at = 0, activation_scales_at = 0, shared_activation_scales_at = 0;
+  int64_t shared_scales_stride = 0;
   int64_t workspace_bytes = 0;
 };
 

@@ -1,0 +1,376 @@
+// What: out[t] = mlp_shared(x[t]) + sum over t's experts of weight * mlp_e(x[t]) in e4m3 with
+// scales by blocks, for many tokens.
+//
+// Inputs/outputs: scaled_moe_cuda.h. Workspace: moe_many_rows_plan.h.
+//
+// Algorithm, the five launches of moe_many_rows_cuda.cu:
+//   1. sort, 2. gather: rows of x and their scales by expert, an expert's together
+//      (expert_rows_cuda.h)
+//   3. gate and up: activations = quantised(silu(gate x) * (up x)); the shared expert's, too
+//   4. down, likewise, in bf16
+//   5. combine: each token's weighted sum in ascending order of the experts, the shared one last
+// Products: scaled_expert_products_cuda.cuh, persistent blocks that take tile after tile of the
+// list. Both launches read the list, and ask for their first weights, before they wait for what
+// comes before them: they begin when sort has ended. Rows that no token has are computed from what
+// happens to lie there; nobody reads what they give.
+//
+// Determinism: a row's sums do not depend on its place, nor on which block computes them; each
+// token's are added in a fixed order.
+//
+// Limits: 256 experts, tokens x experts a token below 2^31. Experts' results are rounded to bf16
+// before they are added.
+//
+// Measured: docs/kernels/scaled_moe.md.
+#include "device/cuda/launch.h"
+#include "device/cuda/tensor_map.h"
+#include "ops/linear/many_rows_plan.h"
+#include "ops/linear/many_rows_tile_cuda.cuh"
+#include "ops/moe/expert_rows_cuda.h"
+#include "ops/moe/moe_many_rows_plan.h"
+#include "ops/moe/scaled_expert_products_cuda.cuh"
+#include "ops/moe/scaled_moe_many_rows_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+using ScaledTiles = ScaledExpertShape<128, 4>;
+
+template <bool kGatedRows>
+struct ScaledExpertWork {
+  using Shape = ScaledTiles;
+  static constexpr bool kGated = kGatedRows;
+  static constexpr int kOutColumns = kGated ? Shape::kWeightRows / 2 : Shape::kWeightRows;
+  // Of one coordinate of the weights' boxes.
+  static constexpr int kRowsTogether = kGated ? 16 : 1;
+
+  struct Side {
+    CUtensorMap weights, tokens[Shape::kTokenUnits], token_scales;
+    const float* weight_scales = nullptr;
+    uint8_t* out = nullptr;
+    float* out_scales = nullptr;  // of gate and up: [out_columns / 128, rows]
+    int64_t out_scales_stride = 0;
+    int out_columns = 0;
+    int weight_rows = 0;  // of an expert
+    int k_steps = 0;
+  };
+
+  Side experts, shared;
+  const ExpertRowTile* row_tiles;
+  const int32_t* num_row_tiles;
+  int* tiles_taken;  // behind each block's first
+  int column_tiles;
+  bool one_row_tile_an_expert;  // of most
+  TileRaster shared_raster;
+  int shared_tiles, rows;
+  ScaleForm form;
+
+  // The launch of sort has ended, but this one may not have waited for it yet: what it wrote is
+  // read past the L1.
+  __device__ int num_tiles() const { return shared_tiles + __ldcg(num_row_tiles) * column_tiles; }
+
+  // Experts' tiles take unequal times, and blocks do not all have the same share of the memory's
+  // bandwidth: who is done first has the next.
+  __device__ int after(int) const {
+    return static_cast<int>(gridDim.x) + atomicAdd(tiles_taken, 1);
+  }
+
+  // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
+  // of which wait for memory; not among the last, for they can be longer.
+  __device__ ScaledExpertTile tile(int index, int num_tiles) const {
+    const auto shared_count = static_cast<uint32_t>(shared_tiles);
+    const uint32_t among = max(shared_tiles, num_tiles - num_tiles / 4);
+    const auto before = [&](int i) {
+      return static_cast<int>(min(static_cast<uint32_t>(i) * shared_count / among, shared_count));
+    };
+    const int shared_before = before(index);
+    return before(index + 1) > shared_before ? shared_tile(shared_before)
+                                             : expert_tile(index - shared_before);
+  }
+
+  __device__ ScaledExpertTile shared_tile(int index) const {
+    const auto [batch, row_tile, column_tile] = shared_raster.place(index);
+    const int row = row_tile * Shape::kTokens;
+    return make(shared, row, min(rows - row, Shape::kTokens), column_tile, 0);
+  }
+
+  // An expert's tiles follow one another: those with the same columns first.
+  __device__ ScaledExpertTile expert_tile(int index) const {
+    ExpertRowTile expert;
+    const auto* entry = reinterpret_cast<const int4*>(row_tiles + index / column_tiles);
+    static_assert(sizeof(expert) == 2 * sizeof(int4));
+    reinterpret_cast<int4*>(&expert)[0] = __ldcg(entry);
+    reinterpret_cast<int4*>(&expert)[1] = __ldcg(entry + 1);
+    const int within = index - expert.first_tile * column_tiles;
+    const int column_tile = within / expert.num_tiles;
+    const int row_tile = within - column_tile * expert.num_tiles;
+    const int first = row_tile * expert.units / expert.num_tiles,
+              end = (row_tile + 1) * expert.units / expert.num_tiles;
+    ScaledExpertTile tile = make(experts, expert.first_row + first * kExpertRowUnit,
+                                 (end - first) * kExpertRowUnit, column_tile, expert.expert);
+    tile.weights_are_read_once = one_row_tile_an_expert;
+    return tile;
+  }
+
+  __device__ ScaledExpertTile make(const Side& side, int row, int tokens, int column_tile,
+                                   int expert) const {
+    constexpr int kOutBytes = kGated ? 1 : 2;
+    const int column = column_tile * kOutColumns;
+    ScaledExpertTile tile;
+    tile.weights = &side.weights;
+    tile.token_units = (tokens + Shape::kTokenUnit - 1) / Shape::kTokenUnit;
+    tile.tokens = &side.tokens[tile.token_units - 1];
+    tile.token_scales = &side.token_scales;
+    tile.first_row = (expert * side.weight_rows + column) / kRowsTogether;
+    tile.first_token = row;
+    tile.out.data = side.out + (int64_t{row} * side.out_columns + column) * kOutBytes;
+    if constexpr (kGated) {
+      tile.out.scales = side.out_scales + column_tile * side.out_scales_stride + row;
+    }
+    const int scale_row = (expert * side.weight_rows + column) / 128;
+    tile.out.weight_scales = side.weight_scales + int64_t{scale_row} * side.k_steps;
+    tile.out.second_scales = (kGated ? side.out_columns / 128 : 1) * side.k_steps;
+    tile.out.row_stride = side.out_columns;
+    tile.out.tokens = tokens;
+    tile.out.columns = side.out_columns - column;
+    tile.out.k_steps = side.k_steps;
+    tile.out.form = form;
+    return tile;
+  }
+};
+
+template <bool kGated>
+__global__ void __launch_bounds__(ScaledTiles::kThreads, 1)
+    multiply_scaled_experts(const __grid_constant__ ScaledExpertWork<kGated> work) {
+  run_scaled_expert_tiles<ScaledTiles>(work);
+}
+
+// ---- launches
+
+MoeManyRowsPlan scaled_plan_for(const MoeShape& shape, int32_t rows) {
+  return plan_moe_many_rows({.rows = rows,
+                             .hidden = shape.hidden,
+                             .num_experts = shape.num_experts,
+                             .experts_per_token = shape.experts_per_token,
+                             .inter = shape.inter,
+                             .shared_inter = shape.shared_inter,
+                             .scaled = true});
+}
+
+// What the two products of an expert's (or the shared one's) need to know.
+struct ScaledOperands {
+  const void* x;
+  const float* x_scales;
+  int64_t x_scales_stride;
+  const void* weight;  // [experts, n of gate and up or of down, k]
+  const float* weight_scales;
+  void* out;
+  float* out_scales;  // of gate and up
+  int64_t out_scales_stride;
+  int64_t rows, experts, n, k;
+};
+
+CUtensorMap weight_map(const ScaledOperands& o) {
+  const Axis axes[] = {{.size = o.k, .stride = 1, .box = 128},
+                       {.size = o.experts * o.n, .stride = o.k, .box = ScaledTiles::kWeightRows},
+                       {.size = 1, .stride = o.experts * o.n * o.k, .box = 1}};
+  return e4m3_map(o.weight, axes);
+}
+
+// 128 rows of gate, then the same of up: of each 16 the even ones, then the odd ones.
+CUtensorMap gated_weight_map(const ScaledOperands& o) {
+  const int64_t half_rows = o.n / 2;
+  const Axis axes[] = {
+      {.size = o.k, .stride = 1, .box = 128},
+      {.size = 8, .stride = 2 * o.k, .box = 8},
+      {.size = 2, .stride = o.k, .box = 2},
+      // The last up's rows are the first one's, half_rows further: no box begins there.
+      {.size = (2 * o.experts - 1) * half_rows / 16, .stride = 16 * o.k, .box = 8},
+      {.size = 2, .stride = half_rows * o.k, .box = 2}};
+  return e4m3_map(o.weight, axes);
+}
+
+template <bool kGated>
+typename ScaledExpertWork<kGated>::Side side(const ScaledOperands& o) {
+  typename ScaledExpertWork<kGated>::Side made;
+  made.weights = kGated ? gated_weight_map(o) : weight_map(o);
+  for (int i = 0; i < ScaledTiles::kTokenUnits; ++i) {
+    const Axis axes[] = {{.size = o.k, .stride = 1, .box = 128},
+                         {.size = o.rows, .stride = o.k, .box = (i + 1) * ScaledTiles::kTokenUnit}};
+    made.tokens[i] = e4m3_map(o.x, axes);
+  }
+  const Axis axes[] = {{.size = o.rows, .stride = 1, .box = ScaledTiles::kTokens},
+                       {.size = o.k / 128, .stride = o.x_scales_stride, .box = 1}};
+  made.token_scales = f32_map(o.x_scales, axes);
+  made.weight_scales = o.weight_scales;
+  made.out = static_cast<uint8_t*>(o.out);
+  made.out_scales = o.out_scales;
+  made.out_scales_stride = o.out_scales_stride;
+  made.out_columns = static_cast<int>(kGated ? o.n / 2 : o.n);
+  made.weight_rows = static_cast<int>(o.n);
+  made.k_steps = static_cast<int>(o.k / 128);
+  return made;
+}
+
+struct ScaledProducts {
+  ScaledOperands experts, shared;  // shared.n is 0 where there is none
+  int32_t rows;
+  const ExpertRowTile* row_tiles;
+  const int32_t* num_row_tiles;
+  int32_t* tiles_taken;
+  bool one_row_tile_an_expert;
+  ScaleForm form;
+};
+
+template <bool kGated>
+void launch_products(const ScaledProducts& products, cudaStream_t stream) {
+  using Work = ScaledExpertWork<kGated>;
+  using Shape = ScaledTiles;
+  const auto column_tiles_of = [](const typename Work::Side& side) {
+    return (side.out_columns + Work::kOutColumns - 1) / Work::kOutColumns;
+  };
+  Work work = {};
+  work.experts = side<kGated>(products.experts);
+  work.row_tiles = products.row_tiles;
+  work.num_row_tiles = products.num_row_tiles;
+  work.tiles_taken = products.tiles_taken;
+  work.one_row_tile_an_expert = products.one_row_tile_an_expert;
+  work.column_tiles = column_tiles_of(work.experts);
+  work.rows = products.rows;
+  work.form = products.form;
+  if (products.shared.n > 0) {
+    work.shared = side<kGated>(products.shared);
+    const ManyRowsPlan plan = plan_many_rows(
+        {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
+        {.groups = Shape::kTokens / 64, .columns = Shape::kWeightRows}, num_multiprocessors());
+    work.shared_raster = {.row_tiles = plan.row_tiles,
+                          .column_tiles = column_tiles_of(work.shared),
+                          .band = plan.band,
+                          .band_of_columns = plan.band_of_columns};
+    work.shared_tiles = work.shared_raster.row_tiles * work.shared_raster.column_tiles;
+  }
+  constexpr int kBytes = sizeof(ScaledExpertMemory<Shape>);
+  static const bool allowed = [] {
+    allow_shared_memory(multiply_scaled_experts<kGated>, kBytes);
+    return true;
+  }();
+  static_cast<void>(allowed);
+  launch(multiply_scaled_experts<kGated>,
+         {.blocks = static_cast<unsigned>(num_multiprocessors()),
+          .threads = Shape::kThreads,
+          .shared_bytes = kBytes},
+         stream, work);
+}
+
+}  // namespace
+
+int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
+  return scaled_plan_for(shape, rows).workspace_bytes;
+}
+
+void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream) {
+  const MoeShape& s = a.shape;
+  const MoeManyRowsPlan plan = scaled_plan_for(s, a.rows);
+  auto* workspace = static_cast<uint8_t*>(a.workspace);
+  auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
+  auto* num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at);
+  auto* tiles_taken = reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at);
+  auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
+  void* sorted_x = workspace + plan.sorted_x_at;
+  auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scales_at);
+  void* activations = workspace + plan.activations_at;
+  auto* activation_scales = reinterpret_cast<float*>(workspace + plan.activation_scales_at);
+  void* shared_activations = workspace + plan.shared_activations_at;
+  auto* shared_scales = reinterpret_cast<float*>(workspace + plan.shared_activation_scales_at);
+  void* shared_result = workspace + plan.shared_result_at;
+  const bool has_shared = s.shared_inter > 0;
+
+  sort_by_expert({.expert_ids = a.expert_ids,
+                  .pairs = a.rows * s.experts_per_token,
+                  .tile_units = plan.tile_tokens / kExpertRowUnit,
+                  .positions = positions,
+                  .row_tiles = row_tiles,
+                  .num_row_tiles = num_row_tiles,
+                  .tiles_taken = tiles_taken},
+                 stream);
+  gather_rows({.x = a.x,
+               .sorted_x = sorted_x,
+               .scales = a.x_scales,
+               .scales_stride = a.x_scales_stride,
+               .sorted_scales = x_scales,
+               .sorted_scales_stride = plan.sorted_rows,
+               .positions = positions,
+               .rows = a.rows,
+               .vectors = s.hidden / 16,
+               .scale_blocks = s.hidden / 128,
+               .experts_per_token = s.experts_per_token},
+              stream);
+  launch_products<true>({.experts = {.x = sorted_x,
+                                     .x_scales = x_scales,
+                                     .x_scales_stride = plan.sorted_rows,
+                                     .weight = a.gate_up,
+                                     .weight_scales = a.gate_up_scales,
+                                     .out = activations,
+                                     .out_scales = activation_scales,
+                                     .out_scales_stride = plan.sorted_rows,
+                                     .rows = plan.sorted_rows,
+                                     .experts = s.num_experts,
+                                     .n = 2 * s.inter,
+                                     .k = s.hidden},
+                         .shared = {.x = a.x,
+                                    .x_scales = a.x_scales,
+                                    .x_scales_stride = a.x_scales_stride,
+                                    .weight = a.shared_gate_up,
+                                    .weight_scales = a.shared_gate_up_scales,
+                                    .out = shared_activations,
+                                    .out_scales = shared_scales,
+                                    .out_scales_stride = plan.shared_scales_stride,
+                                    .rows = a.rows,
+                                    .experts = 1,
+                                    .n = 2 * s.shared_inter,
+                                    .k = s.hidden},
+                         .rows = a.rows,
+                         .row_tiles = row_tiles,
+                         .num_row_tiles = num_row_tiles,
+                         .tiles_taken = tiles_taken,
+                         .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                         .form = a.form},
+                        stream);
+  launch_products<false>({.experts = {.x = activations,
+                                      .x_scales = activation_scales,
+                                      .x_scales_stride = plan.sorted_rows,
+                                      .weight = a.down,
+                                      .weight_scales = a.down_scales,
+                                      .out = sorted_x,
+                                      .rows = plan.sorted_rows,
+                                      .experts = s.num_experts,
+                                      .n = s.hidden,
+                                      .k = s.inter},
+                          .shared = {.x = shared_activations,
+                                     .x_scales = shared_scales,
+                                     .x_scales_stride = plan.shared_scales_stride,
+                                     .weight = a.shared_down,
+                                     .weight_scales = a.shared_down_scales,
+                                     .out = shared_result,
+                                     .rows = a.rows,
+                                     .experts = 1,
+                                     .n = has_shared ? s.hidden : 0,
+                                     .k = s.shared_inter},
+                          .rows = a.rows,
+                          .row_tiles = row_tiles,
+                          .num_row_tiles = num_row_tiles,
+                          .tiles_taken = tiles_taken + 1,
+                          .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                         stream);
+  combine_experts({.results = sorted_x,
+                   .shared_results = has_shared ? shared_result : nullptr,
+                   .positions = positions,
+                   .weights = a.expert_weights,
+                   .out = a.out,
+                   .out_type = a.out_type,
+                   .rows = a.rows,
+                   .hidden = s.hidden,
+                   .experts_per_token = s.experts_per_token},
+                  stream);
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,102 @@
+// The mixture of experts in e4m3 for many tokens on the GPU: time of all its launches in a CUDA
+// graph of three times them; median of 11 replays. TFLOP/s count tokens times their experts alone,
+// TB/s the experts' weights once.
+//
+//   scaled_moe_many_rows_cuda_bench [--json] [--only NAME] [--rows ROWS]
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "device/cuda/graph_timer.h"
+#include "ops/moe/moe_problem_cuda.h"
+#include "ops/moe/scaled_moe_many_rows_cuda.h"
+#include "ops/moe/scaled_moe_problem_cuda.h"
+
+namespace fathom::cuda {
+namespace {
+
+struct Run {
+  const char* name;
+  MoeShape shape;
+  bool balanced;
+  std::vector<int32_t> rows;
+};
+
+constexpr MoeShape v3(int32_t experts, int32_t inter, int32_t shared_inter) {
+  return {.hidden = 7168,
+          .num_experts = experts,
+          .experts_per_token = 8,
+          .inter = inter,
+          .shared_inter = shared_inter};
+}
+
+int run(bool json, const std::string& only, int only_rows) {
+  const Run runs[] = {
+      // As DeepGEMM's grouped products were measured: 4, 20, 64, 192 rows an expert, or 1.
+      {"V3, 32 experts", v3(32, 2048, 0), true, {16, 80, 256, 512, 768}},
+      {"V3, an eighth, 32 experts", v3(32, 256, 0), true, {16, 80, 256, 768}},
+      {"V3", v3(256, 2048, 2048), false, {32, 64, 128, 256, 1024, 4096, 16384}},
+      {"V3, an eighth", v3(256, 256, 256), false, {64, 128, 1024, 4096}},
+      {"V3, dense",
+       {.hidden = 7168, .num_experts = 1, .experts_per_token = 1, .inter = 18432},
+       true,
+       {65, 128, 256, 512, 1024, 4096}},
+      {"V2-Lite",
+       {.hidden = 2048,
+        .num_experts = 64,
+        .experts_per_token = 6,
+        .inter = 1408,
+        .shared_inter = 2816},
+       false,
+       {128, 512, 2048, 8192}},
+  };
+  std::printf(json ? "{\"device\": \"%s\", \"results\": [" : "%s\n", device_line().c_str());
+  if (!json) std::printf("%-26s tokens rows/expert        us TFLOP/s  TB/s\n", "model");
+  const char* separator = "";
+  for (const Run& r : runs) {
+    if (!only.empty() && only != r.name) continue;
+    const MoeShape& s = r.shape;
+    for (const int32_t rows : r.rows) {
+      if (only_rows > 0 && rows != only_rows) continue;
+      const auto ids = r.balanced ? balanced_experts(s, rows) : random_experts(s, rows, 5);
+      const ScaledMoeProblem problem(s, rows, ids, 1);
+      const ScaledMoeArguments arguments = problem.arguments(DType::kBF16);
+      const double us = time_in_graph(
+          3, [&](int, cudaStream_t stream) { scaled_moe_many_rows(arguments, stream); });
+      const double tflops = problem.flop() / us / 1e6;
+      const double tbs =
+          3.0 * s.hidden * (double{1} * s.num_experts * s.inter + s.shared_inter) / us / 1e6;
+      const int rows_an_expert = rows * s.experts_per_token / s.num_experts;
+      if (json) {
+        std::printf(
+            "%s\n  {\"model\": \"%s\", \"tokens\": %d, \"us\": %.2f, \"tflops\": %.1f, "
+            "\"weights_tb_s\": %.2f}",
+            separator, r.name, rows, us, tflops, tbs);
+        separator = ",";
+      } else {
+        std::printf("%-26s %6d %11d %9.1f %7.0f %5.2f\n", r.name, rows, rows_an_expert, us, tflops,
+                    tbs);
+      }
+      std::fflush(stdout);
+    }
+  }
+  if (json) std::printf("\n]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) {
+  bool json = false;
+  std::string only;
+  int rows = 0;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) json = true;
+    if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) only = argv[++i];
+    if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) rows = std::atoi(argv[++i]);
+  }
+  return fathom::cuda::run(json, only, rows);
+}
