@@ -18,8 +18,10 @@ MoeFewRowsPlan plan_moe_few_rows(const MoeFewRowsShape& shape, const ClusterCoun
   // twice the weights; unless their sums then leave no room for a ring.
   plan.warpgroups = pairs > 16 * shape.num_experts ? 2 : 1;
   const auto left = [&](int warpgroups) {
-    return kMoeSharedBytes - shape.rows * moe_sum_bytes(warpgroups) -
-           (shape.scaled ? scaled_moe_table_bytes(pairs) : moe_table_bytes(pairs));
+    return kMoeSharedBytes -
+           (shape.scaled
+                ? scaled_moe_sum_bytes(shape.rows, warpgroups) + scaled_moe_table_bytes(pairs)
+                : shape.rows * moe_sum_bytes(warpgroups) + moe_table_bytes(pairs));
   };
   if (left(2) < 4 * moe_stage_bytes(shape.rows, 2)) plan.warpgroups = 1;
   // A cluster's share of the hidden columns fits the instruction; fewer splits leave it narrow.

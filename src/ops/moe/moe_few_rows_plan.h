@@ -19,7 +19,7 @@ struct MoeFewRowsShape {
 // experts' intermediate columns. Blocks beyond those clusters have nothing to do then.
 struct MoeFewRowsPlan {
   int blocks = 132;    // the same for every shape: they count one another
-  int warpgroups = 1;  // that multiply: 1 or 2
+  int warpgroups = 1;  // 64 rows of weights at a time are one's: 1 or 2
   int splits = 1, clusters = 132;
   int ring_bytes = 0;
 
@@ -31,6 +31,13 @@ inline constexpr int kMoeSharedBytes = 227 * 1024;  // of a block
 // Bytes of a row of a block's sums in shared memory, with what keeps rows out of each other's
 // banks.
 constexpr int moe_sum_bytes(int warpgroups) { return (64 * warpgroups + 8) * 4; }
+// The same of e4m3 for all rows; with one warpgroup's rows of weights two warpgroups have sums of
+// their own, and exchange those of a tile of up to 64 rows.
+constexpr int64_t scaled_moe_sum_bytes(int64_t rows, int warpgroups) {
+  if (warpgroups == 2) return rows * moe_sum_bytes(2);
+  const int columns = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+  return rows * 2 * moe_sum_bytes(1) + columns * 256;
+}
 // Of the lists that a block makes for so many pairs of a token and an expert, and its barriers.
 constexpr int moe_table_bytes(int64_t pairs) { return 6 * 1024 + static_cast<int>(pairs) * 4; }
 // The same with scales beside the stages.

@@ -4,7 +4,7 @@
 // Inputs/outputs: scaled_moe_cuda.h. Which block takes what: moe_few_rows_plan.h.
 //
 // Layout and algorithm: those of moe_few_rows_cuda.cu, in e4m3. A ring of stages of 256 columns,
-// two blocks that have scales: up to 64 tokens, up to 64 * kWarpgroups rows of weights; beside each
+// two blocks that have scales: up to 64 tokens, up to 64 * kRowGroups rows of weights; beside each
 // the scales of its tokens and its rows. Between the phases activations are quantised, by blocks of
 // 128 intermediate columns, of which a block may have computed only some: they go to the workspace
 // in fp32, and who adds the last of a block's columns to its counter reads all of them again and
@@ -46,7 +46,7 @@ constexpr int kWholeTile = 1 << 20;            // a piece may be as long as its 
 constexpr int kStageBytes = 256;               // of k, which e4m3's columns are
 constexpr int kScaleUnits = 128 / kGroupRows;  // 8 columns that have a scale in common
 constexpr int kCounters = kScaledMoeProgressWords - 2;
-enum NamedBarrier { kAll, kMultiplying, kCopying, kGrouping };
+enum NamedBarrier { kAll, kMultiplying, kExchange, kCopying, kGrouping };
 enum Phase { kShared, kRouted, kNumPhases };  // of activations
 
 struct Arguments {
@@ -64,7 +64,7 @@ struct Arguments {
   float* activation_scales[kNumPhases];
   int32_t rows, hidden, experts_per_token, inter, shared_inter;
   int32_t splits, clusters, hidden_groups;  // hidden_groups: of a cluster, at most
-  int32_t stages, stage_bytes, token_groups;
+  int32_t stages, stage_bytes, sum_bytes, token_groups;
   ScaleForm form;
   bool f32;
 
@@ -365,24 +365,35 @@ __device__ void with_columns(int tokens, F&& f) {
   }
 }
 
-template <int kWarpgroups>
+constexpr int kMultiplyGroups = 2;  // warpgroups
+
+// kRowGroups 2: each warpgroup has 64 rows of weights. 1: both have the same 64 rows and take
+// stages in turn; then each has sums of its own, and what gate and up gave the second goes to the
+// first.
+template <int kRowGroups>
 class Products {
  public:
-  static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
-  static constexpr int kStride = moe_sum_bytes(kWarpgroups) / 4;  // of a row of sums
+  static constexpr bool kInTurn = kRowGroups == 1;
+  static constexpr int kThreads = kMultiplyGroups * kWarpgroupThreads;
+  static constexpr int kStride = moe_sum_bytes(kRowGroups) / 4;  // of a row of sums
+  // Of the warps that multiply one stage.
+  static constexpr int kWarps = kRowGroups * kWarpgroupThreads / 32;
 
   __device__ Products(const uint8_t* ring, float* sums, Tables& tables, const Work& work,
                       const Arguments& a)
       : ring_(shared_address(ring)),
-        sums_(sums),
+        all_sums_(sums),
         tables_(tables),
         work_(work),
         a_(a),
         lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32) {
-    for (int i = threadIdx.x; i < a.rows * kStride / 4; i += kThreads) {
+        warp_(threadIdx.x / 32 % kWarps),
+        turn_(kInTurn ? threadIdx.x / kWarpgroupThreads : 0) {
+    const int vectors = (kInTurn ? kMultiplyGroups : 1) * a.rows * kStride / 4;
+    for (int i = threadIdx.x; i < vectors; i += kThreads) {
       reinterpret_cast<float4*>(sums)[i] = make_float4(0, 0, 0, 0);
     }
+    named_barrier(kMultiplying, kThreads);
   }
 
   __device__ void gate_up(Phase phase) {
@@ -396,9 +407,18 @@ class Products {
   __device__ void down(Phase phase) {
     Piece piece;
     for (Walk walk = work_.down(phase); walk.next(piece);) {
+      if (kInTurn && piece.count == 1 && !is_my_turn()) {
+        pass();
+        continue;
+      }
       const TokenTile tile = work_.tile(phase, piece);
       with_columns(tile.count, [&]<int kColumns>() { down<kColumns>(phase, piece, tile); });
     }
+  }
+
+  // Nobody has come to a barrier that others are still to come to.
+  __device__ void end_exchange() const {
+    if (kInTurn && turn_ == 1 && pieces_ > 0) named_barrier(kExchange, kThreads);
   }
 
   // This block's share of the cluster's rows and columns, when all blocks of the cluster have
@@ -409,11 +429,14 @@ class Products {
     const int all = a_.rows * vectors, end = all * (share.rank + 1) / a_.splits;
     for (int i = all * share.rank / a_.splits + threadIdx.x; i < end; i += kThreads) {
       const int row = i / vectors, column = i % vectors * 4;
-      const uint32_t address = shared_address(sums_ + row * kStride + column);
+      const uint32_t address = shared_address(all_sums_ + row * kStride + column);
       float4 sum = make_float4(0, 0, 0, 0);
       for (int block = 0; block < a_.splits; ++block) {
-        const float4 part = load_from_block(address_in_block(address, block));
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        for (int turn = 0; turn < (kInTurn ? kMultiplyGroups : 1); ++turn) {
+          const float4 part =
+              load_from_block(address_in_block(address + turn * a_.rows * (kStride * 4), block));
+          sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
       }
       const int64_t at = static_cast<int64_t>(row) * a_.hidden + share.first_group * 8 + column;
       if (a_.f32) {
@@ -431,6 +454,12 @@ class Products {
     const int first = work_.share().first_group;
     return min((first + group) / kScaleUnits - first / kScaleUnits, 1);
   }
+  // Stages in turn.
+  __device__ bool is_my_turn() const { return !kInTurn || (done_ & 1) == turn_; }
+  __device__ void pass() {
+    ++done_;
+    at_.advance(a_.stages);
+  }
   // The token of a thread's i-th column.
   __device__ int column_of(int i) const { return i / 2 * 8 + 2 * (lane_ % 4) + i % 2; }
 
@@ -442,10 +471,11 @@ class Products {
     // Two blocks' products at a time; of 64 tokens, for which there are no registers, 32 tokens' of
     // one block.
     constexpr int kPart = kColumns < 32 ? kColumns : 32, kParts = kColumns / kPart;
-    constexpr int kTogether = kParts == 1 || kWarpgroups == 1 ? 2 : 1;
+    constexpr int kTogether = kParts == 1 ? 2 : 1;
 #pragma unroll
     for (float& value : d) value = 0;
-    for (int i = 0; i < num_stages; ++i) {
+    for (int i = 0; i < num_stages; ++i, pass()) {
+      if (!is_my_turn()) continue;
       barrier_wait(&tables_.arrived[at_.stage], at_.parity);
       fence_async_proxy();
       const uint32_t stage = ring_ + at_.stage * a_.stage_bytes;
@@ -482,7 +512,6 @@ class Products {
       }
       __syncwarp();
       if (lane_ == 0) barrier_arrive(&tables_.read[at_.stage]);
-      at_.advance(a_.stages);
     }
   }
 
@@ -507,6 +536,9 @@ class Products {
                         .half_stride = kGroupBytes,
                         .group_stride = kRowBytes},
                        0, 1);
+    if constexpr (kInTurn) {
+      if (!join(d)) return;
+    }
     if (warp_ < piece.count) {  // a warp has the 16 rows of one pair
       const int inter = a_.inter_of(phase);
       float* out = a_.wide[phase] + static_cast<int64_t>(tile.first) * inter +
@@ -527,25 +559,57 @@ class Products {
     ++pieces_;
   }
 
+  // What the second warpgroup has is added to what the first has; whether this is the first.
+  template <int kCount>
+  __device__ bool join(float (&d)[kCount]) {
+    auto* const exchange =
+        reinterpret_cast<float4*>(all_sums_ + kMultiplyGroups * a_.rows * kStride) +
+        threadIdx.x % kWarpgroupThreads;
+    if (turn_ == 1) {
+      if (pieces_ > 0) named_barrier(kExchange, kThreads);  // it has been read
+      ++pieces_;
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        exchange[i / 4 * kWarpgroupThreads] = make_float4(d[i], d[i + 1], d[i + 2], d[i + 3]);
+      }
+      named_barrier_arrive(kMultiplying, kThreads);
+      return false;
+    }
+    named_barrier(kMultiplying, kThreads);
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 more = exchange[i / 4 * kWarpgroupThreads];
+      d[i] += more.x, d[i + 1] += more.y, d[i + 2] += more.z, d[i + 3] += more.w;
+    }
+    named_barrier_arrive(kExchange, kThreads);
+    return true;
+  }
+
   template <int kColumns>
   __device__ void down(Phase phase, const Piece& piece, const TokenTile& tile) {
+    // Where sums belong is found out while weights are waited for, if there are registers.
+    constexpr bool kEarly = kColumns <= 16;
     int token[kColumns / 4];
+    const auto find_tokens = [&] {
 #pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) {
-      token[i] = -1;
-      if (column_of(i) >= tile.count) continue;
-      const int place = tile.first + column_of(i);
-      token[i] =
-          phase == kShared ? place : tables_.sorted(a_.num_pairs())[place] / a_.experts_per_token;
-    }
+      for (int i = 0; i < kColumns / 4; ++i) {
+        token[i] = -1;
+        if (column_of(i) >= tile.count) continue;
+        const int place = tile.first + column_of(i);
+        token[i] =
+            phase == kShared ? place : tables_.sorted(a_.num_pairs())[place] / a_.experts_per_token;
+      }
+    };
+    if constexpr (kEarly) find_tokens();
     float d[kColumns / 2];
     multiply<kColumns>(d, piece.count,
                        {.begin = a_.token_bytes() + warp_ / 4 * (kWarpgroupGroups * kGroupBytes),
                         .half_stride = work_.share().num_groups * kGroupBytes,
                         .group_stride = kGroupBytes},
                        scale_of_group(2 * warp_), scale_of_group(2 * warp_ + 1));
+    if constexpr (!kEarly) find_tokens();
     // A warp alone has these columns of all rows.
-    float* sums = sums_ + warp_ * 16 + lane_ / 4;
+    float* sums = all_sums_ + turn_ * a_.rows * kStride + warp_ * 16 + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       const int j = i / 2 * 4 + i % 2;
@@ -557,12 +621,14 @@ class Products {
   }
 
   const uint32_t ring_;
-  float* const sums_;
+  float* const all_sums_;
   Tables& tables_;
   const Work& work_;
   const Arguments& a_;
   const int lane_, warp_;
+  const int turn_;
   RingPosition at_;
+  int done_ = 0;    // stages
   int pieces_ = 0;  // of gate and up, done
 };
 
@@ -662,36 +728,39 @@ class Quantisation {
 
 // ---- the kernel
 
-template <int kWarpgroups>
-__global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads + 32, 1)
+constexpr int kKernelThreads = (kMultiplyGroups + 2) * kWarpgroupThreads + 32;
+
+template <int kRowGroups>
+__global__ void __launch_bounds__(kKernelThreads, 1)
     scaled_moe_few_rows_kernel(const __grid_constant__ Maps maps,
                                const __grid_constant__ Arguments a) {
-  constexpr int kMultiply = kWarpgroups * kWarpgroupThreads;
+  constexpr int kMultiply = kMultiplyGroups * kWarpgroupThreads;
   constexpr int kCopy = kMultiply + kWarpgroupThreads, kGroup = kCopy + kWarpgroupThreads;
   extern __shared__ __align__(1024) uint8_t memory[];
   auto* const sums = reinterpret_cast<float*>(memory + a.stages * a.stage_bytes);
-  Tables& tables = *reinterpret_cast<Tables*>(sums + a.rows * Products<kWarpgroups>::kStride);
+  Tables& tables = *reinterpret_cast<Tables*>(reinterpret_cast<uint8_t*>(sums) + a.sum_bytes);
   if (threadIdx.x == 0) {
     for (int i = 0; i < a.stages; ++i) {
       barrier_init(&tables.arrived[i], kWarpgroupThreads + 1);
-      barrier_init(&tables.read[i], kWarpgroups * 4);
+      barrier_init(&tables.read[i], kRowGroups * 4);
     }
     for (uint64_t& listed : tables.listed) barrier_init(&listed, kGroupingThreads);
     for (uint64_t& computed : tables.computed) barrier_init(&computed, 1);
-    barrier_init(&tables.piece_done, kWarpgroups * 4);
+    barrier_init(&tables.piece_done, kRowGroups * 4);
     barrier_init(&tables.piece_taken, 1);
     fence_barrier_init();
     let_next_launch_begin();
   }
   __syncthreads();
 
-  const Work work(a, tables, kWarpgroups * kWarpgroupPairs);
+  const Work work(a, tables, kRowGroups * kWarpgroupPairs);
   if (threadIdx.x < kMultiply) {
     wait_for_earlier_launches();
-    Products<kWarpgroups> products(memory, sums, tables, work, a);
+    Products<kRowGroups> products(memory, sums, tables, work, a);
     products.gate_up(kShared);
     work.wait_for_lists(0);
     products.gate_up(kRouted);
+    products.end_exchange();
     products.down(kShared);
     work.wait_for_lists(1);
     products.down(kRouted);
@@ -778,19 +847,20 @@ Maps make_maps(const ScaledMoeArguments& arguments, int groups) {
   return maps;
 }
 
-template <int kWarpgroups>
+template <int kRowGroups>
 void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, cudaStream_t stream) {
-  const auto kernel = scaled_moe_few_rows_kernel<kWarpgroups>;
+  const auto kernel = scaled_moe_few_rows_kernel<kRowGroups>;
   static const bool prepared = (allow_shared_memory(kernel, kMoeSharedBytes), true);
   static_cast<void>(prepared);
   const int pairs = a.rows * a.experts_per_token;
   static_assert(sizeof(Tables) <= scaled_moe_table_bytes(0));
-  const int behind = a.rows * moe_sum_bytes(kWarpgroups) + scaled_moe_table_bytes(pairs);
-  a.stage_bytes = moe_stage_bytes(a.rows, kWarpgroups);
+  a.sum_bytes = static_cast<int32_t>(scaled_moe_sum_bytes(a.rows, kRowGroups));
+  const int behind = a.sum_bytes + scaled_moe_table_bytes(pairs);
+  a.stage_bytes = moe_stage_bytes(a.rows, kRowGroups);
   a.stages = std::clamp(plan.ring_bytes / a.stage_bytes, 2, kMaxStages);
   launch(kernel,
          {.blocks = static_cast<unsigned>(plan.blocks),
-          .threads = (kWarpgroups + 2) * kWarpgroupThreads + 32,
+          .threads = kKernelThreads,
           .shared_bytes = static_cast<unsigned>(a.stages * a.stage_bytes + behind),
           .cluster = static_cast<unsigned>(plan.splits)},
          stream, maps, a);

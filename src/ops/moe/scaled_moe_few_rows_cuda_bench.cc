@@ -207,7 +207,7 @@ void sweep(const Memory& memory, const Case& c, const ClusterCounts& counts) {
         for (const int kilobytes : {64, 96, 128, 160, 192}) {
           plan.ring_bytes = kilobytes * 1024;
           if (plan.ring_bytes < 2 * moe_stage_bytes(rows, warpgroups)) continue;
-          if (plan.ring_bytes + rows * moe_sum_bytes(warpgroups) +
+          if (plan.ring_bytes + scaled_moe_sum_bytes(rows, warpgroups) +
                   scaled_moe_table_bytes(rows * c.shape.experts_per_token) >
               kMoeSharedBytes) {
             continue;

@@ -80,7 +80,36 @@ struct Arguments {
   __device__ int all_blocks() const { return (shared_inter + experts * inter) / 128; }
 };
 
+// A block's part of a phase. Units are intermediate columns of all the phase's experts, or rows of
+// the result.
+struct Share {
+  int begin, end;
+  int columns, pieces, piece_columns;  // of a row of weights
+  int groups;                          // of rows that fit a slot, of an expert: of down
+  int num_items;
+};
+
+class Work;
+struct Tables;
+
+// One lane's requests. In shared memory, and one function that is called from everywhere: few
+// instructions to fetch.
+struct Requests {
+  SlotTurn at;
+  int phase, index;
+  // The next one: where it lies is known before its slot is free.
+  bool is_ready;
+  const uint8_t* from;
+  int64_t second;
+  int bytes0, bytes1;
+
+  __device__ void begin(const Work& work, const Tables& tables, int first_phase);
+  __device__ void step(const Work& work, Tables& tables, uint8_t* slots, int before);
+};
+
 struct Tables {
+  Share shares[kEnd];
+  Requests requests[kWarps];
   uint64_t arrived[kWarps][kSlots];
   uint64_t scales_there;
   uint64_t awaited[2];  // what progress is when all blocks' activations are there
@@ -97,142 +126,120 @@ __host__ __device__ constexpr int piece_columns(int columns) {
   return ((columns + 127) / 128 + pieces_of(columns) - 1) / pieces_of(columns) * 128;
 }
 
-// What a slot holds: `columns` bytes from `column` on of rows[0] rows, then of rows[1] others.
+__device__ Share share_of(const Arguments& a, int phase) {
+  const bool is_shared = phase == kSharedUp || phase == kSharedDown;
+  const int inter = is_shared ? a.shared_inter : a.inter;
+  const int units = phase >= kSharedDown ? a.hidden : is_shared ? inter : a.experts * inter;
+  Share s;
+  s.begin = static_cast<int>(static_cast<int64_t>(units) * blockIdx.x / gridDim.x);
+  s.end = static_cast<int>(static_cast<int64_t>(units) * (blockIdx.x + 1) / gridDim.x);
+  s.columns = phase < kSharedDown ? a.hidden : inter;
+  s.pieces = pieces_of(s.columns);
+  s.piece_columns = s.pieces == 0 ? 0 : piece_columns(s.columns);
+  const int most = s.columns == 0 ? 2 : 2 * max(kHalfBytes / s.columns, 1);
+  s.groups = (s.end - s.begin + most - 1) / most;
+  s.num_items = phase < kSharedDown ? (s.end - s.begin) * s.pieces
+                                    : (is_shared ? 1 : a.experts) * s.groups * s.pieces;
+  return s;
+}
+
+// What a slot holds: `columns` bytes from `column` on of `rows0` rows, then of `rows1` others.
 struct Item {
   int chosen;  // expert of the token
   int unit;    // the first row of the first half: intermediate column, or row of the result
-  int column, columns;
-  int rows[2];
-  const uint8_t* from[2];
+  int piece, column, columns;
+  int rows0, rows1;
 };
 
-// A block's share of the work, of which a warp takes every kWarps-th item.
+// A warp takes every kWarps-th item of a phase.
 class Work {
  public:
   __device__ Work(const Arguments& a, const Tables& tables) : a_(a), tables_(tables) {}
 
-  __device__ int begin(int phase) const { return share(units(phase), blockIdx.x); }
-  __device__ int end(int phase) const { return share(units(phase), blockIdx.x + 1); }
-  __device__ int columns(int phase) const {
-    return phase < kSharedDown ? a_.hidden : a_.inter_of(phase);
-  }
   // Of the two phases of gate and up, or of down: the second's items follow in turn.
   __device__ int first(int phase) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    return phase % 2 == 0 ? warp : (warp - num_items(phase - 1)) & (kWarps - 1);
-  }
-  __device__ int num_items(int phase) const {
-    const int count = end(phase) - begin(phase);
-    if (columns(phase) == 0 || count == 0) return 0;
-    return phase < kSharedDown ? count * pieces_of(a_.hidden)
-                               : experts(phase) * groups(phase) * pieces_of(columns(phase));
+    return phase % 2 == 0 ? warp : (warp - tables_.shares[phase - 1].num_items) & (kWarps - 1);
   }
   __device__ Item item(int phase, int index) const {
+    const Share& s = tables_.shares[phase];
     Item item;
-    const int all_columns = columns(phase), pieces = pieces_of(all_columns);
-    const int whole = index / pieces, piece = index - whole * pieces;
-    item.column = piece * piece_columns(all_columns);
-    item.columns = min(piece_columns(all_columns), all_columns - item.column);
+    const int whole = index / s.pieces;
+    item.piece = index - whole * s.pieces;
+    item.column = item.piece * s.piece_columns;
+    item.columns = min(s.piece_columns, s.columns - item.column);
     if (phase < kSharedDown) {
-      item.unit = begin(phase) + whole;
+      item.unit = s.begin + whole;
       item.chosen = phase == kSharedUp ? 0 : item.unit / a_.inter;
-      item.rows[0] = item.rows[1] = 1;
-      const int64_t gate =
-          phase == kSharedUp
-              ? item.unit
-              : (int64_t{expert(item.chosen)} * 2 - item.chosen) * a_.inter + item.unit;
-      const uint8_t* matrix = phase == kSharedUp ? a_.shared_gate_up : a_.gate_up;
-      item.from[0] = matrix + gate * a_.hidden + item.column;
-      item.from[1] = item.from[0] + int64_t{a_.inter_of(phase)} * a_.hidden;
+      item.rows0 = item.rows1 = 1;
     } else {
-      const int of_expert = groups(phase), rows = end(phase) - begin(phase);
-      item.chosen = whole / of_expert;
-      const int group = whole - item.chosen * of_expert;
-      const int first = rows * group / of_expert;
-      const int count = rows * (group + 1) / of_expert - first;
-      item.unit = begin(phase) + first;
-      item.rows[0] = (count + 1) / 2;
-      item.rows[1] = count / 2;
-      const int64_t row =
-          (phase == kSharedDown ? 0 : int64_t{expert(item.chosen)} * a_.hidden) + item.unit;
-      item.from[0] =
-          (phase == kSharedDown ? a_.shared_down : a_.down) + row * all_columns + item.column;
-      item.from[1] = item.from[0] + int64_t{item.rows[0]} * all_columns;
+      item.chosen = whole / s.groups;
+      const int group = whole - item.chosen * s.groups, rows = s.end - s.begin;
+      const int first = rows * group / s.groups;
+      const int count = rows * (group + 1) / s.groups - first;
+      item.unit = s.begin + first;
+      item.rows0 = (count + 1) / 2;
+      item.rows1 = count / 2;
     }
     return item;
   }
-  __device__ int experts(int phase) const { return phase == kRoutedDown ? a_.experts : 1; }
+  // Where the first half comes from, and how far from there the second does.
+  __device__ const uint8_t* from(int phase, const Item& item, int64_t* second) const {
+    const bool is_shared = phase == kSharedUp || phase == kSharedDown;
+    const int64_t expert = is_shared ? 0 : this->expert(item.chosen);
+    if (phase < kSharedDown) {
+      const int inter = is_shared ? a_.shared_inter : a_.inter;
+      *second = static_cast<int64_t>(inter) * a_.hidden;
+      return (is_shared ? a_.shared_gate_up : a_.gate_up) +
+             ((expert * 2 - item.chosen) * inter + item.unit) * a_.hidden + item.column;
+    }
+    const int columns = tables_.shares[phase].columns;
+    *second = static_cast<int64_t>(item.rows0) * columns;
+    return (is_shared ? a_.shared_down : a_.down) + (expert * a_.hidden + item.unit) * columns +
+           item.column;
+  }
   __device__ int expert(int chosen) const { return max(tables_.ids[chosen], 0); }
 
  private:
-  // Groups of rows of the result that fit a slot.
-  __device__ int groups(int phase) const {
-    const int most = 2 * max(kHalfBytes / columns(phase), 1);
-    return (end(phase) - begin(phase) + most - 1) / most;
-  }
-  __device__ int units(int phase) const {
-    return phase == kSharedUp   ? a_.shared_inter
-           : phase == kRoutedUp ? a_.experts * a_.inter
-                                : a_.hidden;
-  }
-  static __device__ int share(int units, unsigned block) {
-    return static_cast<int>(static_cast<int64_t>(units) * block / gridDim.x);
-  }
-
   const Arguments& a_;
   const Tables& tables_;
 };
 
-// One lane's requests. Where the next one lies is known before its slot is free.
-class Requests {
- public:
-  __device__ Requests(const Work& work, uint8_t* slots, uint64_t* arrived)
-      : work_(work), slots_(slots), arrived_(arrived) {
-    begin_phase(kSharedUp);
+__device__ void Requests::begin(const Work& work, const Tables& tables, int first_phase) {
+  for (phase = first_phase; phase < kEnd; ++phase) {
+    index = work.first(phase);
+    if (index < tables.shares[phase].num_items) break;
   }
+}
 
-  // Until `before`, a phase.
-  __device__ void prepare(int before) {
-    if (is_ready_ || phase_ >= before) return;
-    item_ = work_.item(phase_, index_);
-    is_ready_ = true;
-    index_ += kWarps;
-    if (index_ >= end_) begin_phase(phase_ + 1);
+// Asks for what is ready, and makes ready what comes next, if that is before the phase `before`.
+__device__ __noinline__ void Requests::step(const Work& work, Tables& tables, uint8_t* slots,
+                                            int before) {
+  if (is_ready) {
+    uint8_t* const slot = slots + at.slot * kSlotBytes;
+    uint64_t* const arrived = &tables.arrived[threadIdx.x / kWarp][at.slot];
+    const uint64_t policy = read_once_policy();
+    barrier_expect(arrived, bytes0 + bytes1);
+    copy_bytes_under(policy, slot, from, bytes0, arrived);
+    if (bytes1 > 0) copy_bytes_under(policy, slot + kHalfBytes, from + second, bytes1, arrived);
+    at.advance(kSlots);
   }
-  // Whether there was one.
-  __device__ bool ask() {
-    if (!is_ready_) return false;
-    uint64_t* const arrived = &arrived_[at_.slot];
-    uint8_t* const slot = slots_ + at_.slot * kSlotBytes;
-    const int bytes[2] = {item_.rows[0] * item_.columns, item_.rows[1] * item_.columns};
-    barrier_expect(arrived, bytes[0] + bytes[1]);
-    copy_bytes_under(policy_, slot, item_.from[0], bytes[0], arrived);
-    if (bytes[1] > 0) {
-      copy_bytes_under(policy_, slot + kHalfBytes, item_.from[1], bytes[1], arrived);
-    }
-    at_.advance(kSlots);
-    is_ready_ = false;
-    return true;
-  }
+  is_ready = phase < before;
+  if (!is_ready) return;
+  const Item item = work.item(phase, index);
+  from = work.from(phase, item, &second);
+  bytes0 = item.rows0 * item.columns;
+  bytes1 = item.rows1 * item.columns;
+  index += kWarps;
+  if (index >= tables.shares[phase].num_items) begin(work, tables, phase + 1);
+}
 
- private:
-  __device__ void begin_phase(int phase) {
-    for (; phase < kEnd; ++phase) {
-      index_ = work_.first(phase), end_ = work_.num_items(phase);
-      if (index_ < end_) break;
-    }
-    phase_ = phase;
-  }
-
-  const Work& work_;
-  uint8_t* const slots_;
-  uint64_t* const arrived_;
-  const uint64_t policy_ = read_once_policy();
-  SlotTurn at_;
-  Item item_;
-  bool is_ready_ = false;
-  int phase_, index_, end_;
-};
+// Pointers that come from here are known to be of shared memory wherever they are used.
+__device__ uint8_t* block_memory() {
+  extern __shared__ __align__(128) uint8_t memory[];
+  return memory;
+}
+__device__ uint8_t* vector_memory() { return block_memory() + kWarps * kSlots * kSlotBytes; }
 
 // ---- vectors of f16 in shared memory: of 512 the first eight of each sixteen, then the others, so
 // that lanes read sixteen neighbours each without conflicts.
@@ -245,8 +252,8 @@ struct Sixteen {
   uint4 low, high;
 };
 
-__device__ Sixteen load_sixteen(const uint8_t* vector, int first) {
-  const auto* at = reinterpret_cast<const uint4*>(vector + vector_at(first));
+__device__ Sixteen load_sixteen(int first) {
+  const auto* at = reinterpret_cast<const uint4*>(vector_memory() + vector_at(first));
   return {at[0], at[512 / 16]};
 }
 
@@ -286,16 +293,15 @@ __device__ bool is_on_diagonal(int lane) { return lane % 4 == lane / 8; }
 
 // Columns of one row of each half: the first half's and the second's sums, in every lane. The
 // scales are those from the first of the columns on.
-__device__ Pair multiply_rows(const uint8_t* weights, const uint8_t* vector, int first, int columns,
-                              const float* x_scales, const float* scales0, const float* scales1,
-                              int lane) {
+__device__ Pair multiply_rows(const uint8_t* weights, int first, int columns, const float* x_scales,
+                              const float* scales0, const float* scales1, int lane) {
   Pair sums = {0, 0};
   const int chunk = lane / 4;  // of 64 bytes
   const bool diagonal = is_on_diagonal(lane);
 #pragma unroll 2
   for (int at = 0; at < columns; at += kStepBytes) {
     const Pair more =
-        multiply_step(weights + at + lane * 16, load_sixteen(vector, first + at + lane * 16), lane);
+        multiply_step(weights + at + lane * 16, load_sixteen(first + at + lane * 16), lane);
     const int column = at + chunk * 64;
     if (diagonal && column < columns) {
       const float x_scale = x_scales[column / 128];
@@ -315,34 +321,37 @@ __device__ float silu_times(float gate, float up) {
 
 class OneRow {
  public:
-  __device__ OneRow(const Arguments& a, uint8_t* memory)
+  __device__ explicit OneRow(const Arguments& a)
       : a_(a),
-        vector_(memory + kWarps * kSlots * kSlotBytes),
-        tables_(*reinterpret_cast<Tables*>(vector_ + a.vector_bytes)),
+        tables_(*reinterpret_cast<Tables*>(block_memory() + kWarps * kSlots * kSlotBytes +
+                                           a.vector_bytes)),
         floats_(reinterpret_cast<float*>(&tables_ + 1)),
         warp_(static_cast<int>(threadIdx.x) / kWarp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        slots_(memory + warp_ * kSlots * kSlotBytes),
-        work_(a, tables_),
-        requests_(work_, slots_, tables_.arrived[warp_]) {}
+        work_(a, tables_) {}
 
   __device__ void run() {
+    if (threadIdx.x < kEnd) {
+      tables_.shares[threadIdx.x] = share_of(a_, static_cast<int>(threadIdx.x));
+      if (threadIdx.x < 2) tables_.warps_done[threadIdx.x] = 0;
+      if (threadIdx.x == 0) barrier_init(&tables_.scales_there, kThreads);
+    }
     if (lane_ == 0) {
       for (int slot = 0; slot < kSlots; ++slot) barrier_init(&tables_.arrived[warp_][slot], 1);
-      if (warp_ == 0) barrier_init(&tables_.scales_there, kThreads);
       fence_barrier_init();
     }
+    __syncthreads();
     // What is before kRoutedUp needs no experts' ids; the rest of the slots is asked for below.
+    Requests& requests = tables_.requests[warp_];
     int asked = 0;
     if (lane_ == 0) {
-      for (; asked < kSlots; ++asked) {
-        requests_.prepare(kRoutedUp);
-        if (!requests_.ask()) break;
-      }
+      requests.at = {};
+      requests.is_ready = false;
+      requests.begin(work_, tables_, kSharedUp);
+      request(kRoutedUp);
+      for (; asked < kSlots && requests.is_ready; ++asked) request(kRoutedUp);
     }
-    copy_scales(kSharedUp);
-    copy_scales(kSharedDown);
-    if (threadIdx.x < 2) tables_.warps_done[threadIdx.x] = 0;
+    copy_scales(true);
     let_next_launch_begin();
     wait_for_earlier_launches();
     if (static_cast<int>(threadIdx.x) < a_.experts) {
@@ -353,14 +362,10 @@ class OneRow {
     wait_for_copies();
     __syncthreads();
     if (lane_ == 0) {
-      for (; asked < kSlots; ++asked) {
-        requests_.prepare(kEnd);
-        requests_.ask();
-      }
-      requests_.prepare(kEnd);
+      if (!requests.is_ready) request(kEnd);
+      for (; asked < kSlots && requests.is_ready; ++asked) request(kEnd);
     }
-    copy_scales(kRoutedUp);
-    copy_scales(kRoutedDown);
+    copy_scales(false);
     barrier_arrive_after_copies(&tables_.scales_there);
 #pragma unroll 1
     for (int phase = kSharedUp; phase <= kRoutedUp; ++phase) {
@@ -375,48 +380,52 @@ class OneRow {
   }
 
  private:
+  __device__ uint8_t* slots() const { return block_memory() + warp_ * kSlots * kSlotBytes; }
+  __device__ void request(int before) {
+    tables_.requests[warp_].step(work_, tables_, slots(), before);
+  }
+
   // ---- scales and vectors
 
   __device__ float* up_scales(int phase) const { return floats_ + a_.places.up_scales[phase]; }
   // Of the block's first row's block of 128 rows.
-  __device__ int first_row_block() const { return work_.begin(kRoutedDown) / 128; }
+  __device__ int first_row_block() const { return tables_.shares[kRoutedDown].begin / 128; }
 
-  __device__ void copy_scales(int phase) const {
-    const int inter = a_.inter_of(phase), blocks = inter / 128, row_blocks = a_.hidden / 128;
+  // Of the shared expert or of the others, a warp a row of scales: what is to be divided is
+  // divided once a row.
+  __device__ void copy_scales(bool is_shared) const {
+    const int inter = is_shared ? a_.shared_inter : a_.inter, blocks = inter / 128;
+    const int row_blocks = a_.hidden / 128;
     if (inter == 0) return;
-    const int thread = static_cast<int>(threadIdx.x);
-    if (phase < kSharedDown) {
-      const int begin = work_.begin(phase), end = work_.end(phase);
-      const float* from = phase == kSharedUp ? a_.shared_gate_up_scales : a_.gate_up_scales;
-      const int first = begin / 128, count = begin < end ? (end - 1) / 128 + 1 - first : 0;
-      for (int i = thread; i < count * 2 * row_blocks; i += kThreads) {
-        const int row = i / row_blocks, column = i - row * row_blocks;
-        const int block = first + row / 2, chosen = block / blocks;  // of 128 units of all experts
-        const int expert = phase == kSharedUp ? 0 : work_.expert(chosen);
-        const int64_t at = (int64_t{expert} * 2 + row % 2) * blocks + block - chosen * blocks;
-        copy_4(shared_address(up_scales(phase) + i), from + at * row_blocks + column);
+    const auto copy = [&](int to, const float* from, int count) {
+      for (int i = lane_; i < count; i += kWarp) {
+        copy_4(shared_address(floats_ + to + i), from + i);
       }
-    } else {
-      const float* from = phase == kSharedDown ? a_.shared_down_scales : a_.down_scales;
-      const int experts = work_.experts(phase);
-      const int first = phase == kSharedDown ? 0 : a_.shared_inter / 128;
-      for (int i = thread; i < 2 * experts * blocks; i += kThreads) {
-        const int row = i / (experts * blocks), rest = i - row * experts * blocks;
-        const int chosen = rest / blocks, column = rest - chosen * blocks;
-        const int expert = phase == kSharedDown ? 0 : work_.expert(chosen);
-        const int64_t at =
-            int64_t{expert} * row_blocks + min(first_row_block() + row, row_blocks - 1);
-        copy_4(
-            shared_address(floats_ + a_.places.down_scales + row * a_.all_blocks() + first + rest),
-            from + at * blocks + column);
-      }
+    };
+    const int up = is_shared ? kSharedUp : kRoutedUp;
+    const int begin = tables_.shares[up].begin, end = tables_.shares[up].end;
+    const int first = begin / 128, rows = begin < end ? 2 * ((end - 1) / 128 + 1 - first) : 0;
+    for (int i = warp_; i < rows; i += kWarps) {
+      const int block = first + i / 2, chosen = block / blocks;  // of 128 units of all experts
+      const int64_t at = (int64_t{is_shared ? 0 : work_.expert(chosen)} * 2 + i % 2) * blocks +
+                         block - chosen * blocks;
+      copy(a_.places.up_scales[up] + i * row_blocks,
+           (is_shared ? a_.shared_gate_up_scales : a_.gate_up_scales) + at * row_blocks,
+           row_blocks);
+    }
+    const int first_column = is_shared ? 0 : a_.shared_inter / 128;
+    for (int i = warp_; i < 2 * (is_shared ? 1 : a_.experts); i += kWarps) {
+      const int row = min(first_row_block() + i % 2, row_blocks - 1);
+      const int64_t at = int64_t{is_shared ? 0 : work_.expert(i / 2)} * row_blocks + row;
+      copy(a_.places.down_scales + i % 2 * a_.all_blocks() + first_column + i / 2 * blocks,
+           (is_shared ? a_.shared_down_scales : a_.down_scales) + at * blocks, blocks);
     }
   }
 
   __device__ void load_x() const {
     for (int i = static_cast<int>(threadIdx.x); i < a_.hidden / 16; i += kThreads) {
       const uint4 x = reinterpret_cast<const uint4*>(a_.x)[i];
-      auto* const to = reinterpret_cast<uint4*>(vector_ + vector_at(i * 16));
+      auto* const to = reinterpret_cast<uint4*>(vector_memory() + vector_at(i * 16));
       const auto low = [](uint32_t four) {
         return fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four));
       };
@@ -446,7 +455,7 @@ class OneRow {
         if (at >= end) break;
         const QuantisedFour four = quantise_four(values[i], a_.form);
         const int column = at * 128 + lane_ * 4;
-        *reinterpret_cast<uint2*>(vector_ + vector_at(column) + column % 8 * 2) =
+        *reinterpret_cast<uint2*>(vector_memory() + vector_at(column) + column % 8 * 2) =
             make_uint2(fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four.values)),
                        fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four.values >> 16)));
         if (lane_ == 0) {
@@ -462,19 +471,16 @@ class OneRow {
 
   __device__ const uint8_t* wait_for_slot() const {
     barrier_wait(&tables_.arrived[warp_][at_.slot], at_.parity);
-    return slots_ + at_.slot * kSlotBytes;
+    return slots() + at_.slot * kSlotBytes;
   }
   __device__ void give_back_slot() {
     __syncwarp();
-    if (lane_ == 0) {
-      requests_.ask();
-      requests_.prepare(kEnd);
-    }
+    if (lane_ == 0) request(kEnd);
     at_.advance(kSlots);
   }
 
   __device__ void gate_up(int phase) {
-    const int num_items = work_.num_items(phase), begin = work_.begin(phase);
+    const int num_items = tables_.shares[phase].num_items, begin = tables_.shares[phase].begin;
     const int row_blocks = a_.hidden / 128;
     auto* const sums = reinterpret_cast<float2*>(floats_ + a_.places.up_sums[phase]);
     for (int i = work_.first(phase); i < num_items; i += kWarps) {
@@ -484,8 +490,8 @@ class OneRow {
           up_scales(phase) + (item.unit / 128 - begin / 128) * 2 * row_blocks + column;
       const uint8_t* slot = wait_for_slot();
       const Pair pair =
-          multiply_rows(slot, vector_, item.column, item.columns,
-                        floats_ + a_.places.x_scales + column, scales, scales + row_blocks, lane_);
+          multiply_rows(slot, item.column, item.columns, floats_ + a_.places.x_scales + column,
+                        scales, scales + row_blocks, lane_);
       give_back_slot();
       if (lane_ == 0) sums[i] = make_float2(pair.first, pair.second);
     }
@@ -502,8 +508,9 @@ class OneRow {
       __threadfence_block();
     }
     if (__shfl_sync(~0u, done, 0) != kWarps - 1) return;
-    const int begin = work_.begin(phase), pieces = pieces_of(a_.hidden);
-    for (int unit = begin + lane_; unit < work_.end(phase); unit += kWarp) {
+    const int begin = tables_.shares[phase].begin, end = tables_.shares[phase].end;
+    const int pieces = tables_.shares[phase].pieces;
+    for (int unit = begin + lane_; unit < end; unit += kWarp) {
       float2 sum = make_float2(0, 0);
       for (int i = 0; i < pieces; ++i) {
         const float2 more = sums[(unit - begin) * pieces + i];
@@ -532,30 +539,28 @@ class OneRow {
     __syncthreads();
     load_activations(phase);
     __syncthreads();
-    const int num_items = work_.num_items(phase), pieces = pieces_of(columns);
-    const int first_row = work_.begin(phase);
-    for (int i = work_.first(phase); i < num_items; i += kWarps) {
+    const Share& share = tables_.shares[phase];
+    // Its parts of a sum follow the shared expert's.
+    const int first_part = phase == kSharedDown ? 0 : tables_.shares[kSharedDown].pieces;
+    for (int i = work_.first(phase); i < share.num_items; i += kWarps) {
       const Item item = work_.item(phase, i);
-      const int part = phase == kSharedDown
-                           ? i % pieces
-                           : (a_.shared_inter > 0 ? pieces_of(a_.shared_inter) : 0) +
-                                 item.chosen * pieces + i % pieces;
+      const int part = first_part + item.chosen * share.pieces + item.piece;
       const int column =
           (phase == kSharedDown ? 0 : a_.shared_inter + item.chosen * columns) + item.column;
-      float* sums = floats_ + a_.places.down_sums + part * a_.most_rows + item.unit - first_row;
+      float* sums = floats_ + a_.places.down_sums + part * a_.most_rows + item.unit - share.begin;
       const uint8_t* slot = wait_for_slot();
       if (kStepBytes % columns == 0) {
         multiply_short_rows(item, slot, column, sums);
       } else {
-        for (int j = 0; j < item.rows[0]; ++j) {
+        for (int j = 0; j < item.rows0; ++j) {
           const Pair pair =
-              multiply_rows(slot + j * columns, vector_, column, item.columns,
+              multiply_rows(slot + j * columns, column, item.columns,
                             floats_ + a_.places.blocks_scales + column / 128,
                             row_scales(item.unit + j) + column / 128,
-                            row_scales(item.unit + item.rows[0] + j) + column / 128, lane_);
+                            row_scales(item.unit + item.rows0 + j) + column / 128, lane_);
           if (lane_ == 0) {
             sums[j] = pair.first;
-            if (j < item.rows[1]) sums[item.rows[0] + j] = pair.second;
+            if (j < item.rows1) sums[item.rows0 + j] = pair.second;
           }
         }
       }
@@ -573,32 +578,32 @@ class OneRow {
   __device__ void multiply_short_rows(const Item& item, const uint8_t* slot, int column,
                                       float* sums) const {
     const int columns = item.columns, chunk = lane_ / 4;
-    const Sixteen x = load_sixteen(vector_, column + lane_ * 16 % columns);
+    const Sixteen x = load_sixteen(column + lane_ * 16 % columns);
     const int block = (column + chunk * 64 % columns) / 128;
     const float x_scale = floats_[a_.places.blocks_scales + block];
     const int diagonal = lane_ / 4 * 4 + lane_ / 8;  // the lane that has this lane's row's sum
 #pragma unroll 2
-    for (int at = 0; at < item.rows[0] * columns; at += kStepBytes) {
+    for (int at = 0; at < item.rows0 * columns; at += kStepBytes) {
       const Pair more = multiply_step(slot + at + lane_ * 16, x, lane_);
       const int row = (at + chunk * 64) / columns;
       float first =
           __shfl_sync(~0u, more.first, diagonal) * (x_scale * row_scales(item.unit + row)[block]);
       float second = __shfl_sync(~0u, more.second, diagonal) *
-                     (x_scale * row_scales(item.unit + item.rows[0] + row)[block]);
+                     (x_scale * row_scales(item.unit + item.rows0 + row)[block]);
       for (int distance = 4; distance < columns / 16; distance *= 2) {
         first += __shfl_xor_sync(~0u, first, distance);
         second += __shfl_xor_sync(~0u, second, distance);
       }
       if (lane_ * 16 % columns != 0) continue;
-      if (row < item.rows[0]) sums[row] = first;
-      if (row < item.rows[1]) sums[item.rows[0] + row] = second;
+      if (row < item.rows0) sums[row] = first;
+      if (row < item.rows1) sums[item.rows0 + row] = second;
     }
   }
 
   __device__ void write_out() const {
-    const int begin = work_.begin(kRoutedDown), end = work_.end(kRoutedDown);
-    const int parts =
-        (a_.shared_inter > 0 ? pieces_of(a_.shared_inter) : 0) + a_.experts * pieces_of(a_.inter);
+    const Share& share = tables_.shares[kRoutedDown];
+    const int begin = share.begin, end = share.end;
+    const int parts = tables_.shares[kSharedDown].pieces + a_.experts * share.pieces;
     for (int row = begin + static_cast<int>(threadIdx.x); row < end; row += kThreads) {
       float sum = 0;
 #pragma unroll 4
@@ -614,20 +619,16 @@ class OneRow {
   }
 
   const Arguments& a_;
-  uint8_t* const vector_;
   Tables& tables_;
   float* const floats_;
   const int warp_, lane_;
-  uint8_t* const slots_;
   const Work work_;
-  Requests requests_;
   SlotTurn at_;
 };
 
 __global__ void __launch_bounds__(kThreads, 1)
     scaled_moe_one_row_kernel(const __grid_constant__ Arguments a) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  OneRow(a, memory).run();
+  OneRow(a).run();
 }
 
 struct SharedMemory {
