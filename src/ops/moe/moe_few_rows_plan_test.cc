@@ -26,6 +26,22 @@ TEST(MoeFewRowsPlan, FitsIntoSharedMemory) {
   }
 }
 
+TEST(MoeFewRowsPlan, FitsIntoSharedMemoryInE4m3) {
+  for (MoeFewRowsShape shape : {kV2Lite, kV3, kTiny}) {
+    shape.scaled = true;
+    for (const int64_t rows : {2, 16, 64, 200}) {
+      shape.rows = rows;
+      const MoeFewRowsPlan plan = plan_moe_few_rows(shape, {});
+      SCOPED_TRACE(testing::Message() << rows << " rows of " << shape.hidden);
+      EXPECT_LE(plan.hidden_groups(shape.hidden), 8 * plan.warpgroups);
+      EXPECT_GE(plan.ring_bytes, 2 * moe_stage_bytes(rows, plan.warpgroups));
+      EXPECT_LE(plan.ring_bytes + scaled_moe_sum_bytes(rows, plan.warpgroups) +
+                    scaled_moe_table_bytes(rows * shape.experts_per_token),
+                kMoeSharedBytes);
+    }
+  }
+}
+
 // Blocks count one another in memory that launches of different shapes share.
 TEST(MoeFewRowsPlan, HasAsManyBlocksForEveryShape) {
   const int blocks = plan_moe_few_rows(kV2Lite, {}).blocks;

@@ -12,7 +12,7 @@
 //
 // Determinism: as moe_few_rows_cuda.cu. Who quantises does not change what.
 //
-// Limits: 448 rows (their sums), 256 experts, 4,096 pairs; a counter for each 128 intermediate
+// Limits: 192 rows (their sums), 256 experts, 4,096 pairs; a counter for each 128 intermediate
 // columns of each tile of tokens. Blocks wait for one another: all of them must be able to run at
 // once.
 //
@@ -31,7 +31,7 @@
 #include "ops/moe/expert_tiles_cuda.cuh"
 #include "ops/moe/moe_few_rows_cuda.h"
 #include "ops/moe/scaled_moe_few_rows_cuda.h"
-#include "ops/scaled_linear/quantize_cuda.cuh"
+#include "ops/scaled_linear/quantize_four_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -654,9 +654,9 @@ __device__ void make_lists(Tables& tables, const Work& work, const Arguments& a)
 
 // ---- quantisation: the same warpgroup
 
-class Quantisation {
+class Quantization {
  public:
-  __device__ Quantisation(Tables& tables, const Work& work, const Arguments& a)
+  __device__ Quantization(Tables& tables, const Work& work, const Arguments& a)
       : tables_(tables), work_(work), a_(a), thread_(threadIdx.x % kWarpgroupThreads) {}
 
   __device__ void run(Phase phase) {
@@ -679,7 +679,7 @@ class Quantisation {
         __threadfence();
       }
       named_barrier(kGrouping, kWarpgroupThreads);
-      if (tables_.is_last) quantise(phase, work_.tile(phase, piece), block);
+      if (tables_.is_last) quantize(phase, work_.tile(phase, piece), block);
     }
     named_barrier(kGrouping, kWarpgroupThreads);
     if (thread_ == 0) {
@@ -691,7 +691,7 @@ class Quantisation {
 
  private:
   // A warp takes a token, four columns a lane.
-  __device__ void quantise(Phase phase, const TokenTile& tile, int block) const {
+  __device__ void quantize(Phase phase, const TokenTile& tile, int block) const {
     constexpr int kWarps = kWarpgroupThreads / 32, kTogether = 4;
     const int inter = a_.inter_of(phase), lane = thread_ % 32;
     const uint16_t* sorted = tables_.sorted(a_.num_pairs());
@@ -708,7 +708,7 @@ class Quantisation {
       for (int i = 0; i < kTogether; ++i) {
         const int place = tile.first + first + i * kWarps;
         if (place >= tile.first + tile.count) break;
-        const QuantisedFour four = quantise_four(values[i], a_.form);
+        const QuantizedFour four = quantize_four(values[i], a_.form);
         *reinterpret_cast<uint32_t*>(a_.activations[phase] + static_cast<int64_t>(place) * inter +
                                      block * 128 + lane * 4) = four.values;
         if (lane == 0) {
@@ -785,9 +785,9 @@ __global__ void __launch_bounds__(kKernelThreads, 1)
     } else if (threadIdx.x < kGroup) {
       wait_for_earlier_launches();
       make_lists(tables, work, a);
-      Quantisation quantisation(tables, work, a);
-      quantisation.run(kShared);
-      quantisation.run(kRouted);
+      Quantization quantization(tables, work, a);
+      quantization.run(kShared);
+      quantization.run(kRouted);
     } else if (threadIdx.x == kGroup) {
       WeightCopies copies(memory, tables, work, a);
       copies.gate_up(kShared, maps.gate_up[kShared]);
@@ -858,6 +858,9 @@ void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, cudaS
   const int behind = a.sum_bytes + scaled_moe_table_bytes(pairs);
   a.stage_bytes = moe_stage_bytes(a.rows, kRowGroups);
   a.stages = std::clamp(plan.ring_bytes / a.stage_bytes, 2, kMaxStages);
+  // A warpgroup whose turn it is must not take a stage's last filling for the one it waits for:
+  // each stage is always the same warpgroup's.
+  if (kRowGroups == 1) a.stages &= ~1;
   launch(kernel,
          {.blocks = static_cast<unsigned>(plan.blocks),
           .threads = kKernelThreads,
@@ -905,7 +908,7 @@ MoeFewRowsShape plan_shape(const MoeShape& shape, int64_t rows) {
 }  // namespace
 
 bool scaled_moe_few_rows_takes(const MoeShape& shape, int32_t rows) {
-  constexpr int64_t kMostRows = 448;
+  constexpr int64_t kMostRows = 192;
   const int64_t pairs = int64_t{rows} * shape.experts_per_token;
   const int64_t tiles = std::min<int64_t>(pairs, shape.num_experts) + pairs / kTileTokens;
   const int64_t counters =

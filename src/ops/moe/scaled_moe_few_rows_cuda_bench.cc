@@ -252,6 +252,7 @@ int main(int argc, char** argv) {
   const bool is_sweep = argc > 1 && std::strcmp(argv[1], "--sweep") == 0;
   const int at = is_json || is_sweep ? 2 : 1;
   const std::string wanted = argc > at ? argv[at] : "";
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const Memory memory = make_memory();
   const ClusterCounts counts = count_clusters();
   const char* separator = "";

@@ -35,7 +35,7 @@
 #include "ops/linear/row_stream_cuda.cuh"
 #include "ops/moe/moe_few_rows_cuda.h"
 #include "ops/moe/scaled_moe_one_row_cuda.h"
-#include "ops/scaled_linear/quantize_cuda.cuh"
+#include "ops/scaled_linear/quantize_four_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -453,7 +453,7 @@ class OneRow {
       for (int i = 0; i < kTogether; ++i) {
         const int at = block + i * kWarps;
         if (at >= end) break;
-        const QuantisedFour four = quantise_four(values[i], a_.form);
+        const QuantizedFour four = quantize_four(values[i], a_.form);
         const int column = at * 128 + lane_ * 4;
         *reinterpret_cast<uint2*>(vector_memory() + vector_at(column) + column % 8 * 2) =
             make_uint2(fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four.values)),

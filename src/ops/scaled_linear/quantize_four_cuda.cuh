@@ -5,13 +5,13 @@
 
 namespace fathom::cuda {
 
-struct QuantisedFour {
+struct QuantizedFour {
   uint32_t values;  // e4m3, the first in the lowest byte
   float scale;
 };
 
 // A block of 128, four of it in each lane.
-__device__ inline QuantisedFour quantise_four(float4 x, ScaleForm form) {
+__device__ inline QuantizedFour quantize_four(float4 x, ScaleForm form) {
   float magnitude = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
   magnitude = fmaxf(magnitude, kLeastMagnitude);
 #pragma unroll
