@@ -45,10 +45,8 @@ class Bench {
  public:
   explicit Bench(const Checkpoint& checkpoint)
       : config_(checkpoint.config()),
-        layer_bytes_(kMostPages *
-                     LatentLayout{CacheFormat::kBF16, config_.kv_lora_rank, config_.qk_rope_dim}
-                         .page_bytes()),
-        cache_(random_cache(config_.num_layers * layer_bytes_)),
+        layout_{CacheFormat::kBF16, config_.kv_lora_rank, config_.qk_rope_dim},
+        cache_(random_cache(layout_, config_.num_layers * kMostPages)),
         sampled_(kMaxRows) {
     auto loaded = DeepSeekModel::load(
         checkpoint, {.max_rows = kMaxRows, .max_logit_rows = 512, .most_keys = kMostKeys},
@@ -69,14 +67,15 @@ class Bench {
     planner.plan(batch, std::ssize(batch.token_ids), layout);
     const DeviceArray<std::byte> arrays(layout.memory);
     return time_in_graph(1, [&](int, cudaStream_t stream) {
-      model_->forward(layout, arrays.data(), sampled_.data(),
-                      {CacheFormat::kBF16, cache_.data(), kMostPages, layer_bytes_}, stream);
+      model_->forward(
+          layout, arrays.data(), sampled_.data(),
+          {layout_.format, cache_.data(), kMostPages, kMostPages * layout_.page_bytes()}, stream);
     });
   }
 
  private:
   const ModelConfig& config_;
-  const int64_t layer_bytes_;
+  const LatentLayout layout_;
   const DeviceArray<std::byte> cache_;
   const DeviceArray<int32_t> sampled_;
   std::unique_ptr<DeepSeekModel> model_;
@@ -113,5 +112,5 @@ int run(const Checkpoint& checkpoint, bool json) {
 }  // namespace fathom::cuda
 
 int main(int argc, char** argv) {
-  return fathom::cuda::model_bench_main(argc, argv, fathom::cuda::run);
+  return fathom::cuda::model_bench_main(argc, argv, "bench/models/v2-lite", fathom::cuda::run);
 }

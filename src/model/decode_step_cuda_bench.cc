@@ -41,11 +41,9 @@ ForwardBatch batch_of(const Work& work) {
 }
 
 double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work) {
+  const LatentLayout rows{CacheFormat::kBF16, config.kv_lora_rank, config.qk_rope_dim};
   const int64_t pages = work.sequences * pages_of(work);
-  const int64_t layer_bytes =
-      pages *
-      LatentLayout{CacheFormat::kBF16, config.kv_lora_rank, config.qk_rope_dim}.page_bytes();
-  const DeviceArray<std::byte> cache = random_cache(config.num_layers * layer_bytes);
+  const DeviceArray<std::byte> cache = random_cache(rows, config.num_layers * pages);
   StepPlanner planner(
       {.heads = config.num_heads,
        .num_multiprocessors = model.num_multiprocessors(),
@@ -57,7 +55,7 @@ double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work
   const DeviceArray<int32_t> sampled(kMaxRows);
   return time_in_graph(1, [&](int, cudaStream_t stream) {
     model.forward(layout, arrays.data(), sampled.data(),
-                  {CacheFormat::kBF16, cache.data(), pages, layer_bytes}, stream);
+                  {rows.format, cache.data(), pages, pages * rows.page_bytes()}, stream);
   });
 }
 
@@ -88,5 +86,5 @@ int run(const Checkpoint& checkpoint, bool json) {
 }  // namespace fathom::cuda
 
 int main(int argc, char** argv) {
-  return fathom::cuda::model_bench_main(argc, argv, fathom::cuda::run);
+  return fathom::cuda::model_bench_main(argc, argv, "bench/models/v2-lite", fathom::cuda::run);
 }

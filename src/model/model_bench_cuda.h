@@ -3,17 +3,20 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "cache/latent_layout.h"
 #include "checkpoint/checkpoint.h"
 #include "device/cuda/device_array.h"
 
 namespace fathom::cuda {
 
-// Bytes of a cache, bf16 values that no product makes large.
-DeviceArray<std::byte> random_cache(int64_t bytes);
+// So many pages of random rows; some 257 of them, again and again.
+DeviceArray<std::byte> random_cache(const LatentLayout& layout, int64_t pages);
 
-// NAME [MODEL] [--json]: runs with MODEL's shape (config.json's folder, bench/models/v2-lite
-// without one). Returns main's status: 2 where there is no such model, else what `run` returns.
-int model_bench_main(int argc, char** argv, int (*run)(const Checkpoint& checkpoint, bool json));
+// NAME [MODEL] [--json]: runs with the shape of MODEL, config.json's folder (`model` without one).
+// Returns main's status: 2 where there is no such model, else what `run` returns.
+int model_bench_main(int argc, char** argv, std::string model,
+                     int (*run)(const Checkpoint& checkpoint, bool json));
 
 }  // namespace fathom::cuda
