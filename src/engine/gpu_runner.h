@@ -29,6 +29,7 @@ struct GpuRunnerOptions {
   // into chunks and whatever of it is found in the cache. Attention is multi-head for all of its
   // prompt then, and absorbed for all of its answer (or absorbed for both, if `attention` says so).
   bool deterministic = false;
+  bool expand_fp8 = false;  // weights that are stored in FP8 become bf16
   LoadOptions load;
 };
 

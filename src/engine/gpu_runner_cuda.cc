@@ -53,10 +53,12 @@ int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
 }
 
 cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptions& options) {
-  return {.max_rows = options.max_batched_tokens,
-          .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
-          .most_keys = most_keys(config, options),
-          .batch_invariant = options.deterministic};
+  return {
+      .max_rows = options.max_batched_tokens,
+      .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
+      .most_keys = most_keys(config, options),
+      .batch_invariant = options.deterministic,
+      .stored_fp8 = options.expand_fp8 ? cuda::StoredFp8::kExpandedToBF16 : cuda::StoredFp8::kKept};
 }
 
 int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
@@ -422,11 +424,12 @@ Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOption
     check(cudaSetDevice(options.device), "choosing the device");
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
-    return GpuMemory{.free = static_cast<int64_t>(free),
-                     .total = static_cast<int64_t>(total),
-                     .weights = cuda::DeepSeekModel::weight_bytes(checkpoint, options.load),
-                     .working_space = cuda::DeepSeekModel::workspace_bytes(
-                         checkpoint.config(), model_options(checkpoint.config(), options))};
+    const cuda::ModelOptions model = model_options(checkpoint.config(), options);
+    return GpuMemory{
+        .free = static_cast<int64_t>(free),
+        .total = static_cast<int64_t>(total),
+        .weights = cuda::DeepSeekModel::weight_bytes(checkpoint, model, options.load),
+        .working_space = cuda::DeepSeekModel::workspace_bytes(checkpoint.config(), model)};
   });
 }
 

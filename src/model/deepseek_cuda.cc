@@ -6,20 +6,21 @@
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "model/layer_options.h"
-#include "ops/attention/cached_prefix_cuda.h"
 #include "ops/attention/latent_decode_cuda.h"
-#include "ops/attention/mha_prefill_cuda.h"
 #include "ops/embedding/embedding_cuda.h"
 #include "ops/gate/gate_cuda.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/moe/moe_cuda.h"
+#include "ops/moe/scaled_moe_cuda.h"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
-#include "ops/rope/query_key_cuda.h"
+#include "ops/scaled_linear/quantize_rows_cuda.h"
+#include "ops/scaled_linear/scaled_linear_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 1024;
+constexpr int64_t kScalesPadding = 4;  // of the rows of scales, see QuantizedRows
 
 int multiprocessors() {
   int device = 0, count = 0;
@@ -29,34 +30,37 @@ int multiprocessors() {
   return count;
 }
 
-MoeShape moe_shape(const ModelConfig& config) {
-  return {
-      .hidden = static_cast<int32_t>(config.hidden),
-      .num_experts = static_cast<int32_t>(config.num_experts),
-      .experts_per_token = static_cast<int32_t>(config.experts_per_token),
-      .inter = static_cast<int32_t>(config.moe_intermediate),
-      .shared_inter = static_cast<int32_t>(config.num_shared_experts * config.moe_intermediate)};
+// Widths are multiples of `unit`, see MlpWeights.
+MoeShape moe_shape(const ModelConfig& config, int64_t unit) {
+  return {.hidden = static_cast<int32_t>(config.hidden),
+          .num_experts = static_cast<int32_t>(config.num_experts),
+          .experts_per_token = static_cast<int32_t>(config.experts_per_token),
+          .inter = static_cast<int32_t>(round_up(config.moe_intermediate, unit)),
+          .shared_inter = static_cast<int32_t>(
+              round_up(config.num_shared_experts * config.moe_intermediate, unit))};
 }
 
 // A dense layer's block: the only expert that there is.
-MoeShape dense_shape(const ModelConfig& config) {
+MoeShape dense_shape(const ModelConfig& config, int64_t unit) {
   return {.hidden = static_cast<int32_t>(config.hidden),
           .num_experts = 1,
           .experts_per_token = 1,
-          .inter = static_cast<int32_t>(config.intermediate),
+          .inter = static_cast<int32_t>(round_up(config.intermediate, unit)),
           .shared_inter = 0};
 }
 
-int64_t q_rows(const ModelConfig& config) { return config.num_heads * config.qk_dim(); }
-
-// Columns of q_kv_a's product.
-int64_t q_kv_a_columns(const ModelConfig& config) {
-  return (config.q_lora_rank > 0 ? config.q_lora_rank : q_rows(config)) + config.latent_dim();
-}
-
-template <typename T>
-const T* array_at(const std::byte* arrays, int64_t offset) {
-  return reinterpret_cast<const T*>(arrays + offset);
+int64_t mlp_bytes(const ModelConfig& config, const ModelOptions& options) {
+  const auto rows = static_cast<int32_t>(options.max_rows);
+  int64_t bytes = moe_workspace_bytes(dense_shape(config, 1), rows);
+  if (config.num_experts > 0) {
+    bytes = std::max(bytes, moe_workspace_bytes(moe_shape(config, 1), rows));
+  }
+  if (config.hidden % kScaleBlock != 0) return bytes;
+  bytes = std::max(bytes, scaled_moe_workspace_bytes(dense_shape(config, kScaleBlock), rows));
+  if (config.num_experts > 0) {
+    bytes = std::max(bytes, scaled_moe_workspace_bytes(moe_shape(config, kScaleBlock), rows));
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -69,26 +73,28 @@ template <typename Place>
 void DeepSeekModel::for_each_piece(const Place& place) {
   const int64_t rows = options_.max_rows, heads = config_.num_heads, keys = options_.most_keys;
   const int64_t hidden = config_.hidden, latent = config_.kv_lora_rank;
-  const int64_t rope = config_.qk_rope_dim,
+  const int64_t rope = config_.qk_rope_dim, heads_out = heads * config_.v_dim,
                 routed = std::max<int64_t>(1, config_.experts_per_token);
-  const auto int_rows = static_cast<int32_t>(rows);
-  int64_t mlp = moe_workspace_bytes(dense_shape(config_), int_rows);
-  if (config_.num_experts > 0) {
-    mlp = std::max(mlp, moe_workspace_bytes(moe_shape(config_), int_rows));
-  }
+  const int64_t normed = std::max(rows, options_.max_logit_rows);
+  const int64_t quantized =  // of a product of rows, or of keys
+      std::max(
+          round_up(normed, kScalesPadding) * std::max({hidden, config_.q_lora_rank, heads_out}),
+          round_up(keys, kScalesPadding) * latent);
   place(residual_, rows * hidden);
   place(logit_residual_, options_.max_logit_rows * hidden);
-  place(normed_, std::max(rows, options_.max_logit_rows) * hidden);
+  place(normed_, normed * hidden);
   place(delta_, rows * hidden);
-  place(q_kv_a_, rows * q_kv_a_columns(config_));
+  place(q_kv_a_, rows * q_kv_a_columns());
   if (config_.q_lora_rank > 0) {
     place(q_a_normed_, rows * config_.q_lora_rank);
-    place(q_, rows * q_rows(config_));
+    place(q_, rows * q_rows());
   }
   place(q_rope_, rows * heads * rope);
   place(q_latent_, rows * heads * latent);
   place(o_latent_, rows * heads * latent);
-  place(heads_out_, rows * heads * config_.v_dim);
+  place(heads_out_, rows * heads_out);
+  place(quantized_, quantized);
+  place(quantized_scales_, ceil_div(quantized, kScaleBlock));
   place(partial_lse_, rows * heads);
   place(key_latent_, keys * latent);
   place(key_rope_, keys * rope);
@@ -97,15 +103,17 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(expert_weights_, rows * routed);
   place(dense_ids_, rows);
   place(dense_weights_, rows);
-  place(mlp_, mlp);
+  place(mlp_, mlp_bytes(config_, options_));
   place(progress_, kMoeProgressWords);
+  place(scaled_progress_, kScaledMoeProgressWords);
   place(decode_scratch_, latent_decode_scratch(num_multiprocessors_).words());
   place(cos_sin_, config_.max_position * rope);
   place(logits_, options_.max_logit_rows * config_.vocab_size);
 }
 
-int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint, const LoadOptions& load_options) {
-  return cuda::weight_bytes(checkpoint, StoredFp8::kExpandedToBF16, load_options);
+int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
+                                    const LoadOptions& load_options) {
+  return cuda::weight_bytes(checkpoint, options.stored_fp8, load_options);
 }
 
 int64_t DeepSeekModel::workspace_bytes(const ModelConfig& config, const ModelOptions& options) {
@@ -129,7 +137,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
     bytes = round_up(bytes + count * static_cast<int64_t>(sizeof(T)), kAlignment);
   });
   model->fill_constants();
-  FATHOM_TRY(model->weights_, load_weights(checkpoint, StoredFp8::kExpandedToBF16, load_options));
+  FATHOM_TRY(model->weights_, load_weights(checkpoint, options.stored_fp8, load_options));
   return model;
 }
 
@@ -146,6 +154,7 @@ void DeepSeekModel::fill_constants() {
                config_.max_position),
       cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
+  upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
   prepare_latent_decode_scratch(decode_scratch_, num_multiprocessors_, nullptr);
   check(cudaDeviceSynchronize(), "preparing the workspace");
 }
@@ -168,40 +177,51 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   const LayerWeights& last = weights_.layers.back();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    add_and_norm(residual_, layer > 0 ? delta_ : nullptr, weights.input_norm, step.rows, stream);
-    attention(weights, step, arrays,
+    Activation x = add_and_norm(residual_, layer > 0 ? delta_ : nullptr, weights.input_norm,
+                                forms_of(weights.q_kv_a), step.rows, stream);
+    attention(weights, x, step, arrays,
               {cache.format, cache.data + layer * cache.layer_bytes, cache.num_pages}, stream);
     if (layer + 1 == config_.num_layers) break;
-    add_and_norm(residual_, delta_, weights.post_attention_norm, step.rows, stream);
-    feed_forward(weights, step.rows, valid_rows, stream);
+    x = add_and_norm(residual_, delta_, weights.post_attention_norm, feed_forward_forms(weights),
+                     step.rows, stream);
+    feed_forward(weights, x, step.rows, valid_rows, stream);
   }
   if (step.logit_rows == 0) return;
   // Behind the last attention the rows without logits are of no more use. Padding keeps its place
   // behind the valid rows.
-  narrow_and_norm(step, arrays, last.post_attention_norm, stream);
-  feed_forward(last, step.logit_rows, valid_rows, stream);
-  add_and_norm(logit_residual_, delta_, weights_.final_norm, step.logit_rows, stream);
-  product(normed_, config_.hidden, weights_.head, {config_.vocab_size, config_.hidden}, logits_,
-          config_.vocab_size, step.logit_rows, stream);
+  const Activation narrow =
+      narrow_and_norm(step, arrays, last.post_attention_norm, feed_forward_forms(last), stream);
+  feed_forward(last, narrow, step.logit_rows, valid_rows, stream);
+  const Activation x = add_and_norm(logit_residual_, delta_, weights_.final_norm, {.bf16 = true},
+                                    step.logit_rows, stream);
+  product(x, {.values = weights_.head}, {config_.vocab_size, config_.hidden},
+          {logits_, config_.vocab_size, DType::kF32}, step.logit_rows, stream);
 }
 
-// residual += delta; normed = norm(residual)
-void DeepSeekModel::add_and_norm(float* residual, const bf16* delta, const float* weight,
-                                 int64_t rows, cudaStream_t stream) {
+// residual += delta; returns norm(residual)
+DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf16* delta,
+                                                      const float* weight, Forms forms,
+                                                      int64_t rows, cudaStream_t stream) {
+  const Activation out = normed(forms, rows);
   add_rms_norm({.residual = residual,
                 .delta = delta,
                 .delta_stride = config_.hidden,
                 .weight = weight,
                 .eps = static_cast<float>(config_.rms_norm_eps),
-                .out = normed_,
+                .out = forms.bf16 ? normed_ : nullptr,
+                .quantized = out.quantized,
                 .rows = rows,
                 .n = config_.hidden},
                stream);
+  return out;
 }
 
 // The same of the rows whose logits are wanted, to logit_residual.
-void DeepSeekModel::narrow_and_norm(const StepLayout& step, const std::byte* arrays,
-                                    const float* weight, cudaStream_t stream) {
+DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
+                                                         const std::byte* arrays,
+                                                         const float* weight, Forms forms,
+                                                         cudaStream_t stream) {
+  const Activation out = normed(forms, step.logit_rows);
   add_rms_norm({.residual = residual_,
                 .delta = delta_,
                 .delta_stride = config_.hidden,
@@ -209,175 +229,20 @@ void DeepSeekModel::narrow_and_norm(const StepLayout& step, const std::byte* arr
                 .gathered = logit_residual_,
                 .weight = weight,
                 .eps = static_cast<float>(config_.rms_norm_eps),
-                .out = normed_,
+                .out = forms.bf16 ? normed_ : nullptr,
+                .quantized = out.quantized,
                 .rows = step.logit_rows,
                 .n = config_.hidden},
                stream);
+  return out;
 }
 
-// delta = W_o · attention(normed)
-void DeepSeekModel::attention(const LayerWeights& weights, const StepLayout& step,
-                              const std::byte* arrays, const Pages& pages, cudaStream_t stream) {
-  const int64_t hidden = config_.hidden, columns = q_kv_a_columns(config_);
-  const int64_t first = columns - config_.latent_dim();  // where kv_a begins
-  product(normed_, hidden, weights.q_kv_a.values, {columns, hidden}, q_kv_a_, columns, step.rows,
-          stream);
-  Query query = {q_kv_a_, columns};
-  if (config_.q_lora_rank > 0) {
-    const int64_t lora = config_.q_lora_rank;
-    rms_norm({.x = q_kv_a_,
-              .x_stride = columns,
-              .weight = weights.q_a_norm,
-              .eps = kInnerNormEps,
-              .out = q_a_normed_,
-              .out_stride = lora,
-              .rows = step.rows,
-              .n = lora},
-             stream);
-    query = {q_, q_rows(config_)};
-    product(q_a_normed_, lora, weights.q_b.values, {query.stride, lora}, q_, query.stride,
-            step.rows, stream);
-  }
-  query_key({.q = query.data,
-             .q_stride = query.stride,
-             .q_rope = q_rope_,
-             .kv_a = q_kv_a_ + first,
-             .kv_a_stride = columns,
-             .norm_weight = weights.kv_a_norm,
-             .eps = kInnerNormEps,
-             .cos_sin = cos_sin_,
-             .positions = array_at<int32_t>(arrays, step.at.positions),
-             .slots = array_at<int64_t>(arrays, step.at.slots),
-             .pages = pages.data,
-             .format = pages.format,
-             .rows = step.rows,
-             .heads = static_cast<int32_t>(config_.num_heads),
-             .nope = static_cast<int32_t>(config_.qk_nope_dim)},
-            stream);
-  if (step.absorbed_rows > 0) {
-    absorbed_attention(weights, step, arrays, query, pages, stream);
-  }
-  for (size_t pass = 0; pass < step.passes.size(); ++pass) {
-    mha_attention(weights, step, pass, arrays, query, pages, stream);
-  }
-  const int64_t heads_out = config_.num_heads * config_.v_dim;
-  product(heads_out_, heads_out, weights.o.values, {hidden, heads_out}, delta_, hidden, step.rows,
-          stream);
-}
-
-// W_UK folded into the query, attention over the latent rows, W_UV after.
-void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLayout& step,
-                                       const std::byte* arrays, const Query& query,
-                                       const Pages& pages, cudaStream_t stream) {
-  const int64_t heads = config_.num_heads, latent = config_.kv_lora_rank, v = config_.v_dim;
-  // Padding comes last: a graph's rows are all absorbed.
-  const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
-  linear({.x = query.data,
-          .x_row_stride = query.stride,
-          .x_batch_stride = config_.qk_dim(),
-          .weight = weights.uk.values,
-          .out = q_latent_,
-          .out_row_stride = heads * latent,
-          .out_batch_stride = latent,
-          .rows = rows,
-          .n = static_cast<int32_t>(latent),
-          .k = static_cast<int32_t>(config_.qk_nope_dim),
-          .batches = static_cast<int32_t>(heads),
-          .batch_invariant = options_.batch_invariant},
-         stream);
-  for (const DecodeLaunch& decode : step.decodes) {
-    latent_decode(decode.tile_rows, num_multiprocessors_,
-                  {.rows = rows,
-                   .q_latent = q_latent_,
-                   .q_rope = q_rope_,
-                   .pages = pages.data,
-                   .num_pages = pages.count,
-                   .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
-                   .out = o_latent_,
-                   .heads = static_cast<int32_t>(heads),
-                   .softmax_scale = static_cast<float>(config_.softmax_scale()),
-                   .parts = array_at<LatentDecodePart>(arrays, decode.parts),
-                   .first_part = array_at<int32_t>(arrays, decode.first_part),
-                   .scratch = decode_scratch_,
-                   .format = pages.format},
-                  stream);
-  }
-  linear({.x = o_latent_,
-          .x_row_stride = heads * latent,
-          .x_batch_stride = latent,
-          .weight = weights.uv.values,
-          .out = heads_out_,
-          .out_row_stride = heads * v,
-          .out_batch_stride = v,
-          .rows = rows,
-          .n = static_cast<int32_t>(v),
-          .k = static_cast<int32_t>(latent),
-          .batches = static_cast<int32_t>(heads),
-          .batch_invariant = options_.batch_invariant},
-         stream);
-}
-
-// Keys and values of a pass's sequences expanded from the latent. What rows have of earlier passes
-// is where absorbed attention, which is done, had its queries.
-void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
-                                  const std::byte* arrays, const Query& query, const Pages& pages,
-                                  cudaStream_t stream) {
-  const MhaPass& pass = step.passes[index];
-  const int64_t latent = config_.kv_lora_rank;
-  const int64_t columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
-  FATHOM_CHECK(pass.num_keys <= options_.most_keys, "{} keys, at most {}", pass.num_keys,
-               options_.most_keys);
-  gather_latent({.pages = pages.data,
-                 .format = pages.format,
-                 .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
-                 .max_pages = step.max_pages,
-                 .sequences = array_at<int32_t>(arrays, step.at.gathered) + pass.first_part,
-                 .first_keys = array_at<int32_t>(arrays, step.at.first_keys) + pass.first_part,
-                 // Each pass has one start more than it has parts.
-                 .key_starts = array_at<int32_t>(arrays, step.at.key_starts) + pass.first_part +
-                               static_cast<int64_t>(index),
-                 .num_sequences = pass.num_parts,
-                 .keys = pass.num_keys,
-                 .latent = key_latent_,
-                 .k_rope = key_rope_},
-                stream);
-  product(key_latent_, latent, weights.kv_b.values, {columns, latent}, kv_, columns, pass.num_keys,
-          stream);
-  mha_prefill(num_multiprocessors_,
-              {.q = query.data,
-               .q_row_stride = query.stride,
-               .rows = step.rows,
-               .kv = kv_,
-               .k_rope = key_rope_,
-               .keys = pass.num_keys,
-               .out = heads_out_,
-               .partial = reinterpret_cast<float*>(q_latent_),
-               .lse = partial_lse_,
-               .heads = static_cast<int32_t>(config_.num_heads),
-               .softmax_scale = static_cast<float>(config_.softmax_scale()),
-               .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +
-                             static_cast<int64_t>(index) * num_multiprocessors_,
-               .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile},
-              stream);
-}
-
-// delta = mlp(normed), dense or a mixture of experts.
-void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
+// delta = mlp(x), dense or a mixture of experts.
+void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
                                  const int32_t* num_valid_rows, cudaStream_t stream) {
-  MoeArguments arguments = {.shape = dense_shape(config_),
-                            .rows = static_cast<int32_t>(rows),
-                            .x = normed_,
-                            .expert_ids = dense_ids_,
-                            .expert_weights = dense_weights_,
-                            .gate_up = weights.dense.gate_up.values,
-                            .down = weights.dense.down.values,
-                            .out = delta_,
-                            .out_type = DType::kBF16,
-                            .workspace = mlp_,
-                            .progress = progress_,
-                            .batch_invariant = options_.batch_invariant};
-  if (weights.gate != nullptr) {
-    gate({.x = normed_,
+  const bool routed = weights.gate != nullptr;
+  if (routed) {
+    gate({.x = x.data,
           .weight = weights.gate,
           .weight_type = weights.gate_type,
           .bias = weights.gate_bias,
@@ -389,32 +254,134 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, int64_t rows,
           .hidden = config_.hidden,
           .experts = config_.num_experts},
          stream);
-    arguments.shape = moe_shape(config_);
-    arguments.expert_ids = expert_ids_;
-    arguments.expert_weights = expert_weights_;
-    arguments.gate_up = weights.experts.gate_up.values;
-    arguments.down = weights.experts.down.values;
-    arguments.shared_gate_up = weights.shared.gate_up.values;
-    arguments.shared_down = weights.shared.down.values;
   }
-  moe(arguments, stream);
+  const MlpWeights& experts = routed ? weights.experts : weights.dense;
+  const int32_t* const ids = routed ? expert_ids_ : dense_ids_;
+  const float* const expert_weights = routed ? expert_weights_ : dense_weights_;
+  if (is_e4m3(experts.gate_up)) {
+    scaled_moe(
+        {.shape = routed ? moe_shape(config_, kScaleBlock) : dense_shape(config_, kScaleBlock),
+         .rows = static_cast<int32_t>(rows),
+         .x = x.quantized.values,
+         .x_scales = x.quantized.scales,
+         .x_scales_stride = x.quantized.scales_block_stride,
+         .expert_ids = ids,
+         .expert_weights = expert_weights,
+         .gate_up = experts.gate_up.values,
+         .gate_up_scales = experts.gate_up.scales,
+         .down = experts.down.values,
+         .down_scales = experts.down.scales,
+         .shared_gate_up = weights.shared.gate_up.values,
+         .shared_gate_up_scales = weights.shared.gate_up.scales,
+         .shared_down = weights.shared.down.values,
+         .shared_down_scales = weights.shared.down.scales,
+         .out = delta_,
+         .out_type = DType::kBF16,
+         .workspace = mlp_,
+         .progress = scaled_progress_,
+         .form = x.quantized.form,
+         .batch_invariant = options_.batch_invariant},
+        stream);
+  } else {
+    moe({.shape = routed ? moe_shape(config_, 1) : dense_shape(config_, 1),
+         .rows = static_cast<int32_t>(rows),
+         .x = x.data,
+         .expert_ids = ids,
+         .expert_weights = expert_weights,
+         .gate_up = experts.gate_up.values,
+         .down = experts.down.values,
+         .shared_gate_up = weights.shared.gate_up.values,
+         .shared_down = weights.shared.down.values,
+         .out = delta_,
+         .out_type = DType::kBF16,
+         .workspace = mlp_,
+         .progress = progress_,
+         .batch_invariant = options_.batch_invariant},
+        stream);
+  }
 }
 
 // out [rows, n] = x [rows, k] W^T
-template <typename T>
-void DeepSeekModel::product(const bf16* x, int64_t x_stride, const void* weight, MatrixSize size,
-                            T* out, int64_t out_stride, int64_t rows, cudaStream_t stream) {
-  linear({.x = x,
-          .x_row_stride = x_stride,
-          .weight = weight,
-          .out = out,
-          .out_row_stride = out_stride,
-          .out_type = kDTypeOf<T>,
-          .rows = static_cast<int32_t>(rows),
-          .n = static_cast<int32_t>(size.n),
-          .k = static_cast<int32_t>(size.k),
-          .batch_invariant = options_.batch_invariant},
-         stream);
+void DeepSeekModel::product(const Activation& x, const WeightMatrix& weight, MatrixSize size,
+                            const Output& out, int64_t rows, cudaStream_t stream) {
+  if (!is_e4m3(weight)) {
+    linear({.x = x.data,
+            .x_row_stride = x.stride,
+            .weight = weight.values,
+            .out = out.data,
+            .out_row_stride = out.stride,
+            .out_type = out.type,
+            .rows = static_cast<int32_t>(rows),
+            .n = static_cast<int32_t>(size.n),
+            .k = static_cast<int32_t>(size.k),
+            .batch_invariant = options_.batch_invariant},
+           stream);
+    return;
+  }
+  QuantizedRows quantized_x = x.quantized;
+  if (quantized_x.values == nullptr) {
+    quantized_x = quantized(rows, size.k, weight.input_scale);
+    quantize_rows({.x = x.data,
+                   .x_row_stride = x.stride,
+                   .values = quantized_x.values,
+                   .values_row_stride = quantized_x.values_row_stride,
+                   .scales = quantized_x.scales,
+                   .scales_block_stride = quantized_x.scales_block_stride,
+                   .rows = static_cast<int32_t>(rows),
+                   .k = static_cast<int32_t>(size.k),
+                   .form = quantized_x.form,
+                   .fixed_scale = quantized_x.fixed_scale},
+                  stream);
+  }
+  scaled_linear({.x = quantized_x.values,
+                 .x_row_stride = quantized_x.values_row_stride,
+                 .x_scales = quantized_x.scales,
+                 .x_scales_stride = quantized_x.scales_block_stride,
+                 .weight = weight.values,
+                 .weight_scales = weight.scales,
+                 .weight_row_scales = weight.row_scales,
+                 .out = out.data,
+                 .out_row_stride = out.stride,
+                 .out_type = out.type,
+                 .rows = static_cast<int32_t>(rows),
+                 .n = static_cast<int32_t>(size.n),
+                 .k = static_cast<int32_t>(size.k),
+                 .batch_invariant = options_.batch_invariant},
+                stream);
+}
+
+DeepSeekModel::Forms DeepSeekModel::forms_of(const WeightMatrix& weight) {
+  const bool e4m3 = is_e4m3(weight);
+  return {.bf16 = !e4m3, .e4m3 = e4m3, .input_scale = weight.input_scale};
+}
+
+DeepSeekModel::Forms DeepSeekModel::feed_forward_forms(const LayerWeights& weights) {
+  if (weights.gate == nullptr) return forms_of(weights.dense.gate_up);
+  Forms forms = forms_of(weights.experts.gate_up);
+  forms.bf16 = true;  // the router reads it
+  forms.input_scale = std::max(forms.input_scale, weights.shared.gate_up.input_scale);
+  return forms;
+}
+
+// Where the norms of a step leave their rows.
+DeepSeekModel::Activation DeepSeekModel::normed(Forms forms, int64_t rows) const {
+  Activation out;
+  if (forms.bf16) {
+    out.data = normed_;
+    out.stride = config_.hidden;
+  }
+  if (forms.e4m3) out.quantized = quantized(rows, config_.hidden, forms.input_scale);
+  return out;
+}
+
+// One product's rows at a time.
+QuantizedRows DeepSeekModel::quantized(int64_t rows, int64_t k, float input_scale) const {
+  return {.values = quantized_,
+          .values_row_stride = k,
+          .scales = quantized_scales_,
+          .scales_block_stride = round_up(rows, kScalesPadding),
+          .form = scale_form(),
+          .fixed_scale = input_scale};
 }
 
 }  // namespace fathom::cuda

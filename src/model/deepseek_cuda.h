@@ -10,14 +10,19 @@
 #include "model/attention_plan.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
+#include "ops/moe/moe_cuda.h"
+#include "ops/scaled_linear/quantized_rows_cuda.h"
 
 namespace fathom::cuda {
+
+inline bool is_e4m3(const WeightMatrix& weight) { return weight.type == DType::kF8E4M3; }
 
 struct ModelOptions {
   int64_t max_rows = 8192;       // tokens in one step
   int64_t max_logit_rows = 512;  // of one step
   int64_t most_keys = 0;  // that are expanded at a time for multi-head attention; whole tiles
   bool batch_invariant = false;  // a row's bits do not depend on what else is in the step
+  StoredFp8 stored_fp8 = StoredFp8::kKept;
 };
 
 // Pages of the latent cache in device memory: layer l's are [num_pages, kPageSize, row bytes] from
@@ -36,7 +41,8 @@ class DeepSeekModel {
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options);
   // Bytes of device memory that load() takes for the weights, and besides.
-  static int64_t weight_bytes(const Checkpoint& checkpoint, const LoadOptions& load_options);
+  static int64_t weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
+                              const LoadOptions& load_options);
   static int64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options);
 
   const ModelConfig& config() const { return config_; }
@@ -63,29 +69,62 @@ class DeepSeekModel {
   struct MatrixSize {
     int64_t n = 0, k = 0;
   };
+  struct Output {
+    void* data = nullptr;
+    int64_t stride = 0;
+    DType type = DType::kBF16;
+  };
+  // Rows as products read them: in bf16, in e4m3 with scales, or both.
+  struct Activation {
+    bf16* data = nullptr;  // null: not there
+    int64_t stride = 0;
+    QuantizedRows quantized = {};  // values null: not there
+  };
+  // Which of the two the products of some weights read.
+  struct Forms {
+    bool bf16 = false, e4m3 = false;
+    float input_scale = 0;  // of e4m3, see WeightMatrix
+  };
+  static Forms forms_of(const WeightMatrix& weight);
+  static Forms feed_forward_forms(const LayerWeights& weights);
 
   DeepSeekModel(const ModelConfig& config, const ModelOptions& options);
 
   template <typename Place>
   void for_each_piece(const Place& place);
   void fill_constants();
-  void attention(const LayerWeights& weights, const StepLayout& step, const std::byte* arrays,
-                 const Pages& pages, cudaStream_t stream);
-  void absorbed_attention(const LayerWeights& weights, const StepLayout& step,
-                          const std::byte* arrays, const Query& query, const Pages& pages,
-                          cudaStream_t stream);
+
+  void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
+                 const std::byte* arrays, const Pages& pages, cudaStream_t stream);
+  Query project_query(const LayerWeights& weights, int64_t rows, cudaStream_t stream);
+  Activation absorbed_attention(const LayerWeights& weights, const StepLayout& step,
+                                const std::byte* arrays, const Query& query, const Pages& pages,
+                                cudaStream_t stream);
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
                      cudaStream_t stream);
-  void feed_forward(const LayerWeights& weights, int64_t rows, const int32_t* num_valid_rows,
-                    cudaStream_t stream);
-  void add_and_norm(float* residual, const bf16* delta, const float* weight, int64_t rows,
-                    cudaStream_t stream);
-  void narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
-                       cudaStream_t stream);
-  template <typename T>
-  void product(const bf16* x, int64_t x_stride, const void* weight, MatrixSize size, T* out,
-               int64_t out_stride, int64_t rows, cudaStream_t stream);
+  void feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
+                    const int32_t* num_valid_rows, cudaStream_t stream);
+
+  Activation add_and_norm(float* residual, const bf16* delta, const float* weight, Forms forms,
+                          int64_t rows, cudaStream_t stream);
+  Activation narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
+                             Forms forms, cudaStream_t stream);
+  void product(const Activation& x, const WeightMatrix& weight, MatrixSize size, const Output& out,
+               int64_t rows, cudaStream_t stream);
+  void head_product(const Activation& x, int64_t x_head_stride, const WeightMatrix& weight,
+                    MatrixSize size, const Activation& out, int64_t rows, cudaStream_t stream);
+  Activation normed(Forms forms, int64_t rows) const;
+  QuantizedRows quantized(int64_t rows, int64_t k, float input_scale) const;
+
+  ScaleForm scale_form() const {
+    return config_.quantization.scales_are_powers_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
+  }
+  int64_t q_rows() const { return config_.num_heads * config_.qk_dim(); }
+  // Columns of q_kv_a's product.
+  int64_t q_kv_a_columns() const {
+    return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + config_.latent_dim();
+  }
 
   const ModelConfig config_;
   const ModelOptions options_;
@@ -94,27 +133,31 @@ class DeepSeekModel {
   DeviceArray<std::byte> workspace_;
 
   // Of the workspace; element counts for max_rows.
-  float* residual_ = nullptr;        // [rows, hidden]
-  float* logit_residual_ = nullptr;  // [max_logit_rows, hidden]
-  bf16* normed_ = nullptr;           // [rows, hidden]
-  bf16* delta_ = nullptr;            // [rows, hidden]: what a block adds to the residual
-  bf16* q_kv_a_ = nullptr;           // [rows, q or q_lora, and latent + rope]
-  bf16* q_a_normed_ = nullptr;       // [rows, q_lora]
-  bf16* q_ = nullptr;                // [rows, H, nope + rope], with query compression
-  bf16* q_rope_ = nullptr;           // [rows, H, rope]
-  bf16* q_latent_ = nullptr;         // [rows, H, latent]; later, multi-head: fp32 [rows, H, v]
-  bf16* o_latent_ = nullptr;         // [rows, H, latent]
-  bf16* heads_out_ = nullptr;        // [rows, H, v]
-  float* partial_lse_ = nullptr;     // [rows, H]
-  bf16* key_latent_ = nullptr;       // [most_keys, latent]
-  bf16* key_rope_ = nullptr;         // [most_keys, rope]
-  bf16* kv_ = nullptr;               // [most_keys, H, nope + v]
-  int32_t* expert_ids_ = nullptr;    // [rows, k]
-  float* expert_weights_ = nullptr;  // [rows, k]
-  int32_t* dense_ids_ = nullptr;     // [rows]: 0, a dense layer's only expert
-  float* dense_weights_ = nullptr;   // [rows]: 1
-  std::byte* mlp_ = nullptr;         // the operation's own
-  uint64_t* progress_ = nullptr;     // the same: counters, zero at first
+  float* residual_ = nullptr;          // [rows, hidden]
+  float* logit_residual_ = nullptr;    // [max_logit_rows, hidden]
+  bf16* normed_ = nullptr;             // [rows, hidden]
+  bf16* delta_ = nullptr;              // [rows, hidden]: what a block adds to the residual
+  bf16* q_kv_a_ = nullptr;             // [rows, q or q_lora, and latent + rope]
+  bf16* q_a_normed_ = nullptr;         // [rows, q_lora]
+  bf16* q_ = nullptr;                  // [rows, H, nope + rope], with query compression
+  bf16* q_rope_ = nullptr;             // [rows, H, rope]
+  bf16* q_latent_ = nullptr;           // [rows, H, latent]; later, multi-head: fp32 [rows, H, v]
+  bf16* o_latent_ = nullptr;           // [rows, H, latent]
+  bf16* heads_out_ = nullptr;          // [rows, H, v]
+  e4m3* quantized_ = nullptr;          // [rows, k]: what the next product reads, if in e4m3
+  float* quantized_scales_ = nullptr;  // [k / 128, rows up to a multiple of 4]: its
+  float* partial_lse_ = nullptr;       // [rows, H]
+  bf16* key_latent_ = nullptr;         // [most_keys, latent]
+  bf16* key_rope_ = nullptr;           // [most_keys, rope]
+  bf16* kv_ = nullptr;                 // [most_keys, H, nope + v]
+  int32_t* expert_ids_ = nullptr;      // [rows, k]
+  float* expert_weights_ = nullptr;    // [rows, k]
+  int32_t* dense_ids_ = nullptr;       // [rows]: 0, a dense layer's only expert
+  float* dense_weights_ = nullptr;     // [rows]: 1
+  std::byte* mlp_ = nullptr;           // the operation's own
+  // Of the experts in bf16 and in e4m3: counters, zero at first.
+  uint64_t* progress_ = nullptr;
+  uint64_t* scaled_progress_ = nullptr;
   float* decode_scratch_ = nullptr;  // latent_decode's
   float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
   float* logits_ = nullptr;          // [max_logit_rows, vocab]

@@ -84,6 +84,12 @@ struct StepLayout {
   std::vector<std::byte> memory;
 };
 
+// Where an array lies that begins `offset` bytes after the step's first, on the device.
+template <typename T>
+const T* array_at(const std::byte* arrays, int64_t offset) {
+  return reinterpret_cast<const T*>(arrays + offset);
+}
+
 // Behind what the memory holds; where it begins.
 template <typename T>
 int64_t append(StepLayout& layout, std::span<const T> values) {

@@ -1,0 +1,197 @@
+// Attention of one layer: deepseek_cuda.h's model, continued.
+#include "base/check.h"
+#include "model/deepseek_cuda.h"
+#include "model/layer_options.h"
+#include "ops/attention/cached_prefix_cuda.h"
+#include "ops/attention/latent_decode_cuda.h"
+#include "ops/attention/mha_prefill_cuda.h"
+#include "ops/linear/linear_cuda.h"
+#include "ops/rms_norm/add_rms_norm_cuda.h"
+#include "ops/rope/query_key_cuda.h"
+#include "ops/scaled_linear/scaled_absorb_cuda.h"
+
+namespace fathom::cuda {
+
+// delta = W_o · attention(x)
+void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
+                              const StepLayout& step, const std::byte* arrays, const Pages& pages,
+                              cudaStream_t stream) {
+  const int64_t hidden = config_.hidden, columns = q_kv_a_columns();
+  product(x, weights.q_kv_a, {columns, hidden}, {q_kv_a_, columns}, step.rows, stream);
+  const Query query = project_query(weights, step.rows, stream);
+  query_key({.q = query.data,
+             .q_stride = query.stride,
+             .q_rope = q_rope_,
+             .kv_a = q_kv_a_ + columns - config_.latent_dim(),
+             .kv_a_stride = columns,
+             .norm_weight = weights.kv_a_norm,
+             .eps = kInnerNormEps,
+             .cos_sin = cos_sin_,
+             .positions = array_at<int32_t>(arrays, step.at.positions),
+             .slots = array_at<int64_t>(arrays, step.at.slots),
+             .pages = pages.data,
+             .format = pages.format,
+             .rows = step.rows,
+             .heads = static_cast<int32_t>(config_.num_heads),
+             .nope = static_cast<int32_t>(config_.qk_nope_dim)},
+            stream);
+  const int64_t heads_out = config_.num_heads * config_.v_dim;
+  Activation out = {heads_out_, heads_out};
+  if (step.absorbed_rows > 0) {
+    out = absorbed_attention(weights, step, arrays, query, pages, stream);
+  }
+  for (size_t pass = 0; pass < step.passes.size(); ++pass) {
+    mha_attention(weights, step, pass, arrays, query, pages, stream);
+  }
+  product(out, weights.o, {hidden, heads_out}, {delta_, hidden}, step.rows, stream);
+}
+
+// With query compression through its norm and second product, otherwise it is there.
+DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, int64_t rows,
+                                                  cudaStream_t stream) {
+  const int64_t columns = q_kv_a_columns(), lora = config_.q_lora_rank;
+  if (lora == 0) return {q_kv_a_, columns};
+  Activation normed;
+  if (is_e4m3(weights.q_b)) {
+    normed.quantized = quantized(rows, lora, weights.q_b.input_scale);
+  } else {
+    normed.data = q_a_normed_;
+    normed.stride = lora;
+  }
+  rms_norm({.x = q_kv_a_,
+            .x_stride = columns,
+            .weight = weights.q_a_norm,
+            .eps = kInnerNormEps,
+            .out = normed.data,
+            .out_stride = normed.stride,
+            .quantized = normed.quantized,
+            .rows = rows,
+            .n = lora},
+           stream);
+  product(normed, weights.q_b, {q_rows(), lora}, {q_, q_rows()}, rows, stream);
+  return {q_, q_rows()};
+}
+
+// W_UK folded into the query, attention over the latent rows, W_UV after.
+DeepSeekModel::Activation DeepSeekModel::absorbed_attention(const LayerWeights& weights,
+                                                            const StepLayout& step,
+                                                            const std::byte* arrays,
+                                                            const Query& query, const Pages& pages,
+                                                            cudaStream_t stream) {
+  const int64_t heads = config_.num_heads, latent = config_.kv_lora_rank, v = config_.v_dim;
+  // Padding comes last: a graph's rows are all absorbed.
+  const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
+  head_product({query.data, query.stride}, config_.qk_dim(), weights.uk,
+               {latent, config_.qk_nope_dim}, {q_latent_, heads * latent}, rows, stream);
+  for (const DecodeLaunch& decode : step.decodes) {
+    latent_decode(decode.tile_rows, num_multiprocessors_,
+                  {.rows = rows,
+                   .q_latent = q_latent_,
+                   .q_rope = q_rope_,
+                   .pages = pages.data,
+                   .num_pages = pages.count,
+                   .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
+                   .out = o_latent_,
+                   .heads = static_cast<int32_t>(heads),
+                   .softmax_scale = static_cast<float>(config_.softmax_scale()),
+                   .parts = array_at<LatentDecodePart>(arrays, decode.parts),
+                   .first_part = array_at<int32_t>(arrays, decode.first_part),
+                   .scratch = decode_scratch_,
+                   .format = pages.format},
+                  stream);
+  }
+  // Of all rows it can leave what the output's product reads.
+  const bool narrow = is_e4m3(weights.uv) && is_e4m3(weights.o) && step.passes.empty();
+  Activation out;
+  if (narrow) {
+    out.quantized = quantized(rows, heads * v, weights.o.input_scale);
+  } else {
+    out.data = heads_out_;
+    out.stride = heads * v;
+  }
+  head_product({o_latent_, heads * latent}, latent, weights.uv, {v, latent}, out, rows, stream);
+  return out;
+}
+
+// out[m, h] = x[m, h] W[h]^T for each head h, of which x's follow one another at `x_head_stride`.
+void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
+                                 const WeightMatrix& weight, MatrixSize size, const Activation& out,
+                                 int64_t rows, cudaStream_t stream) {
+  if (is_e4m3(weight)) {
+    scaled_absorb({.x = x.data,
+                   .x_row_stride = x.stride,
+                   .x_head_stride = x_head_stride,
+                   .weight = weight.values,
+                   .weight_scales = weight.scales,
+                   .out = out.data,
+                   .out_row_stride = out.stride,
+                   .out_head_stride = size.n,
+                   .quantized = out.quantized,
+                   .form = scale_form(),
+                   .rows = static_cast<int32_t>(rows),
+                   .heads = static_cast<int32_t>(config_.num_heads),
+                   .n = static_cast<int32_t>(size.n),
+                   .k = static_cast<int32_t>(size.k)},
+                  stream);
+  } else {
+    linear({.x = x.data,
+            .x_row_stride = x.stride,
+            .x_batch_stride = x_head_stride,
+            .weight = weight.values,
+            .out = out.data,
+            .out_row_stride = out.stride,
+            .out_batch_stride = size.n,
+            .rows = static_cast<int32_t>(rows),
+            .n = static_cast<int32_t>(size.n),
+            .k = static_cast<int32_t>(size.k),
+            .batches = static_cast<int32_t>(config_.num_heads),
+            .batch_invariant = options_.batch_invariant},
+           stream);
+  }
+}
+
+// Keys and values of a pass's sequences expanded from the latent. What rows have of earlier passes
+// is where absorbed attention, which is done, had its queries.
+void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
+                                  const std::byte* arrays, const Query& query, const Pages& pages,
+                                  cudaStream_t stream) {
+  const MhaPass& pass = step.passes[index];
+  const int64_t latent = config_.kv_lora_rank;
+  const int64_t columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
+  FATHOM_CHECK(pass.num_keys <= options_.most_keys, "{} keys, at most {}", pass.num_keys,
+               options_.most_keys);
+  gather_latent({.pages = pages.data,
+                 .format = pages.format,
+                 .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
+                 .max_pages = step.max_pages,
+                 .sequences = array_at<int32_t>(arrays, step.at.gathered) + pass.first_part,
+                 .first_keys = array_at<int32_t>(arrays, step.at.first_keys) + pass.first_part,
+                 // Each pass has one start more than it has parts.
+                 .key_starts = array_at<int32_t>(arrays, step.at.key_starts) + pass.first_part +
+                               static_cast<int64_t>(index),
+                 .num_sequences = pass.num_parts,
+                 .keys = pass.num_keys,
+                 .latent = key_latent_,
+                 .k_rope = key_rope_},
+                stream);
+  product({key_latent_, latent}, weights.kv_b, {columns, latent}, {kv_, columns}, pass.num_keys,
+          stream);
+  mha_prefill(num_multiprocessors_,
+              {.q = query.data,
+               .q_row_stride = query.stride,
+               .rows = step.rows,
+               .kv = kv_,
+               .k_rope = key_rope_,
+               .keys = pass.num_keys,
+               .out = heads_out_,
+               .partial = reinterpret_cast<float*>(q_latent_),
+               .lse = partial_lse_,
+               .heads = static_cast<int32_t>(config_.num_heads),
+               .softmax_scale = static_cast<float>(config_.softmax_scale()),
+               .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +
+                             static_cast<int64_t>(index) * num_multiprocessors_,
+               .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile},
+              stream);
+}
+
+}  // namespace fathom::cuda
