@@ -58,7 +58,7 @@ cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptio
       .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
       .most_keys = most_keys(config, options),
       .batch_invariant = options.deterministic,
-      .stored_fp8 = options.expand_fp8 ? cuda::StoredFp8::kExpandedToBF16 : cuda::StoredFp8::kKept};
+      .stored_fp8 = options.expand_fp8 ? StoredFp8::kExpandedToBF16 : StoredFp8::kKept};
 }
 
 int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
