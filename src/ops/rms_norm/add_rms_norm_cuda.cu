@@ -4,7 +4,8 @@
 // Inputs/outputs: add_rms_norm_cuda.h.
 //
 // Layout: one block a row, a thread for each eight values (two eights each from n = 8,200 on),
-// which stay in its registers. Shared memory: one word a warp.
+// which stay in its registers: at batch 1 what counts is how much one thread does after another.
+// Shared memory: one word a warp.
 //
 // Algorithm: weights are asked for before the wait for earlier launches; then all that a thread
 // needs of its row at once; one sum over the block. A block of 128 columns is sixteen lanes'.
@@ -44,11 +45,21 @@ struct Arguments {
   float eps;
 };
 
-template <int kEights, typename X, typename Delta>
-__global__ void __launch_bounds__(kRowThreads)
+constexpr int kWideThreads = 1024;
+
+// The sum of the warps' parts, as other kernels have it of rows of so few values.
+template <int kThreads>
+__device__ float sum_of_block(const float* parts) {
+  if constexpr (kThreads == kRowThreads) return sum_of_warps(parts);
+  return warp_sum(parts[threadIdx.x % kWarp]);
+}
+
+template <int kThreads, int kEights, typename X, typename Delta>
+__global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const __grid_constant__ Arguments<X, Delta> arguments) {
   constexpr bool kAdds = !std::is_same_v<Delta, Nothing>;
-  __shared__ alignas(16) float parts[kRowWarps];
+  constexpr int kWarps = kThreads / kWarp;
+  __shared__ alignas(16) float parts[kWarps];
   let_next_launch_begin();
   Eight weight[kEights];
 #pragma unroll
@@ -78,10 +89,11 @@ __global__ void __launch_bounds__(kRowThreads)
     sum += sum_of_squares(x[e]);
   }
   sum = warp_sum(sum);
-  if (threadIdx.x < kRowWarps && threadIdx.x >= blockDim.x / kWarp) parts[threadIdx.x] = 0;
+  if (threadIdx.x < kWarps && threadIdx.x >= blockDim.x / kWarp) parts[threadIdx.x] = 0;
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = sum;
   __syncthreads();
-  const float scale = inverse_rms(sum_of_warps(parts), arguments.eights * 8, arguments.eps);
+  const float scale =
+      inverse_rms(sum_of_block<kThreads>(parts), arguments.eights * 8, arguments.eps);
 #pragma unroll
   for (int e = 0; e < kEights; ++e) {
     const int eight = threadIdx.x + e * blockDim.x;
@@ -92,7 +104,7 @@ __global__ void __launch_bounds__(kRowThreads)
       *reinterpret_cast<uint4*>(out_row + eight * 8) = out;
     }
     if (arguments.quantized.values != nullptr) {
-      store_quantized(widen(out), arguments.quantized, blockIdx.x, eight * 8);
+      store_quantized(out, arguments.quantized, blockIdx.x, eight * 8);
     }
   }
 }
@@ -100,20 +112,20 @@ __global__ void __launch_bounds__(kRowThreads)
 template <typename X, typename Delta>
 void launch_rows(int64_t rows, const Arguments<X, Delta>& arguments, cudaStream_t stream) {
   if (rows == 0) return;
-  const int64_t threads = std::min<int64_t>(kRowThreads, round_up(arguments.eights, kWarp));
+  const int64_t threads = std::min<int64_t>(kWideThreads, round_up(arguments.eights, kWarp));
   const LaunchShape shape = {.blocks = static_cast<unsigned>(rows),
                              .threads = static_cast<unsigned>(threads)};
   if (arguments.eights <= kRowThreads) {
-    launch(rms_norm_kernel<1, X, Delta>, shape, stream, arguments);
-  } else if (arguments.eights <= 4 * kRowThreads) {
-    launch(rms_norm_kernel<4, X, Delta>, shape, stream, arguments);
+    launch(rms_norm_kernel<kRowThreads, 1, X, Delta>, shape, stream, arguments);
+  } else if (arguments.eights <= kWideThreads) {
+    launch(rms_norm_kernel<kWideThreads, 1, X, Delta>, shape, stream, arguments);
   } else {
-    launch(rms_norm_kernel<8, X, Delta>, shape, stream, arguments);
+    launch(rms_norm_kernel<kWideThreads, 2, X, Delta>, shape, stream, arguments);
   }
 }
 
 void check_rows(int64_t n, int64_t rows, const QuantizedRows& quantized) {
-  FATHOM_CHECK(n > 0 && n % 8 == 0 && n <= 64 * kRowThreads, "rows of {}", n);
+  FATHOM_CHECK(n > 0 && n % 8 == 0 && n <= 16 * kWideThreads, "rows of {}", n);
   if (quantized.values == nullptr) return;
   FATHOM_CHECK(n % kScaleBlock == 0, "rows of {} in e4m3", n);
   FATHOM_CHECK(quantized.values_row_stride >= n && quantized.values_row_stride % 16 == 0 &&

@@ -39,12 +39,13 @@ void measure(BenchTable& table, int64_t rows, int64_t n) {
   const double bytes = static_cast<double>(rows) * n * (4 + 4 + 2 + 2);
   const int copies = static_cast<int>(std::clamp(400e6 / bytes, 4.0, 64.0));
   std::mt19937 random(1);
+  const auto residual = random_f32(rows * n, 1, random), weight = random_f32(n, 1, random);
+  const auto delta = random_bf16(rows * n, 1, random);
   std::vector<Memory> memory;
   for (int copy = 0; copy < copies; ++copy) {
-    memory.push_back({DeviceArray<float>(random_f32(rows * n, 1, random)),
-                      DeviceArray<float>(random_f32(n, 1, random)),
-                      DeviceArray<uint16_t>(random_bf16(rows * n, 1, random)),
-                      DeviceArray<uint16_t>(rows * n), DeviceArray<uint8_t>(rows * n),
+    memory.push_back({DeviceArray<float>(residual), DeviceArray<float>(weight),
+                      DeviceArray<uint16_t>(delta), DeviceArray<uint16_t>(rows * n),
+                      DeviceArray<uint8_t>(rows * n),
                       DeviceArray<float>(n / kScaleBlock * round_up(rows, 4))});
   }
   const std::string shape = std::to_string(rows) + " x " + std::to_string(n);

@@ -31,30 +31,33 @@ __device__ inline BlockScale block_scale(float magnitude, ScaleForm form, float 
   return s;
 }
 
-// Of the sixteen lanes' values, in all of them; all sixteen call it together.
-__device__ inline float block_magnitude(const Eight& x) {
+// Of eight bf16 values in each of the sixteen lanes, in all of them; all sixteen call it together.
+__device__ inline float block_magnitude(uint4 x) {
+  const auto magnitudes = [](uint32_t pair) {
+    pair &= 0x7FFF7FFF;
+    return *reinterpret_cast<const __nv_bfloat162*>(&pair);
+  };
   const uint32_t lanes = 0xFFFFu << (threadIdx.x & kBlockLanes);
-  float magnitude = kLeastMagnitude;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) magnitude = fmaxf(magnitude, fabsf(x.v[i]));
+  __nv_bfloat162 most =
+      __hmax2(__hmax2(magnitudes(x.x), magnitudes(x.y)), __hmax2(magnitudes(x.z), magnitudes(x.w)));
 #pragma unroll
   for (int distance = kBlockLanes / 2; distance > 0; distance /= 2) {
-    magnitude = fmaxf(magnitude, __shfl_xor_sync(lanes, magnitude, distance));
+    most = __hmax2(most, __shfl_xor_sync(lanes, most, distance));
   }
-  return magnitude;
+  return fmaxf(fmaxf(__low2float(most), __high2float(most)), kLeastMagnitude);
 }
 
-__device__ inline uint2 pack_e4m3(const Eight& x, float inverse) {
+__device__ inline uint2 pack_e4m3(uint4 x, float inverse) {
+  const Eight wide = widen(x);
   const auto four = [&](int i) {
-    return pack_fp8<Fp8::kE4M3>(x.v[i] * inverse, x.v[i + 1] * inverse, x.v[i + 2] * inverse,
-                                x.v[i + 3] * inverse);
+    return pack_fp8<Fp8::kE4M3>(wide.v[i] * inverse, wide.v[i + 1] * inverse,
+                                wide.v[i + 2] * inverse, wide.v[i + 3] * inverse);
   };
   return {four(0), four(4)};
 }
 
-// A lane's eight columns from `column` on, bf16 numbers; all sixteen call it together.
-__device__ inline void store_quantized(const Eight& x, const QuantizedRows& to, int64_t row,
-                                       int column) {
+// A lane's eight columns from `column` on, in bf16; all sixteen call it together.
+__device__ inline void store_quantized(uint4 x, const QuantizedRows& to, int64_t row, int column) {
   const BlockScale s = block_scale(block_magnitude(x), to.form, to.fixed_scale);
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(to.values) + row * to.values_row_stride +
                             column) = pack_e4m3(x, s.inverse);

@@ -38,9 +38,10 @@ __global__ void __launch_bounds__(kThreads)
   const int block = static_cast<int>(blockIdx.x) * blocks_together + group / rows_together;
   const bool exists = row < a.rows && block < blocks_across;
   const int column = block * static_cast<int>(kScaleBlock) + lane * 8;
-  Eight x = {};
+  uint4 x = {};
   if (exists && column < a.k) {
-    x = load_eight(static_cast<const __nv_bfloat16*>(a.x) + row * a.x_row_stride + column);
+    x = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(a.x) +
+                                        row * a.x_row_stride + column);
   }
   const BlockScale scale = block_scale(block_magnitude(x), a.form, a.fixed_scale);
   if (!exists) return;
