@@ -85,38 +85,43 @@ class AbsorbTile {
         first_block_(first_block),
         weight_scales_(load_four_scales(a.weight_scales + head * kWeightBlocks)) {}
 
-  // x's rows from first_row on, in e4m3.
+  // x's rows from first_row on, in e4m3. Of as many blocks of 128 as sixteen lanes have, each lane
+  // makes one's scale: a division takes as long as all the rest.
   __device__ void quantize(int first_row) {
-    constexpr int kEights = kTokens * kKBlocks * kBlockLanes;
-    constexpr int kEach = (kEights + kAbsorbThreads - 1) / kAbsorbThreads;
-    constexpr int kTogether = kEach < 8 ? kEach : 8;  // loads under way
-#pragma unroll 1
-    for (int begin = 0; begin < kEach; begin += kTogether) {
-      uint4 x[kTogether];
+    constexpr int kTogether = kAbsorbThreads / kBlockLanes;  // blocks of 128
+    constexpr int kEach = (kTokens * kKBlocks + kTogether - 1) / kTogether;
+    constexpr int kStep = kTogether / kKBlocks;  // tokens between one of a thread's and the next
+    static_assert(kEach <= kBlockLanes);
+    const int lane = static_cast<int>(threadIdx.x) % kBlockLanes;
+    const int block = static_cast<int>(threadIdx.x) / kBlockLanes % kKBlocks;
+    const int first = static_cast<int>(threadIdx.x) / (kBlockLanes * kKBlocks);  // token
+    const __nv_bfloat16* from = a_.x + (first_row + first) * a_.x_row_stride +
+                                head_ * a_.x_head_stride + block * kSide + lane * 8;
+    uint4 x[kEach];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int eight = (begin + i) * kAbsorbThreads + static_cast<int>(threadIdx.x);
-        const int token = eight / (kKBlocks * kBlockLanes),
-                  column = eight % (kKBlocks * kBlockLanes);
-        x[i] = make_uint4(0, 0, 0, 0);
-        if (token < kTokens && first_row + token < a_.rows) {
-          x[i] = *reinterpret_cast<const uint4*>(a_.x + (first_row + token) * a_.x_row_stride +
-                                                 head_ * a_.x_head_stride + column * 8);
-        }
+    for (int i = 0; i < kEach; ++i, from += kStep * a_.x_row_stride) {
+      const int token = first + i * kStep;
+      x[i] = make_uint4(0, 0, 0, 0);
+      if (token < kTokens && first_row + token < a_.rows) {
+        x[i] = *reinterpret_cast<const uint4*>(from);
       }
+    }
+    float magnitude = 1;
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int eight = (begin + i) * kAbsorbThreads + static_cast<int>(threadIdx.x);
-        const int token = eight / (kKBlocks * kBlockLanes);
-        if (token >= kTokens) continue;
-        const int block = eight / kBlockLanes % kKBlocks, lane = eight % kBlockLanes;
-        const Eight wide = widen(x[i]);
-        const BlockScale scale = block_scale(block_magnitude(wide), a_.form);
-        *reinterpret_cast<uint2*>(memory_.tokens(block) + token * kSide +
-                                  ((lane / 2) ^ (token % 8)) * 16 + lane % 2 * 8) =
-            pack_e4m3(wide, scale.inverse);
-        if (lane == 0) memory_.scales[block][token] = scale.scale;
-      }
+    for (int i = 0; i < kEach; ++i) {
+      const float of_block = block_magnitude(x[i]);
+      if (lane % kEach == i) magnitude = of_block;
+    }
+    const BlockScale scale = block_scale(magnitude, a_.form);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float inverse = __shfl_sync(~0u, scale.inverse, i, kBlockLanes);
+      const int token = first + i * kStep;
+      if (token >= kTokens) continue;
+      *reinterpret_cast<uint2*>(memory_.tokens(block) + token * kSide +
+                                ((lane / 2) ^ (token % 8)) * 16 + lane % 2 * 8) =
+          pack_e4m3(x[i], inverse);
+      if (lane == i) memory_.scales[block][token] = scale.scale;
     }
     fence_async_proxy();
   }
@@ -186,7 +191,7 @@ class AbsorbTile {
       }
       if constexpr (kKBlocks > 1) {
         if (a_.quantized.values != nullptr) {
-          store_quantized(widen(v), a_.quantized, row, head_ * kSide + chunk * 8);
+          store_quantized(v, a_.quantized, row, head_ * kSide + chunk * 8);
         }
       }
     }
@@ -342,7 +347,8 @@ void launch_absorb_tile(int tokens, const CUtensorMap& weights, const AbsorbArgu
 
 }  // namespace
 
-void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
+void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
+                   cudaStream_t stream) {
   const bool into_latent = a.n == kAbsorbedLatent && a.k == kAbsorbedHead;
   FATHOM_CHECK(into_latent || (a.n == kAbsorbedHead && a.k == kAbsorbedLatent),
                "absorption by [{}, {}]", a.n, a.k);
@@ -357,8 +363,6 @@ void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
       "results of [{}, {}] in e4m3 with strides {} and {}", a.n, a.k, a.quantized.values_row_stride,
       a.quantized.scales_block_stride);
   if (a.rows == 0 || a.heads == 0) return;
-  const ScaledAbsorbPlan plan = plan_scaled_absorb(
-      {.rows = a.rows, .heads = a.heads, .splits_n = into_latent}, num_multiprocessors());
   const Axis axes[] = {{.size = a.k, .stride = 1, .box = kSide},
                        {.size = a.n, .stride = a.k, .box = kSide},
                        {.size = a.heads, .stride = int64_t{a.n} * a.k, .box = 1}};
@@ -380,6 +384,12 @@ void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
   } else {
     launch_absorb_tile<4>(plan.tokens, weights, arguments, a.heads, stream);
   }
+}
+
+void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
+  const ScaledAbsorbShape shape = {
+      .rows = a.rows, .heads = a.heads, .splits_n = a.n == kAbsorbedLatent};
+  scaled_absorb(plan_scaled_absorb(shape, num_multiprocessors()), a, stream);
 }
 
 }  // namespace fathom::cuda

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "ops/scaled_linear/quantized_rows_cuda.h"
+#include "ops/scaled_linear/scaled_absorb_plan.h"
 
 namespace fathom::cuda {
 
@@ -37,5 +38,9 @@ struct ScaledAbsorbArguments {
 // launches have ended: no launch of the same stream may be writing them. A row's bits depend
 // neither on the other rows nor on their number.
 void scaled_absorb(const ScaledAbsorbArguments& arguments, cudaStream_t stream);
+
+// The same by another plan than the shape's own, for measuring.
+void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& arguments,
+                   cudaStream_t stream);
 
 }  // namespace fathom::cuda

@@ -1,6 +1,8 @@
 // The absorption products in e4m3 on the GPU, and in bf16, in a CUDA graph over different memory.
 //
-//   scaled_absorb_cuda_bench [--json]
+//   scaled_absorb_cuda_bench [--json | --plans]
+//
+// --plans: the products in e4m3 of few rows by many plans.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "device/cuda/bench_table.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/graph_timer.h"
+#include "device/cuda/launch.h"
 #include "device/cuda/random_data.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/scaled_linear/scaled_absorb_cuda.h"
@@ -40,7 +43,7 @@ std::vector<uint16_t> random_rows(int64_t count, float deviation, std::mt19937& 
 }
 
 void measure(BenchTable& table, const std::string& name, Form form, int32_t rows, int32_t heads,
-             int32_t n, int32_t k) {
+             int32_t n, int32_t k, const ScaledAbsorbPlan* plan = nullptr) {
   const bool wide = form == Form::kBf16;
   const int64_t elements = int64_t{heads} * n * k, ins = int64_t{rows} * heads * k,
                 outs = int64_t{rows} * heads * n;
@@ -93,10 +96,32 @@ void measure(BenchTable& table, const std::string& name, Form form, int32_t rows
                              .scales = m.scales.data(),
                              .scales_block_stride = round_up(rows, 4)};
     }
-    scaled_absorb(arguments, stream);
+    if (plan != nullptr) {
+      scaled_absorb(*plan, arguments, stream);
+    } else {
+      scaled_absorb(arguments, stream);
+    }
   });
   table.add(name + ", " + std::to_string(heads) + " heads", std::to_string(rows) + " rows", us,
             bytes, 2.0 * rows * static_cast<double>(elements));
+}
+
+void measure_plans(BenchTable& table, int32_t rows, int32_t heads) {
+  for (const bool into_latent : {true, false}) {
+    for (const int tokens : {8, 16, 32, 64}) {
+      for (const int n_parts : {1, 2, 4}) {
+        if (tokens >= 2 * rows || (!into_latent && n_parts > 1)) continue;
+        const int tiles = static_cast<int>(ceil_div(rows, tokens));
+        const int blocks = heads * n_parts * tiles;
+        if (blocks > 4 * num_multiprocessors()) continue;
+        const ScaledAbsorbPlan plan = {.tokens = tokens, .n_parts = n_parts, .row_parts = tiles};
+        measure(table,
+                std::string(into_latent ? "W_UK " : "W_UV ") + std::to_string(tokens) +
+                    " tokens, parts " + std::to_string(n_parts),
+                Form::kE4m3, rows, heads, into_latent ? 512 : 128, into_latent ? 128 : 512, &plan);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -106,8 +131,13 @@ int main(int argc, char** argv) {
   using fathom::cuda::Form;
   using fathom::cuda::measure;
   fathom::cuda::BenchTable table(argc, argv);
+  const bool plans = std::count(argv + 1, argv + argc, std::string("--plans")) > 0;
   for (const int heads : {16, 128}) {
     for (const int rows : {1, 16, 64, 128, 512, 4096}) {
+      if (plans) {
+        if (rows <= 128) fathom::cuda::measure_plans(table, rows, heads);
+        continue;
+      }
       measure(table, "W_UK bf16", Form::kBf16, rows, heads, 512, 128);
       measure(table, "W_UK e4m3", Form::kE4m3, rows, heads, 512, 128);
       measure(table, "W_UV bf16", Form::kBf16, rows, heads, 128, 512);

@@ -3,10 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
+#include <cstdio>
 #include <random>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/math.h"
 #include "device/cuda/device_array.h"
@@ -104,8 +105,8 @@ class Absorption {
     const int64_t pairs = int64_t{case_.rows} * case_.heads;
     double error = 0, norm = 0, worst = 0;
     int64_t samples = 0;
-    for (int64_t s = 0; s < std::min<int64_t>(pairs, 40); ++s) {
-      const int64_t pair = pairs <= 40 ? s : static_cast<int64_t>(random()) % pairs;
+    for (int64_t s = 0; s < std::min<int64_t>(pairs, 20); ++s) {
+      const int64_t pair = pairs <= 20 ? s : static_cast<int64_t>(random()) % pairs;
       const int64_t row = pair / case_.heads, head = pair % case_.heads;
       const auto exact = product(row, head);
       for (int64_t column = 0; column < n_; ++column, ++samples) {
@@ -123,35 +124,62 @@ class Absorption {
     EXPECT_LE(worst / std::sqrt(norm / static_cast<double>(samples)), 2e-3);
   }
 
+  // The error of `out` against x as it is, as a share of the results' root mean square; and that of
+  // the same products in bf16: weights rounded to it, and results.
+  std::pair<double, double> errors(const std::vector<uint16_t>& out) const {
+    double norm = 0, error = 0, wide_error = 0;
+    for (int64_t row = 0; row < case_.rows; ++row) {
+      for (int64_t head = 0; head < case_.heads; ++head) {
+        const auto exact = product(row, head, false);
+        for (int64_t column = 0; column < n_; ++column) {
+          double wide = 0;
+          for (int64_t i = 0; i < k_; ++i) {
+            wide += double{from_bf16(bf16_bits(static_cast<float>(weight(head, column, i))))} *
+                    from_bf16(at(x_, row * x_row_stride_ + head * x_head_stride_ + i));
+          }
+          const double expected = exact[static_cast<size_t>(column)];
+          const double off =
+              expected -
+              from_bf16(at(out, row * out_row_stride_ + head * out_head_stride_ + column));
+          const double wide_off = expected - from_bf16(bf16_bits(static_cast<float>(wide)));
+          norm += expected * expected;
+          error += off * off;
+          wide_error += wide_off * wide_off;
+        }
+      }
+    }
+    return {std::sqrt(error / norm), std::sqrt(wide_error / norm)};
+  }
+
  private:
-  // A head's columns of a row, of quantised x, exactly.
-  std::vector<double> product(int64_t row, int64_t head) const {
+  // A head's columns of a row, exactly: of quantised x or of x as it is.
+  std::vector<double> product(int64_t row, int64_t head, bool quantised = true) const {
     const int64_t k_blocks = k_ / kScaleBlock;
-    std::vector<e4m3> x(static_cast<size_t>(k_));
-    std::vector<double> scales;
+    std::vector<double> x, out;
     for (int64_t block = 0; block < k_blocks; ++block) {
       bf16 wide[kScaleBlock];
+      e4m3 values[kScaleBlock];
+      const int64_t first = row * x_row_stride_ + head * x_head_stride_ + block * kScaleBlock;
+      for (int64_t i = 0; i < kScaleBlock; ++i) wide[i] = {at(x_, first + i)};
+      const double scale = quantize_block(wide, case_.form, values);
       for (int64_t i = 0; i < kScaleBlock; ++i) {
-        wide[i] = {at(x_, row * x_row_stride_ + head * x_head_stride_ + block * kScaleBlock + i)};
+        x.push_back(quantised ? scale * to_float(values[i]) : double{to_float(wide[i])});
       }
-      scales.push_back(
-          quantize_block(wide, case_.form, std::span(x).subspan(block * kScaleBlock, kScaleBlock)));
     }
-    std::vector<double> out;
     for (int64_t column = 0; column < n_; ++column) {
       double sum = 0;
-      for (int64_t block = 0; block < k_blocks; ++block) {
-        double products = 0;
-        for (int64_t i = block * kScaleBlock; i < (block + 1) * kScaleBlock; ++i) {
-          products += to_float(at(x, i)) *
-                      to_float(e4m3{at(weight_, (head * n_ + column) * k_ + i)});  // exact
-        }
-        sum += products * at(scales, block) *
-               at(weight_scales_, head * kBlocks + column / kScaleBlock * k_blocks + block);
+      for (int64_t i = 0; i < k_; ++i) {
+        sum += at(x, i) * weight(head, column, i);
       }
       out.push_back(sum);
     }
     return out;
+  }
+
+  double weight(int64_t head, int64_t column, int64_t i) const {
+    const int64_t k_blocks = k_ / kScaleBlock;
+    return double{to_float(e4m3{at(weight_, (head * n_ + column) * k_ + i)})} *
+           at(weight_scales_, head * kBlocks + column / kScaleBlock * k_blocks + i / kScaleBlock);
   }
 
   Case case_;
@@ -166,8 +194,8 @@ class Absorption {
 
 TEST(ScaledAbsorb, EqualsDoublePrecision) {
   int turn = 0;
-  for (const int heads : {1, 16, 128, 150}) {
-    for (const int rows : {1, 2, 8, 9, 20, 64, 65, 300}) {
+  for (const int heads : {1, 16, 150}) {
+    for (const int rows : {1, 2, 8, 9, 20, 64, 65, 140}) {
       for (const bool into_latent : {false, true}) {
         ++turn;
         const Case c = {rows, heads, into_latent,
@@ -209,6 +237,20 @@ TEST(ScaledAbsorb, ARowsBitsDependOnTheRowAlone) {
               << i << " of " << rows << " rows";
         }
       }
+    }
+  }
+}
+
+// docs/numerics.md has the figures.
+TEST(ScaledAbsorb, ErrorBesideThatOfBf16) {
+  for (const bool into_latent : {true, false}) {
+    for (const ScaleForm form : {ScaleForm::kF32, ScaleForm::kPowerOfTwo}) {
+      const Absorption absorption({20, 4, into_latent, form});
+      const auto [error, of_bf16] = absorption.errors(absorption.run());
+      std::printf("%s, scales %s: %.4f; bf16 %.4f\n", into_latent ? "W_UK" : "W_UV",
+                  form == ScaleForm::kF32 ? "fp32" : "powers of two", error, of_bf16);
+      EXPECT_LE(error, 0.03);
+      EXPECT_LE(of_bf16, 0.003);
     }
   }
 }
