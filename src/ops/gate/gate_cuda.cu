@@ -23,11 +23,15 @@
 // wait from TensorRT-LLM's router kernels (2025).
 //
 // Measured: docs/kernels/fused.md.
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/launch.h"
 #include "ops/gate/gate_cuda.h"
 #include "ops/gate/gate_product_cuda.cuh"
+#include "ops/gate/gate_spread_cuda.cuh"
+#include "ops/linear/linear_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -46,8 +50,8 @@ __global__ void __launch_bounds__(kGateWarps / kParts * kWarp, 1)
   const auto num_rows = static_cast<int>(min(shape.rows - first_row, int64_t{kRows}));
   cluster_arrive();
   let_next_launch_begin();
-  GateProduct<Weights, kExpertTiles, kRowTiles, kAhead> product(shape, block.first_expert(),
-                                                                block.first_warp() + block.warp);
+  GateProduct<Weights, kExpertTiles, kRowTiles, kAhead> product(
+      shape, block.first_expert(), block.first_warp() + block.warp, kGateWarps);
   product.prefetch();
   wait_for_earlier_launches();
   product.run(shape.x + first_row * shape.hidden, num_rows);
@@ -81,32 +85,34 @@ void launch_for(const GateShape& shape, cudaStream_t stream) {
 
 // More rows share what a block reads of the weights, and more experts what it reads of x, but few
 // rows are done by more multiprocessors in small tiles.
-constexpr int64_t kFewRows = 96, kManyRows = 1536;
+constexpr int64_t kFewGateRows = 96, kManyRows = 1536;
 constexpr int kFewParts = 4;
 constexpr int32_t kFewExperts = 16 * kMaxCluster / kFewParts;
 
 void launch_narrow(const GateShape& shape, cudaStream_t stream) {
   if (shape.rows > kManyRows) {
     launch_for<NarrowWeights, 4, 4, 2>(shape, stream);
-  } else if (shape.rows > kFewRows || shape.experts > 16 * kMaxCluster) {
+  } else if (shape.rows > kFewGateRows || shape.experts > kFewExperts) {
     launch_for<NarrowWeights, 2, 2, 8>(shape, stream);
-  } else if (shape.experts <= kFewExperts) {
-    launch_for<NarrowWeights, 1, 1, 8, kFewParts>(shape, stream);
-  } else if (shape.hidden <= kGateWarps * 8 * kGateColumns) {
-    launch_for<NarrowWeights, 1, 1, 8>(shape, stream);
   } else {
-    launch_for<NarrowWeights, 1, 1, 14>(shape, stream);  // half of 7,168 columns
+    launch_for<NarrowWeights, 1, 1, 8, kFewParts>(shape, stream);
   }
 }
 
 void launch_wide(const GateShape& shape, cudaStream_t stream) {
-  if (shape.rows > kFewRows || shape.experts > 16 * kMaxCluster) {
+  if (shape.rows > kFewGateRows || shape.experts > 16 * kMaxCluster) {
     launch_for<WideWeights, 2, 2, 2>(shape, stream);
   } else if (shape.experts <= kFewExperts) {
     launch_for<WideWeights, 1, 1, 8, kFewParts>(shape, stream);
   } else {
     launch_for<WideWeights, 1, 1, 8>(shape, stream);
   }
+}
+
+// Few experts meet in a cluster's shared memory.
+bool spreads(const GateArguments& arguments) {
+  return arguments.experts > kFewExperts && arguments.experts % 8 == 0 &&
+         arguments.hidden % 64 == 0;
 }
 
 GateShape gate_shape(const GateArguments& arguments) {
@@ -144,7 +150,29 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
   const GateShape shape = gate_shape(arguments);
   if (shape.rows == 0) return;
   if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);
-  launch_narrow(shape, stream);
+  if (!spreads(arguments)) return launch_narrow(shape, stream);
+  FATHOM_CHECK(arguments.workspace != nullptr && arguments.progress != nullptr,
+               "no workspace for {} experts", shape.experts);
+  if (shape.rows <= kMostSpreadRows && !arguments.batch_invariant) {
+    return gate_spread(shape, arguments.workspace, arguments.progress, stream);
+  }
+  linear({.x = arguments.x,
+          .x_row_stride = shape.hidden,
+          .weight = arguments.weight,
+          .out = arguments.workspace,
+          .out_row_stride = shape.experts,
+          .out_type = DType::kF32,
+          .rows = static_cast<int32_t>(shape.rows),
+          .n = shape.experts,
+          .k = static_cast<int32_t>(shape.hidden),
+          .batch_invariant = arguments.batch_invariant},
+         stream);
+  gate_choose(shape, static_cast<const float*>(arguments.workspace), stream);
+}
+
+int64_t gate_workspace_bytes(int64_t rows, int64_t hidden, int64_t experts) {
+  return std::max(rows * experts * int64_t{sizeof(float)},
+                  gate_spread_bytes(std::min(rows, kMostSpreadRows), experts, hidden));
 }
 
 }  // namespace fathom::cuda

@@ -24,13 +24,16 @@ void measure(BenchTable& table, const std::string& name, const GateOptions& opti
   const int copies = static_cast<int>(std::clamp(200e6 / bytes, 4.0, 64.0));
   const int64_t k = options.experts_per_token;
   std::mt19937 random(1);
+  const auto x = random_bf16(rows * hidden, 1, random);
+  const auto weight = random_bf16(experts * hidden, 0.05f, random);
   std::vector<Memory> memory;
   for (int copy = 0; copy < copies; ++copy) {
-    memory.push_back({DeviceArray<uint16_t>(random_bf16(rows * hidden, 1, random)),
-                      DeviceArray<uint16_t>(random_bf16(experts * hidden, 0.05f, random))});
+    memory.push_back({DeviceArray<uint16_t>(x), DeviceArray<uint16_t>(weight)});
   }
   const DeviceArray<float> bias(random_f32(experts, 0.1f, random)), weights(rows * k);
   const DeviceArray<int32_t> ids(rows * k);
+  const DeviceArray<uint8_t> workspace(gate_workspace_bytes(rows, hidden, experts));
+  const DeviceArray<uint64_t> progress(std::vector<uint64_t>{0});
   const double us = time_in_graph(copies, [&](int copy, cudaStream_t stream) {
     const Memory& m = memory[static_cast<size_t>(copy)];
     GateArguments arguments;
@@ -43,6 +46,8 @@ void measure(BenchTable& table, const std::string& name, const GateOptions& opti
     arguments.rows = rows;
     arguments.hidden = hidden;
     arguments.experts = experts;
+    arguments.workspace = workspace.data();
+    arguments.progress = progress.data();
     gate(arguments, stream);
   });
   table.add(name, std::to_string(rows) + " rows", us, bytes, 2.0 * rows * experts * hidden);
@@ -58,7 +63,7 @@ int main(int argc, char** argv) {
     measure(table, "gate 64x2048", {fathom::GateScoring::kSoftmaxGreedy, 1, 1, 6, false, 1}, 64,
             2048, rows);
   }
-  for (const int64_t rows : {1, 8, 64, 256, 1024, 4096}) {
+  for (const int64_t rows : {1, 8, 16, 32, 64, 128, 256, 1024, 4096}) {
     measure(table, "gate 256x7168", {fathom::GateScoring::kSigmoidBias, 8, 4, 8, true, 2.5f}, 256,
             7168, rows);
   }

@@ -76,13 +76,20 @@ Choice on_cpu(const Router& router, const Inputs& inputs) {
   return choice;
 }
 
-Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1) {
+Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1,
+              bool batch_invariant = false) {
   const int64_t rows = std::ssize(inputs.x) / router.hidden, k = router.options.experts_per_token;
   const DeviceArray<uint16_t> x(inputs.x), narrow(inputs.narrow);
   const DeviceArray<float> weight(inputs.weight), bias(inputs.bias), weights(rows * k);
   const DeviceArray<int32_t> ids(rows * k);
   const DeviceArray<int32_t> num_valid(std::vector<int32_t>{static_cast<int32_t>(valid)});
+  const DeviceArray<uint8_t> workspace(gate_workspace_bytes(rows, router.hidden, router.experts));
+  const DeviceArray<uint64_t> progress(std::vector<uint64_t>{0});
+  check(cudaMemset(workspace.data(), 0xFF, workspace.bytes()), "poisoning");
   GateArguments arguments;
+  arguments.workspace = workspace.data();
+  arguments.progress = progress.data();
+  arguments.batch_invariant = batch_invariant;
   arguments.x = x.data();
   arguments.weight = narrow.data();
   if (router.wide) arguments.weight = weight.data();
@@ -148,25 +155,43 @@ TEST(GateCuda, EqualsTheCpu) {
 
 TEST(GateCuda, ManyRowsEqualTheCpu) {
   compare(kRouters[0], 1025);
+  for (const int64_t rows : {17, 64, 65, 127, 131}) compare(kRouters[1], rows);
   compare(kRouters[2], 3000);
   compare(kRouters[5], 1537);
   compare(kRouters[6], 200);
 }
 
-TEST(GateCuda, ARowsBitsDoNotDependOnTheOthers) {
+TEST(GateCuda, ARowsBitsDoNotDependOnTheirNumber) {
   for (const Router& router : kRouters) {
     constexpr int64_t kRows = 1600;
     const Inputs inputs = random_inputs(router, kRows);
-    const Choice all = on_gpu(router, inputs);
+    const Choice all = on_gpu(router, inputs, -1, true);
     const int64_t k = router.options.experts_per_token;
     for (const auto& [first, count] : {std::pair(0, 1), std::pair(700, 1), std::pair(1300, 70)}) {
       Inputs some = inputs;
       some.x.assign(inputs.x.begin() + first * router.hidden,
                     inputs.x.begin() + (first + count) * router.hidden);
-      const Choice few = on_gpu(router, some);
+      const Choice few = on_gpu(router, some, -1, true);
       for (int64_t i = 0; i < count * k; ++i) {
         ASSERT_EQ(few.ids[i], all.ids[first * k + i]);
         ASSERT_EQ(few.weights[i], all.weights[first * k + i]);
+      }
+    }
+  }
+}
+
+TEST(GateCuda, ARowsBitsDoNotDependOnTheOthers) {
+  for (const Router& router : kRouters) {
+    for (const int64_t rows : {5, 70, 200}) {
+      Inputs inputs = random_inputs(router, rows);
+      const Choice before = on_gpu(router, inputs);
+      std::fill_n(inputs.x.begin() + 3 * router.hidden, router.hidden, kNan);
+      const Choice after = on_gpu(router, inputs);
+      const int64_t k = router.options.experts_per_token;
+      for (int64_t i = 0; i < rows * k; ++i) {
+        if (i / k == 3) continue;
+        ASSERT_EQ(after.ids[i], before.ids[i]);
+        ASSERT_EQ(after.weights[i], before.weights[i]);
       }
     }
   }
@@ -189,7 +214,7 @@ TEST(GateCuda, TiesGoToTheLowerIndex) {
 
 TEST(GateCuda, PaddingRowsHaveNoExpertsAndHarmNobody) {
   for (const int64_t rows : {13, 300, 1700}) {
-    for (const Router& router : {kRouters[0], kRouters[2]}) {
+    for (const Router& router : {kRouters[0], kRouters[1], kRouters[2]}) {
       Inputs inputs = random_inputs(router, rows);
       const Choice expected = on_gpu(router, inputs);
       const int64_t valid = rows - 6, k = router.options.experts_per_token;

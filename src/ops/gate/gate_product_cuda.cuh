@@ -68,17 +68,30 @@ class GateProduct {
  public:
   using Element = typename Weights::Element;
 
-  // warp: which of the kGateWarps.
-  __device__ GateProduct(const GateShape& shape, int first_expert, int warp)
+  // share: which of so many of the columns.
+  __device__ GateProduct(const GateShape& shape, int first_expert, int share, int shares)
       : lane_(threadIdx.x % kWarp), hidden_(static_cast<int>(shape.hidden)) {
     const int steps = static_cast<int>(shape.hidden / kGateColumns);
-    const int each = (steps + kGateWarps - 1) / kGateWarps;
-    const int first_step = min(warp * each, steps);
+    const int each = (steps + shares - 1) / shares;
+    const int first_step = min(share * each, steps);
     num_steps_ = min(each, steps - first_step);
     first_column_ = first_step * kGateColumns + lane_ % 4 * 8;
     weight_ = static_cast<const Element*>(shape.weight) +
               (first_expert + lane_ / 4) * shape.hidden + first_column_;
     experts_left_ = shape.experts - first_expert - lane_ / 4;
+  }
+
+  // Before further rows: weights that there was room for are still there.
+  __device__ void begin_rows() {
+    if (num_steps_ > kAhead) prefetch();
+#pragma unroll
+    for (auto& of_expert : sums_) {
+#pragma unroll
+      for (auto& of_row : of_expert) {
+#pragma unroll
+        for (float& sum : of_row) sum = 0;
+      }
+    }
   }
 
   // Weights only: nothing that an earlier launch writes.
@@ -115,6 +128,21 @@ class GateProduct {
         *reinterpret_cast<float2*>(to) = make_float2(sums_[e][r][0], sums_[e][r][1]);
         *reinterpret_cast<float2*>(to + 8 * kRowTiles * 8) =
             make_float2(sums_[e][r][2], sums_[e][r][3]);
+      }
+    }
+  }
+
+  // sums [rows of the tile, stride]: of a row, experts of the block
+  __device__ void store_by_row(float* sums, int stride) const {
+#pragma unroll
+    for (int e = 0; e < kExpertTiles; ++e) {
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        float* const to = sums + (r * 8 + lane_ % 4 * 2) * stride + e * 16 + lane_ / 4;
+        to[0] = sums_[e][r][0];
+        to[stride] = sums_[e][r][1];
+        to[8] = sums_[e][r][2];
+        to[stride + 8] = sums_[e][r][3];
       }
     }
   }

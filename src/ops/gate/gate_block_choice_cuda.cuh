@@ -1,0 +1,219 @@
+// A block chooses a token's experts: the rules of gate() (ops/gate/gate.h), for more experts than a
+// warp gets through quickly.
+//
+// Thread t has experts t and t + kChoiceThreads. What the choice is made by is a key, larger is
+// better: 0 is out of the race. Nothing is taken one after the other: each warp ranks its own keys
+// by counting the larger ones, its first k go on, and are ranked in the same way.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/rows.cuh"
+#include "ops/gate/gate_choice_cuda.cuh"
+#include "ops/gate/gate_options.h"
+
+namespace fathom::cuda {
+
+inline constexpr int kChoiceThreads = 256, kChoiceWarps = kChoiceThreads / kWarp;
+inline constexpr int kMostChosen = 32, kMostGroups = 32;
+
+template <int kPerThread>
+struct BlockChoiceMemory {
+  float values[kPerThread * kChoiceThreads];  // logits, then what groups are judged by
+  float scores[kPerThread * kChoiceThreads];  // what weights are made of
+  alignas(16) uint32_t keys[kChoiceWarps][kPerThread * kWarp];
+  alignas(16) uint64_t first_keys[kChoiceWarps * kMostChosen];  // key, complement of the expert
+  uint32_t group_keys[kMostGroups];
+  int32_t ids[kMostChosen];
+  float weights[kMostChosen];
+};
+
+template <int kPerThread>
+class BlockChoice {
+ public:
+  using Memory = BlockChoiceMemory<kPerThread>;
+
+  // The bias [experts] is asked for here: no launch writes it. Null: none.
+  __device__ BlockChoice(const GateOptions& options, int experts, const float* bias, Memory& memory)
+      : options_(options),
+        experts_(experts),
+        warp_(static_cast<int>(threadIdx.x) / kWarp),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        memory_(memory) {
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      bias_[j] = 0;
+      if (bias != nullptr && has(j)) bias_[j] = load_weight(bias + expert(j));
+    }
+  }
+
+  __device__ int expert(int j) const { return static_cast<int>(threadIdx.x) + j * kChoiceThreads; }
+  __device__ bool has(int j) const { return expert(j) < experts_; }
+
+  // All threads, each with its experts' logits. ids, weights [k] in device memory.
+  __device__ __forceinline__ void run(const float (&logits)[kPerThread], int32_t* ids,
+                                      float* weights) {
+    if (options_.scoring == GateScoring::kSigmoidBias) {
+      score_by_sigmoid(logits);
+    } else {
+      score_by_softmax(logits);
+    }
+    if (options_.scoring != GateScoring::kSoftmaxGreedy && options_.num_groups > 1) drop_groups();
+    choose();
+    write(ids, weights);
+  }
+
+ private:
+  __device__ static float load_weight(const float* from) {
+    float v;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from));
+    return v;
+  }
+
+  __device__ void score_by_sigmoid(const float (&logits)[kPerThread]) {
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      keys_[j] = 0;
+      if (!has(j)) continue;
+      const float score = 1 / (1 + expf(-logits[j])), choice = score + bias_[j];
+      memory_.scores[expert(j)] = score;
+      memory_.values[expert(j)] = choice;
+      keys_[j] = order_key(choice);
+    }
+  }
+
+  // Every warp for itself forms the sum over all.
+  __device__ void score_by_softmax(const float (&logits)[kPerThread]) {
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      if (has(j)) memory_.values[expert(j)] = logits[j];
+    }
+    __syncthreads();
+    float most = -INFINITY, sum = 0;
+    for (int i = lane_; i < experts_; i += kWarp) most = fmaxf(most, memory_.values[i]);
+    most = warp_max(most);
+    for (int i = lane_; i < experts_; i += kWarp) sum += expf(memory_.values[i] - most);
+    sum = warp_sum(sum);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      keys_[j] = 0;
+      if (!has(j)) continue;
+      const float score = expf(logits[j] - most) / sum;
+      memory_.scores[expert(j)] = score;
+      memory_.values[expert(j)] = score;
+      keys_[j] = order_key(score);
+    }
+  }
+
+  // V2: a group is as good as its best expert. V3: as its best two together.
+  __device__ void drop_groups() {
+    const bool sigmoid = options_.scoring == GateScoring::kSigmoidBias;
+    const int groups = static_cast<int>(options_.num_groups), size = experts_ / groups;
+    __syncthreads();  // all have their values
+    for (int group = warp_; group < groups; group += kChoiceWarps) {
+      float first = -INFINITY, second = -INFINITY;
+      for (int i = lane_; i < size; i += kWarp) {
+        const float value = memory_.values[group * size + i];
+        second = fmaxf(second, fminf(first, value));
+        first = fmaxf(first, value);
+      }
+#pragma unroll
+      for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+        const float other_first = __shfl_xor_sync(~0u, first, distance);
+        const float other_second = __shfl_xor_sync(~0u, second, distance);
+        second = fmaxf(fminf(first, other_first), fmaxf(second, other_second));
+        first = fmaxf(first, other_first);
+      }
+      if (lane_ == 0) memory_.group_keys[group] = order_key(sigmoid ? first + second : first);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      if (!has(j)) continue;
+      const int own = expert(j) / size;
+      const uint32_t key = memory_.group_keys[own];
+      int better = 0;
+#pragma unroll 8
+      for (int group = 0; group < groups; ++group) {
+        const uint32_t other = memory_.group_keys[group];
+        better += other > key || (other == key && group < own);
+      }
+      if (better < options_.groups_per_token) continue;
+      // V3's can never be chosen. V2 leaves them in the race, with nothing.
+      if (!sigmoid) memory_.scores[expert(j)] = 0;
+      keys_[j] = sigmoid ? 0 : order_key(0);
+    }
+  }
+
+  __device__ void choose() {
+    const int k = static_cast<int>(options_.experts_per_token);
+    uint32_t* const keys = memory_.keys[warp_];
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) keys[j * kWarp + lane_] = keys_[j];
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int own = j * kWarp + lane_;
+      int better = 0;  // of equal ones the lower index is
+#pragma unroll
+      for (int i = 0; i < kPerThread * kWarp; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(keys + i);
+        better += four.x > keys_[j] || (four.x == keys_[j] && i < own);
+        better += four.y > keys_[j] || (four.y == keys_[j] && i + 1 < own);
+        better += four.z > keys_[j] || (four.z == keys_[j] && i + 2 < own);
+        better += four.w > keys_[j] || (four.w == keys_[j] && i + 3 < own);
+      }
+      if (better < k) {
+        memory_.first_keys[warp_ * k + better] =
+            uint64_t{keys_[j]} << 32 | (~static_cast<uint32_t>(expert(j)));
+      }
+    }
+    __syncthreads();
+    // So many threads to one that has come so far: a power of two.
+    const int count = kChoiceWarps * k, sharers = k <= 8 ? 4 : k <= 16 ? 2 : 1;
+    const int candidate = static_cast<int>(threadIdx.x) / sharers;
+    uint64_t key = 0;
+    int better = 0;
+    if (candidate < count) {
+      key = memory_.first_keys[candidate];
+#pragma unroll 8
+      for (int i = static_cast<int>(threadIdx.x) % sharers; i < count; i += sharers) {
+        better += memory_.first_keys[i] > key;
+      }
+    }
+    for (int distance = 1; distance < sharers; distance *= 2) {
+      better += __shfl_xor_sync(~0u, better, distance);
+    }
+    if (candidate < count && better < k && static_cast<int>(threadIdx.x) % sharers == 0) {
+      const auto id = static_cast<int>(~static_cast<uint32_t>(key));
+      memory_.ids[better] = id;
+      memory_.weights[better] = memory_.scores[id];
+    }
+    __syncthreads();
+  }
+
+  __device__ void write(int32_t* ids, float* weights) const {
+    const int k = static_cast<int>(options_.experts_per_token);
+    if (static_cast<int>(threadIdx.x) >= k) return;
+    float sum = 0;
+#pragma unroll 8
+    for (int i = 0; i < k; ++i) sum += memory_.weights[i];
+    float weight = memory_.weights[threadIdx.x];
+    // V2's code normalises only for k > 1, and then does not scale.
+    const bool sigmoid = options_.scoring == GateScoring::kSigmoidBias;
+    const bool normalize = options_.normalize && (sigmoid || k > 1);
+    if (normalize) weight /= sum + 1e-20f;
+    if (sigmoid || !normalize) weight *= options_.scaling;
+    ids[threadIdx.x] = memory_.ids[threadIdx.x];
+    weights[threadIdx.x] = weight;
+  }
+
+  const GateOptions& options_;
+  const int experts_, warp_, lane_;
+  Memory& memory_;
+  float bias_[kPerThread];
+  uint32_t keys_[kPerThread];
+};
+
+}  // namespace fathom::cuda
