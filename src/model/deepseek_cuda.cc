@@ -53,8 +53,7 @@ int64_t mlp_bytes(const ModelConfig& config, const ModelOptions& options) {
   const auto rows = static_cast<int32_t>(options.max_rows);
   int64_t bytes = moe_workspace_bytes(dense_shape(config, 1), rows);
   if (config.num_experts > 0) {
-    bytes = std::max({bytes, moe_workspace_bytes(moe_shape(config, 1), rows),
-                      gate_workspace_bytes(rows, config.hidden, config.num_experts)});
+    bytes = std::max(bytes, moe_workspace_bytes(moe_shape(config, 1), rows));
   }
   if (config.hidden % kScaleBlock != 0) return bytes;
   bytes = std::max(bytes, scaled_moe_workspace_bytes(dense_shape(config, kScaleBlock), rows));
@@ -107,7 +106,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(mlp_, mlp_bytes(config_, options_));
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
-  place(gate_progress_, 1);
+  place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts));
   place(decode_scratch_, latent_decode_scratch(num_multiprocessors_).words());
   place(cos_sin_, config_.max_position * rope);
   place(logits_, options_.max_logit_rows * config_.vocab_size);
@@ -157,7 +156,10 @@ void DeepSeekModel::fill_constants() {
       cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
-  upload(std::vector<uint64_t>(1, 0), gate_progress_);
+  const int64_t gate_words =
+      gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts);
+  check(cudaMemset(gate_scratch_, 0xFF, static_cast<size_t>(gate_words) * sizeof(float)),
+        "preparing the router's memory");
   prepare_latent_decode_scratch(decode_scratch_, num_multiprocessors_, nullptr);
   check(cudaDeviceSynchronize(), "preparing the workspace");
 }
@@ -256,8 +258,7 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
           .rows = rows,
           .hidden = config_.hidden,
           .experts = config_.num_experts,
-          .workspace = mlp_,
-          .progress = gate_progress_,
+          .scratch = gate_scratch_,
           .batch_invariant = options_.batch_invariant},
          stream);
   }

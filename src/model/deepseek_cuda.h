@@ -154,11 +154,11 @@ class DeepSeekModel {
   float* expert_weights_ = nullptr;    // [rows, k]
   int32_t* dense_ids_ = nullptr;       // [rows]: 0, a dense layer's only expert
   float* dense_weights_ = nullptr;     // [rows]: 1
-  std::byte* mlp_ = nullptr;           // the operation's own, the router's before
-  // Of the experts in bf16 and in e4m3, and of the router: counters, zero at first.
+  std::byte* mlp_ = nullptr;           // the operation's own
+  // Of the experts in bf16 and in e4m3: counters, zero at first.
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;
-  uint64_t* gate_progress_ = nullptr;
+  float* gate_scratch_ = nullptr;    // the router's own, every bit set at first
   float* decode_scratch_ = nullptr;  // latent_decode's
   float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
   float* logits_ = nullptr;          // [max_logit_rows, vocab]

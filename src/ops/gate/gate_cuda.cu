@@ -151,15 +151,16 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
   if (shape.rows == 0) return;
   if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);
   if (!spreads(arguments)) return launch_narrow(shape, stream);
-  FATHOM_CHECK(arguments.workspace != nullptr && arguments.progress != nullptr,
-               "no workspace for {} experts", shape.experts);
+  FATHOM_CHECK(arguments.scratch != nullptr, "no scratch memory for {} experts", shape.experts);
   if (shape.rows <= kMostSpreadRows && !arguments.batch_invariant) {
-    return gate_spread(shape, arguments.workspace, arguments.progress, stream);
+    return gate_spread(shape, arguments.scratch, stream);
   }
+  float* const logits =
+      arguments.scratch + gate_spread_words(kMostSpreadRows, shape.experts, shape.hidden);
   linear({.x = arguments.x,
           .x_row_stride = shape.hidden,
           .weight = arguments.weight,
-          .out = arguments.workspace,
+          .out = logits,
           .out_row_stride = shape.experts,
           .out_type = DType::kF32,
           .rows = static_cast<int32_t>(shape.rows),
@@ -167,12 +168,12 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
           .k = static_cast<int32_t>(shape.hidden),
           .batch_invariant = arguments.batch_invariant},
          stream);
-  gate_choose(shape, static_cast<const float*>(arguments.workspace), stream);
+  gate_choose(shape, logits, stream);
 }
 
-int64_t gate_workspace_bytes(int64_t rows, int64_t hidden, int64_t experts) {
-  return std::max(rows * experts * int64_t{sizeof(float)},
-                  gate_spread_bytes(std::min(rows, kMostSpreadRows), experts, hidden));
+int64_t gate_scratch_words(int64_t rows, int64_t hidden, int64_t experts) {
+  if (experts <= kFewExperts) return 0;
+  return gate_spread_words(kMostSpreadRows, experts, hidden) + rows * experts;
 }
 
 }  // namespace fathom::cuda

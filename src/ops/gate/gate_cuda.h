@@ -24,17 +24,16 @@ struct GateArguments {
   int32_t* expert_ids = nullptr;    // [rows, k]
   float* expert_weights = nullptr;  // [rows, k]
   int64_t rows = 0, hidden = 0, experts = 0;
-  // Of more than 64 experts. workspace: gate_workspace_bytes(), aligned to 16; no contents kept.
-  // progress: one word, zero before the first launch, left as later ones want it: one for all
-  // launches of the same hidden and experts that never run at the same time.
-  void* workspace = nullptr;
-  uint64_t* progress = nullptr;
+  // Of more than 64 experts: gate_scratch_words(), every bit set before the first launch, left as
+  // later ones want it: one for all launches of the same hidden and experts that never run at the
+  // same time.
+  float* scratch = nullptr;
   // A row's bits are the same whatever the number of rows.
   bool batch_invariant = false;
 };
 
 // Of up to so many rows.
-int64_t gate_workspace_bytes(int64_t rows, int64_t hidden, int64_t experts);
+int64_t gate_scratch_words(int64_t rows, int64_t hidden, int64_t experts);
 
 // The logits are sums in fp32 (of exact products, in the tensor cores' order). A row's bits do not
 // depend on the other rows; of up to 64 experts, not on their number either.

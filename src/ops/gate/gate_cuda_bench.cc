@@ -32,8 +32,8 @@ void measure(BenchTable& table, const std::string& name, const GateOptions& opti
   }
   const DeviceArray<float> bias(random_f32(experts, 0.1f, random)), weights(rows * k);
   const DeviceArray<int32_t> ids(rows * k);
-  const DeviceArray<uint8_t> workspace(gate_workspace_bytes(rows, hidden, experts));
-  const DeviceArray<uint64_t> progress(std::vector<uint64_t>{0});
+  const DeviceArray<float> scratch(gate_scratch_words(rows, hidden, experts));
+  check(cudaMemset(scratch.data(), 0xFF, scratch.bytes()), "preparing");
   const double us = time_in_graph(copies, [&](int copy, cudaStream_t stream) {
     const Memory& m = memory[static_cast<size_t>(copy)];
     GateArguments arguments;
@@ -46,8 +46,7 @@ void measure(BenchTable& table, const std::string& name, const GateOptions& opti
     arguments.rows = rows;
     arguments.hidden = hidden;
     arguments.experts = experts;
-    arguments.workspace = workspace.data();
-    arguments.progress = progress.data();
+    arguments.scratch = scratch.data();
     gate(arguments, stream);
   });
   table.add(name, std::to_string(rows) + " rows", us, bytes, 2.0 * rows * experts * hidden);

@@ -83,12 +83,10 @@ Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1,
   const DeviceArray<float> weight(inputs.weight), bias(inputs.bias), weights(rows * k);
   const DeviceArray<int32_t> ids(rows * k);
   const DeviceArray<int32_t> num_valid(std::vector<int32_t>{static_cast<int32_t>(valid)});
-  const DeviceArray<uint8_t> workspace(gate_workspace_bytes(rows, router.hidden, router.experts));
-  const DeviceArray<uint64_t> progress(std::vector<uint64_t>{0});
-  check(cudaMemset(workspace.data(), 0xFF, workspace.bytes()), "poisoning");
+  const DeviceArray<float> scratch(gate_scratch_words(rows, router.hidden, router.experts));
+  check(cudaMemset(scratch.data(), 0xFF, scratch.bytes()), "preparing");
   GateArguments arguments;
-  arguments.workspace = workspace.data();
-  arguments.progress = progress.data();
+  arguments.scratch = scratch.data();
   arguments.batch_invariant = batch_invariant;
   arguments.x = x.data();
   arguments.weight = narrow.data();

@@ -2,14 +2,16 @@
 //
 // Inputs/outputs: gate_cuda.h.
 //
-// Layout: one block a multiprocessor: 32 experts and a part of the columns, of which each of its
-// eight warps has its share in registers (gate_product_cuda.cuh), for all rows. Sums of parts meet
+// Layout: one block a multiprocessor: 32 experts and a part of the columns. Each of its eight warps
+// has 16 of the experts and a quarter of the columns in registers (gate_product_cuda.cuh), for all
+// rows. Sums of parts meet
 // in device memory [parts, rows, experts]; a block has a row to choose for.
 //
 // Algorithm: weights are asked for before the wait for earlier launches and stay. Tile after tile
-// of rows: products, the warps' sums added in shared memory, out to memory. When all blocks have
-// counted themselves done, rows are shared among the blocks, which add up the parts and choose
-// (gate_block_choice_cuda.cuh).
+// of rows: products, the warps' sums added in shared memory, out to memory. Then rows are shared
+// among the blocks, which add up the parts and choose (gate_block_choice_cuda.cuh). Nobody counts
+// who has written: a sum is there when its word no longer holds the mark of those that are missing,
+// which whoever has read it puts back.
 //
 // Determinism: warps' and parts' sums are added in their order, which depends on the numbers of
 // columns, experts and multiprocessors alone.
@@ -29,9 +31,11 @@ namespace {
 
 constexpr int kSpreadExperts = 32;
 constexpr int kSumStride = kSpreadExperts + 1;  // of a row's: no bank twice
-constexpr int kSpreadAhead = 2;                 // steps of columns in registers
+constexpr int kShares = 4;                      // of a block's columns: two warps each
+constexpr int kSpreadAhead = 4;                 // steps of columns in registers
 constexpr int kMostParts = 16;                  // of the columns
-static_assert(kGateWarps == kChoiceWarps);
+constexpr uint32_t kMissing = ~0u;              // a NaN that no operation gives
+static_assert(kChoiceWarps == 2 * kShares);
 
 struct SpreadPlan {
   int expert_parts, column_parts;
@@ -41,9 +45,9 @@ SpreadPlan plan_spread(int64_t experts, int64_t hidden) {
   const int64_t steps = hidden / kGateColumns, expert_parts = ceil_div(experts, kSpreadExperts);
   const int64_t most =
       std::clamp<int64_t>(num_multiprocessors() / expert_parts, 1, int64_t{kMostParts});
-  const int64_t each = ceil_div(steps, most * kGateWarps);  // of a warp
+  const int64_t each = ceil_div(steps, most * kShares);  // of a warp
   return {.expert_parts = static_cast<int>(expert_parts),
-          .column_parts = static_cast<int>(ceil_div(steps, each * kGateWarps))};
+          .column_parts = static_cast<int>(ceil_div(steps, each * kShares))};
 }
 
 __device__ int64_t valid_rows(const GateShape& shape) {
@@ -56,34 +60,58 @@ __device__ void choose_for_rows(const GateShape& shape, int64_t valid,
                                 BlockChoice<kPerThread>& choice, const Logit& logit) {
   const int64_t k = shape.options.experts_per_token;
   for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
-    if (row >= valid) {
-      if (threadIdx.x < kWarp) write_no_experts(shape, row, static_cast<int>(threadIdx.x));
-      continue;
-    }
     float logits[kPerThread];
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       logits[j] = choice.has(j) ? logit(row, choice.expert(j)) : 0;
     }
+    if (row >= valid) {
+      if (threadIdx.x < kWarp) write_no_experts(shape, row, static_cast<int>(threadIdx.x));
+      continue;
+    }
     choice.run(logits, shape.expert_ids + row * k, shape.expert_weights + row * k);
   }
 }
 
+// Waits for all of them; [parts] words, `stride` apart, are missing again afterwards.
+__device__ float sum_of_parts(float* from, int parts, int64_t stride) {
+  float values[kMostParts];
+  bool missing;
+  do {
+    missing = false;
+#pragma unroll
+    for (int part = 0; part < kMostParts; ++part) {
+      values[part] = part < parts ? load_shared_word(from + part * stride) : 0;
+    }
+#pragma unroll
+    for (int part = 0; part < kMostParts; ++part) {
+      missing = missing || __float_as_uint(values[part]) == kMissing;
+    }
+  } while (missing);
+  float sum = 0;
+#pragma unroll
+  for (int part = 0; part < kMostParts; ++part) {
+    sum += values[part];
+    if (part < parts) from[part * stride] = __uint_as_float(kMissing);
+  }
+  return sum;
+}
+
 template <int kRowTiles, int kPerThread>
 __global__ void __launch_bounds__(kChoiceThreads, 1)
-    gate_spread_kernel(const __grid_constant__ GateShape shape, int column_parts, float* partial,
-                       uint64_t* progress) {
+    gate_spread_kernel(const __grid_constant__ GateShape shape, int column_parts, float* partial) {
   constexpr int kRows = kRowTiles * 8;
   __shared__ BlockChoiceMemory<kPerThread> memory;
-  extern __shared__ float sums[];  // [warps, kRows, kSumStride]
+  extern __shared__ float sums[];  // [shares, kRows, kSumStride]
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int column_part = static_cast<int>(blockIdx.x) % column_parts;
   const int first_expert = static_cast<int>(blockIdx.x) / column_parts * kSpreadExperts;
   const auto rows = static_cast<int>(shape.rows);
   const bool chooses = static_cast<int>(blockIdx.x) < rows;
   let_next_launch_begin();
-  GateProduct<NarrowWeights, kSpreadExperts / 16, kRowTiles, kSpreadAhead> product(
-      shape, first_expert, column_part * kGateWarps + warp, column_parts * kGateWarps);
+  const int share = warp / 2, half = warp % 2 * (kSpreadExperts / 2);
+  GateProduct<NarrowWeights, kSpreadExperts / 32, kRowTiles, kSpreadAhead> product(
+      shape, first_expert + half, column_part * kShares + share, column_parts * kShares);
   product.prefetch();
   BlockChoice<kPerThread> choice(shape.options, shape.experts, chooses ? shape.bias : nullptr,
                                  memory);
@@ -97,39 +125,25 @@ __global__ void __launch_bounds__(kChoiceThreads, 1)
       __syncthreads();  // the sums before have been read
     }
     product.run(shape.x + first_row * shape.hidden, num_rows);
-    product.store_by_row(sums + warp * (kRows * kSumStride), kSumStride);
+    product.store_by_row(sums + share * (kRows * kSumStride) + half, kSumStride);
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < num_rows * kSpreadExperts;
          i += kChoiceThreads) {
       const int row = i / kSpreadExperts, expert = i % kSpreadExperts;
       float sum = 0;
 #pragma unroll
-      for (int w = 0; w < kGateWarps; ++w) sum += sums[(w * kRows + row) * kSumStride + expert];
+      for (int s = 0; s < kShares; ++s) sum += sums[(s * kRows + row) * kSumStride + expert];
       if (first_expert + expert < shape.experts) {
-        partial[(column_part * rows + first_row + row) * shape.experts + first_expert + expert] =
-            sum;
+        store_shared_word(partial + (column_part * rows + first_row + row) * shape.experts +
+                              first_expert + expert,
+                          sum);
       }
     }
   }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const uint64_t before = add_release(progress, 1);
-    const uint64_t awaited = (before / gridDim.x + 1) * gridDim.x;
-    while (chooses && load_acquire(progress) < awaited) {
-    }
-  }
   if (!chooses) return;
-  __syncthreads();
   choose_for_rows(shape, valid, choice, [&](int64_t row, int expert) {
-    const float* const from = partial + row * shape.experts + expert;
-    float parts[kMostParts], sum = 0;
-#pragma unroll
-    for (int part = 0; part < kMostParts; ++part) {
-      parts[part] = part < column_parts ? __ldcg(from + part * rows * shape.experts) : 0;
-    }
-#pragma unroll
-    for (int part = 0; part < kMostParts; ++part) sum += parts[part];
-    return sum;
+    return sum_of_parts(partial + row * shape.experts + expert, column_parts,
+                        int64_t{rows} * shape.experts);
   });
 }
 
@@ -145,10 +159,9 @@ __global__ void __launch_bounds__(kChoiceThreads)
 }
 
 template <int kRowTiles, int kPerThread>
-void launch_spread(const GateShape& shape, void* workspace, uint64_t* progress,
-                   cudaStream_t stream) {
+void launch_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
   const auto kernel = gate_spread_kernel<kRowTiles, kPerThread>;
-  constexpr int kBytes = kGateWarps * kRowTiles * 8 * kSumStride * int{sizeof(float)};
+  constexpr int kBytes = kShares * kRowTiles * 8 * kSumStride * int{sizeof(float)};
   static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
   static_cast<void>(prepared);
   const SpreadPlan plan = plan_spread(shape.experts, shape.hidden);
@@ -156,34 +169,33 @@ void launch_spread(const GateShape& shape, void* workspace, uint64_t* progress,
          {.blocks = static_cast<unsigned>(plan.expert_parts * plan.column_parts),
           .threads = kChoiceThreads,
           .shared_bytes = kBytes},
-         stream, shape, plan.column_parts, static_cast<float*>(workspace), progress);
+         stream, shape, plan.column_parts, partial);
 }
 
 template <int kPerThread>
-void launch_spread(const GateShape& shape, void* workspace, uint64_t* progress,
-                   cudaStream_t stream) {
+void launch_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
   if (shape.rows <= 8) {
-    launch_spread<1, kPerThread>(shape, workspace, progress, stream);
+    launch_spread<1, kPerThread>(shape, partial, stream);
   } else if (shape.rows <= 16) {
-    launch_spread<2, kPerThread>(shape, workspace, progress, stream);
+    launch_spread<2, kPerThread>(shape, partial, stream);
   } else if (shape.rows <= 32) {
-    launch_spread<4, kPerThread>(shape, workspace, progress, stream);
+    launch_spread<4, kPerThread>(shape, partial, stream);
   } else {
-    launch_spread<8, kPerThread>(shape, workspace, progress, stream);
+    launch_spread<8, kPerThread>(shape, partial, stream);
   }
 }
 
 }  // namespace
 
-int64_t gate_spread_bytes(int64_t rows, int64_t experts, int64_t hidden) {
-  return plan_spread(experts, hidden).column_parts * rows * experts * int64_t{sizeof(float)};
+int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden) {
+  return plan_spread(experts, hidden).column_parts * rows * experts;
 }
 
-void gate_spread(const GateShape& shape, void* workspace, uint64_t* progress, cudaStream_t stream) {
+void gate_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
   if (shape.experts <= kChoiceThreads) {
-    launch_spread<1>(shape, workspace, progress, stream);
+    launch_spread<1>(shape, partial, stream);
   } else {
-    launch_spread<2>(shape, workspace, progress, stream);
+    launch_spread<2>(shape, partial, stream);
   }
 }
 

@@ -13,9 +13,10 @@ namespace fathom::cuda {
 
 inline constexpr int64_t kMostSpreadRows = 128;
 
-// Of weights in bf16. workspace: gate_spread_bytes(). progress: as GateArguments has it.
-int64_t gate_spread_bytes(int64_t rows, int64_t experts, int64_t hidden);
-void gate_spread(const GateShape& shape, void* workspace, uint64_t* progress, cudaStream_t stream);
+// Of weights in bf16. partial: gate_spread_words(), every bit set before the first launch, left as
+// later ones want it.
+int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden);
+void gate_spread(const GateShape& shape, float* partial, cudaStream_t stream);
 
 // logits [rows, experts] in device memory. Of the shape neither x nor the weights are read.
 void gate_choose(const GateShape& shape, const float* logits, cudaStream_t stream);

@@ -7,7 +7,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kMostTokens = 64;
+constexpr int kMostTokens = 64, kFewTokens = 16;
 constexpr int64_t kBlocksTogether = 2;  // of a multiprocessor: one computes while another waits
 
 }  // namespace
@@ -15,18 +15,20 @@ constexpr int64_t kBlocksTogether = 2;  // of a multiprocessor: one computes whi
 ScaledAbsorbPlan plan_scaled_absorb(const ScaledAbsorbShape& shape, int num_multiprocessors) {
   ScaledAbsorbPlan plan;
   const auto tiles = [&] { return ceil_div(shape.rows, plan.tokens); };
-  const auto fits = [&] { return shape.heads * plan.n_parts * tiles() <= num_multiprocessors; };
+  const auto fit = [&] {
+    return shape.heads * plan.n_parts * tiles() <= kBlocksTogether * num_multiprocessors;
+  };
   while (plan.tokens < std::min<int64_t>(shape.rows, kMostTokens)) plan.tokens *= 2;
-  // Few heads: first each multiprocessor reads less of the weights, then fewer rows.
+  // First each multiprocessor reads less of the weights, then fewer rows.
   while (shape.splits_n && plan.n_parts < ScaledAbsorbPlan::kBlocks) {
     plan.n_parts *= 2;
-    if (fits()) continue;
+    if (fit()) continue;
     plan.n_parts /= 2;
     break;
   }
-  while (plan.tokens > 8) {
+  while (plan.tokens > kFewTokens) {
     plan.tokens /= 2;
-    if (fits()) continue;
+    if (fit()) continue;
     plan.tokens *= 2;
     break;
   }

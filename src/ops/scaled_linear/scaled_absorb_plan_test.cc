@@ -27,10 +27,13 @@ TEST(ScaledAbsorbPlan, IsOneWave) {
 
 TEST(ScaledAbsorbPlan, WorksOnManyMultiprocessors) {
   EXPECT_EQ(plan(1, 16, true).n_parts, 4);
-  EXPECT_EQ(plan(64, 16, false).tokens * plan(64, 16, false).row_parts, 64);
-  EXPECT_EQ(plan(64, 16, false).tokens, 8);
-  for (const int64_t rows : {1, 64}) EXPECT_EQ(plan(rows, 128, true).row_parts, 1);
+  EXPECT_EQ(plan(1, 128, true).n_parts, 2);
+  EXPECT_EQ(plan(64, 128, true).n_parts, 2);
   EXPECT_EQ(plan(64, 128, true).tokens, 64);
+  EXPECT_EQ(plan(64, 128, false).tokens, 32);
+  EXPECT_EQ(plan(64, 128, false).row_parts, 2);
+  EXPECT_EQ(plan(64, 16, false).tokens, 16);
+  EXPECT_EQ(plan(64, 16, false).row_parts, 4);
   EXPECT_EQ(plan(8192, 128, false).row_parts, 2);
   EXPECT_EQ(plan(8192, 16, false).row_parts, 16);
 }
