@@ -160,6 +160,13 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
   const int64_t columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
   FATHOM_CHECK(pass.num_keys <= options_.most_keys, "{} keys, at most {}", pass.num_keys,
                options_.most_keys);
+  Activation keys;
+  if (is_e4m3(weights.kv_b)) {
+    keys.quantized = quantized(pass.num_keys, latent, weights.kv_b.input_scale);
+  } else {
+    keys.data = key_latent_;
+    keys.stride = latent;
+  }
   gather_latent({.pages = pages.data,
                  .format = pages.format,
                  .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
@@ -171,11 +178,11 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                                static_cast<int64_t>(index),
                  .num_sequences = pass.num_parts,
                  .keys = pass.num_keys,
-                 .latent = key_latent_,
-                 .k_rope = key_rope_},
+                 .latent = keys.data,
+                 .k_rope = key_rope_,
+                 .quantized = keys.quantized},
                 stream);
-  product({key_latent_, latent}, weights.kv_b, {columns, latent}, {kv_, columns}, pass.num_keys,
-          stream);
+  product(keys, weights.kv_b, {columns, latent}, {kv_, columns}, pass.num_keys, stream);
   mha_prefill(num_multiprocessors_,
               {.q = query.data,
                .q_row_stride = query.stride,

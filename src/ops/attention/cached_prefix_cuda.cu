@@ -1,8 +1,10 @@
-// What: rows of the paged latent cache copied to dense matrices in bf16.
+// What: rows of the paged latent cache copied to dense matrices in bf16, the latent in e4m3 with
+// scales of 128 columns instead or as well.
 //
 // Inputs/outputs: cached_prefix_cuda.h.
 //
-// Layout: a warp copies a row (bf16: 72 times 16 bytes; 8 bits: 16 values a lane).
+// Layout: a warp copies a row, a lane 16 of the latent's columns: eight of each half, so that
+// sixteen lanes have a block of 128.
 //
 // Limits: rows of 512 + 64 values.
 //
@@ -13,6 +15,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "ops/attention/cached_prefix_cuda.h"
+#include "ops/scaled_linear/quantize_block_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -32,39 +35,49 @@ __device__ int sequence_of(const GatherLatentArguments& arguments, int64_t row) 
   return sequence;
 }
 
-// 16 values of 8 bits as two chunks of bf16.
-template <Fp8 kType>
-__device__ void widen_sixteen(uint4 bytes, float scale, uint4* to) {
-  Eight x[2] = {widen_fp8<kType>(make_uint2(bytes.x, bytes.y)),
-                widen_fp8<kType>(make_uint2(bytes.z, bytes.w))};
+// Eight values of a row's latent in bf16.
+template <typename Row>
+__device__ uint4 latent_chunk(const std::byte* row, int chunk) {
+  if constexpr (Row::kIsBf16) {
+    return reinterpret_cast<const uint4*>(row)[chunk];
+  } else {
+    Eight x = widen_fp8<Row::kType>(reinterpret_cast<const uint2*>(row)[chunk]);
+    if constexpr (Row::kIsScaled) {
+      const float scale = reinterpret_cast<const float*>(row + Row::kScalesAt)[chunk / kBlockLanes];
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[e].v[i] *= scale;
-    to[e] = narrow(x[e]);
+      for (float& value : x.v) value *= scale;
+    }
+    return narrow(x);
   }
 }
 
 template <typename Row>
-__device__ void copy_row(const std::byte* row, int lane, uint4* latent, uint4* k_rope) {
-  const uint4* from = reinterpret_cast<const uint4*>(row);
-  const uint4* rope = reinterpret_cast<const uint4*>(row + Row::kRopeAt);
-  if constexpr (Row::kIsBf16) {
-    const uint4 first = from[lane], second = from[lane + 32];
-    static_assert(kLatentChunks == 64);
-    if (lane < kRopeChunks) k_rope[lane] = rope[lane];
-    latent[lane] = first;
-    latent[lane + 32] = second;
+__device__ uint4 rope_chunk(const std::byte* row, int chunk) {
+  if constexpr (Row::kRopeIsBf16) {
+    return reinterpret_cast<const uint4*>(row + Row::kRopeAt)[chunk];
   } else {
-    const uint4 bytes = from[lane];
-    float scale = 1;
-    if constexpr (Row::kIsScaled) {
-      scale = reinterpret_cast<const float*>(row + Row::kScalesAt)[lane / 8];
-      if (lane < kRopeChunks) k_rope[lane] = rope[lane];
-    } else {
-      if (lane < kRopeChunks / 2) widen_sixteen<Row::kType>(rope[lane], 1, k_rope + lane * 2);
+    return narrow(widen_fp8<Row::kType>(reinterpret_cast<const uint2*>(row + Row::kRopeAt)[chunk]));
+  }
+}
+
+template <typename Row>
+__device__ void copy_row(const std::byte* row, int lane, int64_t to,
+                         const GatherLatentArguments& arguments) {
+  constexpr int kHalf = kLatentChunks / 2;
+  static_assert(kHalf == 32);
+  const uint4 latent[2] = {latent_chunk<Row>(row, lane), latent_chunk<Row>(row, lane + kHalf)};
+  if (lane < kRopeChunks) {
+    static_cast<uint4*>(arguments.k_rope)[to * kRopeChunks + lane] = rope_chunk<Row>(row, lane);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int chunk = half * kHalf + lane;
+    if (arguments.latent != nullptr) {
+      static_cast<uint4*>(arguments.latent)[to * kLatentChunks + chunk] = latent[half];
     }
-    widen_sixteen<Row::kType>(bytes, scale, latent + lane * 2);
+    if (arguments.quantized.values != nullptr) {
+      store_quantized(latent[half], arguments.quantized, to, chunk * 8);
+    }
   }
 }
 
@@ -82,8 +95,7 @@ __global__ void gather_kernel(const __grid_constant__ GatherLatentArguments argu
           .block_tables[int64_t{arguments.sequences[s]} * arguments.max_pages + key / kPageKeys];
   copy_row<Row>(static_cast<const std::byte*>(arguments.pages) +
                     (page * kPageKeys + key % kPageKeys) * Row::kBytes,
-                lane, static_cast<uint4*>(arguments.latent) + row * kLatentChunks,
-                static_cast<uint4*>(arguments.k_rope) + row * kRopeChunks);
+                lane, row, arguments);
 }
 
 }  // namespace

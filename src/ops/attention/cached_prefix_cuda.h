@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cache/cache_format.h"
+#include "ops/scaled_linear/quantized_rows_cuda.h"
 
 namespace fathom::cuda {
 
@@ -23,8 +24,9 @@ struct GatherLatentArguments {
   const int32_t* key_starts = nullptr;  // [num_sequences + 1], rising from 0
   int32_t num_sequences = 0;
   int64_t keys = 0;        // rows of latent; those from key_starts[num_sequences] are left alone
-  void* latent = nullptr;  // [keys, 512] bf16
+  void* latent = nullptr;  // [keys, 512] bf16; null: not wanted
   void* k_rope = nullptr;  // [keys, 64] bf16
+  QuantizedRows quantized = {};  // of the latent: k = 512
 };
 
 void gather_latent(const GatherLatentArguments& arguments, cudaStream_t stream);

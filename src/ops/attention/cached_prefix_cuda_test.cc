@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "base/math.h"
 #include "cache/latent_row.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
@@ -51,18 +52,28 @@ void gather_and_compare(CacheFormat format, const std::vector<Range>& ranges) {
       its_starts(key_starts);
   check(cudaMemset(latent.data(), 0xFF, latent.bytes()), "poison");
   check(cudaMemset(k_rope.data(), 0xFF, k_rope.bytes()), "poison");
-  gather_latent({.pages = on_device.data(),
-                 .format = format,
-                 .block_tables = its_tables.data(),
-                 .max_pages = kMaxPages,
-                 .sequences = its_sequences.data(),
-                 .first_keys = its_first.data(),
-                 .key_starts = its_starts.data(),
-                 .num_sequences = static_cast<int32_t>(ranges.size()),
-                 .keys = keys,
-                 .latent = latent.data(),
-                 .k_rope = k_rope.data()},
-                nullptr);
+  const DeviceArray<uint8_t> values(keys * kLatent);
+  const DeviceArray<float> scales(kLatent / kScaleBlock * round_up(keys, 4));
+  check(cudaMemset(values.data(), 0xFF, values.bytes()), "poison");
+  check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poison");
+  GatherLatentArguments arguments = {.pages = on_device.data(),
+                                     .format = format,
+                                     .block_tables = its_tables.data(),
+                                     .max_pages = kMaxPages,
+                                     .sequences = its_sequences.data(),
+                                     .first_keys = its_first.data(),
+                                     .key_starts = its_starts.data(),
+                                     .num_sequences = static_cast<int32_t>(ranges.size()),
+                                     .keys = keys,
+                                     .latent = latent.data(),
+                                     .k_rope = k_rope.data()};
+  gather_latent(arguments, nullptr);
+  arguments.latent = nullptr;
+  arguments.quantized = {.values = values.data(),
+                         .values_row_stride = kLatent,
+                         .scales = scales.data(),
+                         .scales_block_stride = round_up(keys, 4)};
+  gather_latent(arguments, nullptr);
   check(cudaDeviceSynchronize(), "synchronize");
 
   std::vector<uint16_t> expected_latent(static_cast<size_t>(keys * kLatent), 0xFFFF),
@@ -79,6 +90,20 @@ void gather_and_compare(CacheFormat format, const std::vector<Range>& ranges) {
   }
   EXPECT_EQ(latent.to_host(), expected_latent);
   EXPECT_EQ(k_rope.to_host(), expected_rope);
+
+  std::vector<uint8_t> expected_values(static_cast<size_t>(keys * kLatent), 0xFF);
+  const auto its_scales = scales.to_host();
+  for (int64_t i = 0; i < key_starts.back() * kLatent; i += kScaleBlock) {
+    bf16 x[kScaleBlock];
+    e4m3 y[kScaleBlock];
+    for (int64_t j = 0; j < kScaleBlock; ++j) x[j] = {expected_latent[static_cast<size_t>(i + j)]};
+    const int64_t row = i / kLatent, block = i % kLatent / kScaleBlock;
+    ASSERT_EQ(its_scales[static_cast<size_t>(block * round_up(keys, 4) + row)],
+              quantize_block(x, ScaleForm::kF32, y));
+    for (int64_t j = 0; j < kScaleBlock; ++j)
+      expected_values[static_cast<size_t>(i + j)] = y[j].bits;
+  }
+  EXPECT_EQ(values.to_host(), expected_values);
 }
 
 class GatherLatent : public testing::TestWithParam<CacheFormat> {};
