@@ -19,7 +19,7 @@
 // Limits: n and k of 128 and 512. Few rows are bound by reading the weights (2.0 us for 128 heads
 // at 4.3 TB/s), many by x and out, which are bf16.
 //
-// Measured: docs/kernels/scaled_linear.md.
+// Measured: docs/kernels/scaled_absorb.md.
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/launch.h"
