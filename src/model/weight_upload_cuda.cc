@@ -63,6 +63,7 @@ WeightUpload::WeightUpload() {
 }
 
 WeightUpload::~WeightUpload() {
+  cudaStreamSynchronize(stream_);  // after an error: pieces may still be on their way
   for (const cudaEvent_t event : done_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
 }

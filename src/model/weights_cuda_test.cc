@@ -165,6 +165,13 @@ void expect_vector(const HostMatrix& host, const float* device, const std::strin
   }
 }
 
+// So that what a load leaves as it was is not zero: the next allocation of this size gets it.
+void poison(int64_t bytes) {
+  const DeviceArray<std::byte> memory(bytes);
+  check(cudaMemset(memory.data(), 0xFF, memory.bytes()), "poisoning");
+  check(cudaDeviceSynchronize(), "poisoning");
+}
+
 // ---- The whole model ----
 
 // Compares one load with what the host reads.
@@ -172,6 +179,7 @@ class Comparison {
  public:
   Comparison(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options)
       : config_(checkpoint.config()), host_(read_on_host(checkpoint)) {
+    poison(weight_bytes(checkpoint, stored_fp8, options));
     auto loaded = load_weights(checkpoint, stored_fp8, options);
     FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
     weights = std::move(*loaded);
@@ -322,6 +330,9 @@ std::string config_text(const Sizes& s, const std::string& quantization) {
 constexpr const char* kBlocks =
     R"({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
         "weight_block_size": [128, 128]})";
+constexpr const char* kPowersOfTwo =
+    R"({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128], "scale_fmt": "ue8m0"})";
 constexpr const char* kTensorStatic =
     R"({"quant_method": "fp8", "activation_scheme": "static",
         "ignored_layers": ["lm_head", "model.layers.0.self_attn.o_proj"]})";
@@ -340,6 +351,8 @@ std::string stored_name(DType type) {
       return "BF16";
     case DType::kF16:
       return "F16";
+    case DType::kF8E8M0:
+      return "F8_E8M0";
     default:
       return "F8_E4M3";
   }
@@ -356,6 +369,7 @@ std::string random_bytes(DType type, int64_t count, bool scale, std::mt19937& ra
     if (type == DType::kBF16) data += bytes_of(std::vector<bf16>{to_bf16(value)});
     if (type == DType::kF16) data += bytes_of(std::vector<f16>{to_f16(value)});
     if (type == DType::kF8E4M3) data += bytes_of(std::vector<e4m3>{to_e4m3(40 * value)});
+    if (type == DType::kF8E8M0) data += static_cast<char>(110 + random() % 20);
   }
   return data;
 }
@@ -372,7 +386,8 @@ Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
     int64_t count = 1;
     for (const int64_t size : entry.shape) count *= size;
     const bool scale = name.find("scale") != std::string::npos;
-    const DType type = entry.dtype == DType::kBF16 ? wide : entry.dtype;
+    DType type = entry.dtype == DType::kBF16 ? wide : entry.dtype;
+    if (scale && config.find("ue8m0") != std::string::npos) type = DType::kF8E8M0;
     auto stored_shape = entry.shape;
     // As it is published.
     if (name.ends_with("input_scale")) stored_shape.clear();
@@ -402,6 +417,7 @@ TEST(Weights, InBf16) { compare_written(config_text({}, "")); }
 TEST(Weights, InF32) { compare_written(config_text({}, ""), DType::kF32); }
 TEST(Weights, InF16) { compare_written(config_text({}, ""), DType::kF16); }
 TEST(Weights, InBlocks) { compare_written(config_text({}, kBlocks)); }
+TEST(Weights, InBlocksWithScalesOf8Bits) { compare_written(config_text({}, kPowersOfTwo)); }
 TEST(Weights, WithoutQueryCompression) { compare_written(config_text({.q_lora = 0}, kBlocks)); }
 TEST(Weights, WithAScaleATensor) { compare_written(config_text({}, kTensorStatic)); }
 TEST(Weights, WithAScaleARow) { compare_written(config_text({}, kRow)); }
