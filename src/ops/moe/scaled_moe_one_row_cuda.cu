@@ -244,7 +244,7 @@ __device__ uint8_t* vector_memory() { return block_memory() + kWarps * kSlots * 
 // ---- vectors of f16 in shared memory: of 512 the first eight of each sixteen, then the others, so
 // that lanes read sixteen neighbours each without conflicts.
 
-__device__ int vector_at(int i) {  // bytes, of the eight that i is one of
+__device__ unsigned vector_at(unsigned i) {  // bytes, of the eight that i is one of
   return i / 512 * 1024 + i / 8 % 2 * 512 + i % 512 / 16 * 16;
 }
 
@@ -252,7 +252,7 @@ struct Sixteen {
   uint4 low, high;
 };
 
-__device__ Sixteen load_sixteen(int first) {
+__device__ Sixteen load_sixteen(unsigned first) {
   const auto* at = reinterpret_cast<const uint4*>(vector_memory() + vector_at(first));
   return {at[0], at[512 / 16]};
 }
@@ -284,7 +284,7 @@ __device__ Pair multiply_step(const uint8_t* weights, const Sixteen& x, int lane
   warp_mma_16x8x16_f16(d[0], a, {x.high.x, x.high.y});
   a_of(w[0].w, w[1].w, a);
   warp_mma_16x8x16_f16(d[1], a, {x.high.z, x.high.w});
-  const int odd = lane / 4 % 2;
+  const bool odd = (lane & 4) != 0;
   return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
 }
 
@@ -296,17 +296,17 @@ __device__ bool is_on_diagonal(int lane) { return lane % 4 == lane / 8; }
 __device__ Pair multiply_rows(const uint8_t* weights, int first, int columns, const float* x_scales,
                               const float* scales0, const float* scales1, int lane) {
   Pair sums = {0, 0};
-  const int chunk = lane / 4;  // of 64 bytes
+  const unsigned chunk = static_cast<unsigned>(lane) / 4 * 64;
   const bool diagonal = is_on_diagonal(lane);
 #pragma unroll 2
-  for (int at = 0; at < columns; at += kStepBytes) {
+  for (unsigned at = 0; at < static_cast<unsigned>(columns); at += kStepBytes) {
     const Pair more =
         multiply_step(weights + at + lane * 16, load_sixteen(first + at + lane * 16), lane);
-    const int column = at + chunk * 64;
-    if (diagonal && column < columns) {
-      const float x_scale = x_scales[column / 128];
-      sums.first = fmaf(more.first, x_scale * scales0[column / 128], sums.first);
-      sums.second = fmaf(more.second, x_scale * scales1[column / 128], sums.second);
+    const unsigned column = at + chunk, block = column / 128;
+    if (diagonal && column < static_cast<unsigned>(columns)) {
+      const float x_scale = x_scales[block];
+      sums.first = fmaf(more.first, x_scale * scales0[block], sums.first);
+      sums.second = fmaf(more.second, x_scale * scales1[block], sums.second);
     }
   }
   return {warp_sum(sums.first), warp_sum(sums.second)};
