@@ -35,9 +35,7 @@ void scaled_moe(const ScaledMoeArguments& a, cudaStream_t stream) {
   FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
                name_of(a.out_type));
   if (a.rows == 0) return;
-  if (a.rows == 1 && !a.batch_invariant && scaled_moe_one_row_takes(s)) {
-    scaled_moe_one_row(a, stream);
-  } else if (!a.batch_invariant && are_few_scaled(s, a.rows)) {
+  if (!a.batch_invariant && are_few_scaled(s, a.rows)) {
     scaled_moe_few_rows(a, stream);
   } else {
     scaled_moe_many_rows(a, stream);
