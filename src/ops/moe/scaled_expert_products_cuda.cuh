@@ -36,7 +36,7 @@
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/wgmma.cuh"
-#include "ops/scaled_linear/quantize_rows.h"
+#include "ops/scaled_linear/quantize_cuda.cuh"
 
 namespace fathom::cuda {
 
@@ -330,18 +330,12 @@ class ScaledExpertMultiplier {
     find_largest<kUnits>(values);
     named_barrier(kBoth, 256);
     if (thread_ < kColumns) {
-      float magnitude = kLeastMagnitude;
+      float magnitude = 0;
 #pragma unroll
       for (int warp = 0; warp < 4 * Shape::kGroups; ++warp) {
         magnitude = fmaxf(magnitude, staging.largest[warp][thread_]);
       }
-      float scale = __fdiv_rn(magnitude, kLargestE4M3),
-            inverse = __fdiv_rn(kLargestE4M3, magnitude);
-      if (out.form == ScaleForm::kPowerOfTwo) {
-        constexpr uint32_t kMantissa = 0x7FFFFF;
-        scale = __uint_as_float((__float_as_uint(scale) + kMantissa) & ~kMantissa);
-        inverse = __fdiv_rn(1.0f, scale);
-      }
+      const auto [scale, inverse] = block_scale(magnitude, out.form);
       staging.inverse[thread_] = inverse;
       if (thread_ < out.tokens) out.scales[thread_] = scale;
     }
