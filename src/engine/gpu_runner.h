@@ -10,6 +10,7 @@
 #include "checkpoint/load_plan.h"
 #include "engine/runner.h"
 #include "model/attention_plan.h"
+#include "model/weight_forms.h"
 
 namespace fathom {
 
@@ -29,7 +30,7 @@ struct GpuRunnerOptions {
   // into chunks and whatever of it is found in the cache. Attention is multi-head for all of its
   // prompt then, and absorbed for all of its answer (or absorbed for both, if `attention` says so).
   bool deterministic = false;
-  bool expand_fp8 = false;  // weights that are stored in FP8 become bf16
+  StoredFp8 stored_fp8 = StoredFp8::kKept;
   LoadOptions load;
 };
 

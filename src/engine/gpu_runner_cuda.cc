@@ -53,12 +53,11 @@ int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
 }
 
 cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptions& options) {
-  return {
-      .max_rows = options.max_batched_tokens,
-      .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
-      .most_keys = most_keys(config, options),
-      .batch_invariant = options.deterministic,
-      .stored_fp8 = options.expand_fp8 ? StoredFp8::kExpandedToBF16 : StoredFp8::kKept};
+  return {.max_rows = options.max_batched_tokens,
+          .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
+          .most_keys = most_keys(config, options),
+          .batch_invariant = options.deterministic,
+          .stored_fp8 = options.stored_fp8};
 }
 
 int64_t page_bytes(const ModelConfig& config, CacheFormat format) {

@@ -148,6 +148,7 @@ struct Way {
   AttentionForm form = AttentionForm::kAuto;
   CacheFormat format = CacheFormat::kBF16;
   int64_t expanded_keys = 0;  // of multi-head attention at a time
+  bool expand_fp8 = true;     // to products of bf16
 };
 
 class GpuRunner : public testing::TestWithParam<Way> {};
@@ -156,8 +157,10 @@ class GpuRunner : public testing::TestWithParam<Way> {};
 // that are about as good turns the rest. bf16 products have such an effect on the CPU too. On the
 // GPU the FP8 weights are rounded to bf16 besides, and so is what passes from launch to launch
 // where the CPU keeps fp32: its distance from float32 may be larger, but not twice the CPU's.
-TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
-  const auto [form, format, expanded_keys] = GetParam();
+// Activations in e4m3 have 3 bits behind the point, where bf16 has 7: their bounds are by
+// measurement, 15.4 to 17.7 % and 0.22 to 0.27.
+TEST_P(GpuRunner, IsNearToFloat32) {
+  const auto [form, format, expanded_keys, expand_fp8] = GetParam();
   std::mt19937 random(static_cast<uint32_t>(form));
   const auto texts = random_texts(random);
   const auto right = run(*on_cpu(DType::kF32, CacheFormat::kF32), texts);
@@ -167,11 +170,12 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
   options.attention = form;
   options.cache_format = format;
   options.expanded_keys = expanded_keys;
+  options.stored_fp8 = expand_fp8 ? StoredFp8::kExpandedToBF16 : StoredFp8::kKept;
   const auto gpu = on_gpu(options);
   const auto actual = run(*gpu, texts);
-  const Deviation its = deviation(actual, right, "GPU");
-  EXPECT_LE(its.logprobs, 1.8 * cpu.logprobs);
-  EXPECT_LE(its.other_tokens, 1.8 * cpu.other_tokens + 0.005);
+  const Deviation its = deviation(actual, right, expand_fp8 ? "GPU, bf16" : "GPU, e4m3");
+  EXPECT_LE(its.logprobs, expand_fp8 ? 1.8 * cpu.logprobs : 0.32);
+  EXPECT_LE(its.other_tokens, expand_fp8 ? 1.8 * cpu.other_tokens + 0.005 : 0.22);
   // The same steps give the same bits; whether they are launched as graphs makes no difference.
   options.graphs = false;
   const auto eager = on_gpu(options);
@@ -189,6 +193,13 @@ TEST_P(GpuRunner, IsAsNearToFloat32AsTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Forms, GpuRunner,
                          testing::Values(Way{}, Way{.form = AttentionForm::kAbsorbed},
                                          Way{.form = AttentionForm::kMha}));
+INSTANTIATE_TEST_SUITE_P(InE4m3, GpuRunner,
+                         testing::Values(Way{.expand_fp8 = false},
+                                         Way{.form = AttentionForm::kAbsorbed, .expand_fp8 = false},
+                                         Way{.form = AttentionForm::kMha, .expand_fp8 = false},
+                                         Way{.format = CacheFormat::kFp8Scaled,
+                                             .expanded_keys = 128,
+                                             .expand_fp8 = false}));
 INSTANTIATE_TEST_SUITE_P(KeysInPasses, GpuRunner,
                          testing::Values(Way{.expanded_keys = 256},
                                          Way{.form = AttentionForm::kMha, .expanded_keys = 128},
