@@ -71,7 +71,7 @@ struct Arguments {
   const LatentDecodePart* parts;
   const int32_t* first_part;
   __nv_bfloat16* out;
-  float* sums;     // [slots, 512 * rows of the tile], in the order of the threads' registers
+  float* sums;     // [slots, 512 * rows of the tile / 2]: pairs of bf16, as threads have them
   float* weights;  // [weights, rows of the tile]: a part's, once for each block that reads it
   int32_t heads;
   float scale_log2;
@@ -646,20 +646,20 @@ class PartAttention {
       store_shared_words(arguments_.weights + its * kRows + row,
                          *reinterpret_cast<const float4*>(shared_.weights + row));
     }
-    float* sums =
-        arguments_.sums + static_cast<int64_t>(part.first_slot + part.split) * (kLatent * kRows);
+    float* sums = arguments_.sums +
+                  static_cast<int64_t>(part.first_slot + part.split) * (kLatent * kRows / 2) +
+                  group_ * (kLatent * kRows / 2 / kGroups) + thread_ * 4;
 #pragma unroll
-    for (int block = 0; block < kOutBlocks; ++block) {
+    for (int block = 0; block < kOutBlocks; block += 2) {
 #pragma unroll
       for (int j = 0; j < kElements; j += 4) {
-        const int i = j / 2;
-        const int vector =
-            ((group_ * kOutBlocks + block) * (kElements / 4) + j / 4) * kGroupThreads + thread_;
-        store_shared_words(sums + vector * 4,
-                           make_float4(present(out_[block][j] * inverse_[i]),
-                                       present(out_[block][j + 1] * inverse_[i + 1]),
-                                       present(out_[block][j + 2] * inverse_[i]),
-                                       present(out_[block][j + 3] * inverse_[i + 1])));
+        const auto pair = [&](int b, int next) {
+          const float factor = inverse_[j / 2 + next];
+          return present_pair(out_[b][j + next] * factor, out_[b][j + 2 + next] * factor);
+        };
+        store_shared_words(
+            sums + (block / 2 * (kElements / 4) + j / 4) * (4 * kGroupThreads),
+            make_float4(pair(block, 0), pair(block, 1), pair(block + 1, 0), pair(block + 1, 1)));
       }
     }
   }
@@ -673,23 +673,23 @@ class PartAttention {
   float out_[kOutBlocks][kElements];
 };
 
-// Where write_partial() puts what.
+// Where write_partial() puts what: a vector is of two neighbouring rows and of two blocks of 64
+// columns.
 template <int kTileRows>
 struct SumsLayout {
-  using Words = Fp32Words;
   static constexpr int kRows = kTileRows, kThreads = kComputing;
   static constexpr int kBarrier = fathom::cuda::kBarrier;
-  static constexpr int kVectors = kLatent * kRows / 4;
-  static constexpr int kSecondRow = 1, kSecondColumn = 1;
+  static constexpr int kVectors = kLatent * kRows / 8;
+  static constexpr int kPairColumn = 1, kSecondRow = 1, kSecondColumn = 64;
 
-  __device__ static int row_of(int vector) {
+  __device__ static int row_of(uint32_t vector) {
     return vector / kGroupThreads % (kRows / 8) * 8 + 2 * (vector % 4);
   }
-  __device__ static int column_of(int vector) {
-    const int block = vector / (kGroupThreads * kRows / 8), thread = vector % kGroupThreads;
-    return block * 64 + thread / 32 * 16 + thread % 32 / 4 * 2;
+  __device__ static int column_of(uint32_t vector) {
+    const uint32_t thread = vector % kGroupThreads;
+    return vector / (kGroupThreads * kRows / 8) * 128 + thread / 32 * 16 + thread % 32 / 4 * 2;
   }
-  __device__ static int weight_at(int vector) { return row_of(vector); }
+  __device__ static int weight_at(uint32_t vector) { return row_of(vector); }
 };
 
 // ---- the kernel
@@ -735,7 +735,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       more = part.more;
       if (part.num_splits == 1) continue;
       Joining(part, part.rows,
-              arguments.sums + static_cast<int64_t>(part.first_slot) * (kLatent * kRows),
+              arguments.sums + static_cast<int64_t>(part.first_slot) * (kLatent * kRows / 2),
               Joining::kVectors,
               arguments.weights +
                   (static_cast<int64_t>(part.first_weight) + part.split * part.num_splits) * kRows,

@@ -12,8 +12,9 @@
 namespace fathom::cuda {
 namespace {
 
-// A bf16 result rounds by 2^-9 at most, by 0.0017 on average; f16 probabilities by an eighth of it.
-constexpr double kMostError = 2e-3;
+// A bf16 result rounds by 2^-9 at most, by 0.0017 on average, and so do parts of a row tile before
+// they are joined; f16 probabilities by an eighth of it.
+constexpr double kMostError = 2.5e-3;
 
 void compare(CacheFormat format, int heads, const std::vector<int32_t>& lens,
              const std::vector<int32_t>& queries, int launches = 3) {

@@ -64,7 +64,7 @@ struct Arguments {
   const LatentDecodePart* parts;
   const int32_t* first_part;
   __nv_bfloat16* out;
-  float* sums;     // [slots, kGroups, 512 * kRows], in the order of the threads' registers
+  float* sums;     // [slots, kGroups, 512 * kRows / 2]: pairs of bf16, as threads have them
   float* weights;  // [weights, rows of the tile]: a part's, once for each block that reads it
   int32_t heads;
   float scale_log2;
@@ -397,19 +397,21 @@ class Attention {
       store_shared_words(arguments_.weights + at * Shared::kTileRows + row,
                          *reinterpret_cast<const float4*>(shared_.weights + row));
     }
-    float* sums =
-        arguments_.sums +
-        (static_cast<size_t>(part.first_slot + part.split) * kGroups + group_) * (kLatent * kRows);
+    float* sums = arguments_.sums +
+                  (static_cast<size_t>(part.first_slot + part.split) * kGroups + group_) *
+                      (kLatent * kRows / 2) +
+                  thread_ * 4;
 #pragma unroll
-    for (int box = 0; box < kLatentBoxes; ++box) {
+    for (int box = 0; box < kLatentBoxes; box += 2) {
 #pragma unroll
       for (int j = 0; j < kElements; j += 4) {
-        const int i = j / 2;
-        store_shared_words(sums + (box * kElements + j) * kGroupThreads + thread_ * 4,
-                           make_float4(present(out_[box][j] * inverse_[i]),
-                                       present(out_[box][j + 1] * inverse_[i + 1]),
-                                       present(out_[box][j + 2] * inverse_[i]),
-                                       present(out_[box][j + 3] * inverse_[i + 1])));
+        const auto pair = [&](int b, int next) {
+          const float factor = inverse_[j / 2 + next];
+          return present_pair(out_[b][j + next] * factor, out_[b][j + 2 + next] * factor);
+        };
+        store_shared_words(
+            sums + (box / 2 * (kElements / 4) + j / 4) * (4 * kGroupThreads),
+            make_float4(pair(box, 0), pair(box, 1), pair(box + 1, 0), pair(box + 1, 1)));
       }
     }
   }
@@ -424,24 +426,22 @@ class Attention {
   float out_[kLatentBoxes][kElements];
 };
 
-// Where write_partial() puts what: a vector is four values of two neighbouring rows at two columns
-// that are 8 apart.
+// Where write_partial() puts what: a vector is of two neighbouring rows and of two boxes; a word's
+// columns are 8 apart.
 template <int kRows_, int kGroups>
 struct PartLayout {
-  using Words = Fp32Words;
   static constexpr int kRows = kRows_ * kGroups, kThreads = kGroups * kGroupThreads;
   static constexpr int kBarrier = kGroups + 1;
-  static constexpr int kVectors = kLatent * kRows / 4;
-  static constexpr int kSecondRow = 1, kSecondColumn = 8;
+  static constexpr int kVectors = kLatent * kRows / 8, kGroupVectors = kVectors / kGroups;
+  static constexpr int kSecondRow = 1, kSecondColumn = kBoxColumns, kPairColumn = 8;
 
   __device__ static int row_of(uint32_t vector) {
-    const uint32_t group = kGroups > 1 ? vector / (kGroupThreads * kRows_) : 0;
-    const uint32_t element = vector / kGroupThreads * 4 % (kRows_ / 2);
-    return group * kRows_ + element / 4 * 8 + 2 * (vector % 4);
+    const uint32_t group = kGroups > 1 ? vector / kGroupVectors : 0;
+    return group * kRows_ + vector / kGroupThreads % (kRows_ / 8) * 8 + 2 * (vector % 4);
   }
   __device__ static int column_of(uint32_t vector) {
-    const uint32_t within = vector % (kGroupThreads * kRows_), thread = within % kGroupThreads;
-    return within / kGroupThreads * 4 / (kRows_ / 2) * kBoxColumns + thread / 32 * 16 +
+    const uint32_t within = vector % kGroupVectors, thread = within % kGroupThreads;
+    return within / (kGroupThreads * kRows_ / 8) * (2 * kBoxColumns) + thread / 32 * 16 +
            thread % 32 / 4;
   }
   __device__ static int weight_at(uint32_t vector) { return row_of(vector); }

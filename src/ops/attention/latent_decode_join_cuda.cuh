@@ -26,9 +26,9 @@ __device__ inline bool is_missing(float4 v) {
   return is_missing(v.x) || is_missing(v.y) || is_missing(v.z) || is_missing(v.w);
 }
 
-// Words that are never missing. Adding +0 makes +0 of -0; of two values in bf16, -0 in the upper
-// half and +0 in the lower would be a value too small for bf16.
-__device__ inline float present(float value) { return value + 0.0f; }
+// Words that are never missing: of a weight, where adding +0 makes +0 of -0; of two values in bf16,
+// where -0 in the upper half and +0 in the lower would be a value too small for bf16.
+__device__ inline float present(float weight) { return weight + 0.0f; }
 __device__ inline float present_pair(float low, float high) {
   const uint32_t word = pack_bf16(low, high);
   return __uint_as_float(word == 0x80000000u ? 0 : word);
@@ -39,37 +39,12 @@ __device__ inline int quotient(int a, float inverse_of_b) {
   return static_cast<int>((static_cast<float>(a) + 0.5f) * inverse_of_b);
 }
 
-// Of two rows, four words: x and z of the first, y and w of the second.
-struct Fp32Words {
-  static constexpr int kValues = 1;  // of a word
-
-  __device__ static void add(float (&sum)[4], float4 words, float2 factor) {
-    sum[0] += factor.x * words.x, sum[2] += factor.x * words.z;
-    sum[1] += factor.y * words.y, sum[3] += factor.y * words.w;
-  }
-};
-// A word is two neighbouring columns.
-struct Bf16Words {
-  static constexpr int kValues = 2;
-
-  __device__ static void add(float (&sum)[8], float4 words, float2 factor) {
-    add_pair(sum[0], sum[1], words.x, factor.x);
-    add_pair(sum[2], sum[3], words.y, factor.y);
-    add_pair(sum[4], sum[5], words.z, factor.x);
-    add_pair(sum[6], sum[7], words.w, factor.y);
-  }
-
- private:
-  __device__ static void add_pair(float& low, float& high, float word, float factor) {
-    low += factor * __uint_as_float(__float_as_uint(word) << 16);
-    high += factor * __uint_as_float(__float_as_uint(word) & 0xFFFF0000u);
-  }
-};
-
-// How a part's results lie in scratch memory, in vectors of four words: Layout has
-//   Words, kRows, kThreads (of the block, that join), kBarrier (a named barrier that they may use),
-//   kVectors (of a part), row_of(vector), column_of(vector): of its x,
-//   kSecondRow, kSecondColumn: how much further its y and its z are,
+// How a part's results lie in scratch memory, in vectors of four words of two values in bf16 (they
+// are rounded as the result is; fp32 takes twice the words, and longer): Layout has
+//   kRows, kThreads (of the block, that join), kBarrier (a named barrier that they may use),
+//   kVectors (512 * kRows / 8), row_of(vector), column_of(vector): of its first value,
+//   kPairColumn: how much further the second value of a word is, kSecondRow: the second and fourth
+//   word, kSecondColumn: the third and fourth,
 //   weight_at(vector): where the weights of its two rows lie side by side among the kRows of a
 //   part.
 // A weight is log2 of the sum of the row's exponentials; each part has them once for each block
@@ -80,10 +55,8 @@ struct Bf16Words {
 template <typename Layout>
 class JoinedShare {
  public:
-  using Words = typename Layout::Words;
   static constexpr int kRows = Layout::kRows, kThreads = Layout::kThreads;
-  static constexpr int kVectors = Layout::kVectors, kValues = 4 * Words::kValues;
-  static constexpr int kAtOnce = 16;
+  static constexpr int kVectors = Layout::kVectors, kValues = 8;  // of a vector
   static constexpr int64_t kLatent = 512;
 
   // Threads that have a row's weights together: neighbours.
@@ -114,14 +87,17 @@ class JoinedShare {
         memory_(memory) {}
 
   __device__ void run() const {
-    if (splits_ > 8) {
-      gather<16>();
+    const int each = quotient(splits_ - 1, reciprocal_fast(sharers_)) + 1;  // a thread's parts
+    if (each > 16) {
+      gather<18, 1>();
+    } else if (splits_ > 8) {
+      gather<16, 1>();
     } else if (splits_ > 4) {
-      gather<8>();
+      gather<8, 2>();
     } else if (splits_ > 2) {
-      gather<4>();
+      gather<4, 4>();
     } else {
-      gather<2>();
+      gather<2, 8>();
     }
     named_barrier(Layout::kBarrier, kThreads);
     for (int v = threadIdx.x; v < vectors_; v += kThreads) {
@@ -138,12 +114,12 @@ class JoinedShare {
   }
 
  private:
-  // kParts parts of each of as many vectors as make kAtOnce together are asked for, and what is
-  // missing of them is asked for again until it is there. Beyond the thread's last part it takes
-  // that one again, times zero.
-  template <int kParts>
+  // kParts parts of kVectorsAtOnce vectors are asked for together, and what is missing of them is
+  // asked for again until it is there. Beyond the thread's last part it takes that one again, times
+  // zero.
+  template <int kParts, int kVectorsAtOnce>
   __device__ void gather() const {
-    constexpr int kVectorsAtOnce = kAtOnce / kParts;
+    constexpr int kAtOnce = kParts * kVectorsAtOnce;
     const int thread = threadIdx.x;
     const int first = sharers_ > 1 ? quotient(thread, reciprocal_fast(vectors_)) : 0;
     const int last = first + quotient(splits_ - 1 - first, reciprocal_fast(sharers_)) * sharers_;
@@ -181,7 +157,7 @@ class JoinedShare {
           const int at = Layout::weight_at(begin_ + v + k / kParts * kThreads);
           const float2 factor = *reinterpret_cast<const float2*>(
               memory_.factors + (part <= last ? part : splits_) * kStride + at);
-          Words::add(sum[k / kParts], value[k], factor);
+          add(sum[k / kParts], value[k], factor);
           // Nobody else reads this vector: the next launch finds it missing.
           if (exists(k)) {
             store_shared_words(address(k), make_float4(kMissing, kMissing, kMissing, kMissing));
@@ -262,24 +238,30 @@ class JoinedShare {
     }
   }
 
+  __device__ static void add(float (&sum)[kValues], float4 words, float2 factor) {
+    add_pair(sum[0], sum[1], words.x, factor.x);
+    add_pair(sum[2], sum[3], words.y, factor.y);
+    add_pair(sum[4], sum[5], words.z, factor.x);
+    add_pair(sum[6], sum[7], words.w, factor.y);
+  }
+  __device__ static void add_pair(float& low, float& high, float word, float factor) {
+    low += factor * __uint_as_float(__float_as_uint(word) << 16);
+    high += factor * __uint_as_float(__float_as_uint(word) & 0xFFFF0000u);
+  }
+
   __device__ void write(int vector, const float (&value)[kValues]) const {
-    const int row = Layout::row_of(vector);
-    __nv_bfloat16* const out = out_ + row * kLatent + Layout::column_of(vector);
+    const int first_row = Layout::row_of(vector), first_column = Layout::column_of(vector);
 #pragma unroll
-    for (int second = 0; second < 2; ++second) {
-      if (row + second * Layout::kSecondRow >= rows_) continue;
-      __nv_bfloat16* const to = out + second * (Layout::kSecondRow * kLatent);
-      const auto store_pair = [&](int column, float low, float high) {
-        *reinterpret_cast<uint32_t*>(to + column) = pack_bf16(low, high);
-      };
-      if constexpr (Words::kValues == 2) {
-        store_pair(0, value[2 * second], value[2 * second + 1]);
-        store_pair(Layout::kSecondColumn, value[2 * second + 4], value[2 * second + 5]);
-      } else if constexpr (Layout::kSecondColumn == 1) {
-        store_pair(0, value[second], value[second + 2]);
+    for (int word = 0; word < 4; ++word) {
+      const int row = first_row + word % 2 * Layout::kSecondRow;
+      if (row >= rows_) continue;
+      __nv_bfloat16* const to =
+          out_ + row * kLatent + first_column + word / 2 * Layout::kSecondColumn;
+      if constexpr (Layout::kPairColumn == 1) {
+        *reinterpret_cast<uint32_t*>(to) = pack_bf16(value[2 * word], value[2 * word + 1]);
       } else {
-        to[0] = __float2bfloat16(value[second]);
-        to[Layout::kSecondColumn] = __float2bfloat16(value[second + 2]);
+        to[0] = __float2bfloat16(value[2 * word]);
+        to[Layout::kPairColumn] = __float2bfloat16(value[2 * word + 1]);
       }
     }
   }

@@ -57,7 +57,7 @@ constexpr int kThreads = (kGroups + 1) * kGroupThreads;
 constexpr int kK = 16;             // columns (or keys) that one instruction multiplies
 constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
 
-enum Barrier { kBothGroups = 1, kOneGroup = 2 };
+constexpr int kBothGroups = 1;  // named barrier
 
 struct Arguments {
   const int32_t* block_tables;
@@ -84,8 +84,9 @@ struct SharedMemory {
   uint64_t arrived[kStages][kArrivals];
   uint64_t read[kStages][2];  // what the warpgroup of the page's scores reads last, and the rest
   uint64_t queries_arrived[kArrivals], queries_read;
-  uint64_t published[kStages];  // probabilities of a page
-  uint64_t summed;              // sums of a part
+  // Of every thread that computes: probabilities of a page, its rows beyond the end, a part's sums.
+  // The warpgroups run different instructions, for which bar.sync is not meant.
+  uint64_t published[kGroups], cleared[kGroups], summed;
 };
 
 // The order in which a page's boxes are asked for and multiplied: the rotated one, then the half
@@ -173,11 +174,10 @@ class Copies {
 // ---- a part's results in scratch memory: as the threads have them in registers
 
 struct ShareLayout {
-  using Words = Bf16Words;
   static constexpr int kRows = fathom::cuda::kRows, kThreads = kGroups * kGroupThreads;
   static constexpr int kBarrier = kBothGroups;
   static constexpr int kVectors = kLatent * kRows / 8, kGroupVectors = kVectors / kGroups;
-  static constexpr int kSecondRow = 8, kSecondColumn = 8;
+  static constexpr int kPairColumn = 1, kSecondRow = 8, kSecondColumn = 8;
 
   __device__ static int row_of(int vector) {
     const int thread = vector % kGroupThreads;
@@ -358,7 +358,8 @@ class Attention {
           make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
-    named_barrier(kOneGroup + kGroup, kGroupThreads);
+    barrier_arrive(&shared_.cleared[kGroup]);
+    barrier_wait(&shared_.cleared[kGroup], clears_++ & 1);
   }
 
   // Scores become probabilities relative to the row's reference. What has been summed is to be
@@ -417,13 +418,7 @@ class Attention {
       shared_.references[parts_ & 1][first_row_ + 8] = reference_[1];
     }
     fence_async_proxy();
-    arrive(&shared_.published[kGroup]);
-  }
-
-  // For all that the warp has done so far.
-  __device__ void arrive(uint64_t* barrier) const {
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(barrier);
+    barrier_arrive(&shared_.published[kGroup]);
   }
 
   __device__ void multiply_own_values(int page, const float (&factor)[2],
@@ -493,7 +488,7 @@ class Attention {
       sum_[h] += __shfl_xor_sync(~0u, sum_[h], 2);
       if (lane_ % 4 == 0) sums[kGroup][first_row_ + 8 * h] = sum_[h];
     }
-    arrive(&shared_.summed);
+    barrier_arrive(&shared_.summed);
     barrier_wait(&shared_.summed, parts_ & 1);
     float inverse[2];
 #pragma unroll
@@ -581,7 +576,7 @@ class Attention {
   const int rank_, thread_, lane_, first_row_;
   const uint64_t queries_, keys_, values_, probabilities_;
   int uses_[kStages] = {};  // of each stage, in the parts before
-  int parts_ = 0;
+  int parts_ = 0, clears_ = 0;
   int valid_, unmasked_, visible_[2];  // keys of this part: in the sequence, before a row's token
   float reference_[2], sum_[2];
   float out_[kOutElements];
@@ -629,8 +624,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     for (uint64_t& arrived : shared.queries_arrived) barrier_init(&arrived, 1);
     barrier_init(&shared.queries_read, kWarps * kGroups);
-    for (uint64_t& published : shared.published) barrier_init(&published, kWarps);
-    barrier_init(&shared.summed, kWarps * kGroups);
+    for (uint64_t& published : shared.published) barrier_init(&published, kGroupThreads);
+    for (uint64_t& cleared : shared.cleared) barrier_init(&cleared, kGroupThreads);
+    barrier_init(&shared.summed, kGroups * kGroupThreads);
     fence_barrier_init();
     prefetch_map(&maps.q_latent);
     prefetch_map(&maps.q_rope);
