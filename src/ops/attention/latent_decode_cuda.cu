@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
       constexpr int kTileRows = Shared::kTileRows;
       Joining(
           part, part.rows,
-          arguments.sums + static_cast<size_t>(part.first_slot) * (kLatent * kTileRows),
+          arguments.sums + static_cast<size_t>(part.first_slot) * (kLatent * kTileRows / 2),
           Joining::kVectors,
           arguments.weights +
               (static_cast<size_t>(part.first_weight) + part.split * part.num_splits) * kTileRows,
