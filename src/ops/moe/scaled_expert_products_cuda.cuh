@@ -36,7 +36,7 @@
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/wgmma.cuh"
-#include "ops/scaled_linear/quantize_cuda.cuh"
+#include "ops/scaled_linear/quantize_block_cuda.cuh"
 
 namespace fathom::cuda {
 
