@@ -330,7 +330,7 @@ class ScaledExpertMultiplier {
     find_largest<kUnits>(values);
     named_barrier(kBoth, 256);
     if (thread_ < kColumns) {
-      float magnitude = 0;
+      float magnitude = kLeastMagnitude;
 #pragma unroll
       for (int warp = 0; warp < 4 * Shape::kGroups; ++warp) {
         magnitude = fmaxf(magnitude, staging.largest[warp][thread_]);
