@@ -75,7 +75,7 @@ ClusterCounts count_clusters() {
 
 void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments,
                      cudaStream_t stream) {
-  few_rows::for_plan(plan, [&]<int kColumns, int kWarpgroups>() {
+  few_rows::for_plan<false>(plan, [&]<int kColumns, int kWarpgroups>() {
     launch_for<kColumns, kWarpgroups>(plan, arguments, stream);
   });
 }

@@ -50,7 +50,7 @@ struct Arguments {
   void* out;
   int64_t row_stride, batch_stride;
   int32_t rows, n, columns;  // columns: k / 64, of e4m3 k / 128
-  int32_t splits, clusters, tiles, tile_groups, stages, exchanges;
+  int32_t splits, clusters, tiles, tile_groups, stages, exchanges, next_begins_at;
 
   __device__ int token_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
   // In a stage tokens come first, then weights.
@@ -128,6 +128,7 @@ class Copies {
       copy_weights(at.stage, i);
       copy_tokens(at.stage, i);
       at.advance(a_.stages);
+      if (i + 1 == a_.next_begins_at) let_next_launch_begin();
     }
   }
 
@@ -271,7 +272,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
     for (int i = 0; i < 2; ++i) barrier_init(&joined[i], 1);
     fence_barrier_init();
     for (int i = 0; i < a.exchanges; ++i) barrier_expect(&joined[i], L::kTileBytes);
-    let_next_launch_begin();
+    if (a.next_begins_at == 0) let_next_launch_begin();
   }
   __syncthreads();
   if (a.splits > 1) cluster_arrive();
@@ -397,6 +398,7 @@ Arguments planned(const FewRowsPlan& plan, const FewRowsShape& shape) {
   a.tile_groups = plan.tile_groups(shape.n);
   a.exchanges = plan.exchange_bytes(shape.n) / Layout<kColumns, kWarpgroups>::kTileBytes;
   a.stages = plan.stages(shape);
+  a.next_begins_at = plan.next_begins_at(shape);
   a.token_scales_stride = plan.token_scale_bytes(shape) / 4;
   a.tile_scales = plan.tile_scale_bytes(shape) / 4;
   return a;
@@ -418,7 +420,7 @@ void launch_planned(const FewRowsPlan& plan, const FewRowsShape& shape, const Ma
 }
 
 // Calls function with the plan's columns and warpgroups as constants.
-template <typename Function>
+template <bool kScaled, typename Function>
 void for_plan(const FewRowsPlan& plan, Function&& function) {
   const auto with = [&]<int kColumns>() {
     if (plan.warpgroups == 1) {
@@ -435,7 +437,8 @@ void for_plan(const FewRowsPlan& plan, Function&& function) {
     case 32:
       return with.template operator()<32>();
     default:
-      return with.template operator()<64>();
+      if constexpr (!kScaled) return with.template operator()<64>();
+      check(cudaErrorInvalidConfiguration, "looking for a kernel of so many rows");
   }
 }
 

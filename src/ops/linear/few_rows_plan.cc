@@ -67,6 +67,16 @@ int FewRowsPlan::stages(const FewRowsShape& shape) const {
   return std::clamp(room, 2, std::max(static_cast<int>(useful), 2));
 }
 
+// Its weights are read in the gaps that this launch leaves. Where it splits k and the ring holds at
+// least half of all there is to read, they were better read behind this launch's: a gap is only at
+// the end then.
+int FewRowsPlan::next_begins_at(const FewRowsShape& shape) const {
+  const int64_t all = tiles(shape.n) * tile_stages(shape, *this);
+  const int held = stages(shape);
+  if (!shape.scaled || splits == 1 || all <= held || all > 2 * held) return 0;
+  return static_cast<int>(std::max<int64_t>(all - held / 2, held + 1));
+}
+
 // Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices with 1 and 64 rows:
 // bytes / us of a multiprocessor and us.
 double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,
@@ -75,6 +85,7 @@ double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,
   constexpr double kLatency = 1.05;                  // from asking to arriving
   constexpr double kStage = 0.28, kColumn = 0.0023;  // through the tensor cores
   constexpr double kTile = 0.07, kLaunch = 1.95, kAlone = 0.85;
+  const double join = shape.scaled ? 0.2 : 0;  // of a split tile, besides what is sent
   const double tiles = plan.tiles(shape.n);
   const double weights = plan.tile_groups(shape.n) * kGroupBytes;
   const double tokens = static_cast<double>(token_groups(shape)) * kGroupBytes;
@@ -82,7 +93,7 @@ double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,
       std::max({weights / kMemory, (weights + tokens) / kCache, kStage + kColumn * plan.columns,
                 kLatency / (plan.stages(shape) - 1)});
   const double exchange =
-      plan.splits == 1 ? 0 : plan.warpgroups * 64 * plan.columns * 4 / kExchange;
+      plan.splits == 1 ? 0 : join + plan.warpgroups * 64 * plan.columns * 4 / kExchange;
   const double block =
       tiles * (static_cast<double>(tile_stages(shape, plan)) * stage + kTile + exchange) + kLaunch +
       (plan.wide_ring ? kAlone : 0);

@@ -41,6 +41,8 @@ struct FewRowsPlan {
   int exchange_bytes(int64_t n) const;  // for the parts that a cluster's blocks send each other
   int stage_bytes(const FewRowsShape& shape) const;
   int stages(const FewRowsShape& shape) const;  // of the ring
+  // The next launch begins when so many of a block's stages have been asked for; 0: at once.
+  int next_begins_at(const FewRowsShape& shape) const;
   // Of e4m3: the scales of a stage's tokens, and of the rows of W of a tile.
   int token_scale_bytes(const FewRowsShape& shape) const;
   int tile_scale_bytes(const FewRowsShape& shape) const;

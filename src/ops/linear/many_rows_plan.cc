@@ -25,14 +25,18 @@ constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
                                {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
                                {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
                                {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
-constexpr TileCost kScaledCosts[] = {{{.groups = 2, .columns = 192}, 0.69, 1.7},
-                                     {{.groups = 2, .columns = 128}, 0.50, 1.1},
-                                     {{.groups = 2, .columns = 64}, 0.38, 0.6},
-                                     {{.groups = 1, .columns = 128}, 0.35, 0.8},
-                                     {{.groups = 1, .columns = 64}, 0.26, 0.6},
-                                     {{.groups = 2, .columns = 128, .split = 2}, 0.475, 5.3},
-                                     {{.groups = 1, .columns = 128, .split = 2}, 0.305, 4.2},
-                                     {{.groups = 1, .columns = 64, .split = 2}, 0.24, 2.4}};
+constexpr TileCost kScaledCosts[] = {{{.groups = 2, .columns = 192}, 0.68, 0.7},
+                                     {{.groups = 2, .columns = 128}, 0.43, 1.25},
+                                     {{.groups = 2, .columns = 64}, 0.34, 1.0},
+                                     {{.groups = 1, .columns = 192}, 0.44, 2.9},
+                                     {{.groups = 1, .columns = 144}, 0.37, 1.5},
+                                     {{.groups = 1, .columns = 128}, 0.31, 0.8},
+                                     {{.groups = 1, .columns = 64}, 0.25, 1.0},
+                                     {{.groups = 2, .columns = 128, .split = 2}, 0.40, 4.4},
+                                     {{.groups = 1, .columns = 128, .split = 2}, 0.27, 5.1},
+                                     {{.groups = 1, .columns = 64, .split = 2}, 0.25, 2.7},
+                                     {{.groups = 1, .columns = 128, .split = 4}, 0.30, 4.4},
+                                     {{.groups = 1, .columns = 64, .split = 4}, 0.22, 2.8}};
 
 template <size_t kCount>
 constexpr auto tiles_of(const TileCost (&costs)[kCount]) {
@@ -47,7 +51,8 @@ std::span<const TileCost> costs_of(ManyRowsType type) {
   return type == ManyRowsType::kBF16 ? std::span<const TileCost>(kCosts) : kScaledCosts;
 }
 
-// How much less a smaller tile has to take: long products are limited by power, and it costs more.
+// How much less a smaller tile of bf16 has to take: long products are limited by power, and it
+// costs more.
 constexpr double kWorthIt = 0.97;
 
 // Rows or columns of operands that tiles running at a time share.
@@ -65,7 +70,14 @@ double cost(const ManyRowsProblem& problem, const TileCost& costs, int num_multi
   const auto waves = static_cast<double>(
       ceil_div(num_tiles(plan, problem.batches), num_multiprocessors / tile.split));
   const auto steps = static_cast<double>(ceil_div(problem.k_steps(), tile.split));
-  return waves * (steps * costs.step_us + costs.tile_us);
+  // However little there is to multiply, W has to be read: each block by as much as it has.
+  constexpr double kReadBytesPerUs = 4.2e6;
+  const double blocks = static_cast<double>(plan.num_blocks);
+  const double read =
+      problem.type == ManyRowsType::kBF16
+          ? 0
+          : tile.columns * 128 * blocks / static_cast<double>(plan.row_tiles) / kReadBytesPerUs;
+  return waves * (steps * std::max(costs.step_us, read) + costs.tile_us);
 }
 
 }  // namespace
@@ -79,8 +91,9 @@ int64_t ManyRowsProblem::k_steps() const { return k / (type == ManyRowsType::kBF
 bool can_be_planned(const ManyRowsProblem& problem, ManyRowsTile tile, int num_multiprocessors) {
   if (tile.split == 1) return true;
   const int64_t tiles = ceil_div(problem.rows, tile.rows()) * ceil_div(problem.n, tile.columns);
-  return tiles * problem.batches * tile.split <= num_multiprocessors &&
-         problem.k_steps() >= tile.split;
+  // A GPU's partitions are of unequal size: some multiprocessors are left over by clusters of four.
+  const int64_t clusters = tile.split == 2 ? num_multiprocessors / 2 : num_multiprocessors * 5 / 22;
+  return tiles * problem.batches <= clusters && problem.k_steps() >= tile.split;
 }
 
 ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
@@ -114,8 +127,9 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocess
   for (const TileCost& costs : costs_of(problem.type)) {
     if (costs.tile.split > 1 && !may_split) continue;
     if (!can_be_planned(problem, costs.tile, num_multiprocessors)) continue;
+    if (problem.rows <= 64 && costs.tile.groups > 1) continue;  // half of it is no rows
     const double us = cost(problem, costs, num_multiprocessors);
-    if (us < kWorthIt * least) {
+    if (us < (problem.type == ManyRowsType::kBF16 ? kWorthIt : 1) * least) {
       least = us;
       best = costs.tile;
     }

@@ -10,7 +10,7 @@
 // Layout: kStages stages of A [64 * kGroups, 64] and B [kColumns, 64] in bf16 with the 128-byte
 // swizzle, or 128 of k in e4m3, which are as many bytes, with A's scales; two boxes of [16, 64] for
 // each consumer warp on the way out. kGroups warpgroups compute 64 rows each with all columns, in
-// registers; one more issues copies.
+// registers; of one more, a thread issues copies, and of e4m3 a warp reads B's scales.
 //
 // Algorithm: persistent blocks. One thread runs ahead of the products through the tiles and fills
 // stages; with a tile's first it leaves word of where the results belong, so that nobody else has
@@ -34,6 +34,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <numeric>
 #include <type_traits>
 
 #include "device/cuda/cluster.cuh"
@@ -143,16 +144,18 @@ struct ScaledTileShape : TileShape<kGroupCount, kColumnCount, kStageCount, kSpli
   // All that a warp writes where that is boxes: they leave while the next tile is multiplied.
   static constexpr bool kWritesBoxes = kColumnCount / kSplitCount % 64 == 0;
   static constexpr int kOutBoxes = kWritesBoxes ? kColumnCount / kSplitCount / 64 : 2;
-  static constexpr int kScaleColumns = 64;  // have one scale: tiles begin at multiples of them
+  // Have one scale: tiles begin at multiples of them.
+  static constexpr int kScaleColumns = std::gcd(kColumnCount, 128);
   static constexpr int kScales = kColumnCount / kScaleColumns;
   // Stages whose products are under way at a time: a thread's registers hold them and the sums.
   static constexpr int kSets = kColumnCount > 128 ? 1 : kColumnCount > 64 ? 2 : 4;
 };
 
-struct NoRowScales {};
+struct NoScales {};
 template <typename Shape>
-struct RowScales {
-  alignas(128) float of[Shape::kStages][Shape::kRows];
+struct StageScales {
+  alignas(128) float rows[Shape::kStages][Shape::kRows];
+  float columns[Shape::kStages][Shape::kScales];
 };
 
 template <typename Shape>
@@ -165,8 +168,22 @@ struct TileMemory {
   static constexpr int kTiles = Shape::kStages + 2;
   TileOut tiles[kTiles];
   uint64_t arrived[Shape::kStages], read[Shape::kStages];
-  std::conditional_t<Shape::kScaled, RowScales<Shape>, NoRowScales> row_scales;
+  std::conditional_t<Shape::kScaled, StageScales<Shape>, NoScales> scales;
 };
+
+// Which tile, and of it which part, a block of a cluster has.
+template <typename Shape, typename Work>
+__device__ Tile find_tile(const Work& work, int index, int rank, int* first_k) {
+  if constexpr (Shape::kSplit == 1) {
+    return work.tile(index);
+  } else {
+    Tile tile = work.tile(index);
+    *first_k = tile.out.k_steps * rank / Shape::kSplit;
+    tile.out.k_steps = tile.out.k_steps * (rank + 1) / Shape::kSplit - *first_k;
+    tile.out.scales.data += *first_k;
+    return tile;
+  }
+}
 
 // ---- copies: one thread
 
@@ -209,17 +226,7 @@ class TileLoader {
   }
 
  private:
-  __device__ Tile find(int index) {
-    if constexpr (Shape::kSplit == 1) {
-      return work_.tile(index);
-    } else {
-      Tile tile = work_.tile(index);
-      first_k_ = tile.out.k_steps * rank_ / Shape::kSplit;
-      tile.out.k_steps = tile.out.k_steps * (rank_ + 1) / Shape::kSplit - first_k_;
-      tile.out.scales.data += first_k_;
-      return tile;
-    }
-  }
+  __device__ Tile find(int index) { return find_tile<Shape>(work_, index, rank_, &first_k_); }
 
   // Before the barrier of the tile's first stage is told to expect it.
   __device__ void announce(const TileOut& out) {
@@ -245,7 +252,7 @@ class TileLoader {
     const int column = (first_k_ + k) * Shape::kStepColumns;
     if constexpr (Shape::kScaled) {
       copy_box(memory_.a[stage_], tile.a, arrived, column, tile.a_row, tile.a_batch);
-      copy_box(memory_.row_scales.of[stage_], tile.a_scales, arrived, tile.a_row, first_k_ + k);
+      copy_box(memory_.scales.rows[stage_], tile.a_scales, arrived, tile.a_row, first_k_ + k);
     } else {
       for (int group = 0; group < tile.out.groups; ++group) {
         copy_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, arrived, column,
@@ -271,6 +278,62 @@ class TileLoader {
   int stage_ = 0, passes_ = 0, tile_ = 0;
 };
 
+// ---- the scales of columns, of e4m3: one warp
+
+// 32 steps' at a time, asked for as early as the ring has room for the first of them.
+template <typename Shape, typename Work>
+class TileScaleLoader {
+ public:
+  __device__ TileScaleLoader(TileMemory<Shape>& memory, const Work& work, int rank)
+      : memory_(memory), work_(work), rank_(rank) {}
+
+  __device__ void run(int first, int step) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (int index = first; index < work_.num_tiles(); index += step) {
+      int first_k;
+      const TileOut out = find_tile<Shape>(work_, index, rank_, &first_k).out;
+      for (int begin = 0; begin < out.k_steps; begin += 32) {
+        float scales[Shape::kScales];
+#pragma unroll
+        for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last have its block's
+          const int column = max(min(i * Shape::kScaleColumns, out.columns - 1), 0);
+          scales[i] =
+              __ldg(out.scales.data + (out.scales.row_in_block + column) / 128 * out.scales.stride +
+                    min(begin + lane, out.k_steps - 1));
+        }
+        const int count = min(out.k_steps - begin, 32);
+        for (int k = 0; k < count; ++k) {
+          wait_until_read();
+          if (lane == k) {
+#pragma unroll
+            for (int i = 0; i < Shape::kScales; ++i) memory_.scales.columns[stage_][i] = scales[i];
+            barrier_arrive(&memory_.arrived[stage_]);
+          }
+          advance();
+        }
+      }
+    }
+    wait_until_read();
+    if (lane == 0) barrier_arrive(&memory_.arrived[stage_]);
+  }
+
+ private:
+  __device__ void wait_until_read() const {
+    if (passes_ > 0) barrier_wait(&memory_.read[stage_], (passes_ - 1) & 1);
+  }
+  __device__ void advance() {
+    if (++stage_ == Shape::kStages) {
+      stage_ = 0;
+      ++passes_;
+    }
+  }
+
+  TileMemory<Shape>& memory_;
+  const Work& work_;
+  const int rank_;
+  int stage_ = 0, passes_ = 0;
+};
+
 // ---- products: a warpgroup and its 64 rows
 
 template <typename Shape, typename Work>
@@ -284,9 +347,6 @@ class TileMultiplier {
         lane_(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
-    if constexpr (Shape::kScaled && Shape::kGroups == 2) {
-      if (group_ == 1) named_barrier_arrive(kTurn, 256);  // the first turn is group 0's
-    }
     for (;;) {
       barrier_wait(&memory_.arrived[stage_], phase_);
       const TileOut& out = memory_.tiles[tile_];
@@ -295,7 +355,7 @@ class TileMultiplier {
       const bool takes_part = group_ < out.groups;
       if (takes_part) {
         if constexpr (Shape::kScaled) {
-          multiply_scaled(out);
+          multiply_scaled(out.k_steps);
         } else {
           multiply(out.k_steps);
         }
@@ -316,17 +376,12 @@ class TileMultiplier {
       }
       if constexpr (Shape::kSplit > 1) break;
     }
-    if constexpr (Shape::kScaled && Shape::kGroups == 2) {
-      if (group_ == 0) named_barrier(kTurn, 256);  // takes the turn that is left
-    }
     if constexpr (Work::kResult == TileResult::kBf16Boxes) {
       if (lane_ == 0) wait_until_boxes_are_read();
     }
   }
 
  private:
-  static constexpr int kTurn = 1;  // named barriers, one a group
-
   template <int kValue>
   struct Constant {
     static constexpr int value = kValue;
@@ -366,20 +421,26 @@ class TileMultiplier {
     }
   }
 
+  // Of the stage that is next.
+  __device__ uint64_t matrix_a() const {
+    return uniform_matrix(
+        swizzled_matrix(shared_address(memory_.a[stage_]) + group_ * Shape::kGroupBytes, 1024));
+  }
+  __device__ uint64_t matrix_b() const {
+    return uniform_matrix(swizzled_matrix(shared_address(memory_.b[stage_]), 1024));
+  }
+
   __device__ void multiply(int k_steps) {
-    const uint32_t a = shared_address(memory_.a) + group_ * Shape::kGroupBytes;
-    const uint32_t b = shared_address(memory_.b);
     int add = 0, before = 0;
     for (int k = 0; k < k_steps; ++k) {
+      const uint64_t a = matrix_a(), b = matrix_b();
       barrier_wait(&memory_.arrived[stage_], phase_);
       mma_fence();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int part = 0; part < Shape::kParts; ++part) {
-          const uint32_t columns = b + stage_ * Shape::kBBytes + part * Shape::kPartBytes;
-          mma_64(sums_[part], swizzled_matrix(a + stage_ * Shape::kABytes + i * 32, 1024),
-                 swizzled_matrix(columns + i * 32, 1024), add);
+          mma_64(sums_[part], moved(a, i * 32), moved(b, part * Shape::kPartBytes + i * 32), add);
         }
         add = 1;
       }
@@ -393,92 +454,59 @@ class TileMultiplier {
     give_back(before);
   }
 
-  // The scales of a step's columns, asked for a step before.
-  class BlockScales {
-   public:
-    __device__ explicit BlockScales(const TileOut& out) : k_steps_(out.k_steps) {
-#pragma unroll
-      for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last have its block's
-        const int row = out.scales.row_in_block + min(i * Shape::kScaleColumns, out.columns - 1);
-        from_[i] = out.scales.data + row / 128 * out.scales.stride;
-        ahead_[i] = __ldg(from_[i]);
-      }
-    }
-    __device__ void next(int k) {
-#pragma unroll
-      for (int i = 0; i < Shape::kScales; ++i) {
-        now_[i] = ahead_[i];
-        ahead_[i] = __ldg(from_[i] + min(k + 1, k_steps_ - 1));
-      }
-    }
-    __device__ float of(int i) const { return now_[i]; }
-
-   private:
-    const float* from_[Shape::kScales];
-    float ahead_[Shape::kScales], now_[Shape::kScales];
-    int k_steps_;
-  };
-
-  // Of e4m3. Products of as many stages as a thread has registers for are under way at a time, and
-  // two groups take turns: while one adds up, the other's keep the tensor cores busy.
-  __device__ void multiply_scaled(const TileOut& out) {
-    BlockScales scales(out);
+  // Of e4m3. Products of as many stages as a thread has registers for are under way at a time;
+  // while one group adds up, the other's keep the tensor cores busy.
+  __device__ void multiply_scaled(int k_steps) {
 #pragma unroll
     for (float& value : sums_[0]) value = 0;
-    const bool turns = Shape::kGroups == 2 && out.groups == 2;
     int k = 0;
-    for (; k + Shape::kSets <= out.k_steps; k += Shape::kSets) {
-      multiply_stages<Shape::kSets>(k, scales, turns);
-    }
-    for (; Shape::kSets > 1 && k < out.k_steps; ++k) multiply_stages<1>(k, scales, turns);
+    for (; k + Shape::kSets <= k_steps; k += Shape::kSets) multiply_stages<Shape::kSets>();
+    for (; Shape::kSets > 1 && k < k_steps; ++k) multiply_stages<1>();
   }
 
   template <int kSets>
-  __device__ void multiply_stages(int k, BlockScales& scales, bool turns) {
+  __device__ void multiply_stages() {
     float products[kSets][Shape::kPartSums];
-    float rows[kSets][2];
+    float factors[kSets][2][Shape::kScales];  // of a thread's two rows and columns of one scale
     int stages[kSets];
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
+      const uint64_t a = matrix_a(), b = matrix_b();
       barrier_wait(&memory_.arrived[stage_], phase_);
-      const float* scale = memory_.row_scales.of[stage_] + warp_ * 16 + lane_ / 4;
-      rows[set][0] = scale[0];
-      rows[set][1] = scale[8];
-      if (set == 0 && turns) named_barrier(kTurn + group_, 256);
-      begin_products(products[set], set + 1 == kSets && turns);
+      const float* rows = memory_.scales.rows[stage_] + warp_ * 16 + lane_ / 4;
+#pragma unroll
+      for (int i = 0; i < Shape::kScales; ++i) {
+        const float of_columns = memory_.scales.columns[stage_][i];
+        factors[set][0][i] = rows[0] * of_columns;
+        factors[set][1][i] = rows[8] * of_columns;
+      }
+      begin_products(products[set], a, b);
       stages[set] = stage_;
       advance();
     }
-    end_stages<kSets, 0>(products, rows, stages, k, scales);
+    end_stages<kSets, 0>(products, factors, stages);
   }
 
   template <int kSets, int kSet>
-  __device__ void end_stages(float (&products)[kSets][Shape::kPartSums],
-                             const float (&rows)[kSets][2], const int (&stages)[kSets], int k,
-                             BlockScales& scales) {
-    scales.next(k + kSet);
+  __device__ void end_stages(float (&products)[kSets][Shape::kPartSums], const auto& factors,
+                             const int (&stages)[kSets]) {
     mma_wait<kSets - 1 - kSet>();
     pin(products[kSet]);
     give_back(stages[kSet]);
     constexpr int kSums = Shape::kScaleColumns / 2;
 #pragma unroll
     for (int j = 0; j < Shape::kPartSums; ++j) {
-      const float scale = rows[kSet][j / 2 % 2] * scales.of(j / kSums);
-      sums_[0][j] = fmaf(products[kSet][j], scale, sums_[0][j]);
+      sums_[0][j] = fmaf(products[kSet][j], factors[kSet][j / 2 % 2][j / kSums], sums_[0][j]);
     }
-    if constexpr (kSet + 1 < kSets) end_stages<kSets, kSet + 1>(products, rows, stages, k, scales);
+    if constexpr (kSet + 1 < kSets) end_stages<kSets, kSet + 1>(products, factors, stages);
   }
 
-  // ends_turn: what the other group does first takes as long as the last product.
-  __device__ void begin_products(float (&products)[Shape::kPartSums], bool ends_turn) const {
-    const uint32_t a = shared_address(memory_.a[stage_]) + group_ * Shape::kGroupBytes;
-    const uint32_t b = shared_address(memory_.b[stage_]);
+  __device__ void begin_products(float (&products)[Shape::kPartSums], uint64_t a,
+                                 uint64_t b) const {
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (i == 3 && ends_turn) named_barrier_arrive(kTurn + 1 - group_, 256);
-      mma_64_e4m3(products, swizzled_matrix(a + i * 32, 1024), swizzled_matrix(b + i * 32, 1024),
-                  i > 0);
+      mma_64_e4m3(products, moved(a, i * 32), moved(b, i * 32), i > 0);
     }
     mma_commit();
   }
@@ -573,7 +601,8 @@ class TileMultiplier {
   template <int kRank>
   __device__ void write_bf16(const TileOut& out) {
     constexpr int kOutColumns = Shape::kOwnColumns;
-    constexpr int kBoxColumns = kOutColumns % 64 == 0 ? 64 : 32;
+    constexpr int kBoxColumns = kOutColumns % 64 == 0 ? 64 : kOutColumns % 32 == 0 ? 32 : 16;
+    static_assert(kOutColumns % kBoxColumns == 0);
     constexpr int kChunks = kBoxColumns / 8, kRowsAtOnce = 32 / kChunks;  // 16 bytes a lane
     const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
     const int chunk = lane_ % kChunks, first_row = lane_ / kChunks;  // when rows are read
@@ -663,7 +692,7 @@ __device__ void run_tiles(const Work& work) {
             step = static_cast<int>(gridDim.x) / Shape::kSplit;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      barrier_init(&memory.arrived[stage], 1);
+      barrier_init(&memory.arrived[stage], Shape::kScaled ? 2 : 1);
       barrier_init(&memory.read[stage], 4 * Shape::kGroups);
     }
     fence_barrier_init();
@@ -678,6 +707,11 @@ __device__ void run_tiles(const Work& work) {
     if constexpr (Shape::kSharesRegisters) give_registers<Shape::kProducerRegisters>();
     if (threadIdx.x == 128 * Shape::kGroups) {
       TileLoader<Shape, Work>(memory, work, rank).run(first, step);
+    }
+    if constexpr (Shape::kScaled) {
+      if (threadIdx.x / 32 == 4 * Shape::kGroups + 1) {
+        TileScaleLoader<Shape, Work>(memory, work, rank).run(first, step);
+      }
     }
     if constexpr (Shape::kSplit > 1) {  // as often as those who multiply: there is one tile
       meet_in_cluster();

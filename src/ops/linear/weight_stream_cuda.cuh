@@ -45,6 +45,26 @@ struct StageOperand {
 
 inline constexpr int kStageHalves = 2, kStageColumns = kStageHalves * 64;
 
+// A stage's operands as the tensor core's instructions name them: of its halves.
+struct StageMatrices {
+  uint64_t weights[kStageHalves], tokens[kStageHalves];
+
+  __device__ StageMatrices(uint32_t stage, const StageOperand& of_weights,
+                           const StageOperand& of_tokens) {
+#pragma unroll
+    for (int half = 0; half < kStageHalves; ++half) {
+      weights[half] = matrix(stage, of_weights, half);
+      tokens[half] = matrix(stage, of_tokens, half);
+    }
+  }
+
+ private:
+  __device__ static uint64_t matrix(uint32_t stage, const StageOperand& operand, int half) {
+    return uniform_matrix(
+        swizzled_matrix(stage + operand.begin + half * operand.half_stride, operand.group_stride));
+  }
+};
+
 // kOverlap: the next stage's product begins before this one's has ended, which gives a stage back a
 // turn late.
 template <int kColumns, bool kStored, bool kOverlap>
@@ -56,18 +76,14 @@ __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int 
   for (float& value : d) value = 0;
   int before = -1;
   for (int i = 0; i < num_stages; ++i) {
+    const StageMatrices stage(ring + at.stage * stage_bytes, weights, tokens);
     barrier_wait(&arrived[at.stage], at.parity);
     if constexpr (kStored) fence_async_proxy();
-    const uint32_t stage = ring + at.stage * stage_bytes;
     mma_fence();
 #pragma unroll
     for (int k = 0; k < kStageHalves * 4; ++k) {
       const int half = k / 4, within = k % 4 * 32;
-      mma_64(d,
-             swizzled_matrix(stage + weights.begin + half * weights.half_stride + within,
-                             weights.group_stride),
-             swizzled_matrix(stage + tokens.begin + half * tokens.half_stride + within,
-                             tokens.group_stride),
+      mma_64(d, moved(stage.weights[half], within), moved(stage.tokens[half], within),
              i > 0 || k > 0);
     }
     mma_commit();
@@ -123,43 +139,51 @@ __device__ void multiply_scaled_tile(float (&d)[kColumns / 2], RingPosition& at,
   for (float& value : d) value = 0;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int i = 0; i < num_stages; ++i) {
+    const StageMatrices stage(ring + at.stage * stage_bytes, weights, tokens);
     barrier_wait(&arrived[at.stage], at.parity);
-    const uint32_t stage = ring + at.stage * stage_bytes;
     float products[kStageHalves][kColumns / 2];
     mma_fence();
 #pragma unroll
     for (int half = 0; half < kStageHalves; ++half) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        mma_64_e4m3(products[half],
-                    swizzled_matrix(stage + weights.begin + half * weights.half_stride + k * 32,
-                                    weights.group_stride),
-                    swizzled_matrix(stage + tokens.begin + half * tokens.half_stride + k * 32,
-                                    tokens.group_stride),
-                    k > 0);
+        mma_64_e4m3(products[half], moved(stage.weights[half], k * 32),
+                    moved(stage.tokens[half], k * 32), k > 0);
       }
       mma_commit();
     }
+    // Scales are read while the products are still under way.
+    float2 of_tokens[kColumns / 8];
+    float of_rows[2];
+    const auto read_scales = [&](int half) {
+      const float* from = scales.tokens + at.stage * scales.tokens_stage_stride +
+                          half * scales.tokens_half_stride + 2 * (lane % 4);
+#pragma unroll
+      for (int j = 0; j < kColumns / 8; ++j) {
+        of_tokens[j] = *reinterpret_cast<const float2*>(from + 8 * j);
+      }
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        of_rows[lower] = scales.rows[lower][i * kStageHalves + half];
+      }
+    };
     const auto add = [&](int half) {
-      const float* of_tokens = scales.tokens + at.stage * scales.tokens_stage_stride +
-                               half * scales.tokens_half_stride + 2 * (lane % 4);
-      const float of_rows[2] = {scales.rows[0][i * kStageHalves + half],
-                                scales.rows[1][i * kStageHalves + half]};
 #pragma unroll
       for (int j = 0; j < kColumns / 2; j += 4) {
-        const float2 pair = *reinterpret_cast<const float2*>(of_tokens + 2 * j);
 #pragma unroll
         for (int lower = 0; lower < 2; ++lower) {
           float* sums = d + j + 2 * lower;
           const float* more = products[half] + j + 2 * lower;
-          sums[0] = fmaf(more[0], pair.x * of_rows[lower], sums[0]);
-          sums[1] = fmaf(more[1], pair.y * of_rows[lower], sums[1]);
+          sums[0] = fmaf(more[0], of_tokens[j / 4].x * of_rows[lower], sums[0]);
+          sums[1] = fmaf(more[1], of_tokens[j / 4].y * of_rows[lower], sums[1]);
         }
       }
     };
+    read_scales(0);
     mma_wait<1>();
     pin(products[0]);
     add(0);
+    read_scales(1);
     mma_wait<0>();
     pin(products[1]);
     add(1);

@@ -1,10 +1,10 @@
-// What: out = x W^T of e4m3 with scales by blocks for up to 64 rows, at the rate at which W can be
+// What: out = x W^T of e4m3 with scales by blocks for up to 32 rows, at the rate at which W can be
 // read.
 //
 // Inputs/outputs: scaled_linear_cuda.h. Which block takes what: ops/linear/few_rows_plan.h. Layout,
 // algorithm, determinism: ops/linear/few_rows_kernel_cuda.cuh.
 //
-// Limits: n a multiple of 8, k of 128, up to 64 rows.
+// Limits: n a multiple of 8, k of 128, up to 32 rows.
 //
 // Measured: docs/kernels/scaled_linear.md.
 #include <algorithm>
@@ -57,7 +57,7 @@ void launch_for(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
 void scaled_linear_few_rows(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
                             cudaStream_t stream) {
   if (arguments.rows == 0) return;
-  few_rows::for_plan(plan, [&]<int kColumns, int kWarpgroups>() {
+  few_rows::for_plan<true>(plan, [&]<int kColumns, int kWarpgroups>() {
     launch_for<kColumns, kWarpgroups>(plan, arguments, stream);
   });
 }

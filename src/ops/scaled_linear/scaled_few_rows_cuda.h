@@ -7,7 +7,7 @@
 
 namespace fathom::cuda {
 
-inline constexpr int kFewScaledRows = 64;
+inline constexpr int kFewScaledRows = 32;
 
 void scaled_linear_few_rows(const ScaledLinearArguments& arguments, cudaStream_t stream);
 

@@ -2,11 +2,11 @@
 // of some that take other operands each, more than the L2 holds together. Long products heat the
 // GPU, which then clocks lower: shapes take turns, three times, and the median counts.
 //
-//   scaled_linear_cuda_bench [--json] [--plans] [--few | --many | --quantize]
+//   scaled_linear_cuda_bench [--json] [--plans]
 //
-// Beside each: the floor (bytes at what an H200 reads, or operations at what its tensor cores
-// reach on random data) and DeepGEMM's time of the same product, measured the same way on another
-// day (2026-11-20, one H200, CUDA 13.0).
+// Beside each: the floor (bytes of W up to 64 rows, of everything above, at what an H200 reads, or
+// operations at what its tensor cores reach on random data) and DeepGEMM's time of the same
+// product, measured the same way on another day (2026-11-20, one H200, CUDA 13.0).
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -112,8 +112,8 @@ double measure(const Memory& memory, const Matrix& matrix, int64_t rows, const M
 }
 
 double floor_us(const Matrix& matrix, int64_t rows) {
-  const double bytes = static_cast<double>(matrix.n) * matrix.k +
-                       static_cast<double>(rows) * (matrix.k + 2.0 * matrix.n);
+  double bytes = static_cast<double>(matrix.n) * matrix.k;
+  if (rows > 64) bytes += static_cast<double>(rows) * (matrix.k + 2.0 * matrix.n);
   const double flop = 2.0 * static_cast<double>(rows) * matrix.n * matrix.k;
   return std::max(bytes / kReadBytesPerUs, flop / kFlopPerUs);
 }
@@ -169,60 +169,59 @@ double median_of_three(const std::function<double()>& time) {
   return times[1];
 }
 
-void many_rows(const Memory& memory, bool plans, Table& table) {
-  for (const Matrix& matrix : kMatrices) {
-    for (const int rows : {128, 512, 1024, 4096}) {
-      const ManyRowsProblem problem = {
-          .rows = rows, .n = matrix.n, .k = matrix.k, .type = ManyRowsType::kScaledE4M3};
-      std::string more =
-          text("  %s", name(plan_many_rows(problem, num_multiprocessors()).tile).c_str());
-      if (plans) {
-        for (const ManyRowsTile& tile : many_rows_tiles(ManyRowsType::kScaledE4M3)) {
-          if (!can_be_planned(problem, tile, num_multiprocessors())) continue;
-          const auto plan = plan_many_rows(problem, tile, num_multiprocessors());
-          const double us = measure(memory, matrix, rows, [&](const auto& a, cudaStream_t s) {
-            scaled_linear_many_rows(a, plan, s);
-          });
-          more += text("  %s %.1f", name(tile).c_str(), us);
-        }
-      }
-      const double us = median_of_three([&] {
-        return measure(memory, matrix, rows,
-                       [](const auto& a, cudaStream_t s) { scaled_linear_many_rows(a, s); });
-      });
-      table.add("many_rows", rows, matrix.n, matrix.k, us, floor_us(matrix, rows),
-                peer_us(matrix, rows), more);
-    }
+// Of all tiles that there are for many rows.
+std::string times_of_tiles(const Memory& memory, const Matrix& matrix, int rows) {
+  const ManyRowsProblem problem = {
+      .rows = rows, .n = matrix.n, .k = matrix.k, .type = ManyRowsType::kScaledE4M3};
+  std::string times =
+      text("  | %s:", name(plan_many_rows(problem, num_multiprocessors()).tile).c_str());
+  for (const ManyRowsTile& tile : many_rows_tiles(ManyRowsType::kScaledE4M3)) {
+    if (!can_be_planned(problem, tile, num_multiprocessors())) continue;
+    const auto plan = plan_many_rows(problem, tile, num_multiprocessors());
+    const double us = measure(memory, matrix, rows, [&](const auto& a, cudaStream_t s) {
+      scaled_linear_many_rows(a, plan, s);
+    });
+    times += text(" %s %.1f", name(tile).c_str(), us);
   }
+  return times;
 }
 
-void few_rows(const Memory& memory, bool plans, Table& table) {
+// Of all plans for few rows, with what they were taken to cost.
+std::string times_of_plans(const Memory& memory, const Matrix& matrix, int rows) {
   const ClusterCounts counts = count_clusters();
-  for (const Matrix& matrix : kMatrices) {
-    for (const int rows : {1, 16, 64}) {
-      const FewRowsShape shape = {.rows = rows, .n = matrix.n, .k = matrix.k, .scaled = true};
-      const FewRowsPlan chosen = plan_few_rows(shape, counts);
-      std::string more =
-          text("  %d/%d%s", chosen.warpgroups, chosen.splits, chosen.wide_ring ? "w" : "");
-      for (const int warpgroups : {1, 2}) {
-        for (const int splits : {1, 2, 4, 8}) {
-          if (!plans || matrix.k < splits * 256) continue;
-          for (const bool wide : {false, true}) {
-            const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits, wide);
-            const double us = measure(memory, matrix, rows, [&](const auto& a, cudaStream_t s) {
-              scaled_linear_few_rows(plan, a, s);
-            });
-            more += text("  %d/%d%s %.2f (%.1f)", warpgroups, splits, wide ? "w" : "", us,
-                         few_rows_cost(shape, plan, counts));
-          }
-        }
+  const FewRowsShape shape = {.rows = rows, .n = matrix.n, .k = matrix.k, .scaled = true};
+  const auto name_of_plan = [](const FewRowsPlan& plan) {
+    return text("%d/%d%s", plan.warpgroups, plan.splits, plan.wide_ring ? "w" : "");
+  };
+  std::string times = text("  | %s:", name_of_plan(plan_few_rows(shape, counts)).c_str());
+  for (const int warpgroups : {1, 2}) {
+    for (const int splits : {1, 2, 4, 8}) {
+      if (matrix.k < splits * 256) continue;
+      for (const bool wide : {false, true}) {
+        const FewRowsPlan plan = plan_with(shape, counts, warpgroups, splits, wide);
+        const double us = measure(memory, matrix, rows, [&](const auto& a, cudaStream_t s) {
+          scaled_linear_few_rows(plan, a, s);
+        });
+        times += text(" %s %.2f (%.1f)", name_of_plan(plan).c_str(), us,
+                      few_rows_cost(shape, plan, counts));
       }
-      const double us = measure(memory, matrix, rows, [](const auto& a, cudaStream_t s) {
-        scaled_linear_few_rows(a, s);
+    }
+  }
+  return times;
+}
+
+void products(const Memory& memory, bool plans, Table& table) {
+  for (const Matrix& matrix : kMatrices) {
+    for (const int rows : {1, 16, 32, 64, 128, 512, 1024, 4096}) {
+      std::string more;
+      if (plans && rows <= kFewScaledRows) more += times_of_plans(memory, matrix, rows);
+      if (plans && rows >= 32) more += times_of_tiles(memory, matrix, rows);
+      const double us = median_of_three([&] {
+        return measure(memory, matrix, rows,
+                       [](const auto& a, cudaStream_t s) { scaled_linear(a, s); });
       });
-      table.add("few_rows", rows, matrix.n, matrix.k, us,
-                static_cast<double>(matrix.n) * matrix.k / kReadBytesPerUs, peer_us(matrix, rows),
-                more);
+      table.add("linear", rows, matrix.n, matrix.k, us, floor_us(matrix, rows),
+                peer_us(matrix, rows), more);
     }
   }
 }
@@ -258,11 +257,9 @@ int main(int argc, char** argv) {
     return std::any_of(argv + 1, argv + argc,
                        [&](const char* argument) { return std::strcmp(argument, flag) == 0; });
   };
-  const bool all = !has("--few") && !has("--many") && !has("--quantize");
   const fathom::cuda::Memory memory;
   fathom::cuda::Table table(has("--json"));
-  if (all || has("--quantize")) fathom::cuda::quantize(memory, table);
-  if (all || has("--few")) fathom::cuda::few_rows(memory, has("--plans"), table);
-  if (all || has("--many")) fathom::cuda::many_rows(memory, has("--plans"), table);
+  fathom::cuda::quantize(memory, table);
+  fathom::cuda::products(memory, has("--plans"), table);
   return 0;
 }

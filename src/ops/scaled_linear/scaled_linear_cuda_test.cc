@@ -195,7 +195,7 @@ class Product {
     }
     std::mt19937 random(1);
     const int64_t elements = int64_t{case_.rows} * case_.n;
-    const int64_t samples = std::min<int64_t>(elements, 6'000'000 / case_.k);
+    const int64_t samples = std::min<int64_t>(elements, 2'000'000 / case_.k);
     double error = 0, norm = 0, worst = 0;
     for (int64_t s = 0; s < samples; ++s) {
       const int64_t e = samples == elements ? s : static_cast<int64_t>(random()) % elements;
@@ -282,7 +282,7 @@ TEST_P(ScaledManyRows, EqualsDoublePrecisionWithAnyTile) {
     product.compare(
         product.run([](const ScaledLinearArguments& a) { scaled_linear_many_rows(a, nullptr); }));
   }
-  std::vector<std::vector<uint32_t>> unsplit;
+  std::vector<uint32_t> unsplit;
   for (const ManyRowsTile& tile : many_rows_tiles(ManyRowsType::kScaledE4M3)) {
     if (!can_be_planned(problem, tile, num_multiprocessors())) continue;
     SCOPED_TRACE(product.name() + ", tile " + std::to_string(tile.rows()) + " x " +
@@ -291,12 +291,15 @@ TEST_P(ScaledManyRows, EqualsDoublePrecisionWithAnyTile) {
       scaled_linear_many_rows(a, plan_many_rows(problem, tile, num_multiprocessors()), nullptr);
     };
     const auto out = product.run(multiply);
-    product.compare(out);
     EXPECT_EQ(product.run(multiply), out);
-    if (tile.split == 1) unsplit.push_back(out);
+    // Whatever the tile, an element's blocks are added in the same order.
+    if (tile.split == 1 && !unsplit.empty()) {
+      EXPECT_EQ(out, unsplit);
+      continue;
+    }
+    product.compare(out);
+    if (tile.split == 1) unsplit = out;
   }
-  // Whatever the tile, an element's blocks are added in the same order.
-  for (const auto& out : unsplit) EXPECT_EQ(out, unsplit.front()) << product.name();
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ScaledManyRows,
@@ -341,7 +344,7 @@ class ScaledFewRows : public testing::TestWithParam<std::tuple<int, int>> {};
 TEST_P(ScaledFewRows, EveryPlanEqualsDoublePrecision) {
   const auto [warpgroups, splits] = GetParam();
   int turn = 0;
-  for (const int rows : {1, 8, 9, 31, 64}) {
+  for (const int rows : {1, 8, 9, 31, 32}) {
     int columns = 8;
     while (columns < rows) columns *= 2;
     for (const auto& [n, k] : {std::pair(8, 2048), std::pair(200, 2176), std::pair(1000, 4096)}) {
@@ -382,7 +385,7 @@ TEST(ScaledFewRowsOfModels, EqualDoublePrecision) {
   for (const auto& [n, k] : {std::pair(2112, 7168), std::pair(576, 7168), std::pair(24576, 1536),
                              std::pair(3072, 1536), std::pair(32768, 512), std::pair(7168, 2048),
                              std::pair(4096, 7168), std::pair(256, 128), std::pair(264, 384)}) {
-    for (const int rows : {1, 20, 64}) {
+    for (const int rows : {1, 20, 32}) {
       const Product product({rows, n, k, rows % 3, rows == 20});
       SCOPED_TRACE(product.name());
       product.compare(product.run(kFewRows));
@@ -402,7 +405,7 @@ TEST(ScaledFewRowsPadding, ChangesNoOtherRow) {
 }
 
 TEST(ScaledFewRowsRepeat, SameBitsFiftyTimes) {
-  const Product product({33, 3648, 2048});
+  const Product product({27, 3648, 2048});
   const auto first = product.run(kFewRows);
   for (int i = 0; i < 50; ++i) EXPECT_EQ(product.run(kFewRows), first) << "launch " << i;
 }

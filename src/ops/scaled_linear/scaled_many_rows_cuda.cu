@@ -124,6 +124,10 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
     launch_for<ScaledTileShape<2, 128, 5, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 64, 1}) {
     launch_for<ScaledTileShape<2, 64, 7, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 192, 1}) {
+    launch_for<ScaledTileShape<1, 192, 6, 1>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 144, 1}) {
+    launch_for<ScaledTileShape<1, 144, 7, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 128, 1}) {
     launch_for<ScaledTileShape<1, 128, 8, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 64, 1}) {
@@ -134,6 +138,10 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
     launch_for<ScaledTileShape<1, 128, 8, 2>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 64, 2}) {
     launch_for<ScaledTileShape<1, 64, 12, 2>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 64, 4}) {
+    launch_for<ScaledTileShape<1, 64, 12, 4>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{1, 128, 4}) {
+    launch_for<ScaledTileShape<1, 128, 8, 4>>(a, plan, stream);
   } else {
     check(cudaErrorInvalidConfiguration, "looking for a kernel of this tile");
   }
