@@ -16,7 +16,7 @@ TESTS="
 cached_prefix_cuda_test * *
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
-gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.Padding*:GateCuda.Ties*
+gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* LatentDecode8BitShort.*
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* Shapes/ManyRows.*/0:ManyRowsChain.*
@@ -26,6 +26,7 @@ moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.GivesTheSameBitsAgain
 query_key_cuda_test * *
 rms_norm_cuda_test * *
+scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* ScaledAbsorb.ErrorBeside*
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
 sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
