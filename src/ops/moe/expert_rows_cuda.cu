@@ -113,26 +113,25 @@ __global__ void __launch_bounds__(kSortThreads, 1)
   }
 }
 
-// ---- gather: a warp a token
+// ---- gather: a block a token
 
-constexpr int kGatherThreads = 256, kGatherRows = kGatherThreads / 32;
+constexpr int kGatherThreads = 128;
 
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const GatherRowsArguments arguments) {
-  const int lane = threadIdx.x % 32, vectors = arguments.vectors;
-  const int64_t row = blockIdx.x * kGatherRows + threadIdx.x / 32;
+  const int thread = threadIdx.x, vectors = arguments.vectors;
+  const int64_t row = blockIdx.x;
   // In this order: what comes next begins when sort has ended, and reads its lists.
   wait_for_earlier_launches();
   let_next_launch_begin();
-  if (row >= arguments.rows) return;
   const uint4* from = static_cast<const uint4*>(arguments.x) + row * vectors;
   const int32_t* positions = arguments.positions + row * arguments.experts_per_token;
-  constexpr int kAtOnce = 8;
-  for (int first = lane; first < vectors; first += 32 * kAtOnce) {
+  constexpr int kAtOnce = 4;
+  for (int first = thread; first < vectors; first += kGatherThreads * kAtOnce) {
     uint4 values[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + 32 * i < vectors) values[i] = from[first + 32 * i];
+      if (first + kGatherThreads * i < vectors) values[i] = from[first + kGatherThreads * i];
     }
     for (int j = 0; j < arguments.experts_per_token; ++j) {
       const int64_t position = positions[j];
@@ -140,11 +139,11 @@ __global__ void __launch_bounds__(kGatherThreads)
       uint4* to = static_cast<uint4*>(arguments.sorted_x) + position * vectors;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (first + 32 * i < vectors) to[first + 32 * i] = values[i];
+        if (first + kGatherThreads * i < vectors) to[first + kGatherThreads * i] = values[i];
       }
     }
   }
-  for (int block = lane; block < arguments.scale_blocks; block += 32) {
+  for (int block = thread; block < arguments.scale_blocks; block += kGatherThreads) {
     const float scale = arguments.scales[block * arguments.scales_stride + row];
     float* to = arguments.sorted_scales + block * arguments.sorted_scales_stride;
     for (int j = 0; j < arguments.experts_per_token; ++j) {
@@ -236,9 +235,7 @@ void sort_by_expert(const SortByExpertArguments& a, cudaStream_t stream) {
 }
 
 void gather_rows(const GatherRowsArguments& a, cudaStream_t stream) {
-  launch(gather_kernel,
-         {.blocks = static_cast<unsigned>((a.rows + kGatherRows - 1) / kGatherRows),
-          .threads = kGatherThreads},
+  launch(gather_kernel, {.blocks = static_cast<unsigned>(a.rows), .threads = kGatherThreads},
          stream, a);
 }
 

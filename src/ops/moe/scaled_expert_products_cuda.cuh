@@ -4,12 +4,12 @@
 //
 // A work (a struct that a kernel takes by value) says which tiles there are and where they lie:
 //   __device__ int num_tiles() const;
-//   __device__ ScaledExpertTile tile(int index, int num_tiles) const;
+//   __device__ ScaledExpertTile tile(int index, int num_tiles, bool waited) const;
 //   __device__ int after(int index) const;  the tile that its block takes next
-//   static constexpr bool kGated;  a tile's weights are 128 rows of gate and the same 128 of up;
-//   out
-//                                  is silu(gate) * up in e4m3, with a scale for the 128
-// One thread of a block asks, and before earlier launches have ended: weights are loaded then.
+//   static constexpr bool kGated;  a tile's weights are 128 rows of gate and the same 128 of up,
+//                                  out is silu(gate) * up in e4m3, with a scale for the 128
+// One thread of a block asks, at first (not waited) before earlier launches have ended: weights are
+// loaded then.
 //
 // Layout: weights on M of the tensor core's instruction, tokens on N, as in
 // expert_products_cuda.cuh. A tile has 256 rows of weights, twice 64 for each of two warpgroups,
@@ -19,9 +19,10 @@
 // are neighbours, and two e4m3 of them the 16 bits that stmatrix.trans moves.
 //
 // Algorithm: one thread copies and leaves word of where a tile's results belong beside its first
-// stage. A stage is a block of k that has scales: its products end in registers of their own, and
-// fp32 sums take them times both scales, while the other warpgroup multiplies. Activations: each
-// token's largest magnitude of the tile's 128 is found by shuffles and by way of shared memory.
+// stage. A warp multiplies tokens' scales with weights', a step's beside its stage. A stage is a
+// block of k that has scales: its products end in registers of their own, and fp32 sums take them
+// times both scales, while the other warpgroup multiplies. Activations: each token's largest
+// magnitude of the tile's 128 is found by shuffles and by way of shared memory.
 //
 // Determinism: an element is summed in order of k by one warpgroup.
 //
@@ -42,24 +43,30 @@ namespace fathom::cuda {
 
 // Where a tile's results belong, and what of it there is.
 struct alignas(16) ScaledExpertOut {
-  void* data = nullptr;                  // of the first element: e4m3 if gated, else bf16
-  float* scales = nullptr;               // of the first token, if gated
-  const float* weight_scales = nullptr;  // of the tile's first row, the first k
-  int second_scales = 0;  // from there to up's, or to those of the other 128 rows of the tile
-  int row_stride = 0;     // in elements
+  void* data = nullptr;     // of the first element: e4m3 if gated, else bf16
+  float* scales = nullptr;  // of the first token, if gated
+  int row_stride = 0;       // in elements
   int tokens = 0, columns = 0;
   int k_steps = 0;  // 0: no more tiles
   ScaleForm form = ScaleForm::kF32;
 };
 
+// Of a tile's scales.
+struct ScaledExpertScales {
+  const float* tokens = nullptr;   // of the first token, the first k
+  int64_t tokens_stride = 0;       // to the next block of k
+  const float* weights = nullptr;  // of the tile's first row, the first k
+  int second = 0;  // from there to up's, or to those of the other 128 rows of the tile
+};
+
 struct ScaledExpertTile {
-  const CUtensorMap* weights = nullptr;       // gated: boxes of columns, 8, 2, 8 groups, halves
-  const CUtensorMap* tokens = nullptr;        // boxes of token_units units of tokens
-  const CUtensorMap* token_scales = nullptr;  // boxes of kTokens tokens
+  const CUtensorMap* weights = nullptr;  // gated: boxes of columns, 8, 2, 8 groups, halves
+  const CUtensorMap* tokens = nullptr;   // boxes of token_units units of tokens
   int token_units = 0;
   int first_row = 0;  // of weights; gated: group of 16 rows of gate
   int first_token = 0;
   bool weights_are_read_once = false;  // by this launch: they are to leave the L2 first
+  ScaledExpertScales scales;
   ScaledExpertOut out;
 };
 
@@ -69,6 +76,10 @@ struct ScaledExpertShape {
   static constexpr int kGroups = 2, kParts = 2, kWeightRows = 64 * kGroups * kParts;
   static constexpr int kTokenUnit = 16, kTokenUnits = kTokens / kTokenUnit;
   static constexpr int kWeightBytes = kWeightRows * 128, kTokenBytes = kTokens * 128;
+  // Products of tokens' scales with weights', of both parts or groups: a consumer's lane wants two
+  // tokens of each 8. Words of padding send lanes to different banks.
+  static constexpr int kScalesALane = kTokens / 4 + 4;
+  static constexpr int kOutTokens = 48;  // of down that a group writes at a time
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 };
@@ -77,9 +88,9 @@ template <typename Shape>
 struct ScaledExpertMemory {
   alignas(1024) uint8_t weights[Shape::kStages][Shape::kWeightBytes];
   alignas(1024) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
-  alignas(128) float token_scales[Shape::kStages][Shape::kTokens];
+  alignas(16) float scales[Shape::kStages][2][4][Shape::kScalesALane];
   union {
-    alignas(1024) uint8_t out[Shape::kGroups][2][64 * 128];
+    alignas(1024) uint8_t out[Shape::kGroups][2][Shape::kOutTokens * 128];
     struct {
       alignas(1024) uint8_t values[Shape::kTokens * 128];
       float largest[4 * Shape::kGroups][Shape::kTokens];  // of each warp's rows
@@ -89,6 +100,8 @@ struct ScaledExpertMemory {
   // In turn: of the tile whose results are written, those whose stages are filled, and the next.
   static constexpr int kTiles = Shape::kStages + 2;
   ScaledExpertOut tiles[kTiles];
+  ScaledExpertScales tile_scales[kTiles];
+  uint64_t announced[kTiles];
   uint64_t arrived[Shape::kStages], read[Shape::kStages];
 };
 
@@ -109,10 +122,9 @@ class ScaledExpertLoader {
     int ahead = 0;  // stages whose weights are on their way
     ScaledExpertTile tile;
     if (index < num_tiles) {
-      tile = work_.tile(index, num_tiles);
-      announce(tile.out);
+      tile = work_.tile(index, num_tiles, false);
+      announce(tile);
       prefetch_map(tile.tokens);
-      prefetch_map(tile.token_scales);
       ahead = min(tile.out.k_steps, Shape::kStages);
       for (int k = 0; k < ahead; ++k) load_weights(tile, k, k);
     }
@@ -128,8 +140,6 @@ class ScaledExpertLoader {
         }
         copy_box(memory_.tokens[stage_], tile.tokens, &memory_.arrived[stage_], k * 128,
                  tile.first_token);
-        copy_box(memory_.token_scales[stage_], tile.token_scales, &memory_.arrived[stage_],
-                 tile.first_token, k);
         if (++stage_ == Shape::kStages) {
           stage_ = 0;
           ++passes_;
@@ -137,8 +147,8 @@ class ScaledExpertLoader {
       }
       index = next;
       if (index < num_tiles) {
-        tile = work_.tile(index, num_tiles);
-        announce(tile.out);
+        tile = work_.tile(index, num_tiles, true);
+        announce(tile);
       }
     }
     wait_until_read();
@@ -148,8 +158,10 @@ class ScaledExpertLoader {
 
  private:
   // Before the barrier of the tile's first stage is told to expect it.
-  __device__ void announce(const ScaledExpertOut& out) {
-    memory_.tiles[tile_] = out;
+  __device__ void announce(const ScaledExpertTile& tile) {
+    memory_.tiles[tile_] = tile.out;
+    memory_.tile_scales[tile_] = tile.scales;
+    barrier_arrive(&memory_.announced[tile_]);
     if (++tile_ == ScaledExpertMemory<Shape>::kTiles) tile_ = 0;
   }
 
@@ -159,8 +171,7 @@ class ScaledExpertLoader {
 
   __device__ void load_weights(const ScaledExpertTile& tile, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
-    barrier_expect(arrived, Shape::kWeightBytes + tile.token_units * Shape::kTokenUnit * 128 +
-                                Shape::kTokens * static_cast<int>(sizeof(float)));
+    barrier_expect(arrived, Shape::kWeightBytes + tile.token_units * Shape::kTokenUnit * 128);
     const uint64_t policy = tile.weights_are_read_once ? read_once_ : keep_;
     if constexpr (Work::kGated) {
       copy_box_under(policy, memory_.weights[stage], tile.weights, arrived, k * 128, 0, 0,
@@ -177,6 +188,82 @@ class ScaledExpertLoader {
   int stage_ = 0, passes_ = 0, tile_ = 0;
 };
 
+// ---- scales: a warp
+
+// Multiplies tokens' scales with weights', so that those who add up products need not; loads them
+// two steps before they are wanted.
+template <typename Shape>
+class ScaledExpertScaler {
+ public:
+  __device__ explicit ScaledExpertScaler(ScaledExpertMemory<Shape>& memory)
+      : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32) {
+    static_assert(Shape::kTokens == 4 * 32);
+  }
+
+  __device__ void run() {
+    wait_for_earlier_launches();
+    for (int tile = 0, parity = 0;;) {
+      barrier_wait(&memory_.announced[tile], parity);
+      const int k_steps = memory_.tiles[tile].k_steps;
+      if (k_steps == 0) break;
+      scale(memory_.tile_scales[tile], k_steps, 4 * lane_ < memory_.tiles[tile].tokens);
+      if (++tile == ScaledExpertMemory<Shape>::kTiles) {
+        tile = 0;
+        parity ^= 1;
+      }
+    }
+    if (lane_ == 0) barrier_arrive(&memory_.arrived[stage_]);
+  }
+
+ private:
+  struct Step {
+    float4 tokens;
+    float weights[2];
+  };
+
+  __device__ void scale(const ScaledExpertScales& from, int k_steps, bool has_tokens) {
+    const float* tokens = from.tokens + 4 * lane_;
+    const float* weights = from.weights;
+    const int64_t stride = from.tokens_stride;
+    const int second = from.second;
+    const auto load = [&](int k) {
+      Step step = {};
+      if (k < k_steps) {
+        if (has_tokens) step.tokens = *reinterpret_cast<const float4*>(tokens + k * stride);
+        step.weights[0] = __ldg(weights + k);
+        step.weights[1] = __ldg(weights + second + k);
+      }
+      return step;
+    };
+    Step now = load(0), next = load(1);
+    for (int k = 0; k < k_steps; ++k) {
+      const Step later = load(k + 2);
+      if (passes_ > 0) barrier_wait(&memory_.read[stage_], (passes_ - 1) & 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        // Tokens 4 lane to 4 lane + 3, of a block of 8.
+        float* to = memory_.scales[stage_][i][lane_ % 2 * 2] + lane_ / 2 * 2;
+        const float weight = now.weights[i];
+        *reinterpret_cast<float2*>(to) = {now.tokens.x * weight, now.tokens.y * weight};
+        *reinterpret_cast<float2*>(to + Shape::kScalesALane) = {now.tokens.z * weight,
+                                                                now.tokens.w * weight};
+      }
+      __syncwarp();
+      if (lane_ == 0) barrier_arrive(&memory_.arrived[stage_]);
+      if (++stage_ == Shape::kStages) {
+        stage_ = 0;
+        ++passes_;
+      }
+      now = next;
+      next = later;
+    }
+  }
+
+  ScaledExpertMemory<Shape>& memory_;
+  const int lane_;
+  int stage_ = 0, passes_ = 0;
+};
+
 // ---- products: a warpgroup and twice its 64 rows of weights
 
 template <typename Shape, bool kGated>
@@ -185,7 +272,7 @@ class ScaledExpertMultiplier {
   __device__ explicit ScaledExpertMultiplier(ScaledExpertMemory<Shape>& memory)
       : memory_(memory),
         thread_(static_cast<int>(threadIdx.x)),
-        group_(thread_ / 128),
+        group_(uniform(thread_ / 128)),
         warp_(thread_ / 32),
         lane_(thread_ % 32) {}
 
@@ -194,12 +281,17 @@ class ScaledExpertMultiplier {
       barrier_wait(&memory_.arrived[stage_], phase_);
       const ScaledExpertOut& out = memory_.tiles[tile_];
       if (++tile_ == ScaledExpertMemory<Shape>::kTiles) tile_ = 0;
-      if (out.k_steps == 0) break;
-      compute_as_wide_as<1>(out);
+      k_steps_ = uniform(out.k_steps);
+      if (k_steps_ == 0) break;
+      compute_as_wide_as<1>(out, uniform(out.tokens));
     }
   }
 
  private:
+  // The same in all lanes, as the compiler is to know: descriptions of matrices are computed once
+  // for a warp then.
+  __device__ static int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
   // Of a tile of kUnits units of tokens.
   template <int kUnits>
   struct Sums {
@@ -209,12 +301,12 @@ class ScaledExpertMultiplier {
   };
 
   template <int kUnits>
-  __device__ void compute_as_wide_as(const ScaledExpertOut& out) {
+  __device__ void compute_as_wide_as(const ScaledExpertOut& out, int tokens) {
     if constexpr (kUnits < Shape::kTokenUnits) {
-      if (out.tokens > kUnits * Shape::kTokenUnit) return compute_as_wide_as<kUnits + 1>(out);
+      if (tokens > kUnits * Shape::kTokenUnit) return compute_as_wide_as<kUnits + 1>(out, tokens);
     }
     Sums<kUnits> sums;
-    multiply(out, sums);
+    multiply(sums);
     if constexpr (kGated) {
       write_activations(out, sums);
     } else {
@@ -230,50 +322,22 @@ class ScaledExpertMultiplier {
 
   // ---- sums
 
-  // Where registers hold both parts' products they are under way together.
   template <int kUnits>
-  __device__ void multiply(const ScaledExpertOut& out, Sums<kUnits>& sums) {
-    constexpr int kCount = Sums<kUnits>::kCount;
-    constexpr int kSets = 2 * Shape::kParts * kCount <= 192 ? Shape::kParts : 1;
+  __device__ void multiply(Sums<kUnits>& sums) {
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part) {
 #pragma unroll
       for (float& sum : sums.of[part]) sum = 0;
     }
-    // The weights' of a step, asked for a step before. Of down a warpgroup's rows have the same.
-    constexpr int kScales = kGated ? 2 : 1;
-    const bool other_rows = !kGated && group_ > 0 && out.columns > 128;
-    const float* scales = out.weight_scales + (other_rows ? out.second_scales : 0);
-    const int second = out.second_scales;
-    float ahead[kScales], now[kScales];
-#pragma unroll
-    for (int i = 0; i < kScales; ++i) ahead[i] = __ldg(scales + i * second);
-    for (int left = out.k_steps; left > 0; --left) {
-      if (left > 1) ++scales;
-#pragma unroll
-      for (int i = 0; i < kScales; ++i) {
-        now[i] = ahead[i];
-        ahead[i] = __ldg(scales + i * second);
-      }
+    for (int left = k_steps_; left > 0; --left) {
       barrier_wait(&memory_.arrived[stage_], phase_);
-      float products[kSets][kCount];
-      if constexpr (kSets == 1) {
 #pragma unroll
-        for (int part = 0; part < Shape::kParts; ++part) {
-          begin_products(part, products[0]);
-          mma_wait();
-          pin(products[0]);
-          promote(products[0], now[part % kScales], sums.of[part]);
-        }
-      } else {
-        begin_products(0, products[0]);
-        begin_products(1, products[1]);
-        mma_wait<1>();
-        pin(products[0]);
-        promote(products[0], now[0], sums.of[0]);
+      for (int part = 0; part < Shape::kParts; ++part) {
+        float products[Sums<kUnits>::kCount];
+        begin_products(part, products);
         mma_wait();
-        pin(products[1]);
-        promote(products[1], now[1 % kScales], sums.of[1]);
+        pin(products);
+        promote(products, part, sums.of[part]);
       }
       give_back(stage_);
       if (++stage_ == Shape::kStages) {
@@ -286,29 +350,28 @@ class ScaledExpertMultiplier {
   template <int kCount>
   __device__ void begin_products(int part, float (&products)[kCount]) const {
     const int row = kGated ? part * 128 + group_ * 64 : group_ * 128 + part * 64;
-    const uint32_t weights = shared_address(memory_.weights[stage_]) + row * 128;
-    const uint32_t tokens = shared_address(memory_.tokens[stage_]);
+    const uint64_t weights =
+        swizzled_matrix(shared_address(memory_.weights[stage_]) + row * 128, 1024);
+    const uint64_t tokens = swizzled_matrix(shared_address(memory_.tokens[stage_]), 1024);
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      mma_64_e4m3(products, swizzled_matrix(weights + i * 32, 1024),
-                  swizzled_matrix(tokens + i * 32, 1024), i > 0);
+      mma_64_e4m3(products, moved(weights, i * 32), moved(tokens, i * 32), i > 0);
     }
     mma_commit();
   }
 
   template <int kCount>
-  __device__ void promote(const float (&products)[kCount], float weight_scale,
-                          float (&sums)[kCount]) const {
-    const float* scales = memory_.token_scales[stage_] + 2 * (lane_ % 4);
+  __device__ void promote(const float (&products)[kCount], int part, float (&sums)[kCount]) const {
+    const float* scales = memory_.scales[stage_][kGated ? part : group_][lane_ % 4];
 #pragma unroll
-    for (int block = 0; block < kCount / 4; ++block) {
-      const float2 two = *reinterpret_cast<const float2*>(scales + 8 * block);
-      const float scale[2] = {two.x * weight_scale, two.y * weight_scale};
+    for (int pair = 0; pair < kCount / 8; ++pair) {  // of blocks of 8 tokens
+      const float4 four = *reinterpret_cast<const float4*>(scales + 4 * pair);
+      const float scale[2][2] = {{four.x, four.y}, {four.z, four.w}};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int j = 4 * block + i;
-        sums[j] = fmaf(products[j], scale[i % 2], sums[j]);
+      for (int i = 0; i < 8; ++i) {
+        const int j = 8 * pair + i;
+        sums[j] = fmaf(products[j], scale[i / 4][i % 2], sums[j]);
       }
     }
   }
@@ -406,17 +469,17 @@ class ScaledExpertMultiplier {
 
   template <int kUnits>
   __device__ void write_results(const ScaledExpertOut& out, const Sums<kUnits>& sums) {
-    constexpr int kBlocks = Sums<kUnits>::kBlocks;
+    constexpr int kBlocks = Sums<kUnits>::kBlocks, kBlocksAtOnce = Shape::kOutTokens / 8;
     const int chunk = thread_ % 8;
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part) {
       const int column = group_ * 128 + part * 64 + chunk * 8;
 #pragma unroll
-      for (int first = 0; first < kBlocks; first += 8) {  // 64 tokens
+      for (int first = 0; first < kBlocks; first += kBlocksAtOnce) {
         // What lay there has been read: all have met since, when its successor was there.
         const uint32_t staging = shared_address(memory_.out[group_][staging_ ^= 1]);
 #pragma unroll
-        for (int block = first; block < kBlocks && block < first + 8; block += 2) {
+        for (int block = first; block < kBlocks && block < first + kBlocksAtOnce; block += 2) {
           const float* v = sums.of[part] + 4 * block;
           const int token = (block - first) * 8 + lane_ / 16 * 8 + lane_ % 8;
           store_matrices_transposed(staging + place(token, 2 * (warp_ % 4) + lane_ / 8 % 2),
@@ -425,7 +488,7 @@ class ScaledExpertMultiplier {
         }
         named_barrier(kOwn + group_, 128);
 #pragma unroll
-        for (int i = 0; i < 4 && first * 8 + i * 16 < kBlocks * 8; ++i) {
+        for (int i = 0; 2 * i < kBlocksAtOnce && first + 2 * i < kBlocks; ++i) {
           const int token = i * 16 + thread_ % 128 / 8;
           if (first * 8 + token < out.tokens && column < out.columns) {
             *reinterpret_cast<float4*>(static_cast<__nv_bfloat16*>(out.data) +
@@ -437,11 +500,11 @@ class ScaledExpertMultiplier {
     }
   }
 
-  static constexpr int kOwn = 1, kBoth = 3;  // named barriers: a group's, of which there are two
+  static constexpr int kOwn = 1, kBoth = 3;  // named barriers; a group's are two
 
   ScaledExpertMemory<Shape>& memory_;
   const int thread_, group_, warp_, lane_;
-  int stage_ = 0, phase_ = 0, tile_ = 0, staging_ = 0;
+  int stage_ = 0, phase_ = 0, tile_ = 0, staging_ = 0, k_steps_ = 0;
 };
 
 // ---- a block: its last warpgroup copies
@@ -450,18 +513,25 @@ template <typename Shape, typename Work>
 __device__ void run_scaled_expert_tiles(const Work& work) {
   extern __shared__ __align__(1024) uint8_t bytes[];
   auto& memory = *reinterpret_cast<ScaledExpertMemory<Shape>*>(bytes);
+  static_assert(sizeof(memory) <= 227 * 1024);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      barrier_init(&memory.arrived[stage], 1);
+      barrier_init(&memory.arrived[stage], 2);
       barrier_init(&memory.read[stage], 4 * Shape::kGroups);
     }
+    for (uint64_t& announced : memory.announced) barrier_init(&announced, 1);
     fence_barrier_init();
   }
   __syncthreads();
   let_next_launch_begin();
   if (threadIdx.x >= 128 * Shape::kGroups) {
     give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 128 * Shape::kGroups) ScaledExpertLoader<Shape, Work>(memory, work).run();
+    constexpr int kFirst = 128 * Shape::kGroups;
+    if (threadIdx.x == kFirst) {
+      ScaledExpertLoader<Shape, Work>(memory, work).run();
+    } else if (threadIdx.x / 32 == kFirst / 32 + 1) {
+      ScaledExpertScaler<Shape>(memory).run();
+    }
   } else {
     take_registers<Shape::kConsumerRegisters>();
     ScaledExpertMultiplier<Shape, Work::kGated>(memory).run();

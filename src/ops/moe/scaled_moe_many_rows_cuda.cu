@@ -40,11 +40,14 @@ struct ScaledExpertWork {
   using Shape = ScaledTiles;
   static constexpr bool kGated = kGatedRows;
   static constexpr int kOutColumns = kGated ? Shape::kWeightRows / 2 : Shape::kWeightRows;
+  static constexpr int kShortTile = 4;  // steps
   // Of one coordinate of the weights' boxes.
   static constexpr int kRowsTogether = kGated ? 16 : 1;
 
   struct Side {
-    CUtensorMap weights, tokens[Shape::kTokenUnits], token_scales;
+    CUtensorMap weights, tokens[Shape::kTokenUnits];
+    const float* token_scales = nullptr;  // [k_steps, rows]
+    int64_t token_scales_stride = 0;
     const float* weight_scales = nullptr;
     uint8_t* out = nullptr;
     float* out_scales = nullptr;  // of gate and up: [out_columns / 128, rows]
@@ -69,14 +72,16 @@ struct ScaledExpertWork {
   __device__ int num_tiles() const { return shared_tiles + __ldcg(num_row_tiles) * column_tiles; }
 
   // Experts' tiles take unequal times, and blocks do not all have the same share of the memory's
-  // bandwidth: who is done first has the next.
-  __device__ int after(int) const {
-    return static_cast<int>(gridDim.x) + atomicAdd(tiles_taken, 1);
+  // bandwidth: who is done first has the next. Not of short tiles, which end before the answer
+  // comes.
+  __device__ int after(int index) const {
+    const auto blocks = static_cast<int>(gridDim.x);
+    return experts.k_steps > kShortTile ? blocks + atomicAdd(tiles_taken, 1) : index + blocks;
   }
 
   // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
   // of which wait for memory; not among the last, for they can be longer.
-  __device__ ScaledExpertTile tile(int index, int num_tiles) const {
+  __device__ ScaledExpertTile tile(int index, int num_tiles, bool waited) const {
     const auto shared_count = static_cast<uint32_t>(shared_tiles);
     const uint32_t among = max(shared_tiles, num_tiles - num_tiles / 4);
     const auto before = [&](int i) {
@@ -84,7 +89,15 @@ struct ScaledExpertWork {
     };
     const int shared_before = before(index);
     return before(index + 1) > shared_before ? shared_tile(shared_before)
-                                             : expert_tile(index - shared_before);
+                                             : expert_tile(index - shared_before, waited);
+  }
+
+  __device__ static ExpertRowTile past_l1(const ExpertRowTile* entry) {
+    ExpertRowTile copy;
+    static_assert(sizeof(copy) == 2 * sizeof(int4));
+    reinterpret_cast<int4*>(&copy)[0] = __ldcg(reinterpret_cast<const int4*>(entry));
+    reinterpret_cast<int4*>(&copy)[1] = __ldcg(reinterpret_cast<const int4*>(entry) + 1);
+    return copy;
   }
 
   __device__ ScaledExpertTile shared_tile(int index) const {
@@ -94,12 +107,11 @@ struct ScaledExpertWork {
   }
 
   // An expert's tiles follow one another: those with the same columns first.
-  __device__ ScaledExpertTile expert_tile(int index) const {
-    ExpertRowTile expert;
-    const auto* entry = reinterpret_cast<const int4*>(row_tiles + index / column_tiles);
-    static_assert(sizeof(expert) == 2 * sizeof(int4));
-    reinterpret_cast<int4*>(&expert)[0] = __ldcg(entry);
-    reinterpret_cast<int4*>(&expert)[1] = __ldcg(entry + 1);
+  __device__ ScaledExpertTile expert_tile(int index, bool waited) const {
+    // The same experts again and again: by way of the L1, once that is certain to hold nothing
+    // older.
+    const ExpertRowTile* entry = row_tiles + index / column_tiles;
+    const ExpertRowTile expert = waited ? *entry : past_l1(entry);
     const int within = index - expert.first_tile * column_tiles;
     const int column_tile = within / expert.num_tiles;
     const int row_tile = within - column_tile * expert.num_tiles;
@@ -119,7 +131,6 @@ struct ScaledExpertWork {
     tile.weights = &side.weights;
     tile.token_units = (tokens + Shape::kTokenUnit - 1) / Shape::kTokenUnit;
     tile.tokens = &side.tokens[tile.token_units - 1];
-    tile.token_scales = &side.token_scales;
     tile.first_row = (expert * side.weight_rows + column) / kRowsTogether;
     tile.first_token = row;
     tile.out.data = side.out + (int64_t{row} * side.out_columns + column) * kOutBytes;
@@ -127,8 +138,11 @@ struct ScaledExpertWork {
       tile.out.scales = side.out_scales + column_tile * side.out_scales_stride + row;
     }
     const int scale_row = (expert * side.weight_rows + column) / 128;
-    tile.out.weight_scales = side.weight_scales + int64_t{scale_row} * side.k_steps;
-    tile.out.second_scales = (kGated ? side.out_columns / 128 : 1) * side.k_steps;
+    tile.scales.tokens = side.token_scales + row;
+    tile.scales.tokens_stride = side.token_scales_stride;
+    tile.scales.weights = side.weight_scales + int64_t{scale_row} * side.k_steps;
+    const bool has_second = kGated || column + 128 < side.out_columns;
+    tile.scales.second = has_second ? (kGated ? side.out_columns / 128 : 1) * side.k_steps : 0;
     tile.out.row_stride = side.out_columns;
     tile.out.tokens = tokens;
     tile.out.columns = side.out_columns - column;
@@ -198,9 +212,8 @@ typename ScaledExpertWork<kGated>::Side side(const ScaledOperands& o) {
                          {.size = o.rows, .stride = o.k, .box = (i + 1) * ScaledTiles::kTokenUnit}};
     made.tokens[i] = e4m3_map(o.x, axes);
   }
-  const Axis axes[] = {{.size = o.rows, .stride = 1, .box = ScaledTiles::kTokens},
-                       {.size = o.k / 128, .stride = o.x_scales_stride, .box = 1}};
-  made.token_scales = f32_map(o.x_scales, axes);
+  made.token_scales = o.x_scales;
+  made.token_scales_stride = o.x_scales_stride;
   made.weight_scales = o.weight_scales;
   made.out = static_cast<uint8_t*>(o.out);
   made.out_scales = o.out_scales;

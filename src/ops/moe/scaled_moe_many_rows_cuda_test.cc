@@ -47,14 +47,13 @@ void compare(const ScaledMoeProblem& problem, DType out_type = DType::kF32, int 
       row_error += off * off;
       row_norm += expected[i] * expected[i];
     }
-    // The tensor cores' sums are good to about 2^-13 of their largest term, and some activations
-    // round to the other side, a sixteenth away. Without quantising them it would be 4e-2.
-    EXPECT_LE(std::sqrt(row_error), 2e-2 * std::sqrt(row_norm)) << "row " << row;
+    // The tensor cores' sums are good to about 2^-13 of their largest term; some activations round
+    // to the other side, a sixteenth away, and one of few can be most of a row.
+    EXPECT_LE(std::sqrt(row_error), 5e-2 * std::sqrt(row_norm)) << "row " << row;
     error += row_error;
     norm += row_norm;
   }
-  EXPECT_LE(std::sqrt(error / norm), 1.2e-2);
-  std::printf("relative error %.2e\n", std::sqrt(error / norm));
+  EXPECT_LE(std::sqrt(error / norm), 1.5e-2);  // activations that are not quantised: 4e-2
   for (int i = 0; i < 3; ++i) EXPECT_EQ(run(problem, out_type, form), out);
 }
 
