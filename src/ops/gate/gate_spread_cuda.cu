@@ -176,8 +176,6 @@ template <int kPerThread>
 void launch_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
   if (shape.rows <= 8) {
     launch_spread<1, kPerThread>(shape, partial, stream);
-  } else if (shape.rows <= 16) {
-    launch_spread<2, kPerThread>(shape, partial, stream);
   } else if (shape.rows <= 32) {
     launch_spread<4, kPerThread>(shape, partial, stream);
   } else {
