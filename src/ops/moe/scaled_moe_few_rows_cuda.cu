@@ -708,12 +708,12 @@ class Quantization {
       for (int i = 0; i < kTogether; ++i) {
         const int place = tile.first + first + i * kWarps;
         if (place >= tile.first + tile.count) break;
-        const QuantizedFour four = quantize_four(values[i], a_.form);
+        const BlockScale scale = block_scale(warp_magnitude(values[i]), a_.form);
         *reinterpret_cast<uint32_t*>(a_.activations[phase] + static_cast<int64_t>(place) * inter +
-                                     block * 128 + lane * 4) = four.values;
+                                     block * 128 + lane * 4) = pack_four(values[i], scale.inverse);
         if (lane == 0) {
           const float weight = phase == kShared ? 1.0f : a_.expert_weights[sorted[place]];
-          a_.activation_scales[phase][place * (inter / 128) + block] = four.scale * weight;
+          a_.activation_scales[phase][place * (inter / 128) + block] = scale.scale * weight;
         }
       }
     }

@@ -40,8 +40,8 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-constexpr int kSlots = 3;  // of a warp
+constexpr int kWarps = 16, kThreads = kWarps * kWarp;
+constexpr int kSlots = 2;  // of a warp
 constexpr int kHalfBytes = 2048, kSlotBytes = 2 * kHalfBytes;
 constexpr int kStepBytes = kWarp * 16;  // of each half, at a time
 constexpr int kMostShared = 227 * 1024;
@@ -74,42 +74,23 @@ struct Arguments {
   ScaleForm form;
   bool f32;
 
-  __device__ int inter_of(int phase) const {
-    return phase == kSharedUp || phase == kSharedDown ? shared_inter : inter;
-  }
   __device__ int all_blocks() const { return (shared_inter + experts * inter) / 128; }
 };
 
 // A block's part of a phase. Units are intermediate columns of all the phase's experts, or rows of
-// the result.
+// the result. Its items are numbered in mixed radix: piece of a row of weights, group of units (of
+// gate and up: one), expert (of gate and up all are one).
 struct Share {
   int begin, end;
   int columns, pieces, piece_columns;  // of a row of weights
-  int groups;                          // of rows that fit a slot, of an expert: of down
+  int groups, experts;
+  int group_units, larger_groups;  // of so many groups, the first ones: one unit more
   int num_items;
-};
-
-class Work;
-struct Tables;
-
-// One lane's requests. In shared memory, and one function that is called from everywhere: few
-// instructions to fetch.
-struct Requests {
-  SlotTurn at;
-  int phase, index;
-  // The next one: where it lies is known before its slot is free.
-  bool is_ready;
-  const uint8_t* from;
-  int64_t second;
-  int bytes0, bytes1;
-
-  __device__ void begin(const Work& work, const Tables& tables, int first_phase);
-  __device__ void step(const Work& work, Tables& tables, uint8_t* slots, int before);
+  int piece_step, group_step, expert_step;  // to the warp's next item
 };
 
 struct Tables {
   Share shares[kEnd];
-  Requests requests[kWarps];
   uint64_t arrived[kWarps][kSlots];
   uint64_t scales_there;
   uint64_t awaited[2];  // what progress is when all blocks' activations are there
@@ -121,118 +102,87 @@ struct Tables {
 __host__ __device__ constexpr int pieces_of(int columns) {
   return (columns + kHalfBytes - 1) / kHalfBytes;
 }
-// Columns of the longest piece.
-__host__ __device__ constexpr int piece_columns(int columns) {
-  return ((columns + 127) / 128 + pieces_of(columns) - 1) / pieces_of(columns) * 128;
-}
 
 __device__ Share share_of(const Arguments& a, int phase) {
   const bool is_shared = phase == kSharedUp || phase == kSharedDown;
-  const int inter = is_shared ? a.shared_inter : a.inter;
-  const int units = phase >= kSharedDown ? a.hidden : is_shared ? inter : a.experts * inter;
-  Share s;
-  s.begin = static_cast<int>(static_cast<int64_t>(units) * blockIdx.x / gridDim.x);
-  s.end = static_cast<int>(static_cast<int64_t>(units) * (blockIdx.x + 1) / gridDim.x);
+  const unsigned inter = is_shared ? a.shared_inter : a.inter;
+  const unsigned units = phase >= kSharedDown ? a.hidden : is_shared ? inter : a.experts * inter;
+  Share s = {};
+  s.begin = units * blockIdx.x / gridDim.x;
+  s.end = units * (blockIdx.x + 1) / gridDim.x;
   s.columns = phase < kSharedDown ? a.hidden : inter;
-  s.pieces = pieces_of(s.columns);
-  s.piece_columns = s.pieces == 0 ? 0 : piece_columns(s.columns);
-  const int most = s.columns == 0 ? 2 : 2 * max(kHalfBytes / s.columns, 1);
-  s.groups = (s.end - s.begin + most - 1) / most;
-  s.num_items = phase < kSharedDown ? (s.end - s.begin) * s.pieces
-                                    : (is_shared ? 1 : a.experts) * s.groups * s.pieces;
+  const unsigned count = s.end - s.begin, columns = s.columns;
+  if (columns == 0 || count == 0) return s;
+  s.pieces = pieces_of(columns);
+  s.piece_columns = (columns / 128 + s.pieces - 1) / s.pieces * 128;
+  if (phase < kSharedDown) {
+    s.groups = count;
+    s.experts = 1;
+  } else {
+    const unsigned most = 2 * max(kHalfBytes / columns, 1u);
+    s.groups = (count + most - 1) / most;
+    s.experts = is_shared ? 1 : a.experts;
+  }
+  s.group_units = count / s.groups;
+  s.larger_groups = count - s.group_units * s.groups;
+  s.num_items = s.pieces * s.groups * s.experts;
+  const int groups = kWarps / s.pieces;
+  s.piece_step = kWarps - groups * s.pieces;
+  s.expert_step = groups / s.groups;
+  s.group_step = groups - s.expert_step * s.groups;
   return s;
 }
 
-// What a slot holds: `columns` bytes from `column` on of `rows0` rows, then of `rows1` others.
-struct Item {
-  int chosen;  // expert of the token
-  int unit;    // the first row of the first half: intermediate column, or row of the result
-  int piece, column, columns;
-  int rows0, rows1;
-};
-
-// A warp takes every kWarps-th item of a phase.
-class Work {
+// A warp's items, of one phase after the other: it takes every kWarps-th. An item is `columns`
+// bytes from `column` on of `rows0` rows of weights, for a slot's first half, and of `rows1`
+// others.
+class Walk {
  public:
-  __device__ Work(const Arguments& a, const Tables& tables) : a_(a), tables_(tables) {}
+  __device__ explicit Walk(const Tables& tables) : tables_(tables) {}
 
-  // Of the two phases of gate and up, or of down: the second's items follow in turn.
-  __device__ int first(int phase) const {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    return phase % 2 == 0 ? warp : (warp - tables_.shares[phase - 1].num_items) & (kWarps - 1);
+  __device__ void begin(int phase) {
+    phase_ = phase;
+    const Share& s = share();
+    unsigned first = threadIdx.x / kWarp;
+    // The second phase of gate and up, or of down, goes on where the first one ended.
+    if (phase % 2 != 0) first = (first - tables_.shares[phase - 1].num_items) & (kWarps - 1);
+    piece_ = group_ = expert_ = 0;
+    if (s.num_items == 0) return;
+    const unsigned whole = first / s.pieces;
+    piece_ = first - whole * s.pieces;
+    expert_ = whole / s.groups;
+    group_ = whole - expert_ * s.groups;
   }
-  __device__ Item item(int phase, int index) const {
-    const Share& s = tables_.shares[phase];
-    Item item;
-    const int whole = index / s.pieces;
-    item.piece = index - whole * s.pieces;
-    item.column = item.piece * s.piece_columns;
-    item.columns = min(s.piece_columns, s.columns - item.column);
-    if (phase < kSharedDown) {
-      item.unit = s.begin + whole;
-      item.chosen = phase == kSharedUp ? 0 : item.unit / a_.inter;
-      item.rows0 = item.rows1 = 1;
-    } else {
-      item.chosen = whole / s.groups;
-      const int group = whole - item.chosen * s.groups, rows = s.end - s.begin;
-      const int first = rows * group / s.groups;
-      const int count = rows * (group + 1) / s.groups - first;
-      item.unit = s.begin + first;
-      item.rows0 = (count + 1) / 2;
-      item.rows1 = count / 2;
-    }
-    return item;
+  __device__ bool is_at_end() const { return expert_ >= share().experts; }
+  __device__ void next() {
+    const Share& s = share();
+    piece_ += s.piece_step;
+    group_ += s.group_step;
+    expert_ += s.expert_step;
+    if (piece_ >= s.pieces) piece_ -= s.pieces, ++group_;
+    if (group_ >= s.groups) group_ -= s.groups, ++expert_;
   }
-  // Where the first half comes from, and how far from there the second does.
-  __device__ const uint8_t* from(int phase, const Item& item, int64_t* second) const {
-    const bool is_shared = phase == kSharedUp || phase == kSharedDown;
-    const int64_t expert = is_shared ? 0 : this->expert(item.chosen);
-    if (phase < kSharedDown) {
-      const int inter = is_shared ? a_.shared_inter : a_.inter;
-      *second = static_cast<int64_t>(inter) * a_.hidden;
-      return (is_shared ? a_.shared_gate_up : a_.gate_up) +
-             ((expert * 2 - item.chosen) * inter + item.unit) * a_.hidden + item.column;
-    }
-    const int columns = tables_.shares[phase].columns;
-    *second = static_cast<int64_t>(item.rows0) * columns;
-    return (is_shared ? a_.shared_down : a_.down) + (expert * a_.hidden + item.unit) * columns +
-           item.column;
+
+  __device__ const Share& share() const { return tables_.shares[phase_]; }
+  __device__ int phase() const { return phase_; }
+  __device__ bool is_of_shared() const { return phase_ % 2 == 0; }
+  __device__ bool is_up() const { return phase_ < kSharedDown; }
+  __device__ int piece() const { return piece_; }
+  __device__ int column() const { return piece_ * share().piece_columns; }
+  __device__ int columns() const { return min(share().piece_columns, share().columns - column()); }
+  // Of the block's units.
+  __device__ int unit() const {
+    return group_ * share().group_units + min(group_, share().larger_groups);
   }
-  __device__ int expert(int chosen) const { return max(tables_.ids[chosen], 0); }
+  __device__ int units() const { return share().group_units + (group_ < share().larger_groups); }
+  __device__ int rows0() const { return is_up() ? 1 : (units() + 1) / 2; }
+  __device__ int rows1() const { return is_up() ? 1 : units() / 2; }
+  __device__ int expert() const { return expert_; }
 
  private:
-  const Arguments& a_;
   const Tables& tables_;
+  int phase_ = 0, piece_ = 0, group_ = 0, expert_ = 0;
 };
-
-__device__ void Requests::begin(const Work& work, const Tables& tables, int first_phase) {
-  for (phase = first_phase; phase < kEnd; ++phase) {
-    index = work.first(phase);
-    if (index < tables.shares[phase].num_items) break;
-  }
-}
-
-// Asks for what is ready, and makes ready what comes next, if that is before the phase `before`.
-__device__ __noinline__ void Requests::step(const Work& work, Tables& tables, uint8_t* slots,
-                                            int before) {
-  if (is_ready) {
-    uint8_t* const slot = slots + at.slot * kSlotBytes;
-    uint64_t* const arrived = &tables.arrived[threadIdx.x / kWarp][at.slot];
-    const uint64_t policy = read_once_policy();
-    barrier_expect(arrived, bytes0 + bytes1);
-    copy_bytes_under(policy, slot, from, bytes0, arrived);
-    if (bytes1 > 0) copy_bytes_under(policy, slot + kHalfBytes, from + second, bytes1, arrived);
-    at.advance(kSlots);
-  }
-  is_ready = phase < before;
-  if (!is_ready) return;
-  const Item item = work.item(phase, index);
-  from = work.from(phase, item, &second);
-  bytes0 = item.rows0 * item.columns;
-  bytes1 = item.rows1 * item.columns;
-  index += kWarps;
-  if (index >= tables.shares[phase].num_items) begin(work, tables, phase + 1);
-}
 
 // Pointers that come from here are known to be of shared memory wherever they are used.
 __device__ uint8_t* block_memory() {
@@ -319,16 +269,19 @@ __device__ float silu_times(float gate, float up) {
 
 // ---- the kernel
 
+// One copy of its divisions.
+__device__ __noinline__ BlockScale scale_of(float magnitude, ScaleForm form) {
+  return block_scale(magnitude, form);
+}
+
 class OneRow {
  public:
   __device__ explicit OneRow(const Arguments& a)
       : a_(a),
-        tables_(*reinterpret_cast<Tables*>(block_memory() + kWarps * kSlots * kSlotBytes +
-                                           a.vector_bytes)),
+        tables_(*reinterpret_cast<Tables*>(vector_memory() + a.vector_bytes)),
         floats_(reinterpret_cast<float*>(&tables_ + 1)),
         warp_(static_cast<int>(threadIdx.x) / kWarp),
-        lane_(static_cast<int>(threadIdx.x) % kWarp),
-        work_(a, tables_) {}
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
   __device__ void run() {
     if (threadIdx.x < kEnd) {
@@ -341,53 +294,99 @@ class OneRow {
       fence_barrier_init();
     }
     __syncthreads();
-    // What is before kRoutedUp needs no experts' ids; the rest of the slots is asked for below.
-    Requests& requests = tables_.requests[warp_];
-    int asked = 0;
-    if (lane_ == 0) {
-      requests.at = {};
-      requests.is_ready = false;
-      requests.begin(work_, tables_, kSharedUp);
-      request(kRoutedUp);
-      for (; asked < kSlots && requests.is_ready; ++asked) request(kRoutedUp);
+    // What is before kRoutedUp needs no experts' ids, and waits for no earlier launch.
+    Walk asked(tables_), walk(tables_);
+    asked.begin(kSharedUp);
+    SlotTurn asked_slot, slot;
+    int ahead = 0;
+#pragma unroll 1
+    for (const int before : {kRoutedUp, kEnd}) {
+#pragma unroll 1
+      for (; ahead < kSlots && ask(asked, asked_slot, before); ++ahead) {
+      }
+      copy_scales(before == kRoutedUp);
+      if (before == kEnd) break;
+      let_next_launch_begin();
+      wait_for_earlier_launches();
+      if (static_cast<int>(threadIdx.x) < a_.experts) {
+        tables_.ids[threadIdx.x] = a_.expert_ids[threadIdx.x];
+        tables_.weights[threadIdx.x] = a_.expert_weights[threadIdx.x];
+      }
+      load_x();
+      wait_for_copies();
+      __syncthreads();
     }
-    copy_scales(true);
-    let_next_launch_begin();
-    wait_for_earlier_launches();
-    if (static_cast<int>(threadIdx.x) < a_.experts) {
-      tables_.ids[threadIdx.x] = a_.expert_ids[threadIdx.x];
-      tables_.weights[threadIdx.x] = a_.expert_weights[threadIdx.x];
-    }
-    load_x();
-    wait_for_copies();
-    __syncthreads();
-    if (lane_ == 0) {
-      if (!requests.is_ready) request(kEnd);
-      for (; asked < kSlots && requests.is_ready; ++asked) request(kEnd);
-    }
-    copy_scales(false);
     barrier_arrive_after_copies(&tables_.scales_there);
+
 #pragma unroll 1
-    for (int phase = kSharedUp; phase <= kRoutedUp; ++phase) {
+    for (int phase = kSharedUp; phase < kEnd; ++phase) {
       if (phase == kRoutedUp) barrier_wait(&tables_.scales_there, 0);
-      gate_up(phase);
-    }
-    __syncthreads();  // nobody reads x any more
+      if (phase == kSharedDown) __syncthreads();  // nobody reads x any more
+      if (phase >= kSharedDown && tables_.shares[phase].columns > 0) load_activations(phase);
 #pragma unroll 1
-    for (int phase = kSharedDown; phase <= kRoutedDown; ++phase) down(phase);
+      for (walk.begin(phase); !walk.is_at_end(); walk.next()) {
+        barrier_wait(&tables_.arrived[warp_][slot.slot], slot.parity);
+        multiply(walk, slots() + slot.slot * kSlotBytes);
+        __syncwarp();
+        ask(asked, asked_slot, kEnd);
+        slot.advance(kSlots);
+      }
+      if (phase < kSharedDown) finish_gate_up(phase);
+    }
     __syncthreads();
     write_out();
   }
 
  private:
   __device__ uint8_t* slots() const { return block_memory() + warp_ * kSlots * kSlotBytes; }
-  __device__ void request(int before) {
-    tables_.requests[warp_].step(work_, tables_, slots(), before);
+
+  // For the next item, if it is before the phase `before`: whether there was one.
+  __device__ bool ask(Walk& walk, SlotTurn& slot, int before) const {
+    while (walk.phase() < kEnd && walk.is_at_end()) {
+      if (walk.phase() + 1 == kEnd) return false;
+      walk.begin(walk.phase() + 1);
+    }
+    if (walk.phase() >= before) return false;
+    const Share& s = walk.share();
+    const bool is_shared = walk.is_of_shared();
+    const int unit = s.begin + walk.unit(), rows0 = walk.rows0();
+    const uint8_t* matrix;
+    int64_t row;
+    int second;  // rows on
+    if (walk.is_up()) {
+      const int inter = is_shared ? a_.shared_inter : a_.inter;
+      const int chosen = is_shared ? 0 : static_cast<unsigned>(unit) / static_cast<unsigned>(inter);
+      matrix = is_shared ? a_.shared_gate_up : a_.gate_up;
+      row = int64_t{is_shared ? 0 : 2 * expert(chosen)} * inter + (unit - chosen * inter);
+      second = inter;
+    } else {
+      matrix = is_shared ? a_.shared_down : a_.down;
+      row = int64_t{is_shared ? 0 : expert(walk.expert())} * a_.hidden + unit;
+      second = rows0;
+    }
+    if (lane_ == 0) {
+      const uint8_t* from = matrix + row * s.columns + walk.column();
+      const int bytes0 = rows0 * walk.columns(), bytes1 = walk.rows1() * walk.columns();
+      uint8_t* const to = slots() + slot.slot * kSlotBytes;
+      uint64_t* const arrived = &tables_.arrived[warp_][slot.slot];
+      const uint64_t policy = read_once_policy();
+      barrier_expect(arrived, bytes0 + bytes1);
+      copy_bytes_under(policy, to, from, bytes0, arrived);
+      if (bytes1 > 0) {
+        copy_bytes_under(policy, to + kHalfBytes, from + int64_t{second} * s.columns, bytes1,
+                         arrived);
+      }
+    }
+    __syncwarp();
+    slot.advance(kSlots);
+    walk.next();
+    return true;
   }
+
+  __device__ int expert(int chosen) const { return max(tables_.ids[chosen], 0); }
 
   // ---- scales and vectors
 
-  __device__ float* up_scales(int phase) const { return floats_ + a_.places.up_scales[phase]; }
   // Of the block's first row's block of 128 rows.
   __device__ int first_row_block() const { return tables_.shares[kRoutedDown].begin / 128; }
 
@@ -397,51 +396,65 @@ class OneRow {
     const int inter = is_shared ? a_.shared_inter : a_.inter, blocks = inter / 128;
     const int row_blocks = a_.hidden / 128;
     if (inter == 0) return;
-    const auto copy = [&](int to, const float* from, int count) {
-      for (int i = lane_; i < count; i += kWarp) {
-        copy_4(shared_address(floats_ + to + i), from + i);
-      }
-    };
     const int up = is_shared ? kSharedUp : kRoutedUp;
     const int begin = tables_.shares[up].begin, end = tables_.shares[up].end;
-    const int first = begin / 128, rows = begin < end ? 2 * ((end - 1) / 128 + 1 - first) : 0;
-    for (int i = warp_; i < rows; i += kWarps) {
-      const int block = first + i / 2, chosen = block / blocks;  // of 128 units of all experts
-      const int64_t at = (int64_t{is_shared ? 0 : work_.expert(chosen)} * 2 + i % 2) * blocks +
-                         block - chosen * blocks;
-      copy(a_.places.up_scales[up] + i * row_blocks,
-           (is_shared ? a_.shared_gate_up_scales : a_.gate_up_scales) + at * row_blocks,
-           row_blocks);
-    }
-    const int first_column = is_shared ? 0 : a_.shared_inter / 128;
-    for (int i = warp_; i < 2 * (is_shared ? 1 : a_.experts); i += kWarps) {
-      const int row = min(first_row_block() + i % 2, row_blocks - 1);
-      const int64_t at = int64_t{is_shared ? 0 : work_.expert(i / 2)} * row_blocks + row;
-      copy(a_.places.down_scales + i % 2 * a_.all_blocks() + first_column + i / 2 * blocks,
-           (is_shared ? a_.shared_down_scales : a_.down_scales) + at * blocks, blocks);
+    const int first = begin / 128, up_rows = begin < end ? 2 * ((end - 1) / 128 + 1 - first) : 0;
+    const int all_rows = up_rows + 2 * (is_shared ? 1 : a_.experts);
+#pragma unroll 1
+    for (int i = warp_; i < all_rows; i += kWarps) {
+      int to, count;
+      const float* from;
+      if (i < up_rows) {
+        const int block = first + i / 2;  // of 128 units of all experts
+        const int chosen = static_cast<unsigned>(block) / static_cast<unsigned>(blocks);
+        const int64_t row = int64_t{is_shared ? 0 : 2 * expert(chosen)} * blocks + i % 2 * blocks +
+                            block - chosen * blocks;
+        to = a_.places.up_scales[up] + i * row_blocks;
+        from = (is_shared ? a_.shared_gate_up_scales : a_.gate_up_scales) + row * row_blocks;
+        count = row_blocks;
+      } else {
+        const int which = (i - up_rows) % 2, chosen = (i - up_rows) / 2;
+        const int64_t row = int64_t{is_shared ? 0 : expert(chosen)} * row_blocks +
+                            min(first_row_block() + which, row_blocks - 1);
+        to = a_.places.down_scales + which * a_.all_blocks() +
+             (is_shared ? 0 : a_.shared_inter / 128) + chosen * blocks;
+        from = (is_shared ? a_.shared_down_scales : a_.down_scales) + row * blocks;
+        count = blocks;
+      }
+#pragma unroll 1
+      for (int j = lane_; j < count; j += kWarp) {
+        copy_4(shared_address(floats_ + to + j), from + j);
+      }
     }
   }
 
   __device__ void load_x() const {
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < a_.hidden / 16; i += kThreads) {
       const uint4 x = reinterpret_cast<const uint4*>(a_.x)[i];
       auto* const to = reinterpret_cast<uint4*>(vector_memory() + vector_at(i * 16));
-      const auto low = [](uint32_t four) {
+      const auto two = [](uint32_t four) {
         return fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four));
       };
-      to[0] = make_uint4(low(x.x), low(x.x >> 16), low(x.y), low(x.y >> 16));
-      to[512 / 16] = make_uint4(low(x.z), low(x.z >> 16), low(x.w), low(x.w >> 16));
+      to[0] = make_uint4(two(x.x), two(x.x >> 16), two(x.y), two(x.y >> 16));
+      to[512 / 16] = make_uint4(two(x.z), two(x.z >> 16), two(x.w), two(x.w >> 16));
     }
-    for (int i = static_cast<int>(threadIdx.x); i < a_.hidden / 128; i += kThreads) {
-      floats_[a_.places.x_scales + i] = a_.x_scales[i * a_.x_scales_stride];
-    }
+    const int i = static_cast<int>(threadIdx.x);
+    if (i < a_.hidden / 128) floats_[a_.places.x_scales + i] = a_.x_scales[i * a_.x_scales_stride];
   }
 
-  // What all blocks have written: not through the L1. A warp takes 128 activations.
+  // Waits until all blocks have written theirs. They are read not through the L1; a warp takes 128.
   __device__ void load_activations(int phase) const {
+    if (threadIdx.x == 0) {
+      const int up = phase - kSharedDown;
+      while (load_acquire(&a_.progress[up]) < tables_.awaited[up]) {
+      }
+    }
+    __syncthreads();
     const int first = phase == kSharedDown ? 0 : a_.shared_inter / 128;
     const int end = phase == kSharedDown ? a_.shared_inter / 128 : a_.all_blocks();
     constexpr int kTogether = 4;
+#pragma unroll 1
     for (int block = first + warp_; block < end; block += kWarps * kTogether) {
       float4 values[kTogether];
 #pragma unroll
@@ -453,53 +466,114 @@ class OneRow {
       for (int i = 0; i < kTogether; ++i) {
         const int at = block + i * kWarps;
         if (at >= end) break;
-        const QuantizedFour four = quantize_four(values[i], a_.form);
+        const BlockScale scale = scale_of(warp_magnitude(values[i]), a_.form);
+        const uint32_t four = pack_four(values[i], scale.inverse);
         const int column = at * 128 + lane_ * 4;
         *reinterpret_cast<uint2*>(vector_memory() + vector_at(column) + column % 8 * 2) =
-            make_uint2(fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four.values)),
-                       fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four.values >> 16)));
+            make_uint2(fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four)),
+                       fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four >> 16)));
         if (lane_ == 0) {
-          const int chosen = (at - a_.shared_inter / 128) / (a_.inter / 128);
+          const int chosen =
+              static_cast<unsigned>(at - first) / static_cast<unsigned>(a_.inter / 128);
           const float weight = phase == kSharedDown ? 1.0f : tables_.weights[chosen];
-          floats_[a_.places.blocks_scales + at] = four.scale * weight;
+          floats_[a_.places.blocks_scales + at] = scale.scale * weight;
         }
       }
     }
+    __syncthreads();
   }
 
   // ---- items
 
-  __device__ const uint8_t* wait_for_slot() const {
-    barrier_wait(&tables_.arrived[warp_][at_.slot], at_.parity);
-    return slots() + at_.slot * kSlotBytes;
-  }
-  __device__ void give_back_slot() {
-    __syncwarp();
-    if (lane_ == 0) request(kEnd);
-    at_.advance(kSlots);
+  __device__ void multiply(const Walk& walk, const uint8_t* slot) const {
+    const Share& s = walk.share();
+    const int column = walk.column(), rows0 = walk.rows0(), rows1 = walk.rows1();
+    int place;              // of the first row's sum; the second half's rows' follow
+    int vector_column;      // where x begins
+    int x_scales, scales0;  // of the columns from there on; of the first row
+    if (walk.is_up()) {
+      const int row_blocks = a_.hidden / 128;
+      const int block = (s.begin + walk.unit()) / 128 - s.begin / 128;
+      place = a_.places.up_sums[walk.phase()] + (walk.unit() * s.pieces + walk.piece()) * 2;
+      vector_column = column;
+      x_scales = a_.places.x_scales + column / 128;
+      scales0 = a_.places.up_scales[walk.phase()] + block * 2 * row_blocks + column / 128;
+    } else {
+      const bool is_shared = walk.is_of_shared();
+      const int first_part = is_shared ? 0 : tables_.shares[kSharedDown].pieces;
+      const int part = first_part + walk.expert() * s.pieces + walk.piece();
+      place = a_.places.down_sums + part * a_.most_rows + walk.unit();
+      vector_column = (is_shared ? 0 : a_.shared_inter + walk.expert() * s.columns) + column;
+      x_scales = a_.places.blocks_scales + vector_column / 128;
+      scales0 = a_.places.down_scales + vector_column / 128;
+      if (kStepBytes % s.columns == 0) {
+        multiply_short_rows(walk, slot, vector_column, floats_ + place);
+        return;
+      }
+    }
+#pragma unroll 1
+    for (int j = 0; j < rows0; ++j) {
+      const float *of_first, *of_second;
+      if (walk.is_up()) {
+        of_first = floats_ + scales0;
+        of_second = of_first + a_.hidden / 128;
+      } else {
+        const int row = s.begin + walk.unit() + j;
+        of_first = floats_ + scales0 + row_scales(row);
+        of_second = floats_ + scales0 + row_scales(row + rows0);
+      }
+      const Pair pair = multiply_rows(slot + j * walk.columns(), vector_column, walk.columns(),
+                                      floats_ + x_scales, of_first, of_second, lane_);
+      if (lane_ == 0) {
+        floats_[place + j] = pair.first;
+        if (j < rows1) floats_[place + rows0 + j] = pair.second;
+      }
+    }
   }
 
-  __device__ void gate_up(int phase) {
-    const int num_items = tables_.shares[phase].num_items, begin = tables_.shares[phase].begin;
-    const int row_blocks = a_.hidden / 128;
-    auto* const sums = reinterpret_cast<float2*>(floats_ + a_.places.up_sums[phase]);
-    for (int i = work_.first(phase); i < num_items; i += kWarps) {
-      const Item item = work_.item(phase, i);
-      const int column = item.column / 128;
-      const float* scales =
-          up_scales(phase) + (item.unit / 128 - begin / 128) * 2 * row_blocks + column;
-      const uint8_t* slot = wait_for_slot();
-      const Pair pair =
-          multiply_rows(slot, item.column, item.columns, floats_ + a_.places.x_scales + column,
-                        scales, scales + row_blocks, lane_);
-      give_back_slot();
-      if (lane_ == 0) sums[i] = make_float2(pair.first, pair.second);
+  // Where the scales of a row of down are, from those of the block's first row on.
+  __device__ int row_scales(int row) const {
+    return row / 128 > first_row_block() ? a_.all_blocks() : 0;
+  }
+
+  // Of 128 or 256 columns: several in what is multiplied at a time, and always the same of the
+  // vector.
+  __device__ void multiply_short_rows(const Walk& walk, const uint8_t* slot, unsigned column,
+                                      float* sums) const {
+    const unsigned columns = walk.columns(), chunk = lane_ / 4;
+    const int rows0 = walk.rows0(), rows1 = walk.rows1();
+    const int first_row = walk.share().begin + walk.unit();
+    const Sixteen x = load_sixteen(column + lane_ * 16 % columns);
+    const int block = (column + chunk * 64 % columns) / 128;
+    const float x_scale = floats_[a_.places.blocks_scales + block];
+    const float* scales = floats_ + a_.places.down_scales + block;
+    const float row_scale[2] = {x_scale * scales[0], x_scale * scales[a_.all_blocks()]};
+    const int next_block = (first_row_block() + 1) * 128;  // rows from there on have the second
+    const int diagonal = lane_ / 4 * 4 + lane_ / 8;  // the lane that has this lane's row's sum
+    const bool is_first = lane_ * 16 % columns == 0;
+    const int rows_together = kStepBytes / columns;
+    int row = chunk * 64 / columns;
+#pragma unroll 2
+    for (int at = 0; at < rows0 * static_cast<int>(columns);
+         at += kStepBytes, row += rows_together) {
+      const Pair more = multiply_step(slot + at + lane_ * 16, x, lane_);
+      float first = __shfl_sync(~0u, more.first, diagonal) *
+                    (first_row + row >= next_block ? row_scale[1] : row_scale[0]);
+      float second = __shfl_sync(~0u, more.second, diagonal) *
+                     (first_row + rows0 + row >= next_block ? row_scale[1] : row_scale[0]);
+      first += __shfl_xor_sync(~0u, first, 4);
+      second += __shfl_xor_sync(~0u, second, 4);
+      if (columns == 256) {
+        first += __shfl_xor_sync(~0u, first, 8);
+        second += __shfl_xor_sync(~0u, second, 8);
+      }
+      if (is_first && row < rows0) sums[row] = first;
+      if (is_first && row < rows1) sums[rows0 + row] = second;
     }
-    finish_gate_up(phase, sums);
   }
 
   // The last warp writes the block's activations.
-  __device__ void finish_gate_up(int phase, const float2* sums) const {
+  __device__ void finish_gate_up(int phase) const {
     int done = 0;
     __syncwarp();
     if (lane_ == 0) {
@@ -508,16 +582,20 @@ class OneRow {
       __threadfence_block();
     }
     if (__shfl_sync(~0u, done, 0) != kWarps - 1) return;
-    const int begin = tables_.shares[phase].begin, end = tables_.shares[phase].end;
-    const int pieces = tables_.shares[phase].pieces;
-    for (int unit = begin + lane_; unit < end; unit += kWarp) {
+    const Share& s = tables_.shares[phase];
+    const auto* sums = reinterpret_cast<const float2*>(floats_ + a_.places.up_sums[phase]);
+#pragma unroll 1
+    for (int unit = lane_; unit < s.end - s.begin; unit += kWarp) {
       float2 sum = make_float2(0, 0);
-      for (int i = 0; i < pieces; ++i) {
-        const float2 more = sums[(unit - begin) * pieces + i];
+#pragma unroll 1
+      for (int i = 0; i < s.pieces; ++i) {
+        const float2 more = sums[unit * s.pieces + i];
         sum.x += more.x, sum.y += more.y;
       }
-      const bool exists = phase == kSharedUp || tables_.ids[unit / a_.inter] >= 0;
-      a_.activations[(phase == kRoutedUp ? a_.shared_inter : 0) + unit] =
+      const unsigned chosen =
+          static_cast<unsigned>(s.begin + unit) / static_cast<unsigned>(a_.inter);
+      const bool exists = phase == kSharedUp || tables_.ids[chosen] >= 0;
+      a_.activations[(phase == kRoutedUp ? a_.shared_inter : 0) + s.begin + unit] =
           exists ? silu_times(sum.x, sum.y) : 0;
     }
     __threadfence();
@@ -528,82 +606,11 @@ class OneRow {
     }
   }
 
-  __device__ void down(int phase) {
-    const int columns = a_.inter_of(phase);
-    if (columns == 0) return;
-    const int up = phase - kSharedDown;
-    if (threadIdx.x == 0) {
-      while (load_acquire(&a_.progress[up]) < tables_.awaited[up]) {
-      }
-    }
-    __syncthreads();
-    load_activations(phase);
-    __syncthreads();
-    const Share& share = tables_.shares[phase];
-    // Its parts of a sum follow the shared expert's.
-    const int first_part = phase == kSharedDown ? 0 : tables_.shares[kSharedDown].pieces;
-    for (int i = work_.first(phase); i < share.num_items; i += kWarps) {
-      const Item item = work_.item(phase, i);
-      const int part = first_part + item.chosen * share.pieces + item.piece;
-      const int column =
-          (phase == kSharedDown ? 0 : a_.shared_inter + item.chosen * columns) + item.column;
-      float* sums = floats_ + a_.places.down_sums + part * a_.most_rows + item.unit - share.begin;
-      const uint8_t* slot = wait_for_slot();
-      if (kStepBytes % columns == 0) {
-        multiply_short_rows(item, slot, column, sums);
-      } else {
-        for (int j = 0; j < item.rows0; ++j) {
-          const Pair pair =
-              multiply_rows(slot + j * columns, column, item.columns,
-                            floats_ + a_.places.blocks_scales + column / 128,
-                            row_scales(item.unit + j) + column / 128,
-                            row_scales(item.unit + item.rows0 + j) + column / 128, lane_);
-          if (lane_ == 0) {
-            sums[j] = pair.first;
-            if (j < item.rows1) sums[item.rows0 + j] = pair.second;
-          }
-        }
-      }
-      give_back_slot();
-    }
-  }
-
-  __device__ const float* row_scales(int row) const {
-    const int block = min(row / 128 - first_row_block(), 1);
-    return floats_ + a_.places.down_scales + block * a_.all_blocks();
-  }
-
-  // Of 128 or 256 columns: several in what is multiplied at a time, and always the same of the
-  // vector.
-  __device__ void multiply_short_rows(const Item& item, const uint8_t* slot, int column,
-                                      float* sums) const {
-    const int columns = item.columns, chunk = lane_ / 4;
-    const Sixteen x = load_sixteen(column + lane_ * 16 % columns);
-    const int block = (column + chunk * 64 % columns) / 128;
-    const float x_scale = floats_[a_.places.blocks_scales + block];
-    const int diagonal = lane_ / 4 * 4 + lane_ / 8;  // the lane that has this lane's row's sum
-#pragma unroll 2
-    for (int at = 0; at < item.rows0 * columns; at += kStepBytes) {
-      const Pair more = multiply_step(slot + at + lane_ * 16, x, lane_);
-      const int row = (at + chunk * 64) / columns;
-      float first =
-          __shfl_sync(~0u, more.first, diagonal) * (x_scale * row_scales(item.unit + row)[block]);
-      float second = __shfl_sync(~0u, more.second, diagonal) *
-                     (x_scale * row_scales(item.unit + item.rows0 + row)[block]);
-      for (int distance = 4; distance < columns / 16; distance *= 2) {
-        first += __shfl_xor_sync(~0u, first, distance);
-        second += __shfl_xor_sync(~0u, second, distance);
-      }
-      if (lane_ * 16 % columns != 0) continue;
-      if (row < item.rows0) sums[row] = first;
-      if (row < item.rows1) sums[item.rows0 + row] = second;
-    }
-  }
-
   __device__ void write_out() const {
     const Share& share = tables_.shares[kRoutedDown];
     const int begin = share.begin, end = share.end;
     const int parts = tables_.shares[kSharedDown].pieces + a_.experts * share.pieces;
+#pragma unroll 1
     for (int row = begin + static_cast<int>(threadIdx.x); row < end; row += kThreads) {
       float sum = 0;
 #pragma unroll 4
@@ -622,8 +629,6 @@ class OneRow {
   Tables& tables_;
   float* const floats_;
   const int warp_, lane_;
-  const Work work_;
-  SlotTurn at_;
 };
 
 __global__ void __launch_bounds__(kThreads, 1)
