@@ -58,25 +58,6 @@ struct Places {
   int32_t down_sums;      // [parts][rows]
 };
 
-struct Arguments {
-  const uint8_t *x, *gate_up, *down, *shared_gate_up, *shared_down;
-  const float *x_scales, *gate_up_scales, *down_scales, *shared_gate_up_scales, *shared_down_scales;
-  int64_t x_scales_stride;
-  const int32_t* expert_ids;
-  const float* expert_weights;
-  void* out;
-  float* activations;  // [shared_inter + experts * inter]
-  uint64_t* progress;  // [2]
-  int32_t hidden, inter, shared_inter, experts;
-  int32_t vector_bytes;  // of x or of the activations, the larger
-  int32_t most_rows;     // of the result, of a block
-  Places places;
-  ScaleForm form;
-  bool f32;
-
-  __device__ int all_blocks() const { return (shared_inter + experts * inter) / 128; }
-};
-
 // A block's part of a phase. Units are intermediate columns of all the phase's experts, or rows of
 // the result. Its items are numbered in mixed radix: piece of a row of weights, group of units (of
 // gate and up: one), expert (of gate and up all are one).
@@ -89,6 +70,28 @@ struct Share {
   int piece_step, group_step, expert_step;  // to the warp's next item
 };
 
+struct Arguments {
+  const uint8_t *x, *gate_up, *down, *shared_gate_up, *shared_down;
+  const float *x_scales, *gate_up_scales, *down_scales, *shared_gate_up_scales, *shared_down_scales;
+  int64_t x_scales_stride;
+  const int32_t* expert_ids;
+  const float* expert_weights;
+  void* out;
+  float* activations;  // [shared_inter + experts * inter]
+  uint64_t* progress;  // [2]
+  int32_t hidden, inter, shared_inter, experts;
+  int32_t vector_bytes;  // of x or of the activations, the larger
+  int32_t most_rows;     // of the result, of a block
+  // Blocks have base_units units, or one more: so many of them do.
+  Share shares[kEnd][2];
+  int32_t base_units[kEnd], larger_blocks[kEnd];
+  Places places;
+  ScaleForm form;
+  bool f32;
+
+  __device__ int all_blocks() const { return (shared_inter + experts * inter) / 128; }
+};
+
 struct Tables {
   Share shares[kEnd];
   uint64_t arrived[kWarps][kSlots];
@@ -99,37 +102,43 @@ struct Tables {
   float weights[kMostExpertsOfOne];  // of an expert that is none: 0, and -1 for its id
 };
 
-__host__ __device__ constexpr int pieces_of(int columns) {
-  return (columns + kHalfBytes - 1) / kHalfBytes;
+constexpr int pieces_of(int columns) { return (columns + kHalfBytes - 1) / kHalfBytes; }
+
+int units_of(const MoeShape& shape, int phase) {
+  return phase == kSharedUp   ? shape.shared_inter
+         : phase == kRoutedUp ? shape.experts_per_token * shape.inter
+                              : shape.hidden;
 }
 
-__device__ Share share_of(const Arguments& a, int phase) {
+// Of so many units; all but where it begins and ends.
+Share share_of(const MoeShape& shape, int phase, int count) {
   const bool is_shared = phase == kSharedUp || phase == kSharedDown;
-  const unsigned inter = is_shared ? a.shared_inter : a.inter;
-  const unsigned units = phase >= kSharedDown ? a.hidden : is_shared ? inter : a.experts * inter;
   Share s = {};
-  s.begin = units * blockIdx.x / gridDim.x;
-  s.end = units * (blockIdx.x + 1) / gridDim.x;
-  s.columns = phase < kSharedDown ? a.hidden : inter;
-  const unsigned count = s.end - s.begin, columns = s.columns;
-  if (columns == 0 || count == 0) return s;
-  s.pieces = pieces_of(columns);
-  s.piece_columns = (columns / 128 + s.pieces - 1) / s.pieces * 128;
-  if (phase < kSharedDown) {
-    s.groups = count;
-    s.experts = 1;
-  } else {
-    const unsigned most = 2 * max(kHalfBytes / columns, 1u);
-    s.groups = (count + most - 1) / most;
-    s.experts = is_shared ? 1 : a.experts;
-  }
+  s.columns = phase < kSharedDown ? shape.hidden : is_shared ? shape.shared_inter : shape.inter;
+  if (s.columns == 0 || count == 0) return s;
+  s.pieces = pieces_of(s.columns);
+  s.piece_columns = (s.columns / 128 + s.pieces - 1) / s.pieces * 128;
+  const int most = phase < kSharedDown ? 1 : 2 * std::max(kHalfBytes / s.columns, 1);
+  s.groups = (count + most - 1) / most;
+  s.experts = phase == kRoutedDown ? shape.experts_per_token : 1;
   s.group_units = count / s.groups;
-  s.larger_groups = count - s.group_units * s.groups;
+  s.larger_groups = count % s.groups;
   s.num_items = s.pieces * s.groups * s.experts;
-  const int groups = kWarps / s.pieces;
-  s.piece_step = kWarps - groups * s.pieces;
-  s.expert_step = groups / s.groups;
-  s.group_step = groups - s.expert_step * s.groups;
+  s.piece_step = kWarps % s.pieces;
+  s.group_step = kWarps / s.pieces % s.groups;
+  s.expert_step = kWarps / s.pieces / s.groups;
+  return s;
+}
+
+// The first blocks have a unit more of gate and up, the last ones of down.
+__device__ Share share_of_block(const Arguments& a, int phase) {
+  const int block = blockIdx.x, base = a.base_units[phase], larger = a.larger_blocks[phase];
+  const int first_larger = static_cast<int>(gridDim.x) - larger;
+  const bool is_larger = phase < kSharedDown ? block < larger : block >= first_larger;
+  Share s = a.shares[phase][is_larger];
+  s.begin =
+      block * base + (phase < kSharedDown ? min(block, larger) : max(block - first_larger, 0));
+  s.end = s.begin + base + is_larger;
   return s;
 }
 
@@ -285,7 +294,7 @@ class OneRow {
 
   __device__ void run() {
     if (threadIdx.x < kEnd) {
-      tables_.shares[threadIdx.x] = share_of(a_, static_cast<int>(threadIdx.x));
+      tables_.shares[threadIdx.x] = share_of_block(a_, static_cast<int>(threadIdx.x));
       if (threadIdx.x < 2) tables_.warps_done[threadIdx.x] = 0;
       if (threadIdx.x == 0) barrier_init(&tables_.scales_there, kThreads);
     }
@@ -688,31 +697,42 @@ void scaled_moe_one_row(const ScaledMoeArguments& arguments, cudaStream_t stream
   const int blocks = moe_few_rows_blocks();
   const SharedMemory memory(shape, blocks);
   const auto cast = [](const void* p) { return static_cast<const uint8_t*>(p); };
-  const Arguments a = {.x = cast(arguments.x),
-                       .gate_up = cast(arguments.gate_up),
-                       .down = cast(arguments.down),
-                       .shared_gate_up = cast(arguments.shared_gate_up),
-                       .shared_down = cast(arguments.shared_down),
-                       .x_scales = arguments.x_scales,
-                       .gate_up_scales = arguments.gate_up_scales,
-                       .down_scales = arguments.down_scales,
-                       .shared_gate_up_scales = arguments.shared_gate_up_scales,
-                       .shared_down_scales = arguments.shared_down_scales,
-                       .x_scales_stride = arguments.x_scales_stride,
-                       .expert_ids = arguments.expert_ids,
-                       .expert_weights = arguments.expert_weights,
-                       .out = arguments.out,
-                       .activations = static_cast<float*>(arguments.workspace),
-                       .progress = arguments.progress,
-                       .hidden = shape.hidden,
-                       .inter = shape.inter,
-                       .shared_inter = shape.shared_inter,
-                       .experts = shape.experts_per_token,
-                       .vector_bytes = static_cast<int32_t>(memory.vector_bytes),
-                       .most_rows = static_cast<int32_t>(memory.most_rows),
-                       .places = memory.places,
-                       .form = arguments.form,
-                       .f32 = arguments.out_type == DType::kF32};
+  Arguments a = {.x = cast(arguments.x),
+                 .gate_up = cast(arguments.gate_up),
+                 .down = cast(arguments.down),
+                 .shared_gate_up = cast(arguments.shared_gate_up),
+                 .shared_down = cast(arguments.shared_down),
+                 .x_scales = arguments.x_scales,
+                 .gate_up_scales = arguments.gate_up_scales,
+                 .down_scales = arguments.down_scales,
+                 .shared_gate_up_scales = arguments.shared_gate_up_scales,
+                 .shared_down_scales = arguments.shared_down_scales,
+                 .x_scales_stride = arguments.x_scales_stride,
+                 .expert_ids = arguments.expert_ids,
+                 .expert_weights = arguments.expert_weights,
+                 .out = arguments.out,
+                 .activations = static_cast<float*>(arguments.workspace),
+                 .progress = arguments.progress,
+                 .hidden = shape.hidden,
+                 .inter = shape.inter,
+                 .shared_inter = shape.shared_inter,
+                 .experts = shape.experts_per_token,
+                 .vector_bytes = static_cast<int32_t>(memory.vector_bytes),
+                 .most_rows = static_cast<int32_t>(memory.most_rows),
+                 .shares = {},
+                 .base_units = {},
+                 .larger_blocks = {},
+                 .places = memory.places,
+                 .form = arguments.form,
+                 .f32 = arguments.out_type == DType::kF32};
+  for (int phase = 0; phase < kEnd; ++phase) {
+    const int units = units_of(shape, phase);
+    a.base_units[phase] = units / blocks;
+    a.larger_blocks[phase] = units % blocks;
+    for (int more = 0; more < 2; ++more) {
+      a.shares[phase][more] = share_of(shape, phase, units / blocks + more);
+    }
+  }
   launch(scaled_moe_one_row_kernel,
          {.blocks = static_cast<unsigned>(blocks),
           .threads = kThreads,
