@@ -31,43 +31,50 @@ struct Piece {
   int tile, first, count;
 };
 
-// This part's share of the units of all token tiles, each of which has `units_a_tile`, cut evenly
-// into pieces of up to `most`, none of them across a multiple of `run`, which units_a_tile is one
-// of.
+// This part's share of the units of all token tiles, each of which has `units_a_tile`, cut evenly,
+// to multiples of `granule`, and into pieces of up to `most`, none of them across a multiple of
+// `run`. run divides units_a_tile, granule divides run.
 class Walk {
  public:
   __device__ Walk(int num_tiles, int units_a_tile, int most, int part, int parts)
-      : Walk(num_tiles, units_a_tile, most, part, parts, units_a_tile) {}
-  __device__ Walk(int num_tiles, int units_a_tile, int most, int part, int parts, int run)
+      : Walk(num_tiles, units_a_tile, most, part, parts, units_a_tile, 1) {}
+  __device__ Walk(int num_tiles, int units_a_tile, int most, int part, int parts, int run,
+                  int granule)
       : units_a_tile_(units_a_tile), most_(most), run_(run) {
-    const int64_t units = static_cast<int64_t>(num_tiles) * units_a_tile;
-    unit_ = static_cast<int>(units * part / parts);
-    end_ = static_cast<int>(units * (part + 1) / parts);
+    const unsigned granules = static_cast<unsigned>(num_tiles * units_a_tile) / granule;
+    const int unit = static_cast<int>(granules * part / parts * granule);
+    left_ = static_cast<int>(granules * (part + 1) / parts * granule) - unit;
+    tile_ = unit / units_a_tile;
+    first_ = unit - tile_ * units_a_tile;
+    in_run_ = first_ % run;
   }
 
+  // Divides only what is cut: it is called for every piece, by all who copy and multiply.
   __device__ bool next(Piece& piece) {
-    if (unit_ >= end_) return false;
-    piece.tile = unit_ / units_a_tile_;
-    piece.first = unit_ - piece.tile * units_a_tile_;
-    const int left = min(end_ - unit_, run_ - piece.first % run_);
-    const int pieces = (left + most_ - 1) / most_;
-    piece.count = (left + pieces - 1) / pieces;
-    unit_ += piece.count;
+    if (left_ == 0) return false;
+    int count = min(left_, run_ - in_run_);
+    if (count > most_) {
+      const int pieces = (count + most_ - 1) / most_;
+      count = (count + pieces - 1) / pieces;
+    }
+    piece = {tile_, first_, count};
+    left_ -= count;
+    if ((in_run_ += count) == run_) in_run_ = 0;
+    if ((first_ += count) == units_a_tile_) {
+      first_ = 0;
+      ++tile_;
+    }
     return true;
   }
 
-  // Token tiles [first_tile, end_tile) have units in it.
-  __device__ int first_tile() const { return unit_ / units_a_tile_; }
+  // Token tiles [first_tile, end_tile) have units in what is left.
+  __device__ int first_tile() const { return tile_; }
   __device__ int end_tile() const {
-    return unit_ < end_ ? (end_ - 1) / units_a_tile_ + 1 : first_tile();
-  }
-  // Whether it has the tile's first unit.
-  __device__ bool begins(int tile) const {
-    return tile * units_a_tile_ >= unit_ && tile * units_a_tile_ < end_;
+    return left_ > 0 ? tile_ + (first_ + left_ - 1) / units_a_tile_ + 1 : tile_;
   }
 
  private:
-  int unit_, end_, units_a_tile_, most_, run_;
+  int left_, tile_, first_, in_run_, units_a_tile_, most_, run_;
 };
 
 // ---- finding them: one warpgroup, `barrier` is its named barrier

@@ -128,12 +128,15 @@ class Work {
 
   // Routed: only when the lists are made.
   __device__ Walk gate_up(Phase phase) const {
+    const int units = max(a_.inter_of(phase) / kGroupRows, kScaleUnits);
+    const int parts = static_cast<int>(gridDim.x);
     return {num_tiles(phase),
-            max(a_.inter_of(phase) / kGroupRows, 1),
+            units,
             most_pairs_,
             static_cast<int>(blockIdx.x),
-            static_cast<int>(gridDim.x),
-            kScaleUnits};
+            parts,
+            kScaleUnits,
+            granule(num_tiles(phase) * units, parts)};
   }
   __device__ Walk down(Phase phase) const {
     return {share_.num_groups == 0 ? 0 : num_tiles(phase), max(stages_of(a_.inter_of(phase)), 1),
@@ -148,6 +151,16 @@ class Work {
   __device__ const DownShare& share() const { return share_; }
 
  private:
+  // Whole pieces for all blocks, if that gives none much more than an even share: a smaller piece's
+  // stages take longer than they take to arrive.
+  __device__ int granule(int units, int parts) const {
+    int granule = most_pairs_;
+    for (; granule > 1; granule /= 2) {
+      const int most = (units / granule + parts - 1) / parts * granule;
+      if (most * parts <= units + units / 16) break;
+    }
+    return granule;
+  }
   __device__ int num_tiles(Phase phase) const {
     return phase == kShared ? a_.num_shared_tiles() : tables_.experts.num_tiles;
   }

@@ -145,9 +145,9 @@ __device__ Share share_of_block(const Arguments& a, int phase) {
 // A warp's items, of one phase after the other: it takes every kWarps-th. An item is `columns`
 // bytes from `column` on of `rows0` rows of weights, for a slot's first half, and of `rows1`
 // others.
-class Walk {
+class ItemWalk {
  public:
-  __device__ explicit Walk(const Tables& tables) : tables_(tables) {}
+  __device__ explicit ItemWalk(const Tables& tables) : tables_(tables) {}
 
   __device__ void begin(int phase) {
     phase_ = phase;
@@ -304,7 +304,7 @@ class OneRow {
     }
     __syncthreads();
     // What is before kRoutedUp needs no experts' ids, and waits for no earlier launch.
-    Walk asked(tables_), walk(tables_);
+    ItemWalk asked(tables_), walk(tables_);
     asked.begin(kSharedUp);
     SlotTurn asked_slot, slot;
     int ahead = 0;
@@ -350,7 +350,7 @@ class OneRow {
   __device__ uint8_t* slots() const { return block_memory() + warp_ * kSlots * kSlotBytes; }
 
   // For the next item, if it is before the phase `before`: whether there was one.
-  __device__ bool ask(Walk& walk, SlotTurn& slot, int before) const {
+  __device__ bool ask(ItemWalk& walk, SlotTurn& slot, int before) const {
     while (walk.phase() < kEnd && walk.is_at_end()) {
       if (walk.phase() + 1 == kEnd) return false;
       walk.begin(walk.phase() + 1);
@@ -494,7 +494,7 @@ class OneRow {
 
   // ---- items
 
-  __device__ void multiply(const Walk& walk, const uint8_t* slot) const {
+  __device__ void multiply(const ItemWalk& walk, const uint8_t* slot) const {
     const Share& s = walk.share();
     const int column = walk.column(), rows0 = walk.rows0(), rows1 = walk.rows1();
     int place;              // of the first row's sum; the second half's rows' follow
@@ -547,7 +547,7 @@ class OneRow {
 
   // Of 128 or 256 columns: several in what is multiplied at a time, and always the same of the
   // vector.
-  __device__ void multiply_short_rows(const Walk& walk, const uint8_t* slot, unsigned column,
+  __device__ void multiply_short_rows(const ItemWalk& walk, const uint8_t* slot, unsigned column,
                                       float* sums) const {
     const unsigned columns = walk.columns(), chunk = lane_ / 4;
     const int rows0 = walk.rows0(), rows1 = walk.rows1();
