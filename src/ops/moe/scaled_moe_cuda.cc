@@ -12,6 +12,16 @@ namespace {
 
 constexpr int32_t kFewScaledTokens = 64;  // beyond, the launches of many rows are faster
 
+// One token with more activations is faster among few: each block quantises all of them.
+constexpr int64_t kMostActivationsOfOne = 8192;
+
+bool is_one_scaled(const MoeShape& shape, int32_t rows) {
+  return rows == 1 &&
+         int64_t{shape.experts_per_token} * shape.inter + shape.shared_inter <=
+             kMostActivationsOfOne &&
+         scaled_moe_one_row_takes(shape);
+}
+
 bool are_few_scaled(const MoeShape& shape, int32_t rows) {
   return rows <= kFewScaledTokens && scaled_moe_few_rows_takes(shape, rows);
 }
@@ -35,7 +45,9 @@ void scaled_moe(const ScaledMoeArguments& a, cudaStream_t stream) {
   FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
                name_of(a.out_type));
   if (a.rows == 0) return;
-  if (!a.batch_invariant && are_few_scaled(s, a.rows)) {
+  if (!a.batch_invariant && is_one_scaled(s, a.rows)) {
+    scaled_moe_one_row(a, stream);
+  } else if (!a.batch_invariant && are_few_scaled(s, a.rows)) {
     scaled_moe_few_rows(a, stream);
   } else {
     scaled_moe_many_rows(a, stream);

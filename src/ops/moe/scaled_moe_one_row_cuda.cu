@@ -515,7 +515,7 @@ class OneRow {
       vector_column = (is_shared ? 0 : a_.shared_inter + walk.expert() * s.columns) + column;
       x_scales = a_.places.blocks_scales + vector_column / 128;
       scales0 = a_.places.down_scales + vector_column / 128;
-      if (kStepBytes % s.columns == 0) {
+      if (s.columns == 128 || s.columns == 256) {
         multiply_short_rows(walk, slot, vector_column, floats_ + place);
         return;
       }
