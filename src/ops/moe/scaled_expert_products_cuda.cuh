@@ -329,30 +329,40 @@ class ScaledExpertMultiplier {
 #pragma unroll
       for (float& sum : sums.of[part]) sum = 0;
     }
-    for (int left = k_steps_; left > 0; --left) {
-      barrier_wait(&memory_.arrived[stage_], phase_);
+    // Each stage has code of its own: where it lies is known when that is compiled.
+    for (int left = k_steps_, first = stage_;; first = 0, phase_ ^= 1) {
 #pragma unroll
-      for (int part = 0; part < Shape::kParts; ++part) {
-        float products[Sums<kUnits>::kCount];
-        begin_products(part, products);
-        mma_wait();
-        pin(products);
-        promote(products, part, sums.of[part]);
-      }
-      give_back(stage_);
-      if (++stage_ == Shape::kStages) {
-        stage_ = 0;
-        phase_ ^= 1;
+      for (int stage = 0; stage < Shape::kStages; ++stage) {
+        if (stage < first) continue;
+        if (left-- == 0) {
+          stage_ = stage;
+          return;
+        }
+        multiply_stage(stage, sums);
       }
     }
   }
 
+  template <int kUnits>
+  __device__ void multiply_stage(int stage, Sums<kUnits>& sums) {
+    barrier_wait(&memory_.arrived[stage], phase_);
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      float products[Sums<kUnits>::kCount];
+      begin_products(stage, part, products);
+      mma_wait();
+      pin(products);
+      promote(products, stage, part, sums.of[part]);
+    }
+    give_back(stage);
+  }
+
   template <int kCount>
-  __device__ void begin_products(int part, float (&products)[kCount]) const {
+  __device__ void begin_products(int stage, int part, float (&products)[kCount]) const {
     const int row = kGated ? part * 128 + group_ * 64 : group_ * 128 + part * 64;
     const uint64_t weights =
-        swizzled_matrix(shared_address(memory_.weights[stage_]) + row * 128, 1024);
-    const uint64_t tokens = swizzled_matrix(shared_address(memory_.tokens[stage_]), 1024);
+        swizzled_matrix(shared_address(memory_.weights[stage]) + row * 128, 1024);
+    const uint64_t tokens = swizzled_matrix(shared_address(memory_.tokens[stage]), 1024);
     mma_fence();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -362,8 +372,9 @@ class ScaledExpertMultiplier {
   }
 
   template <int kCount>
-  __device__ void promote(const float (&products)[kCount], int part, float (&sums)[kCount]) const {
-    const float* scales = memory_.scales[stage_][kGated ? part : group_][lane_ % 4];
+  __device__ void promote(const float (&products)[kCount], int stage, int part,
+                          float (&sums)[kCount]) const {
+    const float* scales = memory_.scales[stage][kGated ? part : group_][lane_ % 4];
 #pragma unroll
     for (int pair = 0; pair < kCount / 8; ++pair) {  // of blocks of 8 tokens
       const float4 four = *reinterpret_cast<const float4*>(scales + 4 * pair);
