@@ -29,6 +29,7 @@ rms_norm_cuda_test * *
 scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* ScaledAbsorb.ErrorBeside*
 scaled_moe_few_rows_cuda_test ScaledMoeFewRows.PaddingChangesNoOtherRow ScaledMoeFewRows.PaddingChangesNoOtherRow
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
+scaled_moe_many_rows_cuda_test ScaledMoeManyRows.SomeTokens*:ScaledMoeManyRows.Scales* ScaledMoeManyRows.Scales*
 sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
 
