@@ -17,6 +17,11 @@ __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_
       : "memory");
 }
 
+// cp.async.bulk.prefetch.L2: as many bytes, a multiple of 16, from memory into the L2.
+__device__ inline void prefetch_bytes(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 // ldmatrix.x4: four 8 x 8 matrices of 16 bits; lane l gives the address of row l % 8 of matrix l /
 // 8 and gets of each the elements 2 (l % 4) and the next of row l / 4.
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t address) {

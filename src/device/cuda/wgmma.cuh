@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "device/cuda/fp8.cuh"
 #include "device/cuda/ptx.cuh"
 
 namespace fathom::cuda {
@@ -118,6 +119,13 @@ __device__ inline void pin(float (&registers)[kCount]) {
                : REGISTERS                                                                      \
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add), "n"(static_cast<int>(kB)))
 
+#define FATHOM_MMA_FP8_REGISTERS(COLUMNS, TYPE, NAMES, REGISTERS, A0, A1, A2, A3, B, P)           \
+  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P                                        \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.f32." TYPE ".e4m3 {" NAMES \
+               "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", add, 1, 1;\n}"                 \
+               : REGISTERS                                                                        \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+
 // ---- A and B from shared memory, bf16
 
 // What k counts in a matrix whose columns lie one after the other in shared memory.
@@ -227,6 +235,15 @@ __device__ inline void mma_64(float (&d)[16], uint32_t a0, uint32_t a1, uint32_t
   }
 }
 template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  if constexpr (kType == Half::kF16) {
+    FATHOM_MMA_REGISTERS(64, "f16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
+  } else {
+    FATHOM_MMA_REGISTERS(64, "bf16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
+  }
+}
+template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
   if constexpr (kType == Half::kF16) {
@@ -244,6 +261,33 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
   } else {
     FATHOM_MMA_REGISTERS(256, "bf16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133,
                          134);
+  }
+}
+
+// e4m3 or e5m2 times e4m3, A [64, 32]: of row 16 * warp + lane / 4 columns 4 (lane % 4) to 3
+// further in a0, the same 16 columns further in a2; of 8 rows further in a1 and a3.
+template <Fp8 kA>
+__device__ inline void mma_64_fp8(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add) {
+  if constexpr (kA == Fp8::kE4M3) {
+    FATHOM_MMA_FP8_REGISTERS(16, "e4m3", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13);
+  } else {
+    FATHOM_MMA_FP8_REGISTERS(16, "e5m2", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13);
+  }
+}
+template <Fp8 kA>
+__device__ inline void mma_64_fp8(float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add) {
+  if constexpr (kA == Fp8::kE4M3) {
+    FATHOM_MMA_FP8_REGISTERS(32, "e4m3", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21);
+  } else {
+    FATHOM_MMA_FP8_REGISTERS(32, "e5m2", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21);
+  }
+}
+template <Fp8 kA>
+__device__ inline void mma_64_fp8(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
+  if constexpr (kA == Fp8::kE4M3) {
+    FATHOM_MMA_FP8_REGISTERS(64, "e4m3", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37);
+  } else {
+    FATHOM_MMA_FP8_REGISTERS(64, "e5m2", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37);
   }
 }
 
@@ -277,6 +321,7 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
 #undef FATHOM_N128
 #undef FATHOM_MMA
 #undef FATHOM_MMA_E4M3
+#undef FATHOM_MMA_FP8_REGISTERS
 #undef FATHOM_MMA_REGISTERS
 
 }  // namespace fathom::cuda

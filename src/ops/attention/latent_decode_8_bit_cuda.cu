@@ -50,18 +50,33 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kLatent = 512, kRope = 64;
-constexpr int kKeys = 64;        // of a page
-constexpr int kBoxColumns = 64;  // of f16: 128 bytes, the swizzle's width
-constexpr int kBoxes = (kLatent + kRope) / kBoxColumns;
+constexpr int kKeys = 64;          // of a page
+constexpr int kSlabColumns = 128;  // that have a scale, and whose products are summed together
+constexpr int kSlabs = kLatent / kSlabColumns;
+constexpr int kBoxRowBytes = 128;                // the swizzle's width
 constexpr int kGroups = 2, kGroupThreads = 128;  // warpgroups that compute
 constexpr int kComputing = kGroups * kGroupThreads, kThreads = kComputing + kGroupThreads;
 constexpr int kWarps = kComputing / 32;
 constexpr int kOutBlocks = kLatent / kGroups / 64;  // of 64 columns, of a warpgroup
+constexpr int kMostRows = 64;                       // of a block
 constexpr int kMostShared = 227 * 1024;
 constexpr int kBarrier = 1;  // of the computing threads
 
-// Probabilities are multiplied by it, so that f16 holds those times a small scale.
-constexpr float kProbabilityUnit = 256;
+// A query or probability is the sum of so many values in e4m3: of two, as precise as bf16.
+#ifdef FATHOM_TERMS
+constexpr int terms_of(int rows) { return rows > 32 ? FATHOM_TERMS : 2; }
+#else
+constexpr int terms_of(int rows) { return rows > 32 ? 1 : 2; }
+#endif
+
+// Queries are brought below 2^8 and probabilities to 2^8 at most, which e4m3 holds, by powers of
+// two.
+constexpr int kQueryExponent = 7;
+constexpr float kProbabilityExponent = 8;
+
+// How far a row's scores may rise above its reference, as a power of two, before what has been
+// summed is scaled. fp32 has room.
+constexpr float kSlack = 64;
 
 struct Arguments {
   const __nv_bfloat16* q_latent;
@@ -74,6 +89,7 @@ struct Arguments {
   float* sums;     // [slots, 512 * rows of the tile / 2]: pairs of bf16, as threads have them
   float* weights;  // [weights, rows of the tile]: a part's, once for each block that reads it
   int32_t heads;
+  int32_t tile_blocks;  // 1 or 2: that compute a row tile together
   float scale_log2;
 };
 
@@ -101,18 +117,30 @@ struct PageLayout {
 template <typename Row, int kRows>
 struct SharedMemory {
   using Page = PageLayout<Row>;
-  static constexpr int kBoxBytes = kRows * 128;
-  static constexpr int kScales = Row::kIsScaled ? Row::kScales : 1;
-  static constexpr int kOther = (kBoxes + kGroups * kScales) * kBoxBytes + 4096;
+  static constexpr int kTerms = terms_of(kRows);
+  static constexpr int kBoxBytes = kRows * kBoxRowBytes;
+  // Of the latent columns, each term; and one for the rotated ones, all terms in e4m3 or one in
+  // bf16.
+  static constexpr int kQueryBoxes = kTerms * kSlabs + 1, kRopeBox = kTerms * kSlabs;
+  static constexpr int kScales = Row::kIsScaled ? kSlabs : 1;
+  static constexpr int kOther = (kQueryBoxes + kScales * kTerms) * kBoxBytes + 4096;
   static constexpr int kStages = std::min(5, (kMostShared - kOther) / Page::kBytes);
   static_assert(Page::kBytes % 1024 == 0 && kStages >= kGroups);
 
   alignas(1024) uint8_t pages[kStages][Page::kBytes];
-  alignas(1024) uint8_t queries[kBoxes][kBoxBytes];
-  alignas(1024) uint8_t probabilities[kGroups][kScales][kBoxBytes];
-  float exchange[kWarps][kRows];
-  alignas(16) float weights[kRows];
-  float row_scale[kRows];  // of its queries' products, to the logarithm of base 2
+  alignas(1024) uint8_t queries[kQueryBoxes][kBoxBytes];
+  // Of each scale and term: [rows, keys of two pages].
+  alignas(1024) uint8_t probabilities[kScales][kTerms][kBoxBytes];
+  // Of every second pair of pages, over all warps: the rows' largest scores, as integers in the
+  // same order, and the keys' largest scales.
+  alignas(16) int32_t maxima[2][kRows];
+  alignas(16) float scale_maxima[2][kSlabs];
+  // Of a pair of pages and each row: what its sums are to be multiplied with before they are added
+  // to those before, and these before that.
+  alignas(16) float factors[kRows], rescales[kRows];
+  int32_t any_rescales;
+  alignas(16) float sums[kWarps][kRows], references[kRows], inverses[kRows], weights[kRows];
+  uint32_t largest_queries[kWarps];
   uint64_t arrived[kStages], read[kStages];
 };
 
@@ -157,6 +185,9 @@ __device__ void issue_pages(Shared& shared, const CUtensorMap& map, const Argume
       if (t == part.old_tiles) wait_for_earlier_launches();
       if (lane != 0) continue;
       if (turn >= Shared::kStages) {
+        if (Shared::kStages < 2 * kGroups) {
+          prefetch_bytes(arguments.pages + page * (kKeys * Row::kBytes), kKeys * Row::kBytes);
+        }
         barrier_wait(&shared.read[stage], (turn / Shared::kStages - 1) & 1);
       }
       copy_page<Row>(map, arguments.pages, page, shared.pages[stage], &shared.arrived[stage]);
@@ -164,42 +195,52 @@ __device__ void issue_pages(Shared& shared, const CUtensorMap& map, const Argume
   }
 }
 
-template <Half kType, int kElements>
-__device__ void multiply(float (&d)[kElements], const uint32_t (&a)[4], uint64_t b, int add) {
-  mma_64<kType>(d, a[0], a[1], a[2], a[3], b, add);
+// Floats as integers in the same order, and back.
+__device__ inline int32_t ordered(float x) {
+  const int32_t bits = __float_as_int(x);
+  return bits ^ (bits >> 31 & 0x7FFFFFFF);
 }
+__device__ inline float unordered(int32_t x) { return __int_as_float(x ^ (x >> 31 & 0x7FFFFFFF)); }
 
 // ---- attention over one part
 //
 // A thread's registers of a [64, kRows] product: element j is row 16 * warp + lane / 4 (+ 8 if j &
-// 2) of M and column 8 * (j / 4) + 2 * (lane % 4) + (j & 1) of N, so a thread has kRows / 4 of the
+// 2) of M and column 8 * (j / 4) + 2 * (lane % 4) + (j & 1) of N, so a thread has kOwn of the
 // query rows; row_of(i) is the i-th. M is keys in the scores; in the values row m of a warp's 16 is
 // column 2 m of its 16 bytes, row m + 8 is column 2 m + 1.
+//
+// What is reduced over a warp's keys ends with kKept rows a lane, from the lane's row_of(first_)
+// on.
 
 template <typename Row, int kRows>
 class PartAttention {
  public:
   using Shared = SharedMemory<Row, kRows>;
   using Page = PageLayout<Row>;
-  static constexpr int kElements = kRows / 2, kOwn = kRows / 4;
+  static constexpr int kElements = kRows / 2, kOwn = kRows / 4, kKept = std::max(1, kRows / 32);
+  static constexpr int kTerms = Shared::kTerms;
+  // What is summed over 128 columns or two pages before it is added to the rest; two of them at a
+  // time where registers allow.
+  static constexpr int kSums = kRows > 32 ? 1 : 2;
 
-  __device__ PartAttention(Shared& shared, const Arguments& arguments)
+  __device__ PartAttention(Shared& shared, const Arguments& arguments, int rank)
       : shared_(shared),
         arguments_(arguments),
+        rank_(rank),
         group_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads, 0)),
         thread_(threadIdx.x % kGroupThreads),
         warp_(thread_ / 32),
         lane_(threadIdx.x % 32),
+        first_((lane_ / 16 * (kOwn / 2)) + lane_ / 8 % 2 * (kOwn / 4) + lane_ / 4 % 2 * (kOwn / 8)),
         queries_(shared_address(shared.queries)),
         probabilities_(shared_address(shared.probabilities)) {}
 
   __device__ void run(const LatentDecodePart& part) {
     load_queries(part);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      maximum_[i] = -INFINITY;
-      sum_[i] = 0;
-      row_scale_[i] = shared_.row_scale[row_of(i)];
+    for (int k = 0; k < kKept; ++k) {
+      reference_[k] = -INFINITY;
+      sum_[k] = 0;
     }
 #pragma unroll
     for (int block = 0; block < kOutBlocks; ++block) {
@@ -221,16 +262,18 @@ class PartAttention {
   __device__ int row_of(int i) const { return i / 2 * 8 + 2 * (lane_ % 4) + (i & 1); }
   __device__ void meet() const { named_barrier(kBarrier, kComputing); }
 
-  // A row's columns in 36 units of 16, several threads a row. Within a unit pairs of columns lie in
-  // the order in which the keys' conversion yields them: 0, 2, 4, 6, then 1, 3, 5, 7.
+  // ---- queries
+
+  // A row's columns in 36 units of 16, several threads a row.
   __device__ void load_queries(const LatentDecodePart& part) {
     constexpr int kSharers = kComputing / kRows, kUnits = (kLatent + kRope) / 16;
     constexpr int kUnitsEach = (kUnits + kSharers - 1) / kSharers;
     wait_for_earlier_launches();
     meet();  // the part before has been computed
     const int row = threadIdx.x / kSharers, first = threadIdx.x % kSharers;
-    // Rows beyond the part's compute the first one's again; nobody reads what they give.
-    const int64_t from = part.out_row + (row < part.rows ? row : 0);
+    // Rows beyond the part's compute its first one again; nobody reads what they give.
+    const int in_tile = rank_ * kRows + row;
+    const int64_t from = part.out_row + (in_tile < part.rows ? in_tile : 0);
     uint4 values[kUnitsEach][2];
 #pragma unroll
     for (int u = 0; u < kUnitsEach; ++u) {
@@ -244,27 +287,28 @@ class PartAttention {
             unit < kUnits ? reinterpret_cast<const uint4*>(source)[half] : make_uint4(0, 0, 0, 0);
       }
     }
-    const float up = scale_up(values, kSharers);
-    if (first == 0) shared_.row_scale[row] = arguments_.scale_log2 / up;
+    const float up = scale_up(values);
+    row_scale_ = arguments_.scale_log2 / up;
 #pragma unroll
     for (int u = 0; u < kUnitsEach; ++u) {
       const int unit = first + u * kSharers;
       if (unit >= kUnits) break;
-      const Eight low = times(widen(values[u][0]), up), high = times(widen(values[u][1]), up);
-      uint8_t* box = shared_.queries[unit / 4];
-      uint4 chunks[2];
-      if (Row::kRopeIsBf16 && unit >= kLatent / 16) {
-        chunks[0] = narrow(low);
-        chunks[1] = narrow(high);
-      } else {
-        chunks[0] = make_uint4(pack_f16(low.v[0], low.v[1]), pack_f16(low.v[4], low.v[5]),
-                               pack_f16(high.v[0], high.v[1]), pack_f16(high.v[4], high.v[5]));
-        chunks[1] = make_uint4(pack_f16(low.v[2], low.v[3]), pack_f16(low.v[6], low.v[7]),
-                               pack_f16(high.v[2], high.v[3]), pack_f16(high.v[6], high.v[7]));
+      Eight low = times(widen(values[u][0]), up), high = times(widen(values[u][1]), up);
+      const bool is_rope = unit >= kLatent / 16;
+      const int rope_unit = unit - kLatent / 16;
+      if (Row::kRopeIsBf16 && is_rope) {
+        uint8_t* const box = shared_.queries[Shared::kRopeBox];
+        *reinterpret_cast<uint4*>(box + chunk_at(row, 2 * rope_unit)) = narrow(low);
+        *reinterpret_cast<uint4*>(box + chunk_at(row, 2 * rope_unit + 1)) = narrow(high);
+        continue;
       }
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        *reinterpret_cast<uint4*>(box + chunk_at(row, unit % 4 * 2 + half)) = chunks[half];
+      for (int term = 0; term < kTerms; ++term) {
+        const uint2 a = next_term(low, term), b = next_term(high, term);
+        const int box = is_rope ? Shared::kRopeBox : term * kSlabs + unit / 8;
+        const int chunk = is_rope ? term * (kRope / 16) + rope_unit : unit % 8;
+        *reinterpret_cast<uint4*>(shared_.queries[box] + chunk_at(row, chunk)) =
+            make_uint4(a.x, a.y, b.x, b.y);
       }
     }
     fence_async_proxy();
@@ -277,9 +321,24 @@ class PartAttention {
     return x;
   }
 
-  // The power of two that brings the row's largest value to 2^14.
+  // The leading bits of x that one value in e4m3 holds are taken from it; the last term is rounded.
+  __device__ static float take_term(float& x, int term) {
+    if (term == kTerms - 1) return x;
+    const float leading = __uint_as_float(__float_as_uint(x) & 0xFFF00000);
+    x -= leading;
+    return leading;
+  }
+  __device__ static uint2 next_term(Eight& x, int term) {
+    Eight leading;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) leading.v[i] = take_term(x.v[i], term);
+    return narrow_to_fp8<Fp8::kE4M3>(leading);
+  }
+
+  // The power of two that brings the block's largest value below 2^8. Scores' errors count as they
+  // are, so rows with less need no other.
   template <int kUnitsEach>
-  __device__ static float scale_up(const uint4 (&values)[kUnitsEach][2], int sharers) {
+  __device__ float scale_up(const uint4 (&values)[kUnitsEach][2]) const {
     uint32_t most = 0;  // of the magnitudes' bits
 #pragma unroll
     for (int u = 0; u < kUnitsEach; ++u) {
@@ -290,37 +349,42 @@ class PartAttention {
         most = __vmaxu2(__vmaxu2(most, v.z & 0x7FFF7FFF), v.w & 0x7FFF7FFF);
       }
     }
-    for (int distance = 1; distance < sharers; distance *= 2) {
-      most = __vmaxu2(most, __shfl_xor_sync(~0u, most, distance));
-    }
-    const int exponent = max(15, static_cast<int>(max(most >> 16, most & 0xFFFF)) >> 7);
-    return __int_as_float((268 - exponent) << 23);
+    most = __reduce_max_sync(~0u, max(most >> 16, most & 0xFFFF));
+    if (lane_ == 0) shared_.largest_queries[threadIdx.x / 32] = most;
+    meet();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) most = max(most, shared_.largest_queries[w]);
+    const int exponent = max(15, static_cast<int>(most) >> 7);
+    return __int_as_float((2 * 127 + kQueryExponent - exponent) << 23);
   }
 
+  // ---- two pages, one of each warpgroup's scores
+
   __device__ void two_pages(const LatentDecodePart& part, int t, int pages) {
+    const int buffer = pairs_ & 1;
     float scores[kElements];
     float4 scales[2];  // of keys 16 * warp + lane / 4 and 8 further
     if (group_ < pages) {
       multiply_keys(part, t + group_, scores, scales);
       mask(part, (part.first_tile + t + group_) * kKeys, scores);
-    } else {
-#pragma unroll
-      for (float& score : scores) score = -INFINITY;
+      send_maxima(buffer, scores, scales);
     }
-    float factor[kOwn];
-    const bool grew = update_maximum(scores, factor);
-    if (group_ < pages) write_probabilities(scores, scales);
-    if (__any_sync(~0u, grew)) {
-#pragma unroll
-      for (int block = 0; block < kOutBlocks; ++block) {
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) out_[block][j] *= factor[j / 4 * 2 + (j & 1)];
-      }
+    meet();
+    update_references(buffer);
+    float4 scale_maxima;
+    if constexpr (Row::kIsScaled) {
+      scale_maxima = *reinterpret_cast<const float4*>(shared_.scale_maxima[buffer]);
     }
+    if (group_ < pages) write_probabilities(buffer, scores, scales, scale_maxima);
     fence_async_proxy();
     meet();
-    for (int p = 0; p < pages; ++p) multiply_values(p);
+    if (pages == kGroups) {
+      multiply_values<kGroups>(scale_maxima);
+    } else {
+      multiply_values<1>(scale_maxima);
+    }
     turn_ += pages;
+    ++pairs_;
   }
 
   // ---- scores
@@ -341,29 +405,30 @@ class PartAttention {
         scales[half] = *reinterpret_cast<const float4*>(shared_.pages[stage] + own);
       }
     }
-
-    constexpr int kSlabs = kLatent / 128;
-    float sums[2][kElements];  // of 128 columns, of the next 128
+    float sums[kSums][kElements];
+    uint32_t a[kSums][4][4];
     multiply_rope(from, scores);
-    multiply_slab(from, 0, sums[0]);
+    multiply_slab(from, 0, a[0], sums[0]);
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      if (slab + 1 < kSlabs) multiply_slab(from, slab + 1, sums[(slab + 1) % 2]);
-      if (slab + 1 < kSlabs) {
+      const int next = slab + 1;
+      if (kSums > 1 && next < kSlabs) {
+        multiply_slab(from, next, a[next % kSums], sums[next % kSums]);
         mma_wait<1>();
       } else {
         mma_wait<0>();
       }
       if (slab == 0) pin(scores);
-      pin(sums[slab % 2]);
+      pin(sums[slab % kSums]);
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
         if constexpr (Row::kIsScaled) {
-          scores[j] += sums[slab % 2][j] * component(scales[j / 2 % 2], slab);
+          scores[j] += sums[slab % kSums][j] * component(scales[j / 2 % 2], slab);
         } else {
-          scores[j] += sums[slab % 2][j];
+          scores[j] += sums[slab % kSums][j];
         }
       }
+      if (kSums == 1 && next < kSlabs) multiply_slab(from, next, a[0], sums[0]);
     }
   }
 
@@ -371,60 +436,48 @@ class PartAttention {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
   }
 
-  // 32 bytes of the warp's 16 keys, as two A operands.
-  __device__ static void load_keys(uint32_t from, uint32_t (&a)[2][4]) {
-    uint32_t bytes[4];
-    load_matrices(bytes, from);
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const uint32_t four = bytes[step * 2 + row];
-        a[step][row] = fp8_to_f16<Row::kType>(static_cast<uint16_t>(four));
-        a[step][row + 2] = fp8_to_f16<Row::kType>(static_cast<uint16_t>(four >> 16));
-      }
-    }
+  __device__ uint64_t query_at(int box, int byte) const {
+    return swizzled_matrix(queries_ + box * Shared::kBoxBytes + byte, 1024);
   }
 
-  __device__ uint64_t query_at(int column) const {
-    return swizzled_matrix(
-        queries_ + column / kBoxColumns * Shared::kBoxBytes + column % kBoxColumns * 2, 1024);
-  }
-
-  __device__ void multiply_slab(uint32_t from, int slab, float (&sums)[kElements]) {
-    uint32_t a[8][4];
+  __device__ void multiply_slab(uint32_t from, int slab, uint32_t (&a)[4][4],
+                                float (&sums)[kElements]) {
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      load_keys(Page::further(from, slab * 128 + pair * 32),
-                reinterpret_cast<uint32_t(&)[2][4]>(a[pair * 2]));
+    for (int step = 0; step < 4; ++step) {
+      load_matrices(a[step], Page::further(from, slab * kSlabColumns + step * 32));
     }
     mma_fence();
 #pragma unroll
-    for (int step = 0; step < 8; ++step) {
-      multiply<Half::kF16>(sums, a[step], query_at(slab * 128 + step * 16), step > 0);
+    for (int term = 0; term < kTerms; ++term) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        mma_64_fp8<Row::kType>(sums, a[step], query_at(term * kSlabs + slab, step * 32),
+                               term + step > 0);
+      }
     }
     mma_commit();
   }
 
   __device__ void multiply_rope(uint32_t from, float (&sums)[kElements]) {
-    uint32_t a[4][4];
-    if constexpr (Row::kRopeIsBf16) {
+    constexpr int kSteps = Row::kRopeIsBf16 ? 4 : 2;  // of 32 bytes
+    uint32_t a[kSteps][4];
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        load_matrices(a[step], Page::further(from, Row::kRopeAt + step * 32));
-      }
-    } else {
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        load_keys(Page::further(from, Row::kRopeAt + pair * 32),
-                  reinterpret_cast<uint32_t(&)[2][4]>(a[pair * 2]));
-      }
+    for (int step = 0; step < kSteps; ++step) {
+      load_matrices(a[step], Page::further(from, Row::kRopeAt + step * 32));
     }
     mma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      constexpr Half kType = Row::kRopeIsBf16 ? Half::kBF16 : Half::kF16;
-      multiply<kType>(sums, a[step], query_at(kLatent + step * 16), step > 0);
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (Row::kRopeIsBf16) {
+        mma_64<Half::kBF16>(sums, a[step][0], a[step][1], a[step][2], a[step][3],
+                            query_at(Shared::kRopeBox, step * 32), step > 0);
+      } else {
+#pragma unroll
+        for (int term = 0; term < kTerms; ++term) {
+          mma_64_fp8<Row::kType>(
+              sums, a[step], query_at(Shared::kRopeBox, term * kRope + step * 32), term + step > 0);
+        }
+      }
     }
     mma_commit();
   }
@@ -449,212 +502,319 @@ class PartAttention {
     const int key = first_key + 16 * warp_ + lane_ / 4;
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      const int row = part.first_row + row_of(j / 4 * 2 + (j & 1));
+      const int row = part.first_row + rank_ * kRows + row_of(j / 4 * 2 + (j & 1));
       if (key + (j & 2 ? 8 : 0) >= first_limit + row / arguments_.heads) scores[j] = -INFINITY;
     }
   }
 
-  // Of each row over both pages, that is over the block. True where a maximum of this thread's rows
-  // has grown: what has been summed is then to be multiplied by its factor.
-  __device__ bool update_maximum(const float (&scores)[kElements], float (&factor)[kOwn]) {
-    float(*exchange)[kRows] = shared_.exchange;
+  // Of each of a thread's rows one value; reduced over the lanes that have the same rows, so that
+  // a lane keeps kKept of them.
+  template <int kDistance = 16, typename Reduce>
+  __device__ void reduce_over_keys(float (&v)[kOwn], const Reduce& reduce) const {
+    constexpr int kCount = kOwn * kDistance / 32;  // that are kept after this step
+    if constexpr (kCount > 0) {
+      const bool upper = lane_ & kDistance;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float keeps = upper ? v[i + kCount] : v[i], sends = upper ? v[i] : v[i + kCount];
+        v[i] = reduce(keeps, __shfl_xor_sync(~0u, sends, kDistance));
+      }
+    } else {
+      v[0] = reduce(v[0], __shfl_xor_sync(~0u, v[0], kDistance));
+    }
+    if constexpr (kDistance > 4) reduce_over_keys<kDistance / 2>(v, reduce);
+  }
+
+  __device__ void send_maxima(int buffer, const float (&scores)[kElements],
+                              const float4 (&scales)[2]) {
+    float most[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int j = i / 2 * 4 + (i & 1);
-      float most = fmaxf(scores[j], scores[j + 2]);
+      most[i] = fmaxf(scores[j], scores[j + 2]);
+    }
+    reduce_over_keys(most, [](float a, float b) { return fmaxf(a, b); });
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) {
+      atomicMax(&shared_.maxima[buffer][row_of(first_ + k)], ordered(most[k]));
+    }
+    if constexpr (Row::kIsScaled) {
+      const int slab = lane_ % 4;
+      float largest = fmaxf(component(scales[0], slab), component(scales[1], slab));
 #pragma unroll
       for (int distance = 4; distance < 32; distance *= 2) {
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
       }
-      if (lane_ < 4) exchange[group_ * 4 + warp_][row_of(i)] = most;
-    }
-    meet();
-    bool grew = false;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      float most = exchange[0][row_of(i)];
-#pragma unroll
-      for (int w = 1; w < kWarps; ++w) most = fmaxf(most, exchange[w][row_of(i)]);
-      most *= row_scale_[i];
-      factor[i] = 1;
-      if (most > maximum_[i]) {
-        factor[i] = exp2_fast(maximum_[i] - most);
-        maximum_[i] = most;
-        sum_[i] *= factor[i];
-        grew = true;
+      // Not negative: as integers in the same order.
+      if (lane_ < kSlabs) {
+        atomicMax(reinterpret_cast<int32_t*>(&shared_.scale_maxima[buffer][slab]),
+                  __float_as_int(largest));
       }
     }
-    return grew;
   }
 
-  __device__ void write_probabilities(float (&scores)[kElements], const float4 (&scales)[2]) {
+  // Every warp does the same for the rows that its lanes keep; the first one tells.
+  __device__ void update_references(int buffer) {
+    bool rescales = false;
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) {
-      const int i = j / 4 * 2 + (j & 1);
-      // Of a row that has seen no key yet every score is -infinity.
-      const float most = maximum_[i] == -INFINITY ? 0 : maximum_[i];
-      scores[j] = exp2_fast(scores[j] * row_scale_[i] - most);
-      sum_[i] += scores[j];
+    for (int k = 0; k < kKept; ++k) {
+      const int row = row_of(first_ + k);
+      const float most = unordered(shared_.maxima[buffer][row]) * row_scale_;
+      float before = 1;
+      if (most > reference_[k] + kSlack) {
+        before = exp2_fast(reference_[k] - most);
+        rescales |= reference_[k] != -INFINITY;
+        sum_[k] *= before;
+        reference_[k] = most;
+      }
+      factor_[k] = most == -INFINITY ? 0 : exp2_fast(most - reference_[k]);
+      if (threadIdx.x < 32) {
+        shared_.factors[row] = factor_[k];
+        shared_.rescales[row] = before;
+      }
+    }
+    if (threadIdx.x < 32) {
+      rescales = __any_sync(~0u, rescales);
+      if (lane_ == 0) shared_.any_rescales = rescales;
+    }
+  }
+
+  __device__ void write_probabilities(int buffer, float (&scores)[kElements],
+                                      const float4 (&scales)[2], const float4& scale_maxima) {
+    float partial[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float most = unordered(shared_.maxima[buffer][row_of(i)]) * row_scale_;
+      // Of a row that sees no key of these every score is -infinity.
+      const float base = kProbabilityExponent - (most == -INFINITY ? 0 : most);
+      const int j = i / 2 * 4 + (i & 1);
+      scores[j] = exp2_fast(scores[j] * row_scale_ + base);
+      scores[j + 2] = exp2_fast(scores[j + 2] * row_scale_ + base);
+      partial[i] = scores[j] + scores[j + 2];
     }
 #pragma unroll
     for (int s = 0; s < Shared::kScales; ++s) {
-      float scale[2] = {kProbabilityUnit, kProbabilityUnit};
+      float scale[2] = {1, 1};
       if constexpr (Row::kIsScaled) {
-        scale[0] *= component(scales[0], s);
-        scale[1] *= component(scales[1], s);
+        const float most = component(scale_maxima, s);
+        const float inverse = most > 0 ? reciprocal_fast(most) : 0;
+        scale[0] = component(scales[0], s) * inverse;
+        scale[1] = component(scales[1], s) * inverse;
       }
-      uint32_t packed[kElements / 2];  // 2j + h: rows 8j …, keys h * 8 …
+      constexpr int kTiles = kRows / 8;  // of 8 rows
+      uint32_t packed[kTerms * kTiles];
 #pragma unroll
-      for (int j = 0; j < kElements; j += 2) {
-        const float factor = scale[j / 2 % 2];
-        packed[j / 2] = pack_f16(scores[j] * factor, scores[j + 1] * factor);
+      for (int tile = 0; tile < kTiles; ++tile) {
+        float p[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) p[j] = scores[tile * 4 + j] * scale[j / 2];
+#pragma unroll
+        for (int term = 0; term < kTerms; ++term) {
+          float x[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) x[j] = take_term(p[j], term);
+          // A key and the one 8 further side by side: so multiply_values() has them.
+          packed[term * kTiles + tile] = pack_fp8<Fp8::kE4M3>(x[0], x[2], x[1], x[3]);
+        }
       }
-      const uint32_t to = probabilities_ + (group_ * Shared::kScales + s) * Shared::kBoxBytes;
 #pragma unroll
-      for (int j = 0; j < kRows / 8; j += 2) {
-        const int matrix = lane_ / 8, row = (j + matrix / 2) * 8 + lane_ % 8;
-        store_matrices_transposed(to + chunk_at(row, 2 * warp_ + (matrix & 1)), packed[2 * j],
-                                  packed[2 * j + 1], packed[2 * j + 2], packed[2 * j + 3]);
+      for (int first = 0; first < kTerms * kTiles; first += 4) {
+        const int matrix = first + lane_ / 8, term = matrix / kTiles;
+        const uint32_t box = probabilities_ + (s * kTerms + term) * Shared::kBoxBytes;
+        const int row = matrix % kTiles * 8 + lane_ % 8;
+        store_matrices_transposed(box + chunk_at(row, group_ * 4 + warp_), packed[first],
+                                  packed[first + 1], packed[first + 2], packed[first + 3]);
       }
     }
+    reduce_over_keys(partial, [](float a, float b) { return a + b; });
+#pragma unroll
+    for (int k = 0; k < kKept; ++k) sum_[k] += factor_[k] * partial[k];
   }
 
   // ---- values
 
-  // Page p of the two, this warpgroup's columns.
-  __device__ void multiply_values(int p) {
-    const int turn = turn_ + p, stage = turn % Shared::kStages;
-    // The other warpgroup's page: its arrival orders the copy before this thread's reads.
-    if (p != group_) barrier_wait(&shared_.arrived[stage], turn / Shared::kStages & 1);
-    // Of ldmatrix: keys 0 to 7, 8 to 15, 16 to 23, 24 to 31 at the warp's 16 columns.
-    const uint32_t from = shared_address(shared_.pages[stage]) +
-                          Page::at(lane_, group_ * (kOutBlocks * 64) + warp_ * 16);
+  // This warpgroup's columns of kPages pages.
+  template <int kPages>
+  __device__ void multiply_values(const float4& scale_maxima) {
+    float sums[kSums][kElements];
+    uint32_t a[kSums][kPages * 2][4];
+    uint32_t from[kPages];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t a[kOutBlocks][2][4];
+    for (int p = 0; p < kPages; ++p) {
+      const int turn = turn_ + p, stage = turn % Shared::kStages;
+      // The other warpgroup's page: its arrival orders the copy before this thread's reads.
+      if (p != group_) barrier_wait(&shared_.arrived[stage], turn / Shared::kStages & 1);
+      // Of ldmatrix: keys 0 to 7, 8 to 15, 16 to 23, 24 to 31 at the warp's 16 columns.
+      from[p] = shared_address(shared_.pages[stage]) +
+                Page::at(lane_, group_ * (kOutBlocks * 64) + warp_ * 16);
+    }
+    multiply_block<kPages>(from, 0, a[0], sums[0]);
+    clear_maxima();
+    if (shared_.any_rescales) rescale();
 #pragma unroll
-      for (int block = 0; block < kOutBlocks; ++block) {
-        load_values(Page::further(from + half * 32 * Page::kRowStride, block * 64), a[block]);
-      }
-      mma_fence();
+    for (int block = 0; block < kOutBlocks; ++block) {
+      const int next = block + 1;
+      if (next == kOutBlocks) {
+        __syncwarp();
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-#pragma unroll
-        for (int block = 0; block < kOutBlocks; ++block) {
-          const int scale =
-              Row::kIsScaled ? (group_ * kOutBlocks + block) * 64 / (kLatent / Shared::kScales) : 0;
-          const uint32_t to = probabilities_ + (p * Shared::kScales + scale) * Shared::kBoxBytes +
-                              (half * 2 + step) * 32;
-          multiply<Half::kF16>(out_[block], a[block][step], swizzled_matrix(to, 1024), 1);
+        for (int p = 0; p < kPages; ++p) {
+          if (lane_ == 0) barrier_arrive(&shared_.read[(turn_ + p) % Shared::kStages]);
         }
       }
-      mma_commit();
-    }
-    mma_wait();
+      if (kSums > 1 && next < kOutBlocks) {
+        multiply_block<kPages>(from, next, a[next % kSums], sums[next % kSums]);
+        mma_wait<1>();
+      } else {
+        mma_wait<0>();
+      }
+      pin(sums[block % kSums]);
+      const int slab_in_group = block * 64 / kSlabColumns;
+      const float scale = group_ == 0 ? component(scale_maxima, slab_in_group)
+                                      : component(scale_maxima, kSlabs / kGroups + slab_in_group);
 #pragma unroll
-    for (int block = 0; block < kOutBlocks; ++block) pin(out_[block]);
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(&shared_.read[stage]);
+      for (int j = 0; j < kElements; j += 4) {
+        float2 factor = *reinterpret_cast<const float2*>(shared_.factors + row_of(j / 2));
+        if constexpr (Row::kIsScaled) factor.x *= scale, factor.y *= scale;
+        out_[block][j] += factor.x * sums[block % kSums][j];
+        out_[block][j + 1] += factor.y * sums[block % kSums][j + 1];
+        out_[block][j + 2] += factor.x * sums[block % kSums][j + 2];
+        out_[block][j + 3] += factor.y * sums[block % kSums][j + 3];
+      }
+      if (kSums == 1 && next < kOutBlocks) multiply_block<kPages>(from, next, a[0], sums[0]);
+    }
   }
 
-  // 32 keys of the warp's 16 columns, as two A operands: pairs of keys of the even columns, then of
-  // the odd ones.
-  __device__ static void load_values(uint32_t from, uint32_t (&a)[2][4]) {
-    uint32_t bytes[4];
+  // Of the pair after the next one.
+  __device__ void clear_maxima() {
+    const int buffer = pairs_ & 1;
+    if (threadIdx.x < kRows) shared_.maxima[buffer][threadIdx.x] = ordered(-INFINITY);
+    if (Row::kIsScaled && threadIdx.x < kSlabs) shared_.scale_maxima[buffer][threadIdx.x] = 0;
+  }
+
+  __device__ void rescale() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const float before = shared_.rescales[row_of(i)];
+      const int j = i / 2 * 4 + (i & 1);
+#pragma unroll
+      for (int block = 0; block < kOutBlocks; ++block) {
+        out_[block][j] *= before;
+        out_[block][j + 2] *= before;
+      }
+    }
+  }
+
+  // Begins the products of the pages' keys in 64 columns.
+  template <int kPages>
+  __device__ void multiply_block(const uint32_t (&from)[kPages], int block,
+                                 uint32_t (&a)[kPages * 2][4], float (&sums)[kElements]) {
+#pragma unroll
+    for (int step = 0; step < kPages * 2; ++step) {
+      load_values(Page::further(from[step / 2] + step % 2 * 32 * Page::kRowStride, block * 64),
+                  a[step]);
+    }
+    const int scale = Row::kIsScaled ? (group_ * kOutBlocks + block) * 64 / kSlabColumns : 0;
+    mma_fence();
+#pragma unroll
+    for (int term = 0; term < kTerms; ++term) {
+      const uint32_t box = probabilities_ + (scale * kTerms + term) * Shared::kBoxBytes;
+#pragma unroll
+      for (int step = 0; step < kPages * 2; ++step) {
+        mma_64_fp8<Row::kType>(sums, a[step], swizzled_matrix(box + step * 32, 1024),
+                               term + step > 0);
+      }
+    }
+    mma_commit();
+  }
+
+  // 32 keys of the warp's 16 columns as A: of the even columns, then of the odd ones; a key and the
+  // one 8 further side by side.
+  __device__ static void load_values(uint32_t from, uint32_t (&a)[4]) {
+    uint32_t bytes[4];  // of 8 keys each: two columns of a key, and of the next
     load_matrices_transposed(bytes, from);
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-#pragma unroll
-      for (int keys = 0; keys < 2; ++keys) {
-        const uint32_t four = bytes[step * 2 + keys];  // two keys of two columns
-        const auto even = static_cast<uint16_t>(__byte_perm(four, 0, 0x4420));
-        const auto odd = static_cast<uint16_t>(__byte_perm(four, 0, 0x4431));
-        a[step][keys * 2] = fp8_to_f16<Row::kType>(even);
-        a[step][keys * 2 + 1] = fp8_to_f16<Row::kType>(odd);
-      }
+    for (int half = 0; half < 2; ++half) {
+      a[2 * half] = __byte_perm(bytes[2 * half], bytes[2 * half + 1], 0x6240);
+      a[2 * half + 1] = __byte_perm(bytes[2 * half], bytes[2 * half + 1], 0x7351);
     }
   }
 
   // ---- results
 
   __device__ void add_up_sums() {
-    float(*exchange)[kRows] = shared_.exchange;
+    if (kOwn >= 8 || lane_ % 8 < 4) {
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2) {
-        sum_[i] += __shfl_xor_sync(~0u, sum_[i], distance);
+      for (int k = 0; k < kKept; ++k) {
+        const int row = row_of(first_ + k);
+        shared_.sums[threadIdx.x / 32][row] = sum_[k];
+        if (threadIdx.x < 32) shared_.references[row] = reference_[k];
       }
-      if (lane_ < 4) exchange[group_ * 4 + warp_][row_of(i)] = sum_[i];
     }
     meet();
+    if (threadIdx.x < kRows) {
+      float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      sum_[i] = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum_[i] += exchange[w][row_of(i)];
-      inverse_[i] = sum_[i] > 0 ? reciprocal_fast(sum_[i] * kProbabilityUnit) : 0;
+      for (int w = 0; w < kWarps; ++w) sum += shared_.sums[w][threadIdx.x];
+      shared_.inverses[threadIdx.x] = sum > 0 ? reciprocal_fast(sum) : 0;
+      shared_.weights[threadIdx.x] =
+          present(sum > 0 ? shared_.references[threadIdx.x] + log2_fast(sum) : -1e30f);
     }
+    meet();
   }
 
   // Through the memory of the queries, which nobody needs any more: rows leave in runs of 512
   // bytes.
   __device__ void write_out(const LatentDecodePart& part) {
     // Rows of 16 bytes more than the result's: no two lanes' words in one bank.
-    constexpr int kRowBytes = kLatent * 2 + 16;
-    static_assert(kRows * kRowBytes <= sizeof(shared_.queries));
+    constexpr int kRowBytes = kLatent * 2 + 16, kOnce = kRows < 32 ? kRows : 32;
+    static_assert(kOnce * kRowBytes <= sizeof(shared_.queries));
     uint8_t* const memory = shared_.queries[0];
 #pragma unroll
-    for (int block = 0; block < kOutBlocks; ++block) {
+    for (int first = 0; first < kRows; first += kOnce) {
+      if (first > 0) meet();
 #pragma unroll
-      for (int j = 0; j < kElements; j += 4) {
-        const int column = (group_ * kOutBlocks + block) * 64 + 16 * warp_ + lane_ / 4 * 2;
+      for (int i = first / 4; i < (first + kOnce) / 4; ++i) {
+        const float inverse = shared_.inverses[row_of(i)];
+        const int j = i / 2 * 4 + (i & 1);
 #pragma unroll
-        for (int next = 0; next < 2; ++next) {
-          const int i = j / 2 + next;
-          *reinterpret_cast<uint32_t*>(memory + row_of(i) * kRowBytes + column * 2) = pack_bf16(
-              out_[block][j + next] * inverse_[i], out_[block][j + 2 + next] * inverse_[i]);
+        for (int block = 0; block < kOutBlocks; ++block) {
+          const int column = (group_ * kOutBlocks + block) * 64 + 16 * warp_ + lane_ / 4 * 2;
+          *reinterpret_cast<uint32_t*>(memory + (row_of(i) - first) * kRowBytes + column * 2) =
+              pack_bf16(out_[block][j] * inverse, out_[block][j + 2] * inverse);
         }
       }
-    }
-    meet();
-    uint4* const out =
-        reinterpret_cast<uint4*>(arguments_.out + static_cast<int64_t>(part.out_row) * kLatent);
-    constexpr int kChunks = kLatent / 8;
+      meet();
+      constexpr int kChunks = kLatent / 8;
 #pragma unroll
-    for (int u = 0; u < kRows * kChunks / kComputing; ++u) {
-      const int i = threadIdx.x + u * kComputing, row = i / kChunks;
-      if (row < part.rows) {
-        out[i] = *reinterpret_cast<const uint4*>(memory + row * kRowBytes + i % kChunks * 16);
+      for (int u = 0; u < kOnce * kChunks / kComputing; ++u) {
+        const int i = threadIdx.x + u * kComputing, row = i / kChunks;
+        const int in_tile = rank_ * kRows + first + row;
+        if (in_tile >= part.rows) continue;
+        reinterpret_cast<uint4*>(arguments_.out +
+                                 (int64_t{part.out_row} + in_tile) * kLatent)[i % kChunks] =
+            *reinterpret_cast<const uint4*>(memory + row * kRowBytes + i % kChunks * 16);
       }
     }
   }
 
   __device__ void write_partial(const LatentDecodePart& part) {
-    if (threadIdx.x < 4) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        shared_.weights[row_of(i)] =
-            present(sum_[i] > 0 ? maximum_[i] + log2_fast(sum_[i]) : -1e30f);
-      }
-    }
-    meet();
     // Every reader has all parts' weights of its own in one run.
     for (int x = threadIdx.x; x < part.num_splits * (kRows / 4); x += kComputing) {
       const int row = x % (kRows / 4) * 4;
       const int64_t its = part.first_weight + x / (kRows / 4) * part.num_splits + part.split;
-      store_shared_words(arguments_.weights + its * kRows + row,
+      store_shared_words(arguments_.weights + (its * arguments_.tile_blocks + rank_) * kRows + row,
                          *reinterpret_cast<const float4*>(shared_.weights + row));
     }
-    float* sums = arguments_.sums +
-                  static_cast<int64_t>(part.first_slot + part.split) * (kLatent * kRows / 2) +
+    const int64_t slot = int64_t{part.first_slot + part.split} * arguments_.tile_blocks + rank_;
+    float* sums = arguments_.sums + slot * (kLatent * kRows / 2) +
                   group_ * (kLatent * kRows / 2 / kGroups) + thread_ * 4;
 #pragma unroll
-    for (int block = 0; block < kOutBlocks; block += 2) {
+    for (int j = 0; j < kElements; j += 4) {
+      const float2 inverse = *reinterpret_cast<const float2*>(shared_.inverses + row_of(j / 2));
 #pragma unroll
-      for (int j = 0; j < kElements; j += 4) {
+      for (int block = 0; block < kOutBlocks; block += 2) {
         const auto pair = [&](int b, int next) {
-          const float factor = inverse_[j / 2 + next];
+          const float factor = next == 0 ? inverse.x : inverse.y;
           return present_pair(out_[b][j + next] * factor, out_[b][j + 2 + next] * factor);
         };
         store_shared_words(
@@ -666,10 +826,11 @@ class PartAttention {
 
   Shared& shared_;
   const Arguments& arguments_;
-  const int group_, thread_, warp_, lane_;
+  const int rank_, group_, thread_, warp_, lane_, first_;
   const uint32_t queries_, probabilities_;
-  int turn_ = 0;  // pages since the launch
-  float maximum_[kOwn], sum_[kOwn], inverse_[kOwn], row_scale_[kOwn];
+  int turn_ = 0, pairs_ = 0;  // pages and pairs of them since the launch
+  float row_scale_;           // of the queries' products, to the logarithm of base 2
+  float reference_[kKept], sum_[kKept], factor_[kKept];
   float out_[kOutBlocks][kElements];
 };
 
@@ -701,10 +862,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Shared = SharedMemory<Row, kRows>;
   using Joining = JoinedShare<SumsLayout<kRows>>;
   static_assert(sizeof(Shared) <= kMostShared &&
-                sizeof(typename Joining::Memory) <= sizeof(Shared::pages));
+                sizeof(typename Joining::Memory) <= offsetof(Shared, maxima));
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int warp = threadIdx.x / 32;
+  const int rank = blockIdx.x & (arguments.tile_blocks - 1);
+  if (threadIdx.x < kRows) {
+    for (auto& maxima : shared.maxima) maxima[threadIdx.x] = ordered(-INFINITY);
+    if (threadIdx.x < kSlabs) {
+      for (auto& maxima : shared.scale_maxima) maxima[threadIdx.x] = 0;
+    }
+  }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shared::kStages; ++stage) {
       barrier_init(&shared.arrived[stage], 1);
@@ -714,7 +882,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   let_next_launch_begin();
   __syncthreads();
-  const int first_part = __shfl_sync(~0u, arguments.first_part[blockIdx.x], 0);
+  const int first_part =
+      __shfl_sync(~0u, arguments.first_part[blockIdx.x >> (arguments.tile_blocks - 1)], 0);
 
   if (warp >= kWarps) {
     give_registers<24>();
@@ -722,7 +891,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     take_registers<240>();
     {
-      PartAttention<Row, kRows> attention(shared, arguments);
+      PartAttention<Row, kRows> attention(shared, arguments, rank);
       for (int p = first_part, more = 1; more; ++p) {
         const LatentDecodePart part = arguments.parts[p];
         more = part.more;
@@ -734,12 +903,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       const LatentDecodePart part = arguments.parts[p];
       more = part.more;
       if (part.num_splits == 1) continue;
-      Joining(part, part.rows,
-              arguments.sums + static_cast<int64_t>(part.first_slot) * (kLatent * kRows / 2),
-              Joining::kVectors,
-              arguments.weights +
-                  (static_cast<int64_t>(part.first_weight) + part.split * part.num_splits) * kRows,
-              kRows, arguments.out + static_cast<int64_t>(part.out_row) * kLatent,
+      const int blocks = arguments.tile_blocks;
+      const int64_t first_slot = int64_t{part.first_slot} * blocks + rank;
+      const int64_t first_weight =
+          (int64_t{part.first_weight} + part.split * part.num_splits) * blocks + rank;
+      Joining(part, part.rows - rank * kRows, arguments.sums + first_slot * (4 * Joining::kVectors),
+              Joining::kVectors * blocks, arguments.weights + first_weight * kRows, kRows * blocks,
+              arguments.out + (int64_t{part.out_row} + rank * kRows) * kLatent,
               reinterpret_cast<typename Joining::Memory&>(shared.pages))
           .run();
       named_barrier(kBarrier, kComputing);
@@ -774,6 +944,7 @@ void latent_decode_8_bit(int tile_rows, int num_multiprocessors,
   inner.sums = arguments.scratch;
   inner.weights = arguments.scratch + latent_decode_scratch(num_multiprocessors).sums;
   inner.heads = arguments.heads;
+  inner.tile_blocks = std::max(1, tile_rows / kMostRows);
   constexpr float kLog2E = 1.4426950408889634f;
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
   with_latent_row(arguments.format, [&]<typename Row>(Row) {
@@ -786,8 +957,10 @@ void latent_decode_8_bit(int tile_rows, int num_multiprocessors,
                        {.rows = arguments.num_pages * kKeys, .columns = Row::kBytes / 2},
                        {.rows = kKeys, .columns = PageLayout<Row>::kBoxRow / 2});
       }
-      const auto launch_for = tile_rows == 16 ? launch_rows<Row, 16> : launch_rows<Row, 32>;
-      launch_for(map, inner, num_multiprocessors, stream);
+      const auto launch_for = tile_rows == 16   ? launch_rows<Row, 16>
+                              : tile_rows == 32 ? launch_rows<Row, 32>
+                                                : launch_rows<Row, kMostRows>;
+      launch_for(map, inner, num_multiprocessors / inner.tile_blocks * inner.tile_blocks, stream);
     }
   });
 }

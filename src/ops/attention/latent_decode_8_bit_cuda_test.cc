@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "cache/latent_layout.h"
@@ -13,13 +14,14 @@ namespace fathom::cuda {
 namespace {
 
 // A bf16 result rounds by 2^-9 at most, by 0.0017 on average, and so do parts of a row tile before
-// they are joined; f16 probabilities by an eighth of it.
-constexpr double kMostError = 2.5e-3;
+// they are joined; queries and probabilities of two values in e4m3 have bf16's bits. One value, as
+// tiles of 64 rows have it, rounds by 2^-4 at most.
+double most_error(int rows) { return rows > 32 ? 4e-2 : 3.5e-3; }
 
 void compare(CacheFormat format, int heads, const std::vector<int32_t>& lens,
              const std::vector<int32_t>& queries, int launches = 3) {
   LatentDecodeTrial trial(format, heads, lens, queries);
-  EXPECT_LE(trial.error(launches), kMostError)
+  EXPECT_LE(trial.error(launches), most_error(heads * std::ranges::max(queries)))
       << name_of(format) << ", " << heads << " heads, " << lens.size() << " sequences";
 }
 
@@ -43,7 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LatentDecode8Bit,
 // Every path of a kernel in few pages, which is what the sanitizers take time for.
 TEST(LatentDecode8BitShort, EqualsTheCpu) {
   for (const CacheFormat format : kFormats) {
-    for (const int heads : {16, 32}) {
+    for (const int heads : {16, 32, 64, 128}) {
       compare(format, heads, {40}, {1}, 1);
       compare(format, heads, {500, 129}, {1, 2}, 1);
       compare(format, heads, std::vector<int32_t>(140, 150), std::vector<int32_t>(140, 1), 1);
@@ -68,7 +70,7 @@ TEST(LatentDecode8BitBatch, QueriesOfAnySize) {
   for (const float size : {1e-30f, 1e6f, 0.0f}) {
     LatentDecodeTrial trial(CacheFormat::kFp8Scaled, 16, {200}, {1});
     trial.scale_queries(size);
-    EXPECT_LE(trial.error(1), kMostError) << size;
+    EXPECT_LE(trial.error(1), most_error(16)) << size;
   }
 }
 

@@ -317,7 +317,8 @@ LatentDecodeScratch latent_decode_scratch(int num_multiprocessors) {
 
 int latent_decode_tile_rows(int64_t most_rows, CacheFormat format) {
   if (most_rows <= 16) return 16;
-  if (most_rows <= 32 || format != CacheFormat::kBF16) return 32;
+  static_cast<void>(format);
+  if (most_rows <= 32) return 32;
   return most_rows <= 64 ? 64 : 128;
 }
 
