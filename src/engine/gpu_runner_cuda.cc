@@ -162,8 +162,7 @@ class GpuRunner : public Runner {
         .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
         .policy = policy,
         .most_keys = model.most_keys,
-        .batch_invariant = options_.deterministic,
-        .cache_format = options_.cache_format});
+        .batch_invariant = options_.deterministic});
     allocate_steps();
     if (options_.graphs) capture();
     return {};

@@ -19,7 +19,7 @@ struct Work {
 };
 
 constexpr Work kWorks[] = {{1, 128}, {1, 1024}, {1, 4096}, {2, 1024}, {4, 1024}, {8, 1024}};
-constexpr int64_t kMaxRows = 64;
+constexpr int64_t kMaxRows = 64, kMostKeys = 128;
 
 int64_t pages_of(const Work& work) { return ceil_div(work.context + 1, kPageSize); }
 
@@ -48,7 +48,7 @@ double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work
       {.heads = config.num_heads,
        .num_multiprocessors = model.num_multiprocessors(),
        .shape = {config.kv_lora_rank, config.qk_rope_dim, config.qk_nope_dim, config.v_dim},
-       .most_keys = kMaxRows});
+       .most_keys = kMostKeys});
   StepLayout layout;
   planner.plan(batch_of(work), work.sequences, layout);
   const DeviceArray<std::byte> arrays(layout.memory);
@@ -61,7 +61,7 @@ double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work
 
 int run(const Checkpoint& checkpoint, bool json) {
   auto model = DeepSeekModel::load(
-      checkpoint, {.max_rows = kMaxRows, .max_logit_rows = kMaxRows, .most_keys = kMaxRows},
+      checkpoint, {.max_rows = kMaxRows, .max_logit_rows = kMaxRows, .most_keys = kMostKeys},
       {.show_progress = false});
   if (!model) {
     std::fprintf(stderr, "%s\n", model.error().message.c_str());

@@ -210,13 +210,12 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
                             batch.max_pages};
   const auto heads = static_cast<int>(limits_.heads);
   const auto plan = [&](std::span<const int32_t> sequences) {
-    decodes_.push_back(plan_latent_decode(absorbed, sequences, heads, limits_.num_multiprocessors,
-                                          limits_.cache_format));
+    decodes_.push_back(plan_latent_decode(absorbed, sequences, heads, limits_.num_multiprocessors));
   };
   decodes_.clear();
   if (limits_.batch_invariant) {
-    decodes_ = plan_batch_invariant_latent_decode(
-        absorbed, sequences_, heads, limits_.num_multiprocessors, limits_.cache_format);
+    decodes_ = plan_batch_invariant_latent_decode(absorbed, sequences_, heads,
+                                                  limits_.num_multiprocessors);
   } else {
     // The rows of a tile are as many as the largest sequence of a launch has: many tokens of one
     // would make the others' tiles mostly empty.

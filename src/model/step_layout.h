@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "base/math.h"
-#include "cache/cache_format.h"
 #include "model/attention_plan.h"
 #include "model/forward_batch.h"
 #include "ops/attention/latent_decode_plan.h"
@@ -35,7 +34,6 @@ struct StepLimits {
   // A row's plan depends on its position and on whether it is of a prompt: those of prompts are
   // multi-head, those of answers absorbed, unless the policy says one form for all.
   bool batch_invariant = false;
-  CacheFormat cache_format = CacheFormat::kBF16;
 };
 
 // Where an array lies, in bytes from the start of the memory.

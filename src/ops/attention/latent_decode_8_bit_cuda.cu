@@ -5,30 +5,31 @@
 // Inputs/outputs: latent_decode_cuda.h. Parts of work: latent_decode_plan.h.
 //
 // Layout: one block a multiprocessor: two warpgroups that compute, a warp that issues copies. A
-// stage holds one page so that neither reading of it (keys by columns, columns by keys) meets bank
-// conflicts: rows of 656 bytes, an odd number of 16, as they lie in the cache, in one copy; rows of
-// 576 in boxes of 128 columns with the 128-byte swizzle. Queries lie beside them as 9 boxes of
-// [rows, 64 columns], probabilities as [rows, 64 keys] for each page and scale.
+// tile of 128 rows is computed by two blocks at the same time. A stage holds one page so that
+// neither reading of it (keys by columns, columns by keys) meets bank conflicts: rows of 656 bytes,
+// an odd number of 16, as they lie in the cache, in one copy; rows of 576 in boxes of 128 columns
+// with the 128-byte swizzle. Queries lie beside them as boxes of [rows, 128 columns], probabilities
+// as [rows, keys of two pages] for each scale.
 //
 // Algorithm, two pages at a time; rows are the N of the tensor core's instruction:
 //   1. scores^T [keys, rows] = page q^T: each warpgroup of a page, each warp of 16 keys. A comes
-//      from registers: ldmatrix brings bytes, one conversion makes two f16 of them, which is exact.
-//      Scales multiply the sums of 128 columns each.
-//   2. running maximum of each row over both pages; probabilities times the key's scale of each 128
-//      columns to shared memory (f16)
-//   3. out^T [512, rows] += latent^T probabilities^T: each warpgroup half of the columns, of both
-//      pages. ldmatrix.trans brings pairs of columns of pairs of keys; a byte permutation makes
-//      pairs of keys of them, then they are converted.
+//      from registers: ldmatrix brings bytes as they are. Sums of 128 columns are multiplied with
+//      the keys' scales and added up in fp32.
+//   2. maximum of each row over both pages; probabilities relative to it, times the key's scale of
+//      each 128 columns relative to the largest, to shared memory (e4m3)
+//   3. out^T [512, rows] += factor * latent^T probabilities^T: each warpgroup half of the columns,
+//      of both pages. ldmatrix.trans brings pairs of columns of pairs of keys; byte permutations
+//      make four keys of one column of two of them.
 // Parts of a row tile are joined within the launch: latent_decode_join_cuda.cuh.
 //
-// Numbers: products of f16 (11 bits, and the cache's values have 4) with fp32 sums. Of each query
-// row the largest value is brought to 2^14 by a power of two, so that f16 holds it. The rotary part
-// in bf16 is multiplied as bf16.
+// Numbers: queries and probabilities are sums of so many values in e4m3 as terms_of() says: two
+// have 8 bits, as bf16 has, one has 4. Products of e4m3 or e5m2 are summed by the tensor cores over
+// 128 columns or keys, beyond that in fp32. The rotary part in bf16 is multiplied as bf16, its
+// queries rounded once.
 //
-// Determinism: as latent_decode_cuda.cu.
+// Determinism: as latent_decode_cuda.cu; the atomic maxima do not depend on their order.
 //
-// Limits: 512 + 64 columns; row tiles of up to 32 rows. A cached value times its scale is below
-// 114,000.
+// Limits: 512 + 64 columns; row tiles of up to 128 rows.
 //
 // Source: as latent_decode_cuda.cu.
 //
@@ -63,11 +64,7 @@ constexpr int kMostShared = 227 * 1024;
 constexpr int kBarrier = 1;  // of the computing threads
 
 // A query or probability is the sum of so many values in e4m3: of two, as precise as bf16.
-#ifdef FATHOM_TERMS
-constexpr int terms_of(int rows) { return rows > 32 ? FATHOM_TERMS : 2; }
-#else
 constexpr int terms_of(int rows) { return rows > 32 ? 1 : 2; }
-#endif
 
 // Queries are brought below 2^8 and probabilities to 2^8 at most, which e4m3 holds, by powers of
 // two.

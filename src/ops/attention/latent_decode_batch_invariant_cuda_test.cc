@@ -76,7 +76,7 @@ class BatchInvariantDecode : public testing::TestWithParam<Way> {
     const DeviceArray<int32_t> its_tables(tables);
     check(cudaMemset(out.data(), 0xFF, out.bytes()), "poison");
     for (const LatentDecodePlan& plan :
-         plan_batch_invariant_latent_decode(batch, sequences, heads, processors_, format)) {
+         plan_batch_invariant_latent_decode(batch, sequences, heads, processors_)) {
       const DeviceArray<LatentDecodePart> parts(plan.parts);
       const DeviceArray<int32_t> first_part(plan.first_part);
       latent_decode(plan.tile_rows, processors_,

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "cache/cache_format.h"
 #include "ops/attention/latent_decode_plan.h"
 
 namespace fathom::cuda {

@@ -8,8 +8,10 @@
 //   expanded, given          multi-head attention of one token a sequence over keys and values that
 //                            have been expanded already: its floor is reading those
 //
-//   latent_decode_cuda_bench [--json]
+//   latent_decode_cuda_bench [FORMAT] [--json]      FORMAT: of the cache, as name_of() has it, and
+//                                                   nothing else; all if not given
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -96,7 +98,7 @@ double measure(const std::byte* pages, CacheFormat format, const Shape& shape,
     const auto problem = make_problem(shape, one_head_a_block, static_cast<uint32_t>(copy));
     heads = problem.heads;
     rows = problem.rows();
-    plan = plan_latent_decode(problem.batch(), problem.sequences, heads, processors, format);
+    plan = plan_latent_decode(problem.batch(), problem.sequences, heads, processors);
     tables.emplace_back(problem.block_tables);
     parts.emplace_back(plan.parts);
     first_parts.emplace_back(plan.first_part);
@@ -181,19 +183,25 @@ double measure_expanded(const Shape& shape, const std::vector<uint16_t>& some) {
 
 void run(int argc, char** argv) {
   BenchTable table(argc, argv);
+  std::optional<CacheFormat> only;
+  for (int i = 1; i < argc; ++i) {
+    if (const auto format = parse_cache_format(argv[i])) only = *format;
+  }
   // The GPU's clock sinks under long products: those come last.
-  const std::vector<Shape> reads = {{16, 1, 1, 1024},   {16, 1, 1, 4096},   {16, 1, 1, 32768},
-                                    {16, 1, 1, 131072}, {16, 1, 4, 4096},   {16, 1, 16, 4096},
-                                    {16, 1, 64, 4096},  {16, 1, 128, 1024}, {16, 1, 128, 4096},
-                                    {16, 2, 1, 4096},   {16, 2, 128, 4096}, {128, 1, 1, 4096}};
-  const std::vector<Shape> more = {{16, 4, 1, 4096},  {64, 1, 1, 4096},   {64, 1, 1, 32768},
-                                   {128, 1, 1, 1024}, {128, 1, 1, 32768}, {128, 1, 1, 131072},
-                                   {128, 1, 4, 4096}, {128, 1, 16, 4096}, {128, 2, 1, 4096},
-                                   {128, 4, 1, 4096}, {32, 1, 128, 4096}, {64, 1, 128, 4096}};
+  const std::vector<Shape> reads = {
+      {16, 1, 1, 1024},   {16, 1, 1, 4096},   {16, 1, 1, 32768},  {16, 1, 1, 131072},
+      {16, 1, 4, 4096},   {16, 1, 16, 4096},  {16, 1, 64, 4096},  {16, 1, 128, 1024},
+      {16, 1, 128, 4096}, {16, 2, 1, 4096},   {16, 2, 128, 4096}, {128, 1, 1, 1024},
+      {128, 1, 1, 4096},  {128, 1, 1, 32768}, {128, 1, 16, 1024}, {128, 1, 128, 1024}};
+  const std::vector<Shape> more = {{16, 4, 1, 4096},    {64, 1, 1, 4096},  {64, 1, 1, 32768},
+                                   {128, 1, 1, 131072}, {128, 1, 4, 4096}, {128, 1, 16, 4096},
+                                   {128, 2, 1, 4096},   {128, 4, 1, 4096}, {32, 1, 128, 4096},
+                                   {64, 1, 128, 4096}};
   const std::vector<Shape> choices = {
       {16, 1, 1, 4096}, {16, 1, 1, 32768}, {16, 1, 16, 4096}, {16, 1, 128, 4096}};
   for (const CacheFormat format :
        {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+    if (only && *only != format) continue;
     const LatentLayout layout{.format = format};
     const DeviceArray<std::byte> pages = make_pages(layout);
     const auto line = [&](const std::string& operation, const Shape& shape, double us) {
@@ -216,6 +224,7 @@ void run(int argc, char** argv) {
     }
     measure_all({{128, 1, 128, 4096}});
   }
+  if (only) return;
   std::mt19937 random(3);
   const auto some = random_bf16(1 << 22, 0.6f, random);
   for (const Shape& shape : choices) {

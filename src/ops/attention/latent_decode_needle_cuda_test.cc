@@ -113,7 +113,7 @@ class Needle : public testing::TestWithParam<Case> {
       ++counts_[static_cast<size_t>(row)];
     }
     const int processors = num_multiprocessors();
-    const auto plan = plan_latent_decode(batch, problem.sequences, heads, processors, format);
+    const auto plan = plan_latent_decode(batch, problem.sequences, heads, processors);
     const DeviceArray<uint16_t> q_latent(q_latent_), q_rope(q_rope_), out(problem.rows() * kLatent);
     const DeviceArray<std::byte> its_pages(pages);
     const DeviceArray<int32_t> tables(problem.block_tables), first_part(plan.first_part);

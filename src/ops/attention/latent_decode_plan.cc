@@ -35,14 +35,13 @@ int32_t old_tiles(const PagedBatch& batch, int32_t sequence, int64_t begin, int6
 
 class Planner {
  public:
-  Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads,
-          CacheFormat format)
+  Planner(const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads)
       : batch_(batch) {
     int64_t most_rows = 0;
     for (const int32_t s : sequences) {
       most_rows = std::max<int64_t>(most_rows, int64_t{batch.num_queries(s)} * num_heads);
     }
-    plan_.tile_rows = latent_decode_tile_rows(most_rows, format);
+    plan_.tile_rows = latent_decode_tile_rows(most_rows);
     for (const int32_t s : sequences) {
       const int32_t rows = batch.num_queries(s) * num_heads;
       for (int32_t first = 0; first < rows; first += plan_.tile_rows) {
@@ -222,12 +221,11 @@ class Planner {
 // which wait for one another, are in as many blocks.
 class BatchInvariantPlanner {
  public:
-  BatchInvariantPlanner(const PagedBatch& batch, int num_heads, int num_multiprocessors,
-                        CacheFormat format)
+  BatchInvariantPlanner(const PagedBatch& batch, int num_heads, int num_multiprocessors)
       : batch_(batch),
         num_heads_(num_heads),
         num_blocks_(num_multiprocessors),
-        tile_rows_(std::min(latent_decode_tile_rows(num_heads, format), kBlockRows)) {
+        tile_rows_(std::min(latent_decode_tile_rows(num_heads), kBlockRows)) {
     const LatentDecodeScratch scratch = latent_decode_scratch(num_multiprocessors);
     most_slots_ = scratch.sums / (tile_rows_ * kLatent);
     most_weights_ = scratch.weights / tile_rows_;
@@ -315,18 +313,17 @@ LatentDecodeScratch latent_decode_scratch(int num_multiprocessors) {
   return {.sums = 2 * n * kBlockRows * kLatent, .weights = n * n * kBlockRows};
 }
 
-int latent_decode_tile_rows(int64_t most_rows, CacheFormat format) {
+int latent_decode_tile_rows(int64_t most_rows) {
   if (most_rows <= 16) return 16;
-  static_cast<void>(format);
   if (most_rows <= 32) return 32;
   return most_rows <= 64 ? 64 : 128;
 }
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
-                                    int num_heads, int num_multiprocessors, CacheFormat format) {
+                                    int num_heads, int num_multiprocessors) {
   FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
                num_heads, num_multiprocessors);
-  return Planner(batch, sequences, num_heads, format).make(num_multiprocessors);
+  return Planner(batch, sequences, num_heads).make(num_multiprocessors);
 }
 
 // Few enough that long contexts leave room for other sequences, and short ones are not cut for
@@ -344,11 +341,10 @@ int64_t most_batch_invariant_parts(int64_t row_tiles, int num_multiprocessors) {
 std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
                                                                  std::span<const int32_t> sequences,
                                                                  int num_heads,
-                                                                 int num_multiprocessors,
-                                                                 CacheFormat format) {
+                                                                 int num_multiprocessors) {
   FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
                num_heads, num_multiprocessors);
-  return BatchInvariantPlanner(batch, num_heads, num_multiprocessors, format).make(sequences);
+  return BatchInvariantPlanner(batch, num_heads, num_multiprocessors).make(sequences);
 }
 
 }  // namespace fathom::cuda

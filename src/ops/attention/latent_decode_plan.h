@@ -10,7 +10,6 @@
 #include <span>
 #include <vector>
 
-#include "cache/cache_format.h"
 #include "ops/attention/paged_batch.h"
 
 namespace fathom::cuda {
@@ -58,21 +57,21 @@ LatentDecodeScratch latent_decode_scratch(int num_multiprocessors);
 
 // The most rows that a tile has, so that a batch of up to `most_rows` query rows a sequence
 // (tokens x heads) has the same kernel, whatever its lengths.
-int latent_decode_tile_rows(int64_t most_rows, CacheFormat format = CacheFormat::kBF16);
+int latent_decode_tile_rows(int64_t most_rows);
 
 // For the sequences listed (indices into the batch), each with at least one new token. Every block
 // gets about as many key tiles; a row tile is cut no more than that needs. Depends on all lengths
 // of the batch: the same batch has the same plan.
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
-                                    int num_heads, int num_multiprocessors,
-                                    CacheFormat format = CacheFormat::kBF16);
+                                    int num_heads, int num_multiprocessors);
 
 // The same, but so that a token's bits depend on the keys that it sees alone: each token has row
 // tiles of its own, and how they are cut is said by its position. Several plans, to be launched one
 // after the other, where their parts do not find room in the scratch memory together.
-std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(
-    const PagedBatch& batch, std::span<const int32_t> sequences, int num_heads,
-    int num_multiprocessors, CacheFormat format = CacheFormat::kBF16);
+std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
+                                                                 std::span<const int32_t> sequences,
+                                                                 int num_heads,
+                                                                 int num_multiprocessors);
 
 // Parts of such a row tile of so many pages; and the most that one of those plans has, of so many
 // row tiles of 16 rows.
