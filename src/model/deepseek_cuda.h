@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "cache/cache_format.h"
 #include "model/attention_plan.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
