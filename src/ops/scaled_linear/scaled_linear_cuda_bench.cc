@@ -1,6 +1,6 @@
 // Products of e4m3 with scales, and the quantisation before them: time of a launch in a CUDA graph
-// of some that take other operands each, more than the L2 holds together. Long products heat the
-// GPU, which then clocks lower: shapes take turns, three times, and the median counts.
+// of some that take other operands each, more than the L2 holds together; the median of three. Long
+// products heat the GPU, which then clocks lower for a while: few rows come first.
 //
 //   scaled_linear_cuda_bench [--json] [--plans]
 //
@@ -211,8 +211,8 @@ std::string times_of_plans(const Memory& memory, const Matrix& matrix, int rows)
 }
 
 void products(const Memory& memory, bool plans, Table& table) {
-  for (const Matrix& matrix : kMatrices) {
-    for (const int rows : {1, 16, 32, 64, 128, 512, 1024, 4096}) {
+  for (const int rows : {1, 16, 32, 64, 128, 512, 1024, 4096}) {
+    for (const Matrix& matrix : kMatrices) {
       std::string more;
       if (plans && rows <= kFewScaledRows) more += times_of_plans(memory, matrix, rows);
       if (plans && rows >= 32) more += times_of_tiles(memory, matrix, rows);
