@@ -63,8 +63,7 @@ std::vector<double> measure(const Checkpoint& checkpoint) {
        .num_multiprocessors = (*model)->num_multiprocessors(),
        .shape = {config.kv_lora_rank, config.qk_rope_dim, config.qk_nope_dim, config.v_dim},
        .policy = gpu_attention_policy(),
-       .most_keys = kMostRows,
-       .cache_format = rows.format});
+       .most_keys = kMostRows});
   std::vector<double> times(std::size(kWorks));
   // Twice: a device that was idle while the weights were made takes a while to its clock's rate.
   for (int pass = 0; pass < 2; ++pass) {
