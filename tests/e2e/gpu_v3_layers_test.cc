@@ -41,8 +41,7 @@ std::vector<float> on_gpu(cuda::DeepSeekModel& model, const ForwardBatch& batch,
        .num_multiprocessors = model.num_multiprocessors(),
        .shape = {config.kv_lora_rank, config.qk_rope_dim, config.qk_nope_dim, config.v_dim},
        .policy = {.form = form},
-       .most_keys = cuda::MhaPrefillTile::kKeys,
-       .cache_format = format});
+       .most_keys = cuda::MhaPrefillTile::kKeys});
   cuda::StepLayout layout;
   planner.plan(batch, kTokens, layout);
   const cuda::DeviceArray<std::byte> arrays(layout.memory);
