@@ -182,10 +182,11 @@ TEST_P(Needle, IsFoundAsInDoublePrecision) {
   }
   EXPECT_LT(least, 0.6);
   EXPECT_GT(most, 0.99);
-  // With one value in e4m3 for a query's element the needle's score is off by a hundredth or two.
-  const bool is_rough = GetParam().format != CacheFormat::kBF16 && GetParam().heads > 32;
-  EXPECT_LE(worst_error, is_rough ? 5e-2 : 4e-3);
-  EXPECT_LE(worst_share, is_rough ? 3e-2 : 4e-3);
+  // Products of e4m3 sum in some 14 bits, so that the needle's score is off by up to a hundredth;
+  // with one value for a query's element, in row tiles of 64, by three.
+  const bool in_e4m3 = GetParam().format != CacheFormat::kBF16, one_term = GetParam().heads > 32;
+  EXPECT_LE(worst_error, !in_e4m3 ? 4e-3 : one_term ? 5e-2 : 2e-2);
+  EXPECT_LE(worst_share, !in_e4m3 ? 4e-3 : one_term ? 3e-2 : 1e-2);
   RecordProperty("worst_error", std::to_string(worst_error));
   RecordProperty("worst_share", std::to_string(worst_share));
   RecordProperty("shares", std::to_string(least) + " to " + std::to_string(most));
