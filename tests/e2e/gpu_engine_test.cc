@@ -57,8 +57,8 @@ void expect_parted_at_ties_only(const std::vector<Answer>& actual,
   std::printf("%zu of %zu answers are the same, %zu part at a tie at most\n", same, expected.size(),
               close);
   EXPECT_GE(close, expected.size() * 95 / 100);
-  // Where a sum's last bits decide how an activation is rounded to e4m3, they decide more than a tie:
-  // about half of the answers part somewhere, of those in bf16 one in ten.
+  // Where a sum's last bits decide how an activation is rounded to e4m3, they decide more than a
+  // tie: about half of the answers part somewhere, of those in bf16 one in ten.
   EXPECT_GE(same, expected.size() * 40 / 100);
 }
 
