@@ -214,54 +214,30 @@ __device__ inline void mma_64_e4m3(float (&d)[96], uint64_t a, uint64_t b, int a
 // A thread's values of A [64, 16], two a register: of row 16 * warp + lane / 4 columns 2 (lane % 4)
 // and the next in a0, the same 8 columns further in a2; of 8 rows further in a1 and a3. So what D
 // gave, packed in pairs, is A: elements 8 t to 8 t + 7 are a0 to a3 of step t.
-enum class Half { kF16, kBF16 };  // of A and B
-
-template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[8], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
-  if constexpr (kType == Half::kF16) {
-    FATHOM_MMA_REGISTERS(16, "f16", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13, 14);
-  } else {
-    FATHOM_MMA_REGISTERS(16, "bf16", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13, 14);
-  }
+  FATHOM_MMA_REGISTERS(16, "bf16", FATHOM_N8, FATHOM_D8(0), 8, 9, 10, 11, 12, 13, 14);
 }
-template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[16], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
-  if constexpr (kType == Half::kF16) {
-    FATHOM_MMA_REGISTERS(32, "f16", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21, 22);
-  } else {
-    FATHOM_MMA_REGISTERS(32, "bf16", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21, 22);
-  }
+  FATHOM_MMA_REGISTERS(32, "bf16", FATHOM_N16, FATHOM_D16(0), 16, 17, 18, 19, 20, 21, 22);
 }
-template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
-  if constexpr (kType == Half::kF16) {
-    FATHOM_MMA_REGISTERS(64, "f16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
-  } else {
-    FATHOM_MMA_REGISTERS(64, "bf16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
-  }
+  FATHOM_MMA_REGISTERS(64, "bf16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
 }
-template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
-  if constexpr (kType == Half::kF16) {
-    FATHOM_MMA_REGISTERS(128, "f16", FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68, 69, 70);
-  } else {
-    FATHOM_MMA_REGISTERS(128, "bf16", FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68, 69, 70);
-  }
+  FATHOM_MMA_REGISTERS(128, "bf16", FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68, 69, 70);
 }
-template <Half kType = Half::kBF16, KAlong kB = KAlong::kColumns>
+template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
-  if constexpr (kType == Half::kF16) {
-    FATHOM_MMA_REGISTERS(256, "f16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133,
-                         134);
-  } else {
-    FATHOM_MMA_REGISTERS(256, "bf16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133,
-                         134);
-  }
+  FATHOM_MMA_REGISTERS(256, "bf16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133, 134);
 }
 
 // e4m3 or e5m2 times e4m3, A [64, 32]: of row 16 * warp + lane / 4 columns 4 (lane % 4) to 3

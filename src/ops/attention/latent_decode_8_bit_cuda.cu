@@ -466,8 +466,8 @@ class PartAttention {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (Row::kRopeIsBf16) {
-        mma_64<Half::kBF16>(sums, a[step][0], a[step][1], a[step][2], a[step][3],
-                            query_at(Shared::kRopeBox, step * 32), step > 0);
+        mma_64(sums, a[step][0], a[step][1], a[step][2], a[step][3],
+               query_at(Shared::kRopeBox, step * 32), step > 0);
       } else {
 #pragma unroll
         for (int term = 0; term < kTerms; ++term) {

@@ -428,9 +428,9 @@ class Attention {
     mma_fence();
 #pragma unroll
     for (int k = 0; k < kKeys / kK; ++k) {
-      mma_64<Half::kBF16, KAlong::kRows>(out_, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
-                                         packed[4 * k + 3], moved(values_, at_values(kGroup, k)),
-                                         page > 0 || k > 0);
+      mma_64<KAlong::kRows>(out_, packed[4 * k], packed[4 * k + 1], packed[4 * k + 2],
+                            packed[4 * k + 3], moved(values_, at_values(kGroup, k)),
+                            page > 0 || k > 0);
     }
     mma_commit();
     mma_wait();

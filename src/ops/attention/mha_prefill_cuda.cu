@@ -334,9 +334,9 @@ class Attention {
     const uint64_t values = moved(values_, stage * (kVBoxes * kKeyBoxBytes));
 #pragma unroll
     for (int i = 0; i < kKeys / kK; ++i) {
-      mma_64<Half::kBF16, KAlong::kRows>(out_, probabilities_[4 * i], probabilities_[4 * i + 1],
-                                         probabilities_[4 * i + 2], probabilities_[4 * i + 3],
-                                         moved(values, i * kK * 128), i == 0 ? add : 1);
+      mma_64<KAlong::kRows>(out_, probabilities_[4 * i], probabilities_[4 * i + 1],
+                            probabilities_[4 * i + 2], probabilities_[4 * i + 3],
+                            moved(values, i * kK * 128), i == 0 ? add : 1);
     }
   }
 
