@@ -5,6 +5,7 @@
 
 #include "cache/latent_layout.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/load_plan.h"
 
 namespace fathom {
 
