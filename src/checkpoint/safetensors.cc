@@ -28,30 +28,6 @@ std::optional<DType> dtype_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::string_view published_name(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "F32";
-    case DType::kBF16:
-      return "BF16";
-    case DType::kF16:
-      return "F16";
-    case DType::kF8E4M3:
-      return "F8_E4M3";
-    case DType::kF8E5M2:
-      return "F8_E5M2";
-    case DType::kF8E8M0:
-      return "F8_E8M0";
-    case DType::kI32:
-      return "I32";
-    case DType::kI64:
-      return "I64";
-    case DType::kU8:
-      return "U8";
-  }
-  return "?";
-}
-
 std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
@@ -276,6 +252,30 @@ Result<> check_coverage(const SafetensorsHeader& tensors, int64_t data_bytes,
 }
 
 }  // namespace
+
+std::string_view published_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    case DType::kF8E4M3:
+      return "F8_E4M3";
+    case DType::kF8E5M2:
+      return "F8_E5M2";
+    case DType::kF8E8M0:
+      return "F8_E8M0";
+    case DType::kI32:
+      return "I32";
+    case DType::kI64:
+      return "I64";
+    case DType::kU8:
+      return "U8";
+  }
+  return "?";
+}
 
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                                    std::string_view source) {

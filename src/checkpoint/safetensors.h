@@ -27,6 +27,9 @@ inline constexpr size_t kMaxTensorNameBytes = 512;
 // The largest published model has 140,000 tensors in all its files together.
 inline constexpr size_t kMaxTensorsInFile = 250'000;
 
+// A type as headers spell it: "F8_E4M3".
+std::string_view published_name(DType dtype);
+
 struct SafetensorsEntry {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;  // empty: a scalar

@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/safetensors.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/graph_timer.h"
 #include "device/cuda/pinned_array.h"
@@ -57,10 +58,6 @@ struct Shard {
   int64_t bytes = 0;         // of tensors
 };
 
-const char* stored_name(DType type) {
-  return type == DType::kF8E4M3 ? "F8_E4M3" : type == DType::kF32 ? "F32" : "BF16";
-}
-
 // The tensors of the checkpoint in the order of their names, as published ones have them.
 std::vector<Shard> plan_shards(const Checkpoint& shape, const std::string& folder) {
   std::vector<Shard> shards;
@@ -82,7 +79,7 @@ std::vector<Shard> plan_shards(const Checkpoint& shape, const std::string& folde
     }
     Shard& shard = shards.back();
     entries += fmt::format(R"({}"{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                           entries.empty() ? "" : ",", name, stored_name(entry.dtype),
+                           entries.empty() ? "" : ",", name, published_name(entry.dtype),
                            fmt::join(entry.shape, ","), shard.bytes, shard.bytes + entry.bytes);
     index += fmt::format(R"({}"{}":"{}")", index.empty() ? "" : ",", name,
                          fs::path(shard.path).filename().string());

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/math.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/test_files.h"
 #include "tensor/quantize_weight.h"
 #include "tensor/scaled_matrix.h"
@@ -343,21 +344,6 @@ constexpr const char* kRow =
           "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
                                 "dynamic": true}}}})";
 
-std::string stored_name(DType type) {
-  switch (type) {
-    case DType::kF32:
-      return "F32";
-    case DType::kBF16:
-      return "BF16";
-    case DType::kF16:
-      return "F16";
-    case DType::kF8E8M0:
-      return "F8_E8M0";
-    default:
-      return "F8_E4M3";
-  }
-}
-
 // Random numbers of a type.
 std::string random_bytes(DType type, int64_t count, bool scale, std::mt19937& random) {
   std::normal_distribution<float> normal;
@@ -391,8 +377,8 @@ Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
     auto stored_shape = entry.shape;
     // As it is published.
     if (name.ends_with("input_scale")) stored_shape.clear();
-    tensors.push_back(
-        {name, stored_name(type), stored_shape, random_bytes(type, count, scale, random)});
+    tensors.push_back({name, std::string(published_name(type)), stored_shape,
+                       random_bytes(type, count, scale, random)});
   }
   folder.write("model.safetensors", shard_of(tensors));
   auto opened = Checkpoint::open(folder.path());
@@ -540,7 +526,7 @@ TEST(Weights, AreNotQuantisedWhereOneIsNotFinite) {
     }
     std::string data = bytes_of(values);
     if (wide) data = bytes_of(std::vector<float>(values.size(), 0.5f));
-    tensors.push_back({name, stored_name(entry.dtype), entry.shape, data});
+    tensors.push_back({name, std::string(published_name(entry.dtype)), entry.shape, data});
   }
   folder.write("model.safetensors", shard_of(tensors));
   const auto checkpoint = Checkpoint::open(folder.path());

@@ -14,12 +14,23 @@
 namespace fathom {
 namespace {
 
-GpuRunnerOptions deterministic_options() {
-  GpuRunnerOptions options = gpu_options();
-  options.max_num_seqs = 128;
-  options.deterministic = true;
-  options.expanded_keys = 1024;  // long prompts take several passes
-  return options;
+// Of products: the checkpoint's FP8 in e4m3, or multiplied out to bf16.
+class GpuDeterministic : public testing::TestWithParam<StoredFp8> {
+ protected:
+  static GpuRunnerOptions deterministic_options() {
+    GpuRunnerOptions options = gpu_options();
+    options.max_num_seqs = 128;
+    options.deterministic = true;
+    options.expanded_keys = 1024;  // long prompts take several passes
+    options.stored_fp8 = GetParam();
+    return options;
+  }
+};
+
+constexpr auto kProducts = {StoredFp8::kKept, StoredFp8::kExpandedToBF16};
+
+std::string name_of_products(const testing::TestParamInfo<StoredFp8>& info) {
+  return info.param == StoredFp8::kKept ? "E4m3" : "Bf16";
 }
 
 template <typename T>
@@ -92,7 +103,7 @@ void expect_equal(const std::vector<Answer>& actual, const std::vector<Answer>& 
   }
 }
 
-TEST(GpuDeterministic, ARequestAmongOthersAnswersAsAlone) {
+TEST_P(GpuDeterministic, ARequestAmongOthersAnswersAsAlone) {
   std::mt19937 random(21);
   Request needle;
   needle.prompt_ids.resize(2500);  // cut by position; several launches
@@ -114,7 +125,7 @@ TEST(GpuDeterministic, ARequestAmongOthersAnswersAsAlone) {
 
 // A load on engines that do all there is to do with sequences and pages, against a plain one that
 // answers one request after the other.
-TEST(GpuDeterministic, RandomLoadsAnswerAsAlone) {
+TEST_P(GpuDeterministic, RandomLoadsAnswerAsAlone) {
   std::mt19937 random(22);
   const auto requests = random_requests(random, 150, 60);
   const auto expected =
@@ -140,7 +151,7 @@ TEST(GpuDeterministic, RandomLoadsAnswerAsAlone) {
 }
 
 // Half of the requests are aborted; the others do not notice.
-TEST(GpuDeterministic, AbortsChangeNoOtherAnswer) {
+TEST_P(GpuDeterministic, AbortsChangeNoOtherAnswer) {
   std::mt19937 random(23);
   auto kept = random_requests(random, 60, 60);
   const auto expected = answers(*make_engine(deterministic_options(), {}), kept, false);
@@ -165,8 +176,13 @@ TEST(GpuDeterministic, AbortsChangeNoOtherAnswer) {
   EXPECT_EQ(engine->stats().pages_used, 0);
 }
 
+INSTANTIATE_TEST_SUITE_P(Products, GpuDeterministic, testing::ValuesIn(kProducts),
+                         name_of_products);
+
+class GpuStep : public testing::TestWithParam<StoredFp8> {};
+
 // Without it the same batch has the same bits each time.
-TEST(GpuStep, FiftyRunsOfABatchGiveTheSameBits) {
+TEST_P(GpuStep, FiftyRunsOfABatchGiveTheSameBits) {
   std::mt19937 random(24);
   ForwardBatch batch;
   batch.max_pages = 8;
@@ -192,6 +208,7 @@ TEST(GpuStep, FiftyRunsOfABatchGiveTheSameBits) {
   }
   GpuRunnerOptions options = gpu_options();
   options.max_batched_tokens = 8192;
+  options.stored_fp8 = GetParam();
   const auto runner = on_gpu(options);
   ASSERT_LE(batch.num_rows(), options.max_batched_tokens);
   std::vector<SampledToken> first;
@@ -206,6 +223,8 @@ TEST(GpuStep, FiftyRunsOfABatchGiveTheSameBits) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Products, GpuStep, testing::ValuesIn(kProducts), name_of_products);
 
 }  // namespace
 }  // namespace fathom

@@ -37,8 +37,8 @@ GpuRunnerOptions gpu_options() {
   return options;
 }
 
-std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options) {
-  auto runner = create_gpu_runner(bundled_checkpoint(), options);
+std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options, const Checkpoint& checkpoint) {
+  auto runner = create_gpu_runner(checkpoint, options);
   FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
   return std::move(*runner);
 }

@@ -18,7 +18,9 @@ const Checkpoint& bundled_checkpoint();
 std::shared_ptr<const Tokenizer> bundled_tokenizer();
 
 GpuRunnerOptions gpu_options();
-std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options);
+// The bundled model, or another.
+std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options,
+                               const Checkpoint& checkpoint = bundled_checkpoint());
 std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine);
 
 // All that the events of one choice said.

@@ -7,6 +7,7 @@
 #include "checkpoint/quantize_checkpoint.h"
 #include "checkpoint/test_files.h"
 #include "e2e/golden.h"
+#include "e2e/static_activations.h"
 
 namespace fathom {
 namespace {
@@ -53,6 +54,20 @@ TEST(QuantizedModel, OfflineAndWhileLoadingAreTheSameBits) {
       EXPECT_GT(cosine(stored, quantized), 0.98) << name;
     }
   }
+}
+
+// What the tests on a GPU run: the trained model, whose activations' scales are not used here.
+TEST(QuantizedModel, AScaleAMatrixIsNearToBlocks) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  const TestFolder folder;
+  write_static_activations(*checkpoint, folder.path());
+  const std::vector<TestSequence> text{{{100, 2000, 5, 77, 4000, 321, 9, 1234}, {1 << 20}}};
+  const auto logits = [&](const std::string& directory) {
+    return ModelHarness(directory, {.compute = DType::kF32, .attention = {}}, CacheFormat::kF32)
+        .run(text)[0];
+  };
+  EXPECT_GT(cosine(logits(folder.path()), logits(bundled_model())), 0.99);
 }
 
 }  // namespace

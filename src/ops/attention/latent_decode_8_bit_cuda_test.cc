@@ -53,6 +53,15 @@ TEST(LatentDecode8BitShort, EqualsTheCpu) {
   }
 }
 
+// Some of it, which is what racecheck takes a minute for: a part alone, and two that are joined.
+class LatentDecode8BitPages : public testing::TestWithParam<int> {};
+
+TEST_P(LatentDecode8BitPages, EqualTheCpu) {
+  for (const CacheFormat format : kFormats) compare(format, GetParam(), {140}, {1}, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Heads, LatentDecode8BitPages, testing::Values(16, 32, 64));
+
 TEST(LatentDecode8BitBatch, MoreSequencesThanMultiprocessors) {
   std::mt19937 random(5);
   std::vector<int32_t> lens(300), queries(300, 1);

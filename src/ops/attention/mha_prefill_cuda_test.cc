@@ -233,6 +233,9 @@ TEST(MhaPrefill, OneSequenceOfAnyLength) {
   }
 }
 
+// What racecheck takes a minute for.
+TEST(MhaPrefill, OneTileAfterACachedPrefix) { compare(1, {{70, 140}}); }
+
 TEST(MhaPrefill, NewTokensAfterACachedPrefix) {
   for (const int32_t queries : {1, 60, 128, 200}) {
     for (const int32_t before : {1, 63, 64, 65, 128, 700})

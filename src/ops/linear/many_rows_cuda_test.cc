@@ -166,6 +166,12 @@ INSTANTIATE_TEST_SUITE_P(Fp32, ManyRows,
                                          Case{257, 1000, 2048, 1, DType::kF32},
                                          Case{512, 8192, 256, 1, DType::kF32}));
 
+// What racecheck takes a minute for.
+TEST(ManyRowsShort, EqualsDoublePrecision) {
+  const Product product({65, 72, 64});
+  product.compare(product.run(&many_rows_tiles().front()));
+}
+
 TEST(ManyRowsRepeat, SameBitsTwentyTimes) {
   const Product product({777, 3648, 2048});
   const auto first = product.run(nullptr);

@@ -132,6 +132,9 @@ TEST(OneRow, EqualsDoublePrecisionOnModelsShapes) {
   }
 }
 
+// What racecheck takes a minute for.
+TEST(OneRow, OfFewColumns) { compare({.shape = {72, 192}}, 5, 1); }
+
 TEST(OneRow, GivesTheSameBitsAgain) { compare({.shape = {3648, 2048}}, 7, 50); }
 
 }  // namespace

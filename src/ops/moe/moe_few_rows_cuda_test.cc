@@ -271,6 +271,23 @@ TEST(MoeFewRows, EveryPlanEqualsTheHost) {
   }
 }
 
+// What racecheck takes a minute for.
+TEST(MoeFewRows, ThreeTokensEqualTheHost) {
+  const MoeShape shape = {64, 4, 2, 64, 64};
+  std::mt19937 random(8);
+  const Weights weights = random_weights(shape, random);
+  const Tokens tokens = random_tokens(shape, 3, 4, random);
+  expect_equal(OnHost(weights), tokens, OnGpu(weights).run<float>(tokens), 1);
+}
+
+TEST(MoeOneRow, OfFewColumnsEqualsTheHost) {
+  const MoeShape shape = {64, 4, 2, 64, 64};
+  std::mt19937 random(8);
+  const Weights weights = random_weights(shape, random);
+  const Tokens tokens = random_tokens(shape, 1, 4, random);
+  expect_equal(OnHost(weights), tokens, OnGpu(weights).run<float>(tokens, {.one_row = true}), 1);
+}
+
 TEST(MoeFewRows, GivesTheSameBitsAgain) {
   const MoeShape shape = {512, 64, 6, 256, 512};
   std::mt19937 random(11);
