@@ -39,29 +39,22 @@
 
 #include <algorithm>
 
-#include "device/cuda/cluster.cuh"
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
-#include "device/cuda/tensor_map.h"
 #include "ops/linear/few_rows_cuda.h"
-#include "ops/linear/weight_stream_cuda.cuh"
-#include "ops/moe/expert_tiles_cuda.cuh"
 #include "ops/moe/moe_few_rows_cuda.h"
+#include "ops/moe/moe_few_rows_products_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
 
-constexpr int kWarpgroupThreads = 128;
-constexpr int kMaxStages = 16;
-constexpr int kRowBytes = kStageHalves * kGroupBytes;  // of 8 rows, in a stage
-constexpr int kPairBytes = 2 * kRowBytes;              // of 8 rows of gate and 8 of up
-constexpr int kWarpgroupPairs = 4;
-constexpr int kPairMaps = 4;         // boxes of 1, 2, 4 or 8 pairs of 8 rows
-constexpr int kWholeTile = 1 << 20;  // a piece may be as long as its tile
+using namespace few_tokens;
+
 enum NamedBarrier { kAll, kMultiplying, kCopying, kGrouping };
-enum Phase { kShared, kRouted, kNumPhases };  // of activations
 
 struct Arguments {
+  static constexpr int kStageColumns = kStageHalves * 64, kRunUnits = 1;
+
   const __nv_bfloat16* x;
   const int32_t* expert_ids;
   const float* expert_weights;
@@ -72,23 +65,7 @@ struct Arguments {
   int32_t splits, clusters, hidden_groups;  // hidden_groups: of a cluster, at most
   int32_t stages, stage_bytes, token_groups;
   bool f32;
-
-  __device__ int num_pairs() const { return rows * experts_per_token; }
-  __device__ int token_bytes() const { return token_groups * kRowBytes; }
-  __device__ int num_shared_tiles() const {
-    return shared_inter == 0 ? 0 : (rows + kTileTokens - 1) / kTileTokens;
-  }
-  __device__ int inter_of(Phase phase) const { return phase == kShared ? shared_inter : inter; }
 };
-
-struct Maps {
-  CUtensorMap gate_up[kNumPhases][kPairMaps];
-  CUtensorMap down[kNumPhases][2];  // boxes of hidden_groups groups of rows, and of one less
-};
-
-__device__ constexpr int stages_of(int columns) {
-  return (columns + kStageColumns - 1) / kStageColumns;
-}
 
 struct Tables {
   uint64_t arrived[kMaxStages], read[kMaxStages];
@@ -103,113 +80,7 @@ struct Tables {
   }
 };
 
-// A block's part in the second phase.
-struct DownShare {
-  int rank, first_group, num_groups;  // of 8 hidden columns; num_groups 0: none
-
-  __device__ explicit DownShare(const Arguments& a) {
-    const int cluster = blockIdx.x / a.splits, groups = a.hidden / kGroupRows;
-    rank = blockIdx.x % a.splits;
-    first_group = groups * cluster / a.clusters;
-    num_groups = cluster < a.clusters ? groups * (cluster + 1) / a.clusters - first_group : 0;
-  }
-};
-
-// The work in the order in which all of a block's warps go through it.
-class Work {
- public:
-  __device__ Work(const Arguments& a, Tables& tables, int most_pairs)
-      : a_(a), tables_(tables), most_pairs_(most_pairs), share_(a) {}
-
-  // Routed: only when the lists are made.
-  __device__ Walk gate_up(Phase phase) const {
-    return {num_tiles(phase), max(a_.inter_of(phase) / kGroupRows, 1), most_pairs_,
-            static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
-  }
-  __device__ Walk down(Phase phase) const {
-    return {share_.num_groups == 0 ? 0 : num_tiles(phase), max(stages_of(a_.inter_of(phase)), 1),
-            kWholeTile, share_.rank, a_.splits};
-  }
-  __device__ TokenTile tile(Phase phase, const Piece& piece) const {
-    if (phase == kRouted) return tables_.experts.tiles[piece.tile];
-    const int first = piece.tile * kTileTokens;
-    return {first, 0, static_cast<int16_t>(min(kTileTokens, a_.rows - first))};
-  }
-  __device__ void wait_for_lists(int of) const { barrier_wait(&tables_.listed[of], 0); }
-  __device__ const DownShare& share() const { return share_; }
-
- private:
-  __device__ int num_tiles(Phase phase) const {
-    return phase == kShared ? a_.num_shared_tiles() : tables_.experts.num_tiles;
-  }
-
-  const Arguments& a_;
-  Tables& tables_;
-  const int most_pairs_;
-  const DownShare share_;
-};
-
-// ---- weights: one thread
-
-class WeightCopies {
- public:
-  __device__ WeightCopies(uint8_t* ring, Tables& tables, const Work& work, const Arguments& a)
-      : ring_(ring), tables_(tables), work_(work), a_(a) {}
-
-  __device__ void gate_up(Phase phase, const CUtensorMap* maps) {
-    Piece piece;
-    for (Walk walk = work_.gate_up(phase); walk.next(piece);) {
-      const int first = work_.tile(phase, piece).expert * (2 * a_.inter / kGroupRows) + piece.first;
-      for (int k = 0; k < stages_of(a_.hidden); ++k) {
-        uint64_t* arrived = begin_stage(piece.count * kPairBytes);
-        int done = 0;
-        for (int size = kPairMaps - 1; size >= 0; --size) {
-          if ((piece.count >> size & 1) == 0) continue;
-          copy_box_under(policy_, weights() + done * kPairBytes, &maps[size], arrived, 0, 0,
-                         k * kStageHalves, 0, first + done);
-          done += 1 << size;
-        }
-        end_stage();
-      }
-    }
-  }
-
-  __device__ void down(Phase phase, const CUtensorMap* maps) {
-    const DownShare& share = work_.share();
-    Piece piece;
-    for (Walk walk = work_.down(phase); walk.next(piece);) {
-      const int row = work_.tile(phase, piece).expert * a_.hidden + share.first_group * kGroupRows;
-      for (int k = 0; k < piece.count; ++k) {
-        uint64_t* arrived = begin_stage(share.num_groups * kRowBytes);
-        copy_box_under(policy_, weights(), &maps[share.num_groups == a_.hidden_groups ? 0 : 1],
-                       arrived, 0, row, (piece.first + k) * kStageHalves);
-        end_stage();
-      }
-    }
-  }
-
- private:
-  __device__ uint64_t* begin_stage(int bytes) {
-    if (done_ >= a_.stages) barrier_wait(&tables_.read[at_.stage], at_.parity ^ 1);
-    barrier_expect(&tables_.arrived[at_.stage], bytes);
-    return &tables_.arrived[at_.stage];
-  }
-  __device__ uint8_t* weights() const {
-    return ring_ + at_.stage * a_.stage_bytes + a_.token_bytes();
-  }
-  __device__ void end_stage() {
-    ++done_;
-    at_.advance(a_.stages);
-  }
-
-  uint8_t* const ring_;
-  Tables& tables_;
-  const Work& work_;
-  const Arguments& a_;
-  const uint64_t policy_ = read_once_policy();
-  RingPosition at_;
-  int done_ = 0;
-};
+using FewRowsWork = Work<Arguments, Tables>;
 
 // ---- tokens: one warpgroup
 //
@@ -217,7 +88,7 @@ class WeightCopies {
 
 class TokenCopies {
  public:
-  __device__ TokenCopies(uint8_t* ring, Tables& tables, const Work& work, const Arguments& a)
+  __device__ TokenCopies(uint8_t* ring, Tables& tables, const FewRowsWork& work, const Arguments& a)
       : ring_(shared_address(ring)),
         tables_(tables),
         work_(work),
@@ -229,8 +100,8 @@ class TokenCopies {
     Piece piece;
     for (Walk walk = work_.gate_up(phase); walk.next(piece);) {
       const TokenTile tile = work_.tile(phase, piece);
-      const uint16_t* sorted = tables_.sorted(a_.num_pairs());
-      copy(tile.count, 0, stages_of(a_.hidden), a_.hidden, [&](int row) {
+      const uint16_t* sorted = tables_.sorted(num_pairs(a_));
+      copy(tile.count, 0, stages_of<Arguments>(a_.hidden), a_.hidden, [&](int row) {
         const int place = tile.first + row;
         const int token = phase == kShared ? place : sorted[place] / a_.experts_per_token;
         return a_.x + static_cast<int64_t>(token) * a_.hidden;
@@ -239,11 +110,11 @@ class TokenCopies {
   }
 
   __device__ void down(Phase phase) {
-    const int inter = a_.inter_of(phase);
+    const int inter = inter_of(a_, phase);
     Piece piece;
     for (Walk walk = work_.down(phase); walk.next(piece);) {
       const TokenTile tile = work_.tile(phase, piece);
-      copy(tile.count, piece.first * kStageColumns, piece.count, inter, [&](int row) {
+      copy(tile.count, piece.first * Arguments::kStageColumns, piece.count, inter, [&](int row) {
         return a_.activations[phase] + static_cast<int64_t>(tile.first + row) * inter;
       });
     }
@@ -275,7 +146,7 @@ class TokenCopies {
         ring_ + chunk_ / 8 * (a_.token_groups * kGroupBytes) + swizzled_chunk(row_, chunk_ % 8);
     for (int k = 0; k < num_stages; ++k) {
       if (done_ >= a_.stages) barrier_wait(&tables_.read[at_.stage], at_.parity ^ 1);
-      const int column = first_column + k * kStageColumns + chunk_ * 8;
+      const int column = first_column + k * Arguments::kStageColumns + chunk_ * 8;
       const bool exists = column < columns;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -291,7 +162,7 @@ class TokenCopies {
 
   const uint32_t ring_;
   Tables& tables_;
-  const Work& work_;
+  const FewRowsWork& work_;
   const Arguments& a_;
   const int chunk_, row_;
   RingPosition at_;
@@ -300,32 +171,13 @@ class TokenCopies {
 
 // ---- products
 
-__device__ float swiglu(float gate, float up) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  return gate / (1 + exp2_fast(-gate * kLog2E)) * up;
-}
-
-// Calls f with the number of columns of the smallest instruction that takes so many tokens.
-template <typename F>
-__device__ void with_columns(int tokens, F&& f) {
-  if (tokens <= 8) {
-    f.template operator()<8>();
-  } else if (tokens <= 16) {
-    f.template operator()<16>();
-  } else if (tokens <= 32) {
-    f.template operator()<32>();
-  } else {
-    f.template operator()<64>();
-  }
-}
-
 template <int kWarpgroups>
 class Products {
  public:
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;
   static constexpr int kStride = moe_sum_bytes(kWarpgroups) / 4;  // of a row of sums
 
-  __device__ Products(const uint8_t* ring, float* sums, Tables& tables, const Work& work,
+  __device__ Products(const uint8_t* ring, float* sums, Tables& tables, const FewRowsWork& work,
                       const Arguments& a)
       : ring_(shared_address(ring)),
         sums_(sums),
@@ -361,34 +213,7 @@ class Products {
     }
   }
 
-  // This block's share of the cluster's rows and columns, when all blocks of the cluster have
-  // their sums.
-  __device__ void write_out() const {
-    const DownShare& share = work_.share();
-    const int vectors = 2 * share.num_groups;  // of four columns, in a row
-    const int all = a_.rows * vectors, end = all * (share.rank + 1) / a_.splits;
-    for (int i = all * share.rank / a_.splits + threadIdx.x; i < end; i += kThreads) {
-      const int row = i / vectors, column = i % vectors * 4;
-      const uint32_t address = shared_address(sums_ + row * kStride + column);
-      float4 sum = make_float4(0, 0, 0, 0);
-      for (int block = 0; block < a_.splits; ++block) {
-        const float4 part = load_from_block(address_in_block(address, block));
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-      }
-      const int64_t at = static_cast<int64_t>(row) * a_.hidden + share.first_group * 8 + column;
-      if (a_.f32) {
-        *reinterpret_cast<float4*>(static_cast<float*>(a_.out) + at) = sum;
-      } else {
-        *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a_.out) + at) =
-            make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
-      }
-    }
-  }
-
  private:
-  // The token of a thread's i-th column.
-  __device__ int column_of(int i) const { return i / 2 * 8 + 2 * (lane_ % 4) + i % 2; }
-
   template <int kColumns>
   __device__ void multiply(float (&d)[kColumns / 2], int num_stages, const StageOperand& weights) {
     multiply_tile<kColumns, true>(
@@ -403,24 +228,25 @@ class Products {
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       weight[i] = 1;
-      if (phase == kRouted && column_of(i) < tile.count) {
-        weight[i] = a_.expert_weights[tables_.sorted(a_.num_pairs())[tile.first + column_of(i)]];
+      if (phase == kRouted && column_of(lane_, i) < tile.count) {
+        weight[i] =
+            a_.expert_weights[tables_.sorted(num_pairs(a_))[tile.first + column_of(lane_, i)]];
       }
     }
     float d[kColumns / 2];
-    multiply<kColumns>(d, stages_of(a_.hidden),
-                       {.begin = a_.token_bytes() + warp_ / 4 * (kWarpgroupPairs * kPairBytes),
+    multiply<kColumns>(d, stages_of<Arguments>(a_.hidden),
+                       {.begin = token_bytes(a_) + warp_ / 4 * (kWarpgroupPairs * kPairBytes),
                         .half_stride = kGroupBytes,
                         .group_stride = kRowBytes});
     if (warp_ >= piece.count) return;  // a warp has the 16 rows of one pair
-    const int inter = a_.inter_of(phase);
+    const int inter = inter_of(a_, phase);
     __nv_bfloat16* out = a_.activations[phase] + static_cast<int64_t>(tile.first) * inter +
                          (piece.first + warp_) * kGroupRows + lane_ / 4;
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       const int j = i / 2 * 4 + i % 2;
-      if (column_of(i) < tile.count) {
-        out[static_cast<int64_t>(column_of(i)) * inter] =
+      if (column_of(lane_, i) < tile.count) {
+        out[static_cast<int64_t>(column_of(lane_, i)) * inter] =
             __float2bfloat16(swiglu(d[j], d[j + 2]) * weight[i]);
       }
     }
@@ -432,14 +258,14 @@ class Products {
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) {
       token[i] = -1;
-      if (column_of(i) >= tile.count) continue;
-      const int place = tile.first + column_of(i);
+      if (column_of(lane_, i) >= tile.count) continue;
+      const int place = tile.first + column_of(lane_, i);
       token[i] =
-          phase == kShared ? place : tables_.sorted(a_.num_pairs())[place] / a_.experts_per_token;
+          phase == kShared ? place : tables_.sorted(num_pairs(a_))[place] / a_.experts_per_token;
     }
     float d[kColumns / 2];
     multiply<kColumns>(d, piece.count,
-                       {.begin = a_.token_bytes() + warp_ / 4 * (kWarpgroupGroups * kGroupBytes),
+                       {.begin = token_bytes(a_) + warp_ / 4 * (kWarpgroupGroups * kGroupBytes),
                         .half_stride = work_.share().num_groups * kGroupBytes,
                         .group_stride = kGroupBytes});
     // A warp alone has these columns of all rows.
@@ -457,31 +283,11 @@ class Products {
   const uint32_t ring_;
   float* const sums_;
   Tables& tables_;
-  const Work& work_;
+  const FewRowsWork& work_;
   const Arguments& a_;
   const int lane_, warp_;
   RingPosition at_;
 };
-
-// ---- lists: one warpgroup
-
-__device__ void make_lists(Tables& tables, const Work& work, const Arguments& a) {
-  ExpertTiles& experts = tables.experts;
-  const int num_pairs = a.num_pairs();
-  find_tiles(experts, tables.ids(), a.expert_ids, num_pairs, kGrouping);
-  const int warp = threadIdx.x % kGroupingThreads / 32;
-  const auto list = [&](const Walk& walk, const auto& is_listed) {
-    for (int i = walk.first_tile() + warp; i < walk.end_tile(); i += kGroupingThreads / 32) {
-      if (is_listed(i)) continue;
-      list_pairs(experts, tables.ids(), num_pairs, experts.tiles[i], tables.sorted(num_pairs));
-    }
-  };
-  const Walk up = work.gate_up(kRouted);
-  list(up, [](int) { return false; });
-  barrier_arrive(&tables.listed[0]);
-  list(work.down(kRouted), [&](int i) { return i >= up.first_tile() && i < up.end_tile(); });
-  barrier_arrive(&tables.listed[1]);
-}
 
 // ---- the kernel
 
@@ -505,7 +311,7 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads + 32, 1)
   }
   __syncthreads();
 
-  const Work work(a, tables, kWarpgroups * kWarpgroupPairs);
+  const FewRowsWork work(a, tables, kWarpgroups * kWarpgroupPairs);
   if (threadIdx.x < kMultiply) {
     wait_for_earlier_launches();
     Products<kWarpgroups> products(memory, sums, tables, work, a);
@@ -521,7 +327,8 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads + 32, 1)
     } else {
       named_barrier(kMultiplying, kMultiply);
     }
-    products.write_out();
+    using Rows = Products<kWarpgroups>;
+    write_out<Rows::kThreads, Rows::kStride, 1>(a, work.share(), sums);
   } else {
     if (threadIdx.x < kCopy) {
       wait_for_earlier_launches();
@@ -535,9 +342,9 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads + 32, 1)
       copies.down(kRouted);
     } else if (threadIdx.x < kGroup) {
       wait_for_earlier_launches();
-      make_lists(tables, work, a);
+      make_lists(tables, work, a, kGrouping);
     } else if (threadIdx.x == kGroup) {
-      WeightCopies copies(memory, tables, work, a);
+      WeightCopies<Arguments, Tables> copies(memory, tables, work, a);
       copies.gate_up(kShared, maps.gate_up[kShared]);
       work.wait_for_lists(0);
       copies.gate_up(kRouted, maps.gate_up[kRouted]);
@@ -555,44 +362,6 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads + 32, 1)
     cluster_arrive();
     cluster_wait();
   }
-}
-
-// Boxes of 1, 2, 4 and 8 times 8 rows of gate and the same of up, 128 columns.
-void make_pair_maps(CUtensorMap* maps, const void* matrix, int64_t experts, int64_t inter,
-                    int64_t hidden) {
-  for (int size = 0; size < kPairMaps; ++size) {
-    const Axis axes[] = {{64, 1, 64},
-                         {8, hidden, 8},
-                         {hidden / 64, 64, kStageHalves},
-                         {2, inter * hidden, 2},
-                         // The last up's rows are the first one's, `inter` further: no box begins
-                         // there.
-                         {(2 * experts - 1) * inter / 8, 8 * hidden, 1 << size}};
-    maps[size] = bf16_map(matrix, axes);
-  }
-}
-
-void make_row_maps(CUtensorMap* maps, const void* matrix, int64_t rows, int64_t columns,
-                   int groups) {
-  for (int i = 0; i < 2; ++i) {
-    const Axis axes[] = {{64, 1, 64},
-                         {rows, columns, std::max(groups - i, 1) * kGroupRows},
-                         {columns / 64, 64, kStageHalves}};
-    maps[i] = bf16_map(matrix, axes);
-  }
-}
-
-Maps make_maps(const MoeArguments& arguments, int groups) {
-  const MoeShape& s = arguments.shape;
-  Maps maps;
-  make_pair_maps(maps.gate_up[kRouted], arguments.gate_up, s.num_experts, s.inter, s.hidden);
-  make_row_maps(maps.down[kRouted], arguments.down, int64_t{s.num_experts} * s.hidden, s.inter,
-                groups);
-  if (s.shared_inter > 0) {
-    make_pair_maps(maps.gate_up[kShared], arguments.shared_gate_up, 1, s.shared_inter, s.hidden);
-    make_row_maps(maps.down[kShared], arguments.shared_down, s.hidden, s.shared_inter, groups);
-  }
-  return maps;
 }
 
 template <int kWarpgroups>
@@ -656,7 +425,10 @@ void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, cud
   a.token_groups =
       std::min((arguments.rows + kGroupRows - 1) / kGroupRows, kTileTokens / kGroupRows);
   a.f32 = arguments.out_type == DType::kF32;
-  const Maps maps = make_maps(arguments, a.hidden_groups);
+  const Maps maps = make_maps(
+      shape,
+      {{arguments.shared_gate_up, arguments.gate_up}, {arguments.shared_down, arguments.down}},
+      a.hidden_groups);
   if (plan.warpgroups == 1) {
     launch_for<1>(plan, maps, a, stream);
   } else {
