@@ -77,18 +77,31 @@ INSTANTIATE_TEST_SUITE_P(CacheFormats, GpuRunner,
                                          Way{.format = CacheFormat::kE4M3},
                                          Way{.format = CacheFormat::kE5M2}));
 
-// Prompts, prefixes and decode of few tokens, which is what the sanitizers take a minute for.
-TEST(GpuRunnerShort, IsNearToFloat32) {
-  std::mt19937 random(5);
-  const std::vector<Text> texts = {random_text(random, 1, {1}), random_text(random, 12, {9, 1}),
-                                   random_text(random, 72, {65, 3, 2, 1})};
-  const auto right = run(*on_cpu(bundled_checkpoint(), DType::kF32, CacheFormat::kF32), texts);
-  GpuRunnerOptions options = gpu_options();
-  options.max_num_seqs = 4;
-  options.max_batched_tokens = 128;
-  const Deviation its = deviation(run(*on_gpu(options), texts), right, "GPU, e4m3");
-  EXPECT_LE(its.logprobs, 0.5);
+// What the sanitizers take a minute for.
+class GpuRunnerShort : public testing::Test {
+ protected:
+  static void compare(const std::vector<Text>& texts) {
+    const auto right = run(*on_cpu(bundled_checkpoint(), DType::kF32, CacheFormat::kF32), texts);
+    GpuRunnerOptions options = gpu_options();
+    options.max_num_seqs = 4;
+    options.max_batched_tokens = 128;
+    EXPECT_LE(deviation(run(*on_gpu(options), texts), right, "GPU, e4m3").logprobs, 0.5);
+  }
+
+  std::mt19937 random_{5};
+};
+
+TEST_F(GpuRunnerShort, PromptsPrefixesAndDecode) {
+  compare({random_text(random_, 1, {1}), random_text(random_, 12, {9, 1}),
+           random_text(random_, 72, {65, 3, 2, 1})});
 }
+
+// Products of many rows write by bulk copies, which initcheck takes for no writes.
+TEST_F(GpuRunnerShort, FewRows) {
+  compare({random_text(random_, 3, {1}), random_text(random_, 9, {3, 1})});
+}
+
+TEST_F(GpuRunnerShort, OneStep) { compare({random_text(random_, 2, {2})}); }
 
 }  // namespace
 }  // namespace fathom
