@@ -35,15 +35,30 @@ void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
              .heads = static_cast<int32_t>(config_.num_heads),
              .nope = static_cast<int32_t>(config_.qk_nope_dim)},
             stream);
-  const int64_t heads_out = config_.num_heads * config_.v_dim;
-  Activation out = {heads_out_, heads_out};
+  const Activation out = heads_out(weights, step);
   if (step.absorbed_rows > 0) {
-    out = absorbed_attention(weights, step, arrays, query, pages, stream);
+    absorbed_attention(weights, step, arrays, query, pages, out, stream);
   }
   for (size_t pass = 0; pass < step.passes.size(); ++pass) {
-    mha_attention(weights, step, pass, arrays, query, pages, stream);
+    mha_attention(weights, step, pass, arrays, query, pages, out, stream);
   }
-  product(out, weights.o, {hidden, heads_out}, {delta_, hidden}, step.rows, stream);
+  product(out, weights.o, {hidden, config_.num_heads * config_.v_dim}, {delta_, hidden}, step.rows,
+          stream);
+}
+
+// Where attention's rows go: in e4m3 where all that gives them and the output's product have it. A
+// place of their own, as a later pass quantises its keys before all rows are there.
+DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
+                                                   const StepLayout& step) const {
+  const int64_t columns = config_.num_heads * config_.v_dim;
+  if (!is_e4m3(weights.o) || (step.absorbed_rows > 0 && !is_e4m3(weights.uv))) {
+    return {heads_out_, columns};
+  }
+  Activation out;
+  out.quantized = quantized(step.rows, columns, weights.o.input_scale);
+  out.quantized.values = heads_out_;
+  out.quantized.scales = reinterpret_cast<float*>(heads_out_ + step.rows * columns / 2);
+  return out;
 }
 
 // With query compression through its norm and second product, otherwise it is there.
@@ -73,11 +88,10 @@ DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, i
 }
 
 // W_UK folded into the query, attention over the latent rows, W_UV after.
-DeepSeekModel::Activation DeepSeekModel::absorbed_attention(const LayerWeights& weights,
-                                                            const StepLayout& step,
-                                                            const std::byte* arrays,
-                                                            const Query& query, const Pages& pages,
-                                                            cudaStream_t stream) {
+void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLayout& step,
+                                       const std::byte* arrays, const Query& query,
+                                       const Pages& pages, const Activation& out,
+                                       cudaStream_t stream) {
   const int64_t heads = config_.num_heads, latent = config_.kv_lora_rank, v = config_.v_dim;
   // Padding comes last: a graph's rows are all absorbed.
   const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
@@ -100,17 +114,7 @@ DeepSeekModel::Activation DeepSeekModel::absorbed_attention(const LayerWeights& 
                    .format = pages.format},
                   stream);
   }
-  // Of all rows it can leave what the output's product reads.
-  const bool narrow = is_e4m3(weights.uv) && is_e4m3(weights.o) && step.passes.empty();
-  Activation out;
-  if (narrow) {
-    out.quantized = quantized(rows, heads * v, weights.o.input_scale);
-  } else {
-    out.data = heads_out_;
-    out.stride = heads * v;
-  }
   head_product({o_latent_, heads * latent}, latent, weights.uv, {v, latent}, out, rows, stream);
-  return out;
 }
 
 // out[m, h] = x[m, h] W[h]^T for each head h, of which x's follow one another at `x_head_stride`.
@@ -154,7 +158,7 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
 // is where absorbed attention, which is done, had its queries.
 void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
                                   const std::byte* arrays, const Query& query, const Pages& pages,
-                                  cudaStream_t stream) {
+                                  const Activation& out, cudaStream_t stream) {
   const MhaPass& pass = step.passes[index];
   const int64_t latent = config_.kv_lora_rank;
   const int64_t columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
@@ -190,7 +194,8 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                .kv = kv_,
                .k_rope = key_rope_,
                .keys = pass.num_keys,
-               .out = heads_out_,
+               .out = out.data,
+               .quantized = out.quantized,
                .partial = reinterpret_cast<float*>(q_latent_),
                .lse = partial_lse_,
                .heads = static_cast<int32_t>(config_.num_heads),

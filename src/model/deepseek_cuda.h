@@ -98,12 +98,13 @@ class DeepSeekModel {
   void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
                  const std::byte* arrays, const Pages& pages, cudaStream_t stream);
   Query project_query(const LayerWeights& weights, int64_t rows, cudaStream_t stream);
-  Activation absorbed_attention(const LayerWeights& weights, const StepLayout& step,
-                                const std::byte* arrays, const Query& query, const Pages& pages,
-                                cudaStream_t stream);
+  Activation heads_out(const LayerWeights& weights, const StepLayout& step) const;
+  void absorbed_attention(const LayerWeights& weights, const StepLayout& step,
+                          const std::byte* arrays, const Query& query, const Pages& pages,
+                          const Activation& out, cudaStream_t stream);
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
-                     cudaStream_t stream);
+                     const Activation& out, cudaStream_t stream);
   void feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
                     const int32_t* num_valid_rows, cudaStream_t stream);
 
@@ -144,7 +145,7 @@ class DeepSeekModel {
   bf16* q_rope_ = nullptr;             // [rows, H, rope]
   bf16* q_latent_ = nullptr;           // [rows, H, latent]; later, multi-head: fp32 [rows, H, v]
   bf16* o_latent_ = nullptr;           // [rows, H, latent]
-  bf16* heads_out_ = nullptr;          // [rows, H, v]
+  bf16* heads_out_ = nullptr;          // [rows, H, v]; or in e4m3, and scales after it
   e4m3* quantized_ = nullptr;          // [rows, k]: what the next product reads, if in e4m3
   float* quantized_scales_ = nullptr;  // [k / 128, rows up to a multiple of 4]: its
   float* partial_lse_ = nullptr;       // [rows, H]

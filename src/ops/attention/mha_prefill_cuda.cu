@@ -43,6 +43,7 @@
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma.cuh"
 #include "ops/attention/mha_prefill_cuda.h"
+#include "ops/scaled_linear/quantize_block_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -64,6 +65,7 @@ struct Arguments {
   const MhaPrefillTile* tiles;
   const int32_t* first_tile;
   __nv_bfloat16* out;
+  QuantizedRows quantized;
   float* partial;
   float* lse;
   int32_t heads;
@@ -425,12 +427,14 @@ class Attention {
       const size_t at = row_at(tile, row);
       const float inverse = 1 / sum_[h];
       if (arguments_.lse != nullptr && exists && lane_ % 4 == 0) arguments_.lse[at] = lse_of(h);
+      Rounded rounded;
 #pragma unroll
       for (int c = 0; c < kV / 8; c += 4) {
         float2 x[4];
         take_columns(h, c, inverse, x);
-        write_rounded(x, arguments_.out + at * kV + 8 * c, exists);
+        rounded.v[c / 4] = round(x);
       }
+      write_rounded(rounded, tile, row, exists);
     }
   }
 
@@ -452,6 +456,7 @@ class Attention {
       __syncwarp();  // all have read lse
       if (exists && lane_ % 4 == 0) arguments_.lse[at] = lse;
       float* const partial = arguments_.partial + at * kV + 2 * (lane_ % 4);
+      Rounded rounded;
 #pragma unroll
       for (int c = 0; c < kV / 8; c += 4) {
         float2 x[4];
@@ -468,8 +473,9 @@ class Attention {
 #pragma unroll
           for (int i = 0; i < 4; ++i) *reinterpret_cast<float2*>(partial + 8 * (c + i)) = x[i];
         }
-        write_rounded(x, arguments_.out + at * kV + 8 * c, exists && ends);
+        rounded.v[c / 4] = round(x);
       }
+      write_rounded(rounded, tile, row, exists && ends);
     }
   }
 
@@ -488,15 +494,45 @@ class Attention {
     }
   }
 
-  // 32 columns of a row, by the four lanes that have them.
-  __device__ void write_rounded(const float2 (&x)[4], __nv_bfloat16* to, bool writes) const {
+  // Of a row's results in bf16 the eight columns from 32 i + 8 (lane % 4) on, for each i.
+  struct Rounded {
+    uint4 v[kV / 32];
+  };
+
+  // 32 columns of a row, which four lanes have.
+  __device__ uint4 round(const float2 (&x)[4]) const {
     uint32_t v[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = pack_bf16(x[i].x, x[i].y);
     transpose(v);
-    if (writes) {
-      *reinterpret_cast<uint4*>(to + 8 * (lane_ % 4)) = make_uint4(v[0], v[1], v[2], v[3]);
+    return make_uint4(v[0], v[1], v[2], v[3]);
+  }
+
+  __device__ void write_rounded(const Rounded& x, const MhaPrefillTile& tile, int row,
+                                bool writes) const {
+    if (arguments_.out != nullptr && writes) {
+      __nv_bfloat16* const to = arguments_.out + row_at(tile, row) * kV + 8 * (lane_ % 4);
+#pragma unroll
+      for (int i = 0; i < kV / 32; ++i) *reinterpret_cast<uint4*>(to + 32 * i) = x.v[i];
     }
+    if (arguments_.quantized.values != nullptr) write_quantized(x, tile, row, writes);
+  }
+
+  // A head's columns are one block of the output projection's.
+  __device__ void write_quantized(const Rounded& x, const MhaPrefillTile& tile, int row,
+                                  bool writes) const {
+    static_assert(kV == kScaleBlock);
+    const QuantizedRows& to = arguments_.quantized;
+    const BlockScale scale = block_scale(magnitude_among_four(x.v), to.form, to.fixed_scale);
+    if (!writes) return;
+    const int64_t at = tile.first_row + row;
+    uint8_t* const values = static_cast<uint8_t*>(to.values) + at * to.values_row_stride +
+                            tile.head * kV + 8 * (lane_ % 4);
+#pragma unroll
+    for (int i = 0; i < kV / 32; ++i) {
+      *reinterpret_cast<uint2*>(values + 32 * i) = pack_e4m3(x.v[i], scale.inverse);
+    }
+    if (lane_ % 4 == 0) to.scales[tile.head * to.scales_block_stride + at] = scale.scale;
   }
 
   // Among four neighbouring lanes: lane i's v[j] becomes lane j's v[i].
@@ -522,7 +558,13 @@ class Attention {
       const int row = group_ * kRows + i / kLanes;
       if (row >= tile.rows) break;
       const size_t at = row_at(tile, row);
-      reinterpret_cast<uint4*>(arguments_.out)[at * kLanes + i % kLanes] = uint4{};
+      if (arguments_.out != nullptr) {
+        reinterpret_cast<uint4*>(arguments_.out)[at * kLanes + i % kLanes] = uint4{};
+      }
+      if (arguments_.quantized.values != nullptr) {
+        store_quantized(uint4{}, arguments_.quantized, tile.first_row + row,
+                        tile.head * kV + i % kLanes * 8);
+      }
       if (i % kLanes == 0 && arguments_.lse != nullptr) arguments_.lse[at] = -INFINITY;
     }
   }
@@ -613,6 +655,7 @@ void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
   const Arguments inner = {arguments.tiles,
                            arguments.first_tile,
                            static_cast<__nv_bfloat16*>(arguments.out),
+                           arguments.quantized,
                            arguments.partial,
                            arguments.lse,
                            arguments.heads,

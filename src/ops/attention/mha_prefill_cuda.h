@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "ops/attention/mha_prefill_plan.h"
+#include "ops/scaled_linear/quantized_rows_cuda.h"
 
 namespace fathom::cuda {
 
@@ -27,7 +28,9 @@ struct MhaPrefillArguments {
   const void* kv = nullptr;      // [keys, heads, 256] bf16: k_nope, then v, as kv_b_proj gives them
   const void* k_rope = nullptr;  // [keys, 64] bf16
   int64_t keys = 0;
-  void* out = nullptr;       // [rows, heads, 128] bf16
+  void* out = nullptr;  // [rows, heads, 128] bf16; null: not wanted
+  // Of the output projection's rows: k is heads * 128, a head's columns one block.
+  QuantizedRows quantized = {};
   float* partial = nullptr;  // [rows, heads, 128]; null if no part is joined or goes on
   float* lse = nullptr;      // [rows, heads]: natural log of the sum; may be null where partial is
   int32_t heads = 0;

@@ -24,6 +24,7 @@ constexpr double kTflops = 790;  // what an H200 multiplies in bf16, measured
 struct Shape {
   int heads, sequences, queries, keys;
   bool is_run = false;
+  bool quantizes = false;
 
   int64_t rows() const { return int64_t{sequences} * queries; }
   int64_t all_keys() const { return int64_t{sequences} * keys; }
@@ -40,6 +41,8 @@ struct Shape {
 struct Memory {
   DeviceArray<uint16_t> q, kv, k_rope, out;
   DeviceArray<float> partial, lse;
+  DeviceArray<uint8_t> values;
+  DeviceArray<float> scales;
 };
 
 DeviceArray<uint16_t> random_array(int64_t size, const std::vector<uint16_t>& some) {
@@ -75,12 +78,21 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
     memory.push_back({random_array(rows * kQk, some),
                       random_array(keys * shape.heads * kKvColumns, some),
                       random_array(keys * kRope, some), DeviceArray<uint16_t>(rows * kV),
-                      DeviceArray<float>(shape.is_run ? rows * kV : 0), DeviceArray<float>(rows)});
+                      DeviceArray<float>(shape.is_run ? rows * kV : 0), DeviceArray<float>(rows),
+                      DeviceArray<uint8_t>(shape.quantizes ? rows * kV : 0),
+                      DeviceArray<float>(shape.quantizes ? rows : 0)});
     check(cudaMemset(memory.back().partial.data(), 0, memory.back().partial.bytes()), "clearing");
     check(cudaMemset(memory.back().lse.data(), 0, memory.back().lse.bytes()), "clearing");
   }
   return time_in_graph(copies, [&](int copy, cudaStream_t stream) {
     const Memory& its = memory[static_cast<size_t>(copy)];
+    QuantizedRows quantized;
+    if (shape.quantizes) {
+      quantized = {.values = its.values.data(),
+                   .values_row_stride = shape.heads * kV,
+                   .scales = its.scales.data(),
+                   .scales_block_stride = shape.rows()};
+    }
     mha_prefill(processors,
                 {.q = its.q.data(),
                  .q_row_stride = shape.heads * kQk,
@@ -88,7 +100,8 @@ double measure(const Shape& shape, const std::vector<uint16_t>& some, int proces
                  .kv = its.kv.data(),
                  .k_rope = its.k_rope.data(),
                  .keys = shape.all_keys(),
-                 .out = its.out.data(),
+                 .out = shape.quantizes ? nullptr : its.out.data(),
+                 .quantized = quantized,
                  .partial = its.partial.data(),
                  .lse = its.lse.data(),
                  .heads = shape.heads,
@@ -104,11 +117,22 @@ int run(bool json) {
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "attribute");
   std::mt19937 random(1);
   const auto some = random_bf16(1 << 22, 1, random);
-  const Shape shapes[] = {
-      {16, 1, 512, 512},         {16, 1, 1024, 1024}, {16, 1, 2048, 2048},  {16, 1, 4096, 4096},
-      {16, 1, 8192, 8192},       {16, 8, 1024, 1024}, {16, 32, 256, 256},   {16, 1, 2048, 10240},
-      {16, 1, 2048, 8192, true}, {128, 1, 512, 512},  {128, 1, 2048, 2048}, {128, 1, 4096, 4096},
-      {128, 1, 4096, 4096, true}};
+  const Shape shapes[] = {{16, 1, 512, 512},
+                          {16, 1, 1024, 1024},
+                          {16, 1, 2048, 2048},
+                          {16, 1, 4096, 4096},
+                          {16, 1, 8192, 8192},
+                          {16, 8, 1024, 1024},
+                          {16, 32, 256, 256},
+                          {16, 1, 2048, 10240},
+                          {16, 1, 2048, 8192, true},
+                          {128, 1, 512, 512},
+                          {128, 1, 2048, 2048},
+                          {128, 1, 4096, 4096},
+                          {128, 1, 4096, 4096, true},
+                          {128, 1, 512, 512, false, true},
+                          {128, 1, 2048, 2048, false, true},
+                          {128, 1, 4096, 4096, false, true}};
   if (json) {
     std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
   } else {
@@ -122,12 +146,14 @@ int run(bool json) {
     if (json) {
       std::printf(
           "%s\n  {\"heads\": %d, \"sequences\": %d, \"queries\": %d, \"keys\": %d, \"mask\": "
-          "\"%s\", \"us\": %.2f, \"tflops\": %.1f}",
-          separator, shape.heads, shape.sequences, shape.queries, shape.keys, mask, us, tflops);
+          "\"%s\", \"out\": \"%s\", \"us\": %.2f, \"tflops\": %.1f}",
+          separator, shape.heads, shape.sequences, shape.queries, shape.keys, mask,
+          shape.quantizes ? "e4m3" : "bf16", us, tflops);
       separator = ",";
     } else {
-      std::printf("%5d %9d %7d %5d  %6s  %8.2f  %7.0f  %8.0f\n", shape.heads, shape.sequences,
-                  shape.queries, shape.keys, mask, us, tflops, 100 * tflops / kTflops);
+      std::printf("%5d %9d %7d %5d  %6s  %8.2f  %7.0f  %8.0f%s\n", shape.heads, shape.sequences,
+                  shape.queries, shape.keys, mask, us, tflops, 100 * tflops / kTflops,
+                  shape.quantizes ? "  out e4m3" : "");
     }
   }
   if (json) std::printf("\n]}\n");

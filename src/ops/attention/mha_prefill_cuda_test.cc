@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "base/math.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
 #include "ops/attention/attention.h"
@@ -108,6 +109,8 @@ std::vector<MhaPrefillPart> parts_of(const Problem& problem, int32_t first, int3
 struct Way {
   int32_t most_keys = 1 << 20;
   int32_t begin = 0, end = 1 << 20;
+  QuantizedRows quantized = {};
+  bool only_quantized = false;
 };
 
 class OnGpu {
@@ -143,7 +146,8 @@ class OnGpu {
                    .kv = kv_.data(),
                    .k_rope = k_rope_.data(),
                    .keys = problem_.keys() + kPadding,
-                   .out = out_.data(),
+                   .out = way.only_quantized ? nullptr : out_.data(),
+                   .quantized = way.quantized,
                    .partial = partial_.data(),
                    .lse = lse_.data(),
                    .heads = problem_.heads,
@@ -300,6 +304,57 @@ TEST(MhaPrefill, ARowsBitsDependOnItsKeysAndTheirCuts) {
       }
     }
     EXPECT_GT(compared, 1000);
+  }
+}
+
+// What goes to the output projection: the quantised bf16 result, with or without that.
+TEST(MhaPrefill, ResultsInE4m3) {
+  int turn = 0;
+  for (const int heads : {3, 16}) {
+    const Problem problem(heads, {{300, 450}, {0, 20}, {129, 129}, {1, 700}});
+    OnGpu gpu(problem);
+    const int64_t rows = problem.rows() + kPadding;
+    const int64_t values_stride = heads * kV + 16, scales_stride = round_up(rows + 1, 4);
+    const DeviceArray<uint8_t> values(rows * values_stride);
+    const DeviceArray<float> scales(heads * scales_stride);
+    for (const int32_t most_keys : {1 << 20, 128}) {
+      gpu.run({.most_keys = most_keys});
+      const auto wide = gpu.out();
+      for (const bool alone : {false, true}) {
+        const ScaleForm form = ++turn % 2 == 0 ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
+        check(cudaMemset(values.data(), 0xFF, values.bytes()), "poison");
+        check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poison");
+        gpu.run({.most_keys = most_keys,
+                 .quantized = {.values = values.data(),
+                               .values_row_stride = values_stride,
+                               .scales = scales.data(),
+                               .scales_block_stride = scales_stride,
+                               .form = form},
+                 .only_quantized = alone});
+        ASSERT_EQ(gpu.out(), alone ? std::vector<uint16_t>(wide.size(), 0xFFFF) : wide);
+        std::vector<uint8_t> expected(static_cast<size_t>(values.size()), 0xFF);
+        const auto got_scales = scales.to_host();
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t head = 0; head < heads; ++head) {
+            const float scale = got_scales[static_cast<size_t>(head * scales_stride + row)];
+            if (row >= problem.rows()) {
+              ASSERT_TRUE(std::isnan(scale));
+              continue;
+            }
+            bf16 x[kV];
+            e4m3 y[kV];
+            for (int64_t i = 0; i < kV; ++i) {
+              x[i] = {wide[static_cast<size_t>((row * heads + head) * kV + i)]};
+            }
+            ASSERT_EQ(scale, quantize_block(x, form, y)) << "row " << row << " head " << head;
+            for (int64_t i = 0; i < kV; ++i) {
+              expected[static_cast<size_t>(row * values_stride + head * kV + i)] = y[i].bits;
+            }
+          }
+        }
+        ASSERT_EQ(values.to_host(), expected);
+      }
+    }
   }
 }
 

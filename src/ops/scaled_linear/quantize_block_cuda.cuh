@@ -31,20 +31,35 @@ __device__ inline BlockScale block_scale(float magnitude, ScaleForm form, float 
   return s;
 }
 
-// Of eight bf16 values in each of the sixteen lanes, in all of them; all sixteen call it together.
-__device__ inline float block_magnitude(uint4 x) {
-  const auto magnitudes = [](uint32_t pair) {
-    pair &= 0x7FFF7FFF;
-    return *reinterpret_cast<const __nv_bfloat162*>(&pair);
-  };
-  const uint32_t lanes = 0xFFFFu << (threadIdx.x & kBlockLanes);
-  __nv_bfloat162 most =
-      __hmax2(__hmax2(magnitudes(x.x), magnitudes(x.y)), __hmax2(magnitudes(x.z), magnitudes(x.w)));
+__device__ inline __nv_bfloat162 magnitudes(uint32_t pair) {
+  pair &= 0x7FFF7FFF;
+  return *reinterpret_cast<const __nv_bfloat162*>(&pair);
+}
+__device__ inline __nv_bfloat162 largest_magnitudes(uint4 x) {
+  return __hmax2(__hmax2(magnitudes(x.x), magnitudes(x.y)),
+                 __hmax2(magnitudes(x.z), magnitudes(x.w)));
+}
+
+// The largest that so many neighbouring lanes have, in all of them; all of them call it together.
+template <int kLanes>
+__device__ inline float magnitude_among(__nv_bfloat162 most) {
+  const uint32_t lanes = ((1u << kLanes) - 1) << (threadIdx.x & (kWarp - kLanes));
 #pragma unroll
-  for (int distance = kBlockLanes / 2; distance > 0; distance /= 2) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     most = __hmax2(most, __shfl_xor_sync(lanes, most, distance));
   }
   return fmaxf(fmaxf(__low2float(most), __high2float(most)), kLeastMagnitude);
+}
+
+// Of eight bf16 values in each of the sixteen lanes.
+__device__ inline float block_magnitude(uint4 x) {
+  return magnitude_among<kBlockLanes>(largest_magnitudes(x));
+}
+// Of 32 in each of four.
+__device__ inline float magnitude_among_four(const uint4 (&x)[4]) {
+  return magnitude_among<4>(
+      __hmax2(__hmax2(largest_magnitudes(x[0]), largest_magnitudes(x[1])),
+              __hmax2(largest_magnitudes(x[2]), largest_magnitudes(x[3]))));
 }
 
 __device__ inline uint2 pack_e4m3(uint4 x, float inverse) {
