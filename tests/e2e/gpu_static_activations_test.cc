@@ -11,6 +11,8 @@
 namespace fathom {
 namespace {
 
+// Bounds are by measurement: 16.8 to 17.9 % and 0.26 to 0.27 with e4m3, 3.6 to 4.1 % and 0.051 to
+// 0.055 with bf16. (The random text is another one than gpu_model_test.cc's.)
 TEST(GpuStaticActivations, AreNearToFloat32) {
   const TestFolder folder;
   write_static_activations(bundled_checkpoint(), folder.path());

@@ -294,6 +294,14 @@ TEST(ScaledMoeFewRows, EveryPlanEqualsTheHost) {
   Trial({512, 16, 4, 256, 384}, 9).compare_every_plan({3, 60, 120});
 }
 
+// What racecheck takes a minute for.
+TEST(ScaledMoeFewRows, ThreeTokensEqualTheHost) {
+  Trial({128, 4, 2, 128, 128}, 8).compare(3, 4, 1);
+}
+TEST(ScaledMoeOneRow, OfFewColumnsEqualsTheHost) {
+  Trial({128, 4, 2, 128, 128}, 8).compare(1, 4, 1, {.one_row = true});
+}
+
 TEST(ScaledMoeFewRows, GivesTheSameBitsAgain) {
   Trial({512, 64, 6, 256, 512}, 11).expect_the_same_bits_again();
 }
