@@ -89,6 +89,10 @@ json::object gpus() {
   for (int device = 0; device < count; ++device) {
     object[fmt::format("cuda:{}", device)] = gpu_name(device);
   }
+  if (count > 0) {
+    const std::string library = cublas_lt_version();
+    object["cublas_lt"] = library.empty() ? "not found" : library;
+  }
   object["driver"] = or_null(first_line("/proc/driver/nvidia/version"));
   return object;
 }

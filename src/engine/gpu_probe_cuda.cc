@@ -3,6 +3,7 @@
 
 #include "device/cuda/device_array.h"
 #include "engine/gpu_runner.h"
+#include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/linear/linear_cuda.h"
 
 namespace fathom {
@@ -89,5 +90,7 @@ std::string gpu_name(int device) {
   return fmt::format("{}, driver for CUDA {}.{}", properties.name, driver / 1000,
                      driver % 1000 / 10);
 }
+
+std::string cublas_lt_version() { return cuda::cublas_lt_version(); }
 
 }  // namespace fathom

@@ -55,6 +55,9 @@ Result<GpuRates> measure_gpu(int device);
 // "NVIDIA H200, driver for CUDA 13.0"
 std::string gpu_name(int device);
 
+// "13.1.0", of the cuBLASLt that products in bf16 are lent; empty: they do without.
+std::string cublas_lt_version();
+
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options);
 

@@ -22,6 +22,8 @@ Result<GpuRates> measure_gpu(int) { return not_in_this_build(); }
 
 std::string gpu_name(int) { return ""; }
 
+std::string cublas_lt_version() { return ""; }
+
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint&, const GpuRunnerOptions&) {
   return not_in_this_build();
 }

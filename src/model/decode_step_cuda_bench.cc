@@ -18,8 +18,9 @@ struct Work {
   int32_t sequences, context;
 };
 
-constexpr Work kWorks[] = {{1, 128}, {1, 1024}, {1, 4096}, {2, 1024}, {4, 1024}, {8, 1024}};
-constexpr int64_t kMaxRows = 64, kMostKeys = 128;
+constexpr Work kWorks[] = {{1, 128},  {1, 1024},   {1, 4096},  {2, 1024}, {4, 1024},
+                           {8, 1024}, {128, 1024}, {256, 500}, {512, 500}};
+constexpr int64_t kMaxRows = 512, kMostKeys = 128;
 
 int64_t pages_of(const Work& work) { return ceil_div(work.context + 1, kPageSize); }
 

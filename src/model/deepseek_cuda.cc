@@ -9,6 +9,8 @@
 #include "ops/attention/latent_decode_cuda.h"
 #include "ops/embedding/embedding_cuda.h"
 #include "ops/gate/gate_cuda.h"
+#include "ops/linear/cublas_lt_product_cuda.h"
+#include "ops/linear/library_plan.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/moe/moe_cuda.h"
 #include "ops/moe/scaled_moe_cuda.h"
@@ -110,6 +112,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(decode_scratch_, latent_decode_scratch(num_multiprocessors_).words());
   place(cos_sin_, config_.max_position * rope);
   place(logits_, options_.max_logit_rows * config_.vocab_size);
+  place(library_workspace_, lends_library() ? CublasLt::kWorkspaceBytes : 0);
 }
 
 int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
@@ -139,6 +142,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
   });
   model->fill_constants();
   FATHOM_TRY(model->weights_, load_weights(checkpoint, options.stored_fp8, load_options));
+  if (model->lends_library()) model->prepare_library();
   return model;
 }
 
@@ -203,6 +207,42 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
           {logits_, config_.vocab_size, DType::kF32}, step.logit_rows, stream);
 }
 
+// The library's sums depend on the number of rows.
+bool DeepSeekModel::lends_library() const {
+  return !options_.batch_invariant && !cublas_lt_version().empty();
+}
+
+// Runs each product that the library takes once for all numbers of rows that it treats alike: steps
+// neither look for algorithms nor load kernels.
+void DeepSeekModel::prepare_library() {
+  library_ = CublasLt::load(library_workspace_);
+  const LayerWeights &first = weights_.layers.front(), &last = weights_.layers.back();
+  const int64_t hidden = config_.hidden, lora = config_.q_lora_rank, latent = config_.kv_lora_rank,
+                heads_out = config_.num_heads * config_.v_dim,
+                keys_columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
+  const int64_t most_rows = std::max(options_.max_rows, options_.most_keys);
+  for (int64_t least = 65; least <= most_rows; least = rows_alike(least) + 1) {
+    const auto run = [&](bf16* x, const WeightMatrix& weight, MatrixSize size, void* out,
+                         DType type, int64_t most) {
+      if (least > most || is_e4m3(weight)) return;
+      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type},
+              std::min(rows_alike(least), most), nullptr);
+    };
+    const int64_t rows = options_.max_rows;
+    run(normed_, first.q_kv_a, {q_kv_a_columns(), hidden}, q_kv_a_, DType::kBF16, rows);
+    if (lora > 0) run(q_a_normed_, first.q_b, {q_rows(), lora}, q_, DType::kBF16, rows);
+    run(key_latent_, first.kv_b, {keys_columns, latent}, kv_, DType::kBF16, options_.most_keys);
+    run(heads_out_, first.o, {hidden, heads_out}, delta_, DType::kBF16, rows);
+    run(normed_, {.values = weights_.head}, {config_.vocab_size, hidden}, logits_, DType::kF32,
+        options_.max_logit_rows);
+    if (last.gate_type == DType::kBF16 && gate_scratch_words(1, hidden, config_.num_experts) > 0) {
+      run(normed_, {.values = last.gate}, {config_.num_experts, hidden}, residual_, DType::kF32,
+          std::min(rows, rows * hidden / config_.num_experts));
+    }
+  }
+  check(cudaDeviceSynchronize(), "preparing cuBLASLt");
+}
+
 // residual += delta; returns norm(residual)
 DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf16* delta,
                                                       const float* weight, Forms forms,
@@ -259,7 +299,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
           .hidden = config_.hidden,
           .experts = config_.num_experts,
           .scratch = gate_scratch_,
-          .batch_invariant = options_.batch_invariant},
+          .batch_invariant = options_.batch_invariant,
+          .library = library_.get()},
          stream);
   }
   const MlpWeights& experts = routed ? weights.experts : weights.dense;
@@ -321,7 +362,8 @@ void DeepSeekModel::product(const Activation& x, const WeightMatrix& weight, Mat
             .rows = static_cast<int32_t>(rows),
             .n = static_cast<int32_t>(size.n),
             .k = static_cast<int32_t>(size.k),
-            .batch_invariant = options_.batch_invariant},
+            .batch_invariant = options_.batch_invariant,
+            .library = library_.get()},
            stream);
     return;
   }

@@ -11,6 +11,7 @@
 #include "model/attention_plan.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
+#include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/moe/moe_cuda.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 
@@ -94,6 +95,8 @@ class DeepSeekModel {
   template <typename Place>
   void for_each_piece(const Place& place);
   void fill_constants();
+  bool lends_library() const;
+  void prepare_library();
 
   void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
                  const std::byte* arrays, const Pages& pages, cudaStream_t stream);
@@ -133,6 +136,7 @@ class DeepSeekModel {
   int num_multiprocessors_ = 0;
   ModelWeights weights_;
   DeviceArray<std::byte> workspace_;
+  std::unique_ptr<CublasLt> library_;  // lent to products in bf16; null: not there
 
   // Of the workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]
@@ -164,6 +168,7 @@ class DeepSeekModel {
   float* decode_scratch_ = nullptr;  // latent_decode's
   float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
   float* logits_ = nullptr;          // [max_logit_rows, vocab]
+  std::byte* library_workspace_ = nullptr;
 };
 
 }  // namespace fathom::cuda

@@ -166,7 +166,8 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
           .rows = static_cast<int32_t>(shape.rows),
           .n = shape.experts,
           .k = static_cast<int32_t>(shape.hidden),
-          .batch_invariant = arguments.batch_invariant},
+          .batch_invariant = arguments.batch_invariant,
+          .library = arguments.library},
          stream);
   gate_choose(shape, logits, stream);
 }

@@ -11,6 +11,8 @@
 
 namespace fathom::cuda {
 
+class CublasLt;
+
 // All pointers are device memory, rows aligned to 16 bytes. hidden is a multiple of 32; at most 512
 // experts, 32 groups and 32 experts a token.
 struct GateArguments {
@@ -30,6 +32,7 @@ struct GateArguments {
   float* scratch = nullptr;
   // A row's bits are the same whatever the number of rows.
   bool batch_invariant = false;
+  CublasLt* library = nullptr;  // see LinearArguments
 };
 
 // Of up to so many rows.

@@ -1,27 +1,57 @@
-// The same product by cuBLASLt, for benchmarks to be compared with: loaded where it is installed,
-// never linked.
+// linear (linear_cuda.h) by NVIDIA's cuBLASLt: loaded at run time where it is installed, never
+// linked.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "ops/linear/linear_cuda.h"
 
 namespace fathom::cuda {
 
+// Of the library that $FATHOM_CUBLASLT names, otherwise of libcublasLt.so.13 where the loader or
+// CUDA's own folder has it: "13.1.0"; empty where there is none.
+std::string cublas_lt_version();
+
+// Algorithms are chosen once for all numbers of rows that are alike (library_plan.h) and kept:
+// asking for one takes the host 150 us, loading its kernel 2 ms and up to 100 MB in all. For one
+// thread and one stream.
 class CublasLt {
  public:
-  CublasLt();  // tries $FATHOM_CUBLASLT, then libcublasLt.so.13
-  ~CublasLt();
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
-  bool found() const;
-  // One batch, bf16 result, dense; the first algorithm that the library proposes.
-  void multiply(const LinearArguments& arguments, cudaStream_t stream);
+  // `workspace`: kWorkspaceBytes of the current device's memory, the products' own. Null where the
+  // library is not installed.
+  static std::unique_ptr<CublasLt> load(void* workspace);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  // One launch or two; false where the library has nothing for these sizes. The first algorithm
+  // that it proposes of those whose sums have a fixed order: the same arguments give the same bits.
+  // Can be captured.
+  bool multiply(const LinearArguments& arguments, cudaStream_t stream);
 
  private:
-  struct Library;
-  std::unique_ptr<Library> library_;
+  struct Product;
+  struct Key {
+    int32_t rows_alike, n, k, batches;
+    int64_t x_row_stride, x_batch_stride, out_row_stride, out_batch_stride;
+    DType out_type;
+
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+
+  CublasLt(void* handle, void* workspace);
+  std::unique_ptr<Product> choose(const LinearArguments& arguments, int32_t rows) const;
+
+  void* handle_;
+  void* workspace_;
+  std::map<Key, std::unique_ptr<Product>> products_;
 };
 
 }  // namespace fathom::cuda

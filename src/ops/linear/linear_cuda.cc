@@ -2,7 +2,9 @@
 
 #include "base/check.h"
 #include "device/cuda/launch.h"
+#include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/linear/few_rows_cuda.h"
+#include "ops/linear/library_plan.h"
 #include "ops/linear/many_rows_cuda.h"
 #include "ops/linear/one_row_cuda.h"
 #include "ops/linear/one_row_plan.h"
@@ -19,6 +21,11 @@ void linear(const LinearArguments& a, cudaStream_t stream) {
   FATHOM_CHECK(a.out_type == DType::kBF16 || a.out_type == DType::kF32, "out is {}",
                name_of(a.out_type));
   if (a.rows == 0 || a.batches == 0) return;
+  if (a.library != nullptr && !a.batch_invariant &&
+      library_pays({.rows = a.rows, .n = a.n, .k = a.k, .batches = a.batches}) &&
+      a.library->multiply(a, stream)) {
+    return;
+  }
   if (a.rows == 1 && !a.batch_invariant &&
       one_row_pays({.n = a.n, .k = a.k, .batches = a.batches}, num_multiprocessors())) {
     linear_one_row(a, stream);

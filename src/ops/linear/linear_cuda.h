@@ -3,7 +3,8 @@
 // the absorption products, one for each head.
 //
 // Up to kFewRows rows reading the weights is all there is to it (few_rows_cuda.h, and for most
-// products of one row one_row_cuda.h); above, the tensor cores are the limit (many_rows_cuda.h).
+// products of one row one_row_cuda.h); above, the tensor cores are the limit (many_rows_cuda.h),
+// and a library that is faster at some sizes can be lent (library_plan.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,6 +14,8 @@
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
+
+class CublasLt;
 
 // All pointers are device memory, aligned to 16 bytes; strides count elements and are multiples of
 // 8; those of batches do not matter where there is one.
@@ -26,13 +29,14 @@ struct LinearArguments {
   int32_t rows = 0, n = 0, k = 0, batches = 1;  // n a multiple of 8, k of 64
   // A row's bits are the same whatever the number of rows: k is not split.
   bool batch_invariant = false;
+  CublasLt* library = nullptr;  // takes what it is faster at; null: not there
 };
 
 inline constexpr int kFewRows = 64;
 
-// Enqueues one launch; nothing for no rows. Weights are read before earlier launches have ended: no
-// launch of the same stream may be writing them. The same arguments give the same bits; rows of x
-// that hold anything at all change no other row's.
+// Enqueues one launch, two at most by the library; nothing for no rows. Weights are read before
+// earlier launches have ended: no launch of the same stream may be writing them. The same arguments
+// give the same bits; rows of x that hold anything at all change no other row's.
 void linear(const LinearArguments& arguments, cudaStream_t stream);
 
 }  // namespace fathom::cuda
