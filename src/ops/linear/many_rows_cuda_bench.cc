@@ -118,7 +118,7 @@ std::string name(const ManyRowsTile& tile) {
   return text;
 }
 
-constexpr int kRows[] = {48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192};
+constexpr int kRows[] = {64, 128, 256, 512, 1024, 2048, 4096, 8192};
 constexpr Matrix kMatrices[] = {{3648, 2048},
                                 {2048, 2048},
                                 {21888, 2048},
