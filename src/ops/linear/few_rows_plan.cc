@@ -67,14 +67,16 @@ int FewRowsPlan::stages(const FewRowsShape& shape) const {
   return std::clamp(room, 2, std::max(static_cast<int>(useful), 2));
 }
 
-// Its weights are read in the gaps that this launch leaves. Where it splits k and the ring holds at
-// least half of all there is to read, they were better read behind this launch's: a gap is only at
-// the end then.
+// Its weights are read in the gaps that this launch leaves. A gap is only at the end where a few
+// rings hold all there is to read: they are better read behind this launch's then. With many, one
+// launch's ring alone is too little on its way; where all fits the ring there is no gap.
 int FewRowsPlan::next_begins_at(const FewRowsShape& shape) const {
   const int64_t all = tiles(shape.n) * tile_stages(shape, *this);
   const int held = stages(shape);
-  if (!shape.scaled || splits == 1 || all <= held || all > 2 * held) return 0;
-  return static_cast<int>(std::max<int64_t>(all - held / 2, held + 1));
+  const bool splits_k = splits > 1;
+  const bool at_once =
+      all < 2 * held ? !(shape.scaled && splits_k && all > held) : all >= (splits_k ? 8 : 6) * held;
+  return at_once ? 0 : static_cast<int>(std::max<int64_t>(all - held / 2, held + 1));
 }
 
 // Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices with 1 and 64 rows:

@@ -73,5 +73,16 @@ TEST(FewRowsPlan, DependsOnTheShapeAlone) {
   EXPECT_EQ(one.warpgroups, other.warpgroups);
 }
 
+TEST(FewRowsPlan, TheNextLaunchBeginsLateWhereAFewRingsHoldAll) {
+  const auto begins_at = [](FewRowsShape shape) {
+    return plan_few_rows(shape, {}).next_begins_at(shape);
+  };
+  EXPECT_GT(begins_at({.rows = 8, .n = 2048, .k = 10944}), 0);
+  EXPECT_GT(begins_at({.rows = 1, .n = 24576, .k = 1536, .scaled = true}), 0);
+  EXPECT_GT(begins_at({.rows = 1, .n = 2112, .k = 7168, .scaled = true}), 0);
+  EXPECT_EQ(begins_at({.rows = 8, .n = 3648, .k = 2048}), 0);   // little more than a ring
+  EXPECT_EQ(begins_at({.rows = 8, .n = 7168, .k = 16384}), 0);  // much more than some
+}
+
 }  // namespace
 }  // namespace fathom::cuda

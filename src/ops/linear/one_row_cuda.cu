@@ -38,7 +38,7 @@ struct Arguments {
   int64_t x_batch_stride, out_batch_stride;
   int32_t n, k, units_a_batch, units;
   int32_t unit_rows, pieces, slots, slot_bytes, batches_a_block;
-  bool f32;
+  bool f32, next_begins_late;
 };
 
 // A warp's units in turn, and their pieces.
@@ -69,7 +69,13 @@ __global__ void __launch_bounds__(OneRowPlan::kMaxWarps* kWarp, 1)
   };
   const int first = share(blockIdx.x), end = share(blockIdx.x + 1);
 
+  // Of the first warp's pieces: what is asked for when the next launch begins, 0 if it does at
+  // once.
+  const int pieces = (end - first + warps - 1) / warps * a.pieces;
+  const int next_begins_at =
+      a.next_begins_late && pieces > a.slots ? max(pieces - 1, a.slots + 1) : 0;
   Turn asked = {first + warp};
+  int num_asked = 0;
   const auto ask = [&] {
     const int columns = min(a.k - asked.piece * kPieceColumns, kPieceColumns);
     const int bytes = a.unit_rows * columns * 2;
@@ -79,13 +85,14 @@ __global__ void __launch_bounds__(OneRowPlan::kMaxWarps* kWarp, 1)
                          asked.piece * kPieceColumns,
                      bytes, &arrived[asked.at.slot]);
     asked.advance(a, warps);
+    if (++num_asked == next_begins_at && warp == 0) let_next_launch_begin();
   };
   if (lane == 0) {
     for (int slot = 0; slot < a.slots; ++slot) barrier_init(&arrived[slot], 1);
     fence_barrier_init();
     for (int slot = 0; slot < a.slots && asked.unit < end; ++slot) ask();
   }
-  let_next_launch_begin();
+  if (next_begins_at == 0) let_next_launch_begin();
   wait_for_earlier_launches();
 
   const int first_batch = first / a.units_a_batch, last_batch = (end - 1) / a.units_a_batch;
@@ -153,7 +160,8 @@ void linear_one_row(const LinearArguments& arguments, cudaStream_t stream) {
                        .slots = plan.slots,
                        .slot_bytes = plan.slot_bytes,
                        .batches_a_block = plan.batches_a_block,
-                       .f32 = arguments.out_type == DType::kF32};
+                       .f32 = arguments.out_type == DType::kF32,
+                       .next_begins_late = plan.next_begins_late};
   launch(one_row_kernel,
          {.blocks = static_cast<unsigned>(plan.blocks),
           .threads = static_cast<unsigned>(plan.warps * kWarp),

@@ -13,6 +13,10 @@ constexpr int64_t kUnitBytes = 2048;
 // block beside it.
 constexpr int64_t kRingBytes = 96 * 1024;
 
+// The next launch's weights fill the gap at this one's end if they are asked for late. Where there
+// is more to read than so many rings hold, one launch's ring is too little on its way.
+constexpr int64_t kMostRings = 8;
+
 }  // namespace
 
 int OneRowPlan::shared_bytes(const OneRowShape& shape) const {
@@ -38,6 +42,8 @@ OneRowPlan plan_one_row(const OneRowShape& shape, int multiprocessors) {
   plan.warps = static_cast<int>(ceil_div(most, ceil_div(most, OneRowPlan::kMaxWarps)));
   plan.slots = static_cast<int>(std::clamp<int64_t>(kRingBytes / (plan.warps * plan.slot_bytes), 1,
                                                     ceil_div(most, plan.warps) * plan.pieces));
+  const int64_t asked = ceil_div(most, plan.warps) * plan.pieces;  // of a warp
+  plan.next_begins_late = asked > plan.slots && asked <= kMostRings * plan.slots;
   plan.batches_a_block =
       static_cast<int>(std::min(shape.batches, (most + units_a_batch - 2) / units_a_batch + 1));
   return plan;

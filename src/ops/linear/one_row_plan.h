@@ -23,6 +23,8 @@ struct OneRowPlan {
   int slots = 1;      // of each warp: pieces on their way
   int slot_bytes = 0;
   int batches_a_block = 1;  // whose rows of x a block wants, at most
+  // The next launch begins when a block has asked for nearly all; otherwise at once.
+  bool next_begins_late = false;
   int shared_bytes(const OneRowShape& shape) const;
 };
 
