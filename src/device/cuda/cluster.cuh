@@ -29,6 +29,12 @@ __device__ inline uint32_t address_in_block(uint32_t address, uint32_t rank) {
   return there;
 }
 
+// mbarrier.arrive at another block's barrier, by its address_in_block().
+__device__ inline void barrier_arrive_in_block(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
 // ld.shared::cluster
 __device__ inline float4 load_from_block(uint32_t address) {
   float4 v;

@@ -33,11 +33,13 @@
 namespace fathom::cuda {
 namespace {
 
-using ScaledTiles = ScaledExpertShape<128, 4>;
+using ScaledTiles = ScaledExpertShape<4>;
+// Two blocks with half of k each have a tile, where there are fewer tiles than pairs of blocks.
+using ScaledSplitTiles = ScaledExpertShape<3, 2>;
 
-template <bool kGatedRows>
+template <typename TileShape, bool kGatedRows>
 struct ScaledExpertWork {
-  using Shape = ScaledTiles;
+  using Shape = TileShape;
   static constexpr bool kGated = kGatedRows;
   static constexpr int kOutColumns = kGated ? Shape::kWeightRows / 2 : Shape::kWeightRows;
   static constexpr int kShortTile = 4;  // steps
@@ -60,9 +62,9 @@ struct ScaledExpertWork {
   Side experts, shared;
   const ExpertRowTile* row_tiles;
   const int32_t* num_row_tiles;
-  int* tiles_taken;  // behind each block's first
-  int column_tiles;
-  bool one_row_tile_an_expert;  // of most
+  int* tiles_taken;              // behind each block's first; or null: each takes its share
+  int column_tiles, tile_units;  // of kExpertRowUnit rows in an expert's tile, at most
+  bool one_row_tile_an_expert;   // of most
   TileRaster shared_raster;
   int shared_tiles, rows;
   ScaleForm form;
@@ -75,8 +77,10 @@ struct ScaledExpertWork {
   // bandwidth: who is done first has the next. Not of short tiles, which end before the answer
   // comes.
   __device__ int after(int index) const {
-    const auto blocks = static_cast<int>(gridDim.x);
-    return experts.k_steps > kShortTile ? blocks + atomicAdd(tiles_taken, 1) : index + blocks;
+    const auto blocks = static_cast<int>(gridDim.x) / Shape::kSplit;
+    return Shape::kSplit == 1 && experts.k_steps > kShortTile && tiles_taken != nullptr
+               ? blocks + atomicAdd(tiles_taken, 1)
+               : index + blocks;
   }
 
   // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
@@ -115,8 +119,7 @@ struct ScaledExpertWork {
     const int within = index - expert.first_tile * column_tiles;
     const int column_tile = within / expert.num_tiles;
     const int row_tile = within - column_tile * expert.num_tiles;
-    const int first = row_tile * expert.units / expert.num_tiles,
-              end = (row_tile + 1) * expert.units / expert.num_tiles;
+    const int first = row_tile * tile_units, end = min(first + tile_units, expert.units);
     ScaledExpertTile tile = make(experts, expert.first_row + first * kExpertRowUnit,
                                  (end - first) * kExpertRowUnit, column_tile, expert.expert);
     tile.weights_are_read_once = one_row_tile_an_expert;
@@ -152,10 +155,10 @@ struct ScaledExpertWork {
   }
 };
 
-template <bool kGated>
-__global__ void __launch_bounds__(ScaledTiles::kThreads, 1)
-    multiply_scaled_experts(const __grid_constant__ ScaledExpertWork<kGated> work) {
-  run_scaled_expert_tiles<ScaledTiles>(work);
+template <typename Shape, bool kGated>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    multiply_scaled_experts(const __grid_constant__ ScaledExpertWork<Shape, kGated> work) {
+  run_scaled_expert_tiles<Shape>(work);
 }
 
 // ---- launches
@@ -168,6 +171,13 @@ MoeManyRowsPlan scaled_plan_for(const MoeShape& shape, int32_t rows) {
                              .inter = shape.inter,
                              .shared_inter = shape.shared_inter,
                              .scaled = true});
+}
+
+// Whether each expert has one row tile or more: a row's bits do not depend on the others.
+bool splits_gate_up(const MoeShape& shape) {
+  constexpr int kFewestSteps = 16;
+  const int tiles = (shape.num_experts * shape.inter + shape.shared_inter) / 128;
+  return 2 * tiles <= num_multiprocessors() && shape.hidden / 128 >= kFewestSteps;
 }
 
 // What the two products of an expert's (or the shared one's) need to know.
@@ -203,9 +213,10 @@ CUtensorMap gated_weight_map(const ScaledOperands& o) {
   return e4m3_map(o.weight, axes);
 }
 
-template <bool kGated>
-typename ScaledExpertWork<kGated>::Side side(const ScaledOperands& o) {
-  typename ScaledExpertWork<kGated>::Side made;
+template <typename Work>
+typename Work::Side side(const ScaledOperands& o) {
+  constexpr bool kGated = Work::kGated;
+  typename Work::Side made;
   made.weights = kGated ? gated_weight_map(o) : weight_map(o);
   for (int i = 0; i < ScaledTiles::kTokenUnits; ++i) {
     const Axis axes[] = {{.size = o.k, .stride = 1, .box = 128},
@@ -230,28 +241,29 @@ struct ScaledProducts {
   const ExpertRowTile* row_tiles;
   const int32_t* num_row_tiles;
   int32_t* tiles_taken;
+  int tile_units;
   bool one_row_tile_an_expert;
   ScaleForm form;
 };
 
-template <bool kGated>
+template <typename Shape, bool kGated>
 void launch_products(const ScaledProducts& products, cudaStream_t stream) {
-  using Work = ScaledExpertWork<kGated>;
-  using Shape = ScaledTiles;
+  using Work = ScaledExpertWork<Shape, kGated>;
   const auto column_tiles_of = [](const typename Work::Side& side) {
     return (side.out_columns + Work::kOutColumns - 1) / Work::kOutColumns;
   };
   Work work = {};
-  work.experts = side<kGated>(products.experts);
+  work.experts = side<Work>(products.experts);
   work.row_tiles = products.row_tiles;
   work.num_row_tiles = products.num_row_tiles;
   work.tiles_taken = products.tiles_taken;
+  work.tile_units = products.tile_units;
   work.one_row_tile_an_expert = products.one_row_tile_an_expert;
   work.column_tiles = column_tiles_of(work.experts);
   work.rows = products.rows;
   work.form = products.form;
   if (products.shared.n > 0) {
-    work.shared = side<kGated>(products.shared);
+    work.shared = side<Work>(products.shared);
     const ManyRowsPlan plan = plan_many_rows(
         {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
         {.groups = Shape::kTokens / 64, .columns = Shape::kWeightRows}, num_multiprocessors());
@@ -263,14 +275,15 @@ void launch_products(const ScaledProducts& products, cudaStream_t stream) {
   }
   constexpr int kBytes = sizeof(ScaledExpertMemory<Shape>);
   static const bool allowed = [] {
-    allow_shared_memory(multiply_scaled_experts<kGated>, kBytes);
+    allow_shared_memory(multiply_scaled_experts<Shape, kGated>, kBytes);
     return true;
   }();
   static_cast<void>(allowed);
-  launch(multiply_scaled_experts<kGated>,
-         {.blocks = static_cast<unsigned>(num_multiprocessors()),
+  launch(multiply_scaled_experts<Shape, kGated>,
+         {.blocks = static_cast<unsigned>(num_multiprocessors() / Shape::kSplit * Shape::kSplit),
           .threads = Shape::kThreads,
-          .shared_bytes = kBytes},
+          .shared_bytes = kBytes,
+          .cluster = Shape::kSplit},
          stream, work);
 }
 
@@ -280,13 +293,17 @@ int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows
   return scaled_plan_for(shape, rows).workspace_bytes;
 }
 
-void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream) {
+void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream,
+                          ScaledMoeLaunches launches) {
   const MoeShape& s = a.shape;
   const MoeManyRowsPlan plan = scaled_plan_for(s, a.rows);
   auto* workspace = static_cast<uint8_t*>(a.workspace);
   auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
   auto* num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at);
-  auto* tiles_taken = reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at);
+  // Sorting sets them to 0.
+  auto* tiles_taken = launches.sort_and_gather
+                          ? reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at)
+                          : nullptr;
   auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
   void* sorted_x = workspace + plan.sorted_x_at;
   auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scales_at);
@@ -297,93 +314,106 @@ void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream) {
   void* shared_result = workspace + plan.shared_result_at;
   const bool has_shared = s.shared_inter > 0;
 
-  sort_by_expert({.expert_ids = a.expert_ids,
-                  .pairs = a.rows * s.experts_per_token,
-                  .tile_units = plan.tile_tokens / kExpertRowUnit,
-                  .positions = positions,
-                  .row_tiles = row_tiles,
-                  .num_row_tiles = num_row_tiles,
-                  .tiles_taken = tiles_taken},
-                 stream);
-  gather_rows({.x = a.x,
-               .sorted_x = sorted_x,
-               .scales = a.x_scales,
-               .scales_stride = a.x_scales_stride,
-               .sorted_scales = x_scales,
-               .sorted_scales_stride = plan.sorted_rows,
-               .positions = positions,
-               .rows = a.rows,
-               .vectors = s.hidden / 16,
-               .scale_blocks = s.hidden / 128,
-               .experts_per_token = s.experts_per_token},
-              stream);
-  launch_products<true>({.experts = {.x = sorted_x,
-                                     .x_scales = x_scales,
-                                     .x_scales_stride = plan.sorted_rows,
-                                     .weight = a.gate_up,
-                                     .weight_scales = a.gate_up_scales,
-                                     .out = activations,
-                                     .out_scales = activation_scales,
-                                     .out_scales_stride = plan.sorted_rows,
-                                     .rows = plan.sorted_rows,
-                                     .experts = s.num_experts,
-                                     .n = 2 * s.inter,
-                                     .k = s.hidden},
-                         .shared = {.x = a.x,
-                                    .x_scales = a.x_scales,
-                                    .x_scales_stride = a.x_scales_stride,
-                                    .weight = a.shared_gate_up,
-                                    .weight_scales = a.shared_gate_up_scales,
-                                    .out = shared_activations,
-                                    .out_scales = shared_scales,
-                                    .out_scales_stride = plan.shared_scales_stride,
-                                    .rows = a.rows,
-                                    .experts = 1,
-                                    .n = 2 * s.shared_inter,
-                                    .k = s.hidden},
-                         .rows = a.rows,
-                         .row_tiles = row_tiles,
-                         .num_row_tiles = num_row_tiles,
-                         .tiles_taken = tiles_taken,
-                         .one_row_tile_an_expert = plan.one_row_tile_an_expert,
-                         .form = a.form},
-                        stream);
-  launch_products<false>({.experts = {.x = activations,
-                                      .x_scales = activation_scales,
-                                      .x_scales_stride = plan.sorted_rows,
-                                      .weight = a.down,
-                                      .weight_scales = a.down_scales,
-                                      .out = sorted_x,
-                                      .rows = plan.sorted_rows,
-                                      .experts = s.num_experts,
-                                      .n = s.hidden,
-                                      .k = s.inter},
-                          .shared = {.x = shared_activations,
-                                     .x_scales = shared_scales,
-                                     .x_scales_stride = plan.shared_scales_stride,
-                                     .weight = a.shared_down,
-                                     .weight_scales = a.shared_down_scales,
-                                     .out = shared_result,
-                                     .rows = a.rows,
-                                     .experts = 1,
-                                     .n = has_shared ? s.hidden : 0,
-                                     .k = s.shared_inter},
-                          .rows = a.rows,
-                          .row_tiles = row_tiles,
-                          .num_row_tiles = num_row_tiles,
-                          .tiles_taken = tiles_taken + 1,
-                          .one_row_tile_an_expert = plan.one_row_tile_an_expert},
-                         stream);
-  combine_experts({.results = sorted_x,
-                   .shared_results = has_shared ? shared_result : nullptr,
-                   .positions = positions,
-                   .weights = a.expert_weights,
-                   .out = a.out,
-                   .out_type = a.out_type,
-                   .rows = a.rows,
-                   .hidden = s.hidden,
-                   .experts_per_token = s.experts_per_token},
-                  stream);
+  if (launches.sort_and_gather) {
+    sort_by_expert({.expert_ids = a.expert_ids,
+                    .pairs = a.rows * s.experts_per_token,
+                    .tile_units = plan.tile_tokens / kExpertRowUnit,
+                    .positions = positions,
+                    .row_tiles = row_tiles,
+                    .num_row_tiles = num_row_tiles,
+                    .tiles_taken = tiles_taken},
+                   stream);
+    gather_rows({.x = a.x,
+                 .sorted_x = sorted_x,
+                 .scales = a.x_scales,
+                 .scales_stride = a.x_scales_stride,
+                 .sorted_scales = x_scales,
+                 .sorted_scales_stride = plan.sorted_rows,
+                 .positions = positions,
+                 .rows = a.rows,
+                 .vectors = s.hidden / 16,
+                 .scale_blocks = s.hidden / 128,
+                 .experts_per_token = s.experts_per_token},
+                stream);
+  }
+  const auto launch_gate_up = splits_gate_up(s) ? launch_products<ScaledSplitTiles, true>
+                                                : launch_products<ScaledTiles, true>;
+  if (launches.gate_up) {
+    launch_gate_up({.experts = {.x = sorted_x,
+                                .x_scales = x_scales,
+                                .x_scales_stride = plan.sorted_rows,
+                                .weight = a.gate_up,
+                                .weight_scales = a.gate_up_scales,
+                                .out = activations,
+                                .out_scales = activation_scales,
+                                .out_scales_stride = plan.sorted_rows,
+                                .rows = plan.sorted_rows,
+                                .experts = s.num_experts,
+                                .n = 2 * s.inter,
+                                .k = s.hidden},
+                    .shared = {.x = a.x,
+                               .x_scales = a.x_scales,
+                               .x_scales_stride = a.x_scales_stride,
+                               .weight = a.shared_gate_up,
+                               .weight_scales = a.shared_gate_up_scales,
+                               .out = shared_activations,
+                               .out_scales = shared_scales,
+                               .out_scales_stride = plan.shared_scales_stride,
+                               .rows = a.rows,
+                               .experts = 1,
+                               .n = 2 * s.shared_inter,
+                               .k = s.hidden},
+                    .rows = a.rows,
+                    .row_tiles = row_tiles,
+                    .num_row_tiles = num_row_tiles,
+                    .tiles_taken = tiles_taken,
+                    .tile_units = plan.tile_tokens / kExpertRowUnit,
+                    .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                    .form = a.form},
+                   stream);
+  }
+  if (launches.down) {
+    launch_products<ScaledTiles, false>(
+        {.experts = {.x = activations,
+                     .x_scales = activation_scales,
+                     .x_scales_stride = plan.sorted_rows,
+                     .weight = a.down,
+                     .weight_scales = a.down_scales,
+                     .out = sorted_x,
+                     .rows = plan.sorted_rows,
+                     .experts = s.num_experts,
+                     .n = s.hidden,
+                     .k = s.inter},
+         .shared = {.x = shared_activations,
+                    .x_scales = shared_scales,
+                    .x_scales_stride = plan.shared_scales_stride,
+                    .weight = a.shared_down,
+                    .weight_scales = a.shared_down_scales,
+                    .out = shared_result,
+                    .rows = a.rows,
+                    .experts = 1,
+                    .n = has_shared ? s.hidden : 0,
+                    .k = s.shared_inter},
+         .rows = a.rows,
+         .row_tiles = row_tiles,
+         .num_row_tiles = num_row_tiles,
+         .tiles_taken = tiles_taken == nullptr ? nullptr : tiles_taken + 1,
+         .tile_units = plan.tile_tokens / kExpertRowUnit,
+         .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+        stream);
+  }
+  if (launches.combine) {
+    combine_experts({.results = sorted_x,
+                     .shared_results = has_shared ? shared_result : nullptr,
+                     .positions = positions,
+                     .weights = a.expert_weights,
+                     .out = a.out,
+                     .out_type = a.out_type,
+                     .rows = a.rows,
+                     .hidden = s.hidden,
+                     .experts_per_token = s.experts_per_token},
+                    stream);
+  }
 }
 
 }  // namespace fathom::cuda

@@ -7,6 +7,13 @@
 namespace fathom::cuda {
 
 int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows);
-void scaled_moe_many_rows(const ScaledMoeArguments& arguments, cudaStream_t stream);
+
+// Which of its launches: benchmarks leave some of them out. What those would have left in the
+// workspace must be there.
+struct ScaledMoeLaunches {
+  bool sort_and_gather = true, gate_up = true, down = true, combine = true;
+};
+void scaled_moe_many_rows(const ScaledMoeArguments& arguments, cudaStream_t stream,
+                          ScaledMoeLaunches launches = {});
 
 }  // namespace fathom::cuda

@@ -1,6 +1,7 @@
 // The mixture of experts in e4m3 for many tokens on the GPU: time of all its launches in a CUDA
 // graph of three times them; median of 11 replays. TFLOP/s count tokens times their experts alone,
-// TB/s the experts' weights once.
+// TB/s the experts' weights once. Of evenly filled experts also each of the two products alone,
+// in graphs of 12 of them over three different sets of weights.
 //
 //   scaled_moe_many_rows_cuda_bench [--json] [--only NAME] [--rows ROWS]
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/error.h"
 #include "device/cuda/graph_timer.h"
 #include "ops/moe/moe_problem_cuda.h"
 #include "ops/moe/scaled_moe_many_rows_cuda.h"
@@ -32,6 +34,29 @@ constexpr MoeShape v3(int32_t experts, int32_t inter, int32_t shared_inter) {
           .shared_inter = shared_inter};
 }
 
+struct Products {
+  double gate_up, down;  // us
+};
+
+Products time_products(const MoeShape& shape, int32_t rows) {
+  const auto ids = balanced_experts(shape, rows);
+  std::vector<ScaledMoeProblem> problems;
+  for (uint32_t seed = 1; seed <= 3; ++seed) problems.emplace_back(shape, rows, ids, seed);
+  const auto time = [&](const ScaledMoeLaunches& launches) {
+    return time_in_graph(12, [&](int copy, cudaStream_t stream) {
+      scaled_moe_many_rows(problems[static_cast<size_t>(copy % 3)].arguments(DType::kBF16), stream,
+                           launches);
+    });
+  };
+  for (const ScaledMoeProblem& problem : problems) {
+    scaled_moe_many_rows(problem.arguments(DType::kBF16), nullptr,
+                         {.down = false, .combine = false});
+  }
+  check(cudaDeviceSynchronize(), "synchronize");
+  return {.gate_up = time({.sort_and_gather = false, .down = false, .combine = false}),
+          .down = time({.sort_and_gather = false, .gate_up = false, .combine = false})};
+}
+
 int run(bool json, const std::string& only, int only_rows) {
   const Run runs[] = {
       // As DeepGEMM's grouped products were measured: 4, 20, 64, 192 rows an expert, or 1.
@@ -53,7 +78,7 @@ int run(bool json, const std::string& only, int only_rows) {
        {128, 512, 2048, 8192}},
   };
   std::printf(json ? "{\"device\": \"%s\", \"results\": [" : "%s\n", device_line().c_str());
-  if (!json) std::printf("%-26s tokens rows/expert        us TFLOP/s  TB/s\n", "model");
+  if (!json) std::printf("%-26s tokens rows/expert        us TFLOP/s  TB/s  products\n", "model");
   const char* separator = "";
   for (const Run& r : runs) {
     if (!only.empty() && only != r.name) continue;
@@ -69,15 +94,23 @@ int run(bool json, const std::string& only, int only_rows) {
       const double tbs =
           3.0 * s.hidden * (double{1} * s.num_experts * s.inter + s.shared_inter) / us / 1e6;
       const int rows_an_expert = rows * s.experts_per_token / s.num_experts;
+      const bool by_product = r.balanced && s.num_experts > 1;
+      const Products products = by_product ? time_products(s, rows) : Products{};
       if (json) {
         std::printf(
             "%s\n  {\"model\": \"%s\", \"tokens\": %d, \"us\": %.2f, \"tflops\": %.1f, "
-            "\"weights_tb_s\": %.2f}",
+            "\"weights_tb_s\": %.2f",
             separator, r.name, rows, us, tflops, tbs);
+        if (by_product) {
+          std::printf(", \"gate_up_us\": %.2f, \"down_us\": %.2f", products.gate_up, products.down);
+        }
+        std::printf("}");
         separator = ",";
       } else {
-        std::printf("%-26s %6d %11d %9.1f %7.0f %5.2f\n", r.name, rows, rows_an_expert, us, tflops,
+        std::printf("%-26s %6d %11d %9.1f %7.0f %5.2f", r.name, rows, rows_an_expert, us, tflops,
                     tbs);
+        if (by_product) std::printf("  %.1f + %.1f", products.gate_up, products.down);
+        std::printf("\n");
       }
       std::fflush(stdout);
     }

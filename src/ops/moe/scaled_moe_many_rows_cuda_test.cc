@@ -63,6 +63,9 @@ constexpr MoeShape kTiny = {
 constexpr MoeShape kOdd = {
     .hidden = 384, .num_experts = 256, .experts_per_token = 8, .inter = 128, .shared_inter = 0};
 // Of their experts, so many as this machine's memory is filled with in a second.
+// Two blocks have half of k each of gate and up, which are 17 blocks.
+constexpr MoeShape kSplit = {
+    .hidden = 2176, .num_experts = 16, .experts_per_token = 4, .inter = 128, .shared_inter = 128};
 constexpr MoeShape kV2Lite = {
     .hidden = 2048, .num_experts = 8, .experts_per_token = 6, .inter = 1408, .shared_inter = 2816};
 constexpr MoeShape kV3 = {
@@ -87,6 +90,7 @@ TEST(ScaledMoeManyRows, AnyTokensAnExpert) {
     std::vector<int32_t> ids;
     for (int row = 0; row < rows; ++row) ids.insert(ids.end(), {15, 2, 7, 0});
     compare({kTiny, rows, ids, 1}, DType::kBF16, 24);
+    compare({kSplit, rows, ids, 1}, DType::kBF16, 4);
   }
 }
 
@@ -104,6 +108,7 @@ TEST(ScaledMoeManyRows, ScalesThatArePowersOfTwo) {
 TEST(ScaledMoeManyRows, ManyTokens) {
   compare({kTiny, 30000, random_experts(kTiny, 30000, 7), 1});
   compare({kOdd, 16384, random_experts(kOdd, 16384, 7), 1});
+  compare({kSplit, 5000, random_experts(kSplit, 5000, 7), 1}, DType::kBF16, 4);
 }
 
 TEST(ScaledMoeManyRows, SomeTokensHaveFewerExpertsOrNone) {
@@ -136,10 +141,9 @@ TEST(ScaledMoeManyRows, RowsOfNanChangeNoOther) {
   }
 }
 
-// What a row gives does not depend on the others, nor on the order of its list.
-TEST(ScaledMoeManyRows, SameBitsInAnyBatch) {
-  auto ids = random_experts(kTiny, 700, 3);
-  const ScaledMoeProblem whole(kTiny, 700, ids, 1);
+void compare_batches(const MoeShape& shape) {
+  auto ids = random_experts(shape, 700, 3);
+  const ScaledMoeProblem whole(shape, 700, ids, 1);
   const auto all = run(whole, DType::kF32);
   for (int32_t row = 0; row < 700; ++row)
     std::reverse(ids.begin() + row * 4, ids.begin() + row * 4 + 4);
@@ -149,13 +153,13 @@ TEST(ScaledMoeManyRows, SameBitsInAnyBatch) {
   for (const int32_t rows : {1, 5, 100}) {
     SCOPED_TRACE(rows);
     const std::vector<int32_t> some_ids(ids.begin(), ids.begin() + rows * 4);
-    ScaledMoeProblem part(kTiny, rows, some_ids, 1);
+    ScaledMoeProblem part(shape, rows, some_ids, 1);
     std::vector<float> some_weights(weights.begin(), weights.begin() + rows * 4);
     for (int32_t row = 0; row < rows; ++row) {
       std::reverse(some_weights.begin() + row * 4, some_weights.begin() + row * 4 + 4);
     }
     part.weights.copy_from(some_weights);
-    part.x.copy_from(std::vector<uint8_t>(x.begin(), x.begin() + rows * kTiny.hidden));
+    part.x.copy_from(std::vector<uint8_t>(x.begin(), x.begin() + rows * shape.hidden));
     auto some_scales = part.x_scales.to_host();
     for (int64_t i = 0; i < std::ssize(some_scales); ++i) {
       const int64_t row = i % part.x_scales_stride, block = i / part.x_scales_stride;
@@ -168,6 +172,12 @@ TEST(ScaledMoeManyRows, SameBitsInAnyBatch) {
     const auto some = run(part, DType::kF32);
     for (size_t i = 0; i < some.size(); ++i) ASSERT_EQ(some[i], all[i]) << "element " << i;
   }
+}
+
+// What a row gives does not depend on the others, nor on the order of its list.
+TEST(ScaledMoeManyRows, SameBitsInAnyBatch) {
+  compare_batches(kTiny);
+  compare_batches(kSplit);
 }
 
 }  // namespace
