@@ -39,6 +39,7 @@ sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.Pe
 # follow (docs/kernels/latent_decode_rows.md): bar.arrive of some warps and bar.sync of the others, an
 # arrival of one lane after __syncwarp(), a vote over what the lanes have read.
 export IN_ORDER='Error: .*Write access at [^=]*Products<.*>::join<
+Error: [^=]*ScaledExpertScaler[^=]*::scale.*ScaledExpertMultiplier[^=]*::promote
 Error: .*OneRow::finish_gate_up[^=]*=.*OneRow::multiply
 Warning: .*latent_decode_rows_kernel[^=]*=.*latent_decode_rows_kernel'
 
