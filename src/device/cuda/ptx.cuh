@@ -46,6 +46,19 @@ __device__ inline void barrier_wait(uint64_t* barrier, int parity) {
       : "memory");
 }
 
+// mbarrier.try_wait.parity once: whether the phase of that parity has ended. The answer is on its
+// way while other instructions run.
+__device__ inline bool barrier_has_ended(uint64_t* barrier, int parity) {
+  uint32_t ended;
+  asm volatile(
+      "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(ended)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
 // bar.sync: the block's named barrier `id`, for `threads` of its threads.
 __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

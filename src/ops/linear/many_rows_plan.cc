@@ -25,9 +25,10 @@ constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
                                {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
                                {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
                                {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
-constexpr TileCost kScaledCosts[] = {{{.groups = 2, .columns = 192}, 0.68, 0.7},
-                                     {{.groups = 2, .columns = 128}, 0.43, 1.25},
-                                     {{.groups = 2, .columns = 64}, 0.34, 1.0},
+constexpr TileCost kScaledCosts[] = {{{.groups = 4, .columns = 128}, 0.82, 2.3},
+                                     {{.groups = 2, .columns = 192}, 0.61, 1.6},
+                                     {{.groups = 2, .columns = 128}, 0.44, 1.1},
+                                     {{.groups = 2, .columns = 64}, 0.31, 0.7},
                                      {{.groups = 1, .columns = 192}, 0.44, 2.9},
                                      {{.groups = 1, .columns = 144}, 0.37, 1.5},
                                      {{.groups = 1, .columns = 128}, 0.31, 0.8},
@@ -56,7 +57,7 @@ std::span<const TileCost> costs_of(ManyRowsType type) {
 constexpr double kWorthIt = 0.97;
 
 // Rows or columns of operands that tiles running at a time share.
-constexpr int64_t kBandSize = 1024;
+constexpr int64_t kBandSize = 1024, kScaledBandSize = 2048;
 // Bytes of an operand that are not read from memory again: what half of a Hopper GPU's L2 holds.
 constexpr int64_t kStaysInL2 = 24 << 20;
 
@@ -104,8 +105,9 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
   plan.row_tiles = static_cast<int>(ceil_div(problem.rows, rows));
   plan.column_tiles = static_cast<int>(ceil_div(problem.n, tile.columns));
   // Bands of rows read W once a band, bands of columns x once a band.
-  const int64_t row_band = std::max<int64_t>(1, kBandSize / rows),
-                column_band = std::max<int64_t>(1, kBandSize / tile.columns);
+  const int64_t band_size = problem.type == ManyRowsType::kBF16 ? kBandSize : kScaledBandSize;
+  const int64_t row_band = std::max<int64_t>(1, band_size / rows),
+                column_band = std::max<int64_t>(1, band_size / tile.columns);
   const auto reads = [&](int64_t operand_rows, int64_t bands) {
     const int64_t bytes = operand_rows * problem.k_steps() * 128;
     return bytes <= kStaysInL2 ? bytes : bytes * bands;

@@ -2,8 +2,9 @@
 //
 // Inputs/outputs: scaled_linear_cuda.h. Tiles and their order: ops/linear/many_rows_plan.h.
 //
-// Layout and algorithm: ops/linear/many_rows_tile_cuda.cuh. Here is where a tile's operands, scales
-// and results lie.
+// Layout and algorithm: scaled_large_tile_cuda.cuh for large tiles,
+// ops/linear/many_rows_tile_cuda.cuh for small ones and where blocks share k. Here is where a
+// tile's operands, scales and results lie.
 //
 // Determinism: an element's blocks of k are added by one warpgroup in their order, with the same
 // bits for any tile; with a split of k its shares are added in their order, and the bits are
@@ -19,6 +20,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/tensor_map.h"
 #include "ops/linear/many_rows_tile_cuda.cuh"
+#include "ops/scaled_linear/scaled_large_tile_cuda.cuh"
 #include "ops/scaled_linear/scaled_many_rows_cuda.h"
 
 namespace fathom::cuda {
@@ -73,25 +75,61 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 }
 
 template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    scaled_large_tiles_kernel(const __grid_constant__ LargeTileWork<Shape> work) {
+  run_large_tiles<Shape>(work);
+}
+
+// ---- launching
+
+// Rows of e4m3, 128 of k a box.
+CUtensorMap operand_map(const void* matrix, int64_t rows, int64_t row_stride, int k, int box_rows) {
+  const Axis axes[] = {{.size = k, .stride = 1, .box = 128},
+                       {.size = rows, .stride = row_stride, .box = box_rows},
+                       {.size = 1, .stride = rows * row_stride, .box = 1}};
+  return e4m3_map(matrix, axes);
+}
+
+CUtensorMap scales_map(const ScaledLinearArguments& a, int box_rows) {
+  const Axis axes[] = {{.size = a.rows, .stride = 1, .box = box_rows},
+                       {.size = a.k / 128, .stride = a.x_scales_stride, .box = 1}};
+  return f32_map(a.x_scales, axes);
+}
+
+CUtensorMap out_map(const ScaledLinearArguments& a) {
+  const Axis axes[] = {{.size = a.n, .stride = 1, .box = 64},
+                       {.size = a.rows, .stride = a.out_row_stride, .box = 16}};
+  return bf16_map(a.out, axes);
+}
+
+TileRaster raster_of(const ManyRowsPlan& plan) {
+  return {.row_tiles = plan.row_tiles,
+          .column_tiles = plan.column_tiles,
+          .band = plan.band,
+          .band_of_columns = plan.band_of_columns};
+}
+
+template <typename Work>
+void launch_with(void (*kernel)(Work), const Work& work, const ManyRowsPlan& plan, int threads,
+                 int shared_bytes, cudaStream_t stream) {
+  launch(kernel,
+         {.blocks = static_cast<unsigned>(plan.num_blocks),
+          .threads = static_cast<unsigned>(threads),
+          .shared_bytes = static_cast<unsigned>(shared_bytes),
+          .cluster = static_cast<unsigned>(plan.tile.split)},
+         stream, work);
+}
+
+template <typename Shape>
 void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
   const auto kernel = scaled_many_rows_kernel<Shape>;
   constexpr int kBytes = sizeof(TileMemory<Shape>);
   static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
   static_cast<void>(allowed);
-  const auto map = [&](const void* matrix, int64_t rows, int64_t row_stride, int box_rows) {
-    const Axis axes[] = {{.size = a.k, .stride = 1, .box = 128},
-                         {.size = rows, .stride = row_stride, .box = box_rows},
-                         {.size = 1, .stride = rows * row_stride, .box = 1}};
-    return e4m3_map(matrix, axes);
-  };
-  const Axis scale_axes[] = {{.size = a.rows, .stride = 1, .box = Shape::kRows},
-                             {.size = a.k / 128, .stride = a.x_scales_stride, .box = 1}};
-  const Axis out_axes[] = {{.size = a.n, .stride = 1, .box = 64},
-                           {.size = a.rows, .stride = a.out_row_stride, .box = 16}};
-  const ScaledWork<Shape> work = {.x = map(a.x, a.rows, a.x_row_stride, Shape::kRows),
-                                  .x_scales = f32_map(a.x_scales, scale_axes),
-                                  .weight = map(a.weight, a.n, a.k, Shape::kColumns),
-                                  .out_map = bf16_map(a.out, out_axes),
+  const ScaledWork<Shape> work = {.x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows),
+                                  .x_scales = scales_map(a, Shape::kRows),
+                                  .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns),
+                                  .out_map = out_map(a),
                                   .weight_scales = a.weight_scales,
                                   .weight_row_scales = a.weight_row_scales,
                                   .out = static_cast<uint8_t*>(a.out),
@@ -100,16 +138,31 @@ void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaSt
                                   .rows = a.rows,
                                   .n = a.n,
                                   .k_steps = a.k / 128,
-                                  .raster = {.row_tiles = plan.row_tiles,
-                                             .column_tiles = plan.column_tiles,
-                                             .band = plan.band,
-                                             .band_of_columns = plan.band_of_columns}};
-  launch(kernel,
-         {.blocks = static_cast<unsigned>(plan.num_blocks),
-          .threads = Shape::kThreads,
-          .shared_bytes = kBytes,
-          .cluster = Shape::kSplit},
-         stream, work);
+                                  .raster = raster_of(plan)};
+  launch_with(kernel, work, plan, Shape::kThreads, kBytes, stream);
+}
+
+template <typename Shape>
+void launch_large(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+  const auto kernel = scaled_large_tiles_kernel<Shape>;
+  constexpr int kBytes = sizeof(LargeTileMemory<Shape>);
+  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
+  static_cast<void>(allowed);
+  const LargeTileWork<Shape> work = {
+      .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows),
+      .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns),
+      .x_scales = scales_map(a, Shape::kRows),
+      .out_map = out_map(a),
+      .weight_scales = a.weight_scales,
+      .weight_row_scales = a.weight_row_scales,
+      .out = a.out,
+      .out_row_stride = a.out_row_stride,
+      .f32 = a.out_type == DType::kF32,
+      .rows = a.rows,
+      .n = a.n,
+      .k_steps = a.k / 128,
+      .raster = raster_of(plan)};
+  launch_with(kernel, work, plan, Shape::kThreads, kBytes, stream);
 }
 
 }  // namespace
@@ -118,12 +171,14 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
                              cudaStream_t stream) {
   if (a.rows == 0) return;
   const ManyRowsTile tile = plan.tile;
-  if (tile == ManyRowsTile{2, 192, 1}) {
-    launch_for<ScaledTileShape<2, 192, 4, 1>>(a, plan, stream);
+  if (tile == ManyRowsTile{4, 128, 1}) {
+    launch_large<LargeTileShape<4, 128, 3>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 192, 1}) {
+    launch_large<LargeTileShape<2, 192, 4>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 128, 1}) {
-    launch_for<ScaledTileShape<2, 128, 5, 1>>(a, plan, stream);
+    launch_large<LargeTileShape<2, 128, 5>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 64, 1}) {
-    launch_for<ScaledTileShape<2, 64, 7, 1>>(a, plan, stream);
+    launch_large<LargeTileShape<2, 64, 8>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 192, 1}) {
     launch_for<ScaledTileShape<1, 192, 6, 1>>(a, plan, stream);
   } else if (tile == ManyRowsTile{1, 144, 1}) {

@@ -1,0 +1,426 @@
+// What: the part that products of e4m3 with scales by blocks share where tiles are large: out tile
+// [64 * kGroups, kColumns] = x tile times W tile transposed, tile after tile, one block a
+// multiprocessor.
+//
+// Layout: kStages stages of x [kRows, 128] and W [kColumns, 128] with the 128-byte swizzle, and of
+// their scales; a tile's results in boxes of [16, 64] on their way out. Two warpgroups compute,
+// each 64 rows with all columns, or two times 64 one after the other; of one more a thread copies
+// and a warp reads W's scales.
+//
+// Algorithm: persistent blocks. Those who multiply count steps of 128 of k and tiles, whose numbers
+// the block's own and the sizes give: all of a warp's threads are known to be at the same stage
+// then, and descriptions of operands lie in uniform registers. Where a tile's results belong they
+// read when they write them. A step is four instructions into registers of their own, which fp32
+// sums take times both scales. Scales are read before the first of them, because a read of shared
+// memory waits behind what the tensor cores read; whether the next stage has come is asked before
+// sums are added, and known after. Between one product's end and the next one's begin there are
+// then little more than multiplications; meanwhile the other warpgroup's product has the tensor
+// cores.
+//
+// Determinism: an element is summed in order of k by one warpgroup, with the same bits in any tile.
+//
+// Source: the PTX manual; two levels of sums as in DeepSeek-V3's technical report (arXiv
+// 2412.19437), section 3.3.2; 256 x 128 as two products of 64 rows a warpgroup, and the order of
+// what happens in a step, as DeepGEMM has them.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+#include <numeric>
+
+#include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_copy.cuh"
+#include "device/cuda/wgmma.cuh"
+#include "ops/linear/many_rows_tile_cuda.cuh"
+
+namespace fathom::cuda {
+
+template <int kGroupCount, int kColumnCount, int kStageCount>
+struct LargeTileShape {
+  static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount;
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kParts = kGroups / kWarpgroups;  // of 64 rows, one after the other
+  static constexpr int kRows = 64 * kGroups;
+  static constexpr int kXBytes = kRows * 128, kWeightBytes = kColumns * 128;
+  static constexpr int kThreads = 128 * (kWarpgroups + 1);
+  static constexpr int kLoaderRegisters = 40, kMultiplierRegisters = 232;
+  // Have one scale: tiles begin at multiples of them.
+  static constexpr int kScaleColumns = std::gcd(kColumns, 128);
+  static constexpr int kScales = kColumns / kScaleColumns;
+  static constexpr int kSums = kColumns / 2;  // of a thread, for 64 rows
+  static constexpr int kBoxes = kColumns / 64;
+  static_assert(kGroups % kWarpgroups == 0 && kColumns % 64 == 0);
+};
+
+struct TilePlace {
+  int row, column;
+};
+
+template <typename Shape>
+struct LargeTileMemory {
+  alignas(1024) uint8_t x[Shape::kStages][Shape::kXBytes];
+  alignas(1024) uint8_t weight[Shape::kStages][Shape::kWeightBytes];
+  // Of each warp, for 16 rows.
+  alignas(1024) uint8_t out[Shape::kWarpgroups * 4][Shape::kParts][Shape::kBoxes][16 * 128];
+  alignas(128) float x_scales[Shape::kStages][Shape::kRows];
+  float weight_scales[Shape::kStages][Shape::kScales];
+  // In turn: of the tile whose results are written, those whose stages are filled, and the next.
+  static constexpr int kTiles = Shape::kStages + 2;
+  TilePlace tiles[kTiles];
+  uint64_t arrived[Shape::kStages], read[Shape::kStages];
+};
+
+template <typename Shape>
+struct LargeTileWork {
+  // Boxes of [kRows, 128], [kColumns, 128], [1, kRows] and [16, 64].
+  CUtensorMap x, weight, x_scales, out_map;
+  const float *weight_scales, *weight_row_scales;
+  void* out;
+  int64_t out_row_stride;
+  bool f32;
+  int rows, n, k_steps;
+  TileRaster raster;
+
+  __device__ int num_tiles() const { return raster.row_tiles * raster.column_tiles; }
+  __device__ TilePlace place(int index) const {
+    const auto [batch, row_tile, column_tile] = raster.place(index);
+    return {.row = row_tile * Shape::kRows, .column = column_tile * Shape::kColumns};
+  }
+};
+
+template <typename Shape>
+struct StageRing {
+  int stage = 0, phase = 0;
+
+  __device__ void advance() {
+    if (++stage == Shape::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- copies: one thread
+
+template <typename Shape>
+class LargeTileLoader {
+ public:
+  __device__ LargeTileLoader(LargeTileMemory<Shape>& memory, const LargeTileWork<Shape>& work)
+      : memory_(memory), work_(work) {}
+
+  __device__ void run() {
+    const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+    const TilePlace first_place = work_.place(first);
+    announce(first_place);
+    int ahead = min(work_.k_steps, Shape::kStages);  // stages whose W is on its way
+    for (int k = 0; k < ahead; ++k) load_weight(first_place, k, k);
+    wait_for_earlier_launches();
+    for (int index = first; index < work_.num_tiles(); index += step) {
+      const TilePlace place = work_.place(index);
+      if (index != first) announce(place);
+      for (int k = 0; k < work_.k_steps; ++k) {
+        if (ahead > 0) {
+          --ahead;
+        } else {
+          barrier_wait(&memory_.read[ring_.stage], ring_.phase ^ 1);
+          load_weight(place, ring_.stage, k);
+        }
+        load_x(place, k);
+        ring_.advance();
+      }
+    }
+  }
+
+ private:
+  // Before the barrier of the tile's first stage is told what to expect.
+  __device__ void announce(const TilePlace& place) {
+    memory_.tiles[tile_] = place;
+    if (++tile_ == LargeTileMemory<Shape>::kTiles) tile_ = 0;
+  }
+
+  // With the stage's barrier told of all that is to come.
+  __device__ void load_weight(const TilePlace& place, int stage, int k) {
+    uint64_t* arrived = &memory_.arrived[stage];
+    barrier_expect(arrived, Shape::kXBytes + Shape::kWeightBytes + Shape::kRows * 4);
+    copy_box(memory_.weight[stage], &work_.weight, arrived, k * 128, place.column, 0);
+  }
+
+  __device__ void load_x(const TilePlace& place, int k) {
+    const int stage = ring_.stage;
+    uint64_t* arrived = &memory_.arrived[stage];
+    copy_box(memory_.x[stage], &work_.x, arrived, k * 128, place.row, 0);
+    copy_box(memory_.x_scales[stage], &work_.x_scales, arrived, place.row, k);
+  }
+
+  LargeTileMemory<Shape>& memory_;
+  const LargeTileWork<Shape>& work_;
+  StageRing<Shape> ring_;
+  int tile_ = 0;
+};
+
+// ---- W's scales: one warp
+
+// 32 steps' at a time, laid beside the stages.
+template <typename Shape>
+__device__ void load_weight_scales(LargeTileMemory<Shape>& memory,
+                                   const LargeTileWork<Shape>& work) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, last = (work.n - 1) >> 7;
+  StageRing<Shape> ring;
+  const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+  for (int index = first; index < work.num_tiles(); index += step) {
+    const int column = work.place(index).column;
+    for (int begin = 0; begin < work.k_steps; begin += 32) {
+      float scales[Shape::kScales];
+#pragma unroll
+      for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last have its block's
+        const int block = min((column + i * Shape::kScaleColumns) >> 7, last);
+        scales[i] =
+            __ldg(work.weight_scales + block * work.k_steps + min(begin + lane, work.k_steps - 1));
+      }
+      const int count = min(work.k_steps - begin, 32);
+      for (int k = 0; k < count; ++k) {
+        barrier_wait(&memory.read[ring.stage], ring.phase ^ 1);
+        if (lane == k) {
+#pragma unroll
+          for (int i = 0; i < Shape::kScales; ++i) memory.weight_scales[ring.stage][i] = scales[i];
+          barrier_arrive(&memory.arrived[ring.stage]);
+        }
+        ring.advance();
+      }
+    }
+  }
+}
+
+// ---- products: a warpgroup
+
+template <typename Shape>
+class LargeTileMultiplier {
+ public:
+  __device__ LargeTileMultiplier(LargeTileMemory<Shape>& memory, const LargeTileWork<Shape>& work)
+      : memory_(memory),
+        work_(work),
+        warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0)),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        first_x_(uniform_matrix(
+            swizzled_matrix(shared_address(memory.x[0]) + warp_ / 4 * kPartBytes, 1024))),
+        first_weight_(uniform_matrix(swizzled_matrix(shared_address(memory.weight[0]), 1024))),
+        x_(first_x_),
+        weight_(first_weight_) {}
+
+  __device__ void run() {
+    const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+    int tile = 0;
+    for (int index = first; index < work_.num_tiles(); index += step) {
+      multiply();
+      write(memory_.tiles[tile]);
+      if (++tile == LargeTileMemory<Shape>::kTiles) tile = 0;
+    }
+    if (lane_ == 0) wait_until_boxes_are_read();
+  }
+
+ private:
+  static constexpr int kPartBytes = 64 * 128;
+
+  // A part's first row of this warp.
+  __device__ int row(int part) const { return part * Shape::kWarpgroups * 64 + warp_ * 16; }
+
+  // Each warp for itself: that its own products have ended says nothing of the other warps'.
+  __device__ void give_back(int stage) {
+    if (lane_ == 0) barrier_arrive(&memory_.read[stage]);
+  }
+
+  __device__ void advance() {
+    ring_.advance();
+    x_ = ring_.stage == 0 ? first_x_ : moved(x_, Shape::kXBytes);
+    weight_ = ring_.stage == 0 ? first_weight_ : moved(weight_, Shape::kWeightBytes);
+  }
+
+  __device__ void multiply() {
+#pragma unroll
+    for (auto& part : sums_) {
+#pragma unroll
+      for (float& sum : part) sum = 0;
+    }
+    bool has_arrived = false;
+#pragma unroll 4
+    for (int k = 0; k < work_.k_steps; ++k) {
+      const int stage = ring_.stage, phase = ring_.phase;
+      if (!has_arrived) barrier_wait(&memory_.arrived[stage], phase);
+      float factors[Shape::kParts][2][Shape::kScales];  // of a thread's two rows
+      read_factors(factors, stage);
+#pragma unroll
+      for (int part = 0; part < Shape::kParts; ++part) {
+        float products[Shape::kSums];
+        begin_products(products, part);
+        mma_wait();
+        pin(products);
+        if (part + 1 == Shape::kParts) {
+          give_back(stage);
+          advance();
+          // After a tile's last there may be none: this one is asked for again.
+          const bool ends = k + 1 == work_.k_steps;
+          has_arrived = barrier_has_ended(&memory_.arrived[ends ? stage : ring_.stage],
+                                          ends ? phase : ring_.phase);
+        }
+#pragma unroll
+        for (int j = 0; j < Shape::kSums; ++j) {
+          sums_[part][j] =
+              fmaf(products[j], factors[part][j / 2 % 2][j / (Shape::kScaleColumns / 2)],
+                   sums_[part][j]);
+        }
+      }
+    }
+  }
+
+  __device__ void read_factors(float (&factors)[Shape::kParts][2][Shape::kScales],
+                               int stage) const {
+    float of_columns[Shape::kScales];
+#pragma unroll
+    for (int i = 0; i < Shape::kScales; ++i) of_columns[i] = memory_.weight_scales[stage][i];
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      const float* of_rows = &memory_.x_scales[stage][row(part) + lane_ / 4];
+      const float upper = of_rows[0], lower = of_rows[8];
+#pragma unroll
+      for (int i = 0; i < Shape::kScales; ++i) {
+        factors[part][0][i] = upper * of_columns[i];
+        factors[part][1][i] = lower * of_columns[i];
+      }
+    }
+  }
+
+  __device__ void begin_products(float (&products)[Shape::kSums], int part) const {
+    const uint64_t x = moved(x_, part * Shape::kWarpgroups * kPartBytes);
+    mma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      mma_64_e4m3(products, moved(x, i * 32), moved(weight_, i * 32), i > 0);
+    }
+    mma_commit();
+  }
+
+  // ---- results
+
+  __device__ void write(const TilePlace& place) {
+    if (work_.weight_row_scales != nullptr) scale_columns(place.column);
+    if (work_.f32) {
+      write_f32(place);
+    } else {
+      write_boxes(place);
+    }
+  }
+
+  __device__ void scale_columns(int first) {
+#pragma unroll
+    for (int block = 0; block < Shape::kColumns / 8; ++block) {
+      const int column = first + block * 8;
+      if (column >= work_.n) continue;
+      const float2 scales = __ldg(
+          reinterpret_cast<const float2*>(work_.weight_row_scales + column + 2 * (lane_ % 4)));
+#pragma unroll
+      for (auto& part : sums_) {
+#pragma unroll
+        for (int j = 4 * block; j < 4 * block + 4; j += 2) {
+          part[j] *= scales.x;
+          part[j + 1] *= scales.y;
+        }
+      }
+    }
+  }
+
+  __device__ void write_boxes(const TilePlace& place) {
+    const int box_row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
+    auto& boxes = memory_.out[warp_];
+    if (lane_ == 0) wait_until_boxes_are_read();  // those of the tile before
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      // Two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane % 4).
+      const auto packed = [&](int block, int lower_row) {
+        const int j = 4 * block + 2 * lower_row;
+        return pack_bf16(sums_[part][j], sums_[part][j + 1]);
+      };
+#pragma unroll
+      for (int box = 0; box < Shape::kBoxes; ++box) {
+#pragma unroll
+        for (int at = 0; at < 8; at += 2) {
+          const int block = box * 8 + at;
+          store_matrices(shared_address(boxes[part][box]) + box_row * 128 +
+                             (((at + odd_block) ^ (box_row % 8)) * 16),
+                         packed(block, 0), packed(block, 1), packed(block + 1, 0),
+                         packed(block + 1, 1));
+        }
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_ == 0) {
+#pragma unroll
+      for (int part = 0; part < Shape::kParts; ++part) {
+#pragma unroll
+        for (int box = 0; box < Shape::kBoxes; ++box) {
+          store_box(&work_.out_map, shared_address(boxes[part][box]), place.column + box * 64,
+                    place.row + row(part));
+        }
+      }
+      commit_boxes();
+    }
+  }
+
+  __device__ void write_f32(const TilePlace& place) {
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const int to_row = place.row + row(part) + lane_ / 4 + 8 * lower;
+        if (to_row >= work_.rows) continue;
+        float* to = static_cast<float*>(work_.out) + to_row * work_.out_row_stride + place.column +
+                    2 * (lane_ % 4);
+#pragma unroll
+        for (int block = 0; block < Shape::kColumns / 8; ++block) {
+          if (place.column + block * 8 >= work_.n) continue;
+          const int j = 4 * block + 2 * lower;
+          *reinterpret_cast<float2*>(to + block * 8) =
+              make_float2(sums_[part][j], sums_[part][j + 1]);
+        }
+      }
+    }
+  }
+
+  LargeTileMemory<Shape>& memory_;
+  const LargeTileWork<Shape>& work_;
+  const int warp_, lane_;
+  const uint64_t first_x_, first_weight_;  // this warpgroup's matrices in the first stage
+  uint64_t x_, weight_;                    // in the next
+  StageRing<Shape> ring_;
+  float sums_[Shape::kParts][Shape::kSums];
+};
+
+// ---- a block: its last warpgroup copies
+
+template <typename Shape>
+__device__ void run_large_tiles(const LargeTileWork<Shape>& work) {
+  extern __shared__ __align__(1024) uint8_t bytes[];
+  auto& memory = *reinterpret_cast<LargeTileMemory<Shape>*>(bytes);
+  constexpr int kMultipliers = 128 * Shape::kWarpgroups;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      barrier_init(&memory.arrived[stage], 2);  // the copies, and W's scales
+      barrier_init(&memory.read[stage], kMultipliers / 32);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  let_next_launch_begin();
+  if (threadIdx.x >= kMultipliers) {
+    give_registers<Shape::kLoaderRegisters>();
+    if (threadIdx.x == kMultipliers) LargeTileLoader<Shape>(memory, work).run();
+    if (threadIdx.x / 32 == kMultipliers / 32 + 1) load_weight_scales(memory, work);
+  } else {
+    take_registers<Shape::kMultiplierRegisters>();
+    LargeTileMultiplier<Shape>(memory, work).run();
+  }
+}
+
+}  // namespace fathom::cuda
