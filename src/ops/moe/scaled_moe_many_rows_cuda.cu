@@ -20,7 +20,7 @@
 // Limits: 256 experts, tokens x experts a token below 2^31. Experts' results are rounded to bf16
 // before they are added.
 //
-// Measured: docs/kernels/scaled_moe.md.
+// Measured: docs/kernels/scaled_moe_many_rows.md.
 #include "device/cuda/launch.h"
 #include "device/cuda/tensor_map.h"
 #include "ops/linear/many_rows_plan.h"
