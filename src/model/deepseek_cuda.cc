@@ -225,8 +225,10 @@ void DeepSeekModel::prepare_library() {
     const auto run = [&](bf16* x, const WeightMatrix& weight, MatrixSize size, void* out,
                          DType type, int64_t most) {
       if (least > most || is_e4m3(weight)) return;
-      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type},
-              std::min(rows_alike(least), most), nullptr);
+      const int64_t some_rows = std::min(rows_alike(least), most);
+      check(cudaMemset(x, 0, static_cast<size_t>(some_rows * size.k) * sizeof(bf16)),
+            "clearing a product's rows");
+      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type}, some_rows, nullptr);
     };
     const int64_t rows = options_.max_rows;
     run(normed_, first.q_kv_a, {q_kv_a_columns(), hidden}, q_kv_a_, DType::kBF16, rows);
