@@ -131,11 +131,11 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
                    .out_row_stride = out.stride,
                    .out_head_stride = size.n,
                    .quantized = out.quantized,
-                   .form = scale_form(),
                    .rows = static_cast<int32_t>(rows),
                    .heads = static_cast<int32_t>(config_.num_heads),
                    .n = static_cast<int32_t>(size.n),
-                   .k = static_cast<int32_t>(size.k)},
+                   .k = static_cast<int32_t>(size.k),
+                   .batch_invariant = options_.batch_invariant},
                   stream);
   } else {
     linear({.x = x.data,

@@ -35,6 +35,14 @@ __device__ inline void store_box(const CUtensorMap* map, uint32_t from, int x, i
       : "memory");
 }
 
+// The same with three coordinates, the innermost first.
+__device__ inline void store_box(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+      "r"(x), "r"(y), "r"(z), "r"(from)
+      : "memory");
+}
+
 // cp.async.bulk.commit_group, .wait_group.read: a thread's boxes until now belong together; what
 // they came from can be written again.
 __device__ inline void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

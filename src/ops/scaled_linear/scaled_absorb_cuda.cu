@@ -26,51 +26,57 @@
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma.cuh"
+#include "ops/scaled_linear/absorb_results_cuda.cuh"
 #include "ops/scaled_linear/quantize_block_cuda.cuh"
 #include "ops/scaled_linear/scaled_absorb_cuda.h"
 #include "ops/scaled_linear/scaled_absorb_plan.h"
+#include "ops/scaled_linear/wide_absorb_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
-constexpr int kAbsorbThreads = 256;  // two warpgroups
-constexpr int kSide = 128;           // of a block of weights
-constexpr int kWeightBlockBytes = kSide * kSide, kWeightBlocks = ScaledAbsorbPlan::kBlocks;
+constexpr int kWeightBlockBytes = kAbsorbSide * kAbsorbSide;
+constexpr int kTerms = 2;               // of an element of x
+constexpr float kTermRatio = 1 / 16.f;  // of the second: what e4m3 rounds off is at most 2^-4 of it
 
-struct AbsorbArguments {
-  const __nv_bfloat16* x;
-  int64_t x_row_stride, x_head_stride;
-  const float* weight_scales;
-  __nv_bfloat16* out;
-  int64_t out_row_stride, out_head_stride;
-  QuantizedRows quantized;
-  ScaleForm form;
-  int32_t rows, n_parts, row_parts;
-};
-
-__device__ float4 load_four_scales(const float* from) {
-  const uint4 v = load_weights_16(from);
-  return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
+// x times inverse as two e4m3 numbers each, the second of what the first lacks, 16 times as large.
+__device__ void pack_terms(uint4 x, float inverse, uint2& first, uint2& second) {
+  const Eight wide = widen(x);
+  const auto four = [&](int i, uint32_t& packed, uint32_t& rest) {
+    const float y[4] = {wide.v[i] * inverse, wide.v[i + 1] * inverse, wide.v[i + 2] * inverse,
+                        wide.v[i + 3] * inverse};
+    packed = pack_fp8<Fp8::kE4M3>(y[0], y[1], y[2], y[3]);
+    const float4 has = widen_fp8<Fp8::kE4M3>(packed);
+    constexpr float kUp = 1 / kTermRatio;
+    rest = pack_fp8<Fp8::kE4M3>((y[0] - has.x) * kUp, (y[1] - has.y) * kUp, (y[2] - has.z) * kUp,
+                                (y[3] - has.w) * kUp);
+  };
+  four(0, first.x, second.x);
+  four(4, first.y, second.y);
 }
 
 // kKBlocks: of 128 of k, 1 or 4; the other way round of n.
 template <int kTokens, int kKBlocks>
 struct AbsorbMemory {
+  static constexpr bool kTogether = kTokens < 32;  // all blocks' products are under way at a time
   // Of 128 columns of results of a tile: as many as are under way together.
-  static constexpr int kStaged = kKBlocks > 1 ? 1 : kTokens < 64 ? kWeightBlocks : 2;
+  static constexpr int kStaged = kKBlocks > 1 ? 1 : kTogether ? kAbsorbBlocks : 2;
   // A tile's tokens are no longer wanted when its only result is complete.
   static constexpr bool kInPlace = kKBlocks > 1;
-  static constexpr int kTokenBytes = kKBlocks * kTokens * kSide;
-  static constexpr int kResultBytes = kTokens * kSide * 2;
+  static constexpr int kTermBytes = kTokens * kAbsorbSide;  // of a block of k
+  static constexpr int kTokenBytes = kKBlocks * kTerms * kTermBytes;
 
-  alignas(1024) uint8_t weights[kWeightBlocks][kWeightBlockBytes];
-  alignas(1024) uint8_t tokens_and_results[kTokenBytes + (kInPlace ? 0 : kStaged * kResultBytes)];
-  __device__ uint8_t* tokens(int block) { return tokens_and_results + block * (kTokens * kSide); }
+  alignas(1024) uint8_t weights[kAbsorbBlocks][kWeightBlockBytes];
+  alignas(1024) uint8_t
+      tokens_and_results[kTokenBytes + (kInPlace ? 0 : kStaged * kAbsorbResultBytes<kTokens>)];
+  __device__ uint8_t* tokens(int block) {
+    return tokens_and_results + block * (kTerms * kTermBytes);
+  }
   __device__ uint8_t* results(int slot) {
-    return tokens_and_results + (kInPlace ? 0 : kTokenBytes) + slot * kResultBytes;
+    return tokens_and_results + (kInPlace ? 0 : kTokenBytes) + slot * kAbsorbResultBytes<kTokens>;
   }
   float scales[kKBlocks][kTokens];
-  uint64_t arrived[kWeightBlocks];
+  uint64_t arrived[kAbsorbBlocks];
 };
 
 template <int kTokens, int kKBlocks>
@@ -83,10 +89,10 @@ class AbsorbTile {
         a_(a),
         head_(head),
         first_block_(first_block),
-        weight_scales_(load_four_scales(a.weight_scales + head * kWeightBlocks)) {}
+        weight_scales_(load_absorb_scales(a.weight_scales, head)) {}
 
-  // x's rows from first_row on, in e4m3. Of as many blocks of 128 as sixteen lanes have, each lane
-  // makes one's scale: a division takes as long as all the rest.
+  // x's rows from first_row on, in two terms of e4m3. Of as many blocks of 128 as sixteen lanes
+  // have, each lane makes one's scale: a division takes as long as all the rest.
   __device__ void quantize(int first_row) {
     constexpr int kTogether = kAbsorbThreads / kBlockLanes;  // blocks of 128
     constexpr int kEach = (kTokens * kKBlocks + kTogether - 1) / kTogether;
@@ -96,7 +102,7 @@ class AbsorbTile {
     const int block = static_cast<int>(threadIdx.x) / kBlockLanes % kKBlocks;
     const int first = static_cast<int>(threadIdx.x) / (kBlockLanes * kKBlocks);  // token
     const __nv_bfloat16* from = a_.x + (first_row + first) * a_.x_row_stride +
-                                head_ * a_.x_head_stride + block * kSide + lane * 8;
+                                head_ * a_.x_head_stride + block * kAbsorbSide + lane * 8;
     uint4 x[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i, from += kStep * a_.x_row_stride) {
@@ -112,28 +118,32 @@ class AbsorbTile {
       const float of_block = block_magnitude(x[i]);
       if (lane % kEach == i) magnitude = of_block;
     }
-    const BlockScale scale = block_scale(magnitude, a_.form);
+    const BlockScale scale = block_scale(magnitude, ScaleForm::kF32);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const float inverse = __shfl_sync(~0u, scale.inverse, i, kBlockLanes);
       const int token = first + i * kStep;
       if (token >= kTokens) continue;
-      *reinterpret_cast<uint2*>(memory_.tokens(block) + token * kSide +
-                                ((lane / 2) ^ (token % 8)) * 16 + lane % 2 * 8) =
-          pack_e4m3(x[i], inverse);
+      uint8_t* const to = memory_.tokens(block) + token * kAbsorbSide +
+                          ((lane / 2) ^ (token % 8)) * 16 + lane % 2 * 8;
+      uint2 first_term, second_term;
+      pack_terms(x[i], inverse, first_term, second_term);
+      *reinterpret_cast<uint2*>(to) = first_term;
+      *reinterpret_cast<uint2*>(to + Memory::kTermBytes) = second_term;
       if (lane == i) memory_.scales[block][token] = scale.scale;
     }
     fence_async_proxy();
   }
 
   // Products of block `block` of the weights with their 128 columns of the tokens.
-  __device__ void begin(float (&products)[kTokens / 2], int block) {
+  __device__ void begin(float (&products)[kTokens], int block) {
     barrier_wait(&memory_.arrived[block], 0);
-    const uint32_t weights = shared_address(memory_.weights[block]) + warpgroup() * (64 * kSide);
+    const uint32_t weights =
+        shared_address(memory_.weights[block]) + warpgroup() * (64 * kAbsorbSide);
     const uint32_t tokens = shared_address(memory_.tokens(kKBlocks > 1 ? block : 0));
     mma_fence();
 #pragma unroll
-    for (int i = 0; i < kSide / 32; ++i) {
+    for (int i = 0; i < kAbsorbSide / 32; ++i) {
       mma_64_e4m3(products, swizzled_matrix(weights + i * 32, 1024),
                   swizzled_matrix(tokens + i * 32, 1024), i > 0);
     }
@@ -142,10 +152,10 @@ class AbsorbTile {
 
   // sums (+)= products times the scales of block `block`.
   template <bool kFirst>
-  __device__ void scale(float (&sums)[kTokens / 2], const float (&products)[kTokens / 2],
+  __device__ void scale(float (&sums)[kTokens / 2], const float (&products)[kTokens],
                         int block) const {
     const float* const of_tokens = memory_.scales[kKBlocks > 1 ? block : 0] + lane() % 4 * 2;
-    const float of_weights = weight_scale(block);
+    const float of_weights = absorb_scale(weight_scales_, first_block_ + block);
 #pragma unroll
     for (int g = 0; g < kTokens / 8; ++g) {
       const float2 s = *reinterpret_cast<const float2*>(of_tokens + g * 8);
@@ -153,58 +163,24 @@ class AbsorbTile {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int at = 4 * g + j;
-        sums[at] =
-            kFirst ? products[at] * scales[j % 2] : fmaf(products[at], scales[j % 2], sums[at]);
+        const float product = fmaf(products[at + kTokens / 2], kTermRatio, products[at]);
+        sums[at] = kFirst ? product * scales[j % 2] : fmaf(product, scales[j % 2], sums[at]);
       }
     }
   }
 
-  // 128 columns of results as rows of tokens, in bf16. All threads meet between this and write().
+  // All threads meet between this and write().
   __device__ void stage(const float (&sums)[kTokens / 2], int slot) const {
-    const uint32_t to = shared_address(memory_.results(slot));
-    const int column = static_cast<int>(threadIdx.x) / kWarp * 2 + lane() / 8 % 2;  // of 8 columns
-#pragma unroll
-    for (int g = 0; g < kTokens / 8; g += 2) {
-      constexpr int kLast = kTokens / 8 - 1;  // a tile of 8 tokens is written twice
-      const int next = g < kLast ? g + 1 : g;
-      const int token = (lane() / 16 == 0 ? g : next) * 8 + lane() % 8;
-      store_matrices_transposed(to + token * (2 * kSide) + ((column ^ (token % 8)) * 16),
-                                pack_bf16(sums[4 * g], sums[4 * g + 1]),
-                                pack_bf16(sums[4 * g + 2], sums[4 * g + 3]),
-                                pack_bf16(sums[4 * next], sums[4 * next + 1]),
-                                pack_bf16(sums[4 * next + 2], sums[4 * next + 3]));
-    }
+    stage_absorbed<kTokens>(sums, memory_.results(slot));
   }
-
   __device__ void write(int first_row, int block, int slot) const {
-    const int chunk = static_cast<int>(threadIdx.x) % kBlockLanes;
-    for (int token = static_cast<int>(threadIdx.x) / kBlockLanes; token < kTokens;
-         token += kAbsorbThreads / kBlockLanes) {
-      const int row = first_row + token;
-      if (row >= a_.rows) break;
-      const uint4 v = *reinterpret_cast<const uint4*>(memory_.results(slot) + token * (2 * kSide) +
-                                                      ((chunk ^ (token % 8)) * 16));
-      if (a_.out != nullptr) {
-        const int column = kKBlocks > 1 ? 0 : (first_block_ + block) * kSide;
-        *reinterpret_cast<uint4*>(a_.out + row * a_.out_row_stride + head_ * a_.out_head_stride +
-                                  column + chunk * 8) = v;
-      }
-      if constexpr (kKBlocks > 1) {
-        if (a_.quantized.values != nullptr) {
-          store_quantized(v, a_.quantized, row, head_ * kSide + chunk * 8);
-        }
-      }
-    }
+    const int column = kKBlocks > 1 ? 0 : (first_block_ + block) * kAbsorbSide;
+    write_absorbed<kTokens, (kKBlocks > 1)>(a_, memory_.results(slot), first_row, head_, column);
   }
 
  private:
   __device__ static int warpgroup() { return static_cast<int>(threadIdx.x) / 128; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-  __device__ float weight_scale(int block) const {
-    const int i = first_block_ + block;
-    return i < 2 ? (i == 0 ? weight_scales_.x : weight_scales_.y)
-                 : (i == 2 ? weight_scales_.z : weight_scales_.w);
-  }
 
   Memory& memory_;
   const AbsorbArguments& a_;
@@ -215,31 +191,32 @@ class AbsorbTile {
 // W_UK: a block of weights, a result of 128 columns.
 template <int kTokens>
 __device__ void absorb_tile(AbsorbTile<kTokens, 1>& tile, int first_row, int blocks) {
-  if constexpr (kTokens < 64) {
-    float products[kWeightBlocks][kTokens / 2];
+  float sums[kTokens / 2];
+  if constexpr (AbsorbMemory<kTokens, 1>::kTogether) {
+    float products[kAbsorbBlocks][kTokens];
 #pragma unroll
-    for (int b = 0; b < kWeightBlocks; ++b) {
+    for (int b = 0; b < kAbsorbBlocks; ++b) {
       if (b < blocks) tile.begin(products[b], b);
     }
     mma_wait();
 #pragma unroll
-    for (int b = 0; b < kWeightBlocks; ++b) {
+    for (int b = 0; b < kAbsorbBlocks; ++b) {
       pin(products[b]);
       if (b >= blocks) continue;
-      tile.template scale<true>(products[b], products[b], b);
-      tile.stage(products[b], b);
+      tile.template scale<true>(sums, products[b], b);
+      tile.stage(sums, b);
     }
     __syncthreads();
     for (int b = 0; b < blocks; ++b) tile.write(first_row, b, b);
   } else {
     // One after the other; while results are written the next are made, in the other slot.
     for (int b = 0; b < blocks; ++b) {
-      float products[kTokens / 2];
+      float products[kTokens];
       tile.begin(products, b);
       mma_wait();
       pin(products);
-      tile.template scale<true>(products, products, b);
-      tile.stage(products, b % 2);
+      tile.template scale<true>(sums, products, b);
+      tile.stage(sums, b % 2);
       __syncthreads();
       tile.write(first_row, b, b % 2);
     }
@@ -250,23 +227,24 @@ __device__ void absorb_tile(AbsorbTile<kTokens, 1>& tile, int first_row, int blo
 template <int kTokens>
 __device__ void absorb_tile(AbsorbTile<kTokens, 4>& tile, int first_row, int) {
   float sums[kTokens / 2];
-  if constexpr (kTokens < 64) {
-    float more[kWeightBlocks - 1][kTokens / 2];
-    tile.begin(sums, 0);
+  if constexpr (AbsorbMemory<kTokens, 4>::kTogether) {
+    float products[kAbsorbBlocks][kTokens];
 #pragma unroll
-    for (int b = 1; b < kWeightBlocks; ++b) tile.begin(more[b - 1], b);
+    for (int b = 0; b < kAbsorbBlocks; ++b) tile.begin(products[b], b);
     mma_wait();
-    pin(sums);
-    tile.template scale<true>(sums, sums, 0);
 #pragma unroll
-    for (int b = 1; b < kWeightBlocks; ++b) {
-      pin(more[b - 1]);
-      tile.template scale<false>(sums, more[b - 1], b);
+    for (int b = 0; b < kAbsorbBlocks; ++b) {
+      pin(products[b]);
+      if (b == 0) {
+        tile.template scale<true>(sums, products[b], b);
+      } else {
+        tile.template scale<false>(sums, products[b], b);
+      }
     }
   } else {
 #pragma unroll
-    for (int b = 0; b < kWeightBlocks; ++b) {
-      float products[kTokens / 2];
+    for (int b = 0; b < kAbsorbBlocks; ++b) {
+      float products[kTokens];
       tile.begin(products, b);
       mma_wait();
       pin(products);
@@ -294,7 +272,7 @@ __global__ void __launch_bounds__(kAbsorbThreads, 2)
   const int index = static_cast<int>(blockIdx.x);
   const int row_part = index % a.row_parts, n_part = index / a.row_parts % a.n_parts;
   const int head = index / (a.row_parts * a.n_parts);
-  const int blocks = kWeightBlocks / a.n_parts, first_block = n_part * blocks;
+  const int blocks = kAbsorbBlocks / a.n_parts, first_block = n_part * blocks;
   let_next_launch_begin();
   if (threadIdx.x == 0) {
     for (int b = 0; b < blocks; ++b) barrier_init(&memory.arrived[b], 1);
@@ -304,7 +282,8 @@ __global__ void __launch_bounds__(kAbsorbThreads, 2)
       barrier_expect(&memory.arrived[b], kWeightBlockBytes);
       const int block = first_block + b;
       copy_box_under(policy, memory.weights[b], &weights, &memory.arrived[b],
-                     kKBlocks > 1 ? block * kSide : 0, kKBlocks > 1 ? 0 : block * kSide, head);
+                     kKBlocks > 1 ? block * kAbsorbSide : 0, kKBlocks > 1 ? 0 : block * kAbsorbSide,
+                     head);
     }
   }
   AbsorbTile<kTokens, kKBlocks> tile(memory, a, head, first_block);
@@ -338,10 +317,8 @@ void launch_absorb_tile(int tokens, const CUtensorMap& weights, const AbsorbArgu
       return launch_absorb<8, kKBlocks>(weights, a, heads, stream);
     case 16:
       return launch_absorb<16, kKBlocks>(weights, a, heads, stream);
-    case 32:
-      return launch_absorb<32, kKBlocks>(weights, a, heads, stream);
     default:
-      return launch_absorb<64, kKBlocks>(weights, a, heads, stream);
+      return launch_absorb<32, kKBlocks>(weights, a, heads, stream);
   }
 }
 
@@ -363,22 +340,12 @@ void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
       "results of [{}, {}] in e4m3 with strides {} and {}", a.n, a.k, a.quantized.values_row_stride,
       a.quantized.scales_block_stride);
   if (a.rows == 0 || a.heads == 0) return;
-  const Axis axes[] = {{.size = a.k, .stride = 1, .box = kSide},
-                       {.size = a.n, .stride = a.k, .box = kSide},
+  if (plan.wide) return wide_absorb(plan, a, stream);
+  const Axis axes[] = {{.size = a.k, .stride = 1, .box = kAbsorbSide},
+                       {.size = a.n, .stride = a.k, .box = kAbsorbSide},
                        {.size = a.heads, .stride = int64_t{a.n} * a.k, .box = 1}};
   const CUtensorMap weights = e4m3_map(a.weight, axes);
-  const AbsorbArguments arguments = {.x = static_cast<const __nv_bfloat16*>(a.x),
-                                     .x_row_stride = a.x_row_stride,
-                                     .x_head_stride = a.x_head_stride,
-                                     .weight_scales = a.weight_scales,
-                                     .out = static_cast<__nv_bfloat16*>(a.out),
-                                     .out_row_stride = a.out_row_stride,
-                                     .out_head_stride = a.out_head_stride,
-                                     .quantized = a.quantized,
-                                     .form = a.form,
-                                     .rows = a.rows,
-                                     .n_parts = plan.n_parts,
-                                     .row_parts = plan.row_parts};
+  const AbsorbArguments arguments = absorb_arguments(plan, a);
   if (into_latent) {
     launch_absorb_tile<1>(plan.tokens, weights, arguments, a.heads, stream);
   } else {
@@ -387,8 +354,10 @@ void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
 }
 
 void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
-  const ScaledAbsorbShape shape = {
-      .rows = a.rows, .heads = a.heads, .splits_n = a.n == kAbsorbedLatent};
+  const ScaledAbsorbShape shape = {.rows = a.rows,
+                                   .heads = a.heads,
+                                   .splits_n = a.n == kAbsorbedLatent,
+                                   .batch_invariant = a.batch_invariant};
   scaled_absorb(plan_scaled_absorb(shape, num_multiprocessors()), a, stream);
 }
 

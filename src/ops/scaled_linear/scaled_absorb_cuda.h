@@ -1,11 +1,12 @@
 // The absorption products on a Hopper GPU with weights in e4m3: for each head h,
 //
-//   out[m, h] = quantized(x[m, h]) W[h]^T
+//   out[m, h] = x[m, h] W[h]^T
 //
 // W_UK takes queries into the latent space ([n, k] is [512, 128]), W_UV results out of it
-// ([128, 512]). x is bf16 and becomes e4m3 inside, with a scale for each 128 columns, by
-// quantize_block(); products of 128 of k are summed by the tensor cores, which keep some 14 bits of
-// a sum of e4m3, times both scales in fp32.
+// ([128, 512]). x is bf16 and is multiplied as such or, of few rows, as two e4m3 terms with a scale
+// for each 128 columns, which together lack some 2^-9 of an element; weights are multiplied as they
+// are, and sums over 128 of k by their scale in fp32. So the error is about that of rounding the
+// results to bf16.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,14 +30,15 @@ struct ScaledAbsorbArguments {
   const float* weight_scales = nullptr;  // [heads, n / 128, k / 128], dense
   void* out = nullptr;                   // [rows, heads, n] bf16; null: not wanted
   int64_t out_row_stride = 0, out_head_stride = 0;
-  QuantizedRows quantized = {};      // of n = 128: k is heads * 128, a head's columns one block
-  ScaleForm form = ScaleForm::kF32;  // of x
+  QuantizedRows quantized = {};  // of n = 128: k is heads * 128, a head's columns one block
   int32_t rows = 0, heads = 0, n = 0, k = 0;  // [n, k] is [512, 128] or [128, 512]
+  bool batch_invariant = false;               // a row's bits depend on the row alone
 };
 
 // Enqueues one launch; nothing for no rows. Weights and their scales are read before earlier
-// launches have ended: no launch of the same stream may be writing them. A row's bits depend
-// neither on the other rows nor on their number.
+// launches have ended: no launch of the same stream may be writing them. If
+// batch_invariant, a row's bits depend neither on the other rows nor on their number; otherwise on
+// whether these are many.
 void scaled_absorb(const ScaledAbsorbArguments& arguments, cudaStream_t stream);
 
 // The same by another plan than the shape's own, for measuring.

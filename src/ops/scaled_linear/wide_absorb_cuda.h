@@ -1,0 +1,15 @@
+// scaled_absorb() (scaled_absorb_cuda.h) of many rows: x stays in bf16, weights become bf16 in
+// shared memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ops/scaled_linear/scaled_absorb_cuda.h"
+
+namespace fathom::cuda {
+
+// x [rows, heads, k], out [rows, heads, n]; weight as scaled_absorb() takes it.
+void wide_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& arguments,
+                 cudaStream_t stream);
+
+}  // namespace fathom::cuda
