@@ -266,6 +266,14 @@ __device__ inline float reciprocal_fast(float x) {
 __device__ inline void store_shared_word(float* p, float a) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory");
 }
+// The same without a branch.
+__device__ inline void store_shared_word_if(bool wanted, float* p, float a) {
+  asm volatile(
+      "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %2, 0;\n"
+      "@wanted st.relaxed.gpu.global.f32 [%0], %1;\n}" ::"l"(p),
+      "f"(a), "r"(static_cast<int>(wanted))
+      : "memory");
+}
 __device__ inline void store_shared_words(float* p, float4 v) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(v.x), "f"(v.y),
                "f"(v.z), "f"(v.w)

@@ -3,7 +3,10 @@
 //
 // Thread t has experts t and t + kChoiceThreads. What the choice is made by is a key, larger is
 // better: 0 is out of the race. Nothing is taken one after the other: each warp ranks its own keys
-// by counting the larger ones, its first k go on, and are ranked in the same way.
+// by counting the larger ones (in short loops: instructions are fetched for one row), its first k
+// go on, and are ranked in the same way. Where a warp's experts are a group (V3's 32), its first
+// two are what the group is judged by, so that groups and experts are chosen after the same meeting
+// of all warps.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +24,7 @@ template <int kPerThread>
 struct BlockChoiceMemory {
   float values[kPerThread * kChoiceThreads];  // logits, then what groups are judged by
   float scores[kPerThread * kChoiceThreads];  // what weights are made of
+  float2 group_values[kChoiceWarps];          // of warps that are groups: their two best
   alignas(16) uint32_t keys[kChoiceWarps][kPerThread * kWarp];
   alignas(16) uint64_t first_keys[kChoiceWarps * kMostChosen];  // key, complement of the expert
   uint32_t group_keys[kMostGroups];
@@ -58,8 +62,12 @@ class BlockChoice {
     } else {
       score_by_softmax(logits);
     }
-    if (options_.scoring != GateScoring::kSoftmaxGreedy && options_.num_groups > 1) drop_groups();
-    choose();
+    const bool grouped = options_.scoring != GateScoring::kSoftmaxGreedy && options_.num_groups > 1;
+    const bool warps_are_groups = grouped && kPerThread == 1 &&
+                                  options_.scoring == GateScoring::kSigmoidBias &&
+                                  experts_ == options_.num_groups * kWarp;
+    if (grouped && !warps_are_groups) drop_groups();
+    choose(warps_are_groups);
     write(ids, weights);
   }
 
@@ -80,6 +88,20 @@ class BlockChoice {
       memory_.values[expert(j)] = choice;
       keys_[j] = order_key(choice);
     }
+  }
+
+  // Of warps that are groups: a bit for each that stays in the race.
+  __device__ uint32_t kept_warps() const {
+    const int groups = static_cast<int>(options_.num_groups);
+    const float2 best = memory_.group_values[lane_ % kChoiceWarps];
+    const uint32_t key = lane_ < groups ? order_key(best.x + best.y) : 0;
+    int better = 0;
+#pragma unroll
+    for (int group = 0; group < kChoiceWarps; ++group) {
+      const uint32_t other = __shfl_sync(~0u, key, group);
+      better += (other > key) | ((other == key) & (group < lane_));
+    }
+    return __ballot_sync(~0u, lane_ < groups && better < options_.groups_per_token);
   }
 
   // Every warp for itself forms the sum over all.
@@ -137,7 +159,7 @@ class BlockChoice {
 #pragma unroll 8
       for (int group = 0; group < groups; ++group) {
         const uint32_t other = memory_.group_keys[group];
-        better += other > key || (other == key && group < own);
+        better += (other > key) | ((other == key) & (group < own));
       }
       if (better < options_.groups_per_token) continue;
       // V3's can never be chosen. V2 leaves them in the race, with nothing.
@@ -146,7 +168,7 @@ class BlockChoice {
     }
   }
 
-  __device__ void choose() {
+  __device__ void choose(bool warps_are_groups) {
     const int k = static_cast<int>(options_.experts_per_token);
     uint32_t* const keys = memory_.keys[warp_];
 #pragma unroll
@@ -159,34 +181,41 @@ class BlockChoice {
 #pragma unroll
       for (int i = 0; i < kPerThread * kWarp; i += 4) {
         const uint4 four = *reinterpret_cast<const uint4*>(keys + i);
-        better += four.x > keys_[j] || (four.x == keys_[j] && i < own);
-        better += four.y > keys_[j] || (four.y == keys_[j] && i + 1 < own);
-        better += four.z > keys_[j] || (four.z == keys_[j] && i + 2 < own);
-        better += four.w > keys_[j] || (four.w == keys_[j] && i + 3 < own);
+        better += (four.x > keys_[j]) | ((four.x == keys_[j]) & (i < own));
+        better += (four.y > keys_[j]) | ((four.y == keys_[j]) & (i + 1 < own));
+        better += (four.z > keys_[j]) | ((four.z == keys_[j]) & (i + 2 < own));
+        better += (four.w > keys_[j]) | ((four.w == keys_[j]) & (i + 3 < own));
       }
       if (better < k) {
         memory_.first_keys[warp_ * k + better] =
             uint64_t{keys_[j]} << 32 | (~static_cast<uint32_t>(expert(j)));
       }
+      if (warps_are_groups && better < 2) {
+        const float value = has(j) ? memory_.values[expert(j)] : 0;
+        (better == 0 ? memory_.group_values[warp_].x : memory_.group_values[warp_].y) =
+            value == value ? value : -INFINITY;
+      }
     }
     __syncthreads();
+    const uint32_t kept = warps_are_groups ? kept_warps() : ~0u;
     // So many threads to one that has come so far: a power of two.
     const int count = kChoiceWarps * k, sharers = k <= 8 ? 4 : k <= 16 ? 2 : 1;
     const int candidate = static_cast<int>(threadIdx.x) / sharers;
-    uint64_t key = 0;
+    const auto id_of = [](uint64_t key) { return static_cast<int>(~static_cast<uint32_t>(key)); };
+    const auto runs = [&](uint64_t key) { return kept >> (id_of(key) / kWarp % kChoiceWarps) & 1; };
+    const uint64_t key = memory_.first_keys[min(candidate, count - 1)];
     int better = 0;
-    if (candidate < count) {
-      key = memory_.first_keys[candidate];
-#pragma unroll 8
-      for (int i = static_cast<int>(threadIdx.x) % sharers; i < count; i += sharers) {
-        better += memory_.first_keys[i] > key;
-      }
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x) % sharers; i < count; i += sharers) {
+      const uint64_t other = memory_.first_keys[i];
+      better += static_cast<int>(other > key) & static_cast<int>(runs(other));
     }
     for (int distance = 1; distance < sharers; distance *= 2) {
       better += __shfl_xor_sync(~0u, better, distance);
     }
-    if (candidate < count && better < k && static_cast<int>(threadIdx.x) % sharers == 0) {
-      const auto id = static_cast<int>(~static_cast<uint32_t>(key));
+    const bool chosen = (candidate < count) & runs(key) & (better < k);
+    if (chosen && static_cast<int>(threadIdx.x) % sharers == 0) {
+      const int id = id_of(key);
       memory_.ids[better] = id;
       memory_.weights[better] = memory_.scores[id];
     }

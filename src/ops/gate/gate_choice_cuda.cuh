@@ -15,8 +15,9 @@ namespace fathom::cuda {
 // nothing else is left, so that a token always has as many experts as it wants.
 __device__ inline uint32_t order_key(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 is 0
-  if (value != value) return 1;
-  return bits & 0x80000000 ? ~bits : bits | 0x80000000;
+  const uint32_t key =
+      bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000);
+  return value != value ? 1 : key;
 }
 
 __device__ inline float warp_max(float x) {

@@ -31,6 +31,7 @@
 #include "ops/gate/gate_cuda.h"
 #include "ops/gate/gate_product_cuda.cuh"
 #include "ops/gate/gate_spread_cuda.cuh"
+#include "ops/gate/gate_tiles_cuda.cuh"
 #include "ops/linear/linear_cuda.h"
 
 namespace fathom::cuda {
@@ -86,6 +87,7 @@ void launch_for(const GateShape& shape, cudaStream_t stream) {
 // More rows share what a block reads of the weights, and more experts what it reads of x, but few
 // rows are done by more multiprocessors in small tiles.
 constexpr int64_t kFewGateRows = 96, kManyRows = 1536;
+constexpr int64_t kMostUntiledRows = 32;  // of many experts
 constexpr int kFewParts = 4;
 constexpr int32_t kFewExperts = 16 * kMaxCluster / kFewParts;
 
@@ -113,6 +115,13 @@ void launch_wide(const GateShape& shape, cudaStream_t stream) {
 bool spreads(const GateArguments& arguments) {
   return arguments.experts > kFewExperts && arguments.experts % 8 == 0 &&
          arguments.hidden % 64 == 0;
+}
+
+// Of parts of logits that blocks leave to one another.
+int64_t partial_words(int64_t hidden, int64_t experts) {
+  const int64_t words = gate_spread_words(kMostSpreadRows, experts, hidden);
+  if (!gate_can_tile(experts, hidden)) return words;
+  return std::max(words, gate_tiles_words(kMostTiledRows, experts, hidden));
 }
 
 GateShape gate_shape(const GateArguments& arguments) {
@@ -152,11 +161,14 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
   if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);
   if (!spreads(arguments)) return launch_narrow(shape, stream);
   FATHOM_CHECK(arguments.scratch != nullptr, "no scratch memory for {} experts", shape.experts);
-  if (shape.rows <= kMostSpreadRows && !arguments.batch_invariant) {
-    return gate_spread(shape, arguments.scratch, stream);
+  if (!arguments.batch_invariant) {
+    if (shape.rows > kMostUntiledRows && shape.rows <= kMostTiledRows &&
+        gate_can_tile(shape.experts, shape.hidden)) {
+      return gate_tiles(shape, arguments.scratch, stream);
+    }
+    if (shape.rows <= kMostSpreadRows) return gate_spread(shape, arguments.scratch, stream);
   }
-  float* const logits =
-      arguments.scratch + gate_spread_words(kMostSpreadRows, shape.experts, shape.hidden);
+  float* const logits = arguments.scratch + partial_words(shape.hidden, shape.experts);
   linear({.x = arguments.x,
           .x_row_stride = shape.hidden,
           .weight = arguments.weight,
@@ -174,7 +186,7 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
 
 int64_t gate_scratch_words(int64_t rows, int64_t hidden, int64_t experts) {
   if (experts <= kFewExperts) return 0;
-  return gate_spread_words(kMostSpreadRows, experts, hidden) + rows * experts;
+  return partial_words(hidden, experts) + rows * experts;
 }
 
 }  // namespace fathom::cuda

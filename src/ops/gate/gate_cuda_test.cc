@@ -153,7 +153,7 @@ TEST(GateCuda, EqualsTheCpu) {
 
 TEST(GateCuda, ManyRowsEqualTheCpu) {
   compare(kRouters[0], 1025);
-  for (const int64_t rows : {17, 64, 65, 127, 131}) compare(kRouters[1], rows);
+  for (const int64_t rows : {17, 64, 65, 127, 131, 255}) compare(kRouters[1], rows);
   compare(kRouters[2], 3000);
   compare(kRouters[5], 1537);
   compare(kRouters[6], 200);

@@ -23,7 +23,7 @@
 
 #include "base/math.h"
 #include "device/cuda/launch.h"
-#include "ops/gate/gate_block_choice_cuda.cuh"
+#include "ops/gate/gate_parts_cuda.cuh"
 #include "ops/gate/gate_spread_cuda.cuh"
 
 namespace fathom::cuda {
@@ -34,7 +34,6 @@ constexpr int kSumStride = kSpreadExperts + 1;  // of a row's: no bank twice
 constexpr int kShares = 4;                      // of a block's columns: two warps each
 constexpr int kSpreadAhead = 4;                 // steps of columns in registers
 constexpr int kMostParts = 16;                  // of the columns
-constexpr uint32_t kMissing = ~0u;              // a NaN that no operation gives
 static_assert(kChoiceWarps == 2 * kShares);
 
 struct SpreadPlan {
@@ -48,53 +47,6 @@ SpreadPlan plan_spread(int64_t experts, int64_t hidden) {
   const int64_t each = ceil_div(steps, most * kShares);  // of a warp
   return {.expert_parts = static_cast<int>(expert_parts),
           .column_parts = static_cast<int>(ceil_div(steps, each * kShares))};
-}
-
-__device__ int64_t valid_rows(const GateShape& shape) {
-  return shape.num_valid_rows == nullptr ? shape.rows : *shape.num_valid_rows;
-}
-
-// Rows of the launch by turns; logit(row, expert) is called by the thread that has the expert.
-template <int kPerThread, typename Logit>
-__device__ void choose_for_rows(const GateShape& shape, int64_t valid,
-                                BlockChoice<kPerThread>& choice, const Logit& logit) {
-  const int64_t k = shape.options.experts_per_token;
-  for (int64_t row = blockIdx.x; row < shape.rows; row += gridDim.x) {
-    float logits[kPerThread];
-#pragma unroll
-    for (int j = 0; j < kPerThread; ++j) {
-      logits[j] = choice.has(j) ? logit(row, choice.expert(j)) : 0;
-    }
-    if (row >= valid) {
-      if (threadIdx.x < kWarp) write_no_experts(shape, row, static_cast<int>(threadIdx.x));
-      continue;
-    }
-    choice.run(logits, shape.expert_ids + row * k, shape.expert_weights + row * k);
-  }
-}
-
-// Waits for all of them; [parts] words, `stride` apart, are missing again afterwards.
-__device__ float sum_of_parts(float* from, int parts, int64_t stride) {
-  float values[kMostParts];
-  bool missing;
-  do {
-    missing = false;
-#pragma unroll
-    for (int part = 0; part < kMostParts; ++part) {
-      values[part] = part < parts ? load_shared_word(from + part * stride) : 0;
-    }
-#pragma unroll
-    for (int part = 0; part < kMostParts; ++part) {
-      missing = missing || __float_as_uint(values[part]) == kMissing;
-    }
-  } while (missing);
-  float sum = 0;
-#pragma unroll
-  for (int part = 0; part < kMostParts; ++part) {
-    sum += values[part];
-    if (part < parts) from[part * stride] = __uint_as_float(kMissing);
-  }
-  return sum;
 }
 
 template <int kRowTiles, int kPerThread>
@@ -142,8 +94,8 @@ __global__ void __launch_bounds__(kChoiceThreads, 1)
   }
   if (!chooses) return;
   choose_for_rows(shape, valid, choice, [&](int64_t row, int expert) {
-    return sum_of_parts(partial + row * shape.experts + expert, column_parts,
-                        int64_t{rows} * shape.experts);
+    return sum_of_parts<kMostParts>(partial + row * shape.experts + expert, column_parts,
+                                    rows * shape.experts);
   });
 }
 
