@@ -20,6 +20,8 @@
 namespace fathom::cuda {
 namespace {
 
+constexpr int64_t kSome = 1 << 20;  // random numbers, over and over
+
 enum class Form { kE4m3, kE4m3Out, kBf16 };
 
 struct Memory {
@@ -35,11 +37,16 @@ std::vector<uint8_t> random_e4m3(int64_t count, std::mt19937& random) {
   return values;
 }
 
-// Enough of them, over and over.
-std::vector<uint16_t> random_rows(int64_t count, float deviation, std::mt19937& random) {
-  const auto some = random_bf16(std::min<int64_t>(count, 1 << 22), deviation, random);
-  std::vector<uint16_t> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = some[i % some.size()];
+// `some`, over and over.
+template <typename T>
+DeviceArray<T> repeated(int64_t count, const std::vector<T>& some) {
+  DeviceArray<T> values(count);
+  for (int64_t at = 0; at < count; at += std::ssize(some)) {
+    const int64_t piece = std::min(std::ssize(some), count - at);
+    check(cudaMemcpy(values.data() + at, some.data(), static_cast<size_t>(piece) * sizeof(T),
+                     cudaMemcpyHostToDevice),
+          "copying to the device");
+  }
   return values;
 }
 
@@ -52,15 +59,16 @@ void measure(BenchTable& table, const std::string& name, Form form, int32_t rows
                        static_cast<double>(outs) * (form == Form::kE4m3Out ? 1.03 : 2);
   const int copies = static_cast<int>(std::clamp(400e6 / bytes, 2.0, 64.0));
   std::mt19937 random(1);
-  const auto x = random_rows(ins, 1, random);
-  const auto weight = random_e4m3(wide ? 0 : elements, random);
-  const auto wide_weight = random_rows(wide ? elements : 0, 0.05f, random);
+  const auto x = random_bf16(std::min(ins, kSome), 1, random);
+  const auto weight = random_e4m3(kSome, random);
+  const auto wide_weight = random_bf16(kSome, 0.05f, random);
   const DeviceArray<float> weight_scales(random_f32(heads * 4, 0.01f, random));
   std::vector<Memory> memory;
   for (int copy = 0; copy < copies; ++copy) {
-    memory.push_back({DeviceArray<uint16_t>(x), DeviceArray<uint16_t>(outs),
-                      DeviceArray<uint16_t>(wide_weight), DeviceArray<uint8_t>(weight),
-                      DeviceArray<uint8_t>(outs), DeviceArray<float>(heads * round_up(rows, 4))});
+    memory.push_back({repeated(ins, x), DeviceArray<uint16_t>(outs),
+                      repeated(wide ? elements : 0, wide_weight),
+                      repeated(wide ? 0 : elements, weight), DeviceArray<uint8_t>(outs),
+                      DeviceArray<float>(heads * round_up(rows, 4))});
   }
   const double us = time_in_graph(copies, [&](int copy, cudaStream_t stream) {
     const Memory& m = memory[static_cast<size_t>(copy)];
