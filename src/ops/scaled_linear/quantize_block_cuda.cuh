@@ -57,9 +57,8 @@ __device__ inline float block_magnitude(uint4 x) {
 }
 // Of 32 in each of four.
 __device__ inline float magnitude_among_four(const uint4 (&x)[4]) {
-  return magnitude_among<4>(
-      __hmax2(__hmax2(largest_magnitudes(x[0]), largest_magnitudes(x[1])),
-              __hmax2(largest_magnitudes(x[2]), largest_magnitudes(x[3]))));
+  return magnitude_among<4>(__hmax2(__hmax2(largest_magnitudes(x[0]), largest_magnitudes(x[1])),
+                                    __hmax2(largest_magnitudes(x[2]), largest_magnitudes(x[3]))));
 }
 
 __device__ inline uint2 pack_e4m3(uint4 x, float inverse) {
