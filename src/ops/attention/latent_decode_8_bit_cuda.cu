@@ -63,7 +63,8 @@ constexpr int kMostRows = 64;                       // of a block
 constexpr int kMostShared = 227 * 1024;
 constexpr int kBarrier = 1;  // of the computing threads
 
-// A query or probability is the sum of so many values in e4m3: of two, as precise as bf16.
+// A query or probability is the sum of so many values in e4m3: of two, as precise as bf16. The
+// smaller one is multiplied first: where a sum is large already, the tensor cores cut it off.
 constexpr int terms_of(int rows) { return rows > 32 ? 1 : 2; }
 
 // Queries are brought below 2^8 and probabilities to 2^8 at most, which e4m3 holds, by powers of
@@ -219,6 +220,9 @@ class PartAttention {
   // What is summed over 128 columns or two pages before it is added to the rest; two of them at a
   // time where registers allow.
   static constexpr int kSums = kRows > 32 ? 1 : 2;
+  // What the tensor cores sum of a slab's scores in one register: the fewer columns, the less is
+  // cut off.
+  static constexpr int kHalves = kRows > 32 ? 1 : 2;
 
   __device__ PartAttention(Shared& shared, const Arguments& arguments, int rank)
       : shared_(shared),
@@ -402,7 +406,7 @@ class PartAttention {
         scales[half] = *reinterpret_cast<const float4*>(shared_.pages[stage] + own);
       }
     }
-    float sums[kSums][kElements];
+    float sums[kSums][kHalves][kElements];
     uint32_t a[kSums][4][4];
     multiply_rope(from, scores);
     multiply_slab(from, 0, a[0], sums[0]);
@@ -416,14 +420,14 @@ class PartAttention {
         mma_wait<0>();
       }
       if (slab == 0) pin(scores);
-      pin(sums[slab % kSums]);
+#pragma unroll
+      for (auto& half : sums[slab % kSums]) pin(half);
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
-        if constexpr (Row::kIsScaled) {
-          scores[j] += sums[slab % kSums][j] * component(scales[j / 2 % 2], slab);
-        } else {
-          scores[j] += sums[slab % kSums][j];
-        }
+        float sum = sums[slab % kSums][0][j];
+        if constexpr (kHalves > 1) sum += sums[slab % kSums][1][j];
+        if constexpr (Row::kIsScaled) sum *= component(scales[j / 2 % 2], slab);
+        scores[j] += sum;
       }
       if (kSums == 1 && next < kSlabs) multiply_slab(from, next, a[0], sums[0]);
     }
@@ -438,18 +442,20 @@ class PartAttention {
   }
 
   __device__ void multiply_slab(uint32_t from, int slab, uint32_t (&a)[4][4],
-                                float (&sums)[kElements]) {
+                                float (&sums)[kHalves][kElements]) {
+    constexpr int kSteps = 4, kHalfSteps = kSteps / kHalves;
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       load_matrices(a[step], Page::further(from, slab * kSlabColumns + step * 32));
     }
     mma_fence();
 #pragma unroll
-    for (int term = 0; term < kTerms; ++term) {
+    for (int term = kTerms - 1; term >= 0; --term) {
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        mma_64_fp8<Row::kType>(sums, a[step], query_at(term * kSlabs + slab, step * 32),
-                               term + step > 0);
+      for (int step = 0; step < kSteps; ++step) {
+        mma_64_fp8<Row::kType>(sums[step / kHalfSteps], a[step],
+                               query_at(term * kSlabs + slab, step * 32),
+                               term < kTerms - 1 || step % kHalfSteps > 0);
       }
     }
     mma_commit();
@@ -464,15 +470,14 @@ class PartAttention {
     }
     mma_fence();
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if constexpr (Row::kRopeIsBf16) {
-        mma_64(sums, a[step][0], a[step][1], a[step][2], a[step][3],
-               query_at(Shared::kRopeBox, step * 32), step > 0);
-      } else {
+    for (int term = Row::kRopeIsBf16 ? 0 : kTerms - 1; term >= 0; --term) {
 #pragma unroll
-        for (int term = 0; term < kTerms; ++term) {
-          mma_64_fp8<Row::kType>(
-              sums, a[step], query_at(Shared::kRopeBox, term * kRope + step * 32), term + step > 0);
+      for (int step = 0; step < kSteps; ++step) {
+        const uint64_t query = query_at(Shared::kRopeBox, term * kRope + step * 32);
+        if constexpr (Row::kRopeIsBf16) {
+          mma_64(sums, a[step][0], a[step][1], a[step][2], a[step][3], query, step > 0);
+        } else {
+          mma_64_fp8<Row::kType>(sums, a[step], query, term < kTerms - 1 || step > 0);
         }
       }
     }
@@ -713,12 +718,12 @@ class PartAttention {
     const int scale = Row::kIsScaled ? (group_ * kOutBlocks + block) * 64 / kSlabColumns : 0;
     mma_fence();
 #pragma unroll
-    for (int term = 0; term < kTerms; ++term) {
+    for (int term = kTerms - 1; term >= 0; --term) {
       const uint32_t box = probabilities_ + (scale * kTerms + term) * Shared::kBoxBytes;
 #pragma unroll
       for (int step = 0; step < kPages * 2; ++step) {
         mma_64_fp8<Row::kType>(sums, a[step], swizzled_matrix(box + step * 32, 1024),
-                               term + step > 0);
+                               term < kTerms - 1 || step > 0);
       }
     }
     mma_commit();
