@@ -1,5 +1,5 @@
-// latent_decode() (latent_decode_cuda.h, which calls this) over caches of 8 bits. The kernel is
-// described in latent_decode_8_bit_cuda.cu.
+// The row tiles of 16 and 32 rows of latent_decode() (latent_decode_cuda.h, which calls this) over
+// caches of 8 bits. The kernel is described in latent_decode_8_bit_cuda.cu.
 #pragma once
 
 #include "ops/attention/latent_decode_cuda.h"

@@ -14,9 +14,9 @@ namespace fathom::cuda {
 namespace {
 
 // A bf16 result rounds by 2^-9 at most, by 0.0017 on average, and so do parts of a row tile before
-// they are joined; queries and probabilities of two values in e4m3 have bf16's bits. One value, as
-// tiles of 64 rows have it, rounds by 2^-4 at most.
-double most_error(int rows) { return rows > 32 ? 4e-2 : 3.5e-3; }
+// they are joined; queries and probabilities of two values in e4m3 have bf16's bits. Tiles of 64
+// rows multiply in bf16, values times their scales rounded to it.
+double most_error(int rows) { return rows > 32 ? 4e-3 : 3.5e-3; }
 
 void compare(CacheFormat format, int heads, const std::vector<int32_t>& lens,
              const std::vector<int32_t>& queries, int launches = 3) {
@@ -52,15 +52,6 @@ TEST(LatentDecode8BitShort, EqualsTheCpu) {
     }
   }
 }
-
-// Some of it, which is what racecheck takes a minute for: a part alone, and two that are joined.
-class LatentDecode8BitPages : public testing::TestWithParam<int> {};
-
-TEST_P(LatentDecode8BitPages, EqualTheCpu) {
-  for (const CacheFormat format : kFormats) compare(format, GetParam(), {140}, {1}, 1);
-}
-
-INSTANTIATE_TEST_SUITE_P(Heads, LatentDecode8BitPages, testing::Values(16, 32, 64));
 
 TEST(LatentDecode8BitBatch, MoreSequencesThanMultiprocessors) {
   std::mt19937 random(5);

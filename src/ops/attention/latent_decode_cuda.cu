@@ -542,6 +542,9 @@ void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArg
                    cudaStream_t stream) {
   check(num_multiprocessors <= kMostBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
         "launching latent_decode on so many multiprocessors");
+  if (tile_rows > 32) {
+    return latent_decode_rows(tile_rows, num_multiprocessors, arguments, stream);
+  }
   if (arguments.format != CacheFormat::kBF16) {
     return latent_decode_8_bit(tile_rows, num_multiprocessors, arguments, stream);
   }
@@ -560,14 +563,8 @@ void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArg
   inner.heads = arguments.heads;
   constexpr float kLog2E = 1.4426950408889634f;
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
-  switch (tile_rows) {
-    case 16:
-      return launch_for<16, 1>(map, inner, num_multiprocessors, stream);
-    case 32:
-      return launch_for<16, 2>(map, inner, num_multiprocessors, stream);
-    default:
-      return latent_decode_rows(tile_rows, num_multiprocessors, arguments, stream);
-  }
+  const auto launch_rows = tile_rows == 16 ? launch_for<16, 1> : launch_for<16, 2>;
+  launch_rows(map, inner, num_multiprocessors, stream);
 }
 
 }  // namespace fathom::cuda

@@ -182,11 +182,10 @@ TEST_P(Needle, IsFoundAsInDoublePrecision) {
   }
   EXPECT_LT(least, 0.6);
   EXPECT_GT(most, 0.99);
-  // With one value in e4m3 for a query's element, in row tiles of 64, the needle's score is off by
-  // up to three hundredths.
-  const bool in_e4m3 = GetParam().format != CacheFormat::kBF16, one_term = GetParam().heads > 32;
-  EXPECT_LE(worst_error, in_e4m3 && one_term ? 5e-2 : 4e-3);
-  EXPECT_LE(worst_share, !in_e4m3 ? 4e-3 : one_term ? 3e-2 : 1e-3);
+  // Over scaled rows of 8 bits 64 and more query rows multiply what a cache of bf16 would hold.
+  const bool is_rounded = GetParam().format == CacheFormat::kFp8Scaled && GetParam().heads > 32;
+  EXPECT_LE(worst_error, is_rounded ? 6e-3 : 4e-3);
+  EXPECT_LE(worst_share, is_rounded ? 3e-3 : GetParam().format == CacheFormat::kBF16 ? 4e-3 : 1e-3);
   RecordProperty("worst_error", std::to_string(worst_error));
   RecordProperty("worst_share", std::to_string(worst_share));
   RecordProperty("shares", std::to_string(least) + " to " + std::to_string(most));

@@ -1,5 +1,5 @@
 // What: latent_decode() for row tiles of 64 and 128 query rows: 64 and 128 heads, or fewer heads of
-// several tokens.
+// several tokens; over every format of the cache.
 //
 // Inputs/outputs: latent_decode_cuda.h. Parts of work: latent_decode_plan.h.
 //
@@ -7,7 +7,8 @@
 // at the same time, so that the second one finds its pages in L2. Shared memory has boxes of 64
 // rows (or keys) x 64 columns (8 KB, 128-byte swizzle): the queries (9 boxes, the last of them
 // rotated), two pages (9 boxes each) and one box of probabilities. Of the output's 512 columns each
-// of two warpgroups has 256, in registers. One more warp issues copies.
+// of two warpgroups has 256, in registers. One more warp issues copies; a cache of 8 bits is made
+// bf16 on its way by one more warpgroup.
 //
 // Algorithm: warpgroup 0 computes the scores and probabilities of a part's even pages, warpgroup 1
 // those of the odd ones; both multiply every page's probabilities with their half of its values,
@@ -22,14 +23,14 @@
 // Determinism: a part is computed by one block in one order, parts are joined in order of their
 // number; no atomics. Bits depend on the plan, so on the lengths in the batch.
 //
-// Limits: 576 columns of bf16. Fewer than 64 rows take the time of 64.
+// Limits: 512 + 64 columns. Fewer than 64 rows take the time of 64.
 //
 // Source: the latent attention of DeepSeek-V2 (2024), section 2.1; one output over two warpgroups,
 // which take turns at scores and exchange probabilities, from FlashMLA's description of its
 // schedule (DeepSeek, 2025); scaling only when it is needed from FlashAttention-4 (Dao et al.,
 // 2025).
 //
-// Measured: docs/kernels/latent_decode.md.
+// Measured: docs/kernels/latent_decode_rows.md.
 #include <cuda_bf16.h>
 
 #include <cmath>
@@ -40,141 +41,19 @@
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_join_cuda.cuh"
+#include "ops/attention/latent_decode_rows_conversion_cuda.cuh"
+#include "ops/attention/latent_decode_rows_copies_cuda.cuh"
 #include "ops/attention/latent_decode_rows_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
-constexpr int kLatent = 512, kRope = 64, kColumns = kLatent + kRope;
-constexpr int kRows = 64;  // of a block
-constexpr int kKeys = 64;  // of a tile: one page
-constexpr int kBoxColumns = 64, kBoxBytes = 64 * 128;
-constexpr int kBoxes = kColumns / kBoxColumns, kRopeBox = kBoxes - 1;
-constexpr int kStages = 2, kGroups = 2, kGroupThreads = 128;
-constexpr int kHalfBoxes = 4;  // of latent columns: a warpgroup's
-constexpr int kArrivals = 5;   // of a page: the rotated box and four pairs
-constexpr int kThreads = (kGroups + 1) * kGroupThreads;
-constexpr int kK = 16;             // columns (or keys) that one instruction multiplies
-constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
-
-constexpr int kBothGroups = 1;  // named barrier
-
-struct Arguments {
-  const int32_t* block_tables;
-  const LatentDecodePart* parts;
-  const int32_t* first_part;
-  __nv_bfloat16* out;
-  float* sums;     // [slots, tile_blocks, 4 * kVectors]
-  float* weights;  // [weights, tile_blocks, kRows]: a part's, for each that reads it
-  int32_t heads;
-  int32_t tile_blocks;  // that compute a row tile together
-  float scale_log2;
-};
-
-struct Maps {
-  CUtensorMap q_latent, q_rope, pages;
-};
-
-struct SharedMemory {
-  alignas(1024) uint8_t pages[kStages][kBoxes * kBoxBytes];
-  alignas(1024) uint8_t queries[kBoxes * kBoxBytes];
-  alignas(1024) uint8_t probabilities[kBoxBytes];
-  // Of every second part, so that a warpgroup may begin one while the other ends one.
-  float references[2][kRows], sums[2][kGroups][kRows];
-  uint64_t arrived[kStages][kArrivals];
-  uint64_t read[kStages][2];  // what the warpgroup of the page's scores reads last, and the rest
-  uint64_t queries_arrived[kArrivals], queries_read;
-  // Of every thread that computes: probabilities of a page, its rows beyond the end, a part's sums.
-  // The warpgroups run different instructions, for which bar.sync is not meant.
-  uint64_t published[kGroups], cleared[kGroups], summed;
-};
-
-// The order in which a page's boxes are asked for and multiplied: the rotated one, then the half
-// that its warpgroup multiplies again, then the other's. box_of(stage, arrival, i): the i-th of an
-// arrival.
-__device__ constexpr int boxes_of(int arrival) { return arrival == 0 ? 1 : 2; }
-__device__ constexpr int box_of(int stage, int arrival, int i) {
-  return arrival == 0 ? kRopeBox : (2 * (arrival - 1) + i + stage * kHalfBoxes) % (2 * kHalfBoxes);
-}
-constexpr int kOwnArrivals = 3;  // the first of them: what read[stage][0] is for
-
-// ---- copies: one warp
-
-class Copies {
- public:
-  __device__ Copies(SharedMemory& shared, const Maps& maps, const Arguments& arguments, int rank)
-      : shared_(shared), maps_(maps), arguments_(arguments), rank_(rank) {}
-
-  __device__ void run(const LatentDecodePart& part) {
-    constexpr int kWithin = LatentDecodePart::kPagesWithin;
-    const int lane = threadIdx.x % 32;
-    const int32_t* table = arguments_.block_tables + part.first_page;
-    int ahead = 0;  // lane's page of the next 32
-    for (int t = 0; t < part.num_tiles; ++t) {
-      if (t % 32 == kWithin) ahead = t + lane < part.num_tiles ? table[t + lane] : 0;
-      const int later = __shfl_sync(~0u, ahead, (t - kWithin) & 31);
-      const int page = t < kWithin ? part.pages[t] : later;
-      if (lane == 0) copy_page(part, t, page);
-    }
-    ++parts_;
-  }
-
- private:
-  __device__ void copy_page(const LatentDecodePart& part, int t, int page) {
-    if (t >= part.old_tiles) wait_once();
-    const int stage = t % kStages;
-    const int use = stage == 0 ? even_pages_++ : odd_pages_++;
-#pragma unroll
-    for (int arrival = 0; arrival < kArrivals; ++arrival) {
-      if (use > 0 && (arrival == 0 || arrival == kOwnArrivals)) {
-        barrier_wait(&shared_.read[stage][arrival == kOwnArrivals], (use - 1) & 1);
-      }
-      uint64_t* arrived = &shared_.arrived[stage][arrival];
-      barrier_expect(arrived, boxes_of(arrival) * kBoxBytes);
-#pragma unroll
-      for (int i = 0; i < boxes_of(arrival); ++i) {
-        const int box = box_of(stage, arrival, i);
-        uint8_t* to = shared_.pages[stage] + box * kBoxBytes;
-        copy_box(to, &maps_.pages, arrived, box * kBoxColumns, page * kKeys);
-      }
-    }
-    if (t == 0) {
-      wait_once();
-      if (parts_ > 0) barrier_wait(&shared_.queries_read, (parts_ - 1) & 1);
-      for (int arrival = 0; arrival < kArrivals; ++arrival) copy_queries(part, arrival);
-    }
-  }
-
-  // Pages of earlier steps need no waiting.
-  __device__ void wait_once() {
-    if (!waited_) wait_for_earlier_launches();
-    waited_ = true;
-  }
-
-  __device__ void copy_queries(const LatentDecodePart& part, int arrival) {
-    uint64_t* arrived = &shared_.queries_arrived[arrival];
-    const int row = part.out_row + rank_ * kRows;
-    barrier_expect(arrived, boxes_of(arrival) * kBoxBytes);
-    for (int i = 0; i < boxes_of(arrival); ++i) {
-      const int box = box_of(0, arrival, i);
-      copy_box(shared_.queries + box * kBoxBytes, box == kRopeBox ? &maps_.q_rope : &maps_.q_latent,
-               arrived, box == kRopeBox ? 0 : box * kBoxColumns, row);
-    }
-  }
-
-  SharedMemory& shared_;
-  const Maps& maps_;
-  const Arguments& arguments_;
-  const int rank_;
-  int even_pages_ = 0, odd_pages_ = 0;  // copied to each stage
-  int parts_ = 0;
-  bool waited_ = false;
-};
+using namespace latent_rows;
 
 // ---- a part's results in scratch memory: as the threads have them in registers
 
 struct ShareLayout {
-  static constexpr int kRows = fathom::cuda::kRows, kThreads = kGroups * kGroupThreads;
+  static constexpr int kRows = latent_rows::kRows, kThreads = kGroups * kGroupThreads;
   static constexpr int kBarrier = kBothGroups;
   static constexpr int kVectors = kLatent * kRows / 8, kGroupVectors = kVectors / kGroups;
   static constexpr int kPairColumn = 1, kSecondRow = 8, kSecondColumn = 8;
@@ -207,7 +86,8 @@ struct ShareLayout {
 // summed is scaled: few rows ever need it after their first pages. bf16 and fp32 have room.
 constexpr float kSlack = 8;
 
-template <int kGroup>
+// kFences: pages are written as shared memory ordinarily is, which tensor cores see after a fence.
+template <int kGroup, bool kFences>
 class Attention {
  public:
   __device__ Attention(SharedMemory& shared, const Arguments& arguments, int rank)
@@ -329,6 +209,7 @@ class Attention {
     for (int arrival = 0; arrival < kArrivals; ++arrival) {
       if (first) barrier_wait(&shared_.queries_arrived[query_arrival(arrival)], parts_ & 1);
       barrier_wait(&shared_.arrived[kGroup][arrival], parity);
+      if (kFences) fence_async_proxy();
 #pragma unroll
       for (int i = 0; i < boxes_of(arrival); ++i) {
         const int at = box_of(kGroup, arrival, i) * kBoxBytes;
@@ -608,9 +489,23 @@ __device__ void join(const LatentDecodePart& part, const Arguments& arguments, i
       .run();
 }
 
+// Who brings pages: a warp, or a warpgroup that has so many registers for it.
+template <typename Row>
+struct Bringing {
+  using Type = Conversion<Row>;
+  static constexpr int kWarps = kGroupThreads / 32, kRegisters = 88, kComputingRegisters = 208;
+};
+template <>
+struct Bringing<LatentRow<CacheFormat::kBF16>> {
+  using Type = Copies;
+  static constexpr int kWarps = 1, kRegisters = 40, kComputingRegisters = 232;
+};
+
+template <typename Row>
 __global__ void __launch_bounds__(kThreads, 1)
     latent_decode_rows_kernel(const __grid_constant__ Maps maps,
                               const __grid_constant__ Arguments arguments) {
+  using Pages = Bringing<Row>;
   extern __shared__ __align__(1024) uint8_t memory[];
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
   // The same in all lanes, and known to be.
@@ -619,7 +514,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kWarps = kGroupThreads / 32;
     for (int stage = 0; stage < kStages; ++stage) {
-      for (uint64_t& arrived : shared.arrived[stage]) barrier_init(&arrived, 1);
+      for (int arrival = 0; arrival < kArrivals; ++arrival) {
+        barrier_init(&shared.arrived[stage][arrival], Pages::Type::arrivals(arrival));
+      }
       for (uint64_t& read : shared.read[stage]) barrier_init(&read, kWarps);
     }
     for (uint64_t& arrived : shared.queries_arrived) barrier_init(&arrived, 1);
@@ -640,19 +537,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       __shfl_sync(~0u, arguments.first_part[blockIdx.x / arguments.tile_blocks], 0);
 
   if (warp >= kGroups * 4) {
-    give_registers<40>();
-    if (warp == kGroups * 4) {
-      Copies copies(shared, maps, arguments, rank);
-      for_each_part(parts, [&](const LatentDecodePart& part) { copies.run(part); });
+    give_registers<Pages::kRegisters>();
+    if (warp < kGroups * 4 + Pages::kWarps) {
+      typename Pages::Type pages(shared, maps, arguments, rank);
+      for_each_part(parts, [&](const LatentDecodePart& part) { pages.run(part); });
     }
   } else {
-    take_registers<232>();
+    take_registers<Pages::kComputingRegisters>();
     wait_for_earlier_launches();
     if (warp < 4) {
-      Attention<0> attention(shared, arguments, rank);
+      Attention<0, Pages::Type::kArrivedIsOrdinary> attention(shared, arguments, rank);
       for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
     } else {
-      Attention<1> attention(shared, arguments, rank);
+      Attention<1, Pages::Type::kArrivedIsOrdinary> attention(shared, arguments, rank);
       for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
     }
     named_barrier(kBothGroups, kGroups * kGroupThreads);  // the pages' memory is free
@@ -670,11 +567,8 @@ void latent_decode_rows(int tile_rows, int num_multiprocessors,
                         const LatentDecodeArguments& arguments, cudaStream_t stream) {
   const Extent box = {.rows = 64, .columns = kBoxColumns};
   const int64_t rows = arguments.rows * arguments.heads;
-  const Maps maps = {
-      bf16_map(arguments.q_latent, {.rows = rows, .columns = kLatent}, box),
-      bf16_map(arguments.q_rope, {.rows = rows, .columns = kRope}, box),
-      bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns}, box)};
   Arguments inner;
+  inner.pages = static_cast<const std::byte*>(arguments.pages);
   inner.block_tables = arguments.block_tables;
   inner.parts = arguments.parts;
   inner.first_part = arguments.first_part;
@@ -685,15 +579,23 @@ void latent_decode_rows(int tile_rows, int num_multiprocessors,
   constexpr float kLog2E = 1.4426950408889634f;
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
   inner.tile_blocks = tile_rows / kRows;
-  constexpr int kBytes = sizeof(SharedMemory);
-  static const bool prepared = (allow_shared_memory(latent_decode_rows_kernel, kBytes), true);
-  static_cast<void>(prepared);
-  launch(
-      latent_decode_rows_kernel,
-      {.blocks = static_cast<unsigned>(num_multiprocessors / inner.tile_blocks * inner.tile_blocks),
-       .threads = kThreads,
-       .shared_bytes = kBytes},
-      stream, maps, inner);
+  with_latent_row(arguments.format, [&]<typename Row>(Row) {
+    // To the copy engine a page is of bf16.
+    const int64_t keys = arguments.num_pages * kKeys;
+    const Maps maps = {bf16_map(arguments.q_latent, {.rows = rows, .columns = kLatent}, box),
+                       bf16_map(arguments.q_rope, {.rows = rows, .columns = kRope}, box),
+                       bf16_map(arguments.pages, {.rows = keys, .columns = Row::kBytes / 2}, box)};
+    const auto kernel = latent_decode_rows_kernel<Row>;
+    constexpr int kBytes = sizeof(SharedMemory);
+    static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
+    static_cast<void>(prepared);
+    launch(kernel,
+           {.blocks =
+                static_cast<unsigned>(num_multiprocessors / inner.tile_blocks * inner.tile_blocks),
+            .threads = kThreads,
+            .shared_bytes = kBytes},
+           stream, maps, inner);
+  });
 }
 
 }  // namespace fathom::cuda

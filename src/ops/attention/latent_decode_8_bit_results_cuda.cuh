@@ -1,0 +1,96 @@
+// A part's results: to the output or, where a row tile has several parts, to scratch memory. For
+// latent_decode_8_bit_cuda.cu.
+#pragma once
+
+#include "device/cuda/ptx.cuh"
+#include "ops/attention/latent_decode_8_bit_memory_cuda.cuh"
+#include "ops/attention/latent_decode_join_cuda.cuh"
+
+namespace fathom::cuda::latent_8_bit {
+
+// A thread's results: of these columns and rows, see latent_decode_8_bit_cuda.cu.
+template <int kRows>
+using Out = float[kOutBlocks][kRows / 2];
+
+// Through the memory of the queries, which nobody needs any more: rows leave in runs of 512
+// bytes.
+template <typename Row, int kRows>
+__device__ inline void write_out(SharedMemory<Row, kRows>& shared, const Arguments& arguments,
+                                 const Place& place, const LatentDecodePart& part,
+                                 const Out<kRows>& out) {
+  // Rows of 16 bytes more than the result's: no two lanes' words in one bank.
+  constexpr int kRowBytes = kLatent * 2 + 16, kChunks = kLatent / 8;
+  static_assert(kRows * kRowBytes <= sizeof(shared.queries));
+  uint8_t* const memory = shared.queries[0];
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    const float inverse = shared.inverses[place.row_of(i)];
+    const int j = i / 2 * 4 + (i & 1);
+#pragma unroll
+    for (int block = 0; block < kOutBlocks; ++block) {
+      const int column =
+          (place.group * kOutBlocks + block) * 64 + 16 * place.warp + place.lane / 4 * 2;
+      *reinterpret_cast<uint32_t*>(memory + place.row_of(i) * kRowBytes + column * 2) =
+          pack_bf16(out[block][j] * inverse, out[block][j + 2] * inverse);
+    }
+  }
+  meet();
+#pragma unroll
+  for (int u = 0; u < kRows * kChunks / kComputing; ++u) {
+    const int i = threadIdx.x + u * kComputing, row = i / kChunks;
+    if (row >= part.rows) continue;
+    reinterpret_cast<uint4*>(arguments.out + (int64_t{part.out_row} + row) * kLatent)[i % kChunks] =
+        *reinterpret_cast<const uint4*>(memory + row * kRowBytes + i % kChunks * 16);
+  }
+}
+
+template <typename Row, int kRows>
+__device__ inline void write_partial(SharedMemory<Row, kRows>& shared, const Arguments& arguments,
+                                     const Place& place, const LatentDecodePart& part,
+                                     const Out<kRows>& out) {
+  // Every reader has all parts' weights of its own in one run.
+  for (int x = threadIdx.x; x < part.num_splits * (kRows / 4); x += kComputing) {
+    const int row = x % (kRows / 4) * 4;
+    const int64_t its = part.first_weight + x / (kRows / 4) * part.num_splits + part.split;
+    store_shared_words(arguments.weights + its * kRows + row,
+                       *reinterpret_cast<const float4*>(shared.weights + row));
+  }
+  const int64_t slot = part.first_slot + part.split;
+  float* sums = arguments.sums + slot * (kLatent * kRows / 2) +
+                place.group * (kLatent * kRows / 2 / kGroups) + place.thread * 4;
+#pragma unroll
+  for (int j = 0; j < (kRows / 2); j += 4) {
+    const float2 inverse = *reinterpret_cast<const float2*>(shared.inverses + place.row_of(j / 2));
+#pragma unroll
+    for (int block = 0; block < kOutBlocks; block += 2) {
+      const auto pair = [&](int b, int next) {
+        const float factor = next == 0 ? inverse.x : inverse.y;
+        return present_pair(out[b][j + next] * factor, out[b][j + 2 + next] * factor);
+      };
+      store_shared_words(
+          sums + (block / 2 * ((kRows / 2) / 4) + j / 4) * (4 * kGroupThreads),
+          make_float4(pair(block, 0), pair(block, 1), pair(block + 1, 0), pair(block + 1, 1)));
+    }
+  }
+}
+
+// Where write_partial() puts what: a vector is of two neighbouring rows and of two blocks of 64
+// columns.
+template <int kTileRows>
+struct SumsLayout {
+  static constexpr int kRows = kTileRows, kThreads = kComputing;
+  static constexpr int kBarrier = latent_8_bit::kBarrier;
+  static constexpr int kVectors = kLatent * kRows / 8;
+  static constexpr int kPairColumn = 1, kSecondRow = 1, kSecondColumn = 64;
+
+  __device__ static int row_of(uint32_t vector) {
+    return vector / kGroupThreads % (kRows / 8) * 8 + 2 * (vector % 4);
+  }
+  __device__ static int column_of(uint32_t vector) {
+    const uint32_t thread = vector % kGroupThreads;
+    return vector / (kGroupThreads * kRows / 8) * 128 + thread / 32 * 16 + thread % 32 / 4 * 2;
+  }
+  __device__ static int weight_at(uint32_t vector) { return row_of(vector); }
+};
+
+}  // namespace fathom::cuda::latent_8_bit
