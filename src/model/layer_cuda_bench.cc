@@ -1,8 +1,10 @@
 // Time of one MoE layer in steps of the whole model on the GPU: what a step of the model takes
 // longer than one of the same model with fewer MoE layers, over their number. Random weights, cache
-// in 656 bytes a token; CUDA graphs of one step, medians of 11 replays.
+// in 656 bytes a token; CUDA graphs of one step, medians of 11 replays, and of 3
+// to 31 turns of both models.
 //
 //   layer_cuda_bench [MODEL] [--json]      MODEL: config.json's folder, bench/models/v3-10-layers
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -19,9 +21,11 @@ namespace {
 
 struct Work {
   int32_t sequences, queries, context;  // queries: new tokens of each
+  int turns;
 };
 
-constexpr Work kWorks[] = {{1, 1, 1024}, {16, 1, 1024}, {128, 1, 1024}, {1, 4096, 0}};
+constexpr Work kWorks[] = {{1, 1, 1024, 31}, {16, 1, 1024, 5}, {128, 1, 1024, 5}, {1, 4096, 0, 3}};
+constexpr int kWarmTurns = 3;
 constexpr int64_t kMostRows = 4096, kMostLogitRows = 128, kMostPages = 128 * 17;
 
 // A model that is the same but for its MoE layers, of which it keeps two: in either the last layer
@@ -48,36 +52,76 @@ ForwardBatch batch_of(const Work& work) {
   return batch;
 }
 
-// us of a step of each work.
-std::vector<double> measure(const Checkpoint& checkpoint) {
-  const ModelConfig& config = checkpoint.config();
-  const auto model = DeepSeekModel::load(
-      checkpoint, {.max_rows = kMostRows, .max_logit_rows = kMostLogitRows, .most_keys = kMostRows},
-      {.show_progress = false});
-  if (!model) throw std::runtime_error(model.error().message);
-  const LatentLayout rows{CacheFormat::kFp8Scaled, config.kv_lora_rank, config.qk_rope_dim};
-  const DeviceArray<std::byte> cache = random_cache(rows, config.num_layers * kMostPages);
-  const DeviceArray<int32_t> sampled(kMostRows);
-  StepPlanner planner(
-      {.heads = config.num_heads,
-       .num_multiprocessors = (*model)->num_multiprocessors(),
-       .shape = {config.kv_lora_rank, config.qk_rope_dim, config.qk_nope_dim, config.v_dim},
-       .policy = gpu_attention_policy(),
-       .most_keys = kMostRows});
-  std::vector<double> times(std::size(kWorks));
-  // Twice: a device that was idle while the weights were made takes a while to its clock's rate.
-  for (int pass = 0; pass < 2; ++pass) {
+// A model with a cache, and the arrays of each work's step.
+class Steps {
+ public:
+  explicit Steps(const Checkpoint& checkpoint)
+      : config_(checkpoint.config()),
+        cache_row_{CacheFormat::kFp8Scaled, config_.kv_lora_rank, config_.qk_rope_dim},
+        cache_(random_cache(cache_row_, config_.num_layers * kMostPages)),
+        sampled_(kMostRows) {
+    auto model = DeepSeekModel::load(
+        checkpoint,
+        {.max_rows = kMostRows, .max_logit_rows = kMostLogitRows, .most_keys = kMostRows},
+        {.show_progress = false});
+    if (!model) throw std::runtime_error(model.error().message);
+    model_ = std::move(*model);
+    StepPlanner planner(
+        {.heads = config_.num_heads,
+         .num_multiprocessors = model_->num_multiprocessors(),
+         .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
+         .policy = gpu_attention_policy(),
+         .most_keys = kMostRows});
     for (size_t i = 0; i < std::size(kWorks); ++i) {
       const Work& work = kWorks[i];
-      StepLayout layout;
-      planner.plan(batch_of(work), int64_t{work.sequences} * work.queries, layout);
-      const DeviceArray<std::byte> arrays(layout.memory);
-      times[i] = time_in_graph(1, [&](int, cudaStream_t stream) {
-        (*model)->forward(layout, arrays.data(), sampled.data(),
-                          {rows.format, cache.data(), kMostPages, kMostPages * rows.page_bytes()},
-                          stream);
-      });
+      planner.plan(batch_of(work), int64_t{work.sequences} * work.queries, layouts_[i]);
+      arrays_.emplace_back(layouts_[i].memory);
     }
+  }
+
+  // us of one step.
+  double time(size_t work) {
+    return time_in_graph(1, [&](int, cudaStream_t stream) {
+      model_->forward(
+          layouts_[work], arrays_[work].data(), sampled_.data(),
+          {cache_row_.format, cache_.data(), kMostPages, kMostPages * cache_row_.page_bytes()},
+          stream);
+    });
+  }
+
+ private:
+  const ModelConfig config_;
+  const LatentLayout cache_row_;
+  const DeviceArray<std::byte> cache_;
+  const DeviceArray<int32_t> sampled_;
+  std::unique_ptr<DeepSeekModel> model_;
+  StepLayout layouts_[std::size(kWorks)];
+  std::vector<DeviceArray<std::byte>> arrays_;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+struct Times {
+  double fewer, all, layer;  // us, medians
+};
+
+// In turns: the device's clock moves by more within seconds than a layer takes at batch 1.
+std::vector<Times> measure(Steps& fewer, Steps& all, int64_t more_layers) {
+  std::vector<Times> times;
+  for (size_t i = 0; i < std::size(kWorks); ++i) {
+    std::vector<double> with_fewer, with_all, layer;
+    for (int turn = -kWarmTurns; turn < kWorks[i].turns; ++turn) {
+      const double a = fewer.time(i), b = all.time(i);
+      if (turn < 0) continue;
+      with_fewer.push_back(a);
+      with_all.push_back(b);
+      layer.push_back((b - a) / static_cast<double>(more_layers));
+    }
+    times.push_back({median(with_fewer), median(with_all), median(layer)});
   }
   return times;
 }
@@ -90,7 +134,8 @@ int run(const Checkpoint& checkpoint, bool json) {
                  fewer);
     return 2;
   }
-  const std::vector<double> with_fewer = measure(*smaller), all = measure(checkpoint);
+  Steps with_fewer(*smaller), with_all(checkpoint);
+  const std::vector<Times> times = measure(with_fewer, with_all, layers - fewer);
   std::printf(json ? "{\"device\": \"%s\", \"results\": ["
                    : "%s\nsequences  new cached  %ld layers %ld layers an MoE layer (us)\n",
               device_line().c_str(), layers, fewer);
@@ -100,8 +145,8 @@ int run(const Checkpoint& checkpoint, bool json) {
     std::printf(json ? "%s\n  {\"sequences\": %d, \"new\": %d, \"cached\": %d, \"step_us\": %.1f, "
                        "\"step_of_fewer_layers_us\": %.1f, \"moe_layer_us\": %.1f}"
                      : "%s%9d %4d %6d %10.1f %10.1f %10.1f\n",
-                separator, work.sequences, work.queries, work.context, all[i], with_fewer[i],
-                (all[i] - with_fewer[i]) / static_cast<double>(layers - fewer));
+                separator, work.sequences, work.queries, work.context, times[i].all, times[i].fewer,
+                times[i].layer);
     if (json) separator = ",";
   }
   if (json) std::printf("\n]}\n");
