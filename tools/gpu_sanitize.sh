@@ -10,6 +10,8 @@ shift
 [ $# -gt 0 ] || set -- memcheck racecheck initcheck synccheck
 SANITIZER=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
 export SANITIZER
+# Its kernels' own hand-overs are reported as races.
+export FATHOM_CUBLASLT=
 
 # Program, filter, a smaller one for racecheck, which is ten times slower than the others, and one
 # for initcheck where it is to be another: it takes what bulk copies write for not written.
@@ -19,7 +21,7 @@ embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
-latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Heads/LatentDecode8BitPages.*
+latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Shapes/LatentDecode8Bit.*/0:Shapes/LatentDecode8Bit.*/8:Shapes/LatentDecode8Bit.*/12
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* ManyRowsShort.*
 mha_prefill_cuda_test MhaPrefill.NewTokens*:MhaPrefill.SequencesOfDifferentLengths MhaPrefill.OneTile*
@@ -68,7 +70,7 @@ sanitize() {
   printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) "$said"
   [ $status = 0 ] || grep -E '=========|FAILED|Failure' "$log" | head -40
   rm -f "$log"
-  return $status
+  return $((status != 0))  # xargs gives up at 255
 }
 export -f sanitize all_in_order
 
