@@ -269,6 +269,7 @@ __global__ void __launch_bounds__(kWideThreads, WideMemory<kKBlocks>::kTogether)
     fence_barrier_init();
   }
   if (threadIdx.x >= kAbsorbThreads) {
+    __syncwarp();  // with the lane that has made the barriers
     __syncthreads();
     if (threadIdx.x != kAbsorbThreads) return;
     wait_for_earlier_launches();
