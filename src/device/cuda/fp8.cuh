@@ -38,13 +38,6 @@ __device__ inline uint32_t fp8_to_f16(uint16_t pair) {
   return wide;
 }
 
-// cvt.rn.f16x2.f32: `low` in the lower half.
-__device__ inline uint32_t pack_f16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // cvt.f32.f16, of both halves.
 __device__ inline float2 widen_f16(uint32_t pair) {
   float2 wide;

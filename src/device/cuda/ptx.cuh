@@ -299,14 +299,6 @@ __device__ inline float load_shared_word(const float* p) {
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
   return v;
 }
-__device__ inline float2 load_shared_words2(const float* p) {
-  float2 v;
-  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];"
-               : "=f"(v.x), "=f"(v.y)
-               : "l"(p)
-               : "memory");
-  return v;
-}
 __device__ inline float4 load_shared_words4(const float* p) {
   float4 v;
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0,%1,%2,%3}, [%4];"
