@@ -2,7 +2,8 @@
 # Runs the tests of what runs on a GPU under compute-sanitizer, a choice of each program's tests that
 # launches all of its kernels and takes less than a minute.
 # usage: gpu_sanitize.sh DIRECTORY [TOOL…]   the programs' directory; tools: memcheck, racecheck,
-# initcheck, synccheck (default: all). JOBS=N runs so many at a time.
+# initcheck, synccheck (default: all). JOBS=N runs so many at a time; LOGS=DIRECTORY keeps the logs
+# of those that are not clean.
 set -eu
 
 export DIRECTORY=$1
@@ -70,6 +71,7 @@ sanitize() {
   fi
   printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) "$said"
   [ $status = 0 ] || grep -E '=========|FAILED|Failure' "$log" | head -40
+  if [ "$said" != clean ] && [ -n "${LOGS:-}" ]; then cp "$log" "$LOGS/$tool.$program"; fi
   rm -f "$log"
   return $((status != 0))  # xargs gives up at 255
 }
