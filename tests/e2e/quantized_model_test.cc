@@ -7,7 +7,7 @@
 #include "checkpoint/quantize_checkpoint.h"
 #include "checkpoint/test_files.h"
 #include "e2e/golden.h"
-#include "e2e/static_activations.h"
+#include "e2e/published_forms.h"
 
 namespace fathom {
 namespace {
@@ -57,17 +57,23 @@ TEST(QuantizedModel, OfflineAndWhileLoadingAreTheSameBits) {
 }
 
 // What the tests on a GPU run: the trained model, whose activations' scales are not used here.
-TEST(QuantizedModel, AScaleAMatrixIsNearToBlocks) {
+TEST(QuantizedModel, PublishedFormsAreNearToBlocks) {
   const auto checkpoint = Checkpoint::open(bundled_model());
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  const TestFolder folder;
-  write_static_activations(*checkpoint, folder.path());
   const std::vector<TestSequence> text{{{100, 2000, 5, 77, 4000, 321, 9, 1234}, {1 << 20}}};
   const auto logits = [&](const std::string& directory) {
     return ModelHarness(directory, {.compute = DType::kF32, .attention = {}}, CacheFormat::kF32)
         .run(text)[0];
   };
-  EXPECT_GT(cosine(logits(folder.path()), logits(bundled_model())), 0.99);
+  const std::vector<float> blocks = logits(bundled_model());
+  for (const PublishedForm form : {PublishedForm::kStaticActivations, PublishedForm::kScaleARow,
+                                   PublishedForm::kPowersOfTwo}) {
+    const TestFolder folder;
+    write_published_form(*checkpoint, form, folder.path());
+    // Weights are rounded to 4 bits once more, and a text of random tokens has close choices of
+    // experts; a wrong scale gives nothing like it.
+    EXPECT_GT(cosine(logits(folder.path()), blocks), 0.95) << static_cast<int>(form);
+  }
 }
 
 }  // namespace

@@ -1,24 +1,28 @@
-// The bundled model in the form of DeepSeek-Coder-V2-Instruct-FP8 (a scale a matrix, a scale for
-// the activations it takes) on the GPU, against the same checkpoint in float32 on the CPU, which
-// quantises no activations. Run from the repository's root.
+// The bundled model in the other forms in which FP8 checkpoints are published, on the GPU, against
+// the same checkpoint in float32 on the CPU, which quantises no activations. Run from the
+// repository's root.
 #include <gtest/gtest.h>
 
 #include "checkpoint/test_files.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
-#include "e2e/static_activations.h"
+#include "e2e/published_forms.h"
 
 namespace fathom {
 namespace {
 
+class GpuPublishedForms : public testing::TestWithParam<PublishedForm> {};
+
 // Bounds are by measurement: 16.8 to 17.9 % and 0.26 to 0.27 with e4m3, 3.6 to 4.1 % and 0.051 to
 // 0.055 with bf16. (The random text is another one than gpu_model_test.cc's.)
-TEST(GpuStaticActivations, AreNearToFloat32) {
+TEST_P(GpuPublishedForms, AreNearToFloat32) {
   const TestFolder folder;
-  write_static_activations(bundled_checkpoint(), folder.path());
+  write_published_form(bundled_checkpoint(), GetParam(), folder.path());
   const auto checkpoint = Checkpoint::open(folder.path());
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
-  ASSERT_TRUE(checkpoint->config().quantization.static_activations);
+  const QuantizationConfig& quantization = checkpoint->config().quantization;
+  EXPECT_EQ(quantization.static_activations, GetParam() == PublishedForm::kStaticActivations);
+  EXPECT_EQ(quantization.scales_are_powers_of_two, GetParam() == PublishedForm::kPowersOfTwo);
   std::mt19937 random(1);
   const auto texts = random_texts(random);
   const auto right = run(*on_cpu(*checkpoint, DType::kF32, CacheFormat::kF32), texts);
@@ -38,6 +42,23 @@ TEST(GpuStaticActivations, AreNearToFloat32) {
     }
   }
 }
+
+std::string name_of_form(const testing::TestParamInfo<PublishedForm>& test) {
+  switch (test.param) {
+    case PublishedForm::kStaticActivations:
+      return "StaticActivations";
+    case PublishedForm::kScaleARow:
+      return "ScaleARow";
+    case PublishedForm::kPowersOfTwo:
+      break;
+  }
+  return "PowersOfTwo";
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, GpuPublishedForms,
+                         testing::Values(PublishedForm::kStaticActivations,
+                                         PublishedForm::kScaleARow, PublishedForm::kPowersOfTwo),
+                         name_of_form);
 
 }  // namespace
 }  // namespace fathom
