@@ -1,5 +1,6 @@
-// How fast weights come into GPU memory, beside what the ways there give: a made-up checkpoint of
-// a model's shape is written, then loaded from the page cache and from the disk.
+// How fast weights come into GPU memory, beside what the ways there give, and how much memory that
+// takes: a made-up checkpoint of a model's shape is written, then loaded from the page cache and
+// from the disk.
 //
 //   weights_cuda_bench [MODEL] [--layers N] [--folder FOLDER] [--threads N,N...] [--json]
 //
@@ -163,6 +164,49 @@ double copy_rate() {
   return kBytes / seconds_of(copy) / 1e9;
 }
 
+// The most memory that was in use while it lived: looks a thousand times a second.
+class MemoryWatch {
+ public:
+  MemoryWatch() : thread_([this](const std::stop_token& stop) { watch(stop); }) {}
+
+  // Bytes, since it was made.
+  struct Most {
+    double device = 0, host = 0;
+  };
+  Most stop() {
+    thread_.request_stop();
+    thread_.join();
+    return {static_cast<double>(device_ - device_before_),
+            static_cast<double>(host_ - host_before_)};
+  }
+
+  static int64_t device_in_use() {
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "the device's memory");
+    return static_cast<int64_t>(total - free);
+  }
+
+ private:
+  // Of this process, what it has pinned included.
+  static int64_t host_in_use() {
+    int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages >> pages;
+    return pages * sysconf(_SC_PAGESIZE);
+  }
+
+  void watch(const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      device_ = std::max(device_, device_in_use());
+      host_ = std::max(host_, host_in_use());
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  const int64_t device_before_ = device_in_use(), host_before_ = host_in_use();
+  int64_t device_ = device_before_, host_ = host_before_;
+  std::jthread thread_;  // last: it uses the others
+};
+
 struct Options {
   std::string model = "bench/models/v2-lite", folder = "/tmp/fathom-weights-bench";
   int64_t layers = 5;
@@ -183,15 +227,17 @@ void run(const Options& options) {
       [&] { in_threads(static_cast<int>(shards.size()), [&](int i) { write_shard(shards[i]); }); });
   const auto checkpoint = Checkpoint::open(options.folder);
   if (!checkpoint) fail(checkpoint.error().message);
+  const auto loaded = [&](const Checkpoint& from, int threads, bool quantize) {
+    LoadOptions load;
+    load.num_threads = threads;
+    load.show_progress = false;
+    load.quantize_fp8 = quantize;
+    auto weights = load_weights(from, StoredFp8::kKept, load);
+    if (!weights) fail(weights.error().message);
+    return std::move(*weights);
+  };
   const auto rate = [&](const Checkpoint& from, int threads, bool quantize) {
-    return bytes / 1e9 / seconds_of([&] {
-             LoadOptions load;
-             load.num_threads = threads;
-             load.show_progress = false;
-             load.quantize_fp8 = quantize;
-             const auto weights = load_weights(from, StoredFp8::kKept, load);
-             if (!weights) fail(weights.error().message);
-           });
+    return bytes / 1e9 / seconds_of([&] { loaded(from, threads, quantize); });
   };
   const bool wide = shape->config().quantization.kind == QuantizationConfig::Kind::kNone;
   const char* separator = "";
@@ -201,6 +247,20 @@ void run(const Options& options) {
                 separator, what, threads, gb_s);
     if (options.json) separator = ",";
     std::fflush(stdout);
+  };
+  // Beside the weights themselves.
+  const auto memory = [&](const char* what, const Checkpoint& from, int threads, bool quantize) {
+    const int64_t before = MemoryWatch::device_in_use();
+    MemoryWatch watch;
+    const auto weights = loaded(from, threads, quantize);
+    const auto most = watch.stop();
+    const double stay = static_cast<double>(MemoryWatch::device_in_use() - before);
+    std::printf(options.json
+                    ? "%s\n  {\"what\": \"%s\", \"threads\": %d, \"weights_mb\": %.1f, "
+                      "\"device_mb_beside\": %.1f, \"host_mb\": %.1f}"
+                    : "%s%-40s %4d %9.1f MB stay, at most %.1f beside them, %.1f on the host\n",
+                separator, what, threads, stay / 1e6, (most.device - stay) / 1e6, most.host / 1e6);
+    if (options.json) separator = ",";
   };
   std::printf(options.json ? "{\"device\": \"%s\", \"gb\": %.2f, \"cores\": %u, \"results\": ["
                            : "%s, %.2f GB, %u cores\n",
@@ -212,9 +272,10 @@ void run(const Options& options) {
   for (const int threads : options.threads) {
     const int readers = threads > 0 ? threads : 16;
     line("page cache read", readers, bytes / 1e9 / read_seconds(shards, readers));
-    rate(*checkpoint, threads, false);
+    memory("memory, loading", *checkpoint, threads, false);
     line("loaded from the page cache", threads, rate(*checkpoint, threads, false));
     if (!wide) continue;
+    memory("memory, quantising while loading", *checkpoint, threads, true);
     line("the same, quantised to FP8", threads, rate(*checkpoint, threads, true));
   }
   forget(shards);
