@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kBegin = "<｜DSML｜function_calls>";
 constexpr std::string_view kBeginAfterLine = "\n<｜DSML｜function_calls>";
 constexpr std::string_view kBeginAfterTwo = "\n\n<｜DSML｜function_calls>";
-constexpr std::string_view kEnd = "</｜DSML｜function_calls>";
+constexpr std::string_view kCallsEnd = "</｜DSML｜function_calls>";
 constexpr std::string_view kInvoke = "<｜DSML｜invoke name=\"";
 constexpr std::string_view kInvokeEnd = "</｜DSML｜invoke>";
 constexpr std::string_view kParameter = "<｜DSML｜parameter name=\"";
@@ -69,7 +69,7 @@ class DsmlCalls : public ToolCallStage {
 
   bool step_block(bool last, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    const MarkerScan scan = scan_markers(view, {kInvoke, kEnd}, last);
+    const MarkerScan scan = scan_markers(view, {kInvoke, kCallsEnd}, last);
     take_stray(view.substr(0, scan.before), delta);
     pending_.drop(scan.before + scan.length);
     if (!scan.found()) return false;
@@ -86,7 +86,7 @@ class DsmlCalls : public ToolCallStage {
     if (block_has_call_) {
       held_.clear();
     } else {
-      take_stray(kEnd, delta);
+      take_stray(kCallsEnd, delta);
     }
     state_ = State::kContent;
   }
@@ -124,7 +124,7 @@ class DsmlCalls : public ToolCallStage {
   // Between parameters.
   bool step_call(bool last, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    const MarkerScan scan = scan_markers(view, {kParameter, kInvokeEnd, kInvoke, kEnd}, last);
+    const MarkerScan scan = scan_markers(view, {kParameter, kInvokeEnd, kInvoke, kCallsEnd}, last);
     take_stray(view.substr(0, scan.before), delta);
     pending_.drop(scan.before + scan.length);
     if (!scan.found()) return false;

@@ -34,7 +34,7 @@ void write_result(PromptWriter& writer, const Message& message) {
 }
 
 // The model card's tool block, up to the sentence that the two models write differently.
-void write_tools(PromptWriter& writer, const std::vector<Tool>& tools) {
+void write_tool_section(PromptWriter& writer, const std::vector<Tool>& tools) {
   writer.fixed("## Tools\nYou have access to the following tools:\n");
   for (const Tool& tool : tools) {
     writer.fixed("\n### ");
@@ -70,7 +70,7 @@ Result<Prompt> encode_v31(const Conversation& conversation) {
   writer.text(joined_system(conversation.messages));
   if (!conversation.tools.empty()) {
     writer.fixed("\n\n");  // the card has it after an empty system text too
-    write_tools(writer, conversation.tools);
+    write_tool_section(writer, conversation.tools);
     writer.fixed("{{additional_tool_calls}}<｜tool▁calls▁end｜>\n\nWhere:\n\n");
     writer.fixed(kToolRules);
     writer.fixed("\n");
@@ -117,7 +117,7 @@ Result<Prompt> encode_fathom_tiny(const Conversation& conversation) {
   writer.text(system);
   if (!conversation.tools.empty()) {
     if (!system.empty()) writer.fixed("\n\n");
-    write_tools(writer, conversation.tools);
+    write_tool_section(writer, conversation.tools);
     writer.fixed("{additional_tool_calls}<｜tool▁calls▁end｜>\n\nWhere:\n");
     writer.fixed(kToolRules);
   }

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-const std::string kBundled = std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny";
+const std::string kTrained = std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny";
 constexpr const char* kModule = "model.layers.0.self_attn.o_proj";
 
 LoadOptions quiet(int threads = 0) {
@@ -286,7 +286,7 @@ TEST(LoadGoldens, WhatIsFp8AlreadyIsNotQuantisedAgain) {
     EXPECT_THAT(checked.error().message, HasSubstr("stored in FP8 already"));
   }
   // What was asked for is there: nothing is left to do.
-  const auto blocks = Checkpoint::open(kBundled);
+  const auto blocks = Checkpoint::open(kTrained);
   ASSERT_TRUE(blocks) << blocks.error().message;
   EXPECT_TRUE(check_load_options(*blocks, options));
   EXPECT_EQ(take_loaded_inventory(*blocks, options).total().bytes,
@@ -384,7 +384,7 @@ std::vector<TensorRequest> all_requests(
 }
 
 TEST(LoadBundled, EveryTensorEqualsTheFilesBytes) {
-  const auto checkpoint = Checkpoint::open(kBundled);
+  const auto checkpoint = Checkpoint::open(kTrained);
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
   // Independent of the reader: the whole files, and the offsets of the entries.
   std::vector<std::string> files;
@@ -442,7 +442,7 @@ TEST(LoadGoldens, EveryFormLoads) {
 }
 
 TEST(LoadBundled, ThePlacesErrorEndsTheLoad) {
-  const auto checkpoint = Checkpoint::open(kBundled);
+  const auto checkpoint = Checkpoint::open(kTrained);
   ASSERT_TRUE(checkpoint);
   const auto place = [&](const std::string& name, const ScaledMatrix&) -> Result<> {
     if (name == "lm_head.weight") return error(Code::kResourceExhausted, "no room");
@@ -496,12 +496,12 @@ DummySum load_dummy(const Checkpoint& checkpoint, uint64_t seed, int threads) {
 
 TEST(LoadDummy, IsReproducibleAndSensible) {
   const TestFolder folder;
-  folder.write("config.json", file_text(kBundled + "/config.json"));
+  folder.write("config.json", file_text(kTrained + "/config.json"));
   const auto dummy = Checkpoint::open_dummy(folder.path());
   ASSERT_TRUE(dummy) << dummy.error().message;
   EXPECT_TRUE(dummy->is_dummy());
   // The same tensors as the published form, with the same shapes and types.
-  const auto real = Checkpoint::open(kBundled);
+  const auto real = Checkpoint::open(kTrained);
   ASSERT_EQ(dummy->tensors().size(), real->tensors().size());
   for (const auto& [name, entry] : real->tensors()) {
     const TensorEntry* other = dummy->find(name);
@@ -517,14 +517,14 @@ TEST(LoadDummy, IsReproducibleAndSensible) {
 }
 
 TEST(LoadDummy, FewerLayers) {
-  const auto dummy = Checkpoint::open_dummy(kBundled, 2);
+  const auto dummy = Checkpoint::open_dummy(kTrained, 2);
   ASSERT_TRUE(dummy) << dummy.error().message;
   EXPECT_EQ(dummy->config().num_layers, 2);
   EXPECT_NE(dummy->find("model.layers.1.mlp.experts.0.up_proj.weight"), nullptr);
   EXPECT_EQ(dummy->find("model.layers.2.input_layernorm.weight"), nullptr);
   EXPECT_EQ(dummy->find("model.layers.2.eh_proj.weight"), nullptr);
   for (const int64_t layers : {int64_t{0}, int64_t{-1}, int64_t{9}}) {
-    EXPECT_FALSE(Checkpoint::open_dummy(kBundled, layers)) << layers;
+    EXPECT_FALSE(Checkpoint::open_dummy(kTrained, layers)) << layers;
   }
 }
 
