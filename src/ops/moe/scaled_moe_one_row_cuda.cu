@@ -591,6 +591,7 @@ class OneRow {
       __threadfence_block();
     }
     if (__shfl_sync(~0u, done, 0) != kWarps - 1) return;
+    __syncwarp();  // all lanes see what the first one has: a shuffle orders no memory
     const Share& s = tables_.shares[phase];
     const auto* sums = reinterpret_cast<const float2*>(floats_ + a_.places.up_sums[phase]);
 #pragma unroll 1

@@ -79,8 +79,11 @@ class Weights {
  public:
   using Memory = WideMemory<kKBlocks>;
 
-  __device__ explicit Weights(const uint8_t* weight)
-      : warp_(static_cast<int>(threadIdx.x) / kWarp), lane_(static_cast<int>(threadIdx.x) % kWarp) {
+  __device__ Weights()
+      : warp_(static_cast<int>(threadIdx.x) / kWarp),
+        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+
+  __device__ void ask_for(const uint8_t* weight) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int box = box_of(i), row = row_of(i);
@@ -268,19 +271,20 @@ __global__ void __launch_bounds__(kWideThreads, WideMemory<kKBlocks>::kTogether)
     }
     fence_barrier_init();
   }
+  // The block meets in one place: in two branches, in order as that is, synccheck reports it.
+  Weights<kKBlocks> weights;
+  if (threadIdx.x < kAbsorbThreads) {
+    constexpr int kBlockValues = kAbsorbSide * kAbsorbSide;
+    weights.ask_for(weight + (int64_t{head} * kAbsorbBlocks + first_block) * kBlockValues);
+  }
+  __syncthreads();
   if (threadIdx.x >= kAbsorbThreads) {
-    __syncwarp();  // with the lane that has made the barriers
-    __syncthreads();
     if (threadIdx.x != kAbsorbThreads) return;
     wait_for_earlier_launches();
     copy_tokens(memory, maps.x, a, head, row_part);
     return;
   }
-  constexpr int kBlockValues = kAbsorbSide * kAbsorbSide;
-  const Weights<kKBlocks> weights(weight +
-                                  (int64_t{head} * kAbsorbBlocks + first_block) * kBlockValues);
   WideTiles<kKBlocks> tiles(memory, a, maps.out, head, first_block);
-  __syncthreads();
   weights.widen_into(memory);
   fence_async_proxy();
   meet();
