@@ -13,8 +13,10 @@ namespace {
 
 class GpuPublishedForms : public testing::TestWithParam<PublishedForm> {};
 
-// Bounds are by measurement: 16.8 to 17.9 % and 0.26 to 0.27 with e4m3, 3.6 to 4.1 % and 0.051 to
-// 0.055 with bf16. (The random text is another one than gpu_model_test.cc's.)
+// Bounds are by measurement. With e4m3: 17.6 to 18.2 % and 0.26 to 0.27, with a scale a row 20.3 to
+// 20.6 % and 0.31 to 0.32 (the experts are quantised anew), with powers of two 18.0 to 19.4 % and
+// 0.28 to 0.29. With bf16: 2.7 to 4.3 % and 0.041 to 0.054. (The random text is another one than
+// gpu_model_test.cc's.)
 TEST_P(GpuPublishedForms, AreNearToFloat32) {
   const TestFolder folder;
   write_published_form(bundled_checkpoint(), GetParam(), folder.path());
@@ -37,8 +39,8 @@ TEST_P(GpuPublishedForms, AreNearToFloat32) {
       options.attention = form;
       const Deviation its = deviation(run(*on_gpu(options, *checkpoint), texts), right,
                                       e4m3 ? "GPU, e4m3" : "GPU, bf16");
-      EXPECT_LE(its.logprobs, e4m3 ? 0.32 : 0.07);
-      EXPECT_LE(its.other_tokens, e4m3 ? 0.22 : 0.05);
+      EXPECT_LE(its.logprobs, e4m3 ? 0.36 : 0.07);
+      EXPECT_LE(its.other_tokens, e4m3 ? 0.24 : 0.055);
     }
   }
 }
