@@ -37,7 +37,8 @@ constexpr int kWeightBoxBytes = kAbsorbSide * 128;
 constexpr int kTokenBoxBytes = kTokens * 128;
 constexpr int kBoxesABlock = kAbsorbSide / kBoxColumns;
 constexpr int kWideThreads = kAbsorbThreads + kWarp;
-constexpr int kProducts = kTokens / 2;  // of a thread
+constexpr int kProducts = kTokens / 2;                             // of a thread
+constexpr int kMeeting = 1, kBarriersMade = 2, kWeightsAsked = 3;  // named barriers
 constexpr int kResults = kAbsorbResultBytes<kTokens>;
 
 struct WideMaps {
@@ -58,7 +59,7 @@ struct WideMemory {
   uint64_t arrived[kStages], read[kStages];
 };
 
-__device__ void meet() { named_barrier(1, kAbsorbThreads); }
+__device__ void meet() { named_barrier(kMeeting, kAbsorbThreads); }
 
 // Sixteen bytes of e4m3, exactly.
 __device__ void widen_e4m3(uint4 from, uint4& low, uint4& high) {
@@ -79,11 +80,8 @@ class Weights {
  public:
   using Memory = WideMemory<kKBlocks>;
 
-  __device__ Weights()
-      : warp_(static_cast<int>(threadIdx.x) / kWarp),
-        lane_(static_cast<int>(threadIdx.x) % kWarp) {}
-
-  __device__ void ask_for(const uint8_t* weight) {
+  __device__ explicit Weights(const uint8_t* weight)
+      : warp_(static_cast<int>(threadIdx.x) / kWarp), lane_(static_cast<int>(threadIdx.x) % kWarp) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int box = box_of(i), row = row_of(i);
@@ -271,20 +269,22 @@ __global__ void __launch_bounds__(kWideThreads, WideMemory<kKBlocks>::kTogether)
     }
     fence_barrier_init();
   }
-  // The block meets in one place: in two branches, in order as that is, synccheck reports it.
-  Weights<kKBlocks> weights;
-  if (threadIdx.x < kAbsorbThreads) {
-    constexpr int kBlockValues = kAbsorbSide * kAbsorbSide;
-    weights.ask_for(weight + (int64_t{head} * kAbsorbBlocks + first_block) * kBlockValues);
-  }
-  __syncthreads();
   if (threadIdx.x >= kAbsorbThreads) {
+    __syncwarp();  // with the lane that has made the barriers
+    named_barrier_arrive(kBarriersMade, kWideThreads);
+    // Weights come first: boxes of x asked for before them cost a microsecond.
+    named_barrier(kWeightsAsked, kWideThreads);
     if (threadIdx.x != kAbsorbThreads) return;
     wait_for_earlier_launches();
     copy_tokens(memory, maps.x, a, head, row_part);
     return;
   }
+  constexpr int kBlockValues = kAbsorbSide * kAbsorbSide;
+  const Weights<kKBlocks> weights(weight +
+                                  (int64_t{head} * kAbsorbBlocks + first_block) * kBlockValues);
   WideTiles<kKBlocks> tiles(memory, a, maps.out, head, first_block);
+  named_barrier_arrive(kWeightsAsked, kWideThreads);
+  named_barrier(kBarriersMade, kWideThreads);
   weights.widen_into(memory);
   fence_async_proxy();
   meet();
