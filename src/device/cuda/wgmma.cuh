@@ -240,6 +240,13 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
   FATHOM_MMA_REGISTERS(256, "bf16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133, 134);
 }
 
+// The same of f16.
+template <KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64_f16(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2,
+                                  uint32_t a3, uint64_t b, int add) {
+  FATHOM_MMA_REGISTERS(64, "f16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
+}
+
 // e4m3 or e5m2 times e4m3, A [64, 32]: of row 16 * warp + lane / 4 columns 4 (lane % 4) to 3
 // further in a0, the same 16 columns further in a2; of 8 rows further in a1 and a3.
 template <Fp8 kA>

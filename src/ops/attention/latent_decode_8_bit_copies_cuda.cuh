@@ -1,12 +1,43 @@
-// Pages, brought into shared memory: the work of one warp of a block of
-// latent_decode_8_bit_cuda.cu.
+// What the kernels over caches of 8 bits are given, and pages, brought into shared memory: the work
+// of one warp of their blocks.
 #pragma once
 
 #include "device/cuda/ptx.cuh"
+#include "device/cuda/tensor_map.h"
 #include "device/cuda/tile_load.cuh"
 #include "ops/attention/latent_decode_8_bit_memory_cuda.cuh"
+#include "ops/attention/latent_decode_cuda.h"
 
 namespace fathom::cuda::latent_8_bit {
+
+// What the kernels are given, for row tiles of one block.
+inline Arguments kernel_arguments(int num_multiprocessors, const LatentDecodeArguments& arguments) {
+  Arguments inner;
+  inner.q_latent = static_cast<const __nv_bfloat16*>(arguments.q_latent);
+  inner.q_rope = static_cast<const __nv_bfloat16*>(arguments.q_rope);
+  inner.pages = static_cast<const std::byte*>(arguments.pages);
+  inner.block_tables = arguments.block_tables;
+  inner.parts = arguments.parts;
+  inner.first_part = arguments.first_part;
+  inner.out = static_cast<__nv_bfloat16*>(arguments.out);
+  inner.sums = arguments.scratch;
+  inner.weights = arguments.scratch + latent_decode_scratch(num_multiprocessors).sums;
+  inner.heads = arguments.heads;
+  inner.tile_blocks = 1;
+  constexpr float kLog2E = 1.4426950408889634f;
+  inner.scale_log2 = arguments.softmax_scale * kLog2E;
+  return inner;
+}
+
+// To the copy engine a page is of bf16 with half as many columns; what a box has beyond a row is
+// zero.
+template <typename Row>
+CUtensorMap map_of_pages(const LatentDecodeArguments& arguments) {
+  if constexpr (PageLayout<Row>::kIsLinear) return {};
+  return bf16_map(arguments.pages,
+                  {.rows = arguments.num_pages * kKeys, .columns = Row::kBytes / 2},
+                  {.rows = kKeys, .columns = PageLayout<Row>::kBoxRow / 2});
+}
 
 template <typename Row>
 __device__ void copy_page(const CUtensorMap& map, const std::byte* pages, int64_t page, uint8_t* to,

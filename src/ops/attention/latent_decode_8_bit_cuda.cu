@@ -106,9 +106,13 @@ class PartAttention {
     }
     add_up_sums();
     if (part.num_splits == 1) {
-      write_out(shared_, arguments_, place_, part, out_);
+      write_out<kRows>(shared_, arguments_.out + int64_t{part.out_row} * kLatent, place_, part.rows,
+                       out_);
     } else {
-      write_partial(shared_, arguments_, place_, part, out_);
+      const int64_t slot = part.first_slot + part.split, weight = part.first_weight + part.split;
+      write_partial<kRows>(shared_, arguments_.sums + slot * (kLatent * kRows / 2),
+                           arguments_.weights + weight * kRows, part.num_splits * kRows, place_,
+                           part.num_splits, out_);
     }
   }
 
@@ -592,31 +596,11 @@ void launch_rows(const CUtensorMap& map, const Arguments& arguments, int num_blo
 
 void latent_decode_8_bit(int tile_rows, int num_multiprocessors,
                          const LatentDecodeArguments& arguments, cudaStream_t stream) {
-  Arguments inner;
-  inner.q_latent = static_cast<const __nv_bfloat16*>(arguments.q_latent);
-  inner.q_rope = static_cast<const __nv_bfloat16*>(arguments.q_rope);
-  inner.pages = static_cast<const std::byte*>(arguments.pages);
-  inner.block_tables = arguments.block_tables;
-  inner.parts = arguments.parts;
-  inner.first_part = arguments.first_part;
-  inner.out = static_cast<__nv_bfloat16*>(arguments.out);
-  inner.sums = arguments.scratch;
-  inner.weights = arguments.scratch + latent_decode_scratch(num_multiprocessors).sums;
-  inner.heads = arguments.heads;
-  constexpr float kLog2E = 1.4426950408889634f;
-  inner.scale_log2 = arguments.softmax_scale * kLog2E;
+  const Arguments inner = kernel_arguments(num_multiprocessors, arguments);
   with_latent_row(arguments.format, [&]<typename Row>(Row) {
     if constexpr (!Row::kIsBf16) {
-      // To the copy engine a page is of bf16 with half as many columns; what a box has beyond a row
-      // is zero.
-      CUtensorMap map = {};
-      if constexpr (!PageLayout<Row>::kIsLinear) {
-        map = bf16_map(arguments.pages,
-                       {.rows = arguments.num_pages * kKeys, .columns = Row::kBytes / 2},
-                       {.rows = kKeys, .columns = PageLayout<Row>::kBoxRow / 2});
-      }
       const auto launch_for = tile_rows == 16 ? launch_rows<Row, 16> : launch_rows<Row, 32>;
-      launch_for(map, inner, num_multiprocessors, stream);
+      launch_for(map_of_pages<Row>(arguments), inner, num_multiprocessors, stream);
     }
   });
 }

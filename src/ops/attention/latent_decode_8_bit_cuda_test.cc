@@ -15,7 +15,7 @@ namespace {
 
 // A bf16 result rounds by 2^-9 at most, by 0.0017 on average, and so do parts of a row tile before
 // they are joined; queries and probabilities of two values in e4m3 have bf16's bits. Tiles of 64
-// rows multiply in bf16, values times their scales rounded to it.
+// rows multiply in f16, values times their scales rounded to it.
 double most_error(int rows) { return rows > 32 ? 4e-3 : 3.5e-3; }
 
 void compare(CacheFormat format, int heads, const std::vector<int32_t>& lens,

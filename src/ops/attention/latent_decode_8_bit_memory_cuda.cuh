@@ -44,6 +44,7 @@ struct Arguments {
   float* sums;     // [slots, 512 * rows of the tile / 2]: pairs of bf16, as threads have them
   float* weights;  // [weights, rows of the tile]: a part's, once for each block that reads it
   int32_t heads;
+  int32_t tile_blocks;  // that compute a row tile together
   float scale_log2;
 };
 

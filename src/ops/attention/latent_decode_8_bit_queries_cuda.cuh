@@ -29,9 +29,9 @@ __device__ inline uint2 next_term(Eight& x, int term) {
   return narrow_to_fp8<Fp8::kE4M3>(leading);
 }
 
-// The power of two that brings the block's largest value below 2^8. Scores' errors count as they
-// are, so rows with less need no other.
-template <typename Shared, int kUnitsEach>
+// The power of two that brings the block's largest value below 2^(kExponent + 1). Scores' errors
+// count as they are, so rows with less need no other.
+template <int kExponent, typename Shared, int kUnitsEach>
 __device__ inline float scale_up(Shared& shared, const uint4 (&values)[kUnitsEach][2]) {
   uint32_t most = 0;  // of the magnitudes' bits
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ inline float scale_up(Shared& shared, const uint4 (&values)[kUnitsEac
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) most = max(most, shared.largest_queries[w]);
   const int exponent = max(15, static_cast<int>(most) >> 7);
-  return __int_as_float((2 * 127 + kQueryExponent - exponent) << 23);
+  return __int_as_float((2 * 127 + kExponent - exponent) << 23);
 }
 
 // A part's rows, as sums of terms times a power of two; of their products with keys the factor
@@ -78,7 +78,7 @@ __device__ inline float load_queries(SharedMemory<Row, kRows>& shared, const Arg
           unit < kUnits ? reinterpret_cast<const uint4*>(source)[half] : make_uint4(0, 0, 0, 0);
     }
   }
-  const float up = scale_up(shared, values);
+  const float up = scale_up<kQueryExponent>(shared, values);
 #pragma unroll
   for (int u = 0; u < kUnitsEach; ++u) {
     const int unit = first + u * kSharers;

@@ -12,16 +12,15 @@ namespace fathom::cuda::latent_8_bit {
 template <int kRows>
 using Out = float[kOutBlocks][kRows / 2];
 
-// Through the memory of the queries, which nobody needs any more: rows leave in runs of 512
-// bytes.
-template <typename Row, int kRows>
-__device__ inline void write_out(SharedMemory<Row, kRows>& shared, const Arguments& arguments,
-                                 const Place& place, const LatentDecodePart& part,
+// The first `rows` rows, to `to`. Through the memory of the queries, which nobody needs any more:
+// rows leave in runs of 512 bytes.
+template <int kRows, typename Shared>
+__device__ inline void write_out(Shared& shared, __nv_bfloat16* to, const Place& place, int rows,
                                  const Out<kRows>& out) {
   // Rows of 16 bytes more than the result's: no two lanes' words in one bank.
   constexpr int kRowBytes = kLatent * 2 + 16, kChunks = kLatent / 8;
   static_assert(kRows * kRowBytes <= sizeof(shared.queries));
-  uint8_t* const memory = shared.queries[0];
+  uint8_t* const memory = reinterpret_cast<uint8_t*>(shared.queries);
 #pragma unroll
   for (int i = 0; i < kRows / 4; ++i) {
     const float inverse = shared.inverses[place.row_of(i)];
@@ -38,26 +37,24 @@ __device__ inline void write_out(SharedMemory<Row, kRows>& shared, const Argumen
 #pragma unroll
   for (int u = 0; u < kRows * kChunks / kComputing; ++u) {
     const int i = threadIdx.x + u * kComputing, row = i / kChunks;
-    if (row >= part.rows) continue;
-    reinterpret_cast<uint4*>(arguments.out + (int64_t{part.out_row} + row) * kLatent)[i % kChunks] =
+    if (row >= rows) continue;
+    reinterpret_cast<uint4*>(to + int64_t{row} * kLatent)[i % kChunks] =
         *reinterpret_cast<const uint4*>(memory + row * kRowBytes + i % kChunks * 16);
   }
 }
 
-template <typename Row, int kRows>
-__device__ inline void write_partial(SharedMemory<Row, kRows>& shared, const Arguments& arguments,
-                                     const Place& place, const LatentDecodePart& part,
-                                     const Out<kRows>& out) {
+// Of a part of `splits`: its slot, and its weights for the first reader, the others'
+// `reader_stride` words further on each.
+template <int kRows, typename Shared>
+__device__ inline void write_partial(Shared& shared, float* slot, float* weights, int reader_stride,
+                                     const Place& place, int splits, const Out<kRows>& out) {
   // Every reader has all parts' weights of its own in one run.
-  for (int x = threadIdx.x; x < part.num_splits * (kRows / 4); x += kComputing) {
+  for (int x = threadIdx.x; x < splits * (kRows / 4); x += kComputing) {
     const int row = x % (kRows / 4) * 4;
-    const int64_t its = part.first_weight + x / (kRows / 4) * part.num_splits + part.split;
-    store_shared_words(arguments.weights + its * kRows + row,
+    store_shared_words(weights + int64_t{x / (kRows / 4)} * reader_stride + row,
                        *reinterpret_cast<const float4*>(shared.weights + row));
   }
-  const int64_t slot = part.first_slot + part.split;
-  float* sums = arguments.sums + slot * (kLatent * kRows / 2) +
-                place.group * (kLatent * kRows / 2 / kGroups) + place.thread * 4;
+  float* sums = slot + place.group * (kLatent * kRows / 2 / kGroups) + place.thread * 4;
 #pragma unroll
   for (int j = 0; j < (kRows / 2); j += 4) {
     const float2 inverse = *reinterpret_cast<const float2*>(shared.inverses + place.row_of(j / 2));

@@ -39,6 +39,7 @@
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda.h"
+#include "ops/attention/latent_decode_8_bit_rows_cuda.h"
 #include "ops/attention/latent_decode_cuda.h"
 #include "ops/attention/latent_decode_join_cuda.cuh"
 #include "ops/attention/latent_decode_rows_cuda.h"
@@ -542,11 +543,12 @@ void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArg
                    cudaStream_t stream) {
   check(num_multiprocessors <= kMostBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
         "launching latent_decode on so many multiprocessors");
+  if (arguments.format != CacheFormat::kBF16) {
+    const auto decode = tile_rows > 32 ? latent_decode_8_bit_rows : latent_decode_8_bit;
+    return decode(tile_rows, num_multiprocessors, arguments, stream);
+  }
   if (tile_rows > 32) {
     return latent_decode_rows(tile_rows, num_multiprocessors, arguments, stream);
-  }
-  if (arguments.format != CacheFormat::kBF16) {
-    return latent_decode_8_bit(tile_rows, num_multiprocessors, arguments, stream);
   }
   const CUtensorMap map =
       bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns},

@@ -1,5 +1,5 @@
-// Pages of a cache in bf16, brought into shared memory as they are, and queries: the work of one
-// warp of a block of latent_decode_rows_cuda.cu.
+// Pages and queries, brought into shared memory: the work of one warp of a block of
+// latent_decode_rows_cuda.cu.
 #pragma once
 
 #include "ops/attention/latent_decode_rows_memory_cuda.cuh"
@@ -24,9 +24,6 @@ __device__ inline void copy_queries(SharedMemory& shared, const Maps& maps,
 
 class Copies {
  public:
-  __device__ static constexpr int arrivals(int) { return 1; }
-  static constexpr bool kArrivedIsOrdinary = false;
-
   __device__ Copies(SharedMemory& shared, const Maps& maps, const Arguments& arguments, int rank)
       : shared_(shared), maps_(maps), arguments_(arguments), rank_(rank) {}
 

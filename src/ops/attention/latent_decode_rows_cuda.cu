@@ -1,5 +1,5 @@
 // What: latent_decode() for row tiles of 64 and 128 query rows: 64 and 128 heads, or fewer heads of
-// several tokens; over every format of the cache.
+// several tokens.
 //
 // Inputs/outputs: latent_decode_cuda.h. Parts of work: latent_decode_plan.h.
 //
@@ -7,8 +7,7 @@
 // at the same time, so that the second one finds its pages in L2. Shared memory has boxes of 64
 // rows (or keys) x 64 columns (8 KB, 128-byte swizzle): the queries (9 boxes, the last of them
 // rotated), two pages (9 boxes each) and one box of probabilities. Of the output's 512 columns each
-// of two warpgroups has 256, in registers. One more warp issues copies; a cache of 8 bits is made
-// bf16 on its way by one more warpgroup.
+// of two warpgroups has 256, in registers. One more warp issues copies.
 //
 // Algorithm: warpgroup 0 computes the scores and probabilities of a part's even pages, warpgroup 1
 // those of the odd ones; both multiply every page's probabilities with their half of its values,
@@ -23,7 +22,7 @@
 // Determinism: a part is computed by one block in one order, parts are joined in order of their
 // number; no atomics. Bits depend on the plan, so on the lengths in the batch.
 //
-// Limits: 512 + 64 columns. Fewer than 64 rows take the time of 64.
+// Limits: 512 + 64 columns of bf16. Fewer than 64 rows take the time of 64.
 //
 // Source: the latent attention of DeepSeek-V2 (2024), section 2.1; one output over two warpgroups,
 // which take turns at scores and exchange probabilities, from FlashMLA's description of its
@@ -41,7 +40,6 @@
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma.cuh"
 #include "ops/attention/latent_decode_join_cuda.cuh"
-#include "ops/attention/latent_decode_rows_conversion_cuda.cuh"
 #include "ops/attention/latent_decode_rows_copies_cuda.cuh"
 #include "ops/attention/latent_decode_rows_cuda.h"
 
@@ -86,8 +84,7 @@ struct ShareLayout {
 // summed is scaled: few rows ever need it after their first pages. bf16 and fp32 have room.
 constexpr float kSlack = 8;
 
-// kFences: pages are written as shared memory ordinarily is, which tensor cores see after a fence.
-template <int kGroup, bool kFences>
+template <int kGroup>
 class Attention {
  public:
   __device__ Attention(SharedMemory& shared, const Arguments& arguments, int rank)
@@ -209,7 +206,6 @@ class Attention {
     for (int arrival = 0; arrival < kArrivals; ++arrival) {
       if (first) barrier_wait(&shared_.queries_arrived[query_arrival(arrival)], parts_ & 1);
       barrier_wait(&shared_.arrived[kGroup][arrival], parity);
-      if (kFences) fence_async_proxy();
 #pragma unroll
       for (int i = 0; i < boxes_of(arrival); ++i) {
         const int at = box_of(kGroup, arrival, i) * kBoxBytes;
@@ -489,23 +485,9 @@ __device__ void join(const LatentDecodePart& part, const Arguments& arguments, i
       .run();
 }
 
-// Who brings pages: a warp, or a warpgroup that has so many registers for it.
-template <typename Row>
-struct Bringing {
-  using Type = Conversion<Row>;
-  static constexpr int kWarps = kGroupThreads / 32, kRegisters = 88, kComputingRegisters = 208;
-};
-template <>
-struct Bringing<LatentRow<CacheFormat::kBF16>> {
-  using Type = Copies;
-  static constexpr int kWarps = 1, kRegisters = 40, kComputingRegisters = 232;
-};
-
-template <typename Row>
 __global__ void __launch_bounds__(kThreads, 1)
     latent_decode_rows_kernel(const __grid_constant__ Maps maps,
                               const __grid_constant__ Arguments arguments) {
-  using Pages = Bringing<Row>;
   extern __shared__ __align__(1024) uint8_t memory[];
   SharedMemory& shared = *reinterpret_cast<SharedMemory*>(memory);
   // The same in all lanes, and known to be.
@@ -514,9 +496,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kWarps = kGroupThreads / 32;
     for (int stage = 0; stage < kStages; ++stage) {
-      for (int arrival = 0; arrival < kArrivals; ++arrival) {
-        barrier_init(&shared.arrived[stage][arrival], Pages::Type::arrivals(arrival));
-      }
+      for (uint64_t& arrived : shared.arrived[stage]) barrier_init(&arrived, 1);
       for (uint64_t& read : shared.read[stage]) barrier_init(&read, kWarps);
     }
     for (uint64_t& arrived : shared.queries_arrived) barrier_init(&arrived, 1);
@@ -537,19 +517,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       __shfl_sync(~0u, arguments.first_part[blockIdx.x / arguments.tile_blocks], 0);
 
   if (warp >= kGroups * 4) {
-    give_registers<Pages::kRegisters>();
-    if (warp < kGroups * 4 + Pages::kWarps) {
-      typename Pages::Type pages(shared, maps, arguments, rank);
+    give_registers<40>();
+    if (warp == kGroups * 4) {
+      Copies pages(shared, maps, arguments, rank);
       for_each_part(parts, [&](const LatentDecodePart& part) { pages.run(part); });
     }
   } else {
-    take_registers<Pages::kComputingRegisters>();
+    take_registers<232>();
     wait_for_earlier_launches();
     if (warp < 4) {
-      Attention<0, Pages::Type::kArrivedIsOrdinary> attention(shared, arguments, rank);
+      Attention<0> attention(shared, arguments, rank);
       for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
     } else {
-      Attention<1, Pages::Type::kArrivedIsOrdinary> attention(shared, arguments, rank);
+      Attention<1> attention(shared, arguments, rank);
       for_each_part(parts, [&](const LatentDecodePart& part) { attention.run(part); });
     }
     named_barrier(kBothGroups, kGroups * kGroupThreads);  // the pages' memory is free
@@ -568,7 +548,6 @@ void latent_decode_rows(int tile_rows, int num_multiprocessors,
   const Extent box = {.rows = 64, .columns = kBoxColumns};
   const int64_t rows = arguments.rows * arguments.heads;
   Arguments inner;
-  inner.pages = static_cast<const std::byte*>(arguments.pages);
   inner.block_tables = arguments.block_tables;
   inner.parts = arguments.parts;
   inner.first_part = arguments.first_part;
@@ -579,23 +558,19 @@ void latent_decode_rows(int tile_rows, int num_multiprocessors,
   constexpr float kLog2E = 1.4426950408889634f;
   inner.scale_log2 = arguments.softmax_scale * kLog2E;
   inner.tile_blocks = tile_rows / kRows;
-  with_latent_row(arguments.format, [&]<typename Row>(Row) {
-    // To the copy engine a page is of bf16.
-    const int64_t keys = arguments.num_pages * kKeys;
-    const Maps maps = {bf16_map(arguments.q_latent, {.rows = rows, .columns = kLatent}, box),
-                       bf16_map(arguments.q_rope, {.rows = rows, .columns = kRope}, box),
-                       bf16_map(arguments.pages, {.rows = keys, .columns = Row::kBytes / 2}, box)};
-    const auto kernel = latent_decode_rows_kernel<Row>;
-    constexpr int kBytes = sizeof(SharedMemory);
-    static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
-    static_cast<void>(prepared);
-    launch(kernel,
-           {.blocks =
-                static_cast<unsigned>(num_multiprocessors / inner.tile_blocks * inner.tile_blocks),
-            .threads = kThreads,
-            .shared_bytes = kBytes},
-           stream, maps, inner);
-  });
+  const Maps maps = {
+      bf16_map(arguments.q_latent, {.rows = rows, .columns = kLatent}, box),
+      bf16_map(arguments.q_rope, {.rows = rows, .columns = kRope}, box),
+      bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns}, box)};
+  constexpr int kBytes = sizeof(SharedMemory);
+  static const bool prepared = (allow_shared_memory(latent_decode_rows_kernel, kBytes), true);
+  static_cast<void>(prepared);
+  launch(
+      latent_decode_rows_kernel,
+      {.blocks = static_cast<unsigned>(num_multiprocessors / inner.tile_blocks * inner.tile_blocks),
+       .threads = kThreads,
+       .shared_bytes = kBytes},
+      stream, maps, inner);
 }
 
 }  // namespace fathom::cuda

@@ -4,8 +4,6 @@
 
 #include <cuda_bf16.h>
 
-#include <cstddef>
-
 #include "device/cuda/ptx.cuh"
 #include "ops/attention/latent_decode_plan.h"
 
@@ -26,7 +24,6 @@ constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
 constexpr int kBothGroups = 1;  // named barrier
 
 struct Arguments {
-  const std::byte* pages;
   const int32_t* block_tables;
   const LatentDecodePart* parts;
   const int32_t* first_part;
