@@ -145,6 +145,12 @@ __device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorM
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(policy)
       : "memory");
 }
+// cp.async.bulk.prefetch.tensor.3d: the box comes into the L2.
+__device__ inline void fetch_box(const CUtensorMap* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
 // prefetch.tensormap
 __device__ inline void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -55,7 +55,7 @@ int count_clusters(int blocks) {
   attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(160);
+  config.blockDim = dim3(few_rows::Layout<8, 1>::kAllThreads);
   config.dynamicSmemBytes = kBytes;
   config.attrs = &attribute;
   config.numAttrs = 1;

@@ -1,11 +1,11 @@
 // What: the part that products of few rows share: up to 64 rows of x (tokens) with all rows of W,
 // at the rate at which W can be read; in bf16, or in e4m3 with scales by blocks (kScaled).
 //
-// Layout: up to one block a multiprocessor, kWarpgroups warpgroups of tensor cores and a warp that
-// copies. A ring of stages (weight_stream_cuda.cuh), each 256 bytes of kColumns rows of x and of as
-// many rows of W as the largest tile has: little of a small matrix must not mean few bytes on their
-// way. Of e4m3 they are two blocks of k, whose scales of tokens come beside them, those of weights
-// once a tile.
+// Layout: up to one block a multiprocessor, kWarpgroups warpgroups of tensor cores and two warps
+// that copy. A ring of stages (weight_stream_cuda.cuh), each 256 bytes of kColumns rows of x and of
+// as many rows of W as the largest tile has: little of a small matrix must not mean few bytes on
+// their way. Of e4m3 they are two blocks of k, whose scales of tokens come beside them, those of
+// weights once a tile.
 //
 // Algorithm: transposed, so that few rows waste nothing: rows of W are the M of the tensor core's
 // instruction, rows of x its N. A tile of the block's rows of W goes through the ring, its product
@@ -51,6 +51,7 @@ struct Arguments {
   int64_t row_stride, batch_stride;
   int32_t rows, n, columns;  // columns: k / 64, of e4m3 k / 128
   int32_t splits, clusters, tiles, tile_groups, stages, exchanges, next_begins_at;
+  int32_t fetched;  // stages beyond the ring that come into the L2 while the first are multiplied
 
   __device__ int token_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
   // In a stage tokens come first, then weights.
@@ -70,6 +71,7 @@ struct Arguments {
 template <int kColumns, int kWarpgroups>
 struct Layout {
   static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;  // that multiply
+  static constexpr int kAllThreads = kThreads + 64;                 // two warps copy
   static constexpr int kTileBytes = kThreads * (kColumns / 2) * 4;  // in fp32
 };
 
@@ -116,12 +118,12 @@ class Copies {
         a_(a),
         stage_bytes_(a.stage_bytes()) {}
 
-  // By one thread.
+  // By one thread: all but the first rows of x.
   __device__ void run(uint64_t* read) const {
     const int total = a_.tiles * share_.num_stages, first = min(a_.stages, total);
     for (int i = 0; i < first; ++i) copy_weights(i, i);
     wait_for_earlier_launches();
-    for (int i = 0; i < first; ++i) copy_tokens(i, i);
+    for (int i = first; i < min(first + a_.fetched, total); ++i) fetch_weights(i);
     RingPosition at;
     for (int i = first; i < total; ++i) {
       barrier_wait(&read[at.stage], at.parity);
@@ -132,19 +134,40 @@ class Copies {
     }
   }
 
+  // Of all stages that the ring holds at first; by another thread, because who asks for weights
+  // stands in a queue for memory meanwhile.
+  __device__ void copy_first_tokens() const {
+    const int first = min(a_.stages, a_.tiles * share_.num_stages);
+    wait_for_earlier_launches();
+    for (int i = 0; i < first; ++i) copy_tokens(i, i);
+  }
+
  private:
   __device__ int column(int i) const {
     return (share_.first_stage + i % share_.num_stages) * kStageHalves;
   }
-  // Of the block's i-th stage; says how much will come in all.
-  __device__ void copy_weights(int stage, int i) const {
+  // The weights of the block's i-th stage: a box of one of the two maps.
+  struct Weights {
+    const CUtensorMap* map;
+    int groups, row, column;
+  };
+  __device__ Weights weights(int i) const {
     const int tile = i / share_.num_stages;
     const int begin = share_.tile_begin(tile), groups = share_.tile_begin(tile + 1) - begin;
-    barrier_expect(&arrived_[stage], groups * (kStageHalves * kGroupBytes) + a_.token_bytes() +
+    return {&maps_.weights[groups == a_.tile_groups ? 0 : 1], groups,
+            share_.batch * a_.n + begin * kGroupRows, column(i)};
+  }
+  // Says how much will come in all.
+  __device__ void copy_weights(int stage, int i) const {
+    const Weights box = weights(i);
+    barrier_expect(&arrived_[stage], box.groups * (kStageHalves * kGroupBytes) + a_.token_bytes() +
                                          (kScaled ? a_.token_scales() * 4 : 0));
-    copy_box_under(policy_, ring_ + stage * stage_bytes_ + a_.token_bytes(),
-                   &maps_.weights[groups == a_.tile_groups ? 0 : 1], &arrived_[stage], 0,
-                   share_.batch * a_.n + begin * kGroupRows, column(i));
+    copy_box_under(policy_, ring_ + stage * stage_bytes_ + a_.token_bytes(), box.map,
+                   &arrived_[stage], 0, box.row, box.column);
+  }
+  __device__ void fetch_weights(int i) const {
+    const Weights box = weights(i);
+    fetch_box(box.map, 0, box.row, box.column);
   }
   __device__ void copy_tokens(int stage, int i) const {
     copy_box(ring_ + stage * stage_bytes_, &maps_.tokens, &arrived_[stage], 0, 0, column(i),
@@ -249,8 +272,10 @@ __device__ inline void write_warp(const Arguments& a, int batch, int row, int co
 
 // ---- the kernel
 
+// Two launches' blocks share a multiprocessor's registers as they do its memory.
 template <int kColumns, int kWarpgroups, bool kScaled>
-__global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
+__global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
+                                  kColumns <= 32 ? 2 : 1)
     few_rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   using L = Layout<kColumns, kWarpgroups>;
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -279,9 +304,9 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroupThreads + 32, 1)
   const Share share(a);
 
   if (threadIdx.x >= L::kThreads) {
-    if (threadIdx.x == L::kThreads) {
-      Copies<kScaled>(memory, token_scales, arrived, maps, share, a).run(read);
-    }
+    const Copies<kScaled> copies(memory, token_scales, arrived, maps, share, a);
+    if (threadIdx.x == L::kThreads) copies.run(read);
+    if (threadIdx.x == L::kThreads + 32) copies.copy_first_tokens();
     __syncwarp();
     if (a.splits > 1) cluster_wait();
     return;
@@ -399,6 +424,7 @@ Arguments planned(const FewRowsPlan& plan, const FewRowsShape& shape) {
   a.exchanges = plan.exchange_bytes(shape.n) / Layout<kColumns, kWarpgroups>::kTileBytes;
   a.stages = plan.stages(shape);
   a.next_begins_at = plan.next_begins_at(shape);
+  a.fetched = plan.fetched(shape);
   a.token_scales_stride = plan.token_scale_bytes(shape) / 4;
   a.tile_scales = plan.tile_scale_bytes(shape) / 4;
   return a;
@@ -412,7 +438,7 @@ void launch_planned(const FewRowsPlan& plan, const FewRowsShape& shape, const Ma
   static_cast<void>(prepared);
   launch(kernel,
          {.blocks = static_cast<unsigned>(shape.batches * plan.clusters * plan.splits),
-          .threads = Layout<kColumns, kWarpgroups>::kThreads + 32,
+          .threads = Layout<kColumns, kWarpgroups>::kAllThreads,
           .shared_bytes =
               static_cast<unsigned>(a.stages * plan.stage_bytes(shape) + plan.bytes_behind(shape)),
           .cluster = static_cast<unsigned>(plan.splits)},

@@ -76,7 +76,20 @@ int FewRowsPlan::next_begins_at(const FewRowsShape& shape) const {
   const bool splits_k = splits > 1;
   const bool at_once =
       all < 2 * held ? !(shape.scaled && splits_k && all > held) : all >= (splits_k ? 8 : 6) * held;
-  return at_once ? 0 : static_cast<int>(std::max<int64_t>(all - held / 2, held + 1));
+  return at_once ? 0 : static_cast<int>(std::max<int64_t>(all - (held + 1) / 2, held + 1));
+}
+
+// From the ring's last bytes to the first that are asked for anew it is as long as the first rows
+// of x take to come and to be multiplied: what is fetched then comes in that gap. Where the next
+// launch's ring comes in it, or all is nearly there, it is only in the way.
+int FewRowsPlan::fetched(const FewRowsShape& shape) const {
+  if (!shape.scaled) return 0;
+  constexpr int kFetchedBytes = 32 * 1024;
+  const int64_t all = tiles(shape.n) * tile_stages(shape, *this);
+  const int held = stages(shape), weights = tile_groups(shape.n) * kGroupBytes;
+  const bool late = !wide_ring && next_begins_at(shape) > 0;
+  const bool pays = late ? 3 * all >= 7 * held : all >= 6 * held;
+  return pays ? std::max((kFetchedBytes + weights / 2) / weights, 1) : 0;
 }
 
 // Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices with 1 and 64 rows:

@@ -43,6 +43,8 @@ struct FewRowsPlan {
   int stages(const FewRowsShape& shape) const;  // of the ring
   // The next launch begins when so many of a block's stages have been asked for; 0: at once.
   int next_begins_at(const FewRowsShape& shape) const;
+  // Stages beyond the ring that are asked into the L2 when earlier launches have ended.
+  int fetched(const FewRowsShape& shape) const;
   // Of e4m3: the scales of a stage's tokens, and of the rows of W of a tile.
   int token_scale_bytes(const FewRowsShape& shape) const;
   int tile_scale_bytes(const FewRowsShape& shape) const;

@@ -84,5 +84,13 @@ TEST(FewRowsPlan, TheNextLaunchBeginsLateWhereAFewRingsHoldAll) {
   EXPECT_EQ(begins_at({.rows = 8, .n = 7168, .k = 16384}), 0);  // much more than some
 }
 
+TEST(FewRowsPlan, FetchesWhereMuchIsLeftToRead) {
+  const auto fetched = [](FewRowsShape shape) { return plan_few_rows(shape, {}).fetched(shape); };
+  EXPECT_GT(fetched({.rows = 1, .n = 24576, .k = 1536, .scaled = true}), 0);
+  EXPECT_GT(fetched({.rows = 32, .n = 18432, .k = 7168, .scaled = true}), 0);
+  EXPECT_EQ(fetched({.rows = 1, .n = 3072, .k = 1536, .scaled = true}), 0);  // the ring holds all
+  EXPECT_EQ(fetched({.rows = 1, .n = 2112, .k = 7168, .scaled = true}), 0);
+}
+
 }  // namespace
 }  // namespace fathom::cuda

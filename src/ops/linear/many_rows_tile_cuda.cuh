@@ -13,15 +13,16 @@
 // registers; of one more, a thread issues copies, and of e4m3 a warp reads B's scales.
 //
 // Algorithm: persistent blocks. One thread runs ahead of the products through the tiles and fills
-// stages; with a tile's first it leaves word of where the results belong, so that nobody else has
-// to find tiles. Each warpgroup multiplies four times 16 of k a stage, with one stage's products in
-// flight while it waits for the next, and gives the stage before back. Groups without rows take no
-// part but keep step. Results turn into rows by way of shared memory, each warp for itself, while
-// the other groups multiply and the next tile's operands come.
-// Of e4m3 a stage is a block of k that has scales: its products end before the sums of all blocks,
-// in registers of their own, take them times the scales; meanwhile other warpgroups multiply.
-// kSplit blocks, a cluster, have the same tile and a share of k each; they exchange sums so that
-// each completes an equal share of the columns. Such a launch has one tile for each cluster.
+// stages (of e4m3 another one brings the first of A); with a tile's first it leaves word of where
+// the results belong, so that nobody else has to find tiles. Each warpgroup multiplies four times
+// 16 of k a stage, with one stage's products in flight while it waits for the next, and gives the
+// stage before back. Groups without rows take no part but keep step. Results turn into rows by way
+// of shared memory, each warp for itself, while the other groups multiply and the next tile's
+// operands come. Of e4m3 a stage is a block of k that has scales: its products end before the sums
+// of all blocks, in registers of their own, take them times the scales; meanwhile other warpgroups
+// multiply. kSplit blocks, a cluster, have the same tile and a share of k each; they exchange sums
+// so that each completes an equal share of the columns. Such a launch has one tile for each
+// cluster.
 //
 // Determinism: an element is summed in order of k by one warpgroup; of kSplit, the shares are added
 // in their order.
@@ -208,12 +209,13 @@ class TileLoader {
       for (int k = 0; k < tile.out.k_steps; ++k) {
         if (ahead > 0) {
           --ahead;
+          if constexpr (!Shape::kScaled) load_a(tile, stage_, k);
         } else {
           wait_until_read();
           expect(tile, stage_);
           load_b(tile, stage_, k);
+          load_a(tile, stage_, k);
         }
-        load_a(tile, k);
         if (++stage_ == Shape::kStages) {
           stage_ = 0;
           ++passes_;
@@ -223,6 +225,15 @@ class TileLoader {
     wait_until_read();
     announce({});
     barrier_arrive(&memory_.arrived[stage_]);
+  }
+
+  // Of e4m3: A of the stages whose B run() asks for at once, by another thread: who asks for B
+  // stands in a queue for memory when earlier launches end.
+  __device__ void load_first_a(int first) {
+    const Tile tile = find(first);
+    const int ahead = min(tile.out.k_steps, Shape::kStages);
+    wait_for_earlier_launches();
+    for (int k = 0; k < ahead; ++k) load_a(tile, k, k);
   }
 
  private:
@@ -247,15 +258,15 @@ class TileLoader {
     }
   }
 
-  __device__ void load_a(const Tile& tile, int k) {
-    uint64_t* arrived = &memory_.arrived[stage_];
+  __device__ void load_a(const Tile& tile, int stage, int k) {
+    uint64_t* arrived = &memory_.arrived[stage];
     const int column = (first_k_ + k) * Shape::kStepColumns;
     if constexpr (Shape::kScaled) {
-      copy_box(memory_.a[stage_], tile.a, arrived, column, tile.a_row, tile.a_batch);
-      copy_box(memory_.scales.rows[stage_], tile.a_scales, arrived, tile.a_row, first_k_ + k);
+      copy_box(memory_.a[stage], tile.a, arrived, column, tile.a_row, tile.a_batch);
+      copy_box(memory_.scales.rows[stage], tile.a_scales, arrived, tile.a_row, first_k_ + k);
     } else {
       for (int group = 0; group < tile.out.groups; ++group) {
-        copy_box(memory_.a[stage_] + group * Shape::kGroupBytes, tile.a, arrived, column,
+        copy_box(memory_.a[stage] + group * Shape::kGroupBytes, tile.a, arrived, column,
                  tile.a_row + group * Shape::kGroupRows, tile.a_batch);
       }
     }
@@ -709,6 +720,9 @@ __device__ void run_tiles(const Work& work) {
       TileLoader<Shape, Work>(memory, work, rank).run(first, step);
     }
     if constexpr (Shape::kScaled) {
+      if (threadIdx.x == 128 * Shape::kGroups + 64) {
+        TileLoader<Shape, Work>(memory, work, rank).load_first_a(first);
+      }
       if (threadIdx.x / 32 == 4 * Shape::kGroups + 1) {
         TileScaleLoader<Shape, Work>(memory, work, rank).run(first, step);
       }

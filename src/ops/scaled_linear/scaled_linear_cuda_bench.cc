@@ -2,7 +2,9 @@
 // of some that take other operands each, more than the L2 holds together; the median of three. Long
 // products heat the GPU, which then clocks lower for a while: few rows come first.
 //
-//   scaled_linear_cuda_bench [--json] [--plans]
+//   scaled_linear_cuda_bench [--json] [--plans] [--few]
+//
+// --few: products of up to 64 rows alone.
 //
 // Beside each: the floor (bytes of W up to 64 rows, of everything above, at what an H200 reads, or
 // operations at what its tensor cores reach on random data) and DeepGEMM's time of the same
@@ -210,8 +212,9 @@ std::string times_of_plans(const Memory& memory, const Matrix& matrix, int rows)
   return times;
 }
 
-void products(const Memory& memory, bool plans, Table& table) {
+void products(const Memory& memory, bool plans, bool few, Table& table) {
   for (const int rows : {1, 16, 32, 64, 128, 512, 1024, 4096}) {
+    if (few && rows > 64) break;
     for (const Matrix& matrix : kMatrices) {
       std::string more;
       if (plans && rows <= kFewScaledRows) more += times_of_plans(memory, matrix, rows);
@@ -259,7 +262,7 @@ int main(int argc, char** argv) {
   };
   const fathom::cuda::Memory memory;
   fathom::cuda::Table table(has("--json"));
-  fathom::cuda::quantize(memory, table);
-  fathom::cuda::products(memory, has("--plans"), table);
+  if (!has("--few")) fathom::cuda::quantize(memory, table);
+  fathom::cuda::products(memory, has("--plans"), has("--few"), table);
   return 0;
 }
