@@ -59,6 +59,18 @@ __device__ inline bool barrier_has_ended(uint64_t* barrier, int parity) {
   return ended != 0;
 }
 
+// elect.sync: true for one lane of a warp whose lanes are all here, always the same. The compiler
+// knows that it is one: copies need no loop over lanes whose operands might differ, as they do
+// where a lane is chosen by its number.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred elected;\nelect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // bar.sync: the block's named barrier `id`, for `threads` of its threads.
 __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -26,6 +26,12 @@ __device__ inline float4 load_shared(uint32_t address) {
   return v;
 }
 
+// st.global of one value, however its neighbours are stored: a store of two wants them in a pair of
+// registers whose first is even, and so does the compiler then wherever else they are used.
+__device__ inline void store_alone(float* to, float v) {
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory");
+}
+
 // cp.async.bulk.tensor.2d, the other way: the box at column x, row y becomes what lies at `from`;
 // what is beyond the matrix is not written.
 __device__ inline void store_box(const CUtensorMap* map, uint32_t from, int x, int y) {

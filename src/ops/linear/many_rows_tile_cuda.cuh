@@ -681,7 +681,12 @@ class TileMultiplier {
         const int block = kRank * (Shape::kOwnColumns / 8) + own;
         if (block * 8 >= out.columns) continue;
         const int j = 4 * block + 2 * lower;
-        *reinterpret_cast<float2*>(to + block * 8) = make_float2(sum(j), sum(j + 1));
+        if constexpr (Shape::kScaled) {  // no pairs of registers: see multiply_scaled()
+          store_alone(to + block * 8, sum(j));
+          store_alone(to + block * 8 + 1, sum(j + 1));
+        } else {
+          *reinterpret_cast<float2*>(to + block * 8) = make_float2(sum(j), sum(j + 1));
+        }
       }
     }
   }
@@ -716,14 +721,11 @@ __device__ void run_tiles(const Work& work) {
   let_next_launch_begin();
   if (threadIdx.x >= 128 * Shape::kGroups) {
     if constexpr (Shape::kSharesRegisters) give_registers<Shape::kProducerRegisters>();
-    if (threadIdx.x == 128 * Shape::kGroups) {
-      TileLoader<Shape, Work>(memory, work, rank).run(first, step);
-    }
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32 - 4 * Shape::kGroups, 0);
+    if (warp == 0 && elect_one()) TileLoader<Shape, Work>(memory, work, rank).run(first, step);
     if constexpr (Shape::kScaled) {
-      if (threadIdx.x == 128 * Shape::kGroups + 64) {
-        TileLoader<Shape, Work>(memory, work, rank).load_first_a(first);
-      }
-      if (threadIdx.x / 32 == 4 * Shape::kGroups + 1) {
+      if (warp == 2 && elect_one()) TileLoader<Shape, Work>(memory, work, rank).load_first_a(first);
+      if (warp == 1) {
         TileScaleLoader<Shape, Work>(memory, work, rank).run(first, step);
       }
     }

@@ -49,8 +49,14 @@ struct LargeTileShape {
   static constexpr int kScaleColumns = std::gcd(kColumns, 128);
   static constexpr int kScales = kColumns / kScaleColumns;
   static constexpr int kSums = kColumns / 2;  // of a thread, for 64 rows
-  static constexpr int kBoxes = kColumns / 64;
-  static_assert(kGroups % kWarpgroups == 0 && kColumns % 64 == 0);
+  static constexpr int kBoxes = (kColumns + 63) / 64;
+  static_assert(kGroups % kWarpgroups == 0 && kColumns % 16 == 0 && kColumns >= 64);
+
+  // Of a box of results. The last begins earlier where columns are no multiple of 64: what it
+  // shares with the one before is written twice.
+  __host__ __device__ static constexpr int first_column(int box) {
+    return box * 64 < kColumns - 64 ? box * 64 : kColumns - 64;
+  }
 };
 
 struct TilePlace {
@@ -64,7 +70,8 @@ struct LargeTileMemory {
   // Of each warp, for 16 rows.
   alignas(1024) uint8_t out[Shape::kWarpgroups * 4][Shape::kParts][Shape::kBoxes][16 * 128];
   alignas(128) float x_scales[Shape::kStages][Shape::kRows];
-  float weight_scales[Shape::kStages][Shape::kScales];
+  static constexpr int kScaleStride = (Shape::kScales + 3) / 4 * 4;  // read by fours
+  alignas(16) float weight_scales[Shape::kStages][kScaleStride];
   // In turn: of the tile whose results are written, those whose stages are filled, and the next.
   static constexpr int kTiles = Shape::kStages + 2;
   TilePlace tiles[kTiles];
@@ -143,13 +150,13 @@ class LargeTileLoader {
   __device__ void load_weight(const TilePlace& place, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
     barrier_expect(arrived, Shape::kXBytes + Shape::kWeightBytes + Shape::kRows * 4);
-    copy_box(memory_.weight[stage], &work_.weight, arrived, k * 128, place.column, 0);
+    copy_box(memory_.weight[stage], &work_.weight, arrived, k * 128, place.column);
   }
 
   __device__ void load_x(const TilePlace& place, int k) {
     const int stage = ring_.stage;
     uint64_t* arrived = &memory_.arrived[stage];
-    copy_box(memory_.x[stage], &work_.x, arrived, k * 128, place.row, 0);
+    copy_box(memory_.x[stage], &work_.x, arrived, k * 128, place.row);
     copy_box(memory_.x_scales[stage], &work_.x_scales, arrived, place.row, k);
   }
 
@@ -216,7 +223,7 @@ class LargeTileMultiplier {
       write(memory_.tiles[tile]);
       if (++tile == LargeTileMemory<Shape>::kTiles) tile = 0;
     }
-    if (lane_ == 0) wait_until_boxes_are_read();
+    if (elect_one()) wait_until_boxes_are_read();
   }
 
  private:
@@ -237,38 +244,38 @@ class LargeTileMultiplier {
   }
 
   __device__ void multiply() {
-#pragma unroll
-    for (auto& part : sums_) {
-#pragma unroll
-      for (float& sum : part) sum = 0;
-    }
     bool has_arrived = false;
+    multiply_step<true>(0, has_arrived);
 #pragma unroll 4
-    for (int k = 0; k < work_.k_steps; ++k) {
-      const int stage = ring_.stage, phase = ring_.phase;
-      if (!has_arrived) barrier_wait(&memory_.arrived[stage], phase);
-      float factors[Shape::kParts][2][Shape::kScales];  // of a thread's two rows
-      read_factors(factors, stage);
+    for (int k = 1; k < work_.k_steps; ++k) multiply_step<false>(k, has_arrived);
+  }
+
+  // The first writes sums. Whether the next one's stage has arrived may be known at its end.
+  template <bool kIsFirst>
+  __device__ void multiply_step(int k, bool& has_arrived) {
+    const int stage = ring_.stage, phase = ring_.phase;
+    if (!has_arrived) barrier_wait(&memory_.arrived[stage], phase);
+    float factors[Shape::kParts][2][Shape::kScales];  // of a thread's two rows
+    read_factors(factors, stage);
 #pragma unroll
-      for (int part = 0; part < Shape::kParts; ++part) {
-        float products[Shape::kSums];
-        begin_products(products, part);
-        mma_wait();
-        pin(products);
-        if (part + 1 == Shape::kParts) {
-          give_back(stage);
-          advance();
-          // After a tile's last there may be none: this one is asked for again.
-          const bool ends = k + 1 == work_.k_steps;
-          has_arrived = barrier_has_ended(&memory_.arrived[ends ? stage : ring_.stage],
-                                          ends ? phase : ring_.phase);
-        }
+    for (int part = 0; part < Shape::kParts; ++part) {
+      float products[Shape::kSums];
+      begin_products(products, part);
+      mma_wait();
+      pin(products);
+      if (part + 1 == Shape::kParts) {
+        give_back(stage);
+        advance();
+        // After a tile's last there may be none: this one is asked for again.
+        const bool ends = k + 1 == work_.k_steps;
+        has_arrived = barrier_has_ended(&memory_.arrived[ends ? stage : ring_.stage],
+                                        ends ? phase : ring_.phase);
+      }
 #pragma unroll
-        for (int j = 0; j < Shape::kSums; ++j) {
-          sums_[part][j] =
-              fmaf(products[j], factors[part][j / 2 % 2][j / (Shape::kScaleColumns / 2)],
-                   sums_[part][j]);
-        }
+      for (int j = 0; j < Shape::kSums; ++j) {
+        const float factor = factors[part][j / 2 % 2][j / (Shape::kScaleColumns / 2)];
+        float& sum = sums_[part][j];
+        sum = kIsFirst ? products[j] * factor : fmaf(products[j], factor, sum);
       }
     }
   }
@@ -332,7 +339,7 @@ class LargeTileMultiplier {
   __device__ void write_boxes(const TilePlace& place) {
     const int box_row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
     auto& boxes = memory_.out[warp_];
-    if (lane_ == 0) wait_until_boxes_are_read();  // those of the tile before
+    if (elect_one()) wait_until_boxes_are_read();  // those of the tile before
     __syncwarp();
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part) {
@@ -345,7 +352,7 @@ class LargeTileMultiplier {
       for (int box = 0; box < Shape::kBoxes; ++box) {
 #pragma unroll
         for (int at = 0; at < 8; at += 2) {
-          const int block = box * 8 + at;
+          const int block = Shape::first_column(box) / 8 + at;
           store_matrices(shared_address(boxes[part][box]) + box_row * 128 +
                              (((at + odd_block) ^ (box_row % 8)) * 16),
                          packed(block, 0), packed(block, 1), packed(block + 1, 0),
@@ -355,13 +362,13 @@ class LargeTileMultiplier {
     }
     fence_async_proxy();
     __syncwarp();
-    if (lane_ == 0) {
+    if (elect_one()) {
 #pragma unroll
       for (int part = 0; part < Shape::kParts; ++part) {
 #pragma unroll
         for (int box = 0; box < Shape::kBoxes; ++box) {
-          store_box(&work_.out_map, shared_address(boxes[part][box]), place.column + box * 64,
-                    place.row + row(part));
+          store_box(&work_.out_map, shared_address(boxes[part][box]),
+                    place.column + Shape::first_column(box), place.row + row(part));
         }
       }
       commit_boxes();
@@ -381,8 +388,8 @@ class LargeTileMultiplier {
         for (int block = 0; block < Shape::kColumns / 8; ++block) {
           if (place.column + block * 8 >= work_.n) continue;
           const int j = 4 * block + 2 * lower;
-          *reinterpret_cast<float2*>(to + block * 8) =
-              make_float2(sums_[part][j], sums_[part][j + 1]);
+          store_alone(to + block * 8, sums_[part][j]);
+          store_alone(to + block * 8 + 1, sums_[part][j + 1]);
         }
       }
     }
@@ -415,8 +422,9 @@ __device__ void run_large_tiles(const LargeTileWork<Shape>& work) {
   let_next_launch_begin();
   if (threadIdx.x >= kMultipliers) {
     give_registers<Shape::kLoaderRegisters>();
-    if (threadIdx.x == kMultipliers) LargeTileLoader<Shape>(memory, work).run();
-    if (threadIdx.x / 32 == kMultipliers / 32 + 1) load_weight_scales(memory, work);
+    const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x - kMultipliers) / 32, 0);
+    if (warp == 0 && elect_one()) LargeTileLoader<Shape>(memory, work).run();
+    if (warp == 1) load_weight_scales(memory, work);
   } else {
     take_registers<Shape::kMultiplierRegisters>();
     LargeTileMultiplier<Shape>(memory, work).run();

@@ -17,6 +17,8 @@
 // documentation has it.
 //
 // Measured: docs/kernels/scaled_linear.md.
+#include <span>
+
 #include "device/cuda/launch.h"
 #include "device/cuda/tensor_map.h"
 #include "ops/linear/many_rows_tile_cuda.cuh"
@@ -82,12 +84,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
 // ---- launching
 
-// Rows of e4m3, 128 of k a box.
-CUtensorMap operand_map(const void* matrix, int64_t rows, int64_t row_stride, int k, int box_rows) {
+// Rows of e4m3, 128 of k a box; with an axis of batches, of which there is one, for a body that has
+// them.
+CUtensorMap operand_map(const void* matrix, int64_t rows, int64_t row_stride, int k, int box_rows,
+                        bool in_batches) {
   const Axis axes[] = {{.size = k, .stride = 1, .box = 128},
                        {.size = rows, .stride = row_stride, .box = box_rows},
                        {.size = 1, .stride = rows * row_stride, .box = 1}};
-  return e4m3_map(matrix, axes);
+  return e4m3_map(matrix, std::span(axes).first(in_batches ? 3 : 2));
 }
 
 CUtensorMap scales_map(const ScaledLinearArguments& a, int box_rows) {
@@ -126,19 +130,20 @@ void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaSt
   constexpr int kBytes = sizeof(TileMemory<Shape>);
   static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
   static_cast<void>(allowed);
-  const ScaledWork<Shape> work = {.x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows),
-                                  .x_scales = scales_map(a, Shape::kRows),
-                                  .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns),
-                                  .out_map = out_map(a),
-                                  .weight_scales = a.weight_scales,
-                                  .weight_row_scales = a.weight_row_scales,
-                                  .out = static_cast<uint8_t*>(a.out),
-                                  .out_row_stride = a.out_row_stride,
-                                  .f32 = a.out_type == DType::kF32,
-                                  .rows = a.rows,
-                                  .n = a.n,
-                                  .k_steps = a.k / 128,
-                                  .raster = raster_of(plan)};
+  const ScaledWork<Shape> work = {
+      .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows, true),
+      .x_scales = scales_map(a, Shape::kRows),
+      .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns, true),
+      .out_map = out_map(a),
+      .weight_scales = a.weight_scales,
+      .weight_row_scales = a.weight_row_scales,
+      .out = static_cast<uint8_t*>(a.out),
+      .out_row_stride = a.out_row_stride,
+      .f32 = a.out_type == DType::kF32,
+      .rows = a.rows,
+      .n = a.n,
+      .k_steps = a.k / 128,
+      .raster = raster_of(plan)};
   launch_with(kernel, work, plan, Shape::kThreads, kBytes, stream);
 }
 
@@ -149,8 +154,8 @@ void launch_large(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cuda
   static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
   static_cast<void>(allowed);
   const LargeTileWork<Shape> work = {
-      .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows),
-      .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns),
+      .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows, false),
+      .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns, false),
       .x_scales = scales_map(a, Shape::kRows),
       .out_map = out_map(a),
       .weight_scales = a.weight_scales,
@@ -173,8 +178,12 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
   const ManyRowsTile tile = plan.tile;
   if (tile == ManyRowsTile{4, 128, 1}) {
     launch_large<LargeTileShape<4, 128, 3>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{4, 112, 1}) {
+    launch_large<LargeTileShape<4, 112, 3>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 192, 1}) {
     launch_large<LargeTileShape<2, 192, 4>>(a, plan, stream);
+  } else if (tile == ManyRowsTile{2, 144, 1}) {
+    launch_large<LargeTileShape<2, 144, 5>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 128, 1}) {
     launch_large<LargeTileShape<2, 128, 5>>(a, plan, stream);
   } else if (tile == ManyRowsTile{2, 64, 1}) {
