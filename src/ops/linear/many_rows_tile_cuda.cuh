@@ -681,7 +681,7 @@ class TileMultiplier {
         const int block = kRank * (Shape::kOwnColumns / 8) + own;
         if (block * 8 >= out.columns) continue;
         const int j = 4 * block + 2 * lower;
-        if constexpr (Shape::kScaled) {  // no pairs of registers: see multiply_scaled()
+        if constexpr (Shape::kScaled) {  // sums and products are to lie in different banks
           store_alone(to + block * 8, sum(j));
           store_alone(to + block * 8 + 1, sum(j + 1));
         } else {

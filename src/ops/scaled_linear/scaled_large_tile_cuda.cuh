@@ -209,9 +209,8 @@ class LargeTileMultiplier {
         work_(work),
         warp_(__shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0)),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        first_x_(uniform_matrix(
-            swizzled_matrix(shared_address(memory.x[0]) + warp_ / 4 * kPartBytes, 1024))),
-        first_weight_(uniform_matrix(swizzled_matrix(shared_address(memory.weight[0]), 1024))),
+        first_x_(uniform_place(shared_address(memory.x[0]) + warp_ / 4 * kPartBytes)),
+        first_weight_(uniform_place(shared_address(memory.weight[0]))),
         x_(first_x_),
         weight_(first_weight_) {}
 
@@ -229,6 +228,14 @@ class LargeTileMultiplier {
  private:
   static constexpr int kPartBytes = 64 * 128;
 
+  // Of a matrix's description the lower half, which says where it lies, in units of 16 bytes.
+  __device__ static uint32_t uniform_place(uint32_t address) {
+    return static_cast<uint32_t>(uniform_matrix(swizzled_matrix(address, 1024)));
+  }
+  __device__ static uint64_t matrix(uint32_t place) {
+    return (swizzled_matrix(0, 1024) >> 32 << 32) | place;
+  }
+
   // A part's first row of this warp.
   __device__ int row(int part) const { return part * Shape::kWarpgroups * 64 + warp_ * 16; }
 
@@ -239,26 +246,37 @@ class LargeTileMultiplier {
 
   __device__ void advance() {
     ring_.advance();
-    x_ = ring_.stage == 0 ? first_x_ : moved(x_, Shape::kXBytes);
-    weight_ = ring_.stage == 0 ? first_weight_ : moved(weight_, Shape::kWeightBytes);
+    x_ = ring_.stage == 0 ? first_x_ : x_ + (Shape::kXBytes >> 4);
+    weight_ = ring_.stage == 0 ? first_weight_ : weight_ + (Shape::kWeightBytes >> 4);
   }
 
   __device__ void multiply() {
+    const int steps = work_.k_steps;
     bool has_arrived = false;
-    multiply_step<true>(0, has_arrived);
+    multiply_step<true>(steps == 1, has_arrived);
+    constexpr int kAtOnce = 8;  // of which only the last may be the tile's
+    int k = 1;
+    for (; k + kAtOnce <= steps; k += kAtOnce) {
+#pragma unroll
+      for (int i = 1; i < kAtOnce; ++i) multiply_step<false>(false, has_arrived);
+      multiply_step<false>(k + kAtOnce == steps, has_arrived);
+    }
 #pragma unroll 4
-    for (int k = 1; k < work_.k_steps; ++k) multiply_step<false>(k, has_arrived);
+    for (; k < steps; ++k) multiply_step<false>(k + 1 == steps, has_arrived);
   }
 
   // The first writes sums. Whether the next one's stage has arrived may be known at its end.
   template <bool kIsFirst>
-  __device__ void multiply_step(int k, bool& has_arrived) {
+  __device__ __forceinline__ void multiply_step(bool is_last, bool& has_arrived) {
     const int stage = ring_.stage, phase = ring_.phase;
     if (!has_arrived) barrier_wait(&memory_.arrived[stage], phase);
-    float factors[Shape::kParts][2][Shape::kScales];  // of a thread's two rows
-    read_factors(factors, stage);
+    float of_columns[Shape::kScales];
+#pragma unroll
+    for (int i = 0; i < Shape::kScales; ++i) of_columns[i] = memory_.weight_scales[stage][i];
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part) {
+      const float* of_rows = &memory_.x_scales[stage][row(part) + lane_ / 4];
+      const float upper = of_rows[0], lower = of_rows[8];
       float products[Shape::kSums];
       begin_products(products, part);
       mma_wait();
@@ -267,42 +285,25 @@ class LargeTileMultiplier {
         give_back(stage);
         advance();
         // After a tile's last there may be none: this one is asked for again.
-        const bool ends = k + 1 == work_.k_steps;
-        has_arrived = barrier_has_ended(&memory_.arrived[ends ? stage : ring_.stage],
-                                        ends ? phase : ring_.phase);
+        has_arrived = barrier_has_ended(&memory_.arrived[is_last ? stage : ring_.stage],
+                                        is_last ? phase : ring_.phase);
       }
 #pragma unroll
       for (int j = 0; j < Shape::kSums; ++j) {
-        const float factor = factors[part][j / 2 % 2][j / (Shape::kScaleColumns / 2)];
+        const float factor =
+            (j / 2 % 2 == 0 ? upper : lower) * of_columns[j / (Shape::kScaleColumns / 2)];
         float& sum = sums_[part][j];
         sum = kIsFirst ? products[j] * factor : fmaf(products[j], factor, sum);
       }
     }
   }
 
-  __device__ void read_factors(float (&factors)[Shape::kParts][2][Shape::kScales],
-                               int stage) const {
-    float of_columns[Shape::kScales];
-#pragma unroll
-    for (int i = 0; i < Shape::kScales; ++i) of_columns[i] = memory_.weight_scales[stage][i];
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part) {
-      const float* of_rows = &memory_.x_scales[stage][row(part) + lane_ / 4];
-      const float upper = of_rows[0], lower = of_rows[8];
-#pragma unroll
-      for (int i = 0; i < Shape::kScales; ++i) {
-        factors[part][0][i] = upper * of_columns[i];
-        factors[part][1][i] = lower * of_columns[i];
-      }
-    }
-  }
-
   __device__ void begin_products(float (&products)[Shape::kSums], int part) const {
-    const uint64_t x = moved(x_, part * Shape::kWarpgroups * kPartBytes);
+    const uint32_t x = x_ + (part * Shape::kWarpgroups * kPartBytes >> 4);
     mma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      mma_64_e4m3(products, moved(x, i * 32), moved(weight_, i * 32), i > 0);
+    for (int i = 0; i < 4; ++i) {  // 32 bytes further on
+      mma_64_e4m3(products, matrix(x + i * 2), matrix(weight_ + i * 2), i > 0);
     }
     mma_commit();
   }
@@ -388,6 +389,7 @@ class LargeTileMultiplier {
         for (int block = 0; block < Shape::kColumns / 8; ++block) {
           if (place.column + block * 8 >= work_.n) continue;
           const int j = 4 * block + 2 * lower;
+          // Not by twos: a sum and its product are to lie in different banks of registers.
           store_alone(to + block * 8, sums_[part][j]);
           store_alone(to + block * 8 + 1, sums_[part][j + 1]);
         }
@@ -398,8 +400,8 @@ class LargeTileMultiplier {
   LargeTileMemory<Shape>& memory_;
   const LargeTileWork<Shape>& work_;
   const int warp_, lane_;
-  const uint64_t first_x_, first_weight_;  // this warpgroup's matrices in the first stage
-  uint64_t x_, weight_;                    // in the next
+  const uint32_t first_x_, first_weight_;  // places of this warpgroup's matrices in the first stage
+  uint32_t x_, weight_;                    // in the next
   StageRing<Shape> ring_;
   float sums_[Shape::kParts][Shape::kSums];
 };
