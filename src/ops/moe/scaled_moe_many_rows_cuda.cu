@@ -78,9 +78,13 @@ struct ScaledExpertWork {
   // comes.
   __device__ int after(int index) const {
     const auto blocks = static_cast<int>(gridDim.x) / Shape::kSplit;
-    return Shape::kSplit == 1 && experts.k_steps > kShortTile && tiles_taken != nullptr
-               ? blocks + atomicAdd(tiles_taken, 1)
-               : index + blocks;
+    if (Shape::kSplit == 1 && experts.k_steps > kShortTile && tiles_taken != nullptr) {
+      return blocks + atomicAdd(tiles_taken, 1);
+    }
+    // Back and forth over the blocks: where full tiles and small ones alternate, no block has all
+    // the full ones.
+    const int pass = index / blocks;
+    return (pass + 1) * blocks + blocks - 1 - (index - pass * blocks);
   }
 
   // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
