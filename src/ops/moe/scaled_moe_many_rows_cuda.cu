@@ -307,7 +307,7 @@ void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream,
   // Sorting sets them to 0.
   auto* tiles_taken = launches.sort_and_gather
                           ? reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at)
-                          : nullptr;
+                          : launches.tiles_taken;
   auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
   void* sorted_x = workspace + plan.sorted_x_at;
   auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scales_at);

@@ -42,8 +42,14 @@ Products time_products(const MoeShape& shape, int32_t rows) {
   const auto ids = balanced_experts(shape, rows);
   std::vector<ScaledMoeProblem> problems;
   for (uint32_t seed = 1; seed <= 3; ++seed) problems.emplace_back(shape, rows, ids, seed);
-  const auto time = [&](const ScaledMoeLaunches& launches) {
-    return time_in_graph(12, [&](int copy, cudaStream_t stream) {
+  constexpr int kCopies = 12;
+  const DeviceArray<int32_t> tiles_taken(2 * kCopies);
+  const auto time = [&](ScaledMoeLaunches launches) {
+    return time_in_graph(kCopies, [&](int copy, cudaStream_t stream) {
+      if (copy == 0) {
+        check(cudaMemsetAsync(tiles_taken.data(), 0, tiles_taken.bytes(), stream), "clearing");
+      }
+      launches.tiles_taken = tiles_taken.data() + 2 * copy;
       scaled_moe_many_rows(problems[static_cast<size_t>(copy % 3)].arguments(DType::kBF16), stream,
                            launches);
     });
