@@ -35,6 +35,13 @@ __device__ inline void barrier_arrive_in_block(uint32_t barrier) {
                : "memory");
 }
 
+// The same of one who has only read: what this thread wrote is released to its own block alone. At
+// the cluster's scope each arrival waits until all that the thread has written is seen everywhere.
+__device__ inline void barrier_give_back_in_block(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
 // ld.shared::cluster
 __device__ inline float4 load_from_block(uint32_t address) {
   float4 v;
@@ -51,6 +58,24 @@ __device__ inline void store_in_block(uint32_t to, uint32_t barrier, float4 v) {
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
       "[%5];" ::"r"(to),
       "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+      : "memory");
+}
+// The same of 4 bytes.
+__device__ inline void store_in_block(uint32_t to, uint32_t barrier, uint32_t word) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to),
+      "r"(word), "r"(barrier)
+      : "memory");
+}
+
+// cp.async.bulk.tensor.2d, multicast: the box at column x, row y to this address in each of the
+// blocks of the mask, counted by the barrier that lies where this one does.
+__device__ inline void copy_box_to_blocks(uint16_t blocks, void* to, const CUtensorMap* map,
+                                          uint64_t* barrier, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"(blocks)
       : "memory");
 }
 

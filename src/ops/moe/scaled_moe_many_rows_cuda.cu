@@ -33,15 +33,20 @@
 namespace fathom::cuda {
 namespace {
 
-using ScaledTiles = ScaledExpertShape<4>;
-// Two blocks with half of k each have a tile, where there are fewer tiles than pairs of blocks.
-using ScaledSplitTiles = ScaledExpertShape<3, 2>;
+// By the tokens of a tile: the fewer, the more stages of weights.
+template <bool kGated, int kTokens>
+using ScaledTiles = ScaledExpertShape<kGated, kTokens, kTokens == 192 ? 3 : 2,
+                                      kTokens == 192   ? 5
+                                      : kTokens == 128 ? 6
+                                                       : 8>;
 
-template <typename TileShape, bool kGatedRows>
+template <typename TileShape>
 struct ScaledExpertWork {
   using Shape = TileShape;
-  static constexpr bool kGated = kGatedRows;
-  static constexpr int kOutColumns = kGated ? Shape::kWeightRows / 2 : Shape::kWeightRows;
+  static constexpr bool kGated = Shape::kGated;
+  // Of a tile, and of a block's half.
+  static constexpr int kTileColumns = kGated ? Shape::kTileRows / 2 : Shape::kTileRows;
+  static constexpr int kOutColumns = kTileColumns / Shape::kBlocks;
   static constexpr int kShortTile = 4;  // steps
   // Of one coordinate of the weights' boxes.
   static constexpr int kRowsTogether = kGated ? 16 : 1;
@@ -62,7 +67,7 @@ struct ScaledExpertWork {
   Side experts, shared;
   const ExpertRowTile* row_tiles;
   const int32_t* num_row_tiles;
-  int* tiles_taken;              // behind each block's first; or null: each takes its share
+  int* tiles_taken;              // behind each cluster's first; or null: each takes its share
   int column_tiles, tile_units;  // of kExpertRowUnit rows in an expert's tile, at most
   bool one_row_tile_an_expert;   // of most
   TileRaster shared_raster;
@@ -76,28 +81,29 @@ struct ScaledExpertWork {
   // Experts' tiles take unequal times, and blocks do not all have the same share of the memory's
   // bandwidth: who is done first has the next. Not of short tiles, which end before the answer
   // comes.
+  __device__ bool in_fixed_order() const {
+    return experts.k_steps <= kShortTile || tiles_taken == nullptr;
+  }
   __device__ int after(int index) const {
-    const auto blocks = static_cast<int>(gridDim.x) / Shape::kSplit;
-    if (Shape::kSplit == 1 && experts.k_steps > kShortTile && tiles_taken != nullptr) {
-      return blocks + atomicAdd(tiles_taken, 1);
-    }
-    // Back and forth over the blocks: where full tiles and small ones alternate, no block has all
-    // the full ones.
-    const int pass = index / blocks;
-    return (pass + 1) * blocks + blocks - 1 - (index - pass * blocks);
+    const auto clusters = static_cast<int>(gridDim.x) / Shape::kBlocks;
+    if (!in_fixed_order()) return clusters + atomicAdd(tiles_taken, 1);
+    // Back and forth over the clusters: where full tiles and small ones alternate, none has all the
+    // full ones.
+    const int pass = index / clusters;
+    return (pass + 1) * clusters + clusters - 1 - (index - pass * clusters);
   }
 
   // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
   // of which wait for memory; not among the last, for they can be longer.
-  __device__ ScaledExpertTile tile(int index, int num_tiles, bool waited) const {
+  __device__ ScaledExpertTile tile(int index, int num_tiles, bool waited, int rank) const {
     const auto shared_count = static_cast<uint32_t>(shared_tiles);
     const uint32_t among = max(shared_tiles, num_tiles - num_tiles / 4);
     const auto before = [&](int i) {
       return static_cast<int>(min(static_cast<uint32_t>(i) * shared_count / among, shared_count));
     };
     const int shared_before = before(index);
-    return before(index + 1) > shared_before ? shared_tile(shared_before)
-                                             : expert_tile(index - shared_before, waited);
+    return before(index + 1) > shared_before ? shared_tile(shared_before, rank)
+                                             : expert_tile(index - shared_before, waited, rank);
   }
 
   __device__ static ExpertRowTile past_l1(const ExpertRowTile* entry) {
@@ -108,14 +114,14 @@ struct ScaledExpertWork {
     return copy;
   }
 
-  __device__ ScaledExpertTile shared_tile(int index) const {
+  __device__ ScaledExpertTile shared_tile(int index, int rank) const {
     const auto [batch, row_tile, column_tile] = shared_raster.place(index);
     const int row = row_tile * Shape::kTokens;
-    return make(shared, row, min(rows - row, Shape::kTokens), column_tile, 0);
+    return make(shared, row, min(rows - row, Shape::kTokens), column_tile, 0, rank);
   }
 
   // An expert's tiles follow one another: those with the same columns first.
-  __device__ ScaledExpertTile expert_tile(int index, bool waited) const {
+  __device__ ScaledExpertTile expert_tile(int index, bool waited, int rank) const {
     // The same experts again and again: by way of the L1, once that is certain to hold nothing
     // older.
     const ExpertRowTile* entry = row_tiles + index / column_tiles;
@@ -125,31 +131,33 @@ struct ScaledExpertWork {
     const int row_tile = within - column_tile * expert.num_tiles;
     const int first = row_tile * tile_units, end = min(first + tile_units, expert.units);
     ScaledExpertTile tile = make(experts, expert.first_row + first * kExpertRowUnit,
-                                 (end - first) * kExpertRowUnit, column_tile, expert.expert);
+                                 (end - first) * kExpertRowUnit, column_tile, expert.expert, rank);
     tile.weights_are_read_once = one_row_tile_an_expert;
     return tile;
   }
 
   __device__ ScaledExpertTile make(const Side& side, int row, int tokens, int column_tile,
-                                   int expert) const {
+                                   int expert, int rank) const {
     constexpr int kOutBytes = kGated ? 1 : 2;
-    const int column = column_tile * kOutColumns;
+    const int column = column_tile * kTileColumns + rank * kOutColumns;
     ScaledExpertTile tile;
     tile.weights = &side.weights;
-    tile.token_units = (tokens + Shape::kTokenUnit - 1) / Shape::kTokenUnit;
-    tile.tokens = &side.tokens[tile.token_units - 1];
+    constexpr int kBoxes = Shape::kTokenUnit * Shape::kBlocks;
+    tile.token_boxes = (tokens + kBoxes - 1) / kBoxes;
+    tile.tokens = &side.tokens[tile.token_boxes - 1];
     tile.first_row = (expert * side.weight_rows + column) / kRowsTogether;
     tile.first_token = row;
     tile.out.data = side.out + (int64_t{row} * side.out_columns + column) * kOutBytes;
     if constexpr (kGated) {
       tile.out.scales = side.out_scales + column_tile * side.out_scales_stride + row;
     }
-    const int scale_row = (expert * side.weight_rows + column) / 128;
+    // Where out's columns end with the first block's the second computes nothing of use.
+    const int scaled_column = min(column, side.out_columns - 1);
+    const int scale_row = (expert * side.weight_rows + scaled_column) / 128;
     tile.scales.tokens = side.token_scales + row;
     tile.scales.tokens_stride = side.token_scales_stride;
     tile.scales.weights = side.weight_scales + int64_t{scale_row} * side.k_steps;
-    const bool has_second = kGated || column + 128 < side.out_columns;
-    tile.scales.second = has_second ? (kGated ? side.out_columns / 128 : 1) * side.k_steps : 0;
+    tile.scales.second = side.out_columns / 128 * side.k_steps;
     tile.out.row_stride = side.out_columns;
     tile.out.tokens = tokens;
     tile.out.columns = side.out_columns - column;
@@ -159,9 +167,9 @@ struct ScaledExpertWork {
   }
 };
 
-template <typename Shape, bool kGated>
+template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    multiply_scaled_experts(const __grid_constant__ ScaledExpertWork<Shape, kGated> work) {
+    multiply_scaled_experts(const __grid_constant__ ScaledExpertWork<Shape> work) {
   run_scaled_expert_tiles<Shape>(work);
 }
 
@@ -177,13 +185,6 @@ MoeManyRowsPlan scaled_plan_for(const MoeShape& shape, int32_t rows) {
                              .scaled = true});
 }
 
-// Whether each expert has one row tile or more: a row's bits do not depend on the others.
-bool splits_gate_up(const MoeShape& shape) {
-  constexpr int kFewestSteps = 16;
-  const int tiles = (shape.num_experts * shape.inter + shape.shared_inter) / 128;
-  return 2 * tiles <= num_multiprocessors() && shape.hidden / 128 >= kFewestSteps;
-}
-
 // What the two products of an expert's (or the shared one's) need to know.
 struct ScaledOperands {
   const void* x;
@@ -197,14 +198,16 @@ struct ScaledOperands {
   int64_t rows, experts, n, k;
 };
 
+constexpr int64_t kBlockRows = ScaledTiles<false, 64>::kWeightRows;
+
 CUtensorMap weight_map(const ScaledOperands& o) {
   const Axis axes[] = {{.size = o.k, .stride = 1, .box = 128},
-                       {.size = o.experts * o.n, .stride = o.k, .box = ScaledTiles::kWeightRows},
+                       {.size = o.experts * o.n, .stride = o.k, .box = kBlockRows},
                        {.size = 1, .stride = o.experts * o.n * o.k, .box = 1}};
   return e4m3_map(o.weight, axes);
 }
 
-// 128 rows of gate, then the same of up: of each 16 the even ones, then the odd ones.
+// 64 rows of gate, then the same of up: of each 16 the even ones, then the odd ones.
 CUtensorMap gated_weight_map(const ScaledOperands& o) {
   const int64_t half_rows = o.n / 2;
   const Axis axes[] = {
@@ -212,19 +215,20 @@ CUtensorMap gated_weight_map(const ScaledOperands& o) {
       {.size = 8, .stride = 2 * o.k, .box = 8},
       {.size = 2, .stride = o.k, .box = 2},
       // The last up's rows are the first one's, half_rows further: no box begins there.
-      {.size = (2 * o.experts - 1) * half_rows / 16, .stride = 16 * o.k, .box = 8},
+      {.size = (2 * o.experts - 1) * half_rows / 16, .stride = 16 * o.k, .box = kBlockRows / 32},
       {.size = 2, .stride = half_rows * o.k, .box = 2}};
   return e4m3_map(o.weight, axes);
 }
 
 template <typename Work>
 typename Work::Side side(const ScaledOperands& o) {
-  constexpr bool kGated = Work::kGated;
+  using Shape = typename Work::Shape;
+  constexpr bool kGated = Shape::kGated;
   typename Work::Side made;
   made.weights = kGated ? gated_weight_map(o) : weight_map(o);
-  for (int i = 0; i < ScaledTiles::kTokenUnits; ++i) {
+  for (int i = 0; i < Shape::kTokenUnits; ++i) {
     const Axis axes[] = {{.size = o.k, .stride = 1, .box = 128},
-                         {.size = o.rows, .stride = o.k, .box = (i + 1) * ScaledTiles::kTokenUnit}};
+                         {.size = o.rows, .stride = o.k, .box = (i + 1) * Shape::kTokenUnit}};
     made.tokens[i] = e4m3_map(o.x, axes);
   }
   made.token_scales = o.x_scales;
@@ -250,11 +254,11 @@ struct ScaledProducts {
   ScaleForm form;
 };
 
-template <typename Shape, bool kGated>
-void launch_products(const ScaledProducts& products, cudaStream_t stream) {
-  using Work = ScaledExpertWork<Shape, kGated>;
+template <typename Shape>
+void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
+  using Work = ScaledExpertWork<Shape>;
   const auto column_tiles_of = [](const typename Work::Side& side) {
-    return (side.out_columns + Work::kOutColumns - 1) / Work::kOutColumns;
+    return (side.out_columns + Work::kTileColumns - 1) / Work::kTileColumns;
   };
   Work work = {};
   work.experts = side<Work>(products.experts);
@@ -270,7 +274,7 @@ void launch_products(const ScaledProducts& products, cudaStream_t stream) {
     work.shared = side<Work>(products.shared);
     const ManyRowsPlan plan = plan_many_rows(
         {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
-        {.groups = Shape::kTokens / 64, .columns = Shape::kWeightRows}, num_multiprocessors());
+        {.groups = Shape::kTokens / 64, .columns = Shape::kTileRows}, num_multiprocessors());
     work.shared_raster = {.row_tiles = plan.row_tiles,
                           .column_tiles = column_tiles_of(work.shared),
                           .band = plan.band,
@@ -279,16 +283,25 @@ void launch_products(const ScaledProducts& products, cudaStream_t stream) {
   }
   constexpr int kBytes = sizeof(ScaledExpertMemory<Shape>);
   static const bool allowed = [] {
-    allow_shared_memory(multiply_scaled_experts<Shape, kGated>, kBytes);
+    allow_shared_memory(multiply_scaled_experts<Shape>, kBytes);
     return true;
   }();
   static_cast<void>(allowed);
-  launch(multiply_scaled_experts<Shape, kGated>,
-         {.blocks = static_cast<unsigned>(num_multiprocessors() / Shape::kSplit * Shape::kSplit),
+  launch(multiply_scaled_experts<Shape>,
+         {.blocks = static_cast<unsigned>(num_multiprocessors() / Shape::kBlocks * Shape::kBlocks),
           .threads = Shape::kThreads,
           .shared_bytes = kBytes,
-          .cluster = Shape::kSplit},
+          .cluster = Shape::kBlocks},
          stream, work);
+}
+
+template <bool kGated>
+void launch_products(const ScaledProducts& products, cudaStream_t stream) {
+  const int tokens = products.tile_units * kExpertRowUnit;
+  const auto launch_of = tokens <= 64    ? launch_tiles<ScaledTiles<kGated, 64>>
+                         : tokens <= 128 ? launch_tiles<ScaledTiles<kGated, 128>>
+                                         : launch_tiles<ScaledTiles<kGated, 192>>;
+  launch_of(products, stream);
 }
 
 }  // namespace
@@ -340,71 +353,68 @@ void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream,
                  .experts_per_token = s.experts_per_token},
                 stream);
   }
-  const auto launch_gate_up = splits_gate_up(s) ? launch_products<ScaledSplitTiles, true>
-                                                : launch_products<ScaledTiles, true>;
   if (launches.gate_up) {
-    launch_gate_up({.experts = {.x = sorted_x,
-                                .x_scales = x_scales,
-                                .x_scales_stride = plan.sorted_rows,
-                                .weight = a.gate_up,
-                                .weight_scales = a.gate_up_scales,
-                                .out = activations,
-                                .out_scales = activation_scales,
-                                .out_scales_stride = plan.sorted_rows,
-                                .rows = plan.sorted_rows,
-                                .experts = s.num_experts,
-                                .n = 2 * s.inter,
-                                .k = s.hidden},
-                    .shared = {.x = a.x,
-                               .x_scales = a.x_scales,
-                               .x_scales_stride = a.x_scales_stride,
-                               .weight = a.shared_gate_up,
-                               .weight_scales = a.shared_gate_up_scales,
-                               .out = shared_activations,
-                               .out_scales = shared_scales,
-                               .out_scales_stride = plan.shared_scales_stride,
-                               .rows = a.rows,
-                               .experts = 1,
-                               .n = 2 * s.shared_inter,
-                               .k = s.hidden},
-                    .rows = a.rows,
-                    .row_tiles = row_tiles,
-                    .num_row_tiles = num_row_tiles,
-                    .tiles_taken = tiles_taken,
-                    .tile_units = plan.tile_tokens / kExpertRowUnit,
-                    .one_row_tile_an_expert = plan.one_row_tile_an_expert,
-                    .form = a.form},
-                   stream);
+    launch_products<true>({.experts = {.x = sorted_x,
+                                       .x_scales = x_scales,
+                                       .x_scales_stride = plan.sorted_rows,
+                                       .weight = a.gate_up,
+                                       .weight_scales = a.gate_up_scales,
+                                       .out = activations,
+                                       .out_scales = activation_scales,
+                                       .out_scales_stride = plan.sorted_rows,
+                                       .rows = plan.sorted_rows,
+                                       .experts = s.num_experts,
+                                       .n = 2 * s.inter,
+                                       .k = s.hidden},
+                           .shared = {.x = a.x,
+                                      .x_scales = a.x_scales,
+                                      .x_scales_stride = a.x_scales_stride,
+                                      .weight = a.shared_gate_up,
+                                      .weight_scales = a.shared_gate_up_scales,
+                                      .out = shared_activations,
+                                      .out_scales = shared_scales,
+                                      .out_scales_stride = plan.shared_scales_stride,
+                                      .rows = a.rows,
+                                      .experts = 1,
+                                      .n = 2 * s.shared_inter,
+                                      .k = s.hidden},
+                           .rows = a.rows,
+                           .row_tiles = row_tiles,
+                           .num_row_tiles = num_row_tiles,
+                           .tiles_taken = tiles_taken,
+                           .tile_units = plan.tile_tokens / kExpertRowUnit,
+                           .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                           .form = a.form},
+                          stream);
   }
   if (launches.down) {
-    launch_products<ScaledTiles, false>(
-        {.experts = {.x = activations,
-                     .x_scales = activation_scales,
-                     .x_scales_stride = plan.sorted_rows,
-                     .weight = a.down,
-                     .weight_scales = a.down_scales,
-                     .out = sorted_x,
-                     .rows = plan.sorted_rows,
-                     .experts = s.num_experts,
-                     .n = s.hidden,
-                     .k = s.inter},
-         .shared = {.x = shared_activations,
-                    .x_scales = shared_scales,
-                    .x_scales_stride = plan.shared_scales_stride,
-                    .weight = a.shared_down,
-                    .weight_scales = a.shared_down_scales,
-                    .out = shared_result,
-                    .rows = a.rows,
-                    .experts = 1,
-                    .n = has_shared ? s.hidden : 0,
-                    .k = s.shared_inter},
-         .rows = a.rows,
-         .row_tiles = row_tiles,
-         .num_row_tiles = num_row_tiles,
-         .tiles_taken = tiles_taken == nullptr ? nullptr : tiles_taken + 1,
-         .tile_units = plan.tile_tokens / kExpertRowUnit,
-         .one_row_tile_an_expert = plan.one_row_tile_an_expert},
-        stream);
+    launch_products<false>({.experts = {.x = activations,
+                                        .x_scales = activation_scales,
+                                        .x_scales_stride = plan.sorted_rows,
+                                        .weight = a.down,
+                                        .weight_scales = a.down_scales,
+                                        .out = sorted_x,
+                                        .rows = plan.sorted_rows,
+                                        .experts = s.num_experts,
+                                        .n = s.hidden,
+                                        .k = s.inter},
+                            .shared = {.x = shared_activations,
+                                       .x_scales = shared_scales,
+                                       .x_scales_stride = plan.shared_scales_stride,
+                                       .weight = a.shared_down,
+                                       .weight_scales = a.shared_down_scales,
+                                       .out = shared_result,
+                                       .rows = a.rows,
+                                       .experts = 1,
+                                       .n = has_shared ? s.hidden : 0,
+                                       .k = s.shared_inter},
+                            .rows = a.rows,
+                            .row_tiles = row_tiles,
+                            .num_row_tiles = num_row_tiles,
+                            .tiles_taken = tiles_taken == nullptr ? nullptr : tiles_taken + 1,
+                            .tile_units = plan.tile_tokens / kExpertRowUnit,
+                            .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                           stream);
   }
   if (launches.combine) {
     combine_experts({.results = sorted_x,
