@@ -18,10 +18,10 @@ MoeManyRowsPlan plan_moe_many_rows(const MoeManyRowsSizes& sizes) {
   MoeManyRowsPlan plan;
   // For an expert's share of the rows and half of that more, which those have that have most.
   const int64_t most = 3 * pairs / (2 * std::max<int64_t>(sizes.num_experts, 1));
-  plan.tile_tokens = most <= kFewestTileTokens ? kFewestTileTokens
-                     : most <= 128             ? 128
-                     : sizes.scaled            ? 192
-                                               : 256;
+  plan.tile_tokens = most <= kFewestTileTokens      ? kFewestTileTokens
+                     : most <= 128                  ? 128
+                     : sizes.scaled && most <= 3072 ? 192
+                                                    : 256;
   plan.one_row_tile_an_expert = most <= plan.tile_tokens;
   plan.sorted_rows = round_up(pairs + experts_met * (kExpertRowUnit - 1), kExpertRowUnit);
   // One that is not full for each expert; whatever the tile, so that more rows need no less.

@@ -65,13 +65,18 @@ struct ScaledExpertScales {
   int second = 0;                  // gated: from there to up's
 };
 
+// Of a tile's tokens.
+struct alignas(16) ScaledExpertTokens {
+  const CUtensorMap* map = nullptr;  // boxes of half of a tile's tokens
+  int first = 0;
+  int units = 0;  // of Shape::kTokenUnit tokens, in a box
+};
+
 struct ScaledExpertTile {
   const CUtensorMap* weights = nullptr;  // gated: boxes of columns, 8, 2, 4 groups, halves
-  const CUtensorMap* tokens = nullptr;   // boxes of half of a tile's tokens
-  int token_boxes = 0;                   // units of Shape::kTokenUnit tokens in one
   int first_row = 0;                     // of weights; gated: group of 16 rows of gate
-  int first_token = 0;
-  bool weights_are_read_once = false;  // by this launch: they are to leave the L2 first
+  bool weights_are_read_once = false;    // by this launch: they are to leave the L2 first
+  ScaledExpertTokens tokens;
   ScaledExpertScales scales;
   ScaledExpertOut out;
 };
@@ -86,15 +91,16 @@ struct ScaledExpertShape {
   // Each block copies half of the tokens, in boxes of up to kTokenUnits units.
   static constexpr int kTokenUnit = 16, kTokenUnits = kTokens / kTokenUnit / kBlocks;
   static constexpr int kWeightBytes = kWeightRows * 128, kTokenBytes = kTokens * 128;
-  static constexpr int kSums = kWeightRows / 2;  // of a thread's
+  static constexpr int kSums = kWeightRows / 2;  // of a thread's, for 64 tokens
+  static constexpr int kUnits = (kTokens / 64 + kGroups - 1) / kGroups;  // of 64 tokens a group
   static constexpr int kThreads = 128 * (kGroups + 1);
-  static constexpr int kScalers = kTokens / 64;  // warps
+  static constexpr int kScalers = 2;  // warps
   static constexpr int kProducerRegisters = kGroups == 3 ? 56 : 56;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 152 : 224;
   // The launch gives all threads as many, by 8; nobody gets more than others have given.
   static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                 (kGroups + 1) * (65536 / kThreads / 8 * 8));
-  static_assert(kTokens % 64 == 0 && kTokens <= 64 * kGroups && kScalers <= 3);
+  static_assert(kTokens % 64 == 0);
 };
 
 // Of the other block: largest magnitudes of each warp's 16 tokens, of this tile's and the next.
@@ -117,20 +123,23 @@ struct ScaledExpertMemory {
   // In turn: of the tile whose results are written, those whose stages are filled, and the next.
   static constexpr int kTiles = Shape::kStages + 2;
   ScaledExpertOut tiles[kTiles];
+  ScaledExpertTokens tile_tokens[kTiles];
   ScaledExpertScales tile_scales[kTiles];
   int next[kTiles];  // tile's index, in the cluster's second block
   uint64_t announced[kTiles], told[kTiles];
-  uint64_t arrived[Shape::kStages], read[Shape::kStages];
+  uint64_t arrived[Shape::kStages];
+  // By those who multiply in this block, and in both.
+  uint64_t read[Shape::kStages], read_by_both[Shape::kStages];
 };
 
-// ---- copies: one thread
+// ---- copies: a thread for weights, which leads, and one for tokens
 
 template <typename Shape, typename Work>
-class ScaledExpertLoader {
+class ScaledExpertWeightLoader {
   using Memory = ScaledExpertMemory<Shape>;
 
  public:
-  __device__ ScaledExpertLoader(Memory& memory, const Work& work, int rank)
+  __device__ ScaledExpertWeightLoader(Memory& memory, const Work& work, int rank)
       : memory_(memory), work_(work), rank_(rank) {
     // Made once, not for each copy.
     asm volatile("" : "+l"(keep_), "+l"(read_once_));
@@ -139,41 +148,23 @@ class ScaledExpertLoader {
   __device__ void run() {
     const int num_tiles = work_.num_tiles();
     int index = static_cast<int>(blockIdx.x) / Shape::kBlocks;
-    int ahead = 0;  // stages whose weights are on their way
-    ScaledExpertTile tile;
-    if (index < num_tiles) {
-      tile = work_.tile(index, num_tiles, false, rank_);
-      announce(tile);
-      prefetch_map(tile.tokens);
-      ahead = min(tile.out.k_steps, Shape::kStages);
-      for (int k = 0; k < ahead; ++k) load_weights(tile, k, k);
-    }
-    wait_for_earlier_launches();
+    bool waited = false;
     const bool asks = rank_ == 0 || work_.in_fixed_order();
     while (index < num_tiles) {
+      const ScaledExpertTile tile = work_.tile(index, num_tiles, waited, rank_);
+      announce(tile);
       int next = 0;
+      int k = 0;
+      if (!waited) {
+        for (; k < min(tile.out.k_steps, Shape::kStages); ++k) load(tile, k);
+        wait_for_earlier_launches();
+        waited = true;
+      }
       if (asks) next = work_.after(index);  // its answer is on its way while this tile is loaded
-      for (int k = 0; k < tile.out.k_steps; ++k) {
-        if (ahead > 0) {
-          --ahead;
-        } else {
-          wait_until_read();
-          load_weights(tile, stage_, k);
-        }
-        const int half = tile.token_boxes * Shape::kTokenUnit * rank_;
-        copy_box_to_blocks(3, memory_.tokens[stage_] + half * 128, tile.tokens,
-                           &memory_.arrived[stage_], k * 128, tile.first_token + half);
-        if (++stage_ == Shape::kStages) {
-          stage_ = 0;
-          ++passes_;
-        }
-      }
+      for (; k < tile.out.k_steps; ++k) load(tile, k);
       index = work_.in_fixed_order() ? next : rank_ == 0 ? tell(next) : told();
-      if (index < num_tiles) {
-        tile = work_.tile(index, num_tiles, true, rank_);
-        announce(tile);
-      }
     }
+    if (!waited) wait_for_earlier_launches();
     wait_until_read();
     announce({});
     barrier_arrive(&memory_.arrived[stage_]);
@@ -183,6 +174,7 @@ class ScaledExpertLoader {
   // Before the barrier of the tile's first stage is told to expect it.
   __device__ void announce(const ScaledExpertTile& tile) {
     memory_.tiles[tile_] = tile.out;
+    memory_.tile_tokens[tile_] = tile.tokens;
     memory_.tile_scales[tile_] = tile.scales;
     barrier_arrive(&memory_.announced[tile_]);
     if (++tile_ == Memory::kTiles) {
@@ -211,18 +203,23 @@ class ScaledExpertLoader {
     if (passes_ > 0) barrier_wait(&memory_.read[stage_], (passes_ - 1) & 1);
   }
 
-  __device__ void load_weights(const ScaledExpertTile& tile, int stage, int k) {
-    uint64_t* arrived = &memory_.arrived[stage];
-    barrier_expect(
-        arrived, Shape::kWeightBytes + Shape::kBlocks * tile.token_boxes * Shape::kTokenUnit * 128);
+  __device__ void load(const ScaledExpertTile& tile, int k) {
+    wait_until_read();
+    uint64_t* arrived = &memory_.arrived[stage_];
+    barrier_expect(arrived, Shape::kWeightBytes +
+                                Shape::kBlocks * tile.tokens.units * Shape::kTokenUnit * 128);
     const int column = k * 128;
     const uint64_t policy = tile.weights_are_read_once ? read_once_ : keep_;
     if constexpr (Shape::kGated) {
-      copy_box_under(policy, memory_.weights[stage], tile.weights, arrived, column, 0, 0,
+      copy_box_under(policy, memory_.weights[stage_], tile.weights, arrived, column, 0, 0,
                      tile.first_row, 0);
     } else {
-      copy_box_under(policy, memory_.weights[stage], tile.weights, arrived, column, tile.first_row,
+      copy_box_under(policy, memory_.weights[stage_], tile.weights, arrived, column, tile.first_row,
                      0);
+    }
+    if (++stage_ == Shape::kStages) {
+      stage_ = 0;
+      ++passes_;
     }
   }
 
@@ -233,17 +230,47 @@ class ScaledExpertLoader {
   int stage_ = 0, passes_ = 0, tile_ = 0, rounds_ = 0;
 };
 
-// ---- scales: a warp for 64 tokens
+// This block's half of the tokens, into both blocks.
+template <typename Shape>
+__device__ void load_scaled_expert_tokens(ScaledExpertMemory<Shape>& memory, int rank) {
+  constexpr uint16_t kBoth = (1 << Shape::kBlocks) - 1;
+  wait_for_earlier_launches();
+  int stage = 0, passes = 0;
+  for (int tile = 0, parity = 0;;) {
+    barrier_wait(&memory.announced[tile], parity);
+    const int k_steps = memory.tiles[tile].k_steps;
+    if (k_steps == 0) break;
+    const ScaledExpertTokens tokens = memory.tile_tokens[tile];
+    const int half = tokens.units * Shape::kTokenUnit * rank;
+    for (int k = 0; k < k_steps; ++k) {
+      if (passes > 0) barrier_wait(&memory.read_by_both[stage], (passes - 1) & 1);
+      copy_box_to_blocks(kBoth, memory.tokens[stage] + half * 128, tokens.map,
+                         &memory.arrived[stage], k * 128, tokens.first + half);
+      if (++stage == Shape::kStages) {
+        stage = 0;
+        ++passes;
+      }
+    }
+    if (++tile == ScaledExpertMemory<Shape>::kTiles) {
+      tile = 0;
+      parity ^= 1;
+    }
+  }
+}
 
-// Multiplies tokens' scales with weights', so that those who add up products need not; loads them
-// kAhead steps before they are wanted.
+// ---- scales: two warps, each for half of the tokens
+
+// Multiplies tokens' scales with weights', so that those who add up products need not; loads
+// tokens' kAhead steps before they are wanted, weights' 32 steps at a time.
 template <typename Shape>
 class ScaledExpertScaler {
   using Memory = ScaledExpertMemory<Shape>;
 
  public:
   __device__ ScaledExpertScaler(Memory& memory, int warp)
-      : memory_(memory), token_(64 * warp + 2 * (static_cast<int>(threadIdx.x) % 32)) {}
+      : memory_(memory),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        first_token_(Shape::kTokens / Shape::kScalers * warp + lane_) {}
 
   __device__ void run() {
     wait_for_earlier_launches();
@@ -251,7 +278,7 @@ class ScaledExpertScaler {
       barrier_wait(&memory_.announced[tile], parity);
       const int k_steps = memory_.tiles[tile].k_steps;
       if (k_steps == 0) break;
-      scale(memory_.tile_scales[tile], k_steps, token_ < memory_.tiles[tile].tokens);
+      scale(memory_.tile_scales[tile], k_steps, memory_.tiles[tile].tokens - first_token_);
       if (++tile == Memory::kTiles) {
         tile = 0;
         parity ^= 1;
@@ -261,46 +288,67 @@ class ScaledExpertScaler {
   }
 
  private:
-  static constexpr int kAhead = 4;
-  struct Step {
-    float2 tokens;
-    float weights[Shape::kScales];
+  static constexpr int kAhead = Shape::kTokens <= 128 ? 4 : 2;
+  static constexpr int kLaneTokens = Shape::kTokens / Shape::kScalers / 32;
+  struct Tokens {
+    float of[kLaneTokens];
+  };
+  struct Weights {
+    float of[Shape::kScales];
   };
 
-  __device__ void scale(const ScaledExpertScales& from, int k_steps, bool has_tokens) {
-    const float* tokens = from.tokens + token_;
+  __device__ void scale(const ScaledExpertScales& from, int k_steps, int num_tokens) {
+    const float* tokens = from.tokens + first_token_;
     const float* weights = from.weights;
     const int64_t stride = from.tokens_stride;
     const int second = from.second;
-    const auto load = [&](int k) {
-      Step step = {};
-      if (k < k_steps) {
-        if (has_tokens) step.tokens = *reinterpret_cast<const float2*>(tokens + k * stride);
-        step.weights[0] = __ldg(weights + k);
-        if constexpr (Shape::kGated) step.weights[1] = __ldg(weights + second + k);
-      }
-      return step;
-    };
-    Step steps[kAhead];
+    const auto load_tokens = [&](int k) {
+      Tokens loaded = {};
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) steps[i] = load(i);
-    for (int first = 0; first < k_steps; first += kAhead) {
+      for (int i = 0; i < kLaneTokens; ++i) {
+        if (k < k_steps && 32 * i < num_tokens) loaded.of[i] = tokens[k * stride + 32 * i];
+      }
+      return loaded;
+    };
+    // A lane has those of one step of 32.
+    const auto load_weights = [&](int k) {
+      Weights loaded = {};
+#pragma unroll
+      for (int i = 0; i < Shape::kScales; ++i) {
+        if (k < k_steps) loaded.of[i] = __ldg(weights + i * second + k);
+      }
+      return loaded;
+    };
+    Weights now = load_weights(lane_), next = load_weights(32 + lane_);
+    Tokens ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead[i] = load_tokens(i);
+    static_assert(32 % kAhead == 0);
+    for (int first = 0;;) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (first + i == k_steps) return;
-        const Step step = steps[i];
-        steps[i] = load(first + i + kAhead);
-        write(step);
+        const Tokens step = ahead[i];
+        ahead[i] = load_tokens(first + i + kAhead);
+        write(step, now, first + i);
+      }
+      first += kAhead;
+      if (first % 32 == 0) {
+        now = next;
+        next = load_weights(first + 32 + lane_);
       }
     }
   }
 
-  __device__ void write(const Step& step) {
+  __device__ void write(const Tokens& tokens, const Weights& weights, int k) {
     if (passes_ > 0) barrier_wait(&memory_.read[stage_], (passes_ - 1) & 1);
 #pragma unroll
     for (int i = 0; i < Shape::kScales; ++i) {
-      *reinterpret_cast<float2*>(&memory_.scales[stage_][i][token_]) = {
-          step.tokens.x * step.weights[i], step.tokens.y * step.weights[i]};
+      const float weight = __shfl_sync(~0u, weights.of[i], k % 32);
+#pragma unroll
+      for (int j = 0; j < kLaneTokens; ++j) {
+        memory_.scales[stage_][i][first_token_ + 32 * j] = tokens.of[j] * weight;
+      }
     }
     arrive();
     if (++stage_ == Shape::kStages) {
@@ -311,11 +359,11 @@ class ScaledExpertScaler {
 
   __device__ void arrive() {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&memory_.arrived[stage_]);
+    if (lane_ == 0) barrier_arrive(&memory_.arrived[stage_]);
   }
 
   Memory& memory_;
-  const int token_;  // the lane's first of two
+  const int lane_, first_token_;
   int stage_ = 0, passes_ = 0;
 };
 
@@ -332,7 +380,8 @@ class ScaledExpertMultiplier {
         group_(uniform(static_cast<int>(threadIdx.x) / 128)),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        read_(address_in_block(shared_address(memory.read), lane_ % Shape::kBlocks)) {}
+        read_(lane_ < Shape::kBlocks ? address_in_block(shared_address(memory.read_by_both), lane_)
+                                     : address_in_block(shared_address(memory.read), rank)) {}
 
   __device__ void run() {
     for (;;) {
@@ -346,12 +395,11 @@ class ScaledExpertMultiplier {
       // others write this one's results.
       int share = group_ - first_group_;
       if (share < 0) share += Shape::kGroups;
-      const int shares = (tokens + 63) / 64;
-      first_group_ += shares;
-      if (first_group_ >= Shape::kGroups) first_group_ -= Shape::kGroups;
-      if (share < shares) {
+      const int units = (tokens + 63) / 64;
+      first_group_ = (first_group_ + units) % Shape::kGroups;
+      if (share < units) {
         tokens_at_ = 64 * share;
-        compute(out, tokens - tokens_at_);
+        compute(out, Shape::kUnits > 1 && units - share > Shape::kGroups);
       } else {
         for_each_stage([](int) {});
       }
@@ -367,19 +415,38 @@ class ScaledExpertMultiplier {
   // (j & 1) of the block's weights.
   using Sums = float[Shape::kSums];
 
-  __device__ void compute(const ScaledExpertOut& out, int tokens) {
-    Sums sums;
+  // 64 tokens; or both: also those kDistance further.
+  __device__ void compute(const ScaledExpertOut& out, bool both) {
+    Sums sums[Shape::kUnits];
 #pragma unroll
-    for (float& sum : sums) sum = 0;
+    for (Sums& of_unit : sums) {
+#pragma unroll
+      for (float& sum : of_unit) sum = 0;
+    }
     const uint64_t first =
         uniform_matrix(swizzled_matrix(shared_address(memory_.tokens[0]) + tokens_at_ * 128, 1024));
-    for_each_stage(
-        [&](int stage) { multiply(stage, moved(first, stage * Shape::kTokenBytes), sums); });
-    if (16 * warp_ >= tokens) return;
-    if constexpr (Shape::kGated) {
-      write_activations(out, sums);
+    const auto multiply_unit = [&](int stage, int unit) {
+      const int further = kDistance * unit;
+      multiply(stage, further, moved(first, stage * Shape::kTokenBytes + further * 128),
+               sums[unit]);
+    };
+    if (both) {
+      for_each_stage([&](int stage) {
+#pragma unroll
+        for (int unit = 0; unit < Shape::kUnits; ++unit) multiply_unit(stage, unit);
+      });
     } else {
-      write_results(out, sums);
+      for_each_stage([&](int stage) { multiply_unit(stage, 0); });
+    }
+#pragma unroll
+    for (Sums& of_unit : sums) {
+      if (first_token() >= out.tokens) return;
+      if constexpr (Shape::kGated) {
+        write_activations(out, of_unit);
+      } else {
+        write_results(out, of_unit);
+      }
+      tokens_at_ += kDistance;
     }
   }
 
@@ -405,20 +472,20 @@ class ScaledExpertMultiplier {
   // other warps'.
   __device__ void give_back(int stage) {
     __syncwarp();  // all have read scales
-    if (lane_ < Shape::kBlocks) {
+    if (lane_ <= Shape::kBlocks) {
       barrier_give_back_in_block(read_ + stage * static_cast<int>(sizeof(uint64_t)));
     }
   }
 
   // ---- sums
 
-  __device__ void multiply(int stage, uint64_t tokens, Sums& sums) const {
+  __device__ void multiply(int stage, int first, uint64_t tokens, Sums& sums) const {
     float scales[Shape::kScales][2];
 #pragma unroll
     for (int i = 0; i < Shape::kScales; ++i) {
 #pragma unroll
       for (int lower = 0; lower < 2; ++lower) {
-        scales[i][lower] = memory_.scales[stage][i][own_token(lower)];
+        scales[i][lower] = memory_.scales[stage][i][first + own_token(lower)];
       }
     }
     const uint64_t weights = swizzled_matrix(shared_address(memory_.weights[stage]), 1024);
@@ -436,6 +503,8 @@ class ScaledExpertMultiplier {
       sums[j] = fmaf(products[j], scales[j * Shape::kScales / Shape::kSums][j / 2 % 2], sums[j]);
     }
   }
+
+  static constexpr int kDistance = 64 * Shape::kGroups;
 
   // Among the tile's.
   __device__ int first_token() const { return tokens_at_ + 16 * warp_; }
@@ -546,10 +615,10 @@ class ScaledExpertMultiplier {
 
   Memory& memory_;
   const int rank_, group_, warp_, lane_;
-  const uint32_t read_;  // the barriers of one of the blocks, by lane
+  const uint32_t read_;  // by lane: a block's barriers
   int stage_ = 0, phase_ = 0, tile_ = 0, k_steps_ = 0, exchanges_ = 0;
   int first_group_ = 0;  // that has the tile's first 64 tokens
-  int tokens_at_ = 0;    // the group's first token of the tile's
+  int tokens_at_ = 0;    // the group's first token of the tile's, or of those that it writes
 };
 
 // ---- a block: its last warpgroup copies
@@ -570,7 +639,8 @@ __device__ void run_scaled_expert_tiles(const Work& work) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       barrier_init(&memory.arrived[stage], 1 + Shape::kScalers);
-      barrier_init(&memory.read[stage], 4 * Shape::kGroups * Shape::kBlocks);
+      barrier_init(&memory.read[stage], 4 * Shape::kGroups);
+      barrier_init(&memory.read_by_both[stage], 4 * Shape::kGroups * Shape::kBlocks);
     }
     for (uint64_t& announced : memory.announced) barrier_init(&announced, 1);
     for (uint64_t& told : memory.told) barrier_init(&told, 1);
@@ -586,10 +656,14 @@ __device__ void run_scaled_expert_tiles(const Work& work) {
   if (threadIdx.x >= 128 * Shape::kGroups) {
     give_registers<Shape::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32 - 4 * Shape::kGroups;
-    if (threadIdx.x == 128 * Shape::kGroups) {
-      ScaledExpertLoader<Shape, Work>(memory, work, rank).run();
-    } else if (warp > 0 && warp <= Shape::kScalers) {
-      ScaledExpertScaler<Shape>(memory, warp - 1).run();
+    if (warp >= 2) {
+      ScaledExpertScaler<Shape>(memory, warp - 2).run();
+    } else if (threadIdx.x % 32 == 0) {
+      if (warp == 0) {
+        ScaledExpertWeightLoader<Shape, Work>(memory, work, rank).run();
+      } else {
+        load_scaled_expert_tokens<Shape>(memory, rank);
+      }
     }
   } else {
     take_registers<Shape::kConsumerRegisters>();

@@ -34,11 +34,10 @@ namespace fathom::cuda {
 namespace {
 
 // By the tokens of a tile: the fewer, the more stages of weights.
+constexpr int kStagesOf[] = {8, 6, 5, 4};
 template <bool kGated, int kTokens>
-using ScaledTiles = ScaledExpertShape<kGated, kTokens, kTokens == 192 ? 3 : 2,
-                                      kTokens == 192   ? 5
-                                      : kTokens == 128 ? 6
-                                                       : 8>;
+using ScaledTiles =
+    ScaledExpertShape<kGated, kTokens, kTokens == 192 ? 3 : 2, kStagesOf[kTokens / 64 - 1]>;
 
 template <typename TileShape>
 struct ScaledExpertWork {
@@ -72,6 +71,7 @@ struct ScaledExpertWork {
   bool one_row_tile_an_expert;   // of most
   TileRaster shared_raster;
   int shared_tiles, rows;
+  bool shared_first;  // else among the others
   ScaleForm form;
 
   // The launch of sort has ended, but this one may not have waited for it yet: what it wrote is
@@ -94,10 +94,13 @@ struct ScaledExpertWork {
   }
 
   // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
-  // of which wait for memory; not among the last, for they can be longer.
+  // of which wait for memory; not among the last, for they can be longer. Of very many rows they
+  // come first: scattered, each would find its rows and weights out of the L2 again.
   __device__ ScaledExpertTile tile(int index, int num_tiles, bool waited, int rank) const {
+    if (shared_tiles == 0) return expert_tile(index, waited, rank);
     const auto shared_count = static_cast<uint32_t>(shared_tiles);
-    const uint32_t among = max(shared_tiles, num_tiles - num_tiles / 4);
+    const uint32_t among =
+        shared_first ? shared_tiles : max(shared_tiles, num_tiles - num_tiles / 4);
     const auto before = [&](int i) {
       return static_cast<int>(min(static_cast<uint32_t>(i) * shared_count / among, shared_count));
     };
@@ -129,7 +132,11 @@ struct ScaledExpertWork {
     const int within = index - expert.first_tile * column_tiles;
     const int column_tile = within / expert.num_tiles;
     const int row_tile = within - column_tile * expert.num_tiles;
-    const int first = row_tile * tile_units, end = min(first + tile_units, expert.units);
+    // Alike but for the last, in whole groups' tokens.
+    constexpr int kGroupUnits = 64 / kExpertRowUnit;
+    const int groups = (expert.units + kGroupUnits - 1) / kGroupUnits;
+    const int each = (groups + expert.num_tiles - 1) / expert.num_tiles * kGroupUnits;
+    const int first = min(row_tile * each, expert.units), end = min(first + each, expert.units);
     ScaledExpertTile tile = make(experts, expert.first_row + first * kExpertRowUnit,
                                  (end - first) * kExpertRowUnit, column_tile, expert.expert, rank);
     tile.weights_are_read_once = one_row_tile_an_expert;
@@ -143,10 +150,10 @@ struct ScaledExpertWork {
     ScaledExpertTile tile;
     tile.weights = &side.weights;
     constexpr int kBoxes = Shape::kTokenUnit * Shape::kBlocks;
-    tile.token_boxes = (tokens + kBoxes - 1) / kBoxes;
-    tile.tokens = &side.tokens[tile.token_boxes - 1];
+    tile.tokens.units = (tokens + kBoxes - 1) / kBoxes;
+    tile.tokens.map = &side.tokens[tile.tokens.units - 1];
     tile.first_row = (expert * side.weight_rows + column) / kRowsTogether;
-    tile.first_token = row;
+    tile.tokens.first = row;
     tile.out.data = side.out + (int64_t{row} * side.out_columns + column) * kOutBytes;
     if constexpr (kGated) {
       tile.out.scales = side.out_scales + column_tile * side.out_scales_stride + row;
@@ -254,6 +261,8 @@ struct ScaledProducts {
   ScaleForm form;
 };
 
+constexpr int kRowsOfSharedFirst = 2048;
+
 template <typename Shape>
 void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
   using Work = ScaledExpertWork<Shape>;
@@ -269,6 +278,7 @@ void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
   work.one_row_tile_an_expert = products.one_row_tile_an_expert;
   work.column_tiles = column_tiles_of(work.experts);
   work.rows = products.rows;
+  work.shared_first = products.rows >= kRowsOfSharedFirst;
   work.form = products.form;
   if (products.shared.n > 0) {
     work.shared = side<Work>(products.shared);
@@ -300,7 +310,8 @@ void launch_products(const ScaledProducts& products, cudaStream_t stream) {
   const int tokens = products.tile_units * kExpertRowUnit;
   const auto launch_of = tokens <= 64    ? launch_tiles<ScaledTiles<kGated, 64>>
                          : tokens <= 128 ? launch_tiles<ScaledTiles<kGated, 128>>
-                                         : launch_tiles<ScaledTiles<kGated, 192>>;
+                         : tokens <= 192 ? launch_tiles<ScaledTiles<kGated, 192>>
+                                         : launch_tiles<ScaledTiles<kGated, 256>>;
   launch_of(products, stream);
 }
 

@@ -63,8 +63,8 @@ constexpr MoeShape kTiny = {
 constexpr MoeShape kOdd = {
     .hidden = 384, .num_experts = 256, .experts_per_token = 8, .inter = 128, .shared_inter = 0};
 // Of their experts, so many as this machine's memory is filled with in a second.
-// Two blocks have half of k each of gate and up, which are 17 blocks.
-constexpr MoeShape kSplit = {
+// An odd number of blocks of k, and of columns of down.
+constexpr MoeShape kOddBlocks = {
     .hidden = 2176, .num_experts = 16, .experts_per_token = 4, .inter = 128, .shared_inter = 128};
 constexpr MoeShape kV2Lite = {
     .hidden = 2048, .num_experts = 8, .experts_per_token = 6, .inter = 1408, .shared_inter = 2816};
@@ -85,12 +85,12 @@ TEST(ScaledMoeManyRows, EqualsDoublePrecision) {
 
 // Every number of units of tokens in a tile.
 TEST(ScaledMoeManyRows, AnyTokensAnExpert) {
-  for (const int32_t rows : {9, 17, 33, 52, 64, 79, 96, 111, 128, 130, 145, 260}) {
+  for (const int32_t rows : {9, 17, 33, 52, 64, 79, 96, 111, 128, 130, 145, 260, 350, 385, 590}) {
     SCOPED_TRACE(rows);
     std::vector<int32_t> ids;
     for (int row = 0; row < rows; ++row) ids.insert(ids.end(), {15, 2, 7, 0});
     compare({kTiny, rows, ids, 1}, DType::kBF16, 24);
-    compare({kSplit, rows, ids, 1}, DType::kBF16, 4);
+    compare({kOddBlocks, rows, ids, 1}, DType::kBF16, 4);
   }
 }
 
@@ -108,7 +108,7 @@ TEST(ScaledMoeManyRows, ScalesThatArePowersOfTwo) {
 TEST(ScaledMoeManyRows, ManyTokens) {
   compare({kTiny, 30000, random_experts(kTiny, 30000, 7), 1});
   compare({kOdd, 16384, random_experts(kOdd, 16384, 7), 1});
-  compare({kSplit, 5000, random_experts(kSplit, 5000, 7), 1}, DType::kBF16, 4);
+  compare({kOddBlocks, 5000, random_experts(kOddBlocks, 5000, 7), 1}, DType::kBF16, 4);
 }
 
 TEST(ScaledMoeManyRows, SomeTokensHaveFewerExpertsOrNone) {
@@ -177,7 +177,7 @@ void compare_batches(const MoeShape& shape) {
 // What a row gives does not depend on the others, nor on the order of its list.
 TEST(ScaledMoeManyRows, SameBitsInAnyBatch) {
   compare_batches(kTiny);
-  compare_batches(kSplit);
+  compare_batches(kOddBlocks);
 }
 
 }  // namespace
