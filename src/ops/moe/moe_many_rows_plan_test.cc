@@ -18,12 +18,13 @@ constexpr MoeManyRowsSizes kV2Lite = {.rows = 1000,
                                       .inter = 1408,
                                       .shared_inter = 2816};
 
-TEST(MoeManyRowsPlan, AnyRoutingFits) {
+void expect_any_routing_fits(bool scaled) {
   std::mt19937 random(1);
-  for (const int64_t rows : {1, 7, 100, 1000}) {
+  for (const int64_t rows : {1, 7, 100, 1000, 2000, 40'000}) {
     for (const uint32_t met : {1, 3, 64}) {
       MoeManyRowsSizes sizes = kV2Lite;
       sizes.rows = rows;
+      sizes.scaled = scaled;
       const MoeManyRowsPlan plan = plan_moe_many_rows(sizes);
       std::vector<int64_t> counts(64);
       for (int64_t pair = 0; pair < rows * 6; ++pair) ++counts[random() % met];
@@ -37,6 +38,11 @@ TEST(MoeManyRowsPlan, AnyRoutingFits) {
       EXPECT_LE(tiles, plan.max_row_tiles);
     }
   }
+}
+
+TEST(MoeManyRowsPlan, AnyRoutingFits) {
+  expect_any_routing_fits(false);
+  expect_any_routing_fits(true);
 }
 
 TEST(MoeManyRowsPlan, PartsOfTheWorkspaceFollowOneAnother) {

@@ -8,9 +8,10 @@
 //   __device__ ScaledExpertTile tile(int index, int num_tiles, bool waited, int rank) const;
 //                                  a block's half
 //   __device__ bool in_fixed_order() const;
-//   __device__ int after(int index) const;  the tile that the cluster takes next: in fixed order
-//                                  both of its blocks ask, else one, which tells the other
-// One thread of a block asks, at first (not waited) before earlier launches have ended: weights are
+//   __device__ int in_pass(int pass) const;  then: the tiles that the cluster takes
+//   __device__ int next() const;   else: the tile that the cluster takes behind its first, which
+//                                  one of its blocks asks for, and tells the other
+// A warp of a block asks, at first (not waited) before earlier launches have ended: weights are
 // loaded then.
 //
 // Layout: tokens on M of the tensor core's instruction, weights on N. A tile has up to
@@ -20,13 +21,14 @@
 // activations are four threads' of either block. A box brings gate's and up's rows by 16: the even
 // ones, then the odd ones. Then a thread has four neighbours of them.
 //
-// Algorithm: one thread copies and leaves word of where a tile's results belong beside its first
-// stage. Of a stage's tokens each block copies half, into both blocks: the L2 is read once. So a
-// stage is filled again when both blocks have read it. Warps multiply tokens' scales with weights',
-// a step's beside its stage. A stage is a block of k that has scales: its products end in registers
-// of their own, and fp32 sums take them times both scales, while the other warpgroups multiply.
-// Each warp writes its 16 tokens' results by way of shared memory of its own. What is quantised has
-// a scale for the 128 columns of both blocks: each is sent the other's largest magnitudes.
+// Algorithm: a warp copies weights and leaves word of each tile for the others. Of a stage's tokens
+// a thread of each block copies half, into both blocks: the L2 is read once. So they are copied
+// again when both blocks have read a stage, weights when their own has. Two warps multiply tokens'
+// scales with weights', a step's beside its stage. A stage is a block of k that has scales: its
+// products end in registers of their own, and fp32 sums take them times both scales, while the
+// other warpgroups multiply. Each warp writes its 16 tokens' results by way of shared memory of its
+// own. What is quantised has a scale for the 128 columns of both blocks: each is sent the other's
+// largest magnitudes.
 //
 // Determinism: an element is summed in order of k by one warpgroup.
 //
@@ -95,6 +97,8 @@ struct ScaledExpertShape {
   static constexpr int kUnits = (kTokens / 64 + kGroups - 1) / kGroups;  // of 64 tokens a group
   static constexpr int kThreads = 128 * (kGroups + 1);
   static constexpr int kScalers = 2;  // warps
+  // Which take turns at tiles, or have a share of each one's tokens.
+  static constexpr int kScalerTurns = kTokens == 64 ? 2 : 1;
   static constexpr int kProducerRegisters = kGroups == 3 ? 56 : 56;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 152 : 224;
   // The launch gives all threads as many, by 8; nobody gets more than others have given.
@@ -120,8 +124,12 @@ struct ScaledExpertMemory {
   // 16 tokens' 64 bytes of results: of each warp that multiplies.
   alignas(1024) uint8_t out[4 * Shape::kGroups][16 * 64];
   alignas(16) std::conditional_t<Shape::kGated, OtherMagnitudes<Shape>, NoMagnitudes> other;
-  // In turn: of the tile whose results are written, those whose stages are filled, and the next.
-  static constexpr int kTiles = Shape::kStages + 2;
+  // In turn: of the tile whose results are written, those whose stages are filled, the next, and
+  // those that a scaler may not have looked at since it was not its turn.
+  static constexpr int kTiles = Shape::kStages + 1 + Shape::kScalerTurns;
+  // Found at a time of tiles in a fixed order: those of few tokens end soonest.
+  static constexpr int kPlanned = Shape::kTokens <= 128 ? 32 : 1;
+  ScaledExpertTile planned[kPlanned];
   ScaledExpertOut tiles[kTiles];
   ScaledExpertTokens tile_tokens[kTiles];
   ScaledExpertScales tile_scales[kTiles];
@@ -132,7 +140,7 @@ struct ScaledExpertMemory {
   uint64_t read[Shape::kStages], read_by_both[Shape::kStages];
 };
 
-// ---- copies: a thread for weights, which leads, and one for tokens
+// ---- copies: a warp for weights, which leads, and a thread for tokens
 
 template <typename Shape, typename Work>
 class ScaledExpertWeightLoader {
@@ -140,30 +148,44 @@ class ScaledExpertWeightLoader {
 
  public:
   __device__ ScaledExpertWeightLoader(Memory& memory, const Work& work, int rank)
-      : memory_(memory), work_(work), rank_(rank) {
+      : memory_(memory), work_(work), rank_(rank), lane_(static_cast<int>(threadIdx.x) % 32) {
     // Made once, not for each copy.
     asm volatile("" : "+l"(keep_), "+l"(read_once_));
   }
 
   __device__ void run() {
     const int num_tiles = work_.num_tiles();
-    int index = static_cast<int>(blockIdx.x) / Shape::kBlocks;
+    const bool fixed = work_.in_fixed_order();
+    int index = work_.in_pass(lane_);
+    if (lane_ >= (fixed ? Memory::kPlanned : 1)) index = num_tiles;
     bool waited = false;
-    const bool asks = rank_ == 0 || work_.in_fixed_order();
-    while (index < num_tiles) {
-      const ScaledExpertTile tile = work_.tile(index, num_tiles, waited, rank_);
-      announce(tile);
-      int next = 0;
-      int k = 0;
-      if (!waited) {
-        for (; k < min(tile.out.k_steps, Shape::kStages); ++k) load(tile, k);
-        wait_for_earlier_launches();
-        waited = true;
+    for (int pass = lane_;;) {
+      // In a fixed order each lane finds one, so that short tiles need not wait for it.
+      if (index < num_tiles) memory_.planned[lane_] = work_.tile(index, num_tiles, waited, rank_);
+      const int count = __popc(__ballot_sync(~0u, index < num_tiles));
+      if (count == 0) break;
+      if (lane_ == 0) {
+        for (int i = 0; i < count; ++i) {
+          const ScaledExpertTile tile = memory_.planned[i];
+          announce(tile);
+          int next = 0, k = 0;
+          if (!waited) {
+            for (; k < min(tile.out.k_steps, Shape::kStages); ++k) load(tile, k);
+            wait_for_earlier_launches();
+            waited = true;
+          }
+          // The answer is on its way while this tile is loaded.
+          if (!fixed && rank_ == 0) next = work_.next();
+          for (; k < tile.out.k_steps; ++k) load(tile, k);
+          if (!fixed) index = rank_ == 0 ? tell(next) : told();
+        }
       }
-      if (asks) next = work_.after(index);  // its answer is on its way while this tile is loaded
-      for (; k < tile.out.k_steps; ++k) load(tile, k);
-      index = work_.in_fixed_order() ? next : rank_ == 0 ? tell(next) : told();
+      waited = true;
+      __syncwarp();
+      pass += Memory::kPlanned;
+      if (fixed && lane_ < Memory::kPlanned) index = work_.in_pass(pass);
     }
+    if (lane_ > 0) return;
     if (!waited) wait_for_earlier_launches();
     wait_until_read();
     announce({});
@@ -225,7 +247,7 @@ class ScaledExpertWeightLoader {
 
   Memory& memory_;
   const Work& work_;
-  const int rank_;
+  const int rank_, lane_;
   uint64_t keep_ = keep_policy(), read_once_ = read_once_policy();
   int stage_ = 0, passes_ = 0, tile_ = 0, rounds_ = 0;
 };
@@ -258,7 +280,7 @@ __device__ void load_scaled_expert_tokens(ScaledExpertMemory<Shape>& memory, int
   }
 }
 
-// ---- scales: two warps, each for half of the tokens
+// ---- scales: two warps
 
 // Multiplies tokens' scales with weights', so that those who add up products need not; loads
 // tokens' kAhead steps before they are wanted, weights' 32 steps at a time.
@@ -269,27 +291,36 @@ class ScaledExpertScaler {
  public:
   __device__ ScaledExpertScaler(Memory& memory, int warp)
       : memory_(memory),
+        turn_(warp % Shape::kScalerTurns),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        first_token_(Shape::kTokens / Shape::kScalers * warp + lane_) {}
+        first_token_(32 * kLaneTokens * (warp / Shape::kScalerTurns) + lane_) {}
 
   __device__ void run() {
     wait_for_earlier_launches();
+    int turn = 0;
     for (int tile = 0, parity = 0;;) {
       barrier_wait(&memory_.announced[tile], parity);
       const int k_steps = memory_.tiles[tile].k_steps;
       if (k_steps == 0) break;
-      scale(memory_.tile_scales[tile], k_steps, memory_.tiles[tile].tokens - first_token_);
+      if (turn != turn_) {
+        const int stage = stage_ + k_steps;
+        passes_ += stage / Shape::kStages;
+        stage_ = stage % Shape::kStages;
+      } else {
+        scale(memory_.tile_scales[tile], k_steps, memory_.tiles[tile].tokens - first_token_);
+      }
+      if (++turn == Shape::kScalerTurns) turn = 0;
       if (++tile == Memory::kTiles) {
         tile = 0;
         parity ^= 1;
       }
     }
-    arrive();
+    if (turn == turn_) arrive();
   }
 
  private:
   static constexpr int kAhead = Shape::kTokens <= 128 ? 4 : 2;
-  static constexpr int kLaneTokens = Shape::kTokens / Shape::kScalers / 32;
+  static constexpr int kLaneTokens = Shape::kTokens * Shape::kScalerTurns / Shape::kScalers / 32;
   struct Tokens {
     float of[kLaneTokens];
   };
@@ -363,7 +394,7 @@ class ScaledExpertScaler {
   }
 
   Memory& memory_;
-  const int lane_, first_token_;
+  const int turn_, lane_, first_token_;
   int stage_ = 0, passes_ = 0;
 };
 
@@ -425,18 +456,10 @@ class ScaledExpertMultiplier {
     }
     const uint64_t first =
         uniform_matrix(swizzled_matrix(shared_address(memory_.tokens[0]) + tokens_at_ * 128, 1024));
-    const auto multiply_unit = [&](int stage, int unit) {
-      const int further = kDistance * unit;
-      multiply(stage, further, moved(first, stage * Shape::kTokenBytes + further * 128),
-               sums[unit]);
-    };
     if (both) {
-      for_each_stage([&](int stage) {
-#pragma unroll
-        for (int unit = 0; unit < Shape::kUnits; ++unit) multiply_unit(stage, unit);
-      });
+      for_each_stage([&](int stage) { multiply<Shape::kUnits>(stage, first, sums); });
     } else {
-      for_each_stage([&](int stage) { multiply_unit(stage, 0); });
+      for_each_stage([&](int stage) { multiply<1>(stage, first, sums); });
     }
 #pragma unroll
     for (Sums& of_unit : sums) {
@@ -479,28 +502,38 @@ class ScaledExpertMultiplier {
 
   // ---- sums
 
-  __device__ void multiply(int stage, int first, uint64_t tokens, Sums& sums) const {
-    float scales[Shape::kScales][2];
+  // first: the tokens of stage 0.
+  template <int kUnits>
+  __device__ void multiply(int stage, uint64_t first, Sums (&sums)[Shape::kUnits]) const {
+    float scales[kUnits][Shape::kScales][2];
 #pragma unroll
-    for (int i = 0; i < Shape::kScales; ++i) {
+    for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {
-        scales[i][lower] = memory_.scales[stage][i][first + own_token(lower)];
+      for (int i = 0; i < Shape::kScales; ++i) {
+#pragma unroll
+        for (int lower = 0; lower < 2; ++lower) {
+          scales[unit][i][lower] = memory_.scales[stage][i][kDistance * unit + own_token(lower)];
+        }
       }
     }
     const uint64_t weights = swizzled_matrix(shared_address(memory_.weights[stage]), 1024);
-    float products[Shape::kSums];
-    mma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      mma_64_e4m3(products, moved(tokens, i * 32), moved(weights, i * 32), i > 0);
-    }
-    mma_commit();
-    mma_wait();
-    pin(products);
+    for (int unit = 0; unit < kUnits; ++unit) {
+      const uint64_t tokens = moved(first, stage * Shape::kTokenBytes + unit * kDistance * 128);
+      float products[Shape::kSums];
+      mma_fence();
 #pragma unroll
-    for (int j = 0; j < Shape::kSums; ++j) {
-      sums[j] = fmaf(products[j], scales[j * Shape::kScales / Shape::kSums][j / 2 % 2], sums[j]);
+      for (int i = 0; i < 4; ++i) {
+        mma_64_e4m3(products, moved(tokens, i * 32), moved(weights, i * 32), i > 0);
+      }
+      mma_commit();
+      mma_wait();
+      pin(products);
+#pragma unroll
+      for (int j = 0; j < Shape::kSums; ++j) {
+        const float scale = scales[unit][j * Shape::kScales / Shape::kSums][j / 2 % 2];
+        sums[unit][j] = fmaf(products[j], scale, sums[unit][j]);
+      }
     }
   }
 
@@ -638,7 +671,7 @@ __device__ void run_scaled_expert_tiles(const Work& work) {
   const int rank = static_cast<int>(cluster_rank());
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      barrier_init(&memory.arrived[stage], 1 + Shape::kScalers);
+      barrier_init(&memory.arrived[stage], 1 + Shape::kScalers / Shape::kScalerTurns);
       barrier_init(&memory.read[stage], 4 * Shape::kGroups);
       barrier_init(&memory.read_by_both[stage], 4 * Shape::kGroups * Shape::kBlocks);
     }
@@ -658,12 +691,10 @@ __device__ void run_scaled_expert_tiles(const Work& work) {
     const int warp = static_cast<int>(threadIdx.x) / 32 - 4 * Shape::kGroups;
     if (warp >= 2) {
       ScaledExpertScaler<Shape>(memory, warp - 2).run();
+    } else if (warp == 0) {
+      ScaledExpertWeightLoader<Shape, Work>(memory, work, rank).run();
     } else if (threadIdx.x % 32 == 0) {
-      if (warp == 0) {
-        ScaledExpertWeightLoader<Shape, Work>(memory, work, rank).run();
-      } else {
-        load_scaled_expert_tokens<Shape>(memory, rank);
-      }
+      load_scaled_expert_tokens<Shape>(memory, rank);
     }
   } else {
     take_registers<Shape::kConsumerRegisters>();

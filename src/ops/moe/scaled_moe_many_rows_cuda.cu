@@ -84,13 +84,15 @@ struct ScaledExpertWork {
   __device__ bool in_fixed_order() const {
     return experts.k_steps <= kShortTile || tiles_taken == nullptr;
   }
-  __device__ int after(int index) const {
+  // Back and forth over the clusters: where full tiles and small ones alternate, none has all the
+  // full ones.
+  __device__ int in_pass(int pass) const {
     const auto clusters = static_cast<int>(gridDim.x) / Shape::kBlocks;
-    if (!in_fixed_order()) return clusters + atomicAdd(tiles_taken, 1);
-    // Back and forth over the clusters: where full tiles and small ones alternate, none has all the
-    // full ones.
-    const int pass = index / clusters;
-    return (pass + 1) * clusters + clusters - 1 - (index - pass * clusters);
+    const auto cluster = static_cast<int>(blockIdx.x) / Shape::kBlocks;
+    return pass * clusters + (pass % 2 == 0 ? cluster : clusters - 1 - cluster);
+  }
+  __device__ int next() const {
+    return static_cast<int>(gridDim.x) / Shape::kBlocks + atomicAdd(tiles_taken, 1);
   }
 
   // The shared expert's tiles, which many rows keep in the L2, lie scattered among the others, most
