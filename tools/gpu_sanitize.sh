@@ -20,6 +20,7 @@ TESTS="
 cached_prefix_cuda_test * *
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
+gpu_decode_layers_test GpuDecodeLayersShort.* GpuDecodeLayersShort.*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Shapes/LatentDecode8Bit.*/0:Shapes/LatentDecode8Bit.*/8:Shapes/LatentDecode8Bit.*/12
@@ -42,7 +43,8 @@ sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.Pe
 # follow (docs/kernels/latent_decode_rows.md): bar.arrive of some warps and bar.sync of the others, an
 # arrival of one lane after __syncwarp(), a vote over what the lanes have read.
 export IN_ORDER='Error: .*Write access at [^=]*Products<.*>::join<
-Error: [^=]*ScaledExpertScaler[^=]*::scale.*ScaledExpertMultiplier[^=]*::multiply
+Error: [^=]*ScaledExpertMultiplier[^=]*::multiply.*ScaledExpertScaler[^=]*::write
+Error: .*(RowsAttention<[^=]*::end|JoinedShare<[^=]*SumsLayout<\(int\)64>|write_out<\(int\)64)
 Error: .*OneRow::finish_gate_up[^=]*=.*OneRow::multiply
 Warning: .*latent_decode_rows_kernel[^=]*=.*latent_decode_rows_kernel'
 

@@ -140,6 +140,7 @@ class GpuRunner : public Runner {
     if (stream_ == nullptr) return;
     cudaStreamSynchronize(stream_);
     graphs_.clear();
+    graph_of_many_keys_.reset();
     cudaStreamDestroy(stream_);
   }
 
@@ -250,6 +251,10 @@ class GpuRunner : public Runner {
       }
     }
     planner_->plan(batch, rows, layout_);
+    if (graph != nullptr && rows == 1 && layout_.most_keys > cuda::kMostDecodeLayersTokens &&
+        graph_of_many_keys_) {
+      graph = &*graph_of_many_keys_;
+    }
     return layout_.decodes.size() == 1 ? graph : nullptr;
   }
 
@@ -365,6 +370,9 @@ class GpuRunner : public Runner {
       }
       planner_->plan(batch, rows, layout_);
       graphs_.emplace_back(rows, cuda::Graph(stream_, [this] { enqueue_model(); }));
+      if (rows > 1 || !model_->one_row_depends_on_keys()) continue;
+      layout_.most_keys = cuda::kMostDecodeLayersTokens + 1;
+      graph_of_many_keys_.emplace(stream_, [this] { enqueue_model(); });
     }
   }
 
@@ -379,6 +387,8 @@ class GpuRunner : public Runner {
   cuda::CacheMemory cache_;
   std::optional<GpuPageTransfer> page_transfer_;
   std::vector<std::pair<int64_t, cuda::Graph>> graphs_;  // by rows, ascending
+  // Of one row, where that is another one.
+  std::optional<cuda::Graph> graph_of_many_keys_;
 
   // Of the step that is being begun.
   std::optional<cuda::StepPlanner> planner_;

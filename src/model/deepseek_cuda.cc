@@ -108,6 +108,9 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(mlp_, mlp_bytes(config_, options_));
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
+  place(exchange_, decode_layers_takes(decode_layers_shape(), num_multiprocessors_)
+                       ? decode_layers_exchange_bytes()
+                       : 0);
   place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts));
   place(decode_scratch_, latent_decode_scratch(num_multiprocessors_).words());
   place(cos_sin_, config_.max_position * rope);
@@ -142,6 +145,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
   });
   model->fill_constants();
   FATHOM_TRY(model->weights_, load_weights(checkpoint, options.stored_fp8, load_options));
+  model->describe_decode_layers();
   if (model->lends_library()) model->prepare_library();
   return model;
 }
@@ -160,6 +164,10 @@ void DeepSeekModel::fill_constants() {
       cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
+  if (decode_layers_takes(decode_layers_shape(), num_multiprocessors_)) {
+    check(cudaMemset(exchange_, 0, static_cast<size_t>(decode_layers_exchange_bytes())),
+          "preparing one token's exchange");
+  }
   const int64_t gate_words =
       gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts);
   check(cudaMemset(gate_scratch_, 0xFF, static_cast<size_t>(gate_words) * sizeof(float)),
@@ -185,6 +193,9 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   const auto* valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows);
   const LayerWeights& last = weights_.layers.back();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    if (layer == first_decode_layer_ && takes_decode_layers(step)) {
+      return last_layers(step, arrays, cache, stream);
+    }
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
     Activation x = add_and_norm(residual_, layer > 0 ? delta_ : nullptr, weights.input_norm,
                                 forms_of(weights.q_kv_a), step.rows, stream);
@@ -201,10 +212,100 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   const Activation narrow =
       narrow_and_norm(step, arrays, last.post_attention_norm, feed_forward_forms(last), stream);
   feed_forward(last, narrow, step.logit_rows, valid_rows, stream);
-  const Activation x = add_and_norm(logit_residual_, delta_, weights_.final_norm, {.bf16 = true},
-                                    step.logit_rows, stream);
+  logits_of(logit_residual_, step.logit_rows, stream);
+}
+
+DecodeLayersShape DeepSeekModel::decode_layers_shape() const {
+  return {.hidden = config_.hidden,
+          .heads = config_.num_heads,
+          .q_lora = config_.q_lora_rank,
+          .latent = config_.kv_lora_rank,
+          .nope = config_.qk_nope_dim,
+          .rope = config_.qk_rope_dim,
+          .v = config_.v_dim,
+          .num_experts = config_.num_experts,
+          .inter = config_.moe_intermediate,
+          .shared_inter = config_.num_shared_experts * config_.moe_intermediate,
+          .gate = gate_options(config_)};
+}
+
+// The last layers whose weights decode_layers() takes.
+void DeepSeekModel::describe_decode_layers() {
+  if (!decode_layers_takes(decode_layers_shape(), num_multiprocessors_)) return;
+  const auto takes = [](const LayerWeights& layer) {
+    const auto has_block_scales = [](const WeightMatrix& weight) {
+      return is_e4m3(weight) && weight.row_scales == nullptr;
+    };
+    return layer.gate != nullptr && layer.gate_type == DType::kBF16 &&
+           has_block_scales(layer.q_kv_a) && has_block_scales(layer.q_b) &&
+           has_block_scales(layer.uk) && has_block_scales(layer.uv) && has_block_scales(layer.o) &&
+           has_block_scales(layer.experts.gate_up) && has_block_scales(layer.shared.gate_up);
+  };
+  const auto matrix = [](const WeightMatrix& weight) {
+    return ScaledMatrix{weight.values, weight.scales};
+  };
+  first_decode_layer_ = config_.num_layers;
+  while (first_decode_layer_ > 0 &&
+         takes(weights_.layers[static_cast<size_t>(first_decode_layer_ - 1)])) {
+    --first_decode_layer_;
+  }
+  std::vector<DecodeLayer> layers;
+  for (int64_t i = first_decode_layer_; i < config_.num_layers; ++i) {
+    const LayerWeights& weights = weights_.layers[static_cast<size_t>(i)];
+    layers.push_back({.input_norm = weights.input_norm,
+                      .q_a_norm = weights.q_a_norm,
+                      .kv_a_norm = weights.kv_a_norm,
+                      .post_attention_norm = weights.post_attention_norm,
+                      .q_kv_a = matrix(weights.q_kv_a),
+                      .q_b = matrix(weights.q_b),
+                      .uk = matrix(weights.uk),
+                      .uv = matrix(weights.uv),
+                      .o = matrix(weights.o),
+                      .router = weights.gate,
+                      .router_bias = weights.gate_bias,
+                      .gate_up = matrix(weights.experts.gate_up),
+                      .down = matrix(weights.experts.down),
+                      .shared_gate_up = matrix(weights.shared.gate_up),
+                      .shared_down = matrix(weights.shared.down)});
+  }
+  if (!layers.empty()) decode_layers_ = DeviceArray<DecodeLayer>(layers);
+}
+
+bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
+  return one_row_depends_on_keys() && step.rows == 1 && step.passes.empty() &&
+         step.most_keys <= kMostDecodeLayersTokens;
+}
+
+// One token through the layers from first_decode_layer_ on, and its logits.
+void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
+                                const CacheMemory& cache, cudaStream_t stream) {
+  decode_layers({.layers = decode_layers_.data(),
+                 .num_layers = static_cast<int32_t>(decode_layers_.size()),
+                 .residual = residual_,
+                 .delta_in = first_decode_layer_ > 0 ? delta_ : nullptr,
+                 .delta_out = delta_,
+                 .eps = static_cast<float>(config_.rms_norm_eps),
+                 .inner_eps = kInnerNormEps,
+                 .cos_sin = cos_sin_,
+                 .position = array_at<int32_t>(arrays, step.at.positions),
+                 .slot = array_at<int64_t>(arrays, step.at.slots),
+                 .block_table = array_at<int32_t>(arrays, step.at.block_tables),
+                 .pages = cache.data + first_decode_layer_ * cache.layer_bytes,
+                 .layer_bytes = cache.layer_bytes,
+                 .format = cache.format,
+                 .softmax_scale = static_cast<float>(config_.softmax_scale()),
+                 .gate = gate_options(config_),
+                 .exchange = exchange_},
+                stream);
+  if (step.logit_rows > 0) logits_of(residual_, step.logit_rows, stream);
+}
+
+// Of residual + delta_.
+void DeepSeekModel::logits_of(float* residual, int64_t rows, cudaStream_t stream) {
+  const Activation x =
+      add_and_norm(residual, delta_, weights_.final_norm, {.bf16 = true}, rows, stream);
   product(x, {.values = weights_.head}, {config_.vocab_size, config_.hidden},
-          {logits_, config_.vocab_size, DType::kF32}, step.logit_rows, stream);
+          {logits_, config_.vocab_size, DType::kF32}, rows, stream);
 }
 
 // The library's sums depend on the number of rows.

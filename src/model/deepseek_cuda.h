@@ -11,6 +11,7 @@
 #include "model/attention_plan.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
+#include "ops/decode_layers/decode_layers_cuda.h"
 #include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/moe/moe_cuda.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
@@ -57,6 +58,11 @@ class DeepSeekModel {
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
                const CacheMemory& cache, cudaStream_t stream);
   float* logits() const { return logits_; }
+  // Whether steps of one row are launched otherwise when it sees more than kMostDecodeLayersTokens
+  // keys: a graph holds for either.
+  bool one_row_depends_on_keys() const {
+    return decode_layers_.size() > 0 && !options_.batch_invariant;
+  }
 
  private:
   struct Query {
@@ -95,6 +101,11 @@ class DeepSeekModel {
   template <typename Place>
   void for_each_piece(const Place& place);
   void fill_constants();
+  void describe_decode_layers();
+  DecodeLayersShape decode_layers_shape() const;
+  bool takes_decode_layers(const StepLayout& step) const;
+  void last_layers(const StepLayout& step, const std::byte* arrays, const CacheMemory& cache,
+                   cudaStream_t stream);
   bool lends_library() const;
   void prepare_library();
 
@@ -113,6 +124,7 @@ class DeepSeekModel {
 
   Activation add_and_norm(float* residual, const bf16* delta, const float* weight, Forms forms,
                           int64_t rows, cudaStream_t stream);
+  void logits_of(float* residual, int64_t rows, cudaStream_t stream);
   Activation narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
                              Forms forms, cudaStream_t stream);
   void product(const Activation& x, const WeightMatrix& weight, MatrixSize size, const Output& out,
@@ -135,6 +147,9 @@ class DeepSeekModel {
   const ModelOptions options_;
   int num_multiprocessors_ = 0;
   ModelWeights weights_;
+  // Of the layers from this one on, which one token takes in one launch; empty: none.
+  int64_t first_decode_layer_ = 0;
+  DeviceArray<DecodeLayer> decode_layers_;
   DeviceArray<std::byte> workspace_;
   std::unique_ptr<CublasLt> library_;  // lent to products in bf16; null: not there
 
@@ -164,6 +179,7 @@ class DeepSeekModel {
   // Of the experts in bf16 and in e4m3: counters, zero at first.
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;
+  std::byte* exchange_ = nullptr;    // decode_layers' own, zero at first
   float* gate_scratch_ = nullptr;    // the router's own, every bit set at first
   float* decode_scratch_ = nullptr;  // latent_decode's
   float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]

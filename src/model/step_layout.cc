@@ -57,6 +57,7 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
   FATHOM_CHECK(rows >= batch.num_rows(), "{} rows for {}", rows, batch.num_rows());
   out.rows = rows;
   out.valid_rows = batch.num_rows();
+  out.most_keys = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
   out.logit_rows = rows > out.valid_rows ? rows : std::ssize(batch.logit_rows);
   out.passes.clear();
   order_rows(batch);

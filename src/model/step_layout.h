@@ -75,6 +75,7 @@ struct StepLayout {
   int64_t rows = 0, valid_rows = 0;  // rows: with padding
   int64_t absorbed_rows = 0;         // the first
   int64_t logit_rows = 0;
+  int64_t most_keys = 0;  // that one of its rows sees, its own among them
   int32_t max_pages = 0;
   StepArrays at;
   std::vector<DecodeLaunch> decodes;  // one after the other; a graph has the first

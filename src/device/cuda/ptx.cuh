@@ -36,6 +36,12 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// mbarrier.arrive with a count: for so many.
+__device__ inline void barrier_arrive_for(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
+               : "memory");
+}
+
 // mbarrier.try_wait.parity, until the phase of that parity has ended.
 __device__ inline void barrier_wait(uint64_t* barrier, int parity) {
   asm volatile(
@@ -79,6 +85,20 @@ __device__ inline void named_barrier(int id, int threads) {
 // bar.arrive: counts as having come, without waiting.
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// st.release.cta, ld.acquire.cta: a word in shared memory.
+__device__ inline void store_release(uint32_t* to, uint32_t value) {
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(value)
+               : "memory");
+}
+__device__ inline uint32_t load_acquire(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+               : "=r"(value)
+               : "r"(shared_address(from))
+               : "memory");
+  return value;
 }
 
 // ---- copies
@@ -257,6 +277,13 @@ __device__ inline void store_matrices_transposed(uint32_t address, uint32_t a, u
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// cvt.rn.f16x2: `low` in the lower half.
+__device__ inline uint32_t pack_f16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 

@@ -17,13 +17,6 @@ constexpr int kF16QueryExponent = 14;
 // Scales are multiplied with this, which brings those of small rows into the range where f16 has
 // all of its bits; larger ones than kMostScale are taken for that.
 constexpr float kScaleUp = 16, kMostScale = 9;
-
-// cvt.rn.f16x2: `low` in the lower half.
-__device__ inline uint32_t pack_f16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 __device__ inline uint32_t times_f16(uint32_t a, uint32_t b) {
   uint32_t product;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));

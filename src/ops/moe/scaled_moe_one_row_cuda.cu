@@ -13,11 +13,7 @@
 // memory, and is added up when all are done: by the warp that is last, which writes activations in
 // fp32, or by all at the end. Every block quantises all activations for itself.
 //
-// e4m3 becomes f16 on its way to the tensor cores, two values an instruction, and products are
-// summed in fp32. A warp reads 512 bytes of each half, 16 a lane, and multiplies them as a matrix
-// of 16 rows: row g is bytes 64 g to 64 g + 63 of the first half, row g + 8 those of the second,
-// and column g the same bytes' part of x. So the diagonal has the sums of 64 products each, all of
-// one block that has a scale; nothing is read twice and nothing need be transposed.
+// How a warp multiplies: ops/scaled_linear/row_products_cuda.cuh.
 //
 // Determinism: every sum has one order, which depends on the shape alone. (Atomics count integers.)
 //
@@ -31,11 +27,11 @@
 #include "base/math.h"
 #include "device/cuda/bulk_copy.cuh"
 #include "device/cuda/launch.h"
-#include "device/cuda/warp_mma.cuh"
 #include "ops/linear/row_stream_cuda.cuh"
 #include "ops/moe/moe_few_rows_cuda.h"
 #include "ops/moe/scaled_moe_one_row_cuda.h"
 #include "ops/scaled_linear/quantize_four_cuda.cuh"
+#include "ops/scaled_linear/row_products_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -43,7 +39,6 @@ namespace {
 constexpr int kWarps = 16, kThreads = kWarps * kWarp;
 constexpr int kSlots = 2;  // of a warp
 constexpr int kHalfBytes = 2048, kSlotBytes = 2 * kHalfBytes;
-constexpr int kStepBytes = kWarp * 16;  // of each half, at a time
 constexpr int kMostShared = 227 * 1024;
 constexpr int kMostExpertsOfOne = kWarp;
 enum Phase { kSharedUp, kRoutedUp, kSharedDown, kRoutedDown, kEnd };
@@ -199,77 +194,6 @@ __device__ uint8_t* block_memory() {
   return memory;
 }
 __device__ uint8_t* vector_memory() { return block_memory() + kWarps * kSlots * kSlotBytes; }
-
-// ---- vectors of f16 in shared memory: of 512 the first eight of each sixteen, then the others, so
-// that lanes read sixteen neighbours each without conflicts.
-
-__device__ unsigned vector_at(unsigned i) {  // bytes, of the eight that i is one of
-  return i / 512 * 1024 + i / 8 % 2 * 512 + i % 512 / 16 * 16;
-}
-
-struct Sixteen {
-  uint4 low, high;
-};
-
-__device__ Sixteen load_sixteen(unsigned first) {
-  const auto* at = reinterpret_cast<const uint4*>(vector_memory() + vector_at(first));
-  return {at[0], at[512 / 16]};
-}
-
-// ---- products
-
-struct Pair {
-  float first, second;
-};
-
-// 512 bytes of each half, 16 of a lane: the sums of products of 64 bytes, in the lane that is on
-// the diagonal.
-__device__ Pair multiply_step(const uint8_t* weights, const Sixteen& x, int lane) {
-  const uint4 w[2] = {*reinterpret_cast<const uint4*>(weights),
-                      *reinterpret_cast<const uint4*>(weights + kHalfBytes)};
-  const auto a_of = [](uint32_t first, uint32_t second, uint32_t(&a)[4]) {
-    a[0] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(first));
-    a[1] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(second));
-    a[2] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(first >> 16));
-    a[3] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(second >> 16));
-  };
-  float d[2][4] = {};
-  uint32_t a[4];
-  a_of(w[0].x, w[1].x, a);
-  warp_mma_16x8x16_f16(d[0], a, {x.low.x, x.low.y});
-  a_of(w[0].y, w[1].y, a);
-  warp_mma_16x8x16_f16(d[1], a, {x.low.z, x.low.w});
-  a_of(w[0].z, w[1].z, a);
-  warp_mma_16x8x16_f16(d[0], a, {x.high.x, x.high.y});
-  a_of(w[0].w, w[1].w, a);
-  warp_mma_16x8x16_f16(d[1], a, {x.high.z, x.high.w});
-  const bool odd = (lane & 4) != 0;
-  return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
-}
-
-// A lane's row of the matrix, g, is the one whose column it has.
-__device__ bool is_on_diagonal(int lane) { return lane % 4 == lane / 8; }
-
-// Columns of one row of each half: the first half's and the second's sums, in every lane. The
-// scales are those from the first of the columns on.
-__device__ Pair multiply_rows(const uint8_t* weights, int first, int columns, const float* x_scales,
-                              const float* scales0, const float* scales1, int lane) {
-  Pair sums = {0, 0};
-  const unsigned chunk = static_cast<unsigned>(lane) / 4 * 64;
-  const bool diagonal = is_on_diagonal(lane);
-#pragma unroll 2
-  for (unsigned at = 0; at < static_cast<unsigned>(columns); at += kStepBytes) {
-    const Pair more =
-        multiply_step(weights + at + lane * 16, load_sixteen(first + at + lane * 16), lane);
-    const unsigned column = at + chunk, block = column / 128;
-    if (diagonal && column < static_cast<unsigned>(columns)) {
-      const float x_scale = x_scales[block];
-      sums.first = fmaf(more.first, x_scale * scales0[block], sums.first);
-      sums.second = fmaf(more.second, x_scale * scales1[block], sums.second);
-    }
-  }
-  return {warp_sum(sums.first), warp_sum(sums.second)};
-}
 
 __device__ float silu_times(float gate, float up) {
   constexpr float kLog2E = 1.4426950408889634f;
@@ -531,8 +455,9 @@ class OneRow {
         of_first = floats_ + scales0 + row_scales(row);
         of_second = floats_ + scales0 + row_scales(row + rows0);
       }
-      const Pair pair = multiply_rows(slot + j * walk.columns(), vector_column, walk.columns(),
-                                      floats_ + x_scales, of_first, of_second, lane_);
+      const Pair pair =
+          multiply_rows<kHalfBytes>(slot + j * walk.columns(), vector_memory(), vector_column,
+                                    walk.columns(), floats_ + x_scales, of_first, of_second, lane_);
       if (lane_ == 0) {
         floats_[place + j] = pair.first;
         if (j < rows1) floats_[place + rows0 + j] = pair.second;
@@ -550,35 +475,19 @@ class OneRow {
   __device__ void multiply_short_rows(const ItemWalk& walk, const uint8_t* slot, unsigned column,
                                       float* sums) const {
     const unsigned columns = walk.columns(), chunk = lane_ / 4;
-    const int rows0 = walk.rows0(), rows1 = walk.rows1();
-    const int first_row = walk.share().begin + walk.unit();
-    const Sixteen x = load_sixteen(column + lane_ * 16 % columns);
+    const int rows0 = walk.rows0(), first_row = walk.share().begin + walk.unit();
+    const Sixteen x = load_sixteen(vector_memory(), column + lane_ * 16 % columns);
     const int block = (column + chunk * 64 % columns) / 128;
     const float x_scale = floats_[a_.places.blocks_scales + block];
     const float* scales = floats_ + a_.places.down_scales + block;
     const float row_scale[2] = {x_scale * scales[0], x_scale * scales[a_.all_blocks()]};
     const int next_block = (first_row_block() + 1) * 128;  // rows from there on have the second
-    const int diagonal = lane_ / 4 * 4 + lane_ / 8;  // the lane that has this lane's row's sum
-    const bool is_first = lane_ * 16 % columns == 0;
-    const int rows_together = kStepBytes / columns;
-    int row = chunk * 64 / columns;
-#pragma unroll 2
-    for (int at = 0; at < rows0 * static_cast<int>(columns);
-         at += kStepBytes, row += rows_together) {
-      const Pair more = multiply_step(slot + at + lane_ * 16, x, lane_);
-      float first = __shfl_sync(~0u, more.first, diagonal) *
-                    (first_row + row >= next_block ? row_scale[1] : row_scale[0]);
-      float second = __shfl_sync(~0u, more.second, diagonal) *
-                     (first_row + rows0 + row >= next_block ? row_scale[1] : row_scale[0]);
-      first += __shfl_xor_sync(~0u, first, 4);
-      second += __shfl_xor_sync(~0u, second, 4);
-      if (columns == 256) {
-        first += __shfl_xor_sync(~0u, first, 8);
-        second += __shfl_xor_sync(~0u, second, 8);
-      }
-      if (is_first && row < rows0) sums[row] = first;
-      if (is_first && row < rows1) sums[rows0 + row] = second;
-    }
+    cuda::multiply_short_rows<kHalfBytes>(
+        slot, static_cast<int>(columns), rows0, walk.rows1(), x, lane_,
+        [&](bool second, int row) {
+          return first_row + row + (second ? rows0 : 0) >= next_block ? row_scale[1] : row_scale[0];
+        },
+        [&](bool second, int row, float sum) { sums[row + (second ? rows0 : 0)] = sum; });
   }
 
   // The last warp writes the block's activations.

@@ -20,16 +20,14 @@
 // Measured: docs/kernels/fused.md.
 #include "base/check.h"
 #include "base/math.h"
-#include "cache/latent_row_cuda.cuh"
 #include "device/cuda/launch.h"
-#include "device/cuda/rows.cuh"
 #include "ops/rope/query_key_cuda.h"
+#include "ops/rope/query_key_row_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
 
 constexpr int kLatent = 512, kRope = 64, kColumns = kLatent + kRope;
-constexpr int kEightsAHead = kRope / 8;
 constexpr int kHeadsAWarp = kWarp / kEightsAHead;
 constexpr int kWarpsABlock = 4;
 
@@ -46,17 +44,6 @@ struct Arguments {
   int32_t heads, nope, warps_a_row;
   float eps;
 };
-
-// x [8] is four pairs; cos_sin [4, 2].
-__device__ Eight rotated(const Eight& x, const Eight& cos_sin) {
-  Eight y;
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    y.v[i] = x.v[i] * cos_sin.v[i] - x.v[i + 1] * cos_sin.v[i + 1];
-    y.v[i + 1] = x.v[i] * cos_sin.v[i + 1] + x.v[i + 1] * cos_sin.v[i];
-  }
-  return y;
-}
 
 __device__ void rotate_query(const Arguments& arguments, int64_t row, int first_head, int lane) {
   const int head = first_head + lane / kEightsAHead, part = lane % kEightsAHead * 8;
@@ -75,68 +62,19 @@ __device__ void rotate_query(const Arguments& arguments, int64_t row, int first_
   }
 }
 
-// Below this a block of values counts as zero: it keeps the scale from being 0
-// (cache/latent_row.cc).
-constexpr float kAmaxFloor = 1e-4f;
-constexpr float kE4M3Max = 448;
-
-// The scale of the 128 values that this lane and 15 more have eight each of.
-__device__ float scale_of(const Eight& x) {
-  float amax = kAmaxFloor;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(x.v[i]));
-#pragma unroll
-  for (int distance = 1; distance < 16; distance *= 2) {
-    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, distance));
-  }
-  return amax / kE4M3Max;
-}
-
-// Eights `lane` and `lane` + 32 of a row's latent.
-template <typename Row>
-__device__ void store_latent(const Eight (&x)[2], int lane, std::byte* to) {
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const int at = lane + e * kWarp;
-    if constexpr (Row::kIsBf16) {
-      store_eight(x[e], reinterpret_cast<__nv_bfloat16*>(to) + at * 8);
-    } else if constexpr (Row::kIsScaled) {
-      const float scale = scale_of(x[e]);
-      Eight scaled;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) scaled.v[i] = x[e].v[i] / scale;
-      reinterpret_cast<uint2*>(to)[at] = narrow_to_fp8<Row::kType>(scaled);
-      if (lane % 16 == 0) reinterpret_cast<float*>(to + Row::kScalesAt)[at / 16] = scale;
-    } else {
-      reinterpret_cast<uint2*>(to)[at] = narrow_to_fp8<Row::kType>(x[e]);
-    }
-  }
-}
-
 template <typename Row>
 __device__ void write_latent(const Arguments& arguments, int64_t row, int lane,
                              const Eight (&weight)[2]) {
   const __nv_bfloat16* const from = arguments.kv_a + row * arguments.kv_a_stride;
   const int64_t slot = arguments.slots[row];
   const int32_t position = arguments.positions[row];
-  Eight x[2] = {load_eight(from + lane * 8), load_eight(from + (lane + kWarp) * 8)};
+  const Eight x[2] = {load_eight(from + lane * 8), load_eight(from + (lane + kWarp) * 8)};
   Eight key = {};
   if (lane < kEightsAHead) key = load_eight(from + kLatent + lane * 8);
   if (slot < 0) return;
-  std::byte* const to = arguments.pages + slot * Row::kBytes;
-  if (lane < kEightsAHead) {
-    const float* cos_sin = arguments.cos_sin + static_cast<int64_t>(position) * kRope + lane * 8;
-    const Eight y = rotated(key, load_eight(cos_sin));
-    if constexpr (Row::kRopeIsBf16) {
-      store_eight(y, reinterpret_cast<__nv_bfloat16*>(to + Row::kRopeAt) + lane * 8);
-    } else {
-      reinterpret_cast<uint2*>(to + Row::kRopeAt)[lane] = narrow_to_fp8<Row::kType>(y);
-    }
-  }
-  const float sum = warp_sum(sum_of_squares(x[0]) + sum_of_squares(x[1]));
-  const float scale = inverse_rms(sum, kLatent, arguments.eps);
-  const Eight y[2] = {normed(x[0], weight[0], scale), normed(x[1], weight[1], scale)};
-  store_latent<Row>(y, lane, to);
+  write_latent_row<Row>(x, key, weight, arguments.eps,
+                        arguments.cos_sin + static_cast<int64_t>(position) * kRope,
+                        arguments.pages + slot * Row::kBytes, lane);
 }
 
 template <typename Row>

@@ -1,0 +1,94 @@
+// Results that the blocks of a launch hand to one another through device memory, without counters
+// and fences: packets of 16 bytes, read and written whole, of seven values of 16 bits and the epoch
+// in which they were written. Who reads a packet asks again until it has the epoch it wants. All
+// blocks of the launch must be running.
+//
+// Each epoch writes every packet of a buffer once, in the place where the epoch before had it: a
+// block writes only when it knows that all have read what was there. Memory is zero at first and
+// epochs begin with 1; they wrap around, as what lies there is never older than one epoch.
+//
+// Source: data with flags in one store, from NCCL's LL128 protocol.
+#pragma once
+
+#include <cstdint>
+
+#include "device/cuda/rows.cuh"
+
+namespace fathom::cuda {
+
+inline constexpr int kPacketValues = 7;
+
+struct alignas(16) Packet {
+  uint64_t low, high;  // the epoch in the highest 16 bits
+};
+
+// st.relaxed.b128
+__device__ inline void store_packet(Packet* to, uint64_t low, uint64_t high) {
+  asm volatile(
+      "{\n.reg .b128 packet;\nmov.b128 packet, {%1, %2};\n"
+      "st.relaxed.gpu.global.b128 [%0], packet;\n}" ::"l"(to),
+      "l"(low), "l"(high)
+      : "memory");
+}
+
+// ld.relaxed.b128
+__device__ inline Packet load_packet(const Packet* from) {
+  Packet packet;
+  asm volatile(
+      "{\n.reg .b128 packet;\nld.relaxed.gpu.global.b128 packet, [%2];\n"
+      "mov.b128 {%0, %1}, packet;\n}"
+      : "=l"(packet.low), "=l"(packet.high)
+      : "l"(from)
+      : "memory");
+  return packet;
+}
+
+__device__ inline bool is_of(const Packet& packet, uint32_t epoch) {
+  return static_cast<uint32_t>(packet.high >> 48) == (epoch & 0xFFFF);
+}
+
+// kCount packets, from at(i) on; null: none, zeros.
+template <int kCount, typename At>
+__device__ void wait_for_packets(Packet (&packets)[kCount], uint32_t epoch, const At& at) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    packets[i] = {};
+    if (at(i) != nullptr) packets[i] = load_packet(at(i));
+  }
+  for (bool waiting = true; waiting;) {
+    waiting = false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (at(i) != nullptr && !is_of(packets[i], epoch)) {
+        packets[i] = load_packet(at(i));
+        waiting = true;
+      }
+    }
+  }
+}
+
+__device__ inline void unpack_bf16(const Packet& packet, float (&values)[kPacketValues]) {
+  const uint32_t words[4] = {
+      static_cast<uint32_t>(packet.low), static_cast<uint32_t>(packet.low >> 32),
+      static_cast<uint32_t>(packet.high), static_cast<uint32_t>(packet.high >> 32)};
+#pragma unroll
+  for (int i = 0; i < kPacketValues; ++i) {
+    values[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
+  }
+}
+
+// Values of 28 lanes as four packets from `to` on, `count` of them. By whole warps.
+__device__ inline void put_bf16(Packet* to, int count, uint32_t epoch, float value) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float values[kPacketValues];
+#pragma unroll
+  for (int i = 0; i < kPacketValues; ++i) {
+    values[i] = __shfl_sync(~0u, value, lane * kPacketValues + i);
+  }
+  if (lane >= count) return;
+  const auto pair = [](float low, float high) { return uint64_t{pack_bf16(low, high)}; };
+  store_packet(to + lane, pair(values[0], values[1]) | pair(values[2], values[3]) << 32,
+               pair(values[4], values[5]) | pair(values[6], 0) << 32 | uint64_t{epoch} << 48);
+}
+
+}  // namespace fathom::cuda

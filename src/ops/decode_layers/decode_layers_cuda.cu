@@ -1,0 +1,948 @@
+// Layers of decode_layers_cuda.h in one launch of 128 blocks, one a multiprocessor, that stay for
+// all layers.
+//
+// A block has its share of the rows of each matrix, and its weights come in one order for the whole
+// launch through a ring in shared memory, filled by a warp of its own as soon as there is room:
+// only the experts that a layer chooses it cannot know ahead. Sixteen warps multiply. What they
+// give is a few dozen values a block, which all blocks read from packets (block_packets.cuh).
+// Eight blocks work on a head: its query, its part of W_UK, an eighth of the keys each, W_UV.
+// Every block has the whole residual, in registers.
+//
+// The steps of a layer, in which blocks read what the others wrote before:
+//   q_kv_a     norm of the residual; rows of W_q_a and W_kv_a
+//   q_b        norm of q_a; the new cache row; the head's rows of W_q_b
+//   absorb     rotations; the head's rows of W_UK
+//   attend     scores and sums over keys of this block
+//   values     the head's parts joined; the head's rows of W_UV
+//   o          rows of W_o
+//   router     residual, norm; rows of the router
+//   gate, up   the choice of experts by each block for itself; rows of gate and of up
+//   down       rows of down of all experts, added
+#include "base/check.h"
+#include "device/cuda/block_packets.cuh"
+#include "device/cuda/launch.h"
+#include "ops/decode_layers/decode_layers_cuda.h"
+#include "ops/decode_layers/decode_layers_feed_cuda.cuh"
+#include "ops/decode_layers/decode_layers_memory_cuda.cuh"
+#include "ops/gate/gate_choice_cuda.cuh"
+#include "ops/rope/query_key_row_cuda.cuh"
+#include "ops/scaled_linear/row_products_cuda.cuh"
+
+namespace fathom::cuda {
+namespace {
+
+using namespace decode_layers_kernel;
+
+// ---- the warps that multiply
+
+template <typename Row>
+class Layers {
+ public:
+  __device__ Layers(Shared& shared, const DecodeLayersArguments& a)
+      : shared_(shared),
+        a_(a),
+        exchange_(*static_cast<Exchange*>(a.exchange)),
+        thread_(static_cast<int>(threadIdx.x)),
+        block_(static_cast<int>(blockIdx.x)) {}
+
+  __device__ void run() {
+    place_thread();
+    const uint32_t before = *static_cast<volatile uint32_t*>(exchange_.epochs);
+    position_ = *a_.position;
+    if (thread_ * kPage < position_) shared_.pages[thread_] = a_.block_table[thread_];
+    sync_consumers();
+    if (thread_ == 0) barrier_arrive(&shared_.pages_known);
+    load_residual();
+    // Twice a layer: attention, experts.
+#pragma unroll 1
+    for (int half = 0; half < 2 * a_.num_layers; ++half) {
+      place_thread();
+      const int l = half / 2;
+      const bool is_attention = half % 2 == 0;
+      epoch_ = before + static_cast<uint32_t>(l) + 1;
+      layer_ = &shared_.layers[l & 1];
+      norm_residual(half > 0, is_attention);
+      if (is_attention) {
+        fetch_next_layer(l);
+      } else {
+        router();
+        choose();
+      }
+      products_of_hidden(is_attention);
+      if (is_attention) {
+        put_rows(exchange_.qkv[block_], kMostQkvRows,
+                 [&](int row) { return shared_.sums[row * 2] + shared_.sums[row * 2 + 1]; });
+        q_b(a_.pages + l * a_.layer_bytes);
+        absorb();
+        attend();
+        values();
+        o();
+      } else {
+        put_rows(exchange_.activation[block_], kExperts * kInterRows,
+                 [&](int row) { return activation(row); });
+        down();
+      }
+      if (half + 1 < 2 * a_.num_layers) {
+        put_rows((is_attention ? exchange_.o : exchange_.down)[block_], kHiddenRows,
+                 [&](int row) { return shared_.sums[row]; });
+      }
+    }
+    write_results();
+    if (block_ == 0 && thread_ == 0) exchange_.epochs[0] = epoch_;
+  }
+
+ private:
+  // What follows from a thread's place is computed where it is wanted: kept from layer to layer, it
+  // would be more than there are registers, and code to save and restore them.
+  __device__ void place_thread() {
+    asm volatile("" : "+r"(thread_), "+r"(block_));
+    warp_ = thread_ / kWarp;
+    lane_ = thread_ % kWarp;
+    half_ = warp_ % 2;
+    pair_ = warp_ / 2;
+    head_ = block_ / kHeadBlocks;
+    part_ = block_ % kHeadBlocks;
+  }
+
+  // ---- chunks: of the launch's, the index-th from this step's first on
+
+  __device__ const uint8_t* slot_of(int index) const {
+    return shared_.ring[static_cast<unsigned>(chunks_ + index) % kSlots];
+  }
+  __device__ const uint8_t* wait_for_chunk(int index) const {
+    const unsigned sequence = static_cast<unsigned>(chunks_ + index), slot = sequence % kSlots;
+    const unsigned turn = sequence / kSlots;
+    // Only from then on does the slot's parity speak of this turn: another pair may still wait for
+    // the turn before.
+    while (load_acquire(&shared_.turns[slot]) <= turn) {
+    }
+    barrier_wait(&shared_.full[slot], static_cast<int>(turn & 1));
+    return shared_.ring[slot];
+  }
+  // By one thread, for so many warps.
+  __device__ void release_chunk(int index, int warps) const {
+    barrier_arrive_for(&shared_.empty[static_cast<unsigned>(chunks_ + index) % kSlots], warps);
+  }
+
+  // ---- products of long rows
+
+  // Of 512 kSteps columns of two rows, kStride bytes apart; scales: of the columns' blocks. The
+  // sums are in every lane.
+  template <int kStride, int kSteps, int kUnroll>
+  __device__ Pair two_rows(const uint8_t* weights, const float* scales, const uint8_t* vector,
+                           const float* x_scales) const {
+    Pair sums = {0, 0};
+    weights += lane_ * 16;
+    vector += lane_ * 32;
+    scales += lane_ / 8;
+#pragma unroll kUnroll
+    for (int i = 0; i < kSteps; ++i) {
+      const auto* const x = reinterpret_cast<const uint4*>(vector + i * 2 * kStepBytes);
+      const Pair more = multiply_step<kStride>(weights + i * kStepBytes, {x[0], x[1]}, lane_);
+      float scale = scales[i * 4];
+      if (x_scales != nullptr) scale *= x_scales[i * 4 + lane_ / 8];
+      sums.first = fmaf(more.first, scale, sums.first);
+      sums.second = fmaf(more.second, scale, sums.second);
+    }
+    if (!is_on_diagonal(lane_)) sums = {0, 0};
+    return {warp_sum(sums.first), warp_sum(sums.second)};
+  }
+
+  // Of the vector, from a multiple of 16 on.
+  __device__ Sixteen load_x(int first) const {
+    const auto* const from = reinterpret_cast<const uint4*>(shared_.vector + first * 2);
+    return {from[0], from[1]};
+  }
+
+  // Rows of q_kv_a, or of the experts' gate and up in turn: two a chunk, half their columns a warp.
+  __device__ void products_of_hidden(bool is_attention) {
+    constexpr int kSteps = kHidden / 2 / kStepBytes;
+    const int count =
+        is_attention ? first_qkv_pair(block_ + 1) - first_qkv_pair(block_) : 2 * kExperts;
+#pragma unroll 1
+    for (int i = pair_; i < count; i += kPairs) {
+      const uint8_t* const slot = wait_for_chunk(i);
+      const Pair sums = two_rows<kHidden, kSteps, kSteps>(
+          slot + half_ * (kHidden / 2),
+          reinterpret_cast<const float*>(slot + kWeightBytes) + half_ * (kHidden / 2 / kScaleRow),
+          shared_.vector + half_ * kHidden, nullptr);
+      if (lane_ == 0) {
+        release_chunk(i, kWarps / 2);
+        shared_.sums[i * 4 + half_] = sums.first;
+        shared_.sums[i * 4 + 2 + half_] = sums.second;
+      }
+    }
+    chunks_ += count;
+    sync_consumers();
+  }
+
+  // kRows rows of kColumns a chunk, half of them a warp. To sums.
+  template <int kRows, int kColumns>
+  __device__ void products(int chunks, const float* x_scales) const {
+    constexpr int kHalf = kRows / 2;
+    if (pair_ >= chunks) return;
+    const uint8_t* const slot = wait_for_chunk(pair_);
+    const auto* const scales = reinterpret_cast<const float*>(slot + kWeightBytes);
+#pragma unroll 1
+    for (int i = half_ * kHalf; i < (half_ + 1) * kHalf; i += 2) {
+      const Pair sums = two_rows<kColumns, kColumns / kStepBytes, kColumns / kStepBytes>(
+          slot + i * kColumns, scales, shared_.vector, x_scales);
+      if (lane_ == 0) {
+        shared_.sums[pair_ * kRows + i] = sums.first;
+        shared_.sums[pair_ * kRows + i + 1] = sums.second;
+      }
+    }
+    if (lane_ == 0) release_chunk(pair_, kWarps / 2);
+  }
+
+  // ---- packets
+
+  // value(row) of each of this block's rows, by the first warps.
+  template <typename Value>
+  __device__ void put_rows(Packet* to, int rows, const Value& value) const {
+    constexpr int kRows = 4 * kPacketValues;  // of a warp
+    const int first = warp_ * kRows;
+    if (first >= rows) return;
+    put_bf16(to + warp_ * 4, min(4, packets(rows) - warp_ * 4), epoch_,
+             lane_ < min(kRows, rows - first) ? value(first + lane_) : 0);
+  }
+
+  // kRows values of each of `blocks` blocks to scratch. at(block, row): where. One packet a thread.
+  template <int kRows, typename At>
+  __device__ void receive(const Packet* from, int blocks, const At& at) const {
+    constexpr int kEach = packets(kRows);
+    if (thread_ < blocks * kEach) {
+      Packet packet[1];
+      wait_for_packets(packet, epoch_, [&](int) { return from + thread_; });
+      float values[kPacketValues];
+      unpack_bf16(packet[0], values);
+      const int first = thread_ % kEach * kPacketValues;
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) {
+        if (first + j < kRows) shared_.scratch[at(thread_ / kEach, first + j)] = values[j];
+      }
+    }
+    sync_consumers();
+  }
+
+  // ---- the residual: thread t has packets t and t + 512 of it, seven values each
+
+  static constexpr int kOwn = kBlocks * kHiddenPackets / kThreads;
+  __device__ int residual_at(int i) const { return (thread_ + i * kThreads) * kPacketValues; }
+
+  __device__ void load_residual() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll 1
+      for (int j = 0; j < kPacketValues; ++j) {
+        const int at = residual_at(i) + j;
+        float value = a_.residual[at];
+        if (a_.delta_in != nullptr) {
+          value += __bfloat162float(static_cast<const __nv_bfloat16*>(a_.delta_in)[at]);
+        }
+        shared_.scratch[at] = value;
+      }
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) residual_[i][j] = shared_.scratch[residual_at(i) + j];
+    }
+  }
+
+  // Adds what the step before gave; its norm to the vector.
+  __device__ void norm_residual(bool has_delta, bool is_attention) {
+    const float* const norm = is_attention ? layer_->input_norm : layer_->post_attention_norm;
+    float weights[kOwn][kPacketValues];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) weights[i][j] = load_ahead(norm + residual_at(i) + j);
+    }
+    Packet packets[kOwn] = {};
+    if (has_delta) {
+      const Packet* const all = is_attention ? exchange_.down[0] : exchange_.o[0];
+      wait_for_packets(packets, is_attention ? epoch_ - 1 : epoch_,
+                       [&](int i) { return all + thread_ + i * kThreads; });
+    }
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float values[kPacketValues];
+      unpack_bf16(packets[i], values);
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) {
+        residual_[i][j] += values[j];
+        squares += residual_[i][j] * residual_[i][j];
+      }
+    }
+    const float inverse = inverse_rms(sum_over_block(squares), kHidden, a_.eps);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) {
+        write_half(residual_at(i) + j, weights[i][j] * (residual_[i][j] * inverse));
+      }
+    }
+    sync_consumers();
+  }
+
+  // All have read the vector by the meeting of this.
+  __device__ float sum_over_block(float x) const {
+    x = warp_sum(x);
+    if (lane_ == 0) shared_.warp_sums[warp_] = x;
+    sync_consumers();
+    return warp_sum(lane_ < kWarps ? shared_.warp_sums[lane_] : 0);
+  }
+
+  __device__ void write_half(int at, float x) const {
+    reinterpret_cast<__half*>(shared_.vector)[at] = __float2half_rn(x);
+  }
+
+  // The vector of scratch's blocks of 128, each with its scale.
+  __device__ void write_scaled(int blocks) const {
+#pragma unroll 1
+    for (int block = warp_; block < blocks; block += kWarps) {
+      const float4 x = *reinterpret_cast<const float4*>(shared_.scratch + block * 128 + lane_ * 4);
+      float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+      largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+      const F16Scale scale = f16_scale(largest);
+      reinterpret_cast<uint2*>(shared_.vector)[block * 32 + lane_] =
+          make_uint2(pack_f16(x.x * scale.inverse, x.y * scale.inverse),
+                     pack_f16(x.z * scale.inverse, x.w * scale.inverse));
+      if (lane_ == 0) shared_.x_scales[block] = scale.scale;
+    }
+    sync_consumers();
+  }
+
+  __device__ void write_results() const {
+    if (thread_ < kHiddenRows) {
+      static_cast<__nv_bfloat16*>(a_.delta_out)[block_ * kHiddenRows + thread_] =
+          __float2bfloat16_rn(shared_.sums[thread_]);
+    }
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (residual_at(i) / kHiddenRows != block_) continue;
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) a_.residual[residual_at(i) + j] = residual_[i][j];
+    }
+  }
+
+  __device__ void fetch_next_layer(int l) const {
+    constexpr int kWords = sizeof(DecodeLayer) / 8;
+    static_assert(kWords <= kWarp && sizeof(DecodeLayer) % 8 == 0);
+    if (warp_ != kWarps - 2 || l + 1 == a_.num_layers || lane_ >= kWords) return;
+    reinterpret_cast<uint64_t*>(&shared_.layers[(l + 1) & 1])[lane_] =
+        reinterpret_cast<const uint64_t*>(a_.layers + l + 1)[lane_];
+  }
+
+  // ---- attention
+
+  // Normed q_a; the new cache row; the head's queries.
+  __device__ void q_b(std::byte* pages) {
+    receive_qkv();
+    products<kQueryChunkRows, kQLora>(kQueryChunks, nullptr);
+    chunks_ += kQueryChunks;
+    sync_consumers();
+    put_rows(exchange_.query[block_], kQueryRows, [&](int row) { return shared_.sums[row]; });
+    if (warp_ == kWarps - 1) write_cache_row(pages);  // while the others' queries come
+  }
+
+  __device__ void receive_qkv() const {
+    static_assert(kBlocks * kQkvPackets <= kThreads);
+    const int from = min(thread_ / kQkvPackets, kBlocks - 1),
+              at = thread_ % kQkvPackets * kPacketValues;
+    const int first = first_qkv_pair(from) * 2 + at;
+    const int count = thread_ < kBlocks * kQkvPackets ? first_qkv_pair(from + 1) * 2 - first : 0;
+    float weights[kPacketValues];
+#pragma unroll
+    for (int j = 0; j < kPacketValues; ++j) {
+      weights[j] = load_ahead(layer_->q_a_norm + min(first + j, kQLora - 1));
+    }
+    Packet packet[1] = {};
+    if (count > 0) {
+      wait_for_packets(packet, epoch_, [&](int) { return &exchange_.qkv[0][thread_]; });
+    }
+    float values[kPacketValues], squares = 0;
+    unpack_bf16(packet[0], values);
+#pragma unroll
+    for (int j = 0; j < kPacketValues; ++j) {
+      if (j < count && first + j < kQLora) squares += values[j] * values[j];
+      if (j < count && first + j >= kQLora)
+        shared_.scratch[kKeyAt + first + j - kQLora] = values[j];
+    }
+    const float inverse = inverse_rms(sum_over_block(squares), kQLora, a_.inner_eps);
+#pragma unroll
+    for (int j = 0; j < kPacketValues; ++j) {
+      if (j < count && first + j < kQLora) {
+        write_half(first + j, weights[j] * (values[j] * inverse));
+      }
+    }
+    sync_consumers();
+  }
+
+  __device__ const float* turns() const { return a_.cos_sin + int64_t{position_} * kRope; }
+
+  // By one warp. One block of each head wants the row, and one writes it.
+  __device__ void write_cache_row(std::byte* pages) const {
+    if (part_ != newest_key_part(position_)) return;
+    const float* const new_key = shared_.scratch + kKeyAt;
+    const Eight latent[2] = {load_eight(new_key + lane_ * 8),
+                             load_eight(new_key + (lane_ + kWarp) * 8)};
+    const Eight key = load_eight(new_key + kLatent + lane_ % 8 * 8);
+    const Eight weight[2] = {load_eight(layer_->kv_a_norm + lane_ * 8),
+                             load_eight(layer_->kv_a_norm + (lane_ + kWarp) * 8)};
+    write_latent_row<Row>(latent, key, weight, a_.inner_eps, turns(), shared_.row, lane_);
+    __syncwarp();
+    if (head_ > 0) return;
+    auto* const to = reinterpret_cast<uint4*>(pages + *a_.slot * Row::kBytes);
+    for (int i = lane_; i < Row::kBytes / 16; i += kWarp) {
+      to[i] = reinterpret_cast<const uint4*>(shared_.row)[i];
+    }
+  }
+
+  // Sixteen neighbours of a block of 128, which eight neighbouring lanes have, as f16.
+  __device__ Sixteen scaled_sixteen(const float* from, float& scale) const {
+    const Eight low = load_eight(from), high = load_eight(from + 8);
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fmaxf(fabsf(low.v[i]), fabsf(high.v[i])));
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    }
+    const F16Scale f16 = f16_scale(largest);
+    scale = f16.scale;
+    const auto packed = [&](const Eight& x) {
+      const auto pair = [&](int i) {
+        return pack_f16(x.v[i] * f16.inverse, x.v[i + 1] * f16.inverse);
+      };
+      return make_uint4(pair(0), pair(2), pair(4), pair(6));
+    };
+    return {packed(low), packed(high)};
+  }
+
+  // The head's query: its rotated part stays in registers, two values a lane, the rest goes through
+  // W_UK, four rows of 128 columns a warp.
+  __device__ void absorb() {
+    receive<kQueryRows>(exchange_.query[head_ * kHeadBlocks], kHeadBlocks,
+                        [&](int block, int row) { return block * kQueryRows + row; });
+    const float* const query = shared_.scratch;
+    const float2 pair = *reinterpret_cast<const float2*>(query + kNope + lane_ * 2);
+    const float2 turn = *reinterpret_cast<const float2*>(turns() + lane_ * 2);
+    // Rounded, as a launch of its own leaves it.
+    const uint32_t rotated =
+        pack_bf16(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
+    q_rope_ = {low_bf16(rotated), high_bf16(rotated)};
+    float x_scale;
+    const Sixteen x = scaled_sixteen(query + lane_ * 16 % kNope, x_scale);
+    const uint8_t* const slot = wait_for_chunk(0);
+    const float scale =
+        reinterpret_cast<const float*>(slot + kWeightBytes)[part_ * kAbsorbRows / kScaleRow];
+    float sum = multiply_step<0>(slot + warp_ * kStepBytes + lane_ * 16, x, lane_).first *
+                (scale * x_scale);
+    if (!is_on_diagonal(lane_)) sum = 0;
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    if (lane_ % 8 == 0) shared_.sums[warp_ * 4 + lane_ / 8] = sum;
+    if (lane_ == 0) release_chunk(0, 1);
+    chunks_ += 1;
+    sync_consumers();
+    put_rows(exchange_.absorbed[block_], kAbsorbRows, [&](int row) { return shared_.sums[row]; });
+  }
+
+  // A lane's sixteen values of a key as pairs of 16 bits.
+  __device__ static void load_pairs(const std::byte* row, int lane, uint32_t (&pairs)[8]) {
+    if constexpr (Row::kIsBf16) {
+      const uint4 a = reinterpret_cast<const uint4*>(row)[lane * 2],
+                  b = reinterpret_cast<const uint4*>(row)[lane * 2 + 1];
+      const uint32_t all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) pairs[j] = all[j];
+    } else {
+      const uint4 a = reinterpret_cast<const uint4*>(row)[lane];
+      const uint32_t all[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pairs[2 * j] = fp8_to_f16<Row::kType>(static_cast<uint16_t>(all[j]));
+        pairs[2 * j + 1] = fp8_to_f16<Row::kType>(static_cast<uint16_t>(all[j] >> 16));
+      }
+    }
+  }
+  __device__ static float2 widen_pair(uint32_t pair) {
+    if constexpr (Row::kIsBf16) return {low_bf16(pair), high_bf16(pair)};
+    return widen_f16(pair);
+  }
+  __device__ static float2 load_rope(const std::byte* row, int lane) {
+    const std::byte* const from = row + Row::kRopeAt;
+    if constexpr (Row::kRopeIsBf16) {
+      const uint32_t pair = reinterpret_cast<const uint32_t*>(from)[lane];
+      return {low_bf16(pair), high_bf16(pair)};
+    }
+    return widen_f16(fp8_to_f16<Row::kType>(reinterpret_cast<const uint16_t*>(from)[lane]));
+  }
+  __device__ static float load_scale(const std::byte* row, int lane) {
+    if constexpr (Row::kIsScaled) {
+      return reinterpret_cast<const float*>(row + Row::kScalesAt)[lane / 8];
+    }
+    return 1;
+  }
+
+  // What a warp has summed of keys so far; a lane has sixteen columns.
+  struct Sum {
+    float most = -INFINITY, total = 0, out[16] = {};
+  };
+
+  // A key of each run a warp, so many at a time. The first time there are none: the instructions
+  // are on their way while the query is.
+  static constexpr int kBatch = 2;
+  __device__ void attend() {
+    Sixteen query = {};
+    float query_scale = 1;
+    Sum sum;
+    constexpr int kPieces = kKeyPieces<Row>, kRows = kKeyRun / kPieces;
+    const int runs = key_runs_of(position_, part_);
+    // One warp of one block has the newest key behind the runs'.
+    const bool has_newest = warp_ == 0 && part_ == newest_key_part(position_);
+#pragma unroll 1
+    for (int first = -kBatch; first < runs + has_newest || first <= 0; first += kBatch) {
+      if (first == 0) receive_query(query, query_scale);
+      const std::byte* rows[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int run = first + i;
+        rows[i] = run == runs && has_newest ? shared_.row : nullptr;
+        if (run < 0 || run >= runs) continue;
+        const uint8_t* const slot =
+            wait_for_chunk(run * kPieces + (kPieces > 1 ? warp_ / kRows : 0));
+        if ((run * kHeadBlocks + part_) * kKeyRun + warp_ < position_) {
+          rows[i] = reinterpret_cast<const std::byte*>(slot) + warp_ % kRows * Row::kBytes;
+        }
+      }
+      add_keys(rows, query, query_scale, sum);
+      __syncwarp();
+      if (first + lane_ >= 0 && lane_ < kBatch && first + lane_ < runs) {
+        release_chunk((first + lane_) * kPieces + (kPieces > 1 ? warp_ / kRows : 0), kPieces);
+      }
+    }
+    chunks_ += runs * kPieces;
+    sync_consumers();  // all have read their query: scratch is free
+    join_warps(sum);
+  }
+
+  // As the keys' type multiplies, with what scores are multiplied by.
+  __device__ void receive_query(Sixteen& query, float& scale) {
+    receive<kAbsorbRows>(exchange_.absorbed[head_ * kHeadBlocks], kHeadBlocks,
+                         [&](int block, int row) { return block * kAbsorbRows + row; });
+    if constexpr (Row::kIsBf16) {
+      query = {narrow(load_eight(shared_.scratch + lane_ * 16)),
+               narrow(load_eight(shared_.scratch + lane_ * 16 + 8))};
+    } else {
+      query = scaled_sixteen(shared_.scratch + lane_ * 16, scale);
+    }
+    const float factor = a_.softmax_scale * 1.4426950408889634f;  // of powers of two
+    scale *= factor;
+    q_rope_.x *= factor;
+    q_rope_.y *= factor;
+  }
+
+  // Null: no key.
+  __device__ void add_keys(const std::byte* const (&rows)[kBatch], const Sixteen& query,
+                           float query_scale, Sum& sum) const {
+    const uint32_t x[8] = {query.low.x,  query.low.y,  query.low.z,  query.low.w,
+                           query.high.x, query.high.y, query.high.z, query.high.w};
+    uint32_t pairs[kBatch + 1][8];
+    float scales[kBatch], scores[kBatch];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) pairs[kBatch][j] = 0;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      scales[i] = 0;
+      scores[i] = 0;
+      if (rows[i] == nullptr) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) pairs[i][j] = 0;
+        continue;
+      }
+      load_pairs(rows[i], lane_, pairs[i]);
+      scales[i] = load_scale(rows[i], lane_);
+      const float2 rope = load_rope(rows[i], lane_);
+      scores[i] = rope.x * q_rope_.x + rope.y * q_rope_.y;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; i += 2) {
+      float d[2][4] = {};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t two[4] = {pairs[i][2 * j], pairs[i + 1][2 * j], pairs[i][2 * j + 1],
+                                 pairs[i + 1][2 * j + 1]};
+        if constexpr (Row::kIsBf16) {
+          warp_mma_16x8x16(d[j % 2], two, {x[2 * j], x[2 * j + 1]});
+        } else {
+          warp_mma_16x8x16_f16(d[j % 2], two, {x[2 * j], x[2 * j + 1]});
+        }
+      }
+      const bool odd = (lane_ & 4) != 0, diagonal = is_on_diagonal(lane_);
+#pragma unroll
+      for (int j = 0; j < 2 && i + j < kBatch; ++j) {
+        const float value = odd ? d[0][2 * j + 1] + d[1][2 * j + 1] : d[0][2 * j] + d[1][2 * j];
+        if (diagonal) scores[i + j] += value * (scales[i + j] * query_scale);
+      }
+    }
+    float most = sum.most;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      scores[i] = warp_sum(scores[i]);
+      if (rows[i] == nullptr) scores[i] = -INFINITY;
+      most = fmaxf(most, scores[i]);
+    }
+    const float before = sum.most == most ? 1 : exp2_fast(sum.most - most);
+    sum.most = most;
+    sum.total *= before;
+#pragma unroll
+    for (float& value : sum.out) value *= before;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const float probability = rows[i] == nullptr ? 0 : exp2_fast(scores[i] - most),
+                  factor = probability * scales[i];
+      sum.total += probability;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 values = widen_pair(pairs[i][j]);
+        sum.out[2 * j] = fmaf(factor, values.x, sum.out[2 * j]);
+        sum.out[2 * j + 1] = fmaf(factor, values.y, sum.out[2 * j + 1]);
+      }
+    }
+  }
+
+  // The block's part, normed, and the logarithm of its weight.
+  __device__ void join_warps(const Sum& own) const {
+    auto* const parts = reinterpret_cast<float4*>(shared_.scratch);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      parts[warp_ * (kLatent / 4) + i * kWarp + lane_] =
+          make_float4(own.out[4 * i], own.out[4 * i + 1], own.out[4 * i + 2], own.out[4 * i + 3]);
+    }
+    if (lane_ == 0) {
+      shared_.most[warp_] = own.most;
+      shared_.total[warp_] = own.total;
+    }
+    sync_consumers();
+    // Each warp's weight, by a lane each.
+    const float most = lane_ < kWarps ? shared_.most[lane_] : -INFINITY;
+    const float largest = warp_max(most);
+    const float weight = most == -INFINITY ? 0 : exp2_fast(most - largest);  // no key: no weight
+    const float all = warp_sum(lane_ < kWarps ? weight * shared_.total[lane_] : 0);
+    float sum = 0;
+#pragma unroll 4
+    for (int i = 0; i < kWarps; ++i) {
+      sum = fmaf(__shfl_sync(~0u, weight, i), shared_.scratch[i * kLatent + thread_], sum);
+    }
+    // Of the order in which the parts were written.
+    const int column = thread_ / 4 % kWarp * 16 + thread_ / 128 * 4 + thread_ % 4;
+    auto* const joined = reinterpret_cast<uint16_t*>(shared_.vector);
+    joined[column] = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sum / all));
+    if (thread_ == 0) {
+      const uint32_t lse = __float_as_uint(all == 0 ? -INFINITY : largest + log2_fast(all));
+      joined[kLatent] = static_cast<uint16_t>(lse);
+      joined[kLatent + 1] = static_cast<uint16_t>(lse >> 16);
+    }
+    sync_consumers();
+    if (thread_ >= kPartPackets) return;
+    uint64_t words[2] = {};
+#pragma unroll
+    for (int i = 0; i < kPacketValues; ++i) {
+      words[i / 4] |= uint64_t{joined[thread_ * kPacketValues + i]} << (i % 4 * 16);
+    }
+    store_packet(&exchange_.part[block_][thread_], words[0], words[1] | uint64_t{epoch_} << 48);
+  }
+
+  // The parts of the head's eight blocks joined, through W_UV: a row a warp.
+  __device__ void values() {
+    constexpr int kCount = kHeadBlocks * kPartPackets, kEach = (kCount + kThreads - 1) / kThreads;
+    constexpr int kPartValues = kPartPackets * kPacketValues;
+    Packet packets[kEach];
+    wait_for_packets(packets, epoch_, [&](int i) {
+      const int at = thread_ + i * kThreads;
+      return at < kCount ? &exchange_.part[head_ * kHeadBlocks][at] : nullptr;
+    });
+    auto* const parts = reinterpret_cast<uint16_t*>(shared_.scratch);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int at = thread_ + i * kThreads;
+      if (at >= kCount) continue;
+#pragma unroll
+      for (int j = 0; j < kPacketValues; ++j) {
+        const uint64_t word = j < 4 ? packets[i].low : packets[i].high;
+        parts[at * kPacketValues + j] = static_cast<uint16_t>(word >> (j % 4 * 16));
+      }
+    }
+    sync_consumers();
+    // A part's weight, by a lane each.
+    const uint16_t* const words = parts + lane_ % kHeadBlocks * kPartValues + kLatent;
+    const float lse = __uint_as_float(uint32_t{words[0]} | uint32_t{words[1]} << 16);
+    const float weight = exp2_fast(lse - warp_max(lse));
+    float sum = 0, all = 0;
+#pragma unroll
+    for (int i = 0; i < kHeadBlocks; ++i) {
+      const float w = __shfl_sync(~0u, weight, i);
+      all += w;
+      sum = fmaf(w, __half2float(__ushort_as_half(parts[i * kPartValues + thread_])), sum);
+    }
+    write_half(thread_, sum / all);
+    sync_consumers();
+    const uint8_t* const slot = wait_for_chunk(0);
+    static_assert(kValueRows == kWarps && kLatent == kStepBytes);
+    const Sixteen x = load_x(lane_ * 16);
+    float value = multiply_step<0>(slot + warp_ * kLatent + lane_ * 16, x, lane_).first *
+                  reinterpret_cast<const float*>(slot + kWeightBytes)[lane_ / 8];
+    value = warp_sum(is_on_diagonal(lane_) ? value : 0);
+    if (lane_ == 0) {
+      shared_.sums[warp_] = value;
+      release_chunk(0, 1);
+    }
+    chunks_ += 1;
+    sync_consumers();
+    put_rows(exchange_.value[block_], kValueRows, [&](int row) { return shared_.sums[row]; });
+  }
+
+  __device__ void o() {
+    static_assert(kBlocks * kValuePackets <= kThreads);
+    receive<kValueRows>(exchange_.value[0], kBlocks,
+                        [&](int block, int row) { return block * kValueRows + row; });
+    write_scaled(kHeads * kV / kScaleRow);
+    products<kOChunkRows, kHeads * kV>(kOChunks, shared_.x_scales);
+    chunks_ += kOChunks;
+    sync_consumers();
+  }
+
+  // ---- experts
+
+  // Seven warps a row, of 256 columns at a time.
+  __device__ void router() {
+    constexpr int kColumns = kWarp * 8, kRowWarps = 7, kSteps = kHidden / kColumns / kRowWarps;
+    static_assert(kSteps * kRowWarps * kColumns == kHidden);
+    constexpr int kRows = kRouted / kBlocks;
+    static_assert(kRows == 2);
+    const int row = warp_ / 8, part = warp_ % 8;
+    if (part < kRowWarps) {
+      const uint8_t* const weights = wait_for_chunk(row);
+      float sum = 0;
+#pragma unroll 2
+      for (int i = 0; i < kSteps; ++i) {
+        const int at = (part * kSteps + i) * kColumns + lane_ * 8;
+        const Eight w = widen(*reinterpret_cast<const uint4*>(weights + at * 2));
+        const uint4 x = *reinterpret_cast<const uint4*>(shared_.vector + at * 2);
+        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 two = widen_f16(words[j]);
+          sum = fmaf(w.v[2 * j], two.x, sum);
+          sum = fmaf(w.v[2 * j + 1], two.y, sum);
+        }
+      }
+      sum = warp_sum(sum);
+      if (lane_ == 0) shared_.warp_sums[warp_] = sum;
+    }
+    sync_consumers();
+    if (thread_ == 0) {
+      float logits[2] = {};
+#pragma unroll
+      for (int j = 0; j < kRowWarps; ++j) {
+        logits[0] += shared_.warp_sums[j];
+        logits[1] += shared_.warp_sums[8 + j];
+      }
+      store_packet(&exchange_.logits[block_],
+                   __float_as_uint(logits[0]) | uint64_t{__float_as_uint(logits[1])} << 32,
+                   uint64_t{epoch_} << 48);
+      for (int i = 0; i < kRows; ++i) release_chunk(i, kWarps);
+    }
+    chunks_ += kRows;
+  }
+
+  // The rules of gate() (ops/gate/gate.h) for kSigmoidBias and groups of 32, by the last eight
+  // warps: a group each, an expert a thread. Others need not wait: routed experts' chunks come
+  // after. A NaN is below all numbers.
+  __device__ void choose() const {
+    if (warp_ < kWarps - kGroups) return;
+    const int expert = thread_ - kThreads + kRouted, group = expert / kWarp;
+    const float bias = load_ahead(layer_->router_bias + expert);
+    Packet packet[1];
+    wait_for_packets(packet, epoch_, [&](int) { return exchange_.logits + expert / 2; });
+    const float logit = __uint_as_float(static_cast<uint32_t>(packet[0].low >> (expert % 2 * 32)));
+    const float score = 1 / (1 + expf(-logit)), choice = score + bias;
+    const uint32_t key = order_key(choice);
+    auto* const keys = reinterpret_cast<uint32_t*>(shared_.scratch);
+    float* const group_values = shared_.scratch + kRouted;
+    keys[expert] = key;
+    // A group is as good as its best two together.
+    const uint32_t best = __reduce_max_sync(~0u, key);
+    const bool is_best = lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, key == best))) - 1;
+    const uint32_t second = __reduce_max_sync(~0u, is_best ? 0 : key);
+    const bool is_second =
+        lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, !is_best && key == second))) - 1;
+    const float both = warp_sum(is_best || is_second ? choice : 0);
+    if (lane_ == 0) group_values[group] = both;
+    named_barrier(kChoosers, kRouted);
+    const uint32_t own = order_key(group_values[lane_ % kGroups]);
+    int better = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const uint32_t other = __shfl_sync(~0u, own, i);
+      better += other > own || (other == own && i < lane_ % kGroups);
+    }
+    uint32_t kept =
+        __ballot_sync(~0u, lane_ < kGroups && better < static_cast<int>(a_.gate.groups_per_token));
+    // An expert's place among those of the groups that are left: of equal ones the first is better.
+    const bool runs = (kept >> group & 1) != 0;
+    int place = 0;
+#pragma unroll 1
+    for (; runs && kept != 0; kept &= kept - 1) {
+      const int other_group = __ffs(static_cast<int>(kept)) - 1;
+      const uint32_t least = other_group < group ? key : key + 1;
+#pragma unroll 4
+      for (int i = 0; i < kWarp; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(keys + other_group * kWarp + i);
+        place += static_cast<int>(four.x >= least) + static_cast<int>(four.y >= least) +
+                 static_cast<int>(four.z >= least) + static_cast<int>(four.w >= least);
+      }
+    }
+    place += __popc(__match_any_sync(~0u, key) & ((1u << lane_) - 1));
+    if (runs && place < kChosen) {
+      shared_.ids[place] = expert;
+      shared_.weights[1 + place] = score;
+    }
+    named_barrier(kChoosers, kRouted);
+    if (thread_ != kThreads - 1) return;
+    barrier_arrive(&shared_.chosen);
+    float sum = 0;
+#pragma unroll
+    for (int i = 1; i < kExperts; ++i) sum += shared_.weights[i];
+    const float factor = a_.gate.scaling / (a_.gate.normalize ? sum + 1e-20f : 1.0f);
+#pragma unroll
+    for (int i = 1; i < kExperts; ++i) shared_.weights[i] *= factor;
+    shared_.weights[0] = 1;
+  }
+
+  // Of gate's and up's sums, which come in turn for each expert.
+  __device__ float activation(int row) const {
+    const float* const sums = shared_.sums + row / kInterRows * 8 + row % kInterRows * 2;
+    const float gate = sums[0] + sums[1], up = sums[4] + sums[5];
+    return gate / (1 + expf(-gate)) * up;
+  }
+
+  __device__ void down() {
+    constexpr int kBlocksOfK = kInter / kScaleRow;
+    static_assert(kBlocks * kActivationPackets <= kThreads);
+    static_assert(kExperts <= kSlots);
+#pragma unroll 1
+    for (int i = 0; i < kExperts; ++i) wait_for_chunk(i);
+    receive<kExperts * kInterRows>(exchange_.activation[0], kBlocks, [&](int block, int row) {
+      return row / kInterRows * kInter + block * kInterRows + row % kInterRows;
+    });
+    write_scaled(kExperts * kInter / kScaleRow);
+    // A warp has four rows of all experts; 512 bytes are two of them. A block's rows are of two
+    // blocks of 128 at most: the slot has the scales of the first's pair of them, and the next
+    // pair's.
+    constexpr int kRowWarps = kHiddenRows / 4;
+    const int k_block = lane_ / 8 % kBlocksOfK, row = warp_ * 4 + lane_ / 16;
+    const int in_pair = block_ * kHiddenRows % (2 * kScaleRow) + row;
+    const int at = in_pair / kScaleRow * kBlocksOfK + k_block,
+              next_at = (in_pair + 2) / kScaleRow * kBlocksOfK + k_block;
+    Pair sums = {0, 0};
+    if (warp_ < kRowWarps) {
+#pragma unroll 3
+      for (int i = 0; i < kExperts; ++i) {
+        const uint8_t* const slot = slot_of(i);
+        const auto* const scales = reinterpret_cast<const float*>(slot + kWeightBytes);
+        const float x_scale = shared_.x_scales[i * kBlocksOfK + k_block] * shared_.weights[i];
+        const Pair more =
+            multiply_step<kStepBytes>(slot + warp_ * 2 * kStepBytes + lane_ * 16,
+                                      load_x(i * kInter + lane_ * 16 % kInter), lane_);
+        sums.first = fmaf(more.first, scales[at] * x_scale, sums.first);
+        sums.second = fmaf(more.second, scales[next_at] * x_scale, sums.second);
+      }
+    }
+    __syncwarp();
+    if (lane_ < kExperts) release_chunk(lane_, 1);
+    if (!is_on_diagonal(lane_)) sums = {0, 0};
+    // The first's eight lanes' sums to the lower ones, the second's to the upper.
+    const bool upper = (lane_ & 8) != 0;
+    float sum = (upper ? sums.second : sums.first) +
+                __shfl_xor_sync(~0u, upper ? sums.first : sums.second, 8);
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    if (lane_ % 8 == 0 && warp_ < kRowWarps) shared_.sums[row + (upper ? 2 : 0)] = sum;
+    chunks_ += kExperts;
+    sync_consumers();
+  }
+
+  Shared& shared_;
+  const DecodeLayersArguments& a_;
+  Exchange& exchange_;
+  int thread_, block_;
+  int warp_ = 0, lane_ = 0, half_ = 0, pair_ = 0, head_ = 0, part_ = 0;
+  int position_ = 0;
+  const DecodeLayer* layer_ = nullptr;
+  uint32_t epoch_ = 0;
+  int chunks_ = 0;  // of the launch that lie before this step's
+  float residual_[kOwn][kPacketValues];
+  float2 q_rope_ = {};
+};
+
+template <typename Row>
+__global__ void __launch_bounds__(kAllThreads, 1)
+    layers_kernel(const __grid_constant__ DecodeLayersArguments a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      barrier_init(&shared.full[i], 1);
+      barrier_init(&shared.empty[i], kWarps);
+    }
+    barrier_init(&shared.chosen, 1);
+    barrier_init(&shared.pages_known, 1);
+    for (uint32_t& turn : shared.turns) turn = 0;
+    fence_barrier_init();
+  }
+  if (thread < static_cast<int>(sizeof(DecodeLayer) / 8)) {
+    reinterpret_cast<uint64_t*>(&shared.layers[0])[thread] =
+        reinterpret_cast<const uint64_t*>(a.layers)[thread];
+  }
+  __syncthreads();
+  if (thread >= kThreads) {
+    give_registers<kFeederRegisters>();
+    const int feeder = (thread - kThreads) / kWarp;
+    if (thread % kWarp == 0 && feeder < kFeeders) Feeder<Row>(shared, a, feeder).run();
+  } else {
+    take_registers<kRegisters>();
+    wait_for_earlier_launches();
+    Layers<Row>(shared, a).run();
+  }
+}
+
+}  // namespace
+
+bool decode_layers_takes(const DecodeLayersShape& s, int num_multiprocessors) {
+  return s.hidden == kHidden && s.heads == kHeads && s.q_lora == kQLora && s.latent == kLatent &&
+         s.nope == kNope && s.rope == kRope && s.v == kV && s.num_experts == kRouted &&
+         s.inter == kInter && s.shared_inter == kInter &&
+         s.gate.scoring == GateScoring::kSigmoidBias && s.gate.num_groups == kGroups &&
+         s.gate.experts_per_token == kChosen && num_multiprocessors >= kBlocks;
+}
+
+int64_t decode_layers_exchange_bytes() { return sizeof(Exchange); }
+
+void decode_layers(const DecodeLayersArguments& arguments, cudaStream_t stream) {
+  with_latent_row(arguments.format, [&](auto row) {
+    constexpr auto kKernel = layers_kernel<decltype(row)>;
+    static const bool ready = (allow_shared_memory(kKernel, sizeof(Shared)), true);
+    FATHOM_CHECK(ready, "no shared memory");
+    launch(kKernel, {.blocks = kBlocks, .threads = kAllThreads, .shared_bytes = sizeof(Shared)},
+           stream, arguments);
+  });
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,130 @@
+// What a block of the launch of decode_layers_cuda.cu has: its shares of the matrices, its shared
+// memory, and what blocks hand to one another.
+#pragma once
+
+#include "cache/latent_row_cuda.cuh"
+#include "device/cuda/block_packets.cuh"
+#include "ops/decode_layers/decode_layers_cuda.h"
+
+namespace fathom::cuda::decode_layers_kernel {
+
+// ---- shapes and shares
+
+constexpr int kHidden = 7168, kHeads = 16, kQLora = 1536, kLatent = 512, kNope = 128, kRope = 64,
+              kV = 128, kInter = 256;
+constexpr int kRouted = 256, kGroups = kRouted / kWarp;
+constexpr int kChosen = 8, kExperts = kChosen + 1;  // the shared one first
+
+constexpr int kBlocks = 128, kHeadBlocks = kBlocks / kHeads;
+constexpr int kWarps = 16, kThreads = kWarps * 32, kAllThreads = kThreads + 128;
+// Of a thread. Together no more than the launch has: 96 of each.
+constexpr int kRegisters = 104, kFeederRegisters = 64;
+static_assert(kRegisters * kThreads + kFeederRegisters * 128 <= 96 * kAllThreads);
+constexpr int kPairs = kWarps / 2;  // of warps, that share a chunk
+
+constexpr int kQkvPairs = (kQLora + kLatent + kRope) / 2;  // of rows
+constexpr int kMostQkvRows = 2 * (kQkvPairs / kBlocks + 1);
+constexpr int kQueryRows = (kNope + kRope) / kHeadBlocks;
+constexpr int kAbsorbRows = kLatent / kHeadBlocks, kValueRows = kV / kHeadBlocks;
+constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
+constexpr int kInterRows = kInter / kBlocks;    // of gate, and of up, of an expert
+
+// Pairs of rows of q_kv_a before block b's.
+__device__ constexpr int first_qkv_pair(int b) { return b * kQkvPairs / kBlocks; }
+
+constexpr int kScaleRow = 128;  // rows and columns that have a scale
+
+// ---- what a block has of a matrix, in chunks of the ring; a pair of warps takes one
+
+// Weights, and behind them their scales.
+constexpr int kSlots = 10, kWeightBytes = 16384, kSlotBytes = kWeightBytes + 512;
+// Threads that ask for chunks in turn; a slot is always the same one's. Chunks that are on their
+// way at a time are enough to keep the memory busy: what waits in its queues beyond that makes
+// blocks wait for one another's results.
+constexpr int kFeeders = 2, kInFlight = 4;
+static_assert(kSlots % kFeeders == 0 && kInFlight % kFeeders == 0);
+constexpr int kQueryChunkRows = 8, kOChunkRows = 8;
+constexpr int kQueryChunks = kQueryRows / kQueryChunkRows, kOChunks = kHiddenRows / kOChunkRows;
+constexpr int kRouterRowBytes = kHidden * 2;
+static_assert(2 * kHidden <= kWeightBytes && kQueryChunkRows * kQLora <= kWeightBytes);
+static_assert(kOChunkRows * kHeads * kV <= kWeightBytes && kHiddenRows * kInter <= kWeightBytes);
+static_assert(kQueryRows % kQueryChunkRows == 0 && kHiddenRows % kOChunkRows == 0);
+
+// ---- packets of one layer
+
+__host__ __device__ constexpr int packets(int values) {
+  return (values + kPacketValues - 1) / kPacketValues;
+}
+constexpr int kQkvPackets = packets(kMostQkvRows), kQueryPackets = packets(kQueryRows),
+              kAbsorbPackets = packets(kAbsorbRows), kPartPackets = packets(kLatent + 2),
+              kValuePackets = packets(kValueRows), kHiddenPackets = packets(kHiddenRows),
+              kActivationPackets = packets(kExperts * kInterRows);
+static_assert(kHiddenPackets * kPacketValues == kHiddenRows);
+
+// A block's packets of each kind follow one another.
+struct Exchange {
+  uint32_t epochs[4];  // [0]: that there have been
+  Packet qkv[kBlocks][kQkvPackets];
+  Packet query[kBlocks][kQueryPackets];
+  Packet absorbed[kBlocks][kAbsorbPackets];
+  Packet part[kBlocks][kPartPackets];
+  Packet value[kBlocks][kValuePackets];
+  Packet o[kBlocks][kHiddenPackets];
+  Packet logits[kBlocks];  // two in fp32
+  Packet activation[kBlocks][kActivationPackets];
+  Packet down[kBlocks][kHiddenPackets];
+};
+
+// ---- shared memory
+
+constexpr int kScratch = kWarps * kLatent;  // floats
+constexpr int kKeyAt = 4096;  // of scratch: the new key as W_kv_a gives it, until blocks attend
+
+struct Shared {
+  uint8_t ring[kSlots][kSlotBytes];
+  float scratch[kScratch];
+  uint8_t vector[kHidden * 2];                // what a product reads, f16
+  std::byte row[1152];                        // the token's, of the cache
+  float sums[2 * kExperts * kInterRows * 2];  // rows, or halves of rows
+  float warp_sums[kWarps];
+  float most[kWarps], total[kWarps];  // of a warp's keys
+  float x_scales[kExperts * kInter / kScaleRow + 14];
+  float weights[kExperts];  // the shared one's is 1
+  int32_t ids[kChosen];
+  alignas(8) uint64_t full[kSlots];
+  uint64_t empty[kSlots];
+  uint64_t chosen;                              // the experts of a layer
+  uint64_t pages_known;                         // once a launch
+  uint32_t turns[kSlots];                       // of each slot that have been asked for
+  DecodeLayer layers[2];                        // this one and the next
+  int32_t pages[kMostDecodeLayersTokens / 64];  // of the sequence
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+
+constexpr int kConsumers = 1, kChoosers = 2;  // named barriers
+__device__ inline void sync_consumers() { named_barrier(kConsumers, kThreads); }
+
+__device__ inline float load_ahead(const float* from) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from));
+  return v;
+}
+
+// ---- what keys a token sees, and who has them
+
+constexpr int kPage = 64;
+constexpr int kKeyRun = 16;  // keys of a page that follow one another; one a warp
+
+// Runs of keys that are in the cache before this token's, and a block's share of them.
+__device__ inline int key_runs(int position) { return (position + kKeyRun - 1) / kKeyRun; }
+__device__ inline int key_runs_of(int position, int part) {
+  return (key_runs(position) - part + kHeadBlocks - 1) / kHeadBlocks;
+}
+// The block that has the token's own.
+__device__ inline int newest_key_part(int position) { return key_runs(position) % kHeadBlocks; }
+
+// A slot takes so many runs' halves: rows in bf16 are large.
+template <typename Row>
+constexpr int kKeyPieces = kKeyRun* Row::kBytes <= kSlotBytes ? 1 : 2;
+
+}  // namespace fathom::cuda::decode_layers_kernel
