@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """`fathom quantize` and `--quantization fp8` as a person would call them.
 
-    quantize_cli_test.py PROGRAM SOURCE_DIR
+    quantize_cli_test.py PROGRAM SOURCE_DIR MAX_MIB
 
+MAX_MIB: of memory, for a model of more.
 The bundled model is in FP8. Multiplied out to float32 it is the model to quantise: the largest
 weight of each block is 448 times its scale, so that the same codes have to come out.
 """
@@ -17,14 +18,28 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+PROGRAM, SOURCE, MAX_MIB = sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
 BUNDLED = os.path.join(SOURCE, "models/fathom-tiny")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
 QUESTION = ["What is 12 + 30?", "--temperature", "0", "-q", "--device", "cpu"]
 
 
+# Says how many KiB a program had at most. Of a child of this test that would be the test's own,
+# which counts until another program takes its place.
+PEAK = """
+import os, sys
+_, status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
 def fathom(*arguments, status=0):
-    done = subprocess.run([PROGRAM, *arguments], capture_output=True, timeout=300, env=ENVIRONMENT)
+    return run([PROGRAM, *arguments], status)
+
+
+def run(arguments, status=0):
+    done = subprocess.run(arguments, capture_output=True, timeout=300, env=ENVIRONMENT)
     out, err = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == status, f"{arguments}: status {done.returncode}\n{out}\n{err}"
     return out, err
@@ -149,6 +164,37 @@ class Quantize(unittest.TestCase):
             self.assertEqual(out, "12 + 30 = 42.\n")
             weights[quantization] = float(err.split("  weights ")[1].split()[0])
         self.assertLess(weights["fp8"], 0.4 * weights["none"])
+
+    def test_memory_is_not_the_models(self):
+        """A shard of more than 300 MiB, a hole in its file: zeros."""
+        folder = os.path.join(self.folder.name, "large")
+        os.mkdir(folder)
+        write_model(folder, {})
+        path = os.path.join(folder, "config.json")
+        with open(path) as file:
+            config = json.load(file)
+        hidden, width = 2048, 20_480
+        config.update(num_hidden_layers=1, num_nextn_predict_layers=0, hidden_size=hidden,
+                      intermediate_size=width)
+        with open(path, "w") as file:
+            json.dump(config, file)
+        header, offset = {}, 0
+        for name, (_, shape, _) in self.bundled.items():
+            if name.endswith("_scale_inv") or ".layers." in name and ".layers.0." not in name:
+                continue
+            shape = [hidden if size == 256 else width if size == 768 and ".mlp." in name else size
+                     for size in shape]
+            end = offset + 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header).encode()
+        with open(os.path.join(folder, "model.safetensors"), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + offset)
+        self.assertGreater(offset, 300 << 20)
+        out, _ = run([sys.executable, "-c", PEAK, PROGRAM, "quantize", folder, folder + "-made",
+                      "--threads", "2", "--quiet"])
+        self.assertLess(int(out.split()[-1]) / 1024, MAX_MIB)
 
     def test_what_cannot_be_done_is_said(self):
         _, err = fathom("quantize", self.wide, self.made, status=2)
