@@ -56,13 +56,14 @@ using namespace latent_8_bit;
 constexpr float kBias = 7, kSlack = 8;
 
 // bar.red.or: whether any of a warpgroup's threads says so.
-__device__ inline bool any_of_group(int barrier, bool said) {
+template <int kId>
+__device__ inline bool any_of(bool said) {
   uint32_t any;
   asm volatile(
       "{\n.reg .pred said, any;\nsetp.ne.b32 said, %1, 0;\n"
       "bar.red.or.pred any, %2, %3, said;\nselp.u32 %0, 1, 0, any;\n}"
       : "=r"(any)
-      : "r"(static_cast<uint32_t>(said)), "r"(barrier), "n"(kGroupThreads)
+      : "r"(static_cast<uint32_t>(said)), "n"(kId), "n"(kGroupThreads)
       : "memory");
   return any != 0;
 }
@@ -95,6 +96,8 @@ class RowsAttention {
   __device__ void run(const LatentDecodePart& part) {
     const int pages = __shfl_sync(~0u, part.num_tiles, 0);
     if (pages == 0) return wait_for_earlier_launches();
+    valid_ = part.kv_len - part.first_tile * kKeys;
+    first_limit_ = valid_ - part.num_queries + 1;
     const int first_row = rank_ * kBlockRows, rows = part.rows - first_row;
     row_scale_ = load_queries(shared_, arguments_,
                               int64_t{part.out_row} + (rows > 0 ? first_row : 0), max(rows, 1));
@@ -112,7 +115,7 @@ class RowsAttention {
         mask(part, page, scores);
         soften(page, scores);
       } else if (page + 1 < pages) {
-        multiply_keys(part, page + 1, scores);
+        multiply_keys(page + 1, scores);
       }
       if (page >= 0) multiply_values(page);
     }
@@ -125,8 +128,8 @@ class RowsAttention {
  private:
   // A unit of work on the tensor cores: two instructions, whose A is of 32 bytes of 64 rows. Units
   // until the one before the last kBuffers - 1 have ended when a thread writes A again.
-  static constexpr int kBuffers = 3;
-  using Buffers = uint32_t[kBuffers][2][4];
+  static constexpr int kBuffers = 2;
+  using Buffers = uint32_t[kBuffers][4][4];
 
   __device__ int stage_of(int page) const { return (turn_ + page) % Shared::kStages; }
   __device__ void wait_for_page(int page) const {
@@ -135,50 +138,47 @@ class RowsAttention {
 
   // ---- scores
 
-  __device__ void multiply_keys(const LatentDecodePart& part, int page,
-                                float (&scores)[kElements]) {
+  __device__ void multiply_keys(int page, float (&scores)[kElements]) {
     wait_for_page(page);
-    const int stage = stage_of(page), valid = part.kv_len - (part.first_tile + page) * kKeys;
+    const int stage = stage_of(page), valid = valid_ - page * kKeys;
     if (valid < kKeys) clear_beyond(stage, valid);
     uint32_t scales[kSlabs][2];  // of keys 16 * warp + lane / 4 and 8 further
     if constexpr (Row::kIsScaled) bring_scales(stage, scales);
     const uint32_t from = keys_ + stage * Page::kBytes;
-    constexpr int kLatentUnits = kLatent / 32, kUnits = (kLatent + kRope) / 32;
+    constexpr int kLatentUnits = kLatent / 64, kUnits = (kLatent + kRope) / 64;
     Buffers a;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      uint32_t(&its)[2][4] = a[unit % kBuffers];
-      const uint64_t query = moved(queries_, unit / 2 * Shared::kBoxBytes + unit % 2 * 64);
+      uint32_t(&its)[4][4] = a[unit % kBuffers];
+      const uint64_t query = moved(queries_, unit * Shared::kBoxBytes);
       if (Row::kRopeIsBf16 && unit >= kLatentUnits) {
-        const int at = Row::kRopeAt + (unit - kLatentUnits) * 64;
-        uint32_t raw[2][4];
-        load_matrices(raw[0], Page::further(from, at));
-        load_matrices(raw[1], Page::further(from, at + 32));
         mma_wait<kBuffers - 1>();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) its[i / 4][i % 4] = raw[i / 4][i % 4];
+        for (int i = 0; i < 4; ++i)
+          load_matrices(its[i], Page::further(from, Row::kRopeAt + i * 32));
         mma_fence();
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
+        for (int step = 0; step < 4; ++step) {
           mma_64(scores, its[step][0], its[step][1], its[step][2], its[step][3],
                  moved(query, step * 32), 1);
         }
       } else {
-        uint32_t raw[4];
-        load_matrices(raw, Page::further(from, unit * 32));
+        uint32_t raw[2][4];
+        load_matrices(raw[0], Page::further(from, unit * 64));
+        load_matrices(raw[1], Page::further(from, unit * 64 + 32));
         mma_wait<kBuffers - 1>();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // 16 columns, of keys 8 apart
-          widen_fp8(raw[i], its[i / 2][i % 2], its[i / 2][i % 2 + 2]);
+        for (int i = 0; i < 8; ++i) {  // 16 columns, of keys 8 apart
+          widen_fp8(raw[i / 4][i % 4], its[i / 2][i % 2], its[i / 2][i % 2 + 2]);
           if (Row::kIsScaled && unit < kLatentUnits) {
-            const uint32_t scale = scales[unit / 4 % kSlabs][i % 2];
+            const uint32_t scale = scales[unit / 2 % kSlabs][i % 2];
             its[i / 2][i % 2] = times_f16(its[i / 2][i % 2], scale);
             its[i / 2][i % 2 + 2] = times_f16(its[i / 2][i % 2 + 2], scale);
           }
         }
         mma_fence();
 #pragma unroll
-        for (int step = 0; step < 2; ++step) {
+        for (int step = 0; step < 4; ++step) {
           mma_64_f16(scores, its[step][0], its[step][1], its[step][2], its[step][3],
                      moved(query, step * 32), unit + step > 0);
         }
@@ -189,9 +189,17 @@ class RowsAttention {
     pin(scores);
   }
 
+  // Of four bytes the first two and the others, each as two values in f16: exact.
   __device__ static void widen_fp8(uint32_t bytes, uint32_t& low, uint32_t& high) {
-    low = fp8_to_f16<Row::kType>(static_cast<uint16_t>(bytes));
-    high = fp8_to_f16<Row::kType>(static_cast<uint16_t>(bytes >> 16));
+    if constexpr (Row::kType == Fp8::kE4M3) {
+      asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\n"
+          "cvt.rn.f16x2.e4m3x2 %1, h;\n}"
+          : "=r"(low), "=r"(high)
+          : "r"(bytes));
+    } else {  // the upper halves of f16
+      low = __byte_perm(bytes, 0, 0x1404);
+      high = __byte_perm(bytes, 0, 0x3424);
+    }
   }
 
   // A warp's keys' scales, twice each; and to where values are multiplied with them.
@@ -233,15 +241,13 @@ class RowsAttention {
   // ---- softmax
 
   __device__ void mask(const LatentDecodePart& part, int page, float (&scores)[kElements]) const {
-    const int first_key = (part.first_tile + page) * kKeys;
-    const int first_limit = part.kv_len - part.num_queries + 1;  // of the first new token
-    if (first_key + kKeys <= first_limit) return;
-    const int key = first_key + 16 * place_.warp + place_.lane / 4;
+    if ((page + 1) * kKeys <= first_limit_) return;
+    const int key = page * kKeys + 16 * place_.warp + place_.lane / 4;
     const int first_row = part.first_row + rank_ * kBlockRows;
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
       const int row = first_row + place_.row_of(j / 4 * 2 + (j & 1));
-      if (key + (j & 2 ? 8 : 0) >= first_limit + row / arguments_.heads) scores[j] = -INFINITY;
+      if (key + (j & 2 ? 8 : 0) >= first_limit_ + row / arguments_.heads) scores[j] = -INFINITY;
     }
   }
 
@@ -252,20 +258,26 @@ class RowsAttention {
 
   // Scores become probabilities, which both warpgroups multiply values with.
   __device__ void soften(int page, float (&scores)[kElements]) {
+    float2 references[kOwn / 2];
     float above = -INFINITY;  // the references
 #pragma unroll
     for (int i = 0; i < kOwn / 2; ++i) {
-      const float2 reference = pair_of(shared_.references, i);
+      references[i] = pair_of(shared_.references, i);
       const float* its = scores + 4 * i;
-      above = fmaxf(above, fmaf(fmaxf(its[0], its[2]), row_scale_, -reference.x));
-      above = fmaxf(above, fmaf(fmaxf(its[1], its[3]), row_scale_, -reference.y));
+      above = fmaxf(above, fmaf(fmaxf(its[0], its[2]), row_scale_, -references[i].x));
+      above = fmaxf(above, fmaf(fmaxf(its[1], its[3]), row_scale_, -references[i].y));
     }
-    const bool rises = any_of_group(kBarrier + 1 + place_.group, above > kSlack);
-    if (rises) raise_references(scores);
+    const bool rises = place_.group == 0 ? any_of<kBarrier + 1>(above > kSlack)
+                                         : any_of<kBarrier + 2>(above > kSlack);
+    if (rises) {
+      raise_references(scores);
+#pragma unroll
+      for (int i = 0; i < kOwn / 2; ++i) references[i] = pair_of(shared_.references, i);
+    }
     if (place_.thread == 0) shared_.rescales[place_.group] = rises;
 #pragma unroll
     for (int i = 0; i < kOwn / 2; ++i) {
-      const float2 reference = pair_of(shared_.references, i);
+      const float2 reference = references[i];
       float* its = scores + 4 * i;
       // Of a row that has seen no key yet every score is -infinity.
       const float base[2] = {kBias - (reference.x == -INFINITY ? 0 : reference.x),
@@ -300,7 +312,7 @@ class RowsAttention {
       }
       if (place_.lane < 4) shared_.maxima[place_.warp][place_.row_of(i)] = most;
     }
-    named_barrier(kBarrier + 1 + place_.group, kGroupThreads);
+    meet_group();
     const int row = place_.thread;
     if (row < kBlockRows) {
       float most = shared_.maxima[0][row];
@@ -312,8 +324,16 @@ class RowsAttention {
       shared_.factors[place_.group][row] = rises ? exp2_fast(before - most) : 1;
       if (rises) shared_.references[row] = most;
     }
-    named_barrier(kBarrier + 1 + place_.group, kGroupThreads);
+    meet_group();
     rescale(place_.group);
+  }
+
+  __device__ void meet_group() const {
+    if (place_.group == 0) {
+      named_barrier(kBarrier + 1, kGroupThreads);
+    } else {
+      named_barrier(kBarrier + 2, kGroupThreads);
+    }
   }
 
   // What has been summed before a page of this parity.
@@ -348,36 +368,43 @@ class RowsAttention {
 #pragma unroll
     for (int block = 0; block < kOutBlocks; ++block) pin(out_[block]);
 #pragma unroll
-    for (int unit = 0; unit < 2 * kOutBlocks; ++unit) {
-      const int block = unit / 2, half = unit % 2;
-      uint32_t(&its)[2][4] = a[unit % kBuffers];
-      if (Row::kIsScaled && unit % 4 == 0) {
+    for (int block = 0; block < kOutBlocks; ++block) {
+      uint32_t(&its)[4][4] = a[block % kBuffers];
+      if (Row::kIsScaled && block % 2 == 0) {
         const int slab = place_.group * (kOutBlocks / 2) + block / 2;
         const auto* run = reinterpret_cast<const uint4*>(shared_.value_scales[stage][slab] +
                                                          place_.lane % 4 * 16);
         scales[0] = run[0];
         scales[1] = run[1];
       }
-      uint32_t raw[4];  // of 8 keys each: two columns of a key, and of the next
-      load_matrices_transposed(raw, Page::further(from + half * 32 * Page::kRowStride, block * 64));
+      uint32_t raw[2][4];  // of 8 keys each: two columns of a key, and of the next
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        load_matrices_transposed(raw[half],
+                                 Page::further(from + half * 32 * Page::kRowStride, block * 64));
+      }
       mma_wait<kBuffers - 1>();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t columns = __byte_perm(raw[i], 0, 0x3120);  // even ones' two keys, odd ones'
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t columns =
+            __byte_perm(raw[i / 4][i % 4], 0, 0x3120);  // even ones' two keys, odd ones'
         uint32_t &even = its[i / 2][i % 2 * 2], &odd = its[i / 2][i % 2 * 2 + 1];
         widen_fp8(columns, even, odd);
         if constexpr (Row::kIsScaled) {
-          const uint4& two = scales[half];
-          const uint32_t scale = i == 0 ? two.x : i == 1 ? two.y : i == 2 ? two.z : two.w;
+          const uint4& two = scales[i / 4];
+          const uint32_t scale = i % 4 == 0   ? two.x
+                                 : i % 4 == 1 ? two.y
+                                 : i % 4 == 2 ? two.z
+                                              : two.w;
           even = times_f16(even, scale);
           odd = times_f16(odd, scale);
         }
       }
       mma_fence();
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
+      for (int step = 0; step < 4; ++step) {
         mma_64_f16(out_[block], its[step][0], its[step][1], its[step][2], its[step][3],
-                   moved(probabilities, (2 * half + step) * 32), 1);
+                   moved(probabilities, step * 32), 1);
       }
       mma_commit();
     }
@@ -433,8 +460,9 @@ class RowsAttention {
   const uint32_t keys_, values_;      // a lane's addresses for ldmatrix in the first stage
   int turn_ = 0;                      // pages since the launch
   int even_uses_ = 0, odd_uses_ = 0;  // of the parts before
-  float row_scale_;                   // of the queries' products, to the logarithm of base 2
-  float sums_[kOwn];                  // of its own pages' probabilities
+  int valid_, first_limit_;  // keys of the part: in the sequence, that its first new token sees
+  float row_scale_;          // of the queries' products, to the logarithm of base 2
+  float sums_[kOwn];         // of its own pages' probabilities
   float out_[kOutBlocks][kElements];
 };
 
