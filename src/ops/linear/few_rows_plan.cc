@@ -92,26 +92,37 @@ int FewRowsPlan::fetched(const FewRowsShape& shape) const {
   return pays ? std::max((kFetchedBytes + weights / 2) / weights, 1) : 0;
 }
 
-// Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices with 1 and 64 rows:
-// bytes / us of a multiprocessor and us.
+namespace {
+
+// Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices, those of e4m3 to
+// what they choose: bytes / us of a multiprocessor and us.
+struct Costs {
+  double cache;          // all that comes to it; weights come at kMemory at most
+  double latency;        // from asking to arriving
+  double stage, column;  // through the tensor cores
+  double tile, join;     // join: of a split tile, besides what is sent
+  double launch, alone;  // alone: with no other launch's block beside it
+};
+constexpr double kMemory = 31.5e3, kExchange = 40e3;
+constexpr Costs kCosts = {60e3, 1.05, 0.28, 0.0023, 0.07, 0, 1.95, 0.85};
+constexpr Costs kScaledCosts = {50e3, 1.58, 0.29, 0.0017, 0.05, 0.11, 1.3, 0.66};
+
+}  // namespace
+
 double few_rows_cost(const FewRowsShape& shape, const FewRowsPlan& plan,
                      const ClusterCounts& counts) {
-  constexpr double kMemory = 31.5e3, kCache = 60e3, kExchange = 40e3;
-  constexpr double kLatency = 1.05;                  // from asking to arriving
-  constexpr double kStage = 0.28, kColumn = 0.0023;  // through the tensor cores
-  constexpr double kTile = 0.07, kLaunch = 1.95, kAlone = 0.85;
-  const double join = shape.scaled ? 0.2 : 0;  // of a split tile, besides what is sent
+  const Costs& costs = shape.scaled ? kScaledCosts : kCosts;
   const double tiles = plan.tiles(shape.n);
   const double weights = plan.tile_groups(shape.n) * kGroupBytes;
   const double tokens = static_cast<double>(token_groups(shape)) * kGroupBytes;
-  const double stage =
-      std::max({weights / kMemory, (weights + tokens) / kCache, kStage + kColumn * plan.columns,
-                kLatency / (plan.stages(shape) - 1)});
+  const double stage = std::max({weights / kMemory, (weights + tokens) / costs.cache,
+                                 costs.stage + costs.column * plan.columns,
+                                 costs.latency / (plan.stages(shape) - 1)});
   const double exchange =
-      plan.splits == 1 ? 0 : join + plan.warpgroups * 64 * plan.columns * 4 / kExchange;
+      plan.splits == 1 ? 0 : costs.join + plan.warpgroups * 64 * plan.columns * 4 / kExchange;
   const double block =
-      tiles * (static_cast<double>(tile_stages(shape, plan)) * stage + kTile + exchange) + kLaunch +
-      (plan.wide_ring ? kAlone : 0);
+      tiles * (static_cast<double>(tile_stages(shape, plan)) * stage + costs.tile + exchange) +
+      costs.launch + (plan.wide_ring ? costs.alone : 0);
   return static_cast<double>(ceil_div(shape.batches * plan.clusters, counts.of(plan.splits))) *
          block;
 }
