@@ -29,14 +29,9 @@ __device__ inline uint32_t address_in_block(uint32_t address, uint32_t rank) {
   return there;
 }
 
-// mbarrier.arrive at another block's barrier, by its address_in_block().
-__device__ inline void barrier_arrive_in_block(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
-}
-
-// The same of one who has only read: what this thread wrote is released to its own block alone. At
-// the cluster's scope each arrival waits until all that the thread has written is seen everywhere.
+// mbarrier.arrive at a block's barrier, by its address_in_block(), of one who has only read: what
+// this thread wrote is released to its own block alone. At the cluster's scope each arrival waits
+// until all that the thread has written is seen everywhere.
 __device__ inline void barrier_give_back_in_block(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
