@@ -41,7 +41,8 @@ sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.Pe
 
 # What racecheck reports of hand-overs that are in order by the PTX manual, and that it does not
 # follow (docs/kernels/latent_decode_rows.md): bar.arrive of some warps and bar.sync of the others, an
-# arrival of one lane after __syncwarp(), a vote over what the lanes have read.
+# arrival of one lane after __syncwarp(), a vote over what the lanes have read, a named barrier of the
+# computing threads in a kernel that votes by bar.red (docs/kernels/latent_decode_8_bit_rows.md).
 export IN_ORDER='Error: .*Write access at [^=]*Products<.*>::join<
 Error: [^=]*ScaledExpertMultiplier[^=]*::multiply.*ScaledExpertScaler[^=]*::write
 Error: .*(RowsAttention<[^=]*::end|JoinedShare<[^=]*SumsLayout<\(int\)64>|write_out<\(int\)64)
