@@ -2,11 +2,11 @@
 // all layers.
 //
 // A block has its share of the rows of each matrix, and its weights come in one order for the whole
-// launch through a ring in shared memory, filled by a warp of its own as soon as there is room:
-// only the experts that a layer chooses it cannot know ahead. Sixteen warps multiply. What they
-// give is a few dozen values a block, which all blocks read from packets (block_packets.cuh).
-// Eight blocks work on a head: its query, its part of W_UK, an eighth of the keys each, W_UV.
-// Every block has the whole residual, in registers.
+// launch through a ring in shared memory, filled by two threads of their own as soon as there is
+// room (decode_layers_feed_cuda.cuh), keys of the cache among them: only a layer's experts cannot
+// be known ahead. Sixteen warps multiply. What they give is a few dozen values a block, which all
+// blocks read from packets (block_packets.cuh). Eight blocks work on a head: its query, its part of
+// W_UK, an eighth of the keys each, W_UV. Every block has the whole residual, in registers.
 //
 // The steps of a layer, in which blocks read what the others wrote before:
 //   q_kv_a     norm of the residual; rows of W_q_a and W_kv_a
