@@ -1,5 +1,6 @@
 // The DeepSeek V2 / V3 decoder on one GPU: the steps of model/deepseek.h in about ten launches a
-// layer. Each launch is an operation of ops/*_cuda.h.
+// layer, or one for all layers of experts (ops/decode_layers). Each launch is an operation of
+// ops/*_cuda.h.
 //
 // Owns the weights and the activations' workspace in device memory; the cache belongs to the
 // caller. One forward() at a time, on the thread that owns the device.

@@ -88,11 +88,11 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
 }
 
 // st.release.cta, ld.acquire.cta: a word in shared memory.
-__device__ inline void store_release(uint32_t* to, uint32_t value) {
+__device__ inline void store_release_in_block(uint32_t* to, uint32_t value) {
   asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(value)
                : "memory");
 }
-__device__ inline uint32_t load_acquire(const uint32_t* from) {
+__device__ inline uint32_t load_acquire_in_block(const uint32_t* from) {
   uint32_t value;
   asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
                : "=r"(value)

@@ -23,6 +23,7 @@
 #include "device/cuda/launch.h"
 #include "ops/decode_layers/decode_layers_cuda.h"
 #include "ops/decode_layers/decode_layers_feed_cuda.cuh"
+#include "ops/decode_layers/decode_layers_keys_cuda.cuh"
 #include "ops/decode_layers/decode_layers_memory_cuda.cuh"
 #include "ops/gate/gate_choice_cuda.cuh"
 #include "ops/rope/query_key_row_cuda.cuh"
@@ -114,7 +115,7 @@ class Layers {
     const unsigned turn = sequence / kSlots;
     // Only from then on does the slot's parity speak of this turn: another pair may still wait for
     // the turn before.
-    while (load_acquire(&shared_.turns[slot]) <= turn) {
+    while (load_acquire_in_block(&shared_.turns[slot]) <= turn) {
     }
     barrier_wait(&shared_.full[slot], static_cast<int>(turn & 1));
     return shared_.ring[slot];
@@ -450,55 +451,13 @@ class Layers {
     put_rows(exchange_.absorbed[block_], kAbsorbRows, [&](int row) { return shared_.sums[row]; });
   }
 
-  // A lane's sixteen values of a key as pairs of 16 bits.
-  __device__ static void load_pairs(const std::byte* row, int lane, uint32_t (&pairs)[8]) {
-    if constexpr (Row::kIsBf16) {
-      const uint4 a = reinterpret_cast<const uint4*>(row)[lane * 2],
-                  b = reinterpret_cast<const uint4*>(row)[lane * 2 + 1];
-      const uint32_t all[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) pairs[j] = all[j];
-    } else {
-      const uint4 a = reinterpret_cast<const uint4*>(row)[lane];
-      const uint32_t all[4] = {a.x, a.y, a.z, a.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        pairs[2 * j] = fp8_to_f16<Row::kType>(static_cast<uint16_t>(all[j]));
-        pairs[2 * j + 1] = fp8_to_f16<Row::kType>(static_cast<uint16_t>(all[j] >> 16));
-      }
-    }
-  }
-  __device__ static float2 widen_pair(uint32_t pair) {
-    if constexpr (Row::kIsBf16) return {low_bf16(pair), high_bf16(pair)};
-    return widen_f16(pair);
-  }
-  __device__ static float2 load_rope(const std::byte* row, int lane) {
-    const std::byte* const from = row + Row::kRopeAt;
-    if constexpr (Row::kRopeIsBf16) {
-      const uint32_t pair = reinterpret_cast<const uint32_t*>(from)[lane];
-      return {low_bf16(pair), high_bf16(pair)};
-    }
-    return widen_f16(fp8_to_f16<Row::kType>(reinterpret_cast<const uint16_t*>(from)[lane]));
-  }
-  __device__ static float load_scale(const std::byte* row, int lane) {
-    if constexpr (Row::kIsScaled) {
-      return reinterpret_cast<const float*>(row + Row::kScalesAt)[lane / 8];
-    }
-    return 1;
-  }
-
-  // What a warp has summed of keys so far; a lane has sixteen columns.
-  struct Sum {
-    float most = -INFINITY, total = 0, out[16] = {};
-  };
-
   // A key of each run a warp, so many at a time. The first time there are none: the instructions
   // are on their way while the query is.
   static constexpr int kBatch = 2;
   __device__ void attend() {
     Sixteen query = {};
     float query_scale = 1;
-    Sum sum;
+    KeySum sum;
     constexpr int kPieces = kKeyPieces<Row>, kRows = kKeyRun / kPieces;
     const int runs = key_runs_of(position_, part_);
     // One warp of one block has the newest key behind the runs'.
@@ -518,7 +477,7 @@ class Layers {
           rows[i] = reinterpret_cast<const std::byte*>(slot) + warp_ % kRows * Row::kBytes;
         }
       }
-      add_keys(rows, query, query_scale, sum);
+      add_keys<Row>(rows, query, query_scale, q_rope_, lane_, sum);
       __syncwarp();
       if (first + lane_ >= 0 && lane_ < kBatch && first + lane_ < runs) {
         release_chunk((first + lane_) * kPieces + (kPieces > 1 ? warp_ / kRows : 0), kPieces);
@@ -545,77 +504,8 @@ class Layers {
     q_rope_.y *= factor;
   }
 
-  // Null: no key.
-  __device__ void add_keys(const std::byte* const (&rows)[kBatch], const Sixteen& query,
-                           float query_scale, Sum& sum) const {
-    const uint32_t x[8] = {query.low.x,  query.low.y,  query.low.z,  query.low.w,
-                           query.high.x, query.high.y, query.high.z, query.high.w};
-    uint32_t pairs[kBatch + 1][8];
-    float scales[kBatch], scores[kBatch];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) pairs[kBatch][j] = 0;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      scales[i] = 0;
-      scores[i] = 0;
-      if (rows[i] == nullptr) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) pairs[i][j] = 0;
-        continue;
-      }
-      load_pairs(rows[i], lane_, pairs[i]);
-      scales[i] = load_scale(rows[i], lane_);
-      const float2 rope = load_rope(rows[i], lane_);
-      scores[i] = rope.x * q_rope_.x + rope.y * q_rope_.y;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; i += 2) {
-      float d[2][4] = {};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t two[4] = {pairs[i][2 * j], pairs[i + 1][2 * j], pairs[i][2 * j + 1],
-                                 pairs[i + 1][2 * j + 1]};
-        if constexpr (Row::kIsBf16) {
-          warp_mma_16x8x16(d[j % 2], two, {x[2 * j], x[2 * j + 1]});
-        } else {
-          warp_mma_16x8x16_f16(d[j % 2], two, {x[2 * j], x[2 * j + 1]});
-        }
-      }
-      const bool odd = (lane_ & 4) != 0, diagonal = is_on_diagonal(lane_);
-#pragma unroll
-      for (int j = 0; j < 2 && i + j < kBatch; ++j) {
-        const float value = odd ? d[0][2 * j + 1] + d[1][2 * j + 1] : d[0][2 * j] + d[1][2 * j];
-        if (diagonal) scores[i + j] += value * (scales[i + j] * query_scale);
-      }
-    }
-    float most = sum.most;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      scores[i] = warp_sum(scores[i]);
-      if (rows[i] == nullptr) scores[i] = -INFINITY;
-      most = fmaxf(most, scores[i]);
-    }
-    const float before = sum.most == most ? 1 : exp2_fast(sum.most - most);
-    sum.most = most;
-    sum.total *= before;
-#pragma unroll
-    for (float& value : sum.out) value *= before;
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const float probability = rows[i] == nullptr ? 0 : exp2_fast(scores[i] - most),
-                  factor = probability * scales[i];
-      sum.total += probability;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 values = widen_pair(pairs[i][j]);
-        sum.out[2 * j] = fmaf(factor, values.x, sum.out[2 * j]);
-        sum.out[2 * j + 1] = fmaf(factor, values.y, sum.out[2 * j + 1]);
-      }
-    }
-  }
-
   // The block's part, normed, and the logarithm of its weight.
-  __device__ void join_warps(const Sum& own) const {
+  __device__ void join_warps(const KeySum& own) const {
     auto* const parts = reinterpret_cast<float4*>(shared_.scratch);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

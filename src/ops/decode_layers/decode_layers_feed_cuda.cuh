@@ -143,7 +143,7 @@ class Feeder {
     if (chunk.num_scales > 0) {
       copy_bytes_under(policy_, to + kWeightBytes, chunk.scales, chunk.num_scales * 4, full);
     }
-    store_release(&shared_.turns[slot], turn + 1);
+    store_release_in_block(&shared_.turns[slot], turn + 1);
     sequence_ += kFeeders;
   }
 

@@ -80,15 +80,20 @@ struct Exchange {
 constexpr int kScratch = kWarps * kLatent;  // floats
 constexpr int kKeyAt = 4096;  // of scratch: the new key as W_kv_a gives it, until blocks attend
 
+// Blocks of 128 of a vector that has scales, at most.
+constexpr int kMostScales = 32;
+static_assert(kHeads * kV / kScaleRow <= kMostScales &&
+              kExperts * kInter / kScaleRow <= kMostScales);
+
 struct Shared {
   uint8_t ring[kSlots][kSlotBytes];
   float scratch[kScratch];
-  uint8_t vector[kHidden * 2];                // what a product reads, f16
-  std::byte row[1152];                        // the token's, of the cache
-  float sums[2 * kExperts * kInterRows * 2];  // rows, or halves of rows
+  uint8_t vector[kHidden * 2];                           // what a product reads, f16
+  std::byte row[LatentRow<CacheFormat::kBF16>::kBytes];  // the token's, of the cache
+  float sums[2 * kExperts * kInterRows * 2];             // rows, or halves of rows
   float warp_sums[kWarps];
   float most[kWarps], total[kWarps];  // of a warp's keys
-  float x_scales[kExperts * kInter / kScaleRow + 14];
+  float x_scales[kMostScales];
   float weights[kExperts];  // the shared one's is 1
   int32_t ids[kChosen];
   alignas(8) uint64_t full[kSlots];

@@ -55,31 +55,6 @@ __device__ inline F16Scale f16_scale(float magnitude) {
           __uint_as_float(static_cast<uint32_t>(2 * kBias - exponent) << 23)};
 }
 
-// The largest magnitude of the eights of kLanes neighbouring lanes, in all of them.
-template <int kLanes = 16>
-__device__ inline float largest_magnitude(const Eight& x) {
-  float largest = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x.v[i]));
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-  }
-  return largest;
-}
-
-// A lane's eight values from `first` on, a multiple of 8, of a warp's 256: sixteen lanes have a
-// block of 128. Returns the block's scale. By whole warps.
-__device__ inline float store_f16(uint8_t* vector, unsigned first, const Eight& x) {
-  const F16Scale scale = f16_scale(largest_magnitude(x));
-  const auto pair = [&](int i) {
-    return pack_f16(x.v[i] * scale.inverse, x.v[i + 1] * scale.inverse);
-  };
-  *reinterpret_cast<uint4*>(vector + vector_at(first)) =
-      make_uint4(pair(0), pair(2), pair(4), pair(6));
-  return scale.scale;
-}
-
 // ---- products
 
 struct Pair {
