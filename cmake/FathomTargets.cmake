@@ -25,8 +25,29 @@ endfunction()
 
 # Several sources at a time, which read the headers that they share once: on two cores all of it and
 # its tests are to be built in less than ten minutes. For rooms of many files over large headers.
-function(fathom_build_in_batches)
-  set_target_properties(${ARGN} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+#
+# Sources in FATHOM_ALONE stay out of the batches (tools/mutants.py changes one at a time), and the
+# others stay in theirs: names in anonymous namespaces may be equal in two batches.
+set(FATHOM_ALONE "" CACHE STRING "Sources, from the root on, that are compiled one at a time")
+function(fathom_build_in_batches TARGET)
+  set(BATCH_SIZE 6)
+  set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${BATCH_SIZE})
+  if(NOT FATHOM_ALONE)
+    return()
+  endif()
+  get_target_property(SOURCES ${TARGET} SOURCES)
+  file(RELATIVE_PATH HERE ${CMAKE_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
+  set_target_properties(${TARGET} PROPERTIES UNITY_BUILD_MODE GROUP)
+  set(INDEX 0)
+  foreach(SOURCE IN LISTS SOURCES)
+    math(EXPR BATCH "${INDEX} / ${BATCH_SIZE}")
+    if(${HERE}/${SOURCE} IN_LIST FATHOM_ALONE)
+      set_source_files_properties(${SOURCE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    else()
+      set_source_files_properties(${SOURCE} PROPERTIES UNITY_GROUP ${BATCH})
+    endif()
+    math(EXPR INDEX "${INDEX} + 1")
+  endforeach()
 endfunction()
 
 # fathom_room(NAME SOURCES … DEPS …): the library fathom_NAME.

@@ -55,7 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FATHOM_CHECK(!key.empty() && text.ends_with(key), "a key that was not presented");
   }
   static const KeyRing ring = *KeyRing::create({"sk-secret"}, {});
-  if (ring.check(Access::kKey, headers) == KeyRing::Verdict::kGranted) {
+  Caller caller;
+  if (ring.check(Access::kKey, headers, &caller) == KeyRing::Verdict::kGranted) {
     FATHOM_CHECK(text.ends_with("sk-secret"), "a wrong key opened");
   }
   return 0;

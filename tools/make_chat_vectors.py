@@ -3,10 +3,14 @@
 
     tools/make_chat_vectors.py fathom_tiny_vectors.json fathom-tiny=MODEL/tokenizer_config.json
     tools/make_chat_vectors.py random_vectors.json deepseek-v3=deepseek-v3.jinja …
+    tools/make_chat_vectors.py --prefill prefill_vectors.json deepseek-v3=deepseek-v3.jinja …
 
 Each argument after the output names a chat format and where its template is: a .jinja file or a
 tokenizer_config.json. For each format: fixed conversations in every shape that the format knows, and
 random ones (seeded by the format's name). A vector is {format, conversation, expected}.
+
+With --prefill the last message, an assistant's, is to be continued: what the template renders
+without its end token. WRITTEN_PREFILLS are those that no template renders, by each format's own rules.
 """
 import json
 import random
@@ -131,7 +135,94 @@ def fixed_conversations(name):
     yield {"messages": [user, {**calls, "content": "Let me see."}, result, result]}
 
 
+END_MARKS = (EOS, "<|im_end|>")
+GIVEN = "The time is"
+
+
+def prefill_conversations(name):
+    user = {"role": "user", "content": "What time is it in Paris?"}
+    system = {"role": "system", "content": "Be brief."}
+    answer = {"role": "assistant", "content": "Ten."}
+    start = {"role": "assistant", "content": GIVEN}
+    yield {"messages": [user, start]}
+    yield {"messages": [system, user, answer, user, start]}
+    yield {"messages": [system, user, {**start, "content": "```python\n  x = "}]}
+    if name == "deepseek-v2":
+        return
+    call = {"id": "a", "type": "function",
+            "function": {"name": "clock", "arguments": "{\"city\": \"Paris\"}"}}
+    calls = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "content": "10:00"}
+    yield {"messages": [user, calls, result, start]}
+    yield {"messages": [user, {**calls, "tool_calls": [call, call]}, result, result, start]}
+
+
+def without_end(text):
+    for mark in END_MARKS:
+        if text.endswith(mark):
+            return text[:-len(mark)]
+    raise ValueError(f"no end token behind {text!r}")
+
+
+def written_prefills():
+    """(format, thinking, the last message, what stands behind the user's turn, opens_reasoning)"""
+    content, nothing = {"content": GIVEN}, {"content": ""}
+    reasoning = {"content": "", "reasoning_content": "So, Paris"}
+    both = {"content": GIVEN, "reasoning_content": "So, Paris"}
+    typed = {"content": "<think>So, Paris"}
+    typed_both = {"content": "<think>So, Paris</think>" + GIVEN}
+    yield "deepseek-v2.5", False, content, "<｜Assistant｜>" + GIVEN, False
+    yield "deepseek-v3-0324", False, content, "<｜Assistant｜>" + GIVEN, False
+    r1 = "<｜Assistant｜><think>\n"
+    for form, head in (("deepseek-r1", r1), ("deepseek-v3-0324", r1)):
+        yield form, False, reasoning, head + "So, Paris", True
+        yield form, False, typed, head + "So, Paris", True
+        yield form, False, both, head + "So, Paris\n</think>\n\n" + GIVEN, False
+        yield form, False, {"content": "<think>\nSo, Paris\n</think>\n\n" + GIVEN}, \
+            head + "So, Paris\n</think>\n\n" + GIVEN, False
+    yield "deepseek-r1", False, content, r1 + "\n</think>\n\n" + GIVEN, False
+    yield "deepseek-r1", False, nothing, r1, True
+    for form in ("deepseek-v3.1", "deepseek-v3.2", "fathom-tiny"):
+        for thinking in (False, True):
+            yield form, thinking, content, "<｜Assistant｜></think>" + GIVEN, False
+            yield form, thinking, reasoning, "<｜Assistant｜><think>So, Paris", True
+            yield form, thinking, typed, "<｜Assistant｜><think>So, Paris", True
+            for message in (both, typed_both):
+                yield form, thinking, message, \
+                    "<｜Assistant｜><think>So, Paris</think>" + GIVEN, False
+    kimi = "<|im_assistant|>assistant<|im_middle|>"
+    yield "kimi-k2-thinking", False, reasoning, kimi + "<think>So, Paris", True
+    yield "kimi-k2-thinking", False, both, kimi + "<think>So, Paris</think>" + GIVEN, False
+
+
+def prefill_vectors(arguments):
+    for argument in arguments:
+        name, path = argument.split("=", 1)
+        template = load_template(path)
+        for conversation in prefill_conversations(name):
+            expected = without_end(template.render(
+                messages=conversation["messages"], tools=None, thinking=False, bos_token=BOS,
+                eos_token=EOS, add_generation_prompt=False))
+            yield {"format": name, "conversation": conversation, "expected": expected,
+                   "opens_reasoning": False}
+    for name, thinking, last, expected, opens in written_prefills():
+        head = BOS + "<｜User｜>Hi"
+        if name.startswith("kimi"):
+            head = ("<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by "
+                    "Moonshot AI.<|im_end|><|im_user|>user<|im_middle|>Hi<|im_end|>")
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", **last}]
+        yield {"format": name, "conversation": {"messages": messages, "thinking": thinking},
+               "expected": head + expected, "opens_reasoning": opens}
+
+
+def write_vectors(path, vectors):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(json.dumps(v, ensure_ascii=False) for v in vectors) + "\n]\n")
+
+
 def main():
+    if sys.argv[1] == "--prefill":
+        return write_vectors(sys.argv[2], prefill_vectors(sys.argv[3:]))
     vectors = []
     for argument in sys.argv[2:]:
         name, path = argument.split("=", 1)
@@ -147,8 +238,7 @@ def main():
                     add_generation_prompt=generation)
                 vectors.append({"format": name, "conversation": conversation,
                                 "add_generation_prompt": generation, "expected": expected})
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        file.write("[\n" + ",\n".join(json.dumps(v, ensure_ascii=False) for v in vectors) + "\n]\n")
+    write_vectors(sys.argv[1], vectors)
 
 
 if __name__ == "__main__":

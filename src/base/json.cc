@@ -35,8 +35,14 @@ Result<json::value> parse_json(std::string_view text, std::string_view source, i
 }
 
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
-  std::error_code failure;
+  std::error_code failure, ignored;
   const auto status = std::filesystem::status(path, failure);
+  // A link that leads nowhere or in a circle is there, and is not what the file is missing.
+  const bool is_link = std::filesystem::is_symlink(std::filesystem::symlink_status(path, ignored));
+  if (is_link && (failure || status.type() == std::filesystem::file_type::not_found)) {
+    return invalid("{}: cannot be read: {}", path,
+                   failure ? failure.message() : "it is a link that leads nowhere");
+  }
   if (failure || status.type() == std::filesystem::file_type::not_found) {
     return not_found("{}: cannot be read: {}", path, failure ? failure.message() : "no such file");
   }

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 namespace fathom {
 namespace {
 
@@ -12,6 +15,16 @@ TEST(Json, ErrorsNameTheSourceAndThePlace) {
     EXPECT_TRUE(parsed.error().message.starts_with("x.json: ")) << parsed.error().message;
   }
   EXPECT_TRUE(parse_json(" {\"a\": [1, 2.5, null]}\n", "x.json"));
+}
+
+TEST(Json, AFileMayBeAsLongAsItsLimit) {
+  const std::string path = testing::TempDir() + "/fathom_json_test.txt";
+  std::ofstream(path, std::ios::binary) << "12345";
+  EXPECT_EQ(*read_text_file(path, 5), "12345");
+  EXPECT_EQ(read_text_file(path, 4).error().message,
+            path + ": 5 bytes, the limit for this file is 4");
+  std::filesystem::remove(path);
+  EXPECT_EQ(read_text_file(path, 5).error().code, Code::kNotFound);
 }
 
 TEST(Json, LimitsDepth) {
@@ -31,6 +44,8 @@ TEST(Json, FieldsNameWhatIsWrong) {
   EXPECT_EQ(fields.integer("s", 1, 2).error().message,
             "c.json: s is \"x\", expected an integer from 1 to 2");
   EXPECT_FALSE(fields.integer("big", 1, 2));
+  EXPECT_EQ(*fields.integer("n", 5, 10), 5) << "both bounds are allowed";
+  EXPECT_EQ(*fields.integer("n", 1, 5), 5);
   EXPECT_FALSE(fields.string("n"));
   EXPECT_EQ(*fields.string("s"), "x");
 }

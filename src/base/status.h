@@ -61,11 +61,13 @@ tl::unexpected<Status> with_context(std::string_view context, const Status& stat
 
 // FATHOM_TRY(auto x, f()): x is f()'s value, or this function returns f()'s error (a Status, or
 // what it becomes in this function's own error type).
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 #define FATHOM_TRY(declaration, expression)                          \
   auto FATHOM_CONCAT(result_, __LINE__) = (expression);              \
   if (!FATHOM_CONCAT(result_, __LINE__))                             \
     return tl::unexpected(FATHOM_CONCAT(result_, __LINE__).error()); \
   declaration = std::move(*FATHOM_CONCAT(result_, __LINE__))
+// NOLINTEND(bugprone-macro-parentheses)
 
 // FATHOM_RETURN_IF_ERROR(f()): this function returns f()'s error if it failed.
 #define FATHOM_RETURN_IF_ERROR(expression)                                             \

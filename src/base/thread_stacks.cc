@@ -29,7 +29,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kMaxFrames = 64;
 // The handler's own frame and the kernel's way into it.
 constexpr int kOwnFrames = 2;
-// Of the limit's time what one thread may take that blocks the signal or waits for a disk.
+// The limit covers so many threads that block the signal or wait for a disk: each may take one
+// share of it.
 constexpr int kSilentThreads = 8;
 
 // One thread is asked at a time. `asked` is its id, kAnswering from when it has begun to write

@@ -1,5 +1,4 @@
-// What a row of the latent cache is made of: see latent_layout.h. Free of what kernels cannot
-// include.
+// The formats of a latent-cache row: see latent_layout.h. Contains only what kernels can include.
 #pragma once
 
 #include <cstdint>

@@ -13,8 +13,8 @@ struct NamedFormat {
   CacheFormat format;
 };
 
-// As --kv-cache-dtype takes them; "fp8" is the scaled form, the only one that is accurate enough to
-// be recommended.
+// The names that --kv-cache-dtype takes; "fp8" is the scaled form, the only FP8 form accurate
+// enough to be recommended.
 constexpr std::array<NamedFormat, 5> kFormats = {{
     {"f32", CacheFormat::kF32},
     {"bf16", CacheFormat::kBF16},

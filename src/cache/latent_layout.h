@@ -2,7 +2,7 @@
 //
 // A row is the normed latent (kv_lora_rank values, 512 in every published model) followed by the
 // rotated key (qk_rope_dim values, 64). Formats:
-//   f32            the yardstick's (--dtype float32)
+//   f32            the reference's (--dtype float32)
 //   bf16           1,152 B: all values bf16
 //   fp8 (scaled)   656 B: latent in e4m3, one fp32 scale for each 128 of it, rotated key in bf16
 //   e4m3, e5m2     576 B: all values FP8 without scales
@@ -35,12 +35,12 @@ struct LatentLayout {
   int64_t page_bytes() const { return kPageSize * row_bytes(); }
 };
 
-// One layer's pages, as attention reads and the cache write fills them. Views only.
+// One layer's pages, read by attention and written by the cache write. Views only.
 struct LatentPages {
   LatentLayout layout;
   std::byte* data = nullptr;  // the layer's part of page 0, [kPageSize, row_bytes]
   int64_t num_pages = 0;
-  int64_t num_layers = 1;  // whose parts of a page lie one after the other
+  int64_t num_layers = 1;  // whose parts of a page are contiguous
 
   std::byte* row(int64_t page, int64_t slot) const {
     return data + page * num_layers * layout.page_bytes() + slot * layout.row_bytes();
@@ -48,8 +48,8 @@ struct LatentPages {
 };
 
 // The memory of all layers' pages, [num_pages, num_layers, kPageSize, row_bytes]: one allocation,
-// made once. A sequence that grows touches new memory for one page at a time, not for every layer
-// at once: the kernel takes milliseconds for a huge page that it has not handed out yet.
+// made once. A growing sequence touches new memory for one page at a time, not for every layer at
+// once: Linux takes milliseconds for the first touch of a huge page.
 class LatentCache {
  public:
   static Result<LatentCache> allocate(const LatentLayout& layout, int64_t num_layers,

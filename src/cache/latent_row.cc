@@ -48,7 +48,7 @@ FATHOM_FOR_AVX512 void put_bf16_avx512(const float* values, int64_t count, std::
   }
 }
 
-// bf16 is the format that a decode step writes every layer.
+// bf16 is the format that a decode step writes in every layer.
 std::byte* put_bf16(const float* values, int64_t count, std::byte* out) {
   if (cpu_isa() < CpuIsa::kAvx512) return put<bf16>(values, count, out);
   put_bf16_avx512(values, count, out);

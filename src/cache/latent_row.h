@@ -1,4 +1,5 @@
-// One token's row of the latent cache, to and from fp32: what each CacheFormat means, bit by bit.
+// One token's row of the latent cache, to and from fp32: the bitwise definition of each
+// CacheFormat.
 //
 //   f32, bf16    latent, then rope; rounded to nearest even
 //   fp8 scaled   e4m3 latent / scale | fp32 scales, one for each 128 (the last may cover fewer) |

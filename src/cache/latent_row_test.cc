@@ -53,8 +53,8 @@ TEST(LatentCache, LayersAreDisjointAndImpossibleSizesAreRefused) {
   EXPECT_FALSE(LatentCache::allocate({}, 61, 0).has_value());
 }
 
-// What a value may become: half a unit in the last place of each format, relative, and its
-// smallest step, absolute.
+// The rounding error of each format: half a unit in the last place, relative, and its smallest
+// step, absolute.
 struct FormatCase {
   CacheFormat format;
   double relative;
@@ -70,7 +70,7 @@ TEST_P(LatentRow, RoundTripStaysWithinTheFormat) {
     std::vector<float> latent = random_values(latent_dim, 1, 3);
     const std::vector<float> rope = random_values(rope_dim, 2, 2);
     latent[3] = 0;
-    // Poison: a byte beyond the row must survive, every byte of the row is written.
+    // Poison: a byte after the row must survive, every byte of the row must be written.
     std::vector<std::byte> row(static_cast<size_t>(layout.row_bytes()) + 1, std::byte{0xA5});
     encode_row(layout, latent.data(), rope.data(), row.data());
     EXPECT_EQ(row.back(), std::byte{0xA5});
@@ -88,7 +88,7 @@ TEST_P(LatentRow, RoundTripStaysWithinTheFormat) {
     for (size_t i = 0; i < rope.size(); ++i) {
       ASSERT_NEAR(rope_back[i], rope[i], std::abs(rope[i]) * rope_relative + GetParam().absolute);
     }
-    // What has been stored once is stored exactly the second time.
+    // Decoded values are stored exactly the second time.
     std::vector<std::byte> again(row.size(), std::byte{0xA5});
     encode_row(layout, latent_back.data(), rope_back.data(), again.data());
     if (!scaled) {
@@ -114,7 +114,7 @@ TEST(LatentRow, ScaleIsTheBlocksLargestOver448) {
   float scales[2];
   std::memcpy(scales, row.data() + 256, sizeof scales);
   EXPECT_EQ(scales[0], 7.0f / 448);
-  EXPECT_EQ(scales[1], 1e-4f / 448);   // a zero block: the floor, not a division by zero
+  EXPECT_EQ(scales[1], 1e-4f / 448);   // a zero block: the floor prevents a division by zero
   EXPECT_EQ(row[5], std::byte{0xFE});  // -448
   EXPECT_EQ(row[200], std::byte{0});
   std::vector<float> back(256);

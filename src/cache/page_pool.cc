@@ -19,7 +19,7 @@ bool PagePool::allocate(int64_t count, std::vector<int32_t>& pages) {
   if (count > free()) return false;
   for (int64_t i = 0; i < count; ++i) {
     const int32_t page = free_.back();
-    pages.push_back(page);  // first, because it may throw: whoever has the list has the pages
+    pages.push_back(page);  // first, because it may throw: the list's owner has the pages
     free_.pop_back();
     pages_[page].holders = 1;
     ++used_;
@@ -29,8 +29,13 @@ bool PagePool::allocate(int64_t count, std::vector<int32_t>& pages) {
 
 void PagePool::share(int32_t page) {
   Page& shared = at(page);
-  FATHOM_CHECK(shared.holders > 0 || shared.kept, "page {} is free and cannot be shared", page);
+  FATHOM_CHECK(shared.holders > 0 || shared.kept || shared.in_transfer,
+               "page {} is free and cannot be shared", page);
   if (shared.holders++ > 0) return;
+  if (shared.in_transfer) {
+    --leaving_;
+    return;
+  }
   --cached_;
   ++used_;
 }
@@ -39,6 +44,10 @@ void PagePool::release(int32_t page) {
   Page& released = at(page);
   FATHOM_CHECK(released.holders > 0, "page {} is released once too often", page);
   if (--released.holders > 0) return;
+  if (released.in_transfer) {
+    ++leaving_;
+    return;
+  }
   --used_;
   if (released.kept) {
     ++cached_;
@@ -49,8 +58,8 @@ void PagePool::release(int32_t page) {
 
 void PagePool::keep(int32_t page) {
   Page& kept = at(page);
-  FATHOM_CHECK(kept.holders > 0 && !kept.kept, "page {} has {} holders and cannot be kept", page,
-               kept.holders);
+  FATHOM_CHECK(kept.holders > 0 && !kept.kept && !kept.in_transfer,
+               "page {} has {} holders and cannot be kept", page, kept.holders);
   kept.kept = true;
 }
 
@@ -63,23 +72,61 @@ void PagePool::drop(int32_t page) {
   free_.push_back(page);
 }
 
+void PagePool::begin_transfer(int32_t page) {
+  Page& moved = at(page);
+  FATHOM_CHECK((moved.holders > 0) != moved.kept && !moved.in_transfer,
+               "page {} has {} holders and cannot be copied", page, moved.holders);
+  if (moved.kept) {
+    moved.kept = false;
+    --cached_;
+    ++leaving_;
+  } else {
+    --used_;
+  }
+  moved.in_transfer = true;
+  ++in_transfer_;
+}
+
+void PagePool::end_transfer(int32_t page) {
+  Page& moved = at(page);
+  FATHOM_CHECK(moved.in_transfer, "page {} is not in transfer", page);
+  moved.in_transfer = false;
+  --in_transfer_;
+  if (moved.holders > 0) {
+    ++used_;
+  } else {
+    --leaving_;
+    free_.push_back(page);
+  }
+}
+
+bool PagePool::is_in_transfer(int32_t page) const {
+  return const_cast<PagePool*>(this)->at(page).in_transfer;
+}
+
 int32_t PagePool::holders(int32_t page) const {
   return const_cast<PagePool*>(this)->at(page).holders;
 }
 
 void PagePool::check_invariant() const {
-  int64_t held = 0, cached = 0;
+  int64_t held = 0, cached = 0, in_transfer = 0, leaving = 0;
   for (const Page& page : pages_) {
-    held += page.holders > 0;
+    in_transfer += page.in_transfer;
+    leaving += page.in_transfer && page.holders == 0;
+    held += page.holders > 0 && !page.in_transfer;
     cached += page.holders == 0 && page.kept;
   }
-  FATHOM_CHECK(held == used_ && cached == cached_ && free() + cached_ + used_ == total(),
-               "{} pages held, {} used, {} cached of {}, {} free of {}", held, used_, cached,
-               cached_, free(), total());
+  FATHOM_CHECK(
+      held == used_ && cached == cached_ && in_transfer == in_transfer_ && leaving == leaving_ &&
+          free() + cached_ + used_ + in_transfer_ == total(),
+      "{} pages held, {} used, {} cached of {}, {} in transfer of {}, {} leaving of {}, {} "
+      "free of {}",
+      held, used_, cached, cached_, in_transfer, in_transfer_, leaving, leaving_, free(), total());
   std::vector<bool> seen(pages_.size());
   for (const int32_t page : free_) {
-    FATHOM_CHECK(pages_[page].holders == 0 && !pages_[page].kept && !seen[page],
-                 "page {} is free twice, held or kept", page);
+    FATHOM_CHECK(
+        pages_[page].holders == 0 && !pages_[page].kept && !pages_[page].in_transfer && !seen[page],
+        "page {} is free twice, held, kept or in transfer", page);
     seen[page] = true;
   }
 }

@@ -1,11 +1,13 @@
-// Which pages of the latent cache are free, and how many sequences hold each of the others.
+// Refcounts and free list of the latent cache's pages.
 //
 // Knows page ids only, not their memory. A page is held by one sequence, which writes it, or shared
-// by several, which then only read it: full pages of a common prefix. A page whose rows are worth
-// keeping (keep()) is not free when its last holder has gone but cached, until somebody holds it
-// again or drop() gives it up. Used by the engine's thread only. free() + cached() + used() ==
-// total() always; what is used after all sequences have gone is a leak, which the engine checks for
-// whenever it is idle.
+// by several, which then only read it: full pages of a common prefix. A page marked by keep()
+// becomes cached instead of free at refcount 0, until it is held again or drop() evicts it. A page
+// that is being copied to or from host memory is in transfer until the copy has ended: it is
+// neither allocated nor counted as anything else, though it may have holders, who wait for it. Used
+// by the engine's thread only. free() + cached() + used() + in_transfer() == total() always; pages
+// in use after all sequences have ended are a leak, which the engine checks for whenever it is
+// idle.
 #pragma once
 
 #include <cstdint>
@@ -19,40 +21,53 @@ class PagePool {
 
   int64_t total() const { return static_cast<int64_t>(pages_.size()); }
   int64_t free() const { return static_cast<int64_t>(free_.size()); }
-  int64_t cached() const { return cached_; }  // kept and held by nobody
+  int64_t cached() const { return cached_; }  // kept, refcount 0
   int64_t used() const { return used_; }      // held
+  int64_t in_transfer() const { return in_transfer_; }
+  int64_t leaving() const { return leaving_; }  // in transfer, refcount 0: free when the copy ends
 
-  // Appends `count` pages, each held once, to `pages`; false, and nothing changed, if fewer are
-  // free. The page released last comes first: its memory is the likeliest to be in the CPU's cache.
+  // Appends `count` pages, each with refcount 1, to `pages`; returns false and changes nothing if
+  // fewer are free. The page released last comes first: its memory is the likeliest to be in the
+  // CPU's cache.
   bool allocate(int64_t count, std::vector<int32_t>& pages);
 
-  // One more holder of a page that has one or is cached.
+  // Increments the refcount of a page that is held, cached or in transfer.
   void share(int32_t page);
 
-  // One holder fewer; after the last the page is cached if it is kept, otherwise free.
+  // Decrements the refcount; at 0 the page is cached if it is kept, otherwise free.
   void release(int32_t page);
 
-  // The rows of a held page are worth keeping.
+  // Marks a held page as kept: cached after its last release.
   void keep(int32_t page);
 
-  // They no longer are: the page is free unless it is held.
+  // Undoes keep(): the page is free unless it is held.
   void drop(int32_t page);
 
+  // Begins a transfer of a held page that is not kept, to be filled, or of a cached one, to be
+  // evicted: it is no longer kept.
+  void begin_transfer(int32_t page);
+
+  // Ends a transfer: the page is used if it is held, otherwise free.
+  void end_transfer(int32_t page);
+
+  bool is_in_transfer(int32_t page) const;
   int32_t holders(int32_t page) const;
 
-  // Recounts everything: each page either free once, cached or held. For tests and an idle engine.
+  // Recounts everything: each page either free once, cached, held or in transfer. For tests and an
+  // idle engine.
   void check_invariant() const;
 
  private:
   struct Page {
     int32_t holders = 0;
     bool kept = false;
+    bool in_transfer = false;
   };
   Page& at(int32_t page);
 
   std::vector<int32_t> free_;  // a stack
   std::vector<Page> pages_;    // [total]
-  int64_t used_ = 0, cached_ = 0;
+  int64_t used_ = 0, cached_ = 0, in_transfer_ = 0, leaving_ = 0;
 };
 
 }  // namespace fathom

@@ -55,6 +55,39 @@ TEST(PagePool, KeptPageIsCachedAfterItsLastHolderUntilItIsDropped) {
   pool.check_invariant();
 }
 
+TEST(PagePool, APageInTransferIsNothingElse) {
+  PagePool pool(2);
+  std::vector<int32_t> pages;
+  ASSERT_TRUE(pool.allocate(2, pages));
+  // A page is filled while it is held, no longer held, or held again.
+  pool.begin_transfer(pages[0]);
+  EXPECT_EQ(pool.used(), 1);
+  EXPECT_EQ(pool.in_transfer(), 1);
+  EXPECT_EQ(pool.leaving(), 0);
+  pool.release(pages[0]);
+  EXPECT_EQ(pool.leaving(), 1);
+  EXPECT_EQ(pool.free(), 0) << "the copy still writes it";
+  pool.check_invariant();
+  pool.share(pages[0]);
+  EXPECT_EQ(pool.leaving(), 0);
+  pool.end_transfer(pages[0]);
+  EXPECT_EQ(pool.used(), 2);
+  // The other page is kept, evicted, and free after it has been saved.
+  pool.keep(pages[1]);
+  pool.release(pages[1]);
+  pool.begin_transfer(pages[1]);
+  EXPECT_EQ(pool.cached(), 0);
+  EXPECT_EQ(pool.leaving(), 1);
+  pool.check_invariant();
+  std::vector<int32_t> more;
+  EXPECT_FALSE(pool.allocate(1, more));
+  pool.end_transfer(pages[1]);
+  EXPECT_EQ(pool.free(), 1);
+  pool.release(pages[0]);
+  EXPECT_EQ(pool.free(), 2);
+  pool.check_invariant();
+}
+
 TEST(PagePool, RandomUseAgainstAMap) {
   std::mt19937 random(1);
   PagePool pool(40);
@@ -92,6 +125,8 @@ TEST(PagePoolDeathTest, MistakesOfOursAreFatal) {
   EXPECT_DEATH(pool.release(7), "page 7 of 2");
   EXPECT_DEATH(pool.keep(1 - pages[0]), "cannot be kept");
   EXPECT_DEATH(pool.drop(pages[0]), "was not kept");
+  EXPECT_DEATH(pool.begin_transfer(1 - pages[0]), "cannot be copied");
+  EXPECT_DEATH(pool.end_transfer(pages[0]), "is not in transfer");
 }
 
 }  // namespace

@@ -1,15 +1,10 @@
 #include "cache/page_store.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <limits>
-#include <new>
 #include <utility>
 
 #define XXH_INLINE_ALL  // header only: nothing to link
@@ -20,21 +15,19 @@
 namespace fathom {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct FileHeader {
   uint64_t low = 0, high = 0;  // of the key and the bytes
 };
 
-// A checksum against damage, not against an enemy: who can write to the directory of this process
-// can do worse. The key is a secret of the process, so an old or exchanged file never fits.
+// A checksum against damage, not against an attacker: one who can write to this process's directory
+// can do worse. The key is a secret of the process, so an old or exchanged file never matches.
 FileHeader checksum(const PageKey& key, const std::byte* bytes, int64_t count) {
   const XXH128_hash_t hash =
       XXH3_128bits_withSeed(bytes, static_cast<size_t>(count), key.low ^ (key.high << 1));
   return {hash.low64 ^ key.low, hash.high64 ^ key.high};
 }
 
-// Reads or writes all of it, or says false.
+// Reads or writes everything, or returns false.
 template <typename Call, typename Byte>
 bool transfer_all(Call call, int file, Byte* bytes, size_t count) {
   while (count > 0) {
@@ -47,14 +40,18 @@ bool transfer_all(Call call, int file, Byte* bytes, size_t count) {
   return true;
 }
 
+// Pages in flight between the pool and files.
+constexpr int64_t kStagingSlots = 16;
+
 int64_t slots_in(int64_t bytes, int64_t page_bytes) {
   return std::min<int64_t>(bytes / page_bytes, std::numeric_limits<int32_t>::max() / 4);
 }
 
 }  // namespace
 
-SlotList::SlotList(int64_t count) : total_(count) {
-  for (int64_t slot = count - 1; slot >= 0; --slot) free_.push_back(static_cast<int32_t>(slot));
+SlotList::SlotList(int32_t first, int64_t count) : total_(count) {
+  free_.reserve(static_cast<size_t>(count));
+  for (int64_t i = count - 1; i >= 0; --i) free_.push_back(first + static_cast<int32_t>(i));
 }
 
 int32_t SlotList::take() {
@@ -67,8 +64,9 @@ int32_t SlotList::take() {
 PageStore::PageStore(const PageStoreOptions& options, PageTransfer& transfer)
     : transfer_(&transfer),
       page_bytes_(transfer.page_bytes()),
-      host_(slots_in(options.host_bytes, page_bytes_)),
-      disk_(options.directory.empty() ? 0 : slots_in(options.disk_bytes, page_bytes_)) {}
+      host_(0, slots_in(options.host_bytes, page_bytes_)),
+      staging_(static_cast<int32_t>(host_.total()), options.directory.empty() ? 0 : kStagingSlots),
+      disk_(0, options.directory.empty() ? 0 : slots_in(options.disk_bytes, page_bytes_)) {}
 
 Result<std::unique_ptr<PageStore>> PageStore::create(const PageStoreOptions& options,
                                                      PageTransfer& transfer) {
@@ -77,68 +75,48 @@ Result<std::unique_ptr<PageStore>> PageStore::create(const PageStoreOptions& opt
     return invalid("kv_offload_bytes is {}, less than one page of {} bytes", options.host_bytes,
                    store->page_bytes_);
   }
-  FATHOM_TRY(store->memory_, Buffer::allocate((store->host_.total() + 1) * store->page_bytes_,
-                                              "pages in host memory"));
-  if (options.directory.empty()) return store;
-  if (store->disk_.total() == 0) {
-    return invalid("kv_offload_disk_bytes is {}, less than one page of {} bytes",
-                   options.disk_bytes, store->page_bytes_);
+  if (!options.directory.empty()) {
+    if (store->disk_.total() == 0) {
+      return invalid("kv_offload_disk_bytes is {}, less than one page of {} bytes",
+                     options.disk_bytes, store->page_bytes_);
+    }
+    FATHOM_TRY(store->directory_, PageDirectory::create(options.directory));
   }
-  std::string name = (fs::path(options.directory) / "fathom-pages-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) {
-    return invalid("kv_offload_dir {}: {}", options.directory, std::strerror(errno));
-  }
-  store->directory_ = name;
+  store->ended_.reserve(static_cast<size_t>(store->num_memory_slots()));
+  FATHOM_TRY(store->memory_, transfer.allocate_slots(store->num_memory_slots()));
   return store;
 }
 
 PageStore::~PageStore() {
-  transfer_->finish();
-  if (directory_.empty()) return;
-  std::error_code failure;
-  fs::remove_all(directory_, failure);  // what stays is never read again
+  while (in_flight_ > 0) take_ended(/*wait=*/true);
 }
 
-std::byte* PageStore::slot_data(int32_t host_slot) {
-  return memory_.data() + host_slot * page_bytes_;
+std::byte* PageStore::slot_data(int32_t memory_slot) const {
+  return memory_->data() + memory_slot * page_bytes_;
 }
 
-void PageStore::save(int32_t page, int32_t host_slot) {
-  transfer_->save(page, slot_data(host_slot));
+void PageStore::save(int32_t page, int32_t memory_slot) {
+  ++in_flight_;
+  transfer_->save(page, slot_data(memory_slot), memory_slot);
 }
 
-void PageStore::load(int32_t host_slot, int32_t page) {
-  transfer_->load(slot_data(host_slot), page);
+void PageStore::load(int32_t memory_slot, int32_t page) {
+  ++in_flight_;
+  transfer_->load(slot_data(memory_slot), page, memory_slot);
 }
 
-bool PageStore::write_page(int32_t page, int32_t disk_slot, const PageKey& key) {
-  std::byte* bytes = slot_data(static_cast<int32_t>(host_.total()));
-  transfer_->finish();  // it may still be on its way into a page
-  transfer_->save(page, bytes);
-  transfer_->finish();
-  return write(bytes, disk_slot, key);
+const std::vector<EndedCopy>& PageStore::take_ended(bool wait) {
+  ended_.clear();
+  if (in_flight_ == 0) return ended_;
+  transfer_->take_ended(ended_, wait);
+  in_flight_ -= std::ssize(ended_);
+  return ended_;
 }
 
-bool PageStore::write_slot(int32_t host_slot, int32_t disk_slot, const PageKey& key) {
-  transfer_->finish();
-  return write(slot_data(host_slot), disk_slot, key);
-}
-
-std::string PageStore::file_of(int32_t disk_slot) const {
-  return fmt::format("{}/{}.page", directory_, disk_slot);
-}
-
-int PageStore::open_file(int32_t disk_slot, int flags) const {
-  try {
-    return open(file_of(disk_slot).c_str(), flags | O_CLOEXEC, 0600);
-  } catch (const std::bad_alloc&) {  // no memory for its name: a file like others that fail
-    return -1;
-  }
-}
-
-bool PageStore::write(const std::byte* bytes, int32_t disk_slot, const PageKey& key) {
-  const int file = open_file(disk_slot, O_WRONLY | O_CREAT | O_TRUNC);
+bool PageStore::write(int32_t memory_slot, int32_t disk_slot, const PageKey& key) {
+  const int file = directory_->open_to_write(disk_slot);
   if (file < 0) return false;
+  const std::byte* const bytes = slot_data(memory_slot);
   const FileHeader header = checksum(key, bytes, page_bytes_);
   const auto* head = reinterpret_cast<const std::byte*>(&header);
   const bool written = transfer_all(::write, file, head, sizeof header) &&
@@ -146,11 +124,10 @@ bool PageStore::write(const std::byte* bytes, int32_t disk_slot, const PageKey& 
   return close(file) == 0 && written;
 }
 
-bool PageStore::read(int32_t disk_slot, const PageKey& key, int32_t page) {
-  const int file = open_file(disk_slot, O_RDONLY);
+bool PageStore::read(int32_t disk_slot, const PageKey& key, int32_t memory_slot) {
+  const int file = directory_->open_to_read(disk_slot);
   if (file < 0) return false;
-  transfer_->finish();
-  std::byte* bytes = slot_data(static_cast<int32_t>(host_.total()));
+  std::byte* const bytes = slot_data(memory_slot);
   FileHeader header;
   const bool is_read =
       transfer_all(::read, file, reinterpret_cast<std::byte*>(&header), sizeof header) &&
@@ -158,9 +135,7 @@ bool PageStore::read(int32_t disk_slot, const PageKey& key, int32_t page) {
   close(file);
   if (!is_read) return false;
   const FileHeader expected = checksum(key, bytes, page_bytes_);
-  if (header.low != expected.low || header.high != expected.high) return false;
-  transfer_->load(bytes, page);
-  return true;
+  return header.low == expected.low && header.high == expected.high;
 }
 
 }  // namespace fathom

@@ -1,10 +1,10 @@
-// The bytes of pages that the pool has no room for: in host memory, and below that in files.
+// Storage for evicted pages: in host memory, and below that in files.
 //
-// Knows slots, not texts: which text a slot holds, and which goes first, is the prefix tree's. A
-// slot is taken, filled, read as often as wanted, and given back. Files lie in a new directory of
-// this process's own under the one that was named, and go with it; what another process left there
-// is never read. A file's checksum covers the page's key and bytes: one that is damaged, exchanged
-// or gone is a miss. Used by the engine's thread only.
+// Knows slots, not texts: the prefix tree knows each slot's text and the eviction order. A slot is
+// taken, filled, read any number of times, and released. Files lie in a directory of this process's
+// own (PageDirectory) and go with it; files of other processes are never read. Pages in flight
+// between the pool and a file lie in a staging slot. A file's checksum covers the page's key and
+// bytes: one that is damaged, exchanged or gone is a miss. Used by the engine's thread only.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/page_directory.h"
 #include "cache/page_transfer.h"
 #include "cache/prefix_key.h"
-#include "tensor/buffer.h"
 
 namespace fathom {
 
@@ -28,7 +28,7 @@ struct PageStoreOptions {
 // Slots that are free, as a stack.
 class SlotList {
  public:
-  explicit SlotList(int64_t count);
+  SlotList(int32_t first, int64_t count);
   int64_t total() const { return total_; }
   bool empty() const { return free_.empty(); }
   int32_t take();
@@ -44,38 +44,46 @@ class PageStore {
   // The memory is allocated and the directory made here. The transfer outlives the store.
   static Result<std::unique_ptr<PageStore>> create(const PageStoreOptions& options,
                                                    PageTransfer& transfer);
-  ~PageStore();
+  ~PageStore();  // waits for copies in flight
   PageStore(const PageStore&) = delete;
   PageStore& operator=(const PageStore&) = delete;
 
   SlotList& host() { return host_; }
+  SlotList& staging() { return staging_; }  // in host memory, too, numbered after the others
   SlotList& disk() { return disk_; }
+  int64_t num_memory_slots() const { return host_.total() + staging_.total(); }
+  bool is_staging(int32_t memory_slot) const { return memory_slot >= host_.total(); }
 
-  void save(int32_t page, int32_t host_slot);
-  void load(int32_t host_slot, int32_t page);
+  // Begins a copy between a page of the pool and a slot of host memory. At most one copy a slot.
+  void save(int32_t page, int32_t memory_slot);
+  void load(int32_t memory_slot, int32_t page);
 
-  // A page of the pool, or a host slot, into a file; false if it could not be written.
-  bool write_page(int32_t page, int32_t disk_slot, const PageKey& key);
-  bool write_slot(int32_t host_slot, int32_t disk_slot, const PageKey& key);
+  // Copies that have ended since the last call, by their slots of host memory; with `wait` it waits
+  // for one, if any is in flight. Valid until the next call.
+  const std::vector<EndedCopy>& take_ended(bool wait);
+  int64_t copies_in_flight() const { return in_flight_; }
+  bool is_asynchronous() const { return transfer_->is_asynchronous(); }
 
-  // A file into a page of the pool; false, and the page as it was, if it is not what was written.
-  bool read(int32_t disk_slot, const PageKey& key, int32_t page);
+  // Writes a slot of host memory to a file; returns false on failure.
+  bool write(int32_t memory_slot, int32_t disk_slot, const PageKey& key);
 
-  const std::string& directory() const { return directory_; }  // of this process; empty: none
-  std::string file_of(int32_t disk_slot) const;
-  int open_file(int32_t disk_slot, int flags) const;  // -1: it cannot be opened
+  // A file into a slot of host memory; false if it is not what was written.
+  bool read(int32_t disk_slot, const PageKey& key, int32_t memory_slot);
+
+  // Empty: there are no files.
+  std::string directory() const { return directory_ ? directory_->path() : std::string(); }
 
  private:
   PageStore(const PageStoreOptions& options, PageTransfer& transfer);
-  std::byte* slot_data(int32_t host_slot);
-  bool write(const std::byte* bytes, int32_t disk_slot, const PageKey& key);
+  std::byte* slot_data(int32_t memory_slot) const;
 
   PageTransfer* transfer_;
   const int64_t page_bytes_;
-  SlotList host_, disk_;
-  Buffer
-      memory_;  // [host slots + 1, page_bytes]: the last is for what goes to files and comes back
-  std::string directory_;
+  SlotList host_, staging_, disk_;
+  std::unique_ptr<HostMemory> memory_;  // [memory slots, page_bytes]
+  std::unique_ptr<PageDirectory> directory_;
+  std::vector<EndedCopy> ended_;
+  int64_t in_flight_ = 0;
 };
 
 }  // namespace fathom

@@ -1,40 +1,72 @@
-// Moves whole pages, the rows of all layers, between a device's pool and host memory.
+// Copies whole pages, the rows of all layers, between a device's pool and host memory.
 //
-// A device may do it while it computes: save() and load() only begin a copy. Copies take effect in
-// the order in which they were begun, after the steps that were begun before them and before those
-// that come later; finish() waits until the host sees all of them. Until then `host` belongs to the
-// copy. Called by the engine's thread between two steps.
+// A device copies while it computes: save() and load() only begin a copy, and take_ended() tells
+// which have ended, in any order. A copy sees what the steps begun before it write. Until it has
+// ended its page and its host memory are the copy's: no step that is begun later may read or write
+// them, which is the caller's to see to (PagePool counts such pages). What a copy that has failed
+// was to write may be anything. Called by the engine's thread between two steps.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "cache/latent_layout.h"
 
 namespace fathom {
+
+// Host memory that a device can copy from and to by itself.
+class HostMemory {
+ public:
+  virtual ~HostMemory() = default;
+  virtual std::byte* data() const = 0;
+};
+
+struct EndedCopy {
+  int32_t id = 0;
+  bool ok = false;
+};
 
 class PageTransfer {
  public:
   virtual ~PageTransfer() = default;
 
   virtual int64_t page_bytes() const = 0;  // of one page, in host memory
-  virtual void save(int32_t page, std::byte* host) = 0;
-  virtual void load(const std::byte* host, int32_t page) = 0;
-  virtual void finish() {}
+
+  // Memory for `slots` pages, and room for as many copies in flight. Once, before the first copy.
+  // kResourceExhausted: there is not so much. Ordinary memory, unless the device wants another.
+  virtual Result<std::unique_ptr<HostMemory>> allocate_slots(int64_t slots);
+
+  // Page to host memory, and back. The id is the caller's, of no other copy in flight.
+  virtual void save(int32_t page, std::byte* host, int32_t id) = 0;
+  virtual void load(const std::byte* host, int32_t page, int32_t id) = 0;
+
+  // Replaces `ended` by the copies that have ended since the last call. With `wait` it waits for
+  // one if none has and some are in flight. Neither allocates nor throws.
+  virtual void take_ended(std::vector<EndedCopy>& ended, bool wait) = 0;
+
+  // Whether copies may still be in flight when save() and load() return: then room is made ahead of
+  // its use.
+  virtual bool is_asynchronous() const { return true; }
 };
 
-// Of a cache that lies in host memory itself: layer by layer, done when the call returns.
+// A cache that lies in host memory itself: a copy has ended when the call returns.
 class LatentPageTransfer : public PageTransfer {
  public:
   // The cache outlives it and stays where it is.
   explicit LatentPageTransfer(const LatentCache& cache) : cache_(&cache) {}
 
   int64_t page_bytes() const override;
-  void save(int32_t page, std::byte* host) override;
-  void load(const std::byte* host, int32_t page) override;
+  Result<std::unique_ptr<HostMemory>> allocate_slots(int64_t slots) override;
+  void save(int32_t page, std::byte* host, int32_t id) override;
+  void load(const std::byte* host, int32_t page, int32_t id) override;
+  void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
+  bool is_asynchronous() const override { return false; }
 
  private:
   const LatentCache* cache_;
+  std::vector<EndedCopy> ended_;
 };
 
 }  // namespace fathom

@@ -13,7 +13,7 @@ std::span<const int32_t> page_tokens(std::span<const int32_t> tokens, int64_t in
   return tokens.subspan(static_cast<size_t>(index * kPageSize), kPageSize);
 }
 
-// The first index in [0, end) for which `holds` is false; it is true before and false after.
+// The first index in [0, end) for which `holds` is false. Requires a monotonic predicate.
 template <typename Predicate>
 int64_t partition(int64_t end, Predicate holds) {
   int64_t begin = 0;
@@ -36,12 +36,14 @@ PrefixTree::PrefixTree(PagePool& pool, bool retain, PageStore* store)
       retain_(retain),
       nodes_(kNumLists),
       tokens_(kNumLists * kPageSize),
-      node_of_page_(static_cast<size_t>(pool.total()), -1) {
+      node_of_page_(static_cast<size_t>(pool.total()), -1),
+      coming_(static_cast<size_t>(pool.total()), -1),
+      copies_(store == nullptr ? 0 : static_cast<size_t>(store->num_memory_slots())) {
   FATHOM_CHECK(retain || store == nullptr, "a store for what is not kept");
   for (int32_t list = 0; list < kNumLists; ++list) {
     nodes_[list].previous = nodes_[list].next = list;
   }
-  // No pause to grow while serving.
+  // Reserved, so that no reallocation pauses serving.
   const int64_t stored = store == nullptr ? 0 : store->host().total() + store->disk().total();
   const auto most = static_cast<size_t>(kNumLists + pool.total() + stored);
   nodes_.reserve(most);
@@ -63,8 +65,8 @@ void PrefixTree::extend(PrefixChain& chain, std::span<const int32_t> tokens) con
   }
 }
 
-// A page that is here has its parent here, in no lower place, and one that is held has its parent
-// held: all of them are properties of a beginning of the text, so its end is found by halving.
+// A page in the tree has its parent there, in no lower place, and a held page has its parent held.
+// All of these are properties of a prefix of the text, so its end is found by binary search.
 PrefixTree::Found PrefixTree::find(const PrefixChain& chain, int64_t max_pages) const {
   const int64_t all = partition(max_pages, [&](int64_t i) { return node_of(chain.keys[i]) >= 0; });
   Found found;
@@ -76,31 +78,55 @@ PrefixTree::Found PrefixTree::find(const PrefixChain& chain, int64_t max_pages) 
   return found;
 }
 
-int64_t PrefixTree::take(const PrefixChain& chain, std::span<const int32_t> tokens,
-                         int64_t max_pages, std::vector<int32_t>& pages) {
-  FATHOM_CHECK(pages.empty(), "{} pages are held already", pages.size());
+bool PrefixTree::take(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t max_pages,
+                      std::vector<int32_t>& pages) {
+  const size_t held = pages.size();
   matched_.clear();
-  // What needs memory comes before what is held: who is refused it holds nothing.
+  // Allocations come before holding pages: if they fail, nothing more is held.
   matched_.reserve(static_cast<size_t>(max_pages));
   pages.reserve(static_cast<size_t>(max_pages));
-  for (int64_t i = 0; i < max_pages; ++i) {
+  int32_t parent = held > 0 ? node_of_page_[pages.back()] : -1;
+  for (auto i = static_cast<int64_t>(held); i < max_pages; ++i) {
     const int32_t id = node_of(chain.keys[i]);
-    if (id < 0 || !spells(id, chain, tokens, i, i > 0 ? matched_.back() : -1)) break;
-    matched_.push_back(id);
+    if (id < 0 || !spells(id, chain, tokens, i, parent)) break;
+    matched_.push_back(parent = id);
   }
-  // What comes back takes room from others: so the rest is held first, or made the last to go.
+  // Returning pages take room from others: so the rest of the hit is held first, or becomes the
+  // last to be evicted.
   size_t in_pool = 0;
   for (; in_pool < matched_.size() && nodes_[matched_[in_pool]].place == Place::kPool; ++in_pool) {
     hold(matched_[in_pool]);
     pages.push_back(nodes_[matched_[in_pool]].slot);
   }
   for (size_t i = matched_.size(); i > in_pool; --i) {
+    if (!is_listed(matched_[i - 1])) continue;
     take_from_list(matched_[i - 1]);
     append_to_list(matched_[i - 1]);
   }
-  for (size_t i = in_pool; i < matched_.size() && bring_back(matched_[i], pages); ++i) {
+  for (size_t i = in_pool; i < matched_.size(); ++i) {
+    const Coming coming = bring_back(matched_[i], pages);
+    if (coming == Coming::kNo) return false;
+    if (coming == Coming::kYes) continue;
+    // Makes room for all the rest at once: their copies are in flight together.
+    make_room(std::min(static_cast<int64_t>(matched_.size() - i), available()));
+    return true;
   }
-  return std::ssize(pages);
+  return false;
+}
+
+bool PrefixTree::settle(std::vector<int32_t>& pages) {
+  take_ended(false);
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t page = pages[i];
+    if (node_of_page_[page] >= 0) continue;
+    if (pool_->is_in_transfer(page)) return false;
+    if (coming_[page] < 0) {  // the copy failed, or an equal page has been inserted meanwhile
+      release_from(pages, i);
+      break;
+    }
+    commit(coming_[page]);
+  }
+  return true;
 }
 
 bool PrefixTree::insert(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t index,
@@ -116,12 +142,13 @@ bool PrefixTree::insert(const PrefixChain& chain, std::span<const int32_t> token
       pool_->release(page);
       pages[index] = nodes_[equal].slot;
     } else {
+      if (is_moving(equal)) detach(equal);
       leave_place(equal);
       place_in_pool(equal, page);
     }
     return true;
   }
-  // First what may find no memory; new_node() needs none, there is room for all from the start.
+  // First the allocations that may fail; new_node() cannot fail, its memory is reserved.
   std::string salt = parent < 0 ? chain.salt : std::string();
   const auto key = by_key_.emplace(chain.keys[index], -1).first;
   const int32_t id = new_node();
@@ -141,38 +168,71 @@ bool PrefixTree::insert(const PrefixChain& chain, std::span<const int32_t> token
   return true;
 }
 
-bool PrefixTree::allocate(int64_t count, std::vector<int32_t>& pages) {
-  if (count > available()) return false;
-  while (pool_->free() < count) evict_oldest();
-  return pool_->allocate(count, pages);
+PrefixTree::Room PrefixTree::make_room(int64_t count) {
+  if (count > available()) return Room::kNever;
+  if (count <= pool_->free()) return Room::kNow;
+  take_ended(false);
+  while (pool_->free() + pool_->leaving() < count && evict_oldest()) {
+  }
+  take_ended(false);
+  return count <= pool_->free() ? Room::kNow : Room::kLater;
 }
 
-void PrefixTree::release_all(std::vector<int32_t>& pages) {
-  for (auto it = pages.rbegin(); it != pages.rend(); ++it) {
-    pool_->release(*it);
-    const int32_t id = node_of_page_[*it];
-    if (id < 0 || is_held(id)) continue;
-    append_to_list(id);
-    if (!retain_) forget(id);
+PrefixTree::Room PrefixTree::allocate(int64_t count, std::vector<int32_t>& pages) {
+  const Room room = make_room(count);
+  if (room == Room::kNow) pool_->allocate(count, pages);
+  return room;
+}
+
+void PrefixTree::make_room_ahead(int64_t count) {
+  if (store_ != nullptr && store_->is_asynchronous()) make_room(std::min(count, available()));
+}
+
+void PrefixTree::take_ended(bool wait) {
+  if (copies_in_flight() == 0) return;
+  for (const EndedCopy& copy : store_->take_ended(wait)) end_copy(copy.id, copy.ok);
+}
+
+void PrefixTree::release_all(std::vector<int32_t>& pages) { release_from(pages, 0); }
+
+void PrefixTree::release_from(std::vector<int32_t>& pages, size_t first) {
+  for (size_t i = pages.size(); i > first; --i) {
+    const int32_t page = pages[i - 1];
+    pool_->release(page);
+    if (const int32_t id = node_of_page_[page]; id >= 0) {
+      if (is_held(id)) continue;
+      append_to_list(id);
+      if (!retain_) forget(id);
+    } else if (coming_[page] >= 0 && !pool_->is_in_transfer(page) && pool_->holders(page) == 0) {
+      detach(coming_[page]);  // it has arrived and has no holder
+    }
   }
-  pages.clear();
+  pages.resize(first);
 }
 
 void PrefixTree::clear() {
+  for (auto id = kNumLists; id < std::ssize(nodes_); ++id) {
+    if (is_moving(id)) detach(id);
+  }
   for (const Place place : {Place::kDisk, Place::kHost, Place::kPool}) {
     while (oldest(place) >= kNumLists) forget(oldest(place));
   }
 }
 
 void PrefixTree::check_invariant() const {
-  int64_t in_place[] = {0, 0, 0, 0}, listed = 0, should_be_listed = 0, children = 0, parents = 0;
+  int64_t in_place[] = {0, 0, 0, 0}, listed = 0, should_be_listed = 0, children = 0, parents = 0,
+          moving = 0, moving_children = 0;
   for (auto id = kNumLists; id < std::ssize(nodes_); ++id) {
     const Node& node = nodes_[id];
     ++in_place[static_cast<size_t>(node.place)];
     if (node.place == Place::kNowhere) continue;
     FATHOM_CHECK(node_of(node.key) == id, "node {} is not found by its key", id);
     children += node.children;
-    should_be_listed += node.place != Place::kPool || !is_held(id);
+    moving_children += node.moving_children;
+    moving += is_moving(id);
+    should_be_listed += !is_moving(id) && (node.place != Place::kPool || !is_held(id));
+    FATHOM_CHECK(node.coming < 0 || coming_[node.coming] == id,
+                 "node {} does not come into page {}", id, node.coming);
     if (node.place == Place::kPool) {
       FATHOM_CHECK(node_of_page_[node.slot] == id, "node {} has lost page {}", id, node.slot);
     }
@@ -195,8 +255,12 @@ void PrefixTree::check_invariant() const {
                    in_place[3] == std::ssize(free_nodes_) && children == parents,
                "{}, {} and {} nodes, {} keys, {} in the pool", in_place[0], in_place[1],
                in_place[2], keys, num_in_pool_);
-  FATHOM_CHECK(listed == should_be_listed && listed == pool_->cached() + num_stored(),
-               "{} of {} nodes are listed, {} pages cached", listed, keys, pool_->cached());
+  FATHOM_CHECK(listed == should_be_listed && listed == pool_->cached() + num_stored() - moving,
+               "{} of {} nodes are listed, {} moving, {} pages cached", listed, keys, moving,
+               pool_->cached());
+  FATHOM_CHECK(moving_children <= moving && copies_in_flight() == pool_->in_transfer(),
+               "{} of {} nodes that move are children, {} copies, {} pages in transfer",
+               moving_children, moving, copies_in_flight(), pool_->in_transfer());
   pool_->check_invariant();
 }
 
@@ -216,7 +280,7 @@ bool PrefixTree::spells(int32_t id, const PrefixChain& chain, std::span<const in
   return std::equal(text.begin(), text.end(), tokens_.begin() + id * kPageSize);
 }
 
-// Of a node in the pool.
+// Requires a node in the pool.
 bool PrefixTree::is_held(int32_t id) const { return pool_->holders(nodes_[id].slot) > 0; }
 
 int32_t PrefixTree::new_node() {
@@ -230,7 +294,7 @@ int32_t PrefixTree::new_node() {
   return id;
 }
 
-// The page is held.
+// Requires a held page.
 void PrefixTree::place_in_pool(int32_t id, int32_t page) {
   nodes_[id].place = Place::kPool;
   nodes_[id].slot = page;
@@ -244,64 +308,152 @@ void PrefixTree::hold(int32_t id) {
   pool_->share(nodes_[id].slot);
 }
 
-// From the store into a page of the pool, which the caller then holds.
-bool PrefixTree::bring_back(int32_t id, std::vector<int32_t>& pages) {
-  if (nodes_[id].is_lost || !allocate(1, pages)) return false;
-  const int32_t page = pages.back();
-  // The page's room may have come at the price of the node's own, where the store is very small.
-  Node& node = nodes_[id];
-  bool is_back = node.place != Place::kNowhere && !node.is_lost;
-  if (is_back && node.place == Place::kHost) {
-    store_->load(node.slot, page);
-  } else if (is_back) {
-    is_back = store_->read(node.slot, node.key, page);
-    node.is_lost = !is_back;
+// Loads a node from the store into a page of the pool, which the caller then holds.
+PrefixTree::Coming PrefixTree::bring_back(int32_t id, std::vector<int32_t>& pages) {
+  if (nodes_[id].is_lost || nodes_[id].is_saving) return Coming::kNo;
+  if (const int32_t page = nodes_[id].coming; page >= 0) {  // already loading for another
+    pool_->share(page);
+    pages.push_back(page);
+    return Coming::kYes;
   }
-  if (!is_back) {
+  const Room room = allocate(1, pages);
+  if (room != Room::kNow) return room == Room::kLater ? Coming::kLater : Coming::kNo;
+  const int32_t page = pages.back();
+  // Making room for the page may have evicted the node itself, if the store is very small.
+  const Node& node = nodes_[id];
+  const bool is_here = node.place != Place::kNowhere && !node.is_lost;
+  const bool is_later = is_here && node.place == Place::kDisk && !free_staging_slot();
+  if (!is_here || is_later || !load(id, page)) {
     pool_->release(page);
     pages.pop_back();
-    return false;
+    return is_later ? Coming::kLater : Coming::kNo;
   }
+  take_ended(false);
+  const bool is_first = pages.size() == 1 || node_of_page_[pages[pages.size() - 2]] >= 0;
+  if (is_first && nodes_[id].coming == page && !pool_->is_in_transfer(page)) commit(id);
+  return Coming::kYes;
+}
+
+// Begins to copy a node's rows into a held page; returns false if its file is not the one written.
+bool PrefixTree::load(int32_t id, int32_t page) {
+  Node& node = nodes_[id];
+  int32_t memory_slot = node.slot;
+  if (node.place == Place::kDisk) {
+    memory_slot = store_->staging().take();
+    if (!store_->read(node.slot, node.key, memory_slot)) {
+      store_->staging().give_back(memory_slot);
+      node.is_lost = true;
+      return false;
+    }
+  }
+  take_from_list(id);
+  node.coming = page;
+  node.copy = memory_slot;
+  begin_moving(id);
+  coming_[page] = id;
+  pool_->begin_transfer(page);
+  copies_[memory_slot] = {.page = page, .node = id, .is_save = false};
+  store_->load(memory_slot, page);
+  return true;
+}
+
+// Requires a node whose rows have arrived, below one that is in the pool.
+void PrefixTree::commit(int32_t id) {
+  const int32_t page = nodes_[id].coming;
+  coming_[page] = nodes_[id].coming = -1;
+  end_moving(id);
   leave_place(id);
   place_in_pool(id, page);
   ++num_returns_;
-  return true;
 }
 
-void PrefixTree::evict_oldest() {
+void PrefixTree::end_copy(int32_t memory_slot, bool ok) {
+  const Copy copy = std::exchange(copies_[memory_slot], {});
+  pool_->end_transfer(copy.page);
+  if (copy.node < 0) {
+    (store_->is_staging(memory_slot) ? store_->staging() : store_->host()).give_back(memory_slot);
+    return;
+  }
+  Node& node = nodes_[copy.node];
+  node.copy = -1;
+  if (store_->is_staging(memory_slot)) {
+    if (ok && copy.is_save) ok = store_->write(memory_slot, node.slot, node.key);
+    store_->staging().give_back(memory_slot);
+  }
+  if (!copy.is_save && ok && pool_->holders(copy.page) > 0) return;  // settle() commits it
+  node.is_lost = !ok;
+  detach(copy.node);
+}
+
+// Returns false if a copy has to end first.
+bool PrefixTree::evict_oldest() {
   const int32_t id = oldest(Place::kPool);
   FATHOM_CHECK(id >= kNumLists, "nothing to evict, {} pages cached", pool_->cached());
-  ++num_evictions_;
-  if (!move_to_host(id) && !move_to_disk(id)) forget(id);
-}
-
-// Out of the pool; false if there is no such place.
-bool PrefixTree::move_to_host(int32_t id) {
-  if (store_ == nullptr || store_->host().total() == 0) return false;
-  if (store_->host().empty()) {
-    const int32_t other = oldest(Place::kHost);
-    if (!move_to_disk(other)) forget(other);
+  if (store_ == nullptr) {
+    forget(id);
+  } else if (store_->host().total() > 0) {
+    if (!free_host_slot()) return false;
+    const int32_t slot = store_->host().take();
+    save(id, slot, Place::kHost, slot);
+  } else {
+    if (!free_staging_slot() || !free_disk_slot()) return false;
+    save(id, store_->staging().take(), Place::kDisk, store_->disk().take());
   }
-  const int32_t slot = store_->host().take();
-  store_->save(nodes_[id].slot, slot);
-  leave_place(id);
-  nodes_[id].place = Place::kHost;
-  nodes_[id].slot = slot;
-  append_to_list(id);
+  ++num_evictions_;
   return true;
 }
 
-// Out of the pool or host memory; false if there is no such place. A node that cannot be written
-// stays in name, for those below it, until its turn comes.
-bool PrefixTree::move_to_disk(int32_t id) {
-  if (store_ == nullptr || store_->disk().total() == 0) return false;
-  if (store_->disk().empty()) forget(oldest(Place::kDisk));
-  const int32_t slot = store_->disk().take();
+// Moves a node out of the pool.
+void PrefixTree::save(int32_t id, int32_t memory_slot, Place place, int32_t slot) {
   Node& node = nodes_[id];
-  const bool is_written = node.place == Place::kPool
-                              ? store_->write_page(node.slot, slot, node.key)
-                              : store_->write_slot(node.slot, slot, node.key);
+  const int32_t page = node.slot;
+  take_from_list(id);
+  node_of_page_[page] = -1;
+  --num_in_pool_;
+  node.place = place;
+  node.slot = slot;
+  node.is_saving = true;
+  node.copy = memory_slot;
+  begin_moving(id);
+  pool_->begin_transfer(page);
+  copies_[memory_slot] = {.page = page, .node = id, .is_save = true};
+  store_->save(page, memory_slot);
+}
+
+// These three functions return false if no slot is free before a copy ends. Nodes whose children
+// are in flight do not go before those.
+bool PrefixTree::free_host_slot() {
+  if (store_->host().empty()) take_ended(false);
+  if (!store_->host().empty()) return true;
+  const int32_t other = oldest(Place::kHost);
+  if (other < kNumLists || nodes_[other].moving_children > 0) return false;
+  if (store_->disk().total() > 0) return move_to_disk(other);
+  forget(other);
+  return true;
+}
+
+bool PrefixTree::free_staging_slot() {
+  if (store_->staging().empty()) take_ended(false);
+  return !store_->staging().empty();
+}
+
+bool PrefixTree::free_disk_slot() {
+  if (!store_->disk().empty()) return true;
+  const int32_t other = oldest(Place::kDisk);
+  if (other < kNumLists || nodes_[other].moving_children > 0) return false;
+  forget(other);
+  return true;
+}
+
+// Moves a node out of host memory. If it cannot be written, its node stays without rows, for its
+// descendants, until it is evicted.
+bool PrefixTree::move_to_disk(int32_t id) {
+  if (!free_disk_slot()) return false;
+  const int32_t slot = store_->disk().take();
+  const bool is_written =
+      !nodes_[id].is_lost && store_->write(nodes_[id].slot, slot, nodes_[id].key);
   leave_place(id);
+  Node& node = nodes_[id];
   node.place = Place::kDisk;
   node.slot = slot;
   node.is_lost = !is_written;
@@ -309,7 +461,40 @@ bool PrefixTree::move_to_disk(int32_t id) {
   return true;
 }
 
-// Of a listed node: gives back its page or slot, and is nowhere.
+void PrefixTree::begin_moving(int32_t id) {
+  if (const int32_t parent = nodes_[id].parent; parent >= 0) ++nodes_[parent].moving_children;
+}
+
+void PrefixTree::end_moving(int32_t id) {
+  if (const int32_t parent = nodes_[id].parent; parent >= 0) --nodes_[parent].moving_children;
+}
+
+// A moved node is listed in its new place. A copy in flight continues without a node; it keeps its
+// slot of host memory.
+void PrefixTree::detach(int32_t id) {
+  Node& node = nodes_[id];
+  if (node.copy >= 0) {
+    copies_[node.copy].node = -1;
+    if (!store_->is_staging(node.copy)) node.slot = -1;
+    node.is_lost |= node.is_saving || node.slot < 0;
+    node.copy = -1;
+  }
+  if (node.coming >= 0) coming_[node.coming] = -1;
+  node.coming = -1;
+  node.is_saving = false;
+  end_moving(id);
+  // Inserts before the nearest listed ancestor: a page is evicted before its parent.
+  int32_t next = static_cast<int32_t>(node.place);
+  for (int32_t above = node.parent; above >= 0 && nodes_[above].place == node.place;
+       above = nodes_[above].parent) {
+    if (!is_listed(above)) continue;
+    next = above;
+    break;
+  }
+  insert_before(next, id);
+}
+
+// Requires a listed node: releases its page or slot and detaches it.
 void PrefixTree::leave_place(int32_t id) {
   Node& node = nodes_[id];
   take_from_list(id);
@@ -320,7 +505,7 @@ void PrefixTree::leave_place(int32_t id) {
       --num_in_pool_;
       break;
     case Place::kHost:
-      store_->host().give_back(node.slot);
+      if (node.slot >= 0) store_->host().give_back(node.slot);
       break;
     case Place::kDisk:
       store_->disk().give_back(node.slot);
@@ -344,18 +529,19 @@ void PrefixTree::forget(int32_t id) {
   free_nodes_.push_back(id);
 }
 
-void PrefixTree::append_to_list(int32_t id) {
+// A list's own number stands for its end.
+void PrefixTree::insert_before(int32_t next, int32_t id) {
   Node& node = nodes_[id];
-  const auto list = static_cast<int32_t>(node.place);
-  Node& head = nodes_[list];
-  node.previous = head.previous;
-  node.next = list;
-  nodes_[head.previous].next = id;
-  head.previous = id;
+  node.next = next;
+  node.previous = nodes_[next].previous;
+  nodes_[node.previous].next = id;
+  nodes_[next].previous = id;
 }
 
+// Does nothing for an unlisted node.
 void PrefixTree::take_from_list(int32_t id) {
   Node& node = nodes_[id];
+  if (node.previous < 0) return;
   nodes_[node.previous].next = node.next;
   nodes_[node.next].previous = node.previous;
   node.previous = node.next = -1;

@@ -1,17 +1,22 @@
-// Full pages by the text that leads to them, so that a sequence takes what an earlier one computed.
+// Prefix cache: full pages by the text that leads to them, so that a sequence reuses what an
+// earlier one computed.
 //
 // A radix tree whose edges are pages: a node is one page of text, its parent the page before it,
 // and the path from the root spells all tokens up to its end. Equal pages exist once.
 //
-// A node's rows are in a page of the pool; when the pool runs out, those that nobody holds go to
-// the page store, to host memory and from there to files, or are forgotten where there is none.
-// Each of these places gives up first what was last held longest ago. A sequence holds its pages
-// from the root on and lets go of them from the end, so in each place a page goes before its
-// parent, and the first of a list always is the one to go: O(1). A page is never in a higher place
-// than its parent.
+// A node's rows are in a page of the pool; when the pool runs out, pages at refcount 0 are moved to
+// the page store, to host memory and from there to files, or are dropped without a store. Each
+// place evicts the least recently held first. A sequence holds its pages from the root on and
+// releases them from the end, so in each place a page goes before its parent, and the next to evict
+// is always the first of a list: O(1). A page is never in a higher place than its parent.
 //
-// Owns which rows are worth keeping and where they are, not the holders' lists of pages. The
-// scheduler takes and returns all pages through it. Used by the engine's thread only.
+// Copies between the pool and host memory are asynchronous. A node being saved is in its new place,
+// and its old page in transfer until the copy has ended; a loading node stays in its place until
+// its rows are known to have arrived and its parent is in the pool. Both are in no list meanwhile.
+// A copy that fails leaves a node without rows, for its descendants.
+//
+// Owns which rows are kept and where they are, not the holders' lists of pages. The scheduler takes
+// and returns all pages through it. Used by the engine's thread only.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +32,7 @@
 
 namespace fathom {
 
-// The keys of one text's full pages, worked out as far as they were needed. Texts share pages if
+// The keys of one text's full pages, computed as far as they were needed. Texts share pages if
 // scope and salt are equal: a tenant's secret, or one request's number.
 struct PrefixChain {
   uint64_t scope = 0;
@@ -38,17 +43,17 @@ struct PrefixChain {
 
 class PrefixTree {
  public:
-  // retain: pages stay when nobody holds them; otherwise they are shared while somebody does. The
-  // store, where there is one, needs retain.
+  // retain: pages stay cached at refcount 0; otherwise they are shared only while held. A store
+  // requires retain.
   PrefixTree(PagePool& pool, bool retain, PageStore* store = nullptr);
 
   PrefixChain chain(uint64_t scope, std::string_view salt) const;
 
-  // Keys for all full pages of `tokens`, of which those that have keys already are unchanged.
+  // Computes keys for all full pages of `tokens`; existing keys are unchanged.
   void extend(PrefixChain& chain, std::span<const int32_t> tokens) const;
 
-  // How many of the chain's first `max_pages` pages are in the pool, by their keys alone, how many
-  // of those nobody holds, and how many more are in the store. O(log max_pages).
+  // Counts of the chain's first `max_pages` pages that are in the pool, by their keys alone, of
+  // those at refcount 0, and of those in the store. O(log max_pages).
   struct Found {
     int64_t pages = 0;
     int64_t unheld = 0;
@@ -58,29 +63,48 @@ class PrefixTree {
   };
   Found find(const PrefixChain& chain, int64_t max_pages) const;
 
-  // Holds the longest beginning of the text that is here, at most max_pages, and appends it to the
-  // (empty) list; what is in the store comes back into pages that must be available. Tokens are
-  // compared, not only keys. The number of pages taken.
-  int64_t take(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t max_pages,
-               std::vector<int32_t>& pages);
+  // Holds the longest prefix of the text that is in the tree, at most max_pages, and appends it to
+  // the list, which holds the pages of an earlier call; pages in the store begin to load into pool
+  // pages that must be available. Tokens are compared, not only keys. The pages may be read only
+  // after settle() has returned true. Returns true if more can be loaded when copies in flight have
+  // ended; call again.
+  bool take(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t max_pages,
+            std::vector<int32_t>& pages);
 
-  // Page `index` of the text has been computed and pages[index] is held; pages[0 … index) are in
-  // the tree. If an equal page is here, it is held instead and the computed one released. False,
-  // and nothing changed, if another text has the same key: nothing of this text may be inserted
-  // then.
+  // Whether no page that take() gave is still in flight. Pages after one whose copy failed are
+  // released.
+  bool settle(std::vector<int32_t>& pages);
+
+  // Inserts page `index` of the text, which has been computed; pages[index] is held, and pages[0 …
+  // index) are in the tree. If an equal page exists, it is held instead and the computed one
+  // released. Returns false and changes nothing if another text has the same key: then nothing of
+  // this text may be inserted.
   bool insert(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t index,
               std::vector<int32_t>& pages);
 
-  // Pages that allocate() can hand out: free ones, and those that nobody holds.
-  int64_t available() const { return pool_->free() + pool_->cached(); }
+  // Pages that allocate() can return, now or when copies have ended: free ones, and those at
+  // refcount 0.
+  int64_t available() const { return pool_->free() + pool_->cached() + pool_->leaving(); }
 
-  // Appends `count` pages, each held once; false, and nothing changed, if fewer are available.
-  bool allocate(int64_t count, std::vector<int32_t>& pages);
+  // Makes `count` pages free. kLater: they will be when copies in flight have ended. kNever: fewer
+  // are available, and nothing has changed.
+  enum class Room { kNow, kLater, kNever };
+  Room make_room(int64_t count);
 
-  // Lets go of a text's pages, the last first, and clears the list.
+  // Appends `count` pages, each held once, if there is room for them now.
+  Room allocate(int64_t count, std::vector<int32_t>& pages);
+
+  // Begins to make `count` pages free ahead of use, where that is asynchronous.
+  void make_room_ahead(int64_t count);
+
+  // Processes copies that have ended; with `wait` it waits for one, if any is in flight.
+  void take_ended(bool wait);
+  int64_t copies_in_flight() const { return store_ == nullptr ? 0 : store_->copies_in_flight(); }
+
+  // Releases a text's pages, the last first, and clears the list.
   void release_all(std::vector<int32_t>& pages);
 
-  // Forgets every page that nobody holds, the stored ones too.
+  // Drops every page at refcount 0, the stored ones too, and those that are loading.
   void clear();
 
   const PagePool& pool() const { return *pool_; }
@@ -94,7 +118,7 @@ class PrefixTree {
  private:
   // From the highest to the lowest.
   enum class Place : uint8_t { kPool, kHost, kDisk, kNowhere };
-  static constexpr int32_t kNumLists = 3;  // nodes 0 … 2: of the pool what nobody holds, host, disk
+  static constexpr int32_t kNumLists = 3;  // nodes 0 … 2: pool pages at refcount 0, host, disk
 
   struct Node {
     PageKey key;
@@ -102,11 +126,24 @@ class PrefixTree {
     int32_t children = 0;
     int32_t previous = -1, next = -1;  // in its place's list
     int32_t slot = -1;                 // the page, or the store's slot
+    int32_t coming = -1;               // the pool page that it is loading into
+    int32_t copy = -1;                 // the copy in flight, by its slot of host memory
+    int32_t moving_children = 0;       // being saved or loading
     Place place = Place::kNowhere;
-    bool is_lost = false;  // its file could not be written or read: here in name only
-    uint64_t scope = 0;    // of nodes below the root, as the next
+    bool is_saving = false;  // into its place
+    bool is_lost = false;    // its copy, write or read failed: a node without rows
+    uint64_t scope = 0;      // for nodes below the root, as the next
     std::string salt;
   };
+
+  // The copy of a slot of host memory.
+  struct Copy {
+    int32_t page = -1;
+    int32_t node = -1;  // -1: no longer needed
+    bool is_save = false;
+  };
+
+  enum class Coming { kYes, kNo, kLater };
 
   int32_t node_of(const PageKey& key) const;
   bool spells(int32_t id, const PrefixChain& chain, std::span<const int32_t> tokens, int64_t index,
@@ -115,14 +152,27 @@ class PrefixTree {
   int32_t new_node();
   void place_in_pool(int32_t id, int32_t page);
   void hold(int32_t id);
-  bool bring_back(int32_t id, std::vector<int32_t>& pages);
-  void evict_oldest();
-  bool move_to_host(int32_t id);
+  Coming bring_back(int32_t id, std::vector<int32_t>& pages);
+  bool load(int32_t id, int32_t page);
+  void commit(int32_t id);
+  void end_copy(int32_t memory_slot, bool ok);
+  bool evict_oldest();
+  void save(int32_t id, int32_t memory_slot, Place place, int32_t slot);
+  bool free_host_slot();
+  bool free_staging_slot();
+  bool free_disk_slot();
   bool move_to_disk(int32_t id);
+  bool is_moving(int32_t id) const { return nodes_[id].is_saving || nodes_[id].coming >= 0; }
+  void begin_moving(int32_t id);
+  void end_moving(int32_t id);
+  void detach(int32_t id);
+  void release_from(std::vector<int32_t>& pages, size_t first);
   void leave_place(int32_t id);
   void forget(int32_t id);
   int32_t oldest(Place place) const { return nodes_[static_cast<size_t>(place)].next; }
-  void append_to_list(int32_t id);
+  bool is_listed(int32_t id) const { return nodes_[id].previous >= 0; }
+  void append_to_list(int32_t id) { insert_before(static_cast<int32_t>(nodes_[id].place), id); }
+  void insert_before(int32_t next, int32_t id);
   void take_from_list(int32_t id);
 
   const PrefixHasher hasher_;
@@ -133,6 +183,8 @@ class PrefixTree {
   std::vector<int32_t> tokens_;        // [nodes_, kPageSize]
   std::vector<int32_t> free_nodes_;    // a stack
   std::vector<int32_t> node_of_page_;  // [pool's total], -1: not in the tree
+  std::vector<int32_t> coming_;        // [pool's total], the node loading into it; -1: none
+  std::vector<Copy> copies_;           // [the store's slots of host memory]
   std::vector<int32_t> matched_;       // for take()
   std::unordered_map<PageKey, int32_t, PageKeyHash> by_key_;
   int64_t num_in_pool_ = 0, num_evictions_ = 0, num_returns_ = 0;

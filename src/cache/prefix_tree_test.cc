@@ -1,4 +1,4 @@
-// The tree against a plain list of texts with the times at which they were last held.
+// The prefix tree against a plain list of texts with the times at which they were last held.
 #include "cache/prefix_tree.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,9 @@
 namespace fathom {
 namespace {
 
-// A text, a page for each letter, and what a sequence does with it.
+constexpr auto kNow = PrefixTree::Room::kNow;
+
+// A text, a page for each letter, and a sequence's use of it.
 struct Text {
   Text(const PrefixTree& tree, const std::string& letters, std::string_view salt = "",
        uint64_t scope = 0)
@@ -28,11 +30,13 @@ struct Text {
   }
   int64_t num_pages() const { return std::ssize(chain.keys); }
 
-  // As a sequence: takes what is there, computes the rest. The number of pages taken, -1 if the
-  // pool is too small.
+  // Acts as a sequence: takes the cached prefix, computes the rest. Returns the number of pages
+  // taken, -1 if the pool is too small.
   int64_t run(PrefixTree& tree) {
-    const int64_t taken = tree.take(chain, tokens, num_pages(), pages);
-    if (!tree.allocate(num_pages() - taken, pages)) {
+    EXPECT_FALSE(tree.take(chain, tokens, num_pages(), pages));
+    EXPECT_TRUE(tree.settle(pages));
+    const int64_t taken = std::ssize(pages);
+    if (tree.allocate(num_pages() - taken, pages) != kNow) {
       tree.release_all(pages);
       return -1;
     }
@@ -97,14 +101,15 @@ TEST(PrefixTree, EqualKeysAreNoHits) {
   other_parent.chain.keys[1] = held.chain.keys[1];
   for (Text* text : {&other_tokens, &other_salt}) {
     EXPECT_EQ(tree.find(text->chain, 2).pages, 2) << "by keys alone";
-    EXPECT_EQ(tree.take(text->chain, text->tokens, 2, text->pages), 0);
-    ASSERT_TRUE(tree.allocate(2, text->pages));
+    EXPECT_FALSE(tree.take(text->chain, text->tokens, 2, text->pages));
+    EXPECT_TRUE(text->pages.empty());
+    ASSERT_EQ(tree.allocate(2, text->pages), kNow);
     const std::vector<int32_t> own = text->pages;
     EXPECT_FALSE(tree.insert(text->chain, text->tokens, 0, text->pages));
     EXPECT_EQ(text->pages, own);
     tree.release_all(text->pages);
   }
-  ASSERT_TRUE(tree.allocate(2, other_parent.pages));
+  ASSERT_EQ(tree.allocate(2, other_parent.pages), kNow);
   EXPECT_TRUE(tree.insert(other_parent.chain, other_parent.tokens, 0, other_parent.pages));
   EXPECT_FALSE(tree.insert(other_parent.chain, other_parent.tokens, 1, other_parent.pages));
   tree.release_all(other_parent.pages);
@@ -115,8 +120,8 @@ TEST(PrefixTree, EqualPagesComputedTwiceExistOnce) {
   PagePool pool(10);
   PrefixTree tree(pool, true);
   Text first(tree, "abc"), second(tree, "abc");
-  ASSERT_TRUE(tree.allocate(3, first.pages));
-  ASSERT_TRUE(tree.allocate(3, second.pages));
+  ASSERT_EQ(tree.allocate(3, first.pages), kNow);
+  ASSERT_EQ(tree.allocate(3, second.pages), kNow);
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(tree.insert(first.chain, first.tokens, i, first.pages));
     EXPECT_TRUE(tree.insert(second.chain, second.tokens, i, second.pages));
@@ -151,24 +156,35 @@ TEST(PrefixTree, KeysAreAnothersInAnotherTree) {
   EXPECT_NE(Text(one, "a").chain.keys[0], Text(two, "a").chain.keys[0]);
 }
 
-// Pages whose bytes are a number each; what a text's pages hold is a number of its own.
+// Pages whose bytes are a number each; each text's page has a number of its own. Copies end at
+// once.
 class NumberedPages : public PageTransfer {
  public:
   explicit NumberedPages(int64_t num_pages) : numbers(static_cast<size_t>(num_pages), 0) {}
   int64_t page_bytes() const override { return sizeof(uint64_t); }
-  void save(int32_t page, std::byte* host) override {
+  void save(int32_t page, std::byte* host, int32_t id) override {
     std::memcpy(host, &numbers[page], sizeof(uint64_t));
+    ended_.push_back({id, true});
   }
-  void load(const std::byte* host, int32_t page) override {
+  void load(const std::byte* host, int32_t page, int32_t id) override {
     std::memcpy(&numbers[page], host, sizeof(uint64_t));
+    ended_.push_back({id, true});
   }
+  void take_ended(std::vector<EndedCopy>& ended, bool) override {
+    ended.clear();
+    std::swap(ended, ended_);
+  }
+  bool is_asynchronous() const override { return false; }
   std::vector<uint64_t> numbers;
+
+ private:
+  std::vector<EndedCopy> ended_;
 };
 
 uint64_t number_of(const std::string& text) { return std::hash<std::string>()(text); }
 
-// What should be there: every beginning of every text (salt and letters) in one of three places of
-// limited size, in each the one first that has been there longest or was last held longest ago.
+// The expected state: every prefix of every text (salt and letters) in one of three places of
+// limited size, in each ordered by age or by the time it was last held.
 class Model {
  public:
   explicit Model(std::array<int64_t, 3> room) : room_(room) {}
@@ -186,7 +202,7 @@ class Model {
         if (std::erase(list, page) > 0) list.push_back(page);
       }
     }
-    // Those in the pool first, so that nothing that comes back pushes them out.
+    // Those in the pool first, so that returning pages do not evict them.
     for (int64_t i = 1; i <= found; ++i) {
       const std::string page = text.substr(0, i + 1);
       if (holders_[page] > 0 || std::erase(lists_[0], page) > 0) {
@@ -260,7 +276,7 @@ void expect_as_in_the_model(std::array<int64_t, 3> room) {
       const char salt = random() % 4 == 0 ? 't' : '-';
       Text text(tree, letters, std::string_view(&salt, 1));
       const int64_t expected = model.longest(salt + letters);
-      if (std::ssize(letters) > room[0] - model.held()) continue;  // there is no room for it to run
+      if (std::ssize(letters) > room[0] - model.held()) continue;  // not enough room to run
       ASSERT_EQ(tree.find(text.chain, text.num_pages()).all(), expected);
       ASSERT_EQ(text.run(tree), expected);
       model.hold(salt + letters);
@@ -312,17 +328,19 @@ struct OnDisk {
     tree.release_all(other.pages);
     EXPECT_EQ(tree.num_stored(), 4);
   }
-  // How much of "abcd" comes back.
+  // Pages of "abcd" that are loaded again.
   int64_t come_back() {
     Text text(tree, "abcd");
-    const int64_t taken = tree.take(text.chain, text.tokens, 4, text.pages);
+    EXPECT_FALSE(tree.take(text.chain, text.tokens, 4, text.pages));
+    EXPECT_TRUE(tree.settle(text.pages));
+    const int64_t taken = std::ssize(text.pages);
     for (int64_t i = 0; i < taken; ++i) {
       EXPECT_EQ(bytes.numbers[text.pages[i]], static_cast<uint64_t>(100 + i));
     }
     tree.check_invariant();
     if (taken < 4) {
-      // The rest is computed again, and what lay below it is there again.
-      EXPECT_TRUE(tree.allocate(1, text.pages));
+      // The rest is computed again, and the pages below it are valid again.
+      EXPECT_EQ(tree.allocate(1, text.pages), kNow);
       EXPECT_TRUE(tree.insert(text.chain, text.tokens, taken, text.pages));
       tree.check_invariant();
       bytes.numbers[text.pages[taken]] = static_cast<uint64_t>(100 + taken);
@@ -378,28 +396,6 @@ TEST(PrefixTree, ADirectoryThatTakesNoMoreIsNoError) {
   EXPECT_EQ(disk.come_back(), 1);
 }
 
-TEST(PageStore, FilesAreOfThisProcessAndGoWithIt) {
-  NumberedPages bytes(1);
-  std::string directory;
-  {
-    const auto one = PageStore::create({.directory = testing::TempDir(), .disk_bytes = 80}, bytes);
-    const auto two = PageStore::create({.directory = testing::TempDir(), .disk_bytes = 80}, bytes);
-    ASSERT_TRUE(one && two);
-    directory = (*one)->directory();
-    EXPECT_NE(directory, (*two)->directory());
-    EXPECT_TRUE((*one)->write_page(0, 3, PageKey{1, 2}));
-    EXPECT_TRUE((*one)->read(3, PageKey{1, 2}, 0));
-    EXPECT_FALSE((*one)->read(3, PageKey{1, 3}, 0)) << "another page's key";
-    std::filesystem::copy_file((*one)->file_of(3), (*one)->file_of(4));
-    EXPECT_FALSE((*one)->read(5, PageKey{1, 2}, 0));
-  }
-  EXPECT_FALSE(std::filesystem::exists(directory));
-  EXPECT_EQ(PageStore::create({.directory = "/no/such", .disk_bytes = 80}, bytes).error().message,
-            "kv_offload_dir /no/such: No such file or directory");
-  EXPECT_EQ(PageStore::create({.host_bytes = 7}, bytes).error().message,
-            "kv_offload_bytes is 7, less than one page of 8 bytes");
-}
-
 TEST(PageTransfer, MovesAllLayersOfAPage) {
   const auto cache = LatentCache::allocate({CacheFormat::kBF16, 16, 4}, 3, 4);
   ASSERT_TRUE(cache);
@@ -413,9 +409,12 @@ TEST(PageTransfer, MovesAllLayersOfAPage) {
     }
   }
   std::vector<std::byte> host(static_cast<size_t>(transfer.page_bytes()));
-  transfer.save(2, host.data());
-  transfer.load(host.data(), 1);
-  transfer.finish();
+  std::vector<EndedCopy> ended;
+  transfer.save(2, host.data(), 7);
+  transfer.load(host.data(), 1, 8);
+  transfer.take_ended(ended, false);
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_TRUE(ended[0].id == 7 && ended[0].ok && ended[1].id == 8 && ended[1].ok);
   for (int64_t layer = 0; layer < 3; ++layer) {
     for (const auto& [page, from] : {std::pair<int64_t, int64_t>{0, 0}, {1, 2}, {2, 2}, {3, 3}}) {
       for (const int64_t slot : {0, 63}) {
@@ -429,7 +428,7 @@ TEST(PrefixTreeDeathTest, MistakesOfOursAreFatal) {
   PagePool pool(4);
   PrefixTree tree(pool, true);
   Text text(tree, "ab");
-  ASSERT_TRUE(tree.allocate(2, text.pages));
+  ASSERT_EQ(tree.allocate(2, text.pages), kNow);
   EXPECT_DEATH(tree.insert(text.chain, text.tokens, 1, text.pages), "before page 0");
 }
 

@@ -27,37 +27,36 @@ constexpr std::string_view kTagEnd = "\">";
 
 class DsmlCalls : public ToolCallStage {
  protected:
-  bool step(bool last, StreamDelta& delta) override {
+  bool step(TextEnd end, StreamDelta& delta) override {
     switch (state_) {
       case State::kContent:
-        return step_content(last, delta);
+        return step_content(end, delta);
       case State::kBlock:
-        return step_block(last, delta);
+        return step_block(end, delta);
       case State::kInvokeTag:
-        return step_name(last, delta);
+        return step_name(end, delta);
       case State::kCall:
-        return step_call(last, delta);
+        return step_call(end, delta);
       case State::kParameterTag:
-        return step_parameter(last, delta);
+        return step_parameter(end, delta);
       case State::kString:
       case State::kJson:
-        return step_value(last, delta);
+        return step_value(end, delta);
     }
     return false;
   }
 
-  void end(StreamDelta& delta) override {
+  void finish(TextEnd, StreamDelta& delta) override {
     if (state_ == State::kJson) add_arguments(value_, delta);
-    const bool only_space = trim_space(held_).empty();
-    if (!only_space || !block_has_call_) release_held(delta);
+    if (block_has_call_ && trim_space(held_).empty()) held_.clear();
   }
 
  private:
   enum class State { kContent, kBlock, kInvokeTag, kCall, kParameterTag, kString, kJson };
 
-  bool step_content(bool last, StreamDelta& delta) {
+  bool step_content(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    const MarkerScan scan = scan_markers(view, {kBeginAfterTwo, kBeginAfterLine, kBegin}, last);
+    const MarkerScan scan = scan_markers(view, {kBeginAfterTwo, kBeginAfterLine, kBegin}, end);
     delta.content += view.substr(0, scan.before);
     held_ = view.substr(scan.before, scan.length);
     pending_.drop(scan.before + scan.length);
@@ -67,9 +66,9 @@ class DsmlCalls : public ToolCallStage {
     return true;
   }
 
-  bool step_block(bool last, StreamDelta& delta) {
+  bool step_block(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    const MarkerScan scan = scan_markers(view, {kInvoke, kCallsEnd}, last);
+    const MarkerScan scan = scan_markers(view, {kInvoke, kCallsEnd}, end, MarkerPlace::kCall);
     take_stray(view.substr(0, scan.before), delta);
     pending_.drop(scan.before + scan.length);
     if (!scan.found()) return false;
@@ -95,20 +94,28 @@ class DsmlCalls : public ToolCallStage {
   // needed.
   struct Attributes {
     bool wait = false;
+    bool cut = false;
     bool complete = false;
     std::string_view text;
   };
-  Attributes read_attributes(bool last) const {
+  Attributes read_attributes(TextEnd end) const {
     const std::string_view window = pending_.view().substr(0, kMaxToolName + kTagEnd.size());
-    const MarkerScan scan = scan_markers(window, {kTagEnd, "\n"}, last);
-    if (!scan.found() && !last && window.size() == pending_.view().size())
-      return {.wait = true, .complete = false, .text = {}};
-    return {.wait = false, .complete = scan.marker == 0, .text = window.substr(0, scan.before)};
+    const MarkerScan scan = scan_markers(window, {kTagEnd, "\n"}, end, MarkerPlace::kCall);
+    const bool unfinished = !scan.found() && window.size() == pending_.view().size();
+    return {.wait = unfinished && end == TextEnd::kOpen,
+            .cut = unfinished && end == TextEnd::kCut,
+            .complete = scan.marker == 0,
+            .text = window.substr(0, scan.before)};
+  }
+  bool drop_cut_tag() {
+    pending_.drop(pending_.view().size());
+    return false;
   }
 
-  bool step_name(bool last, StreamDelta& delta) {
-    const Attributes attributes = read_attributes(last);
+  bool step_name(TextEnd end, StreamDelta& delta) {
+    const Attributes attributes = read_attributes(end);
     if (attributes.wait) return false;
+    if (attributes.cut) return drop_cut_tag();
     if (!attributes.complete || !is_tool_name(attributes.text)) {
       release_held(delta);
       state_ = State::kBlock;
@@ -122,9 +129,10 @@ class DsmlCalls : public ToolCallStage {
   }
 
   // Between parameters.
-  bool step_call(bool last, StreamDelta& delta) {
+  bool step_call(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    const MarkerScan scan = scan_markers(view, {kParameter, kInvokeEnd, kInvoke, kCallsEnd}, last);
+    const MarkerScan scan =
+        scan_markers(view, {kParameter, kInvokeEnd, kInvoke, kCallsEnd}, end, MarkerPlace::kCall);
     take_stray(view.substr(0, scan.before), delta);
     pending_.drop(scan.before + scan.length);
     if (!scan.found()) return false;
@@ -146,9 +154,10 @@ class DsmlCalls : public ToolCallStage {
     return true;
   }
 
-  bool step_parameter(bool last, StreamDelta& delta) {
-    const Attributes attributes = read_attributes(last);
+  bool step_parameter(TextEnd end, StreamDelta& delta) {
+    const Attributes attributes = read_attributes(end);
     if (attributes.wait) return false;
+    if (attributes.cut) return drop_cut_tag();
     if (!attributes.complete) {
       release_held(delta);
       state_ = State::kCall;
@@ -171,9 +180,9 @@ class DsmlCalls : public ToolCallStage {
     return true;
   }
 
-  bool step_value(bool last, StreamDelta& delta) {
+  bool step_value(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    const MarkerScan scan = scan_markers(view, {kParameterEnd}, last);
+    const MarkerScan scan = scan_markers(view, {kParameterEnd}, end, MarkerPlace::kCall);
     const std::string_view part = view.substr(0, scan.before);
     std::string encoded;
     if (state_ == State::kString) {

@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "chat/encoders.h"
+#include "chat/prefill.h"
 #include "chat/python_json.h"
 
 namespace fathom {
@@ -22,11 +23,7 @@ class KimiEncoder {
 
   // `reasoning`: what goes between the think tags of an assistant turn; none for no tags.
   void write(const Message& message, std::optional<std::string_view> reasoning) {
-    writer_.fixed(message.role == Role::kUser        ? "<|im_user|>"
-                  : message.role == Role::kAssistant ? "<|im_assistant|>"
-                                                     : "<|im_system|>");
-    writer_.text(message.name.empty() ? role_name(message.role) : message.name);
-    writer_.fixed("<|im_middle|>");
+    write_head(message);
     if (message.role == Role::kAssistant && reasoning) {
       writer_.fixed("<think>");
       writer_.text(*reasoning);
@@ -42,7 +39,23 @@ class KimiEncoder {
     writer_.fixed("<|im_end|>");
   }
 
+  void write_continued(const Message& message, bool thinking_model) {
+    write_head(message);
+    const Prefill prefill = read_prefill(message, thinking_model);
+    const bool opens = thinking_model && prefill.stage != Prefill::Stage::kNothing;
+    if (opens) writer_.fixed("<think>");
+    write_prefill(writer_, prefill, {"<think>", "</think>"}, opens);
+  }
+
  private:
+  void write_head(const Message& message) {
+    writer_.fixed(message.role == Role::kUser        ? "<|im_user|>"
+                  : message.role == Role::kAssistant ? "<|im_assistant|>"
+                                                     : "<|im_system|>");
+    writer_.text(message.name.empty() ? role_name(message.role) : message.name);
+    writer_.fixed("<|im_middle|>");
+  }
+
   void write_calls(const std::vector<ToolCall>& calls) {
     writer_.fixed("<|tool_calls_section_begin|>");
     for (const ToolCall& call : calls) {
@@ -87,17 +100,20 @@ Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model
     writer.fixed(kDefaultSystem);
     if (!thinking_model && !messages.empty()) writer.fixed("\n");
   }
+  const size_t num_whole = messages.size() - (conversation.continue_final_message ? 1 : 0);
   size_t history_end = 0;  // one past the first plain answer
-  for (size_t i = messages.size(); i-- > 0;) {
+  for (size_t i = num_whole; i-- > 0;) {
     if (messages[i].role == Role::kAssistant && messages[i].tool_calls.empty()) history_end = i + 1;
   }
   KimiEncoder encoder(writer);
-  for (size_t i = 0; i < messages.size(); ++i) {
+  for (size_t i = 0; i < num_whole; ++i) {
     std::optional<std::string_view> reasoning;
     if (thinking_model) reasoning = i < history_end ? std::string_view() : messages[i].reasoning;
     encoder.write(messages[i], reasoning);
   }
-  if (conversation.add_generation_prompt) {
+  if (conversation.continue_final_message) {
+    encoder.write_continued(messages.back(), thinking_model);
+  } else if (conversation.add_generation_prompt) {
     writer.fixed("<|im_assistant|>assistant<|im_middle|>");
   }
   return std::move(writer).finish();

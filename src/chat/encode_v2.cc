@@ -16,8 +16,13 @@ Result<Prompt> encode_v2(const Conversation& conversation) {
       return invalid("messages[{}]: the deepseek-v2 chat format has no tool calls", i);
     }
     if (message.role == Role::kUser) writer.fixed("User: ");
-    if (message.role == Role::kAssistant) writer.fixed("Assistant: ");
+    const bool continues =
+        conversation.continue_final_message && i + 1 == conversation.messages.size();
+    if (message.role == Role::kAssistant) {
+      writer.fixed(continues && message.text().empty() ? "Assistant:" : "Assistant: ");
+    }
     writer.text(message.text());
+    if (continues) return std::move(writer).finish();
     writer.fixed(message.role == Role::kAssistant ? kEos : "\n\n");
   }
   if (conversation.add_generation_prompt) writer.fixed("Assistant:");

@@ -8,7 +8,11 @@
 //  - R1, V2.5: calls are written only when content is null, and the block is closed after every
 //  call
 //    but the first: a single call is never closed.
+#include <span>
+
 #include "chat/encoders.h"
+#include "chat/marker_scan.h"
+#include "chat/prefill.h"
 #include "chat/python_json.h"
 
 namespace fathom {
@@ -32,6 +36,31 @@ class V3Encoder {
       case Role::kTool:
         return write_result(message);
     }
+  }
+
+  // R1 writes white space around reasoning that the client need not know of.
+  void write_continued(const Message& message) {
+    const bool after_results = in_results_;
+    if (after_results) {
+      writer_.fixed("<｜tool▁outputs▁end｜>");
+    } else if (!style_.assistant_with_user) {
+      writer_.fixed("<｜Assistant｜>");
+    }
+    Prefill prefill = read_prefill(message, style_.reasons);
+    if (prefill.stage == Prefill::Stage::kNothing) {
+      if (!after_results) writer_.fixed(style_.opening);
+      return;
+    }
+    if (!style_.reasons) return writer_.text(prefill.content);
+    prefill.reasoning.remove_prefix(leading_space(prefill.reasoning));
+    if (prefill.stage == Prefill::Stage::kContent) {
+      prefill.reasoning = trim_space(prefill.reasoning);
+      prefill.content.remove_prefix(leading_space(prefill.content));
+    }
+    // R1 always opens its reasoning; an answer without any closes it at once.
+    const bool opens = !style_.opening.empty() && !after_results;
+    if (opens) writer_.fixed(style_.opening);
+    write_prefill(writer_, prefill, {"<think>\n", "\n</think>\n\n"}, opens);
   }
 
   void write_end(bool add_generation_prompt) {
@@ -160,8 +189,14 @@ Result<Prompt> encode_v3(const Conversation& conversation, const V3Style& style)
     write_tools(writer, conversation.tools);
   }
   V3Encoder encoder(style, writer);
-  for (const Message& message : conversation.messages) encoder.write(message);
-  encoder.write_end(conversation.add_generation_prompt);
+  std::span<const Message> history = conversation.messages;
+  if (conversation.continue_final_message) history = history.first(history.size() - 1);
+  for (const Message& message : history) encoder.write(message);
+  if (conversation.continue_final_message) {
+    encoder.write_continued(conversation.messages.back());
+  } else {
+    encoder.write_end(conversation.add_generation_prompt);
+  }
   return std::move(writer).finish();
 }
 

@@ -3,6 +3,7 @@
 // A turn that answers a user opens with <｜Assistant｜></think> whatever mode produced it; what
 // follows tool results opens with nothing. A call is name, separator, raw JSON.
 #include "chat/encoders.h"
+#include "chat/prefill.h"
 #include "chat/python_json.h"
 
 namespace fathom {
@@ -62,6 +63,22 @@ void write_generation_prompt(PromptWriter& writer, bool thinking) {
   writer.fixed(thinking ? "<think>" : "</think>");
 }
 
+// The last message, to be continued. What follows tool results opens with nothing.
+void write_continued(PromptWriter& writer, const Conversation& conversation, bool after_user) {
+  const Prefill prefill = read_prefill(conversation.messages.back(), /*reasons=*/true);
+  bool is_open = false;
+  if (after_user) {
+    is_open = prefill.stage == Prefill::Stage::kNothing ? conversation.thinking
+                                                        : !prefill.reasoning.empty();
+    write_generation_prompt(writer, is_open);
+  }
+  write_prefill(writer, prefill, {"<think>", "</think>"}, is_open);
+}
+
+bool is_continued(const Conversation& conversation, const Message& message) {
+  return conversation.continue_final_message && &message == &conversation.messages.back();
+}
+
 }  // namespace
 
 Result<Prompt> encode_v31(const Conversation& conversation) {
@@ -78,6 +95,10 @@ Result<Prompt> encode_v31(const Conversation& conversation) {
   bool after_user = false;
   bool after_result = false;
   for (const Message& message : conversation.messages) {
+    if (is_continued(conversation, message)) {
+      write_continued(writer, conversation, after_user);
+      return std::move(writer).finish();
+    }
     switch (message.role) {
       case Role::kSystem:
       case Role::kDeveloper:
@@ -123,6 +144,10 @@ Result<Prompt> encode_fathom_tiny(const Conversation& conversation) {
   }
   bool after_user = false;
   for (const Message& message : conversation.messages) {
+    if (is_continued(conversation, message)) {
+      write_continued(writer, conversation, after_user);
+      return std::move(writer).finish();
+    }
     if (is_system(message)) continue;
     if (message.role == Role::kUser) {
       writer.fixed("<｜User｜>");

@@ -5,6 +5,7 @@
 // add_generation_prompt changes nothing here. Tools and a response format of the conversation go
 // into its first system or developer message, or into an empty system message before all others.
 #include "chat/encoders.h"
+#include "chat/prefill.h"
 #include "chat/python_json.h"
 
 namespace fathom {
@@ -48,8 +49,9 @@ constexpr std::string_view kResponseFormat =
 
 class V32Encoder {
  public:
-  V32Encoder(const std::vector<Message>& messages, bool thinking)
+  V32Encoder(const std::vector<Message>& messages, bool thinking, bool continues)
       : messages_(messages), thinking_(thinking) {
+    if (continues) prefill_ = read_prefill(messages.back(), /*reasons=*/true);
     for (size_t i = 0; i < messages.size(); ++i) {
       if (messages[i].role == Role::kUser || messages[i].role == Role::kDeveloper) {
         last_user_ = static_cast<ptrdiff_t>(i);
@@ -108,12 +110,26 @@ class V32Encoder {
     }
     writer_.text(message.text());
     writer_.fixed("<｜Assistant｜>");
-    const bool thinks = thinking_ && static_cast<ptrdiff_t>(index) == last_user_;
+    open_answer(index, thinking_ && static_cast<ptrdiff_t>(index) == last_user_);
+  }
+
+  // The think tag behind message `index`; what the client gave of the next one goes before
+  // `thinks`.
+  void open_answer(size_t index, bool thinks) {
+    const bool is_next = prefill_ && index + 2 == messages_.size();
+    if (is_next && prefill_->stage != Prefill::Stage::kNothing) {
+      thinks = !prefill_->reasoning.empty();
+    }
     writer_.fixed(thinks ? "<think>" : "</think>");
+    is_open_ = is_next && thinks;
   }
 
   Result<> write_assistant(size_t index) {
     const Message& message = messages_[index];
+    if (prefill_ && index + 1 == messages_.size()) {
+      write_prefill(writer_, *prefill_, {"<think>", "</think>"}, is_open_);
+      return {};
+    }
     if (thinking_ && static_cast<ptrdiff_t>(index) > last_user_) {
       if (message.reasoning.empty() && message.tool_calls.empty()) {
         return invalid(
@@ -177,14 +193,15 @@ class V32Encoder {
     writer_.fixed("</result>");
     if (order < calls) return {};
     writer_.fixed("\n</function_results>\n\n");
-    const bool thinks = thinking_ && static_cast<ptrdiff_t>(index) > last_user_;
-    writer_.fixed(thinks ? "<think>" : "</think>");
+    open_answer(index, thinking_ && static_cast<ptrdiff_t>(index) > last_user_);
     return {};
   }
 
   const std::vector<Message>& messages_;
   const bool thinking_;
   ptrdiff_t last_user_ = -1;
+  std::optional<Prefill> prefill_;  // the last message, if it is to be continued
+  bool is_open_ = false;            // <think> stands before it
   PromptWriter writer_;
 };
 
@@ -192,7 +209,9 @@ class V32Encoder {
 
 Result<Prompt> encode_v32(const Conversation& conversation) {
   if (conversation.tools.empty() && !conversation.response_schema) {
-    return V32Encoder(conversation.messages, conversation.thinking).encode();
+    return V32Encoder(conversation.messages, conversation.thinking,
+                      conversation.continue_final_message)
+        .encode();
   }
   std::vector<Message> messages = conversation.messages;
   if (messages.empty() || !is_system(messages.front())) {
@@ -203,7 +222,7 @@ Result<Prompt> encode_v32(const Conversation& conversation) {
   Message& first = messages.front();
   first.tools.insert(first.tools.end(), conversation.tools.begin(), conversation.tools.end());
   if (conversation.response_schema) first.response_schema = conversation.response_schema;
-  return V32Encoder(messages, conversation.thinking).encode();
+  return V32Encoder(messages, conversation.thinking, conversation.continue_final_message).encode();
 }
 
 }  // namespace fathom

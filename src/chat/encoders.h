@@ -22,6 +22,7 @@ struct V3Style {
   bool r1_calls;             // calls count only without content; see encode_v3.cc
   bool assistant_with_user;  // <｜Assistant｜> belongs to the user turn; calls start afresh each
                              // turn
+  bool reasons;              // <think> is the model's own word
   std::string_view opening;  // after <｜Assistant｜> in the generation prompt
 };
 

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "chat/encoders.h"
+#include "chat/prefill.h"
 
 namespace fathom {
 namespace {
@@ -26,24 +27,28 @@ constexpr V3Style kV25Style{.joins_system = false,
                             .newline_in_results = true,
                             .r1_calls = true,
                             .assistant_with_user = false,
+                            .reasons = false,
                             .opening = ""};
 constexpr V3Style kV3Style{.joins_system = true,
                            .cuts_reasoning = true,
                            .newline_in_results = false,
                            .r1_calls = false,
                            .assistant_with_user = false,
+                           .reasons = false,
                            .opening = ""};
 constexpr V3Style kV30324Style{.joins_system = true,
                                .cuts_reasoning = true,
                                .newline_in_results = true,
                                .r1_calls = false,
                                .assistant_with_user = true,
+                               .reasons = true,
                                .opening = ""};
 constexpr V3Style kR1Style{.joins_system = false,
                            .cuts_reasoning = true,
                            .newline_in_results = true,
                            .r1_calls = true,
                            .assistant_with_user = false,
+                           .reasons = true,
                            .opening = "<think>\n"};
 
 // A text that a template contains, and the format that it gives away. The first match decides.
@@ -122,7 +127,9 @@ Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_v
       model_type, chat_format_names());
 }
 
-Result<Prompt> render(ChatFormat format, const Conversation& conversation) {
+namespace {
+
+Result<Prompt> encode(ChatFormat format, const Conversation& conversation) {
   switch (format) {
     case ChatFormat::kV2:
       return encode_v2(conversation);
@@ -146,6 +153,20 @@ Result<Prompt> render(ChatFormat format, const Conversation& conversation) {
       return encode_fathom_tiny(conversation);
   }
   FATHOM_CHECK(false, "unknown chat format {}", static_cast<int>(format));
+}
+
+}  // namespace
+
+Result<Prompt> render(ChatFormat format, const Conversation& conversation) {
+  if (!conversation.continue_final_message) return encode(format, conversation);
+  FATHOM_RETURN_IF_ERROR(check_prefill(conversation, format));
+  FATHOM_TRY(Prompt prompt, encode(format, conversation));
+  const Prefill prefill = read_prefill(conversation.messages.back(), format_reasons(format));
+  prompt.continues_answer = prefill.stage != Prefill::Stage::kNothing;
+  if (prompt.continues_answer) {
+    prompt.opens_reasoning = prefill.stage == Prefill::Stage::kReasoning;
+  }
+  return prompt;
 }
 
 }  // namespace fathom

@@ -44,6 +44,11 @@ Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_v
 // a template loses input: developer messages count as system messages (V3.2 and Kimi have their own
 // rule); an empty list of tool calls counts as none; V2.5, V3, 0324 and R1 templates ignore tools,
 // here they are declared in the system text; V2 has no tools and refuses them.
+//
+// With continue_final_message the prompt ends in the last message's text, with no end token and no
+// new turn. Content stands behind </think>: after its reasoning if it has any, else as the format
+// writes an answer without reasoning (the V3.1 template would put the content of a prefix message
+// into the reasoning; DeepSeek's API has reasoning_content for that).
 Result<Prompt> render(ChatFormat format, const Conversation& conversation);
 
 }  // namespace fathom

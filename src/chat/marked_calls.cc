@@ -16,34 +16,34 @@ class MarkedCalls : public ToolCallStage {
         fence_and_block_end_(std::string(kFence) + std::string(markers.block_end)) {}
 
  protected:
-  bool step(bool last, StreamDelta& delta) override {
+  bool step(TextEnd end, StreamDelta& delta) override {
     switch (state_) {
       case State::kContent:
-        return step_content(last, delta);
+        return step_content(end, delta);
       case State::kBlock:
-        return step_block(last, delta);
+        return step_block(end, delta);
       case State::kHeader:
-        return step_header(last, delta);
+        return step_header(end, delta);
       case State::kName:
-        return step_name(last, delta);
+        return step_name(end, delta);
       case State::kOpeningFence:
-        return step_opening_fence(last);
+        return step_opening_fence(end);
       case State::kArguments:
-        return step_arguments(last, delta);
+        return step_arguments(end, delta);
     }
     return false;
   }
 
-  void end(StreamDelta& delta) override {
+  void finish(TextEnd, StreamDelta&) override {
     // After a call only white space can be held.
-    if (!block_has_call_) release_held(delta);
+    if (block_has_call_) held_.clear();
   }
 
  private:
   enum class State { kContent, kBlock, kHeader, kName, kOpeningFence, kArguments };
 
-  bool step_content(bool last, StreamDelta& delta) {
-    const MarkerScan scan = scan_markers(pending_.view(), {markers_.block_begin}, last);
+  bool step_content(TextEnd end, StreamDelta& delta) {
+    const MarkerScan scan = scan_markers(pending_.view(), {markers_.block_begin}, end);
     delta.content += pending_.view().substr(0, scan.before);
     pending_.drop(scan.before + scan.length);
     if (!scan.found()) return false;
@@ -54,9 +54,10 @@ class MarkedCalls : public ToolCallStage {
   }
 
   // Between calls.
-  bool step_block(bool last, StreamDelta& delta) {
-    const MarkerScan scan = scan_markers(
-        pending_.view(), {markers_.call_begin, markers_.call_end, markers_.block_end}, last);
+  bool step_block(TextEnd end, StreamDelta& delta) {
+    const MarkerScan scan =
+        scan_markers(pending_.view(), {markers_.call_begin, markers_.call_end, markers_.block_end},
+                     end, MarkerPlace::kCall);
     const std::string_view view = pending_.view();
     if (scan.before > 0) take_stray(view.substr(0, scan.before), delta);
     const std::string_view marker = view.substr(scan.before, scan.length);
@@ -97,16 +98,26 @@ class MarkedCalls : public ToolCallStage {
     return pending_.view().substr(0, kMaxToolName + longest_marker);
   }
 
-  bool header_may_grow(bool last) const {
-    return !last && header_window().size() == pending_.view().size();
+  bool is_cut_header(const MarkerScan& scan, TextEnd end) const {
+    return end == TextEnd::kCut && !scan.found() &&
+           header_window().size() == pending_.view().size();
+  }
+  bool drop_cut_header() {
+    pending_.drop(pending_.view().size());
+    return false;
   }
 
-  bool step_header(bool last, StreamDelta& delta) {
+  bool header_may_grow(TextEnd end) const {
+    return end == TextEnd::kOpen && header_window().size() == pending_.view().size();
+  }
+
+  bool step_header(TextEnd end, StreamDelta& delta) {
     const std::string_view window = header_window();
     const MarkerScan scan = scan_markers(
         window, {markers_.separator, markers_.call_begin, markers_.call_end, markers_.block_end},
-        last);
-    if (!scan.found() && header_may_grow(last)) return false;
+        end, MarkerPlace::kCall);
+    if (!scan.found() && header_may_grow(end)) return false;
+    if (is_cut_header(scan, end)) return drop_cut_header();
     const std::string_view header = trim_space(window.substr(0, scan.before));
     if (scan.marker != 0 || scan.before > kMaxToolName) return reject(delta);
     if (markers_.header == CallMarkers::Header::kTypeThenFence) {
@@ -137,12 +148,13 @@ class MarkedCalls : public ToolCallStage {
   }
 
   // V3: the name ends at a newline, or where arguments begin if the model forgot the newline.
-  bool step_name(bool last, StreamDelta& delta) {
+  bool step_name(TextEnd end, StreamDelta& delta) {
     const std::string_view window = header_window();
     const MarkerScan scan = scan_markers(
         window, {"\n", kFence, "{", markers_.call_begin, markers_.call_end, markers_.block_end},
-        last);
-    if (!scan.found() && header_may_grow(last)) return false;
+        end, MarkerPlace::kCall);
+    if (!scan.found() && header_may_grow(end)) return false;
+    if (is_cut_header(scan, end)) return drop_cut_header();
     const std::string_view name = trim_space(window.substr(0, scan.before));
     const bool cut_off = !scan.found() || scan.marker == 3;
     if (cut_off || scan.before > kMaxToolName || !is_tool_name(name)) return reject(delta);
@@ -152,12 +164,17 @@ class MarkedCalls : public ToolCallStage {
     return true;
   }
 
-  bool step_opening_fence(bool last) {
+  bool step_opening_fence(TextEnd end) {
     pending_.drop(leading_space(pending_.view()));
     const std::string_view view = pending_.view();
     constexpr std::string_view kJsonFence = "```json";
     if (view.empty()) return false;
-    if (!last && view.size() < kJsonFence.size() && kJsonFence.starts_with(view)) return false;
+    if (end == TextEnd::kOpen && view.size() < kJsonFence.size() && kJsonFence.starts_with(view))
+      return false;
+    if (end == TextEnd::kCut && kJsonFence.starts_with(view)) {
+      pending_.drop(view.size());
+      return false;
+    }
     is_fenced_ = view.starts_with(kFence);
     if (view.starts_with(kJsonFence)) {
       pending_.drop(kJsonFence.size());
@@ -168,15 +185,16 @@ class MarkedCalls : public ToolCallStage {
     return true;
   }
 
-  bool step_arguments(bool last, StreamDelta& delta) {
+  bool step_arguments(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
     // A line that begins with a fence ends fenced arguments: JSON strings hold no raw newline.
-    const MarkerScan scan = is_fenced_
-                                ? scan_markers(view,
-                                               {markers_.call_end, markers_.block_end, "\n```",
-                                                fence_and_call_end_, fence_and_block_end_},
-                                               last)
-                                : scan_markers(view, {markers_.call_end, markers_.block_end}, last);
+    const MarkerScan scan =
+        is_fenced_
+            ? scan_markers(view,
+                           {markers_.call_end, markers_.block_end, "\n```", fence_and_call_end_,
+                            fence_and_block_end_},
+                           end, MarkerPlace::kCall)
+            : scan_markers(view, {markers_.call_end, markers_.block_end}, end, MarkerPlace::kCall);
     std::string_view arguments = view.substr(0, scan.before);
     const bool trims = markers_.header == CallMarkers::Header::kTypeThenFence;
     if (trims && !wrote_arguments()) arguments.remove_prefix(leading_space(arguments));

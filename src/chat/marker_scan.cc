@@ -3,7 +3,7 @@
 namespace fathom {
 
 MarkerScan scan_markers(std::string_view text, std::initializer_list<std::string_view> markers,
-                        bool last) {
+                        TextEnd end, MarkerPlace place) {
   for (size_t i = 0; i < text.size(); ++i) {
     const std::string_view rest = text.substr(i);
     int index = 0;
@@ -15,7 +15,12 @@ MarkerScan scan_markers(std::string_view text, std::initializer_list<std::string
       }
       ++index;
     }
-    if (partial && !last) return {i, -1, 0};
+    if (!partial) continue;
+    if (end == TextEnd::kOpen) return {i, -1, 0};
+    const size_t open = rest.find('<');
+    const bool is_clear =
+        place == MarkerPlace::kCall || (open != std::string_view::npos && open + 1 < rest.size());
+    if (end == TextEnd::kCut && is_clear) return {i, -1, rest.size()};
   }
   return {text.size(), -1, 0};
 }

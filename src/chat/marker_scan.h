@@ -25,20 +25,32 @@ class PendingText {
   size_t start_ = 0;
 };
 
+// What follows a text.
+enum class TextEnd {
+  kOpen,   // more text
+  kWhole,  // nothing: the writer has ended
+  kCut,    // nothing: the writer was interrupted
+};
+
+// Where a marker may stand: in text, where a "<" alone or a new line is more likely to be text, or
+// inside a call, where nothing but markers and arguments is expected.
+enum class MarkerPlace { kText, kCall };
+
 struct MarkerScan {
   size_t before = 0;  // bytes before the marker; without one: bytes that no marker can begin in
   int marker = -1;    // index of the first complete marker, -1 for none
-  size_t length = 0;  // of the marker
+  size_t length = 0;  // of the marker; without one: of a marker's beginning that a cut left
 
   bool found() const { return marker >= 0; }
 };
 
 // The first complete marker in text. Without one, everything but the longest end that may still
-// become a marker is `before`; all of it when `last` says that nothing more comes. The answer for
-// the bytes in `before` does not depend on what follows them. Of markers that begin at one place
-// the one named first counts, so name the longer first; none may lie inside another but at its end.
+// become a marker is `before`; all of it where nothing more comes, but for a marker's beginning
+// that a cut left (in text it has at least one byte behind its "<"). The answer for the bytes in
+// `before` does not depend on what follows them. Of markers that begin at one place the one named
+// first counts, so name the longer first; none may lie inside another but at its end.
 MarkerScan scan_markers(std::string_view text, std::initializer_list<std::string_view> markers,
-                        bool last);
+                        TextEnd end, MarkerPlace place = MarkerPlace::kText);
 
 inline bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 size_t leading_space(std::string_view text);  // bytes

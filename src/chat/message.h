@@ -42,7 +42,7 @@ struct Message {
   std::vector<ToolCall> tool_calls;    // an assistant's
   std::string tool_call_id;            // a tool result's
   std::string name;
-  bool prefix = false;  // an assistant's: text to be continued (V3.1)
+  bool prefix = false;  // an assistant's: text to be continued
   // V3.2 places these in the system or developer message that carries them.
   std::vector<Tool> tools;
   std::optional<json::value> response_schema;
@@ -55,6 +55,8 @@ struct Conversation {
   std::vector<Tool> tools;
   bool thinking = false;
   bool add_generation_prompt = true;
+  // The last message is the beginning of the answer (chat/prefill.h); no generation prompt then.
+  bool continue_final_message = false;
   std::optional<json::value> response_schema;  // only V3.2 can say it in the prompt
 };
 

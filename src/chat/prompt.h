@@ -22,6 +22,7 @@ struct PromptSegment {
 struct Prompt {
   std::vector<PromptSegment> segments;  // never two of one kind in a row, never empty ones
   bool opens_reasoning = false;         // the answer begins inside reasoning
+  bool continues_answer = false;        // it begins behind text that the client gave
 
   std::string text() const;  // byte for byte what the model's chat template gives
 };

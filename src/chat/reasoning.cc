@@ -8,26 +8,27 @@ constexpr std::string_view kClose = "</think>";
 
 ReasoningSplitter::ReasoningSplitter(const ReasoningRules& rules)
     : rules_(rules),
-      state_(rules.may_open        ? State::kOpening
-             : rules.starts_inside ? State::kInside
-                                   : State::kOutside) {}
+      state_(rules.may_open && !rules.continues ? State::kOpening
+             : rules.starts_inside              ? State::kInside
+                                                : State::kOutside),
+      started_(rules.continues) {}
 
-void ReasoningSplitter::consume(std::string_view text, bool last, StreamDelta& delta,
+void ReasoningSplitter::consume(std::string_view text, TextEnd end, StreamDelta& delta,
                                 PendingText& rest) {
   pending_.append(text);
-  while (step(last, delta, rest)) {
+  while (step(end, delta, rest)) {
   }
   pending_.compact();
 }
 
 // One decision; false when more text is needed.
-bool ReasoningSplitter::step(bool last, StreamDelta& delta, PendingText& rest) {
+bool ReasoningSplitter::step(TextEnd end, StreamDelta& delta, PendingText& rest) {
   const std::string_view view = pending_.view();
   switch (state_) {
     case State::kOpening:
-      return step_opening(last, delta, rest);
+      return step_opening(end, delta, rest);
     case State::kInside: {
-      const MarkerScan scan = scan_markers(view, {kClose}, last);
+      const MarkerScan scan = scan_markers(view, {kClose}, end);
       emit(view.substr(0, scan.before), delta);
       pending_.drop(scan.before + scan.length);
       if (!scan.found()) return false;
@@ -50,7 +51,7 @@ bool ReasoningSplitter::step(bool last, StreamDelta& delta, PendingText& rest) {
   return false;
 }
 
-bool ReasoningSplitter::step_opening(bool last, StreamDelta& delta, PendingText& rest) {
+bool ReasoningSplitter::step_opening(TextEnd end, StreamDelta& delta, PendingText& rest) {
   std::string_view view = pending_.view();
   const size_t space = leading_space(view);
   space_ += view.substr(0, space);
@@ -62,7 +63,11 @@ bool ReasoningSplitter::step_opening(bool last, StreamDelta& delta, PendingText&
     state_ = State::kInside;
     return true;
   }
-  if (!last && kOpen.starts_with(view)) return false;
+  if (end == TextEnd::kOpen && kOpen.starts_with(view)) return false;
+  if (end == TextEnd::kCut && view.size() > 1 && kOpen.starts_with(view)) {
+    pending_.drop(view.size());
+    return false;
+  }
   if (!rules_.starts_inside) {
     rest.append(space_);
   } else if (!rules_.trims) {

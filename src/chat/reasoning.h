@@ -10,6 +10,8 @@ struct ReasoningRules {
   bool starts_inside = false;  // the prompt ended in <think>
   bool may_open = false;       // the model may write <think> itself
   bool trims = false;          // white space after <think> and around </think>
+  bool continues = false;      // text of this kind came before: nothing opens, nothing is trimmed
+                               // at the beginning
 };
 
 class ReasoningSplitter {
@@ -17,13 +19,13 @@ class ReasoningSplitter {
   explicit ReasoningSplitter(const ReasoningRules& rules);
 
   // Takes in all that has arrived; what is not reasoning is appended to `rest`.
-  void consume(std::string_view text, bool last, StreamDelta& delta, PendingText& rest);
+  void consume(std::string_view text, TextEnd end, StreamDelta& delta, PendingText& rest);
 
  private:
   enum class State { kOpening, kInside, kAfter, kOutside };
 
-  bool step(bool last, StreamDelta& delta, PendingText& rest);
-  bool step_opening(bool last, StreamDelta& delta, PendingText& rest);
+  bool step(TextEnd end, StreamDelta& delta, PendingText& rest);
+  bool step_opening(TextEnd end, StreamDelta& delta, PendingText& rest);
   void emit(std::string_view text, StreamDelta& delta);
 
   const ReasoningRules rules_;

@@ -18,16 +18,12 @@ constexpr CallMarkers kKimiMarkers = {"<|tool_calls_section_begin|>", "<|tool_ca
                                       "<|tool_call_argument_begin|>", "<|tool_call_end|>",
                                       "<|tool_calls_section_end|>",   CallMarkers::Header::kKimiId};
 
-ReasoningRules reasoning_rules(ChatFormat format, bool opens_reasoning) {
-  switch (format) {
-    case ChatFormat::kR1:
-    case ChatFormat::kV30324:
-      return {.starts_inside = opens_reasoning, .may_open = true, .trims = true};
-    case ChatFormat::kKimiK2Thinking:
-      return {.starts_inside = opens_reasoning, .may_open = true, .trims = false};
-    default:
-      return {.starts_inside = opens_reasoning, .may_open = false, .trims = false};
-  }
+ReasoningRules reasoning_rules(ChatFormat format, bool opens_reasoning, bool continues) {
+  const bool trims = format == ChatFormat::kR1 || format == ChatFormat::kV30324;
+  return {.starts_inside = opens_reasoning,
+          .may_open = trims || format == ChatFormat::kKimiK2Thinking,
+          .trims = trims,
+          .continues = continues};
 }
 
 std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools) {
@@ -54,8 +50,10 @@ std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools) 
 
 }  // namespace
 
-StreamParser::StreamParser(ChatFormat format, bool opens_reasoning, bool expect_tools)
-    : reasoning_(std::make_unique<ReasoningSplitter>(reasoning_rules(format, opens_reasoning))),
+StreamParser::StreamParser(ChatFormat format, bool opens_reasoning, bool expect_tools,
+                           bool continues_answer)
+    : reasoning_(std::make_unique<ReasoningSplitter>(
+          reasoning_rules(format, opens_reasoning, continues_answer))),
       calls_(make_stage(format, expect_tools)) {}
 StreamParser::~StreamParser() = default;
 StreamParser::StreamParser(StreamParser&&) noexcept = default;
@@ -65,21 +63,23 @@ StreamDelta StreamParser::push(std::string_view text) {
   if (incomplete_.empty()) {
     const size_t whole = complete_utf8_prefix(text);
     incomplete_ = text.substr(whole);
-    return advance(text.substr(0, whole), false);
+    return advance(text.substr(0, whole), TextEnd::kOpen);
   }
   std::string joined = std::move(incomplete_);
   joined += text;
   const size_t whole = complete_utf8_prefix(joined);
   incomplete_ = joined.substr(whole);
-  return advance(std::string_view(joined).substr(0, whole), false);
+  return advance(std::string_view(joined).substr(0, whole), TextEnd::kOpen);
 }
 
-StreamDelta StreamParser::finish() { return advance(std::exchange(incomplete_, {}), true); }
+StreamDelta StreamParser::finish(bool is_cut) {
+  return advance(std::exchange(incomplete_, {}), is_cut ? TextEnd::kCut : TextEnd::kWhole);
+}
 
-StreamDelta StreamParser::advance(std::string_view text, bool last) {
+StreamDelta StreamParser::advance(std::string_view text, TextEnd end) {
   StreamDelta delta;
-  reasoning_->consume(text, last, delta, calls_->pending());
-  calls_->consume(last, delta);
+  reasoning_->consume(text, end, delta, calls_->pending());
+  calls_->consume(end, delta);
   return delta;
 }
 

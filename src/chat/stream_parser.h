@@ -16,7 +16,8 @@
 //    Missing arguments are "{}".
 //  - What does not become a call (a marker without a name, other text inside a block, an unfinished
 //    beginning) is content, as it was written. Only markers of calls and white space beside markers
-//    disappear.
+//    disappear, and with them the unfinished beginning of a call or a marker where the answer was
+//    cut (by max_tokens, a stop string, an abort): it is no text.
 //  - DeepSeek's formats have no call ids: `id` is empty and the caller names the call. Kimi's are
 //    part of the format.
 //  - V3.2 (DSML): arguments are rebuilt as JSON. A parameter marked string="true" is encoded as it
@@ -31,6 +32,7 @@
 #include <vector>
 
 #include "chat/format.h"
+#include "chat/marker_scan.h"
 
 namespace fathom {
 
@@ -54,18 +56,20 @@ class ToolCallStage;
 
 class StreamParser {
  public:
-  // opens_reasoning: Prompt::opens_reasoning of the prompt that is answered.
-  StreamParser(ChatFormat format, bool opens_reasoning, bool expect_tools);
+  // opens_reasoning and continues_answer: of the Prompt that is answered.
+  StreamParser(ChatFormat format, bool opens_reasoning, bool expect_tools,
+               bool continues_answer = false);
   ~StreamParser();
   StreamParser(StreamParser&&) noexcept;
   StreamParser& operator=(StreamParser&&) noexcept;
 
   StreamDelta push(std::string_view text);
-  StreamDelta finish();  // once, at the end; decides all that was held back
+  // Once, at the end; decides all that was held back. `is_cut`: the answer did not end by itself.
+  StreamDelta finish(bool is_cut = false);
   bool saw_tool_calls() const;
 
  private:
-  StreamDelta advance(std::string_view text, bool last);
+  StreamDelta advance(std::string_view text, TextEnd end);
 
   std::string incomplete_;  // the beginning of a character
   std::unique_ptr<ReasoningSplitter> reasoning_;

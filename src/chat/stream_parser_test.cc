@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/random.h"
+#include "base/utf8.h"
 #include "chat/stream_test_case.h"
 
 namespace fathom {
@@ -69,6 +70,53 @@ TEST(StreamParser, WithoutToolsMarkersAreContent) {
   EXPECT_EQ(answer.reasoning, "a");
   EXPECT_EQ(answer.content, kBlock + v31_call("f", "{}") + kBlockEnd);
   EXPECT_TRUE(answer.tool_calls.empty());
+}
+
+// An answer that is cut at any byte shows no markup: what came of its text and calls is a beginning
+// of what the whole answer has.
+TEST(StreamParser, AnswersThatAreCutShowNoMarkup) {
+  const std::pair<ChatFormat, std::string_view> kAnswers[] = {
+      {ChatFormat::kV31,
+       "so</think>Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_it<｜tool▁sep｜>{\"a\": 1}"
+       "<｜tool▁call▁end｜><｜tool▁call▁begin｜>other<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+       "<｜tool▁calls▁end｜>"},
+      {ChatFormat::kR1,
+       "so</think>Yes.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_it\n"
+       "```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+       "other\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"},
+      {ChatFormat::kKimiK2Thinking,
+       "so</think>Yes.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_it:0"
+       "<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>"
+       "functions.other:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+       "<|tool_calls_section_end|>"},
+      {ChatFormat::kV32,
+       "so</think>Yes.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_it\">\n"
+       "<｜DSML｜parameter name=\"a\" string=\"true\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+       "<｜DSML｜invoke name=\"other\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"}};
+  for (const auto& [format, text] : kAnswers) {
+    for (size_t length = 0; length <= text.size(); ++length) {
+      if (complete_utf8_prefix(text.substr(0, length)) != length) continue;
+      StreamParser parser(format, /*opens_reasoning=*/true, /*expect_tools=*/true);
+      ParsedAnswer answer;
+      answer.add(parser.push(text.substr(0, length)));
+      answer.add(parser.finish(/*is_cut=*/true));
+      // Up to three bytes may be text as well: a "<", the newlines before a block.
+      std::string content = answer.content;
+      while (!content.empty() && (content.back() == '<' || content.back() == '\n')) {
+        content.pop_back();
+      }
+      EXPECT_TRUE(std::string_view("Yes.").starts_with(content))
+          << chat_format_name(format) << " cut at " << length << ": " << answer.content;
+      EXPECT_LE(answer.content.size() - content.size(), 3u);
+      for (const ToolCall& call : answer.tool_calls) {
+        EXPECT_TRUE(call.name == "get_it" || call.name == "other") << call.name;
+        for (const char* marker : {"｜", "|", "<t", "</"}) {
+          EXPECT_EQ(call.arguments.find(marker), std::string::npos)
+              << chat_format_name(format) << " cut at " << length << ": " << call.arguments;
+        }
+      }
+    }
+  }
 }
 
 TEST(StreamParser, SendsTextAndArgumentsAsTheyArrive) {

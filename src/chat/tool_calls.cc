@@ -7,12 +7,12 @@ namespace {
 
 class ContentOnly : public ToolCallStage {
  protected:
-  bool step(bool, StreamDelta& delta) override {
+  bool step(TextEnd, StreamDelta& delta) override {
     delta.content += pending_.view();
     pending_.drop(pending_.view().size());
     return false;
   }
-  void end(StreamDelta&) override {}
+  void finish(TextEnd, StreamDelta&) override {}
 };
 
 }  // namespace
@@ -24,11 +24,15 @@ bool is_tool_name(std::string_view name) {
          });
 }
 
-void ToolCallStage::consume(bool last, StreamDelta& delta) {
-  while (step(last, delta)) {
+void ToolCallStage::consume(TextEnd end, StreamDelta& delta) {
+  while (step(end, delta)) {
   }
   pending_.compact();
-  if (last) end(delta);
+  if (end == TextEnd::kOpen) return;
+  finish(end, delta);
+  // The beginning of a call that a cut left is no text.
+  if (end == TextEnd::kCut) held_.clear();
+  release_held(delta);
 }
 
 void ToolCallStage::begin_call(std::string_view id, std::string_view name, StreamDelta& delta) {

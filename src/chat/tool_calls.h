@@ -21,14 +21,14 @@ class ToolCallStage {
   virtual ~ToolCallStage() = default;
 
   PendingText& pending() { return pending_; }
-  void consume(bool last, StreamDelta& delta);
+  void consume(TextEnd end, StreamDelta& delta);
   bool saw_calls() const { return calls_ > 0; }
 
  protected:
-  // One decision; false when more text is needed (or, if `last`, none is left).
-  virtual bool step(bool last, StreamDelta& delta) = 0;
+  // One decision; false when more text is needed (or none is left).
+  virtual bool step(TextEnd end, StreamDelta& delta) = 0;
   // What is held back when the text ends.
-  virtual void end(StreamDelta& delta) = 0;
+  virtual void finish(TextEnd end, StreamDelta& delta) = 0;
 
   void begin_call(std::string_view id, std::string_view name, StreamDelta& delta);
   void add_arguments(std::string_view text, StreamDelta& delta);

@@ -21,7 +21,7 @@ struct TensorEntry {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   int file = 0;        // index into Checkpoint::files()
-  int64_t offset = 0;  // of the first byte, in the file
+  int64_t offset = 0;  // first byte, in the file
   int64_t bytes = 0;
 
   // A vector may be stored as a matrix of one row, a number without a dimension.

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include <chrono>
+#include <ctime>
 
 #include "checkpoint/inventory.h"
 #include "checkpoint/test_files.h"
@@ -28,12 +28,12 @@ void replace(const TestFolder& folder, const std::string& name, std::string_view
 }
 
 void expect_refused(const std::string& model, std::string_view part) {
-  const auto before = std::chrono::steady_clock::now();
+  const std::clock_t before = std::clock();  // CPU time: the machine may do other work
   const auto opened = Checkpoint::open(model);
   ASSERT_FALSE(opened) << part;
   EXPECT_THAT(opened.error().message, HasSubstr(std::string(part)));
   EXPECT_EQ(opened.error().message.find('\n'), std::string::npos);
-  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(1)) << part;
+  EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC) << part;
 }
 
 TEST(Checkpoint, OpensTheBundledModel) {
@@ -183,7 +183,7 @@ TEST(Checkpoint, FindsAHubId) {
   expect_refused("a/b/c", "no such directory");
   expect_refused("org/..", "no such directory");
 
-  // As huggingface_hub lays it out: the snapshot's files are links into blobs.
+  // huggingface_hub's layout: the snapshot's files are links into blobs.
   const std::string base = "hub/models--org--tiny-model";
   fs::create_directories(home / (base + "/blobs"));
   fs::create_directories(home / (base + "/snapshots/0123abcd"));

@@ -13,9 +13,9 @@
 
 namespace fathom {
 
-// What a tensor's values are made of. Value i is center + spread * dummy_unit(i) in fp32, each
-// operation rounded, then rounded to the tensor's type; in e4m3 it is dummy_e4m3(i). So any device
-// can make them, and any part of them.
+// The parameters of a dummy tensor's values. Value i is center + spread * dummy_unit(i) in fp32,
+// each operation rounded, then rounded to the tensor's type; in e4m3 it is dummy_e4m3(i). So any
+// device can generate them, and any part of them.
 struct DummyValues {
   uint64_t stream = 0;
   float center = 0, spread = 0;
@@ -33,7 +33,8 @@ constexpr float dummy_unit(uint64_t bits, int64_t index) {
   return static_cast<float>(bits >> 16 * (index % kDummyUnits) & 0xFFFF) * 0x1p-15f - 1.0f;
 }
 
-// From the bits that eight share; the two NaN patterns become the largest finite value.
+// Computed from the bits that eight values share; the two NaN patterns become the largest finite
+// value.
 inline constexpr int64_t kDummyBytes = 8;
 constexpr uint8_t dummy_e4m3(uint64_t bits, int64_t index) {
   const auto byte = static_cast<uint8_t>(bits >> 8 * (index % kDummyBytes));

@@ -1,5 +1,5 @@
-// A file that is whole or not there: written under another name, given to the disk, then renamed.
-// What an interrupted run leaves is NAME.partial, which the next one overwrites.
+// Atomic file writes: written under another name, synced to disk, then renamed. An interrupted run
+// leaves NAME.partial, which the next one overwrites.
 #pragma once
 
 #include <cstdint>

@@ -35,8 +35,13 @@ Result<GenerationDefaults> parse_generation_config(std::string_view text, std::s
   const std::string where = fmt::format("{}: ", source);
   const JsonFields fields(value.get_object(), where);
   GenerationDefaults defaults;
-  FATHOM_TRY(defaults.temperature, fields.optional_number("temperature", 0, 100));
+  // The bounds of a request's: each that names none gets these.
+  FATHOM_TRY(defaults.temperature, fields.optional_number("temperature", 0, 2));
   FATHOM_TRY(defaults.top_p, fields.optional_number("top_p", 0, 1));
+  if (defaults.top_p && *defaults.top_p <= 0) {
+    return invalid("{}top_p is {}, expected a number above 0 and at most 1", where,
+                   *defaults.top_p);
+  }
   FATHOM_TRY(defaults.top_k, fields.optional_integer("top_k", -1, 1 << 24));
   FATHOM_TRY(defaults.eos_ids, parse_token_ids(fields, "eos_token_id", vocab_size - 1, where));
   return defaults;

@@ -1,4 +1,4 @@
-// Where a model's files are: a directory, or a Hugging Face id in the local hub cache. Nothing is
+// Finds a model's files: a directory, or a Hugging Face id in the local hub cache. Nothing is
 // downloaded. Layout of the cache (documented by huggingface_hub for other implementations):
 //   ROOT/models--ORG--NAME/refs/main            the hash of the newest snapshot
 //   ROOT/models--ORG--NAME/snapshots/HASH/...   links into ROOT/models--ORG--NAME/blobs

@@ -1,4 +1,4 @@
-// What a checkpoint consists of, counted by group from the headers alone.
+// Contents of a checkpoint, counted by group from the headers alone.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct Inventory {
 
   const GroupTotals& of(WeightGroup group) const { return groups[static_cast<size_t>(group)]; }
 
-  GroupTotals total() const;  // of all groups, without the unused
+  GroupTotals total() const;  // all groups, without the unused
 
   // Parameters that one token's forward pass reads: all but MTP, and of the routed experts those
   // that are chosen. Embedding and head both count in full, as in the published figures.

@@ -9,8 +9,8 @@
 namespace fathom {
 namespace {
 
-// Boost.JSON's handler: joins the parts of keys and strings and forwards to JsonEvents. Returning
-// false stops the parser; failure_ then says why.
+// Boost.JSON's handler: concatenates the parts of keys and strings and forwards to JsonEvents.
+// Returning false stops the parser; failure_ then says why.
 class Handler {
  public:
   static constexpr size_t max_object_size = static_cast<size_t>(-1);

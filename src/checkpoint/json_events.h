@@ -9,7 +9,7 @@
 
 namespace fathom {
 
-// What a reader does with each event. An error returned ends the reading and is the result.
+// A reader's handlers, one for each event. A returned error ends the reading and is its result.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;

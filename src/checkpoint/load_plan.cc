@@ -19,8 +19,6 @@
 namespace fathom {
 namespace {
 
-// A read of this size is long enough for the disk and short enough for the progress bar.
-constexpr int64_t kChunk = 16 << 20;
 // A thread keeps its buffer for the next tensor up to this size: an expert's matrix. The
 // embedding's is given back.
 constexpr int64_t kKeptBuffer = 64 << 20;
@@ -81,7 +79,7 @@ Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& re
   return item;
 }
 
-// Where one thread's tensors come to lie, one at a time.
+// Destination of one thread's tensors, one at a time.
 class Slot {
  public:
   Result<std::byte*> values(int64_t bytes, std::string_view name) {
@@ -228,13 +226,13 @@ class Loading {
 
   static size_t size_of(const TensorEntry& entry) { return static_cast<size_t>(entry.bytes); }
 
-  // Of the tensor, from byte `first` on.
+  // Fills `to` from the tensor's byte `first` on.
   Result<> read(const TensorEntry& entry, int64_t first, std::span<std::byte> to) {
     const FileReader& file = *files_[static_cast<size_t>(entry.file)];
     FATHOM_CHECK(first >= 0 && first + std::ssize(to) <= entry.bytes, "bytes {} + {} of {}", first,
                  to.size(), entry.bytes);
     for (int64_t done = 0; done < std::ssize(to);) {
-      const int64_t bytes = std::min(kChunk, std::ssize(to) - done);
+      const int64_t bytes = std::min(options_.read_bytes, std::ssize(to) - done);
       FATHOM_RETURN_IF_ERROR(file.read(to.data() + done, bytes, entry.offset + first + done));
       done += bytes;
       add_progress(bytes);
@@ -287,6 +285,18 @@ bool is_quantized_while_loading(const Checkpoint& checkpoint, const LoadOptions&
   // Of a checkpoint in FP8 what is wide was left so on purpose.
   return options.quantize_fp8 && linear && is_wide(stored) &&
          checkpoint.config().quantization.kind == QuantizationConfig::Kind::kNone;
+}
+
+Result<> check_stored(const Checkpoint& checkpoint) {
+  Result<> checked;
+  WeightNames(checkpoint.config()).for_each([&](const PublishedTensor& tensor) {
+    if (tensor.group == WeightGroup::kMtp || tensor.group == WeightGroup::kScales) return true;
+    const TensorRequest request{tensor.name, tensor.shape};
+    const auto item = check_request(checkpoint, request);
+    if (!item) checked = tl::unexpected<Status>(item.error());
+    return checked.has_value();
+  });
+  return checked;
 }
 
 Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequest>& requests,

@@ -1,4 +1,4 @@
-// Loading: what a model wants from a checkpoint, and the parallel reading of it.
+// Loading: the tensors that a model needs from a checkpoint, and their parallel reading.
 //
 // The model lists its tensors with the shape each must have and a function that puts it where it
 // belongs. load() checks all of them against the checkpoint before it reads a byte, then reads with
@@ -26,9 +26,9 @@ struct TensorRequest {
   // Called once, on a reading thread. For a vector, matrix.values is [1, n]. The views are valid
   // during the call only.
   std::function<Result<>(const ScaledMatrix& matrix)> place = {};
-  // In its stead, where a buffer between would be one copy too many: the matrix has a type, a shape
-  // and its scales, but no values in memory; `read` brings them. Not for a dummy checkpoint, and
-  // nothing is quantised.
+  // Replaces `place` where an intermediate buffer would cost a copy: the matrix has a type, a shape
+  // and its scales, but no values in memory; `read` loads them. Not for a dummy checkpoint, and
+  // nothing is quantized.
   std::function<Result<>(const ScaledMatrix& matrix, const ReadValues& read)> place_unread = {};
 };
 
@@ -40,16 +40,23 @@ struct LoadOptions {
   // its linear layers (WeightNames::is_linear) arrive in e4m3 with scales by blocks of 128x128, as
   // tensor/quantize_weight.h makes them.
   bool quantize_fp8 = false;
+  // Bytes that one read asks the disk for at most: long enough for the disk and short enough for
+  // the progress bar. Tests read their small tensors in many pieces.
+  int64_t read_bytes = 16 << 20;
 };
 
-// Refuses options that this checkpoint cannot be loaded with: quantize_fp8 and weights that are
-// quantised already, in another form. (In the same form they are what was asked for.)
+// Refuses options that this checkpoint cannot be loaded with: quantize_fp8 for weights already
+// quantized in another form. (Weights already in that form are accepted.)
 Result<> check_load_options(const Checkpoint& checkpoint, const LoadOptions& options);
 
 // Whether `options` make these weights e4m3 while they are loaded, where `linear` is
 // WeightNames::is_linear of the name and `stored` the type on disk.
 bool is_quantized_while_loading(const Checkpoint& checkpoint, const LoadOptions& options,
                                 bool linear, DType stored);
+
+// That every tensor of the model is stored in a type, a shape and with scales that can be loaded;
+// nothing is read. MTP layers are not loaded and not looked at.
+Result<> check_stored(const Checkpoint& checkpoint);
 
 // Errors name the tensor and the file. Nothing is left half-placed that the caller would use: on an
 // error the model must be dropped.

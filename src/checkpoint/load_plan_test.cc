@@ -241,6 +241,23 @@ TEST_F(LoadPlan, QuantisingNamesAWeightThatIsNotFinite) {
                 "inf at [129, 200]"));
 }
 
+// Real models have tensors of many reads.
+TEST_F(LoadPlan, EachPieceOfATensorComesFromItsOwnPlace) {
+  add_fp8_weight();
+  const std::vector<float> scales = {1, 2, 3, 4, 5, 6};
+  add_scale(".weight_scale_inv", {2, 3}, "F32", bytes_of(scales));
+  const std::string stored = tensors_[tensors_.size() - 2].data + bytes_of(scales);
+  const auto checkpoint = open();
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  for (const int64_t bytes : {int64_t{7}, int64_t{1000}, kRows * kCols - 1, kRows * kCols}) {
+    LoadOptions options = quiet();
+    options.read_bytes = bytes;
+    EXPECT_TRUE(loaded_bytes(*checkpoint, std::string(kModule) + ".weight", {kRows, kCols},
+                             options) == stored)
+        << bytes;
+  }
+}
+
 // Parts of a tensor's bytes, in any order, wherever they are wanted.
 TEST_F(LoadPlan, LeavesReadingToWhoAsks) {
   add_fp8_weight();
@@ -260,10 +277,15 @@ TEST_F(LoadPlan, LeavesReadingToWhoAsks) {
     FATHOM_RETURN_IF_ERROR(read(1000, all.subspan(1000)));
     return read(0, all.first(1000));
   };
-  const auto loaded = load_tensors(*checkpoint, {request}, quiet());
-  ASSERT_TRUE(loaded) << loaded.error().message;
-  for (int64_t i = 0; i < kRows * kCols; ++i) {
-    ASSERT_EQ(static_cast<uint8_t>(bytes[static_cast<size_t>(i)]), weight_byte(i)) << i;
+  for (const int64_t read_bytes : {int64_t{700}, LoadOptions().read_bytes}) {
+    LoadOptions options = quiet();
+    options.read_bytes = read_bytes;
+    std::fill(bytes.begin(), bytes.end(), std::byte{0});
+    const auto loaded = load_tensors(*checkpoint, {request}, options);
+    ASSERT_TRUE(loaded) << loaded.error().message;
+    for (int64_t i = 0; i < kRows * kCols; ++i) {
+      ASSERT_EQ(static_cast<uint8_t>(bytes[static_cast<size_t>(i)]), weight_byte(i)) << i;
+    }
   }
   request.place_unread = [](const ScaledMatrix&, const ReadValues&) -> Result<> {
     return invalid("no");
@@ -285,7 +307,7 @@ TEST(LoadGoldens, WhatIsFp8AlreadyIsNotQuantisedAgain) {
     ASSERT_FALSE(checked) << name;
     EXPECT_THAT(checked.error().message, HasSubstr("stored in FP8 already"));
   }
-  // What was asked for is there: nothing is left to do.
+  // The weights already have the requested form: nothing is quantized.
   const auto blocks = Checkpoint::open(kTrained);
   ASSERT_TRUE(blocks) << blocks.error().message;
   EXPECT_TRUE(check_load_options(*blocks, options));
@@ -353,7 +375,7 @@ TEST_F(LoadPlan, AFileThatShrinksIsAnError) {
   add_floats(std::string(kModule) + ".weight", {kRows, kCols});
   const auto checkpoint = open();
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  // The last tensor, so that reading it meets the new end.
+  // The last tensor, so that its reading meets the new end.
   const std::string name = std::string(kModule) + ".weight";
   fs::resize_file(folder_ / "model.safetensors",
                   static_cast<uintmax_t>(checkpoint->find(name)->offset + 8));

@@ -99,7 +99,7 @@ std::string memory_plan_table(const MemoryPlan& plan) {
 int64_t available_memory() {
   int64_t available = std::numeric_limits<int64_t>::max();
   if (const auto kib = field_in("/proc/meminfo", "MemAvailable:")) available = *kib * 1024;
-  // What the page cache holds is given back when needed; anonymous memory is not.
+  // Page cache is reclaimed when needed; anonymous memory is not.
   if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
     const int64_t used = field_in("/sys/fs/cgroup/memory.stat", "anon").value_or(0);
     available = std::min(available, std::max<int64_t>(*limit - used, 0));

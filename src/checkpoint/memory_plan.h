@@ -1,6 +1,6 @@
-// Where the memory goes, decided before a weight is read: weights, working space, and as many
-// pages of the latent cache as the rest holds. What does not fit is refused here, with the flag
-// that would make it fit, and not by the kernel an hour later.
+// Memory budget, decided before a weight is read: weights, workspace, and as many pages of the
+// latent cache as the rest holds. A model that does not fit is refused here, with the flag that
+// would make it fit, instead of being killed by the kernel later.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct MemoryRequest {
 struct MemoryPlan {
   MemoryRequest request;
   int64_t fixed_bytes = 0;
-  int64_t bytes_per_token = 0;  // of cache, all layers
+  int64_t bytes_per_token = 0;  // cache, all layers
   int64_t pages_that_fit = 0;   // beside the fixed lines
   int64_t pages = 0;            // those that will be used
 

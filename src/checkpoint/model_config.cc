@@ -10,7 +10,8 @@ namespace fathom {
 namespace {
 
 // Upper limits, several times the largest published model. Nothing is allocated from the numbers
-// before the files have shown that they hold that much; the limits keep products inside 64 bits.
+// before the files have shown that they hold that much; the limits keep multiplications inside 64
+// bits.
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxLayers = 1024;

@@ -1,5 +1,5 @@
-// What config.json says about a model, checked: every number is in range and consistent with the
-// others, so that nothing after this has to ask.
+// A model's config.json, checked: every number is in range and consistent with the others, so that
+// later code need not check again.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class GateKind {
   kSigmoidBias,          // V3, Kimi K2 ("noaux_tc"): sigmoid, bias for the choice only
 };
 
-// How the published weights are stored.
+// Storage format of the published weights.
 struct QuantizationConfig {
   enum class Kind { kNone, kFp8Block, kFp8Tensor, kFp8Row };
   Kind kind = Kind::kNone;

@@ -22,8 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a tensor at a time: long enough for the disk, short enough for many threads.
-constexpr int64_t kPieceBytes = 16 << 20;
 constexpr int kMinThreads = 4;  // some wait for the disk
 constexpr int kMaxThreads = 32;
 // tokenizer.json of the largest vocabulary has 9 MB; what is larger and is no text stays behind.
@@ -39,15 +37,15 @@ struct Piece {
   int64_t begin = 0, count = 0;
 };
 
-std::vector<Piece> cut_pieces(const PlannedShard& shard) {
+std::vector<Piece> cut_pieces(const PlannedShard& shard, int64_t piece_bytes) {
   std::vector<Piece> pieces;
   for (const PlannedTensor& tensor : shard.tensors) {
     const TensorEntry& source = *tensor.source;
-    int64_t total = source.bytes, step = kPieceBytes;
+    int64_t total = source.bytes, step = piece_bytes;
     if (tensor.quantize) {
       total = source.shape[0];
       const int64_t row_bytes = source.bytes / total;
-      step = std::max<int64_t>(kPieceBytes / row_bytes / kScaleBlock, 1) * kScaleBlock;
+      step = std::max<int64_t>(piece_bytes / row_bytes / kScaleBlock, 1) * kScaleBlock;
     }
     for (int64_t begin = 0; begin < total; begin += step) {
       pieces.push_back({&tensor, begin, std::min(step, total - begin)});
@@ -59,14 +57,14 @@ std::vector<Piece> cut_pieces(const PlannedShard& shard) {
 // Writes one shard, its pieces by several threads; the first error stops them all.
 class ShardWork {
  public:
-  ShardWork(const Checkpoint& checkpoint, const PlannedShard& shard, ScaleForm form,
+  ShardWork(const Checkpoint& checkpoint, const PlannedShard& shard, const QuantizeOptions& options,
             const std::vector<FileReader>& sources, const FileWriter& file, Progress* progress)
       : checkpoint_(checkpoint),
-        form_(form),
+        form_(options.scale_form),
         sources_(sources),
         file_(file),
         progress_(progress),
-        pieces_(cut_pieces(shard)) {}
+        pieces_(cut_pieces(shard, options.piece_bytes)) {}
 
   Result<> run(int num_threads) {
     const auto count = std::min<int64_t>(num_threads, static_cast<int64_t>(pieces_.size()));
@@ -163,13 +161,19 @@ class ShardWork {
   std::optional<Status> failure_;
 };
 
-Result<> write_shard(const Checkpoint& checkpoint, const PlannedShard& shard, ScaleForm form,
-                     const std::vector<FileReader>& sources, const std::string& path,
-                     int num_threads, Progress* progress) {
+int threads_for(int wanted) {
+  if (wanted > 0) return wanted;
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), kMinThreads,
+                    kMaxThreads);
+}
+
+Result<> write_shard(const Checkpoint& checkpoint, const PlannedShard& shard,
+                     const QuantizeOptions& options, const std::vector<FileReader>& sources,
+                     const std::string& path, Progress* progress) {
   FATHOM_TRY(FileWriter file, FileWriter::create(path, shard.bytes));
   FATHOM_RETURN_IF_ERROR(file.write(shard.head.data(), static_cast<int64_t>(shard.head.size()), 0));
-  ShardWork work(checkpoint, shard, form, sources, file, progress);
-  FATHOM_RETURN_IF_ERROR(work.run(num_threads));
+  ShardWork work(checkpoint, shard, options, sources, file, progress);
+  FATHOM_RETURN_IF_ERROR(work.run(threads_for(options.num_threads)));
   return file.finish();
 }
 
@@ -216,12 +220,6 @@ Result<> copy_small_files(const Checkpoint& checkpoint, const QuantizeOutput& ou
   return {};
 }
 
-int threads_for(int wanted) {
-  if (wanted > 0) return wanted;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), kMinThreads,
-                    kMaxThreads);
-}
-
 Result<std::vector<FileReader>> open_sources(const Checkpoint& checkpoint) {
   std::vector<FileReader> sources;
   for (const std::string& path : checkpoint.files()) {
@@ -264,8 +262,8 @@ Result<QuantizeSummary> quantize_checkpoint(const Checkpoint& checkpoint,
     std::optional<Progress> progress;
     if (options.show_progress) progress.emplace("Quantising", left_bytes, Progress::Unit::kBytes);
     for (const PlannedShard* shard : left) {
-      FATHOM_RETURN_IF_ERROR(write_shard(checkpoint, *shard, options.scale_form, sources,
-                                         output.path(shard->name), threads_for(options.num_threads),
+      FATHOM_RETURN_IF_ERROR(write_shard(checkpoint, *shard, options, sources,
+                                         output.path(shard->name),
                                          progress ? &*progress : nullptr));
     }
   }

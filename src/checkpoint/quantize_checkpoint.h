@@ -23,18 +23,21 @@ struct QuantizeOptions {
   int64_t max_shard_bytes = 0;  // 0: the source's shards, one to one
   int num_threads = 0;          // 0: one a core
   bool show_progress = true;    // a bar on stderr
+  // Bytes of a tensor that a thread takes at once (of a matrix at least 128 rows): long enough for
+  // the disk, short enough for many threads. Tests cut their small tensors into many pieces.
+  int64_t piece_bytes = 16 << 20;
 };
 
 struct QuantizeSummary {
   int64_t quantized = 0;  // tensors
-  int64_t tensors = 0;    // of the source, in all
+  int64_t tensors = 0;    // in the source, in all
   int64_t source_bytes = 0;
-  int64_t bytes = 0;  // of the new shards
+  int64_t bytes = 0;  // bytes of the new shards
   int64_t shards = 0;
-  int64_t kept = 0;  // of them from an earlier run
+  int64_t kept = 0;  // shards kept from an earlier run
 };
 
-// Errors name the file, the tensor and the numbers. What is finished stays for the next run.
+// Errors name the file, the tensor and the numbers. Finished shards stay for the next run.
 Result<QuantizeSummary> quantize_checkpoint(const Checkpoint& checkpoint,
                                             const QuantizeOptions& options);
 

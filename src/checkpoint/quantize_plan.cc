@@ -74,8 +74,8 @@ Result<PlannedTensor> plan_tensor(const Checkpoint& checkpoint, const WeightName
   return tensor;
 }
 
-// Where everything lies in a shard, and its head. Tensors of wide types first, then by name, as the
-// format's own library has them: each is then aligned to its type.
+// Computes a shard's offsets, and its head. Tensors of wide types come first, then by name, as in
+// the format's own library: each is then aligned to its type.
 void lay_out(PlannedShard& shard) {
   struct Part {
     std::string name;

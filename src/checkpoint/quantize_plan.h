@@ -1,9 +1,9 @@
-// What `fathom quantize` will write, known before a weight is read: every shard's name, head, and
+// The output of `fathom quantize`, known before a weight is read: every shard's name, head, and
 // where each tensor's bytes go in it.
 //
 // The form is DeepSeek-V3's as published: e4m3 weights of the linear layers
-// (WeightNames::is_linear, those of MTP layers too) with fp32 weight_scale_inv for blocks of
-// 128x128 beside them; all other tensors as they are.
+// (WeightNames::is_linear, those of MTP layers too) with block-wise 128x128 scales in fp32
+// (weight_scale_inv) beside them; all other tensors unchanged.
 #pragma once
 
 #include <string>
@@ -16,15 +16,15 @@ namespace fathom {
 
 struct PlannedTensor {
   std::string name;
-  const TensorEntry* source = nullptr;  // of the checkpoint's, which must outlive the plan
+  const TensorEntry* source = nullptr;  // in the checkpoint, which must outlive the plan
   bool quantize = false;
-  int64_t offset = 0;         // of the first byte, in the new file
+  int64_t offset = 0;         // first byte, in the new file
   int64_t scales_offset = 0;  // if quantize
 };
 
 struct PlannedShard {
   std::string name;  // "model-00001-of-00163.safetensors"
-  std::string head;  // what stands before the data
+  std::string head;  // the bytes before the data
   int64_t bytes = 0;
   int64_t source_bytes = 0;            // that are read for it
   std::vector<PlannedTensor> tensors;  // in the order of the source's bytes
@@ -32,8 +32,8 @@ struct PlannedShard {
 
 struct QuantizePlan {
   std::vector<PlannedShard> shards;
-  std::string index;      // of model.safetensors.index.json; empty for a single model.safetensors
-  int64_t bytes = 0;      // of all shards
+  std::string index;      // model.safetensors.index.json; empty for a single model.safetensors
+  int64_t bytes = 0;      // all shards
   int64_t quantized = 0;  // tensors
 };
 

@@ -55,8 +55,8 @@ Result<> check_record(const std::string& directory, const std::string& record) {
       directory, then, now);
 }
 
-// What stands in the way of a new run, if anything does. A run that ended before it had a record
-// leaves that record's unfinished file.
+// The first file that prevents a new run; empty if none. The unfinished file of a record, left by a
+// run that ended before it had one, does not count.
 std::string found_in(const std::string& directory) {
   std::error_code failure;
   std::string first;

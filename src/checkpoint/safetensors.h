@@ -43,14 +43,13 @@ using SafetensorsHeader = std::map<std::string, SafetensorsEntry, std::less<>>;
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view text, int64_t data_bytes,
                                                    std::string_view source);
 
-// What stands before the data of a file with these tensors: length and JSON, padded so that the
-// data begins at a multiple of 8. The metadata is what PyTorch's readers look for: {"format":
-// "pt"}.
+// The bytes before the data of a file with these tensors: length and JSON, padded so that the data
+// begins at a multiple of 8. PyTorch's readers require the metadata {"format": "pt"}.
 std::string safetensors_head(const SafetensorsHeader& tensors);
 
 struct SafetensorsFile {
   SafetensorsHeader tensors;
-  int64_t data_offset = 0;  // of the first data byte: 8 + N
+  int64_t data_offset = 0;  // first data byte: 8 + N
 };
 
 // Opens a shard and reads its header, no data.

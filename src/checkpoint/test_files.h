@@ -1,4 +1,4 @@
-// What the tests of this room write to disk: a folder that goes away, files, safetensors shards.
+// Test files of this room: temporary folders, files, safetensors shards.
 #pragma once
 
 #include <gtest/gtest.h>

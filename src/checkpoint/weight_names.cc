@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kLayerPrefix = "model.layers.";
 constexpr std::string_view kExpertPrefix = "mlp.experts.";
 constexpr std::string_view kWeight = ".weight";
-// What quantisation adds beside "X.weight".
+// Suffixes that quantisation adds beside "X.weight".
 constexpr std::string_view kScaleSuffixes[] = {".weight_scale_inv", ".weight_scale",
                                                ".input_scale"};
 
@@ -77,7 +77,8 @@ WeightNames::WeightNames(const ModelConfig& config) : config_(config) {
       {"model.norm.weight", {hidden}, WeightGroup::kNorms, false, {}},
       {"lm_head.weight", {config.vocab_size, hidden}, WeightGroup::kHead, false, {}},
   };
-  // The MTP module joins the next token's embedding and the hidden state: eh_proj reads both.
+  // The MTP module concatenates the next token's embedding and the hidden state: eh_proj reads
+  // both.
   mtp_ = {
       {"embed_tokens.weight", {config.vocab_size, hidden}, WeightGroup::kMtp, false, {}},
       {"enorm.weight", {hidden}, WeightGroup::kMtp, false, {}},

@@ -23,7 +23,7 @@ enum class WeightGroup {
   kNorms,
   kHead,
   kMtp,     // everything of the layers after num_hidden_layers, but their scales
-  kScales,  // of FP8 weights and of activations
+  kScales,  // FP8 weights' and activations'
 };
 inline constexpr int kNumWeightGroups = 10;
 
@@ -46,7 +46,7 @@ class WeightNames {
   using Visit = std::function<bool(const PublishedTensor&)>;
   void for_each(const Visit& visit) const;
 
-  // What a stored tensor is, or nothing for a name that such a model does not have.
+  // The group of a stored tensor; nothing for a name that such a model does not have.
   std::optional<WeightGroup> classify(std::string_view name) const;
 
   // Whether it is a matrix that FP8 checkpoints have in FP8: a linear layer's of attention or of an

@@ -8,7 +8,7 @@
 namespace fathom {
 namespace {
 
-// What a folder with nothing but this published config.json would hold.
+// The checkpoint of a folder with nothing but this published config.json.
 Checkpoint published(const std::string& name) {
   const TestFolder folder;
   folder.write("config.json",

@@ -47,7 +47,8 @@ std::vector<int32_t> random_prompt(int64_t vocab_size, int64_t length, uint64_t 
 // Spread evenly over [length * (1 - ratio), length * (1 + ratio)], at least 1.
 int64_t spread_length(int64_t length, double ratio, uint64_t seed, uint64_t index);
 
-// Of a non-empty list, by linear interpolation between the nearest two (as numpy's default is).
+// Percentile of a non-empty list, by linear interpolation between the nearest two (numpy's
+// default).
 double percentile(std::vector<double> values, double percent);
 double mean(const std::vector<double>& values);
 

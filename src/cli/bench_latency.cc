@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kPercentiles[] = {10, 25, 50, 75, 90, 99};  // vLLM's
 
-// Of one iteration. Decode begins when the last prompt's first token is there.
+// Times of one iteration. Decode begins when the last prompt's first token is there.
 struct Iteration {
   double seconds = 0;
   double prefill_rate = 0;  // prompt tokens/s

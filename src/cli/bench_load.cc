@@ -38,6 +38,7 @@ json::object body_of(const LoadRequest& request, const ServerLoad& options) {
   } else {
     body["prompt"] = request.prompt_text;
   }
+  for (const auto& [name, value] : options.extra) body[name] = value;
   return body;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "cli/bench_workload.h"
 #include "cli/serving_report.h"
 #include "server/client/http_client.h"
@@ -15,6 +16,7 @@ struct ServerLoad {
   std::string endpoint = "/v1/completions";  // or /v1/chat/completions
   std::string api_key, model;
   double temperature = 0;
+  json::object extra;  // further fields of each body; they win
   bool ignore_eos = false;
   int64_t max_concurrency = 0;  // 0: no limit
   double cancel_delay_seconds = 0;

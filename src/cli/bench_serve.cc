@@ -2,7 +2,9 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <limits>
+#include <thread>
 
 #include "cli/bench.h"
 #include "cli/bench_load.h"
@@ -27,7 +29,25 @@ struct ServeBenchFlags {
   ServerLoad load;
   OutputFlags output;
   bool quiet = false;
+  // As other load generators have them.
+  std::string backend, label, result_dir, extra_body;
+  std::optional<double> top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
+  std::optional<int64_t> top_k, logprobs;
+  std::vector<std::string> metadata;
+  int64_t num_warmups = 0, ready_seconds = 0;
+  bool flush_cache = false;
 };
+
+// The interface of a --backend of vLLM's or SGLang's load generator; empty: none that is spoken.
+std::string endpoint_of(const std::string& backend) {
+  for (const char* chat : {"openai-chat", "sglang-oai-chat", "vllm-chat"}) {
+    if (backend == chat) return "/v1/chat/completions";
+  }
+  for (const char* text : {"openai", "vllm", "sglang", "sglang-oai", "sglang-native", "lmdeploy"}) {
+    if (backend == text) return "/v1/completions";
+  }
+  return "";
+}
 
 std::vector<std::string> words_of(const std::string& list) {
   std::vector<std::string> words;
@@ -91,6 +111,73 @@ Result<json::object> get_object(client::HttpClient& client, const ServeBenchFlag
   return value.get_object();
 }
 
+// The fields of --extra-body and of the flags of sampling.
+Result<json::object> extra_fields(const ServeBenchFlags& flags) {
+  json::object extra;
+  const auto add = [&extra](const char* name, const auto& value) {
+    if (value) extra[name] = *value;
+  };
+  add("top_p", flags.top_p);
+  add("min_p", flags.min_p);
+  add("top_k", flags.top_k);
+  add("frequency_penalty", flags.frequency_penalty);
+  add("presence_penalty", flags.presence_penalty);
+  add("repetition_penalty", flags.repetition_penalty);
+  if (flags.logprobs && flags.load.endpoint == "/v1/chat/completions") {
+    extra["logprobs"] = true;
+    extra["top_logprobs"] = *flags.logprobs;
+  } else {
+    add("logprobs", flags.logprobs);
+  }
+  if (flags.extra_body.empty()) return extra;
+  FATHOM_TRY(const json::value given, parse_json(flags.extra_body, "--extra-body"));
+  if (!given.is_object()) return invalid("--extra-body is {}, expected an object", brief(given));
+  for (const auto& [name, value] : given.get_object()) extra[name] = value;
+  return extra;
+}
+
+// Asks once a second until the server is ready.
+Result<> wait_until_ready(client::HttpClient& client, const ServeBenchFlags& flags) {
+  for (int64_t second = 0;; ++second) {
+    const auto reply = client.ask({.path = "/ready", .time_limit = std::chrono::seconds(5)});
+    // Other servers may have no such path; that they answer is enough.
+    if (reply && reply->status != 503) return {};
+    if (second >= flags.ready_seconds) {
+      return error(Code::kUnavailable,
+                   "the server is not ready after {} s of --ready-check-timeout-sec",
+                   flags.ready_seconds);
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
+// What is sent before the measurement: the first requests, at once.
+void warm_up(client::HttpClient& client, const ServeBenchFlags& flags,
+             const std::vector<LoadRequest>& requests) {
+  std::vector<LoadRequest> first;
+  for (int64_t i = 0; i < flags.num_warmups; ++i) {
+    first.push_back(requests[static_cast<size_t>(i) % requests.size()]);
+    first.back().at_seconds = 0;
+    first.back().cancelled = false;
+  }
+  ServerLoad load = flags.load;
+  load.show_progress = false;
+  const LoadRun run = run_load(client, first, load);
+  for (const auto& [message, count] : run.failures) {
+    fmt::print(stderr, "{} of the warm-up failed: {}\n", count, message);
+  }
+}
+
+Result<> flush_cache(client::HttpClient& client, const ServeBenchFlags& flags) {
+  FATHOM_TRY(const client::ClientReply reply, client.ask({.method = "POST",
+                                                          .path = "/flush_cache",
+                                                          .api_key = flags.load.api_key,
+                                                          .body = "{}",
+                                                          .time_limit = std::chrono::seconds(30)}));
+  if (reply.status == 200) return {};
+  return invalid("--flush-cache: the server answers /flush_cache with status {}", reply.status);
+}
+
 // The first model that the server has.
 Result<std::string> ask_model(client::HttpClient& client, const ServeBenchFlags& flags) {
   FATHOM_TRY(const json::object models, get_object(client, flags, "/v1/models"));
@@ -114,7 +201,7 @@ Result<int64_t> ask_vocab_size(client::HttpClient& client, const ServeBenchFlags
 json::object serve_json(const ServeBenchFlags& flags, const ServingFigures& figures,
                         const LoadRun& run, size_t num_prompts) {
   json::object object = {{"date", utc_now()},
-                         {"backend", "openai"},
+                         {"backend", flags.backend.empty() ? "openai" : flags.backend},
                          {"endpoint", flags.load.endpoint},
                          {"model_id", flags.load.model},
                          {"dataset_name", flags.workload.dataset},
@@ -124,6 +211,11 @@ json::object serve_json(const ServeBenchFlags& flags, const ServingFigures& figu
                          {"time_scale", flags.workload.time_scale},
                          {"length_scale", flags.workload.length_scale},
                          {"cancel_rate", flags.workload.cancel_rate}};
+  if (!flags.label.empty()) object["label"] = flags.label;
+  for (const std::string& pair : flags.metadata) {
+    const size_t equals = pair.find('=');
+    object[pair.substr(0, equals)] = pair.substr(equals + 1);
+  }
   if (flags.workload.request_rate > 0) {
     object["request_rate"] = flags.workload.request_rate;
   } else {
@@ -139,6 +231,13 @@ json::object serve_json(const ServeBenchFlags& flags, const ServingFigures& figu
 }
 
 Result<int> bench_serve(ServeBenchFlags flags) {
+  if (!flags.backend.empty() && endpoint_of(flags.backend).empty()) {
+    return invalid(
+        "--backend is \"{}\", allowed are openai, vllm, sglang, sglang-oai, sglang-native, "
+        "lmdeploy, "
+        "openai-chat, sglang-oai-chat, vllm-chat",
+        flags.backend);
+  }
   FATHOM_TRY(const ServingReportOptions report, report_options(flags));
   FATHOM_TRY(const ServiceGoals goals, service_goals(flags.goodput));
   client::Endpoint endpoint{flags.host, static_cast<int>(flags.port)};
@@ -154,6 +253,16 @@ Result<int> bench_serve(ServeBenchFlags flags) {
     }
     workload.request_rate = *rate;
   }
+  for (const std::string& pair : flags.metadata) {
+    if (pair.find('=') == std::string::npos) {
+      return invalid("--metadata is \"{}\", expected NAME=VALUE", pair);
+    }
+  }
+  if (!flags.result_dir.empty()) {
+    std::string& file = flags.output.result_file;
+    if (file.empty() && flags.output.save) file = fmt::format("{}.json", utc_now());
+    if (!file.empty()) file = (std::filesystem::path(flags.result_dir) / file).string();
+  }
   workload.seed = static_cast<uint64_t>(flags.seed);
   workload.range_ratio = flags.range_ratio.value_or(0);
   workload.burstiness = flags.burstiness.value_or(1);
@@ -163,8 +272,12 @@ Result<int> bench_serve(ServeBenchFlags flags) {
   flags.load.cancel_delay_seconds = flags.cancel_delay.value_or(0.5);
   flags.load.temperature = flags.temperature.value_or(0);
   flags.load.show_progress = !flags.quiet;
+  FATHOM_TRY(flags.load.extra, extra_fields(flags));
 
   FATHOM_TRY(const auto client, client::HttpClient::create(endpoint));
+  if (flags.ready_seconds > 0) {
+    FATHOM_RETURN_IF_ERROR(wait_until_ready(*client, flags));
+  }
   if (flags.load.model.empty()) {
     auto model = ask_model(*client, flags);
     if (!model) {
@@ -176,6 +289,10 @@ Result<int> bench_serve(ServeBenchFlags flags) {
     FATHOM_TRY(workload.vocab_size, ask_vocab_size(*client, flags));
   }
   FATHOM_TRY(const std::vector<LoadRequest> requests, make_workload(workload));
+  if (flags.num_warmups > 0) warm_up(*client, flags, requests);
+  if (flags.flush_cache) {
+    FATHOM_RETURN_IF_ERROR(flush_cache(*client, flags));
+  }
   const LoadRun run = run_load(*client, requests, flags.load);
 
   ServingFigures figures = measure_serving(run.completed, run.begin, run.seconds, goals);
@@ -206,17 +323,37 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
   server.count("--port", &flags->port, 1, 65535, "Its port");
   server.choice("--endpoint", &flags->load.endpoint, {"/v1/completions", "/v1/chat/completions"},
                 "What is asked; to a chat, ids are sent as letters");
+  server.text("--backend", &flags->backend, "NAME",
+              "The same by the names of other load generators: openai, vllm, sglang, openai-chat, "
+              "sglang-oai-chat");
+  server.count("--ready-check-timeout-sec", &flags->ready_seconds, 0, 86'400,
+               "Wait so long until the server is ready");
+  server.toggle("--flush-cache", &flags->flush_cache, "Empty its prefix cache first");
   server.text("--api-key", &flags->load.api_key, "KEY", "Key to send");
   server.text("--model,--served-model-name", &flags->load.model, "NAME",
               "Model to ask for (default: the server's first)");
   FlagGroup work(*command, "Work");
   WorkloadOptions& workload = flags->workload;
   work.choice("--dataset-name", &workload.dataset,
-              {"random", "custom", "sharegpt", "azure", "mooncake"}, "What is sent");
+              {"random", "prefix_repetition", "custom", "sharegpt", "azure", "mooncake"},
+              "What is sent");
   work.text("--dataset-path", &workload.path, "FILE", "The dataset's file");
   work.count("--num-prompts", &workload.num_prompts, 1, kMost, "Requests, at most");
-  work.count("--random-input-len", &workload.random_input_len, 1, kMost, "Tokens of each prompt");
-  work.count("--random-output-len", &workload.random_output_len, 1, kMost, "Tokens of each answer");
+  work.count("--num-warmups", &flags->num_warmups, 0, kMost, "Requests before those that count");
+  work.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMost,
+             "Tokens of each prompt");
+  work.count("--random-output-len,--output-len,--custom-output-len", &workload.random_output_len, 1,
+             kMost, "Tokens of each answer, of custom prompts too");
+  work.count("--random-prefix-len", &workload.random_prefix_len, 0, kMost,
+             "Tokens before them that all prompts share");
+  work.count("--prefix-repetition-prefix-len", &workload.prefix_len, 0, kMost,
+             "Tokens of each prefix");
+  work.count("--prefix-repetition-suffix-len", &workload.suffix_len, 1, kMost,
+             "Tokens of each prompt after it");
+  work.count("--prefix-repetition-num-prefixes", &workload.num_prefixes, 1, kMost,
+             "Prefixes, each with an equal share of the prompts");
+  work.count("--prefix-repetition-output-len", &workload.repetition_output_len, 1, kMost,
+             "Tokens of each answer");
   work.number("--random-range-ratio", &flags->range_ratio, 0, 1,
               "Spread the lengths evenly by this share, up and down", "0");
   work.count("--sharegpt-output-len", &workload.sharegpt_output_len, 0, kMost,
@@ -231,6 +368,15 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
              "Of prompts, lengths, gaps and who leaves");
   work.toggle("--ignore-eos", &flags->load.ignore_eos, "Answers have their full length");
   work.number("--temperature", &flags->temperature, 0, 2, "Of sampling", "0");
+  work.number("--top-p", &flags->top_p, 0, 1, "Of sampling", "the server's");
+  work.count("--top-k", &flags->top_k, -1, kMost, "Of sampling", "the server's");
+  work.number("--min-p", &flags->min_p, 0, 1, "Of sampling", "the server's");
+  work.number("--frequency-penalty", &flags->frequency_penalty, -2, 2, "Of sampling", "0");
+  work.number("--presence-penalty", &flags->presence_penalty, -2, 2, "Of sampling", "0");
+  work.number("--repetition-penalty", &flags->repetition_penalty, 0, 10, "Of sampling", "1");
+  work.count("--logprobs", &flags->logprobs, 0, 20, "Alternatives that each token is asked for",
+             "none");
+  work.text("--extra-body", &flags->extra_body, "JSON", "Further fields of each request");
   FlagGroup pace(*command, "Pace");
   pace.text("--request-rate", &flags->request_rate, "X",
             "Requests/s; inf: all at once, a trace at its own times (default: inf)");
@@ -249,8 +395,17 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
               "Percentiles of them (default: 99)");
   output.texts("--goodput", &flags->goodput, "NAME:MS",
                "Count requests within ttft:MS, tpot:MS, e2el:MS");
+  output.text("--result-dir", &flags->result_dir, "DIR", "Folder of the file");
+  output.text("--label", &flags->label, "TEXT", "Text for the JSON object");
+  output.texts("--metadata", &flags->metadata, "NAME=VALUE", "Further fields of it");
   output.toggle("-q,--quiet", &flags->quiet, "No progress bar");
-  command->callback([flags, chosen] { *chosen = [flags] { return bench_serve(*flags); }; });
+  const CLI::Option* const given_endpoint = command->get_option("--endpoint");
+  command->callback([flags, chosen, given_endpoint] {
+    const std::string endpoint = endpoint_of(flags->backend);
+    // What is not spoken is said when the command runs.
+    if (given_endpoint->count() == 0 && !endpoint.empty()) flags->load.endpoint = endpoint;
+    *chosen = [flags] { return bench_serve(*flags); };
+  });
 }
 
 }  // namespace fathom

@@ -19,6 +19,8 @@ constexpr int64_t kBlockTokens = 512;  // of a Mooncake hash id
 constexpr int64_t kBytesPerToken = 4;  // of English text
 // Streams of random numbers; those of prompts count up from 0.
 constexpr uint64_t kGapStream = ~1ull, kCancelStream = ~2ull;
+// Prefixes count down from here.
+constexpr uint64_t kPrefixStream = ~3ull;
 
 int64_t scaled(int64_t length, double scale) {
   return std::max<int64_t>(1, std::llround(static_cast<double>(length) * scale));
@@ -42,15 +44,45 @@ Result<> for_each_line(const std::string& path,
   return {};
 }
 
+std::vector<int32_t> joined(std::vector<int32_t> first, const std::vector<int32_t>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
 std::vector<LoadRequest> random_requests(const WorkloadOptions& options) {
+  const auto prefix =
+      random_prompt(options.vocab_size, options.random_prefix_len, options.seed, kPrefixStream);
   std::vector<LoadRequest> requests(static_cast<size_t>(options.num_prompts));
   for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i].prompt_ids = random_prompt(
-        options.vocab_size,
-        spread_length(options.random_input_len, options.range_ratio, options.seed, 2 * i),
-        options.seed, i);
+    requests[i].prompt_ids =
+        joined(prefix, random_prompt(options.vocab_size,
+                                     spread_length(options.random_input_len, options.range_ratio,
+                                                   options.seed, 2 * i),
+                                     options.seed, i));
     requests[i].output_tokens =
         spread_length(options.random_output_len, options.range_ratio, options.seed, 2 * i + 1);
+  }
+  return requests;
+}
+
+// Prompts of one prefix are not neighbours, as those of vLLM's dataset of this name are not.
+Result<std::vector<LoadRequest>> prefix_repetition_requests(const WorkloadOptions& options) {
+  const int64_t each = options.num_prompts / options.num_prefixes;
+  if (each == 0) {
+    return invalid("--num-prompts is {}, the least allowed is --prefix-repetition-num-prefixes, {}",
+                   options.num_prompts, options.num_prefixes);
+  }
+  std::vector<std::vector<int32_t>> prefixes;
+  for (int64_t i = 0; i < options.num_prefixes; ++i) {
+    prefixes.push_back(random_prompt(options.vocab_size, options.prefix_len, options.seed,
+                                     kPrefixStream - static_cast<uint64_t>(i)));
+  }
+  std::vector<LoadRequest> requests(static_cast<size_t>(each * options.num_prefixes));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt_ids =
+        joined(prefixes[i % prefixes.size()],
+               random_prompt(options.vocab_size, options.suffix_len, options.seed, i));
+    requests[i].output_tokens = options.repetition_output_len;
   }
   return requests;
 }
@@ -230,11 +262,14 @@ void space_out(const WorkloadOptions& options, std::vector<LoadRequest>& request
 }
 
 Result<std::vector<LoadRequest>> read_dataset(const WorkloadOptions& options) {
-  if (options.dataset == "random") {
-    if (options.path.empty()) return random_requests(options);
-    return invalid(
-        "--dataset-path is {}, and --dataset-name random reads no file: say which kind it is",
-        options.path);
+  if (options.dataset == "random" || options.dataset == "prefix_repetition") {
+    if (!options.path.empty()) {
+      return invalid(
+          "--dataset-path is {}, and --dataset-name {} reads no file: say which kind it is",
+          options.path, options.dataset);
+    }
+    if (options.dataset == "random") return random_requests(options);
+    return prefix_repetition_requests(options);
   }
   if (options.path.empty()) {
     return invalid("--dataset-name {} needs --dataset-path FILE", options.dataset);

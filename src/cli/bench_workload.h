@@ -20,14 +20,17 @@ struct LoadRequest {
 };
 
 struct WorkloadOptions {
-  std::string dataset = "random";  // custom, sharegpt, azure, mooncake
+  std::string dataset = "random";  // prefix_repetition, custom, sharegpt, azure, mooncake
   std::string path = {};           // of the file; none for random
   int64_t num_prompts = 1000;      // at most
   int64_t vocab_size = 0;          // ids are below it
   uint64_t seed = 0;
 
   int64_t random_input_len = 1024, random_output_len = 128;  // the latter of custom prompts, too
+  int64_t random_prefix_len = 0;  // tokens that all random prompts begin with
   double range_ratio = 0;
+  // Of prefix_repetition: num_prompts / num_prefixes prompts begin with each prefix.
+  int64_t prefix_len = 256, suffix_len = 256, num_prefixes = 10, repetition_output_len = 128;
   int64_t sharegpt_output_len = 0;  // 0: a token for four bytes of the recorded answer
 
   // Requests a second, 0: all at once, or at a trace's own times. Gaps are gamma-distributed with

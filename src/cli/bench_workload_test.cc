@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 namespace fathom {
 namespace {
@@ -54,6 +55,39 @@ TEST(Workload, MooncakeBlocksOfOneIdAreEqual) {
   EXPECT_EQ((*requests)[0].output_tokens, 32);
   EXPECT_EQ((*requests)[1].output_tokens, 1);  // a request has at least one
   EXPECT_EQ((*requests)[1].at_seconds, 2);
+}
+
+TEST(Workload, RepeatedPrefixesAreShared) {
+  WorkloadOptions options = options_for("prefix_repetition", "");
+  options.num_prompts = 11;
+  options.num_prefixes = 3;
+  options.prefix_len = 20;
+  options.suffix_len = 5;
+  options.repetition_output_len = 7;
+  const auto requests = make_workload(options);
+  ASSERT_TRUE(requests) << requests.error().message;
+  ASSERT_EQ(requests->size(), 9u);  // 3 a prefix
+  std::set<std::vector<int32_t>> prefixes, prompts;
+  for (const LoadRequest& request : *requests) {
+    EXPECT_EQ(request.prompt_ids.size(), 25u);
+    EXPECT_EQ(request.output_tokens, 7);
+    prefixes.insert(first(request.prompt_ids, 20));
+    prompts.insert(request.prompt_ids);
+  }
+  EXPECT_EQ(prefixes.size(), 3u);
+  EXPECT_EQ(prompts.size(), 9u);
+  options.num_prompts = 2;
+  EXPECT_EQ(make_workload(options).error().message,
+            "--num-prompts is 2, the least allowed is --prefix-repetition-num-prefixes, 3");
+  WorkloadOptions random = options_for("random", "");
+  random.num_prompts = 2;
+  random.random_prefix_len = 8;
+  random.random_input_len = 4;
+  const auto shared = make_workload(random);
+  ASSERT_TRUE(shared);
+  EXPECT_EQ((*shared)[0].prompt_ids.size(), 12u);
+  EXPECT_EQ(first((*shared)[0].prompt_ids, 8), first((*shared)[1].prompt_ids, 8));
+  EXPECT_NE((*shared)[0].prompt_ids, (*shared)[1].prompt_ids);
 }
 
 TEST(Workload, ScalesShrinkBlocksAndTimes) {

@@ -57,7 +57,7 @@ class ChatLoop {
       const bool goes_on = line.text.starts_with('/') ? command(line.text) : say(line.text);
       if (!goes_on) break;
     }
-    // Of a pipe's lines none should have failed in silence.
+    // A failed line of a pipe must show in the exit status.
     return failed_ && !reader_.is_terminal() ? 1 : 0;
   }
 

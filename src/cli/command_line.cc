@@ -9,12 +9,16 @@
 #include <new>
 #include <optional>
 
+#include "base/log.h"
 #include "cli/command.h"
+#include "cli/command_text.h"
 #include "cli/config_file.h"
+#include "cli/environment_report.h"
+#include "cli/flag_sources.h"
+#include "cli/foreign_flags.h"
 #include "cli/help_format.h"
 #include "cli/inspect_command.h"
 #include "cli/model_flags.h"
-#include "device/cpu/isa.h"
 
 namespace fathom {
 namespace {
@@ -94,17 +98,37 @@ std::string unexpected(const CLI::App& app, const std::string& word) {
   return message;
 }
 
-std::string version_text() {
-  return fmt::format("fathom {} (CPU, {})", FATHOM_VERSION, name_of(cpu_isa()));
+// The manual page and the completions, for those who install the program.
+void add_generate_command(CLI::App& app, Action* chosen) {
+  auto what = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("generate", "The manual page or a shell's completion");
+  command->group("");  // not shown
+  command->add_option("WHAT", *what, "man, bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"man", "bash", "zsh", "fish"}));
+  command->callback([&app, what, chosen] {
+    *chosen = [&app, what]() -> Result<int> {
+      const auto commands = command_texts(app);
+      fmt::print("{}", *what == "man"    ? manual_page(commands)
+                       : *what == "bash" ? bash_completion(commands)
+                       : *what == "zsh"  ? zsh_completion(commands)
+                                         : fish_completion(commands));
+      return 0;
+    };
+  });
 }
 
 void describe(CLI::App& app, Action* chosen) {
   app.name("fathom");
   app.description("Fathom serves DeepSeek-family models: V2, V2-Lite, V3, R1, V3.1 and their kin.");
   app.footer(
-      "Every flag of a command also has an environment variable, shown in its --help; the command\n"
-      "line wins. Text that was asked for goes to stdout, everything else to stderr.");
-  app.set_version_flag("--version", version_text);
+      "fathom COMMAND --help lists the flags of a command, --help=WORD those about a word. Each "
+      "has\n"
+      "an environment variable, shown there; the command line wins. Text that was asked for goes "
+      "to\n"
+      "stdout, everything else to stderr.");
+  app.set_version_flag("-v,-V,--version", version_text, "Print the version and exit");
+  app.set_help_flag("-h,--help", "Print this help and exit");
   app.require_subcommand(0, 1);
   app.formatter(std::make_shared<HelpFormat>());
   add_run_command(app, chosen);
@@ -116,12 +140,26 @@ void describe(CLI::App& app, Action* chosen) {
   add_quantize_command(app, chosen);
   add_tokenize_command(app, chosen);
   add_env_command(app, chosen);
+  add_generate_command(app, chosen);
 }
 
-// Reads the arguments; the exit status if that is the end of it. `origin` begins the message about
-// a bad value: where it came from.
+// The message about a value that does not fit, in our words.
+std::string bad_value(const CLI::ParseError& problem) {
+  const std::string text = problem.what();
+  // "Could not convert: --quiet = maybe": of a flag without a value.
+  constexpr std::string_view kConversion = "Could not convert: --";
+  if (!text.starts_with(kConversion)) return text;
+  const size_t flag = kConversion.size() - 2;
+  const size_t equals = text.find(" = ", flag);
+  return equals == std::string::npos
+             ? text
+             : fmt::format("{} is \"{}\", allowed are true and false",
+                           text.substr(flag, equals - flag), text.substr(equals + 3));
+}
+
+// Reads the arguments; the exit status if that is the end of it.
 std::optional<int> parse(CLI::App& app, const std::vector<std::string>& arguments,
-                         const std::string& origin) {
+                         const FlagSources& sources) {
   try {
     // CLI11 takes them in the order in which it takes them off the end.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
@@ -131,12 +169,14 @@ std::optional<int> parse(CLI::App& app, const std::vector<std::string>& argument
   } catch (const CLI::ArgumentMismatch& problem) {
     // "--seed: 1 required N missing", in our words.
     const std::string text = problem.what();
-    return fail(fmt::format("{}{} needs one value", origin, text.substr(0, text.find(':'))),
+    return fail(fmt::format("{}{} needs one value", sources.prefix_of(text),
+                            text.substr(0, text.find(':'))),
                 kExitBadInput);
   } catch (const CLI::ParseError& problem) {
     // --help and --version arrive here too, with status 0.
     if (problem.get_exit_code() == 0) return app.exit(problem);
-    return fail(origin + problem.what(), kExitBadInput);
+    const std::string text = bad_value(problem);
+    return fail(sources.prefix_of(text) + text, kExitBadInput);
   }
 }
 
@@ -176,15 +216,63 @@ int print_matching_flags(const CLI::App& command, const std::string& keyword) {
               kExitBadInput);
 }
 
-int run_action(const Action& action) {
+int run_action(const Action& action, const FlagSources& sources) {
   try {
     const Result<int> status = action();
-    return status ? *status : fail(status.error().message, exit_status(status.error().code));
+    if (status) return *status;
+    const std::string& message = status.error().message;
+    return fail(sources.prefix_of(message) + message, exit_status(status.error().code));
   } catch (const std::bad_alloc&) {
     return fail("out of memory", kExitFailed);
   } catch (const std::exception& problem) {
     return fail(problem.what(), kExitFailed);
   }
+}
+
+// "fathom help bench serve" asks what "fathom bench serve --help" does.
+void turn_help_around(std::vector<std::string>* arguments) {
+  if (arguments->empty() || arguments->front() != "help") return;
+  arguments->erase(arguments->begin());
+  arguments->push_back("--help");
+}
+
+// The command that the arguments name, as far as can be said before they are parsed.
+const CLI::App& named_command(const CLI::App& app, const std::vector<std::string>& arguments,
+                              size_t* words) {
+  const CLI::App* command = &app;
+  for (*words = 0; *words < arguments.size(); ++*words) {
+    const auto commands = command->get_subcommands(
+        [&](const CLI::App* one) { return one->get_name() == arguments[*words]; });
+    if (commands.empty()) break;
+    command = commands.front();
+  }
+  return *command;
+}
+
+// Leaves the environment's values to the command that was named: CLI11 would read them for all
+// commands, and a bad one would end a command that does not have it or was typed another value.
+void ignore_variables_of_others(CLI::App& app, const CLI::App& named) {
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    if (command == &named) continue;
+    for (CLI::Option* option : command->get_options()) option->envname("");
+    ignore_variables_of_others(*command, named);
+  }
+}
+
+// `fathom serve` takes the launch lines of other servers, `fathom bench serve` those of their load
+// generators.
+bool takes_launch_lines(const CLI::App& command) { return command.get_name() == "serve"; }
+
+// The exit status if the line cannot be taken.
+std::optional<int> translate(const CLI::App& serve, size_t words,
+                             std::vector<std::string>* arguments, std::vector<std::string>* notes) {
+  const auto flags = arguments->begin() + static_cast<std::ptrdiff_t>(words);
+  auto line = translate_launch_line(serve, std::vector<std::string>(flags, arguments->end()));
+  if (!line) return fail(line.error().message, kExitBadInput);
+  arguments->erase(flags, arguments->end());
+  arguments->insert(arguments->end(), line->arguments.begin(), line->arguments.end());
+  *notes = std::move(line->notes);
+  return std::nullopt;
 }
 
 }  // namespace
@@ -207,28 +295,45 @@ void add_inspect_command(CLI::App& app, Action* chosen) {
 
 int run_command_line(int argc, const char* const* argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
+  turn_help_around(&arguments);
   const std::string keyword = take_help_keyword(&arguments);
   CLI::App app;
   Action chosen;
   describe(app, &chosen);
-  if (const auto status = parse(app, arguments, "")) return *status;
+  size_t words = 0;
+  const CLI::App& named = named_command(app, arguments, &words);
+  std::vector<std::string> notes;
+  if (takes_launch_lines(named)) {
+    if (const auto status = translate(named, words, &arguments, &notes)) return *status;
+  }
+  FlagSources sources(named, arguments);
+  const std::vector<std::string> misspelt = misspelt_variables(app);
+  // `generate` prints them all.
+  if (named.get_name() != "generate") ignore_variables_of_others(app, named);
+  if (const auto status = parse(app, arguments, sources)) return *status;
   if (!keyword.empty()) return print_matching_flags(chosen_command(app), keyword);
   const std::string config = config_of(chosen_command(app));
   CLI::App app_with_config;
   if (!config.empty()) {
-    const auto more = config_arguments(config, chosen_command(app));
-    if (!more) return fail(more.error().message, kExitBadInput);
+    auto file = config_arguments(config, chosen_command(app));
+    if (!file) return fail(file.error().message, kExitBadInput);
     // After the command's name; what the user has typed may end in "--" and words.
-    arguments.insert(arguments.begin() + 1, more->begin(), more->end());
+    arguments.insert(arguments.begin() + 1, file->arguments.begin(), file->arguments.end());
+    notes.insert(notes.end(), file->notes.begin(), file->notes.end());
+    sources.add_file(config, std::move(file->lines));
     describe(app_with_config, &chosen);
-    if (const auto status = parse(app_with_config, arguments, config + ": ")) return *status;
+    ignore_variables_of_others(app_with_config, named_command(app_with_config, arguments, &words));
+    if (const auto status = parse(app_with_config, arguments, sources)) return *status;
   }
   if (!chosen) {
     const CLI::App& command = chosen_command(app);
-    fmt::print(stderr, "{}", command.help());
+    const CLI::App* const parent = command.get_parent();
+    fmt::print(stderr, "{}", command.help(parent == nullptr ? "" : command_path(*parent)));
     return fail(command_path(command) + " needs a command", kExitBadInput);
   }
-  const int status = run_action(chosen);
+  for (const std::string& sentence : misspelt) log_warning("{}", sentence);
+  for (const std::string& note : notes) log_warning("{}", note);
+  const int status = run_action(chosen, sources);
   if (std::fflush(stdout) != 0 && status == 0) return fail("stdout cannot be written", kExitFailed);
   return status;
 }

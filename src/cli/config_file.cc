@@ -4,10 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <map>
 
 #include "base/json.h"
 #include "cli/flags.h"
+#include "cli/foreign_flags.h"
 
 namespace fathom {
 namespace {
@@ -40,9 +40,12 @@ Result<ConfigEntry> read_entry(const std::string& path, const YAML::Node& key,
   return entry;
 }
 
-// The flag of that name; the flags that end the program when they are given count as none.
+// Flags that end the program, or would read another file.
+bool is_reserved(const std::string& name) { return name == "help" || name == "config"; }
+
+// The flag of that name; those that are reserved count as none.
 const CLI::Option* find_flag(const CLI::App& command, const std::string& name) {
-  if (name == "help" || name == "config") return nullptr;
+  if (is_reserved(name)) return nullptr;
   for (const CLI::Option* option : command.get_options()) {
     if (option->check_lname(name)) return option;
   }
@@ -61,6 +64,21 @@ tl::unexpected<Status> unknown_flag(const std::string& path, const ConfigEntry& 
   return invalid("{}:{}: fathom {} has no flag \"{}\" for a file{}", path, entry.line,
                  command.get_name(), entry.flag,
                  nearest ? fmt::format("; did you mean {}?", *nearest) : "");
+}
+
+bool takes_list(const CLI::Option& option) {
+  return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
+}
+
+// MODEL of the command line, or of the file.
+std::string model_of(const CLI::App& command, const std::vector<ConfigEntry>& entries) {
+  const CLI::Option* const option = find_flag(command, "model");
+  if (option == nullptr) return "";
+  if (option->count() > 0) return option->as<std::string>();
+  for (const ConfigEntry& entry : entries) {
+    if (option->check_lname(entry.flag) && !entry.values.empty()) return entry.values.front();
+  }
+  return "";
 }
 
 }  // namespace
@@ -87,28 +105,39 @@ Result<std::vector<ConfigEntry>> read_config_file(const std::string& path) {
   }
 }
 
-Result<std::vector<std::string>> config_arguments(const std::string& path,
-                                                  const CLI::App& command) {
+Result<ConfigArguments> config_arguments(const std::string& path, const CLI::App& command) {
   FATHOM_TRY(const std::vector<ConfigEntry> entries, read_config_file(path));
-  std::vector<std::string> arguments;
-  std::map<const CLI::Option*, int> lines;
+  const std::string model = model_of(command, entries);
+  ConfigArguments result;
   for (const ConfigEntry& entry : entries) {
-    const CLI::Option* const option = find_flag(command, entry.flag);
-    if (option == nullptr) return unknown_flag(path, entry, command);
-    // Two spellings of a flag would otherwise be two values of it.
-    if (const auto [earlier, is_first] = lines.emplace(option, entry.line); !is_first) {
+    const CLI::Option* const written = find_flag(command, entry.flag);
+    if (written == nullptr && (is_reserved(entry.flag) || !is_foreign_flag(entry.flag))) {
+      return unknown_flag(path, entry, command);
+    }
+    if (entry.is_list && written != nullptr && !takes_list(*written)) {
+      return invalid("{}:{}: {} takes one value, not a list", path, entry.line, entry.flag);
+    }
+    std::vector<std::string> words;
+    for (const std::string& value : entry.values) words.push_back("--" + entry.flag + "=" + value);
+    auto line = translate_launch_line(command, words, model);
+    if (!line) return with_context(fmt::format("{}:{}: ", path, entry.line), line.error());
+    result.notes.insert(result.notes.end(), line->notes.begin(), line->notes.end());
+    // The flag here: two spellings of it would otherwise be two values.
+    const CLI::Option* option = written;
+    if (!line->arguments.empty()) {
+      const std::string& first = line->arguments.front();
+      option = find_flag(command, first.substr(2, first.find('=') - 2));
+    }
+    if (option == nullptr) continue;
+    const std::string& name = option->get_lnames().front();
+    if (const auto [earlier, is_first] = result.lines.emplace(name, entry.line); !is_first) {
       return invalid("{}:{}: {} is set by line {} already", path, entry.line, entry.flag,
                      earlier->second);
     }
-    if (entry.is_list && option->get_multi_option_policy() != CLI::MultiOptionPolicy::TakeAll) {
-      return invalid("{}:{}: {} takes one value, not a list", path, entry.line, entry.flag);
-    }
     if (option->count() > 0) continue;
-    for (const std::string& value : entry.values) {
-      arguments.push_back("--" + entry.flag + "=" + value);
-    }
+    result.arguments.insert(result.arguments.end(), line->arguments.begin(), line->arguments.end());
   }
-  return arguments;
+  return result;
 }
 
 }  // namespace fathom

@@ -7,6 +7,7 @@
 // The command line wins over the environment, which wins over the file.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,9 +30,15 @@ struct ConfigEntry {
 // keys.
 Result<std::vector<ConfigEntry>> read_config_file(const std::string& path);
 
-// What the file adds to a command line that has been parsed into `command`: "--flag=value" for all
-// that neither the command line nor the environment has set. A key that is no flag of the command
-// is an error which names the nearest one.
-Result<std::vector<std::string>> config_arguments(const std::string& path, const CLI::App& command);
+struct ConfigArguments {
+  std::vector<std::string> arguments;  // "--flag=value"
+  std::vector<std::string> notes;      // on flags of other servers that were left out
+  std::map<std::string, int> lines;    // where flags stand, by their first long names
+};
+
+// What the file adds to a command line that has been parsed into `command`: all that neither the
+// command line nor the environment has set. Flags of other servers are translated
+// (foreign_flags.h). A key that is no flag is an error which names the nearest one.
+Result<ConfigArguments> config_arguments(const std::string& path, const CLI::App& command);
 
 }  // namespace fathom

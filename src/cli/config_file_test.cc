@@ -45,7 +45,8 @@ class ConfigFile : public testing::Test {
       return message;
     }
     std::string joined;
-    for (const std::string& argument : *result) joined += (joined.empty() ? "" : " ") + argument;
+    for (const std::string& argument : result->arguments)
+      joined += (joined.empty() ? "" : " ") + argument;
     return joined;
   }
 
@@ -68,13 +69,23 @@ TEST_F(ConfigFile, KeysAreFlagsWithEitherDash) {
 
 TEST_F(ConfigFile, CommandLineThenEnvironmentThenFile) {
   const std::string file = "port: 1\nmax-running-requests: 2\nhost: file\nlog-requests: true\n";
-  EXPECT_EQ(arguments(file, {"-p", "9", "--no-log-requests"}),
-            "--max-running-requests=2 --host=file");
+  EXPECT_EQ(arguments(file, {"-p", "9", "--no-log-requests"}), "--max-num-seqs=2 --host=file");
   setenv("FATHOM_MAX_NUM_SEQS", "7", 1);
   setenv("FATHOM_HOST", "environment", 1);
   EXPECT_EQ(arguments(file, {"--log-requests"}), "--port=1");
   unsetenv("FATHOM_MAX_NUM_SEQS");
   unsetenv("FATHOM_HOST");
+}
+
+TEST_F(ConfigFile, TakesFlagsOfOtherServers) {
+  EXPECT_EQ(arguments("parallel: 3\ntrust-remote-code: true\ncuda-graph-bs: [1, 2]\ntp: 1\n"),
+            "--max-num-seqs=3");
+  EXPECT_EQ(arguments("parallel: 3\n", {"--max-num-seqs", "9"}), "");
+  EXPECT_EQ(arguments("max-num-seqs: 1\nparallel: 2\n"),
+            "FILE:2: parallel is set by line 1 already");
+  EXPECT_EQ(arguments("port: 1\nenable-lora: true\n"),
+            "FILE:2: --enable-lora asks for what is not there: adapters (LoRA) are not served");
+  EXPECT_EQ(arguments("enable-lora: false\n"), "");
 }
 
 TEST_F(ConfigFile, ErrorsNameFileLineAndTheNearestFlag) {
@@ -114,10 +125,10 @@ TEST_F(ConfigFile, ValuesAreCheckedAsOnTheCommandLine) {
     return testing::internal::GetCapturedStderr();
   };
   EXPECT_EQ(message_of("port: 70000\n"),
-            "fathom: " + path_ + ": --port is 70000, allowed are 0 to 65535\n");
+            "fathom: " + path_ + ":1: --port is 70000, allowed are 0 to 65535\n");
   EXPECT_EQ(message_of("model: /nonexistent/model\nport: 0\ntp: 8\n"),
             "fathom: " + path_ +
-                ": --tensor-parallel-size is \"8\", allowed is 1: parallelism over devices is not "
+                ":3: --tp is \"8\", allowed is 1: parallelism over devices is not "
                 "there yet\n");
   EXPECT_EQ(message_of("prot: 1\n"), "fathom: " + path_ +
                                          ":1: fathom serve has no flag \"prot\" for a file; did "

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 
+#include "base/version.h"
 #include "device/cpu/isa.h"
 #include "engine/gpu_runner.h"
 
@@ -17,6 +18,13 @@ namespace fathom {
 namespace {
 
 namespace fs = std::filesystem;
+
+// What the kernels are compiled for: device/cpu/isa.h, cmake/FathomTargets.cmake.
+constexpr const char* kCpuKernels = "scalar, avx2, avx512, amx";
+constexpr const char* kGpuArchitectures = "sm_90a";
+constexpr const char* kNccl = "none";  // no room links it
+
+bool has_cuda() { return *program_cuda() != '\0'; }
 
 json::value or_null(const std::optional<std::string>& text) {
   return text ? json::value(*text) : json::value(nullptr);
@@ -48,11 +56,15 @@ std::optional<std::string> field(const std::string& path, std::string_view name,
 }
 
 json::object program() {
-  return {{"version", FATHOM_VERSION},
+  return {{"version", program_version()},
+          {"commit", program_commit()},
           {"build_type", FATHOM_BUILD_TYPE},
           {"compiler", FATHOM_COMPILER},
           {"sanitizers", *FATHOM_SANITIZERS == '\0' ? "none" : FATHOM_SANITIZERS},
-          {"backend", "CPU"}};
+          {"cpu_kernels", kCpuKernels},
+          {"gpu_architectures", has_cuda() ? kGpuArchitectures : "none"},
+          {"cuda", has_cuda() ? program_cuda() : "none"},
+          {"nccl", kNccl}};
 }
 
 // "boost 1.81.0, fmt 9.1.0": those that it was built with.
@@ -81,7 +93,7 @@ json::object cpu() {
           {"cgroup_cpu_max", or_null(first_line("/sys/fs/cgroup/cpu.max"))}};
 }
 
-// Of this program; what it lacks to compute on a GPU shows as no devices.
+// The GPUs that this program can use; what it lacks to compute on one shows as no devices.
 json::object gpus() {
   json::object object;
   const int count = num_gpus();
@@ -149,6 +161,14 @@ json::object environment_report() {
           {"memory", memory()},
           {"system", system()},
           {"environment", variables()}};
+}
+
+std::string version_text() {
+  std::string text = fmt::format("fathom {}\ncommit {}\nCPU: {}; here {}\n", program_version(),
+                                 program_commit(), kCpuKernels, name_of(cpu_isa()));
+  return text + (has_cuda() ? fmt::format("GPU: {}, CUDA {}, NCCL {}", kGpuArchitectures,
+                                          program_cuda(), kNccl)
+                            : "GPU: none, built without CUDA");
 }
 
 std::string environment_text(const json::object& report) {

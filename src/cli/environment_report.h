@@ -16,4 +16,7 @@ json::object environment_report();
 // The same for people: a line a value, a heading a section.
 std::string environment_text(const json::object& report);
 
+// What --version prints: version, commit, and what the kernels are compiled for.
+std::string version_text();
+
 }  // namespace fathom

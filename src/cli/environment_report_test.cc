@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <regex>
 
 #include "device/cpu/isa.h"
 
@@ -20,6 +21,24 @@ TEST(EnvironmentReport, KnowsProgramAndMachine) {
        {"boost", "openssl", "fmt", "spdlog", "cli11", "pcre2", "yaml-cpp", "xgrammar"}) {
     const auto& version = report.at("libraries").at(library).as_string();
     EXPECT_TRUE(!version.empty() && version[0] >= '0' && version[0] <= '9') << library;
+  }
+}
+
+TEST(EnvironmentReport, KnowsWhichBuildItIs) {
+  const json::object report = environment_report();
+  const auto& program = report.at("fathom").as_object();
+  const std::string version(program.at("version").as_string());
+  EXPECT_TRUE(std::regex_match(version, std::regex(R"([0-9]+\.[0-9]+\.[0-9]+.*)"))) << version;
+  const std::string commit(program.at("commit").as_string());
+  EXPECT_TRUE(std::regex_match(commit, std::regex("unknown|[0-9a-f]{40}(, changed)?"))) << commit;
+  const std::string cuda(program.at("cuda").as_string());
+  const std::string architectures(program.at("gpu_architectures").as_string());
+  EXPECT_EQ(cuda == "none", architectures == "none");
+  EXPECT_FALSE(program.at("nccl").as_string().empty());
+  const std::string text = version_text();
+  EXPECT_TRUE(text.starts_with("fathom " + version + "\n")) << text;
+  for (const std::string& part : {commit, architectures, std::string(name_of(cpu_isa()))}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part;
   }
 }
 

@@ -17,7 +17,7 @@ struct EvalTally {
   }
 };
 
-// Of prose. Perplexity is exp(nll).
+// Perplexity of prose: exp(nll).
 struct EvalPerplexity {
   int64_t tokens = 0;  // predicted
   double nll = 0;      // mean negative log-likelihood of a token

@@ -27,6 +27,10 @@ std::string environment_name(const std::string& names) {
   return name;
 }
 
+// How a choice shows in --help, and how choices_of() knows one: "--dtype WORD", "…: auto, float32".
+constexpr const char* kChoice = "WORD";
+constexpr std::string_view kChoices = ": ";
+
 [[noreturn]] void refuse(const std::string& message) { throw CLI::ValidationError(message); }
 
 int64_t count_of_suffix(char suffix) {
@@ -157,8 +161,8 @@ CLI::Option* FlagGroup::choice(const std::string& names, std::string* value,
     }
     *value = text;
   };
-  const std::string text = fmt::format("{}: {}", help, fmt::join(allowed, ", "));
-  return finish(app_.add_option_function<std::string>(names, read, text), names, "NAME", *value);
+  const std::string text = fmt::format("{}{}{}", help, kChoices, fmt::join(allowed, ", "));
+  return finish(app_.add_option_function<std::string>(names, read, text), names, kChoice, *value);
 }
 
 CLI::Option* FlagGroup::text(const std::string& names, std::string* value, const std::string& kind,
@@ -196,6 +200,18 @@ CLI::Option* FlagGroup::toggle(const std::string& names, std::optional<bool>* va
   // The number is how often yes was said more than no.
   const auto read = [=](int64_t balance) { *value = balance > 0; };
   return finish(app_.add_flag_function(names, read, help), names, "", "");
+}
+
+std::vector<std::string> choices_of(const CLI::Option& option) {
+  if (option.get_type_name() != kChoice) return {};
+  const std::string help = option.get_description();
+  std::vector<std::string> words;
+  for (size_t begin = help.rfind(kChoices) + kChoices.size(); begin <= help.size();) {
+    const size_t end = std::min(help.find(", ", begin), help.size());
+    words.push_back(help.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  return words;
 }
 
 std::optional<std::string> nearest_word(std::string_view word,

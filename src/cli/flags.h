@@ -67,6 +67,9 @@ class FlagGroup {
   const std::string heading_;
 };
 
+// The words that a flag made by FlagGroup::choice() allows, in their order; empty for others.
+std::vector<std::string> choices_of(const CLI::Option& option);
+
 // The word of `candidates` that `word` was probably meant to be, if any is near enough.
 std::optional<std::string> nearest_word(std::string_view word,
                                         const std::vector<std::string>& candidates);

@@ -1,12 +1,20 @@
 #include "cli/flags.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
 
 #include "cli/command_line.h"
+#include "cli/flag_sources.h"
 #include "cli/model_flags.h"
+#include "engine/gpu_runner.h"
 
 namespace fathom {
 namespace {
@@ -129,6 +137,42 @@ TEST(ModelFlags, PrefixCachingIsOnOffOrNotSaid) {
             "--kv-offload-gib is -1, allowed are 0 to 1048576");
 }
 
+TEST(ModelFlags, AWordThatIsNoModelMayBeText) {
+  EXPECT_TRUE(is_no_model("hello"));
+  EXPECT_FALSE(is_no_model(""));
+  EXPECT_FALSE(is_no_model("modles/fathom-tiny"));
+  EXPECT_FALSE(is_no_model("."));
+  setenv("FATHOM_MODEL", "hello", 1);
+  EXPECT_FALSE(is_no_model("hello"));
+  ModelFlags flags;
+  flags.model = "word";
+  std::string text;
+  testing::internal::CaptureStderr();
+  take_word_for_text(&flags, &text);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "fathom: \"word\" is no model here, so it is the text for hello\n");
+  EXPECT_EQ(text, "word");
+  EXPECT_EQ(flags.model, "hello");
+  unsetenv("FATHOM_MODEL");
+}
+
+TEST(ModelFlags, TheCpuBesideAGpuIsExplained) {
+  if (num_gpus() > 0) GTEST_SKIP() << "there is a GPU";
+  namespace fs = std::filesystem;
+  const fs::path root = fs::path(testing::TempDir()) / ("fathom-root-" + std::to_string(getpid()));
+  fs::create_directories(root / "dev");
+  const ModelFlags flags;
+  EXPECT_EQ(flags.why_cpu(root.string()), "");
+  std::ofstream(root / "dev/nvidiactl") << "";
+  const std::string reason = flags.why_cpu(root.string());
+  EXPECT_TRUE(reason.starts_with("--device auto takes the CPU: ")) << reason;
+  EXPECT_GT(reason.size(), 40u);
+  ModelFlags cpu;
+  cpu.device = "cpu";
+  EXPECT_EQ(cpu.why_cpu(root.string()), "");
+  fs::remove_all(root);
+}
+
 TEST(ModelFlags, TextIsNotTakenForAModel) {
   const auto taken = [](const std::string& argument) {
     ModelFlags flags;
@@ -182,6 +226,104 @@ TEST(CommandLine, BadInputIsOneLineAndStatusTwo) {
     EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 1) << message;
     EXPECT_NE(message.find(part), std::string::npos) << message;
   }
+}
+
+TEST(CommandLine, ABadValueIsSaidToComeFromWhereItDoes) {
+  const std::string path = testing::TempDir() + "fathom-flags-" + std::to_string(getpid());
+  std::ofstream(path) << "port: 1\n\nmax-num-seqs: x\n";
+  std::string message;
+  EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
+  EXPECT_TRUE(message.starts_with("fathom: " + path + ":3: --max-num-seqs is \"x\", ")) << message;
+  setenv("FATHOM_MAX_NUM_SEQS", "y", 1);  // wins over the file
+  EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
+  EXPECT_TRUE(message.starts_with("fathom: FATHOM_MAX_NUM_SEQS: --max-num-seqs is \"y\", "))
+      << message;
+  EXPECT_EQ(status_of({"serve", "--max-num-seqs", "z"}, &message), kExitBadInput);
+  EXPECT_TRUE(message.starts_with("fathom: --max-num-seqs is \"z\", ")) << message;
+  unsetenv("FATHOM_MAX_NUM_SEQS");
+  std::ofstream(path, std::ios::trunc) << "tensor-parallel-size: 8\n";
+  EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
+  EXPECT_TRUE(message.starts_with("fathom: " + path + ":1: --tensor-parallel-size is \"8\", "))
+      << message;
+  // What a command finds later than the parser does.
+  setenv("FATHOM_MAX_MODEL_LEN", "1M", 1);
+  EXPECT_EQ(status_of({"run", "-q", "-p", "x"}, &message), kExitBadInput);
+  EXPECT_TRUE(message.starts_with("fathom: FATHOM_MAX_MODEL_LEN: --max-model-len is 1048576"))
+      << message;
+  unsetenv("FATHOM_MAX_MODEL_LEN");
+  setenv("FATHOM_QUIET", "maybe", 1);
+  EXPECT_EQ(status_of({"run", "-p", "x"}, &message), kExitBadInput);
+  EXPECT_EQ(message, "fathom: FATHOM_QUIET: --quiet is \"maybe\", allowed are true and false\n");
+  unsetenv("FATHOM_QUIET");
+  unlink(path.c_str());
+}
+
+TEST(CommandLine, AMisspeltVariableIsWarnedOf) {
+  CLI::App app;
+  ModelFlags flags;
+  add_model_flags(*app.add_subcommand("run"), &flags);
+  setenv("FATHOM_MAX_NUM_SEQ", "1", 1);
+  setenv("FATHOM_MAX_LEN", "1", 1);
+  setenv("FATHOM_ELSEWHERE_1", "1", 1);
+  setenv("FATHOM_CPU_ISA", "avx2", 1);
+  EXPECT_EQ(misspelt_variables(app),
+            (std::vector<std::string>{
+                "FATHOM_MAX_LEN is set and no flag has it; did you mean FATHOM_MAX_MODEL_LEN?",
+                "FATHOM_MAX_NUM_SEQ is set and no flag has it; did you mean "
+                "FATHOM_MAX_NUM_SEQS?"}));
+  for (const char* name :
+       {"FATHOM_MAX_NUM_SEQ", "FATHOM_MAX_LEN", "FATHOM_ELSEWHERE_1", "FATHOM_CPU_ISA"}) {
+    unsetenv(name);
+  }
+  EXPECT_TRUE(misspelt_variables(app).empty());
+}
+
+TEST(CommandLine, EachCommandNamesItself) {
+  std::string message;
+  EXPECT_EQ(status_of({"bench"}, &message), kExitBadInput);
+  EXPECT_NE(message.find("Usage: fathom bench "), std::string::npos) << message;
+  EXPECT_NE(message.find("fathom: fathom bench needs a command\n"), std::string::npos) << message;
+  EXPECT_EQ(status_of({}, &message), kExitBadInput);
+  EXPECT_NE(message.find("Usage: fathom "), std::string::npos) << message;
+  EXPECT_NE(message.find("fathom: fathom needs a command\n"), std::string::npos) << message;
+  const auto help_of = [](std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "fathom");
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(run_command_line(static_cast<int>(arguments.size()), arguments.data()), 0);
+    return testing::internal::GetCapturedStdout();
+  };
+  EXPECT_EQ(help_of({"help"}), help_of({"--help"}));
+  EXPECT_EQ(help_of({"help", "bench", "serve"}), help_of({"bench", "serve", "--help"}));
+  EXPECT_NE(help_of({"help", "bench", "serve"}).find("Usage: fathom bench serve "),
+            std::string::npos);
+  EXPECT_EQ(help_of({"-v"}), help_of({"--version"}));
+}
+
+// README's table and --help have the same commands.
+TEST(CommandLine, HelpListsTheCommandsOfTheReadme) {
+  testing::internal::CaptureStdout();
+  const char* arguments[] = {"fathom", "--help"};
+  EXPECT_EQ(run_command_line(2, arguments), 0);
+  const std::string help = testing::internal::GetCapturedStdout();
+  std::ifstream readme(std::string(FATHOM_SOURCE_DIR) + "/README.md");
+  const std::regex cell("`fathom ([a-z]+( (latency|throughput|serve))?)[^`]*`");
+  std::set<std::string> commands;
+  for (std::string line; std::getline(readme, line);) {
+    if (!line.starts_with("| `fathom ")) continue;
+    line = line.substr(0, line.find(" | ", 3));
+    for (std::sregex_iterator at(line.begin(), line.end(), cell), end; at != end; ++at) {
+      commands.insert((*at)[1]);
+    }
+  }
+  EXPECT_GE(commands.size(), 11u);
+  std::set<std::string> listed;
+  std::istringstream lines(help.substr(help.find("Subcommands:\n")));
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line) && !line.empty()) {
+    listed.insert(line.substr(2, line.find("  ", 2) - 2));
+  }
+  EXPECT_EQ(listed, commands);
 }
 
 TEST(CommandLine, ControlCharactersAreShownNotObeyed) {

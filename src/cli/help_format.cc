@@ -80,7 +80,13 @@ std::string HelpFormat::make_option(const CLI::Option* option, bool is_positiona
 }
 
 std::string HelpFormat::make_subcommand(const CLI::App* command) const {
-  return two_columns(command->get_display_name(), command->get_description());
+  // One with commands of its own is shown as those: "bench serve".
+  const auto commands = command->get_subcommands([](const CLI::App*) { return true; });
+  std::string text;
+  for (const CLI::App* inner : commands) {
+    text += two_columns(command->get_name() + " " + inner->get_name(), inner->get_description());
+  }
+  return commands.empty() ? two_columns(command->get_name(), command->get_description()) : text;
 }
 
 }  // namespace fathom

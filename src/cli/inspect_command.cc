@@ -4,6 +4,7 @@
 #include "cache/latent_layout.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/inventory.h"
+#include "checkpoint/load_plan.h"
 #include "checkpoint/memory_plan.h"
 #include "engine/gpu_runner.h"
 
@@ -210,13 +211,14 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
 
 }  // namespace
 
+// What cannot be run is shown as far as it goes, and then said.
 Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   FATHOM_TRY(const Checkpoint checkpoint, Checkpoint::open(model));
   const Inventory inventory = take_inventory(checkpoint);
   const auto plan = default_plan(checkpoint.config(), inventory);
   if (json) {
     print_json(checkpoint, inventory, plan, out);
-    return {};
+    return check_stored(checkpoint);
   }
   print_config(checkpoint, out);
   print_tensors(checkpoint.config(), inventory, out);
@@ -224,7 +226,7 @@ Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   // A model that does not fit here can still be looked at.
   fmt::print(out, "\n{}", plan ? memory_plan_table(*plan) : plan.error().message + "\n");
   print_gpu(checkpoint, out);
-  return {};
+  return check_stored(checkpoint);
 }
 
 }  // namespace fathom

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "base/log.h"
 #include "base/math.h"
 #include "cli/engine_faults.h"
 #include "engine/gpu_runner.h"
@@ -17,7 +18,7 @@ namespace {
 // Unless a flag says more: 64K tokens of a bf16 cache are 0.6 GiB for the bundled model and 4.6 GB
 // for DeepSeek-V3.
 constexpr int64_t kDefaultCacheTokens = 65536;
-// Of a GPU's memory 1/16 stays free: for the graphs, and for what the driver takes.
+// 1/16 of a GPU's memory stays free: for graphs and for the driver.
 constexpr int64_t kGpuShareLeftFree = 16;
 // Logits of prompt positions are computed together up to this size (for 8,192 words 2,048 rows, for
 // V3's 129,280 words 129).
@@ -35,9 +36,27 @@ Result<Checkpoint> open_checkpoint(const ModelFlags& flags) {
   return Checkpoint::open(model);
 }
 
+// Of --chat-template: a name, or a file with a template that is one of those that Fathom knows.
+Result<ChatFormat> format_of_template(const std::string& name_or_file) {
+  if (const auto named = chat_format_from_name(name_or_file)) return named;
+  constexpr int64_t kMaxTemplateBytes = 1 << 20;
+  const auto text = read_text_file(name_or_file, kMaxTemplateBytes);
+  if (!text) return with_context("--chat-template: ", text.error());
+  const auto format = detect_chat_format("", *text, [](std::string_view) { return false; });
+  if (!format || text->empty()) {
+    return invalid("--chat-template: {} holds no template that Fathom knows; known are {}",
+                   name_or_file, chat_format_names());
+  }
+  return format;
+}
+
 Result<ChatFormat> choose_chat_format(const ModelFlags& flags, const Checkpoint& checkpoint,
                                       const Tokenizer* tokenizer) {
+  if (flags.chat_format != "auto" && !flags.chat_template.empty()) {
+    return invalid("--chat-format and --chat-template both name the chat format, only one may");
+  }
   if (flags.chat_format != "auto") return chat_format_from_name(flags.chat_format);
+  if (!flags.chat_template.empty()) return format_of_template(flags.chat_template);
   if (tokenizer == nullptr) return invalid("{} has no tokenizer.json", checkpoint.directory());
   return detect_chat_format(
       checkpoint.config().model_type, tokenizer->chat_template().value_or(""),
@@ -81,6 +100,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.graphs = flags.graphs;
   options.attention = flags.attention_form();
   options.deterministic = flags.deterministic;
+  options.step_timeout = std::chrono::seconds(flags.gpu_step_seconds);
   options.load = loaded.load;
   return options;
 }
@@ -239,7 +259,7 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   FATHOM_TRY(loaded.checkpoint, open_checkpoint(flags));
   FATHOM_TRY(loaded.tokenizer, tokenizer_for(loaded.checkpoint, needs.needs_tokenizer));
   loaded.chat_format = choose_chat_format(flags, loaded.checkpoint, loaded.tokenizer.get());
-  if (!loaded.chat_format && flags.chat_format != "auto") {
+  if (!loaded.chat_format && (flags.chat_format != "auto" || !flags.chat_template.empty())) {
     return tl::unexpected<Status>(loaded.chat_format.error());
   }
   loaded.load = load_options(flags);
@@ -250,6 +270,7 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
       flags.threads > 0 ? flags.threads : std::max(1u, std::thread::hardware_concurrency()));
   loaded.max_num_seqs = flags.max_num_seqs.value_or(std::min(needs.num_seqs, flags.step_rows()));
   FATHOM_TRY(loaded.gpu, flags.gpu());
+  if (const std::string reason = flags.why_cpu(); !reason.empty()) log_warning("{}", reason);
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
   EngineOptions engine = engine_options(loaded, flags, needs);
   FATHOM_TRY(std::unique_ptr<Runner> runner, loaded.gpu ? load_on_gpu(loaded, flags, needs, engine)

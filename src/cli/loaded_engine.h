@@ -16,7 +16,7 @@
 
 namespace fathom {
 
-// Of strangers' requests; the fields are EngineOptions'.
+// Limits of clients' requests; the fields are EngineOptions'.
 struct QueueLimits {
   int64_t max_requests = 512;
   int64_t max_tokens = 0;
@@ -27,8 +27,8 @@ struct QueueLimits {
 // What a command needs where the flags do not say it.
 struct EngineNeeds {
   int64_t num_seqs = 1;
-  // Of the cache on the CPU; 0: num_seqs sequences of full length, at most 64K tokens. On a GPU it
-  // is all that fits.
+  // Tokens of the cache on the CPU; 0: num_seqs sequences of full length, at most 64K tokens. On a
+  // GPU it is all that fits.
   int64_t total_tokens = 0;
   bool prompt_logprobs = false;  // of many positions: steps may want more logit rows
   bool prefix_caching = true;    // false: what was asked before must not change times or results

@@ -19,8 +19,8 @@ struct MachineProbe {
   void add_to(json::object& object) const;
 };
 
-// Of the CPU's threads or of the GPU that is given. Takes a fifth of a second, while the engine is
-// idle. All zero where the GPU has no memory left for it.
+// Measures the CPU's threads or the given GPU. Takes a fifth of a second, while the engine is idle.
+// All zero where the GPU has no memory left for it.
 MachineProbe measure_machine(std::optional<int> gpu, int num_threads, double read_bytes,
                              DType compute);
 

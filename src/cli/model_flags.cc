@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
 #include "base/check.h"
 #include "chat/format.h"
+#include "checkpoint/hub_cache.h"
 #include "engine/gpu_runner.h"
 
 namespace fathom {
@@ -17,6 +20,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr const char* kBundledModel = "models/fathom-tiny";
+constexpr const char* kModelVariable = "FATHOM_MODEL";
 // More positions, sequences or threads than any machine here has: beyond it a typing error.
 constexpr int64_t kMaxTokens = int64_t{1} << 32;
 constexpr int64_t kMaxSequences = 1 << 16;
@@ -34,6 +38,12 @@ std::string check_device(const std::string& name) {
   const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
                         name.find_first_not_of("0123456789", 5) == std::string::npos;
   return numbered ? "" : fmt::format("'{}' is none of auto, cpu, cuda, cuda:N", name);
+}
+
+// What runs when the command line names no model; empty: the bundled one.
+std::string default_model() {
+  const char* const name = std::getenv(kModelVariable);
+  return name == nullptr ? "" : name;
 }
 
 bool is_on_gpu(const ModelFlags& flags) {
@@ -60,10 +70,23 @@ AttentionForm ModelFlags::attention_form() const {
   return attention == "mha" ? AttentionForm::kMha : AttentionForm::kAuto;
 }
 
+bool ModelFlags::fits_gpu() const {
+  return compute() == DType::kBF16 && cache_format() != CacheFormat::kF32;
+}
+
+std::string ModelFlags::why_cpu(const std::string& root) const {
+  if (device != "auto") return "";
+  std::string reason = why_no_gpu(root);
+  if (reason.empty() && num_gpus() > 0 && !fits_gpu()) {
+    reason = "on a GPU there are neither float32 products nor an f32 cache";
+  }
+  return reason.empty() ? "" : fmt::format("--device auto takes the CPU: {}", reason);
+}
+
 Result<std::optional<int>> ModelFlags::gpu() const {
   if (device == "cpu") return std::nullopt;
   const int count = num_gpus();
-  const bool can = compute() == DType::kBF16 && cache_format() != CacheFormat::kF32;
+  const bool can = fits_gpu();
   if (device == "auto") return count > 0 && can ? std::optional(0) : std::nullopt;
   if (!can) {
     return invalid("--device {}: on a GPU there are neither float32 products nor an f32 cache",
@@ -90,7 +113,7 @@ CLI::Option* add_model_positional(CLI::App& app, ModelFlags* flags) {
       .add_option("MODEL,-m,--model,--model-path", flags->model,
                   "Directory with config.json, tokenizer.json and *.safetensors, or a Hugging Face "
                   "id in the local hub cache (default: the bundled model; also -m, --model)")
-      ->envname("FATHOM_MODEL")
+      ->envname(kModelVariable)
       ->type_name("");
 }
 
@@ -102,6 +125,10 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
               "With --load-format dummy: run only so many layers of the model");
   model.text("--chat-format", &flags->chat_format, "NAME",
              "auto (by the chat template), or " + chat_format_names());
+  model.text(
+      "--chat-template,--chat-template-file", &flags->chat_template, "FILE",
+      "The chat format whose template this file holds (it is recognised, never executed), or "
+      "a name as for --chat-format");
   model.toggle("-q,--quiet", &flags->quiet, "No memory plan and no progress on stderr");
 
   model
@@ -147,6 +174,10 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                 "Directory whose files pages move to when that is full too (default: none)");
   capacity.count("--kv-offload-disk-gib", &flags->kv_offload_disk_gib, 1, kMaxGiB,
                  "GiB that those files take at most");
+  capacity.count("--gpu-step-timeout", &flags->gpu_step_seconds, 0, 86'400,
+                 "Seconds that a step on a GPU may take; then the process ends with status 3, and "
+                 "says what ran; 0: never",
+                 "30");
   capacity.count("-t,--threads", &flags->threads, 1, kMaxThreads, "CPU threads", "one a core");
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of everything random", "a new one");
 }
@@ -172,8 +203,22 @@ void take_text_for_model(ModelFlags* flags, std::string* text) {
   if (fs::exists(flags->model, failure)) return;
   if (flags->model == "-" || flags->model.find_first_of(" \t\n") != std::string::npos ||
       flags->model.find_first_not_of("0123456789,") == std::string::npos) {
-    *text = std::exchange(flags->model, "");
+    *text = std::exchange(flags->model, default_model());
   }
+}
+
+bool is_no_model(const std::string& word) {
+  if (word.empty() || word == default_model() || word.find('/') != std::string::npos) return false;
+  const auto directory = resolve_model(word);
+  return !directory && directory.error().code == Code::kNotFound;
+}
+
+void take_word_for_text(ModelFlags* flags, std::string* text) {
+  *text = std::exchange(flags->model, default_model());
+  std::fputs(fmt::format("fathom: \"{}\" is no model here, so it is the text for {}\n", *text,
+                         flags->model.empty() ? "the bundled model" : flags->model)
+                 .c_str(),
+             stderr);
 }
 
 Result<std::string> resolve_model_flag(const ModelFlags& flags) {

@@ -22,6 +22,7 @@ struct ModelFlags {
   std::string attention = "auto";
   bool deterministic = false;
   std::string chat_format = "auto";
+  std::string chat_template;  // a file or a format's name; empty: by chat_format
 
   int64_t max_model_len = 0;                  // 0: the model's own, as far as the cache holds it
   std::optional<int64_t> max_num_seqs;        // none: what the command needs
@@ -31,6 +32,7 @@ struct ModelFlags {
   int64_t kv_offload_gib = 0;                 // host memory for pages that leave the cache
   std::string kv_offload_dir;                 // and files for those that leave that; empty: none
   int64_t kv_offload_disk_gib = 64;           // of them all
+  int64_t gpu_step_seconds = 30;              // that a GPU's step may take; 0: any time
   int64_t threads = 0;                        // 0: one a core
   std::optional<int64_t> seed;
   bool quiet = false;
@@ -44,6 +46,10 @@ struct ModelFlags {
   // The number of the GPU to compute on; none: on the CPU. "auto" takes the first GPU that there
   // is, if it can do what the other flags ask for.
   Result<std::optional<int>> gpu() const;
+  // Why "auto" takes the CPU beside a GPU, in one sentence; empty where there is no GPU to be seen
+  // or something else was asked for. `root`: of the file system that is looked at.
+  std::string why_cpu(const std::string& root = "/") const;
+  bool fits_gpu() const;  // what the other flags ask for can be computed on a GPU
   int64_t step_rows() const;
   // Sequences that a command with any number of requests runs together where no flag says so.
   int64_t many_sequences() const;
@@ -61,6 +67,14 @@ std::optional<std::string> find_bundled(const std::string& relative_path);
 // A single argument that cannot be a model, because it has white space or is a list of ids, is the
 // text that would have come second: `fathom run "What is 2 + 2?"`.
 void take_text_for_model(ModelFlags* flags, std::string* text);
+
+// A single word that names no model is that text too, where nothing else is given: `fathom run
+// hello`. False for a word with '/', which is a path or an id by its form, and for a model that is
+// there.
+bool is_no_model(const std::string& word);
+
+// Makes such a word the text, and says so on stderr.
+void take_word_for_text(ModelFlags* flags, std::string* text);
 
 // What to open: the flag's value, or the bundled model.
 Result<std::string> resolve_model_flag(const ModelFlags& flags);

@@ -49,15 +49,23 @@ Result<std::string> read_stdin() {
   return text;
 }
 
-Result<std::string> prompt_text(const RunFlags& flags) {
+// The prompt of a command line with one word: a model whose prompt is on stdin, or, where there is
+// none, the prompt.
+Result<std::string> prompt_text(RunFlags& flags) {
   const std::string& given =
       flags.prompt_flag.empty() ? flags.prompt_positional : flags.prompt_flag;
   if (!given.empty() && given != "-") return given;
+  const bool may_be_prompt = given.empty() && is_no_model(flags.model.model);
+  std::string text;
   if (given.empty() && isatty(STDIN_FILENO) == 1) {
-    return invalid("no prompt: fathom run MODEL \"prompt\", or a text on stdin, or fathom chat");
+    if (!may_be_prompt) {
+      return invalid("no prompt: fathom run MODEL \"prompt\", or a text on stdin, or fathom chat");
+    }
+  } else {
+    FATHOM_TRY(text, read_stdin());
+    if (text.empty() && !may_be_prompt) return invalid("the prompt on stdin is empty");
   }
-  FATHOM_TRY(std::string text, read_stdin());
-  if (text.empty()) return invalid("the prompt on stdin is empty");
+  if (text.empty()) take_word_for_text(&flags.model, &text);
   return text;
 }
 
@@ -117,7 +125,7 @@ void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) 
   }
 }
 
-Result<int> run(const RunFlags& flags) {
+Result<int> run(RunFlags flags) {
   FATHOM_RETURN_IF_ERROR(check_together(flags));
   FATHOM_TRY(const std::optional<GrammarSpec> spec, grammar_spec(flags.grammar));
   // Before the model: a missing prompt should not cost the time of loading.
@@ -180,7 +188,8 @@ void add_run_command(CLI::App& app, Action* chosen) {
   command->footer(
       "The prompt is the second argument, --prompt, or stdin; a single argument with white space "
       "in\n"
-      "it is the prompt for the bundled model. Exit status: 0 answered, 1 failed,\n"
+      "it, or one that names no model with nothing on stdin, is the prompt for the bundled model.\n"
+      "Exit status: 0 answered, 1 failed,\n"
       "2 bad flags or model files, 130 stopped by Ctrl-C.\n"
       "--json prints one object with prompt_ids, ids, text, logprobs, prompt_logprobs,\n"
       "finish_reason, usage and timings; with --choices N those of the first answer, and all of\n"

@@ -3,23 +3,26 @@
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <fstream>
 #include <future>
 #include <thread>
 
 #include "base/log.h"
+#include "base/version.h"
 #include "cli/command.h"
-#include "cli/foreign_flags.h"
 #include "cli/loaded_engine.h"
 #include "cli/service_notifier.h"
 #include "cli/stop_signals.h"
 #include "server/api/api_server.h"
+#include "server/http/host.h"
 
 namespace fathom {
 namespace {
 
-constexpr int kExitDead = 3;  // the watchdog has found the engine stuck
+constexpr int kExitDead = 3;  // the engine's device is lost, or a step hangs
 // What runs when the time to shut down is over may take so long to come to its step's end; a step
 // that hangs must not keep the process.
 constexpr std::chrono::milliseconds kLastStep{1500};
@@ -30,14 +33,20 @@ struct ServeFlags {
   QueueLimits queue;
   std::vector<std::string> names, key_files;
   int64_t port = 8000;
-  int64_t max_choices = 8;
+  int64_t max_choices = 32;
   int64_t queue_seconds = 120, total_seconds = 1800, shutdown_seconds = 30, watchdog_seconds = 300;
   int64_t body_mib = 32;
   std::string log_level = "info";
+  std::string metrics_prefix;
   bool strict = false;
+  bool enable_priority = false;
+  std::string scheduling_policy = "fcfs";
+  // Sampling of a request that says nothing; none: as sampling_defaults says.
+  std::optional<double> temperature, top_p;
+  std::optional<int64_t> top_k;
+  std::string sampling_defaults = "model";
   std::optional<bool> log_requests;
-  std::string config;              // read by the command line before this command runs
-  std::vector<std::string> notes;  // on flags without effect
+  std::string config;  // read by the command line before this command runs
 };
 
 // One key a line; empty lines and those that begin with '#' do not count.
@@ -51,9 +60,27 @@ Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
   return {};
 }
 
+// "fathom" and "fathom_" are the same prefix.
+Result<std::string> metrics_prefix(std::string prefix) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == ':';
+  };
+  if (prefix.empty()) return prefix;
+  if (!std::all_of(prefix.begin(), prefix.end(), allowed) || std::isdigit(prefix.front()) ||
+      prefix == "vllm:") {
+    return invalid(
+        "--metrics-prefix is '{}', expected letters, digits, '_' and ':', no digit first, and not "
+        "\"vllm:\"",
+        prefix);
+  }
+  if (prefix.back() != '_' && prefix.back() != ':') prefix += '_';
+  return prefix;
+}
+
 Result<ApiOptions> api_options(const ServeFlags& flags) {
   ApiOptions options;
-  options.version = FATHOM_VERSION;
+  options.version = program_version();
   options.http = flags.http;
   options.http.port = static_cast<int>(flags.port);
   options.http.max_body_bytes = flags.body_mib << 20;
@@ -64,6 +91,8 @@ Result<ApiOptions> api_options(const ServeFlags& flags) {
   }
   options.limits.max_choices = flags.max_choices;
   options.limits.refuse_unknown = flags.strict;
+  options.limits.allow_priority = flags.enable_priority || flags.scheduling_policy == "priority";
+  FATHOM_TRY(options.metrics_prefix, metrics_prefix(flags.metrics_prefix));
   options.watchdog_timeout = std::chrono::seconds(flags.watchdog_seconds);
   return options;
 }
@@ -97,16 +126,21 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
   served.vocab_size = loaded.checkpoint.config().vocab_size;
   served.max_model_len = loaded.max_model_len;
   const auto& defaults = loaded.checkpoint.generation_defaults();
-  served.temperature = defaults.temperature;
-  served.top_p = defaults.top_p;
-  served.top_k = defaults.top_k;
+  const bool from_model = flags.sampling_defaults == "model";
+  served.temperature = flags.temperature ? flags.temperature
+                       : from_model      ? defaults.temperature
+                                         : std::nullopt;
+  served.top_p = flags.top_p ? flags.top_p : from_model ? defaults.top_p : std::nullopt;
+  served.top_k = flags.top_k ? flags.top_k : from_model ? defaults.top_k : std::nullopt;
   served.created = std::chrono::duration_cast<std::chrono::seconds>(
                        std::chrono::system_clock::now().time_since_epoch())
                        .count();
   served.path = loaded.checkpoint.directory();
-  served.version = FATHOM_VERSION;
-  served.fingerprint = fmt::format("fathom-{}-{}-{}", FATHOM_VERSION, name_of(loaded.compute),
+  served.version = program_version();
+  served.fingerprint = fmt::format("fathom-{}-{}-{}", program_version(), name_of(loaded.compute),
                                    name_of(loaded.cache_format));
+  backend->cache = {.dtype = std::string(name_of(loaded.cache_format)),
+                    .prefix_caching = flags.model.prefix_caching.value_or(true)};
   backend->settings = {{"dtype", name_of(loaded.compute)},
                        {"kv_cache_dtype", name_of(loaded.cache_format)},
                        {"max_num_seqs", loaded.max_num_seqs},
@@ -128,11 +162,10 @@ Result<int> serve(ServeFlags flags) {
   StopSignals signals;
   ServiceNotifier notifier;
   set_log_level(log_level_of(flags.log_level));
-  for (const std::string& note : flags.notes) log_warning("{}", note);
   FATHOM_TRY(ApiOptions options, api_options(flags));
   const std::string scheme = options.http.tls_certificate_file.empty() ? "http" : "https";
-  const bool open_to_all = options.http.api_keys.empty() && options.http.host != "127.0.0.1" &&
-                           options.http.host != "localhost" && options.http.host != "::1";
+  const bool open_to_all =
+      options.http.api_keys.empty() && !http::is_loopback_host(options.http.host);
   FATHOM_TRY(const auto server, ApiServer::create(std::move(options)));
   FATHOM_RETURN_IF_ERROR(server->listen());
   server->start();
@@ -152,7 +185,8 @@ Result<int> serve(ServeFlags flags) {
   const std::string name = backend->served.names.front();
   signals.may_wait();
   server->serve(std::move(backend));
-  log_info("serving {} on {}://{}:{}", name, scheme, flags.http.host, server->port());
+  log_info("serving {} on {}://{}", name, scheme,
+           http::address_text(flags.http.host, server->port()));
   notifier.ready();
 
   std::thread watchdog([&server] {
@@ -172,6 +206,7 @@ Result<int> serve(ServeFlags flags) {
   stopped.set_value();
   last_resort.join();
   watchdog.join();
+  if (server->is_dead()) return kExitDead;
   if (!all_ended) log_warning("some answers were cut off after {} s", flags.shutdown_seconds);
   return 0;
 }
@@ -188,7 +223,7 @@ void add_serve_command(CLI::App& app, Action* chosen) {
       "100,000 keys, 4,096 messages, 128 tools, 4 stop strings of 256 bytes, 1,024 logit biases,\n"
       "64 KiB of schema or regex compiled within 2 s. A client that does not read for 60 s is\n"
       "cut off. Exit status: 0 stopped by a signal, 1 failed, 2 bad flags or model files,\n"
-      "3 the engine was stuck, 130 a second signal.");
+      "3 the engine was stuck or its device lost, 130 a second signal.");
   add_model_positional(*command, &flags->model);
   FlagGroup network(*command, "Network");
   network.text("--host", &flags->http.host, "HOST", "Address to listen on");
@@ -201,14 +236,28 @@ void add_serve_command(CLI::App& app, Action* chosen) {
   network.text("--ssl-keyfile", &flags->http.tls_key_file, "FILE", "Its key (PEM)");
   network.texts("--allowed-origins", &flags->http.cors_origins, "ORIGIN",
                 "Pages of this origin may call, * for all");
+  network.texts("--allowed-hosts", &flags->http.allowed_hosts, "NAME",
+                "Name that clients may call the server by, * for all; checked without an API key");
   network.count("--max-connections", &flags->http.max_connections, 1, 1 << 20,
                 "Open connections; more get 503");
   network.count("--max-body-mib", &flags->body_mib, 1, 1024, "Largest request in MiB");
   FlagGroup requests(*command, "Requests");
   requests.texts("--served-model-name", &flags->names, "NAME",
                  "Name of the model, then aliases (default: of its folder)");
+  requests.choice("--sampling-defaults", &flags->sampling_defaults, {"model", "openai"},
+                  "What a request that says nothing gets (model: generation_config.json's; openai: "
+                  "temperature and top_p 1)");
+  requests.number("--temperature,--temp", &flags->temperature, 0, kMaxTemperature,
+                  "Its temperature", "as --sampling-defaults says");
+  requests.number("--top-p", &flags->top_p, 0, 1, "Its top_p", "as --sampling-defaults says");
+  requests.count("--top-k", &flags->top_k, -1, std::numeric_limits<int32_t>::max(), "Its top_k",
+                 "as --sampling-defaults says");
   requests.count("--max-choices", &flags->max_choices, 1, kMaxChoices, "Largest n");
   requests.toggle("--strict", &flags->strict, "Refuse fields that are not known");
+  requests.toggle("--enable-priority", &flags->enable_priority,
+                  "Clients may send `priority`: lower goes sooner, and waiting counts");
+  requests.choice("--scheduling-policy", &flags->scheduling_policy, {"fcfs", "priority"},
+                  "priority: the same as --enable-priority");
   requests.count("--max-queued-requests,--max-num-queued-reqs", &flags->queue.max_requests, 1,
                  1 << 20, "Requests that may wait; more get 429");
   requests.count("--max-queued-tokens,--max-num-queued-tokens", &flags->queue.max_tokens, 0,
@@ -224,6 +273,8 @@ void add_serve_command(CLI::App& app, Action* chosen) {
                   "Seconds without a step, with work to do, after which the server ends; 0: never");
   operation.choice("--log-level", &flags->log_level, {"debug", "info", "warning", "error"},
                    "Least important line that is logged");
+  operation.text("--metrics-prefix", &flags->metrics_prefix, "PREFIX",
+                 "vLLM's metrics also under this prefix: fathom_");
   operation.toggle(
       "--log-requests,--enable-log-requests,!--no-log-requests,!--no-enable-log-requests,"
       "!--disable-log-requests",
@@ -231,7 +282,6 @@ void add_serve_command(CLI::App& app, Action* chosen) {
   operation.text("--config", &flags->config, "FILE",
                  "YAML with flags, \"max-num-seqs: 64\"; the command line and the environment win");
   add_model_flags(*command, &flags->model);
-  add_foreign_flags(*command, &flags->notes);
   command->callback([flags, chosen] { *chosen = [flags] { return serve(*flags); }; });
 }
 

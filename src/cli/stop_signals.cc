@@ -10,9 +10,20 @@
 namespace fathom {
 namespace {
 
+// nohup: a process that was started with SIGHUP ignored outlives its terminal. Blocked signals that
+// are ignored would still come to sigwait().
+bool takes_sighup() {
+  static const bool takes = [] {
+    struct sigaction now = {};
+    return sigaction(SIGHUP, nullptr, &now) != 0 || now.sa_handler != SIG_IGN;
+  }();
+  return takes;
+}
+
 sigset_t stop_set() {
   sigset_t set;
   sigemptyset(&set);
+  if (takes_sighup()) sigaddset(&set, SIGHUP);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGUSR2);  // wakes the watching thread at the end
@@ -40,7 +51,7 @@ void StopSignals::watch() {
     if (sigwait(&set, &signal) != 0) continue;
     if (ends_) return;
     if (signal == SIGUSR2) continue;
-    const char* const name = signal == SIGINT ? "SIGINT" : "SIGTERM";
+    const char* const name = signal == SIGINT ? "SIGINT" : signal == SIGHUP ? "SIGHUP" : "SIGTERM";
     if (!waits_) {
       log_info("{} while the model was being loaded", name);
       std::_Exit(0);

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM as a server takes them.
+// SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under nohup) as a server takes them.
 #pragma once
 
 #include <atomic>

@@ -22,11 +22,16 @@ struct TokenizeFlags {
   bool decode = false, json = false, no_special = false, add_bos = false, count = false;
 };
 
-Result<std::string> input_text(const TokenizeFlags& flags) {
+Result<std::string> input_text(TokenizeFlags& flags) {
   if (!flags.file.empty()) return read_text_file(flags.file, kMaxTextBytes);
   if (!flags.text.empty() && flags.text != "-") return flags.text;
+  const bool may_be_text = flags.text.empty() && is_no_model(flags.model.model);
   if (flags.text.empty() && isatty(STDIN_FILENO) == 1) {
-    return invalid("no text: fathom tokenize MODEL \"text\", or --file, or a text on stdin");
+    if (!may_be_text) {
+      return invalid("no text: fathom tokenize MODEL \"text\", or --file, or a text on stdin");
+    }
+    take_word_for_text(&flags.model, &flags.text);
+    return flags.text;
   }
   std::string text;
   char block[1 << 16];
@@ -36,6 +41,7 @@ Result<std::string> input_text(const TokenizeFlags& flags) {
       return error(Code::kTooLarge, "the text on stdin is longer than {} bytes", kMaxTextBytes);
     }
   }
+  if (text.empty() && may_be_text) take_word_for_text(&flags.model, &text);
   return text;
 }
 
@@ -71,11 +77,11 @@ void print_tokens(const TokenizeFlags& flags, const Tokenizer& tokenizer,
   }
 }
 
-Result<int> tokenize(const TokenizeFlags& flags) {
+Result<int> tokenize(TokenizeFlags flags) {
+  FATHOM_TRY(const std::string text, input_text(flags));
   FATHOM_TRY(const std::string model, resolve_model_flag(flags.model));
   FATHOM_TRY(const std::string directory, resolve_model(model));
   FATHOM_TRY(const auto tokenizer, Tokenizer::load(directory));
-  FATHOM_TRY(const std::string text, input_text(flags));
   if (!flags.decode) {
     std::vector<int32_t> ids =
         flags.no_special ? tokenizer->encode_ordinary(text) : tokenizer->encode(text);

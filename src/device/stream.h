@@ -1,4 +1,4 @@
-// Where an operation runs, and in what order: every operation takes a Stream first.
+// The device and order of execution of an operation: every operation takes a Stream first.
 //
 // On the CPU an operation has finished when its call returns; on a GPU it has been enqueued.
 #pragma once

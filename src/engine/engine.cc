@@ -34,6 +34,7 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
   FATHOM_RETURN_IF_ERROR(check_at_least("kv_offload_disk_bytes", options.kv_offload_disk_bytes, 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("max_queue_time", options.max_queue_time.count(), 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("max_total_time", options.max_total_time.count(), 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("priority_ageing", options.priority_ageing.count(), 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("the model's context length", runner.max_model_len(), 2));
   FATHOM_RETURN_IF_ERROR(check_at_least("the cache's number of pages", runner.num_pages(), 1));
   for (const int32_t id : options.eos_ids) {
@@ -115,6 +116,12 @@ void Engine::abort(RequestId request) { parts_->loop.inbox().abort(request); }
 EngineStats Engine::stats() const { return parts_->loop.stats(); }
 
 void Engine::flush_prefix_cache() { parts_->loop.inbox().flush(); }
+
+bool Engine::is_dead() const { return parts_->loop.inbox().is_dead(); }
+
+bool Engine::wait_until_dead(std::chrono::nanoseconds timeout) {
+  return parts_->loop.inbox().wait_until_dead(timeout);
+}
 
 bool Engine::drain(std::chrono::nanoseconds timeout) {
   parts_->loop.inbox().refuse();

@@ -5,9 +5,11 @@
 // is: schedule, run, postprocess.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +21,12 @@
 namespace fathom {
 
 class Tokenizer;
+
+inline constexpr int32_t kMostPriorityLevels = 10;
+
+// Steps in a row that fail with kInternal, with none in between that succeeds, after which the
+// engine counts as dead: a device whose errors stay, without the runner knowing that they do.
+inline constexpr int64_t kMostFailedSteps = 16;
 
 struct EngineOptions {
   int64_t max_num_seqs = 256;         // sequences that run together; a choice of n is one
@@ -42,19 +50,33 @@ struct EngineOptions {
   int64_t kv_offload_bytes = 0;
   std::string kv_offload_dir = {};  // empty: no files
   int64_t kv_offload_disk_bytes = 0;
+  // A request goes before another of a level below it (a priority larger by 1) that was submitted
+  // at most so much earlier: waiting for so long is worth a level. 0: waiting is worth nothing.
+  // Beyond kMostPriorityLevels on either side priorities make no more difference, so that nobody
+  // goes before one who has waited 2 * kMostPriorityLevels times as long.
+  std::chrono::nanoseconds priority_ageing = std::chrono::seconds(5);
   std::vector<int32_t> eos_ids = {};  // any of them ends a sequence
   int64_t preempt_every = 0;          // a fault for tests: every so many steps preempt one sequence
   std::function<std::chrono::steady_clock::time_point()> clock =
       {};  // for tests; none: the real one
 };
 
+// Upper bounds, in rows, of the kinds of steps that are counted apart: vLLM's.
+inline constexpr int64_t kStepRowBounds[] = {1,   8,    16,   32,   64,   128,  256,
+                                             512, 1024, 2048, 4096, 8192, 16384};
+
 struct EngineStats {
   int64_t running = 0, waiting = 0;  // sequences; waiting includes preempted ones
   int64_t queued_requests = 0, queued_tokens = 0;
   int64_t pages_total = 0, pages_used = 0;
-  int64_t pages_cached = 0;  // held by nobody, kept for their text; the rest is free
-  int64_t pages_stored = 0;  // in host memory and files
+  int64_t pages_cached = 0;       // held by nobody, kept for their text
+  int64_t pages_in_transfer = 0;  // on their way to or from host memory; the rest is free
+  int64_t pages_stored = 0;       // in host memory and files
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
+  double step_seconds = 0;  // in which a step ran
+  int64_t rows = 0;         // of all steps
+  // Steps of at most kStepRowBounds[i] rows and more than the bound before; the last of more.
+  std::array<int64_t, std::size(kStepRowBounds) + 1> steps_by_rows{};
   int64_t cached_tokens = 0;                    // of prompts, not computed
   int64_t prefix_queries = 0, prefix_hits = 0;  // prompt tokens looked for in the cache, and found
   int64_t prefix_returns = 0;                   // pages that came back from host memory or files
@@ -80,8 +102,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Checks the request fully, queues it and returns. kInvalidArgument: the request can never run.
-  // kResourceExhausted: the queue is full. kUnavailable: draining or stopped. After an error the
-  // sink is never called.
+  // kResourceExhausted: the queue is full. kUnavailable: draining, stopped or dead. After an error
+  // the sink is never called.
   Result<RequestId> submit(Request request, EventSink sink);
 
   // What submit() would say to any request now, whatever it is: asked before one is made, so that a
@@ -96,6 +118,14 @@ class Engine {
 
   // Forgets every cached prefix that no running sequence holds, at the next step's boundary.
   void flush_prefix_cache();
+
+  // Whether the engine is dead: its device is lost, or kMostFailedSteps steps in a row have failed.
+  // A dead engine refuses requests and has ended all that it had, both with kUnavailable; it never
+  // recovers.
+  bool is_dead() const;
+
+  // Waits until the engine is dead; false if that took longer.
+  bool wait_until_dead(std::chrono::nanoseconds timeout);
 
   // Refuses new requests and waits until all have ended; false if that took longer.
   bool drain(std::chrono::nanoseconds timeout);

@@ -16,6 +16,7 @@ namespace {
 // Made before memory can be short.
 const Status kAborted = {Code::kUnavailable, "the request was aborted"};
 const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
+const Status kDead = {Code::kUnavailable, "engine is dead"};  // fits without an allocation
 
 EngineOptions with_clock(EngineOptions options) {
   if (!options.clock) options.clock = std::chrono::steady_clock::now;
@@ -55,37 +56,41 @@ EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> run
 
 void EngineLoop::run() {
   while (true) {
-    take_news();
+    drain_inbox();
     if (stopping_) return;
     expire();
-    if (is_idle()) continue;
+    if (is_idle()) {
+      tree_.take_ended(/*wait=*/true);
+      continue;
+    }
     const bool has_room = steps_in_flight() < std::ssize(steps_);
     const bool has_begun = has_room && scheduler_.has_work() && begin_step();
     if (steps_in_flight() > 0 && (!has_begun || steps_in_flight() == std::ssize(steps_))) {
       end_step();
+    } else if (!has_begun && scheduler_.has_work()) {
+      tree_.take_ended(/*wait=*/true);  // nobody runs before a copy has ended
     }
     if (is_idle()) check_idle();
     publish_stats();
   }
 }
 
-void EngineLoop::take_news() {
-  inbox_.take(news_, /*wait=*/is_idle());
+void EngineLoop::drain_inbox() {
+  inbox_.take(news_, /*wait=*/is_idle() && tree_.copies_in_flight() == 0);
   for (std::unique_ptr<ActiveRequest>& request : news_.requests) {
     add_request(request);
   }
   for (const RequestId id : news_.aborts) {
     if (const auto it = requests_.find(id); it != requests_.end()) {
-      abort_request(*it->second, kAborted);
+      end_request(*it->second, FinishReason::kAbort, kAborted);
     }
   }
   if (news_.flush) tree_.clear();
   if (std::exchange(news_.stop, false)) {
     stopping_ = true;
-    while (!requests_.empty()) {
-      abort_request(*requests_.begin()->second, kStopped);
-    }
+    end_all(FinishReason::kAbort, kStopped);
   }
+  if (death_) end_all(FinishReason::kError, *death_);  // those that came before it was known
   if (is_idle()) {
     check_idle();
     publish_stats();
@@ -100,7 +105,7 @@ void EngineLoop::add_request(std::unique_ptr<ActiveRequest>& request) {
     requests_.try_emplace(added.id).first->second = std::move(request);
     enqueue(added);
   } catch (const std::bad_alloc&) {
-    abort_request(added, out_of_memory());
+    end_request(added, FinishReason::kAbort, out_of_memory());
   }
 }
 
@@ -112,6 +117,7 @@ void EngineLoop::enqueue(ActiveRequest& request) {
     } else if (has_choices) {
       sequence->prefix = tree_.chain(request.id, "");
     }
+    sequence->order = order_of(*sequence);
     sequence->arrival = ++arrivals_;
     scheduler_.add(*sequence);
   }
@@ -122,6 +128,15 @@ void EngineLoop::enqueue(ActiveRequest& request) {
   if (options_.max_total_time.count() > 0) {
     must_end_.push_back({queued + options_.max_total_time, request.id});
   }
+}
+
+// All requests grow older at one rate, so who goes before whom never changes: a level is worth as
+// much as having been submitted so much earlier.
+int64_t EngineLoop::order_of(const Sequence& sequence) const {
+  if (options_.priority_ageing.count() == 0) return 0;
+  const int64_t level = std::clamp(sequence.priority, -kMostPriorityLevels, kMostPriorityLevels);
+  const auto queued = std::chrono::nanoseconds(sequence.timings.queued.time_since_epoch());
+  return queued.count() + level * options_.priority_ageing.count();
 }
 
 // Looks only at the first of each list: requests come in the order in which they were queued, but
@@ -148,7 +163,7 @@ void EngineLoop::expire() {
                            age.count(), field, limit.count())};
       } catch (const std::bad_alloc&) {
       }
-      abort_request(*it->second, why);
+      end_request(*it->second, FinishReason::kAbort, why);
     }
   };
   expire_from(must_start_, true, options_.max_queue_time, "has not started", "max_queue_time");
@@ -161,10 +176,12 @@ bool EngineLoop::begin_step() {
   Step& step = this->step(begun_ + 1);
   if (!plan(step.plan) || step.plan.empty()) return false;
   step.number = begun_ + 1;
-  note_shape(step.plan);
+  step.begun = now();
+  record_step_shape(step.plan);
   publish_stats();  // before a step that may never end: what runs is counted, and its shape known
   if (const Result<> begun = begin(step); !begun) {
-    fail(step.plan, begun.error());
+    note_failure(begun.error());
+    if (!death_) fail(step.plan, begun.error());  // otherwise its sequences are gone
     return false;
   }
   ++begun_;
@@ -206,21 +223,23 @@ void EngineLoop::end_step() {
   const auto sampled = runner_->finish();
   Step& step = this->step(ended_ + 1);
   if (sampled) {
-    last_step_ = now();
-    ++counters_.steps;
-    take_results(step, *sampled);
+    failed_steps_ = 0;
+    count_step(step);
+    apply_sampled_tokens(step, *sampled);
   } else {
+    note_failure(sampled.error());
     // What it was to write may have been taken by others since it began.
     for (int64_t number = ended_ + 1; number <= begun_; ++number) {
       fail(this->step(number).plan, sampled.error());
     }
+    recompute_the_rest();
     tree_.clear();
   }
   ++ended_;  // until then the step refers to sequences that have ended
-  forget_ended();
+  erase_finished_requests();
 }
 
-void EngineLoop::take_results(Step& step, std::span<const SampledToken> sampled) {
+void EngineLoop::apply_sampled_tokens(Step& step, std::span<const SampledToken> sampled) {
   std::optional<StepResults> results;
   try {
     results.emplace(step, sampled, runner_->host_stream());
@@ -228,10 +247,10 @@ void EngineLoop::take_results(Step& step, std::span<const SampledToken> sampled)
     // Some grammars may have taken their token and some not: none of these can go on.
     return fail(step.plan, out_of_memory());
   }
-  for (const StepEntry& entry : step.plan.entries) tell(entry, *results);
+  for (const StepEntry& entry : step.plan.entries) deliver_token(entry, *results);
 }
 
-void EngineLoop::tell(const StepEntry& entry, StepResults& results) {
+void EngineLoop::deliver_token(const StepEntry& entry, StepResults& results) {
   Event& event = new_event(*entry.sequence);
   bool has_news = false;
   try {
@@ -240,7 +259,7 @@ void EngineLoop::tell(const StepEntry& entry, StepResults& results) {
     return end_early(*entry.sequence, FinishReason::kError, out_of_memory());
   }
   if (!has_news) return;
-  scheduler_.learn(*entry.sequence);
+  scheduler_.commit_token(*entry.sequence);
   emit(*entry.sequence, event);
 }
 
@@ -250,6 +269,42 @@ void EngineLoop::fail(const StepPlan& plan, const Status& why) {
     if (entry.sequence->phase == Sequence::Phase::kFinished) continue;
     end_early(*entry.sequence, FinishReason::kError, why);
   }
+}
+
+// A sequence that runs and has no part in the steps that failed may still hold pages of a text that
+// they were to write: it gives them up and is computed again.
+void EngineLoop::recompute_the_rest() {
+  while (scheduler_.num_running() > 0) {
+    try {
+      scheduler_.preempt_all();
+    } catch (const std::bad_alloc&) {
+      end_early(scheduler_.planning(), FinishReason::kError, out_of_memory());
+    }
+  }
+}
+
+// Out of memory is no failure of the device.
+void EngineLoop::note_failure(const Status& why) {
+  if (why.code == Code::kInternal) ++failed_steps_;
+  if (!death_ && (runner_->is_lost() || failed_steps_ >= kMostFailedSteps)) die(why);
+}
+
+// Known to everybody who asks before the first client hears of it. Steps in flight are still
+// finished; they can end nobody any more.
+void EngineLoop::die(const Status& why) {
+  death_ = kDead;
+  try {
+    death_ = {Code::kUnavailable, fmt::format("the engine is dead: {}", why.message)};
+    inbox_.die(*death_);
+  } catch (const std::bad_alloc&) {
+    inbox_.die(Status(kDead));
+  }
+  end_all(FinishReason::kError, *death_);
+  tree_.clear();
+}
+
+void EngineLoop::end_all(FinishReason reason, const Status& why) {
+  while (!requests_.empty()) end_request(*requests_.begin()->second, reason, why);
 }
 
 void EngineLoop::note_started(const StepPlan& plan) {
@@ -267,7 +322,7 @@ void EngineLoop::note_started(const StepPlan& plan) {
   }
 }
 
-void EngineLoop::note_shape(const StepPlan& plan) {
+void EngineLoop::record_step_shape(const StepPlan& plan) {
   counters_.step_sequences = std::ssize(plan.entries);
   counters_.step_rows = counters_.step_longest = 0;
   for (const StepEntry& entry : plan.entries) {
@@ -277,11 +332,24 @@ void EngineLoop::note_shape(const StepPlan& plan) {
   }
 }
 
+// A step that has ended. One that was begun while the last one ran counts from that one's end.
+void EngineLoop::count_step(const Step& step) {
+  const Time begun = std::max(step.begun, last_step_);
+  last_step_ = now();
+  ++counters_.steps;
+  counters_.step_seconds += std::chrono::duration<double>(last_step_ - begun).count();
+  int64_t rows = 0;
+  for (const StepEntry& entry : step.plan.entries) rows += entry.num_tokens;
+  counters_.rows += rows;
+  const auto kind = std::ranges::lower_bound(kStepRowBounds, rows) - std::begin(kStepRowBounds);
+  ++counters_.steps_by_rows[static_cast<size_t>(kind)];
+}
+
 void EngineLoop::leave_queue(ActiveRequest& request) {
   if (std::exchange(request.counted_as_queued, false)) inbox_.note_left_queue(request);
 }
 
-void EngineLoop::abort_request(ActiveRequest& request, const Status& why) {
+void EngineLoop::end_request(ActiveRequest& request, FinishReason reason, const Status& why) {
   // The last emission destroys the request, and its list of sequences with it.
   const size_t count = request.sequences.size();
   int left = request.unfinished;
@@ -289,7 +357,7 @@ void EngineLoop::abort_request(ActiveRequest& request, const Status& why) {
     Sequence& sequence = *request.sequences[i];
     if (sequence.phase == Sequence::Phase::kFinished) continue;
     --left;
-    end_early(sequence, FinishReason::kAbort, why);
+    end_early(sequence, reason, why);
   }
 }
 
@@ -335,7 +403,7 @@ void EngineLoop::forget(ActiveRequest& request) {
   requests_.erase(it);
 }
 
-void EngineLoop::forget_ended() {
+void EngineLoop::erase_finished_requests() {
   std::unique_ptr<ActiveRequest>* link = &ended_requests_;
   while (*link != nullptr) {
     if ((*link)->last_step > ended_) {
@@ -396,6 +464,7 @@ void EngineLoop::publish_stats() {
   counters_.pages_total = pool_.total();
   counters_.pages_used = pool_.used();
   counters_.pages_cached = pool_.cached();
+  counters_.pages_in_transfer = pool_.in_transfer();
   counters_.pages_stored = tree_.num_stored();
   counters_.prefix_returns = tree_.num_returns();
   counters_.prefix_evictions = tree_.num_evictions();

@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "cache/page_pool.h"
@@ -48,28 +49,34 @@ class EngineLoop {
     RequestId request = 0;
   };
 
-  void take_news();
+  void drain_inbox();
   void add_request(std::unique_ptr<ActiveRequest>& request);
   void enqueue(ActiveRequest& request);
+  int64_t order_of(const Sequence& sequence) const;
   void expire();
   bool begin_step();
   bool plan(StepPlan& plan);
   Result<> begin(Step& step);
   void end_step();
-  void take_results(Step& step, std::span<const SampledToken> sampled);
-  void tell(const StepEntry& entry, StepResults& results);
+  void apply_sampled_tokens(Step& step, std::span<const SampledToken> sampled);
+  void deliver_token(const StepEntry& entry, StepResults& results);
   void note_started(const StepPlan& plan);
-  void note_shape(const StepPlan& plan);
+  void record_step_shape(const StepPlan& plan);
+  void count_step(const Step& step);
   void leave_queue(ActiveRequest& request);
-  void abort_request(ActiveRequest& request, const Status& why);
+  void end_request(ActiveRequest& request, FinishReason reason, const Status& why);
   void fail(const StepPlan& plan, const Status& why);
+  void recompute_the_rest();
+  void note_failure(const Status& why);
+  void die(const Status& why);
+  void end_all(FinishReason reason, const Status& why);
   void end_early(Sequence& sequence, FinishReason reason, const Status& why);
   void end_sequence(Sequence& sequence, Event& event);
   void emit(Sequence& sequence, Event& event);
   Event& new_event(const Sequence& sequence);
   void publish_stats();
   void forget(ActiveRequest& request);
-  void forget_ended();
+  void erase_finished_requests();
   int64_t steps_in_flight() const { return begun_ - ended_; }
   bool is_idle() const { return !scheduler_.has_work() && steps_in_flight() == 0; }
   Step& step(int64_t number) { return steps_[static_cast<size_t>(number) % steps_.size()]; }
@@ -92,6 +99,8 @@ class EngineLoop {
   std::deque<Deadline> must_start_, must_end_;
   uint64_t arrivals_ = 0;
   bool stopping_ = false;
+  std::optional<Status> death_;  // why nothing can run any more
+  int64_t failed_steps_ = 0;     // in a row
 
   EngineStats counters_;
   Time last_step_;

@@ -15,7 +15,7 @@
 
 namespace {
 
-// Of this thread: allocations until one fails; 0: none will.
+// Allocations of this thread until one fails; 0: none will.
 thread_local int64_t countdown = 0;
 
 void* allocate(std::size_t size) {

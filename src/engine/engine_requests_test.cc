@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <future>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -94,7 +95,7 @@ TEST_P(EngineAbortWithSteps, AtEachStage) {
     gated.open();
     expect_one_abort(queue, stage.n);
     gated.engine->abort(id);
-    EXPECT_TRUE(gated.engine->drain(10s));
+    EXPECT_TRUE(gated.engine->drain(60s));
     EXPECT_EQ(gated.engine->stats().pages_used, 0);
     EXPECT_LE(gated.engine->stats().steps, stage.at_step) << "the step under way is the last";
   }
@@ -120,7 +121,7 @@ TEST(EngineAbort, WhileQueuedAndWhilePreempted) {
   std::optional<Event> last;
   while (auto event = first.next()) last = std::move(event);
   EXPECT_NE(last->finish, FinishReason::kAbort);
-  EXPECT_TRUE(gated.engine->drain(10s));
+  EXPECT_TRUE(gated.engine->drain(60s));
   EXPECT_EQ(gated.engine->stats().pages_used, 0);
 }
 
@@ -159,11 +160,30 @@ TEST(Engine, QueueIsBounded) {
   EXPECT_EQ(gated.engine->stats().queued_tokens, 15);
   EXPECT_EQ(gated.engine->stats().rejected, 2);  // both were told so
   gated.open();
-  EXPECT_TRUE(gated.engine->drain(10s));
+  EXPECT_TRUE(gated.engine->drain(60s));
   const auto late = gated.engine->submit(plain_request(5, 5), [](const Event&) { FAIL(); });
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().code, Code::kUnavailable);
   EXPECT_EQ(gated.engine->has_room().error().code, Code::kUnavailable);
+}
+
+// Each choice computes the prompt.
+TEST(Engine, TheQueueCountsAPromptForEachChoice) {
+  GatedEngine gated(1, {.max_num_seqs = 1, .max_batched_tokens = 64, .max_queued_tokens = 40});
+  EventQueue running, queued, fits;
+  // No assertions while the engine waits at the gate: a test that ends there never ends.
+  EXPECT_TRUE(gated.engine->submit(plain_request(5, 5), running.sink()));
+  gated.wait();
+  EXPECT_TRUE(gated.engine->submit(plain_request(10, 5, 3), queued.sink()));
+  EXPECT_EQ(gated.engine->stats().queued_tokens, 30);
+  const auto refused = gated.engine->submit(plain_request(6, 5, 2), [](const Event&) {});
+  EXPECT_EQ(refused ? "" : refused.error().message,
+            "the queue is full: 30 prompt tokens wait and this request has 12, at most 40 may");
+  EXPECT_TRUE(gated.engine->submit(plain_request(5, 5, 2), fits.sink()));
+  EXPECT_EQ(gated.engine->stats().queued_tokens, 40);
+  gated.open();
+  EXPECT_TRUE(gated.engine->drain(10s));
+  EXPECT_EQ(gated.engine->stats().queued_tokens, 0);
 }
 
 TEST(Engine, StopEndsEveryRequest) {
@@ -234,6 +254,38 @@ TEST(Engine, WhatAFailedStepHadBegunIsForgotten) {
   while (auto event = again.next()) last = std::move(event);
   EXPECT_EQ(last->finish, FinishReason::kLength);
   EXPECT_EQ(last->usage.cached_tokens, 0);
+}
+
+// Also those that were in no earlier step: what it read may be what the failed step was to write.
+TEST(Engine, AFailedStepEndsTheSequencesOfTheNextThatHasBegun) {
+  Gate gate;
+  auto runner = std::make_unique<FakeRunner>(FakeModel{}, /*max_steps_in_flight=*/2);
+  runner->before_step = [&gate](const ForwardBatch&) { return gate.pass(); };
+  int finished = 0;
+  runner->before_finish = [&finished]() -> Result<> {
+    if (++finished == 1) return error(Code::kInternal, "the device is on fire");
+    return {};
+  };
+  auto engine = std::move(*Engine::create({.max_num_seqs = 8, .max_batched_tokens = 10},
+                                          std::move(runner), fake_tokenizer()));
+  EventQueue first, second;
+  ASSERT_TRUE(engine->submit(plain_request(10, 5), first.sink()));
+  gate.reached.get_future().wait();
+  ASSERT_TRUE(engine->submit(plain_request(10, 5), second.sink()));  // the next step's
+  gate.opened.set_value();
+  for (EventQueue* queue : {&first, &second}) {
+    std::optional<Event> last;
+    while (auto event = queue->next()) last = std::move(event);
+    EXPECT_EQ(last->finish, FinishReason::kError);
+    EXPECT_EQ(last->error.message, "the device is on fire");
+  }
+  EventQueue third;
+  ASSERT_TRUE(engine->submit(plain_request(10, 5), third.sink()));
+  std::optional<Event> last;
+  while (auto event = third.next()) last = std::move(event);
+  EXPECT_EQ(last->finish, FinishReason::kLength);
+  EXPECT_EQ(last->error.message, "") << "what was said of others is forgotten";
+  EXPECT_EQ(engine->stats().failed, 2);
 }
 
 TEST(Engine, WithoutTokenizerThereAreOnlyIds) {
@@ -346,7 +398,7 @@ TEST(EnginePrefix, AbortOfTheOneThatComputesForOthers) {
     while (auto event = queues[i].next()) last = std::move(event);
     EXPECT_EQ(last->finish, i < 3 ? FinishReason::kAbort : FinishReason::kLength);
   }
-  EXPECT_TRUE(gated.engine->drain(10s));
+  EXPECT_TRUE(gated.engine->drain(60s));
 }
 
 // A clock that the test sets; the engine reads it from its own thread.
@@ -395,9 +447,49 @@ TEST(EngineDeadlines, OfTheQueueAndOfTheWholeRequest) {
   EXPECT_EQ(cut.error.message,
             "the request has not ended 60.0 s after it was submitted, max_total_time is 60.0 s");
   EXPECT_EQ(last_of(next).finish, FinishReason::kAbort) << "queued as long";
-  EXPECT_TRUE(endless.engine->drain(10s));
+  EXPECT_TRUE(endless.engine->drain(60s));
   EXPECT_EQ(endless.engine->stats().expired, 2);
   EXPECT_EQ(endless.engine->stats().length, 1);
+}
+
+// With one place, the order in which requests that were submitted a second apart begin.
+std::vector<int> order_of(const std::vector<int32_t>& priorities, std::chrono::seconds ageing) {
+  const ManualClock clock;
+  GatedEngine gated(1, {.max_num_seqs = 1, .priority_ageing = ageing, .clock = clock});
+  EventQueue first;
+  EXPECT_TRUE(gated.engine->submit(plain_request(5, 1), first.sink()));
+  gated.wait();
+  std::vector<int> ended;
+  for (size_t i = 0; i < priorities.size(); ++i) {
+    Request request = plain_request(5, 1);
+    request.priority = priorities[i];
+    *clock.seconds += 1;
+    EXPECT_TRUE(gated.engine->submit(request, [&ended, i](const Event& event) {
+      if (event.finish) ended.push_back(static_cast<int>(i));
+    }));
+  }
+  gated.open();
+  EXPECT_TRUE(gated.engine->drain(60s));
+  return ended;
+}
+
+TEST(EnginePriority, WaitingIsWorthALevelEachSoManySeconds) {
+  const std::vector<int32_t> two_levels_down = {2, 0, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(order_of(two_levels_down, 3s), (std::vector<int>{1, 2, 3, 4, 5, 6, 0, 7}))
+      << "six seconds are two levels; among equals the higher level goes first";
+  EXPECT_EQ(order_of(two_levels_down, 0s), (std::vector<int>{1, 2, 3, 4, 5, 6, 7, 0}));
+  EXPECT_EQ(order_of({0, 0, -1, 0}, 5s), (std::vector<int>{2, 0, 1, 3}));
+}
+
+TEST(EnginePriority, NoPriorityStarvesOthersForEver) {
+  constexpr int32_t kLeast = std::numeric_limits<int32_t>::max(), kMost = -kLeast - 1;
+  std::vector<int32_t> priorities(2 * kMostPriorityLevels + 5, kMost);
+  priorities[0] = kLeast;
+  std::vector<int> expected;
+  for (int i = 1; i <= 2 * kMostPriorityLevels; ++i) expected.push_back(i);
+  expected.push_back(0);
+  for (int i = 2 * kMostPriorityLevels + 1; i < std::ssize(priorities); ++i) expected.push_back(i);
+  EXPECT_EQ(order_of(priorities, 1s), expected);
 }
 
 TEST(EngineDeadlines, NoneMeansNever) {

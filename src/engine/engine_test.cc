@@ -31,6 +31,7 @@ struct Load {
   double abort_share = 0;
   double shared_share = 0.5;  // of prompts that begin as another does
   int steps_in_flight = 1;
+  FakeCopies copies = {};
   uint32_t seed = 1;
 };
 
@@ -113,6 +114,7 @@ EngineStats run_once(Load load) {
   std::mt19937 random(load.seed);
   std::vector<Submitted> all(static_cast<size_t>(load.num_requests));
   auto runner = std::make_unique<FakeRunner>(load.model, load.steps_in_flight);
+  runner->copies = load.copies;
   runner->max_rows = load.options.max_batched_tokens;
   runner->max_logit_rows = load.options.max_num_seqs + load.options.max_prompt_logit_rows;
   auto created = Engine::create(load.options, std::move(runner), tokenizer());
@@ -232,6 +234,59 @@ TEST(Engine, PagesComeBackFromHostMemoryAndFiles) {
     returns += stats.prefix_returns;
   }
   EXPECT_GT(returns, 10) << "how many depends on how arrivals and steps fall together";
+}
+
+Load small_cache(uint32_t seed) {
+  return {.model = {.num_pages = 5 + seed},
+          .options = {.max_num_seqs = 12,
+                      .max_batched_tokens = 60,
+                      .max_prompt_logit_rows = 5,
+                      .eos_ids = {kFakeEos},
+                      .preempt_every = seed % 2 == 0 ? 0 : 5},
+          .num_requests = 60,
+          .abort_share = seed % 3 == 0 ? 0.2 : 0,
+          .shared_share = 1,
+          .steps_in_flight = 1 + static_cast<int>(seed % 2),
+          .seed = seed};
+}
+
+TEST(Engine, PagesThatComeBackLateAndOutOfOrder) {
+  int64_t returns = 0;
+  for (uint32_t seed = 0; seed < 8; ++seed) {
+    Load load = small_cache(seed);
+    load.copies.late = true;
+    const EngineStats stats = run_offloaded(load);
+    EXPECT_EQ(stats.failed, 0);
+    returns += stats.prefix_returns;
+  }
+  EXPECT_GT(returns, 10) << "how many depends on how arrivals and steps fall together";
+}
+
+// No answer is another than without offload (run_once() compares them), and no page is lost (the
+// engine recounts them when it is idle).
+TEST(Engine, EachCopyOfAPageMayFail) {
+  std::atomic<int64_t> count = 0;
+  for (const bool late : {false, true}) {
+    Load load = small_cache(1);
+    load.num_requests = 16;
+    load.max_output = 30;
+    load.copies.late = late;
+    load.copies.count = &count;
+    const int64_t before = count;
+    run_offloaded(load);
+    const int64_t most = count - before;
+    for (int64_t n = 1; n <= most && !HasFailure(); ++n) {
+      SCOPED_TRACE(testing::Message() << "copy " << n << " fails");
+      load.copies.fail_at = n;
+      EXPECT_EQ(run_offloaded(load).failed, 0);
+    }
+    load.copies.fail_at = 0;
+    for (const int64_t every : {1, 2, 3, 10}) {
+      load.copies.fail_every = every;
+      EXPECT_EQ(run_offloaded(load).failed, 0) << every;
+    }
+  }
+  EXPECT_GT(count, 20) << "how many depends on how arrivals and steps fall together";
 }
 
 TEST(Engine, OffloadOptionsThatCannotBeAreRefused) {

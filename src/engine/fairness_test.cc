@@ -113,7 +113,7 @@ class Simulation {
   std::vector<Arrival> arrivals_;
   size_t next_ = 0;
   std::atomic<bool> started_{false};
-  // Of the engine's thread until it has drained.
+  // Owned by the engine's thread until it has drained.
   std::vector<double> ttft_;
   bool long_ended_ = false;
   std::unique_ptr<Engine> engine_;

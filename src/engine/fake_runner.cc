@@ -32,10 +32,10 @@ FakeRunner::FakeRunner(const FakeModel& model, int max_steps_in_flight)
 
 Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
   ++step_;
-  transfer_.finish();  // copies come before the step that is begun after them
   if (before_step) FATHOM_RETURN_IF_ERROR(before_step(batch));
   check(batch);
   write_rows(batch);
+  begun_steps_.push_back(step_);
   const auto vocab = static_cast<size_t>(model_.vocab_size);
   logits_.assign(batch.logit_rows.size() * vocab, std::nanf(""));
   int64_t sequence = 0;
@@ -50,25 +50,55 @@ Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
 
 Result<std::span<const SampledToken>> FakeRunner::finish() {
   const auto tokens = LogitsRunner::finish();
-  if (before_finish) FATHOM_RETURN_IF_ERROR(before_finish());
+  const int64_t step = begun_steps_.front();
+  begun_steps_.pop_front();
+  if (!before_finish) return tokens;
+  if (const auto finished = before_finish(); !finished) {
+    spoil(step);
+    return tl::unexpected(finished.error());
+  }
   return tokens;
 }
 
-void FakeRunner::Transfer::save(int32_t page, std::byte* host) {
-  begun_.push_back({.page = page, .save = host});
-}
-
-void FakeRunner::Transfer::load(const std::byte* host, int32_t page) {
-  begun_.push_back({.page = page, .load = host});
-}
-
-void FakeRunner::Transfer::finish() {
-  for (const Copy& copy : begun_) {
-    Cell* const cells = cache_->data() + copy.page * kPageSize;
-    if (copy.save != nullptr) std::memcpy(copy.save, cells, page_bytes());
-    if (copy.load != nullptr) std::memcpy(cells, copy.load, page_bytes());
+// What a step that failed was to write may be anything.
+void FakeRunner::spoil(int64_t step) {
+  for (Cell& cell : cache_) {
+    if (cell.step == step) cell.token = 299 - cell.token;
   }
-  begun_.clear();
+}
+
+void FakeRunner::Transfer::save(int32_t page, std::byte* host, int32_t id) {
+  std::memset(host, 0xA5, page_bytes());
+  begin({.id = id, .page = cache_->data() + page * kPageSize, .host = host, .is_save = true});
+}
+
+void FakeRunner::Transfer::load(const std::byte* host, int32_t page, int32_t id) {
+  Cell* const cells = cache_->data() + page * kPageSize;
+  std::fill_n(cells, kPageSize, Cell{});
+  begin({.id = id, .page = cells, .host = const_cast<std::byte*>(host)});
+}
+
+void FakeRunner::Transfer::begin(Copy copy) {
+  ++num_begun_;
+  if (copies_->count != nullptr) ++*copies_->count;
+  copy.fails = num_begun_ == copies_->fail_at ||
+               (copies_->fail_every > 0 && num_begun_ % copies_->fail_every == 0);
+  begun_.push_back(copy);
+}
+
+void FakeRunner::Transfer::take_ended(std::vector<EndedCopy>& ended, bool wait) {
+  ended.clear();
+  if (copies_->late) std::shuffle(begun_.begin(), begun_.end(), random_);
+  const auto is_over = [&](const Copy& copy) {
+    const bool ends = !copies_->late || random_() % 4 == 0 || (wait && ended.empty());
+    if (!ends) return false;
+    ended.push_back({copy.id, !copy.fails});
+    if (copy.fails) return true;
+    if (copy.is_save) std::memcpy(copy.host, copy.page, page_bytes());
+    if (!copy.is_save) std::memcpy(copy.page, copy.host, page_bytes());
+    return true;
+  };
+  std::erase_if(begun_, is_over);
 }
 
 void FakeRunner::check(const ForwardBatch& batch) {

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "cache/page_transfer.h"
@@ -25,6 +27,14 @@ struct FakeModel {
   static uint64_t extend(uint64_t prefix_hash, int32_t token);
 };
 
+// How copies of pages end.
+struct FakeCopies {
+  bool late = false;       // some time later and in any order; otherwise at the next look
+  int64_t fail_at = 0;     // the n-th fails; 0: none does
+  int64_t fail_every = 0;  // and each of these
+  std::atomic<int64_t>* count = nullptr;  // of those begun, if anybody wants to know
+};
+
 class FakeRunner : public LogitsRunner {
  public:
   explicit FakeRunner(const FakeModel& model, int max_steps_in_flight = 1);
@@ -35,46 +45,58 @@ class FakeRunner : public LogitsRunner {
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
   Result<std::span<const SampledToken>> finish() override;
   PageTransfer* page_transfer() override { return &transfer_; }
+  bool is_lost() override { return lost; }
 
   // Called before each step; an error it returns is the step's.
   std::function<Result<>(const ForwardBatch&)> before_step;
   // Called when a step is finished; likewise.
   std::function<Result<>()> before_finish;
+  bool lost = false;  // set by one of them, with an error: the device is gone
+  FakeCopies copies;  // set before the first
   int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // what a batch may have
 
  private:
   void check(const ForwardBatch& batch);
   void write_rows(const ForwardBatch& batch);
+  void spoil(int64_t step);
   uint64_t read_prefix(const ForwardBatch& batch, int64_t sequence, int32_t position) const;
 
   struct Cell {
     int32_t token = -1, position = -1;
     int64_t step = 0;  // when it was written
   };
-  // Copies a page when it is asked to finish, as a device that works on would.
+  // Copies a page when it says that the copy has ended, as a device that works on would; until then
+  // what is to be written holds nothing of use. A copy that fails writes nothing.
   class Transfer : public PageTransfer {
    public:
-    explicit Transfer(std::vector<Cell>& cache) : cache_(&cache) {}
+    Transfer(std::vector<Cell>& cache, const FakeCopies& copies)
+        : cache_(&cache), copies_(&copies) {}
     int64_t page_bytes() const override { return kPageSize * sizeof(Cell); }
-    void save(int32_t page, std::byte* host) override;
-    void load(const std::byte* host, int32_t page) override;
-    void finish() override;
+    void save(int32_t page, std::byte* host, int32_t id) override;
+    void load(const std::byte* host, int32_t page, int32_t id) override;
+    void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
 
    private:
     struct Copy {
-      int32_t page = 0;
-      std::byte* save = nullptr;
-      const std::byte* load = nullptr;
+      int32_t id = 0;
+      Cell* page = nullptr;
+      std::byte* host = nullptr;
+      bool is_save = false, fails = false;
     };
+    void begin(Copy copy);
     std::vector<Cell>* cache_;
+    const FakeCopies* copies_;
     std::vector<Copy> begun_;
+    int64_t num_begun_ = 0;
+    std::mt19937 random_{1};
   };
   Cell& cell(const ForwardBatch& batch, int64_t sequence, int32_t position);
 
   FakeModel model_;
   std::vector<Cell> cache_;  // [num_pages, kPageSize]
-  Transfer transfer_{cache_};
+  Transfer transfer_{cache_, copies};
   int64_t step_ = 0;
+  std::deque<int64_t> begun_steps_;  // and not finished
   std::vector<float> row_, logits_;
 };
 

@@ -2,6 +2,7 @@
 // functions, which then say so.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -31,12 +32,22 @@ struct GpuRunnerOptions {
   // prompt then, and absorbed for all of its answer (or absorbed for both, if `attention` says so).
   bool deterministic = false;
   StoredFp8 stored_fp8 = StoredFp8::kKept;
+  // Seen tokens that a step's penalties have room for on the device, at least those of one row;
+  // rows with more are sampled in groups.
+  int64_t penalty_room = 1 << 20;
+  // A step that the device does not end in time ends the process with status 3 (step_watchdog.h).
+  // 0: never. Loading and capturing graphs may take an hour.
+  std::chrono::nanoseconds step_timeout = std::chrono::seconds(30);
   LoadOptions load;
 };
 
 // Devices that this program can compute on: 0 without CUDA in the build, without a driver, or
 // without a device of compute capability 9.0.
 int num_gpus();
+
+// Why num_gpus() is 0 on a machine that shows a GPU or its driver, in one sentence; empty where
+// nothing shows one. `root`: of the file system that is looked at.
+std::string why_no_gpu(const std::string& root = "/");
 
 // What model and options take of the device's memory besides the cache, and what it has.
 struct GpuMemory {

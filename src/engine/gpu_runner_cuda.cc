@@ -1,17 +1,22 @@
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cpu/thread_pool.h"
+#include "device/cuda/co_resident.h"
+#include "device/cuda/device_turn.h"
 #include "device/cuda/event.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/pinned_array.h"
+#include "engine/gpu_page_transfer_cuda.h"
 #include "engine/gpu_runner.h"
 #include "engine/sampling_params.h"
+#include "engine/step_watchdog.h"
 #include "model/deepseek_cuda.h"
+#include "model/gpu_support.h"
 #include "model/token_work.h"
 #include "ops/sampling/sample_batch.h"
 #include "ops/sampling/sample_cuda.h"
@@ -64,66 +69,32 @@ int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
   return LatentLayout{format, config.kv_lora_rank, config.qk_rope_dim}.page_bytes();
 }
 
+// Too little memory is no fault of the device.
+tl::unexpected<Status> error_of(const cuda::DeviceError& failure) {
+  const bool is_full = failure.code() == cudaErrorMemoryAllocation;
+  return error(is_full ? Code::kUnavailable : Code::kInternal, "{}", failure.what());
+}
+
 // Calls body(), and makes an error of what the device throws.
 template <typename Body>
 auto guarded(const Body& body) -> decltype(body()) {
   try {
     return body();
   } catch (const cuda::DeviceError& failure) {
-    return error(Code::kInternal, "{}", failure.what());
+    return error_of(failure);
   }
 }
-
-// Nobody waits for a copy's error. It is remembered, and the next step's: that forgets the pages.
-class GpuPageTransfer : public PageTransfer {
- public:
-  GpuPageTransfer(const cuda::CacheMemory& cache, int64_t page_bytes, int64_t layers,
-                  cudaStream_t stream)
-      : cache_(cache), page_bytes_(page_bytes), layers_(layers), stream_(stream) {}
-
-  int64_t page_bytes() const override { return page_bytes_ * layers_; }
-  void save(int32_t page, std::byte* host) override {
-    copy(host, page_bytes_, cache_.data + page * page_bytes_, cache_.layer_bytes,
-         cudaMemcpyDeviceToHost);
-  }
-  void load(const std::byte* host, int32_t page) override {
-    copy(cache_.data + page * page_bytes_, cache_.layer_bytes, host, page_bytes_,
-         cudaMemcpyHostToDevice);
-  }
-  void finish() override { note(cudaStreamSynchronize(stream_)); }
-
-  Result<> take_failure() {
-    const cudaError_t failure = std::exchange(failure_, cudaSuccess);
-    if (failure == cudaSuccess) return {};
-    return error(Code::kInternal, "copying pages: {}", cudaGetErrorString(failure));
-  }
-
- private:
-  void note(cudaError_t status) {
-    if (failure_ == cudaSuccess) failure_ = status;
-  }
-  void copy(std::byte* to, int64_t to_stride, const std::byte* from, int64_t from_stride,
-            cudaMemcpyKind kind) {
-    note(cudaMemcpy2DAsync(to, static_cast<size_t>(to_stride), from,
-                           static_cast<size_t>(from_stride), static_cast<size_t>(page_bytes_),
-                           static_cast<size_t>(layers_), kind, stream_));
-  }
-
-  const cuda::CacheMemory cache_;
-  const int64_t page_bytes_, layers_;
-  const cudaStream_t stream_;
-  cudaError_t failure_ = cudaSuccess;
-};
 
 // A step between begin() and finish(): what the device copies from and to meanwhile.
 struct StepInFlight {
   cuda::PinnedArray<std::byte> arrays;
   cuda::PinnedArray<int32_t> ids, top_ids;  // see cuda::SampleArguments
   cuda::PinnedArray<float> logprobs, top_logprobs;
-  cuda::PinnedArray<SeenToken> seen;  // grows with what penalties look at
+  cuda::PinnedArray<SeenToken> seen;  // of the first group of rows, see SampleBatch::Group
   std::vector<SampleRow> rows;
   std::vector<SampledToken> tokens;  // only grows, for its vectors' memory
   cuda::Event done;
+  std::string what;  // for the watchdog
 };
 
 class GpuRunner : public Runner {
@@ -147,14 +118,25 @@ class GpuRunner : public Runner {
   // Loads the model, takes the cache's memory, captures the graphs.
   Result<> prepare(const Checkpoint& checkpoint) {
     check(cudaSetDevice(options_.device), "choosing the device");
+    const StepWatchdog::Watch watch(
+        watchdog_, "loading the model and capturing its graphs",
+        options_.step_timeout.count() > 0 ? kLoadingTimeout : std::chrono::nanoseconds(0));
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+    turn_.emplace();
     const cuda::ModelOptions model = model_options(config_, options_);
     FATHOM_TRY(model_, cuda::DeepSeekModel::load(checkpoint, model, options_.load));
     const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
-    const int64_t bytes = page_bytes(config_, options_.cache_format), layer_bytes = pages * bytes;
-    cache_memory_ = cuda::DeviceArray<std::byte>(layer_bytes * config_.num_layers);
-    cache_ = {options_.cache_format, cache_memory_.data(), pages, layer_bytes};
-    page_transfer_.emplace(cache_, bytes, config_.num_layers, stream_);
+    const int64_t bytes = page_bytes(config_, options_.cache_format), layers = config_.num_layers;
+    cache_memory_ = cuda::DeviceArray<std::byte>(pages * layers * bytes);
+    const auto rows = checked_mul(pages * kPageSize, layers);
+    if (!rows || *rows > std::numeric_limits<int32_t>::max()) {
+      return error(Code::kResourceExhausted,
+                   "a cache of {} tokens in {} layers has more than 2^31 - 1 rows: lower "
+                   "--max-total-tokens",
+                   options_.max_total_tokens, layers);
+    }
+    cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, layers};
+    page_transfer_.emplace(cache_memory_.data(), layers * bytes, stream_);
     AttentionPolicy policy = gpu_attention_policy();
     policy.form = options_.attention;
     planner_.emplace(cuda::StepLimits{
@@ -163,7 +145,8 @@ class GpuRunner : public Runner {
         .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
         .policy = policy,
         .most_keys = model.most_keys,
-        .batch_invariant = options_.deterministic});
+        .batch_invariant = options_.deterministic,
+        .page_stride = layers});
     allocate_steps();
     if (options_.graphs) capture();
     return {};
@@ -182,33 +165,35 @@ class GpuRunner : public Runner {
   }
   int max_steps_in_flight() const override { return kStepsInFlight; }
   PageTransfer* page_transfer() override { return &*page_transfer_; }
+  bool is_lost() override { return is_lost_; }
   const Stream* host_stream() const override { return &host_stream_; }
 
   Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override {
-    return guarded([&]() -> Result<> {
+    return watched([&]() -> Result<> {
       check(cudaSetDevice(options_.device), "choosing the device");
-      FATHOM_RETURN_IF_ERROR(page_transfer_->take_failure());
+      page_transfer_->note_step();
       StepInFlight& step = steps_[static_cast<size_t>(begun_ % kStepsInFlight)];
-      const cuda::Graph* const graph = plan(batch);
+      const CapturedGraph* const graph = plan(batch);
       plan_sampling(rows, step);
-      copy_arrays(step);
-      copy_seen(step);
-      if (graph != nullptr) {
-        graph->launch(stream_);
-      } else {
-        enqueue_model();
-      }
-      enqueue_sampling(step);
-      step.done.record(stream_);
+      step.what = fmt::format("step {} ({} rows)", begun_, layout_.rows);
+      // The driver may wait for the device, too.
+      const StepWatchdog::Watch watch(watchdog_, step.what, options_.step_timeout);
+      turn_->take(stream_, [&] {
+        enqueue(graph, step);
+        return step.done.get();
+      });
       ++begun_;
       return {};
     });
   }
 
   Result<std::span<const SampledToken>> finish() override {
-    return guarded([&]() -> Result<std::span<const SampledToken>> {
+    return watched([&]() -> Result<std::span<const SampledToken>> {
       StepInFlight& step = steps_[static_cast<size_t>(finished_++ % kStepsInFlight)];
-      step.done.wait();
+      {
+        const StepWatchdog::Watch watch(watchdog_, step.what, options_.step_timeout);
+        step.done.wait();
+      }
       if (step.tokens.size() < step.rows.size()) step.tokens.resize(step.rows.size());
       for (size_t i = 0; i < step.rows.size(); ++i) take_token(step, i);
       return std::span<const SampledToken>(step.tokens).first(step.rows.size());
@@ -217,6 +202,28 @@ class GpuRunner : public Runner {
 
  private:
   static constexpr int kStepsInFlight = 2;
+  static constexpr std::chrono::nanoseconds kLoadingTimeout = std::chrono::hours(1);
+
+  struct CapturedGraph {
+    int64_t rows = 0;
+    cuda::Graph graph;
+    std::string kernels;  // whose CTAs wait for one another
+  };
+
+  // Calls body(), and makes an error of what the device throws. What a step that broke off has
+  // launched is over when the next one fills its arrays, and whether the device still works is
+  // known.
+  template <typename Body>
+  auto watched(const Body& body) -> decltype(body()) {
+    try {
+      return body();
+    } catch (const cuda::DeviceError& failure) {
+      const cudaError_t state = cudaStreamSynchronize(stream_);
+      cudaGetLastError();
+      is_lost_ |= cuda::is_sticky(failure.code()) || cuda::is_sticky(state);
+      return error_of(failure);
+    }
+  }
 
   void allocate_steps() {
     const int64_t rows = max_logit_rows_;
@@ -228,7 +235,12 @@ class GpuRunner : public Runner {
     logprobs_ = cuda::DeviceArray<float>(rows);
     top_ids_ = cuda::DeviceArray<int32_t>(rows * kDeviceTopLogprobs);
     top_logprobs_ = cuda::DeviceArray<float>(rows * kDeviceTopLogprobs);
+    // Few sequences have penalties; what more of them have seen comes in groups.
+    const int64_t of_one = std::min(max_model_len_, config_.vocab_size);
+    seen_room_ = std::max(of_one, std::min(options_.penalty_room, of_one * rows));
+    seen_ = cuda::DeviceArray<SeenToken>(seen_room_);
     for (StepInFlight& step : steps_) {
+      step.seen = cuda::PinnedArray<SeenToken>(seen_room_);
       step.arrays = cuda::PinnedArray<std::byte>(bytes);
       step.ids = cuda::PinnedArray<int32_t>(rows);
       step.logprobs = cuda::PinnedArray<float>(rows);
@@ -238,16 +250,16 @@ class GpuRunner : public Runner {
   }
 
   // The graph that runs the batch, or null; its layout is made in either case.
-  const cuda::Graph* plan(const ForwardBatch& batch) {
+  const CapturedGraph* plan(const ForwardBatch& batch) {
     int64_t rows = batch.num_rows();
-    const cuda::Graph* graph = nullptr;
+    const CapturedGraph* graph = nullptr;
     if (planner_->is_decode(batch)) {
       const auto found = std::lower_bound(
           graphs_.begin(), graphs_.end(), rows,
-          [](const auto& captured, int64_t wanted) { return captured.first < wanted; });
+          [](const CapturedGraph& captured, int64_t wanted) { return captured.rows < wanted; });
       if (found != graphs_.end()) {
-        rows = found->first;
-        graph = &found->second;
+        rows = found->rows;
+        graph = &*found;
       }
     }
     planner_->plan(batch, rows, layout_);
@@ -287,41 +299,70 @@ class GpuRunner : public Runner {
           "copying a step's arrays");
   }
 
-  // Few sequences have penalties, and there is no saying how long their texts are: room for what
-  // the steps so far have wanted.
-  void copy_seen(StepInFlight& step) {
-    const auto seen = samples_.seen();
-    if (seen.empty()) return;
-    const auto room = static_cast<int64_t>(std::bit_ceil(seen.size()));
-    if (step.seen.size() < room) step.seen = cuda::PinnedArray<SeenToken>(room);
-    if (seen_.size() < room) seen_ = cuda::DeviceArray<SeenToken>(room);
-    std::memcpy(step.seen.data(), seen.data(), seen.size_bytes());
-    check(cudaMemcpyAsync(seen_.data(), step.seen.data(), seen.size_bytes(), cudaMemcpyHostToDevice,
-                          stream_),
+  void enqueue(const CapturedGraph* graph, StepInFlight& step) {
+    copy_arrays(step);
+    const SampleBatch::Group first = samples_.group_from(0, seen_room_);
+    const SeenToken* const seen = samples_.seen().data();
+    std::copy_n(seen + first.first_seen, first.num_seen, step.seen.data());
+    copy_seen(step.seen.data(), first.num_seen);
+    std::string kernels;
+    if (graph != nullptr) {
+      graph->graph.launch(stream_);
+      kernels = graph->kernels;
+    } else {
+      const cuda::CoResidentLog log;
+      enqueue_model();
+      kernels = log.text();
+    }
+    step.what += "; its kernels whose CTAs wait for one another: " + kernels;
+    enqueue_sampling(first);
+    const auto rows = std::ssize(step.rows);
+    for (int64_t row = first.num_rows; row < rows;) {
+      const SampleBatch::Group group = samples_.group_from(row, seen_room_);
+      copy_seen(seen + group.first_seen, group.num_seen);
+      enqueue_sampling(group);
+      row += group.num_rows;
+    }
+    copy_samples_back(step);
+    step.done.record(stream_);
+  }
+
+  // From pinned memory, or from memory that the driver has copied when this returns.
+  void copy_seen(const SeenToken* from, int64_t count) {
+    if (count == 0) return;
+    check(cudaMemcpyAsync(seen_.data(), from, static_cast<size_t>(count) * sizeof(SeenToken),
+                          cudaMemcpyHostToDevice, stream_),
           "copying seen tokens");
   }
 
   void enqueue_model() { model_->forward(layout_, arrays_.data(), ids_.data(), cache_, stream_); }
 
-  void enqueue_sampling(StepInFlight& step) {
+  // The rows of a group, whose seen tokens are on the device.
+  void enqueue_sampling(const SampleBatch::Group& group) {
+    if (group.num_rows == 0) return;
+    const std::byte* const arrays = arrays_.data();
+    const int64_t first = group.first_row;
+    cuda::sample(
+        {.logits = model_->logits(),
+         .logits_stride = model_->logits_stride(),
+         .vocab = config_.vocab_size,
+         .rows = reinterpret_cast<const DeviceSampleRow*>(arrays + sample_rows_at_) + first,
+         .num_rows = group.num_rows,
+         .bias_ids = reinterpret_cast<const int32_t*>(arrays + bias_ids_at_),
+         .bias_values = reinterpret_cast<const float*>(arrays + bias_values_at_),
+         .seen = seen_.data() - group.first_seen,  // rows count from the batch's first
+         .masked_ids = reinterpret_cast<const int32_t*>(arrays + masked_at_),
+         .allowed = reinterpret_cast<const uint32_t*>(arrays + allowed_at_),
+         .ids = ids_.data() + first,
+         .logprobs = logprobs_.data() + first,
+         .top_ids = top_ids_.data() + first * kDeviceTopLogprobs,
+         .top_logprobs = top_logprobs_.data() + first * kDeviceTopLogprobs},
+        stream_);
+  }
+
+  void copy_samples_back(StepInFlight& step) {
     const auto rows = std::ssize(step.rows);
     if (rows == 0) return;
-    const std::byte* const arrays = arrays_.data();
-    cuda::sample({.logits = model_->logits(),
-                  .logits_stride = config_.vocab_size,
-                  .vocab = config_.vocab_size,
-                  .rows = reinterpret_cast<const DeviceSampleRow*>(arrays + sample_rows_at_),
-                  .num_rows = rows,
-                  .bias_ids = reinterpret_cast<const int32_t*>(arrays + bias_ids_at_),
-                  .bias_values = reinterpret_cast<const float*>(arrays + bias_values_at_),
-                  .seen = seen_.data(),
-                  .masked_ids = reinterpret_cast<const int32_t*>(arrays + masked_at_),
-                  .allowed = reinterpret_cast<const uint32_t*>(arrays + allowed_at_),
-                  .ids = ids_.data(),
-                  .logprobs = logprobs_.data(),
-                  .top_ids = top_ids_.data(),
-                  .top_logprobs = top_logprobs_.data()},
-                 stream_);
     copy_back(ids_, rows, step.ids);
     const auto wants_logprobs = [](const SampleRow& row) { return row.num_logprobs >= 0; };
     if (std::any_of(step.rows.begin(), step.rows.end(), wants_logprobs)) {
@@ -369,11 +410,17 @@ class GpuRunner : public Runner {
         batch.logit_rows.push_back(row);
       }
       planner_->plan(batch, rows, layout_);
-      graphs_.emplace_back(rows, cuda::Graph(stream_, [this] { enqueue_model(); }));
+      graphs_.push_back(capture_model(rows));
       if (rows > 1 || !model_->one_row_depends_on_keys()) continue;
       layout_.most_keys = cuda::kMostDecodeLayersTokens + 1;
-      graph_of_many_keys_.emplace(stream_, [this] { enqueue_model(); });
+      graph_of_many_keys_ = capture_model(rows);
     }
+  }
+
+  CapturedGraph capture_model(int64_t rows) {
+    const cuda::CoResidentLog log;
+    cuda::Graph graph(stream_, [this] { enqueue_model(); });
+    return {rows, std::move(graph), log.text()};
   }
 
   const ModelConfig config_;
@@ -386,11 +433,11 @@ class GpuRunner : public Runner {
   cuda::DeviceArray<std::byte> cache_memory_;
   cuda::CacheMemory cache_;
   std::optional<GpuPageTransfer> page_transfer_;
-  std::vector<std::pair<int64_t, cuda::Graph>> graphs_;  // by rows, ascending
-  // Of one row, where that is another one.
-  std::optional<cuda::Graph> graph_of_many_keys_;
+  std::vector<CapturedGraph> graphs_;  // by rows, ascending
+  // The graph of one row beyond that number of keys, where it differs.
+  std::optional<CapturedGraph> graph_of_many_keys_;
 
-  // Of the step that is being begun.
+  // The planner of the step that is being begun.
   std::optional<cuda::StepPlanner> planner_;
   cuda::StepLayout layout_;
   SampleBatch samples_;
@@ -398,37 +445,23 @@ class GpuRunner : public Runner {
           allowed_at_ = 0;
 
   cuda::DeviceArray<std::byte> arrays_;  // the step's, see StepLayout
-  cuda::DeviceArray<SeenToken> seen_;    // what its penalties look at
+  cuda::DeviceArray<SeenToken> seen_;    // what penalties of a group of rows look at
+  int64_t seen_room_ = 0;
   // The newest step's tokens: where the next one's rows find theirs.
   cuda::DeviceArray<int32_t> ids_, top_ids_;
   cuda::DeviceArray<float> logprobs_, top_logprobs_;
   StepInFlight steps_[kStepsInFlight];
+  std::optional<cuda::DeviceTurn> turn_;
+  StepWatchdog watchdog_;
   int64_t begun_ = 0, finished_ = 0;
+  bool is_lost_ = false;
 };
-
-int usable_gpus() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
-  int usable = 0;
-  for (int device = 0; device < count; ++device) {
-    int major = 0;
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-          "asking for the compute capability");
-    if (major != 9) break;  // --device counts from 0
-    ++usable;
-  }
-  return usable;
-}
 
 }  // namespace
 
-int num_gpus() {
-  static const int count = usable_gpus();
-  return count;
-}
-
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<GpuMemory> {
+    FATHOM_RETURN_IF_ERROR(gpu_supports(checkpoint.config(), options.cache_format));
     check(cudaSetDevice(options.device), "choosing the device");
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
@@ -444,6 +477,7 @@ Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOption
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
+    FATHOM_RETURN_IF_ERROR(gpu_supports(checkpoint.config(), options.cache_format));
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;

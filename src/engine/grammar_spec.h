@@ -9,7 +9,7 @@
 
 namespace fathom {
 
-// Of a schema, a regex, an EBNF grammar, a structural tag, all choices together.
+// The limit of a schema, a regex, an EBNF grammar, a structural tag, all choices together.
 inline constexpr size_t kMaxGrammarBytes = 64 << 10;
 
 struct GrammarSpec {

@@ -42,6 +42,7 @@ void fill_mask(Sequence& sequence, std::vector<uint32_t>& mask, SampleRow& row) 
     }
     if (row.masked.empty()) set_bits(mask, eos, true);
   }
+  sequence.grammar_stuck = !sequence.grammar_ended && !any(mask);
   row.allowed = mask;
 }
 

@@ -23,7 +23,8 @@ class GrammarStep {
 
   // Sets what each row may choose. An end of sequence may be chosen where the grammar can end, and
   // must be where nothing else can follow, whatever min_tokens says; it may not before the grammar
-  // has begun. Sets grammar_ended where nothing can follow and there is no such id.
+  // has begun. Sets grammar_ended where nothing can follow and there is no such id,
+  // grammar_stuck where nothing can follow what is not whole.
   void fill_masks(std::span<SampleRow> rows, const Stream* stream);
 
   // Takes the chosen tokens, and sets grammar_ended where nothing may follow them.

@@ -13,6 +13,7 @@ int64_t prompt_tokens(const ActiveRequest& request) {
 
 // With the lock held.
 Result<> Inbox::room() {
+  if (death_) return tl::unexpected(*death_);
   if (refusing_) return error(Code::kUnavailable, "the engine is shutting down");
   if (counts_.queued_requests >= limits_.max_requests) {
     ++counts_.rejected;
@@ -69,6 +70,23 @@ void Inbox::stop() {
   refusing_ = true;
   news_.stop = true;
   announce();
+}
+
+void Inbox::die(Status why) noexcept {
+  const std::lock_guard lock(mutex_);
+  refusing_ = true;
+  death_ = std::move(why);
+  died_.notify_all();
+}
+
+bool Inbox::is_dead() const {
+  const std::lock_guard lock(mutex_);
+  return death_.has_value();
+}
+
+bool Inbox::wait_until_dead(std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  return died_.wait_for(lock, timeout, [&] { return death_.has_value(); });
 }
 
 // With the lock held.

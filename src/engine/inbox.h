@@ -3,7 +3,7 @@
 //
 // A request counts as queued from push() until the engine says that it left the queue, and as alive
 // until the engine says that it ended: its last event has been delivered. Every method may be
-// called from any thread, but take() and the two note_… are the engine thread's.
+// called from any thread, but die(), take() and the two note_… are the engine thread's.
 #pragma once
 
 #include <atomic>
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/status.h"
@@ -39,13 +40,18 @@ class Inbox {
 
   // push()'s error if it would refuse any request.
   Result<> has_room();
-  // kResourceExhausted when the queue is full, kUnavailable after refuse() or stop().
+  // kResourceExhausted when the queue is full, kUnavailable after refuse(), stop() or die().
   Result<RequestId> push(std::unique_ptr<ActiveRequest> request);
   void abort(RequestId request);
   void flush();  // the prefix cache
 
   void refuse();  // no new requests
   void stop();    // nor any other work
+  // The engine's thread can serve nobody any more: refuses new requests with `why`.
+  void die(Status why) noexcept;
+  bool is_dead() const;
+  // Waits until die(); false if that took longer.
+  bool wait_until_dead(std::chrono::nanoseconds timeout);
   // Waits until no request is alive; false if that took longer.
   bool wait_until_empty(std::chrono::nanoseconds timeout);
 
@@ -62,12 +68,13 @@ class Inbox {
 
   const Limits limits_;
   mutable std::mutex mutex_;
-  std::condition_variable arrived_, emptied_;
+  std::condition_variable arrived_, emptied_, died_;
   News news_;
   Counts counts_;
   RequestId last_id_ = 0;
   int64_t alive_ = 0;
   bool refusing_ = false;
+  std::optional<Status> death_;        // why the engine is dead
   std::atomic<bool> has_news_{false};  // spares a busy engine the lock
 };
 

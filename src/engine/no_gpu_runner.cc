@@ -1,4 +1,5 @@
 // A build without CUDA.
+#include "engine/gpu_presence.h"
 #include "engine/gpu_runner.h"
 
 namespace fathom {
@@ -13,6 +14,10 @@ tl::unexpected<Status> not_in_this_build() {
 }  // namespace
 
 int num_gpus() { return 0; }
+
+std::string why_no_gpu(const std::string& root) {
+  return shows_gpu(root) ? "this program was built without CUDA" : "";
+}
 
 Result<GpuMemory> gpu_memory(const Checkpoint&, const GpuRunnerOptions&) {
   return not_in_this_build();

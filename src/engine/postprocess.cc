@@ -63,10 +63,17 @@ void append_token(Sequence& sequence, const SampledToken& sampled, Event& event)
 void end_without_token(Sequence& sequence, Event& event) {
   if (sequence.grammar_ended) {
     event.finish = FinishReason::kStop;
+  } else if (sequence.grammar_stuck) {
+    event.finish = FinishReason::kError;
+    event.error = {Code::kInvalidArgument,
+                   fmt::format("the grammar has a dead end: nothing may follow the {} tokens of "
+                               "the answer so far, which is not whole",
+                               sequence.output_len())};
   } else {
     event.finish = FinishReason::kError;
-    const char* const what = sequence.grammar ? "the grammar allows no token whose logit is finite"
-                                              : "the model's logits have no finite value";
+    const char* const what = sequence.grammar
+                                 ? "no token that the grammar allows has a finite logit"
+                                 : "the model's logits have no finite value";
     event.error = {Code::kInternal,
                    fmt::format("{} at position {}", what, sequence.known_len() - 1)};
   }

@@ -16,6 +16,7 @@ namespace fathom {
 // A step from its plan to its results. Keeps its memory for the next.
 struct Step {
   int64_t number = 0;
+  RequestTimings::Time begun;
   StepPlan plan;
   std::vector<SampleRow> rows;  // as BatchBuilder orders the logit rows
   GrammarStep grammars;

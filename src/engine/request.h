@@ -72,7 +72,7 @@ struct RequestTimings {
   }
 };
 
-// Of one choice. The prompt of a request with several choices is counted in each of them.
+// Usage of one choice. The prompt of a request with several choices is counted in each of them.
 struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;

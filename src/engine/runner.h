@@ -43,8 +43,13 @@ class Runner {
   virtual Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) = 0;
 
   // Waits for the oldest step that has begun: its rows' tokens, valid until the next call of
-  // finish(). An error ends the sequences of that step; the engine goes on with the others.
+  // finish(). An error ends the sequences of that step; the engine goes on with the others, unless
+  // the runner is lost.
   virtual Result<std::span<const SampledToken>> finish() = 0;
+
+  // Whether no step can succeed any more: the device is gone, or its context is corrupt. Asked
+  // after an error of begin() or finish(); once true it stays so, and the engine is dead.
+  virtual bool is_lost() { return false; }
 
   // How pages leave its pool and come back; null: they cannot. Lives as long as the runner.
   virtual PageTransfer* page_transfer() { return nullptr; }

@@ -65,7 +65,7 @@ TEST(SamplingParams, EveryLimit) {
       {"max_tokens is 0", [](SamplingParams& p) { p.max_tokens = 0; }},
       {"min_tokens is -1", [](SamplingParams& p) { p.min_tokens = -1; }},
       {"min_tokens is 17, more than max_tokens, 16", [](SamplingParams& p) { p.min_tokens = 17; }},
-      {"stop has 5 strings", [](SamplingParams& p) { p.stop.assign(5, "x"); }},
+      {"stop has 17 strings", [](SamplingParams& p) { p.stop.assign(17, "x"); }},
       {"stop[1] is empty",
        [](SamplingParams& p) {
          p.stop = {"x", ""};

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <new>
 #include <span>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -13,7 +14,7 @@ namespace fathom {
 namespace {
 
 bool goes_before(const Sequence* a, const Sequence* b) {
-  return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
+  return std::tie(a->order, a->priority, a->arrival) < std::tie(b->order, b->priority, b->arrival);
 }
 
 template <typename List>
@@ -30,7 +31,7 @@ void erase_from(List& list, Sequence* sequence) {
 }
 
 bool is_in_long_prompt(const Sequence* sequence) {
-  return sequence->is_long && sequence->remaining() > 1;
+  return sequence->is_long && !sequence->is_loading && sequence->remaining() > 1;
 }
 
 int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); }
@@ -59,6 +60,7 @@ void Scheduler::schedule(StepPlan& plan) {
     planning_ = running_.back();
     preempt(*running_.back());
   }
+  go_on_loading(plan);
   plan_decode(plan);
   const int64_t kept = rows_for_long_prompts();
   budget_ -= kept;
@@ -67,7 +69,10 @@ void Scheduler::schedule(StepPlan& plan) {
   if (!preempted_) admit_waiting(plan);
   budget_ += kept;
   plan_long_prompts(plan);
-  FATHOM_CHECK(!plan.empty() || !has_work() ||
+  // What the next step may take; most of a small pool stays for the texts in it.
+  tree_->make_room_ahead(std::min(pages_for(options_.max_batched_tokens) + num_running(),
+                                  tree_->pool().total() / kPoolShareAhead));
+  FATHOM_CHECK(!plan.empty() || !has_work() || tree_->copies_in_flight() > 0 ||
                    !std::all_of(running_.begin(), running_.end(),
                                 [](const Sequence* sequence) { return sequence->may_run(); }),
                "{} waiting, {} running, nothing to run", waiting_.size(), running_.size());
@@ -77,11 +82,18 @@ void Scheduler::advance(const StepPlan& plan) {
   for (const StepEntry& entry : plan.entries) {
     entry.sequence->computed += entry.num_tokens;
     entry.sequence->prompt_logits_done += entry.num_prompt_logits;
-    learn(*entry.sequence);
+    commit_token(*entry.sequence);
   }
 }
 
-void Scheduler::learn(Sequence& sequence) {
+void Scheduler::preempt_all() {
+  while (!running_.empty()) {
+    planning_ = running_.back();
+    preempt(*planning_);
+  }
+}
+
+void Scheduler::commit_token(Sequence& sequence) {
   try {
     publish(sequence);
   } catch (const std::bad_alloc&) {
@@ -103,7 +115,7 @@ void Scheduler::finish(Sequence& sequence) {
     case Sequence::Phase::kFinished:
       FATHOM_CHECK(false, "sequence {} ends twice", sequence.arrival);
   }
-  let_go(sequence);
+  release_pages(sequence);
   sequence.phase = Sequence::Phase::kFinished;
 }
 
@@ -118,33 +130,34 @@ void Scheduler::plan_decode(StepPlan& plan) {
 }
 
 // In rows without context.
-double Scheduler::row_work(int64_t context) const {
+double Scheduler::prefill_cost(int64_t context) const {
   if (options_.keys_worth_a_row == 0) return 1;
   return 1 + static_cast<double>(context) / static_cast<double>(options_.keys_worth_a_row);
 }
 
 bool Scheduler::is_long(const Sequence& sequence, int64_t cached_tokens) const {
   const int64_t rows = sequence.len() - cached_tokens;
-  const double work = static_cast<double>(rows) * row_work(cached_tokens + rows / 2);
+  const double work = static_cast<double>(rows) * prefill_cost(cached_tokens + rows / 2);
   return work > static_cast<double>(kLongPromptSteps * options_.max_batched_tokens);
 }
 
 // Whether long prompts share this step with anybody, or one of the last with a shorter sequence.
-bool Scheduler::has_company() const {
+bool Scheduler::has_short_sequences() const {
   return !waiting_.empty() || num_steps_ - last_company_ < kCompanySteps ||
          !std::all_of(running_.begin(), running_.end(), is_in_long_prompt);
 }
 
-// Of the rows that are left: a few in company, otherwise all.
+// Rows left for long prompts: a share while short sequences run, otherwise all.
 int64_t Scheduler::rows_for_long_prompts() const {
   if (std::none_of(running_.begin(), running_.end(), is_in_long_prompt)) return 0;
-  return has_company() ? std::min(budget_, options_.long_prompt_rows) : budget_;
+  return has_short_sequences() ? std::min(budget_, options_.long_prompt_rows) : budget_;
 }
 
 void Scheduler::plan_short_prompts(StepPlan& plan) {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (!sequence.is_long && sequence.remaining() > 1) plan_chunk(sequence, plan);
+    if (sequence.is_long || sequence.is_loading || sequence.remaining() == 1) continue;
+    plan_chunk(sequence, plan);
   }
 }
 
@@ -160,7 +173,7 @@ void Scheduler::plan_long_prompts(StepPlan& plan) {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
     if (!is_in_long_prompt(&sequence)) continue;
-    const double each = row_work(sequence.computed);
+    const double each = prefill_cost(sequence.computed);
     if (bounded) budget_ = std::min(budget_, std::max<int64_t>(1, std::llround(work / each)));
     if (!plan_chunk(sequence, plan)) continue;
     work -= each * static_cast<double>(plan.entries.back().num_tokens);
@@ -175,15 +188,24 @@ bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
   planning_ = &sequence;
   int64_t num_tokens = chunk_length(sequence);
   if (num_tokens == 0) return false;
-  while (!reserve(sequence, sequence.computed + num_tokens)) {
+  for (;;) {
+    const PrefixTree::Room has_room = reserve(sequence, sequence.computed + num_tokens);
+    if (has_room == PrefixTree::Room::kNow) break;
+    if (has_room == PrefixTree::Room::kLater) {
+      // What is free by now, and otherwise nothing before copies have ended.
+      const int64_t room = (std::ssize(sequence.pages) + tree_->pool().free()) * kPageSize;
+      num_tokens = std::min(num_tokens, room - sequence.computed);
+      if (num_tokens <= 0) return false;
+      continue;
+    }
     Sequence* victim = last_unplanned();
     if (victim != nullptr && goes_before(&sequence, victim)) {
       preempt(*victim);
       continue;
     }
     // Only what is left: fill the pages there are.
-    const int64_t room = (std::ssize(sequence.pages) + tree_->available()) * kPageSize;
-    num_tokens = std::min(num_tokens, room - sequence.computed);
+    const int64_t left = (std::ssize(sequence.pages) + tree_->available()) * kPageSize;
+    num_tokens = std::min(num_tokens, left - sequence.computed);
     if (num_tokens > 0) continue;
     if (running_.back() == &sequence) preempt(sequence);
     return false;
@@ -241,7 +263,8 @@ void Scheduler::admit_waiting(StepPlan& plan) {
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     start(sequence, plan);
     // A long prompt's turn comes when the others have theirs.
-    if (!sequence.is_long && !plan_chunk(sequence, plan)) return;
+    const bool is_planned_later = sequence.is_long || sequence.is_loading;
+    if (!is_planned_later && !plan_chunk(sequence, plan)) return;
     if (enough) return;
   }
 }
@@ -271,7 +294,7 @@ PrefixTree::Found Scheduler::find_prefix(Sequence& sequence) const {
   return tree_->find(*sequence.prefix, reusable_pages(sequence));
 }
 
-// Of its tokens the first ones, whose pages may be other sequences' too.
+// The number of its first tokens whose pages may be shared with other sequences.
 int64_t Scheduler::shareable_len(const Sequence& sequence) const {
   const int64_t known = sequence.known_len();
   return options_.share_answers ? known : std::min(known, sequence.prompt_len);
@@ -294,17 +317,21 @@ bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
   const int64_t needed = pages_for(std::min(sequence.len() + 1, sequence.max_len - 1));
   const int64_t promised = pages_promised();
   if (needed - found.pages > tree_->available() - found.unheld - promised) return false;
-  int64_t taken = 0;
+  bool is_more = false;
   if (sequence.prefix) {
-    taken = tree_->take(*sequence.prefix, sequence.tokens, found.all(), sequence.pages);
+    is_more = tree_->take(*sequence.prefix, sequence.tokens, found.all(), sequence.pages);
   }
+  const bool has_all = tree_->settle(sequence.pages) && !is_more;
+  const int64_t taken = std::ssize(sequence.pages);
   // Fewer than were found in the pool if another text has the same keys: then there may be too
   // little room. What was in the store needed pages anyway.
   if (taken < found.pages && needed - taken > tree_->available() - promised) {
     tree_->release_all(sequence.pages);
     return false;
   }
-  sequence.computed = taken * kPageSize;
+  sequence.is_loading = !has_all;
+  sequence.pages_to_load = is_more ? found.all() : 0;
+  sequence.computed = has_all ? taken * kPageSize : 0;
   sequence.pages_in_tree = taken;
   return true;
 }
@@ -313,10 +340,44 @@ void Scheduler::start(Sequence& sequence, StepPlan& plan) {
   insert_in_order(running_, &sequence);  // has room
   sequence.phase = Sequence::Phase::kRunning;
   if (sequence.prefix) pending_.add(sequence, sequence.pages_in_tree);
+  if (!sequence.is_loading) begin_computing(sequence, plan);
+}
+
+// Its pages are there.
+void Scheduler::begin_computing(Sequence& sequence, StepPlan& plan) {
   if (sequence.has_started) return;
   plan.started.push_back(&sequence);
   sequence.has_started = true;
   sequence.usage.cached_tokens = sequence.computed;
+}
+
+// Those whose pages have come take part in this step already.
+void Scheduler::go_on_loading(StepPlan& plan) {
+  tree_->take_ended(false);
+  for (Sequence* sequence : running_) {
+    planning_ = sequence;
+    if (!sequence->is_loading || !has_loaded(*sequence)) continue;
+    const int64_t loaded = std::ssize(sequence->pages);
+    sequence->is_loading = false;
+    sequence->computed = loaded * kPageSize;
+    sequence->pages_in_tree = loaded;
+    sequence->is_long = is_long(*sequence, sequence->computed);
+    pending_.add(*sequence, loaded);  // those that could not be loaded too
+    begin_computing(*sequence, plan);
+  }
+}
+
+bool Scheduler::has_loaded(Sequence& sequence) {
+  while (tree_->settle(sequence.pages)) {
+    const int64_t loaded = std::ssize(sequence.pages);
+    if (loaded >= sequence.pages_to_load) return true;
+    if (tree_->take(*sequence.prefix, sequence.tokens, sequence.pages_to_load, sequence.pages)) {
+      if (std::ssize(sequence.pages) == loaded) return false;
+    } else {
+      sequence.pages_to_load = 0;
+    }
+  }
+  return false;
 }
 
 // Pages that running sequences still need for the tokens they already have.
@@ -328,9 +389,9 @@ int64_t Scheduler::pages_promised() const {
   return promised;
 }
 
-bool Scheduler::reserve(Sequence& sequence, int64_t num_tokens) {
+PrefixTree::Room Scheduler::reserve(Sequence& sequence, int64_t num_tokens) {
   const int64_t missing = pages_for(num_tokens) - std::ssize(sequence.pages);
-  return missing <= 0 || tree_->allocate(missing, sequence.pages);
+  return missing <= 0 ? PrefixTree::Room::kNow : tree_->allocate(missing, sequence.pages);
 }
 
 Sequence* Scheduler::last_unplanned() const {
@@ -343,7 +404,7 @@ Sequence* Scheduler::last_unplanned() const {
 void Scheduler::preempt(Sequence& sequence) {
   insert_in_order(waiting_, &sequence);  // may find no memory: then it still runs
   erase_from(running_, &sequence);
-  let_go(sequence);
+  release_pages(sequence);
   sequence.computed = 0;
   sequence.phase = Sequence::Phase::kWaiting;
   ++sequence.usage.preemptions;
@@ -352,10 +413,11 @@ void Scheduler::preempt(Sequence& sequence) {
 }
 
 // What it put into the tree stays there: preempted, it may find its own pages again.
-void Scheduler::let_go(Sequence& sequence) {
+void Scheduler::release_pages(Sequence& sequence) {
   pending_.remove(sequence);
   sequence.awaited.reset();
   sequence.pages_in_tree = 0;
+  sequence.is_loading = false;
   tree_->release_all(sequence.pages);
 }
 

@@ -2,7 +2,8 @@
 //
 // Continuous batching: sequences that need one token first (decode), then prompts in chunks, under
 // a budget of rows; new sequences are admitted in order, when their prompt's pages are available.
-// The order is that of priorities, among equals first come, first served. Pages are reserved as
+// The order is that of Sequence::order, which EngineLoop makes of priority and time, then of
+// priorities, among equals first come, first served. Pages are reserved as
 // they are needed. When they run out, the sequence that is last in order gives up all of its own
 // and waits to be computed again (preemption by recompute); the first running sequence is never
 // preempted, so something always advances.
@@ -20,6 +21,11 @@
 //
 // Steps in flight: a sequence's rows count as computed when the step has begun, since whatever
 // reads them comes later on the device; its pages go into the tree when all their tokens are known.
+//
+// Copies: pages that come back from the store take their time. A sequence that waits for its own
+// runs in name, so that others are preempted for it and it for others, but takes part in no step.
+// Pages that are given up are not free before they have been saved: who needs one meanwhile sits
+// out a step, and nobody is preempted for that.
 //
 // Memory: what may find none comes before what it changes, or is undone by finish(). So after
 // add(), schedule() or advance() has thrown std::bad_alloc the lists and pages are as good as
@@ -44,6 +50,9 @@ inline constexpr int64_t kLongPromptSteps = 2;
 // Who sends small requests sends the next one soon: a step that begins in between must not be long.
 inline constexpr int64_t kCompanySteps = 64;
 
+// Of the pool, at most one in so many pages is made free before it is wanted.
+inline constexpr int64_t kPoolShareAhead = 8;
+
 struct SchedulerOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;     // >= max_num_seqs
@@ -62,19 +71,23 @@ class Scheduler {
   // set. No two have the same arrival.
   void add(Sequence& sequence);
 
-  // The next step. Empty only if there is nothing to do before a step in flight has ended. After
-  // std::bad_alloc there is no plan, but plan.started holds what has started; another call plans
-  // anew.
+  // The next step. Empty only if there is nothing to do before a step or copy in flight has ended.
+  // After std::bad_alloc there is no plan, but plan.started holds what has started; another call
+  // plans anew.
   void schedule(StepPlan& plan);
 
-  // What schedule() was about when it threw.
+  // Every running sequence gives up its pages and waits, because what they hold may be wrong. After
+  // std::bad_alloc some still run.
+  void preempt_all();
+
+  // What schedule() or preempt_all() was about when it threw.
   Sequence& planning() const { return *planning_; }
 
   // The step has begun: its tokens are in the cache, and their full pages for others to take.
   void advance(const StepPlan& plan);
 
   // A token of the sequence, in whatever phase, has become known: the page that it ends, too.
-  void learn(Sequence& sequence);
+  void commit_token(Sequence& sequence);
 
   // Takes a sequence out, whatever its phase, and releases its pages. Once for each.
   void finish(Sequence& sequence);
@@ -87,8 +100,8 @@ class Scheduler {
  private:
   void plan_decode(StepPlan& plan);
   bool is_long(const Sequence& sequence, int64_t cached_tokens) const;
-  double row_work(int64_t context) const;
-  bool has_company() const;
+  double prefill_cost(int64_t context) const;
+  bool has_short_sequences() const;
   int64_t rows_for_long_prompts() const;
   void plan_short_prompts(StepPlan& plan);
   void plan_long_prompts(StepPlan& plan);
@@ -99,12 +112,15 @@ class Scheduler {
   int64_t reusable_pages(const Sequence& sequence) const;
   bool admit(Sequence& sequence, PrefixTree::Found found);
   void start(Sequence& sequence, StepPlan& plan);
+  void begin_computing(Sequence& sequence, StepPlan& plan);
+  void go_on_loading(StepPlan& plan);
+  bool has_loaded(Sequence& sequence);
   bool plan_chunk(Sequence& sequence, StepPlan& plan);
   int64_t chunk_length(const Sequence& sequence) const;
-  bool reserve(Sequence& sequence, int64_t num_tokens);
+  PrefixTree::Room reserve(Sequence& sequence, int64_t num_tokens);
   Sequence* last_unplanned() const;
   void preempt(Sequence& sequence);
-  void let_go(Sequence& sequence);
+  void release_pages(Sequence& sequence);
   void publish(Sequence& sequence);
   int64_t pages_promised() const;
 

@@ -117,6 +117,62 @@ TEST_F(SchedulerTest, LatestArrivalIsPreemptedAndComputedAgain) {
   EXPECT_EQ(step(), (Entries{{2, 129}})) << "prompt and output are computed again";
 }
 
+TEST_F(SchedulerTest, TheLastIsPreemptedAndNotTheNext) {
+  make(6, {.max_num_seqs = 8, .max_batched_tokens = 1000, .max_prompt_logit_rows = 1});
+  for (int i = 0; i < 3; ++i) add(120, 100);
+  EXPECT_EQ(step(), (Entries{{1, 120}, {2, 120}, {3, 120}}));
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(step(), (Entries{{1, 1}, {2, 1}, {3, 1}}));
+  // All three need a third page; the last one's two are enough for the others.
+  EXPECT_EQ(step(), (Entries{{1, 1}, {2, 1}}));
+  EXPECT_EQ(sequences_[1].usage.preemptions, 0);
+  EXPECT_EQ(sequences_[2].usage.preemptions, 1);
+}
+
+TEST_F(SchedulerTest, AdmissionLeavesRoomForTheFirstToken) {
+  for (const int64_t max_tokens : {1, 2}) {
+    make(4, {.max_num_seqs = 8, .max_batched_tokens = 1000, .max_prompt_logit_rows = 1});
+    sequences_.clear();
+    add(100, 10);
+    EXPECT_EQ(step(), (Entries{{1, 100}}));
+    // Two full pages, and two are free; a third is for a token that is not its last.
+    Sequence& second = add(128, max_tokens);
+    step();
+    EXPECT_EQ(second.has_started, max_tokens == 1);
+    while (scheduler_->has_work()) step();
+    EXPECT_TRUE(second.has_started);
+    EXPECT_EQ(second.usage.preemptions, 0) << "it would have been computed for nothing";
+  }
+}
+
+TEST_F(SchedulerTest, AdmissionLeavesThePagesOfPromptsThatAreNotThroughYet) {
+  make(16, {.max_num_seqs = 8, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
+  add(1000, 2);  // all 16 pages, a few a step
+  EXPECT_EQ(step(), (Entries{{1, 100}}));
+  Sequence& second = add(10, 5);
+  while (sequences_[0].phase != Sequence::Phase::kFinished) {
+    step();
+    EXPECT_EQ(second.has_started, false);
+  }
+  while (scheduler_->has_work()) step();
+  EXPECT_EQ(second.usage.preemptions, 0);
+}
+
+TEST_F(SchedulerTest, AdmissionCountsTheCachedPagesThatItTakes) {
+  make(5, {.max_num_seqs = 8, .max_batched_tokens = 1000, .max_prompt_logit_rows = 1});
+  add_sharing(130, 1, 130);
+  step();
+  ASSERT_EQ(pool_->cached(), 2);
+  add(100, 5);
+  EXPECT_EQ(step(), (Entries{{2, 100}}));
+  // Three pages are available, and two of these are the two that it would share: it needs five.
+  Sequence& third = add_sharing(257, 2, 257);
+  EXPECT_EQ(step(), (Entries{{2, 1}}));
+  EXPECT_FALSE(third.has_started);
+  while (sequences_[1].phase != Sequence::Phase::kFinished) step();
+  EXPECT_EQ(step(), (Entries{{3, 129}}));
+  EXPECT_EQ(third.usage.cached_tokens, 128);
+}
+
 TEST_F(SchedulerTest, PromptLogitsAreBoundedAStepAndNeverAskedForTwice) {
   make(100, {.max_num_seqs = 8, .max_batched_tokens = 50, .max_prompt_logit_rows = 8});
   Sequence& first = add(20, 5);
@@ -210,6 +266,19 @@ TEST_F(SchedulerTest, NobodyWaitsForPagesOfALowerPriority) {
   EXPECT_EQ(step(), (Entries{{1, 1}, {2, 99}}));
   EXPECT_EQ(step(), (Entries{{1, 1}, {2, 21}}));
   EXPECT_EQ(low.pages[1], high.pages[1]) << "computed twice, kept once";
+}
+
+TEST_F(SchedulerTest, WhoStopsLeavesOthersTheirPendingPages) {
+  make(100, {.max_num_seqs = 8, .max_batched_tokens = 200, .max_prompt_logit_rows = 50});
+  Sequence& low = add_sharing(390, 5, 390, 3);
+  low.prompt_logits_end = 389;  // so that its prompt takes several steps, and leaves room
+  EXPECT_EQ(step(), (Entries{{1, 50}}));
+  Sequence& high = add_sharing(390, 5, 390, -1);
+  EXPECT_EQ(step(), (Entries{{1, 50}, {2, 150}})) << "the same pages, because it does not wait";
+  scheduler_->finish(high);
+  Sequence& third = add_sharing(390, 5, 390, 3);
+  EXPECT_EQ(step(), (Entries{{1, 50}}));
+  EXPECT_TRUE(third.awaited.has_value()) << "the first is still computing them";
 }
 
 TEST_F(SchedulerTest, AHitNeverCoversTheWholePrompt) {

@@ -27,12 +27,14 @@ struct Sequence {
 
   ActiveRequest* request = nullptr;
   int index = 0;         // which of the n choices
-  int32_t priority = 0;  // lower goes sooner
+  int64_t order = 0;     // lower goes sooner: its priority and its time, see priority_ageing
+  int32_t priority = 0;  // the same, among equals
   uint64_t arrival = 0;  // among equals first come, first served; the latest is preempted first
   int64_t prompt_len = 0;
   int64_t max_len = 0;          // prompt_len + max_tokens, resolved against the context
   std::vector<int32_t> tokens;  // prompt and output
-  // Of its tokens the last ones, which steps in flight are choosing: below 0, see ForwardBatch.
+  // The number of its last tokens, which steps in flight are still choosing: their ids are below 0,
+  // see ForwardBatch.
   int64_t num_unknown = 0;
 
   // Scheduling.
@@ -42,11 +44,13 @@ struct Sequence {
   int64_t planned_step = 0;           // the last step that it was part of
   std::optional<PrefixChain> prefix;  // none: its pages are its own alone
   int64_t pages_in_tree = 0;          // of its pages the first, those that others can take
-  std::optional<PageKey> awaited;     // a page that another computes: until then it waits
-  bool is_long = false;               // it takes several steps' rows: others pass it
-  int64_t times_passed = 0;           // while it waited for pages
-  int64_t prompt_logits_done = 0;     // prompt positions whose logits need not be computed (again)
-  int64_t prompt_logits_end = 0;      // and where those that are wanted end; 0: none are
+  bool is_loading = false;         // its pages are still coming from the store: it holds them only
+  int64_t pages_to_load = 0;       // and how many they may become
+  std::optional<PageKey> awaited;  // a page that another computes: until then it waits
+  bool is_long = false;            // it takes several steps' rows: others pass it
+  int64_t times_passed = 0;        // while it waited for pages
+  int64_t prompt_logits_done = 0;  // prompt positions whose logits need not be computed (again)
+  int64_t prompt_logits_end = 0;   // and where those that are wanted end; 0: none are
 
   // Sampling.
   SampleOptions sample_options;
@@ -55,6 +59,7 @@ struct Sequence {
   int64_t num_own_stop_ids = 0;
   std::unique_ptr<TokenGrammarState> grammar;  // only with one
   bool grammar_ended = false;                  // the answer is whole and nothing may follow it
+  bool grammar_stuck = false;                  // it is not whole, and nothing may follow it
   int num_logprobs = -1;
 
   // Text; none without a tokenizer.
@@ -73,7 +78,9 @@ struct Sequence {
   int64_t remaining() const { return len() - computed; }  // >= 1
   // While its newest token is being chosen it may take the next step too, unless that is known to
   // be its last, or what may follow depends on it.
-  bool may_run() const { return num_unknown == 0 || (len() < max_len && !grammar && !history); }
+  bool may_run() const {
+    return !is_loading && (num_unknown == 0 || (len() < max_len && !grammar && !history));
+  }
 };
 
 // A request that the engine holds: all its choices, which go together when the last has ended.

@@ -4,7 +4,10 @@
 
 #include <new>
 
+#include "base/json.h"
 #include "base/utf8.h"
+#include "grammar/dead_ends.h"
+#include "grammar/markup_tokens.h"
 #include "grammar/schema_check.h"
 #include "grammar/structural_tag_check.h"
 #include "grammar/text_limits.h"
@@ -34,16 +37,31 @@ const char* field_of(GrammarSpec::Kind kind) {
 // The library shows the byte that it stumbled over, which may be a part of a character.
 std::string well_formed(std::string_view message) { return replace_ill_formed(message); }
 
-// Between two signs of JSON: enough for a new line and seven levels indented by two. Without a
-// limit a model that would rather say something else writes white space to the end of its answer.
-constexpr int kMaxWhitespace = 16;
+// Between two tokens of JSON stands nothing, one blank, or a new line with an indent of at most so
+// many blanks or tabs (cmake/xgrammar.patch): sixteen levels indented by two. Without a limit a
+// model that would rather say something else writes white space to the end of its answer.
+constexpr int kMaxIndent = 32;
 
 xgrammar::Grammar from_schema(const std::string& schema, bool is_strict) {
   return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true, std::nullopt,
-                                           std::nullopt, is_strict, kMaxWhitespace);
+                                           std::nullopt, is_strict, kMaxIndent);
 }
 
-Result<std::string> ebnf_of_choices(const std::vector<std::string>& choices) {
+// The same limit for every schema in a structural tag.
+void limit_whitespace(json::value& tag) {
+  if (json::array* const list = tag.if_array()) {
+    for (json::value& one : *list) limit_whitespace(one);
+  }
+  json::object* const object = tag.if_object();
+  if (object == nullptr) return;
+  for (auto& [key, value] : *object) {
+    if (key != "json_schema") limit_whitespace(value);
+  }
+  if (object->contains("json_schema")) (*object)["max_whitespace_cnt"] = kMaxIndent;
+}
+
+Result<std::string> ebnf_of_choices(const std::vector<std::string>& choices,
+                                    const MarkupTokens& markup) {
   if (choices.empty()) return invalid("choice has no strings");
   std::string ebnf = "root ::= ";
   size_t bytes = 0;
@@ -56,7 +74,7 @@ Result<std::string> ebnf_of_choices(const std::vector<std::string>& choices) {
       return invalid("choice has more than {} bytes", kMaxGrammarBytes);
     }
     ebnf += i > 0 ? " | \"" : "\"";
-    for (const char c : choices[i]) {
+    for (const char c : markup.in_literal(choices[i])) {
       const auto byte = static_cast<unsigned char>(c);
       if (c == '"' || c == '\\') {
         ebnf += '\\';
@@ -72,7 +90,7 @@ Result<std::string> ebnf_of_choices(const std::vector<std::string>& choices) {
   return ebnf + "\n";
 }
 
-Result<xgrammar::Grammar> convert_unguarded(const GrammarSpec& spec) {
+Result<xgrammar::Grammar> convert_unguarded(const GrammarSpec& spec, const MarkupTokens& markup) {
   using xgrammar::Grammar;
   switch (spec.kind) {
     case GrammarSpec::Kind::kJsonObject:
@@ -83,17 +101,20 @@ Result<xgrammar::Grammar> convert_unguarded(const GrammarSpec& spec) {
     }
     case GrammarSpec::Kind::kRegex:
       FATHOM_RETURN_IF_ERROR(check_regex(spec.text, "regex"));
-      return Grammar::FromRegex(spec.text);
+      return Grammar::FromRegex(markup.in_regex(spec.text));
     case GrammarSpec::Kind::kChoice: {
-      FATHOM_TRY(const std::string ebnf, ebnf_of_choices(spec.choices));
+      FATHOM_TRY(const std::string ebnf, ebnf_of_choices(spec.choices, markup));
       return Grammar::FromEBNF(ebnf);
     }
     case GrammarSpec::Kind::kEbnf:
       FATHOM_RETURN_IF_ERROR(check_ebnf(spec.text, "grammar"));
-      return Grammar::FromEBNF(spec.text);
+      return Grammar::FromEBNF(markup.in_ebnf(spec.text));
     case GrammarSpec::Kind::kStructuralTag: {
       FATHOM_RETURN_IF_ERROR(check_structural_tag(spec.text));
-      auto made = Grammar::FromStructuralTag(spec.text);
+      FATHOM_TRY(const json::value tag, parse_json(spec.text, "structural_tag", kMaxGrammarDepth));
+      json::value marked = markup.in_structural_tag(tag);
+      limit_whitespace(marked);
+      auto made = Grammar::FromStructuralTag(json::serialize(marked));
       if (auto* const grammar = std::get_if<Grammar>(&made)) return std::move(*grammar);
       return std::visit(
           [](const auto& problem) -> Result<Grammar> {
@@ -115,12 +136,17 @@ Result<xgrammar::Grammar> convert_unguarded(const GrammarSpec& spec) {
 
 }  // namespace
 
-Result<xgrammar::Grammar> convert(const GrammarSpec& spec) {
+Result<xgrammar::Grammar> convert(const GrammarSpec& spec, const MarkupTokens& markup) {
   XGrammarWarnings warnings;
   try {
-    auto grammar = convert_unguarded(spec);
+    auto grammar = convert_unguarded(spec, markup);
     if (grammar && !warnings.texts().empty()) {
       return invalid("{}: {}", field_of(spec.kind), well_formed(warnings.texts().front()));
+    }
+    if (!grammar) return grammar;
+    if (const auto rule = dead_end(*grammar)) {
+      return invalid("{}: the rule {} or one of its alternatives matches no text at all",
+                     field_of(spec.kind), well_formed(*rule));
     }
     return grammar;
   } catch (const std::bad_alloc&) {

@@ -18,6 +18,7 @@
 #include "grammar/compiled_grammar_parts.h"
 #include "grammar/convert.h"
 #include "grammar/grammar_cache.h"
+#include "grammar/markup_tokens.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fathom {
@@ -26,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Compiled = GrammarCompiler::Compiled;
 
-// Of a grammar's states before masks are computed, some 400 bytes each. Every state may get a mask
+// Bytes of a grammar's states before masks are computed, some 400 each. Every state may get a mask
 // of the vocabulary's size, 16 KB for 128,000 tokens: this keeps them below 200 MB.
 constexpr int64_t kMaxStateBytes = 4 << 20;
 
@@ -34,14 +35,9 @@ constexpr int64_t kMaxStateBytes = 4 << 20;
 // limits on texts let through needs less than a tenth of this.
 constexpr int kMaxRecursion = 4000;
 
-xgrammar::TokenizerInfo vocabulary(const Tokenizer& tokenizer, int64_t vocab_size) {
-  std::vector<std::string> texts;
-  const auto count = static_cast<int32_t>(std::min<int64_t>(tokenizer.vocab_size(), vocab_size));
-  for (int32_t id = 0; id < count; ++id) {
-    // An empty text is never allowed.
-    texts.emplace_back(tokenizer.is_special(id) ? std::string_view() : tokenizer.token_bytes(id));
-  }
-  return {texts, xgrammar::VocabType::RAW, count, std::vector<int32_t>()};
+xgrammar::TokenizerInfo vocabulary(const MarkupTokens& markup) {
+  const std::vector<std::string>& texts = markup.vocabulary();
+  return {texts, xgrammar::VocabType::RAW, static_cast<int>(texts.size()), std::vector<int32_t>()};
 }
 
 std::string key_of(const GrammarSpec& spec) {
@@ -59,10 +55,10 @@ bool is_oversized(const GrammarSpec& spec) {
   return bytes > kMaxBytes;
 }
 
-// Of the calling thread, and of those that it starts: on Linux each has a priority of its own. What
-// compiles comes after what computes tokens that others wait for, and gets on nevertheless: of a
-// core that is wanted by both it has a quarter. With less, the largest grammars that are allowed
-// miss their deadline beside an engine that uses every core.
+// Lowers the priority of the calling thread and of those that it starts: on Linux each has its own.
+// Compilation yields to token computation but still progresses: it gets a quarter of a contended
+// core. With less, the largest allowed grammars miss their deadline beside an engine that uses
+// every core.
 void lower_priority() {
   constexpr int kNicer = 5;
   setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNicer);
@@ -86,7 +82,8 @@ struct GrammarCompiler::Parts {
             options.threads_a_grammar > 0
                 ? options.threads_a_grammar
                 : static_cast<int>(std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u))),
-        tokens(vocabulary(*the_tokenizer, vocab_size)),
+        markup(*the_tokenizer, vocab_size),
+        tokens(vocabulary(markup)),
         cache(options.cache_bytes) {
     xgrammar::SetMaxRecursionDepth(kMaxRecursion);
     for (int i = 0; i < options.num_threads; ++i) threads.emplace_back([this] { work(); });
@@ -141,7 +138,7 @@ struct GrammarCompiler::Parts {
 
   Compiled compile_now(const Job& job) {
     if (auto known = cache.find(job.key)) return known;
-    FATHOM_TRY(const xgrammar::Grammar grammar, convert(job.spec));
+    FATHOM_TRY(const xgrammar::Grammar grammar, convert(job.spec, markup));
     try {
       // Without a vocabulary only the states are made: whether their masks fit is known first.
       xgrammar::GrammarCompiler states(xgrammar::TokenizerInfo(std::vector<std::string>()), 1,
@@ -195,6 +192,7 @@ struct GrammarCompiler::Parts {
 
   const GrammarCompilerOptions options;
   const int mask_threads;
+  const MarkupTokens markup;
   const xgrammar::TokenizerInfo tokens;
   GrammarCache cache;
 
@@ -215,7 +213,7 @@ GrammarCompiler::~GrammarCompiler() = default;
 void GrammarCompiler::compile(GrammarSpec spec, Done done) {
   if (is_oversized(spec)) {
     // convert() says exactly what is too large without looking at all of it.
-    const auto refused = convert(spec);
+    const auto refused = convert(spec, MarkupTokens());
     return done(tl::unexpected<Status>(refused.error()));
   }
   auto job = std::make_shared<Job>();

@@ -27,10 +27,21 @@ GrammarCompiler& compiler() {
   return shared;
 }
 
+// Without a deadline: how busy the machine is does not matter.
+GrammarCompilerOptions patient() {
+  GrammarCompilerOptions options;
+  options.deadline = std::chrono::hours(1);
+  return options;
+}
+GrammarCompiler& patient_compiler() {
+  static GrammarCompiler shared(bundled_tokenizer(), bundled_tokenizer()->vocab_size(), patient());
+  return shared;
+}
+
 // Whether the grammar takes all of the text, a byte a token.
 bool matches(const GrammarSpec& spec, std::string_view text) {
   static const auto bytes = fake_tokenizer();
-  static GrammarCompiler of_bytes(bytes, bytes->vocab_size());
+  static GrammarCompiler of_bytes(bytes, bytes->vocab_size(), patient());
   const auto grammar = of_bytes.compile(spec);
   EXPECT_TRUE(grammar) << grammar.error().message;
   if (!grammar) return false;
@@ -74,9 +85,107 @@ TEST(GrammarCompiler, TakesExactlyWhatMatches) {
   }
 }
 
+// Each would have an answer go where no text leads out.
+TEST(GrammarCompiler, DeadEndsAreRefused) {
+  const std::pair<Kind, const char*> kDead[] = {
+      {Kind::kEbnf, "root ::= root"},
+      {Kind::kEbnf, "root ::= a\na ::= b\nb ::= a"},
+      {Kind::kEbnf, "root ::= \"a\" root"},
+      {Kind::kEbnf, "root ::= root \"a\""},
+      {Kind::kEbnf, "root ::= \"a\" | \"b\" [^\\x00-\\U0010FFFF]"},
+      {Kind::kEbnf, "root ::= \"a\" (b | \"c\")\nb ::= \"x\" b"},
+      {Kind::kJsonSchema, R"({"$defs":{"a":{"type":"array","items":{"$ref":"#/$defs/a"},
+                              "minItems":1}},"$ref":"#/$defs/a"})"},
+      {Kind::kJsonSchema, R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})"}};
+  for (const auto& [kind, text] : kDead) {
+    const auto compiled = patient_compiler().compile({kind, text, {}});
+    ASSERT_FALSE(compiled) << text;
+    EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
+    EXPECT_TRUE(compiled.error().message.ends_with("matches no text at all"))
+        << compiled.error().message;
+  }
+  for (const char* alive : {"root ::= \"a\" root | \"b\"", "root ::= a*\na ::= \"x\"",
+                            "root ::= \"\"", "root ::= [^a]"}) {
+    EXPECT_TRUE(patient_compiler().compile({Kind::kEbnf, alive, {}})) << alive;
+  }
+}
+
+bool is_allowed(const GrammarSpec& spec, std::string_view before, std::string_view token) {
+  const auto grammar = patient_compiler().compile(spec);
+  EXPECT_TRUE(grammar) << grammar.error().message;
+  if (!grammar) return false;
+  const auto state = (*grammar)->start(std::nullopt);
+  for (const int32_t id : bundled_tokenizer()->encode(before)) {
+    EXPECT_TRUE(state->accept(id)) << before;
+  }
+  const int32_t id = bundled_tokenizer()->token_id(token).value();
+  const bool allowed = state->allowed()[id / 32] >> id % 32 & 1;
+  EXPECT_EQ(state->accept(id), allowed);
+  return allowed;
+}
+
+TEST(GrammarCompiler, MarkupIsForGrammarsThatNameIt) {
+  const GrammarSpec object{Kind::kJsonObject};
+  const GrammarSpec schema{Kind::kJsonSchema,
+                           R"({"type":"object","properties":{"s":{"type":"string"},
+      "m":{"type":"string","maxLength":40},"p":{"type":"string","pattern":".*"}}})"};
+  for (const char* marker : {"<think>", "</think>", "<｜User｜>", "<｜tool▁call▁begin｜>",
+                             "<｜end▁of▁sentence｜>", "<|EOT|>", "<｜fim▁hole｜>"}) {
+    EXPECT_FALSE(is_allowed(object, "", marker)) << marker;
+    EXPECT_FALSE(is_allowed(object, "{\"", marker)) << marker;
+    EXPECT_FALSE(is_allowed(object, "{\"a\": \"x", marker)) << marker;
+    EXPECT_FALSE(is_allowed(schema, "{\"s\": \"x", marker)) << marker;
+    EXPECT_FALSE(is_allowed(schema, "{\"m\": \"x", marker)) << marker;
+    EXPECT_FALSE(is_allowed(schema, "{\"p\": \"x", marker)) << marker;
+    EXPECT_FALSE(is_allowed({Kind::kRegex, "[^a]*"}, "x", marker)) << marker;
+    EXPECT_FALSE(is_allowed({Kind::kEbnf, "root ::= [^a]* \"<b>\""}, "x", marker)) << marker;
+  }
+  EXPECT_TRUE(is_allowed({Kind::kRegex, "<think>[a-z]+</think>x"}, "", "<think>"));
+  EXPECT_TRUE(is_allowed({Kind::kRegex, "<think>[a-z]+</think>x"}, "<think>so", "</think>"));
+  EXPECT_FALSE(is_allowed({Kind::kRegex, "<think>[a-z]+</think>x"}, "<think>so", "<think>"));
+  EXPECT_TRUE(is_allowed({Kind::kChoice, "", {"a", "<think>"}}, "", "<think>"));
+  EXPECT_TRUE(is_allowed({Kind::kEbnf, "root ::= \"x</think>\" # \"<think>\"\n"}, "x", "</think>"));
+  // Calls of tools, their arguments, and the text before them.
+  const GrammarSpec calls{Kind::kStructuralTag,
+                          R"({"type":"structural_tag","format":{"type":"triggered_tags",
+      "triggers":["<｜tool▁call▁begin｜>"],"tags":[{"type":"tag",
+      "begin":"<｜tool▁call▁begin｜>f<｜tool▁sep｜>",
+      "content":{"type":"json_schema","json_schema":{"type":"object"}},
+      "end":"<｜tool▁call▁end｜>"}]}})"};
+  EXPECT_TRUE(is_allowed(calls, "Let me see.", "<｜tool▁calls▁begin｜>"));
+  EXPECT_TRUE(is_allowed(calls, "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"));
+  EXPECT_TRUE(is_allowed(calls, "<｜tool▁call▁begin｜>f", "<｜tool▁sep｜>"));
+  EXPECT_FALSE(is_allowed(calls, "<｜tool▁call▁begin｜>f", "<｜tool▁call▁end｜>"));
+  const std::string arguments = "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": \"";
+  EXPECT_FALSE(is_allowed(calls, arguments, "<｜tool▁call▁end｜>"));
+  EXPECT_FALSE(is_allowed(calls, arguments, "<think>"));
+  EXPECT_TRUE(is_allowed(calls, arguments + "x\"}", "<｜tool▁call▁end｜>"));
+}
+
+TEST(GrammarCompiler, WhiteSpaceBetweenTokensOfJsonIsBounded) {
+  const GrammarSpec schema{Kind::kJsonSchema,
+                           R"({"type":"object","properties":{"a":{"type":"integer"}}})"};
+  const std::string tag =
+      R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" + schema.text +
+      "}}";
+  for (const GrammarSpec& spec :
+       {schema, GrammarSpec{Kind::kJsonObject}, GrammarSpec{Kind::kStructuralTag, tag}}) {
+    const std::string deep = "\n" + std::string(32, ' ');
+    for (const std::string& white : {std::string(), std::string(" "), std::string("\n"),
+                                     std::string("\n  "), std::string("\n\t"), deep}) {
+      EXPECT_TRUE(matches(spec, "{" + white + "\"a\"" + ":" + white + "1" + white + "}")) << white;
+    }
+    for (const std::string& white :
+         {std::string("  "), std::string("\n\n"), std::string("\t"), deep + " "}) {
+      EXPECT_FALSE(matches(spec, "{" + white + "\"a\":1}")) << white;
+      EXPECT_FALSE(matches(spec, "{\"a\":" + white + "1}")) << white;
+    }
+  }
+}
+
 TEST(GrammarCompiler, RefusalsNameTheField) {
   const auto message = [](Kind kind, std::string text, std::vector<std::string> choices = {}) {
-    const auto compiled = compiler().compile({kind, std::move(text), std::move(choices)});
+    const auto compiled = patient_compiler().compile({kind, std::move(text), std::move(choices)});
     EXPECT_FALSE(compiled);
     if (compiled) return std::string();
     EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
@@ -181,7 +290,8 @@ TEST(GrammarCompiler, BombsEndInTime) {
     const auto compiled = compiler().compile(bomb);
     const auto took = std::chrono::steady_clock::now() - start;
     const std::string name = bomb.text.substr(0, 60);
-    EXPECT_LT(took, kGrammarDeadline + 500ms) << name;
+    // Without a deadline the worst would take minutes.
+    EXPECT_LT(took, kGrammarDeadline + 20s) << name;
     if (!compiled) {
       EXPECT_EQ(compiled.error().code, Code::kInvalidArgument) << name;
       EXPECT_LT(compiled.error().message.size(), 1000u) << name;
@@ -197,8 +307,10 @@ TEST(GrammarCompiler, BombsEndInTime) {
       EXPECT_TRUE(state->accept(id)) << name;
     }
   }
-  // Alive, and its threads are free again.
-  EXPECT_TRUE(compiler().compile({Kind::kRegex, "still here", {}}));
+  // Alive, and its threads are free again, sooner or later.
+  const GrammarSpec small{Kind::kRegex, "still here", {}};
+  for (int i = 0; i < 6000 && !compiler().compile(small); ++i) std::this_thread::sleep_for(10ms);
+  EXPECT_TRUE(compiler().compile(small));
 }
 
 TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {

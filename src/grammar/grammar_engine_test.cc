@@ -207,6 +207,24 @@ TEST(GrammarEngine, BeginsAfterReasoning) {
   EXPECT_GT(began, 20);
 }
 
+// While a sequence reasons its grammar masks the end of sequence; the request's own stop ids stay
+// masked for as long as min_tokens says, and no longer.
+TEST(GrammarEngine, MinTokensHoldsForOwnStopIdsWhileReasoning) {
+  for (const int64_t min_tokens : {0, 20}) {
+    Request request = constrained_request(3, {Kind::kRegex, "[0-9]{4}", {}});
+    request.sampling.n = 1;
+    request.grammar_begins_after = kMarker;
+    request.sampling.stop_token_ids = {'x'};
+    request.sampling.min_tokens = min_tokens;
+    request.sampling.logit_bias = {{'x', 100.0f}, {kFakeEos, 50.0f}, {kMarker, -100.0f}};
+    const Answer answer = answer_of(request, {.eos_ids = {kFakeEos}});
+    EXPECT_EQ(answer.finish, FinishReason::kStop);
+    ASSERT_EQ(std::ssize(answer.ids), min_tokens + 1);
+    EXPECT_EQ(answer.ids.back(), 'x');
+    EXPECT_EQ(std::count(answer.ids.begin(), answer.ids.end(), kFakeEos), 0);
+  }
+}
+
 TEST(GrammarEngine, LogprobsStayTheModels) {
   Request request = constrained_request(3, {Kind::kChoice, "", {"0123456789"}});
   request.sampling.logprobs = 2;
@@ -219,15 +237,45 @@ TEST(GrammarEngine, LogprobsStayTheModels) {
   }
 }
 
-TEST(GrammarEngine, AGrammarThatAllowsNothingIsAnError) {
-  const Answer answer =
-      answer_of(constrained_request(3, {Kind::kEbnf, "root ::= \"a\" root", {}}), {});
-  // Never whole: it goes on for as long as it may.
-  EXPECT_EQ(answer.finish, FinishReason::kLength);
-  Request stuck = constrained_request(3, {Kind::kEbnf, "root ::= root \"a\"", {}});
-  const Answer nothing = answer_of(stuck, {.eos_ids = {kFakeEos}});
-  EXPECT_EQ(nothing.finish, FinishReason::kError);
-  EXPECT_TRUE(nothing.ids.empty());
+// Allows tokens 'a', as many as it is told, and then nothing.
+class DeadEnd : public TokenGrammar, public TokenGrammarState {
+ public:
+  explicit DeadEnd(int64_t count) : left_(count) { mask_['a' / 32] = uint32_t{1} << 'a' % 32; }
+  std::unique_ptr<TokenGrammarState> start(std::optional<int32_t>) const override {
+    return std::make_unique<DeadEnd>(left_);
+  }
+  std::span<const uint32_t> allowed() override { return left_ > 0 ? mask_ : none_; }
+  bool can_end() const override { return false; }
+  bool accept(int32_t) override { return --left_ >= 0; }
+
+ private:
+  int64_t left_;
+  std::vector<uint32_t> mask_ = std::vector<uint32_t>(10), none_ = std::vector<uint32_t>(10);
+};
+
+// What no compilation finds: a client's error, and what came before it stays.
+TEST(GrammarEngine, ADeadEndIsTheRequestsFault) {
+  for (const int64_t count : {0, 3}) {
+    Request stuck = plain_request(3);
+    stuck.grammar = std::make_shared<DeadEnd>(count);
+    auto engine = *Engine::create({.eos_ids = {kFakeEos}},
+                                  std::make_unique<FakeRunner>(FakeModel{}), tokenizer());
+    int64_t tokens = 0;
+    std::optional<Event> last;
+    ASSERT_TRUE(engine->submit(stuck, [&](const Event& event) {
+      tokens += std::ssize(event.ids);
+      if (event.finish) last = event;
+    }));
+    ASSERT_TRUE(engine->drain(60s));
+    ASSERT_TRUE(last);
+    EXPECT_EQ(last->finish, FinishReason::kError);
+    EXPECT_EQ(tokens, count);
+    EXPECT_EQ(last->error.code, Code::kInvalidArgument);
+    EXPECT_EQ(last->error.message,
+              fmt::format("the grammar has a dead end: nothing may follow the {} tokens of the "
+                          "answer so far, which is not whole",
+                          count));
+  }
 }
 
 TEST(GrammarEngine, MarkerNeedsAGrammarAndAnId) {

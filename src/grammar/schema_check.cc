@@ -10,8 +10,10 @@
 namespace fathom {
 namespace {
 
-// Keywords that say something about the value but are not enforced.
-constexpr std::array<std::string_view, 15> kUnsupported = {"not",
+// Keywords that say something about the value but are not enforced. Keys that only have to match a
+// pattern cannot be kept apart from others.
+constexpr std::array<std::string_view, 16> kUnsupported = {"not",
+                                                           "patternProperties",
                                                            "if",
                                                            "then",
                                                            "else",
@@ -27,15 +29,14 @@ constexpr std::array<std::string_view, 15> kUnsupported = {"not",
                                                            "disallow",
                                                            "extends"};
 
-// Of these, in this order, the first one alone says what the value is.
+// The first of these, in this order, alone says what the value is.
 constexpr std::array<std::string_view, 6> kHeads = {"$ref",  "const", "enum",
                                                     "anyOf", "oneOf", "allOf"};
 
-constexpr std::array<std::string_view, 24> kAssertions = {"type",
+constexpr std::array<std::string_view, 23> kAssertions = {"type",
                                                           "properties",
                                                           "required",
                                                           "additionalProperties",
-                                                          "patternProperties",
                                                           "propertyNames",
                                                           "minProperties",
                                                           "maxProperties",
@@ -60,6 +61,15 @@ constexpr std::array<std::string_view, 24> kAssertions = {"type",
 constexpr std::array<std::string_view, 6> kImplyType = {
     "properties",  "additionalProperties",  "items",
     "prefixItems", "unevaluatedProperties", "unevaluatedItems"};
+
+constexpr std::array<std::string_view, 7> kTypes = {"string", "number", "integer", "boolean",
+                                                    "null",   "array",  "object"};
+
+constexpr std::array<std::string_view, 6> kCounts = {"minLength", "maxLength",     "minItems",
+                                                     "maxItems",  "minProperties", "maxProperties"};
+
+constexpr std::array<std::string_view, 4> kBounds = {"minimum", "maximum", "exclusiveMinimum",
+                                                     "exclusiveMaximum"};
 
 // Counting which properties are there takes a state for each number of them.
 constexpr int64_t kMaxCountedProperties = 20'000;
@@ -93,7 +103,9 @@ class SchemaCheck {
       return invalid("{} is {}, expected a schema", at(path), brief(value));
     }
     const json::object& object = value.get_object();
+    FATHOM_RETURN_IF_ERROR(values(object, path));
     FATHOM_RETURN_IF_ERROR(keywords(object, path));
+    FATHOM_RETURN_IF_ERROR(required(object, path));
     FATHOM_RETURN_IF_ERROR(texts(object, path));
     return below(object, path);
   }
@@ -101,6 +113,84 @@ class SchemaCheck {
  private:
   static std::string at(const std::string& path) {
     return path.empty() ? "json_schema" : "json_schema at " + path;
+  }
+
+  // That the values of keywords are what they may be.
+  static Result<> values(const json::object& object, const std::string& path) {
+    if (const json::value* const type = object.if_contains("type")) {
+      FATHOM_RETURN_IF_ERROR(type_names(*type, path));
+    }
+    for (const auto& [key, value] : object) {
+      if (is_one_of(key, kBounds) && !value.is_number()) {
+        return invalid("{}: {} is {}, expected a number", at(path), std::string_view(key),
+                       brief(value));
+      }
+      const bool is_count = value.is_uint64() || (value.is_int64() && value.get_int64() >= 0);
+      if (is_one_of(key, kCounts) && !is_count) {
+        return invalid("{}: {} is {}, expected an integer that is not negative", at(path),
+                       std::string_view(key), brief(value));
+      }
+      if (key == "enum" && (!value.is_array() || value.get_array().empty())) {
+        return invalid("{}: enum is {}, expected a list of values", at(path), brief(value));
+      }
+      if (key == "format" && !value.is_string()) {
+        return invalid("{}: format is {}, expected a string", at(path), brief(value));
+      }
+    }
+    // References within it would lead from here on, not from the schema's beginning.
+    if (!path.empty() && object.contains("$id")) {
+      return invalid("{}: $id is not supported here", at(path));
+    }
+    if (const json::value* const step = object.if_contains("multipleOf");
+        step != nullptr && !(step->is_number() && step->to_number<double>() > 0)) {
+      return invalid("{}: multipleOf is {}, expected a number above 0", at(path), brief(*step));
+    }
+    return {};
+  }
+
+  static Result<> type_names(const json::value& type, const std::string& path) {
+    const auto is_name = [](const json::value& value) {
+      return value.is_string() && is_one_of(value.get_string(), kTypes);
+    };
+    if (is_name(type)) return {};
+    const json::array* const names = type.if_array();
+    const bool all =
+        names != nullptr && !names->empty() && std::all_of(names->begin(), names->end(), is_name);
+    if (!all) {
+      return invalid("{}: type is {}, expected the name of a type or a list of such names",
+                     at(path), json::serialize(type).substr(0, 100));
+    }
+    for (auto name = names->begin(); name != names->end(); ++name) {
+      if (std::find(names->begin(), name, *name) != name) {
+        return invalid("{}: type names {} twice", at(path), brief(*name));
+      }
+    }
+    return {};
+  }
+
+  // A name outside of properties would be overlooked.
+  static Result<> required(const json::object& object, const std::string& path) {
+    const json::value* const names = object.if_contains("required");
+    if (names == nullptr) return {};
+    const json::value* const declared = object.if_contains("properties");
+    const json::object* const properties = declared == nullptr ? nullptr : declared->if_object();
+    if (!names->is_array()) {
+      return invalid("{}: required is {}, expected a list of names", at(path), brief(*names));
+    }
+    std::unordered_set<std::string_view> seen;
+    for (const json::value& name : names->get_array()) {
+      if (!name.is_string()) {
+        return invalid("{}: required has {}, expected names", at(path), brief(name));
+      }
+      if (!seen.insert(name.get_string()).second) {
+        return invalid("{}: required names {} twice", at(path), brief(name));
+      }
+      if (properties == nullptr || !properties->contains(name.get_string())) {
+        return invalid("{}: required names {}, which properties does not declare", at(path),
+                       brief(name));
+      }
+    }
+    return {};
   }
 
   Result<> keywords(const json::object& object, const std::string& path) const {
@@ -111,6 +201,12 @@ class SchemaCheck {
     if (const json::value* unique = object.if_contains("uniqueItems");
         unique != nullptr && *unique != json::value(false)) {
       return invalid("{}: uniqueItems is not supported", at(path));
+    }
+    if (object.contains("propertyNames") && object.contains("properties")) {
+      return invalid("{}: propertyNames beside properties is not supported", at(path));
+    }
+    if (object.contains("pattern") && object.contains("format")) {
+      return invalid("{}: pattern beside format is not supported", at(path));
     }
     const auto head = std::find_if(kHeads.begin(), kHeads.end(),
                                    [&](std::string_view key) { return object.contains(key); });
@@ -206,6 +302,7 @@ class SchemaCheck {
 
   Result<> counted_properties(const json::object& object, const std::string& path) const {
     if (!object.contains("minProperties") && !object.contains("maxProperties")) return {};
+    FATHOM_RETURN_IF_ERROR(counted_names(object, path));
     const json::value* const properties = object.if_contains("properties");
     const auto count =
         properties != nullptr && properties->is_object() ? std::ssize(properties->get_object()) : 0;
@@ -221,6 +318,18 @@ class SchemaCheck {
     return {};
   }
 
+  // Names that the schema does not declare may come twice, and then count once.
+  static Result<> counted_names(const json::object& object, const std::string& path) {
+    const json::value* const least = object.if_contains("minProperties");
+    if (least == nullptr || *least == 0 || *least == 1) return {};
+    for (const char* key : {"additionalProperties", "unevaluatedProperties", "propertyNames"}) {
+      const json::value* const other = object.if_contains(key);
+      if (other == nullptr || *other == json::value(false)) continue;
+      return invalid("{}: minProperties beside {} is not supported", at(path), key);
+    }
+    return {};
+  }
+
   // Regular expressions inside the schema share one limit.
   Result<> texts(const json::object& object, const std::string& path) {
     if (const json::value* pattern = object.if_contains("pattern")) {
@@ -228,12 +337,6 @@ class SchemaCheck {
         return invalid("{}: pattern is {}, expected a string", at(path), brief(*pattern));
       }
       FATHOM_RETURN_IF_ERROR(regex(pattern->get_string(), at(path) + ": pattern"));
-    }
-    if (const json::value* patterns = object.if_contains("patternProperties");
-        patterns != nullptr && patterns->is_object()) {
-      for (const auto& [key, value] : patterns->get_object()) {
-        FATHOM_RETURN_IF_ERROR(regex(key, at(path) + ": patternProperties"));
-      }
     }
     return {};
   }
@@ -249,8 +352,7 @@ class SchemaCheck {
   Result<> below(const json::object& object, const std::string& path) {
     for (const auto& [key, value] : object) {
       const std::string here = path + "/" + std::string(key);
-      if (key == "properties" || key == "patternProperties" || key == "$defs" ||
-          key == "definitions") {
+      if (key == "properties" || key == "$defs" || key == "definitions") {
         if (!value.is_object()) {
           return invalid("{} is {}, expected an object", at(here), brief(value));
         }

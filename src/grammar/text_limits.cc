@@ -97,7 +97,7 @@ class ElementCount {
   std::vector<Group> groups_ = {{}};
 };
 
-// Behind the character class that begins at `i`.
+// The index after the character class that begins at `i`.
 size_t skip_class(std::string_view text, size_t i) {
   for (++i; i < text.size() && text[i] != ']'; ++i) {
     if (text[i] == '\\') ++i;

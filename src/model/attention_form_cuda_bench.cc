@@ -1,6 +1,6 @@
 // Time of a whole step on the GPU with either form of attention, by new tokens and cached context:
-// what AttentionPolicy's crossover is chosen by (docs/performance.md, "The two forms of
-// attention"). Random weights; a CUDA graph of one step, median of 11 replays.
+// the data behind AttentionPolicy's crossover (docs/performance.md, "The two forms of attention").
+// Random (dummy) weights; a CUDA graph of one step, median of 11 replays.
 //
 //   attention_form_cuda_bench [MODEL] [--json]      MODEL: config.json's folder,
 //   bench/models/v2-lite
@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kMaxRows = 2048, kMostKeys = 1 << 17, kMostPages = 1200;
 
 struct Work {
-  int32_t queries, context;  // of one sequence
+  int32_t queries, context;  // per sequence
 };
 
 ForwardBatch batch_of(const Work& work) {
@@ -61,7 +61,8 @@ class Bench {
          .num_multiprocessors = model_->num_multiprocessors(),
          .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
          .policy = {.form = form},
-         .most_keys = kMostKeys});
+         .most_keys = kMostKeys,
+         .page_stride = config_.num_layers});
     const ForwardBatch batch = batch_of(work);
     StepLayout layout;
     planner.plan(batch, std::ssize(batch.token_ids), layout);
@@ -69,7 +70,8 @@ class Bench {
     return time_in_graph(1, [&](int, cudaStream_t stream) {
       model_->forward(
           layout, arrays.data(), sampled_.data(),
-          {layout_.format, cache_.data(), kMostPages, kMostPages * layout_.page_bytes()}, stream);
+          {layout_.format, cache_.data(), kMostPages, layout_.page_bytes(), config_.num_layers},
+          stream);
     });
   }
 
@@ -85,7 +87,7 @@ int run(const Checkpoint& checkpoint, bool json) {
   Bench bench(checkpoint);
   std::vector<Work> works;
   for (const int32_t context : {0, 256, 1024, 4096, 16384, 65536}) {
-    // A step of single tokens is absorbed whatever the policy says.
+    // A step of single tokens is always absorbed, whatever the policy.
     for (const int32_t queries : {4, 8, 16, 32, 64, 128, 256, 512, 1024}) {
       works.push_back({queries, context});
     }

@@ -9,16 +9,16 @@ namespace fathom {
 
 AttentionPolicy cpu_attention_policy() {
   AttentionPolicy policy;
-  // Without matrix tiles the arithmetic's own crossover is the measured one. With them the
-  // multi-head form runs at 400 to 590 GFLOP/s where the absorbed one, which has none, runs at 137.
+  // Without AMX the arithmetic crossover is the measured one. With AMX the multi-head form runs at
+  // 400 to 590 GFLOP/s; the absorbed form does not use it and runs at 137.
   if (cpu_isa() == CpuIsa::kAmx) policy.absorbed_cost = 4.0;
   return policy;
 }
 
 AttentionPolicy gpu_attention_policy() {
   AttentionPolicy policy;
-  // Fitted to where the measured times cross: at about 370 new tokens after 16K and after 64K
-  // keys, 350 after 4K, 107 after 1K, nowhere after 256 and fewer.
+  // Fitted to the measured crossovers: at about 370 new tokens after 16K and after 64K keys, 350
+  // after 4K, 107 after 1K, nowhere after 256 and fewer.
   policy.absorbed_cost = 0.62;
   policy.free_keys = 768;
   return policy;
@@ -29,7 +29,7 @@ bool prefers_mha(int64_t queries, int64_t context, const AttentionShape& shape,
   if (policy.form != AttentionForm::kAuto) return policy.form == AttentionForm::kMha;
   if (queries < policy.min_mha_queries) return false;
   // Multiply-adds of one head (deepseek-v2 paper, section 2.1): the pairs in either form, the
-  // expansion of every key, the absorption products of every query.
+  // expansion of every key, the absorption GEMMs of every query.
   const auto keys = static_cast<double>(std::max<int64_t>(0, context + queries - policy.free_keys));
   const auto rows = static_cast<double>(queries);
   const double pairs = rows * (static_cast<double>(context) + (rows + 1) / 2);
@@ -56,7 +56,7 @@ PagedBatch AbsorbedGroup::view(const ForwardBatch& batch) const {
 AttentionPlan plan_attention(const ForwardBatch& batch, const AttentionShape& shape,
                              const AttentionPolicy& policy) {
   AttentionPlan plan;
-  bool open = false;  // may the next absorbed rows join the last group?
+  bool open = false;  // whether the next absorbed rows may extend the last group
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     const int64_t first_row = batch.query_start[s];
     const int64_t queries = batch.query_start[s + 1] - first_row;

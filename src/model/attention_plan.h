@@ -1,8 +1,8 @@
-// Which form of attention each sequence of a step takes, decided on the host once a step.
+// The form of attention that each sequence of a step takes, decided on the host once a step.
 //
 // Absorbed attention costs more for each (query, key) pair, the multi-head form costs an expansion
 // of every key: a few new tokens after a long prefix are cheaper absorbed, many new tokens are
-// cheaper expanded. Nothing outside this file knows the thresholds.
+// cheaper expanded. The thresholds are private to this file.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace fathom {
 
-// What the choice depends on besides the sequence: the model's shape and the measured crossover.
+// Inputs of the choice besides the sequence: the model's shape and the measured crossover.
 struct AttentionShape {
   int64_t latent_dim = 512;
   int64_t rope_dim = 64;
@@ -26,23 +26,22 @@ enum class AttentionForm { kAuto, kAbsorbed, kMha };
 struct AttentionPolicy {
   // kAuto chooses by cost; the others force one form (tests, measurements).
   AttentionForm form = AttentionForm::kAuto;
-  // Fewer new tokens than this are always absorbed: decode and short drafts have one form, whatever
-  // precedes them. Without any context that costs up to 6 % of a step of 2 to 4 tokens.
+  // Sequences with fewer new tokens are always absorbed: decode and short drafts have one form,
+  // whatever the context. Without any context that costs up to 6 % of a step of 2 to 4 tokens.
   int64_t min_mha_queries = 8;
-  // Time of one absorbed multiply-add over one of the multi-head form.
+  // Time of one absorbed multiply-add relative to one of the multi-head form.
   double absorbed_cost = 1.0;
-  // Keys of a sequence whose expansion costs nothing: where all of them are few, reading the
-  // weights of the expansion takes as long as the products, and the absorbed form reads the same
-  // weights.
+  // Keys of a sequence whose expansion is free: with few keys, reading the expansion's weights
+  // takes as long as the GEMMs, and the absorbed form reads the same weights.
   int64_t free_keys = 0;
-  // Rows that one absorbed group holds at most: it bounds the workspace.
+  // Most rows of an absorbed group: it bounds the workspace.
   int64_t max_absorbed_rows = 256;
-  // Keys that are expanded at a time in the multi-head form; parts are merged by log-sum-exp.
+  // Keys per chunk of the multi-head form; chunks are combined by log-sum-exp.
   int64_t mha_key_chunk = 1024;
 };
 
-// The policy with the crossovers that were measured on this CPU's level (docs/performance.md, "The
-// two forms of attention").
+// The policy with the crossovers measured at this CPU's ISA level (docs/performance.md, "The two
+// forms of attention").
 AttentionPolicy cpu_attention_policy();
 
 // The same for an H200.
@@ -50,8 +49,8 @@ AttentionPolicy gpu_attention_policy();
 
 // A run of consecutive sequences that go through absorbed attention together. Its arrays are those
 // of a batch of its own: query_start begins at 0, for the rows [first_row, first_row + rows). A
-// sequence with more rows than a group holds continues in the next one, its earlier rows being
-// context there.
+// sequence with more rows than a group holds continues in the next one, where its earlier rows are
+// context.
 struct AbsorbedGroup {
   int64_t first_row = 0;
   int64_t rows = 0;
@@ -60,7 +59,7 @@ struct AbsorbedGroup {
   std::vector<int32_t> sequences;  // 0, 1, …: indices into this group's arrays
   int64_t first_sequence = 0;      // in the step's batch
 
-  // The group as the attention operation reads it; views into the group and the batch.
+  // The group as a batch for the attention operation; views into the group and the batch.
   PagedBatch view(const ForwardBatch& batch) const;
 };
 

@@ -33,8 +33,8 @@ TEST(AttentionPlan, DecodeIsAbsorbedAndAFreshPromptIsExpanded) {
   EXPECT_TRUE(prefers_mha(180, 1'000'000, shape, policy));
 }
 
-// Of one sequence on an H200: the cheaper form of bench/results/attention_forms_h200.json, where
-// the two differ by more than 2 % of a step.
+// One sequence on an H200 takes the cheaper form of bench/results/attention_forms_h200.json
+// wherever the two differ by more than 2 % of a step.
 TEST(AttentionPlan, TakesTheFasterFormOnAGpu) {
   const AttentionShape shape;
   const AttentionPolicy policy = gpu_attention_policy();
@@ -58,8 +58,8 @@ TEST(AttentionPlan, FormCanBeForced) {
   EXPECT_TRUE(prefers_mha(1, 9, AttentionShape(), policy));
 }
 
-// Every row is in exactly one place, groups keep to the row limit, and a group's own arrays
-// describe the same positions and pages as the batch's.
+// Every row is in exactly one group or multi-head sequence, groups keep to the row limit, and a
+// group's own arrays describe the same positions and pages as the batch's.
 TEST(AttentionPlan, CoversEveryRowOnce) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {

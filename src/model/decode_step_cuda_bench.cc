@@ -1,5 +1,5 @@
-// Time of a decode step of the whole model on the GPU, without sampling and without the host:
-// random weights; a CUDA graph of one step, median of 11 replays.
+// Time of a decode step of the whole model on the GPU, without sampling and host work: random
+// (dummy) weights; a CUDA graph of one step, median of 11 replays.
 //
 //   decode_step_cuda_bench [MODEL] [--json]      MODEL: config.json's folder, bench/models/v2-lite
 #include <cstdio>
@@ -49,14 +49,15 @@ double measure(DeepSeekModel& model, const ModelConfig& config, const Work& work
       {.heads = config.num_heads,
        .num_multiprocessors = model.num_multiprocessors(),
        .shape = {config.kv_lora_rank, config.qk_rope_dim, config.qk_nope_dim, config.v_dim},
-       .most_keys = kMostKeys});
+       .most_keys = kMostKeys,
+       .page_stride = config.num_layers});
   StepLayout layout;
   planner.plan(batch_of(work), work.sequences, layout);
   const DeviceArray<std::byte> arrays(layout.memory);
   const DeviceArray<int32_t> sampled(kMaxRows);
   return time_in_graph(1, [&](int, cudaStream_t stream) {
     model.forward(layout, arrays.data(), sampled.data(),
-                  {rows.format, cache.data(), pages, pages * rows.page_bytes()}, stream);
+                  {rows.format, cache.data(), pages, rows.page_bytes(), config.num_layers}, stream);
   });
 }
 

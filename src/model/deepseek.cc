@@ -21,7 +21,7 @@ std::span<std::byte> bytes_of(const Buffer& buffer) {
   return {buffer.data(), static_cast<size_t>(buffer.size())};
 }
 
-// Where each token's cache row goes: page * kPageSize + slot.
+// Slot of each token's cache row: page * kPageSize + slot.
 std::vector<int64_t> cache_slots(const ForwardBatch& batch) {
   std::vector<int64_t> slots(batch.token_ids.size());
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
@@ -139,7 +139,8 @@ void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const St
   linear_group(stream_, tasks);
 }
 
-// Keys and values expanded from the latent a chunk at a time; the chunks' results are merged.
+// Keys and values expanded from the latent a chunk at a time; the chunks' results are combined by
+// log-sum-exp.
 void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& step,
                                   int32_t sequence, const LatentPages& pages) {
   const ForwardBatch& batch = step.batch;
@@ -183,7 +184,7 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
           workspace_.heads_out.view(operand, {all_rows, heads, v}).rows(first_row, queries));
 }
 
-// residual += mlp(x), dense or a mixture of experts.
+// residual += mlp(x), dense or MoE.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, ConstTensorView x,
                                  TensorView residual) {
   const std::span<std::byte> workspace = bytes_of(workspace_.mlp);
@@ -216,7 +217,7 @@ void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorVie
   const auto count = static_cast<int64_t>(wanted.size());
   if (count == 0) return;
   const TensorView normed = workspace_.normed.view(options_.compute, {count, config_.hidden});
-  // Rows in one run at a time: all of a prompt's, or the last row of each sequence.
+  // Runs of consecutive rows: all of a prompt's, or the last row of each sequence.
   for (int64_t i = 0; i < count;) {
     int64_t run = 1;
     while (i + run < count && wanted[i + run] == wanted[i] + run) ++run;

@@ -1,7 +1,7 @@
 // The DeepSeek V2 / V3 decoder over a paged latent cache: tokens in, logits out.
 //
-// Owns the weights and the activations' workspace; the cache belongs to the caller. One forward()
-// at a time, on the rank's thread.
+// Owns the weights and the activations' workspace; the caller owns the cache. One forward() at a
+// time, on the rank's thread.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 namespace fathom {
 
 struct ModelOptions {
-  DType compute = DType::kBF16;  // or kF32: float32 throughout, the yardstick
+  DType compute = DType::kBF16;  // or kF32: float32 throughout, the reference
   int64_t max_rows = 2048;       // tokens in one step
   AttentionPolicy attention;
 };
@@ -33,19 +33,19 @@ class DeepSeekModel {
   int64_t weight_bytes() const { return weights_.bytes(); }
   int64_t workspace_bytes() const { return workspace_.bytes(); }
 
-  // Runs the batch's tokens through all layers, writing their cache rows, and computes logits
-  // [logit_rows, vocab] f32. The batch must fit: rows <= max_rows, pages < cache.num_pages().
+  // Runs the batch's tokens through all layers, writes their cache rows, and computes logits
+  // [logit_rows, vocab] f32. Requires rows <= max_rows and pages < cache.num_pages().
   void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits);
 
  private:
   DeepSeekModel(const ModelConfig& config, const ModelOptions& options, const Stream& stream)
       : config_(config), options_(options), stream_(stream) {}
 
-  // What is the same for every layer of one step.
+  // State shared by all layers of one step.
   struct Step {
     const ForwardBatch& batch;
     AttentionPlan plan;
-    std::vector<int64_t> slots;  // [rows]: where each token's cache row goes
+    std::vector<int64_t> slots;  // [rows]: slot of each token's cache row
   };
 
   void attention(const AttentionWeights& weights, const Step& step, const LatentPages& pages,

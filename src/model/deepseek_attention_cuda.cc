@@ -1,10 +1,10 @@
-// Attention of one layer: deepseek_cuda.h's model, continued.
+// Attention of one layer; part of DeepSeekModel (deepseek_cuda.h).
 #include "base/check.h"
 #include "model/deepseek_cuda.h"
 #include "model/layer_options.h"
-#include "ops/attention/cached_prefix_cuda.h"
-#include "ops/attention/latent_decode_cuda.h"
-#include "ops/attention/mha_prefill_cuda.h"
+#include "ops/attention/latent_decode_cuda/latent_decode_cuda.h"
+#include "ops/attention/prefill_cuda/cached_prefix_cuda.h"
+#include "ops/attention/prefill_cuda/mha_prefill_cuda.h"
 #include "ops/linear/linear_cuda.h"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
 #include "ops/rope/query_key_cuda.h"
@@ -46,8 +46,8 @@ void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
           stream);
 }
 
-// Where attention's rows go: in e4m3 where all that gives them and the output's product have it. A
-// place of their own, as a later pass quantises its keys before all rows are there.
+// Destination of attention's rows: e4m3 where all of their producers and the output projection
+// support it. A separate buffer, because a later pass quantizes its keys before all rows are there.
 DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
                                                    const StepLayout& step) const {
   const int64_t columns = config_.num_heads * config_.v_dim;
@@ -61,7 +61,7 @@ DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
   return out;
 }
 
-// With query compression through its norm and second product, otherwise it is there.
+// With query compression through its norm and second GEMM; otherwise the query is already computed.
 DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, int64_t rows,
                                                   cudaStream_t stream) {
   const int64_t columns = q_kv_a_columns(), lora = config_.q_lora_rank;
@@ -98,7 +98,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
   head_product({query.data, query.stride}, config_.qk_dim(), weights.uk,
                {latent, config_.qk_nope_dim}, {q_latent_, heads * latent}, rows, stream);
   for (const DecodeLaunch& decode : step.decodes) {
-    latent_decode(decode.tile_rows, num_multiprocessors_,
+    latent_decode(decode.tile_rows, budget_.sms,
                   {.rows = rows,
                    .q_latent = q_latent_,
                    .q_rope = q_rope_,
@@ -117,7 +117,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
   head_product({o_latent_, heads * latent}, latent, weights.uv, {v, latent}, out, rows, stream);
 }
 
-// out[m, h] = x[m, h] W[h]^T for each head h, of which x's follow one another at `x_head_stride`.
+// out[m, h] = x[m, h] W[h]^T for each head h; x's heads are `x_head_stride` apart.
 void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
                                  const WeightMatrix& weight, MatrixSize size, const Activation& out,
                                  int64_t rows, cudaStream_t stream) {
@@ -154,8 +154,8 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
   }
 }
 
-// Keys and values of a pass's sequences expanded from the latent. What rows have of earlier passes
-// is where absorbed attention, which is done, had its queries.
+// Expands keys and values of a pass's sequences from the latent. Results of earlier passes for the
+// same rows lie in the query buffer of absorbed attention, which is done.
 void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
                                   const std::byte* arrays, const Query& query, const Pages& pages,
                                   const Activation& out, cudaStream_t stream) {
@@ -177,7 +177,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                  .max_pages = step.max_pages,
                  .sequences = array_at<int32_t>(arrays, step.at.gathered) + pass.first_part,
                  .first_keys = array_at<int32_t>(arrays, step.at.first_keys) + pass.first_part,
-                 // Each pass has one start more than it has parts.
+                 // Each pass has one start more than it has runs of keys.
                  .key_starts = array_at<int32_t>(arrays, step.at.key_starts) + pass.first_part +
                                static_cast<int64_t>(index),
                  .num_sequences = pass.num_parts,
@@ -187,7 +187,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                  .quantized = keys.quantized},
                 stream);
   product(keys, weights.kv_b, {columns, latent}, {kv_, columns}, pass.num_keys, stream);
-  mha_prefill(num_multiprocessors_,
+  mha_prefill(budget_.sms,
               {.q = query.data,
                .q_row_stride = query.stride,
                .rows = step.rows,
@@ -201,7 +201,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                .heads = static_cast<int32_t>(config_.num_heads),
                .softmax_scale = static_cast<float>(config_.softmax_scale()),
                .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +
-                             static_cast<int64_t>(index) * num_multiprocessors_,
+                             static_cast<int64_t>(index) * budget_.sms,
                .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile},
               stream);
 }

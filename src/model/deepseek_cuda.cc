@@ -6,14 +6,14 @@
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "model/layer_options.h"
-#include "ops/attention/latent_decode_cuda.h"
+#include "ops/attention/latent_decode_cuda/latent_decode_cuda.h"
 #include "ops/embedding/embedding_cuda.h"
 #include "ops/gate/gate_cuda.h"
 #include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/linear/library_plan.h"
 #include "ops/linear/linear_cuda.h"
-#include "ops/moe/moe_cuda.h"
-#include "ops/moe/scaled_moe_cuda.h"
+#include "ops/moe/bf16_cuda/moe_cuda.h"
+#include "ops/moe/e4m3_cuda/scaled_moe_cuda.h"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
 #include "ops/scaled_linear/quantize_rows_cuda.h"
 #include "ops/scaled_linear/scaled_linear_cuda.h"
@@ -22,17 +22,9 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 1024;
-constexpr int64_t kScalesPadding = 4;  // of the rows of scales, see QuantizedRows
+constexpr int64_t kScalesPadding = 4;  // of each row of scales, see QuantizedRows
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "asking for the device");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-        "asking for multiprocessors");
-  return count;
-}
-
-// Widths are multiples of `unit`, see MlpWeights.
+// Widths are padded to multiples of `unit`, see MlpWeights.
 MoeShape moe_shape(const ModelConfig& config, int64_t unit) {
   return {.hidden = static_cast<int32_t>(config.hidden),
           .num_experts = static_cast<int32_t>(config.num_experts),
@@ -42,7 +34,7 @@ MoeShape moe_shape(const ModelConfig& config, int64_t unit) {
               round_up(config.num_shared_experts * config.moe_intermediate, unit))};
 }
 
-// A dense layer's block: the only expert that there is.
+// A dense layer's MLP as a MoE with one expert.
 MoeShape dense_shape(const ModelConfig& config, int64_t unit) {
   return {.hidden = static_cast<int32_t>(config.hidden),
           .num_experts = 1,
@@ -53,9 +45,9 @@ MoeShape dense_shape(const ModelConfig& config, int64_t unit) {
 
 int64_t mlp_bytes(const ModelConfig& config, const ModelOptions& options) {
   const auto rows = static_cast<int32_t>(options.max_rows);
-  int64_t bytes = moe_workspace_bytes(dense_shape(config, 1), rows);
+  int64_t bytes = moe_workspace_bytes(dense_shape(config, kBf16WidthUnit), rows);
   if (config.num_experts > 0) {
-    bytes = std::max(bytes, moe_workspace_bytes(moe_shape(config, 1), rows));
+    bytes = std::max(bytes, moe_workspace_bytes(moe_shape(config, kBf16WidthUnit), rows));
   }
   if (config.hidden % kScaleBlock != 0) return bytes;
   bytes = std::max(bytes, scaled_moe_workspace_bytes(dense_shape(config, kScaleBlock), rows));
@@ -68,9 +60,9 @@ int64_t mlp_bytes(const ModelConfig& config, const ModelOptions& options) {
 }  // namespace
 
 DeepSeekModel::DeepSeekModel(const ModelConfig& config, const ModelOptions& options)
-    : config_(config), options_(options), num_multiprocessors_(multiprocessors()) {}
+    : config_(config), options_(options), budget_(device_budget()) {}
 
-// Calls place(pointer, count) for each piece.
+// Calls place(pointer, count) for each buffer.
 template <typename Place>
 void DeepSeekModel::for_each_piece(const Place& place) {
   const int64_t rows = options_.max_rows, heads = config_.num_heads, keys = options_.most_keys;
@@ -78,7 +70,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   const int64_t rope = config_.qk_rope_dim, heads_out = heads * config_.v_dim,
                 routed = std::max<int64_t>(1, config_.experts_per_token);
   const int64_t normed = std::max(rows, options_.max_logit_rows);
-  const int64_t quantized =  // of a product of rows, or of keys
+  const int64_t quantized =  // GEMM input rows, or keys
       std::max(
           round_up(normed, kScalesPadding) * std::max({hidden, config_.q_lora_rank, heads_out}),
           round_up(keys, kScalesPadding) * latent);
@@ -108,13 +100,13 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(mlp_, mlp_bytes(config_, options_));
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
-  place(exchange_, decode_layers_takes(decode_layers_shape(), num_multiprocessors_)
+  place(exchange_, decode_layers_takes(decode_layers_shape(), budget_.sms)
                        ? decode_layers_exchange_bytes()
                        : 0);
-  place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts));
-  place(decode_scratch_, latent_decode_scratch(num_multiprocessors_).words());
+  place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts, budget_.sms));
+  place(decode_scratch_, latent_decode_scratch(budget_.sms).words());
   place(cos_sin_, config_.max_position * rope);
-  place(logits_, options_.max_logit_rows * config_.vocab_size);
+  place(logits_, options_.max_logit_rows * logits_stride());
   place(library_workspace_, lends_library() ? CublasLt::kWorkspaceBytes : 0);
 }
 
@@ -164,20 +156,23 @@ void DeepSeekModel::fill_constants() {
       cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
-  if (decode_layers_takes(decode_layers_shape(), num_multiprocessors_)) {
+  if (decode_layers_takes(decode_layers_shape(), budget_.sms)) {
     check(cudaMemset(exchange_, 0, static_cast<size_t>(decode_layers_exchange_bytes())),
           "preparing one token's exchange");
   }
   const int64_t gate_words =
-      gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts);
+      gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts, budget_.sms);
   check(cudaMemset(gate_scratch_, 0xFF, static_cast<size_t>(gate_words) * sizeof(float)),
         "preparing the router's memory");
-  prepare_latent_decode_scratch(decode_scratch_, num_multiprocessors_, nullptr);
+  prepare_latent_decode_scratch(decode_scratch_, budget_.sms, nullptr);
   check(cudaDeviceSynchronize(), "preparing the workspace");
 }
 
 void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
                             const CacheMemory& cache, cudaStream_t stream) {
+  FATHOM_CHECK(step.page_stride == cache.page_stride,
+               "a step over pages {} apart, the cache's are {}", step.page_stride,
+               cache.page_stride);
   FATHOM_CHECK(step.rows > 0 && step.rows <= options_.max_rows, "{} rows, at most {}", step.rows,
                options_.max_rows);
   FATHOM_CHECK(step.logit_rows <= options_.max_logit_rows, "{} logit rows, at most {}",
@@ -200,15 +195,16 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
     Activation x = add_and_norm(residual_, layer > 0 ? delta_ : nullptr, weights.input_norm,
                                 forms_of(weights.q_kv_a), step.rows, stream);
     attention(weights, x, step, arrays,
-              {cache.format, cache.data + layer * cache.layer_bytes, cache.num_pages}, stream);
+              {cache.format, cache.data + layer * cache.layer_bytes, cache.num_device_pages()},
+              stream);
     if (layer + 1 == config_.num_layers) break;
     x = add_and_norm(residual_, delta_, weights.post_attention_norm, feed_forward_forms(weights),
                      step.rows, stream);
     feed_forward(weights, x, step.rows, valid_rows, stream);
   }
   if (step.logit_rows == 0) return;
-  // Behind the last attention the rows without logits are of no more use. Padding keeps its place
-  // behind the valid rows.
+  // After the last attention layer, rows without logits are dropped. Padding stays after the valid
+  // rows.
   const Activation narrow =
       narrow_and_norm(step, arrays, last.post_attention_norm, feed_forward_forms(last), stream);
   feed_forward(last, narrow, step.logit_rows, valid_rows, stream);
@@ -229,9 +225,9 @@ DecodeLayersShape DeepSeekModel::decode_layers_shape() const {
           .gate = gate_options(config_)};
 }
 
-// The last layers whose weights decode_layers() takes.
+// Collects the weights of the last layers for decode_layers().
 void DeepSeekModel::describe_decode_layers() {
-  if (!decode_layers_takes(decode_layers_shape(), num_multiprocessors_)) return;
+  if (!decode_layers_takes(decode_layers_shape(), budget_.sms)) return;
   const auto takes = [](const LayerWeights& layer) {
     const auto has_block_scales = [](const WeightMatrix& weight) {
       return is_e4m3(weight) && weight.row_scales == nullptr;
@@ -300,12 +296,12 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
   if (step.logit_rows > 0) logits_of(residual_, step.logit_rows, stream);
 }
 
-// Of residual + delta_.
+// Logits of residual + delta_.
 void DeepSeekModel::logits_of(float* residual, int64_t rows, cudaStream_t stream) {
   const Activation x =
       add_and_norm(residual, delta_, weights_.final_norm, {.bf16 = true}, rows, stream);
-  product(x, {.values = weights_.head}, {config_.vocab_size, config_.hidden},
-          {logits_, config_.vocab_size, DType::kF32}, rows, stream);
+  product(x, {.values = weights_.head}, {logits_stride(), config_.hidden},
+          {logits_, logits_stride(), DType::kF32}, rows, stream);
 }
 
 // The library's sums depend on the number of rows.
@@ -313,8 +309,8 @@ bool DeepSeekModel::lends_library() const {
   return !options_.batch_invariant && !cublas_lt_version().empty();
 }
 
-// Runs each product that the library takes once for all numbers of rows that it treats alike: steps
-// neither look for algorithms nor load kernels.
+// Runs each GEMM that the library takes once for every class of row counts: steps then neither
+// query algorithms nor load kernels.
 void DeepSeekModel::prepare_library() {
   library_ = CublasLt::load(library_workspace_);
   const LayerWeights &first = weights_.layers.front(), &last = weights_.layers.back();
@@ -336,9 +332,10 @@ void DeepSeekModel::prepare_library() {
     if (lora > 0) run(q_a_normed_, first.q_b, {q_rows(), lora}, q_, DType::kBF16, rows);
     run(key_latent_, first.kv_b, {keys_columns, latent}, kv_, DType::kBF16, options_.most_keys);
     run(heads_out_, first.o, {hidden, heads_out}, delta_, DType::kBF16, rows);
-    run(normed_, {.values = weights_.head}, {config_.vocab_size, hidden}, logits_, DType::kF32,
+    run(normed_, {.values = weights_.head}, {logits_stride(), hidden}, logits_, DType::kF32,
         options_.max_logit_rows);
-    if (last.gate_type == DType::kBF16 && gate_scratch_words(1, hidden, config_.num_experts) > 0) {
+    if (last.gate_type == DType::kBF16 &&
+        gate_scratch_words(1, hidden, config_.num_experts, budget_.sms) > 0) {
       run(normed_, {.values = last.gate}, {config_.num_experts, hidden}, residual_, DType::kF32,
           std::min(rows, rows * hidden / config_.num_experts));
     }
@@ -364,7 +361,7 @@ DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf1
   return out;
 }
 
-// The same of the rows whose logits are wanted, to logit_residual.
+// The same for the rows that need logits, written to logit_residual.
 DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
                                                          const std::byte* arrays,
                                                          const float* weight, Forms forms,
@@ -385,7 +382,7 @@ DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
   return out;
 }
 
-// delta = mlp(x), dense or a mixture of experts.
+// delta = mlp(x), dense or MoE.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
                                  const int32_t* num_valid_rows, cudaStream_t stream) {
   const bool routed = weights.gate != nullptr;
@@ -403,7 +400,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
           .experts = config_.num_experts,
           .scratch = gate_scratch_,
           .batch_invariant = options_.batch_invariant,
-          .library = library_.get()},
+          .library = library_.get(),
+          .sms = budget_.sms},
          stream);
   }
   const MlpWeights& experts = routed ? weights.experts : weights.dense;
@@ -431,10 +429,12 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
          .workspace = mlp_,
          .progress = scaled_progress_,
          .form = x.quantized.form,
-         .batch_invariant = options_.batch_invariant},
+         .batch_invariant = options_.batch_invariant,
+         .budget = budget_},
         stream);
   } else {
-    moe({.shape = routed ? moe_shape(config_, 1) : dense_shape(config_, 1),
+    moe({.shape =
+             routed ? moe_shape(config_, kBf16WidthUnit) : dense_shape(config_, kBf16WidthUnit),
          .rows = static_cast<int32_t>(rows),
          .x = x.data,
          .expert_ids = ids,
@@ -447,7 +447,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
          .out_type = DType::kBF16,
          .workspace = mlp_,
          .progress = progress_,
-         .batch_invariant = options_.batch_invariant},
+         .batch_invariant = options_.batch_invariant,
+         .budget = budget_},
         stream);
   }
 }
@@ -515,7 +516,7 @@ DeepSeekModel::Forms DeepSeekModel::feed_forward_forms(const LayerWeights& weigh
   return forms;
 }
 
-// Where the norms of a step leave their rows.
+// Buffers for the norms' output rows.
 DeepSeekModel::Activation DeepSeekModel::normed(Forms forms, int64_t rows) const {
   Activation out;
   if (forms.bf16) {
@@ -526,7 +527,7 @@ DeepSeekModel::Activation DeepSeekModel::normed(Forms forms, int64_t rows) const
   return out;
 }
 
-// One product's rows at a time.
+// Buffer for one GEMM's rows at a time.
 QuantizedRows DeepSeekModel::quantized(int64_t rows, int64_t k, float input_scale) const {
   return {.values = quantized_,
           .values_row_stride = k,

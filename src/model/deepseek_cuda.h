@@ -1,20 +1,21 @@
 // The DeepSeek V2 / V3 decoder on one GPU: the steps of model/deepseek.h in about ten launches a
-// layer, or one for all layers of experts (ops/decode_layers). Each launch is an operation of
+// layer, or one launch for all MoE layers (ops/decode_layers). Each launch is an operation of
 // ops/*_cuda.h.
 //
-// Owns the weights and the activations' workspace in device memory; the cache belongs to the
-// caller. One forward() at a time, on the thread that owns the device.
+// Owns the weights and the activations' workspace in device memory; the caller owns the cache. One
+// forward() at a time, on the thread that owns the device.
 #pragma once
 
 #include <memory>
 
 #include "cache/cache_format.h"
 #include "model/attention_plan.h"
+#include "model/gpu_support.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
 #include "ops/decode_layers/decode_layers_cuda.h"
 #include "ops/linear/cublas_lt_product_cuda.h"
-#include "ops/moe/moe_cuda.h"
+#include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 
 namespace fathom::cuda {
@@ -23,19 +24,26 @@ inline bool is_e4m3(const WeightMatrix& weight) { return weight.type == DType::k
 
 struct ModelOptions {
   int64_t max_rows = 8192;       // tokens in one step
-  int64_t max_logit_rows = 512;  // of one step
-  int64_t most_keys = 0;  // that are expanded at a time for multi-head attention; whole tiles
-  bool batch_invariant = false;  // a row's bits do not depend on what else is in the step
+  int64_t max_logit_rows = 512;  // in one step
+  int64_t most_keys = 0;         // expanded at a time for multi-head attention; whole tiles
+  bool batch_invariant = false;  // a row's bits do not depend on the other rows of the step
   StoredFp8 stored_fp8 = StoredFp8::kKept;
 };
 
-// Pages of the latent cache in device memory: layer l's are [num_pages, kPageSize, row bytes] from
-// data + l * layer_bytes on.
+// Pages of the latent cache in device memory. Layer l's part of page p, [kPageSize, row bytes],
+// begins at data + l * layer_bytes + p * page_stride * (bytes of one such part). With layer_bytes
+// one part and page_stride the number of layers the layout is [num_pages, num_layers, kPageSize,
+// row bytes]: a page is contiguous and copied at once. With layer_bytes num_pages parts and
+// page_stride 1 each layer has an array of its own.
 struct CacheMemory {
   CacheFormat format = CacheFormat::kBF16;
   std::byte* data = nullptr;
-  int64_t num_pages = 0;
+  int64_t num_pages = 0;  // in the pool
   int64_t layer_bytes = 0;
+  int64_t page_stride = 1;  // StepLimits::page_stride
+
+  // Page numbers on the device are below this.
+  int64_t num_device_pages() const { return (num_pages - 1) * page_stride + 1; }
 };
 
 class DeepSeekModel {
@@ -44,23 +52,25 @@ class DeepSeekModel {
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options);
-  // Bytes of device memory that load() takes for the weights, and besides.
+  // Bytes of device memory that load() takes for the weights, and for everything else.
   static int64_t weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
                               const LoadOptions& load_options);
   static int64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options);
 
   const ModelConfig& config() const { return config_; }
-  int num_multiprocessors() const { return num_multiprocessors_; }
+  int num_multiprocessors() const { return budget_.sms; }
 
-  // Enqueues the step whose arrays are at `arrays` in device memory (step.memory, copied):
-  // writes the rows' cache rows and logits() [step.logit_rows, vocab] f32. `sampled` are the tokens
-  // of the step before. Launches only: a step without multi-head rows can be captured, and the
-  // graph replayed for any step of as many rows.
+  // Enqueues the step whose arrays are at `arrays` in device memory (step.memory, copied): writes
+  // the rows' cache rows and logits() [step.logit_rows, vocab] f32, rows logits_stride() apart.
+  // `sampled` are the tokens of the step before. Launches only, no host synchronisation: a step
+  // without multi-head rows can be captured, and the graph replayed for any step with the same
+  // number of rows.
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
                const CacheMemory& cache, cudaStream_t stream);
   float* logits() const { return logits_; }
-  // Whether steps of one row are launched otherwise when it sees more than kMostDecodeLayersTokens
-  // keys: a graph holds for either.
+  int64_t logits_stride() const { return gpu_logit_columns(config_); }
+  // Whether steps of one row use other launches beyond kMostDecodeLayersTokens keys: a graph is
+  // valid on one side only.
   bool one_row_depends_on_keys() const {
     return decode_layers_.size() > 0 && !options_.batch_invariant;
   }
@@ -83,16 +93,16 @@ class DeepSeekModel {
     int64_t stride = 0;
     DType type = DType::kBF16;
   };
-  // Rows as products read them: in bf16, in e4m3 with scales, or both.
+  // GEMM input rows: in bf16, in e4m3 with scales, or both.
   struct Activation {
-    bf16* data = nullptr;  // null: not there
+    bf16* data = nullptr;  // null: absent
     int64_t stride = 0;
-    QuantizedRows quantized = {};  // values null: not there
+    QuantizedRows quantized = {};  // values null: absent
   };
-  // Which of the two the products of some weights read.
+  // The formats that some weights' GEMMs read.
   struct Forms {
     bool bf16 = false, e4m3 = false;
-    float input_scale = 0;  // of e4m3, see WeightMatrix
+    float input_scale = 0;  // for e4m3, see WeightMatrix
   };
   static Forms forms_of(const WeightMatrix& weight);
   static Forms feed_forward_forms(const LayerWeights& weights);
@@ -139,35 +149,36 @@ class DeepSeekModel {
     return config_.quantization.scales_are_powers_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
   }
   int64_t q_rows() const { return config_.num_heads * config_.qk_dim(); }
-  // Columns of q_kv_a's product.
+  // Columns of the q_kv_a GEMM.
   int64_t q_kv_a_columns() const {
     return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + config_.latent_dim();
   }
 
   const ModelConfig config_;
   const ModelOptions options_;
-  int num_multiprocessors_ = 0;
+  const SmBudget budget_;  // for launches whose CTAs wait for one another
   ModelWeights weights_;
-  // Of the layers from this one on, which one token takes in one launch; empty: none.
+  // The first of the last layers that decode_layers() runs in one launch for one token; empty:
+  // none.
   int64_t first_decode_layer_ = 0;
   DeviceArray<DecodeLayer> decode_layers_;
   DeviceArray<std::byte> workspace_;
-  std::unique_ptr<CublasLt> library_;  // lent to products in bf16; null: not there
+  std::unique_ptr<CublasLt> library_;  // passed to bf16 GEMMs; null: absent
 
-  // Of the workspace; element counts for max_rows.
+  // Workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]
   float* logit_residual_ = nullptr;    // [max_logit_rows, hidden]
   bf16* normed_ = nullptr;             // [rows, hidden]
-  bf16* delta_ = nullptr;              // [rows, hidden]: what a block adds to the residual
+  bf16* delta_ = nullptr;              // [rows, hidden]: to be added to the residual
   bf16* q_kv_a_ = nullptr;             // [rows, q or q_lora, and latent + rope]
   bf16* q_a_normed_ = nullptr;         // [rows, q_lora]
   bf16* q_ = nullptr;                  // [rows, H, nope + rope], with query compression
   bf16* q_rope_ = nullptr;             // [rows, H, rope]
   bf16* q_latent_ = nullptr;           // [rows, H, latent]; later, multi-head: fp32 [rows, H, v]
   bf16* o_latent_ = nullptr;           // [rows, H, latent]
-  bf16* heads_out_ = nullptr;          // [rows, H, v]; or in e4m3, and scales after it
-  e4m3* quantized_ = nullptr;          // [rows, k]: what the next product reads, if in e4m3
-  float* quantized_scales_ = nullptr;  // [k / 128, rows up to a multiple of 4]: its
+  bf16* heads_out_ = nullptr;          // [rows, H, v]; or e4m3, followed by scales
+  e4m3* quantized_ = nullptr;          // [rows, k]: the next GEMM's input in e4m3
+  float* quantized_scales_ = nullptr;  // [k / 128, rows up to a multiple of 4]: its scales
   float* partial_lse_ = nullptr;       // [rows, H]
   bf16* key_latent_ = nullptr;         // [most_keys, latent]
   bf16* key_rope_ = nullptr;           // [most_keys, rope]
@@ -176,15 +187,15 @@ class DeepSeekModel {
   float* expert_weights_ = nullptr;    // [rows, k]
   int32_t* dense_ids_ = nullptr;       // [rows]: 0, a dense layer's only expert
   float* dense_weights_ = nullptr;     // [rows]: 1
-  std::byte* mlp_ = nullptr;           // the operation's own
-  // Of the experts in bf16 and in e4m3: counters, zero at first.
+  std::byte* mlp_ = nullptr;           // scratch of the MLP operation
+  // Counters of the MoE kernels in bf16 and in e4m3, zero at first.
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;
-  std::byte* exchange_ = nullptr;    // decode_layers' own, zero at first
-  float* gate_scratch_ = nullptr;    // the router's own, every bit set at first
-  float* decode_scratch_ = nullptr;  // latent_decode's
+  std::byte* exchange_ = nullptr;    // scratch of decode_layers, zero at first
+  float* gate_scratch_ = nullptr;    // scratch of the router, every bit set at first
+  float* decode_scratch_ = nullptr;  // scratch of latent_decode
   float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
-  float* logits_ = nullptr;          // [max_logit_rows, vocab]
+  float* logits_ = nullptr;          // [max_logit_rows, logits_stride()]
   std::byte* library_workspace_ = nullptr;
 };
 

@@ -1,7 +1,7 @@
-// One step's work for a model, as flat arrays: a device copies them as they are.
+// One step's work for a model, as flat arrays that a device copies unchanged.
 //
 // Rows are tokens; the tokens of one sequence are consecutive rows and consecutive positions. A
-// sequence's row count is 1 in decode and a chunk's length in prefill; the two mix freely.
+// sequence's row count is 1 in decode and the chunk's length in prefill; the two mix freely.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 namespace fathom {
 
 struct ForwardBatch {
-  // [rows]; below 0: the token that is being chosen from logit row -1 - id of the step before,
-  // which a runner with several steps in flight knows before its caller does.
+  // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, which a runner
+  // with several steps in flight knows before its caller does.
   std::vector<int32_t> token_ids;
   std::vector<int32_t> positions;  // [rows]; the first token of a sequence has position 0
 
   std::vector<int32_t> query_start;   // [sequences + 1]: sequence s owns rows [s], [s + 1)
   std::vector<int32_t> context_lens;  // [sequences]: tokens in the cache before this step
-  std::vector<int32_t> prompt_lens;   // [sequences]: positions from here on are an answer's
+  std::vector<int32_t> prompt_lens;   // [sequences]: later positions are the completion's
   std::vector<int32_t> block_tables;  // [sequences, max_pages]: page ids, -1 beyond the sequence's
   int32_t max_pages = 0;
 
-  std::vector<int32_t> logit_rows;  // rows whose logits are wanted, in ascending order
+  std::vector<int32_t> logit_rows;  // rows that need logits, in ascending order
 
   int64_t num_rows() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }

@@ -7,8 +7,8 @@
 namespace fathom {
 namespace {
 
-// Whether rows [first, first + count) are whole blocks of rows that share their scales, so that a
-// block index counted from `first` is an offset into the matrix's own.
+// Whether rows [first, first + count) are whole scale blocks, so that a block index counted from
+// `first` is an offset into the matrix's own.
 bool whole_blocks(const ScaledMatrix& matrix, int64_t first, int64_t count) {
   return first % matrix.scale_rows == 0 &&
          (count % matrix.scale_rows == 0 || first + count == matrix.rows());
@@ -67,7 +67,7 @@ OwnedMatrix slice_rows(const ScaledMatrix& matrix, int64_t first, int64_t count)
 
 OwnedMatrix transpose_rows(const ScaledMatrix& matrix, int64_t first, int64_t count) {
   const bool scaled = !matrix.scales.empty();
-  // A scale a row would become a scale a column, which no packed form has.
+  // Transposed, a per-row scale would be per-column, which no packed form supports.
   if (scaled && (matrix.scale_rows < 128 || !whole_blocks(matrix, first, count))) {
     return dequantized_transpose(matrix, first, count);
   }

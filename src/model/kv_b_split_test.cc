@@ -50,8 +50,8 @@ INSTANTIATE_TEST_SUITE_P(ScaleForms, KvBSplit,
                                          Case{96, 200, 128,
                                               128},  // slices inside one block, ragged columns
                                          Case{448, 96, 128, 128},  // slices that straddle blocks
-                                         Case{64, 48, 1, 48},      // one scale a row
-                                         Case{64, 48, 64, 48}));   // one scale for the tensor
+                                         Case{64, 48, 1, 48},      // per-row scales
+                                         Case{64, 48, 64, 48}));   // a per-tensor scale
 
 }  // namespace
 }  // namespace fathom

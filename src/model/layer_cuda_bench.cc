@@ -1,7 +1,7 @@
-// Time of one MoE layer in steps of the whole model on the GPU: what a step of the model takes
-// longer than one of the same model with fewer MoE layers, over their number. Random weights, cache
-// in 656 bytes a token; CUDA graphs of one step, medians of 11 replays, and of 3
-// to 31 turns of both models.
+// Time of one MoE layer in steps of the whole model on the GPU: the difference between a step of
+// the model and one of the same model with fewer MoE layers, divided by the difference in layers.
+// Random (dummy) weights, cache of 656 bytes a token; CUDA graphs of one step, medians of 11
+// replays, and of 3 to 31 turns of both models.
 //
 //   layer_cuda_bench [MODEL] [--json]      MODEL: config.json's folder, bench/models/v3-10-layers
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace fathom::cuda {
 namespace {
 
 struct Work {
-  int32_t sequences, queries, context;  // queries: new tokens of each
+  int32_t sequences, queries, context;  // queries: new tokens of each sequence
   int turns;
 };
 
@@ -28,8 +28,8 @@ constexpr Work kWorks[] = {{1, 1, 1024, 31}, {16, 1, 1024, 5}, {128, 1, 1024, 5}
 constexpr int kWarmTurns = 3;
 constexpr int64_t kMostRows = 4096, kMostLogitRows = 128, kMostPages = 128 * 17;
 
-// A model that is the same but for its MoE layers, of which it keeps two: in either the last layer
-// lets go of the rows without logits.
+// Layers of the same model with two MoE layers: in both models the last layer drops the rows
+// without logits.
 int64_t fewer_layers(const ModelConfig& config) { return config.first_dense_layers + 2; }
 
 ForwardBatch batch_of(const Work& work) {
@@ -52,7 +52,7 @@ ForwardBatch batch_of(const Work& work) {
   return batch;
 }
 
-// A model with a cache, and the arrays of each work's step.
+// A model with a cache, and the step arrays of each workload.
 class Steps {
  public:
   explicit Steps(const Checkpoint& checkpoint)
@@ -71,7 +71,8 @@ class Steps {
          .num_multiprocessors = model_->num_multiprocessors(),
          .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
          .policy = gpu_attention_policy(),
-         .most_keys = kMostRows});
+         .most_keys = kMostRows,
+         .page_stride = config_.num_layers});
     for (size_t i = 0; i < std::size(kWorks); ++i) {
       const Work& work = kWorks[i];
       planner.plan(batch_of(work), int64_t{work.sequences} * work.queries, layouts_[i]);
@@ -79,13 +80,13 @@ class Steps {
     }
   }
 
-  // us of one step.
+  // Time of one step in us.
   double time(size_t work) {
     return time_in_graph(1, [&](int, cudaStream_t stream) {
-      model_->forward(
-          layouts_[work], arrays_[work].data(), sampled_.data(),
-          {cache_row_.format, cache_.data(), kMostPages, kMostPages * cache_row_.page_bytes()},
-          stream);
+      model_->forward(layouts_[work], arrays_[work].data(), sampled_.data(),
+                      {cache_row_.format, cache_.data(), kMostPages, cache_row_.page_bytes(),
+                       config_.num_layers},
+                      stream);
     });
   }
 
@@ -109,7 +110,7 @@ struct Times {
   double fewer, all, layer;  // us, medians
 };
 
-// In turns: the device's clock moves by more within seconds than a layer takes at batch 1.
+// In turns: within seconds the GPU's clock varies by more than a layer's time at batch 1.
 std::vector<Times> measure(Steps& fewer, Steps& all, int64_t more_layers) {
   std::vector<Times> times;
   for (size_t i = 0; i < std::size(kWorks); ++i) {

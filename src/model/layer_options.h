@@ -1,4 +1,4 @@
-// What a configuration means for single operations.
+// Options of single operations derived from a model's configuration.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace fathom {
 
-// The norms inside attention have this eps whatever rms_norm_eps says, as in DeepSeek's own code
-// and in transformers; the two differ in no published DeepSeek checkpoint.
+// The norms inside attention use this eps whatever rms_norm_eps says, as in DeepSeek's own code and
+// in transformers; the two are equal in all published DeepSeek checkpoints.
 inline constexpr float kInnerNormEps = 1e-6f;
 
 std::optional<YarnParameters> yarn_parameters(const ModelConfig& config);

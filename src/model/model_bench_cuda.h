@@ -1,4 +1,4 @@
-// What the benchmarks of whole steps on a GPU share.
+// Shared by the benchmarks of whole steps on a GPU.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace fathom::cuda {
 
-// So many pages of random rows; some 257 of them, again and again.
+// Returns so many pages of random rows, a repetition of some 257 pages.
 DeviceArray<std::byte> random_cache(const LatentLayout& layout, int64_t pages);
 
 // NAME [MODEL] [--json]: runs with the shape of MODEL, config.json's folder (`model` without one).
-// Returns main's status: 2 where there is no such model, else what `run` returns.
+// Returns main's status: 2 if MODEL does not exist, else what `run` returns.
 int model_bench_main(int argc, char** argv, std::string model,
                      int (*run)(const Checkpoint& checkpoint, bool json));
 

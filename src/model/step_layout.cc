@@ -18,10 +18,6 @@ int32_t page_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
   return page;
 }
 
-int64_t slot_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
-  return page_of(batch, sequence, position) * kPageSize + position % kPageSize;
-}
-
 int32_t num_queries(const ForwardBatch& batch, int64_t sequence) {
   return batch.query_start[static_cast<size_t>(sequence + 1)] -
          batch.query_start[static_cast<size_t>(sequence)];
@@ -41,7 +37,7 @@ StepPlanner::StepPlanner(const StepLimits& limits) : limits_(limits) {
 }
 
 bool StepPlanner::is_decode(const ForwardBatch& batch) const {
-  // Logit rows are distinct and rows of the batch: as many as there are rows is each of them.
+  // Logit rows are distinct rows of the batch: as many as rows means all of them.
   if (batch.num_rows() != batch.num_sequences() ||
       std::ssize(batch.logit_rows) != batch.num_rows()) {
     return false;
@@ -68,8 +64,8 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
 }
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
-  // Each run of keys has tiles of all rows that come later, in a pass of its own at worst. A
-  // sequence's rows may be of both forms.
+  // At worst each run of keys has tiles of all later rows, in a pass of its own. A sequence's rows
+  // may take both forms.
   const int64_t tables = limits_.batch_invariant ? 2 * sequences : sequences;
   const int64_t key_runs = ceil_div(max_pages * kPageSize, std::max<int64_t>(1, limits_.most_keys));
   const int64_t tiles =
@@ -84,15 +80,15 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
 }
 
 int64_t StepPlanner::most_parts(int64_t rows) const {
-  // Each token's rows begin a row tile at worst; cuts between blocks add one part each; and one
-  // without work.
+  // At worst each token's rows begin a row tile; cuts between CTAs add one split each, and there is
+  // one empty split.
   const int64_t tiles = rows * ceil_div(limits_.heads, 16);
   return limits_.batch_invariant ? most_batch_invariant_parts(tiles, limits_.num_multiprocessors)
                                  : tiles + limits_.num_multiprocessors + 1;
 }
 
-// Of launches behind the first. Batch-invariant ones have at least as many parts as there are
-// blocks; otherwise there is one more at most.
+// Bytes of the launches after the first. Batch-invariant ones have at least as many splits as CTAs;
+// otherwise there is one more at most.
 int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
   constexpr auto kPart = static_cast<int64_t>(sizeof(LatentDecodePart));
   if (!limits_.batch_invariant) {
@@ -103,7 +99,7 @@ int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
   return parts * kPart + launches * (limits_.num_multiprocessors * 4 + kPart + 2 * kAlignment);
 }
 
-// Of the sequence's new rows the first so many.
+// Number of the sequence's first new rows that take the multi-head form.
 int32_t StepPlanner::multi_head_rows(const ForwardBatch& batch, int32_t sequence,
                                      bool is_decode_step) const {
   const auto s = static_cast<size_t>(sequence);
@@ -160,6 +156,7 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
   at.block_tables = place(std::ssize(runs_) * batch.max_pages, 4);
   out.max_pages = batch.max_pages;
+  out.page_stride = limits_.page_stride;
   out.memory.resize(static_cast<size_t>(bytes));
 }
 
@@ -176,7 +173,8 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
       const int32_t to = run.first_row + i;
       ids[to] = batch.token_ids[from];
       positions[to] = batch.positions[from];
-      slots[to] = slot_of(batch, run.sequence, positions[to]);
+      const int64_t page = page_of(batch, run.sequence, positions[to]) * limits_.page_stride;
+      slots[to] = page * kPageSize + positions[to] % kPageSize;
     }
   }
   for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
@@ -199,8 +197,10 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
   auto* const tables = array_at<int32_t>(out, out.at.block_tables);
   for (int64_t i = 0; i < std::ssize(runs_); ++i) {
     const Run& run = runs_[static_cast<size_t>(i)];
-    std::copy_n(batch.block_tables.begin() + run.sequence * int64_t{batch.max_pages},
-                batch.max_pages, tables + i * batch.max_pages);
+    const auto pages = batch.block_tables.begin() + run.sequence * int64_t{batch.max_pages};
+    std::transform(pages, pages + batch.max_pages, tables + i * batch.max_pages, [&](int64_t page) {
+      return static_cast<int32_t>(page < 0 ? page : page * limits_.page_stride);
+    });
     if (i >= num_absorbed_) continue;
     query_start_.push_back(query_start_.back() + run.num_rows);
     context_lens_.push_back(run.context);
@@ -218,8 +218,8 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
     decodes_ = plan_batch_invariant_latent_decode(absorbed, sequences_, heads,
                                                   limits_.num_multiprocessors);
   } else {
-    // The rows of a tile are as many as the largest sequence of a launch has: many tokens of one
-    // would make the others' tiles mostly empty.
+    // A tile has as many rows as the launch's largest sequence: a sequence with many tokens would
+    // leave the others' tiles mostly empty.
     const auto sequences = std::span<const int32_t>(sequences_);
     const auto singles = static_cast<size_t>(num_single_);
     if (singles > 0 || sequences.empty()) plan(sequences.first(singles));

@@ -1,12 +1,12 @@
-// The arrays that the kernels of a GPU's step read, in one piece of memory that is copied at once.
-// Host code, free of CUDA.
+// The arrays that a GPU step's kernels read, in one buffer that is copied at once. Host code, free
+// of CUDA.
 //
-// Rows are ordered by the form of attention that they take: first the absorbed ones, of which those
-// of sequences with one such row come first, then the multi-head ones; a sequence may have rows of
-// both. The keys of these are expanded in passes of a bounded number of keys; a sequence with more
-// of them than that has a part in several passes. Arrays whose length is known from the number of
-// rows come first, so that their places are the same for every step of as many rows: a captured
-// graph finds them there.
+// Rows are ordered by the form of attention that they take: first the absorbed ones, those of
+// sequences with one such row before the others, then the multi-head ones; a sequence may have rows
+// of both. The keys of multi-head rows are expanded in passes of a bounded number of keys; a
+// sequence with more keys than that has runs in several passes. Arrays whose length follows from
+// the number of rows come first, so that their offsets are the same for every step of as many rows,
+// as captured graphs require.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@
 #include "base/math.h"
 #include "model/attention_plan.h"
 #include "model/forward_batch.h"
-#include "ops/attention/latent_decode_plan.h"
-#include "ops/attention/mha_prefill_plan.h"
+#include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
+#include "ops/attention/prefill_cuda/mha_prefill_plan.h"
 
 namespace fathom::cuda {
 
@@ -28,36 +28,39 @@ struct StepLimits {
   int num_multiprocessors = 0;
   AttentionShape shape = {};
   AttentionPolicy policy = {};
-  // That are expanded at a time for the multi-head form, a multiple of MhaPrefillTile::kKeys.
-  // Longer sequences are cut at multiples of it, whatever else is in the step.
+  // Keys expanded at a time for the multi-head form, a multiple of MhaPrefillTile::kKeys. Longer
+  // sequences are cut at multiples of it, whatever else is in the step.
   int64_t most_keys = 0;
-  // A row's plan depends on its position and on whether it is of a prompt: those of prompts are
-  // multi-head, those of answers absorbed, unless the policy says one form for all.
+  // Makes a row's plan depend only on its position and on whether it belongs to a prompt: prompt
+  // rows are multi-head, completion rows absorbed, unless the policy forces one form.
   bool batch_invariant = false;
+  // Distance between consecutive pool pages in pages of one layer. Kernels count pages of one
+  // layer: a device page number is the pool's page number times this (CacheMemory).
+  int64_t page_stride = 1;
 };
 
-// Where an array lies, in bytes from the start of the memory.
+// Offsets of the arrays, in bytes from the start of the memory.
 struct StepArrays {
   int64_t num_valid_rows = 0;  // [1] i32: rows beyond are padding
-  int64_t token_ids = 0;       // [rows] i32, as ForwardBatch has them
+  int64_t token_ids = 0;       // [rows] i32, as in ForwardBatch
   int64_t positions = 0;       // [rows] i32
-  int64_t slots = 0;           // [rows] i64: page * kPageSize + slot; -1: padding
+  int64_t slots = 0;           // [rows] i64: device page * kPageSize + slot; -1: padding
   int64_t logit_rows = 0;      // [logit rows] i32
-  int64_t first_part = 0;      // of the first of decodes, with room for as many parts
-  int64_t parts = 0;           // as a step of so many rows has
-  int64_t block_tables = 0;    // [runs, max_pages] i32, see Run; absorbed ones' first
-  // What follows is for multi-head rows, which graphs do not have. Arrays of all passes together.
-  int64_t gathered = 0;        // [parts] i32: which of the block tables
-  int64_t first_keys = 0;      // [parts] i32: of the sequence's keys
-  int64_t key_starts = 0;      // [parts + passes] i32: where each one's keys begin in the pass
-  int64_t mha_first_tile = 0;  // [passes, multiprocessors] i32, see MhaPrefillPlan
+  int64_t first_part = 0;      // of the first of decodes, with room for as many splits
+  int64_t parts = 0;           // as a step of so many rows needs
+  int64_t block_tables = 0;    // [runs, max_pages] i32 device pages, -1: none; absorbed runs' first
+  // Only for multi-head rows, which graphs do not have. Arrays of all passes together.
+  int64_t gathered = 0;        // [parts] i32: indices of block tables
+  int64_t first_keys = 0;      // [parts] i32: in the sequence
+  int64_t key_starts = 0;      // [parts + passes] i32: first key of each run in the pass
+  int64_t mha_first_tile = 0;  // [passes, SMs] i32, see MhaPrefillPlan
   int64_t mha_tiles = 0;       // MhaPrefillTile
 };
 
-// A launch of latent decode attention; where its arrays lie.
+// A launch of latent decode attention, and the offsets of its arrays.
 struct DecodeLaunch {
   int tile_rows = 16;
-  int64_t first_part = 0;  // [multiprocessors] i32, see LatentDecodePlan
+  int64_t first_part = 0;  // [SMs] i32, see LatentDecodePlan
   int64_t parts = 0;       // LatentDecodePart
 };
 
@@ -68,28 +71,29 @@ struct MhaPass {
   int64_t first_tile = 0;                 // in mha_tiles
 };
 
-// One step, planned. Keeps its memory for the next.
+// One planned step. Its memory is reused for the next.
 struct StepLayout {
   static constexpr int64_t kAlignment = 16;
 
-  int64_t rows = 0, valid_rows = 0;  // rows: with padding
-  int64_t absorbed_rows = 0;         // the first
+  int64_t rows = 0, valid_rows = 0;  // rows: including padding
+  int64_t absorbed_rows = 0;         // first in the order
   int64_t logit_rows = 0;
-  int64_t most_keys = 0;  // that one of its rows sees, its own among them
+  int64_t most_keys = 0;  // most keys that a row sees, itself included
   int32_t max_pages = 0;
+  int64_t page_stride = 1;
   StepArrays at;
-  std::vector<DecodeLaunch> decodes;  // one after the other; a graph has the first
+  std::vector<DecodeLaunch> decodes;  // in launch order; a graph has only the first
   std::vector<MhaPass> passes;
   std::vector<std::byte> memory;
 };
 
-// Where an array lies that begins `offset` bytes after the step's first, on the device.
+// Device address of the array that begins `offset` bytes after the step's start.
 template <typename T>
 const T* array_at(const std::byte* arrays, int64_t offset) {
   return reinterpret_cast<const T*>(arrays + offset);
 }
 
-// Behind what the memory holds; where it begins.
+// Appends the values at the next aligned offset of the memory; returns that offset.
 template <typename T>
 int64_t append(StepLayout& layout, std::span<const T> values) {
   const int64_t at = round_up(std::ssize(layout.memory), StepLayout::kAlignment);
@@ -98,30 +102,30 @@ int64_t append(StepLayout& layout, std::span<const T> values) {
   return at;
 }
 
-// Plans steps. Keeps its memory from one to the next.
+// Plans steps. Reuses its memory between steps.
 class StepPlanner {
  public:
   explicit StepPlanner(const StepLimits& limits);
 
-  // The batch as a step of `rows` rows, of which the batch's come first; with padding every row has
-  // a logit row. The logits are in the order that the batch asks for.
+  // Plans the batch as a step of `rows` rows, padded after the batch's rows; with padding every row
+  // has a logit row. The logits are in the batch's order.
   void plan(const ForwardBatch& batch, int64_t rows, StepLayout& out);
 
-  // Whether the batch is one row a sequence, each sampled, as a graph takes it.
+  // Whether the batch has one row a sequence, each sampled, as a graph requires.
   bool is_decode(const ForwardBatch& batch) const;
 
-  // The most bytes that a step takes, of so many rows and sequences whose keys lie in so many
+  // Upper bound of the bytes of a step with so many rows and sequences whose keys lie in so many
   // pages.
   int64_t most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const;
 
  private:
   // Rows of one sequence and one form.
   struct Run {
-    int32_t sequence = 0;  // of the batch
+    int32_t sequence = 0;  // index in the batch
     int32_t context = 0;   // tokens before the first row
     int32_t num_rows = 0;
-    int32_t batch_row = 0;  // the first
-    int32_t first_row = 0;  // in the step's order
+    int32_t batch_row = 0;  // first row
+    int32_t first_row = 0;  // first row in the step's order
   };
 
   int32_t multi_head_rows(const ForwardBatch& batch, int32_t sequence, bool is_decode_step) const;
@@ -138,13 +142,13 @@ class StepPlanner {
 
   const StepLimits limits_;
   std::vector<Run> runs_;        // in the step's order
-  int64_t num_single_ = 0;       // the first of them: one absorbed row each
-  int64_t num_absorbed_ = 0;     // the first of them
-  std::vector<int32_t> row_of_;  // [rows of the batch]: in the step's order
-  std::vector<int32_t> query_start_, context_lens_, sequences_;  // absorbed ones'
+  int64_t num_single_ = 0;       // leading runs of one absorbed row each
+  int64_t num_absorbed_ = 0;     // leading absorbed runs
+  std::vector<int32_t> row_of_;  // [rows of the batch]: row in the step's order
+  std::vector<int32_t> query_start_, context_lens_, sequences_;  // of absorbed rows
   std::vector<LatentDecodePlan> decodes_;
-  MhaPass pass_;                       // that is being filled
-  std::vector<MhaPrefillPart> parts_;  // its
+  MhaPass pass_;                       // being filled
+  std::vector<MhaPrefillPart> parts_;  // of pass_
   std::vector<int32_t> gathered_, first_keys_, key_starts_, first_tiles_;
   std::vector<MhaPrefillTile> tiles_;
 };

@@ -64,12 +64,12 @@ const T* array_at(const StepLayout& layout, int64_t at) {
   return reinterpret_cast<const T*>(layout.memory.data() + at);
 }
 
-// Rows may be in another order; each is there once, and everything that is said of it goes with it.
+// Rows may be in another order; each occurs once, with all of its data.
 void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   const int64_t most_keys = limits.most_keys;
   StepPlanner planner(limits);
   StepLayout layout;
-  layout.memory.assign(1000, std::byte{0xFF});  // from the step before
+  layout.memory.assign(1000, std::byte{0xFF});  // left by a previous step
   planner.plan(batch, rows, layout);
   ASSERT_EQ(layout.rows, rows);
   ASSERT_EQ(layout.valid_rows, batch.num_rows());
@@ -83,7 +83,8 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
       const int32_t position = batch.positions[row];
-      const int64_t page = batch.block_tables[s * batch.max_pages + position / kPageSize];
+      const int64_t page =
+          batch.block_tables[s * batch.max_pages + position / kPageSize] * limits.page_stride;
       expected.emplace(batch.token_ids[row], position, page * kPageSize + position % kPageSize);
     }
   }
@@ -102,7 +103,7 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   const auto* gathered = array_at<int32_t>(layout, layout.at.gathered);
   const auto* first_keys = array_at<int32_t>(layout, layout.at.first_keys);
   const auto* tables = array_at<int32_t>(layout, layout.at.block_tables);
-  std::vector<int64_t> seen(static_cast<size_t>(layout.valid_rows));  // keys, of head 0
+  std::vector<int64_t> seen(static_cast<size_t>(layout.valid_rows));  // keys, for head 0
   for (size_t p = 0; p < layout.passes.size(); ++p) {
     const MhaPass& pass = layout.passes[p];
     EXPECT_LE(pass.num_keys, most_keys);
@@ -151,8 +152,9 @@ TEST(StepLayout, MixedSteps) {
     for (size_t i = 0; i < 1 + random() % 20; ++i) {
       sequences.emplace_back(random() % 3 == 0 ? 1 + random() % 400 : 1, random() % 700);
     }
-    check(make_batch(sequences), make_batch(sequences).num_rows(),
-          limits(round % 2 == 0 ? 1 << 20 : 256));
+    StepLimits step = limits(round % 2 == 0 ? 1 << 20 : 256);
+    step.page_stride = round % 3 == 0 ? 61 : 1;
+    check(make_batch(sequences), make_batch(sequences).num_rows(), step);
   }
 }
 

@@ -12,8 +12,7 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 256;
-// Unless it is said how many: they only read and copy, and 8 read the page cache about as fast as
-// it goes.
+// Default number of threads: they only read and copy, and 8 nearly saturate the page cache.
 constexpr int kLoadingThreads = 8;
 
 int current_device() {
@@ -22,7 +21,7 @@ int current_device() {
   return device;
 }
 
-// `count` rows of a matrix from row `first` on, which begins a block if it has them.
+// `count` rows of a matrix from row `first` on, which begins a scale block if it has them.
 WeightPlace place_of(const WeightMatrix& matrix, int64_t cols, int64_t first, int64_t count) {
   WeightPlace at{.type = matrix.type, .rows = count, .cols = cols};
   at.values = static_cast<std::byte*>(matrix.values) + first * cols * size_of(matrix.type);
@@ -54,7 +53,7 @@ WeightCollector::WeightCollector(const Checkpoint& checkpoint, StoredFp8 stored_
 
 // ---- The layout ----
 
-// Room for `count` values of T at *field, once the memory is there.
+// Reserves `count` values of T; *field is set once the memory is allocated.
 template <typename T>
 void WeightCollector::place(T** field, int64_t count) {
   fields_.push_back([field, offset = bytes_](std::byte* memory) {
@@ -83,10 +82,12 @@ void WeightCollector::vector(const std::string& name, int64_t size, float** fiel
                        }});
 }
 
-void WeightCollector::table(const std::string& name, int64_t rows, int64_t cols, bf16** field) {
-  place(field, rows * cols);
+void WeightCollector::table(const std::string& name, int64_t rows, int64_t cols,
+                            int64_t padded_rows, bf16** field) {
+  place(field, padded_rows * cols);
   requests_.push_back({name, {rows, cols}, [=](const WeightSource& source, WeightUpload& upload) {
-                         return upload.copy(source, {.values = *field, .rows = rows, .cols = cols});
+                         return upload.copy(source,
+                                            {.values = *field, .rows = padded_rows, .cols = cols});
                        }});
 }
 
@@ -140,7 +141,7 @@ void WeightCollector::kv_b(const std::string& name, const ModelConfig& config, L
 
 void WeightCollector::mlps(const WeightForms::PrefixOf& prefix_of, int64_t count, int64_t hidden,
                            int64_t width, DType type, MlpWeights* out) {
-  const int64_t wide = type == DType::kF8E4M3 ? round_up(width, kScaleBlock) : width;
+  const int64_t wide = round_up(width, type == DType::kF8E4M3 ? kScaleBlock : kBf16WidthUnit);
   out->width = wide;
   allocate({type}, count * 2 * wide, hidden, &out->gate_up);
   allocate({type}, count * hidden, wide, &out->down);
@@ -163,7 +164,8 @@ void WeightCollector::fill(const MatrixPart& part, int64_t cols, WeightMatrix* f
        }});
 }
 
-// X.input_scale beside X.weight, if the checkpoint is static and there is one.
+// Loads X.input_scale beside X.weight, if the checkpoint's quantization is static and the tensor
+// exists.
 void WeightCollector::input_scale(const std::string& weight, WeightMatrix* field) {
   if (!checkpoint_.config().quantization.static_activations || checkpoint_.is_dummy()) return;
   const std::string name = weight.substr(0, weight.rfind('.')) + ".input_scale";
@@ -200,12 +202,12 @@ Result<> WeightCollector::read() {
   }
   FATHOM_RETURN_IF_ERROR(check_load_options(checkpoint_, options_));
   LoadOptions options = options_;
-  options.quantize_fp8 = false;  // the device does it
+  options.quantize_fp8 = false;  // the device quantizes
   if (options.num_threads == 0) options.num_threads = kLoadingThreads;
   return load_tensors(checkpoint_, requests, options);
 }
 
-// Without the host: its threads would make a tenth of what the device makes in the same time.
+// Fills dummy weights on the device: the host's threads are ten times slower.
 Result<> WeightCollector::make_up() {
   std::vector<float> scales;
   for (const Request& request : requests_) {
@@ -231,7 +233,7 @@ Result<> WeightCollector::make_up() {
   return {};
 }
 
-// A device's failure ends a loading thread as any other error does.
+// A device error ends a loading thread like any other error.
 Result<> WeightCollector::on_this_thread(const Place& place, const WeightSource& source) {
   try {
     std::unique_ptr<WeightUpload> upload;

@@ -1,4 +1,4 @@
-// Lays a model's weights out in one piece of device memory, and fills it from a checkpoint.
+// Lays a model's weights out in one allocation of device memory, and fills it from a checkpoint.
 #pragma once
 
 #include <functional>
@@ -13,20 +13,21 @@
 
 namespace fathom::cuda {
 
-// Of one load, on the device that is current when it is made. What the fields belong to must stay
-// where it is until load() has returned.
+// Collects the weights of one load, on the device that is current at construction. The target
+// fields must not move until load() has returned.
 class WeightCollector {
  public:
   WeightCollector(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options);
 
   // A norm weight or bias.
   void vector(const std::string& name, int64_t size, float** field);
-  // The embedding or the head, in bf16.
-  void table(const std::string& name, int64_t rows, int64_t cols, bf16** field);
-  // Matrices one below the other.
+  // The embedding or the head, in bf16, padded with zeros to `padded_rows`.
+  void table(const std::string& name, int64_t rows, int64_t cols, int64_t padded_rows,
+             bf16** field);
+  // Matrices stacked by rows.
   void matrix(const std::vector<MatrixPart>& parts, int64_t cols, WeightMatrix* field);
   // The router, in bf16 if it is stored so, otherwise in fp32, which takes three times the
-  // instructions. There is room for either.
+  // instructions. Space is reserved for either.
   void router(const std::string& name, int64_t experts, int64_t hidden, LayerWeights* out);
   // kv_b_proj whole, and each head's two halves for absorbed attention.
   void kv_b(const std::string& name, const ModelConfig& config, LayerWeights* out);

@@ -1,15 +1,16 @@
-// What: rounding, quantising, filling and splitting of weights while they are loaded.
+// What: rounds, quantizes, fills and splits weights during loading.
 //
 // Inputs/outputs: weight_convert_cuda.h.
 //
-// Layout: rounding and filling take a thread a value; quantising a thread block of eight warps a
-// block of 128x128, a lane four columns of every eighth row, read twice: once for the largest
-// magnitude. The split goes through tiles of 32x32 in shared memory.
+// Layout: rounding and filling take a thread a value; quantizing takes a CTA of eight warps a block
+// of 128x128, a lane four columns of every eighth row, read twice: once for the largest magnitude.
+// The split goes through tiles of 32x32 in shared memory.
 //
-// Determinism: the bits of ScaledMatrix::at() rounded, quantize_weight_block() and fill_dummy().
+// Determinism: bitwise identical to ScaledMatrix::at() rounded, quantize_weight_block() and
+// fill_dummy().
 //
-// Limits: what comes over PCI Express or is read from a disk is some 50 GB/s at most; these kernels
-// only have to be faster than that.
+// Limits: PCI Express and disks deliver some 50 GB/s at most; these kernels only have to be faster
+// than that.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -25,7 +26,7 @@ namespace {
 
 constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes;
 constexpr int kBlock = static_cast<int>(kScaleBlock), kPerLane = kBlock / kLanes;
-constexpr int kTile = 32, kTileRows = 8;  // threads of a tile's block: [kTileRows, kTile]
+constexpr int kTile = 32, kTileRows = 8;  // threads of a tile's CTA: [kTileRows, kTile]
 
 // ---- Values ----
 
@@ -42,7 +43,7 @@ __device__ void narrow(float value, f16* to) {
   to->bits = __half_as_ushort(__float2half_rn(value));
 }
 
-// Of the piece, in fp32; 0 beyond it.
+// The piece's element in fp32; 0 beyond it.
 template <typename T>
 __device__ float value_at(const StoredPiece& piece, int row, int col) {
   if (row >= piece.rows || col >= piece.cols) return 0;
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---- Quantising ----
+// ---- Quantizing ----
 
 __device__ uint32_t block_max(uint32_t value) {
   __shared__ uint32_t warps[kWarps];
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
       static_cast<int>(blockIdx.x) * kBlock + static_cast<int>(threadIdx.x) % kLanes * kPerLane;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(first_row + kBlock, piece.filled_rows);
-  uint32_t largest = 0;  // as bits, because they order NaN above infinity above all numbers
+  uint32_t largest = 0;  // as bits, which order NaN above infinity above all numbers
   for (int row = first_row + warp; row < end; row += kWarps) {
     for (int i = 0; i < kPerLane; ++i) {
       largest = max(largest, __float_as_uint(value_at<T>(piece, row, col + i)) & kMagnitude);
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) scales[blockIdx.y * scales_stride + blockIdx.x] = scale;
 }
 
-// ---- Made-up values ----
+// ---- Dummy values ----
 
 __device__ void make(const DummyValues& values, int64_t index, e4m3* to) {
   to->bits = dummy_e4m3(values.bits(index, kDummyBytes), index);
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- kv_b_proj's halves ----
 
-// A head's W_UK or W_UV: `count` rows from `first` of its `rows_a_head` on.
+// A head's W_UK or W_UV: `count` of its `rows_a_head` rows from `first` on.
 template <typename T>
 struct HeadRows {
   const T* values;          // [heads * rows_a_head, cols]
@@ -220,7 +221,7 @@ void copy_head_rows(const HeadRows<T>& from, int heads, Out* out, cudaStream_t s
   check(cudaGetLastError(), "splitting kv_b_proj");
 }
 
-// uk and uv of T's matrix in Out; sizes in `split` or, of scales, 1/128 of them.
+// Splits T's matrix into uk and uv in Out; sizes in `split` or, for scales, 1/128 of them.
 template <typename T, typename Out>
 void copy_halves(const KvBSplit& split, int unit, const void* values, void* uk, void* uv,
                  cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// What becomes of weights between a checkpoint's types and those of the model, on the GPU: the
-// arithmetic of loading. All pointers are device memory.
+// Conversion of weights from a checkpoint's types to the model's, on the GPU, during loading. All
+// pointers are device memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,18 +11,17 @@
 
 namespace fathom::cuda {
 
-// Where a matrix comes to lie: [rows, cols] dense, zeros where the matrix ends before. With e4m3
-// rows and cols are the whole blocks of 128 that the matrix begins; rows need not be where nothing
-// follows.
+// Destination of a matrix: [rows, cols] dense, zeros where the matrix ends before. In e4m3 rows and
+// cols are rounded up to whole blocks of 128; rows need not be where nothing follows.
 struct WeightPlace {
   DType type = DType::kBF16;  // kBF16, kF32 or kF8E4M3
   void* values = nullptr;
-  float* scales = nullptr;      // [rows / 128 rounded up, cols / 128], of e4m3
-  float* row_scales = nullptr;  // [rows], of e4m3 with a scale a row; null otherwise
+  float* scales = nullptr;      // [rows / 128 rounded up, cols / 128], e4m3 only
+  float* row_scales = nullptr;  // [rows], per-row scales of e4m3; null otherwise
   int64_t rows = 0, cols = 0;
 };
 
-// [rows, cols] of a stored matrix from [first_row, first_col] on, and what it fills: up to
+// [rows, cols] of a stored matrix from [first_row, first_col] on, and its destination: up to
 // [filled_rows, filled_cols] of the place from there, with zeros beyond what is stored.
 struct StoredPiece {
   const void* values = nullptr;  // dense
@@ -32,25 +31,25 @@ struct StoredPiece {
   int32_t scales_stride = 0, scale_rows = 0, scale_cols = 0;
 };
 
-// Rounds to nearest even, to bf16 or f32, what ScaledMatrix::at() gives; or quantises it to e4m3,
-// bit for bit as quantize_weight_block() (tensor/quantize_weight.h) does: first_row and first_col
-// are multiples of 128 then, and *not_finite becomes 1 if a weight is not finite.
+// Rounds the values of ScaledMatrix::at() to nearest even, to bf16 or f32; or quantizes them to
+// e4m3, bitwise identical to quantize_weight_block() (tensor/quantize_weight.h): then first_row and
+// first_col are multiples of 128, and *not_finite becomes 1 if a weight is not finite.
 void convert_piece(const StoredPiece& piece, const WeightPlace& place, int32_t* not_finite,
                    cudaStream_t stream);
 
-// The values of a made-up tensor of [whole matrix's rows, columns], bit for bit as fill_dummy()
-// makes them, in place of what a piece would have: to [filled_rows, filled_cols] of `type` at `to`.
+// The values of a dummy tensor of [whole matrix's rows, columns], bitwise identical to
+// fill_dummy(), in place of a stored piece: fills [filled_rows, filled_cols] of `type` at `to`.
 struct DummyPiece {
   DummyValues values;
-  int64_t columns = 0;  // of the tensor
+  int64_t columns = 0;  // columns of the tensor
   DType type = DType::kBF16;
   int32_t first_row = 0, first_col = 0, rows = 0, cols = 0, filled_rows = 0, filled_cols = 0;
 };
 void fill_dummy_piece(const DummyPiece& piece, void* to, int64_t to_stride, cudaStream_t stream);
 
-// kv_b_proj [heads * (nope + v), latent]: of each head, W_UK transposed to uk [heads, latent, nope]
-// and W_UV to uv [heads, v, latent]. In e4m3 if kv_b is and nope, v and latent are multiples of
-// 128, with the same scales; otherwise in bf16.
+// kv_b_proj [heads * (nope + v), latent]: for each head, W_UK transposed to uk [heads, latent,
+// nope] and W_UV to uv [heads, v, latent]. In e4m3 if kv_b is and nope, v and latent are multiples
+// of 128, with the same scales; otherwise in bf16.
 struct KvBSplit {
   WeightPlace kv_b, uk, uv;
   int32_t heads = 0, nope = 0, v = 0, latent = 0;

@@ -20,7 +20,7 @@ WeightForm WeightForms::matrix(const std::vector<MatrixPart>& parts, int64_t col
 WeightForm WeightForms::kv_b_halves(const MatrixPart& kv_b, int64_t latent, int64_t nope,
                                     int64_t v) const {
   const WeightForm whole = matrix({kv_b}, latent);
-  // Transposed, a scale a row would be one a column.
+  // Transposed, per-row scales would be per-column.
   const bool blocks = nope % kScaleBlock == 0 && v % kScaleBlock == 0 && !whole.by_row;
   return blocks ? whole : WeightForm{};
 }
@@ -35,7 +35,7 @@ WeightForm WeightForms::mlps(const PrefixOf& prefix_of, int64_t count, int64_t h
   return {DType::kF8E4M3};
 }
 
-// In device memory, as far as its own type goes.
+// Whether the tensor's own type is e4m3 in device memory.
 bool WeightForms::is_e4m3(const std::string& name) const {
   const TensorEntry* const entry = checkpoint_.find(name);
   if (!keep_fp8_ || entry == nullptr) return false;
@@ -43,7 +43,7 @@ bool WeightForms::is_e4m3(const std::string& name) const {
          is_quantized_while_loading(checkpoint_, options_, true, entry->dtype);
 }
 
-// What is wrong with its scales is load_tensors' to say.
+// Errors in its scales are reported by load_tensors.
 bool WeightForms::is_scaled_by_row(const MatrixPart& part, int64_t cols) const {
   const TensorEntry* const entry = checkpoint_.find(part.name);
   if (entry == nullptr || part.rows == 1) return false;

@@ -1,5 +1,5 @@
-// In what type a GPU holds each matrix of a checkpoint: e4m3 with scales where the checkpoint has
-// FP8, or is quantised while it is loaded, and products of e4m3 can take it; otherwise bf16.
+// The type in which a GPU holds each matrix of a checkpoint: e4m3 with scales where the checkpoint
+// has FP8, or is quantized during loading, and e4m3 GEMMs support it; otherwise bf16.
 #pragma once
 
 #include <functional>
@@ -11,10 +11,10 @@
 
 namespace fathom {
 
-// What becomes of matrices stored in FP8.
+// Treatment of matrices stored in FP8.
 enum class StoredFp8 { kKept, kExpandedToBF16 };
 
-// A stored matrix, one of those that lie one below the other.
+// A stored matrix, one of several stacked by rows.
 struct MatrixPart {
   std::string name;
   int64_t rows = 0;
@@ -22,7 +22,7 @@ struct MatrixPart {
 
 struct WeightForm {
   DType type = DType::kBF16;  // or kF8E4M3
-  bool by_row = false;        // a scale a row, beside those of blocks
+  bool by_row = false;        // per-row scales, beside the block-wise ones
 };
 
 // Keeps references to both arguments.
@@ -31,15 +31,15 @@ class WeightForms {
   WeightForms(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options)
       : checkpoint_(checkpoint), keep_fp8_(stored_fp8 == StoredFp8::kKept), options_(options) {}
 
-  // Of matrices one below the other: e4m3 if all are and each begins a block of 128x128 and ends
-  // one in its columns.
+  // The form of matrices stacked by rows: e4m3 if all are, and each begins a block of 128x128 and
+  // ends one in its columns.
   WeightForm matrix(const std::vector<MatrixPart>& parts, int64_t cols) const;
 
-  // Of kv_b_proj's halves, W_UK transposed: each head's must be whole blocks.
+  // The form of kv_b_proj's halves, W_UK transposed: each head's must be whole blocks.
   WeightForm kv_b_halves(const MatrixPart& kv_b, int64_t latent, int64_t nope, int64_t v) const;
 
-  // Of `count` SwiGLU blocks, block i's tensors under prefix_of(i): all or none. Their intermediate
-  // width can be padded, and a scale a row becomes scales of blocks.
+  // The form of `count` SwiGLU blocks, block i's tensors under prefix_of(i): all or none. Their
+  // intermediate width can be padded, and per-row scales become block scales.
   using PrefixOf = std::function<std::string(int64_t)>;
   WeightForm mlps(const PrefixOf& prefix_of, int64_t count, int64_t hidden) const;
 

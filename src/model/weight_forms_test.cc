@@ -17,7 +17,7 @@ constexpr const char* kRow =
         "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float",
                                                   "strategy": "channel"}}}})";
 
-// A model of two dense layers. Only its config is there: dummy weights have the published forms.
+// A model of two dense layers. Only its config exists: dummy weights have the published forms.
 class WeightFormsTest : public testing::Test {
  protected:
   WeightForms forms(const std::string& quantization, StoredFp8 stored = StoredFp8::kKept) {
@@ -37,7 +37,7 @@ class WeightFormsTest : public testing::Test {
   static std::string layer(int64_t index, const std::string& rest) {
     return fmt::format("model.layers.{}.{}", index, rest);
   }
-  // q_proj and kv_a_proj_with_mqa, as if q_proj had so many rows.
+  // q_proj and kv_a_proj_with_mqa, with so many rows of q_proj.
   static std::vector<MatrixPart> q_kv_a(int64_t q_rows = 384) {
     return {{layer(0, "self_attn.q_proj.weight"), q_rows},
             {layer(0, "self_attn.kv_a_proj_with_mqa.weight"), 576}};

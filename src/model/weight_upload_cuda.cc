@@ -15,14 +15,14 @@ bool is_scaled_by_row(const ScaledMatrix& matrix) {
   return !matrix.scales.empty() && matrix.scale_rows == 1 && matrix.rows() > 1;
 }
 
-// Whether the place takes the values' bits.
+// Whether the place can hold the values unconverted.
 bool fits_as_stored(const ScaledMatrix& matrix, const WeightPlace& place) {
   if (matrix.values.dtype() != place.type) return false;
   if (place.type != DType::kF8E4M3) return matrix.scales.empty();
   return !is_scaled_by_row(matrix) || place.row_scales != nullptr;
 }
 
-// Says where a weight is that is not finite; the device has seen one.
+// Finds the weight that is not finite, after the device has seen one; returns the error.
 Result<> not_finite(const WeightSource& source) {
   ScaledMatrix matrix = source.matrix;
   const DType type = matrix.values.dtype();
@@ -41,10 +41,10 @@ Result<> not_finite(const WeightSource& source) {
 
 }  // namespace
 
-// What a piece holds and fills, in coordinates of the place.
+// A piece's stored range and destination, in coordinates of the place.
 struct WeightUpload::Piece {
   int64_t first_row = 0, first_col = 0, filled_rows = 0, filled_cols = 0;
-  int64_t rows = 0, cols = 0;  // of them stored; the rest is zeros
+  int64_t rows = 0, cols = 0;  // stored; the rest is zeros
 
   Piece(const ScaledMatrix& matrix, int64_t row, int64_t col, int64_t most_rows, int64_t most_cols)
       : first_row(row),
@@ -63,7 +63,7 @@ WeightUpload::WeightUpload() {
 }
 
 WeightUpload::~WeightUpload() {
-  cudaStreamSynchronize(stream_);  // after an error: pieces may still be on their way
+  cudaStreamSynchronize(stream_);  // after an error: copies may still be in flight
   for (const cudaEvent_t event : done_) cudaEventDestroy(event);
   cudaStreamDestroy(stream_);
 }
@@ -104,7 +104,7 @@ void WeightUpload::begin_piece() {
 
 void WeightUpload::end_piece() { check(cudaEventRecord(done_[turn_], stream_), kCopying); }
 
-// A piece's rows, `stride` values apart, with zeros up to it, to device memory.
+// Copies a piece's rows, `stride` values apart, zero-padded to it, to device memory.
 Result<> WeightUpload::stage(const WeightSource& source, const Piece& piece, int64_t stride,
                              void* to) {
   const DType type = source.matrix.values.dtype();
@@ -141,7 +141,7 @@ Result<> WeightUpload::stage(const WeightSource& source, const Piece& piece, int
   return {};
 }
 
-// A piece's stored values, dense.
+// Reads a piece's stored values, dense.
 Result<> WeightUpload::read(const WeightSource& source, const Piece& piece, std::byte* to) {
   const int64_t size = size_of(source.matrix.values.dtype()), cols = source.matrix.cols();
   if (piece.cols == cols) {
@@ -214,7 +214,7 @@ Result<> WeightUpload::convert(const WeightSource& source, const WeightPlace& pl
   return {};
 }
 
-// Of e4m3 that stays as it is stored: one scale a tensor is one for each block.
+// Copies the scales of e4m3 that stays as stored: a per-tensor scale is repeated for each block.
 void WeightUpload::copy_scales(const ScaledMatrix& matrix, const WeightPlace& place) {
   const bool by_row = is_scaled_by_row(matrix);
   scales_.clear();
@@ -236,7 +236,7 @@ void WeightUpload::upload_scales(float* to) {
   check(cudaMemcpyAsync(to, scales_.data(), scales_.size() * sizeof(float), cudaMemcpyHostToDevice,
                         stream_),
         kCopying);
-  check(cudaStreamSynchronize(stream_), kCopying);  // scales_ will change
+  check(cudaStreamSynchronize(stream_), kCopying);  // scales_ is overwritten next
 }
 
 }  // namespace fathom::cuda

@@ -1,6 +1,6 @@
-// The way of a loading thread's tensors into device memory. Values are read into pinned memory as
-// they are stored, a piece copied while the next is being read; kernels convert them on the device
-// (weight_convert_cuda.h). Made-up values (--load-format dummy) come from a kernel.
+// Uploads a loading thread's tensors into device memory. Values are read into pinned memory as
+// stored, a piece copied while the next is being read; kernels convert them on the device
+// (weight_convert_cuda.h). Dummy values (--load-format dummy) come from a kernel.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,15 @@
 
 namespace fathom::cuda {
 
-// A matrix on its way. Its values have a type and a shape, but no memory: they are read or made up.
+// A matrix to upload. Its values have a type and a shape, but no memory: they are read from a file
+// or generated.
 struct WeightSource {
   ScaledMatrix matrix;
   ReadValues read;
   std::optional<DummyValues> dummy;
 };
 
-// One thread's; on the device that is current when it is made.
+// Used by one thread; on the device that is current at construction.
 class WeightUpload {
  public:
   WeightUpload();
@@ -31,17 +32,17 @@ class WeightUpload {
   WeightUpload(const WeightUpload&) = delete;
   WeightUpload& operator=(const WeightUpload&) = delete;
 
-  // All of the matrix; done when it returns. What is e4m3 stays so bit for bit where the place has
-  // room for its scales (a scale a row needs row_scales) and is quantised anew elsewhere. An error
-  // says which weight is not finite and cannot be quantised.
+  // Uploads the whole matrix; done on return. e4m3 stays bitwise as stored where the place has room
+  // for its scales (per-row scales need row_scales) and is requantized elsewhere. The error names a
+  // weight that is not finite and cannot be quantized.
   Result<> copy(const WeightSource& source, const WeightPlace& place);
 
-  // kv_b has been copied; done when it returns.
+  // Splits kv_b, which has been uploaded; done on return.
   void split(const KvBSplit& split);
 
  private:
   static constexpr int kPieces = 2;
-  // Long enough for the copy's rate, and no longer: to pin memory takes its time too.
+  // Long enough for full copy rate, and no longer: pinning memory takes time, too.
   static constexpr int64_t kPieceBytes = 4 << 20;
 
   struct Piece;
@@ -56,12 +57,12 @@ class WeightUpload {
 
   PinnedArray<std::byte> pinned_{kPieces * kPieceBytes};
   DeviceArray<std::byte> stored_;     // pieces to convert; allocated for the first
-  DeviceArray<float> stored_scales_;  // of the matrix that is converted
-  DeviceArray<int32_t> not_finite_;   // what convert_piece() says
+  DeviceArray<float> stored_scales_;  // of the matrix being converted
+  DeviceArray<int32_t> not_finite_;   // set by convert_piece()
   std::vector<float> scales_;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t done_[kPieces] = {};  // a piece's memory is free again
-  int turn_ = 0;                    // the piece on its way
+  int turn_ = 0;                    // the current piece
 };
 
 }  // namespace fathom::cuda

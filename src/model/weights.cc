@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// Collects what a model wants from its checkpoint, allocating each destination as it goes.
+// Collects the tensors that a model needs from its checkpoint, and allocates each destination.
 class WeightCollector {
  public:
   WeightCollector(const Checkpoint& checkpoint, DType compute, const LoadOptions& options)
@@ -81,7 +81,7 @@ class WeightCollector {
     return {};
   }
 
-  // The embedding table: rows are copied out of it, so it stays as it is (f16 becomes f32).
+  // The embedding table: rows are copied out of it, so its type stays (f16 becomes f32).
   Result<> embedding(const std::string& name, int64_t rows, int64_t cols, ModelWeights* out) {
     FATHOM_TRY(const DType stored, loaded_dtype(name));
     const DType dtype = stored == DType::kBF16 ? DType::kBF16 : DType::kF32;
@@ -117,7 +117,7 @@ class WeightCollector {
     requests_.push_back({name, std::move(shape), std::move(place)});
   }
 
-  // In which it will be handed over.
+  // The tensor's type after loading.
   Result<DType> loaded_dtype(const std::string& name) const {
     const TensorEntry* entry = checkpoint_.find(name);
     if (entry == nullptr) {
@@ -143,7 +143,7 @@ class WeightCollector {
     }
   }
 
-  // The packed format of a matrix that is made of these tensors, which must agree.
+  // The packed format of a matrix stacked from these tensors, which must agree.
   Result<WeightFormat> format_of(const std::vector<std::string>& names) const {
     std::optional<WeightFormat> common;
     for (const std::string& name : names) {
@@ -241,7 +241,7 @@ Result<ModelWeights> ModelWeights::load(const Checkpoint& checkpoint, DType comp
                                         const LoadOptions& options) {
   FATHOM_CHECK(compute == DType::kBF16 || compute == DType::kF32, "{}", name_of(compute));
   const ModelConfig& config = checkpoint.config();
-  // The requests point into the weights: they must stay where they are until the load has ended.
+  // The requests point into the weights, which must not move until the load has ended.
   auto weights = std::make_unique<ModelWeights>();
   WeightCollector collect(checkpoint, compute, options);
   FATHOM_RETURN_IF_ERROR(collect.embedding("model.embed_tokens.weight", config.vocab_size,

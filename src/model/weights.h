@@ -1,7 +1,7 @@
-// A DeepSeek model's weights in memory, and how they come from a checkpoint.
+// A DeepSeek model's weights in memory, and their loading from a checkpoint.
 //
-// Owned by the model; read-only after load(). The MTP layer's tensors are recognised and left on
-// disk: speculation will ask for them.
+// Owned by the model; read-only after load(). The MTP layer's tensors are recognised but not
+// loaded: speculation will need them.
 #pragma once
 
 #include <optional>
@@ -49,7 +49,7 @@ struct ModelWeights {
   Buffer final_norm;  // [hidden] f32
   PackedMatrix head;  // [vocab, hidden]
 
-  // compute is kBF16 or kF32: what x will be in products. With kF32 the stored values are kept
+  // compute is kBF16 or kF32: the type of the GEMMs' x. With kF32 the stored values are kept
   // exactly; with kBF16 f16 and f32 matrices are rounded to bf16, FP8 ones stay FP8.
   static Result<ModelWeights> load(const Checkpoint& checkpoint, DType compute,
                                    const LoadOptions& options);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "model/gpu_support.h"
 #include "model/weight_collector_cuda.h"
 
 namespace fathom::cuda {
@@ -55,7 +56,8 @@ void collect_dense(const ModelConfig& config, const std::string& prefix, WeightC
 }
 
 void collect_model(const ModelConfig& config, WeightCollector& collect, ModelWeights* out) {
-  collect.table("model.embed_tokens.weight", config.vocab_size, config.hidden, &out->embedding);
+  collect.table("model.embed_tokens.weight", config.vocab_size, config.hidden, config.vocab_size,
+                &out->embedding);
   out->layers.resize(static_cast<size_t>(config.num_layers));
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
@@ -68,10 +70,11 @@ void collect_model(const ModelConfig& config, WeightCollector& collect, ModelWei
     feed_forward(config, prefix + "mlp.", collect, weights);
   }
   collect.vector("model.norm.weight", config.hidden, &out->final_norm);
-  collect.table("lm_head.weight", config.vocab_size, config.hidden, &out->head);
+  collect.table("lm_head.weight", config.vocab_size, config.hidden, gpu_logit_columns(config),
+                &out->head);
 }
 
-// Routed and shared experts have the same x, which is quantised once.
+// Routed and shared experts have the same x, which is quantized once.
 void share_input_scales(ModelWeights& weights) {
   for (LayerWeights& layer : weights.layers) {
     float& routed = layer.experts.gate_up.input_scale;

@@ -1,8 +1,8 @@
-// A DeepSeek model's weights in one GPU's memory, and how they come there.
+// A DeepSeek model's weights in one GPU's memory, and their loading.
 //
-// One allocation, sized before a byte is read. Matrices that the same launch reads lie together.
-// What a checkpoint has in FP8 stays so where products of e4m3 can take it (WeightMatrix), and with
-// LoadOptions::quantize_fp8 its linear layers become so; everything else is rounded to bf16, with
+// One allocation, sized before a byte is read. Matrices that the same launch reads are contiguous.
+// FP8 matrices of the checkpoint stay FP8 where e4m3 GEMMs support them (WeightMatrix), and with
+// LoadOptions::quantize_fp8 linear layers are quantized; everything else is rounded to bf16, with
 // its scales multiplied in.
 #pragma once
 
@@ -21,25 +21,27 @@ namespace fathom::cuda {
 //
 //   W[r, c] = values[r, c] * scales[r / 128, c / 128] * row_scales[r]
 //
-// and then k is a multiple of 128, and so is the n of each of a batch's matrices and of each of
-// those that lie together, but the last's.
+// e4m3 requires k to be a multiple of 128, and the n of each matrix of a batch and of each stacked
+// matrix but the last.
 struct WeightMatrix {
   DType type = DType::kBF16;  // or kF8E4M3
   void* values = nullptr;
   float* scales = nullptr;      // [n / 128 rounded up, k / 128]; null with bf16
   float* row_scales = nullptr;  // [n]; null: all 1. If not, the scales are 1
-  // What a static checkpoint divides this product's x by (the largest of those that lie together);
-  // 0: x has scales of its own.
+  // A static checkpoint's scale of this GEMM's x (the largest of the stacked matrices'); 0: x is
+  // quantized dynamically.
   float input_scale = 0;
 };
+
+inline constexpr int64_t kBf16WidthUnit = 64;
 
 // All pointers are device memory; matrices are dense, columns contiguous. H heads; null where the
 // model has no such part.
 struct MlpWeights {
-  // The intermediate width: with e4m3 rounded up to a multiple of 128, with zeros there.
+  // The intermediate width, zero-padded to a multiple of kBf16WidthUnit, in e4m3 of 128.
   int64_t width = 0;
-  // Both of one type, and the routed experts' the same as the shared ones'. Without row_scales: a
-  // scale a row has become scales by blocks.
+  // Both of one type, and the routed experts' the same as the shared ones'. Without row_scales:
+  // per-row scales have become block-wise.
   WeightMatrix gate_up;  // [2 * width, hidden]: gate's rows, then up's
   WeightMatrix down;     // [hidden, width]
 };
@@ -72,14 +74,14 @@ struct ModelWeights {
   bf16* embedding = nullptr;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   float* final_norm = nullptr;  // [hidden]
-  bf16* head = nullptr;         // [vocab, hidden]
+  bf16* head = nullptr;         // [gpu_logit_columns(), hidden]
 };
 
-// Bytes that load_weights will allocate.
+// Bytes that load_weights() allocates.
 int64_t weight_bytes(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
                      const LoadOptions& options);
 
-// Onto the current device. Errors name the tensor and the file; a failure of the device is thrown.
+// Loads onto the current device. Errors name the tensor and the file; a device failure is thrown.
 Result<ModelWeights> load_weights(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
                                   const LoadOptions& options);
 

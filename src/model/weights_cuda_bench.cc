@@ -1,10 +1,11 @@
-// How fast weights come into GPU memory, beside what the ways there give, and how much memory that
-// takes: a made-up checkpoint of a model's shape is written, then loaded from the page cache and
-// from the disk.
+// Speed and memory of loading weights to the GPU, beside the rates of disk, page cache and PCI
+// Express: a random (dummy) checkpoint of a model's shape is written, then loaded from the page
+// cache and from the disk.
 //
 //   weights_cuda_bench [MODEL] [--layers N] [--folder FOLDER] [--threads N,N...] [--json]
 //
-// MODEL: config.json's folder, bench/models/v2-lite. FOLDER gets the checkpoint, and loses it.
+// MODEL: config.json's folder, bench/models/v2-lite. The checkpoint is written to FOLDER and
+// removed at the end.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -55,11 +56,11 @@ void in_threads(int count, const auto& body) {
 }
 
 struct Shard {
-  std::string path, header;  // header: with its length before it
+  std::string path, header;  // header: including its length field
   int64_t bytes = 0;         // of tensors
 };
 
-// The tensors of the checkpoint in the order of their names, as published ones have them.
+// The checkpoint's tensors in the order of their names, as in published ones.
 std::vector<Shard> plan_shards(const Checkpoint& shape, const std::string& folder) {
   std::vector<Shard> shards;
   std::string entries;
@@ -132,7 +133,7 @@ void forget(const std::vector<Shard>& shards) {
   }
 }
 
-// All shards read in pieces, by so many threads, into pinned memory.
+// Seconds to read all shards in pieces, with so many threads, into pinned memory.
 double read_seconds(const std::vector<Shard>& shards, int threads) {
   std::vector<std::pair<const Shard*, int64_t>> pieces;
   for (const Shard& shard : shards) {
@@ -164,12 +165,12 @@ double copy_rate() {
   return kBytes / seconds_of(copy) / 1e9;
 }
 
-// The most memory that was in use while it lived: looks a thousand times a second.
+// Peak memory in use during its lifetime, sampled a thousand times a second.
 class MemoryWatch {
  public:
   MemoryWatch() : thread_([this](const std::stop_token& stop) { watch(stop); }) {}
 
-  // Bytes, since it was made.
+  // Bytes since construction.
   struct Most {
     double device = 0, host = 0;
   };
@@ -187,7 +188,7 @@ class MemoryWatch {
   }
 
  private:
-  // Of this process, what it has pinned included.
+  // Host bytes of this process, pinned memory included.
   static int64_t host_in_use() {
     int64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages >> pages;
@@ -248,7 +249,7 @@ void run(const Options& options) {
     if (options.json) separator = ",";
     std::fflush(stdout);
   };
-  // Beside the weights themselves.
+  // Without the weights themselves.
   const auto memory = [&](const char* what, const Checkpoint& from, int threads, bool quantize) {
     const int64_t before = MemoryWatch::device_in_use();
     MemoryWatch watch;

@@ -1,5 +1,5 @@
-// Loading onto the GPU: what lies in its memory against what the host reads of the same checkpoint,
-// for each published form, from files and made up.
+// Loading onto the GPU: compares device memory with the host's reading of the same checkpoint, for
+// each published form, from files and with dummy weights.
 #include "model/weights_cuda.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kBlock = kScaleBlock;
 
-// ---- What the host reads ----
+// ---- The host's reading ----
 
 struct HostMatrix {
   int64_t rows = 0, cols = 0;
@@ -72,7 +72,7 @@ HostTensors read_on_host(const Checkpoint& checkpoint) {
   return tensors;
 }
 
-// ---- What lies on the device ----
+// ---- Device memory ----
 
 template <typename T>
 std::vector<T> fetch(const void* from, int64_t count) {
@@ -82,7 +82,7 @@ std::vector<T> fetch(const void* from, int64_t count) {
   return values;
 }
 
-// [rows, cols] of a WeightMatrix, all of them.
+// All [rows, cols] of a WeightMatrix.
 struct Fetched {
   DType type;
   int64_t rows, cols;
@@ -108,7 +108,7 @@ struct Fetched {
   }
 };
 
-// What a matrix of the checkpoint becomes on the device.
+// The expected device values of a checkpoint matrix.
 std::vector<float> expected(const HostMatrix& matrix, const Fetched& device) {
   std::vector<float> wide;
   for (int64_t r = 0; r < matrix.rows; ++r) {
@@ -139,8 +139,8 @@ std::vector<float> expected(const HostMatrix& matrix, const Fetched& device) {
   return wide;
 }
 
-// Rows [first, first + rows) of the device's are `host`, with zeros in what is wider, and then up
-// to `padded` rows of zeros.
+// Expects `host` in rows [first, first + rows) of the device's, zeros in columns beyond, and then
+// zero rows up to `padded`.
 void expect_part(const HostMatrix& host, const Fetched& device, int64_t first, int64_t padded,
                  const std::string& name) {
   const std::vector<float> wide = expected(host, device);
@@ -166,7 +166,8 @@ void expect_vector(const HostMatrix& host, const float* device, const std::strin
   }
 }
 
-// So that what a load leaves as it was is not zero: the next allocation of this size gets it.
+// Fills memory that the next allocation of this size gets, so that bytes a load leaves unwritten
+// are not zero.
 void poison(int64_t bytes) {
   const DeviceArray<std::byte> memory(bytes);
   check(cudaMemset(memory.data(), 0xFF, memory.bytes()), "poisoning");
@@ -175,7 +176,7 @@ void poison(int64_t bytes) {
 
 // ---- The whole model ----
 
-// Compares one load with what the host reads.
+// Compares one load with the host's reading.
 class Comparison {
  public:
   Comparison(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options)
@@ -360,7 +361,8 @@ std::string random_bytes(DType type, int64_t count, bool scale, std::mt19937& ra
   return data;
 }
 
-// A checkpoint of this config's tensors, all random, matrices in `wide` where they are not FP8.
+// A checkpoint of this config's tensors, all random; matrices have type `wide` where they are not
+// FP8.
 Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
                             DType wide = DType::kBF16) {
   folder.write("config.json", config);
@@ -375,7 +377,7 @@ Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
     DType type = entry.dtype == DType::kBF16 ? wide : entry.dtype;
     if (scale && config.find("ue8m0") != std::string::npos) type = DType::kF8E8M0;
     auto stored_shape = entry.shape;
-    // As it is published.
+    // The published shape.
     if (name.ends_with("input_scale")) stored_shape.clear();
     tensors.push_back({name, std::string(published_name(type)), stored_shape,
                        random_bytes(type, count, scale, random)});
@@ -416,7 +418,7 @@ TEST(Weights, OfNarrowHeads) {
   compare_written(config_text({.nope = 256, .v = 384}, kBlocks));
 }
 
-// Widths that no product of e4m3 takes.
+// Widths that no e4m3 GEMM supports.
 TEST(Weights, OfOddWidths) {
   for (const char* form : {kBlocks, kTensorStatic, kRow}) {
     compare_written(config_text({.hidden = 200, .q_lora = 72, .latent = 96}, form));
@@ -472,7 +474,7 @@ TEST(Weights, HaveTheInputScalesOfAStaticCheckpoint) {
   EXPECT_EQ(weights->layers[0].o.input_scale, 0);
 }
 
-// ---- Quantising while loading ----
+// ---- Quantizing while loading ----
 
 LoadOptions quantizing() {
   LoadOptions options = quiet();
@@ -495,14 +497,14 @@ TEST(Weights, QuantisedWhileLoading) {
   }
 }
 
-// Which is in FP8 already.
+// A model that is already in FP8.
 TEST(Weights, OfTheBundledModel) {
   const auto checkpoint = Checkpoint::open("models/fathom-tiny");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   Comparison(*checkpoint, StoredFp8::kKept, quantizing()).all();
 }
 
-// Rows of columns that are too many for a piece.
+// Rows with too many columns for a piece.
 TEST(Weights, QuantisedInPiecesOfColumns) {
   const TestFolder folder;
   folder.write("config.json", config_text({.hidden = 128, .dense = 40000, .experts = 2}, ""));
@@ -539,7 +541,7 @@ TEST(Weights, AreNotQuantisedWhereOneIsNotFinite) {
       << loaded.error().message;
 }
 
-// What the device makes up is what the host makes up.
+// The device's dummy values equal the host's.
 TEST(Weights, MadeUp) {
   for (const char* form : {"", kBlocks, kTensorStatic, kRow}) {
     const TestFolder folder;
@@ -550,7 +552,7 @@ TEST(Weights, MadeUp) {
   }
 }
 
-// V2-Lite's widths; fewer experts.
+// V2-Lite's widths with fewer experts.
 TEST(Weights, OfV2LiteInBlocks) {
   const TestFolder folder;
   folder.write(
@@ -566,7 +568,7 @@ TEST(Weights, OfV2LiteInBlocks) {
   EXPECT_EQ(compared.weights.layers[1].experts.width, 1408);
 }
 
-// Small models of all forms, made with another implementation.
+// Small models of all forms, generated by another implementation.
 TEST(Weights, OfGoldens) {
   for (const char* name : {"v2_ct_channel", "v2_fp8_tensor", "v3", "v3_fp8", "v3_fp8_e8m0",
                            "v3_fp8_ue8m0", "odd", "kimi"}) {

@@ -1,7 +1,7 @@
 // The model's activations: planned for the largest step and allocated once.
 //
-// Every buffer is for max_rows tokens. "Operand" is the type that products take: bf16, or f32 when
-// the model computes in float32. The residual stream and all sums are f32 in either case.
+// Every buffer is for max_rows tokens. "Operand" is the GEMMs' input type: bf16, or f32 when the
+// model computes in float32. The residual stream and all sums are f32 in either case.
 #pragma once
 
 #include "checkpoint/model_config.h"
@@ -28,11 +28,11 @@ struct Workspace {
   Buffer q_nope;      // [rows, H, nope] operand
   Buffer q_rope;      // [rows, H, rope] operand
   Buffer heads_out;   // [rows, H, v] operand: o_proj's input
-  // Its absorbed form, a group at a time.
+  // Absorbed attention, a group at a time.
   Buffer q_latent;  // [group rows, H, latent] operand
   Buffer o_latent;  // [group rows, H, latent] operand
-  Buffer absorbed;  // the operation's own
-  // Its multi-head form, a chunk of keys at a time.
+  Buffer absorbed;  // scratch of the operation
+  // Multi-head attention, a chunk of keys at a time.
   Buffer latent;     // [chunk, latent] operand
   Buffer k_rope;     // [chunk, rope] operand
   Buffer kv;         // [chunk, H, nope + v] operand
@@ -40,12 +40,12 @@ struct Workspace {
   Buffer part_lse;   // [rows, H] f32
   Buffer whole;      // [rows, H, v] f32
   Buffer whole_lse;  // [rows, H] f32
-  Buffer mha;        // the operation's own
+  Buffer mha;        // scratch of the operation
   // Feed-forward.
   Buffer router_logits;   // [rows, experts] f32
   Buffer expert_ids;      // [rows, k] i32
   Buffer expert_weights;  // [rows, k] f32
-  Buffer mlp;             // the operations' own
+  Buffer mlp;             // scratch of the operations
 };
 
 }  // namespace fathom

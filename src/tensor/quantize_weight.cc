@@ -55,9 +55,9 @@ uint8_t encode_e4m3(float value) {
   return static_cast<uint8_t>(std::min(code, 0x7E) | static_cast<int32_t>(bits >> 24 & 0x80));
 }
 
-// As bits, because they order NaN above infinity above all numbers.
+// As bits, which order NaN above infinity above all numbers.
 uint32_t largest_magnitude(const ConstTensorView& weights) {
-  RowPiece row{};  // what is beyond the last column stays 0
+  RowPiece row{};  // columns beyond the last stay 0
   int32_t largest = 0;
   for (int64_t r = 0; r < weights.size(0); ++r) {
     widen_row(weights, r, row);

@@ -137,6 +137,13 @@ TEST(QuantizeWeight, NamesTheWeightThatIsNotFinite) {
     ASSERT_FALSE(result);
     EXPECT_NE(result.error().message.find("at [150, 131]"), std::string::npos)
         << result.error().message;
+    // The rows may be some of a larger matrix's.
+    const auto of_piece =
+        quantize_weights(ConstTensorView(weights.data(), {200, 200}), ScaleForm::kF32,
+                         out.values_view, out.scales_view, /*first_row=*/1024);
+    ASSERT_FALSE(of_piece);
+    EXPECT_NE(of_piece.error().message.find("at [1174, 131]"), std::string::npos)
+        << of_piece.error().message;
   }
 }
 

@@ -10,7 +10,7 @@ inline constexpr int64_t kScaleBlock = 128;
 inline constexpr float kLargestE4M3 = 448.0f;
 inline constexpr float kLeastMagnitude = 1e-30f;  // so that neither scale nor its inverse overflows
 
-// kPowerOfTwo is what checkpoints call ue8m0: a scale that 8 bits hold, and by which products are
+// kPowerOfTwo is called ue8m0 in checkpoints: the scale fits 8 bits, and multiplying by it is
 // exact.
 enum class ScaleForm : uint8_t { kF32, kPowerOfTwo };
 

@@ -1,8 +1,8 @@
-// A view of a tensor that somebody else owns: pointer, element type, shape and strides.
+// A non-owning view of a tensor: pointer, element type, shape and strides.
 //
 // Up to four dimensions; the last one is contiguous (stride 1) unless an operation says otherwise.
 // The element type is a run-time value, so that model code is written once for every dtype; an
-// operation asks for the type it wants with data<T>(), which checks it.
+// operation gets its data as T with data<T>(), which checks the type.
 #pragma once
 
 #include <array>

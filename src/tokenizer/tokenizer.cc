@@ -151,6 +151,8 @@ std::string_view Tokenizer::token_bytes(int32_t id) const {
   return added != added_.end() ? std::string_view(added->second.content) : bpe_.bytes_of(id);
 }
 
+bool Tokenizer::is_added(int32_t id) const { return added_.contains(id); }
+
 bool Tokenizer::is_special(int32_t id) const {
   const auto added = added_.find(id);
   return added != added_.end() && added->second.special;

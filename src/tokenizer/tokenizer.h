@@ -49,6 +49,7 @@ class Tokenizer {
   std::string_view token_bytes(int32_t id) const;
 
   bool is_special(int32_t id) const;
+  bool is_added(int32_t id) const;  // one of the file's added_tokens
 
   // The token whose text this is; added tokens come first.
   std::optional<int32_t> token_id(std::string_view token_content) const;

@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// Of one added token; the longest published one has some 30 bytes.
+// Bytes of one added token; the longest published one has some 30.
 constexpr size_t kMaxContentBytes = 4096;
 
 Result<const json::object*> object_field(const json::object& parent, std::string_view key,

@@ -72,6 +72,19 @@ class Messages(AnthropicTest):
         text, message = asyncio.run(ask())
         self.assertEqual((text, message.content[0].text), (ANSWER, ANSWER))
 
+    def test_prefill(self):
+        message = self.anthropic.messages.create(**self.fields(
+            [*QUESTION, {"role": "assistant", "content": ANSWER[:4]}]))
+        self.assertEqual(ANSWER[:4] + message.content[0].text, ANSWER)
+
+    def test_models(self):
+        models = list(self.anthropic.models.list())
+        self.assertEqual([(model.id, model.type) for model in models], [(MODEL, "model")])
+        self.assertEqual(models[0], self.anthropic.models.retrieve(MODEL))
+        self.assertGreater(models[0].created_at.year, 2000)
+        with self.assertRaises(anthropic.NotFoundError):
+            self.anthropic.models.retrieve("another")
+
     def test_count_tokens(self):
         counted = self.anthropic.messages.count_tokens(model=MODEL, messages=QUESTION)
         usage = self.anthropic.messages.create(**self.fields()).usage

@@ -287,10 +287,10 @@ class Completions(OpenAiTest):
         reply = self.openai.completions.create(model=MODEL, prompt=[10, 11, 12], max_tokens=3)
         self.assertEqual(reply.usage.prompt_tokens, 3)
 
-    def test_suffix_is_refused(self):
-        with self.assertRaises(openai.BadRequestError) as caught:
-            self.openai.completions.create(model=MODEL, prompt="a", suffix="b")
-        self.assertEqual(caught.exception.param, "suffix")
+    def test_suffix(self):
+        # The bundled vocabulary has the markers of a gap; the model has not learnt to fill one.
+        reply = self.openai.completions.create(model=MODEL, prompt="a", suffix="b", max_tokens=3)
+        self.assertGreater(reply.usage.prompt_tokens, 4)
 
 
 class Responses(OpenAiTest):
@@ -474,7 +474,7 @@ class Ends(OpenAiTest):
 
 
 class KeepAlive(OpenAiTest):
-    FLAGS = ("--max-num-seqs", "1")
+    FLAGS = ("--max-num-seqs", "1", "--enable-priority")
 
     def test_a_stream_that_waits_gets_comments_that_clients_ignore(self):
         # Requests that go before it keep the one place busy until the comment has come.

@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 program=$(realpath "$1")
 examples=$2
 shift 2
-[ $# -gt 0 ] || set -- openai_test anthropic_test document_test
+[ $# -gt 0 ] || set -- openai_test anthropic_test examples_test document_test
 venv="$here/../../build/conformance-venv"
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 "$venv/bin/pip" install -q --disable-pip-version-check -r "$here/requirements.txt"

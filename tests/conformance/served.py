@@ -80,4 +80,5 @@ class ServedTest(unittest.TestCase):
     def pages_come_back(self):
         self.server.wait_for("vllm:num_requests_running", 0)
         self.server.wait_for("vllm:num_requests_waiting", 0)
-        self.assertEqual(self.server.metric("vllm:kv_cache_usage_perc"), 0)
+        # Between the two a waiting request may have begun.
+        self.server.wait_for("vllm:kv_cache_usage_perc", 0)

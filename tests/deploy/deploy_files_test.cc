@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "cli/command.h"
 #include "cli/config_file.h"
+#include "cli/foreign_flags.h"
 #include "server/api/metrics.h"
 
 namespace fathom {
@@ -35,7 +36,7 @@ std::set<std::string> matches(const std::string& text, const std::string& patter
 // The names that /metrics has, and those under which Prometheus keeps a histogram.
 std::set<std::string> metric_names(bool with_series) {
   const EngineStats engine;
-  std::istringstream page(Metrics().text("m", &engine, {}));
+  std::istringstream page(Metrics().text("m", &engine, {}, {}));
   std::set<std::string> names;
   for (std::string hash, kind, name, type; page >> hash;) {
     std::string rest;
@@ -52,7 +53,8 @@ std::set<std::string> metric_names(bool with_series) {
 }
 
 const std::string kMetric =
-    "(vllm:[a-z0-9_]+|fathom_(last|steps|kv|expired|requests|client|http)_?[a-z0-9_]*|process_[a-z_"
+    "(vllm:[a-z0-9_]+|fathom_(last|step|steps|kv|expired|requests|client|http|build)_?[a-z0-9_]*|"
+    "process_[a-z_"
     "]+)";
 
 YAML::Node find(const std::vector<YAML::Node>& documents, const std::string& kind) {
@@ -93,16 +95,17 @@ TEST(Deploy, KubernetesConfigurationIsOneThatServeTakes) {
   const auto arguments = config_arguments(path, *serve.command);
   unlink(path.c_str());
   ASSERT_TRUE(arguments.has_value()) << arguments.error().message;
-  EXPECT_FALSE(arguments->empty());
-  std::vector<std::string> line(arguments->rbegin(), arguments->rend());
+  EXPECT_FALSE(arguments->arguments.empty());
+  EXPECT_TRUE(arguments->notes.empty());
+  std::vector<std::string> line(arguments->arguments.rbegin(), arguments->arguments.rend());
   line.push_back("serve");
   Serve fresh;
   EXPECT_NO_THROW(fresh.app.parse(std::move(line)));
 }
 
-TEST(Deploy, KubernetesProbesAndTimesFit) {
+void expect_probes_and_times(const YAML::Node& deployment) {
   const auto all = manifests();
-  const YAML::Node pod = find(all, "Deployment")["spec"]["template"];
+  const YAML::Node pod = deployment["spec"]["template"];
   const YAML::Node container = pod["spec"]["containers"][0];
   EXPECT_EQ(container["startupProbe"]["httpGet"]["path"].Scalar(), "/ready");
   EXPECT_EQ(container["livenessProbe"]["httpGet"]["path"].Scalar(), "/health");
@@ -126,6 +129,44 @@ TEST(Deploy, KubernetesProbesAndTimesFit) {
   EXPECT_EQ(monitor["spec"]["endpoints"][0]["path"].Scalar(), "/metrics");
   EXPECT_EQ(monitor["spec"]["endpoints"][0]["port"].Scalar(),
             service["spec"]["ports"][0]["name"].Scalar());
+}
+
+YAML::Node gpu_deployment() { return YAML::Load(read("deploy/k8s-gpu/deployment.yaml")); }
+
+TEST(Deploy, KubernetesProbesAndTimesFit) {
+  expect_probes_and_times(find(manifests(), "Deployment"));
+  expect_probes_and_times(gpu_deployment());
+}
+
+TEST(Deploy, KubernetesGpuDeploymentTakesThePlaceOfTheOther) {
+  const YAML::Node cpu = find(manifests(), "Deployment"), gpu = gpu_deployment();
+  EXPECT_EQ(gpu["metadata"]["name"].Scalar(), cpu["metadata"]["name"].Scalar());
+  const YAML::Node pod = gpu["spec"]["template"]["spec"], container = pod["containers"][0];
+  EXPECT_EQ(container["resources"]["limits"]["nvidia.com/gpu"].Scalar(), "1");
+  EXPECT_EQ(gpu["spec"]["strategy"]["type"].Scalar(), "Recreate");
+  // What is mounted is there, and the other way round.
+  std::set<std::string> mounted, volumes;
+  for (const YAML::Node& mount : container["volumeMounts"]) mounted.insert(mount["name"].Scalar());
+  for (const YAML::Node& volume : pod["volumes"]) volumes.insert(volume["name"].Scalar());
+  EXPECT_EQ(mounted, volumes);
+  EXPECT_TRUE(volumes.contains("model"));
+  // The CPU's Deployment wants no GPU.
+  EXPECT_FALSE(
+      cpu["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]);
+}
+
+// Both Deployments' arguments are flags that there are; the GPU's names its device.
+TEST(Deploy, KubernetesArgumentsAreOnesThatServeTakes) {
+  for (const YAML::Node& deployment : {find(manifests(), "Deployment"), gpu_deployment()}) {
+    const YAML::Node arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"];
+    std::vector<std::string> line;
+    for (size_t i = arguments.size(); i-- > 0;) line.push_back(arguments[i].Scalar());
+    Serve serve;
+    EXPECT_NO_THROW(serve.app.parse(std::move(line)));
+    const CLI::Option* device = serve.command->get_option("--device");
+    const bool is_gpu = deployment["spec"]["strategy"].IsDefined();
+    EXPECT_EQ(device->count() > 0 ? device->as<std::string>() : "", is_gpu ? "cuda:0" : "");
+  }
 }
 
 TEST(Deploy, DashboardShowsMetricsThatExist) {
@@ -164,14 +205,12 @@ TEST(Deploy, DocumentHasEveryFlagOfServeAndNoOther) {
   std::set<std::string> known = {"--config", "--json"};
   for (const CLI::Option* option : serve.command->get_options()) {
     for (const std::string& name : option->get_lnames()) known.insert("--" + name);
-    // Those of other engines are a table of --help.
-    if (option->get_group().find("other engines") != std::string::npos) continue;
     if (option->get_lnames().empty()) continue;
     EXPECT_NE(text.find("--" + option->get_lnames().front()), std::string::npos)
         << option->get_lnames().front();
   }
   for (const std::string& name : matches(text, "--[a-z][a-z0-9-]+")) {
-    EXPECT_TRUE(known.contains(name)) << name;
+    EXPECT_TRUE(known.contains(name) || is_foreign_flag(name.substr(2))) << name;
   }
 }
 
@@ -186,6 +225,23 @@ TEST(Deploy, UnitWaitsLongerThanTheServer) {
   const Serve serve;
   EXPECT_GT(std::stoi(found[1]),
             std::stoi(serve.command->get_option("--shutdown-timeout")->get_default_str()));
+}
+
+// PrivateDevices= hides GPUs; the drop-in shows the driver's and no other device.
+TEST(Deploy, UnitForAGpuSeesIt) {
+  const std::string unit = read("deploy/systemd/fathom.service");
+  const std::string gpu = read("deploy/systemd/fathom.service.d/gpu.conf");
+  EXPECT_NE(unit.find("\nPrivateDevices=yes\n"), std::string::npos);
+  EXPECT_NE(unit.find("fathom.service.d/gpu.conf"), std::string::npos);
+  for (const char* line : {"[Service]\n", "PrivateDevices=no\n", "DevicePolicy=closed\n",
+                           "DeviceAllow=char-nvidia* rw\n"}) {
+    EXPECT_NE(gpu.find(std::string("\n") + line), std::string::npos) << line;
+  }
+  // Never the CPU by accident, and by a variable that there is.
+  std::smatch found;
+  ASSERT_TRUE(std::regex_search(gpu, found, std::regex("\nEnvironment=(FATHOM_[A-Z_]+)=cuda:0\n")));
+  const Serve serve;
+  EXPECT_EQ(serve.command->get_option("--device")->get_envname(), found[1].str());
 }
 
 }  // namespace

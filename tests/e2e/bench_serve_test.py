@@ -2,7 +2,7 @@
 """`fathom bench serve` against `fathom serve` with the bundled model: every kind of dataset, the
 labels that scripts read, counts that agree with the server's own, clients that leave.
 
-    bench_serve_test.py PROGRAM SOURCE_DIR
+    bench_serve_test.py PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS
 """
 import http.server
 import json
@@ -17,10 +17,12 @@ import time
 import unittest
 import urllib.request
 
-PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+PROGRAM, SOURCE, WITH_FAULTS = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 TRACES = os.path.join(SOURCE, "tests/data/traces")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+ENVIRONMENT = {k: v for k, v in os.environ.items()
+               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 FIRST_LABELS = [
     "Successful requests:", "Failed requests:", "Maximum request concurrency:",
     "Request rate configured (RPS):", "Benchmark duration (s):", "Total input tokens:",
@@ -55,12 +57,14 @@ def figure(report, label):
     return float(found[0])
 
 
-class WithServer(unittest.TestCase):
+class OneServer(unittest.TestCase):
+    program, environment = PROGRAM, ENVIRONMENT
+
     @classmethod
     def setUpClass(cls):
         cls.process = subprocess.Popen(
-            [PROGRAM, "serve", MODEL, "--port", "0", "--api-key", "sesame", "--no-log-requests"],
-            stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+            [cls.program, "serve", MODEL, "--port", "0", "--api-key", "sesame",
+             "--no-log-requests"], stderr=subprocess.PIPE, env=cls.environment, text=True)
         cls.port = None
         for line in cls.process.stderr:
             found = re.search(r"serving .* on http://[^ ]*:(\d+)", line)
@@ -91,6 +95,8 @@ class WithServer(unittest.TestCase):
     def bench(self, *flags, status=0):
         return bench(self.port, "--api-key", "sesame", *flags, status=status)
 
+
+class WithServer(OneServer):
     def test_random(self):
         before = self.metric("vllm:generation_tokens_total")
         report, _, result = self.bench(
@@ -125,6 +131,33 @@ class WithServer(unittest.TestCase):
             self.assertGreater(result[key], 0, key)
         self.assertGreaterEqual(result["mean_e2el_ms"], result["mean_ttft_ms"])
         self.assertEqual(self.metric("vllm:generation_tokens_total") - before, 12 * 16)
+
+    def test_lines_of_other_load_generators(self):
+        before = self.metric("vllm:generation_tokens_total")
+        _, err, result = self.bench(
+            "--backend", "vllm", "--model", "fathom-tiny", "--tokenizer", "fathom-tiny",
+            "--dataset-name", "prefix_repetition", "--prefix-repetition-prefix-len", "128",
+            "--prefix-repetition-suffix-len", "16", "--prefix-repetition-num-prefixes", "2",
+            "--prefix-repetition-output-len", "4", "--num-prompts", "8", "--num-warmups", "3",
+            "--ready-check-timeout-sec", "5", "--flush-cache", "--disable-tqdm", "--ignore-eos",
+            "--max-concurrency", "1", "--goodput", "ttft:60000", "e2el:60000", "--top-p", "0.9",
+            "--extra-body", '{"seed": 3}', "--metadata", "run=1", "--label", "night")
+        self.assertIn("--tokenizer has no effect", err)
+        self.assertEqual(result["completed"], 8)
+        self.assertEqual(result["total_input_tokens"], 8 * 144)
+        # The second and later prompts of a prefix find it; the warm-up's pages are gone.
+        self.assertEqual(result["total_cached_tokens"], 6 * 128)
+        self.assertEqual((result["backend"], result["label"], result["run"]), ("vllm", "night", "1"))
+        self.assertEqual(self.metric("vllm:generation_tokens_total") - before, (8 + 3) * 4)
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [PROGRAM, "bench", "serve", "--base-url", f"http://127.0.0.1:{self.port}",
+                 "--api-key", "sesame", "--backend", "sglang-oai-chat", "--num-prompts", "1",
+                 "--random-output-len", "2", "--random-input-len", "8", "--result-dir", folder,
+                 "--result-filename", "r.json"], env=ENVIRONMENT, capture_output=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(os.path.join(folder, "r.json")) as file:
+                self.assertEqual(json.load(file)["endpoint"], "/v1/chat/completions")
 
     def test_sharegpt_to_both_endpoints(self):
         talk = [{"conversations": [{"from": "human", "value": f"What is {i} + 30?"},
@@ -185,17 +218,6 @@ class WithServer(unittest.TestCase):
         self.assertGreater(shared, 0)
         self.assertEqual(result["total_cached_tokens"], shared)
 
-    def test_clients_that_leave(self):
-        report, _, result = self.bench(
-            "--num-prompts", "20", "--random-input-len", "16", "--random-output-len", "2000",
-            "--ignore-eos", "--cancel-rate", "1", "--cancel-delay", "0.3")
-        self.assertEqual((result["cancelled"], result["completed"], result["failed"]), (20, 0, 0))
-        self.assertEqual(figure(report, "Cancelled requests:"), 20)
-        end = time.monotonic() + 20
-        while self.metric("vllm:num_requests_running") > 0:
-            self.assertLess(time.monotonic(), end, "the server works for nobody")
-            time.sleep(0.05)
-
     def test_refusals_are_counted(self):
         _, errors, result = bench(self.port, "--model", "fathom-tiny", "--vocab-size", "100",
                                   "--num-prompts", "3", status=1)
@@ -204,6 +226,22 @@ class WithServer(unittest.TestCase):
         _, errors, result = self.bench("--num-prompts", "2", "--random-input-len", "9000", status=1)
         self.assertEqual(result["failed"], 2)
         self.assertIn("2 failed: 400", errors)
+
+
+class WithSlowServer(OneServer):
+    # Steps of at least 5 ms: no answer ends before its client leaves.
+    program, environment = WITH_FAULTS, {**ENVIRONMENT, "FATHOM_FAULT": "step_ms:5"}
+
+    def test_clients_that_leave(self):
+        report, _, result = self.bench(
+            "--num-prompts", "20", "--random-input-len", "16", "--random-output-len", "2000",
+            "--ignore-eos", "--cancel-rate", "1", "--cancel-delay", "0.3")
+        self.assertEqual((result["cancelled"], result["completed"], result["failed"]), (20, 0, 0))
+        self.assertEqual(figure(report, "Cancelled requests:"), 20)
+        end = time.monotonic() + 60
+        while self.metric("vllm:num_requests_running") > 0:
+            self.assertLess(time.monotonic(), end, "the server works for nobody")
+            time.sleep(0.05)
 
 
 class WithoutServer(unittest.TestCase):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The built program on the bundled model, as a person or a script would call it.
 
-    cli_test.py PROGRAM SOURCE_DIR
+    cli_test.py PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS
 """
 import json
 import os
@@ -14,9 +14,11 @@ import tempfile
 import time
 import unittest
 
-PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+PROGRAM, SOURCE, WITH_FAULTS = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+ENVIRONMENT = {k: v for k, v in os.environ.items()
+               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 
 
 def fathom(*arguments, stdin="", status=0, environment=None):
@@ -43,6 +45,19 @@ class Run(unittest.TestCase):
             self.assertEqual(out, "12 + 30 = 42.\n")
         out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0")
         self.assertEqual(out, "12 + 30 = 42.\n")
+
+    def test_one_word_that_is_no_model_is_the_prompt(self):
+        out, err = fathom("run", "-q", "hello", "--max-tokens", "3")
+        self.assertTrue(out)
+        self.assertIn('fathom: "hello" is no model here, so it is the text for the bundled model\n',
+                      err)
+        # With a prompt on stdin the word is a model, which is not there.
+        _, err = fathom("run", "-q", "hello", stdin="What is 12 + 30?", status=2)
+        self.assertIn("hello: neither a directory nor in the Hugging Face cache", err)
+        _, err = fathom("run", "-q", "modles/fathom-tiny", status=2)
+        self.assertIn("the prompt on stdin is empty", err)
+        out, _ = fathom("tokenize", "hello", "--json")
+        self.assertIn("ids", json.loads(out))
 
     def test_reasoning_is_not_part_of_a_piped_answer(self):
         out, _ = fathom("run", "-q", "What is 12 + 30?", "--temperature", "0", "--thinking")
@@ -114,6 +129,25 @@ class Run(unittest.TestCase):
                         environment={"FATHOM_MAX_TOKENS": "3"})
         self.assertEqual(len(json.loads(out)["ids"]), 3)
 
+    def test_chat_template_names_a_format_or_holds_one(self):
+        with open(os.path.join(MODEL, "tokenizer_config.json"), encoding="utf-8") as file:
+            template = json.load(file)["chat_template"]
+        ask = ("run", "-q", MODEL, "What is 12 + 30?", "--temperature", "0", "--chat-template")
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file:
+            file.write(template)
+            file.flush()
+            for given in (file.name, "fathom-tiny"):
+                self.assertEqual(fathom(*ask, given)[0], "12 + 30 = 42.\n")
+            _, err = fathom(*ask, file.name, "--chat-format", "deepseek-v3", status=2)
+            self.assertIn("--chat-format and --chat-template", err)
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as file:
+            file.write("{{ messages }}")
+            file.flush()
+            _, err = fathom(*ask, file.name, status=2)
+            self.assertIn("holds no template that Fathom knows; known are deepseek-v2", err)
+        _, err = fathom(*ask, "/no/such/file", status=2)
+        self.assertIn("--chat-template: /no/such/file", err)
+
     def test_float32_and_fp8_cache_run(self):
         for flags in (["--dtype", "float32"], ["--kv-cache-dtype", "fp8"],
                       ["--attention", "mha"], ["--attention", "absorbed"], ["--threads", "1"]):
@@ -123,9 +157,7 @@ class Run(unittest.TestCase):
 
 class BadInput(unittest.TestCase):
     def check(self, arguments, part):
-        begin = time.monotonic()
         out, err = fathom(*arguments, status=2)
-        self.assertLess(time.monotonic() - begin, 5)
         self.assertEqual(out, "")
         self.assertTrue(err.startswith("fathom: "), err)
         self.assertEqual(err.count("\n"), 1, err)
@@ -214,7 +246,11 @@ class Others(unittest.TestCase):
     def test_help_and_version(self):
         self.assertIn("run", fathom("--help")[0])
         self.assertIn("--max-model-len", fathom("run", "--help")[0])
-        self.assertTrue(fathom("--version")[0].startswith("fathom "))
+        version = fathom("--version")[0]
+        self.assertRegex(version, r"^fathom \d+\.\d+\.\d+\S*\ncommit \S+.*\nCPU: .*\nGPU: .*\n$")
+        program = json.loads(fathom("env", "--json")[0])["fathom"]
+        self.assertIn(program["commit"], version)
+        self.assertIn(program["version"], version)
 
     def test_help_about_a_word(self):
         out, _ = fathom("serve", "--help=queue")
@@ -253,8 +289,10 @@ class Chat(unittest.TestCase):
     def test_ctrl_c_stops_the_answer_only(self):
         pid, terminal = pty.fork()
         if pid == 0:
-            os.execve(PROGRAM, [PROGRAM, "chat", MODEL, "-q", "--ignore-eos", "--temperature",
-                                "0"], {**ENVIRONMENT, "TERM": "xterm"})
+            # Steps of at least 10 ms: the answer lasts longer than it takes to be interrupted.
+            os.execve(WITH_FAULTS, [WITH_FAULTS, "chat", MODEL, "-q", "--ignore-eos",
+                                    "--temperature", "0"],
+                      {**ENVIRONMENT, "TERM": "xterm", "FATHOM_FAULT": "step_ms:10"})
         seen = b""
 
         def read_until(part, seconds=60):

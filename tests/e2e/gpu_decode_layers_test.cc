@@ -1,6 +1,6 @@
-// One token through the layers of experts in one launch: four layers of DeepSeek-V3 as one of eight
-// GPUs has them (hidden 7168, 16 heads, 128 experts of 256 columns), with random FP8 weights,
-// against float64 and against the launches for each operation. Run from the repository's root.
+// One token through the MoE layers in one launch: four layers of one TP8 rank of DeepSeek-V3
+// (hidden 7168, 16 heads, 128 experts of 256 columns), with random FP8 weights, against float64 and
+// against the launches for each operation. Run from the repository's root.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class OnGpu {
  public:
   OnGpu(const Checkpoint& checkpoint, CacheFormat format, bool by_operations)
       : row_{format, checkpoint.config().kv_lora_rank, checkpoint.config().qk_rope_dim},
-        // Rows of another sequence in what nobody has written.
+        // Unwritten rows hold another sequence's data.
         cache_(cuda::random_cache(row_, kPages * checkpoint.config().num_layers)) {
     auto model = cuda::DeepSeekModel::load(checkpoint,
                                            {.max_rows = 16,
@@ -34,7 +34,7 @@ class OnGpu {
     model_ = std::move(*model);
   }
 
-  // Of one token at this position; the pages of the sequence lie from the last to the first.
+  // Logits of one token at this position; the sequence's pages are in reverse order.
   std::vector<float> logits(int32_t id, int32_t position) {
     const ModelConfig& config = model_->config();
     ForwardBatch batch;
@@ -99,7 +99,8 @@ class GpuDecodeLayers : public testing::TestWithParam<CacheFormat> {
   Checkpoint checkpoint_;
 };
 
-// Products quantise nothing, so that it is nearer to float64 than the launches for each operation.
+// The single launch does not quantize GEMV inputs, so it is nearer to float64 than the launches for
+// each operation.
 TEST_P(GpuDecodeLayers, AreNearFloat64) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 12; ++i) ids.push_back(id_of(i));
@@ -118,31 +119,31 @@ TEST_P(GpuDecodeLayers, AreNearFloat64) {
   EXPECT_GE(found[6], others[6] - 0.02);
 }
 
-// Lengths around those at which a block, a warp or a page has one key more. Random weights choose
-// other experts for a rounding; of sixteen tokens it is enough that one has the same everywhere.
-TEST_P(GpuDecodeLayers, EqualTheOperationsAtAnyLength) {
-  OnGpu model(checkpoint_, GetParam(), false), by_operations(checkpoint_, GetParam(), true);
-  for (const int32_t position :
-       {0, 1, 15, 16, 17, 63, 64, 127, 128, 129, 1023, 1024, 1025, 2047, 3001, 4095}) {
-    std::vector<double> found;
-    for (int32_t i = 0; i < 16; ++i) {
-      const std::vector<float> expected = by_operations.logits(id_of(i), position);
-      found.push_back(cosine(model.logits(id_of(i), position), expected.data()));
+// A step writes the token's row in each layer, at its position's place in the block table, and no
+// other byte. The rows and the logits at any length are tested with the operation itself
+// (ops/decode_layers/decode_layers_cuda_test.cc): here a rounding difference makes random weights
+// choose other experts, and no bound per token would hold.
+TEST_P(GpuDecodeLayers, WriteTheTokensRowsAlone) {
+  OnGpu model(checkpoint_, GetParam(), false);
+  const int64_t layers = checkpoint_.config().num_layers, row_bytes = model.row().row_bytes();
+  std::vector<std::byte> before = model.cache();
+  for (const int32_t position : {0, 1, 63, 64, 1023, 1024, 3001, 4095}) {
+    for (const float logit : model.logits(id_of(position), position)) {
+      ASSERT_TRUE(std::isfinite(logit)) << position;
     }
-    const double likeness = *std::max_element(found.begin(), found.end());
-    std::printf("%5d: %.6f\n", position, likeness);
-    EXPECT_GE(likeness, 0.985) << position;
+    const std::vector<std::byte> after = model.cache();
+    std::vector<int64_t> expected, found;
+    const int64_t row = (kPages - 1 - position / kPageSize) * kPageSize + position % kPageSize;
+    for (int64_t layer = 0; layer < layers; ++layer) expected.push_back(layer * kTokens + row);
+    for (int64_t at = 0; at < std::ssize(after); at += row_bytes) {
+      const auto first = after.begin() + at;
+      if (!std::equal(first, first + row_bytes, before.begin() + at)) {
+        found.push_back(at / row_bytes);
+      }
+    }
+    EXPECT_EQ(found, expected) << position;
+    before = after;
   }
-  // A row of the cache and nothing else has been written, the first layer of experts' the same.
-  const std::vector<std::byte> found = model.cache(), expected = by_operations.cache();
-  size_t differing_rows = 0;
-  const auto bytes = static_cast<size_t>(model.row().row_bytes());
-  for (size_t at = 0; at < found.size(); at += bytes) {
-    differing_rows += !std::equal(found.begin() + static_cast<std::ptrdiff_t>(at),
-                                  found.begin() + static_cast<std::ptrdiff_t>(at + bytes),
-                                  expected.begin() + static_cast<std::ptrdiff_t>(at));
-  }
-  EXPECT_LE(differing_rows, 16 * 3);  // positions, layers of experts
 }
 
 TEST_P(GpuDecodeLayers, GiveTheSameBitsAgain) {
@@ -155,7 +156,7 @@ TEST_P(GpuDecodeLayers, GiveTheSameBitsAgain) {
   }
 }
 
-// For tools that make it slow.
+// A short case for sanitizers, which are slow.
 TEST(GpuDecodeLayersShort, OneToken) {
   auto checkpoint = Checkpoint::open_dummy("tests/data/configs/v3_eighth_layers");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;

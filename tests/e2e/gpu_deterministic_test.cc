@@ -1,6 +1,6 @@
-// With GpuRunnerOptions::deterministic a request answers with the same bits alone and among any
-// others: the bundled model on the GPU, the engine answering one request at a time as the oracle of
-// what it answers to many. Run from the repository's root.
+// GpuRunnerOptions::deterministic: a request's completion is bitwise identical alone and among any
+// others. The bundled model on the GPU; the oracle of concurrent requests is the engine with one
+// request at a time. Run from the repository's root.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace fathom {
 namespace {
 
-// Of products: the checkpoint's FP8 in e4m3, or multiplied out to bf16.
+// GEMMs: the checkpoint's FP8 in e4m3, or dequantized to bf16.
 class GpuDeterministic : public testing::TestWithParam<StoredFp8> {
  protected:
   static GpuRunnerOptions deterministic_options() {
@@ -38,11 +38,11 @@ T one_of(std::mt19937& random, std::initializer_list<T> values) {
   return values.begin()[random() % values.size()];
 }
 
-// Every option of the sampler; the draws turn on the last bit of a logit.
+// Every option of the sampler; the draws depend on the last bit of a logit.
 Request random_request(std::mt19937& random, int64_t most_tokens) {
   Request request;
   request.prompt_ids = random_prompt(random);
-  // Of random text every token is a surprise.
+  // In random text every token is improbable.
   if (random() % 3 == 0) {
     for (int32_t& id : request.prompt_ids) id = static_cast<int32_t>(3 + random() % 8000);
   }
@@ -123,8 +123,8 @@ TEST_P(GpuDeterministic, ARequestAmongOthersAnswersAsAlone) {
   }
 }
 
-// A load on engines that do all there is to do with sequences and pages, against a plain one that
-// answers one request after the other.
+// A load on engines that use every feature of sequences and pages, against a plain one that runs
+// one request after the other.
 TEST_P(GpuDeterministic, RandomLoadsAnswerAsAlone) {
   std::mt19937 random(22);
   const auto requests = random_requests(random, 150, 60);
@@ -150,7 +150,7 @@ TEST_P(GpuDeterministic, RandomLoadsAnswerAsAlone) {
   }
 }
 
-// Half of the requests are aborted; the others do not notice.
+// Half of the requests are aborted; the others are unaffected.
 TEST_P(GpuDeterministic, AbortsChangeNoOtherAnswer) {
   std::mt19937 random(23);
   auto kept = random_requests(random, 60, 60);
@@ -181,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(Products, GpuDeterministic, testing::ValuesIn(kProducts
 
 class GpuStep : public testing::TestWithParam<StoredFp8> {};
 
-// Without it the same batch has the same bits each time.
+// Without the option the same batch is bitwise identical each time.
 TEST_P(GpuStep, FiftyRunsOfABatchGiveTheSameBits) {
   std::mt19937 random(24);
   ForwardBatch batch;

@@ -111,7 +111,8 @@ Deviation deviation(const std::vector<std::vector<SampledToken>>& actual,
       for (size_t k = 0; k < 5; ++k) {
         const auto [id, logprob] = expected[t][i].top[k];
         const auto found = values.find(id);
-        // At the end of the list they change places: then it is at most as likely as the last.
+        // At the end of the list tokens may swap ranks: the token is then at most as likely as the
+        // last one listed.
         const float value = found == values.end() ? actual[t][i].top.back().second : found->second;
         const double error = std::abs(value - logprob);
         ++pairs;

@@ -1,12 +1,12 @@
-// Random loads on the engine with the bundled model on the GPU. Run from the repository's root.
+// Random loads on the engine with the bundled model on the GPU, each row of each completion against
+// float32. Run from the repository's root.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
 #include <future>
 #include <random>
 
 #include "cache/latent_layout.h"
+#include "e2e/forced_answers.h"
 #include "e2e/gpu_fixture.h"
 
 namespace fathom {
@@ -17,7 +17,7 @@ std::vector<Request> random_requests(std::mt19937& random, int count) {
   for (int i = 0; i < count; ++i) {
     Request request;
     request.prompt_ids = random_prompt(random);
-    // Greedy in more than one way: a draw would turn on the last bit of a probability.
+    // Greedy in more than one way: a draw would depend on the last bit of a probability.
     request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
     request.sampling.top_k = i % 3 == 0 ? 0 : 1;
     if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
@@ -30,60 +30,33 @@ std::vector<Request> random_requests(std::mt19937& random, int count) {
   return requests;
 }
 
-// Rows are summed otherwise among others than alone: an answer may part from the one alone where
-// two tokens are about as likely, and go its own way from there. Nowhere else. At least least_same
-// percent are to be the same to the end.
-void expect_parted_at_ties_only(const std::vector<Answer>& actual,
-                                const std::vector<Answer>& expected, size_t least_same) {
-  size_t same = 0, close = 0;
-  for (size_t r = 0; r < expected.size(); ++r) {
-    const Answer &ours = actual[r], &alone = expected[r];
-    const auto [a, b] =
-        std::mismatch(ours.ids.begin(), ours.ids.end(), alone.ids.begin(), alone.ids.end());
-    if (a == ours.ids.end() && b == alone.ids.end()) {
-      ++same;
-      ++close;
-      continue;
-    }
-    if (a == ours.ids.end() || b == alone.ids.end()) continue;  // not for its length
-    const auto at = static_cast<size_t>(a - ours.ids.begin());
-    const auto logprob_of = [&](int32_t id) {
-      for (const auto& [top, logprob] : alone.logprobs[at].top) {
-        if (top == id) return logprob;
-      }
-      return alone.logprobs[at].top.back().second;
-    };
-    close += std::abs(logprob_of(*a) - logprob_of(*b)) < 1.0f;
-  }
-  std::printf("%zu of %zu answers are the same, %zu part at a tie at most\n", same, expected.size(),
-              close);
-  EXPECT_GE(close, expected.size() * 95 / 100);
-  EXPECT_GE(same, expected.size() * least_same / 100);
-}
-
-// Products of the FP8 weights in bf16, or in e4m3, where a sum's last bits decide how an activation
-// is rounded: about half of the answers part somewhere, of those in bf16 one in ten.
+// GEMMs of the FP8 weights in bf16, or in e4m3, where a sum's last bits decide how an activation is
+// rounded.
 class GpuEngineProducts : public testing::TestWithParam<bool> {
  protected:
   GpuEngineProducts() {
     if (!GetParam()) options_.stored_fp8 = StoredFp8::kExpandedToBF16;
   }
-  size_t least_same() const { return GetParam() ? 40 : 80; }
+  // The CPU in bf16 is 0.0085 off on average and 0.43 at most here, with a cache in e5m2, which has
+  // one bit less than e4m3, 0.094 and 2.8.
+  static ForcedLimits limits() {
+    return GetParam() ? ForcedLimits{.row = 4.5, .mean = 0.12}
+                      : ForcedLimits{.row = 1.2, .mean = 0.02};
+  }
 
   GpuRunnerOptions options_ = gpu_options();
 };
 
-TEST_P(GpuEngineProducts, RequestsAnswerAsIfAlone) {
+TEST_P(GpuEngineProducts, EveryRowIsAsFloat32HasIt) {
   std::mt19937 random(3);
   const auto requests = random_requests(random, 120);
-  const auto expected = answers(*make_engine(options_, {}), requests, false);
-  expect_parted_at_ties_only(answers(*make_engine(options_, {}), requests, true), expected,
-                             least_same());
-  // Few pages: sequences are preempted and computed again, prefixes come and go.
+  expect_as_forced(requests, answers(*make_engine(options_, {}), requests, false), limits());
+  expect_as_forced(requests, answers(*make_engine(options_, {}), requests, true), limits());
+  // Few pages: sequences are preempted and recomputed, prefixes are cached and evicted.
   GpuRunnerOptions small = options_;
   small.max_total_tokens = 40 * kPageSize;
   auto engine = make_engine(small, {.preempt_every = 7});
-  expect_parted_at_ties_only(answers(*engine, requests, true), expected, least_same());
+  expect_as_forced(requests, answers(*engine, requests, true), limits());
   EXPECT_GT(engine->stats().preemptions, 5);
   EXPECT_EQ(engine->stats().pages_used, 0);
 }
@@ -91,12 +64,11 @@ TEST_P(GpuEngineProducts, RequestsAnswerAsIfAlone) {
 TEST_P(GpuEngineProducts, PagesComeBackFromHostMemory) {
   std::mt19937 random(4);
   auto requests = random_requests(random, 60);
-  const auto expected = answers(*make_engine(options_, {}), requests, false);
   GpuRunnerOptions small = options_;
   small.max_total_tokens = 30 * kPageSize;
   auto engine = make_engine(small, {.kv_offload_bytes = 64 << 20});
-  answers(*engine, requests, true);
-  expect_parted_at_ties_only(answers(*engine, requests, true), expected, least_same());
+  expect_as_forced(requests, answers(*engine, requests, true), limits());
+  expect_as_forced(requests, answers(*engine, requests, true), limits());
   EXPECT_GT(engine->stats().prefix_returns, 0);
 }
 

@@ -56,7 +56,7 @@ std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engi
 }
 
 std::vector<Answer> answers(Engine& engine, const std::vector<Request>& requests, bool together) {
-  std::vector<size_t> first = {0};  // each request's answers
+  std::vector<size_t> first = {0};  // index of each request's first choice
   for (const Request& request : requests) {
     first.push_back(first.back() + static_cast<size_t>(request.sampling.n));
   }

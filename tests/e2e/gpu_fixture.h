@@ -1,5 +1,5 @@
-// What the tests of the bundled model on a GPU share: a runner, an engine over it, requests and
-// their answers. They are run from the repository's root.
+// Shared by the tests of the bundled model on a GPU: a runner, an engine over it, requests and
+// their completions. The tests run from the repository's root.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,18 @@
 
 namespace fathom {
 
-inline constexpr int64_t kGpuTestTokens = 1 << 15;  // of cache
+inline constexpr int64_t kGpuTestTokens = 1 << 15;  // KV cache tokens
 
 const Checkpoint& bundled_checkpoint();
 std::shared_ptr<const Tokenizer> bundled_tokenizer();
 
 GpuRunnerOptions gpu_options();
-// The bundled model, or another.
+// The bundled model by default.
 std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options,
                                const Checkpoint& checkpoint = bundled_checkpoint());
 std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine);
 
-// All that the events of one choice said.
+// Everything that the events of one choice reported.
 struct Answer {
   std::vector<int32_t> ids;
   std::string text;
@@ -32,10 +32,11 @@ struct Answer {
   std::optional<FinishReason> finish;
 };
 
-// Of each request the choices, one after the other: of all submitted together, or one at a time.
+// The choices of each request in turn; requests are submitted all together or one at a time.
 std::vector<Answer> answers(Engine& engine, const std::vector<Request>& requests, bool together);
 
-// A prompt as the model was trained for: a sum, behind a text that others begin with too.
+// A prompt of the kind that the model was trained for: a sum, after a prefix shared with other
+// prompts.
 std::vector<int32_t> random_prompt(std::mt19937& random);
 
 }  // namespace fathom

@@ -21,7 +21,7 @@ struct GoldenPrompt {
   std::string name;
   std::vector<int32_t> ids, greedy;
   std::vector<double> margins;
-  GoldenTensor logits;  // of the last rows of the prompt
+  GoldenTensor logits;  // logits of the last rows of the prompt
 };
 
 std::vector<GoldenPrompt> golden_prompts() {
@@ -75,18 +75,18 @@ double log_sum_exp(const float* logits, int64_t count) {
   return most + std::log(sum);
 }
 
-// How far products of bf16 or of e4m3 may be from float32's: by measurement 0.07 and 0.32, or 0.44
-// and 2.85 (two blocks of 128 are all that a row of this model has).
+// Bounds on the deviation of bf16 or e4m3 GEMMs from float32. Measured: 0.07 and 0.32, or 0.44 and
+// 2.85 (a row of this model has only two blocks of 128).
 struct Products {
   StoredFp8 stored_fp8;
-  double median, most;  // of log-probabilities
-  double margin;        // that greedy tokens may turn on
+  double median, most;  // difference of log-probabilities
+  double margin;        // logit margin below which greedy tokens may differ
 };
 
 class GpuGoldens : public testing::TestWithParam<Products> {};
 
-// Of the 20 likeliest tokens. The model was trained, so most positions are clear; where two experts
-// are about as good, bf16 may choose the other one.
+// Compares the 20 likeliest tokens. The model was trained, so most positions are clear; where two
+// experts score about equally, bf16 may choose the other one.
 TEST_P(GpuGoldens, LogprobsAreNearTransformers) {
   GpuRunnerOptions options = gpu_options();
   options.stored_fp8 = GetParam().stored_fp8;
@@ -113,7 +113,7 @@ TEST_P(GpuGoldens, LogprobsAreNearTransformers) {
   }
 }
 
-// Up to the first whose margin may be turned.
+// Compares up to the first token whose margin is too small.
 TEST_P(GpuGoldens, GreedyTokensEqualTransformersWhereTheMarginIsClear) {
   for (const bool deterministic : {false, true}) {
     GpuRunnerOptions options = gpu_options();

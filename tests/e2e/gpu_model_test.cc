@@ -12,17 +12,17 @@ namespace {
 struct Way {
   AttentionForm form = AttentionForm::kAuto;
   CacheFormat format = CacheFormat::kBF16;
-  int64_t expanded_keys = 0;  // of multi-head attention at a time
-  bool expand_fp8 = true;     // to products of bf16
+  int64_t expanded_keys = 0;  // keys that multi-head attention expands at a time
+  bool expand_fp8 = true;     // dequantize to bf16 for the GEMMs
 };
 
 class GpuRunner : public testing::TestWithParam<Way> {};
 
-// Random text is the hardest: every token is a surprise, and a router's choice between two experts
-// that are about as good turns the rest. bf16 products have such an effect on the CPU too. On the
-// GPU the FP8 weights are rounded to bf16 besides, and so is what passes from launch to launch
-// where the CPU keeps fp32: its distance from float32 may be larger, but not twice the CPU's.
-// Activations in e4m3 have 3 bits behind the point, where bf16 has 7: their bounds are by
+// Random text is the hardest: every token is improbable, and a router's choice between two experts
+// that score about equally changes everything after it. bf16 GEMMs have such an effect on the CPU
+// too. On the GPU the FP8 weights are also rounded to bf16, and so are values passed between
+// launches where the CPU keeps fp32: its distance from float32 may be larger, but not twice the
+// CPU's. Activations in e4m3 have 3 mantissa bits, where bf16 has 7: their bounds are by
 // measurement, 15.3 to 18.6 % and 0.22 to 0.27.
 TEST_P(GpuRunner, IsNearToFloat32) {
   const auto [form, format, expanded_keys, expand_fp8] = GetParam();
@@ -42,7 +42,7 @@ TEST_P(GpuRunner, IsNearToFloat32) {
   const Deviation its = deviation(actual, right, expand_fp8 ? "GPU, bf16" : "GPU, e4m3");
   EXPECT_LE(its.logprobs, expand_fp8 ? 1.8 * cpu.logprobs : 0.32);
   EXPECT_LE(its.other_tokens, expand_fp8 ? 1.8 * cpu.other_tokens + 0.005 : 0.22);
-  // The same steps give the same bits; whether they are launched as graphs makes no difference.
+  // The same steps are bitwise identical, with or without CUDA graphs.
   options.graphs = false;
   const auto eager = on_gpu(options);
   for (Runner* again : {gpu.get(), eager.get()}) {
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(CacheFormats, GpuRunner,
                                          Way{.format = CacheFormat::kE4M3},
                                          Way{.format = CacheFormat::kE5M2}));
 
-// What the sanitizers take a minute for.
+// Short cases: they take the sanitizers a minute.
 class GpuRunnerShort : public testing::Test {
  protected:
   static void compare(const std::vector<Text>& texts) {
@@ -85,7 +85,7 @@ class GpuRunnerShort : public testing::Test {
     GpuRunnerOptions options = gpu_options();
     options.max_num_seqs = 4;
     options.max_batched_tokens = 128;
-    // Few positions, the first of their texts: 0.2 to 0.7. Noise is 5 and more off.
+    // Few positions, the first of their texts: 0.2 to 0.7. Unrelated results deviate by 5 and more.
     EXPECT_LE(deviation(run(*on_gpu(options), texts), right, "GPU, e4m3").logprobs, 1.5);
   }
 
@@ -97,7 +97,7 @@ TEST_F(GpuRunnerShort, PromptsPrefixesAndDecode) {
            random_text(random_, 72, {65, 3, 2, 1})});
 }
 
-// Products of many rows write by bulk copies, which initcheck takes for no writes.
+// Many-row GEMMs write by bulk copies, which initcheck does not count as writes.
 TEST_F(GpuRunnerShort, FewRows) {
   compare({random_text(random_, 3, {1}), random_text(random_, 9, {3, 1})});
 }

@@ -1,5 +1,5 @@
 // The bundled model in the other forms in which FP8 checkpoints are published, on the GPU, against
-// the same checkpoint in float32 on the CPU, which quantises no activations. Run from the
+// the same checkpoint in float32 on the CPU, which does not quantize activations. Run from the
 // repository's root.
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@ namespace {
 
 class GpuPublishedForms : public testing::TestWithParam<PublishedForm> {};
 
-// Bounds are by measurement. With e4m3: 17.6 to 18.2 % and 0.26 to 0.27, with a scale a row 20.3 to
-// 20.6 % and 0.31 to 0.32 (the experts are quantised anew), with powers of two 18.0 to 19.4 % and
-// 0.28 to 0.29. With bf16: 2.7 to 4.3 % and 0.041 to 0.054. (The random text is another one than
+// Bounds are by measurement. With e4m3: 17.6 to 18.2 % and 0.26 to 0.27, with per-row scales 20.3
+// to 20.6 % and 0.31 to 0.32 (the experts are requantized), with powers of two 18.0 to 19.4 % and
+// 0.28 to 0.29. With bf16: 2.7 to 4.3 % and 0.041 to 0.054. (The random text differs from
 // gpu_model_test.cc's.)
 TEST_P(GpuPublishedForms, AreNearToFloat32) {
   const TestFolder folder;

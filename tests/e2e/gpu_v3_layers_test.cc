@@ -41,17 +41,17 @@ std::vector<float> on_gpu(cuda::DeepSeekModel& model, const ForwardBatch& batch,
        .num_multiprocessors = model.num_multiprocessors(),
        .shape = {config.kv_lora_rank, config.qk_rope_dim, config.qk_nope_dim, config.v_dim},
        .policy = {.form = form},
-       .most_keys = cuda::MhaPrefillTile::kKeys});
+       .most_keys = cuda::MhaPrefillTile::kKeys,
+       .page_stride = config.num_layers});
   cuda::StepLayout layout;
   planner.plan(batch, kTokens, layout);
   const cuda::DeviceArray<std::byte> arrays(layout.memory);
   const LatentLayout row{format, config.kv_lora_rank, config.qk_rope_dim};
-  const int64_t layer_bytes = kTokens * row.page_bytes();
-  const cuda::DeviceArray<std::byte> cache(
-      std::vector<std::byte>(static_cast<size_t>(config.num_layers * layer_bytes), std::byte{}));
+  const cuda::DeviceArray<std::byte> cache(std::vector<std::byte>(
+      static_cast<size_t>(config.num_layers * kTokens * row.page_bytes()), std::byte{}));
   const cuda::DeviceArray<int32_t> sampled(std::vector<int32_t>{0});
-  model.forward(layout, arrays.data(), sampled.data(), {format, cache.data(), kTokens, layer_bytes},
-                nullptr);
+  model.forward(layout, arrays.data(), sampled.data(),
+                {format, cache.data(), kTokens, row.page_bytes(), config.num_layers}, nullptr);
   std::vector<float> logits(static_cast<size_t>(kTokens * config.vocab_size));
   cuda::check(cudaMemcpy(logits.data(), model.logits(), logits.size() * sizeof(float),
                          cudaMemcpyDeviceToHost),
@@ -59,7 +59,7 @@ std::vector<float> on_gpu(cuda::DeepSeekModel& model, const ForwardBatch& batch,
   return logits;
 }
 
-// Of each token's logits, ascending.
+// The cosine of each token's logits, ascending.
 std::vector<double> cosines(const std::vector<float>& actual, const std::vector<double>& expected) {
   const size_t vocab = expected.size() / kTokens;
   std::vector<double> result;
@@ -96,7 +96,7 @@ class GpuV3Layers : public testing::Test {
     return std::move(*model);
   }
 
-  // The middle one of the tokens' cosines.
+  // The median of the tokens' cosines.
   double cosine(cuda::DeepSeekModel& model, AttentionForm form, CacheFormat format,
                 const std::vector<double>& expected, bool texts_of_one = false) const {
     const auto found = cosines(on_gpu(model, batch_of(ids_, texts_of_one), form, format), expected);
@@ -110,7 +110,7 @@ class GpuV3Layers : public testing::Test {
   std::vector<int32_t> ids_;
 };
 
-// Random weights make random scores, which softmax multiplies errors of: e4m3 in the cache alone
+// Random weights make random scores, and softmax amplifies their errors: e4m3 in the cache alone
 // costs as much as this.
 TEST_F(GpuV3Layers, AreNearFloat64) {
   const std::vector<double> expected = Float64Model(checkpoint_).logits(ids_);
@@ -125,8 +125,8 @@ TEST_F(GpuV3Layers, AreNearFloat64) {
   }
 }
 
-// Quantised activations alone put float64 as far from itself. Texts of one token, whose attention
-// is the key's value alone: absorbed or not, the same rows are quantised.
+// Quantized activations alone put float64 as far from itself. Texts of one token, whose attention
+// is the key's value alone: absorbed or not, the same rows are quantized.
 TEST_F(GpuV3Layers, AreAsNearToFloat64AsFloat64OfQuantisedActivations) {
   const std::vector<double> expected = Float64Model(checkpoint_).logits(ids_, true);
   const std::vector<double> quantised = Float64Model(checkpoint_, true).logits(ids_, true);

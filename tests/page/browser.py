@@ -32,6 +32,7 @@ class Browser:
         self.system_theme("dark" if dark else "light")
         self.driver.execute_cdp_cmd("Browser.grantPermissions", {
             "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
+        self.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
         self.url = url
         self.driver.get(url)
         self.log = []
@@ -47,6 +48,11 @@ class Browser:
         """What the browser logged so far: policy violations and uncaught errors are among it."""
         self.log += [entry["message"] for entry in self.driver.get_log("browser")]
         return self.log
+
+    def cpu_seconds(self):
+        """What the page's main thread has used, whatever else the machine does."""
+        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
 
     def js(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)

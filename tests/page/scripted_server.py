@@ -16,6 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import embed_page  # noqa: E402
 
+# Where the build takes it from (src/server/page/CMakeLists.txt).
+KATEX = "/usr/share/javascript/katex/katex.js"
+
 LONG_ANSWER = """## Reading a file line by line
 
 There are **three** common ways, and they differ in *what they hold in memory*:
@@ -47,6 +50,28 @@ def count_words(path: str) -> dict[str, int]:
 > A generator would let the caller stop early.
 
 More is in the [documentation](https://docs.python.org/3/library/functions.html#open).
+"""
+
+
+FORMULAS = r"""The solutions of $ax^2 + bx + c = 0$ are
+
+$$
+x_{1,2} = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a}
+$$
+
+It costs $5 and not $10, or $5-$10. With \(a = 1\), and
+
+\[
+\sum_{k=1}^{n} k
+= \frac{n(n+1)}{2}
++ 0
+\]
+
+- in a list: $\alpha \le \beta$,
+- a matrix $\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}$,
+- a mistake: $\frac{1}{$, and a link: $\href{javascript:alert(1)}{x}$.
+
+`$code$` stays, and so does \$a\$.
 """
 
 
@@ -87,6 +112,9 @@ class Script:
 
     def document(self, _):
         yield from self.words(LONG_ANSWER)
+
+    def formulas(self, _):
+        yield from self.words(FORMULAS)
 
     def slowly(self, _):
         yield from self.words("one more word " * 2000, 0.02)
@@ -159,13 +187,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path == "/":
-            html = (ROOT / "web/index.html").read_text(encoding="utf-8")
+            html = embed_page.assemble((ROOT / "web/index.html").read_text(encoding="utf-8"), KATEX)
             self.send(200, "text/html; charset=utf-8", html.encode(),
                       {"Content-Security-Policy": embed_page.policy(html),
                        "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"})
         elif self.path == "/v1/models" and self.allowed():
             self.send_json(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-        elif self.path != "/v1/models":
+        elif self.path == "/metrics" and self.allowed():
+            self.send(200, "text/plain; version=0.0.4", self.server.metrics().encode())
+        elif self.path not in ("/v1/models", "/metrics"):
             self.send_json(404, {"error": {"message": f"{self.path} is not here"}})
 
     def do_POST(self):
@@ -238,8 +268,35 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
         self.requests, self.seen, self.aborted = [], set(), 0
         self.key = ""  # what requests must carry, if anything
         self.answer = ""  # what `whole` says, in one piece
+        self.loading = False  # /metrics knows nothing of the engine
+        self.scrapes = 0
         self.url = f"http://127.0.0.1:{self.server_port}/"
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def metrics(self):
+        """Grows by known steps from one scrape to the next, so that each tile's figure is known: 7 sequences
+        run, 3 wait, of 100 pages 25 are used and 50 cached, a step takes 4 ms, a first token 120 ms."""
+        self.scrapes += 1
+        n = self.scrapes
+        process = 'fathom_build_info{version="1.2.3",commit="abcdef",cuda=""} 1\n' \
+                  f"process_start_time_seconds{{}} {time.time() - 7260}\n" \
+                  "process_resident_memory_bytes{} 1610612736\n"
+        if self.loading:
+            return process
+        labels = 'engine="0",model_name="scripted"'
+        wave = 7 + (n % 2)
+        return process + "".join(f"{name}{{{labels}{more}}} {value}\n" for name, more, value in (
+            ("vllm:num_requests_running", "", wave), ("vllm:num_requests_waiting", "", 3),
+            ("vllm:kv_cache_usage_perc", "", 0.25),
+            ("fathom_kv_pages", ',state="free"', 25), ("fathom_kv_pages", ',state="cached"', 50),
+            ("fathom_kv_pages", ',state="used"', 25),
+            ("vllm:generation_tokens_total", "", 5000 * n + 600 * (n % 3)),
+            ("vllm:prompt_tokens_total", "", 2000 * n + 900 * (n % 2)),
+            ("vllm:time_to_first_token_seconds_bucket", ',le="0.1"', n),
+            ("vllm:time_to_first_token_seconds_sum", "", 0.12 * n),
+            ("vllm:time_to_first_token_seconds_count", "", n),
+            ("fathom_step_seconds_total", "", 0.4 * n), ("fathom_steps_total", "", 100 * n),
+            ("vllm:cache_config_info", ',cache_dtype="bf16"', 1)))
 
     def close(self):
         self.shutdown()

@@ -9,19 +9,21 @@ import random
 import time
 import unittest
 
-from robustness import (CHAT, IS_LONG, LONG, MEMORY_SLACK, QUESTION, SECONDS, SLACK, Server, ask,
-                        connect, encode, faulty, figure, pages, wait_idle, wait_until)
+from robustness import (CHAT, IS_LONG, LONG, MEMORY_SLACK, QUESTION, SECONDS, SLACK, SLOW, Server,
+                        StepGate, ask, connect, encode, faulty, figure, pages, wait_idle, wait_until)
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 60
+ENOUGH = 10
+FLAGS = ("--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--no-enable-prefix-caching",
+         "--no-log-requests")
 
 
 class Phases(unittest.TestCase):
-    """Steps take 20 ms longer, so that each phase is there to be met."""
+    """Steps take 20 ms, so that each phase is there to be met."""
 
     @classmethod
     def setUpClass(cls):
-        cls.server = faulty("step_ms:20", "--max-num-seqs", "2", "--max-num-batched-tokens", "64",
-                            "--no-enable-prefix-caching", "--no-log-requests")
+        cls.server = faulty(SLOW, *FLAGS)
         cls.slowest = 0
 
     @classmethod
@@ -40,7 +42,8 @@ class Phases(unittest.TestCase):
     def check_free(self):
         seconds = wait_idle(self.server)
         type(self).slowest = max(self.slowest, seconds)
-        self.assertLessEqual(seconds, 0.3 * SLACK)
+        if IS_LONG:
+            self.assertLessEqual(seconds, 0.3 * SLACK)
         held = pages(self.server)
         self.assertEqual((held["used"], held["cached"]), (0, 0))
 
@@ -48,11 +51,21 @@ class Phases(unittest.TestCase):
         wait_until(lambda: pages(self.server)["used"] > 0, 10, "pages")
 
     def test_mid_prefill(self):
-        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 50}
-        tokens = self.server.metric("vllm:generation_tokens_total")
-        self.cancel(body, self.holds_pages)
-        self.assertEqual(self.server.metric("vllm:generation_tokens_total"), tokens,
-                         "it was cancelled too late")
+        gate = StepGate()
+        server = gate.serve(*FLAGS)
+        self.addCleanup(server.kill)
+        with connect(server) as connection:
+            connection.sendall(encode(CHAT, {"messages": [{"role": "user", "content": PROMPT}],
+                                             "max_tokens": 50}))
+            gate.allow(2)
+            gate.wait_until_held()
+        server.wait_for("fathom_client_disconnects_total", 1)
+        gate.open()
+        wait_idle(server)
+        self.assertEqual(server.metric("vllm:generation_tokens_total"), 0)
+        held = pages(server)
+        self.assertEqual((held["used"], held["cached"]), (0, 0))
+        self.assertEqual(server.stop(), 0)
 
     def test_decode(self):
         self.cancel({**LONG, "stream": True}, lambda c: c.recv(4096))
@@ -108,7 +121,8 @@ class Load(unittest.TestCase):
         dice = random.Random(1)
 
         async def client(end):
-            while time.monotonic() < end:
+            # On a slow machine until enough of both have been seen.
+            while time.monotonic() < end or min(counts.values()) < ENOUGH:
                 if dice.random() < 0.5:
                     counts["left"] += 1
                     await ask(server.port, encode(CHAT, {**LONG, "stream": dice.random() < 0.5}),
@@ -131,7 +145,6 @@ class Load(unittest.TestCase):
         growth = server.resident_bytes() / resident - 1
         figure("cancel half", f"{SECONDS:.0f} s: {counts['left']} left, {counts['stayed']} answered "
                f"as if alone; idle after {seconds * 1e3:.0f} ms; memory {growth:+.2%}")
-        self.assertGreater(min(counts.values()), 10)
         self.assertLessEqual(growth, (0.02 if IS_LONG else 0.1) * MEMORY_SLACK)
         self.assertEqual(server.stop(), 0)
 

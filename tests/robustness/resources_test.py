@@ -13,7 +13,7 @@ import time
 import unittest
 
 from robustness import (CHAT, ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, SLACK, Server, connect,
-                        encode, preloaded, read_to_end, send_raw, status_of, wait_until)
+                        encode, faulty, preloaded, read_to_end, send_raw, status_of, wait_until)
 from lifecycle_test import answers, free_port
 
 
@@ -62,9 +62,10 @@ class Clock(unittest.TestCase):
                 file.write(struct.pack("q", hours * 3600))
                 file.flush()
 
-            server = Server("--watchdog-timeout", "10", "--queue-timeout", "60", "--request-timeout",
-                            "60", environment=preloaded("shifted_clock",
-                                                        FATHOM_SHIFTED_CLOCK=file.name))
+            # An answer takes a second at least: the jump comes while it is computed.
+            server = faulty("step_ms:4", "--watchdog-timeout", "60", "--queue-timeout", "600",
+                            "--request-timeout", "600", environment=preloaded(
+                                "shifted_clock", FATHOM_SHIFTED_CLOCK=file.name))
             self.addCleanup(server.kill)
             kept = connect(server)  # idle, for the timeout of its like
             expected = server.post(CHAT, {**LONG, "max_tokens": 250, "temperature": 0})

@@ -18,19 +18,13 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 from fathom_server import ENVIRONMENT, LONG, MODEL, PROGRAM, QUESTION, SLACK, SOURCE, Server  # noqa: E402
+from faulty_server import SLOW, WITH_FAULTS, StepGate, faulty  # noqa: E402
 
-WITH_FAULTS = sys.argv.pop(1)
 SECONDS = float(os.environ.get("ROBUST_SECONDS", "3"))
 MEMORY_SLACK = float(os.environ.get("ROBUST_MEMORY_SLACK", "1"))
 LONG_FROM = 20
 IS_LONG = SECONDS >= LONG_FROM
 CHAT = "/v1/chat/completions"
-
-
-def faulty(faults, *flags, **options):
-    """A server with faults (engine_faults.cc lists them)."""
-    return Server(*flags, program=WITH_FAULTS,
-                  environment={"FATHOM_FAULT": faults, **options.pop("environment", {})}, **options)
 
 
 def cores_apart(add_cleanup):
@@ -110,7 +104,7 @@ def read_to_end(connection):
 
 def send_raw(server, data, timeout=30, ends=False):
     """What the server answers to these bytes until it closes the connection. `ends`: nothing more will
-    come, which to the server is a client that has left."""
+    come; a request that is not complete then is given up."""
     with connect(server, timeout) as connection:
         connection.sendall(data)
         if ends:

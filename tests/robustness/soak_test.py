@@ -35,6 +35,8 @@ KINDS = ("chat", "long", "chat", "leaves", "chat", "chat", "bad", "chat", "long"
          "chat", "schema", "chat", "leaves", "chat", "chat", "long", "chat", "chat", "chat")
 BAD = (b'{"messages":', {"messages": []}, {"messages": LONG["messages"], "temperature": 9},
        {"messages": LONG["messages"], "max_tokens": 10 ** 9})
+# Tokens that no machine computes before the client has left.
+ENDLESS = 6000
 WORDS = "the quick brown fox jumps over the lazy dog and the river runs to the sea " * 40
 
 
@@ -59,7 +61,7 @@ def request(kind, number):
         return encode(CHAT, {"messages": question, "max_tokens": 48, "stream": True,
                              "response_format": schema(number)}), 200
     if kind == "leaves":
-        return encode(CHAT, {**LONG, "stream": number % 2 == 0}), None
+        return encode(CHAT, {**LONG, "max_tokens": ENDLESS, "stream": number % 2 == 0}), None
     return encode(CHAT, BAD[number % len(BAD)]), 400
 
 

@@ -13,8 +13,8 @@ namespace {
 
 constexpr CpuIsa kLevels[] = {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx};
 
-// The tiles' 8 KiB of registers are a state that Linux (5.16 and later) keeps only for processes
-// that ask; what this one is granted holds for all its threads.
+// Linux (5.16 and later) enables the tiles' 8 KiB of register state only for processes that request
+// it; the permission holds for all threads of the process.
 [[maybe_unused]] bool may_use_tiles() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, asm/prctl.h

@@ -1,4 +1,4 @@
-// Which vector instructions this CPU has, found at run time.
+// The vector instructions of this CPU, detected at run time.
 //
 // FATHOM_CPU_ISA=scalar|avx2|avx512|amx lowers the level (never raises it): for tests and
 // comparisons.
@@ -7,9 +7,8 @@
 #include <string_view>
 #include <vector>
 
-// Before a function: compiled for CpuIsa::kAvx512 (and above), whatever the file is compiled for.
-// For simple loops that the compiler vectorises by itself; what they call must be inlined into
-// them.
+// Function attribute: compiles for CpuIsa::kAvx512 (and above), whatever the file is compiled for.
+// For simple loops that the compiler vectorises by itself; the functions they call must be inlined.
 #if defined(__x86_64__)
 #define FATHOM_FOR_AVX512 \
   __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
@@ -23,7 +22,7 @@ enum class CpuIsa {
   kScalar,  // portable C++
   kAvx2,    // AVX2, FMA, F16C
   kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI and BF16 (Zen 4, Cooper Lake)
-  kAmx,     // all of that, and AMX tiles of bf16 (Sapphire Rapids)
+  kAmx,     // kAvx512 and AMX tiles of bf16 (Sapphire Rapids)
 };
 
 // The best level of this CPU, lowered by the environment. Read once.
@@ -31,7 +30,7 @@ CpuIsa cpu_isa();
 
 std::string_view name_of(CpuIsa isa);
 
-// The levels up to cpu_isa(), ascending: each of them can run here.
+// The levels up to cpu_isa(), ascending: all of them can run here.
 std::vector<CpuIsa> runnable_levels();
 
 }  // namespace fathom

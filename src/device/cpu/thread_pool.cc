@@ -1,8 +1,9 @@
 #include "device/cpu/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
-#include <chrono>
+#include <algorithm>
 #include <exception>
 
 namespace fathom {
@@ -11,8 +12,20 @@ namespace {
 // How long a worker spins for the next run before it sleeps: longer than the gaps inside a step and
 // the scheduler's work between two steps, shorter than what anybody would notice as load.
 constexpr auto kSpin = std::chrono::microseconds(300);
-// About 100 us: longer than any share is late when every thread has a core.
-constexpr int kSpinsBeforeYield = 10'000;
+// How long the caller spins for workers between two looks at whether they have a CPU.
+constexpr auto kPatience = std::chrono::microseconds(100);
+// The kernel gives a neighbour a CPU for some milliseconds at a time, and a run in which a worker
+// loses its CPU lasts as long. That is worth a worker that works for so many times as long; one
+// that does not is parked for the shortest time, and for twice as long as before whenever a trial
+// ends so.
+constexpr int kWorthwhile = 2;
+constexpr auto kShortestParking = std::chrono::milliseconds(10);
+constexpr auto kLongestParking = std::chrono::milliseconds(160);
+// A worker may wake up on the caller's CPU and on another the next time; one that does so many
+// times without a share between is of no use.
+constexpr int kMeetings = 4;
+// Between two looks at the clock.
+constexpr int kSpinsALook = 64;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -39,6 +52,12 @@ struct Shares {
   }
 };
 
+std::chrono::nanoseconds time_of(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -49,9 +68,11 @@ int usable_cores() {
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads > 0 ? num_threads : usable_cores()) {
-  for (int thread = 1; thread < num_threads_; ++thread) {
-    workers_.emplace_back([this] { work(); });
+    : num_threads_(num_threads > 0 ? num_threads : usable_cores()), active_(num_threads_) {
+  for (int index = 1; index < num_threads_; ++index) {
+    Worker& worker = workers_.emplace_back(index);
+    worker.thread = std::thread([this, &worker] { work(worker); });
+    pthread_getcpuclockid(worker.thread.native_handle(), &worker.cpu_clock);
   }
 }
 
@@ -61,7 +82,8 @@ ThreadPool::~ThreadPool() {
     stopping_ = true;
   }
   wake_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  unpark_.notify_all();
+  for (Worker& worker : workers_) worker.thread.join();
 }
 
 int ThreadPool::claim(uint64_t generation) {
@@ -80,52 +102,147 @@ void ThreadPool::run_erased(Erased body, const void* context) {
     return;
   }
   Shares shares{.body = body, .context = context};
-  body_ = &Shares::run;
-  context_ = &shares;
-  unfinished_.store(num_threads_ - 1, std::memory_order_relaxed);
-  const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kShareBits) + 1;
-  // seq_cst here and in work(): either a worker sees the new generation before it sleeps, or this
-  // thread sees it among the sleeping.
-  ticket_.store(generation << kShareBits | 1);
-  if (sleeping_.load() > 0) {
-    { const std::lock_guard lock(mutex_); }
-    wake_.notify_all();
+  if (crowded_.load(std::memory_order_relaxed)) {
+    crowded_.store(false, std::memory_order_relaxed);
+    judge(1, Clock::duration::max() / kWorthwhile);
   }
-  Shares::run(&shares, 0);
-  while (const int share = claim(generation)) {
-    Shares::run(&shares, share);
-    unfinished_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  // A worker may be put aside in the middle of its share: yield after a while.
-  for (int spins = 0; unfinished_.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < kSpinsBeforeYield) {
-      pause();
-    } else {
-      std::this_thread::yield();
+  if (num_active() < num_threads_) unpark_in_time();
+  if (num_active() == 1) {
+    for (int share = 0; share < num_threads_; ++share) Shares::run(&shares, share);
+  } else {
+    body_ = &Shares::run;
+    context_ = &shares;
+    caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
+    unfinished_.store(num_threads_ - 1, std::memory_order_relaxed);
+    const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kShareBits) + 1;
+    // seq_cst here and in wait_for_run(): either a worker sees the new generation before it sleeps,
+    // or this thread sees it among the sleeping.
+    ticket_.store(generation << kShareBits | 1);
+    if (sleeping_.load() > 0) {
+      { const std::lock_guard lock(mutex_); }
+      wake_.notify_all();
     }
+    Shares::run(&shares, 0);
+    while (const int share = claim(generation)) {
+      Shares::run(&shares, share);
+      unfinished_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    wait_for_workers();
   }
   if (shares.failure != nullptr) std::rethrow_exception(shares.failure);
 }
 
-void ThreadPool::work() {
+void ThreadPool::wait_for_workers() {
+  Clock::time_point begin{}, looked{};
+  for (int spins = 1; unfinished_.load(std::memory_order_acquire) != 0; ++spins) {
+    pause();
+    if (spins % kSpinsALook != 0) continue;
+    const Clock::time_point now = Clock::now();
+    if (begin == Clock::time_point()) begin = now;
+    if (now - begin < kPatience) continue;
+    begin = now;
+    // Shares may be unequal: only one whose worker does not compute is worth a measure.
+    const int displaced = count_displaced(looked);
+    if (displaced == 0) continue;
+    // Without this thread its CPU may be the worker's.
+    std::unique_lock lock(mutex_);
+    caller_sleeps_ = true;
+    done_.wait(lock, [&] { return unfinished_ == 0; });
+    caller_sleeps_ = false;
+    judge(displaced, Clock::now() - now + kPatience);
+    return;
+  }
+}
+
+int ThreadPool::count_displaced(Clock::time_point& looked) {
+  const bool first = looked == Clock::time_point();
+  const Clock::time_point now = Clock::now();
+  int displaced = 0;
+  for (Worker& worker : workers_) {
+    if (!worker.busy.load(std::memory_order_relaxed)) continue;
+    const std::chrono::nanoseconds cpu_time = time_of(worker.cpu_clock);
+    if (!first && (cpu_time - worker.cpu_time) * 2 < now - looked) ++displaced;
+    worker.cpu_time = cpu_time;
+  }
+  looked = now;
+  return displaced;
+}
+
+void ThreadPool::judge(int displaced, std::chrono::nanoseconds lost) {
+  const Clock::time_point now = Clock::now();
+  const bool worthwhile = now - together_since_ >= kWorthwhile * lost;
+  together_since_ = now;
+  if (worthwhile) {
+    parking_ = {};
+    return;
+  }
+  parking_ = std::clamp<std::chrono::nanoseconds>(2 * parking_, kShortestParking, kLongestParking);
+  active_.store(std::max(1, num_active() - displaced), std::memory_order_relaxed);
+  unpark_at_ = now + parking_;
+}
+
+void ThreadPool::unpark_in_time() {
+  const Clock::time_point now = Clock::now();
+  if (now < unpark_at_) return;
+  together_since_ = now;
+  unpark_at_ = now + parking_;
+  caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(mutex_);
+    active_.store(num_active() + 1, std::memory_order_relaxed);
+  }
+  unpark_.notify_all();
+}
+
+bool ThreadPool::meets_caller(Worker& worker) {
+  if (sched_getcpu() != caller_cpu_.load(std::memory_order_relaxed)) return false;
+  if (++worker.meetings == kMeetings) {
+    worker.meetings = 0;
+    crowded_ = true;
+  }
+  return true;
+}
+
+uint64_t ThreadPool::wait_for_run(Worker& worker, uint64_t seen) {
+  const auto generation = [&] { return ticket_.load(std::memory_order_acquire) >> kShareBits; };
+  const auto is_parked = [&] { return worker.index >= num_active() && !stopping_; };
+  const auto spin_until = Clock::now() + kSpin;
+  for (int spins = 1; !stopping_ && (generation() == seen || is_parked()); ++spins) {
+    if (is_parked()) {
+      std::unique_lock lock(mutex_);
+      unpark_.wait(lock, [&] { return !is_parked(); });
+      continue;
+    }
+    pause();
+    if (spins % kSpinsALook != 0) continue;
+    // On the caller's CPU this thread would only keep the caller from working.
+    if (!meets_caller(worker) && Clock::now() < spin_until) continue;
+    std::unique_lock lock(mutex_);
+    sleeping_.fetch_add(1);
+    wake_.wait(lock, [&] { return ticket_.load() >> kShareBits != seen || stopping_; });
+    sleeping_.fetch_sub(1);
+  }
+  return generation();
+}
+
+void ThreadPool::work(Worker& worker) {
   uint64_t seen = 0;
   while (true) {
-    const auto spin_until = std::chrono::steady_clock::now() + kSpin;
-    int spins = 0;
-    while (ticket_.load(std::memory_order_acquire) >> kShareBits == seen && !stopping_) {
-      pause();
-      if (++spins % 64 != 0 || std::chrono::steady_clock::now() < spin_until) continue;
-      std::unique_lock lock(mutex_);
-      sleeping_.fetch_add(1);
-      wake_.wait(lock, [&] { return ticket_.load() >> kShareBits != seen || stopping_; });
-      sleeping_.fetch_sub(1);
-    }
-    const uint64_t generation = ticket_.load(std::memory_order_acquire) >> kShareBits;
+    const uint64_t generation = wait_for_run(worker, seen);
     if (generation == seen) return;  // stopping
     seen = generation;
+    if (meets_caller(worker)) continue;  // the caller takes the share itself
     while (const int share = claim(generation)) {
+      worker.busy.store(true, std::memory_order_relaxed);
       body_(context_, share);
-      unfinished_.fetch_sub(1, std::memory_order_release);
+      worker.busy.store(false, std::memory_order_relaxed);
+      worker.meetings = 0;
+      // seq_cst here and in wait_for_workers(): either the caller sees that all have ended before
+      // it sleeps, or this thread sees that it does.
+      if (unfinished_.fetch_sub(1) == 1 && caller_sleeps_) {
+        { const std::lock_guard lock(mutex_); }
+        done_.notify_one();
+      }
     }
   }
 }

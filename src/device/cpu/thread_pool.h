@@ -2,18 +2,25 @@
 //
 // Owns its workers; the thread that calls run() works along. One run() at a time: the pool belongs
 // to the rank's thread. Workers spin for a short while between runs, because a decode step is a
-// hundred runs of a few microseconds each, and then sleep, so that an idle engine costs nothing. A
-// share that no worker has begun when the caller is done with its own is the caller's: on a machine
-// that is busy with something else a run never waits for a worker to be scheduled.
+// hundred runs of a few microseconds each, and then sleep, so that an idle engine costs nothing.
+//
+// Other programs may take a worker's CPU away. A share that no worker has begun when the caller is
+// done with its own is the caller's, so that a run never waits for a worker to be scheduled. A
+// worker that loses its CPU within a share, or finds itself on the caller's, is parked for a while:
+// as many threads take part as there are CPUs for them. Shares are the same ones whoever works on
+// them: what a run computes does not depend on parked workers.
 #pragma once
 
+#include <time.h>
+
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <type_traits>
-#include <vector>
 
 namespace fathom {
 
@@ -26,6 +33,8 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const { return num_threads_; }
+  // The caller and the workers that are not parked. For the calling thread.
+  int num_active() const { return active_.load(std::memory_order_relaxed); }
 
   // Calls body(share) once for each share 0 … num_threads() - 1, at most one a thread at a time,
   // and returns when all have returned. What the bodies wrote is visible to the caller. What one
@@ -55,14 +64,36 @@ class ThreadPool {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   using Erased = void (*)(const void* context, int share);
+  struct Worker {
+    int index;  // 1 … num_threads() - 1; parked while index >= active_
+    alignas(64) std::atomic<bool> busy{false};  // in a share
+    clockid_t cpu_clock{};                      // its CPU time
+    std::chrono::nanoseconds cpu_time{};        // of that clock when the caller last looked
+    int meetings = 0;                           // with the caller on its CPU since its last share
+    std::thread thread;
+  };
+
   void run_erased(Erased body, const void* context);
-  void work();
+  void work(Worker& worker);
   // Takes the next share of this generation: its number, or 0 when none is left.
   int claim(uint64_t generation);
+  // Whether the worker, which calls this, is on the caller's CPU.
+  bool meets_caller(Worker& worker);
+  // Waits for the next run. Its generation; `seen` when the pool ends.
+  uint64_t wait_for_run(Worker& worker, uint64_t seen);
+  // Waits until all shares have ended; judges the workers that were without a CPU meanwhile.
+  void wait_for_workers();
+  // Workers in a share that have not computed for half of the time since the last look.
+  int count_displaced(Clock::time_point& looked);
+  // After a run that lasted so much longer because workers were without a CPU: parks them unless
+  // what they did since the last such run is worth it.
+  void judge(int displaced, std::chrono::nanoseconds lost);
+  void unpark_in_time();
 
   const int num_threads_;
-  std::vector<std::thread> workers_;
+  std::deque<Worker> workers_;
 
   // generation << kShareBits | the next share to take. One word, so that a worker that was put
   // aside can never take a share of a run other than the one whose body it reads.
@@ -70,11 +101,20 @@ class ThreadPool {
   alignas(64) std::atomic<uint64_t> ticket_{0};
   Erased body_ = nullptr;
   const void* context_ = nullptr;
+  std::atomic<int> caller_cpu_{-1};  // when its run began
+  std::atomic<int> active_;          // written by the caller
   std::atomic<bool> stopping_{false};
   alignas(64) std::atomic<int> unfinished_{0};
-  alignas(64) std::atomic<int> sleeping_{0};
+  std::atomic<bool> caller_sleeps_{false};
+  alignas(64) std::atomic<int> sleeping_{0};  // workers that the next run has to wake
+  std::atomic<bool> crowded_{false};          // a worker meets the caller again and again
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, unpark_, done_;
+
+  // The caller's: when parked workers are tried again, since when the active ones have had CPUs,
+  // and for how long workers were parked last.
+  Clock::time_point unpark_at_, together_since_;
+  std::chrono::nanoseconds parking_{0};
 };
 
 }  // namespace fathom

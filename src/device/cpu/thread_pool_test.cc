@@ -1,6 +1,7 @@
 #include "device/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 namespace fathom {
 namespace {
@@ -63,6 +65,103 @@ TEST(ThreadPool, WhatAShareThrowsComesWhenAllHaveEnded) {
     std::atomic<int> ended = 0;
     pool.run([&](int) { ++ended; });
     EXPECT_EQ(ended, threads);
+  }
+}
+
+// Runs until the condition holds, at most for a minute.
+template <typename Condition>
+bool run_until(ThreadPool& pool, Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition() && std::chrono::steady_clock::now() < end) pool.run([](int) {});
+  return condition();
+}
+
+TEST(ThreadPool, ParksAWorkerThatLosesItsCpuAndTriesItAgain) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 5; ++round) {
+    ASSERT_TRUE(run_until(pool, [&] { return pool.num_active() == 2; }));
+    const auto caller = std::this_thread::get_id();
+    const auto lose_cpu = [&](int) {
+      // Nothing is computed here, as in a thread whose CPU another program has.
+      if (std::this_thread::get_id() != caller) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(200));  // the worker takes the other
+      }
+    };
+    for (int i = 0; i < 100 && pool.num_active() == 2; ++i) pool.run(lose_cpu);
+    ASSERT_EQ(pool.num_active(), 1);
+    // All shares are the caller's then.
+    std::vector<int> counts(2, 0);
+    pool.run([&](int share) {
+      if (std::this_thread::get_id() == caller) ++counts[static_cast<size_t>(share)];
+    });
+    if (pool.num_active() == 1) {
+      EXPECT_EQ(counts, std::vector<int>(2, 1));
+    }
+  }
+}
+
+TEST(ThreadPool, ParksAWorkerOnTheCallersCpu) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);  // its workers inherit it
+  {
+    ThreadPool pool(2);
+    EXPECT_TRUE(run_until(pool, [&] { return pool.num_active() == 1; }));
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+TEST(ThreadPool, DoesNotParkAWorkerThatComputes) {
+  ThreadPool pool(2);
+  const auto caller = std::this_thread::get_id();
+  using Clock = std::chrono::steady_clock;
+  // A neighbour may take the worker's CPU at any instant, so a single run proves nothing. A pool
+  // that parks workers that compute never keeps one for so many runs in a row.
+  constexpr int kInARow = 5;
+  int kept = 0;
+  for (const auto end = Clock::now() + std::chrono::minutes(1); kept < kInARow;) {
+    ASSERT_LT(Clock::now(), end);
+    if (!run_until(pool, [&] { return pool.num_active() == 2; })) continue;
+    bool has_cpu = false;  // the worker had one for nearly all of its share
+    pool.run([&](int) {
+      if (std::this_thread::get_id() == caller) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        return;
+      }
+      const auto cpu_time = [] {
+        timespec time{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+        return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+      };
+      const auto wall_start = Clock::now();
+      const auto cpu_start = cpu_time();
+      while (cpu_time() - cpu_start < std::chrono::milliseconds(2)) {
+      }
+      has_cpu = Clock::now() - wall_start < std::chrono::microseconds(2050);
+    });
+    if (!has_cpu) continue;
+    kept = pool.num_active() == 2 ? kept + 1 : 0;
+  }
+}
+
+TEST(ThreadPool, RunsEveryShareOnceWhateverIsParked) {
+  for (const int threads : {2, 3, 5}) {
+    ThreadPool pool(threads);
+    std::vector<int> counts(static_cast<size_t>(threads), 0);
+    int runs = 0;
+    for (; runs < 3000; ++runs) {
+      pool.run([&](int share) {
+        ++counts[static_cast<size_t>(share)];
+        if (share > 0 && runs % 500 < 3) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(3));
+        }
+      });
+    }
+    EXPECT_EQ(counts, std::vector<int>(static_cast<size_t>(threads), runs));
   }
 }
 

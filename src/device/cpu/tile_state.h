@@ -1,4 +1,4 @@
-// The matrix tiles (AMX) of a thread, for as long as an object of this class is there.
+// Configures the matrix tiles (AMX) of a thread for the lifetime of the object.
 //
 // Local to the vector files that include it: they are compiled for instructions that not every CPU
 // has.
@@ -14,8 +14,8 @@ namespace fathom {
 namespace {
 
 // Eight tiles of 16 rows x 64 bytes; the first `narrow` of them have `rows` rows. Setting the
-// shapes costs about 200 cycles and zeroes all tiles. What they leave behind makes every switch of
-// threads dearer, so it is released.
+// shapes costs about 200 cycles and zeroes all tiles. Live tile state makes every thread switch
+// more expensive, so it is released.
 class TileState {
  public:
   explicit TileState(int narrow = 0, int rows = 16) {
@@ -28,7 +28,7 @@ class TileState {
   TileState& operator=(const TileState&) = delete;
 
  private:
-  // As the instruction reads it (Intel's manual, volume 1, chapter 18).
+  // The layout of the instruction's operand (Intel's manual, volume 1, chapter 18).
   struct alignas(64) Shapes {
     uint8_t palette = 1;
     uint8_t start_row = 0;

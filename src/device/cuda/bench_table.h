@@ -1,5 +1,5 @@
-// The table that a benchmark of GPU operations prints: time, rates, and how much of what this GPU
-// can read or multiply they are; for people or, with --json, for bench/results.
+// The table that a benchmark of GPU operations prints: time, rates, and their share of this GPU's
+// read and multiply rates; for people or, with --json, for bench/results.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ class BenchTable {
   BenchTable(const BenchTable&) = delete;
   BenchTable& operator=(const BenchTable&) = delete;
 
-  // One line. `bytes` and `flop` are what the operation must at least move and do; the floor is the
-  // larger of their times at kReadBytesPerUs and kFlopPerUs.
+  // Adds one line. `bytes` and `flop` are the least that the operation must move and do; the floor
+  // (roofline) is the larger of their times at kReadBytesPerUs and kFlopPerUs.
   void add(const std::string& operation, const std::string& shape, double us, double bytes,
            double flop = 0);
 

@@ -1,5 +1,5 @@
-// Whole numbers of 64 bits over a block of threads: largest, sum, running sum. Integers: the
-// result does not depend on the order.
+// Maximum, sum and prefix sum of 64-bit integers over a CTA: the result does not depend on the
+// order.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace fathom::cuda {
 
-// kThreads threads of one block; `parts` [kThreads / 32] in shared memory is these functions' own.
-// All threads call them together.
+// kThreads threads of one CTA; `parts` [kThreads / 32] in shared memory is scratch of these
+// functions. All threads call them together.
 template <int kThreads>
 class BlockIntegers {
  public:
@@ -25,7 +25,7 @@ class BlockIntegers {
     return combine(x, [](uint64_t a, uint64_t b) { return a + b; });
   }
 
-  // The sum over the threads before this one; `total` is that over all.
+  // Returns the sum over the threads before this one; `total` is that over all.
   __device__ uint64_t sum_before(uint64_t x, uint64_t* total) const {
     uint64_t inclusive = warp_sum_up_to(x, lane_);
     __syncthreads();
@@ -41,7 +41,7 @@ class BlockIntegers {
     return before + inclusive - x;
   }
 
-  // Over the lanes up to this one.
+  // Inclusive prefix sum over the lanes.
   __device__ static uint64_t warp_sum_up_to(uint64_t x, int lane) {
 #pragma unroll
     for (int distance = 1; distance < kWarp; distance *= 2) {

@@ -1,11 +1,11 @@
-// Results that the blocks of a launch hand to one another through device memory, without counters
-// and fences: packets of 16 bytes, read and written whole, of seven values of 16 bits and the epoch
-// in which they were written. Who reads a packet asks again until it has the epoch it wants. All
-// blocks of the launch must be running.
+// Flag-in-data packets: inter-CTA handoff within a launch through device memory, without counters
+// and fences. A packet is 16 bytes, read and written whole: seven values of 16 bits and the epoch
+// in which they were written. The reader polls until the packet has the epoch it expects. All CTAs
+// of the launch must be co-resident.
 //
-// Each epoch writes every packet of a buffer once, in the place where the epoch before had it: a
-// block writes only when it knows that all have read what was there. Memory is zero at first and
-// epochs begin with 1; they wrap around, as what lies there is never older than one epoch.
+// Each epoch writes every packet of a buffer once, in place: a CTA writes only when it knows that
+// all readers of the previous epoch have finished. Memory is zero at first and epochs begin with 1;
+// they may wrap around, because a stored packet is never older than one epoch.
 //
 // Source: data with flags in one store, from NCCL's LL128 protocol.
 #pragma once
@@ -47,7 +47,7 @@ __device__ inline bool is_of(const Packet& packet, uint32_t epoch) {
   return static_cast<uint32_t>(packet.high >> 48) == (epoch & 0xFFFF);
 }
 
-// kCount packets, from at(i) on; null: none, zeros.
+// Loads kCount packets, from at(i) on; a null address gives zeros.
 template <int kCount, typename At>
 __device__ void wait_for_packets(Packet (&packets)[kCount], uint32_t epoch, const At& at) {
 #pragma unroll
@@ -77,7 +77,8 @@ __device__ inline void unpack_bf16(const Packet& packet, float (&values)[kPacket
   }
 }
 
-// Values of 28 lanes as four packets from `to` on, `count` of them. By whole warps.
+// Stores the values of 28 lanes as four packets from `to` on, `count` of them. Called by whole
+// warps.
 __device__ inline void put_bf16(Packet* to, int count, uint32_t epoch, float value) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float values[kPacketValues];

@@ -1,4 +1,4 @@
-// PTX for copies of a run of bytes into shared memory by the copy engine.
+// PTX for bulk copies of contiguous bytes into shared memory.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace fathom::cuda {
 
-// cp.async.bulk: `bytes` in one run, a multiple of 16.
+// cp.async.bulk: `bytes` contiguous bytes, a multiple of 16.
 __device__ inline void copy_bytes_under(uint64_t policy, void* to, const void* from, int bytes,
                                         uint64_t* barrier) {
   asm volatile(

@@ -1,4 +1,4 @@
-// PTX for the blocks of a cluster, which can write into one another's shared memory.
+// PTX for the CTAs of a cluster, which can write into one another's shared memory (DSMEM).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-// barrier.cluster.arrive, .wait: every thread of every block.
+// barrier.cluster.arrive, .wait: every thread of every CTA.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -22,16 +22,16 @@ __device__ inline void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// mapa: where block `rank` has what lies at this address of shared memory.
+// mapa: the address in CTA `rank` that corresponds to this address of shared memory.
 __device__ inline uint32_t address_in_block(uint32_t address, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
 
-// mbarrier.arrive at a block's barrier, by its address_in_block(), of one who has only read: what
-// this thread wrote is released to its own block alone. At the cluster's scope each arrival waits
-// until all that the thread has written is seen everywhere.
+// mbarrier.arrive at a CTA's barrier, by its address_in_block(), for a thread that has only read:
+// the release covers its own CTA alone. At cluster scope each arrival waits until all of the
+// thread's writes are visible everywhere.
 __device__ inline void barrier_give_back_in_block(uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
@@ -47,7 +47,7 @@ __device__ inline float4 load_from_block(uint32_t address) {
   return v;
 }
 
-// st.async: 16 bytes into another block's shared memory, counted by its barrier as a copy's are.
+// st.async: stores 16 bytes into another CTA's shared memory, counted by its mbarrier like a copy.
 __device__ inline void store_in_block(uint32_t to, uint32_t barrier, float4 v) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
@@ -55,7 +55,7 @@ __device__ inline void store_in_block(uint32_t to, uint32_t barrier, float4 v) {
       "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
       : "memory");
 }
-// The same of 4 bytes.
+// The same for 4 bytes.
 __device__ inline void store_in_block(uint32_t to, uint32_t barrier, uint32_t word) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(to),
@@ -63,8 +63,8 @@ __device__ inline void store_in_block(uint32_t to, uint32_t barrier, uint32_t wo
       : "memory");
 }
 
-// cp.async.bulk.tensor.2d, multicast: the box at column x, row y to this address in each of the
-// blocks of the mask, counted by the barrier that lies where this one does.
+// cp.async.bulk.tensor.2d, multicast: loads the box at column x, row y to this address in each CTA
+// of the mask, counted by the mbarrier at this one's address.
 __device__ inline void copy_box_to_blocks(uint16_t blocks, void* to, const CUtensorMap* map,
                                           uint64_t* barrier, int x, int y) {
   asm volatile(

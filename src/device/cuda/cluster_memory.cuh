@@ -1,6 +1,6 @@
-// Single words in the shared memory of a cluster's other blocks. Every block must have begun before
-// the first of them (cluster_arrive() at its start, cluster_wait() before), and none may end before
-// the last.
+// Single words in the shared memory of a cluster's other CTAs. Every CTA must have begun before the
+// first access (cluster_arrive() at its start, cluster_wait() before), and none may end before the
+// last.
 #pragma once
 
 #include <cstdint>

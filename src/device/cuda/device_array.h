@@ -1,4 +1,4 @@
-// Device memory that owns itself: `size` elements of one type, not initialised. Movable.
+// Owned device memory: `size` elements of one type, not initialised. Movable.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class DeviceArray {
   int64_t size() const { return size_; }
   size_t bytes() const { return static_cast<size_t>(size_) * sizeof(T); }
 
-  // Both wait for the copy and for what the legacy default stream holds.
+  // Both wait for the copy and for earlier work of the legacy default stream.
   void copy_from(const std::vector<T>& values) {
     check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
           "copying to the device");

@@ -7,6 +7,36 @@ DeviceError::DeviceError(cudaError_t code, const char* what)
                          cudaGetErrorName(code) + ")"),
       code_(code) {}
 
+// Errors after which the runtime's reference requires a new process, and those of a lost device.
+bool is_sticky(cudaError_t code) {
+  switch (code) {
+    case cudaErrorAssert:
+    case cudaErrorContained:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorCudartUnloading:
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorExternalDevice:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorNoDevice:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorUnknown:
+      return true;
+    default:
+      return false;
+  }
+}
+
 void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw DeviceError(status, what);
 }

@@ -1,4 +1,4 @@
-// What a GPU refuses. A device's failure is no caller's mistake: it is thrown, and caught once, by
+// Errors of a GPU. A device failure is not the caller's mistake: it is thrown, and caught once, by
 // the thread that owns the device.
 #pragma once
 
@@ -19,7 +19,11 @@ class DeviceError : public std::runtime_error {
   cudaError_t code_;
 };
 
-// Throws a DeviceError that says `what` was being done.
+// Whether an error is sticky: the device is gone or the context corrupt, every later call fails,
+// and only a new process can go on. Others, such as too little memory, concern one call.
+bool is_sticky(cudaError_t code);
+
+// Throws a DeviceError that names the failed action `what`.
 void check(cudaError_t status, const char* what);
 
 }  // namespace fathom::cuda

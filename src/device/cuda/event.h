@@ -9,7 +9,7 @@
 
 namespace fathom::cuda {
 
-// On the device that is current when it is first recorded.
+// Belongs to the device that is current when it is first recorded.
 class Event {
  public:
   Event() = default;
@@ -28,7 +28,9 @@ class Event {
     }
     check(cudaEventRecord(event_, stream), "recording an event");
   }
-  // Nothing if it was never recorded.
+  cudaEvent_t get() const { return event_; }  // null before it is recorded
+
+  // Returns at once if it was never recorded.
   void wait() const {
     if (event_ != nullptr) check(cudaEventSynchronize(event_), "waiting for the device");
   }

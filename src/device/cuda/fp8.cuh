@@ -7,7 +7,7 @@
 
 namespace fathom::cuda {
 
-// How eight bits are meant.
+// The format of eight bits.
 enum class Fp8 { kE4M3, kE5M2 };
 
 // cvt.rn.satfinite.{e4m3x2,e5m2x2}.f32: `low` in the lower byte.
@@ -38,7 +38,7 @@ __device__ inline uint32_t fp8_to_f16(uint16_t pair) {
   return wide;
 }
 
-// cvt.f32.f16, of both halves.
+// cvt.f32.f16, for both halves.
 __device__ inline float2 widen_f16(uint32_t pair) {
   float2 wide;
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\n"
@@ -48,7 +48,7 @@ __device__ inline float2 widen_f16(uint32_t pair) {
   return wide;
 }
 
-// Of four bytes, the lowest first.
+// Converts four bytes, the lowest first.
 template <Fp8 kType>
 __device__ inline float4 widen_fp8(uint32_t bytes) {
   const float2 low = widen_f16(fp8_to_f16<kType>(static_cast<uint16_t>(bytes)));

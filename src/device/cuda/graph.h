@@ -1,4 +1,4 @@
-// A sequence of launches that is captured once and launched as one.
+// A CUDA graph: launches that are captured once and launched as one.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,8 @@ namespace fathom::cuda {
 class Graph {
  public:
   Graph() = default;
-  // What enqueue() enqueues on the stream, which must be no legacy stream; nothing runs.
+  // Captures what enqueue() enqueues on the stream, which must not be the legacy stream; nothing
+  // runs.
   Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
     cudaGraph_t graph = nullptr;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");

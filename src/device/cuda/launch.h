@@ -1,14 +1,15 @@
-// Launching kernels so that each begins while the one before it ends (programmatic dependent
-// launch): its blocks start, set up their shared memory and read weights, and wait at
-// wait_for_earlier_launches() (ptx.cuh) for what the others wrote.
+// Programmatic dependent launch (PDL): each kernel begins while the one before it ends. Its CTAs
+// start, set up their shared memory and read weights, and call wait_for_earlier_launches()
+// (ptx.cuh) before they use other launches' results.
 //
-// Every block of every kernel that is launched so calls wait_for_earlier_launches() before it reads
-// what another launch has written and before it writes anything that another launch reads or
-// writes: only then does "the launch before has ended" mean that all before it have.
+// Every CTA of every kernel launched so must call wait_for_earlier_launches() before it reads what
+// another launch has written and before it writes anything that another launch reads or writes:
+// only then does the end of the previous launch imply the end of all earlier ones.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <mutex>
 #include <utility>
 
 #include "device/cuda/error.h"
@@ -18,30 +19,49 @@ namespace fathom::cuda {
 struct LaunchShape {
   dim3 blocks = 1;
   unsigned threads = 128;
-  unsigned shared_bytes = 0;  // dynamic; above 48 KB the kernel must have been allowed them
-  unsigned cluster = 1;       // blocks of x that form a cluster
+  unsigned shared_bytes = 0;  // dynamic; above 48 KB after allow_shared_memory()
+  unsigned cluster = 1;       // CTAs along x that form a cluster
+  // All CTAs begin at once or none does; without overlap with the end of the previous launch.
+  bool cooperative = false;
 };
 
-// Lets a kernel have so many bytes of dynamic shared memory; once for each kernel.
+// Runs something once on each device: kernel attributes are per device. For a static beside the
+// launch that needs it.
+class OncePerDevice {
+ public:
+  template <typename Body>
+  void operator()(const Body& body) {
+    int device = 0;
+    check(cudaGetDevice(&device), "asking for the device");
+    std::call_once(done_[device % kMostDevices], body);
+  }
+
+ private:
+  static constexpr int kMostDevices = 64;
+  std::once_flag done_[kMostDevices];
+};
+
+// Allows a kernel so many bytes of dynamic shared memory on the current device. Never lowers the
+// limit: another launch may rely on it.
 template <typename Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {
+  cudaFuncAttributes attributes = {};
+  check(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's shared memory");
+  if (attributes.maxDynamicSharedSizeBytes >= bytes) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "raising a kernel's shared memory");
 }
 
-// Of the current device; asked for once: a program's devices are alike.
+// SMs of the current device.
 inline int num_multiprocessors() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    check(cudaGetDevice(&device), "asking for the device");
-    check(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
-          "asking for the number of multiprocessors");
-    return value;
-  }();
-  return count;
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  check(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
+        "asking for the number of SMs");
+  return value;
 }
 
-// Lets a kernel's clusters have up to 16 blocks; 8 need no leave.
+// Allows a kernel clusters of up to 16 CTAs; up to 8 need no permission.
 template <typename Kernel>
 void allow_large_clusters(Kernel* kernel) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
@@ -52,10 +72,15 @@ template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {
   cudaLaunchAttribute attributes[3] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  // A multiprocessor divides its memory between L1 and blocks for all that run on it: one that has
-  // given a small block little takes no large one before the small one has ended.
+  if (shape.cooperative) {
+    attributes[0].id = cudaLaunchAttributeCooperative;
+    attributes[0].val.cooperative = 1;
+  } else {
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  }
+  // An SM has one split between L1 and shared memory for all CTAs that run on it: an SM configured
+  // for small CTAs takes no large one before the small ones have ended.
   attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
   attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
   attributes[2].id = cudaLaunchAttributeClusterDimension;

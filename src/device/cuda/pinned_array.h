@@ -1,4 +1,4 @@
-// Host memory that the device copies from and to by itself. Owns itself; movable; not initialised.
+// Pinned host memory for asynchronous copies. Owned; movable; not initialised.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The PTX instructions of sm_90a that C++ has no words for, one function each. PTX ISA 9.0 is the
-// source; what a function does is what the manual says under the name in its comment.
+// The PTX instructions of sm_90a without a C++ equivalent, one function each. Source: PTX ISA 9.0;
+// a function does what the manual says under the name in its comment.
 #pragma once
 
 #include <cuda.h>
@@ -12,14 +12,14 @@ __device__ inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// ---- mbarrier: transactions of the copy engine, and who has read what they brought
+// ---- mbarrier: full and empty barriers of TMA pipelines
 
 // mbarrier.init
 __device__ inline void barrier_init(uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
 
-// fence.mbarrier_init: makes barrier_init known to the copy engine.
+// fence.mbarrier_init: makes barrier_init visible to the copy engine.
 __device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -36,7 +36,7 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// mbarrier.arrive with a count: for so many.
+// mbarrier.arrive with a count.
 __device__ inline void barrier_arrive_for(uint64_t* barrier, int count) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(count)
                : "memory");
@@ -52,8 +52,8 @@ __device__ inline void barrier_wait(uint64_t* barrier, int parity) {
       : "memory");
 }
 
-// mbarrier.try_wait.parity once: whether the phase of that parity has ended. The answer is on its
-// way while other instructions run.
+// mbarrier.try_wait.parity once: whether the phase of that parity has ended. Other instructions run
+// until the result is used.
 __device__ inline bool barrier_has_ended(uint64_t* barrier, int parity) {
   uint32_t ended;
   asm volatile(
@@ -65,9 +65,9 @@ __device__ inline bool barrier_has_ended(uint64_t* barrier, int parity) {
   return ended != 0;
 }
 
-// elect.sync: true for one lane of a warp whose lanes are all here, always the same. The compiler
-// knows that it is one: copies need no loop over lanes whose operands might differ, as they do
-// where a lane is chosen by its number.
+// elect.sync: true for one lane of a converged warp, always the same. The compiler knows that it is
+// one: copies need no loop over lanes with divergent operands, as they do where a lane is chosen by
+// its index.
 __device__ inline bool elect_one() {
   uint32_t elected;
   asm volatile(
@@ -77,12 +77,12 @@ __device__ inline bool elect_one() {
   return elected != 0;
 }
 
-// bar.sync: the block's named barrier `id`, for `threads` of its threads.
+// bar.sync: the CTA's named barrier `id`, for `threads` of its threads.
 __device__ inline void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// bar.arrive: counts as having come, without waiting.
+// bar.arrive: arrives without waiting.
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -101,7 +101,7 @@ __device__ inline uint32_t load_acquire_in_block(const uint32_t* from) {
   return value;
 }
 
-// ---- copies
+// ---- loads
 
 // cp.async.bulk.tensor.2d: the box at column x, row y.
 __device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barrier, int x, int y) {
@@ -138,15 +138,14 @@ __device__ inline void copy_box(void* to, const CUtensorMap* map, uint64_t* barr
       : "memory");
 }
 
-// createpolicy.fractional: what is copied under it leaves the L2 before everything else. For
-// weights, which a step reads once, so that what the launches of a layer hand to one another stays
-// there.
+// createpolicy.fractional: evict-first in L2. For weights, which a step reads once, so that
+// activations passed between launches stay in L2.
 __device__ inline uint64_t read_once_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// What the L2 does with copies under no policy.
+// The L2's default policy.
 __device__ inline uint64_t keep_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
@@ -177,7 +176,7 @@ __device__ inline void copy_box_under(uint64_t policy, void* to, const CUtensorM
       "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v), "l"(policy)
       : "memory");
 }
-// cp.async.bulk.prefetch.tensor.3d: the box comes into the L2.
+// cp.async.bulk.prefetch.tensor.3d: prefetches the box into L2.
 __device__ inline void fetch_box(const CUtensorMap* map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
                "r"(x), "r"(y), "r"(z)
@@ -198,13 +197,13 @@ __device__ inline void copy_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-// copy_16() of the first `bytes`, 0 to 16; the rest becomes zero.
+// copy_16() of the first `bytes`, 0 to 16, zero-filled.
 __device__ inline void copy_16_or_zero(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
 }
 
-// cp.async.mbarrier.arrive.noinc: an arrival when this thread's copies so far are there.
+// cp.async.mbarrier.arrive.noinc: arrives when this thread's copies so far have completed.
 __device__ inline void barrier_arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier))
                : "memory");
@@ -213,7 +212,7 @@ __device__ inline void barrier_arrive_after_copies(uint64_t* barrier) {
 // cp.async.wait_all
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// fence.proxy.async: ordinary writes to shared memory become visible to tensor cores and the copy
+// fence.proxy.async: makes ordinary writes to shared memory visible to tensor cores and the copy
 // engine.
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -221,7 +220,7 @@ __device__ inline void fence_async_proxy() {
 
 // ---- programmatic dependent launch
 
-// griddepcontrol.wait: what the launches before have written can be read.
+// griddepcontrol.wait: returns when earlier launches have ended and their writes are visible.
 __device__ inline void wait_for_earlier_launches() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
@@ -231,7 +230,7 @@ __device__ inline void let_next_launch_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// setmaxnreg: registers of a warpgroup.
+// setmaxnreg: sets the registers per thread of a warpgroup.
 template <int kRegisters>
 __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -243,7 +242,7 @@ __device__ inline void take_registers() {
 
 // ---- tensor cores
 
-// wgmma.fence, .commit_group, .wait_group: all but the last kPending groups have ended.
+// wgmma.fence, .commit_group, .wait_group: waits until at most kPending groups are in flight.
 __device__ inline void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void mma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -253,8 +252,8 @@ __device__ inline void mma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// A matrix in shared memory with the 128-byte swizzle: groups of 8 rows of 128 bytes, `stride`
-// bytes apart. "Matrix-descriptor format" under wgmma.
+// Matrix descriptor of shared memory with the 128-byte swizzle: groups of 8 rows of 128 bytes,
+// `stride` bytes apart. "Matrix-descriptor format" under wgmma.
 __device__ inline uint64_t swizzled_matrix(uint32_t address, int stride) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
   constexpr uint64_t kLeading = 1ull << 16;  // not used with a swizzle
@@ -306,12 +305,12 @@ __device__ inline float reciprocal_fast(float x) {
   return y;
 }
 
-// ---- words that other blocks of the same launch write or wait for (relaxed, device scope)
+// ---- words shared between CTAs of a launch (relaxed, device scope)
 
 __device__ inline void store_shared_word(float* p, float a) {
   asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory");
 }
-// The same without a branch.
+// The same, predicated instead of branching.
 __device__ inline void store_shared_word_if(bool wanted, float* p, float a) {
   asm volatile(
       "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %2, 0;\n"
@@ -324,7 +323,7 @@ __device__ inline void store_shared_words(float* p, float4 v) {
                "f"(v.z), "f"(v.w)
                : "memory");
 }
-// atom.add.release: what this thread has seen written is seen by who sees the new value.
+// atom.add.release: a thread that acquires the new value sees this thread's earlier writes.
 __device__ inline uint64_t add_release(uint64_t* p, uint64_t value) {
   uint64_t before;
   asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;"

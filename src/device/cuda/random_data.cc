@@ -5,7 +5,7 @@
 namespace fathom::cuda {
 namespace {
 
-// The sum of four bytes: cheap, and near enough to normal.
+// The sum of four bytes: cheap, and close enough to normal.
 float about_normal(float deviation, std::mt19937& random) {
   const uint32_t bits = static_cast<uint32_t>(random());
   const auto sum =

@@ -1,4 +1,4 @@
-// Random bf16 values for the tests and benchmarks of what runs on a GPU.
+// Random bf16 values for GPU tests and benchmarks.
 #pragma once
 
 #include <cstdint>

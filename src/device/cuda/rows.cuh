@@ -1,8 +1,8 @@
-// What operations on rows of activations share: eight neighbouring values of a row, which is 16
-// bytes of bf16, and sums over a warp or a block in one fixed order.
+// Shared by row operations on activations: eight neighbouring values of a row (16 bytes of bf16),
+// and sums over a warp or a CTA in one fixed order.
 //
-// Loads are ordinary ones: with launches that overlap, what an earlier one has written must not be
-// read through the read-only path.
+// Loads are ordinary ones: with overlapping launches, results of an earlier launch must not be read
+// through the read-only path.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -48,9 +48,9 @@ __device__ inline void store_eight(const Eight& x, float* to) {
   reinterpret_cast<float4*>(to)[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
-// Sixteen bytes of weights, which no launch writes: asked for where this stands, before the wait
-// for earlier launches if it stands before it. Not so a load through the read-only path (__ldg,
-// ld.global.nc): ptxas 13.0 puts the wait before it.
+// Loads sixteen bytes of weights, which no launch writes, at this place in program order, before
+// the PDL wait if it stands before it. A load through the read-only path (__ldg, ld.global.nc) is
+// not: ptxas 13.0 moves it after the wait.
 __device__ inline uint4 load_weights_16(const void* from) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -81,12 +81,12 @@ __device__ inline float warp_sum(float x) {
   return x;
 }
 
-// ---- norms of rows: a block of at most kRowThreads, thread t has eights t, t + kRowThreads, … All
-// kernels that norm a row do it so, and its bits are the same whichever does.
+// ---- norms of rows: a CTA of at most kRowThreads; thread t has eights t, t + kRowThreads, … All
+// kernels that norm a row share this order, so their results are bitwise identical.
 
 inline constexpr int kRowThreads = 256, kRowWarps = kRowThreads / kWarp;
 
-// Of each warp's sums, one a warp, 0 for warps that there are not.
+// Adds one sum a warp, 0 for absent warps.
 __device__ inline float sum_of_warps(const float* parts) {
   const float4 a = reinterpret_cast<const float4*>(parts)[0];
   const float4 b = reinterpret_cast<const float4*>(parts)[1];

@@ -1,5 +1,5 @@
-// How kernels of tiles bring their results out of registers and shared memory. PTX ISA 9.0 is the
-// source; each function says its instruction.
+// Stores of tile kernels' results from registers and shared memory. Source: PTX ISA 9.0; each
+// function names its instruction.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +26,14 @@ __device__ inline float4 load_shared(uint32_t address) {
   return v;
 }
 
-// st.global of one value, however its neighbours are stored: a store of two wants them in a pair of
-// registers whose first is even, and so does the compiler then wherever else they are used.
+// st.global of one value, whatever its neighbours: a two-value store requires an aligned register
+// pair, and the compiler then keeps the values paired wherever else they are used.
 __device__ inline void store_alone(float* to, float v) {
   asm volatile("st.global.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory");
 }
 
-// cp.async.bulk.tensor.2d, the other way: the box at column x, row y becomes what lies at `from`;
-// what is beyond the matrix is not written.
+// cp.async.bulk.tensor.2d, shared to global: stores the box at column x, row y from `from`;
+// elements beyond the matrix are not written.
 __device__ inline void store_box(const CUtensorMap* map, uint32_t from, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
@@ -49,14 +49,14 @@ __device__ inline void store_box(const CUtensorMap* map, uint32_t from, int x, i
       : "memory");
 }
 
-// cp.async.bulk.commit_group, .wait_group.read: a thread's boxes until now belong together; what
-// they came from can be written again.
+// cp.async.bulk.commit_group, .wait_group.read: commits a thread's boxes so far as a group; after
+// the wait their shared memory can be overwritten.
 __device__ inline void commit_boxes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ inline void wait_until_boxes_are_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// st.shared::cluster.v4, to an address of address_in_block(): cluster_arrive() makes it known.
+// st.shared::cluster.v4, to an address of address_in_block(); visible after the cluster barrier.
 __device__ inline void store_in_block(uint32_t to, float4 v) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y),
                "f"(v.z), "f"(v.w)

@@ -7,7 +7,7 @@
 namespace fathom::cuda {
 namespace {
 
-// From the driver that is installed: the program itself is not linked to it.
+// Loaded from the installed driver: the program itself is not linked to it.
 PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   static const auto found = [] {
     void* function = nullptr;

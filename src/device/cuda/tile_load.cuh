@@ -1,5 +1,5 @@
-// How kernels bring tiles of any type into shared memory and from there into registers. PTX ISA 9.0
-// is the source; each function says its instruction.
+// Loads of tiles of any type into shared memory and from there into registers. Source: PTX ISA 9.0;
+// each function names its instruction.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace fathom::cuda {
 
-// cp.async.bulk: so many bytes in a row, a multiple of 16.
+// cp.async.bulk: `bytes` contiguous bytes, a multiple of 16.
 __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -17,13 +17,13 @@ __device__ inline void copy_bytes(void* to, const void* from, int bytes, uint64_
       : "memory");
 }
 
-// cp.async.bulk.prefetch.L2: as many bytes, a multiple of 16, from memory into the L2.
+// cp.async.bulk.prefetch.L2: prefetches `bytes`, a multiple of 16, into L2.
 __device__ inline void prefetch_bytes(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // ldmatrix.x4: four 8 x 8 matrices of 16 bits; lane l gives the address of row l % 8 of matrix l /
-// 8 and gets of each the elements 2 (l % 4) and the next of row l / 4.
+// 8 and gets elements 2 (l % 4) and the next of row l / 4 of each.
 __device__ inline void load_matrices(uint32_t (&m)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])

@@ -1,6 +1,5 @@
-// Tensor core products of 64 rows with 8 to 256 columns (wgmma.mma_async), fp32 (+)= 16 x 16 bits,
-// a step of 16 of k, or 8 x 8 bits, one of 32. PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix
-// Multiply-Accumulate".
+// wgmma.mma_async: 64 rows with 8 to 256 columns, fp32 (+)= 16 x 16 bits, a step of 16 of k, or 8 x
+// 8 bits, one of 32. PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate".
 //
 // A thread's element j of D is row 16 * warp + lane / 4 (+ 8 if j & 2) and column 8 * (j / 4) + 2 *
 // (lane % 4) + (j & 1): as many elements as half the columns. add = 0: d is written, not added to.
@@ -13,11 +12,11 @@
 
 namespace fathom::cuda {
 
-// ---- matrices in shared memory
+// ---- matrix descriptors
 
-// A matrix in shared memory with the 128-byte swizzle whose rows are k: 64 columns are a box of
-// groups of 8 rows (1,024 bytes), boxes are `box_stride` bytes apart. "Matrix-descriptor format"
-// under wgmma, "MN-major". One whose columns are k: swizzled_matrix() of ptx.cuh.
+// Matrix descriptor of shared memory with the 128-byte swizzle whose rows are k: 64 columns are a
+// box of groups of 8 rows (1,024 bytes), boxes are `box_stride` bytes apart. "Matrix-descriptor
+// format" under wgmma, "MN-major". For K-major: swizzled_matrix() of ptx.cuh.
 __device__ inline uint64_t swizzled_boxes(uint32_t address, int box_stride) {
   constexpr uint64_t kSwizzle128 = 1ull << 62;
   constexpr uint64_t kGroupStride = 1024 >> 4;
@@ -25,28 +24,27 @@ __device__ inline uint64_t swizzled_boxes(uint32_t address, int box_stride) {
          kGroupStride << 32 | kSwizzle128;
 }
 
-// The matrix that begins `bytes` further on. Only the lower word changes: half the arithmetic.
+// The descriptor advanced by `bytes`. Only the lower word changes: half the arithmetic.
 __device__ inline uint64_t moved(uint64_t matrix, int bytes) {
   const auto low = static_cast<uint32_t>(matrix) + static_cast<uint32_t>(bytes >> 4);
   return (matrix >> 32 << 32) | low;
 }
 
-// The same matrix, of which the compiler knows that all of a warp's threads mean it: it lies in a
-// uniform register then, and moved() costs one instruction there instead of a chain of ten between
-// one product and the next.
+// The same descriptor, declared warp-uniform: it stays in a uniform register, and moved() costs one
+// instruction instead of a chain of ten between two wgmmas.
 __device__ inline uint64_t uniform_matrix(uint64_t matrix) {
   return (matrix >> 32 << 32) | __shfl_sync(~0u, static_cast<uint32_t>(matrix), 0);
 }
 
-// The compiler does not move uses of these registers across this place: an unfinished product reads
-// or writes them on one of its sides.
+// Compiler barrier for these registers: their uses do not move across it while a wgmma in flight
+// reads or writes them.
 template <int kCount>
 __device__ inline void pin(float (&registers)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// ---- how an instruction says its operands: D's registers, and their names
+// ---- operand syntax of the instruction: D's registers, and their names
 
 #define FATHOM_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FATHOM_D8(i) FATHOM_D4(i), FATHOM_D4(i + 4)
@@ -102,7 +100,7 @@ __device__ inline void pin(float (&registers)[kCount]) {
                : REGISTERS                                                                    \
                : "l"(a), "l"(b), "r"(add), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)))
 
-// The same of e4m3, whose columns are k in both.
+// The same for e4m3, K-major in both.
 #define FATHOM_MMA_E4M3(COLUMNS, NAMES, REGISTERS, A, B, P)                                   \
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P                                    \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" #COLUMNS "k32.f32.e4m3.e4m3 {" NAMES \
@@ -128,7 +126,7 @@ __device__ inline void pin(float (&registers)[kCount]) {
 
 // ---- A and B from shared memory, bf16
 
-// What k counts in a matrix whose columns lie one after the other in shared memory.
+// The axis along which a matrix's k runs in shared memory.
 enum class KAlong { kColumns, kRows };
 
 // A [64, 16], B [columns, 16].
@@ -211,9 +209,9 @@ __device__ inline void mma_64_e4m3(float (&d)[96], uint64_t a, uint64_t b, int a
 
 // ---- A from registers
 
-// A thread's values of A [64, 16], two a register: of row 16 * warp + lane / 4 columns 2 (lane % 4)
-// and the next in a0, the same 8 columns further in a2; of 8 rows further in a1 and a3. So what D
-// gave, packed in pairs, is A: elements 8 t to 8 t + 7 are a0 to a3 of step t.
+// A thread's values of A [64, 16], two a register: row 16 * warp + lane / 4, columns 2 (lane % 4)
+// and the next in a0, the same 8 columns further in a2; 8 rows further in a1 and a3. So D's values,
+// packed in pairs, are A: elements 8 t to 8 t + 7 are a0 to a3 of step t.
 template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[8], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
@@ -240,15 +238,15 @@ __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_
   FATHOM_MMA_REGISTERS(256, "bf16", FATHOM_N128, FATHOM_D128(0), 128, 129, 130, 131, 132, 133, 134);
 }
 
-// The same of f16.
+// The same for f16.
 template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64_f16(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t a2,
                                   uint32_t a3, uint64_t b, int add) {
   FATHOM_MMA_REGISTERS(64, "f16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
 }
 
-// e4m3 or e5m2 times e4m3, A [64, 32]: of row 16 * warp + lane / 4 columns 4 (lane % 4) to 3
-// further in a0, the same 16 columns further in a2; of 8 rows further in a1 and a3.
+// e4m3 or e5m2 times e4m3, A [64, 32]: row 16 * warp + lane / 4, columns 4 (lane % 4) to 3 further
+// in a0, the same 16 columns further in a2; 8 rows further in a1 and a3.
 template <Fp8 kA>
 __device__ inline void mma_64_fp8(float (&d)[8], const uint32_t (&a)[4], uint64_t b, int add) {
   if constexpr (kA == Fp8::kE4M3) {

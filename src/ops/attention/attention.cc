@@ -1,6 +1,6 @@
 #include "ops/attention/attention.h"
 
-#include "ops/attention/attention_cpu.h"
+#include "ops/attention/cpu/attention_cpu.h"
 
 namespace fathom {
 namespace {
@@ -9,7 +9,8 @@ bool is_float(ConstTensorView view) {
   return view.dtype() == DType::kF32 || view.dtype() == DType::kBF16;
 }
 
-// Every page that a listed sequence reads must exist: a wrong page id would read anybody's memory.
+// Every page that a listed sequence reads must exist: a wrong page id would read other sequences'
+// memory.
 void check_batch(const PagedBatch& batch, std::span<const int32_t> sequences,
                  const LatentPages& pages, int64_t rows) {
   for (const int32_t s : sequences) {

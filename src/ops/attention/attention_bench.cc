@@ -35,7 +35,7 @@ Buffer random_buffer(DType dtype, int64_t count, uint64_t seed) {
 
 void absorbed(benchmark::State& state, CacheFormat format, DType dtype) {
   const int64_t heads = state.range(0), context = state.range(1), sequences = state.range(2);
-  // As many layers as the bundled model: each call finds its pages as cold as a step does.
+  // As many layers as the bundled model has: each call finds its pages as cold as a step does.
   constexpr int64_t kLayers = 8;
   const auto max_pages = static_cast<int32_t>((context + kPageSize) / kPageSize);
   const LatentLayout layout{format, kLatent, kRope};

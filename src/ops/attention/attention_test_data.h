@@ -1,4 +1,4 @@
-// What the attention tests share: random tensors of either type.
+// Shared by the attention tests: random tensors of either type.
 #pragma once
 
 #include <cmath>

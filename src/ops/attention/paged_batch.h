@@ -1,4 +1,4 @@
-// Which rows and pages belong to which sequence, as the attention operations read it. Views only.
+// Mapping of rows and pages to sequences, as the attention operations read it. Views only.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Hands out parts of a workspace, each aligned to a cache line. Owns nothing. With no memory behind
-// it, it measures: what a layout takes is what laying it out takes, so the two cannot disagree.
+// Sub-allocates a workspace, aligned to cache lines. Owns nothing. Without memory it only measures:
+// sizes come from the same code as the layout, so the two cannot disagree.
 #pragma once
 
 #include <cstddef>

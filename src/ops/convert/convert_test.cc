@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// The nearest bf16 of two neighbours, ties to even: by comparing distances in double.
+// The nearest bf16 of two neighbours, ties to even: compares distances in double.
 float nearest_bf16(float value) {
   const float below = to_float(bf16{static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16)});
   const float above =

@@ -1,26 +1,27 @@
-// Layers of decode_layers_cuda.h in one launch of 128 blocks, one a multiprocessor, that stay for
-// all layers.
+// The layers of decode_layers_cuda.h in one launch of 128 persistent CTAs, one per SM.
 //
-// A block has its share of the rows of each matrix, and its weights come in one order for the whole
-// launch through a ring in shared memory, filled by two threads of their own as soon as there is
-// room (decode_layers_feed_cuda.cuh), keys of the cache among them: only a layer's experts cannot
-// be known ahead. Sixteen warps multiply. What they give is a few dozen values a block, which all
-// blocks read from packets (block_packets.cuh). Eight blocks work on a head: its query, its part of
-// W_UK, an eighth of the keys each, W_UV. Every block has the whole residual, in registers.
+// Each CTA owns a share of the rows of every matrix. Its weights stream in one order for the whole
+// launch through a ring buffer in shared memory; two producer threads issue each chunk as soon as a
+// slot is free (decode_layers_feed_cuda.cuh), the cache's keys included. Only a layer's routed
+// experts are not known ahead. Sixteen consumer warps multiply. Each step produces a few dozen
+// values per CTA, which all CTAs read as flag-in-data packets (block_packets.cuh). Eight CTAs work
+// on a head: its query, its part of W_UK, a split of an eighth of the keys each, W_UV. Every CTA
+// keeps the whole residual in registers.
 //
-// The steps of a layer, in which blocks read what the others wrote before:
+// Steps of a layer, in each of which CTAs read what the others wrote before:
 //   q_kv_a     norm of the residual; rows of W_q_a and W_kv_a
 //   q_b        norm of q_a; the new cache row; the head's rows of W_q_b
-//   absorb     rotations; the head's rows of W_UK
-//   attend     scores and sums over keys of this block
-//   values     the head's parts joined; the head's rows of W_UV
+//   absorb     rotary embedding; the head's rows of W_UK
+//   attend     scores and sums over keys of this CTA's split
+//   values     combine of the head's splits; the head's rows of W_UV
 //   o          rows of W_o
 //   router     residual, norm; rows of the router
-//   gate, up   the choice of experts by each block for itself; rows of gate and of up
+//   gate, up   each CTA chooses the experts for itself; rows of gate and of up
 //   down       rows of down of all experts, added
 #include "base/check.h"
+#include "base/math_constants.h"
 #include "device/cuda/block_packets.cuh"
-#include "device/cuda/launch.h"
+#include "device/cuda/co_resident.h"
 #include "ops/decode_layers/decode_layers_cuda.h"
 #include "ops/decode_layers/decode_layers_feed_cuda.cuh"
 #include "ops/decode_layers/decode_layers_keys_cuda.cuh"
@@ -34,7 +35,7 @@ namespace {
 
 using namespace decode_layers_kernel;
 
-// ---- the warps that multiply
+// ---- consumer warps
 
 template <typename Row>
 class Layers {
@@ -54,7 +55,7 @@ class Layers {
     sync_consumers();
     if (thread_ == 0) barrier_arrive(&shared_.pages_known);
     load_residual();
-    // Twice a layer: attention, experts.
+    // Two passes a layer: attention, experts.
 #pragma unroll 1
     for (int half = 0; half < 2 * a_.num_layers; ++half) {
       place_thread();
@@ -93,8 +94,8 @@ class Layers {
   }
 
  private:
-  // What follows from a thread's place is computed where it is wanted: kept from layer to layer, it
-  // would be more than there are registers, and code to save and restore them.
+  // Values that follow from a thread's place are recomputed where they are used: kept from layer to
+  // layer, they exceed the register budget and cost code to spill and reload.
   __device__ void place_thread() {
     asm volatile("" : "+r"(thread_), "+r"(block_));
     warp_ = thread_ / kWarp;
@@ -105,7 +106,7 @@ class Layers {
     part_ = block_ % kHeadBlocks;
   }
 
-  // ---- chunks: of the launch's, the index-th from this step's first on
+  // ---- chunks: `index` counts from this step's first chunk
 
   __device__ const uint8_t* slot_of(int index) const {
     return shared_.ring[static_cast<unsigned>(chunks_ + index) % kSlots];
@@ -113,22 +114,22 @@ class Layers {
   __device__ const uint8_t* wait_for_chunk(int index) const {
     const unsigned sequence = static_cast<unsigned>(chunks_ + index), slot = sequence % kSlots;
     const unsigned turn = sequence / kSlots;
-    // Only from then on does the slot's parity speak of this turn: another pair may still wait for
+    // The slot's parity is valid for this turn only from then on: another pair may still wait for
     // the turn before.
     while (load_acquire_in_block(&shared_.turns[slot]) <= turn) {
     }
     barrier_wait(&shared_.full[slot], static_cast<int>(turn & 1));
     return shared_.ring[slot];
   }
-  // By one thread, for so many warps.
+  // Called by one thread for `warps` warps.
   __device__ void release_chunk(int index, int warps) const {
     barrier_arrive_for(&shared_.empty[static_cast<unsigned>(chunks_ + index) % kSlots], warps);
   }
 
-  // ---- products of long rows
+  // ---- GEMVs
 
-  // Of 512 kSteps columns of two rows, kStride bytes apart; scales: of the columns' blocks. The
-  // sums are in every lane.
+  // Multiplies 512 kSteps columns of two rows, kStride bytes apart; scales: those of the columns'
+  // blocks. Every lane gets the sums.
   template <int kStride, int kSteps, int kUnroll>
   __device__ Pair two_rows(const uint8_t* weights, const float* scales, const uint8_t* vector,
                            const float* x_scales) const {
@@ -149,13 +150,14 @@ class Layers {
     return {warp_sum(sums.first), warp_sum(sums.second)};
   }
 
-  // Of the vector, from a multiple of 16 on.
+  // Sixteen elements of the vector, starting at a multiple of 16.
   __device__ Sixteen load_x(int first) const {
     const auto* const from = reinterpret_cast<const uint4*>(shared_.vector + first * 2);
     return {from[0], from[1]};
   }
 
-  // Rows of q_kv_a, or of the experts' gate and up in turn: two a chunk, half their columns a warp.
+  // Rows of q_kv_a, or of the experts' gate and up in turn: two rows a chunk, half the columns a
+  // warp.
   __device__ void products_of_hidden(bool is_attention) {
     constexpr int kSteps = kHidden / 2 / kStepBytes;
     const int count =
@@ -177,7 +179,8 @@ class Layers {
     sync_consumers();
   }
 
-  // kRows rows of kColumns a chunk, half of them a warp. To sums.
+  // kRows rows of kColumns a chunk; each warp of the pair multiplies half of them. Results go to
+  // `sums`.
   template <int kRows, int kColumns>
   __device__ void products(int chunks, const float* x_scales) const {
     constexpr int kHalf = kRows / 2;
@@ -198,23 +201,28 @@ class Layers {
 
   // ---- packets
 
-  // value(row) of each of this block's rows, by the first warps.
+  // Publishes value(row) for each of this CTA's rows; the first warps write.
   template <typename Value>
   __device__ void put_rows(Packet* to, int rows, const Value& value) const {
-    constexpr int kRows = 4 * kPacketValues;  // of a warp
+    constexpr int kRows = 4 * kPacketValues;  // rows of a warp
     const int first = warp_ * kRows;
     if (first >= rows) return;
     put_bf16(to + warp_ * 4, min(4, packets(rows) - warp_ * 4), epoch_,
              lane_ < min(kRows, rows - first) ? value(first + lane_) : 0);
   }
 
-  // kRows values of each of `blocks` blocks to scratch. at(block, row): where. One packet a thread.
+  // Receives kRows values from each of `blocks` CTAs into scratch at at(block, row). One packet a
+  // thread.
   template <int kRows, typename At>
-  __device__ void receive(const Packet* from, int blocks, const At& at) const {
+  __device__ void receive(const Packet* from, int blocks, const At& at, bool waits = true) const {
     constexpr int kEach = packets(kRows);
     if (thread_ < blocks * kEach) {
       Packet packet[1];
-      wait_for_packets(packet, epoch_, [&](int) { return from + thread_; });
+      if (waits) {
+        wait_for_packets(packet, epoch_, [&](int) { return from + thread_; });
+      } else {
+        packet[0] = load_packet(from + thread_);
+      }
       float values[kPacketValues];
       unpack_bf16(packet[0], values);
       const int first = thread_ % kEach * kPacketValues;
@@ -226,7 +234,7 @@ class Layers {
     sync_consumers();
   }
 
-  // ---- the residual: thread t has packets t and t + 512 of it, seven values each
+  // ---- the residual: thread t holds packets t and t + 512 of it, seven values each
 
   static constexpr int kOwn = kBlocks * kHiddenPackets / kThreads;
   __device__ int residual_at(int i) const { return (thread_ + i * kThreads) * kPacketValues; }
@@ -248,7 +256,7 @@ class Layers {
     }
   }
 
-  // Adds what the step before gave; its norm to the vector.
+  // Adds the previous step's result to the residual and writes the norm to the vector.
   __device__ void norm_residual(bool has_delta, bool is_attention) {
     const float* const norm = is_attention ? layer_->input_norm : layer_->post_attention_norm;
     float weights[kOwn][kPacketValues];
@@ -285,7 +293,7 @@ class Layers {
     sync_consumers();
   }
 
-  // All have read the vector by the meeting of this.
+  // Also a barrier: all consumer threads have read the vector when it returns.
   __device__ float sum_over_block(float x) const {
     x = warp_sum(x);
     if (lane_ == 0) shared_.warp_sums[warp_] = x;
@@ -297,7 +305,7 @@ class Layers {
     reinterpret_cast<__half*>(shared_.vector)[at] = __float2half_rn(x);
   }
 
-  // The vector of scratch's blocks of 128, each with its scale.
+  // Writes scratch to the vector in blocks of 128, each with its own scale.
   __device__ void write_scaled(int blocks) const {
 #pragma unroll 1
     for (int block = warp_; block < blocks; block += kWarps) {
@@ -336,14 +344,14 @@ class Layers {
 
   // ---- attention
 
-  // Normed q_a; the new cache row; the head's queries.
+  // Normalized q_a; the new cache row; the head's queries.
   __device__ void q_b(std::byte* pages) {
     receive_qkv();
     products<kQueryChunkRows, kQLora>(kQueryChunks, nullptr);
     chunks_ += kQueryChunks;
     sync_consumers();
     put_rows(exchange_.query[block_], kQueryRows, [&](int row) { return shared_.sums[row]; });
-    if (warp_ == kWarps - 1) write_cache_row(pages);  // while the others' queries come
+    if (warp_ == kWarps - 1) write_cache_row(pages);  // while the other CTAs' queries arrive
   }
 
   __device__ void receive_qkv() const {
@@ -381,7 +389,7 @@ class Layers {
 
   __device__ const float* turns() const { return a_.cos_sin + int64_t{position_} * kRope; }
 
-  // By one warp. One block of each head wants the row, and one writes it.
+  // Called by one warp. One CTA of each head needs the row; one CTA writes it to the cache.
   __device__ void write_cache_row(std::byte* pages) const {
     if (part_ != newest_key_part(position_)) return;
     const float* const new_key = shared_.scratch + kKeyAt;
@@ -397,9 +405,13 @@ class Layers {
     for (int i = lane_; i < Row::kBytes / 16; i += kWarp) {
       to[i] = reinterpret_cast<const uint4*>(shared_.row)[i];
     }
+    if (FATHOM_PLANTED(a_, kExtraRow)) {
+      reinterpret_cast<uint4*>(pages + (*a_.slot ^ 1) * Row::kBytes)[lane_] =
+          reinterpret_cast<const uint4*>(shared_.row)[lane_];
+    }
   }
 
-  // Sixteen neighbours of a block of 128, which eight neighbouring lanes have, as f16.
+  // Sixteen neighbours of a block of 128 as f16; the block lies in eight neighbouring lanes.
   __device__ Sixteen scaled_sixteen(const float* from, float& scale) const {
     const Eight low = load_eight(from), high = load_eight(from + 8);
     float largest = 0;
@@ -420,7 +432,7 @@ class Layers {
     return {packed(low), packed(high)};
   }
 
-  // The head's query: its rotated part stays in registers, two values a lane, the rest goes through
+  // The head's query: the rotary part stays in registers, two values a lane; the rest goes through
   // W_UK, four rows of 128 columns a warp.
   __device__ void absorb() {
     receive<kQueryRows>(exchange_.query[head_ * kHeadBlocks], kHeadBlocks,
@@ -428,7 +440,7 @@ class Layers {
     const float* const query = shared_.scratch;
     const float2 pair = *reinterpret_cast<const float2*>(query + kNope + lane_ * 2);
     const float2 turn = *reinterpret_cast<const float2*>(turns() + lane_ * 2);
-    // Rounded, as a launch of its own leaves it.
+    // Rounded as a separate launch would store it.
     const uint32_t rotated =
         pack_bf16(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
     q_rope_ = {low_bf16(rotated), high_bf16(rotated)};
@@ -451,8 +463,8 @@ class Layers {
     put_rows(exchange_.absorbed[block_], kAbsorbRows, [&](int row) { return shared_.sums[row]; });
   }
 
-  // A key of each run a warp, so many at a time. The first time there are none: the instructions
-  // are on their way while the query is.
+  // Each warp takes one key of each run, kBatch runs at a time. The first pass has no keys: it
+  // warms the instruction cache while the query is in flight.
   static constexpr int kBatch = 2;
   __device__ void attend() {
     Sixteen query = {};
@@ -460,7 +472,7 @@ class Layers {
     KeySum sum;
     constexpr int kPieces = kKeyPieces<Row>, kRows = kKeyRun / kPieces;
     const int runs = key_runs_of(position_, part_);
-    // One warp of one block has the newest key behind the runs'.
+    // One warp of one CTA takes the newest key, after the runs.
     const bool has_newest = warp_ == 0 && part_ == newest_key_part(position_);
 #pragma unroll 1
     for (int first = -kBatch; first < runs + has_newest || first <= 0; first += kBatch) {
@@ -475,6 +487,10 @@ class Layers {
             wait_for_chunk(run * kPieces + (kPieces > 1 ? warp_ / kRows : 0));
         if ((run * kHeadBlocks + part_) * kKeyRun + warp_ < position_) {
           rows[i] = reinterpret_cast<const std::byte*>(slot) + warp_ % kRows * Row::kBytes;
+          if (FATHOM_PLANTED(a_, kWrongKey) &&
+              (run * kHeadBlocks + part_) * kKeyRun + warp_ == position_ - 1 && warp_ % 2 == 1) {
+            rows[i] -= Row::kBytes;
+          }
         }
       }
       add_keys<Row>(rows, query, query_scale, q_rope_, lane_, sum);
@@ -484,11 +500,11 @@ class Layers {
       }
     }
     chunks_ += runs * kPieces;
-    sync_consumers();  // all have read their query: scratch is free
+    sync_consumers();  // all have read the query: scratch is free
     join_warps(sum);
   }
 
-  // As the keys' type multiplies, with what scores are multiplied by.
+  // The query in the type that the keys multiply in, and the factor of the scores.
   __device__ void receive_query(Sixteen& query, float& scale) {
     receive<kAbsorbRows>(exchange_.absorbed[head_ * kHeadBlocks], kHeadBlocks,
                          [&](int block, int row) { return block * kAbsorbRows + row; });
@@ -498,13 +514,13 @@ class Layers {
     } else {
       query = scaled_sixteen(shared_.scratch + lane_ * 16, scale);
     }
-    const float factor = a_.softmax_scale * 1.4426950408889634f;  // of powers of two
+    const float factor = a_.softmax_scale * kLog2E;  // for exp2
     scale *= factor;
     q_rope_.x *= factor;
     q_rope_.y *= factor;
   }
 
-  // The block's part, normed, and the logarithm of its weight.
+  // The CTA's partial result, normalized, and its log-sum-exp.
   __device__ void join_warps(const KeySum& own) const {
     auto* const parts = reinterpret_cast<float4*>(shared_.scratch);
 #pragma unroll
@@ -517,7 +533,7 @@ class Layers {
       shared_.total[warp_] = own.total;
     }
     sync_consumers();
-    // Each warp's weight, by a lane each.
+    // One lane per warp's weight.
     const float most = lane_ < kWarps ? shared_.most[lane_] : -INFINITY;
     const float largest = warp_max(most);
     const float weight = most == -INFINITY ? 0 : exp2_fast(most - largest);  // no key: no weight
@@ -527,7 +543,7 @@ class Layers {
     for (int i = 0; i < kWarps; ++i) {
       sum = fmaf(__shfl_sync(~0u, weight, i), shared_.scratch[i * kLatent + thread_], sum);
     }
-    // Of the order in which the parts were written.
+    // The column, in the order in which the splits were written.
     const int column = thread_ / 4 % kWarp * 16 + thread_ / 128 * 4 + thread_ % 4;
     auto* const joined = reinterpret_cast<uint16_t*>(shared_.vector);
     joined[column] = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sum / all));
@@ -546,7 +562,7 @@ class Layers {
     store_packet(&exchange_.part[block_][thread_], words[0], words[1] | uint64_t{epoch_} << 48);
   }
 
-  // The parts of the head's eight blocks joined, through W_UV: a row a warp.
+  // Combines the splits of the head's eight CTAs and multiplies by W_UV, one row a warp.
   __device__ void values() {
     constexpr int kCount = kHeadBlocks * kPartPackets, kEach = (kCount + kThreads - 1) / kThreads;
     constexpr int kPartValues = kPartPackets * kPacketValues;
@@ -567,7 +583,7 @@ class Layers {
       }
     }
     sync_consumers();
-    // A part's weight, by a lane each.
+    // One lane per split's weight.
     const uint16_t* const words = parts + lane_ % kHeadBlocks * kPartValues + kLatent;
     const float lse = __uint_as_float(uint32_t{words[0]} | uint32_t{words[1]} << 16);
     const float weight = exp2_fast(lse - warp_max(lse));
@@ -597,8 +613,15 @@ class Layers {
 
   __device__ void o() {
     static_assert(kBlocks * kValuePackets <= kThreads);
-    receive<kValueRows>(exchange_.value[0], kBlocks,
-                        [&](int block, int row) { return block * kValueRows + row; });
+    receive<kValueRows>(
+        exchange_.value[0], kBlocks,
+        [&](int block, int row) {
+          if (FATHOM_PLANTED(a_, kSwappedHead) && block >= kBlocks - 2 * kHeadBlocks) {
+            block ^= kHeadBlocks;
+          }
+          return block * kValueRows + row;
+        },
+        !FATHOM_PLANTED(a_, kSkippedHandoff));
     write_scaled(kHeads * kV / kScaleRow);
     products<kOChunkRows, kHeads * kV>(kOChunks, shared_.x_scales);
     chunks_ += kOChunks;
@@ -607,7 +630,7 @@ class Layers {
 
   // ---- experts
 
-  // Seven warps a row, of 256 columns at a time.
+  // Seven warps a row, 256 columns at a time.
   __device__ void router() {
     constexpr int kColumns = kWarp * 8, kRowWarps = 7, kSteps = kHidden / kColumns / kRowWarps;
     static_assert(kSteps * kRowWarps * kColumns == kHidden);
@@ -650,8 +673,8 @@ class Layers {
   }
 
   // The rules of gate() (ops/gate/gate.h) for kSigmoidBias and groups of 32, by the last eight
-  // warps: a group each, an expert a thread. Others need not wait: routed experts' chunks come
-  // after. A NaN is below all numbers.
+  // warps: one group a warp, one expert a lane. The other warps do not wait: the chunks of routed
+  // experts come later. A NaN ranks below all numbers.
   __device__ void choose() const {
     if (warp_ < kWarps - kGroups) return;
     const int expert = thread_ - kThreads + kRouted, group = expert / kWarp;
@@ -664,7 +687,7 @@ class Layers {
     auto* const keys = reinterpret_cast<uint32_t*>(shared_.scratch);
     float* const group_values = shared_.scratch + kRouted;
     keys[expert] = key;
-    // A group is as good as its best two together.
+    // A group's rank is the sum of its best two scores.
     const uint32_t best = __reduce_max_sync(~0u, key);
     const bool is_best = lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, key == best))) - 1;
     const uint32_t second = __reduce_max_sync(~0u, is_best ? 0 : key);
@@ -682,7 +705,7 @@ class Layers {
     }
     uint32_t kept =
         __ballot_sync(~0u, lane_ < kGroups && better < static_cast<int>(a_.gate.groups_per_token));
-    // An expert's place among those of the groups that are left: of equal ones the first is better.
+    // An expert's rank within the kept groups; ties go to the lower index.
     const bool runs = (kept >> group & 1) != 0;
     int place = 0;
 #pragma unroll 1
@@ -711,9 +734,10 @@ class Layers {
 #pragma unroll
     for (int i = 1; i < kExperts; ++i) shared_.weights[i] *= factor;
     shared_.weights[0] = 1;
+    if (FATHOM_PLANTED(a_, kDroppedExpert)) shared_.weights[kChosen] = 0;
   }
 
-  // Of gate's and up's sums, which come in turn for each expert.
+  // The activation from the sums of gate and up, which alternate for each expert.
   __device__ float activation(int row) const {
     const float* const sums = shared_.sums + row / kInterRows * 8 + row % kInterRows * 2;
     const float gate = sums[0] + sums[1], up = sums[4] + sums[5];
@@ -730,9 +754,8 @@ class Layers {
       return row / kInterRows * kInter + block * kInterRows + row % kInterRows;
     });
     write_scaled(kExperts * kInter / kScaleRow);
-    // A warp has four rows of all experts; 512 bytes are two of them. A block's rows are of two
-    // blocks of 128 at most: the slot has the scales of the first's pair of them, and the next
-    // pair's.
+    // A warp has four rows of all experts; two of them are 512 bytes. A CTA's rows touch at most
+    // two blocks of 128: the slot holds the scales of the first block's pair and of the next pair.
     constexpr int kRowWarps = kHiddenRows / 4;
     const int k_block = lane_ / 8 % kBlocksOfK, row = warp_ * 4 + lane_ / 16;
     const int in_pair = block_ * kHiddenRows % (2 * kScaleRow) + row;
@@ -755,7 +778,7 @@ class Layers {
     __syncwarp();
     if (lane_ < kExperts) release_chunk(lane_, 1);
     if (!is_on_diagonal(lane_)) sums = {0, 0};
-    // The first's eight lanes' sums to the lower ones, the second's to the upper.
+    // Adds the first row's eight lanes into the lower lanes, the second row's into the upper.
     const bool upper = (lane_ & 8) != 0;
     float sum = (upper ? sums.second : sums.first) +
                 __shfl_xor_sync(~0u, upper ? sums.first : sums.second, 8);
@@ -776,7 +799,7 @@ class Layers {
   int position_ = 0;
   const DecodeLayer* layer_ = nullptr;
   uint32_t epoch_ = 0;
-  int chunks_ = 0;  // of the launch that lie before this step's
+  int chunks_ = 0;  // chunks of the launch before this step's first
   float residual_[kOwn][kPacketValues];
   float2 q_rope_ = {};
 };
@@ -828,10 +851,11 @@ int64_t decode_layers_exchange_bytes() { return sizeof(Exchange); }
 void decode_layers(const DecodeLayersArguments& arguments, cudaStream_t stream) {
   with_latent_row(arguments.format, [&](auto row) {
     constexpr auto kKernel = layers_kernel<decltype(row)>;
-    static const bool ready = (allow_shared_memory(kKernel, sizeof(Shared)), true);
-    FATHOM_CHECK(ready, "no shared memory");
-    launch(kKernel, {.blocks = kBlocks, .threads = kAllThreads, .shared_bytes = sizeof(Shared)},
-           stream, arguments);
+    static OncePerDevice prepared;
+    prepared([&] { allow_shared_memory(kKernel, sizeof(Shared)); });
+    launch_co_resident("decode_layers", kKernel,
+                       {.blocks = kBlocks, .threads = kAllThreads, .shared_bytes = sizeof(Shared)},
+                       kBlocks, stream, arguments);
   });
 }
 

@@ -1,4 +1,4 @@
-// The weights' and the keys' way into shared memory, for the launch of decode_layers_cuda.cu.
+// Producer threads of decode_layers_cuda.cu: load weights and keys into the shared-memory ring.
 #pragma once
 
 #include "device/cuda/bulk_copy.cuh"
@@ -7,7 +7,7 @@
 
 namespace fathom::cuda::decode_layers_kernel {
 
-// A thread that asks for every kFeeders-th chunk.
+// A producer thread that issues every kFeeders-th chunk.
 template <typename Row>
 class Feeder {
  public:
@@ -37,7 +37,7 @@ class Feeder {
 
   struct Chunk {
     const void* values;
-    int64_t at;  // bytes behind them
+    int64_t at;  // offset of the scales behind the weights
     int bytes;   // a multiple of 16, or 0
     const float* scales;
     int num_scales;  // a multiple of 4
@@ -76,7 +76,7 @@ class Feeder {
       case kQueryB:
         return rows_of(layer.q_b, (block_ * kQueryChunks + i) * kQueryChunkRows, kQueryChunkRows,
                        kQLora);
-      case kAbsorb:  // the scales of the whole head
+      case kAbsorb:  // scales of the whole head
         return {layer.uk.values, int64_t{block_} * kAbsorbRows * kNope, kAbsorbRows * kNope,
                 layer.uk.scales + block_ / kHeadBlocks * (kLatent / kScaleRow),
                 kLatent / kScaleRow};
@@ -84,8 +84,14 @@ class Feeder {
         return keys_of(i, l);
       case kValues:
         return rows_of(layer.uv, block_ * kValueRows, kValueRows, kLatent);
-      case kO:
-        return rows_of(layer.o, (block_ * kOChunks + i) * kOChunkRows, kOChunkRows, kHeads * kV);
+      case kO: {
+        Chunk chunk =
+            rows_of(layer.o, (block_ * kOChunks + i) * kOChunkRows, kOChunkRows, kHeads * kV);
+        if (FATHOM_PLANTED(a_, kWrongLayerScale) && block_ > kBlocks / 2) {
+          chunk.scales -= kHeads * kV / kScaleRow;
+        }
+        return chunk;
+      }
       case kRouter:
         return {layer.router, int64_t{block_ * (kRouted / kBlocks) + i} * kRouterRowBytes,
                 kRouterRowBytes, nullptr, 0};
@@ -101,14 +107,14 @@ class Feeder {
 
   __device__ int64_t expert_of(int i) const { return i == 0 ? 0 : shared_.ids[i - 1]; }
 
-  // Rows that have one row of scales.
+  // Rows that share one row of scales.
   __device__ static Chunk rows_of(const ScaledMatrix& matrix, int64_t row, int rows, int columns) {
     const int scales = columns / kScaleRow;
     return {matrix.values, row * columns, rows * columns, matrix.scales + row / kScaleRow * scales,
             scales};
   }
 
-  // Scales of the rows' one or two blocks of 128, from the one of even number on.
+  // Scales of the rows' one or two blocks of 128, starting at an even block.
   __device__ Chunk down_of(const ScaledMatrix& matrix, int64_t expert) const {
     const int first = block_ * kHiddenRows / kScaleRow / 2 * 2,
               last = (block_ * kHiddenRows + kHiddenRows - 1) / kScaleRow;
@@ -151,7 +157,7 @@ class Feeder {
   const DecodeLayersArguments& a_;
   const uint64_t policy_;
   const int block_, feeder_;
-  unsigned sequence_ = static_cast<unsigned>(feeder_);  // of the chunk that is next, in the launch
+  unsigned sequence_ = static_cast<unsigned>(feeder_);  // of the next chunk in the launch
   int position_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// A warp's scores and sums over keys of one head, for the launch of decode_layers_cuda.cu.
+// Scores and weighted sums of one warp over keys of one head, for decode_layers_cuda.cu.
 #pragma once
 
 #include "cache/latent_row_cuda.cuh"
@@ -47,13 +47,14 @@ __device__ inline float load_scale(const std::byte* row, int lane) {
   return 1;
 }
 
-// What a warp has summed of keys so far; a lane has sixteen columns.
+// A warp's running softmax sums over keys; each lane has sixteen columns.
 struct KeySum {
   float most = -INFINITY, total = 0, out[16] = {};
 };
 
-// Rows of keys in shared memory, null: no key. The query: a lane's sixteen values of the latent
-// part, as the keys' type multiplies, with their scale; and two of the rotary part.
+// `rows`: keys in shared memory; null means no key. `query`: a lane's sixteen values of the latent
+// part, in the type that the keys multiply in, with their scale; `q_rope`: two values of the rotary
+// part.
 template <typename Row, int kBatch>
 __device__ inline void add_keys(const std::byte* const (&rows)[kBatch], const Sixteen& query,
                                 float query_scale, float2 q_rope, int lane, KeySum& sum) {

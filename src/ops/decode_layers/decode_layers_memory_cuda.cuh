@@ -1,5 +1,5 @@
-// What a block of the launch of decode_layers_cuda.cu has: its shares of the matrices, its shared
-// memory, and what blocks hand to one another.
+// Per-CTA layout for decode_layers_cuda.cu: shares of the matrices, shared memory, and the packets
+// that CTAs exchange.
 #pragma once
 
 #include "cache/latent_row_cuda.cuh"
@@ -13,34 +13,33 @@ namespace fathom::cuda::decode_layers_kernel {
 constexpr int kHidden = 7168, kHeads = 16, kQLora = 1536, kLatent = 512, kNope = 128, kRope = 64,
               kV = 128, kInter = 256;
 constexpr int kRouted = 256, kGroups = kRouted / kWarp;
-constexpr int kChosen = 8, kExperts = kChosen + 1;  // the shared one first
+constexpr int kChosen = 8, kExperts = kChosen + 1;  // the shared expert first
 
 constexpr int kBlocks = 128, kHeadBlocks = kBlocks / kHeads;
 constexpr int kWarps = 16, kThreads = kWarps * 32, kAllThreads = kThreads + 128;
-// Of a thread. Together no more than the launch has: 96 of each.
+// Registers a thread. The total must not exceed the launch's 96 a thread.
 constexpr int kRegisters = 104, kFeederRegisters = 64;
 static_assert(kRegisters * kThreads + kFeederRegisters * 128 <= 96 * kAllThreads);
-constexpr int kPairs = kWarps / 2;  // of warps, that share a chunk
+constexpr int kPairs = kWarps / 2;  // pairs of warps that share a chunk
 
-constexpr int kQkvPairs = (kQLora + kLatent + kRope) / 2;  // of rows
+constexpr int kQkvPairs = (kQLora + kLatent + kRope) / 2;  // pairs of rows
 constexpr int kMostQkvRows = 2 * (kQkvPairs / kBlocks + 1);
 constexpr int kQueryRows = (kNope + kRope) / kHeadBlocks;
 constexpr int kAbsorbRows = kLatent / kHeadBlocks, kValueRows = kV / kHeadBlocks;
 constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
 constexpr int kInterRows = kInter / kBlocks;    // of gate, and of up, of an expert
 
-// Pairs of rows of q_kv_a before block b's.
+// Pairs of rows of q_kv_a before CTA b's.
 __device__ constexpr int first_qkv_pair(int b) { return b * kQkvPairs / kBlocks; }
 
-constexpr int kScaleRow = 128;  // rows and columns that have a scale
+constexpr int kScaleRow = 128;  // rows and columns that share a scale
 
-// ---- what a block has of a matrix, in chunks of the ring; a pair of warps takes one
+// ---- a CTA's share of each matrix, in ring chunks; a pair of warps takes one chunk
 
-// Weights, and behind them their scales.
+// Weights, followed by their scales.
 constexpr int kSlots = 10, kWeightBytes = 16384, kSlotBytes = kWeightBytes + 512;
-// Threads that ask for chunks in turn; a slot is always the same one's. Chunks that are on their
-// way at a time are enough to keep the memory busy: what waits in its queues beyond that makes
-// blocks wait for one another's results.
+// Producer threads issue chunks in turn; a slot always belongs to the same thread. kInFlight chunks
+// saturate the memory: more would queue there and delay the CTAs' exchange of results.
 constexpr int kFeeders = 2, kInFlight = 4;
 static_assert(kSlots % kFeeders == 0 && kInFlight % kFeeders == 0);
 constexpr int kQueryChunkRows = 8, kOChunkRows = 8;
@@ -61,16 +60,16 @@ constexpr int kQkvPackets = packets(kMostQkvRows), kQueryPackets = packets(kQuer
               kActivationPackets = packets(kExperts * kInterRows);
 static_assert(kHiddenPackets * kPacketValues == kHiddenRows);
 
-// A block's packets of each kind follow one another.
+// Packets of each kind are contiguous for each CTA.
 struct Exchange {
-  uint32_t epochs[4];  // [0]: that there have been
+  uint32_t epochs[4];  // [0]: number of launches so far
   Packet qkv[kBlocks][kQkvPackets];
   Packet query[kBlocks][kQueryPackets];
   Packet absorbed[kBlocks][kAbsorbPackets];
   Packet part[kBlocks][kPartPackets];
   Packet value[kBlocks][kValuePackets];
   Packet o[kBlocks][kHiddenPackets];
-  Packet logits[kBlocks];  // two in fp32
+  Packet logits[kBlocks];  // two fp32 values
   Packet activation[kBlocks][kActivationPackets];
   Packet down[kBlocks][kHiddenPackets];
 };
@@ -78,9 +77,9 @@ struct Exchange {
 // ---- shared memory
 
 constexpr int kScratch = kWarps * kLatent;  // floats
-constexpr int kKeyAt = 4096;  // of scratch: the new key as W_kv_a gives it, until blocks attend
+constexpr int kKeyAt = 4096;  // offset in scratch: the new key from W_kv_a, until attention begins
 
-// Blocks of 128 of a vector that has scales, at most.
+// Upper bound on the 128-column blocks of a scaled vector.
 constexpr int kMostScales = 32;
 static_assert(kHeads * kV / kScaleRow <= kMostScales &&
               kExperts * kInter / kScaleRow <= kMostScales);
@@ -88,21 +87,21 @@ static_assert(kHeads * kV / kScaleRow <= kMostScales &&
 struct Shared {
   uint8_t ring[kSlots][kSlotBytes];
   float scratch[kScratch];
-  uint8_t vector[kHidden * 2];                           // what a product reads, f16
-  std::byte row[LatentRow<CacheFormat::kBF16>::kBytes];  // the token's, of the cache
+  uint8_t vector[kHidden * 2];                           // GEMV input, f16
+  std::byte row[LatentRow<CacheFormat::kBF16>::kBytes];  // cache row of the token
   float sums[2 * kExperts * kInterRows * 2];             // rows, or halves of rows
   float warp_sums[kWarps];
-  float most[kWarps], total[kWarps];  // of a warp's keys
+  float most[kWarps], total[kWarps];  // softmax state of each warp's keys
   float x_scales[kMostScales];
-  float weights[kExperts];  // the shared one's is 1
+  float weights[kExperts];  // the shared expert's is 1
   int32_t ids[kChosen];
   alignas(8) uint64_t full[kSlots];
   uint64_t empty[kSlots];
-  uint64_t chosen;                              // the experts of a layer
+  uint64_t chosen;                              // mbarrier: a layer's experts are chosen
   uint64_t pages_known;                         // once a launch
-  uint32_t turns[kSlots];                       // of each slot that have been asked for
-  DecodeLayer layers[2];                        // this one and the next
-  int32_t pages[kMostDecodeLayersTokens / 64];  // of the sequence
+  uint32_t turns[kSlots];                       // turns of each slot that have been issued
+  DecodeLayer layers[2];                        // current and next
+  int32_t pages[kMostDecodeLayersTokens / 64];  // page table of the sequence
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
@@ -115,20 +114,20 @@ __device__ inline float load_ahead(const float* from) {
   return v;
 }
 
-// ---- what keys a token sees, and who has them
+// ---- which keys a token attends to, and which CTA has them
 
 constexpr int kPage = 64;
-constexpr int kKeyRun = 16;  // keys of a page that follow one another; one a warp
+constexpr int kKeyRun = 16;  // consecutive keys of a page; one a warp
 
-// Runs of keys that are in the cache before this token's, and a block's share of them.
+// Runs of cached keys before this token's, and a CTA's share of them.
 __device__ inline int key_runs(int position) { return (position + kKeyRun - 1) / kKeyRun; }
 __device__ inline int key_runs_of(int position, int part) {
   return (key_runs(position) - part + kHeadBlocks - 1) / kHeadBlocks;
 }
-// The block that has the token's own.
+// The split that has the token's own key.
 __device__ inline int newest_key_part(int position) { return key_runs(position) % kHeadBlocks; }
 
-// A slot takes so many runs' halves: rows in bf16 are large.
+// Slots that a run takes: bf16 rows are too large for one.
 template <typename Row>
 constexpr int kKeyPieces = kKeyRun* Row::kBytes <= kSlotBytes ? 1 : 2;
 

@@ -1,8 +1,8 @@
-// What: out[i] = table[id of row i], widened to fp32.
+// What: out[i] = table[id of row i], upconverted to fp32.
 //
 // Inputs/outputs: embedding_cuda.h.
 //
-// Layout: a block for each 2,048 values of a row, eight a thread.
+// Layout: a CTA for each 2,048 values of a row, eight a thread.
 //
 // Determinism: copies only.
 //
@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * 8;
   if (column >= arguments.n) return;
   int64_t id = arguments.ids[row];
+  if (FATHOM_PLANTED(arguments, kStaleToken) && row == 2 && id < -1) ++id;
   if (id < 0) id = arguments.sampled[-1 - id];
   Eight x = {};
   if (id >= 0 && id < arguments.vocab) {

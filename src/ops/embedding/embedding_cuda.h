@@ -1,11 +1,12 @@
-// embedding (ops/embedding/embedding.h) on a Hopper GPU. Ids are read from device memory: they may
-// be what the step before has sampled, which the host has not seen yet.
+// embedding (ops/embedding/embedding.h) on a Hopper GPU. Ids are read from device memory: the
+// previous step may have sampled them, and the host has not seen them yet.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "device/cuda/planted_fault.h"
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
@@ -13,15 +14,16 @@ namespace fathom::cuda {
 // All pointers are device memory; rows are aligned to 16 bytes and n is a multiple of 8.
 struct EmbeddingArguments {
   const int32_t* ids = nullptr;      // [rows]; below 0: sampled[-1 - id]
-  const int32_t* sampled = nullptr;  // null where no id is below 0
+  const int32_t* sampled = nullptr;  // may be null if no id is below 0
   const void* table = nullptr;       // [vocab, n]
   DType table_type = DType::kBF16;   // or kF32
   float* out = nullptr;              // [rows, n]: the residual
   int64_t rows = 0, n = 0, vocab = 0;
+  FATHOM_PLANTED_FAULT
 };
 
-// An id outside the vocabulary (a padding row's, or the -1 of a row that had nothing to sample)
-// gives zeros.
+// An id outside the vocabulary (a padding row's, or the -1 of a row without a sampled token) gives
+// zeros.
 void embedding(const EmbeddingArguments& arguments, cudaStream_t stream);
 
 }  // namespace fathom::cuda

@@ -1,4 +1,4 @@
-// embedding on the GPU: rows of the table, to the bit.
+// embedding on the GPU: rows of the table, bitwise identical.
 #include "ops/embedding/embedding_cuda.h"
 
 #include <gtest/gtest.h>

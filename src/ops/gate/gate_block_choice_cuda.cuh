@@ -1,12 +1,12 @@
-// A block chooses a token's experts: the rules of gate() (ops/gate/gate.h), for more experts than a
-// warp gets through quickly.
+// A CTA selects a token's experts by the rules of gate() (ops/gate/gate.h), for more experts than a
+// warp handles quickly.
 //
-// Thread t has experts t and t + kChoiceThreads. What the choice is made by is a key, larger is
-// better: 0 is out of the race. Nothing is taken one after the other: each warp ranks its own keys
-// by counting the larger ones (in short loops: instructions are fetched for one row), its first k
-// go on, and are ranked in the same way. Where a warp's experts are a group (V3's 32), its first
-// two are what the group is judged by, so that groups and experts are chosen after the same meeting
-// of all warps.
+// Thread t has experts t and t + kChoiceThreads. Experts are ordered by a key, larger is better; 0
+// means excluded. Selection has no serial loop: each warp ranks its own keys by counting the larger
+// ones (in short loops: with one row the instruction cache is cold), its first k become candidates,
+// and candidates are ranked in the same way. Where a warp's experts are a group (V3's 32), its
+// first two give the group's score, so that groups and experts are selected after the same CTA
+// barrier.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@
 namespace fathom::cuda {
 
 inline constexpr int kChoiceThreads = 256, kChoiceWarps = kChoiceThreads / kWarp;
-inline constexpr int kMostChosen = 32, kMostGroups = 32;
 
 template <int kPerThread>
 struct BlockChoiceMemory {
-  float values[kPerThread * kChoiceThreads];  // logits, then what groups are judged by
-  float scores[kPerThread * kChoiceThreads];  // what weights are made of
-  float2 group_values[kChoiceWarps];          // of warps that are groups: their two best
+  float values[kPerThread * kChoiceThreads];  // logits, then selection scores of groups
+  float scores[kPerThread * kChoiceThreads];  // for the expert weights
+  float2 group_values[kChoiceWarps];          // where a warp is a group: its two best
   alignas(16) uint32_t keys[kChoiceWarps][kPerThread * kWarp];
-  alignas(16) uint64_t first_keys[kChoiceWarps * kMostChosen];  // key, complement of the expert
-  uint32_t group_keys[kMostGroups];
-  int32_t ids[kMostChosen];
-  float weights[kMostChosen];
+  alignas(16) uint64_t
+      first_keys[kChoiceWarps * kMostChosenExperts];  // key, complement of the expert's index
+  uint32_t group_keys[kMostGateGroups];
+  int32_t ids[kMostChosenExperts];
+  float weights[kMostChosenExperts];
 };
 
 template <int kPerThread>
@@ -37,7 +37,7 @@ class BlockChoice {
  public:
   using Memory = BlockChoiceMemory<kPerThread>;
 
-  // The bias [experts] is asked for here: no launch writes it. Null: none.
+  // Loads the bias [experts] at once: no launch writes it. Null: none.
   __device__ BlockChoice(const GateOptions& options, int experts, const float* bias, Memory& memory)
       : options_(options),
         experts_(experts),
@@ -54,7 +54,7 @@ class BlockChoice {
   __device__ int expert(int j) const { return static_cast<int>(threadIdx.x) + j * kChoiceThreads; }
   __device__ bool has(int j) const { return expert(j) < experts_; }
 
-  // All threads, each with its experts' logits. ids, weights [k] in device memory.
+  // Called by all threads, each with its experts' logits. ids, weights [k] in device memory.
   __device__ __forceinline__ void run(const float (&logits)[kPerThread], int32_t* ids,
                                       float* weights) {
     if (options_.scoring == GateScoring::kSigmoidBias) {
@@ -90,7 +90,7 @@ class BlockChoice {
     }
   }
 
-  // Of warps that are groups: a bit for each that stays in the race.
+  // A bit for each warp (a group of experts) that is kept.
   __device__ uint32_t kept_warps() const {
     const int groups = static_cast<int>(options_.num_groups);
     const float2 best = memory_.group_values[lane_ % kChoiceWarps];
@@ -104,7 +104,7 @@ class BlockChoice {
     return __ballot_sync(~0u, lane_ < groups && better < options_.groups_per_token);
   }
 
-  // Every warp for itself forms the sum over all.
+  // Every warp computes the sum over all experts.
   __device__ void score_by_softmax(const float (&logits)[kPerThread]) {
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
@@ -128,11 +128,11 @@ class BlockChoice {
     }
   }
 
-  // V2: a group is as good as its best expert. V3: as its best two together.
+  // V2: a group's score is that of its best expert. V3: the sum of its best two.
   __device__ void drop_groups() {
     const bool sigmoid = options_.scoring == GateScoring::kSigmoidBias;
     const int groups = static_cast<int>(options_.num_groups), size = experts_ / groups;
-    __syncthreads();  // all have their values
+    __syncthreads();  // all values have been written
     for (int group = warp_; group < groups; group += kChoiceWarps) {
       float first = -INFINITY, second = -INFINITY;
       for (int i = lane_; i < size; i += kWarp) {
@@ -162,7 +162,7 @@ class BlockChoice {
         better += (other > key) | ((other == key) & (group < own));
       }
       if (better < options_.groups_per_token) continue;
-      // V3's can never be chosen. V2 leaves them in the race, with nothing.
+      // V3's can never be selected. V2 keeps them as candidates, with score 0.
       if (!sigmoid) memory_.scores[expert(j)] = 0;
       keys_[j] = sigmoid ? 0 : order_key(0);
     }
@@ -177,7 +177,7 @@ class BlockChoice {
 #pragma unroll
     for (int j = 0; j < kPerThread; ++j) {
       const int own = j * kWarp + lane_;
-      int better = 0;  // of equal ones the lower index is
+      int better = 0;  // of equals the lower index is
 #pragma unroll
       for (int i = 0; i < kPerThread * kWarp; i += 4) {
         const uint4 four = *reinterpret_cast<const uint4*>(keys + i);
@@ -198,7 +198,7 @@ class BlockChoice {
     }
     __syncthreads();
     const uint32_t kept = warps_are_groups ? kept_warps() : ~0u;
-    // So many threads to one that has come so far: a power of two.
+    // Threads per candidate: a power of two.
     const int count = kChoiceWarps * k, sharers = k <= 8 ? 4 : k <= 16 ? 2 : 1;
     const int candidate = static_cast<int>(threadIdx.x) / sharers;
     const auto id_of = [](uint64_t key) { return static_cast<int>(~static_cast<uint32_t>(key)); };
@@ -229,7 +229,7 @@ class BlockChoice {
 #pragma unroll 8
     for (int i = 0; i < k; ++i) sum += memory_.weights[i];
     float weight = memory_.weights[threadIdx.x];
-    // V2's code normalises only for k > 1, and then does not scale.
+    // V2's code normalises only for k > 1, and does not scale then.
     const bool sigmoid = options_.scoring == GateScoring::kSigmoidBias;
     const bool normalize = options_.normalize && (sigmoid || k > 1);
     if (normalize) weight /= sum + 1e-20f;

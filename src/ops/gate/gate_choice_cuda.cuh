@@ -1,7 +1,7 @@
-// A warp chooses a token's experts: the rules of gate() (ops/gate/gate.h).
+// A warp selects a token's experts by the rules of gate() (ops/gate/gate.h).
 //
-// Lane l has experts l, l + 32, …: a score each (what weights are made of) and a key, which orders
-// what the choice is made by: larger is better, 0 is out of the race.
+// Lane l has experts l, l + 32, …: a score each (for the weights) and a key, which orders the
+// selection: larger is better, 0 means excluded.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace fathom::cuda {
 
-// Orders as the number does; a NaN is below all of them, and still above 0: it can be chosen when
-// nothing else is left, so that a token always has as many experts as it wants.
+// A key with the order of the numbers; a NaN is below all of them, and still above 0: it can be
+// selected when nothing else is left, so that a token always has k experts.
 __device__ inline uint32_t order_key(float value) {
   const uint32_t bits = __float_as_uint(value + 0.0f);  // -0 is 0
   const uint32_t key =
@@ -31,7 +31,7 @@ __device__ inline float warp_max(float x) {
 template <int kPerLane>
 class ExpertChoice {
  public:
-  // `values` [experts] in shared memory: the logits, and then what every lane has to see.
+  // `values` [experts] in shared memory: the logits, then values shared between the lanes.
   __device__ ExpertChoice(const GateOptions& options, int experts, float* values)
       : options_(options), experts_(experts), values_(values), lane_(threadIdx.x % kWarp) {}
 
@@ -87,11 +87,11 @@ class ExpertChoice {
     __syncwarp();
   }
 
-  // V2: a group is as good as its best expert. V3: as its best two together.
+  // V2: a group's score is that of its best expert. V3: the sum of its best two.
   __device__ __forceinline__ void drop_groups() {
     const bool sigmoid = options_.scoring == GateScoring::kSigmoidBias;
     const int groups = static_cast<int>(options_.num_groups), size = experts_ / groups;
-    // So many lanes to a group: a power of two.
+    // Lanes per group: a power of two.
     const int lanes = 1 << (31 - __clz(kWarp / groups));
     const int group = lane_ / lanes;
     float first = -INFINITY, second = -INFINITY;
@@ -123,7 +123,7 @@ class ExpertChoice {
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       if (!has(j) || kept >> ((lane_ + j * kWarp) / size) & 1) continue;
-      // V3's can never be chosen. V2 leaves them in the race, with nothing.
+      // V3's can never be selected. V2 keeps them as candidates, with score 0.
       if (!sigmoid) scores_[j] = 0;
       keys_[j] = sigmoid ? 0 : order_key(0);
     }
@@ -132,7 +132,7 @@ class ExpertChoice {
   __device__ __forceinline__ void choose(int32_t* ids, float* weights) {
     const int k = static_cast<int>(options_.experts_per_token);
     const bool sigmoid = options_.scoring == GateScoring::kSigmoidBias;
-    __syncwarp();  // the groups' scores have been made
+    __syncwarp();  // the groups' scores have been written
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       if (has(j)) values_[lane_ + j * kWarp] = scores_[j];
@@ -165,7 +165,7 @@ class ExpertChoice {
       }
     }
     if (lane_ >= k) return;
-    // V2's code normalises only for k > 1, and then does not scale.
+    // V2's code normalises only for k > 1, and does not scale then.
     const bool normalize = options_.normalize && (sigmoid || k > 1);
     if (normalize) own_weight /= sum + 1e-20f;
     if (sigmoid || !normalize) own_weight *= options_.scaling;

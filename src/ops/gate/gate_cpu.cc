@@ -15,17 +15,17 @@ constexpr int64_t kParallelLogits = 512;
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Scratch of one thread: reused from row to row.
+// Scratch of one thread, reused for each row.
 struct Scratch {
-  std::vector<float> scores;        // [experts] what the weights are made of
-  std::vector<float> choice;        // [experts] what the choice is made by
+  std::vector<float> scores;        // [experts] for the weights
+  std::vector<float> choice;        // [experts] for the selection
   std::vector<float> group_scores;  // [groups]
-  std::vector<char> excluded;       // [experts] taken already, or in a group that was dropped
+  std::vector<char> excluded;       // [experts] already selected, or in a dropped group
   std::vector<char> group_kept;     // [groups]
 };
 
-// Index of the largest value that is not excluded; the lowest index of equals. A NaN is as good as
-// any other value: the result is always an index.
+// Index of the largest value that is not excluded; the lowest index of equals. A NaN counts as any
+// other value: the result is always an index.
 int64_t largest(const std::vector<float>& values, const std::vector<char>& excluded) {
   int64_t best = -1;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -42,7 +42,7 @@ void softmax(const float* logits, std::vector<float>& p) {
   for (float& value : p) value /= sum;
 }
 
-// V2: a group is as good as its best expert. V3: as its best two together.
+// V2: a group's score is that of its best expert. V3: the sum of its best two.
 void score_groups(const GateOptions& options, Scratch& scratch) {
   const size_t size = scratch.choice.size() / scratch.group_scores.size();
   for (size_t group = 0; group < scratch.group_scores.size(); ++group) {
@@ -72,9 +72,9 @@ void drop_groups(const GateOptions& options, Scratch& scratch) {
   for (size_t i = 0; i < scratch.choice.size(); ++i) {
     if (scratch.group_kept[i / size]) continue;
     if (options.scoring == GateScoring::kSigmoidBias) {
-      scratch.excluded[i] = 1;  // -inf: never chosen
+      scratch.excluded[i] = 1;  // -inf: never selected
     } else {
-      scratch.choice[i] = scratch.scores[i] = 0;  // V2 leaves them in the race, with nothing
+      scratch.choice[i] = scratch.scores[i] = 0;  // V2 keeps them as candidates, with score 0
     }
   }
 }
@@ -86,7 +86,7 @@ void weigh(const GateOptions& options, const Scratch& scratch, const int32_t* id
   for (int64_t i = 0; i < k; ++i) {
     sum += weights[i] = scratch.scores[static_cast<size_t>(ids[i])];
   }
-  // V2's code normalises only for k > 1, and then does not scale.
+  // V2's code normalises only for k > 1, and does not scale then.
   const bool normalize = options.normalize && (sigmoid || k > 1);
   const float scale = normalize && !sigmoid ? 1.0f : options.scaling;
   for (int64_t i = 0; i < k; ++i) {

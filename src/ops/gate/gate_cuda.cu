@@ -2,36 +2,33 @@
 //
 // Inputs/outputs: gate_cuda.h.
 //
-// Layout: a cluster has a tile of kRowTiles * 8 rows, kParts of its blocks kExpertTiles * 16 of the
-// experts. Their eight warps have an eighth of the columns each; a warp's tiles of 16 experts x 8
-// rows lie in the registers of mma.sync, experts on M: few rows waste nothing that is read. Few
-// experts are several blocks' a tile: weights from memory come to many multiprocessors faster, and
-// small blocks fit beside those of the launches around.
+// Layout: a cluster has a tile of kRowTiles * 8 rows, kParts of its CTAs kExpertTiles * 16 of the
+// experts. Their eight warps take an eighth of the columns each; a warp's tiles of 16 experts x 8
+// rows lie in the registers of mma.sync, experts on M: few rows waste no weight bandwidth. With few
+// experts several CTAs share a tile: weights reach many SMs faster, and small CTAs fit beside those
+// of neighbouring launches.
 //
-// Algorithm: weights of the first columns are asked for before the wait for earlier launches. A
-// lane reads 16 neighbouring bytes of a row, eight columns, and gives them to two instructions as
-// their pairs of k: which columns meet in one instruction is free, as long as both operands agree.
-// The warps' sums are added in shared memory and go to the block of the cluster that chooses for
-// the row; there a warp has a row (gate_choice_cuda.cuh). fp32 weights are three bf16 numbers each,
-// which is exact.
+// Algorithm: weights of the first columns are loaded before the PDL wait. A lane reads 16
+// neighbouring bytes of a row, eight columns, and passes them to two instructions as their pairs of
+// k: any assignment of columns to instructions is valid, as long as both operands agree. The warps'
+// sums are added in shared memory and sent to the CTA of the cluster that selects for the row;
+// there a warp has a row (gate_choice_cuda.cuh). fp32 weights are split exactly into three bf16
+// numbers.
 //
 // Determinism: the order of a logit's sum depends on the number of columns alone.
 //
 // Limits: hidden a multiple of 32; 512 experts.
 //
 // Source: DeepSeek-V2 (2024, section 2.1.2), DeepSeek-V3 (2024, section 2.1.2); weights before the
-// wait from TensorRT-LLM's router kernels (2025).
+// PDL wait from TensorRT-LLM's router kernels (2025).
 //
 // Measured: docs/kernels/fused.md.
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/math.h"
 #include "device/cuda/launch.h"
 #include "ops/gate/gate_cuda.h"
 #include "ops/gate/gate_product_cuda.cuh"
 #include "ops/gate/gate_spread_cuda.cuh"
-#include "ops/gate/gate_tiles_cuda.cuh"
 #include "ops/linear/linear_cuda.h"
 
 namespace fathom::cuda {
@@ -65,13 +62,12 @@ void launch_for(const GateShape& shape, cudaStream_t stream) {
   const auto kernel = gate_kernel<Weights, kExpertTiles, kRowTiles, kAhead, kParts>;
   constexpr int kRows = kRowTiles * 8, kExperts = kExpertTiles * 16;
   using Block = GateBlock<kExperts, kRows, kParts>;
-  static const bool prepared = [&] {
+  static OncePerDevice prepared;
+  prepared([&] {
     allow_shared_memory(
-        kernel, (kGateWarps * kExperts + Block::kSums * kMaxExperts) * kRows * sizeof(float));
+        kernel, (kGateWarps * kExperts + Block::kSums * kMostGateExperts) * kRows * sizeof(float));
     allow_large_clusters(kernel);
-    return true;
-  }();
-  static_cast<void>(prepared);
+  });
   const auto cluster = static_cast<unsigned>(ceil_div(shape.experts, kExperts)) * kParts;
   const int64_t own_rows = ceil_div(kRows, cluster);
   launch(kernel,
@@ -84,10 +80,9 @@ void launch_for(const GateShape& shape, cudaStream_t stream) {
          stream, shape);
 }
 
-// More rows share what a block reads of the weights, and more experts what it reads of x, but few
-// rows are done by more multiprocessors in small tiles.
+// More rows share a CTA's reads of the weights, and more experts its reads of x; few rows are
+// spread over more SMs in small tiles.
 constexpr int64_t kFewGateRows = 96, kManyRows = 1536;
-constexpr int64_t kMostUntiledRows = 32;  // of many experts
 constexpr int kFewParts = 4;
 constexpr int32_t kFewExperts = 16 * kMaxCluster / kFewParts;
 
@@ -111,17 +106,10 @@ void launch_wide(const GateShape& shape, cudaStream_t stream) {
   }
 }
 
-// Few experts meet in a cluster's shared memory.
+// Whether gate_spread serves the shape; few experts use a cluster's shared memory instead.
 bool spreads(const GateArguments& arguments) {
   return arguments.experts > kFewExperts && arguments.experts % 8 == 0 &&
          arguments.hidden % 64 == 0;
-}
-
-// Of parts of logits that blocks leave to one another.
-int64_t partial_words(int64_t hidden, int64_t experts) {
-  const int64_t words = gate_spread_words(kMostSpreadRows, experts, hidden);
-  if (!gate_can_tile(experts, hidden)) return words;
-  return std::max(words, gate_tiles_words(kMostTiledRows, experts, hidden));
 }
 
 GateShape gate_shape(const GateArguments& arguments) {
@@ -132,7 +120,7 @@ GateShape gate_shape(const GateArguments& arguments) {
   const int64_t kept = grouped ? options.groups_per_token : 1;
   FATHOM_CHECK(arguments.hidden > 0 && arguments.hidden % kGateColumns == 0, "rows of {}",
                arguments.hidden);
-  FATHOM_CHECK(experts >= 1 && experts <= kMaxExperts && k >= 1 && k <= experts && k <= kWarp,
+  FATHOM_CHECK(experts >= 1 && experts <= kMostGateExperts && k >= 1 && k <= experts && k <= kWarp,
                "{} of {} experts a token", k, experts);
   FATHOM_CHECK(groups >= 1 && groups <= kWarp && experts % groups == 0 && kept >= 1 &&
                    kept <= groups && kept * (experts / groups) >= k,
@@ -161,14 +149,11 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
   if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);
   if (!spreads(arguments)) return launch_narrow(shape, stream);
   FATHOM_CHECK(arguments.scratch != nullptr, "no scratch memory for {} experts", shape.experts);
-  if (!arguments.batch_invariant) {
-    if (shape.rows > kMostUntiledRows && shape.rows <= kMostTiledRows &&
-        gate_can_tile(shape.experts, shape.hidden)) {
-      return gate_tiles(shape, arguments.scratch, stream);
-    }
-    if (shape.rows <= kMostSpreadRows) return gate_spread(shape, arguments.scratch, stream);
+  if (!arguments.batch_invariant && shape.rows <= kMostSpreadRows) {
+    return gate_spread(shape, arguments.scratch, arguments.sms, stream);
   }
-  float* const logits = arguments.scratch + partial_words(shape.hidden, shape.experts);
+  float* const logits = arguments.scratch + gate_spread_words(kMostSpreadRows, shape.experts,
+                                                              shape.hidden, arguments.sms);
   linear({.x = arguments.x,
           .x_row_stride = shape.hidden,
           .weight = arguments.weight,
@@ -184,9 +169,9 @@ void gate(const GateArguments& arguments, cudaStream_t stream) {
   gate_choose(shape, logits, stream);
 }
 
-int64_t gate_scratch_words(int64_t rows, int64_t hidden, int64_t experts) {
+int64_t gate_scratch_words(int64_t rows, int64_t hidden, int64_t experts, int sms) {
   if (experts <= kFewExperts) return 0;
-  return partial_words(hidden, experts) + rows * experts;
+  return gate_spread_words(kMostSpreadRows, experts, hidden, sms) + rows * experts;
 }
 
 }  // namespace fathom::cuda

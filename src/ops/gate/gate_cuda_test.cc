@@ -1,4 +1,4 @@
-// The router on the GPU: logits in double precision and the CPU's gate() on them.
+// The router on the GPU: logits in double precision, and the CPU's gate() on them.
 #include "ops/gate/gate_cuda.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct Choice {
   std::vector<int32_t> ids;
   std::vector<float> weights;
 
-  // To the bit: a NaN is itself.
+  // Bitwise comparison: a NaN equals itself.
   bool operator==(const Choice& other) const {
     return ids == other.ids && weights.size() == other.weights.size() &&
            std::memcmp(weights.data(), other.weights.data(), weights.size() * sizeof(float)) == 0;
@@ -113,8 +113,8 @@ Choice on_gpu(const Router& router, const Inputs& inputs, int64_t valid = -1,
   return first;
 }
 
-// Logits that are summed in another order choose otherwise only where two experts are as good as
-// equal; then the weights are, too.
+// Another order of summation selects other experts only where two are nearly equal; then the
+// weights are, too.
 void compare(const Router& router, int64_t rows) {
   SCOPED_TRACE(testing::Message() << router.experts << " experts, " << router.hidden << ", " << rows
                                   << " rows, wide " << router.wide);
@@ -134,7 +134,7 @@ void compare(const Router& router, int64_t rows) {
 const std::vector<Router> kRouters = {
     {64, 2048, kLite},                                                     // V2-Lite
     {256, 7168, kV3},                                                      // V3
-    {16, 256, {GateScoring::kSigmoidBias, 4, 2, 4, true, 2.5f}},           // the bundled one
+    {16, 256, {GateScoring::kSigmoidBias, 4, 2, 4, true, 2.5f}},           // the bundled model
     {160, 5120, {GateScoring::kSoftmaxGroupLimited, 8, 3, 6, false, 16}},  // V2
     {384, 7168, {GateScoring::kSigmoidBias, 1, 1, 8, true, 2.827f}},       // Kimi K2
     {15, 32, {GateScoring::kSigmoidBias, 3, 2, 4, true, 1.5f}},
@@ -195,7 +195,7 @@ TEST(GateCuda, ARowsBitsDoNotDependOnTheOthers) {
   }
 }
 
-// Experts with the same weights have equal logits, to the bit.
+// Experts with the same weights have bitwise identical logits.
 TEST(GateCuda, TiesGoToTheLowerIndex) {
   for (Router router : kRouters) {
     for (const int64_t rows : {1, 20}) {

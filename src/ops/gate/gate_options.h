@@ -1,9 +1,12 @@
-// How a token's experts are chosen.
+// The rules by which a token's experts are selected.
 #pragma once
 
 #include <cstdint>
 
 namespace fathom {
+
+// Limits of the GPU kernels.
+inline constexpr int kMostGateExperts = 512, kMostGateGroups = 32, kMostChosenExperts = 32;
 
 enum class GateScoring { kSoftmaxGreedy, kSoftmaxGroupLimited, kSigmoidBias };
 

@@ -1,6 +1,6 @@
-// Logits whose parts the blocks of one launch leave in device memory, [parts, rows, experts], for
-// the block that chooses for the row. Nobody counts who has written: a part is there when its word
-// no longer holds the mark of those that are missing, which whoever has read it puts back.
+// Partial logits that the CTAs of one launch write to device memory, [parts, rows, experts], for
+// the CTA that selects for the row. No counters: a partial sum has arrived when its word no longer
+// holds the mark kMissing; the reader restores the mark.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace fathom::cuda {
 
-inline constexpr uint32_t kMissing = ~0u;  // a NaN that no operation gives
+inline constexpr uint32_t kMissing = ~0u;  // a NaN that no arithmetic produces
 
 __device__ inline int64_t valid_rows(const GateShape& shape) {
   return shape.num_valid_rows == nullptr ? shape.rows : *shape.num_valid_rows;
 }
 
-// Rows of the launch by turns; logit(row, expert) is called by the thread that has the expert.
+// Distributes the launch's rows over the CTAs; logit(row, expert) is called by the thread that has
+// the expert.
 template <int kPerThread, typename Logit>
 __device__ inline void choose_for_rows(const GateShape& shape, int64_t valid,
                                        BlockChoice<kPerThread>& choice, const Logit& logit) {
@@ -35,8 +36,8 @@ __device__ inline void choose_for_rows(const GateShape& shape, int64_t valid,
   }
 }
 
-// Waits for all of them; [parts] words, `stride` apart, are missing again afterwards. Without
-// branches: what there is no part for is the last one once more.
+// Waits for all [parts] words, `stride` apart, and marks them missing again. Branch-free: surplus
+// iterations read the last part again.
 template <int kMostParts>
 __device__ inline float sum_of_parts(float* from, int parts, int stride) {
   const auto at = [&](int part) { return from + int64_t{min(part, parts - 1)} * stride; };

@@ -1,6 +1,6 @@
-// The router's product and choice: eight warps, of one block or of several, add up logits of
-// kExpertTiles * 16 experts and kRowTiles * 8 rows, the blocks of a cluster exchange them, and a
-// warp chooses for a row. The layout is described in gate_cuda.cu.
+// The router's GEMM and selection: eight warps, of one CTA or of several, compute logits of
+// kExpertTiles * 16 experts and kRowTiles * 8 rows, the CTAs of a cluster exchange them, and a warp
+// selects for a row. The layout is described in gate_cuda.cu.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,8 @@
 
 namespace fathom::cuda {
 
-inline constexpr int kGateWarps = 8;     // that share the columns
-inline constexpr int kGateColumns = 32;  // of a step: eight a lane, four lanes a row
-inline constexpr int kMaxExperts = 512;
+inline constexpr int kGateWarps = 8;     // which share the columns
+inline constexpr int kGateColumns = 32;  // per step: eight a lane, four lanes a row
 
 struct GateShape {
   const __nv_bfloat16* x;
@@ -29,7 +28,7 @@ struct GateShape {
   int32_t experts;
 };
 
-// ---- eight columns of one expert's weights, as kTerms bf16 numbers whose sum they are
+// ---- eight columns of one expert's weights, as the sum of kTerms bf16 numbers
 
 struct NarrowWeights {
   using Element = __nv_bfloat16;
@@ -46,7 +45,7 @@ struct WideWeights {
   Eight rest;
 
   __device__ void load(const Element* from) { rest = load_eight_weights(from); }
-  // The upper 16 bits of what is left, exactly; called for term 0, 1 and 2 in turn.
+  // The upper 16 bits of the remainder, exactly; called for terms 0, 1 and 2 in turn.
   __device__ uint4 term(int) {
     uint32_t pairs[4];
 #pragma unroll
@@ -61,14 +60,14 @@ struct WideWeights {
   }
 };
 
-// ---- a warp's share of the sums
+// ---- a warp's k-slice of the sums
 
 template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead>
 class GateProduct {
  public:
   using Element = typename Weights::Element;
 
-  // share: which of so many of the columns.
+  // share: index of the column share.
   __device__ GateProduct(const GateShape& shape, int first_expert, int share, int shares)
       : lane_(threadIdx.x % kWarp), hidden_(static_cast<int>(shape.hidden)) {
     const int steps = static_cast<int>(shape.hidden / kGateColumns);
@@ -81,7 +80,7 @@ class GateProduct {
     experts_left_ = shape.experts - first_expert - lane_ / 4;
   }
 
-  // Before further rows: weights that there was room for are still there.
+  // Before further rows: weights that fit the registers are still there.
   __device__ void begin_rows() {
     if (num_steps_ > kAhead) prefetch();
 #pragma unroll
@@ -94,15 +93,15 @@ class GateProduct {
     }
   }
 
-  // Weights only: nothing that an earlier launch writes.
+  // Loads weights only: nothing that an earlier launch writes.
   __device__ void prefetch() {
 #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) load_weights(slot, slot);
   }
 
-  // All of kAhead steps is asked for at once, and then multiplied: in a ring, the wait for the
-  // oldest of so many loads would wait for younger ones too, as a warp has six counters for them.
-  // x: so many rows.
+  // Issues the loads of kAhead steps at once, then multiplies: in a ring, the wait for the oldest
+  // of so many loads would wait for younger ones too, as a warp has six scoreboards for them. x:
+  // `rows` rows.
   __device__ void run(const __nv_bfloat16* x, int rows) {
     x += lane_ / 4 * hidden_ + first_column_;
     rows -= lane_ / 4;
@@ -112,13 +111,13 @@ class GateProduct {
         if (first > 0) load_weights(slot, first + slot);
         load_x(slot, first + slot, x, rows);
       }
-      // Beyond the end both operands are zeros.
+      // Both operands are zero beyond the end.
 #pragma unroll
       for (int slot = 0; slot < kAhead; ++slot) multiply(slot);
     }
   }
 
-  // sums [experts of the block, rows of the tile]
+  // sums [experts of the CTA, rows of the tile]
   __device__ void store(float* sums) const {
 #pragma unroll
     for (int e = 0; e < kExpertTiles; ++e) {
@@ -132,7 +131,7 @@ class GateProduct {
     }
   }
 
-  // sums [rows of the tile, stride]: of a row, experts of the block
+  // sums [rows of the tile, stride]: per row, experts of the CTA
   __device__ void store_by_row(float* sums, int stride) const {
 #pragma unroll
     for (int e = 0; e < kExpertTiles; ++e) {
@@ -189,14 +188,14 @@ class GateProduct {
   const int lane_;
   const int hidden_;
   int num_steps_, first_column_;
-  int experts_left_;  // from the lane's first on
+  int experts_left_;  // from the lane's first expert on
   const Element* weight_;
   Weights weights_[kAhead][kExpertTiles * 2];
   uint4 x_values_[kAhead][kRowTiles];
   float sums_[kExpertTiles][kRowTiles][4] = {};
 };
 
-// ---- the choice
+// ---- selection
 
 __device__ inline void write_no_experts(const GateShape& shape, int64_t row, int lane) {
   const int64_t k = shape.options.experts_per_token;
@@ -219,12 +218,12 @@ __device__ inline void choose_experts(const GateShape& shape, int64_t row, float
   }
 }
 
-// How a cluster's blocks divide the work: each tile of experts is kParts blocks', an eighth of the
-// columns each of their warps'.
+// The work of a cluster's CTAs: kParts CTAs share a tile of experts, and each of their warps takes
+// an eighth of the columns.
 template <int kExperts, int kRows, int kParts>
 struct GateBlock {
   static constexpr int kWarps = kGateWarps / kParts, kThreads = kWarps * kWarp;
-  // What is sent of a logit: one sum, or, where its warps are in several blocks, one for each.
+  // Values sent per logit: one sum, or, where its warps are in several CTAs, one for each warp.
   static constexpr int kSums = kParts == 1 ? 1 : kGateWarps;
 
   int blocks = static_cast<int>(cluster_blocks()), rank = static_cast<int>(cluster_rank());
@@ -234,11 +233,11 @@ struct GateBlock {
   __device__ int first_warp() const { return rank % kParts * kWarps; }
 };
 
-// Sends the warps' `sums` [kWarps, kExperts, kRows] of each row to the block of the cluster that
-// chooses for it (row % blocks: its row / blocks-th), which adds them up in the order of the
-// columns and chooses. `logits` [rows of a block, kSums, experts] and `sums` are shared memory;
-// rows are [first_row, first_row + num_rows). The cluster's blocks have arrived once before and
-// meet once here: when it returns, all have read what they began with.
+// Sends the warps' `sums` [kWarps, kExperts, kRows] of each row to the CTA of the cluster that
+// selects for it (row % blocks: its row / blocks-th), which adds them up in the order of the
+// columns and selects. `logits` [rows of a CTA, kSums, experts] and `sums` are shared memory; rows
+// are [first_row, first_row + num_rows). The cluster's CTAs have arrived at the cluster barrier
+// once before and synchronise once here: on return, all have read their inputs.
 template <int kExperts, int kRows, int kParts>
 __device__ void exchange_and_choose(const GateShape& shape,
                                     const GateBlock<kExperts, kRows, kParts>& block,

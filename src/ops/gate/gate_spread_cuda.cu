@@ -2,27 +2,26 @@
 //
 // Inputs/outputs: gate_cuda.h.
 //
-// Layout: one block a multiprocessor: 32 experts and a part of the columns. Each of its eight warps
-// has 16 of the experts and a quarter of the columns in registers (gate_product_cuda.cuh), for all
-// rows. Sums of parts meet
-// in device memory [parts, rows, experts]; a block has a row to choose for.
+// Layout: one CTA an SM: 32 experts and a k-slice. Each of its eight warps has 16 of the experts
+// and a quarter of the slice's columns in registers (gate_product_cuda.cuh), for all rows. Partial
+// sums go to device memory [parts, rows, experts]; one CTA selects for a row.
 //
-// Algorithm: weights are asked for before the wait for earlier launches and stay. Tile after tile
-// of rows: products, the warps' sums added in shared memory, out to memory. Then rows are shared
-// among the blocks, which add up the parts and choose (gate_block_choice_cuda.cuh). Nobody counts
-// who has written: a sum is there when its word no longer holds the mark of those that are missing,
-// which whoever has read it puts back.
+// Algorithm: weights are loaded before the PDL wait and stay in registers. Tile after tile of rows:
+// mma, the warps' sums added in shared memory and written to device memory. Then rows are
+// distributed over the CTAs, which add up the k-slices and select (gate_block_choice_cuda.cuh).
+// Flag-in-data handoff without counters: a sum has arrived when its word no longer holds the mark
+// of missing ones; the reader restores the mark.
 //
-// Determinism: warps' and parts' sums are added in their order, which depends on the numbers of
-// columns, experts and multiprocessors alone.
+// Determinism: warps' and k-slices' sums are added in their order, which depends on the numbers of
+// columns, experts and SMs alone.
 //
-// Limits: hidden a multiple of 32; 512 experts. All blocks run at a time.
+// Limits: hidden a multiple of 32; 512 experts. All CTAs must be co-resident.
 //
 // Measured: docs/kernels/fused.md.
 #include <algorithm>
 
 #include "base/math.h"
-#include "device/cuda/launch.h"
+#include "device/cuda/co_resident.h"
 #include "ops/gate/gate_parts_cuda.cuh"
 #include "ops/gate/gate_spread_cuda.cuh"
 
@@ -30,21 +29,20 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kSpreadExperts = 32;
-constexpr int kSumStride = kSpreadExperts + 1;  // of a row's: no bank twice
-constexpr int kShares = 4;                      // of a block's columns: two warps each
+constexpr int kSumStride = kSpreadExperts + 1;  // padded against bank conflicts
+constexpr int kShares = 4;                      // of a CTA's columns: two warps each
 constexpr int kSpreadAhead = 4;                 // steps of columns in registers
-constexpr int kMostParts = 16;                  // of the columns
+constexpr int kMostParts = 16;                  // split-K limit
 static_assert(kChoiceWarps == 2 * kShares);
 
 struct SpreadPlan {
   int expert_parts, column_parts;
 };
 
-SpreadPlan plan_spread(int64_t experts, int64_t hidden) {
+SpreadPlan plan_spread(int64_t experts, int64_t hidden, int sms) {
   const int64_t steps = hidden / kGateColumns, expert_parts = ceil_div(experts, kSpreadExperts);
-  const int64_t most =
-      std::clamp<int64_t>(num_multiprocessors() / expert_parts, 1, int64_t{kMostParts});
-  const int64_t each = ceil_div(steps, most * kShares);  // of a warp
+  const int64_t most = std::clamp<int64_t>(sms / expert_parts, 1, int64_t{kMostParts});
+  const int64_t each = ceil_div(steps, most * kShares);  // steps of a warp
   return {.expert_parts = static_cast<int>(expert_parts),
           .column_parts = static_cast<int>(ceil_div(steps, each * kShares))};
 }
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(kChoiceThreads, 1)
     const int num_rows = min(rows - first_row, kRows);
     if (first_row > 0) {
       product.begin_rows();
-      __syncthreads();  // the sums before have been read
+      __syncthreads();  // the previous sums have been read
     }
     product.run(shape.x + first_row * shape.hidden, num_rows);
     product.store_by_row(sums + share * (kRows * kSumStride) + half, kSumStride);
@@ -111,46 +109,46 @@ __global__ void __launch_bounds__(kChoiceThreads)
 }
 
 template <int kRowTiles, int kPerThread>
-void launch_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
+void launch_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream) {
   const auto kernel = gate_spread_kernel<kRowTiles, kPerThread>;
   constexpr int kBytes = kShares * kRowTiles * 8 * kSumStride * int{sizeof(float)};
-  static const bool prepared = (allow_shared_memory(kernel, kBytes), true);
-  static_cast<void>(prepared);
-  const SpreadPlan plan = plan_spread(shape.experts, shape.hidden);
-  launch(kernel,
-         {.blocks = static_cast<unsigned>(plan.expert_parts * plan.column_parts),
-          .threads = kChoiceThreads,
-          .shared_bytes = kBytes},
-         stream, shape, plan.column_parts, partial);
+  static OncePerDevice prepared;
+  prepared([&] { allow_shared_memory(kernel, kBytes); });
+  const SpreadPlan plan = plan_spread(shape.experts, shape.hidden, sms);
+  launch_co_resident("gate_spread", kernel,
+                     {.blocks = static_cast<unsigned>(plan.expert_parts * plan.column_parts),
+                      .threads = kChoiceThreads,
+                      .shared_bytes = kBytes},
+                     sms, stream, shape, plan.column_parts, partial);
 }
 
 template <int kPerThread>
-void launch_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
+void launch_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream) {
   if (shape.rows <= 8) {
-    launch_spread<1, kPerThread>(shape, partial, stream);
+    launch_spread<1, kPerThread>(shape, partial, sms, stream);
   } else if (shape.rows <= 32) {
-    launch_spread<4, kPerThread>(shape, partial, stream);
+    launch_spread<4, kPerThread>(shape, partial, sms, stream);
   } else {
-    launch_spread<8, kPerThread>(shape, partial, stream);
+    launch_spread<8, kPerThread>(shape, partial, sms, stream);
   }
 }
 
 }  // namespace
 
-int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden) {
-  return plan_spread(experts, hidden).column_parts * rows * experts;
+int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden, int sms) {
+  return plan_spread(experts, hidden, sms).column_parts * rows * experts;
 }
 
-void gate_spread(const GateShape& shape, float* partial, cudaStream_t stream) {
+void gate_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream) {
   if (shape.experts <= kChoiceThreads) {
-    launch_spread<1>(shape, partial, stream);
+    launch_spread<1>(shape, partial, sms, stream);
   } else {
-    launch_spread<2>(shape, partial, stream);
+    launch_spread<2>(shape, partial, sms, stream);
   }
 }
 
 void gate_choose(const GateShape& shape, const float* logits, cudaStream_t stream) {
-  constexpr int64_t kBlocksTogether = 8;  // of a multiprocessor
+  constexpr int64_t kBlocksTogether = 8;  // per SM
   const LaunchShape launch_shape = {.blocks = static_cast<unsigned>(std::min<int64_t>(
                                         shape.rows, kBlocksTogether * num_multiprocessors())),
                                     .threads = kChoiceThreads};

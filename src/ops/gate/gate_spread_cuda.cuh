@@ -1,6 +1,6 @@
-// gate() (gate_cuda.h) of more experts than a cluster gets through quickly, 256 of 7,168 columns,
-// which are 3.7 MB: few rows by all multiprocessors in one launch, or the choice alone, of logits
-// that a product has made.
+// gate() (gate_cuda.h) for more experts than a cluster handles quickly (256 of 7,168 columns are
+// 3.7 MB): few rows on all SMs in one launch, or the selection alone, from logits of a separate
+// GEMM.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,12 +13,12 @@ namespace fathom::cuda {
 
 inline constexpr int64_t kMostSpreadRows = 128;
 
-// Of weights in bf16. partial: gate_spread_words(), every bit set before the first launch, left as
-// later ones want it.
-int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden);
-void gate_spread(const GateShape& shape, float* partial, cudaStream_t stream);
+// Requires bf16 weights. sms: SM budget of the launch. partial: gate_spread_words() words, every
+// bit set before the first launch, restored by each launch.
+int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden, int sms);
+void gate_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream);
 
-// logits [rows, experts] in device memory. Of the shape neither x nor the weights are read.
+// logits [rows, experts] in device memory. Does not read the shape's x and weights.
 void gate_choose(const GateShape& shape, const float* logits, cudaStream_t stream);
 
 }  // namespace fathom::cuda

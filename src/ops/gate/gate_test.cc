@@ -38,7 +38,7 @@ Choice run_gate(const std::vector<float>& logits, const std::vector<float>& bias
 const std::vector<float> kLogits = {0.2f, -1, 0.5f, 0.4f, 2, -3, 0.1f, 0};
 const std::vector<float> kBias = {0, 0.6f, 0, 0, -0.5f, 0, 0.1f, 0.15f};
 
-// Worked out by hand from the published model code.
+// Computed by hand from the published model code.
 TEST(Gate, V3Example) {
   const GateOptions options{GateScoring::kSigmoidBias, 4, 2, 2, true, 2.5f};
   const Choice choice = run_gate(kLogits, kBias, 1, options);
@@ -94,7 +94,7 @@ TEST(Gate, NotANumberStillChoosesDistinctExperts) {
   }
 }
 
-// The rules again, in double precision and by sorting.
+// Reference in double precision, by sorting.
 Choice expected_row(const float* logits, const float* bias, int64_t experts,
                     const GateOptions& options) {
   const bool sigmoid = options.scoring == GateScoring::kSigmoidBias;

@@ -13,7 +13,7 @@
 namespace fathom::cuda {
 namespace {
 
-// What is used of the library.
+// The library functions that this file calls.
 struct Functions {
   decltype(&cublasLtGetVersion) version;
   decltype(&cublasLtCreate) create;
@@ -68,7 +68,7 @@ std::optional<Functions> find_functions() {
   return functions;
 }
 
-// Null where there is no library. Looked for once; it stays loaded.
+// Null without the library. The search runs once; the library stays loaded.
 const Functions* library() {
   static const std::optional<Functions> functions = find_functions();
   return functions ? &*functions : nullptr;
@@ -78,7 +78,7 @@ void check_lt(cublasStatus_t status, const char* what) {
   check(status == CUBLAS_STATUS_SUCCESS ? cudaSuccess : cudaErrorUnknown, what);
 }
 
-// Descriptions that the library allocates.
+// Descriptors that the library allocates.
 template <typename Handle, auto kDestroy>
 struct Destroyer {
   using pointer = Handle;
@@ -92,7 +92,7 @@ using Preference = Owned<cublasLtMatmulPreference_t, &Functions::destroy_prefere
 
 struct Matrices {
   cudaDataType_t type;
-  int64_t rows, columns, stride, batches, batch_stride;  // by columns, as the library has them
+  int64_t rows, columns, stride, batches, batch_stride;  // column-major, as the library stores them
 };
 
 MatrixLayout layout_of(const Matrices& matrices) {
@@ -122,7 +122,7 @@ Preference make_preference() {
              "setting a preference");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{CublasLt::kWorkspaceBytes});
-  // Shares of k are added in fp32 and in their order.
+  // Split-K slices are added in fp32 and in a fixed order.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   for (const auto attribute :
        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -166,7 +166,7 @@ std::unique_ptr<CublasLt> CublasLt::load(void* workspace) {
   return std::unique_ptr<CublasLt>(new CublasLt(handle, workspace));
 }
 
-// In the library's order by columns: out^T [n, rows] = W^T^T x^T. Null: it has no algorithm.
+// Column-major, in the library's order: out^T [n, rows] = W^T^T x^T. Null if it has no algorithm.
 std::unique_ptr<CublasLt::Product> CublasLt::choose(const LinearArguments& a, int32_t rows) const {
   auto product = std::make_unique<Product>();
   cublasLtMatmulDesc_t description = nullptr;

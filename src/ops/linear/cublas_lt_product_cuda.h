@@ -13,27 +13,27 @@
 
 namespace fathom::cuda {
 
-// Of the library that $FATHOM_CUBLASLT names, otherwise of libcublasLt.so.13 where the loader or
-// CUDA's own folder has it: "13.1.0"; empty where there is none.
+// The version of the library that $FATHOM_CUBLASLT names, otherwise of libcublasLt.so.13 where the
+// loader or CUDA's own folder has it: "13.1.0"; empty if there is none.
 std::string cublas_lt_version();
 
-// Algorithms are chosen once for all numbers of rows that are alike (library_plan.h) and kept:
-// asking for one takes the host 150 us, loading its kernel 2 ms and up to 100 MB in all. For one
-// thread and one stream.
+// Algorithms are chosen once for each class of row counts (library_plan.h) and kept: a query costs
+// 150 us on the host, loading its kernel 2 ms and up to 100 MB in all. For one thread and one
+// stream.
 class CublasLt {
  public:
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
-  // `workspace`: kWorkspaceBytes of the current device's memory, the products' own. Null where the
-  // library is not installed.
+  // `workspace`: kWorkspaceBytes of the current device's memory, used by these GEMMs only. Null
+  // where the library is not installed.
   static std::unique_ptr<CublasLt> load(void* workspace);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
 
-  // One launch or two; false where the library has nothing for these sizes. The first algorithm
-  // that it proposes of those whose sums have a fixed order: the same arguments give the same bits.
-  // Can be captured.
+  // Enqueues one launch or two; returns false where the library has no algorithm for these sizes.
+  // Takes the first proposed algorithm whose sums have a fixed order, so the same arguments give
+  // bitwise identical results. Can be captured.
   bool multiply(const LinearArguments& arguments, cudaStream_t stream);
 
  private:

@@ -1,6 +1,6 @@
-// E4M3 to bf16 in AVX-512 with VBMI, by looking up its 7 bits without the sign in two tables of 128
-// bytes, one for each byte of the bf16: exact, subnormals and NaN too. (Shifting the bits into
-// place would make E4M3's subnormals bf16 subnormals, which vdpbf16ps and AMX take for zero.)
+// Dequantizes E4M3 to bf16 in AVX-512 with VBMI: looks up the 7 bits without the sign in two tables
+// of 128 bytes, one for each byte of the bf16: exact, subnormals and NaN too. (Shifting the bits
+// into place would make E4M3's subnormals bf16 subnormals, which vdpbf16ps and AMX take for zero.)
 //
 // Local to the vector files that include it.
 #pragma once

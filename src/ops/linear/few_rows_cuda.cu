@@ -1,7 +1,7 @@
-// What: out[b][m, n] = sum over k of x[b][m, k] * W[b][n, k] for up to 64 rows m, in bf16, at the
-// rate at which W can be read.
+// What: skinny GEMM, out[b][m, n] = sum over k of x[b][m, k] * W[b][n, k] for up to 64 rows m in
+// bf16; bandwidth-bound.
 //
-// Inputs/outputs: linear_cuda.h. Which block takes what: few_rows_plan.h. Layout, algorithm and
+// Inputs/outputs: linear_cuda.h. Work of each CTA: few_rows_plan.h. Layout, algorithm and
 // determinism: few_rows_kernel_cuda.cuh.
 //
 // Limits: n a multiple of 8, k of 64, up to 64 rows.
@@ -9,6 +9,7 @@
 // Measured: docs/kernels/few_rows.md.
 #include <algorithm>
 
+#include "device/cuda/co_resident.h"
 #include "ops/linear/few_rows_cuda.h"
 #include "ops/linear/few_rows_kernel_cuda.cuh"
 
@@ -45,33 +46,7 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
   few_rows::launch_planned<kColumns, kWarpgroups, false>(plan, shape, maps, a, stream);
 }
 
-// How many clusters of blocks that leave no room for others run at a time.
-int count_clusters(int blocks) {
-  const auto kernel = few_rows::few_rows_kernel<8, 1, false>;
-  constexpr int kBytes = 200 * 1024;
-  allow_shared_memory(kernel, kBytes);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(few_rows::Layout<8, 1>::kAllThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int count = 0;
-  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "counting clusters");
-  return count;
-}
-
 }  // namespace
-
-ClusterCounts count_clusters() {
-  return {.of_1 = count_clusters(1),
-          .of_2 = count_clusters(2),
-          .of_4 = count_clusters(4),
-          .of_8 = count_clusters(8)};
-}
 
 void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments,
                      cudaStream_t stream) {
@@ -81,12 +56,11 @@ void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments,
 }
 
 void linear_few_rows(const LinearArguments& arguments, cudaStream_t stream) {
-  static const ClusterCounts counts = count_clusters();
   linear_few_rows(plan_few_rows({.rows = arguments.rows,
                                  .n = arguments.n,
                                  .k = arguments.k,
                                  .batches = arguments.batches},
-                                counts, arguments.batch_invariant ? 1 : 8),
+                                device_budget().clusters, arguments.batch_invariant ? 1 : 8),
                   arguments, stream);
 }
 

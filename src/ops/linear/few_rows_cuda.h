@@ -1,4 +1,4 @@
-// linear (linear_cuda.h) for up to kFewRows rows: bound by reading the weights.
+// linear (linear_cuda.h) for up to kFewRows rows: skinny GEMM, bandwidth-bound.
 #pragma once
 
 #include "ops/linear/few_rows_plan.h"
@@ -8,12 +8,8 @@ namespace fathom::cuda {
 
 void linear_few_rows(const LinearArguments& arguments, cudaStream_t stream);
 
-// The same by a plan that was not made for these arguments' shape, for measuring; plan.columns is
-// at least arguments.rows.
+// The same with a plan for another shape, for measuring. Requires plan.columns >= arguments.rows.
 void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments,
                      cudaStream_t stream);
-
-// Of this device.
-ClusterCounts count_clusters();
 
 }  // namespace fathom::cuda

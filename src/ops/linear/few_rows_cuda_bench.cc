@@ -1,7 +1,7 @@
-// Products of few rows on the GPU: time of a launch in a CUDA graph over several matrices, more
-// than the L2 holds together; median of 11 replays.
+// Skinny GEMMs on the GPU: time of a launch in a CUDA graph over several matrices that together
+// exceed the L2; median of 11 replays.
 //
-// One row is linear_one_row's where it pays.
+// One row uses linear_one_row where one_row_pays() says so.
 //
 //   few_rows_cuda_bench [--json | --sweep]
 //
@@ -12,6 +12,7 @@
 #include <random>
 #include <vector>
 
+#include "device/cuda/co_resident.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/graph_timer.h"
 #include "device/cuda/launch.h"
@@ -47,7 +48,7 @@ constexpr Matrix kMatrices[] = {{"v2-lite q + kv_a", 3648, 2048},
                                 {"v3 dense down", 7168, 18432},
                                 {"v3 head", 129280, 7168, 1, true}};
 
-// One memory for all: each shape's copies lie in it one after the other.
+// One allocation for all shapes; each shape's copies lie in it one after the other.
 struct Memory {
   DeviceArray<uint16_t> weights, x;
   DeviceArray<float> out;
@@ -167,7 +168,7 @@ void table(const Memory& memory, const ClusterCounts& counts, bool json) {
 
 int main(int argc, char** argv) {
   const auto memory = fathom::cuda::make_memory();
-  const auto counts = fathom::cuda::count_clusters();
+  const auto counts = fathom::cuda::device_budget().clusters;
   if (argc > 1 && std::strcmp(argv[1], "--sweep") == 0) {
     fathom::cuda::sweep(memory, counts);
   } else {

@@ -1,4 +1,4 @@
-// Products of few rows on the GPU against double precision.
+// Skinny GEMM on the GPU against double precision.
 #include "ops/linear/few_rows_cuda.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint16_t kNan = 0x7FC0;
 
-// Rows and heads lie apart as they do inside a wider tensor; what is between is NaN.
+// Rows and heads are strided as inside a wider tensor; the gaps hold NaN.
 struct Problem {
   FewRowsShape shape;
   int64_t gap = 0;  // elements
@@ -41,7 +41,7 @@ Inputs random_inputs(const Problem& p, std::mt19937& random) {
   return inputs;
 }
 
-// Of every `step`-th element of the result: all would take the host minutes.
+// Compares every `step`-th element of the result: all would take the host minutes.
 void expect_equal(const Problem& p, const Inputs& inputs, const std::vector<float>& out, int step) {
   const int64_t rows = p.shape.rows, n = p.shape.n, k = p.shape.k, batches = p.shape.batches;
   double error = 0, norm = 0, worst = 0;
@@ -174,7 +174,7 @@ TEST(FewRowsOfModels, EqualDoublePrecision) {
   }
 }
 
-// Fifty launches into one another: what one leaves in shared memory or barriers is no other's.
+// Fifty overlapping launches: none may see what another left in shared memory or barriers.
 TEST(FewRowsAgain, GivesTheSameBits) {
   std::mt19937 random(7);
   const Problem p = {.shape = {33, 3648, 2048}};

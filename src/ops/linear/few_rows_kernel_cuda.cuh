@@ -1,24 +1,24 @@
-// What: the part that products of few rows share: up to 64 rows of x (tokens) with all rows of W,
-// at the rate at which W can be read; in bf16, or in e4m3 with scales by blocks (kScaled).
+// What: skinny GEMM core: up to 64 rows of x (tokens) with all rows of W; bandwidth-bound; in bf16,
+// or in e4m3 with block-wise scales (kScaled).
 //
-// Layout: up to one block a multiprocessor, kWarpgroups warpgroups of tensor cores and two warps
-// that copy. A ring of stages (weight_stream_cuda.cuh), each 256 bytes of kColumns rows of x and of
-// as many rows of W as the largest tile has: little of a small matrix must not mean few bytes on
-// their way. Of e4m3 they are two blocks of k, whose scales of tokens come beside them, those of
-// weights once a tile.
+// Layout: up to one CTA an SM, with kWarpgroups consumer warpgroups and two producer warps. A ring
+// buffer of stages (weight_stream_cuda.cuh), each 256 bytes of kColumns rows of x and of as many
+// rows of W as the largest tile has: a fixed stage size would leave few bytes in flight for a small
+// matrix. In e4m3 a stage is two k blocks; their token scales arrive with the stage, weight scales
+// once a tile.
 //
-// Algorithm: transposed, so that few rows waste nothing: rows of W are the M of the tensor core's
-// instruction, rows of x its N. A tile of the block's rows of W goes through the ring, its product
-// stays in registers. Where k is split over the blocks of a cluster, each block sends each other
-// its part of a share of the tile into that one's shared memory, adds up the parts of its own
-// share and writes it.
-// The copies of weights begin before earlier launches have ended: nothing of this step writes them.
+// Algorithm: transposed, so that few rows waste nothing: rows of W are M of the wgmma, rows of x
+// its N. A tile of the CTA's rows of W goes through the ring, and its result stays in registers.
+// With split-K over the CTAs of a cluster, each CTA owns a share of the tile: it receives the other
+// CTAs' partial sums of that share in its shared memory, adds them up and writes the result.
+// Weights are loaded before the PDL wait: no launch of this step writes them.
 //
-// Determinism: a block adds in the order of k, parts are added in the order of k; no atomics. Bits
-// depend on the number of splits, so on the shape and the number of rows; of one split, on k alone.
+// Determinism: a CTA adds in the order of k, k-slices are added in the order of k; no atomics. Bits
+// depend on the number of splits, so on the shape and the number of rows; without a split, on k
+// alone.
 //
-// Source: weights on M for few tokens as in TensorRT-LLM's and HPC-Ops' small products; loading
-// weights before the dependency's end as in TensorRT-LLM's fused_a kernel.
+// Source: weights on M for few tokens as in TensorRT-LLM's and HPC-Ops' skinny GEMMs; loading
+// weights before the PDL wait as in TensorRT-LLM's fused_a kernel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,27 +41,28 @@ inline constexpr int kMostShared = 227 * 1024;
 inline constexpr int kMaxStages = FewRowsPlan::kMaxStages;
 
 struct Maps {
-  CUtensorMap weights[2];  // boxes of as many rows as the largest tile has, and of 8 less
+  CUtensorMap weights[2];  // boxes of as many rows as the largest tile, and of 8 fewer
   CUtensorMap tokens;
-  CUtensorMap token_scales;  // of e4m3
+  CUtensorMap token_scales;  // e4m3 only
 };
 
 struct Arguments {
   void* out;
   int64_t row_stride, batch_stride;
-  int32_t rows, n, columns;  // columns: k / 64, of e4m3 k / 128
+  int32_t rows, n, columns;  // columns: k / 64, in e4m3 k / 128
   int32_t splits, clusters, tiles, tile_groups, stages, exchanges, next_begins_at;
-  int32_t fetched;  // stages beyond the ring that come into the L2 while the first are multiplied
+  int32_t fetched;  // stages after the ring, prefetched into L2 during the first wgmmas
 
   __device__ int token_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
-  // In a stage tokens come first, then weights.
+  // A stage holds tokens first, then weights.
   __device__ int token_bytes() const { return token_groups() * kStageHalves * kGroupBytes; }
   __device__ int stage_bytes() const {
     return token_bytes() + tile_groups * kStageHalves * kGroupBytes;
   }
   bool f32;
 
-  // Of e4m3, [n / 128 rounded up, columns] of weights; a stage's of tokens, and those of a tile.
+  // e4m3 only: weight scales, [n / 128 rounded up, columns]; a stage's token scales and a tile's
+  // weight scales in shared memory.
   const float* weight_scales;
   const float* weight_row_scales;  // [n] or null
   __device__ int token_scales() const { return kStageHalves * token_groups() * kGroupRows; }
@@ -70,8 +71,8 @@ struct Arguments {
 
 template <int kColumns, int kWarpgroups>
 struct Layout {
-  static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;  // that multiply
-  static constexpr int kAllThreads = kThreads + 64;                 // two warps copy
+  static constexpr int kThreads = kWarpgroups * kWarpgroupThreads;  // consumers
+  static constexpr int kAllThreads = kThreads + 64;                 // and two producer warps
   static constexpr int kTileBytes = kThreads * (kColumns / 2) * 4;  // in fp32
 };
 
@@ -80,11 +81,11 @@ struct NoScales {
   __device__ explicit NoScales(Any&&...) {}
 };
 
-// A block's share of the work.
+// A CTA's share of the work.
 struct Share {
   int batch, rank;
-  int first_group, num_groups;  // of 8 rows of W
-  int first_stage, num_stages;  // of k
+  int first_group, num_groups;  // in groups of 8 rows of W
+  int first_stage, num_stages;  // along k
 
   __device__ explicit Share(const Arguments& a) : num_tiles_(a.tiles) {
     const int cluster = blockIdx.x / a.splits % a.clusters;
@@ -103,7 +104,7 @@ struct Share {
   int num_tiles_;
 };
 
-// ---- copies
+// ---- loads
 
 template <bool kScaled>
 class Copies {
@@ -118,7 +119,7 @@ class Copies {
         a_(a),
         stage_bytes_(a.stage_bytes()) {}
 
-  // By one thread: all but the first rows of x.
+  // Producer thread: loads all but the first rows of x.
   __device__ void run(uint64_t* read) const {
     const int total = a_.tiles * share_.num_stages, first = min(a_.stages, total);
     for (int i = 0; i < first; ++i) copy_weights(i, i);
@@ -134,8 +135,8 @@ class Copies {
     }
   }
 
-  // Of all stages that the ring holds at first; by another thread, because who asks for weights
-  // stands in a queue for memory meanwhile.
+  // Loads the tokens of the ring's first fill, from another thread than the weights: the weight
+  // thread waits in the copy engine's queue meanwhile.
   __device__ void copy_first_tokens() const {
     const int first = min(a_.stages, a_.tiles * share_.num_stages);
     wait_for_earlier_launches();
@@ -146,7 +147,7 @@ class Copies {
   __device__ int column(int i) const {
     return (share_.first_stage + i % share_.num_stages) * kStageHalves;
   }
-  // The weights of the block's i-th stage: a box of one of the two maps.
+  // The weights of the CTA's i-th stage: a box of one of the two tensor maps.
   struct Weights {
     const CUtensorMap* map;
     int groups, row, column;
@@ -157,7 +158,7 @@ class Copies {
     return {&maps_.weights[groups == a_.tile_groups ? 0 : 1], groups,
             share_.batch * a_.n + begin * kGroupRows, column(i)};
   }
-  // Says how much will come in all.
+  // Arms the barrier with the stage's bytes, then loads the weights.
   __device__ void copy_weights(int stage, int i) const {
     const Weights box = weights(i);
     barrier_expect(&arrived_[stage], box.groups * (kStageHalves * kGroupBytes) + a_.token_bytes() +
@@ -188,10 +189,10 @@ class Copies {
   const uint64_t policy_ = read_once_policy();
 };
 
-// ---- scales of weights
+// ---- weight scales
 
-// Of the block's share of k, of the two blocks of 128 rows that a tile may have rows of: copied
-// while the tile before is multiplied.
+// Weight scales of the CTA's k-slice, for the two blocks of 128 rows that a tile may overlap:
+// copied while the tile before is multiplied.
 template <int kThreads>
 class WeightScales {
  public:
@@ -201,7 +202,7 @@ class WeightScales {
     wait();
   }
 
-  // Of a row of the tile's.
+  // Scales of one row of the tile.
   __device__ const float* of(int tile, int row) const {
     return table(tile) + (row / 128 - first_block(tile)) * columns_;
   }
@@ -214,7 +215,7 @@ class WeightScales {
       copy_4(shared_address(table(tile) + i), a_.weight_scales + block * a_.columns + column);
     }
   }
-  // Until all threads' copies are there.
+  // Waits for all threads' copies.
   __device__ void wait() const {
     wait_for_copies();
     named_barrier(2, kThreads);
@@ -242,8 +243,8 @@ __device__ inline void write_one(const Arguments& a, int batch, int row, int col
   }
 }
 
-// Four values as a thread holds them, of rows (tokens) `row` and the next at columns `column` and 8
-// further, of which those below `end` exist.
+// Writes four values of a thread: rows (tokens) `row` and `row + 1` at columns `column` and `column
+// + 8`, as far as they are below `end`.
 __device__ inline void write_four(const Arguments& a, int batch, int row, int column, int end,
                                   float4 v) {
   if (column < end) {
@@ -256,7 +257,7 @@ __device__ inline void write_four(const Arguments& a, int batch, int row, int co
   }
 }
 
-// The same of a whole warp, in bf16: transposed, so that four lanes write 16 bytes of a row.
+// Writes a whole warp's values in bf16: transposed, so that four lanes write 16 bytes of a row.
 // `column` is the first lane's, `row` its first.
 __device__ inline void write_warp(const Arguments& a, int batch, int row, int column, int end,
                                   float4 v) {
@@ -272,7 +273,7 @@ __device__ inline void write_warp(const Arguments& a, int batch, int row, int co
 
 // ---- the kernel
 
-// Two launches' blocks share a multiprocessor's registers as they do its memory.
+// Two launches' CTAs share an SM's registers as they do its shared memory.
 template <int kColumns, int kWarpgroups, bool kScaled>
 __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
                                   kColumns <= 32 ? 2 : 1)
@@ -288,7 +289,7 @@ __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
   uint64_t* const joined = read + kMaxStages;  // [2]
 
   if (threadIdx.x == 0) {
-    prefetch_map(&maps.tokens);  // the first that is wanted after the wait
+    prefetch_map(&maps.tokens);  // the first map used after the PDL wait
     if constexpr (kScaled) prefetch_map(&maps.token_scales);
     for (int i = 0; i < a.stages; ++i) {
       barrier_init(&arrived[i], 1);
@@ -311,13 +312,13 @@ __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
     if (a.splits > 1) cluster_wait();
     return;
   }
-  if (a.splits > 1) cluster_wait();  // the others' barriers exist
+  if (a.splits > 1) cluster_wait();  // the other CTAs' barriers exist
   [[maybe_unused]] std::conditional_t<kScaled, WeightScales<L::kThreads>, NoScales> weight_scales(
       tile_scales, share, a);
   wait_for_earlier_launches();
 
   const int thread = threadIdx.x % kWarpgroupThreads, group = threadIdx.x / kWarpgroupThreads;
-  constexpr int kVectors = kColumns / 8;  // of 16 bytes that a thread holds of a tile
+  constexpr int kVectors = kColumns / 8;  // 16-byte vectors of a tile that a thread holds
   const auto row_of = [](int v, int t) { return v * 8 + 2 * (t % 4); };
   RingPosition at;
   for (int tile = 0; tile < a.tiles; ++tile) {
@@ -347,10 +348,10 @@ __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
     }
     const int first = share.tile_begin(tile) * kGroupRows;
     const int end = share.tile_begin(tile + 1) * kGroupRows;
-    const auto column_of = [&](int t) {  // of a thread of a warpgroup
+    const auto column_of = [&](int t) {  // of a warpgroup's thread t
       return first + group * 64 + t / 32 * 16 + t % 32 / 4;
     };
-    // t, t + 1, … are a warp's threads where whole warps have one vector.
+    // Threads t, t + 1, … are one warp's where whole warps hold one vector.
     const auto write = [&](int v, int t, float4 values) {
       if constexpr (kScaled) {
         if (a.weight_row_scales != nullptr) {
@@ -373,8 +374,8 @@ __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
       }
       continue;
     }
-    // A warpgroup's threads are divided among the blocks: what a thread holds goes to one of them.
-    // There it lies by sender, warpgroup, vector and thread.
+    // A warpgroup's threads are divided among the CTAs: each thread's values go to one CTA, ordered
+    // there by sender, warpgroup, vector and thread.
     const int sharers = kWarpgroupThreads / a.splits, turn = tile & 1;
     const uint32_t buffer = shared_address(exchange) + turn * L::kTileBytes;
     const auto slot = [&](int sender, int v, int within) {
@@ -399,8 +400,8 @@ __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
       }
       write(v, share.rank * sharers + within, sum);
     }
-    // Nobody sends into a buffer that is still being read: a block that sends the tile after next
-    // has this block's part of the next one.
+    // A buffer that is still being read receives nothing: a CTA that sends the tile after next
+    // already has this CTA's partial sums of the next one.
     named_barrier(1, L::kThreads);
     if (threadIdx.x == 0 && tile + 2 < a.tiles) {
       barrier_expect(&joined[turn], L::kTileBytes);
@@ -408,9 +409,9 @@ __global__ void __launch_bounds__(Layout<kColumns, kWarpgroups>::kAllThreads,
   }
 }
 
-// ---- launching
+// ---- launch
 
-// What the plan says of a launch; the rest is the operands'.
+// Fills the plan's fields; the operands' fields are set elsewhere.
 template <int kColumns, int kWarpgroups>
 Arguments planned(const FewRowsPlan& plan, const FewRowsShape& shape) {
   Arguments a = {};
@@ -434,8 +435,8 @@ template <int kColumns, int kWarpgroups, bool kScaled>
 void launch_planned(const FewRowsPlan& plan, const FewRowsShape& shape, const Maps& maps,
                     const Arguments& a, cudaStream_t stream) {
   const auto kernel = few_rows_kernel<kColumns, kWarpgroups, kScaled>;
-  static const bool prepared = (allow_shared_memory(kernel, kMostShared), true);
-  static_cast<void>(prepared);
+  static OncePerDevice prepared;
+  prepared([&] { allow_shared_memory(kernel, kMostShared); });
   launch(kernel,
          {.blocks = static_cast<unsigned>(shape.batches * plan.clusters * plan.splits),
           .threads = Layout<kColumns, kWarpgroups>::kAllThreads,
@@ -445,7 +446,7 @@ void launch_planned(const FewRowsPlan& plan, const FewRowsShape& shape, const Ma
          stream, maps, a);
 }
 
-// Calls function with the plan's columns and warpgroups as constants.
+// Calls `function` with the plan's columns and warpgroups as constants.
 template <bool kScaled, typename Function>
 void for_plan(const FewRowsPlan& plan, Function&& function) {
   const auto with = [&]<int kColumns>() {

@@ -7,15 +7,15 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kGroupBytes = 8 * 256;  // of 8 rows in a stage
-// A block's shared memory: all that there is, or so much that two launches' blocks fit beside one
-// another and the next one's first weights arrive while this one ends.
+constexpr int kGroupBytes = 8 * 256;  // 8 rows of a stage
+// A CTA's shared memory: all of the SM's, or so much that two launches' CTAs fit into an SM and the
+// next launch's first weights arrive while this one ends.
 constexpr int kMostBytes = 227 * 1024, kHalfBytes = 112 * 1024;
 constexpr int kBarrierBytes = (2 * FewRowsPlan::kMaxStages + 2) * 8;
 
 int64_t token_groups(const FewRowsShape& shape) { return ceil_div(shape.rows, 8); }
 
-// Of a block, for one tile.
+// Stages of a CTA for one tile.
 int64_t tile_stages(const FewRowsShape& shape, const FewRowsPlan& plan) {
   return ceil_div(ceil_div(shape.k, shape.stage_columns()), plan.splits);
 }
@@ -45,12 +45,13 @@ int FewRowsPlan::token_scale_bytes(const FewRowsShape& shape) const {
 }
 
 int FewRowsPlan::tile_scale_bytes(const FewRowsShape& shape) const {
-  // Of two blocks of 128 rows, two columns a stage.
+  // Two blocks of 128 rows, two k blocks a stage.
   return shape.scaled ? static_cast<int>(tile_stages(shape, *this)) * 2 * 2 * 4 : 0;
 }
 
 int FewRowsPlan::bytes_behind(const FewRowsShape& shape) const {
-  const int read = (warpgroups * 8 + columns / 8) * kGroupBytes;  // by whole instructions
+  const int read =
+      (warpgroups * 8 + columns / 8) * kGroupBytes;  // rounded up to whole instructions
   return std::max(exchange_bytes(shape.n) + stages(shape) * token_scale_bytes(shape) +
                       2 * tile_scale_bytes(shape) + kBarrierBytes,
                   read - stage_bytes(shape));
@@ -67,9 +68,9 @@ int FewRowsPlan::stages(const FewRowsShape& shape) const {
   return std::clamp(room, 2, std::max(static_cast<int>(useful), 2));
 }
 
-// Its weights are read in the gaps that this launch leaves. A gap is only at the end where a few
-// rings hold all there is to read: they are better read behind this launch's then. With many, one
-// launch's ring alone is too little on its way; where all fits the ring there is no gap.
+// The next launch's weights are read in gaps of this launch's memory traffic. If a few rings hold
+// the whole matrix, the only gap is at the end, so the next launch begins late. With many rings,
+// one launch's ring alone keeps too few bytes in flight; if all fits the ring there is no gap.
 int FewRowsPlan::next_begins_at(const FewRowsShape& shape) const {
   const int64_t all = tiles(shape.n) * tile_stages(shape, *this);
   const int held = stages(shape);
@@ -79,9 +80,9 @@ int FewRowsPlan::next_begins_at(const FewRowsShape& shape) const {
   return at_once ? 0 : static_cast<int>(std::max<int64_t>(all - (held + 1) / 2, held + 1));
 }
 
-// From the ring's last bytes to the first that are asked for anew it is as long as the first rows
-// of x take to come and to be multiplied: what is fetched then comes in that gap. Where the next
-// launch's ring comes in it, or all is nearly there, it is only in the way.
+// Between the ring's last bytes and the next loads, the first rows of x arrive and are multiplied:
+// the L2 prefetch fills that gap. It is skipped where the next launch's ring fills the gap, or
+// where nearly all weights fit the ring.
 int FewRowsPlan::fetched(const FewRowsShape& shape) const {
   if (!shape.scaled) return 0;
   constexpr int kFetchedBytes = 32 * 1024;
@@ -94,14 +95,14 @@ int FewRowsPlan::fetched(const FewRowsShape& shape) const {
 
 namespace {
 
-// Fitted to the measured times of all plans of a V2-Lite's and a V3's matrices, those of e4m3 to
-// what they choose: bytes / us of a multiprocessor and us.
+// Fitted to the measured times of all plans of V2-Lite's and V3's matrices, for e4m3 of the chosen
+// plans: bytes / us of an SM and us.
 struct Costs {
-  double cache;          // all that comes to it; weights come at kMemory at most
-  double latency;        // from asking to arriving
-  double stage, column;  // through the tensor cores
-  double tile, join;     // join: of a split tile, besides what is sent
-  double launch, alone;  // alone: with no other launch's block beside it
+  double cache;          // all loads; weights load at kMemory at most
+  double latency;        // from issue to arrival
+  double stage, column;  // of the tensor cores
+  double tile, join;     // join: combining a split tile, without the bytes sent
+  double launch, alone;  // alone: with no other launch's CTA on the SM
 };
 constexpr double kMemory = 31.5e3, kExchange = 40e3;
 constexpr Costs kCosts = {60e3, 1.05, 0.28, 0.0023, 0.07, 0, 1.95, 0.85};

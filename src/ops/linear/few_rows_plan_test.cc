@@ -27,7 +27,7 @@ TEST(FewRowsPlan, TakesAllRowsInTilesThatFit) {
   }
 }
 
-// All that a multiprocessor has, and what a launch asks for.
+// An SM's shared memory, and what a launch takes of it.
 TEST(FewRowsPlan, RingsFitSharedMemory) {
   for (FewRowsShape shape : kShapes) {
     for (const bool scaled : {false, true}) {
@@ -57,7 +57,7 @@ TEST(FewRowsPlan, RunsAllAtOnce) {
 TEST(FewRowsPlan, KeepsMultiprocessorsEvenlyBusy) {
   for (const FewRowsShape& shape : kShapes) {
     const int64_t groups = shape.n / 8 * shape.batches;
-    if (groups * shape.k * 16 < 8 << 20) continue;  // a launch's own time is longer
+    if (groups * shape.k * 16 < 8 << 20) continue;  // the launch overhead dominates
     const FewRowsPlan plan = plan_few_rows(shape, {});
     const double most =
         static_cast<double>(plan.tiles(shape.n)) * plan.tile_groups(shape.n) / plan.splits;
@@ -81,7 +81,7 @@ TEST(FewRowsPlan, TheNextLaunchBeginsLateWhereAFewRingsHoldAll) {
   EXPECT_GT(begins_at({.rows = 1, .n = 24576, .k = 1536, .scaled = true}), 0);
   EXPECT_GT(begins_at({.rows = 1, .n = 2112, .k = 7168, .scaled = true}), 0);
   EXPECT_EQ(begins_at({.rows = 8, .n = 3648, .k = 2048}), 0);   // little more than a ring
-  EXPECT_EQ(begins_at({.rows = 8, .n = 7168, .k = 16384}), 0);  // much more than some
+  EXPECT_EQ(begins_at({.rows = 8, .n = 7168, .k = 16384}), 0);  // many rings
 }
 
 TEST(FewRowsPlan, FetchesWhereMuchIsLeftToRead) {

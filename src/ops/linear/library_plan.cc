@@ -7,9 +7,9 @@
 
 namespace fathom::cuda {
 
-// Where there are fewer large tiles than multiprocessors, or few more, it is up to twice as fast,
-// and beyond that as fast or a little faster (docs/kernels/many_rows.md). Up to 64 rows reading the
-// weights is all there is to it, and its kernels do not begin before those before them have ended.
+// With fewer large tiles than SMs, or few more, the library is up to twice as fast, beyond that as
+// fast or a little faster (docs/kernels/many_rows.md). Up to 64 rows the GEMM is bandwidth-bound,
+// and the library's kernels do not begin before earlier launches have ended.
 bool library_pays(const ManyRowsProblem& problem) {
   return problem.batches == 1 && problem.rows > 64;
 }

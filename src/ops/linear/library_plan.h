@@ -1,4 +1,4 @@
-// Which products a library is faster at than this program's own kernels, as measured.
+// Says for which GEMMs the library is faster than Fathom's own kernels, as measured.
 #pragma once
 
 #include "ops/linear/many_rows_plan.h"
@@ -7,8 +7,7 @@ namespace fathom::cuda {
 
 bool library_pays(const ManyRowsProblem& problem);
 
-// The largest number of rows that the library treats as it does `rows`: what it does is chosen for
-// that one.
+// The largest number of rows in the same class as `rows`: the library's algorithm is chosen for it.
 int64_t rows_alike(int64_t rows);
 
 }  // namespace fathom::cuda

@@ -24,17 +24,17 @@ void check(const LinearTask& task, LinearMode mode) {
                "out is {}", name_of(task.out.dtype()));
 }
 
-// How a task is cut. Units are pairs of panels with all rows of x, so that a thread reads its
-// weights once; with few pairs and many rows (a narrow matrix in prefill) they are one pair with
-// one block of rows.
+// The work units of a task. A unit is a range of pairs of panels with all rows of x, so that a
+// thread reads its weights once; with few pairs and many rows (a narrow matrix in prefill) it is
+// one pair with one block of rows.
 struct Cut {
   Cut(const LinearTask& task, int threads)
       : pairs(ceil_div(task.weight->rows(), kPairRows)), blocks(task.x.size(0)) {
     by_rows = blocks.count() > 1 && pairs < 8 * threads;
     units = by_rows ? pairs * blocks.count() : pairs;
     const int64_t rows = by_rows ? blocks.begin(1) : task.x.size(0);
-    // What a unit costs is its products, or with few rows the reading of its weights: that takes
-    // the time of about six rows.
+    // A unit's cost is its multiply-adds plus reading its weights, which takes the time of about
+    // six rows.
     cost = (rows + 6) * task.weight->cols();
   }
   int64_t pairs;
@@ -65,7 +65,7 @@ void store(const LinearKernels& kernels, const LinearTask& task, LinearMode mode
   }
 }
 
-// Pairs [begin, end) with the rows of blocks [first_block, last_block).
+// Multiplies pairs [begin, end) with the rows of blocks [first_block, last_block).
 void compute(const LinearKernels& kernels, const LinearTask& task, LinearMode mode,
              const RowBlocks& blocks, int64_t first_block, int64_t last_block, int64_t begin,
              int64_t end) {

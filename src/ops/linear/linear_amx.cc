@@ -1,15 +1,16 @@
-// What: bf16 and FP8 products by matrix tiles (AMX): 16 rows of x times 16 weight rows, 32 columns
-// an instruction.
+// What: bf16 and FP8 GEMMs by matrix tiles (AMX): 16 rows of x times 16 weight rows, 32 columns an
+// instruction.
 //
 // Inputs, outputs: linear_kernels.h, `matrix_*`. Layout: 16 steps of a panel are a B tile as they
 // lie in the packed matrix (16 pairs of columns x 16 weight rows); 16 gathered rows of x are an A
-// tile. FP8 blocks are expanded to bf16 in the L1 first, by the AVX-512 kernels' table.
+// tile. FP8 blocks are dequantized to bf16 in L1 first, by the AVX-512 kernels' table.
 //
 // Algorithm: up to 16 rows take a whole group (64 weight rows, 4 sums tiles) in one pass, so that
 // the weights are read in one ascending stream; more rows take 32 x 32 outputs at a time, two
 // blocks of columns deep, so that a pair's weights are read from the L1 by all rows. bf16 sums stay
 // in their tile from block to block; FP8 sums leave it after each block, to be scaled. One or two
-// rows do the same sums with fp32 vectors: tiles would be nearly empty, and cost their setting up.
+// rows do the same sums with fp32 vectors: tiles would be nearly empty, and configuring them costs
+// time.
 //
 // Determinism: an output's sum is the same chain in all forms. tdpbf16ps adds the products of the
 // even and of the odd columns of its 32 apart, from zero, each with one rounding (fma), flushing
@@ -26,15 +27,15 @@ namespace fathom {
 namespace {
 
 constexpr int kTile = 16;       // rows of any tile
-constexpr int kVectorRows = 2;  // as many as are better off without tiles
-constexpr int kTileSteps = 16;  // steps (pairs of columns) of a product
+constexpr int kVectorRows = 2;  // up to so many rows vectors beat tiles
+constexpr int kTileSteps = 16;  // steps (pairs of columns) of an instruction
 constexpr int kTileColumns = 2 * kTileSteps;
 constexpr int kBlockSteps = kBlockColumns / 2;
 constexpr int kPanelFloats = 16;
 constexpr int64_t kXStride = kBlockColumns * 2;  // bytes between the rows of a gathered block
-constexpr int64_t kSumsStride = kPairRows * 4;   // and of sums
-constexpr int kRunBlocks = 2;                    // of one pair, which stay in the L1: 16 KiB
-constexpr int64_t kAhead = 4096;                 // bytes that vectors fetch ahead
+constexpr int64_t kSumsStride = kPairRows * 4;   // and of the sums
+constexpr int kRunBlocks = 2;                    // blocks of a pair that stay in L1: 16 KiB
+constexpr int64_t kAhead = 4096;                 // bytes that vectors prefetch ahead
 template <bool kFp8>
 constexpr int64_t kPairStep = kFp8 ? 64 : 128;  // bytes of a pair's step
 
@@ -57,18 +58,18 @@ class FlushSubnormals {
 struct Steps {
   const std::byte* data;
   int64_t stride;
-  int tiles;  // of 16 steps; what is beyond the matrix is zero
+  int tiles;  // of 16 steps, zero beyond the matrix
 };
 
-// What a thread reads lies in one stream, but the hardware's own prefetching gets half of the
-// memory's rate out of it.
+// Software prefetch: a thread reads one stream, but the hardware prefetcher alone reaches half of
+// the memory rate.
 class Ahead {
  public:
   // `bytes` from `at` on, in `parts` parts.
   Ahead(const std::byte* at, int64_t bytes, int parts)
       : at_(at), lines_(static_cast<int>((bytes / 64 + parts - 1) / parts)) {}
 
-  // The next part, into the L2. What lies behind the matrix may be asked for: no fault comes of it.
+  // Prefetches the next part into L2. It may lie beyond the matrix: prefetches do not fault.
   inline __attribute__((always_inline)) void fetch() {
     for (int i = 0; i < lines_; ++i, at_ += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(at_), _MM_HINT_T1);
@@ -121,7 +122,7 @@ inline __attribute__((always_inline)) void add_scaled_tile(const float* tile, in
 
 // ---- one or two rows: the tiles' sums by vectors ----
 
-// x [rows][128] of one block to fp32, the even columns in front of the odd ones.
+// Splits x [rows][128] of one block into fp32, the even columns in front of the odd ones.
 void split_columns(const uint16_t* x, int rows, float* out) {
   const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
   for (int i = 0; i < rows * kBlockSteps; i += 16, x += 32) {
@@ -172,7 +173,7 @@ inline __attribute__((always_inline)) void vector_tile(const E4m3Tables& tables,
       }
     }
   }
-  // A tile that is not whole is filled up with zeros, whose products make +0 of -0.
+  // A partial tile is filled up with zeros, whose products turn -0 into +0.
   const __m512 filling = _mm512_setzero_ps();
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r) {
@@ -328,7 +329,7 @@ inline __attribute__((always_inline)) void multiply_pair(const std::byte* x, con
   }
 }
 
-// A run of blocks of one pair, expanded where they have to be.
+// A run of blocks of one pair, dequantized if FP8.
 struct Run {
   Steps steps[kRunBlocks];
   const float* scales[kRunBlocks];  // FP8
@@ -367,7 +368,7 @@ void multiply_run(const std::byte* x, int64_t x_block_stride, int rows, const Ru
       }
     }
   } else {
-    // The tiles are whole: rows that are not there are kept apart.
+    // The tiles are whole: missing rows go through a copy.
     alignas(64) float whole[2 * kTile * kPairRows];
     const bool in_place = rows == (kLower ? 2 * kTile : kTile);
     const auto bytes = static_cast<size_t>(rows) * kSumsStride;
@@ -414,7 +415,7 @@ void many_rows(const uint16_t* x, int rows, const PackedBlocks& weights, int blo
       }
       const auto* in = reinterpret_cast<const std::byte*>(x) + first * x_block_stride;
       float* out = sums + pair * pair_stride;
-      // The first rows of the first pair fetch the next run, of both pairs.
+      // The first rows of the first pair prefetch the next run, of both pairs.
       Ahead ahead(weights.data + (first + kRunBlocks) * weights.block_stride,
                   pair == 0 ? kRunBlocks * weights.block_stride : 0,
                   kRunBlocks * kBlockSteps / kTileSteps);

@@ -1,8 +1,9 @@
-// The matrix products for AVX2 with FMA. There is no bf16 dot product here: bf16 x and weights are
-// widened to fp32, which is exact, block by block into the cache; 3 rows times one pair are 12 sums
-// in the 16 registers.
+// GEMMs for AVX2 with FMA. Without a bf16 dot product, bf16 x and weights are upconverted to fp32,
+// which is exact, block by block into the cache; 3 rows times one pair are 12 sums in the 16
+// registers.
 #include <immintrin.h>
 
+#include "base/math_constants.h"
 #include "ops/linear/linear_kernels.h"
 
 namespace fathom {
@@ -98,7 +99,7 @@ void expand_fp8_to_f32(const std::byte* weights, int64_t stride, int steps, floa
   }
 }
 
-// ---- what becomes of the sums ----
+// ---- finished sums ----
 
 // The rest of a row that is not a whole vector goes through a copy, so that its values are computed
 // by the same instructions.
@@ -164,7 +165,7 @@ inline __attribute__((always_inline)) __m256 exp(__m256 x) {
   // NaN is the second operand, which min and max return.
   x = _mm256_max_ps(_mm256_set1_ps(-110.0f), x);
   x = _mm256_min_ps(_mm256_set1_ps(110.0f), x);
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)),
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(kLog2E)),
                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
   r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);

@@ -1,4 +1,4 @@
-// The matrix products for AVX-512 with BF16 and VBMI (Zen 4, Cooper Lake, Sapphire Rapids).
+// GEMMs for AVX-512 with BF16 and VBMI (Zen 4, Cooper Lake, Sapphire Rapids).
 //
 // Decode (dot_*): one group (4 panels) times 1 … 4 rows; every load of weights is one vector of 16
 // rows x 2 columns, multiplied by a broadcast pair of x. Four panels are four independent chains,
@@ -8,6 +8,7 @@
 // registers; 14 loads for 24 products, so the multipliers (one 512-bit product a cycle) decide.
 #include <immintrin.h>
 
+#include "base/math_constants.h"
 #include "ops/linear/expand_avx512.h"
 #include "ops/linear/linear_kernels.h"
 
@@ -196,7 +197,7 @@ void tile_f32(const float* x, int rows, const std::byte* weights, int64_t stride
   kTileF32[rows - 1](x, weights, stride, steps, scales, sums, ahead, ahead_stride);
 }
 
-// ---- expansion ----
+// ---- dequantization ----
 
 void expand_fp8_to_bf16(const std::byte* weights, int64_t stride, int steps, std::byte* out,
                         int64_t out_stride) {
@@ -233,7 +234,7 @@ void expand_bf16_to_f32(const std::byte* weights, int64_t stride, int steps, flo
   }
 }
 
-// ---- what becomes of the sums ----
+// ---- finished sums ----
 
 inline __attribute__((always_inline)) __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1u << count) - 1);
@@ -274,7 +275,7 @@ inline __attribute__((always_inline)) __m512 exp(__m512 x) {
   // NaN is the second operand, which min and max return.
   x = _mm512_max_ps(_mm512_set1_ps(-110.0f), x);
   x = _mm512_min_ps(_mm512_set1_ps(110.0f), x);
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)),
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(kLog2E)),
                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);

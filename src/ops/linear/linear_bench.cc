@@ -1,5 +1,5 @@
-// Speed of the matrix products. Each line states the bytes of weights or the operations that it
-// must move or do, and its share of what the probe reads or multiplies in the same process.
+// Speed of the GEMMs. Each line states the bytes of weights moved or the operations done, and its
+// share of the rate that the probe reaches in the same process.
 //
 // Shapes "cold" rotate over copies that together exceed the L3 cache, so that weights come from
 // memory; "warm" ones stay in it. Run with two columns: --benchmark_counters_tabular=true.
@@ -132,7 +132,7 @@ const bool registered = [] {
   return true;
 }();
 
-// Bytes of the source that one thread packs a second: loading must not wait for it.
+// Bytes of the source that one thread packs a second: packing must not slow down loading.
 void BM_Pack(benchmark::State& state) {
   const auto format = static_cast<WeightFormat>(state.range(0));
   const DType dtype = format == WeightFormat::kF8E4M3 ? DType::kF8E4M3 : DType::kBF16;

@@ -1,5 +1,4 @@
-// Products on the GPU whose rows have the same bits in any number of rows, and those that a library
-// takes.
+// Batch-invariant GEMMs on the GPU, and those that the library takes.
 #include "ops/linear/linear_cuda.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +25,7 @@ struct Problem {
   int64_t out_row_bytes() const { return int64_t{n} * batches * (out_type == DType::kF32 ? 4 : 2); }
 };
 
-// The first `rows` of them alone.
+// Multiplies the first `rows` rows alone.
 std::vector<uint8_t> multiply(const Problem& p, const DeviceArray<uint16_t>& x,
                               const DeviceArray<uint16_t>& weight, int32_t rows) {
   const DeviceArray<uint8_t> out(rows * p.out_row_bytes());
@@ -208,7 +207,7 @@ TEST_F(LibraryLinear, TakesAnyNumberOfRowsByTheAlgorithmOfMore) {
   }
 }
 
-// x is changed by the product before and after: a launch that began too early would show.
+// The GEMMs before and after change x: a launch that began too early would show.
 TEST_F(LibraryLinear, KeepsItsPlaceAmongLaunchesThatBeginEarly) {
   constexpr int32_t kSize = 2048, kLinks = 12;
   std::mt19937 random(29);
@@ -219,7 +218,8 @@ TEST_F(LibraryLinear, KeepsItsPlaceAmongLaunchesThatBeginEarly) {
     const DeviceArray<uint16_t> even(x), odd(x);
     cudaStream_t stream = nullptr;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-    // Each reads what the one before has written, and writes what it read: few rows, then many.
+    // Each launch reads what the one before wrote and overwrites what that one read: few rows, then
+    // many.
     const auto link = [&](int index) {
       const bool by_library = index % 3 == 1;
       linear({.x = index % 2 == 0 ? even.data() : odd.data(),

@@ -1,10 +1,10 @@
-// The inner loops of the matrix products, one table of them a CPU level.
+// The inner loops of the GEMMs, one function table a CPU level.
 //
 // Plain types and no inline functions: the vector files are compiled with flags of their own, and
 // nothing that they instantiate may be shared with code for an older CPU.
 //
-// Vocabulary (packed_matrix.cc draws it): a panel is 16 weight rows, a pair two panels = 32 rows, a
-// group two pairs; a block is 128 columns. A step is what one vector load of a panel covers: 2
+// Vocabulary (drawing in packed_matrix.cc): a panel is 16 weight rows, a pair two panels = 32 rows,
+// a group two pairs; a block is 128 columns. A step is what one vector load of a panel covers: 2
 // columns of a bf16 or FP8 weight, 1 of an fp32 one.
 //
 // Sums: every output is, in every kernel and for any number of rows, the chain
@@ -26,29 +26,29 @@ constexpr int kBlockColumns = 128;
 constexpr int kMaxDotRows = 4;
 constexpr int kMatrixRows = 16;
 
-// Where a kernel finds the weights of one or two pairs.
+// Location of the weights of one or two pairs.
 struct PackedBlocks {
   const std::byte* data;  // the first pair's first step in the first block
   int64_t step_stride;    // bytes from step to step
   int64_t block_stride;   // bytes from block to block
   int64_t scales_shift;   // a block's scales: data + steps * step_stride + scales_shift
-  int64_t columns;        // of the matrix, from the first block on
+  int64_t columns;        // columns from the first block on
 };
 
 struct LinearKernels {
-  // x rows that one call of the tile kernels takes at most.
+  // Most x rows in one call of the tile kernels.
   int tile_rows;
 
-  // Decode: rows <= kMaxDotRows bf16 rows times one group's pairs (1 or 2), all columns.
-  // sums[pair * pair_stride + row * 32 + lane] is overwritten. Null where the CPU has no bf16 dot
-  // products: bf16 is then computed in fp32, exactly as precise in the products.
+  // Decode: rows <= kMaxDotRows bf16 rows times one group's pairs (1 or 2), all columns. sums[pair
+  // * pair_stride + row * 32 + lane] is overwritten. Null where the CPU has no bf16 dot products:
+  // bf16 is then computed in fp32, whose products are as exact.
   void (*dot_bf16)(const uint16_t* const* x, int rows, const PackedBlocks& weights, int pairs,
                    float* sums, int64_t pair_stride);
   void (*dot_fp8)(const uint16_t* const* x, int rows, const PackedBlocks& weights, int pairs,
                   float* sums, int64_t pair_stride);
 
-  // Prefill: sums[rows][32] += one block of one pair, times scales[32] (or null).
-  // x [rows][128], zero beyond the matrix' columns; ahead + step * ahead_stride is prefetched.
+  // Prefill: sums[rows][32] += one block of one pair, times scales[32] (or null). x [rows][128],
+  // zero beyond the matrix's columns; ahead + step * ahead_stride is prefetched.
   void (*tile_bf16)(const uint16_t* x, int rows, const std::byte* weights, int64_t step_stride,
                     int steps, const float* scales, float* sums, const std::byte* ahead,
                     int64_t ahead_stride);
@@ -65,14 +65,14 @@ struct LinearKernels {
   void (*matrix_fp8)(const uint16_t* x, int rows, const PackedBlocks& weights, int blocks,
                      int pairs, float* sums, int64_t pair_stride);
 
-  // One block of one pair into the form that the tile kernels read, without its scales: bf16
+  // Dequantizes one block of one pair into the tile kernels' layout, without its scales: bf16
   // [steps][128 bytes], out_stride apart, fp32 [2 * steps][32]. Exact.
   void (*expand_fp8_to_bf16)(const std::byte* weights, int64_t step_stride, int steps,
                              std::byte* out, int64_t out_stride);
   void (*expand_fp8_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
   void (*expand_bf16_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
 
-  // What becomes of finished sums; any alignment.
+  // Stores of finished sums; any alignment.
   void (*store_bf16)(const float* sums, int64_t count, uint16_t* out);
   void (*add_scaled)(const float* sums, float scale, int64_t count, float* out);  // out += s * sums
   // out = silu(gate) * up, as fp32 or rounded to bf16.
@@ -80,7 +80,7 @@ struct LinearKernels {
   void (*swiglu_bf16)(const float* gate, const float* up, int64_t count, uint16_t* out);
 };
 
-// The table of a level that this CPU has.
+// The function table of a level that this CPU has.
 const LinearKernels& linear_kernels(CpuIsa isa);
 
 extern const LinearKernels kLinearScalar;

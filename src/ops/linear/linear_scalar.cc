@@ -1,5 +1,5 @@
-// The matrix products as plain loops: the reference of the packed order, and what runs where there
-// are no vector units. bf16 x is computed in fp32.
+// GEMMs as plain loops: the reference of the packed order, and the fallback without vector units.
+// bf16 x is computed in fp32.
 #include <cmath>
 
 #include "ops/linear/linear_kernels.h"

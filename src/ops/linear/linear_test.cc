@@ -29,7 +29,8 @@ const Form kForms[] = {
     {DType::kF8E4M3, Scales::kBlock, WeightFormat::kF32},
 };
 
-// fp32 sums of a block of 128 products and of the blocks; far below one lost product's effect.
+// fp32 rounding in a block of 128 products and over the blocks; far below the effect of one missing
+// product.
 double tolerance(const testing::Expected& expected) { return 4e-6 * expected.magnitude + 1e-30; }
 
 template <typename T>
@@ -72,7 +73,7 @@ TEST(MultiplyPairs, EveryLevelEveryFormOddAndRealShapes) {
   }
 }
 
-// Any range of pairs gives the same as all of them: threads cut groups in the middle.
+// Any range of pairs gives the same bits as all of them: threads cut groups in the middle.
 TEST(MultiplyPairs, ARangeMayBeginAndEndInsideAGroup) {
   for (const CpuIsa isa : runnable_levels()) {
     for (const Form& form : {kForms[0], kForms[2], kForms[6]}) {
@@ -125,8 +126,8 @@ TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   }
 }
 
-// Few rows may take other instructions than many, and those may treat subnormals in another way:
-// x this small makes products and sums that are.
+// Few rows may take other instructions than many, which may treat subnormals differently: x is so
+// small that products and sums are subnormal.
 TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideItWhereSumsAreSubnormal) {
   for (const CpuIsa isa : runnable_levels()) {
     for (const Form& form : {kForms[0], kForms[2]}) {

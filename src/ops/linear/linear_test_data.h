@@ -1,5 +1,5 @@
-// Random weights in every stored form, and the products that they mean, in double: what the tests
-// of linear and moe compare with.
+// Random weights in every stored form, and their exact results in double, for the tests of linear
+// and moe.
 #pragma once
 
 #include <cstring>
@@ -76,7 +76,7 @@ inline PackedMatrix pack(const Source& source, WeightFormat format) {
   return packed;
 }
 
-// Rows of x with a stride, poisoned (NaN) between and behind the rows.
+// Rows of x with a stride, poisoned (NaN) between and after the rows.
 template <typename T>
 struct Rows {
   Rows(uint64_t seed, int64_t rows, int64_t cols, int64_t padding = 3)
@@ -88,7 +88,7 @@ struct Rows {
             narrow<T>(random_value(seed, 3, r * cols + c));
       }
     }
-    // One element into the allocation: no alignment may be assumed.
+    // One element into the allocation: the code may assume no alignment.
     view = TensorView(storage.data() + 1, {rows, stride}).columns(0, cols);
   }
   int64_t stride;
@@ -98,7 +98,7 @@ struct Rows {
 
 struct Expected {
   double value = 0;      // the sum
-  double magnitude = 0;  // the sum of the products' magnitudes, which rounding errors scale with
+  double magnitude = 0;  // the sum of the products' magnitudes, which scales rounding errors
 };
 
 template <typename T>

@@ -1,12 +1,13 @@
-// What: out[b] = x[b] W[b]^T for many rows, bf16 products summed in fp32.
+// What: GEMM out[b] = x[b] W[b]^T for many rows, bf16 products summed in fp32.
 //
 // Inputs/outputs: linear_cuda.h. Tiles and their order: many_rows_plan.h.
 //
-// Layout and algorithm: many_rows_tile_cuda.cuh. Here is where a tile's operands and results lie.
+// Layout and algorithm: many_rows_tile_cuda.cuh. This file says where a tile's operands and results
+// lie.
 //
-// Determinism: an element is summed by one warpgroup in order of k, with the same bits for any
-// tile; with a split of k its shares are added in their order, and the bits are others. Which it is
-// depends on the sizes alone, the number of rows among them.
+// Determinism: one warpgroup sums an element in order of k, bitwise identical for any tile; with
+// split-K the k-slices are added in their order, and the bits differ. The sizes alone decide which,
+// the number of rows among them.
 //
 // Limits: bf16; k a multiple of 64, n of 8.
 //
@@ -30,7 +31,7 @@ struct LinearWork {
   int64_t out_row_stride, out_batch_stride;
   int rows, n, k_steps;
   TileRaster raster;
-  int tiles;  // of all batches
+  int tiles;  // of all batches together
 
   __device__ int num_tiles() const { return tiles; }
 
@@ -91,11 +92,8 @@ void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t
                  .band_of_columns = plan.band_of_columns};
   work.tiles = plan.row_tiles * plan.column_tiles * a.batches;
   constexpr int kBytes = sizeof(TileMemory<Shape>);
-  static const bool allowed = [] {
-    allow_shared_memory(multiply_many_rows<Shape, kResult>, kBytes);
-    return true;
-  }();
-  static_cast<void>(allowed);
+  static OncePerDevice allowed;
+  allowed([&] { allow_shared_memory(multiply_many_rows<Shape, kResult>, kBytes); });
   launch(multiply_many_rows<Shape, kResult>,
          {.blocks = static_cast<unsigned>(plan.num_blocks),
           .threads = Shape::kThreads,

@@ -1,4 +1,4 @@
-// linear (linear_cuda.h) for any number of rows, made for many: bound by the tensor cores.
+// linear (linear_cuda.h) for any number of rows, tuned for many: compute-bound.
 #pragma once
 
 #include "ops/linear/linear_cuda.h"
@@ -8,7 +8,7 @@ namespace fathom::cuda {
 
 void linear_many_rows(const LinearArguments& arguments, cudaStream_t stream);
 
-// With a plan made for these arguments: to compare plans.
+// The same with a given plan for these arguments, to compare plans.
 void linear_many_rows(const LinearArguments& arguments, const ManyRowsPlan& plan,
                       cudaStream_t stream);
 

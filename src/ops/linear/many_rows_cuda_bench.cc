@@ -1,7 +1,7 @@
-// Products of many rows on the GPU: time of a launch in a CUDA graph of some that take other
-// operands each, more than the L2 holds together. cuBLASLt's beside it where it is installed. Long
-// products heat the GPU, which then clocks lower: all take turns, three times, and the median of
-// three medians counts.
+// GEMMs of many rows on the GPU: time of a launch in a CUDA graph of several launches with
+// different operands that together exceed the L2. cuBLASLt is timed beside it where it is
+// installed. Long GEMMs heat the GPU, which then clocks lower: all candidates take turns, three
+// times, and the median of three medians counts.
 //
 //   many_rows_cuda_bench [--json] [--tiles] [--most ROWS]      --tiles: each tile's time, too
 #include <algorithm>
@@ -24,7 +24,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr double kFlopPerUs = 790e6;  // of bf16 products that an H200 reaches on random data
+constexpr double kFlopPerUs = 790e6;  // bf16 rate that an H200 reaches on random data
 
 struct Matrix {
   int n, k, batches = 1;
@@ -67,7 +67,7 @@ class Bench {
 
   using Multiply = std::function<void(const LinearArguments&, cudaStream_t)>;
 
-  // The time of each.
+  // Time of each candidate.
   std::vector<double> us(const std::vector<Multiply>& candidates) const {
     constexpr size_t kRounds = 3;
     std::vector<std::vector<double>> times(candidates.size());

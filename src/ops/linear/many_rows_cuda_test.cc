@@ -1,4 +1,4 @@
-// Products of many rows on the GPU against double precision.
+// GEMMs of many rows on the GPU against double precision.
 #include "ops/linear/many_rows_cuda.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ class Product {
     return can_be_planned(problem(), tile, num_multiprocessors());
   }
 
-  // Bytes of the result, poisoned before.
+  // Bytes of the result, which is poisoned first.
   std::vector<uint8_t> run(const ManyRowsTile* tile) const {
     check(cudaMemset(out_.data(), 0xFF, out_.bytes()), "poison");
     if (tile == nullptr) {
@@ -144,7 +144,7 @@ TEST_P(ManyRows, EqualsDoublePrecisionWithAnyTile) {
     EXPECT_EQ(product.run(&tile), out);
     if (tile.split == 1) unsplit.push_back(out);
   }
-  // Whatever the tile, an element's products are added in the same order.
+  // All tiles add an element's products in the same order.
   for (const auto& out : unsplit) EXPECT_EQ(out, unsplit.front()) << product.name();
 }
 
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Fp32, ManyRows,
                                          Case{257, 1000, 2048, 1, DType::kF32},
                                          Case{512, 8192, 256, 1, DType::kF32}));
 
-// What racecheck takes a minute for.
+// Small shapes for racecheck, which takes a minute.
 TEST(ManyRowsShort, EqualsDoublePrecision) {
   const Product product({65, 72, 64});
   product.compare(product.run(&many_rows_tiles().front()));
@@ -178,7 +178,7 @@ TEST(ManyRowsRepeat, SameBitsTwentyTimes) {
   for (int i = 0; i < 20; ++i) EXPECT_EQ(product.run(nullptr), first) << "launch " << i;
 }
 
-// Launches of a stream overlap: each is to wait for what it reads and writes.
+// Launches of a stream overlap: each must wait for what it reads and writes.
 TEST(ManyRowsChain, EachLaunchWaitsForTheOneBefore) {
   constexpr int kSize = 512, kLaunches = 8;
   std::mt19937 random(3);

@@ -10,9 +10,8 @@
 namespace fathom::cuda {
 namespace {
 
-// What there are kernels for, and what they take on an H200 that has all its power: of a stage of
-// k, 128 bytes a row, and besides that for each tile, where writing the result and beginning anew
-// are not hidden.
+// The tile shapes that have kernels, and their times on an H200 at full power: us per stage of k
+// (128 bytes a row), and us per tile for the parts of prologue and epilogue that are not hidden.
 struct TileCost {
   ManyRowsTile tile;
   double step_us, tile_us;
@@ -54,13 +53,13 @@ std::span<const TileCost> costs_of(ManyRowsType type) {
   return type == ManyRowsType::kBF16 ? std::span<const TileCost>(kCosts) : kScaledCosts;
 }
 
-// How much less a smaller tile of bf16 has to take: long products are limited by power, and it
-// costs more.
+// Time ratio that a smaller bf16 tile must beat: long GEMMs are power-limited, and a small tile
+// costs more power.
 constexpr double kWorthIt = 0.97;
 
-// Rows or columns of operands that tiles running at a time share.
+// Rows or columns of operands that concurrent tiles share.
 constexpr int64_t kBandSize = 1024, kScaledBandSize = 2048;
-// Bytes of an operand that are not read from memory again: what half of a Hopper GPU's L2 holds.
+// Bytes of an operand that stay cached: half of a Hopper GPU's L2.
 constexpr int64_t kStaysInL2 = 24 << 20;
 
 int64_t num_tiles(const ManyRowsPlan& plan, int64_t batches) {
@@ -73,7 +72,7 @@ double cost(const ManyRowsProblem& problem, const TileCost& costs, int num_multi
   const auto waves = static_cast<double>(
       ceil_div(num_tiles(plan, problem.batches), num_multiprocessors / tile.split));
   const auto steps = static_cast<double>(ceil_div(problem.k_steps(), tile.split));
-  // However little there is to multiply, W has to be read: each block by as much as it has.
+  // Lower bound by bandwidth: W is read in any case, each CTA its own share.
   constexpr double kReadBytesPerUs = 4.2e6;
   const double blocks = static_cast<double>(plan.num_blocks);
   const double read =
@@ -94,7 +93,7 @@ int64_t ManyRowsProblem::k_steps() const { return k / (type == ManyRowsType::kBF
 bool can_be_planned(const ManyRowsProblem& problem, ManyRowsTile tile, int num_multiprocessors) {
   if (tile.split == 1) return true;
   const int64_t tiles = ceil_div(problem.rows, tile.rows()) * ceil_div(problem.n, tile.columns);
-  // A GPU's partitions are of unequal size: some multiprocessors are left over by clusters of four.
+  // A GPU's partitions are of unequal size: clusters of four leave some SMs idle.
   const int64_t clusters = tile.split == 2 ? num_multiprocessors / 2 : num_multiprocessors * 5 / 22;
   return tiles * problem.batches <= clusters && problem.k_steps() >= tile.split;
 }
@@ -106,7 +105,7 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, ManyRowsTile tile,
   const int64_t rows = tile.rows();
   plan.row_tiles = static_cast<int>(ceil_div(problem.rows, rows));
   plan.column_tiles = static_cast<int>(ceil_div(problem.n, tile.columns));
-  // Bands of rows read W once a band, bands of columns x once a band.
+  // Bands of rows read W once a band; bands of columns read x once a band.
   const int64_t band_size = problem.type == ManyRowsType::kBF16 ? kBandSize : kScaledBandSize;
   const int64_t row_band = std::max<int64_t>(1, band_size / rows),
                 column_band = std::max<int64_t>(1, band_size / tile.columns);
@@ -131,7 +130,7 @@ ManyRowsPlan plan_many_rows(const ManyRowsProblem& problem, int num_multiprocess
   for (const TileCost& costs : costs_of(problem.type)) {
     if (costs.tile.split > 1 && !may_split) continue;
     if (!can_be_planned(problem, costs.tile, num_multiprocessors)) continue;
-    if (problem.rows <= 64 && costs.tile.groups > 1) continue;  // half of it is no rows
+    if (problem.rows <= 64 && costs.tile.groups > 1) continue;  // half of the tile would be padding
     const double us = cost(problem, costs, num_multiprocessors);
     if (us < (problem.type == ManyRowsType::kBF16 ? kWorthIt : 1) * least) {
       least = us;

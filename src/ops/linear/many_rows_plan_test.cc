@@ -45,6 +45,16 @@ TEST(ManyRowsPlan, ScaledProductsHaveHalfTheSteps) {
   EXPECT_EQ(problem.k_steps(), 8);
 }
 
+TEST(ManyRowsPlan, SplitsFindRoomForTheTilesOfAllBatches) {
+  const ManyRowsTile split = {.groups = 1, .columns = 64, .split = 2};
+  ManyRowsProblem problem = {.rows = 64, .n = 1024, .k = 2048};
+  EXPECT_TRUE(can_be_planned(problem, split, kMultiprocessors));  // 16 tiles, 66 clusters
+  problem.batches = 4;
+  EXPECT_TRUE(can_be_planned(problem, split, kMultiprocessors));
+  problem.batches = 5;
+  EXPECT_FALSE(can_be_planned(problem, split, kMultiprocessors));
+}
+
 TEST(ManyRowsPlan, LargeProductsHaveLargeTiles) {
   const ManyRowsPlan plan = plan_many_rows({.rows = 8192, .n = 8192, .k = 8192}, kMultiprocessors);
   EXPECT_GE(plan.tile.rows() * plan.tile.columns, 128 * 256);
@@ -56,7 +66,7 @@ TEST(ManyRowsPlan, SmallProductsHaveTilesForAllMultiprocessors) {
 }
 
 TEST(ManyRowsPlan, TheLargerOperandIsReadOnce) {
-  // A band of rows reads all of W: few rows of W mean that bands are of rows.
+  // A band of rows reads all of W: with few rows of W, bands are of rows.
   const auto bands_of_columns = [](int64_t rows, int64_t n) {
     return plan_many_rows({.rows = rows, .n = n, .k = 2048}, kMultiprocessors).band_of_columns;
   };

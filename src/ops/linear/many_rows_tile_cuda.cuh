@@ -1,7 +1,7 @@
-// What: the part that all products of many rows share: out tile [64 * kGroups, kColumns] = A tile
-// times B tile transposed, tile after tile, one block a multiprocessor.
+// What: GEMM core for many rows: out tile [64 * kGroups, kColumns] = A tile times B tile
+// transposed, tile after tile, one CTA an SM.
 //
-// A work (a struct that a kernel takes by value) says which tiles there are and where they lie:
+// A work (a struct passed to the kernel by value) says which tiles there are and where they lie:
 //   __device__ int num_tiles() const;
 //   __device__ Tile tile(int index) const;
 //   static constexpr TileResult kResult;
@@ -9,27 +9,28 @@
 //
 // Layout: kStages stages of A [64 * kGroups, 64] and B [kColumns, 64] in bf16 with the 128-byte
 // swizzle, or 128 of k in e4m3, which are as many bytes, with A's scales; two boxes of [16, 64] for
-// each consumer warp on the way out. kGroups warpgroups compute 64 rows each with all columns, in
-// registers; of one more, a thread issues copies, and of e4m3 a warp reads B's scales.
+// each consumer warp's results. kGroups consumer warpgroups compute 64 rows each with all columns,
+// in registers; in one more warpgroup, one thread issues the loads, and in e4m3 one warp reads B's
+// scales.
 //
-// Algorithm: persistent blocks. One thread runs ahead of the products through the tiles and fills
-// stages (of e4m3 another one brings the first of A); with a tile's first it leaves word of where
-// the results belong, so that nobody else has to find tiles. Each warpgroup multiplies four times
-// 16 of k a stage, with one stage's products in flight while it waits for the next, and gives the
-// stage before back. Groups without rows take no part but keep step. Results turn into rows by way
-// of shared memory, each warp for itself, while the other groups multiply and the next tile's
-// operands come. Of e4m3 a stage is a block of k that has scales: its products end before the sums
-// of all blocks, in registers of their own, take them times the scales; meanwhile other warpgroups
-// multiply. kSplit blocks, a cluster, have the same tile and a share of k each; they exchange sums
-// so that each completes an equal share of the columns. Such a launch has one tile for each
-// cluster.
+// Algorithm: persistent CTAs. The producer thread runs through the tiles ahead of the consumers and
+// fills stages (in e4m3 another thread loads the first stages of A); with a tile's first stage it
+// stores where the results belong, so that only one thread computes tile positions. Each warpgroup
+// issues four wgmmas of 16 of k a stage, with one stage's wgmmas in flight while it waits for the
+// next, and then releases the stage before. Groups without rows compute nothing but take part in
+// the barriers. Results become rows in shared memory, each warp on its own, while the other groups
+// multiply and the next tile's operands load. In e4m3 a stage is one k block of the scales: its
+// wgmmas end before they are promoted, times the scales, into sums in registers of their own;
+// meanwhile other warpgroups multiply. With split-K, the kSplit CTAs of a cluster have the same
+// tile and a k-slice each; they exchange sums so that each completes an equal share of the columns.
+// Such a launch has one tile for each cluster.
 //
-// Determinism: an element is summed in order of k by one warpgroup; of kSplit, the shares are added
-// in their order.
+// Determinism: an element is summed in order of k by one warpgroup; k-slices are added in their
+// order.
 //
-// Source: the PTX manual; the shape of the pipeline (one thread copies, warpgroups consume, a
-// barrier each way) is that of NVIDIA's warp-specialised matrix products, as the documentation of
-// CUTLASS and of DeepGEMM describes it.
+// Source: the PTX manual; the pipeline (one producer thread, consumer warpgroups, a full and an
+// empty barrier) is that of NVIDIA's warp-specialised GEMMs, as described in the documentation of
+// CUTLASS and DeepGEMM.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,55 +48,55 @@ namespace fathom::cuda {
 
 enum class TileResult {
   kBf16,
-  kBf16Boxes,  // by the copy engine, which writes while the next tile is multiplied
+  kBf16Boxes,  // stored by TMA while the next tile is multiplied
   kF32,
 };
 
-// The scales of a tile's rows of B, of e4m3: of 128 rows and 128 of k each.
+// e4m3 only: block-wise 128x128 scales of a tile's rows of B.
 struct TileScales {
-  const float* data = nullptr;  // of the first row, the first k
+  const float* data = nullptr;  // first row, first k block
   int stride = 0;               // to the next 128 rows
   int row_in_block = 0;         // the first row's
-  const float* rows = nullptr;  // a factor of each row's results, or null
+  const float* rows = nullptr;  // per-row factors of the results, or null
 };
 
-// Where a tile's results belong, and what of it there is.
+// Destination of a tile's results, and how much of the tile exists.
 struct alignas(16) TileOut {
-  void* data = nullptr;    // of the first element
+  void* data = nullptr;    // first element
   int64_t row_stride = 0;  // in elements
   int rows = 0, columns = 0;
-  int groups = 0;    // of 64 rows that there are
-  int k_steps = 0;   // of kStepColumns, of this block; 0: no more tiles
-  bool f32 = false;  // of e4m3: results that are not bf16
+  int groups = 0;    // existing groups of 64 rows
+  int k_steps = 0;   // of kStepColumns, this CTA's; 0: no more tiles
+  bool f32 = false;  // e4m3 only: f32 results instead of bf16
   TileScales scales;
-  const CUtensorMap* map = nullptr;  // of kBf16Boxes, boxes of [16, 64], for data
+  const CUtensorMap* map = nullptr;  // kBf16Boxes only: boxes of [16, 64] of data
   int row = 0, column = 0;
 };
 
 struct Tile {
-  const CUtensorMap* a = nullptr;         // boxes of [64, 64], of e4m3 [kRows, 128]
-  const CUtensorMap* b = nullptr;         // boxes of [kColumns / 2, 64], of e4m3 [kColumns, 128]
-  const CUtensorMap* a_scales = nullptr;  // of e4m3: boxes of [1, kRows] of [k / 128, rows]
+  const CUtensorMap* a = nullptr;         // boxes of [64, 64], in e4m3 [kRows, 128]
+  const CUtensorMap* b = nullptr;         // boxes of [kColumns / 2, 64], in e4m3 [kColumns, 128]
+  const CUtensorMap* a_scales = nullptr;  // e4m3 only: boxes of [1, kRows] of [k / 128, rows]
   int a_row = 0, a_batch = 0;
-  int b_row = 0, b_second_row = 0, b_batch = 0;  // of the halves of the columns
-  TileOut out;                                   // k_steps of all blocks
+  int b_row = 0, b_second_row = 0, b_batch = 0;  // first rows of the two column halves
+  TileOut out;                                   // k_steps of all CTAs
 };
 
-// All threads of all blocks of the cluster.
+// Barrier of all threads of the cluster.
 __device__ inline void meet_in_cluster() {
   __syncwarp();
   cluster_arrive();
   cluster_wait();
 }
 
-// The order of the tiles of a batch of products: in bands of `band` tiles along one side, across
-// all of the other.
+// The tile order of a batch of GEMMs: in bands of `band` tiles along one side, across all of the
+// other.
 struct TileRaster {
   struct Place {
     int batch, row_tile, column_tile;
   };
 
-  int row_tiles = 0, column_tiles = 0;  // of a batch
+  int row_tiles = 0, column_tiles = 0;  // per batch
   int band = 1;
   bool band_of_columns = false;
 
@@ -117,38 +118,40 @@ struct TileShape {
   static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount,
                        kSplit = kSplitCount;
   static constexpr bool kScaled = false;
-  // Of 16 rows: what a warp's results take on their way out.
+  // Boxes of 16 rows that stage a warp's results.
   static constexpr int kOutBoxes = 2, kOutBoxBytes = 16 * 128;
-  static constexpr int kStepColumns = 64;  // k of a stage
+  static constexpr int kStepColumns = 64;  // k per stage
   static constexpr int kGroupRows = 64, kRows = kGroupRows * kGroups;
   static constexpr int kGroupBytes = kGroupRows * 128, kHalfBytes = kColumns / 2 * 128;
   static constexpr int kABytes = kGroups * kGroupBytes, kBBytes = 2 * kHalfBytes;
   static constexpr int kThreads = 128 * (kGroups + 1);
   static_assert(kGroups >= 1 && kGroups <= 3);
-  // Of registers a consumer holds kColumns / 2 sums. What the launch gave to all is shared anew.
-  // Three warpgroups leave 160 registers for each thread. The compiler wants an instruction's to be
-  // fewer than the 128 that a launch of four begins with: two instructions share the columns.
+  // A consumer holds kColumns / 2 sums in registers, which are redistributed after the launch.
+  // Three warpgroups leave 160 registers for each thread. The compiler requires an instruction to
+  // need fewer than the 128 registers that a launch of four warpgroups begins with: two
+  // instructions share the columns.
   static constexpr int kParts = kGroups == 3 && kColumns == 256 ? 2 : 1;
   static constexpr int kPartSums = kColumns / 2 / kParts, kPartBytes = kBBytes / kParts;
   static constexpr bool kSharesRegisters = kGroups > 1;
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
-  // Columns that a block finishes, and a thread's sums of them.
+  // Columns that a CTA finishes, and a thread's sums of them.
   static constexpr int kOwnColumns = kColumns / kSplit, kOwnSums = kOwnColumns / 2;
 };
 
-// Of e4m3.
+// The shape of e4m3 tiles.
 template <int kGroupCount, int kColumnCount, int kStageCount, int kSplitCount = 1>
 struct ScaledTileShape : TileShape<kGroupCount, kColumnCount, kStageCount, kSplitCount> {
   static constexpr bool kScaled = true;
   static constexpr int kStepColumns = 128;
-  // All that a warp writes where that is boxes: they leave while the next tile is multiplied.
+  // Whether all of a warp's results are whole boxes, which are stored while the next tile is
+  // multiplied.
   static constexpr bool kWritesBoxes = kColumnCount / kSplitCount % 64 == 0;
   static constexpr int kOutBoxes = kWritesBoxes ? kColumnCount / kSplitCount / 64 : 2;
-  // Have one scale: tiles begin at multiples of them.
+  // Columns that share a scale: tiles begin at multiples of them.
   static constexpr int kScaleColumns = std::gcd(kColumnCount, 128);
   static constexpr int kScales = kColumnCount / kScaleColumns;
-  // Stages whose products are under way at a time: a thread's registers hold them and the sums.
+  // Stages whose wgmmas are in flight at a time: a thread's registers hold them and the sums.
   static constexpr int kSets = kColumnCount > 128 ? 1 : kColumnCount > 64 ? 2 : 4;
 };
 
@@ -164,15 +167,16 @@ struct TileMemory {
   alignas(1024) uint8_t a[Shape::kStages][Shape::kABytes];
   alignas(1024) uint8_t b[Shape::kStages][Shape::kBBytes];
   alignas(1024) uint8_t
-      out[Shape::kGroups * 4][Shape::kOutBoxes][Shape::kOutBoxBytes];  // of consumers' warps
-  // In turn: of the tile whose results are written, those whose stages are filled, and the next.
+      out[Shape::kGroups * 4][Shape::kOutBoxes][Shape::kOutBoxBytes];  // of the consumer warps
+  // Ring of tile descriptions: of the tile being written, those whose stages are filled, and the
+  // next.
   static constexpr int kTiles = Shape::kStages + 2;
   TileOut tiles[kTiles];
   uint64_t arrived[Shape::kStages], read[Shape::kStages];
   std::conditional_t<Shape::kScaled, StageScales<Shape>, NoScales> scales;
 };
 
-// Which tile, and of it which part, a block of a cluster has.
+// The tile of a CTA of a cluster, and its k-slice.
 template <typename Shape, typename Work>
 __device__ Tile find_tile(const Work& work, int index, int rank, int* first_k) {
   if constexpr (Shape::kSplit == 1) {
@@ -186,7 +190,7 @@ __device__ Tile find_tile(const Work& work, int index, int rank, int* first_k) {
   }
 }
 
-// ---- copies: one thread
+// ---- producer: one thread
 
 template <typename Shape, typename Work>
 class TileLoader {
@@ -197,7 +201,7 @@ class TileLoader {
   __device__ void run(int first, int step) {
     const Tile first_tile = find(first);
     announce(first_tile.out);
-    int ahead = min(first_tile.out.k_steps, Shape::kStages);  // stages whose B is on its way
+    int ahead = min(first_tile.out.k_steps, Shape::kStages);  // stages whose B is in flight
     for (int k = 0; k < ahead; ++k) {
       expect(first_tile, k);
       load_b(first_tile, k, k);
@@ -227,8 +231,8 @@ class TileLoader {
     barrier_arrive(&memory_.arrived[stage_]);
   }
 
-  // Of e4m3: A of the stages whose B run() asks for at once, by another thread: who asks for B
-  // stands in a queue for memory when earlier launches end.
+  // For e4m3: loads A of the stages whose B run() issues at once, from another thread: the thread
+  // that issues B waits in the copy engine's queue when earlier launches end.
   __device__ void load_first_a(int first) {
     const Tile tile = find(first);
     const int ahead = min(tile.out.k_steps, Shape::kStages);
@@ -239,7 +243,7 @@ class TileLoader {
  private:
   __device__ Tile find(int index) { return find_tile<Shape>(work_, index, rank_, &first_k_); }
 
-  // Before the barrier of the tile's first stage is told to expect it.
+  // Called before the barrier of the tile's first stage is armed.
   __device__ void announce(const TileOut& out) {
     memory_.tiles[tile_] = out;
     if (++tile_ == TileMemory<Shape>::kTiles) tile_ = 0;
@@ -289,9 +293,9 @@ class TileLoader {
   int stage_ = 0, passes_ = 0, tile_ = 0;
 };
 
-// ---- the scales of columns, of e4m3: one warp
+// ---- e4m3: column scales, one warp
 
-// 32 steps' at a time, asked for as early as the ring has room for the first of them.
+// Loads the scales of 32 steps at a time, as soon as the ring has room for the first of them.
 template <typename Shape, typename Work>
 class TileScaleLoader {
  public:
@@ -306,7 +310,7 @@ class TileScaleLoader {
       for (int begin = 0; begin < out.k_steps; begin += 32) {
         float scales[Shape::kScales];
 #pragma unroll
-        for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last have its block's
+        for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last use its scale
           const int column = max(min(i * Shape::kScaleColumns, out.columns - 1), 0);
           scales[i] =
               __ldg(out.scales.data + (out.scales.row_in_block + column) / 128 * out.scales.stride +
@@ -345,7 +349,7 @@ class TileScaleLoader {
   int stage_ = 0, passes_ = 0;
 };
 
-// ---- products: a warpgroup and its 64 rows
+// ---- consumer: a warpgroup and its 64 rows
 
 template <typename Shape, typename Work>
 class TileMultiplier {
@@ -374,7 +378,7 @@ class TileMultiplier {
         keep_step(out.k_steps);
       }
       if constexpr (Shape::kSplit > 1) {
-        meet_in_cluster();  // nobody's stages are read any more
+        meet_in_cluster();  // all stages of all CTAs have been read
         if (takes_part) send_sums();
         meet_in_cluster();
         if (takes_part) for_rank<0>([&](auto rank) { add_sums<rank.value>(); });
@@ -398,7 +402,7 @@ class TileMultiplier {
     static constexpr int value = kValue;
   };
 
-  // Calls function with this block's rank as a constant: registers have no run-time index.
+  // Calls `function` with this CTA's rank as a constant: registers have no run-time index.
   template <int kRank, typename Function>
   __device__ void for_rank(Function&& function) {
     if constexpr (Shape::kSplit == 1) {
@@ -419,7 +423,7 @@ class TileMultiplier {
     }
   }
 
-  // Each warp for itself: that its own products have ended says nothing of the other warps'.
+  // Called by each warp: the end of its own wgmmas says nothing about the other warps'.
   __device__ void give_back(int stage) {
     if (lane_ == 0) barrier_arrive(&memory_.read[stage]);
   }
@@ -432,7 +436,7 @@ class TileMultiplier {
     }
   }
 
-  // Of the stage that is next.
+  // Matrix descriptors of the next stage.
   __device__ uint64_t matrix_a() const {
     return uniform_matrix(
         swizzled_matrix(shared_address(memory_.a[stage_]) + group_ * Shape::kGroupBytes, 1024));
@@ -465,8 +469,8 @@ class TileMultiplier {
     give_back(before);
   }
 
-  // Of e4m3. Products of as many stages as a thread has registers for are under way at a time;
-  // while one group adds up, the other's keep the tensor cores busy.
+  // Main loop for e4m3. As many stages' wgmmas are in flight as registers allow; while one group
+  // promotes its sums, the other group's wgmmas keep the tensor cores busy.
   __device__ void multiply_scaled(int k_steps) {
 #pragma unroll
     for (float& value : sums_[0]) value = 0;
@@ -478,7 +482,7 @@ class TileMultiplier {
   template <int kSets>
   __device__ void multiply_stages() {
     float products[kSets][Shape::kPartSums];
-    float factors[kSets][2][Shape::kScales];  // of a thread's two rows and columns of one scale
+    float factors[kSets][2][Shape::kScales];  // per row of the thread and scale
     int stages[kSets];
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
@@ -524,9 +528,9 @@ class TileMultiplier {
 
   __device__ float& sum(int j) { return sums_[j / Shape::kPartSums][j % Shape::kPartSums]; }
 
-  // ---- kSplit: sums of the columns that other blocks finish, to where their stages were
+  // ---- kSplit: sends sums of the columns that other CTAs finish into their used stages
 
-  // Of block `from`, in the order of the threads' registers.
+  // Address of the sums from CTA `from`, in the order of the threads' registers.
   __device__ uint32_t place_of_sums(int from, int i) const {
     constexpr int kGroupSums = Shape::kOwnSums / 4 * 128;
     return shared_address(memory_.a) + 16 * ((from * Shape::kGroups + group_) * kGroupSums +
@@ -570,7 +574,7 @@ class TileMultiplier {
 
   // ---- results
 
-  // Of the columns that this block finishes.
+  // Adds the sums of the columns that this CTA finishes.
   template <int kRank>
   __device__ void scale_columns(const TileOut& out) {
     if (out.scales.rows == nullptr) return;
@@ -603,7 +607,7 @@ class TileMultiplier {
     }
   }
 
-  // Two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane % 4).
+  // Packs two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane % 4).
   __device__ uint32_t packed(int block, int lower_row) {
     const int j = 4 * block + 2 * lower_row;
     return pack_bf16(sum(j), sum(j + 1));
@@ -615,8 +619,8 @@ class TileMultiplier {
     constexpr int kBoxColumns = kOutColumns % 64 == 0 ? 64 : kOutColumns % 32 == 0 ? 32 : 16;
     static_assert(kOutColumns % kBoxColumns == 0);
     constexpr int kChunks = kBoxColumns / 8, kRowsAtOnce = 32 / kChunks;  // 16 bytes a lane
-    const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
-    const int chunk = lane_ % kChunks, first_row = lane_ / kChunks;  // when rows are read
+    const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that the lane addresses
+    const int chunk = lane_ % kChunks, first_row = lane_ / kChunks;  // for reading rows
     auto* to = static_cast<__nv_bfloat16*>(out.data) + kRank * kOutColumns + chunk * 8 +
                (warp_ * 16 + first_row) * out.row_stride;
 #pragma unroll
@@ -646,8 +650,8 @@ class TileMultiplier {
   __device__ void write_boxes(const TileOut& out) {
     static_assert(Shape::kOwnColumns == Shape::kOutBoxes * 64);
     constexpr int kBlocks = Shape::kOwnColumns / 8;
-    const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
-    if (lane_ == 0) wait_until_boxes_are_read();         // those of the tile before
+    const int row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that the lane addresses
+    if (lane_ == 0) wait_until_boxes_are_read();         // boxes of the tile before
     __syncwarp();
 #pragma unroll
     for (int block = 0; block < kBlocks; block += 2) {
@@ -681,7 +685,7 @@ class TileMultiplier {
         const int block = kRank * (Shape::kOwnColumns / 8) + own;
         if (block * 8 >= out.columns) continue;
         const int j = 4 * block + 2 * lower;
-        if constexpr (Shape::kScaled) {  // sums and products are to lie in different banks
+        if constexpr (Shape::kScaled) {  // sums and products must lie in different register banks
           store_alone(to + block * 8, sum(j));
           store_alone(to + block * 8 + 1, sum(j + 1));
         } else {
@@ -697,7 +701,7 @@ class TileMultiplier {
   float sums_[Shape::kParts][Shape::kPartSums];
 };
 
-// ---- a block: its last warpgroup copies
+// ---- a CTA: its last warpgroup is the producer
 
 template <typename Shape, typename Work>
 __device__ void run_tiles(const Work& work) {
@@ -729,7 +733,7 @@ __device__ void run_tiles(const Work& work) {
         TileScaleLoader<Shape, Work>(memory, work, rank).run(first, step);
       }
     }
-    if constexpr (Shape::kSplit > 1) {  // as often as those who multiply: there is one tile
+    if constexpr (Shape::kSplit > 1) {  // as often as the consumers: there is one tile
       meet_in_cluster();
       meet_in_cluster();
     }

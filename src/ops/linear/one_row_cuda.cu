@@ -1,18 +1,16 @@
-// What: out[b][n] = sum over k of x[b][k] * W[b][n, k]: linear() of one row.
+// What: GEMV out[b][n] = sum over k of x[b][k] * W[b][n, k]: linear() of one row.
 //
-// Inputs/outputs: linear_cuda.h. Which block takes what: one_row_plan.h.
+// Inputs/outputs: linear_cuda.h. Work of each CTA: one_row_plan.h.
 //
-// Layout: up to one block a multiprocessor, up to eight warps that know nothing of one another but
-// the rows of x in shared memory. Each warp has slots of up to 4 KB, which the copy engine fills: a
-// few short rows of weights or a piece of a long one.
+// Layout: up to one CTA an SM, up to eight warps that share only the rows of x in shared memory.
+// Each warp has slots of up to 4 KB, filled by bulk copies: a few short rows of weights or a piece
+// of a long one.
 //
-// Algorithm: a warp asks for as much as its slots hold before earlier launches have ended, reads x
-// when they have, and goes through its units in turn: 32 / unit_rows lanes multiply a row's
-// columns, 8 at a time, and add up.
-// The way from the row of x to the results is kept short, because the launches of a decode step
-// wait for one another: plain multiplications take less than a tensor core's latency for every 128
-// columns, and loops are rolled, because after a layer's other kernels the code has to come
-// from memory again.
+// Algorithm: a warp fills its slots before the PDL wait, reads x after it, and goes through its
+// units in turn: 32 / unit_rows lanes multiply a row's columns, 8 at a time, and add up.
+// The path from x to the results is kept short, because the launches of a decode step wait for one
+// another: plain FMAs take less than a tensor core's latency for every 128 columns, and loops are
+// rolled, because the instruction cache is cold after a layer's other kernels.
 //
 // Determinism: a row's sum has one order, which depends on k alone; no atomics.
 //
@@ -41,12 +39,12 @@ struct Arguments {
   bool f32, next_begins_late;
 };
 
-// A warp's units in turn, and their pieces.
+// Iterates over a warp's units and their pieces.
 struct Turn {
   int unit, piece = 0;
   SlotTurn at = {};
 
-  __device__ bool advance(const Arguments& a, int warps) {  // whether the unit ends
+  __device__ bool advance(const Arguments& a, int warps) {  // returns whether the unit ends
     at.advance(a.slots);
     if (++piece < a.pieces) return false;
     piece = 0;
@@ -69,8 +67,8 @@ __global__ void __launch_bounds__(OneRowPlan::kMaxWarps* kWarp, 1)
   };
   const int first = share(blockIdx.x), end = share(blockIdx.x + 1);
 
-  // Of the first warp's pieces: what is asked for when the next launch begins, 0 if it does at
-  // once.
+  // Pieces of the first warp. The next launch is released when all but one of them have been
+  // issued, or at once (0).
   const int pieces = (end - first + warps - 1) / warps * a.pieces;
   const int next_begins_at =
       a.next_begins_late && pieces > a.slots ? max(pieces - 1, a.slots + 1) : 0;
@@ -141,8 +139,8 @@ __global__ void __launch_bounds__(OneRowPlan::kMaxWarps* kWarp, 1)
 
 void linear_one_row(const LinearArguments& arguments, cudaStream_t stream) {
   FATHOM_CHECK(arguments.rows == 1, "{} rows", arguments.rows);
-  static const bool prepared = (allow_shared_memory(one_row_kernel, kMostShared), true);
-  static_cast<void>(prepared);
+  static OncePerDevice prepared;
+  prepared([&] { allow_shared_memory(one_row_kernel, kMostShared); });
   const OneRowShape shape = {.n = arguments.n, .k = arguments.k, .batches = arguments.batches};
   const OneRowPlan plan = plan_one_row(shape, num_multiprocessors());
   const int units_a_batch = arguments.n / plan.unit_rows;

@@ -1,4 +1,4 @@
-// Products of one row on the GPU against double precision.
+// GEMV on the GPU against double precision.
 #include "ops/linear/one_row_cuda.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint16_t kNan = 0x7FC0;
 
-// Batches of x and of the result lie `gap` elements apart; what is between is NaN.
+// Batches of x and of the result lie `gap` elements apart; the gaps hold NaN.
 struct Problem {
   OneRowShape shape;
   int64_t gap = 0;
@@ -80,7 +80,7 @@ std::vector<float> results(const Problem& p, const Inputs& inputs, int launches)
   return widen(run<uint16_t>(p, inputs, launches));
 }
 
-// Of every `step`-th element: all would take the host long.
+// Compares every `step`-th element: all would take the host long.
 void compare(const Problem& p, uint32_t seed, int launches = 2) {
   const auto [n, k, batches] = p.shape;
   SCOPED_TRACE(testing::Message() << "[" << batches << ", " << n << ", " << k << "]");
@@ -132,7 +132,7 @@ TEST(OneRow, EqualsDoublePrecisionOnModelsShapes) {
   }
 }
 
-// What racecheck takes a minute for.
+// Small shapes for racecheck, which takes a minute.
 TEST(OneRow, OfFewColumns) { compare({.shape = {72, 192}}, 5, 1); }
 
 TEST(OneRow, GivesTheSameBitsAgain) { compare({.shape = {3648, 2048}}, 7, 50); }

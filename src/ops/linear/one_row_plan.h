@@ -1,8 +1,8 @@
-// How a product of one row is cut over the multiprocessors of a GPU and the warps of a block. Host
-// code, a function of the shape alone.
+// The tiling of a GEMV over a GPU's SMs and a CTA's warps. Host code, a function of the shape
+// alone.
 //
-// Rows of weights are taken in units: a few short rows, or one long row in pieces. Blocks share the
-// units evenly, a block's warps take them in turn.
+// Rows of weights are taken in units: a few short rows, or one long row in pieces. CTAs share the
+// units evenly; a CTA's warps take them in turn.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +19,16 @@ struct OneRowPlan {
 
   int blocks = 1, warps = 1;
   int unit_rows = 1;  // 1, 2, 4 or 8
-  int pieces = 1;     // of a unit
-  int slots = 1;      // of each warp: pieces on their way
+  int pieces = 1;     // per unit
+  int slots = 1;      // per warp: pieces in flight
   int slot_bytes = 0;
-  int batches_a_block = 1;  // whose rows of x a block wants, at most
-  // The next launch begins when a block has asked for nearly all; otherwise at once.
+  int batches_a_block = 1;  // most batches whose row of x a CTA needs
+  // The next launch begins when a CTA has issued nearly all loads; otherwise at once.
   bool next_begins_late = false;
   int shared_bytes(const OneRowShape& shape) const;
 };
 
-// Whether one row is better taken so than by linear_few_rows: not a large matrix of short rows,
+// Whether GEMV beats linear_few_rows for one row: true except for a large matrix of short rows,
 // whose units are small.
 bool one_row_pays(const OneRowShape& shape, int multiprocessors);
 

@@ -56,7 +56,7 @@ TEST(OneRowPlan, AllOfASmallMatrixIsAskedForAtOnce) {
 TEST(OneRowPlan, TheNextLaunchBeginsLateWhereSomeRingsHoldAll) {
   EXPECT_TRUE(plan_one_row({3648, 2048}, 132).next_begins_late);
   EXPECT_TRUE(plan_one_row({21888, 2048}, 132).next_begins_late);
-  EXPECT_FALSE(plan_one_row({2048, 2048}, 132).next_begins_late);   // all is asked for at once
+  EXPECT_FALSE(plan_one_row({2048, 2048}, 132).next_begins_late);   // all loads are issued at once
   EXPECT_FALSE(plan_one_row({36864, 7168}, 132).next_begins_late);  // one ring is too little
 }
 

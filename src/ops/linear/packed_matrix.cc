@@ -76,8 +76,8 @@ template <typename Stored, typename Source, typename Convert>
 void pack_values(const PanelLayout& layout, WeightFormat format, std::byte* memory,
                  int64_t first_row, ConstTensorView values, const Convert& convert) {
   constexpr bool kFp8 = sizeof(Stored) == 1;
-  // A group's rows by eight blocks at a time: each row is read in a run that the prefetcher sees,
-  // and the packed bytes, whose every line each row touches, stay in the L2 cache meanwhile.
+  // Packs a group's rows by eight blocks at a time: each row is read in a run that the prefetcher
+  // sees, and the packed lines, which all rows touch, stay in L2 meanwhile.
   constexpr int64_t kBlocks = 8;
   const int64_t columns = values.size(1);
   const int64_t end = first_row + values.size(0);
@@ -113,7 +113,7 @@ void pack_values(const PanelLayout& layout, WeightFormat format, std::byte* memo
   }
 }
 
-// Rows [rows, …) up to the end of the last pair.
+// Zeroes rows [rows, …) up to the end of the last pair.
 void zero_padding_rows(const PanelLayout& layout, std::byte* memory, int64_t rows,
                        WeightFormat format) {
   const bool fp8 = format == WeightFormat::kF8E4M3;
@@ -151,7 +151,7 @@ void pack_f32(const PanelLayout& layout, std::byte* memory, int64_t first_row,
                                [](Source value) { return to_float(value); });
     return;
   }
-  // With scales, row by row: this is the yardstick's path, exactness before speed.
+  // With scales, row by row: the reference path, exactness before speed.
   std::vector<float> row(static_cast<size_t>(source.cols()));
   for (int64_t r = 0; r < source.rows(); ++r) {
     for (int64_t c = 0; c < source.cols(); ++c) row[static_cast<size_t>(c)] = source.at(r, c);

@@ -1,8 +1,8 @@
 // A weight matrix repacked for this CPU's vector units: made once while loading, read every step.
 //
 // Logical shape [rows, cols] = [out, in] as checkpoints store it. The packed order is described in
-// packed_matrix.cc; nobody else may depend on it. FP8 values stay FP8 and their scales stay fp32
-// (a decode step is bound by the bytes it reads).
+// packed_matrix.cc; only the kernels depend on it. FP8 values stay FP8 and their scales stay fp32
+// (decode steps are bandwidth-bound).
 #pragma once
 
 #include "tensor/buffer.h"
@@ -31,7 +31,7 @@ class PackedMatrix {
   int64_t cols() const { return cols_; }
   WeightFormat format() const { return format_; }
   int64_t bytes() const { return memory_.size(); }
-  // For the kernels: the packed order's first byte.
+  // The first byte of the packed order, for the kernels.
   const std::byte* data() const { return memory_.data(); }
 
  private:

@@ -18,7 +18,7 @@ bool same_bytes(const PackedMatrix& a, const PackedMatrix& b) {
 }
 
 ScaledMatrix rows_of(const ScaledMatrix& matrix, int64_t first, int64_t count) {
-  // Only for scales that do not begin inside a block: none, a row or a tensor.
+  // Only for scales that do not begin inside a block: none, per-row or per-tensor.
   ScaledMatrix part = matrix;
   part.values = matrix.values.rows(first, count);
   if (!matrix.scales.empty() && matrix.scale_rows == 1) {

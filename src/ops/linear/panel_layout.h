@@ -1,4 +1,4 @@
-// Where the parts of a packed matrix lie (the drawing is in packed_matrix.cc).
+// Byte offsets inside a packed matrix (the drawing is in packed_matrix.cc).
 #pragma once
 
 #include "base/math.h"
@@ -37,10 +37,10 @@ class PanelLayout {
   int64_t block_stride(int64_t pairs) const {
     return pairs * (kBlockColumns / step_columns_ * step_bytes_ + scale_bytes_);
   }
-  // From a pair's step to its next one.
+  // Bytes from a pair's step to its next one.
   int64_t step_stride(int64_t pairs) const { return pairs * step_bytes_; }
 
-  // The first step of a pair's block, and its 32 scales.
+  // Offset of the first step of a pair's block, and of its 32 scales.
   int64_t block_offset(int64_t pair, int64_t block) const {
     return pair / 2 * pair_total() * 2 + block * block_stride(pairs_of_group(pair)) +
            pair % 2 * step_bytes_;

@@ -9,7 +9,8 @@
 namespace fathom {
 namespace {
 
-// Up to this many rows, passes of the decode kernels beat widening or re-reading blocks for tiles.
+// Up to this many rows, passes of the decode kernels beat dequantizing or re-reading blocks for
+// tiles.
 constexpr int64_t kFewRows = 16;
 
 // Columns [column, column + count) of the rows, zero up to 128: dense, so that rows whose stride is
@@ -44,7 +45,7 @@ PackedBlocks packed_blocks(const PackedMatrix& weight, const PanelLayout& layout
 }
 
 // Group by group, the rows in passes of up to four: the first pass brings the group's weights into
-// the L2 cache (64 rows x 2,048 columns of bf16 are 256 KiB), where the others find them.
+// L2 (64 rows x 2,048 columns of bf16 are 256 KiB), and the others hit there.
 void multiply_few_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
                        const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
                        float* sums) {
@@ -68,7 +69,7 @@ void multiply_few_rows(const LinearKernels& kernels, const ProductRows& x, int64
   }
 }
 
-// One block of columns of several pairs; x_block is the rows' block, bf16 or fp32.
+// Multiplies one block of columns of several pairs; x_block is the rows' block, bf16 or fp32.
 class BlockProduct {
  public:
   BlockProduct(const LinearKernels& kernels, const PackedMatrix& weight, bool bf16_dot)
@@ -88,7 +89,7 @@ class BlockProduct {
             : nullptr;
     const Steps steps = expand(packed, packed_stride, packed_steps);
 
-    // The first tile fetches the same pair's next block; the others have nothing to fetch.
+    // The first tile prefetches the same pair's next block; the others prefetch nothing.
     const std::byte* ahead = packed + layout_.block_stride(in_group);
     int64_t ahead_stride = packed_stride;
     const int64_t tiles = ceil_div(rows, kernels_.tile_rows);
@@ -116,7 +117,7 @@ class BlockProduct {
     int count;
   };
 
-  // The block in the form that the tile kernel reads.
+  // Converts the block to the tile kernels' layout.
   Steps expand(const std::byte* packed, int64_t stride, int steps) {
     constexpr int64_t kStep = 128;
     auto* const out = reinterpret_cast<float*>(expanded_);
@@ -146,7 +147,7 @@ class BlockProduct {
 };
 
 // Gathers as many blocks of the rows as fit into 128 KiB at a time, and calls body(first block,
-// blocks, x [blocks][rows][128]) for each such run. Behind the last row there is room to read.
+// blocks, x [blocks][rows][128]) for each such run. The memory after the last row is readable.
 template <typename T, typename Body>
 void for_each_run(const ProductRows& x, int64_t rows, int64_t columns, const Body& body) {
   constexpr int64_t kScratch = (128 << 10) / sizeof(T);
@@ -166,7 +167,7 @@ void for_each_run(const ProductRows& x, int64_t rows, int64_t columns, const Bod
   }
 }
 
-// Within a run of blocks of x group after group, so that the weights are read in long ascending
+// Within a run of blocks of x, group after group, so that the weights are read in long ascending
 // runs.
 template <typename T>
 void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
@@ -188,7 +189,7 @@ void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int6
   });
 }
 
-// The same by matrix tiles, which take any number of rows.
+// The same by matrix tiles (AMX), which take any number of rows.
 void multiply_by_matrix(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
                         const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,
                         float* sums) {

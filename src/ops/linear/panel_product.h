@@ -1,4 +1,4 @@
-// The products of some rows of x with some pairs of panels: what linear, mlp and moe are built of.
+// Multiplies some rows of x with some pairs of panels: the base of linear, mlp and moe.
 #pragma once
 
 #include <span>
@@ -9,14 +9,13 @@
 
 namespace fathom {
 
-// One product's limits, chosen so that sums (96 KiB), blocks of x (128 KiB) and what is being read
-// of the weights stay in an L2 cache of 1 MiB; a tile of x (3 KiB in bf16) and a block of weights
-// (8 KiB) stay in L1.
+// Limits of one call: sums (96 KiB), blocks of x (128 KiB) and the weights being read stay in an L2
+// cache of 1 MiB; a tile of x (3 KiB in bf16) and a block of weights (8 KiB) stay in L1.
 constexpr int64_t kMaxProductRows = 96;
 constexpr int64_t kMaxProductPairs = 8;
 
-// Rows of x, bf16 or f32: row i of the product is row index[first + i] of data, or row first + i
-// without an index (the tokens of an expert have one).
+// Rows of x, bf16 or f32: row i is row index[first + i] of data, or row first + i without an index
+// (an expert's tokens have one).
 struct ProductRows {
   ConstTensorView x;
   const int32_t* index = nullptr;
@@ -29,8 +28,8 @@ struct ProductRows {
   }
 };
 
-// sums[pair - first_pair][row][32] = the row's products with the pair's 32 weight rows, for `rows`
-// <= kMaxProductRows and num_pairs <= kMaxProductPairs. Runs on the calling thread.
+// sums[pair - first_pair][row][32] = the row times the pair's 32 weight rows, for `rows` <=
+// kMaxProductRows and num_pairs <= kMaxProductPairs. Runs on the calling thread.
 void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
                     const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs, float* sums);
 
@@ -56,7 +55,7 @@ class CostSplit {
     int64_t begin, end;
   };
   // The part of the next `count` units, each of `cost`, that falls into this share. Every share
-  // must be asked the same sequence.
+  // must be called with the same sequence.
   Range next(int64_t count, int64_t cost) {
     const Range range = {cut(begin_, count, cost), cut(end_, count, cost)};
     base_ += count * cost;

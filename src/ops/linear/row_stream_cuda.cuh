@@ -1,6 +1,6 @@
-// What kernels have in common that multiply single rows by streams of weights: a warp's slots in
-// shared memory, which the copy engine fills with up to 4 KB of a row of weights, or of a few short
-// ones, each.
+// Shared by the GEMV kernels, which multiply single rows by streams of weights: a warp's slots in
+// shared memory, each filled by bulk copies with up to 4 KB of a row of weights, or of a few short
+// ones.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace fathom::cuda {
 
 inline constexpr int kPieceColumns = 2048;  // of a row of weights, at most
 
-// Which slot is next, and how often a warp's slots have been gone through.
+// The next slot, and how often a warp's slots have been reused.
 struct SlotTurn {
   int slot = 0, parity = 0;
 
@@ -24,7 +24,7 @@ struct SlotTurn {
   }
 };
 
-// Eight columns' products, added to two sums.
+// Adds eight columns' products to two sums.
 __device__ inline float2 multiply_eight(uint4 w, uint4 x, float2 sum) {
   const auto add = [&](uint32_t w_pair, uint32_t x_pair) {
     sum.x += low_bf16(w_pair) * low_bf16(x_pair);

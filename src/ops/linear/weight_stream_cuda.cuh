@@ -1,11 +1,11 @@
-// What kernels have in common that stream weights past few tokens: a ring of stages in shared
-// memory, filled by copies and read by tensor cores.
+// Shared by the kernels that stream weights past few tokens (skinny GEMM): a ring buffer of stages
+// in shared memory, filled by copies and read by wgmma.
 //
 // A stage holds 128 columns (k) of up to 64 rows a warpgroup of weights, and of up to 64 tokens:
-// twice 64 columns, which are rows of 128 bytes (of e4m3 it holds twice 128 columns), swizzled, 8
-// of them a group of 1,024 bytes. Rows that no copy filled hold anything: they give rows and
-// columns of the product that nobody reads. Few large boxes: to ask for one costs some 100 clocks,
-// as long as 2 KB take to arrive.
+// twice 64 columns, which are rows of 128 bytes (in e4m3 twice 128 columns), swizzled; 8 rows are a
+// group of 1,024 bytes. Rows that no copy filled hold arbitrary bits: the result rows and columns
+// they produce are discarded. Few large boxes: issuing one costs some 100 clocks, as long as 2 KB
+// take to arrive.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 namespace fathom::cuda {
 
 inline constexpr int kGroupBytes = 1024;
-inline constexpr int kGroupRows = 8;        // of weights: the swizzle's pattern
-inline constexpr int kWarpgroupGroups = 8;  // 64 rows: M of the tensor core's instruction
+inline constexpr int kGroupRows = 8;        // rows of weights: the swizzle's period
+inline constexpr int kWarpgroupGroups = 8;  // 64 rows: wgmma's M
 
-// Which stage is next, and how often the ring has gone round: the parity that barriers wait for.
+// The next stage, and how often the ring has wrapped: the parity that barriers wait for.
 struct RingPosition {
   int stage = 0, parity = 0;
 
@@ -31,12 +31,12 @@ struct RingPosition {
   }
 };
 
-// Where 16 bytes of a group's row lie: the swizzle.
+// Swizzled position of 16 bytes of a group's row.
 __device__ inline int swizzled_chunk(int row, int chunk) {
   return row * 128 + ((chunk ^ (row % 8)) * 16);
 }
 
-// Where an operand lies in a stage, in bytes.
+// Position of an operand in a stage, in bytes.
 struct StageOperand {
   int begin;         // from the stage's first byte
   int half_stride;   // to the second 64 columns
@@ -45,7 +45,7 @@ struct StageOperand {
 
 inline constexpr int kStageHalves = 2, kStageColumns = kStageHalves * 64;
 
-// A stage's operands as the tensor core's instructions name them: of its halves.
+// Matrix descriptors of a stage's operands, for each half.
 struct StageMatrices {
   uint64_t weights[kStageHalves], tokens[kStageHalves];
 
@@ -65,7 +65,7 @@ struct StageMatrices {
   }
 };
 
-// kOverlap: the next stage's product begins before this one's has ended, which gives a stage back a
+// kOverlap: the next stage's wgmma begins before this one's has ended, which releases a stage one
 // turn late.
 template <int kColumns, bool kStored, bool kOverlap>
 __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
@@ -99,16 +99,16 @@ __device__ void multiply_stages(float (&d)[kColumns / 2], RingPosition& at, int 
   }
 }
 
-// The stages of one tile, as they arrive, added up in d. Stage s of the ring lies at ring + s *
-// stage_bytes. kStored: tokens came by copies other than the copy engine's, of which tensor cores
-// learn through a fence. Ends when all has been read and given back.
+// Accumulates the stages of one tile in d, as they arrive. Stage s of the ring lies at ring + s *
+// stage_bytes. kStored: tokens were written by plain stores, which wgmma sees only after a proxy
+// fence. Returns when all stages have been read and released.
 template <int kColumns, bool kStored>
 __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
                               int stages, uint32_t ring, int stage_bytes,
                               const StageOperand& weights, const StageOperand& tokens,
                               uint64_t* arrived, uint64_t* read) {
   if constexpr (kColumns <= 16) {
-    // Of few large stages none is to be kept longer than its product takes.
+    // With few large stages, no stage is held longer than its wgmma takes.
     constexpr int kManyStages = 6;
     if (stages >= kManyStages) {
       return multiply_stages<kColumns, kStored, true>(d, at, num_stages, stages, ring, stage_bytes,
@@ -121,15 +121,15 @@ __device__ void multiply_tile(float (&d)[kColumns / 2], RingPosition& at, int nu
 
 // ---- e4m3
 
-// A stage's two halves are blocks of k that have scales.
+// A stage's two halves are k blocks with scales.
 struct StageScales {
-  const float* tokens;      // in shared memory: of the ring's first stage, first half, first token
+  const float* tokens;      // in shared memory: first stage, first half, first token
   int tokens_stage_stride;  // floats
   int tokens_half_stride;
-  const float* rows[2];  // of the warp's first 8 rows and its second: one value a block of the tile
+  const float* rows[2];  // of the warp's first and second 8 rows: one value a k block of the tile
 };
 
-// multiply_tile of e4m3: the products of a half end before the sums take them times the scales.
+// multiply_tile for e4m3: a half's wgmmas end before their sums are promoted with the scales.
 template <int kColumns>
 __device__ void multiply_scaled_tile(float (&d)[kColumns / 2], RingPosition& at, int num_stages,
                                      int stages, uint32_t ring, int stage_bytes,
@@ -152,7 +152,7 @@ __device__ void multiply_scaled_tile(float (&d)[kColumns / 2], RingPosition& at,
       }
       mma_commit();
     }
-    // Scales are read while the products are still under way.
+    // Scales are read while the wgmmas are in flight.
     float2 of_tokens[kColumns / 8];
     float of_rows[2];
     const auto read_scales = [&](int half) {

@@ -1,4 +1,4 @@
-// The tokens of a step sorted by expert, and where the activations of each lie in the workspace.
+// The tokens of a step sorted by expert, and the place of each one's activations in the workspace.
 #pragma once
 
 #include <span>
@@ -10,8 +10,8 @@ namespace fathom {
 // One feed-forward network with the rows that go through it.
 struct ExpertRows {
   const MlpWeights* weights = nullptr;
-  const int32_t* tokens = nullptr;  // the rows of x and out; null: row i is token i
-  const float* factors = nullptr;   // what the output is multiplied by; null: 1
+  const int32_t* tokens = nullptr;  // rows of x and out; null: row i is token i
+  const float* factors = nullptr;   // factor of the output; null: 1
   int64_t count = 0;
   TensorView activations = {};  // [count, intermediate], x's type
 };
@@ -33,8 +33,8 @@ class Workspace {
   std::span<std::byte> memory_;
 };
 
-// Sorts (token, slot) by expert, stably, into memory taken from the workspace, and fills
-// lists[0 … experts.size()), in ascending order of the expert.
+// Sorts (token, slot) by expert, stably, into memory taken from the workspace, and fills lists[0 …
+// experts.size()), in ascending order of the expert.
 void list_experts(ConstTensorView expert_ids, ConstTensorView expert_weights,
                   std::span<const MlpWeights> experts, DType type, Workspace& workspace,
                   ExpertRows* lists);

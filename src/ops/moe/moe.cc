@@ -1,7 +1,7 @@
-// Two parallel regions. First every expert's gate and up products with SwiGLU, the threads sharing
-// the pairs of panels of all experts by cost; then every expert's down products, the threads
-// sharing the columns of out, each taking the experts in ascending order, so that the sum over a
-// token's experts needs neither a buffer nor a third region.
+// Two parallel regions. In the first, threads share the pairs of panels of all experts' gate and up
+// GEMMs (with SwiGLU) by cost. In the second, threads share the columns of out for the down GEMMs,
+// each taking the experts in ascending order, so that the sum over a token's experts needs neither
+// a buffer nor a third region.
 #include "ops/moe/moe.h"
 
 #include <algorithm>
@@ -15,12 +15,12 @@
 namespace fathom {
 namespace {
 
-// As in linear.cc: what a pair of panels costs is its products, or with few rows its reading.
+// Cost of a pair of panels: its multiply-adds or, with few rows, reading it, as in linear.cc.
 int64_t pair_cost(int64_t rows, int64_t columns) { return (rows + 6) * columns; }
 
 // ---- gate and up ----
 
-// Where intermediate rows' up sums lie: up's rows follow gate's in the packed matrix, so they begin
+// Locates intermediate rows' up sums: up's rows follow gate's in the packed matrix, so they begin
 // inside a pair unless the intermediate size is a multiple of 32.
 class UpSums {
  public:
@@ -42,7 +42,7 @@ class UpSums {
   float joined_[kPairRows];
 };
 
-// Activations of pairs [begin, end) of the intermediate rows.
+// Computes activations of pairs [begin, end) of the intermediate rows.
 void activate(const LinearKernels& kernels, ConstTensorView x, const ExpertRows& expert,
               int64_t begin, int64_t end) {
   alignas(64) float gate_sums[kMaxProductPairs * kMaxProductRows * kPairRows];

@@ -4,8 +4,8 @@
 //   moe(x) = sum over the token's experts of weight * mlp_expert(x)  +  mlp_shared(x)
 //
 // out is f32 and is added to (the residual stream), one expert after the other: the token's experts
-// in ascending order of their number, the shared expert last. So a row's bits do not depend on the
-// batch, on the order of its list, or on the threads.
+// in ascending order of their number, the shared expert last. A row's result is therefore bitwise
+// independent of the batch, of the order of its expert list, and of the threads.
 #pragma once
 
 #include <span>

@@ -1,5 +1,5 @@
-// Speed of the mixture of experts: the bytes of the experts that the tokens reach, and the
-// operations, beside what the probe reads and multiplies in the same process.
+// Benchmark of the mixture of experts: bytes of the experts that the tokens reach, and operations,
+// relative to the read and multiply rates that the probe measures in the same process.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -93,7 +93,7 @@ void run(benchmark::State& state, const Shape& shape, WeightFormat format, int64
   const int64_t workspace_bytes = moe_workspace_bytes(
       rows, shape.hidden, shape.num_experts, shape.per_token, shape.intermediate, shape.shared);
   const Buffer workspace = *Buffer::allocate(workspace_bytes, "benchmark");
-  // Another routing each step: what a step reads is not what the last one left in the cache.
+  // A different routing each step: a step does not find the last one's experts in the cache.
   constexpr size_t kSteps = 16;
   std::vector<std::vector<int32_t>> routings;
   double step_bytes = 0;

@@ -34,8 +34,8 @@ struct Expert {
   }
   Scales scales() const { return format == WeightFormat::kF8E4M3 ? Scales::kBlock : Scales::kNone; }
 
-  // The output for one row of x, in double, and a bound of what rounding the activations to x's
-  // type and fp32 sums may change.
+  // The output for one row of x, in double, and a bound on the effect of rounding the activations
+  // to x's type and of fp32 sums.
   template <typename T>
   void add(ConstTensorView x, int64_t m, double factor, std::vector<double>& out,
            std::vector<double>& bound) const {
@@ -70,7 +70,7 @@ struct Model {
   int num_experts, per_token;
 };
 
-// Distinct experts for every token, unevenly spread: expert 1 is everybody's.
+// Distinct experts for every token, unevenly spread: all tokens have expert 1.
 struct Routing {
   Routing(const Model& model, int64_t rows) : per_token(model.per_token) {
     for (int64_t t = 0; t < rows; ++t) {
@@ -78,7 +78,7 @@ struct Routing {
         ids.push_back(s == 0 ? 1 : (1 + s + static_cast<int32_t>(t) % 2 * 2) % model.num_experts);
         weights.push_back(0.5f + 0.4f * testing::random_value(77, 0, t * per_token + s));
       }
-      // Not in ascending order, as the gate's order by score is not.
+      // Not in ascending order, because the gate orders by score.
       std::reverse(ids.end() - per_token, ids.end());
     }
   }
@@ -108,7 +108,7 @@ class MoeTest : public ::testing::TestWithParam<WeightFormat> {
     shared_ = std::make_unique<Expert>(5, model.hidden, model.shared_intermediate, GetParam());
   }
 
-  // out starts from what Rows(9) holds; the workspace is exactly as large as asked for.
+  // out starts from what Rows(9) holds; the workspace is exactly as large as requested.
   template <typename T>
   Rows<float> run(int threads, const Rows<T>& x, const Routing& routing, int64_t first,
                   int64_t rows) {
@@ -146,7 +146,7 @@ class MoeTest : public ::testing::TestWithParam<WeightFormat> {
             << "row " << t << " of " << rows << ", column " << i;
       }
     }
-    // Alone, and with any number of threads: the same bits.
+    // Alone, and with any number of threads: bitwise identical.
     const size_t row_bytes = static_cast<size_t>(model_.hidden) * sizeof(float);
     for (const int threads : {1, 2, 3, 5}) {
       const Rows<float> again = run(threads, x, routing, 0, rows);
@@ -166,7 +166,7 @@ class MoeTest : public ::testing::TestWithParam<WeightFormat> {
 };
 
 TEST_P(MoeTest, MatchesDoubleAndDoesNotDependOnBatchOrThreads) {
-  // The bundled model's shape with fewer experts, and sizes that are multiples of nothing.
+  // The bundled model's shape with fewer experts, and sizes without common divisors.
   for (const Model& model : {Model{256, 128, 128, 6, 4}, Model{72, 56, 120, 5, 3}}) {
     build(model);
     for (const int64_t rows : {1, 2, 7, 40, 230}) {
@@ -191,7 +191,7 @@ TEST_P(MoeTest, NoRowsAndNoSharedExpert) {
       routing.weights_view().rows(0, 0), weights_, nullptr, out.view.rows(0, 0), memory);
   moe(Stream(pool), x.view, routing.ids_view(), routing.weights_view(), weights_, nullptr, out.view,
       memory);
-  // The shared expert is the last term: adding it by mlp gives the same bits.
+  // The shared expert is the last term: adding it by mlp is bitwise identical.
   const int64_t mlp_bytes = mlp_workspace_bytes(2, 72, 56);
   const Buffer mlp_workspace = *Buffer::allocate(mlp_bytes, "test");
   mlp(Stream(pool), x.view, shared_->weights, out.view,

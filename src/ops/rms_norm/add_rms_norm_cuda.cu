@@ -1,14 +1,14 @@
-// What: residual += delta; out = weight * residual / sqrt(mean(residual^2) + eps), as bf16, and
-// that in e4m3 with a scale for each 128 columns; either or both.
+// What: residual += delta; out = weight * residual / sqrt(mean(residual^2) + eps), as bf16, as e4m3
+// with scales 1x128, or both.
 //
 // Inputs/outputs: add_rms_norm_cuda.h.
 //
-// Layout: one block a row, a thread for each eight values (two eights each from n = 8,200 on),
-// which stay in its registers: at batch 1 what counts is how much one thread does after another.
-// Shared memory: one word a warp.
+// Layout: one CTA a row, a thread for each eight values (two eights each from n = 8,200 on), which
+// stay in its registers: batch 1 is bound by the latency of one thread's dependent steps. Shared
+// memory: one word a warp.
 //
-// Algorithm: weights are asked for before the wait for earlier launches; then all that a thread
-// needs of its row at once; one sum over the block. A block of 128 columns is sixteen lanes'.
+// Algorithm: weights are loaded before the PDL wait; then a thread loads all of its row's values at
+// once; one sum over the CTA. Sixteen lanes hold a block of 128 columns.
 //
 // Determinism: sums in an order that depends on n alone: a row's bits do not depend on the batch.
 //
@@ -47,7 +47,7 @@ struct Arguments {
 
 constexpr int kWideThreads = 1024;
 
-// The sum of the warps' parts, as other kernels have it of rows of so few values.
+// Adds the warps' sums in the order that other kernels use for rows of so few values.
 template <int kThreads>
 __device__ float sum_of_block(const float* parts) {
   if constexpr (kThreads == kRowThreads) return sum_of_warps(parts);

@@ -1,8 +1,8 @@
-// rms_norm (ops/rms_norm/rms_norm.h) on a Hopper GPU, with the residual's addition before it.
+// rms_norm (ops/rms_norm/rms_norm.h) on a Hopper GPU, fused with the residual addition before it.
 //
-// out = weight * x / sqrt(mean(x^2) + eps) in fp32, rounded once to bf16. It is left in bf16, in
-// e4m3 with a scale for each 128 columns, or in both. n is a multiple of 8, up to 16,384, in e4m3
-// of 128; all rows are aligned to 16 bytes.
+// out = weight * x / sqrt(mean(x^2) + eps) in fp32, rounded once to bf16. It is written in bf16, in
+// e4m3 with scales 1x128, or in both. n is a multiple of 8, up to 16,384, in e4m3 of 128; all rows
+// are aligned to 16 bytes.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,22 +17,22 @@ namespace fathom::cuda {
 // All pointers are device memory.
 struct AddRmsNormArguments {
   float* residual = nullptr;         // [.., n], dense
-  const void* delta = nullptr;       // [.., n] added to it; null: nothing is
+  const void* delta = nullptr;       // [.., n] added to it; null: none
   DType delta_type = DType::kBF16;   // or kF32
   int64_t delta_stride = 0;          // elements from row to row
-  const int32_t* row_ids = nullptr;  // [rows]; null: row i of all is row i
+  const int32_t* row_ids = nullptr;  // [rows]; null: row i is row i
   float* gathered = nullptr;         // [rows, n], dense; with row_ids
   const float* weight = nullptr;     // [n]
   float eps = 1e-6f;
-  void* out = nullptr;           // [rows, n] bf16, dense; null: not wanted
+  void* out = nullptr;           // [rows, n] bf16, dense; null: not written
   QuantizedRows quantized = {};  // k = n
   int64_t rows = 0, n = 0;
 };
 
-// residual += delta, and out = the norm of the sum. With row_ids, row i of the results is made of
-// rows row_ids[i] of residual and delta (nothing where it is negative), the residual stays as it
-// is, and the sum goes to row i of `gathered`: of the rows whose logits are wanted, behind which
-// the others are of no more use. One launch.
+// residual += delta, and out = the norm of the sum. With row_ids, row i of the results is computed
+// from rows row_ids[i] of residual and delta (nothing where it is negative), the residual is not
+// changed, and the sum goes to row i of `gathered`: for the rows whose logits are needed, after
+// which the other rows are not used. One launch.
 void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream);
 
 struct RmsNormArguments {
@@ -40,7 +40,7 @@ struct RmsNormArguments {
   int64_t x_stride = 0;     // elements from row to row
   const float* weight = nullptr;
   float eps = 1e-6f;
-  void* out = nullptr;  // [rows, n] bf16; may be x; null: not wanted
+  void* out = nullptr;  // [rows, n] bf16; may be x; null: not written
   int64_t out_stride = 0;
   QuantizedRows quantized = {};  // k = n
   int64_t rows = 0, n = 0;

@@ -1,4 +1,4 @@
-// The CPU form of rms_norm, and the part of it that fused operations share.
+// The CPU form of rms_norm, and the part that fused operations share.
 #pragma once
 
 #include "device/cpu/thread_pool.h"
@@ -6,8 +6,8 @@
 
 namespace fathom::cpu {
 
-// Lanes of a sum: the order of addition is the same on every target, and the compiler makes vectors
-// of it.
+// Lanes of a sum: the order of addition is the same on every target, and the compiler vectorises
+// it.
 inline constexpr int kRmsLanes = 16;
 
 // 1 / sqrt(mean(x^2) + eps) of n values. Inlined, to be compiled for the caller's instructions.

@@ -30,7 +30,7 @@ struct Memory {
   }
 };
 
-// Which results a norm leaves.
+// Output types of a norm.
 enum class Results { kBf16, kE4m3, kBoth };
 constexpr std::pair<Results, const char*> kResults[] = {
     {Results::kBf16, ""}, {Results::kE4m3, " in e4m3"}, {Results::kBoth, " in both"}};

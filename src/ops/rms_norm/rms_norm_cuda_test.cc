@@ -1,4 +1,4 @@
-// The norms on the GPU against the CPU's; the residual to the bit.
+// The norms on the GPU against the CPU's; the residual must be bitwise identical.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -26,8 +26,8 @@ std::vector<float> on_cpu(std::vector<float>& x, const std::vector<float>& weigh
   return out;
 }
 
-// Sums in another order differ in the last bits of fp32; after rounding that is at most the other
-// of two neighbouring bf16 numbers.
+// Sums in another order differ in the last bits of fp32; after rounding the result is at most the
+// neighbouring bf16 number.
 void expect_rounded(const std::vector<uint16_t>& actual, const std::vector<float>& expected) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {
@@ -112,7 +112,7 @@ TEST(AddRmsNorm, RowsByIndexLeaveTheResidual) {
     }
   }
   auto expected = on_cpu(sum, weight, std::ssize(ids));
-  // A row that nobody asks for may hold anything.
+  // A row that is not selected may hold anything.
   for (int64_t i = 0; i < kN; ++i) residual[30 * kN + i] = std::nanf("");
 
   const DeviceArray<float> device_weight(weight), device_residual(residual);
@@ -193,7 +193,7 @@ TEST(RmsNorm, OfColumnsOfWiderRowsAndInPlace) {
 
 // ---- results in e4m3
 
-// Rows of e4m3 with room between rows and behind a block's scales, poisoned.
+// Rows of e4m3 with poisoned gaps between rows and after a block's scales.
 struct Quantized {
   Quantized(int64_t num_rows, int64_t width, ScaleForm form)
       : rows(num_rows),
@@ -209,8 +209,8 @@ struct Quantized {
     check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poisoning");
   }
 
-  // Rows of `out` as quantize_block() has them, what is between them as it was. Of the rows that
-  // `written` says, all where it is empty.
+  // Expects rows of `out` as quantize_block() gives them, and unchanged gaps. Checks the rows that
+  // `written` lists; all if it is empty.
   void expect(const std::vector<uint16_t>& out, const std::vector<int32_t>& written = {}) const {
     const int64_t row_stride = to.values_row_stride, block_stride = to.scales_block_stride;
     std::vector<uint8_t> expected(static_cast<size_t>(values.size()), 0xFF);
@@ -293,7 +293,7 @@ TEST(AddRmsNorm, InE4m3RowsByIndexWithOneScale) {
   const DeviceArray<int32_t> device_ids(ids);
   Quantized quantized(std::ssize(ids), kN, ScaleForm::kF32);
   quantized.to.fixed_scale = 0.01f;
-  poison(out);  // a row without an index is left as it was
+  poison(out);  // a row without an index is not written
   add_rms_norm({.residual = residual.data(),
                 .delta = delta.data(),
                 .delta_stride = kN,

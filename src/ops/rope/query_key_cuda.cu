@@ -1,15 +1,14 @@
-// What: of each token: its heads' rotary parts rotated; latent = weight * latent / rms(latent) and
-// its rotary key rotated, both into the token's row of the cache.
+// What: for each token: rotates its heads' rotary parts; writes latent = weight * latent /
+// rms(latent) and the rotated rotary key into the token's row of the latent cache.
 //
 // Inputs/outputs: query_key_cuda.h.
 //
-// Layout: warps that know nothing of one another. A token's first warp has the latent, 16 values a
-// lane, and the rotary key in its lanes 0 to 7; each of the others has the rotary parts of four
-// heads, eight values (four pairs) a lane. The 16 lanes that have values of the same 128 agree on
-// their scale, where the cache has scales.
+// Layout: independent warps. A token's first warp has the latent, 16 values a lane, and the rotary
+// key in its lanes 0 to 7; each other warp has the rotary parts of four heads, eight values (four
+// pairs) a lane. The 16 lanes that hold values of the same 128 compute their common scale, where
+// the cache has scales.
 //
-// Algorithm: all that a lane needs is asked for at once: position, slot and values, then cos and
-// sin.
+// Algorithm: all loads of a lane are issued at once: position, slot and values, then cos and sin.
 //
 // Determinism: a row's bits do not depend on the batch.
 //
@@ -43,6 +42,7 @@ struct Arguments {
   int64_t q_stride, kv_a_stride, rows;
   int32_t heads, nope, warps_a_row;
   float eps;
+  FATHOM_PLANTED_FAULT
 };
 
 __device__ void rotate_query(const Arguments& arguments, int64_t row, int first_head, int lane) {
@@ -54,12 +54,25 @@ __device__ void rotate_query(const Arguments& arguments, int64_t row, int first_
   const int32_t position = arguments.positions[row];
   const Eight x = load_eight(q);
   if (slot < 0) return;
-  const Eight y =
+  Eight y =
       rotated(x, load_eight(arguments.cos_sin + static_cast<int64_t>(position) * kRope + part));
+  if (FATHOM_PLANTED(arguments, kSwappedQueryHead) && row == 3 && head >= arguments.heads - 2) {
+    // Both heads are in the same warp: all lanes have read before one writes.
+    const int other = arguments.heads - 1 - head + arguments.heads - 2;
+    y = rotated(load_eight(arguments.q + row * arguments.q_stride +
+                           other * (arguments.nope + kRope) + arguments.nope + part),
+                load_eight(arguments.cos_sin + static_cast<int64_t>(position) * kRope + part));
+    __syncwarp(__activemask());
+  }
   store_eight(y, q);
   if (arguments.q_rope != nullptr) {
     store_eight(y, arguments.q_rope + (row * arguments.heads + head) * kRope + part);
   }
+}
+
+// The slot that a planted fault writes to instead.
+__device__ int64_t wrong(const Arguments& arguments, int64_t row, int64_t slot) {
+  return FATHOM_PLANTED(arguments, kWrongRow) && row == 5 ? slot ^ 1 : slot;
 }
 
 template <typename Row>
@@ -74,7 +87,7 @@ __device__ void write_latent(const Arguments& arguments, int64_t row, int lane,
   if (slot < 0) return;
   write_latent_row<Row>(x, key, weight, arguments.eps,
                         arguments.cos_sin + static_cast<int64_t>(position) * kRope,
-                        arguments.pages + slot * Row::kBytes, lane);
+                        arguments.pages + wrong(arguments, row, slot) * Row::kBytes, lane);
 }
 
 template <typename Row>
@@ -90,7 +103,7 @@ __global__ void __launch_bounds__(kWarpsABlock* kWarp)
     weight[0] = load_eight_weights(arguments.norm_weight + lane * 8);
     weight[1] = load_eight_weights(arguments.norm_weight + (lane + kWarp) * 8);
   }
-  wait_for_earlier_launches();
+  if (!FATHOM_PLANTED(arguments, kSkippedLaunchWait)) wait_for_earlier_launches();
   if (row >= arguments.rows) return;
   if (task == 0) {
     write_latent<Row>(arguments, row, lane, weight);

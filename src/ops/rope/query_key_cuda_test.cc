@@ -19,15 +19,15 @@ constexpr int64_t kLatent = 512, kRope = 64, kColumns = kLatent + kRope, kNope =
 constexpr int64_t kHead = kNope + kRope, kMaxPositions = 6000;
 constexpr float kEps = 1e-6f;
 
-// The CPU's form rounds the same fp32 values; products may be fused or not.
+// The CPU rounds the same fp32 values; multiply-adds may be fused or not.
 void expect_close(uint16_t actual, float expected, float scale) {
   ASSERT_LE(std::abs(from_bf16(actual) - expected), std::abs(expected) * 0.00392f + scale * 1e-6f);
 }
 
 struct Case {
   int64_t rows, heads;
-  bool fused;      // kv_a in the columns behind q's
-  bool with_rope;  // q_rope wanted too
+  bool fused;      // kv_a in the columns after q's
+  bool with_rope;  // q_rope is written too
   bool with_yarn;
 };
 
@@ -52,7 +52,7 @@ void compare(const Case& shape) {
   for (int64_t row = 0; row < shape.rows; ++row) {
     positions.push_back(static_cast<int32_t>(random() % kMaxPositions));
   }
-  // Padding: slot -1, and anything for a position.
+  // Padding: slot -1 and an arbitrary position.
   std::vector<int64_t> padded_slots = slots;
   std::vector<int32_t> padded_positions = positions;
   for (int64_t row = 3; row < shape.rows; row += 7) {
@@ -159,8 +159,8 @@ TEST(QueryKey, EqualsTheCpu) {
   }
 }
 
-// Integers that sum exactly in any order and a position that turns nothing: both then round the
-// same fp32 values, and the bytes are equal.
+// Integers that sum exactly in any order, and a position without rotation: both sides round the
+// same fp32 values, so the bytes are equal.
 TEST(QueryKey, WritesTheCpusBytes) {
   constexpr int64_t kRows = 150, kHeads = 2, kNumPages = 4, kStride = kHeads * kHead;
   std::mt19937 random(11);
@@ -173,7 +173,7 @@ TEST(QueryKey, WritesTheCpusBytes) {
     narrow.push_back(bf16_bits(kv_a[i]));
   }
   auto weight = random_f32(kLatent, 1, random);
-  weight[3] = 400;  // beyond what e4m3 holds after the norm
+  weight[3] = 400;  // beyond e4m3's range after the norm
   std::vector<int64_t> slots(kNumPages * kPageSize);
   std::iota(slots.begin(), slots.end(), 0);
   std::ranges::shuffle(slots, random);

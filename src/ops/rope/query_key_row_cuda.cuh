@@ -1,5 +1,5 @@
-// A token's rotations and its row of the latent cache, as a warp makes them of what it has in
-// registers. What the launches that do so write is the same to the bit.
+// A warp's computation of a token's rotations and its latent-cache row from registers. All launches
+// that use it write bitwise identical rows.
 #pragma once
 
 #include "cache/latent_row_cuda.cuh"
@@ -7,7 +7,7 @@
 
 namespace fathom::cuda {
 
-inline constexpr int kEightsAHead = 64 / 8;  // of a head's rotary part, and of the rotary key
+inline constexpr int kEightsAHead = 64 / 8;  // per rotary part of a head, and per rotary key
 
 // x [8] is four pairs; cos_sin [4, 2].
 __device__ inline Eight rotated(const Eight& x, const Eight& cos_sin) {
@@ -25,7 +25,7 @@ __device__ inline Eight rotated(const Eight& x, const Eight& cos_sin) {
 inline constexpr float kAmaxFloor = 1e-4f;
 inline constexpr float kE4M3Max = 448;
 
-// The scale of the 128 values that this lane and 15 more have eight each of.
+// The scale of the 128 values that this lane and 15 others hold, eight each.
 __device__ inline float cache_scale(const Eight& x) {
   float amax = kAmaxFloor;
 #pragma unroll
@@ -58,9 +58,9 @@ __device__ void store_latent(const Eight (&x)[2], int lane, std::byte* to) {
   }
 }
 
-// Latent [512] normed and its rotary key [64] rotated, to the row at `to`. Of the latent a lane has
-// eights `lane` and `lane` + 32, of the key the first eight lanes have one each. cos_sin: of the
-// token's position. By whole warps.
+// Writes the normed latent [512] and its rotated rotary key [64] to the row at `to`. A lane holds
+// eights `lane` and `lane` + 32 of the latent; the first eight lanes hold one eight of the key
+// each. cos_sin: the token's position. Called by whole warps.
 template <typename Row>
 __device__ void write_latent_row(const Eight (&x)[2], const Eight& key, const Eight (&weight)[2],
                                  float eps, const float* cos_sin, std::byte* to, int lane) {

@@ -1,5 +1,5 @@
-// Rotary position embedding (Su et al. 2021) on adjacent pairs, with YaRN's frequencies, and what
-// is fused with it: splitting the query, norming and storing the latent.
+// Rotary position embedding (Su et al. 2021) on adjacent pairs, with YaRN's frequencies, and the
+// operations fused with it: splitting the query, norming and storing the latent.
 #pragma once
 
 #include <optional>
@@ -25,8 +25,8 @@ struct YarnParameters {
 // Frequencies of the dim/2 pairs, computed in fp32 as the reference implementations do, and the
 // factor g(mscale)/g(mscale_all_dim) on cos and sin.
 struct RopeTable {
-  // Positions whose sines are kept: 32 of them cost 0.6 us, a decode step wants them twice a layer.
-  // Later positions are computed when asked for, by the same function.
+  // Positions whose sines are stored: computing 32 of them costs 0.6 us, and a decode step needs
+  // them twice a layer. Later positions are computed on demand, by the same function.
   static constexpr int32_t kTabulated = 4096;
 
   std::vector<float> inverse_frequencies;  // [dim / 2]
@@ -39,7 +39,7 @@ struct RopeTable {
 };
 RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn);
 
-// cos and sin of positions 0 … positions - 1, [positions, dim / 2, 2]: what a GPU looks them up in.
+// cos and sin of positions 0 … positions - 1, [positions, dim / 2, 2]: the GPU's lookup table.
 std::vector<float> tabulate(const RopeTable& table, int64_t positions);
 
 // q [rows, H, nope + rope] f32 -> q_nope [rows, H, nope], q_rope [rows, H, rope] (rotated), each

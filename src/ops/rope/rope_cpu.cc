@@ -34,7 +34,7 @@ template <typename T>
   }
 }
 
-// One head of one query: the straight part copied, the rest rotated.
+// One head of one query: copies the unrotated part, rotates the rest.
 template <typename T>
 [[gnu::always_inline]] inline void split_head(const float* q, int64_t nope, const float* cos_sin,
                                               int64_t rope, T* q_nope, T* q_rope) {
@@ -54,7 +54,7 @@ FATHOM_FOR_AVX512 void split_head_avx512(const float* q, int64_t nope, const flo
   split_head(q, nope, cos_sin, rope, q_nope, q_rope);
 }
 
-// kv_a's row to what the cache stores, in fp32: out [latent + rope].
+// Converts kv_a's row to the cache's values, in fp32: out [latent + rope].
 [[gnu::always_inline]] inline void norm_and_rotate(const float* in, const float* weight,
                                                    int64_t latent, float eps, const float* cos_sin,
                                                    int64_t rope, float* out) {

@@ -16,7 +16,7 @@ double correction_dim(double rotations, int64_t dim, double theta, const YarnPar
          (2 * std::log(theta));
 }
 
-// How much of each pair's frequency is interpolated: 0 below `low`, 1 above `high`.
+// The interpolated share of each pair's frequency: 0 below `low`, 1 above `high`.
 std::vector<float> interpolation_ramp(int64_t dim, double theta, const YarnParameters& yarn) {
   const double low = std::max(std::floor(correction_dim(yarn.beta_fast, dim, theta, yarn)), 0.0);
   double high = std::min(std::ceil(correction_dim(yarn.beta_slow, dim, theta, yarn)),

@@ -220,7 +220,7 @@ TEST_P(NormRopeCacheWrite, StoresNormedAndRotatedOnce) {
       decode_row(layout, encoded.data(), row_expected.data(), row_expected.data() + latent);
       decode_row(layout, pages.row(slots[row] / kPageSize, slots[row] % kPageSize),
                  row_actual.data(), row_actual.data() + latent);
-      // One step of the format at most: where the fp32 result rounds the other way.
+      // At most one step of the format: where the fp32 result rounds the other way.
       const double step = GetParam() == CacheFormat::kF32    ? 1e-6
                           : GetParam() == CacheFormat::kBF16 ? 0x1p-7
                           : GetParam() == CacheFormat::kE5M2 ? 0x1p-2
@@ -234,7 +234,7 @@ TEST_P(NormRopeCacheWrite, StoresNormedAndRotatedOnce) {
         EXPECT_LE(different, 2);
       }
     }
-    EXPECT_EQ(*pages.row(0, 1), std::byte{0xA5});  // a slot of none of these rows
+    EXPECT_EQ(*pages.row(0, 1), std::byte{0xA5});  // a slot that none of these rows has
   }
 }
 

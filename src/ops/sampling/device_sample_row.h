@@ -1,14 +1,15 @@
-// One row's options as the sampler on a GPU reads them: plain numbers in device memory, so that a
-// captured launch samples whatever the step has written there. Made by SampleBatch.
+// One row's options as the GPU sampler reads them: plain numbers in device memory, so that a
+// captured launch samples with the options of the current step. Made by SampleBatch.
 #pragma once
 
 #include <cstdint>
 
 namespace fathom {
 
-inline constexpr int kDeviceTopLogprobs = 20;  // alternatives a row has room for
+inline constexpr int64_t kMostDeviceVocab = 400'000;  // limit of the sampler
+inline constexpr int kDeviceTopLogprobs = 20;         // most alternatives of a row
 
-// A token that a sequence has seen, and how often it wrote it: what penalties look at.
+// A token that a sequence has seen, and how often it was generated: the input of penalties.
 struct SeenToken {
   int32_t id = 0;
   int32_t output_count = 0;  // 0: only in the prompt
@@ -21,15 +22,15 @@ struct DeviceSampleRow {
   double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
   float inverse_temperature = 0;  // 0: the largest logit wins
   int32_t has_min_p = 0;
-  int32_t row = -1;                      // of the logits; -1: padding
+  int32_t row = -1;                      // index of the logits; -1: padding
   int32_t top_k = 0;                     // 0: all
-  int32_t given_id = -1;                 // >= 0: nothing is chosen
+  int32_t given_id = -1;                 // >= 0: fixed token, no draw
   int32_t num_logprobs = -1;             // -1: no log-probability
-  int32_t allowed_row = -1;              // of the bit masks; -1: all may be chosen
+  int32_t allowed_row = -1;              // index of the bit mask; -1: all allowed
   int32_t first_seen = 0, num_seen = 0;  // 0 without penalties
   int32_t first_bias = 0, num_biases = 0;
   int32_t first_masked = 0, num_masked = 0;
-  int32_t unused = 0;  // whole eights
+  int32_t unused = 0;  // pads to a multiple of 8 bytes
 };
 
 }  // namespace fathom

@@ -1,9 +1,10 @@
-// Logits as the sampler on a GPU compares and adds them: the same numbers as on the CPU, to the
-// bit.
+// Comparison and summation of logits on the GPU, bitwise identical to the CPU's.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+
+#include "base/math_constants.h"
 
 namespace fathom::cuda {
 
@@ -13,7 +14,7 @@ inline constexpr int kIdBits = 20, kKeyBits = 32, kOrderBits = kIdBits + kKeyBit
 inline constexpr uint64_t kIdMask = (uint64_t{1} << kIdBits) - 1;
 inline constexpr uint32_t kLowestFiniteKey = 0x00800000;  // of -FLT_MAX; -inf is below it
 
-// Of a number, not NaN; -0 is 0.
+// The order key of a number that is not NaN; -0 is 0.
 __device__ inline uint32_t key_of(float logit) {
   const uint32_t bits = __float_as_uint(logit + 0.0f);
   return bits & 0x80000000 ? ~bits : bits | 0x80000000;
@@ -38,7 +39,7 @@ class Border {
   __device__ explicit Border(uint64_t order) : logit_(order == 0 ? -INFINITY : logit_in(order)) {
     id_ = id_in(order);
   }
-  // No -infinity.
+  // Requires value != -infinity.
   __device__ bool keeps(float logit, int id) const {
     return logit > logit_ || (logit == logit_ && id <= id_ && logit != -INFINITY);
   }
@@ -48,7 +49,7 @@ class Border {
   int id_;
 };
 
-// A logit that nobody chooses stands for NaN.
+// Replaces NaN by a logit that is never chosen.
 __device__ inline float comparable(float logit) { return fmaxf(logit, -INFINITY); }
 
 // ---- terms: units_of(exp_term(…)) of ops/sampling/logit_row.h with the same roundings, and
@@ -64,10 +65,10 @@ class UnitSum {
 
   __device__ void add(float logit, bool counts = true) {
     constexpr float kNearest = 12582912;  // 1.5 * 2^23: of both signs
-    constexpr float kLog2E = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
+    constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
     constexpr float kCoefficients[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6,
                                        0.5f,       1.0f,       1.0f};
-    // e^-28 is less than a unit: what lies below has none.
+    // e^-28 is less than a unit: logits below contribute none.
     constexpr float kNothing = -28;
     float x = fmaxf(__fmul_rn(__fsub_rn(logit, max_), inverse_temperature_), kNothing);
     if (!counts) x = kNothing;

@@ -6,8 +6,10 @@
 // exponent bits.
 #include "ops/sampling/logit_row.h"
 
-// GCC 12 takes the undefined operand inside its own AVX-512 intrinsics for a mistake of the
-// caller's. Clang does not know the warning.
+#include "base/math_constants.h"
+
+// GCC 12 warns about the undefined operand inside its own AVX-512 intrinsics. Clang does not know
+// the warning.
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -24,8 +26,7 @@
 namespace fathom {
 namespace {
 
-constexpr float kLowest = -87;  // e^x is a normal number above this
-constexpr float kLog2E = 1.44269504f;
+constexpr float kLowest = -87;            // e^x is a normal number above this
 constexpr float kLn2High = 0.693359375f;  // 355/512: n * kLn2High is exact for |n| < 2^15
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr float kC2 = 0.5f, kC3 = 1.0f / 6, kC4 = 1.0f / 24, kC5 = 1.0f / 120, kC6 = 1.0f / 720,
@@ -97,7 +98,7 @@ uint64_t block_sum_scalar(const float* x, int64_t count, float max, float invers
 }
 
 // AVX2 has no conversion to 64 bits: a term's units are its upper 17 bits and 24 more, both exact.
-// A lane adds eight of each before they are widened.
+// A lane adds eight of each before they are widened to 64 bits.
 [[gnu::target("avx2,fma")]] void full_block_sums_avx2(const float* x, int64_t blocks, float max,
                                                       float inverse_temperature, uint64_t* sums) {
   constexpr float kUpper = 0x1p16f, kLower = 0x1p24f;

@@ -1,5 +1,5 @@
-// The two passes over a whole row of logits that sampling needs: the largest of each block, and the
-// sum of exponentials of each block. All else looks only at the blocks that can matter.
+// The two passes over a whole row of logits that sampling needs: the maximum of each block, and the
+// sum of exponentials of each block. All other steps read only the blocks that can matter.
 #pragma once
 
 #include <cmath>
@@ -39,7 +39,7 @@ inline uint64_t drawn_units(double share, uint64_t total) {
   return units < total ? units : total - 1;
 }
 
-// The same for a border: so many units are at least that share.
+// The same for a cutoff: the least units that are at least that share.
 inline uint64_t wanted_units(double share, uint64_t total) {
   const auto units = static_cast<uint64_t>(std::ceil(share * static_cast<double>(total)));
   return units < total ? units : total;

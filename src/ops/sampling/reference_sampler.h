@@ -1,5 +1,4 @@
-// Sampling written out plainly, in double precision with full sorts: what sample() is tested
-// against. Test code only.
+// Plain sampling in double precision with full sorts: the reference for sample(). Test code only.
 #pragma once
 
 #include <map>
@@ -13,12 +12,12 @@ namespace fathom {
 
 struct ReferenceDistribution {
   std::map<int32_t, double> kept;  // id -> probability after truncation, sums to 1
-  // How close the closest decision (what top-p or min-p keeps) was, in probability: below some 1e-6
+  // Distance of the closest decision (what top-p or min-p keeps), in probability: below some 1e-6
   // single precision may decide otherwise.
   double margin = 1;
 };
 
-// The distribution that the options make of a row, given the tokens before.
+// The distribution of a row under the options, given the tokens before.
 ReferenceDistribution reference_distribution(std::span<const float> logits,
                                              const SampleOptions& options,
                                              std::span<const int32_t> prompt,

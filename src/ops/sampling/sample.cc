@@ -16,8 +16,8 @@ namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
-// Fewer logits than this in a step are done before another thread has woken: at 10 GB/s and more
-// they take less than 30 us.
+// Steps with fewer logits are done before another thread has woken: at 10 GB/s and more they take
+// less than 30 us.
 constexpr int64_t kParallelElements = 65'536;
 
 void find_maxima(std::span<const float> logits, SampleScratch& scratch) {

@@ -24,7 +24,8 @@ namespace fathom {
 
 inline constexpr double kGreedyTemperature = 1e-5;
 
-// What stays the same for all tokens of a sequence. Values are in range, ids inside the vocabulary.
+// Options that stay the same for all tokens of a sequence. Values are in range, ids inside the
+// vocabulary.
 struct SampleOptions {
   double temperature = 1;
   double top_p = 1;   // 1: all
@@ -35,25 +36,25 @@ struct SampleOptions {
   double frequency_penalty = 0;
   std::vector<std::pair<int32_t, float>> logit_bias = {};
   uint64_t seed = 0;
-  uint64_t stream = 0;  // which of the choices that share the seed
+  uint64_t stream = 0;  // index among the choices that share the seed
 
   bool has_penalties() const {
     return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
   }
 };
 
-// What differs from token to token. Nothing here is owned.
+// Inputs that differ from token to token. Owns nothing.
 struct SampleRow {
-  int64_t row = 0;                         // of the logits
+  int64_t row = 0;                         // index of the logits
   const SampleOptions* options = nullptr;  // needed unless the token is given
   const TokenHistory* history = nullptr;   // needed with penalties
   std::span<const int32_t> masked = {};    // ids that must not be chosen
-  // The ids that may be chosen: bit id % 32 of word id / 32, ids beyond the words may not. Empty:
-  // all may.
+  // Mask of allowed ids: bit id % 32 of word id / 32; ids beyond the words are not allowed. Empty:
+  // all are.
   std::span<const uint32_t> allowed = {};
-  uint64_t position = 0;  // the new token's, in its sequence
+  uint64_t position = 0;  // of the new token in its sequence
   int num_logprobs = -1;  // -1: no log-probability; else so many alternatives
-  int32_t given_id = -1;  // >= 0: nothing is chosen, this token's log-probability is wanted
+  int32_t given_id = -1;  // >= 0: fixed token; only its log-probability is computed
 };
 
 struct SampledToken {
@@ -63,7 +64,7 @@ struct SampledToken {
       {};  // alternatives, descending, ties by ascending id
 };
 
-// Memory that sampling works in; grows to the vocabulary's size and is then reused.
+// Scratch memory of sampling; grows to the vocabulary's size and is then reused.
 struct SampleScratch {
   struct Candidate {
     float logit;
@@ -75,12 +76,12 @@ struct SampleScratch {
   std::vector<Candidate> candidates;
 };
 
-// `out` is filled anew; its memory is reused.
+// Overwrites `out`; its memory is reused.
 void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch,
             SampledToken& out);
 
-// All rows: out[i] for rows[i]. logits [n, vocab] f32. Spread over the stream's threads when there
-// are any and the work is worth waking them; scratch is resized to one for each thread.
+// All rows: out[i] for rows[i]. logits [n, vocab] f32. Uses the stream's threads, if it has any and
+// the work is large enough; scratch is resized to one for each thread.
 void sample_rows(const Stream* stream, ConstTensorView logits, std::span<const SampleRow> rows,
                  std::vector<SampleScratch>& scratch, std::span<SampledToken> out);
 

@@ -70,4 +70,15 @@ void SampleBatch::add_choice(const SampleRow& row, DeviceSampleRow& out) {
   }
 }
 
+SampleBatch::Group SampleBatch::group_from(int64_t first_row, int64_t most_seen) const {
+  Group group{.first_row = first_row};
+  for (const DeviceSampleRow& row : rows().subspan(static_cast<size_t>(first_row))) {
+    if (group.num_rows > 0 && group.num_seen + row.num_seen > most_seen) break;
+    if (group.num_seen == 0) group.first_seen = row.first_seen;
+    group.num_seen += row.num_seen;
+    ++group.num_rows;
+  }
+  return group;
+}
+
 }  // namespace fathom

@@ -1,5 +1,5 @@
-// A step's sampling as flat arrays: a device copies them as they are and sample() of
-// sample_cuda.h reads them. Grows to the largest step and is then reused. One thread's own.
+// A step's sampling as flat arrays, copied to a device unchanged and read by sample() of
+// sample_cuda.h. Grows to the largest step and is then reused. Used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,13 @@ class SampleBatch {
   void add_padding() { rows_.push_back({}); }
 
   std::span<const DeviceSampleRow> rows() const { return rows_; }
+  // Rows, and their seen tokens.
+  struct Group {
+    int64_t first_row = 0, num_rows = 0, first_seen = 0, num_seen = 0;
+  };
+  // The longest group of rows from first_row on with at most most_seen seen tokens in total: at
+  // least one row.
+  Group group_from(int64_t first_row, int64_t most_seen) const;
   std::span<const int32_t> bias_ids() const { return bias_ids_; }
   std::span<const float> bias_values() const { return bias_values_; }
   std::span<const SeenToken> seen() const { return seen_; }

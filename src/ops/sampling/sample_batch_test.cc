@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "base/random.h"
 
@@ -84,6 +85,41 @@ TEST(SampleBatch, TopKOfTheWholeVocabularyIsNone) {
     batch.add({.options = &options});
     EXPECT_EQ(batch.rows().back().top_k, 0);
   }
+}
+
+TEST(SampleBatch, GroupsRowsBySeenTokensInTheirOrder) {
+  const SampleOptions options{.temperature = 1, .presence_penalty = 0.5f};
+  const SampleOptions plain;
+  std::vector<int32_t> some(30), more(50);
+  std::iota(some.begin(), some.end(), 0);
+  std::iota(more.begin(), more.end(), 10);
+  TokenHistory histories[4];
+  histories[0].add_prompt(some);
+  histories[1].add_prompt(more);
+  histories[2].add_prompt(some);
+  SampleBatch batch(100);
+  batch.add({.options = &plain});
+  for (const TokenHistory& history : histories) {
+    batch.add({.options = &options, .history = &history});
+  }
+  for (const int64_t most : {1, 30, 50, 80, 109, 110, 1000}) {
+    int64_t row = 0, seen = 0;
+    while (row < std::ssize(batch.rows())) {
+      const SampleBatch::Group group = batch.group_from(row, most);
+      EXPECT_EQ(group.first_row, row);
+      ASSERT_GE(group.num_rows, 1);
+      if (group.num_seen > 0) {
+        EXPECT_EQ(group.first_seen, seen);
+      }
+      EXPECT_TRUE(group.num_seen <= most || group.num_rows == 1) << most;
+      for (int64_t i = row; i < row + group.num_rows; ++i) {
+        seen += batch.rows()[static_cast<size_t>(i)].num_seen;
+      }
+      row += group.num_rows;
+    }
+    EXPECT_EQ(seen, std::ssize(batch.seen()));
+  }
+  EXPECT_EQ(batch.group_from(0, 1000).num_rows, 5);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace fathom {
 namespace {
 
-// spread 3 is what a language model's logits look like; 0.3 a nearly flat row (random weights).
+// Spread 3 resembles a language model's logits; 0.3 a nearly flat row (random weights).
 void run(benchmark::State& state, const SampleOptions& options, int num_logprobs,
          float spread = 3) {
   const int64_t vocab = state.range(0);

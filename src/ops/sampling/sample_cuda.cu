@@ -2,9 +2,9 @@
 //
 // Inputs/outputs: sample_cuda.h.
 //
-// Layout: a cluster of 8 blocks has a row. Chunks of 256 ids go round the blocks, so that each has
-// its part of the frequent tokens; a block keeps its chunks in shared memory, a warp reads a chunk
-// at a time, eight values a lane. Block 0 decides.
+// Layout: a cluster of 8 CTAs has a row. Chunks of 256 ids are distributed round-robin over the
+// CTAs, so that each has a share of the frequent tokens; a CTA keeps its chunks in shared memory, a
+// warp reads a chunk at a time, eight values a lane. CTA 0 decides.
 //
 // Algorithm:
 //   1. load, NaN as -infinity; of rows with log-probabilities the sum of exponentials
@@ -20,7 +20,7 @@
 //
 // Determinism: the token is a function of the row alone; the same as the CPU's.
 //
-// Limits: 400,000 tokens, as what 8 multiprocessors' shared memory holds.
+// Limits: 400,000 tokens, as what 8 SMs' shared memory holds.
 //
 // Source: FlashInfer's sampling without sorting (2025) for what to avoid; select_top of
 // truncation.cc for the bound.
@@ -41,25 +41,24 @@ namespace {
 
 constexpr int kBlocks = 8, kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kChunk = 256;
-constexpr int kLoadsAhead = 4;  // chunks of a warp that are read together
-constexpr int kGuess = 46;      // candidates that a block looks for,
-constexpr int kEnough = 54;     // is content with
+constexpr int kLoadsAhead = 4;  // chunks of a warp in flight together
+constexpr int kGuess = 46;      // candidates that a CTA aims for,
+constexpr int kEnough = 54;     // accepts
 constexpr int kRoom = 64;       // and has room for
-constexpr int kFewLeft = 256;   // in all blocks: hardly more than 64 in one of them
+constexpr int kFewLeft = 256;   // in all CTAs: rarely more than 64 in one of them
 constexpr int kCandidates = kBlocks * kRoom;
 static_assert(kCandidates == kThreads, "a thread each");
 static_assert(kGuess >= kDeviceTopLogprobs);
-constexpr int64_t kMaxVocab = 400'000;
 constexpr uint64_t kLowestFinite = uint64_t{kLowestFiniteKey} << kIdBits;
 constexpr double kUnits = 0x1p40;  // units_of(1)
 
 struct alignas(16) Shared {
   DeviceSampleRow row;
-  uint64_t own[kRoom];                // this block's candidates, as they are found
-  uint64_t lists[kBlocks][kRoom];     // block 0's: every block's, sorted, then zeros
-  uint64_t sorted[kCandidates];       // block 0's: all of them, then zeros
+  uint64_t own[kRoom];                // this CTA's candidates, in order of discovery
+  uint64_t lists[kBlocks][kRoom];     // CTA 0's: every CTA's, sorted, then zeros
+  uint64_t sorted[kCandidates];       // CTA 0's: all of them, then zeros
   uint64_t units[kCandidates];        // of each
-  uint64_t exchanged[2][kBlocks][2];  // two words of each block, in turn
+  uint64_t exchanged[2][kBlocks][2];  // double-buffered, two words of each CTA
   uint64_t parts[kWarps];
   uint64_t units_before, border;
   int32_t chunk, id;
@@ -70,7 +69,7 @@ struct Exchanged {
   uint64_t words[kBlocks][2];
 };
 
-// Shared, the block's values, and block 0's units of each chunk.
+// Shared, the CTA's values, and CTA 0's units of each chunk.
 extern __shared__ __align__(16) uint8_t dynamic_shared[];
 
 class Sampler {
@@ -84,12 +83,12 @@ class Sampler {
 
   __device__ static Shared& shared() { return *reinterpret_cast<Shared*>(dynamic_shared); }
 
-  // Chunks of one block, and words of its shared memory, for so many chunks of the row.
+  // Chunks of one CTA, and words of its shared memory, for so many chunks of the row.
   __host__ __device__ static constexpr int64_t own_chunks(int64_t chunks) {
     return (chunks + kBlocks - 1) / kBlocks;
   }
 
-  // The token, in block 0; written there.
+  // Selects the token and writes it, in CTA 0.
   __device__ void run(int64_t out) {
     const bool wants_logprob = row().num_logprobs >= 0;
     load();
@@ -119,13 +118,13 @@ class Sampler {
     return row().num_biases > 0 || row().num_seen > 0 || row().num_masked > 0 ||
            row().allowed_row >= 0;
   }
-  // Whether values are looked at again after they have been loaded.
+  // Whether values are read again after the load.
   __device__ bool keeps() const {
     return row().num_logprobs >= 0 || row().inverse_temperature != 0 || changes();
   }
 
-  // ---- this thread's values: chunk i * kBlocks + rank is the block's i-th, and warp i % kWarps
-  // has it
+  // ---- this thread's values: chunk i * kBlocks + rank is the CTA's i-th, and warp i % kWarps has
+  // it
 
   __device__ float4* at(int own_chunk, int half) const {
     return reinterpret_cast<float4*>(values() + own_chunk * kChunk + half * (kChunk / 2) +
@@ -135,7 +134,7 @@ class Sampler {
     return (own_chunk * kBlocks + rank_) * kChunk + half * (kChunk / 2) + lane_ * 4;
   }
 
-  // of(value, id) for each of them, ids ascending.
+  // Calls of(value, id) for each of them, ids ascending.
   template <typename Of>
   __device__ void for_each(Of of) const {
     for (int i = warp_; i * kBlocks + rank_ < num_chunks(); i += kWarps) {
@@ -203,7 +202,7 @@ class Sampler {
     __syncthreads();
   }
 
-  // ---- what the blocks tell one another: two words each, which everyone then has
+  // ---- exchange within the cluster: two words of each CTA, broadcast to all
 
   __device__ Exchanged exchange(uint64_t a, uint64_t b) {
     uint64_t(*const words)[2] = shared().exchanged[turn_];
@@ -214,7 +213,7 @@ class Sampler {
     }
     __syncwarp();
     meet();
-    // The other turn's words are written next: everyone has read them by then.
+    // The other buffer's words are written next: all CTAs have read them by then.
     turn_ ^= 1;
     Exchanged all;
 #pragma unroll
@@ -229,7 +228,7 @@ class Sampler {
     cluster_wait();
   }
 
-  // Over the row.
+  // Sum over the row.
   __device__ uint64_t sum_of_all(uint64_t own) {
     const Exchanged all = exchange(integers_.sum(own), 0);
     uint64_t sum = 0;
@@ -245,7 +244,7 @@ class Sampler {
     return most;
   }
 
-  // The largest logit of what see() has seen, which is no -infinity; 0: there is none.
+  // The largest logit that see() has seen, above -infinity; 0 if there is none.
   __device__ uint64_t best_order() {
     return largest_of_all(best_id_ < 0 ? 0 : order_of(best_, best_id_));
   }
@@ -253,7 +252,7 @@ class Sampler {
     return order != 0 && logit_in(order) != INFINITY;
   }
 
-  // Of this thread's values from `lowest` on.
+  // Units of this thread's values from `lowest` on.
   __device__ uint64_t own_units(uint64_t lowest, float inverse_temperature) const {
     UnitSum sum(max_, inverse_temperature);
     if (lowest == 0) {
@@ -265,7 +264,7 @@ class Sampler {
     return sum.units();
   }
 
-  // ---- log-probabilities, of the row as it came
+  // ---- log-probabilities, of the raw row
 
   __device__ void find_logprobs(int64_t out) {
     const uint64_t best = best_order();
@@ -323,7 +322,7 @@ class Sampler {
     __syncthreads();
   }
 
-  // Where this block has the value of this id; null: another has it.
+  // Address of this id's value in this CTA; null if another CTA has it.
   __device__ float* own_value(int id) const {
     const int chunk = id / kChunk;
     if (chunk % kBlocks != rank_) return nullptr;
@@ -348,15 +347,15 @@ class Sampler {
   // ---- 3. the largest few of the row
 
   struct Candidates {
-    uint64_t lowest;  // block 0 has all of the row from this order on
-    bool overflowed;  // a block had more than it has room for
-    bool all;         // that is all that the row has
+    uint64_t lowest;  // CTA 0 has all of the row from this order on
+    bool overflowed;  // a CTA had more than kRoom
+    bool all;         // these are all of the row's values
 
-    // At least the row's `wanted` largest.
+    // Whether the row's `wanted` largest are among the candidates.
     __device__ bool holds(int wanted) const { return !overflowed && (all || wanted <= kGuess); }
   };
 
-  // A key that kGuess of the threads' largest reach, and hardly more.
+  // A key that about kGuess of the threads' maxima reach.
   __device__ uint32_t local_bound() const {
     const uint32_t key = best_id_ < 0 ? 0 : key_of(best_);
     uint32_t bound = 0;
@@ -369,7 +368,7 @@ class Sampler {
     return max(bound, kLowestFiniteKey);
   }
 
-  // Sends block 0 this block's values from `lowest` on and before `end`, in descending order.
+  // Sends this CTA's values from `lowest` on and before `end` to CTA 0, in descending order.
   __device__ Candidates gather(uint64_t lowest, uint64_t end = ~uint64_t{0}) {
     if (threadIdx.x == 0) shared().count = 0;
     if (threadIdx.x < kRoom) shared().own[threadIdx.x] = 0;
@@ -404,14 +403,14 @@ class Sampler {
     return gathered;
   }
 
-  // The lists of all blocks in one. Block 0.
+  // Merges the lists of all CTAs. CTA 0 only.
   __device__ void merge() const {
     const int list = static_cast<int>(threadIdx.x) / kRoom, at = threadIdx.x % kRoom;
     const uint64_t order = shared().lists[list][at];
     int place = at;
 #pragma unroll
     for (int other = 0; other < kBlocks; ++other) {
-      // How many of the other list come before.
+      // The number of the other list's entries that come before.
       int before = 0;
 #pragma unroll
       for (int step = kRoom / 2; step > 0; step /= 2) {
@@ -426,7 +425,7 @@ class Sampler {
     __syncthreads();
   }
 
-  // The token, if top-k and top-p can be decided among the candidates; -1 if not. Block 0.
+  // The token, if top-k and top-p can be decided among the candidates; -1 if not. CTA 0 only.
   // `row_units` are those of the whole row, known where top-p cuts it.
   __device__ int choose_among(const Candidates& gathered, uint64_t row_units) {
     if (gathered.overflowed) return -1;
@@ -451,7 +450,8 @@ class Sampler {
     return draw_among(limit, units);
   }
 
-  // Draws among the first `count` candidates, by ascending id; `units` are this thread's. Block 0.
+  // Draws among the first `count` candidates, by ascending id; `units` are this thread's. CTA 0
+  // only.
   __device__ int draw_among(int count, uint64_t units) {
     shared().units[threadIdx.x] = units;
     const uint64_t total = integers_.sum(static_cast<int>(threadIdx.x) < count ? units : 0);
@@ -480,7 +480,7 @@ class Sampler {
     return shared().id;
   }
 
-  // ---- the border over the whole row
+  // ---- the cutoff over the whole row
 
   // The highest order from which on the row has `wanted` values (kMass: units) or more, counting
   // from `lowest` on; 0 if it has fewer. `pivot`: where to begin.
@@ -509,7 +509,7 @@ class Sampler {
           !gather(low, high).overflowed) {
         return border_among<kMass>(wanted - above, inverse_temperature);
       }
-      // From the first pivot downwards, in the measure of probabilities; then by halves.
+      // From the first pivot downwards, by a guess from probabilities; then by bisection.
       pivot = 0;
       if (count_from_low == kUnknown && leaps++ < kLeaps) {
         pivot = static_cast<uint64_t>(key_of(logit_in(high) - leap)) << kIdBits;
@@ -545,7 +545,7 @@ class Sampler {
     return weighed;
   }
 
-  // The border, of which it is known that it is one of the candidates that have been sent.
+  // The cutoff, known to be one of the candidates that have been sent.
   template <bool kMass>
   __device__ uint64_t border_among(uint64_t wanted, float inverse_temperature) {
     if (rank_ == 0) {
@@ -560,7 +560,7 @@ class Sampler {
     return exchange(shared().border, 0).words[0][0];
   }
 
-  // `pivot`: where to begin.
+  // `pivot`: first guess.
   __device__ uint64_t find_row_border(uint64_t row_units, uint64_t pivot) {
     const float inverse_temperature = row().inverse_temperature;
     uint64_t border = 0;
@@ -574,7 +574,7 @@ class Sampler {
     return border;
   }
 
-  // ---- choosing
+  // ---- selection
 
   // Nothing below is kept. The largest logit always is.
   __device__ uint64_t min_p_border() const {
@@ -602,7 +602,7 @@ class Sampler {
     return draw_from_row(max(border, min_p_border()));
   }
 
-  // Draws among the row's values from `lowest` on; the id in block 0.
+  // Draws among the row's values from `lowest` on; returns the id in CTA 0.
   __device__ int draw_from_row(uint64_t lowest) {
     const uint32_t to = address_in_block(shared_address(chunk_units()), 0);
     const Border border(lowest);
@@ -624,7 +624,7 @@ class Sampler {
     block_0_reads_ = true;
     if (rank_ != 0) return -1;
 
-    // The chunk: each thread adds up some neighbours.
+    // Finds the chunk: each thread adds up some neighbours.
     const int chunks = num_chunks(), each = (chunks + kThreads - 1) / kThreads;
     const int first = min(chunks, static_cast<int>(threadIdx.x) * each);
     const int end = min(chunks, first + each);
@@ -644,7 +644,7 @@ class Sampler {
     return shared().id;
   }
 
-  // One warp: eight neighbouring values a lane, of the block that has the chunk.
+  // One warp of the CTA that has the chunk: eight neighbouring values a lane.
   __device__ void find_in_chunk(int chunk, uint64_t target, uint64_t lowest) {
     const int first = lane_ * (kChunk / kWarp);
     const Border border(lowest);
@@ -689,16 +689,16 @@ class Sampler {
   int turn_ = 0;
   float best_ = -INFINITY;  // of this thread's values
   int best_id_ = -1;
-  float max_ = 0;  // of the row, as it is being looked at
+  float max_ = 0;  // of the row in its current state
   bool raw_finite_ = true;
-  bool block_0_reads_ = false;  // in the others' memory: they must not end before
+  bool block_0_reads_ = false;  // reads the others' shared memory: they must not end before
   double log_sum_ = 0;
 };
 
 __global__ void __launch_bounds__(kThreads, 2)
     sample_kernel(const __grid_constant__ SampleArguments arguments) {
   let_next_launch_begin();
-  // The others have begun before anything is sent to them.
+  // The other CTAs have begun before anything is sent to them.
   cluster_arrive();
   wait_for_earlier_launches();
   cluster_wait();
@@ -719,7 +719,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void sample(const SampleArguments& arguments, cudaStream_t stream) {
-  FATHOM_CHECK(arguments.vocab > 0 && arguments.vocab <= kMaxVocab &&
+  FATHOM_CHECK(arguments.vocab > 0 && arguments.vocab <= kMostDeviceVocab &&
                    arguments.logits_stride >= arguments.vocab && arguments.logits_stride % 4 == 0,
                "{} logits, rows {} apart", arguments.vocab, arguments.logits_stride);
   if (arguments.num_rows == 0) return;
@@ -727,8 +727,8 @@ void sample(const SampleArguments& arguments, cudaStream_t stream) {
   const int64_t bytes =
       static_cast<int64_t>(sizeof(Shared)) + Sampler::own_chunks(chunks) * kChunk * 4 + chunks * 8;
   constexpr int kMostShared = 227 * 1024;
-  static const bool prepared = (allow_shared_memory(sample_kernel, kMostShared), true);
-  static_cast<void>(prepared);
+  static OncePerDevice prepared;
+  prepared([&] { allow_shared_memory(sample_kernel, kMostShared); });
   launch(sample_kernel,
          {.blocks = static_cast<unsigned>(arguments.num_rows * kBlocks),
           .threads = kThreads,

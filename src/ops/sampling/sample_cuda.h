@@ -1,5 +1,5 @@
-// sample() (ops/sampling/sample.h) on a Hopper GPU: for equal logits the same token as on the CPU.
-// Both compute each term with the same operations and add terms up as integers.
+// sample() (ops/sampling/sample.h) on a Hopper GPU: bitwise equal logits give the same token as on
+// the CPU. Both compute each term with the same operations and add terms up as integers.
 //
 // Log-probabilities differ from the CPU's by the last bit of fp32 at most.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace fathom::cuda {
 
-// All pointers are device memory. What a row does not use (biases, masks, seen tokens) may be null.
+// All pointers are device memory. Unused ones (biases, masks, seen tokens) may be null.
 struct SampleArguments {
   const float* logits = nullptr;          // [.., vocab], aligned to 16 bytes
   int64_t logits_stride = 0;              // elements from row to row, a multiple of 4

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kVocab = 102'400, kMaxRows = 512;
 constexpr int kCopies = 4;
 
-// Spread 3 is what a language model's logits look like; 0.3 a nearly flat row (random weights).
+// Spread 3 resembles a language model's logits; 0.3 a nearly flat row (random weights).
 class Bench {
  public:
   Bench(BenchTable& table, float spread) : table_(table), logits_(kCopies * kMaxRows * kVocab) {

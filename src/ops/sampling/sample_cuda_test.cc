@@ -22,7 +22,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr double kDenormal = 5e-324, kLargerDenormal = 1e-310;
 
-// What one sequence wants of one row of logits.
+// One sequence's sampling of one row of logits.
 struct Wish {
   SampleOptions options = {};
   std::vector<int32_t> prompt = {}, output = {}, masked = {};
@@ -61,7 +61,7 @@ class OnGpu {
  public:
   OnGpu(const std::vector<float>& logits, int64_t vocab, const std::vector<Wish>& wishes)
       : vocab_(vocab), stride_(round_up(vocab, 4)), logits_(std::ssize(wishes) * stride_) {
-    // What lies between the rows must not matter.
+    // The gaps between the rows must not matter.
     std::vector<float> strided(static_cast<size_t>(logits_.size()), kInf);
     for (size_t i = 0; i < wishes.size(); ++i) {
       std::copy_n(logits.begin() + static_cast<int64_t>(i) * vocab, vocab,
@@ -341,14 +341,14 @@ TEST(SampleCuda, NoFiniteLogitIsReported) {
   }
 }
 
-// What racecheck takes a minute for.
+// Small shapes for racecheck, which takes a minute.
 TEST(SampleCuda, OneShortRow) {
   std::mt19937 random(7);
   compare(random_logits(random, 1, 300), 300,
           {{.options = {.temperature = 0.8, .top_p = 0.9, .top_k = 40}}});
 }
 
-// As many as a long sequence has, of each block's part of the vocabulary.
+// As many seen tokens as a long sequence has, in each CTA's part of the vocabulary.
 TEST(SampleCuda, PenaltiesOfLongHistories) {
   std::mt19937 random(3);
   for (const int64_t vocab : {301, 102'400}) {

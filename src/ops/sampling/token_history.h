@@ -1,7 +1,7 @@
-// Which tokens a sequence has seen, and how often it wrote each: what penalties look at.
+// The tokens that a sequence has seen, and how often it generated each: the input of penalties.
 //
-// Grows with the number of different tokens, not with the vocabulary or the length. One sequence's
-// own; kept over preemption.
+// Grows with the number of different tokens, not with the vocabulary or the length. Owned by one
+// sequence; kept over preemption.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // No pass here sorts the vocabulary. The k-th largest of the block maxima is at or below the k-th
 // largest logit (k blocks have a logit of at least that), so the few blocks that reach it hold all
-// of the top k. A nucleus (top-p) is looked for among the 256 largest first; a flatter
-// distribution is cut by a histogram of probability mass over the logit, and only the bin that the
-// border falls into is sorted.
+// of the top k. A nucleus (top-p) is searched among the 256 largest first; a flatter distribution
+// is cut by a histogram of probability mass over the logit, and only the bin that the border falls
+// into is sorted.
 #include "ops/sampling/truncation.h"
 
 #include <algorithm>
@@ -26,8 +26,8 @@ bool before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// The border among scratch.candidates (descending) at which the mass first reaches `wanted`;
-// nothing kept is the border if all of them together do not reach it.
+// The cutoff among scratch.candidates (descending) at which the mass first reaches `wanted`;
+// returns false if all of them together do not reach it.
 bool cut_at_mass(std::span<const Candidate> candidates, uint64_t mass, uint64_t wanted, float max,
                  float inverse_temperature, Cutoff& cutoff) {
   for (const Candidate& candidate : candidates) {

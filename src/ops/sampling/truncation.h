@@ -1,4 +1,4 @@
-// top-k, top-p and min-p as one border in the order of logits: what is at or above it is kept.
+// top-k, top-p and min-p as one cutoff in the order of logits: everything at or above it is kept.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Cutoff {
   bool keeps_all() const { return logit == -std::numeric_limits<float>::infinity(); }
 };
 
-// The border for the options' top_k, top_p, min_p and temperature. `max` is the largest logit, and
+// The cutoff for the options' top_k, top_p, min_p and temperature. `max` is the largest logit, and
 // scratch.maxima holds the row's block maxima.
 Cutoff find_cutoff(std::span<const float> logits, float max, const SampleOptions& options,
                    SampleScratch& scratch);
@@ -30,7 +30,7 @@ Cutoff find_cutoff(std::span<const float> logits, float max, const SampleOptions
 // descending order. scratch.maxima holds the row's block maxima.
 void select_top(std::span<const float> logits, int64_t count, SampleScratch& scratch);
 
-// What the cutoff keeps, by ascending id.
+// Collects what the cutoff keeps, by ascending id.
 void collect_kept(std::span<const float> logits, std::span<const float> maxima,
                   const Cutoff& cutoff, std::vector<SampleScratch::Candidate>& kept);
 

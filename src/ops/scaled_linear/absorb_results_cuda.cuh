@@ -1,6 +1,6 @@
-// What both kernels of the absorption products (scaled_absorb_cuda.cu, wide_absorb_cuda.cu) take
-// and how their results leave: 256 threads, eight warps of 16 rows of weights each, turn products
-// of [128 rows of weights, tokens] into rows of tokens in shared memory and write these.
+// Arguments and epilogue of both kernels of the absorption GEMMs (scaled_absorb_cuda.cu,
+// wide_absorb_cuda.cu): 256 threads, eight warps of 16 rows of weights each, transpose results of
+// [128 rows of weights, tokens] into rows of tokens in shared memory and write them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,9 +14,9 @@
 
 namespace fathom::cuda {
 
-inline constexpr int kAbsorbThreads = 256;  // two warpgroups, of 64 rows of weights each
-inline constexpr int kAbsorbSide = 128;     // of a block of weights
-inline constexpr int kAbsorbBlocks = 4;     // of a head's weights
+inline constexpr int kAbsorbThreads = 256;  // two warpgroups of 64 rows of weights
+inline constexpr int kAbsorbSide = 128;     // side of a block of weights
+inline constexpr int kAbsorbBlocks = 4;     // blocks of a head's weights
 
 struct AbsorbArguments {
   const __nv_bfloat16* x;
@@ -43,7 +43,7 @@ inline AbsorbArguments absorb_arguments(const ScaledAbsorbPlan& plan,
           .row_parts = plan.row_parts};
 }
 
-// The scales of a head's weights, before the wait for earlier launches.
+// Loads the scales of a head's weights, before the PDL wait.
 __device__ inline float4 load_absorb_scales(const float* weight_scales, int head) {
   const uint4 v = load_weights_16(weight_scales + head * kAbsorbBlocks);
   return {__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)};
@@ -55,12 +55,13 @@ __device__ inline float absorb_scale(float4 scales, int block) {
 template <int kTokens>
 inline constexpr int kAbsorbResultBytes = kTokens* kAbsorbSide * 2;
 
-// 128 columns of results as rows of tokens at `results`, in bf16: two boxes of 64 columns, with the
-// 128-byte swizzle. All of the 256 threads meet between this and write_absorbed().
+// Stages 128 columns of results as rows of tokens at `results`, in bf16: two boxes of 64 columns,
+// with the 128-byte swizzle. The caller synchronises all 256 threads between this and
+// write_absorbed().
 template <int kTokens>
 __device__ inline void stage_absorbed(const float (&sums)[kTokens / 2], uint8_t* results) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int column = static_cast<int>(threadIdx.x) / kWarp * 2 + lane / 8 % 2;  // of 8 columns
+  const int column = static_cast<int>(threadIdx.x) / kWarp * 2 + lane / 8 % 2;  // one of 8 columns
   const uint32_t to = shared_address(results) + column / 8 * (kTokens * 128);
 #pragma unroll
   for (int g = 0; g < kTokens / 8; g += 2) {
@@ -75,9 +76,9 @@ __device__ inline void stage_absorbed(const float (&sums)[kTokens / 2], uint8_t*
   }
 }
 
-// The tile's rows from first_row on: columns from `column` on of the head's results. kQuantizes:
-// they are all of the head's, and may be wanted in e4m3. Sixteen lanes have a row; of several rows
-// each lane makes one's scale.
+// Writes the tile's rows from first_row on, columns from `column` on of the head's results.
+// kQuantizes: the columns are all of the head's, and e4m3 may be requested. Sixteen lanes write a
+// row; with several rows each lane computes one row's scale.
 template <int kTokens, bool kQuantizes>
 __device__ inline void write_absorbed(const AbsorbArguments& a, const uint8_t* results,
                                       int first_row, int head, int column) {

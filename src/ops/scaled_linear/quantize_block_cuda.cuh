@@ -1,7 +1,7 @@
-// quantize_block() (quantize_rows.h) for kernels that have a row in registers: sixteen lanes, an
-// aligned half of a warp, have eight neighbouring values each of a block of 128.
+// quantize_block() (quantize_rows.h) for kernels that hold a row in registers: sixteen lanes, an
+// aligned half of a warp, hold eight neighbouring values each of a block of 128.
 //
-// Determinism: the bits of quantize_block(): all divisions are IEEE's.
+// Determinism: bitwise identical to quantize_block(): all divisions are IEEE's.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@ namespace fathom::cuda {
 
 inline constexpr int kBlockLanes = 16;
 
-// What gives a block's values back, and what they are multiplied by before.
+// The factor that dequantizes a block's values, and the one that they are multiplied by before
+// rounding.
 struct BlockScale {
   float scale, inverse;
 };
 
-// magnitude: the largest of the block, at least kLeastMagnitude. fixed_scale: 0, or the scale.
+// magnitude: the block's largest, at least kLeastMagnitude. fixed_scale: 0, or the scale to use.
 __device__ inline BlockScale block_scale(float magnitude, ScaleForm form, float fixed_scale = 0) {
   if (fixed_scale != 0) return {fixed_scale, __fdiv_rn(1.0f, fixed_scale)};
   BlockScale s = {__fdiv_rn(magnitude, kLargestE4M3), __fdiv_rn(kLargestE4M3, magnitude)};
@@ -40,7 +41,7 @@ __device__ inline __nv_bfloat162 largest_magnitudes(uint4 x) {
                  __hmax2(magnitudes(x.z), magnitudes(x.w)));
 }
 
-// The largest that so many neighbouring lanes have, in all of them; all of them call it together.
+// The maximum over so many neighbouring lanes, in all of them; all of them must call it together.
 template <int kLanes>
 __device__ inline float magnitude_among(__nv_bfloat162 most) {
   const uint32_t lanes = ((1u << kLanes) - 1) << (threadIdx.x & (kWarp - kLanes));
@@ -51,11 +52,11 @@ __device__ inline float magnitude_among(__nv_bfloat162 most) {
   return fmaxf(fmaxf(__low2float(most), __high2float(most)), kLeastMagnitude);
 }
 
-// Of eight bf16 values in each of the sixteen lanes.
+// The largest magnitude of eight bf16 values in each of sixteen lanes.
 __device__ inline float block_magnitude(uint4 x) {
   return magnitude_among<kBlockLanes>(largest_magnitudes(x));
 }
-// Of 32 in each of four.
+// The largest magnitude of 32 values in each of four lanes.
 __device__ inline float magnitude_among_four(const uint4 (&x)[4]) {
   return magnitude_among<4>(__hmax2(__hmax2(largest_magnitudes(x[0]), largest_magnitudes(x[1])),
                                     __hmax2(largest_magnitudes(x[2]), largest_magnitudes(x[3]))));
@@ -70,7 +71,7 @@ __device__ inline uint2 pack_e4m3(uint4 x, float inverse) {
   return {four(0), four(4)};
 }
 
-// A lane's eight columns from `column` on, in bf16; all sixteen call it together.
+// Stores a lane's eight columns from `column` on, in bf16; all sixteen lanes call it together.
 __device__ inline void store_quantized(uint4 x, const QuantizedRows& to, int64_t row, int column) {
   const BlockScale s = block_scale(block_magnitude(x), to.form, to.fixed_scale);
   *reinterpret_cast<uint2*>(static_cast<uint8_t*>(to.values) + row * to.values_row_stride +

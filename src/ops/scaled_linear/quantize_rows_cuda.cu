@@ -1,14 +1,15 @@
-// What: a row's columns by blocks of 128: the largest magnitude, and e4m3 of what it divides.
+// What: quantizes rows by blocks of 128 columns: the largest magnitude, and e4m3 of the values over
+// the scale.
 //
 // Inputs/outputs: quantize_rows_cuda.h.
 //
 // Layout: sixteen lanes a block of 128, 16 bytes of x and 8 of the result each. The 16 such groups
-// of a thread block take neighbouring rows of the same columns, as many as there are, so that their
-// scales are neighbours in memory.
+// of a CTA take neighbouring rows of the same columns, as many as there are, so that their scales
+// are neighbours in memory.
 //
-// Determinism: the bits of quantize_block().
+// Determinism: bitwise identical to quantize_block().
 //
-// Limits: bound by memory: reads 2 bytes a value and writes 1.03.
+// Limits: bandwidth-bound: reads 2 bytes a value and writes 1.03.
 //
 // Measured: docs/kernels/scaled_linear.md.
 #include <algorithm>
@@ -25,7 +26,7 @@ namespace {
 
 constexpr int kThreads = 256, kGroups = kThreads / kBlockLanes;
 
-// rows_together: of a thread block, a power of two up to kGroups.
+// rows_together: rows of a CTA, a power of two up to kGroups.
 __global__ void __launch_bounds__(kThreads)
     quantize_rows_kernel(const __grid_constant__ QuantizeRowsArguments a, int rows_together,
                          int blocks_across) {

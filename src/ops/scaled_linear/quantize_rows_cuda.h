@@ -1,5 +1,5 @@
-// quantize_rows.h on the GPU: rows of bf16 to e4m3 with a scale for each 128 columns, in the layout
-// that products of e4m3 read (scaled_linear_cuda.h).
+// quantize_rows.h on the GPU: rows of bf16 to e4m3 with scales 1x128, in the layout that e4m3 GEMMs
+// read (scaled_linear_cuda.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,13 +17,13 @@ struct QuantizeRowsArguments {
   // [rows, k rounded up to a multiple of 128] e4m3; the columns from k on become 0.
   void* values = nullptr;
   int64_t values_row_stride = 0;  // a multiple of 16
-  // [blocks of 128 columns, rows]: a tile of rows has its scales side by side. What is between rows
-  // and the stride is not written.
+  // [blocks of 128 columns, rows]: a tile of rows has its scales side by side. The padding between
+  // rows and the stride is not written.
   float* scales = nullptr;
   int64_t scales_block_stride = 0;  // at least rows, a multiple of 4
   int32_t rows = 0, k = 0;          // k a multiple of 8
   ScaleForm form = ScaleForm::kF32;
-  float fixed_scale = 0;  // of all blocks, whatever x is; 0: each block's own
+  float fixed_scale = 0;  // scale of all blocks, saturating; 0: each block's own
 };
 
 // Enqueues one launch; nothing for no rows.

@@ -24,7 +24,8 @@ TEST(QuantizeRows, ValuesComeBackWithinHalfAStep) {
       std::vector<e4m3> values(x.size());
       const float scale = quantize_block(x, form, values);
       for (size_t i = 0; i < x.size(); ++i) {
-        // Three bits behind the first: 2^-4 of the value; of subnormals half of 2^-9.
+        // Three mantissa bits after the leading one: 2^-4 of the value; for subnormals half of
+        // 2^-9.
         const float exact = to_float(x[i]);
         EXPECT_NEAR(to_float(values[i]) * scale, exact,
                     std::abs(exact) / 16 * 1.0001f + scale / 1024 * 1.0001f);

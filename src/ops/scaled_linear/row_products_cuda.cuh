@@ -1,16 +1,16 @@
-// What kernels have in common that multiply a single row x by e4m3 with scales by blocks: x as f16
-// in shared memory, and a warp's products of two rows of weights (or of two runs of short ones)
-// that lie in shared memory, a half of a slot each.
+// Shared by the kernels that multiply a single row x by e4m3 with block-wise scales (GEMV): x as
+// f16 in shared memory, and a warp's multiply-adds with two rows of weights (or two runs of short
+// ones) that lie in shared memory, a half of a slot each.
 //
-// e4m3 becomes f16, which holds it exactly, on its way to the tensor cores, two values an
+// e4m3 is converted to f16, which holds it exactly, before the tensor cores, two values an
 // instruction, and products are summed in fp32. A warp reads 512 bytes of each half, 16 a lane, and
-// multiplies them as a matrix of 16 rows: row g is bytes 64 g to 64 g + 63 of the first half, row
-// g + 8 those of the second, and column g the same bytes' part of x. So the diagonal has the sums
-// of 64 products each, all of one block that has a scale; nothing is read twice and nothing need be
-// transposed.
+// multiplies them as a matrix of 16 rows: row g is bytes 64 g to 64 g + 63 of the first half, row g
+// + 8 those of the second, and column g the same bytes' part of x. So the diagonal has the sums of
+// 64 products each, all of one block that has a scale; nothing is read twice and no transposition
+// is needed.
 //
-// x itself is e4m3, or anything times a power of two for each 128 columns (f16_scale), which loses
-// nothing but what f16's eleven bits lose.
+// x itself is e4m3, or any values times a power of two for each 128 columns (f16_scale), which
+// loses only what f16's eleven bits lose.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,12 @@
 
 namespace fathom::cuda {
 
-inline constexpr int kStepBytes = kWarp * 16;  // of each half, at a time
+inline constexpr int kStepBytes = kWarp * 16;  // of each half, per step
 
-// ---- vectors of f16 in shared memory, rounded up to 512: of 512 the first eight of each sixteen,
-// then the others, so that lanes read sixteen neighbours each without conflicts.
+// ---- vectors of f16 in shared memory, rounded up to 512: in each 512 first eight of each sixteen,
+// then the others, so that lanes read sixteen neighbours each without bank conflicts.
 
-__device__ inline unsigned vector_at(unsigned i) {  // bytes, of the eight that i is one of
+__device__ inline unsigned vector_at(unsigned i) {  // byte offset of the eight that contain i
   return i / 512 * 1024 + i / 8 % 2 * 512 + i % 512 / 16 * 16;
 }
 
@@ -39,30 +39,30 @@ __device__ inline Sixteen load_sixteen(const uint8_t* vector, unsigned first) {
   return {at[0], at[512 / 16]};
 }
 
-// ---- what has a scale for 128 columns as f16
+// ---- f16 with a scale for each 128 columns
 
-// Powers of two: `scale` gives back what was multiplied by `inverse`.
+// Powers of two: `scale` undoes the multiplication by `inverse`.
 struct F16Scale {
   float scale, inverse;
 };
 
-// Of the largest magnitude of 128: it becomes 2^14 to 2^15, and what is down to 2^-28 of it keeps
-// its eleven bits.
+// The scale that brings the largest magnitude of 128 to between 2^14 and 2^15; values down to 2^-28
+// of it keep their eleven bits.
 __device__ inline F16Scale f16_scale(float magnitude) {
-  constexpr int kBias = 127, kTarget = 14, kLeast = 16;  // of exponents
+  constexpr int kBias = 127, kTarget = 14, kLeast = 16;  // exponents
   const int exponent = max(static_cast<int>(__float_as_uint(magnitude) >> 23), kLeast) - kTarget;
   return {__uint_as_float(static_cast<uint32_t>(exponent) << 23),
           __uint_as_float(static_cast<uint32_t>(2 * kBias - exponent) << 23)};
 }
 
-// ---- products
+// ---- multiply-adds
 
 struct Pair {
   float first, second;
 };
 
-// 512 bytes of each half, 16 of a lane: the sums of products of 64 bytes, in the lane that is on
-// the diagonal. The second half is kHalfBytes behind the first.
+// Multiplies 512 bytes of each half, 16 of a lane: the sums of 64 products each, in the lanes on
+// the diagonal. The second half is kHalfBytes after the first.
 template <int kHalfBytes>
 __device__ Pair multiply_step(const uint8_t* weights, const Sixteen& x, int lane) {
   const uint4 w[2] = {*reinterpret_cast<const uint4*>(weights),
@@ -87,12 +87,12 @@ __device__ Pair multiply_step(const uint8_t* weights, const Sixteen& x, int lane
   return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
 }
 
-// A lane's row of the matrix, g, is the one whose column it has.
+// Whether the lane holds the column of its matrix row, g.
 __device__ inline bool is_on_diagonal(int lane) { return lane % 4 == lane / 8; }
 
-// `columns` of one row of each half, a multiple of 128, times the vector's from `first` on: the
-// first half's and the second's sums, in every lane. The scales are those from the first of the
-// columns on.
+// Multiplies `columns` of one row of each half, a multiple of 128, with the vector's from `first`
+// on: returns the first half's and the second's sums, in every lane. The scales are those from the
+// first column on.
 template <int kHalfBytes>
 __device__ Pair multiply_rows(const uint8_t* weights, const uint8_t* vector, int first, int columns,
                               const float* x_scales, const float* scales0, const float* scales1,
@@ -114,15 +114,15 @@ __device__ Pair multiply_rows(const uint8_t* weights, const uint8_t* vector, int
   return {warp_sum(sums.first), warp_sum(sums.second)};
 }
 
-// rows0 rows of the first half and rows1 of the second, of 128 or 256 columns, dense: several in
-// what is multiplied at a time, and always the same of the vector: x. scale(second, row) is x's
-// scale times the weights', of the lane's block of 128 columns, (lane / 4 * 64 % columns) / 128.
+// Multiplies rows0 rows of the first half and rows1 of the second, of 128 or 256 columns, dense: a
+// step covers several rows and always the same part of the vector. scale(second, row) is x's scale
+// times the weights', of the lane's block of 128 columns, (lane / 4 * 64 % columns) / 128.
 // store(second, row, sum) is called by one lane for each row.
 template <int kHalfBytes, typename Scale, typename Store>
 __device__ void multiply_short_rows(const uint8_t* weights, int columns, int rows0, int rows1,
                                     const Sixteen& x, int lane, const Scale& scale,
                                     const Store& store) {
-  const int diagonal = lane / 4 * 4 + lane / 8;  // the lane that has this lane's row's sum
+  const int diagonal = lane / 4 * 4 + lane / 8;  // the lane that holds the sum of this lane's row
   const bool is_first = lane * 16 % columns == 0;
   const int rows_together = kStepBytes / columns;
   int row = lane / 4 * 64 / columns;

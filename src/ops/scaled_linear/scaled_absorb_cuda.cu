@@ -1,23 +1,22 @@
-// What: for each head, rows of x become e4m3 with a scale for each 128 columns, times the head's
-// matrix of e4m3 with scales of 128 x 128.
+// What: for each head, quantizes rows of x to e4m3 with scales 1x128 and multiplies them with the
+// head's e4m3 matrix with block-wise 128x128 scales.
 //
-// Inputs/outputs: scaled_absorb_cuda.h. Which block takes what: scaled_absorb_plan.h.
+// Inputs/outputs: scaled_absorb_cuda.h. Work of each CTA: scaled_absorb_plan.h.
 //
-// Layout: a head's weights, 64 KB at most, lie in shared memory for good, as up to four blocks of
-// [128, 128] with the 128-byte swizzle; a tile of up to 64 rows of x (tokens) beside them. Two
-// warpgroups have 64 rows of weights each. Two thread blocks fit on a multiprocessor.
+// Layout: a head's weights, 64 KB at most, stay in shared memory, as up to four blocks of [128,
+// 128] with the 128-byte swizzle; a tile of up to 64 rows of x (tokens) beside them. Two warpgroups
+// take 64 rows of weights each. Two CTAs fit on an SM.
 //
-// Algorithm: transposed, so that few tokens waste nothing: rows of weights are the M of the tensor
-// core's instruction, tokens its N. Weights are asked for before earlier launches have ended. Then,
-// tile after tile: sixteen lanes quantise 128 columns of a token on their way into shared memory;
-// products, times scales, turn into rows of tokens in shared memory; sixteen lanes write 128
-// columns of a token, in bf16 or quantised once more.
+// Algorithm: transposed, so that few tokens waste nothing: rows of weights are M of the wgmma,
+// tokens its N. Weights are loaded before the PDL wait. Then, tile after tile: sixteen lanes
+// quantize 128 columns of a token into shared memory; wgmma results, times scales, become rows of
+// tokens in shared memory; sixteen lanes write 128 columns of a token, in bf16 or quantized again.
 //
-// Determinism: a sum's blocks of k are added in their order, whatever the tile: a row's bits depend
-// on the row alone.
+// Determinism: a sum's k blocks are added in their order, whatever the tile: a row's bits depend on
+// the row alone.
 //
-// Limits: n and k of 128 and 512. Few rows are bound by reading the weights (2.0 us for 128 heads
-// at 4.3 TB/s), many by x and out, which are bf16.
+// Limits: n and k of 128 and 512. Bandwidth-bound: few rows by the weights (2.0 us for 128 heads at
+// 4.3 TB/s), many by x and out, which are bf16.
 //
 // Measured: docs/kernels/scaled_absorb.md.
 #include "base/check.h"
@@ -36,10 +35,10 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kWeightBlockBytes = kAbsorbSide * kAbsorbSide;
-constexpr int kTerms = 2;               // of an element of x
-constexpr float kTermRatio = 1 / 16.f;  // of the second: what e4m3 rounds off is at most 2^-4 of it
+constexpr int kTerms = 2;               // e4m3 terms of an element of x
+constexpr float kTermRatio = 1 / 16.f;  // second term's scale: e4m3 rounds off at most 2^-4
 
-// x times inverse as two e4m3 numbers each, the second of what the first lacks, 16 times as large.
+// Splits x times inverse into two e4m3 terms: the second is the first's rounding error, times 16.
 __device__ void pack_terms(uint4 x, float inverse, uint2& first, uint2& second) {
   const Eight wide = widen(x);
   const auto four = [&](int i, uint32_t& packed, uint32_t& rest) {
@@ -55,15 +54,15 @@ __device__ void pack_terms(uint4 x, float inverse, uint2& first, uint2& second) 
   four(4, first.y, second.y);
 }
 
-// kKBlocks: of 128 of k, 1 or 4; the other way round of n.
+// kKBlocks: k in blocks of 128, 1 or 4; n has 4 or 1.
 template <int kTokens, int kKBlocks>
 struct AbsorbMemory {
-  static constexpr bool kTogether = kTokens < 32;  // all blocks' products are under way at a time
-  // Of 128 columns of results of a tile: as many as are under way together.
+  static constexpr bool kTogether = kTokens < 32;  // all blocks' wgmmas are in flight together
+  // Staged results of a tile, 128 columns each: as many as are in flight together.
   static constexpr int kStaged = kKBlocks > 1 ? 1 : kTogether ? kAbsorbBlocks : 2;
-  // A tile's tokens are no longer wanted when its only result is complete.
+  // Results reuse the tile's tokens: the only result completes after the last read of them.
   static constexpr bool kInPlace = kKBlocks > 1;
-  static constexpr int kTermBytes = kTokens * kAbsorbSide;  // of a block of k
+  static constexpr int kTermBytes = kTokens * kAbsorbSide;  // of a k block
   static constexpr int kTokenBytes = kKBlocks * kTerms * kTermBytes;
 
   alignas(1024) uint8_t weights[kAbsorbBlocks][kWeightBlockBytes];
@@ -91,16 +90,16 @@ class AbsorbTile {
         first_block_(first_block),
         weight_scales_(load_absorb_scales(a.weight_scales, head)) {}
 
-  // x's rows from first_row on, in two terms of e4m3. Of as many blocks of 128 as sixteen lanes
-  // have, each lane makes one's scale: a division takes as long as all the rest.
+  // Quantizes x's rows from first_row on into two terms of e4m3. Each lane computes the scale of
+  // one of the blocks of 128 that sixteen lanes hold: a division takes as long as all the rest.
   __device__ void quantize(int first_row) {
     constexpr int kTogether = kAbsorbThreads / kBlockLanes;  // blocks of 128
     constexpr int kEach = (kTokens * kKBlocks + kTogether - 1) / kTogether;
-    constexpr int kStep = kTogether / kKBlocks;  // tokens between one of a thread's and the next
+    constexpr int kStep = kTogether / kKBlocks;  // tokens between a thread's consecutive ones
     static_assert(kEach <= kBlockLanes);
     const int lane = static_cast<int>(threadIdx.x) % kBlockLanes;
     const int block = static_cast<int>(threadIdx.x) / kBlockLanes % kKBlocks;
-    const int first = static_cast<int>(threadIdx.x) / (kBlockLanes * kKBlocks);  // token
+    const int first = static_cast<int>(threadIdx.x) / (kBlockLanes * kKBlocks);  // first token
     const __nv_bfloat16* from = a_.x + (first_row + first) * a_.x_row_stride +
                                 head_ * a_.x_head_stride + block * kAbsorbSide + lane * 8;
     uint4 x[kEach];
@@ -135,7 +134,7 @@ class AbsorbTile {
     fence_async_proxy();
   }
 
-  // Products of block `block` of the weights with their 128 columns of the tokens.
+  // Issues the wgmmas of block `block` of the weights with its 128 columns of the tokens.
   __device__ void begin(float (&products)[kTokens], int block) {
     barrier_wait(&memory_.arrived[block], 0);
     const uint32_t weights =
@@ -169,7 +168,7 @@ class AbsorbTile {
     }
   }
 
-  // All threads meet between this and write().
+  // The caller synchronises all threads between this and write().
   __device__ void stage(const float (&sums)[kTokens / 2], int slot) const {
     stage_absorbed<kTokens>(sums, memory_.results(slot));
   }
@@ -188,7 +187,7 @@ class AbsorbTile {
   const float4 weight_scales_;
 };
 
-// W_UK: a block of weights, a result of 128 columns.
+// W_UK: one k block; each block of weights gives a result of 128 columns.
 template <int kTokens>
 __device__ void absorb_tile(AbsorbTile<kTokens, 1>& tile, int first_row, int blocks) {
   float sums[kTokens / 2];
@@ -209,7 +208,8 @@ __device__ void absorb_tile(AbsorbTile<kTokens, 1>& tile, int first_row, int blo
     __syncthreads();
     for (int b = 0; b < blocks; ++b) tile.write(first_row, b, b);
   } else {
-    // One after the other; while results are written the next are made, in the other slot.
+    // One block after the other; while results are written the next are computed into the other
+    // slot.
     for (int b = 0; b < blocks; ++b) {
       float products[kTokens];
       tile.begin(products, b);
@@ -223,7 +223,7 @@ __device__ void absorb_tile(AbsorbTile<kTokens, 1>& tile, int first_row, int blo
   }
 }
 
-// W_UV: all blocks of weights are one result's.
+// W_UV: all blocks of weights contribute to one result.
 template <int kTokens>
 __device__ void absorb_tile(AbsorbTile<kTokens, 4>& tile, int first_row, int) {
   float sums[kTokens / 2];
@@ -300,8 +300,8 @@ void launch_absorb(const CUtensorMap& weights, const AbsorbArguments& a, int hea
                    cudaStream_t stream) {
   const auto kernel = scaled_absorb_kernel<kTokens, kKBlocks>;
   constexpr int kBytes = sizeof(AbsorbMemory<kTokens, kKBlocks>);
-  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
-  static_cast<void>(allowed);
+  static OncePerDevice allowed;
+  allowed([&] { allow_shared_memory(kernel, kBytes); });
   launch(kernel,
          {.blocks = static_cast<unsigned>(heads * a.n_parts * a.row_parts),
           .threads = kAbsorbThreads,

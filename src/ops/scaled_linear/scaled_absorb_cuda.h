@@ -1,12 +1,12 @@
-// The absorption products on a Hopper GPU with weights in e4m3: for each head h,
+// The absorption GEMMs on a Hopper GPU with weights in e4m3: for each head h,
 //
 //   out[m, h] = x[m, h] W[h]^T
 //
-// W_UK takes queries into the latent space ([n, k] is [512, 128]), W_UV results out of it
-// ([128, 512]). x is bf16 and is multiplied as such or, of few rows, as two e4m3 terms with a scale
-// for each 128 columns, which together lack some 2^-9 of an element; weights are multiplied as they
-// are, and sums over 128 of k by their scale in fp32. So the error is about that of rounding the
-// results to bf16.
+// W_UK takes queries into the latent space ([n, k] is [512, 128]), W_UV results out of it ([128,
+// 512]). x is bf16 and is multiplied as such or, with few rows, as two e4m3 terms with a scale for
+// each 128 columns, which together lack some 2^-9 of an element; weights are multiplied unscaled,
+// and sums over 128 of k are scaled in fp32. So the error is about that of rounding the results to
+// bf16.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,7 +18,7 @@
 
 namespace fathom::cuda {
 
-// The shapes that there are kernels for: other models' halves of kv_b stay bf16.
+// The shapes that have kernels: other models' halves of kv_b stay bf16.
 inline constexpr int kAbsorbedHead = 128, kAbsorbedLatent = 512;
 
 // All pointers are device memory, aligned to 16 bytes; strides count elements and are multiples of
@@ -28,20 +28,20 @@ struct ScaledAbsorbArguments {
   int64_t x_row_stride = 0, x_head_stride = 0;
   const void* weight = nullptr;          // [heads, n, k] e4m3, dense
   const float* weight_scales = nullptr;  // [heads, n / 128, k / 128], dense
-  void* out = nullptr;                   // [rows, heads, n] bf16; null: not wanted
+  void* out = nullptr;                   // [rows, heads, n] bf16; null: not written
   int64_t out_row_stride = 0, out_head_stride = 0;
-  QuantizedRows quantized = {};  // of n = 128: k is heads * 128, a head's columns one block
+  QuantizedRows quantized = {};  // n = 128 only: k is heads * 128, a head's columns one block
   int32_t rows = 0, heads = 0, n = 0, k = 0;  // [n, k] is [512, 128] or [128, 512]
   bool batch_invariant = false;               // a row's bits depend on the row alone
 };
 
-// Enqueues one launch; nothing for no rows. Weights and their scales are read before earlier
-// launches have ended: no launch of the same stream may be writing them. If
-// batch_invariant, a row's bits depend neither on the other rows nor on their number; otherwise on
-// whether these are many.
+// Enqueues one launch; none for no rows. Weights and their scales are read before the PDL wait: no
+// launch of the same stream may be writing them. With batch_invariant, a row's bits depend neither
+// on the other rows nor on their number; otherwise they depend on whether there are few rows or
+// many.
 void scaled_absorb(const ScaledAbsorbArguments& arguments, cudaStream_t stream);
 
-// The same by another plan than the shape's own, for measuring.
+// The same with a given plan, for measuring.
 void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& arguments,
                    cudaStream_t stream);
 

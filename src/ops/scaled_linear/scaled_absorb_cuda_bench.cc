@@ -1,9 +1,9 @@
-// The absorption products in e4m3 on the GPU, and in bf16, in a CUDA graph over different memory.
+// The absorption GEMMs in e4m3 and in bf16 on the GPU, in a CUDA graph over different memory.
 //
 //   scaled_absorb_cuda_bench [--json | --plans | --ways]
 //
-// --plans: few rows by many plans. --ways: x in two terms of e4m3 beside x in bf16, whatever the
-// rows.
+// --plans: few rows with many plans. --ways: x in two terms of e4m3 beside x in bf16, for all
+// numbers of rows.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kSome = 1 << 20;  // random numbers, over and over
+constexpr int64_t kSome = 1 << 20;  // random numbers, repeated
 
 enum class Form { kE4m3, kE4m3Out, kBf16 };
 
@@ -30,14 +30,14 @@ struct Memory {
   DeviceArray<float> scales;
 };
 
-// Random bits that are numbers: the largest exponent is left out.
+// Random bits that are finite: the largest exponent is left out.
 std::vector<uint8_t> random_e4m3(int64_t count, std::mt19937& random) {
   std::vector<uint8_t> values(static_cast<size_t>(count));
   for (uint8_t& value : values) value = static_cast<uint8_t>(random() & 0xB7);
   return values;
 }
 
-// `some`, over and over.
+// Repeats `some`.
 template <typename T>
 DeviceArray<T> repeated(int64_t count, const std::vector<T>& some) {
   DeviceArray<T> values(count);

@@ -1,4 +1,4 @@
-// The absorption products in e4m3 on the GPU, against double precision and the host's quantisation.
+// The absorption GEMMs in e4m3 on the GPU, against double precision and the host's quantisation.
 #include "ops/scaled_linear/scaled_absorb_cuda.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kBlocks = 4;  // of a head's weights
+constexpr int kBlocks = 4;  // blocks of a head's weights
 
 template <typename Vector>
 auto& at(Vector& v, int64_t i) {
@@ -28,7 +28,7 @@ auto& at(Vector& v, int64_t i) {
 struct Case {
   int rows, heads;
   bool into_latent;
-  int gap = 0;  // between heads and between rows, in eight elements
+  int gap = 0;  // between heads and between rows, in units of 8 elements
 };
 
 enum class Way { kFew, kWide };
@@ -45,7 +45,7 @@ class Absorption {
         out_row_stride_(c.heads * out_head_stride_ + 8 * c.gap) {
     std::mt19937 random(static_cast<uint32_t>(c.rows * 31 + c.heads * 7 + c.gap));
     x_ = random_bf16(c.rows * x_row_stride_, 1.5f, random);
-    for (int64_t i = 0; i < std::ssize(x_); ++i) {  // between the heads' columns
+    for (int64_t i = 0; i < std::ssize(x_); ++i) {  // gaps between the heads' columns
       const int64_t within = i % x_row_stride_;
       if (within >= c.heads * x_head_stride_ || within % x_head_stride_ >= k_) at(x_, i) = 0x7FC0;
     }
@@ -81,7 +81,7 @@ class Absorption {
             .k = static_cast<int32_t>(k_)};
   }
 
-  // The result's bits, poisoned before.
+  // The result's bits; the output is poisoned first.
   std::vector<uint16_t> run(Way way) const { return run(way, arguments()); }
   std::vector<uint16_t> run(Way way, ScaledAbsorbArguments arguments) const {
     check(cudaMemset(out_.data(), 0xFF, out_.bytes()), "poisoning");
@@ -96,7 +96,7 @@ class Absorption {
     return out_.to_host();
   }
 
-  // Row `row` of x becomes NaN.
+  // Sets row `row` of x to NaN.
   void spoil(int row) {
     for (int64_t i = 0; i < x_row_stride_; ++i) at(x_, row * x_row_stride_ + i) = 0x7FC0;
     x_there_.copy_from(x_);
@@ -126,14 +126,14 @@ class Absorption {
         worst = std::max(worst, std::abs(off) - std::abs(expected) / 256);
       }
     }
-    // bf16 rounds by 2^-8 at most, x in two terms of e4m3 likewise; the tensor cores drop what is
+    // bf16 rounds by 2^-8 at most, x in two terms of e4m3 likewise; the tensor cores drop bits
     // below 2^-13 of a sum's largest term.
     EXPECT_LE(std::sqrt(error / norm), 2.2e-3);
     EXPECT_LE(worst / std::sqrt(norm / static_cast<double>(samples)), 8e-3);
   }
 
-  // The error of `out` against x as it is, as a share of the results' root mean square; and that of
-  // the same products in bf16: weights rounded to it, and results.
+  // Relative RMS error of `out` against the unquantized x, and that of the same GEMM in bf16, with
+  // weights and results rounded to it.
   std::pair<double, double> errors(const std::vector<uint16_t>& out) const {
     double norm = 0, error = 0, wide_error = 0;
     for (int64_t row = 0; row < case_.rows; ++row) {
@@ -160,7 +160,7 @@ class Absorption {
   }
 
  private:
-  // A head's columns of a row, exactly.
+  // A head's columns of a row in double precision.
   std::vector<double> product(int64_t row, int64_t head) const {
     std::vector<double> x, out;
     for (int64_t i = 0; i < k_; ++i) {
@@ -260,7 +260,7 @@ TEST(ScaledAbsorb, ErrorBesideThatOfBf16) {
   }
 }
 
-// What goes to the output projection: the quantised bf16 result, with or without that.
+// Input of the output projection: the bf16 result quantized, with the bf16 output or without.
 TEST(ScaledAbsorb, ResultsInE4m3) {
   int turn = 0;
   for (const int heads : {16, 128}) {

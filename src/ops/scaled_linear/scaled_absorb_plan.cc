@@ -8,7 +8,7 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kMostTokens = 32, kFewTokens = 16;
-constexpr int64_t kBlocksTogether = 2;  // of a multiprocessor: one computes while another waits
+constexpr int64_t kBlocksTogether = 2;  // CTAs of an SM: one computes while another waits
 
 // Measured with 16 and 128 heads.
 bool is_wide(const ScaledAbsorbShape& shape) {
@@ -37,7 +37,7 @@ ScaledAbsorbPlan plan_scaled_absorb(const ScaledAbsorbShape& shape, int num_mult
     return shape.heads * plan.n_parts * tiles() <= kBlocksTogether * num_multiprocessors;
   };
   while (plan.tokens < std::min<int64_t>(shape.rows, kMostTokens)) plan.tokens *= 2;
-  // First each multiprocessor reads less of the weights, then fewer rows.
+  // First reduces the weights that each SM reads, then the rows.
   while (shape.splits_n && plan.n_parts < ScaledAbsorbPlan::kBlocks) {
     plan.n_parts *= 2;
     if (fit()) continue;

@@ -40,7 +40,7 @@ TEST(ScaledAbsorbPlan, WorksOnManyMultiprocessors) {
   EXPECT_EQ(plan(8192, 16, false).row_parts, 16);
 }
 
-// More heads than multiprocessors hold still have a block each.
+// With more heads than co-resident CTAs, each head still has a CTA.
 TEST(ScaledAbsorbPlan, OfAnyNumberOfHeads) { EXPECT_EQ(plan(100, 1000, true).row_parts, 1); }
 
 TEST(ScaledAbsorbPlan, WidensTheWeightsForManyRows) {

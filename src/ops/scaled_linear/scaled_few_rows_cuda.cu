@@ -1,7 +1,6 @@
-// What: out = x W^T of e4m3 with scales by blocks for up to 32 rows, at the rate at which W can be
-// read.
+// What: skinny GEMM out = x W^T of e4m3 with block-wise scales for up to 32 rows; bandwidth-bound.
 //
-// Inputs/outputs: scaled_linear_cuda.h. Which block takes what: ops/linear/few_rows_plan.h. Layout,
+// Inputs/outputs: scaled_linear_cuda.h. Work of each CTA: ops/linear/few_rows_plan.h. Layout,
 // algorithm, determinism: ops/linear/few_rows_kernel_cuda.cuh.
 //
 // Limits: n a multiple of 8, k of 128, up to 32 rows.
@@ -9,6 +8,7 @@
 // Measured: docs/kernels/scaled_linear.md.
 #include <algorithm>
 
+#include "device/cuda/co_resident.h"
 #include "ops/linear/few_rows_cuda.h"
 #include "ops/linear/few_rows_kernel_cuda.cuh"
 #include "ops/scaled_linear/scaled_few_rows_cuda.h"
@@ -63,10 +63,9 @@ void scaled_linear_few_rows(const FewRowsPlan& plan, const ScaledLinearArguments
 }
 
 void scaled_linear_few_rows(const ScaledLinearArguments& arguments, cudaStream_t stream) {
-  static const ClusterCounts counts = count_clusters();
-  scaled_linear_few_rows(
-      plan_few_rows(shape_of(arguments), counts, arguments.batch_invariant ? 1 : 8), arguments,
-      stream);
+  scaled_linear_few_rows(plan_few_rows(shape_of(arguments), device_budget().clusters,
+                                       arguments.batch_invariant ? 1 : 8),
+                         arguments, stream);
 }
 
 }  // namespace fathom::cuda

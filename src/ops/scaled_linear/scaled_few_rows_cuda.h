@@ -1,5 +1,5 @@
-// Scaled products (scaled_linear_cuda.h) for up to kFewScaledRows rows: bound by reading the
-// weights. The rest as scaled_many_rows_cuda.h says.
+// scaled_linear (scaled_linear_cuda.h) for up to kFewScaledRows rows: skinny GEMM, bandwidth-bound.
+// Otherwise as scaled_many_rows_cuda.h.
 #pragma once
 
 #include "ops/linear/few_rows_plan.h"
@@ -11,8 +11,7 @@ inline constexpr int kFewScaledRows = 32;
 
 void scaled_linear_few_rows(const ScaledLinearArguments& arguments, cudaStream_t stream);
 
-// The same by a plan that was not made for these arguments' shape, for measuring; plan.columns is
-// at least arguments.rows.
+// The same with a plan for another shape, for measuring. Requires plan.columns >= arguments.rows.
 void scaled_linear_few_rows(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
                             cudaStream_t stream);
 

@@ -1,27 +1,25 @@
-// What: the part that products of e4m3 with scales by blocks share where tiles are large: out tile
-// [64 * kGroups, kColumns] = x tile times W tile transposed, tile after tile, one block a
-// multiprocessor.
+// What: GEMM core for e4m3 with block-wise scales and large tiles: out tile [64 * kGroups,
+// kColumns] = x tile times W tile transposed, tile after tile, one CTA an SM.
 //
 // Layout: kStages stages of x [kRows, 128] and W [kColumns, 128] with the 128-byte swizzle, and of
-// their scales; a tile's results in boxes of [16, 64] on their way out. Two warpgroups compute,
-// each 64 rows with all columns, or two times 64 one after the other; of one more a thread copies
-// and a warp reads W's scales.
+// their scales; a tile's results are staged in boxes of [16, 64]. Two consumer warpgroups compute
+// 64 rows each with all columns, or two times 64 one after the other; in one more warpgroup a
+// thread issues loads and a warp reads W's scales.
 //
-// Algorithm: persistent blocks. Those who multiply count steps of 128 of k and tiles, whose numbers
-// the block's own and the sizes give: all of a warp's threads are known to be at the same stage
-// then, and descriptions of operands lie in uniform registers. Where a tile's results belong they
-// read when they write them. A step is four instructions into registers of their own, which fp32
-// sums take times both scales. Scales are read before the first of them, because a read of shared
-// memory waits behind what the tensor cores read; whether the next stage has come is asked before
-// sums are added, and known after. Between one product's end and the next one's begin there are
-// then little more than multiplications; meanwhile the other warpgroup's product has the tensor
-// cores.
+// Algorithm: persistent CTAs. Consumers count steps of 128 of k and tiles, whose numbers follow
+// from the CTA's index and the sizes: so the compiler knows that all of a warp's threads are at the
+// same stage, and matrix descriptors stay in uniform registers. They read a tile's destination in
+// the epilogue. A step is four wgmmas into registers of their own, which are promoted into fp32
+// sums times both scales. Scales are read before the first wgmma, because a read of shared memory
+// queues behind the tensor cores' reads; whether the next stage has arrived is tested before the
+// promotion, and known after it. Little more than multiplications is then left between one step's
+// wgmmas and the next; meanwhile the other warpgroup's wgmmas use the tensor cores.
 //
-// Determinism: an element is summed in order of k by one warpgroup, with the same bits in any tile.
+// Determinism: an element is summed in order of k by one warpgroup, bitwise identical in any tile.
 //
 // Source: the PTX manual; two levels of sums as in DeepSeek-V3's technical report (arXiv
-// 2412.19437), section 3.3.2; 256 x 128 as two products of 64 rows a warpgroup, and the order of
-// what happens in a step, as DeepGEMM has them.
+// 2412.19437), section 3.3.2; 256 x 128 as two wgmmas of 64 rows a warpgroup, and the order within
+// a step, as in DeepGEMM.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -40,20 +38,20 @@ template <int kGroupCount, int kColumnCount, int kStageCount>
 struct LargeTileShape {
   static constexpr int kGroups = kGroupCount, kColumns = kColumnCount, kStages = kStageCount;
   static constexpr int kWarpgroups = 2;
-  static constexpr int kParts = kGroups / kWarpgroups;  // of 64 rows, one after the other
+  static constexpr int kParts = kGroups / kWarpgroups;  // times 64 rows, one after the other
   static constexpr int kRows = 64 * kGroups;
   static constexpr int kXBytes = kRows * 128, kWeightBytes = kColumns * 128;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kLoaderRegisters = 40, kMultiplierRegisters = 232;
-  // Have one scale: tiles begin at multiples of them.
+  // Columns that share a scale: tiles begin at multiples of them.
   static constexpr int kScaleColumns = std::gcd(kColumns, 128);
   static constexpr int kScales = kColumns / kScaleColumns;
-  static constexpr int kSums = kColumns / 2;  // of a thread, for 64 rows
+  static constexpr int kSums = kColumns / 2;  // per thread, for 64 rows
   static constexpr int kBoxes = (kColumns + 63) / 64;
   static_assert(kGroups % kWarpgroups == 0 && kColumns % 16 == 0 && kColumns >= 64);
 
-  // Of a box of results. The last begins earlier where columns are no multiple of 64: what it
-  // shares with the one before is written twice.
+  // The first column of a box of results. The last box begins earlier where columns are no multiple
+  // of 64: its overlap with the one before is written twice.
   __host__ __device__ static constexpr int first_column(int box) {
     return box * 64 < kColumns - 64 ? box * 64 : kColumns - 64;
   }
@@ -67,12 +65,12 @@ template <typename Shape>
 struct LargeTileMemory {
   alignas(1024) uint8_t x[Shape::kStages][Shape::kXBytes];
   alignas(1024) uint8_t weight[Shape::kStages][Shape::kWeightBytes];
-  // Of each warp, for 16 rows.
+  // Each warp's results, 16 rows.
   alignas(1024) uint8_t out[Shape::kWarpgroups * 4][Shape::kParts][Shape::kBoxes][16 * 128];
   alignas(128) float x_scales[Shape::kStages][Shape::kRows];
-  static constexpr int kScaleStride = (Shape::kScales + 3) / 4 * 4;  // read by fours
+  static constexpr int kScaleStride = (Shape::kScales + 3) / 4 * 4;  // read as float4
   alignas(16) float weight_scales[Shape::kStages][kScaleStride];
-  // In turn: of the tile whose results are written, those whose stages are filled, and the next.
+  // Ring of tile positions: of the tile being written, those whose stages are filled, and the next.
   static constexpr int kTiles = Shape::kStages + 2;
   TilePlace tiles[kTiles];
   uint64_t arrived[Shape::kStages], read[Shape::kStages];
@@ -108,7 +106,7 @@ struct StageRing {
   }
 };
 
-// ---- copies: one thread
+// ---- producer: one thread
 
 template <typename Shape>
 class LargeTileLoader {
@@ -120,7 +118,7 @@ class LargeTileLoader {
     const int first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
     const TilePlace first_place = work_.place(first);
     announce(first_place);
-    int ahead = min(work_.k_steps, Shape::kStages);  // stages whose W is on its way
+    int ahead = min(work_.k_steps, Shape::kStages);  // stages whose W is in flight
     for (int k = 0; k < ahead; ++k) load_weight(first_place, k, k);
     wait_for_earlier_launches();
     for (int index = first; index < work_.num_tiles(); index += step) {
@@ -140,13 +138,13 @@ class LargeTileLoader {
   }
 
  private:
-  // Before the barrier of the tile's first stage is told what to expect.
+  // Called before the barrier of the tile's first stage is armed.
   __device__ void announce(const TilePlace& place) {
     memory_.tiles[tile_] = place;
     if (++tile_ == LargeTileMemory<Shape>::kTiles) tile_ = 0;
   }
 
-  // With the stage's barrier told of all that is to come.
+  // Arms the stage's barrier with all of its bytes.
   __device__ void load_weight(const TilePlace& place, int stage, int k) {
     uint64_t* arrived = &memory_.arrived[stage];
     barrier_expect(arrived, Shape::kXBytes + Shape::kWeightBytes + Shape::kRows * 4);
@@ -168,7 +166,7 @@ class LargeTileLoader {
 
 // ---- W's scales: one warp
 
-// 32 steps' at a time, laid beside the stages.
+// Loads the scales of 32 steps at a time into the stages.
 template <typename Shape>
 __device__ void load_weight_scales(LargeTileMemory<Shape>& memory,
                                    const LargeTileWork<Shape>& work) {
@@ -180,7 +178,7 @@ __device__ void load_weight_scales(LargeTileMemory<Shape>& memory,
     for (int begin = 0; begin < work.k_steps; begin += 32) {
       float scales[Shape::kScales];
 #pragma unroll
-      for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last have its block's
+      for (int i = 0; i < Shape::kScales; ++i) {  // columns beyond the last use its scale
         const int block = min((column + i * Shape::kScaleColumns) >> 7, last);
         scales[i] =
             __ldg(work.weight_scales + block * work.k_steps + min(begin + lane, work.k_steps - 1));
@@ -199,7 +197,7 @@ __device__ void load_weight_scales(LargeTileMemory<Shape>& memory,
   }
 }
 
-// ---- products: a warpgroup
+// ---- consumer: a warpgroup
 
 template <typename Shape>
 class LargeTileMultiplier {
@@ -228,7 +226,7 @@ class LargeTileMultiplier {
  private:
   static constexpr int kPartBytes = 64 * 128;
 
-  // Of a matrix's description the lower half, which says where it lies, in units of 16 bytes.
+  // The lower half of a matrix descriptor, the address in units of 16 bytes.
   __device__ static uint32_t uniform_place(uint32_t address) {
     return static_cast<uint32_t>(uniform_matrix(swizzled_matrix(address, 1024)));
   }
@@ -236,10 +234,10 @@ class LargeTileMultiplier {
     return (swizzled_matrix(0, 1024) >> 32 << 32) | place;
   }
 
-  // A part's first row of this warp.
+  // The first row of this warp in a part.
   __device__ int row(int part) const { return part * Shape::kWarpgroups * 64 + warp_ * 16; }
 
-  // Each warp for itself: that its own products have ended says nothing of the other warps'.
+  // Called by each warp: the end of its own wgmmas says nothing about the other warps'.
   __device__ void give_back(int stage) {
     if (lane_ == 0) barrier_arrive(&memory_.read[stage]);
   }
@@ -254,7 +252,7 @@ class LargeTileMultiplier {
     const int steps = work_.k_steps;
     bool has_arrived = false;
     multiply_step<true>(steps == 1, has_arrived);
-    constexpr int kAtOnce = 8;  // of which only the last may be the tile's
+    constexpr int kAtOnce = 8;  // only the last one may be partial
     int k = 1;
     for (; k + kAtOnce <= steps; k += kAtOnce) {
 #pragma unroll
@@ -265,7 +263,7 @@ class LargeTileMultiplier {
     for (; k < steps; ++k) multiply_step<false>(k + 1 == steps, has_arrived);
   }
 
-  // The first writes sums. Whether the next one's stage has arrived may be known at its end.
+  // The first step writes the sums. At its end it may be known whether the next stage has arrived.
   template <bool kIsFirst>
   __device__ __forceinline__ void multiply_step(bool is_last, bool& has_arrived) {
     const int stage = ring_.stage, phase = ring_.phase;
@@ -284,7 +282,7 @@ class LargeTileMultiplier {
       if (part + 1 == Shape::kParts) {
         give_back(stage);
         advance();
-        // After a tile's last there may be none: this one is asked for again.
+        // After a tile's last stage there may be none: this one is tested again.
         has_arrived = barrier_has_ended(&memory_.arrived[is_last ? stage : ring_.stage],
                                         is_last ? phase : ring_.phase);
       }
@@ -302,7 +300,7 @@ class LargeTileMultiplier {
     const uint32_t x = x_ + (part * Shape::kWarpgroups * kPartBytes >> 4);
     mma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 32 bytes further on
+    for (int i = 0; i < 4; ++i) {  // 32 bytes a step
       mma_64_e4m3(products, matrix(x + i * 2), matrix(weight_ + i * 2), i > 0);
     }
     mma_commit();
@@ -338,13 +336,15 @@ class LargeTileMultiplier {
   }
 
   __device__ void write_boxes(const TilePlace& place) {
-    const int box_row = lane_ % 16, odd_block = lane_ / 16;  // of the matrices that lanes address
+    const int box_row = lane_ % 16,
+              odd_block = lane_ / 16;  // of the matrices that the lane addresses
     auto& boxes = memory_.out[warp_];
-    if (elect_one()) wait_until_boxes_are_read();  // those of the tile before
+    if (elect_one()) wait_until_boxes_are_read();  // boxes of the tile before
     __syncwarp();
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part) {
-      // Two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane % 4).
+      // Packs two values of row lane / 4 (+ 8) of the warp's 16, in column 8 * block + 2 * (lane %
+      // 4).
       const auto packed = [&](int block, int lower_row) {
         const int j = 4 * block + 2 * lower_row;
         return pack_bf16(sums_[part][j], sums_[part][j + 1]);
@@ -389,7 +389,7 @@ class LargeTileMultiplier {
         for (int block = 0; block < Shape::kColumns / 8; ++block) {
           if (place.column + block * 8 >= work_.n) continue;
           const int j = 4 * block + 2 * lower;
-          // Not by twos: a sum and its product are to lie in different banks of registers.
+          // Stored singly: a sum and its product must lie in different register banks.
           store_alone(to + block * 8, sums_[part][j]);
           store_alone(to + block * 8 + 1, sums_[part][j + 1]);
         }
@@ -400,13 +400,14 @@ class LargeTileMultiplier {
   LargeTileMemory<Shape>& memory_;
   const LargeTileWork<Shape>& work_;
   const int warp_, lane_;
-  const uint32_t first_x_, first_weight_;  // places of this warpgroup's matrices in the first stage
-  uint32_t x_, weight_;                    // in the next
+  const uint32_t first_x_,
+      first_weight_;     // addresses of this warpgroup's operands in the first stage
+  uint32_t x_, weight_;  // in the next stage
   StageRing<Shape> ring_;
   float sums_[Shape::kParts][Shape::kSums];
 };
 
-// ---- a block: its last warpgroup copies
+// ---- a CTA: its last warpgroup is the producer
 
 template <typename Shape>
 __device__ void run_large_tiles(const LargeTileWork<Shape>& work) {
@@ -415,7 +416,7 @@ __device__ void run_large_tiles(const LargeTileWork<Shape>& work) {
   constexpr int kMultipliers = 128 * Shape::kWarpgroups;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
-      barrier_init(&memory.arrived[stage], 2);  // the copies, and W's scales
+      barrier_init(&memory.arrived[stage], 2);  // the loads, and W's scales
       barrier_init(&memory.read[stage], kMultipliers / 32);
     }
     fence_barrier_init();

@@ -1,14 +1,14 @@
-// Products of e4m3 with scales, and the quantisation before them: time of a launch in a CUDA graph
-// of some that take other operands each, more than the L2 holds together; the median of three. Long
-// products heat the GPU, which then clocks lower for a while: few rows come first.
+// GEMMs of e4m3 with scales, and the quantisation before them: time of a launch in a CUDA graph of
+// several launches with different operands that together exceed the L2; the median of three. Long
+// GEMMs heat the GPU, which then clocks lower for a while: few rows come first.
 //
 //   scaled_linear_cuda_bench [--json] [--plans] [--few]
 //
-// --few: products of up to 64 rows alone.
+// --few: GEMMs of up to 64 rows alone.
 //
-// Beside each: the floor (bytes of W up to 64 rows, of everything above, at what an H200 reads, or
-// operations at what its tensor cores reach on random data) and DeepGEMM's time of the same
-// product, measured the same way on another day (2026-11-20, one H200, CUDA 13.0).
+// Beside each: the roofline (bytes of W up to 64 rows, of all operands above, at an H200's read
+// rate, or operations at the rate that its tensor cores reach on random data) and DeepGEMM's time
+// of the same GEMM, measured the same way on another day (2026-11-20, one H200, CUDA 13.0).
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/math.h"
+#include "device/cuda/co_resident.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/graph_timer.h"
 #include "device/cuda/launch.h"
@@ -30,11 +31,11 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr double kFlopPerUs = 1443e6;  // of e4m3 products that an H200 was seen to reach
+constexpr double kFlopPerUs = 1443e6;  // e4m3 rate that an H200 was seen to reach
 
 struct Matrix {
   int n, k;
-  // DeepGEMM's us of 1, 16, 64, 128, 512 and 4,096 rows.
+  // DeepGEMM's us for 1, 16, 64, 128, 512 and 4,096 rows.
   double peer[6];
 };
 constexpr int kPeerRows[] = {1, 16, 64, 128, 512, 4096};
@@ -53,7 +54,7 @@ double peer_us(const Matrix& matrix, int rows) {
   return found == std::end(kPeerRows) ? 0 : matrix.peer[found - std::begin(kPeerRows)];
 }
 
-// One memory for all: each shape's copies lie in it one after the other.
+// One allocation for all shapes; each shape's copies lie in it one after the other.
 struct Memory {
   DeviceArray<uint8_t> weights{int64_t{1200} << 20}, x{int64_t{1200} << 20};
   DeviceArray<float> scales{int64_t{16} << 20};
@@ -171,7 +172,7 @@ double median_of_three(const std::function<double()>& time) {
   return times[1];
 }
 
-// Of all tiles that there are for many rows.
+// Times of all tiles for many rows.
 std::string times_of_tiles(const Memory& memory, const Matrix& matrix, int rows) {
   const ManyRowsProblem problem = {
       .rows = rows, .n = matrix.n, .k = matrix.k, .type = ManyRowsType::kScaledE4M3};
@@ -188,9 +189,9 @@ std::string times_of_tiles(const Memory& memory, const Matrix& matrix, int rows)
   return times;
 }
 
-// Of all plans for few rows, with what they were taken to cost.
+// Times of all plans for few rows, with their estimated costs.
 std::string times_of_plans(const Memory& memory, const Matrix& matrix, int rows) {
-  const ClusterCounts counts = count_clusters();
+  const ClusterCounts counts = device_budget().clusters;
   const FewRowsShape shape = {.rows = rows, .n = matrix.n, .k = matrix.k, .scaled = true};
   const auto name_of_plan = [](const FewRowsPlan& plan) {
     return text("%d/%d%s", plan.warpgroups, plan.splits, plan.wide_ring ? "w" : "");

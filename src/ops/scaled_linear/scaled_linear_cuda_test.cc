@@ -1,4 +1,4 @@
-// Scaled products and quantisation on the GPU, against double precision and the host.
+// Scaled GEMMs and quantisation on the GPU, against double precision and the host.
 #include "ops/scaled_linear/scaled_linear_cuda.h"
 
 #include <gtest/gtest.h>
@@ -107,12 +107,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, QuantizeRowsOnTheGpu,
                                          QuantizeCase{70, 1536, ScaleForm::kF32, 1, 0.0021f},
                                          QuantizeCase{33, 576, ScaleForm::kPowerOfTwo, 1e-33f}));
 
-// ---- products
+// ---- GEMMs
 
 struct Case {
   int rows, n, k;
-  int gap = 0;            // between rows of x (in 16 bytes) and of out (in 8 elements)
-  bool positive = false;  // no value is below 0: sums grow, and so do the errors of short ones
+  int gap = 0;  // between rows of x (in 16 bytes) and of out (in 8 elements)
+  bool positive =
+      false;  // no negative values: sums grow, and so do rounding errors of short accumulators
   bool row_scales = false;
   DType out_type = DType::kBF16;
 };
@@ -153,13 +154,13 @@ class Product {
     upload_x();
   }
 
-  // Row `row` of x becomes NaN.
+  // Sets row `row` of x to NaN.
   void spoil(int row) {
     std::memset(x_host_.data() + row * x_stride_, kNanE4M3, static_cast<size_t>(case_.k));
     upload_x();
   }
 
-  // The bits of the first `rows` of the result as fp32, poisoned before.
+  // The bits of the first `rows` rows of the result as fp32; the output is poisoned first.
   std::vector<uint32_t> run(const Multiply& multiply) const { return run(multiply, case_.rows); }
   std::vector<uint32_t> run(const Multiply& multiply, int rows) const {
     check(cudaMemset(out_.data(), 0xFF, out_.bytes()), "poison");
@@ -206,8 +207,7 @@ class Product {
       norm += exact * exact;
       worst = std::max(worst, std::abs(off) - std::abs(exact) / 256);
     }
-    // bf16 rounds by 2^-8 at most; the tensor cores drop what is below 2^-13 of a sum's largest
-    // term.
+    // bf16 rounds by 2^-8 at most; the tensor cores drop bits below 2^-13 of a sum's largest term.
     EXPECT_LE(std::sqrt(error / norm), 2e-3);
     EXPECT_LE(worst / std::sqrt(norm / static_cast<double>(samples)), 2e-3);
   }
@@ -225,7 +225,7 @@ class Product {
   int64_t blocks() const { return case_.k / 128; }
 
   std::vector<uint8_t> random_e4m3(int64_t count, std::mt19937& random) const {
-    // Each one of 256 normal numbers: four for each random one.
+    // 256 normal numbers: four for each random one.
     std::vector<uint8_t> some(256);
     for (uint8_t& value : some) {
       const float wide = random_f32(1, 60, random)[0];
@@ -292,7 +292,7 @@ TEST_P(ScaledManyRows, EqualsDoublePrecisionWithAnyTile) {
     };
     const auto out = product.run(multiply);
     EXPECT_EQ(product.run(multiply), out);
-    // Whatever the tile, an element's blocks are added in the same order.
+    // All tiles add an element's blocks in the same order.
     if (tile.split == 1 && !unsplit.empty()) {
       EXPECT_EQ(out, unsplit);
       continue;

@@ -1,20 +1,20 @@
-// What: out = x W^T of e4m3 with scales by blocks, for many rows.
+// What: GEMM out = x W^T of e4m3 with block-wise scales, for many rows.
 //
 // Inputs/outputs: scaled_linear_cuda.h. Tiles and their order: ops/linear/many_rows_plan.h.
 //
 // Layout and algorithm: scaled_large_tile_cuda.cuh for large tiles,
-// ops/linear/many_rows_tile_cuda.cuh for small ones and where blocks share k. Here is where a
-// tile's operands, scales and results lie.
+// ops/linear/many_rows_tile_cuda.cuh for small ones and for split-K. This file says where a tile's
+// operands, scales and results lie.
 //
-// Determinism: an element's blocks of k are added by one warpgroup in their order, with the same
-// bits for any tile; with a split of k its shares are added in their order, and the bits are
-// others. Which it is depends on the sizes alone, the number of rows among them.
+// Determinism: one warpgroup adds an element's k blocks in their order, bitwise identical for any
+// tile; with split-K the k-slices are added in their order, and the bits differ. The sizes alone
+// decide which, the number of rows among them.
 //
 // Limits: k a multiple of 128, n of 8.
 //
-// Source: two levels of sums as in DeepSeek-V3's technical report (arXiv 2412.19437),
-// section 3.3.2; tiles of up to 192 columns so that both levels are registers, as DeepGEMM's
-// documentation has it.
+// Source: two levels of sums as in DeepSeek-V3's technical report (arXiv 2412.19437), section
+// 3.3.2; tiles of up to 192 columns so that both levels fit registers, as in DeepGEMM's
+// documentation.
 //
 // Measured: docs/kernels/scaled_linear.md.
 #include <span>
@@ -82,10 +82,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   run_large_tiles<Shape>(work);
 }
 
-// ---- launching
+// ---- launch
 
-// Rows of e4m3, 128 of k a box; with an axis of batches, of which there is one, for a body that has
-// them.
+// Tensor map of e4m3 rows, 128 of k a box; with a batch axis of size 1 for kernels that expect one.
 CUtensorMap operand_map(const void* matrix, int64_t rows, int64_t row_stride, int k, int box_rows,
                         bool in_batches) {
   const Axis axes[] = {{.size = k, .stride = 1, .box = 128},
@@ -128,8 +127,8 @@ template <typename Shape>
 void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
   const auto kernel = scaled_many_rows_kernel<Shape>;
   constexpr int kBytes = sizeof(TileMemory<Shape>);
-  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
-  static_cast<void>(allowed);
+  static OncePerDevice allowed;
+  allowed([&] { allow_shared_memory(kernel, kBytes); });
   const ScaledWork<Shape> work = {
       .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows, true),
       .x_scales = scales_map(a, Shape::kRows),
@@ -151,8 +150,8 @@ template <typename Shape>
 void launch_large(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
   const auto kernel = scaled_large_tiles_kernel<Shape>;
   constexpr int kBytes = sizeof(LargeTileMemory<Shape>);
-  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
-  static_cast<void>(allowed);
+  static OncePerDevice allowed;
+  allowed([&] { allow_shared_memory(kernel, kBytes); });
   const LargeTileWork<Shape> work = {
       .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows, false),
       .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns, false),

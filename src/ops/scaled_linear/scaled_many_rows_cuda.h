@@ -1,5 +1,4 @@
-// Scaled products (scaled_linear_cuda.h) for any number of rows, made for many: bound by the tensor
-// cores.
+// scaled_linear (scaled_linear_cuda.h) for any number of rows, tuned for many: compute-bound.
 #pragma once
 
 #include "ops/linear/many_rows_plan.h"
@@ -9,7 +8,7 @@ namespace fathom::cuda {
 
 void scaled_linear_many_rows(const ScaledLinearArguments& arguments, cudaStream_t stream);
 
-// With a plan made for these arguments: to compare plans.
+// The same with a given plan for these arguments, to compare plans.
 void scaled_linear_many_rows(const ScaledLinearArguments& arguments, const ManyRowsPlan& plan,
                              cudaStream_t stream);
 

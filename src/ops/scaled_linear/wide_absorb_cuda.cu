@@ -1,24 +1,24 @@
-// What: for each head, rows of x in bf16 times the head's matrix of e4m3 with scales of 128 x 128.
+// What: for each head, rows of x in bf16 times the head's e4m3 matrix with block-wise 128x128
+// scales.
 //
 // Inputs/outputs: wide_absorb_cuda.h.
 //
-// Layout: a block has a head, all four blocks of [128, 128] of W_UV or two of W_UK, and every
-// row_parts-th tile of 64 rows of x (tokens). Its weights lie in shared memory for good, in bf16
-// (e4m3 is exact in it), as boxes of [128 rows, 64 columns] with the 128-byte swizzle; beside them
-// a ring of boxes of [64 tokens, 64 columns] of x, and 128 columns of a tile's results. Of W_UK two
-// thread blocks fit on a multiprocessor. Two warpgroups have 64 rows of weights each; one more warp
-// issues copies.
+// Layout: a CTA has a head, all four blocks of [128, 128] of W_UV or two of W_UK, and every
+// row_parts-th tile of 64 rows of x (tokens). Its weights stay in shared memory, in bf16 (e4m3 is
+// exact in it), as boxes of [128 rows, 64 columns] with the 128-byte swizzle; beside them a ring
+// buffer of boxes of [64 tokens, 64 columns] of x, and 128 columns of a tile's results. For W_UK
+// two CTAs fit on an SM. Two consumer warpgroups take 64 rows of weights each; one more warp is the
+// producer.
 //
-// Algorithm: the two warpgroups ask for the weights in e4m3 before earlier launches have ended, and
-// widen them into shared memory while the first tiles are on their way. Then, tile after tile:
-// transposed products as in scaled_absorb_cuda.cu, 128 of k at a time, times the block's scale in
-// fp32; the next block's products run meanwhile. Results turn into rows of tokens in shared memory.
-// W_UK's leave by the copy engine; of W_UV's sixteen lanes write 128 columns of a token, in bf16 or
-// quantised.
+// Algorithm: the two warpgroups load the weights in e4m3 before the PDL wait, and upconvert them
+// into shared memory while the first tiles are in flight. Then, tile after tile: transposed wgmmas
+// as in scaled_absorb_cuda.cu, 128 of k at a time, times the block's scale in fp32; the next
+// block's wgmmas run meanwhile. Results become rows of tokens in shared memory. W_UK's are stored
+// by TMA; for W_UV sixteen lanes write 128 columns of a token, in bf16 or quantized.
 //
-// Determinism: a sum's blocks of k are added in their order: a row's bits depend on the row alone.
+// Determinism: a sum's k blocks are added in their order: a row's bits depend on the row alone.
 //
-// Limits: [n, k] of [512, 128] and [128, 512]. Bound by x and out.
+// Limits: [n, k] of [512, 128] and [128, 512]. Bandwidth-bound by x and out.
 //
 // Measured: docs/kernels/scaled_absorb.md.
 #include "device/cuda/launch.h"
@@ -31,13 +31,13 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int kTokens = ScaledAbsorbPlan::kWideTokens;  // of a tile
+constexpr int kTokens = ScaledAbsorbPlan::kWideTokens;  // per tile
 constexpr int kBoxColumns = 64;                         // 128 bytes of bf16
 constexpr int kWeightBoxBytes = kAbsorbSide * 128;
 constexpr int kTokenBoxBytes = kTokens * 128;
 constexpr int kBoxesABlock = kAbsorbSide / kBoxColumns;
 constexpr int kWideThreads = kAbsorbThreads + kWarp;
-constexpr int kProducts = kTokens / 2;                             // of a thread
+constexpr int kProducts = kTokens / 2;                             // per thread
 constexpr int kMeeting = 1, kBarriersMade = 2, kWeightsAsked = 3;  // named barriers
 constexpr int kResults = kAbsorbResultBytes<kTokens>;
 
@@ -45,13 +45,13 @@ struct WideMaps {
   CUtensorMap x, out;
 };
 
-// kKBlocks: of 128 of k, 1 or 4.
+// kKBlocks: k in blocks of 128, 1 or 4.
 template <int kKBlocks>
 struct WideMemory {
   static constexpr int kBlocks = kKBlocks > 1 ? kKBlocks : kAbsorbBlocks / 2;  // of weights
   static constexpr int kWeightBoxes = kBlocks * kBoxesABlock;
   static constexpr int kStages = kKBlocks > 1 ? 10 : 4;
-  static constexpr int kTogether = kKBlocks > 1 ? 1 : 2;  // thread blocks on a multiprocessor
+  static constexpr int kTogether = kKBlocks > 1 ? 1 : 2;  // CTAs on an SM
 
   alignas(1024) uint8_t weights[kWeightBoxes][kWeightBoxBytes];
   alignas(1024) uint8_t tokens[kStages][kTokenBoxBytes];
@@ -61,7 +61,7 @@ struct WideMemory {
 
 __device__ void meet() { named_barrier(kMeeting, kAbsorbThreads); }
 
-// Sixteen bytes of e4m3, exactly.
+// Upconverts sixteen bytes of e4m3, exactly.
 __device__ void widen_e4m3(uint4 from, uint4& low, uint4& high) {
   const auto two = [](uint32_t bytes, uint32_t& a, uint32_t& b) {
     const float4 v = widen_fp8<Fp8::kE4M3>(bytes);
@@ -74,7 +74,7 @@ __device__ void widen_e4m3(uint4 from, uint4& low, uint4& high) {
   two(from.w, high.z, high.w);
 }
 
-// A warp takes 8 rows of 64 columns at a time: rows and boxes by turns.
+// A warp upconverts 8 rows of 64 columns at a time, rows and boxes by turns.
 template <int kKBlocks>
 class Weights {
  public:
@@ -85,7 +85,7 @@ class Weights {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const int box = box_of(i), row = row_of(i);
-      // [128, 512], or rows of 128, of which two boxes are 128.
+      // [128, 512], or rows of 128, two boxes each.
       const int at = kKBlocks > 1 ? row * (kKBlocks * kAbsorbSide) + box * kBoxColumns
                                   : (box / kBoxesABlock * kAbsorbSide + row) * kAbsorbSide +
                                         box % kBoxesABlock * kBoxColumns;
@@ -115,7 +115,7 @@ class Weights {
   uint4 values_[kPieces];
 };
 
-// Boxes of x in the order in which they are wanted.
+// The producer: loads boxes of x in the order of their use.
 template <int kKBlocks>
 __device__ void copy_tokens(WideMemory<kKBlocks>& memory, const CUtensorMap& x,
                             const AbsorbArguments& a, int head, int row_part) {
@@ -145,7 +145,7 @@ class WideTiles {
         first_block_(first_block),
         scales_(load_absorb_scales(a.weight_scales, head)) {}
 
-  // W_UV: four blocks of k, one result.
+  // W_UV: four k blocks, one result.
   __device__ void run(int first_row) requires(kKBlocks > 1) {
     float sums[kProducts], products[2][kProducts];
     begin(products[0], 0, 0);
@@ -161,13 +161,13 @@ class WideTiles {
       }
     }
     count_ += kKBlocks * kBoxesABlock;
-    meet();  // what was there before has been written
+    meet();  // the result before has been written
     stage_absorbed<kTokens>(sums, memory_.results);
     meet();
     write_absorbed<kTokens, true>(a_, memory_.results, first_row, head_, 0);
   }
 
-  // W_UK: a block of k, a result for each block of the weights.
+  // W_UK: one k block, one result for each block of the weights.
   __device__ void run(int first_row) requires(kKBlocks == 1) {
     float products[2][kProducts];
     begin(products[0], 0, 0);
@@ -199,7 +199,7 @@ class WideTiles {
     commit_boxes();
   }
 
-  // Products of block `block` of the weights with the tile's k_block-th 128 columns.
+  // Issues the wgmmas of block `block` of the weights with the tile's k_block-th 128 columns.
   __device__ void begin(float (&products)[kProducts], int block, int k_block) {
     const uint32_t weights =
         shared_address(memory_.weights[block * kBoxesABlock]) + warpgroup() * (64 * 128);
@@ -223,7 +223,7 @@ class WideTiles {
     mma_commit();
   }
 
-  // Waits for block b's products; the next one's have been begun.
+  // Waits for block b's wgmmas; the next block's have been issued.
   __device__ void end(float (&products)[kProducts], int b) {
     if (b + 1 < Memory::kBlocks) {
       mma_wait<1>();
@@ -270,9 +270,9 @@ __global__ void __launch_bounds__(kWideThreads, WideMemory<kKBlocks>::kTogether)
     fence_barrier_init();
   }
   if (threadIdx.x >= kAbsorbThreads) {
-    __syncwarp();  // with the lane that has made the barriers
+    __syncwarp();  // with the lane that initialised the barriers
     named_barrier_arrive(kBarriersMade, kWideThreads);
-    // Weights come first: boxes of x asked for before them cost a microsecond.
+    // Weights are issued first: boxes of x issued before them cost a microsecond.
     named_barrier(kWeightsAsked, kWideThreads);
     if (threadIdx.x != kAbsorbThreads) return;
     wait_for_earlier_launches();
@@ -298,8 +298,8 @@ void launch_wide(const WideMaps& maps, const uint8_t* weight, const AbsorbArgume
                  cudaStream_t stream) {
   const auto kernel = wide_absorb_kernel<kKBlocks>;
   constexpr int kBytes = sizeof(WideMemory<kKBlocks>);
-  static const bool allowed = (allow_shared_memory(kernel, kBytes), true);
-  static_cast<void>(allowed);
+  static OncePerDevice allowed;
+  allowed([&] { allow_shared_memory(kernel, kBytes); });
   launch(kernel,
          {.blocks = static_cast<unsigned>(heads * a.n_parts * a.row_parts),
           .threads = kWideThreads,
@@ -307,7 +307,7 @@ void launch_wide(const WideMaps& maps, const uint8_t* weight, const AbsorbArgume
          stream, maps, weight, a);
 }
 
-// [rows, heads, columns]: boxes of a head's.
+// Tensor map of [rows, heads, columns]: boxes of one head.
 CUtensorMap head_map(const void* memory, const ScaledAbsorbArguments& a, int64_t columns,
                      int64_t row_stride, int64_t head_stride) {
   const Axis axes[] = {{.size = columns, .stride = 1, .box = kBoxColumns},

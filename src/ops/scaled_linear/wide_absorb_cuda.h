@@ -1,5 +1,5 @@
-// scaled_absorb() (scaled_absorb_cuda.h) of many rows: x stays in bf16, weights become bf16 in
-// shared memory.
+// scaled_absorb() (scaled_absorb_cuda.h) for many rows: x stays in bf16, weights are upconverted to
+// bf16 in shared memory.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -12,16 +12,33 @@ namespace fathom {
 // `has_keys`: the server was started with API keys, so that what is not public needs one.
 json::object api_document(std::string_view version, const RequestLimits& limits, bool has_keys);
 
-// What clients of other servers ask for and a server of a generating model has not: embeddings,
-// reranking, scoring. Their routes answer 404 with a sentence of their own.
+// What clients of other servers ask for and a server of one generating model has not. Their routes
+// answer 404 with a sentence of their own and the code "not_supported".
 struct MissingEndpoint {
   const char* path;
   const char* what;
+  const char* why = "this server generates text only";
 };
+inline constexpr const char* kNoLora = "the model is served as it was loaded";
 inline constexpr MissingEndpoint kMissingEndpoints[] = {
-    {"/v1/embeddings", "embeddings"}, {"/v1/rerank", "reranking"},     {"/rerank", "reranking"},
-    {"/v2/rerank", "reranking"},      {"/v1/score", "scoring"},        {"/score", "scoring"},
-    {"/pooling", "pooling"},          {"/classify", "classification"},
+    {"/v1/embeddings", "embeddings"},
+    {"/v1/rerank", "reranking"},
+    {"/rerank", "reranking"},
+    {"/v2/rerank", "reranking"},
+    {"/v1/score", "scoring"},
+    {"/score", "scoring"},
+    {"/pooling", "pooling"},
+    {"/classify", "classification"},
+    {"/v1/images/generations", "making images"},
+    {"/v1/audio/speech", "speech"},
+    {"/v1/audio/transcriptions", "transcribing speech"},
+    {"/v1/audio/translations", "translating speech"},
+    {"/v1/batches", "a batch", "send its requests one by one, they are computed together"},
+    {"/v1/files", "storing files", "nothing is stored here"},
+    {"/v1/load_lora_adapter", "loading a LoRA adapter", kNoLora},
+    {"/v1/unload_lora_adapter", "unloading a LoRA adapter", kNoLora},
+    {"/load_lora_adapter", "loading a LoRA adapter", kNoLora},
+    {"/unload_lora_adapter", "unloading a LoRA adapter", kNoLora},
 };
 
 }  // namespace fathom

@@ -49,6 +49,21 @@ TEST(ApiDocument, HasEveryRouteAndNoOther) {
   EXPECT_GT(routes.size(), 25u);
 }
 
+// What a web page can send without being asked is no JSON; a route that is added is tested too.
+TEST(ApiServer, EveryRouteThatTakesABodyWantsJson) {
+  const auto server = some_server();
+  int64_t wanting = 0;
+  for (const http::Route& route : server->routes().routes()) {
+    const bool is_missing =
+        std::any_of(std::begin(kMissingEndpoints), std::end(kMissingEndpoints),
+                    [&](const MissingEndpoint& one) { return one.path == route.pattern; });
+    const bool expected = route.method != http::Method::kGet && !is_missing;
+    EXPECT_EQ(route.options.wants_json, expected) << route.pattern;
+    wanting += expected ? 1 : 0;
+  }
+  EXPECT_GE(wanting, 10);
+}
+
 TEST(ApiDocument, SaysWhatEveryOperationAnswers) {
   const json::object document = api_document("1.2.3", RequestLimits(), true);
   const json::object& schemas = document.at("components").at("schemas").as_object();

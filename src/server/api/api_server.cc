@@ -1,9 +1,9 @@
 #include "server/api/api_server.h"
 
 #include <new>
-#include <random>
 #include <thread>
 
+#include "base/entropy.h"
 #include "base/log.h"
 #include "base/thread_stacks.h"
 #include "cache/latent_layout.h"
@@ -26,10 +26,12 @@ using http::RunOn;
 // Answered at once and at any time: what tells a supervisor how things are.
 constexpr RouteOptions kAlways = {.run_on = RunOn::kIoThread, .while_draining = true};
 constexpr RouteOptions kAtOnce = {.run_on = RunOn::kIoThread};
+constexpr RouteOptions kJson = {.wants_json = true};
+constexpr RouteOptions kJsonAtOnce = {.run_on = RunOn::kIoThread, .wants_json = true};
 
 constexpr std::chrono::milliseconds kWatchInterval{500};
-// Of a dead engine's clients the last bytes are on their way within milliseconds; who reads slower
-// than this does not hold up the restart.
+// A dead engine's clients get their last bytes within milliseconds; slower readers do not hold up
+// the restart.
 constexpr std::chrono::milliseconds kLastWords{500};
 // Threads answer within microseconds, unless they are stuck in the kernel.
 constexpr std::chrono::milliseconds kStacksLimit{1000};
@@ -37,6 +39,12 @@ constexpr std::chrono::milliseconds kStacksLimit{1000};
 Response respond(ApiResult<std::string> body, ErrorShape shape = ErrorShape::kOpenAi) {
   if (!body) return error_response(body.error(), shape);
   return {.body = std::move(*body)};
+}
+
+// What both OpenAI's and Anthropic's clients ask for.
+ErrorShape shape_for(const http::Request& request) {
+  return request.headers.find("anthropic-version") == nullptr ? ErrorShape::kOpenAi
+                                                              : ErrorShape::kAnthropic;
 }
 
 ApiError loading() { return ApiError(503, "the model is still being loaded"); }
@@ -65,15 +73,10 @@ void log_thread_stacks() {
   }
 }
 
-uint64_t random_start() {
-  std::random_device device;
-  return uint64_t{device()} << 32 | device();
-}
-
 }  // namespace
 
 ApiServer::ApiServer(ApiOptions options)
-    : options_(std::move(options)), next_nonce_(random_start()) {}
+    : options_(std::move(options)), metrics_(options_.metrics_prefix) {}
 
 ApiServer::~ApiServer() { stop(std::chrono::nanoseconds(0)); }
 
@@ -117,12 +120,44 @@ bool ApiServer::has_work(const EngineStats& stats) const {
   return stats.running + stats.waiting + stats.queued_requests > 0;
 }
 
+bool ApiServer::is_dead() const {
+  const Backend* const backend = backend_;
+  return state_ == State::kDead || (backend != nullptr && backend->engine->is_dead());
+}
+
+// Whom the engine has not told is told now.
+void ApiServer::fail_clients(const ApiError& last_words) {
+  http_->begin_drain();
+  replies_.fail_all(last_words);
+}
+
+// Until everything has been sent, or too much time has passed.
+void ApiServer::wait_for_last_words() const {
+  const auto end = std::chrono::steady_clock::now() + kLastWords;
+  while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 bool ApiServer::wait_until_dead() {
   int64_t steps = -1;
   auto since = std::chrono::steady_clock::now();
-  for (; state_ != State::kDraining; std::this_thread::sleep_for(kWatchInterval)) {
+  while (state_ != State::kDraining) {
     const Backend* const backend = backend_;
-    if (backend == nullptr || options_.watchdog_timeout.count() == 0) continue;
+    if (backend == nullptr) {
+      std::this_thread::sleep_for(kWatchInterval);
+      continue;
+    }
+    if (backend->engine->wait_until_dead(kWatchInterval)) {
+      if (state_ == State::kDraining) return false;
+      state_ = State::kDead;
+      const auto why = backend->engine->has_room();
+      log_error("{}", why ? "the engine is dead" : why.error().message);
+      fail_clients(ApiError(503, "the engine has stopped working"));
+      wait_for_last_words();
+      return true;
+    }
+    if (options_.watchdog_timeout.count() == 0) continue;
     const EngineStats stats = backend->engine->stats();
     const auto now = std::chrono::steady_clock::now();
     if (stats.steps != steps || !has_work(stats)) {
@@ -140,19 +175,16 @@ bool ApiServer::wait_until_dead() {
         stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps,
         stats.step_sequences, stats.step_rows, stats.step_longest);
     log_error("unanswered requests: {}", fmt::join(replies_.ids(), ", "));
-    http_->begin_drain();
-    replies_.fail_all(ApiError(500, "the engine has stopped working"));
+    fail_clients(ApiError(500, "the engine has stopped working"));
     log_thread_stacks();
-    const auto end = std::chrono::steady_clock::now() + kLastWords;
-    while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    wait_for_last_words();
     return true;
   }
   return false;
 }
 
 http::Response ApiServer::readiness() const {
+  if (is_dead()) return {.status = 503, .body = R"({"status":"dead"})"};
   switch (state_.load()) {
     case State::kReady:
       return {.body = R"({"status":"ok"})"};
@@ -171,10 +203,11 @@ http::Response ApiServer::metrics_page() const {
   Response response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";
   if (backend == nullptr) {
-    response.body = metrics_.text("", nullptr, http_->stats());
+    response.body = metrics_.text("", nullptr, {}, http_->stats());
   } else {
     const EngineStats stats = backend->engine->stats();
-    response.body = metrics_.text(backend->served.names.front(), &stats, http_->stats());
+    response.body =
+        metrics_.text(backend->served.names.front(), &stats, backend->cache, http_->stats());
   }
   return response;
 }
@@ -208,7 +241,8 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
                          const Answer& answer) {
   const ErrorShape shape = error_shape_of(endpoint);
   const Backend& backend = *backend_.load();
-  const ReplyIdentity identity{mix64(next_nonce_++), now_seconds()};
+  // Who knows an answer's id may end its request.
+  const ReplyIdentity identity{unpredictable_bits(), now_seconds()};
   auto prepared = prepare(endpoint, request.body, backend.served, options_.limits, identity);
   if (!prepared) {
     metrics_.count_rejection(prepared.error());
@@ -224,24 +258,25 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
     metrics_.observe_request(one.sampling);
   }
   if (!prepared->grammar) {
-    submit(std::move(*prepared), request.id, answer);
+    submit(std::move(*prepared), request.id, request.caller, answer);
     return;
   }
   const GrammarSpec spec = *prepared->grammar;
   // std::function wants something that can be copied.
   auto generation = std::make_shared<Generation>(std::move(*prepared));
-  backend.grammars->compile(
-      spec, [this, generation, answer, shape, id = request.id](GrammarCompiler::Compiled compiled) {
-        try {
-          submit_with_grammar(std::move(*generation), std::move(compiled), shape, id, answer);
-        } catch (const std::bad_alloc&) {  // on the compiler's thread nobody else sees to it
-          answer->give_up();
-        }
-      });
+  backend.grammars->compile(spec, [this, generation, answer, shape, id = request.id,
+                                   caller = request.caller](GrammarCompiler::Compiled compiled) {
+    try {
+      submit_with_grammar(std::move(*generation), std::move(compiled), shape, id, caller, answer);
+    } catch (const std::bad_alloc&) {  // on the compiler's thread nobody else sees to it
+      answer->give_up();
+    }
+  });
 }
 
 void ApiServer::submit_with_grammar(Generation generation, GrammarCompiler::Compiled compiled,
-                                    ErrorShape shape, std::string id, const Answer& answer) {
+                                    ErrorShape shape, std::string id, const http::Caller& caller,
+                                    const Answer& answer) {
   if (!compiled) {
     ApiError error(compiled.error());
     if (error.status == 400) error.param = generation.grammar_param;
@@ -256,17 +291,27 @@ void ApiServer::submit_with_grammar(Generation generation, GrammarCompiler::Comp
       one.grammar_begins_after = tokenizer.token_id("</think>");
     }
   }
-  submit(std::move(generation), std::move(id), answer);
+  submit(std::move(generation), std::move(id), caller, answer);
 }
 
-void ApiServer::submit(Generation generation, std::string id, const Answer& answer) {
+void ApiServer::submit(Generation generation, std::string id, const http::Caller& caller,
+                       const Answer& answer) {
+  const std::string answer_id = generation.writer->id();
   const auto reply = std::make_shared<LiveReply>(id, *backend_.load()->engine, metrics_,
                                                  std::move(generation.writer), answer);
-  for (const Request& one : generation.requests) {
-    if (one.id != id) replies_.add(one.id, reply);
-  }
-  replies_.add(std::move(id), reply);
+  if (answer_id != id) replies_.add(answer_id, caller, reply);
+  replies_.add(std::move(id), caller, reply);
   reply->start(std::move(generation.requests));
+}
+
+http::Response ApiServer::abort_request(const http::Request& request) {
+  const auto target = read_abort_target(request.body, options_.limits);
+  if (!target) return error_response(target.error());
+  if (target->empty() && !options_.http.admin_keys.empty() && !request.caller.is_admin) {
+    return error_response(ApiError(403, "abort_all needs an admin key", "abort_all", "not_admin"));
+  }
+  const int64_t aborted = replies_.abort(*target, request.caller);
+  return Response{.body = fmt::format(R"({{"aborted":{}}})", aborted)};
 }
 
 http::RouteTable ApiServer::make_routes() {
@@ -298,12 +343,12 @@ http::RouteTable ApiServer::make_routes() {
             generate(endpoint, request, answer);
           }
         },
-        {}, [this, endpoint] { return refuse_early(endpoint); });
+        kJson, [this, endpoint] { return refuse_early(endpoint); });
   };
 
   for (const char* path : {"/health", "/ping"}) {
     add(Method::kGet, path, Access::kPublic, kAlways, [this](const http::Request&) {
-      return state_ == State::kDead ? readiness() : Response{.body = R"({"status":"ok"})"};
+      return is_dead() ? readiness() : Response{.body = R"({"status":"ok"})"};
     });
   }
   add(Method::kGet, "/ready", Access::kPublic, kAlways,
@@ -315,12 +360,14 @@ http::RouteTable ApiServer::make_routes() {
       [this](const http::Request&) { return Response{.body = openapi()}; });
 
   add_for_model(Method::kGet, "/v1/models", Access::kKey, kAtOnce,
-                [](const Backend& backend, const http::Request&) {
-                  return Response{.body = models_body(backend.served)};
+                [](const Backend& backend, const http::Request& request) {
+                  return Response{.body = models_body(backend.served, shape_for(request))};
                 });
   add_for_model(Method::kGet, "/v1/models/{id...}", Access::kKey, kAtOnce,
                 [](const Backend& backend, const http::Request& request) {
-                  return respond(model_body(backend.served, *request.path_parameter("id")));
+                  const ErrorShape shape = shape_for(request);
+                  return respond(model_body(backend.served, *request.path_parameter("id"), shape),
+                                 shape);
                 });
   add_for_model(Method::kGet, "/version", Access::kPublic, kAtOnce,
                 [](const Backend& backend, const http::Request&) {
@@ -338,46 +385,53 @@ http::RouteTable ApiServer::make_routes() {
                   return Response{.body = props_body(backend.served)};
                 });
 
+  add_for_model(Method::kGet, "/load", Access::kKey, kAtOnce,
+                [](const Backend& backend, const http::Request&) {
+                  const EngineStats stats = backend.engine->stats();
+                  const int64_t requests =
+                      stats.running + std::max(stats.waiting, stats.queued_requests);
+                  return Response{.body = fmt::format(R"({{"server_load":{}}})", requests)};
+                });
+
   add_generating("/v1/chat/completions", GeneratingEndpoint::kChat);
   add_generating("/v1/completions", GeneratingEndpoint::kCompletions);
   add_generating("/v1/messages", GeneratingEndpoint::kMessages);
   add_generating("/v1/responses", GeneratingEndpoint::kResponses);
   add_generating("/generate", GeneratingEndpoint::kGenerate);
 
-  add_for_model(Method::kPost, "/v1/messages/count_tokens", Access::kKey, {},
+  add_for_model(Method::kPost, "/v1/messages/count_tokens", Access::kKey, kJson,
                 [this](const Backend& backend, const http::Request& request) {
                   return respond(count_tokens_body(request.body, backend.served, options_.limits),
                                  ErrorShape::kAnthropic);
                 });
-  add_for_model(Method::kPost, "/tokenize", Access::kKey, {},
+  add_for_model(Method::kPost, "/tokenize", Access::kKey, kJson,
                 [this](const Backend& backend, const http::Request& request) {
                   return respond(tokenize_body(request.body, backend.served, options_.limits));
                 });
-  add_for_model(Method::kPost, "/detokenize", Access::kKey, {},
+  add_for_model(
+      Method::kPost, "/apply-template", Access::kKey, kJson,
+      [this](const Backend& backend, const http::Request& request) {
+        return respond(apply_template_body(request.body, backend.served, options_.limits));
+      });
+  add_for_model(Method::kPost, "/detokenize", Access::kKey, kJson,
                 [this](const Backend& backend, const http::Request& request) {
                   return respond(detokenize_body(request.body, backend.served, options_.limits));
                 });
 
-  add_for_model(Method::kPost, "/flush_cache", Access::kKey, kAtOnce,
+  add_for_model(Method::kPost, "/flush_cache", Access::kOperator, kJsonAtOnce,
                 [](const Backend& backend, const http::Request&) {
                   backend.engine->flush_prefix_cache();
                   return Response{.body = R"({"status":"ok"})"};
                 });
   add_for_model(
-      Method::kPost, "/abort_request", Access::kKey, kAtOnce,
-      [this](const Backend&, const http::Request& request) {
-        const auto target = read_abort_target(request.body, options_.limits);
-        if (!target) return error_response(target.error());
-        return Response{.body = fmt::format(R"({{"aborted":{}}})", replies_.abort(*target))};
-      });
+      Method::kPost, "/abort_request", Access::kKey, kJsonAtOnce,
+      [this](const Backend&, const http::Request& request) { return abort_request(request); });
   for (const MissingEndpoint& missing : kMissingEndpoints) {
     add(Method::kPost, missing.path, Access::kKey, kAtOnce, [missing](const http::Request&) {
-      return error_response(
-          ApiError(404,
-                   fmt::format("{} is not available at {}: this server generates text "
-                               "only",
-                               missing.what, missing.path),
-                   std::nullopt, "not_supported"));
+      return error_response(ApiError(
+          404,
+          fmt::format("{} is not available at {}: {}", missing.what, missing.path, missing.why),
+          std::nullopt, "not_supported"));
     });
   }
   return routes;

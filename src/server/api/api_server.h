@@ -30,6 +30,7 @@ struct ApiOptions {
   // Work is pending and no step has ended for so long: the engine counts as dead. 0: never.
   std::chrono::nanoseconds watchdog_timeout = std::chrono::seconds(300);
   std::string version;
+  std::string metrics_prefix;  // vLLM's metrics under this name too: "fathom_"; empty: not
 };
 
 class ApiServer {
@@ -49,9 +50,12 @@ class ApiServer {
   // error. True if everything had ended by itself.
   bool stop(std::chrono::nanoseconds grace);
 
-  // Waits until the engine is dead (watchdog_timeout) or stop() is called; true: dead. Everybody
-  // who waits for an answer has been told by then, /health and /ready say 503.
+  // Waits until the engine is dead (Engine::is_dead(), or watchdog_timeout) or stop() is called;
+  // true: dead. Everybody who waits for an answer has been told by then, /health and /ready say
+  // 503.
   bool wait_until_dead();
+
+  bool is_dead() const;
 
  private:
   using Answer = std::shared_ptr<http::Responder>;
@@ -63,18 +67,22 @@ class ApiServer {
   std::optional<http::Response> refuse_early(GeneratingEndpoint endpoint);
   void generate(GeneratingEndpoint endpoint, const http::Request& request, const Answer& answer);
   void submit_with_grammar(Generation generation, GrammarCompiler::Compiled compiled,
-                           ErrorShape shape, std::string id, const Answer& answer);
-  void submit(Generation generation, std::string id, const Answer& answer);
+                           ErrorShape shape, std::string id, const http::Caller& caller,
+                           const Answer& answer);
+  void submit(Generation generation, std::string id, const http::Caller& caller,
+              const Answer& answer);
+  http::Response abort_request(const http::Request& request);
   http::Response readiness() const;
   http::Response metrics_page() const;
   std::string openapi() const;
   std::string server_info() const;
   bool has_work(const EngineStats& stats) const;
+  void fail_clients(const ApiError& last_words);
+  void wait_for_last_words() const;
 
   const ApiOptions options_;
   std::atomic<State> state_ = State::kLoading;
   std::atomic<const Backend*> backend_ = nullptr;  // null: the model is being loaded
-  std::atomic<uint64_t> next_nonce_;
   Metrics metrics_;
   LiveReplies replies_;
   std::unique_ptr<http::Server> http_;

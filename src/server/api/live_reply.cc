@@ -20,6 +20,9 @@ http::StreamHead stream_head(const ReplyWriter& writer) {
   return head;
 }
 
+// 500 and not 503: nothing is unavailable, and error_response() tells clients not to try again.
+ApiError aborted_error() { return ApiError(500, "the request was aborted", {}, "aborted"); }
+
 }  // namespace
 
 LiveReply::LiveReply(std::string id, Engine& engine, Metrics& metrics,
@@ -82,6 +85,7 @@ void LiveReply::push(size_t prompt, const Event& event) {
 }
 
 void LiveReply::write(size_t prompt, const Event& event) {
+  if (aborted_ && event.finish == FinishReason::kAbort) return write_failure(aborted_error());
   out_.clear();
   writer_->push(prompt, event, out_);
   deliver(out_);
@@ -121,6 +125,7 @@ void LiveReply::give_up() noexcept {
 bool LiveReply::abort() {
   const std::lock_guard lock(mutex_);
   const bool runs = !sent_ && !left_ && !running_.empty();
+  aborted_ |= runs;
   abort_engine();
   return runs;
 }

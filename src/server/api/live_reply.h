@@ -32,7 +32,8 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
   // Ends the answer with an error and aborts what still runs. Any thread.
   void fail(ApiError error);
 
-  // Aborts what still runs: the client gets what there is, with an error. Any thread.
+  // Aborts what still runs because somebody asked for it: the client gets what there is, with an
+  // error that is not worth another try. Any thread.
   bool abort();  // false: nothing ran any more
 
   const std::string& id() const { return id_; }
@@ -58,6 +59,7 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
   std::shared_ptr<http::Responder> responder_;
   std::vector<RequestId> running_;  // the engine's; aborting one that has ended does nothing
   bool left_ = false;               // the client has gone
+  bool aborted_ = false;            // by abort()
   bool stream_begun_ = false;
   bool sent_ = false;  // the answer is complete
   std::string out_;    // kept for its memory

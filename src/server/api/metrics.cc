@@ -1,11 +1,13 @@
 #include "server/api/metrics.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <filesystem>
+#include <utility>
+
+#include "base/version.h"
+#include "cache/latent_layout.h"
+#include "server/api/process_figures.h"
 
 namespace fathom {
 namespace {
@@ -42,26 +44,49 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-struct ProcessFigures {
-  int64_t resident_bytes = 0;
-  int64_t open_files = 0;
-};
+// Every family of vLLM's once more, with `prefix` instead of "vllm:".
+std::string renamed(std::string_view page, std::string_view prefix) {
+  constexpr std::string_view kTheirs = "vllm:";
+  std::string out;
+  for (size_t begin = 0; begin < page.size();) {
+    const size_t end = page.find('\n', begin) + 1;
+    const std::string_view line = page.substr(begin, end - begin);
+    begin = end;
+    const size_t name = line.starts_with("# ") ? std::string_view("# HELP ").size() : 0;
+    if (!line.substr(name).starts_with(kTheirs)) continue;
+    out.append(line.substr(0, name)).append(prefix).append(line.substr(name + kTheirs.size()));
+  }
+  return out;
+}
 
-ProcessFigures read_process() {
-  ProcessFigures figures;
-  if (std::FILE* const file = std::fopen("/proc/self/statm", "r")) {
-    long long pages = 0;
-    if (std::fscanf(file, "%*d %lld", &pages) == 1) {
-      figures.resident_bytes = pages * sysconf(_SC_PAGESIZE);
-    }
-    std::fclose(file);
+void write_process(std::string& out) {
+  const ProcessFigures figures = process_figures();
+  value(out, "process_resident_memory_bytes", "gauge", "Resident memory.", "",
+        figures.resident_bytes);
+  value(out, "process_virtual_memory_bytes", "gauge", "Address space in use.", "",
+        figures.virtual_bytes);
+  value(out, "process_open_fds", "gauge", "Open files.", "", figures.open_files);
+  value(out, "process_max_fds", "gauge", "Files that may be open.", "", figures.max_files);
+  value(out, "process_start_time_seconds", "gauge", "Start of the process, since 1970.", "",
+        figures.start_seconds);
+  value(out, "process_cpu_seconds_total", "counter", "Time of all its threads on CPUs.", "",
+        figures.cpu_seconds);
+}
+
+// counts[i] is that of what is at most bounds[i], and more than the bound before;
+// counts[bounds.size()] that of what is more.
+template <typename Bound, typename Sum>
+void write_histogram(std::string_view name, std::string_view labels, std::span<const Bound> bounds,
+                     std::span<const int64_t> counts, Sum sum, std::string& out) {
+  int64_t below = 0;
+  for (size_t i = 0; i < bounds.size(); ++i) {
+    below += counts[i];
+    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds[i], below);
   }
-  std::error_code failed;
-  for (std::filesystem::directory_iterator entry("/proc/self/fd", failed), end;
-       !failed && entry != end; entry.increment(failed)) {
-    ++figures.open_files;
-  }
-  return figures;
+  below += counts[bounds.size()];
+  out += fmt::format("{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, below);
+  out += fmt::format("{}_sum{{{}}} {}\n", name, labels, sum);
+  out += fmt::format("{}_count{{{}}} {}\n", name, labels, below);
 }
 
 }  // namespace
@@ -73,19 +98,16 @@ void Histogram::observe(double value) {
 }
 
 void Histogram::write(std::string_view name, std::string_view labels, std::string& out) const {
-  int64_t below = 0;
-  for (size_t i = 0; i < bounds_.size(); ++i) {
-    below += counts_[i].load(std::memory_order_relaxed);
-    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], below);
-  }
-  below += counts_[bounds_.size()].load(std::memory_order_relaxed);
-  out += fmt::format("{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, below);
-  out += fmt::format("{}_sum{{{}}} {}\n", name, labels, sum_.load(std::memory_order_relaxed));
-  out += fmt::format("{}_count{{{}}} {}\n", name, labels, below);
+  std::array<int64_t, kMaxBuckets> counts{};
+  for (size_t i = 0; i <= bounds_.size(); ++i)
+    counts[i] = counts_[i].load(std::memory_order_relaxed);
+  write_histogram(name, labels, bounds_, std::span<const int64_t>(counts),
+                  sum_.load(std::memory_order_relaxed), out);
 }
 
-Metrics::Metrics()
-    : ttft_(kTtftBounds),
+Metrics::Metrics(std::string prefix)
+    : prefix_(std::move(prefix)),
+      ttft_(kTtftBounds),
       token_gap_(kGapBounds),
       e2e_(kSecondsBounds),
       queue_(kSecondsBounds),
@@ -126,44 +148,60 @@ void Metrics::observe_finish(const Event& event) {
   generation_tokens_.observe(static_cast<double>(event.usage.completion_tokens));
 }
 
-std::string Metrics::text(std::string_view model_name, const EngineStats* engine,
-                          const http::ServerStats& http) const {
-  std::string out;
-  const std::string labels = fmt::format("engine=\"0\",model_name=\"{}\"", escaped(model_name));
+void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
+                           const CacheConfig& cache, std::string& out) const {
   const auto gauge = [&](std::string_view name, auto number, std::string_view help) {
     value(out, name, "gauge", help, labels, number);
   };
   const auto counter = [&](std::string_view name, auto number, std::string_view help) {
     value(out, name, "counter", help, labels, number);
   };
-  if (engine != nullptr) {
-    const auto total = static_cast<double>(std::max<int64_t>(engine->pages_total, 1));
-    gauge("vllm:num_requests_running", engine->running, "Sequences that take part in steps.");
-    // A queued request is among the waiting sequences as soon as the engine's thread has seen it.
-    gauge("vllm:num_requests_waiting", std::max(engine->waiting, engine->queued_requests),
-          "Sequences that wait for their first step or to be computed again.");
-    gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine->pages_used) / total,
-          "Share of the cache's pages that sequences hold; 1 is all.");
-    counter("vllm:prompt_tokens_total", engine->prompt_tokens, "Prompt tokens computed.");
-    counter("vllm:generation_tokens_total", engine->generated_tokens, "Tokens generated.");
-    counter("vllm:num_preemptions_total", engine->preemptions,
-            "Times a sequence gave up its pages.");
-    counter("vllm:prefix_cache_queries_total", engine->prefix_queries,
-            "Prompt tokens looked for in the prefix cache.");
-    counter("vllm:prefix_cache_hits_total", engine->prefix_hits, "And found there.");
-    gauge("fathom_last_step_age_seconds", engine->last_step_age_seconds,
-          "Since the engine's last step ended.");
-    counter("fathom_steps_total", engine->steps, "Steps of the engine.");
-    head(out, "fathom_kv_pages", "gauge", "Pages of the cache by state.");
-    const auto pages = [&](std::string_view state, int64_t count) {
-      out += fmt::format("fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels, state, count);
-    };
-    pages("free", engine->pages_total - engine->pages_used - engine->pages_cached);
-    pages("cached", engine->pages_cached);
-    pages("used", engine->pages_used);
-    counter("fathom_expired_requests_total", engine->expired,
-            "Requests that a deadline has ended.");
-  }
+  const auto total = static_cast<double>(std::max<int64_t>(engine.pages_total, 1));
+  gauge("vllm:num_requests_running", engine.running, "Sequences that take part in steps.");
+  // A queued request is among the waiting sequences as soon as the engine's thread has seen it.
+  gauge("vllm:num_requests_waiting", std::max(engine.waiting, engine.queued_requests),
+        "Sequences that wait for their first step or to be computed again.");
+  gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine.pages_used) / total,
+        "Share of the cache's pages that sequences hold; 1 is all.");
+  counter("vllm:prompt_tokens_total", engine.prompt_tokens, "Prompt tokens computed.");
+  counter("vllm:generation_tokens_total", engine.generated_tokens, "Tokens generated.");
+  counter("vllm:num_preemptions_total", engine.preemptions, "Times a sequence gave up its pages.");
+  counter("vllm:prefix_cache_queries_total", engine.prefix_queries,
+          "Prompt tokens looked for in the prefix cache.");
+  counter("vllm:prefix_cache_hits_total", engine.prefix_hits, "And found there.");
+  gauge("fathom_last_step_age_seconds", engine.last_step_age_seconds,
+        "Since the engine's last step ended.");
+  counter("fathom_steps_total", engine.steps, "Steps of the engine.");
+  counter("fathom_step_seconds_total", engine.step_seconds, "Time in which a step ran.");
+  head(out, "fathom_kv_pages", "gauge", "Pages of the cache by state.");
+  const auto pages = [&](std::string_view state, int64_t count) {
+    out += fmt::format("fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels, state, count);
+  };
+  pages("free",
+        engine.pages_total - engine.pages_used - engine.pages_cached - engine.pages_in_transfer);
+  pages("cached", engine.pages_cached);
+  pages("used", engine.pages_used);
+  pages("in_transfer", engine.pages_in_transfer);
+  counter("fathom_expired_requests_total", engine.expired, "Requests that a deadline has ended.");
+  value(out, "vllm:cache_config_info", "gauge", "The cache; always 1.",
+        fmt::format("{},block_size=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"{}\","
+                    "num_gpu_blocks=\"{}\"",
+                    labels, kPageSize, escaped(cache.dtype),
+                    cache.prefix_caching ? "True" : "False", engine.pages_total),
+        1);
+  head(out, "vllm:iteration_tokens_total", "histogram", "Tokens computed in a step.");
+  write_histogram("vllm:iteration_tokens_total", labels, std::span<const int64_t>(kStepRowBounds),
+                  engine.steps_by_rows, engine.rows, out);
+}
+
+std::string Metrics::text(std::string_view model_name, const EngineStats* engine,
+                          const CacheConfig& cache, const http::ServerStats& http) const {
+  std::string out;
+  const std::string labels = fmt::format("engine=\"0\",model_name=\"{}\"", escaped(model_name));
+  const auto counter = [&](std::string_view name, auto number, std::string_view help) {
+    value(out, name, "counter", help, labels, number);
+  };
+  if (engine != nullptr) write_engine(labels, *engine, cache, out);
 
   head(out, "vllm:request_success_total", "counter", "Finished choices by reason.");
   for (const FinishReason reason :
@@ -209,10 +247,12 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
     out += fmt::format("fathom_http_responses_total{{class=\"{}xx\"}} {}\n", status,
                        http.responses[status]);
   }
-  const ProcessFigures process = read_process();
-  value(out, "process_resident_memory_bytes", "gauge", "Resident memory.", "",
-        process.resident_bytes);
-  value(out, "process_open_fds", "gauge", "Open files.", "", process.open_files);
+  value(out, "fathom_build_info", "gauge", "What the program is built of; always 1.",
+        fmt::format("version=\"{}\",commit=\"{}\",cuda=\"{}\"", escaped(program_version()),
+                    escaped(program_commit()), escaped(program_cuda())),
+        1);
+  write_process(out);
+  if (!prefix_.empty()) out += renamed(out, prefix_);
   return out;
 }
 

@@ -33,9 +33,18 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
+// What vLLM tells of its cache; the number of pages is the engine's.
+struct CacheConfig {
+  std::string dtype;  // "bf16", "fp8"
+  bool prefix_caching = false;
+};
+
 // Any thread.
 class Metrics {
  public:
+  // `prefix`: vLLM's metrics are there a second time with "vllm:" replaced by it; empty: not.
+  explicit Metrics(std::string prefix = {});
+
   void count_rejection(const ApiError& error);  // a request that got no answer
   void count_disconnect();                      // a client that left before its answer's end
   void observe_token_gap(double seconds);
@@ -43,18 +52,19 @@ class Metrics {
   void observe_request(const SamplingParams& params);
 
   // The whole page. Without an engine, while the model loads, what is known without one.
-  std::string text(std::string_view model_name, const EngineStats* engine,
+  std::string text(std::string_view model_name, const EngineStats* engine, const CacheConfig& cache,
                    const http::ServerStats& http) const;
 
  private:
+  void write_engine(std::string_view labels, const EngineStats& engine, const CacheConfig& cache,
+                    std::string& out) const;
+
+  const std::string prefix_;
   std::array<std::atomic<int64_t>, 4> finished_{};  // by FinishReason
   std::atomic<int64_t> rejected_queue_full_{0}, rejected_invalid_{0}, rejected_other_{0};
   std::atomic<int64_t> disconnects_{0};
   Histogram ttft_, token_gap_, e2e_, queue_, prefill_, decode_, inference_;
   Histogram prompt_tokens_, generation_tokens_, params_n_, params_max_tokens_;
-
- public:
-  Metrics();
 };
 
 }  // namespace fathom

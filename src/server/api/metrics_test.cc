@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <sstream>
+
+#include "base/version.h"
+#include "server/api/process_figures.h"
 
 namespace fathom {
 namespace {
@@ -62,29 +66,105 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
   stats.pages_total = 100;
   stats.pages_used = 25;
   stats.pages_cached = 5;
+  stats.pages_in_transfer = 2;
+  stats.steps_by_rows = {2, 0, 3};  // three of 9 to 16 rows
+  stats.steps_by_rows.back() = 1;
+  stats.rows = 20'036;
   http::ServerStats http;
   http.responses[4] = 2;
 
-  const auto page = samples(metrics.text("a \"b\"\\c", &stats, http));
+  const auto page =
+      samples(metrics.text("a \"b\"\\c", &stats, {.dtype = "bf16", .prefix_caching = true}, http));
   const std::string labels = R"({engine="0",model_name="a \"b\"\\c")";
   EXPECT_EQ(page.at("vllm:num_requests_waiting" + labels + "}"), 3);
   EXPECT_EQ(page.at("vllm:kv_cache_usage_perc" + labels + "}"), 0.25);
-  EXPECT_EQ(page.at("fathom_kv_pages" + labels + ",state=\"free\"}"), 70);
+  EXPECT_EQ(page.at("fathom_kv_pages" + labels + ",state=\"free\"}"), 68);
+  EXPECT_EQ(page.at("fathom_kv_pages" + labels + ",state=\"in_transfer\"}"), 2);
   EXPECT_EQ(page.at("vllm:request_success_total" + labels + ",finished_reason=\"length\"}"), 1);
   EXPECT_EQ(page.at("vllm:request_success_total" + labels + ",finished_reason=\"stop\"}"), 0);
   EXPECT_EQ(page.at("vllm:time_to_first_token_seconds_bucket" + labels + ",le=\"0.04\"}"), 0);
   EXPECT_EQ(page.at("vllm:time_to_first_token_seconds_bucket" + labels + ",le=\"0.06\"}"), 1);
-  EXPECT_NEAR(page.at("vllm:request_decode_time_seconds_sum" + labels + "}"), 0.64, 1e-9);
+  for (const auto& [name, seconds] : {std::pair("request_queue_time", 0.01),
+                                      {"time_to_first_token", 0.06},
+                                      {"request_prefill_time", 0.05},
+                                      {"request_decode_time", 0.64},
+                                      {"request_inference_time", 0.69},
+                                      {"e2e_request_latency", 0.7},
+                                      {"inter_token_latency", 0.02}}) {
+    EXPECT_NEAR(page.at(fmt::format("vllm:{}_seconds_sum{}}}", name, labels)), seconds, 1e-9)
+        << name;
+    EXPECT_EQ(page.at(fmt::format("vllm:{}_seconds_count{}}}", name, labels)), 1) << name;
+  }
+  EXPECT_EQ(page.at("vllm:request_prompt_tokens_sum" + labels + "}"), 30);
+  EXPECT_EQ(page.at("vllm:request_generation_tokens_sum" + labels + "}"), 4);
   EXPECT_EQ(page.at("fathom_requests_rejected_total" + labels + ",reason=\"queue_full\"}"), 1);
   EXPECT_EQ(page.at("fathom_requests_rejected_total" + labels + ",reason=\"invalid\"}"), 1);
   EXPECT_EQ(page.at("fathom_http_responses_total{class=\"4xx\"}"), 2);
+  const auto steps = [&](const char* bound) {
+    return page.at("vllm:iteration_tokens_total_bucket" + labels + ",le=\"" + bound + "\"}");
+  };
+  EXPECT_EQ(steps("1"), 2);
+  EXPECT_EQ(steps("8"), 2);
+  EXPECT_EQ(steps("16"), 5);
+  EXPECT_EQ(steps("16384"), 5);
+  EXPECT_EQ(steps("+Inf"), 6);
+  EXPECT_EQ(page.at("vllm:iteration_tokens_total_sum" + labels + "}"), 20'036);
+  EXPECT_EQ(page.at("vllm:cache_config_info" + labels +
+                    ",block_size=\"64\",cache_dtype=\"bf16\",enable_prefix_caching=\"True\","
+                    "num_gpu_blocks=\"100\"}"),
+            1);
   EXPECT_GT(page.at("process_resident_memory_bytes{}"), 0);
 }
 
 TEST(Metrics, WithoutAnEngineThePageHasWhatIsKnown) {
-  const auto page = samples(Metrics().text("", nullptr, {}));
+  const auto page = samples(Metrics().text("", nullptr, {}, {}));
   EXPECT_FALSE(page.contains(R"(vllm:num_requests_running{engine="0",model_name=""})"));
   EXPECT_TRUE(page.contains("process_open_fds{}"));
+}
+
+TEST(Metrics, OfTheProcessAreThoseOfThisOne) {
+  const auto page = samples(Metrics().text("", nullptr, {}, {}));
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  // This process has not run for a day; the kernel tells its start to 10 ms, the boot to a second.
+  EXPECT_GT(page.at("process_start_time_seconds{}"), now - 86'400);
+  EXPECT_LT(page.at("process_start_time_seconds{}"), now + 2);
+  const double before = page.at("process_cpu_seconds_total{}");
+  EXPECT_GT(before, 0);
+  const auto used = [] { return process_figures().cpu_seconds; };
+  while (used() < before + 0.01) {
+  }
+  EXPECT_GE(samples(Metrics().text("", nullptr, {}, {})).at("process_cpu_seconds_total{}"),
+            before + 0.01);
+  EXPECT_GT(page.at("process_virtual_memory_bytes{}"), page.at("process_resident_memory_bytes{}"));
+  EXPECT_GE(page.at("process_max_fds{}"), page.at("process_open_fds{}"));
+}
+
+TEST(Metrics, SayWhatTheProgramIsBuiltOf) {
+  EXPECT_NE(*program_version(), 0);
+  const auto page = samples(Metrics().text("", nullptr, {}, {}));
+  EXPECT_EQ(page.at(fmt::format("fathom_build_info{{version=\"{}\",commit=\"{}\",cuda=\"{}\"}}",
+                                program_version(), program_commit(), program_cuda())),
+            1);
+}
+
+// With a prefix every family of vLLM's is there twice, with equal values, and nothing else is.
+TEST(Metrics, APrefixExportsThemASecondTime) {
+  EngineStats stats;
+  stats.pages_total = 100;
+  const auto plain = samples(Metrics().text("m", &stats, {}, {}));
+  const auto twice = samples(Metrics("fathom_").text("m", &stats, {}, {}));
+  size_t renamed = 0;
+  for (const auto& [name, value] : plain) {
+    ASSERT_TRUE(twice.contains(name)) << name;
+    if (!name.starts_with("vllm:")) continue;
+    ++renamed;
+    const std::string other = "fathom_" + name.substr(5);
+    ASSERT_TRUE(twice.contains(other)) << other;
+    EXPECT_EQ(twice.at(other), value) << other;
+  }
+  EXPECT_GT(renamed, 100u);
+  EXPECT_EQ(twice.size(), plain.size() + renamed);
 }
 
 }  // namespace

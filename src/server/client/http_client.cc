@@ -169,7 +169,7 @@ Result<Endpoint> parse_base_url(std::string_view url) {
   if (rest.ends_with('/')) rest.remove_suffix(1);
   if (rest.find('/') != std::string_view::npos) return refuse("expected no path behind the port");
   Endpoint endpoint{.host = std::string(rest), .port = 80};
-  // Behind the brackets of an IPv6 address, if there are any.
+  // Searches after the brackets of an IPv6 address, if there are any.
   const size_t colon = rest.rfind(':');
   if (colon != std::string_view::npos && rest.find(']', colon) == std::string_view::npos) {
     const std::string_view port = rest.substr(colon + 1);

@@ -115,7 +115,7 @@ TEST_F(HttpClientTest, ReadsManyStreamsAtOnce) {
 
 TEST_F(HttpClientTest, DisconnectsAtTheTimeLimit) {
   const auto heard = std::make_shared<Heard>();
-  client_->send({.path = "/hang", .time_limit = std::chrono::milliseconds(200)}, heard);
+  client_->send({.path = "/hang", .time_limit = std::chrono::seconds(1)}, heard);
   const auto reply = heard->reply();
   ASSERT_FALSE(reply);
   EXPECT_EQ(reply.error().code, Code::kDeadlineExceeded);

@@ -12,6 +12,7 @@
 #include "server/http/error_body.h"
 #include "server/http/io_loop.h"
 #include "server/http/log_text.h"
+#include "server/http/response_head.h"
 
 namespace fathom::http {
 namespace {
@@ -121,7 +122,7 @@ void Connection::wait_writable() {
                      });
 }
 
-void Connection::start(bool too_many) {
+void Connection::start() {
   guarded([&] {
     socket_.non_blocking(true);
     boost::system::error_code ignored;  // where these are not to be had, nothing depends on them
@@ -130,21 +131,12 @@ void Connection::start(bool too_many) {
                sizeof(kUnsentInKernel));
     const Time now = Clock::now();
     if (loop_.state().tls != nullptr) {
-      if (too_many) return close(Ending::kCutOff);
       state_ = State::kHandshake;
       deadline_ = now + loop_.state().options.header_timeout;
       limit_head();
       return on_handshake();
     }
     deadline_ = now + loop_.state().options.idle_timeout;
-    if (too_many) {
-      Response response = error_response(
-          503,
-          fmt::format("there are more than {} connections", loop_.state().options.max_connections),
-          "too_many_connections");
-      response.headers.add("Retry-After", "1");
-      return refuse(std::move(response), true);
-    }
     wait_readable();
   });
 }
@@ -208,9 +200,26 @@ void Connection::received(std::string_view bytes) {
 
 void Connection::on_end() {
   client_ended_ = true;
-  if (state_ == State::kAnswering) flush_news();              // which may be the whole answer
-  if (state_ == State::kAnswering && answer_->ended) return;  // still to be sent
-  close(Ending::kClosedByClient);
+  if (state_ != State::kAnswering) return close(Ending::kClosedByClient);
+  flush_news();  // which may be the whole answer
+  watch_half_closed();
+}
+
+// Sends the answer's first bytes, or something that means nothing within a stream: a client that
+// has closed altogether answers with a reset.
+void Connection::watch_half_closed() {
+  if (state_ != State::kAnswering || answer_->ended) return;  // the rest is on its way
+  socket_.async_wait(asio::ip::tcp::socket::wait_error,
+                     [self = shared_from_this()](const boost::system::error_code& failure) {
+                       if (failure) return;
+                       self->guarded([&] { self->close(Ending::kClosedByClient); });
+                     });
+  if (answer_->is_stream) {
+    queue_stream(answer_->keep_alive);
+  } else if (!std::exchange(answer_->probed, true)) {
+    queue_.append(kProbe);
+  }
+  send_queued();
 }
 
 // The answer was sent; what came behind its request is next.
@@ -219,6 +228,7 @@ void Connection::answer_next() {
   deadline_ = Clock::now() + loop_.state().options.idle_timeout;
   if (advancing_) return;  // advance() goes on by itself
   if (!ahead_.empty()) advance(std::exchange(ahead_, {}));
+  if (client_ended_ && state_ == State::kReading) return close(Ending::kClosedByClient);
   if (!waiting_readable_) on_readable();
 }
 
@@ -328,6 +338,7 @@ void Connection::on_request() {
   request.query = std::move(decision_.target.query);
   request.headers = std::move(head.headers);
   request.body = std::move(reader_->body());
+  request.caller = decision_.caller;
   request.peer = peer_;
   request.received = answer_->received;
   const Route& route = *decision_.route;
@@ -343,6 +354,7 @@ void Connection::on_request() {
       run_handler(route, std::move(*shared), exchange);
     });
   }
+  if (client_ended_) watch_half_closed();
 }
 
 void Connection::check(Time now) {
@@ -405,7 +417,8 @@ void Connection::cut_off() {
   const bool is_owed =
       state_ == State::kAnswering ? answer_->status == 0 : state_ == State::kReading && advancing_;
   if (is_owed && queue_.empty()) {
-    const IoResult result = stream_->write(std::span(&kLastWords, 1));
+    const std::string_view words = without_probe(kLastWords);
+    const IoResult result = stream_->write(std::span(&words, 1));
     if (answer_ != nullptr) answer_->status = 503;
     if (result.status == IoStatus::kDone) ++loop_.state().responses[5];
     stream_->finish();

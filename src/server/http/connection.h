@@ -4,7 +4,9 @@
 //   kHandshake   TLS
 //   kReading     a request, or waiting for one
 //   kAnswering   one is with its handler, or its answer is being sent; what the client sends
-//                meanwhile is kept, up to a head's length, so that its disconnect is seen
+//                meanwhile is kept, up to a head's length, so that its disconnect is seen. A client
+//                that shuts its sending side down and one that closes look alike until something
+//                is sent to them: the first gets its answer, the second answers with a reset
 //   kLingering   the last answer is sent: input is dropped until the client closes too, because
 //                closing with input unread would make the kernel drop the answer
 //   kClosed
@@ -37,7 +39,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  void start(bool refuse);
+  void start();
   void flush();                                           // the exchange has news
   void check(std::chrono::steady_clock::time_point now);  // time limits, keep-alive
   void stop();                                            // cuts everything off
@@ -53,14 +55,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   struct Answer {
     std::shared_ptr<Exchange> exchange;
     Exchange::News news;
-    // Of the request, for the head and the log.
+    // The request's, for the head and the log.
     std::string id, method, path, cors_origin;
     Time received;
     bool http10 = false;
     bool head_only = false;  // no body is sent
-    // Of the answer.
+    // The answer's.
     bool close_after = false;
-    int status = 0;  // 0: not begun
+    int status = 0;       // 0: not begun
+    bool probed = false;  // kProbe, which begins every head, is sent
     bool is_stream = false;
     bool chunked = false;  // else a stream's bytes go out as they are
     bool ended = false;    // its last byte is queued
@@ -81,6 +84,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_readable();
   void received(std::string_view bytes);
   void on_end();
+  void watch_half_closed();
   bool wants_input() const;
 
   void advance(std::string_view bytes);
@@ -105,6 +109,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void end_answer(Ending ending);
   void cut_off();
   void close(Ending ending);
+  std::string_view without_probe(std::string_view head) const;
   void log_answer(const Answer& answer, Ending ending) const;
 
   void check_reading(Time now);

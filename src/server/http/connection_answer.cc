@@ -89,7 +89,7 @@ void Connection::queue_head(const Response& response) {
        .request_id = answer_->id,
        .cors_origin = answer_->cors_origin});
   answer_->head_only |= without_body;
-  queue_.append(std::move(text));
+  queue_.append(without_probe(text));
   count_response(response.status);
 }
 
@@ -108,10 +108,15 @@ void Connection::queue_head(const StreamHead& head) {
                               .close = answer_->close_after,
                               .request_id = answer_->id,
                               .cors_origin = answer_->cors_origin});
-  queue_.append(std::move(text));
+  queue_.append(without_probe(text));
   count_response(head.status);
   answer_->last_queued = Clock::now();
   answer_->ended = answer_->head_only;
+}
+
+std::string_view Connection::without_probe(std::string_view head) const {
+  if (answer_ != nullptr && answer_->probed) head.remove_prefix(kProbe.size());
+  return head;
 }
 
 void Connection::count_response(int status) {
@@ -121,7 +126,7 @@ void Connection::count_response(int status) {
 }
 
 void Connection::queue_stream(std::string_view bytes) {
-  if (answer_->head_only) return;
+  if (answer_->head_only || bytes.empty()) return;
   std::string begin;
   if (answer_->chunked) append_chunk_begin(begin, std::ssize(bytes));
   queue_.append(std::string_view(begin));
@@ -156,7 +161,7 @@ void Connection::send_queued() {
 }
 
 void Connection::finish_answer() {
-  const bool last = answer_->close_after || client_ended_;
+  const bool last = answer_->close_after || (client_ended_ && !advancing_ && ahead_.empty());
   end_answer(Ending::kDelivered);
   if (last) {
     start_lingering();
@@ -174,7 +179,7 @@ void Connection::end_answer(Ending ending) {
   ServerState& state = loop_.state();
   if (ending == Ending::kClosedByClient) ++state.closed_by_client;
   if (ending == Ending::kCutOff) ++state.cut_off;
-  // Of a stream HEAD wants the beginning only; its writer may stop.
+  // HEAD needs the beginning of a stream only; its writer may stop.
   const bool unwanted = answer->is_stream && answer->head_only;
   if (ending == Ending::kDelivered && !unwanted) {
     answer->exchange->delivered();

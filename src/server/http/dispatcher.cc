@@ -67,6 +67,38 @@ std::optional<Response> refuse_key(KeyRing::Verdict verdict) {
   return std::nullopt;
 }
 
+// "application/json" of "Application/JSON; charset=utf-8".
+std::string_view media_type(std::string_view field) {
+  const std::string_view type = field.substr(0, field.find(';'));
+  return type.substr(0, type.find_last_not_of(" \t") + 1);
+}
+
+// A body without a type is refused like one of another type: both are what a page's form, or a
+// fetch() without a preflight, can send.
+std::optional<Response> refuse_content(const RequestHead& head, const RouteOptions& route) {
+  if (!head.has_body) return std::nullopt;
+  const std::string* coding = head.headers.find("Content-Encoding");
+  if (coding != nullptr && !equal_ignoring_case(*coding, "identity")) {
+    Response response =
+        error_response(415,
+                       fmt::format("Content-Encoding '{}' is not supported: send the body as it is",
+                                   for_log(*coding, 64)),
+                       "unsupported_content_encoding");
+    response.headers.add("Accept-Encoding", "identity");
+    return response;
+  }
+  if (!route.wants_json) return std::nullopt;
+  const std::string* type = head.headers.find("Content-Type");
+  if (type != nullptr && equal_ignoring_case(media_type(*type), "application/json")) {
+    return std::nullopt;
+  }
+  return error_response(
+      415,
+      fmt::format("the Content-Type {}: send 'Content-Type: application/json'",
+                  type == nullptr ? "is missing" : "is '" + for_log(*type, 64) + "'"),
+      "unsupported_content_type");
+}
+
 bool is_header_list(std::string_view text) {
   constexpr size_t kLongest = 1024;
   const auto allowed = [](char c) {
@@ -78,9 +110,8 @@ bool is_header_list(std::string_view text) {
 
 }  // namespace
 
-Dispatcher::Dispatcher(const RouteTable& routes, KeyRing keys,
-                       std::vector<std::string> cors_origins)
-    : routes_(routes), keys_(std::move(keys)), cors_origins_(std::move(cors_origins)) {}
+Dispatcher::Dispatcher(const RouteTable& routes, KeyRing keys, BrowserGuard guard)
+    : routes_(routes), keys_(std::move(keys)), guard_(std::move(guard)) {}
 
 Dispatcher::Decision Dispatcher::decide(const RequestHead& head, bool draining) const {
   Decision decision;
@@ -90,6 +121,7 @@ Dispatcher::Decision Dispatcher::decide(const RequestHead& head, bool draining) 
     return decision;
   }
   decision.target = std::move(*target);
+  if ((decision.refusal = guard_.refuse_host(head.headers))) return decision;
   if (head.method == "OPTIONS" && decision.target.path == "*") {
     decision.refusal = answer_options(head, {Method::kGet, Method::kPost});
     return decision;
@@ -101,7 +133,11 @@ Dispatcher::Decision Dispatcher::decide(const RequestHead& head, bool draining) 
                            : refuse_method(head, decision.target, match.allowed);
     return decision;
   }
-  decision.refusal = refuse_key(keys_.check(match.route->access, head.headers));
+  decision.refusal = guard_.refuse_origin(head);
+  if (!decision.refusal) {
+    decision.refusal = refuse_key(keys_.check(match.route->access, head.headers, &decision.caller));
+  }
+  if (!decision.refusal) decision.refusal = refuse_content(head, match.route->options);
   if (!decision.refusal && draining && !match.route->options.while_draining) {
     decision.refusal = error_response(503, "the server is shutting down", "shutting_down");
     decision.refusal->headers.add("Retry-After", "5");
@@ -124,16 +160,6 @@ Response Dispatcher::answer_options(const RequestHead& head,
   }
   response.headers.add("Access-Control-Max-Age", "600");
   return response;
-}
-
-std::string Dispatcher::cors_origin(const Headers& request) const {
-  const std::string* origin = request.find("Origin");
-  if (origin == nullptr) return {};
-  for (const std::string& allowed : cors_origins_) {
-    if (allowed == "*") return "*";
-    if (equal_ignoring_case(allowed, *origin)) return *origin;
-  }
-  return {};
 }
 
 }  // namespace fathom::http

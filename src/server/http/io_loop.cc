@@ -44,16 +44,17 @@ void IoLoop::start(std::function<void()> also_resume) {
   });
 }
 
-void IoLoop::adopt(asio::ip::tcp::socket socket, ConnectionCount count, bool refuse) {
-  asio::post(context_, [this, socket = std::move(socket), count = std::move(count),
-                        refuse]() mutable { add(std::move(socket), std::move(count), refuse); });
+void IoLoop::adopt(asio::ip::tcp::socket socket, ConnectionCount count) {
+  asio::post(context_, [this, socket = std::move(socket), count = std::move(count)]() mutable {
+    add(std::move(socket), std::move(count));
+  });
 }
 
-void IoLoop::add(asio::ip::tcp::socket socket, ConnectionCount count, bool refuse) {
+void IoLoop::add(asio::ip::tcp::socket socket, ConnectionCount count) {
   const auto connection = std::make_shared<Connection>(*this, std::move(socket), std::move(count));
   connection->place = connections_.size();
   connections_.push_back(connection);
-  connection->start(refuse);
+  connection->start();
 }
 
 void IoLoop::remove(Connection& connection) {

@@ -28,8 +28,8 @@ class IoLoop {
   // `resume` is called on the loop's thread at its start, and again whenever a handler has thrown:
   // it (re)starts what goes on by itself and may have been broken off.
   void start(std::function<void()> resume);
-  // A connection that was accepted; `refuse`: it only gets to know that there are too many.
-  void adopt(boost::asio::ip::tcp::socket socket, ConnectionCount count, bool refuse);
+  // A connection that was accepted.
+  void adopt(boost::asio::ip::tcp::socket socket, ConnectionCount count);
   // Cuts all connections, ends the thread and waits for it.
   void stop();
 
@@ -40,7 +40,7 @@ class IoLoop {
   void remove(Connection& connection);
 
  private:
-  void add(boost::asio::ip::tcp::socket socket, ConnectionCount count, bool refuse);
+  void add(boost::asio::ip::tcp::socket socket, ConnectionCount count);
   void flush();  // what is on the outbox
   void schedule_check();
   void check();  // time limits

@@ -42,12 +42,14 @@ KeyRing::Digest KeyRing::digest_of(std::string_view key) {
   return digest;
 }
 
-bool KeyRing::contains(const std::vector<Digest>& digests, const Digest& wanted) {
-  unsigned found = 0;
-  for (const Digest& digest : digests) {
-    found |= static_cast<unsigned>(CRYPTO_memcmp(digest.data(), wanted.data(), wanted.size()) == 0);
+int64_t KeyRing::find(const std::vector<Digest>& digests, const Digest& wanted) {
+  int64_t found = -1;
+  for (int64_t i = 0; i < std::ssize(digests); ++i) {
+    const Digest& digest = digests[static_cast<size_t>(i)];
+    const bool equal = CRYPTO_memcmp(digest.data(), wanted.data(), wanted.size()) == 0;
+    found = equal ? i : found;
   }
-  return found != 0;
+  return found;
 }
 
 Result<KeyRing> KeyRing::create(const std::vector<std::string>& api_keys,
@@ -64,19 +66,22 @@ Result<KeyRing> KeyRing::create(const std::vector<std::string>& api_keys,
   return ring;
 }
 
-KeyRing::Verdict KeyRing::check(Access access, const Headers& headers) const {
-  if (access == Access::kPublic || (access == Access::kKey && api_.empty())) {
-    return Verdict::kGranted;
-  }
-  if (access == Access::kAdmin && admin_.empty()) return Verdict::kAdminOff;
+KeyRing::Verdict KeyRing::check(Access access, const Headers& headers, Caller* caller) const {
+  if (access == Access::kPublic) return Verdict::kGranted;
+  if (access == Access::kOperator) access = admin_.empty() ? Access::kKey : Access::kAdmin;
   const std::vector<std::string_view> keys = presented_keys(headers);
-  bool is_api = false, is_admin = false;
+  bool is_api = false;
   for (const std::string_view key : keys) {
     const Digest digest = digest_of(key);
-    is_api |= contains(api_, digest);
-    is_admin |= contains(admin_, digest);
+    const int64_t api = find(api_, digest), admin = find(admin_, digest);
+    is_api |= api >= 0;
+    caller->is_admin |= admin >= 0;
+    if (api >= 0) caller->key = api;
+    if (admin >= 0) caller->key = std::ssize(api_) + admin;
   }
-  if (is_admin || (is_api && access == Access::kKey)) return Verdict::kGranted;
+  if (access == Access::kKey && api_.empty()) return Verdict::kGranted;
+  if (access == Access::kAdmin && admin_.empty()) return Verdict::kAdminOff;
+  if (caller->is_admin || (is_api && access == Access::kKey)) return Verdict::kGranted;
   if (is_api) return Verdict::kNotAdmin;
   return keys.empty() ? Verdict::kMissing : Verdict::kWrong;
 }

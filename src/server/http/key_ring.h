@@ -24,12 +24,13 @@ class KeyRing {
 
   enum class Verdict { kGranted, kMissing, kWrong, kNotAdmin, kAdminOff };
   // By all keys that the headers present ("Authorization: Bearer KEY", "X-Api-Key: KEY").
-  Verdict check(Access access, const Headers& headers) const;
+  // Fills `caller`, except on public routes.
+  Verdict check(Access access, const Headers& headers, Caller* caller) const;
 
  private:
   using Digest = std::array<unsigned char, 32>;
   static Digest digest_of(std::string_view key);
-  static bool contains(const std::vector<Digest>& digests, const Digest& wanted);
+  static int64_t find(const std::vector<Digest>& digests, const Digest& wanted);  // -1: not there
 
   std::vector<Digest> api_, admin_;
 };

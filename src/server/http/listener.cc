@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "server/http/host.h"
 
 namespace fathom::http {
 namespace {
@@ -13,8 +14,6 @@ using boost::system::error_code;
 
 // Without descriptors or memory accept() fails at once, again and again: try so often.
 constexpr std::chrono::milliseconds kPauseBeforeAccepting{100};
-// Connections above the limit that may be told so, each for the linger time; more are just closed.
-constexpr int64_t kToldAtOnce = 256;
 
 error_code bind_to(tcp::acceptor& acceptor, const tcp::endpoint& endpoint) {
   error_code failure;
@@ -33,20 +32,23 @@ Listener::Listener(ServerState& state, const std::vector<std::unique_ptr<IoLoop>
     : state_(state),
       loops_(loops),
       acceptor_(loops.front()->context()),
-      pause_(loops.front()->context()) {}
+      pause_(loops.front()->context()),
+      farewell_(loops.front()->context(), state) {}
 
 Result<> Listener::bind(const std::string& host, int port) {
   error_code failure;
   tcp::resolver resolver(loops_.front()->context());
-  const auto endpoints = resolver.resolve(
-      host, std::to_string(port), tcp::resolver::passive | tcp::resolver::numeric_service, failure);
+  const auto endpoints =
+      resolver.resolve(std::string(without_brackets(host)), std::to_string(port),
+                       tcp::resolver::passive | tcp::resolver::numeric_service, failure);
   if (!failure && endpoints.empty()) failure = asio::error::host_not_found;
   for (const auto& entry : endpoints) {
     failure = bind_to(acceptor_, entry.endpoint());
     if (!failure) break;
   }
   if (failure)
-    return error(Code::kUnavailable, "cannot listen on {}:{}: {}", host, port, failure.message());
+    return error(Code::kUnavailable, "cannot listen on {}: {}", address_text(host, port),
+                 failure.message());
   port_ = acceptor_.local_endpoint().port();
   return {};
 }
@@ -88,11 +90,11 @@ void Listener::accept() {
 
 void Listener::accepted(tcp::socket socket, IoLoop& loop) {
   ++state_.accepted;
-  const int64_t others = state_.connections;
-  const bool refuse = others >= state_.options.max_connections;
-  if (refuse) ++state_.refused;
-  if (others >= state_.options.max_connections + kToldAtOnce) return;
-  loop.adopt(std::move(socket), ConnectionCount(state_.connections), refuse);
+  if (state_.connections >= state_.options.max_connections) {
+    ++state_.refused;
+    return farewell_.tell(std::move(socket));
+  }
+  loop.adopt(std::move(socket), ConnectionCount(state_.connections));
 }
 
 }  // namespace fathom::http

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "server/http/farewell.h"
 #include "server/http/io_loop.h"
 
 namespace fathom::http {
@@ -31,6 +32,7 @@ class Listener {
   const std::vector<std::unique_ptr<IoLoop>>& loops_;
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::steady_timer pause_;
+  Farewell farewell_;
   int port_ = 0;
   size_t next_ = 0;
   int64_t generation_ = 0;  // of resume()

@@ -10,7 +10,7 @@
 
 namespace fathom::http {
 
-// Of ASCII letters, as header names and schemes are compared.
+// Compares ASCII letters case-insensitively, as for header names and schemes.
 bool equal_ignoring_case(std::string_view a, std::string_view b);
 
 // Header fields in the order in which they came. Names are compared without regard to case.
@@ -41,6 +41,15 @@ struct Parameter {
   std::string name, value;
 };
 
+// Whose keys a request presented. On a server without keys all callers are equal.
+struct Caller {
+  int64_t key = -1;       // which of the server's keys, API keys first; -1: none
+  bool is_admin = false;  // presented one of ServerOptions::admin_keys
+
+  // Whether it may do something to what `owner` has made.
+  bool may_touch(const Caller& owner) const { return is_admin || key == owner.key; }
+};
+
 struct Request {
   // From X-Request-Id where that is one (request_id.h), made up otherwise. Goes out in the answer's
   // X-Request-Id and into the access log.
@@ -52,6 +61,7 @@ struct Request {
   std::vector<Parameter> query;  // '+' is a space
   Headers headers;               // at most ServerOptions::max_headers
   std::string body;              // at most ServerOptions::max_body_bytes; bytes, not checked UTF-8
+  Caller caller;                 // on routes that are not public
   std::string peer;              // "127.0.0.1:40112", "[::1]:40112"
   // When its last byte had arrived: what latencies are measured from.
   std::chrono::steady_clock::time_point received;

@@ -80,7 +80,11 @@ TEST(RequestId, IsTakenOverOnlyIfHarmless) {
 TEST(KeyRing, JudgesEveryPresentedKey) {
   using Verdict = KeyRing::Verdict;
   const KeyRing ring = *KeyRing::create({"one", "two"}, {"root"});
-  const auto check = [&](Access access, Headers headers) { return ring.check(access, headers); };
+  Caller caller;
+  const auto check = [&](Access access, Headers headers) {
+    caller = {};
+    return ring.check(access, headers, &caller);
+  };
   EXPECT_EQ(check(Access::kPublic, {}), Verdict::kGranted);
   EXPECT_EQ(check(Access::kKey, {}), Verdict::kMissing);
   EXPECT_EQ(check(Access::kKey, {{"X-Api-Key", "two"}}), Verdict::kGranted);
@@ -89,7 +93,7 @@ TEST(KeyRing, JudgesEveryPresentedKey) {
   EXPECT_EQ(check(Access::kAdmin, {{"X-Api-Key", "one"}}), Verdict::kNotAdmin);
   EXPECT_EQ(check(Access::kAdmin, {{"X-Api-Key", "one"}, {"authorization", "bearer root"}}),
             Verdict::kGranted);
-  EXPECT_EQ(KeyRing::create({"one"}, {})->check(Access::kAdmin, {{"X-Api-Key", "one"}}),
+  EXPECT_EQ(KeyRing::create({"one"}, {})->check(Access::kAdmin, {{"X-Api-Key", "one"}}, &caller),
             Verdict::kAdminOff);
   EXPECT_FALSE(KeyRing::create({"a\nb"}, {}));
   EXPECT_FALSE(KeyRing::create({}, {"schl\xC3\xBCssel"}));

@@ -68,7 +68,7 @@ class RawClient {
   }
 
   // More input; false at the end, after a reset, or when nothing came in time.
-  bool receive(std::chrono::milliseconds limit = std::chrono::seconds(10)) {
+  bool receive(std::chrono::milliseconds limit = std::chrono::seconds(60)) {
     pollfd ready{.fd = descriptor_, .events = POLLIN, .revents = 0};
     if (poll(&ready, 1, static_cast<int>(limit.count())) != 1) return false;
     char bytes[65536];

@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <random>
 
-#include "base/random.h"
+#include "base/entropy.h"
 
 namespace fathom::http {
 
@@ -21,14 +19,7 @@ bool is_valid_request_id(std::string_view id) {
 }
 
 std::string make_request_id() {
-  static const uint64_t seed = [] {
-    std::random_device device;
-    return static_cast<uint64_t>(device()) << 32 | device();
-  }();
-  static std::atomic<uint64_t> next{0};
-  const uint64_t index = next.fetch_add(1, std::memory_order_relaxed);
-  return fmt::format("req-{:016x}{:016x}", random_bits(seed, 0, index),
-                     random_bits(seed, 1, index));
+  return fmt::format("req-{:016x}{:016x}", unpredictable_bits(), unpredictable_bits());
 }
 
 }  // namespace fathom::http

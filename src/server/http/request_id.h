@@ -10,7 +10,7 @@ namespace fathom::http {
 // can stand in a log line or a file's name as it is.
 bool is_valid_request_id(std::string_view id);
 
-// "req-" and 32 hex digits, different in every call of every process. Any thread.
+// "req-" and 32 hex digits that nobody can guess: who knows an id may end its request. Any thread.
 std::string make_request_id();
 
 }  // namespace fathom::http

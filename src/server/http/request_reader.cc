@@ -15,8 +15,17 @@ namespace beast_http = boost::beast::http;
 using boost::beast::error_code;
 using boost::beast::string_view;
 
-// What a chunk's header line and the trailer may take: they are small in all traffic that is one.
-constexpr size_t kMaxBetweenChunks = 16 << 10;
+// What the extensions of all chunks may take together, and what the trailer may: hardly any client
+// sends either, and what they say is dropped.
+constexpr int64_t kMaxChunkExtensions = 4 << 10;
+constexpr int64_t kMaxTrailer = 4 << 10;
+// Of a chunk's size: two for each byte of 64 bits.
+constexpr int64_t kMaxHexDigits = 16;
+
+// Fields of which two would leave it open which one counts.
+constexpr std::string_view kOnceOnly[] = {"Authorization",    "X-Api-Key",   "Content-Type",
+                                          "Content-Encoding", "Origin",      "Sec-Fetch-Site",
+                                          "Content-Length",   "X-Request-Id"};
 
 std::string to_string(string_view text) { return {text.data(), text.size()}; }
 
@@ -28,6 +37,21 @@ bool is_token_char(char c) {
 bool all_digits(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+bool is_hex_digit(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+}
+
+// What is wrong with byte `at` of lines of header fields, given those before it; null if nothing
+// is.
+const char* fault_at(std::string_view text, size_t at) {
+  const auto c = static_cast<unsigned char>(text[at]);
+  const char before = at > 0 ? text[at - 1] : '\0';
+  if ((before == '\r') != (c == '\n')) return "a line that does not end in CR LF";
+  if (before == '\n' && (c == ' ' || c == '\t')) return "a folded header field";
+  if ((c < 0x20 && c != '\r' && c != '\n' && c != '\t') || c == 0x7F) return "a control character";
+  return nullptr;
 }
 
 }  // namespace
@@ -60,10 +84,14 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
 
  private:
   size_t feed_head(std::string_view bytes);
-  const char* first_fault(size_t at) const;
   void parse_head();
   void check_head();
   size_t feed_body(std::string_view bytes);
+  int64_t digits_before(const char* end) const;
+  void check_chunk_line(int64_t digits, int64_t extension_bytes);
+  void check_trailer(const char* begin);
+  void check_trailer_size(int64_t bytes);
+  void check_pending();
 
   void fail(int status, std::string message) {
     stage = Stage::kFailed;
@@ -99,11 +127,17 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
     body.append(bytes.data(), bytes.size());
     return bytes.size();
   }
-  void on_chunk_header_impl(uint64_t size, string_view, error_code& ec) override {
-    if (size > static_cast<uint64_t>(limits_.max_body_bytes - std::ssize(body))) {
+  void on_chunk_header_impl(uint64_t size, string_view extensions, error_code& ec) override {
+    check_chunk_line(digits_before(extensions.data()), static_cast<int64_t>(extensions.size()));
+    extension_bytes_ += static_cast<int64_t>(extensions.size());
+    if (stage == Stage::kFailed) {
+      // what is wrong with its line comes first
+    } else if (size > static_cast<uint64_t>(limits_.max_body_bytes - std::ssize(body))) {
       fail_body_too_large();
-      ec = beast_http::error::body_limit;
+    } else if (size == 0) {
+      check_trailer(extensions.data() + extensions.size() + 2);
     }
+    if (stage == Stage::kFailed) ec = beast_http::error::bad_chunk_extension;
   }
   size_t on_chunk_body_impl(uint64_t, string_view bytes, error_code&) override {
     body.append(bytes.data(), bytes.size());
@@ -114,8 +148,10 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
   void on_response_impl(int, string_view, int, error_code&) override {}
 
   const Limits limits_;
-  std::string text_;  // kHead: the head so far; kBody: what the parser could not take yet
+  std::string text_;        // kHead: the head so far; kBody: what the parser could not take yet
+  std::string_view input_;  // kBody: what the parser is reading
   int64_t fields_ = 0;
+  int64_t extension_bytes_ = 0;
 };
 
 // Collects the head whole, because the checks below see what the parser no longer tells.
@@ -139,7 +175,7 @@ size_t RequestReader::Parser::feed_head(std::string_view bytes) {
       return taken;
     }
     text_.push_back(bytes[taken]);
-    if (const char* fault = first_fault(text_.size() - 1)) {
+    if (const char* fault = fault_at(text_, text_.size() - 1)) {
       fail(400, fmt::format("malformed request: {}", fault));
       return taken + 1;
     }
@@ -150,16 +186,6 @@ size_t RequestReader::Parser::feed_head(std::string_view bytes) {
     }
   }
   return taken;
-}
-
-// What is wrong with byte `at` of the head, given those before it; null if nothing is.
-const char* RequestReader::Parser::first_fault(size_t at) const {
-  const auto c = static_cast<unsigned char>(text_[at]);
-  const char before = at > 0 ? text_[at - 1] : '\0';
-  if ((before == '\r') != (c == '\n')) return "a line that does not end in CR LF";
-  if (before == '\n' && (c == ' ' || c == '\t')) return "a folded header field";
-  if ((c < 0x20 && c != '\r' && c != '\n' && c != '\t') || c == 0x7F) return "a control character";
-  return nullptr;
 }
 
 void RequestReader::Parser::parse_head() {
@@ -177,9 +203,13 @@ void RequestReader::Parser::parse_head() {
 }
 
 void RequestReader::Parser::check_head() {
+  for (const std::string_view name : kOnceOnly) {
+    if (head.headers.count(name) > 1) {
+      return fail(400, fmt::format("malformed request: more than one {}", name));
+    }
+  }
   const int64_t lengths = head.headers.count("Content-Length");
   const std::string* coding = head.headers.find("Transfer-Encoding");
-  if (lengths > 1) return fail(400, "malformed request: more than one Content-Length");
   if (lengths == 1 && !all_digits(*head.headers.find("Content-Length"))) {
     return fail(400, "malformed request: Content-Length is not a number");
   }
@@ -220,6 +250,7 @@ size_t RequestReader::Parser::feed_body(std::string_view bytes) {
     joined.append(bytes);
   }
   const std::string_view input = kept > 0 ? std::string_view(joined) : bytes;
+  input_ = input;
   size_t taken = 0;
   error_code ec;
   // put() leaves its loop after each chunk header that it must wait for, and when it has no input.
@@ -237,11 +268,57 @@ size_t RequestReader::Parser::feed_body(std::string_view bytes) {
     return taken - kept;
   }
   text_.assign(input.substr(taken));
-  if (text_.size() > kMaxBetweenChunks) {
-    fail(400,
-         fmt::format("malformed body: more than {} bytes between two chunks", kMaxBetweenChunks));
-  }
+  check_pending();
   return bytes.size();
+}
+
+// The parser drops the fields of a trailer, but only after it has joined folded ones. All of the
+// trailer is there, up to an empty line.
+void RequestReader::Parser::check_trailer(const char* begin) {
+  const std::string_view rest(begin, static_cast<size_t>(input_.data() + input_.size() - begin));
+  const size_t end = rest.starts_with("\r\n") ? 0 : rest.find("\r\n\r\n") + 2;
+  check_trailer_size(static_cast<int64_t>(end));
+  for (size_t at = 0; at < end && stage != Stage::kFailed; ++at) {
+    if (const char* fault = fault_at(rest, at)) {
+      fail(400, fmt::format("malformed body: {} in the trailer", fault));
+    }
+  }
+}
+
+void RequestReader::Parser::check_trailer_size(int64_t bytes) {
+  if (bytes <= kMaxTrailer) return;
+  fail(400, fmt::format("malformed body: a trailer of more than {} bytes", kMaxTrailer));
+}
+
+void RequestReader::Parser::check_chunk_line(int64_t digits, int64_t extension_bytes) {
+  if (digits > kMaxHexDigits) {
+    fail(400, fmt::format("malformed body: a chunk's size of more than {} digits", kMaxHexDigits));
+  } else if (extension_bytes_ + extension_bytes > kMaxChunkExtensions) {
+    fail(400, fmt::format("malformed body: chunk extensions of more than {} bytes",
+                          kMaxChunkExtensions));
+  }
+}
+
+int64_t RequestReader::Parser::digits_before(const char* end) const {
+  const char* begin = end;
+  while (begin > input_.data() && is_hex_digit(begin[-1])) --begin;
+  return end - begin;
+}
+
+// A chunk's line or a trailer whose end has not come: fails where no end can mend it.
+void RequestReader::Parser::check_pending() {
+  const std::string_view text = text_;
+  const size_t begin = text.starts_with("\r\n") ? 2 : 0;
+  const size_t line_end = text.find("\r\n", begin);
+  if (line_end != std::string_view::npos) {
+    // All but the last two line ends, of which one byte is missing.
+    check_trailer_size(std::ssize(text) - static_cast<int64_t>(line_end) - 3);
+    return;
+  }
+  size_t digits_end = begin;
+  while (digits_end < text.size() && is_hex_digit(text[digits_end])) ++digits_end;
+  const int64_t behind = std::ssize(text) - static_cast<int64_t>(digits_end);
+  check_chunk_line(static_cast<int64_t>(digits_end - begin), std::max<int64_t>(behind - 1, 0));
 }
 
 RequestReader::RequestReader(const Limits& limits) : parser_(std::make_unique<Parser>(limits)) {}

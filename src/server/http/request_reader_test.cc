@@ -81,6 +81,11 @@ TEST(RequestReader, RefusesTheSameHoweverTheBytesAreCut) {
       "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n",
       "POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 10001\r\n\r\n",
       "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n;" + std::string(99, 'x'),
+      "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n c\r\n",
+      "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3;" +
+          std::string(5000, 'x') + "\r\nabc",
+      "POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nA: " +
+          std::string(5000, 'x'),
   };
   for (const std::string& request : requests) {
     RequestReader whole(kLimits);

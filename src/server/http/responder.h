@@ -51,11 +51,10 @@ class Responder {
   // of the connection. Needs no memory itself.
   void give_up();
 
-  // Called once if the answer can't be delivered to its end: the client disconnected (or shut its
-  // sending side down, which counts as that), did not read (ServerOptions::stall_timeout), or the
-  // server stopped. Called on an I/O thread, or in here if it has already happened; must not block
-  // and must not throw. At most one callback; it is dropped, with what it holds, once it was called
-  // or the answer has been delivered.
+  // Called once if the answer can't be delivered to its end: the client disconnected, did not read
+  // (ServerOptions::stall_timeout), or the server stopped. Called on an I/O thread, or in here if
+  // it has already happened; must not block and must not throw. At most one callback; it is
+  // dropped, with what it holds, once it was called or the answer has been delivered.
   void on_closed(std::function<void()> callback);
 
   // What on_closed() tells has happened. Saves the work of what nobody will read.

@@ -46,7 +46,7 @@ bool is_servers(std::string_view name) {
 }  // namespace
 
 void append_response_head(std::string& out, const ResponseHead& head) {
-  out += fmt::format("HTTP/1.1 {} {}\r\n", head.status, reason_phrase(head.status));
+  out += fmt::format("{}{} {}\r\n", kProbe, head.status, reason_phrase(head.status));
   append_field(out, "Date", date());
   if (!head.content_type.empty()) append_field(out, "Content-Type", head.content_type);
   if (head.content_length)

@@ -25,6 +25,9 @@ struct ResponseHead {
 // value can begin another field. Any thread.
 void append_response_head(std::string& out, const ResponseHead& head);
 
+// What every head begins with.
+inline constexpr std::string_view kProbe = "HTTP/1.1 ";
+
 // The line before `size` bytes of a chunk; behind them stands kChunkEnd.
 void append_chunk_begin(std::string& out, int64_t size);
 inline constexpr std::string_view kChunkEnd = "\r\n";

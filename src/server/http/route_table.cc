@@ -105,6 +105,8 @@ std::string_view name_of(Access access) {
       return "public";
     case Access::kKey:
       return "key";
+    case Access::kOperator:
+      return "operator";
     case Access::kAdmin:
       return "admin";
   }

@@ -19,11 +19,12 @@ enum class Method { kGet, kPost, kPut, kDelete };
 std::string_view name_of(Method method);  // "GET"
 
 enum class Access {
-  kPublic,  // anyone
-  kKey,     // a key of ServerOptions::api_keys or admin_keys; anyone where there are no api_keys
-  kAdmin,   // a key of ServerOptions::admin_keys; nobody where there are none
+  kPublic,    // anyone
+  kKey,       // a key of ServerOptions::api_keys or admin_keys; anyone where there are no api_keys
+  kOperator,  // a key of ServerOptions::admin_keys; as kKey where there are none
+  kAdmin,     // a key of ServerOptions::admin_keys; nobody where there are none
 };
-std::string_view name_of(Access access);  // "public", "key", "admin"
+std::string_view name_of(Access access);  // "public", "key", "operator", "admin"
 
 // Answers a request, now or later, from any thread. May throw: that is a 500 (503 for
 // std::bad_alloc). Several threads may be in it at once.
@@ -43,6 +44,7 @@ enum class RunOn {
 struct RouteOptions {
   RunOn run_on = RunOn::kWorker;
   bool while_draining = false;  // answered after begin_drain() too: health, metrics
+  bool wants_json = false;      // a body is application/json; 415 otherwise
 };
 
 struct Route {

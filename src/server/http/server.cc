@@ -92,7 +92,7 @@ Result<std::unique_ptr<Server>> Server::create(ServerOptions options, RouteTable
   }
   state.routes = std::move(routes);
   state.dispatcher =
-      std::make_unique<Dispatcher>(state.routes, std::move(keys), options.cors_origins);
+      std::make_unique<Dispatcher>(state.routes, std::move(keys), BrowserGuard(options));
   state.options = std::move(options);
   // Digests are enough from here on.
   state.options.api_keys.clear();

@@ -16,7 +16,7 @@ class ServerAccess : public ServerTest {
   // Two routes of each class: GET and POST.
   static RouteTable routes_of_all_classes() {
     RouteTable routes;
-    for (const Access access : {Access::kPublic, Access::kKey, Access::kAdmin}) {
+    for (const Access access : {Access::kPublic, Access::kKey, Access::kOperator, Access::kAdmin}) {
       for (const Method method : {Method::kGet, Method::kPost}) {
         routes.add(method, fmt::format("/{}/{{name}}", name_of(access)), access,
                    [](Request, std::shared_ptr<Responder> responder) {
@@ -40,7 +40,7 @@ TEST_F(ServerAccess, EveryRouteWithEveryKey) {
   options.api_keys = {std::string(kOtherKey), std::string(kApiKey)};
   options.admin_keys = {std::string(kAdminKey)};
   serve(options, routes_of_all_classes());
-  ASSERT_EQ(server->routes().routes().size(), 6u);
+  ASSERT_EQ(server->routes().routes().size(), 8u);
   for (const Route& route : server->routes().routes()) {
     const auto with = [&](std::string_view fields) {
       return status(name_of(route.method), route.pattern, fields);
@@ -96,6 +96,7 @@ TEST_F(ServerAccess, RefusalsSayWhatToDo) {
 TEST_F(ServerAccess, WithoutKeysAdminRoutesAreOff) {
   serve(test_options(), routes_of_all_classes());
   EXPECT_EQ(get("/key/x").status, 200);
+  EXPECT_EQ(get("/operator/x").status, 200);
   EXPECT_EQ(get("/admin/x").status, 403);
   EXPECT_EQ(get("/admin/x", bearer("anything")).status, 403);
 }
@@ -105,8 +106,47 @@ TEST_F(ServerAccess, WithAdminKeysAloneTheRestIsOpen) {
   options.admin_keys = {std::string(kAdminKey)};
   serve(options, routes_of_all_classes());
   EXPECT_EQ(get("/key/x").status, 200);
+  EXPECT_EQ(get("/operator/x").status, 401);
   EXPECT_EQ(get("/admin/x").status, 401);
   EXPECT_EQ(get("/admin/x", bearer(kAdminKey)).status, 200);
+  EXPECT_EQ(get("/operator/x", bearer(kAdminKey)).status, 200);
+}
+
+TEST_F(ServerAccess, WithoutAdminKeysOperatorsRoutesAreForAllKeys) {
+  ServerOptions options = test_options();
+  options.api_keys = {std::string(kApiKey)};
+  serve(options, routes_of_all_classes());
+  EXPECT_EQ(get("/operator/x").status, 401);
+  EXPECT_EQ(get("/operator/x", bearer(kApiKey)).status, 200);
+}
+
+// A handler gets to know whose key it was.
+TEST_F(ServerAccess, CallersAreToldApart) {
+  ServerOptions options = test_options();
+  options.api_keys = {std::string(kOtherKey), std::string(kApiKey)};
+  options.admin_keys = {std::string(kAdminKey)};
+  RouteTable routes;
+  routes.add(Method::kGet, "/who", Access::kKey,
+             [this](Request request, std::shared_ptr<Responder> responder) {
+               held.put(std::move(request), std::move(responder));
+             });
+  serve(options, std::move(routes));
+  const auto caller = [&](std::string_view fields) {
+    RawClient one = client();
+    one.send("GET /who HTTP/1.1\r\nHost: x\r\n" + std::string(fields) + "\r\n");
+    const Held::Item item = held.take();
+    item.responder->send({});
+    return item.request.caller;
+  };
+  const Caller first = caller(bearer(kOtherKey)), second = caller(bearer(kApiKey));
+  const Caller admin = caller(bearer(kAdminKey));
+  EXPECT_EQ(first.key, 0);
+  EXPECT_EQ(second.key, 1);
+  EXPECT_EQ(admin.key, 2);
+  EXPECT_FALSE(first.is_admin || second.is_admin);
+  EXPECT_TRUE(admin.is_admin);
+  EXPECT_TRUE(first.may_touch(first) && admin.may_touch(first) && admin.may_touch(second));
+  EXPECT_FALSE(first.may_touch(second) || second.may_touch(first) || first.may_touch(admin));
 }
 
 TEST_F(ServerAccess, OtherOriginsAreOffUnlessListed) {

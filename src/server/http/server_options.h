@@ -11,7 +11,7 @@ namespace fathom::http {
 struct ServerOptions {
   using Milliseconds = std::chrono::milliseconds;
 
-  std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6 (without brackets)
+  std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6 ("::1" or "[::1]")
   int port = 8000;                 // 0: any that is free; Server::port() says which
 
   // PEM files, both or neither: with them the server speaks TLS (1.2 and later) only.
@@ -22,13 +22,16 @@ struct ServerOptions {
   std::vector<std::string> api_keys = {};
   std::vector<std::string> admin_keys = {};
 
-  // Origins whose pages may call ("https://chat.example"), or "*" for all; none: CORS is off.
+  // Origins whose pages may call ("https://chat.example"), or "*" for all; none: this server's
+  // only.
   std::vector<std::string> cors_origins = {};
+  // Further names that a Host field may have ("chat.example"), or "*" for all (browser_guard.h).
+  std::vector<std::string> allowed_hosts = {};
 
   int io_threads = 1;
   int worker_threads = 1;  // for handlers, see RunOn
 
-  int64_t max_connections = 4096;            // beyond it: 503 and close
+  int64_t max_connections = 4096;            // beyond it: 503 and close (TLS: close)
   int64_t max_header_bytes = 16 << 10;       // request line and headers; beyond it: 431 (414)
   int64_t max_headers = 100;                 // fields; beyond it: 431
   int64_t max_body_bytes = 32 << 20;         // beyond it: 413

@@ -150,6 +150,25 @@ TEST_F(ServerProtocol, RefusesWhatItMustNotGuess) {
       {"GET /hello HTTP/2.0\r\nHost: x\r\n\r\n", 505},
       {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505},
       {"GET /hello HTTP/1.1\r\nHost: x\r\nExpect: much\r\n\r\n", 417},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\nAuthorization: Bearer "
+       "b\r\n\r\n",
+       400},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nX-Api-Key: a\r\nx-api-key: a\r\n\r\n", 400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Type: "
+       "text/plain\r\n\r\n",
+       400},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nOrigin: http://y\r\n\r\n", 400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n "
+       "c\r\n\r\n",
+       400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: "
+       "b\r\n\tc\r\n\r\n",
+       400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\x01\r\n\r\n",
+       400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+       "00000000000000003\r\nabc\r\n0\r\n\r\n",
+       400},
   };
   for (const Case& item : cases) {
     const std::string text =
@@ -161,6 +180,30 @@ TEST_F(ServerProtocol, RefusesWhatItMustNotGuess) {
     ASSERT_TRUE(body) << text;
     EXPECT_TRUE(body->at("error").at("message").is_string()) << text;
   }
+}
+
+// Chunk extensions and trailers are read, and dropped, as long as they are small.
+TEST_F(ServerProtocol, RefusesLargeExtensionsAndTrailers) {
+  const std::string begin = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const auto answer = [&](const std::string& chunks) {
+    RawClient one = client();
+    one.send(begin + chunks);
+    return one.read_response();
+  };
+  const auto extension = [](size_t size) { return ";" + std::string(size - 1, 'x'); };
+  const std::string end = "\r\n0\r\n\r\n";
+  EXPECT_EQ(answer("3" + extension(4096) + "\r\nabc" + end).body, "abc");
+  EXPECT_EQ(answer("3" + extension(4097) + "\r\nabc" + end).status, 400);
+  EXPECT_EQ(answer("3" + extension(20'000) + "\r\nabc" + end).status, 400);
+  // Those of all chunks count together, the last one's too.
+  std::string chunks;
+  for (int i = 0; i < 41; ++i) chunks += "1" + extension(100) + "\r\na\r\n";
+  EXPECT_EQ(answer(chunks + end.substr(2)).status, 400);
+  EXPECT_EQ(answer("3\r\nabc\r\n0" + extension(4097) + "\r\n\r\n").status, 400);
+  const auto trailer = [](size_t size) { return "A: " + std::string(size - 5, 'x') + "\r\n"; };
+  EXPECT_EQ(answer("3\r\nabc\r\n0\r\n" + trailer(4096) + "\r\n").body, "abc");
+  EXPECT_EQ(answer("3\r\nabc\r\n0\r\n" + trailer(4097) + "\r\n").status, 400);
+  EXPECT_EQ(answer("3\r\nabc\r\n0\r\n" + trailer(20'000)).status, 400);
 }
 
 TEST_F(ServerProtocol, RefusesAZeroByteInTheHead) {

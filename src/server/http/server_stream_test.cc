@@ -118,10 +118,9 @@ TEST_F(ServerStream, SendsALargeAnswerWhole) {
   EXPECT_TRUE(one.read_response().body == large);
 }
 
-// A half-closed connection counts as a disconnect: the client will not see how it goes on.
 TEST_F(ServerStream, NoticesThatTheClientLeft) {
   serve();
-  for (const std::string_view how : {"close", "reset", "end_sending"}) {
+  for (const std::string_view how : {"close", "reset"}) {
     for (const bool streaming : {false, true}) {
       RawClient one = client();
       one.send(kHold);
@@ -129,14 +128,14 @@ TEST_F(ServerStream, NoticesThatTheClientLeft) {
       std::atomic<int> told{0};
       item.responder->on_closed([&] { ++told; });
       if (streaming) {
-        item.responder->start_stream({.content_type = "text/plain"});
+        item.responder->start_stream({.content_type = "text/plain", .keep_alive = "\n"});
         item.responder->write("begin");
         EXPECT_EQ(one.read_response(true).status, 200);
+        one.read_chunk();  // unread bytes would make a reset of close()
       }
       EXPECT_FALSE(item.responder->closed());
       if (how == "close") one.close();
       if (how == "reset") one.reset();
-      if (how == "end_sending") one.end_sending();
       EXPECT_TRUE(eventually([&] { return told == 1; })) << how << streaming;
       EXPECT_TRUE(item.responder->closed());
       EXPECT_FALSE(item.responder->send({}));
@@ -147,8 +146,58 @@ TEST_F(ServerStream, NoticesThatTheClientLeft) {
     }
   }
   EXPECT_TRUE(eventually([&] { return server->stats().connections == 0; }));
-  EXPECT_EQ(server->stats().closed_by_client, 6);
+  EXPECT_EQ(server->stats().closed_by_client, 4);
   EXPECT_EQ(server->stats().requests_in_flight, 0);
+}
+
+// A client that only says that it will send no more, as `nc -N` does, is answered.
+TEST_F(ServerStream, AnswersAHalfClosedConnection) {
+  serve();
+  for (const std::string_view version : {"1.1", "1.0"}) {
+    const std::string end = " HTTP/" + std::string(version) + "\r\nHost: x\r\n\r\n";
+    RawClient at_once = client();
+    at_once.send("GET /hello" + end);
+    at_once.end_sending();
+    EXPECT_TRUE(at_once.read_to_end().ends_with("\r\n\r\nhello"));
+    RawClient late = client();
+    late.send("GET /hold" + end);
+    const Held::Item item = held.take();
+    late.end_sending();
+    EXPECT_EQ(late.read_until("HTTP/1.1 "), "HTTP/1.1 ");  // its end has been seen
+    EXPECT_FALSE(item.responder->closed());
+    item.responder->send({.status = 404, .body = "late"});
+    const std::string text = late.read_to_end();
+    EXPECT_TRUE(text.starts_with("404 Not Found\r\n")) << text;
+    EXPECT_TRUE(text.ends_with("\r\n\r\nlate")) << text;
+    EXPECT_TRUE(late.ended());
+  }
+  // A stream goes on, and so does what was asked ahead.
+  RawClient one = client();
+  one.send(std::string(kHold) + "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n" + std::string(kHold));
+  const Held::Item item = held.take();
+  item.responder->start_stream({.content_type = "text/plain", .keep_alive = "."});
+  item.responder->write("begin");
+  EXPECT_EQ(one.read_response(true).status, 200);
+  EXPECT_EQ(one.read_chunk(), "begin");
+  one.end_sending();
+  EXPECT_EQ(one.read_chunk(), ".");
+  item.responder->write("end");
+  item.responder->end();
+  EXPECT_EQ(one.read_chunk(), "end");
+  EXPECT_EQ(one.read_chunk(), "");
+  EXPECT_EQ(one.read_response().body, "hello");
+  held.take().responder->send({.body = "last"});
+  EXPECT_EQ(one.read_response().body, "last");
+  EXPECT_EQ(one.read_to_end(), "");
+  EXPECT_TRUE(eventually([&] { return server->stats().connections == 0; }));
+  EXPECT_EQ(server->stats().closed_by_client, 0);
+}
+
+// A request that is not all there is given up when its client ends.
+TEST_F(ServerStream, ClosesAHalfClosedConnectionWithoutARequest) {
+  serve();
+  EXPECT_EQ(exchange("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhel"), "");
+  EXPECT_EQ(exchange(""), "");
 }
 
 TEST_F(ServerStream, TellsWhoAsksTooLate) {
@@ -258,16 +307,16 @@ TEST_F(ServerStream, SaysThatItIsAlive) {
   serve();
   RawClient one = client();
   one.send(kHold);
-  SseStream stream(held.take().responder, 60ms);
+  SseStream stream(held.take().responder, 500ms);
   EXPECT_EQ(one.read_response(true).status, 200);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(one.read_chunk(), ": keep-alive\n\n");
   EXPECT_EQ(one.read_chunk(), ": keep-alive\n\n");
-  EXPECT_GE(std::chrono::steady_clock::now() - start, 100ms);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 900ms);
   for (int i = 0; i < 10; ++i) {  // not while something is written
     stream.data("x");
     EXPECT_EQ(one.read_chunk(), "data: x\n\n");
-    usleep(20'000);
+    usleep(70'000);
   }
   stream.done();
   EXPECT_EQ(one.read_chunk(), "data: [DONE]\n\n");
@@ -287,15 +336,67 @@ TEST_F(ServerStream, CutsOffAReaderThatDoesNotRead) {
   item.responder->start_stream({.content_type = "text/plain"});
   const auto start = std::chrono::steady_clock::now();
   const std::string block(100'000, 'x');
-  while (!told && std::chrono::steady_clock::now() - start < 8s) {
+  while (!told && std::chrono::steady_clock::now() - start < 30s) {
     item.responder->write(block);
     EXPECT_EQ(get("/hello").status, 200);
     usleep(10'000);
   }
   EXPECT_TRUE(told);
   EXPECT_GE(std::chrono::steady_clock::now() - start, 300ms);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 3s);
   EXPECT_EQ(server->stats().cut_off, 1);
+}
+
+// A reader that takes something now and then is blocked for a short time each, however long the
+// answer takes. The times are far from the limit on both sides.
+TEST_F(ServerStream, WaitsForAReaderThatPauses) {
+  ServerOptions options = test_options();
+  options.send_buffer_bytes = options.max_unsent_bytes = 64 << 20;
+  options.stall_timeout = 2500ms;
+  serve(options);
+  RawClient slow(server->port(), 256 << 10);
+  slow.send(kHold);
+  const std::string body(32 << 20, 'x');
+  held.take().responder->send({.body = body});
+  // What the kernel holds is sent and no more: the connection is blocked.
+  int64_t sent = 0;
+  ASSERT_TRUE(eventually([&] {
+    usleep(20'000);
+    const int64_t before = std::exchange(sent, server->stats().bytes_sent);
+    return sent > 0 && sent == before;
+  }));
+  ASSERT_LT(sent, std::ssize(body));
+  std::this_thread::sleep_for(1400ms);
+  while (server->stats().bytes_sent < sent + (1 << 20)) ASSERT_TRUE(slow.receive());
+  std::this_thread::sleep_for(1400ms);
+  EXPECT_TRUE(slow.read_response().body == body);
+  EXPECT_EQ(server->stats().cut_off, 0);
+}
+
+// A reader that was behind and has caught up has all its time again.
+TEST_F(ServerStream, ForgetsThatAReaderWasBehind) {
+  ServerOptions options = test_options();
+  options.send_buffer_bytes = 64 << 10;
+  options.stall_timeout = 3000ms;
+  serve(options);
+  RawClient slow(server->port(), 256 << 10);
+  slow.send(kHold);
+  const Held::Item item = held.take();
+  item.responder->start_stream({.content_type = "text/plain"});
+  const std::string block(8 << 20, 'x');
+  item.responder->write(block);
+  std::this_thread::sleep_for(100ms);  // looked at several times: too much is unsent
+  EXPECT_EQ(slow.read_response(true).status, 200);
+  std::string received;
+  while (received.size() < block.size()) {
+    const std::string chunk = slow.read_chunk();
+    ASSERT_NE(chunk, "");
+    received += chunk;
+  }
+  EXPECT_TRUE(received == block);
+  std::this_thread::sleep_for(3200ms);
+  item.responder->write("end");
+  EXPECT_EQ(slow.read_chunk(), "end");
+  EXPECT_EQ(server->stats().cut_off, 0);
 }
 
 // It reads, but slower than it is written for, for too long.
@@ -310,14 +411,13 @@ TEST_F(ServerStream, CutsOffAReaderThatFallsBehind) {
   item.responder->start_stream({.content_type = "text/plain"});
   const auto start = std::chrono::steady_clock::now();
   item.responder->write(std::string(8 << 20, 'x'));
-  while (!item.responder->closed() && std::chrono::steady_clock::now() - start < 8s) {
+  while (!item.responder->closed() && std::chrono::steady_clock::now() - start < 30s) {
     char bytes[2048];
     recv(slow.descriptor(), bytes, sizeof(bytes), MSG_DONTWAIT);
     usleep(5'000);
   }
   EXPECT_TRUE(item.responder->closed());
   EXPECT_GE(std::chrono::steady_clock::now() - start, 290ms);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 3s);
 }
 
 TEST_F(ServerStream, BoundsWhatOneStreamMayQueue) {

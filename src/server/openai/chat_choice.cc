@@ -1,6 +1,8 @@
 #include "server/openai/chat_choice.h"
 
 #include <iterator>
+#include <string>
+#include <variant>
 
 namespace fathom {
 
@@ -8,13 +10,15 @@ ChatChoice::ChatChoice(const ReplySpec& spec, size_t choice)
     : spec_(spec),
       choice_(choice),
       parser_(*spec.served->chat_format,
-              spec.prompts[choice / static_cast<size_t>(spec.n)].opens_reasoning,
-              spec.expect_tools) {}
+              spec.prompts[choice / static_cast<size_t>(spec.n)].opens_reasoning, spec.expect_tools,
+              spec.prompts[choice / static_cast<size_t>(spec.n)].continues_answer) {}
 
 StreamDelta ChatChoice::advance(const Event& event) {
   StreamDelta delta = parser_.push(event.text);
   if (event.finish) {
-    StreamDelta rest = parser_.finish();
+    const bool is_whole = event.finish == FinishReason::kStop &&
+                          !std::holds_alternative<std::string>(event.matched_stop);
+    StreamDelta rest = parser_.finish(!is_whole);
     delta.reasoning += rest.reasoning;
     delta.content += rest.content;
     std::move(rest.tool_calls.begin(), rest.tool_calls.end(), std::back_inserter(delta.tool_calls));

@@ -76,7 +76,8 @@ const ObjectSchema& message() {
           .checked("tool_call_id", string(0, 256), "The call that a tool's message answers")
           .checked("reasoning_content", string(), "An assistant's reasoning")
           .checked("reasoning", string(), "The same under its other name")
-          .checked("prefix", boolean(), "An assistant's last message is to be continued")
+          .checked("prefix", boolean(),
+                   "True in the last message, an assistant's: the answer continues it")
           .checked("tools", tools_type(), "Of a system message (V3.2)")
           .checked("response_format", any_object(), "Of a system message (V3.2)")
           .checked("refusal", any_type(), "Accepted, has no effect")
@@ -162,6 +163,10 @@ const ObjectSchema& ConversationFields::schema() {
           .field("tools", &F::tools, tools_type(), "Functions that the model may call")
           .field("chat_template_kwargs", &F::chat_template_kwargs,
                  object_of(TemplateArguments::schema()), "Switches of the chat format")
+          .field("add_generation_prompt", &F::add_generation_prompt, boolean(),
+                 "End the prompt where the answer begins; true by default")
+          .field("continue_final_message", &F::continue_final_message, boolean(),
+                 "The answer continues the last message, an assistant's")
           .build();
   return kSchema;
 }
@@ -190,6 +195,8 @@ const ObjectSchema& ChatRequest::schema() {
                    "none and minimal: the model does not reason")
             .field("functions", &F::functions, any_type(), "Not supported: use tools")
             .field("function_call", &F::function_call, any_type(), "Not supported: use tool_choice")
+            .field("audio", &F::audio, any_type(), "Not supported: answers are text")
+            .field("modalities", &F::modalities, any_type(), "Only [\"text\"]")
             .checked("verbosity", string(), "Accepted, has no effect")
             .include(&F::reply)
             .include(&F::sampling)

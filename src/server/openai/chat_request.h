@@ -38,6 +38,8 @@ struct TemplateArguments {
 struct ConversationFields {
   json::value messages, tools;
   TemplateArguments chat_template_kwargs;
+  std::optional<bool> add_generation_prompt;  // true, unless the final message is continued
+  bool continue_final_message = false;
 
   static const ObjectSchema& schema();  // messages is not required here
 };
@@ -53,6 +55,7 @@ struct ChatRequest {
   std::optional<Thinking> thinking;
   std::string reasoning_effort;
   json::value functions, function_call;  // OpenAI's before tools; refused
+  json::value audio, modalities;         // anything but text is refused
   ReplyFields reply;
   SamplingFields sampling;
   StructuredFields structured;

@@ -51,7 +51,7 @@ class CompletionCollector : public ReplyWriter {
   void write_logprobs(size_t index, std::string& out) const;
 
   std::vector<Choice> choices_;
-  // Of each prompt, from its first choice.
+  // Log-probabilities of each prompt, from its first choice.
   std::vector<std::vector<std::optional<TokenLogprob>>> prompt_logprobs_;
 };
 

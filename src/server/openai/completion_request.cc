@@ -38,13 +38,14 @@ const ObjectSchema& CompletionRequest::schema() {
   static const ObjectSchema kSchema =
       SchemaOf<F>("CompletionRequest")
           .required("prompt", &F::prompt, prompt_type(), "A text, token ids, or a list of either")
-          .field("max_tokens", &F::max_tokens, integer(0, kMaxInt32), "Longest answer in tokens")
-          .field("logprobs", &F::logprobs, integer(0, 5),
+          .field("max_tokens", &F::max_tokens, integer(0, kMaxInt32),
+                 "Longest answer in tokens; 16 without it, or what the context has room for")
+          .field("logprobs", &F::logprobs, integer(0, kMaxTopLogprobs),
                  "Report log-probabilities, with so many alternatives")
           .field("echo", &F::echo, boolean(), "The text begins with the prompt")
           .field("add_special_tokens", &F::add_special_tokens, boolean(),
                  "Begin a text with the token that the model expects there")
-          .field("suffix", &F::suffix, string(), "Not supported")
+          .field("suffix", &F::suffix, string(), "The answer goes between the prompt and this")
           .field("best_of", &F::best_of, integer_up_to(1, &RequestLimits::max_choices),
                  "Only the same number as n")
           .include(&F::reply)

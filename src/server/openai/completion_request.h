@@ -11,6 +11,7 @@
 namespace fathom {
 
 inline constexpr size_t kMaxPrompts = 256;  // in one request
+inline constexpr int64_t kDefaultMaxTokens = 16;
 
 // Texts or token ids, one or several.
 struct PromptList {
@@ -26,7 +27,7 @@ Type prompt_type();
 
 struct CompletionRequest {
   PromptList prompt;
-  int64_t max_tokens = 16;
+  std::optional<int64_t> max_tokens;  // kDefaultMaxTokens, where the context has room for them
   std::optional<int64_t> logprobs;
   bool echo = false;
   bool add_special_tokens = true;

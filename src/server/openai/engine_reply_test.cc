@@ -73,6 +73,20 @@ TEST_F(EngineReply, StreamsSayWhatTheWholeReplySays) {
   EXPECT_EQ(whole.at("usage").at("completion_tokens").as_int64(), tokens);
 }
 
+// The choices of a prompt share it: it counts once, and so do its cached tokens.
+TEST_F(EngineReply, UsageCountsAPromptOnceForAllItsChoices) {
+  const std::vector<int32_t> prompt(200, 'a');
+  const std::string body =
+      fmt::format(R"({{"prompt":[[{0}],[{0}]],"n":3,"seed":3,"max_tokens":2,"ignore_eos":true}})",
+                  fmt::join(prompt, ","));
+  reply_to(GeneratingEndpoint::kCompletions, body);
+  const json::value again = parse_payload(reply_to(GeneratingEndpoint::kCompletions, body));
+  const json::value& usage = again.at("usage");
+  EXPECT_EQ(usage.at("prompt_tokens").as_int64(), 2 * 200);
+  EXPECT_EQ(usage.at("completion_tokens").as_int64(), 2 * 3 * 2);
+  EXPECT_EQ(usage.at("prompt_tokens_details").at("cached_tokens").as_int64(), 2 * 192);
+}
+
 TEST_F(EngineReply, ListsOfPromptsAndTheirLogprobs) {
   const json::value body = parse_payload(reply_to(
       GeneratingEndpoint::kCompletions,

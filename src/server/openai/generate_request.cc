@@ -42,6 +42,7 @@ const ObjectSchema& GenerateRequest::schema() {
           .field("logprob_start_len", &F::logprob_start_len, integer(-1, kMaxInt32),
                  "From this token of the prompt on; -1: of the answer only")
           .field("rid", &F::rid, name_string(), "The request's id")
+          .field("lora_path", &F::lora_path, any_type(), "Not supported")
           .build();
   return kSchema;
 }

@@ -8,8 +8,10 @@
 
 namespace fathom {
 
+inline constexpr int64_t kDefaultMaxNewTokens = 128;
+
 struct GenerateSampling {
-  int64_t max_new_tokens = 128;
+  std::optional<int64_t> max_new_tokens;  // kDefaultMaxNewTokens, where there is room for them
   int64_t min_new_tokens = 0;
   int64_t n = 1;
   StopStrings stop;
@@ -27,6 +29,7 @@ struct GenerateRequest {
   int64_t top_logprobs_num = 0;
   int64_t logprob_start_len = -1;  // -1: none of the prompt's; 0: all of them
   std::string rid;
+  json::value lora_path;  // SGLang's; refused
 
   static const ObjectSchema& schema();
 };

@@ -17,6 +17,17 @@ ApiResult<Generation> prepare_as(const json::object& body, const ServedModel& se
   FATHOM_TRY(T request, read_request<T>(body, limits, &unknown));
   FATHOM_TRY(Generation generation, prepare_one(std::move(request), served, identity));
   generation.unknown_fields = std::move(unknown);
+  if (generation.priority == 0 || limits.allow_priority) return generation;
+  if (limits.refuse_unknown) {
+    return tl::unexpected(
+        ApiError(400,
+                 fmt::format("priority is {}, but this server was started without "
+                             "--enable-priority",
+                             generation.priority),
+                 "priority", "unsupported_parameter"));
+  }
+  generation.priority = 0;
+  generation.unknown_fields.push_back("priority");
   return generation;
 }
 

@@ -2,9 +2,12 @@
 // do not depend on how the engine cut the answer into events.
 //
 // FATHOM_UPDATE_WIRE_GOLDENS=1 writes the files anew.
+#include <fmt/chrono.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <set>
 
 #include "server/openai/model_bodies.h"
 #include "server/openai/wire_test_support.h"
@@ -374,6 +377,34 @@ TEST(FailedReply, WholeRepliesHaveNoBodyAndAStatus) {
             R"("param":null,"code":"unavailable"}})");
 }
 
+// A client sends results back by the ids of the calls.
+TEST(ChatReply, CallsHaveIdsOfTheirOwnInAllChoices) {
+  const Case one{"ids",
+                 GeneratingEndpoint::kChat,
+                 chat(fmt::format(R"(,"n":3,"tools":[{}])", kTool)),
+                 {{.text = kCalls}, {.text = kCalls}, {.text = kCalls}}};
+  std::set<std::string> whole, streamed;
+  const auto collect = [](const json::value& choice, const char* message_key,
+                          std::set<std::string>& ids) {
+    const json::value* calls = find(choice.at(message_key), "tool_calls");
+    if (calls == nullptr) return;
+    for (const json::value& call : calls->as_array()) {
+      if (const json::value* id = find(call, "id")) ids.emplace(id->as_string());
+    }
+  };
+  const json::value body = parse_payload(reply_of(one, false));
+  for (const json::value& choice : body.at("choices").as_array()) collect(choice, "message", whole);
+  for (const std::string& payload : sse_payloads(reply_of(one, true))) {
+    if (payload == "[DONE]") continue;
+    const json::value chunk = parse_payload(payload);
+    for (const json::value& choice : chunk.at("choices").as_array()) {
+      collect(choice, "delta", streamed);
+    }
+  }
+  EXPECT_EQ(whole.size(), 3 * 2u);
+  EXPECT_EQ(streamed, whole);
+}
+
 TEST(CompletionReply, MaxTokensZeroScoresThePromptAlone) {
   const Case one{"score",
                  GeneratingEndpoint::kCompletions,
@@ -386,6 +417,22 @@ TEST(Bodies, AreGolden) {
   const ServedModel& served = tiny_model();
   expect_golden("models.json", models_body(served));
   expect_golden("model.json", model_body(served, "tiny").value());
+  EXPECT_EQ(model_body(served, "tiny", ErrorShape::kAnthropic).value(),
+            fmt::format(R"({{"type":"model","id":"tiny","display_name":"tiny","created_at":"{}",)"
+                        R"("lifecycle":"active","max_input_tokens":{}}})",
+                        fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(served.created)),
+                        served.max_model_len));
+  const auto models = parse_json(models_body(served, ErrorShape::kAnthropic), "models").value();
+  EXPECT_EQ(models.at("data").as_array().size(), served.names.size());
+  EXPECT_EQ(models.at("first_id"), json::value(served.names.front()));
+  EXPECT_EQ(models.at("has_more"), json::value(false));
+  const auto applied = apply_template_body(
+      R"({"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ten",)"
+      R"("prefix":true}]})",
+      served, RequestLimits());
+  EXPECT_EQ(applied.value(),
+            R"({"prompt":"<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜></think>Ten"})");
+  EXPECT_EQ(apply_template_body("{}", served, RequestLimits()).error().param, "messages");
   expect_golden("version.json", version_body(served));
   expect_golden("get_model_info.json", get_model_info_body(served));
   expect_golden("server_info.json", server_info_body(served, {{"flags", {{"port", 8000}}}}));

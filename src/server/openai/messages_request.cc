@@ -238,8 +238,8 @@ ApiResult<Conversation> MessagesRequest::conversation() const {
     FATHOM_RETURN_IF_ERROR(reader.read(object.at("content")));
   }
   // An assistant's message at the end is the beginning of the answer.
-  Message& last = result.messages.back();
-  last.prefix = last.role == Role::kAssistant && last.tool_calls.empty();
+  const Message& last = result.messages.back();
+  result.continue_final_message = last.role == Role::kAssistant && last.tool_calls.empty();
   order_tool_results(result.messages);
   if (!tools.is_null() && tool_choice.choice.mode != ToolChoice::Mode::kNone) {
     for (const json::value& value : tools.get_array()) {

@@ -1,5 +1,7 @@
 #include "server/openai/model_bodies.h"
 
+#include <fmt/chrono.h>
+
 #include "server/openai/json_writer.h"
 #include "server/openai/messages_request.h"
 #include "server/openai/prompt_encoding.h"
@@ -16,6 +18,14 @@ void write_model(JsonWriter& json, const ServedModel& served, std::string_view n
   json.field("max_model_len", served.max_model_len).close('}');
 }
 
+// Anthropic's form.
+void write_model_info(JsonWriter& json, const ServedModel& served, std::string_view name) {
+  const auto created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(served.created));
+  json.open('{').field("type", "model").field("id", name).field("display_name", name);
+  json.field("created_at", created).field("lifecycle", "active");
+  json.field("max_input_tokens", served.max_model_len).close('}');
+}
+
 template <typename T>
 ApiResult<T> read_body(std::string_view body, const ObjectSchema& schema,
                        const RequestLimits& limits) {
@@ -25,6 +35,13 @@ ApiResult<T> read_body(std::string_view body, const ObjectSchema& schema,
   T request;
   store_fields(schema, object, &request);
   return request;
+}
+
+ApiResult<Conversation> conversation_of(const ConversationFields& fields) {
+  FATHOM_TRY(Conversation conversation, read_conversation(fields, true));
+  const TemplateArguments& arguments = fields.chat_template_kwargs;
+  conversation.thinking = arguments.thinking.value_or(arguments.enable_thinking.value_or(false));
+  return conversation;
 }
 
 ApiResult<EncodedPrompt> encode(const TokenizeRequest& request, const ServedModel& served) {
@@ -41,25 +58,30 @@ ApiResult<EncodedPrompt> encode(const TokenizeRequest& request, const ServedMode
     prompt.ids = served.tokenizer->encode(*request.prompt, bos);
     return prompt;
   }
-  FATHOM_TRY(Conversation conversation, read_conversation(request.conversation, true));
-  conversation.add_generation_prompt = request.add_generation_prompt;
-  const TemplateArguments& arguments = request.conversation.chat_template_kwargs;
-  conversation.thinking = arguments.thinking.value_or(arguments.enable_thinking.value_or(false));
+  FATHOM_TRY(const Conversation conversation, conversation_of(request.conversation));
   return encode_conversation(served, conversation, "messages");
 }
 
 }  // namespace
 
-std::string models_body(const ServedModel& served) {
+std::string models_body(const ServedModel& served, ErrorShape shape) {
   std::string out;
   JsonWriter json(out);
+  if (shape == ErrorShape::kAnthropic) {
+    json.open('{').key("data").open('[');
+    for (const std::string& name : served.names) write_model_info(json, served, name);
+    json.close(']').field("has_more", false).field("first_id", served.names.front());
+    json.field("last_id", served.names.back()).close('}');
+    return out;
+  }
   json.open('{').field("object", "list").key("data").open('[');
   for (const std::string& name : served.names) write_model(json, served, name);
   json.close(']').close('}');
   return out;
 }
 
-ApiResult<std::string> model_body(const ServedModel& served, std::string_view name) {
+ApiResult<std::string> model_body(const ServedModel& served, std::string_view name,
+                                  ErrorShape shape) {
   if (!served.has_name(name)) {
     return tl::unexpected(
         ApiError(404,
@@ -70,7 +92,11 @@ ApiResult<std::string> model_body(const ServedModel& served, std::string_view na
   }
   std::string out;
   JsonWriter json(out);
-  write_model(json, served, name);
+  if (shape == ErrorShape::kAnthropic) {
+    write_model_info(json, served, name);
+  } else {
+    write_model(json, served, name);
+  }
   return out;
 }
 
@@ -142,6 +168,18 @@ ApiResult<std::string> tokenize_body(std::string_view body, const ServedModel& s
     json.value(nullptr);
   }
   json.close('}');
+  return out;
+}
+
+ApiResult<std::string> apply_template_body(std::string_view body, const ServedModel& served,
+                                           const RequestLimits& limits) {
+  FATHOM_TRY(const auto fields,
+             read_body<ConversationFields>(body, ConversationFields::schema(), limits));
+  if (fields.messages.is_null()) return bad_field("messages", "messages is missing");
+  FATHOM_TRY(const Conversation conversation, conversation_of(fields));
+  FATHOM_TRY(const Prompt prompt, render_conversation(served, conversation, "messages"));
+  std::string out;
+  JsonWriter(out).open('{').field("prompt", prompt.text()).close('}');
   return out;
 }
 

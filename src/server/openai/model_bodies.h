@@ -10,9 +10,11 @@
 
 namespace fathom {
 
-// GET /v1/models, and one of them; an unknown name is a 404 with the code "model_not_found".
-std::string models_body(const ServedModel& served);
-ApiResult<std::string> model_body(const ServedModel& served, std::string_view name);
+// GET /v1/models, and one of them, in OpenAI's form or in Anthropic's (its clients say so with the
+// header anthropic-version). An unknown name is a 404 with the code "model_not_found".
+std::string models_body(const ServedModel& served, ErrorShape shape = ErrorShape::kOpenAi);
+ApiResult<std::string> model_body(const ServedModel& served, std::string_view name,
+                                  ErrorShape shape = ErrorShape::kOpenAi);
 
 std::string version_body(const ServedModel& served);         // GET /version
 std::string get_model_info_body(const ServedModel& served);  // GET /get_model_info
@@ -24,6 +26,9 @@ std::string server_info_body(const ServedModel& served, const json::object& serv
 // POST /tokenize: {"count","max_model_len","tokens","token_strs"}.
 ApiResult<std::string> tokenize_body(std::string_view body, const ServedModel& served,
                                      const RequestLimits& limits);
+// POST /apply-template, in llama-server's form: {"prompt"}, a conversation as the model reads it.
+ApiResult<std::string> apply_template_body(std::string_view body, const ServedModel& served,
+                                           const RequestLimits& limits);
 // POST /detokenize: {"prompt"}.
 ApiResult<std::string> detokenize_body(std::string_view body, const ServedModel& served,
                                        const RequestLimits& limits);

@@ -132,7 +132,7 @@ json::object success(const Operation& operation) {
       operation.reply.empty() ? json::object{{"type", "string"}} : reference_to(operation.reply);
   json::object contents = content(operation.content_type, std::move(schema));
   if (operation.may_stream) {
-    // Of each event.
+    // The schema of each event.
     json::object event{
         {"type", "object"},
         {"required", {"data"}},
@@ -172,8 +172,9 @@ json::array path_parameters(std::string_view path) {
 
 // What the transport and the engine may answer instead of a success.
 std::vector<int> failure_statuses(const Operation& operation) {
-  std::vector<int> statuses = {400, 408, 413, 414, 417, 431, 500, 501, 503, 505};
+  std::vector<int> statuses = {400, 408, 413, 414, 415, 417, 421, 431, 500, 501, 503, 505};
   if (operation.needs_key) statuses.push_back(401);
+  if (operation.method == "post") statuses.push_back(403);
   if (operation.may_stream) statuses.push_back(429);
   if (operation.is_missing || operation.path.find('{') != operation.path.npos) {
     statuses.push_back(404);
@@ -256,6 +257,11 @@ json::object openapi_document(std::string_view version, const RequestLimits& lim
        .summary = "Text or conversation to token ids",
        .body = &TokenizeRequest::schema(),
        .reply = "Tokens"},
+      {.method = "post",
+       .path = "/apply-template",
+       .summary = "The conversation as the model reads it (llama-server)",
+       .body = &ConversationFields::schema(),
+       .reply = "Text"},
       {.method = "post",
        .path = "/detokenize",
        .summary = "Token ids to text",

@@ -105,6 +105,16 @@ ApiResult<> refuse_functions(const ChatRequest& request) {
   return {};
 }
 
+ApiResult<> refuse_audio(const ChatRequest& request) {
+  const json::value text_only(json::array(1, "text"));
+  const char* field = nullptr;
+  if (!request.audio.is_null()) field = "audio";
+  if (!request.modalities.is_null() && request.modalities != text_only) field = "modalities";
+  if (field == nullptr) return {};
+  return tl::unexpected(
+      ApiError(400, fmt::format("{}: answers are text only", field), field, "not_supported"));
+}
+
 // The fields of a response object that repeat the request.
 std::string responses_echo(const ResponsesRequest& request, const SamplingParams& params) {
   std::string out;
@@ -144,6 +154,7 @@ ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& serve
                                    const ReplyIdentity& identity) {
   FATHOM_RETURN_IF_ERROR(check_reply_fields(request.reply));
   FATHOM_RETURN_IF_ERROR(refuse_functions(request));
+  FATHOM_RETURN_IF_ERROR(refuse_audio(request));
   if (request.top_logprobs && !request.logprobs) {
     return bad_field("top_logprobs", "top_logprobs is {}, which needs logprobs to be true",
                      *request.top_logprobs);

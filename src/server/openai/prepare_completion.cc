@@ -9,15 +9,21 @@ namespace {
 
 // All prompts of a list as ids, each within the context.
 ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, PromptList list,
-                                                 bool add_bos, const SamplingParams& params,
+                                                 const std::string& suffix, bool add_bos,
+                                                 const SamplingParams& params,
                                                  const std::string& param) {
+  if (!list.ids.empty() && !suffix.empty()) {
+    return bad_field("suffix", "suffix needs a {} that is text, not token ids", param);
+  }
   if (!list.problem.empty()) return bad_field(param, "{} {}", param, list.problem);
   std::vector<EncodedPrompt> prompts;
   const auto where = [&](size_t i) {
     return list.is_list ? fmt::format("{}[{}]", param, i) : param;
   };
   for (size_t i = 0; i < list.texts.size(); ++i) {
-    FATHOM_TRY(EncodedPrompt prompt, encode_text(served, list.texts[i], add_bos, where(i)));
+    FATHOM_TRY(EncodedPrompt prompt,
+               suffix.empty() ? encode_text(served, list.texts[i], add_bos, where(i))
+                              : encode_infill(served, list.texts[i], suffix, add_bos, where(i)));
     FATHOM_RETURN_IF_ERROR(check_length(served, std::ssize(prompt.ids), params, where(i)));
     prompts.push_back(std::move(prompt));
   }
@@ -29,8 +35,10 @@ ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, Prom
   return prompts;
 }
 
+// `default_tokens`: the longest answer where the request names none; less where the context ends,
+// and enough for its min_tokens.
 Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
-                         const SamplingFields& sampling) {
+                         int64_t default_tokens, const SamplingFields& sampling) {
   Generation generation;
   generation.cache_salt = sampling.cache_salt;
   generation.priority = sampling.priority;
@@ -39,6 +47,10 @@ Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
     request.id = spec.identity.make_id("req-", i);
     request.prompt_ids = spec.prompts[i].ids;
     request.sampling = params;
+    if (!params.max_tokens) {
+      const int64_t room = spec.served->max_model_len - std::ssize(request.prompt_ids);
+      request.sampling.max_tokens = std::min(std::max(default_tokens, params.min_tokens), room);
+    }
     generation.requests.push_back(std::move(request));
   }
   return generation;
@@ -68,10 +80,6 @@ ApiResult<std::optional<WantedGrammar>> grammar_of(const GenerateSampling& sampl
 }
 
 ApiResult<> check_together(const CompletionRequest& request) {
-  if (!request.suffix.empty()) {
-    return tl::unexpected(ApiError(400, "suffix is not supported: the text can only be continued",
-                                   "suffix", "unsupported_parameter"));
-  }
   if (request.best_of && *request.best_of != request.reply.n) {
     return tl::unexpected(
         ApiError(400,
@@ -101,7 +109,8 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
                                          const ReplyIdentity& identity) {
   FATHOM_RETURN_IF_ERROR(check_together(request));
   SamplingParams params = request.sampling.params(served);
-  params.max_tokens = std::max<int64_t>(request.max_tokens, 1);
+  params.max_tokens = request.max_tokens;
+  if (request.max_tokens == 0) params.max_tokens = 1;
   params.stop = request.reply.stop.list;
   params.n = static_cast<int>(request.reply.n);
   params.logprobs = static_cast<int>(request.logprobs.value_or(-1));
@@ -113,8 +122,8 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
   FATHOM_TRY(std::optional<WantedGrammar> grammar, grammar_of(request.structured));
 
   ReplySpec spec;
-  FATHOM_TRY(spec.prompts, encode_all(served, std::move(request.prompt), request.add_special_tokens,
-                                      params, "prompt"));
+  FATHOM_TRY(spec.prompts, encode_all(served, std::move(request.prompt), request.suffix,
+                                      request.add_special_tokens, params, "prompt"));
   spec.served = &served;
   spec.identity = identity;
   spec.model = request.reply.model.empty() ? served.names.front() : request.reply.model;
@@ -128,7 +137,7 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
   spec.echo = request.echo;
   spec.drop_output = request.max_tokens == 0;
   if (spec.echo) add_echo_texts(served, spec.prompts);
-  Generation generation = generation_of(spec, params, request.sampling);
+  Generation generation = generation_of(spec, params, kDefaultMaxTokens, request.sampling);
   set_grammar(std::move(grammar), generation);
   if (spec.stream) {
     generation.writer = std::make_unique<CompletionStream>(std::move(spec));
@@ -140,6 +149,10 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
 
 ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedModel& served,
                                        const ReplyIdentity& identity) {
+  if (!request.lora_path.is_null()) {
+    return tl::unexpected(
+        ApiError(400, "lora_path: LoRA adapters are not supported", "lora_path", "not_supported"));
+  }
   if (request.text.has_value() == request.input_ids.has_value()) {
     return bad_field("text", "expected either text or input_ids, {}",
                      request.text ? "both are there" : "both are missing");
@@ -169,7 +182,7 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
                           .rid = request.rid};
   ReplySpec spec;
   FATHOM_TRY(spec.prompts,
-             encode_all(served, std::move(list), true, params, is_text ? "text" : "input_ids"));
+             encode_all(served, std::move(list), "", true, params, is_text ? "text" : "input_ids"));
   spec.served = &served;
   spec.identity = identity;
   spec.model = served.names.front();
@@ -177,7 +190,7 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
   spec.stream = request.stream;
   spec.logprobs = request.return_logprob;
   spec.prompt_logprobs = params.prompt_logprobs >= 0;
-  Generation generation = generation_of(spec, params, sampling.sampling);
+  Generation generation = generation_of(spec, params, kDefaultMaxNewTokens, sampling.sampling);
   set_grammar(std::move(grammar), generation);
   generation.writer = std::make_unique<GenerateReply>(std::move(spec), std::move(options));
   return generation;

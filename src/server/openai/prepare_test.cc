@@ -83,7 +83,7 @@ TEST(PrepareChat, SamplingFieldsReachTheEngine) {
   EXPECT_EQ(params.logprobs, 4);
   EXPECT_EQ(params.prompt_logprobs, 2);
   EXPECT_EQ(generation.cache_salt, "s");
-  EXPECT_EQ(generation.priority, -7);
+  EXPECT_EQ(generation.priority, 0) << "limits do not allow it";
   EXPECT_EQ(generation.writer->spec().model, "fathom-tiny");
 }
 
@@ -117,6 +117,35 @@ TEST(PrepareChat, ThePromptIsTheChatFormats) {
   // What the user typed stays ordinary text: the id of the role token is there once.
   const auto& ids = generation.requests.at(0).prompt_ids;
   EXPECT_EQ(std::count(ids.begin(), ids.end(), *tiny_model().tokenizer->token_id("<｜User｜>")), 1);
+}
+
+TEST(PrepareChat, TheLastMessageIsContinuedWhereTheRequestSaysSo) {
+  const auto body = [](std::string_view last, std::string_view more) {
+    return fmt::format(R"({{"messages":[{{"role":"user","content":"Hi"}},{}]{}}})", last, more);
+  };
+  const std::string ended = "<｜begin▁of▁sentence｜><｜User｜>Hi<｜Assistant｜></think>Ten";
+  const std::string plain = R"({"role":"assistant","content":"Ten"})";
+  const auto prompt = [&](std::string_view last, std::string_view more) {
+    return prompt_of(accepted(E::kChat, body(last, more)));
+  };
+  EXPECT_EQ(prompt(R"({"role":"assistant","content":"Ten","prefix":true})", ""), ended);
+  EXPECT_EQ(prompt(plain, R"(,"continue_final_message":true,"add_generation_prompt":false)"),
+            ended);
+  EXPECT_EQ(prompt(plain, R"(,"continue_final_message":true)"), ended);
+  EXPECT_EQ(prompt(plain, ""), ended + "<｜end▁of▁sentence｜>");
+  EXPECT_EQ(prompt_of(accepted(E::kMessages, body(plain, R"(,"max_tokens":5)"))), ended);
+  const Generation thinking = accepted(
+      E::kChat,
+      body(R"({"role":"assistant","content":"","reasoning_content":"So","prefix":true})", ""));
+  EXPECT_TRUE(thinking.writer->spec().prompts.at(0).opens_reasoning);
+  EXPECT_TRUE(thinking.writer->spec().prompts.at(0).continues_answer);
+  EXPECT_EQ(refused(E::kChat, body(plain, R"(,"continue_final_message":true,)"
+                                          R"("add_generation_prompt":true)"))
+                .param,
+            "continue_final_message");
+  const ApiError error = refused(
+      E::kChat, body(R"({"role":"user","content":"x"})", R"(,"continue_final_message":true)"));
+  EXPECT_EQ(error.param, "messages[1].role");
 }
 
 TEST(PrepareChat, ThinkingComesFromAnyOfItsFields) {
@@ -388,10 +417,76 @@ TEST(PrepareCompletion, TakesEveryFormOfPrompt) {
   EXPECT_EQ(sizes(R"(["a","a a a"])").size(), 2u);
 }
 
-TEST(PrepareCompletion, RefusesSuffixAndOtherBestOf) {
-  const ApiError suffix = refused(E::kCompletions, R"({"prompt":"a","suffix":"b"})");
-  EXPECT_EQ(suffix.param, "suffix");
-  EXPECT_EQ(suffix.code, "unsupported_parameter");
+TEST(PrepareCompletion, FillsInBetweenPromptAndSuffix) {
+  const Tokenizer& tokenizer = *tiny_model().tokenizer;
+  const Generation generation =
+      accepted(E::kCompletions, R"({"prompt":"a <｜fim▁end｜>","suffix":"b"})");
+  const auto& ids = generation.requests.at(0).prompt_ids;
+  EXPECT_EQ(tokenizer.decode(ids),
+            "<｜fim▁begin｜>a <｜fim▁end｜>"
+            "<｜fim▁hole｜>b<｜fim▁end｜>");
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), *tokenizer.token_id("<｜fim▁end｜>")), 1)
+      << "what the client types stays text";
+  EXPECT_EQ(refused(E::kCompletions, R"({"prompt":[1,2],"suffix":"b"})").param, "suffix");
+}
+
+TEST(PrepareCompletion, WithoutMaxTokensTheContextsRoomIsEnough) {
+  ServedModel served = tiny_model();
+  const auto length = [&](GeneratingEndpoint endpoint, const std::string& body) {
+    const Request request = accepted(endpoint, body, served).requests.at(0);
+    return std::pair(std::ssize(request.prompt_ids), request.sampling.max_tokens.value());
+  };
+  const std::string text = R"({"prompt":"one two three"})";
+  const auto prompt = length(E::kCompletions, text).first;
+  EXPECT_EQ(length(E::kCompletions, text).second, 16);
+  EXPECT_EQ(length(E::kCompletions, R"({"prompt":"one two three","min_tokens":20})").second, 20);
+  served.max_model_len = prompt + 5;
+  EXPECT_EQ(length(E::kCompletions, text).second, 5);
+  EXPECT_EQ(length(E::kGenerate, R"({"text":"one two three"})").second, 5);
+  EXPECT_EQ(refused(E::kCompletions, R"({"prompt":"one two three","max_tokens":6})", served).code,
+            "context_length_exceeded");
+}
+
+TEST(PrepareChat, LimitsAreThePeers) {
+  const auto strings = [](int count) {
+    std::string list;
+    for (int i = 0; i < count; ++i) list += fmt::format("{}\"s{}\"", i > 0 ? "," : "", i);
+    return chat(fmt::format(R"(,"stop":[{}])", list));
+  };
+  accepted(E::kChat, strings(16));
+  EXPECT_EQ(refused(E::kChat, strings(17)).param, "stop");
+  accepted(E::kCompletions, R"({"prompt":"a","logprobs":20})");
+  EXPECT_EQ(refused(E::kCompletions, R"({"prompt":"a","logprobs":21})").param, "logprobs");
+  accepted(E::kChat, chat(R"(,"n":32)"));
+  EXPECT_EQ(refused(E::kChat, chat(R"(,"n":33)")).message,
+            "n is 33, expected an integer from 1 to 32");
+}
+
+TEST(PrepareChat, WhatIsNoTextIsRefusedWithACode) {
+  const auto part = [](const char* type) {
+    return fmt::format(
+        R"({{"messages":[{{"role":"user","content":[{{"type":"{0}","{0}":{{}}}}]}}]}})", type);
+  };
+  const ApiError image = refused(E::kChat, part("image_url"));
+  EXPECT_EQ(image.status, 400);
+  EXPECT_EQ(image.code, "not_supported");
+  EXPECT_EQ(image.param, "messages[0].content[0].type");
+  EXPECT_EQ(image.message,
+            "messages[0].content[0].type is \"image_url\": images are not supported, the model "
+            "reads text only");
+  EXPECT_EQ(refused(E::kChat, part("input_audio")).code, "not_supported");
+  EXPECT_EQ(refused(E::kChat, part("nonsense")).code, std::nullopt);
+  EXPECT_EQ(refused(E::kMessages, R"({"max_tokens":1,"messages":[{"role":"user","content":[)"
+                                  R"({"type":"image","source":{}}]}]})")
+                .code,
+            "not_supported");
+  EXPECT_EQ(refused(E::kChat, chat(R"(,"audio":{"voice":"a"})")).code, "not_supported");
+  EXPECT_EQ(refused(E::kChat, chat(R"(,"modalities":["text","audio"])")).param, "modalities");
+  accepted(E::kChat, chat(R"(,"modalities":["text"])"));
+  EXPECT_EQ(refused(E::kGenerate, R"({"text":"a","lora_path":"x"})").code, "not_supported");
+}
+
+TEST(PrepareCompletion, RefusesOtherBestOf) {
   EXPECT_EQ(refused(E::kCompletions, R"({"prompt":"a","best_of":2})").param, "best_of");
   EXPECT_EQ(
       refused(E::kCompletions, R"({"prompt":"a","echo":true,"logprobs":1,"stream":true})").param,

@@ -54,17 +54,25 @@ ApiResult<Conversation> read_conversation(const ConversationFields& fields, bool
   if (with_tools && !fields.tools.is_null()) object["tools"] = fields.tools;
   auto conversation = parse_conversation(object, kSource.substr(0, kSource.size() - 2));
   if (!conversation) return tl::unexpected(blame_field(conversation.error()));
+  const Message& last = conversation->messages.back();
+  conversation->continue_final_message =
+      fields.continue_final_message || (last.prefix && last.role == Role::kAssistant);
+  if (fields.continue_final_message && fields.add_generation_prompt.value_or(false)) {
+    return bad_field("continue_final_message",
+                     "continue_final_message and add_generation_prompt are both true, only one may "
+                     "be");
+  }
+  conversation->add_generation_prompt = fields.add_generation_prompt.value_or(true);
   return std::move(*conversation);
 }
 
-ApiResult<EncodedPrompt> encode_conversation(const ServedModel& served,
-                                             const Conversation& conversation,
-                                             const std::string& param) {
+ApiResult<Prompt> render_conversation(const ServedModel& served, const Conversation& conversation,
+                                      const std::string& param) {
   if (!served.chat_format) {
     return tl::unexpected(ApiError(
         400, "the model's chat format is not known: " + served.chat_format.error().message, param));
   }
-  const auto rendered = render(*served.chat_format, conversation);
+  auto rendered = render(*served.chat_format, conversation);
   if (!rendered) {
     ApiError error = blame_field(rendered.error());
     if (!error.param) error.param = param;
@@ -75,15 +83,54 @@ ApiResult<EncodedPrompt> encode_conversation(const ServedModel& served,
     if (!segment.is_markup) bytes += segment.text.size();
   }
   FATHOM_RETURN_IF_ERROR(check_bytes(served, bytes, param));
-  return EncodedPrompt{encode_prompt(*served.tokenizer, *rendered), "", rendered->opens_reasoning};
+  return std::move(*rendered);
+}
+
+ApiResult<EncodedPrompt> encode_conversation(const ServedModel& served,
+                                             const Conversation& conversation,
+                                             const std::string& param) {
+  FATHOM_TRY(const Prompt prompt, render_conversation(served, conversation, param));
+  return EncodedPrompt{encode_prompt(*served.tokenizer, prompt), "", prompt.opens_reasoning,
+                       prompt.continues_answer};
 }
 
 ApiResult<EncodedPrompt> encode_text(const ServedModel& served, std::string_view text, bool add_bos,
                                      const std::string& param) {
   FATHOM_RETURN_IF_ERROR(check_bytes(served, text.size(), param));
   const bool bos = add_bos && served.tokenizer->add_bos_by_default();
-  EncodedPrompt prompt{served.tokenizer->encode(text, bos), std::string(text), false};
+  EncodedPrompt prompt{served.tokenizer->encode(text, bos), std::string(text)};
   if (prompt.ids.empty()) return bad_field(param, "{} has no tokens", param);
+  return prompt;
+}
+
+ApiResult<EncodedPrompt> encode_infill(const ServedModel& served, std::string_view prefix,
+                                       std::string_view suffix, bool add_bos,
+                                       const std::string& param) {
+  const Tokenizer& tokenizer = *served.tokenizer;
+  const auto begin = tokenizer.token_id("<｜fim▁begin｜>");
+  const auto hole = tokenizer.token_id("<｜fim▁hole｜>");
+  const auto end = tokenizer.token_id("<｜fim▁end｜>");
+  if (!begin || !hole || !end) {
+    return tl::unexpected(ApiError(400,
+                                   "suffix is not supported: the model's vocabulary has no markers "
+                                   "for a gap (<｜fim▁begin｜>, <｜fim▁hole｜>, <｜fim▁end｜>)",
+                                   "suffix", "unsupported_parameter"));
+  }
+  FATHOM_RETURN_IF_ERROR(check_bytes(served, prefix.size(), param));
+  FATHOM_RETURN_IF_ERROR(check_bytes(served, suffix.size(), "suffix"));
+  EncodedPrompt prompt;
+  prompt.text = prefix;
+  if (add_bos && tokenizer.add_bos_by_default() && tokenizer.bos_id()) {
+    prompt.ids.push_back(*tokenizer.bos_id());
+  }
+  const auto append = [&](int32_t marker, std::string_view text) {
+    prompt.ids.push_back(marker);
+    const std::vector<int32_t> ids = tokenizer.encode_ordinary(text);
+    prompt.ids.insert(prompt.ids.end(), ids.begin(), ids.end());
+  };
+  append(*begin, prefix);
+  append(*hole, suffix);
+  append(*end, "");
   return prompt;
 }
 
@@ -97,7 +144,7 @@ ApiResult<EncodedPrompt> take_ids(const ServedModel& served, std::vector<int32_t
                        served.vocab_size);
     }
   }
-  return EncodedPrompt{std::move(ids), "", false};
+  return EncodedPrompt{std::move(ids), ""};
 }
 
 ApiResult<> check_length(const ServedModel& served, int64_t prompt_tokens,

@@ -15,8 +15,11 @@ namespace fathom {
 // Reads an OpenAI conversation that has been checked; tools are left out when with_tools is false.
 ApiResult<Conversation> read_conversation(const ConversationFields& fields, bool with_tools);
 
-// The conversation as the model's chat format writes it. `param` is the field to blame. A prompt of
-// more than eight bytes for each token of the context is refused before it is tokenized.
+// The conversation as the model's chat format writes it, and its ids. `param` is the field to
+// blame. A prompt of more than eight bytes for each token of the context is refused before it is
+// tokenized.
+ApiResult<Prompt> render_conversation(const ServedModel& served, const Conversation& conversation,
+                                      const std::string& param);
 ApiResult<EncodedPrompt> encode_conversation(const ServedModel& served,
                                              const Conversation& conversation,
                                              const std::string& param);
@@ -24,6 +27,12 @@ ApiResult<EncodedPrompt> encode_conversation(const ServedModel& served,
 // A text as it is; special tokens in it are special.
 ApiResult<EncodedPrompt> encode_text(const ServedModel& served, std::string_view text, bool add_bos,
                                      const std::string& param);
+
+// A text with a gap, as models that were trained to fill it in read it: the answer goes between
+// `prefix` and `suffix`. Refused where the vocabulary has no markers for it.
+ApiResult<EncodedPrompt> encode_infill(const ServedModel& served, std::string_view prefix,
+                                       std::string_view suffix, bool add_bos,
+                                       const std::string& param);
 
 // Ids as they came; they must be in the vocabulary.
 ApiResult<EncodedPrompt> take_ids(const ServedModel& served, std::vector<int32_t> ids,

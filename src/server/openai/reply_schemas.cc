@@ -179,6 +179,8 @@ constexpr std::string_view kOthers = R"json({
 "Models": {"type": "object", "required": ["object", "data"], "properties": {
   "object": {"const": "list"},
   "data": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Model"}}}},
+"Load": {"type": "object", "required": ["server_load"],
+  "properties": {"server_load": {"type": "integer", "minimum": 0}}},
 "TokenCount": {"type": "object", "required": ["input_tokens"],
   "properties": {"input_tokens": {"type": "integer", "minimum": 1}}},
 "Tokens": {"type": "object", "required": ["count", "max_model_len", "tokens", "token_strs"],

@@ -18,8 +18,9 @@ namespace fathom {
 // A prompt as it went to the engine.
 struct EncodedPrompt {
   std::vector<int32_t> ids;
-  std::string text;              // only for echo
-  bool opens_reasoning = false;  // the answer begins inside reasoning
+  std::string text;               // only for echo
+  bool opens_reasoning = false;   // the answer begins inside reasoning
+  bool continues_answer = false;  // it begins behind text that the client gave
 };
 
 // What a writer must know of the request that it answers.
@@ -79,6 +80,7 @@ class ReplyWriter {
   virtual std::string_view keep_alive() const { return ": keep-alive\n\n"; }
 
   const ReplySpec& spec() const { return spec_; }
+  const std::string& id() const { return id_; }  // as the reply has it
 
  protected:
   explicit ReplyWriter(ReplySpec spec);
@@ -89,13 +91,12 @@ class ReplyWriter {
 
   // Complete when all choices have ended, so far before.
   ReplyUsage usage() const;
-  // Of the event that is being written: its first tokens that are reasoning, </think> included.
+  // The number of the current event's first tokens that are reasoning, </think> included.
   size_t reasoning_ids() const { return reasoning_ids_; }
   int64_t completion_tokens(size_t choice) const { return tallies_[choice].completion_tokens; }
   const EncodedPrompt& prompt_of(size_t choice) const {
     return spec_.prompts[choice / static_cast<size_t>(spec_.n)];
   }
-  const std::string& id() const { return id_; }
   void set_id(std::string id) { id_ = std::move(id); }
 
   const ReplySpec spec_;

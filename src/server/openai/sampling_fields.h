@@ -24,7 +24,7 @@ struct StopStrings {
 };
 void read_value(const json::value& value, StopStrings& out);
 
-// Of every endpoint that generates.
+// Fields of every endpoint that generates.
 struct SamplingFields {
   std::optional<double> temperature, top_p, min_p;
   std::optional<int64_t> top_k;
@@ -52,7 +52,7 @@ struct StreamOptions {
   static const ObjectSchema& schema();
 };
 
-// Of OpenAI's two generating endpoints.
+// Fields of OpenAI's two generating endpoints.
 struct ReplyFields {
   std::string model;
   int64_t n = 1;

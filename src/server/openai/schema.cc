@@ -48,6 +48,22 @@ std::string quoted_words(const std::vector<std::string_view>& words) {
   return text;
 }
 
+// Parts of messages that clients of other models send; null for any other word.
+const char* unsupported_medium(std::string_view part) {
+  struct Medium {
+    std::string_view part;
+    const char* what;
+  };
+  static constexpr Medium kMedia[] = {{"image_url", "images"},  {"input_image", "images"},
+                                      {"image", "images"},      {"input_audio", "recordings"},
+                                      {"audio", "recordings"},  {"video_url", "films"},
+                                      {"file", "files"},        {"input_file", "files"},
+                                      {"document", "documents"}};
+  const auto* const found = std::find_if(std::begin(kMedia), std::end(kMedia),
+                                         [&](const Medium& one) { return one.part == part; });
+  return found == std::end(kMedia) ? nullptr : found->what;
+}
+
 // One walk over a body; holds what every step needs.
 class Checker {
  public:
@@ -216,6 +232,13 @@ class Checker {
     if (!absent) wanted = tag->is_string() ? std::string_view(tag->get_string()) : "";
     for (const auto& [name, schema] : type.variants) {
       if (name == wanted) return object(*schema, found, where);
+    }
+    if (const char* const what = unsupported_medium(wanted)) {
+      return tl::unexpected(
+          ApiError(400,
+                   fmt::format("{} is {}: {} are not supported, the model reads text only",
+                               tag_path, brief(*tag), what),
+                   tag_path, "not_supported"));
     }
     return bad_field(tag_path, "{} is {}, expected {}", tag_path, brief(*tag), quoted_words(tags));
   }

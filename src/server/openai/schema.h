@@ -26,8 +26,9 @@ inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 // Limits that a server is started with.
 struct RequestLimits {
-  int64_t max_choices = 8;      // n; at most kMaxChoices
+  int64_t max_choices = 32;     // n; at most kMaxChoices
   bool refuse_unknown = false;  // fields that no table knows are a 400
+  bool allow_priority = false;  // otherwise `priority` is as a field that no table knows
 };
 
 struct ObjectSchema;

@@ -241,8 +241,9 @@ TEST(Paths, NameThePlaceInsideLists) {
           R"({"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"a\u0000b"}}]})"),
       "tools[0].function.name");
   EXPECT_EQ(
-      param_of(E::kChat,
-               R"({"messages":[{"role":"user","content":"x"}],"stop":["a","b","c","d","e"]})"),
+      param_of(
+          E::kChat,
+          R"({"messages":[{"role":"user","content":"x"}],"stop":["a","b","c","d","e","f","g","h","i","j","k","l","m","n","o","p","q"]})"),
       "stop");
   EXPECT_EQ(param_of(E::kChat, R"({"messages":[{"role":"user","content":"x"}],"stop":["a",""]})"),
             "stop[1]");
@@ -290,6 +291,33 @@ TEST(UnknownFields, AreReportedAndInStrictModeRefused) {
   EXPECT_EQ(refused.error().status, 400);
   EXPECT_EQ(refused.error().param, "messages[0].mood");
   EXPECT_EQ(refused.error().code, "unsupported_parameter");
+}
+
+// One client that names -2147483648 would go before all others.
+TEST(UnknownFields, PriorityIsOneUnlessItIsAllowed) {
+  const auto prepare_with = [](const char* priority, RequestLimits limits) {
+    return prepare(
+        GeneratingEndpoint::kChat,
+        std::string(R"({"messages":[{"role":"user","content":"Hi"}],"priority":)") + priority + "}",
+        tiny_model(), limits, kTestIdentity);
+  };
+  RequestLimits strict, allowed;
+  strict.refuse_unknown = allowed.allow_priority = true;
+  const auto ignored = prepare_with("-7", RequestLimits());
+  ASSERT_TRUE(ignored);
+  EXPECT_EQ(ignored->priority, 0);
+  EXPECT_EQ(ignored->unknown_fields, std::vector<std::string>{"priority"});
+  const auto refused = prepare_with("-7", strict);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().status, 400);
+  EXPECT_EQ(refused.error().param, "priority");
+  EXPECT_EQ(refused.error().message,
+            "priority is -7, but this server was started without --enable-priority");
+  EXPECT_TRUE(prepare_with("0", strict)) << "it asks for nothing";
+  const auto taken = prepare_with("-7", allowed);
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(taken->priority, -7);
+  EXPECT_TRUE(taken->unknown_fields.empty());
 }
 
 TEST(UnknownFields, LongNamesAreCut) {
@@ -342,7 +370,7 @@ TEST(OpenApi, DescribesTheTables) {
   EXPECT_EQ(json::serialize(chat.at("properties").at("top_p").at("anyOf").at(0)),
             R"({"type":"number","exclusiveMinimum":0E0,"maximum":1E0})");
   EXPECT_EQ(chat.at("properties").as_object().size(), ChatRequest::schema().fields.size());
-  EXPECT_EQ(document.at("paths").as_object().size(), 14u);
+  EXPECT_EQ(document.at("paths").as_object().size(), 15u);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@ const ObjectSchema& TokenizeRequest::schema() {
           .include(&F::conversation)
           .field("add_special_tokens", &F::add_special_tokens, boolean(),
                  "Begin a text with the token that the model expects there")
-          .field("add_generation_prompt", &F::add_generation_prompt, boolean(),
-                 "End a conversation where the answer begins")
           .field("return_token_strs", &F::return_token_strs, boolean(), "The tokens' texts as well")
           .build();
   return kSchema;

@@ -14,7 +14,6 @@ struct TokenizeRequest {
   std::optional<std::string> prompt;
   ConversationFields conversation;
   std::optional<bool> add_special_tokens;  // true for a text
-  bool add_generation_prompt = true;
   bool return_token_strs = false;
 
   static const ObjectSchema& schema();

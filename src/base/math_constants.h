@@ -1,0 +1,9 @@
+// Mathematical constants that host code and kernels share.
+#pragma once
+
+namespace fathom {
+
+// log2(e) as the nearest float: exp(x) = exp2(x * kLog2E).
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+}  // namespace fathom

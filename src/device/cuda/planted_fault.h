@@ -1,0 +1,40 @@
+// Faults that a build with FATHOM_PLANT_FAULTS can inject, to test the tests: `make gpu-plant` runs
+// each test that must detect one and reports those that pass. FATHOM_PLANT names the fault when the
+// program starts. In other builds nothing of this is compiled.
+//
+//   struct Arguments { …  FATHOM_PLANTED_FAULT };           the fault travels with a launch
+//   if (FATHOM_PLANTED(arguments, kSwappedHead)) …          where it happens; else false
+#pragma once
+
+namespace fathom::cuda {
+
+enum class PlantedFault {
+  kNone,
+  // decode_layers' faults.
+  kWrongKey,         // one warp scores its neighbour's key in the newest run of keys
+  kSwappedHead,      // W_o reads the last two heads swapped
+  kSkippedHandoff,   // W_o does not wait for the heads' packets
+  kDroppedExpert,    // the last selected expert has no weight
+  kWrongLayerScale,  // W_o's scales are those of the rows 128 before
+  kExtraRow,         // the cache row is written to the neighbouring slot too
+  // Faults of any step.
+  kWrongRow,           // row 5 of a step writes its cache row a slot further
+  kSwappedQueryHead,   // row 3's last two heads swap their rotary queries
+  kStaleToken,         // row 2 takes the token that row 1 has sampled
+  kSkippedLaunchWait,  // the rotation does not wait for the projection before it
+  kLast = kSkippedLaunchWait,
+};
+
+// The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is
+// unknown.
+PlantedFault planted_fault();
+
+}  // namespace fathom::cuda
+
+#ifdef FATHOM_PLANT_FAULTS
+#define FATHOM_PLANTED_FAULT PlantedFault planted = planted_fault();
+#define FATHOM_PLANTED(arguments, fault) ((arguments).planted == PlantedFault::fault)
+#else
+#define FATHOM_PLANTED_FAULT
+#define FATHOM_PLANTED(arguments, fault) false
+#endif

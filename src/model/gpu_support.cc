@@ -1,0 +1,79 @@
+#include "model/gpu_support.h"
+
+#include <string>
+
+#include "base/math.h"
+#include "ops/attention/attention_support.h"
+#include "ops/gate/gate_support.h"
+#include "ops/linear/linear_support.h"
+#include "ops/moe/moe_support.h"
+#include "ops/rms_norm/rms_norm_support.h"
+#include "ops/sampling/sample_support.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kLogitUnit = 8;
+
+Result<> attention(const ModelConfig& config) {
+  const NamedSize hidden{"hidden_size", config.hidden};
+  const NamedSize nope{"qk_nope_head_dim", config.qk_nope_dim}, v{"v_head_dim", config.v_dim};
+  const NamedSize latent{"kv_lora_rank", config.kv_lora_rank};
+  FATHOM_RETURN_IF_ERROR(cuda::attention_supports(
+      {.latent = latent, .rope = {"qk_rope_head_dim", config.qk_rope_dim}, .nope = nope, .v = v}));
+  const NamedSize query{"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)",
+                        config.num_heads * config.qk_dim()};
+  const NamedSize heads_out{"num_attention_heads * v_head_dim", config.num_heads * config.v_dim};
+  if (config.q_lora_rank > 0) {
+    const NamedSize q_lora{"q_lora_rank", config.q_lora_rank};
+    FATHOM_RETURN_IF_ERROR(cuda::linear_supports(q_lora, hidden));
+    FATHOM_RETURN_IF_ERROR(cuda::rms_norm_supports(q_lora));
+    FATHOM_RETURN_IF_ERROR(cuda::linear_supports(query, q_lora));
+  } else {
+    FATHOM_RETURN_IF_ERROR(cuda::linear_supports(query, hidden));
+  }
+  FATHOM_RETURN_IF_ERROR(cuda::linear_supports(latent, nope));  // the absorption of W_UK
+  FATHOM_RETURN_IF_ERROR(cuda::linear_supports(v, latent));     // of W_UV
+  return cuda::linear_supports(hidden, heads_out);
+}
+
+Result<> feed_forward(const ModelConfig& config) {
+  const NamedSize hidden{"hidden_size", config.hidden};
+  FATHOM_RETURN_IF_ERROR(cuda::moe_supports(hidden, {"", 1}));  // a dense layer: one expert
+  if (config.num_experts == 0) return {};
+  const NamedSize experts{"n_routed_experts", config.num_experts};
+  const bool grouped = config.gate != GateKind::kSoftmaxGreedy;
+  FATHOM_RETURN_IF_ERROR(
+      cuda::gate_supports({.hidden = hidden,
+                           .experts = experts,
+                           .experts_per_token = {"num_experts_per_tok", config.experts_per_token},
+                           .groups = {"n_group", grouped ? config.num_groups : 1}}));
+  return cuda::moe_supports(hidden, experts);
+}
+
+}  // namespace
+
+int64_t gpu_logit_columns(const ModelConfig& config) {
+  return round_up(config.vocab_size, kLogitUnit);
+}
+
+Result<> gpu_supports(const ModelConfig& config, CacheFormat cache_format) {
+  if (cache_format == CacheFormat::kF32) {
+    return invalid("--kv-cache-dtype is float32; kernels for GPUs take bf16 and forms of 8 bits");
+  }
+  const auto sizes = [&]() -> Result<> {
+    const NamedSize hidden{"hidden_size", config.hidden};
+    const NamedSize vocab{"vocab_size", config.vocab_size};
+    FATHOM_RETURN_IF_ERROR(cuda::rms_norm_supports(hidden));
+    FATHOM_RETURN_IF_ERROR(cuda::sample_supports(vocab));
+    FATHOM_RETURN_IF_ERROR(attention(config));
+    FATHOM_RETURN_IF_ERROR(feed_forward(config));
+    return cuda::linear_supports({"vocab_size, padded", gpu_logit_columns(config)}, hidden);
+  };
+  if (const auto supported = sizes(); !supported) {
+    return tl::unexpected(with_context("config.json: ", supported.error()));
+  }
+  return {};
+}
+
+}  // namespace fathom

@@ -1,0 +1,112 @@
+#include "model/gpu_support.h"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+namespace fathom {
+namespace {
+
+using testing::HasSubstr;
+
+ModelConfig published(const std::string& name) {
+  const std::string path = std::string(FATHOM_SOURCE_DIR) + "/tests/data/configs/" + name;
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto parsed = parse_model_config(text.str(), path);
+  EXPECT_TRUE(parsed) << parsed.error().message;
+  return parsed.value_or(ModelConfig());
+}
+
+// V2's sizes are also Coder-V2's and V2.5's; V3's are also R1's.
+TEST(GpuSupport, TakesEveryPublishedModel) {
+  for (const char* name : {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json",
+                           "deepseek_v3.json", "deepseek_v3_1.json", "kimi_k2.json",
+                           "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
+    const ModelConfig config = published(name);
+    for (const CacheFormat format :
+         {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+      const auto supported = gpu_supports(config, format);
+      EXPECT_TRUE(supported) << name << ": " << supported.error().message;
+    }
+  }
+  EXPECT_EQ(published("kimi_k2.json").num_experts, 384);
+}
+
+TEST(GpuSupport, NamesTheFieldThatNoKernelTakes) {
+  struct Case {
+    std::string field;  // start of the message after "config.json: "
+    std::function<void(ModelConfig&)> push;
+  };
+  const std::vector<Case> cases = {
+      {"kv_lora_rank is 256", [](ModelConfig& c) { c.kv_lora_rank = 256; }},
+      {"kv_lora_rank is 1024", [](ModelConfig& c) { c.kv_lora_rank = 1024; }},
+      {"qk_rope_head_dim is 32", [](ModelConfig& c) { c.qk_rope_dim = 32; }},
+      {"qk_nope_head_dim is 64", [](ModelConfig& c) { c.qk_nope_dim = 64; }},
+      {"qk_nope_head_dim is 256", [](ModelConfig& c) { c.qk_nope_dim = 256; }},
+      {"v_head_dim is 192", [](ModelConfig& c) { c.v_dim = 192; }},
+      {"hidden_size is 7008", [](ModelConfig& c) { c.hidden = 7008; }},
+      {"hidden_size is 7170", [](ModelConfig& c) { c.hidden = 7170; }},
+      {"hidden_size is 16448", [](ModelConfig& c) { c.hidden = 16448; }},
+      {"q_lora_rank is 1528", [](ModelConfig& c) { c.q_lora_rank = 1528; }},
+      {"q_lora_rank is 16448", [](ModelConfig& c) { c.q_lora_rank = 16448; }},
+      {"num_attention_heads * v_head_dim is 32896", [](ModelConfig& c) { c.num_heads = 257; }},
+      {"n_routed_experts is 513", [](ModelConfig& c) { c.num_experts = 513; }},
+      {"n_routed_experts is 1024", [](ModelConfig& c) { c.num_experts = 1024; }},
+      {"num_experts_per_tok is 33", [](ModelConfig& c) { c.experts_per_token = 33; }},
+      {"n_group is 64", [](ModelConfig& c) { c.num_groups = 64; }},
+      {"vocab_size is 400001", [](ModelConfig& c) { c.vocab_size = 400001; }},
+  };
+  for (const Case& one : cases) {
+    ModelConfig config = published("deepseek_v3.json");
+    one.push(config);
+    const auto supported = gpu_supports(config, CacheFormat::kBF16);
+    ASSERT_FALSE(supported) << one.field;
+    EXPECT_EQ(supported.error().code, Code::kInvalidArgument);
+    EXPECT_THAT(supported.error().message, testing::StartsWith("config.json: " + one.field));
+    EXPECT_THAT(supported.error().message, HasSubstr("kernels for GPUs take"));
+  }
+}
+
+TEST(GpuSupport, TakesWhatIsPaddedOrCutOnTheHost) {
+  const std::vector<std::function<void(ModelConfig&)>> pushes = {
+      [](ModelConfig& c) { c.vocab_size = 129281; },
+      [](ModelConfig& c) { c.intermediate = 18433; },
+      [](ModelConfig& c) { c.moe_intermediate = 18; },
+      [](ModelConfig& c) { c.num_shared_experts = 0; },
+      [](ModelConfig& c) { c.num_heads = 3; },
+      [](ModelConfig& c) { c.q_lora_rank = 0; },
+      [](ModelConfig& c) { c.num_experts = 512; },
+      [](ModelConfig& c) { c.num_experts = 250, c.num_groups = 5; },
+      [](ModelConfig& c) { c.experts_per_token = 32; },
+      [](ModelConfig& c) { c.num_experts = 0; },
+      [](ModelConfig& c) { c.num_layers = 1; },
+      [](ModelConfig& c) { c.first_dense_layers = 0; },
+      [](ModelConfig& c) { c.stored_dtype = DType::kF16; },
+  };
+  for (size_t i = 0; i < pushes.size(); ++i) {
+    ModelConfig config = published("deepseek_v3.json");
+    pushes[i](config);
+    const auto supported = gpu_supports(config, CacheFormat::kBF16);
+    EXPECT_TRUE(supported) << i << ": " << supported.error().message;
+  }
+}
+
+TEST(GpuSupport, RefusesACacheInFp32ByItsFlag) {
+  const auto supported = gpu_supports(published("deepseek_v3.json"), CacheFormat::kF32);
+  ASSERT_FALSE(supported);
+  EXPECT_THAT(supported.error().message, HasSubstr("--kv-cache-dtype"));
+}
+
+TEST(GpuSupport, PadsTheHeadToWholeEights) {
+  ModelConfig config = published("deepseek_v3.json");
+  EXPECT_EQ(gpu_logit_columns(config), config.vocab_size);
+  config.vocab_size = 129281;
+  EXPECT_EQ(gpu_logit_columns(config), 129288);
+}
+
+}  // namespace
+}  // namespace fathom

@@ -1,8 +1,0 @@
-// Compiled with -mavx2 -mfma: the compiler vectorises the portable loops.
-#include "ops/attention/attention_portable.h"
-
-namespace fathom::cpu {
-
-const AttentionKernels kAvx2Attention = kPortable;
-
-}  // namespace fathom::cpu

@@ -1,0 +1,240 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "cache/latent_row.h"
+#include "ops/attention/absorbed_plan.h"
+#include "ops/attention/attention_test_data.h"
+#include "ops/attention/cpu/attention_cpu.h"
+
+namespace fathom {
+namespace {
+
+struct Shape {
+  int64_t heads, latent, rope;
+  CacheFormat format;
+  DType q_dtype;
+  DType out_dtype;
+  std::vector<int32_t> queries;
+  std::vector<int32_t> contexts;
+};
+
+// A cache filled with random rows for the batch, pages in scattered order; bytes that no sequence
+// owns are left at 0xFF, NaN in every format.
+struct Problem {
+  Shape shape;
+  int64_t rows = 0;
+  LatentCache cache;
+  std::vector<int32_t> query_start = {0};
+  std::vector<int32_t> block_tables;
+  int32_t max_pages = 0;
+  TestTensor q_latent, q_rope;
+
+  static int64_t total_rows(const Shape& s) {
+    int64_t rows = 0;
+    for (const int32_t queries : s.queries) rows += queries;
+    return rows;
+  }
+
+  explicit Problem(const Shape& s)
+      : shape(s),
+        rows(total_rows(s)),
+        q_latent(rows * s.heads * s.latent, s.q_dtype, 11, 1),
+        q_rope(rows * s.heads * s.rope, s.q_dtype, 12, 1) {
+    int32_t num_pages = 1;
+    for (size_t i = 0; i < s.queries.size(); ++i) {
+      query_start.push_back(query_start.back() + s.queries[i]);
+      const int32_t pages = (s.queries[i] + s.contexts[i] + 63) / 64;
+      max_pages = std::max(max_pages, pages);
+      num_pages += pages;
+    }
+    cache = *LatentCache::allocate({s.format, s.latent, s.rope}, 1, num_pages);
+    const LatentPages pages = cache.layer(0);
+    std::memset(pages.data, 0xFF, static_cast<size_t>(num_pages * pages.layout.page_bytes()));
+    int32_t next = num_pages - 1;  // page 0 stays unused
+    for (size_t i = 0; i < s.queries.size(); ++i) {
+      const int32_t tokens = s.queries[i] + s.contexts[i];
+      for (int32_t page = 0; page < max_pages; ++page) {
+        block_tables.push_back(page * 64 < tokens ? next-- : -1);
+      }
+      for (int32_t token = 0; token < tokens; ++token) {
+        const TestTensor row(s.latent + s.rope, DType::kF32, 100 + i * 100000 + token, 1.5);
+        const int32_t page = block_tables[i * max_pages + token / 64];
+        encode_row(pages.layout, row.wide.data(), row.wide.data() + s.latent,
+                   pages.row(page, token % 64));
+      }
+    }
+  }
+
+  PagedBatch batch() const { return {query_start, shape.contexts, block_tables, max_pages}; }
+  float scale() const { return 0.7f / std::sqrt(static_cast<float>(shape.latent) / 4); }
+
+  std::vector<float> run(CpuIsa isa, int threads, const std::vector<int32_t>& sequences) const {
+    ThreadPool pool(threads);
+    const int64_t count = rows * shape.heads * shape.latent;
+    std::vector<float> wide(static_cast<size_t>(count + 1), std::nanf(""));
+    std::vector<bf16> narrow(static_cast<size_t>(count + 1), bf16{0xFFFF});
+    const TensorView out = shape.out_dtype == DType::kF32
+                               ? TensorView(wide.data(), {rows, shape.heads, shape.latent})
+                               : TensorView(narrow.data(), {rows, shape.heads, shape.latent});
+    std::vector<std::byte> workspace(cpu::absorbed_attention_workspace_bytes(
+                                         rows, shape.heads, shape.latent, threads, shape.rope) +
+                                         5,
+                                     std::byte{0xFF});
+    cpu::absorbed_attention(pool, isa, q_latent.view({rows, shape.heads, shape.latent}),
+                            q_rope.view({rows, shape.heads, shape.rope}), batch(), sequences,
+                            cache.layer(0), scale(), out, std::span(workspace).subspan(5));
+    if (shape.out_dtype == DType::kBF16) {
+      for (size_t i = 0; i < wide.size(); ++i) wide[i] = to_float(narrow[i]);
+    }
+    EXPECT_TRUE(std::isnan(wide.back()));
+    wide.pop_back();
+    return wide;
+  }
+
+  std::vector<int32_t> all_sequences() const {
+    std::vector<int32_t> all;
+    for (size_t i = 0; i < shape.queries.size(); ++i) all.push_back(static_cast<int32_t>(i));
+    return all;
+  }
+
+  // The definition, in double precision, over the decoded rows.
+  std::vector<double> expected(int64_t sequence, int64_t query, int64_t head) const {
+    const LatentPages pages = cache.layer(0);
+    const int64_t row = query_start[sequence] + query;
+    const int64_t seen = shape.contexts[sequence] + query + 1;
+    std::vector<std::vector<float>> keys;
+    std::vector<double> weights;
+    double max = -std::numeric_limits<double>::infinity();
+    for (int64_t token = 0; token < seen; ++token) {
+      std::vector<float> key(static_cast<size_t>(shape.latent + shape.rope));
+      decode_row(pages.layout,
+                 pages.row(block_tables[sequence * max_pages + token / 64], token % 64), key.data(),
+                 key.data() + shape.latent);
+      double score = 0;
+      const int64_t at = row * shape.heads + head;
+      for (int64_t i = 0; i < shape.latent; ++i) {
+        score += static_cast<double>(q_latent.wide[at * shape.latent + i]) * key[i];
+      }
+      for (int64_t i = 0; i < shape.rope; ++i) {
+        score += static_cast<double>(q_rope.wide[at * shape.rope + i]) * key[shape.latent + i];
+      }
+      weights.push_back(score * scale());
+      max = std::max(max, weights.back());
+      keys.push_back(std::move(key));
+    }
+    double sum = 0;
+    for (double& weight : weights) sum += weight = std::exp(weight - max);
+    std::vector<double> out(static_cast<size_t>(shape.latent), 0);
+    for (size_t token = 0; token < keys.size(); ++token) {
+      for (int64_t i = 0; i < shape.latent; ++i) out[i] += weights[token] / sum * keys[token][i];
+    }
+    return out;
+  }
+};
+
+const std::vector<Shape>& shapes() {
+  constexpr auto kBF16 = DType::kBF16;
+  constexpr auto kF32 = DType::kF32;
+  static const std::vector<Shape> all = {
+      // The bundled model: one sequence, then several of mixed lengths.
+      {4, 512, 64, CacheFormat::kBF16, kBF16, kBF16, {1}, {300}},
+      {4, 512, 64, CacheFormat::kBF16, kBF16, kF32, {1, 1, 3, 1}, {0, 63, 129, 1100}},
+      {4, 512, 64, CacheFormat::kF32, kF32, kF32, {1, 2, 1}, {640, 65, 0}},
+      {4, 512, 64, CacheFormat::kFp8Scaled, kBF16, kF32, {1, 2}, {500, 7}},
+      {4, 512, 64, CacheFormat::kE4M3, kBF16, kF32, {1}, {77}},
+      {4, 512, 64, CacheFormat::kE5M2, kBF16, kF32, {1}, {77}},
+      // V2-Lite's 16 heads, several groups of rows, a prefill chunk.
+      {16, 512, 64, CacheFormat::kBF16, kBF16, kF32, {9}, {200}},
+      // Odd sizes, with a ragged scale block.
+      {3, 96, 16, CacheFormat::kBF16, kBF16, kF32, {1, 5}, {130, 62}},
+      {3, 96, 16, CacheFormat::kF32, kF32, kF32, {1, 5}, {130, 62}},
+      {3, 200, 6, CacheFormat::kFp8Scaled, kBF16, kF32, {2}, {70}},
+      {5, 33, 2, CacheFormat::kBF16, kBF16, kF32, {3}, {90}},
+      // fp32 queries over a bf16 cache: bf16 arithmetic.
+      {2, 128, 32, CacheFormat::kBF16, kF32, kF32, {1}, {100}},
+  };
+  return all;
+}
+
+class AbsorbedAttention : public testing::TestWithParam<CpuIsa> {};
+
+TEST_P(AbsorbedAttention, MatchesDoublePrecision) {
+  for (const Shape& shape : shapes()) {
+    SCOPED_TRACE(testing::Message()
+                 << shape.heads << " heads, latent " << shape.latent << ", cache "
+                 << name_of(shape.format) << ", " << shape.queries.size() << " sequences");
+    const Problem problem(shape);
+    const std::vector<float> out = problem.run(GetParam(), 2, problem.all_sequences());
+    const bool exact = shape.format == CacheFormat::kF32;
+    // bf16: rounded probabilities, and rounded products with the scales in FP8; values below 1.5.
+    const double tolerance = exact ? 4e-6 : 8e-3;
+    for (size_t s = 0; s < shape.queries.size(); ++s) {
+      for (int64_t i = 0; i < shape.queries[s]; ++i) {
+        for (int64_t h = 0; h < shape.heads; ++h) {
+          const std::vector<double> expected = problem.expected(s, i, h);
+          const int64_t row = (problem.query_start[s] + i) * shape.heads + h;
+          for (int64_t d = 0; d < shape.latent; ++d) {
+            ASSERT_NEAR(out[row * shape.latent + d], expected[d], tolerance)
+                << "sequence " << s << " query " << i << " head " << h << " element " << d;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AbsorbedAttention, BatchAndThreadsChangeNoBit) {
+  for (const Shape& shape : shapes()) {
+    const Problem problem(shape);
+    const std::vector<float> whole = problem.run(GetParam(), 2, problem.all_sequences());
+    const std::vector<float> again = problem.run(GetParam(), 4, problem.all_sequences());
+    EXPECT_EQ(std::memcmp(whole.data(), again.data(), whole.size() * sizeof(float)), 0);
+    for (size_t s = 0; s < shape.queries.size(); ++s) {
+      const std::vector<float> alone = problem.run(GetParam(), 1, {static_cast<int32_t>(s)});
+      const int64_t stride = shape.heads * shape.latent;
+      for (int64_t i = 0; i < problem.rows * stride; ++i) {
+        const int64_t row = i / stride;
+        if (row >= problem.query_start[s] && row < problem.query_start[s + 1]) {
+          ASSERT_EQ(alone[i], whole[i]) << "sequence " << s << " element " << i;
+        } else {
+          ASSERT_TRUE(std::isnan(alone[i])) << "row " << row << " of another sequence was written";
+        }
+      }
+    }
+  }
+}
+
+// More groups than a wave holds: the second wave must find everything in place.
+TEST_P(AbsorbedAttention, ManySequences) {
+  Shape shape{2, 32, 8, CacheFormat::kBF16, DType::kBF16, DType::kF32, {}, {}};
+  for (int32_t s = 0; s < 300; ++s) {
+    shape.queries.push_back(1);
+    shape.contexts.push_back(s % 90);
+  }
+  const Problem problem(shape);
+  const std::vector<float> out = problem.run(GetParam(), 3, problem.all_sequences());
+  for (int64_t s = 0; s < 300; s += 23) {
+    for (int64_t h = 0; h < 2; ++h) {
+      const std::vector<double> expected = problem.expected(s, 0, h);
+      for (int64_t d = 0; d < 32; ++d) {
+        ASSERT_NEAR(out[(s * 2 + h) * 32 + d], expected[d], 8e-3) << "sequence " << s;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, AbsorbedAttention, testing::ValuesIn(runnable_levels()),
+                         [](const auto& level) { return std::string(name_of(level.param)); });
+
+TEST(AbsorbedPlan, PartsCoverEveryLengthAndStayWithinTheLimit) {
+  for (int64_t length = 1; length < 200'000; length += 1 + length / 7) {
+    const cpu::KeySplit split = cpu::split_keys(length);
+    EXPECT_GE(split.splits * split.keys, length);
+    EXPECT_LT((split.splits - 1) * split.keys, length);
+    EXPECT_LE(split.splits, cpu::kMaxSplits);
+  }
+}
+
+}  // namespace
+}  // namespace fathom

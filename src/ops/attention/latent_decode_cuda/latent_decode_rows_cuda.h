@@ -1,0 +1,12 @@
+// Row tiles of 64 and 128 rows of latent_decode() (latent_decode_cuda.h), which calls this. The
+// kernel is described in latent_decode_rows_cuda.cu.
+#pragma once
+
+#include "ops/attention/latent_decode_cuda/latent_decode_cuda.h"
+
+namespace fathom::cuda {
+
+void latent_decode_rows(int tile_rows, int num_multiprocessors,
+                        const LatentDecodeArguments& arguments, cudaStream_t stream);
+
+}  // namespace fathom::cuda

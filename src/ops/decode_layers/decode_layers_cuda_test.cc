@@ -1,0 +1,376 @@
+// Three layers of decode_layers() against float64, over every cache format, at lengths around those
+// at which a CTA, a warp or a page gains a key. Each comparison stands for itself: no mean and no
+// best of several. Keys make each head attend to one of them almost alone and no router choice is
+// close, so the remaining error is rounding: bf16 between CTAs, 0.1 % a step.
+#include "ops/decode_layers/decode_layers_cuda.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "base/random.h"
+#include "cache/latent_row.h"
+#include "device/cuda/device_array.h"
+#include "device/cuda/random_data.h"
+#include "ops/decode_layers/decode_layers_oracle.h"
+#include "ops/rope/rope.h"
+
+namespace fathom::cuda {
+namespace {
+
+using Shape = DecodeLayersOracleShape;
+
+constexpr int64_t kLayers = 3, kPages = 65;  // one page belongs to another sequence
+constexpr int64_t kPatternBytes = 20 << 20, kPatternOffsets = 4 << 20;
+// Below this margin a different rounding may choose a different expert.
+constexpr double kLeastMargin = 0.005;
+// Relative to the root mean square: RMS error over all values, and largest error of one value.
+constexpr double kMostError = 0.02, kMostErrorOfOne = 0.12;
+
+const double kSoftmaxScale = 1 / std::sqrt(192.0);
+
+// All matrices are slices of the same random e4m3 bytes at different offsets.
+class Pattern {
+ public:
+  Pattern() : bytes_(kPatternBytes), values_(kPatternBytes) {
+    for (size_t i = 0; i < bytes_.size(); i += 8) {
+      const uint64_t bits = random_bits(7, 0, i);
+      for (size_t j = 0; j < 8; ++j) {
+        const auto byte = static_cast<uint8_t>(bits >> (8 * j));
+        bytes_[i + j] = (byte & 0x7F) == 0x7F ? static_cast<uint8_t>(byte - 1) : byte;
+        values_[i + j] = to_float(e4m3{bytes_[i + j]});
+        squares_ += double{values_[i + j]} * values_[i + j];
+      }
+    }
+    device_ = DeviceArray<uint8_t>(bytes_);
+  }
+
+  // A multiple of 16.
+  static int64_t offset(uint64_t matrix) {
+    return static_cast<int64_t>(random_bits(8, 0, matrix) % (kPatternOffsets / 16)) * 16;
+  }
+  const float* values(uint64_t matrix) const { return values_.data() + offset(matrix); }
+  void copy(uint64_t matrix, uint8_t* to, int64_t bytes) const {
+    ASSERT_LE(offset(matrix) + bytes, kPatternBytes);
+    check(cudaMemcpy(to, device_.data() + offset(matrix), static_cast<size_t>(bytes),
+                     cudaMemcpyDeviceToDevice),
+          "copying weights");
+  }
+  double rms() const { return std::sqrt(squares_ / static_cast<double>(kPatternBytes)); }
+
+ private:
+  std::vector<uint8_t> bytes_;
+  std::vector<float> values_;
+  double squares_ = 0;
+  DeviceArray<uint8_t> device_;
+};
+
+// A batch of contiguous matrices [n, k]; n is a multiple of 128 if there are several.
+class Matrices {
+ public:
+  Matrices(const Pattern& pattern, uint64_t name, int64_t count, int64_t n, int64_t k)
+      : pattern_(pattern), name_(name), n_(n), k_(k), values_(count * n * k) {
+    for (int64_t i = 0; i < count; ++i) {
+      pattern.copy(piece(i), values_.data() + i * n * k, n * k);
+    }
+    const int64_t scales = count * blocks();
+    const double middle = 1 / (pattern.rms() * std::sqrt(static_cast<double>(k)));
+    for (int64_t i = 0; i < scales; ++i) {
+      scales_.push_back(
+          static_cast<float>(middle * (0.5 + random_uniform(9, name, static_cast<uint64_t>(i)))));
+    }
+    device_scales_ = DeviceArray<float>(scales_);
+  }
+
+  // Starts at matrix `first`.
+  ScaledMatrix on_device(int64_t first = 0) const {
+    return {values_.data() + first * n_ * k_, device_scales_.data() + first * blocks()};
+  }
+  OracleMatrix oracle(int64_t i = 0) const {
+    return {pattern_.values(piece(i)), scales_.data() + i * blocks(), k_};
+  }
+
+ private:
+  uint64_t piece(int64_t i) const { return name_ * 1000 + static_cast<uint64_t>(i); }
+  int64_t blocks() const { return (n_ + 127) / 128 * (k_ / 128); }
+
+  const Pattern& pattern_;
+  const uint64_t name_;
+  const int64_t n_, k_;
+  DeviceArray<uint8_t> values_;
+  std::vector<float> scales_;
+  DeviceArray<float> device_scales_;
+};
+
+// The weights of kLayers, on the device and for the oracle. In one array, each layer's routed
+// experts start one expert after those of the layer before.
+class Weights {
+ public:
+  Weights()
+      : gate_up_(pattern_, 1, Shape::kExperts + kLayers, 2 * Shape::kInter, Shape::kHidden),
+        down_(pattern_, 2, Shape::kExperts + kLayers, Shape::kHidden, Shape::kInter) {
+    std::mt19937 random(11);
+    std::vector<DecodeLayer> layers;
+    for (int64_t l = 0; l < kLayers; ++l) {
+      OracleLayer& oracle = oracle_.emplace_back();
+      DecodeLayer layer;
+      layer.input_norm = norm(Shape::kHidden, random, oracle.input_norm);
+      layer.q_a_norm = norm(Shape::kQLora, random, oracle.q_a_norm);
+      layer.kv_a_norm = norm(Shape::kLatent, random, oracle.kv_a_norm);
+      layer.post_attention_norm = norm(Shape::kHidden, random, oracle.post_attention_norm);
+      layer.q_kv_a = matrix(l, 0, Shape::kQLora + Shape::kLatent + Shape::kRope, Shape::kHidden,
+                            oracle.q_kv_a);
+      layer.q_b =
+          matrix(l, 1, Shape::kHeads * (Shape::kNope + Shape::kRope), Shape::kQLora, oracle.q_b);
+      layer.uk = matrix(l, 2, Shape::kHeads * Shape::kLatent, Shape::kNope, oracle.uk);
+      layer.uv = matrix(l, 3, Shape::kHeads * Shape::kV, Shape::kLatent, oracle.uv);
+      layer.o = matrix(l, 4, Shape::kHidden, Shape::kHeads * Shape::kV, oracle.o);
+      const std::vector<uint16_t> router =
+          random_bf16(Shape::kExperts * Shape::kHidden,
+                      2 / std::sqrt(static_cast<float>(Shape::kHidden)), random);
+      oracle.router = widen(router);
+      layer.router = routers_.emplace_back(router).data();
+      oracle.router_bias = random_f32(Shape::kExperts, 0.5f, random);
+      layer.router_bias = floats_.emplace_back(oracle.router_bias).data();
+      layer.gate_up = gate_up_.on_device(l);
+      layer.down = down_.on_device(l);
+      for (int64_t e = 0; e < Shape::kExperts; ++e) {
+        oracle.gate_up.push_back(gate_up_.oracle(l + e));
+        oracle.down.push_back(down_.oracle(l + e));
+      }
+      layer.shared_gate_up =
+          matrix(l, 5, 2 * Shape::kInter, Shape::kHidden, oracle.gate_up.emplace_back());
+      layer.shared_down = matrix(l, 6, Shape::kHidden, Shape::kInter, oracle.down.emplace_back());
+      layers.push_back(layer);
+    }
+    layers_ = DeviceArray<DecodeLayer>(layers);
+  }
+
+  const DecodeLayer* layers() const { return layers_.data(); }
+  const std::vector<OracleLayer>& oracle() const { return oracle_; }
+
+ private:
+  const float* norm(int64_t n, std::mt19937& random, std::vector<float>& values) {
+    values = random_f32(n, 0.1f, random);
+    for (float& value : values) value += 1;
+    return floats_.emplace_back(values).data();
+  }
+  ScaledMatrix matrix(int64_t layer, uint64_t name, int64_t n, int64_t k, OracleMatrix& oracle) {
+    matrices_.push_back(std::make_unique<Matrices>(
+        pattern_, 10 + static_cast<uint64_t>(layer) * 10 + name, 1, n, k));
+    oracle = matrices_.back()->oracle();
+    return matrices_.back()->on_device();
+  }
+
+  const Pattern pattern_;
+  const Matrices gate_up_, down_;
+  std::vector<std::unique_ptr<Matrices>> matrices_;
+  std::vector<DeviceArray<float>> floats_;
+  std::vector<DeviceArray<uint16_t>> routers_;
+  std::vector<OracleLayer> oracle_;
+  DeviceArray<DecodeLayer> layers_;
+};
+
+struct Error {
+  double all = 0, most = 0;  // shares of the expected values' root mean square
+};
+
+template <typename T>
+Error error_of(const std::vector<T>& actual, const std::vector<double>& expected) {
+  double squares = 0, errors = 0, most = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double error = static_cast<double>(actual[i]) - expected[i];
+    squares += expected[i] * expected[i];
+    errors += error * error;
+    // NaN counts as the largest error.
+    most = std::isfinite(error) ? std::max(most, std::abs(error)) : INFINITY;
+    if (most == INFINITY) break;
+  }
+  const double rms = std::sqrt(squares / static_cast<double>(expected.size()));
+  return {std::isfinite(most) ? std::sqrt(errors / squares) : INFINITY, most / rms};
+}
+
+// Keys that heads attend to: the newest ones, the first ones, those around the boundaries of warps'
+// runs and of pages, each once.
+OracleNeedles needles_for(int32_t position) {
+  OracleNeedles needles;
+  for (const int32_t key :
+       {position - 1, position - 2, position - 16, 0, 1, 15, 16, 63, 64, 127, 128, position / 2,
+        position / 3, (position - 1) / 64 * 64, (position - 1) / 128 * 128 + 17}) {
+    const bool is_new =
+        std::find(needles.keys.begin(), needles.keys.end(), key) == needles.keys.end();
+    needles.keys.push_back(is_new && key >= 0 && key < position ? key : -1);
+  }
+  needles.keys.push_back(-1);  // the last head
+  needles.far_background = position > 20;
+  return needles;
+}
+
+class DecodeLayersCuda : public testing::TestWithParam<CacheFormat> {
+ protected:
+  static void SetUpTestSuite() {
+    if (weights_ == nullptr) weights_ = new Weights();
+    const auto bytes = static_cast<size_t>(decode_layers_exchange_bytes());
+    exchange_ = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
+    cos_sin_ =
+        tabulate(make_rope_table(Shape::kRope, 10000, std::nullopt), kMostDecodeLayersTokens);
+    device_cos_sin_ = DeviceArray<float>(cos_sin_);
+  }
+  static void TearDownTestSuite() {
+    exchange_ = {};
+    device_cos_sin_ = {};
+  }
+
+  OracleSequence sequence_at(int32_t position) const {
+    OracleSequence sequence;
+    sequence.layout = {GetParam(), Shape::kLatent, Shape::kRope};
+    sequence.layer_bytes = kPages * sequence.layout.page_bytes();
+    // 27 is odd: every page but the first is used once.
+    for (int32_t page = 0; page < kPages - 1; ++page) {
+      sequence.block_table.push_back(page * 27 % 64 + 1);
+    }
+    sequence.position = position;
+    return sequence;
+  }
+
+  // The cache before a test plants its keys: generated once for each format.
+  static const std::vector<std::byte>& random_rows(const LatentLayout& layout) {
+    static std::map<CacheFormat, std::vector<std::byte>> made;
+    std::vector<std::byte>& cache = made[layout.format];
+    if (!cache.empty()) return cache;
+    std::mt19937 random(3);
+    const int64_t rows = kLayers * kPages * kPageSize;
+    const std::vector<float> latent = random_f32(1 << 20, 1, random),
+                             rope = random_f32(1 << 20, 1, random);
+    cache.resize(static_cast<size_t>(rows * layout.row_bytes()));
+    for (int64_t row = 0; row < rows; ++row) {
+      encode_row(layout, latent.data() + random() % ((1 << 20) - Shape::kLatent),
+                 rope.data() + random() % ((1 << 20) - Shape::kRope),
+                 cache.data() + row * layout.row_bytes());
+    }
+    return cache;
+  }
+
+  void compare(int32_t position);
+
+  static Weights* weights_;
+  static DeviceArray<std::byte> exchange_;
+  static std::vector<float> cos_sin_;
+  static DeviceArray<float> device_cos_sin_;
+};
+
+Weights* DecodeLayersCuda::weights_ = nullptr;
+DeviceArray<std::byte> DecodeLayersCuda::exchange_;
+std::vector<float> DecodeLayersCuda::cos_sin_;
+DeviceArray<float> DecodeLayersCuda::device_cos_sin_;
+
+void DecodeLayersCuda::compare(int32_t position) {
+  const OracleSequence sequence = sequence_at(position);
+  std::mt19937 random(static_cast<uint32_t>(position) + 1);
+  const std::vector<std::byte>& rows = random_rows(sequence.layout);
+  std::vector<std::byte> cache;
+  std::vector<float> residual;
+  std::vector<uint16_t> delta_in;
+  OracleResult expected;
+  for (int draw = 0; draw < 40 && expected.margin < kLeastMargin; ++draw) {
+    residual = random_f32(Shape::kHidden, 1, random);
+    delta_in = random_bf16(Shape::kHidden, 0.5f, random);
+    std::vector<double> sum(residual.begin(), residual.end());
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += from_bf16(delta_in[i]);
+    cache = rows;
+    expected = run_oracle(weights_->oracle(), sum, sequence, needles_for(position), cos_sin_,
+                          kSoftmaxScale, kLeastMargin, cache);
+  }
+  ASSERT_GE(expected.margin, kLeastMargin) << "no token whose experts are sure";
+
+  const DeviceArray<std::byte> device_cache(cache);
+  const DeviceArray<float> device_residual(residual);
+  const DeviceArray<uint16_t> device_delta(delta_in);
+  const DeviceArray<uint16_t> delta_out(std::vector<uint16_t>(Shape::kHidden, 0x7FC0));
+  const DeviceArray<int32_t> device_position(std::vector<int32_t>{position}),
+      block_table(sequence.block_table);
+  const DeviceArray<int64_t> slot(std::vector<int64_t>{sequence.slot(position)});
+  decode_layers({.layers = weights_->layers(),
+                 .num_layers = kLayers,
+                 .residual = device_residual.data(),
+                 .delta_in = device_delta.data(),
+                 .delta_out = delta_out.data(),
+                 .eps = static_cast<float>(Shape::kEps),
+                 .inner_eps = static_cast<float>(Shape::kEps),
+                 .cos_sin = device_cos_sin_.data(),
+                 .position = device_position.data(),
+                 .slot = slot.data(),
+                 .block_table = block_table.data(),
+                 .pages = device_cache.data(),
+                 .layer_bytes = sequence.layer_bytes,
+                 .format = GetParam(),
+                 .softmax_scale = static_cast<float>(kSoftmaxScale),
+                 .gate = {GateScoring::kSigmoidBias, Shape::kGroups, Shape::kGroupsPerToken,
+                          Shape::kChosen, true, static_cast<float>(Shape::kScaling)},
+                 .exchange = exchange_.data()},
+                nullptr);
+  check(cudaDeviceSynchronize(), "the layers");
+
+  // Compares what the layers added to the residual; the residual itself would hide errors.
+  std::vector<double> added = expected.residual, found;
+  const std::vector<float> found_residual = device_residual.to_host();
+  for (size_t i = 0; i < added.size(); ++i) {
+    const double before = double{residual[i]} + from_bf16(delta_in[i]);
+    added[i] -= before;
+    found.push_back(double{found_residual[i]} - before);
+  }
+  const Error in_residual = error_of(found, added),
+              in_delta = error_of(widen(delta_out.to_host()), expected.delta);
+  std::printf("%5d: residual %.4f off, %.4f at most; experts %.4f, %.4f; margin %.4f\n", position,
+              in_residual.all, in_residual.most, in_delta.all, in_delta.most, expected.margin);
+  EXPECT_LE(in_residual.all, kMostError) << position;
+  EXPECT_LE(in_residual.most, kMostErrorOfOne) << position;
+  EXPECT_LE(in_delta.all, kMostError) << position;
+  EXPECT_LE(in_delta.most, kMostErrorOfOne) << position;
+
+  // Each layer's cache row of the token equals the float64 row up to the format's rounding. No
+  // other byte is written.
+  std::vector<std::byte> written = device_cache.to_host();
+  const LatentLayout& layout = sequence.layout;
+  const auto row_bytes = static_cast<std::ptrdiff_t>(layout.row_bytes());
+  const double most = layout.format == CacheFormat::kBF16   ? 0.01
+                      : layout.format == CacheFormat::kE5M2 ? 0.08
+                                                            : 0.04;
+  for (int64_t l = 0; l < kLayers; ++l) {
+    const auto at = static_cast<std::ptrdiff_t>(sequence.row_at(l, position));
+    const auto decoded = [&](const std::byte* row) {
+      std::vector<float> latent(Shape::kLatent), rope(Shape::kRope);
+      decode_row(layout, row, latent.data(), rope.data());
+      latent.insert(latent.end(), rope.begin(), rope.end());
+      return std::vector<double>(latent.begin(), latent.end());
+    };
+    const Error in_row = error_of(decoded(written.data() + at),
+                                  decoded(expected.rows[static_cast<size_t>(l)].data()));
+    EXPECT_LE(in_row.all, most) << "position " << position << ", layer " << l;
+    std::copy_n(cache.begin() + at, row_bytes, written.begin() + at);
+  }
+  const auto [first, was] = std::mismatch(written.begin(), written.end(), cache.begin());
+  EXPECT_TRUE(first == written.end())
+      << "position " << position << ": byte " << first - written.begin() << ", row "
+      << (first - written.begin()) / row_bytes << " of all layers' is another";
+}
+
+TEST_P(DecodeLayersCuda, EqualFloat64AtAnyLength) {
+  for (const int32_t position :
+       {0, 1, 2, 15, 16, 17, 63, 64, 127, 128, 129, 1023, 1024, 1025, 2048, 3001, 4094, 4095}) {
+    compare(position);
+  }
+}
+
+// A short case for sanitizers, which are slow.
+TEST_P(DecodeLayersCuda, ShortText) { compare(130); }
+
+INSTANTIATE_TEST_SUITE_P(Formats, DecodeLayersCuda,
+                         testing::Values(CacheFormat::kFp8Scaled, CacheFormat::kBF16,
+                                         CacheFormat::kE4M3, CacheFormat::kE5M2));
+
+}  // namespace
+}  // namespace fathom::cuda

@@ -1,0 +1,78 @@
+// Float64 reference of decode_layers() from the definition, for tests: layers of one TP8 rank of
+// DeepSeek-V3, one token, over a given latent cache. Activations are not rounded; weights and cache
+// rows have their exact decoded values.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/latent_layout.h"
+
+namespace fathom {
+
+// The only shape that the kernel supports.
+struct DecodeLayersOracleShape {
+  static constexpr int64_t kHidden = 7168, kHeads = 16, kQLora = 1536, kLatent = 512, kNope = 128,
+                           kRope = 64, kV = 128, kInter = 256, kExperts = 256, kChosen = 8,
+                           kGroups = 8, kGroupsPerToken = 4;
+  static constexpr double kScaling = 2.5, kEps = 1e-6;
+};
+
+// [n, k] of dequantized e4m3 values with scales [n / 128 rounded up, k / 128].
+struct OracleMatrix {
+  const float* values = nullptr;
+  const float* scales = nullptr;
+  int64_t k = 0;
+
+  // Row `row` times x.
+  double dot(int64_t row, const double* x) const;
+};
+
+struct OracleLayer {
+  std::vector<float> input_norm, q_a_norm, kv_a_norm, post_attention_norm;
+  OracleMatrix q_kv_a, q_b, uk, uv, o;
+  std::vector<float> router;  // [experts, hidden]
+  std::vector<float> router_bias;
+  // Per expert: [2 * inter, hidden] and [hidden, inter]; the shared expert is last.
+  std::vector<OracleMatrix> gate_up, down;
+};
+
+// A sequence in a cache of [layers, pages, 64, row bytes].
+struct OracleSequence {
+  LatentLayout layout;
+  int64_t layer_bytes = 0;
+  std::vector<int32_t> block_table;
+  int32_t position = 0;  // position of the token; keys before it lie in the cache
+
+  int64_t slot(int32_t key) const {
+    return block_table[static_cast<size_t>(key / kPageSize)] * kPageSize + key % kPageSize;
+  }
+  int64_t row_at(int64_t layer, int32_t key) const {
+    return layer * layer_bytes + slot(key) * layout.row_bytes();
+  }
+};
+
+struct OracleResult {
+  std::vector<double> residual, delta;       // [hidden] each; see DecodeLayersArguments
+  std::vector<std::vector<std::byte>> rows;  // cache row of the token in each layer
+  // The smallest margin by which an expert, or a group of experts, was chosen. A small margin may
+  // flip under different rounding.
+  double margin = 0;
+};
+
+// Before each layer's attention, rewrites cache rows before the token's so that every key matters
+// to some head: head h attends to key keys[h] almost alone, if that is not negative; where
+// `far_background` is set, the last head attends to the token's own. The sequence must be longer
+// than every key. Stops and returns the result so far when the margin falls below `least_margin`.
+struct OracleNeedles {
+  std::vector<int32_t> keys;  // [heads]
+  bool far_background = false;
+};
+
+// cos_sin [positions, rope / 2, 2].
+OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<double> residual,
+                        const OracleSequence& sequence, const OracleNeedles& needles,
+                        const std::vector<float>& cos_sin, double softmax_scale,
+                        double least_margin, std::vector<std::byte>& cache);
+
+}  // namespace fathom

@@ -1,0 +1,55 @@
+#!/bin/bash
+# Tests the tests of what runs on a GPU: runs those that have to see a fault with each of the faults
+# that a build with FATHOM_PLANT_FAULTS can have (src/device/cuda/planted_fault.h), and says which
+# did not. Without a fault all of them have to pass. Exit status: 1 if anything is not as it must be.
+# usage: gpu_plant.sh DIRECTORY      of the programs of that build; from the repository's root
+set -u
+directory=$1
+
+# Fault, program, tests one of which has to fail.
+FAULTS="
+wrong_key decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+swapped_head decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+skipped_handoff decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+dropped_expert decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+wrong_layer_scale decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+extra_row decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+wrong_row gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
+wrong_row gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/1
+swapped_query_head gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
+stale_token gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
+skipped_launch_wait gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
+"
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+missed=0 count=0
+
+# Runs a program's tests with a fault; 0 if they pass.
+run() {
+  FATHOM_PLANT=$1 timeout "${SECONDS_EACH:-120}" "$directory/$2" --gtest_filter="$3" \
+    --gtest_brief=1 > "$log" 2>&1
+}
+
+while read -r program filter; do
+  if ! run none "$program" "$filter"; then
+    echo "no fault: $program $filter FAILS"
+    tail -20 "$log"
+    missed=$((missed + 1))
+  fi
+done <<< "$(echo "$FAULTS" | awk 'NF { print $2, $3 }' | sort -u)"
+
+while read -r fault program filter; do
+  count=$((count + 1))
+  run "$fault" "$program" "$filter"
+  status=$?
+  # 1: a test failed. Others: it crashed, hung or did not run, and then nobody has looked.
+  if [ $status = 1 ] && grep -q 'FAILED' "$log"; then
+    printf '%-20s seen by %s (%s failures)\n' "$fault" "$program" "$(grep -c ': Failure' "$log")"
+  else
+    printf '%-20s NOT SEEN by %s %s (status %s)\n' "$fault" "$program" "$filter" $status
+    missed=$((missed + 1))
+  fi
+done <<< "$(echo "$FAULTS" | sed '/^$/d')"
+echo "$count faults, $missed not as they must be"
+[ $missed = 0 ]
