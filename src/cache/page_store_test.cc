@@ -100,6 +100,28 @@ TEST_F(PageStoreFiles, AreOfThisProcessAndGoWithIt) {
             "kv_offload_bytes is 7, less than one page of 8 bytes");
 }
 
+// Inverts one byte of a file.
+void damage(const std::string& path, std::streamoff at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const int byte = file.get();
+  ASSERT_NE(byte, std::char_traits<char>::eof()) << path << " ends before byte " << at;
+  file.seekp(at);
+  file.put(static_cast<char>(~byte));
+}
+
+// 16 bytes of checksum before the page's 8. Damage to the page changes both halves of the checksum:
+// only damage to the stored halves shows that each is compared.
+TEST_F(PageStoreFiles, EachByteCounts) {
+  const auto store = make_store();
+  for (int at = 0; at < 24; ++at) {
+    ASSERT_TRUE(write(*store, 3, kKey));
+    ASSERT_TRUE(read(*store, 3, kKey));
+    damage(file_of(*store, 3), at);
+    EXPECT_FALSE(read(*store, 3, kKey)) << "byte " << at;
+  }
+}
+
 // A process that makes a store with a file in it and is killed.
 TEST_F(PageStoreFiles, OfAKilledProcessAreSweptByTheNext) {
   int ready[2];

@@ -363,6 +363,22 @@ struct OnDisk {
   PrefixTree tree{pool, true, store.get()};
 };
 
+TEST(PrefixTree, OnlyPagesInThePoolAreCountedAsUnheld) {
+  OnDisk disk;
+  Text text(disk.tree, "abcd"), beginning(disk.tree, "ab");
+  const auto expect = [&](int64_t pages, int64_t unheld, int64_t stored) {
+    const PrefixTree::Found found = disk.tree.find(text.chain, 4);
+    EXPECT_EQ(found.pages, pages);
+    EXPECT_EQ(found.unheld, unheld);
+    EXPECT_EQ(found.stored, stored);
+  };
+  expect(0, 0, 4);
+  EXPECT_EQ(beginning.run(disk.tree), 2) << "comes back from the files";
+  expect(2, 0, 2);
+  disk.tree.release_all(beginning.pages);
+  expect(2, 2, 2);
+}
+
 TEST(PrefixTree, DamagedFilesAreMisses) {
   EXPECT_EQ(OnDisk().come_back(), 4);
   const auto damage = [](auto change) {
@@ -394,6 +410,33 @@ TEST(PrefixTree, ADirectoryThatTakesNoMoreIsNoError) {
   disk.tree.check_invariant();
   EXPECT_EQ(disk.come_back(), 0);
   EXPECT_EQ(disk.come_back(), 1);
+}
+
+// Pool, host memory and files of two pages each. No file can be written, so a page that leaves host
+// memory has no rows any more, and a text that ends with it takes no room for it.
+TEST(PrefixTree, APageThatCouldNotBeWrittenTakesNoRoom) {
+  PagePool pool(2);
+  NumberedPages bytes(2);
+  const auto store = std::move(*PageStore::create({.host_bytes = 2 * bytes.page_bytes(),
+                                                   .directory = testing::TempDir(),
+                                                   .disk_bytes = 2 * bytes.page_bytes()},
+                                                  bytes));
+  PrefixTree tree(pool, true, store.get());
+  std::filesystem::remove_all(store->directory());
+  Text lost(tree, "a");
+  for (const char* const letters : {"a", "b", "c", "d", "e"}) {
+    Text text(tree, letters);
+    EXPECT_EQ(text.run(tree), 0);
+    tree.release_all(text.pages);
+  }
+  EXPECT_EQ(tree.num_stored(), 3);
+  EXPECT_EQ(tree.find(lost.chain, 1).stored, 1) << "its node is still there";
+  const int64_t evictions = tree.num_evictions();
+  EXPECT_FALSE(tree.take(lost.chain, lost.tokens, 1, lost.pages));
+  EXPECT_TRUE(lost.pages.empty());
+  EXPECT_EQ(tree.num_evictions(), evictions);
+  EXPECT_EQ(pool.cached(), 2);
+  tree.check_invariant();
 }
 
 TEST(PageTransfer, MovesAllLayersOfAPage) {

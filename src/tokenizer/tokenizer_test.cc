@@ -103,6 +103,24 @@ TEST(Tokenizer, AddedTokensAreLeftmostLongestAndPlainTextInOrdinary) {
   EXPECT_EQ(tokenizer->decode(ordinary), "<think>");
 }
 
+TEST(Tokenizer, AddedTokensThatBeginAlikeAreTakenAtFullLength) {
+  json::value file = small_tokenizer();
+  for (const auto& [id, content] : {std::pair{263, "<|t"}, {264, "<|t|>"}, {265, "<|t|>>>"}}) {
+    file.at("added_tokens")
+        .as_array()
+        .push_back({{"id", id}, {"content", content}, {"special", true}, {"normalized", false}});
+  }
+  const auto tokenizer = *Tokenizer::from_json(json::serialize(file), "t.json");
+  const auto ids = [&](std::string_view text) { return tokenizer->encode(text); };
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(ids("<|t"), (Ids{263}));
+  EXPECT_EQ(ids("<|t|>"), (Ids{264}));
+  EXPECT_EQ(ids("<|t|>>>"), (Ids{265}));
+  // Where the longer one breaks off, the longest whole one stands.
+  EXPECT_EQ(ids("<|t|x"), (Ids{263, '|', 'x'}));
+  EXPECT_EQ(ids("<|t|>>x"), (Ids{264, '>', 'x'}));
+}
+
 TEST(Tokenizer, SpecialTokensAndUnknownIds) {
   const Tokenizer& v3 = published("deepseek-v3");
   EXPECT_EQ(v3.vocab_size(), 128815);
