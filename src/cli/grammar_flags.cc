@@ -54,7 +54,9 @@ Result<> add_grammar(const GrammarSpec& spec, std::shared_ptr<const Tokenizer> t
                      kEndOfReasoning);
     }
   }
-  GrammarCompiler compiler(std::move(tokenizer), vocab_size);
+  // Nobody else waits behind it.
+  GrammarCompiler compiler(std::move(tokenizer), vocab_size,
+                           {.deadline = GrammarCompilerOptions::kPatient});
   FATHOM_TRY(request.grammar, compiler.compile(spec));
   return {};
 }

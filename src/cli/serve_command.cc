@@ -35,7 +35,7 @@ struct ServeFlags {
   int64_t port = 8000;
   int64_t max_choices = 32;
   int64_t queue_seconds = 120, total_seconds = 1800, shutdown_seconds = 30, watchdog_seconds = 300;
-  int64_t body_mib = 32;
+  int64_t body_mib = 32, grammar_seconds = 2;
   std::string log_level = "info";
   std::string metrics_prefix;
   bool strict = false;
@@ -147,7 +147,9 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
                        {"max_num_batched_tokens", flags.model.step_rows()},
                        {"max_queued_requests", flags.queue.max_requests},
                        {"threads", loaded.num_threads}};
-  backend->grammars = std::make_unique<GrammarCompiler>(served.tokenizer, served.vocab_size);
+  backend->grammars = std::make_unique<GrammarCompiler>(
+      served.tokenizer, served.vocab_size,
+      GrammarCompilerOptions{.deadline = std::chrono::seconds(flags.grammar_seconds)});
   backend->engine = std::move(loaded.engine);
   return backend;
 }
@@ -221,9 +223,9 @@ void add_serve_command(CLI::App& app, Action* chosen) {
       "/v1/models), Anthropic's (/v1/messages), /tokenize, /detokenize, /generate, /metrics,\n"
       "/health and /ready. Limits that no flag changes: 16 KiB of headers, JSON 64 deep with\n"
       "100,000 keys, 4,096 messages, 128 tools, 4 stop strings of 256 bytes, 1,024 logit biases,\n"
-      "64 KiB of schema or regex compiled within 2 s. A client that does not read for 60 s is\n"
-      "cut off. Exit status: 0 stopped by a signal, 1 failed, 2 bad flags or model files,\n"
-      "3 the engine was stuck or its device lost, 130 a second signal.");
+      "64 KiB of schema or regex. A client that does not read for 60 s is cut off. Exit\n"
+      "status: 0 stopped by a signal, 1 failed, 2 bad flags or model files, 3 the engine was\n"
+      "stuck or its device lost, 130 a second signal.");
   add_model_positional(*command, &flags->model);
   FlagGroup network(*command, "Network");
   network.text("--host", &flags->http.host, "HOST", "Address to listen on");
@@ -266,6 +268,8 @@ void add_serve_command(CLI::App& app, Action* chosen) {
                  "Seconds in the queue; 0: any");
   requests.count("--request-timeout", &flags->total_seconds, 0, 86'400,
                  "Seconds from start to end; 0: any");
+  requests.count("--grammar-timeout", &flags->grammar_seconds, 1, 3600,
+                 "Seconds that compiling a request's schema or grammar may take");
   FlagGroup operation(*command, "Operation");
   operation.count("--shutdown-timeout", &flags->shutdown_seconds, 0, 86'400,
                   "Seconds that running requests get after SIGTERM");

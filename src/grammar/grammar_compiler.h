@@ -21,17 +21,13 @@ namespace fathom {
 
 class Tokenizer;
 
-// Instrumented code takes several times as long, and is never built to serve.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr std::chrono::seconds kGrammarDeadline{20};
-#else
-inline constexpr std::chrono::seconds kGrammarDeadline{2};
-#endif
-
 struct GrammarCompilerOptions {
-  int num_threads = 2;                                   // grammars compiled at the same time
-  int threads_a_grammar = 0;                             // 0: one for two cores, at most 8
-  std::chrono::milliseconds deadline{kGrammarDeadline};  // from the call to its result
+  // A deadline for callers that nobody else waits behind: the limits on texts alone end the work.
+  static constexpr std::chrono::hours kPatient{1};
+
+  int num_threads = 2;        // grammars compiled at the same time
+  int threads_a_grammar = 0;  // 0: one for two cores, at most 8
+  std::chrono::milliseconds deadline = std::chrono::seconds(2);  // from the call to its result
   int64_t cache_bytes = int64_t{256} << 20;
   int64_t max_waiting = 512;  // calls without a result; beyond: refused
 };
@@ -51,8 +47,8 @@ class GrammarCompiler {
 
   // Calls `done` exactly once: before returning if the result is known, else on one of the
   // compiler's threads, where it must not block. kInvalidArgument: the grammar cannot be compiled,
-  // for a reason that names the field, or not before the deadline. kResourceExhausted: too many
-  // calls wait.
+  // for a reason that names the field, or was not compiled before the deadline. kResourceExhausted:
+  // too many calls wait.
   void compile(GrammarSpec spec, Done done);
 
   // The same for a caller that can wait.

@@ -1,4 +1,4 @@
-// What compiles, what is refused and how fast: also the inputs made to bring a compiler down.
+// What compiles and what is refused: also the inputs made to bring a compiler down.
 #include "grammar/grammar_compiler.h"
 
 #include <gtest/gtest.h>
@@ -22,26 +22,18 @@ std::shared_ptr<const Tokenizer> bundled_tokenizer() {
   return shared;
 }
 
+// No deadline that a slow machine could miss.
 GrammarCompiler& compiler() {
-  static GrammarCompiler shared(bundled_tokenizer(), bundled_tokenizer()->vocab_size());
-  return shared;
-}
-
-// Without a deadline: how busy the machine is does not matter.
-GrammarCompilerOptions patient() {
-  GrammarCompilerOptions options;
-  options.deadline = std::chrono::hours(1);
-  return options;
-}
-GrammarCompiler& patient_compiler() {
-  static GrammarCompiler shared(bundled_tokenizer(), bundled_tokenizer()->vocab_size(), patient());
+  static GrammarCompiler shared(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+                                {.deadline = GrammarCompilerOptions::kPatient});
   return shared;
 }
 
 // Whether the grammar takes all of the text, a byte a token.
 bool matches(const GrammarSpec& spec, std::string_view text) {
   static const auto bytes = fake_tokenizer();
-  static GrammarCompiler of_bytes(bytes, bytes->vocab_size(), patient());
+  static GrammarCompiler of_bytes(bytes, bytes->vocab_size(),
+                                  {.deadline = GrammarCompilerOptions::kPatient});
   const auto grammar = of_bytes.compile(spec);
   EXPECT_TRUE(grammar) << grammar.error().message;
   if (!grammar) return false;
@@ -98,7 +90,7 @@ TEST(GrammarCompiler, DeadEndsAreRefused) {
                               "minItems":1}},"$ref":"#/$defs/a"})"},
       {Kind::kJsonSchema, R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})"}};
   for (const auto& [kind, text] : kDead) {
-    const auto compiled = patient_compiler().compile({kind, text, {}});
+    const auto compiled = compiler().compile({kind, text, {}});
     ASSERT_FALSE(compiled) << text;
     EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
     EXPECT_TRUE(compiled.error().message.ends_with("matches no text at all"))
@@ -106,12 +98,12 @@ TEST(GrammarCompiler, DeadEndsAreRefused) {
   }
   for (const char* alive : {"root ::= \"a\" root | \"b\"", "root ::= a*\na ::= \"x\"",
                             "root ::= \"\"", "root ::= [^a]"}) {
-    EXPECT_TRUE(patient_compiler().compile({Kind::kEbnf, alive, {}})) << alive;
+    EXPECT_TRUE(compiler().compile({Kind::kEbnf, alive, {}})) << alive;
   }
 }
 
 bool is_allowed(const GrammarSpec& spec, std::string_view before, std::string_view token) {
-  const auto grammar = patient_compiler().compile(spec);
+  const auto grammar = compiler().compile(spec);
   EXPECT_TRUE(grammar) << grammar.error().message;
   if (!grammar) return false;
   const auto state = (*grammar)->start(std::nullopt);
@@ -185,7 +177,7 @@ TEST(GrammarCompiler, WhiteSpaceBetweenTokensOfJsonIsBounded) {
 
 TEST(GrammarCompiler, RefusalsNameTheField) {
   const auto message = [](Kind kind, std::string text, std::vector<std::string> choices = {}) {
-    const auto compiled = patient_compiler().compile({kind, std::move(text), std::move(choices)});
+    const auto compiled = compiler().compile({kind, std::move(text), std::move(choices)});
     EXPECT_FALSE(compiled);
     if (compiled) return std::string();
     EXPECT_EQ(compiled.error().code, Code::kInvalidArgument);
@@ -226,9 +218,9 @@ std::string nested(std::string_view open, std::string_view inner, std::string_vi
   return fmt::format("{}{}{}", repeated(open, count), inner, repeated(close, count));
 }
 
-// Made to exhaust time, memory or the stack. Each ends within the deadline in an error or a
-// grammar that can be used; what the deadline cut off ends by itself soon after.
-TEST(GrammarCompiler, BombsEndInTime) {
+// Made to exhaust time, memory or the stack. Each ends in an error or a grammar that can be used,
+// by the limits alone: no deadline cuts it off.
+TEST(GrammarCompiler, BombsEnd) {
   std::string enum_values, properties, references, wide;
   for (int i = 0; i < 10'000; ++i) enum_values += fmt::format("{}\"{}\"", i > 0 ? "," : "", i);
   for (int i = 0; i < 1900; ++i) properties += fmt::format("{}\"k{}\":{{}}", i > 0 ? "," : "", i);
@@ -286,12 +278,8 @@ TEST(GrammarCompiler, BombsEndInTime) {
       {Kind::kChoice, "", std::vector<std::string>(30'000, "ab")},
   };
   for (const GrammarSpec& bomb : kBombs) {
-    const auto start = std::chrono::steady_clock::now();
     const auto compiled = compiler().compile(bomb);
-    const auto took = std::chrono::steady_clock::now() - start;
     const std::string name = bomb.text.substr(0, 60);
-    // Without a deadline the worst would take minutes.
-    EXPECT_LT(took, kGrammarDeadline + 20s) << name;
     if (!compiled) {
       EXPECT_EQ(compiled.error().code, Code::kInvalidArgument) << name;
       EXPECT_LT(compiled.error().message.size(), 1000u) << name;
@@ -307,13 +295,16 @@ TEST(GrammarCompiler, BombsEndInTime) {
       EXPECT_TRUE(state->accept(id)) << name;
     }
   }
-  // Alive, and its threads are free again, sooner or later.
-  const GrammarSpec small{Kind::kRegex, "still here", {}};
-  for (int i = 0; i < 6000 && !compiler().compile(small); ++i) std::this_thread::sleep_for(10ms);
-  EXPECT_TRUE(compiler().compile(small));
+  EXPECT_TRUE(compiler().compile({Kind::kRegex, "still here", {}}));
 }
 
 TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {
+  // Without threads nothing is ever compiled: the deadline alone ends the call.
+  GrammarCompiler idle(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+                       {.num_threads = 0, .deadline = 1ms});
+  const auto none = idle.compile({Kind::kRegex, "a", {}});
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().message, "the grammar took longer than 0.001 s to compile");
   GrammarCompiler slow(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
                        {.num_threads = 1, .threads_a_grammar = 1, .deadline = 1ms});
   const GrammarSpec spec{Kind::kJsonSchema, R"({"type":"string","maxLength":400})", {}};
@@ -322,16 +313,16 @@ TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {
   EXPECT_EQ(first.error().message, "the grammar took longer than 0.001 s to compile");
   // Once begun it is finished all the same, and known from then on. One whose time was over before
   // a thread came to it is not begun: asked for again, sooner or later it is.
-  for (int i = 0; i < 6000 && !slow.compile(spec); ++i) std::this_thread::sleep_for(10ms);
-  EXPECT_TRUE(slow.compile(spec));
+  while (!slow.compile(spec)) std::this_thread::sleep_for(10ms);
 }
 
 TEST(GrammarCompiler, CacheKeepsTheLatestUsed) {
   const GrammarSpec one{Kind::kRegex, "[a-z]{20}", {}}, two{Kind::kRegex, "[a-y]{20}", {}},
       three{Kind::kRegex, "[a-x]{20}", {}};
   const int64_t bytes = (*compiler().compile(one))->memory_bytes();
-  GrammarCompiler small(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
-                        {.cache_bytes = bytes * 5 / 2});
+  GrammarCompiler small(
+      bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
+      {.deadline = GrammarCompilerOptions::kPatient, .cache_bytes = bytes * 5 / 2});
   const auto first = *small.compile(one);
   const auto second = *small.compile(two);
   EXPECT_EQ(*small.compile(one), first) << "the same object";
@@ -344,7 +335,7 @@ TEST(GrammarCompiler, CacheKeepsTheLatestUsed) {
 
 TEST(GrammarCompiler, ManyCallersAtOnce) {
   GrammarCompiler busy(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
-                       {.deadline = 60s, .max_waiting = 40});
+                       {.deadline = GrammarCompilerOptions::kPatient, .max_waiting = 40});
   std::atomic<int> good{0}, refused{0}, full{0};
   constexpr int kCalls = 200;
   std::latch all(kCalls);
@@ -372,7 +363,7 @@ TEST(GrammarCompiler, ShutsDownWithCallsWaiting) {
   std::atomic<int> answered{0};
   {
     GrammarCompiler brief(bundled_tokenizer(), bundled_tokenizer()->vocab_size(),
-                          {.num_threads = 1, .deadline = 60s});
+                          {.num_threads = 1, .deadline = GrammarCompilerOptions::kPatient});
     for (int i = 0; i < 30; ++i) {
       brief.compile({Kind::kRegex, fmt::format("[a-z]{{{}}}", 60 + i), {}},
                     [&](const GrammarCompiler::Compiled&) { ++answered; });

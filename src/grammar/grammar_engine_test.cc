@@ -30,7 +30,8 @@ std::shared_ptr<const Tokenizer> tokenizer() {
 }
 
 std::shared_ptr<const TokenGrammar> compiled(GrammarSpec spec) {
-  static GrammarCompiler compiler(tokenizer(), FakeModel{}.vocab_size);
+  static GrammarCompiler compiler(tokenizer(), FakeModel{}.vocab_size,
+                                  {.deadline = GrammarCompilerOptions::kPatient});
   auto grammar = compiler.compile(std::move(spec));
   EXPECT_TRUE(grammar) << grammar.error().message;
   return *grammar;

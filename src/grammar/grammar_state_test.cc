@@ -18,7 +18,8 @@ const Tokenizer& tokenizer() {
 
 std::unique_ptr<GrammarState> start(GrammarSpec spec, std::optional<int32_t> begins_after = {}) {
   // Four ids more than the tokenizer has, as a padded vocabulary.
-  static GrammarCompiler compiler(fake_tokenizer(), tokenizer().vocab_size() + 4);
+  static GrammarCompiler compiler(fake_tokenizer(), tokenizer().vocab_size() + 4,
+                                  {.deadline = GrammarCompilerOptions::kPatient});
   const auto grammar = compiler.compile(std::move(spec));
   EXPECT_TRUE(grammar) << grammar.error().message;
   auto state = (*grammar)->start(begins_after);
@@ -132,7 +133,8 @@ TEST(GrammarState, BeginsAfterAToken) {
 }
 
 TEST(GrammarState, OutlivesItsGrammar) {
-  GrammarCompiler compiler(fake_tokenizer(), tokenizer().vocab_size(), {.cache_bytes = 0});
+  GrammarCompiler compiler(fake_tokenizer(), tokenizer().vocab_size(),
+                           {.deadline = GrammarCompilerOptions::kPatient, .cache_bytes = 0});
   auto grammar = *compiler.compile({Kind::kRegex, "ab", {}});
   const auto state = grammar->start(std::nullopt);
   grammar.reset();

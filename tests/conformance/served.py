@@ -22,6 +22,8 @@ ENDLESS = {"ignore_eos": True}
 class Server:
     def __init__(self, *flags):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
+        # No grammar is refused because the machine is slow.
+        environment["FATHOM_GRAMMAR_TIMEOUT"] = "3600"
         self.process = subprocess.Popen(
             [PROGRAM, "serve", os.path.join(SOURCE, "models/fathom-tiny"), "--port", "0",
              "--api-key", KEY, *flags], stderr=subprocess.PIPE, env=environment, text=True)

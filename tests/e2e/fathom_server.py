@@ -18,9 +18,11 @@ import time
 PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
 SLACK = float(os.environ.get("ROBUST_SLACK", "1"))
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
-# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+# FATHOM_CPU_ISA: the suite is run with slow kernels too. No grammar is refused because the machine is
+# slow; a test of that limit gives the flag, which comes first.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
+ENVIRONMENT["FATHOM_GRAMMAR_TIMEOUT"] = "3600"
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 ANSWER = "12 + 30 = 42."
 # Long enough that it runs when something is done to it.
@@ -74,17 +76,6 @@ class Server:
         got, _, text = self.ask("POST", path, body, headers)
         assert got == status, f"{path}: {got}, expected {status}\n{text}"
         return json.loads(text)
-
-    def post_with_grammar(self, path, body, seconds=60):
-        """post(), again for as long as a busy machine has no time for the grammar: what has begun to be
-        compiled is known later."""
-        end = time.monotonic() + seconds * SLACK
-        while True:
-            status, _, text = self.ask("POST", path, body)
-            if status != 400 or "to compile" not in text or time.monotonic() > end:
-                assert status == 200, f"{path}: {status}\n{text}"
-                return json.loads(text)
-            time.sleep(0.1)
 
     def events(self, path, body):
         """(event name, data) of a stream, the data as JSON unless it is [DONE]."""

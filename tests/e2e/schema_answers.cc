@@ -92,9 +92,8 @@ Walk walk(const CompiledGrammar& grammar, const Tokenizer& tokenizer, const Toke
 int run(const char* model, int answers, uint64_t seed) {
   std::shared_ptr<const Tokenizer> tokenizer = std::move(*Tokenizer::load(model));
   const Tokens tokens(*tokenizer);
-  GrammarCompilerOptions options;
-  options.deadline = std::chrono::hours(1);  // how busy the machine is must not matter
-  GrammarCompiler compiler(tokenizer, tokenizer->vocab_size(), options);
+  GrammarCompiler compiler(tokenizer, tokenizer->vocab_size(),
+                           {.deadline = GrammarCompilerOptions::kPatient});
   std::mt19937_64 random(seed);
   for (std::string line; std::getline(std::cin, line);) {
     json::object out;

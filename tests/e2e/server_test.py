@@ -95,12 +95,12 @@ class Interfaces(OneServer):
     def test_structured_output(self):
         schema = {"type": "object", "required": ["n"], "additionalProperties": False,
                   "properties": {"n": {"type": "integer", "minimum": 1, "maximum": 9}}}
-        reply = self.server.post_with_grammar("/v1/chat/completions", {
+        reply = self.server.post("/v1/chat/completions", {
             "messages": QUESTION, "seed": 3, "response_format": {
                 "type": "json_schema", "json_schema": {"name": "digit", "schema": schema}}})
         parsed = json.loads(reply["choices"][0]["message"]["content"])
         self.assertIn(parsed["n"], range(1, 10))
-        reply = self.server.post_with_grammar("/v1/chat/completions", {
+        reply = self.server.post("/v1/chat/completions", {
             "messages": QUESTION, "guided_choice": ["yes", "no"], "seed": 4})
         self.assertIn(reply["choices"][0]["message"]["content"], ("yes", "no"))
         error = self.server.post("/v1/chat/completions", {
@@ -113,7 +113,7 @@ class Interfaces(OneServer):
             "name": "get_weather", "description": "Weather of a city",
             "parameters": {"type": "object", "required": ["city"], "additionalProperties": False,
                            "properties": {"city": {"type": "string", "maxLength": 20}}}}}
-        reply = self.server.post_with_grammar("/v1/chat/completions", {
+        reply = self.server.post("/v1/chat/completions", {
             "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
             "tools": [tool], "tool_choice": "required", "temperature": 0})
         choice = reply["choices"][0]

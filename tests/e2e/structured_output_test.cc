@@ -43,7 +43,9 @@ Bundled& bundled() {
     options.max_total_tokens = 32768;
     options.load.show_progress = false;
     auto runner = *ModelRunner::create(*checkpoint, options);
-    made.compiler = std::make_unique<GrammarCompiler>(made.tokenizer, runner->vocab_size());
+    made.compiler = std::make_unique<GrammarCompiler>(
+        made.tokenizer, runner->vocab_size(),
+        GrammarCompilerOptions{.deadline = GrammarCompilerOptions::kPatient});
     made.engine = *Engine::create(
         {.max_num_seqs = 64, .eos_ids = {*made.tokenizer->eos_id()}, .preempt_every = 40},
         std::move(runner), made.tokenizer);

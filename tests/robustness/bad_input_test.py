@@ -181,7 +181,7 @@ class Grammars(unittest.TestCase):
         return {"guided_choice": [f"{number}-{i:08}" for i in range(3000)]}
 
     def test_bombs_do_not_slow_neighbours(self):
-        server = Server("--no-log-requests", **cores_apart(self.addCleanup))
+        server = Server("--grammar-timeout", "2", "--no-log-requests", **cores_apart(self.addCleanup))
         self.addCleanup(server.kill)
         asyncio.run(self.measure(server))
         self.assertEqual(server.stop(), 0)
