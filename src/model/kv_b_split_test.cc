@@ -49,9 +49,10 @@ INSTANTIATE_TEST_SUITE_P(ScaleForms, KvBSplit,
                          testing::Values(Case{512, 512, 128, 128},  // published: whole blocks
                                          Case{96, 200, 128,
                                               128},  // slices inside one block, ragged columns
-                                         Case{448, 96, 128, 128},  // slices that straddle blocks
-                                         Case{64, 48, 1, 48},      // per-row scales
-                                         Case{64, 48, 64, 48}));   // a per-tensor scale
+                                         Case{1024, 384, 128, 128},  // slices of two by three
+                                         Case{448, 96, 128, 128},    // slices that straddle blocks
+                                         Case{64, 48, 1, 48},        // per-row scales
+                                         Case{64, 48, 64, 48}));     // a per-tensor scale
 
 }  // namespace
 }  // namespace fathom

@@ -64,6 +64,29 @@ const T* array_at(const StepLayout& layout, int64_t at) {
   return reinterpret_cast<const T*>(layout.memory.data() + at);
 }
 
+// Every absorbed row of every head is in a split, and sees the keys up to its own position.
+void check_absorbed(const StepLayout& layout) {
+  const auto* positions = array_at<int32_t>(layout, layout.at.positions);
+  std::set<int32_t> rows;  // token-major: token * kHeads + head
+  for (const DecodeLaunch& decode : layout.decodes) {
+    const auto* first_part = array_at<int32_t>(layout, decode.first_part);
+    for (int block = 0; block < kProcessors; ++block) {
+      const auto* part = array_at<LatentDecodePart>(layout, decode.parts) + first_part[block];
+      for (; part->rows > 0; ++part) {
+        for (int32_t i = 0; i < part->rows; ++i) {
+          const auto token = (part->out_row + i) / static_cast<int32_t>(kHeads);
+          const auto query = (part->first_row + i) / static_cast<int32_t>(kHeads);
+          ASSERT_LT(token, layout.absorbed_rows);
+          ASSERT_EQ(part->kv_len - part->num_queries + query, positions[token]) << "row " << token;
+          rows.insert(part->out_row + i);
+        }
+        if (part->more == 0) break;
+      }
+    }
+  }
+  EXPECT_EQ(std::ssize(rows), layout.absorbed_rows * kHeads);
+}
+
 // Rows may be in another order; each occurs once, with all of its data.
 void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   const int64_t most_keys = limits.most_keys;
@@ -74,6 +97,12 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   ASSERT_EQ(layout.rows, rows);
   ASSERT_EQ(layout.valid_rows, batch.num_rows());
   EXPECT_EQ(*array_at<int32_t>(layout, layout.at.num_valid_rows), batch.num_rows());
+  int64_t longest = 0;  // of the sequences, the new tokens included
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    longest = std::max<int64_t>(
+        longest, batch.context_lens[s] + batch.query_start[s + 1] - batch.query_start[s]);
+  }
+  EXPECT_EQ(layout.most_keys, longest);
   EXPECT_LE(std::ssize(layout.memory),
             planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
   const auto* ids = array_at<int32_t>(layout, layout.at.token_ids);
@@ -98,6 +127,8 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
     ASSERT_LT(logit_rows[i], layout.valid_rows);
     EXPECT_EQ(ids[logit_rows[i]], batch.token_ids[batch.logit_rows[i]]);
   }
+
+  check_absorbed(layout);
 
   // Each multi-head row and each key that it sees are in one pass, in the order of the keys.
   const auto* gathered = array_at<int32_t>(layout, layout.at.gathered);
