@@ -24,9 +24,13 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
   TokenHistory history;
   history.add_prompt(std::vector<int32_t>{7, 8, 7});
   history.add_output(8);
-  const int32_t masked[] = {5, 6, 7};
+  const int32_t masked_before[] = {1, 2}, masked[] = {5, 6, 7};
   const uint32_t too_many_words[] = {1, 2, 3, 4, 5}, too_few[] = {~0u};
-  batch.add({.row = 3, .options = &plain, .allowed = too_few, .num_logprobs = 2});
+  batch.add({.row = 3,
+             .options = &plain,
+             .masked = masked_before,
+             .allowed = too_few,
+             .num_logprobs = 2});
   batch.add_padding();
   batch.add({.row = 1,
              .options = &drawn,
@@ -57,6 +61,8 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
   EXPECT_EQ(batch.seen()[last.first_seen + 1].output_count, 1);
   EXPECT_EQ(last.allowed_row, 1);
   EXPECT_EQ(last.num_biases, 2);
+  EXPECT_EQ(first.num_masked, 2);
+  EXPECT_EQ(batch.masked_ids()[first.first_masked], 1);
   EXPECT_EQ(last.num_masked, 3);
   EXPECT_EQ(batch.bias_ids()[last.first_bias + 1], 9);
   EXPECT_EQ(batch.bias_values()[last.first_bias + 1], -2);

@@ -172,6 +172,25 @@ TEST(Sample, TopKKeepsExactlyKOfEquals) {
   EXPECT_EQ(seen, (std::set<int32_t>{0, 1, 2}));
 }
 
+// Shares that equal logits reach exactly: among the largest, over the whole row, after top-k.
+TEST(Sample, TopPEndsWithTheTokenThatReachesIt) {
+  const auto kept = [](size_t size, const SampleOptions& options) {
+    const std::vector<float> row(size, 2);
+    std::set<int32_t> seen;
+    SampleOptions drawn = options;
+    for (drawn.seed = 0; drawn.seed < 8000; ++drawn.seed) seen.insert(sample_once(row, drawn).id);
+    return seen;
+  };
+  const auto first = [](int32_t count) {
+    std::set<int32_t> ids;
+    for (int32_t id = 0; id < count; ++id) ids.insert(id);
+    return ids;
+  };
+  EXPECT_EQ(kept(8, {.top_p = 0.25}), first(2));
+  EXPECT_EQ(kept(400, {.top_p = 0.75}), first(300));
+  EXPECT_EQ(kept(400, {.top_p = 0.5, .top_k = 4}), first(2));
+}
+
 TEST(Sample, NoFiniteLogitIsReported) {
   const std::vector<float> nan(100, std::nanf("")), low(100, -kInf);
   std::vector<float> high(100, 0);
