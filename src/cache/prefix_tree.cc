@@ -368,6 +368,7 @@ void PrefixTree::commit(int32_t id) {
 }
 
 void PrefixTree::end_copy(int32_t memory_slot, bool ok) {
+  ++num_copies_ended_;
   const Copy copy = std::exchange(copies_[memory_slot], {});
   pool_->end_transfer(copy.page);
   if (copy.node < 0) {

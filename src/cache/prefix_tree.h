@@ -110,6 +110,7 @@ class PrefixTree {
   const PagePool& pool() const { return *pool_; }
   int64_t num_evictions() const { return num_evictions_; }  // from the pool
   int64_t num_returns() const { return num_returns_; }      // from the store
+  int64_t num_copies_ended() const { return num_copies_ended_; }
   int64_t num_stored() const { return std::ssize(by_key_) - num_in_pool_; }
 
   // Recounts everything, the pool too. For tests and an idle engine.
@@ -187,7 +188,7 @@ class PrefixTree {
   std::vector<Copy> copies_;           // [the store's slots of host memory]
   std::vector<int32_t> matched_;       // for take()
   std::unordered_map<PageKey, int32_t, PageKeyHash> by_key_;
-  int64_t num_in_pool_ = 0, num_evictions_ = 0, num_returns_ = 0;
+  int64_t num_in_pool_ = 0, num_evictions_ = 0, num_returns_ = 0, num_copies_ended_ = 0;
 };
 
 }  // namespace fathom

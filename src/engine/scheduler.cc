@@ -55,6 +55,7 @@ void Scheduler::schedule(StepPlan& plan) {
   prompt_logit_budget_ = options_.max_prompt_logit_rows;
   preempted_ = false;
   ++num_steps_;
+  const int64_t copies_ended = tree_->num_copies_ended();
   if (options_.preempt_every > 0 && num_steps_ % options_.preempt_every == 0 &&
       running_.size() > 1) {
     planning_ = running_.back();
@@ -72,7 +73,9 @@ void Scheduler::schedule(StepPlan& plan) {
   // What the next step may take; most of a small pool stays for the texts in it.
   tree_->make_room_ahead(std::min(pages_for(options_.max_batched_tokens) + num_running(),
                                   tree_->pool().total() / kPoolShareAhead));
-  FATHOM_CHECK(!plan.empty() || !has_work() || tree_->copies_in_flight() > 0 ||
+  // A copy that has ended since then may have left its room to the next step.
+  const bool is_copying = tree_->copies_in_flight() > 0 || tree_->num_copies_ended() > copies_ended;
+  FATHOM_CHECK(!plan.empty() || !has_work() || is_copying ||
                    !std::all_of(running_.begin(), running_.end(),
                                 [](const Sequence* sequence) { return sequence->may_run(); }),
                "{} waiting, {} running, nothing to run", waiting_.size(), running_.size());
@@ -358,11 +361,12 @@ void Scheduler::go_on_loading(StepPlan& plan) {
     planning_ = sequence;
     if (!sequence->is_loading || !has_loaded(*sequence)) continue;
     const int64_t loaded = std::ssize(sequence->pages);
+    pending_.remove(*sequence);  // of what has come meanwhile too
     sequence->is_loading = false;
     sequence->computed = loaded * kPageSize;
     sequence->pages_in_tree = loaded;
     sequence->is_long = is_long(*sequence, sequence->computed);
-    pending_.add(*sequence, loaded);  // those that could not be loaded too
+    pending_.add(*sequence, loaded);
     begin_computing(*sequence, plan);
   }
 }

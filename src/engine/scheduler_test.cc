@@ -7,6 +7,22 @@
 namespace fathom {
 namespace {
 
+// A device whose copies end at every second look. Nobody reads the pages' bytes.
+class SlowCopies : public PageTransfer {
+ public:
+  int64_t page_bytes() const override { return 8; }
+  void save(int32_t, std::byte*, int32_t id) override { begun_.push_back({id, true}); }
+  void load(const std::byte*, int32_t, int32_t id) override { begun_.push_back({id, true}); }
+  void take_ended(std::vector<EndedCopy>& ended, bool wait) override {
+    ended.clear();
+    if (wait || ++looks_ % 2 == 0) std::swap(ended, begun_);
+  }
+
+ private:
+  std::vector<EndedCopy> begun_;
+  int64_t looks_ = 0;
+};
+
 // Sequences that write token 0 until they have `max_len`, without a model.
 class SchedulerTest : public testing::Test {
  protected:
@@ -14,6 +30,17 @@ class SchedulerTest : public testing::Test {
     pool_.emplace(num_pages);
     options.long_prompt_rows = options.max_batched_tokens / 4;
     tree_.emplace(*pool_, /*retain=*/true);
+    scheduler_.emplace(options, *tree_);
+  }
+
+  // With host memory for twice as many pages, and copies that take their time.
+  void make_with_store(int64_t num_pages, SchedulerOptions options) {
+    pool_.emplace(num_pages);
+    options.long_prompt_rows = options.max_batched_tokens / 4;
+    auto store = PageStore::create({.host_bytes = 2 * num_pages * copies_.page_bytes()}, copies_);
+    ASSERT_TRUE(store) << store.error().message;
+    store_ = std::move(*store);
+    tree_.emplace(*pool_, /*retain=*/true, store_.get());
     scheduler_.emplace(options, *tree_);
   }
 
@@ -64,7 +91,9 @@ class SchedulerTest : public testing::Test {
   }
 
   using Entries = std::vector<std::pair<uint64_t, int64_t>>;
+  SlowCopies copies_;
   std::optional<PagePool> pool_;
+  std::unique_ptr<PageStore> store_;
   std::optional<PrefixTree> tree_;
   std::optional<Scheduler> scheduler_;
   std::deque<Sequence> sequences_;
@@ -279,6 +308,36 @@ TEST_F(SchedulerTest, WhoStopsLeavesOthersTheirPendingPages) {
   Sequence& third = add_sharing(390, 5, 390, 3);
   EXPECT_EQ(step(), (Entries{{1, 50}}));
   EXPECT_TRUE(third.awaited.has_value()) << "the first is still computing them";
+}
+
+// Its pages come back one after the other, so at first it counts as computing those that are left.
+TEST_F(SchedulerTest, NobodyWaitsForPagesThatHaveComeBack) {
+  make_with_store(4, {.max_num_seqs = 8, .max_batched_tokens = 1000, .max_prompt_logit_rows = 1});
+  const auto run = [&](Sequence& sequence) {
+    for (int i = 0; i < 100 && sequence.phase != Sequence::Phase::kFinished; ++i) step();
+    EXPECT_EQ(sequence.phase, Sequence::Phase::kFinished);
+  };
+  run(add_sharing(200, 1, 200));
+  run(add_sharing(256, 1, 0));  // another text, which fills the pool
+  EXPECT_EQ(tree_->num_stored(), 3);
+  run(add_sharing(200, 1, 200));
+  EXPECT_EQ(tree_->num_returns(), 3);
+  while (tree_->copies_in_flight() > 0) tree_->take_ended(true);
+  tree_->clear();
+  run(add_sharing(200, 1, 200));
+}
+
+// A step finds no room while a copy is in flight, and the copy ends before the step has looked at
+// everything: nothing runs, and the next step does.
+TEST_F(SchedulerTest, ACopyThatEndsWithinAStepLeavesItsRoomToTheNext) {
+  make_with_store(8, {.max_num_seqs = 8, .max_batched_tokens = 1000, .max_prompt_logit_rows = 1});
+  add_sharing(512, 1, 512);
+  EXPECT_EQ(step(), (Entries{{1, 512}}));
+  EXPECT_EQ(pool_->cached(), 8);
+  add(10, 1);
+  EXPECT_EQ(step(), Entries()) << "a page is being saved";
+  EXPECT_EQ(tree_->copies_in_flight(), 0);
+  EXPECT_EQ(step(), (Entries{{2, 10}}));
 }
 
 TEST_F(SchedulerTest, AHitNeverCoversTheWholePrompt) {
