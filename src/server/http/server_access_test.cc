@@ -63,7 +63,9 @@ TEST_F(ServerAccess, FormsOfAKey) {
            "Authorization: Bearer " + key, "authorization: bearer " + key,
            "AUTHORIZATION: BEARER   " + key, "X-Api-Key: " + key, "x-api-key: " + key,
            "X-Api-Key: wrong\r\nAuthorization: Bearer " + key,
-           "Authorization: Bearer wrong\r\nX-Api-Key: " + key}) {
+           "Authorization: Bearer wrong\r\nX-Api-Key: " + key,
+           "Authorization: Bearer " + key + "\r\nX-Api-Key: wrong",
+           "X-Api-Key: " + key + "\r\nAuthorization: Bearer wrong"}) {
     EXPECT_EQ(status("GET", "/key/x", good + "\r\n"), 200) << good;
   }
   for (const std::string& bad : std::vector<std::string>{

@@ -405,6 +405,25 @@ TEST(ChatReply, CallsHaveIdsOfTheirOwnInAllChoices) {
   EXPECT_EQ(streamed, whole);
 }
 
+// An answer that ends by itself amid what might become a marker: what was held back is its text.
+TEST(ChatReply, TextThatWasHeldBackComesWithTheEnd) {
+  const auto message = [](std::string_view fields, const char* text, const char* field) {
+    const Case one{"held", GeneratingEndpoint::kChat, chat(fields), {{.text = text}}};
+    const json::value whole = parse_payload(reply_of(one, false));
+    std::string streamed;
+    for (const std::string& payload : sse_payloads(reply_of(one, true))) {
+      if (payload == "[DONE]") continue;
+      const json::value chunk = parse_payload(payload);
+      const json::value* part = find(chunk.at("choices").at(0).at("delta"), field);
+      if (part != nullptr && part->is_string()) streamed += part->as_string();
+    }
+    EXPECT_EQ(whole.at("choices").at(0).at("message").at(field), json::value(text));
+    EXPECT_EQ(streamed, text);
+  };
+  message(fmt::format(R"(,"tools":[{}])", kTool), "Look: <｜tool▁calls", "content");
+  message(R"(,"thinking":{"type":"enabled"})", "Add them. </thi", "reasoning_content");
+}
+
 TEST(CompletionReply, MaxTokensZeroScoresThePromptAlone) {
   const Case one{"score",
                  GeneratingEndpoint::kCompletions,
@@ -467,6 +486,11 @@ TEST(Bodies, DetokenizeNamesTheIdOutsideTheVocabulary) {
   const auto text = detokenize_body(R"({"tokens":[1,99999999]})", tiny_model(), RequestLimits());
   ASSERT_FALSE(text);
   EXPECT_EQ(text.error().param, "tokens[1]");
+  const auto ends_with = [](int64_t id) {
+    return detokenize_body(fmt::format(R"({{"tokens":[{}]}})", id), tiny_model(), RequestLimits());
+  };
+  EXPECT_TRUE(ends_with(tiny_model().vocab_size - 1));
+  EXPECT_FALSE(ends_with(tiny_model().vocab_size));
 }
 
 }  // namespace

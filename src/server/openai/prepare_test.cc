@@ -417,6 +417,15 @@ TEST(PrepareCompletion, TakesEveryFormOfPrompt) {
   EXPECT_EQ(sizes(R"(["a","a a a"])").size(), 2u);
 }
 
+TEST(PrepareCompletion, IdsEndWithTheVocabulary) {
+  const int64_t size = tiny_model().vocab_size;
+  const auto body = [](int64_t id) { return fmt::format(R"({{"prompt":[7,{}]}})", id); };
+  EXPECT_EQ(accepted(E::kCompletions, body(size - 1)).requests[0].prompt_ids.back(), size - 1);
+  EXPECT_EQ(accepted(E::kCompletions, body(0)).requests[0].prompt_ids.back(), 0);
+  EXPECT_EQ(refused(E::kCompletions, body(size)).param, "prompt[1]");
+  EXPECT_EQ(refused(E::kCompletions, body(-1)).param, "prompt[1]");
+}
+
 TEST(PrepareCompletion, FillsInBetweenPromptAndSuffix) {
   const Tokenizer& tokenizer = *tiny_model().tokenizer;
   const Generation generation =
