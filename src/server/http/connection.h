@@ -125,8 +125,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const std::unique_ptr<ByteStream> stream_;
   State state_ = State::kReading;
   bool waiting_readable_ = false, waiting_writable_ = false;
-  bool read_wants_write_ = false, write_wants_read_ = false;  // TLS renegotiation or key update
-  bool advancing_ = false;                                    // advance() is on the call stack
+  // TLS: the last read waits until the descriptor is writable, the last write until it is readable.
+  bool read_wants_write_ = false, write_wants_read_ = false;
+  bool advancing_ = false;  // advance() is on the call stack
 
   // Request.
   std::unique_ptr<RequestReader> reader_;  // null until the first byte of a request
