@@ -14,7 +14,7 @@ json::object status_schema(std::initializer_list<std::string_view> words) {
           {"properties", {{"status", {{"enum", std::move(values)}}}}}};
 }
 
-// A supervisor's questions are answered with a status word, also where the answer is no.
+// Allows a status object as the body of 503, beside the error: health checks answer with one.
 void let_fail_with(std::string_view path, std::string_view schema, json::object& document) {
   json::object& replies =
       document["paths"].as_object()[path].as_object()["get"].as_object()["responses"].as_object();

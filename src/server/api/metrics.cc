@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// vLLM's buckets: what its dashboards expect.
+// vLLM's bucket bounds in seconds; its dashboards expect them.
 constexpr double kTtftBounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
                                   1.0,  2.5,  5.0, 7.5, 10,  20,  40,  80, 160, 640, 2560};
 constexpr double kGapBounds[] = {.01, .025, .05, .075, .1,  .15, .2,  .3, .4, .5,
@@ -34,7 +34,7 @@ void value(std::string& out, std::string_view name, std::string_view type, std::
   out += fmt::format("{}{{{}}} {}\n", name, labels, number);
 }
 
-// A label's value, as the text form wants it.
+// Escapes a label value for the Prometheus text format.
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -44,7 +44,7 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-// Every family of vLLM's once more, with `prefix` instead of "vllm:".
+// Returns every vLLM family again, with `prefix` instead of "vllm:".
 std::string renamed(std::string_view page, std::string_view prefix) {
   constexpr std::string_view kTheirs = "vllm:";
   std::string out;
@@ -73,8 +73,8 @@ void write_process(std::string& out) {
         figures.cpu_seconds);
 }
 
-// counts[i] is that of what is at most bounds[i], and more than the bound before;
-// counts[bounds.size()] that of what is more.
+// counts[i] counts values at most bounds[i] and above bounds[i - 1]; counts[bounds.size()] counts
+// larger ones.
 template <typename Bound, typename Sum>
 void write_histogram(std::string_view name, std::string_view labels, std::span<const Bound> bounds,
                      std::span<const int64_t> counts, Sum sum, std::string& out) {
@@ -158,7 +158,7 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
   };
   const auto total = static_cast<double>(std::max<int64_t>(engine.pages_total, 1));
   gauge("vllm:num_requests_running", engine.running, "Sequences that take part in steps.");
-  // A queued request is among the waiting sequences as soon as the engine's thread has seen it.
+  // The waiting sequences include queued requests once the engine's thread has seen them.
   gauge("vllm:num_requests_waiting", std::max(engine.waiting, engine.queued_requests),
         "Sequences that wait for their first step or to be computed again.");
   gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine.pages_used) / total,
