@@ -5,7 +5,7 @@
 namespace fathom {
 namespace {
 
-// Tables of what chat/message.h reads itself.
+// Tables of objects that chat/message.h reads.
 
 constexpr size_t kMaxToolNameBytes = 128;
 

@@ -5,7 +5,7 @@
 namespace fathom {
 namespace {
 
-// Every block may carry cache_control, which has no meaning here.
+// Table of a content block. Every block accepts cache_control, which is ignored.
 ObjectSchema block(std::string_view name, std::vector<std::pair<std::string_view, Type>> fields,
                    std::vector<std::pair<std::string_view, Type>> optional = {}) {
   SchemaOf<Unread> schema(name);
@@ -116,8 +116,8 @@ std::string text_of(const json::object& object, std::string_view key) {
   return value == nullptr || !value->is_string() ? "" : std::string(value->get_string());
 }
 
-// Puts one message's blocks into messages of the conversation: results of tools are messages of
-// their own, and stand before what the user says with them.
+// Converts one message's blocks to messages of the conversation. Tool results become messages of
+// their own, before the user's text.
 class MessageReader {
  public:
   MessageReader(Role role, std::string where, std::vector<Message>& out)
@@ -237,7 +237,7 @@ ApiResult<Conversation> MessagesRequest::conversation() const {
                          fmt::format("messages[{}]", i), result.messages);
     FATHOM_RETURN_IF_ERROR(reader.read(object.at("content")));
   }
-  // An assistant's message at the end is the beginning of the answer.
+  // An assistant's message at the end is continued (answer prefill).
   const Message& last = result.messages.back();
   result.continue_final_message = last.role == Role::kAssistant && last.tool_calls.empty();
   order_tool_results(result.messages);
