@@ -30,7 +30,7 @@ void write_usage(JsonWriter& json, const ReplyUsage& usage) {
 }
 
 // Returns the arguments if they are an object, which a tool's input must be. Other text is wrapped
-// in an object under a telling name.
+// as {"INVALID_JSON": text}.
 std::string input_json(const std::string& arguments) {
   const auto parsed = parse_json(arguments, "arguments");
   if (parsed && parsed->is_object()) return arguments;
