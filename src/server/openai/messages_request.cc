@@ -12,7 +12,7 @@ ObjectSchema block(std::string_view name, std::vector<std::pair<std::string_view
   schema.required_checked("type", string(), "Which kind of block");
   for (auto& [field, type] : fields) schema.required_checked(field, std::move(type), "");
   for (auto& [field, type] : optional) schema.checked(field, std::move(type), "");
-  schema.checked("cache_control", any_object(), "Accepted, prompts are cached by themselves");
+  schema.checked("cache_control", any_object(), "Accepted, prefixes are cached automatically");
   return schema.build();
 }
 
@@ -59,7 +59,7 @@ const ObjectSchema& custom_tool() {
           .checked("description", string(), "What it does")
           .required_checked("input_schema", any_object(), "The JSON schema of its input")
           .checked("strict", boolean(), "Inputs must follow the schema")
-          .checked("cache_control", any_object(), "Accepted, prompts are cached by themselves")
+          .checked("cache_control", any_object(), "Accepted, prefixes are cached automatically")
           .build();
   return kSchema;
 }

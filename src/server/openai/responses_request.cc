@@ -182,7 +182,7 @@ const ObjectSchema& ResponsesRequest::schema() {
                  "Whether the model reasons before it answers")
           .field("text", &F::text, object_of(TextOptions::schema()), "The form of the answer")
           .field("top_logprobs", &F::top_logprobs, integer(0, kMaxTopLogprobs),
-                 "Report log-probabilities, with so many alternatives")
+                 "Report log-probabilities, with this many alternatives")
           .field("include", &F::include, array_of(string(0, 256), 0, 64),
                  "message.output_text.logprobs: report log-probabilities")
           .field("previous_response_id", &F::previous_response_id, string(),
