@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Descriptors above max_connections; beyond them the one that was told first is closed early.
+// Limit of lingering sockets, in addition to max_connections. Beyond it the oldest is closed early.
 constexpr size_t kMostLeaving = 1024;
 constexpr std::chrono::milliseconds kSweepInterval{20};
 constexpr size_t kDroppedAtOnce = 64 << 10;
@@ -44,7 +44,7 @@ void Farewell::tell(boost::asio::ip::tcp::socket socket) {
                               .request_id = id,
                               .cors_origin = {}});
   text += response.body;
-  // A new connection's send buffer takes it whole.
+  // A new connection's send buffer has room for the whole response.
   const ssize_t sent =
       send(socket.native_handle(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0) return;

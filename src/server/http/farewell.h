@@ -1,6 +1,7 @@
-// Connections above the limit: each is told 503 and closed, without a Connection being made for it.
-// What its client sends is read and dropped for ServerOptions::linger_timeout, because closing with
-// input unread would make the kernel drop the answer. Lives on the listener's loop.
+// Answers connections above the limit with 503 and closes them, without creating a Connection.
+//
+// Input is read and dropped for ServerOptions::linger_timeout, because closing with unread input
+// would make the kernel discard the response. Lives on the listener's loop.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
@@ -17,8 +18,8 @@ class Farewell {
  public:
   Farewell(boost::asio::io_context& context, ServerState& state);
 
-  // Answers and takes the connection. Within TLS, where an answer would cost a handshake, it is
-  // closed at once.
+  // Sends 503 and takes ownership of the socket. A TLS connection is closed at once, because a
+  // response would cost a handshake.
   void tell(boost::asio::ip::tcp::socket socket);
 
  private:
@@ -26,13 +27,14 @@ class Farewell {
     boost::asio::ip::tcp::socket socket;
     std::chrono::steady_clock::time_point until;
   };
-  bool has_ended(Leaving& one);  // reads what has come
+  // Reads and drops input; true once the client has closed.
+  bool has_ended(Leaving& one);
   void schedule();
   void sweep();
 
   ServerState& state_;
   boost::asio::steady_timer timer_;
-  std::deque<Leaving> leaving_;  // in the order in which they came
+  std::deque<Leaving> leaving_;  // in order of arrival
   std::vector<char> scratch_;
   bool scheduled_ = false;
 };

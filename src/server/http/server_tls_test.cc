@@ -1,4 +1,4 @@
-// TLS with a certificate that the test makes: the same answers, and what is not TLS is refused.
+// TLS with a certificate made by the test: same responses, and input that is not TLS is refused.
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A key and a certificate that it signed itself, as PEM files.
+// Writes a self-signed certificate and its key as PEM files.
 void make_certificate(const std::string& certificate_file, const std::string& key_file) {
   EVP_PKEY* key = EVP_EC_gen("P-256");
   X509* certificate = X509_new();
@@ -70,7 +70,7 @@ class TlsClient {
     }
     return std::exchange(input_, "");
   }
-  // The server said within TLS that it would close.
+  // Returns whether the server sent close_notify.
   bool ended() const { return (SSL_get_shutdown(ssl_) & SSL_RECEIVED_SHUTDOWN) != 0; }
 
  private:
@@ -158,13 +158,13 @@ TEST_F(ServerTls, StreamsAndNoticesTheEnd) {
 TEST_F(ServerTls, RefusesWhatIsNotTls) {
   ServerOptions options = tls_options();
   options.header_timeout = 200ms;
-  options.check_interval = 60s;  // this limit does not wait for it
+  options.check_interval = 60s;  // the timer does not depend on it
   serve(options);
   RawClient plain = client();
   plain.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(plain.read_to_end().find("HTTP/"), std::string::npos);
   RawClient silent = client();
-  EXPECT_EQ(silent.read_to_end(), "");  // no handshake in time
+  EXPECT_EQ(silent.read_to_end(), "");  // the handshake timed out
   EXPECT_TRUE(silent.ended() || silent.was_reset());
   EXPECT_FALSE(TlsClient(server->port(), TLS1_1_VERSION).connected());
   TlsClient good(server->port());
