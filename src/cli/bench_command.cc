@@ -22,7 +22,7 @@ void add_output_flags(CLI::App& command, OutputFlags* flags) {
 void add_bench_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* bench = app.add_subcommand("bench", "Measure speed");
-  bench->require_subcommand(0, 1);  // command_line.cc says what is missing
+  bench->require_subcommand(0, 1);  // command_line.cc reports a missing one
 
   CLI::App* latency = bench->add_subcommand("latency", "One batch of equal requests at a time");
   add_model_positional(*latency, &flags->model);

@@ -1,4 +1,4 @@
-// `fathom bench serve`: load on a server that runs, as its clients see it.
+// `fathom bench serve`: load on a running server, as its clients see it.
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
@@ -29,7 +29,7 @@ struct ServeBenchFlags {
   ServerLoad load;
   OutputFlags output;
   bool quiet = false;
-  // As other load generators have them.
+  // Flags of other load generators.
   std::string backend, label, result_dir, extra_body;
   std::optional<double> top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
   std::optional<int64_t> top_k, logprobs;
@@ -38,7 +38,7 @@ struct ServeBenchFlags {
   bool flush_cache = false;
 };
 
-// The interface of a --backend of vLLM's or SGLang's load generator; empty: none that is spoken.
+// The endpoint of a --backend of vLLM's or SGLang's load generator; empty if not supported.
 std::string endpoint_of(const std::string& backend) {
   for (const char* chat : {"openai-chat", "sglang-oai-chat", "vllm-chat"}) {
     if (backend == chat) return "/v1/chat/completions";
@@ -79,7 +79,7 @@ Result<ServingReportOptions> report_options(const ServeBenchFlags& flags) {
   return options;
 }
 
-// "ttft:200": at most 200 ms.
+// Parses "ttft:200": at most 200 ms.
 Result<ServiceGoals> service_goals(const std::vector<std::string>& words) {
   ServiceGoals goals;
   for (const std::string& word : words) {
@@ -111,7 +111,7 @@ Result<json::object> get_object(client::HttpClient& client, const ServeBenchFlag
   return value.get_object();
 }
 
-// The fields of --extra-body and of the flags of sampling.
+// The fields from --extra-body and the sampling flags.
 Result<json::object> extra_fields(const ServeBenchFlags& flags) {
   json::object extra;
   const auto add = [&extra](const char* name, const auto& value) {
@@ -136,11 +136,11 @@ Result<json::object> extra_fields(const ServeBenchFlags& flags) {
   return extra;
 }
 
-// Asks once a second until the server is ready.
+// Polls once a second until the server is ready.
 Result<> wait_until_ready(client::HttpClient& client, const ServeBenchFlags& flags) {
   for (int64_t second = 0;; ++second) {
     const auto reply = client.ask({.path = "/ready", .time_limit = std::chrono::seconds(5)});
-    // Other servers may have no such path; that they answer is enough.
+    // Other servers may lack this path; any reply will do.
     if (reply && reply->status != 503) return {};
     if (second >= flags.ready_seconds) {
       return error(Code::kUnavailable,
@@ -151,7 +151,7 @@ Result<> wait_until_ready(client::HttpClient& client, const ServeBenchFlags& fla
   }
 }
 
-// What is sent before the measurement: the first requests, at once.
+// Sends the first requests, all at once, before the measurement.
 void warm_up(client::HttpClient& client, const ServeBenchFlags& flags,
              const std::vector<LoadRequest>& requests) {
   std::vector<LoadRequest> first;
@@ -178,7 +178,7 @@ Result<> flush_cache(client::HttpClient& client, const ServeBenchFlags& flags) {
   return invalid("--flush-cache: the server answers /flush_cache with status {}", reply.status);
 }
 
-// The first model that the server has.
+// The first model in the server's list.
 Result<std::string> ask_model(client::HttpClient& client, const ServeBenchFlags& flags) {
   FATHOM_TRY(const json::object models, get_object(client, flags, "/v1/models"));
   const json::value* list = models.if_contains("data");
@@ -402,7 +402,7 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
   const CLI::Option* const given_endpoint = command->get_option("--endpoint");
   command->callback([flags, chosen, given_endpoint] {
     const std::string endpoint = endpoint_of(flags->backend);
-    // What is not spoken is said when the command runs.
+    // An unsupported backend is reported when the command runs.
     if (given_endpoint->count() == 0 && !endpoint.empty()) flags->load.endpoint = endpoint;
     *chosen = [flags] { return bench_serve(*flags); };
   });

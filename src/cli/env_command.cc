@@ -1,4 +1,4 @@
-// `fathom env`: the report to put into a bug report.
+// `fathom env`: prints the environment for a bug report.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

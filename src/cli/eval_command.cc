@@ -1,4 +1,4 @@
-// `fathom eval MODEL`: how well a model answers, on sets of questions and on prose.
+// `fathom eval MODEL`: measures a model's quality on question sets and prose.
 #include <CLI/CLI.hpp>
 #include <cmath>
 
@@ -9,8 +9,7 @@
 namespace fathom {
 namespace {
 
-// Enough sequences that decoding is not bound by reading the weights, few enough that their caches
-// fit.
+// Enough sequences that decoding is not bound by reading weights, few enough that their caches fit.
 constexpr int64_t kConcurrentItems = 32;
 
 struct EvalFlags {
@@ -61,7 +60,7 @@ json::object result_json(const EvalResult& result) {
   return object;
 }
 
-// In the form of the models' results.json: question sets under "scores", prose under its name.
+// In the format of the models' results.json: question sets under "scores", prose under its name.
 json::object results_json(const LoadedEngine& loaded, const std::vector<EvalResult>& results) {
   json::object object{{"model", loaded.checkpoint.directory()},
                       {"dtype", name_of(loaded.compute)},
@@ -82,7 +81,7 @@ Result<int> evaluate(const EvalFlags& flags) {
   if (paths.empty()) {
     FATHOM_TRY(paths, bundled_eval_sets());
   }
-  // All files are checked before the model is loaded.
+  // All files are validated before the model is loaded.
   std::vector<EvalSet> sets;
   for (const std::string& path : paths) {
     FATHOM_TRY(EvalSet set, load_eval_set(path, flags.limit));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kEndOfReasoning = "</think>";
 
-// A schema is an object, or true or false, which are no names of files that anybody has.
+// A schema is an object, true or false; the latter two are unlikely file names.
 bool is_schema(const std::string& text) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   return first == std::string::npos || text[first] == '{' || text == "true" || text == "false";

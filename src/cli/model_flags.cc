@@ -21,18 +21,18 @@ namespace fs = std::filesystem;
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr const char* kBundledModel = "models/fathom-tiny";
 constexpr const char* kModelVariable = "FATHOM_MODEL";
-// More positions, sequences or threads than any machine here has: beyond it a typing error.
+// Larger values than any supported machine allows are typing errors.
 constexpr int64_t kMaxTokens = int64_t{1} << 32;
 constexpr int64_t kMaxSequences = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
-// A prompt's chunk: large enough for the matrix units, small enough for those who wait beside it.
+// Rows of a step: enough for the matrix units, few enough that other requests do not wait long.
 constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
-// With so many sequences a step no longer takes the time of reading the weights alone.
+// With this many sequences, a step is no longer bound by reading the weights.
 constexpr int64_t kCpuSequences = 256, kGpuSequences = 1024;
 
-// For CLI11: empty, or what is wrong.
+// A CLI11 validator: returns the error, or an empty string.
 std::string check_device(const std::string& name) {
   if (name == "auto" || name == "cpu" || name == "cuda") return "";
   const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
@@ -40,7 +40,7 @@ std::string check_device(const std::string& name) {
   return numbered ? "" : fmt::format("'{}' is none of auto, cpu, cuda, cuda:N", name);
 }
 
-// What runs when the command line names no model; empty: the bundled one.
+// The model if the command line names none; empty: the bundled one.
 std::string default_model() {
   const char* const name = std::getenv(kModelVariable);
   return name == nullptr ? "" : name;
@@ -92,7 +92,7 @@ Result<std::optional<int>> ModelFlags::gpu() const {
     return invalid("--device {}: on a GPU there are neither float32 products nor an f32 cache",
                    device);
   }
-  const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // checked by the flag
+  const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // validated by the flag
   if (number >= count) {
     return invalid("--device {}: {} GPUs of compute capability 9.0 are there", device, count);
   }

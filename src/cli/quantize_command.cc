@@ -1,4 +1,4 @@
-// `fathom quantize MODEL DIR`: a checkpoint in bf16, f16 or f32 to one in FP8.
+// `fathom quantize MODEL DIR`: converts a checkpoint in bf16, f16 or f32 to FP8.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMaxQuantizeThreads = 1024;
 
 struct QuantizeFlags {
-  ModelFlags model;  // only which one
+  ModelFlags model;  // only its `model` is used
   std::string output;
   std::string scale_format = "float";
   int64_t max_shard_bytes = 0;

@@ -1,4 +1,4 @@
-// `fathom run MODEL PROMPT`: one prompt, one answer.
+// `fathom run MODEL PROMPT`: completes one prompt.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,7 @@ struct RunFlags {
 
 struct RunPrompt {
   std::vector<int32_t> ids;
-  std::optional<ChatFormat> format;  // none: the ids or the text were given raw
+  std::optional<ChatFormat> format;  // none: ids or raw text were given
   bool opens_reasoning = false;
 };
 
@@ -44,13 +44,13 @@ Result<std::string> read_stdin() {
       return error(Code::kTooLarge, "the prompt on stdin is longer than {} bytes", kMaxPromptBytes);
     }
   }
-  // The line end that `echo` and editors add is not part of what was asked.
+  // Drops the line end that `echo` and editors append.
   if (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
-// The prompt of a command line with one word: a model whose prompt is on stdin, or, where there is
-// none, the prompt.
+// The prompt of a command line with one word: the word is a model if a prompt is on stdin,
+// otherwise it is the prompt.
 Result<std::string> prompt_text(RunFlags& flags) {
   const std::string& given =
       flags.prompt_flag.empty() ? flags.prompt_positional : flags.prompt_flag;
@@ -115,7 +115,7 @@ Result<> check_together(const RunFlags& flags) {
   return {};
 }
 
-// With several choices on a terminal they would be mixed: each is printed when all are there.
+// On a terminal several choices would be interleaved, so each is printed at the end.
 void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) {
   for (size_t i = 0; i < answers.size(); ++i) {
     fmt::print("[{}] ", i);
@@ -128,7 +128,7 @@ void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) 
 Result<int> run(RunFlags flags) {
   FATHOM_RETURN_IF_ERROR(check_together(flags));
   FATHOM_TRY(const std::optional<GrammarSpec> spec, grammar_spec(flags.grammar));
-  // Before the model: a missing prompt should not cost the time of loading.
+  // Before loading the model, so that a missing prompt is reported at once.
   std::string text;
   if (flags.ids.empty()) {
     FATHOM_TRY(text, prompt_text(flags));
@@ -147,7 +147,7 @@ Result<int> run(RunFlags flags) {
       sampling_params(flags.sampling, loaded.checkpoint.generation_defaults(), flags.model.seed));
   request.sampling.n = static_cast<int>(flags.choices);
   request.sampling.logprobs = static_cast<int>(flags.logprobs.value_or(-1));
-  // --prompt-logprobs takes as many alternatives as --logprobs.
+  // --prompt-logprobs requests as many alternatives as --logprobs.
   if (flags.prompt_logprobs) {
     request.sampling.prompt_logprobs = static_cast<int>(flags.logprobs.value_or(0));
   }
@@ -159,7 +159,7 @@ Result<int> run(RunFlags flags) {
   const SamplingParams sampling = request.sampling;
 
   const bool streams = !flags.json && flags.choices == 1;
-  // In a pipe the answer alone is wanted.
+  // A pipe gets the content only, without reasoning.
   AnswerPrinter printer(stdout, prompt.format, prompt.opens_reasoning, isatty(STDOUT_FILENO) == 1);
   const InterruptWatch watch;
   FATHOM_TRY(const auto answers,

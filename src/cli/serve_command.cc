@@ -23,8 +23,8 @@ namespace fathom {
 namespace {
 
 constexpr int kExitDead = 3;  // the engine's device is lost, or a step hangs
-// What runs when the time to shut down is over may take so long to come to its step's end; a step
-// that hangs must not keep the process.
+// Time for a running step to end after the shutdown timeout; a step that hangs must not keep the
+// process alive.
 constexpr std::chrono::milliseconds kLastStep{1500};
 
 struct ServeFlags {
@@ -41,15 +41,15 @@ struct ServeFlags {
   bool strict = false;
   bool enable_priority = false;
   std::string scheduling_policy = "fcfs";
-  // Sampling of a request that says nothing; none: as sampling_defaults says.
+  // Sampling defaults of requests; none: see sampling_defaults.
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k;
   std::string sampling_defaults = "model";
   std::optional<bool> log_requests;
-  std::string config;  // read by the command line before this command runs
+  std::string config;  // applied by the command line before this command runs
 };
 
-// One key a line; empty lines and those that begin with '#' do not count.
+// Reads one key per line; empty lines and lines that begin with '#' are ignored.
 Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
   std::ifstream file(path);
   if (!file) return not_found("--api-key-file: {} cannot be read", path);
@@ -60,7 +60,7 @@ Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
   return {};
 }
 
-// "fathom" and "fathom_" are the same prefix.
+// Normalizes the prefix: "fathom" and "fathom_" are equivalent.
 Result<std::string> metrics_prefix(std::string prefix) {
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -104,11 +104,12 @@ LogLevel log_level_of(const std::string& name) {
                              : LogLevel::kInfo;
 }
 
-// "models/fathom-tiny/" and a hub's snapshot folder are named after what they hold.
+// A model's default name. "models/fathom-tiny/" and a hub snapshot's folder get the name of their
+// content.
 std::string default_name(const std::string& given, const Checkpoint& checkpoint) {
   std::string path = given.empty() ? checkpoint.directory() : given;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  // A hub id is its own name; of a directory the last part is.
+  // A hub id is its own name; for a directory it is the last component.
   const bool is_path = given.empty() || path.starts_with('/') || path.starts_with('.') ||
                        path == checkpoint.directory();
   return is_path ? path.substr(path.rfind('/') + 1) : path;
@@ -152,13 +153,14 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
   return backend;
 }
 
-// A request's large buffers, a body of megabytes and what is made of it, go back to the system when
-// they are freed. Left alone the allocator would after the first of them keep the next ones.
+// Returns a request's large buffers (a body of megabytes and what is derived from it) to the system
+// when they are freed. By default the allocator raises its threshold after the first one and keeps
+// later ones.
 void return_large_buffers() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
 
 Result<int> serve(ServeFlags flags) {
   return_large_buffers();
-  std::signal(SIGPIPE, SIG_IGN);  // whoever read the log may go; the server stays
+  std::signal(SIGPIPE, SIG_IGN);  // writing to a closed log pipe must not end the server
   StopSignals signals;
   ServiceNotifier notifier;
   set_log_level(log_level_of(flags.log_level));

@@ -1,4 +1,4 @@
-// `fathom tokenize MODEL TEXT`: what the model sees of a text.
+// `fathom tokenize MODEL TEXT`: shows the tokens of a text.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -45,8 +45,8 @@ Result<std::string> input_text(TokenizeFlags& flags) {
   return text;
 }
 
-// A token as one can read it: control characters escaped as JSON does, bytes that are no character
-// by themselves as \xC3.
+// A printable form of a token: control characters are escaped as in JSON, bytes that are not a
+// complete character as \xC3.
 std::string visible(std::string_view bytes) {
   std::string text;
   for (size_t at = 0; at < bytes.size();) {
