@@ -25,9 +25,9 @@ struct BatchRun {
   double seconds() const { return std::chrono::duration<double>(end - begin).count(); }
 };
 
-// Each request must have n = 1. At most max_concurrency are submitted at a time (0: no limit).
-// on_finished(index) is called on the engine's thread as each request ends. The first request that
-// is refused or fails ends the run with its error and "request INDEX" before it.
+// Runs requests, each with n = 1. At most max_concurrency are submitted at a time (0: no limit).
+// on_finished(index) is called on the engine's thread when a request ends. The first request that
+// is refused or fails ends the run with its error, prefixed by "request INDEX".
 Result<BatchRun> run_batch(Engine& engine, const std::vector<Request>& requests,
                            int64_t max_concurrency,
                            const std::function<void(size_t index)>& on_finished);

@@ -17,7 +17,7 @@ size_t width_of(std::string_view text) {
 }
 
 // "  left          right, wrapped and
-//                   indented".
+//                  indented".
 std::string two_columns(const std::string& left, const std::string& right) {
   std::string text = "  " + left;
   size_t column = width_of(text);

@@ -1,4 +1,4 @@
-// The forms other than V3's in which FP8 checkpoints are published, made of another FP8 checkpoint.
+// Converts an FP8 checkpoint to the other forms in which FP8 checkpoints are published.
 #pragma once
 
 #include <string>
@@ -8,8 +8,7 @@
 namespace fathom {
 
 enum class PublishedForm {
-  // DeepSeek-Coder-V2-Instruct-FP8: a scale a matrix for the weights, and one for the activations
-  // that it takes.
+  // DeepSeek-Coder-V2-Instruct-FP8: per-tensor scales of weights and of their input activations.
   kStaticActivations,
   kScaleARow,    // compressed-tensors, strategy channel
   kPowersOfTwo,  // DeepSeek-V3.1: blocks of 128x128, scales ue8m0
