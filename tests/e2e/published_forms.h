@@ -14,9 +14,9 @@ enum class PublishedForm {
   kPowersOfTwo,  // DeepSeek-V3.1: blocks of 128x128, scales ue8m0
 };
 
-// Writes config.json and model.safetensors into a directory. Static activations are not
-// calibrated: their scale is such that what the norm before can give at most becomes e4m3's largest
-// value, which costs no bits as long as nothing comes near e4m3's least one.
+// Writes config.json and model.safetensors into a directory. Static activation scales are not
+// calibrated: they map the largest possible output of the preceding norm to e4m3's largest value,
+// which loses no precision as long as values stay well above e4m3's smallest one.
 void write_published_form(const Checkpoint& source, PublishedForm form,
                           const std::string& directory);
 
