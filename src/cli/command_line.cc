@@ -100,7 +100,8 @@ std::string unexpected(const CLI::App& app, const std::string& word) {
 // Adds `generate`, which prints the manual page and the shell completions for packaging.
 void add_generate_command(CLI::App& app, Action* chosen) {
   auto what = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("generate", "The manual page or a shell's completion");
+  CLI::App* command =
+      app.add_subcommand("generate", "Print the manual page or a shell's completion");
   command->group("");  // hidden from --help
   command->add_option("WHAT", *what, "man, bash, zsh or fish")
       ->required()
@@ -279,8 +280,8 @@ std::optional<int> translate(const CLI::App& serve, size_t words,
 void add_inspect_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<ModelFlags>();
   auto json = std::make_shared<bool>(false);
-  CLI::App* command =
-      app.add_subcommand("inspect", "What a checkpoint is and what it needs, without loading it");
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Show a checkpoint and the memory that it needs, without loading it");
   add_model_positional(*command, flags.get());
   command->add_flag("--json", *json, "Print one JSON object");
   command->callback([=] {

@@ -115,17 +115,15 @@ void add_eval_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App* command = app.add_subcommand("eval", "Score a model on sets of questions and on prose");
   command->footer(
-      "A .jsonl set has one object a line: {messages, tools?, thinking, check, expected}; check "
-      "is\n"
-      "number, contains, json or tool. A .txt is scored by perplexity in rows of BOS + 1,023 "
-      "tokens.\n"
-      "Answers are greedy and end at the end-of-sequence token or at the check's limit.");
+      "A .jsonl set has one object per line: {messages, tools?, thinking, check, expected};\n"
+      "check is number, contains, json or tool. A .txt is scored by perplexity in rows of BOS +\n"
+      "1,023 tokens. Answers are greedy and end at the end-of-sequence token or at the check's\n"
+      "limit.");
   add_model_positional(*command, &flags->model);
   FlagGroup group(*command, "Evaluation");
   group.texts("--set", &flags->sets, "FILE",
-              "A .jsonl or .txt; may be given several times (without it: the five bundled sets)");
-  group.count("--limit", &flags->limit, 0, int64_t{1} << 40,
-              "Only so many items of each set; 0: all");
+              "A .jsonl or .txt; may be given several times (default: the five bundled sets)");
+  group.count("--limit", &flags->limit, 0, int64_t{1} << 40, "Number of items of each set; 0: all");
   group.toggle("--json", &flags->json, "Print one JSON object");
   group.toggle("--wrong", &flags->wrong, "List the wrong answers on stderr");
   add_model_flags(*command, &flags->model);

@@ -20,11 +20,12 @@ bool is_schema(const std::string& text) {
 }  // namespace
 
 void add_grammar_flags(CLI::App& app, GrammarFlags* flags) {
-  FlagGroup group(app, "What the answer has to match");
-  group.text("--json-schema", &flags->json_schema, "FILE|TEXT", "JSON of this schema");
-  group.text("--regex", &flags->regex, "REGEX", "A text that this matches as a whole");
+  FlagGroup group(app, "Structured output");
+  group.text("--json-schema", &flags->json_schema, "FILE|TEXT",
+             "The answer is JSON that matches this schema");
+  group.text("--regex", &flags->regex, "REGEX", "The whole answer matches this regular expression");
   group.texts("--choice", &flags->choices, "TEXT",
-              "This text, or another --choice; may be given several times");
+              "The answer is this text or another --choice; may be given several times");
 }
 
 Result<std::optional<GrammarSpec>> grammar_spec(const GrammarFlags& flags) {

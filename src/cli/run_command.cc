@@ -186,14 +186,12 @@ void add_run_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* command = app.add_subcommand("run", "Answer one prompt");
   command->footer(
-      "The prompt is the second argument, --prompt, or stdin; a single argument with white space "
-      "in\n"
-      "it, or one that names no model with nothing on stdin, is the prompt for the bundled model.\n"
-      "Exit status: 0 answered, 1 failed,\n"
-      "2 bad flags or model files, 130 stopped by Ctrl-C.\n"
+      "The prompt is the second argument, --prompt, or stdin. A single argument is the prompt for\n"
+      "the bundled model if it contains white space, or names no model and stdin is empty.\n"
       "--json prints one object with prompt_ids, ids, text, logprobs, prompt_logprobs,\n"
       "finish_reason, usage and timings; with --choices N those of the first answer, and all of\n"
-      "them under \"choices\".");
+      "them under \"choices\".\n"
+      "Exit status: 0 answered, 1 failed, 2 bad flags or model files, 130 stopped by Ctrl-C.");
   add_model_positional(*command, &flags->model);
   command->add_option("PROMPT", flags->prompt_positional, "What to answer; - reads stdin")
       ->type_name("");
@@ -202,11 +200,11 @@ void add_run_command(CLI::App& app, Action* chosen) {
   prompt.text("--system", &flags->system, "TEXT", "System message");
   prompt.toggle("--thinking", &flags->thinking, "Let the model reason before it answers");
   prompt.toggle("--raw", &flags->raw, "Send the text as it is, without the chat format");
-  prompt.token_ids("--ids", &flags->ids, "Send these token ids, as they are");
+  prompt.token_ids("--ids", &flags->ids, "Use these token ids as the prompt");
   FlagGroup output(*command, "Output");
   output.toggle("--json", &flags->json, "Print one JSON object instead of the text");
   output.count("--logprobs", &flags->logprobs, 0, kMaxTopLogprobs,
-               "With --json: each token's log-probability and so many alternatives", "none");
+               "With --json: each token's log-probability and this many alternatives", "none");
   output.toggle("--prompt-logprobs", &flags->prompt_logprobs,
                 "With --json: the same for the prompt's tokens");
   output.count("--choices,--n", &flags->choices, 1, kMaxChoices,

@@ -110,7 +110,7 @@ Result<int> tokenize(TokenizeFlags flags) {
 
 void add_tokenize_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* command = app.add_subcommand("tokenize", "Text to token ids, and back");
+  CLI::App* command = app.add_subcommand("tokenize", "Convert text to token ids, and back");
   add_model_positional(*command, &flags->model);
   command->add_option("TEXT", flags->text, "Text, or with --decode ids as in 1,2,3; - reads stdin")
       ->type_name("");
