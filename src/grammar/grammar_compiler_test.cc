@@ -1,4 +1,4 @@
-// What compiles, what is refused and how fast: also the inputs made to bring a compiler down.
+// What compiles, what is refused, and how fast, including inputs made to exhaust a compiler.
 #include "grammar/grammar_compiler.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ GrammarCompiler& compiler() {
   return shared;
 }
 
-// Without a deadline: how busy the machine is does not matter.
+// Without a deadline, so that the machine's load does not matter.
 GrammarCompilerOptions patient() {
   GrammarCompilerOptions options;
   options.deadline = std::chrono::hours(1);
@@ -38,7 +38,7 @@ GrammarCompiler& patient_compiler() {
   return shared;
 }
 
-// Whether the grammar takes all of the text, a byte a token.
+// Whether the grammar accepts all of the text, one byte per token.
 bool matches(const GrammarSpec& spec, std::string_view text) {
   static const auto bytes = fake_tokenizer();
   static GrammarCompiler of_bytes(bytes, bytes->vocab_size(), patient());
@@ -85,7 +85,7 @@ TEST(GrammarCompiler, TakesExactlyWhatMatches) {
   }
 }
 
-// Each would have an answer go where no text leads out.
+// In each of these a completion could reach a state from which no text leads out.
 TEST(GrammarCompiler, DeadEndsAreRefused) {
   const std::pair<Kind, const char*> kDead[] = {
       {Kind::kEbnf, "root ::= root"},
@@ -145,7 +145,7 @@ TEST(GrammarCompiler, MarkupIsForGrammarsThatNameIt) {
   EXPECT_FALSE(is_allowed({Kind::kRegex, "<think>[a-z]+</think>x"}, "<think>so", "<think>"));
   EXPECT_TRUE(is_allowed({Kind::kChoice, "", {"a", "<think>"}}, "", "<think>"));
   EXPECT_TRUE(is_allowed({Kind::kEbnf, "root ::= \"x</think>\" # \"<think>\"\n"}, "x", "</think>"));
-  // Calls of tools, their arguments, and the text before them.
+  // Tool calls, their arguments, and the text before them.
   const GrammarSpec calls{Kind::kStructuralTag,
                           R"({"type":"structural_tag","format":{"type":"triggered_tags",
       "triggers":["<｜tool▁call▁begin｜>"],"tags":[{"type":"tag",
@@ -210,7 +210,7 @@ TEST(GrammarCompiler, RefusalsNameTheField) {
             std::string::npos);
   EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"strung"})").find("strung"), std::string::npos);
   EXPECT_TRUE(message(Kind::kJsonSchema, "{").starts_with("json_schema: "));
-  // And once more: what was refused is not taken for known.
+  // Again: an error is not cached as a result.
   EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"number","multipleOf":0.1})").find("multipleOf"),
             std::string::npos);
 }
@@ -226,8 +226,8 @@ std::string nested(std::string_view open, std::string_view inner, std::string_vi
   return fmt::format("{}{}{}", repeated(open, count), inner, repeated(close, count));
 }
 
-// Made to exhaust time, memory or the stack. Each ends within the deadline in an error or a
-// grammar that can be used; what the deadline cut off ends by itself soon after.
+// Inputs made to exhaust time, memory or the stack. Each returns an error or a usable grammar
+// within the deadline. Work cut off by the deadline ends soon after.
 TEST(GrammarCompiler, BombsEndInTime) {
   std::string enum_values, properties, references, wide;
   for (int i = 0; i < 10'000; ++i) enum_values += fmt::format("{}\"{}\"", i > 0 ? "," : "", i);
@@ -290,7 +290,7 @@ TEST(GrammarCompiler, BombsEndInTime) {
     const auto compiled = compiler().compile(bomb);
     const auto took = std::chrono::steady_clock::now() - start;
     const std::string name = bomb.text.substr(0, 60);
-    // Without a deadline the worst would take minutes.
+    // Without a deadline the worst case would take minutes.
     EXPECT_LT(took, kGrammarDeadline + 20s) << name;
     if (!compiled) {
       EXPECT_EQ(compiled.error().code, Code::kInvalidArgument) << name;
@@ -307,7 +307,7 @@ TEST(GrammarCompiler, BombsEndInTime) {
       EXPECT_TRUE(state->accept(id)) << name;
     }
   }
-  // Alive, and its threads are free again, sooner or later.
+  // The compiler still works and its threads become free again.
   const GrammarSpec small{Kind::kRegex, "still here", {}};
   for (int i = 0; i < 6000 && !compiler().compile(small); ++i) std::this_thread::sleep_for(10ms);
   EXPECT_TRUE(compiler().compile(small));
@@ -320,8 +320,8 @@ TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {
   const auto first = slow.compile(spec);
   ASSERT_FALSE(first);
   EXPECT_EQ(first.error().message, "the grammar took longer than 0.001 s to compile");
-  // Once begun it is finished all the same, and known from then on. One whose time was over before
-  // a thread came to it is not begun: asked for again, sooner or later it is.
+  // A grammar whose compilation has begun is completed and cached despite the deadline. One that
+  // expired before a thread took it has not begun; repeated requests compile it eventually.
   for (int i = 0; i < 6000 && !slow.compile(spec); ++i) std::this_thread::sleep_for(10ms);
   EXPECT_TRUE(slow.compile(spec));
 }
