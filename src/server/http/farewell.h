@@ -6,33 +6,46 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <cstddef>
 #include <deque>
+#include <memory>
 #include <vector>
 
+#include "server/http/byte_stream.h"
 #include "server/http/server_state.h"
 
 namespace fathom::http {
 
 class Farewell {
  public:
+  // TLS handshakes at a time. They make progress once a sweep and take two of them, so this also
+  // bounds how many the loop computes in a second, whatever a flood asks for.
+  static constexpr size_t kMostHandshakes = 16;
+
   Farewell(boost::asio::io_context& context, ServerState& state);
 
-  // Answers and takes the connection. Within TLS, where an answer would cost a handshake, it is
-  // closed at once.
+  // Answers and takes the connection. Within TLS the handshake comes first and must end within
+  // linger_timeout; beyond kMostHandshakes the connection is closed at once.
   void tell(boost::asio::ip::tcp::socket socket);
 
  private:
+  using Time = std::chrono::steady_clock::time_point;
   struct Leaving {
     boost::asio::ip::tcp::socket socket;
-    std::chrono::steady_clock::time_point until;
+    std::unique_ptr<ByteStream> stream;
+    Time until;
   };
+  Time deadline() const;
+  void answer(Leaving one);      // its handshake is done
   bool has_ended(Leaving& one);  // reads what has come
   void schedule();
   void sweep();
+  void sweep_handshakes(Time now);
 
   ServerState& state_;
   boost::asio::steady_timer timer_;
-  std::deque<Leaving> leaving_;  // in the order in which they came
+  std::vector<Leaving> handshaking_;
+  std::deque<Leaving> leaving_;  // in the order in which they were answered
   std::vector<char> scratch_;
   bool scheduled_ = false;
 };

@@ -31,7 +31,7 @@ struct ServerOptions {
   int io_threads = 1;
   int worker_threads = 1;  // for handlers, see RunOn
 
-  int64_t max_connections = 4096;            // beyond it: 503 and close (TLS: close)
+  int64_t max_connections = 4096;            // beyond it: 503 and close
   int64_t max_header_bytes = 16 << 10;       // request line and headers; beyond it: 431 (414)
   int64_t max_headers = 100;                 // fields; beyond it: 431
   int64_t max_body_bytes = 32 << 20;         // beyond it: 413
@@ -43,7 +43,8 @@ struct ServerOptions {
   int64_t send_buffer_bytes = 1 << 20;       // an answer with more than this unsent, or of which
   Milliseconds stall_timeout{60'000};        // nothing could be sent, for this long is cut off
   int64_t max_unsent_bytes = 16 << 20;       // a stream with more than this unsent: at once
-  Milliseconds linger_timeout{2'000};        // for the client to close after the last answer
+  Milliseconds linger_timeout{2'000};        // for the client to close after the last answer, and
+                                             // for TLS with a client above max_connections
 
   // How often the time limits are looked at; each, but that of the head, may be exceeded by so
   // much.
