@@ -62,9 +62,9 @@ void Farewell::answer(Leaving one) {
   const std::string_view part = text;
   const IoResult written = one.stream->write({&part, 1});
   if (written.status != IoStatus::kDone) return;
-  one.stream->finish();
-  ++state_.responses[5];
+  ++state_.responses[5];  // before the client sees the end and asks for figures
   state_.bytes_sent += static_cast<int64_t>(written.bytes);
+  one.stream->finish();
   if (leaving_.size() == kMostLeaving) {
     has_ended(leaving_.front());
     leaving_.pop_front();
