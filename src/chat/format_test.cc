@@ -345,6 +345,26 @@ TEST(DetectChatFormat, ByTemplate) {
   EXPECT_NE(unknown.error().message.find("--chat-format"), std::string::npos);
 }
 
+// The templates as checkpoints have them.
+TEST(DetectChatFormat, ByPublishedTemplates) {
+  const std::map<std::string, ChatFormat> kPublished = {
+      {"tests/data/tokenizers/deepseek-v2", ChatFormat::kV2},
+      {"tests/data/tokenizers/deepseek-v3", ChatFormat::kV3},
+      {"models/fathom-tiny", ChatFormat::kFathomTiny},
+  };
+  for (const auto& [folder, format] : kPublished) {
+    const std::string path = FATHOM_SOURCE_DIR "/" + folder + "/tokenizer_config.json";
+    const auto text = read_text_file(path, 1 << 20);
+    ASSERT_TRUE(text) << text.error().message;
+    const auto config = parse_json(*text, path);
+    ASSERT_TRUE(config) << config.error().message;
+    const auto found = detect_chat_format("", std::string(config->at("chat_template").as_string()),
+                                          [](std::string_view) { return false; });
+    ASSERT_TRUE(found) << folder << ": " << found.error().message;
+    EXPECT_EQ(*found, format) << folder;
+  }
+}
+
 TEST(DetectChatFormat, WithoutTemplateByModelTypeAndTokens) {
   const auto having = [](std::string_view token) {
     return [token](std::string_view asked) { return asked == token; };

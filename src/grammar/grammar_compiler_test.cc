@@ -168,8 +168,13 @@ TEST(GrammarCompiler, WhiteSpaceBetweenTokensOfJsonIsBounded) {
   const std::string tag =
       R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" + schema.text +
       "}}";
+  const std::string in_list =
+      R"({"type":"structural_tag","format":{"type":"sequence","elements":[
+          {"type":"json_schema","json_schema":)" +
+      schema.text + "}]}}";
   for (const GrammarSpec& spec :
-       {schema, GrammarSpec{Kind::kJsonObject}, GrammarSpec{Kind::kStructuralTag, tag}}) {
+       {schema, GrammarSpec{Kind::kJsonObject}, GrammarSpec{Kind::kStructuralTag, tag},
+        GrammarSpec{Kind::kStructuralTag, in_list}}) {
     const std::string deep = "\n" + std::string(32, ' ');
     for (const std::string& white : {std::string(), std::string(" "), std::string("\n"),
                                      std::string("\n  "), std::string("\n\t"), deep}) {
@@ -181,6 +186,16 @@ TEST(GrammarCompiler, WhiteSpaceBetweenTokensOfJsonIsBounded) {
       EXPECT_FALSE(matches(spec, "{\"a\":" + white + "1}")) << white;
     }
   }
+}
+
+// The limit is the tag's; a schema keeps its own words, whatever its properties are called.
+TEST(GrammarCompiler, PropertiesMayBeCalledAsTagsFieldsAre) {
+  const GrammarSpec spec{Kind::kStructuralTag,
+                         R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":
+                         {"type":"object","properties":{"json_schema":{"type":"integer"}},
+                          "required":["json_schema"],"additionalProperties":false}}})"};
+  EXPECT_TRUE(matches(spec, R"({"json_schema":1})"));
+  EXPECT_FALSE(matches(spec, R"({"json_schema":1,"max_whitespace_cnt":32})"));
 }
 
 TEST(GrammarCompiler, RefusalsNameTheField) {

@@ -5,7 +5,8 @@
 
 ClickThrough runs against the server at URL (without one, against the scripted server); Scripted and
 Errors always run against the scripted server, for what a small model can't be made to show. --pictures
-saves page.png (for the README) and others.
+saves what they see. With both, Documents saves the documents' pictures, page.png and live.png, of a
+server with the bundled model.
 """
 import argparse
 import json
@@ -13,8 +14,10 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import time
 import unittest
+import urllib.request
 
 from selenium.webdriver.common.keys import Keys
 
@@ -42,6 +45,47 @@ class PageTest(unittest.TestCase):
         if ARGUMENTS.pictures:
             time.sleep(0.4)
             self.page.picture(pathlib.Path(ARGUMENTS.pictures) / name)
+
+
+class Documents(PageTest):
+    """The pictures of docs/images: a server with the bundled model, asked and under load."""
+
+    def setUp(self):
+        if not (ARGUMENTS.server and ARGUMENTS.pictures):
+            self.skipTest("takes --server and --pictures")
+        self.open(ARGUMENTS.server, height=720)
+
+    def test_a_conversation(self):
+        page = self.page
+        page.set(temperature="0", thinking="on")
+        self.assertEqual(page.ask("Compute 314 + 159."), "314 + 159 = 473.")
+        page.last(".think summary").click()
+        page.set(thinking="off")
+        self.assertIn("Once upon a time", page.ask("Tell me a story about a fox."))
+        self.picture("page.png")
+
+    def test_the_engine_under_load(self):
+        page = self.page
+        body = {"messages": [{"role": "user", "content": "Tell me a story."}], "n": 4, "seed": 1,
+                "temperature": 1.0, "max_tokens": 300, "ignore_eos": True}
+        ends = threading.Event()
+
+        def ask(number):
+            while not ends.is_set():
+                request = urllib.request.Request(
+                    ARGUMENTS.server + "/v1/chat/completions",
+                    json.dumps({**body, "seed": number}).encode(), {"Content-Type": "application/json"})
+                urllib.request.urlopen(request, timeout=60).read()
+
+        clients = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for client in clients:
+            client.start()
+        page.click("The engine, live")
+        time.sleep(55)
+        self.picture("live.png")
+        ends.set()
+        for client in clients:
+            client.join()
 
 
 class ClickThrough(PageTest):
@@ -78,7 +122,6 @@ class ClickThrough(PageTest):
                   "the second version of the answer")
         page.wait_idle()
         page.ask("Give me a JSON object with a name and an age.")
-        self.picture("page.png")
         questions, answers = page.questions(), page.answers()
         self.assertEqual(len(answers), 2)
 
@@ -386,7 +429,7 @@ class Scripted(PageTest):
         # At most 5,600 more from one scrape to the next, which are a second apart or more.
         self.assertTrue(0 < rate < 5700, rate)
         self.assertEqual(page.texts("#engine-facts span"), [
-            "Fathom 1.2.3 (abcdef)", "scripted", "up 2 h 1 min", "1.50 GiB resident",
+            "Fathom 1.2.3 (abcdef012345, changed)", "scripted", "up 2 h 1 min", "1.50 GiB resident",
             "6,400 tokens of cache (bf16)"])
         # Charts: a line for each series, within its frame.
         lines = page.js("return [...document.querySelectorAll('.chart .line')].map((e) => e.getAttribute('d'))")

@@ -205,6 +205,7 @@ TEST_F(ServerBrowser, EncodedBodiesAreRefused) {
     EXPECT_EQ(refused.field("Accept-Encoding"), "identity");
   }
   EXPECT_EQ(post(json + "Content-Encoding: identity\r\n", "{}", "/json"), 200);
+  EXPECT_EQ(post("Content-Encoding: gzip\r\n", "{}", "/any"), 415);
 }
 
 }  // namespace

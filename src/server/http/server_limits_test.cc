@@ -281,7 +281,31 @@ TEST_F(ServerLimits, OfConnectionsAreToldToAll) {
   EXPECT_EQ(server->stats().responses[5], 400);
 }
 
+<<<<<<< HEAD
 // Pipelined input is bounded while the first request is answered, and is served afterwards.
+=======
+// What a client above the limit sends behind its answer is read: a reset could take the answer
+// away.
+TEST_F(ServerLimits, OfConnectionsLetClientsSendOn) {
+  ServerOptions options = test_options();
+  options.max_connections = 1;
+  options.linger_timeout = 60s;
+  serve(options);
+  RawClient first = client();
+  first.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(first.read_response().status, 200);
+  RawClient one_more = client();
+  EXPECT_EQ(one_more.read_response().status, 503);
+  EXPECT_EQ(one_more.read_to_end(), "");
+  EXPECT_TRUE(one_more.ended());
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(send(one_more.descriptor(), "x", 1, MSG_NOSIGNAL), 1) << i;
+    usleep(5'000);
+  }
+}
+
+// What a client sends ahead while its first request is answered is kept within bounds, and served.
+>>>>>>> small
 TEST_F(ServerLimits, OfWhatIsReadAhead) {
   ServerOptions options = test_options();
   options.max_header_bytes = 1000;

@@ -158,6 +158,13 @@ TEST_F(ServerProtocol, RefusesWhatItMustNotGuess) {
        "text/plain\r\n\r\n",
        400},
       {"GET /hello HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nOrigin: http://y\r\n\r\n", 400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: identity\r\nContent-Encoding: "
+       "gzip\r\n\r\n",
+       400},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\nSec-Fetch-Site: "
+       "cross-site\r\n\r\n",
+       400},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\r\nX-Request-Id: b\r\n\r\n", 400},
       {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n "
        "c\r\n\r\n",
        400},

@@ -7,7 +7,10 @@
 
 #include <atomic>
 #include <filesystem>
+#include <string>
+#include <vector>
 
+#include "server/http/farewell.h"
 #include "server/http/server_fixture.h"
 #include "server/http/sse.h"
 
@@ -169,6 +172,62 @@ TEST_F(ServerTls, RefusesWhatIsNotTls) {
   EXPECT_FALSE(TlsClient(server->port(), TLS1_1_VERSION).connected());
   TlsClient good(server->port());
   EXPECT_TRUE(good.connected());
+}
+
+// Above max_connections the answer is the one that a client in the clear gets.
+TEST_F(ServerTls, TellsThoseAboveTheLimit) {
+  ServerOptions options = tls_options();
+  options.max_connections = 1;
+  options.linger_timeout = 60s;
+  serve(options);
+  TlsClient first(server->port());
+  ASSERT_TRUE(first.connected());
+  for (const int newest : {TLS1_3_VERSION, TLS1_2_VERSION}) {
+    TlsClient second(server->port(), newest);
+    ASSERT_TRUE(second.connected());
+    second.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhe");
+    const std::string answer = second.read_to_end();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
+    EXPECT_NE(answer.find("\r\nRetry-After: 1\r\n"), std::string::npos) << answer;
+    EXPECT_NE(answer.find("more than 1 connections"), std::string::npos) << answer;
+    EXPECT_TRUE(second.ended());
+  }
+  const auto stats = server->stats();
+  EXPECT_EQ(stats.connections_refused, 2);
+  EXPECT_EQ(stats.responses[5], 2);
+  first.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_TRUE(first.read_until("hello").ends_with("hello"));
+}
+
+TEST_F(ServerTls, BoundsTheHandshakesAboveTheLimit) {
+  ServerOptions options = tls_options();
+  options.max_connections = 1;
+  options.linger_timeout = 10min;  // no time limit makes room
+  serve(options);
+  TlsClient first(server->port());
+  ASSERT_TRUE(first.connected());
+  std::vector<RawClient> silent;
+  for (size_t i = 0; i < Farewell::kMostHandshakes; ++i) silent.push_back(client());
+  RawClient one_more = client();  // closed, not told
+  EXPECT_EQ(one_more.read_to_end(), "");
+  EXPECT_TRUE(one_more.ended() || one_more.was_reset());
+  // Each that leaves, or that speaks no TLS, makes room.
+  silent[0].close();
+  silent[1].send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(silent[1].read_to_end().find("HTTP/"), std::string::npos);
+  EXPECT_TRUE(eventually([&] { return TlsClient(server->port()).connected(); }));
+}
+
+TEST_F(ServerTls, WaitsForNoHandshakeAboveTheLimitForLong) {
+  ServerOptions options = tls_options();
+  options.max_connections = 1;
+  options.linger_timeout = 200ms;
+  serve(options);
+  TlsClient first(server->port());
+  ASSERT_TRUE(first.connected());
+  RawClient silent = client();
+  EXPECT_EQ(silent.read_to_end(), "");
+  EXPECT_TRUE(silent.ended() || silent.was_reset());
 }
 
 TEST_F(ServerTls, NamesTheFileThatIsWrong) {
