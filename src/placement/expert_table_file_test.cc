@@ -4,6 +4,7 @@
 
 #include "checkpoint/file_writer.h"
 #include "checkpoint/test_files.h"
+#include "placement/eplb.h"
 
 namespace fathom {
 namespace {
@@ -51,9 +52,13 @@ TEST(ExpertTableFile, ReadsAndWritesWhatIsDocumented) {
 
 TEST(ExpertTableFile, RoundTripThroughAFile) {
   const TestFolder folder;
+  std::vector<double> loads;
+  for (int i = 0; i < 58 * 256; ++i) loads.push_back(i * 7919 % 1009);
+  const BalanceShape shape{.experts = 256, .replicas = 288, .gpus = 32};
+  const auto balanced = balance_experts(loads, 58, shape, BalancePolicy::kGlobal);
+  ASSERT_TRUE(balanced) << balanced.error().message;
   for (const ExpertTable& table :
-       {ExpertTable::contiguous(1, 1, 1), ExpertTable::contiguous(3, 11, 4, 5),
-        ExpertTable::contiguous(58, 256, 32, 32)}) {
+       {ExpertTable::contiguous(1, 1, 1), ExpertTable::contiguous(3, 11, 4, 5), *balanced}) {
     const std::string path = folder / "placement.json";
     ASSERT_TRUE(write_whole_file(path, expert_table_text(table)));
     const auto read = read_expert_table(path);
