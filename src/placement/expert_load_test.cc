@@ -52,9 +52,10 @@ TEST(ExpertLoad, EqualsAWindowThatIsAddedUpAnew) {
     ExpertLoad load(kLayers, kExperts, kPanes, steps_per_pane);
     std::deque<std::vector<double>> panes(1, std::vector<double>(kLayers * kExperts));
     std::mt19937 random(3);
+    std::uniform_int_distribution<int64_t> layers(0, kLayers - 1), experts(0, kExperts - 1);
     for (int step = 1; step <= 100; ++step) {
       for (int token = 0; token < 20; ++token) {
-        const int64_t layer = random() % kLayers, expert = random() % kExperts;
+        const int64_t layer = layers(random), expert = experts(random);
         load.add(layer, expert);
         ++panes.back()[static_cast<size_t>(layer * kExperts + expert)];
       }

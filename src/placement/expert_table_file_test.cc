@@ -52,8 +52,8 @@ TEST(ExpertTableFile, ReadsAndWritesWhatIsDocumented) {
 
 TEST(ExpertTableFile, RoundTripThroughAFile) {
   const TestFolder folder;
-  std::vector<double> loads;
-  for (int i = 0; i < 58 * 256; ++i) loads.push_back(i * 7919 % 1009);
+  std::vector<double> loads(14'848);  // 58 layers of 256 experts
+  for (size_t i = 0; i < loads.size(); ++i) loads[i] = static_cast<double>(i * 7919 % 1009);
   const BalanceShape shape{.experts = 256, .replicas = 288, .gpus = 32};
   const auto balanced = balance_experts(loads, 58, shape, BalancePolicy::kGlobal);
   ASSERT_TRUE(balanced) << balanced.error().message;
