@@ -10,7 +10,7 @@ rm -rf "$folder/carried"
 mkdir -p "$folder/carried/include" "$folder/carried/lib"
 
 # Every header that the rooms name and every header that those read, but the C and C++ libraries'.
-rooms="base tensor device checkpoint tokenizer chat cache ops model engine"
+rooms="base tensor device checkpoint placement tokenizer chat cache ops model engine"
 named=$(for room in $rooms; do grep -rhoE '^#include <[a-z0-9_/]+\.h(pp)?>' "src/$room"; done |
   grep -E '<(boost|fmt|gtest|spdlog|tl|pcre2\.h|xxhash\.h)' | grep -v boost/json/src | sort -u)
 for defines in "" "-DFMT_HEADER_ONLY -DSPDLOG_FMT_EXTERNAL"; do

@@ -17,8 +17,9 @@ and bench/tables/NAME.md says what stands there: Markdown in which figures are
   {{ROW#spread}}      (largest - smallest) / median of its repeats, in per cent
   {{ROW#repeats}} {{ROW#commit}} {{ROW#date}} {{ROW#device}} {{ROW#driver}} {{ROW#command}}
 
-Rows and their names: tools/gpu_report_rows.py. --check changes nothing and fails where a document is
-not what the files give, or a table is in no document.
+Rows and their names: tools/gpu_report_rows.py. The tables of docs/scaling.md are computed instead,
+by tools/scaling_tables.py, and have no file in bench/tables. --check changes nothing and fails where
+a document is not what the files give, or a table is in no document.
 """
 
 import argparse
@@ -27,6 +28,8 @@ import json
 import pathlib
 import re
 import sys
+
+import scaling_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN = re.compile(r"^<!-- table: ([A-Za-z0-9_-]+) -->\n", re.MULTILINE)
@@ -82,6 +85,8 @@ def figure(text, rows):
 
 
 def table(name, rows, root):
+    if name in scaling_tables.TABLES:
+        return scaling_tables.TABLES[name](root)
     path = root / "bench/tables" / f"{name}.md"
     if not path.exists():
         raise TableError(f"no {path.relative_to(root)}")
@@ -125,6 +130,9 @@ def run(root, documents, check):
         for path in sorted((root / "bench/tables").glob("*.md")):
             if path.stem not in used:
                 raise TableError(f"{path.relative_to(root)} is in no document")
+        computed = set(scaling_tables.TABLES)
+        if computed & set(used) and computed - set(used):
+            raise TableError(f"{min(computed - set(used))} is in no document")
     return changed
 
 

@@ -11,6 +11,9 @@ tests/mutants/ROOM.toml lists the faults of a room. An entry:
     tests = ["checkpoint"]                  # ctest names; one of them has to fail
     first = "LoadPlan.*"                    # optional: the tests that probably see it run first
 
+A test is a program of GoogleTest, or a script of Python's unittest that is given programs of the
+build (robust_lifecycle); `first` then is "Class.test".
+
 The work is done in build/mutants/tree, a copy of the checkout with a build folder of its own; the
 checkout itself is only read. A fault is seen if a test program fails, crashes or exceeds its time
 limit. Results go to build/mutants/results.jsonl as they come.
@@ -24,6 +27,7 @@ import argparse
 import concurrent.futures
 import dataclasses
 import fnmatch
+import functools
 import hashlib
 import json
 import os
@@ -69,6 +73,11 @@ class Fault:
     @property
     def title(self):
         return f"{self.room}/{self.name}"
+
+    @property
+    def is_compiled(self):
+        """Otherwise its tests read the file while they run: nothing else is planted meanwhile."""
+        return self.file.endswith((".cc", ".h", ".cu", ".cuh"))
 
     @property
     def key(self):
@@ -207,28 +216,73 @@ def configure(faults):
         raise Refused(f"the tree cannot be configured:\n{output[-4000:]}")
 
 
+@functools.cache
+def registered_tests():
+    """What ctest runs, by its name."""
+    status, output = run(["ctest", "--show-only=json-v1"], 60, cwd=BUILD)
+    if status != 0:
+        raise Refused(f"ctest does not list the tests:\n{output[-4000:]}")
+    return {test["name"]: test for test in json.loads(output)["tests"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class TestCommand:
+    """How a test is run: its command, without the names of tests, and its variables."""
+    command: tuple
+    environment: dict
+
+    @staticmethod
+    def of(test):
+        if test not in registered_tests():
+            raise Refused(f"the build has no test named {test}")
+        registered = registered_tests()[test]
+        properties = {one["name"]: one["value"] for one in registered["properties"]}
+        # A program that is not built yet has no command.
+        command = registered.get("command", [f"{properties['WORKING_DIRECTORY']}/{test}_test"])
+        return TestCommand(tuple(command),
+                           dict(one.split("=", 1) for one in properties.get("ENVIRONMENT", [])))
+
+    @property
+    def is_script(self):
+        return self.command[0].endswith("python3")
+
+    @property
+    def programs(self):
+        """Those of the build that it runs."""
+        return [pathlib.Path(part) for part in self.command if part.startswith(f"{BUILD}/")]
+
+    def copied_to(self, folder):
+        """The same over copies, which the next build does not change. Libraries that a script
+        preloads lie beside its program."""
+        command = list(self.command)
+        for program in self.programs:
+            shutil.copy2(program, folder)
+            command[self.command.index(str(program))] = str(folder / program.name)
+            for library in program.parent.glob("*.so") if self.is_script else ():
+                shutil.copy2(library, folder)
+        return dataclasses.replace(self, command=tuple(command))
+
+
 def build(tests, jobs):
-    targets = [f"{test}_test" for test in tests]
-    return run(["cmake", "--build", str(BUILD), "--parallel", str(jobs), "--target", *targets],
-               BUILD_LIMIT_S)
+    targets = {program.name for test in tests for program in TestCommand.of(test).programs}
+    return run(["cmake", "--build", str(BUILD), "--parallel", str(jobs), "--target",
+                *sorted(targets)], BUILD_LIMIT_S)
 
 
-def program_of(test):
-    found = [path for path in BUILD.rglob(f"{test}_test") if path.is_file()]
-    if len(found) != 1:
-        raise Refused(f"the build has {len(found)} programs named {test}_test")
-    return found[0]
-
-
-def run_program(program, folder, limit_s, names="*"):
-    """(passed, seconds, first failed test or how it ended)."""
+def run_test(test, folder, limit_s, names=""):
+    """(passed, seconds, first failed test or how it ended); without names all of its tests."""
+    if test.is_script:
+        command = [*test.command, *names.split(), "--failfast"]
+    else:
+        command = [*test.command, "--gtest_brief=1", "--gtest_fail_fast",
+                   f"--gtest_filter={names or '*'}"]
     start = time.monotonic()
-    status, output = run([str(program), "--gtest_brief=1", "--gtest_fail_fast",
-                          f"--gtest_filter={names}"], limit_s, cwd=folder)
+    status, output = run(command, limit_s, cwd=folder, env={**os.environ, **test.environment})
     seconds = time.monotonic() - start
     if status == 0:
         return True, seconds, ""
-    failed = re.search(r"\[  FAILED  \] ([\w/]+\.[\w/]+)", output)
+    failed = (re.search(r"^(?:FAIL|ERROR): (\w+)", output, re.MULTILINE) if test.is_script else
+              re.search(r"\[  FAILED  \] ([\w/]+\.[\w/]+)", output))
     if status is None:
         return False, seconds, f"longer than {limit_s:.0f} s"
     return False, seconds, failed.group(1) if failed else f"ended with status {status}"
@@ -253,25 +307,25 @@ class Limits:
         if status != 0:
             raise Refused(f"the tree does not build without a fault:\n{output[-4000:]}")
         for test in new:
-            program = program_of(test)
-            passed, seconds, how = run_program(program, program.parent, BASELINE_LIMIT_S)
+            command = TestCommand.of(test)
+            passed, seconds, how = run_test(command, command.programs[0].parent, BASELINE_LIMIT_S)
             if not passed:
-                raise Refused(f"{test}_test fails without a fault: {how}")
+                raise Refused(f"{test} fails without a fault: {how}")
             print(f"without a fault: {test} passes in {seconds:.1f} s", flush=True)
             self.seconds[test] = max(LEAST_LIMIT_S, TIME_FACTOR * seconds)
 
 
-def judge(programs, first, limits, folder):
-    """Runs copies of the test programs of one fault until one of them sees it."""
+def judge(copies, first, limits, folder):
+    """Runs copies of the tests of one fault until one of them sees it."""
     seconds = 0.0
     try:
-        for names in filter(None, (first, "*")):
-            for test, (program, home) in programs.items():
-                passed, took, how = run_program(program, home, limits[test], names)
+        for names in ([first] if first else []) + [""]:
+            for test, (command, home) in copies.items():
+                passed, took, how = run_test(command, home, limits[test], names)
                 seconds += took
                 if not passed:
                     return "seen", how, seconds
-        return "MISSED", f"by {', '.join(programs)}", seconds
+        return "MISSED", f"by {', '.join(copies)}", seconds
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -348,6 +402,8 @@ def plant_all(faults, report, jobs):
                 if any(test not in limits.seconds for test in fault.tests):
                     planter.restore()
                     limits.measure(fault.tests)
+                if not fault.is_compiled:
+                    collect(most_left=0)
                 planter.plant(fault)
                 start = time.monotonic()
                 status, output = build(fault.tests, jobs)
@@ -357,13 +413,12 @@ def plant_all(faults, report, jobs):
                                time.monotonic() - start)
                     continue
                 folder = pathlib.Path(tempfile.mkdtemp(dir=WORK, prefix="run-"))
-                programs = {}
+                copies = {}
                 for test in fault.tests:
-                    program = program_of(test)
-                    programs[test] = (folder / program.name, program.parent)
-                    shutil.copy2(program, folder)
-                pending[pool.submit(judge, programs, fault.first, limits, folder)] = fault
-                collect(most_left=jobs - 1)
+                    command = TestCommand.of(test)
+                    copies[test] = (command.copied_to(folder), command.programs[0].parent)
+                pending[pool.submit(judge, copies, fault.first, limits, folder)] = fault
+                collect(most_left=jobs - 1 if fault.is_compiled else 0)
             collect(most_left=0)
         finally:
             for process in list(_running):  # none, unless something was thrown

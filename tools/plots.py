@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the documents' figures (docs/images/*.svg) from bench/results/*.json.
+"""Draws the documents' figures (docs/images/*.svg) from bench/results/*.json ("scaling": computed).
 
 usage: plots.py [--check]     --check: fail if a figure differs from what the results give
 """
@@ -14,6 +14,8 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402
+
+import scaling as placements  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "bench/results", ROOT / "docs/images"
@@ -109,7 +111,34 @@ def attention() -> plt.Figure:
     return figure
 
 
-FIGURES = {"decode_batch": batch, "v3_layers": layers, "decode_attention": attention}
+def scaling() -> plt.Figure:
+    """Computed throughput a GPU against the speed of each request, V3 on 8 H200 by placement."""
+    colors = (INK, "#8250df", "#1a7f37", "#bf8700", LIMIT, PEER)
+    model = placements.Model()
+    figure, axes = plt.subplots(1, 2, figsize=(9, 4), sharey=True)
+    for axis, context in zip(axes, (1024, 4096)):
+        for placement, color in zip(placements.ON_8, colors):
+            capacity, loads = placement.capacity(context, "fp8"), [1, 2, 4]
+            while loads[-1] < capacity:
+                loads.append(min(2 * loads[-1], capacity))
+            rates = [model.tokens_per_second(placement, load, context) for load in loads]
+            each = [rate / load for rate, load in zip(rates, loads)]
+            axis.plot(each, [rate / placement.gpus for rate in rates],
+                      "o-", markersize=3, color=color, label=placement.name)
+        axis.set(xscale="log", yscale="log", xlabel="tokens/s, each request",
+                 title=f"{context // 1024}K context, fp8 cache")
+        axis.set_xticks([5, 10, 20, 50, 100, 200], "5 10 20 50 100 200".split())
+        axis.minorticks_off()
+    axes[0].set_yticks([10, 100, 1000, 5000], ["10", "100", "1,000", "5,000"])
+    axes[0].set_ylabel("tokens/s a GPU")
+    axes[0].legend(frameon=False, loc="lower left")
+    figure.suptitle("DeepSeek-V3 on 8 H200, decode, computed (not measured); "
+                    "lines end where the cache is full")
+    return figure
+
+
+FIGURES = {"decode_batch": batch, "v3_layers": layers, "decode_attention": attention,
+           "scaling": scaling}
 
 
 def draw(make) -> str:

@@ -1,5 +1,6 @@
-// FATHOM_CHECK: a condition that only a bug of ours can break. Always on; never reachable from
-// input (that is base/status.h). Prints the condition, the place and a message, then aborts.
+// FATHOM_CHECK tests a condition that only a bug in this program can break. It is always on and
+// must never be reachable from input (that is base/status.h). On failure it prints the condition,
+// the source location and a message, then aborts.
 #pragma once
 
 #ifdef __CUDACC__
@@ -16,7 +17,7 @@ namespace fathom {
                                const std::string& message);
 
 #ifdef __CUDACC__
-// nvcc 13 does not compile fmt 9: the values stand behind the message.
+// nvcc 13 does not compile fmt 9: there the values are appended to the message.
 template <typename... Values>
 std::string check_message(const char* message, const Values&... values) {
   std::ostringstream text;

@@ -18,7 +18,7 @@ Result<json::value> parse_json(std::string_view text, std::string_view source, i
   json::error_code failure;
   size_t consumed = parser.write_some(text.data(), text.size(), failure);
   if (!failure) {
-    // What follows the value may be white space only.
+    // Only white space may follow the value.
     const size_t rest = text.find_first_not_of(" \t\r\n", consumed);
     if (rest != std::string_view::npos) {
       return invalid("{}: not valid JSON: something follows the end at byte {}", source, rest);
@@ -37,7 +37,7 @@ Result<json::value> parse_json(std::string_view text, std::string_view source, i
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   std::error_code failure, ignored;
   const auto status = std::filesystem::status(path, failure);
-  // A link that leads nowhere or in a circle is there, and is not what the file is missing.
+  // A dangling or circular link exists, so the error is not that the file is missing.
   const bool is_link = std::filesystem::is_symlink(std::filesystem::symlink_status(path, ignored));
   if (is_link && (failure || status.type() == std::filesystem::file_type::not_found)) {
     return invalid("{}: cannot be read: {}", path,

@@ -1,5 +1,5 @@
-// JSON from files and users: Boost.JSON behind limits, and field readers whose errors name the
-// file, the field, the value and what was expected.
+// Reads JSON from files and users: Boost.JSON behind limits, and field readers whose errors name
+// the file, the field, the value and what was expected.
 #pragma once
 
 #include <boost/json.hpp>
@@ -14,18 +14,18 @@ namespace fathom {
 
 namespace json = boost::json;
 
-// Parses text. `source` begins every error ("config.json: …"). Depth is limited to max_depth,
-// duplicate keys are the last one's. Text must be UTF-8 (a byte order mark is refused by name).
+// Parses `text`, which must be UTF-8 without a byte order mark. `source` begins each error
+// ("config.json: …"). Nesting is limited to max_depth; of duplicate keys the last one counts.
 Result<json::value> parse_json(std::string_view text, std::string_view source, int max_depth = 64);
 
-// A whole file, refused above max_bytes before it is read.
+// Reads a whole file. A file larger than max_bytes is refused before it is read.
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
 
-// "12", "\"abc…\"", "[…]": a value short enough to stand in an error message.
+// A short form of a value for error messages: "12", "\"abc…\"", "[…]".
 std::string brief(const json::value& value);
 
-// Reads typed fields of one object; `where` begins every error ("config.json: rope_scaling.").
-// The optional forms return nothing when the key is missing or null.
+// Reads typed fields of one object. `where` begins each error ("config.json: rope_scaling."). The
+// optional_ functions return nothing if the key is missing or null.
 class JsonFields {
  public:
   JsonFields(const json::object& object, std::string where);

@@ -1,4 +1,5 @@
-// Log lines for humans, on stderr: fathom::log_info("…"). stdout belongs to what was asked for.
+// Log lines for humans, written to stderr: fathom::log_info("…"). stdout is for the program's
+// output.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,12 +12,12 @@ namespace fathom {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-// Lines below `level` are dropped. The default is kInfo.
+// Drops lines below `level` from now on. The default is kInfo.
 void set_log_level(LogLevel level);
 
 void log_line(LogLevel level, std::string_view text);
 
-// A line that there is no memory for is lost: no work fails for want of a log line.
+// A log line that cannot be formatted for lack of memory is dropped: logging never fails a caller.
 template <typename... Args>
 void log_formatted(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
   try {

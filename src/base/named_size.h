@@ -1,6 +1,5 @@
-// A size under the name that whoever is told about it knows it by, a field of config.json or a
-// flag, and what an operation says to one that it does not take. For the functions that say what
-// kernels support: *_support.h beside the operations.
+// A size with the name by which the user knows it (a field of config.json or a flag), and the
+// errors for sizes that an operation does not support. Used by the functions in *_support.h.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// What is said where std::bad_alloc was caught.
+// The error for a caught std::bad_alloc.
 #pragma once
 
 #include "base/status.h"
 
 namespace fathom {
 
-// Needs no memory to be made or copied: its words are short enough to stand in the string itself.
+// Does not allocate: the message fits into the string object itself.
 inline Status out_of_memory() noexcept { return {Code::kUnavailable, "out of memory"}; }
 
 }  // namespace fathom

@@ -42,7 +42,7 @@ void Progress::add(int64_t amount) {
   if (terminal_) {
     if (now - last_drawn_ < std::chrono::milliseconds(100)) return;
   } else {
-    // In a log file: at most ten lines, and none for work that is over at once.
+    // In a log file: at most ten lines, and none for work that ends within two seconds.
     const int tenths = static_cast<int>(done_ * 10 / total_);
     if (tenths <= tenths_drawn_ || tenths >= 10 || now - start_ < std::chrono::seconds(2)) return;
     tenths_drawn_ = tenths;
@@ -74,7 +74,7 @@ void Progress::draw(bool last) {
   } else {
     line = fmt::format("{}: {:.0f} %, {}, {}\n", what_, fraction * 100, amounts, time);
   }
-  std::fputs(line.c_str(), stderr);  // fmt::print would throw where stderr cannot be written
+  std::fputs(line.c_str(), stderr);  // fmt::print would throw if stderr cannot be written
   std::fflush(stderr);
 }
 

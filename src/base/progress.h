@@ -1,5 +1,5 @@
-// A progress bar on stderr: one line redrawn on a terminal, a plain line every tenth elsewhere.
-// Owned by the thread that made it; add() may be called from any thread.
+// A progress bar on stderr: one line that is redrawn on a terminal, otherwise a plain line per 10
+// %. Owned by the thread that created it; add() may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ class Progress {
  public:
   enum class Unit { kBytes, kItems };
 
-  // total may be 0 (nothing is drawn then). `what` stands before the bar: "Loading weights".
+  // `what` precedes the bar, for example "Loading weights". With total 0 nothing is drawn.
   Progress(std::string what, int64_t total, Unit unit);
   ~Progress();  // draws the final state and ends the line
   Progress(const Progress&) = delete;

@@ -1,6 +1,6 @@
-// Counter-based random numbers: number i of stream (seed, stream) is a pure function of the three,
-// so that a sequence's samples and a dummy weight do not depend on what else is computed or when.
-// The mixing function is that of SplitMix64 (Steele, Lea, Flood 2014).
+// Counter-based random numbers: number i of a stream is a pure function of (seed, stream, i), so a
+// sequence's samples and a dummy weight do not depend on what else is computed, or when. The mixing
+// function is that of SplitMix64 (Steele, Lea, Flood 2014).
 #pragma once
 
 #include <cstdint>

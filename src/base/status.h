@@ -1,8 +1,8 @@
 // Errors that a user, a file or the network can cause: a code and one sentence.
 //
-// The sentence names the field (or tensor, or flag), the value it had and the limit it broke. Codes
-// map one to one to HTTP statuses, so that a server never has to guess. A mistake of our own is not
-// a Status: it is a FATHOM_CHECK (base/check.h).
+// The sentence names the field (or tensor, or flag), its value and the limit that it broke. Codes
+// map one to one to HTTP statuses. A bug in this program is not a Status but a FATHOM_CHECK
+// (base/check.h).
 #pragma once
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ enum class Code {
   kUnavailable,        // 503
 };
 
-// The HTTP status that a code stands for.
+// The HTTP status of a code.
 int http_status(Code code);
 
 struct Status {
@@ -32,7 +32,7 @@ struct Status {
   std::string message;
 };
 
-// A value, or the Status that says why there is none. Result<> is for calls that return nothing.
+// A value, or the Status that explains its absence. Result<> is for functions that return nothing.
 template <typename T = void>
 using Result = tl::expected<T, Status>;
 
@@ -51,7 +51,7 @@ tl::unexpected<Status> not_found(fmt::format_string<Args...> format, Args&&... a
   return error(Code::kNotFound, format, std::forward<Args>(args)...);
 }
 
-// The same error with a sentence's beginning put before it: "config.json: " + what was wrong.
+// The same error with a prefix: "config.json: " + the message.
 tl::unexpected<Status> with_context(std::string_view context, const Status& status);
 
 }  // namespace fathom
@@ -59,8 +59,8 @@ tl::unexpected<Status> with_context(std::string_view context, const Status& stat
 #define FATHOM_CONCAT_INNER(a, b) a##b
 #define FATHOM_CONCAT(a, b) FATHOM_CONCAT_INNER(a, b)
 
-// FATHOM_TRY(auto x, f()): x is f()'s value, or this function returns f()'s error (a Status, or
-// what it becomes in this function's own error type).
+// FATHOM_TRY(auto x, f()) declares x with f()'s value, or returns f()'s error (a Status, or what
+// the enclosing function's error type converts it to).
 // NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 #define FATHOM_TRY(declaration, expression)                          \
   auto FATHOM_CONCAT(result_, __LINE__) = (expression);              \
@@ -69,7 +69,7 @@ tl::unexpected<Status> with_context(std::string_view context, const Status& stat
   declaration = std::move(*FATHOM_CONCAT(result_, __LINE__))
 // NOLINTEND(bugprone-macro-parentheses)
 
-// FATHOM_RETURN_IF_ERROR(f()): this function returns f()'s error if it failed.
+// FATHOM_RETURN_IF_ERROR(f()) returns f()'s error from the enclosing function.
 #define FATHOM_RETURN_IF_ERROR(expression)                                             \
   do {                                                                                 \
     if (auto result_ = (expression); !result_) return tl::unexpected(result_.error()); \

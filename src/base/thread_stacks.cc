@@ -27,14 +27,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxFrames = 64;
-// The handler's own frame and the kernel's way into it.
+// The handler's own frame and the signal trampoline.
 constexpr int kOwnFrames = 2;
-// The limit covers so many threads that block the signal or wait for a disk: each may take one
-// share of it.
+// The limit is divided into this many shares. A thread that blocks the signal or waits for a disk
+// takes one.
 constexpr int kSilentThreads = 8;
 
-// One thread is asked at a time. `asked` is its id, kAnswering from when it has begun to write
-// until it has posted, and otherwise 0: so an answer that comes too late writes nothing.
+// One thread is queried at a time. `asked` is its id; kAnswering while it writes its answer; 0
+// otherwise, so a late answer writes nothing.
 constexpr pid_t kAnswering = -1;
 std::atomic<pid_t> asked{0};
 sem_t answered;
@@ -43,8 +43,8 @@ int num_addresses = 0;
 
 int asking_signal() { return SIGRTMIN + 4; }
 
-// In the thread that is asked, wherever it is. backtrace() was called before, so that it needs no
-// memory here.
+// The signal handler, on the queried thread. backtrace() has been called before, so that it does
+// not allocate here.
 void answer(int) {
   const int kept = errno;
   pid_t self = gettid();
@@ -59,7 +59,7 @@ void install_handler() {
   static std::once_flag once;
   std::call_once(once, [] {
     void* unused[1];
-    backtrace(unused, 1);  // loads what it needs
+    backtrace(unused, 1);  // loads libgcc, which allocates
     sem_init(&answered, 0, 0);
     struct sigaction action {};
     action.sa_handler = answer;
@@ -100,14 +100,14 @@ std::string name_at(void* address) {
 std::vector<std::string> names_of(std::span<void* const> stack) {
   std::vector<std::string> names;
   for (size_t i = 0; i < stack.size(); ++i) {
-    // A return address is behind the call and may be the next function's.
+    // A return address follows the call and may belong to the next function.
     names.push_back(name_at(i == 0 ? stack[i] : static_cast<char*>(stack[i]) - 1));
   }
   return names;
 }
 
-// Nothing if the thread does not answer in time. `usable` becomes false if it has begun to and does
-// not come to an end: then nobody else can be asked.
+// Returns nothing if the thread does not answer in time. `usable` becomes false if it has begun to
+// answer and does not finish: then no other thread can be queried.
 std::vector<std::string> ask(pid_t thread, Clock::time_point end, bool& usable) {
   asked = thread;
   if (tgkill(getpid(), thread, asking_signal()) != 0) {

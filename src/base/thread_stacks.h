@@ -1,8 +1,8 @@
-// Where every thread of this process is, for the last lines of a process that hangs.
+// Stack traces of all threads of this process, for diagnosing a hang.
 //
-// Each thread is asked by a signal and notes its own return addresses; names are looked up by the
-// caller. What a program shows of its own names it has to export (ENABLE_EXPORTS); the rest stands
-// there as FILE+OFFSET, which addr2line reads.
+// Each thread gets a signal and records its own return addresses; the caller resolves the names.
+// Functions of the program itself have names only if it exports them (ENABLE_EXPORTS). Other frames
+// are printed as FILE+OFFSET, which addr2line reads.
 #pragma once
 
 #include <sys/types.h>
@@ -13,15 +13,15 @@
 
 namespace fathom {
 
-// Threads that are at the same place.
+// Threads with the same stack.
 struct ThreadStack {
   std::vector<pid_t> threads;
-  std::vector<std::string> frames;  // innermost first; none: they did not answer
+  std::vector<std::string> frames;  // innermost first; empty: they did not respond
 };
 
-// In order of the first thread's id, the caller's among them. Takes at most `limit`, a fraction of
-// it for a thread that does not answer. One call at a time; installs a handler for a real-time
-// signal and leaves it.
+// Returns the stacks in order of their first thread's id, including the caller's. Takes at most
+// `limit`, of which an unresponsive thread takes a fraction. One call at a time. Installs a handler
+// for a real-time signal and leaves it installed.
 std::vector<ThreadStack> thread_stacks(std::chrono::milliseconds limit);
 
 }  // namespace fathom

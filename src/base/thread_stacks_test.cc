@@ -12,7 +12,7 @@
 
 namespace fathom {
 
-// Outside the unnamed namespace: only what a program exports has a name.
+// Outside the unnamed namespace: only exported functions have names.
 [[gnu::noinline]] void wait_in_a_named_place(std::mutex& mutex) {
   const std::lock_guard lock(mutex);
 }
@@ -67,7 +67,7 @@ TEST(ThreadStacks, JoinThreadsThatAreAtOnePlace) {
   for (int i = 0; i < 5; ++i) threads.emplace_back([&] { wait_in_a_named_place(held); });
   size_t together = 0;
   for (int round = 0; round < 1000 && together < 5; ++round) {
-    std::this_thread::sleep_for(5ms);  // until all have come there
+    std::this_thread::sleep_for(5ms);  // until all threads wait there
     for (const ThreadStack& stack : thread_stacks(5s)) {
       if (names(stack, "fathom::wait_in_a_named_place")) together = stack.threads.size();
     }
@@ -85,7 +85,7 @@ TEST(ThreadStacks, DoNotWaitForThreadsThatBlockTheSignal) {
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     blocking.id = gettid();
     while (!blocking.goes_on) std::this_thread::sleep_for(1ms);
-    sigset_t none;  // what was asked for meanwhile comes now, when nobody waits for it
+    sigset_t none;  // the pending signal is delivered now, when nobody waits for its answer
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, nullptr);
   });

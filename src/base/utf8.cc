@@ -3,8 +3,8 @@
 namespace fathom {
 namespace {
 
-// What may follow a lead byte: how many continuation bytes, and the range of the first of them.
-// Unicode 15, table 3-7.
+// What may follow a lead byte: the number of continuation bytes, and the range of the first one
+// (Unicode 15, table 3-7).
 struct Lead {
   int continuations;
   uint8_t low, high;
@@ -22,8 +22,8 @@ Lead lead_of(uint8_t byte) {
   return {-1, 0, 0};
 }
 
-// Bytes from position on that form a correct beginning of a character: 0 if not even the lead byte
-// can begin one. `needed` is the whole character's length.
+// The number of bytes from `position` on that form a well-formed beginning of a character; 0 if the
+// lead byte cannot begin one. Sets `needed` to the character's length.
 int well_formed_bytes(std::string_view text, size_t position, int* needed) {
   const auto byte_at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const Lead lead = lead_of(byte_at(position));

@@ -30,7 +30,7 @@ TEST(Utf8, FindsWhereAnUnfinishedCharacterBegins) {
   const std::string text = "ab\xF0\x9F\x98\x80";
   EXPECT_EQ(complete_utf8_prefix(text), 6u);
   for (size_t cut = 3; cut < 6; ++cut) EXPECT_EQ(complete_utf8_prefix(text.substr(0, cut)), 2u);
-  EXPECT_EQ(complete_utf8_prefix("a\xF0\x9Fz"), 4u);  // nothing can complete it any more
+  EXPECT_EQ(complete_utf8_prefix("a\xF0\x9Fz"), 4u);  // cannot be completed any more
   EXPECT_EQ(complete_utf8_prefix("\x80"), 1u);
 }
 

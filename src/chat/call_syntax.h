@@ -1,6 +1,5 @@
-// How a chat format writes tool calls, in literal pieces: what a grammar that allows only
-// well-formed calls is put together from. The parsers (chat/tool_calls.h) read the same text, more
-// leniently.
+// The literal pieces in which a chat format writes tool calls, for building a grammar that allows
+// only well-formed calls. The parsers (chat/tool_calls.h) read the same text, but are more lenient.
 #pragma once
 
 #include <optional>
@@ -10,7 +9,7 @@
 
 namespace fathom {
 
-// block_begin, then calls with `between` between them, then block_end. A call is before_name, the
+// A block is block_begin, calls separated by `between`, block_end. A call is before_name, the
 // function's name, after_name, the arguments, call_end.
 struct CallSyntax {
   std::string_view block_begin;
@@ -19,11 +18,11 @@ struct CallSyntax {
   std::string_view call_end;
   std::string_view between;
   std::string_view block_end;
-  bool numbered = false;       // ":" and the call's number follow the name (Kimi)
-  bool json_arguments = true;  // false: tags for each parameter (V3.2)
+  bool numbered = false;       // the name is followed by ":" and the call's number (Kimi)
+  bool json_arguments = true;  // false: a tag for each parameter (V3.2)
 };
 
-// Nothing for a format without tools (V2).
+// The syntax of a format, or nothing if it has no tools (V2).
 std::optional<CallSyntax> call_syntax(ChatFormat format);
 
 }  // namespace fathom

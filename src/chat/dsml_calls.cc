@@ -1,4 +1,4 @@
-// Tool calls of V3.2: an XML-like form whose tags carry the mark ｜DSML｜.
+// Tool calls of V3.2: an XML-like form whose tags contain the mark ｜DSML｜.
 //
 //   <｜DSML｜function_calls>
 //   <｜DSML｜invoke name="f">
@@ -8,7 +8,7 @@
 //   </｜DSML｜function_calls>
 //
 // Two newlines before the block belong to it. More lenient than the published parser: end tags of
-// calls may be missing, text may follow, a value that is not JSON becomes a string.
+// calls may be missing, text may follow, and a value that is not JSON becomes a string.
 #include "chat/python_json.h"
 #include "chat/tool_calls.h"
 
@@ -90,8 +90,7 @@ class DsmlCalls : public ToolCallStage {
     state_ = State::kContent;
   }
 
-  // A tag's attributes up to "\">", at most kMaxToolName bytes. `wait` says that more text is
-  // needed.
+  // A tag's attributes up to "\">", at most kMaxToolName bytes. `wait`: more text is needed.
   struct Attributes {
     bool wait = false;
     bool cut = false;
@@ -128,7 +127,7 @@ class DsmlCalls : public ToolCallStage {
     return true;
   }
 
-  // Between parameters.
+  // Parses between parameters.
   bool step_call(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
     const MarkerScan scan =
@@ -208,7 +207,7 @@ class DsmlCalls : public ToolCallStage {
 
   State state_ = State::kContent;
   bool block_has_call_ = false;
-  std::string value_;  // of a parameter that is not a string, complete when its end tag comes
+  std::string value_;  // of a parameter that is not a string; complete at its end tag
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Kimi K2 and K2-Thinking. Call ids are part of the format: functions.NAME:INDEX, counted over the
-// whole conversation; results are matched to calls by order.
+// whole conversation. Results are matched to calls by order.
 //
-// K2-Thinking keeps reasoning after a plain assistant message and empties it before. The comment in
-// its template says the last such message; the copy of the template that is public finds the first,
-// and this encoder does as that template does.
+// K2-Thinking keeps reasoning after a certain plain assistant message and removes it before.
+// According to a comment in its template that is the last such message, but the public template
+// finds the first, and this encoder follows its code.
 #include <deque>
 
 #include "chat/encoders.h"
@@ -21,7 +21,7 @@ class KimiEncoder {
  public:
   explicit KimiEncoder(PromptWriter& writer) : writer_(writer) {}
 
-  // `reasoning`: what goes between the think tags of an assistant turn; none for no tags.
+  // `reasoning` is the text between an assistant turn's think tags; nullopt: no tags.
   void write(const Message& message, std::optional<std::string_view> reasoning) {
     write_head(message);
     if (message.role == Role::kAssistant && reasoning) {
@@ -80,7 +80,7 @@ class KimiEncoder {
   }
 
   PromptWriter& writer_;
-  std::deque<std::string> unanswered_;  // ids of calls whose results have not come
+  std::deque<std::string> unanswered_;  // ids of calls without results so far
   int calls_ = 0;
 };
 
@@ -101,7 +101,7 @@ Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model
     if (!thinking_model && !messages.empty()) writer.fixed("\n");
   }
   const size_t num_whole = messages.size() - (conversation.continue_final_message ? 1 : 0);
-  size_t history_end = 0;  // one past the first plain answer
+  size_t history_end = 0;  // one past the first plain assistant message
   for (size_t i = num_whole; i-- > 0;) {
     if (messages[i].role == Role::kAssistant && messages[i].tool_calls.empty()) history_end = i + 1;
   }

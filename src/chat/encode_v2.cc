@@ -1,5 +1,6 @@
-// V2, V2-Lite-Chat, Coder-V2-Instruct: roles are words. No space after the last "Assistant:": the
-// model generates it, and Coder-V2 switches language when it is given (DeepSeek-Coder-V2 issue 12).
+// V2, V2-Lite-Chat, Coder-V2-Instruct: roles are plain words. There is no space after the last
+// "Assistant:": the model generates it, and Coder-V2 switches language if it is given
+// (DeepSeek-Coder-V2 issue 12).
 #include "chat/encoders.h"
 
 namespace fathom {

@@ -1,13 +1,12 @@
 // V2.5, V3, V3-0324 / R1-0528 and R1: role tokens, tool calls with a type word and fenced JSON.
 //
-// The published templates differ in the ways that V3Style names, and keep state across turns that
-// they never reset. That state is kept here as they keep it, because it is what HF gives:
-//  - V3: from the second turn with calls on, a turn's first call is written as if it were a later
-//    one: no <｜Assistant｜>, no content, no opening of the block, a newline before it.
-//  - V3, R1: from the second group of results on, the opening of the outputs is missing.
-//  - R1, V2.5: calls are written only when content is null, and the block is closed after every
-//  call
-//    but the first: a single call is never closed.
+// The published templates differ as described by V3Style, and keep state across turns that they
+// never reset. The same state is kept here, so that the output equals that of transformers:
+// - V3: from the second turn with calls on, a turn's first call is written like a later one: no
+//   <｜Assistant｜>, no content, no opening of the block, a newline before it.
+// - V3, R1: from the second group of results on, the opening of the outputs is missing.
+// - R1, V2.5: calls are written only if content is null, and the block is closed after every call
+//   but the first, so a single call is never closed.
 #include <span>
 
 #include "chat/encoders.h"
@@ -26,7 +25,7 @@ class V3Encoder {
     switch (message.role) {
       case Role::kSystem:
       case Role::kDeveloper:
-        return;  // hoisted to the front
+        return;  // moved to the front
       case Role::kUser:
         return write_user(message);
       case Role::kAssistant:
@@ -38,7 +37,7 @@ class V3Encoder {
     }
   }
 
-  // R1 writes white space around reasoning that the client need not know of.
+  // R1 writes white space around reasoning, which the client need not provide.
   void write_continued(const Message& message) {
     const bool after_results = in_results_;
     if (after_results) {
@@ -57,7 +56,7 @@ class V3Encoder {
       prefill.reasoning = trim_space(prefill.reasoning);
       prefill.content.remove_prefix(leading_space(prefill.content));
     }
-    // R1 always opens its reasoning; an answer without any closes it at once.
+    // R1 always opens reasoning; a message without reasoning closes it at once.
     const bool opens = !style_.opening.empty() && !after_results;
     if (opens) writer_.fixed(style_.opening);
     write_prefill(writer_, prefill, {"<think>\n", "\n</think>\n\n"}, opens);
@@ -90,7 +89,7 @@ class V3Encoder {
     const std::string_view content = message.text();
     if (in_results_) {
       writer_.fixed("<｜tool▁outputs▁end｜>");
-      // Only 0324 looks for reasoning in an answer to results.
+      // Only 0324 removes reasoning from a message that follows results.
       writer_.text(style_.assistant_with_user ? cut_reasoning(content) : content);
     } else {
       if (!style_.assistant_with_user) writer_.fixed("<｜Assistant｜>");
@@ -149,13 +148,13 @@ class V3Encoder {
   const V3Style& style_;
   PromptWriter& writer_;
   bool in_results_ = false;
-  bool after_user_ = false;  // only 0324: <｜Assistant｜> is already there
+  bool after_user_ = false;  // only 0324: <｜Assistant｜> has been written
   bool wrote_call_ = false;
   bool wrote_result_ = false;
 };
 
-// The wording is ours, the call form is the trained one: DeepSeek published no tool instructions
-// for these models, their templates expect the server to write them.
+// The wording is this project's, the form of calls is the one used in training. DeepSeek published
+// no tool instructions for these models; their templates expect the server to write them.
 void write_tools(PromptWriter& writer, const std::vector<Tool>& tools) {
   writer.fixed("## Tools\n\nYou can call the functions below. Each line declares one as JSON:\n\n");
   for (const Tool& tool : tools) {

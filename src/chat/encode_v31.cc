@@ -1,7 +1,7 @@
-// V3.1, V3.1-Terminus, V3.2-Exp, and the bundled model, which speaks V3.1's form.
+// V3.1, V3.1-Terminus, V3.2-Exp, and the bundled model, which uses V3.1's form.
 //
-// A turn that answers a user opens with <｜Assistant｜></think> whatever mode produced it; what
-// follows tool results opens with nothing. A call is name, separator, raw JSON.
+// An assistant turn after a user message begins with <｜Assistant｜></think> in either mode; one
+// after tool results begins with nothing. A call is name, separator, raw JSON.
 #include "chat/encoders.h"
 #include "chat/prefill.h"
 #include "chat/python_json.h"
@@ -9,7 +9,7 @@
 namespace fathom {
 namespace {
 
-// Drops what stands before the first </think>.
+// Drops everything up to the first </think>.
 std::string_view cut_reasoning(std::string_view content) {
   constexpr std::string_view kEnd = "</think>";
   const size_t end = content.find(kEnd);
@@ -34,7 +34,7 @@ void write_result(PromptWriter& writer, const Message& message) {
   writer.fixed("<｜tool▁output▁end｜>");
 }
 
-// The model card's tool block, up to the sentence that the two models write differently.
+// Writes the model card's tool block, up to the sentence in which the two models differ.
 void write_tool_section(PromptWriter& writer, const std::vector<Tool>& tools) {
   writer.fixed("## Tools\nYou have access to the following tools:\n");
   for (const Tool& tool : tools) {
@@ -63,7 +63,7 @@ void write_generation_prompt(PromptWriter& writer, bool thinking) {
   writer.fixed(thinking ? "<think>" : "</think>");
 }
 
-// The last message, to be continued. What follows tool results opens with nothing.
+// Writes the last message, to be continued. After tool results it begins with nothing.
 void write_continued(PromptWriter& writer, const Conversation& conversation, bool after_user) {
   const Prefill prefill = read_prefill(conversation.messages.back(), /*reasons=*/true);
   bool is_open = false;
@@ -86,7 +86,7 @@ Result<Prompt> encode_v31(const Conversation& conversation) {
   writer.fixed(kBos);
   writer.text(joined_system(conversation.messages));
   if (!conversation.tools.empty()) {
-    writer.fixed("\n\n");  // the card has it after an empty system text too
+    writer.fixed("\n\n");  // the model card has it after an empty system text too
     write_tool_section(writer, conversation.tools);
     writer.fixed("{{additional_tool_calls}}<｜tool▁calls▁end｜>\n\nWhere:\n\n");
     writer.fixed(kToolRules);
@@ -112,7 +112,7 @@ Result<Prompt> encode_v31(const Conversation& conversation) {
         const bool continues = !calls && message.prefix && conversation.thinking;
         if (after_user) write_generation_prompt(writer, continues);
         const std::string_view content = message.text();
-        // The template looks for reasoning in plain answers to users only.
+        // The template removes reasoning only from plain messages that follow a user message.
         writer.text(calls || after_result ? content : cut_reasoning(content));
         if (calls) write_calls(writer, message.tool_calls);
         writer.fixed(kEos);

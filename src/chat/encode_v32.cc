@@ -1,9 +1,9 @@
-// V3.2, after DeepSeek's published encoder (it ships code, no template): message by message, tool
-// calls in the DSML form, reasoning kept from the last user message on.
+// V3.2, following DeepSeek's published encoder (code instead of a template): message by message,
+// tool calls in DSML, reasoning kept from the last user message on.
 //
-// A user message always opens the answer (<｜Assistant｜> and a think tag), so that
-// add_generation_prompt changes nothing here. Tools and a response format of the conversation go
-// into its first system or developer message, or into an empty system message before all others.
+// A user message always opens the assistant turn (<｜Assistant｜> and a think tag), so
+// add_generation_prompt has no effect. The conversation's tools and response format are written
+// into its first system or developer message, or into an empty system message at the front.
 #include "chat/encoders.h"
 #include "chat/prefill.h"
 #include "chat/python_json.h"
@@ -113,8 +113,8 @@ class V32Encoder {
     open_answer(index, thinking_ && static_cast<ptrdiff_t>(index) == last_user_);
   }
 
-  // The think tag behind message `index`; what the client gave of the next one goes before
-  // `thinks`.
+  // Writes the think tag after message `index`. If the next message is a prefill with text, its
+  // reasoning decides instead of `thinks`.
   void open_answer(size_t index, bool thinks) {
     const bool is_next = prefill_ && index + 2 == messages_.size();
     if (is_next && prefill_->stage != Prefill::Stage::kNothing) {
@@ -177,7 +177,8 @@ class V32Encoder {
     return {};
   }
 
-  // Results belong to the assistant message before their group and are counted against its calls.
+  // Results belong to the assistant message before their group. Their number is checked against its
+  // calls.
   Result<> write_result(size_t index) {
     size_t group = index;
     while (group > 0 && messages_[group - 1].role == Role::kTool) --group;
@@ -201,7 +202,7 @@ class V32Encoder {
   const bool thinking_;
   ptrdiff_t last_user_ = -1;
   std::optional<Prefill> prefill_;  // the last message, if it is to be continued
-  bool is_open_ = false;            // <think> stands before it
+  bool is_open_ = false;            // the prompt ends with <think> before it
   PromptWriter writer_;
 };
 

@@ -1,4 +1,4 @@
-// One encoder a family of formats; format.h's render() chooses.
+// One encoder per family of formats; render() in format.h selects it.
 #pragma once
 
 #include <string>
@@ -14,14 +14,14 @@ namespace fathom {
 inline constexpr std::string_view kBos = "<｜begin▁of▁sentence｜>";
 inline constexpr std::string_view kEos = "<｜end▁of▁sentence｜>";
 
-// What the templates of V2.5, V3, 0324 and R1 do differently.
+// The differences between the templates of V2.5, V3, 0324 and R1.
 struct V3Style {
-  bool joins_system;         // all system messages, not only the last
-  bool cuts_reasoning;       // drops history content up to its last </think>
-  bool newline_in_results;   // between tool outputs
-  bool r1_calls;             // calls count only without content; see encode_v3.cc
-  bool assistant_with_user;  // <｜Assistant｜> belongs to the user turn; calls start afresh each
-                             // turn
+  bool joins_system;        // system messages are joined; otherwise the last one counts
+  bool cuts_reasoning;      // drops history content up to its last </think>
+  bool newline_in_results;  // between tool outputs
+  bool r1_calls;            // calls count only without content; see encode_v3.cc
+  // <｜Assistant｜> belongs to the user turn, and calls restart with each turn.
+  bool assistant_with_user;
   bool reasons;              // <think> is the model's own word
   std::string_view opening;  // after <｜Assistant｜> in the generation prompt
 };
@@ -37,7 +37,7 @@ inline bool is_system(const Message& message) {
   return message.role == Role::kSystem || message.role == Role::kDeveloper;
 }
 
-// All system texts with a blank line between.
+// All system texts, separated by blank lines.
 inline std::string joined_system(const std::vector<Message>& messages) {
   std::string joined;
   bool first = true;

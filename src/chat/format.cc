@@ -12,7 +12,7 @@ struct NamedFormat {
   ChatFormat format;
 };
 
-// The first name of a format is its own, a second one an alias.
+// The first name of a format is canonical; others are aliases.
 constexpr NamedFormat kNames[] = {
     {"deepseek-v2", ChatFormat::kV2},          {"deepseek-v2.5", ChatFormat::kV25},
     {"deepseek-v3", ChatFormat::kV3},          {"deepseek-v3-0324", ChatFormat::kV30324},
@@ -51,10 +51,10 @@ constexpr V3Style kR1Style{.joins_system = false,
                            .reasons = true,
                            .opening = "<think>\n"};
 
-// A text that a template contains, and the format that it gives away. The first match decides.
+// A text in a template that identifies a format. The first match decides.
 struct Trait {
   std::string_view text;
-  std::string_view also;  // must be there too
+  std::string_view also;  // must be present too
   ChatFormat format;
 };
 constexpr Trait kTraits[] = {
@@ -116,7 +116,7 @@ Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_v
   if (model_type == "kimi_k2") return ChatFormat::kKimiK2;
   if (model_type == "deepseek_v2") return ChatFormat::kV2;
   if (model_type == "deepseek_v3") {
-    // The tokens that each generation added (V3.1: search, R1: think).
+    // Special tokens that a generation added (V3.1: search, R1: think).
     if (has_token("<｜search▁begin｜>")) return ChatFormat::kV31;
     return has_token("<think>") ? ChatFormat::kR1 : ChatFormat::kV3;
   }

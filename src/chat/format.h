@@ -1,8 +1,8 @@
-// Chat formats: how each generation of models wants a conversation written.
+// Chat formats: how each generation of models expects a conversation to be written.
 //
-// A checkpoint says its format in a Jinja template. Templates are recognised, never evaluated: a
-// template from a checkpoint is a program from a stranger. Each format is written here in C++ and
-// tested byte for byte against what the published template renders.
+// A checkpoint specifies its format as a Jinja template. Templates are recognized, never evaluated,
+// because a template from a checkpoint is untrusted code. Each format is implemented here in C++
+// and tested byte for byte against the output of the published template.
 #pragma once
 
 #include <functional>
@@ -32,22 +32,22 @@ std::string_view chat_format_name(ChatFormat format);  // "deepseek-v3.1"
 std::string chat_format_names();                       // all of them, for help and errors
 Result<ChatFormat> chat_format_from_name(std::string_view name);
 
-// The format of a checkpoint: from what is characteristic in its chat template; without a template
-// (empty) from config.json's model_type and the special tokens that its tokenizer knows.
+// Detects a checkpoint's format from characteristic parts of its chat template. If the template is
+// empty, uses config.json's model_type and the special tokens that the tokenizer knows.
 Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_view chat_template,
                                       const std::function<bool(std::string_view)>& has_token);
 
-// The prompt, beginning with the BOS token's text where the format has one: encode it without
-// adding another.
+// Renders the prompt. It begins with the text of the BOS token if the format has one, so encode it
+// without adding another.
 //
-// Equal to what the model's template gives, its oddities included, with these choices of ours where
-// a template loses input: developer messages count as system messages (V3.2 and Kimi have their own
-// rule); an empty list of tool calls counts as none; V2.5, V3, 0324 and R1 templates ignore tools,
-// here they are declared in the system text; V2 has no tools and refuses them.
+// The prompt equals the output of the model's template, including its peculiarities, except where a
+// template loses input: developer messages count as system messages (V3.2 and Kimi have their own
+// rule); an empty list of tool calls counts as none; tools are declared in the system text for
+// V2.5, V3, 0324 and R1, whose templates ignore them; V2 has no tools and refuses them.
 //
-// With continue_final_message the prompt ends in the last message's text, with no end token and no
-// new turn. Content stands behind </think>: after its reasoning if it has any, else as the format
-// writes an answer without reasoning (the V3.1 template would put the content of a prefix message
+// With continue_final_message the prompt ends with the last message's text, without an end token or
+// a new turn. Content follows </think>: after its reasoning if it has any, otherwise as the format
+// writes a message without reasoning (the V3.1 template would put the content of a prefix message
 // into the reasoning; DeepSeek's API has reasoning_content for that).
 Result<Prompt> render(ChatFormat format, const Conversation& conversation);
 

@@ -53,7 +53,7 @@ class MarkedCalls : public ToolCallStage {
     return true;
   }
 
-  // Between calls.
+  // Parses between calls.
   bool step_block(TextEnd end, StreamDelta& delta) {
     const MarkerScan scan =
         scan_markers(pending_.view(), {markers_.call_begin, markers_.call_end, markers_.block_end},
@@ -84,14 +84,14 @@ class MarkedCalls : public ToolCallStage {
     return true;
   }
 
-  // What was held becomes content; what is pending is read again as stray text of the block.
+  // Turns the held text into content; pending text is parsed again as stray text of the block.
   bool reject(StreamDelta& delta) {
     release_held(delta);
     state_ = State::kBlock;
     return true;
   }
 
-  // The part of pending text that a header may reach into.
+  // The part of the pending text that a header may occupy.
   std::string_view header_window() const {
     const size_t longest_marker = std::max({markers_.separator.size(), markers_.call_end.size(),
                                             markers_.block_end.size(), markers_.call_begin.size()});
@@ -135,7 +135,7 @@ class MarkedCalls : public ToolCallStage {
     return true;
   }
 
-  // functions.NAME:INDEX; either end may be missing.
+  // Extracts NAME from functions.NAME:INDEX; prefix and suffix may be missing.
   static std::string_view name_in_id(std::string_view id) {
     constexpr std::string_view kPrefix = "functions.";
     if (id.starts_with(kPrefix)) id.remove_prefix(kPrefix.size());
@@ -147,7 +147,7 @@ class MarkedCalls : public ToolCallStage {
     return is_index ? id.substr(0, colon) : id;
   }
 
-  // V3: the name ends at a newline, or where arguments begin if the model forgot the newline.
+  // V3: the name ends at a newline, or at the arguments if the model omitted the newline.
   bool step_name(TextEnd end, StreamDelta& delta) {
     const std::string_view window = header_window();
     const MarkerScan scan = scan_markers(
@@ -187,7 +187,7 @@ class MarkedCalls : public ToolCallStage {
 
   bool step_arguments(TextEnd end, StreamDelta& delta) {
     const std::string_view view = pending_.view();
-    // A line that begins with a fence ends fenced arguments: JSON strings hold no raw newline.
+    // A line that begins with a fence ends fenced arguments: JSON strings contain no raw newline.
     const MarkerScan scan =
         is_fenced_
             ? scan_markers(view,
@@ -207,7 +207,7 @@ class MarkedCalls : public ToolCallStage {
         pending_.drop(scan.length);
         break;
       case 1:
-        break;  // step_block sees the end of the block
+        break;  // step_block handles the end of the block
       default:
         pending_.drop(scan.marker == 2 ? scan.length : kFence.size());
         call_end_due_ = true;
@@ -228,7 +228,7 @@ class MarkedCalls : public ToolCallStage {
   State state_ = State::kContent;
   bool block_has_call_ = false;
   bool is_fenced_ = false;
-  bool call_end_due_ = false;  // the fence was closed, <call end> is still to come
+  bool call_end_due_ = false;  // the fence is closed, <call end> is to follow
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Finding markers in text that arrives in pieces.
+// Finds markers in streamed text.
 #pragma once
 
 #include <initializer_list>
@@ -7,14 +7,14 @@
 
 namespace fathom {
 
-// Text that has arrived and is not decided yet.
+// Text that has arrived but is not decided yet.
 class PendingText {
  public:
   void append(std::string_view text) { text_ += text; }
   std::string_view view() const { return std::string_view(text_).substr(start_); }
   void drop(size_t bytes) { start_ += bytes; }
-  // Gives back the memory of what was dropped. Once per piece, not per decision, so that a piece
-  // full of markers costs linear time. Views become invalid.
+  // Frees the memory of dropped text and invalidates views. Call once per piece, not per decision,
+  // so that a piece full of markers takes linear time.
   void compact() {
     text_.erase(0, start_);
     start_ = 0;
@@ -25,30 +25,31 @@ class PendingText {
   size_t start_ = 0;
 };
 
-// What follows a text.
+// What may follow a text.
 enum class TextEnd {
   kOpen,   // more text
-  kWhole,  // nothing: the writer has ended
-  kCut,    // nothing: the writer was interrupted
+  kWhole,  // nothing: it is complete
+  kCut,    // nothing: it was interrupted
 };
 
-// Where a marker may stand: in text, where a "<" alone or a new line is more likely to be text, or
-// inside a call, where nothing but markers and arguments is expected.
+// Where a marker may occur: in text, where a lone "<" or newline is more likely to be text, or
+// inside a call, where only markers and arguments are expected.
 enum class MarkerPlace { kText, kCall };
 
 struct MarkerScan {
-  size_t before = 0;  // bytes before the marker; without one: bytes that no marker can begin in
+  size_t before = 0;  // bytes before the marker; without one: bytes in which no marker can begin
   int marker = -1;    // index of the first complete marker, -1 for none
-  size_t length = 0;  // of the marker; without one: of a marker's beginning that a cut left
+  size_t length = 0;  // of the marker; without one: of the partial marker at a cut end
 
   bool found() const { return marker >= 0; }
 };
 
-// The first complete marker in text. Without one, everything but the longest end that may still
-// become a marker is `before`; all of it where nothing more comes, but for a marker's beginning
-// that a cut left (in text it has at least one byte behind its "<"). The answer for the bytes in
-// `before` does not depend on what follows them. Of markers that begin at one place the one named
-// first counts, so name the longer first; none may lie inside another but at its end.
+// Finds the first complete marker in `text`. Without one, `before` is everything up to the longest
+// suffix that may still become a marker. If nothing more comes, it is all of the text, except for a
+// partial marker at a cut end (in kText at least "<" and one more byte). The result for the first
+// `before` bytes does not depend on what follows them. If several markers begin at one position,
+// the first in the list wins, so list longer ones first. No marker may occur inside another except
+// at its end.
 MarkerScan scan_markers(std::string_view text, std::initializer_list<std::string_view> markers,
                         TextEnd end, MarkerPlace place = MarkerPlace::kText);
 

@@ -19,7 +19,7 @@ Result<Role> parse_role(const JsonFields& fields, const std::string& where) {
   return static_cast<Role>(found - kRoleNames);
 }
 
-// An array under `key`, empty when the key is missing or null.
+// The array at `key`; empty if the key is missing or null.
 Result<const json::array*> optional_array(const JsonFields& fields, const std::string& where,
                                           std::string_view key, int limit) {
   static const json::array kEmpty;
@@ -156,8 +156,8 @@ Result<Message> parse_message(const json::value& value, const std::string& name)
   return message;
 }
 
-// Puts messages [begin, end), the results of `calls`, into the order of the calls. Nothing moves
-// unless the ids are a one-to-one match; a mismatch may be a client that sends none.
+// Reorders messages [begin, end), the results of `calls`, to match the calls. Does nothing unless
+// the ids match one to one: a client may send none.
 void order_results(const std::vector<ToolCall>& calls, std::vector<Message>& messages, size_t begin,
                    size_t end) {
   if (end - begin != calls.size()) return;
@@ -166,7 +166,7 @@ void order_results(const std::vector<ToolCall>& calls, std::vector<Message>& mes
     size_t match = end;
     for (size_t i = begin; i < end; ++i) {
       if (messages[i].tool_call_id != call.id) continue;
-      if (match != end) return;  // two results with one id
+      if (match != end) return;  // two results with the same id
       match = i;
     }
     if (match == end || call.id.empty()) return;

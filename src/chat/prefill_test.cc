@@ -1,4 +1,4 @@
-// Prompts that end in the beginning of the answer, and the parsing of what follows.
+// Prompts that end with a prefill, and the parsing of the completion.
 #include "chat/prefill.h"
 
 #include <gtest/gtest.h>
@@ -98,8 +98,8 @@ TEST(Prefill, WhatCannotBeContinuedIsRefused) {
   EXPECT_EQ(problem(ChatFormat::kV3, empty), "messages is empty: nothing can be continued");
 }
 
-// White space at the beginning belongs to the text that is continued, and a think tag that the
-// model writes behind given content is content.
+// White space at the beginning belongs to the continued text, and a think tag that the model writes
+// after given content is content.
 TEST(Prefill, WhatFollowsIsParsedAsAContinuation) {
   for (const ChatFormat format : {ChatFormat::kR1, ChatFormat::kV30324}) {
     StreamParser reasoning(format, /*opens_reasoning=*/true, false, /*continues_answer=*/true);

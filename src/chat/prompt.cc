@@ -7,9 +7,9 @@ namespace {
 
 constexpr std::string_view kBar = "｜";  // U+FF5C, not the ASCII bar
 
-// Length of the special token at the start of text, 0 if there is none: <think>, </think>, <|…|>
-// and <｜…｜> with no bar inside. So "<｜DSML｜invoke" is none: V3.2's tokenizer is not known to
-// register it.
+// The length of the special token at the start of `text`, or 0: <think>, </think>, <|…|> and
+// <｜…｜> without a bar inside. "<｜DSML｜invoke" is not one, because V3.2's tokenizer is not known
+// to have it as a token.
 size_t special_length(std::string_view text) {
   for (const std::string_view tag : {std::string_view("<think>"), std::string_view("</think>")}) {
     if (text.starts_with(tag)) return tag.size();
@@ -58,7 +58,7 @@ Prompt PromptWriter::finish() && {
   Prompt prompt;
   prompt.segments = std::move(segments_);
   size_t last = prompt.segments.size();
-  // R1's prompt ends in "<think>\n".
+  // R1's prompt ends with <think> and a newline.
   if (last > 1 && prompt.segments[last - 1] == PromptSegment{"\n", false}) --last;
   prompt.opens_reasoning = last > 0 && prompt.segments[last - 1].is_markup &&
                            prompt.segments[last - 1].text.ends_with("<think>");

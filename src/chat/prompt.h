@@ -1,4 +1,4 @@
-// A rendered prompt in pieces that say who wrote them.
+// A rendered prompt in segments that distinguish markup from text.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace fathom {
 
-// Markup is special tokens that the chat format wrote, and nothing else; text is the rest: what
-// users, tools and models wrote and the format's own plain words. Encoded with special tokens
-// recognised in markup only, a "<｜User｜>" typed by a user stays nine ordinary characters. Without
-// such typing the token ids equal those of the whole text encoded at once, because an encoder cuts
-// at special tokens first.
+// Markup segments contain only special tokens written by the chat format. All else is text: what
+// users, tools and models wrote, and the format's own plain words. Special tokens are recognized in
+// markup only, so a "<｜User｜>" typed by a user is encoded as nine ordinary characters. Without
+// such input, the token ids equal those of the whole text encoded at once, because an encoder
+// splits at special tokens first.
 struct PromptSegment {
   std::string text;
   bool is_markup = false;
@@ -20,19 +20,19 @@ struct PromptSegment {
 };
 
 struct Prompt {
-  std::vector<PromptSegment> segments;  // never two of one kind in a row, never empty ones
-  bool opens_reasoning = false;         // the answer begins inside reasoning
-  bool continues_answer = false;        // it begins behind text that the client gave
+  std::vector<PromptSegment> segments;  // non-empty; adjacent ones differ in kind
+  bool opens_reasoning = false;         // the completion begins inside reasoning
+  bool continues_answer = false;        // the completion continues the client's text
 
-  std::string text() const;  // byte for byte what the model's chat template gives
+  std::string text() const;  // equals the output of the model's chat template
 };
 
-// Puts a prompt together.
+// Builds a prompt.
 class PromptWriter {
  public:
-  // The format's own words; special tokens in them become markup.
+  // Appends the format's own words; special tokens in them become markup.
   void fixed(std::string_view words);
-  // Anything else; stays text whatever it contains.
+  // Appends any other text, which is never markup.
   void text(std::string_view words);
 
   Prompt finish() &&;

@@ -1,4 +1,4 @@
-// From what was said to the ids that a model reads.
+// Converts prompts to token ids.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace fathom {
 
 Message plain_message(Role role, std::string text);
 
-// The ids of a rendered prompt: special tokens where the chat format wrote them, ordinary text
-// where a person wrote the same characters.
+// Encodes a rendered prompt. Special tokens are recognized only in segments that the chat format
+// wrote, not in text that users wrote.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const Prompt& prompt);
 
 }  // namespace fathom

@@ -115,7 +115,7 @@ void append_json_escaped(std::string& out, std::string_view text) {
 std::string python_float(double number) {
   if (std::isnan(number)) return "NaN";
   if (std::isinf(number)) return number > 0 ? "Infinity" : "-Infinity";
-  char buffer[32] = {};  // its zeros end the exponent for atoi
+  char buffer[32] = {};  // the zeros terminate the exponent for atoi
   const auto end =
       std::to_chars(buffer, buffer + sizeof buffer, number, std::chars_format::scientific).ptr;
   const std::string_view scientific(buffer, static_cast<size_t>(end - buffer));

@@ -1,6 +1,6 @@
-// JSON written as Python's json.dumps(value, ensure_ascii=False) writes it. Chat templates print
-// tool declarations through it (Jinja's tojson in transformers), and a prompt that differs in one
-// space is not the one a model was trained on.
+// Writes JSON like Python's json.dumps(value, ensure_ascii=False). Chat templates print tool
+// declarations with it (Jinja's tojson in transformers), and models are trained on exactly that
+// spacing.
 #pragma once
 
 #include <string>
@@ -10,16 +10,17 @@
 
 namespace fathom {
 
-// ", " and ": " between, keys in their order, floats as Python's repr. Integers beyond 64 bits have
-// become doubles in parse_json and are printed as such; Python would keep their digits.
+// Serializes with the separators ", " and ": ", keys in their order, and floats like Python's repr.
+// Integers beyond 64 bits were parsed as doubles and are printed as such; Python would keep their
+// digits.
 std::string to_python_json(const json::value& value);
 
-// Appends text with the escapes that go between a JSON string's quotes. The result for a text is
-// that of its parts put together, so that it can be called as a stream arrives.
+// Appends `text` with the escapes of a JSON string's content. Works piecewise: the results for the
+// parts of a text concatenate to the result for the whole.
 void append_json_escaped(std::string& out, std::string_view text);
 
-// As Python's repr(float): the shortest digits that read back, exponent form from 1e16 and below
-// 1e-4.
+// Formats like Python's repr(float): the shortest digits that round-trip, with an exponent from
+// 1e16 and below 1e-4.
 std::string python_float(double number);
 
 }  // namespace fathom

@@ -21,7 +21,7 @@ void ReasoningSplitter::consume(std::string_view text, TextEnd end, StreamDelta&
   pending_.compact();
 }
 
-// One decision; false when more text is needed.
+// Makes one decision. Returns false if more text is needed.
 bool ReasoningSplitter::step(TextEnd end, StreamDelta& delta, PendingText& rest) {
   const std::string_view view = pending_.view();
   switch (state_) {

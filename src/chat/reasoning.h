@@ -1,4 +1,4 @@
-// The first stage of a stream parser: reasoning goes out, the rest goes on.
+// The first stage of a stream parser: separates reasoning from the rest.
 #pragma once
 
 #include "chat/marker_scan.h"
@@ -9,16 +9,15 @@ namespace fathom {
 struct ReasoningRules {
   bool starts_inside = false;  // the prompt ended in <think>
   bool may_open = false;       // the model may write <think> itself
-  bool trims = false;          // white space after <think> and around </think>
-  bool continues = false;      // text of this kind came before: nothing opens, nothing is trimmed
-                               // at the beginning
+  bool trims = false;          // drops white space after <think> and around </think>
+  bool continues = false;      // continues earlier text: no opening tag, no trimming at the start
 };
 
 class ReasoningSplitter {
  public:
   explicit ReasoningSplitter(const ReasoningRules& rules);
 
-  // Takes in all that has arrived; what is not reasoning is appended to `rest`.
+  // Consumes the next piece. Text that is not reasoning is appended to `rest`.
   void consume(std::string_view text, TextEnd end, StreamDelta& delta, PendingText& rest);
 
  private:
@@ -31,8 +30,8 @@ class ReasoningSplitter {
   const ReasoningRules rules_;
   State state_;
   PendingText pending_;
-  std::string space_;     // white space that is dropped if a marker or the end follows
-  bool started_ = false;  // reasoning other than white space was seen
+  std::string space_;     // white space, dropped if a marker or the end follows
+  bool started_ = false;  // reasoning other than white space has been seen
 };
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// Answers of every format, good and malformed, parsed at every cut.
+// Outputs in all formats, well-formed and malformed, parsed with every cut.
 #include "chat/stream_test_case.h"
 
 namespace fathom {
@@ -399,7 +399,7 @@ TEST_P(EveryCut, GivesTheSame) {
   for (size_t first = 0; first <= size; ++first) {
     ASSERT_EQ(shown(parsed_in_pieces(item, {first})), expected) << "cut at " << first;
   }
-  // Three pieces: every pair of cuts for short texts, a sample for long ones.
+  // Three pieces: all pairs of cuts for short texts, a sample for long ones.
   const size_t stride = size <= 160 ? 1 : size / 40;
   for (size_t first = 0; first <= size; first += stride) {
     for (size_t second = first; second <= size; second += stride) {

@@ -11,7 +11,7 @@
 namespace fathom {
 namespace {
 
-// Random sequences of markers, halves of markers and words.
+// Random sequences of markers, partial markers and words.
 TEST(StreamParser, RandomTextsDoNotDependOnCuts) {
   const std::string kWords[] = {kBlock,
                                 kBlockEnd,
@@ -72,8 +72,8 @@ TEST(StreamParser, WithoutToolsMarkersAreContent) {
   EXPECT_TRUE(answer.tool_calls.empty());
 }
 
-// An answer that is cut at any byte shows no markup: what came of its text and calls is a beginning
-// of what the whole answer has.
+// Output cut at any byte contains no markup: its text and calls are prefixes of those of the whole
+// output.
 TEST(StreamParser, AnswersThatAreCutShowNoMarkup) {
   const std::pair<ChatFormat, std::string_view> kAnswers[] = {
       {ChatFormat::kV31,
@@ -143,7 +143,7 @@ TEST(StreamParser, TheV32EncodersParseVectors) {
     std::string text(vector.at("text").as_string());
     const std::string eos = "<｜end▁of▁sentence｜>";
     ASSERT_TRUE(text.ends_with(eos));
-    text.resize(text.size() - eos.size());  // the stop token is not part of the answer
+    text.resize(text.size() - eos.size());  // the stop token is not part of the text
     const json::value& wanted = vector.at("parsed");
     const auto answer =
         parse_answer(ChatFormat::kV32, vector.at("thinking_mode") == "thinking", true, text);
@@ -159,8 +159,8 @@ TEST(StreamParser, TheV32EncodersParseVectors) {
   }
 }
 
-// A long answer in single bytes takes time in proportion: each of these would take minutes if a
-// piece cost the length of what came before.
+// Parsing a long text in single bytes takes linear time: each case would take minutes if a piece
+// cost as much as all text before it.
 TEST(StreamParser, LongAnswersInSmallPieces) {
   const std::string spaces(1 << 19, '\n');
   const std::string call = kBlock + kCall + "function" + kSep + "f\n```json\n{";

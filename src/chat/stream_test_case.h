@@ -1,4 +1,4 @@
-// What the tests of the stream parsers share: the markers, and answers parsed in pieces.
+// Shared by the stream parsers' tests: markers, and parsing a text in pieces.
 #pragma once
 
 #include <gtest/gtest.h>

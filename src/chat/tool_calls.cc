@@ -30,7 +30,7 @@ void ToolCallStage::consume(TextEnd end, StreamDelta& delta) {
   pending_.compact();
   if (end == TextEnd::kOpen) return;
   finish(end, delta);
-  // The beginning of a call that a cut left is no text.
+  // If the text was cut, the beginning of a call is dropped.
   if (end == TextEnd::kCut) held_.clear();
   release_held(delta);
 }

@@ -1,4 +1,4 @@
-// The second stage of a stream parser: content and tool calls.
+// The second stage of a stream parser: separates tool calls from content.
 #pragma once
 
 #include <memory>
@@ -10,12 +10,12 @@
 
 namespace fathom {
 
-// A name longer than this is not a name; it bounds what an unfinished header holds back.
+// Longer names are not accepted; this bounds the text that an unfinished header holds back.
 inline constexpr size_t kMaxToolName = 256;
 
 bool is_tool_name(std::string_view name);
 
-// Reads pending text as far as it is decided; a subclass knows the markers.
+// Parses pending text as far as it is decided. Subclasses know the markers.
 class ToolCallStage {
  public:
   virtual ~ToolCallStage() = default;
@@ -25,32 +25,32 @@ class ToolCallStage {
   bool saw_calls() const { return calls_ > 0; }
 
  protected:
-  // One decision; false when more text is needed (or none is left).
+  // Makes one decision. Returns false if more text is needed, or none is left.
   virtual bool step(TextEnd end, StreamDelta& delta) = 0;
-  // What is held back when the text ends.
+  // Handles the text held back at the end.
   virtual void finish(TextEnd end, StreamDelta& delta) = 0;
 
   void begin_call(std::string_view id, std::string_view name, StreamDelta& delta);
   void add_arguments(std::string_view text, StreamDelta& delta);
   bool wrote_arguments() const { return wrote_arguments_; }
 
-  // Text read in search of a call: white space waits for what it stands beside, anything else
-  // becomes content together with what was held before it.
+  // Handles text found while looking for a call: white space is held until the text beside it is
+  // known; anything else becomes content, preceded by what was held.
   void take_stray(std::string_view text, StreamDelta& delta);
   void release_held(StreamDelta& delta);
 
   PendingText pending_;
-  std::string held_;  // read and not decided: markers, white space
+  std::string held_;  // consumed but not decided: markers, white space
 
  private:
   int calls_ = 0;
   bool wrote_arguments_ = false;  // of the current call
 };
 
-// Everything is content.
+// A stage that treats everything as content.
 std::unique_ptr<ToolCallStage> make_content_only_stage();
 
-// The markers around calls; what stands between call_begin and separator differs.
+// The markers around calls. The header is the text between call_begin and the separator.
 struct CallMarkers {
   enum class Header {
     kTypeThenFence,  // type SEPARATOR name \n ```json \n arguments \n ```   (V3, R1)

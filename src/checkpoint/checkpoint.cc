@@ -17,14 +17,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// config.json of a large model has 2 KB, more with a long list of layers that stay unquantised.
+// A large model's config.json has 2 KB, more with a long list of unquantized layers.
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 // The index of DeepSeek-V3 has 9 MB.
 constexpr int64_t kMaxIndexBytes = 256 << 20;
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// Why there are no safetensors to read, by what is there instead.
+// The error for a directory without safetensors, depending on what it contains instead.
 Status no_weights(const std::string& directory) {
   std::set<std::string> names;
   std::error_code failure;
@@ -58,7 +58,7 @@ Status no_weights(const std::string& directory) {
 
 bool exists(const std::string& path) {
   std::error_code failure;
-  // A link that leads nowhere or in a circle exists: opening it then says what is wrong.
+  // A dangling or circular link exists; opening it gives the precise error.
   return fs::exists(fs::symlink_status(path, failure));
 }
 
@@ -127,7 +127,7 @@ Result<> Checkpoint::read_shards() {
   for (const std::string_view shard : shards) {
     FATHOM_RETURN_IF_ERROR(read_shard(std::string(shard)));
   }
-  // Each tensor must be exactly where the index says: a mixture of two downloads is noticed here.
+  // Each tensor must be exactly where the index says. This detects a mixture of two downloads.
   for (const auto& [name, shard] : index) {
     const TensorEntry* entry = find(name);
     if (entry == nullptr) {
@@ -154,10 +154,10 @@ Result<> Checkpoint::check_names() const {
   const WeightNames names(config_);
   std::string missing, missing_mtp;
   names.for_each([&](const PublishedTensor& tensor) {
-    // Which scales there must be is a matter of each weight's stored type: the loader checks it.
+    // Which scales must exist depends on each weight's stored type; the loader checks it.
     if (tensor.group == WeightGroup::kScales || find(tensor.name) != nullptr) return true;
     if (tensor.group == WeightGroup::kMtp) {
-      missing_mtp = tensor.name;  // the last in the list: nothing else can be missing
+      missing_mtp = tensor.name;  // MTP tensors come last, so nothing else can be missing
       return false;
     }
     missing = tensor.name;
@@ -184,8 +184,9 @@ Result<> Checkpoint::check_names() const {
   return {};
 }
 
-// Before anything is planned or reserved by config.json's sizes: they are true only if the weights
-// have them too. Scales have a shape for each stored form, which the loader checks.
+// Checks shapes before anything is planned or allocated from the sizes in config.json: they are
+// credible only if the weights have them too. The loader checks the shapes of scales, which depend
+// on the stored form.
 Result<> Checkpoint::check_shapes() const {
   Result<> checked;
   WeightNames(config_).for_each([&](const PublishedTensor& tensor) {

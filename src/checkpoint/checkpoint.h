@@ -1,7 +1,7 @@
-// A published checkpoint on disk: its configuration and where each tensor's bytes are.
+// A published checkpoint on disk: its configuration, and the location of each tensor's bytes.
 //
-// open() reads config.json and the safetensors headers only, and checks all of it: names, dtypes,
-// shapes, offsets, holes, overlaps. Immutable afterwards; may be read from any thread.
+// open() reads only config.json and the safetensors headers, and checks all of it: names, dtypes,
+// shapes, offsets, gaps, overlaps. Immutable afterwards; any thread may read it.
 #pragma once
 
 #include <map>
@@ -21,21 +21,23 @@ struct TensorEntry {
   DType dtype = DType::kF32;
   std::vector<int64_t> shape;
   int file = 0;        // index into Checkpoint::files()
-  int64_t offset = 0;  // first byte, in the file
+  int64_t offset = 0;  // first byte in the file
   int64_t bytes = 0;
 
-  // A vector may be stored as a matrix of one row, a number without a dimension.
+  // Whether the stored shape is compatible: a vector may be stored as a matrix with one row, a
+  // scalar without dimensions.
   bool has_shape(const std::vector<int64_t>& wanted) const;
 };
 
 class Checkpoint {
  public:
-  // `model` is a directory or a Hugging Face id found in the local hub cache.
+  // Opens `model`, a directory or a Hugging Face id in the local hub cache. Errors name the file.
   static Result<Checkpoint> open(const std::string& model);
 
-  // The same without weights on disk (--load-format dummy): config.json is enough, and the tensors
-  // are those that the published form of such a model has. files() is empty. With num_layers the
-  // model has only so many (and no MTP layer): a large model's shapes in a small machine's memory.
+  // Opens without weights on disk (--load-format dummy): only config.json is read, and the tensors
+  // are those of the published form of such a model. files() is empty. With num_layers the model
+  // has only that many layers and no MTP layer, which gives a large model's shapes in a small
+  // machine's memory.
   static Result<Checkpoint> open_dummy(const std::string& model,
                                        std::optional<int64_t> num_layers = std::nullopt);
 
@@ -47,7 +49,7 @@ class Checkpoint {
   const std::map<std::string, TensorEntry, std::less<>>& tensors() const { return tensors_; }
   const TensorEntry* find(std::string_view name) const;
 
-  // The path of an entry's file, or the directory for a dummy's: what an error begins with.
+  // The path of an entry's file, or the directory for a dummy checkpoint. For error messages.
   const std::string& file_of(const TensorEntry& entry) const;
 
  private:

@@ -15,7 +15,7 @@ using testing::HasSubstr;
 
 const std::string kBundled = std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny";
 
-// The bundled model's files, to be damaged: links, so that a test only writes what it changes.
+// Links to the bundled model's files, so that a test writes only the file it damages.
 void link_bundled(const TestFolder& folder) {
   for (const auto& file : fs::directory_iterator(kBundled)) {
     fs::create_symlink(file.path(), folder / file.path().filename().string());
@@ -28,7 +28,7 @@ void replace(const TestFolder& folder, const std::string& name, std::string_view
 }
 
 void expect_refused(const std::string& model, std::string_view part) {
-  const std::clock_t before = std::clock();  // CPU time: the machine may do other work
+  const std::clock_t before = std::clock();  // CPU time, since the machine may be busy
   const auto opened = Checkpoint::open(model);
   ASSERT_FALSE(opened) << part;
   EXPECT_THAT(opened.error().message, HasSubstr(std::string(part)));
@@ -114,7 +114,7 @@ TEST(Checkpoint, RefusesADamagedSet) {
     replace(folder, first, std::string_view(bytes).substr(0, bytes.size() / 2));
     expect_refused(folder.path(), "truncated?");
   }
-  // The index against the shards: a tensor in the wrong one, one that none holds, one not listed.
+  // The index contradicts the shards: a tensor in the wrong shard, one in none, one not listed.
   auto index = *parse_json(index_text, "index");
   json::object& map = index.as_object()["weight_map"].as_object();
   const json::value right = map.at("lm_head.weight");
@@ -148,7 +148,7 @@ TEST(Checkpoint, NamesTheTensorThatConfigCallsFor) {
 TEST(Checkpoint, NamesTheTensorThatDoesNotFitConfig) {
   const std::string text = file_text(kBundled + "/config.json");
   auto config = *parse_json(text, "config.json");
-  // Sizes that are allowed, and far from the weights': nothing may be reserved for them.
+  // Sizes that are within limits but do not match the weights: nothing may be allocated for them.
   for (const char* field : {"hidden_size", "vocab_size", "intermediate_size",
                             "moe_intermediate_size", "kv_lora_rank", "q_lora_rank"}) {
     const TestFolder folder;
@@ -160,7 +160,7 @@ TEST(Checkpoint, NamesTheTensorThatDoesNotFitConfig) {
   }
 }
 
-// Sets an environment variable for one test.
+// Sets an environment variable during one test.
 class Environment {
  public:
   Environment(const char* name, const std::string& value) : name_(name) {

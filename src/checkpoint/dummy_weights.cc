@@ -36,7 +36,7 @@ void fill_e4m3(const DummyValues& values, std::span<std::byte> out) {
   }
 }
 
-// The root mean square of fill_e4m3's values.
+// The root mean square of dummy_e4m3()'s values.
 float e4m3_rms() {
   double sum = 0;
   for (int byte = 0; byte < 128; ++byte) {

@@ -11,7 +11,7 @@
 namespace fathom {
 
 Result<FileReader> FileReader::open(const std::string& path) {
-  // O_NONBLOCK: a pipe must not make open() wait for a writer; it is refused below.
+  // O_NONBLOCK: open() must not wait for a pipe's writer; pipes are refused below.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
     const int code = errno;
@@ -23,7 +23,7 @@ Result<FileReader> FileReader::open(const std::string& path) {
     close(descriptor);
     return invalid("{}: not a regular file", path);
   }
-  // Doubles the kernel's read-ahead; a hint, so that its result does not matter.
+  // Doubles the kernel's read-ahead. A hint, so its result is ignored.
   posix_fadvise(descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
   return FileReader(path, descriptor, static_cast<int64_t>(status.st_size));
 }

@@ -1,5 +1,5 @@
-// A file that is read at given places, by any number of threads at once. Plain reads and no memory
-// map: a file that shrinks or a disk that fails is then an error with the file's name, not a
+// Positional reads from a file, by any number of threads at once. Uses read calls instead of a
+// memory map: a file that shrinks or a disk that fails is then an error that names the file, not a
 // signal.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace fathom {
 
 class FileReader {
  public:
-  // Regular files only (links are followed); errors name the path.
+  // Opens a regular file (links are followed). Errors name the path.
   static Result<FileReader> open(const std::string& path);
 
   FileReader(FileReader&& other) noexcept;
@@ -24,7 +24,7 @@ class FileReader {
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }  // when it was opened
 
-  // All of [offset, offset + bytes), or an error.
+  // Reads all of [offset, offset + bytes), or returns an error.
   Result<> read(void* destination, int64_t bytes, int64_t offset) const;
 
  private:

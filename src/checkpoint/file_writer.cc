@@ -20,7 +20,7 @@ tl::unexpected<Status> failed(const std::string& path, std::string_view what, in
                std::strerror(code));
 }
 
-// A rename is on the disk when its directory is.
+// A rename is durable only when its directory is synced.
 Result<> sync_directory_of(const std::string& path) {
   const std::string directory = std::filesystem::path(path).parent_path().string();
   const int descriptor =
@@ -28,7 +28,7 @@ Result<> sync_directory_of(const std::string& path) {
   if (descriptor < 0) return failed(directory, "opening the directory", errno);
   const int code = fsync(descriptor) == 0 ? 0 : errno;
   close(descriptor);
-  // Some file systems have nothing to sync there and say so.
+  // Some file systems do not support this and return EINVAL.
   if (code != 0 && code != EINVAL) return failed(directory, "syncing the directory", code);
   return {};
 }

@@ -1,5 +1,5 @@
-// Atomic file writes: written under another name, synced to disk, then renamed. An interrupted run
-// leaves NAME.partial, which the next one overwrites.
+// Atomic file writes: written as NAME.partial, synced to disk, then renamed. An interrupted run
+// leaves NAME.partial, which the next run overwrites.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,19 @@ inline constexpr std::string_view kPartialSuffix = ".partial";
 
 class FileWriter {
  public:
-  // Room for `bytes` is reserved where the file system can: a full disk is an error here.
+  // Reserves space for `bytes` where the file system supports it: a full disk is an error here.
   static Result<FileWriter> create(const std::string& path, int64_t bytes);
 
   FileWriter(FileWriter&& other) noexcept;
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
-  ~FileWriter();  // removes what finish() has not completed
+  ~FileWriter();  // removes the file if finish() has not completed
 
-  // All of it at `offset`, or an error. May be called by any number of threads at once.
+  // Writes all of `data` at `offset`, or returns an error. Any number of threads may call it at
+  // once.
   Result<> write(const void* data, int64_t bytes, int64_t offset) const;
 
-  // Once, after all writes: from here on the file is there, also after a loss of power.
+  // Call once, after all writes: syncs and renames. After it the file survives a power failure.
   Result<> finish();
 
  private:
@@ -35,7 +36,7 @@ class FileWriter {
   int descriptor_ = -1;
 };
 
-// The same for a text in memory.
+// Writes a text in memory the same way.
 Result<> write_whole_file(const std::string& path, std::string_view text);
 
 }  // namespace fathom

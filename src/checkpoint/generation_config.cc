@@ -35,7 +35,7 @@ Result<GenerationDefaults> parse_generation_config(std::string_view text, std::s
   const std::string where = fmt::format("{}: ", source);
   const JsonFields fields(value.get_object(), where);
   GenerationDefaults defaults;
-  // The bounds of a request's: each that names none gets these.
+  // The bounds are those of requests, since requests without these fields use the defaults.
   FATHOM_TRY(defaults.temperature, fields.optional_number("temperature", 0, 2));
   FATHOM_TRY(defaults.top_p, fields.optional_number("top_p", 0, 1));
   if (defaults.top_p && *defaults.top_p <= 0) {

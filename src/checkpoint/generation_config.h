@@ -1,4 +1,4 @@
-// generation_config.json: where generation starts unless a request says otherwise.
+// generation_config.json: the model's defaults for generation, which a request may override.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@ namespace fathom {
 struct GenerationDefaults {
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k;
-  // Which tokens end a text: generation_config.json's, or config.json's where that names none.
+  // The ids that end a text: generation_config.json's, or config.json's if it has none.
   std::vector<int32_t> eos_ids;
 };
 
-// `source` begins every error; ids must be below vocab_size.
+// `source` begins each error. Token ids must be below vocab_size.
 Result<GenerationDefaults> parse_generation_config(std::string_view text, std::string_view source,
                                                    int64_t vocab_size);
 
-// One token id or an array of them, as eos_token_id has it in both files; empty when missing.
-// `last` is the largest id there is.
+// Reads one token id or an array of them, as eos_token_id is stored in both files; empty if
+// missing. `last` is the largest valid id.
 Result<std::vector<int32_t>> parse_token_ids(const JsonFields& fields, std::string_view key,
                                              int64_t last, const std::string& where);
 

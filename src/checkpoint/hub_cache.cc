@@ -30,7 +30,7 @@ bool is_plain(std::string_view text) {
          });
 }
 
-// "org/name" or "name" in the hub's alphabet; nothing that could leave the cache's folder.
+// "org/name" or "name" in the hub's alphabet; nothing that could leave the cache's directory.
 bool is_hub_id(std::string_view text) {
   const size_t slash = text.find('/');
   if (text.size() > 200 || text.find("--") != std::string_view::npos) return false;

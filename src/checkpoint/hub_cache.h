@@ -1,4 +1,4 @@
-// Finds a model's files: a directory, or a Hugging Face id in the local hub cache. Nothing is
+// Locates a model's files: a directory, or a Hugging Face id in the local hub cache. Nothing is
 // downloaded. Layout of the cache (documented by huggingface_hub for other implementations):
 //   ROOT/models--ORG--NAME/refs/main            the hash of the newest snapshot
 //   ROOT/models--ORG--NAME/snapshots/HASH/...   links into ROOT/models--ORG--NAME/blobs
@@ -11,8 +11,8 @@
 
 namespace fathom {
 
-// The directory that holds `model`'s files. An id that is not there is an error with the command
-// that downloads it.
+// Returns the directory of `model`'s files. The error for an id that is not cached contains the
+// command that downloads it.
 Result<std::string> resolve_model(const std::string& model);
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// Contents of a checkpoint, counted by group from the headers alone.
+// A checkpoint's contents by weight group, counted from the headers alone.
 #pragma once
 
 #include <array>
@@ -12,26 +12,26 @@ namespace fathom {
 
 struct GroupTotals {
   int64_t tensors = 0;
-  int64_t parameters = 0;  // elements; a scale is no parameter
+  int64_t parameters = 0;  // elements, without those of scales
   int64_t bytes = 0;       // as stored
 };
 
 struct Inventory {
   std::array<GroupTotals, kNumWeightGroups> groups;  // by WeightGroup
-  GroupTotals unused;                                // tensors that no such model has
+  GroupTotals unused;                                // tensors that do not belong to such a model
 
   const GroupTotals& of(WeightGroup group) const { return groups[static_cast<size_t>(group)]; }
 
   GroupTotals total() const;  // all groups, without the unused
 
-  // Parameters that one token's forward pass reads: all but MTP, and of the routed experts those
-  // that are chosen. Embedding and head both count in full, as in the published figures.
+  // The parameters that one token's forward pass reads: all but MTP, and of the routed experts only
+  // the selected ones. Embedding and head count in full, as in the published figures.
   int64_t active_parameters(const ModelConfig& config) const;
 };
 
 Inventory take_inventory(const Checkpoint& checkpoint);
 
-// The same with bytes as these options load them: less where weights are quantised on the way.
+// The same with the bytes that these options load: fewer if weights are quantized while loading.
 Inventory take_loaded_inventory(const Checkpoint& checkpoint, const LoadOptions& options);
 
 }  // namespace fathom

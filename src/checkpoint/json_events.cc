@@ -9,13 +9,13 @@
 namespace fathom {
 namespace {
 
-// Boost.JSON's handler: concatenates the parts of keys and strings and forwards to JsonEvents.
-// Returning false stops the parser; failure_ then says why.
+// Boost.JSON's handler: concatenates the parts of keys and strings and forwards events to
+// JsonEvents. Returning false stops the parser; failure_ then holds the error.
 class Handler {
  public:
   static constexpr size_t max_object_size = static_cast<size_t>(-1);
   static constexpr size_t max_array_size = static_cast<size_t>(-1);
-  // A string is held while it is read: this bounds what a file can make it grow to.
+  // Strings are buffered while they are read; this bounds the buffer.
   static constexpr size_t max_key_size = 16 << 20;
   static constexpr size_t max_string_size = 16 << 20;
 
@@ -71,7 +71,7 @@ class Handler {
   bool forward(Result<> result, Error& ec) {
     if (result) return true;
     failure_ = std::move(result.error());
-    ec = json::error::exception;  // any code: failure() is what the caller reports
+    ec = json::error::exception;  // any code: the caller reports failure_
     return false;
   }
 

@@ -1,5 +1,5 @@
-// JSON as a stream of events, for files whose tree would be many times their size (a shard header
-// may have 100 MB) and whose duplicate keys must be seen: a JSON tree keeps only one of them.
+// JSON as a stream of events. For files whose tree would be many times their size (a shard header
+// may have 100 MB) and whose duplicate keys must be detected: a JSON tree keeps only one.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace fathom {
 
-// A reader's handlers, one for each event. A returned error ends the reading and is its result.
+// Handlers for the events. A returned error stops the reading and is its result.
 class JsonEvents {
  public:
   virtual ~JsonEvents() = default;
@@ -20,12 +20,12 @@ class JsonEvents {
   virtual Result<> key(std::string_view text) = 0;
   virtual Result<> string(std::string_view text) = 0;
   virtual Result<> integer(int64_t value) = 0;
-  // true, false, null, a fraction, or a number beyond int64; `what` names it for an error.
+  // true, false, null, a fraction, or a number outside int64; `what` names it for an error.
   virtual Result<> other(std::string_view what) = 0;
 };
 
-// Reads all of `text`, which must be one JSON value in valid UTF-8, at most max_depth levels deep.
-// `source` begins the errors of the syntax; those of `events` pass through as they are.
+// Reads all of `text`, which must be one JSON value in valid UTF-8, nested at most max_depth deep.
+// `source` begins syntax errors; errors of `events` are returned unchanged.
 Result<> stream_json(std::string_view text, std::string_view source, int max_depth,
                      JsonEvents& events);
 

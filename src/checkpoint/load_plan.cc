@@ -19,10 +19,10 @@
 namespace fathom {
 namespace {
 
-// A thread keeps its buffer for the next tensor up to this size: an expert's matrix. The
-// embedding's is given back.
+// A thread reuses its buffer for the next tensor up to this size: an expert's matrix. Larger
+// buffers (the embedding's) are freed.
 constexpr int64_t kKeptBuffer = 64 << 20;
-// Reads in flight hide a disk's latency even where there are fewer cores.
+// Several reads in flight hide a disk's latency even on fewer cores.
 constexpr int kMinThreads = 4;
 constexpr int kMaxThreads = 32;
 
@@ -79,12 +79,12 @@ Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& re
   return item;
 }
 
-// Destination of one thread's tensors, one at a time.
+// One thread's buffers, for one tensor at a time.
 class Slot {
  public:
   Result<std::byte*> values(int64_t bytes, std::string_view name) {
     if (values_.size() < bytes || values_.size() > kKeptBuffer) {
-      values_ = Buffer();  // before the next is allocated
+      values_ = Buffer();  // free before allocating
       FATHOM_TRY(values_, Buffer::allocate(bytes, fmt::format("reading tensor {:?}", name)));
     }
     return values_.data();
@@ -98,8 +98,8 @@ class Slot {
   Buffer values_;
 };
 
-// One load_tensors() call. The threads take items in the order of the files; the first error stops
-// them all.
+// The state of one load_tensors() call. Threads take items in the order of the files; the first
+// error stops all of them.
 class Loading {
  public:
   Loading(const Checkpoint& checkpoint, const LoadOptions& options, std::vector<Item> items,
@@ -133,7 +133,7 @@ class Loading {
     std::vector<std::jthread> threads;
     for (int i = 1; i < count; ++i) threads.emplace_back([this] { work(); });
     work();
-    threads.clear();  // waits for all
+    threads.clear();  // joins them
     if (failure_) return tl::unexpected<Status>(*failure_);
     return {};
   }
@@ -226,7 +226,7 @@ class Loading {
 
   static size_t size_of(const TensorEntry& entry) { return static_cast<size_t>(entry.bytes); }
 
-  // Fills `to` from the tensor's byte `first` on.
+  // Fills `to` with the tensor's bytes from byte `first` on.
   Result<> read(const TensorEntry& entry, int64_t first, std::span<std::byte> to) {
     const FileReader& file = *files_[static_cast<size_t>(entry.file)];
     FATHOM_CHECK(first >= 0 && first + std::ssize(to) <= entry.bytes, "bytes {} + {} of {}", first,
@@ -282,7 +282,7 @@ Result<> check_load_options(const Checkpoint& checkpoint, const LoadOptions& opt
 
 bool is_quantized_while_loading(const Checkpoint& checkpoint, const LoadOptions& options,
                                 bool linear, DType stored) {
-  // Of a checkpoint in FP8 what is wide was left so on purpose.
+  // In an FP8 checkpoint the matrices in wide types are so on purpose.
   return options.quantize_fp8 && linear && is_wide(stored) &&
          checkpoint.config().quantization.kind == QuantizationConfig::Kind::kNone;
 }

@@ -29,8 +29,8 @@ LoadOptions quiet(int threads = 0) {
 
 bool is_scale(std::string_view name) { return name.find("_scale") != std::string_view::npos; }
 
-// The smallest model of this family: one dense layer, everything of a few elements, but an o_proj
-// of [130, 260] (a ragged last block in both directions) that the tests replace.
+// The smallest model of this family: one dense layer, all tensors of a few elements, except an
+// o_proj of [130, 260] (partial blocks at both edges) that the tests replace.
 class LoadPlan : public testing::Test {
  protected:
   static constexpr int64_t kRows = 130, kCols = 260;
@@ -63,7 +63,7 @@ class LoadPlan : public testing::Test {
     tensors_.push_back({name, "F32", std::move(shape), bytes_of(values)});
   }
 
-  // o_proj in e4m3: byte i is known, NaN left out.
+  // o_proj in e4m3: byte i is a known function of i, without NaN.
   static uint8_t weight_byte(int64_t i) {
     const auto byte = static_cast<uint8_t>(mix64(static_cast<uint64_t>(i)));
     return (byte & 0x7F) == 0x7F ? 0x38 : byte;
@@ -171,7 +171,7 @@ TEST_F(LoadPlan, RowScales) {
   }
 }
 
-// o_proj as place() gets it: its values' bytes, then its scales'.
+// The bytes that place() gets for o_proj: its values', then its scales'.
 std::string loaded_bytes(const Checkpoint& checkpoint, const std::string& name,
                          std::vector<int64_t> shape, const LoadOptions& options) {
   std::string bytes;
@@ -204,14 +204,14 @@ TEST_F(LoadPlan, QuantisesLinearLayersIfAsked) {
                                TensorView(scales.data(), {2, 3})));
   EXPECT_EQ(loaded_bytes(*checkpoint, std::string(kModule) + ".weight", {kRows, kCols}, options),
             bytes_of(values) + bytes_of(scales));
-  // Everything else is as it was.
+  // All other tensors are unchanged.
   for (const auto& [name, rows] : {std::pair("lm_head.weight", 3), {"model.norm.weight", 0}}) {
     const std::vector<int64_t> shape =
         rows > 0 ? std::vector<int64_t>{rows, 130} : std::vector<int64_t>{130};
     EXPECT_EQ(loaded_bytes(*checkpoint, name, shape, options),
               loaded_bytes(*checkpoint, name, shape, quiet()));
   }
-  // The plan knows: 7 matrices of one byte an element, and their scales.
+  // The inventory predicts this: 7 matrices with one byte per element, and their scales.
   const Inventory stored = take_inventory(*checkpoint);
   const Inventory loaded = take_loaded_inventory(*checkpoint, options);
   const int64_t linear =
@@ -241,7 +241,7 @@ TEST_F(LoadPlan, QuantisingNamesAWeightThatIsNotFinite) {
                 "inf at [129, 200]"));
 }
 
-// Real models have tensors of many reads.
+// With many reads per tensor, as in real models.
 TEST_F(LoadPlan, EachPieceOfATensorComesFromItsOwnPlace) {
   add_fp8_weight();
   const std::vector<float> scales = {1, 2, 3, 4, 5, 6};
@@ -258,7 +258,7 @@ TEST_F(LoadPlan, EachPieceOfATensorComesFromItsOwnPlace) {
   }
 }
 
-// Parts of a tensor's bytes, in any order, wherever they are wanted.
+// place_unread reads parts of a tensor's bytes in any order.
 TEST_F(LoadPlan, LeavesReadingToWhoAsks) {
   add_fp8_weight();
   add_scale(".weight_scale_inv", {2, 3}, "F32", bytes_of(std::vector<float>{1, 2, 3, 4, 5, 6}));
@@ -307,7 +307,7 @@ TEST(LoadGoldens, WhatIsFp8AlreadyIsNotQuantisedAgain) {
     ASSERT_FALSE(checked) << name;
     EXPECT_THAT(checked.error().message, HasSubstr("stored in FP8 already"));
   }
-  // The weights already have the requested form: nothing is quantized.
+  // The weights already have the requested form, so nothing is quantized.
   const auto blocks = Checkpoint::open(kTrained);
   ASSERT_TRUE(blocks) << blocks.error().message;
   EXPECT_TRUE(check_load_options(*blocks, options));
@@ -375,7 +375,7 @@ TEST_F(LoadPlan, AFileThatShrinksIsAnError) {
   add_floats(std::string(kModule) + ".weight", {kRows, kCols});
   const auto checkpoint = open();
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  // The last tensor, so that its reading meets the new end.
+  // The last tensor in the file, so that reading it hits the new end.
   const std::string name = std::string(kModule) + ".weight";
   fs::resize_file(folder_ / "model.safetensors",
                   static_cast<uintmax_t>(checkpoint->find(name)->offset + 8));
@@ -391,7 +391,7 @@ TEST_F(LoadPlan, AFileThatShrinksIsAnError) {
               HasSubstr("model.safetensors: cannot be read"));
 }
 
-// The requests of all of a checkpoint's tensors but the scales.
+// Requests for all of a checkpoint's tensors except scales.
 std::vector<TensorRequest> all_requests(
     const Checkpoint& checkpoint,
     const std::function<Result<>(const std::string&, const ScaledMatrix&)>& place) {
@@ -408,7 +408,7 @@ std::vector<TensorRequest> all_requests(
 TEST(LoadBundled, EveryTensorEqualsTheFilesBytes) {
   const auto checkpoint = Checkpoint::open(kTrained);
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  // Independent of the reader: the whole files, and the offsets of the entries.
+  // Independent of the reader: whole files, and the entries' offsets.
   std::vector<std::string> files;
   for (const std::string& path : checkpoint->files()) files.push_back(file_text(path));
   const auto stored = [&](const TensorEntry& entry) {
@@ -438,7 +438,7 @@ TEST(LoadBundled, EveryTensorEqualsTheFilesBytes) {
   }
 }
 
-// The small checkpoints of every form that the model is compared on.
+// Small checkpoints of all forms that the model is compared on.
 TEST(LoadGoldens, EveryFormLoads) {
   int forms = 0;
   for (const auto& folder :
@@ -477,10 +477,11 @@ TEST(LoadBundled, ThePlacesErrorEndsTheLoad) {
   EXPECT_TRUE(load_tensors(*checkpoint, {}, quiet()));
 }
 
-// A number that depends on every bit of every tensor, but not on the order of the threads.
+// A sum over all bits of all tensors that does not depend on the order of threads.
 struct DummySum {
   uint64_t hash = 0;
-  double worst_variance = 0;  // farthest from 1, of cols * variance of the large matrices
+  // Deviation from 1 of cols * variance, the largest of the large matrices.
+  double worst_variance = 0;
 };
 
 DummySum load_dummy(const Checkpoint& checkpoint, uint64_t seed, int threads) {
@@ -522,7 +523,7 @@ TEST(LoadDummy, IsReproducibleAndSensible) {
   const auto dummy = Checkpoint::open_dummy(folder.path());
   ASSERT_TRUE(dummy) << dummy.error().message;
   EXPECT_TRUE(dummy->is_dummy());
-  // The same tensors as the published form, with the same shapes and types.
+  // The tensors equal those of the published form in name, shape and type.
   const auto real = Checkpoint::open(kTrained);
   ASSERT_EQ(dummy->tensors().size(), real->tensors().size());
   for (const auto& [name, entry] : real->tensors()) {

@@ -20,7 +20,7 @@ std::optional<int64_t> number_in(const char* path) {
   return std::nullopt;  // missing, or "max": no limit
 }
 
-// "MemAvailable:   123 kB", "anon 123": the number after a key at the beginning of a line.
+// The number after a key at the beginning of a line: "MemAvailable:   123 kB", "anon 123".
 std::optional<int64_t> field_in(const char* path, std::string_view key) {
   std::ifstream stream(path);
   std::string word;
@@ -99,7 +99,7 @@ std::string memory_plan_table(const MemoryPlan& plan) {
 int64_t available_memory() {
   int64_t available = std::numeric_limits<int64_t>::max();
   if (const auto kib = field_in("/proc/meminfo", "MemAvailable:")) available = *kib * 1024;
-  // Page cache is reclaimed when needed; anonymous memory is not.
+  // Anonymous memory counts as used; page cache is reclaimable.
   if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
     const int64_t used = field_in("/sys/fs/cgroup/memory.stat", "anon").value_or(0);
     available = std::min(available, std::max<int64_t>(*limit - used, 0));

@@ -1,4 +1,4 @@
-// Memory budget, decided before a weight is read: weights, workspace, and as many pages of the
+// The memory budget, computed before a weight is read: weights, workspace, and as many pages of the
 // latent cache as the rest holds. A model that does not fit is refused here, with the flag that
 // would make it fit, instead of being killed by the kernel later.
 #pragma once
@@ -16,13 +16,14 @@ struct MemoryLine {
   int64_t bytes = 0;
 };
 
-// One line a group that has tensors, as stored; MTP weights only if they are to be loaded.
+// One line per group that has tensors, with their stored bytes. MTP weights only if they are
+// loaded.
 std::vector<MemoryLine> weight_lines(const Inventory& inventory, bool with_mtp);
 
 struct MemoryRequest {
-  int64_t budget = 0;             // bytes in all; see available_memory()
-  std::vector<MemoryLine> fixed;  // weights, working space
-  int64_t cache_row_bytes = 0;    // a token and layer, by the cache format
+  int64_t budget = 0;             // total bytes; see available_memory()
+  std::vector<MemoryLine> fixed;  // weights, workspace
+  int64_t cache_row_bytes = 0;    // per token and layer, by the cache format
   int64_t cache_layers = 0;
   int64_t page_tokens = 64;
   int64_t max_total_tokens = 0;  // --max-total-tokens; 0: as many as fit
@@ -32,21 +33,21 @@ struct MemoryPlan {
   MemoryRequest request;
   int64_t fixed_bytes = 0;
   int64_t bytes_per_token = 0;  // cache, all layers
-  int64_t pages_that_fit = 0;   // beside the fixed lines
-  int64_t pages = 0;            // those that will be used
+  int64_t pages_that_fit = 0;   // besides the fixed lines
+  int64_t pages = 0;            // that will be allocated
 
   int64_t tokens() const { return pages * request.page_tokens; }
   int64_t cache_bytes() const { return tokens() * bytes_per_token; }
 };
 
-// kResourceExhausted, naming the sizes and the flags, if it does not fit.
+// Plans the memory. kResourceExhausted, naming the sizes and the flags, if it does not fit.
 Result<MemoryPlan> plan_memory(const MemoryRequest& request);
 
-// The plan as lines of text with amounts in GiB, each line ended.
+// The plan as a table of text lines, with amounts in GiB.
 std::string memory_plan_table(const MemoryPlan& plan);
 
-// Bytes that this process could still take: the machine's MemAvailable, or what the control group
-// has left where that is less.
+// The bytes that this process can still allocate: the machine's MemAvailable, or the rest of the
+// control group's limit if that is less.
 int64_t available_memory();
 
 }  // namespace fathom

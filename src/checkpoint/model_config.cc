@@ -9,9 +9,8 @@
 namespace fathom {
 namespace {
 
-// Upper limits, several times the largest published model. Nothing is allocated from the numbers
-// before the files have shown that they hold that much; the limits keep multiplications inside 64
-// bits.
+// Upper limits, several times the largest published model. Nothing is allocated by these numbers
+// before the files are known to match them; the limits keep products within 64 bits.
 constexpr int64_t kMaxVocab = 1 << 24;
 constexpr int64_t kMaxWidth = 1 << 20;
 constexpr int64_t kMaxLayers = 1024;
@@ -31,7 +30,7 @@ bool contains_string(const json::value* array, std::string_view wanted) {
   return false;
 }
 
-// One config.json being read: the fields, how errors begin, and the result.
+// Reads one config.json: its fields, the prefix of errors, and the result.
 class ConfigReader {
  public:
   ConfigReader(const json::object& object, std::string where)
@@ -67,7 +66,8 @@ class ConfigReader {
     if (activation && *activation != "silu") {
       return invalid("{}hidden_act is {:?}, supported is \"silu\"", where_, *activation);
     }
-    // Switches that no published model of the family sets, and that change what its weights mean.
+    // Options that no published model of the family sets, and that change the meaning of its
+    // weights.
     FATHOM_RETURN_IF_ERROR(require_switch("attention_bias", false));
     FATHOM_RETURN_IF_ERROR(require_switch("tie_word_embeddings", false));
     return require_switch("rope_interleave", true);
@@ -114,7 +114,7 @@ class ConfigReader {
     return {};
   }
 
-  // rope_theta and rope_scaling, or transformers 5's rope_parameters, which holds both.
+  // Reads rope_theta and rope_scaling, or transformers 5's rope_parameters, which holds both.
   Result<> read_rope() {
     const json::value* scaling = nullptr;
     std::string key;
@@ -175,7 +175,7 @@ class ConfigReader {
 
   Result<> read_feed_forward() {
     FATHOM_TRY(config_.intermediate, fields_.integer("intermediate_size", 1, kMaxWidth));
-    // A model without any of these is dense throughout; with some, all are needed.
+    // A model without any of these fields is dense; with one, all are required.
     bool moe = false;
     for (const char* key : {"n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"}) {
       moe = moe || fields_.has(key);
@@ -203,8 +203,8 @@ class ConfigReader {
     return read_gate();
   }
 
-  // topk_method decides (DeepSeek's demo goes by the hidden size instead). transformers 5 leaves it
-  // out where the model type implies it.
+  // topk_method decides (DeepSeek's demo uses the hidden size instead). transformers 5 omits it
+  // where the model type implies it.
   Result<> read_gate() {
     const bool v2 = config_.model_type == "deepseek_v2";
     FATHOM_TRY(const auto given, fields_.optional_string("topk_method"));
@@ -226,7 +226,7 @@ class ConfigReader {
       return invalid("{}scoring_func is {:?}; with topk_method {:?} supported is {:?}", where_,
                      scoring->substr(0, 60), method, implied);
     }
-    // Only these two read the groups; greedy configs may have null there.
+    // Only the group-limited gates read the groups; greedy configurations may have null there.
     if (config_.gate == GateKind::kSoftmaxGreedy) return {};
     return read_groups();
   }

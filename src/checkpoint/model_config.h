@@ -1,4 +1,4 @@
-// A model's config.json, checked: every number is in range and consistent with the others, so that
+// A model's config.json, validated: each number is in range and consistent with the others, so
 // later code need not check again.
 #pragma once
 
@@ -25,7 +25,7 @@ struct YarnConfig {
 enum class GateKind {
   kSoftmaxGreedy,        // V2-Lite: top-k of the softmax
   kSoftmaxGroupLimited,  // V2: groups by their maximum, then top-k
-  kSigmoidBias,          // V3, Kimi K2 ("noaux_tc"): sigmoid, bias for the choice only
+  kSigmoidBias,          // V3, Kimi K2 ("noaux_tc"): sigmoid, with a bias for selection only
 };
 
 // Storage format of the published weights.
@@ -36,7 +36,7 @@ struct QuantizationConfig {
   int64_t block_cols = 0;
   bool scales_are_powers_of_two = false;  // scale_fmt "ue8m0"
   bool static_activations = false;        // activation_scheme "static": an input_scale is stored
-  std::vector<std::string> ignored;       // layers that stay unquantised, as the config names them
+  std::vector<std::string> ignored;       // layers that stay unquantized, as named in the config
 };
 
 struct ModelConfig {
@@ -87,7 +87,7 @@ struct ModelConfig {
   double softmax_scale() const;
 };
 
-// Parses and checks config.json's text; `source` begins every error.
+// Parses and checks the text of config.json. `source` begins each error.
 Result<ModelConfig> parse_model_config(std::string_view text, std::string_view source);
 
 }  // namespace fathom

@@ -21,7 +21,7 @@ Result<ModelConfig> parse(const json::object& object) {
   return parse_model_config(json::serialize(object), "config.json");
 }
 
-// Expects a refusal whose sentence begins with the file and names `part`.
+// Expects an error that begins with the file's name and contains `part`.
 void expect_refused(const json::object& object, std::string_view part) {
   const auto parsed = parse(object);
   ASSERT_FALSE(parsed) << part;
@@ -67,7 +67,7 @@ TEST(ModelConfig, ReadsThePublishedOnes) {
   EXPECT_EQ(kimi->rope_theta, 50000);
 }
 
-// The published products, to the digits in which they are known.
+// Softmax scales of the published models.
 TEST(ModelConfig, SoftmaxScale) {
   EXPECT_NEAR(parse(published("deepseek_v3"))->softmax_scale(), 0.1352338, 5e-8);
   EXPECT_NEAR(parse(published("deepseek_v2_lite"))->softmax_scale(), 0.1147214, 5e-8);
@@ -75,7 +75,7 @@ TEST(ModelConfig, SoftmaxScale) {
   auto plain = published("deepseek_v3");
   plain["rope_scaling"] = nullptr;
   EXPECT_NEAR(parse(plain)->softmax_scale(), 0.07216878, 5e-9);
-  // Without mscale_all_dim there is no factor, whatever mscale says.
+  // Without mscale_all_dim there is no factor, whatever mscale is.
   auto partial = published("deepseek_v3");
   partial["rope_scaling"].as_object().erase("mscale_all_dim");
   EXPECT_NEAR(parse(partial)->softmax_scale(), 0.07216878, 5e-9);
@@ -106,7 +106,7 @@ TEST(ModelConfig, ReadsTransformersFiveSpelling) {
   EXPECT_EQ(parse(object)->rope_theta, 5e5);
 }
 
-// Which of the five bad values a number may have after all.
+// A numeric field, and which of the five bad values are valid for it.
 struct Field {
   const char* name;
   bool zero_allowed = false;
@@ -118,7 +118,7 @@ constexpr Field kFields[] = {
     {"num_hidden_layers"},
     {"num_attention_heads"},
     {"num_key_value_heads", false, true},
-    {"q_lora_rank", false, true},  // missing: V2-Lite's form
+    {"q_lora_rank", false, true},  // missing in V2-Lite
     {"kv_lora_rank"},
     {"qk_nope_head_dim"},
     {"qk_rope_head_dim"},
@@ -141,7 +141,7 @@ constexpr Field kFields[] = {
     {"eos_token_id", true, true},
 };
 
-// Puts `value` (or nothing) at `key` of what is at `inside`, or of the object itself.
+// Sets `key` of the member `inside`, or of the object itself, to `value`; nothing erases it.
 void expect_number(const json::object& object, const std::string& inside, const Field& field,
                    const std::optional<json::value>& value, bool allowed) {
   json::object changed = object;

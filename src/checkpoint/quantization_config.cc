@@ -6,10 +6,10 @@
 namespace fathom {
 namespace {
 
-// The block of every published FP8 checkpoint, and what the kernels are made for.
+// The block size of all published FP8 checkpoints, which the kernels require.
 constexpr int64_t kBlock = 128;
 
-// A list of layer names, under any of the keys that mean it.
+// A list of layer names.
 Result<std::vector<std::string>> layer_names(const JsonFields& fields, std::string_view key,
                                              const std::string& where) {
   std::vector<std::string> names;
@@ -27,7 +27,7 @@ Result<std::vector<std::string>> layer_names(const JsonFields& fields, std::stri
   return names;
 }
 
-// [128, 128], the only block that is supported.
+// Requires [128, 128], the only supported block.
 Result<> check_block(const json::value& value, std::string_view key, const std::string& where) {
   const auto is_block = [](const json::value& item) {
     return item.is_int64() && item.get_int64() == kBlock;
@@ -76,7 +76,7 @@ Result<QuantizationConfig> parse_fp8(const JsonFields& fields, const std::string
   return config;
 }
 
-// The "weights" of one of compressed-tensors' config_groups.
+// Parses the "weights" of one of compressed-tensors' config_groups.
 Result<> parse_group_weights(const json::object& object, const std::string& where,
                              QuantizationConfig& config) {
   const JsonFields fields(object, where);

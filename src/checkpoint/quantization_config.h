@@ -1,8 +1,8 @@
-// The quantization_config of a config.json, in the spellings of its two producers:
-//   quant_method "fp8"                 DeepSeek's own 128x128 blocks (weight_block_size), and one
-//                                      scale for a tensor (vLLM's form, no weight_block_size)
+// The quantization_config of a config.json, in the forms of its two producers:
+//   quant_method "fp8"                 DeepSeek's 128x128 blocks (weight_block_size), or per-tensor
+//                                      scales (vLLM's form, without weight_block_size)
 //   quant_method "compressed-tensors"  float-quantized, 8 bits, strategy tensor, channel or block
-// Everything else is refused with its name.
+// Anything else is refused by name.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace fathom {
 
-// `where` begins every error: "…/config.json: quantization_config.".
+// `where` begins each error: "…/config.json: quantization_config.".
 Result<QuantizationConfig> parse_quantization_config(const json::object& object,
                                                      const std::string& where);
 

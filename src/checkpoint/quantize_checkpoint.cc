@@ -22,16 +22,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMinThreads = 4;  // some wait for the disk
+constexpr int kMinThreads = 4;  // some of them wait for the disk
 constexpr int kMaxThreads = 32;
-// tokenizer.json of the largest vocabulary has 9 MB; what is larger and is no text stays behind.
+// The largest vocabulary's tokenizer.json has 9 MB. Larger files are not copied.
 constexpr int64_t kMaxCopiedBytes = 64 << 20;
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr const char* kConfig = "config.json";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
-// A part of a tensor that one thread takes at once: bytes of one that is copied, or rows, from a
-// multiple of 128 on, of one that is quantised.
+// A part of a tensor that one thread processes at once: bytes of a copied tensor, or rows of a
+// quantized one, beginning at a multiple of 128.
 struct Piece {
   const PlannedTensor* tensor = nullptr;
   int64_t begin = 0, count = 0;
@@ -54,7 +54,7 @@ std::vector<Piece> cut_pieces(const PlannedShard& shard, int64_t piece_bytes) {
   return pieces;
 }
 
-// Writes one shard, its pieces by several threads; the first error stops them all.
+// Writes one shard with several threads; the first error stops all of them.
 class ShardWork {
  public:
   ShardWork(const Checkpoint& checkpoint, const PlannedShard& shard, const QuantizeOptions& options,
@@ -71,7 +71,7 @@ class ShardWork {
     std::vector<std::jthread> threads;
     for (int64_t i = 1; i < count; ++i) threads.emplace_back([this] { work(); });
     work();
-    threads.clear();  // waits for all
+    threads.clear();  // joins them
     if (failure_) return tl::unexpected<Status>(*failure_);
     return {};
   }
@@ -177,8 +177,8 @@ Result<> write_shard(const Checkpoint& checkpoint, const PlannedShard& shard,
   return file.finish();
 }
 
-// Whether an earlier run has left this shard whole: its size and its head are what they will be. It
-// got its name after its bytes were on the disk.
+// Whether an earlier run has completed this shard: size and header match. A shard gets its name
+// only after its bytes are on disk.
 bool is_finished(const PlannedShard& shard, const std::string& path) {
   std::error_code failure;
   if (!fs::exists(path, failure)) return false;
@@ -192,8 +192,7 @@ bool is_finished(const PlannedShard& shard, const std::string& path) {
   return false;
 }
 
-// Everything beside the weights that a model's directory may have: tokenizer, generation defaults,
-// licence.
+// Copies the other files of a model's directory: tokenizer, generation defaults, licence.
 Result<> copy_small_files(const Checkpoint& checkpoint, const QuantizeOutput& output) {
   std::error_code failure;
   for (fs::directory_iterator it(checkpoint.directory(), failure), end; !failure && it != end;

@@ -29,7 +29,7 @@ using testing::HasSubstr;
 
 constexpr int kShards = 4;
 
-// A dense layer, a MoE layer and an MTP layer, with ragged last blocks.
+// A dense layer, a MoE layer and an MTP layer, with partial blocks at the edges.
 constexpr const char* kSmallConfig = R"({
   "model_type": "deepseek_v3",
   "vocab_size": 40,
@@ -80,7 +80,7 @@ std::string random_data(const std::string& name, const TensorEntry& entry) {
   return data;
 }
 
-// Every file of a directory by its name.
+// The contents of all files of a directory, by name.
 std::map<std::string, std::string> all_files(const std::string& directory) {
   std::map<std::string, std::string> files;
   for (const auto& file : fs::directory_iterator(directory)) {
@@ -147,8 +147,7 @@ class Quantize : public testing::Test {
     return all_files(options.output);
   }
 
-  // Damages a matrix of a shard so that quantising it fails, or mends it, and keeps the file's
-  // time.
+  // Damages a shard's matrix so that quantizing it fails, or repairs it, and keeps the file's time.
   void damage(int shard, bool broken) {
     for (TestTensor& tensor : shards_[static_cast<size_t>(shard)]) {
       if (!tensor.name.ends_with("_proj.weight") || tensor.name.find("eh_") != std::string::npos) {
@@ -183,7 +182,7 @@ TEST_F(Quantize, WritesThePublishedForm) {
     EXPECT_EQ(config.kind, QuantizationConfig::Kind::kFp8Block);
     EXPECT_EQ(config.scales_are_powers_of_two, form == ScaleForm::kPowerOfTwo);
     EXPECT_FALSE(config.static_activations);
-    // Names, types and shapes are those of the form's table, no more and no less.
+    // Names, types and shapes are exactly those of the published form.
     const auto table = Checkpoint::open_dummy(options.output);
     ASSERT_TRUE(table) << table.error().message;
     EXPECT_EQ(made->tensors().size(), table->tensors().size());
@@ -194,7 +193,7 @@ TEST_F(Quantize, WritesThePublishedForm) {
       EXPECT_EQ(entry->shape, wanted.shape) << name;
       EXPECT_EQ(entry->offset % size_of(entry->dtype), 0) << name;
     }
-    // Values: quantised matrix by matrix, or as they were.
+    // Values are quantized matrix by matrix, or unchanged.
     const auto files = all_files(options.output);
     const auto bytes_in = [&](const TensorEntry& entry) {
       return files.at(fs::path(made->file_of(entry)).filename().string())
@@ -224,7 +223,7 @@ TEST_F(Quantize, WritesThePublishedForm) {
     }
     EXPECT_EQ(done->quantized, quantized);
     EXPECT_EQ(done->kept, 0);
-    // Nothing else but the small files, and config.json's other lines as they were.
+    // No other files but the small ones; config.json's other lines are unchanged.
     EXPECT_EQ(files.size(), 4u + kShards);
     EXPECT_EQ(files.at("tokenizer.json"), file_text(source_ / "tokenizer.json"));
     EXPECT_EQ(files.at("LICENSE"), "MIT");
@@ -273,13 +272,13 @@ TEST_F(Quantize, ThreadsDoNotChangeABit) {
   }
 }
 
-// Real models have tensors of many pieces.
+// With many pieces per tensor, as in real models.
 TEST_F(Quantize, PiecesDoNotChangeABit) {
   for (const ScaleForm form : {ScaleForm::kF32, ScaleForm::kPowerOfTwo}) {
     QuantizeOptions options = to(form == ScaleForm::kF32 ? "float" : "ue8m0");
     options.scale_form = form;
     const auto wanted = whole(options);
-    options.piece_bytes = 1000;  // less than a row of some: 128 rows at a time
+    options.piece_bytes = 1000;  // less than 128 rows of some matrices
     const auto done = run(options);
     ASSERT_TRUE(done) << done.error().message;
     EXPECT_TRUE(all_files(options.output) == wanted);
@@ -323,7 +322,7 @@ TEST_F(Quantize, GoesOnAfterAnErrorInEachShard) {
     for (int other = 0; other < kShards; ++other) {
       EXPECT_EQ(fs::exists(options.output + "/" + shard_name(other)), other < shard);
     }
-    EXPECT_FALSE(Checkpoint::open(options.output));  // half a model is none
+    EXPECT_FALSE(Checkpoint::open(options.output));  // an incomplete model does not open
     damage(shard, false);
     const auto done = run(options);
     ASSERT_TRUE(done) << done.error().message;
@@ -378,7 +377,7 @@ TEST_F(Quantize, WritesDamagedShardsAnew) {
   EXPECT_EQ(all_files(options.output), wanted);
 }
 
-// Shards of the right size may be another's, and a head that is right may miss its last byte.
+// A shard of the right size may have another header; one with the right header may be truncated.
 TEST_F(Quantize, WritesOthersShardsAnew) {
   damage(kShards - 1, false);
   const auto wanted = whole(to(""));
@@ -411,7 +410,7 @@ TEST_F(Quantize, RefusesToGoOnWithSomethingElse) {
   others = options;
   others.max_shard_bytes = 1 << 20;
   EXPECT_THAT(run(others).error().message, HasSubstr("max shard bytes"));
-  source_.write(shard_name(1), file_text(source_ / shard_name(1)));  // another time
+  source_.write(shard_name(1), file_text(source_ / shard_name(1)));  // with a new modification time
   const auto changed = run(options);
   ASSERT_FALSE(changed);
   EXPECT_THAT(changed.error().message, HasSubstr(options.output + ": an unfinished run"));
@@ -424,7 +423,7 @@ TEST_F(Quantize, RefusesOutputsThatAreNotItsOwn) {
   EXPECT_THAT(run(options).error().message,
               HasSubstr(options.output + ": is not empty, there is \"model.safetensors\""));
   EXPECT_EQ(file_text(options.output + "/model.safetensors"), "mine");
-  // A finished run is not written over, nor the source.
+  // Neither a finished run nor the source is overwritten.
   ASSERT_TRUE(run(to("finished")));
   EXPECT_THAT(run(to("finished")).error().message, HasSubstr("is not empty"));
   QuantizeOptions in_place = options;
@@ -446,7 +445,7 @@ TEST_F(Quantize, OneRunAtATime) {
   EXPECT_TRUE(run(options));
 }
 
-// A limit on a file's size stands for a full disk: the same calls fail, with another number.
+// A file size limit stands in for a full disk: the same calls fail, with another error number.
 TEST_F(Quantize, GoesOnWhenThereIsRoomAgain) {
   const auto wanted = whole(to(""));
   const QuantizeOptions options = to("full");

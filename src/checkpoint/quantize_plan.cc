@@ -74,8 +74,8 @@ Result<PlannedTensor> plan_tensor(const Checkpoint& checkpoint, const WeightName
   return tensor;
 }
 
-// Computes a shard's offsets, and its head. Tensors of wide types come first, then by name, as in
-// the format's own library: each is then aligned to its type.
+// Computes a shard's offsets and header. Tensors of wider types come first, then by name, as in the
+// reference library, so that each is aligned to its type.
 void lay_out(PlannedShard& shard) {
   struct Part {
     std::string name;
@@ -114,7 +114,7 @@ void lay_out(PlannedShard& shard) {
   shard.bytes = head_bytes + end;
 }
 
-// Consecutive tensors until the next would not fit.
+// Fills each shard with consecutive tensors until the next does not fit.
 std::vector<PlannedShard> cut_shards(std::vector<PlannedTensor> tensors, int64_t max_bytes) {
   std::vector<PlannedShard> shards;
   int64_t bytes = 0;
@@ -147,7 +147,7 @@ std::vector<PlannedShard> mirror_shards(const Checkpoint& checkpoint,
   return shards;
 }
 
-// model.safetensors.index.json, laid out as the published ones are.
+// model.safetensors.index.json in the layout of published ones.
 std::string index_text(const std::vector<PlannedShard>& shards) {
   std::map<std::string, std::string_view> places;
   int64_t total = 0;
@@ -207,7 +207,7 @@ Result<std::string> quantized_config(std::string_view config, ScaleForm form,
       return invalid("{}: {} is there already, with {}", source, key, brief(*value));
     }
   }
-  // Put in before the last brace, so that every other byte stays as it was.
+  // Inserted before the last brace, so that all other bytes are unchanged.
   const size_t brace = config.rfind('}');
   const size_t last = config.find_last_not_of(" \t\r\n", brace - 1);
   std::string text(config.substr(0, last + 1));

@@ -1,9 +1,9 @@
-// The output of `fathom quantize`, known before a weight is read: every shard's name, head, and
-// where each tensor's bytes go in it.
+// The complete layout of `fathom quantize`'s output, computed before a weight is read: each shard's
+// name and header, and the position of each tensor in it.
 //
 // The form is DeepSeek-V3's as published: e4m3 weights of the linear layers
-// (WeightNames::is_linear, those of MTP layers too) with block-wise 128x128 scales in fp32
-// (weight_scale_inv) beside them; all other tensors unchanged.
+// (WeightNames::is_linear, including those of MTP layers) with block-wise 128x128 scales in fp32
+// (weight_scale_inv); all other tensors unchanged.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct PlannedTensor {
   std::string name;
   const TensorEntry* source = nullptr;  // in the checkpoint, which must outlive the plan
   bool quantize = false;
-  int64_t offset = 0;         // first byte, in the new file
+  int64_t offset = 0;         // first byte in the new file
   int64_t scales_offset = 0;  // if quantize
 };
 
@@ -26,7 +26,7 @@ struct PlannedShard {
   std::string name;  // "model-00001-of-00163.safetensors"
   std::string head;  // the bytes before the data
   int64_t bytes = 0;
-  int64_t source_bytes = 0;            // that are read for it
+  int64_t source_bytes = 0;            // read to produce it
   std::vector<PlannedTensor> tensors;  // in the order of the source's bytes
 };
 
@@ -37,11 +37,11 @@ struct QuantizePlan {
   int64_t quantized = 0;  // tensors
 };
 
-// Shards mirror the source's one to one; with max_shard_bytes > 0 they are as many as that takes (a
-// tensor that is larger has one for itself). A source that is quantised already is refused.
+// Plans shards that mirror the source's; with max_shard_bytes > 0, shards up to that size (a larger
+// tensor gets a shard of its own). A source that is quantized already is refused.
 Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, int64_t max_shard_bytes);
 
-// The source's config.json with the quantization_config of the form above, otherwise as it was.
+// The source's config.json with the quantization_config of this form, otherwise unchanged.
 Result<std::string> quantized_config(std::string_view config, ScaleForm form,
                                      std::string_view source);
 

@@ -33,7 +33,7 @@ Result<std::string> file_line(const std::string& path) {
                      status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
 }
 
-// The first line in which two records differ, of each.
+// The first line in which two records differ, from each record.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_a(a), lines_b(b);
   std::string line_a, line_b;
@@ -55,8 +55,8 @@ Result<> check_record(const std::string& directory, const std::string& record) {
       directory, then, now);
 }
 
-// The first file that prevents a new run; empty if none. The unfinished file of a record, left by a
-// run that ended before it had one, does not count.
+// The first file that prevents a new run; empty if there is none. An unfinished record file, left
+// by a run that was interrupted while writing it, does not count.
 std::string found_in(const std::string& directory) {
   std::error_code failure;
   std::string first;
@@ -92,7 +92,7 @@ Result<QuantizeOutput> QuantizeOutput::open(const std::string& directory,
   const int lock = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (lock < 0) return invalid("{}: cannot be opened: {}", directory, std::strerror(errno));
   QuantizeOutput output(directory, lock);
-  // A file system without locks has no second run noticed; that is all.
+  // On a file system without locks a concurrent run is not detected.
   if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return error(Code::kUnavailable, "{}: another `fathom quantize` is writing there", directory);
   }

@@ -1,4 +1,4 @@
-// .fathom-quantize: what an unfinished output directory was begun with.
+// .fathom-quantize: the record that identifies an unfinished output directory.
 #pragma once
 
 #include <string>
@@ -7,13 +7,14 @@
 
 namespace fathom {
 
-// One line a fact: the options that change bytes, the source's files with size and time.
+// The record, one line per item: the options that affect the output, and the source's files with
+// sizes and times.
 Result<std::string> quantize_record(const Checkpoint& checkpoint, const QuantizeOptions& options);
 
-// The output directory of one run, locked against a second one until it is destroyed.
+// The output directory of one run, locked against a second run until it is destroyed.
 class QuantizeOutput {
  public:
-  // Makes the directory, or takes up that of an interrupted run with the same record. Any other
+  // Creates the directory, or resumes that of an interrupted run with the same record. Other
   // content is refused by name.
   static Result<QuantizeOutput> open(const std::string& directory, const std::string& record);
 
@@ -24,14 +25,14 @@ class QuantizeOutput {
 
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
 
-  // The run has ended: takes the record away.
+  // Removes the record: the run has ended.
   Result<> finish();
 
  private:
   QuantizeOutput(std::string directory, int lock) : directory_(std::move(directory)), lock_(lock) {}
 
   std::string directory_;
-  int lock_ = -1;  // a descriptor of the directory
+  int lock_ = -1;  // descriptor of the directory, which holds the lock
 };
 
 }  // namespace fathom

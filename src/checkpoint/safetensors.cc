@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// Published tensors have two dimensions at most; other tools' may have a few more.
+// Published tensors have at most two dimensions; those of other tools may have a few more.
 constexpr size_t kMaxDimensions = 8;
 
 std::optional<DType> dtype_named(std::string_view name) {
@@ -32,10 +32,10 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// The bytes that dtype and shape stand for, or nothing if that exceeds 64 bits.
+// The number of bytes that dtype and shape require, or nothing if it exceeds 64 bits.
 std::optional<int64_t> payload_bytes(const SafetensorsEntry& entry) {
   int64_t bytes = size_of(entry.dtype);
-  // A zero anywhere makes the tensor empty, even where the other dimensions would overflow.
+  // One zero dimension makes the tensor empty, even if the others would overflow.
   if (std::find(entry.shape.begin(), entry.shape.end(), 0) != entry.shape.end()) return 0;
   for (const int64_t size : entry.shape) {
     const auto product = checked_mul(bytes, size);
@@ -45,7 +45,7 @@ std::optional<int64_t> payload_bytes(const SafetensorsEntry& entry) {
   return bytes;
 }
 
-// Collects the header's tensors; each is checked on its own at the end of its object.
+// Collects the header's tensors and checks each one at the end of its object.
 class HeaderEvents : public JsonEvents {
  public:
   HeaderEvents(std::string_view source, int64_t data_bytes)
@@ -212,14 +212,14 @@ class HeaderEvents : public JsonEvents {
   SafetensorsHeader tensors_;
   int depth_ = 0;
   bool in_metadata_ = false, seen_metadata_ = false, in_array_ = false;
-  // The tensor that is being read.
+  // The tensor being read.
   std::string name_, field_;
   SafetensorsEntry entry_;
   std::vector<int64_t> offsets_;
   bool seen_dtype_ = false, seen_shape_ = false, seen_offsets_ = false;
 };
 
-// The tensors must follow each other from 0 to the end of the file.
+// Checks that the tensors follow each other from 0 to the end of the file.
 Result<> check_coverage(const SafetensorsHeader& tensors, int64_t data_bytes,
                         std::string_view source) {
   using Item = const SafetensorsHeader::value_type*;

@@ -1,4 +1,4 @@
-// model.safetensors.index.json: which shard holds which tensor.
+// model.safetensors.index.json: the shard of each tensor.
 #pragma once
 
 #include <map>
@@ -9,8 +9,8 @@
 
 namespace fathom {
 
-// Tensor name -> name of its shard, a plain file name that ends in .safetensors.
-// metadata.total_size is not read: published files have it wrong.
+// Maps a tensor's name to its shard's, a plain file name that ends in .safetensors.
+// metadata.total_size is ignored: it is wrong in published files.
 using SafetensorsIndex = std::map<std::string, std::string, std::less<>>;
 Result<SafetensorsIndex> parse_safetensors_index(std::string_view text, std::string_view source);
 

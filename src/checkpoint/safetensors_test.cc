@@ -16,7 +16,7 @@ struct BadHeader {
   const char* what;
   std::string header;
   int64_t data_bytes;
-  const char* sentence;  // a part of the error
+  const char* sentence;  // a substring of the error
 };
 
 std::string one(const std::string& fields) { return R"({"w":{)" + fields + "}}"; }
@@ -115,7 +115,7 @@ TEST(SafetensorsHeader, ReadsWhatIsRight) {
   EXPECT_EQ(parsed->at("a").shape, (std::vector<int64_t>{3, 2}));
   EXPECT_EQ(parsed->at("b").begin, 12);
   EXPECT_TRUE(parsed->at("b").shape.empty());
-  // A name with escapes is that of the unescaped text: a duplicate cannot hide behind them.
+  // Names are compared unescaped, so escapes cannot hide a duplicate.
   EXPECT_FALSE(
       parse_safetensors_header(R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                R"("\u0077":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
@@ -150,7 +150,7 @@ TEST(SafetensorsFile, RefusesWhatIsWrongByName) {
   };
   for (const auto& bad : cases) {
     folder.write("x.safetensors", bad.bytes);
-    const std::clock_t before = std::clock();  // CPU time: the machine may do other work
+    const std::clock_t before = std::clock();  // CPU time, since the machine may be busy
     const auto read = read_safetensors_file(folder / "x.safetensors");
     ASSERT_FALSE(read) << bad.what;
     EXPECT_TRUE(read.error().message.starts_with(folder / "x.safetensors: "))

@@ -1,5 +1,6 @@
-// The kernel may read and write less than it was asked to: at most 2 GiB at a time, less after a
-// signal or from a network's disk. The program's own pread and pwrite stand for such a kernel.
+// Short reads and writes: the kernel may transfer less than requested (at most 2 GiB per call; less
+// after a signal or on a network file system). This program replaces pread and pwrite to imitate
+// that.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,9 +15,9 @@
 
 namespace {
 
-std::atomic<size_t> most_bytes{std::numeric_limits<size_t>::max()};  // of one call
+std::atomic<size_t> most_bytes{std::numeric_limits<size_t>::max()};  // per call
 
-// While it lives.
+// Limits the size of transfers while it lives.
 struct ShortTransfers {
   explicit ShortTransfers(size_t bytes) { most_bytes = bytes; }
   ~ShortTransfers() { most_bytes = std::numeric_limits<size_t>::max(); }

@@ -11,11 +11,12 @@ namespace {
 constexpr std::string_view kWeight = ".weight";
 constexpr int64_t kBlock = 128;
 
-// Fits a stored shape to one of the three forms; false if it is none of them.
+// Matches a stored shape with one of the three forms; false if none fits.
 bool fit_shape(const std::vector<int64_t>& shape, int64_t rows, int64_t cols,
                StoredScales& scales) {
   int64_t count = 1;
-  for (const int64_t size : shape) count *= size;  // the header's product was checked
+  // The header's parser has checked the product for overflow.
+  for (const int64_t size : shape) count *= size;
   const bool flat = shape.size() <= 1;
   const int64_t block_rows = ceil_div(rows, kBlock);
   const int64_t block_cols = ceil_div(cols, kBlock);

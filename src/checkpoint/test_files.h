@@ -1,4 +1,4 @@
-// Test files of this room: temporary folders, files, safetensors shards.
+// Temporary folders, files and safetensors shards for this room's tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 namespace fathom {
 
-// A new folder under the system's temporary one, removed with all it holds.
+// A new folder under the system's temporary directory, removed with its contents.
 class TestFolder {
  public:
   TestFolder() {
@@ -38,7 +38,7 @@ class TestFolder {
   std::string path_;
 };
 
-// A safetensors file's bytes: length, header, data.
+// The bytes of a safetensors file: length, header, data.
 inline std::string shard_bytes(std::string_view header, std::string_view data) {
   const uint64_t length = header.size();
   std::string bytes(8, '\0');
@@ -53,7 +53,7 @@ struct TestTensor {
   std::string data;
 };
 
-// A well-formed shard of these tensors, in this order.
+// A well-formed shard with these tensors, in this order.
 inline std::string shard_of(const std::vector<TestTensor>& tensors) {
   json::object header{{"__metadata__", {{"format", "pt"}}}};
   std::string data;

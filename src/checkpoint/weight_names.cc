@@ -11,12 +11,12 @@ namespace {
 constexpr std::string_view kLayerPrefix = "model.layers.";
 constexpr std::string_view kExpertPrefix = "mlp.experts.";
 constexpr std::string_view kWeight = ".weight";
-// Suffixes that quantisation adds beside "X.weight".
+// Suffixes of the tensors that quantization adds beside "X.weight".
 constexpr std::string_view kScaleSuffixes[] = {".weight_scale_inv", ".weight_scale",
                                                ".input_scale"};
 
-// Takes "12." from the front of `text`; nothing if there is no such number, or one with leading
-// zeros, which no checkpoint has.
+// Consumes a number such as "12." at the front of `text`. Nothing if there is none, or one with
+// leading zeros, which no checkpoint has.
 std::optional<int64_t> take_number(std::string_view& text) {
   int64_t number = 0;
   const char* end = text.data() + text.size();
@@ -27,7 +27,7 @@ std::optional<int64_t> take_number(std::string_view& text) {
   return number;
 }
 
-// "X.weight_scale_inv" -> "X.weight"; nothing for what is not a scale.
+// "X.weight_scale_inv" -> "X.weight"; nothing if the name is not a scale's.
 std::optional<std::string> weight_of_scale(std::string_view name) {
   for (const std::string_view suffix : kScaleSuffixes) {
     if (name.ends_with(suffix)) {
@@ -77,7 +77,7 @@ WeightNames::WeightNames(const ModelConfig& config) : config_(config) {
       {"model.norm.weight", {hidden}, WeightGroup::kNorms, false, {}},
       {"lm_head.weight", {config.vocab_size, hidden}, WeightGroup::kHead, false, {}},
   };
-  // The MTP module concatenates the next token's embedding and the hidden state: eh_proj reads
+  // The MTP module concatenates the next token's embedding and the hidden state; eh_proj reads
   // both.
   mtp_ = {
       {"embed_tokens.weight", {config.vocab_size, hidden}, WeightGroup::kMtp, false, {}},
@@ -140,7 +140,7 @@ void WeightNames::add_feed_forward() {
 }
 
 bool WeightNames::is_moe(int64_t layer) const {
-  // An MTP layer is a MoE layer whatever first_k_dense_replace says.
+  // An MTP layer is a MoE layer regardless of first_k_dense_replace.
   return layer >= config_.num_layers ? config_.num_experts > 0 : config_.is_moe_layer(layer);
 }
 

@@ -1,6 +1,6 @@
-// The names, shapes and types of a DeepSeek-family checkpoint's tensors, as published on Hugging
-// Face. Two directions over one table: for_each() lists what a configuration must have, classify()
-// says what a name is.
+// Names, shapes and types of a DeepSeek-family checkpoint's tensors, as published on Hugging Face.
+// One table, used in two directions: for_each() lists the tensors of a configuration, classify()
+// interprets a name.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@ enum class WeightGroup {
   kGate,
   kNorms,
   kHead,
-  kMtp,     // everything of the layers after num_hidden_layers, but their scales
-  kScales,  // FP8 weights' and activations'
+  kMtp,     // everything in the layers after num_hidden_layers except scales
+  kScales,  // of FP8 weights and activations
 };
 inline constexpr int kNumWeightGroups = 10;
 
@@ -41,20 +41,20 @@ class WeightNames {
  public:
   explicit WeightNames(const ModelConfig& config);
 
-  // Calls visit for every tensor of the published form, scales included; stops early when visit
-  // returns false. Nothing is collected, because a configuration may claim many.
+  // Calls visit for each tensor of the published form, including scales; stops when visit returns
+  // false. Nothing is collected, because a configuration may declare many tensors.
   using Visit = std::function<bool(const PublishedTensor&)>;
   void for_each(const Visit& visit) const;
 
   // The group of a stored tensor; nothing for a name that such a model does not have.
   std::optional<WeightGroup> classify(std::string_view name) const;
 
-  // Whether it is a matrix that FP8 checkpoints have in FP8: a linear layer's of attention or of an
-  // MLP, in MTP layers too; not the router, the embedding, the head or an MTP layer's eh_proj.
+  // Whether FP8 checkpoints store this matrix in FP8: the linear layers of attention and MLPs, also
+  // in MTP layers; not the router, the embedding, the head or an MTP layer's eh_proj.
   bool is_linear(std::string_view name) const;
 
  private:
-  // A tensor without its prefix: "self_attn.o_proj.weight".
+  // A tensor's name without its prefix, for example "self_attn.o_proj.weight".
   struct Part {
     std::string suffix;
     std::vector<int64_t> shape;
@@ -69,17 +69,17 @@ class WeightNames {
   bool visit_part(const std::string& prefix, const Part& part, bool mtp, const Visit& visit) const;
   bool visit_layer(int64_t layer, const Visit& visit) const;
   bool is_quantized(const Part& part, std::string_view name) const;
-  // The part that a tensor's name names, and the layer of those in layers; neither for others.
+  // The part that a tensor's name refers to, and its layer if it is in one; null for other names.
   const Part* find_part(std::string_view name, int64_t* layer) const;
   const Part* find_in_layer(int64_t layer, std::string_view rest) const;
 
   ModelConfig config_;
-  std::vector<Part> whole_;   // beside the layers: "model.norm.weight"
+  std::vector<Part> whole_;   // outside the layers: "model.norm.weight"
   std::vector<Part> layer_;   // in every layer: attention and its norms
   std::vector<Part> dense_;   // in dense layers
   std::vector<Part> moe_;     // in MoE layers, without the routed experts
   std::vector<Part> expert_;  // in each routed expert, after "mlp.experts.7."
-  std::vector<Part> mtp_;     // in MTP layers besides
+  std::vector<Part> mtp_;     // additional ones in MTP layers
 };
 
 // Buffers that some repackagers store and that are computed here: rotary_emb.inv_freq.

@@ -8,7 +8,7 @@
 namespace fathom {
 namespace {
 
-// The checkpoint of a folder with nothing but this published config.json.
+// A dummy checkpoint with this published config.json.
 Checkpoint published(const std::string& name) {
   const TestFolder folder;
   folder.write("config.json",
@@ -27,8 +27,8 @@ struct Figures {
   std::optional<int64_t> bytes;
 };
 
-// Known figures of the published checkpoints, computed elsewhere from their configurations and, for
-// the tensor count and bytes of V3, those of its index.
+// Known figures of published checkpoints, computed elsewhere from their configurations; V3's tensor
+// count and bytes are from its index.
 constexpr Figures kFigures[] = {
     {"deepseek_v2_lite", 5291, 15'706'484'224, 2.66, 31'104, 31'412'968'448},
     {"deepseek_v2", 29102, 235'741'434'880, 21.38, 69'120, 471'482'869'760},
@@ -80,7 +80,7 @@ TEST(WeightNames, ShapesOfV3) {
 TEST(WeightNames, Classify) {
   const Checkpoint v3 = published("deepseek_v3");
   const WeightNames names(v3.config());
-  // Both directions of the table agree.
+  // for_each() and classify() agree.
   for (const auto& [name, entry] : v3.tensors()) ASSERT_TRUE(names.classify(name)) << name;
   EXPECT_EQ(names.classify("model.layers.61.mlp.experts.3.up_proj.weight"), WeightGroup::kMtp);
   EXPECT_EQ(names.classify("model.layers.5.mlp.experts.3.up_proj.weight"), WeightGroup::kExperts);

@@ -9,8 +9,8 @@
 namespace fathom {
 namespace {
 
-// The double with the fewest digits that is this float: -0.1, not -0.10000000149011612. JSON has no
-// infinities; a token without any probability has null.
+// The double with the fewest digits that rounds to this float: -0.1, not -0.10000000149011612. JSON
+// has no infinities; a token with probability 0 gets null.
 json::value json_number(float value) {
   if (!std::isfinite(value)) return nullptr;
   return std::strtod(fmt::format("{}", value).c_str(), nullptr);
@@ -92,7 +92,7 @@ Result<std::vector<Answer>> generate(Engine& engine, Request request,
   FATHOM_TRY(const RequestId id, engine.submit(std::move(request), events.sink()));
   bool aborted = false;
   while (!events.ended()) {
-    // The engine's events wake this thread at once; the limit is for seeing Ctrl-C.
+    // Events wake this thread at once; the timeout is for polling Ctrl-C.
     const auto event = events.next_for(std::chrono::milliseconds(50));
     if (event) {
       answers[static_cast<size_t>(event->index)].add(*event);

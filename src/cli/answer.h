@@ -1,4 +1,4 @@
-// One choice of a request, put together from its events.
+// The completion of one choice of a request, assembled from its events.
 #pragma once
 
 #include <functional>
@@ -17,26 +17,27 @@ struct Answer {
   std::vector<TokenLogprob> logprobs;
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   std::optional<FinishReason> finish;
-  Status error;  // of kError and kAbort
+  Status error;  // set with kError and kAbort
   Usage usage;
   RequestTimings timings;
 
   void add(const Event& event);
 
-  // After the first token; 0 for an answer of one token.
+  // Speed after the first token; 0 for a completion of one token.
   double decode_tokens_per_second() const;
 };
 
 // Runs a request to its end and calls on_event for each of its events, on this thread. Ctrl-C (see
-// InterruptWatch) aborts the request; its events still come. Returns one answer a choice.
+// InterruptWatch) aborts the request, whose final events still arrive. Returns one Answer per
+// choice.
 Result<std::vector<Answer>> generate(Engine& engine, Request request,
                                      const std::function<void(const Event&)>& on_event);
 
 // The object that `fathom run --json` prints:
 //   {"prompt_ids", "ids", "text", "logprobs": [{"id", "logprob", "top": [{"id", "logprob"}…]}…],
 //    "prompt_logprobs": [null, …], "finish_reason", "usage": {…}, "timings": {…}}
-// logprobs and prompt_logprobs are null where they were not asked for. With several answers it is
-// the first one's, and all of them are under "choices".
+// logprobs and prompt_logprobs are null if not requested. With several choices these are the first
+// one's fields, and all choices are under "choices".
 json::object answers_json(const std::vector<int32_t>& prompt_ids,
                           const std::vector<Answer>& answers, const SamplingParams& sampling);
 

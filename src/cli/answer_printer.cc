@@ -11,7 +11,7 @@ namespace fathom {
 AnswerPrinter::AnswerPrinter(std::FILE* out, std::optional<ChatFormat> format, bool opens_reasoning,
                              bool show_reasoning)
     : out_(out), style_(has_color(out)), show_reasoning_(show_reasoning) {
-  // No tools are offered here, so tool markers would be content.
+  // No tools are offered, so tool markers are content.
   if (format) parser_.emplace(*format, opens_reasoning, false);
 }
 

@@ -1,4 +1,4 @@
-// Shows a streamed answer to a person: the content as it is, the reasoning dimmed.
+// Prints a streamed completion for a person: content unchanged, reasoning dimmed.
 #pragma once
 
 #include <cstdio>
@@ -11,16 +11,16 @@
 
 namespace fathom {
 
-// Writes pieces of one answer to `out` as they arrive. One thread.
+// Writes pieces of one completion to `out` as they arrive. One thread.
 class AnswerPrinter {
  public:
-  // Splits the text by the chat format; without a format (raw prompts) everything is content.
-  // show_reasoning: false drops it (but keeps it in answer()).
+  // Splits the text by the chat format; without a format (raw prompts) everything is content. With
+  // show_reasoning false reasoning is not printed, but kept in answer().
   AnswerPrinter(std::FILE* out, std::optional<ChatFormat> format, bool opens_reasoning,
                 bool show_reasoning);
 
   void push(const std::string& text);
-  void finish();  // the end of the answer; ends the line if it is not ended
+  void finish();  // the end of the completion; completes the line
 
   const ParsedAnswer& answer() const { return answer_; }
 
@@ -37,12 +37,12 @@ class AnswerPrinter {
   char last_ = '\n';
 };
 
-// "12 tokens, first after 8.1 ms, then 1,523 tokens/s; prompt 21 tokens": TTFT and speed in one
-// line.
+// TTFT and speed in one line: "12 tokens, first after 8.1 ms, then 1,523 tokens/s; prompt 21
+// tokens".
 struct Answer;
 std::string speed_line(const Answer& answer);
 
-// 1523.4 as "1,523"; below 100 with one decimal.
+// 1523.4 as "1,523"; numbers below 100 with one decimal.
 std::string grouped(double number);
 
 }  // namespace fathom

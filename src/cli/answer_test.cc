@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kVocab = 16;
 constexpr int32_t kEos = 15;
 
-// 3 -> 4 -> 5 -> end.
+// The script 3 -> 4 -> 5 -> end.
 std::unique_ptr<ScriptRunner> script() {
   return std::make_unique<ScriptRunner>(kVocab, std::map<int32_t, int32_t>{{3, 4}, {4, 5}}, kEos);
 }

@@ -9,7 +9,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Written by the engine's thread, waited for by the caller's.
+// Filled by the engine's thread; the caller's thread waits.
 class Collector {
  public:
   Collector(size_t count, const std::function<void(size_t)>& on_finished)
@@ -28,7 +28,7 @@ class Collector {
     run_.answers[index].submitted = when;
   }
 
-  // Before a submit: waits until fewer than `limit` requests are under way.
+  // Call before submit(): waits until fewer than `limit` requests are running.
   void enter(int64_t limit) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return limit == 0 || running_ < limit; });
@@ -36,7 +36,7 @@ class Collector {
     run_.peak_concurrency = std::max(run_.peak_concurrency, running_);
   }
 
-  // After a submit that was refused.
+  // Call after a submit() that was refused.
   void leave() {
     const std::lock_guard lock(mutex_);
     --running_;
@@ -53,7 +53,7 @@ class Collector {
     return failed_;
   }
 
-  // After wait_for_all().
+  // Call after wait_for_all().
   BatchRun& run() { return run_; }
   const std::vector<RequestId>& ids() const { return ids_; }
 
@@ -95,7 +95,7 @@ Result<BatchRun> run_batch(Engine& engine, const std::vector<Request>& requests,
     if (!id) {
       collector.leave();
       for (size_t j = 0; j < i; ++j) engine.abort(collector.ids()[j]);
-      collector.wait_for_all();  // the sinks point into the collector
+      collector.wait_for_all();  // the sinks refer to the collector
       return with_context(fmt::format("request {}: ", i + 1), id.error());
     }
     collector.submitted(i, *id, when);

@@ -1,4 +1,4 @@
-// `fathom bench`: what its measurements share, and those that run a model themselves.
+// `fathom bench`: shared parts, and the benchmarks that run a model in this process.
 #pragma once
 
 #include <cstdint>
@@ -33,32 +33,32 @@ struct BenchFlags {
 
 void add_output_flags(CLI::App& command, OutputFlags* flags);
 
-// In bench_serve.cc: a server is measured.
+// Adds `bench serve`, which measures a server (bench_serve.cc).
 void add_bench_serve_command(CLI::App& bench, Action* chosen);
 
 Result<int> bench_latency(const BenchFlags& flags);
 Result<int> bench_throughput(const BenchFlags& flags);
 
-// Prompt `stream`: ids that differ in every run of the same benchmark, so that nothing is found in
-// a cache, and never 0, which some kernels would find easy.
+// The ids of prompt `stream`. They differ in each run of a benchmark, so that no cache helps, and
+// are never 0, which could be cheaper for some kernels.
 std::vector<int32_t> random_prompt(int64_t vocab_size, int64_t length, uint64_t seed,
                                    uint64_t stream);
 
-// Spread evenly over [length * (1 - ratio), length * (1 + ratio)], at least 1.
+// A length uniform in [length * (1 - ratio), length * (1 + ratio)], at least 1.
 int64_t spread_length(int64_t length, double ratio, uint64_t seed, uint64_t index);
 
-// Percentile of a non-empty list, by linear interpolation between the nearest two (numpy's
-// default).
+// The percentile of a non-empty list, by linear interpolation between the nearest two values
+// (numpy's default).
 double percentile(std::vector<double> values, double percent);
 double mean(const std::vector<double>& values);
 
-// What was measured on what: one line each, and the same as JSON.
+// Describes the model and the machine, as text lines and as JSON.
 std::string machine_lines(const LoadedEngine& loaded);
 json::object machine_json(const LoadedEngine& loaded);
 
 std::string utc_now();
 
-// Prints the object if asked to, and writes it to a file if asked to.
+// Prints the object and writes it to a file, as the flags say.
 Result<> report_json(const OutputFlags& flags, const json::object& object);
 
 }  // namespace fathom

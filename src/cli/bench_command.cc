@@ -22,30 +22,31 @@ void add_output_flags(CLI::App& command, OutputFlags* flags) {
 void add_bench_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* bench = app.add_subcommand("bench", "Measure speed");
-  bench->require_subcommand(0, 1);  // command_line.cc says what is missing
+  bench->require_subcommand(0, 1);  // command_line.cc reports a missing one
 
-  CLI::App* latency = bench->add_subcommand("latency", "One batch of equal requests at a time");
+  CLI::App* latency = bench->add_subcommand("latency", "Latency of one batch of equal requests");
   add_model_positional(*latency, &flags->model);
   FlagGroup work(*latency, "Work");
   work.count("--batch-size", &flags->batch_size, 1, kMost, "Sequences in the batch");
   work.count("--input-len", &flags->input_len, 1, kMost, "Tokens of each prompt, chosen at random");
   work.count("--output-len", &flags->output_len, 1, kMost, "Tokens of each answer");
-  work.count("--num-iters-warmup", &flags->warmup_iters, 0, kMost, "Batches that do not count");
-  work.count("--num-iters", &flags->iters, 1, kMost, "Batches that count");
+  work.count("--num-iters-warmup", &flags->warmup_iters, 0, kMost, "Warm-up batches");
+  work.count("--num-iters", &flags->iters, 1, kMost, "Measured batches");
   add_output_flags(*latency, &flags->output);
   add_model_flags(*latency, &flags->model);
   latency->callback([flags, chosen] { *chosen = [flags] { return bench_latency(*flags); }; });
 
-  CLI::App* throughput = bench->add_subcommand("throughput", "Many requests at once");
+  CLI::App* throughput =
+      bench->add_subcommand("throughput", "Throughput of many concurrent requests");
   add_model_positional(*throughput, &flags->model);
   FlagGroup load(*throughput, "Work");
   WorkloadOptions& workload = flags->workload;
-  load.choice("--dataset-name", &workload.dataset,
-              {"random", "custom", "sharegpt", "azure", "mooncake"},
-              "What is asked; a trace all at once, its answers in full length");
+  load.choice(
+      "--dataset-name", &workload.dataset, {"random", "custom", "sharegpt", "azure", "mooncake"},
+      "Source of the requests; a trace's are sent all at once, with answers of full length");
   load.text("--dataset-path", &workload.path, "FILE",
             "The dataset's file; custom: a .jsonl (field \"prompt\") or a text's lines");
-  load.count("--num-prompts", &workload.num_prompts, 1, kMost, "Requests, at most");
+  load.count("--num-prompts", &workload.num_prompts, 1, kMost, "Maximum number of requests");
   load.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMost,
              "Tokens of each prompt, chosen at random");
   load.count("--random-output-len,--output-len", &workload.random_output_len, 1, kMost,
@@ -53,7 +54,7 @@ void add_bench_command(CLI::App& app, Action* chosen) {
   load.number("--random-range-ratio", &flags->range_ratio, 0, 1,
               "Spread the lengths evenly by this share, up and down", "0");
   load.count("--max-concurrency", &flags->max_concurrency, 0, kMost,
-             "Requests under way at a time; 0: all");
+             "Maximum number of concurrent requests; 0: no limit");
   add_output_flags(*throughput, &flags->output);
   add_model_flags(*throughput, &flags->model);
   throughput->callback([flags, chosen] { *chosen = [flags] { return bench_throughput(*flags); }; });

@@ -1,4 +1,4 @@
-// `fathom bench latency`: one batch of equal requests at a time, several times over.
+// `fathom bench latency`: repeatedly runs one batch of equal requests.
 #include <algorithm>
 
 #include "base/math.h"
@@ -12,9 +12,9 @@
 namespace fathom {
 namespace {
 
-constexpr double kPercentiles[] = {10, 25, 50, 75, 90, 99};  // vLLM's
+constexpr double kPercentiles[] = {10, 25, 50, 75, 90, 99};  // as in vLLM
 
-// Times of one iteration. Decode begins when the last prompt's first token is there.
+// Times of one iteration. Decode begins with the last prompt's first token.
 struct Iteration {
   double seconds = 0;
   double prefill_rate = 0;  // prompt tokens/s
@@ -75,7 +75,7 @@ std::vector<double> column(const std::vector<Iteration>& iterations, double Iter
   return values;
 }
 
-// Rates with what the machine could do at the same time.
+// Speeds, and the machine's speed at the same time.
 struct Summary {
   double prefill_median, prefill_best, decode_median, decode_best;
   double decode_step_bytes, prefill_flops;

@@ -11,8 +11,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A text of about as many tokens, the same for the same ids: " w a r c …". For endpoints that take
-// no ids.
+// A text of about as many tokens, a function of the ids: " w a r c …". For endpoints that accept no
+// ids.
 std::string letters_of(const std::vector<int32_t>& ids) {
   std::string text;
   for (const int32_t id : ids) {
@@ -42,7 +42,7 @@ json::object body_of(const LoadRequest& request, const ServerLoad& options) {
   return body;
 }
 
-// "error.message" of an error's body, or its beginning.
+// "error.message" of an error's body, or the beginning of the body.
 std::string message_of(std::string_view text) {
   const auto value = parse_json(text, "error");
   if (value && value->is_object()) {
@@ -60,7 +60,7 @@ int64_t count_in(const json::object& usage, std::string_view key) {
   return value != nullptr && value->is_int64() ? value->get_int64() : 0;
 }
 
-// Whether a choice of an event brings something of the answer: not the role that begins a chat.
+// Whether an event's choice contains generated text, and not only the role that begins a chat.
 bool brings_token(const json::value& choice) {
   if (!choice.is_object()) return false;
   const json::value* delta = choice.get_object().if_contains("delta");
@@ -75,7 +75,7 @@ bool brings_token(const json::value& choice) {
   return false;
 }
 
-// What the I/O thread and the sending thread share.
+// State shared by the I/O thread and the sending thread.
 struct Shared {
   explicit Shared(size_t count, bool show_progress)
       : progress("Requests", show_progress ? static_cast<int64_t>(count) : 0,
@@ -88,7 +88,7 @@ struct Shared {
   Progress progress;
 };
 
-// The answer to one request.
+// Records the reply to one request.
 class Recorder : public client::ReplyHandler {
  public:
   Recorder(Shared& shared, bool cancelled, int64_t prompt_tokens)
@@ -131,7 +131,7 @@ class Recorder : public client::ReplyHandler {
       failure_ = reply.error().message;
     }
     const bool left = !reply && cancelled_ && reply.error().code == Code::kDeadlineExceeded;
-    // Without a usage every piece counts as one.
+    // Without a usage each piece counts as one token.
     if (served_.output_tokens == 0) served_.output_tokens = std::ssize(served_.token_times);
     shared_.progress.add(1);
     const std::lock_guard lock(shared_.mutex);

@@ -26,7 +26,7 @@ std::string cpu_name() {
   return "unknown CPU";
 }
 
-// "26.7 M", "671.0 B".
+// A number of parameters as "26.7 M" or "671.0 B".
 std::string parameters_text(int64_t parameters) {
   const auto count = static_cast<double>(parameters);
   return count < 1e9 ? fmt::format("{:.1f} M", count / 1e6) : fmt::format("{:.1f} B", count / 1e9);

@@ -1,4 +1,4 @@
-// `fathom bench serve`: load on a server that runs, as its clients see it.
+// `fathom bench serve`: load on a running server, as its clients see it.
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
@@ -29,7 +29,7 @@ struct ServeBenchFlags {
   ServerLoad load;
   OutputFlags output;
   bool quiet = false;
-  // As other load generators have them.
+  // Flags of other load generators.
   std::string backend, label, result_dir, extra_body;
   std::optional<double> top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
   std::optional<int64_t> top_k, logprobs;
@@ -38,7 +38,7 @@ struct ServeBenchFlags {
   bool flush_cache = false;
 };
 
-// The interface of a --backend of vLLM's or SGLang's load generator; empty: none that is spoken.
+// The endpoint of a --backend of vLLM's or SGLang's load generator; empty if not supported.
 std::string endpoint_of(const std::string& backend) {
   for (const char* chat : {"openai-chat", "sglang-oai-chat", "vllm-chat"}) {
     if (backend == chat) return "/v1/chat/completions";
@@ -79,7 +79,7 @@ Result<ServingReportOptions> report_options(const ServeBenchFlags& flags) {
   return options;
 }
 
-// "ttft:200": at most 200 ms.
+// Parses "ttft:200": at most 200 ms.
 Result<ServiceGoals> service_goals(const std::vector<std::string>& words) {
   ServiceGoals goals;
   for (const std::string& word : words) {
@@ -111,7 +111,7 @@ Result<json::object> get_object(client::HttpClient& client, const ServeBenchFlag
   return value.get_object();
 }
 
-// The fields of --extra-body and of the flags of sampling.
+// The fields from --extra-body and the sampling flags.
 Result<json::object> extra_fields(const ServeBenchFlags& flags) {
   json::object extra;
   const auto add = [&extra](const char* name, const auto& value) {
@@ -136,11 +136,11 @@ Result<json::object> extra_fields(const ServeBenchFlags& flags) {
   return extra;
 }
 
-// Asks once a second until the server is ready.
+// Polls once a second until the server is ready.
 Result<> wait_until_ready(client::HttpClient& client, const ServeBenchFlags& flags) {
   for (int64_t second = 0;; ++second) {
     const auto reply = client.ask({.path = "/ready", .time_limit = std::chrono::seconds(5)});
-    // Other servers may have no such path; that they answer is enough.
+    // Other servers may lack this path; any reply will do.
     if (reply && reply->status != 503) return {};
     if (second >= flags.ready_seconds) {
       return error(Code::kUnavailable,
@@ -151,7 +151,7 @@ Result<> wait_until_ready(client::HttpClient& client, const ServeBenchFlags& fla
   }
 }
 
-// What is sent before the measurement: the first requests, at once.
+// Sends the first requests, all at once, before the measurement.
 void warm_up(client::HttpClient& client, const ServeBenchFlags& flags,
              const std::vector<LoadRequest>& requests) {
   std::vector<LoadRequest> first;
@@ -178,7 +178,7 @@ Result<> flush_cache(client::HttpClient& client, const ServeBenchFlags& flags) {
   return invalid("--flush-cache: the server answers /flush_cache with status {}", reply.status);
 }
 
-// The first model that the server has.
+// The first model in the server's list.
 Result<std::string> ask_model(client::HttpClient& client, const ServeBenchFlags& flags) {
   FATHOM_TRY(const json::object models, get_object(client, flags, "/v1/models"));
   const json::value* list = models.if_contains("data");
@@ -316,36 +316,37 @@ Result<int> bench_serve(ServeBenchFlags flags) {
 
 void add_bench_serve_command(CLI::App& bench, Action* chosen) {
   auto flags = std::make_shared<ServeBenchFlags>();
-  CLI::App* command = bench.add_subcommand("serve", "Load on a running server");
+  CLI::App* command = bench.add_subcommand("serve", "Load test of a running server");
   FlagGroup server(*command, "Server");
-  server.text("--base-url", &flags->base_url, "URL", "http://HOST:PORT, instead of the next two");
-  server.text("--host", &flags->host, "HOST", "Where it listens (default: 127.0.0.1)");
-  server.count("--port", &flags->port, 1, 65535, "Its port");
+  server.text("--base-url", &flags->base_url, "URL",
+              "http://HOST:PORT, instead of --host and --port");
+  server.text("--host", &flags->host, "HOST", "Address of the server (default: 127.0.0.1)");
+  server.count("--port", &flags->port, 1, 65535, "Port of the server");
   server.choice("--endpoint", &flags->load.endpoint, {"/v1/completions", "/v1/chat/completions"},
-                "What is asked; to a chat, ids are sent as letters");
+                "Endpoint to measure; chats get random ids as letters");
   server.text("--backend", &flags->backend, "NAME",
-              "The same by the names of other load generators: openai, vllm, sglang, openai-chat, "
+              "--endpoint by its name in other load generators: openai, vllm, sglang, openai-chat, "
               "sglang-oai-chat");
   server.count("--ready-check-timeout-sec", &flags->ready_seconds, 0, 86'400,
-               "Wait so long until the server is ready");
-  server.toggle("--flush-cache", &flags->flush_cache, "Empty its prefix cache first");
+               "Seconds to wait for the server to be ready");
+  server.toggle("--flush-cache", &flags->flush_cache, "Drop the server's prefix cache first");
   server.text("--api-key", &flags->load.api_key, "KEY", "Key to send");
   server.text("--model,--served-model-name", &flags->load.model, "NAME",
-              "Model to ask for (default: the server's first)");
+              "Model to request (default: the server's first)");
   FlagGroup work(*command, "Work");
   WorkloadOptions& workload = flags->workload;
   work.choice("--dataset-name", &workload.dataset,
               {"random", "prefix_repetition", "custom", "sharegpt", "azure", "mooncake"},
-              "What is sent");
+              "Source of the requests");
   work.text("--dataset-path", &workload.path, "FILE", "The dataset's file");
-  work.count("--num-prompts", &workload.num_prompts, 1, kMost, "Requests, at most");
-  work.count("--num-warmups", &flags->num_warmups, 0, kMost, "Requests before those that count");
+  work.count("--num-prompts", &workload.num_prompts, 1, kMost, "Maximum number of requests");
+  work.count("--num-warmups", &flags->num_warmups, 0, kMost, "Warm-up requests");
   work.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMost,
              "Tokens of each prompt");
   work.count("--random-output-len,--output-len,--custom-output-len", &workload.random_output_len, 1,
              kMost, "Tokens of each answer, of custom prompts too");
   work.count("--random-prefix-len", &workload.random_prefix_len, 0, kMost,
-             "Tokens before them that all prompts share");
+             "Tokens of a prefix that all prompts share");
   work.count("--prefix-repetition-prefix-len", &workload.prefix_len, 0, kMost,
              "Tokens of each prefix");
   work.count("--prefix-repetition-suffix-len", &workload.suffix_len, 1, kMost,
@@ -359,23 +360,23 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
   work.count("--sharegpt-output-len", &workload.sharegpt_output_len, 0, kMost,
              "Tokens of each answer; 0: about the recorded one's");
   work.count("--vocab-size", &workload.vocab_size, 0, 1 << 30,
-             "Token ids are below it; 0: ask the server");
+             "Upper bound of token ids; 0: ask the server");
   work.number("--time-scale", &flags->time_scale, 0, kMostSeconds,
-              "Times a trace's arrival times; 0.5 is twice as fast", "1");
+              "Factor of a trace's arrival times; 0.5 is twice as fast", "1");
   work.number("--length-scale", &flags->length_scale, 0, 1000,
-              "Times a trace's lengths, shared blocks included", "1");
+              "Factor of a trace's lengths, including shared blocks", "1");
   work.count("--seed", &flags->seed, 0, std::numeric_limits<int64_t>::max(),
-             "Of prompts, lengths, gaps and who leaves");
-  work.toggle("--ignore-eos", &flags->load.ignore_eos, "Answers have their full length");
-  work.number("--temperature", &flags->temperature, 0, 2, "Of sampling", "0");
-  work.number("--top-p", &flags->top_p, 0, 1, "Of sampling", "the server's");
-  work.count("--top-k", &flags->top_k, -1, kMost, "Of sampling", "the server's");
-  work.number("--min-p", &flags->min_p, 0, 1, "Of sampling", "the server's");
-  work.number("--frequency-penalty", &flags->frequency_penalty, -2, 2, "Of sampling", "0");
-  work.number("--presence-penalty", &flags->presence_penalty, -2, 2, "Of sampling", "0");
-  work.number("--repetition-penalty", &flags->repetition_penalty, 0, 10, "Of sampling", "1");
-  work.count("--logprobs", &flags->logprobs, 0, 20, "Alternatives that each token is asked for",
-             "none");
+             "Seed of prompts, lengths, gaps and cancellations");
+  work.toggle("--ignore-eos", &flags->load.ignore_eos,
+              "Ignore the end-of-sequence token, so that answers have full length");
+  work.number("--temperature", &flags->temperature, 0, 2, "Sampling temperature", "0");
+  work.number("--top-p", &flags->top_p, 0, 1, "top_p of sampling", "the server's");
+  work.count("--top-k", &flags->top_k, -1, kMost, "top_k of sampling", "the server's");
+  work.number("--min-p", &flags->min_p, 0, 1, "min_p of sampling", "the server's");
+  work.number("--frequency-penalty", &flags->frequency_penalty, -2, 2, "Frequency penalty", "0");
+  work.number("--presence-penalty", &flags->presence_penalty, -2, 2, "Presence penalty", "0");
+  work.number("--repetition-penalty", &flags->repetition_penalty, 0, 10, "Repetition penalty", "1");
+  work.count("--logprobs", &flags->logprobs, 0, 20, "Alternatives per token to request", "none");
   work.text("--extra-body", &flags->extra_body, "JSON", "Further fields of each request");
   FlagGroup pace(*command, "Pace");
   pace.text("--request-rate", &flags->request_rate, "X",
@@ -383,7 +384,7 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
   pace.number("--burstiness", &flags->burstiness, 0.001, 1000,
               "1: a Poisson process; less: bursts; more: steadier", "1");
   pace.count("--max-concurrency", &flags->load.max_concurrency, 0, kMost,
-             "Requests under way at a time; 0: any");
+             "Maximum number of concurrent requests; 0: no limit");
   pace.number("--cancel-rate", &flags->cancel_rate, 0, 1, "Share of clients that disconnect", "0");
   pace.number("--cancel-delay", &flags->cancel_delay, 0, kMostSeconds, "Seconds until they do",
               "0.5");
@@ -395,14 +396,14 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
               "Percentiles of them (default: 99)");
   output.texts("--goodput", &flags->goodput, "NAME:MS",
                "Count requests within ttft:MS, tpot:MS, e2el:MS");
-  output.text("--result-dir", &flags->result_dir, "DIR", "Folder of the file");
-  output.text("--label", &flags->label, "TEXT", "Text for the JSON object");
-  output.texts("--metadata", &flags->metadata, "NAME=VALUE", "Further fields of it");
+  output.text("--result-dir", &flags->result_dir, "DIR", "Directory of the result file");
+  output.text("--label", &flags->label, "TEXT", "Label in the JSON object");
+  output.texts("--metadata", &flags->metadata, "NAME=VALUE", "Further fields of the JSON object");
   output.toggle("-q,--quiet", &flags->quiet, "No progress bar");
   const CLI::Option* const given_endpoint = command->get_option("--endpoint");
   command->callback([flags, chosen, given_endpoint] {
     const std::string endpoint = endpoint_of(flags->backend);
-    // What is not spoken is said when the command runs.
+    // An unsupported backend is reported when the command runs.
     if (given_endpoint->count() == 0 && !endpoint.empty()) flags->load.endpoint = endpoint;
     *chosen = [flags] { return bench_serve(*flags); };
   });

@@ -35,8 +35,8 @@ TEST(ModelWork, OfTheBundledModel) {
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   const ModelConfig& config = checkpoint->config();
 
-  // By hand from config.json: hidden 256, 4 heads of 192 and 128, q_lora 128, latent 512 + 64; one
-  // dense layer of 768 and seven of 16 experts of 128 with 4 + 1 used; 8,192 words.
+  // From config.json: hidden 256, 4 heads of 192 and 128, q_lora 128, latent 512 + 64; one dense
+  // layer of 768 and seven of 16 experts of 128 with 4 + 1 active; vocabulary 8,192.
   const double attention = 256 * 128 + 128 * 4 * 192 + 256 * 576 + 512 * 4 * 256 + 4 * 128 * 256;
   const double dense = 3 * 256 * 768, moe = 3 * 256 * 128 * 5 + 256 * 16;
   const double token = 8 * attention + dense + 7 * moe, head = 8192.0 * 256;
@@ -44,11 +44,11 @@ TEST(ModelWork, OfTheBundledModel) {
   EXPECT_DOUBLE_EQ(prefill_flops(config, 512),
                    2 * (512 * token + head + 512.0 * 513 / 2 * 8 * 4 * 320));
 
-  // The weights that one token uses, FP8 but for head, norms and gate; scales are a rounding error.
+  // The weights that one token uses: FP8 except head, norms and gate; scales are negligible.
   const double one = decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 1, 0);
   const double expected = 8 * attention + dense + 7 * 3 * 256 * 128 * 5 + head * 2;
   EXPECT_NEAR(one, expected, 0.02 * expected);
-  // Many sequences use every expert, and each reads its own cache.
+  // Many sequences use all experts, and each reads its own cache.
   const double many = decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 1000, 0);
   EXPECT_NEAR(many - one, 7.0 * 3 * 256 * 128 * 12, 0.12 * (many - one));
   EXPECT_DOUBLE_EQ(decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 2, 100) -

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostCacheTokens = 1 << 18;
 
-// What the report says of a run; answers that were aborted count as failed.
+// The report's figures of a run; aborted requests count as failed.
 ServingFigures figures_of(const BatchRun& run, const std::vector<Request>& requests) {
   std::vector<ServedRequest> served;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -66,7 +66,7 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   EngineNeeds needs;
   needs.num_seqs = std::min(together, flags.model.many_sequences());
   needs.needs_tokenizer = workload.dataset == "custom" || workload.dataset == "sharegpt";
-  needs.prefix_caching = workload.dataset == "mooncake";  // whose prompts share their beginnings
+  needs.prefix_caching = workload.dataset == "mooncake";  // its prompts share prefixes
   if (workload.dataset == "random") {
     const double stretch = 1 + flags.range_ratio.value_or(0);
     const auto longest = static_cast<int64_t>(std::ceil(
@@ -77,7 +77,7 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   }
   FATHOM_TRY(const LoadedEngine loaded, load_engine(flags.model, needs));
   FATHOM_TRY(const std::vector<Request> requests, make_requests(flags, loaded));
-  // Warm-up: the first step touches every weight and every buffer for the first time.
+  // Warm-up: touches all weights and buffers.
   FATHOM_TRY(const BatchRun warmup,
              run_batch(*loaded.engine, {requests.front()}, 0, [](size_t) {}));
   BatchRun run;

@@ -13,20 +13,20 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kMostTokens = int64_t{1} << 24;  // of one recorded prompt or answer
+constexpr int64_t kMostTokens = int64_t{1} << 24;  // limit of one recorded prompt or output
 constexpr int64_t kMostMilliseconds = int64_t{1} << 50;
-constexpr int64_t kBlockTokens = 512;  // of a Mooncake hash id
+constexpr int64_t kBlockTokens = 512;  // per Mooncake hash id
 constexpr int64_t kBytesPerToken = 4;  // of English text
-// Streams of random numbers; those of prompts count up from 0.
+// Streams of random numbers. Those of prompts count up from 0.
 constexpr uint64_t kGapStream = ~1ull, kCancelStream = ~2ull;
-// Prefixes count down from here.
+// Streams of prefixes count down from here.
 constexpr uint64_t kPrefixStream = ~3ull;
 
 int64_t scaled(int64_t length, double scale) {
   return std::max<int64_t>(1, std::llround(static_cast<double>(length) * scale));
 }
 
-// Calls take(line, where) for every line that is not empty, until it says that it has enough.
+// Calls take(line, where) for each non-empty line until it returns false.
 Result<> for_each_line(const std::string& path,
                        const std::function<Result<bool>(std::string_view, std::string)>& take) {
   FATHOM_TRY(const std::string text, read_text_file(path, kMaxDatasetBytes));
@@ -65,7 +65,7 @@ std::vector<LoadRequest> random_requests(const WorkloadOptions& options) {
   return requests;
 }
 
-// Prompts of one prefix are not neighbours, as those of vLLM's dataset of this name are not.
+// Prompts with the same prefix are not adjacent, as in vLLM's dataset of this name.
 Result<std::vector<LoadRequest>> prefix_repetition_requests(const WorkloadOptions& options) {
   const int64_t each = options.num_prompts / options.num_prefixes;
   if (each == 0) {
@@ -87,7 +87,7 @@ Result<std::vector<LoadRequest>> prefix_repetition_requests(const WorkloadOption
   return requests;
 }
 
-// The prompts of a file: of a .jsonl the "prompt" strings, else each line that is not empty.
+// Reads the prompts of a file: the "prompt" strings of a .jsonl, otherwise each non-empty line.
 Result<std::vector<LoadRequest>> custom_requests(const WorkloadOptions& options) {
   std::vector<LoadRequest> requests;
   FATHOM_RETURN_IF_ERROR(for_each_line(
@@ -145,7 +145,7 @@ Result<std::vector<LoadRequest>> sharegpt_requests(const WorkloadOptions& option
   return requests;
 }
 
-// All of `text` as a number from 0 to `most`.
+// Parses all of `text` as an integer from 0 to `most`.
 std::optional<int64_t> whole_number(std::string_view text, int64_t most) {
   int64_t value = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -153,10 +153,10 @@ std::optional<int64_t> whole_number(std::string_view text, int64_t most) {
   return value >= 0 && value <= most ? std::optional(value) : std::nullopt;
 }
 
-// Seconds since 1970 of "2023-11-16 18:15:46.6805900".
+// Converts "2023-11-16 18:15:46.6805900" to seconds since 1970.
 std::optional<double> seconds_of_timestamp(std::string_view text) {
   if (text.size() < 19) return std::nullopt;
-  // Where year, month, day, hour, minute and second stand.
+  // Offset and length of year, month, day, hour, minute and second.
   constexpr std::pair<size_t, size_t> kParts[] = {{0, 4},  {5, 2},  {8, 2},
                                                   {11, 2}, {14, 2}, {17, 2}};
   int64_t parts[6];
@@ -249,7 +249,7 @@ Result<std::vector<LoadRequest>> mooncake_requests(const WorkloadOptions& option
   return requests;
 }
 
-// Replaces the arrival times.
+// Replaces the arrival times by random ones.
 void space_out(const WorkloadOptions& options, std::vector<LoadRequest>& requests) {
   std::mt19937_64 source(mix64(options.seed ^ kGapStream));
   std::gamma_distribution<double> gap(options.burstiness,

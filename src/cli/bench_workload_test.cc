@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// A file with this text, gone at the end.
+// A temporary file with this text.
 class TextFile {
  public:
   explicit TextFile(const std::string& text)
@@ -53,7 +53,7 @@ TEST(Workload, MooncakeBlocksOfOneIdAreEqual) {
   EXPECT_EQ(first(a, 512), first(b, 512));
   EXPECT_NE(a[512], b[512]);
   EXPECT_EQ((*requests)[0].output_tokens, 32);
-  EXPECT_EQ((*requests)[1].output_tokens, 1);  // a request has at least one
+  EXPECT_EQ((*requests)[1].output_tokens, 1);  // at least one token
   EXPECT_EQ((*requests)[1].at_seconds, 2);
 }
 
@@ -66,7 +66,7 @@ TEST(Workload, RepeatedPrefixesAreShared) {
   options.repetition_output_len = 7;
   const auto requests = make_workload(options);
   ASSERT_TRUE(requests) << requests.error().message;
-  ASSERT_EQ(requests->size(), 9u);  // 3 a prefix
+  ASSERT_EQ(requests->size(), 9u);  // 3 per prefix
   std::set<std::vector<int32_t>> prefixes, prompts;
   for (const LoadRequest& request : *requests) {
     EXPECT_EQ(request.prompt_ids.size(), 25u);
@@ -98,7 +98,7 @@ TEST(Workload, ScalesShrinkBlocksAndTimes) {
   const auto requests = make_workload(options);
   ASSERT_TRUE(requests) << requests.error().message;
   const auto &a = (*requests)[0].prompt_ids, &b = (*requests)[1].prompt_ids;
-  EXPECT_EQ(a.size(), 138u);  // of 3 blocks of 64
+  EXPECT_EQ(a.size(), 138u);  // 3 blocks of 64, scaled
   EXPECT_EQ(b.size(), 128u);
   EXPECT_EQ(first(a, 64), first(b, 64));
   EXPECT_NE(a[64], b[64]);
@@ -177,7 +177,7 @@ TEST(Workload, RatesAndCancellationsAreAsAskedFor) {
     EXPECT_GE(request.prompt_ids.size(), 5u);
     EXPECT_LE(request.prompt_ids.size(), 15u);
   }
-  options.burstiness = 100;  // gaps nearly equal: a tenth of a Poisson process's spread
+  options.burstiness = 100;  // nearly equal gaps: a tenth of a Poisson process's spread
   const auto steady = make_workload(options);
   ASSERT_TRUE(steady);
   for (size_t i = 1; i < steady->size(); ++i) {

@@ -33,7 +33,7 @@ std::string trimmed(const std::string& text) {
   return first == std::string::npos ? "" : text.substr(first, last - first + 1);
 }
 
-// What was typed, to the session. Messages for the person go to stderr, answers to stdout.
+// Passes input to the session. Messages go to stderr, completions to stdout.
 class ChatLoop {
  public:
   ChatLoop(ChatSession& session, LineReader& reader)
@@ -57,12 +57,12 @@ class ChatLoop {
       const bool goes_on = line.text.starts_with('/') ? command(line.text) : say(line.text);
       if (!goes_on) break;
     }
-    // A failed line of a pipe must show in the exit status.
+    // A failed line from a pipe sets the exit status.
     return failed_ && !reader_.is_terminal() ? 1 : 0;
   }
 
  private:
-  // A line, or all lines between two """.
+  // Reads a line, or all lines between two """.
   LineReader::Line read_message() {
     LineReader::Line line = reader_.read("> ");
     if (line.outcome != LineReader::Outcome::kLine) return line;
@@ -88,7 +88,7 @@ class ChatLoop {
     return true;
   }
 
-  // False when it is time to leave.
+  // Runs a command. Returns false if the loop should end.
   bool command(const std::string& line) {
     const size_t space = line.find(' ');
     const std::string name = trimmed(line.substr(0, space));

@@ -1,4 +1,4 @@
-// A conversation with a running engine: what was said, and how the next answer is made.
+// A conversation with a running engine: its history, and how the next turn is generated.
 #pragma once
 
 #include <cstdio>
@@ -14,28 +14,29 @@ struct ChatOptions {
   SamplingParams sampling;
   std::string system;
   bool thinking = false;
-  bool show_reasoning = true;  // print it, dimmed; the history has it either way
+  bool show_reasoning = true;  // print it, dimmed; the history contains it either way
 };
 
-// One thread. The engine must outlive it.
+// Used by one thread. The engine must outlive it.
 class ChatSession {
  public:
   ChatSession(Engine& engine, const Tokenizer& tokenizer, ChatFormat format, ChatOptions options);
 
-  // Says `text`, streams the answer to `out` and remembers both. Ctrl-C stops the answer; what had
-  // been said by then stays. After an error the conversation is as it was before.
+  // Adds the user message `text`, streams the completion to `out` and adds it to the history.
+  // Ctrl-C stops the completion and keeps what was generated. After an error the history is
+  // unchanged.
   Result<> say(const std::string& text, std::FILE* out);
 
-  void reset() { messages_.clear(); }  // forgets what was said; the system message stays
+  void reset() { messages_.clear(); }  // keeps the system message
   void set_system(const std::string& text) { options_.system = text; }
   void set_thinking(bool thinking) { options_.thinking = thinking; }
 
-  // {"messages": […]} as the HTTP interfaces take it; reasoning as "reasoning_content".
+  // Writes {"messages": […]} in the form of the HTTP API, reasoning as "reasoning_content".
   Result<> save(const std::string& path) const;
 
   std::string stats() const;
 
-  // Nothing but user and assistant messages, in turn.
+  // User and assistant messages only, alternating.
   const std::vector<Message>& messages() const { return messages_; }
 
  private:

@@ -11,8 +11,8 @@
 namespace fathom {
 namespace {
 
-// The bundled model's tokenizer and format with a scripted model: an answer is what the script says
-// after the prompt's last token.
+// The bundled model's tokenizer and format with a scripted model, whose completion depends on the
+// prompt's last token.
 class ChatSessionTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -77,7 +77,7 @@ TEST_F(ChatSessionTest, ReasoningIsKeptApart) {
   ASSERT_EQ(chat.messages().size(), 2u);
   EXPECT_EQ(chat.messages()[1].reasoning, "B");
   EXPECT_EQ(chat.messages()[1].text(), "A");
-  EXPECT_EQ(printed(), "B\n\nA\n");  // no escape sequences into what is no terminal
+  EXPECT_EQ(printed(), "B\n\nA\n");  // no escape sequences, since the output is not a terminal
 }
 
 TEST_F(ChatSessionTest, AFailureLeavesTheConversationAsItWas) {
@@ -85,7 +85,7 @@ TEST_F(ChatSessionTest, AFailureLeavesTheConversationAsItWas) {
   ASSERT_TRUE(chat.say("hello", out_).has_value());
   std::string endless;
   for (int i = 0; i < 400; ++i) endless += "word ";
-  const auto refused = chat.say(endless, out_);  // the scripted model's context has 256 tokens
+  const auto refused = chat.say(endless, out_);  // the scripted model's context is 256 tokens
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Code::kInvalidArgument);
   EXPECT_EQ(chat.messages().size(), 2u);

@@ -1,4 +1,4 @@
-// A command adds itself to the command line; the one that was chosen then runs.
+// The interface of commands: each adds itself to the command line, and the selected one runs.
 #pragma once
 
 #include <functional>
@@ -11,11 +11,11 @@ class App;
 
 namespace fathom {
 
-// Does the work after all flags have been read. Returns the exit status: 0 unless the work itself
-// says otherwise (an interrupt). Errors become one line on stderr.
+// Runs the command after all flags are parsed. Returns the exit status, normally 0. Errors are
+// printed as one line on stderr.
 using Action = std::function<Result<int>()>;
 
-// Each adds its subcommand and sets `chosen` when the user has named it.
+// Each adds its subcommand, which sets `chosen` when the user selects it.
 void add_run_command(CLI::App& app, Action* chosen);
 void add_chat_command(CLI::App& app, Action* chosen);
 void add_tokenize_command(CLI::App& app, Action* chosen);

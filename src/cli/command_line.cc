@@ -34,8 +34,7 @@ int exit_status(Code code) {
   }
 }
 
-// Text from outside goes to a terminal here: line ends and escape sequences in it are shown, not
-// obeyed.
+// External text is printed on a terminal, so line ends and escape sequences in it are made visible.
 std::string one_line(std::string_view text) {
   std::string line;
   for (const char c : text) {
@@ -50,12 +49,12 @@ std::string one_line(std::string_view text) {
 }
 
 int fail(std::string_view message, int status) {
-  // Not fmt::print: it throws where stderr cannot be written.
+  // fmt::print would throw if stderr cannot be written.
   std::fputs(fmt::format("fathom: {}\n", one_line(message)).c_str(), stderr);
   return status;
 }
 
-// The innermost command that was named.
+// The innermost selected command.
 const CLI::App& chosen_command(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : chosen_command(*chosen.front());
@@ -67,7 +66,7 @@ std::string command_path(const CLI::App& command) {
              : command_path(*command.get_parent()) + " " + command.get_name();
 }
 
-// What is said about an argument that no command expects.
+// The error message for an unexpected argument.
 std::string unexpected(const CLI::App& app, const std::string& word) {
   const CLI::App& command = chosen_command(app);
   std::vector<std::string> candidates;
@@ -98,11 +97,12 @@ std::string unexpected(const CLI::App& app, const std::string& word) {
   return message;
 }
 
-// The manual page and the completions, for those who install the program.
+// Adds `generate`, which prints the manual page and the shell completions for packaging.
 void add_generate_command(CLI::App& app, Action* chosen) {
   auto what = std::make_shared<std::string>();
-  CLI::App* command = app.add_subcommand("generate", "The manual page or a shell's completion");
-  command->group("");  // not shown
+  CLI::App* command =
+      app.add_subcommand("generate", "Print the manual page or a shell's completion");
+  command->group("");  // hidden from --help
   command->add_option("WHAT", *what, "man, bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"man", "bash", "zsh", "fish"}));
@@ -143,10 +143,10 @@ void describe(CLI::App& app, Action* chosen) {
   add_generate_command(app, chosen);
 }
 
-// The message about a value that does not fit, in our words.
+// Rewords CLI11's message about an invalid value.
 std::string bad_value(const CLI::ParseError& problem) {
   const std::string text = problem.what();
-  // "Could not convert: --quiet = maybe": of a flag without a value.
+  // CLI11 reports "Could not convert: --quiet = maybe" for a flag that takes no value.
   constexpr std::string_view kConversion = "Could not convert: --";
   if (!text.starts_with(kConversion)) return text;
   const size_t flag = kConversion.size() - 2;
@@ -157,36 +157,36 @@ std::string bad_value(const CLI::ParseError& problem) {
                            text.substr(flag, equals - flag), text.substr(equals + 3));
 }
 
-// Reads the arguments; the exit status if that is the end of it.
+// Parses the arguments. Returns an exit status if the program should end.
 std::optional<int> parse(CLI::App& app, const std::vector<std::string>& arguments,
                          const FlagSources& sources) {
   try {
-    // CLI11 takes them in the order in which it takes them off the end.
+    // CLI11 consumes the arguments from the end of the vector.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
     return std::nullopt;
   } catch (const CLI::ExtrasError&) {
     return fail(unexpected(app, app.remaining(true).front()), kExitBadInput);
   } catch (const CLI::ArgumentMismatch& problem) {
-    // "--seed: 1 required N missing", in our words.
+    // Rewords "--seed: 1 required N missing".
     const std::string text = problem.what();
     return fail(fmt::format("{}{} needs one value", sources.prefix_of(text),
                             text.substr(0, text.find(':'))),
                 kExitBadInput);
   } catch (const CLI::ParseError& problem) {
-    // --help and --version arrive here too, with status 0.
+    // --help and --version also throw, with status 0.
     if (problem.get_exit_code() == 0) return app.exit(problem);
     const std::string text = bad_value(problem);
     return fail(sources.prefix_of(text) + text, kExitBadInput);
   }
 }
 
-// The value of the command's --config; empty: none, or no such flag.
+// The value of the command's --config; empty if not given or not a flag of this command.
 std::string config_of(const CLI::App& command) {
   const CLI::Option* const option = command.get_option_no_throw("--config");
   return option == nullptr || option->count() == 0 ? "" : option->as<std::string>();
 }
 
-// The KEYWORD of --help=KEYWORD, which is taken out of the arguments.
+// Removes --help=KEYWORD from the arguments and returns KEYWORD.
 std::string take_help_keyword(std::vector<std::string>* arguments) {
   constexpr std::string_view kFlag = "--help=";
   const auto found = std::find_if(arguments->begin(), arguments->end(), [&](const auto& argument) {
@@ -198,7 +198,7 @@ std::string take_help_keyword(std::vector<std::string>* arguments) {
   return keyword;
 }
 
-// The flags of a command whose names or descriptions have the keyword, in any case of letters.
+// Prints the flags of a command whose names or descriptions contain the keyword, ignoring case.
 int print_matching_flags(const CLI::App& command, const std::string& keyword) {
   const std::string wanted = CLI::detail::to_lower(keyword);
   bool any = false;
@@ -229,14 +229,14 @@ int run_action(const Action& action, const FlagSources& sources) {
   }
 }
 
-// "fathom help bench serve" asks what "fathom bench serve --help" does.
+// Rewrites "fathom help bench serve" to "fathom bench serve --help".
 void turn_help_around(std::vector<std::string>* arguments) {
   if (arguments->empty() || arguments->front() != "help") return;
   arguments->erase(arguments->begin());
   arguments->push_back("--help");
 }
 
-// The command that the arguments name, as far as can be said before they are parsed.
+// The command that the arguments name, as far as known before parsing.
 const CLI::App& named_command(const CLI::App& app, const std::vector<std::string>& arguments,
                               size_t* words) {
   const CLI::App* command = &app;
@@ -249,8 +249,8 @@ const CLI::App& named_command(const CLI::App& app, const std::vector<std::string
   return *command;
 }
 
-// Leaves the environment's values to the command that was named: CLI11 would read them for all
-// commands, and a bad one would end a command that does not have it or was typed another value.
+// Makes only the named command read the environment. CLI11 would read variables for all commands,
+// and an invalid value would fail commands that lack the flag or override it.
 void ignore_variables_of_others(CLI::App& app, const CLI::App& named) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     if (command == &named) continue;
@@ -259,11 +259,11 @@ void ignore_variables_of_others(CLI::App& app, const CLI::App& named) {
   }
 }
 
-// `fathom serve` takes the launch lines of other servers, `fathom bench serve` those of their load
-// generators.
+// Whether the command accepts other servers' launch lines (`fathom serve`) or load generators'
+// (`fathom bench serve`).
 bool takes_launch_lines(const CLI::App& command) { return command.get_name() == "serve"; }
 
-// The exit status if the line cannot be taken.
+// Translates the launch line. Returns an exit status if it is not accepted.
 std::optional<int> translate(const CLI::App& serve, size_t words,
                              std::vector<std::string>* arguments, std::vector<std::string>* notes) {
   const auto flags = arguments->begin() + static_cast<std::ptrdiff_t>(words);
@@ -280,8 +280,8 @@ std::optional<int> translate(const CLI::App& serve, size_t words,
 void add_inspect_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<ModelFlags>();
   auto json = std::make_shared<bool>(false);
-  CLI::App* command =
-      app.add_subcommand("inspect", "What a checkpoint is and what it needs, without loading it");
+  CLI::App* command = app.add_subcommand(
+      "inspect", "Show a checkpoint and the memory that it needs, without loading it");
   add_model_positional(*command, flags.get());
   command->add_flag("--json", *json, "Print one JSON object");
   command->callback([=] {
@@ -308,7 +308,7 @@ int run_command_line(int argc, const char* const* argv) {
   }
   FlagSources sources(named, arguments);
   const std::vector<std::string> misspelt = misspelt_variables(app);
-  // `generate` prints them all.
+  // `generate` prints the variables of all commands.
   if (named.get_name() != "generate") ignore_variables_of_others(app, named);
   if (const auto status = parse(app, arguments, sources)) return *status;
   if (!keyword.empty()) return print_matching_flags(chosen_command(app), keyword);
@@ -317,7 +317,7 @@ int run_command_line(int argc, const char* const* argv) {
   if (!config.empty()) {
     auto file = config_arguments(config, chosen_command(app));
     if (!file) return fail(file.error().message, kExitBadInput);
-    // After the command's name; what the user has typed may end in "--" and words.
+    // Inserted after the command's name, because the user's arguments may end with "--" and words.
     arguments.insert(arguments.begin() + 1, file->arguments.begin(), file->arguments.end());
     notes.insert(notes.end(), file->notes.begin(), file->notes.end());
     sources.add_file(config, std::move(file->lines));

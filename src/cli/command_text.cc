@@ -25,7 +25,7 @@ FlagText flag_text(const CLI::Option& option) {
 void add_command(const CLI::App& command, const std::string& path,
                  std::vector<CommandText>* texts) {
   const auto inner = command.get_subcommands([](const CLI::App* one) {
-    return !one->get_group().empty();  // no group: not shown
+    return !one->get_group().empty();  // commands without a group are hidden
   });
   if (inner.empty() || path.empty()) {
     CommandText text{path, command.get_description(), command.get_footer(), {}, {}};

@@ -1,5 +1,5 @@
-// The program's commands and flags as data: what the manual page and the shells' completions are
-// made of, so that there is no second list of flags.
+// The program's commands and flags as data, from which the manual page and the shell completions
+// are generated.
 #pragma once
 
 #include <string>
@@ -12,22 +12,22 @@ class App;
 namespace fathom {
 
 struct FlagText {
-  std::vector<std::string> names;  // "--threads", "-t", long ones first
+  std::vector<std::string> names;  // long names first: "--threads", "-t"
   std::string kind;                // "N", "FILE"; empty: takes no value
   std::string help, fallback, variable, heading;
-  std::vector<std::string> choices;  // all values that are allowed; empty: others
+  std::vector<std::string> choices;  // all allowed values; empty: not restricted
   bool repeats = false;
 };
 
 struct CommandText {
   std::string path;  // "bench serve"; empty: the program itself
   std::string help, footer;
-  std::vector<std::string> words;  // "MODEL", "PROMPT"
+  std::vector<std::string> words;  // positionals: "MODEL", "PROMPT"
   std::vector<FlagText> flags;     // in the order of --help
 };
 
-// The program first, then its commands in the order of --help; those of `bench` stand for it.
-// Commands that --help does not show are left out.
+// The program first, then its commands in the order of --help; `bench` is represented by its
+// subcommands. Commands hidden from --help are omitted.
 std::vector<CommandText> command_texts(const CLI::App& app);
 
 std::string manual_page(const std::vector<CommandText>& commands);  // fathom(1), troff

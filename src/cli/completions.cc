@@ -1,5 +1,5 @@
-// Each completion is a table of the commands' flags, and a few lines of the shell's own that look
-// into it.
+// Each completion script is a table of the commands' flags and a few lines of shell code that look
+// it up.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// Between single quotes.
+// Quotes text with single quotes.
 std::string quoted(const std::string& text) {
   std::string result = "'";
   for (const char c : text) {
@@ -29,7 +29,7 @@ std::string function_name(const std::string& path) {
   return name;
 }
 
-// "run chat serve … bench …": the first words of the paths.
+// The first words of all commands: "run chat serve … bench …".
 std::vector<std::string> first_words(const std::vector<CommandText>& commands) {
   std::vector<std::string> words;
   for (const CommandText& command : commands) {
@@ -39,7 +39,7 @@ std::vector<std::string> first_words(const std::vector<CommandText>& commands) {
   return words;
 }
 
-// The words that may follow `first`: those of `bench`.
+// The words that may follow `first`, for example the subcommands of `bench`.
 std::vector<std::string> second_words(const std::vector<CommandText>& commands,
                                       const std::string& first) {
   std::vector<std::string> words;
@@ -58,14 +58,14 @@ std::string help_of(const std::vector<CommandText>& commands, const std::string&
   return "Measure speed";
 }
 
-// What a shell shows beside a name, in one line.
+// The one-line description that a shell shows beside a name.
 std::string short_help(const std::string& help) {
   constexpr size_t kLongest = 70;
   if (help.size() <= kLongest) return help;
   return help.substr(0, help.rfind(' ', kLongest));
 }
 
-// The same without what has a meaning in a specification of zsh.
+// The same without characters that are special in zsh's specifications.
 std::string zsh_help(const std::string& help) {
   std::string text;
   for (const char c : short_help(help)) text += c == '[' || c == ']' || c == ':' ? ' ' : c;

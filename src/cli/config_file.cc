@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// Beyond it the file is something else, given by mistake.
+// A larger file is not a configuration file.
 constexpr int64_t kMaxBytes = 1 << 20;
 
 int line_of(const YAML::Mark& mark) { return mark.line + 1; }
@@ -40,10 +40,10 @@ Result<ConfigEntry> read_entry(const std::string& path, const YAML::Node& key,
   return entry;
 }
 
-// Flags that end the program, or would read another file.
+// Flags that end the program or read another file.
 bool is_reserved(const std::string& name) { return name == "help" || name == "config"; }
 
-// The flag of that name; those that are reserved count as none.
+// The flag with that name; null for reserved ones.
 const CLI::Option* find_flag(const CLI::App& command, const std::string& name) {
   if (is_reserved(name)) return nullptr;
   for (const CLI::Option* option : command.get_options()) {
@@ -70,7 +70,7 @@ bool takes_list(const CLI::Option& option) {
   return option.get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
 }
 
-// MODEL of the command line, or of the file.
+// MODEL from the command line, or from the file.
 std::string model_of(const CLI::App& command, const std::vector<ConfigEntry>& entries) {
   const CLI::Option* const option = find_flag(command, "model");
   if (option == nullptr) return "";
@@ -122,7 +122,7 @@ Result<ConfigArguments> config_arguments(const std::string& path, const CLI::App
     auto line = translate_launch_line(command, words, model);
     if (!line) return with_context(fmt::format("{}:{}: ", path, entry.line), line.error());
     result.notes.insert(result.notes.end(), line->notes.begin(), line->notes.end());
-    // The flag here: two spellings of it would otherwise be two values.
+    // The canonical flag, so that two spellings do not count as two values.
     const CLI::Option* option = written;
     if (!line->arguments.empty()) {
       const std::string& first = line->arguments.front();

@@ -1,10 +1,10 @@
-// A file of flags for --config: YAML, one flag a line.
+// The file of --config: YAML with one flag per line.
 //
 //   max-num-seqs: 64                  # named like the long flag, with - or _
-//   served_model_name: [tiny, main]   # a list for flags that may be given several times
+//   served_model_name: [tiny, main]   # a list for flags that may be repeated
 //   strict: true
 //
-// The command line wins over the environment, which wins over the file.
+// The command line takes precedence over the environment, which takes precedence over the file.
 #pragma once
 
 #include <map>
@@ -23,22 +23,22 @@ struct ConfigEntry {
   std::string flag;  // "max-num-seqs"
   std::vector<std::string> values;
   bool is_list = false;
-  int line = 0;  // of the file, from 1
+  int line = 0;  // in the file, from 1
 };
 
-// What the file says, in its order. Errors name file and line; values are not in them, some are
-// keys.
+// Reads the file's entries, in order. Errors name file and line but no values, since some are
+// secrets.
 Result<std::vector<ConfigEntry>> read_config_file(const std::string& path);
 
 struct ConfigArguments {
   std::vector<std::string> arguments;  // "--flag=value"
-  std::vector<std::string> notes;      // on flags of other servers that were left out
-  std::map<std::string, int> lines;    // where flags stand, by their first long names
+  std::vector<std::string> notes;      // about flags of other servers that were dropped
+  std::map<std::string, int> lines;    // the flags' lines, by first long name
 };
 
-// What the file adds to a command line that has been parsed into `command`: all that neither the
-// command line nor the environment has set. Flags of other servers are translated
-// (foreign_flags.h). A key that is no flag is an error which names the nearest one.
+// The arguments that the file adds to a command line parsed into `command`: flags set neither there
+// nor in the environment. Flags of other servers are translated (foreign_flags.h). An unknown key
+// is an error that names the nearest flag.
 Result<ConfigArguments> config_arguments(const std::string& path, const CLI::App& command);
 
 }  // namespace fathom

@@ -20,7 +20,8 @@ class ConfigFile : public testing::Test {
 
   void write(const std::string& text) { std::ofstream(path_, std::ios::trunc) << text; }
 
-  // The file's arguments beside `typed`, joined by spaces; or the error without the path.
+  // The file's arguments for a command line `typed`, joined by spaces; or the error without the
+  // path.
   std::string arguments(const std::string& text, std::vector<std::string> typed = {}) {
     write(text);
     CLI::App app("", "serve");

@@ -1,8 +1,8 @@
-// Where tests put faults between the engine and its model.
+// The hook through which tests inject faults between the engine and its model.
 //
-// The program `fathom` is linked with no_engine_faults.cc, which leaves everything as it is; the
-// tests' program with tests/robustness/engine_faults.cc, which holds the list of faults. So nothing
-// in the environment can break the program that people run.
+// `fathom` is linked with no_engine_faults.cc, which does nothing; the tests' program with
+// tests/robustness/engine_faults.cc, which holds the list of faults. So no environment variable can
+// inject a fault into the released program.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace fathom {
 
-// Called once, before the engine is made.
+// Called once, before the engine is created.
 std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, EngineOptions* options);
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// `fathom env`: the report to put into a bug report.
+// `fathom env`: prints the environment for a bug report.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -10,7 +10,8 @@ namespace fathom {
 
 void add_env_command(CLI::App& app, Action* chosen) {
   auto as_json = std::make_shared<bool>(false);
-  CLI::App* command = app.add_subcommand("env", "Program, libraries and machine, for a bug report");
+  CLI::App* command =
+      app.add_subcommand("env", "Show program, libraries and machine, for a bug report");
   command->add_flag("--json", *as_json, "Print one JSON object");
   command->callback([=] {
     *chosen = [=]() -> Result<int> {

@@ -19,10 +19,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the kernels are compiled for: device/cpu/isa.h, cmake/FathomTargets.cmake.
+// The targets of the kernels: device/cpu/isa.h, cmake/FathomTargets.cmake.
 constexpr const char* kCpuKernels = "scalar, avx2, avx512, amx";
 constexpr const char* kGpuArchitectures = "sm_90a";
-constexpr const char* kNccl = "none";  // no room links it
+constexpr const char* kNccl = "none";  // not linked
 
 bool has_cuda() { return *program_cuda() != '\0'; }
 
@@ -43,7 +43,7 @@ std::string trimmed(std::string_view text) {
   return std::string(text.substr(first, text.find_last_not_of(" \t\"") - first + 1));
 }
 
-// The value of the first line "name: value" or "name=value" of a file.
+// The value of the first line "name: value" or "name=value" in a file.
 std::optional<std::string> field(const std::string& path, std::string_view name, char separator) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -67,7 +67,7 @@ json::object program() {
           {"nccl", kNccl}};
 }
 
-// "boost 1.81.0, fmt 9.1.0": those that it was built with.
+// Versions of the libraries at build time, parsed from "boost 1.81.0, fmt 9.1.0".
 json::object libraries() {
   json::object versions;
   std::string_view rest = FATHOM_LIBRARIES;
@@ -89,11 +89,11 @@ json::object cpu() {
           {"isa", name_of(cpu_isa())},
           {"cores_online", sysconf(_SC_NPROCESSORS_ONLN)},
           {"cores_usable", usable},
-          // "max 100000" or "150000 100000": microseconds of CPU in each so many.
+          // "max 100000" or "150000 100000": CPU microseconds per period.
           {"cgroup_cpu_max", or_null(first_line("/sys/fs/cgroup/cpu.max"))}};
 }
 
-// The GPUs that this program can use; what it lacks to compute on one shows as no devices.
+// The GPUs that this program can use; an unusable one does not appear as a device.
 json::object gpus() {
   json::object object;
   const int count = num_gpus();
@@ -133,7 +133,7 @@ json::object system() {
   return object;
 }
 
-// FATHOM_API_KEY and FATHOM_ADMIN_API_KEY are secrets, FATHOM_API_KEY_FILE is a path.
+// FATHOM_API_KEY and FATHOM_ADMIN_API_KEY are secrets; FATHOM_API_KEY_FILE is a path.
 bool is_secret(std::string_view name) { return name.ends_with("KEY"); }
 
 json::object variables() {

@@ -1,4 +1,4 @@
-// What a bug report needs to know of the program and the machine: `fathom env`.
+// The report of program and machine for a bug report: `fathom env`.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace fathom {
 
-// Sections of names and values ("cpu": {"model": …}), read now from the program, /proc and /sys.
-// What this machine does not tell is null. Of the environment it holds the variables that Fathom
-// heeds, with the keys among their values masked.
+// Sections of names and values ("cpu": {"model": …}), collected from the program, /proc and /sys.
+// Values that are not available are null. Includes the environment variables that Fathom reads,
+// with secrets masked.
 json::object environment_report();
 
-// The same for people: a line a value, a heading a section.
+// The same as text: one line per value, one heading per section.
 std::string environment_text(const json::object& report);
 
-// What --version prints: version, commit, and what the kernels are compiled for.
+// The output of --version: version, commit, and the targets of the kernels.
 std::string version_text();
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// `fathom eval MODEL`: how well a model answers, on sets of questions and on prose.
+// `fathom eval MODEL`: measures a model's quality on question sets and prose.
 #include <CLI/CLI.hpp>
 #include <cmath>
 
@@ -9,8 +9,7 @@
 namespace fathom {
 namespace {
 
-// Enough sequences that decoding is not bound by reading the weights, few enough that their caches
-// fit.
+// Enough sequences that decoding is not bound by reading weights, few enough that their caches fit.
 constexpr int64_t kConcurrentItems = 32;
 
 struct EvalFlags {
@@ -61,7 +60,7 @@ json::object result_json(const EvalResult& result) {
   return object;
 }
 
-// In the form of the models' results.json: question sets under "scores", prose under its name.
+// In the format of the models' results.json: question sets under "scores", prose under its name.
 json::object results_json(const LoadedEngine& loaded, const std::vector<EvalResult>& results) {
   json::object object{{"model", loaded.checkpoint.directory()},
                       {"dtype", name_of(loaded.compute)},
@@ -82,7 +81,7 @@ Result<int> evaluate(const EvalFlags& flags) {
   if (paths.empty()) {
     FATHOM_TRY(paths, bundled_eval_sets());
   }
-  // All files are checked before the model is loaded.
+  // All files are validated before the model is loaded.
   std::vector<EvalSet> sets;
   for (const std::string& path : paths) {
     FATHOM_TRY(EvalSet set, load_eval_set(path, flags.limit));
@@ -116,17 +115,15 @@ void add_eval_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App* command = app.add_subcommand("eval", "Score a model on sets of questions and on prose");
   command->footer(
-      "A .jsonl set has one object a line: {messages, tools?, thinking, check, expected}; check "
-      "is\n"
-      "number, contains, json or tool. A .txt is scored by perplexity in rows of BOS + 1,023 "
-      "tokens.\n"
-      "Answers are greedy and end at the end-of-sequence token or at the check's limit.");
+      "A .jsonl set has one object per line: {messages, tools?, thinking, check, expected};\n"
+      "check is number, contains, json or tool. A .txt is scored by perplexity in rows of BOS +\n"
+      "1,023 tokens. Answers are greedy and end at the end-of-sequence token or at the check's\n"
+      "limit.");
   add_model_positional(*command, &flags->model);
   FlagGroup group(*command, "Evaluation");
   group.texts("--set", &flags->sets, "FILE",
-              "A .jsonl or .txt; may be given several times (without it: the five bundled sets)");
-  group.count("--limit", &flags->limit, 0, int64_t{1} << 40,
-              "Only so many items of each set; 0: all");
+              "A .jsonl or .txt; may be given several times (default: the five bundled sets)");
+  group.count("--limit", &flags->limit, 0, int64_t{1} << 40, "Number of items of each set; 0: all");
   group.toggle("--json", &flags->json, "Print one JSON object");
   group.toggle("--wrong", &flags->wrong, "List the wrong answers on stderr");
   add_model_flags(*command, &flags->model);

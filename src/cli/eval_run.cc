@@ -11,7 +11,7 @@
 namespace fathom {
 namespace {
 
-// The answer's text as the scoring wants it: with special tokens, without the one that ended it.
+// The text to score: with special tokens, without the final end-of-sequence token.
 std::string answer_text(const LoadedEngine& loaded, const Answer& answer) {
   std::vector<int32_t> ids = answer.ids;
   if (answer.finish == FinishReason::kStop && !ids.empty()) ids.pop_back();
@@ -69,7 +69,7 @@ Result<EvalResult> run_items(const LoadedEngine& loaded, const EvalSet& set, boo
   return result;
 }
 
-// Rows of BOS + kProseRowTokens tokens without overlap; an incomplete last row is dropped.
+// Rows of BOS + kProseRowTokens tokens, not overlapping; a partial last row is dropped.
 Result<std::vector<Request>> prose_requests(const LoadedEngine& loaded, const EvalSet& set,
                                             int64_t limit) {
   auto bos = loaded.tokenizer->bos_id();
@@ -117,7 +117,7 @@ Result<EvalResult> run_prose(const LoadedEngine& loaded, const EvalSet& set, int
   int64_t characters = 0;
   for (size_t row = 0; row < requests.size(); ++row) {
     for (const auto& token : run.answers[row].answer.prompt_logprobs) {
-      if (!token) continue;  // BOS: nothing comes before it
+      if (!token) continue;  // BOS has no log-probability
       sum -= token->logprob;
       ++perplexity.tokens;
     }

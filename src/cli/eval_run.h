@@ -1,4 +1,4 @@
-// Runs evaluation sets through a loaded engine, all items of a set at once, greedily.
+// Runs evaluation sets on a loaded engine: all items of a set at once, with greedy sampling.
 #pragma once
 
 #include <optional>
@@ -19,26 +19,27 @@ struct EvalTally {
 
 // Perplexity of prose: exp(nll).
 struct EvalPerplexity {
-  int64_t tokens = 0;  // predicted
-  double nll = 0;      // mean negative log-likelihood of a token
+  int64_t tokens = 0;  // predicted tokens
+  double nll = 0;      // mean negative log-likelihood per token
   double bits_per_character = 0;
 };
 
 struct EvalResult {
   std::string name;
   EvalTally all, direct, thinking;  // items without and with reasoning
-  int64_t ended = 0;                // answers that the model itself ended
+  int64_t ended = 0;                // completions that ended with an end-of-sequence id
   std::optional<EvalPerplexity> perplexity;
   double seconds = 0;
   int64_t generated_tokens = 0;
   std::vector<std::string> wrong;  // "line 12: expected 7, answered …"
 };
 
-// limit: rows of prose that are scored (0: all); items were limited when they were read.
+// Runs one set. `limit` is the number of rows of prose to score (0: all); items were limited when
+// they were read.
 Result<EvalResult> run_eval(const LoadedEngine& loaded, const EvalSet& set, int64_t limit,
                             bool show_progress);
 
-// Every row is BOS and this many tokens of the text.
+// A row is BOS and this many tokens of the text.
 inline constexpr int64_t kProseRowTokens = 1023;
 
 }  // namespace fathom

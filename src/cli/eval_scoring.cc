@@ -12,8 +12,8 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// The integers in a text as they are written, commas removed first: "1,234" is 1234. A minus sign
-// belongs to the number unless it stands after a digit ("12-5" is 12 and 5).
+// The integers in a text, with commas removed first: "1,234" is 1234. A minus sign belongs to the
+// number unless it follows a digit ("12-5" is 12 and 5).
 std::vector<std::string> integers_in(std::string_view text) {
   std::string plain;
   std::copy_if(text.begin(), text.end(), std::back_inserter(plain),
@@ -47,7 +47,7 @@ size_t count_of(std::string_view text, std::string_view word) {
   return count;
 }
 
-// Blocks of calls that the text begins, in the markup of any of the formats.
+// The number of tool call blocks that begin in the text, in any format's markup.
 size_t call_blocks(std::string_view text) {
   size_t count = 0;
   for (const std::string_view begin :

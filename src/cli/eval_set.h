@@ -1,7 +1,7 @@
-// Evaluation sets: files of questions with their answers, or a text for perplexity.
+// Evaluation sets: files of questions with expected results, or a text for perplexity.
 //
-//   *.jsonl  one object a line: {messages, tools?, thinking, check, expected}; eval_scoring.h has
-//            the checks
+//   *.jsonl  one object per line: {messages, tools?, thinking, check, expected}; for the checks see
+//            eval_scoring.h
 //   *.txt    prose, scored in rows of BOS + 1,023 tokens
 #pragma once
 
@@ -22,17 +22,17 @@ struct EvalItem {
 
 struct EvalSet {
   std::string path;
-  std::string name;  // the file's without folder and ending
+  std::string name;  // the file's name without folder and extension
   std::vector<EvalItem> items;
-  std::string prose;  // of a .txt; items is empty then
+  std::string prose;  // the text of a .txt; then items is empty
 
   bool is_prose() const { return items.empty(); }
 };
 
-// Errors name the file, the line and the field. Items beyond `limit` are not read (0: all).
+// Reads a set, at most `limit` items (0: all). Errors name the file, the line and the field.
 Result<EvalSet> load_eval_set(const std::string& path, int64_t limit);
 
-// The five sets that come with Fathom.
+// The paths of the five sets that come with Fathom.
 Result<std::vector<std::string>> bundled_eval_sets();
 
 }  // namespace fathom

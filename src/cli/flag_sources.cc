@@ -14,10 +14,10 @@ namespace fathom {
 namespace {
 
 constexpr std::string_view kPrefix = "FATHOM_";
-// Read elsewhere than as a flag: device/cpu/isa.h and ops/linear/cublas_lt_product_cuda.cc.
+// Variables read elsewhere: device/cpu/isa.h and ops/linear/cublas_lt_product_cuda.cc.
 constexpr const char* kOtherVariables[] = {"FATHOM_CPU_ISA", "FATHOM_CUBLASLT"};
 
-// "--port" of "--port is …"; empty for other messages.
+// "--port" from "--port is …"; empty for other messages.
 std::string_view flag_of(std::string_view message) {
   if (!message.starts_with("--")) return "";
   return message.substr(0, message.find_first_of(" :="));
@@ -39,7 +39,7 @@ void collect_variables(const CLI::App& app, std::set<std::string>* names) {
   }
 }
 
-// All parts of "MAX_SEQS" are parts of "MAX_NUM_SEQS".
+// Whether all parts of `wanted` occur in `name`: "MAX_SEQS" in "MAX_NUM_SEQS".
 bool has_parts_of(const std::string& name, const std::string& wanted) {
   const std::string padded = "_" + name + "_";
   for (size_t begin = 0; begin <= wanted.size();) {
@@ -66,7 +66,7 @@ std::string FlagSources::prefix_of(std::string_view message) const {
   const std::string flag(flag_of(message));
   const CLI::Option* const option = flag.size() > 2 ? command_.get_option_no_throw(flag) : nullptr;
   if (option == nullptr || is_typed(*option, typed_)) return "";
-  // The environment wins over the file.
+  // The environment takes precedence over the file.
   const char* const variable =
       option->get_envname().empty() ? nullptr : std::getenv(option->get_envname().c_str());
   if (variable != nullptr && *variable != '\0') return option->get_envname() + ": ";
@@ -77,7 +77,8 @@ std::string FlagSources::prefix_of(std::string_view message) const {
 std::vector<std::string> misspelt_variables(const CLI::App& app) {
   std::set<std::string> known(std::begin(kOtherVariables), std::end(kOtherVariables));
   collect_variables(app, &known);
-  std::vector<std::string> endings;  // the prefix would make all of them alike
+  // Without the common prefix, which would make all of them similar.
+  std::vector<std::string> endings;
   for (const std::string& name : known) endings.push_back(name.substr(kPrefix.size()));
   std::vector<std::string> sentences;
   for (char** one = environ; one != nullptr && *one != nullptr; ++one) {

@@ -1,5 +1,5 @@
-// Where the value of a flag came from: the command line, the file of --config, or the environment.
-// A message about a value names that place, so that it is looked for there.
+// Records where each flag's value came from: the command line, the --config file, or the
+// environment. Error messages name that place.
 #pragma once
 
 #include <map>
@@ -15,14 +15,14 @@ namespace fathom {
 
 class FlagSources {
  public:
-  // `typed`: the arguments of the command line.
+  // `typed` are the arguments of the command line.
   FlagSources(const CLI::App& command, std::vector<std::string> typed);
 
-  // `lines`: of the file, by the flags' first long names without dashes.
+  // `lines` are the file's line numbers, by the flags' first long names without dashes.
   void add_file(const std::string& path, std::map<std::string, int> lines);
 
-  // "serving.yaml:3: " or "FATHOM_PORT: " for a message that begins with a flag, "--port is …";
-  // empty for one that was typed, and for other messages.
+  // The prefix for a message that begins with a flag ("--port is …"): "serving.yaml:3: " or
+  // "FATHOM_PORT: "; empty for a flag given on the command line, and for other messages.
   std::string prefix_of(std::string_view message) const;
 
  private:
@@ -32,8 +32,8 @@ class FlagSources {
   std::map<std::string, int> lines_;
 };
 
-// A sentence for each variable FATHOM_… that is set, is no flag's of `app` or of its commands, and
-// looks like one that is.
+// One sentence for each environment variable FATHOM_… that belongs to no flag of `app` or its
+// commands but resembles one that does.
 std::vector<std::string> misspelt_variables(const CLI::App& app);
 
 }  // namespace fathom

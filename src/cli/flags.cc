@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// "--max-model-len" of "-l,--max-model-len,--context-length".
+// "--max-model-len" from "-l,--max-model-len,--context-length".
 std::string first_long_name(const std::string& names) {
   const size_t begin = names.find("--");
   const size_t end = names.find(',', begin);
@@ -27,7 +27,8 @@ std::string environment_name(const std::string& names) {
   return name;
 }
 
-// How a choice shows in --help, and how choices_of() knows one: "--dtype WORD", "…: auto, float32".
+// The value name of a choice in --help, by which choices_of() recognizes it: "--dtype WORD", "…:
+// auto, float32".
 constexpr const char* kChoice = "WORD";
 constexpr std::string_view kChoices = ": ";
 
@@ -77,7 +78,7 @@ Result<int64_t> parse_count(std::string_view text) {
     if (!scaled) return invalid("a number beyond 64 bits");
     return *scaled;
   }
-  // 1.5k is 1,500; a fraction of 1,024 would be guessing.
+  // 1.5k is 1,500; fractions of 1,024 are ambiguous.
   const bool decimal_suffix = unit > 0 && unit % 1000 == 0;
   const auto number = decimal_suffix ? parse_number(digits) : Result<double>(invalid("none"));
   if (!number) return invalid("{}", kExpected);
@@ -173,7 +174,7 @@ CLI::Option* FlagGroup::text(const std::string& names, std::string* value, const
 CLI::Option* FlagGroup::texts(const std::string& names, std::vector<std::string>* values,
                               const std::string& kind, const std::string& help) {
   CLI::Option* option = app_.add_option(names, *values, help);
-  // One value each time the flag is given: a prompt may follow it.
+  // One value per occurrence of the flag, because a prompt may follow.
   option->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false);
@@ -197,7 +198,7 @@ CLI::Option* FlagGroup::toggle(const std::string& names, bool* value, const std:
 
 CLI::Option* FlagGroup::toggle(const std::string& names, std::optional<bool>* value,
                                const std::string& help) {
-  // The number is how often yes was said more than no.
+  // `balance` is the number of positive occurrences minus negated ones.
   const auto read = [=](int64_t balance) { *value = balance > 0; };
   return finish(app_.add_flag_function(names, read, help), names, "", "");
 }
@@ -216,7 +217,7 @@ std::vector<std::string> choices_of(const CLI::Option& option) {
 
 std::optional<std::string> nearest_word(std::string_view word,
                                         const std::vector<std::string>& candidates) {
-  // Changes that turn one word into the other: insert, remove or replace a letter (Levenshtein).
+  // The edit distance (Levenshtein): letters inserted, removed or replaced.
   const auto changes = [word](std::string_view other) {
     std::vector<size_t> row(other.size() + 1);
     for (size_t j = 0; j <= other.size(); ++j) row[j] = j;
@@ -234,7 +235,7 @@ std::optional<std::string> nearest_word(std::string_view word,
   constexpr size_t kLongestFlag = 64;
   if (word.size() > kLongestFlag) return std::nullopt;
   std::optional<std::string> best;
-  // A third of the letters may be wrong; more is another word.
+  // Up to a third of the letters may differ.
   size_t fewest = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& candidate : candidates) {
     if (const size_t count = changes(candidate); count < fewest) {

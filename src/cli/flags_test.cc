@@ -60,7 +60,7 @@ TEST(NearestWord, ForgivesAFewLettersOnly) {
   EXPECT_FALSE(nearest_word(std::string(100000, 'x'), flags).has_value());
 }
 
-// A command with the flags of every command, parsed as main() would.
+// A command with all flags, parsed as in main().
 struct Parsed {
   ModelFlags flags;
   std::string error;
@@ -189,7 +189,7 @@ TEST(ModelFlags, TextIsNotTakenForAModel) {
   EXPECT_FALSE(taken("modles/fathom-tiny"));
 }
 
-// The whole command line, up to where a model would be loaded.
+// Runs the whole command line, up to loading a model.
 int status_of(std::vector<const char*> arguments, std::string* message) {
   arguments.insert(arguments.begin(), "fathom");
   testing::internal::CaptureStderr();
@@ -234,7 +234,7 @@ TEST(CommandLine, ABadValueIsSaidToComeFromWhereItDoes) {
   std::string message;
   EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
   EXPECT_TRUE(message.starts_with("fathom: " + path + ":3: --max-num-seqs is \"x\", ")) << message;
-  setenv("FATHOM_MAX_NUM_SEQS", "y", 1);  // wins over the file
+  setenv("FATHOM_MAX_NUM_SEQS", "y", 1);  // takes precedence over the file
   EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
   EXPECT_TRUE(message.starts_with("fathom: FATHOM_MAX_NUM_SEQS: --max-num-seqs is \"y\", "))
       << message;
@@ -245,7 +245,7 @@ TEST(CommandLine, ABadValueIsSaidToComeFromWhereItDoes) {
   EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
   EXPECT_TRUE(message.starts_with("fathom: " + path + ":1: --tensor-parallel-size is \"8\", "))
       << message;
-  // What a command finds later than the parser does.
+  // An error that the command finds after parsing.
   setenv("FATHOM_MAX_MODEL_LEN", "1M", 1);
   EXPECT_EQ(status_of({"run", "-q", "-p", "x"}, &message), kExitBadInput);
   EXPECT_TRUE(message.starts_with("fathom: FATHOM_MAX_MODEL_LEN: --max-model-len is 1048576"))
@@ -299,7 +299,7 @@ TEST(CommandLine, EachCommandNamesItself) {
   EXPECT_EQ(help_of({"-v"}), help_of({"--version"}));
 }
 
-// README's table and --help have the same commands.
+// README's table and --help list the same commands.
 TEST(CommandLine, HelpListsTheCommandsOfTheReadme) {
   testing::internal::CaptureStdout();
   const char* arguments[] = {"fathom", "--help"};

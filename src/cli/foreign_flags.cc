@@ -17,10 +17,10 @@ namespace {
 
 enum class Takes { kNothing, kOne, kSome, kMaybeOne };
 
-// A value of a flag here that other servers say in another way.
+// Maps other servers' values of a flag to the values here.
 struct ValueRule {
   std::string_view flag, values;
-  std::string_view value;  // here; empty: the default
+  std::string_view value;  // the value here; empty: the default
   std::string_view note = "";
 };
 
@@ -76,7 +76,7 @@ bool is_number(std::string_view word) {
          word.find_first_not_of("0123456789.,[]", digits) == std::string_view::npos;
 }
 
-// "-", "-1" and what does not begin with a dash are values.
+// Values are "-", negative numbers, and words without a leading dash.
 bool is_flag_word(std::string_view word) {
   return word.size() > 1 && word.starts_with('-') && !is_number(word);
 }
@@ -93,7 +93,7 @@ struct ForeignFlag {
 
 using Groups = std::span<const ForeignGroup>;
 
-// `name` without the dashes of a long one.
+// `name` has no leading dashes if it is a long flag.
 std::optional<ForeignFlag> find_foreign(Groups groups, std::string_view name) {
   if (name.empty() || name.find(' ') != std::string_view::npos) return std::nullopt;
   for (const ForeignGroup& group : groups) {
@@ -168,7 +168,8 @@ class Translator {
   }
 
  private:
-  // The flag of a word without its value; "--max_model_len" and "--compilation-config.level" too.
+  // The known flag in a word, without its value; also for "--max_model_len" and
+  // "--compilation-config.level".
   std::string known_name(const std::string& written) const {
     const auto known = [this](const std::string& name) {
       return find_own(command_, name) != nullptr || find_foreign(groups_, name) ||
@@ -222,19 +223,19 @@ class Translator {
 
   Result<> take_own(const std::string& word, const CLI::Option& own,
                     std::optional<std::string> value) {
-    // vLLM's -q is --quantization; here it is --quiet, which no such word follows.
+    // vLLM's -q is --quantization. Here it is --quiet, which is never followed by such a word.
     if (word == "-q" && at_ < words_.size() && has_word("auto none fp8", words_[at_])) {
       return say_alias("--quantization", words_[at_++]);
     }
     if (!takes_value(own)) {
-      // As it was written, but for '_'.
+      // Unchanged except for '_'.
       std::string flag = word.starts_with("--") ? "--" + known_name(word.substr(0, word.find('=')))
                                                 : word.substr(0, word.find('='));
       line_.arguments.push_back(value ? flag + "=" + *value : flag);
       return {};
     }
     if (!value) {
-      if (at_ == words_.size()) {  // the parser says that it needs one
+      if (at_ == words_.size()) {  // the parser reports the missing value
         line_.arguments.push_back(word);
         return {};
       }
@@ -243,7 +244,7 @@ class Translator {
     const std::string flag = own.get_lnames().front();
     if (flag == "model") model_ = *value;
     FATHOM_RETURN_IF_ERROR(say(own, *value));
-    // vLLM's "--served-model-name a b"; before MODEL a further word may be that.
+    // vLLM's "--served-model-name a b". Before MODEL is known, a further word may be MODEL.
     while (takes_many(own) && (!serves_ || !model_.empty()) && at_ < words_.size() &&
            !is_flag_word(words_[at_])) {
       FATHOM_RETURN_IF_ERROR(say(own, words_[at_++]));
@@ -251,7 +252,7 @@ class Translator {
     return {};
   }
 
-  // Adds a flag of the command with a value in anybody's words.
+  // Adds a flag of the command, translating its value.
   Result<> say(const CLI::Option& own, const std::string& value) {
     const std::string& flag = own.get_lnames().front();
     for (const ValueRule& rule : kValueRules) {
@@ -263,7 +264,7 @@ class Translator {
       }
       return {};
     }
-    if (flag == "allowed-origins" && value.starts_with('[')) {  // vLLM's: a JSON list
+    if (flag == "allowed-origins" && value.starts_with('[')) {  // vLLM's form: a JSON list
       FATHOM_TRY(const json::value list, parse_json(value, "--allowed-origins"));
       if (!list.is_array()) return invalid("--allowed-origins is not a list");
       for (const json::value& origin : list.get_array()) {
@@ -276,7 +277,7 @@ class Translator {
     return {};
   }
 
-  // Without a model so far, MODEL may follow a list of numbers.
+  // As long as MODEL is unknown, it may follow a list of values.
   std::vector<std::string> following_values(Takes takes) {
     std::vector<std::string> values;
     while (at_ < words_.size() && !is_flag_word(words_[at_])) {
@@ -307,7 +308,7 @@ class Translator {
         if (name.ends_with("gpu-layers") || name == "-ngl") {
           if (value == "0") return say_alias("--device", "cpu");
         }
-        // "--flag=false", or false in a file, is as if it were not there.
+        // "--flag=false", or false in a file, is the same as no flag.
         if (!is_off || flag.negated) {
           note(fmt::format("{} has no effect: {}", written, group.reason));
         }
@@ -334,7 +335,7 @@ class Translator {
       }
       return {};
     }
-    // llama.cpp's lists have commas.
+    // llama.cpp's lists are separated by commas.
     const bool is_list = name == "alias" || name == "-a" || name == "cors-origins";
     for (const std::string& one : is_list ? split(value, ',') : std::vector{value}) {
       FATHOM_RETURN_IF_ERROR(say_alias(group.argument, one));
@@ -355,7 +356,7 @@ class Translator {
   const CLI::App& command_;
   const std::vector<std::string>& words_;
   const Groups groups_;
-  const bool serves_;  // it has MODEL and a tokenizer; a load generator has no words of its own
+  const bool serves_;  // the command has MODEL and a tokenizer; a load generator has no positionals
   size_t at_ = 0;
   std::string model_, tokenizer_;
   LaunchLine line_;

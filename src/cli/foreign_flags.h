@@ -1,8 +1,8 @@
-// Launch lines of vLLM, SGLang and llama.cpp's server, rewritten into flags of `fathom serve`.
+// Translates launch lines of vLLM, SGLang and llama.cpp's server into flags of `fathom serve`.
 //
-// A flag that means the same here becomes the one here (`-c 4096`: --max-model-len). One that
-// changes nothing here is left out with one sentence. One that asks for what is not there (`--tp
-// 8`) is an error: the line's author counts on it.
+// A flag with an equivalent is replaced by it (`-c 4096`: --max-model-len). One without effect here
+// is dropped with a note. One that requests a missing feature (`--tp 8`) is an error, because the
+// user relies on it.
 #pragma once
 
 #include <string>
@@ -18,17 +18,18 @@ class App;
 namespace fathom {
 
 struct LaunchLine {
-  std::vector<std::string> arguments;  // of flags that the command has
-  std::vector<std::string> notes;      // a sentence for each flag that was left out
+  std::vector<std::string> arguments;  // flags that the command has
+  std::vector<std::string> notes;      // one sentence per dropped flag
 };
 
-// `arguments` are those after the command's name. A name that neither the command nor the table of
-// foreign flags has stays as it is. `model`: what MODEL is if the arguments do not say it.
+// Translates the arguments after the command's name. Names known neither to the command nor to the
+// table are kept. `model` is used if the arguments contain no MODEL.
 Result<LaunchLine> translate_launch_line(const CLI::App& command,
                                          const std::vector<std::string>& arguments,
                                          const std::string& model = "");
 
-// "tensor-parallel-size", "-ngl": a flag of the other servers that the command may lack.
+// Whether this is a flag of other servers that the command may lack: "tensor-parallel-size",
+// "-ngl".
 bool is_foreign_flag(std::string_view name);
 
 }  // namespace fathom

@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// `fathom serve` with a line of words after it, translated and parsed.
+// Parses `fathom serve` with a translated launch line.
 struct Outcome {
   std::vector<std::string> arguments, notes;
   std::string error;
@@ -102,7 +102,7 @@ TEST(ForeignFlags, WhatHasAMeaningIsHonoured) {
   EXPECT_EQ(llama->value("--max-num-batched-tokens"), "512");
   EXPECT_EQ(llama->value("--temperature"), "0.6");
   EXPECT_EQ(llama->value("--seed"), "7");
-  EXPECT_EQ(llama->notes.size(), 2u);  // -ngl, -fa
+  EXPECT_EQ(llama->notes.size(), 2u);  // for -ngl and -fa
   EXPECT_EQ(launch("m -ngl 0")->value("--device"), "cpu");
   EXPECT_EQ(launch("m --dtype bf16")->value("--dtype"), "bfloat16");
   EXPECT_EQ(launch("m --dtype float16")->value("--dtype"), "bfloat16");
@@ -196,8 +196,8 @@ TEST(ForeignFlags, WhatIsNotThereIsRefused) {
   EXPECT_EQ(launch("m --attention-backend --port 1")->error, "--attention-backend needs one value");
 }
 
-// Every flag of the other servers is a flag here, stands for one, is passed over with one line, or
-// is refused with one sentence; none is unknown, and none takes the model for its value.
+// Each flag of the other servers exists here, has an equivalent, is dropped with a note, or is
+// refused with one sentence. None is unknown, and none consumes MODEL as its value.
 TEST(ForeignFlags, EveryFlagOfTheOtherServersIsKnown) {
   int flags = 0;
   for (const char* file : {"vllm", "sglang", "llama_server", "older"}) {
@@ -208,14 +208,15 @@ TEST(ForeignFlags, EveryFlagOfTheOtherServersIsKnown) {
       if (line.starts_with('#')) continue;
       const std::string kind = line.substr(0, line.find(' '));
       const std::string flag = line.substr(kind.size() + 1);
-      // Those that the line has itself, and -q, which is --quiet here but for vLLM's methods.
+      // Flags that the line already contains, and -q, which is --quiet here except before vLLM's
+      // methods.
       if (flag == "-q" || flag == "--model" || flag == "--model-path" || flag == "-m" ||
           flag == "--port")
         continue;
       std::vector<std::string> words = {flag};
       if (kind == "value") words.push_back("1");
       words.insert(words.end(), {"--port", "1", "m"});
-      // Before MODEL a second word may be that.
+      // Before MODEL a second word may be MODEL.
       if (kind == "list") words = {"m", flag, "1", "2", "--port", "1"};
       const auto outcome = launch(words);
       ++flags;
@@ -228,7 +229,7 @@ TEST(ForeignFlags, EveryFlagOfTheOtherServersIsKnown) {
           EXPECT_EQ(outcome->value("--port"), "1") << flag;
         }
       } else if (!outcome->error.starts_with(flag + " ")) {
-        // A flag here, under its first name, whose values are others.
+        // A flag that exists here under its first name but with other values.
         EXPECT_EQ(outcome->error.substr(0, 2), "--") << flag << outcome->error;
         const bool says_what_is = outcome->error.find("allowed") != std::string::npos ||
                                   outcome->error.find("none of") != std::string::npos;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kEndOfReasoning = "</think>";
 
-// A schema is an object, or true or false, which are no names of files that anybody has.
+// A schema is an object, true or false; the latter two are unlikely file names.
 bool is_schema(const std::string& text) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   return first == std::string::npos || text[first] == '{' || text == "true" || text == "false";
@@ -20,11 +20,12 @@ bool is_schema(const std::string& text) {
 }  // namespace
 
 void add_grammar_flags(CLI::App& app, GrammarFlags* flags) {
-  FlagGroup group(app, "What the answer has to match");
-  group.text("--json-schema", &flags->json_schema, "FILE|TEXT", "JSON of this schema");
-  group.text("--regex", &flags->regex, "REGEX", "A text that this matches as a whole");
+  FlagGroup group(app, "Structured output");
+  group.text("--json-schema", &flags->json_schema, "FILE|TEXT",
+             "The answer is JSON that matches this schema");
+  group.text("--regex", &flags->regex, "REGEX", "The whole answer matches this regular expression");
   group.texts("--choice", &flags->choices, "TEXT",
-              "This text, or another --choice; may be given several times");
+              "The answer is this text or another --choice; may be given several times");
 }
 
 Result<std::optional<GrammarSpec>> grammar_spec(const GrammarFlags& flags) {
@@ -54,7 +55,7 @@ Result<> add_grammar(const GrammarSpec& spec, std::shared_ptr<const Tokenizer> t
                      kEndOfReasoning);
     }
   }
-  // Nobody else waits behind it.
+  // No other request waits behind this one.
   GrammarCompiler compiler(std::move(tokenizer), vocab_size,
                            {.deadline = GrammarCompilerOptions::kPatient});
   FATHOM_TRY(request.grammar, compiler.compile(spec));

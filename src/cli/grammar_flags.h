@@ -1,4 +1,4 @@
-// The flags that say what an answer has to match: of `run`.
+// The flags of `run` that constrain the completion.
 #pragma once
 
 #include <optional>
@@ -13,18 +13,19 @@
 namespace fathom {
 
 struct GrammarFlags {
-  std::string json_schema;  // a file's name or the schema itself
+  std::string json_schema;  // a file name or the schema itself
   std::string regex;
   std::vector<std::string> choices;
 };
 
 void add_grammar_flags(CLI::App& app, GrammarFlags* flags);
 
-// What the flags ask for, nothing without them; reads the schema's file. At most one may be given.
+// The grammar that the flags request, if any; reads the schema's file. At most one flag may be
+// given.
 Result<std::optional<GrammarSpec>> grammar_spec(const GrammarFlags& flags);
 
-// Compiles it for the request, whose answer may begin inside reasoning: then the grammar begins
-// behind that.
+// Compiles the grammar and sets it in the request. If the completion begins inside reasoning, the
+// grammar applies after it.
 Result<> add_grammar(const GrammarSpec& spec, std::shared_ptr<const Tokenizer> tokenizer,
                      int64_t vocab_size, bool opens_reasoning, Request& request);
 

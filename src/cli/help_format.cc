@@ -28,7 +28,7 @@ std::string two_columns(const std::string& left, const std::string& right) {
   text.append(kLeft - column, ' ');
   column = kLeft;
   for (size_t begin = 0; begin < right.size();) {
-    // "[env: NAME]" stays on one line.
+    // "[env: NAME]" is not broken across lines.
     const char last = right[begin] == '[' ? ']' : ' ';
     size_t end = std::min(right.find(last, begin), right.size());
     if (last == ']' && end < right.size()) ++end;
@@ -49,11 +49,11 @@ std::string two_columns(const std::string& left, const std::string& right) {
 
 std::string HelpFormat::make_group(std::string group, bool is_positional,
                                    std::vector<const CLI::Option*> options) const {
-  // CLI11 ends every group of flags with an empty line, but not the positionals.
+  // CLI11 ends each group of flags with an empty line, but not the positionals.
   const bool follows_positionals = is_positional || group == "Options";
   std::string text = (follows_positionals ? "\n" : "") + group + ":\n";
   for (const CLI::Option* option : options) {
-    // An option that is a positional as well is described there.
+    // An option that is also a positional is described there.
     if (!is_positional && option->get_positional()) continue;
     text += make_option(option, is_positional);
   }
@@ -62,7 +62,7 @@ std::string HelpFormat::make_group(std::string group, bool is_positional,
 
 std::string HelpFormat::make_option(const CLI::Option* option, bool is_positional) const {
   std::string left = is_positional ? option->get_name(true) : option->get_name(false, true);
-  // CLI11's mark of a name that says no: the description tells.
+  // CLI11 marks negated names with this; the description explains them.
   constexpr std::string_view kNo = "{false}";
   for (size_t at = left.find(kNo); at != std::string::npos; at = left.find(kNo)) {
     left.erase(at, kNo.size());
@@ -80,7 +80,7 @@ std::string HelpFormat::make_option(const CLI::Option* option, bool is_positiona
 }
 
 std::string HelpFormat::make_subcommand(const CLI::App* command) const {
-  // One with commands of its own is shown as those: "bench serve".
+  // A command with subcommands is shown as those: "bench serve".
   const auto commands = command->get_subcommands([](const CLI::App*) { return true; });
   std::string text;
   for (const CLI::App* inner : commands) {

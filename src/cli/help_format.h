@@ -1,5 +1,5 @@
-// --help as it is read in a terminal of 100 columns: flags to the left, what they do to the right,
-// wrapped, with the default and the environment variable at the end.
+// The layout of --help for a terminal of 100 columns: flags on the left, wrapped descriptions on
+// the right, with default and environment variable at the end.
 #pragma once
 
 #include <CLI/CLI.hpp>

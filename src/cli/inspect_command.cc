@@ -47,8 +47,8 @@ int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format) {
   return LatentLayout{format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
 }
 
-// With the machine's free memory as the budget and the bf16 cache, as `run` would plan by default:
-// room for one sequence of full length, or as much of it as fits.
+// The plan that `run` would use by default: the machine's free memory as the budget, a bf16 cache,
+// and one sequence of full length, or as much of it as fits.
 Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inventory) {
   MemoryRequest request;
   request.budget = available_memory();
@@ -123,7 +123,8 @@ void print_cache(const ModelConfig& config, std::FILE* out) {
   }
 }
 
-// What `run` would take of the first GPU besides the cache, in the types that the GPU holds.
+// Prints the memory that `run` would take on the first GPU besides the cache, in the types that a
+// GPU stores.
 void print_gpu(const Checkpoint& checkpoint, std::FILE* out) {
   if (num_gpus() == 0) return;
   const auto memory = gpu_memory(checkpoint, GpuRunnerOptions());
@@ -211,7 +212,7 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
 
 }  // namespace
 
-// What cannot be run is shown as far as it goes, and then said.
+// A checkpoint that cannot be run is described as far as possible, then the error is returned.
 Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   FATHOM_TRY(const Checkpoint checkpoint, Checkpoint::open(model));
   const Inventory inventory = take_inventory(checkpoint);
@@ -223,7 +224,7 @@ Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   print_config(checkpoint, out);
   print_tensors(checkpoint.config(), inventory, out);
   print_cache(checkpoint.config(), out);
-  // A model that does not fit here can still be looked at.
+  // A model that does not fit can still be inspected.
   fmt::print(out, "\n{}", plan ? memory_plan_table(*plan) : plan.error().message + "\n");
   print_gpu(checkpoint, out);
   return check_stored(checkpoint);

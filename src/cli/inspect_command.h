@@ -1,4 +1,4 @@
-// `fathom inspect MODEL`: what a checkpoint is and what it would take to run, from its headers.
+// `fathom inspect MODEL`: describes a checkpoint and the memory it needs, from its headers.
 #pragma once
 
 #include <cstdio>
@@ -8,8 +8,8 @@
 
 namespace fathom {
 
-// Prints the configuration, the tensors by group, the cache's bytes per token in each format and a
-// memory plan; as one JSON object if `json`. Reads no weights.
+// Prints the configuration, the tensors by group, the cache's bytes per token in each format, and a
+// memory plan; with `json` as one JSON object. Reads no weights.
 Result<> inspect(const std::string& model, bool json, std::FILE* out);
 
 }  // namespace fathom

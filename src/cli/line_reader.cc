@@ -19,8 +19,8 @@
 namespace fathom {
 namespace {
 
-// Bytes of stdin as they come; 0 at the end, -1 after Ctrl-C. A Ctrl-C between the look at the flag
-// and the wait is not lost: it stays blocked until the wait itself lets it in.
+// Reads available bytes of stdin; 0 at the end, -1 after Ctrl-C. The signal is blocked except
+// during the wait itself, so that a Ctrl-C between checking the flag and waiting is not lost.
 ssize_t read_input(char* out, size_t size) {
   sigset_t interrupt, before;
   sigemptyset(&interrupt);
@@ -39,7 +39,7 @@ ssize_t read_input(char* out, size_t size) {
 
 }  // namespace
 
-// One line without its end.
+// Reads one line, without its end.
 LineReader::Line LineReader::read_plain() {
   for (;;) {
     const size_t end = buffered_.find('\n');
@@ -66,7 +66,7 @@ struct LineReader::Editor {
   std::string prompt;
 
   Editor() {
-    // Characters beyond ASCII are only typed right in a UTF-8 locale.
+    // Non-ASCII input is correct only in a UTF-8 locale.
     if (std::setlocale(LC_CTYPE, "") == nullptr || MB_CUR_MAX == 1) {
       std::setlocale(LC_CTYPE, "C.UTF-8");
     }
@@ -79,7 +79,7 @@ struct LineReader::Editor {
     el_set(line, EL_EDITOR, "emacs");
     el_set(line, EL_HIST, ::history, history);
     el_set(line, EL_PROMPT, &show_prompt);
-    // libedit's own reader goes on after an interrupt; this one ends the line.
+    // libedit's own reader continues after an interrupt; this one ends the line.
     el_set(line, EL_GETCFN, &read_character);
   }
   ~Editor() {

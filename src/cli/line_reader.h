@@ -1,5 +1,5 @@
-// Lines from a person or a pipe. On a terminal with editing and history (libedit, where the build
-// found it), elsewhere plain lines.
+// Reads lines from a person or a pipe. On a terminal with editing and history (if built with
+// libedit), otherwise plain lines.
 #pragma once
 
 #include <memory>
@@ -22,10 +22,10 @@ class LineReader {
 
   bool is_terminal() const { return terminal_; }
 
-  // The next line of stdin. The prompt is shown on terminals only, on stderr.
+  // Reads the next line of stdin. The prompt is shown on terminals only, on stderr.
   Line read(const std::string& prompt);
 
-  // Makes a line reachable with the arrow keys.
+  // Adds a line to the history.
   void remember(const std::string& line);
 
  private:
@@ -33,12 +33,12 @@ class LineReader {
   Line read_plain();
 
   const bool terminal_;
-  std::unique_ptr<Editor> editor_;  // none without libedit or without a terminal
-  std::string buffered_;            // read and not yet handed out, without an editor
+  std::unique_ptr<Editor> editor_;  // null without libedit or without a terminal
+  std::string buffered_;            // without an editor: read and not yet returned
   bool ended_ = false;
 };
 
-// Longest line that is read; the rest of a longer one is the next line.
+// The maximal length of a line; the rest of a longer one is returned as the next line.
 inline constexpr size_t kMaxLineBytes = 16 << 20;
 
 }  // namespace fathom

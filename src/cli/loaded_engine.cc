@@ -15,15 +15,15 @@
 namespace fathom {
 namespace {
 
-// Unless a flag says more: 64K tokens of a bf16 cache are 0.6 GiB for the bundled model and 4.6 GB
-// for DeepSeek-V3.
+// The default capacity: 64K tokens of a bf16 cache are 0.6 GiB for the bundled model and 4.6 GB for
+// DeepSeek-V3.
 constexpr int64_t kDefaultCacheTokens = 65536;
-// 1/16 of a GPU's memory stays free: for graphs and for the driver.
+// 1/16 of a GPU's memory stays free for graphs and the driver.
 constexpr int64_t kGpuShareLeftFree = 16;
-// Logits of prompt positions are computed together up to this size (for 8,192 words 2,048 rows, for
-// V3's 129,280 words 129).
+// Logits of prompt positions are computed together up to this size: 2,048 rows for a vocabulary of
+// 8,192, 129 rows for V3's 129,280.
 constexpr int64_t kPromptLogitBytes = 64 << 20;
-// The command's own requests wait in the engine's queue; there is nobody to refuse them to.
+// A command's own requests all wait in the engine's queue.
 constexpr int64_t kUnboundedQueue = int64_t{1} << 40;
 
 Result<Checkpoint> open_checkpoint(const ModelFlags& flags) {
@@ -36,7 +36,7 @@ Result<Checkpoint> open_checkpoint(const ModelFlags& flags) {
   return Checkpoint::open(model);
 }
 
-// Of --chat-template: a name, or a file with a template that is one of those that Fathom knows.
+// The format of --chat-template: its name, or a file with a template that Fathom recognizes.
 Result<ChatFormat> format_of_template(const std::string& name_or_file) {
   if (const auto named = chat_format_from_name(name_or_file)) return named;
   constexpr int64_t kMaxTemplateBytes = 1 << 20;
@@ -105,8 +105,8 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   return options;
 }
 
-// The working space is planned by the model itself. Asking for it takes no memory: pages that are
-// never written are never there.
+// Bytes of the model's workspace. Allocating it here takes no memory, because its pages are never
+// touched.
 Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
                                     int num_threads) {
   FATHOM_TRY(const Workspace workspace,
@@ -115,7 +115,7 @@ Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunner
   return workspace.bytes();
 }
 
-// What the model and the engine would refuse too, but after the weights have been read.
+// Checks that the model and the engine would also make, but only after the weights are read.
 Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   const ModelConfig& config = loaded.checkpoint.config();
   if (flags.max_model_len > config.max_position) {
@@ -136,7 +136,7 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   return {};
 }
 
-// What there is, and what of it is not for the cache.
+// Available memory, and the part of it that is not for the cache.
 Result<MemoryRequest> cpu_memory(const LoadedEngine& loaded, const ModelRunnerOptions& options) {
   MemoryRequest request;
   request.budget = available_memory();
@@ -178,10 +178,10 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     return plan_memory(request);
   }
   FATHOM_TRY(const MemoryPlan most, plan_memory(request));
-  if (loaded.gpu) return most;  // its memory has no other use
+  if (loaded.gpu) return most;  // a GPU's memory has no other use
   const int64_t length = flags.max_model_len > 0 ? flags.max_model_len : config.max_position;
   const int64_t full = checked_mul(loaded.max_num_seqs, length).value_or(kDefaultCacheTokens);
-  // A length that was asked for is kept; the model's own may be cut.
+  // A requested length is kept; the model's own may be reduced.
   const int64_t wanted = needs.total_tokens > 0
                              ? needs.total_tokens
                              : std::max(std::min(full, kDefaultCacheTokens), flags.max_model_len);

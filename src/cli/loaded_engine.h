@@ -1,4 +1,4 @@
-// From flags to a running engine: what every command that runs a model begins with.
+// Starts an engine from the command line's flags, for all commands that run a model.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace fathom {
 
-// Limits of clients' requests; the fields are EngineOptions'.
+// Limits of client requests; the fields are those of EngineOptions.
 struct QueueLimits {
   int64_t max_requests = 512;
   int64_t max_tokens = 0;
@@ -24,20 +24,20 @@ struct QueueLimits {
   std::chrono::nanoseconds max_total_time = std::chrono::minutes(30);
 };
 
-// What a command needs where the flags do not say it.
+// A command's defaults where the flags do not specify a value.
 struct EngineNeeds {
   int64_t num_seqs = 1;
-  // Tokens of the cache on the CPU; 0: num_seqs sequences of full length, at most 64K tokens. On a
-  // GPU it is all that fits.
+  // Capacity of the cache on the CPU in tokens; 0: num_seqs sequences of full length, at most 64K
+  // tokens. On a GPU the cache takes all free memory.
   int64_t total_tokens = 0;
-  bool prompt_logprobs = false;  // of many positions: steps may want more logit rows
-  bool prefix_caching = true;    // false: what was asked before must not change times or results
-  bool needs_tokenizer = true;   // false: goes without one when the checkpoint has none
-  // How much may wait and for how long; none: everything, as long as it takes.
+  bool prompt_logprobs = false;  // requested for many positions: steps may need more logit rows
+  bool prefix_caching = true;    // false: earlier requests must not affect times or results
+  bool needs_tokenizer = true;   // false: runs without one if the checkpoint has none
+  // Limits of the queue; none: unlimited.
   std::optional<QueueLimits> queue;
 };
 
-// Destroy the engine first: members are in that order.
+// Members are ordered so that the engine is destroyed first.
 struct LoadedEngine {
   Checkpoint checkpoint;
   std::shared_ptr<const Tokenizer> tokenizer;
@@ -45,17 +45,17 @@ struct LoadedEngine {
       ChatFormat::kV3;  // an error only when a prompt has to be rendered
   DType compute = DType::kBF16;
   CacheFormat cache_format = CacheFormat::kBF16;
-  int64_t max_model_len = 0;  // tokens, prompt and answer
+  int64_t max_model_len = 0;  // tokens of prompt and completion
   int64_t max_num_seqs = 0;
   LoadOptions load;
   int num_threads = 0;
-  std::optional<int> gpu;  // none: on the CPU
+  std::optional<int> gpu;  // none: runs on the CPU
   MemoryPlan memory;
   std::unique_ptr<Engine> engine;
 };
 
-// Checks the checkpoint and its tokenizer, prints the memory plan on stderr, reads the weights
-// under a progress bar and starts the engine. Nothing is allocated before all checks are done.
+// Checks the checkpoint and its tokenizer, prints the memory plan on stderr, reads the weights with
+// a progress bar and starts the engine. Allocates nothing before all checks are done.
 Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& needs);
 
 }  // namespace fathom

@@ -26,7 +26,8 @@ MachineProbe measure_machine(std::optional<int> gpu, int num_threads, double rea
     if (!rates) return {};
     return {int64_t{1} << 30, rates->copy_bandwidth, rates->matrix_flops};
   }
-  // Beyond 256 MB no cache helps and the rate does not change; below 1 MB the clock is too coarse.
+  // Above 256 MB caches no longer help and the rate is constant; below 1 MB the clock is too
+  // coarse.
   const auto bytes = static_cast<int64_t>(std::clamp(read_bytes, 1e6, 256e6));
   ThreadPool pool(num_threads);
   const ProbeMath math = compute == DType::kF32 ? ProbeMath::kF32 : ProbeMath::kBF16;

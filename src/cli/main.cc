@@ -4,11 +4,12 @@
 
 namespace {
 
-// A standard stream that is closed would be given to the next file or connection that is opened,
-// and what is logged would be written into that.
+// If a standard stream is closed, the next file or connection would get its descriptor, and log
+// lines would be written into it.
 void keep_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
-    if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest free one
+    // Takes the lowest free descriptor.
+    if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);
   }
 }
 

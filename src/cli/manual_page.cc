@@ -7,7 +7,7 @@
 namespace fathom {
 namespace {
 
-// Text of a line of troff: '\' and '-' as they are typed, no request at the line's begin.
+// Escapes text for troff: '\' and '-' are literal, and no line begins with a request.
 std::string troff(const std::string& text) {
   std::string escaped;
   for (const char c : text) {

@@ -21,18 +21,18 @@ namespace fs = std::filesystem;
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr const char* kBundledModel = "models/fathom-tiny";
 constexpr const char* kModelVariable = "FATHOM_MODEL";
-// More positions, sequences or threads than any machine here has: beyond it a typing error.
+// Larger values than any supported machine allows are typing errors.
 constexpr int64_t kMaxTokens = int64_t{1} << 32;
 constexpr int64_t kMaxSequences = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
-// A prompt's chunk: large enough for the matrix units, small enough for those who wait beside it.
+// Rows of a step: enough for the matrix units, few enough that other requests do not wait long.
 constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
-// With so many sequences a step no longer takes the time of reading the weights alone.
+// With this many sequences, a step is no longer bound by reading the weights.
 constexpr int64_t kCpuSequences = 256, kGpuSequences = 1024;
 
-// For CLI11: empty, or what is wrong.
+// A CLI11 validator: returns the error, or an empty string.
 std::string check_device(const std::string& name) {
   if (name == "auto" || name == "cpu" || name == "cuda") return "";
   const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
@@ -40,7 +40,7 @@ std::string check_device(const std::string& name) {
   return numbered ? "" : fmt::format("'{}' is none of auto, cpu, cuda, cuda:N", name);
 }
 
-// What runs when the command line names no model; empty: the bundled one.
+// The model if the command line names none; empty: the bundled one.
 std::string default_model() {
   const char* const name = std::getenv(kModelVariable);
   return name == nullptr ? "" : name;
@@ -92,7 +92,7 @@ Result<std::optional<int>> ModelFlags::gpu() const {
     return invalid("--device {}: on a GPU there are neither float32 products nor an f32 cache",
                    device);
   }
-  const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // checked by the flag
+  const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // validated by the flag
   if (number >= count) {
     return invalid("--device {}: {} GPUs of compute capability 9.0 are there", device, count);
   }
@@ -120,9 +120,9 @@ CLI::Option* add_model_positional(CLI::App& app, ModelFlags* flags) {
 void add_model_flags(CLI::App& app, ModelFlags* flags) {
   FlagGroup model(app, "Model");
   model.choice("--load-format", &flags->load_format, {"auto", "dummy"},
-               "Where the weights come from (dummy: random ones, config.json is enough)");
+               "Source of the weights (dummy: random weights, for which config.json is enough)");
   model.count("--num-hidden-layers", &flags->num_hidden_layers, 1, kMaxLayers,
-              "With --load-format dummy: run only so many layers of the model");
+              "With --load-format dummy: run only this many layers of the model");
   model.text("--chat-format", &flags->chat_format, "NAME",
              "auto (by the chat template), or " + chat_format_names());
   model.text(
@@ -136,50 +136,54 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
             "cpu, cuda, cuda:N, or auto: the first GPU, without one the CPU (default: auto)")
       ->check(check_device);
   model.toggle("--cuda-graphs,!--no-cuda-graphs,!--enforce-eager,!--disable-cuda-graph",
-               &flags->graphs, "Launch decode steps on a GPU as captured graphs, or do not");
+               &flags->graphs,
+               "Launch decode steps on a GPU as captured CUDA graphs (default: on)");
 
   FlagGroup numerics(app, "Numerics");
   numerics.choice("--dtype", &flags->dtype, {"auto", "bfloat16", "float32"},
-                  "Type that products take (auto: bfloat16); float32 computes in it throughout");
-  numerics.choice("--quantization", &flags->quantization, {"auto", "none", "fp8"},
-                  "auto, none: weights as the checkpoint has them; fp8: e4m3 with scales by blocks "
-                  "of 128x128, made while a checkpoint in bf16, f16 or f32 is loaded");
+                  "Input type of GEMMs (auto: bfloat16); float32 computes in float32 throughout");
+  numerics.choice(
+      "--quantization", &flags->quantization, {"auto", "none", "fp8"},
+      "auto, none: weights as stored; fp8: quantize a checkpoint in bf16, f16 or f32 to "
+      "e4m3 with block-wise 128x128 scales while loading it");
   numerics.choice("--kv-cache-dtype", &flags->kv_cache_dtype,
                   {"auto", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "f32"},
                   "Format of the latent cache (auto: bf16, with --dtype float32: f32)");
   numerics.choice("--attention", &flags->attention, {"auto", "absorbed", "mha"},
-                  "Form of attention (auto: the cheaper one for each sequence)");
-  numerics.toggle("--deterministic,--enable-deterministic-inference", &flags->deterministic,
-                  "On a GPU: a request's logits have the same bits alone and among any others");
+                  "Attention form (auto: the cheaper one for each sequence)");
+  numerics.toggle(
+      "--deterministic,--enable-deterministic-inference", &flags->deterministic,
+      "On a GPU: batch-invariant; a request's logits are bitwise identical in any batch");
 
   FlagGroup capacity(app, "Capacity");
   capacity.count("--max-model-len,--context-length", &flags->max_model_len, 1, kMaxTokens,
-                 "Longest sequence in tokens, prompt and answer", "the model's");
+                 "Longest sequence in tokens, prompt and completion", "the model's");
   capacity.count("--max-num-seqs,--max-running-requests", &flags->max_num_seqs, 1, kMaxSequences,
-                 "Sequences that run together",
-                 "what the command needs; any number: 256, on a GPU 1024");
+                 "Sequences that run concurrently",
+                 "the command's number of requests, or 256, on a GPU 1024");
   capacity.count("--max-num-batched-tokens,--chunked-prefill-size", &flags->max_batched_tokens, 1,
                  1 << 20, "Tokens in one step; longer prompts are computed in chunks",
                  "2048, on a GPU 8192");
   capacity.count("--max-total-tokens", &flags->max_total_tokens, 1, kMaxTokens,
-                 "Tokens that the latent cache holds",
+                 "Capacity of the latent cache in tokens",
                  "what the command needs, at most 64K; all that a GPU holds");
   capacity.toggle("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",
                   &flags->prefix_caching,
-                  "Keep computed pages for prompts that begin with the same tokens, or do not "
-                  "(default: on, in bench and eval off)");
+                  "Keep computed pages for prompts with the same prefix (default: on; off in bench "
+                  "and eval)");
   capacity.count("--kv-offload-gib", &flags->kv_offload_gib, 0, kMaxGiB,
-                 "GiB of host memory that pages move to when the latent cache is full");
+                 "GiB of host memory for pages evicted from the latent cache");
   capacity.text("--kv-offload-dir", &flags->kv_offload_dir, "DIR",
-                "Directory whose files pages move to when that is full too (default: none)");
+                "Directory of files for pages evicted from host memory (default: none)");
   capacity.count("--kv-offload-disk-gib", &flags->kv_offload_disk_gib, 1, kMaxGiB,
-                 "GiB that those files take at most");
-  capacity.count("--gpu-step-timeout", &flags->gpu_step_seconds, 0, 86'400,
-                 "Seconds that a step on a GPU may take; then the process ends with status 3, and "
-                 "says what ran; 0: never",
-                 "30");
-  capacity.count("-t,--threads", &flags->threads, 1, kMaxThreads, "CPU threads", "one a core");
-  capacity.count("--seed", &flags->seed, 0, kAny, "Seed of everything random", "a new one");
+                 "Largest total size of the files in --kv-offload-dir in GiB");
+  capacity.count(
+      "--gpu-step-timeout", &flags->gpu_step_seconds, 0, 86'400,
+      "Seconds after which a step on a GPU counts as stuck: the process names it and ends "
+      "with status 3; 0: never",
+      "30");
+  capacity.count("-t,--threads", &flags->threads, 1, kMaxThreads, "CPU threads", "one per core");
+  capacity.count("--seed", &flags->seed, 0, kAny, "Seed of all random numbers", "random");
 }
 
 std::optional<std::string> find_bundled(const std::string& relative_path) {

@@ -34,7 +34,7 @@ double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
 
 double prefill_flops(const ModelConfig& config, int64_t prompt_tokens) {
   const auto tokens = static_cast<double>(prompt_tokens);
-  const double pairs = tokens * (tokens + 1) / 2;  // causal
+  const double pairs = tokens * (tokens + 1) / 2;  // causal attention
   const double head = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden);
   return 2 * (tokens * token_macs(config) + pairs * mha_key_macs(config) + head);
 }

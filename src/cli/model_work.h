@@ -1,4 +1,4 @@
-// The least that a model's arithmetic must move and compute: what a measured speed is held against.
+// The minimal bytes and operations of a model's steps, as a roofline for measured speeds.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace fathom {
 
-// Bytes that one decode step of `batch` sequences reads: every weight that is used, once, as it is
-// stored, and the cache rows of `context` tokens of each sequence. Of the routed experts those that
-// batch * experts_per_token independent uniform choices are expected to hit.
+// The bytes that a decode step of `batch` sequences reads: each weight in use once, as stored, and
+// the cache rows of `context` tokens per sequence. Of the routed experts, the expected number hit
+// by batch * experts_per_token independent uniform choices.
 double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
                          CacheFormat cache_format, int64_t batch, double context);
 
-// Floating-point operations (a multiply-add is two) of the prefill of one prompt in the multi-head
-// form, with the logits of its last token only.
+// Floating-point operations (a multiply-add is two) of one prompt's prefill in the multi-head form,
+// with the logits of its last token only.
 double prefill_flops(const ModelConfig& config, int64_t prompt_tokens);
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// `fathom quantize MODEL DIR`: a checkpoint in bf16, f16 or f32 to one in FP8.
+// `fathom quantize MODEL DIR`: converts a checkpoint in bf16, f16 or f32 to FP8.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMaxQuantizeThreads = 1024;
 
 struct QuantizeFlags {
-  ModelFlags model;  // only which one
+  ModelFlags model;  // only its `model` is used
   std::string output;
   std::string scale_format = "float";
   int64_t max_shard_bytes = 0;
@@ -44,14 +44,14 @@ Result<int> quantize(const QuantizeFlags& flags) {
 
 void add_quantize_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<QuantizeFlags>();
-  CLI::App* command = app.add_subcommand("quantize", "Make an FP8 checkpoint of one in bf16");
+  CLI::App* command = app.add_subcommand("quantize", "Convert a checkpoint to FP8");
   command->footer(
-      "The form is DeepSeek-V3's as published: the linear layers' weights in e4m3 with one fp32\n"
-      "scale (weight_scale_inv) for each block of 128x128; embedding, head, norms and router stay\n"
-      "as they are. Activations are quantised when the model runs: there is nothing to calibrate.\n"
+      "The form is DeepSeek-V3's as published: e4m3 weights of the linear layers with block-wise\n"
+      "128x128 fp32 scales (weight_scale_inv); embedding, head, norms and router are unchanged.\n"
+      "Activations are quantised at run time: there is nothing to calibrate.\n"
       "\n"
-      "An interrupted run is taken up by the same command. Memory is 24 MiB a thread.\n"
-      "`--quantization fp8` makes the same weights, to the bit, whenever a model is loaded.\n"
+      "The same command resumes an interrupted run. It takes 24 MiB of memory per thread.\n"
+      "`--quantization fp8` quantises to bitwise identical weights while a model is loaded.\n"
       "\n"
       "  fathom quantize ./DeepSeek-V2-Lite ./DeepSeek-V2-Lite-FP8\n"
       "  fathom run ./DeepSeek-V2-Lite-FP8 \"Hello\"");
@@ -63,10 +63,11 @@ void add_quantize_command(CLI::App& app, Action* chosen) {
       ->type_name("");
   FlagGroup group(*command, "Quantisation");
   group.choice("--scale-fmt", &flags->scale_format, {"float", "ue8m0"},
-               "Scales: any fp32 number, or powers of two as DeepSeek-V3.1 has them");
+               "Scales: any fp32 number, or powers of two as in DeepSeek-V3.1");
   group.count("--max-shard-size", &flags->max_shard_bytes, 1 << 20, int64_t{1} << 50,
-              "Bytes of a shard: 5g, 5G", "the source's shards, one to one");
-  group.count("-t,--threads", &flags->threads, 1, kMaxQuantizeThreads, "CPU threads", "one a core");
+              "Largest shard in bytes: 5g, 5G", "mirrors the source's shards");
+  group.count("-t,--threads", &flags->threads, 1, kMaxQuantizeThreads, "CPU threads",
+              "one per core");
   group.toggle("-q,--quiet", &flags->quiet, "No progress on stderr");
   command->callback([flags, chosen] { *chosen = [flags] { return quantize(*flags); }; });
 }

@@ -1,4 +1,4 @@
-// `fathom run MODEL PROMPT`: one prompt, one answer.
+// `fathom run MODEL PROMPT`: completes one prompt.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,7 @@ struct RunFlags {
 
 struct RunPrompt {
   std::vector<int32_t> ids;
-  std::optional<ChatFormat> format;  // none: the ids or the text were given raw
+  std::optional<ChatFormat> format;  // none: ids or raw text were given
   bool opens_reasoning = false;
 };
 
@@ -44,13 +44,13 @@ Result<std::string> read_stdin() {
       return error(Code::kTooLarge, "the prompt on stdin is longer than {} bytes", kMaxPromptBytes);
     }
   }
-  // The line end that `echo` and editors add is not part of what was asked.
+  // Drops the line end that `echo` and editors append.
   if (text.ends_with('\n')) text.pop_back();
   return text;
 }
 
-// The prompt of a command line with one word: a model whose prompt is on stdin, or, where there is
-// none, the prompt.
+// The prompt of a command line with one word: the word is a model if a prompt is on stdin,
+// otherwise it is the prompt.
 Result<std::string> prompt_text(RunFlags& flags) {
   const std::string& given =
       flags.prompt_flag.empty() ? flags.prompt_positional : flags.prompt_flag;
@@ -115,7 +115,7 @@ Result<> check_together(const RunFlags& flags) {
   return {};
 }
 
-// With several choices on a terminal they would be mixed: each is printed when all are there.
+// On a terminal several choices would be interleaved, so each is printed at the end.
 void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) {
   for (size_t i = 0; i < answers.size(); ++i) {
     fmt::print("[{}] ", i);
@@ -128,7 +128,7 @@ void print_choices(const std::vector<Answer>& answers, const RunPrompt& prompt) 
 Result<int> run(RunFlags flags) {
   FATHOM_RETURN_IF_ERROR(check_together(flags));
   FATHOM_TRY(const std::optional<GrammarSpec> spec, grammar_spec(flags.grammar));
-  // Before the model: a missing prompt should not cost the time of loading.
+  // Before loading the model, so that a missing prompt is reported at once.
   std::string text;
   if (flags.ids.empty()) {
     FATHOM_TRY(text, prompt_text(flags));
@@ -147,7 +147,7 @@ Result<int> run(RunFlags flags) {
       sampling_params(flags.sampling, loaded.checkpoint.generation_defaults(), flags.model.seed));
   request.sampling.n = static_cast<int>(flags.choices);
   request.sampling.logprobs = static_cast<int>(flags.logprobs.value_or(-1));
-  // --prompt-logprobs takes as many alternatives as --logprobs.
+  // --prompt-logprobs requests as many alternatives as --logprobs.
   if (flags.prompt_logprobs) {
     request.sampling.prompt_logprobs = static_cast<int>(flags.logprobs.value_or(0));
   }
@@ -159,7 +159,7 @@ Result<int> run(RunFlags flags) {
   const SamplingParams sampling = request.sampling;
 
   const bool streams = !flags.json && flags.choices == 1;
-  // In a pipe the answer alone is wanted.
+  // A pipe gets the content only, without reasoning.
   AnswerPrinter printer(stdout, prompt.format, prompt.opens_reasoning, isatty(STDOUT_FILENO) == 1);
   const InterruptWatch watch;
   FATHOM_TRY(const auto answers,
@@ -186,14 +186,12 @@ void add_run_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* command = app.add_subcommand("run", "Answer one prompt");
   command->footer(
-      "The prompt is the second argument, --prompt, or stdin; a single argument with white space "
-      "in\n"
-      "it, or one that names no model with nothing on stdin, is the prompt for the bundled model.\n"
-      "Exit status: 0 answered, 1 failed,\n"
-      "2 bad flags or model files, 130 stopped by Ctrl-C.\n"
+      "The prompt is the second argument, --prompt, or stdin. A single argument is the prompt for\n"
+      "the bundled model if it contains white space, or names no model and stdin is empty.\n"
       "--json prints one object with prompt_ids, ids, text, logprobs, prompt_logprobs,\n"
       "finish_reason, usage and timings; with --choices N those of the first answer, and all of\n"
-      "them under \"choices\".");
+      "them under \"choices\".\n"
+      "Exit status: 0 answered, 1 failed, 2 bad flags or model files, 130 stopped by Ctrl-C.");
   add_model_positional(*command, &flags->model);
   command->add_option("PROMPT", flags->prompt_positional, "What to answer; - reads stdin")
       ->type_name("");
@@ -202,11 +200,11 @@ void add_run_command(CLI::App& app, Action* chosen) {
   prompt.text("--system", &flags->system, "TEXT", "System message");
   prompt.toggle("--thinking", &flags->thinking, "Let the model reason before it answers");
   prompt.toggle("--raw", &flags->raw, "Send the text as it is, without the chat format");
-  prompt.token_ids("--ids", &flags->ids, "Send these token ids, as they are");
+  prompt.token_ids("--ids", &flags->ids, "Use these token ids as the prompt");
   FlagGroup output(*command, "Output");
   output.toggle("--json", &flags->json, "Print one JSON object instead of the text");
   output.count("--logprobs", &flags->logprobs, 0, kMaxTopLogprobs,
-               "With --json: each token's log-probability and so many alternatives", "none");
+               "With --json: each token's log-probability and this many alternatives", "none");
   output.toggle("--prompt-logprobs", &flags->prompt_logprobs,
                 "With --json: the same for the prompt's tokens");
   output.count("--choices,--n", &flags->choices, 1, kMaxChoices,

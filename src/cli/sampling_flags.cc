@@ -23,19 +23,20 @@ void add_sampling_flags(CLI::App& app, SamplingFlags* flags) {
   FlagGroup group(app, "Sampling");
   const std::string models = "generation_config.json's, or ";
   group.number("--temperature,--temp", &flags->temperature, 0, kMaxTemperature,
-               "0: always the most likely token", models + "1");
-  group.number("--top-p", &flags->top_p, 0, 1, "Smallest set of tokens with this probability",
-               models + "1");
+               "Sampling temperature; 0: always the most likely token", models + "1");
+  group.number("--top-p", &flags->top_p, 0, 1,
+               "Sample from the smallest set of tokens with this probability", models + "1");
   group.count("--top-k", &flags->top_k, -1, std::numeric_limits<int32_t>::max(),
-              "Only so many of the most likely tokens; 0: all", models + "all");
+              "Sample from this many of the most likely tokens; 0: all", models + "all");
   group.number("--min-p", &flags->min_p, 0, 1,
-               "Only tokens with this share of the likeliest one's probability", "0");
+               "Sample from tokens with at least this share of the most likely one's probability",
+               "0");
   group.number("--repetition-penalty", &flags->repetition_penalty, kMinRepetitionPenalty,
                kMaxRepetitionPenalty, "Divides the logits of tokens seen in prompt or answer", "1");
   group.number("--presence-penalty", &flags->presence_penalty, -kMaxPenalty, kMaxPenalty,
                "Subtracted from the logits of tokens in the answer", "0");
   group.number("--frequency-penalty", &flags->frequency_penalty, -kMaxPenalty, kMaxPenalty,
-               "The same for each time they occurred", "0");
+               "Subtracted from a token's logit for each occurrence in the answer", "0");
   group.texts("--logit-bias", &flags->logit_bias, "ID=BIAS",
               "Added to a token's logit; may be given several times");
   group.count("--max-tokens,--max-new-tokens", &flags->max_tokens, 1, kMaxTokens,

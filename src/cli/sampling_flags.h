@@ -1,4 +1,4 @@
-// The flags that say how tokens are chosen: of `run` and `chat`.
+// The sampling flags of `run` and `chat`.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace fathom {
 
-// What was given; the rest is the checkpoint's or the engine's default.
+// Given values only; the others default to the checkpoint's or the engine's.
 struct SamplingFlags {
   std::optional<double> temperature, top_p, min_p;
   std::optional<int64_t> top_k;
@@ -26,8 +26,8 @@ struct SamplingFlags {
 
 void add_sampling_flags(CLI::App& app, SamplingFlags* flags);
 
-// Flags over the checkpoint's generation_config.json over vLLM's defaults (temperature 1, all
-// tokens). Ranges that the engine checks itself are left to it.
+// Combines flags, the checkpoint's generation_config.json and vLLM's defaults (temperature 1, all
+// tokens), in this order of precedence. The engine checks ranges.
 Result<SamplingParams> sampling_params(const SamplingFlags& flags,
                                        const GenerationDefaults& defaults,
                                        std::optional<int64_t> seed);

@@ -1,4 +1,4 @@
-// A model for tests that knows one thing about each token: which one follows it. Test code only.
+// A model for tests that maps each token to its successor. Test code only.
 #pragma once
 
 #include <cmath>
@@ -11,9 +11,9 @@ namespace fathom {
 
 class ScriptRunner : public LogitsRunner {
  public:
-  static constexpr float kLogit = 9;  // of the token that follows; all others have 0
+  static constexpr float kLogit = 9;  // of the successor; all other logits are 0
 
-  // Tokens that are not in `next` are followed by `otherwise`.
+  // The successor of tokens that are not in `next` is `otherwise`.
   ScriptRunner(int64_t vocab_size, std::map<int32_t, int32_t> next, int32_t otherwise)
       : vocab_size_(vocab_size), next_(std::move(next)), otherwise_(otherwise) {}
 
@@ -32,7 +32,7 @@ class ScriptRunner : public LogitsRunner {
                            {static_cast<int64_t>(batch.logit_rows.size()), vocab_size_});
   }
 
-  // The log-probability of the token that follows, and of any other.
+  // The log-probability of the successor, and of any other token.
   double likely() const { return kLogit - std::log(std::exp(kLogit) + double(vocab_size_ - 1)); }
   double unlikely() const { return likely() - kLogit; }
 

@@ -23,8 +23,8 @@ namespace fathom {
 namespace {
 
 constexpr int kExitDead = 3;  // the engine's device is lost, or a step hangs
-// What runs when the time to shut down is over may take so long to come to its step's end; a step
-// that hangs must not keep the process.
+// Time for a running step to end after the shutdown timeout; a step that hangs must not keep the
+// process alive.
 constexpr std::chrono::milliseconds kLastStep{1500};
 
 struct ServeFlags {
@@ -41,15 +41,15 @@ struct ServeFlags {
   bool strict = false;
   bool enable_priority = false;
   std::string scheduling_policy = "fcfs";
-  // Sampling of a request that says nothing; none: as sampling_defaults says.
+  // Sampling defaults of requests; none: see sampling_defaults.
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k;
   std::string sampling_defaults = "model";
   std::optional<bool> log_requests;
-  std::string config;  // read by the command line before this command runs
+  std::string config;  // applied by the command line before this command runs
 };
 
-// One key a line; empty lines and those that begin with '#' do not count.
+// Reads one key per line; empty lines and lines that begin with '#' are ignored.
 Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
   std::ifstream file(path);
   if (!file) return not_found("--api-key-file: {} cannot be read", path);
@@ -60,7 +60,7 @@ Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
   return {};
 }
 
-// "fathom" and "fathom_" are the same prefix.
+// Normalizes the prefix: "fathom" and "fathom_" are equivalent.
 Result<std::string> metrics_prefix(std::string prefix) {
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -104,11 +104,12 @@ LogLevel log_level_of(const std::string& name) {
                              : LogLevel::kInfo;
 }
 
-// "models/fathom-tiny/" and a hub's snapshot folder are named after what they hold.
+// A model's default name. "models/fathom-tiny/" and a hub snapshot's folder get the name of their
+// content.
 std::string default_name(const std::string& given, const Checkpoint& checkpoint) {
   std::string path = given.empty() ? checkpoint.directory() : given;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  // A hub id is its own name; of a directory the last part is.
+  // A hub id is its own name; for a directory it is the last component.
   const bool is_path = given.empty() || path.starts_with('/') || path.starts_with('.') ||
                        path == checkpoint.directory();
   return is_path ? path.substr(path.rfind('/') + 1) : path;
@@ -154,13 +155,14 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
   return backend;
 }
 
-// A request's large buffers, a body of megabytes and what is made of it, go back to the system when
-// they are freed. Left alone the allocator would after the first of them keep the next ones.
+// Returns a request's large buffers (a body of megabytes and what is derived from it) to the system
+// when they are freed. By default the allocator raises its threshold after the first one and keeps
+// later ones.
 void return_large_buffers() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
 
 Result<int> serve(ServeFlags flags) {
   return_large_buffers();
-  std::signal(SIGPIPE, SIG_IGN);  // whoever read the log may go; the server stays
+  std::signal(SIGPIPE, SIG_IGN);  // writing to a closed log pipe must not end the server
   StopSignals signals;
   ServiceNotifier notifier;
   set_log_level(log_level_of(flags.log_level));
@@ -219,7 +221,7 @@ void add_serve_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<ServeFlags>();
   CLI::App* command = app.add_subcommand("serve", "Serve a model over HTTP");
   command->footer(
-      "Speaks OpenAI's interface (/v1/chat/completions, /v1/completions, /v1/responses,\n"
+      "Implements OpenAI's API (/v1/chat/completions, /v1/completions, /v1/responses,\n"
       "/v1/models), Anthropic's (/v1/messages), /tokenize, /detokenize, /generate, /metrics,\n"
       "/health and /ready. Limits that no flag changes: 16 KiB of headers, JSON 64 deep with\n"
       "100,000 keys, 4,096 messages, 128 tools, 4 stop strings of 256 bytes, 1,024 logit biases,\n"
@@ -231,60 +233,65 @@ void add_serve_command(CLI::App& app, Action* chosen) {
   network.text("--host", &flags->http.host, "HOST", "Address to listen on");
   network.count("--port", &flags->port, 0, 65535, "Port; 0 takes any that is free");
   network.texts("--api-key", &flags->http.api_keys, "KEY", "Key that clients must send");
-  network.texts("--api-key-file", &flags->key_files, "FILE", "Such keys, one a line");
-  network.texts("--admin-api-key", &flags->http.admin_keys, "KEY", "Key that may do everything");
+  network.texts("--api-key-file", &flags->key_files, "FILE", "File with such keys, one per line");
+  network.texts("--admin-api-key", &flags->http.admin_keys, "KEY",
+                "Key that may use every endpoint");
   network.text("--ssl-certfile", &flags->http.tls_certificate_file, "FILE",
-               "Certificate with its chain (PEM): speak TLS");
-  network.text("--ssl-keyfile", &flags->http.tls_key_file, "FILE", "Its key (PEM)");
+               "Certificate with its chain (PEM), for HTTPS");
+  network.text("--ssl-keyfile", &flags->http.tls_key_file, "FILE",
+               "Private key of the certificate (PEM)");
   network.texts("--allowed-origins", &flags->http.cors_origins, "ORIGIN",
-                "Pages of this origin may call, * for all");
+                "Origin whose pages may call the server, * for all (CORS)");
   network.texts("--allowed-hosts", &flags->http.allowed_hosts, "NAME",
-                "Name that clients may call the server by, * for all; checked without an API key");
+                "Host name that clients may use, * for all; checked without an API key");
   network.count("--max-connections", &flags->http.max_connections, 1, 1 << 20,
-                "Open connections; more get 503");
+                "Maximum number of open connections; more get 503");
   network.count("--max-body-mib", &flags->body_mib, 1, 1024, "Largest request in MiB");
   FlagGroup requests(*command, "Requests");
   requests.texts("--served-model-name", &flags->names, "NAME",
-                 "Name of the model, then aliases (default: of its folder)");
-  requests.choice("--sampling-defaults", &flags->sampling_defaults, {"model", "openai"},
-                  "What a request that says nothing gets (model: generation_config.json's; openai: "
-                  "temperature and top_p 1)");
+                 "Name of the model, then aliases (default: its folder's name)");
+  requests.choice(
+      "--sampling-defaults", &flags->sampling_defaults, {"model", "openai"},
+      "Sampling defaults of requests (model: generation_config.json's; openai: temperature "
+      "and top_p 1)");
   requests.number("--temperature,--temp", &flags->temperature, 0, kMaxTemperature,
-                  "Its temperature", "as --sampling-defaults says");
-  requests.number("--top-p", &flags->top_p, 0, 1, "Its top_p", "as --sampling-defaults says");
-  requests.count("--top-k", &flags->top_k, -1, std::numeric_limits<int32_t>::max(), "Its top_k",
-                 "as --sampling-defaults says");
-  requests.count("--max-choices", &flags->max_choices, 1, kMaxChoices, "Largest n");
-  requests.toggle("--strict", &flags->strict, "Refuse fields that are not known");
+                  "Default temperature of requests", "as --sampling-defaults says");
+  requests.number("--top-p", &flags->top_p, 0, 1, "Default top_p of requests",
+                  "as --sampling-defaults says");
+  requests.count("--top-k", &flags->top_k, -1, std::numeric_limits<int32_t>::max(),
+                 "Default top_k of requests", "as --sampling-defaults says");
+  requests.count("--max-choices", &flags->max_choices, 1, kMaxChoices, "Largest n of a request");
+  requests.toggle("--strict", &flags->strict, "Refuse unknown fields");
   requests.toggle("--enable-priority", &flags->enable_priority,
-                  "Clients may send `priority`: lower goes sooner, and waiting counts");
+                  "Clients may send `priority`: lower goes first, with ageing");
   requests.choice("--scheduling-policy", &flags->scheduling_policy, {"fcfs", "priority"},
                   "priority: the same as --enable-priority");
   requests.count("--max-queued-requests,--max-num-queued-reqs", &flags->queue.max_requests, 1,
-                 1 << 20, "Requests that may wait; more get 429");
+                 1 << 20, "Maximum number of waiting requests; more get 429");
   requests.count("--max-queued-tokens,--max-num-queued-tokens", &flags->queue.max_tokens, 0,
-                 int64_t{1} << 40, "Their prompt tokens", "four times the cache");
+                 int64_t{1} << 40, "Maximum number of their prompt tokens", "four times the cache");
   requests.count("--queue-timeout", &flags->queue_seconds, 0, 86'400,
-                 "Seconds in the queue; 0: any");
+                 "Seconds that a request may wait in the queue; 0: no limit");
   requests.count("--request-timeout", &flags->total_seconds, 0, 86'400,
-                 "Seconds from start to end; 0: any");
+                 "Seconds that a request may take in all; 0: no limit");
   requests.count("--grammar-timeout", &flags->grammar_seconds, 1, 3600,
                  "Seconds that compiling a request's schema or grammar may take");
   FlagGroup operation(*command, "Operation");
   operation.count("--shutdown-timeout", &flags->shutdown_seconds, 0, 86'400,
-                  "Seconds that running requests get after SIGTERM");
+                  "Seconds that running requests may take after SIGTERM");
   operation.count("--watchdog-timeout", &flags->watchdog_seconds, 0, 86'400,
-                  "Seconds without a step, with work to do, after which the server ends; 0: never");
+                  "Seconds without a step despite work after which the server ends; 0: never");
   operation.choice("--log-level", &flags->log_level, {"debug", "info", "warning", "error"},
-                   "Least important line that is logged");
+                   "Lowest level that is logged");
   operation.text("--metrics-prefix", &flags->metrics_prefix, "PREFIX",
-                 "vLLM's metrics also under this prefix: fathom_");
+                 "Export vLLM's metrics under this prefix too, for example fathom_");
   operation.toggle(
       "--log-requests,--enable-log-requests,!--no-log-requests,!--no-enable-log-requests,"
       "!--disable-log-requests",
-      &flags->log_requests, "Log a line a request, or do not (default: do)");
-  operation.text("--config", &flags->config, "FILE",
-                 "YAML with flags, \"max-num-seqs: 64\"; the command line and the environment win");
+      &flags->log_requests, "Log one line per request (default: on)");
+  operation.text(
+      "--config", &flags->config, "FILE",
+      "YAML file of flags, \"max-num-seqs: 64\"; command line and environment take precedence");
   add_model_flags(*command, &flags->model);
   command->callback([flags, chosen] { *chosen = [flags] { return serve(*flags); }; });
 }

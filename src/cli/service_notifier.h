@@ -1,6 +1,5 @@
-// Tells a service manager how the server is: systemd's protocol of Type=notify units
-// (sd_notify(3)), datagrams to the socket that NOTIFY_SOCKET names. Without that variable all of it
-// does nothing.
+// Reports the server's state to a service manager with systemd's protocol for Type=notify units
+// (sd_notify(3)): datagrams to the socket in NOTIFY_SOCKET. Does nothing if that variable is unset.
 #pragma once
 
 #include <chrono>
@@ -12,25 +11,25 @@
 
 namespace fathom {
 
-// Owns a thread while the service manager wants signs of life (WATCHDOG_USEC, WatchdogSec= of the
-// unit). Made after StopSignals, so that the thread does not take the signals.
+// Owns a thread while the service manager wants keep-alive messages (WATCHDOG_USEC, the unit's
+// WatchdogSec=). Create it after StopSignals, so that this thread does not receive the signals.
 class ServiceNotifier {
  public:
-  // Reads the environment; WATCHDOG_PID, if set, must be this process for WATCHDOG_USEC to count.
+  // Reads the environment. WATCHDOG_USEC applies only if WATCHDOG_PID is unset or this process.
   ServiceNotifier();
-  ~ServiceNotifier();  // ends the signs of life
+  ~ServiceNotifier();  // stops the keep-alive messages
   ServiceNotifier(const ServiceNotifier&) = delete;
   ServiceNotifier& operator=(const ServiceNotifier&) = delete;
 
-  void ready();     // READY=1, and from here on WATCHDOG=1 twice in each interval
+  void ready();     // sends READY=1, and from then on WATCHDOG=1 twice per interval
   void stopping();  // STOPPING=1
 
  private:
   void send(std::string_view state) const;
   void keep_alive();
 
-  std::string socket_path_;  // empty: nobody listens; a leading '@': the abstract name space
-  std::chrono::microseconds interval_{0};  // 0: no signs of life are wanted
+  std::string socket_path_;  // empty: no socket; a leading '@': the abstract namespace
+  std::chrono::microseconds interval_{0};  // 0: no keep-alive messages
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ends_ = false;

@@ -14,7 +14,7 @@
 namespace fathom {
 namespace {
 
-// The service manager's end of the socket.
+// The service manager's side of the socket.
 class Manager {
  public:
   explicit Manager(std::string path) : path_(std::move(path)) {
@@ -33,7 +33,7 @@ class Manager {
     for (const char* name : {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}) unsetenv(name);
   }
 
-  // The next datagram; empty if none comes in time.
+  // The next datagram; empty on timeout.
   std::string next(int milliseconds) const {
     pollfd waiting{handle_, POLLIN, 0};
     if (poll(&waiting, 1, milliseconds) != 1) return "";
@@ -90,7 +90,7 @@ TEST(ServiceNotifier, AnotherProcessesWatchdogIsNotOurs) {
 }
 
 TEST(ServiceNotifier, NobodyListening) {
-  ServiceNotifier silent;  // no NOTIFY_SOCKET
+  ServiceNotifier silent;  // NOTIFY_SOCKET is unset
   silent.ready();
   silent.stopping();
   testing::internal::CaptureStderr();

@@ -81,7 +81,7 @@ ServingFigures measure_serving(const std::vector<ServedRequest>& requests, Time 
       figures.itl.push_back(milliseconds(times[i - 1], times[i]));
     }
     good += within(ttft, goals.ttft) && within(tpot, goals.tpot) && within(e2el, goals.e2el);
-    // A piece may hold several tokens.
+    // A piece may contain several tokens.
     const double share =
         static_cast<double>(request.output_tokens) / static_cast<double>(times.size());
     for (const Time time : times) {
@@ -89,7 +89,7 @@ ServingFigures measure_serving(const std::vector<ServedRequest>& requests, Time 
       per_second[std::min(second, per_second.size() - 1)] += share;
     }
   }
-  // A run shorter than a second has no full second; its mean is all there is to say.
+  // A run shorter than a second has no full second; its mean is used.
   figures.peak_output_rate = std::max(*std::max_element(per_second.begin(), per_second.end()),
                                       figures.per_second(figures.output_tokens));
   if (goals.any()) figures.good = good;

@@ -10,8 +10,8 @@
 namespace fathom {
 namespace {
 
-// nohup: a process that was started with SIGHUP ignored outlives its terminal. Blocked signals that
-// are ignored would still come to sigwait().
+// Under nohup SIGHUP is ignored at start, so that the process outlives its terminal. Blocked
+// signals that are ignored would still be returned by sigwait().
 bool takes_sighup() {
   static const bool takes = [] {
     struct sigaction now = {};
@@ -26,7 +26,7 @@ sigset_t stop_set() {
   if (takes_sighup()) sigaddset(&set, SIGHUP);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGUSR2);  // wakes the watching thread at the end
+  sigaddset(&set, SIGUSR2);  // wakes the watching thread in the destructor
   return set;
 }
 

@@ -1,4 +1,4 @@
-// SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under nohup) as a server takes them.
+// A server's handling of SIGINT, SIGTERM and SIGHUP (unless ignored, as under nohup).
 #pragma once
 
 #include <atomic>
@@ -8,11 +8,11 @@
 
 namespace fathom {
 
-// Made before any other thread: it blocks the signals in the calling thread, and the threads that
-// come later inherit that. One at a time.
+// Must be created before any other thread: it blocks the signals in the calling thread, and later
+// threads inherit that. One at a time.
 //
-// Until may_wait() a signal ends the process at once, with status 0: there is nothing to finish.
-// After it the first one is told by wait(), and the second ends the process, with status 130.
+// Before may_wait() a signal ends the process at once with status 0, as there is nothing to finish.
+// After it the first signal makes wait() return, and the second ends the process with status 130.
 class StopSignals {
  public:
   StopSignals();
@@ -21,7 +21,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   void may_wait() { waits_ = true; }
-  void wait();  // for the first signal
+  void wait();  // blocks until the first signal
 
  private:
   void watch();

@@ -25,7 +25,7 @@ InterruptWatch::InterruptWatch() {
   clear();
   struct sigaction action = {};
   action.sa_handler = [](int) { interrupted_flag = 1; };
-  // No SA_RESTART: a read from the terminal returns, so that the prompt can begin anew.
+  // No SA_RESTART: a read from the terminal returns, so that the prompt is shown again.
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, &previous_action);
 }

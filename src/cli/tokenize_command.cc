@@ -1,4 +1,4 @@
-// `fathom tokenize MODEL TEXT`: what the model sees of a text.
+// `fathom tokenize MODEL TEXT`: shows the tokens of a text.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -45,8 +45,8 @@ Result<std::string> input_text(TokenizeFlags& flags) {
   return text;
 }
 
-// A token as one can read it: control characters escaped as JSON does, bytes that are no character
-// by themselves as \xC3.
+// A printable form of a token: control characters are escaped as in JSON, bytes that are not a
+// complete character as \xC3.
 std::string visible(std::string_view bytes) {
   std::string text;
   for (size_t at = 0; at < bytes.size();) {
@@ -110,7 +110,7 @@ Result<int> tokenize(TokenizeFlags flags) {
 
 void add_tokenize_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* command = app.add_subcommand("tokenize", "Text to token ids, and back");
+  CLI::App* command = app.add_subcommand("tokenize", "Convert text to token ids, and back");
   add_model_positional(*command, &flags->model);
   command->add_option("TEXT", flags->text, "Text, or with --decode ids as in 1,2,3; - reads stdin")
       ->type_name("");

@@ -20,7 +20,7 @@ Result<> check_prompt(const std::vector<int32_t>& prompt_ids, int64_t vocab_size
   return {};
 }
 
-// The length at which the sequence ends at the latest: prompt and max_tokens.
+// The maximal length of the sequence: prompt and max_tokens.
 Result<int64_t> resolve_max_len(int64_t prompt_len, const SamplingParams& params,
                                 const AdmissionLimits& limits) {
   const int64_t cache_tokens = limits.num_pages * kPageSize;
@@ -55,7 +55,7 @@ Result<int64_t> resolve_max_len(int64_t prompt_len, const SamplingParams& params
   return max_len;
 }
 
-// Each id once: a device adds biases in no order.
+// Sums biases by id. A device adds biases in no fixed order, so each id must occur once.
 std::vector<std::pair<int32_t, float>> summed_by_id(std::vector<std::pair<int32_t, float>> bias) {
   std::sort(bias.begin(), bias.end());
   size_t count = 0;

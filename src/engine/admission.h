@@ -1,5 +1,5 @@
-// The checks between a caller's request and the engine, and the sequences that it becomes. On the
-// caller's thread: what passes here cannot fail for a reason of its own later.
+// Validates a caller's request and turns it into the engine's sequences. Runs on the caller's
+// thread: a request that passes cannot fail later for a reason of its own.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct AdmissionLimits {
   int64_t max_model_len = 0;
   int64_t num_pages = 0;
   std::vector<int32_t> eos_ids;
-  const Tokenizer* tokenizer = nullptr;  // may be null; outlives the sequences
+  const Tokenizer* tokenizer = nullptr;  // may be null; must outlive the sequences
 };
 
-// Refuses with kInvalidArgument what can never run: a parameter out of range, an id outside the
-// vocabulary, more tokens than the context or the whole cache holds.
-// `seed` is what an unseeded request uses.
+// Refuses with kInvalidArgument a request that can never run: a parameter out of range, an id
+// outside the vocabulary, more tokens than the context or the whole cache holds. `seed` is used
+// where the request has none.
 Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, EventSink sink,
                                                            const AdmissionLimits& limits,
                                                            uint64_t seed);

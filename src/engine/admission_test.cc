@@ -50,7 +50,7 @@ TEST(Admission, WhatCanNeverRunIsRefusedWithNumbers) {
 }
 
 TEST(Admission, TheCacheIsALimitToo) {
-  // 640 tokens fit; the last token of an answer is never in the cache.
+  // 10 pages hold 640 tokens; the last token of a completion is never cached.
   EXPECT_TRUE(admit(tokens(640), 1));
   expect_refused(admit(tokens(640), 2),
                  "max_tokens 2 need 11 pages of 64 tokens, the cache has 10");

@@ -1,4 +1,5 @@
-// A StepPlan as the flat arrays that a model takes. Keeps their memory from step to step.
+// Converts a StepPlan into the flat arrays that a model takes. Reuses their memory from step to
+// step.
 #pragma once
 
 #include "engine/step_plan.h"

@@ -46,7 +46,7 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
   return {};
 }
 
-// Null where no pages are to be offloaded.
+// Null if no pages are offloaded.
 Result<std::unique_ptr<PageStore>> make_store(const EngineOptions& options, Runner& runner) {
   if (options.kv_offload_bytes == 0 && options.kv_offload_dir.empty()) return nullptr;
   if (!options.prefix_caching) {
@@ -75,7 +75,7 @@ struct Engine::Parts {
 
   std::shared_ptr<const Tokenizer> tokenizer;
   AdmissionLimits limits;
-  // Seeds of requests that bring none: entropy once, then a counter.
+  // Unseeded requests get seeds from one random base and a counter.
   uint64_t seed_base = std::random_device{}() * 0x100000000ull + std::random_device{}();
   std::atomic<uint64_t> num_seeds{0};
   EngineLoop loop;

@@ -1,5 +1,5 @@
-// The engine's own time a step: a runner that computes nothing, decode steps of 1, 16 and 256
-// sequences. us a step; what must stay below 10 us for one sequence and 200 us for 256.
+// Host time per step of the engine alone, in us, with a runner that computes nothing: decode steps
+// of 1, 16 and 256 sequences. Targets: 10 us for one sequence, 200 us for 256.
 #include <benchmark/benchmark.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ class NullRunner : public LogitsRunner {
  public:
   explicit NullRunner(int64_t vocab_size) : vocab_size_(vocab_size) {
     logits_.assign(static_cast<size_t>(256 * vocab_size), 0);
-    // Another letter in each row; greedy finds it.
+    // A different letter in each row, for greedy sampling.
     for (int64_t row = 0; row < 256; ++row) logits_[row * vocab_size + 'a' + row % 26] = 1;
   }
   int64_t vocab_size() const override { return vocab_size_; }
@@ -31,8 +31,8 @@ class NullRunner : public LogitsRunner {
   std::vector<float> logits_;
 };
 
-// Each iteration is one load of `sequences` requests of `kSteps` tokens; the time is that between
-// the engine's first and last step, a step.
+// One iteration is a load of `sequences` requests with `kSteps` tokens each. Its time is that from
+// the engine's first step to its last, per step.
 void decode(benchmark::State& state, bool with_text, int64_t vocab_size) {
   constexpr int64_t kSteps = 4000;
   const int64_t sequences = state.range(0);

@@ -1,5 +1,4 @@
-// Steps that fail: a device that is gone makes the engine dead at once, a failure that passes does
-// not.
+// Failing steps: a lost device makes the engine dead at once, a transient failure does not.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -31,8 +30,8 @@ struct Ends {
   bool dead_when_told = true;
 };
 
-// Eight choices, of which three run together, over a device that is lost at its third step: when
-// the step begins, or when it is finished.
+// Runs eight choices, three at a time, on a device that is lost at its third step, either in
+// begin() or in finish().
 void expect_all_told(int steps_in_flight, bool at_finish) {
   SCOPED_TRACE(testing::Message() << steps_in_flight << " in flight, at finish " << at_finish);
   auto runner = std::make_unique<FakeRunner>(FakeModel{}, steps_in_flight);
@@ -87,8 +86,8 @@ TEST(EngineDeath, ALostDeviceEndsEverybodyAtOnce) {
   }
 }
 
-// An engine each of whose steps fails with this code until `failures` have; how many requests fail
-// until one is answered, or the engine is dead (-1).
+// Runs an engine whose first `failures` steps fail with `code`. Returns the number of requests that
+// fail before one succeeds, or -1 if the engine dies.
 int64_t requests_that_fail(int64_t failures, Code code, bool at_finish) {
   auto runner = std::make_unique<FakeRunner>(FakeModel{});
   const std::function<Result<>()> fault = [left = failures, code]() mutable -> Result<> {
@@ -126,9 +125,9 @@ TEST(EngineDeath, FailuresThatStayDo) {
   }
 }
 
-// A step computes pages, two long prompts that begin with them are admitted while it is in flight,
-// and only the first finds room in the next step. The steps fail, and the second long prompt holds
-// pages that were never written.
+// While a step that computes pages is in flight, two long prompts with the same prefix are
+// admitted, and only the first fits into the next step. The steps fail. The second long prompt then
+// holds pages that were never written.
 TEST(EngineDeath, WhatASequenceHoldsOfAFailedStepIsComputedAgain) {
   const FakeModel model{.num_pages = 200};
   auto runner = std::make_unique<FakeRunner>(model, /*max_steps_in_flight=*/2);
@@ -149,7 +148,7 @@ TEST(EngineDeath, WhatASequenceHoldsOfAFailedStepIsComputedAgain) {
                       std::move(runner), fake_tokenizer()));
   const auto tokenizer = fake_tokenizer();
   std::vector<Request> requests = {request_of(128, 5), request_of(900, 5), request_of(901, 5)};
-  // Other texts behind the common beginning, or the second would wait for the first.
+  // The texts differ after the common prefix, otherwise the second would wait for the first.
   for (size_t i = 128; i < 901; ++i) requests[2].prompt_ids[i] = static_cast<int32_t>(i * 7 % 240);
   std::vector<AnswerCollector> answers;
   for (const Request& request : requests) answers.emplace_back(request.sampling.n);

@@ -13,10 +13,10 @@
 namespace fathom {
 namespace {
 
-// Made before memory can be short.
+// Allocated up front, because they are needed when memory is short.
 const Status kAborted = {Code::kUnavailable, "the request was aborted"};
 const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
-const Status kDead = {Code::kUnavailable, "engine is dead"};  // fits without an allocation
+const Status kDead = {Code::kUnavailable, "engine is dead"};  // short: does not allocate
 
 EngineOptions with_clock(EngineOptions options) {
   if (!options.clock) options.clock = std::chrono::steady_clock::now;
@@ -68,7 +68,7 @@ void EngineLoop::run() {
     if (steps_in_flight() > 0 && (!has_begun || steps_in_flight() == std::ssize(steps_))) {
       end_step();
     } else if (!has_begun && scheduler_.has_work()) {
-      tree_.take_ended(/*wait=*/true);  // nobody runs before a copy has ended
+      tree_.take_ended(/*wait=*/true);  // nothing can run before a copy has ended
     }
     if (is_idle()) check_idle();
     publish_stats();
@@ -90,15 +90,15 @@ void EngineLoop::drain_inbox() {
     stopping_ = true;
     end_all(FinishReason::kAbort, kStopped);
   }
-  if (death_) end_all(FinishReason::kError, *death_);  // those that came before it was known
+  if (death_) end_all(FinishReason::kError, *death_);  // those submitted before it was known
   if (is_idle()) {
     check_idle();
     publish_stats();
   }
 }
 
-// A request that there is no memory for may be left with some sequences in the scheduler and some
-// not; ending them makes no difference.
+// Out of memory may leave the request with only some sequences in the scheduler. Ending them is
+// valid in either state.
 void EngineLoop::add_request(std::unique_ptr<ActiveRequest>& request) {
   ActiveRequest& added = *request;
   try {
@@ -130,8 +130,8 @@ void EngineLoop::enqueue(ActiveRequest& request) {
   }
 }
 
-// All requests grow older at one rate, so who goes before whom never changes: a level is worth as
-// much as having been submitted so much earlier.
+// All requests age at the same rate, so the order of two sequences never changes: a priority level
+// is worth a fixed difference of submission times.
 int64_t EngineLoop::order_of(const Sequence& sequence) const {
   if (options_.priority_ageing.count() == 0) return 0;
   const int64_t level = std::clamp(sequence.priority, -kMostPriorityLevels, kMostPriorityLevels);
@@ -139,8 +139,8 @@ int64_t EngineLoop::order_of(const Sequence& sequence) const {
   return queued.count() + level * options_.priority_ageing.count();
 }
 
-// Looks only at the first of each list: requests come in the order in which they were queued, but
-// for what two threads that submit at once may differ by.
+// Looks only at the front of each list. Requests arrive in the order in which they were queued, up
+// to the small difference between concurrent submit() calls.
 void EngineLoop::expire() {
   if (must_start_.empty() && must_end_.empty()) return;
   const Time time = now();
@@ -170,18 +170,17 @@ void EngineLoop::expire() {
   expire_from(must_end_, false, options_.max_total_time, "has not ended", "max_total_time");
 }
 
-// False: no step has begun, because all sequences wait for the one in flight, or because there was
-// no memory for one.
+// Returns false if no step has begun: all sequences wait for the step in flight, or memory ran out.
 bool EngineLoop::begin_step() {
   Step& step = this->step(begun_ + 1);
   if (!plan(step.plan) || step.plan.empty()) return false;
   step.number = begun_ + 1;
   step.begun = now();
   record_step_shape(step.plan);
-  publish_stats();  // before a step that may never end: what runs is counted, and its shape known
+  publish_stats();  // before a step that may hang, so that its shape is visible
   if (const Result<> begun = begin(step); !begun) {
     note_failure(begun.error());
-    if (!death_) fail(step.plan, begun.error());  // otherwise its sequences are gone
+    if (!death_) fail(step.plan, begun.error());  // if dead, its sequences have ended already
     return false;
   }
   ++begun_;
@@ -192,8 +191,8 @@ bool EngineLoop::begin_step() {
   return true;
 }
 
-// False: there was no memory for a plan, and the sequence that it was wanted for has ended. What
-// had been planned keeps its pages and is planned again.
+// Returns false if memory ran out; the sequence that needed it has ended. Sequences planned before
+// it keep their pages and are planned again.
 bool EngineLoop::plan(StepPlan& plan) {
   bool is_planned = true;
   try {
@@ -206,8 +205,8 @@ bool EngineLoop::plan(StepPlan& plan) {
   return is_planned;
 }
 
-// What a step writes are rows of its own sequences' pages, which nobody takes before advance(): one
-// that breaks off leaves nothing behind when these have ended.
+// A step writes only to its own sequences' pages, which are not shared before advance(). So an
+// error leaves nothing behind once these sequences have ended.
 Result<> EngineLoop::begin(Step& step) {
   try {
     choose_rows(step, runner_->host_stream());
@@ -228,14 +227,14 @@ void EngineLoop::end_step() {
     apply_sampled_tokens(step, *sampled);
   } else {
     note_failure(sampled.error());
-    // What it was to write may have been taken by others since it began.
+    // Steps begun since may have shared the pages that the failed one was to write.
     for (int64_t number = ended_ + 1; number <= begun_; ++number) {
       fail(this->step(number).plan, sampled.error());
     }
     recompute_the_rest();
     tree_.clear();
   }
-  ++ended_;  // until then the step refers to sequences that have ended
+  ++ended_;  // only now, since the step refers to sequences that have ended
   erase_finished_requests();
 }
 
@@ -244,7 +243,8 @@ void EngineLoop::apply_sampled_tokens(Step& step, std::span<const SampledToken> 
   try {
     results.emplace(step, sampled, runner_->host_stream());
   } catch (const std::bad_alloc&) {
-    // Some grammars may have taken their token and some not: none of these can go on.
+    // Some grammars may have consumed their token and others not, so none of these sequences can go
+    // on.
     return fail(step.plan, out_of_memory());
   }
   for (const StepEntry& entry : step.plan.entries) deliver_token(entry, *results);
@@ -263,7 +263,7 @@ void EngineLoop::deliver_token(const StepEntry& entry, StepResults& results) {
   emit(*entry.sequence, event);
 }
 
-// A step has not begun, or has not ended well: what of its sequences there still is ends.
+// Ends the remaining sequences of a step that did not begin or that failed.
 void EngineLoop::fail(const StepPlan& plan, const Status& why) {
   for (const StepEntry& entry : plan.entries) {
     if (entry.sequence->phase == Sequence::Phase::kFinished) continue;
@@ -271,8 +271,8 @@ void EngineLoop::fail(const StepPlan& plan, const Status& why) {
   }
 }
 
-// A sequence that runs and has no part in the steps that failed may still hold pages of a text that
-// they were to write: it gives them up and is computed again.
+// A running sequence without a part in the failed steps may still hold pages that they were to
+// write. It gives up its pages and is recomputed.
 void EngineLoop::recompute_the_rest() {
   while (scheduler_.num_running() > 0) {
     try {
@@ -283,14 +283,14 @@ void EngineLoop::recompute_the_rest() {
   }
 }
 
-// Out of memory is no failure of the device.
+// Out of memory (kUnavailable) is not a failure of the device and does not count.
 void EngineLoop::note_failure(const Status& why) {
   if (why.code == Code::kInternal) ++failed_steps_;
   if (!death_ && (runner_->is_lost() || failed_steps_ >= kMostFailedSteps)) die(why);
 }
 
-// Known to everybody who asks before the first client hears of it. Steps in flight are still
-// finished; they can end nobody any more.
+// The death is visible to all callers before the first client gets its error. Steps in flight are
+// still finished, but their sequences have ended.
 void EngineLoop::die(const Status& why) {
   death_ = kDead;
   try {
@@ -332,7 +332,8 @@ void EngineLoop::record_step_shape(const StepPlan& plan) {
   }
 }
 
-// A step that has ended. One that was begun while the last one ran counts from that one's end.
+// Counts a step that has ended. A step begun while the previous one ran is timed from that one's
+// end.
 void EngineLoop::count_step(const Step& step) {
   const Time begun = std::max(step.begun, last_step_);
   last_step_ = now();
@@ -372,8 +373,8 @@ void EngineLoop::end_early(Sequence& sequence, FinishReason reason, const Status
   emit(sequence, event);
 }
 
-// Tells the caller. A sequence that has ended gives its pages back before anybody hears of it, and
-// a request that has ended is gone afterwards.
+// Passes the event to the caller. A sequence that has ended releases its pages first; a request
+// whose last choice has ended is destroyed afterwards.
 void EngineLoop::emit(Sequence& sequence, Event& event) {
   ActiveRequest& request = *sequence.request;
   const int64_t num_new = std::ssize(event.ids);
@@ -392,10 +393,10 @@ void EngineLoop::emit(Sequence& sequence, Event& event) {
   }
 }
 
-// A request that has ended is gone, unless a step in flight refers to its sequences.
+// Destroys a finished request, or keeps it until the steps in flight that refer to it have ended.
 void EngineLoop::forget(ActiveRequest& request) {
   const auto it = requests_.find(request.id);
-  if (it == requests_.end()) return;  // there was no memory to add it
+  if (it == requests_.end()) return;  // it was not added, for lack of memory
   if (request.last_step > ended_) {
     request.next_ended = std::move(ended_requests_);
     ended_requests_ = std::move(it->second);
@@ -447,7 +448,7 @@ Event& EngineLoop::new_event(const Sequence& sequence) {
   event_.text.clear();
   event_.logprobs.clear();
   event_.prompt_logprobs.clear();
-  // Only a last event has set what follows.
+  // Only an event with `finish` has set the fields below.
   if (std::exchange(event_.finish, std::nullopt)) {
     event_.matched_stop = std::monostate{};
     event_.error = {};

@@ -1,13 +1,15 @@
-// The engine's thread: schedule, begin a step, postprocess one that has ended, until stopped. Where
-// the runner has room for two steps the next is begun before the last one's tokens are known: a
-// sequence that turns out to have ended takes part in one step too many, whose row nobody looks at.
+// The engine's thread: schedule, begin a step, postprocess a finished one, until stopped.
 //
-// Owns the runner, the pages and all requests. Everything but inbox() and stats() is that thread's
-// alone.
+// If the runner allows two steps in flight, the next step begins before the tokens of the last one
+// are known. A sequence that turns out to have ended then takes part in one step too many, and its
+// row is discarded.
 //
-// Where memory runs out (std::bad_alloc) what it was about ends with an error: a request that is
-// being added, the sequence that is being planned or told its token, or all of a step. The rest
-// goes on. What ends a sequence needs no memory itself.
+// Owns the runner, the pages and all requests. Only inbox(), stats() and now() may be called from
+// other threads.
+//
+// Out of memory (std::bad_alloc) ends only the work that needed the allocation, with an error: the
+// request being added, the sequence being planned or given its token, or all sequences of a step.
+// Ending a sequence needs no allocation.
 #pragma once
 
 #include <deque>
@@ -28,11 +30,11 @@ namespace fathom {
 
 class EngineLoop {
  public:
-  // The store may be null; it moves the runner's pages.
+  // The store moves the runner's pages; it may be null.
   EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
              std::unique_ptr<PageStore> store);
 
-  // The thread's body: returns after inbox().stop(), with all requests ended.
+  // The thread's body. Returns after inbox().stop(), when all requests have ended.
   void run();
 
   Inbox& inbox() { return inbox_; }
@@ -43,7 +45,8 @@ class EngineLoop {
  private:
   using Time = RequestTimings::Time;
 
-  // When a request must have started, or ended; those of one kind in the order in which they come.
+  // A request's deadline to start, or to end. Deadlines of one kind are in the order of their
+  // times.
   struct Deadline {
     Time at;
     RequestId request = 0;
@@ -89,18 +92,19 @@ class EngineLoop {
   PrefixTree tree_;
   Scheduler scheduler_;
   BatchBuilder builder_;
-  std::vector<Step> steps_;        // as many as the runner has in flight, in turn
+  std::vector<Step> steps_;        // one per step in flight, used in turn
   int64_t begun_ = 0, ended_ = 0;  // steps, numbered from 1
-  Event event_;                    // filled anew for each emission
+  Event event_;                    // reused for each emission
   Inbox inbox_;
   Inbox::News news_;
   std::unordered_map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
-  std::unique_ptr<ActiveRequest> ended_requests_;  // that steps in flight still refer to
+  // Finished, but steps in flight still refer to them.
+  std::unique_ptr<ActiveRequest> ended_requests_;
   std::deque<Deadline> must_start_, must_end_;
   uint64_t arrivals_ = 0;
   bool stopping_ = false;
-  std::optional<Status> death_;  // why nothing can run any more
-  int64_t failed_steps_ = 0;     // in a row
+  std::optional<Status> death_;  // why the engine is dead
+  int64_t failed_steps_ = 0;     // consecutive
 
   EngineStats counters_;
   Time last_step_;

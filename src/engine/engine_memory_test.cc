@@ -1,6 +1,6 @@
-// The engine's thread runs out of memory: its n-th allocation fails, for each n. What that one was
-// for ends with an error, all else ends as if nothing had happened, and no page is lost (the engine
-// recounts them whenever it is idle). A program of its own, because it has its own operator new.
+// Out of memory on the engine's thread: its n-th allocation fails, for each n. The work that needed
+// it ends with an error, everything else ends normally, and no page is lost (the engine recounts
+// pages whenever it is idle). A separate program, because it replaces operator new.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Allocations of this thread until one fails; 0: none will.
+// This thread's countdown to a failing allocation; 0: off.
 thread_local int64_t countdown = 0;
 
 void* allocate(std::size_t size) {
@@ -48,7 +48,7 @@ struct Ending {
 };
 using Endings = std::map<std::pair<RequestId, int>, Ending>;
 
-// Requests of every kind, some with a common beginning, more than the cache holds at once.
+// Requests of every kind, some with a common prefix, more than the cache holds at once.
 std::vector<Request> requests() {
   std::vector<Request> made(7);
   for (size_t i = 0; i < made.size(); ++i) {
@@ -68,8 +68,8 @@ std::vector<Request> requests() {
   return made;
 }
 
-// All of them, with the n-th allocation failing that the engine's thread makes after the beginning
-// of its first step; n is what is left of it afterwards.
+// Runs all requests. The n-th allocation that the engine's thread makes after its first step has
+// begun fails. Afterwards n is the rest of the countdown.
 Endings run(int64_t& n) {
   auto runner = std::make_unique<FakeRunner>(FakeModel{.num_pages = 14});
   std::promise<void> submitted;

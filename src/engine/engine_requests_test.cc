@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Stops the runner at a given step until the test lets it go on.
+// Stops the runner at a given step until the test opens the gate.
 struct Gate {
   std::promise<void> reached, opened;
   std::future<void> open = opened.get_future();
@@ -57,7 +57,7 @@ Request plain_request(int64_t prompt, int64_t max_tokens, int n = 1) {
   return request;
 }
 
-// Steps after the abort until the engine is idle; the events of each stage are counted.
+// Runs until the engine is idle and counts the events of each choice.
 void expect_one_abort(EventQueue& queue, int n) {
   int finals = 0;
   while (const auto event = queue.next()) {
@@ -80,7 +80,7 @@ TEST_P(EngineAbortWithSteps, AtEachStage) {
     int64_t at_step;
     int n;
   };
-  // 100 tokens in chunks of 40: steps 1 to 3 are the prompt, then one token a step.
+  // The prompt has 100 tokens in chunks of 40: steps 1 to 3 are prefill, then one token per step.
   for (const Stage& stage :
        {Stage{"first chunk", 1, 1}, Stage{"mid prompt", 2, 1}, Stage{"decode", 6, 1},
         Stage{"choices", 2, 3}, Stage{"choices decode", 9, 3}}) {
@@ -108,8 +108,8 @@ TEST(EngineAbort, WhileQueuedAndWhilePreempted) {
                     {.num_pages = 40});
   EventQueue first, second, third;
   ASSERT_TRUE(gated.engine->submit(plain_request(10, 20), first.sink()));
-  // Both of these are behind the gate's first step at the latest; the second is preempted in steps
-  // 2 and 4, the third is queued.
+  // Both are submitted before the gate's first step ends. The second is preempted in steps 2 and 4,
+  // the third stays queued.
   const RequestId second_id = *gated.engine->submit(plain_request(10, 1000), second.sink());
   const RequestId third_id = *gated.engine->submit(plain_request(10, 1000), third.sink());
   gated.wait();
@@ -158,7 +158,7 @@ TEST(Engine, QueueIsBounded) {
   EXPECT_EQ(room.error().message, refused.error().message);
   EXPECT_EQ(gated.engine->stats().queued_requests, 3);
   EXPECT_EQ(gated.engine->stats().queued_tokens, 15);
-  EXPECT_EQ(gated.engine->stats().rejected, 2);  // both were told so
+  EXPECT_EQ(gated.engine->stats().rejected, 2);  // both submissions were refused
   gated.open();
   EXPECT_TRUE(gated.engine->drain(60s));
   const auto late = gated.engine->submit(plain_request(5, 5), [](const Event&) { FAIL(); });
@@ -167,11 +167,12 @@ TEST(Engine, QueueIsBounded) {
   EXPECT_EQ(gated.engine->has_room().error().code, Code::kUnavailable);
 }
 
-// Each choice computes the prompt.
+// Each choice of a request computes its prompt.
 TEST(Engine, TheQueueCountsAPromptForEachChoice) {
   GatedEngine gated(1, {.max_num_seqs = 1, .max_batched_tokens = 64, .max_queued_tokens = 40});
   EventQueue running, queued, fits;
-  // No assertions while the engine waits at the gate: a test that ends there never ends.
+  // No assertions while the engine waits at the gate, because the engine's destructor would never
+  // return.
   EXPECT_TRUE(gated.engine->submit(plain_request(5, 5), running.sink()));
   gated.wait();
   EXPECT_TRUE(gated.engine->submit(plain_request(10, 5, 3), queued.sink()));
@@ -228,7 +229,7 @@ TEST(Engine, FailedStepEndsItsSequencesOnly) {
 
 TEST(Engine, WhatAFailedStepHadBegunIsForgotten) {
   auto runner = std::make_unique<FakeRunner>(FakeModel{}, /*max_steps_in_flight=*/2);
-  std::atomic<int64_t> steps_left = -1;  // below 0: none of them fails
+  std::atomic<int64_t> steps_left = -1;  // negative: no step fails
   runner->before_finish = [&steps_left]() -> Result<> {
     if (steps_left >= 0 && steps_left-- == 0)
       return error(Code::kInternal, "the device is on fire");
@@ -256,7 +257,8 @@ TEST(Engine, WhatAFailedStepHadBegunIsForgotten) {
   EXPECT_EQ(last->usage.cached_tokens, 0);
 }
 
-// Also those that were in no earlier step: what it read may be what the failed step was to write.
+// A failed step also ends sequences that took part only in later steps: they may have read pages
+// that the failed step was to write.
 TEST(Engine, AFailedStepEndsTheSequencesOfTheNextThatHasBegun) {
   Gate gate;
   auto runner = std::make_unique<FakeRunner>(FakeModel{}, /*max_steps_in_flight=*/2);
@@ -271,7 +273,7 @@ TEST(Engine, AFailedStepEndsTheSequencesOfTheNextThatHasBegun) {
   EventQueue first, second;
   ASSERT_TRUE(engine->submit(plain_request(10, 5), first.sink()));
   gate.reached.get_future().wait();
-  ASSERT_TRUE(engine->submit(plain_request(10, 5), second.sink()));  // the next step's
+  ASSERT_TRUE(engine->submit(plain_request(10, 5), second.sink()));  // part of the next step
   gate.opened.set_value();
   for (EventQueue* queue : {&first, &second}) {
     std::optional<Event> last;
@@ -321,7 +323,7 @@ TEST(Engine, SameSeedSameTokensAndNoSeedOthers) {
   EXPECT_NE(ids_of(request), ids_of(request));
 }
 
-// The last event of a request that is run to its end.
+// Runs a request to its end and returns its last event.
 Event run_to_end(Engine& engine, Request request) {
   EventQueue queue;
   const auto id = engine.submit(std::move(request), queue.sink());
@@ -401,7 +403,7 @@ TEST(EnginePrefix, AbortOfTheOneThatComputesForOthers) {
   EXPECT_TRUE(gated.engine->drain(60s));
 }
 
-// A clock that the test sets; the engine reads it from its own thread.
+// A clock that the test sets and the engine's thread reads.
 struct ManualClock {
   std::chrono::steady_clock::time_point operator()() const {
     return std::chrono::steady_clock::time_point(seconds->load() * 1s);
@@ -452,7 +454,7 @@ TEST(EngineDeadlines, OfTheQueueAndOfTheWholeRequest) {
   EXPECT_EQ(endless.engine->stats().length, 1);
 }
 
-// With one place, the order in which requests that were submitted a second apart begin.
+// Returns the order in which requests submitted one second apart begin, with max_num_seqs 1.
 std::vector<int> order_of(const std::vector<int32_t>& priorities, std::chrono::seconds ageing) {
   const ManualClock clock;
   GatedEngine gated(1, {.max_num_seqs = 1, .priority_ageing = ageing, .clock = clock});

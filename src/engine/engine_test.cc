@@ -1,5 +1,5 @@
-// Random loads on the engine against the serial oracle: whatever is batched, cut, preempted, forked
-// or aborted around it, every choice answers as if it were alone.
+// Random loads on the engine, compared with the serial oracle: each choice's output equals what it
+// would be alone, whatever is batched, chunked, preempted, forked or aborted around it.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct Load {
   int num_requests = 60;
   int max_prompt = 200, max_output = 80;
   double abort_share = 0;
-  double shared_share = 0.5;  // of prompts that begin as another does
+  double shared_share = 0.5;  // of prompts that share a prefix with others
   int steps_in_flight = 1;
   FakeCopies copies = {};
   uint32_t seed = 1;
@@ -46,7 +46,7 @@ Request random_request(std::mt19937& random, const Load& load) {
     request.prompt_ids.push_back(static_cast<int32_t>(random() % 290));
   }
   if (std::uniform_real_distribution<>()(random) < load.shared_share) {
-    // One of three beginnings, up to somewhere.
+    // A random part of one of three prefixes.
     const auto text = static_cast<int32_t>(random() % 3);
     const size_t shared = random() % (request.prompt_ids.size() + 1);
     for (size_t i = 0; i < shared; ++i) {
@@ -97,7 +97,7 @@ void check_answers(const Load& load, const std::vector<Submitted>& all) {
       const Answer& actual = submitted.collector->answers[static_cast<size_t>(index)];
       Answer expected = serial_answer(load.model, *tokenizer(), submitted.request, index);
       if (submitted.aborted && actual.finish == FinishReason::kAbort) {
-        // What came before the abort is a beginning of the whole answer.
+        // The output before the abort is a prefix of the full output.
         ASSERT_LE(actual.ids.size(), expected.ids.size()) << what;
         expected.ids.resize(actual.ids.size());
         EXPECT_EQ(actual.ids, expected.ids) << what;
@@ -128,7 +128,7 @@ EngineStats run_once(Load load) {
                                   [collector](const Event& event) { collector->add(event); });
     EXPECT_TRUE(id.has_value()) << id.error().message;
     submitted.id = *id;
-    // Arrivals in bursts and in between; some aborts at once, others when the thing runs.
+    // Requests arrive in bursts and singly. Some are aborted at once, others while they run.
     if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
     if (std::uniform_real_distribution<>()(random) < load.abort_share) {
       Submitted& victim = all[random() % static_cast<size_t>(&submitted - all.data() + 1)];
@@ -146,8 +146,8 @@ EngineStats run_once(Load load) {
   return stats;
 }
 
-// With the prefix cache and without it, with one step in flight and with two: the answers are the
-// oracle's each time.
+// With and without the prefix cache, with one step in flight and with two: the outputs always equal
+// the oracle's.
 EngineStats run_load(Load load) {
   load.options.prefix_caching = false;
   load.steps_in_flight = 2;
@@ -159,7 +159,7 @@ EngineStats run_load(Load load) {
   return run_once(load);
 }
 
-// And over host memory and files below a small pool.
+// The same with offload to host memory and files below a small pool.
 EngineStats run_offloaded(Load load) {
   const int64_t page_bytes = FakeRunner(FakeModel{}).page_transfer()->page_bytes();
   load.options.kv_offload_bytes = 5 * page_bytes;
@@ -203,7 +203,7 @@ TEST(Engine, EverySmallChunkSize) {
 TEST(Engine, PagesRunOut) {
   int64_t preemptions = 0;
   for (uint32_t seed = 0; seed < 12; ++seed) {
-    // 280 tokens are at most 5 pages: the largest request just fits into the smallest cache.
+    // 280 tokens take at most 5 pages: the largest request just fits into the smallest cache.
     preemptions += run_load({.model = {.num_pages = 5 + seed},
                              .options = {.max_num_seqs = 12,
                                          .max_batched_tokens = 12 + 20 * (seed % 4),
@@ -262,8 +262,8 @@ TEST(Engine, PagesThatComeBackLateAndOutOfOrder) {
   EXPECT_GT(returns, 10) << "how many depends on how arrivals and steps fall together";
 }
 
-// No answer is another than without offload (run_once() compares them), and no page is lost (the
-// engine recounts them when it is idle).
+// A failed copy changes no output (run_once() compares them) and loses no page (the engine recounts
+// them when it is idle).
 TEST(Engine, EachCopyOfAPageMayFail) {
   std::atomic<int64_t> count = 0;
   for (const bool late : {false, true}) {

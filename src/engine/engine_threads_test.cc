@@ -1,4 +1,4 @@
-// The API from many threads at once: what ThreadSanitizer looks at.
+// Calls the API from many threads at once, for ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -25,7 +25,7 @@ Request random_request(std::mt19937& random) {
   return request;
 }
 
-// Submits, reads, sometimes aborts, sometimes walks away from its queue.
+// Submits requests and reads their events; sometimes aborts, sometimes drops its queue early.
 void client(Engine& engine, uint32_t seed, std::atomic<int64_t>& finals) {
   std::mt19937 random(seed);
   for (int i = 0; i < 25; ++i) {

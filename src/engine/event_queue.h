@@ -1,7 +1,9 @@
-// A request's events for a caller that pulls them: sink() goes to Engine::submit, next() waits.
+// Queues a request's events for a caller that pulls them: pass sink() to Engine::submit, then call
+// next().
 //
-// The sink keeps the queue's memory alive, so the EventQueue may go before the request has ended.
-// The queue's length is bounded by the request's tokens. One reader; the engine's thread writes.
+// The sink keeps the queue's memory alive, so the EventQueue may be destroyed before the request
+// has ended. The queue's length is bounded by the request's tokens. One thread reads; the engine's
+// thread writes.
 #pragma once
 
 #include <chrono>
@@ -18,13 +20,13 @@ class EventQueue {
 
   EventSink sink() const;
 
-  // The next event, when there is one; nothing once the request's last event has been taken.
+  // Waits for the next event. Empty once the request's last event has been taken.
   std::optional<Event> next();
 
-  // The same with a limit: nothing also when no event arrived in time (ended() tells which).
+  // The same with a timeout. Empty also on timeout; ended() distinguishes the two.
   std::optional<Event> next_for(std::chrono::nanoseconds timeout);
 
-  // The last event has been taken.
+  // Whether the last event has been taken.
   bool ended() const;
 
  private:

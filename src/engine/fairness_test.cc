@@ -1,5 +1,5 @@
-// One very long prompt among many small requests, in simulated time: a step takes what a device
-// would, the clock is the test's.
+// One very long prompt among many small requests, in simulated time: a step lasts as long as on a
+// modelled device, and the test sets the clock.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,8 +37,8 @@ Request request_of(int64_t prompt, int64_t max_tokens, uint32_t text) {
   return request;
 }
 
-// Requests that arrive while steps take their time. What arrives during a step is submitted from
-// inside it, with the clock at that moment.
+// Requests that arrive while steps run. A request that arrives during a step is submitted from
+// inside it, with the clock at that time.
 class Simulation {
  public:
   explicit Simulation(const Device& device) : device_(device) {
@@ -49,9 +49,9 @@ class Simulation {
         *Engine::create({.clock = [this] { return clock_.load(); }}, std::move(runner), nullptr));
   }
 
-  // Seconds to the first token of each small request, sorted.
+  // Returns the TTFT of each small request in seconds, sorted.
   std::vector<double> run(bool with_long_prompt) {
-    // Two that decode throughout, so that there is always a step under way.
+    // Two sequences that decode throughout, so that a step is always running.
     std::vector<EventQueue> background(2);
     for (EventQueue& queue : background) submit(request_of(20, 4000, 1), queue.sink());
     std::mt19937 random(1);
@@ -89,7 +89,7 @@ class Simulation {
   Result<> take_step(const ForwardBatch& batch) {
     while (!started_) std::this_thread::yield();
     Time end = clock_.load() + device_.step + batch.num_rows() * device_.row;
-    // Only the background runs: let time pass until somebody comes.
+    // If only these two run, advance the clock to the next arrival.
     if (batch.num_rows() == 2 && next_ < arrivals_.size()) end = std::max(end, arrivals_[next_].at);
     for (; next_ < arrivals_.size() && arrivals_[next_].at <= end; ++next_) {
       clock_ = arrivals_[next_].at;
@@ -113,15 +113,15 @@ class Simulation {
   std::vector<Arrival> arrivals_;
   size_t next_ = 0;
   std::atomic<bool> started_{false};
-  // Owned by the engine's thread until it has drained.
+  // Used by the engine's thread until it has drained.
   std::vector<double> ttft_;
   bool long_ended_ = false;
   std::unique_ptr<Engine> engine_;
 };
 
-// Small requests' p99 stays within three times what it is without the long prompt, whether a step's
-// time is all rows (a CPU) or half of a full one's is there with a single row (a large model on
-// GPUs).
+// The small requests' p99 TTFT stays within three times its value without the long prompt. Two
+// devices: one whose step time is proportional to rows (a CPU), and one where half the time of a
+// full step is spent even on a single row (a large model on GPUs).
 TEST(Fairness, ALongPromptDoesNotStallSmallRequests) {
   for (const Device& device :
        {Device{"rows only", 0us, 10us, 5ms}, Device{"steps and rows", 10ms, 5us, 10ms}}) {

@@ -60,7 +60,7 @@ Result<std::span<const SampledToken>> FakeRunner::finish() {
   return tokens;
 }
 
-// What a step that failed was to write may be anything.
+// A failed step leaves arbitrary contents in the rows that it was to write.
 void FakeRunner::spoil(int64_t step) {
   for (Cell& cell : cache_) {
     if (cell.step == step) cell.token = 299 - cell.token;

@@ -1,6 +1,6 @@
-// A model for tests: its logits are a hash of the sequence's own tokens, read back through a paged
-// cache of tokens, so that a wrong page, position, chunk border or block table changes the answer.
-// It also checks that a batch is well formed. Test code only.
+// A model for tests. Its logits are a hash of the sequence's own tokens, read back through a paged
+// cache of tokens, so a wrong page, position, chunk border or block table changes the output. It
+// also checks that each batch is well formed. Test code only.
 #pragma once
 
 #include <atomic>
@@ -21,18 +21,18 @@ struct FakeModel {
   int64_t max_model_len = 2048;
   int64_t num_pages = 64;
 
-  // The logits after these tokens: a few dozen ids are likely, those that the tests' tokenizer
-  // gives short and recurring texts; the others are not.
+  // The logits after these tokens. A few dozen ids are likely, for which the fake tokenizer has
+  // short and recurring texts.
   void logits_after(uint64_t prefix_hash, std::vector<float>& logits) const;
   static uint64_t extend(uint64_t prefix_hash, int32_t token);
 };
 
-// How copies of pages end.
+// How and when page copies end.
 struct FakeCopies {
-  bool late = false;       // some time later and in any order; otherwise at the next look
-  int64_t fail_at = 0;     // the n-th fails; 0: none does
-  int64_t fail_every = 0;  // and each of these
-  std::atomic<int64_t>* count = nullptr;  // of those begun, if anybody wants to know
+  bool late = false;       // they end later and in any order; otherwise when they are next polled
+  int64_t fail_at = 0;     // the n-th copy fails; 0: none
+  int64_t fail_every = 0;  // every n-th copy fails; 0: none
+  std::atomic<int64_t>* count = nullptr;  // counts the copies begun; may be null
 };
 
 class FakeRunner : public LogitsRunner {
@@ -47,13 +47,13 @@ class FakeRunner : public LogitsRunner {
   PageTransfer* page_transfer() override { return &transfer_; }
   bool is_lost() override { return lost; }
 
-  // Called before each step; an error it returns is the step's.
+  // Called before each step; an error it returns fails the step.
   std::function<Result<>(const ForwardBatch&)> before_step;
-  // Called when a step is finished; likewise.
+  // Called in finish(); an error it returns fails the step.
   std::function<Result<>()> before_finish;
-  bool lost = false;  // set by one of them, with an error: the device is gone
-  FakeCopies copies;  // set before the first
-  int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // what a batch may have
+  bool lost = false;  // what is_lost() returns; set by a hook that also returns an error
+  FakeCopies copies;  // set before the first copy
+  int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // limits that check() enforces on a batch
 
  private:
   void check(const ForwardBatch& batch);
@@ -63,10 +63,10 @@ class FakeRunner : public LogitsRunner {
 
   struct Cell {
     int32_t token = -1, position = -1;
-    int64_t step = 0;  // when it was written
+    int64_t step = 0;  // the step that wrote it
   };
-  // Copies a page when it says that the copy has ended, as a device that works on would; until then
-  // what is to be written holds nothing of use. A copy that fails writes nothing.
+  // Copies a page only when it reports the copy as ended, like a device that works asynchronously.
+  // Until then the destination holds garbage. A failed copy writes nothing.
   class Transfer : public PageTransfer {
    public:
     Transfer(std::vector<Cell>& cache, const FakeCopies& copies)
@@ -96,7 +96,7 @@ class FakeRunner : public LogitsRunner {
   std::vector<Cell> cache_;  // [num_pages, kPageSize]
   Transfer transfer_{cache_, copies};
   int64_t step_ = 0;
-  std::deque<int64_t> begun_steps_;  // and not finished
+  std::deque<int64_t> begun_steps_;  // begun and not finished
   std::vector<float> row_, logits_;
 };
 

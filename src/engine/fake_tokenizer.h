@@ -1,5 +1,5 @@
-// A small tokenizer for tests, whose likely ids make short texts in which stop strings, characters
-// of several tokens and ill-formed bytes are frequent. Test code only.
+// A small tokenizer for tests. Its likely ids produce short texts with frequent stop strings,
+// characters that span several tokens, and ill-formed bytes. Test code only.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace fathom {
 
-// Bytes are ids 0 … 255, then some of several letters; 299 is special, the tests' end of sequence.
+// Ids 0 … 255 are bytes, the next ones have several letters; 299 is special, the end of sequence.
 inline constexpr int32_t kFakeEos = 299;
 std::shared_ptr<const Tokenizer> fake_tokenizer();
 
-// Letters, words, bytes that only together make a character, and the end of sequence.
+// Letters, words, bytes that form a character only together, and the end of sequence.
 std::vector<int32_t> fake_likely_ids();
 
 }  // namespace fathom

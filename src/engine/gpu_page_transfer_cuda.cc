@@ -34,7 +34,7 @@ Result<std::unique_ptr<HostMemory>> GpuPageTransfer::allocate_slots(int64_t slot
   try {
     return std::make_unique<PinnedMemory>(slots * page_bytes_);
   } catch (const cuda::DeviceError& failure) {
-    cudaGetLastError();  // it is told here, and to nobody later
+    cudaGetLastError();  // clears the error, which is reported here only
     return error(Code::kResourceExhausted,
                  "{} pages of {} bytes of pinned host memory for kv_offload_bytes: {}", slots,
                  page_bytes_, failure.what());
@@ -64,7 +64,7 @@ void GpuPageTransfer::copy(void* to, const void* from, int32_t id, cudaMemcpyKin
                 "copying a page");
     next.done.record(stream_);
   } catch (const cuda::DeviceError& failure) {
-    // It may have been begun: nobody gets its page before the device has left it.
+    // The copy may have been issued: its page must not be reused before the device has finished.
     cudaStreamSynchronize(stream_);
     cudaGetLastError();
     next.begun = failure.code();

@@ -1,8 +1,8 @@
-// Pages between a GPU's pool and pinned host memory, on a stream of their own.
+// Copies pages between a GPU's page pool and pinned host memory, on a stream of its own.
 //
-// A copy waits on the device for the steps that were begun before it, and no step waits for a copy:
-// the engine begins those that need one when it has ended. A page of the pool is one piece, all
-// layers together. Used by the engine's thread only.
+// A copy waits on the device for the steps that were begun before it. No step waits for a copy: the
+// engine begins a step that needs one only after it has ended. A page is contiguous in the pool,
+// with all layers. Used by the engine's thread only.
 #pragma once
 
 #include <vector>
@@ -14,8 +14,8 @@ namespace fathom {
 
 class GpuPageTransfer : public PageTransfer {
  public:
-  // pages: [pool's pages, page_bytes] on the current device; steps: the stream that steps run on.
-  // Both outlive it. Throws cuda::DeviceError.
+  // pages: [num_pages, page_bytes] on the current device; steps: the stream that steps run on. Both
+  // must outlive this object. Throws cuda::DeviceError.
   GpuPageTransfer(std::byte* pages, int64_t page_bytes, cudaStream_t steps);
   ~GpuPageTransfer() override;
 
@@ -25,7 +25,7 @@ class GpuPageTransfer : public PageTransfer {
   void load(const std::byte* host, int32_t page, int32_t id) override;
   void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
 
-  // A step is begun: copies from here on come after it.
+  // Tells the transfer that a step has begun: later copies are ordered after it.
   void note_step() { is_behind_steps_ = false; }
 
  private:
@@ -41,8 +41,8 @@ class GpuPageTransfer : public PageTransfer {
   const cudaStream_t steps_;
   cudaStream_t stream_ = nullptr;
   cuda::Event steps_begun_;
-  bool is_behind_steps_ = false;  // what is copied next
-  std::vector<Copy> copies_;      // a ring: those in flight end in order
+  bool is_behind_steps_ = false;  // whether stream_ already waits for the newest step
+  std::vector<Copy> copies_;      // a ring buffer: copies in flight end in order
   size_t first_ = 0, in_flight_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Whether a machine shows a GPU or its driver, whatever this program can do with it.
+// Detects whether a machine has a GPU or its driver, usable by this program or not.
 #pragma once
 
 #include <filesystem>
@@ -6,7 +6,7 @@
 
 namespace fathom {
 
-// The files that NVIDIA's driver and containers with a GPU have, under `root`.
+// Whether a device or driver file of NVIDIA's exists under `root`.
 inline bool shows_gpu(const std::string& root) {
   std::error_code failure;
   for (const char* file : {"dev/nvidiactl", "dev/nvidia0", "proc/driver/nvidia/version"}) {

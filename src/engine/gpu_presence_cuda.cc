@@ -7,7 +7,7 @@
 namespace fathom {
 namespace {
 
-constexpr int kMajor = 9;  // the kernels are for compute capability 9.0, cmake/FathomTargets.cmake
+constexpr int kMajor = 9;  // the kernels need compute capability 9.0, see cmake/FathomTargets.cmake
 
 int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
@@ -19,7 +19,7 @@ int usable_gpus() {
   if (cudaGetDeviceCount(&count) != cudaSuccess) return 0;
   int usable = 0;
   while (usable < count && attribute(cudaDevAttrComputeCapabilityMajor, usable) == kMajor) {
-    ++usable;  // --device counts from 0: those behind another GPU are out of reach
+    ++usable;  // --device counts from 0, so devices after an unsupported one are out of reach
   }
   return usable;
 }

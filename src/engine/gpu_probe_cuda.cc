@@ -15,7 +15,7 @@ constexpr int64_t kCopyBytes = int64_t{1} << 30;
 constexpr int32_t kMatrix = 8192;
 constexpr int kTries = 5;
 
-// Seconds that the fastest of some tries takes.
+// Returns the shortest time of several runs, in seconds.
 template <typename Body>
 double fastest(const Body& body) {
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -36,7 +36,7 @@ double fastest(const Body& body) {
   return best * 1e-3;
 }
 
-// Multiplying zeros takes less power, and with it less time, than multiplying values.
+// Non-zero values: multiplying zeros takes less power, so it runs at higher clocks.
 std::vector<bf16> some_values(int64_t count) {
   std::vector<bf16> values(static_cast<size_t>(count));
   uint32_t state = 1;

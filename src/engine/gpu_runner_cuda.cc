@@ -28,10 +28,10 @@ using cuda::check;
 
 static_assert(kMaxTopLogprobs <= kDeviceTopLogprobs);
 
-// A step of more rows takes so long that its launches are never waited for.
+// Larger steps are long enough to hide their launches.
 constexpr int64_t kMostGraphRows = 512;
 
-// Padded sizes of the decode steps that are captured.
+// Padded row counts of the captured decode steps.
 std::vector<int64_t> graph_sizes(int64_t most) {
   std::vector<int64_t> sizes;
   for (int64_t size = 1; size < most; size += size < 4 ? 1 : size < 16 ? 4 : size < 64 ? 8 : 16) {
@@ -46,8 +46,9 @@ int64_t model_len(const ModelConfig& config, const GpuRunnerOptions& options) {
   return std::min(most, round_up(options.max_total_tokens, kPageSize));
 }
 
-// Keys of multi-head attention take 1 GiB, whatever the context: longer ones are expanded in
-// several passes, each of which costs a step of 8,192 tokens 1 to 2 % of their time.
+// The number of keys that multi-head attention expands at a time: 1 GiB of them, whatever the
+// context. Longer contexts are expanded in several passes, each of which costs a step of 8,192
+// tokens 1 to 2 % of the keys' time.
 int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
   constexpr int64_t kBytes = int64_t{1} << 30, kTile = cuda::MhaPrefillTile::kKeys;
   const int64_t key_bytes =
@@ -69,13 +70,13 @@ int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
   return LatentLayout{format, config.kv_lora_rank, config.qk_rope_dim}.page_bytes();
 }
 
-// Too little memory is no fault of the device.
+// Out of memory is not a failure of the device.
 tl::unexpected<Status> error_of(const cuda::DeviceError& failure) {
   const bool is_full = failure.code() == cudaErrorMemoryAllocation;
   return error(is_full ? Code::kUnavailable : Code::kInternal, "{}", failure.what());
 }
 
-// Calls body(), and makes an error of what the device throws.
+// Calls body() and converts a DeviceError to a Status.
 template <typename Body>
 auto guarded(const Body& body) -> decltype(body()) {
   try {
@@ -85,16 +86,16 @@ auto guarded(const Body& body) -> decltype(body()) {
   }
 }
 
-// A step between begin() and finish(): what the device copies from and to meanwhile.
+// Host buffers of a step between begin() and finish(), which the device reads and writes meanwhile.
 struct StepInFlight {
   cuda::PinnedArray<std::byte> arrays;
   cuda::PinnedArray<int32_t> ids, top_ids;  // see cuda::SampleArguments
   cuda::PinnedArray<float> logprobs, top_logprobs;
-  cuda::PinnedArray<SeenToken> seen;  // of the first group of rows, see SampleBatch::Group
+  cuda::PinnedArray<SeenToken> seen;  // for the first group of rows, see SampleBatch::Group
   std::vector<SampleRow> rows;
-  std::vector<SampledToken> tokens;  // only grows, for its vectors' memory
+  std::vector<SampledToken> tokens;  // never shrinks, to keep its vectors' memory
   cuda::Event done;
-  std::string what;  // for the watchdog
+  std::string what;  // the watchdog's message
 };
 
 class GpuRunner : public Runner {
@@ -115,7 +116,7 @@ class GpuRunner : public Runner {
     cudaStreamDestroy(stream_);
   }
 
-  // Loads the model, takes the cache's memory, captures the graphs.
+  // Loads the model, allocates the cache, captures the graphs.
   Result<> prepare(const Checkpoint& checkpoint) {
     check(cudaSetDevice(options_.device), "choosing the device");
     const StepWatchdog::Watch watch(
@@ -159,7 +160,7 @@ class GpuRunner : public Runner {
     return !options_.deterministic || options_.attention == AttentionForm::kAbsorbed;
   }
   int64_t keys_worth_a_row() const override {
-    const bool is_absorbed = options_.attention == AttentionForm::kAbsorbed;  // of prompts
+    const bool is_absorbed = options_.attention == AttentionForm::kAbsorbed;  // the form of prompts
     return fathom::keys_worth_a_row(
         config_, is_absorbed ? absorbed_key_macs(config_) : mha_key_macs(config_));
   }
@@ -176,7 +177,7 @@ class GpuRunner : public Runner {
       const CapturedGraph* const graph = plan(batch);
       plan_sampling(rows, step);
       step.what = fmt::format("step {} ({} rows)", begun_, layout_.rows);
-      // The driver may wait for the device, too.
+      // Driver calls may block on the device, too.
       const StepWatchdog::Watch watch(watchdog_, step.what, options_.step_timeout);
       turn_->take(stream_, [&] {
         enqueue(graph, step);
@@ -207,12 +208,11 @@ class GpuRunner : public Runner {
   struct CapturedGraph {
     int64_t rows = 0;
     cuda::Graph graph;
-    std::string kernels;  // whose CTAs wait for one another
+    std::string kernels;  // names of the kernels whose CTAs wait for one another
   };
 
-  // Calls body(), and makes an error of what the device throws. What a step that broke off has
-  // launched is over when the next one fills its arrays, and whether the device still works is
-  // known.
+  // Calls body() under guarded(). After an error it synchronizes: the work launched so far has
+  // ended before the next step fills its arrays, and is_lost() is known.
   template <typename Body>
   auto watched(const Body& body) -> decltype(body()) {
     try {
@@ -235,7 +235,7 @@ class GpuRunner : public Runner {
     logprobs_ = cuda::DeviceArray<float>(rows);
     top_ids_ = cuda::DeviceArray<int32_t>(rows * kDeviceTopLogprobs);
     top_logprobs_ = cuda::DeviceArray<float>(rows * kDeviceTopLogprobs);
-    // Few sequences have penalties; what more of them have seen comes in groups.
+    // Few sequences have penalties, so the buffer is sized for few; more are sampled in groups.
     const int64_t of_one = std::min(max_model_len_, config_.vocab_size);
     seen_room_ = std::max(of_one, std::min(options_.penalty_room, of_one * rows));
     seen_ = cuda::DeviceArray<SeenToken>(seen_room_);
@@ -249,7 +249,7 @@ class GpuRunner : public Runner {
     }
   }
 
-  // The graph that runs the batch, or null; its layout is made in either case.
+  // Plans the batch's layout. Returns the captured graph that runs it, or null.
   const CapturedGraph* plan(const ForwardBatch& batch) {
     int64_t rows = batch.num_rows();
     const CapturedGraph* graph = nullptr;
@@ -270,7 +270,7 @@ class GpuRunner : public Runner {
     return layout_.decodes.size() == 1 ? graph : nullptr;
   }
 
-  // The rows' arrays behind the model's.
+  // Places the sampling arrays after the model's.
   void plan_sampling(std::span<const SampleRow> rows, StepInFlight& step) {
     step.rows.assign(rows.begin(), rows.end());
     samples_.clear();
@@ -283,7 +283,7 @@ class GpuRunner : public Runner {
   }
 
   int64_t sampling_bytes() const {
-    // Masked ids are stop ids, the request's own and the model's.
+    // Masked ids are stop ids: the request's own and the model's.
     constexpr int64_t kIds = kMaxLogitBiasIds * 2 + kMaxStopTokenIds + 64;
     return max_logit_rows_ *
            (static_cast<int64_t>(sizeof(DeviceSampleRow)) + (samples_.mask_words() + kIds) * 4);
@@ -327,7 +327,7 @@ class GpuRunner : public Runner {
     step.done.record(stream_);
   }
 
-  // From pinned memory, or from memory that the driver has copied when this returns.
+  // `from` is pinned memory, or pageable memory, which the driver has copied when this returns.
   void copy_seen(const SeenToken* from, int64_t count) {
     if (count == 0) return;
     check(cudaMemcpyAsync(seen_.data(), from, static_cast<size_t>(count) * sizeof(SeenToken),
@@ -337,7 +337,7 @@ class GpuRunner : public Runner {
 
   void enqueue_model() { model_->forward(layout_, arrays_.data(), ids_.data(), cache_, stream_); }
 
-  // The rows of a group, whose seen tokens are on the device.
+  // Samples the rows of a group, whose seen tokens are on the device.
   void enqueue_sampling(const SampleBatch::Group& group) {
     if (group.num_rows == 0) return;
     const std::byte* const arrays = arrays_.data();
@@ -350,7 +350,7 @@ class GpuRunner : public Runner {
          .num_rows = group.num_rows,
          .bias_ids = reinterpret_cast<const int32_t*>(arrays + bias_ids_at_),
          .bias_values = reinterpret_cast<const float*>(arrays + bias_values_at_),
-         .seen = seen_.data() - group.first_seen,  // rows count from the batch's first
+         .seen = seen_.data() - group.first_seen,  // indexed by positions in the whole batch
          .masked_ids = reinterpret_cast<const int32_t*>(arrays + masked_at_),
          .allowed = reinterpret_cast<const uint32_t*>(arrays + allowed_at_),
          .ids = ids_.data() + first,
@@ -394,7 +394,8 @@ class GpuRunner : public Runner {
     }
   }
 
-  // Decode steps of made-up sequences: what they are is in device memory when a graph is launched.
+  // Captures decode steps of placeholder sequences. A graph reads the actual ones from device
+  // memory.
   void capture() {
     for (const int64_t rows : graph_sizes(std::min(options_.max_num_seqs, kMostGraphRows))) {
       ForwardBatch batch;
@@ -434,20 +435,20 @@ class GpuRunner : public Runner {
   cuda::CacheMemory cache_;
   std::optional<GpuPageTransfer> page_transfer_;
   std::vector<CapturedGraph> graphs_;  // by rows, ascending
-  // The graph of one row beyond that number of keys, where it differs.
+  // The one-row graph for longer contexts, where it differs from the first.
   std::optional<CapturedGraph> graph_of_many_keys_;
 
-  // The planner of the step that is being begun.
+  // Plans the step that is about to begin.
   std::optional<cuda::StepPlanner> planner_;
   cuda::StepLayout layout_;
   SampleBatch samples_;
   int64_t sample_rows_at_ = 0, bias_ids_at_ = 0, bias_values_at_ = 0, masked_at_ = 0,
           allowed_at_ = 0;
 
-  cuda::DeviceArray<std::byte> arrays_;  // the step's, see StepLayout
-  cuda::DeviceArray<SeenToken> seen_;    // what penalties of a group of rows look at
+  cuda::DeviceArray<std::byte> arrays_;  // of the step, see StepLayout
+  cuda::DeviceArray<SeenToken> seen_;    // tokens that the penalties of a group of rows count
   int64_t seen_room_ = 0;
-  // The newest step's tokens: where the next one's rows find theirs.
+  // The newest step's tokens, where the rows of the next step find theirs.
   cuda::DeviceArray<int32_t> ids_, top_ids_;
   cuda::DeviceArray<float> logprobs_, top_logprobs_;
   StepInFlight steps_[kStepsInFlight];

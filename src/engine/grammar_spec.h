@@ -1,5 +1,5 @@
-// What a request wants its answer to match, as it was written: a plain value between whoever reads
-// requests and the room that compiles grammars (grammar/grammar_compiler.h).
+// The constraint on a completion, as the request states it: a plain value passed from the request
+// parsers to the grammar compiler (grammar/grammar_compiler.h).
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace fathom {
 
-// The limit of a schema, a regex, an EBNF grammar, a structural tag, all choices together.
+// Limit of a schema, a regex, an EBNF grammar, a structural tag, or all choices together.
 inline constexpr size_t kMaxGrammarBytes = 64 << 10;
 
 struct GrammarSpec {
@@ -24,7 +24,7 @@ struct GrammarSpec {
   Kind kind = Kind::kJsonObject;
   std::string text = {};
   std::vector<std::string> choices = {};
-  // The answer begins inside reasoning: what the grammar describes starts after </think>.
+  // The completion begins inside reasoning: the grammar applies after </think>.
   bool after_reasoning = false;
 
   bool operator==(const GrammarSpec&) const = default;

@@ -5,7 +5,7 @@
 namespace fathom {
 namespace {
 
-// Below this many masks another thread has not woken before they are done.
+// Below this number of masks, they are computed before another thread has woken.
 constexpr int64_t kParallelRows = 4;
 
 std::span<const int32_t> eos_ids(const Sequence& sequence) {
@@ -50,7 +50,7 @@ void accept_token(Sequence& sequence, int32_t id, std::vector<uint32_t>& mask) {
   TokenGrammarState& grammar = *sequence.grammar;
   const auto& stop_ids = sequence.stop_ids;
   if (std::find(stop_ids.begin(), stop_ids.end(), id) != stop_ids.end()) return;
-  // A grammar that takes back what it allowed has nothing to allow next, which ends the sequence.
+  // A grammar that rejects a token it allowed gets an empty mask, which ends the sequence.
   if (!grammar.accept(id) || !grammar.can_end()) return;
   const std::span<const uint32_t> allowed = grammar.allowed();
   mask.assign(allowed.begin(), allowed.end());

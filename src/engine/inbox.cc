@@ -11,7 +11,7 @@ int64_t prompt_tokens(const ActiveRequest& request) {
 
 }  // namespace
 
-// With the lock held.
+// Requires mutex_.
 Result<> Inbox::room() {
   if (death_) return tl::unexpected(*death_);
   if (refusing_) return error(Code::kUnavailable, "the engine is shutting down");
@@ -39,7 +39,7 @@ Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
                  counts_.queued_tokens, tokens, limits_.max_tokens);
   }
   request->id = ++last_id_;
-  news_.requests.push_back(std::move(request));  // may throw, so nothing is counted before
+  news_.requests.push_back(std::move(request));  // may throw, so the counters come after it
   ++counts_.queued_requests;
   counts_.queued_tokens += tokens;
   ++alive_;
@@ -49,7 +49,7 @@ Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {
 
 void Inbox::abort(RequestId request) {
   const std::lock_guard lock(mutex_);
-  if (alive_ == 0) return;  // so that nothing piles up behind an idle engine
+  if (alive_ == 0) return;  // an idle engine would not drain it
   news_.aborts.push_back(request);
   announce();
 }
@@ -89,7 +89,7 @@ bool Inbox::wait_until_dead(std::chrono::nanoseconds timeout) {
   return died_.wait_for(lock, timeout, [&] { return death_.has_value(); });
 }
 
-// With the lock held.
+// Requires mutex_.
 void Inbox::announce() {
   has_news_.store(true, std::memory_order_relaxed);
   arrived_.notify_one();

@@ -1,9 +1,10 @@
-// What other threads have to tell the engine's thread: new requests, aborts, to forget cached
-// prefixes, and to stop. Bounded.
+// Messages from other threads to the engine's thread: new requests, aborts, flushing the prefix
+// cache, stopping. Bounded.
 //
-// A request counts as queued from push() until the engine says that it left the queue, and as alive
-// until the engine says that it ended: its last event has been delivered. Every method may be
-// called from any thread, but die(), take() and the two note_… are the engine thread's.
+// A request counts as queued from push() to note_left_queue(), and as alive from push() to
+// note_ended(), which follows the delivery of its last event. Every method may be called from any
+// thread, except die(), take(), note_left_queue() and note_ended(): these are for the engine's
+// thread.
 #pragma once
 
 #include <atomic>
@@ -24,7 +25,8 @@ class Inbox {
  public:
   struct Limits {
     int64_t max_requests = 0;
-    int64_t max_tokens = 0;  // of prompts; one request alone may exceed it
+    // Prompt tokens; a single request may exceed it when the queue is empty.
+    int64_t max_tokens = 0;
   };
   struct News {
     std::vector<std::unique_ptr<ActiveRequest>> requests;
@@ -38,24 +40,24 @@ class Inbox {
 
   explicit Inbox(const Limits& limits) : limits_(limits) {}
 
-  // push()'s error if it would refuse any request.
+  // The error that push() would return for any request.
   Result<> has_room();
   // kResourceExhausted when the queue is full, kUnavailable after refuse(), stop() or die().
   Result<RequestId> push(std::unique_ptr<ActiveRequest> request);
   void abort(RequestId request);
-  void flush();  // the prefix cache
+  void flush();  // asks for the prefix cache to be dropped
 
-  void refuse();  // no new requests
-  void stop();    // nor any other work
-  // The engine's thread can serve nobody any more: refuses new requests with `why`.
+  void refuse();  // refuses new requests
+  void stop();    // refuses new requests and asks the engine to stop
+  // The engine is dead: refuses new requests with `why` from now on.
   void die(Status why) noexcept;
   bool is_dead() const;
-  // Waits until die(); false if that took longer.
+  // Waits until die(); false on timeout.
   bool wait_until_dead(std::chrono::nanoseconds timeout);
-  // Waits until no request is alive; false if that took longer.
+  // Waits until no request is alive; false on timeout.
   bool wait_until_empty(std::chrono::nanoseconds timeout);
 
-  // Replaces `news` by what has arrived; waits for something if `wait`.
+  // Replaces `news` by what has arrived. With `wait`, blocks until there is something.
   void take(News& news, bool wait);
   void note_left_queue(const ActiveRequest& request);
   void note_ended();
@@ -75,7 +77,7 @@ class Inbox {
   int64_t alive_ = 0;
   bool refusing_ = false;
   std::optional<Status> death_;        // why the engine is dead
-  std::atomic<bool> has_news_{false};  // spares a busy engine the lock
+  std::atomic<bool> has_news_{false};  // lets a busy engine skip the lock
 };
 
 }  // namespace fathom

@@ -37,7 +37,7 @@ const ForwardBatch& LogitsRunner::with_known_tokens(const ForwardBatch& batch) {
   const Results& before = results(begun_ - 1);
   for (int32_t& id : known_.token_ids) {
     if (!is_unknown(id)) continue;
-    // A row without a token ends its sequence, whatever this step makes of it.
+    // A row without a token (-1) ends its sequence, so any valid id will do.
     id = std::max(0, before.tokens[static_cast<size_t>(-1 - id)].id);
   }
   return known_;

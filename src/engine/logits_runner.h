@@ -1,4 +1,4 @@
-// A runner whose logits come to the host, where their tokens are chosen: a step is done when
+// A runner whose logits are in host memory and are sampled on the host. A step is complete when
 // begin() returns.
 #pragma once
 
@@ -11,20 +11,20 @@ namespace fathom {
 
 class LogitsRunner : public Runner {
  public:
-  // More than one step in flight is for tests of those that a device has.
+  // More than one step in flight is for tests that imitate a device.
   explicit LogitsRunner(int max_steps_in_flight = 1);
 
   int max_steps_in_flight() const override { return static_cast<int>(results_.size()); }
   Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override;
   Result<std::span<const SampledToken>> finish() override;
 
-  // Logits [logit_rows, vocab] f32, row i for batch.logit_rows[i]; valid until the next call. All
-  // token ids are known.
+  // Returns logits [logit_rows, vocab] f32, row i for batch.logit_rows[i], valid until the next
+  // call. All token ids of the batch are known.
   virtual Result<ConstTensorView> forward(const ForwardBatch& batch) = 0;
 
  private:
   struct Results {
-    std::vector<SampledToken> tokens;  // only grows, for its vectors' memory
+    std::vector<SampledToken> tokens;  // never shrinks, to keep its vectors' memory
     size_t count = 0;
   };
   Results& results(int64_t step) { return results_[static_cast<size_t>(step) % results_.size()]; }

@@ -16,8 +16,8 @@ struct ModelRunnerOptions {
   CacheFormat cache_format = CacheFormat::kBF16;
   int64_t max_model_len = 0;  // 0: the model's own
   int64_t max_batched_tokens = 2048;
-  int64_t max_total_tokens = 65536;  // tokens that the cache holds
-  int num_threads = 0;               // 0: one a core
+  int64_t max_total_tokens = 65536;  // capacity of the cache in tokens
+  int num_threads = 0;               // 0: one per core
   AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
 };
@@ -49,7 +49,7 @@ class ModelRunner : public LogitsRunner {
   LatentCache cache_;
   LatentPageTransfer page_transfer_{cache_};
   int64_t max_model_len_ = 0;
-  Buffer logits_;  // grows to the largest number of rows asked for
+  Buffer logits_;  // grows to the largest number of logit rows
 };
 
 }  // namespace fathom

@@ -1,5 +1,5 @@
-// Which running sequence is computing which page of a text, so that others that begin with the same
-// text wait for it instead of computing it too. Engine thread only; owned by the scheduler.
+// Records which running sequence is computing which page of a text, so that sequences with the same
+// prefix wait for it instead of computing it again. Owned by the scheduler; engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@ namespace fathom {
 
 class PendingPages {
  public:
-  // The sequence begins to compute its full pages from `first_page` on; those that another is
-  // computing stay that one's.
+  // The sequence begins to compute its full pages from `first_page` on. Pages that another sequence
+  // is computing keep their owner.
   void add(const Sequence& sequence, int64_t first_page);
 
-  // The page is in the tree.
+  // The page has been published in the prefix tree.
   void done(const PageKey& key) { owners_.erase(key); }
 
-  // The sequence stops, whatever it has computed: nobody waits for it any longer.
+  // The sequence stops computing. Its pages have no owner any more.
   void remove(const Sequence& sequence);
 
-  // Null: nobody is computing it.
+  // The sequence that computes the page, or null.
   const Sequence* owner(const PageKey& key) const;
 
   bool empty() const { return owners_.empty(); }

@@ -11,7 +11,7 @@ TokenLogprob logprob_of(const SampledToken& sampled) {
   return {sampled.id, sampled.logprob, sampled.top};
 }
 
-// The token's text, and whether a stop string has ended it.
+// Appends the token's text, and sets `finish` if a stop string has ended it.
 void append_text(Sequence& sequence, int32_t id, bool is_stop_id, Event& event) {
   if (!sequence.detokenizer) return;
   const SamplingParams& params = sequence.request->request.sampling;
@@ -47,7 +47,7 @@ void append_token(Sequence& sequence, const SampledToken& sampled, Event& event)
   const bool is_stop_id = std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(),
                                     sampled.id) != sequence.stop_ids.end();
   append_text(sequence, sampled.id, is_stop_id, event);
-  if (event.finish) return;  // the text has ended with its stop string, nothing is held back
+  if (event.finish) return;  // ended by a stop string: no text is held back
   if (is_stop_id) {
     event.finish = FinishReason::kStop;
     event.matched_stop = sampled.id;
@@ -59,7 +59,7 @@ void append_token(Sequence& sequence, const SampledToken& sampled, Event& event)
   if (event.finish) flush_text(sequence, event);
 }
 
-// Nothing could be chosen.
+// Ends a sequence for which no token could be chosen.
 void end_without_token(Sequence& sequence, Event& event) {
   if (sequence.grammar_ended) {
     event.finish = FinishReason::kStop;
@@ -127,7 +127,8 @@ StepResults::StepResults(Step& step, std::span<const SampledToken> sampled, cons
 
 bool StepResults::append(const StepEntry& entry, Event& event) {
   Sequence& sequence = *entry.sequence;
-  // Taken first: the next entry's are behind these, even if this one finds no memory.
+  // Advances past the entry's results first, so that the next entry finds its own even after
+  // std::bad_alloc.
   const auto count = static_cast<size_t>(entry.num_prompt_logits + entry.samples);
   const auto results = left_.first(count);
   left_ = left_.subspan(count);

@@ -1,6 +1,6 @@
-// From a plan to what is to be chosen, and from a token to what its sequence's event says.
+// Prepares a plan's rows for sampling, and turns sampled tokens into events.
 //
-// Changes sequences' tokens, history, grammar and text, never their pages or phase; emits nothing.
+// Changes sequences' tokens, history, grammar and text, never their pages or phase. Emits nothing.
 // Engine thread; grammars may spread over the stream's threads.
 #pragma once
 
@@ -13,32 +13,33 @@
 
 namespace fathom {
 
-// A step from its plan to its results. Keeps its memory for the next.
+// A step from plan to results. Its memory is reused by later steps.
 struct Step {
   int64_t number = 0;
   RequestTimings::Time begun;
   StepPlan plan;
-  std::vector<SampleRow> rows;  // as BatchBuilder orders the logit rows
+  std::vector<SampleRow> rows;  // in the order of BatchBuilder's logit rows
   GrammarStep grammars;
 };
 
-// Before the step begins: step.rows, from its plan.
+// Fills step.rows from its plan, before the step begins.
 void choose_rows(Step& step, const Stream* stream);
 
-// Each sequence that is sampled gets a token that is not known yet; the scheduler has made room.
+// Appends an unknown token to each sequence that is sampled. The scheduler has reserved the memory.
 void add_unknown_tokens(const Step& step);
 
-// The results of a step that has ended, taken entry by entry.
+// The results of a finished step, consumed entry by entry.
 class StepResults {
  public:
-  // The step's grammars take their tokens.
+  // Feeds the sampled tokens to the step's grammars.
   StepResults(Step& step, std::span<const SampledToken> sampled, const Stream* stream);
 
-  // For each entry of the plan in order; its sequence may have ended since the step began: takes
-  // its results, makes its unknown token known, and adds ids, text and log-probabilities to the
-  // (cleared) event; sets `finish`, and what goes with it, if the sequence ends. False: there is
-  // nothing to tell, the prompt is not through or the sequence has ended before. After
-  // std::bad_alloc that entry's sequence is of no use; the other entries are as they were.
+  // Called for each entry of the plan, in order. Consumes the entry's results, replaces the
+  // sequence's oldest unknown token by the sampled one, and adds ids, text and log-probabilities to
+  // the (cleared) event. Sets `finish` and the fields that go with it if the sequence ends. Returns
+  // false if there is nothing to emit: the prompt is not complete, or the sequence ended since the
+  // step began. After std::bad_alloc the entry's sequence must be ended; other entries are not
+  // affected.
   bool append(const StepEntry& entry, Event& event);
 
  private:

@@ -1,4 +1,4 @@
-// What goes into the engine and what comes out of it: a request and its events.
+// What goes into the engine and what comes out: requests and their events.
 #pragma once
 
 #include <chrono>
@@ -18,26 +18,27 @@
 
 namespace fathom {
 
-inline constexpr size_t kMaxCacheSaltBytes = 256;  // more than any secret has to have
+inline constexpr size_t kMaxCacheSaltBytes = 256;  // bytes
 
-using RequestId = uint64_t;  // given by Engine::submit, never reused
+using RequestId = uint64_t;  // assigned by Engine::submit, never reused
 
 struct Request {
-  std::string id = {};  // the caller's name for it, for log lines; may be empty
+  std::string id = {};  // the caller's name for log lines; may be empty
   std::vector<int32_t> prompt_ids = {};
   SamplingParams sampling = {};
-  // Lower goes sooner, as in vLLM: into the batch, and at the cost of others when pages run out.
+  // Lower goes first, as in vLLM: in admission, and when preemption chooses who gives up pages.
   int32_t priority = 0;
-  // Requests take each other's computed prefixes only if their salts are equal: a tenant's secret.
+  // Requests share cached prefixes only if their salts are equal. A tenant's secret.
   std::string cache_salt = {};
-  // What every choice has to match; none: anything. With grammar_begins_after, what comes behind
-  // the first token with this id (the end of reasoning) has to, and what comes before is free.
+  // The grammar that each choice must match; null: unconstrained. With grammar_begins_after, the
+  // grammar applies after the first token with this id (the end of reasoning); the text before it
+  // is unconstrained.
   std::shared_ptr<const TokenGrammar> grammar = {};
   std::optional<int32_t> grammar_begins_after = {};
 };
 
-// log-softmax of the raw logits at `id`, and the most likely alternatives in descending order
-// (equal ones by ascending id). `id` itself is among them only where it is that likely.
+// Log-softmax of the raw logits at `id`, and the most likely alternatives in descending order (ties
+// by ascending id). `top` contains `id` itself only if it is likely enough.
 struct TokenLogprob {
   int32_t id = 0;
   float logprob = 0;
@@ -48,17 +49,17 @@ enum class FinishReason {
   kStop,    // end of sequence, a stop id, a stop string, or a grammar that allows nothing more
   kLength,  // max_tokens or the end of the context
   kAbort,
-  kError,  // Event::error says what
+  kError,  // see Event::error
 };
 
-// "stop", "length", "abort", "error": as the HTTP interfaces write them.
+// "stop", "length", "abort" or "error", as in the HTTP APIs.
 std::string_view name_of(FinishReason reason);
 
 struct RequestTimings {
   using Time = std::chrono::steady_clock::time_point;
   Time queued;       // submit() was called
-  Time started;      // the prompt's first chunk was scheduled; finished, if it never was
-  Time first_token;  // of this choice; finished, if there was none
+  Time started;      // the prompt's first chunk was scheduled; equals finished if it never was
+  Time first_token;  // of this choice; equals finished if there was none
   Time finished;     // of this choice
 
   double queue_seconds() const { return seconds(queued, started); }
@@ -72,40 +73,40 @@ struct RequestTimings {
   }
 };
 
-// Usage of one choice. The prompt of a request with several choices is counted in each of them.
+// Usage of one choice. A request's prompt is counted in each of its choices.
 struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
-  int64_t cached_tokens = 0;  // of the prompt, found in the prefix cache instead of computed
+  int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   int64_t preemptions = 0;
 };
 
-// What has become of one choice since its last event. Every choice's stream ends with exactly one
-// event that has `finish`; nothing follows it.
+// The news of one choice since its last event. Each choice's stream ends with exactly one event
+// that has `finish`.
 struct Event {
   RequestId request = 0;
   int index = 0;  // which of the n choices
 
-  std::vector<int32_t> ids;  // new tokens; an end-of-sequence or stop id is among them
-  // New text, safe to show: whole characters, and never the beginning of what may become a stop
-  // string. May lag behind ids. Without a tokenizer always empty.
+  std::vector<int32_t> ids;  // new tokens, including a final end-of-sequence or stop id
+  // New text, final: whole characters, and never a prefix of a possible stop string. May lag behind
+  // ids. Always empty without a tokenizer.
   std::string text;
-  std::vector<TokenLogprob> logprobs;  // one for each of ids, if asked for
-  // One for each prompt token (the first has none), in the first event of choice 0.
+  std::vector<TokenLogprob> logprobs;  // one per id, if requested
+  // One entry per prompt token (empty for the first), in the first event of choice 0.
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
 
   std::optional<FinishReason> finish;
-  // From here on only with `finish`.
+  // The fields below are set only with `finish`.
   std::variant<std::monostate, int32_t, std::string>
-      matched_stop;  // the id or string that ended it
-  Status error;      // of kError and kAbort
+      matched_stop;  // the stop id or string that ended it
+  Status error;      // set with kError and kAbort
   Usage usage;
   RequestTimings timings;
   bool last = false;  // all choices of the request have ended
 };
 
-// Called on the engine's thread for each event, in order: must not block, must not throw. It may
-// call submit() and abort(); it must not destroy the engine.
+// Called on the engine's thread for each event, in order. Must not block or throw. May call
+// submit() and abort(); must not destroy the engine.
 using EventSink = std::function<void(const Event&)>;
 
 }  // namespace fathom

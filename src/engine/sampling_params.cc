@@ -8,7 +8,7 @@ namespace fathom {
 namespace {
 
 Result<> check_range(const char* field, double value, double low, double high) {
-  if (value >= low && value <= high) return {};  // NaN is outside
+  if (value >= low && value <= high) return {};  // false for NaN
   return invalid("{} is {}, must be between {} and {}", field, value, low, high);
 }
 

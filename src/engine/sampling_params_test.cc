@@ -13,7 +13,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 struct Case {
-  const char* says;  // must be in the error; null: accepted
+  const char* says;  // substring of the expected error; null: accepted
   std::function<void(SamplingParams&)> change;
 };
 

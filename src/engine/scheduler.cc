@@ -40,7 +40,8 @@ int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); 
 
 Scheduler::Scheduler(const SchedulerOptions& options, PrefixTree& tree)
     : options_(options), tree_(&tree) {
-  running_.reserve(static_cast<size_t>(options.max_num_seqs));  // no more memory from here on
+  // insert_in_order(running_) never allocates.
+  running_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
 
 void Scheduler::add(Sequence& sequence) {
@@ -66,14 +67,15 @@ void Scheduler::schedule(StepPlan& plan) {
   const int64_t kept = rows_for_long_prompts();
   budget_ -= kept;
   plan_short_prompts(plan);
-  // What has just been preempted would only take its pages back.
+  // A sequence preempted in this step would only take its pages back.
   if (!preempted_) admit_waiting(plan);
   budget_ += kept;
   plan_long_prompts(plan);
-  // What the next step may take; most of a small pool stays for the texts in it.
+  // Frees pages that the next step may need, but only a share of a small pool, whose pages are
+  // cached texts.
   tree_->make_room_ahead(std::min(pages_for(options_.max_batched_tokens) + num_running(),
                                   tree_->pool().total() / kPoolShareAhead));
-  // A copy that has ended since then may have left its room to the next step.
+  // Memory freed by a copy that ended during this step may only be usable in the next one.
   const bool is_copying = tree_->copies_in_flight() > 0 || tree_->num_copies_ended() > copies_ended;
   FATHOM_CHECK(!plan.empty() || !has_work() || is_copying ||
                    !std::all_of(running_.begin(), running_.end(),
@@ -100,8 +102,7 @@ void Scheduler::commit_token(Sequence& sequence) {
   try {
     publish(sequence);
   } catch (const std::bad_alloc&) {
-    // Its pages are its own a while longer: the next step goes on from the first that is not in the
-    // tree.
+    // The page stays private for now. The next publish() begins at the first page not in the tree.
   }
 }
 
@@ -122,17 +123,17 @@ void Scheduler::finish(Sequence& sequence) {
   sequence.phase = Sequence::Phase::kFinished;
 }
 
-// In order, so that what is preempted for a sequence is never already in the plan.
+// In order, so that a sequence preempted for another is never in the plan already.
 void Scheduler::plan_decode(StepPlan& plan) {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     if (sequence.remaining() == 1 && sequence.may_run()) plan_chunk(sequence, plan);
-    // A sequence that preempted itself has left the list; everything after it had been preempted
-    // before it.
+    // If the sequence preempted itself, it has left the list, and everything after it had been
+    // preempted before.
   }
 }
 
-// In rows without context.
+// Work of one row after `context` tokens, in rows without context.
 double Scheduler::prefill_cost(int64_t context) const {
   if (options_.keys_worth_a_row == 0) return 1;
   return 1 + static_cast<double>(context) / static_cast<double>(options_.keys_worth_a_row);
@@ -144,13 +145,13 @@ bool Scheduler::is_long(const Sequence& sequence, int64_t cached_tokens) const {
   return work > static_cast<double>(kLongPromptSteps * options_.max_batched_tokens);
 }
 
-// Whether long prompts share this step with anybody, or one of the last with a shorter sequence.
+// Whether there are shorter sequences than long prompts, or were in the last kCompanySteps steps.
 bool Scheduler::has_short_sequences() const {
   return !waiting_.empty() || num_steps_ - last_company_ < kCompanySteps ||
          !std::all_of(running_.begin(), running_.end(), is_in_long_prompt);
 }
 
-// Rows left for long prompts: a share while short sequences run, otherwise all.
+// Rows left for long prompts: a share while there are short sequences, otherwise all.
 int64_t Scheduler::rows_for_long_prompts() const {
   if (std::none_of(running_.begin(), running_.end(), is_in_long_prompt)) return 0;
   return has_short_sequences() ? std::min(budget_, options_.long_prompt_rows) : budget_;
@@ -164,8 +165,8 @@ void Scheduler::plan_short_prompts(StepPlan& plan) {
   }
 }
 
-// At least one row, whatever its work. Among long ones alone the rows are what is shared: their
-// clients wait long anyway.
+// Each long prompt gets at least one row, whatever its cost. Among long prompts only, rows are
+// shared instead of work: all their clients wait long anyway.
 void Scheduler::plan_long_prompts(StepPlan& plan) {
   const bool has_shorter = std::any_of(running_.begin(), running_.end(),
                                        [](const Sequence* sequence) { return !sequence->is_long; });
@@ -184,9 +185,9 @@ void Scheduler::plan_long_prompts(StepPlan& plan) {
   }
 }
 
-// Adds the sequence's next chunk to the plan, as much as budgets and pages allow; takes pages from
-// sequences after it that are not planned yet, and gives its own up when it is itself the last of
-// those and cannot advance by one token.
+// Adds the sequence's next chunk to the plan, as large as budgets and pages allow. Preempts later
+// sequences that are not planned yet to get pages. Returns false if the sequence cannot advance by
+// one token; it preempts itself if it is the last of those.
 bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
   planning_ = &sequence;
   int64_t num_tokens = chunk_length(sequence);
@@ -195,7 +196,7 @@ bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
     const PrefixTree::Room has_room = reserve(sequence, sequence.computed + num_tokens);
     if (has_room == PrefixTree::Room::kNow) break;
     if (has_room == PrefixTree::Room::kLater) {
-      // What is free by now, and otherwise nothing before copies have ended.
+      // Use the pages that are free now; more are free only when copies have ended.
       const int64_t room = (std::ssize(sequence.pages) + tree_->pool().free()) * kPageSize;
       num_tokens = std::min(num_tokens, room - sequence.computed);
       if (num_tokens <= 0) return false;
@@ -206,7 +207,7 @@ bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
       preempt(*victim);
       continue;
     }
-    // Only what is left: fill the pages there are.
+    // No more pages can be had: shrink the chunk to the available ones.
     const int64_t left = (std::ssize(sequence.pages) + tree_->available()) * kPageSize;
     num_tokens = std::min(num_tokens, left - sequence.computed);
     if (num_tokens > 0) continue;
@@ -219,7 +220,7 @@ bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
   entry.num_prompt_logits =
       std::max<int64_t>(0, std::min(end, sequence.prompt_logits_end) - entry.first_prompt_logit);
   entry.samples = end == sequence.len();
-  // Room for the token that it will get: what finds no memory is found now.
+  // Reserves memory for the token to come, so that std::bad_alloc is thrown here and not later.
   if (entry.samples && sequence.tokens.size() == sequence.tokens.capacity()) {
     sequence.tokens.reserve(2 * sequence.tokens.size());
   }
@@ -261,19 +262,19 @@ void Scheduler::admit_waiting(StepPlan& plan) {
       ++i;
       continue;
     }
-    bool enough = false;  // have passed one of those that lack pages
+    bool enough = false;  // one of the passed sequences has reached its limit
     for (Sequence* passed : passed_) enough |= ++passed->times_passed == options_.max_num_seqs;
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     start(sequence, plan);
-    // A long prompt's turn comes when the others have theirs.
+    // Long prompts are planned after the others.
     const bool is_planned_later = sequence.is_long || sequence.is_loading;
     if (!is_planned_later && !plan_chunk(sequence, plan)) return;
     if (enough) return;
   }
 }
 
-// Whether a running sequence is computing pages that this one could take next. Remembers the last
-// of them, so that a step costs a waiting sequence one look.
+// Whether a running sequence is computing pages that this one could use next. Caches the last such
+// page in `awaited`, so that a waiting sequence costs one lookup per step.
 bool Scheduler::is_computed_elsewhere(Sequence& sequence) {
   if (!sequence.prefix || pending_.empty()) return false;
   if (sequence.awaited) {
@@ -297,14 +298,15 @@ PrefixTree::Found Scheduler::find_prefix(Sequence& sequence) const {
   return tree_->find(*sequence.prefix, reusable_pages(sequence));
 }
 
-// The number of its first tokens whose pages may be shared with other sequences.
+// The number of leading tokens whose pages may be shared.
 int64_t Scheduler::shareable_len(const Sequence& sequence) const {
   const int64_t known = sequence.known_len();
   return options_.share_answers ? known : std::min(known, sequence.prompt_len);
 }
 
-// Full pages that the sequence may take from others. It computes at least one token itself, whose
-// logits choose the next, and every prompt position whose logits are still wanted.
+// The number of full pages that the sequence may take from the prefix tree. It computes at least
+// one token itself, whose logits are sampled, and all prompt positions whose logits are still
+// wanted.
 int64_t Scheduler::reusable_pages(const Sequence& sequence) const {
   if (!sequence.prefix) return 0;
   int64_t tokens = std::min(sequence.len() - 1, shareable_len(sequence));
@@ -314,9 +316,10 @@ int64_t Scheduler::reusable_pages(const Sequence& sequence) const {
   return tokens / kPageSize;
 }
 
-// Whether the sequence may run now; if so it holds the pages that it takes from others.
+// Whether the sequence may run now. If so, it holds its cached prefix pages on return.
 bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
-  // One more than it has tokens: room for the first that it writes. The last token is never cached.
+  // Pages for one token more than it has: room for the first new one. The last token is never
+  // cached.
   const int64_t needed = pages_for(std::min(sequence.len() + 1, sequence.max_len - 1));
   const int64_t promised = pages_promised();
   if (needed - found.pages > tree_->available() - found.unheld - promised) return false;
@@ -326,8 +329,8 @@ bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
   }
   const bool has_all = tree_->settle(sequence.pages) && !is_more;
   const int64_t taken = std::ssize(sequence.pages);
-  // Fewer than were found in the pool if another text has the same keys: then there may be too
-  // little room. What was in the store needed pages anyway.
+  // Fewer pages than were found in the pool if another text has the same keys; then there may be
+  // too few pages left. Those found in the store needed pool pages anyway.
   if (taken < found.pages && needed - taken > tree_->available() - promised) {
     tree_->release_all(sequence.pages);
     return false;
@@ -340,13 +343,13 @@ bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
 }
 
 void Scheduler::start(Sequence& sequence, StepPlan& plan) {
-  insert_in_order(running_, &sequence);  // has room
+  insert_in_order(running_, &sequence);  // reserved by the constructor
   sequence.phase = Sequence::Phase::kRunning;
   if (sequence.prefix) pending_.add(sequence, sequence.pages_in_tree);
   if (!sequence.is_loading) begin_computing(sequence, plan);
 }
 
-// Its pages are there.
+// The sequence's pages are in the pool: it starts to compute.
 void Scheduler::begin_computing(Sequence& sequence, StepPlan& plan) {
   if (sequence.has_started) return;
   plan.started.push_back(&sequence);
@@ -354,14 +357,14 @@ void Scheduler::begin_computing(Sequence& sequence, StepPlan& plan) {
   sequence.usage.cached_tokens = sequence.computed;
 }
 
-// Those whose pages have come take part in this step already.
+// Sequences whose pages have arrived take part in this step already.
 void Scheduler::go_on_loading(StepPlan& plan) {
   tree_->take_ended(false);
   for (Sequence* sequence : running_) {
     planning_ = sequence;
     if (!sequence->is_loading || !has_loaded(*sequence)) continue;
     const int64_t loaded = std::ssize(sequence->pages);
-    pending_.remove(*sequence);  // of what has come meanwhile too
+    pending_.remove(*sequence);  // including pages that have loaded since
     sequence->is_loading = false;
     sequence->computed = loaded * kPageSize;
     sequence->pages_in_tree = loaded;
@@ -384,7 +387,7 @@ bool Scheduler::has_loaded(Sequence& sequence) {
   return false;
 }
 
-// Pages that running sequences still need for the tokens they already have.
+// Pages that running sequences still need for tokens they already have.
 int64_t Scheduler::pages_promised() const {
   int64_t promised = 0;
   for (const Sequence* sequence : running_) {
@@ -406,7 +409,7 @@ Sequence* Scheduler::last_unplanned() const {
 }
 
 void Scheduler::preempt(Sequence& sequence) {
-  insert_in_order(waiting_, &sequence);  // may find no memory: then it still runs
+  insert_in_order(waiting_, &sequence);  // may throw; then the sequence still runs
   erase_from(running_, &sequence);
   release_pages(sequence);
   sequence.computed = 0;
@@ -416,7 +419,7 @@ void Scheduler::preempt(Sequence& sequence) {
   preempted_ = true;
 }
 
-// What it put into the tree stays there: preempted, it may find its own pages again.
+// Published pages stay in the tree, so a preempted sequence may find its own again.
 void Scheduler::release_pages(Sequence& sequence) {
   pending_.remove(sequence);
   sequence.awaited.reset();
@@ -433,7 +436,7 @@ void Scheduler::publish(Sequence& sequence) {
   for (; sequence.pages_in_tree < full; ++sequence.pages_in_tree) {
     const int64_t page = sequence.pages_in_tree;
     if (!tree_->insert(*sequence.prefix, tokens, page, sequence.pages)) {
-      // Another text has this key: from here on the pages are the sequence's alone.
+      // Another text has this key: the sequence's pages are private from now on.
       pending_.remove(sequence);
       sequence.prefix.reset();
       return;

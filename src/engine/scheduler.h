@@ -1,37 +1,37 @@
 // Decides what each step runs. No threads, no clock, no model: sequences and pages in, a plan out.
 //
-// Continuous batching: sequences that need one token first (decode), then prompts in chunks, under
-// a budget of rows; new sequences are admitted in order, when their prompt's pages are available.
-// The order is that of Sequence::order, which EngineLoop makes of priority and time, then of
-// priorities, among equals first come, first served. Pages are reserved as
-// they are needed. When they run out, the sequence that is last in order gives up all of its own
-// and waits to be computed again (preemption by recompute); the first running sequence is never
-// preempted, so something always advances.
+// Continuous batching: each step first takes the sequences that need one token (decode), then
+// prompts in chunks, within a budget of rows. New sequences are admitted in order, when pages for
+// their prompt are available. The order is by Sequence::order, which EngineLoop derives from
+// priority and time, then by priority, then first come, first served. Pages are reserved as they
+// are needed. When they run out, the last sequence in order gives up its pages and waits to be
+// computed again (preemption by recompute). The first running sequence is never preempted, so
+// something always advances.
 //
-// Prefixes: a sequence begins with what the prefix tree has of its text. What another sequence is
-// computing just then it waits for, until those pages are in the tree or that sequence computes no
-// longer; it never waits for one of lower priority, nor for one that does not run.
+// Prefixes: a sequence begins with the pages that the prefix tree has of its text. If another
+// running sequence is computing its next page, it waits until that page is in the tree or the other
+// sequence stops. It never waits for a sequence of lower priority, nor for one that does not run.
 //
-// Fairness: prompts that are more work than kLongPromptSteps full steps take together the work of
-// long_prompt_rows of a step while there are shorter sequences, or were a few steps ago, so that
-// these neither wait behind them nor have to take part in long steps; among others of their kind
-// they take so many rows. Work is counted in rows without context: keys_worth_a_row keys of context
-// make a row twice the work. A long prompt that waits for pages lets others pass, as often as
-// max_num_seqs.
+// Fairness: a prompt that takes more work than kLongPromptSteps full steps is long. While there are
+// shorter sequences, or were in the last kCompanySteps steps, long prompts together get the work of
+// long_prompt_rows per step, so that the others neither wait behind them nor take part in long
+// steps. Work is counted in rows without context: keys_worth_a_row keys of context double a row's
+// work. Among long prompts only, long_prompt_rows is a number of rows, whatever their context. A
+// long prompt that waits for pages lets other sequences pass, up to max_num_seqs times.
 //
-// Steps in flight: a sequence's rows count as computed when the step has begun, since whatever
-// reads them comes later on the device; its pages go into the tree when all their tokens are known.
+// Steps in flight: a sequence's rows count as computed once the step has begun, since whatever
+// reads them runs later on the device. Pages go into the tree when all their tokens are known.
 //
-// Copies: pages that come back from the store take their time. A sequence that waits for its own
-// runs in name, so that others are preempted for it and it for others, but takes part in no step.
-// Pages that are given up are not free before they have been saved: who needs one meanwhile sits
-// out a step, and nobody is preempted for that.
+// Copies: loading pages from the store is asynchronous. A sequence whose pages are loading counts
+// as running, so it can preempt and be preempted, but takes part in no step. Pages being evicted
+// are free only when they have been saved; a sequence that needs one in the meantime skips a step,
+// and nothing is preempted for it.
 //
-// Memory: what may find none comes before what it changes, or is undone by finish(). So after
-// add(), schedule() or advance() has thrown std::bad_alloc the lists and pages are as good as
-// before.
+// Out of memory: what may throw comes before the state that it changes, or is undone by finish().
+// After add(), schedule() or advance() has thrown std::bad_alloc, the lists and pages are
+// consistent.
 //
-// Owns the waiting and running lists, not the sequences. Callers: the engine's thread.
+// Owns the waiting and running lists, not the sequences. Engine thread only.
 #pragma once
 
 #include <cstdint>
@@ -45,51 +45,53 @@
 
 namespace fathom {
 
-// What a step or two can do is not worth a second queue.
+// Full steps of work beyond which a prompt is long. Shorter ones do not need a separate queue.
 inline constexpr int64_t kLongPromptSteps = 2;
-// Who sends small requests sends the next one soon: a step that begins in between must not be long.
+// A client of short requests tends to send the next one soon, so long prompts stay limited for this
+// many steps after the last short sequence.
 inline constexpr int64_t kCompanySteps = 64;
 
-// Of the pool, at most one in so many pages is made free before it is wanted.
+// At most 1/kPoolShareAhead of the pool's pages are freed ahead of use.
 inline constexpr int64_t kPoolShareAhead = 8;
 
 struct SchedulerOptions {
   int64_t max_num_seqs = 0;
-  int64_t max_batched_tokens = 0;     // >= max_num_seqs
+  int64_t max_batched_tokens = 0;     // rows per step; >= max_num_seqs
   int64_t max_prompt_logit_rows = 0;  // >= 1
-  int64_t long_prompt_rows = 0;       // >= 1: a step's work for long prompts among others
-  int64_t keys_worth_a_row = 0;       // 0: context is no work
-  bool share_answers = true;          // pages of answers too, not only those of prompts
-  int64_t preempt_every = 0;          // for tests; 0: only when pages run out
+  int64_t long_prompt_rows = 0;       // >= 1: work per step for long prompts while there are others
+  int64_t keys_worth_a_row = 0;       // 0: the cost of context is not counted
+  bool share_answers = true;          // also share pages of completions, not only of prompts
+  int64_t preempt_every = 0;          // for tests: preempt one sequence every so many steps; 0: off
 };
 
 class Scheduler {
  public:
   Scheduler(const SchedulerOptions& options, PrefixTree& tree);
 
-  // A sequence that fits into the empty cache at its full length; priority, arrival and prefix are
-  // set. No two have the same arrival.
+  // Adds a sequence that fits into the empty cache at its full length. Its priority, arrival and
+  // prefix are set; arrivals are unique.
   void add(Sequence& sequence);
 
-  // The next step. Empty only if there is nothing to do before a step or copy in flight has ended.
-  // After std::bad_alloc there is no plan, but plan.started holds what has started; another call
-  // plans anew.
+  // Plans the next step. The plan is empty only if nothing can run before a step or copy in flight
+  // has ended. After std::bad_alloc there is no plan, but plan.started holds the sequences that
+  // have started; the next call plans again.
   void schedule(StepPlan& plan);
 
-  // Every running sequence gives up its pages and waits, because what they hold may be wrong. After
-  // std::bad_alloc some still run.
+  // Preempts all running sequences, because their pages may hold wrong rows. After std::bad_alloc
+  // some still run.
   void preempt_all();
 
-  // What schedule() or preempt_all() was about when it threw.
+  // The sequence that schedule() or preempt_all() was working on when it threw.
   Sequence& planning() const { return *planning_; }
 
-  // The step has begun: its tokens are in the cache, and their full pages for others to take.
+  // The step has begun: its tokens count as computed, and their full pages go into the prefix tree.
   void advance(const StepPlan& plan);
 
-  // A token of the sequence, in whatever phase, has become known: the page that it ends, too.
+  // A token of the sequence has become known, in whatever phase it is. Publishes the page that the
+  // token completes.
   void commit_token(Sequence& sequence);
 
-  // Takes a sequence out, whatever its phase, and releases its pages. Once for each.
+  // Removes a sequence in any phase and releases its pages. Called once per sequence.
   void finish(Sequence& sequence);
 
   bool has_work() const { return !waiting_.empty() || !running_.empty(); }

@@ -7,7 +7,7 @@
 namespace fathom {
 namespace {
 
-// A device whose copies end at every second look. Nobody reads the pages' bytes.
+// A device whose copies end at every second poll. The pages' bytes are never read.
 class SlowCopies : public PageTransfer {
  public:
   int64_t page_bytes() const override { return 8; }
@@ -15,15 +15,15 @@ class SlowCopies : public PageTransfer {
   void load(const std::byte*, int32_t, int32_t id) override { begun_.push_back({id, true}); }
   void take_ended(std::vector<EndedCopy>& ended, bool wait) override {
     ended.clear();
-    if (wait || ++looks_ % 2 == 0) std::swap(ended, begun_);
+    if (wait || ++polls_ % 2 == 0) std::swap(ended, begun_);
   }
 
  private:
   std::vector<EndedCopy> begun_;
-  int64_t looks_ = 0;
+  int64_t polls_ = 0;
 };
 
-// Sequences that write token 0 until they have `max_len`, without a model.
+// Sequences that generate token 0 up to `max_len`, without a model.
 class SchedulerTest : public testing::Test {
  protected:
   void make(int64_t num_pages, SchedulerOptions options) {
@@ -51,7 +51,7 @@ class SchedulerTest : public testing::Test {
     return sequence;
   }
 
-  // Shares what begins with the same tokens; those from `differs_at` on are its own.
+  // Sequences share the prefix up to `differs_at`; later tokens are their own.
   Sequence& add_sharing(int64_t prompt, int64_t max_tokens, int64_t differs_at,
                         int32_t priority = 0) {
     Sequence& sequence = make_sequence(prompt, max_tokens);
@@ -73,7 +73,7 @@ class SchedulerTest : public testing::Test {
     return sequence;
   }
 
-  // One step; returns (arrival, tokens) of each entry.
+  // Runs one step. Returns (arrival, num_tokens) of each entry.
   std::vector<std::pair<uint64_t, int64_t>> step() {
     scheduler_->schedule(plan_);
     std::vector<std::pair<uint64_t, int64_t>> entries;
@@ -137,7 +137,7 @@ TEST_F(SchedulerTest, LatestArrivalIsPreemptedAndComputedAgain) {
   Sequence& second = add(120, 100);
   EXPECT_EQ(step(), (Entries{{1, 120}, {2, 120}}));
   for (int i = 0; i < 8; ++i) EXPECT_EQ(step(), (Entries{{1, 1}, {2, 1}}));
-  // Both are 129 tokens long with 128 in two pages each.
+  // Both have 129 tokens, 128 of them in two pages each.
   EXPECT_EQ(step(), (Entries{{1, 1}}));
   EXPECT_EQ(second.phase, Sequence::Phase::kWaiting);
   EXPECT_TRUE(second.pages.empty());
@@ -151,7 +151,7 @@ TEST_F(SchedulerTest, TheLastIsPreemptedAndNotTheNext) {
   for (int i = 0; i < 3; ++i) add(120, 100);
   EXPECT_EQ(step(), (Entries{{1, 120}, {2, 120}, {3, 120}}));
   for (int i = 0; i < 8; ++i) EXPECT_EQ(step(), (Entries{{1, 1}, {2, 1}, {3, 1}}));
-  // All three need a third page; the last one's two are enough for the others.
+  // All three need a third page; the last one's two pages suffice for the other two.
   EXPECT_EQ(step(), (Entries{{1, 1}, {2, 1}}));
   EXPECT_EQ(sequences_[1].usage.preemptions, 0);
   EXPECT_EQ(sequences_[2].usage.preemptions, 1);
@@ -163,7 +163,7 @@ TEST_F(SchedulerTest, AdmissionLeavesRoomForTheFirstToken) {
     sequences_.clear();
     add(100, 10);
     EXPECT_EQ(step(), (Entries{{1, 100}}));
-    // Two full pages, and two are free; a third is for a token that is not its last.
+    // Two pages are full and two are free. A third is needed for any token but the last.
     Sequence& second = add(128, max_tokens);
     step();
     EXPECT_EQ(second.has_started, max_tokens == 1);
@@ -175,7 +175,7 @@ TEST_F(SchedulerTest, AdmissionLeavesRoomForTheFirstToken) {
 
 TEST_F(SchedulerTest, AdmissionLeavesThePagesOfPromptsThatAreNotThroughYet) {
   make(16, {.max_num_seqs = 8, .max_batched_tokens = 100, .max_prompt_logit_rows = 1});
-  add(1000, 2);  // all 16 pages, a few a step
+  add(1000, 2);  // all 16 pages, a few per step
   EXPECT_EQ(step(), (Entries{{1, 100}}));
   Sequence& second = add(10, 5);
   while (sequences_[0].phase != Sequence::Phase::kFinished) {
@@ -193,7 +193,7 @@ TEST_F(SchedulerTest, AdmissionCountsTheCachedPagesThatItTakes) {
   ASSERT_EQ(pool_->cached(), 2);
   add(100, 5);
   EXPECT_EQ(step(), (Entries{{2, 100}}));
-  // Three pages are available, and two of these are the two that it would share: it needs five.
+  // Three pages are available, two of which are the two it would share. It needs five.
   Sequence& third = add_sharing(257, 2, 257);
   EXPECT_EQ(step(), (Entries{{2, 1}}));
   EXPECT_FALSE(third.has_started);
@@ -300,7 +300,7 @@ TEST_F(SchedulerTest, NobodyWaitsForPagesOfALowerPriority) {
 TEST_F(SchedulerTest, WhoStopsLeavesOthersTheirPendingPages) {
   make(100, {.max_num_seqs = 8, .max_batched_tokens = 200, .max_prompt_logit_rows = 50});
   Sequence& low = add_sharing(390, 5, 390, 3);
-  low.prompt_logits_end = 389;  // so that its prompt takes several steps, and leaves room
+  low.prompt_logits_end = 389;  // spreads its prompt over several steps and leaves room
   EXPECT_EQ(step(), (Entries{{1, 50}}));
   Sequence& high = add_sharing(390, 5, 390, -1);
   EXPECT_EQ(step(), (Entries{{1, 50}, {2, 150}})) << "the same pages, because it does not wait";
@@ -362,13 +362,13 @@ TEST_F(SchedulerTest, PagesOfAnswersAreSharedOnlyIfTheyMayBe) {
     Sequence& second = add_sharing(190, 10, 190);
     step();
     EXPECT_EQ(second.usage.cached_tokens, share ? 128 : 64);
-    // Computed again it takes nobody's prompt for its own answer.
+    // A recomputed sequence does not reuse another's prompt for its own completion.
     while (second.len() < 195) step();
     Sequence& third = add_sharing(300, 1, 300);
     while (third.phase != Sequence::Phase::kFinished) step();
     scheduler_->finish(second);
     Sequence& fourth = make_sequence(250, 1);
-    fourth.prompt_len = 100;  // the others are its answer so far
+    fourth.prompt_len = 100;  // the later tokens are its completion
     fourth.prefix = tree_->chain(0, "");
     scheduler_->add(fourth);
     step();
@@ -443,7 +443,7 @@ TEST_F(SchedulerTest, LongPromptsTakeLessOfAStepTheLongerTheirContext) {
   EXPECT_EQ(step(), (Entries{{1, 64}})) << "alone: all rows";
   EXPECT_EQ(step(), (Entries{{1, 64}}));
   add(10, 3);
-  // 16 rows' work; a row after 128 tokens is 2.28.
+  // A budget of 16 rows' work; a row after 128 tokens costs 2.28.
   EXPECT_EQ(step(), (Entries{{2, 10}, {1, 7}}));
   EXPECT_EQ(step(), (Entries{{2, 1}, {1, 7}}));
   EXPECT_EQ(step(), (Entries{{2, 1}, {1, 7}}));
@@ -476,7 +476,7 @@ TEST_F(SchedulerTest, APromptIsLongByItsWork) {
             .max_batched_tokens = 64,
             .max_prompt_logit_rows = 1,
             .keys_worth_a_row = 10});
-  // 90 rows after 45 tokens on average: the work of 495, where two steps are 128.
+  // 90 rows after 45 tokens on average cost 495 rows; two steps are 128.
   Sequence& sequence = add(90, 1);
   add(5, 1);
   EXPECT_EQ(step(), (Entries{{2, 5}, {1, 16}}));

@@ -1,9 +1,9 @@
-// One choice of a request while it lives in the engine: its tokens, its pages, and what it needs to
-// turn logits into events. Engine thread only.
+// One choice of a request while the engine holds it: its tokens, its pages, and the state that
+// turns logits into events. Engine thread only.
 //
-// The scheduler owns the scheduling part (phase to prompt_logits_end); postprocess owns the rest. A
-// token is "computed" when its row is in the cache; the newest token never is, so a sequence always
-// has something to run.
+// The scheduler owns the scheduling fields (phase to prompt_logits_end); postprocess owns the
+// others. A token is "computed" when its row is in the cache. The newest token never is, so a
+// sequence always has something to run.
 #pragma once
 
 #include <cstdint>
@@ -23,46 +23,47 @@ namespace fathom {
 struct ActiveRequest;
 
 struct Sequence {
-  enum class Phase { kNew, kWaiting, kRunning, kFinished };  // kNew: not in the scheduler
+  enum class Phase { kNew, kWaiting, kRunning, kFinished };  // kNew: not in the scheduler yet
 
   ActiveRequest* request = nullptr;
   int index = 0;         // which of the n choices
-  int64_t order = 0;     // lower goes sooner: its priority and its time, see priority_ageing
-  int32_t priority = 0;  // the same, among equals
-  uint64_t arrival = 0;  // among equals first come, first served; the latest is preempted first
+  int64_t order = 0;     // lower goes first; derived from priority and time, see priority_ageing
+  int32_t priority = 0;  // breaks ties of order; lower goes first
+  // Breaks the remaining ties: first come, first served; the latest is preempted first.
+  uint64_t arrival = 0;
   int64_t prompt_len = 0;
   int64_t max_len = 0;          // prompt_len + max_tokens, resolved against the context
   std::vector<int32_t> tokens;  // prompt and output
-  // The number of its last tokens, which steps in flight are still choosing: their ids are below 0,
+  // The number of trailing tokens that steps in flight are still sampling. Their ids are negative,
   // see ForwardBatch.
   int64_t num_unknown = 0;
 
   // Scheduling.
   Phase phase = Phase::kNew;
   int64_t computed = 0;               // tokens whose rows are in the cache
-  std::vector<int32_t> pages;         // their pages, in order; the first may be shared
+  std::vector<int32_t> pages;         // block table, in order; the first pages may be shared
   int64_t planned_step = 0;           // the last step that it was part of
-  std::optional<PrefixChain> prefix;  // none: its pages are its own alone
-  int64_t pages_in_tree = 0;          // of its pages the first, those that others can take
-  bool is_loading = false;         // its pages are still coming from the store: it holds them only
-  int64_t pages_to_load = 0;       // and how many they may become
-  std::optional<PageKey> awaited;  // a page that another computes: until then it waits
-  bool is_long = false;            // it takes several steps' rows: others pass it
-  int64_t times_passed = 0;        // while it waited for pages
-  int64_t prompt_logits_done = 0;  // prompt positions whose logits need not be computed (again)
-  int64_t prompt_logits_end = 0;   // and where those that are wanted end; 0: none are
+  std::optional<PrefixChain> prefix;  // none: its pages are not shared
+  int64_t pages_in_tree = 0;          // its first pages, which are published in the prefix tree
+  bool is_loading = false;            // its pages are loading from the store; it only holds them
+  int64_t pages_to_load = 0;          // the number of pages it will have when loading has ended
+  std::optional<PageKey> awaited;     // waits until another sequence has computed this page
+  bool is_long = false;               // takes several steps' rows: others may pass it
+  int64_t times_passed = 0;           // while it waited for pages
+  int64_t prompt_logits_done = 0;     // prompt positions whose logits are done
+  int64_t prompt_logits_end = 0;  // end of the prompt positions whose logits are wanted; 0: none
 
   // Sampling.
   SampleOptions sample_options;
   std::unique_ptr<TokenHistory> history;  // only with penalties
-  std::vector<int32_t> stop_ids;          // the request's own, then end of sequence unless ignored
+  std::vector<int32_t> stop_ids;  // the request's own, then end-of-sequence ids unless ignored
   int64_t num_own_stop_ids = 0;
-  std::unique_ptr<TokenGrammarState> grammar;  // only with one
-  bool grammar_ended = false;                  // the answer is whole and nothing may follow it
-  bool grammar_stuck = false;                  // it is not whole, and nothing may follow it
+  std::unique_ptr<TokenGrammarState> grammar;  // null: unconstrained
+  bool grammar_ended = false;                  // the text is complete and nothing may follow it
+  bool grammar_stuck = false;                  // the text is incomplete and nothing may follow it
   int num_logprobs = -1;
 
-  // Text; none without a tokenizer.
+  // Text output; unset without a tokenizer.
   std::optional<IncrementalDetokenizer> detokenizer;
   std::optional<StopFilter> stop_filter;
 
@@ -76,14 +77,14 @@ struct Sequence {
   int64_t known_len() const { return len() - num_unknown; }
   int64_t output_len() const { return known_len() - prompt_len; }
   int64_t remaining() const { return len() - computed; }  // >= 1
-  // While its newest token is being chosen it may take the next step too, unless that is known to
-  // be its last, or what may follow depends on it.
+  // Whether the sequence may take part in the next step. While its newest token is being sampled it
+  // may, unless that is its last token or the next one depends on it (grammar, penalties).
   bool may_run() const {
     return !is_loading && (num_unknown == 0 || (len() < max_len && !grammar && !history));
   }
 };
 
-// A request that the engine holds: all its choices, which go together when the last has ended.
+// A request that the engine holds, with all its choices. Destroyed when the last choice has ended.
 struct ActiveRequest {
   RequestId id = 0;
   Request request;
@@ -92,7 +93,7 @@ struct ActiveRequest {
   int unfinished = 0;
   bool counted_as_queued = true;              // until its first sequence is scheduled
   int64_t last_step = 0;                      // the last step that one of its sequences was part of
-  std::unique_ptr<ActiveRequest> next_ended;  // in EngineLoop's list
+  std::unique_ptr<ActiveRequest> next_ended;  // links EngineLoop's list of finished requests
 };
 
 }  // namespace fathom

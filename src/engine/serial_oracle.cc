@@ -21,7 +21,7 @@ std::string raw_text(const Tokenizer& tokenizer, const std::vector<int32_t>& ids
   return bytes;
 }
 
-// Where text that may be searched for stop strings begins: after the first min_tokens tokens.
+// The first byte that may be searched for stop strings: after the first min_tokens tokens.
 size_t search_begin(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
                     const SamplingParams& params) {
   const size_t count = std::min(ids.size(), static_cast<size_t>(params.min_tokens));
@@ -29,7 +29,7 @@ size_t search_begin(const Tokenizer& tokenizer, const std::vector<int32_t>& ids,
   return replace_ill_formed(bytes.substr(0, complete_utf8_prefix(bytes))).size();
 }
 
-// Ends the answer's text at the stop string that is complete first, if there is one.
+// Cuts the text at the stop string that is complete first. Returns whether there is one.
 bool cut_at_stop(const Tokenizer& tokenizer, const SamplingParams& params, Answer& answer) {
   const std::string bytes =
       raw_text(tokenizer, answer.ids, answer.ids.size(), params.skip_special_tokens);

@@ -1,5 +1,5 @@
-// What a request must answer, worked out alone and plainly: no batch, no pages, no chunks, the
-// whole text decoded again after every token. Test code only.
+// The reference for a request's output, computed serially: no batch, no pages, no chunks, the whole
+// text decoded again after each token. Test code only.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace fathom {
 
-// All that one choice's events said, put together.
+// All events of one choice, concatenated.
 struct Answer {
   std::vector<int32_t> ids;
   std::string text;
@@ -21,11 +21,11 @@ struct Answer {
   std::variant<std::monostate, int32_t, std::string> matched_stop;
 };
 
-// The request must have a seed. max_tokens must be set.
+// Precondition: the request has a seed and max_tokens.
 Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const Request& request,
                      int index);
 
-// Answers of all choices, collected as their events arrive; fails the test on a wrong order.
+// Collects the events of all choices. Fails the test on a wrong order.
 class AnswerCollector {
  public:
   explicit AnswerCollector(int n) : answers(static_cast<size_t>(n)) {}

@@ -1,4 +1,4 @@
-// What one step does: which sequences run, how many tokens of each, and whose logits are wanted.
+// What one step runs: its sequences, the number of tokens of each, and the logits that are wanted.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace fathom {
 
 struct StepEntry {
   Sequence* sequence = nullptr;
-  int64_t num_tokens = 0;  // from sequence->computed on
-  // Prompt positions [first, first + num) inside those tokens whose logits are wanted for prompt
+  int64_t num_tokens = 0;  // beginning at sequence->computed
+  // Prompt positions [first, first + num) among those tokens whose logits are wanted for prompt
   // log-probabilities.
   int64_t first_prompt_logit = 0, num_prompt_logits = 0;
-  bool samples = false;  // the chunk ends with the newest token: its logits choose the next
+  bool samples = false;  // the chunk ends with the newest token, whose logits are sampled
 };
 
 struct StepPlan {

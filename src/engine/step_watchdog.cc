@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// A limit is that many ticks: it is overrun by one at most.
+// The resolution of a limit: it is overrun by at most one tick.
 constexpr int kTicks = 32;
 
 }  // namespace
@@ -40,7 +40,7 @@ void StepWatchdog::begin(std::string what, std::chrono::nanoseconds limit) {
   {
     const std::scoped_lock lock(mutex_);
     what_ = std::move(what);
-    // A limit as long as before leaves the thread asleep: it ticks or looks again by itself.
+    // With an unchanged limit the thread need not be woken: its next tick sees the new watch.
     const bool wakes = limit != limit_ || !watching_;
     limit_ = limit;
     used_ = std::chrono::nanoseconds(0);

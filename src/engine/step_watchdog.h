@@ -1,9 +1,9 @@
-// Ends the process when a device does not come back: kernels whose CTAs wait for one another can
-// wait for ever (device/cuda/co_resident.h), and a call of the driver then blocks with them.
+// Ends the process when a device does not end its work in time. Kernels whose CTAs wait for one
+// another can hang (device/cuda/co_resident.h), and a driver call then blocks with them.
 //
-// Owns a thread. Watches are made on one thread, where that waits for the device. Time counts in
-// ticks of the watchdog's own thread, so that a process that was stopped and continued has not used
-// its time up.
+// Owns a thread. Watches are created on one thread, where it waits for the device. Time is counted
+// in ticks of the watchdog's own thread, so time during which the process was stopped does not
+// count.
 #pragma once
 
 #include <chrono>
@@ -18,11 +18,11 @@ namespace fathom {
 
 class StepWatchdog {
  public:
-  // Called once, on the watchdog's thread, with what did not end.
+  // Called once, on the watchdog's thread, with the name of what did not end and its limit.
   using Expired = std::function<void(const std::string& what, std::chrono::nanoseconds limit)>;
 
-  // Says so on stderr and ends the process with status kExitStuck, without destructors: they would
-  // wait for the device.
+  // Prints a message on stderr and ends the process with status kExitStuck, without destructors:
+  // those would wait for the device.
   static constexpr int kExitStuck = 3;
   [[noreturn]] static void end_process(const std::string& what, std::chrono::nanoseconds limit);
 
@@ -31,7 +31,8 @@ class StepWatchdog {
   StepWatchdog(const StepWatchdog&) = delete;
   StepWatchdog& operator=(const StepWatchdog&) = delete;
 
-  // As long as it lives: `what` must end within the limit. 0: any time. One at a time.
+  // While a Watch lives, the work named `what` must end within the limit; 0: no limit. At most one
+  // lives at a time.
   class Watch {
    public:
     Watch(StepWatchdog& watchdog, std::string what, std::chrono::nanoseconds limit)
@@ -57,7 +58,7 @@ class StepWatchdog {
   std::string what_;
   std::chrono::nanoseconds limit_{0}, used_{0};
   bool watching_ = false, stopping_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: uses the members above
 };
 
 }  // namespace fathom

@@ -42,8 +42,7 @@ void StopFilter::flush(std::string& out) {
   held_.clear();
 }
 
-// Length of the longest end of held_ that begins some stop string (and is not all of it: that would
-// have matched).
+// The length of the longest suffix of held_ that is a proper prefix of some stop string.
 size_t StopFilter::longest_open_prefix() const {
   size_t longest = 0;
   for (const std::string& stop : *stop_) {

@@ -25,7 +25,8 @@ Outcome filter(const std::vector<std::string>& stop, bool include,
   return outcome;
 }
 
-// The rule itself: the first place where any stop string is complete, the longest there.
+// The rule, stated directly: the first position where any stop string is complete; the longest
+// there.
 Outcome expected(const std::vector<std::string>& stop, bool include, const std::string& text) {
   for (size_t end = 1; end <= text.size(); ++end) {
     std::optional<size_t> best;

@@ -1,5 +1,5 @@
-// A recorded load with real sharing of prefixes, replayed on the engine, beside an oracle that
-// reads from the trace which blocks a least-recently-used cache of that size still has.
+// Replays a recorded load with real prefix sharing on the engine. An oracle computes from the trace
+// which blocks an LRU cache of the same size would still have.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -19,10 +19,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int64_t kTraceBlock = 512;  // tokens that one id of the trace stands for
+constexpr int64_t kTraceBlock = 512;  // tokens per id of the trace
 constexpr int64_t kScale = kTraceBlock / kPageSize;
 
-// Lengths already scaled: a block is a page.
+// Lengths are scaled: a block is a page.
 struct TracedRequest {
   int64_t prompt_len = 0, answer_len = 0;
   std::vector<int64_t> blocks;
@@ -63,10 +63,10 @@ Request request_of(const TracedRequest& traced, uint64_t seed) {
   return request;
 }
 
-// The share of prompt tokens that is in a cache of so many pages when requests come one by one: the
-// least recently used page goes first, of one request the last. Answers take room too.
+// The share of prompt tokens found in an LRU cache of `num_pages` pages when requests run one by
+// one. Of one request the last page is evicted first. Completions take pages too.
 double possible_hit_rate(const std::vector<TracedRequest>& trace, int64_t num_pages) {
-  std::list<int64_t> by_use;  // the most recent first
+  std::list<int64_t> by_use;  // most recent first
   std::unordered_map<int64_t, std::list<int64_t>::iterator> pages;
   int64_t hits = 0, tokens = 0, answer_id = -1;
   for (const TracedRequest& request : trace) {
@@ -77,7 +77,7 @@ double possible_hit_rate(const std::vector<TracedRequest>& trace, int64_t num_pa
     while (found < (request.prompt_len - 1) / kPageSize && pages.contains(text[found])) ++found;
     hits += found * kPageSize;
     tokens += request.prompt_len;
-    // The last token of an answer is never in the cache.
+    // The last token of a completion is never cached.
     const int64_t all = (request.prompt_len + request.answer_len - 1) / kPageSize;
     while (std::ssize(text) < all) text.push_back(answer_id--);
     for (auto page = text.rbegin(); page != text.rend(); ++page) {
@@ -95,14 +95,14 @@ double possible_hit_rate(const std::vector<TracedRequest>& trace, int64_t num_pa
 
 struct Measured {
   double hit_rate = 0;
-  int64_t prompt_rows = 0;  // that were computed
+  int64_t prompt_rows = 0;  // computed
   EngineStats stats;
 };
 
 Measured replay(const std::vector<TracedRequest>& trace, int64_t num_pages, int64_t host_pages) {
   auto runner =
       std::make_unique<FakeRunner>(FakeModel{.max_model_len = 1 << 15, .num_pages = num_pages});
-  int64_t rows = 0;  // of the engine's thread until it has drained
+  int64_t rows = 0;  // used by the engine's thread until it has drained
   runner->before_step = [&rows](const ForwardBatch& batch) -> Result<> {
     rows += batch.num_rows();
     return {};
@@ -130,7 +130,7 @@ Measured replay(const std::vector<TracedRequest>& trace, int64_t num_pages, int6
 TEST(TraceReplay, HitRateIsWhatTheTraceMakesPossible) {
   const std::vector<TracedRequest> trace = read_trace(3000);
   double smallest = 1, largest = 0;
-  // Pages of the pool, and of host memory below it.
+  // Pages in the pool and in host memory below it.
   for (const auto& [num_pages, host_pages] :
        {std::pair<int64_t, int64_t>{4000, 0}, {4000, 4000}, {100'000, 0}}) {
     const double possible = possible_hit_rate(trace, num_pages + host_pages);

@@ -17,7 +17,7 @@ struct CompiledGrammar::Parts {
 };
 
 struct GrammarState::Matcher {
-  // The vocabulary was given without stop tokens: when an answer may end is the engine's matter.
+  // The vocabulary has no stop tokens: the engine decides when a completion may end.
   explicit Matcher(const xgrammar::CompiledGrammar& compiled)
       : matcher(compiled), vocab_size(compiled.GetTokenizerInfo().GetVocabSize()) {}
 
@@ -68,7 +68,7 @@ void GrammarState::fill() {
     has_failed_ = true;
   }
   if (has_failed_) std::fill(mask_.begin(), mask_.end(), 0);
-  // The library leaves the bits behind the vocabulary's end as they come.
+  // XGrammar leaves the bits beyond the vocabulary undefined.
   const int32_t vocab = matcher_->vocab_size;
   if (vocab % 32 != 0) mask_.back() &= (uint32_t{1} << vocab % 32) - 1;
   is_filled_ = true;

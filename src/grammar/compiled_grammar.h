@@ -1,4 +1,4 @@
-// A grammar ready for one vocabulary, and a sequence's place in it.
+// A grammar compiled for one vocabulary, and a sequence's state in it.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace fathom {
 
-// Immutable; any thread. Made by GrammarCompiler.
+// Immutable; any thread. Created by GrammarCompiler.
 class CompiledGrammar : public TokenGrammar {
  public:
-  struct Parts;  // what XGrammar made
+  struct Parts;  // XGrammar's objects
 
   explicit CompiledGrammar(std::shared_ptr<const Parts> parts);
   ~CompiledGrammar() override;
@@ -27,20 +27,20 @@ class CompiledGrammar : public TokenGrammar {
   std::shared_ptr<const Parts> parts_;
 };
 
-// Keeps what XGrammar made alive, not the CompiledGrammar. One thread at a time.
+// Keeps XGrammar's objects alive, not the CompiledGrammar. Used by one thread at a time.
 class GrammarState : public TokenGrammarState {
  public:
   GrammarState(std::shared_ptr<const CompiledGrammar::Parts> grammar,
                std::optional<int32_t> begins_after);
   ~GrammarState() override;
 
-  // A token without text of its own (a special one) is never allowed.
+  // Tokens without text of their own (special ones) are never allowed.
   std::span<const uint32_t> allowed() override;
   bool can_end() const override;
   bool accept(int32_t id) override;
 
-  // Takes back the last `count` accepted tokens, as a draft that was refused needs it. At most as
-  // many as were accepted.
+  // Reverts the last `count` accepted tokens, for rejected draft tokens. At most as many as were
+  // accepted.
   void rollback(int64_t count);
 
  private:
@@ -50,10 +50,10 @@ class GrammarState : public TokenGrammarState {
 
   std::unique_ptr<Matcher> matcher_;
   std::optional<int32_t> begins_after_;
-  int64_t num_before_ = 0;   // tokens accepted before the grammar began, its opening one included
-  int64_t num_matched_ = 0;  // and after
+  int64_t num_before_ = 0;   // tokens accepted before the grammar began, including begins_after
+  int64_t num_matched_ = 0;  // tokens accepted since
   bool has_begun_ = false;
-  bool has_failed_ = false;  // XGrammar gave up: nothing is allowed any more
+  bool has_failed_ = false;  // XGrammar failed: nothing is allowed any more
   bool is_filled_ = false;
   std::vector<uint32_t> mask_;
 };

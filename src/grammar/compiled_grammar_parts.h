@@ -1,4 +1,4 @@
-// What a CompiledGrammar holds of XGrammar; for the files of this room that make or use it.
+// XGrammar's part of a CompiledGrammar, for the files of this room that create or use it.
 #pragma once
 
 #include <memory>

@@ -34,12 +34,12 @@ const char* field_of(GrammarSpec::Kind kind) {
   return "grammar";
 }
 
-// The library shows the byte that it stumbled over, which may be a part of a character.
+// XGrammar's messages contain the byte at which parsing failed, which may be a part of a character.
 std::string well_formed(std::string_view message) { return replace_ill_formed(message); }
 
-// Between two tokens of JSON stands nothing, one blank, or a new line with an indent of at most so
-// many blanks or tabs (cmake/xgrammar.patch): sixteen levels indented by two. Without a limit a
-// model that would rather say something else writes white space to the end of its answer.
+// White space between JSON tokens is limited to nothing, one blank, or a newline with an indent of
+// at most kMaxIndent blanks or tabs (cmake/xgrammar.patch): sixteen levels of two. Without a limit,
+// a model that would rather write something else fills its output with white space.
 constexpr int kMaxIndent = 32;
 
 xgrammar::Grammar from_schema(const std::string& schema, bool is_strict) {
@@ -47,7 +47,7 @@ xgrammar::Grammar from_schema(const std::string& schema, bool is_strict) {
                                            std::nullopt, is_strict, kMaxIndent);
 }
 
-// The same limit for every schema in a structural tag.
+// Applies the same limit to each schema in a structural tag.
 void limit_whitespace(json::value& tag) {
   if (json::array* const list = tag.if_array()) {
     for (json::value& one : *list) limit_whitespace(one);
@@ -150,7 +150,7 @@ Result<xgrammar::Grammar> convert(const GrammarSpec& spec, const MarkupTokens& m
     }
     return grammar;
   } catch (const std::bad_alloc&) {
-    throw;  // not the grammar's fault
+    throw;  // not an error of the grammar
   } catch (const std::exception& problem) {
     return invalid("{}: {}", field_of(spec.kind), well_formed(problem.what()));
   }

@@ -1,4 +1,4 @@
-// From what a request wrote to XGrammar's form of it, with all limits checked first.
+// Converts a request's grammar to XGrammar's form, after checking all limits.
 #pragma once
 
 #include "base/status.h"
@@ -13,11 +13,11 @@ class Grammar;
 
 namespace fathom {
 
-// Literals that spell markup are made to take its tokens.
+// Literals that spell markup match markup tokens.
 //
-// Refuses what is too large (grammar/text_limits.h), what XGrammar cannot read, and what it would
-// only read in part, and grammars with dead ends (grammar/dead_ends.h). May take seconds on what
-// passes the limits just so. Does not throw.
+// Refuses what is too large (grammar/text_limits.h), what XGrammar cannot parse or would parse only
+// in part, and grammars with dead ends (grammar/dead_ends.h). May take seconds for input just
+// within the limits. Does not throw.
 Result<xgrammar::Grammar> convert(const GrammarSpec& spec, const MarkupTokens& markup);
 
 }  // namespace fathom

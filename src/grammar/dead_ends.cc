@@ -24,7 +24,7 @@ bool class_is_empty(const Impl::GrammarExpr& expr) {
                         [](const auto& range) { return range.first <= range.second; });
   }
   std::sort(ranges.begin(), ranges.end());
-  int32_t covered = 0;  // all characters below are excluded
+  int32_t covered = 0;  // all lower characters are excluded
   for (const auto& [low, high] : ranges) {
     if (low > covered) return false;
     covered = std::max(covered, high + 1);
@@ -36,7 +36,7 @@ class DeadEnds {
  public:
   explicit DeadEnds(const Impl& grammar)
       : grammar_(grammar), matches_(static_cast<size_t>(grammar.NumRules()), false) {
-    // Least fixpoint: a rule matches something if its body does with the rules known so far.
+    // Least fixpoint: a rule matches something if its body does, given the rules known so far.
     for (bool changed = true; changed;) {
       changed = false;
       for (int32_t rule = 0; rule < grammar_.NumRules(); ++rule) {
@@ -79,7 +79,7 @@ class DeadEnds {
     }
   }
 
-  // False: a part of the expression matches nothing. Collects the rules it refers to.
+  // Returns false if a part of the expression matches nothing. Collects the rules it refers to.
   bool walk(int32_t id, std::vector<int32_t>& rules) const {
     const Impl::GrammarExpr expr = grammar_.GetGrammarExpr(id);
     switch (expr.type) {
@@ -104,7 +104,7 @@ class DeadEnds {
   }
 
   const Impl& grammar_;
-  std::vector<bool> matches_;  // [rule]
+  std::vector<bool> matches_;  // indexed by rule
 };
 
 }  // namespace

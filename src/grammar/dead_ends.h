@@ -1,4 +1,4 @@
-// Grammars that cannot be matched to their end.
+// Detects grammars that cannot be matched to their end.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,9 @@ class Grammar;
 
 namespace fathom {
 
-// The name of a rule that an answer may enter and never leave, because it or one of its
-// alternatives matches no text at all; nothing if there is none. `root ::= root` is one, and a
-// class without characters. A regular expression is taken to match something.
+// The name of a rule that a completion may enter and never leave, because the rule or one of its
+// alternatives matches no text at all; nothing if there is none. Examples are `root ::= root` and
+// an empty character class. Regular expressions are assumed to match something.
 std::optional<std::string> dead_end(const xgrammar::Grammar& grammar);
 
 }  // namespace fathom

@@ -1,5 +1,4 @@
-// Compiled grammars by what they were compiled from, the least recently used given up first.
-// Any thread.
+// An LRU cache of compiled grammars, keyed by their source. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +14,12 @@ namespace fathom {
 
 class GrammarCache {
  public:
-  // Holds at most so many bytes, as CompiledGrammar::memory_bytes() counts them, and keys.
+  // Holds at most max_bytes of grammars (CompiledGrammar::memory_bytes()) and keys.
   explicit GrammarCache(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Null: not there.
+  // The grammar, or null.
   std::shared_ptr<const CompiledGrammar> find(const std::string& key);
-  // A grammar larger than the whole cache is not kept.
+  // Inserts a grammar, unless it is larger than the whole cache.
   void insert(const std::string& key, std::shared_ptr<const CompiledGrammar> grammar);
 
   int64_t bytes() const;
@@ -35,7 +34,7 @@ class GrammarCache {
 
   const int64_t max_bytes_;
   mutable std::mutex mutex_;
-  std::list<Entry> entries_;  // the latest used first
+  std::list<Entry> entries_;  // most recently used first
   std::unordered_map<std::string, std::list<Entry>::iterator> index_;
   int64_t bytes_ = 0;
 };

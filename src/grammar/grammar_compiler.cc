@@ -27,12 +27,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Compiled = GrammarCompiler::Compiled;
 
-// Bytes of a grammar's states before masks are computed, some 400 each. Every state may get a mask
-// of the vocabulary's size, 16 KB for 128,000 tokens: this keeps them below 200 MB.
+// Limit on a grammar's states before masks are computed, about 400 bytes each. Each state may get a
+// mask of the vocabulary's size, 16 KB for 128,000 tokens; this limit keeps them below 200 MB.
 constexpr int64_t kMaxStateBytes = 4 << 20;
 
-// The library's own limit is 10,000, more than a stack of 8 MB holds under a sanitizer. What the
-// limits on texts let through needs less than a tenth of this.
+// XGrammar's own limit is 10,000, which overflows a stack of 8 MB under a sanitizer. Input within
+// the text limits needs less than a tenth of this.
 constexpr int kMaxRecursion = 4000;
 
 xgrammar::TokenizerInfo vocabulary(const MarkupTokens& markup) {
@@ -47,7 +47,7 @@ std::string key_of(const GrammarSpec& spec) {
   return key;
 }
 
-// Larger than any spec that is accepted: refused before it is copied about.
+// Larger than any accepted spec: refused before it is copied.
 bool is_oversized(const GrammarSpec& spec) {
   constexpr size_t kMaxBytes = 1 << 20;
   size_t bytes = spec.text.size();
@@ -55,10 +55,10 @@ bool is_oversized(const GrammarSpec& spec) {
   return bytes > kMaxBytes;
 }
 
-// Lowers the priority of the calling thread and of those that it starts: on Linux each has its own.
-// Compilation yields to token computation but still progresses: it gets a quarter of a contended
-// core. With less, the largest allowed grammars miss their deadline beside an engine that uses
-// every core.
+// Lowers the priority of the calling thread and of threads that it creates (on Linux, priority is
+// per thread). Compilation then yields to token computation but still progresses: it gets a quarter
+// of a contended core. With a lower priority, the largest allowed grammars would miss their
+// deadline beside an engine that uses all cores.
 void lower_priority() {
   constexpr int kNicer = 5;
   setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNicer);
@@ -143,7 +143,8 @@ struct GrammarCompiler::Parts {
     if (auto known = cache.find(job.key)) return known;
     FATHOM_TRY(const xgrammar::Grammar grammar, convert(job.spec, markup));
     try {
-      // Without a vocabulary only the states are made: whether their masks fit is known first.
+      // Compiling without a vocabulary creates the states only, so their number can be checked
+      // first.
       xgrammar::GrammarCompiler states(xgrammar::TokenizerInfo(std::vector<std::string>()), 1,
                                        /*cache_enabled=*/false);
       const auto bytes = static_cast<int64_t>(states.CompileGrammar(grammar).MemorySizeBytes());
@@ -151,19 +152,19 @@ struct GrammarCompiler::Parts {
         return invalid("the grammar is too large: its states have {} bytes, at most {} are allowed",
                        bytes, kMaxStateBytes);
       }
-      // Without the library's caches, whose entries this one would hold twice.
+      // XGrammar's own caches are off: they would duplicate this one.
       xgrammar::GrammarCompiler compiler(tokens, mask_threads, /*cache_enabled=*/false);
       auto compiled = make_compiled_grammar(compiler.CompileGrammar(grammar));
       cache.insert(job.key, compiled);
       return compiled;
     } catch (const std::bad_alloc&) {
-      throw;  // not the grammar's fault
+      throw;  // not an error of the grammar
     } catch (const std::exception& problem) {
       return invalid("the grammar cannot be compiled: {}", problem.what());
     }
   }
 
-  // All deadlines are equally long: the first to arrive is the first to pass.
+  // All timeouts are equal, so calls expire in the order of arrival.
   void watch_deadlines() {
     std::unique_lock lock(mutex);
     while (!stopping) {
@@ -199,10 +200,10 @@ struct GrammarCompiler::Parts {
   const xgrammar::TokenizerInfo tokens;
   GrammarCache cache;
 
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   std::condition_variable work_arrived, deadline_arrived;
-  std::deque<std::shared_ptr<Job>> queue;       // not begun
-  std::deque<std::shared_ptr<Job>> unfinished;  // in order of deadline; some may have a result
+  std::deque<std::shared_ptr<Job>> queue;       // not started
+  std::deque<std::shared_ptr<Job>> unfinished;  // ordered by deadline; some may have a result
   bool stopping = false;
   std::vector<std::thread> threads;
 };
@@ -215,7 +216,7 @@ GrammarCompiler::~GrammarCompiler() = default;
 
 void GrammarCompiler::compile(GrammarSpec spec, Done done) {
   if (is_oversized(spec)) {
-    // convert() says exactly what is too large without looking at all of it.
+    // convert() gives the exact error without reading all of the text.
     const auto refused = convert(spec, MarkupTokens());
     return done(tl::unexpected<Status>(refused.error()));
   }
@@ -249,7 +250,7 @@ void GrammarCompiler::compile(GrammarSpec spec, Done done) {
 }
 
 Compiled GrammarCompiler::compile(GrammarSpec spec) {
-  // Shared, because `done` may still be returning when the result is already here.
+  // Shared, because `done` may still be running when the caller has its result.
   const auto promise = std::make_shared<std::promise<Compiled>>();
   auto result = promise->get_future();
   compile(std::move(spec),

@@ -1,9 +1,9 @@
-// From what a request wants its answer to match to token masks for one vocabulary.
+// Compiles a request's grammar to token masks for one vocabulary.
 //
-// Compiling happens on threads of its own, of low priority, with a deadline, behind limits that are
-// checked before anything is compiled (grammar/text_limits.h, grammar/schema_check.h). Nobody waits
-// longer than the deadline; work that takes longer goes on until it ends by itself, which the
-// limits keep to seconds and some hundred megabytes, and its result is then in the cache.
+// Compilation runs on the compiler's own low-priority threads, with a deadline, after limits are
+// checked (grammar/text_limits.h, grammar/schema_check.h). No caller waits longer than the
+// deadline. Work that takes longer runs to its end, which the limits keep to seconds and some
+// hundred megabytes, and its result is then cached.
 //
 // Owns its threads, the vocabulary's index and the cache. Any thread may call.
 #pragma once
@@ -22,14 +22,14 @@ namespace fathom {
 class Tokenizer;
 
 struct GrammarCompilerOptions {
-  // A deadline for callers that nobody else waits behind: the limits on texts alone end the work.
+  // Deadline for callers that block no other request. The limits on texts alone end the work.
   static constexpr std::chrono::hours kPatient{1};
 
-  int num_threads = 2;        // grammars compiled at the same time
-  int threads_a_grammar = 0;  // 0: one for two cores, at most 8
+  int num_threads = 2;        // compiled concurrently
+  int threads_a_grammar = 0;  // 0: half the number of cores, at most 8
   std::chrono::milliseconds deadline = std::chrono::seconds(2);  // from the call to its result
   int64_t cache_bytes = int64_t{256} << 20;
-  int64_t max_waiting = 512;  // calls without a result; beyond: refused
+  int64_t max_waiting = 512;  // calls without a result; more are refused
 };
 
 class GrammarCompiler {
@@ -37,21 +37,21 @@ class GrammarCompiler {
   using Compiled = Result<std::shared_ptr<const CompiledGrammar>>;
   using Done = std::function<void(Compiled)>;
 
-  // `vocab_size` is the model's: what the tokenizer has beyond it is not allowed.
+  // `vocab_size` is the model's; the tokenizer's ids beyond it are never allowed.
   GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, int64_t vocab_size,
                   GrammarCompilerOptions options = {});
-  // Calls without a result get kUnavailable; waits for what is being compiled.
+  // Waits for grammars being compiled; other calls without a result get kUnavailable.
   ~GrammarCompiler();
   GrammarCompiler(const GrammarCompiler&) = delete;
   GrammarCompiler& operator=(const GrammarCompiler&) = delete;
 
-  // Calls `done` exactly once: before returning if the result is known, else on one of the
-  // compiler's threads, where it must not block. kInvalidArgument: the grammar cannot be compiled,
-  // for a reason that names the field, or was not compiled before the deadline. kResourceExhausted:
-  // too many calls wait.
+  // Calls `done` exactly once: before returning if the result is cached, otherwise on one of the
+  // compiler's threads, where it must not block. Errors: kInvalidArgument if the grammar cannot be
+  // compiled (the reason names the field), or was not compiled before the deadline;
+  // kResourceExhausted if too many calls are waiting.
   void compile(GrammarSpec spec, Done done);
 
-  // The same for a caller that can wait.
+  // The same, but blocks until there is a result.
   Compiled compile(GrammarSpec spec);
 
   int64_t cache_bytes() const;

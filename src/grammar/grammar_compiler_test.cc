@@ -1,4 +1,4 @@
-// What compiles and what is refused: also the inputs made to bring a compiler down.
+// What compiles and what is refused, including inputs made to exhaust a compiler.
 #include "grammar/grammar_compiler.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ GrammarCompiler& compiler() {
   return shared;
 }
 
-// Whether the grammar takes all of the text, a byte a token.
+// Whether the grammar accepts all of the text, one byte per token.
 bool matches(const GrammarSpec& spec, std::string_view text) {
   static const auto bytes = fake_tokenizer();
   static GrammarCompiler of_bytes(bytes, bytes->vocab_size(),
@@ -77,7 +77,7 @@ TEST(GrammarCompiler, TakesExactlyWhatMatches) {
   }
 }
 
-// Each would have an answer go where no text leads out.
+// In each of these a completion could reach a state from which no text leads out.
 TEST(GrammarCompiler, DeadEndsAreRefused) {
   const std::pair<Kind, const char*> kDead[] = {
       {Kind::kEbnf, "root ::= root"},
@@ -137,7 +137,7 @@ TEST(GrammarCompiler, MarkupIsForGrammarsThatNameIt) {
   EXPECT_FALSE(is_allowed({Kind::kRegex, "<think>[a-z]+</think>x"}, "<think>so", "<think>"));
   EXPECT_TRUE(is_allowed({Kind::kChoice, "", {"a", "<think>"}}, "", "<think>"));
   EXPECT_TRUE(is_allowed({Kind::kEbnf, "root ::= \"x</think>\" # \"<think>\"\n"}, "x", "</think>"));
-  // Calls of tools, their arguments, and the text before them.
+  // Tool calls, their arguments, and the text before them.
   const GrammarSpec calls{Kind::kStructuralTag,
                           R"({"type":"structural_tag","format":{"type":"triggered_tags",
       "triggers":["<｜tool▁call▁begin｜>"],"tags":[{"type":"tag",
@@ -160,8 +160,13 @@ TEST(GrammarCompiler, WhiteSpaceBetweenTokensOfJsonIsBounded) {
   const std::string tag =
       R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":)" + schema.text +
       "}}";
+  const std::string in_list =
+      R"({"type":"structural_tag","format":{"type":"sequence","elements":[
+          {"type":"json_schema","json_schema":)" +
+      schema.text + "}]}}";
   for (const GrammarSpec& spec :
-       {schema, GrammarSpec{Kind::kJsonObject}, GrammarSpec{Kind::kStructuralTag, tag}}) {
+       {schema, GrammarSpec{Kind::kJsonObject}, GrammarSpec{Kind::kStructuralTag, tag},
+        GrammarSpec{Kind::kStructuralTag, in_list}}) {
     const std::string deep = "\n" + std::string(32, ' ');
     for (const std::string& white : {std::string(), std::string(" "), std::string("\n"),
                                      std::string("\n  "), std::string("\n\t"), deep}) {
@@ -173,6 +178,16 @@ TEST(GrammarCompiler, WhiteSpaceBetweenTokensOfJsonIsBounded) {
       EXPECT_FALSE(matches(spec, "{\"a\":" + white + "1}")) << white;
     }
   }
+}
+
+// The limit is the tag's; a schema keeps its own words, whatever its properties are called.
+TEST(GrammarCompiler, PropertiesMayBeCalledAsTagsFieldsAre) {
+  const GrammarSpec spec{Kind::kStructuralTag,
+                         R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":
+                         {"type":"object","properties":{"json_schema":{"type":"integer"}},
+                          "required":["json_schema"],"additionalProperties":false}}})"};
+  EXPECT_TRUE(matches(spec, R"({"json_schema":1})"));
+  EXPECT_FALSE(matches(spec, R"({"json_schema":1,"max_whitespace_cnt":32})"));
 }
 
 TEST(GrammarCompiler, RefusalsNameTheField) {
@@ -202,7 +217,7 @@ TEST(GrammarCompiler, RefusalsNameTheField) {
             std::string::npos);
   EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"strung"})").find("strung"), std::string::npos);
   EXPECT_TRUE(message(Kind::kJsonSchema, "{").starts_with("json_schema: "));
-  // And once more: what was refused is not taken for known.
+  // Again: an error is not cached as a result.
   EXPECT_NE(message(Kind::kJsonSchema, R"({"type":"number","multipleOf":0.1})").find("multipleOf"),
             std::string::npos);
 }
@@ -218,8 +233,8 @@ std::string nested(std::string_view open, std::string_view inner, std::string_vi
   return fmt::format("{}{}{}", repeated(open, count), inner, repeated(close, count));
 }
 
-// Made to exhaust time, memory or the stack. Each ends in an error or a grammar that can be used,
-// by the limits alone: no deadline cuts it off.
+// Inputs made to exhaust time, memory or the stack. The limits alone make each return an error or a
+// usable grammar: no deadline cuts the work off.
 TEST(GrammarCompiler, BombsEnd) {
   std::string enum_values, properties, references, wide;
   for (int i = 0; i < 10'000; ++i) enum_values += fmt::format("{}\"{}\"", i > 0 ? "," : "", i);
@@ -295,6 +310,7 @@ TEST(GrammarCompiler, BombsEnd) {
       EXPECT_TRUE(state->accept(id)) << name;
     }
   }
+  // The compiler still works.
   EXPECT_TRUE(compiler().compile({Kind::kRegex, "still here", {}}));
 }
 
@@ -311,8 +327,8 @@ TEST(GrammarCompiler, NobodyWaitsBeyondTheDeadline) {
   const auto first = slow.compile(spec);
   ASSERT_FALSE(first);
   EXPECT_EQ(first.error().message, "the grammar took longer than 0.001 s to compile");
-  // Once begun it is finished all the same, and known from then on. One whose time was over before
-  // a thread came to it is not begun: asked for again, sooner or later it is.
+  // A grammar whose compilation has begun is completed and cached despite the deadline. One that
+  // expired before a thread took it has not begun; repeated requests compile it eventually.
   while (!slow.compile(spec)) std::this_thread::sleep_for(10ms);
 }
 

@@ -1,5 +1,5 @@
-// Answers with a grammar, in an engine full of others without one: they match, and nobody else's
-// answer changes.
+// Requests with a grammar, in an engine with many requests without: their completions match, and no
+// other completion changes.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -82,7 +82,7 @@ Request plain_request(uint64_t seed) {
 Request constrained_request(uint64_t seed, const GrammarSpec& spec) {
   Request request = plain_request(seed);
   request.grammar = compiled(spec);
-  // The fake model hardly ever writes what ends a string or an object.
+  // The fake model rarely generates characters that end a string or an object.
   for (const char c : {'"', '}', ':', ','}) request.sampling.logit_bias.emplace_back(c, 13.0f);
   request.sampling.max_tokens = 400;
   request.sampling.n = 1 + static_cast<int>(seed % 3);
@@ -155,7 +155,7 @@ TEST(GrammarEngine, EveryAnswerMatchesAndNobodyElseChanges) {
 TEST(GrammarEngine, EndsWhereNothingMayFollow) {
   Request request = constrained_request(3, {Kind::kChoice, "", {"abc"}});
   request.sampling.max_tokens = 50;
-  // With an end of sequence to choose, without one, and with one that is ignored.
+  // With an end-of-sequence id, without one, and with one that is ignored.
   for (const std::vector<int32_t>& eos : {std::vector<int32_t>{kFakeEos}, std::vector<int32_t>{}}) {
     for (const bool ignore_eos : {false, true}) {
       for (const int64_t min_tokens : {0, 20}) {
@@ -182,7 +182,7 @@ TEST(GrammarEngine, EndOfSequenceOnlyWhereTheGrammarCanEnd) {
   Request request = constrained_request(1, {Kind::kRegex, "[xy]{3}d{0,20}", {}});
   request.sampling.logit_bias = {{kFakeEos, 100.0f}, {'x', 50.0f}};
   EXPECT_EQ(answer_of(request, {.eos_ids = {kFakeEos}}).text, "xxx") << "as soon as it can";
-  // An id that ends sequences cannot be a letter of the answer.
+  // An id that ends sequences cannot be part of the text.
   EXPECT_EQ(answer_of(request, {.eos_ids = {kFakeEos, 'x'}}).text, "yyy");
 }
 
@@ -208,8 +208,8 @@ TEST(GrammarEngine, BeginsAfterReasoning) {
   EXPECT_GT(began, 20);
 }
 
-// While a sequence reasons its grammar masks the end of sequence; the request's own stop ids stay
-// masked for as long as min_tokens says, and no longer.
+// While a sequence reasons, end-of-sequence ids are masked. The request's own stop ids are masked
+// exactly as long as min_tokens requires.
 TEST(GrammarEngine, MinTokensHoldsForOwnStopIdsWhileReasoning) {
   for (const int64_t min_tokens : {0, 20}) {
     Request request = constrained_request(3, {Kind::kRegex, "[0-9]{4}", {}});
@@ -238,7 +238,7 @@ TEST(GrammarEngine, LogprobsStayTheModels) {
   }
 }
 
-// Allows tokens 'a', as many as it is told, and then nothing.
+// Allows `count` tokens 'a' and then nothing.
 class DeadEnd : public TokenGrammar, public TokenGrammarState {
  public:
   explicit DeadEnd(int64_t count) : left_(count) { mask_['a' / 32] = uint32_t{1} << 'a' % 32; }
@@ -254,7 +254,8 @@ class DeadEnd : public TokenGrammar, public TokenGrammarState {
   std::vector<uint32_t> mask_ = std::vector<uint32_t>(10), none_ = std::vector<uint32_t>(10);
 };
 
-// What no compilation finds: a client's error, and what came before it stays.
+// A dead end that compilation does not detect is the client's error, and the text before it is
+// kept.
 TEST(GrammarEngine, ADeadEndIsTheRequestsFault) {
   for (const int64_t count : {0, 3}) {
     Request stuck = plain_request(3);

@@ -17,7 +17,7 @@ const Tokenizer& tokenizer() {
 }
 
 std::unique_ptr<GrammarState> start(GrammarSpec spec, std::optional<int32_t> begins_after = {}) {
-  // Four ids more than the tokenizer has, as a padded vocabulary.
+  // Four ids more than the tokenizer has, like a padded vocabulary.
   static GrammarCompiler compiler(fake_tokenizer(), tokenizer().vocab_size() + 4,
                                   {.deadline = GrammarCompilerOptions::kPatient});
   const auto grammar = compiler.compile(std::move(spec));
@@ -47,7 +47,7 @@ constexpr const char* kSchema = R"({
   "$defs":{"leaf":{"type":"object","properties":{"x":{"type":"number","minimum":-1.5,"maximum":20}},"required":["x"],
            "additionalProperties":false}}})";
 
-// Walks where chance leads, and compares each mask with what accept() takes.
+// Random walks that compare each mask with what accept() accepts.
 TEST(GrammarState, MaskIsWhatIsAccepted) {
   const auto schema = *parse_json(kSchema, "schema");
   int whole = 0;
@@ -69,7 +69,7 @@ TEST(GrammarState, MaskIsWhatIsAccepted) {
       }
       if (ids.empty()) break;
       const int32_t id = ids[random() % ids.size()];
-      // Begins what may become a surrogate, which is no UTF-8 and would be shown as three U+FFFD.
+      // Begins a possible surrogate, which is not valid UTF-8 and would be decoded as three U+FFFD.
       if (id == 0xED) continue;
       ASSERT_TRUE(state->accept(id));
       tokens.push_back(id);

@@ -7,8 +7,8 @@
 namespace fathom {
 namespace {
 
-// The first bytes 0xF5 to 0xF7 would encode code points from U+140000 on: well-formed enough for
-// XGrammar, beyond every class, and in no UTF-8 text.
+// First bytes 0xF5 to 0xF7 would encode code points from U+140000 on: acceptable to XGrammar,
+// outside all classes, and never in UTF-8 text.
 constexpr uint32_t kFirstPlaceholder = 0x140000;
 
 bool is_beyond_unicode(char c) {
@@ -22,13 +22,13 @@ std::string placeholder_of(uint32_t index) {
           static_cast<char>(0x80 | (point >> 6 & 0x3F)), static_cast<char>(0x80 | (point & 0x3F))};
 }
 
-// Other added tokens are pieces of text: letters, white space.
+// Other added tokens are plain text: letters, white space.
 bool is_marker(std::string_view text) {
   return text.size() > 2 && ((text.front() == '<' && text.back() == '>') ||
                              (text.front() == '[' && text.back() == ']'));
 }
 
-// Behind the class that begins at `i`.
+// The position after the character class that begins at `i`.
 size_t class_end(std::string_view text, size_t i) {
   for (++i; i < text.size() && text[i] != ']'; ++i) {
     if (text[i] == '\\') ++i;
@@ -102,7 +102,7 @@ std::string MarkupTokens::in_regex(std::string_view regex) const {
   std::string out;
   for (size_t i = 0; i < regex.size();) {
     const Marker* const marker = marker_at(regex.substr(i));
-    // A marker with a "|" in it is an alternative here, unless it is escaped.
+    // A "|" in a marker would be an alternative here unless it is escaped.
     if (marker != nullptr && marker->text.front() == '<' &&
         marker->text.find('|') == std::string::npos) {
       out += marker->placeholder;

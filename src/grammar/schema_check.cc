@@ -10,8 +10,8 @@
 namespace fathom {
 namespace {
 
-// Keywords that say something about the value but are not enforced. Keys that only have to match a
-// pattern cannot be kept apart from others.
+// Keywords that constrain the value but are not enforced. (XGrammar cannot tell keys that match a
+// pattern from other keys.)
 constexpr std::array<std::string_view, 16> kUnsupported = {"not",
                                                            "patternProperties",
                                                            "if",
@@ -29,7 +29,7 @@ constexpr std::array<std::string_view, 16> kUnsupported = {"not",
                                                            "disallow",
                                                            "extends"};
 
-// The first of these, in this order, alone says what the value is.
+// The first of these that is present, in this order, alone determines the value.
 constexpr std::array<std::string_view, 6> kHeads = {"$ref",  "const", "enum",
                                                     "anyOf", "oneOf", "allOf"};
 
@@ -57,7 +57,7 @@ constexpr std::array<std::string_view, 23> kAssertions = {"type",
                                                           "pattern",
                                                           "format"};
 
-// Without a type these are enough to know it.
+// Each of these implies the type if none is given.
 constexpr std::array<std::string_view, 6> kImplyType = {
     "properties",  "additionalProperties",  "items",
     "prefixItems", "unevaluatedProperties", "unevaluatedItems"};
@@ -71,7 +71,7 @@ constexpr std::array<std::string_view, 6> kCounts = {"minLength", "maxLength",  
 constexpr std::array<std::string_view, 4> kBounds = {"minimum", "maximum", "exclusiveMinimum",
                                                      "exclusiveMaximum"};
 
-// Counting which properties are there takes a state for each number of them.
+// Counting properties takes one state per possible number.
 constexpr int64_t kMaxCountedProperties = 20'000;
 
 template <size_t N>
@@ -115,7 +115,7 @@ class SchemaCheck {
     return path.empty() ? "json_schema" : "json_schema at " + path;
   }
 
-  // That the values of keywords are what they may be.
+  // Checks the values of keywords.
   static Result<> values(const json::object& object, const std::string& path) {
     if (const json::value* const type = object.if_contains("type")) {
       FATHOM_RETURN_IF_ERROR(type_names(*type, path));
@@ -137,7 +137,7 @@ class SchemaCheck {
         return invalid("{}: format is {}, expected a string", at(path), brief(value));
       }
     }
-    // References within it would lead from here on, not from the schema's beginning.
+    // References inside would be relative to this $id instead of the root.
     if (!path.empty() && object.contains("$id")) {
       return invalid("{}: $id is not supported here", at(path));
     }
@@ -168,7 +168,7 @@ class SchemaCheck {
     return {};
   }
 
-  // A name outside of properties would be overlooked.
+  // Checks that required names are in properties; XGrammar would ignore others.
   static Result<> required(const json::object& object, const std::string& path) {
     const json::value* const names = object.if_contains("required");
     if (names == nullptr) return {};
@@ -222,7 +222,7 @@ class SchemaCheck {
     return counted_properties(object, path);
   }
 
-  // What stands beside the keyword that decides.
+  // Checks the keywords beside the one that determines the value.
   Result<> alone(const json::object& object, std::string_view head, const std::string& path) const {
     for (const auto& [key, value] : object) {
       const bool other_head = key != head && is_one_of(key, kHeads);
@@ -259,7 +259,7 @@ class SchemaCheck {
     return invalid("{}: {} has a value that is not of type {}", at(path), head, brief(type));
   }
 
-  // A reference must lead to a schema, not back to itself.
+  // Checks that a reference leads to a schema and not back to itself.
   Result<> reference(const json::value& first, const std::string& path) const {
     std::unordered_set<const json::value*> seen;
     const json::value* reference = &first;
@@ -318,7 +318,8 @@ class SchemaCheck {
     return {};
   }
 
-  // Names that the schema does not declare may come twice, and then count once.
+  // Undeclared names may occur twice in the output, where they are one property but would count as
+  // two.
   static Result<> counted_names(const json::object& object, const std::string& path) {
     const json::value* const least = object.if_contains("minProperties");
     if (least == nullptr || *least == 0 || *least == 1) return {};
@@ -330,7 +331,7 @@ class SchemaCheck {
     return {};
   }
 
-  // Regular expressions inside the schema share one limit.
+  // Checks regular expressions; all in a schema share one limit.
   Result<> texts(const json::object& object, const std::string& path) {
     if (const json::value* pattern = object.if_contains("pattern")) {
       if (!pattern->is_string()) {
@@ -370,7 +371,7 @@ class SchemaCheck {
                  key == "unevaluatedProperties" || key == "unevaluatedItems") {
         FATHOM_RETURN_IF_ERROR(schema(value, here));
       } else if (key == "$ref") {
-        // Wherever it leads, what stands there is used as a schema.
+        // Whatever the reference leads to is used as a schema.
         FATHOM_TRY(const json::value* const target, resolve(value.get_string(), path));
         FATHOM_RETURN_IF_ERROR(schema(*target, std::string(value.get_string())));
       }

@@ -1,5 +1,5 @@
-// What a JSON schema may say. XGrammar overlooks keywords that it cannot enforce, and those beside
-// others that it takes alone; an answer would then not validate. Here they are refused by name.
+// Checks a JSON schema. XGrammar ignores keywords that it cannot enforce, and those beside certain
+// others; the output would then not validate. Such schemas are refused here, naming the keyword.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace fathom {
 
-// The schema, checked, as the text that XGrammar reads. Errors name the keyword and where it
-// stands ("json_schema at /properties/a: …").
+// Returns the checked schema as text for XGrammar. Errors name the keyword and its place
+// ("json_schema at /properties/a: …").
 Result<std::string> check_schema(std::string_view schema);
 
 }  // namespace fathom

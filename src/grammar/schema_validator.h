@@ -1,5 +1,5 @@
-// Whether a JSON value is what a schema says, for the part of JSON Schema that the tests use.
-// Test code only.
+// Validates a JSON value against a schema, for the part of JSON Schema that the tests use. Test
+// code only.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace fathom {
 
-// Empty: it is. Otherwise what is wrong and where. Properties that the schema does not name are
-// wrong unless additionalProperties allows them.
+// Returns what is invalid and where; empty if the value is valid. Properties that the schema does
+// not name are invalid unless additionalProperties allows them.
 std::string what_is_wrong(const json::value& value, const json::value& schema,
                           const json::value& root, const std::string& path = "");
 

@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// Those whose work the limits bound; the others are for vocabularies' own markers.
+// Formats whose cost the limits bound. The others are for vocabularies' own markers.
 constexpr std::array<std::string_view, 10> kFormats = {
     "const_string", "any_text",       "json_schema",         "regex", "grammar", "sequence",
     "or",           "triggered_tags", "tags_with_separator", "tag"};

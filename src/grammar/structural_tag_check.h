@@ -1,5 +1,5 @@
-// What an XGrammar structural tag may say: text with parts in it that follow schemas, regular
-// expressions or grammars. Each part has the limits that it has by itself.
+// Checks an XGrammar structural tag: text with parts that follow schemas, regular expressions or
+// grammars. Each part has the limits that it would have on its own.
 #pragma once
 
 #include <string_view>
@@ -8,8 +8,8 @@
 
 namespace fathom {
 
-// Errors name the place ("structural_tag at /format/elements/0: …"). What is between the parts is
-// left to XGrammar, whose reader checks it.
+// Errors name the place ("structural_tag at /format/elements/0: …"). XGrammar's parser checks the
+// structure around the parts.
 Result<> check_structural_tag(std::string_view text);
 
 }  // namespace fathom

@@ -10,12 +10,12 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kCopies = 128;  // XGrammar counts beyond so many
+constexpr int64_t kCopies = 128;  // XGrammar uses counters for longer repetitions
 constexpr int64_t kMaxBound = 1'000'000;
 
 struct Bounds {
   int64_t times = 0;  // how often the body may be copied
-  size_t end = 0;     // behind the closing brace
+  size_t end = 0;     // after the closing brace
 };
 
 int64_t number_at(std::string_view text, size_t& i) {
@@ -26,7 +26,7 @@ int64_t number_at(std::string_view text, size_t& i) {
   return value;
 }
 
-// "{m}", "{m,}" or "{m,n}" at `begin`; nothing if it is no repetition.
+// Parses "{m}", "{m,}" or "{m,n}" at `begin`; nothing if it is not a repetition.
 std::optional<Bounds> repetition_at(std::string_view text, size_t begin) {
   size_t i = begin + 1;
   const auto skip_space = [&] {
@@ -45,8 +45,8 @@ std::optional<Bounds> repetition_at(std::string_view text, size_t begin) {
   return Bounds{largest, i + 1};
 }
 
-// Counts elements through nested groups, of a regex or an EBNF text: the two differ in what a
-// character outside of classes and quotes means.
+// Counts elements through nested groups, for both regexes and EBNF. These differ in the meaning of
+// characters outside of classes and quotes.
 class ElementCount {
  public:
   explicit ElementCount(std::string_view field) : field_(field) {}
@@ -59,7 +59,7 @@ class ElementCount {
     return {};
   }
   void close() {
-    if (groups_.size() == 1) return;  // unmatched: XGrammar says where
+    if (groups_.size() == 1) return;  // unmatched: XGrammar reports the position
     const int64_t size = groups_.back().total;
     groups_.pop_back();
     add(size);
@@ -159,7 +159,7 @@ Result<> check_ebnf(std::string_view ebnf, std::string_view field) {
       for (; end < ebnf.size() && ebnf[end] != '"' && ebnf[end] != '\n'; ++end) {
         if (ebnf[end] == '\\') ++end;
       }
-      // Its letters are a chain, which is cheap.
+      // A literal's characters form a chain, which is cheap.
       count.add(1 + static_cast<int64_t>(end - i) / 16);
       i = end + 1;
     } else if (c == '[') {
@@ -184,7 +184,7 @@ Result<> check_ebnf(std::string_view ebnf, std::string_view field) {
     } else if (c == ' ' || c == '\n' || c == '\t' || c == '\r') {
       ++i;
     } else {
-      // A rule's name, an operator.
+      // A rule's name or an operator.
       ++i;
       while (i < ebnf.size() &&
              (std::isalnum(static_cast<unsigned char>(ebnf[i])) != 0 || ebnf[i] == '_')) {

@@ -1,6 +1,6 @@
-// How large a regex or an EBNF grammar may be before anything tries to compile it. The limits keep
-// XGrammar's work and memory bounded: it copies the body of a bounded repetition up to 128 times,
-// and it recurses over nesting.
+// Size limits of a regex or an EBNF grammar, checked before compilation. They bound XGrammar's work
+// and memory: it copies the body of a bounded repetition up to 128 times, and it recurses into
+// nested groups.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@ namespace fathom {
 
 inline constexpr int kMaxGrammarDepth = 64;
 inline constexpr int64_t kMaxGrammarRules = 2000;
-// Single characters and classes, with the bodies of repetitions counted as often as they are
-// copied. At this size compiling takes about a second with 128,000 tokens.
+// Single characters and classes; the bodies of repetitions count as often as they are copied. At
+// this size compilation takes about a second with 128,000 tokens.
 inline constexpr int64_t kMaxGrammarElements = 8192;
 
-// `field` begins every error. Returns the number of elements.
+// `field` begins each error. Returns the number of elements.
 Result<int64_t> check_regex(std::string_view regex, std::string_view field);
 Result<> check_ebnf(std::string_view ebnf, std::string_view field);
 
-// kMaxGrammarBytes, no NUL, well-formed UTF-8.
+// Checks for kMaxGrammarBytes, no NUL, well-formed UTF-8.
 Result<> check_text(std::string_view text, std::string_view field);
 
 }  // namespace fathom

@@ -14,7 +14,7 @@ XGrammarWarnings::~XGrammarWarnings() { current = nullptr; }
 
 }  // namespace fathom
 
-// The library's own hooks (its support/logging.h, with XGRAMMAR_LOG_CUSTOMIZE).
+// XGrammar's hooks for log messages (its support/logging.h, with XGRAMMAR_LOG_CUSTOMIZE).
 namespace xgrammar {
 
 [[noreturn]] void LogFatalImpl(const std::string& file, int line, const std::string& message);

@@ -1,5 +1,5 @@
-// What XGrammar says while it works on this thread. Its warnings are about parts of a grammar that
-// it would ignore: an answer would then not match what was asked for, so they refuse the grammar.
+// XGrammar's log messages on this thread. It warns about parts of a grammar that it would ignore;
+// since the output would then not match the request, such a warning refuses the grammar.
 #pragma once
 
 #include <string>
@@ -7,8 +7,7 @@
 
 namespace fathom {
 
-// Collects the warnings of this thread from its construction to its destruction; not nested.
-// Elsewhere and at other times they are dropped.
+// Collects this thread's warnings while it lives; must not be nested. Other warnings are dropped.
 class XGrammarWarnings {
  public:
   XGrammarWarnings();

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kHugePage = 2 << 20;
-// Untouched parts of a slab cost address space only.
+// Untouched parts of a slab use address space only.
 constexpr int64_t kSlabBytes = 16 * kHugePage;
 #if defined(__SANITIZE_ADDRESS__)
-constexpr bool kSlabs = false;  // AddressSanitizer watches the ends of allocations
+constexpr bool kSlabs = false;  // AddressSanitizer checks the bounds of allocations
 #else
 constexpr bool kSlabs = true;
 #endif
@@ -27,7 +27,7 @@ std::shared_ptr<void> allocate_aligned(int64_t bytes, int64_t alignment) {
   return std::shared_ptr<void>(memory, std::free);
 }
 
-// The slab that small buffers are being cut from; any thread may ask.
+// The slab from which small buffers are cut. Used by any thread.
 struct Slab {
   std::mutex mutex;
   std::shared_ptr<void> memory;

@@ -1,6 +1,6 @@
-// Host memory that owns itself: aligned to 64 bytes (one cache line, one AVX-512 register), large
-// ones to 2 MiB and offered to the kernel as huge pages, which spares a streaming read its TLB
-// misses. Not initialised. Movable, not copyable.
+// Owned host memory, aligned to 64 bytes (a cache line, an AVX-512 register). Large buffers are
+// aligned to 2 MiB and use transparent huge pages, which avoids TLB misses in streaming reads. Not
+// initialized. Movable, not copyable.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Buffer {
   Buffer(Buffer&&) = default;
   Buffer& operator=(Buffer&&) = default;
 
-  // Fails with kResourceExhausted, naming `purpose` and the size, when there is not enough memory.
+  // Allocates. Fails with kResourceExhausted, naming `purpose` and the size, if memory is short.
   static Result<Buffer> allocate(int64_t bytes, std::string_view purpose);
 
   std::byte* data() const { return data_; }
@@ -27,7 +27,7 @@ class Buffer {
   TensorView view(DType dtype, std::initializer_list<int64_t> shape) const;
 
  private:
-  std::shared_ptr<void> owner_;  // this buffer's memory, or the slab that it is part of
+  std::shared_ptr<void> owner_;  // this buffer's memory, or the slab it is a part of
   std::byte* data_ = nullptr;
   int64_t size_ = 0;
 };

@@ -5,8 +5,8 @@
 namespace fathom {
 namespace {
 
-// Rounds |value| to a float format with `mantissa_bits` and exponent bias `bias`, nearest even,
-// saturating at `largest` (its bit pattern). NaN gives `nan`.
+// Rounds |value| to nearest even in a float format with `kMantissaBits` and exponent bias `kBias`.
+// Finite values saturate at `largest` (a bit pattern); infinity and NaN give `infinity` and `nan`.
 template <int kMantissaBits, int kBias>
 uint32_t encode_magnitude(float value, uint32_t largest, uint32_t infinity, uint32_t nan) {
   const uint32_t bits = std::bit_cast<uint32_t>(value) & 0x7FFFFFFF;
@@ -15,8 +15,7 @@ uint32_t encode_magnitude(float value, uint32_t largest, uint32_t infinity, uint
   const int exponent = static_cast<int>(bits >> 23) - 127;
   constexpr int kDropped = 23 - kMantissaBits;
   if (exponent < 1 - kBias) {
-    // Subnormal: counted in units of the smallest one. Adding and taking off 1.5 * 2^23 units
-    // rounds to nearest even.
+    // Subnormal: a multiple of the smallest one, rounded to nearest even.
     const float unit = std::ldexp(1.0f, 1 - kBias - kMantissaBits);
     return static_cast<uint32_t>(std::nearbyint(std::bit_cast<float>(bits) / unit));
   }
@@ -109,7 +108,7 @@ float to_float(e5m2 value) {
 }
 
 f16 to_f16(float value) {
-  // Unlike FP8, f16 overflows to infinity: a value that rounds past 65504 is not representable.
+  // Unlike FP8, f16 overflows to infinity: values that round past 65504 are not representable.
   uint32_t magnitude = encode_magnitude<10, 15>(value, 0x7C00, 0x7C00, 0x7E00);
   return {static_cast<uint16_t>(magnitude | (std::signbit(value) ? 0x8000 : 0))};
 }

@@ -1,8 +1,8 @@
-// Element types and their exact conversions.
+// Element types and their conversions.
 //
-// bf16 is the upper half of an fp32. E4M3 is the "fn" form (bias 7, no infinities, NaN 0x7F/0xFF,
-// largest 448); E5M2 has infinities and NaN as IEEE has. Conversions to a narrower type round to
-// nearest even; to the FP8 types they saturate at the largest finite value.
+// bf16 is the upper half of an fp32. e4m3 is the "fn" form (bias 7, no infinities, NaN 0x7F/0xFF,
+// largest value 448); e5m2 has infinities and NaN as in IEEE 754. Conversions to a narrower type
+// round to nearest even; those to FP8 saturate at the largest finite value.
 #pragma once
 
 #include <bit>
@@ -66,7 +66,7 @@ f16 to_f16(float value);
 e4m3 to_e4m3(float value);
 e5m2 to_e5m2(float value);
 
-// An E8M0 scale: 2^(bits - 127), 0xFF is NaN.
+// Converts an e8m0 scale: 2^(bits - 127); 0xFF is NaN.
 float e8m0_to_float(uint8_t bits);
 
 // The DType of a C++ element type.

@@ -16,7 +16,7 @@ TEST(DType, E4M3KnownValues) {
   EXPECT_EQ(to_e4m3(-1e9f).bits, 0xFE);
 }
 
-// The nearest value by search, ties to the even code: what a conversion must give.
+// The reference conversion: the nearest value, found by search, ties to the even code.
 template <typename T>
 uint8_t nearest(float value, uint8_t largest) {
   uint8_t best = 0;
@@ -63,7 +63,7 @@ TEST(DType, F16AndBf16RoundTrip) {
   }
   EXPECT_EQ(to_float(to_f16(65519.0f)), 65504.0f);
   EXPECT_TRUE(std::isinf(to_float(to_f16(65520.0f))));
-  EXPECT_EQ(to_bf16(1.00390625f).bits, 0x3F80);  // a tie goes to even
+  EXPECT_EQ(to_bf16(1.00390625f).bits, 0x3F80);  // ties to even
   EXPECT_EQ(to_bf16(1.01171875f).bits, 0x3F82);
 }
 

@@ -34,20 +34,20 @@ void widen_row(const ConstTensorView& weights, int64_t row, RowPiece& out) {
   }
 }
 
-// to_e4m3() of a number of at most 448 and a little: without branches, so that the compiler makes
-// vector instructions of the loop around it.
+// to_e4m3() for magnitudes of up to about 448. Branch-free, so that the compiler vectorizes the
+// loop around it.
 uint8_t encode_e4m3(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & kMagnitude;
-  // 20 of 23 bits go; the exponent's bias falls from 127 to 7.
+  // Drops 20 of 23 mantissa bits; the exponent's bias changes from 127 to 7.
   const uint32_t normal = ((magnitude + 0x7FFFF + (magnitude >> 20 & 1)) >> 20) - (120u << 3);
-  // Below 2^-6 codes are multiples of 2^-9, which is what the last bit of 2^14 counts.
+  // Below 2^-6 codes are multiples of 2^-9, which is the unit in the last place of 2^14.
   constexpr float kUnits = 16384.0f;
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + kUnits) -
                              std::bit_cast<uint32_t>(kUnits);
   constexpr int32_t kLeastNormal = 121 << 23;
-  // Both are computed and one is masked out; signed, because the oldest vector instructions compare
-  // only such.
+  // Both are computed and one is masked out. Signed, because SSE2 and AVX2 have signed integer
+  // comparisons only.
   const int32_t is_subnormal =
       -static_cast<int32_t>(static_cast<int32_t>(magnitude) < kLeastNormal);
   const auto code = static_cast<int32_t>(subnormal & static_cast<uint32_t>(is_subnormal)) |
@@ -55,9 +55,9 @@ uint8_t encode_e4m3(float value) {
   return static_cast<uint8_t>(std::min(code, 0x7E) | static_cast<int32_t>(bits >> 24 & 0x80));
 }
 
-// As bits, which order NaN above infinity above all numbers.
+// Compared as bits, which orders NaN above infinity above all numbers.
 uint32_t largest_magnitude(const ConstTensorView& weights) {
-  RowPiece row{};  // columns beyond the last stay 0
+  RowPiece row{};  // columns past the end stay 0
   int32_t largest = 0;
   for (int64_t r = 0; r < weights.size(0); ++r) {
     widen_row(weights, r, row);
@@ -68,7 +68,7 @@ uint32_t largest_magnitude(const ConstTensorView& weights) {
   return static_cast<uint32_t>(largest);
 }
 
-// [first_row, first_col] of a block of `matrix`, up to 128x128.
+// The block of `matrix` at [row, col], up to 128x128.
 template <bool kConst>
 BasicTensorView<kConst> block_at(const BasicTensorView<kConst>& matrix, int64_t row, int64_t col) {
   return matrix.rows(row, std::min(kScaleBlock, matrix.size(0) - row))

@@ -25,7 +25,7 @@ struct Quantized {
   TensorView values_view, scales_view;
 };
 
-// The definition, with the conversion of dtype.h and no blocks of rows.
+// Compares with the definition: dtype.h's conversion, element by element.
 template <typename T>
 void expect_defined(const std::vector<T>& weights, int64_t rows, int64_t cols, ScaleForm form) {
   Quantized out(rows, cols);
@@ -63,7 +63,7 @@ TEST(QuantizeWeight, IsAsDefinedForRaggedShapesAndAllTypes) {
                                    {300, 40}}) {
     for (const ScaleForm form : {ScaleForm::kF32, ScaleForm::kPowerOfTwo}) {
       std::vector<float> wide(static_cast<size_t>(rows * cols));
-      // A wide range, so that e4m3's subnormal numbers and zeros come up.
+      // A wide range, so that subnormal e4m3 values and zeros occur.
       for (float& w : wide) w = normal(random) * std::exp2(static_cast<float>(random() % 16) - 15);
       std::vector<bf16> narrow;
       std::vector<f16> half;
@@ -78,7 +78,8 @@ TEST(QuantizeWeight, IsAsDefinedForRaggedShapesAndAllTypes) {
   }
 }
 
-// Every bf16 in a block whose scale is 1: the conversion is that of dtype.h, signs of zeros too.
+// Every bf16 in a block with scale 1: the conversion equals dtype.h's, including the signs of
+// zeros.
 TEST(QuantizeWeight, ConvertsEveryBf16AsDtypeDoes) {
   for (uint32_t first = 0; first < 65536; first += 127) {
     std::vector<bf16> weights{to_bf16(448.0f)};
@@ -118,7 +119,7 @@ TEST(QuantizeWeight, TheErrorIsHalfAStepAtMost) {
   for (int64_t r = 0; r < 256; ++r) {
     for (int64_t c = 0; c < 256; ++c) {
       const float w = weights[r * 256 + c];
-      // Half of the last of 4 bits, or of the smallest number.
+      // Half a unit in the last place of 4 bits, or half of the smallest subnormal.
       const float bound = std::max(std::abs(w) / 16, matrix.scale_at(r, c) / 1024) * 1.0001f;
       ASSERT_LE(std::abs(matrix.at(r, c) - w), bound);
     }
@@ -137,7 +138,7 @@ TEST(QuantizeWeight, NamesTheWeightThatIsNotFinite) {
     ASSERT_FALSE(result);
     EXPECT_NE(result.error().message.find("at [150, 131]"), std::string::npos)
         << result.error().message;
-    // The rows may be some of a larger matrix's.
+    // The rows may be a part of a larger matrix.
     const auto of_piece =
         quantize_weights(ConstTensorView(weights.data(), {200, 200}), ScaleForm::kF32,
                          out.values_view, out.scales_view, /*first_row=*/1024);

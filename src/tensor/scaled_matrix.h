@@ -1,9 +1,10 @@
-// A weight matrix as a checkpoint stores it: values, and the scales that multiply them.
+// A weight matrix as stored in a checkpoint: values, and the scales that multiply them.
 //
 //   W[r, c] = values[r, c] * scales[r / scale_rows, c / scale_cols]
 //
-// covers every published form: no scales (bf16, f16, f32), one scale for the tensor (scale_rows =
-// rows, scale_cols = cols), one a row (1, cols), and 128x128 blocks with ragged edges. Views only.
+// This covers all published forms: no scales (bf16, f16, f32), per-tensor (scale_rows = rows,
+// scale_cols = cols), per-row (1, cols), and block-wise 128x128 with partial blocks at the edges.
+// Views only.
 #pragma once
 
 #include "tensor/tensor_view.h"
@@ -25,7 +26,7 @@ struct ScaledMatrix {
     return scales.row<float>(row / scale_rows)[col / scale_cols];
   }
 
-  // The value that the checkpoint means, in fp32.
+  // The dequantized value in fp32.
   float at(int64_t row, int64_t col) const;
 };
 

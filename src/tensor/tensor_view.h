@@ -1,8 +1,8 @@
 // A non-owning view of a tensor: pointer, element type, shape and strides.
 //
 // Up to four dimensions; the last one is contiguous (stride 1) unless an operation says otherwise.
-// The element type is a run-time value, so that model code is written once for every dtype; an
-// operation gets its data as T with data<T>(), which checks the type.
+// The element type is a run-time value, so that model code is written once for all types; data<T>()
+// returns the data as T and checks the type.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ class BasicTensorView {
 
   BasicTensorView() = default;
 
-  // A dense (row-major, gapless) view.
+  // A dense view: row-major, without gaps.
   BasicTensorView(Pointer data, DType dtype, std::initializer_list<int64_t> shape)
       : data_(data), dtype_(dtype), rank_(static_cast<int>(shape.size())) {
     FATHOM_CHECK(rank_ <= kMaxRank, "rank {}", rank_);
@@ -44,7 +44,7 @@ class BasicTensorView {
   BasicTensorView(T* data, std::initializer_list<int64_t> shape)
       : BasicTensorView(static_cast<Pointer>(data), kDTypeOf<T>, shape) {}
 
-  // A mutable view is also a const one.
+  // A mutable view converts to a const one.
   template <bool kOther>
   requires(kConst && !kOther) BasicTensorView(const BasicTensorView<kOther>& other)
       : data_(other.data_),
@@ -73,7 +73,7 @@ class BasicTensorView {
     return static_cast<Element<T>*>(data_);
   }
 
-  // Row i of a view of rank 2 (or the i-th slice of one of higher rank), as a pointer.
+  // A pointer to row i of a view of rank 2, or to slice i of one of higher rank.
   template <typename T>
   Element<T>* row(int64_t i) const {
     return data<T>() + i * strides_[0];
@@ -89,7 +89,7 @@ class BasicTensorView {
     return view;
   }
 
-  // Index i of a dimension other than the last, which goes away: select(1, h) of [rows, heads, n]
+  // Index i of a dimension other than the last, which is removed: select(1, h) of [rows, heads, n]
   // is head h's [rows, n], strided.
   BasicTensorView select(int dimension, int64_t i) const {
     FATHOM_CHECK(dimension >= 0 && dimension < rank_ - 1 && i >= 0 && i < shape_[dimension],
@@ -104,7 +104,7 @@ class BasicTensorView {
     return view;
   }
 
-  // The same elements in another shape; the view must be dense.
+  // The same elements in another shape. The view must be dense.
   BasicTensorView reshape(std::initializer_list<int64_t> shape) const {
     const BasicTensorView dense(data_, dtype_, shape);
     FATHOM_CHECK(is_dense() && dense.num_elements() == num_elements(), "{} as {}", shape_string(),

@@ -8,10 +8,10 @@
 namespace fathom {
 namespace {
 
-// Up to here looking through all pairs beats a heap.
+// For pieces up to this size, scanning all pairs is faster than a heap.
 constexpr size_t kShortPiece = 64;
 
-// 0xC0, 0xC1 and 0xF5 up stand in no UTF-8 text.
+// 0xC0, 0xC1 and 0xF5 to 0xFF never occur in UTF-8.
 bool occurs_in_utf8(int byte) { return byte < 0xF5 && byte != 0xC0 && byte != 0xC1; }
 
 }  // namespace
@@ -19,7 +19,7 @@ bool occurs_in_utf8(int byte) { return byte < 0xF5 && byte != 0xC0 && byte != 0x
 Bpe::Bpe(const std::vector<Entry>& entries) : pieces_(entries.size()) {
   int32_t end_id = 0;
   for (const Entry& entry : entries) end_id = std::max(end_id, entry.id + 1);
-  // Sizes first, then bytes: entries come in any order.
+  // Two passes, sizes first: entries are in no particular order.
   begin_.assign(static_cast<size_t>(end_id) + 1, 0);
   for (const Entry& entry : entries) {
     begin_[entry.id + 1] = static_cast<uint32_t>(entry.bytes.size());
@@ -89,11 +89,12 @@ void Bpe::encode_piece(std::string_view piece, std::vector<int32_t>& out) const 
   }
 }
 
-// A vocabulary may hold entries that its merges never produce; those must not be taken whole.
+// A vocabulary may contain entries that its merges never produce; those must not match a whole
+// piece.
 bool Bpe::reaches_itself(const PieceTable::Entry& entry, std::string_view piece) const {
   Reached reached = entry.reached.load(std::memory_order_relaxed);
   if (reached == Reached::kUnknown) [[unlikely]] {
-    // Threads that meet here work out the same answer.
+    // Concurrent threads compute the same result.
     std::vector<int32_t> ids;
     merge_piece(piece, ids);
     reached = ids.size() == 1 && ids[0] == entry.id ? Reached::kYes : Reached::kNo;
@@ -112,7 +113,7 @@ void Bpe::merge_piece(std::string_view piece, std::vector<int32_t>& out) const {
 
 void Bpe::merge_short(std::string_view piece, std::vector<int32_t>& out) const {
   int32_t ids[kShortPiece];
-  Merge with_next[kShortPiece];  // of tokens i and i + 1
+  Merge with_next[kShortPiece];  // merge of tokens i and i + 1
   size_t count = 0;
   for (const char byte : piece) {
     const int32_t id = byte_id_[static_cast<uint8_t>(byte)];
@@ -137,10 +138,11 @@ void Bpe::merge_short(std::string_view piece, std::vector<int32_t>& out) const {
   out.insert(out.end(), ids, ids + count);
 }
 
-// n log n: a heap of candidate merges over a doubly linked list. A candidate whose tokens have
-// merged with others meanwhile is passed over when it surfaces.
+// O(n log n): a heap of candidate merges over a doubly linked list. A candidate whose tokens have
+// since merged with others is skipped when it is popped.
 void Bpe::merge_long(std::string_view piece, std::vector<int32_t>& out) const {
-  constexpr uint64_t kPositionBits = 40;  // rank above, position below: lowest rank, then leftmost
+  // Rank in the high bits, position in the low ones: lowest rank, then leftmost.
+  constexpr uint64_t kPositionBits = 40;
   constexpr size_t kNone = SIZE_MAX;
   struct Token {
     int32_t id;  // -1: merged into its left neighbour

@@ -1,7 +1,7 @@
-// Byte-pair encoding (Sennrich et al. 2016) over bytes: a piece begins as its bytes' tokens; of all
-// adjacent pairs that merge, the one of lowest rank, leftmost first, merges, until none does.
+// Byte-pair encoding (Sennrich et al. 2016) over bytes. A piece starts as the tokens of its bytes.
+// While any adjacent pair can merge, the pair of lowest rank merges, the leftmost first.
 //
-// Owns the vocabulary. Immutable but for remembered answers; any thread may encode.
+// Owns the vocabulary. Immutable except for cached results; any thread may encode.
 #pragma once
 
 #include <array>
@@ -19,31 +19,31 @@ namespace fathom {
 
 class Bpe {
  public:
-  // Limits that keep ids, ranks and positions within the widths used here; the largest vocabulary
-  // of the family has 163,840 entries.
+  // Limits that keep ids, ranks and positions within the integer widths used here. The family's
+  // largest vocabulary has 163,840 entries.
   static constexpr int32_t kMaxIds = 1 << 20;
   static constexpr size_t kMaxMerges = (size_t{1} << 24) - 1;
 
   struct Entry {
     std::string bytes;
     int32_t id = -1;
-    bool mergeable = true;  // false: not written in byte glyphs, so no text's bytes lead to it
+    bool mergeable = true;  // false: not written in byte glyphs, so no text encodes to it
   };
   struct NamedMerge {
     std::string left, right;  // bytes
   };
 
-  // Entries have distinct ids below kMaxIds. Errors name the entry or the merge, not the file.
+  // Entries must have distinct ids below kMaxIds. Errors name the entry or the merge, not the file.
   static Result<Bpe> build(const std::vector<Entry>& entries, const std::vector<NamedMerge>& merges,
                            bool ignore_merges);
 
   // Appends the tokens of one piece.
   void encode_piece(std::string_view piece, std::vector<int32_t>& out) const;
 
-  // -1 if the vocabulary has no such mergeable entry.
+  // The id of the mergeable entry with these bytes, or -1.
   int32_t find(std::string_view bytes) const;
 
-  // Empty for ids that are not in the vocabulary.
+  // The bytes of an id; empty if it is not in the vocabulary.
   std::string_view bytes_of(int32_t id) const;
 
   int32_t end_id() const { return static_cast<int32_t>(begin_.size()) - 1; }  // highest id + 1

@@ -1,4 +1,4 @@
-// Byte-pair merging against the definition, carried out step by step.
+// Byte-pair merging, compared with a step-by-step implementation of the definition.
 #include "tokenizer/bpe.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +29,7 @@ void add_merge(Vocabulary& v, const std::string& left, const std::string& right)
   v.entries.push_back({left + right, static_cast<int32_t>(v.entries.size()), true});
 }
 
-// A vocabulary grown by merging random pairs of entries over a two or three letter alphabet, so
-// that merges overlap in every way.
+// A vocabulary of random merges over two or three letters, so that merges overlap in every way.
 Vocabulary random_vocabulary(std::mt19937& random, int letters, int merges) {
   Vocabulary v = all_bytes();
   std::vector<std::string> parts;
@@ -48,7 +47,7 @@ Vocabulary random_vocabulary(std::mt19937& random, int letters, int merges) {
   return v;
 }
 
-// The definition: while some adjacent pair merges, merge the leftmost of lowest rank.
+// The definition: while some adjacent pair merges, merge the leftmost pair of lowest rank.
 std::vector<std::string> merged_by_definition(const Vocabulary& v, const std::string& piece) {
   std::vector<std::string> tokens;
   for (const char c : piece) tokens.push_back(std::string(1, c));
@@ -84,7 +83,7 @@ TEST(Bpe, IsTheDefinitionOnRandomVocabularies) {
     const auto bpe = Bpe::build(v.entries, v.merges, false);
     ASSERT_TRUE(bpe) << bpe.error().message;
     for (int i = 0; i < 20; ++i) {
-      // Both sides of the change from the short to the long method (64 bytes).
+      // Sizes on both sides of the switch from the short to the long algorithm (64 bytes).
       std::string piece(1 + random() % 90, 'a');
       for (char& c : piece) c = static_cast<char>('a' + random() % letters);
       ASSERT_EQ(tokens_of(*bpe, piece), merged_by_definition(v, piece)) << piece;
@@ -96,12 +95,12 @@ TEST(Bpe, AnEntryThatMergesDoNotReachIsNotTaken) {
   Vocabulary v = all_bytes();
   add_merge(v, "b", "c");
   add_merge(v, "a", "b");
-  add_merge(v, "ab", "c");  // "abc": b and c merge first, so this never happens
+  add_merge(v, "ab", "c");  // never applies to "abc", since b and c merge first
   const auto bpe = Bpe::build(v.entries, v.merges, false);
   ASSERT_TRUE(bpe);
   const std::vector<std::string> expected = {"a", "bc"};
   EXPECT_EQ(tokens_of(*bpe, "abc"), expected);
-  EXPECT_EQ(tokens_of(*bpe, "abc"), expected);  // and again, with the answer remembered
+  EXPECT_EQ(tokens_of(*bpe, "abc"), expected);  // again, with the cached result
   const auto ignoring = Bpe::build(v.entries, v.merges, true);
   ASSERT_TRUE(ignoring);
   EXPECT_EQ(tokens_of(*ignoring, "abc"), std::vector<std::string>{"abc"});

@@ -12,14 +12,14 @@
 
 namespace fathom {
 
-// The character that stands for a byte.
+// The character that represents a byte.
 char32_t byte_glyph(uint8_t byte);
 
-// The bytes that a vocabulary entry stands for, or nothing if it is not written in this alphabet
-// (ill-formed UTF-8 included).
+// The bytes that a vocabulary entry represents, or nothing if it is not written in this alphabet
+// (including ill-formed UTF-8).
 std::optional<std::string> bytes_of_glyphs(std::string_view glyphs);
 
-// bytes as they are written in a vocabulary: for messages and tests.
+// Bytes as written in a vocabulary: for messages and tests.
 std::string glyphs_of_bytes(std::string_view bytes);
 
 }  // namespace fathom

@@ -11,8 +11,8 @@
 namespace fathom {
 namespace {
 
-// One group a class, one character a match; PCRE2 is asked rather than a table of ours, so that
-// this scanner and the patterns it stands for have one source of truth.
+// One group per class, one character per match. PCRE2 classifies the characters, so that this
+// scanner and the patterns it implements have one source of truth.
 const Regex& classifier() {
   static const Regex* const regex = [] {
     const auto in_group = [](std::string inside) { return "([" + inside + "])"; };
@@ -62,7 +62,7 @@ const uint8_t* CharClasses::make_block(char32_t index) const {
   }
   begin[256] = text.size();
 
-  auto block = std::make_unique<uint8_t[]>(256);  // zero: no class
+  auto block = std::make_unique<uint8_t[]>(256);  // 0: no class
   Regex::Scratch scratch;
   size_t from = 0;
   while (const auto match = classifier().find(text, from, scratch)) {
@@ -72,7 +72,7 @@ const uint8_t* CharClasses::make_block(char32_t index) const {
               kClassOfGroup[match->group]);
     from = match->end;
   }
-  // Two threads may arrive here together; the first one's block stays.
+  // Two threads may compute the same block; the first one's is kept.
   const uint8_t* expected = nullptr;
   if (!blocks_[index].compare_exchange_strong(expected, block.get(), std::memory_order_acq_rel)) {
     return expected;

@@ -1,6 +1,6 @@
-// The character classes that DeepSeek's pre-tokenizer patterns speak of, one byte a code point,
-// worked out in blocks of 256 when a text first needs them (the whole of Unicode would cost more
-// than loading the vocabulary). Any thread may ask.
+// The character classes of DeepSeek's pre-tokenizer patterns, one byte per code point. Computed in
+// blocks of 256 when first used: all of Unicode would cost more than loading the vocabulary. Any
+// thread.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ class CharClasses {
   // Shared by all tokenizers: Unicode is the same for all.
   static const CharClasses& instance();
 
-  // What a character of class kHan is to a pattern that is applied inside a run of them: nearly all
-  // are letters or marks. Of the kana blocks, three code points are not assigned (Unicode 16).
+  // The class of a kHan character for a pattern applied inside a Han run. Nearly all are letters or
+  // marks. Three code points of the kana blocks are not assigned (Unicode 16).
   static uint8_t inside_han_run(char32_t code_point) {
     switch (code_point) {
       case 0x309B:
@@ -57,7 +57,7 @@ class CharClasses {
   const uint8_t* make_block(char32_t index) const;
 
   std::array<uint8_t, 128> ascii_{};
-  // 0x110000 / 256 blocks, each null until it is needed and never changed after.
+  // 0x110000 / 256 blocks, null until first used and never changed afterwards.
   mutable std::array<std::atomic<const uint8_t*>, 0x1100> blocks_{};
 };
 

@@ -1,6 +1,6 @@
-// Token ids to text as they arrive. A character whose bytes are spread over several tokens is held
-// back until it is whole, so that no piece of text ends inside a character; the pieces together are
-// what Tokenizer::decode gives for all ids at once. One object a stream, used by one thread.
+// Streaming conversion of token ids to text. A character whose bytes are spread over several tokens
+// is held back until it is complete, so no piece ends inside a character. The concatenated pieces
+// equal Tokenizer::decode of all ids. One object per stream, used by one thread.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ class IncrementalDetokenizer {
   // The tokenizer must outlive this object.
   explicit IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special = true);
 
-  // The text that this token completes; may be empty.
+  // Returns the text that this token completes; may be empty.
   std::string push(int32_t id);
 
-  // What is held back, as U+FFFD: nothing can complete it any more.
+  // Returns U+FFFD for bytes that are held back. Call at the end of the stream.
   std::string flush();
 
  private:

@@ -1,4 +1,4 @@
-// The streamed pieces are the decoded whole, and none ends inside a character.
+// Streamed pieces concatenate to the decoded text, and none ends inside a character.
 #include "tokenizer/detokenizer.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ std::unique_ptr<Tokenizer> small() {
 TEST(Detokenizer, PiecesAreTheWholeForRandomBytes) {
   const auto tokenizer = small();
   std::mt19937 random(3);
-  // Ids below 256 are single bytes: favour those that begin and continue characters.
+  // Ids below 256 are single bytes; bytes that begin and continue characters are favoured.
   const int32_t favoured[] = {0x80, 0xBF, 0xC3, 0xE2, 0xED, 0xA0, 0xF0, 0x9F, 0xF4, 0x90, 0xFF};
   for (int round = 0; round < 20000; ++round) {
     const bool skip = round % 2 == 0;
@@ -50,7 +50,7 @@ TEST(Detokenizer, HoldsBackOnlyWhatMayBeCompleted) {
   EXPECT_EQ(stream.push(0x98), "");
   EXPECT_EQ(stream.push(0x80), "\U0001F600");
   EXPECT_EQ(stream.push(0xE2), "");
-  EXPECT_EQ(stream.push('b'), "\uFFFDb");  // nothing can complete it now
+  EXPECT_EQ(stream.push('b'), "\uFFFDb");  // cannot be completed any more
   EXPECT_EQ(stream.push(0xFF), "\uFFFD");
   EXPECT_EQ(stream.push(0xC3), "");
   EXPECT_EQ(stream.flush(), "\uFFFD");

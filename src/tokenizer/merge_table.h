@@ -1,5 +1,5 @@
-// Which two adjacent tokens merge, at which rank, into which token. Filled once, then read by any
-// thread.
+// Maps two adjacent tokens to their merge: its rank and the resulting token. Filled once, then read
+// by any thread.
 #pragma once
 
 #include <bit>
@@ -20,7 +20,8 @@ class MergeTable {
  public:
   explicit MergeTable(size_t count) : mask_(std::bit_ceil(count * 2 + 16) - 1), slots_(mask_ + 1) {}
 
-  // A pair that is there already takes the new rank (as in the yardstick, the last one counts).
+  // Inserts a merge. A repeated pair takes the new rank: as in Hugging Face's `tokenizers`, the
+  // last one counts.
   void insert(int32_t left, int32_t right, Merge merge) {
     const uint64_t key = key_of(left, right);
     size_t i = hash_(key, 0) & mask_;
@@ -28,7 +29,7 @@ class MergeTable {
     slots_[i] = {key, merge};
   }
 
-  // rank is Merge::kNone if the two do not merge.
+  // The merge of two tokens; rank is Merge::kNone if they do not merge.
   Merge find(int32_t left, int32_t right) const {
     const uint64_t key = key_of(left, right);
     for (size_t i = hash_(key, 0) & mask_;; i = (i + 1) & mask_) {
@@ -38,7 +39,7 @@ class MergeTable {
   }
 
  private:
-  static constexpr uint64_t kEmpty = UINT64_MAX;  // ids are not negative: no pair is this
+  static constexpr uint64_t kEmpty = UINT64_MAX;  // no valid pair: ids are not negative
   struct Slot {
     uint64_t key = kEmpty;
     Merge merge;

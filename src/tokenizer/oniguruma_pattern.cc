@@ -13,7 +13,7 @@ bool is_ascii_alnum(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-// One pass over the pattern; out_ grows, position_ advances.
+// Translates in one pass over the pattern: out_ grows, position_ advances.
 class Translator {
  public:
   explicit Translator(std::string_view pattern) : pattern_(pattern) {}
@@ -41,11 +41,11 @@ class Translator {
   bool at_end() const { return position_ >= pattern_.size(); }
   std::string_view rest() const { return pattern_.substr(position_); }
 
-  // Writes a class that stands for an escape of `length` characters at position_, and passes it.
+  // Writes a class in place of an escape of `length` characters at position_, and advances past it.
   Result<> put_class(std::string_view inside, bool negated, bool in_bracket, size_t length) {
     position_ += length;
     if (in_bracket) {
-      // A hyphen beside it would become a range with the class's first or last character.
+      // A hyphen next to it would form a range with the class's first or last character.
       const bool after_hyphen = out_.ends_with('-') && !out_.ends_with("\\-") &&
                                 !out_.ends_with("[-") && !out_.ends_with("[^-");
       const bool before_hyphen = rest().starts_with('-') && !rest().starts_with("-]");
@@ -59,7 +59,7 @@ class Translator {
     return {};
   }
 
-  // \p{Name} and \P{Name}; position_ is at the p.
+  // Translates \p{Name} and \P{Name}; position_ is at the p.
   Result<> property(bool in_bracket) {
     const bool negated = pattern_[position_] == 'P';
     const size_t close = rest().find('}');
@@ -75,7 +75,8 @@ class Translator {
     return put_class(*inside, negated, in_bracket, close + 1);
   }
 
-  // \xHH (ASCII only: beyond it is a byte of an encoded character), \x{H…} and \uHHHH.
+  // Translates \xHH (ASCII only: larger values are bytes of an encoded character), \x{H…} and
+  // \uHHHH.
   Result<> code_point() {
     const char kind = pattern_[position_];
     std::string_view digits = rest().substr(1, kind == 'u' ? 4 : 2);
@@ -100,7 +101,7 @@ class Translator {
     return {};
   }
 
-  // position_ is at a backslash.
+  // Translates an escape; position_ is at the backslash.
   Result<> escape(bool in_bracket) {
     ++position_;
     if (at_end()) return invalid("ends with a backslash");
@@ -149,7 +150,7 @@ class Translator {
         FATHOM_RETURN_IF_ERROR(escape(true));
         continue;
       }
-      // Both mean set operations to Oniguruma and plain characters to PCRE2.
+      // Both are set operations in Oniguruma and plain characters in PCRE2.
       if (c == '[') return invalid("has brackets inside brackets, which are not supported");
       if (rest().starts_with("&&")) return invalid("uses && in brackets, which is not supported");
       out_ += c;
@@ -178,8 +179,8 @@ class Translator {
     return {};
   }
 
-  // {n}, {n,}, {n,m}. With ? or + behind them the two libraries differ, and so do {,m} and a brace
-  // that begins no interval.
+  // Translates {n}, {n,} and {n,m}. Refuses those followed by ? or +, {,m}, and a brace that begins
+  // no interval: the two libraries treat them differently.
   Result<> interval() {
     const size_t close = rest().find('}');
     const std::string_view body =

@@ -1,6 +1,6 @@
-// Patterns of tokenizer.json are written for Oniguruma in its Ruby syntax (what Hugging Face's
-// `tokenizers` compiles them with). This rewrites one for PCRE2 so that it means the same, or says
-// which construct it cannot carry over: a pattern never silently means something else.
+// Patterns of tokenizer.json are written for Oniguruma in its Ruby syntax (Hugging Face's
+// `tokenizers` compiles them with it). This file rewrites a pattern for PCRE2 with the same
+// meaning, or refuses it and names the construct: a pattern never silently changes its meaning.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace fathom {
 
-// The result is for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE (in Ruby's syntax ^ and $ are always
-// those of lines). Errors are a sentence's end: "uses \w, which …".
+// The result is for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE (in Ruby's syntax ^ and $ always match
+// at lines). Errors are the end of a sentence: "uses \w, which …".
 Result<std::string> oniguruma_to_pcre2(std::string_view pattern);
 
 }  // namespace fathom

@@ -1,6 +1,6 @@
 #include "tokenizer/piece_table.h"
 
-#define XXH_INLINE_ALL  // header only: nothing to link
+#define XXH_INLINE_ALL  // header-only: nothing to link
 #include <xxhash.h>
 
 #include <algorithm>
@@ -21,14 +21,14 @@ uint64_t load(const char* from) {
 
 }  // namespace
 
-// Twice the room: half of the slots stay empty.
+// Twice the size: half of the slots stay empty.
 PieceTable::PieceTable(size_t count)
     : mask_(std::bit_ceil(std::max<size_t>(count * 2, 16)) - 1),
       slots_(mask_ + 1),
       long_bytes_(mask_ + 1) {}
 
-// Up to 16 bytes fit in two overlapping loads from the ends; with the length they say which bytes
-// these are. No byte outside is read.
+// Up to 16 bytes fit into two overlapping loads from both ends, which together with the length
+// identify the bytes. Does not read out of bounds.
 PieceTable::Key PieceTable::key_of(std::string_view bytes) const {
   const size_t n = bytes.size();
   const char* p = bytes.data();

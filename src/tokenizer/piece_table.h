@@ -1,6 +1,6 @@
-// Finds a vocabulary entry by its bytes. Entries of up to 16 bytes, which is nearly all of a text's
-// words, lie whole in the table, so that finding one touches one cache line.
-// Filled once, then read by any thread.
+// Finds a vocabulary entry by its bytes. Entries of up to 16 bytes, which covers nearly all words,
+// are stored in the table itself, so a lookup touches one cache line. Filled once, then read by any
+// thread.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace fathom {
 
-// Whether byte-pair merging of an entry's own bytes gives the entry; worked out when first needed.
+// Whether merging an entry's own bytes produces the entry. Computed when first needed.
 enum class Reached : uint8_t { kUnknown, kNo, kYes };
 
 class PieceTable {
@@ -24,13 +24,14 @@ class PieceTable {
     mutable std::atomic<Reached> reached{Reached::kUnknown};
   };
 
-  // Room for `count` entries.
+  // A table with room for `count` entries.
   explicit PieceTable(size_t count);
 
-  // The entry's bytes must outlive the table. False if these bytes are there already.
+  // Inserts an entry, whose bytes must outlive the table. Returns false if these bytes exist
+  // already.
   bool insert(std::string_view bytes, int32_t id);
 
-  // Null if no entry has exactly these bytes.
+  // The entry with exactly these bytes, or null.
   const Entry* find(std::string_view bytes) const;
 
  private:
@@ -42,7 +43,7 @@ class PieceTable {
   TableHash hash_;
   size_t mask_;
   std::vector<Entry> slots_;
-  std::vector<std::string_view> long_bytes_;  // by slot, only of entries over 16 bytes
+  std::vector<std::string_view> long_bytes_;  // by slot; only for entries over 16 bytes
 };
 
 }  // namespace fathom

@@ -11,13 +11,13 @@ namespace {
 constexpr size_t kMaxStages = 32;
 constexpr int kMaxDepth = 8;
 
-// What ByteLevel with use_regex splits by: GPT-2's pattern.
+// GPT-2's pattern, which ByteLevel uses with use_regex.
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 constexpr std::string_view kTrailingSpace = R"(\s+$)";
 
-// The pattern with its literal line ends written as escapes: both forms are published.
+// The pattern with literal line ends replaced by escapes: both forms are published.
 std::string with_escaped_newlines(std::string_view pattern) {
   std::string text;
   for (const char c : pattern) {
@@ -32,7 +32,7 @@ std::string with_escaped_newlines(std::string_view pattern) {
   return text;
 }
 
-// A pattern that matches the text as it stands.
+// A pattern that matches the text literally.
 std::string quoted(std::string_view literal) {
   std::string pattern;
   for (const char c : literal) {
@@ -151,7 +151,7 @@ Result<> PreTokenizer::add_pattern(std::string_view pattern, const std::string& 
   return {};
 }
 
-// A pattern of this file: it compiles.
+// Adds a pattern of this file, which always compiles.
 void PreTokenizer::add_own(const std::string& pcre2_pattern, Built& built) {
   built.patterns.emplace_back();
   built.stages.push_back({std::move(*Regex::compile(pcre2_pattern))});
@@ -182,8 +182,8 @@ void PreTokenizer::split_piece(std::string_view piece, size_t stage, Regex::Scra
   if (done < piece.size()) split_piece(piece.substr(done), stage + 1, scratch, sink);
 }
 
-// \s+$ : of each run of white space, the whole if it ends the piece, else what stands before the
-// run's last line feed.
+// Splits at \s+$: for each run of white space, the whole run if it ends the piece, otherwise the
+// part before its last line feed.
 void PreTokenizer::split_trailing_space(std::string_view piece, size_t stage,
                                         Regex::Scratch& scratch, const PieceSink& sink) const {
   size_t done = 0, i = 0;

@@ -1,5 +1,5 @@
-// Cuts a text into the pieces that byte-pair merging never crosses, as tokenizer.json's
-// "pre_tokenizer" says: a sequence of splits, each applied inside the pieces left by the one
+// Splits text into the pieces that byte-pair merges never cross, as tokenizer.json's
+// "pre_tokenizer" specifies: a sequence of splits, each applied inside the pieces of the one
 // before.
 //
 // Supported: Split (a Regex or a String, behavior Isolated), Digits, ByteLevel (with and without
@@ -20,25 +20,25 @@ namespace fathom {
 
 class PreTokenizer {
  public:
-  // `config` is the field's value. allow_scanner false keeps known patterns on the general path:
-  // for tests that compare the two.
+  // `config` is the field's value. With allow_scanner false, known patterns use the general path
+  // too, for tests that compare the two.
   static Result<PreTokenizer> from_json(const json::value& config, std::string_view source,
                                         bool allow_scanner = true);
 
-  // text must be well-formed UTF-8.
+  // `text` must be well-formed UTF-8.
   void split(std::string_view text, const PieceSink& sink) const;
 
   bool uses_scanner() const { return is_v3_; }
 
  private:
-  // What cuts a piece: the regex, or (no regex) the white space at its end, \s+$, which a regex
-  // would search for in quadratic time.
+  // What splits a piece: the regex; or, without one, trailing white space (\s+$), for which a regex
+  // search would take quadratic time.
   struct Stage {
     std::optional<Regex> regex;
   };
   struct Built {
     std::vector<Stage> stages;
-    std::vector<std::string> patterns;  // of the Splits, to recognise known sequences
+    std::vector<std::string> patterns;  // patterns of the Splits, for recognizing known sequences
     bool has_byte_level = false;
   };
 

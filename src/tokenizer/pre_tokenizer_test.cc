@@ -1,4 +1,5 @@
-// The hand-written scanner against the patterns it stands for, and the rewriting of patterns.
+// The hand-written scanner compared with the patterns it implements, and the translation of
+// patterns.
 #include "tokenizer/pre_tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ json::value v3_config() {
   return parse_json(*text, path)->at("pre_tokenizer");
 }
 
-// Splits of one pattern, then the bytes.
+// A Split by one pattern, then ByteLevel.
 Result<PreTokenizer> splitting_by(const std::string& pattern) {
   const json::value config = {
       {"type", "Sequence"},
@@ -39,7 +40,7 @@ Result<PreTokenizer> splitting_by(const std::string& pattern) {
   return PreTokenizer::from_json(config, "t.json");
 }
 
-// Characters of every class of the patterns, in proportions that make them meet.
+// Random characters of all classes of the patterns, in proportions that make them adjacent.
 std::string random_text(std::mt19937& random) {
   static const std::vector<std::pair<char32_t, char32_t>> kRanges = {
       {'a', 'z'},         {'A', 'Z'},         {'0', '9'},         {'!', '/'},
@@ -88,7 +89,7 @@ TEST(PreTokenizer, ScannerEqualsThePatternsOnEveryCodePoint) {
   for (char32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
     append_utf8(text, c);
-    append_utf8(text, U"a .\n1の"[c % 6]);  // a neighbour of each kind
+    append_utf8(text, U"a .\n1の"[c % 6]);  // followed by a character of each kind
     append_utf8(text, c);
     if (c % 0x800 != 0x7FF) continue;
     ASSERT_EQ(pieces_of(*scanner, text), pieces_of(*patterns, text)) << static_cast<uint32_t>(c);
@@ -99,7 +100,7 @@ TEST(PreTokenizer, ScannerEqualsThePatternsOnEveryCodePoint) {
 TEST(PreTokenizer, TrailingSpaceIsThatOfLines) {
   const auto pre_tokenizer = splitting_by(R"(\s+$)");
   ASSERT_TRUE(pre_tokenizer) << pre_tokenizer.error().message;
-  // As Oniguruma splits them (tokenizers 0.23.3).
+  // Expected: the output of Oniguruma (tokenizers 0.23.3).
   EXPECT_EQ(pieces_of(*pre_tokenizer, " \n a \n\n"), (Pieces{" ", "\n a", " \n\n"}));
   EXPECT_EQ(pieces_of(*pre_tokenizer, "a  \nb"), (Pieces{"a", "  ", "\nb"}));
   EXPECT_EQ(pieces_of(*pre_tokenizer, "\n\na"), (Pieces{"\n", "\na"}));
@@ -112,7 +113,7 @@ TEST(PreTokenizer, TrailingSpaceIsThatOfLines) {
 TEST(PreTokenizer, SpacesAreOnigurumas) {
   const auto pre_tokenizer = splitting_by(R"(\s)");
   ASSERT_TRUE(pre_tokenizer);
-  EXPECT_EQ(pieces_of(*pre_tokenizer, "a\u180Eb"), (Pieces{"a\u180Eb"}));  // PCRE2's \s has it
+  EXPECT_EQ(pieces_of(*pre_tokenizer, "a\u180Eb"), (Pieces{"a\u180Eb"}));  // PCRE2's \s contains it
   EXPECT_EQ(pieces_of(*pre_tokenizer, "a\u0085b"), (Pieces{"a", "\u0085", "b"}));
 }
 

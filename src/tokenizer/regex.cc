@@ -8,9 +8,9 @@
 namespace fathom {
 namespace {
 
-constexpr uint32_t kMaxGroups = 16;  // those reported; more may exist
+constexpr uint32_t kMaxGroups = 16;  // groups reported; a pattern may have more
 
-// Limits for one search, PCRE2's own units. Its default heap limit is 20 GB.
+// Limits of one search, in PCRE2's units. Its default heap limit is 20 GB.
 constexpr uint32_t kMatchLimit = 10'000'000;
 constexpr uint32_t kHeapLimitKib = 64 * 1024;
 
@@ -48,14 +48,14 @@ Result<Regex> Regex::compile(const std::string& pattern) {
   uint32_t matches_empty = 0;
   pcre2_pattern_info(regex.code_.get(), PCRE2_INFO_MATCHEMPTY, &matches_empty);
   if (matches_empty != 0) return invalid("can match the empty text, which cannot split");
-  // Without the compiler (a hardened system) searches still work, slower.
+  // Without JIT (on a hardened system) searches are slower, but work.
   pcre2_jit_compile(regex.code_.get(), PCRE2_JIT_COMPLETE);
   return regex;
 }
 
 std::optional<Match> Regex::find(std::string_view subject, size_t from, Scratch& scratch) const {
   const auto* text = reinterpret_cast<PCRE2_SPTR>(subject.data());
-  // Neither context nor code is written to; PCRE2 only lacks the const.
+  // Neither context nor code is written to; PCRE2's interface lacks the const.
   auto* context = const_cast<pcre2_match_context*>(match_limits());
   const auto search = [&](uint32_t options) {
     return pcre2_match(code_.get(), text, subject.size(), from, options, scratch.match_data_,
@@ -65,8 +65,8 @@ std::optional<Match> Regex::find(std::string_view subject, size_t from, Scratch&
   if (count == PCRE2_ERROR_JIT_STACKLIMIT) count = search(PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT);
   if (count < 0) return std::nullopt;
   const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(scratch.match_data_);
-  // A look-behind can begin a match before `from` only with \K, which is not let through; an empty
-  // match would loop for ever.
+  // A look-behind can begin a match before `from` only with \K, which is refused. An empty match
+  // would loop forever.
   if (offsets[1] <= offsets[0] || offsets[0] < from) return std::nullopt;
   return Match{offsets[0], offsets[1], count == 0 ? 0 : count - 1};
 }

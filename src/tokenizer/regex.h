@@ -1,4 +1,4 @@
-// A compiled PCRE2 pattern over well-formed UTF-8. Immutable; any thread may search with it.
+// A compiled PCRE2 pattern over well-formed UTF-8. Immutable; any thread.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +16,15 @@ namespace fathom {
 
 struct Match {
   size_t begin = 0, end = 0;  // byte offsets, begin < end
-  int group = 0;              // the highest group that took part, 0 if the pattern has none
+  int group = 0;              // the highest group that matched, 0 if the pattern has none
 };
 
 class Regex {
  public:
-  // Refuses patterns that PCRE2 refuses and patterns that can match the empty text.
+  // Compiles a pattern. Refuses one that PCRE2 refuses or that can match the empty string.
   static Result<Regex> compile(const std::string& pcre2_pattern);
 
-  // What a search writes to: one a thread, made once for many searches.
+  // Scratch memory of a search: one per thread, reused for many searches.
   class Scratch {
    public:
     Scratch();
@@ -37,8 +37,8 @@ class Regex {
     pcre2_real_match_data_8* match_data_;
   };
 
-  // The first match at or after `from`. A search that exceeds the match limit (10 million steps, a
-  // pattern that backtracks without end) finds nothing.
+  // Returns the first match at or after `from`. A search that exceeds the match limit (10 million
+  // steps, for patterns that backtrack without end) finds nothing.
   std::optional<Match> find(std::string_view subject, size_t from, Scratch& scratch) const;
 
  private:

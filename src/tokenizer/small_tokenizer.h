@@ -1,5 +1,5 @@
-// A small tokenizer.json for tests: the 256 bytes, "he" and "hell" and "hello" by merging, three
-// added tokens, the split of GPT-2. Tests change a field and see what becomes of it.
+// A small tokenizer.json for tests: the 256 bytes, merges to "he", "hell" and "hello", three added
+// tokens, GPT-2's split. Tests modify single fields.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
-// The hash of the vocabulary's tables. Seeded anew for each table, so that a file cannot be made
-// whose entries all meet in one slot; what is found does not depend on the seed.
-// Method: multiply and fold, as in wyhash (Wang Yi, public domain).
+// The hash function of the vocabulary's tables. Each table has a random seed, so that no file can
+// be crafted whose entries all collide; lookup results do not depend on the seed. Method: multiply
+// and fold, as in wyhash (Wang Yi, public domain).
 #pragma once
 
 #include <cstdint>

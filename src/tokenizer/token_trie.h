@@ -1,4 +1,4 @@
-// Finds the added tokens ("<｜User｜>") in a text: leftmost, and of those that begin there the
+// Finds added tokens ("<｜User｜>") in a text: the leftmost, and of those that begin there the
 // longest. Filled once, then read by any thread.
 #pragma once
 
@@ -19,7 +19,7 @@ class TokenTrie {
 
   TokenTrie() { roots_.fill(kNone); }
 
-  // content is not empty. A content that is there already keeps its first id.
+  // Inserts a token. `content` must not be empty. Content that exists already keeps its first id.
   void insert(std::string_view content, int32_t id);
 
   std::optional<Found> find(std::string_view text, size_t from) const;
@@ -28,7 +28,7 @@ class TokenTrie {
   static constexpr int32_t kNone = -1;
   struct Node {
     uint8_t byte = 0;
-    int32_t id = kNone;  // of the token that ends here
+    int32_t id = kNone;  // the token that ends here
     int32_t first_child = kNone, next_sibling = kNone;
   };
   int32_t child(int32_t node, uint8_t byte) const;

@@ -9,11 +9,11 @@
 namespace fathom {
 namespace {
 
-// The largest tokenizer.json of the family has 7.8 MB.
+// The family's largest tokenizer.json has 7.8 MB.
 constexpr int64_t kMaxTokenizerBytes = 32 << 20;
 constexpr int64_t kMaxConfigBytes = 4 << 20;
 
-// is_valid_utf8 with eight ASCII bytes a step.
+// is_valid_utf8 with eight ASCII bytes per step.
 bool well_formed(std::string_view text) {
   constexpr uint64_t kHighBits = 0x8080808080808080ull;
   size_t i = 0;
@@ -33,7 +33,7 @@ bool well_formed(std::string_view text) {
   return true;
 }
 
-// The file's text, or nothing if there is no such file.
+// The file's text, or nothing if it does not exist.
 Result<std::optional<std::string>> read_if_there(const std::string& path) {
   auto text = read_text_file(path, kMaxConfigBytes);
   if (text) return std::optional<std::string>(std::move(*text));
@@ -74,7 +74,7 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& model_dir)
   if (config_text) {
     FATHOM_TRY(config, parse_tokenizer_config(*config_text, config_path));
   }
-  // The newer place for the template, which comes before the older one.
+  // The newer location of the template, which takes precedence.
   FATHOM_TRY(auto chat_template, read_if_there(model_dir + "/chat_template.jinja"));
   if (chat_template) config.chat_template = std::move(chat_template);
   if (auto applied = tokenizer->apply_config(std::move(config)); !applied) {
@@ -100,7 +100,7 @@ Result<> Tokenizer::apply_config(TokenizerConfig config) {
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_bos) const {
   if (!well_formed(text)) return encode(replace_ill_formed(text), add_bos);
   std::vector<int32_t> ids;
-  ids.reserve(text.size() / 3 + 4);  // English has 4 to 5 bytes a token
+  ids.reserve(text.size() / 3 + 4);  // English has 4 to 5 bytes per token
   if (add_bos && bos_id_) ids.push_back(*bos_id_);
   encode_around(raw_added_, text, ids);
   return ids;
@@ -114,7 +114,7 @@ std::vector<int32_t> Tokenizer::encode_ordinary(std::string_view text) const {
   return ids;
 }
 
-// Each stretch between added tokens is encoded as a text of its own.
+// Encodes each stretch between added tokens separately.
 void Tokenizer::encode_around(const TokenTrie& added, std::string_view text,
                               std::vector<int32_t>& out) const {
   const auto stretch = [&](std::string_view between) {

@@ -1,9 +1,10 @@
-// Text to token ids and back, as the checkpoint's tokenizer.json says: byte-level BPE with added
-// tokens, id for id what Hugging Face's `tokenizers` gives (no special tokens added by itself).
+// Converts text to token ids and back, as the checkpoint's tokenizer.json specifies: byte-level BPE
+// with added tokens. Ids equal those of Hugging Face's `tokenizers` (with add_special_tokens
+// false).
 //
-// Immutable once loaded: every const method may be called from any thread. A file that uses what
-// is not supported here (another model type, a normalizer, other pre-tokenizers) is refused with a
-// sentence naming the field. It does not render chat templates (chat/) and does not stream
+// Immutable once loaded: every const method may be called from any thread. A file that uses an
+// unsupported feature (another model type, a normalizer, other pre-tokenizers) is refused with an
+// error that names the field. Does not render chat templates (chat/) and does not stream
 // (tokenizer/detokenizer.h).
 #pragma once
 
@@ -26,32 +27,32 @@ namespace fathom {
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a model directory; only
-  // the first must exist.
+  // Reads tokenizer.json, tokenizer_config.json and chat_template.jinja from a model directory;
+  // only the first is required.
   static Result<std::unique_ptr<Tokenizer>> load(const std::string& model_dir);
 
-  // tokenizer.json alone; `source` begins every error.
+  // Reads tokenizer.json alone. `source` begins each error.
   static Result<std::unique_ptr<Tokenizer>> from_json(std::string_view tokenizer_json,
                                                       std::string_view source);
 
-  // Added tokens in the text become their ids. Ill-formed UTF-8 is encoded as U+FFFD.
+  // Encodes text. Added tokens in it become their ids; ill-formed UTF-8 is encoded as U+FFFD.
   std::vector<int32_t> encode(std::string_view text, bool add_bos = false) const;
 
-  // Added tokens in the text are plain text: for content that must not speak for the template.
+  // Encodes text in which added tokens are plain text: for content that must not inject markup.
   std::vector<int32_t> encode_ordinary(std::string_view text) const;
 
-  // Bytes that form no UTF-8 become U+FFFD; ids outside the vocabulary decode to nothing.
-  // skip_special leaves out the tokens marked special.
+  // Decodes ids. Bytes that are not valid UTF-8 become U+FFFD; ids outside the vocabulary give no
+  // text. skip_special omits tokens marked special.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
-  // The bytes of a token (of an added token, its content); may end inside a character. Empty for
-  // ids outside the vocabulary.
+  // The bytes of a token (an added token's content); may end inside a character. Empty for ids
+  // outside the vocabulary.
   std::string_view token_bytes(int32_t id) const;
 
   bool is_special(int32_t id) const;
   bool is_added(int32_t id) const;  // one of the file's added_tokens
 
-  // The token whose text this is; added tokens come first.
+  // The token with this text; added tokens take precedence.
   std::optional<int32_t> token_id(std::string_view token_content) const;
 
   int32_t vocab_size() const { return vocab_size_; }  // highest id + 1
@@ -72,9 +73,10 @@ class Tokenizer {
   Bpe bpe_;
   PreTokenizer pre_tokenizer_;
   std::unordered_map<int32_t, AddedToken> added_;
-  std::unordered_map<std::string, int32_t> id_of_content_;  // added tokens, glyphless entries
-  TokenTrie raw_added_;         // looked for first, in the text as it came
-  TokenTrie normalized_added_;  // then, between those
+  // Added tokens, and entries not written in byte glyphs.
+  std::unordered_map<std::string, int32_t> id_of_content_;
+  TokenTrie raw_added_;         // searched first, in the whole text
+  TokenTrie normalized_added_;  // searched then, between those
   bool has_normalized_added_ = false;
   int32_t vocab_size_ = 0;
   TokenizerConfig config_;

@@ -1,9 +1,9 @@
-// Megabytes a second of encoding and decoding, one thread. FATHOM_TOKENIZER_DIR names the model
-// directory (default: the V3 vocabulary of tests/data), FATHOM_BENCH_TEXT the text.
+// Encoding and decoding speed in MB/s on one thread. FATHOM_TOKENIZER_DIR names the model directory
+// (default: the V3 vocabulary of tests/data), FATHOM_BENCH_TEXT the text.
 //
-// Cold: a tokenizer that has never seen a text, on the text once. Warm: the same text again. There
-// is no cache of encoded words: warm differs by what the processor's caches hold and by the
-// remembered answer, one a vocabulary entry, that an entry's merges produce it.
+// Cold: a new tokenizer encodes the text once. Warm: it encodes the same text again. There is no
+// cache of encoded words. Warm runs differ by the CPU's caches, and by one cached result per
+// vocabulary entry: whether its merges produce it.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>

@@ -2,9 +2,9 @@
 //
 //   tokenizer_compare TOKENIZER_JSON < strings > ids
 //
-// Input: per string its length in bytes (uint32, little endian) and the bytes. Output: per string
-// the number of ids (uint32) and the ids (int32). Checks on the way that decoding gives the string
-// back, in one piece and token by token, and exits with 1 if it does not.
+// Input: per string its length in bytes (uint32, little-endian) and the bytes. Output: per string
+// the number of ids (uint32) and the ids (int32). Also checks that decoding restores the string, at
+// once and token by token; exits with 1 if it does not.
 #include <fmt/format.h>
 
 #include <cstdint>

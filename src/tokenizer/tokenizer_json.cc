@@ -10,7 +10,7 @@
 namespace fathom {
 namespace {
 
-// Bytes of one added token; the longest published one has some 30.
+// Maximal size of one added token; the longest published one has about 30 bytes.
 constexpr size_t kMaxContentBytes = 4096;
 
 Result<const json::object*> object_field(const json::object& parent, std::string_view key,
@@ -23,7 +23,7 @@ Result<const json::object*> object_field(const json::object& parent, std::string
   return &value->get_object();
 }
 
-// null, or a Sequence of nothing.
+// Accepts null or an empty Sequence.
 Result<> check_normalizer(const json::value* normalizer, std::string_view source) {
   if (normalizer == nullptr || normalizer->is_null()) return {};
   if (!normalizer->is_object()) {
@@ -50,7 +50,7 @@ Result<> check_decoder(const json::value* decoder, std::string_view source) {
   return invalid("{}: decoder.type is \"{}\", only ByteLevel is supported", source, type);
 }
 
-// Fields of the BPE model that would change ids in a way not supported here.
+// Refuses fields of the BPE model that change ids in an unsupported way.
 Result<> check_model_options(const JsonFields& fields, std::string_view source) {
   FATHOM_TRY(const auto type, fields.optional_string("type"));
   if (type.value_or("BPE") != "BPE") {
@@ -99,7 +99,7 @@ Result<std::vector<Bpe::Entry>> read_vocab(const json::object& vocab, std::strin
   return entries;
 }
 
-// "left right" or ["left", "right"].
+// Parses "left right" or ["left", "right"].
 std::optional<std::pair<std::string_view, std::string_view>> merge_sides(const json::value& item) {
   const auto view = [](const json::string& s) { return std::string_view(s.data(), s.size()); };
   if (item.is_string()) {
@@ -171,7 +171,7 @@ Result<AddedToken> read_added_token(const json::value& item, const std::string& 
   return token;
 }
 
-// The tokens must agree with the vocabulary, and with each other, on who has which id.
+// Reads the added tokens and checks that their ids agree with the vocabulary and with each other.
 Result<std::vector<AddedToken>> read_added_tokens(const json::object& root,
                                                   const json::object& vocab,
                                                   const std::vector<Bpe::Entry>& entries,
@@ -233,7 +233,7 @@ Result<TokenizerParts> read_parts(const json::object& root, std::string_view sou
                         std::move(entries)};
 }
 
-// "<s>", {"content": "<s>", …} or null.
+// Reads "<s>", {"content": "<s>", …} or null.
 Result<std::optional<std::string>> read_token_name(const json::object& root, std::string_view key,
                                                    std::string_view source) {
   const json::value* value = root.if_contains(key);
@@ -245,7 +245,7 @@ Result<std::optional<std::string>> read_token_name(const json::object& root, std
   return JsonFields(root, fmt::format("{}: ", source)).optional_string(key);
 }
 
-// A string, or a list of {"name", "template"} of which "default" is taken.
+// Reads a string, or a list of {"name", "template"}, of which "default" is used.
 Result<std::optional<std::string>> read_chat_template(const json::object& root,
                                                       std::string_view source) {
   const json::value* value = root.if_contains("chat_template");
@@ -286,7 +286,7 @@ Result<TokenizerConfig> parse_tokenizer_config(std::string_view text, std::strin
   FATHOM_TRY(config.chat_template, read_chat_template(root, source));
   FATHOM_TRY(const auto add_bos, fields.optional_boolean("add_bos_token"));
   FATHOM_TRY(const auto tokenizer_class, fields.optional_string("tokenizer_class"));
-  // What transformers does when the file does not say: Llama's tokenizers add it, others do not.
+  // transformers' default: Llama's tokenizers add BOS, others do not.
   config.add_bos = add_bos.value_or(tokenizer_class.value_or("").starts_with("LlamaTokenizer"));
   return config;
 }

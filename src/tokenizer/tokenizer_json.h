@@ -1,5 +1,5 @@
-// Reads tokenizer.json and tokenizer_config.json into what the tokenizer is built from. Every field
-// that changes ids is understood or refused by name; nothing is skipped over.
+// Reads tokenizer.json and tokenizer_config.json into the tokenizer's parts. Each field that
+// affects ids is supported or refused by name; none is ignored.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,15 @@ namespace fathom {
 struct AddedToken {
   std::string content;
   int32_t id = -1;
-  bool special = false;     // left out when decoding with skip_special
-  bool normalized = false;  // looked for after the tokens that are not
+  bool special = false;     // omitted when decoding with skip_special
+  bool normalized = false;  // searched after tokens that are not normalized
 };
 
 struct TokenizerParts {
   Bpe bpe;
   PreTokenizer pre_tokenizer;
   std::vector<AddedToken> added;
-  std::vector<Bpe::Entry> glyphless;  // vocabulary entries that are not written in byte glyphs
+  std::vector<Bpe::Entry> glyphless;  // vocabulary entries not written in byte glyphs
 };
 
 Result<TokenizerParts> parse_tokenizer_json(std::string_view text, std::string_view source);

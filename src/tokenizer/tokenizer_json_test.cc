@@ -1,4 +1,4 @@
-// What tokenizer.json may say: what is accepted, and the sentence with which all else is refused.
+// What is accepted in tokenizer.json, and the errors with which everything else is refused.
 #include "tokenizer/tokenizer_json.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Whole tokenizers: published vectors, ids made with Hugging Face's `tokenizers`, round trips.
+// Whole tokenizers: published vocabularies, ids made with Hugging Face's `tokenizers`, round trips.
 #include "tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::vector<int32_t> ids_of(const json::value& value) {
   return json::value_to<std::vector<int32_t>>(value);
 }
 
-// Loaded once each; they are immutable.
+// Tokenizers are loaded once each; they are immutable.
 const Tokenizer& published(const std::string& name) {
   static std::unordered_map<std::string, std::unique_ptr<Tokenizer>> loaded;
   auto& tokenizer = loaded[name];
@@ -171,14 +171,14 @@ TEST(Tokenizer, HardTextsTakeNoLongerThanOthers) {
           std::string(size, '!'), std::string(size, '\0'), spaces_then_letter, brackets}) {
       const std::clock_t begin = std::clock();
       EXPECT_EQ(published(name).decode(published(name).encode(text)), text);
-      // CPU seconds, for sanitizers; quadratic time would be a minute.
+      // CPU seconds, with room for sanitizers; quadratic time would take a minute.
       EXPECT_LT(std::clock() - begin, 10 * CLOCKS_PER_SEC) << name;
     }
   }
 }
 
 TEST(Tokenizer, ThreadsAgree) {
-  auto fresh = *Tokenizer::load(kData + "deepseek-v3");  // no answers remembered yet
+  auto fresh = *Tokenizer::load(kData + "deepseek-v3");  // nothing cached yet
   const json::value sample = read_json(kData + "random_sample.json");
   std::vector<std::vector<std::vector<int32_t>>> results(4);
   std::vector<std::thread> threads;

@@ -13,7 +13,8 @@ struct NewRange {
   std::string_view category;
 };
 
-// Assigned in Unicode 15.0, 15.1 and 16.0 (what Oniguruma 6.9.10 matches and PCRE2 10.42 does not).
+// Code points assigned in Unicode 15.0, 15.1 and 16.0, which Oniguruma 6.9.10 knows and PCRE2 10.42
+// does not.
 // clang-format off
 constexpr NewRange kNewRanges[] = {
     {0x0897, 0x0897, "Mn"},

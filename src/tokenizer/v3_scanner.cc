@@ -7,8 +7,8 @@
 namespace fathom {
 namespace {
 
-// Ends what the general pattern may see: numbers and Han runs are pieces of their own already. (It
-// leaves a piece of numbers as it is, and splits a Han run further: see han_run.)
+// Classes that end the general pattern's input: numbers and Han runs are already pieces. (It keeps
+// a piece of numbers whole, and splits a Han run further: see han_run.)
 constexpr uint8_t kBarrier = kNumber | kHan;
 
 struct Char {
@@ -51,7 +51,7 @@ class Scanner {
     return {classes_.of((lead & 0x07) << 18 | bits(1) << 12 | bits(2) << 6 | bits(3)), 4};
   }
 
-  // The general pattern applies inside the run, which ends there for it.
+  // Applies the general pattern inside the run, which it sees as the whole text.
   void han_run(size_t end) {
     in_han_ = true;
     std::swap(size_, end);
@@ -61,7 +61,7 @@ class Scanner {
     in_han_ = false;
   }
 
-  // The end of the run of characters that have the bit, from i on.
+  // The end of the run of characters with the bit, from i on.
   size_t run_end(size_t i, uint8_t bit) const {
     while (i < size_ && data_[i] < 0x80 && (classes_.ascii(data_[i]) & bit)) ++i;
     for (Char c = at(i); c.length > 0 && (c.classes & bit); c = at(i)) i += c.length;
@@ -79,8 +79,8 @@ class Scanner {
     return i;
   }
 
-  // One step of the general pattern, its alternatives in their order. c is the character at
-  // position_, no barrier.
+  // One step of the general pattern, with its alternatives in order. c is the character at
+  // position_ and no barrier.
   void general(Char c) {
     const size_t next = position_ + c.length;
     if (c.classes & kLetter) return matched(run_end(next, kLetter));
@@ -96,7 +96,7 @@ class Scanner {
       return matched(run_end(run_end(next, kPunctuation), kNewline));
     }
     if (c.classes & kSpace) return matched(spaces_end());
-    position_ = next;  // no alternative begins here
+    position_ = next;  // no alternative matches here
   }
 
   size_t ascii_letters_end(size_t i) const {
@@ -104,8 +104,8 @@ class Scanner {
     return i;
   }
 
-  // \s*[\r\n]+ to the run's last line end, else \s+(?!\S) that leaves its last character to what
-  // follows, else \s+.
+  // \s*[\r\n]+ up to the run's last line end, otherwise \s+(?!\S), which excludes the last
+  // character, otherwise \s+.
   size_t spaces_end() const {
     size_t newline_end = 0, last = position_, i = position_;
     for (Char c = at(i); c.length > 0 && (c.classes & kSpace); c = at(i)) {
@@ -128,7 +128,7 @@ class Scanner {
     position_ = piece_begin_ = end;
   }
 
-  // What lies between two matches is one piece.
+  // Text between two matches is one piece.
   void flush_unmatched(size_t end) {
     if (end == piece_begin_) return;
     sink_({reinterpret_cast<const char*>(data_) + piece_begin_, end - piece_begin_});
@@ -137,11 +137,11 @@ class Scanner {
 
   const CharClasses& classes_ = CharClasses::instance();
   const uint8_t* data_;
-  size_t size_;  // while in_han_, the run's end
+  size_t size_;  // the run's end while in_han_
   bool in_han_ = false;
   const PieceSink& sink_;
   size_t position_ = 0;
-  size_t piece_begin_ = 0;  // of what has not been emitted
+  size_t piece_begin_ = 0;  // start of the text not yet emitted
 };
 
 }  // namespace

@@ -33,6 +33,16 @@ std::set<std::string> matches(const std::string& text, const std::string& patter
   return {std::sregex_token_iterator(text.begin(), text.end(), regex), {}};
 }
 
+// The first cells of a document's tables.
+std::string first_cells(const std::string& text) {
+  std::istringstream lines(text);
+  std::string cells;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("| ")) cells += line.substr(0, line.find('|', 1)) + "|\n";
+  }
+  return cells;
+}
+
 // The names that /metrics has, and those under which Prometheus keeps a histogram.
 std::set<std::string> metric_names(bool with_series) {
   const EngineStats engine;
@@ -114,6 +124,12 @@ void expect_probes_and_times(const YAML::Node& deployment) {
   EXPECT_GT(pod["spec"]["terminationGracePeriodSeconds"].as<int>(),
             settings["shutdown-timeout"].as<int>());
   EXPECT_EQ(container["ports"][0]["containerPort"].as<int>(), settings["port"].as<int>());
+  // Probes and the Service name the port as the container does.
+  const std::string port = container["ports"][0]["name"].Scalar();
+  for (const char* probe : {"startupProbe", "livenessProbe", "readinessProbe"}) {
+    EXPECT_EQ(container[probe]["httpGet"]["port"].Scalar(), port) << probe;
+  }
+  EXPECT_EQ(find(all, "Service")["spec"]["ports"][0]["targetPort"].Scalar(), port);
   // A Service "fathom" would set FATHOM_PORT, which is --port, to "tcp://…".
   EXPECT_EQ(pod["spec"]["enableServiceLinks"].Scalar(), "false");
   // Each of them finds the pods by the labels that they have.
@@ -169,6 +185,35 @@ TEST(Deploy, KubernetesArgumentsAreOnesThatServeTakes) {
   }
 }
 
+// Those that begin with "fathom serve", without their comments.
+std::vector<std::string> launch_lines(const std::string& document) {
+  std::istringstream text(read(document));
+  std::vector<std::string> found;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("fathom serve")) found.push_back(line.substr(0, line.find(" #")));
+  }
+  return found;
+}
+
+TEST(Deploy, LaunchLinesOfTheDocumentsAreOnesThatServeTakes) {
+  for (const auto& [document, at_least] : {std::pair("README.md", 6), {"docs/serving.md", 1}}) {
+    const std::vector<std::string> lines = launch_lines(document);
+    EXPECT_GE(std::ssize(lines), at_least) << document;
+    for (const std::string& line : lines) {
+      std::istringstream words(line);
+      std::vector<std::string> arguments;
+      for (std::string word; words >> word;) arguments.push_back(word);
+      arguments.erase(arguments.begin(), arguments.begin() + 2);
+      Serve serve;
+      const auto taken = translate_launch_line(*serve.command, arguments);
+      ASSERT_TRUE(taken.has_value()) << line << ": " << taken.error().message;
+      std::vector<std::string> reversed(taken->arguments.rbegin(), taken->arguments.rend());
+      reversed.push_back("serve");
+      EXPECT_NO_THROW(serve.app.parse(std::move(reversed))) << line;
+    }
+  }
+}
+
 TEST(Deploy, DashboardShowsMetricsThatExist) {
   const std::string text = read("deploy/grafana/fathom.json");
   const auto dashboard = parse_json(text, "fathom.json");
@@ -191,8 +236,9 @@ TEST(Deploy, DashboardShowsMetricsThatExist) {
 TEST(Deploy, DocumentHasEveryMetricAndNoOther) {
   const std::string text = read("docs/serving.md");
   const std::set<std::string> existing = metric_names(true);
+  const std::string rows = first_cells(text);
   for (const std::string& name : metric_names(false)) {
-    EXPECT_NE(text.find("`" + name), std::string::npos) << name;
+    EXPECT_NE(rows.find("`" + name + "`"), std::string::npos) << name;
   }
   for (const std::string& name : matches(text, kMetric)) {
     EXPECT_TRUE(existing.contains(name)) << name;
@@ -201,13 +247,13 @@ TEST(Deploy, DocumentHasEveryMetricAndNoOther) {
 
 TEST(Deploy, DocumentHasEveryFlagOfServeAndNoOther) {
   const std::string text = read("docs/serving.md");
+  const std::set<std::string> rows = matches(first_cells(text), "--[a-z][a-z0-9-]+");
   const Serve serve;
   std::set<std::string> known = {"--config", "--json"};
   for (const CLI::Option* option : serve.command->get_options()) {
     for (const std::string& name : option->get_lnames()) known.insert("--" + name);
-    if (option->get_lnames().empty()) continue;
-    EXPECT_NE(text.find("--" + option->get_lnames().front()), std::string::npos)
-        << option->get_lnames().front();
+    if (option->get_lnames().empty() || option->get_lnames().front() == "help") continue;
+    EXPECT_TRUE(rows.contains("--" + option->get_lnames().front())) << option->get_lnames().front();
   }
   for (const std::string& name : matches(text, "--[a-z][a-z0-9-]+")) {
     EXPECT_TRUE(known.contains(name) || is_foreign_flag(name.substr(2))) << name;

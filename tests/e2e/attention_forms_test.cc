@@ -1,4 +1,4 @@
-// The two attention forms, every chunk size and every batch composition give the same logits.
+// Logits do not depend on the attention form, the chunk size or the batch composition.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ ModelOptions options_with(DType compute, AttentionForm form, int64_t key_chunk =
   return options;
 }
 
-// Float32: only the order of sums differs. Logits reach about 20.
+// In float32 only the order of summation differs. Logits are up to about 20.
 constexpr double kTolerance = 1e-4;
 
 TEST(AttentionForms, AbsorbedEqualsMultiHead) {
@@ -81,8 +81,8 @@ TEST(AttentionForms, EveryBatchCompositionAgrees) {
   }
 }
 
-// In bf16 the chunks decide where attention is rounded; what is beside a sequence in the batch must
-// not matter at all: the same chunks give the same bits alone and among others.
+// In bf16 the chunks determine where attention is rounded. Other sequences must not matter: with
+// the same chunks, logits are bitwise identical alone and in a batch.
 TEST(AttentionForms, NeighboursChangeNoBit) {
   ModelHarness model(bundled_model(), options_with(DType::kBF16, AttentionForm::kAuto),
                      CacheFormat::kBF16, 128);

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Damaged copies of the bundled model: what `fathom run` and `fathom inspect` say about them.
+"""Damaged copies of the bundled model are refused by `fathom run` and `fathom inspect`.
 
     bad_model_test.py PROGRAM SOURCE_DIR SECONDS MEBIBYTES [TEST…]
 
-Each case must end in exit status 2 and one sentence on stderr that names the file and what is wrong
-in it, within SECONDS of CPU time and MEBIBYTES of resident memory, with nothing on stdout. The tests beside
-src/checkpoint and src/tokenizer hold the full tables; here a part of them goes through the whole program.
+Each case must end with exit status 2 and one sentence on stderr that names the file and the error,
+within SECONDS of CPU time and MEBIBYTES of resident memory, with nothing on stdout. The unit tests in
+src/checkpoint and src/tokenizer have the full tables; these cases cover the whole program.
 """
 import json
 import os
@@ -19,7 +19,7 @@ import unittest
 PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
 MAX_SECONDS, MAX_MEBIBYTES = float(sys.argv.pop(1)), int(sys.argv.pop(1))
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
-# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+# Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 
@@ -30,7 +30,7 @@ SHARD, EH_PROJ = SHARDS[2], "model.layers.8.eh_proj.weight"
 
 
 def read_shard():
-    """The header of SHARD as an object, and how many bytes of data follow it."""
+    """Returns the header of SHARD as an object, and the number of data bytes after it."""
     path = os.path.join(MODEL, SHARD)
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -43,7 +43,7 @@ def read_json(name):
 
 
 class Copy:
-    """A folder of links to the bundled model's files, some of which a case replaces."""
+    """A folder of links to the bundled model's files; a case replaces some of them."""
 
     def __init__(self, path):
         self.path = path
@@ -57,7 +57,7 @@ class Copy:
         os.remove(self.place(name))
 
     def write(self, name, data, size=None):
-        """`data` in place of the file; with `size`, followed by zeros that take no disk space."""
+        """Replaces the file by `data`, padded to `size` with zeros that take no disk space."""
         if os.path.lexists(self.place(name)):
             self.remove(name)
         with open(self.place(name), "wb") as file:
@@ -84,7 +84,7 @@ class Copy:
         self.edit(CONFIG, change)
 
     def header(self, text, data_bytes=None, length=None):
-        """SHARD with this header, as many zeros as the true file has data, and this length field."""
+        """Writes SHARD with this header and length field; its data are zeros, as many as originally."""
         text = text if isinstance(text, bytes) else text.encode()
         data_bytes = read_shard()[1] if data_bytes is None else data_bytes
         length = len(text) if length is None else length
@@ -98,7 +98,7 @@ class Copy:
 
 
 def run_once(arguments):
-    """(exit status, stdout, stderr, CPU seconds, peak resident MiB) of one run of the program."""
+    """Runs the program: (exit status, stdout, stderr, CPU seconds, peak resident MiB)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=out,
                                    stderr=err, env=ENVIRONMENT)
@@ -129,8 +129,8 @@ class BadModel(unittest.TestCase):
         self.assertLess(mebibytes, MAX_MEBIBYTES, shown)
 
     def refused(self, file, part, damage, commands=("run", "inspect"), shows=False):
-        """The damaged copy is refused in a sentence that holds `file`'s name and `part`. shows: `inspect` may
-        print what it could read before."""
+        """Expects a refusal in one sentence that contains `file`'s name and `part`. shows: `inspect` may
+        print what it read before the error."""
         self.made += 1
         path = os.path.join(self.scratch, str(self.made))
         os.mkdir(path)
@@ -190,12 +190,12 @@ class BadModel(unittest.TestCase):
                 ("ends at byte", {"shape": [2**40, 512], "data_offsets": [0, 2**50]}),
                 ("exactly two", {"data_offsets": [0]})]:
             self.refused(SHARD, part, lambda c, f=fields: c.entry(**f))
-        # The next tensor begins where this one would have ended.
+        # The next tensor begins where this one should have ended.
         self.refused(SHARD, "inside the tensor before it",
                      lambda c: c.entry(shape=[512, 512], data_offsets=[0, 524288]))
 
     def test_stored_forms(self):
-        """What only loading asked for: inspect says it too, and nothing is read before."""
+        """Errors that only loading detects: `inspect` reports them too, and `run` before it reads weights."""
         shard = SHARDS[1]
         with open(os.path.join(MODEL, shard), "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
@@ -239,7 +239,7 @@ class BadModel(unittest.TestCase):
             self.refused(CONFIG, field, lambda c, f=field, v=value: c.config(**{f: v}))
 
     def test_config_against_the_weights(self):
-        # Accepted by themselves, and large: refused before anything of that size is reserved.
+        # Large values within limits: refused before anything of that size is allocated.
         self.refused("", 'tensor "model.layers.9.', lambda c: c.config(num_hidden_layers=512))
         self.refused("", 'tensor "model.layers.1.mlp.experts.16.',
                      lambda c: c.config(n_routed_experts=1024))

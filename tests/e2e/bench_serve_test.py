@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`fathom bench serve` against `fathom serve` with the bundled model: every kind of dataset, the
-labels that scripts read, counts that agree with the server's own, clients that leave.
+"""`fathom bench serve` on `fathom serve` with the bundled model: every kind of dataset, the labels that
+scripts parse, counts that agree with the server's own, clients that disconnect.
 
     bench_serve_test.py PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS
 """
@@ -20,7 +20,7 @@ import urllib.request
 PROGRAM, SOURCE, WITH_FAULTS = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 TRACES = os.path.join(SOURCE, "tests/data/traces")
-# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+# Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 FIRST_LABELS = [
@@ -36,7 +36,7 @@ SECTIONS = {"TTFT": "---------------Time to First Token----------------",
 
 
 def bench(port, *flags, status=0):
-    """The report, and the object of --save-result."""
+    """Returns the report and the object of --save-result."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result.json")
         done = subprocess.run(
@@ -145,7 +145,7 @@ class WithServer(OneServer):
         self.assertIn("--tokenizer has no effect", err)
         self.assertEqual(result["completed"], 8)
         self.assertEqual(result["total_input_tokens"], 8 * 144)
-        # The second and later prompts of a prefix find it; the warm-up's pages are gone.
+        # All prompts but a prefix's first find it in the cache; the warm-up's pages are evicted.
         self.assertEqual(result["total_cached_tokens"], 6 * 128)
         self.assertEqual((result["backend"], result["label"], result["run"]), ("vllm", "night", "1"))
         self.assertEqual(self.metric("vllm:generation_tokens_total") - before, (8 + 3) * 4)
@@ -180,7 +180,7 @@ class WithServer(OneServer):
                                   "--random-output-len", "4", "--ignore-eos", "--endpoint",
                                   "/v1/chat/completions")
         self.assertEqual((result["completed"], result["total_output_tokens"]), (3, 12))
-        # A letter a token, and the chat's markup.
+        # One token per letter, and the chat's markup.
         self.assertTrue(3 * 40 <= result["total_input_tokens"] <= 3 * 60, result)
 
     def test_azure(self):
@@ -204,7 +204,7 @@ class WithServer(OneServer):
         with open(path) as file:
             rows = [json.loads(line) for line in file]
         self.assertEqual(result["completed"], len(rows))
-        # Blocks of 64 tokens, a page each; whole pages that came before are found again. The last
+        # Blocks of 64 tokens, one page each; earlier whole pages are found in the cache. The last
         # token of a prompt is always computed.
         seen, shared = set(), 0
         for row in rows:
@@ -229,7 +229,7 @@ class WithServer(OneServer):
 
 
 class WithSlowServer(OneServer):
-    # Steps of at least 5 ms: no answer ends before its client leaves.
+    # Steps of at least 5 ms: no completion ends before its client disconnects.
     program, environment = WITH_FAULTS, {**ENVIRONMENT, "FATHOM_FAULT": "step_ms:5"}
 
     def test_clients_that_leave(self):

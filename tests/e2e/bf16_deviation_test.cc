@@ -1,4 +1,4 @@
-// bf16, the default, against transformers' float32 on prose: how far log-probabilities move.
+// Deviation of log-probabilities in bf16, the default, from transformers' float32 on prose.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 namespace fathom {
 namespace {
 
-// Positions whose experts were chosen by less than this (in the score that is compared) are left
-// out: bf16 legitimately chooses another expert there. What follows such a position sees its
-// changed keys, so the tail of the distribution holds a few other choices all the same.
+// Positions where the selection of experts was closer than this (in the compared score) are
+// excluded, because bf16 legitimately selects another expert there. Later positions see the changed
+// keys, so the tail of the distribution still contains such cases.
 constexpr float kClearGap = 0.01f;
 
-// Differences of the log-probabilities of the 20 likeliest tokens at every position whose routing
-// is clear, ascending.
+// Differences of log-probabilities of the 20 likeliest tokens at all positions with clear routing,
+// ascending.
 std::vector<double> deviations(CacheFormat cache) {
   const std::string directory = goldens_directory() + "fathom-tiny/";
   const auto text = read_text_file(directory + "golden.json", 1 << 20);
@@ -51,7 +51,7 @@ std::vector<double> deviations(CacheFormat cache) {
   return all;
 }
 
-// Transformers' own bf16 run moves these by a median of 0.025 and a 99th percentile of 0.18
+// transformers' own bf16 run deviates by a median of 0.025 and a 99th percentile of 0.18
 // (tests/goldens/bf16_deviation.json, prose, gap >= 0.01).
 TEST(Bf16Deviation, StaysWithinTransformersOwnOnProse) {
   const auto all = deviations(CacheFormat::kBF16);
@@ -63,7 +63,7 @@ TEST(Bf16Deviation, StaysWithinTransformersOwnOnProse) {
   EXPECT_LE(p99, 2 * 0.18);
 }
 
-// An FP8 cache rounds the latent to 4 bits: coarser, and not more than this.
+// An FP8 cache rounds the latent to 4 bits, so the deviation is larger.
 TEST(Bf16Deviation, Fp8CacheIsCoarserWithinBounds) {
   const auto all = deviations(CacheFormat::kFp8Scaled);
   const double median = all[all.size() / 2];

@@ -1,4 +1,4 @@
-// The bundled model against Hugging Face transformers: golden logits and greedy tokens.
+// The bundled model compared with Hugging Face transformers: golden logits and greedy tokens.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ struct Prompt {
   std::vector<int32_t> ids;
   std::vector<int32_t> greedy;
   std::vector<double> margins;
-  GoldenTensor logits;  // of the last rows of the prompt
+  GoldenTensor logits;  // of the prompt's last rows
 };
 
 std::vector<Prompt> prompts() {
@@ -69,8 +69,8 @@ TEST(BundledModel, Float32GreedyTokensEqualTransformers) {
   }
 }
 
-// bf16 may choose another token where the margin is small: equal up to the first margin below the
-// tolerance.
+// bf16 may choose another token where the margin is small: tokens must be equal up to the first
+// margin below kMargin.
 TEST(BundledModel, Bf16GreedyTokensEqualWhereTheMarginIsClear) {
   constexpr double kMargin = 0.15;
   for (const CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFp8Scaled}) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The built program on the bundled model, as a person or a script would call it.
+"""The program with the bundled model, called as by a person or a script.
 
     cli_test.py PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS
 """
@@ -16,7 +16,7 @@ import unittest
 
 PROGRAM, SOURCE, WITH_FAULTS = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
-# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+# Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 
@@ -51,7 +51,7 @@ class Run(unittest.TestCase):
         self.assertTrue(out)
         self.assertIn('fathom: "hello" is no model here, so it is the text for the bundled model\n',
                       err)
-        # With a prompt on stdin the word is a model, which is not there.
+        # With a prompt on stdin the word is taken as a model, which does not exist.
         _, err = fathom("run", "-q", "hello", stdin="What is 12 + 30?", status=2)
         self.assertIn("hello: neither a directory nor in the Hugging Face cache", err)
         _, err = fathom("run", "-q", "modles/fathom-tiny", status=2)
@@ -101,7 +101,7 @@ class Run(unittest.TestCase):
         self.assertEqual(reply["prompt_ids"], [0, 8176, 1407, 8177, 8189])
         self.assertEqual(len(reply["ids"]), 5)
         self.assertEqual([t["id"] for t in reply["logprobs"]], reply["ids"])
-        for token in reply["logprobs"]:  # greedy: the token is the likeliest
+        for token in reply["logprobs"]:  # greedy: the token is the most likely one
             self.assertEqual(len(token["top"]), 20)
             self.assertEqual(token["top"][0], {"id": token["id"], "logprob": token["logprob"]})
         self.assertIsNone(reply["prompt_logprobs"][0])
@@ -289,7 +289,7 @@ class Chat(unittest.TestCase):
     def test_ctrl_c_stops_the_answer_only(self):
         pid, terminal = pty.fork()
         if pid == 0:
-            # Steps of at least 10 ms: the answer lasts longer than it takes to be interrupted.
+            # Steps of at least 10 ms: the completion is still running when it is interrupted.
             os.execve(WITH_FAULTS, [WITH_FAULTS, "chat", MODEL, "-q", "--ignore-eos",
                                     "--temperature", "0"],
                       {**ENVIRONMENT, "TERM": "xterm", "FATHOM_FAULT": "step_ms:10"})
@@ -311,7 +311,7 @@ class Chat(unittest.TestCase):
         try:
             read_until(b"> ")
             os.write(terminal, b"What is 3 + 4?\n")
-            read_until(b"3 + 4 = 7.")  # and on, because end-of-sequence is ignored
+            read_until(b"3 + 4 = 7.")  # continues, because end-of-sequence is ignored
             os.write(terminal, b"\x03")
             read_until(b"stopped")
             read_until(b"> ")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Denormals, negative zeros, the largest doubles and the last numbers before each limit, in every
-field and at every endpoint that generates, whole and streamed: an answer or a refusal that names the
-field, never an error of the server's.
+"""Denormals, negative zeros, the largest doubles and the last numbers before each limit, in all fields
+of all generating endpoints, streamed and not: a completion or an error that names the field, never an
+internal error.
 
     extreme_numbers_test.py PROGRAM SOURCE_DIR
 """
@@ -12,7 +12,7 @@ import unittest
 from fathom_server import QUESTION, Server
 
 TEXT = QUESTION[0]["content"]
-# Endpoint: the rest of its body, "FIELD" where the field belongs.
+# Endpoint: the rest of its body, with "FIELD" in place of the field.
 ENDPOINTS = {
     "/v1/chat/completions":
         {"messages": QUESTION, "max_tokens": 2, "logprobs": True, "top_logprobs": 2, "FIELD": 0},
@@ -32,7 +32,7 @@ def bias(values):
     return ['{"42": %s, "43": %s}' % (value, value) for value in values]
 
 
-# Field: what is taken, what is refused.
+# Field: accepted values, refused values.
 FIELDS = {
     "temperature": (ZEROS + TINY + ["9.999999999999999e-6", "1e-5", "2", "2.0"],
                     NEGATIVE + LARGE + ["2.0000000000000004"]),
@@ -88,7 +88,7 @@ class ExtremeNumbers(unittest.TestCase):
         self.assertTrue(replies, said)
         for reply in replies:
             self.assertIsNone(reply.get("error"), said)
-            # What stands for a log-probability that is no number.
+            # Stands for a log-probability that is not finite.
             self.assertNotIn(-9999, list(numbers(reply)), said)
 
     def test_an_answer_or_a_refusal(self):

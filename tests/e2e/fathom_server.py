@@ -1,8 +1,8 @@
-"""`fathom serve` for tests: started, asked, stopped.
+"""Starts, queries and stops `fathom serve` for tests.
 
-A test that imports this is called as TEST PROGRAM SOURCE_DIR [ARGUMENT…]; both are taken from its
-arguments here. With ROBUST_SLACK (1) in the environment everything may take so many times as long, for
-machines that do other work and programs built with sanitizers.
+A test that imports this is called as TEST PROGRAM SOURCE_DIR [ARGUMENT…]; this module reads the first two.
+The environment variable ROBUST_SLACK (default 1) multiplies all time limits, for busy machines and
+programs built with sanitizers.
 """
 import atexit
 import http.client
@@ -18,28 +18,28 @@ import time
 PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
 SLACK = float(os.environ.get("ROBUST_SLACK", "1"))
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
-# FATHOM_CPU_ISA: the suite is run with slow kernels too. No grammar is refused because the machine is
-# slow; a test of that limit gives the flag, which comes first.
+# Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels. A slow machine refuses no grammar; a test
+# of that limit gives the flag, which takes precedence.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 ENVIRONMENT["FATHOM_GRAMMAR_TIMEOUT"] = "3600"
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 ANSWER = "12 + 30 = 42."
-# Long enough that it runs when something is done to it.
+# Long enough to be running when a test acts on it.
 LONG = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 1500,
         "temperature": 1.0, "ignore_eos": True, "seed": 1}
 
 
 class Server:
-    """The program, listening; its log is kept. `ready`: wait until the model is there; otherwise
-    `port` has to be given. `environment` comes on top of this process's without FATHOM_*."""
+    """The program, listening, with its log. `ready`: wait until the model is loaded; otherwise `port`
+    is required. `environment` is added to this process's without FATHOM_*."""
 
     def __init__(self, *flags, program=PROGRAM, model=MODEL, port=0, ready=True, environment=None,
                  **popen):
         self.process = subprocess.Popen(
             [program, "serve", model, "--port", str(port), *flags], stderr=subprocess.PIPE,
             env={**ENVIRONMENT, **(environment or {})}, text=True, errors="replace", **popen)
-        # A test that has failed leaves none behind: whoever reads its output would wait for it.
+        # A failed test must leave no server: readers of its output would wait for it.
         atexit.register(lambda: self.process.poll() is None and self.process.kill())
         self.log = []
         self.port = port or None
@@ -78,7 +78,7 @@ class Server:
         return json.loads(text)
 
     def events(self, path, body):
-        """(event name, data) of a stream, the data as JSON unless it is [DONE]."""
+        """Yields (event name, data) of a stream, with data parsed as JSON unless it is [DONE]."""
         connection, response = self.open("POST", path, {**body, "stream": True})
         assert response.status == 200, response.read()
         assert response.getheader("Content-Type").startswith("text/event-stream")
@@ -116,8 +116,8 @@ class Server:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self):
-        """Computed by all its threads so far, in the kernel's ticks: unlike time that has passed it
-        does not say what else the machine does."""
+        """CPU time of all its threads so far, in the kernel's ticks. Unlike elapsed time it does not
+        depend on other processes."""
         with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as file:
             fields = file.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -129,13 +129,13 @@ class Server:
     def wait(self, seconds=60):
         status = self.process.wait(seconds * SLACK)
         self.reader.join(10 * SLACK)
-        # Of a program built with sanitizers: no report, however it was meant to end.
+        # Programs built with sanitizers must print no report, whatever the expected end.
         log = "".join(self.log)
         assert "Sanitizer: " not in log and "runtime error: " not in log, log
         return status
 
     def kill(self):
-        """Whatever a test has left of it; nothing where it has ended."""
+        """Kills the server if it is still running."""
         if self.process.poll() is None:
             self.process.kill()
         self.wait()

@@ -1,4 +1,4 @@
-"""`fathom serve` with faults between its engine and its model (tests/robustness/engine_faults.cc).
+"""Runs `fathom serve` with faults between its engine and its model (tests/robustness/engine_faults.cc).
 
 A test that imports this is called as TEST PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS.
 """
@@ -11,19 +11,19 @@ import time
 from fathom_server import SLACK, Server
 
 WITH_FAULTS = sys.argv.pop(1)
-# Steps of at least 20 ms: LONG lasts for 30 s at least, however fast the machine is.
+# Steps of at least 20 ms: LONG lasts at least 30 s on any machine.
 SLOW = "step_ms:20"
 
 
 def faulty(faults, *flags, **options):
-    """A server with these faults."""
+    """Starts a server with these faults."""
     return Server(*flags, program=WITH_FAULTS,
                   environment={"FATHOM_FAULT": faults, **options.pop("environment", {})}, **options)
 
 
 class StepGate:
-    """Says which steps a server's engine may begin, counted from its start. Closed when made; a server
-    whose gate is closed does not end."""
+    """Controls how many steps a server's engine may begin. Initially none; a server whose gate is closed
+    does not end."""
 
     def __init__(self):
         self.descriptor = os.memfd_create("step_gate")
@@ -31,13 +31,13 @@ class StepGate:
         self.memory = mmap.mmap(self.descriptor, mmap.PAGESIZE)
 
     def serve(self, *flags, faults="", **options):
-        """A server behind this gate, with these faults too."""
+        """Starts a server behind this gate, with further faults."""
         gate = f"step_gate:{self.descriptor}"
         return faulty(f"{gate},{faults}" if faults else gate, *flags, pass_fds=(self.descriptor,),
                       **options)
 
     def allow(self, steps):
-        """So many steps more."""
+        """Allows this many more steps."""
         allowed, = struct.unpack("q", self.memory[0:8])
         self.memory[0:8] = struct.pack("q", allowed + steps)
 
@@ -45,7 +45,7 @@ class StepGate:
         self.memory[0:8] = struct.pack("q", 1 << 40)
 
     def wait_until_held(self, seconds=60):
-        """Until the engine has begun all that is allowed and stands before the next step."""
+        """Waits until the engine has begun all allowed steps and is blocked at the next one."""
         end = time.monotonic() + seconds * SLACK
         while True:
             allowed, reached = struct.unpack("2q", self.memory[0:16])

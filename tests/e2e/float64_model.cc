@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostPositions = 4096, kBlock = 128;
 
-// Calls body(i) for i below `count`, on all cores.
+// Calls body(i) for each i below `count`, on all cores.
 template <typename Body>
 void for_each(int64_t count, const Body& body) {
   const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
@@ -27,7 +27,7 @@ void for_each(int64_t count, const Body& body) {
   }
 }
 
-// A tensor's values as a checkpoint means them, a row at a time.
+// A tensor's dequantized values, row by row.
 class DummyTensor {
  public:
   DummyTensor(const Checkpoint& checkpoint, const std::string& name, int64_t cols) : cols_(cols) {
@@ -70,7 +70,7 @@ class DummyTensor {
   std::vector<float> scales_;
 };
 
-// Rows of whole blocks of 128.
+// Quantizes rows of whole 128-column blocks to e4m3 and back.
 std::vector<double> through_e4m3(const std::vector<double>& x, const ModelConfig& config) {
   const ScaleForm form =
       config.quantization.scales_are_powers_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
@@ -127,7 +127,7 @@ std::vector<double> Float64Model::logits(const std::vector<int32_t>& ids, bool t
   return product("lm_head.weight", x, config_.vocab_size, hidden);
 }
 
-// x [tokens, k] W^T
+// x [tokens, k] times W^T.
 Float64Model::Rows Float64Model::product(const std::string& name, const Rows& x, int64_t n,
                                          int64_t k) const {
   const DummyTensor weight(checkpoint_, name, k);
@@ -257,8 +257,8 @@ Float64Model::Rows Float64Model::experts(const std::string& prefix, const Rows& 
   return out;
 }
 
-// Groups by the sum of their two best, then the best experts of the chosen groups; the bias counts
-// for the choice alone.
+// Selects groups by the sum of their two best scores, then the best experts of these groups. The
+// bias affects the selection only.
 Float64Model::Rows Float64Model::expert_weights(const std::string& prefix, const Rows& x) const {
   const int64_t experts = config_.num_experts, size = experts / config_.num_groups;
   const Rows logits = product(prefix + "gate.weight", x, experts, config_.hidden);

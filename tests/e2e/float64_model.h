@@ -1,5 +1,5 @@
-// The DeepSeek-V3 decoder in float64, straight from its definition, with the weights that a dummy
-// checkpoint has: what any way of computing it is measured by.
+// The DeepSeek-V3 decoder in float64, implemented directly from its definition, with a dummy
+// checkpoint's weights. The reference for other implementations.
 #pragma once
 
 #include <string>
@@ -12,12 +12,12 @@ namespace fathom {
 
 class Float64Model {
  public:
-  // A dummy of a model with query compression and a sigmoid gate, seed 0. Kept, not copied.
-  // With quantised activations products of weights in e4m3 take x as quantize_rows.h makes it,
-  // rounded to bf16 before; all else stays float64.
+  // `checkpoint` is a dummy of a model with query compression and a sigmoid gate, seed 0; it must
+  // outlive this object. With quantised_activations, GEMMs with e4m3 weights round x to bf16 and
+  // quantize it as quantize_rows.h does; everything else stays float64.
   explicit Float64Model(const Checkpoint& checkpoint, bool quantised_activations = false);
 
-  // Of every token of one text, or of texts of a token each: [ids, vocab].
+  // Logits [ids, vocab] of each token of one text, or of texts of one token each.
   std::vector<double> logits(const std::vector<int32_t>& ids, bool texts_of_one = false);
 
  private:
@@ -29,7 +29,7 @@ class Float64Model {
   Rows attention(const std::string& prefix, const Rows& x) const;
   Rows mlp(const std::string& prefix, const Rows& x, int64_t intermediate) const;
   Rows experts(const std::string& prefix, const Rows& x) const;
-  // [tokens, experts]: 0 where an expert is not chosen.
+  // Weights [tokens, experts]: 0 for experts that are not selected.
   Rows expert_weights(const std::string& prefix, const Rows& x) const;
 
   const Checkpoint& checkpoint_;

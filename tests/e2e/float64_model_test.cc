@@ -1,4 +1,4 @@
-// Two programs for one definition: float64_model.h and the CPU's float32.
+// Compares two implementations of one definition: float64_model.h and the CPU's float32.
 #include "e2e/float64_model.h"
 
 #include <gtest/gtest.h>

@@ -11,10 +11,10 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kRowsAStep = 2048;  // on_cpu()'s
+constexpr int64_t kRowsAStep = 2048;  // on_cpu()'s limit
 constexpr int32_t kEndOfSequence = 1;
 
-// What the bundled model in float32 says behind every token of every text.
+// The float32 bundled model's distribution after each token of each text.
 std::vector<std::vector<SampledToken>> forced(const std::vector<Text>& texts) {
   static const std::unique_ptr<Runner> runner =
       on_cpu(bundled_checkpoint(), DType::kF32, CacheFormat::kF32);
@@ -36,10 +36,10 @@ float logprob_of(const SampledToken& row, int32_t id) {
   for (const auto& [top, logprob] : row.top) {
     if (top == id) return logprob;
   }
-  return row.top.back().second;  // at most
+  return row.top.back().second;  // an upper bound
 }
 
-// By how much the most likely token is before the chosen one, with the request's bias and penalty.
+// The score of the best token minus that of the chosen one, with the request's bias and penalty.
 double behind_best(const SampledToken& row, const SamplingParams& params,
                    const std::vector<int32_t>& before, int32_t chosen) {
   const auto score = [&](int32_t id, float logprob) {

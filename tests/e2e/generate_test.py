@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The manual page and the shells' completions that the program prints of itself.
+"""The manual page and the shell completions that the program generates.
 
     generate_test.py PROGRAM
 """
@@ -25,7 +25,7 @@ def output(*command, **options):
 
 
 def flags_of(command):
-    """The long flags that --help shows at the left."""
+    """Returns the long flags in the left column of --help."""
     text, _ = output(PROGRAM, *command.split(), "--help")
     return {name for line in text.splitlines() if re.match(r"  -", line)
             for name in re.findall(r"--[a-z][a-z0-9-]*", line[2:].split("  ")[0])}

@@ -1,5 +1,5 @@
-// Small random checkpoints of every published form against Hugging Face transformers in float32.
-// tests/goldens/README.md says what each of them is and how it was made.
+// Small random checkpoints of all published forms, compared with Hugging Face transformers in
+// float32. tests/goldens/README.md describes them and how they were made.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,12 +15,12 @@ namespace {
 struct Golden {
   std::vector<int32_t> ids;
   std::vector<int32_t> greedy;
-  std::vector<int64_t> rows;  // which of the prompt's rows have logits
+  std::vector<int64_t> rows;  // the rows of the prompt that have logits
   GoldenTensor logits;
-  double bf16_max = 0, bf16_median = 0;  // what transformers' own bf16 run is off by
+  double bf16_max = 0, bf16_median = 0;  // deviation of transformers' own bf16 run
 };
 
-// suffix is "" or "_long": a checkpoint may have a second, longer golden.
+// Reads a golden. `suffix` is "" or "_long": a checkpoint may have a second, longer one.
 Golden read_golden(const std::string& directory, const std::string& suffix) {
   Golden golden;
   const auto text = read_text_file(directory + "/golden" + suffix + ".json", 1 << 24);
@@ -93,8 +93,8 @@ double log_sum_exp(const float* logits, int64_t count) {
   return std::log(sum);
 }
 
-// No prompt here has a token near a routing tie, so bf16 can be compared position by position:
-// within twice what transformers' own bf16 run is off by on the same input.
+// No prompt here has a token near a routing tie, so bf16 is compared at each position: within twice
+// the deviation of transformers' own bf16 run on the same input.
 TEST_P(Goldens, Bf16IsWithinTwiceTransformersOwnDeviation) {
   const std::string directory = goldens_directory() + GetParam().name;
   const Golden golden = read_golden(directory, GetParam().suffix);

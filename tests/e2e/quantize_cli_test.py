@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""`fathom quantize` and `--quantization fp8` as a person would call them.
+"""`fathom quantize` and `--quantization fp8`, called as by a person.
 
     quantize_cli_test.py PROGRAM SOURCE_DIR MAX_MIB
 
-MAX_MIB: of memory, for a model of more.
-The bundled model is in FP8. Multiplied out to float32 it is the model to quantise: the largest
-weight of each block is 448 times its scale, so that the same codes have to come out.
+MAX_MIB: memory limit, for a model larger than that.
+The source is the bundled FP8 model dequantized to float32. The largest weight of each block is 448 times
+its scale, so quantizing must restore the same codes.
 """
 import array
 import json
@@ -20,14 +20,14 @@ import unittest
 
 PROGRAM, SOURCE, MAX_MIB = sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
 BUNDLED = os.path.join(SOURCE, "models/fathom-tiny")
-# FATHOM_CPU_ISA: the suite is run with slow kernels too.
+# Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 QUESTION = ["What is 12 + 30?", "--temperature", "0", "-q", "--device", "cpu"]
 
 
-# Says how many KiB a program had at most. Of a child of this test that would be the test's own,
-# which counts until another program takes its place.
+# Prints the peak memory of a program in KiB. Measured from a small parent, because a child's peak
+# includes the size of the process that forked it, here the test's.
 PEAK = """
 import os, sys
 _, status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
@@ -59,7 +59,7 @@ CODES = [e4m3(code) for code in range(256)]
 
 
 def read_model(folder):
-    """{name: (dtype, shape, bytes)} of all shards."""
+    """Returns {name: (dtype, shape, bytes)} of all shards."""
     tensors = {}
     for name in sorted(os.listdir(folder)):
         if not name.endswith(".safetensors"):
@@ -75,7 +75,7 @@ def read_model(folder):
 
 
 def multiplied_out(tensors):
-    """FP8 weights times their scales, in float32; the rest as it is."""
+    """Returns FP8 weights dequantized to float32, and other tensors unchanged."""
     wide = {}
     for name, (dtype, shape, data) in tensors.items():
         if name.endswith("_scale_inv"):
@@ -143,7 +143,7 @@ class Quantize(unittest.TestCase):
             if not name.endswith("_scale_inv"):
                 self.assertEqual(made[name][2], data, name)
                 continue
-            # 448 times a scale and divided by 448 again: the last bit may have gone.
+            # Multiplying a scale by 448 and dividing again may change its last bit.
             for one, other in zip(array.array("i", made[name][2]), array.array("i", data)):
                 self.assertLessEqual(abs(one - other), 1, name)
 
@@ -168,7 +168,7 @@ class Quantize(unittest.TestCase):
         self.assertLess(weights["fp8"], 0.4 * weights["none"])
 
     def test_memory_is_not_the_models(self):
-        """A shard of more than 300 MiB, a hole in its file: zeros."""
+        """Creates a shard of more than 300 MiB as a sparse file of zeros."""
         folder = os.path.join(self.folder.name, "large")
         os.mkdir(folder)
         write_model(folder, {})
@@ -209,7 +209,7 @@ class Quantize(unittest.TestCase):
         goldens = os.path.join(SOURCE, "tests/goldens/v2_fp8_tensor")
         _, err = fathom("bench", "latency", goldens, "-q", "--quantization", "fp8", status=2)
         self.assertIn("stored in FP8 already, with one scale a tensor", err)
-        # The same form is what was asked for.
+        # The checkpoint already has the requested form.
         self.assertEqual(fathom("run", BUNDLED, *QUESTION, "--quantization", "fp8")[0],
                          "12 + 30 = 42.\n")
 

@@ -1,4 +1,4 @@
-// Checkpoints in bf16 and f16, quantised offline and while they are loaded: the same model.
+// bf16 and f16 checkpoints quantized offline and while loading give the same model.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -50,13 +50,13 @@ TEST(QuantizedModel, OfflineAndWhileLoadingAreTheSameBits) {
       const auto stored = logits(source, false), quantized = logits(source, true);
       EXPECT_EQ(logits(options.output, false), quantized) << name;
       EXPECT_NE(stored, quantized) << name;
-      // What rounding to 4 bits does to random weights of few columns; a wrong scale gives 0.
+      // The effect of rounding to 4 bits on random weights with few columns; a wrong scale gives 0.
       EXPECT_GT(cosine(stored, quantized), 0.98) << name;
     }
   }
 }
 
-// What the tests on a GPU run: the trained model, whose activations' scales are not used here.
+// The checkpoints of the GPU tests: the trained model, whose activation scales are not used here.
 TEST(QuantizedModel, PublishedFormsAreNearToBlocks) {
   const auto checkpoint = Checkpoint::open(bundled_model());
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
@@ -70,8 +70,8 @@ TEST(QuantizedModel, PublishedFormsAreNearToBlocks) {
                                    PublishedForm::kPowersOfTwo}) {
     const TestFolder folder;
     write_published_form(*checkpoint, form, folder.path());
-    // Weights are rounded to 4 bits once more, and a text of random tokens has close choices of
-    // experts; a wrong scale gives nothing like it.
+    // Weights are rounded to 4 bits a second time, and random text has close expert selections; a
+    // wrong scale gives far less.
     EXPECT_GT(cosine(logits(folder.path()), blocks), 0.95) << static_cast<int>(form);
   }
 }

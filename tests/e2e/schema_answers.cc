@@ -1,12 +1,13 @@
-// Random answers to JSON schemas, for schema_differential_test.py: reads a schema a line, writes
-// what the compiler says and what a model that knows nothing would answer, as JSON a line.
+// Random completions for JSON schemas, for schema_differential_test.py. Reads one schema per line
+// and writes, as one line of JSON, the compiler's result and completions by a model that chooses at
+// random.
 //
 //   schema_answers MODEL ANSWERS SEED < schemas
 //   {"refused": "why"} or {"answers": ["text", …], "unfinished": n, "stuck": n, "markup": n}
 //
-// An answer is a random walk over the tokens that the mask allows. Half of the walks take white
-// space wherever they can, which must not keep them from ending. Every walk closes what is open
-// with some preference, because a random string hardly ever ends.
+// A completion is a random walk over the tokens that the mask allows. Half of the walks choose
+// white space whenever they can, which must not keep them from ending. All walks prefer tokens that
+// close what is open, because a random string rarely ends.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -45,7 +46,7 @@ bool is_set(std::span<const uint32_t> mask, int32_t id) {
 struct Walk {
   std::string text;
   bool is_whole = false, is_stuck = false;
-  int markup = 0;  // times a marker was allowed
+  int markup = 0;  // number of times a marker was allowed
 };
 
 Walk walk(const CompiledGrammar& grammar, const Tokenizer& tokenizer, const Tokens& tokens,
@@ -64,7 +65,7 @@ Walk walk(const CompiledGrammar& grammar, const Tokenizer& tokenizer, const Toke
     if (state->can_end() && random() % 2 == 0) break;
     const auto mask = state->allowed();
     if (allowed_of(mask, tokens.added)) ++result.markup;
-    // The longer the answer, the more it wants to end.
+    // The longer the text, the more it prefers to end.
     const bool closes = random() % 100 < static_cast<uint64_t>(25 + step / 4);
     const bool chosen =
         (closes && allowed_of(mask, tokens.closing)) ||
@@ -72,7 +73,7 @@ Walk walk(const CompiledGrammar& grammar, const Tokenizer& tokenizer, const Toke
     if (!chosen) {
       choices.clear();
       for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
-        // Begins what may become a surrogate, which is no UTF-8.
+        // Begins a possible surrogate, which is not valid UTF-8.
         if (is_set(mask, id) && tokenizer.token_bytes(id) != "\xED") choices.push_back(id);
       }
     }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Random JSON schemas: each is refused, or every answer that ends is what the schema says.
+"""Random JSON schemas: each is refused, or every completion that ends validates.
 
     schema_differential_test.py SCHEMA_ANSWERS MODEL SCHEMAS [SEED]
 
-The answers are random walks over what the grammar allows (schema_answers.cc); an independent
-validator (jsonschema) judges them. Answers must be JSON without repeated keys that the schema
-declares, must hold no markup, and must not get stuck; nearly all must end.
+Completions are random walks over the tokens that the grammar allows (schema_answers.cc), validated by an
+independent implementation (jsonschema). They must be JSON without repetitions of declared keys, must
+contain no markup and must not get stuck; nearly all must end.
 """
 import json
 import random
@@ -16,7 +16,7 @@ import jsonschema
 
 ANSWERS = 4
 DRAFT = jsonschema.Draft202012Validator
-# Those that both sides check.
+# Formats that both sides check.
 FORMATS = ["date", "ipv4", "ipv6", "uuid", "email", "int32", "no-such-format"]
 NAMES = ["a", "b", "ab", "é", "x y", "__proto__", ""]
 WORDS = ["", "a", "ab", "é", "a\"b", "line\nbreak", "</think>", "1"]
@@ -25,7 +25,7 @@ TYPES = ["string", "integer", "number", "boolean", "null", "array", "object"]
 
 
 class Maker:
-    """Schemas of a few levels; most are sensible, some are not."""
+    """Generates schemas of a few levels; most are valid, some are not."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -57,7 +57,7 @@ class Maker:
         if self.chance(0.06):
             schema["type"] = rng.sample(TYPES, rng.randint(0, 3))
         getattr(self, "add_" + name)(schema, depth)
-        if self.chance(0.06):  # keywords of another type, or that are at odds
+        if self.chance(0.06):  # keywords of another type, or contradictory ones
             getattr(self, "add_" + rng.choice(TYPES))(schema, max(depth - 1, 0))
         if self.chance(0.03):
             schema.pop("type")
@@ -144,7 +144,7 @@ class Maker:
 
 
 def no_repeated_keys(schema):
-    """Keys that the schema leaves open may come twice, as in every JSON text; a declared one not."""
+    """Undeclared keys may be repeated, as in any JSON text; declared ones may not."""
     declared = set()
 
     def collect(node):

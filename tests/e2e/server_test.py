@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`fathom serve` with the bundled model, over plain sockets: every endpoint, errors, keys, the end.
+"""`fathom serve` with the bundled model over plain sockets: endpoints, errors, API keys, shutdown.
 
     server_test.py PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS
 """

@@ -1,5 +1,5 @@
-// The bundled model, sampling at temperature 1, held to grammars: every answer that ends is what
-// was asked for, in batches with others that have no grammar and do not change.
+// The bundled model, sampling at temperature 1 with grammars: each completion that ends matches, in
+// batches with requests without a grammar, whose completions do not change.
 #include <gtest/gtest.h>
 
 #include <latch>
@@ -85,8 +85,8 @@ std::vector<Outcome> answers(const std::vector<Request>& requests) {
   return outcomes;
 }
 
-// kSeeds answers with the grammar, among a quarter as many without; `check` says what is wrong with
-// a text.
+// Runs kSeeds completions with the grammar, and a quarter as many without. `check` returns what is
+// wrong with a text.
 template <typename Check>
 void expect_all_match(const GrammarSpec& spec, const std::string& question, const Check& check) {
   const auto grammar = bundled().compiler->compile(spec);
@@ -116,8 +116,8 @@ void expect_all_match(const GrammarSpec& spec, const std::string& question, cons
     ++ended;
     EXPECT_EQ(check(outcomes[i].text), "") << "request " << i << ": " << outcomes[i].text;
   }
-  // At temperature 1 the small model drifts into prose inside a string now and then; no grammar
-  // ends that. White space alone would be endless in most answers.
+  // At temperature 1 the small model sometimes drifts into prose inside a string, which no grammar
+  // ends. Endless white space would affect most completions.
   EXPECT_GE(ended, kSeeds * 4 / 5) << "most come to their end";
 }
 

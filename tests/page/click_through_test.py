@@ -42,7 +42,6 @@ class ClickThrough(PageTest):
                   "the second version of the answer")
         page.wait_idle()
         page.ask("Give me a JSON object with a name and an age.")
-        self.picture("page.png")
         questions, answers = page.questions(), page.answers()
         self.assertEqual(len(answers), 2)
 

@@ -3,8 +3,9 @@
 
     page_test.py [--server URL] [--pictures FOLDER] [unittest's arguments]
 
-ClickThrough runs against the server at URL (without one, against the scripted server); all others always
-run against the scripted server. --pictures saves page.png (for the README) and others.
+ClickThrough runs against the server at URL (without one, against the scripted server); all others but
+Documents always run against the scripted server. --pictures saves what they see. With both, Documents
+saves the documents' pictures, page.png and live.png, of a server with the bundled model.
 """
 import argparse
 import pathlib
@@ -15,6 +16,7 @@ from access_test import Access  # noqa: F401
 from answers_test import Answers  # noqa: F401
 from click_through_test import ClickThrough  # noqa: F401
 from conversations_test import Conversations  # noqa: F401
+from documents_test import Documents  # noqa: F401
 from engine_view_test import EngineView  # noqa: F401
 from errors_test import Errors  # noqa: F401
 from page_case import ARGUMENTS

@@ -278,7 +278,7 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
         run, 3 wait, of 100 pages 25 are used and 50 cached, a step takes 4 ms, a first token 120 ms."""
         self.scrapes += 1
         n = self.scrapes
-        process = 'fathom_build_info{version="1.2.3",commit="abcdef",cuda=""} 1\n' \
+        process = 'fathom_build_info{version="1.2.3",commit="abcdef0123456789abcdef0123456789abcdef01, changed",cuda=""} 1\n' \
                   f"process_start_time_seconds{{}} {time.time() - 7260}\n" \
                   "process_resident_memory_bytes{} 1610612736\n"
         if self.loading:

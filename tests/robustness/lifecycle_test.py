@@ -54,6 +54,8 @@ class Signals(unittest.TestCase):
         refused = time.monotonic() - start
         self.assertEqual(status, 503)
         self.assertIn("Retry-After", headers)
+        # Also what the engine has no part in.
+        self.assertEqual(server.ask("POST", "/tokenize", {"prompt": "Hi"})[0], 503)
         self.assertEqual(server.ask("GET", "/health")[0], 200)
         self.assertEqual(results, [])
         gate.open()

@@ -38,7 +38,9 @@ bool is_sticky(cudaError_t code) {
 }
 
 void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw DeviceError(status, what);
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // the runtime keeps the error, and a later launch would be blamed for it
+  throw DeviceError(status, what);
 }
 
 }  // namespace fathom::cuda

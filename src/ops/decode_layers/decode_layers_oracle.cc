@@ -225,7 +225,8 @@ double OracleMatrix::dot(int64_t row, const double* x) const {
 OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<double> residual,
                         const OracleSequence& sequence, const OracleNeedles& needles,
                         const std::vector<float>& cos_sin, double softmax_scale,
-                        double least_margin, std::vector<std::byte>& cache) {
+                        double least_margin, std::vector<std::byte>& cache,
+                        const std::vector<std::vector<std::byte>>& stored_rows) {
   const float* const turns = cos_sin.data() + int64_t{sequence.position} * Shape::kRope;
   OracleResult result;
   result.margin = 1e9;
@@ -246,7 +247,8 @@ OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<doub
     const Attention attention(sequence, static_cast<int64_t>(l), softmax_scale, cache);
     attention.plant(needles, queries);
     Vector heads;
-    const std::vector<Vector> attended = attention.run(queries, result.rows.back().data());
+    const std::vector<std::byte>& own = stored_rows.empty() ? result.rows.back() : stored_rows[l];
+    const std::vector<Vector> attended = attention.run(queries, own.data());
     for (int64_t head = 0; head < Shape::kHeads; ++head) {
       for (int64_t v = 0; v < Shape::kV; ++v) {
         heads.push_back(

@@ -69,10 +69,13 @@ struct OracleNeedles {
   bool far_background = false;
 };
 
-// cos_sin [positions, rope / 2, 2].
+// cos_sin [positions, rope / 2, 2]. Attention reads the token's own row from stored_rows [layers],
+// if given, instead of the oracle's: near a tie the other side of a rounding to 8 bits is as right,
+// and with few keys the difference is large.
 OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<double> residual,
                         const OracleSequence& sequence, const OracleNeedles& needles,
                         const std::vector<float>& cos_sin, double softmax_scale,
-                        double least_margin, std::vector<std::byte>& cache);
+                        double least_margin, std::vector<std::byte>& cache,
+                        const std::vector<std::vector<std::byte>>& stored_rows = {});
 
 }  // namespace fathom

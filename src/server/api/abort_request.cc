@@ -8,8 +8,9 @@ const ObjectSchema& AbortRequest::schema() {
   using F = AbortRequest;
   static const ObjectSchema kSchema =
       SchemaOf<F>("AbortRequest")
-          .field("rid", &F::rid, string(1, 256), "Of a request's X-Request-Id or of its answer")
-          .field("abort_all", &F::abort_all, boolean(), "All requests; goes before rid")
+          .field("rid", &F::rid, string(1, 256),
+                 "A request's X-Request-Id, or the id in its response")
+          .field("abort_all", &F::abort_all, boolean(), "Abort all requests; rid is then ignored")
           .build();
   return kSchema;
 }

@@ -1,4 +1,4 @@
-// POST /abort_request: {"rid": "…"} or {"abort_all": true}, as SGLang takes it.
+// POST /abort_request in SGLang's form: {"rid": "…"} or {"abort_all": true}.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 namespace fathom {
 
 struct AbortRequest {
-  std::string rid;  // of a request's X-Request-Id or of its answer
+  std::string rid;  // X-Request-Id, or the id in the response
   bool abort_all = false;
 
   static const ObjectSchema& schema();
 };
 
-// The id to abort; empty: all.
+// Parses and checks a body. Returns the id to abort; empty: all.
 ApiResult<std::string> read_abort_target(std::string_view body, const RequestLimits& limits);
 
 }  // namespace fathom

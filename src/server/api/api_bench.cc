@@ -1,7 +1,7 @@
-// What the host adds to a device: the whole server (HTTP, JSON, tokenizer, engine, sampling, SSE)
-// over a runner that computes nothing. Tokens/s of 256 streams, the time from a long chat's first
-// byte to its answer, the memory of idle connections. Server and clients share this machine's
-// cores.
+// Host overhead: the complete server (HTTP, JSON, tokenizer, engine, sampling, SSE) over a runner
+// that computes nothing. Measures tokens/s of 256 streams, the latency of a long chat from its
+// first byte to its response, and the memory of idle connections. Server and clients share this
+// machine's cores.
 #include <benchmark/benchmark.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -27,7 +27,7 @@ constexpr int64_t kMaxModelLen = 16'384;
 constexpr size_t kStreams = 256;
 constexpr int kIdleConnections = 10'000;
 
-// A device that returns random tokens at once: in each row another logit is the largest.
+// A device that returns random tokens at once: each row has its maximum at another logit.
 class NullRunner : public LogitsRunner {
  public:
   NullRunner() : logits_(kMostRows * kVocabSize), chosen_(kMostRows) {}
@@ -45,7 +45,7 @@ class NullRunner : public LogitsRunner {
   }
 
  private:
-  static constexpr size_t kMostRows = kStreams + 64;  // and those of prompts
+  static constexpr size_t kMostRows = kStreams + 64;  // decode rows, and those of prompts
   uint64_t step_ = 0;
   std::vector<float> logits_;
   std::vector<size_t> chosen_;
@@ -68,7 +68,7 @@ std::unique_ptr<ApiServer> start_server() {
                                               std::make_unique<NullRunner>(), served.tokenizer));
   ApiOptions options;
   options.http.port = 0;
-  options.http.worker_threads = 2;  // as `fathom serve` has them
+  options.http.worker_threads = 2;  // as in `fathom serve`
   options.http.access_log = false;
   options.http.max_connections = kIdleConnections + 16;
   auto server = std::move(*ApiServer::create(std::move(options)));
@@ -91,7 +91,7 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
-// Reads all sockets until the server closes them; how many answers came to their end.
+// Reads all sockets until the server closes them; returns the number of complete streams.
 size_t drain(const std::vector<http::RawClient>& clients) {
   constexpr std::string_view kEnd = "data: [DONE]\n\n";
   const int poll = epoll_create1(0);
@@ -120,8 +120,8 @@ size_t drain(const std::vector<http::RawClient>& clients) {
   return static_cast<size_t>(std::count(done.begin(), done.end(), true));
 }
 
-// 256 streams of 1,000 tokens at once, from the first request to the last byte. server_us/token:
-// CPU time of all threads but the clients'.
+// 256 concurrent streams of 1,000 tokens, from the first request to the last byte. server_us/token
+// is the CPU time of all threads except the clients'.
 void stream_tokens(benchmark::State& state, std::string_view path, std::string_view question) {
   constexpr int64_t kTokens = 1000;
   const auto server = start_server();
@@ -154,7 +154,7 @@ BENCHMARK_CAPTURE(stream_tokens, chat, "/v1/chat/completions",
                   R"("messages":[{"role":"user","content":"Hello"}])")
     ->STREAMS;
 
-// English words, other ones for every seed.
+// Returns English words, different ones for each seed.
 std::string prose(uint64_t seed, int64_t words) {
   constexpr const char* kWords[] = {"the",  "house", "of",    "water", "and",  "light",
                                     "that", "stone", "river", "in",    "with", "morning"};
@@ -166,9 +166,9 @@ std::string prose(uint64_t seed, int64_t words) {
   return text;
 }
 
-// A chat of about 4,000 tokens that no cache has seen, over HTTP, to the answer of one token:
-// parsed, rendered, tokenized, admitted, scheduled in two steps, answered. `tokens` is the prompt's
-// length.
+// A chat of about 4,000 tokens that misses the prefix cache, over HTTP, with a completion of one
+// token: parsed, rendered, tokenized, admitted, scheduled in two steps, answered. `tokens` is the
+// length of the prompt.
 void long_chat(benchmark::State& state) {
   const auto server = start_server();
   uint64_t seed = 0;
@@ -203,9 +203,9 @@ double resident_mib() {
   return 0;
 }
 
-// Clients of their own process, so that only the server's side is measured and each process has
-// half of the descriptors. They write one byte to `ready` when all have had an answer and wait
-// until `release` closes.
+// Runs the clients in a process of their own: only the server is measured, and each process needs
+// half of the descriptors. Writes one byte to `ready` when every client has had a response, then
+// waits until `release` closes.
 [[noreturn]] void be_idle_clients(int port, int ready, int release) {
   std::vector<http::RawClient> clients;
   clients.reserve(kIdleConnections);
@@ -219,8 +219,8 @@ double resident_mib() {
   _exit(0);
 }
 
-// Connections that have had one answer and wait. MiB: what the server's process takes more with
-// them; what the kernel keeps for them is not in it.
+// Connections that had one response and are idle. MiB is the growth of the server process, without
+// the kernel's memory for them.
 void idle_connections(benchmark::State& state) {
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);

@@ -14,7 +14,7 @@ json::object status_schema(std::initializer_list<std::string_view> words) {
           {"properties", {{"status", {{"enum", std::move(values)}}}}}};
 }
 
-// A supervisor's questions are answered with a status word, also where the answer is no.
+// Allows a status object as the body of 503, beside the error: health checks answer with one.
 void let_fail_with(std::string_view path, std::string_view schema, json::object& document) {
   json::object& replies =
       document["paths"].as_object()[path].as_object()["get"].as_object()["responses"].as_object();
@@ -30,7 +30,7 @@ json::object api_document(std::string_view version, const RequestLimits& limits,
   const Operation operations[] = {
       {.method = "get",
        .path = "/health",
-       .summary = "Whether the program works; it may still be loading",
+       .summary = "Liveness; the model may still be loading",
        .reply = "Status",
        .needs_key = false},
       {.method = "get",
@@ -40,7 +40,7 @@ json::object api_document(std::string_view version, const RequestLimits& limits,
        .needs_key = false},
       {.method = "get",
        .path = "/ready",
-       .summary = "Whether requests are served",
+       .summary = "Readiness: whether requests are served",
        .reply = "Status",
        .needs_key = false},
       {.method = "get",
@@ -54,7 +54,7 @@ json::object api_document(std::string_view version, const RequestLimits& limits,
        .needs_key = false},
       {.method = "get",
        .path = "/load",
-       .summary = "How many requests run or wait (vLLM)",
+       .summary = "Number of requests that run or wait (vLLM)",
        .reply = "Load"},
       {.method = "get",
        .path = "/openapi.json",
@@ -63,11 +63,11 @@ json::object api_document(std::string_view version, const RequestLimits& limits,
        .needs_key = false},
       {.method = "post",
        .path = "/flush_cache",
-       .summary = "Forget all prefixes that no request uses",
+       .summary = "Evict all cached prefixes that no request uses",
        .reply = "Status"},
       {.method = "post",
        .path = "/abort_request",
-       .summary = "End requests by their id",
+       .summary = "Abort requests by id",
        .body = &AbortRequest::schema(),
        .reply = "Aborted"},
   };

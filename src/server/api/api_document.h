@@ -1,5 +1,5 @@
-// GET /openapi.json: the document of every route of the server, those of server/openai/openapi.h
-// and the ones that are the server's own. A test holds it to the route table, both ways.
+// GET /openapi.json: documents every route of the server, those of server/openai/openapi.h and the
+// server's own. A test compares it with the route table in both directions.
 #pragma once
 
 #include <string_view>
@@ -9,11 +9,11 @@
 
 namespace fathom {
 
-// `has_keys`: the server was started with API keys, so that what is not public needs one.
+// `has_keys`: the server has API keys, so routes that are not public need one.
 json::object api_document(std::string_view version, const RequestLimits& limits, bool has_keys);
 
-// What clients of other servers ask for and a server of one generating model has not. Their routes
-// answer 404 with a sentence of their own and the code "not_supported".
+// Endpoints of other servers that a server of one generating model does not provide. They answer
+// 404 with a message of their own and the code "not_supported".
 struct MissingEndpoint {
   const char* path;
   const char* what;

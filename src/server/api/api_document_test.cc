@@ -1,4 +1,4 @@
-// The document against the routes of a server that was really made.
+// The document against the routes of a real server.
 #include "server/api/api_document.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace fathom {
 namespace {
 
-// "/v1/models/{id...}" is "/v1/models/{id}" there.
+// Returns the document's path for a pattern: "/v1/models/{id}" for "/v1/models/{id...}".
 std::string documented_path(std::string pattern) {
   if (const size_t rest = pattern.find("...}"); rest != std::string::npos) pattern.erase(rest, 3);
   return pattern;
@@ -33,7 +33,7 @@ std::unique_ptr<ApiServer> some_server() {
 
 TEST(ApiDocument, HasEveryRouteAndNoOther) {
   const auto server = some_server();
-  std::map<std::pair<std::string, std::string>, bool> routes, operations;  // to: needs a key
+  std::map<std::pair<std::string, std::string>, bool> routes, operations;  // value: needs a key
   for (const http::Route& route : server->routes().routes()) {
     routes[{lower(http::name_of(route.method)), documented_path(route.pattern)}] =
         route.access != http::Access::kPublic;
@@ -49,7 +49,8 @@ TEST(ApiDocument, HasEveryRouteAndNoOther) {
   EXPECT_GT(routes.size(), 25u);
 }
 
-// What a web page can send without being asked is no JSON; a route that is added is tested too.
+// A page can send anything but JSON without a preflight. Enumerates the routes, so that new ones
+// are tested too.
 TEST(ApiServer, EveryRouteThatTakesABodyWantsJson) {
   const auto server = some_server();
   int64_t wanting = 0;

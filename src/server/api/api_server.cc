@@ -23,17 +23,17 @@ using http::Response;
 using http::RouteOptions;
 using http::RunOn;
 
-// Answered at once and at any time: what tells a supervisor how things are.
+// For health and metrics: answers at once, even if all workers are busy or the server drains.
 constexpr RouteOptions kAlways = {.run_on = RunOn::kIoThread, .while_draining = true};
 constexpr RouteOptions kAtOnce = {.run_on = RunOn::kIoThread};
 constexpr RouteOptions kJson = {.wants_json = true};
 constexpr RouteOptions kJsonAtOnce = {.run_on = RunOn::kIoThread, .wants_json = true};
 
 constexpr std::chrono::milliseconds kWatchInterval{500};
-// A dead engine's clients get their last bytes within milliseconds; slower readers do not hold up
-// the restart.
+// Time for the last bytes after the engine has died. Clients receive them within milliseconds;
+// slower ones must not delay the restart.
 constexpr std::chrono::milliseconds kLastWords{500};
-// Threads answer within microseconds, unless they are stuck in the kernel.
+// Threads report their stacks within microseconds, unless they are stuck in the kernel.
 constexpr std::chrono::milliseconds kStacksLimit{1000};
 
 Response respond(ApiResult<std::string> body, ErrorShape shape = ErrorShape::kOpenAi) {
@@ -41,7 +41,7 @@ Response respond(ApiResult<std::string> body, ErrorShape shape = ErrorShape::kOp
   return {.body = std::move(*body)};
 }
 
-// What both OpenAI's and Anthropic's clients ask for.
+// Selects the error shape of routes that both OpenAI's and Anthropic's clients call.
 ErrorShape shape_for(const http::Request& request) {
   return request.headers.find("anthropic-version") == nullptr ? ErrorShape::kOpenAi
                                                               : ErrorShape::kAnthropic;
@@ -125,13 +125,13 @@ bool ApiServer::is_dead() const {
   return state_ == State::kDead || (backend != nullptr && backend->engine->is_dead());
 }
 
-// Whom the engine has not told is told now.
+// Ends the requests that the engine has not ended.
 void ApiServer::fail_clients(const ApiError& last_words) {
   http_->begin_drain();
   replies_.fail_all(last_words);
 }
 
-// Until everything has been sent, or too much time has passed.
+// Waits until all responses are sent, at most kLastWords.
 void ApiServer::wait_for_last_words() const {
   const auto end = std::chrono::steady_clock::now() + kLastWords;
   while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
@@ -229,7 +229,7 @@ std::string ApiServer::server_info() const {
 
 std::optional<Response> ApiServer::refuse_early(GeneratingEndpoint endpoint) {
   const Backend* const backend = backend_;
-  if (backend == nullptr) return std::nullopt;  // generate() says so
+  if (backend == nullptr) return std::nullopt;  // generate() refuses
   const auto room = backend->engine->has_room();
   if (room) return std::nullopt;
   const ApiError error(room.error());
@@ -241,7 +241,7 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
                          const Answer& answer) {
   const ErrorShape shape = error_shape_of(endpoint);
   const Backend& backend = *backend_.load();
-  // Who knows an answer's id may end its request.
+  // Ids are unpredictable: whoever knows the id in a response may abort its request.
   const ReplyIdentity identity{unpredictable_bits(), now_seconds()};
   auto prepared = prepare(endpoint, request.body, backend.served, options_.limits, identity);
   if (!prepared) {
@@ -262,13 +262,14 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
     return;
   }
   const GrammarSpec spec = *prepared->grammar;
-  // std::function wants something that can be copied.
+  // std::function needs a copyable callable.
   auto generation = std::make_shared<Generation>(std::move(*prepared));
   backend.grammars->compile(spec, [this, generation, answer, shape, id = request.id,
                                    caller = request.caller](GrammarCompiler::Compiled compiled) {
     try {
       submit_with_grammar(std::move(*generation), std::move(compiled), shape, id, caller, answer);
-    } catch (const std::bad_alloc&) {  // on the compiler's thread nobody else sees to it
+      // The compiler's thread has no other handler for it.
+    } catch (const std::bad_alloc&) {
       answer->give_up();
     }
   });
@@ -325,7 +326,7 @@ http::RouteTable ApiServer::make_routes() {
         },
         options);
   };
-  // What needs the model.
+  // Adds a route that needs the model.
   const auto add_for_model = [&](Method method, std::string path, Access access,
                                  RouteOptions options, auto respond_to) {
     add(method, std::move(path), access, options, [this, respond_to](const http::Request& request) {

@@ -1,12 +1,11 @@
-// The server that clients of OpenAI, Anthropic, vLLM and SGLang talk to: its routes over one
-// engine.
+// Serves clients of OpenAI, Anthropic, vLLM and SGLang: routes over one engine.
 //
-//   create(), listen(), start()   from here on clients can connect; /health answers, /ready and
-//                                 everything that needs the model says 503
-//   serve()                       the model is there
+//   create(), listen(), start()   clients can connect; /health answers, /ready and everything that
+//                                 needs the model return 503
+//   serve()                       installs the loaded model
 //   stop()                        drains, then ends what is left
 //
-// Any thread may call; handlers run on the transport's threads.
+// Any thread may call. Handlers run on the transport's threads.
 #pragma once
 
 #include <atomic>
@@ -27,16 +26,17 @@ namespace fathom {
 struct ApiOptions {
   http::ServerOptions http;
   RequestLimits limits;
-  // Work is pending and no step has ended for so long: the engine counts as dead. 0: never.
+  // The engine counts as dead if work is pending and no step ended for this long. 0: never.
   std::chrono::nanoseconds watchdog_timeout = std::chrono::seconds(300);
   std::string version;
-  std::string metrics_prefix;  // vLLM's metrics under this name too: "fathom_"; empty: not
+  // Exports vLLM's metrics a second time under this prefix ("fathom_"); empty: not.
+  std::string metrics_prefix;
 };
 
 class ApiServer {
  public:
   static Result<std::unique_ptr<ApiServer>> create(ApiOptions options);
-  ~ApiServer();  // stop() without grace
+  ~ApiServer();  // stop() with zero grace
   ApiServer(const ApiServer&) = delete;
   ApiServer& operator=(const ApiServer&) = delete;
 
@@ -46,13 +46,13 @@ class ApiServer {
   void start();
   void serve(std::unique_ptr<Backend> backend);
 
-  // New requests get 503 from here on. What runs may take `grace` to end; then its clients get an
-  // error. True if everything had ended by itself.
+  // Refuses new requests with 503. Requests in flight may take `grace` to finish; after that their
+  // clients get an error. Returns true if all finished in time.
   bool stop(std::chrono::nanoseconds grace);
 
   // Waits until the engine is dead (Engine::is_dead(), or watchdog_timeout) or stop() is called;
-  // true: dead. Everybody who waits for an answer has been told by then, /health and /ready say
-  // 503.
+  // returns true if it is dead. By then every waiting client has been answered, and /health and
+  // /ready return 503.
   bool wait_until_dead();
 
   bool is_dead() const;
@@ -63,7 +63,7 @@ class ApiServer {
 
   explicit ApiServer(ApiOptions options);
   http::RouteTable make_routes();
-  // What there is no room for in the queue, before anything is done for it.
+  // Refuses a request before its body is parsed if the queue is full.
   std::optional<http::Response> refuse_early(GeneratingEndpoint endpoint);
   void generate(GeneratingEndpoint endpoint, const http::Request& request, const Answer& answer);
   void submit_with_grammar(Generation generation, GrammarCompiler::Compiled compiled,
@@ -82,11 +82,12 @@ class ApiServer {
 
   const ApiOptions options_;
   std::atomic<State> state_ = State::kLoading;
-  std::atomic<const Backend*> backend_ = nullptr;  // null: the model is being loaded
+  std::atomic<const Backend*> backend_ = nullptr;  // null: the model is loading
   Metrics metrics_;
   LiveReplies replies_;
   std::unique_ptr<http::Server> http_;
-  std::unique_ptr<Backend> owned_;  // its engine calls into what stands above, so it goes first
+  // Its engine uses the members above, so it is destroyed first.
+  std::unique_ptr<Backend> owned_;
 };
 
 }  // namespace fathom

@@ -1,4 +1,4 @@
-// What a server serves, once the model is there.
+// The loaded model that a server serves.
 #pragma once
 
 #include <memory>
@@ -11,11 +11,12 @@
 
 namespace fathom {
 
-// Filled by whoever loads the model and then only read. The engine's events end before it goes.
+// Filled by the code that loads the model, then read-only. The engine's events end before it is
+// destroyed.
 struct Backend {
   ServedModel served;
   CacheConfig cache;
-  json::object settings;  // for /server_info: what the server was started with
+  json::object settings;  // for /server_info: the start-up settings
   std::unique_ptr<GrammarCompiler> grammars;
   std::unique_ptr<Engine> engine;
 };

@@ -1,4 +1,4 @@
-// An error as the answer of any route.
+// Converts errors to responses, for all routes.
 #pragma once
 
 #include "server/http/message.h"
@@ -6,8 +6,8 @@
 
 namespace fathom {
 
-// Overload and shutdown pass: 429 and 503 say when to come back. What else goes wrong here will go
-// wrong again, and clients that repeat every 5xx are told not to.
+// 429 and 503 are temporary and carry Retry-After. Other 5xx are permanent and carry
+// x-should-retry: false, because clients retry every 5xx otherwise.
 http::Response error_response(const ApiError& error, ErrorShape shape = ErrorShape::kOpenAi);
 
 }  // namespace fathom

@@ -1,7 +1,6 @@
-// The generating requests that are being answered, by their ids: for /abort_request and for a
-// server that stops. A request has the id of its X-Request-Id and the one in its answer; several
-// may have the same X-Request-Id, because clients choose it. A request belongs to the key that made
-// it.
+// Registry of generating requests in flight, by id, for /abort_request and for shutdown. A request
+// has two ids: its X-Request-Id and the id in its response. Several may share an X-Request-Id,
+// because clients choose it. A request belongs to the key that created it.
 #pragma once
 
 #include <memory>
@@ -15,18 +14,19 @@
 
 namespace fathom {
 
-// Any thread.
+// Any thread may call.
 class LiveReplies {
  public:
   void add(std::string id, const http::Caller& owner, const std::shared_ptr<LiveReply>& reply);
 
-  // Aborts the requests of that id that `caller` may touch; how many there were. Empty: of any id.
+  // Aborts the requests with that id that `caller` may touch; empty: with any id. Returns their
+  // number.
   int64_t abort(const std::string& id, const http::Caller& caller);
 
-  // Ids of the requests that have not been answered, each once.
+  // Returns the ids of unanswered requests, each once.
   std::vector<std::string> ids();
 
-  // Ends all with an error.
+  // Ends all requests with an error.
   void fail_all(const ApiError& error);
 
  private:
@@ -38,7 +38,7 @@ class LiveReplies {
 
   std::mutex mutex_;
   std::unordered_multimap<std::string, Entry> replies_;
-  size_t next_sweep_ = 64;  // entries at which those that have gone are dropped
+  size_t next_sweep_ = 64;  // number of entries at which expired ones are erased
 };
 
 }  // namespace fathom

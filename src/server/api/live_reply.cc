@@ -20,7 +20,7 @@ http::StreamHead stream_head(const ReplyWriter& writer) {
   return head;
 }
 
-// 500 and not 503: nothing is unavailable, and error_response() tells clients not to try again.
+// 500, not 503: nothing is unavailable, and error_response() tells clients not to retry.
 ApiError aborted_error() { return ApiError(500, "the request was aborted", {}, "aborted"); }
 
 }  // namespace
@@ -36,8 +36,8 @@ LiveReply::LiveReply(std::string id, Engine& engine, Metrics& metrics,
       last_token_(static_cast<size_t>(writer_->spec().num_choices())) {}
 
 void LiveReply::start(std::vector<Request> requests) {
-  // The responder keeps the callback until the answer has been delivered, and this keeps the
-  // responder: only a weak reference lets both go.
+  // The responder keeps the callback until delivery, and this object keeps the responder. A weak
+  // reference breaks the cycle.
   responder_->on_closed([self = weak_from_this()] {
     if (const auto reply = self.lock()) reply->client_left();
   });
@@ -75,7 +75,8 @@ void LiveReply::push(size_t prompt, const Event& event) {
   try {
     observe(prompt, event);
     if (sent_ || left_) {
-      abort_engine();  // which may have found no memory the last time
+      // An earlier attempt may have failed for lack of memory.
+      abort_engine();
     } else {
       write(prompt, event);
     }
@@ -109,7 +110,7 @@ void LiveReply::write_failure(ApiError error) {
   abort_engine();
 }
 
-// This client's answer ends here, for want of memory: with an error if there is memory for that.
+// Ends this response when memory is exhausted, with an error if there is memory for one.
 void LiveReply::give_up() noexcept {
   if (!sent_ && !writer_->ended() && stream_begun_ == writer_->streams()) {
     try {
@@ -160,7 +161,7 @@ void LiveReply::deliver(const std::string& bytes) {
   responder_->send({.body = bytes});
 }
 
-// Where there is no memory to say so, the next event is another occasion.
+// Aborts the engine's requests. If memory is exhausted the next event tries again.
 void LiveReply::abort_engine() noexcept {
   try {
     for (const RequestId request : running_) engine_.abort(request);

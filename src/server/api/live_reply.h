@@ -1,9 +1,9 @@
-// One generating request from its admission to the last byte of its answer: the engine's events go
-// in, the client gets a stream or a whole body, and either side's end ends the other's.
+// One generating request from admission to the last byte of its response. Converts engine events to
+// a stream or a complete body. The end of either side ends the other.
 //
-// Held by the engine's sinks and by the list of what runs (live_replies.h). Events come on the
-// engine's thread, the client's disconnect on an I/O thread, everything else on a worker; one lock
-// keeps them apart, held only for copying.
+// Owned by the engine's sinks and listed in LiveReplies. Events arrive on the engine's thread, the
+// disconnect on an I/O thread, everything else on a worker. One mutex serializes them; it is held
+// only while copying.
 #pragma once
 
 #include <memory>
@@ -21,27 +21,27 @@ namespace fathom {
 
 class LiveReply : public std::enable_shared_from_this<LiveReply> {
  public:
-  // `engine` and `metrics` outlive it. `id` is the request's, for the log.
+  // `engine` and `metrics` outlive the object. `id` is the request's id, for the log.
   LiveReply(std::string id, Engine& engine, Metrics& metrics, std::unique_ptr<ReplyWriter> writer,
             std::shared_ptr<http::Responder> responder);
 
-  // Submits every prompt's request and begins the answer. If the engine refuses one, those before
-  // it are aborted and the client gets the refusal: nothing has been sent by then.
+  // Submits every prompt's request and starts the response. If the engine refuses one, those
+  // already submitted are aborted and the client gets the refusal. Nothing has been sent by then.
   void start(std::vector<Request> requests);
 
-  // Ends the answer with an error and aborts what still runs. Any thread.
+  // Ends the response with an error and aborts running requests. Any thread may call.
   void fail(ApiError error);
 
-  // Aborts what still runs because somebody asked for it: the client gets what there is, with an
-  // error that is not worth another try. Any thread.
-  bool abort();  // false: nothing ran any more
+  // Aborts running requests on demand: the client gets what there is, with an error that should not
+  // be retried. Returns false if nothing was running. Any thread may call.
+  bool abort();
 
   const std::string& id() const { return id_; }
 
  private:
   void push(size_t prompt, const Event& event);
   void client_left();
-  // The others with the lock held.
+  // Precondition of the functions below: mutex_ is held.
   void submit(std::vector<Request> requests);
   void write(size_t prompt, const Event& event);
   void write_failure(ApiError error);
@@ -57,13 +57,13 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
   std::mutex mutex_;
   std::unique_ptr<ReplyWriter> writer_;
   std::shared_ptr<http::Responder> responder_;
-  std::vector<RequestId> running_;  // the engine's; aborting one that has ended does nothing
-  bool left_ = false;               // the client has gone
-  bool aborted_ = false;            // by abort()
+  std::vector<RequestId> running_;  // engine ids; aborting a finished one does nothing
+  bool left_ = false;               // the client disconnected
+  bool aborted_ = false;            // abort() was called
   bool stream_begun_ = false;
-  bool sent_ = false;  // the answer is complete
-  std::string out_;    // kept for its memory
-  // When each choice's last token came, for the time between tokens.
+  bool sent_ = false;  // the response is complete
+  std::string out_;    // reused buffer
+  // Arrival of each choice's last token, for the inter-token latency.
   std::vector<std::optional<RequestTimings::Time>> last_token_;
 };
 

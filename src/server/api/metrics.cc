@@ -12,7 +12,7 @@
 namespace fathom {
 namespace {
 
-// vLLM's buckets: what its dashboards expect.
+// vLLM's bucket bounds in seconds; its dashboards expect them.
 constexpr double kTtftBounds[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
                                   1.0,  2.5,  5.0, 7.5, 10,  20,  40,  80, 160, 640, 2560};
 constexpr double kGapBounds[] = {.01, .025, .05, .075, .1,  .15, .2,  .3, .4, .5,
@@ -34,7 +34,7 @@ void value(std::string& out, std::string_view name, std::string_view type, std::
   out += fmt::format("{}{{{}}} {}\n", name, labels, number);
 }
 
-// A label's value, as the text form wants it.
+// Escapes a label value for the Prometheus text format.
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -44,7 +44,7 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-// Every family of vLLM's once more, with `prefix` instead of "vllm:".
+// Returns every vLLM family again, with `prefix` instead of "vllm:".
 std::string renamed(std::string_view page, std::string_view prefix) {
   constexpr std::string_view kTheirs = "vllm:";
   std::string out;
@@ -65,16 +65,16 @@ void write_process(std::string& out) {
         figures.resident_bytes);
   value(out, "process_virtual_memory_bytes", "gauge", "Address space in use.", "",
         figures.virtual_bytes);
-  value(out, "process_open_fds", "gauge", "Open files.", "", figures.open_files);
-  value(out, "process_max_fds", "gauge", "Files that may be open.", "", figures.max_files);
-  value(out, "process_start_time_seconds", "gauge", "Start of the process, since 1970.", "",
+  value(out, "process_open_fds", "gauge", "Open file descriptors.", "", figures.open_files);
+  value(out, "process_max_fds", "gauge", "Limit of open file descriptors.", "", figures.max_files);
+  value(out, "process_start_time_seconds", "gauge", "Start of the process, seconds since 1970.", "",
         figures.start_seconds);
-  value(out, "process_cpu_seconds_total", "counter", "Time of all its threads on CPUs.", "",
+  value(out, "process_cpu_seconds_total", "counter", "CPU seconds of all threads.", "",
         figures.cpu_seconds);
 }
 
-// counts[i] is that of what is at most bounds[i], and more than the bound before;
-// counts[bounds.size()] that of what is more.
+// counts[i] counts values at most bounds[i] and above bounds[i - 1]; counts[bounds.size()] counts
+// larger ones.
 template <typename Bound, typename Sum>
 void write_histogram(std::string_view name, std::string_view labels, std::span<const Bound> bounds,
                      std::span<const int64_t> counts, Sum sum, std::string& out) {
@@ -157,23 +157,24 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
     value(out, name, "counter", help, labels, number);
   };
   const auto total = static_cast<double>(std::max<int64_t>(engine.pages_total, 1));
-  gauge("vllm:num_requests_running", engine.running, "Sequences that take part in steps.");
-  // A queued request is among the waiting sequences as soon as the engine's thread has seen it.
+  gauge("vllm:num_requests_running", engine.running, "Sequences in the batch.");
+  // The waiting sequences include queued requests once the engine's thread has seen them.
   gauge("vllm:num_requests_waiting", std::max(engine.waiting, engine.queued_requests),
-        "Sequences that wait for their first step or to be computed again.");
+        "Sequences that wait for their first step, or for recomputation after preemption.");
   gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine.pages_used) / total,
-        "Share of the cache's pages that sequences hold; 1 is all.");
+        "Share of the KV cache's pages held by sequences, 0 to 1.");
   counter("vllm:prompt_tokens_total", engine.prompt_tokens, "Prompt tokens computed.");
   counter("vllm:generation_tokens_total", engine.generated_tokens, "Tokens generated.");
-  counter("vllm:num_preemptions_total", engine.preemptions, "Times a sequence gave up its pages.");
+  counter("vllm:num_preemptions_total", engine.preemptions, "Preempted sequences.");
   counter("vllm:prefix_cache_queries_total", engine.prefix_queries,
-          "Prompt tokens looked for in the prefix cache.");
-  counter("vllm:prefix_cache_hits_total", engine.prefix_hits, "And found there.");
+          "Prompt tokens looked up in the prefix cache.");
+  counter("vllm:prefix_cache_hits_total", engine.prefix_hits,
+          "Prompt tokens found in the prefix cache.");
   gauge("fathom_last_step_age_seconds", engine.last_step_age_seconds,
-        "Since the engine's last step ended.");
+        "Seconds since the engine's last step ended.");
   counter("fathom_steps_total", engine.steps, "Steps of the engine.");
-  counter("fathom_step_seconds_total", engine.step_seconds, "Time in which a step ran.");
-  head(out, "fathom_kv_pages", "gauge", "Pages of the cache by state.");
+  counter("fathom_step_seconds_total", engine.step_seconds, "Seconds spent in steps.");
+  head(out, "fathom_kv_pages", "gauge", "Pages of the KV cache by state.");
   const auto pages = [&](std::string_view state, int64_t count) {
     out += fmt::format("fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels, state, count);
   };
@@ -182,14 +183,14 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
   pages("cached", engine.pages_cached);
   pages("used", engine.pages_used);
   pages("in_transfer", engine.pages_in_transfer);
-  counter("fathom_expired_requests_total", engine.expired, "Requests that a deadline has ended.");
-  value(out, "vllm:cache_config_info", "gauge", "The cache; always 1.",
+  counter("fathom_expired_requests_total", engine.expired, "Requests ended by a deadline.");
+  value(out, "vllm:cache_config_info", "gauge", "KV cache settings; always 1.",
         fmt::format("{},block_size=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"{}\","
                     "num_gpu_blocks=\"{}\"",
                     labels, kPageSize, escaped(cache.dtype),
                     cache.prefix_caching ? "True" : "False", engine.pages_total),
         1);
-  head(out, "vllm:iteration_tokens_total", "histogram", "Tokens computed in a step.");
+  head(out, "vllm:iteration_tokens_total", "histogram", "Tokens of a step, prefill and decode.");
   write_histogram("vllm:iteration_tokens_total", labels, std::span<const int64_t>(kStepRowBounds),
                   engine.steps_by_rows, engine.rows, out);
 }
@@ -209,7 +210,8 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
     out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
                        name_of(reason), finished_[static_cast<size_t>(reason)].load());
   }
-  head(out, "fathom_requests_rejected_total", "counter", "Requests without an answer by reason.");
+  head(out, "fathom_requests_rejected_total", "counter",
+       "Requests that got an error instead of a completion, by reason.");
   const auto rejected = [&](std::string_view reason, int64_t count) {
     out += fmt::format("fathom_requests_rejected_total{{{},reason=\"{}\"}} {}\n", labels, reason,
                        count);
@@ -218,36 +220,43 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
   rejected("invalid", rejected_invalid_);
   rejected("other", rejected_other_);
   counter("fathom_client_disconnects_total", disconnects_.load(),
-          "Clients that left before the end of their answer.");
+          "Clients that disconnected before the end of their response.");
 
   const auto histogram = [&](std::string_view name, const Histogram& values,
                              std::string_view help) {
     head(out, name, "histogram", help);
     values.write(name, labels, out);
   };
-  histogram("vllm:time_to_first_token_seconds", ttft_, "From submission to the first token.");
-  histogram("vllm:inter_token_latency_seconds", token_gap_, "Between two tokens of a choice.");
-  histogram("vllm:e2e_request_latency_seconds", e2e_, "From submission to the last token.");
-  histogram("vllm:request_queue_time_seconds", queue_, "From submission to the first step.");
-  histogram("vllm:request_prefill_time_seconds", prefill_, "From the first step to a token.");
-  histogram("vllm:request_decode_time_seconds", decode_, "From the first token to the last.");
-  histogram("vllm:request_inference_time_seconds", inference_, "From the first step to the end.");
+  histogram("vllm:time_to_first_token_seconds", ttft_,
+            "Seconds from submission to the first token.");
+  histogram("vllm:inter_token_latency_seconds", token_gap_,
+            "Seconds between two tokens of a choice.");
+  histogram("vllm:e2e_request_latency_seconds", e2e_, "Seconds from submission to the last token.");
+  histogram("vllm:request_queue_time_seconds", queue_,
+            "Seconds from submission to the first step.");
+  histogram("vllm:request_prefill_time_seconds", prefill_,
+            "Seconds from the first step to the first token.");
+  histogram("vllm:request_decode_time_seconds", decode_,
+            "Seconds from the first token to the last.");
+  histogram("vllm:request_inference_time_seconds", inference_,
+            "Seconds from the first step to the end.");
   histogram("vllm:request_prompt_tokens", prompt_tokens_, "Tokens of a prompt.");
   histogram("vllm:request_generation_tokens", generation_tokens_, "Tokens of a choice.");
   histogram("vllm:request_params_n", params_n_, "Choices asked for.");
   histogram("vllm:request_params_max_tokens", params_max_tokens_, "Limits asked for.");
 
-  value(out, "fathom_http_connections", "gauge", "Open now.", "", http.connections);
-  value(out, "fathom_http_requests_in_flight", "gauge", "Not yet answered to the end.", "",
-        http.requests_in_flight);
-  value(out, "fathom_http_connections_refused_total", "counter", "Above the limit.", "",
-        http.connections_refused);
-  head(out, "fathom_http_responses_total", "counter", "Answers by class of status.");
+  value(out, "fathom_http_connections", "gauge", "Open connections.", "", http.connections);
+  value(out, "fathom_http_requests_in_flight", "gauge", "Requests whose response is not complete.",
+        "", http.requests_in_flight);
+  value(out, "fathom_http_connections_refused_total", "counter",
+        "Connections refused above --max-connections.", "", http.connections_refused);
+  head(out, "fathom_http_responses_total", "counter", "Responses by class of status.");
   for (int status = 1; status <= 5; ++status) {
     out += fmt::format("fathom_http_responses_total{{class=\"{}xx\"}} {}\n", status,
                        http.responses[status]);
   }
-  value(out, "fathom_build_info", "gauge", "What the program is built of; always 1.",
+  value(out, "fathom_build_info", "gauge",
+        "Version, commit and CUDA version of the build; always 1.",
         fmt::format("version=\"{}\",commit=\"{}\",cuda=\"{}\"", escaped(program_version()),
                     escaped(program_commit()), escaped(program_cuda())),
         1);

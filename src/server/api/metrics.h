@@ -1,5 +1,5 @@
-// What /metrics says, in Prometheus' text form and with vLLM's names, so that its dashboards and
-// autoscalers work; what vLLM has no name for begins with "fathom_".
+// The /metrics page in the Prometheus text format. Names are vLLM's, so that its dashboards and
+// autoscalers work; metrics that vLLM does not have begin with "fathom_".
 #pragma once
 
 #include <array>
@@ -15,16 +15,16 @@
 
 namespace fathom {
 
-// Counts observations by upper bounds. Any thread.
+// Histogram with fixed upper bounds. Any thread may call.
 class Histogram {
  public:
   static constexpr size_t kMaxBuckets = 24;
 
-  // `bounds` ascends, at most kMaxBuckets - 1 of them, and outlives the histogram.
+  // `bounds` is ascending, has at most kMaxBuckets - 1 entries and outlives the histogram.
   explicit Histogram(std::span<const double> bounds) : bounds_(bounds) {}
 
   void observe(double value);
-  // Its lines, without HELP and TYPE: name_bucket{labels,le="…"}, name_sum, name_count.
+  // Appends the samples name_bucket{labels,le="…"}, name_sum and name_count, without HELP and TYPE.
   void write(std::string_view name, std::string_view labels, std::string& out) const;
 
  private:
@@ -33,25 +33,26 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
-// What vLLM tells of its cache; the number of pages is the engine's.
+// Cache settings as vLLM reports them; the number of pages comes from the engine.
 struct CacheConfig {
   std::string dtype;  // "bf16", "fp8"
   bool prefix_caching = false;
 };
 
-// Any thread.
+// Counters and histograms of the server. Any thread may call.
 class Metrics {
  public:
-  // `prefix`: vLLM's metrics are there a second time with "vllm:" replaced by it; empty: not.
+  // `prefix`: vLLM's metrics are exported again with "vllm:" replaced by it; empty: not.
   explicit Metrics(std::string prefix = {});
 
-  void count_rejection(const ApiError& error);  // a request that got no answer
-  void count_disconnect();                      // a client that left before its answer's end
+  void count_rejection(const ApiError& error);  // a request without completion
+  void count_disconnect();                      // a client that disconnected before the end
   void observe_token_gap(double seconds);
-  void observe_finish(const Event& event);  // of one choice, with its usage and timings
+  // `event` ends one choice and carries its usage and timings.
+  void observe_finish(const Event& event);
   void observe_request(const SamplingParams& params);
 
-  // The whole page. Without an engine, while the model loads, what is known without one.
+  // Returns the page. `engine` is null while the model loads; its metrics are then missing.
   std::string text(std::string_view model_name, const EngineStats* engine, const CacheConfig& cache,
                    const http::ServerStats& http) const;
 
@@ -60,7 +61,7 @@ class Metrics {
                     std::string& out) const;
 
   const std::string prefix_;
-  std::array<std::atomic<int64_t>, 4> finished_{};  // by FinishReason
+  std::array<std::atomic<int64_t>, 4> finished_{};  // index: FinishReason
   std::atomic<int64_t> rejected_queue_full_{0}, rejected_invalid_{0}, rejected_other_{0};
   std::atomic<int64_t> disconnects_{0};
   Histogram ttft_, token_gap_, e2e_, queue_, prefill_, decode_, inference_;

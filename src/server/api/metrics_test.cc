@@ -12,8 +12,8 @@
 namespace fathom {
 namespace {
 
-// Every sample of a page by its name and labels; fails on a line that is neither sample nor
-// comment, and on a sample without the HELP and TYPE of its family.
+// Returns every sample by name and labels. Fails on a line that is neither sample nor comment, and
+// on a sample without HELP and TYPE of its family.
 std::map<std::string, double> samples(const std::string& page) {
   std::map<std::string, double> found;
   std::map<std::string, int> described;
@@ -62,12 +62,12 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
   metrics.count_rejection(ApiError(400, "bad"));
   metrics.count_disconnect();
   EngineStats stats;
-  stats.waiting = stats.queued_requests = 3;  // the same three
+  stats.waiting = stats.queued_requests = 3;  // the same three requests
   stats.pages_total = 100;
   stats.pages_used = 25;
   stats.pages_cached = 5;
   stats.pages_in_transfer = 2;
-  stats.steps_by_rows = {2, 0, 3};  // three of 9 to 16 rows
+  stats.steps_by_rows = {2, 0, 3};  // three steps of 9 to 16 rows
   stats.steps_by_rows.back() = 1;
   stats.rows = 20'036;
   http::ServerStats http;
@@ -126,7 +126,8 @@ TEST(Metrics, OfTheProcessAreThoseOfThisOne) {
   const auto page = samples(Metrics().text("", nullptr, {}, {}));
   const double now =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  // This process has not run for a day; the kernel tells its start to 10 ms, the boot to a second.
+  // The process started less than a day ago. The kernel reports its start to 10 ms, the boot time
+  // to a second.
   EXPECT_GT(page.at("process_start_time_seconds{}"), now - 86'400);
   EXPECT_LT(page.at("process_start_time_seconds{}"), now + 2);
   const double before = page.at("process_cpu_seconds_total{}");
@@ -148,7 +149,7 @@ TEST(Metrics, SayWhatTheProgramIsBuiltOf) {
             1);
 }
 
-// With a prefix every family of vLLM's is there twice, with equal values, and nothing else is.
+// With a prefix every vLLM family is exported twice with equal values, and nothing else is.
 TEST(Metrics, APrefixExportsThemASecondTime) {
   EngineStats stats;
   stats.pages_total = 100;

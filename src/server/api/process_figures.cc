@@ -11,7 +11,7 @@
 namespace fathom {
 namespace {
 
-// Seconds since 1970 at which the machine started.
+// Returns the boot time in seconds since 1970.
 double boot_seconds() {
   std::ifstream file("/proc/stat");
   std::string word;
@@ -21,7 +21,7 @@ double boot_seconds() {
   return 0;
 }
 
-// From field 22 of /proc/self/stat; the name in field 2 may hold blanks and parentheses.
+// Reads field 22 of /proc/self/stat. The name in field 2 may hold blanks and parentheses.
 double start_seconds() {
   std::ifstream file("/proc/self/stat");
   std::string line;

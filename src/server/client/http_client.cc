@@ -24,7 +24,7 @@ namespace http = boost::beast::http;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
-// One request and its answer; the I/O thread's. Alive while one of its operations is under way.
+// One request and its response. Used on the I/O thread only; alive while an operation is pending.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   Exchange(asio::io_context& context, std::unordered_set<Exchange*>& all, const Endpoint& endpoint,
@@ -60,7 +60,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     });
   }
 
-  // Closes the connection without a word to the handler.
+  // Closes the connection without calling the handler.
   void drop() {
     handler_.reset();
     close();
@@ -72,8 +72,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     socket_.set_option(tcp::no_delay(true), ignored);
     http::async_write(socket_, message_,
                       [self = shared_from_this()](const error_code& failure, size_t) {
-                        // A server that refuses may close before it has read all; its answer says
-                        // why.
+                        // A server that refuses may close before it has read everything; its
+                        // response has the reason.
                         if (!failure || failure == asio::error::broken_pipe ||
                             failure == asio::error::connection_reset) {
                           return self->read();
@@ -82,8 +82,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
                       });
   }
 
-  // One element of the answer a time, which is the default: an "eager" parser would keep an event
-  // until the next one has come.
+  // Returns after each element, which is the parser's default: an "eager" parser would hold back an
+  // event until the next one has come.
   void read() {
     http::async_read_some(
         socket_, buffer_, parser_,
@@ -116,7 +116,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   }
 
   void end(Result<ClientReply> reply) {
-    if (handler_ == nullptr) return;  // its end has been told
+    if (handler_ == nullptr) return;  // on_end() was already called
     std::exchange(handler_, nullptr)->on_end(std::move(reply));
     close();
   }
@@ -130,14 +130,14 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   tcp::socket socket_;
   asio::steady_timer timer_;
   std::unordered_set<Exchange*>& all_;
-  std::shared_ptr<ReplyHandler> handler_;  // null: the exchange has ended
+  std::shared_ptr<ReplyHandler> handler_;  // null after on_end()
   http::request<http::string_body> message_;
   http::response_parser<http::string_body> parser_;
   beast::flat_buffer buffer_;
   SseParser events_;
 };
 
-// Hands the reply of ask() to the thread that waits for it.
+// Passes the reply of ask() to the waiting thread.
 class Waiter : public ReplyHandler {
  public:
   void on_event(std::string_view) override {}
@@ -153,7 +153,8 @@ class Waiter : public ReplyHandler {
 struct HttpClient::Parts {
   Endpoint endpoint;
   tcp::endpoint address;
-  std::unordered_set<Exchange*> exchanges;  // the I/O thread's; outlives what the context holds
+  // Used by the I/O thread; outlives the handlers that the context holds.
+  std::unordered_set<Exchange*> exchanges;
   asio::io_context context{1};
   asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
   std::thread thread;
@@ -169,7 +170,7 @@ Result<Endpoint> parse_base_url(std::string_view url) {
   if (rest.ends_with('/')) rest.remove_suffix(1);
   if (rest.find('/') != std::string_view::npos) return refuse("expected no path behind the port");
   Endpoint endpoint{.host = std::string(rest), .port = 80};
-  // Searches after the brackets of an IPv6 address, if there are any.
+  // The port's colon comes after the brackets of an IPv6 address.
   const size_t colon = rest.rfind(':');
   if (colon != std::string_view::npos && rest.find(']', colon) == std::string_view::npos) {
     const std::string_view port = rest.substr(colon + 1);

@@ -1,8 +1,8 @@
-// An HTTP/1.1 client for measuring servers: thousands of requests at a time on one I/O thread, each
-// on a connection of its own, so that what is measured begins with the connection.
+// HTTP/1.1 client for measuring servers: thousands of concurrent requests on one I/O thread. Each
+// request opens its own connection, so that latencies include the connection.
 //
-// send() may be called from any thread; a handler's methods are called on the I/O thread, which
-// they must not block. No TLS and no redirects: it talks to a server that is under test.
+// Any thread may call send(). Handlers are called on the I/O thread and must not block it. TLS and
+// redirects are not supported.
 #pragma once
 
 #include <chrono>
@@ -20,44 +20,44 @@ struct Endpoint {
   int port = 8000;
 };
 
-// "http://HOST:PORT", with or without the port (80) and a last slash.
+// Parses "http://HOST:PORT"; the port (80) and a final slash are optional.
 Result<Endpoint> parse_base_url(std::string_view url);
 
 struct ClientRequest {
   std::string method = "GET", path = "/";
-  std::string api_key = {};  // sent as a bearer token; empty: none
-  std::string body = {};     // JSON; empty: none
-  // The connection is closed so long after send(), whatever has come; none: never.
+  std::string api_key = {};  // sent as a bearer token; empty: not sent
+  std::string body = {};     // JSON; empty: no body
+  // Time after send() at which the connection is closed, whatever has come; none: never.
   std::optional<std::chrono::nanoseconds> time_limit = {};
 };
 
 struct ClientReply {
   int status = 0;
-  std::string body;  // empty for a stream of events
+  std::string body;  // empty for an event stream
 };
 
 class ReplyHandler {
  public:
   virtual ~ReplyHandler() = default;
-  // One event of a stream of them that has status 200.
+  // Called for each event of a stream with status 200.
   virtual void on_event(std::string_view data) = 0;
-  // Once, and nothing after it. An answer that came to its end, whatever its status; or
-  // kDeadlineExceeded: the time limit; kUnavailable: no connection, or one that broke.
+  // Called once, last. Receives a complete response of any status, or an error: kDeadlineExceeded
+  // (time limit) or kUnavailable (no connection, or it broke).
   virtual void on_end(Result<ClientReply> reply) = 0;
 };
 
 class HttpClient {
  public:
-  // Finds the host's address. An error names it.
+  // Resolves the host. An error names it.
   static Result<std::unique_ptr<HttpClient>> create(const Endpoint& endpoint);
-  // Closes what is open; its handlers hear nothing more.
+  // Closes all connections; their handlers are not called any more.
   ~HttpClient();
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;
 
   void send(ClientRequest request, std::shared_ptr<ReplyHandler> handler);
 
-  // Sends and waits; not from the I/O thread.
+  // Sends a request and waits for its reply. Must not be called on the I/O thread.
   Result<ClientReply> ask(ClientRequest request);
 
  private:

@@ -12,7 +12,7 @@
 namespace fathom::client {
 namespace {
 
-// What a handler hears, for another thread to wait for.
+// Records a handler's calls for a thread that waits for them.
 class Heard : public ReplyHandler {
  public:
   void on_event(std::string_view data) override {
@@ -120,7 +120,7 @@ TEST_F(HttpClientTest, DisconnectsAtTheTimeLimit) {
   ASSERT_FALSE(reply);
   EXPECT_EQ(reply.error().code, Code::kDeadlineExceeded);
   EXPECT_EQ(heard->events(), std::vector<std::string>{"first"});
-  left_.events(1);  // the server has seen it
+  left_.events(1);  // the server has seen the disconnect
 }
 
 TEST_F(HttpClientTest, SaysWhenTheServerCutsAStreamOff) {

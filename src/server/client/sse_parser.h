@@ -1,5 +1,5 @@
-// Server-sent events out of a stream's bytes, in pieces of any size (the HTML standard's section
-// "Server-sent events", without "id" and "retry", which only reconnecting clients need).
+// Parses server-sent events from a byte stream in pieces of any size (HTML standard, section
+// "Server-sent events"). Ignores "id" and "retry", which only reconnecting clients need.
 #pragma once
 
 #include <functional>
@@ -8,20 +8,20 @@
 
 namespace fathom::client {
 
-// One stream's; not thread-safe. Keeps at most one unfinished line and one unfinished event.
+// Parser of one stream; not thread-safe. Buffers at most one incomplete line and one event.
 class SseParser {
  public:
   // Calls on_data for each event that ends within `bytes`, with its "data" fields joined by line
-  // ends. Events without data and comments are nobody's. The text is valid during the call only.
+  // feeds. Skips comments and events without data. `data` is valid during the call only.
   void feed(std::string_view bytes, const std::function<void(std::string_view data)>& on_data);
 
  private:
   void take_line(std::string_view line, const std::function<void(std::string_view)>& on_data);
 
-  std::string line_;  // begun in an earlier piece
+  std::string line_;  // incomplete line from earlier pieces
   std::string data_;
   bool has_data_ = false;
-  bool ended_with_return_ = false;  // a line feed that follows belongs to that line's end
+  bool ended_with_return_ = false;  // the last byte was CR, so a LF that follows is skipped
 };
 
 }  // namespace fathom::client

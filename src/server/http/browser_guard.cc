@@ -23,7 +23,7 @@ bool is_safe(std::string_view method) {
   return method == "GET" || method == "HEAD" || method == "OPTIONS";
 }
 
-// "chat.example:8000" of "https://chat.example:8000"; empty for "null".
+// Returns "chat.example:8000" for "https://chat.example:8000"; empty for "null".
 std::string_view authority_of(std::string_view origin) {
   const size_t scheme = origin.find("://");
   return scheme == std::string_view::npos ? std::string_view() : origin.substr(scheme + 3);
@@ -55,7 +55,7 @@ bool BrowserGuard::is_own_name(const std::string& name) const {
 
 std::optional<Response> BrowserGuard::refuse_host(const Headers& headers) const {
   const std::string* host = headers.find("Host");
-  // Browsers always send it; HTTP/1.0 need not.
+  // Browsers always send Host; HTTP/1.0 clients may omit it.
   if (any_host_ || host == nullptr || is_own_name(host_name_in(*host))) return std::nullopt;
   return error_response(421,
                         fmt::format("'{}' in the Host field is not a name of this server; "
@@ -71,7 +71,7 @@ std::optional<Response> BrowserGuard::refuse_origin(const RequestHead& head) con
     if (*site == "same-origin" || *site == "none") return std::nullopt;
   } else {
     const std::string* host = head.headers.find("Host");
-    if (origin == nullptr) return std::nullopt;  // no browser sent it
+    if (origin == nullptr) return std::nullopt;  // not sent by a browser
     if (host != nullptr && !host->empty() && equal_ignoring_case(authority_of(*origin), *host)) {
       return std::nullopt;
     }

@@ -1,18 +1,20 @@
-// Refuses what a web page made a browser send. A page may post to any address that its browser can
-// reach, this server's included, and a page whose name is resolved anew (DNS rebinding) is of the
-// same origin as the server in the browser's eyes. Two rules hold against that; the first is that
-// of Go's net/http.CrossOriginProtection:
+// Refuses cross-origin requests that a web page makes a browser send (CSRF, DNS rebinding).
 //
-//   Origin  A request that may change something (not GET, HEAD, OPTIONS) comes from no page, from a
-//           page of this server, or from one of `origins`. Sec-Fetch-Site tells, which no page can
-//           forge; browsers that do not send it are judged by Origin against Host.
-//   Host    Names this server: an address, "localhost" or a name below it, the name that it was
-//           told to listen on, the machine's name, or one of `hosts`. Where it listens on an
-//           address that is no loopback address, also a name without a dot, which nobody can
-//           register. Checked where no API key is set, because a page does not know the key, or
-//           where `hosts` is given.
+// A page may post to any address that its browser can reach, this server included. After DNS
+// rebinding the browser takes the page and the server for the same origin. Two checks; the first is
+// that of Go's net/http.CrossOriginProtection:
 //
-// Immutable; any thread.
+//   Origin  A request with an unsafe method (not GET, HEAD, OPTIONS) must come from no page, from a
+//           page of this server, or from one of `cors_origins`. Sec-Fetch-Site decides, which no
+//           page can forge; without it Origin is compared with Host.
+//   Host    The field must name this server: an IP address, "localhost" or a name below it, the
+//   name
+//           in `host`, the machine's name, or one of `allowed_hosts`. A server that listens on an
+//           address other than loopback also accepts names without a dot, which nobody can
+//           register. The check is on where no API key is set (a page does not know the key) or
+//           where `allowed_hosts` is given.
+//
+// Immutable; any thread may call.
 #pragma once
 
 #include <optional>
@@ -30,19 +32,19 @@ class BrowserGuard {
  public:
   explicit BrowserGuard(const ServerOptions& options);
 
-  // 421: the request is for another server.
+  // Returns 421 if the Host field names another server.
   std::optional<Response> refuse_host(const Headers& headers) const;
-  // 403: a page of another origin sent it.
+  // Returns 403 if a page of another origin sent the request.
   std::optional<Response> refuse_origin(const RequestHead& head) const;
 
-  // The value of Access-Control-Allow-Origin for the answer; empty: none.
+  // Returns the value of Access-Control-Allow-Origin; empty: the field is not sent.
   std::string cors_origin(const Headers& request) const;
 
  private:
-  bool is_own_name(const std::string& name) const;  // without port
+  bool is_own_name(const std::string& name) const;  // `name` without port
 
   const std::vector<std::string> origins_;
-  std::vector<std::string> names_;  // in lower case
+  std::vector<std::string> names_;  // lower case
   bool any_host_ = false;
   bool dotless_names_ = false;
 };

@@ -1,6 +1,8 @@
-// Bytes over one accepted connection, in the clear or within TLS. Nothing here blocks: a call that
-// would says what to wait for. Used by the connection's I/O thread only; the descriptor is the
-// caller's, must be non-blocking and open for as long.
+// Non-blocking byte stream over one accepted connection, plain or TLS.
+//
+// A call that would block returns kWantRead or kWantWrite instead. Only the connection's I/O thread
+// uses a stream. The caller owns the descriptor, which must be non-blocking and stay open as long
+// as the stream.
 #pragma once
 
 #include <cstddef>
@@ -15,32 +17,35 @@ namespace fathom::http {
 
 enum class IoStatus {
   kDone,
-  kWantRead,   // again when the descriptor is readable
-  kWantWrite,  // again when it is writable
-  kEnd,        // read: the other side will send no more
-  kFailed,     // reset, protocol error
+  kWantRead,   // retry when the descriptor is readable
+  kWantWrite,  // retry when it is writable
+  kEnd,        // read: the peer will send no more
+  kFailed,     // reset or protocol error
 };
 
 struct IoResult {
   IoStatus status = IoStatus::kFailed;
-  size_t bytes = 0;  // of kDone: at least one
+  size_t bytes = 0;  // with kDone: at least 1
 };
 
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
-  virtual IoResult handshake() = 0;  // before anything else, until kDone
+  // Call it first, until it returns kDone.
+  virtual IoResult handshake() = 0;
   virtual IoResult read(std::span<char> into) = 0;
-  virtual IoResult write(std::span<const std::string_view> parts) = 0;  // non-empty parts
-  virtual void finish() = 0;  // tells the other side that nothing more will be written
+  // `parts` are not empty.
+  virtual IoResult write(std::span<const std::string_view> parts) = 0;
+  // Tells the peer that nothing more will be written (FIN, or close_notify under TLS).
+  virtual void finish() = 0;
 };
 
 std::unique_ptr<ByteStream> make_plain_stream(int descriptor);
 
-// A certificate with its key, for all connections. Any thread.
+// Certificate chain and private key, shared by all connections. Any thread may call.
 class TlsContext {
  public:
-  // kInvalidArgument, naming the file and what OpenSSL says about it.
+  // Error: kInvalidArgument names the file and quotes OpenSSL's message.
   static Result<std::unique_ptr<TlsContext>> load(const std::string& certificate_file,
                                                   const std::string& key_file);
   ~TlsContext();

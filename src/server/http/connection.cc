@@ -20,10 +20,10 @@ namespace {
 namespace asio = boost::asio;
 using Clock = std::chrono::steady_clock;
 
-// Reads of 64 KiB before other connections get their turn.
+// Reads of up to 64 KiB before other connections get their turn.
 constexpr int kReadsInARow = 16;
-// What the kernel takes of one connection that it can't send yet. Without a limit it takes
-// megabytes, and that a client does not read would be noticed so much later.
+// Limit of unsent bytes that the kernel buffers for one connection. Without it the kernel accepts
+// megabytes, and a client that does not read is noticed that much later.
 const int kUnsentInKernel = 128 << 10;
 
 std::string address_of(const asio::ip::tcp::socket& socket) {
@@ -39,7 +39,7 @@ std::unique_ptr<ByteStream> make_stream(const TlsContext* tls, int descriptor) {
   return tls == nullptr ? make_plain_stream(descriptor) : tls->make_stream(descriptor);
 }
 
-// What a client is told when there is no memory to make an answer.
+// Response when there is no memory to build one.
 #define FATHOM_OUT_OF_MEMORY                                                        \
   R"({"error":{"message":"out of memory","type":"unavailable_error","param":null,)" \
   R"("code":"unavailable"}})"
@@ -48,10 +48,10 @@ constexpr std::string_view kLastWords =
     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
     "Content-Length: 98\r\nConnection: close\r\nRetry-After: 1\r\n\r\n" FATHOM_OUT_OF_MEMORY;
 
-// Calls the handler; what it throws is this request's error alone.
+// Calls the handler; an exception fails only this request.
 void run_handler(const Route& route, Request request,
                  const std::shared_ptr<Exchange>& exchange) noexcept {
-  // Outside, because a responder that goes answers the request.
+  // Declared outside `try`: destroying the responder answers the request.
   std::shared_ptr<Responder> responder;
   std::string id;
   const auto fail = [&](int status, std::string_view what) noexcept {
@@ -65,7 +65,7 @@ void run_handler(const Route& route, Request request,
   try {
     id = request.id;
     responder = std::make_shared<Responder>(exchange);
-    if (responder->closed()) return;  // the client left while this waited for a worker
+    if (responder->closed()) return;  // disconnected while the request waited for a worker
     route.handler(std::move(request), responder);
   } catch (const std::bad_alloc&) {
     exchange->give_up();
@@ -88,7 +88,7 @@ Connection::~Connection() { release_body(); }
 
 template <typename Step>
 void Connection::guarded(Step step) {
-  const auto self = shared_from_this();  // through whatever step() does
+  const auto self = shared_from_this();  // keeps the connection alive during step()
   if (state_ == State::kClosed) return;
   try {
     step();
@@ -125,7 +125,8 @@ void Connection::wait_writable() {
 void Connection::start() {
   guarded([&] {
     socket_.non_blocking(true);
-    boost::system::error_code ignored;  // where these are not to be had, nothing depends on them
+    // Both options are optimizations; a failure is harmless.
+    boost::system::error_code ignored;
     socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
     setsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentInKernel,
                sizeof(kUnsentInKernel));
@@ -162,7 +163,7 @@ void Connection::on_readable() {
   if (state_ == State::kHandshake) return on_handshake();
   if (std::exchange(write_wants_read_, false)) send_queued();
   for (int i = 0; i < kReadsInARow; ++i) {
-    if (!wants_input()) return;  // answer_next() goes on
+    if (!wants_input()) return;  // answer_next() resumes reading
     const std::span<char> scratch = loop_.scratch();
     const IoResult result = stream_->read(scratch);
     switch (result.status) {
@@ -201,14 +202,14 @@ void Connection::received(std::string_view bytes) {
 void Connection::on_end() {
   client_ended_ = true;
   if (state_ != State::kAnswering) return close(Ending::kClosedByClient);
-  flush_news();  // which may be the whole answer
+  flush_news();  // may complete the response
   watch_half_closed();
 }
 
-// Sends the answer's first bytes, or something that means nothing within a stream: a client that
-// has closed altogether answers with a reset.
+// Detects whether a client that sent FIN has closed completely: sends the response's first bytes,
+// or a keep-alive within a stream, and a closed client answers with RST.
 void Connection::watch_half_closed() {
-  if (state_ != State::kAnswering || answer_->ended) return;  // the rest is on its way
+  if (state_ != State::kAnswering || answer_->ended) return;  // the rest is being sent
   socket_.async_wait(asio::ip::tcp::socket::wait_error,
                      [self = shared_from_this()](const boost::system::error_code& failure) {
                        if (failure) return;
@@ -222,17 +223,17 @@ void Connection::watch_half_closed() {
   send_queued();
 }
 
-// The answer was sent; what came behind its request is next.
+// Continues with the next request after a response, first from pipelined input.
 void Connection::answer_next() {
   state_ = State::kReading;
   deadline_ = Clock::now() + loop_.state().options.idle_timeout;
-  if (advancing_) return;  // advance() goes on by itself
+  if (advancing_) return;  // advance() continues
   if (!ahead_.empty()) advance(std::exchange(ahead_, {}));
   if (client_ended_ && state_ == State::kReading) return close(Ending::kClosedByClient);
   if (!waiting_readable_) on_readable();
 }
 
-// Reads requests out of bytes until they are used up or one is being answered.
+// Parses requests from `bytes` until they are used up or a request is being answered.
 void Connection::advance(std::string_view bytes) {
   advancing_ = true;
   while (state_ == State::kReading && !bytes.empty()) {
@@ -247,7 +248,7 @@ void Connection::advance(std::string_view bytes) {
       deadline_ = Clock::now() + loop_.state().options.header_timeout;
     }
     if (reader_->stage() == RequestReader::Stage::kHeadDone) on_head(!bytes.empty());
-    if (state_ != State::kReading || reader_ == nullptr) continue;  // refused, perhaps answered
+    if (state_ != State::kReading || reader_ == nullptr) continue;  // refused
     if (reader_->stage() == RequestReader::Stage::kFailed) {
       refuse(error_response(reader_->failure().status, reader_->failure().message), true);
     } else if (reader_->stage() == RequestReader::Stage::kDone) {
@@ -268,7 +269,8 @@ void Connection::advance(std::string_view bytes) {
   }
 }
 
-// To the moment, not at the next check(). Few heads come in pieces, unless somebody means it.
+// Sets the head's deadline as a timer of its own, because check_interval is too coarse. Few heads
+// come in pieces.
 void Connection::limit_head() {
   head_timer_ = std::make_unique<asio::steady_timer>(loop_.context(), deadline_);
   head_timer_->async_wait([self = weak_from_this()](const boost::system::error_code& failure) {
@@ -279,7 +281,7 @@ void Connection::limit_head() {
 }
 
 void Connection::on_head_timeout() {
-  // What was due already when its timer went away comes nevertheless.
+  // A timer that had expired before it was destroyed still calls this.
   if (head_timer_ == nullptr || Clock::now() < deadline_) return;
   if (state_ == State::kHandshake) return close(Ending::kCutOff);
   refuse(error_response(408, fmt::format("the request's head took longer than {} ms",
@@ -292,7 +294,7 @@ void Connection::on_head(bool more_bytes_are_here) {
   ServerState& state = loop_.state();
   decision_ = state.dispatcher->decide(head, state.draining);
   if (decision_.refusal) {
-    // With its body unread the connection can't be used for another request.
+    // The body is unread, so the connection cannot be reused.
     return refuse(std::move(*decision_.refusal), head.has_body || !head.keep_alive);
   }
   if (head.expects_continue && !more_bytes_are_here) {
@@ -305,7 +307,7 @@ void Connection::on_head(bool more_bytes_are_here) {
   reader_->read_body();
 }
 
-// Keeps the sum of all bodies in memory within its limit.
+// Keeps the sum of all bodies being received within its limit.
 void Connection::account_body() {
   ServerState& state = loop_.state();
   const int64_t more = std::ssize(reader_->body()) - counted_body_bytes_;
@@ -348,7 +350,7 @@ void Connection::on_request() {
     run_handler(route, std::move(request), answer_->exchange);
     flush_news();
   } else {
-    // std::function wants what can be copied.
+    // std::function needs a copyable callable.
     auto shared = std::make_shared<Request>(std::move(request));
     loop_.state().run_on_worker([&route, shared, exchange = answer_->exchange] {
       run_handler(route, std::move(*shared), exchange);
@@ -367,7 +369,7 @@ void Connection::check(Time now) {
       case State::kLingering:
         if (now >= deadline_) close(Ending::kCutOff);
         return;
-      case State::kHandshake:  // has a timer of its own
+      case State::kHandshake:  // limited by its own timer
       case State::kClosed:
         return;
     }
@@ -380,7 +382,7 @@ void Connection::check_reading(Time now) {
     if (now >= deadline_) close(Ending::kCutOff);
     return;
   }
-  if (reader_->stage() == RequestReader::Stage::kHead) return;  // has a timer of its own
+  if (reader_->stage() == RequestReader::Stage::kHead) return;  // limited by its own timer
   if (now - window_began_ < options.body_timeout) return;
   const int64_t wanted = options.min_body_bytes_per_second * options.body_timeout.count() / 1000;
   if (window_bytes_ < wanted) {
@@ -411,8 +413,8 @@ void Connection::start_lingering() {
   wait_readable();
 }
 
-// Needs no memory. Who is being answered, or has sent some of a request, and has heard nothing yet,
-// gets a 503; input that is still unread may keep it from being read.
+// Closes without allocating memory. A client that waits for a response, or is in the middle of a
+// request, and was sent nothing gets a 503. Unread input may prevent it from arriving.
 void Connection::cut_off() {
   const bool is_owed =
       state_ == State::kAnswering ? answer_->status == 0 : state_ == State::kReading && advancing_;

@@ -1,15 +1,15 @@
-// One client's connection: reads requests, one at a time, and sends their answers in that order.
-// Made, used and destroyed on its loop's thread.
+// One client connection: reads requests one at a time and sends their responses in order. Created,
+// used and destroyed on its loop's thread.
 //
-//   kHandshake   TLS
-//   kReading     a request, or waiting for one
-//   kAnswering   one is with its handler, or its answer is being sent; what the client sends
-//                meanwhile is kept, up to a head's length, so that its disconnect is seen. A client
-//                that shuts its sending side down and one that closes look alike until something
-//                is sent to them: the first gets its answer, the second answers with a reset
-//   kLingering   the last answer is sent: input is dropped until the client closes too, because
-//                closing with input unread would make the kernel drop the answer
-//   kClosed
+//   kHandshake   TLS handshake in progress.
+//   kReading     Reading a request, or idle.
+//   kAnswering   The handler runs, or its response is being sent. Input is still read, up to the
+//                length of a head, to detect a disconnect. A half-close and a close look alike
+//                until something is sent: the first client gets its response, the second answers
+//                with RST.
+//   kLingering   The last response is sent. Input is dropped until the client closes, because
+//                closing with unread input would make the kernel discard the response.
+//   kClosed      The socket is closed.
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
@@ -40,41 +40,44 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection& operator=(const Connection&) = delete;
 
   void start();
-  void flush();                                           // the exchange has news
-  void check(std::chrono::steady_clock::time_point now);  // time limits, keep-alive
-  void stop();                                            // cuts everything off
+  // Sends what the exchange has collected.
+  void flush();
+  // Applies time limits and sends keep-alives.
+  void check(std::chrono::steady_clock::time_point now);
+  // Closes the connection at once.
+  void stop();
 
-  size_t place = 0;  // in the loop's list
+  size_t place = 0;  // index in the loop's list
 
  private:
   using Time = std::chrono::steady_clock::time_point;
   enum class State { kHandshake, kReading, kAnswering, kLingering, kClosed };
-  // How an answer ended, for the log.
+  // How a response ended, for the log.
   enum class Ending { kDelivered, kClosedByClient, kCutOff, kStopped };
 
   struct Answer {
     std::shared_ptr<Exchange> exchange;
     Exchange::News news;
-    // The request's, for the head and the log.
+    // Copied from the request, for the head and the log.
     std::string id, method, path, cors_origin;
     Time received;
     bool http10 = false;
-    bool head_only = false;  // no body is sent
-    // The answer's.
+    bool head_only = false;  // HEAD: no body is sent
+    // State of the response.
     bool close_after = false;
-    int status = 0;       // 0: not begun
-    bool probed = false;  // kProbe, which begins every head, is sent
+    int status = 0;       // 0: the head is not queued yet
+    bool probed = false;  // kProbe, the first bytes of every head, is sent
     bool is_stream = false;
-    bool chunked = false;  // else a stream's bytes go out as they are
-    bool ended = false;    // its last byte is queued
+    bool chunked = false;  // otherwise a stream's bytes are sent without framing
+    bool ended = false;    // the last byte is queued
     int64_t bytes_sent = 0;
     std::string keep_alive;
     std::chrono::milliseconds keep_alive_after{0};
-    Time last_queued;                // something of a stream
-    std::optional<Time> full_since;  // more than send_buffer_bytes is unsent
+    Time last_queued;                // when bytes of a stream were last queued
+    std::optional<Time> full_since;  // since when more than send_buffer_bytes is unsent
   };
 
-  // Calls step() and cuts this connection off, alone, if it throws.
+  // Calls step(). An exception closes this connection and no other.
   template <typename Step>
   void guarded(Step step);
   void wait_readable();
@@ -122,25 +125,26 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const std::unique_ptr<ByteStream> stream_;
   State state_ = State::kReading;
   bool waiting_readable_ = false, waiting_writable_ = false;
-  bool read_wants_write_ = false, write_wants_read_ = false;  // TLS
-  bool advancing_ = false;                                    // advance() is on the stack
+  // TLS: the last read waits until the descriptor is writable, the last write until it is readable.
+  bool read_wants_write_ = false, write_wants_read_ = false;
+  bool advancing_ = false;  // advance() is on the call stack
 
-  // Reading.
-  std::unique_ptr<RequestReader> reader_;  // null while nothing of a request has come
+  // Request.
+  std::unique_ptr<RequestReader> reader_;  // null until the first byte of a request
   Dispatcher::Decision decision_;
-  std::string ahead_;  // input behind the request that is being answered
-  Time deadline_;      // of the state
+  std::string ahead_;  // pipelined input after the current request
+  Time deadline_;      // of the current state
   std::unique_ptr<boost::asio::steady_timer>
-      head_timer_;     // while a head or handshake is unfinished
-  Time window_began_;  // of the body, for its rate
+      head_timer_;     // set while a head or handshake is incomplete
+  Time window_began_;  // current window of the body's rate limit
   int64_t window_bytes_ = 0;
-  int64_t counted_body_bytes_ = 0;  // in ServerState::body_bytes
+  int64_t counted_body_bytes_ = 0;  // this connection's share of ServerState::body_bytes
   bool client_ended_ = false;
 
-  // Answering.
-  std::unique_ptr<Answer> answer_;  // null in other states
+  // Response.
+  std::unique_ptr<Answer> answer_;  // null outside kAnswering
   SendQueue queue_;
-  std::optional<Time> blocked_since_;  // the kernel takes nothing
+  std::optional<Time> blocked_since_;  // since when the kernel accepts no bytes
 };
 
 }  // namespace fathom::http

@@ -1,4 +1,4 @@
-// The half of a connection that sends answers; connection.cc reads requests.
+// The sending half of Connection; connection.cc has the receiving half.
 #include <fmt/format.h>
 
 #include <array>
@@ -23,8 +23,8 @@ bool has_no_body(int status) { return status < 200 || status == 204 || status ==
 
 }  // namespace
 
-// From here on exactly one answer will be sent for what the reader holds, be it a whole request or
-// the beginning of a bad one.
+// Starts the response to what the reader holds, a complete request or the beginning of an invalid
+// one. Exactly one response is sent from here on.
 void Connection::begin_answer() {
   auto answer = std::make_unique<Answer>();
   answer->exchange = std::make_shared<Exchange>(loop_.outbox(), this);
@@ -41,7 +41,7 @@ void Connection::begin_answer() {
     answer->head_only = head.method == "HEAD";
   }
   if (answer->id.empty()) answer->id = make_request_id();
-  answer_ = std::move(answer);  // nothing throws from here on
+  answer_ = std::move(answer);  // nothing below throws
   state_ = State::kAnswering;
   loop_.state().in_flight.add();
 }
@@ -55,7 +55,7 @@ void Connection::refuse(Response response, bool close_after) {
   flush_news();
 }
 
-// Queues and sends what the exchange has collected.
+// Drains the exchange, queues its bytes and sends them.
 void Connection::flush_news() {
   if (answer_ == nullptr) return;
   Exchange::News& news = answer_->news;
@@ -135,7 +135,7 @@ void Connection::queue_stream(std::string_view bytes) {
   answer_->last_queued = Clock::now();
 }
 
-// Hands the kernel what it takes; at the end of the answer's last byte goes on with the next.
+// Sends what the kernel accepts. After the last byte of a response the next request begins.
 void Connection::send_queued() {
   while (!queue_.empty()) {
     std::array<std::string_view, 16> parts;
@@ -150,7 +150,7 @@ void Connection::send_queued() {
       case IoStatus::kWantWrite:
         if (!blocked_since_) blocked_since_ = Clock::now();
         return wait_writable();
-      case IoStatus::kWantRead:  // TLS, rarely: what comes in lets on_readable() try again
+      case IoStatus::kWantRead:  // TLS, rare: on_readable() retries
         write_wants_read_ = true;
         return wait_readable();
       default:
@@ -179,14 +179,15 @@ void Connection::end_answer(Ending ending) {
   ServerState& state = loop_.state();
   if (ending == Ending::kClosedByClient) ++state.closed_by_client;
   if (ending == Ending::kCutOff) ++state.cut_off;
-  // HEAD needs the beginning of a stream only; its writer may stop.
+  // HEAD needs only the beginning of a stream; its writer may stop.
   const bool unwanted = answer->is_stream && answer->head_only;
   if (ending == Ending::kDelivered && !unwanted) {
     answer->exchange->delivered();
   } else {
     answer->exchange->close();
   }
-  state.in_flight.remove();  // last: who waits for it may rely on the callback having been called
+  // Last: a thread that waits for the count may rely on the callback having been called.
+  state.in_flight.remove();
 }
 
 void Connection::log_answer(const Answer& answer, Ending ending) const {
@@ -201,7 +202,8 @@ void Connection::log_answer(const Answer& answer, Ending ending) const {
 }
 
 void Connection::check_answering(Time now) {
-  flush_news();  // in case news could not be announced for want of memory
+  // Retries news that could not be announced because memory was exhausted.
+  flush_news();
   if (state_ != State::kAnswering) return;
   const ServerOptions& options = loop_.state().options;
   if (queue_.size() <= options.send_buffer_bytes) {

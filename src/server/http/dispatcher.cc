@@ -9,7 +9,7 @@
 namespace fathom::http {
 namespace {
 
-// A path's methods as the Allow field lists them.
+// Returns the value of the Allow field.
 std::string allow_list(const std::vector<Method>& methods) {
   std::string list;
   for (const Method method : methods) {
@@ -19,7 +19,7 @@ std::string allow_list(const std::vector<Method>& methods) {
   return list + "OPTIONS";
 }
 
-// Methods that HTTP defines; others are "not implemented" rather than "not allowed here".
+// Returns whether HTTP defines the method: others get 501 instead of 405.
 bool is_known(std::string_view method) {
   constexpr std::string_view kKnown[] = {"GET",   "HEAD",  "POST",    "PUT",     "DELETE",
                                          "PATCH", "TRACE", "CONNECT", "OPTIONS", "QUERY"};
@@ -67,14 +67,14 @@ std::optional<Response> refuse_key(KeyRing::Verdict verdict) {
   return std::nullopt;
 }
 
-// "application/json" of "Application/JSON; charset=utf-8".
+// Returns "Application/JSON" for "Application/JSON; charset=utf-8".
 std::string_view media_type(std::string_view field) {
   const std::string_view type = field.substr(0, field.find(';'));
   return type.substr(0, type.find_last_not_of(" \t") + 1);
 }
 
-// A body without a type is refused like one of another type: both are what a page's form, or a
-// fetch() without a preflight, can send.
+// Refuses content codings and wrong media types. A body without a type is refused too: a page's
+// form and a fetch() without preflight can send either.
 std::optional<Response> refuse_content(const RequestHead& head, const RouteOptions& route) {
   if (!head.has_body) return std::nullopt;
   const std::string* coding = head.headers.find("Content-Encoding");
@@ -147,7 +147,7 @@ Dispatcher::Decision Dispatcher::decide(const RequestHead& head, bool draining) 
   return decision;
 }
 
-// Needs no key, because a browser's preflight carries none; it tells what a 405 would.
+// Needs no key: a browser's preflight carries none, and the response tells no more than a 405.
 Response Dispatcher::answer_options(const RequestHead& head,
                                     const std::vector<Method>& methods) const {
   Response response{.status = 204, .content_type = "", .headers = {{"Allow", allow_list(methods)}}};

@@ -1,6 +1,7 @@
-// What becomes of a request, once its head is there: the route that may answer it, or the refusal.
-// Order: target (400), host (421), route (404, 405, 501), origin (403), key (401, 403), content
-// type and coding (415), drain (503). Knows no sockets; immutable, any thread.
+// Decides on a request once its head is read: the route that handles it, or the refusal.
+//
+// Checks in order: target (400), host (421), route (404, 405, 501), origin (403), key (401, 403),
+// content type and coding (415), drain (503). Uses no sockets. Immutable; any thread may call.
 #pragma once
 
 #include <optional>
@@ -20,19 +21,20 @@ namespace fathom::http {
 
 class Dispatcher {
  public:
-  // The table must outlive the dispatcher.
+  // `routes` must outlive the dispatcher.
   Dispatcher(const RouteTable& routes, KeyRing keys, BrowserGuard guard);
 
   struct Decision {
-    const Route* route = nullptr;     // answers it, unless there is a
-    std::optional<Response> refusal;  // (or an answer to OPTIONS)
+    // Handles the request, unless `refusal` is set. The response to OPTIONS is a refusal too.
+    const Route* route = nullptr;
+    std::optional<Response> refusal;
     Target target;
     std::vector<Parameter> path_parameters;
     Caller caller;
   };
   Decision decide(const RequestHead& head, bool draining) const;
 
-  // The value of Access-Control-Allow-Origin for the answer; empty: none.
+  // Returns the value of Access-Control-Allow-Origin; empty: the field is not sent.
   std::string cors_origin(const Headers& request) const { return guard_.cors_origin(request); }
 
  private:

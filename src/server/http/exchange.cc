@@ -26,7 +26,7 @@ void Outbox::take(std::vector<std::shared_ptr<Exchange>>& into, bool stay_awake)
 }
 
 void Outbox::close() {
-  std::vector<std::shared_ptr<Exchange>> dropped;  // outside the lock
+  std::vector<std::shared_ptr<Exchange>> dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   closed_ = true;
   std::swap(dropped, waiting_);
@@ -38,7 +38,7 @@ void Exchange::announce(std::unique_lock<std::mutex>& lock, bool at_once) {
   if (!first) return;
   try {
     outbox_->push(shared_from_this(), at_once);
-  } catch (const std::bad_alloc&) {  // the connection also looks by itself, in its check()
+  } catch (const std::bad_alloc&) {  // Connection::check() will find the news
   }
 }
 
@@ -67,7 +67,7 @@ void Exchange::write(std::string_view bytes) {
   if (stage_ != Stage::kStreaming || bytes.empty()) return;
   try {
     news_.bytes.append(bytes);
-  } catch (const std::bad_alloc&) {  // this client's loss, not the writing thread's
+  } catch (const std::bad_alloc&) {  // fails this client, not the writing thread
     news_.failed = true;
   }
   announce(lock);
@@ -135,7 +135,7 @@ void Exchange::take(News& news) {
 }
 
 void Exchange::delivered() {
-  std::function<void()> dropped;  // outside the lock
+  std::function<void()> dropped;  // destroyed after the lock is released
   connection_ = nullptr;
   const std::lock_guard lock(mutex_);
   stage_ = Stage::kDelivered;

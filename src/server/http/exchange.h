@@ -1,8 +1,8 @@
-// One request's answer on its way from any thread to the I/O thread that owns the connection.
+// Carries one response from any thread to the I/O thread that owns the connection.
 //
-// The Responder's side may be called from any thread; it only fills this object and puts it on the
-// loop's Outbox. The connection's side is the I/O thread's alone. Both sides share ownership, so
-// either may be gone first.
+// The Responder's functions may be called from any thread: they fill this object and put it on the
+// loop's Outbox. The connection's functions belong to the I/O thread. Both sides share ownership,
+// so either may be destroyed first.
 #pragma once
 
 #include <functional>
@@ -22,19 +22,19 @@ namespace fathom::http {
 class Connection;
 class Exchange;
 
-// The exchanges of one I/O thread that have news for it. A burst of news costs one wake-up.
+// Exchanges with news for one I/O thread. A burst of news costs one wake-up.
 class Outbox {
  public:
-  // `wake` makes the I/O thread call take() soon; called from any thread, with a lock held.
+  // `wake` makes the I/O thread call take() soon. It is called from any thread, with a lock held.
   explicit Outbox(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  // `at_once`: wakes although the I/O thread will look by itself before long.
+  // `at_once`: wakes the I/O thread even if it will call take() by itself soon.
   void push(std::shared_ptr<Exchange> exchange, bool at_once);
 
-  // I/O thread. Replaces `into` by what has come. While `stay_awake` and there was something, later
-  // pushes do not wake: the caller promises to call again by itself.
+  // Called by the I/O thread. Replaces `into` by the waiting exchanges. If `stay_awake` is set and
+  // there were any, later pushes do not wake: the caller promises to call again by itself.
   void take(std::vector<std::shared_ptr<Exchange>>& into, bool stay_awake);
-  // The I/O thread is gone: wake() is never called again.
+  // Called when the I/O thread has ended: wake() is never called again.
   void close();
 
  private:
@@ -51,36 +51,39 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Exchange(std::shared_ptr<Outbox> outbox, Connection* connection)
       : outbox_(std::move(outbox)), connection_(connection) {}
 
-  // The Responder's side; see responder.h.
+  // Called by the Responder; see responder.h.
   bool send(Response response);
   bool start_stream(StreamHead head);
   void write(std::string_view bytes);
   void end();
   void on_closed(std::function<void()> callback);
   bool closed() const;
-  void abandon();  // there is no Responder any more
-  void give_up();  // ends the answer with what needs no memory
+  void abandon();  // the Responder is destroyed
+  // Ends the response without allocating memory.
+  void give_up();
 
-  // The connection's side.
+  // Called by the connection.
   struct News {
-    std::variant<std::monostate, Response, StreamHead> head;  // once
+    std::variant<std::monostate, Response, StreamHead> head;  // set once
     std::string bytes;                                        // of the stream, after the head
     bool ended = false;                                       // nothing will follow
-    bool failed = false;                                      // Connection::cut_off()
+    bool failed = false;                                      // the connection must be cut off
   };
-  // Fills `news` with what has come since the last call; reuses the memory of its bytes.
+  // Moves what has come since the last call into `news`, whose buffer is reused.
   void take(News& news);
-  void delivered();  // to its end: drops the callback
-  void close();      // it can't be delivered: calls the callback
+  // The response was delivered completely: drops the callback.
+  void delivered();
+  // The response cannot be delivered: calls the callback.
+  void close();
   Connection* connection() const { return connection_; }
 
  private:
   enum class Stage { kOpen, kStreaming, kEnded, kDelivered, kClosed };
-  // Puts the exchange on the outbox, unless it is there. Releases the lock.
+  // Puts the exchange on the outbox unless it is there. Releases the lock.
   void announce(std::unique_lock<std::mutex>& lock, bool at_once = false);
 
   const std::shared_ptr<Outbox> outbox_;
-  Connection* connection_;  // I/O thread; null once that is gone
+  Connection* connection_;  // used by the I/O thread; null once the connection is gone
 
   mutable std::mutex mutex_;
   Stage stage_ = Stage::kOpen;

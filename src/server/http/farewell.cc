@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Descriptors above max_connections; beyond them the one that was told first is closed early.
+// Limit of lingering sockets, in addition to max_connections. Beyond it the oldest is closed early.
 constexpr size_t kMostLeaving = 1024;
 constexpr std::chrono::milliseconds kSweepInterval{20};
 constexpr size_t kDroppedAtOnce = 64 << 10;
@@ -27,8 +27,22 @@ constexpr int kDropsInARow = 16;
 Farewell::Farewell(boost::asio::io_context& context, ServerState& state)
     : state_(state), timer_(context), scratch_(kDroppedAtOnce) {}
 
+Farewell::Time Farewell::deadline() const { return Clock::now() + state_.options.linger_timeout; }
+
 void Farewell::tell(boost::asio::ip::tcp::socket socket) {
-  if (state_.tls != nullptr) return;
+  boost::system::error_code failure;
+  socket.native_non_blocking(true, failure);
+  if (failure) return;
+  const int descriptor = socket.native_handle();
+  if (state_.tls == nullptr) {
+    return answer({std::move(socket), make_plain_stream(descriptor), deadline()});
+  }
+  schedule();  // first: a sweep that threw has left handshakes behind
+  if (handshaking_.size() >= kMostHandshakes) return;
+  handshaking_.push_back({std::move(socket), state_.tls->make_stream(descriptor), deadline()});
+}
+
+void Farewell::answer(Leaving one) {
   const Response response = error_response(
       503, fmt::format("there are more than {} connections", state_.options.max_connections),
       "too_many_connections");
@@ -44,18 +58,19 @@ void Farewell::tell(boost::asio::ip::tcp::socket socket) {
                               .request_id = id,
                               .cors_origin = {}});
   text += response.body;
-  // A new connection's send buffer takes it whole.
-  const ssize_t sent =
-      send(socket.native_handle(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent < 0) return;
-  shutdown(socket.native_handle(), SHUT_WR);
-  ++state_.responses[5];
-  state_.bytes_sent += sent;
+  // A new connection's send buffer has room for the whole response.
+  const std::string_view part = text;
+  const IoResult written = one.stream->write({&part, 1});
+  if (written.status != IoStatus::kDone) return;
+  ++state_.responses[5];  // before the client sees the end and asks for figures
+  state_.bytes_sent += static_cast<int64_t>(written.bytes);
+  one.stream->finish();
   if (leaving_.size() == kMostLeaving) {
     has_ended(leaving_.front());
     leaving_.pop_front();
   }
-  leaving_.push_back({std::move(socket), Clock::now() + state_.options.linger_timeout});
+  one.until = deadline();
+  leaving_.push_back(std::move(one));
   schedule();
 }
 
@@ -70,18 +85,34 @@ bool Farewell::has_ended(Leaving& one) {
 }
 
 void Farewell::schedule() {
-  if (std::exchange(scheduled_, true)) return;
+  if (scheduled_) return;
   timer_.expires_after(kSweepInterval);
   timer_.async_wait([this](const boost::system::error_code& failure) {
     scheduled_ = false;
     if (!failure) sweep();
   });
+  scheduled_ = true;
 }
 
 void Farewell::sweep() {
-  const auto now = Clock::now();
+  const Time now = Clock::now();
+  sweep_handshakes(now);
   std::erase_if(leaving_, [&](Leaving& one) { return has_ended(one) || now >= one.until; });
-  if (!leaving_.empty()) schedule();
+  if (!handshaking_.empty() || !leaving_.empty()) schedule();
+}
+
+void Farewell::sweep_handshakes(Time now) {
+  for (auto one = handshaking_.begin(); one != handshaking_.end();) {
+    const IoStatus status = one->stream->handshake().status;
+    const bool waits = status == IoStatus::kWantRead || status == IoStatus::kWantWrite;
+    if (waits && now < one->until) {
+      ++one;
+      continue;
+    }
+    Leaving ended = std::move(*one);
+    one = handshaking_.erase(one);
+    if (status == IoStatus::kDone) answer(std::move(ended));
+  }
 }
 
 }  // namespace fathom::http

@@ -20,7 +20,7 @@ std::string_view without_brackets(std::string_view host) {
 }
 
 bool is_ip_address(const std::string& host) {
-  in6_addr address;  // large enough for both
+  in6_addr address;  // has room for either
   return inet_pton(AF_INET, host.c_str(), &address) == 1 ||
          inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }

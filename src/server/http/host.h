@@ -1,4 +1,4 @@
-// Hosts as flags, URLs and Host fields name them.
+// Host names and addresses, as they occur in flags, URLs and Host fields.
 #pragma once
 
 #include <string>
@@ -6,20 +6,21 @@
 
 namespace fathom::http {
 
-// "127.0.0.1:8000", "[::1]:8000"; `host` with or without brackets.
+// Returns "127.0.0.1:8000" or "[::1]:8000"; `host` may have brackets.
 std::string address_text(std::string_view host, int port);
 
-// "::1" of "[::1]"; other text as it is.
+// Returns "::1" for "[::1]" and other text unchanged.
 std::string_view without_brackets(std::string_view host);
 
-// An IPv4 or IPv6 address, without brackets.
+// Returns whether `host` is an IPv4 or IPv6 address without brackets.
 bool is_ip_address(const std::string& host);
 
-// Whether only this machine reaches what listens there: 127.0.0.0/8, ::1, localhost.
+// Returns whether a socket bound to `host` is reachable from this machine only: 127.0.0.0/8, ::1,
+// localhost.
 bool is_loopback_host(std::string_view host);
 
-// The host of a Host field, in lower case, without port, brackets and last dot: "chat.example" of
-// "Chat.Example.:8000", "::1" of "[::1]:8000". Empty where the field is malformed.
+// Returns the host of a Host field in lower case, without port, brackets and final dot:
+// "chat.example" for "Chat.Example.:8000", "::1" for "[::1]:8000". Empty if the field is malformed.
 std::string host_name_in(std::string_view field);
 
 }  // namespace fathom::http

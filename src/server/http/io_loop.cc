@@ -12,7 +12,7 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr size_t kScratchBytes = 64 << 10;
-// Without memory the next attempt fails as soon as this one.
+// Without memory the next attempt would fail just as fast.
 constexpr std::chrono::milliseconds kPauseAfterFailure{10};
 
 }  // namespace
@@ -36,7 +36,7 @@ void IoLoop::start(std::function<void()> also_resume) {
         if (also_resume) also_resume();
         context_.run();
         return;
-      } catch (const std::exception& failure) {  // connections catch their own
+      } catch (const std::exception& failure) {  // connections catch their own exceptions
         log_error("http: I/O thread: {}", failure.what());
         std::this_thread::sleep_for(kPauseAfterFailure);
       }
@@ -64,8 +64,8 @@ void IoLoop::remove(Connection& connection) {
   if (place < connections_.size()) connections_[place]->place = place;
 }
 
-// After news the loop looks again write_delay later without being woken: what came in between is
-// sent together, and the threads that write need not wake this one.
+// Drains the outbox. After news the loop drains again write_delay later without being woken: writes
+// in between are sent together and cost the writing threads no wake-up.
 void IoLoop::flush() {
   const bool linger = state_.options.write_delay.count() > 0;
   outbox_->take(flushing_, linger);
@@ -91,7 +91,7 @@ void IoLoop::schedule_check() {
 
 void IoLoop::check() {
   const auto now = std::chrono::steady_clock::now();
-  // Backwards, because a connection that ends here is replaced by the last one.
+  // Backwards, because a connection that closes is replaced by the last one of the list.
   for (size_t i = connections_.size(); i-- > 0;) {
     if (i < connections_.size()) std::shared_ptr(connections_[i])->check(now);
   }

@@ -1,4 +1,4 @@
-// One I/O thread with its connections. What belongs to a connection happens on its loop's thread.
+// One I/O thread and its connections. A connection is used on its loop's thread only.
 #pragma once
 
 #include <boost/asio/executor_work_guard.hpp>
@@ -18,40 +18,41 @@ namespace fathom::http {
 
 class IoLoop {
  public:
-  explicit IoLoop(ServerState& state);  // outlives the loop
+  // `state` outlives the loop.
+  explicit IoLoop(ServerState& state);
   ~IoLoop();
   IoLoop(const IoLoop&) = delete;
   IoLoop& operator=(const IoLoop&) = delete;
 
-  // Any thread.
+  // Called from any thread.
   boost::asio::io_context& context() { return context_; }
-  // `resume` is called on the loop's thread at its start, and again whenever a handler has thrown:
-  // it (re)starts what goes on by itself and may have been broken off.
+  // Starts the thread. `resume` is called on it first, and again whenever a handler has thrown: it
+  // restarts repeating work that the exception may have ended.
   void start(std::function<void()> resume);
-  // A connection that was accepted.
+  // Takes ownership of an accepted connection.
   void adopt(boost::asio::ip::tcp::socket socket, ConnectionCount count);
-  // Cuts all connections, ends the thread and waits for it.
+  // Closes all connections, ends the thread and joins it.
   void stop();
 
-  // The I/O thread's.
+  // Called on the I/O thread.
   ServerState& state() { return state_; }
   const std::shared_ptr<Outbox>& outbox() { return outbox_; }
-  std::span<char> scratch() { return scratch_; }  // to read into, until the next call
+  std::span<char> scratch() { return scratch_; }  // read buffer, valid until the next call
   void remove(Connection& connection);
 
  private:
   void add(boost::asio::ip::tcp::socket socket, ConnectionCount count);
-  void flush();  // what is on the outbox
+  void flush();  // drains the outbox
   void schedule_check();
-  void check();  // time limits
+  void check();  // applies time limits
 
   ServerState& state_;
-  boost::asio::io_context context_{1};  // one thread runs it
+  boost::asio::io_context context_{1};  // run by one thread
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   boost::asio::steady_timer flush_timer_, check_timer_;
   std::shared_ptr<Outbox> outbox_;
   std::vector<std::shared_ptr<Exchange>> flushing_;
-  std::vector<std::shared_ptr<Connection>> connections_;  // each knows its place
+  std::vector<std::shared_ptr<Connection>> connections_;  // each knows its index
   std::vector<char> scratch_;
   std::thread thread_;
 };

@@ -12,14 +12,14 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
-// Without descriptors or memory accept() fails at once, again and again: try so often.
+// Without descriptors or memory accept() keeps failing at once, so it is retried at this interval.
 constexpr std::chrono::milliseconds kPauseBeforeAccepting{100};
 
 error_code bind_to(tcp::acceptor& acceptor, const tcp::endpoint& endpoint) {
   error_code failure;
   acceptor.close(failure);
   if (acceptor.open(endpoint.protocol(), failure)) return failure;
-  // A restarted server may bind while old connections are in TIME_WAIT.
+  // Lets a restarted server bind while old connections are in TIME_WAIT.
   if (acceptor.set_option(tcp::acceptor::reuse_address(true), failure)) return failure;
   if (acceptor.bind(endpoint, failure)) return failure;
   acceptor.listen(asio::socket_base::max_listen_connections, failure);
@@ -76,7 +76,7 @@ void Listener::accept() {
       next_ = (next_ + 1) % loops_.size();
       accepted(std::move(socket), loop);
     }
-    if (generation != generation_) return;  // resume() has asked for the next
+    if (generation != generation_) return;  // resume() has started another accept
     if (!failure) return accept();
     if (!std::exchange(failing_, true)) {
       log_warning("http: cannot accept connections: {}", failure.message());

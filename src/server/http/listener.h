@@ -1,4 +1,4 @@
-// The listening socket: accepts connections and deals them out to the loops in turn. Lives on the
+// The listening socket: accepts connections and hands them to the loops round-robin. Used on the
 // first loop's thread once started.
 #pragma once
 
@@ -16,13 +16,16 @@ namespace fathom::http {
 
 class Listener {
  public:
-  // The loops outlive the listener.
+  // `loops` outlives the listener.
   Listener(ServerState& state, const std::vector<std::unique_ptr<IoLoop>>& loops);
 
-  Result<> bind(const std::string& host, int port);  // an error names both
+  // An error names host and port.
+  Result<> bind(const std::string& host, int port);
   int port() const { return port_; }
-  void resume();  // on the first loop's thread: accepts from here on, whatever has happened before
-  void close();   // once the loops have stopped
+  // Called on the first loop's thread. Starts accepting, or restarts it after a failure.
+  void resume();
+  // Called after the loops have stopped.
+  void close();
 
  private:
   void accept();
@@ -35,8 +38,8 @@ class Listener {
   Farewell farewell_;
   int port_ = 0;
   size_t next_ = 0;
-  int64_t generation_ = 0;  // of resume()
-  bool failing_ = false;    // the last accept failed, and the log says so
+  int64_t generation_ = 0;  // counts calls of resume()
+  bool failing_ = false;    // the last accept failed and was logged
 };
 
 }  // namespace fathom::http

@@ -1,4 +1,4 @@
-// Text from outside in a log line: one line, no escape sequences a terminal would obey.
+// Escapes untrusted text for the log: one line, no terminal escape sequences.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace fathom::http {
 
-// Everything but visible ASCII and the space as \xHH, '"' and '\' with a backslash; at most
-// `longest` bytes of `text`, then "...".
+// Keeps visible ASCII and spaces, escapes '"' and '\' with a backslash and writes other bytes as
+// \xHH. Text after `longest` bytes is replaced by "...".
 std::string for_log(std::string_view text, size_t longest = 200);
 
 }  // namespace fathom::http

@@ -1,4 +1,4 @@
-// The small parts of the transport, each by itself.
+// The small parts of the transport, each alone.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -147,7 +147,7 @@ TEST(ErrorBody, IsJsonWhateverTheMessage) {
   EXPECT_EQ(parse_json(error_response(400, "m", "c", "p").body, "")->at("error").at("param"), "p");
 }
 
-// What 256 streams write in one step wakes the I/O thread once.
+// Writes to 256 streams in one step wake the I/O thread once.
 TEST(Outbox, WakesOnceABurst) {
   int wakes = 0;
   const auto outbox = std::make_shared<Outbox>([&] { ++wakes; });
@@ -161,21 +161,21 @@ TEST(Outbox, WakesOnceABurst) {
   EXPECT_EQ(news.size(), 256u);
   Exchange::News taken;
   for (const auto& stream : streams) stream->take(taken);
-  for (int step = 0; step < 3; ++step) {  // the I/O thread has promised to look by itself
+  for (int step = 0; step < 3; ++step) {  // the I/O thread has promised to call take()
     for (const auto& stream : streams) stream->write("a");
     for (const auto& stream : streams) stream->write("b");
   }
   EXPECT_EQ(wakes, 1);
   outbox->take(news, true);
-  EXPECT_EQ(news.size(), 256u);  // each once
+  EXPECT_EQ(news.size(), 256u);  // each exchange once
   streams[0]->take(taken);
   EXPECT_EQ(taken.bytes, "ababab");
-  outbox->take(news, true);  // nothing: it sleeps now
+  outbox->take(news, true);  // nothing new: the I/O thread sleeps from here on
   EXPECT_TRUE(news.empty());
   streams[0]->write("c");
   EXPECT_EQ(wakes, 2);
-  std::make_shared<Exchange>(outbox, nullptr)->send({});  // a whole answer never waits
-  EXPECT_EQ(wakes, 2);                                    // but is woken for already
+  std::make_shared<Exchange>(outbox, nullptr)->send({});  // a complete response wakes at once
+  EXPECT_EQ(wakes, 2);
   outbox->take(news, true);
   std::make_shared<Exchange>(outbox, nullptr)->send({});
   EXPECT_EQ(wakes, 3);

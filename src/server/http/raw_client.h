@@ -1,5 +1,5 @@
-// For tests and benchmarks: a client that sends exactly the bytes it is told to and shows what came
-// back.
+// Test client that sends exactly the given bytes and returns what came back. Tests and benchmarks
+// only.
 #pragma once
 
 #include <arpa/inet.h>
@@ -17,11 +17,11 @@
 namespace fathom::http {
 
 struct RawResponse {
-  int status = 0;  // 0: there was none
+  int status = 0;  // 0: no response
   std::string head, body;
-  bool complete = false;  // the body came to its end
+  bool complete = false;  // the whole body was received
 
-  // The value of a field, "" if it is not there.
+  // Returns the value of a field; "" if it is absent.
   std::string field(std::string_view name) const {
     const size_t at = head.find("\r\n" + std::string(name) + ": ");
     if (at == std::string::npos) return "";
@@ -53,7 +53,7 @@ class RawClient {
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(descriptor_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent <= 0) return;  // the server closed; the test sees what it answered
+      if (sent <= 0) return;  // the server closed; the test checks its response
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
   }
@@ -61,13 +61,14 @@ class RawClient {
   void close() {
     if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
   }
-  void reset() {  // closes so that the server sees ECONNRESET
+  // Closes with RST, so that the server sees ECONNRESET.
+  void reset() {
     const linger hard{.l_onoff = 1, .l_linger = 0};
     setsockopt(descriptor_, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
     close();
   }
 
-  // More input; false at the end, after a reset, or when nothing came in time.
+  // Receives more input; false at the end of the stream, after a reset, or at the time limit.
   bool receive(std::chrono::milliseconds limit = std::chrono::seconds(60)) {
     pollfd ready{.fd = descriptor_, .events = POLLIN, .revents = 0};
     if (poll(&ready, 1, static_cast<int>(limit.count())) != 1) return false;
@@ -79,10 +80,10 @@ class RawClient {
     input_.append(bytes, static_cast<size_t>(count));
     return true;
   }
-  bool ended() const { return ended_; }          // the server closed properly
-  bool was_reset() const { return was_reset_; }  // or not
+  bool ended() const { return ended_; }          // the server closed with FIN
+  bool was_reset() const { return was_reset_; }  // the server closed with RST
 
-  // Until `text` has come: what came up to its end, "" if it does not come.
+  // Returns the input up to the end of `text`; "" if `text` does not come.
   std::string read_until(std::string_view text) {
     size_t at;
     while ((at = input_.find(text)) == std::string::npos) {
@@ -90,13 +91,13 @@ class RawClient {
     }
     return take(at + text.size());
   }
-  // All that comes until the server closes.
+  // Returns all input until the server closes.
   std::string read_to_end() {
     while (receive()) {
     }
     return take(input_.size());
   }
-  // Nothing came and nothing comes for so long, and the connection is open.
+  // Returns whether the connection stays open and no input is pending or comes for `limit`.
   bool silent_for(std::chrono::milliseconds limit) {
     return input_.empty() && !receive(limit) && !ended_ && !was_reset_;
   }
@@ -122,7 +123,7 @@ class RawClient {
     }
     return response;
   }
-  // The next chunk's bytes; "" for the last one and where there is none.
+  // Returns the next chunk's bytes; "" for the last chunk and if there is none.
   std::string read_chunk() {
     const std::string line = read_until("\r\n");
     if (line.empty()) return "";

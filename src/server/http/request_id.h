@@ -1,4 +1,4 @@
-// A request's name, from the client or made up: in the answer, in every log line.
+// Request ids, from the client or generated. They appear in the response and in every log line.
 #pragma once
 
 #include <string>
@@ -6,11 +6,12 @@
 
 namespace fathom::http {
 
-// What is taken over from X-Request-Id: 1 to 128 letters, digits, '.', '_', '-' and ':', so that it
-// can stand in a log line or a file's name as it is.
+// Returns whether an X-Request-Id is accepted: 1 to 128 letters, digits, '.', '_', '-' and ':',
+// which need no escaping in a log line or a file name.
 bool is_valid_request_id(std::string_view id);
 
-// "req-" and 32 hex digits that nobody can guess: who knows an id may end its request. Any thread.
+// Returns "req-" and 32 unguessable hex digits: whoever knows an id may abort its request. Any
+// thread may call.
 std::string make_request_id();
 
 }  // namespace fathom::http

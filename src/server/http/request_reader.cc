@@ -15,14 +15,14 @@ namespace beast_http = boost::beast::http;
 using boost::beast::error_code;
 using boost::beast::string_view;
 
-// What the extensions of all chunks may take together, and what the trailer may: hardly any client
-// sends either, and what they say is dropped.
+// Limits in bytes of all chunk extensions together and of the trailer. Few clients send either, and
+// both are dropped.
 constexpr int64_t kMaxChunkExtensions = 4 << 10;
 constexpr int64_t kMaxTrailer = 4 << 10;
-// Of a chunk's size: two for each byte of 64 bits.
+// Limit of hex digits in a chunk size: two for each byte of 64 bits.
 constexpr int64_t kMaxHexDigits = 16;
 
-// Fields of which two would leave it open which one counts.
+// Fields that are ambiguous if they occur twice.
 constexpr std::string_view kOnceOnly[] = {"Authorization",    "X-Api-Key",   "Content-Type",
                                           "Content-Encoding", "Origin",      "Sec-Fetch-Site",
                                           "Content-Length",   "X-Request-Id"};
@@ -43,8 +43,7 @@ bool is_hex_digit(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
 }
 
-// What is wrong with byte `at` of lines of header fields, given those before it; null if nothing
-// is.
+// Checks byte `at` of header lines, given the bytes before it. Returns what is wrong, or null.
 const char* fault_at(std::string_view text, size_t at) {
   const auto c = static_cast<unsigned char>(text[at]);
   const char before = at > 0 ? text[at - 1] : '\0';
@@ -59,7 +58,7 @@ const char* fault_at(std::string_view text, size_t at) {
 class RequestReader::Parser : public beast_http::basic_parser<true> {
  public:
   explicit Parser(const Limits& limits) : limits_(limits) {
-    // Both limits are kept here, with messages that name them.
+    // Disables the parser's own limits: ours have messages that name them.
     header_limit(static_cast<uint32_t>(limits.max_header_bytes));
     body_limit(std::numeric_limits<uint64_t>::max());
     eager(true);
@@ -113,13 +112,13 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
     if (++fields_ > limits_.max_headers) {
       fail(431, fmt::format("the request has more than {} header fields", limits_.max_headers));
       ec = beast_http::error::header_limit;
-    } else if (stage == Stage::kHead) {  // a trailer's fields are counted and dropped
+    } else if (stage == Stage::kHead) {  // fields of a trailer are counted and dropped
       head.headers.add(to_string(name), to_string(value));
     }
   }
   void on_header_impl(error_code&) override {}
-  // Called with the body's first bytes. Growing instead would copy a large body and hold it twice;
-  // what is reserved and never arrives is not touched.
+  // Called with the body's first bytes. Reserving avoids copies of a large body while it grows;
+  // reserved pages that never arrive stay untouched.
   void on_body_init_impl(const boost::optional<uint64_t>& length, error_code&) override {
     if (length) body.reserve(static_cast<size_t>(*length));  // within the limit: check_head()
   }
@@ -131,7 +130,7 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
     check_chunk_line(digits_before(extensions.data()), static_cast<int64_t>(extensions.size()));
     extension_bytes_ += static_cast<int64_t>(extensions.size());
     if (stage == Stage::kFailed) {
-      // what is wrong with its line comes first
+      // errors of the chunk's line come first
     } else if (size > static_cast<uint64_t>(limits_.max_body_bytes - std::ssize(body))) {
       fail_body_too_large();
     } else if (size == 0) {
@@ -144,21 +143,21 @@ class RequestReader::Parser : public beast_http::basic_parser<true> {
     return bytes.size();
   }
   void on_finish_impl(error_code&) override {}
-  // Never called: this parser reads requests.
+  // Required by Beast; never called for a request.
   void on_response_impl(int, string_view, int, error_code&) override {}
 
   const Limits limits_;
-  std::string text_;        // kHead: the head so far; kBody: what the parser could not take yet
-  std::string_view input_;  // kBody: what the parser is reading
+  std::string text_;        // kHead: the head so far; kBody: input that the parser has not consumed
+  std::string_view input_;  // kBody: input being parsed
   int64_t fields_ = 0;
   int64_t extension_bytes_ = 0;
 };
 
-// Collects the head whole, because the checks below see what the parser no longer tells.
+// Collects the complete head, because the checks need bytes that the parser does not report.
 size_t RequestReader::Parser::feed_head(std::string_view bytes) {
   size_t taken = 0;
   if (text_.empty()) {
-    // Some clients end a body with an empty line too many.
+    // Some clients end a body with an extra empty line.
     taken = std::min(bytes.find_first_not_of("\r\n"), bytes.size());
     if (taken < bytes.size() && !is_token_char(bytes[taken])) {
       fail(400, "this is no HTTP request: a method was expected");
@@ -190,7 +189,7 @@ size_t RequestReader::Parser::feed_head(std::string_view bytes) {
 
 void RequestReader::Parser::parse_head() {
   error_code ec;
-  eager(false);  // stop behind the head
+  eager(false);  // stop after the head
   put(boost::asio::buffer(text_), ec);
   eager(true);
   if (stage == Stage::kFailed) return;
@@ -242,7 +241,7 @@ void RequestReader::Parser::check_head() {
 }
 
 size_t RequestReader::Parser::feed_body(std::string_view bytes) {
-  // The parser wants what it did not take again, with more behind it.
+  // Unconsumed bytes must be passed again, together with those that follow.
   const size_t kept = text_.size();
   std::string joined;
   if (kept > 0) {
@@ -253,7 +252,7 @@ size_t RequestReader::Parser::feed_body(std::string_view bytes) {
   input_ = input;
   size_t taken = 0;
   error_code ec;
-  // put() leaves its loop after each chunk header that it must wait for, and when it has no input.
+  // put() returns after each incomplete chunk header, and when it has no input.
   while (taken < input.size() && !is_done() && !ec) {
     taken += put(boost::asio::buffer(input.data() + taken, input.size() - taken), ec);
   }
@@ -272,8 +271,8 @@ size_t RequestReader::Parser::feed_body(std::string_view bytes) {
   return bytes.size();
 }
 
-// The parser drops the fields of a trailer, but only after it has joined folded ones. All of the
-// trailer is there, up to an empty line.
+// Checks the trailer's bytes: the parser drops its fields, but joins folded ones first. `begin`
+// points to the complete trailer, which ends in an empty line.
 void RequestReader::Parser::check_trailer(const char* begin) {
   const std::string_view rest(begin, static_cast<size_t>(input_.data() + input_.size() - begin));
   const size_t end = rest.starts_with("\r\n") ? 0 : rest.find("\r\n\r\n") + 2;
@@ -305,13 +304,13 @@ int64_t RequestReader::Parser::digits_before(const char* end) const {
   return end - begin;
 }
 
-// A chunk's line or a trailer whose end has not come: fails where no end can mend it.
+// Checks an incomplete chunk line or trailer; fails if no further input can make it valid.
 void RequestReader::Parser::check_pending() {
   const std::string_view text = text_;
   const size_t begin = text.starts_with("\r\n") ? 2 : 0;
   const size_t line_end = text.find("\r\n", begin);
   if (line_end != std::string_view::npos) {
-    // All but the last two line ends, of which one byte is missing.
+    // Counts everything but the last two line ends, of which one byte is missing.
     check_trailer_size(std::ssize(text) - static_cast<int64_t>(line_end) - 3);
     return;
   }

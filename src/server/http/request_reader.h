@@ -1,7 +1,8 @@
-// Makes requests of bytes, whatever way they are cut. Boost.Beast parses; this class adds what a
-// server facing strangers needs: limits, and refusal of everything that two parsers could read
-// differently (line ends other than CRLF, folded fields, more than one length, codings that are not
-// "chunked"). Knows no sockets and no clock; fuzzed in fuzz/http_request_fuzz.cc.
+// Incremental HTTP/1.1 request parser; input may be split anywhere.
+//
+// Boost.Beast parses. This class adds limits and refuses everything that two parsers could read
+// differently (request smuggling): line ends other than CRLF, folded fields, more than one length,
+// codings other than "chunked". Uses no sockets and no clock. Fuzzed in fuzz/http_request_fuzz.cc.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct RequestHead {
   Headers headers;
   bool keep_alive = true;
   bool has_body = false;          // bytes of a body follow
-  bool expects_continue = false;  // and the client waits for "100 Continue" before it sends them
+  bool expects_continue = false;  // the client waits for "100 Continue" before it sends the body
 };
 
 class RequestReader {
@@ -28,11 +29,11 @@ class RequestReader {
     int64_t max_header_bytes = 0, max_headers = 0, max_body_bytes = 0;
   };
   enum class Stage {
-    kHead,      // feed me
-    kHeadDone,  // head() is there: go on with read_body(), or refuse
-    kBody,      // feed me
-    kDone,      // head() and body()
-    kFailed,    // failure() says with which status and why; the connection can't be used further
+    kHead,      // needs feed()
+    kHeadDone,  // head() is complete: call read_body() or refuse
+    kBody,      // needs feed()
+    kDone,      // head() and body() are complete
+    kFailed,    // failure() has status and reason; the connection cannot be reused
   };
   struct Failure {
     int status = 400;
@@ -42,16 +43,16 @@ class RequestReader {
   explicit RequestReader(const Limits& limits);
   ~RequestReader();
 
-  // Takes bytes and returns how many; less than all only if the stage is now kHeadDone, kDone or
-  // kFailed. Only in stages kHead and kBody.
+  // Consumes bytes and returns how many. Consumes fewer than given only if the stage becomes
+  // kHeadDone, kDone or kFailed. Precondition: stage kHead or kBody.
   size_t feed(std::string_view bytes);
   void read_body();  // kHeadDone -> kBody or kDone
 
   Stage stage() const;
-  bool started() const;  // something other than empty lines has come
+  bool started() const;  // something other than empty lines was fed
   const RequestHead& head() const;
   RequestHead& head();
-  std::string& body();  // so far
+  std::string& body();  // received so far
   const Failure& failure() const;
 
  private:

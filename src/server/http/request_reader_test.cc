@@ -10,7 +10,7 @@ namespace {
 constexpr RequestReader::Limits kLimits{
     .max_header_bytes = 4096, .max_headers = 50, .max_body_bytes = 10'000};
 
-// Feeds text in pieces of so many bytes until the first request ends; returns what it took.
+// Feeds `text` in pieces of `piece` bytes until the first request ends; returns the bytes consumed.
 size_t feed_in_pieces(RequestReader& reader, std::string_view text, size_t piece) {
   size_t at = 0;
   using Stage = RequestReader::Stage;
@@ -70,7 +70,7 @@ TEST(RequestReader, KeepsOldConnectionsShort) {
   EXPECT_EQ(reader.head().minor_version, 0);
 }
 
-// A refusal does not depend on the cuts either, and comes no later than with the whole text.
+// A refusal does not depend on how the bytes are split, and comes as early as with the whole text.
 TEST(RequestReader, RefusesTheSameHoweverTheBytesAreCut) {
   const std::string requests[] = {
       "GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",

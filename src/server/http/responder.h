@@ -1,14 +1,13 @@
-// The answer to one request: either send() once, or start_stream(), write()… and end().
+// The response to one request: either send() once, or start_stream(), write()… and end().
 //
-// Any thread may call anything; no call blocks, does input or output, or fails. What is written is
-// queued beside the connection, and the I/O thread is woken for streams at most once a
-// ServerOptions::write_delay, so that a step of the engine that writes to 256 streams costs 256
-// copies and one wake-up.
+// Any thread may call. No call blocks, does I/O or fails. Writes are queued with the connection,
+// and streams wake the I/O thread at most once per ServerOptions::write_delay: an engine step that
+// writes to 256 streams costs 256 copies and one wake-up.
 //
-// The first answer wins: a second send() or start_stream() does nothing and returns false, and so
-// does everything after the client has gone. A Responder that goes away unanswered answers 500; one
-// that goes away within a stream cuts the connection, so that the client sees that it is
-// incomplete.
+// The first response wins: a second send() or start_stream() does nothing and returns false, and so
+// does every call after the client has disconnected. A Responder destroyed before any response
+// sends 500. One destroyed within a stream aborts the connection, so that the client sees that the
+// body is incomplete.
 #pragma once
 
 #include <chrono>
@@ -23,19 +22,19 @@ namespace fathom::http {
 
 class Exchange;
 
-// How a stream begins. It is sent with chunked coding (HTTP/1.0: until the connection's end).
+// Head of a stream. HTTP/1.1 uses chunked coding; HTTP/1.0 ends the body by closing.
 struct StreamHead {
   int status = 200;
   std::string content_type = {};
   Headers headers = {};
-  // Sent whenever nothing has been written for so long, between two writes; empty: never.
+  // Sent between writes whenever nothing was written for `keep_alive_after`; empty: never.
   std::string keep_alive = {};
   std::chrono::milliseconds keep_alive_after{15'000};
 };
 
 class Responder {
  public:
-  explicit Responder(std::shared_ptr<Exchange> exchange);  // the server makes them
+  explicit Responder(std::shared_ptr<Exchange> exchange);  // called by the server
   ~Responder();
   Responder(const Responder&) = delete;
   Responder& operator=(const Responder&) = delete;
@@ -43,21 +42,22 @@ class Responder {
   bool send(Response response);
 
   bool start_stream(StreamHead head);
-  // Bytes of the body; nothing is ever put inside what one call wrote. Only after start_stream().
+  // Appends bytes to the body. The bytes of one call are never interrupted by a keep-alive.
+  // Precondition: start_stream() was called.
   void write(std::string_view bytes);
   void end();
 
-  // Gives up, for want of memory: a 503 if nothing of the answer has been sent, otherwise the end
-  // of the connection. Needs no memory itself.
+  // Ends the response when memory is exhausted: 503 if nothing of it was sent, otherwise the
+  // connection is closed. Does not allocate.
   void give_up();
 
-  // Called once if the answer can't be delivered to its end: the client disconnected, did not read
-  // (ServerOptions::stall_timeout), or the server stopped. Called on an I/O thread, or in here if
-  // it has already happened; must not block and must not throw. At most one callback; it is
-  // dropped, with what it holds, once it was called or the answer has been delivered.
+  // Sets the callback for a response that cannot be delivered completely: the client disconnected,
+  // did not read (ServerOptions::stall_timeout), or the server stopped. It is called once, on an
+  // I/O thread, or in this function if that has already happened. It must not block or throw. There
+  // is at most one callback. It is destroyed after its call or after delivery.
   void on_closed(std::function<void()> callback);
 
-  // What on_closed() tells has happened. Saves the work of what nobody will read.
+  // Returns whether the condition of on_closed() holds, so that useless work can be skipped.
   bool closed() const;
 
  private:

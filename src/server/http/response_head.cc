@@ -8,7 +8,8 @@
 namespace fathom::http {
 namespace {
 
-// "Sun, 06 Nov 1994 08:49:37 GMT", in English whatever the locale; made once a second and thread.
+// Returns "Sun, 06 Nov 1994 08:49:37 GMT", independent of the locale. Formatted once per second and
+// thread.
 std::string_view date() {
   constexpr const char* kDays[] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
   constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
@@ -55,7 +56,7 @@ void append_response_head(std::string& out, const ResponseHead& head) {
   if (head.close) append_field(out, "Connection", "close");
   if (!head.request_id.empty()) {
     append_field(out, "X-Request-Id", head.request_id);
-    append_field(out, "Request-Id", head.request_id);  // where Anthropic's clients look for it
+    append_field(out, "Request-Id", head.request_id);  // the name that Anthropic's clients read
   }
   if (!head.cors_origin.empty()) {
     append_field(out, "Access-Control-Allow-Origin", head.cors_origin);

@@ -18,7 +18,7 @@ Part part_of(std::string_view segment) {
 }
 
 std::string name_in(std::string_view segment) {
-  const size_t marks = part_of(segment) == Part::kRest ? 5 : 2;  // {...} or {}
+  const size_t marks = part_of(segment) == Part::kRest ? 5 : 2;  // length of "{...}" or "{}"
   return std::string(segment.substr(1, segment.size() - marks));
 }
 
@@ -48,7 +48,7 @@ void check_pattern(const std::string& pattern, const std::vector<std::string>& s
   }
 }
 
-// The path parameters if the path has this pattern. Both lists are of whole segments.
+// Returns the path parameters if `path` matches; both lists are whole segments.
 std::optional<std::vector<Parameter>> match(std::span<const std::string> pattern,
                                             std::span<const std::string> path) {
   std::vector<Parameter> parameters;
@@ -75,8 +75,7 @@ std::optional<std::vector<Parameter>> match(std::span<const std::string> pattern
   return parameters;
 }
 
-// Where two patterns match one path, the lesser is the better: exact before {one} before {rest...},
-// from the left.
+// Orders patterns that match the same path: exact before {one} before {rest...}, from the left.
 bool more_exact(std::span<const std::string> a, std::span<const std::string> b) {
   return std::lexicographical_compare(
       a.begin(), a.end(), b.begin(), b.end(),

@@ -1,6 +1,6 @@
-// Which handler answers which method and path, and who may ask. A route can't be added without
-// saying who may ask, and what has no route is answered 404 or 405, so that access is denied by
-// default. Filled before the server starts, then only read, by any thread.
+// Maps method and path to a handler and an access class. Every route states its access, and a
+// request without a route gets 404 or 405, so access is denied by default. Filled before the server
+// starts, then read-only; any thread may read.
 #pragma once
 
 #include <functional>
@@ -19,32 +19,33 @@ enum class Method { kGet, kPost, kPut, kDelete };
 std::string_view name_of(Method method);  // "GET"
 
 enum class Access {
-  kPublic,    // anyone
-  kKey,       // a key of ServerOptions::api_keys or admin_keys; anyone where there are no api_keys
-  kOperator,  // a key of ServerOptions::admin_keys; as kKey where there are none
-  kAdmin,     // a key of ServerOptions::admin_keys; nobody where there are none
+  kPublic,    // no key needed
+  kKey,       // a key of ServerOptions::api_keys or admin_keys; public if there are no api_keys
+  kOperator,  // a key of ServerOptions::admin_keys; like kKey if there are none
+  kAdmin,     // a key of ServerOptions::admin_keys; always refused if there are none
 };
 std::string_view name_of(Access access);  // "public", "key", "operator", "admin"
 
-// Answers a request, now or later, from any thread. May throw: that is a 500 (503 for
-// std::bad_alloc). Several threads may be in it at once.
+// Answers a request, now or later, from any thread. An exception becomes a 500 (503 for
+// std::bad_alloc). Several threads may call it at once.
 using Handler = std::function<void(Request request, std::shared_ptr<Responder> responder)>;
 
-// Asked on the connection's I/O thread when a request is there, before its handler is: the answer
-// that makes the handler's work needless, or none. Must return at once.
+// Called on the connection's I/O thread when a request is complete, before its handler. A returned
+// response is sent instead of calling the handler. Must return at once.
 using Gate = std::function<std::optional<Response>()>;
 
-// Where a handler runs.
+// The thread that runs a handler.
 enum class RunOn {
-  kWorker,    // on one of ServerOptions::worker_threads: may compute (parse, tokenize) for a while
-  kIoThread,  // on the connection's I/O thread: must return at once; answers though workers are
-              // busy
+  // One of ServerOptions::worker_threads: may compute for a while (parse, tokenize).
+  kWorker,
+  // The connection's I/O thread: must return at once; answers even if all workers are busy.
+  kIoThread,
 };
 
 struct RouteOptions {
   RunOn run_on = RunOn::kWorker;
-  bool while_draining = false;  // answered after begin_drain() too: health, metrics
-  bool wants_json = false;      // a body is application/json; 415 otherwise
+  bool while_draining = false;  // still served after begin_drain(): health, metrics
+  bool wants_json = false;      // a body must be application/json, otherwise 415
 };
 
 struct Route {
@@ -53,14 +54,14 @@ struct Route {
   Access access = Access::kAdmin;
   Handler handler;
   RouteOptions options;
-  Gate gate;  // null: open
+  Gate gate;  // null: every request passes
 };
 
 class RouteTable {
  public:
   // Patterns: "/v1/models", "/v1/responses/{id}" (one segment), "/v1/models/{id...}" (the rest of
-  // the path, slashes included; last only). Segments are decoded before they are compared; exact
-  // segments win over {one}, and those over {rest...}. A malformed or repeated pattern, or a null
+  // the path with its slashes; last only). Segments are decoded before they are compared. Exact
+  // segments win over {one}, which wins over {rest...}. A malformed or repeated pattern, or a null
   // handler, is a bug (FATHOM_CHECK).
   void add(Method method, std::string pattern, Access access, Handler handler,
            RouteOptions options = {}, Gate gate = {});
@@ -68,17 +69,17 @@ class RouteTable {
   struct Match {
     const Route* route = nullptr;  // null: see `allowed`
     std::vector<Parameter> path_parameters;
-    std::vector<Method> allowed;  // methods that this path has; empty: there is no such path
+    std::vector<Method> allowed;  // methods of this path; empty: the path has no route
   };
-  // `segments`: the path's parts between slashes, decoded. HEAD finds a GET route.
+  // `segments`: the path split at slashes, decoded. HEAD matches a GET route.
   Match find(std::string_view method, const std::vector<std::string>& segments) const;
 
-  // In the order in which they were added: what tests and the documentation enumerate.
+  // Returns the routes in order of addition, for tests and documentation to enumerate.
   const std::vector<Route>& routes() const { return routes_; }
 
  private:
   std::vector<Route> routes_;
-  std::vector<std::vector<std::string>> patterns_;  // the segments of each
+  std::vector<std::vector<std::string>> patterns_;  // each route's segments
 };
 
 }  // namespace fathom::http

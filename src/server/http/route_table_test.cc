@@ -9,7 +9,7 @@ namespace {
 
 void nothing(Request, std::shared_ptr<Responder>) {}
 
-// A route without access does not compile.
+// A route without an access class does not compile.
 template <typename Table>
 concept AddsWithoutAccess = requires(Table table) {
   table.add(Method::kGet, std::string("/"), &nothing);

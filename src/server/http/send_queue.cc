@@ -8,8 +8,8 @@
 namespace fathom::http {
 namespace {
 
-// Tokens are joined up to this size, so that one write takes many; from here on copying costs more
-// than another part of a gathered write does.
+// Small writes are joined up to this many bytes, so that one write takes many tokens. Above it a
+// copy costs more than another part of a gathered write.
 constexpr size_t kJoined = 16 << 10;
 
 }  // namespace

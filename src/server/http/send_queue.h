@@ -1,5 +1,4 @@
-// What one connection still has to send: bytes in order, taken off as the kernel takes them. Not
-// thread-safe.
+// Unsent bytes of one connection, in order. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +12,20 @@ namespace fathom::http {
 class SendQueue {
  public:
   void append(std::string_view bytes);
-  void append(std::string&& bytes);  // a large one is kept as it is instead of being copied
+  // Large strings are moved, not copied.
+  void append(std::string&& bytes);
 
   bool empty() const { return size_ == 0; }
   int64_t size() const { return size_; }
 
-  // The first parts, as many as there are and fit; returns how many.
+  // Fills `parts` with the first unsent parts and returns their number.
   size_t front(std::span<std::string_view> parts) const;
   void remove(size_t bytes);
 
  private:
   std::vector<std::string> parts_;
-  size_t first_ = 0;  // parts_[first_] is the first with something left,
-  size_t sent_ = 0;   // of which so many bytes are gone
+  size_t first_ = 0;  // the first part with unsent bytes
+  size_t sent_ = 0;   // bytes of it that are sent
   int64_t size_ = 0;
 };
 

@@ -19,8 +19,8 @@ namespace {
 namespace asio = boost::asio;
 using Clock = std::chrono::steady_clock;
 
-// Threads made while this lives leave signals to the program's own threads, and take a write to a
-// closed connection as an error.
+// Blocks signals in threads created while it lives: the program's own threads handle them, and a
+// write to a closed connection returns EPIPE.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -74,7 +74,7 @@ struct Server::Parts {
   std::vector<std::unique_ptr<IoLoop>> loops;
   std::unique_ptr<Listener> listener;
   std::unique_ptr<asio::thread_pool> workers;
-  std::mutex stopping;  // one stop() at a time ends the threads
+  std::mutex stopping;  // held while the threads are joined
   bool started = false, stopped = false;
 };
 
@@ -94,7 +94,7 @@ Result<std::unique_ptr<Server>> Server::create(ServerOptions options, RouteTable
   state.dispatcher =
       std::make_unique<Dispatcher>(state.routes, std::move(keys), BrowserGuard(options));
   state.options = std::move(options);
-  // Digests are enough from here on.
+  // KeyRing holds the digests; the keys themselves are no longer needed.
   state.options.api_keys.clear();
   state.options.admin_keys.clear();
   for (int i = 0; i < state.options.io_threads; ++i) {
@@ -138,7 +138,7 @@ bool Server::stop(std::chrono::nanoseconds grace) {
   const std::lock_guard lock(parts_->stopping);
   if (std::exchange(parts_->stopped, true) || !parts_->started) return in_flight.count() == 0;
   const bool all_answered = in_flight.wait_until_none(deadline);
-  // The first loop last, because the listener deals connections out to the others.
+  // The first loop stops last, because its listener hands connections to the others.
   for (size_t i = parts_->loops.size(); i-- > 0;) parts_->loops[i]->stop();
   parts_->listener->close();
   parts_->workers->stop();

@@ -1,15 +1,16 @@
-// An HTTP/1.1 server: connections, limits, access, answers. It knows nothing of what is served.
+// HTTP/1.1 server: connections, limits, access, responses. Knows nothing of what is served.
 //
-//   create()      checks the options, reads the certificate
+//   create()      validates the options and reads the certificate
 //   listen()      binds; from here on clients can connect and wait
-//   start()       the I/O threads and the workers begin
-//   begin_drain() new requests get 503 with Retry-After, what runs goes on, connections close
-//                 after their answer
-//   stop(grace)   drains for at most that long, cuts what is left, joins all threads
+//   start()       starts I/O threads and workers
+//   begin_drain() refuses new requests with 503 and Retry-After, finishes requests in flight,
+//   closes
+//                 connections after their response
+//   stop(grace)   drains for at most `grace`, aborts what is left, joins all threads
 //
-// All methods may be called from any thread, except that handlers and callbacks must not call
-// stop() or destroy the server. One line a request goes to the log: id, peer, method, path, status,
-// bytes, ms; nothing of a body, a query or a key.
+// Any thread may call, except that handlers and callbacks must not call stop() or destroy the
+// server. The access log has one line per request: id, peer, method, path, status, bytes, ms.
+// Bodies, queries and keys are never logged.
 #pragma once
 
 #include <chrono>
@@ -24,29 +25,31 @@
 namespace fathom::http {
 
 struct ServerStats {
-  int64_t connections = 0;         // open now
-  int64_t requests_in_flight = 0;  // complete and not yet answered to the end
+  int64_t connections = 0;         // currently open
+  int64_t requests_in_flight = 0;  // received completely, response not finished
   int64_t connections_accepted = 0, connections_refused = 0;  // refused: above max_connections
-  int64_t responses[6] = {};                   // [4]: answers begun with a status 4xx; [0] unused
-  int64_t closed_by_client = 0, cut_off = 0;   // answers that were not delivered to their end
-  int64_t bytes_received = 0, bytes_sent = 0;  // within TLS, if there is any
+  int64_t responses[6] = {};  // started responses by status class; [4]: 4xx; [0] unused
+  int64_t closed_by_client = 0, cut_off = 0;   // responses that were not delivered completely
+  int64_t bytes_received = 0, bytes_sent = 0;  // inside TLS, if enabled
 };
 
 class Server {
  public:
   static Result<std::unique_ptr<Server>> create(ServerOptions options, RouteTable routes);
-  ~Server();  // stop() without grace
+  ~Server();  // stop() with zero grace
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  Result<> listen();  // an error names host and port
-  int port() const;   // after listen(): the port that was bound
+  // An error names host and port.
+  Result<> listen();
+  // The bound port. Precondition: listen() succeeded.
+  int port() const;
   const RouteTable& routes() const;
 
   void start();
   void begin_drain();
-  // True if every request was answered within the grace. A second call, with a shorter grace from
-  // another thread, shortens the first.
+  // Returns true if every request was answered within `grace`. A second call from another thread
+  // with a shorter grace shortens the first.
   bool stop(std::chrono::nanoseconds grace);
 
   ServerStats stats() const;

@@ -1,4 +1,4 @@
-// Who may ask what: every route with every kind of key, and pages of other origins.
+// Access control: every route with every kind of key, and pages of other origins.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -13,7 +13,7 @@ constexpr std::string_view kApiKey = "sk-test-1", kOtherKey = "sk-test-2", kAdmi
 
 class ServerAccess : public ServerTest {
  protected:
-  // Two routes of each class: GET and POST.
+  // Two routes of each access class: GET and POST.
   static RouteTable routes_of_all_classes() {
     RouteTable routes;
     for (const Access access : {Access::kPublic, Access::kKey, Access::kOperator, Access::kAdmin}) {
@@ -34,7 +34,7 @@ class ServerAccess : public ServerTest {
   }
 };
 
-// Generated from the table, so that a route that is added is tested too.
+// Enumerates the route table, so that new routes are tested too.
 TEST_F(ServerAccess, EveryRouteWithEveryKey) {
   ServerOptions options = test_options();
   options.api_keys = {std::string(kOtherKey), std::string(kApiKey)};
@@ -89,7 +89,7 @@ TEST_F(ServerAccess, RefusalsSayWhatToDo) {
   EXPECT_EQ(body->at("error").at("code"), "invalid_api_key");
   const RawResponse wrong = get("/key/x", bearer("wrong-key"));
   EXPECT_EQ(wrong.body.find("wrong-key"), std::string::npos);
-  // A body that is not wanted is not waited for.
+  // The server refuses without waiting for the body.
   RawClient one = client();
   one.send("POST /key/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n");
   EXPECT_EQ(one.read_response().status, 401);
@@ -122,7 +122,7 @@ TEST_F(ServerAccess, WithoutAdminKeysOperatorsRoutesAreForAllKeys) {
   EXPECT_EQ(get("/operator/x", bearer(kApiKey)).status, 200);
 }
 
-// A handler gets to know whose key it was.
+// Handlers learn which key the caller presented.
 TEST_F(ServerAccess, CallersAreToldApart) {
   ServerOptions options = test_options();
   options.api_keys = {std::string(kOtherKey), std::string(kApiKey)};
@@ -166,7 +166,7 @@ TEST_F(ServerAccess, ListedOriginsMayCall) {
   const RawResponse good = get("/key/x", bearer(kApiKey) + "Origin: https://chat.example\r\n");
   EXPECT_EQ(good.field("Access-Control-Allow-Origin"), "https://chat.example");
   EXPECT_EQ(good.field("Vary"), "Origin");
-  // An error must be readable by the page as well.
+  // Errors carry the CORS field too, so that the page can read them.
   const RawResponse unauthorized = get("/key/x", "Origin: https://chat.example\r\n");
   EXPECT_EQ(unauthorized.status, 401);
   EXPECT_EQ(unauthorized.field("Access-Control-Allow-Origin"), "https://chat.example");

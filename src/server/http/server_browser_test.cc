@@ -1,4 +1,4 @@
-// What a web page can make a browser send, and what it must not get done with it.
+// Requests that a web page can make a browser send, and which of them are refused.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ class ServerBrowser : public ServerTest {
     options.host = std::move(host);
     return options;
   }
-  // GET and POST at "/json", which wants JSON, and at "/any".
+  // Serves GET and POST at "/json", which wants JSON, and at "/any".
   void serve_with(ServerOptions options) {
     RouteTable routes;
     for (const bool wants_json : {false, true}) {
@@ -69,7 +69,7 @@ TEST_F(ServerBrowser, HostIsANameOfTheServer) {
     EXPECT_EQ(body->at("error").at("code"), "host_not_allowed");
     EXPECT_NE(refused.body.find("--allowed-hosts"), std::string::npos);
   }
-  // Browsers always send the field.
+  // Only browsers always send Host.
   RawClient old = client();
   old.send("GET /any HTTP/1.0\r\n\r\n");
   EXPECT_EQ(old.read_response().status, 200);
@@ -92,7 +92,7 @@ TEST_F(ServerBrowser, AStarAllowsAllHosts) {
   EXPECT_EQ(with_host("evil.example").status, 200);
 }
 
-// A page does not know the key, and who answers to a proxy gets all names.
+// A page does not know the key, and behind a proxy any host name may arrive.
 TEST_F(ServerBrowser, WithAKeyHostsAreCheckedOnlyIfGiven) {
   ServerOptions options = options_for("127.0.0.1");
   options.api_keys = {"sk"};
@@ -105,14 +105,14 @@ TEST_F(ServerBrowser, WithAKeyHostsAreCheckedOnlyIfGiven) {
   EXPECT_EQ(with_host("evil.example", "X-Api-Key: sk\r\n").status, 421);
 }
 
-// Without a server, so that no test listens on all addresses.
+// Runs without a server, so that no test listens on all addresses.
 bool takes_host(const std::string& listens_on, const std::string& host) {
   ServerOptions options;
   options.host = listens_on;
   return !BrowserGuard(options).refuse_host({{"Host", host}});
 }
 
-// Names without a dot are those of containers and services; nobody can register one.
+// Names without a dot belong to containers and services; nobody can register one.
 TEST(BrowserGuard, NamesWithoutADotAreTakenOnOtherAddresses) {
   for (const char* address : {"0.0.0.0", "192.168.1.5", "::", "[::]"}) {
     EXPECT_TRUE(takes_host(address, "fathom:8000")) << address;
@@ -129,12 +129,12 @@ TEST(BrowserGuard, TheNameThatItListensOnIsItsOwn) {
 }
 
 TEST_F(ServerBrowser, PagesOfOtherOriginsMayNotPost) {
-  serve_with(test_options());  // its requests have "Host: x"
+  serve_with(test_options());  // its requests carry "Host: x"
   EXPECT_EQ(post(""), 200);
   for (const char* good :
        {"Origin: http://x\r\n", "Origin: https://X\r\n", "Sec-Fetch-Site: same-origin\r\n",
         "Sec-Fetch-Site: none\r\n",
-        // A proxy has changed Host; the browser says that the page is of the same origin.
+        // A proxy changed Host; the browser states that the page is of the same origin.
         "Origin: https://chat.example\r\nSec-Fetch-Site: same-origin\r\n"}) {
     EXPECT_EQ(post(good), 200) << good;
   }
@@ -145,7 +145,7 @@ TEST_F(ServerBrowser, PagesOfOtherOriginsMayNotPost) {
         "Origin: http://x\r\nSec-Fetch-Site: cross-site\r\n",
         "Origin: http://evil.example\r\nSec-Fetch-Site: cross-site\r\n"}) {
     EXPECT_EQ(post(bad), 403) << bad;
-    // What changes nothing may be asked: links to the page work, and no other page sees the answer.
+    // Safe methods pass: links to the page work, and no other page can read the response.
     const RawResponse read = get("/any", bad);
     EXPECT_EQ(read.status, 200) << bad;
     EXPECT_EQ(read.head.find("Access-Control"), std::string::npos) << bad;
@@ -160,7 +160,7 @@ TEST_F(ServerBrowser, PagesOfListedOriginsMayPost) {
   serve_with(options);
   EXPECT_EQ(post("Origin: https://chat.example\r\nSec-Fetch-Site: cross-site\r\n"), 200);
   EXPECT_EQ(post("Origin: https://evil.example\r\nSec-Fetch-Site: cross-site\r\n"), 403);
-  // The page must be able to read why.
+  // The page must be able to read the reason.
   const RawResponse refused =
       request("POST", "/json", "Origin: https://chat.example\r\nContent-Type: text/plain\r\n", "x");
   EXPECT_EQ(refused.status, 415);
@@ -174,7 +174,7 @@ TEST_F(ServerBrowser, AStarLetsAllPagesPost) {
   EXPECT_EQ(post("Origin: https://any.example\r\nSec-Fetch-Site: cross-site\r\n"), 200);
 }
 
-// All that a page can send without being asked first is no JSON.
+// No body that a page can send without a preflight is JSON.
 TEST_F(ServerBrowser, JsonRoutesWantJson) {
   serve_with(test_options());
   for (const char* good : {"application/json", "Application/JSON",
@@ -189,7 +189,7 @@ TEST_F(ServerBrowser, JsonRoutesWantJson) {
     EXPECT_EQ(post(field, "{}", "/any"), 200) << bad;
   }
   EXPECT_EQ(post("", "{}", "/json"), 415);
-  EXPECT_EQ(post("", "", "/json"), 200);  // there is nothing that could be executed
+  EXPECT_EQ(post("", "", "/json"), 200);  // no body to check
   const RawResponse refused = request("POST", "/json", "Content-Type: text/plain\r\n", "{}");
   EXPECT_EQ(parse_json(refused.body, "body")->at("error").at("code"), "unsupported_content_type");
   EXPECT_NE(refused.body.find("application/json"), std::string::npos);
@@ -205,6 +205,7 @@ TEST_F(ServerBrowser, EncodedBodiesAreRefused) {
     EXPECT_EQ(refused.field("Accept-Encoding"), "identity");
   }
   EXPECT_EQ(post(json + "Content-Encoding: identity\r\n", "{}", "/json"), 200);
+  EXPECT_EQ(post("Content-Encoding: gzip\r\n", "{}", "/any"), 415);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// For tests: a server on a free port with routes that a test can drive.
+// Test fixture: a server on a free port with routes that a test controls.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 
 namespace fathom::http {
 
-// Requests whose handler returned without an answer: the test gives it.
+// Requests whose handler returned without a response; the test sends it.
 class Held {
  public:
   struct Item {
@@ -27,7 +27,7 @@ class Held {
     items_.push_back({std::move(request), std::move(responder)});
     arrived_.notify_all();
   }
-  // Waits for the next; an Item without responder if none comes.
+  // Waits for the next request; returns an Item without responder if none comes.
   Item take() {
     std::unique_lock lock(mutex_);
     if (!arrived_.wait_for(lock, std::chrono::seconds(60), [&] { return !items_.empty(); })) {
@@ -49,7 +49,7 @@ class Held {
   std::deque<Item> items_;
 };
 
-// Waits until condition() holds; false if it does not within a minute.
+// Polls until condition() holds; false if it does not within a minute.
 template <typename Condition>
 bool eventually(Condition condition) {
   for (int i = 0; i < 12'000; ++i) {
@@ -61,8 +61,8 @@ bool eventually(Condition condition) {
 
 class ServerTest : public testing::Test {
  protected:
-  // GET /hello "hello" (I/O thread), POST /echo the body (worker), GET and POST /hold: see held,
-  // GET /throw, GET /drop, GET /items/{id} and /rest/{path...}: the parameter.
+  // GET /hello: "hello" (I/O thread). POST /echo: the body (worker). GET and POST /hold: see Held.
+  // GET /throw and /drop. GET /items/{id} and /rest/{path...}: the parameter.
   static RouteTable test_routes(Held& held) {
     RouteTable routes;
     const RouteOptions at_once{.run_on = RunOn::kIoThread};
@@ -96,14 +96,14 @@ class ServerTest : public testing::Test {
     return routes;
   }
 
-  // Options for tests: any port, limits looked at often, nothing logged.
+  // Options for tests: a free port, short check interval, no access log.
   static ServerOptions test_options() {
     ServerOptions options;
     options.port = 0;
     options.check_interval = std::chrono::milliseconds(10);
     options.linger_timeout = std::chrono::milliseconds(500);
     options.access_log = false;
-    options.allowed_hosts = {"*"};  // requests of tests have hosts of all kinds
+    options.allowed_hosts = {"*"};  // tests send arbitrary Host fields
     return options;
   }
 
@@ -121,7 +121,7 @@ class ServerTest : public testing::Test {
 
   RawClient client() { return RawClient(server->port()); }
 
-  // One request on a connection of its own, with everything that came back until the end.
+  // Sends one request on a new connection and returns everything received until its end.
   std::string exchange(std::string_view bytes) {
     RawClient one = client();
     one.send(bytes);

@@ -1,5 +1,5 @@
-// What the transport costs: streamed events of 256 clients in tokens/s, one request in us, and the
-// memory of idle connections. Server and clients share this machine's cores.
+// Cost of the transport: streamed events of 256 clients in tokens/s, one request in us, memory of
+// idle connections. Server and clients share this machine's cores.
 #include <benchmark/benchmark.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About what one token's chunk of a chat completion takes.
+// Typical chunk of a chat completion for one token.
 constexpr std::string_view kEvent =
     R"({"id":"chatcmpl-0123456789abcdef0123","object":"chat.completion.chunk","created":1700000000,)"
     R"("model":"fathom-tiny","choices":[{"index":0,"delta":{"content":" token"},)"
@@ -87,9 +87,9 @@ void drain(const std::vector<RawClient>& clients, std::atomic<int64_t>& bytes, d
   cpu = seconds_of(CLOCK_THREAD_CPUTIME_ID) - start;
 }
 
-// One thread writes a token to each of 256 streams a step, as an engine does. Argument: steps/s, or
-// 0 for as many as the bounded queues take. Shares of a core: what the writing thread and the rest
-// of the server used.
+// One thread writes a token to each of 256 streams per step, as an engine does. Argument: steps/s,
+// or 0 for as many as the bounded queues accept. The counters report CPU time per token of the
+// writing thread, the rest of the server and the clients.
 void sse_tokens(benchmark::State& state) {
   constexpr int kStreams = 256;
   const int64_t rate = state.range(0), steps = rate > 0 ? rate * 3 : 2000;
@@ -114,7 +114,7 @@ void sse_tokens(benchmark::State& state) {
       for (SseStream& stream : streams) stream.data(kEvent);
       if (rate > 0) {
         std::this_thread::sleep_until(start + std::chrono::microseconds(1'000'000 * step / rate));
-      } else {  // a client is at most so far behind
+      } else {  // bounds how far a client lags behind
         const int64_t sent = (step + 1) * kStreams * std::ssize(kEvent);
         while (sent - received > int64_t{64} * kStreams * std::ssize(kEvent)) usleep(200);
       }
@@ -158,7 +158,7 @@ int64_t resident_kib() {
   return 0;
 }
 
-// Connections that have had one answer and wait. The clients' side is a descriptor each.
+// Connections that had one response and are idle. The clients' side costs one descriptor each.
 void idle_connections(benchmark::State& state) {
   constexpr int kConnections = 2000;
   rlimit files{};

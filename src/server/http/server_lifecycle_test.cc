@@ -1,4 +1,4 @@
-// Listening, draining, stopping, and what stands in the log.
+// Listening, draining, stopping, and the log.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,7 +36,7 @@ TEST_F(ServerLifecycle, NamesTheAddressThatItCannotHave) {
 
 TEST_F(ServerLifecycle, ListensOnLoopbackAloneByDefault) {
   serve();
-  // /proc/net/tcp: local address and port in hex, state 0A is LISTEN.
+  // /proc/net/tcp lists local address and port in hex; state 0A is LISTEN.
   std::ifstream table("/proc/net/tcp");
   char wanted[16];
   snprintf(wanted, sizeof(wanted), ":%04X", server->port());
@@ -134,7 +134,7 @@ TEST_F(ServerLifecycle, ASecondStopHastensTheFirst) {
   usleep(50'000);
   server->stop(0s);
   first.join();
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);  // the first would take a minute
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);  // the first grace is a minute
 }
 
 TEST_F(ServerLifecycle, BindsAgainAtOnceAndManyTimes) {
@@ -145,7 +145,7 @@ TEST_F(ServerLifecycle, BindsAgainAtOnceAndManyTimes) {
     RawClient one = client();
     one.send(kHello);
     ASSERT_EQ(one.read_response().status, 200);
-    ASSERT_TRUE(server->stop(60s));  // leaves the connection in TIME_WAIT here
+    ASSERT_TRUE(server->stop(60s));  // leaves the connection in TIME_WAIT on the server's side
     server.reset();
   }
 }

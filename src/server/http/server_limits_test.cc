@@ -1,4 +1,4 @@
-// Every limit and timeout, shrunk so that a test sees it reached.
+// Every limit and timeout, reduced so that a test reaches it.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -17,7 +17,7 @@ class ServerLimits : public ServerTest {
                                                                  start)
         .count();
   }
-  // The status with which a request is refused that is sent in this one piece.
+  // Sends the request in one piece and returns the status of its refusal.
   int status_of(const std::string& text) {
     RawClient one = client();
     one.send(text);
@@ -43,7 +43,7 @@ TEST_F(ServerLimits, OfTheHead) {
   for (int i = 0; i < 9; ++i) fields += "X: y\r\n";
   EXPECT_EQ(status_of(begin + fields + "\r\n"), 200);
   EXPECT_EQ(status_of(begin + fields + "X: y\r\n\r\n"), 431);
-  // A trailer's fields count too.
+  // Fields of a trailer count too.
   EXPECT_EQ(status_of("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" +
                       fields + "\r\n"),
             431);
@@ -59,14 +59,14 @@ TEST_F(ServerLimits, OfTheBody) {
     return status_of("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" +
                      chunks);
   };
-  const std::string chunk = "1f4\r\n" + std::string(500, 'x') + "\r\n";  // 500
+  const std::string chunk = "1f4\r\n" + std::string(500, 'x') + "\r\n";  // 500 bytes of data
   EXPECT_EQ(in_chunks(chunk + chunk + "0\r\n\r\n"), 200);
   EXPECT_EQ(in_chunks(chunk + chunk + "1\r\nx\r\n0\r\n\r\n"), 413);
   EXPECT_EQ(in_chunks("3e9\r\n"), 413);
-  EXPECT_EQ(in_chunks("5;" + std::string(20'000, 'x')), 400);  // a chunk line without an end
+  EXPECT_EQ(in_chunks("5;" + std::string(20'000, 'x')), 400);  // chunk line without an end
 }
 
-// A refusal arrives although the client goes on sending.
+// A refusal arrives although the client keeps sending.
 TEST_F(ServerLimits, AreToldToClientsThatGoOnSending) {
   ServerOptions options = test_options();
   options.max_body_bytes = 1000;
@@ -102,10 +102,10 @@ TEST_F(ServerLimits, OfAllBodiesTogether) {
 TEST_F(ServerLimits, OfTheTimeForAHead) {
   ServerOptions options = test_options();
   options.header_timeout = 200ms;
-  options.check_interval = 60s;  // this limit does not wait for it
-  options.linger_timeout = 60s;  // what a client still sends must not take its answer away
+  options.check_interval = 60s;  // the timer does not depend on it
+  options.linger_timeout = 60s;  // unread input must not discard the response
   serve(options);
-  // Slowloris: a byte now and then is no help.
+  // Slowloris: single bytes do not extend the limit.
   const auto start = std::chrono::steady_clock::now();
   std::vector<RawClient> slow;
   for (int i = 0; i < 50; ++i) slow.push_back(client());
@@ -120,13 +120,13 @@ TEST_F(ServerLimits, OfTheTimeForAHead) {
     EXPECT_EQ(response.status, 408);
     EXPECT_EQ(response.field("Connection"), "close");
   }
-  EXPECT_LT(ms_since(start), 30'000);  // check_interval would be a minute
+  EXPECT_LT(ms_since(start), 30'000);  // check_interval is a minute
 }
 
-// The time of a head that has come does not end what follows on its connection.
+// The deadline of a finished head does not affect the next request of the connection.
 TEST_F(ServerLimits, OfTheTimeForAHeadAreEachHeadsOwn) {
   ServerOptions options = test_options();
-  options.header_timeout = 1s;  // far beyond what a client is late on a busy machine
+  options.header_timeout = 1s;  // longer than a client is delayed on a busy machine
   serve(options);
   RawClient one = client();
   for (int i = 0; i < 4; ++i) {
@@ -137,7 +137,7 @@ TEST_F(ServerLimits, OfTheTimeForAHeadAreEachHeadsOwn) {
     one.send("llo");
     EXPECT_EQ(one.read_response().body, "hello");
   }
-  usleep(1'200'000);  // nothing of a head has come
+  usleep(1'200'000);  // no byte of a head was sent
   one.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(one.read_response().status, 200);
 }
@@ -167,7 +167,7 @@ TEST_F(ServerLimits, OfAGateComeBeforeTheHandler) {
     EXPECT_EQ(refused.body, "full");
   }
   EXPECT_EQ(handled, 0);
-  full = false;  // the connection serves on
+  full = false;  // the connection is still usable
   one.send(post);
   EXPECT_EQ(one.read_response().body, "in");
   one.send("POST /gated HTTP/1.0\r\n\r\n");
@@ -177,10 +177,10 @@ TEST_F(ServerLimits, OfAGateComeBeforeTheHandler) {
 
 TEST_F(ServerLimits, OfTheTimeForABody) {
   ServerOptions options = test_options();
-  // Far beyond what a client is late on a busy machine.
+  // Longer than a client is delayed on a busy machine.
   options.body_timeout = 1s;
   options.min_body_bytes_per_second = 2'000;
-  options.linger_timeout = 60s;  // what a client still sends must not take its answer away
+  options.linger_timeout = 60s;  // unread input must not discard the response
   serve(options);
   const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n";
   RawClient silent = client();
@@ -196,10 +196,10 @@ TEST_F(ServerLimits, OfTheTimeForABody) {
   }
   EXPECT_EQ(silent.read_response().status, 408);
   EXPECT_EQ(slow.read_response().status, 408);
-  EXPECT_EQ(steady.read_response().body.size(), 30'000u);  // took three times as long, and may
+  EXPECT_EQ(steady.read_response().body.size(), 30'000u);  // three windows long, at an allowed rate
 }
 
-// What came in one time does not count in the next.
+// Bytes of one window do not count in the next.
 TEST_F(ServerLimits, OfTheTimeForABodyAreEachTimesOwn) {
   ServerOptions options = test_options();
   options.body_timeout = 200ms;
@@ -227,7 +227,7 @@ TEST_F(ServerLimits, OfTheTimeBetweenRequests) {
   EXPECT_TRUE(fresh.ended() && used.ended());
   EXPECT_GE(ms_since(start), 990);
   usleep(1'200'000);
-  held.take().responder->send({.body = "late"});  // who waits for an answer is not idle
+  held.take().responder->send({.body = "late"});  // a client that waits for a response is not idle
   EXPECT_EQ(busy.read_response().body, "late");
 }
 
@@ -258,7 +258,7 @@ TEST_F(ServerLimits, OfConnections) {
   EXPECT_EQ(server->stats().connections_refused, 1);
 }
 
-// However many there are too many, each is told.
+// Every connection above the limit gets the refusal.
 TEST_F(ServerLimits, OfConnectionsAreToldToAll) {
   ServerOptions options = test_options();
   options.max_connections = 1;
@@ -281,7 +281,31 @@ TEST_F(ServerLimits, OfConnectionsAreToldToAll) {
   EXPECT_EQ(server->stats().responses[5], 400);
 }
 
+<<<<<<< HEAD
+// Pipelined input is bounded while the first request is answered, and is served afterwards.
+=======
+// What a client above the limit sends behind its answer is read: a reset could take the answer
+// away.
+TEST_F(ServerLimits, OfConnectionsLetClientsSendOn) {
+  ServerOptions options = test_options();
+  options.max_connections = 1;
+  options.linger_timeout = 60s;
+  serve(options);
+  RawClient first = client();
+  first.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(first.read_response().status, 200);
+  RawClient one_more = client();
+  EXPECT_EQ(one_more.read_response().status, 503);
+  EXPECT_EQ(one_more.read_to_end(), "");
+  EXPECT_TRUE(one_more.ended());
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(send(one_more.descriptor(), "x", 1, MSG_NOSIGNAL), 1) << i;
+    usleep(5'000);
+  }
+}
+
 // What a client sends ahead while its first request is answered is kept within bounds, and served.
+>>>>>>> small
 TEST_F(ServerLimits, OfWhatIsReadAhead) {
   ServerOptions options = test_options();
   options.max_header_bytes = 1000;

@@ -1,4 +1,4 @@
-// Everything about the server that can be set, with the limits that are shipped as defaults.
+// The server's options with their default limits.
 #pragma once
 
 #include <chrono>
@@ -11,27 +11,50 @@ namespace fathom::http {
 struct ServerOptions {
   using Milliseconds = std::chrono::milliseconds;
 
-  std::string host = "127.0.0.1";  // a name or an address, IPv4 or IPv6 ("::1" or "[::1]")
-  int port = 8000;                 // 0: any that is free; Server::port() says which
+  std::string host = "127.0.0.1";  // name or address, IPv4 or IPv6 ("::1" or "[::1]")
+  int port = 8000;                 // 0: any free port, see Server::port()
 
-  // PEM files, both or neither: with them the server speaks TLS (1.2 and later) only.
-  std::string tls_certificate_file = {};  // with its chain
+  // PEM files, both or neither. If given, the server speaks only TLS (1.2 and later).
+  std::string tls_certificate_file = {};  // certificate with its chain
   std::string tls_key_file = {};
 
-  // Accepted as "Authorization: Bearer KEY" and as "X-Api-Key: KEY". None: see Access.
+  // Accepted as "Authorization: Bearer KEY" and as "X-Api-Key: KEY". If empty, see Access.
   std::vector<std::string> api_keys = {};
   std::vector<std::string> admin_keys = {};
 
-  // Origins whose pages may call ("https://chat.example"), or "*" for all; none: this server's
-  // only.
+  // Origins allowed by CORS ("https://chat.example"), or "*" for all. If empty, only this server's
+  // own pages.
   std::vector<std::string> cors_origins = {};
-  // Further names that a Host field may have ("chat.example"), or "*" for all (browser_guard.h).
+  // Additional names accepted in the Host field ("chat.example"), or "*" for all (browser_guard.h).
   std::vector<std::string> allowed_hosts = {};
 
   int io_threads = 1;
-  int worker_threads = 1;  // for handlers, see RunOn
+  int worker_threads = 1;  // threads that run handlers, see RunOn
 
-  int64_t max_connections = 4096;            // beyond it: 503 and close (TLS: close)
+<<<<<<< HEAD
+  int64_t max_connections = 4096;            // more: 503 and close (TLS: close)
+  int64_t max_header_bytes = 16 << 10;       // request line and headers; more: 431 (414)
+  int64_t max_headers = 100;                 // fields; more: 431
+  int64_t max_body_bytes = 32 << 20;         // more: 413
+  int64_t max_total_body_bytes = 1ll << 30;  // sum of bodies being received; more: 503
+  // First to last byte of the head, and the TLS handshake. Longer: 408.
+  Milliseconds header_timeout{10'000};
+  // In each window of body_timeout a body must be complete or grow by min_body_bytes_per_second on
+  // average. Otherwise: 408.
+  Milliseconds body_timeout{30'000};
+  int64_t min_body_bytes_per_second = 1024;
+  // Between two requests, and before the first. Longer: close.
+  Milliseconds idle_timeout{75'000};
+  // A response is aborted if for stall_timeout more than send_buffer_bytes stay unsent or the
+  // kernel accepts nothing.
+  int64_t send_buffer_bytes = 1 << 20;
+  Milliseconds stall_timeout{60'000};
+  // A stream with more unsent bytes is aborted at once.
+  int64_t max_unsent_bytes = 16 << 20;
+  // How long to wait for the client to close after the last response.
+  Milliseconds linger_timeout{2'000};
+=======
+  int64_t max_connections = 4096;            // beyond it: 503 and close
   int64_t max_header_bytes = 16 << 10;       // request line and headers; beyond it: 431 (414)
   int64_t max_headers = 100;                 // fields; beyond it: 431
   int64_t max_body_bytes = 32 << 20;         // beyond it: 413
@@ -43,17 +66,19 @@ struct ServerOptions {
   int64_t send_buffer_bytes = 1 << 20;       // an answer with more than this unsent, or of which
   Milliseconds stall_timeout{60'000};        // nothing could be sent, for this long is cut off
   int64_t max_unsent_bytes = 16 << 20;       // a stream with more than this unsent: at once
-  Milliseconds linger_timeout{2'000};        // for the client to close after the last answer
+  Milliseconds linger_timeout{2'000};        // for the client to close after the last answer, and
+                                             // for TLS with a client above max_connections
+>>>>>>> small
 
-  // How often the time limits are looked at; each, but that of the head, may be exceeded by so
-  // much.
+  // Interval of the checks for time limits. Every limit except header_timeout may be exceeded by
+  // this much.
   Milliseconds check_interval{1'000};
 
-  // How long writes to streams may wait to be sent together with others; the first one after a
-  // pause is sent at once. 0: each is sent as soon as possible.
+  // How long writes to streams may wait to be sent together. The first write after a pause is sent
+  // at once. 0: each write is sent as soon as possible.
   Milliseconds write_delay{1};
 
-  bool access_log = true;  // one line a request
+  bool access_log = true;  // one line per request
 };
 
 }  // namespace fathom::http

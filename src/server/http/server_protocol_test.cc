@@ -1,4 +1,4 @@
-// HTTP/1.1 as it is spoken and misspoken, byte for byte over a socket.
+// Valid and invalid HTTP/1.1, byte for byte over a socket.
 #include <gtest/gtest.h>
 
 #include "base/json.h"
@@ -13,7 +13,7 @@ class ServerProtocol : public ServerTest {
  protected:
   void SetUp() override { serve(); }
 
-  // How many status lines there are.
+  // Counts status lines.
   static int answers(std::string_view text) {
     int count = 0;
     for (size_t at = 0; (at = text.find("HTTP/1.1 ", at)) != std::string_view::npos; ++at) ++count;
@@ -90,8 +90,8 @@ TEST_F(ServerProtocol, ClosesWhenAsked) {
   EXPECT_TRUE(old.ended());
 }
 
-// What must be refused, with the status; the connection then closes, and nothing of what follows
-// is taken for a request.
+// Invalid requests with their status. The connection closes, and nothing after the error is parsed
+// as a request.
 TEST_F(ServerProtocol, RefusesWhatItMustNotGuess) {
   struct Case {
     const char* text;
@@ -158,6 +158,13 @@ TEST_F(ServerProtocol, RefusesWhatItMustNotGuess) {
        "text/plain\r\n\r\n",
        400},
       {"GET /hello HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nOrigin: http://y\r\n\r\n", 400},
+      {"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Encoding: identity\r\nContent-Encoding: "
+       "gzip\r\n\r\n",
+       400},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\nSec-Fetch-Site: "
+       "cross-site\r\n\r\n",
+       400},
+      {"GET /hello HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\r\nX-Request-Id: b\r\n\r\n", 400},
       {"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: b\r\n "
        "c\r\n\r\n",
        400},
@@ -182,7 +189,7 @@ TEST_F(ServerProtocol, RefusesWhatItMustNotGuess) {
   }
 }
 
-// Chunk extensions and trailers are read, and dropped, as long as they are small.
+// Small chunk extensions and trailers are read and dropped.
 TEST_F(ServerProtocol, RefusesLargeExtensionsAndTrailers) {
   const std::string begin = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   const auto answer = [&](const std::string& chunks) {
@@ -195,7 +202,7 @@ TEST_F(ServerProtocol, RefusesLargeExtensionsAndTrailers) {
   EXPECT_EQ(answer("3" + extension(4096) + "\r\nabc" + end).body, "abc");
   EXPECT_EQ(answer("3" + extension(4097) + "\r\nabc" + end).status, 400);
   EXPECT_EQ(answer("3" + extension(20'000) + "\r\nabc" + end).status, 400);
-  // Those of all chunks count together, the last one's too.
+  // Extensions of all chunks count together, including the last chunk's.
   std::string chunks;
   for (int i = 0; i < 41; ++i) chunks += "1" + extension(100) + "\r\na\r\n";
   EXPECT_EQ(answer(chunks + end.substr(2)).status, 400);
@@ -257,7 +264,7 @@ TEST_F(ServerProtocol, AnswersHeadWithoutABody) {
   const RawResponse head = one.read_response(true);
   EXPECT_EQ(head.status, 200);
   EXPECT_EQ(head.field("Content-Length"), "5");
-  EXPECT_EQ(one.read_response().body, "hello");  // right behind it
+  EXPECT_EQ(one.read_response().body, "hello");  // pipelined
   EXPECT_EQ(request("HEAD", "/echo", "", "").status, 405);
   one.send("HEAD /absent HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
   EXPECT_TRUE(one.read_to_end().ends_with("\r\n\r\n"));
@@ -269,11 +276,11 @@ TEST_F(ServerProtocol, SendsContinueToWhoWaitsForIt) {
   EXPECT_EQ(one.read_until("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
   one.send("abc");
   EXPECT_EQ(one.read_response().body, "abc");
-  // A body that is there already needs no invitation.
+  // A body that has already arrived gets no 100 Continue.
   one.send(
       "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\nabc");
   EXPECT_EQ(one.read_response().body, "abc");
-  // What will be refused is refused before the body is sent, and once.
+  // A refusal comes before the body is sent, and only once.
   one.send("POST /absent HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
   const std::string text = one.read_to_end();
   EXPECT_TRUE(text.starts_with("HTTP/1.1 404 ")) << text;
@@ -291,7 +298,7 @@ TEST_F(ServerProtocol, IgnoresUpgradesAndEmptyLines) {
   EXPECT_EQ(one.read_response().body, "hello");
 }
 
-// A handler's failure is its request's alone; the connection goes on.
+// A handler's exception fails its request only; the connection goes on.
 TEST_F(ServerProtocol, AnswersForHandlersThatDoNot) {
   RawClient one = client();
   one.send("GET /throw HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -317,7 +324,7 @@ TEST_F(ServerProtocol, SendsOneAnswerWhateverTheHandlerDoes) {
   EXPECT_TRUE(one.silent_for(50ms));
 }
 
-// No value of a header, wherever it comes from, begins another.
+// No header value, wherever it comes from, can inject another field.
 TEST_F(ServerProtocol, LetsNoValueBreakItsLine) {
   RawClient one = client();
   one.send("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");

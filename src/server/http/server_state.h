@@ -1,4 +1,4 @@
-// What all I/O threads of one server share.
+// State shared by all I/O threads of one server.
 #pragma once
 
 #include <atomic>
@@ -17,16 +17,16 @@
 
 namespace fathom::http {
 
-// Requests that are being answered. Any thread.
+// Number of requests being answered. Any thread may call.
 class InFlight {
  public:
   void add();
   void remove();
   int64_t count() const;
 
-  // Waits until there are none; false if there were some at the deadline.
+  // Waits until the count is zero; false at the deadline.
   bool wait_until_none(std::chrono::steady_clock::time_point deadline);
-  // Moves the deadline of those who wait forward.
+  // Moves the deadline of waiting threads to an earlier time.
   void hasten(std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -36,8 +36,7 @@ class InFlight {
   std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::time_point::max();
 };
 
-// One open connection, as it counts towards max_connections. Moved from where it is accepted to
-// where it is served.
+// Counts one open connection towards max_connections. Moved from the listener to the connection.
 class ConnectionCount {
  public:
   explicit ConnectionCount(std::atomic<int64_t>& connections) : connections_(&connections) {
@@ -58,12 +57,12 @@ struct ServerState {
   ServerOptions options;
   RouteTable routes;
   std::unique_ptr<const Dispatcher> dispatcher;
-  std::unique_ptr<const TlsContext> tls;  // null: in the clear
+  std::unique_ptr<const TlsContext> tls;  // null: no TLS
   std::function<void(std::function<void()>)> run_on_worker;
 
   std::atomic<bool> draining{false};
   InFlight in_flight;
-  std::atomic<int64_t> body_bytes{0};  // of bodies that are arriving, see max_total_body_bytes
+  std::atomic<int64_t> body_bytes{0};  // sum of bodies being received, see max_total_body_bytes
 
   std::atomic<int64_t> connections{0}, accepted{0}, refused{0};
   std::atomic<int64_t> responses[6] = {};

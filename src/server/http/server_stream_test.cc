@@ -1,4 +1,4 @@
-// Streams: order, framing, disconnects, readers that do not read, writers in other threads.
+// Streams: order, framing, disconnects, clients that do not read, writers in other threads.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -25,7 +25,7 @@ TEST_F(ServerStream, SendsServerSentEvents) {
     SseStream stream(held.take().responder);
     stream.data(R"({"a":1})");
     EXPECT_EQ(one.read_until("\r\n\r\n").substr(0, 15), "HTTP/1.1 200 OK");
-    EXPECT_EQ(one.read_chunk(), "data: {\"a\":1}\n\n");  // sent though nothing follows
+    EXPECT_EQ(one.read_chunk(), "data: {\"a\":1}\n\n");  // sent although nothing follows
     stream.event("message_stop", "two\nlines");
     EXPECT_EQ(one.read_chunk(), "event: message_stop\ndata: two\ndata: lines\n\n");
     stream.comment("still here");
@@ -131,7 +131,7 @@ TEST_F(ServerStream, NoticesThatTheClientLeft) {
         item.responder->start_stream({.content_type = "text/plain", .keep_alive = "\n"});
         item.responder->write("begin");
         EXPECT_EQ(one.read_response(true).status, 200);
-        one.read_chunk();  // unread bytes would make a reset of close()
+        one.read_chunk();  // unread bytes would turn close() into RST
       }
       EXPECT_FALSE(item.responder->closed());
       if (how == "close") one.close();
@@ -150,7 +150,7 @@ TEST_F(ServerStream, NoticesThatTheClientLeft) {
   EXPECT_EQ(server->stats().requests_in_flight, 0);
 }
 
-// A client that only says that it will send no more, as `nc -N` does, is answered.
+// A client that shuts down only its sending side, as `nc -N` does, gets its response.
 TEST_F(ServerStream, AnswersAHalfClosedConnection) {
   serve();
   for (const std::string_view version : {"1.1", "1.0"}) {
@@ -163,7 +163,7 @@ TEST_F(ServerStream, AnswersAHalfClosedConnection) {
     late.send("GET /hold" + end);
     const Held::Item item = held.take();
     late.end_sending();
-    EXPECT_EQ(late.read_until("HTTP/1.1 "), "HTTP/1.1 ");  // its end has been seen
+    EXPECT_EQ(late.read_until("HTTP/1.1 "), "HTTP/1.1 ");  // the server has seen the FIN
     EXPECT_FALSE(item.responder->closed());
     item.responder->send({.status = 404, .body = "late"});
     const std::string text = late.read_to_end();
@@ -171,7 +171,7 @@ TEST_F(ServerStream, AnswersAHalfClosedConnection) {
     EXPECT_TRUE(text.ends_with("\r\n\r\nlate")) << text;
     EXPECT_TRUE(late.ended());
   }
-  // A stream goes on, and so does what was asked ahead.
+  // A stream continues after FIN, and pipelined requests are served.
   RawClient one = client();
   one.send(std::string(kHold) + "GET /hello HTTP/1.1\r\nHost: x\r\n\r\n" + std::string(kHold));
   const Held::Item item = held.take();
@@ -193,7 +193,7 @@ TEST_F(ServerStream, AnswersAHalfClosedConnection) {
   EXPECT_EQ(server->stats().closed_by_client, 0);
 }
 
-// A request that is not all there is given up when its client ends.
+// An incomplete request is dropped when the client closes.
 TEST_F(ServerStream, ClosesAHalfClosedConnectionWithoutARequest) {
   serve();
   EXPECT_EQ(exchange("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhel"), "");
@@ -228,7 +228,7 @@ TEST_F(ServerStream, DropsTheCallbackOfADeliveredAnswer) {
   EXPECT_FALSE(told);
 }
 
-// Four threads write, end and let go while clients leave at any moment.
+// Four threads write, end and destroy responders while clients disconnect at any moment.
 TEST_F(ServerStream, SurvivesWritersThatRaceWithDisconnects) {
   ServerOptions options = test_options();
   options.io_threads = 2;
@@ -300,7 +300,7 @@ TEST_F(ServerStream, CutsAStreamThatItsWriterDropped) {
     EXPECT_EQ(one.read_response(true).status, 200);
     EXPECT_EQ(one.read_chunk(), "begin");
   }
-  EXPECT_EQ(one.read_to_end(), "");  // without the last chunk
+  EXPECT_EQ(one.read_to_end(), "");  // no last chunk
 }
 
 TEST_F(ServerStream, SaysThatItIsAlive) {
@@ -313,7 +313,7 @@ TEST_F(ServerStream, SaysThatItIsAlive) {
   EXPECT_EQ(one.read_chunk(), ": keep-alive\n\n");
   EXPECT_EQ(one.read_chunk(), ": keep-alive\n\n");
   EXPECT_GE(std::chrono::steady_clock::now() - start, 900ms);
-  for (int i = 0; i < 10; ++i) {  // not while something is written
+  for (int i = 0; i < 10; ++i) {  // no keep-alive while something is written
     stream.data("x");
     EXPECT_EQ(one.read_chunk(), "data: x\n\n");
     usleep(70'000);
@@ -322,7 +322,7 @@ TEST_F(ServerStream, SaysThatItIsAlive) {
   EXPECT_EQ(one.read_chunk(), "data: [DONE]\n\n");
 }
 
-// The reader takes nothing; another one is not disturbed.
+// A client that reads nothing is cut off; another one is not affected.
 TEST_F(ServerStream, CutsOffAReaderThatDoesNotRead) {
   ServerOptions options = test_options();
   options.send_buffer_bytes = 64 << 10;
@@ -346,8 +346,8 @@ TEST_F(ServerStream, CutsOffAReaderThatDoesNotRead) {
   EXPECT_EQ(server->stats().cut_off, 1);
 }
 
-// A reader that takes something now and then is blocked for a short time each, however long the
-// answer takes. The times are far from the limit on both sides.
+// A client that pauses is blocked for short times only, however long the response takes. The times
+// are far from the limit on both sides.
 TEST_F(ServerStream, WaitsForAReaderThatPauses) {
   ServerOptions options = test_options();
   options.send_buffer_bytes = options.max_unsent_bytes = 64 << 20;
@@ -357,7 +357,7 @@ TEST_F(ServerStream, WaitsForAReaderThatPauses) {
   slow.send(kHold);
   const std::string body(32 << 20, 'x');
   held.take().responder->send({.body = body});
-  // What the kernel holds is sent and no more: the connection is blocked.
+  // The kernel's buffers are full and nothing more is sent: the connection is blocked.
   int64_t sent = 0;
   ASSERT_TRUE(eventually([&] {
     usleep(20'000);
@@ -372,7 +372,7 @@ TEST_F(ServerStream, WaitsForAReaderThatPauses) {
   EXPECT_EQ(server->stats().cut_off, 0);
 }
 
-// A reader that was behind and has caught up has all its time again.
+// A client that was behind and caught up gets the full stall_timeout again.
 TEST_F(ServerStream, ForgetsThatAReaderWasBehind) {
   ServerOptions options = test_options();
   options.send_buffer_bytes = 64 << 10;
@@ -384,7 +384,7 @@ TEST_F(ServerStream, ForgetsThatAReaderWasBehind) {
   item.responder->start_stream({.content_type = "text/plain"});
   const std::string block(8 << 20, 'x');
   item.responder->write(block);
-  std::this_thread::sleep_for(100ms);  // looked at several times: too much is unsent
+  std::this_thread::sleep_for(100ms);  // several checks see too much unsent
   EXPECT_EQ(slow.read_response(true).status, 200);
   std::string received;
   while (received.size() < block.size()) {
@@ -399,7 +399,7 @@ TEST_F(ServerStream, ForgetsThatAReaderWasBehind) {
   EXPECT_EQ(server->stats().cut_off, 0);
 }
 
-// It reads, but slower than it is written for, for too long.
+// A client that reads slower than the stream is written, for too long, is cut off.
 TEST_F(ServerStream, CutsOffAReaderThatFallsBehind) {
   ServerOptions options = test_options();
   options.send_buffer_bytes = 64 << 10;

@@ -1,4 +1,4 @@
-// TLS with a certificate that the test makes: the same answers, and what is not TLS is refused.
+// TLS with a certificate made by the test: same responses, and input that is not TLS is refused.
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -7,7 +7,10 @@
 
 #include <atomic>
 #include <filesystem>
+#include <string>
+#include <vector>
 
+#include "server/http/farewell.h"
 #include "server/http/server_fixture.h"
 #include "server/http/sse.h"
 
@@ -16,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A key and a certificate that it signed itself, as PEM files.
+// Writes a self-signed certificate and its key as PEM files.
 void make_certificate(const std::string& certificate_file, const std::string& key_file) {
   EVP_PKEY* key = EVP_EC_gen("P-256");
   X509* certificate = X509_new();
@@ -70,7 +73,7 @@ class TlsClient {
     }
     return std::exchange(input_, "");
   }
-  // The server said within TLS that it would close.
+  // Returns whether the server sent close_notify.
   bool ended() const { return (SSL_get_shutdown(ssl_) & SSL_RECEIVED_SHUTDOWN) != 0; }
 
  private:
@@ -158,17 +161,73 @@ TEST_F(ServerTls, StreamsAndNoticesTheEnd) {
 TEST_F(ServerTls, RefusesWhatIsNotTls) {
   ServerOptions options = tls_options();
   options.header_timeout = 200ms;
-  options.check_interval = 60s;  // this limit does not wait for it
+  options.check_interval = 60s;  // the timer does not depend on it
   serve(options);
   RawClient plain = client();
   plain.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
   EXPECT_EQ(plain.read_to_end().find("HTTP/"), std::string::npos);
   RawClient silent = client();
-  EXPECT_EQ(silent.read_to_end(), "");  // no handshake in time
+  EXPECT_EQ(silent.read_to_end(), "");  // the handshake timed out
   EXPECT_TRUE(silent.ended() || silent.was_reset());
   EXPECT_FALSE(TlsClient(server->port(), TLS1_1_VERSION).connected());
   TlsClient good(server->port());
   EXPECT_TRUE(good.connected());
+}
+
+// Above max_connections the answer is the one that a client in the clear gets.
+TEST_F(ServerTls, TellsThoseAboveTheLimit) {
+  ServerOptions options = tls_options();
+  options.max_connections = 1;
+  options.linger_timeout = 60s;
+  serve(options);
+  TlsClient first(server->port());
+  ASSERT_TRUE(first.connected());
+  for (const int newest : {TLS1_3_VERSION, TLS1_2_VERSION}) {
+    TlsClient second(server->port(), newest);
+    ASSERT_TRUE(second.connected());
+    second.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhe");
+    const std::string answer = second.read_to_end();
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 503 ")) << answer;
+    EXPECT_NE(answer.find("\r\nRetry-After: 1\r\n"), std::string::npos) << answer;
+    EXPECT_NE(answer.find("more than 1 connections"), std::string::npos) << answer;
+    EXPECT_TRUE(second.ended());
+  }
+  const auto stats = server->stats();
+  EXPECT_EQ(stats.connections_refused, 2);
+  EXPECT_EQ(stats.responses[5], 2);
+  first.send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_TRUE(first.read_until("hello").ends_with("hello"));
+}
+
+TEST_F(ServerTls, BoundsTheHandshakesAboveTheLimit) {
+  ServerOptions options = tls_options();
+  options.max_connections = 1;
+  options.linger_timeout = 10min;  // no time limit makes room
+  serve(options);
+  TlsClient first(server->port());
+  ASSERT_TRUE(first.connected());
+  std::vector<RawClient> silent;
+  for (size_t i = 0; i < Farewell::kMostHandshakes; ++i) silent.push_back(client());
+  RawClient one_more = client();  // closed, not told
+  EXPECT_EQ(one_more.read_to_end(), "");
+  EXPECT_TRUE(one_more.ended() || one_more.was_reset());
+  // Each that leaves, or that speaks no TLS, makes room.
+  silent[0].close();
+  silent[1].send("GET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
+  EXPECT_EQ(silent[1].read_to_end().find("HTTP/"), std::string::npos);
+  EXPECT_TRUE(eventually([&] { return TlsClient(server->port()).connected(); }));
+}
+
+TEST_F(ServerTls, WaitsForNoHandshakeAboveTheLimitForLong) {
+  ServerOptions options = tls_options();
+  options.max_connections = 1;
+  options.linger_timeout = 200ms;
+  serve(options);
+  TlsClient first(server->port());
+  ASSERT_TRUE(first.connected());
+  RawClient silent = client();
+  EXPECT_EQ(silent.read_to_end(), "");
+  EXPECT_TRUE(silent.ended() || silent.was_reset());
 }
 
 TEST_F(ServerTls, NamesTheFileThatIsWrong) {

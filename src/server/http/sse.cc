@@ -9,7 +9,7 @@ void append_line(std::string& out, std::string_view field, std::string_view text
   out.append(field).append(text).push_back('\n');
 }
 
-// A field for each line of text; CR, LF and CRLF all end a line, as readers of the format take it.
+// Appends one field per line of text. CR, LF and CRLF end a line, as the SSE format defines.
 void append_lines(std::string& out, std::string_view field, std::string_view text) {
   for (size_t end; (end = text.find_first_of("\r\n")) != std::string_view::npos;) {
     append_line(out, field, text.substr(0, end));

@@ -1,8 +1,8 @@
-// Server-sent events over a Responder: what a streamed completion is written with. The field
-// "data" alone is OpenAI's form, "event" and "data" Anthropic's and that of /v1/responses.
+// Server-sent events over a Responder, for streamed completions. OpenAI uses the "data" field
+// alone; Anthropic and /v1/responses use "event" and "data".
 //
-// While nothing is written for 15 s the comment ": keep-alive" goes out, which clients ignore and
-// proxies count as life. Threads and the client's disconnect are as in responder.h.
+// The comment ": keep-alive" is sent whenever nothing was written for 15 s: clients ignore it,
+// proxies keep the connection open. Threads and disconnects: see responder.h.
 #pragma once
 
 #include <chrono>
@@ -17,23 +17,25 @@ namespace fathom::http {
 inline constexpr std::string_view kSseContentType = "text/event-stream";
 inline constexpr std::chrono::milliseconds kSseKeepAliveAfter{15'000};
 
-// Appends one event to `out`. Every line of `data` gets a field of its own; a name must have none.
+// Appends one event to `out`. Each line of `data` becomes a "data" field. `name` must be one line.
 void append_sse_event(std::string& out, std::string_view name, std::string_view data);
 
 class SseStream {
  public:
-  // Starts the stream with status 200 and the headers that keep proxies from buffering it.
+  // Starts the stream with status 200 and headers that disable proxy buffering.
   explicit SseStream(std::shared_ptr<Responder> responder,
                      std::chrono::milliseconds keep_alive_after = kSseKeepAliveAfter);
 
   void data(std::string_view payload);                          // data: payload
   void event(std::string_view name, std::string_view payload);  // event: name, data: payload
-  void comment(std::string_view text);                          // ": text", which clients ignore
-  // Several events that append_sse_event made, in one go.
+  void comment(std::string_view text);                          // ": text", ignored by clients
+  // Writes several events made by append_sse_event at once.
   void events(std::string_view formatted);
 
-  void done();  // data: [DONE], and the end
-  void end();   // the end alone: after an error event, and in Anthropic's form
+  // Writes "data: [DONE]" and ends the stream.
+  void done();
+  // Ends the stream without [DONE]: after an error event, and in Anthropic's form.
+  void end();
 
   Responder& responder() const { return *responder_; }
 

@@ -8,7 +8,7 @@
 namespace fathom::http {
 namespace {
 
-// What RFC 3986 allows nowhere but some clients send in queries: kept out of paths.
+// RFC 3986 forbids these everywhere. Some clients send them in queries, so only paths refuse them.
 constexpr std::string_view kNotInPaths = "\"<>\\^`{|}";
 
 int hex_digit(char c) {
@@ -83,7 +83,7 @@ Result<std::vector<Parameter>> decode_query(std::string_view query) {
   return parameters;
 }
 
-// "/path?query" of "http://host/path?query"; the text itself if it is in no such form.
+// Returns "/path?query" for "http://host/path?query" and other targets unchanged.
 std::string_view without_authority(std::string_view target) {
   const size_t scheme = target.find("://");
   if (scheme == std::string_view::npos) return target;

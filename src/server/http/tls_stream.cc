@@ -1,4 +1,4 @@
-// TLS by OpenSSL over a non-blocking descriptor.
+// TLS with OpenSSL over a non-blocking descriptor.
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 namespace fathom::http {
 namespace {
 
-// What OpenSSL last complained about, emptied: "no start line", "key values mismatch".
+// Pops OpenSSL's last error and returns its reason: "no start line", "key values mismatch".
 std::string last_complaint() {
   const unsigned long code = ERR_get_error();
   ERR_clear_error();
@@ -19,7 +19,7 @@ std::string last_complaint() {
   return reason == nullptr ? "cannot be read" : reason;
 }
 
-// OpenSSL writes with write(2), whose SIGPIPE the I/O threads block (io_loop.cc).
+// OpenSSL writes with write(2); the I/O threads block its SIGPIPE (server.cc).
 class TlsStream : public ByteStream {
  public:
   TlsStream(SSL_CTX* context, int descriptor)
@@ -64,7 +64,7 @@ class TlsStream : public ByteStream {
       case SSL_ERROR_ZERO_RETURN:
         return {IoStatus::kEnd, 0};
       default:
-        failed_ = true;  // after which OpenSSL forbids SSL_shutdown
+        failed_ = true;  // OpenSSL forbids SSL_shutdown after a failure
         return {IoStatus::kFailed, 0};
     }
   }
@@ -92,14 +92,13 @@ Result<std::unique_ptr<TlsContext>> TlsContext::load(const std::string& certific
   SSL_CTX* context = parts->context;
   if (context == nullptr) return error(Code::kInternal, "TLS: {}", last_complaint());
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-  // A client that closes without TLS's own goodbye has closed; the length of what it sent is known
-  // from HTTP.
+  // Accepts a close without close_notify: HTTP already delimits what was sent.
   SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF |
                                    SSL_OP_CIPHER_SERVER_PREFERENCE);
-  // Idle connections keep no buffers; what is unsent may move in memory between two attempts.
+  // Releases the buffers of idle connections, and allows unsent bytes to move between two attempts.
   SSL_CTX_set_mode(context, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
                                 SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  // An encrypted key is refused; the default would ask for its password on the terminal.
+  // Refuses encrypted keys; the default would prompt for a password on the terminal.
   SSL_CTX_set_default_passwd_cb(context, [](char*, int, int, void*) { return -1; });
   ERR_clear_error();
   if (SSL_CTX_use_certificate_chain_file(context, certificate_file.c_str()) != 1) {

@@ -1,5 +1,5 @@
-// One choice of a chat's answer on its way from text to reasoning, content and tool calls. What the
-// chat, messages and responses writers share.
+// Splits one choice's text into reasoning, content and tool calls. Shared by the chat, messages and
+// responses writers.
 #pragma once
 
 #include <string>
@@ -15,15 +15,15 @@ class ChatChoice {
  public:
   ChatChoice(const ReplySpec& spec, size_t choice);
 
-  // What an event adds; all that was held back with its last.
+  // Returns what an event adds; the last event also flushes the text held back.
   StreamDelta advance(const Event& event);
 
   bool saw_tool_calls() const { return parser_.saw_tool_calls(); }
-  // "stop", "length" or "tool_calls".
+  // Returns "stop", "length" or "tool_calls".
   std::string_view finish_reason(FinishReason reason) const;
 
  private:
-  // Names calls whose format has no ids, and drops those that were not allowed.
+  // Adds ids to calls whose format has none, and drops calls that parallel_calls forbids.
   void adjust_calls(StreamDelta& delta) const;
 
   const ReplySpec& spec_;

@@ -59,7 +59,7 @@ void ChatStream::write_first(size_t choice, std::string& out) const {
   close_chunk(choice, out);
 }
 
-// What stands behind the choices.
+// Writes the fields after the choices.
 void ChatStream::close_chunk(size_t choice, std::string& out) const {
   if (spec_.continuous_usage) {
     ReplyUsage so_far;
@@ -72,7 +72,7 @@ void ChatStream::close_chunk(size_t choice, std::string& out) const {
   out += "}\n\n";
 }
 
-// Runs for every token of every stream: text is appended, no tree is built.
+// Runs for every token of every stream, so text is appended and no tree is built.
 void ChatStream::write_event(size_t choice, const Event& event, std::string& out) {
   Choice& state = choices_[choice];
   if (!state.started) {

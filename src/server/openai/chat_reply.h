@@ -1,4 +1,4 @@
-// Answers of /v1/chat/completions, streamed and whole.
+// Responses of /v1/chat/completions, streamed and complete.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace fathom {
 
-// "chat.completion.chunk" events. A choice's first has the role, its last the finish_reason; one
-// with the usage may follow, then [DONE]. An error ends the stream without [DONE].
+// "chat.completion.chunk" events. A choice's first chunk has the role, its last the finish_reason.
+// An optional usage chunk and [DONE] follow. An error ends the stream without [DONE].
 class ChatStream : public ReplyWriter {
  public:
   explicit ChatStream(ReplySpec spec);
@@ -28,8 +28,8 @@ class ChatStream : public ReplyWriter {
   void write_first(size_t choice, std::string& out) const;
   void close_chunk(size_t choice, std::string& out) const;
 
-  std::string head_;  // of every chunk, up to the choice's index
-  std::string base_;  // up to the list of choices
+  std::string head_;  // start of every chunk, up to the choice's index
+  std::string base_;  // start of every chunk, up to the list of choices
   std::vector<Choice> choices_;
 };
 

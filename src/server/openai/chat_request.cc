@@ -5,7 +5,7 @@
 namespace fathom {
 namespace {
 
-// Tables of what chat/message.h reads itself.
+// Tables of objects that chat/message.h reads.
 
 constexpr size_t kMaxToolNameBytes = 128;
 
@@ -29,7 +29,7 @@ const ObjectSchema& called_function() {
 const ObjectSchema& tool_call() {
   static const ObjectSchema kSchema =
       SchemaOf<Unread>("ToolCall")
-          .checked("id", string(0, 256), "What the result refers to")
+          .checked("id", string(0, 256), "The id that the tool's result refers to")
           .checked("type", one_word_of({"function"}), "function")
           .checked("index", integer(0, kMaxTools), "Accepted, the order counts")
           .required_checked("function", object_of(called_function()), "What was called")
@@ -69,17 +69,17 @@ const ObjectSchema& message() {
                             "Who says it")
           .checked("content",
                    one_of({string(), array_of(variant("type", {{"text", &text_part()}}))}),
-                   "What is said; null in an assistant's message that only calls tools")
+                   "The content; null in an assistant's message that only calls tools")
           .checked("name", string(0, 256), "The author's name")
           .checked("tool_calls", array_of(object_of(tool_call()), 0, kMaxTools),
                    "An assistant's calls")
           .checked("tool_call_id", string(0, 256), "The call that a tool's message answers")
           .checked("reasoning_content", string(), "An assistant's reasoning")
-          .checked("reasoning", string(), "The same under its other name")
+          .checked("reasoning", string(), "Alias of reasoning_content")
           .checked("prefix", boolean(),
                    "True in the last message, an assistant's: the answer continues it")
-          .checked("tools", tools_type(), "Of a system message (V3.2)")
-          .checked("response_format", any_object(), "Of a system message (V3.2)")
+          .checked("tools", tools_type(), "In a system message (V3.2)")
+          .checked("response_format", any_object(), "In a system message (V3.2)")
           .checked("refusal", any_type(), "Accepted, has no effect")
           .checked("annotations", any_type(), "Accepted, has no effect")
           .checked("audio", any_type(), "Accepted, has no effect")
@@ -186,10 +186,10 @@ const ObjectSchema& ChatRequest::schema() {
             .field("max_tokens", &F::max_tokens, integer(1, kMaxInt32),
                    "Longest answer in tokens; to the end of the context without it")
             .field("max_completion_tokens", &F::max_completion_tokens, integer(1, kMaxInt32),
-                   "The same, and goes before it")
+                   "Alias of max_tokens, which it overrides")
             .field("logprobs", &F::logprobs, boolean(), "Report log-probabilities")
             .field("top_logprobs", &F::top_logprobs, integer(0, kMaxTopLogprobs),
-                   "With so many alternatives; needs logprobs")
+                   "Alternatives for each token; needs logprobs")
             .field("thinking", &F::thinking, thinking_type(), "The model reasons before it answers")
             .field("reasoning_effort", &F::reasoning_effort, reasoning_effort_type(),
                    "none and minimal: the model does not reason")

@@ -1,4 +1,4 @@
-// POST /v1/chat/completions: what may be in its body.
+// Body of POST /v1/chat/completions.
 #pragma once
 
 #include <optional>
@@ -13,11 +13,11 @@ namespace fathom {
 struct ToolChoice {
   enum class Mode { kAuto, kNone, kRequired, kNamed };
   Mode mode = Mode::kAuto;
-  std::string name = {};  // of kNamed
+  std::string name = {};  // with kNamed
 };
-void read_value(const json::value& value, ToolChoice& out);  // of chat and of responses
+void read_value(const json::value& value, ToolChoice& out);  // for chat and responses
 
-// "thinking": true, or DeepSeek's and Anthropic's {"type": "enabled"}.
+// Accepts "thinking": true, and DeepSeek's and Anthropic's {"type": "enabled"}.
 struct Thinking {
   bool enabled = false;
 };
@@ -25,7 +25,7 @@ void read_value(const json::value& value, Thinking& out);
 Type thinking_type();
 
 Type reasoning_effort_type();
-// Efforts "none" and "minimal" mean none; other words mean that the model may reason.
+// Returns false for "none" and "minimal", which turn reasoning off, and true otherwise.
 bool effort_thinks(const std::string& effort);
 
 struct TemplateArguments {
@@ -34,14 +34,15 @@ struct TemplateArguments {
   static const ObjectSchema& schema();
 };
 
-// The fields that chat and tokenize share: the conversation.
+// The conversation: fields that chat and tokenize share.
 struct ConversationFields {
   json::value messages, tools;
   TemplateArguments chat_template_kwargs;
-  std::optional<bool> add_generation_prompt;  // true, unless the final message is continued
+  // Default: true, unless the final message is continued.
+  std::optional<bool> add_generation_prompt;
   bool continue_final_message = false;
 
-  static const ObjectSchema& schema();  // messages is not required here
+  static const ObjectSchema& schema();  // `messages` is optional here
 };
 Type messages_type();
 
@@ -54,8 +55,8 @@ struct ChatRequest {
   std::optional<int64_t> top_logprobs;
   std::optional<Thinking> thinking;
   std::string reasoning_effort;
-  json::value functions, function_call;  // OpenAI's before tools; refused
-  json::value audio, modalities;         // anything but text is refused
+  json::value functions, function_call;  // OpenAI's predecessors of tools; refused
+  json::value audio, modalities;         // refused, unless it asks for text only
   ReplyFields reply;
   SamplingFields sampling;
   StructuredFields structured;

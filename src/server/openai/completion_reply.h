@@ -1,4 +1,4 @@
-// Answers of /v1/completions, streamed and whole.
+// Responses of /v1/completions, streamed and complete.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace fathom {
 
-// "text_completion" chunks, then [DONE]. Choice i of prompt p has the index p * n + i.
+// "text_completion" chunks, then [DONE]. Choice i of prompt p has index p * n + i.
 class CompletionStream : public ReplyWriter {
  public:
   explicit CompletionStream(ReplySpec spec);
@@ -25,7 +25,7 @@ class CompletionStream : public ReplyWriter {
     bool started = false;
   };
 
-  std::string base_;  // of every chunk, up to the list of choices
+  std::string base_;  // start of every chunk, up to the list of choices
   std::vector<Choice> choices_;
 };
 
@@ -51,7 +51,7 @@ class CompletionCollector : public ReplyWriter {
   void write_logprobs(size_t index, std::string& out) const;
 
   std::vector<Choice> choices_;
-  // Log-probabilities of each prompt, from its first choice.
+  // [prompts]: log-probabilities of each prompt, from its first choice.
   std::vector<std::vector<std::optional<TokenLogprob>>> prompt_logprobs_;
 };
 

@@ -41,13 +41,14 @@ const ObjectSchema& CompletionRequest::schema() {
           .field("max_tokens", &F::max_tokens, integer(0, kMaxInt32),
                  "Longest answer in tokens; 16 without it, or what the context has room for")
           .field("logprobs", &F::logprobs, integer(0, kMaxTopLogprobs),
-                 "Report log-probabilities, with so many alternatives")
+                 "Report log-probabilities, with this many alternatives")
           .field("echo", &F::echo, boolean(), "The text begins with the prompt")
           .field("add_special_tokens", &F::add_special_tokens, boolean(),
-                 "Begin a text with the token that the model expects there")
-          .field("suffix", &F::suffix, string(), "The answer goes between the prompt and this")
+                 "Begin a text with the beginning-of-sequence token, if the model expects one")
+          .field("suffix", &F::suffix, string(),
+                 "Fill in the middle: the answer goes between the prompt and this text")
           .field("best_of", &F::best_of, integer_up_to(1, &RequestLimits::max_choices),
-                 "Only the same number as n")
+                 "Must equal n")
           .include(&F::reply)
           .include(&F::sampling)
           .include(&F::structured)

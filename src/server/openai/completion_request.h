@@ -1,4 +1,4 @@
-// POST /v1/completions: what may be in its body.
+// Body of POST /v1/completions.
 #pragma once
 
 #include <optional>
@@ -10,15 +10,15 @@
 
 namespace fathom {
 
-inline constexpr size_t kMaxPrompts = 256;  // in one request
+inline constexpr size_t kMaxPrompts = 256;  // per request
 inline constexpr int64_t kDefaultMaxTokens = 16;
 
-// Texts or token ids, one or several.
+// One or several prompts, either as texts or as token ids; the other list is empty.
 struct PromptList {
-  std::vector<std::string> texts;         // either these
-  std::vector<std::vector<int32_t>> ids;  // or these
-  bool is_list = false;                   // it was not a single prompt
-  std::string problem;                    // why it is neither
+  std::vector<std::string> texts;
+  std::vector<std::vector<int32_t>> ids;
+  bool is_list = false;  // false: a single prompt
+  std::string problem;   // why it is neither; empty: valid
 
   size_t size() const { return texts.size() + ids.size(); }
 };
@@ -27,7 +27,7 @@ Type prompt_type();
 
 struct CompletionRequest {
   PromptList prompt;
-  std::optional<int64_t> max_tokens;  // kDefaultMaxTokens, where the context has room for them
+  std::optional<int64_t> max_tokens;  // default: kDefaultMaxTokens, or what the context has left
   std::optional<int64_t> logprobs;
   bool echo = false;
   bool add_special_tokens = true;

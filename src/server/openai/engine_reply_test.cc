@@ -1,4 +1,4 @@
-// The wire on a running engine: bodies in, replies out, streamed and whole.
+// The wire formats on a running engine: bodies in, responses out, streamed and complete.
 #include <map>
 
 #include "engine/engine.h"
@@ -21,7 +21,7 @@ class EngineReply : public testing::Test {
         {.eos_ids = {kFakeEos}}, std::make_unique<FakeRunner>(FakeModel()), served_.tokenizer));
   }
 
-  // The whole reply to a body. Prompts are answered one after the other.
+  // Returns the whole response to a body. Prompts run one after the other.
   std::string reply_to(GeneratingEndpoint endpoint, const std::string& body) {
     auto generation = prepare(endpoint, body, served_, RequestLimits(), kTestIdentity);
     EXPECT_TRUE(generation) << generation.error().message;
@@ -73,7 +73,7 @@ TEST_F(EngineReply, StreamsSayWhatTheWholeReplySays) {
   EXPECT_EQ(whole.at("usage").at("completion_tokens").as_int64(), tokens);
 }
 
-// The choices of a prompt share it: it counts once, and so do its cached tokens.
+// Choices of a prompt share it: its tokens and its cached tokens count once.
 TEST_F(EngineReply, UsageCountsAPromptOnceForAllItsChoices) {
   const std::vector<int32_t> prompt(200, 'a');
   const std::string body =

@@ -14,7 +14,7 @@ GenerateReply::GenerateReply(ReplySpec spec, GenerateOptions options)
   set_id(options_.rid.empty() ? spec_.identity.make_id("gen-") : options_.rid);
 }
 
-// SGLang's triples: [log-probability, id, null].
+// Adds SGLang's triples: [log-probability, id, null].
 void GenerateReply::add_logprobs(const std::vector<TokenLogprob>& tokens, std::string& list,
                                  std::string& top) const {
   JsonWriter json(list), tops(top);

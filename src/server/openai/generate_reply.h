@@ -1,4 +1,4 @@
-// Answers of /generate, in SGLang's form, streamed and whole.
+// Responses of /generate in SGLang's form, streamed and complete.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace fathom {
 
-// What GenerateReply adds to the request's ReplySpec.
+// Options of GenerateReply in addition to ReplySpec.
 struct GenerateOptions {
-  bool is_list = false;        // several prompts were asked: a list is the answer
-  int64_t logprob_start = -1;  // from this token of the prompt on; -1: none of it
-  int64_t top_logprobs = 0;    // alternatives that were asked for
-  std::string rid = {};        // the request's own name for itself, if it has one
+  bool is_list = false;        // several prompts: the response is a list
+  int64_t logprob_start = -1;  // first prompt token with log-probabilities; -1: none
+  int64_t top_logprobs = 0;    // alternatives per token
+  std::string rid = {};        // the client's request id; empty: none
 };
 
-// {"text","output_ids","meta_info":{…}} of each choice; as SSE each event repeats all of the choice
+// {"text","output_ids","meta_info":{…}} of each choice. In a stream each event repeats the choice
 // so far, as SGLang does, and [DONE] ends the stream.
 class GenerateReply : public ReplyWriter {
  public:

@@ -38,9 +38,9 @@ const ObjectSchema& GenerateRequest::schema() {
           .field("stream", &F::stream, boolean(), "Answer with server-sent events")
           .field("return_logprob", &F::return_logprob, boolean(), "Report log-probabilities")
           .field("top_logprobs_num", &F::top_logprobs_num, integer(0, kMaxTopLogprobs),
-                 "With so many alternatives")
+                 "Alternatives for each token")
           .field("logprob_start_len", &F::logprob_start_len, integer(-1, kMaxInt32),
-                 "From this token of the prompt on; -1: of the answer only")
+                 "First prompt token with log-probabilities; -1: none of the prompt")
           .field("rid", &F::rid, name_string(), "The request's id")
           .field("lora_path", &F::lora_path, any_type(), "Not supported")
           .build();

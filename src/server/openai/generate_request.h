@@ -1,4 +1,5 @@
-// POST /generate: SGLang's endpoint. Text or token ids in; text, ids and log-probabilities out.
+// Body of POST /generate, SGLang's endpoint: text or token ids in; text, ids and log-probabilities
+// out.
 #pragma once
 
 #include <optional>
@@ -11,7 +12,8 @@ namespace fathom {
 inline constexpr int64_t kDefaultMaxNewTokens = 128;
 
 struct GenerateSampling {
-  std::optional<int64_t> max_new_tokens;  // kDefaultMaxNewTokens, where there is room for them
+  // Default: kDefaultMaxNewTokens, or what the context has left.
+  std::optional<int64_t> max_new_tokens;
   int64_t min_new_tokens = 0;
   int64_t n = 1;
   StopStrings stop;
@@ -27,7 +29,7 @@ struct GenerateRequest {
   bool stream = false;
   bool return_logprob = false;
   int64_t top_logprobs_num = 0;
-  int64_t logprob_start_len = -1;  // -1: none of the prompt's; 0: all of them
+  int64_t logprob_start_len = -1;  // first prompt token with log-probabilities; -1: none
   std::string rid;
   json::value lora_path;  // SGLang's; refused
 

@@ -1,5 +1,5 @@
-// From a request's body to what the engine runs and the writer of its answer: the whole of the wire
-// that a transport needs. Pure functions; any thread.
+// Converts a request body to engine requests and the writer of its response. This is the interface
+// for transports. Pure functions; any thread may call.
 #pragma once
 
 #include <memory>
@@ -22,29 +22,29 @@
 
 namespace fathom {
 
-// requests[p] is that of prompt p: its events go to writer->push(p, …).
+// requests[p] belongs to prompt p: its events go to writer->push(p, …).
 struct Generation {
   std::vector<Request> requests;
-  std::optional<GrammarSpec> grammar;  // of every choice
-  std::string grammar_param;           // the field that asks for it, to blame where it is wrong
+  std::optional<GrammarSpec> grammar;  // applies to every choice
+  std::string grammar_param;           // field that asks for the grammar; param of its error
   std::string cache_salt;
   int64_t priority = 0;
   std::unique_ptr<ReplyWriter> writer;
-  std::vector<std::string> unknown_fields;  // accepted, for the log; at most 32 paths
+  std::vector<std::string> unknown_fields;  // accepted, listed for the log; at most 32 paths
 };
 
 enum class GeneratingEndpoint { kChat, kCompletions, kMessages, kResponses, kGenerate };
 
-// The shape of an endpoint's errors.
+// Returns the error shape of an endpoint.
 ErrorShape error_shape_of(GeneratingEndpoint endpoint);
 
-// Parses, checks, renders, tokenizes: afterwards only the engine can refuse. `served` must outlive
-// the writer.
+// Parses, checks, renders and tokenizes; afterwards only the engine can refuse. `served` must
+// outlive the writer.
 ApiResult<Generation> prepare(GeneratingEndpoint endpoint, std::string_view body,
                               const ServedModel& served, const RequestLimits& limits,
                               const ReplyIdentity& identity);
 
-// The same from requests that have been read.
+// Prepare requests that are already parsed and checked.
 ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& served,
                                    const ReplyIdentity& identity);
 ApiResult<Generation> prepare_completion(CompletionRequest request, const ServedModel& served,

@@ -1,7 +1,7 @@
-// Replies of every endpoint, streamed and whole, byte for byte as in tests/data/wire; and that they
-// do not depend on how the engine cut the answer into events.
+// Responses of every endpoint, streamed and complete, bitwise as in tests/data/wire and independent
+// of how the engine splits the completion into events.
 //
-// FATHOM_UPDATE_WIRE_GOLDENS=1 writes the files anew.
+// FATHOM_UPDATE_WIRE_GOLDENS=1 rewrites the files.
 #include <fmt/chrono.h>
 
 #include <cstdlib>
@@ -27,8 +27,8 @@ const std::string kThought = "Add 2 and 2: \"four\".</think>It is 4.\n\té 你�
 struct Case {
   std::string name;
   GeneratingEndpoint endpoint;
-  std::string fields;                   // of the body, besides stream
-  std::vector<ScriptedAnswer> answers;  // of all choices: prompt by prompt
+  std::string fields;                   // of the body, except "stream"
+  std::vector<ScriptedAnswer> answers;  // of all choices, prompt by prompt
 };
 
 std::string chat(std::string_view more) {
@@ -128,7 +128,7 @@ struct Step {
   Event event;
 };
 
-// The choices' events, one of each in turn. cut: where each choice's events are joined into two.
+// Interleaves the choices' events. `cut`: merges each choice's events into two at this index.
 std::vector<Step> steps_of(const Case& one, const Generation& generation,
                            std::optional<size_t> cut = {}) {
   std::vector<std::vector<Event>> choices;
@@ -188,8 +188,8 @@ TEST_P(GoldenReply, WholeDoesNotDependOnTheCut) {
   for (size_t cut = 0; cut < 48; ++cut) EXPECT_EQ(reply_of(GetParam(), false, cut), expected);
 }
 
-// What a client puts together from a stream: the parts of each choice, in a form that the whole
-// reply can be brought into as well.
+// The parts of each choice that a client assembles from a stream, in a form comparable with the
+// complete response.
 struct Assembled {
   std::map<std::string, std::string> parts;
 
@@ -240,7 +240,7 @@ Assembled assembled_openai(const std::string& stream) {
   return out;
 }
 
-// Blocks of a message, whole or from the events of a stream.
+// Assembles the blocks of a message, complete or from the events of a stream.
 Assembled assembled_messages(const std::string& stream) {
   Assembled out;
   for (const std::string& payload : sse_payloads(stream)) {
@@ -285,7 +285,7 @@ void expect_same(const Case& one, const std::string& stream, const std::string& 
     case GeneratingEndpoint::kChat: {
       Assembled expected;
       add_openai(whole, "message", expected);
-      // The first chunk's content is empty, a whole answer's is null where there are only calls.
+      // The first chunk's content is empty; a complete response with calls only has null.
       Assembled actual = assembled_openai(stream);
       for (Assembled* side : {&expected, &actual}) {
         std::erase_if(side->parts, [](const auto& part) { return part.second.empty(); });
@@ -310,7 +310,7 @@ void expect_same(const Case& one, const std::string& stream, const std::string& 
     case GeneratingEndpoint::kGenerate: {
       const auto payloads = sse_payloads(stream);
       EXPECT_EQ(payloads.back(), "[DONE]");
-      // Each event repeats its choice so far: the last of each choice is the whole.
+      // Each event repeats its choice so far, so the last event of a choice is complete.
       std::map<std::string, json::value> last;
       for (size_t i = 0; i + 1 < payloads.size(); ++i) {
         json::value event = parse_payload(payloads[i]);
@@ -377,7 +377,7 @@ TEST(FailedReply, WholeRepliesHaveNoBodyAndAStatus) {
             R"("param":null,"code":"unavailable"}})");
 }
 
-// A client sends results back by the ids of the calls.
+// Clients return results by the ids of the calls.
 TEST(ChatReply, CallsHaveIdsOfTheirOwnInAllChoices) {
   const Case one{"ids",
                  GeneratingEndpoint::kChat,

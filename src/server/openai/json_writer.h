@@ -1,5 +1,5 @@
-// JSON text appended to a string, without a tree in between. Commas are set by what stands before:
-// after an opening bracket, a colon or the space of "data: " there is none.
+// Appends JSON text to a string without building a tree. A comma is added unless the text ends in
+// an opening bracket, a colon, a line feed or the space of "data: ".
 #pragma once
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ class JsonWriter {
     out_ += bracket;
     return *this;
   }
-  // The names are ours and need no escapes.
+  // Appends a key, unescaped: `name` is a literal of ours.
   JsonWriter& key(std::string_view name) {
     separate();
     out_ += '"';
@@ -53,8 +53,8 @@ class JsonWriter {
     const fmt::format_int text(number);
     return raw(std::string_view(text.data(), text.size()));
   }
-  // The fewest digits that read back. JSON has no infinities: OpenAI's number for a token without
-  // any probability stands for them.
+  // Appends the fewest digits that read back exactly. JSON has no infinities and no NaN; -9999
+  // stands for them, OpenAI's number for a token of zero probability.
   template <std::floating_point T>
   JsonWriter& value(T number) {
     return raw(fmt::format("{}", std::isfinite(number) ? number : static_cast<T>(-9999)));
@@ -63,7 +63,7 @@ class JsonWriter {
   JsonWriter& value(const std::optional<T>& maybe) {
     return maybe ? value(*maybe) : value(nullptr);
   }
-  // JSON that is already text.
+  // Appends text that is JSON already.
   JsonWriter& raw(std::string_view json_text) {
     separate();
     out_ += json_text;

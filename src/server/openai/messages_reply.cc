@@ -21,7 +21,7 @@ void write_stop(JsonWriter& json, const ChatChoice& answer, const Event& end) {
   }
 }
 
-// Tokens that came from the cache are not counted as input, as Anthropic does.
+// Excludes cached tokens from the input tokens, as Anthropic does.
 void write_usage(JsonWriter& json, const ReplyUsage& usage) {
   json.key("usage").open('{').field("input_tokens", usage.prompt_tokens - usage.cached_tokens);
   json.field("cache_creation_input_tokens", 0);
@@ -29,8 +29,8 @@ void write_usage(JsonWriter& json, const ReplyUsage& usage) {
   json.field("output_tokens", usage.completion_tokens).close('}');
 }
 
-// A tool's input must be an object here; what the model wrote instead is kept under a name that
-// says so.
+// Returns the arguments if they are an object, which a tool's input must be. Other text is wrapped
+// as {"INVALID_JSON": text}.
 std::string input_json(const std::string& arguments) {
   const auto parsed = parse_json(arguments, "arguments");
   if (parsed && parsed->is_object()) return arguments;

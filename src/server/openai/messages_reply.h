@@ -1,4 +1,4 @@
-// Answers of /v1/messages in Anthropic's form, streamed and whole.
+// Responses of /v1/messages in Anthropic's form, streamed and complete.
 #pragma once
 
 #include <string>
@@ -9,9 +9,8 @@
 
 namespace fathom {
 
-// message_start, then blocks one after the other (content_block_start, _delta, _stop),
-// message_delta with the reason for the end, message_stop. An error is an "error" event and ends
-// the stream.
+// Events: message_start, then the blocks in order (content_block_start, _delta, _stop),
+// message_delta with the stop reason, message_stop. An "error" event ends the stream.
 class MessagesStream : public ReplyWriter {
  public:
   explicit MessagesStream(ReplySpec spec);

@@ -5,14 +5,14 @@
 namespace fathom {
 namespace {
 
-// Every block may carry cache_control, which has no meaning here.
+// Table of a content block. Every block accepts cache_control, which is ignored.
 ObjectSchema block(std::string_view name, std::vector<std::pair<std::string_view, Type>> fields,
                    std::vector<std::pair<std::string_view, Type>> optional = {}) {
   SchemaOf<Unread> schema(name);
   schema.required_checked("type", string(), "Which kind of block");
   for (auto& [field, type] : fields) schema.required_checked(field, std::move(type), "");
   for (auto& [field, type] : optional) schema.checked(field, std::move(type), "");
-  schema.checked("cache_control", any_object(), "Accepted, prompts are cached by themselves");
+  schema.checked("cache_control", any_object(), "Accepted, prefixes are cached automatically");
   return schema.build();
 }
 
@@ -59,7 +59,7 @@ const ObjectSchema& custom_tool() {
           .checked("description", string(), "What it does")
           .required_checked("input_schema", any_object(), "The JSON schema of its input")
           .checked("strict", boolean(), "Inputs must follow the schema")
-          .checked("cache_control", any_object(), "Accepted, prompts are cached by themselves")
+          .checked("cache_control", any_object(), "Accepted, prefixes are cached automatically")
           .build();
   return kSchema;
 }
@@ -116,8 +116,8 @@ std::string text_of(const json::object& object, std::string_view key) {
   return value == nullptr || !value->is_string() ? "" : std::string(value->get_string());
 }
 
-// Puts one message's blocks into messages of the conversation: results of tools are messages of
-// their own, and stand before what the user says with them.
+// Converts one message's blocks to messages of the conversation. Tool results become messages of
+// their own, before the user's text.
 class MessageReader {
  public:
   MessageReader(Role role, std::string where, std::vector<Message>& out)
@@ -237,7 +237,7 @@ ApiResult<Conversation> MessagesRequest::conversation() const {
                          fmt::format("messages[{}]", i), result.messages);
     FATHOM_RETURN_IF_ERROR(reader.read(object.at("content")));
   }
-  // An assistant's message at the end is the beginning of the answer.
+  // An assistant's message at the end is continued (answer prefill).
   const Message& last = result.messages.back();
   result.continue_final_message = last.role == Role::kAssistant && last.tool_calls.empty();
   order_tool_results(result.messages);

@@ -1,4 +1,4 @@
-// POST /v1/messages and /v1/messages/count_tokens: Anthropic's form.
+// Bodies of POST /v1/messages and /v1/messages/count_tokens, in Anthropic's form.
 #pragma once
 
 #include <optional>
@@ -19,16 +19,16 @@ struct MessagesRequest {
   std::string model;
   json::value messages, system, tools;
   MessagesToolChoice tool_choice;
-  std::optional<int64_t> max_tokens;  // required to generate, absent to count
+  std::optional<int64_t> max_tokens;  // required by /v1/messages, absent in count_tokens
   StopStrings stop_sequences;
   bool stream = false;
   std::optional<Thinking> thinking;
   SamplingFields sampling;
 
-  static const ObjectSchema& schema();        // of /v1/messages
-  static const ObjectSchema& count_schema();  // of /v1/messages/count_tokens
+  static const ObjectSchema& schema();        // /v1/messages
+  static const ObjectSchema& count_schema();  // /v1/messages/count_tokens
 
-  // The conversation as every chat format takes it. The request has been checked.
+  // Returns the conversation for the chat formats. Precondition: the request was checked.
   ApiResult<Conversation> conversation() const;
 };
 

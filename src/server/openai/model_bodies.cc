@@ -18,7 +18,7 @@ void write_model(JsonWriter& json, const ServedModel& served, std::string_view n
   json.field("max_model_len", served.max_model_len).close('}');
 }
 
-// Anthropic's form.
+// Writes Anthropic's form.
 void write_model_info(JsonWriter& json, const ServedModel& served, std::string_view name) {
   const auto created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(served.created));
   json.open('{').field("type", "model").field("id", name).field("display_name", name);
@@ -51,7 +51,7 @@ ApiResult<EncodedPrompt> encode(const TokenizeRequest& request, const ServedMode
                      has_messages ? "both are there" : "both are missing");
   }
   if (!has_messages) {
-    // Longer than the context is no mistake here; the limit of a body bounds it.
+    // Texts longer than the context are allowed here; the body's limit bounds them.
     EncodedPrompt prompt;
     const bool bos =
         request.add_special_tokens.value_or(true) && served.tokenizer->add_bos_by_default();

@@ -34,7 +34,7 @@ class SchemaPrinter {
 
   json::object reference(const ObjectSchema& schema) {
     if (!components_.contains(schema.name)) {
-      components_[schema.name] = nullptr;  // so that a table inside itself ends here
+      components_[schema.name] = nullptr;  // ends the recursion of a table that contains itself
       components_[schema.name] = table(schema);
     }
     return {{"$ref", "#/components/schemas/" + std::string(schema.name)}};
@@ -87,7 +87,7 @@ class SchemaPrinter {
     if (type.max_size != SIZE_MAX) out[max] = type.max_size;
   }
 
-  // What is limited here is bytes; so many characters are too many in any case.
+  // Limits count bytes: a string with more characters than that is too long in any case.
   static json::object string(const Type& type) {
     json::object out{{"type", "string"}};
     if (!type.words.empty()) {
@@ -101,7 +101,7 @@ class SchemaPrinter {
     return out;
   }
 
-  // Tables of variants leave the tag's value open; here it is fixed.
+  // Variant tables leave the tag's value open; the document fixes it.
   json::object variant(const Type& type) {
     json::array alternatives;
     for (const auto& [tag, schema] : type.variants) {
@@ -132,7 +132,7 @@ json::object success(const Operation& operation) {
       operation.reply.empty() ? json::object{{"type", "string"}} : reference_to(operation.reply);
   json::object contents = content(operation.content_type, std::move(schema));
   if (operation.may_stream) {
-    // The schema of each event.
+    // The schema of one event.
     json::object event{
         {"type", "object"},
         {"required", {"data"}},
@@ -142,7 +142,7 @@ json::object success(const Operation& operation) {
   return {{"description", "The answer"}, {"content", std::move(contents)}};
 }
 
-// The transport's own errors have OpenAI's shape everywhere.
+// Returns an error response. The transport's own errors have OpenAI's shape on every endpoint.
 json::object failure(const Operation& operation, int status) {
   json::object schema = reference_to("Error");
   if (operation.is_anthropic) {
@@ -170,7 +170,7 @@ json::array path_parameters(std::string_view path) {
   return out;
 }
 
-// What the transport and the engine may answer instead of a success.
+// Returns the error statuses of the transport and the engine.
 std::vector<int> failure_statuses(const Operation& operation) {
   std::vector<int> statuses = {400, 408, 413, 414, 415, 417, 421, 431, 500, 501, 503, 505};
   if (operation.needs_key) statuses.push_back(401);

@@ -1,4 +1,4 @@
-// Requests that are conversations: chat, messages, responses.
+// Prepares conversations: chat, messages, responses.
 #include <algorithm>
 #include <tuple>
 
@@ -13,7 +13,7 @@
 namespace fathom {
 namespace {
 
-// A request reduced to what the three have in common.
+// The parts of a request that the three endpoints share.
 struct ConversationTask {
   Conversation conversation;
   ToolChoice tool_choice;
@@ -21,7 +21,7 @@ struct ConversationTask {
   std::optional<WantedGrammar> grammar;
   SamplingParams params;
   const SamplingFields* sampling = nullptr;
-  std::string param;  // the field that holds the conversation
+  std::string param;  // field of the conversation
   std::string model;
 };
 
@@ -41,7 +41,7 @@ ApiResult<> check_choice(const ToolChoice& choice, const std::vector<Tool>& tool
   return {};
 }
 
-// Everything but the writer; the caller completes the spec with what its endpoint reports.
+// Prepares everything but the writer. The caller adds its endpoint's fields to `spec`.
 ApiResult<Generation> prepare_task(ConversationTask& task, const ServedModel& served,
                                    ReplySpec& spec) {
   FATHOM_RETURN_IF_ERROR(check_choice(task.tool_choice, task.conversation.tools));
@@ -92,7 +92,7 @@ ApiResult<> check_reply_fields(const ReplyFields& reply) {
   return {};
 }
 
-// What OpenAI had before tools: an answer to it would need a form of its own.
+// Refuses OpenAI's predecessors of tools: their responses have a different shape.
 ApiResult<> refuse_functions(const ChatRequest& request) {
   const std::tuple<const json::value*, const char*, const char*> fields[] = {
       {&request.functions, "functions", "tools"},
@@ -115,7 +115,7 @@ ApiResult<> refuse_audio(const ChatRequest& request) {
       ApiError(400, fmt::format("{}: answers are text only", field), field, "not_supported"));
 }
 
-// The fields of a response object that repeat the request.
+// Returns the response's fields that repeat the request.
 std::string responses_echo(const ResponsesRequest& request, const SamplingParams& params) {
   std::string out;
   JsonWriter json(out);

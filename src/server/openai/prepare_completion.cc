@@ -1,4 +1,4 @@
-// Requests that are texts or token ids: completions and generate.
+// Prepares texts and token ids: completions and generate.
 #include "server/openai/completion_reply.h"
 #include "server/openai/generate_reply.h"
 #include "server/openai/generation.h"
@@ -7,7 +7,7 @@
 namespace fathom {
 namespace {
 
-// All prompts of a list as ids, each within the context.
+// Encodes all prompts of a list and checks each against the context.
 ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, PromptList list,
                                                  const std::string& suffix, bool add_bos,
                                                  const SamplingParams& params,
@@ -35,8 +35,8 @@ ApiResult<std::vector<EncodedPrompt>> encode_all(const ServedModel& served, Prom
   return prompts;
 }
 
-// `default_tokens`: the longest answer where the request names none; less where the context ends,
-// and enough for its min_tokens.
+// `default_tokens`: max_tokens if the request has none. Raised to its min_tokens and cut to what
+// the context has left.
 Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
                          int64_t default_tokens, const SamplingFields& sampling) {
   Generation generation;
@@ -96,7 +96,7 @@ ApiResult<> check_together(const CompletionRequest& request) {
   return {};
 }
 
-// The text that echo shows of a prompt that came as ids.
+// Decodes prompts given as ids for echo.
 void add_echo_texts(const ServedModel& served, std::vector<EncodedPrompt>& prompts) {
   for (EncodedPrompt& prompt : prompts) {
     if (prompt.text.empty()) prompt.text = served.tokenizer->decode(prompt.ids);

@@ -1,4 +1,4 @@
-// From bodies to what the engine gets: prompts, sampling, lengths, grammars.
+// From bodies to engine requests: prompts, sampling, lengths, grammars.
 #include <algorithm>
 
 #include "chat/stream_parser.h"
@@ -114,7 +114,7 @@ TEST(PrepareChat, ThePromptIsTheChatFormats) {
   const Generation generation = accepted(E::kChat, body);
   const std::string expected = rendered(body);
   EXPECT_EQ(prompt_of(generation), expected);
-  // What the user typed stays ordinary text: the id of the role token is there once.
+  // The user's text stays ordinary text: the role token's id occurs once.
   const auto& ids = generation.requests.at(0).prompt_ids;
   EXPECT_EQ(std::count(ids.begin(), ids.end(), *tiny_model().tokenizer->token_id("<｜User｜>")), 1);
 }
@@ -323,7 +323,7 @@ TEST(ToolGrammar, EveryFormatHasItsOwnMarkers) {
   EXPECT_NE(text(ChatFormat::kV32).find(R"("content":{"type":"any_text"})"), std::string::npos);
 }
 
-// A call written as the grammar demands is what the format's parser reads.
+// The format's parser reads a call that follows the grammar.
 TEST(ToolGrammar, ItsCallsAreParsed) {
   for (const ChatFormat format : {ChatFormat::kV25, ChatFormat::kV3, ChatFormat::kR1,
                                   ChatFormat::kV31, ChatFormat::kKimiK2, ChatFormat::kFathomTiny}) {
@@ -356,7 +356,7 @@ TEST(PrepareChat, ToolsAreDeclaredUnlessNoneMayBeCalled) {
   EXPECT_FALSE(without.writer->spec().expect_tools);
 }
 
-// The three ways to say one conversation give one prompt.
+// The three dialects of one conversation give the same prompt.
 TEST(Conversations, AreTheSameInEveryDialect) {
   const std::string openai =
       R"({"messages":[{"role":"system","content":"S"},{"role":"user","content":"Q"},)"

@@ -5,7 +5,8 @@
 namespace fathom {
 namespace {
 
-constexpr size_t kBytesPerToken = 8;  // no tokenizer reads more of a text into a token on average
+// Upper bound of the average bytes per token, for any tokenizer.
+constexpr size_t kBytesPerToken = 8;
 constexpr std::string_view kSource = "request: ";
 constexpr std::string_view kMarkers[] = {"<think>",
                                          "</think>",
@@ -78,7 +79,8 @@ ApiResult<Prompt> render_conversation(const ServedModel& served, const Conversat
     if (!error.param) error.param = param;
     return tl::unexpected(std::move(error));
   }
-  size_t bytes = 0;  // without markup, whose tokens have names of any length
+  // Markup is not counted: its tokens have names of any length.
+  size_t bytes = 0;
   for (const PromptSegment& segment : rendered->segments) {
     if (!segment.is_markup) bytes += segment.text.size();
   }

@@ -1,5 +1,5 @@
-// The wire's host time a token: events of one token to server-sent events. 50,000 tokens/s on two
-// cores leave 40 us for all of the host's work on a token; a chunk may take 2 of them.
+// Host time per token of the wire formats: events of one token to server-sent events. 50,000
+// tokens/s on two cores leave 40 us of host time per token; the target for a chunk is 2 us.
 #include <benchmark/benchmark.h>
 
 #include "engine/fake_tokenizer.h"
@@ -22,7 +22,7 @@ const ServedModel& served_model() {
   return kModel;
 }
 
-// One stream for ever; each iteration is a token of five characters.
+// One endless stream; each iteration is a token of five characters.
 void stream_tokens(benchmark::State& state, GeneratingEndpoint endpoint, const char* body,
                    bool logprobs) {
   auto generation =
@@ -57,7 +57,7 @@ BENCHMARK_CAPTURE(stream_tokens, messages, GeneratingEndpoint::kMessages,
 BENCHMARK_CAPTURE(stream_tokens, responses, GeneratingEndpoint::kResponses,
                   R"({"input":"a","stream":true})", false);
 
-// A conversation of so many bytes, from its body to the engine's request.
+// A conversation of state.range(0) bytes, from its body to the engine request.
 void prepare_chat_body(benchmark::State& state) {
   const std::string body = fmt::format(
       R"({{"messages":[{{"role":"user","content":"{}"}}],"stream":true,"temperature":0.5}})",

@@ -1,12 +1,12 @@
-// What the answers look like: JSON Schemas for the OpenAPI document. The tests of the official
-// clients and of the document hold the replies to them.
+// JSON Schemas of the responses, for the OpenAPI document. Tests of the document and of the
+// official clients check real responses against them.
 #pragma once
 
 #include "base/json.h"
 
 namespace fathom {
 
-// Name to schema; they refer to each other as "#/components/schemas/NAME".
+// Returns schemas by name; they reference each other as "#/components/schemas/NAME".
 const json::object& reply_schemas();
 
 }  // namespace fathom

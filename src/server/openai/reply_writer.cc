@@ -79,7 +79,7 @@ ReplyUsage ReplyWriter::usage() const {
   for (size_t i = 0; i < tallies_.size(); ++i) {
     total.completion_tokens += tallies_[i].completion_tokens;
     total.reasoning_tokens += tallies_[i].reasoning_tokens;
-    // The choices of a prompt share it; only the first one's pages were looked for in the cache.
+    // The choices of a prompt share it, and only the first one's prefix was looked up in the cache.
     if (i % static_cast<size_t>(spec_.n) == 0) total.cached_tokens += tallies_[i].cached_tokens;
   }
   return total;

@@ -1,5 +1,5 @@
-// From the engine's events to what a client reads. One class an endpoint and form (streamed,
-// whole); this is what they share: counting, errors and the end.
+// Converts engine events to response bytes. One class per endpoint and form (streamed, complete);
+// the base class does counting, errors and the end.
 #pragma once
 
 #include <cstdint>
@@ -15,36 +15,37 @@
 
 namespace fathom {
 
-// A prompt as it went to the engine.
+// A prompt as sent to the engine.
 struct EncodedPrompt {
   std::vector<int32_t> ids;
-  std::string text;               // only for echo
-  bool opens_reasoning = false;   // the answer begins inside reasoning
-  bool continues_answer = false;  // it begins behind text that the client gave
+  std::string text;               // filled for echo
+  bool opens_reasoning = false;   // the completion begins inside reasoning
+  bool continues_answer = false;  // the completion continues text of the client
 };
 
-// What a writer must know of the request that it answers.
+// The request's properties that a writer needs.
 struct ReplySpec {
   const ServedModel* served = nullptr;
   ReplyIdentity identity;
-  std::string model;  // as the request named it
+  std::string model;  // as the request names it
   std::vector<EncodedPrompt> prompts;
-  int n = 1;  // choices a prompt
+  int n = 1;  // choices per prompt
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;
   bool return_token_ids = false;
   bool logprobs = false;
   bool prompt_logprobs = false;
-  bool expect_tools = false;   // tool calls are parsed out of the text
-  bool parallel_calls = true;  // false: calls after the first are dropped
-  bool echo = false;           // the text begins with the prompt's
-  bool drop_output = false;    // max_tokens was 0: the one token that the engine made is not shown
+  bool expect_tools = false;   // parse tool calls from the text
+  bool parallel_calls = true;  // false: drop calls after the first
+  bool echo = false;           // the text begins with the prompt's text
+  // max_tokens is 0: the one token that the engine generates is dropped.
+  bool drop_output = false;
 
   int num_choices() const { return static_cast<int>(prompts.size()) * n; }
 };
 
-// Tokens of a whole reply.
+// Token counts of a whole response.
 struct ReplyUsage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
@@ -55,32 +56,32 @@ struct ReplyUsage {
   std::string to_json() const;
 };
 
-// One object a request; used by one thread at a time. Writes to strings and nothing else.
+// One object per request, used by one thread at a time. Writes to strings only.
 class ReplyWriter {
  public:
   virtual ~ReplyWriter() = default;
 
-  // Takes an event of the request made from prompts[prompt] and appends to `out` what can be sent
-  // now: server-sent events of a stream; of a whole reply nothing until the last event, then the
-  // body. After the end nothing is written.
+  // Consumes an event of prompts[prompt] and appends to `out` what can be sent now: the events of a
+  // stream, or the body of a complete response after its last event. Appends nothing after the end.
   void push(size_t prompt, const Event& event, std::string& out);
 
-  // Ends the reply with an error that is not the engine's (a deadline, a shutdown). A stream's
-  // error event is appended to `out`; a whole reply has none, failure() is its answer.
+  // Ends the response with an error from outside the engine (deadline, shutdown). A stream's error
+  // event is appended to `out`. For a complete response nothing is appended: the caller sends
+  // failure().
   void fail(ApiError error, std::string& out);
 
-  // Nothing more will be written: the reply is complete or has failed.
+  // Returns whether the response is complete or failed; nothing more will be written.
   bool ended() const { return ended_; }
-  // Why a reply failed. The engine's requests that still run should be aborted.
+  // Returns why the response failed. The caller should abort the engine requests still running.
   const std::optional<ApiError>& failure() const { return failure_; }
 
   bool streams() const { return spec_.stream; }
   virtual ErrorShape error_shape() const { return ErrorShape::kOpenAi; }
-  // What a stream may be sent while it waits.
+  // Returns the bytes to send while a stream is idle.
   virtual std::string_view keep_alive() const { return ": keep-alive\n\n"; }
 
   const ReplySpec& spec() const { return spec_; }
-  const std::string& id() const { return id_; }  // as the reply has it
+  const std::string& id() const { return id_; }  // as in the response
 
  protected:
   explicit ReplyWriter(ReplySpec spec);
@@ -89,9 +90,9 @@ class ReplyWriter {
   virtual void write_end(std::string& out) = 0;
   virtual void write_failure(const ApiError& error, std::string& out) = 0;
 
-  // Complete when all choices have ended, so far before.
+  // Returns the counts so far; complete after all choices have ended.
   ReplyUsage usage() const;
-  // The number of the current event's first tokens that are reasoning, </think> included.
+  // Returns how many of the event's first tokens are reasoning, </think> included.
   size_t reasoning_ids() const { return reasoning_ids_; }
   int64_t completion_tokens(size_t choice) const { return tallies_[choice].completion_tokens; }
   const EncodedPrompt& prompt_of(size_t choice) const {
@@ -118,7 +119,7 @@ class ReplyWriter {
   std::optional<ApiError> failure_;
 };
 
-// The error of an event that ended with kError or kAbort.
+// Returns the error of an event that ended with kError or kAbort.
 ApiError error_of(const Event& event);
 
 }  // namespace fathom

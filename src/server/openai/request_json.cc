@@ -8,8 +8,8 @@
 namespace fathom {
 namespace {
 
-// Builds the tree as json::stream_parser does, and counts. A refusal of ours is kept in `refusal`
-// and ends the parsing.
+// Builds the tree as json::stream_parser does, and enforces the limits. Our own refusal is stored
+// in `refusal` and stops the parser.
 class LimitedHandler {
  public:
   static constexpr size_t max_object_size = static_cast<size_t>(-1);
@@ -87,12 +87,13 @@ class LimitedHandler {
     stack.push_uint64(number);
     return count_value(failure);
   }
-  // The parser's own conversion may be some units off in the last place, which moves a number over
-  // a field's limit, and makes NaN of 0e309. The text is whole: the body comes in one piece.
+  // Converts exactly. The parser's own conversion may be off by some units in the last place, which
+  // moves a number over a field's limit and turns 0e309 into NaN. `text` is complete, because the
+  // body comes in one piece.
   bool on_double(double rounded, json::string_view text, json::error_code& failure) {
     double number = 0;
     const auto exact = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (exact.ec != std::errc()) number = rounded;  // beyond the range: 0 or infinite
+    if (exact.ec != std::errc()) number = rounded;  // out of range: 0 or infinite
     if (!std::isfinite(number)) return refuse(failure, "a number is larger than a double can be");
     stack.push_double(number);
     return count_value(failure);
@@ -126,9 +127,9 @@ class LimitedHandler {
   }
 
   const size_t max_string_bytes_;
-  std::string key_;                // of which a part has been read
-  std::vector<std::string> keys_;  // of the objects that are open, one object after the other
-  std::vector<size_t> first_key_;  // where each of them begins there
+  std::string key_;                // incomplete key
+  std::vector<std::string> keys_;  // keys of all open objects, outermost first
+  std::vector<size_t> first_key_;  // index in keys_ of each open object's first key
   size_t num_keys_ = 0, num_values_ = 0;
 };
 

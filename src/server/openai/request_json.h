@@ -1,4 +1,4 @@
-// JSON from the network: Boost.JSON behind the limits of a request.
+// Parses JSON from the network with Boost.JSON and limits.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,17 @@ namespace fathom {
 inline constexpr size_t kMaxBodyBytes = 32 << 20;
 inline constexpr int kMaxJsonDepth = 64;
 inline constexpr size_t kMaxJsonKeys = 100'000;
-// 24 bytes each in memory: what bounds a body of "[0,0,0…". A prompt of a million ids fits.
+// Bounds the memory of a body such as "[0,0,0…" (24 bytes per value). A prompt of a million ids
+// fits.
 inline constexpr size_t kMaxJsonValues = 1'100'000;
 
-// A string of so many bytes is fine whatever the model; longer ones have to fit into its context.
+// Strings up to this length are accepted for any model; longer ones must fit into its context.
 inline constexpr size_t kMaxFreeStringBytes = 1 << 20;
 
-// The object that `body` is. Refused with 400: what is not JSON or not an object, is not valid
-// UTF-8, has unpaired surrogates, a byte order mark, a key twice in one object, a number beyond a
-// double, or breaks a limit; with 413: more than kMaxBodyBytes. Strings of more than
-// max_string_bytes are refused before they are copied, as a prompt that exceeds the context.
+// Parses an object. Errors: 413 for more than kMaxBodyBytes; 400 for anything that is not a JSON
+// object, ill-formed UTF-8, unpaired surrogates, a byte order mark, a repeated key, a number beyond
+// a double, or a broken limit. A string of more than max_string_bytes is refused before it is
+// copied, as a prompt that exceeds the context.
 ApiResult<json::object> parse_request_json(std::string_view body,
                                            size_t max_string_bytes = kMaxBodyBytes);
 

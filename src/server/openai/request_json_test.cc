@@ -25,7 +25,7 @@ struct Pathology {
   const char* name;
   std::string body;
   int status = 400;          // 200: accepted
-  std::string message = {};  // is part of the error's
+  std::string message = {};  // substring of the error
 };
 
 std::vector<Pathology> pathologies() {
@@ -98,7 +98,7 @@ TEST(RequestJson, Pathologies) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     EXPECT_EQ(parsed ? 200 : parsed.error().status, one.status)
         << one.name << (parsed ? "" : ": " + parsed.error().message);
-    // The target is 100 ms; sanitizers and a busy machine get more.
+    // The target is 100 ms; the limit leaves room for sanitizers and a busy machine.
     EXPECT_LT(took.count(), 2.0) << one.name;
     if (parsed) continue;
     EXPECT_NE(parsed.error().message.find(one.message), std::string::npos)
@@ -115,7 +115,7 @@ TEST(RequestJson, LimitsStringsByTheContext) {
   };
   EXPECT_EQ(code_of(std::string(100, 'a'), 100), "");
   EXPECT_EQ(code_of(std::string(101, 'a'), 100), "context_length_exceeded");
-  // In parts, which escapes make of it; counted are the bytes that they stand for.
+  // Escapes split a string into parts; the limit counts decoded bytes.
   std::string escaped;
   for (int i = 0; i < 50; ++i) escaped += "\\u0061\\n";
   EXPECT_EQ(code_of(escaped, 100), "");
@@ -130,7 +130,7 @@ TEST(RequestJson, KeepsOrderAndValues) {
             R"({"b":[1,-2,3.5E0,true,null,"xé\n"],"a":{"long key":18446744073709551615}})");
 }
 
-// The nearest double each, also where the parser's own conversion is some units off.
+// Every number is the nearest double, also where the parser's own conversion is off by some units.
 TEST(RequestJson, NumbersAreExact) {
   const auto number = [](const std::string& text) {
     const auto parsed = parse_request_json("{\"a\":" + text + "}");

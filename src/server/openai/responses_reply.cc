@@ -55,7 +55,7 @@ std::string ResponsesReply::part() const {
 std::string ResponsesReply::item(std::string_view status) const {
   std::string out;
   JsonWriter json(out);
-  // An item that has just been opened has no part yet.
+  // A new item has no part yet.
   const bool is_new = status == "in_progress";
   json.open('{').field("id", item_id_);
   switch (current_) {
@@ -87,7 +87,7 @@ std::string ResponsesReply::response(State state, const ApiError* error) const {
   json.field("status", kNames[static_cast<size_t>(state)]).field("background", false);
   json.key("error");
   if (error != nullptr) {
-    // The codes that the official schema knows.
+    // Only codes of the official schema.
     json.open('{').field("code", error->status == 429 ? "rate_limit_exceeded" : "server_error");
     json.field("message", error->message).close('}');
   } else {
@@ -121,7 +121,7 @@ void ResponsesReply::open(Item item_kind, const ToolCallDelta* call, std::string
   close(false, out);
   current_ = item_kind;
   constexpr std::string_view kPrefixes[] = {"", "rs_", "msg_", "fc_"};
-  // Numbers apart from those of the calls' own ids.
+  // Numbers disjoint from those of the calls' own ids.
   item_id_ = spec_.identity.make_id(kPrefixes[static_cast<size_t>(item_kind)],
                                     (uint64_t{1} << 62) + static_cast<uint64_t>(num_items_));
   ++num_items_;
@@ -156,7 +156,8 @@ void ResponsesReply::add_text(std::string_view text, std::string& out) {
   }
 }
 
-// The message's tokens so far: with a piece of text, and at the end those that had none.
+// Moves pending log-probabilities to the message's list: with each text delta, and at the end for
+// tokens without text.
 void ResponsesReply::take_logprobs() {
   if (!logprobs_.empty() && !pending_logprobs_.empty()) logprobs_ += ',';
   logprobs_ += pending_logprobs_;
@@ -195,7 +196,7 @@ void ResponsesReply::close(bool incomplete, std::string& out) {
 void ResponsesReply::write_event(size_t, const Event& event, std::string& out) {
   if (!started_) start(out);
   if (spec_.logprobs && event.logprobs.size() > reasoning_ids()) {
-    // Only the message's tokens have a place for their log-probabilities.
+    // Only tokens of the message have a field for log-probabilities.
     const auto first = event.logprobs.begin() + static_cast<ptrdiff_t>(reasoning_ids());
     append_chat_logprobs(pending_logprobs_, *spec_.served->tokenizer,
                          {first, event.logprobs.end()});

@@ -1,4 +1,4 @@
-// Answers of /v1/responses, streamed and whole.
+// Responses of /v1/responses, streamed and complete.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace fathom {
 
-// Streamed: response.created, response.in_progress, then the items of the output one after the
-// other (reasoning, message, function_call), each with its added, delta and done events, then
-// response.completed, .incomplete or .failed. Whole: the response object alone. Both put the items
-// together in the same way.
+// Streamed: response.created, response.in_progress, then the output items in order (reasoning,
+// message, function_call), each with its added, delta and done events, then response.completed,
+// .incomplete or .failed. Complete: the response object alone. Both assemble the items with the
+// same code.
 class ResponsesReply : public ReplyWriter {
  public:
-  // `echo`: the fields of the response object that repeat the request, as `"key":value,…`.
+  // `echo`: the response's fields that repeat the request, as `"key":value,…`.
   ResponsesReply(ReplySpec spec, std::string echo);
 
  protected:
@@ -33,24 +33,25 @@ class ResponsesReply : public ReplyWriter {
   void add_text(std::string_view text, std::string& out);
   void take_logprobs();
 
-  // One event: its type, its number, the fields that `fields` holds as `"key":value,…`.
+  // Appends one event: type, sequence number, and `fields` as `"key":value,…`.
   void emit(std::string_view type, const std::string& fields, std::string& out);
   std::string place() const;  // "item_id":…,"output_index":…
-  std::string part() const;   // the message's or the reasoning's content, as far as it is there
+  // Returns the current item's content part, as far as it is complete.
+  std::string part() const;
   std::string item(std::string_view status) const;
   std::string response(State state, const ApiError* error) const;
 
   const std::string echo_;
   ChatChoice answer_;
   bool started_ = false;
-  bool cut_ = false;  // the answer ended at max_output_tokens
+  bool cut_ = false;  // max_output_tokens was reached
   int64_t sequence_ = 0;
 
   Item current_ = Item::kNone;
   std::string item_id_, text_, logprobs_, pending_logprobs_;
   std::string call_id_, call_name_;
   int num_items_ = 0;   // opened so far
-  std::string output_;  // of the items that are done
+  std::string output_;  // completed items
 };
 
 }  // namespace fathom

@@ -92,8 +92,8 @@ Role role_of(const std::string& word) {
                                : Role::kUser;
 }
 
-// An assistant's turn is one message of the conversation and several items here: reasoning, text
-// and calls that follow each other belong together.
+// Adds an input item. Consecutive reasoning, text and calls of an assistant form one message of the
+// conversation.
 void add_item(const json::object& object, std::vector<Message>& messages) {
   const std::string type = text_of(object, "type");
   const auto turn = [&]() -> Message& {
@@ -109,7 +109,7 @@ void add_item(const json::object& object, std::vector<Message>& messages) {
     for (const char* key : {"summary", "content"}) {
       const json::value* texts = object.if_contains(key);
       if (texts == nullptr || texts->is_null()) continue;
-      // The content is the whole; a summary stands in for it where there is none.
+      // The content is the complete text; the summary replaces it if there is no content.
       std::string text = joined_texts(*texts);
       if (!text.empty()) turn().reasoning = std::move(text);
     }
@@ -182,7 +182,7 @@ const ObjectSchema& ResponsesRequest::schema() {
                  "Whether the model reasons before it answers")
           .field("text", &F::text, object_of(TextOptions::schema()), "The form of the answer")
           .field("top_logprobs", &F::top_logprobs, integer(0, kMaxTopLogprobs),
-                 "Report log-probabilities, with so many alternatives")
+                 "Report log-probabilities, with this many alternatives")
           .field("include", &F::include, array_of(string(0, 256), 0, 64),
                  "message.output_text.logprobs: report log-probabilities")
           .field("previous_response_id", &F::previous_response_id, string(),

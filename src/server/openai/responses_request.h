@@ -1,4 +1,4 @@
-// POST /v1/responses: OpenAI's newer form. Nothing is stored: each request carries its whole input.
+// Body of POST /v1/responses. Nothing is stored: each request carries its complete input.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ struct ReasoningOptions {
 
 struct TextOptions {
   ResponseFormat format;
-  json::value echoed;  // the format as it came, for the reply
+  json::value echoed;  // the format as received, for the response
 
   static const ObjectSchema& schema();
 };
@@ -41,7 +41,7 @@ struct ResponsesRequest {
   static const ObjectSchema& schema();
 
   bool wants_logprobs() const;
-  // The conversation as every chat format takes it. The request has been checked.
+  // Returns the conversation for the chat formats. Precondition: the request was checked.
   ApiResult<Conversation> conversation() const;
 };
 

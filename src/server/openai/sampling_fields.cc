@@ -26,18 +26,18 @@ const ObjectSchema& SamplingFields::schema() {
           .field("temperature", &F::temperature, number(0, kMaxTemperature),
                  "0: always the most likely token")
           .field("top_p", &F::top_p, number_above(0, 1),
-                 "Only the smallest set of tokens with this probability")
+                 "Sample from the smallest set of tokens with this total probability")
           .field("top_k", &F::top_k, integer(-1, kMaxInt32),
-                 "Only so many of the most likely tokens; 0 and -1: all")
+                 "Sample from this many most likely tokens; 0 and -1: all")
           .field("min_p", &F::min_p, number(0, 1),
-                 "Only tokens with this share of the likeliest one's probability")
+                 "Sample from tokens with at least this share of the likeliest token's probability")
           .field("repetition_penalty", &F::repetition_penalty,
                  number(kMinRepetitionPenalty, kMaxRepetitionPenalty),
                  "Divides the logits of tokens seen in prompt or answer")
           .field("presence_penalty", &F::presence_penalty, number(-kMaxPenalty, kMaxPenalty),
                  "Subtracted from the logits of tokens in the answer")
           .field("frequency_penalty", &F::frequency_penalty, number(-kMaxPenalty, kMaxPenalty),
-                 "The same for each time they occurred")
+                 "Subtracted from the logits for each occurrence in the answer")
           .field("logit_bias", &F::logit_bias,
                  map_of(number(-kMaxLogitBias, kMaxLogitBias), kMaxLogitBiasIds),
                  "Added to the logits of these token ids")
@@ -45,17 +45,18 @@ const ObjectSchema& SamplingFields::schema() {
                  integer(std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()),
                  "The same seed gives the same tokens")
           .field("min_tokens", &F::min_tokens, integer(0, kMaxInt32),
-                 "The answer does not end before so many tokens")
+                 "The answer has at least this many tokens")
           .field("stop_token_ids", &F::stop_token_ids,
                  array_of(integer(0, kMaxInt32), 0, kMaxStopTokenIds),
                  "The answer ends at any of these")
-          .field("ignore_eos", &F::ignore_eos, boolean(), "Go on after the end of the text")
+          .field("ignore_eos", &F::ignore_eos, boolean(),
+                 "Continue after the end-of-sequence token")
           .field("skip_special_tokens", &F::skip_special_tokens, boolean(),
                  "Leave special tokens out of the text")
           .field("include_stop_str_in_output", &F::include_stop_str_in_output, boolean(),
-                 "Show what ended the answer")
+                 "Keep the stop string or token in the text")
           .field("cache_salt", &F::cache_salt, string(1, 256),
-                 "Prompts share cached work only with requests of the same salt")
+                 "Share cached prefixes only with requests of the same salt")
           .field("priority", &F::priority, integer(-kMaxInt32 - 1, kMaxInt32),
                  "Lower is served earlier")
           .build();
@@ -85,8 +86,7 @@ const ObjectSchema& StreamOptions::schema() {
   using F = StreamOptions;
   static const ObjectSchema kSchema =
       SchemaOf<F>("StreamOptions")
-          .field("include_usage", &F::include_usage, boolean(),
-                 "One more chunk at the end with the usage")
+          .field("include_usage", &F::include_usage, boolean(), "Add a final chunk with the usage")
           .field("continuous_usage_stats", &F::continuous_usage_stats, boolean(),
                  "The usage so far in every chunk")
           .checked("include_obfuscation", boolean(), "Accepted, has no effect")
@@ -108,7 +108,7 @@ const ObjectSchema& ReplyFields::schema() {
           .field("stream_options", &F::stream_options, object_of(StreamOptions::schema()),
                  "Only with stream")
           .field("prompt_logprobs", &F::prompt_logprobs, integer(0, kMaxTopLogprobs),
-                 "Log-probabilities of the prompt's tokens, with so many alternatives each")
+                 "Log-probabilities of the prompt's tokens, with this many alternatives each")
           .field("return_token_ids", &F::return_token_ids, boolean(),
                  "Token ids of prompt and answer")
           .checked("user", string(), "Accepted, has no effect")

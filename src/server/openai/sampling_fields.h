@@ -1,4 +1,4 @@
-// The fields that say how tokens are chosen and what is reported of them, shared by the endpoints.
+// Fields for sampling and reporting that the endpoints share.
 #pragma once
 
 #include <optional>
@@ -18,13 +18,13 @@ struct LogitBias {
 };
 void read_value(const json::value& value, LogitBias& out);
 
-// One string or several.
+// Accepts one string or several.
 struct StopStrings {
   std::vector<std::string> list;
 };
 void read_value(const json::value& value, StopStrings& out);
 
-// Fields of every endpoint that generates.
+// Fields of every generating endpoint.
 struct SamplingFields {
   std::optional<double> temperature, top_p, min_p;
   std::optional<int64_t> top_k;
@@ -41,7 +41,8 @@ struct SamplingFields {
 
   static const ObjectSchema& schema();
 
-  // Over the model's defaults. stop, max_tokens, n and log-probabilities are the caller's.
+  // Returns parameters from these fields over the model's defaults. The caller sets stop,
+  // max_tokens, n and log-probabilities.
   SamplingParams params(const ServedModel& model) const;
 };
 
@@ -52,7 +53,7 @@ struct StreamOptions {
   static const ObjectSchema& schema();
 };
 
-// Fields of OpenAI's two generating endpoints.
+// Fields of OpenAI's two generating endpoints, chat and completions.
 struct ReplyFields {
   std::string model;
   int64_t n = 1;

@@ -48,7 +48,7 @@ std::string quoted_words(const std::vector<std::string_view>& words) {
   return text;
 }
 
-// Parts of messages that clients of other models send; null for any other word.
+// Returns the medium of a message part that other models accept; null for any other word.
 const char* unsupported_medium(std::string_view part) {
   struct Medium {
     std::string_view part;
@@ -64,7 +64,7 @@ const char* unsupported_medium(std::string_view part) {
   return found == std::end(kMedia) ? nullptr : found->what;
 }
 
-// One walk over a body; holds what every step needs.
+// State of one check of a body.
 class Checker {
  public:
   Checker(const RequestLimits& limits, std::vector<std::string>* unknown)
@@ -185,7 +185,7 @@ class Checker {
 
   ApiResult<> array(const Type& type, const json::array& found, const std::string& where) {
     FATHOM_RETURN_IF_ERROR(size(type, found.size(), where));
-    // Long lists are lists of token ids: one path for all of them, completed where one is wrong.
+    // Fast path for lists of token ids; value() reports what is wrong.
     if (type.items->kind == Type::Kind::kInteger) {
       for (size_t i = 0; i < found.size(); ++i) {
         const int64_t* number = found[i].if_int64();
@@ -209,7 +209,8 @@ class Checker {
       int32_t id = -1;
       const char* end = key.data() + key.size();
       const auto parsed = std::from_chars(key.data(), end, id);
-      const bool has_zeros = key.size() > 1 && key.front() == '0';  // "7" and "07" would be one id
+      // "7" and "07" would be the same id.
+      const bool has_zeros = key.size() > 1 && key.front() == '0';
       if (parsed.ec != std::errc() || parsed.ptr != end || id < 0 || has_zeros) {
         return bad_field(where, "{} has the key {}, expected a token id", where,
                          brief(json::value(json::string(key))));

@@ -1,9 +1,9 @@
-// What JSON a request may be: one table an object, from which a body is checked, read into a struct
-// and described in the OpenAPI document, so that the three cannot disagree.
+// Request schemas: one table per JSON object. The table checks a body, fills a struct from it and
+// describes it in the OpenAPI document, so the three cannot disagree.
 //
-// A struct names its table: `static const ObjectSchema& schema()`, made with SchemaOf<Struct>.
-// Null is as absent for every field that is not required. Fields that no table knows are accepted
-// and reported.
+// A struct names its table: `static const ObjectSchema& schema()`, built with SchemaOf<Struct>.
+// Null counts as absent in every optional field. Fields that no table knows are accepted and
+// reported.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@
 
 namespace fathom {
 
-// Token ids and counts of tokens in requests.
+// Limit of token ids and token counts in requests.
 inline constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-// Limits that a server is started with.
+// Limits set by start-up flags.
 struct RequestLimits {
   int64_t max_choices = 32;     // n; at most kMaxChoices
-  bool refuse_unknown = false;  // fields that no table knows are a 400
-  bool allow_priority = false;  // otherwise `priority` is as a field that no table knows
+  bool refuse_unknown = false;  // unknown fields are a 400
+  bool allow_priority = false;  // false: `priority` is an unknown field
 };
 
 struct ObjectSchema;
@@ -43,23 +43,23 @@ struct Type {
     kString,
     kArray,
     kObject,   // with the fields of `object`, or any
-    kMap,      // token ids as keys, `items` as values
-    kOneOf,    // `alternatives`, told apart by their JSON kind
-    kVariant,  // objects of `variants`, told apart by their field `tag`
+    kMap,      // keys are token ids, values are `items`
+    kOneOf,    // `alternatives`, distinguished by JSON kind
+    kVariant,  // objects of `variants`, distinguished by their field `tag`
   };
   Kind kind = Kind::kAny;
   int64_t min_integer = 0, max_integer = 0;
   int64_t RequestLimits::*limit = nullptr;  // replaces max_integer
   double min = 0, max = 0;
-  bool above_min = false;                    // min itself is not allowed
-  size_t min_size = 0, max_size = SIZE_MAX;  // bytes or items
-  bool is_name = false;                      // no control characters
+  bool above_min = false;                    // `min` itself is excluded
+  size_t min_size = 0, max_size = SIZE_MAX;  // in bytes or items
+  bool is_name = false;                      // control characters are refused
   std::vector<std::string_view> words = {};  // the only strings allowed
   std::shared_ptr<const Type> items = {};
   const ObjectSchema* object = nullptr;
   std::vector<Type> alternatives = {};
   std::string_view tag = {};
-  std::string_view default_tag = {};  // the variant of an object without a tag, if that may be
+  std::string_view default_tag = {};  // for objects without a tag; empty: the tag is required
   std::vector<std::pair<std::string_view, const ObjectSchema*>> variants = {};
 };
 
@@ -68,18 +68,18 @@ struct Field {
   Type type;
   bool required = false;
   std::string_view description;
-  // Puts the checked value into the struct that the table is of. Null: the value is not used.
+  // Stores the checked value in the table's struct. Null: the value is not used.
   std::function<void(void* object, const json::value& value)> store;
 };
 
 struct ObjectSchema {
-  std::string_view name;  // in the OpenAPI document
+  std::string_view name;  // name in the OpenAPI document
   std::vector<Field> fields;
 
   const Field* find(std::string_view field) const;
 };
 
-// Types, as a table writes them.
+// Constructors for the types of a table. Sizes of strings are in bytes.
 Type any_type();
 Type boolean();
 Type integer(int64_t min, int64_t max);
@@ -98,19 +98,19 @@ Type variant(std::string_view tag,
              std::vector<std::pair<std::string_view, const ObjectSchema*>> variants,
              std::string_view default_tag = {});
 
-// "an integer from 1 to 8": what an error says was expected.
+// Returns what an error says was expected: "an integer from 1 to 8".
 std::string expected(const Type& type, const RequestLimits& limits);
 
-// Checks an object against its table. The error's param is the path to the first value that is
-// wrong: "messages[0].content". Paths of unknown fields are appended to `unknown` (at most 32).
+// Checks an object against its table. The error's param is the path of the first wrong value, such
+// as "messages[0].content". Paths of unknown fields are appended to `unknown` (at most 32).
 ApiResult<> check_object(const ObjectSchema& schema, const json::object& object,
                          const RequestLimits& limits, std::vector<std::string>* unknown,
                          const std::string& path = "");
 
-// Fills `target`, a struct of this table, from an object that has been checked.
+// Fills `target`, the struct of this table, from a checked object.
 void store_fields(const ObjectSchema& schema, const json::object& object, void* target);
 
-// How a checked value becomes a member.
+// Convert a checked value to a member.
 inline void read_value(const json::value& value, bool& out) { out = value.get_bool(); }
 inline void read_value(const json::value& value, int64_t& out) { out = value.to_number<int64_t>(); }
 inline void read_value(const json::value& value, int32_t& out) { out = value.to_number<int32_t>(); }
@@ -131,10 +131,10 @@ void read_value(const json::value& value, std::optional<T>& out) {
   read_value(value, out.emplace());
 }
 
-// For tables of objects that are checked and described but read elsewhere.
+// Struct of tables whose objects are checked and described here but read elsewhere.
 struct Unread {};
 
-// Makes the table of T.
+// Builds the table of T.
 template <typename T>
 class SchemaOf {
  public:
@@ -154,7 +154,7 @@ class SchemaOf {
     schema_.fields.back().required = true;
     return *this;
   }
-  // Checked here; read elsewhere or not at all.
+  // Adds a field that is checked here and read elsewhere or not at all.
   SchemaOf& checked(std::string_view name, Type type, std::string_view description) {
     schema_.fields.push_back({name, std::move(type), false, description, nullptr});
     return *this;
@@ -164,7 +164,7 @@ class SchemaOf {
     schema_.fields.back().required = true;
     return *this;
   }
-  // All fields of a member's own table, at this level.
+  // Adds all fields of a member's table at this level.
   template <typename M>
   SchemaOf& include(M T::*member) {
     for (Field inner : M::schema().fields) {
@@ -184,7 +184,7 @@ class SchemaOf {
   ObjectSchema schema_;
 };
 
-// A request's struct from its body. Unknown fields are named in `unknown`.
+// Checks a body and returns its struct. Paths of unknown fields are appended to `unknown`.
 template <typename T>
 ApiResult<T> read_request(const json::object& body, const RequestLimits& limits,
                           std::vector<std::string>* unknown) {

@@ -1,5 +1,5 @@
 // Every field of every table × {missing, null, wrong type, -1, 0, least, largest, one beyond,
-// "NaN"}: what the table forbids is a 400 that names the field; nothing is ever an internal error.
+// "NaN"}: what the table forbids is a 400 that names the field, and nothing is an internal error.
 #include "server/openai/schema.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ int64_t largest(const Type& type) {
   return type.limit == nullptr ? type.max_integer : RequestLimits().*type.limit;
 }
 
-// What the table says of a value, written a second time for the simple kinds.
+// Independent implementation of the simple kinds.
 bool allows(const Type& type, const json::value& value) {
   switch (type.kind) {
     case Type::Kind::kAny:
@@ -293,7 +293,7 @@ TEST(UnknownFields, AreReportedAndInStrictModeRefused) {
   EXPECT_EQ(refused.error().code, "unsupported_parameter");
 }
 
-// One client that names -2147483648 would go before all others.
+// Otherwise a client could take precedence over all others with -2147483648.
 TEST(UnknownFields, PriorityIsOneUnlessItIsAllowed) {
   const auto prepare_with = [](const char* priority, RequestLimits limits) {
     return prepare(
@@ -337,7 +337,7 @@ TEST(ChoicesLimit, IsTheServersOwn) {
   EXPECT_EQ(refused.error().message, "n is 3, expected an integer from 1 to 2");
 }
 
-// Every "$ref" in the document leads somewhere, and the tables' limits are in it.
+// Every "$ref" in the document resolves, and the tables' limits are in it.
 void check_references(const json::value& value, const json::object& components, int& count) {
   if (value.is_array()) {
     for (const json::value& item : value.get_array()) check_references(item, components, count);

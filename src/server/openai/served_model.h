@@ -1,4 +1,4 @@
-// What the server knows of the model that it serves, and of one reply.
+// The served model, and the identity of one response.
 #pragma once
 
 #include <cstdint>
@@ -14,31 +14,32 @@
 
 namespace fathom {
 
-// Filled once before the first request, then read by any thread. Outlives every reply.
+// Filled once before the first request, then read-only; any thread may read. Outlives every
+// response.
 struct ServedModel {
-  std::vector<std::string> names;                    // the first is its own, the others are aliases
+  std::vector<std::string> names;  // the first is the model's own, the others are aliases
   std::shared_ptr<const Tokenizer> tokenizer;        // never null
-  Result<ChatFormat> chat_format = ChatFormat::kV3;  // an error only where a chat is asked for
-  int64_t vocab_size = 0;                            // of the logits; at least the tokenizer's
-  int64_t max_model_len = 0;                         // tokens, prompt and answer
-  // generation_config.json's: what a request that says nothing gets.
+  Result<ChatFormat> chat_format = ChatFormat::kV3;  // an error refuses chats only
+  int64_t vocab_size = 0;     // rows of the logits; at least the tokenizer's size
+  int64_t max_model_len = 0;  // tokens of prompt and completion together
+  // Defaults from generation_config.json.
   std::optional<double> temperature = {}, top_p = {};
   std::optional<int64_t> top_k = {};
-  int64_t created = 0;           // seconds since 1970: when the model was loaded
-  std::string path = {};         // where it was loaded from
-  std::string version = {};      // of the program
+  int64_t created = 0;           // when the model was loaded, seconds since 1970
+  std::string path = {};         // where the model was loaded from
+  std::string version = {};      // the program's version
   std::string fingerprint = {};  // system_fingerprint: program, weights and settings
 
   bool has_name(std::string_view name) const;
 };
 
-// What the transport gives each reply: a number never used before, from which all ids in it are
-// made, and the time.
+// Given by the transport to each response. `nonce` is never reused; all ids in the response derive
+// from it.
 struct ReplyIdentity {
   uint64_t nonce = 0;
   int64_t created = 0;  // seconds since 1970
 
-  // "chatcmpl-" and 32 hexadecimal digits; another number of the same reply is another id.
+  // Returns an id: "chatcmpl-" and 32 hex digits. Another `number` gives another id.
   std::string make_id(std::string_view prefix, uint64_t number = 0) const {
     return fmt::format("{}{:016x}{:016x}", prefix, random_bits(nonce, number, 0),
                        random_bits(nonce, number, 1));

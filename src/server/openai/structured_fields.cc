@@ -5,7 +5,7 @@ namespace {
 
 using Kind = GrammarSpec::Kind;
 
-// Tables without a struct: only checked, read by hand below.
+// Tables without a struct: checked only; the values are read below.
 
 const ObjectSchema& untagged_format() {
   static const ObjectSchema kSchema =

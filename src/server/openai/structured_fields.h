@@ -1,4 +1,4 @@
-// The fields that ask for an answer of a certain form, and the grammar specification they become.
+// Fields that request structured outputs, and the grammar specification made from them.
 #pragma once
 
 #include <optional>
@@ -10,10 +10,10 @@
 
 namespace fathom {
 
-// OpenAI's response_format (chat and completions) and its flat form in /v1/responses.
+// OpenAI's response_format (chat and completions), and its flat form in /v1/responses.
 struct ResponseFormat {
   std::string type = "text";  // text, json_object, json_schema
-  json::value schema;         // of json_schema
+  json::value schema;         // with json_schema
 };
 void read_value(const json::value& value, ResponseFormat& out);
 Type response_format_type();       // {"type":"json_schema","json_schema":{"name","schema"}}
@@ -36,24 +36,24 @@ struct StructuredFields {
   static const ObjectSchema& schema();
 };
 
-// What a field asks for, and the field: "structured_outputs.regex".
+// The grammar of one field, and the field's path: "structured_outputs.regex".
 struct WantedGrammar {
   std::string param;
   GrammarSpec spec;
 };
 
-// What the fields ask for; nothing if they ask for nothing. An error where two of them do, and
-// where a schema that came as text is none.
+// Returns the requested grammar; nullopt if no field asks for one. Error: several fields ask, or a
+// schema given as text is not JSON.
 ApiResult<std::optional<WantedGrammar>> grammar_of(const StructuredFields& fields);
 std::optional<GrammarSpec> grammar_of(const ResponseFormat& format);
 
-// A schema as an object, or as text that is one.
+// Accepts a schema as an object or as its JSON text.
 ApiResult<WantedGrammar> wanted_schema(std::string param, const json::value& schema);
 
-// The one that is wanted; an error where there are several, or where it is too large.
+// Returns the only grammar requested. Error: several are requested, or it is too large.
 ApiResult<std::optional<WantedGrammar>> only_one(std::vector<WantedGrammar> wanted);
 
-// The error of a specification that is too large.
+// Returns an error if the specification is too large.
 ApiResult<> check_grammar_size(const GrammarSpec& grammar, const std::string& param);
 
 }  // namespace fathom

@@ -8,8 +8,7 @@
 namespace fathom {
 namespace {
 
-// A name for a token that differs from that of any other: bytes that are no text are written out,
-// as OpenAI does.
+// Returns a unique name of a token: bytes that are not UTF-8 are written as hex, as OpenAI does.
 std::string unique_name(const Tokenizer& tokenizer, int32_t id) {
   const std::string_view bytes = tokenizer.token_bytes(id);
   if (is_valid_utf8(bytes)) return std::string(bytes);

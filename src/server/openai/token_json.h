@@ -1,4 +1,4 @@
-// Tokens and their log-probabilities in the forms of the interfaces. All append to `out`.
+// Serializes tokens and their log-probabilities in the APIs' forms. All functions append to `out`.
 #pragma once
 
 #include <cstdint>
@@ -12,39 +12,39 @@
 
 namespace fathom {
 
-// The token's text with its quotes; bytes that are no character by themselves are U+FFFD.
+// Appends the token's text in quotes; bytes that are not UTF-8 by themselves become U+FFFD.
 void append_token_text(std::string& out, const Tokenizer& tokenizer, int32_t id);
 
-// Chat's: {"token":…,"logprob":…,"bytes":[…],"top_logprobs":[…]} and a comma after each but the
-// last; a comma before the first if `out` does not end in '['.
+// Appends chat's {"token":…,"logprob":…,"bytes":[…],"top_logprobs":[…]}, separated by commas. The
+// first is preceded by a comma unless `out` ends in '['.
 void append_chat_logprobs(std::string& out, const Tokenizer& tokenizer,
                           const std::vector<TokenLogprob>& tokens);
 
-// vLLM's prompt_logprobs: [null,{"42":{"logprob":…,"rank":…,"decoded_token":…},…},…]
+// Appends vLLM's prompt_logprobs: [null,{"42":{"logprob":…,"rank":…,"decoded_token":…},…},…]
 void append_prompt_logprobs(std::string& out, const Tokenizer& tokenizer,
                             const std::vector<std::optional<TokenLogprob>>& tokens);
 
 void append_ids(std::string& out, const std::vector<int32_t>& ids);  // [1,2,3]
 
-// "matched_stop":…,"stop_reason":…: null, an id or a string. The first is SGLang's; the second is
-// vLLM's, where an answer that ended by itself has none.
+// Appends "matched_stop":…,"stop_reason":…, each null, an id or a string. The first is SGLang's.
+// The second is vLLM's, which is null if the completion ended by itself.
 void append_matched_stop(std::string& out, const Tokenizer& tokenizer,
                          const std::variant<std::monostate, int32_t, std::string>& matched);
-// null, an id or a string.
+// Appends null, an id or a string.
 void append_stop(std::string& out,
                  const std::variant<std::monostate, int32_t, std::string>& matched);
 
-// Completions' log-probabilities: four lists of one length, put together over several events.
+// Log-probabilities of /v1/completions: four lists of equal length, built over several events.
 class CompletionLogprobs {
  public:
   explicit CompletionLogprobs(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
   void add(const TokenLogprob& token);
-  // Tokens without a number, as the first of a prompt.
+  // Adds a token without a log-probability, such as the first of a prompt.
   void add_without(int32_t id);
 
-  // {"tokens":…,"token_logprobs":…,"top_logprobs":…,"text_offset":…} of what was added since the
-  // last call; offsets go on, in characters.
+  // Appends {"tokens":…,"token_logprobs":…,"top_logprobs":…,"text_offset":…} of the tokens added
+  // since the last call. Offsets are in characters and continue across calls.
   void take(std::string& out);
 
  private:

@@ -12,8 +12,9 @@ const ObjectSchema& TokenizeRequest::schema() {
           .field("prompt", &F::prompt, string(), "A text; or messages")
           .include(&F::conversation)
           .field("add_special_tokens", &F::add_special_tokens, boolean(),
-                 "Begin a text with the token that the model expects there")
-          .field("return_token_strs", &F::return_token_strs, boolean(), "The tokens' texts as well")
+                 "Begin a text with the beginning-of-sequence token, if the model expects one")
+          .field("return_token_strs", &F::return_token_strs, boolean(),
+                 "Also return the tokens' texts")
           .build();
   return kSchema;
 }

@@ -1,4 +1,4 @@
-// POST /tokenize and /detokenize, in vLLM's form.
+// Bodies of POST /tokenize and /detokenize, in vLLM's form.
 #pragma once
 
 #include <optional>
@@ -9,11 +9,11 @@
 
 namespace fathom {
 
-// A text, or a conversation as the chat format writes it.
+// A text, or a conversation that the chat format renders.
 struct TokenizeRequest {
   std::optional<std::string> prompt;
   ConversationFields conversation;
-  std::optional<bool> add_special_tokens;  // true for a text
+  std::optional<bool> add_special_tokens;  // default for a text: true
   bool return_token_strs = false;
 
   static const ObjectSchema& schema();

@@ -13,7 +13,7 @@ bool is_strict(const Tool& tool) {
 
 json::object literal(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
 
-// What stands between a call's header and its end.
+// Returns the grammar of the text between a call's header and its end.
 json::value arguments_of(const CallSyntax& syntax, const Tool& tool) {
   if (!syntax.json_arguments) return {{"type", "any_text"}};
   return {{"type", "json_schema"}, {"json_schema", tool.parameters()}};
@@ -43,7 +43,7 @@ GrammarSpec spec_of(json::object format) {
           json::serialize(json::object{{"type", "structural_tag"}, {"format", std::move(format)}})};
 }
 
-// Nothing but calls, at least one.
+// Returns the grammar of calls only, at least one.
 json::object only_calls(const CallSyntax& syntax, json::array calls, bool one_call) {
   json::object list{{"type", "tags_with_separator"},
                     {"tags", std::move(calls)},

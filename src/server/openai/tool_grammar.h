@@ -1,5 +1,5 @@
-// A grammar in which a model's tool calls are well-formed: of the tools that were declared, with
-// arguments that follow their schemas.
+// Builds a grammar for well-formed tool calls: declared tools only, with arguments that follow
+// their schemas.
 #pragma once
 
 #include <optional>
@@ -11,12 +11,14 @@
 
 namespace fathom {
 
-// `text` is what the answer must look like where it is no call, if the request says so.
-//  - required and named: nothing but calls, at least one; `text` does not count.
-//  - auto with a JSON schema for the text: either calls or that JSON. Other forms of text leave no
-//    room for calls.
-//  - auto without: nothing, but where a tool is strict text is free until a call begins.
-// parallel: whether there may be several calls.
+// Returns the grammar of a completion; nullopt: free text.
+//
+// `text` is the form requested for text that is not a call, if any.
+//  - required and named: only calls, at least one; `text` is ignored.
+//  - auto with a JSON form for `text`: either calls or that JSON. With any other form of `text` no
+//    calls are possible.
+//  - auto without `text`: free text; if a tool is strict, calls must follow its grammar.
+// `parallel`: several calls are allowed.
 std::optional<GrammarSpec> tool_grammar(ChatFormat format, const std::vector<Tool>& tools,
                                         const ToolChoice& choice, bool parallel,
                                         const std::optional<GrammarSpec>& text);

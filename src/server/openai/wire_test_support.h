@@ -1,5 +1,5 @@
-// What the tests of the wire share: a served model without an engine, and an answer as the events
-// that an engine would send. Test code only.
+// Shared by tests of the wire formats: a served model without an engine, and completions as the
+// events that an engine would send. Test code only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,16 +13,17 @@
 
 namespace fathom {
 
-// The bundled model's tokenizer and chat format, with a context of 2,048 tokens.
+// Returns the bundled model's tokenizer and chat format, with a context of 2,048 tokens.
 const ServedModel& tiny_model();
 
 inline constexpr ReplyIdentity kTestIdentity{.nonce = 42, .created = 1'700'000'001};
 
-// One choice's answer, a token an event. Log-probabilities are made up, with `top` alternatives.
+// One choice's completion, one token per event. Log-probabilities are invented, with `top`
+// alternatives.
 struct ScriptedAnswer {
   std::string text;
   FinishReason finish = FinishReason::kStop;
-  std::string stop = {};  // the stop string that ended it; empty: the end of sequence
+  std::string stop = {};  // stop string that ended it; empty: the end-of-sequence token
   int top = -1;           // alternatives; -1: no log-probabilities
   int prompt_top = -1;
   int64_t cached_tokens = 0;
@@ -69,7 +70,7 @@ inline std::vector<Event> events_of(const ScriptedAnswer& answer, const Request&
   return events;
 }
 
-// Two events of one choice as one.
+// Merges two consecutive events of a choice.
 inline void append_event(Event& first, const Event& second) {
   first.ids.insert(first.ids.end(), second.ids.begin(), second.ids.end());
   first.text += second.text;
@@ -91,7 +92,7 @@ inline std::vector<Event> merged_at(const std::vector<Event>& events, size_t cut
   return result;
 }
 
-// The data of each server-sent event.
+// Returns the data of each server-sent event.
 inline std::vector<std::string> sse_payloads(std::string_view stream) {
   std::vector<std::string> payloads;
   while (!stream.empty()) {

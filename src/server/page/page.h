@@ -1,18 +1,17 @@
-// The web page at `/`: web/index.html as it stands in the repository, in the program.
+// The web page at `/`: web/index.html, embedded at build time (tools/embed_page.py).
 //
-// The page's text is generated at build time (tools/embed_page.py). Both views are of static
-// storage and may be used from every thread.
+// Both views have static storage duration. Any thread may call.
 #pragma once
 
 #include <string_view>
 
 namespace fathom {
 
-// The page, UTF-8; to be sent as `text/html; charset=utf-8`.
+// Returns the page in UTF-8; send it as `text/html; charset=utf-8`.
 std::string_view page_html();
 
-// The value of the Content-Security-Policy header that the page must be sent with: its own script
-// and style by their hashes, requests to the same origin, and nothing else.
+// Returns the Content-Security-Policy that the page needs: its own script and style by hash,
+// requests to the same origin, nothing else.
 std::string_view page_csp();
 
 }  // namespace fathom

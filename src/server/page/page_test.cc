@@ -1,5 +1,5 @@
-// The embedded page is the repository's file, small, and within the policy that it is sent under.
-// That browsers accept the policy's hashes is what tests/page proves.
+// The embedded page equals the repository's file, is small and conforms to its policy. tests/page
+// proves that browsers accept the policy's hashes.
 #include "server/page/page.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ std::string read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// What this project wrote.
+// Returns the page without KaTeX.
 std::string own_text() { return read(FATHOM_SOURCE_DIR "/web/index.html"); }
 
 TEST(Page, IsTheFileByteForByteWithKatexInItsPlace) {

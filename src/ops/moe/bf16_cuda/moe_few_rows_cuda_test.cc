@@ -57,7 +57,7 @@ class Bf16 {
                     [&] { return static_cast<uint16_t>(random()); });
   }
   // Both sides round activations to bf16; the expert's weight is applied before or after that.
-  static double most_error(const FewRowsWay&) { return 5e-3; }
+  static double most_error(const FewRowsWay&, int32_t) { return 5e-3; }
 
   struct Weights {
     MoeShape shape;

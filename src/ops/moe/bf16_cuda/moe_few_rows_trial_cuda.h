@@ -14,7 +14,7 @@
 //   class OnGpu, made of Weights, with
 //     template <typename T>
 //     std::vector<T> run(const FewRowsTokens<Rows>&, const FewRowsWay&) const;
-//   static double most_error(const FewRowsWay& way);  relative, of all rows together
+//   static double most_error(const FewRowsWay& way, int32_t rows);  relative, of all rows together
 #pragma once
 
 #include <gtest/gtest.h>
@@ -195,7 +195,7 @@ class MoeFewRowsTrial {
         norm += expected[static_cast<size_t>(i)] * expected[static_cast<size_t>(i)];
       }
     }
-    EXPECT_LE(std::sqrt(error / norm), Kind::most_error(way));
+    EXPECT_LE(std::sqrt(error / norm), Kind::most_error(way, tokens.rows));
   }
 
   std::mt19937 random_;
