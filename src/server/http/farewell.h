@@ -25,13 +25,8 @@ class Farewell {
 
   Farewell(boost::asio::io_context& context, ServerState& state);
 
-<<<<<<< HEAD
-  // Sends 503 and takes ownership of the socket. A TLS connection is closed at once, because a
-  // response would cost a handshake.
-=======
-  // Answers and takes the connection. Within TLS the handshake comes first and must end within
-  // linger_timeout; beyond kMostHandshakes the connection is closed at once.
->>>>>>> small
+  // Sends 503 and takes ownership of the socket. A TLS handshake comes first and must end within
+  // linger_timeout. With kMostHandshakes under way the connection is closed at once.
   void tell(boost::asio::ip::tcp::socket socket);
 
  private:
@@ -41,26 +36,18 @@ class Farewell {
     std::unique_ptr<ByteStream> stream;
     Time until;
   };
-<<<<<<< HEAD
+  Time deadline() const;
+  void answer(Leaving one);  // after its handshake
   // Reads and drops input; true once the client has closed.
   bool has_ended(Leaving& one);
-=======
-  Time deadline() const;
-  void answer(Leaving one);      // its handshake is done
-  bool has_ended(Leaving& one);  // reads what has come
->>>>>>> small
   void schedule();
   void sweep();
   void sweep_handshakes(Time now);
 
   ServerState& state_;
   boost::asio::steady_timer timer_;
-<<<<<<< HEAD
-  std::deque<Leaving> leaving_;  // in order of arrival
-=======
   std::vector<Leaving> handshaking_;
-  std::deque<Leaving> leaving_;  // in the order in which they were answered
->>>>>>> small
+  std::deque<Leaving> leaving_;  // in the order of their responses
   std::vector<char> scratch_;
   bool scheduled_ = false;
 };

@@ -281,11 +281,8 @@ TEST_F(ServerLimits, OfConnectionsAreToldToAll) {
   EXPECT_EQ(server->stats().responses[5], 400);
 }
 
-<<<<<<< HEAD
-// Pipelined input is bounded while the first request is answered, and is served afterwards.
-=======
-// What a client above the limit sends behind its answer is read: a reset could take the answer
-// away.
+// Input that a client above the limit sends after its response is read: a reset could discard the
+// response.
 TEST_F(ServerLimits, OfConnectionsLetClientsSendOn) {
   ServerOptions options = test_options();
   options.max_connections = 1;
@@ -304,8 +301,7 @@ TEST_F(ServerLimits, OfConnectionsLetClientsSendOn) {
   }
 }
 
-// What a client sends ahead while its first request is answered is kept within bounds, and served.
->>>>>>> small
+// Pipelined input is bounded while the first request is answered, and is served afterwards.
 TEST_F(ServerLimits, OfWhatIsReadAhead) {
   ServerOptions options = test_options();
   options.max_header_bytes = 1000;

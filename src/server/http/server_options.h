@@ -31,8 +31,7 @@ struct ServerOptions {
   int io_threads = 1;
   int worker_threads = 1;  // threads that run handlers, see RunOn
 
-<<<<<<< HEAD
-  int64_t max_connections = 4096;            // more: 503 and close (TLS: close)
+  int64_t max_connections = 4096;            // more: 503 and close
   int64_t max_header_bytes = 16 << 10;       // request line and headers; more: 431 (414)
   int64_t max_headers = 100;                 // fields; more: 431
   int64_t max_body_bytes = 32 << 20;         // more: 413
@@ -51,24 +50,9 @@ struct ServerOptions {
   Milliseconds stall_timeout{60'000};
   // A stream with more unsent bytes is aborted at once.
   int64_t max_unsent_bytes = 16 << 20;
-  // How long to wait for the client to close after the last response.
+  // How long to wait for the client to close after the last response, and for the TLS handshake of
+  // a client above max_connections.
   Milliseconds linger_timeout{2'000};
-=======
-  int64_t max_connections = 4096;            // beyond it: 503 and close
-  int64_t max_header_bytes = 16 << 10;       // request line and headers; beyond it: 431 (414)
-  int64_t max_headers = 100;                 // fields; beyond it: 431
-  int64_t max_body_bytes = 32 << 20;         // beyond it: 413
-  int64_t max_total_body_bytes = 1ll << 30;  // of all bodies still arriving; beyond it: 503
-  Milliseconds header_timeout{10'000};       // first to last byte of the head, and TLS: 408
-  Milliseconds body_timeout{30'000};         // in each such time the body must be completed, or
-  int64_t min_body_bytes_per_second = 1024;  // gain this much for each second of it: 408
-  Milliseconds idle_timeout{75'000};         // between two requests, and before the first: close
-  int64_t send_buffer_bytes = 1 << 20;       // an answer with more than this unsent, or of which
-  Milliseconds stall_timeout{60'000};        // nothing could be sent, for this long is cut off
-  int64_t max_unsent_bytes = 16 << 20;       // a stream with more than this unsent: at once
-  Milliseconds linger_timeout{2'000};        // for the client to close after the last answer, and
-                                             // for TLS with a client above max_connections
->>>>>>> small
 
   // Interval of the checks for time limits. Every limit except header_timeout may be exceeded by
   // this much.
