@@ -280,8 +280,8 @@ std::optional<int> translate(const CLI::App& serve, size_t words,
 void add_inspect_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<ModelFlags>();
   auto json = std::make_shared<bool>(false);
-  CLI::App* command = app.add_subcommand(
-      "inspect", "Show a checkpoint and the memory that it needs, without loading it");
+  CLI::App* command =
+      app.add_subcommand("inspect", "Show a checkpoint and its memory plan, without loading it");
   add_model_positional(*command, flags.get());
   command->add_flag("--json", *json, "Print one JSON object");
   command->callback([=] {
