@@ -1,0 +1,128 @@
+#include "comm/meeting_board.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+#include <new>
+
+#include "device/cpu/thread_pool.h"
+
+namespace fathom {
+namespace {
+
+// Longer than ranks of one machine are apart in a decode step, shorter than what a neighbour's
+// process would notice.
+constexpr auto kSpin = std::chrono::microseconds(50);
+// Between two looks at the clock.
+constexpr int kSpinsALook = 64;
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Sleeps while the word is `seen`, no longer than `longest`.
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds longest) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest);
+  timespec time{};
+  time.tv_sec = static_cast<time_t>(seconds.count());
+  time.tv_nsec = static_cast<int64_t>((longest - seconds).count());
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, &time, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+constexpr size_t kAlignment = 64;
+constexpr uint32_t kAborted = 1;
+constexpr uint32_t word_of(uint64_t number) { return static_cast<uint32_t>(number) << 1; }
+
+}  // namespace
+
+MeetingBoard::MeetingBoard(int num_ranks, AbortWord& abort_word)
+    : num_ranks_(num_ranks),
+      spins_(num_ranks <= usable_cores()),
+      abort_word_(abort_word),
+      slots_{std::vector<Slot>(num_ranks), std::vector<Slot>(num_ranks)},
+      last_(num_ranks) {
+  watch_ = abort_word_.watch([this] { wake(); });
+}
+
+MeetingBoard::~MeetingBoard() { abort_word_.unwatch(watch_); }
+
+void MeetingBoard::arrive(int local, const CollectiveRecord& record, const ConstBytes* mine,
+                          std::span<const ConstBytes> to_each) {
+  last_[local].record.set(record);
+  Slot& slot = slots_[record.number % 2][local];
+  slot.record = record;
+  slot.for_all = mine != nullptr;
+  if (slot.for_all) {
+    slot.mine = *mine;
+  } else {
+    slot.to_each.assign(to_each.begin(), to_each.end());
+  }
+  if (num_ranks_ == 1) return;
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_ranks_) return;
+  arrived_.store(0, std::memory_order_relaxed);
+  // seq_cst here and in wait(): either a rank sees that the meeting is complete before it sleeps,
+  // or this one sees it among the sleeping.
+  completed_.store(word_of(record.number));
+  if (sleeping_.load() > 0) futex_wake_all(completed_);
+}
+
+bool MeetingBoard::is_complete(uint64_t number) const {
+  return (completed_.load(std::memory_order_acquire) & ~kAborted) == word_of(number);
+}
+
+MeetingBoard::Outcome MeetingBoard::wait(uint64_t number, Clock::time_point deadline) {
+  if (num_ranks_ == 1 || is_complete(number)) return Outcome::kComplete;
+  if (spins_) {
+    const Clock::time_point spin_until = Clock::now() + kSpin;
+    for (int spins = 1; spins % kSpinsALook != 0 || Clock::now() < spin_until; ++spins) {
+      if (is_complete(number)) return Outcome::kComplete;
+      if (abort_word_.aborted()) break;
+      pause();
+    }
+  }
+  while (true) {
+    const uint32_t seen = completed_.load();
+    if (is_complete(number)) return Outcome::kComplete;
+    // The order matters: `seen` is older than this look at the word, so that the change that
+    // wake() makes to it keeps this rank from sleeping.
+    if (abort_word_.aborted()) return Outcome::kAborted;
+    const auto left = deadline - Clock::now();
+    if (left <= Clock::duration::zero()) return Outcome::kTimedOut;
+    sleeping_.fetch_add(1);
+    futex_wait(completed_, seen, left);
+    sleeping_.fetch_sub(1);
+  }
+}
+
+void MeetingBoard::FreeBytes::operator()(std::byte* bytes) const {
+  ::operator delete[](bytes, std::align_val_t(kAlignment));
+}
+
+std::span<std::byte> MeetingBoard::staging(int local, uint64_t number, size_t bytes) {
+  Slot& slot = slots_[number % 2][local];
+  if (bytes > slot.staging_capacity) {
+    // By half more than before, so that arrays that grow do not allocate each time.
+    const size_t capacity = std::max(bytes, slot.staging_capacity + slot.staging_capacity / 2);
+    slot.staging.reset(
+        static_cast<std::byte*>(::operator new[](capacity, std::align_val_t(kAlignment))));
+    slot.staging_capacity = capacity;
+  }
+  return {slot.staging.get(), bytes};
+}
+
+void MeetingBoard::wake() {
+  completed_.fetch_or(kAborted);
+  futex_wake_all(completed_);
+}
+
+}  // namespace fathom
