@@ -34,4 +34,13 @@ void AbortWord::unwatch(int id) {
   watchers_.erase(id);
 }
 
+void throw_abort(const AbortWord& word, const std::string& doing) {
+  const AbortWord::Reason& reason = word.reason();
+  const std::string who =
+      reason.rank >= 0 ? fmt::format("rank {} failed: ", reason.rank) : std::string();
+  throw CommError(
+      Status{reason.status.code, fmt::format("{}{} ({})", who, reason.status.message, doing)},
+      reason.rank);
+}
+
 }  // namespace fathom

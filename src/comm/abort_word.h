@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
@@ -64,6 +65,9 @@ class AbortWord {
   std::map<int, std::function<void()>> watchers_;
   int next_id_ = 0;
 };
+
+// Throws the reason of an abort as a CommError; `doing` tells what it ended: "rank 0 was in …".
+[[noreturn]] void throw_abort(const AbortWord& word, const std::string& doing);
 
 // Calls body() as a rank's thread does: what it throws sets the word with the rank's number, and
 // goes no further. Returns whether the body returned.

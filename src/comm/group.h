@@ -7,6 +7,9 @@
 // meet in the same order in both. What breaks this rule ends in a CommError that names both sides,
 // at the latest after the group's limit; it never hangs.
 //
+// Ranks of one process share memory: what one gives is read in place. Ranks of different processes
+// are joined by TCP (comm/world.h).
+//
 // A Group belongs to its rank's thread. last_of() and abort() are for any thread.
 #pragma once
 
@@ -22,6 +25,7 @@
 #include "comm/abort_word.h"
 #include "comm/collective.h"
 #include "comm/meeting_board.h"
+#include "comm/peer_links.h"
 
 namespace fathom {
 
@@ -38,10 +42,18 @@ struct GroupOptions {
   std::function<void(int rank, Collective kind, uint64_t number)> before_meeting = {};
 };
 
+// How a rank reaches the ranks of its group that are in other processes.
+struct RemoteRanks {
+  std::shared_ptr<PeerLinks> links;
+  uint64_t epoch = 0;  // of the world
+};
+
 class Group {
  public:
-  // Rank `rank` of a group whose ranks are all on `board`.
-  Group(int rank, std::shared_ptr<MeetingBoard> board, AbortWord& abort_word, GroupOptions options);
+  // Rank `rank` of a group. local_of[r]: which rank of `board` the group's rank r is, -1 if it is
+  // in another process.
+  Group(int rank, std::shared_ptr<MeetingBoard> board, std::vector<int> local_of,
+        RemoteRanks remote, AbortWord& abort_word, GroupOptions options);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
@@ -65,7 +77,7 @@ class Group {
   // Room for `bytes` bytes, aligned to 64, that may be given in the next meeting and needs no care
   // after it: two buffers that grow, in turns from meeting to meeting.
   std::span<std::byte> staging(size_t bytes) {
-    return board_->staging(rank_, current_.number + 1, bytes);
+    return board_->staging(local_of_[rank_], current_.number + 1, bytes);
   }
 
   // Ends all collectives of this process and of all that it is joined with: this rank failed.
@@ -74,14 +86,20 @@ class Group {
   // by what all ranks know, expected `expected`.
   [[noreturn]] void fail_bytes(int rank, size_t bytes, size_t expected);
 
-  // Which collective of this group a rank is in or was in last. Any thread.
+  // Which collective of this group a rank is in or was in last; of a rank in another process, as
+  // far as this rank has heard. Any thread.
   CollectiveRecord last_of(int rank) const;
 
  private:
   std::span<const ConstBytes> meet(Collective kind, const ConstBytes* mine,
                                    std::span<const ConstBytes> to_each);
+  // Meets the ranks of other processes.
+  void exchange(const ConstBytes* mine, std::span<const ConstBytes> to_each,
+                MeetingBoard::Clock::time_point deadline);
+  // Checks the frame that a rank of another process sends, before its bytes are received.
+  void check_header(int rank, const PeerLinks::Exchange& exchange, size_t bytes_for_me);
   // Compares what the rank came with to what this rank came with.
-  void check_same(int rank, const CollectiveRecord& theirs, size_t bytes_for_me);
+  void check_same(int rank, const CollectiveRecord& theirs, size_t bytes, size_t bytes_for_me);
   // "all_reduce #118 (14336 bytes)", with the group's name unless it is the world.
   std::string describe(const CollectiveRecord& record) const;
   // The ranks that have not come to the current meeting.
@@ -94,10 +112,19 @@ class Group {
 
   const int rank_, size_;
   const std::shared_ptr<MeetingBoard> board_;
+  const std::vector<int> local_of_;
+  const RemoteRanks remote_;
   AbortWord& abort_word_;
   GroupOptions options_;
   CollectiveRecord current_;
   std::vector<ConstBytes> gathered_;  // [size], the result of the last meeting
+
+  // For ranks of other processes, in the group's order.
+  uint64_t id_ = 0;                // of the group, in frames
+  std::vector<int> remote_ranks_;  // their numbers in the group
+  std::vector<PeerLinks::Exchange> exchanges_;
+  std::vector<GrowingBuffer> received_;
+  std::vector<SharedRecord> remote_last_;
 };
 
 // All ranks of a group of `size` ranks in this process. The abort word outlives them.

@@ -4,27 +4,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
 #include <ctime>
-#include <new>
 
+#include "comm/spin.h"
 #include "device/cpu/thread_pool.h"
 
 namespace fathom {
 namespace {
-
-// Longer than ranks of one machine are apart in a decode step, shorter than what a neighbour's
-// process would notice.
-constexpr auto kSpin = std::chrono::microseconds(50);
-// Between two looks at the clock.
-constexpr int kSpinsALook = 64;
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 // Sleeps while the word is `seen`, no longer than `longest`.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds longest) {
@@ -39,7 +26,6 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-constexpr size_t kAlignment = 64;
 constexpr uint32_t kAborted = 1;
 constexpr uint32_t word_of(uint64_t number) { return static_cast<uint32_t>(number) << 1; }
 
@@ -83,11 +69,11 @@ bool MeetingBoard::is_complete(uint64_t number) const {
 MeetingBoard::Outcome MeetingBoard::wait(uint64_t number, Clock::time_point deadline) {
   if (num_ranks_ == 1 || is_complete(number)) return Outcome::kComplete;
   if (spins_) {
-    const Clock::time_point spin_until = Clock::now() + kSpin;
+    const Clock::time_point spin_until = Clock::now() + kRankSpin;
     for (int spins = 1; spins % kSpinsALook != 0 || Clock::now() < spin_until; ++spins) {
       if (is_complete(number)) return Outcome::kComplete;
       if (abort_word_.aborted()) break;
-      pause();
+      spin_pause();
     }
   }
   while (true) {
@@ -102,22 +88,6 @@ MeetingBoard::Outcome MeetingBoard::wait(uint64_t number, Clock::time_point dead
     futex_wait(completed_, seen, left);
     sleeping_.fetch_sub(1);
   }
-}
-
-void MeetingBoard::FreeBytes::operator()(std::byte* bytes) const {
-  ::operator delete[](bytes, std::align_val_t(kAlignment));
-}
-
-std::span<std::byte> MeetingBoard::staging(int local, uint64_t number, size_t bytes) {
-  Slot& slot = slots_[number % 2][local];
-  if (bytes > slot.staging_capacity) {
-    // By half more than before, so that arrays that grow do not allocate each time.
-    const size_t capacity = std::max(bytes, slot.staging_capacity + slot.staging_capacity / 2);
-    slot.staging.reset(
-        static_cast<std::byte*>(::operator new[](capacity, std::align_val_t(kAlignment))));
-    slot.staging_capacity = capacity;
-  }
-  return {slot.staging.get(), bytes};
 }
 
 void MeetingBoard::wake() {

@@ -13,12 +13,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "comm/abort_word.h"
 #include "comm/collective.h"
+#include "comm/growing_buffer.h"
 
 namespace fathom {
 
@@ -45,7 +45,9 @@ class MeetingBoard {
 
   // Room for what rank `local` gives in meeting `number`, aligned to 64. It stays until the board
   // ends or the rank asks for meeting number + 2. Its thread only.
-  std::span<std::byte> staging(int local, uint64_t number, size_t bytes);
+  std::span<std::byte> staging(int local, uint64_t number, size_t bytes) {
+    return slots_[number % 2][local].staging.take(bytes);
+  }
 
   // What rank `local` published in meeting `number`; valid when wait() returned kComplete.
   const CollectiveRecord& record(int local, uint64_t number) const {
@@ -59,16 +61,12 @@ class MeetingBoard {
   CollectiveRecord last_of(int local) const { return last_[local].record.get(); }
 
  private:
-  struct FreeBytes {
-    void operator()(std::byte* bytes) const;
-  };
   struct alignas(64) Slot {
     CollectiveRecord record;
     bool for_all = true;
     ConstBytes mine;
     std::vector<ConstBytes> to_each;
-    std::unique_ptr<std::byte[], FreeBytes> staging = {};
-    size_t staging_capacity = 0;
+    GrowingBuffer staging = {};
   };
   struct alignas(64) LastRecord {
     SharedRecord record;
