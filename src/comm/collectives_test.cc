@@ -16,8 +16,8 @@ namespace fathom {
 namespace {
 
 const int kSizes[] = {1, 2, 3, 4, 8};
-// Below, at and above what is summed in one phase (16,384 floats), odd counts, none at all.
-const int64_t kCounts[] = {0, 1, 3, 17, 255, 3584, 16384, 16385, 20000, 70003};
+// Below, at and above what is summed in one phase (512 floats), odd counts, none at all.
+const int64_t kCounts[] = {0, 1, 3, 17, 255, 512, 513, 3584, 16385, 70003};
 
 // Values whose sum depends on the order: they differ in size by 2^40.
 float value_of(int rank, uint64_t seed, int64_t i) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/collectives.h"
+#include "comm/node_threads.h"
 
 namespace fathom {
 namespace {
@@ -19,6 +20,14 @@ void compute(std::chrono::nanoseconds time) {
   const auto until = Clock::now() + time;
   while (Clock::now() < until) {
   }
+}
+
+void report(benchmark::State& state, std::vector<double>& times) {
+  std::sort(times.begin(), times.end());
+  const auto percentile = [&](size_t percent) { return times[times.size() * percent / 100]; };
+  state.counters["p10_us"] = percentile(10);
+  state.counters["p50_us"] = percentile(50);
+  state.counters["p99_us"] = percentile(99);
 }
 
 // An all_reduce of `bytes` bytes over `ranks` ranks with `work_us` of work before each. Rank 0's
@@ -52,16 +61,44 @@ void BM_AllReduce(benchmark::State& state) {
   x[0] = 1;
   all_reduce(*groups[0], x, sum);
   for (std::thread& thread : threads) thread.join();
-  std::sort(times.begin(), times.end());
-  const auto percentile = [&](size_t percent) { return times[times.size() * percent / 100]; };
-  state.counters["p10_us"] = percentile(10);
-  state.counters["p50_us"] = percentile(50);
-  state.counters["p99_us"] = percentile(99);
+  report(state, times);
 }
 BENCHMARK(BM_AllReduce)
     ->ArgNames({"ranks", "bytes", "work_us"})
     ->ArgsProduct({{2}, {14336}, {0, 20}})
-    ->ArgsProduct({{2}, {4 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 4 << 20}, {0}})
+    ->ArgsProduct({{2, 4, 8},
+                   {4 << 10, 14336, 32 << 10, 64 << 10, 128 << 10, 1 << 20, 4 << 20},
+                   {0}})
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime();
+
+// The same between two nodes of one rank each over loopback TCP, without work between.
+void BM_AllReduceOverTcp(benchmark::State& state) {
+  const int64_t count = state.range(0) / static_cast<int64_t>(sizeof(float));
+  std::vector<double> times;
+  run_nodes({1, 1}, [&](World&, Group& group) {
+    std::vector<float> x(count), sum(count);
+    if (group.rank() == 1) {
+      do {
+        all_reduce(group, x, sum);
+      } while (sum[0] == 0);
+      return;
+    }
+    for (auto _ : state) {
+      const auto begin = Clock::now();
+      all_reduce(group, x, sum);
+      times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+    }
+    x[0] = 1;
+    all_reduce(group, x, sum);
+  });
+  report(state, times);
+}
+BENCHMARK(BM_AllReduceOverTcp)
+    ->ArgName("bytes")
+    ->Args({64})
+    ->Args({14336})
+    ->Args({1 << 20})
     ->Unit(benchmark::kMicrosecond)
     ->UseRealTime();
 

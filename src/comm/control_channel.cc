@@ -20,7 +20,7 @@ constexpr auto kParting = std::chrono::seconds(1);
 
 }  // namespace
 
-ControlChannel::ControlChannel(WorldLayout layout, std::map<int, FramedConnection> connections,
+ControlChannel::ControlChannel(WorldLayout layout, std::map<int, FramedConnection>&& connections,
                                AbortWord& abort_word, HeartbeatOptions options)
     : layout_(std::move(layout)), abort_word_(abort_word), options_(options), bell_(abort_word) {
   const auto now = Clock::now();

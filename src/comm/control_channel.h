@@ -36,7 +36,7 @@ struct HeartbeatOptions {
 class ControlChannel {
  public:
   // connections: on node 0 one for each other node, elsewhere that to node 0; by node.
-  ControlChannel(WorldLayout layout, std::map<int, FramedConnection> connections,
+  ControlChannel(WorldLayout layout, std::map<int, FramedConnection>&& connections,
                  AbortWord& abort_word, HeartbeatOptions options);
   // Says goodbye, unless the abort word is set, and waits a moment until that has been read.
   ~ControlChannel();

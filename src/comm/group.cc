@@ -239,6 +239,7 @@ std::vector<std::unique_ptr<Group>> make_local_groups(int size, AbortWord& abort
   std::iota(local_of.begin(), local_of.end(), 0);
   const auto board = std::make_shared<MeetingBoard>(size, abort_word);
   std::vector<std::unique_ptr<Group>> groups;
+  groups.reserve(size);
   for (int rank = 0; rank < size; ++rank) {
     groups.push_back(
         std::make_unique<Group>(rank, board, local_of, RemoteRanks{}, abort_word, options));

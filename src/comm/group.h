@@ -35,7 +35,8 @@ struct GroupOptions {
   // The world's number of each rank of the group, ascending. Empty: 0 … size - 1. Messages name
   // ranks by these.
   std::vector<int> world_ranks = {};
-  // How long a rank waits in one collective before it gives up.
+  // How long a rank waits in one collective before it gives up. Ranks that are further apart, as
+  // when they load weights, meet in a group of its own with a longer limit.
   std::chrono::nanoseconds limit = std::chrono::seconds(30);
   // For tests: called before each meeting on the rank's thread, with the rank's number in the
   // group. May sleep or throw.
@@ -60,6 +61,8 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& name() const { return options_.name; }
+  // Whether some ranks are in other processes than others.
+  bool spans_processes() const { return !remote_ranks_.empty(); }
   // The world's number of a rank of this group.
   int world_rank(int rank) const { return options_.world_ranks[rank]; }
 

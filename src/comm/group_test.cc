@@ -59,6 +59,7 @@ TEST(Group, MeetsInOrderUnderRandomDelays) {
               std::vector<uint64_t>& values = to_each[n % 2];
               values.resize(ranks);
               for (int r = 0; r < ranks; ++r) values[r] = mix64((n * 64 + me) * 64 + r);
+              spans.reserve(ranks);
               for (const uint64_t& value : values) spans.push_back(bytes_of(value));
               const auto all = group.meet(Collective::kCombine, spans);
               for (uint64_t r = 0; r < all.size(); ++r) {
@@ -225,6 +226,7 @@ TEST(Abort, TheFirstReasonStays) {
   std::atomic<int> woken{0}, first{0};
   const int watch = abort_word.watch([&] { ++woken; });
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int rank = 0; rank < 8; ++rank) {
     threads.emplace_back([&, rank] {
       if (abort_word.abort(rank, Status{Code::kInternal, std::to_string(rank)})) ++first;

@@ -1,9 +1,11 @@
 #include "comm/meeting_board.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
@@ -45,6 +47,7 @@ MeetingBoard::~MeetingBoard() { abort_word_.unwatch(watch_); }
 void MeetingBoard::arrive(int local, const CollectiveRecord& record, const ConstBytes* mine,
                           std::span<const ConstBytes> to_each) {
   last_[local].record.set(record);
+  last_[local].cpu.store(sched_getcpu(), std::memory_order_relaxed);
   Slot& slot = slots_[record.number % 2][local];
   slot.record = record;
   slot.for_all = mine != nullptr;
@@ -66,16 +69,25 @@ bool MeetingBoard::is_complete(uint64_t number) const {
   return (completed_.load(std::memory_order_acquire) & ~kAborted) == word_of(number);
 }
 
-MeetingBoard::Outcome MeetingBoard::wait(uint64_t number, Clock::time_point deadline) {
-  if (num_ranks_ == 1 || is_complete(number)) return Outcome::kComplete;
-  if (spins_) {
-    const Clock::time_point spin_until = Clock::now() + kRankSpin;
-    for (int spins = 1; spins % kSpinsALook != 0 || Clock::now() < spin_until; ++spins) {
-      if (is_complete(number)) return Outcome::kComplete;
-      if (abort_word_.aborted()) break;
-      spin_pause();
-    }
+bool MeetingBoard::is_in_the_way(uint64_t number) const {
+  const int cpu = sched_getcpu();
+  return std::any_of(last_.begin(), last_.end(), [&](const LastRecord& last) {
+    return last.cpu.load(std::memory_order_relaxed) == cpu && last.record.get().number < number;
+  });
+}
+
+void MeetingBoard::spin(uint64_t number) const {
+  const Clock::time_point until = Clock::now() + kRankSpin;
+  for (int spins = 1; !is_complete(number); ++spins) {
+    spin_pause();
+    if (spins % kSpinsALook != 0) continue;
+    if (Clock::now() >= until || abort_word_.aborted() || is_in_the_way(number)) return;
   }
+}
+
+MeetingBoard::Outcome MeetingBoard::wait(uint64_t number, Clock::time_point deadline) {
+  if (num_ranks_ == 1) return Outcome::kComplete;
+  if (spins_) spin(number);
   while (true) {
     const uint32_t seen = completed_.load();
     if (is_complete(number)) return Outcome::kComplete;

@@ -6,7 +6,8 @@
 //
 // A wait spins for a short while, because a decode step meets a hundred times with some
 // microseconds of work between, and then sleeps. Where there are more ranks than CPUs it sleeps at
-// once: the rank that it waits for needs the CPU.
+// once, and so it does when a rank that it waits for was last seen on the waiting one's CPU: that
+// rank needs the CPU.
 #pragma once
 
 #include <atomic>
@@ -70,9 +71,13 @@ class MeetingBoard {
   };
   struct alignas(64) LastRecord {
     SharedRecord record;
+    std::atomic<int> cpu{-1};  // on which the rank came to it
   };
 
   bool is_complete(uint64_t number) const;
+  // Whether a rank that has not come to meeting `number` was last on the CPU of this thread.
+  bool is_in_the_way(uint64_t number) const;
+  void spin(uint64_t number) const;
   void wake();
 
   const int num_ranks_;

@@ -102,6 +102,7 @@ void expect_others_end(int victim, int number) {
   const TestListener listener;
   std::vector<NodeProcess> nodes;
   const int ranks_of_node[] = {2, 1, 1};
+  nodes.reserve(3);
   for (int node = 0; node < 3; ++node) nodes.emplace_back(listener, 3, node, ranks_of_node[node]);
   for (NodeProcess& node : nodes) node.await_meetings();
   const auto begin = std::chrono::steady_clock::now();
@@ -133,6 +134,7 @@ TEST(Process, AStoppedLeaderEndsTheOthers) { expect_others_end(0, SIGSTOP); }
 TEST(Process, AStoppedNodeThatGoesOnEndsToo) {
   const TestListener listener;
   std::vector<NodeProcess> nodes;
+  nodes.reserve(2);
   for (int node = 0; node < 2; ++node) nodes.emplace_back(listener, 2, node, 1);
   for (NodeProcess& node : nodes) node.await_meetings();
   nodes[1].signal(SIGSTOP);

@@ -66,6 +66,7 @@ class Patience {
 
 void wait_readable(const std::vector<int>& fds) {
   std::vector<pollfd> polled;
+  polled.reserve(fds.size());
   for (const int fd : fds) polled.push_back({fd, POLLIN, 0});
   poll(polled.data(), polled.size(), kSliceMs);
 }

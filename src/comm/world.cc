@@ -8,7 +8,7 @@
 
 namespace fathom {
 
-World::World(WorldLayout layout, WorldToken token, RankConnections connections,
+World::World(WorldLayout layout, WorldToken token, RankConnections&& connections,
              std::unique_ptr<ControlChannel> control, AbortWord& abort_word)
     : layout_(std::move(layout)),
       token_(token),
@@ -20,6 +20,16 @@ World::World(WorldLayout layout, WorldToken token, RankConnections connections,
     if (links == nullptr) links = std::make_shared<PeerLinks>(abort_word_, own <= usable_cores());
     links->add(ranks.second, std::move(fd));
   }
+}
+
+void World::send(int node, std::span<const std::byte> message) {
+  FATHOM_CHECK(control_ != nullptr, "a message to node {} of a world of one node", node);
+  control_->send(node, message);
+}
+
+std::optional<std::vector<std::byte>> World::receive(int node) {
+  FATHOM_CHECK(control_ != nullptr, "a message of node {} of a world of one node", node);
+  return control_->receive(node);
 }
 
 std::vector<std::unique_ptr<Group>> World::make_groups(GroupOptions options) {

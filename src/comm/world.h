@@ -22,7 +22,7 @@ namespace fathom {
 class World {
  public:
   // `control` is null and `connections` empty on a single node.
-  World(WorldLayout layout, WorldToken token, RankConnections connections,
+  World(WorldLayout layout, WorldToken token, RankConnections&& connections,
         std::unique_ptr<ControlChannel> control, AbortWord& abort_word);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -37,8 +37,8 @@ class World {
   std::vector<std::unique_ptr<Group>> make_groups(GroupOptions options);
 
   // The engine's messages, between node 0 and each other node (comm/control_channel.h).
-  void send(int node, std::span<const std::byte> message) { control_->send(node, message); }
-  std::optional<std::vector<std::byte>> receive(int node) { return control_->receive(node); }
+  void send(int node, std::span<const std::byte> message);
+  std::optional<std::vector<std::byte>> receive(int node);
 
  private:
   const WorldLayout layout_;

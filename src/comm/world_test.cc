@@ -105,6 +105,7 @@ TEST(World, MeetsInOrderUnderRandomDelays) {
           std::vector<uint64_t>& values = given[n % 2];
           values.assign(most, n * 16 + me);
           std::vector<ConstBytes> spans;
+          spans.reserve(group.size());
           for (int r = 0; r < group.size(); ++r) {
             spans.push_back(std::as_bytes(std::span(values).first(words(me, r))));
           }
