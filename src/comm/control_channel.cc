@@ -137,12 +137,14 @@ void ControlChannel::take(Peer& peer, ControlMessage message) {
 }
 
 void ControlChannel::read(Peer& peer) {
+  const uint64_t before = peer.connection.total_received();
   const bool open = peer.connection.fill();
+  // A part of a long message is a sign of life too.
+  if (peer.connection.total_received() != before) peer.last_heard = Clock::now();
   while (!peer.closed) {
     auto message = peer.connection.next();
     if (!message) return lose(peer, message.error().message);
     if (!*message) break;
-    peer.last_heard = Clock::now();
     take(peer, std::move(**message));
   }
   if (!open && !peer.closed) lose(peer, "it ended without a goodbye");

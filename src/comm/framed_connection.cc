@@ -65,6 +65,7 @@ bool FramedConnection::fill() {
     if (got < 0 && failed == EINTR) continue;
     if (got < 0) return failed == EAGAIN || failed == EWOULDBLOCK;
     total += static_cast<size_t>(got);
+    total_received_ += static_cast<size_t>(got);
   }
   return true;
 }

@@ -57,6 +57,8 @@ class FramedConnection {
   // Reads what has come, 1 MiB at most. False: the peer has closed it, or it is broken; messages
   // that came before can still be taken.
   bool fill();
+  // How many bytes have come since the beginning.
+  uint64_t total_received() const { return total_received_; }
   // The next message that has come completely. Fails if what came is none.
   Result<std::optional<ControlMessage>> next();
 
@@ -65,6 +67,7 @@ class FramedConnection {
   size_t max_payload_ = kMaxJoinPayload;
   std::vector<std::byte> in_, out_;
   size_t in_begin_ = 0, out_begin_ = 0;
+  uint64_t total_received_ = 0;
 };
 
 }  // namespace fathom
