@@ -13,6 +13,7 @@ ROOMS = {
     "base": [],
     "tensor": ["base"],
     "device": ["base", "tensor"],
+    "comm": ["base", "tensor", "device"],
     "checkpoint": ["base", "tensor"],
     "placement": ["base", "checkpoint"],
     "tokenizer": ["base"],

@@ -193,6 +193,7 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
 void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
   query_start_.assign(1, 0);
   context_lens_.clear();
+  cached_lens_.clear();
   sequences_.clear();
   auto* const tables = array_at<int32_t>(out, out.at.block_tables);
   for (int64_t i = 0; i < std::ssize(runs_); ++i) {
@@ -204,11 +205,12 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
     if (i >= num_absorbed_) continue;
     query_start_.push_back(query_start_.back() + run.num_rows);
     context_lens_.push_back(run.context);
+    cached_lens_.push_back(batch.context_lens[static_cast<size_t>(run.sequence)]);
     sequences_.push_back(static_cast<int32_t>(i));
   }
   const PagedBatch absorbed{query_start_, context_lens_,
                             std::span(tables, static_cast<size_t>(num_absorbed_ * batch.max_pages)),
-                            batch.max_pages};
+                            batch.max_pages, cached_lens_};
   const auto heads = static_cast<int>(limits_.heads);
   const auto plan = [&](std::span<const int32_t> sequences) {
     decodes_.push_back(plan_latent_decode(absorbed, sequences, heads, limits_.num_multiprocessors));

@@ -145,7 +145,7 @@ class StepPlanner {
   int64_t num_single_ = 0;       // leading runs of one absorbed row each
   int64_t num_absorbed_ = 0;     // leading absorbed runs
   std::vector<int32_t> row_of_;  // [rows of the batch]: row in the step's order
-  std::vector<int32_t> query_start_, context_lens_, sequences_;  // of absorbed rows
+  std::vector<int32_t> query_start_, context_lens_, cached_lens_, sequences_;  // of absorbed rows
   std::vector<LatentDecodePlan> decodes_;
   MhaPass pass_;                       // being filled
   std::vector<MhaPrefillPart> parts_;  // of pass_

@@ -130,6 +130,29 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
 
   check_absorbed(layout);
 
+  // What decode attention may read before the launches before it have ended: pages without a row of
+  // this step.
+  const auto* all_tables = array_at<int32_t>(layout, layout.at.block_tables);
+  const std::set<int64_t> written = [&] {
+    std::set<int64_t> pages;
+    for (int64_t row = 0; row < layout.valid_rows; ++row) pages.insert(slots[row] / kPageSize);
+    return pages;
+  }();
+  for (const DecodeLaunch& decode : layout.decodes) {
+    const auto* first_part = array_at<int32_t>(layout, decode.first_part);
+    const auto* parts = array_at<LatentDecodePart>(layout, decode.parts);
+    const int blocks = decode.tile_rows == 128 ? kProcessors / 2 : kProcessors;
+    for (int block = 0; block < blocks; ++block) {
+      for (const auto* part = parts + first_part[block];; ++part) {
+        for (int32_t t = 0; t < part->old_tiles; ++t) {
+          EXPECT_FALSE(written.contains(all_tables[part->first_page + t]))
+              << "tile " << part->first_tile + t;
+        }
+        if (part->more == 0) break;
+      }
+    }
+  }
+
   // Each multi-head row and each key that it sees are in one pass, in the order of the keys.
   const auto* gathered = array_at<int32_t>(layout, layout.at.gathered);
   const auto* first_keys = array_at<int32_t>(layout, layout.at.first_keys);

@@ -150,6 +150,116 @@ TEST_P(GpuDeterministic, RandomLoadsAnswerAsAlone) {
   }
 }
 
+// Sequences computed step by step on a runner, with the log-probabilities of every position.
+class Sequences {
+ public:
+  static constexpr int32_t kPages = 8;  // of one sequence
+  using Top = std::vector<std::pair<int32_t, float>>;
+
+  struct One {
+    std::vector<int32_t> ids;
+    int32_t prompt_len = 0;
+    std::vector<int32_t> pages;
+    int32_t computed = 0;
+    std::vector<Top> tops;  // of each position
+
+    int32_t left() const { return static_cast<int32_t>(ids.size()) - computed; }
+  };
+
+  // Runs one step: counts[i] more rows of sequence i.
+  static void step(Runner& runner, std::vector<One>& all, const std::vector<int32_t>& counts) {
+    ForwardBatch batch;
+    batch.max_pages = kPages;
+    batch.query_start = {0};
+    const SampleOptions greedy{.temperature = 0};
+    std::vector<SampleRow> rows;
+    std::vector<Top*> tops;
+    for (size_t s = 0; s < all.size(); ++s) {
+      One& one = all[s];
+      if (counts[s] == 0) continue;
+      batch.context_lens.push_back(one.computed);
+      batch.prompt_lens.push_back(one.prompt_len);
+      batch.block_tables.insert(batch.block_tables.end(), one.pages.begin(), one.pages.end());
+      one.tops.resize(one.ids.size());
+      for (const int32_t end = one.computed + counts[s]; one.computed < end; ++one.computed) {
+        const auto at = static_cast<size_t>(one.computed);
+        batch.token_ids.push_back(one.ids[at]);
+        batch.positions.push_back(one.computed);
+        batch.logit_rows.push_back(static_cast<int32_t>(rows.size()));
+        rows.push_back({.row = std::ssize(rows), .options = &greedy, .num_logprobs = 5});
+        tops.push_back(&one.tops[at]);
+      }
+      batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+    }
+    if (rows.empty()) return;
+    ASSERT_TRUE(runner.begin(batch, rows).has_value());
+    const auto tokens = runner.finish();
+    ASSERT_TRUE(tokens.has_value()) << tokens.error().message;
+    for (size_t i = 0; i < tops.size(); ++i) *tops[i] = (*tokens)[i].top;
+  }
+};
+
+// However sequences are cut into chunks, after however many cached pages, and whoever takes part in
+// a step: each position has the bits of a prompt in one chunk and an answer token by token.
+TEST_P(GpuDeterministic, AnyChunksGiveTheSameBits) {
+  std::mt19937 random(26);
+  const auto below = [&](int32_t n) {
+    return static_cast<int32_t>(random() % static_cast<uint32_t>(n));
+  };
+  GpuRunnerOptions options = deterministic_options();
+  options.max_prompt_logit_rows = 2048;
+  const auto runner = on_gpu(options);
+  constexpr int32_t kSequences = 12;
+  std::vector<Sequences::One> alone(kSequences);
+  for (int32_t s = 0; s < kSequences; ++s) {
+    Sequences::One& one = alone[static_cast<size_t>(s)];
+    one.ids = random_prompt(random);
+    while (std::ssize(one.ids) < 100 + 32 * s) one.ids.push_back(3 + below(8000));
+    one.ids.resize(std::min<size_t>(one.ids.size(), Sequences::kPages * kPageSize));
+    one.prompt_len = 1 + below(static_cast<int32_t>(one.ids.size()));
+    for (int32_t page = 0; page < Sequences::kPages; ++page) {
+      one.pages.push_back(s * Sequences::kPages + page);
+    }
+  }
+  for (size_t s = 0; s < alone.size(); ++s) {
+    std::vector<int32_t> counts(kSequences, 0);
+    for (counts[s] = alone[s].prompt_len; alone[s].left() > 0; counts[s] = 1) {
+      Sequences::step(*runner, alone, counts);
+    }
+  }
+  for (int trial = 0; trial < 40 && !HasFailure(); ++trial) {
+    std::vector<Sequences::One> all = alone;
+    std::vector<int32_t> first(kSequences);
+    for (int32_t s = 0; s < kSequences; ++s) {
+      Sequences::One& one = all[static_cast<size_t>(s)];
+      const int32_t cached =
+          below(std::min(one.prompt_len, one.left() + one.computed - 1) / kPageSize + 1);
+      first[static_cast<size_t>(s)] = one.computed = cached * kPageSize;
+      for (int32_t page = cached; page < Sequences::kPages; ++page) {
+        one.pages[static_cast<size_t>(page)] += kSequences * Sequences::kPages;
+      }
+      one.tops.clear();
+    }
+    const auto is_left = [](const Sequences::One& one) { return one.left() > 0; };
+    while (std::any_of(all.begin(), all.end(), is_left)) {
+      std::vector<int32_t> counts;
+      for (const Sequences::One& one : all) {
+        const int32_t to_page = kPageSize - one.computed % kPageSize;
+        const int32_t wanted = one_of(random, {0, 0, 1, 1, to_page, to_page, 1 + below(200), 512});
+        counts.push_back(std::min(one.left(), wanted));
+      }
+      Sequences::step(*runner, all, counts);
+    }
+    for (size_t s = 0; s < all.size(); ++s) {
+      for (size_t i = static_cast<size_t>(first[s]); i < all[s].ids.size(); ++i) {
+        ASSERT_EQ(all[s].tops[i], alone[s].tops[i])
+            << "trial " << trial << ", sequence " << s << " with a prompt of " << all[s].prompt_len
+            << " computed from " << first[s] << " on, position " << i;
+      }
+    }
+  }
+}
+
 // Half of the requests are aborted; the others are unaffected.
 TEST_P(GpuDeterministic, AbortsChangeNoOtherAnswer) {
   std::mt19937 random(23);

@@ -37,11 +37,11 @@ class GpuEngineProducts : public testing::TestWithParam<bool> {
   GpuEngineProducts() {
     if (!GetParam()) options_.stored_fp8 = StoredFp8::kExpandedToBF16;
   }
-  // The CPU in bf16 is 0.0085 off on average and 0.43 at most here, with a cache in e5m2, which has
-  // one bit less than e4m3, 0.094 and 2.8.
+  // An H200 is 0.011 off on average and 1.9 at most in bf16, 0.069 and 0.92 in e4m3; choices are up
+  // to 2.5 behind float32's. Single rows are far off where rounding chooses another expert.
   static ForcedLimits limits() {
     return GetParam() ? ForcedLimits{.row = 4.5, .mean = 0.12}
-                      : ForcedLimits{.row = 1.2, .mean = 0.02};
+                      : ForcedLimits{.row = 3.5, .mean = 0.02};
   }
 
   GpuRunnerOptions options_ = gpu_options();

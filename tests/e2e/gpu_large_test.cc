@@ -17,10 +17,10 @@
 namespace fathom {
 namespace {
 
-// On the CPU in bf16 these texts deviate by 0.007 on average and 0.36 at most, with a cache in e5m2
-// up to 4.1; e4m3 is between.
+// On an H200 these texts deviate by 0.074 on average and 2.4 at most in e4m3, in bf16 by 0.011 and
+// 1.5.
 constexpr ForcedLimits kLimits = {.row = 6, .mean = 0.2};
-constexpr ForcedLimits kLimitsBf16 = {.row = 1.2, .mean = 0.02};
+constexpr ForcedLimits kLimitsBf16 = {.row = 3.5, .mean = 0.02};
 
 std::vector<int32_t> long_prompt(std::mt19937& random, size_t length) {
   std::vector<int32_t> ids;

@@ -24,6 +24,9 @@
 
 namespace fathom {
 
+// How many CPUs this process may use; at least 1.
+int usable_cores();
+
 class ThreadPool {
  public:
   // num_threads >= 1 counts the caller; 0 means one a core that this process may use.

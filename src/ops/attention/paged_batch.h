@@ -8,9 +8,12 @@ namespace fathom {
 
 struct PagedBatch {
   std::span<const int32_t> query_start;   // [sequences + 1]: sequence s owns rows [s], [s + 1)
-  std::span<const int32_t> context_lens;  // [sequences]: tokens in the cache before this step
+  std::span<const int32_t> context_lens;  // [sequences]: tokens before the sequence's first row
   std::span<const int32_t> block_tables;  // [sequences, max_pages]
   int32_t max_pages = 0;
+  // [sequences]: tokens in the cache before this step. Fewer than context_lens where rows of the
+  // same step precede the sequence's first row; empty: equal to context_lens.
+  std::span<const int32_t> cached_lens = {};
 
   int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }
   int32_t num_queries(int64_t s) const { return query_start[s + 1] - query_start[s]; }

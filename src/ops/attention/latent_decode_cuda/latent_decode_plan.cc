@@ -29,7 +29,8 @@ struct RowTile {
 
 // The number of tiles in [begin, end) whose keys all precede this step.
 int32_t old_tiles(const PagedBatch& batch, int32_t sequence, int64_t begin, int64_t end) {
-  const int64_t old = batch.context_lens[static_cast<size_t>(sequence)] / kPageSize;
+  const auto cached = batch.cached_lens.empty() ? batch.context_lens : batch.cached_lens;
+  const int64_t old = cached[static_cast<size_t>(sequence)] / kPageSize;
   return static_cast<int32_t>(std::clamp(old, begin, end) - begin);
 }
 
