@@ -25,7 +25,7 @@ Result<std::unique_ptr<HostMemory>> PageTransfer::allocate_slots(int64_t slots) 
 }
 
 int64_t LatentPageTransfer::page_bytes() const {
-  return cache_->num_layers() * cache_->layout().page_bytes();
+  return caches_.front()->num_layers() * caches_.front()->layout().page_bytes();
 }
 
 Result<std::unique_ptr<HostMemory>> LatentPageTransfer::allocate_slots(int64_t slots) {
@@ -34,12 +34,14 @@ Result<std::unique_ptr<HostMemory>> LatentPageTransfer::allocate_slots(int64_t s
 }
 
 void LatentPageTransfer::save(int32_t page, std::byte* host, int32_t id) {
-  std::memcpy(host, cache_->page(page), static_cast<size_t>(page_bytes()));
+  std::memcpy(host, caches_.front()->page(page), static_cast<size_t>(page_bytes()));
   ended_.push_back({id, true});
 }
 
 void LatentPageTransfer::load(const std::byte* host, int32_t page, int32_t id) {
-  std::memcpy(cache_->page(page), host, static_cast<size_t>(page_bytes()));
+  for (const LatentCache* cache : caches_) {
+    std::memcpy(cache->page(page), host, static_cast<size_t>(page_bytes()));
+  }
   ended_.push_back({id, true});
 }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cache/latent_layout.h"
@@ -51,11 +52,14 @@ class PageTransfer {
   virtual bool is_asynchronous() const { return true; }
 };
 
-// A cache that lies in host memory itself: a copy has ended when the call returns.
+// Caches that lie in host memory themselves: a copy has ended when the call returns. They outlive
+// it and stay where they are.
 class LatentPageTransfer : public PageTransfer {
  public:
-  // The cache outlives it and stays where it is.
-  explicit LatentPageTransfer(const LatentCache& cache) : cache_(&cache) {}
+  explicit LatentPageTransfer(const LatentCache& cache) : caches_{&cache} {}
+  // Caches with equal contents: a page is saved from the first and loaded into each.
+  explicit LatentPageTransfer(std::vector<const LatentCache*> caches)
+      : caches_(std::move(caches)) {}
 
   int64_t page_bytes() const override;
   Result<std::unique_ptr<HostMemory>> allocate_slots(int64_t slots) override;
@@ -65,7 +69,7 @@ class LatentPageTransfer : public PageTransfer {
   bool is_asynchronous() const override { return false; }
 
  private:
-  const LatentCache* cache_;
+  std::vector<const LatentCache*> caches_;
   std::vector<EndedCopy> ended_;
 };
 

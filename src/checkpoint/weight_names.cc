@@ -4,12 +4,13 @@
 #include <charconv>
 
 #include "base/math.h"
+#include "checkpoint/tensor_names.h"
 
 namespace fathom {
 namespace {
 
-constexpr std::string_view kLayerPrefix = "model.layers.";
-constexpr std::string_view kExpertPrefix = "mlp.experts.";
+using namespace tensor_names;
+
 constexpr std::string_view kWeight = ".weight";
 // Suffixes of the tensors that quantization adds beside "X.weight".
 constexpr std::string_view kScaleSuffixes[] = {".weight_scale_inv", ".weight_scale",
@@ -69,13 +70,9 @@ std::string_view name_of(WeightGroup group) {
 WeightNames::WeightNames(const ModelConfig& config) : config_(config) {
   const int64_t hidden = config.hidden;
   whole_ = {
-      {"model.embed_tokens.weight",
-       {config.vocab_size, hidden},
-       WeightGroup::kEmbedding,
-       false,
-       {}},
-      {"model.norm.weight", {hidden}, WeightGroup::kNorms, false, {}},
-      {"lm_head.weight", {config.vocab_size, hidden}, WeightGroup::kHead, false, {}},
+      {std::string(kEmbedding), {config.vocab_size, hidden}, WeightGroup::kEmbedding, false, {}},
+      {std::string(kFinalNorm), {hidden}, WeightGroup::kNorms, false, {}},
+      {std::string(kHead), {config.vocab_size, hidden}, WeightGroup::kHead, false, {}},
   };
   // The MTP module concatenates the next token's embedding and the hidden state; eh_proj reads
   // both.
@@ -94,46 +91,47 @@ WeightNames::WeightNames(const ModelConfig& config) : config_(config) {
 void WeightNames::add_attention() {
   const int64_t hidden = config_.hidden;
   const int64_t heads = config_.num_heads;
-  const auto norm = [&](std::string name, int64_t width) {
-    layer_.push_back({std::move(name), {width}, WeightGroup::kNorms, false, {}});
+  const auto norm = [&](std::string_view name, int64_t width) {
+    layer_.push_back({std::string(name), {width}, WeightGroup::kNorms, false, {}});
   };
-  const auto linear = [&](std::string name, int64_t rows, int64_t cols) {
-    layer_.push_back({std::move(name), {rows, cols}, WeightGroup::kAttention, true, {}});
+  const auto linear = [&](std::string_view name, int64_t rows, int64_t cols) {
+    layer_.push_back({std::string(name), {rows, cols}, WeightGroup::kAttention, true, {}});
   };
-  norm("input_layernorm.weight", hidden);
-  norm("post_attention_layernorm.weight", hidden);
+  norm(kInputNorm, hidden);
+  norm(kPostAttentionNorm, hidden);
   if (config_.q_lora_rank > 0) {
-    linear("self_attn.q_a_proj.weight", config_.q_lora_rank, hidden);
-    norm("self_attn.q_a_layernorm.weight", config_.q_lora_rank);
-    linear("self_attn.q_b_proj.weight", heads * config_.qk_dim(), config_.q_lora_rank);
+    linear(kQA, config_.q_lora_rank, hidden);
+    norm(kQANorm, config_.q_lora_rank);
+    linear(kQB, heads * config_.qk_dim(), config_.q_lora_rank);
   } else {
-    linear("self_attn.q_proj.weight", heads * config_.qk_dim(), hidden);
+    linear(kQ, heads * config_.qk_dim(), hidden);
   }
-  linear("self_attn.kv_a_proj_with_mqa.weight", config_.latent_dim(), hidden);
-  norm("self_attn.kv_a_layernorm.weight", config_.kv_lora_rank);
-  linear("self_attn.kv_b_proj.weight", heads * (config_.qk_nope_dim + config_.v_dim),
-         config_.kv_lora_rank);
-  linear("self_attn.o_proj.weight", hidden, heads * config_.v_dim);
+  linear(kKvA, config_.latent_dim(), hidden);
+  norm(kKvANorm, config_.kv_lora_rank);
+  linear(kKvB, heads * (config_.qk_nope_dim + config_.v_dim), config_.kv_lora_rank);
+  linear(kO, hidden, heads * config_.v_dim);
 }
 
 void WeightNames::add_feed_forward() {
   const int64_t hidden = config_.hidden;
-  const auto mlp = [&](std::vector<Part>& parts, const std::string& prefix, int64_t width,
+  const auto mlp = [&](std::vector<Part>& parts, std::string_view prefix, int64_t width,
                        WeightGroup group) {
-    parts.push_back({prefix + "gate_proj.weight", {width, hidden}, group, true, {}});
-    parts.push_back({prefix + "up_proj.weight", {width, hidden}, group, true, {}});
-    parts.push_back({prefix + "down_proj.weight", {hidden, width}, group, true, {}});
+    const auto named = [&](std::string_view name) {
+      return std::string(prefix) + std::string(name);
+    };
+    parts.push_back({named(kGateProj), {width, hidden}, group, true, {}});
+    parts.push_back({named(kUpProj), {width, hidden}, group, true, {}});
+    parts.push_back({named(kDownProj), {hidden, width}, group, true, {}});
   };
-  mlp(dense_, "mlp.", config_.intermediate, WeightGroup::kDenseMlp);
+  mlp(dense_, kMlp, config_.intermediate, WeightGroup::kDenseMlp);
   if (config_.num_experts == 0) return;
   const int64_t experts = config_.num_experts;
-  moe_.push_back({"mlp.gate.weight", {experts, hidden}, WeightGroup::kGate, false, {}});
+  moe_.push_back({std::string(kRouter), {experts, hidden}, WeightGroup::kGate, false, {}});
   if (config_.gate == GateKind::kSigmoidBias) {
-    moe_.push_back(
-        {"mlp.gate.e_score_correction_bias", {experts}, WeightGroup::kGate, false, DType::kF32});
+    moe_.push_back({std::string(kRouterBias), {experts}, WeightGroup::kGate, false, DType::kF32});
   }
   if (config_.num_shared_experts > 0) {
-    mlp(moe_, "mlp.shared_experts.", config_.num_shared_experts * config_.moe_intermediate,
+    mlp(moe_, kSharedExperts, config_.num_shared_experts * config_.moe_intermediate,
         WeightGroup::kSharedExperts);
   }
   mlp(expert_, "", config_.moe_intermediate, WeightGroup::kExperts);
@@ -180,7 +178,7 @@ bool WeightNames::visit_part(const std::string& prefix, const Part& part, bool m
 
 bool WeightNames::visit_layer(int64_t layer, const Visit& visit) const {
   const bool mtp = layer >= config_.num_layers;
-  const std::string prefix = fmt::format("{}{}.", kLayerPrefix, layer);
+  const std::string prefix = fmt::format("{}{}.", kLayers, layer);
   const auto all = [&](const std::vector<Part>& parts, const std::string& before) {
     return std::all_of(parts.begin(), parts.end(),
                        [&](const Part& part) { return visit_part(before, part, mtp, visit); });
@@ -190,7 +188,7 @@ bool WeightNames::visit_layer(int64_t layer, const Visit& visit) const {
   if (!is_moe(layer)) return all(dense_, prefix);
   if (!all(moe_, prefix)) return false;
   for (int64_t expert = 0; expert < config_.num_experts; ++expert) {
-    if (!all(expert_, fmt::format("{}{}{}.", prefix, kExpertPrefix, expert))) return false;
+    if (!all(expert_, fmt::format("{}{}{}.", prefix, kExperts, expert))) return false;
   }
   return true;
 }
@@ -224,8 +222,8 @@ const WeightNames::Part* WeightNames::find_part(std::string_view name, int64_t* 
   for (const Part& part : whole_) {
     if (name == part.suffix) return &part;
   }
-  if (!name.starts_with(kLayerPrefix)) return nullptr;
-  name.remove_prefix(kLayerPrefix.size());
+  if (!name.starts_with(kLayers)) return nullptr;
+  name.remove_prefix(kLayers.size());
   const auto number = take_number(name);
   if (!number || *number >= config_.num_layers + config_.num_mtp_layers) return nullptr;
   *layer = *number;
@@ -244,8 +242,8 @@ const WeightNames::Part* WeightNames::find_in_layer(int64_t layer, std::string_v
     if (const Part* part = among(mtp_)) return part;
   }
   if (!is_moe(layer)) return among(dense_);
-  if (!rest.starts_with(kExpertPrefix)) return among(moe_);
-  rest.remove_prefix(kExpertPrefix.size());
+  if (!rest.starts_with(kExperts)) return among(moe_);
+  rest.remove_prefix(kExperts.size());
   const auto expert = take_number(rest);
   if (!expert || *expert >= config_.num_experts) return nullptr;
   return among(expert_);

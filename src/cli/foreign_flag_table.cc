@@ -17,6 +17,7 @@ constexpr ForeignGroup kGroups[] = {
     {Asked::kAlias, "--log-level=debug", "", "-v log-verbose verbose", ""},
     {Asked::kAlias, "--tokenizer", "", "", "tokenizer-path"},
     {Asked::kAlias, "--device", "", "", "-dev"},
+    {Asked::kAlias, "--tp", "", "", "-tp"},
     {Asked::kRefused, "", "fathom --version, fathom env and fathom serve --help say it",
      "-cl cache-list completion-bash list-devices usage version", ""},
     {Asked::kNote, "",
@@ -28,12 +29,12 @@ constexpr ForeignGroup kGroups[] = {
      "repeat-penalty reverse-prompt sampler-seq samplers sampling-seq top-n-sigma top-nsigma "
      "typical typical-p xtc-probability xtc-threshold"},
     {Asked::kOnly, "1", "parallelism over devices is not there yet", "",
-     "-dcp -dp -dpl -pcp -pp -tp attention-context-parallel-size attention-data-parallel-size "
+     "-dcp -dp -dpl -pcp -pp attention-context-parallel-size attention-data-parallel-size "
      "attn-cp-size attn-dp-size data-parallel-size data-parallel-size-local dcp-size "
      "decode-context-parallel-size dp dp-size dwdp-size elastic-ep-initial-size "
      "elastic-ep-max-dp-size ep ep-size expert-parallel-size max-ep-size "
      "moe-data-parallel-size moe-dense-tp-size moe-dp-size pipeline-parallel-size pp pp-size "
-     "prefill-context-parallel-size shared-experts-tp-size tensor-parallel-size tp tp-size"},
+     "prefill-context-parallel-size shared-experts-tp-size"},
     {Asked::kOnly, "1", "parallelism over machines is not there yet", "", "nnodes"},
     {Asked::kOnly, "0", "parallelism over machines is not there yet", "",
      "-dpn -dpr data-parallel-rank data-parallel-start-rank node-rank"},

@@ -105,14 +105,20 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   return options;
 }
 
-// Bytes of the model's workspace. Allocating it here takes no memory, because its pages are never
-// touched.
+// Bytes of all ranks' workspaces. Allocating them here takes no memory, because their pages are
+// never touched.
 Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
                                     int num_threads) {
-  FATHOM_TRY(const Workspace workspace,
-             Workspace::allocate(config, options.compute, options.max_batched_tokens,
-                                 options.attention, num_threads));
-  return workspace.bytes();
+  int64_t bytes = 0;
+  for (int rank = 0; rank < options.tp; ++rank) {
+    const ModelSpec spec = make_spec(config, {.tp = options.tp}, rank);
+    FATHOM_TRY(
+        const Workspace workspace,
+        Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
+                            static_cast<int>(ceil_div(num_threads, options.tp))));
+    bytes += workspace.bytes();
+  }
+  return bytes;
 }
 
 // Checks that the model and the engine would also make, but only after the weights are read.
@@ -129,6 +135,8 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   if (flags.deterministic && flags.attention_form() == AttentionForm::kMha) {
     return invalid("--deterministic computes answers absorbed, --attention asks for mha");
   }
+  const auto placed = check_placement({.tp = static_cast<int>(flags.tp)}, config);
+  if (!placed) return with_context("--", placed.error());
   if (loaded.max_num_seqs > flags.step_rows()) {
     return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",
                    loaded.max_num_seqs, flags.step_rows());
@@ -170,7 +178,8 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     request.fixed.push_back({"offloaded pages", flags.kv_offload_gib << 30});
   }
   request.cache_row_bytes =
-      LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
+      LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes() *
+      flags.tp;  // each rank has the whole cache
   request.cache_layers = config.num_layers;
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
@@ -233,6 +242,7 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
   options.max_model_len = flags.max_model_len;
   options.max_batched_tokens = flags.step_rows();
   options.num_threads = static_cast<int>(flags.threads);
+  options.tp = static_cast<int>(flags.tp);
   options.attention.form = flags.attention_form();
   options.load = loaded.load;
   FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));

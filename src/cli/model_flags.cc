@@ -12,6 +12,7 @@
 #include "chat/format.h"
 #include "checkpoint/hub_cache.h"
 #include "engine/gpu_runner.h"
+#include "placement/placement.h"
 
 namespace fathom {
 namespace {
@@ -46,6 +47,12 @@ std::string default_model() {
   return name == nullptr ? "" : name;
 }
 
+// What the flags ask for and a GPU has not.
+const char* gpu_lacks(const ModelFlags& flags) {
+  return flags.tp > 1 ? "tensor parallelism over several GPUs is not there yet, only over CPU ranks"
+                      : "on a GPU there are neither float32 products nor an f32 cache";
+}
+
 bool is_on_gpu(const ModelFlags& flags) {
   const auto number = flags.gpu();
   return number && *number;
@@ -71,14 +78,14 @@ AttentionForm ModelFlags::attention_form() const {
 }
 
 bool ModelFlags::fits_gpu() const {
-  return compute() == DType::kBF16 && cache_format() != CacheFormat::kF32;
+  return compute() == DType::kBF16 && cache_format() != CacheFormat::kF32 && tp == 1;
 }
 
 std::string ModelFlags::why_cpu(const std::string& root) const {
   if (device != "auto") return "";
   std::string reason = why_no_gpu(root);
   if (reason.empty() && num_gpus() > 0 && !fits_gpu()) {
-    reason = "on a GPU there are neither float32 products nor an f32 cache";
+    reason = gpu_lacks(*this);
   }
   return reason.empty() ? "" : fmt::format("--device auto takes the CPU: {}", reason);
 }
@@ -89,8 +96,7 @@ Result<std::optional<int>> ModelFlags::gpu() const {
   const bool can = fits_gpu();
   if (device == "auto") return count > 0 && can ? std::optional(0) : std::nullopt;
   if (!can) {
-    return invalid("--device {}: on a GPU there are neither float32 products nor an f32 cache",
-                   device);
+    return invalid("--device {}: {}", device, gpu_lacks(*this));
   }
   const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // validated by the flag
   if (number >= count) {
@@ -183,6 +189,10 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
       "with status 3; 0: never",
       "30");
   capacity.count("-t,--threads", &flags->threads, 1, kMaxThreads, "CPU threads", "one per core");
+  capacity.count("--tp,--tensor-parallel-size,--tp-size", &flags->tp, 1, kMaxRanks,
+                 "Tensor-parallel ranks: each computes its share of the heads, of the feed-forward "
+                 "columns and of the vocabulary. On the CPU they share the threads",
+                 "1");
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of all random numbers", "random");
 }
 

@@ -34,7 +34,8 @@ struct ModelFlags {
   std::string kv_offload_dir;        // files for pages evicted from host memory; empty: none
   int64_t kv_offload_disk_gib = 64;  // total size of the files
   int64_t gpu_step_seconds = 30;     // limit on a GPU's step; 0: none
-  int64_t threads = 0;               // 0: one per core
+  int64_t threads = 0;               // of all ranks together; 0: one per core
+  int64_t tp = 1;                    // tensor-parallel ranks
   std::optional<int64_t> seed;
   bool quiet = false;
 

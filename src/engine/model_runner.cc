@@ -13,19 +13,25 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
     return invalid("--max-model-len is {}, the model's positions end at {}", options.max_model_len,
                    config.max_position);
   }
-  std::unique_ptr<ModelRunner> runner(new ModelRunner(options.num_threads));
+  const Placement placement{.tp = options.tp};
+  FATHOM_RETURN_IF_ERROR(check_placement(placement, config));
+  std::unique_ptr<ModelRunner> runner(new ModelRunner);
   const int64_t cache_tokens = round_up(options.max_total_tokens, kPageSize);
   runner->max_model_len_ = std::min(
       options.max_model_len > 0 ? options.max_model_len : config.max_position, cache_tokens);
-  ModelOptions model_options;
-  model_options.compute = options.compute;
-  model_options.max_rows = options.max_batched_tokens;
-  model_options.attention = options.attention;
-  FATHOM_TRY(runner->model_,
-             DeepSeekModel::load(checkpoint, model_options, options.load, runner->stream_));
-  FATHOM_TRY(runner->cache_,
-             LatentCache::allocate({options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
-                                   config.num_layers, cache_tokens / kPageSize));
+  FATHOM_TRY(runner->team_,
+             RankTeam::load(checkpoint, {.placement = placement,
+                                         .model = {.compute = options.compute,
+                                                   .max_rows = options.max_batched_tokens,
+                                                   .attention = options.attention},
+                                         .cache_format = options.cache_format,
+                                         .num_pages = cache_tokens / kPageSize,
+                                         .num_threads = options.num_threads,
+                                         .load = options.load,
+                                         .group = {.name = "tp"}}));
+  std::vector<const LatentCache*> caches;
+  for (int rank = 0; rank < options.tp; ++rank) caches.push_back(&runner->team_->cache(rank));
+  runner->page_transfer_.emplace(std::move(caches));
   return runner;
 }
 
@@ -36,7 +42,7 @@ Result<ConstTensorView> ModelRunner::forward(const ForwardBatch& batch) {
     FATHOM_TRY(logits_, Buffer::allocate(bytes, "logits"));
   }
   const TensorView logits = logits_.view(DType::kF32, {rows, vocab_size()});
-  model_->forward(batch, cache_, logits);
+  FATHOM_RETURN_IF_ERROR(team_->forward(batch, logits));
   return ConstTensorView(logits);
 }
 

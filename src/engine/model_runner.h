@@ -1,12 +1,13 @@
-// The model on this machine's CPU, as the engine drives it: weights, workspace and cache pages.
+// The model on this machine's CPU, as the engine drives it: one rank, or the ranks of a lane as
+// threads (model/rank_team.h).
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "cache/latent_layout.h"
-#include "device/stream.h"
 #include "engine/logits_runner.h"
-#include "model/deepseek.h"
+#include "model/rank_team.h"
 #include "model/token_work.h"
 
 namespace fathom {
@@ -17,7 +18,8 @@ struct ModelRunnerOptions {
   int64_t max_model_len = 0;  // 0: the model's own
   int64_t max_batched_tokens = 2048;
   int64_t max_total_tokens = 65536;  // capacity of the cache in tokens
-  int num_threads = 0;               // 0: one per core
+  int tp = 1;                        // ranks; each holds all of the cache
+  int num_threads = 0;               // of all ranks together; 0: one per core
   AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
 };
@@ -27,27 +29,23 @@ class ModelRunner : public LogitsRunner {
   static Result<std::unique_ptr<ModelRunner>> create(const Checkpoint& checkpoint,
                                                      const ModelRunnerOptions& options);
 
-  int64_t vocab_size() const override { return model_->config().vocab_size; }
+  int64_t vocab_size() const override { return team_->config().vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
-  int64_t num_pages() const override { return cache_.num_pages(); }
+  int64_t num_pages() const override { return team_->cache(0).num_pages(); }
   int64_t keys_worth_a_row() const override {
-    return fathom::keys_worth_a_row(model_->config(), absorbed_key_macs(model_->config()));
+    return fathom::keys_worth_a_row(team_->config(), absorbed_key_macs(team_->config()));
   }
   Result<ConstTensorView> forward(const ForwardBatch& batch) override;
-  PageTransfer* page_transfer() override { return &page_transfer_; }
-  const Stream* host_stream() const override { return &stream_; }
-
-  const DeepSeekModel& model() const { return *model_; }
-  const LatentCache& cache() const { return cache_; }
+  PageTransfer* page_transfer() override { return &*page_transfer_; }
+  const Stream* host_stream() const override { return &team_->stream(); }
+  // A rank that has failed does not come back.
+  bool is_lost() override { return team_->has_failed(); }
 
  private:
-  explicit ModelRunner(int num_threads) : pool_(num_threads), stream_(pool_) {}
+  ModelRunner() = default;
 
-  ThreadPool pool_;
-  Stream stream_;
-  std::unique_ptr<DeepSeekModel> model_;
-  LatentCache cache_;
-  LatentPageTransfer page_transfer_{cache_};
+  std::unique_ptr<RankTeam> team_;
+  std::optional<LatentPageTransfer> page_transfer_;
   int64_t max_model_len_ = 0;
   Buffer logits_;  // grows to the largest number of logit rows
 };

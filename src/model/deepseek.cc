@@ -1,7 +1,9 @@
 #include "model/deepseek.h"
 
 #include <algorithm>
+#include <new>
 
+#include "comm/collectives.h"
 #include "model/layer_options.h"
 #include "ops/attention/attention.h"
 #include "ops/convert/convert.h"
@@ -9,6 +11,7 @@
 #include "ops/gate/gate.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
+#include "placement/split.h"
 
 namespace fathom {
 namespace {
@@ -41,14 +44,27 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
                                                            const ModelOptions& options,
                                                            const LoadOptions& load_options,
                                                            const Stream& stream) {
-  std::unique_ptr<DeepSeekModel> model(new DeepSeekModel(checkpoint.config(), options, stream));
+  const ModelSpec spec = make_spec(checkpoint.config());
+  FATHOM_TRY(std::vector<ModelWeights> weights,
+             load_weights(checkpoint, {&spec, 1}, options.compute, load_options));
+  return create(spec, std::move(weights.front()), options, stream, nullptr);
+}
+
+Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const ModelSpec& spec,
+                                                             ModelWeights weights,
+                                                             const ModelOptions& options,
+                                                             const Stream& stream, Group* lane) {
+  FATHOM_CHECK((lane == nullptr ? 1 : lane->size()) == spec.placement.tp, "tp {} without its lane",
+               spec.placement.tp);
+  if (spec.placement.tp == 1) lane = nullptr;
+  std::unique_ptr<DeepSeekModel> model(new DeepSeekModel(spec, options, stream, lane));
   const ModelConfig& config = model->config_;
   model->rope_ = make_rope_table(config.qk_rope_dim, config.rope_theta, yarn_parameters(config));
   model->softmax_scale_ = static_cast<float>(config.softmax_scale());
   model->eps_ = static_cast<float>(config.rms_norm_eps);
-  FATHOM_TRY(model->weights_, ModelWeights::load(checkpoint, options.compute, load_options));
+  model->weights_ = std::move(weights);
   FATHOM_TRY(model->workspace_,
-             Workspace::allocate(config, options.compute, options.max_rows, options.attention,
+             Workspace::allocate(spec, options.compute, options.max_rows, options.attention,
                                  stream.pool().num_threads()));
   return model;
 }
@@ -64,9 +80,7 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
 
   const TensorView x = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
   const TensorView normed = workspace_.normed.view(options_.compute, {rows, config_.hidden});
-  embedding(stream_, batch.token_ids,
-            weights_.embedding.view(weights_.embedding_dtype, {config_.vocab_size, config_.hidden}),
-            x);
+  embed(batch, x);
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[layer];
     rms_norm(stream_, x, norm_weight(weights.input_norm), eps_, normed);
@@ -77,10 +91,39 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
   logits(step, x, logits_out);
 }
 
+template <typename Add>
+void DeepSeekModel::add_over_lane(TensorView residual, const Add& add) {
+  if (lane_ == nullptr) return add(residual);
+  const auto size = static_cast<size_t>(residual.num_elements());
+  const TensorView partial =
+      workspace_.partial.view(DType::kF32, {residual.size(0), residual.size(1)});
+  std::fill_n(partial.data<float>(), size, 0.0f);
+  add(partial);
+  all_reduce_add(*lane_, std::span(partial.data<float>(), size),
+                 std::span(residual.data<float>(), size), &stream_.pool());
+}
+
+// Each rank looks up the tokens that it has; the others' rows are zero.
+void DeepSeekModel::embed(const ForwardBatch& batch, TensorView residual) {
+  const ConstTensorView table =
+      weights_.embedding.view(weights_.embedding_dtype, {vocabulary_.count, config_.hidden});
+  if (lane_ == nullptr) return embedding(stream_, batch.token_ids, table, residual);
+  std::vector<int32_t> own(batch.token_ids);
+  const auto is_own = [&](int32_t id) { return id >= vocabulary_.first && id < vocabulary_.end(); };
+  for (int32_t& id : own) id = is_own(id) ? id - static_cast<int32_t>(vocabulary_.first) : 0;
+  embedding(stream_, own, table, residual);
+  for (size_t row = 0; row < own.size(); ++row) {
+    if (is_own(batch.token_ids[row])) continue;
+    std::fill_n(residual.row<float>(static_cast<int64_t>(row)), config_.hidden, 0.0f);
+  }
+  const std::span values(residual.data<float>(), static_cast<size_t>(residual.num_elements()));
+  all_reduce(*lane_, values, values, &stream_.pool());
+}
+
 // residual += W_o · attention(x)
 void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
                               const LatentPages& pages, ConstTensorView x, TensorView residual) {
-  const int64_t rows = x.size(0), heads = config_.num_heads;
+  const int64_t rows = x.size(0), heads = heads_;
   const DType operand = options_.compute;
   const TensorView kv_a = workspace_.kv_a.view(DType::kF32, {rows, config_.latent_dim()});
   const TensorView q = workspace_.q.view(DType::kF32, {rows, heads, config_.qk_dim()});
@@ -107,14 +150,16 @@ void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
   }
   for (const int32_t sequence : step.plan.mha) mha_attention(weights, step, sequence, pages);
 
-  linear(stream_, workspace_.heads_out.view(operand, {rows, heads * config_.v_dim}), weights.o,
-         residual, LinearMode::kAccumulate);
+  add_over_lane(residual, [&](TensorView out) {
+    linear(stream_, workspace_.heads_out.view(operand, {rows, heads * config_.v_dim}), weights.o,
+           out, LinearMode::kAccumulate);
+  });
 }
 
 // W_UK folded into the query, attention over the latent rows, W_UV after.
 void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const Step& step,
                                        const AbsorbedGroup& group, const LatentPages& pages) {
-  const int64_t all_rows = step.batch.num_rows(), rows = group.rows, heads = config_.num_heads;
+  const int64_t all_rows = step.batch.num_rows(), rows = group.rows, heads = heads_;
   const int64_t latent = config_.kv_lora_rank;
   const DType operand = options_.compute;
   const TensorView q_nope = workspace_.q_nope.view(operand, {all_rows, heads, config_.qk_nope_dim})
@@ -144,7 +189,7 @@ void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const St
 void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& step,
                                   int32_t sequence, const LatentPages& pages) {
   const ForwardBatch& batch = step.batch;
-  const int64_t all_rows = batch.num_rows(), heads = config_.num_heads, v = config_.v_dim;
+  const int64_t all_rows = batch.num_rows(), heads = heads_, v = config_.v_dim;
   const int64_t first_row = batch.query_start[sequence];
   const int64_t queries = batch.query_start[sequence + 1] - first_row;
   const int64_t context = batch.context_lens[sequence];
@@ -187,9 +232,16 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
 // residual += mlp(x), dense or MoE.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, ConstTensorView x,
                                  TensorView residual) {
+  add_over_lane(residual, [&](TensorView out) { feed_forward_part(weights, x, out); });
+}
+
+// out += this rank's columns of mlp(x).
+void DeepSeekModel::feed_forward_part(const LayerWeights& weights, ConstTensorView x,
+                                      TensorView out) {
   const std::span<std::byte> workspace = bytes_of(workspace_.mlp);
+  const auto has_columns = [](const MlpWeights& block) { return block.down.cols() > 0; };
   if (weights.dense) {
-    mlp(stream_, x, *weights.dense, residual, workspace);
+    if (has_columns(*weights.dense)) mlp(stream_, x, *weights.dense, out, workspace);
     return;
   }
   const MoeWeights& moe_weights = *weights.moe;
@@ -208,8 +260,13 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, ConstTensorView x,
   const bool biased = moe_weights.gate_bias.size() > 0;
   gate(stream_, router_logits, biased ? norm_weight(moe_weights.gate_bias) : ConstTensorView(),
        gate_options(config_), ids, expert_weights);
-  moe(stream_, x, ids, expert_weights, moe_weights.experts,
-      moe_weights.shared ? &*moe_weights.shared : nullptr, residual, workspace);
+  const MlpWeights* const shared =
+      moe_weights.shared && has_columns(*moe_weights.shared) ? &*moe_weights.shared : nullptr;
+  if (has_columns(moe_weights.experts.front())) {
+    moe(stream_, x, ids, expert_weights, moe_weights.experts, shared, out, workspace);
+  } else if (shared != nullptr) {
+    mlp(stream_, x, *shared, out, workspace);
+  }
 }
 
 void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorView out) {
@@ -225,7 +282,33 @@ void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorVie
              normed.rows(i, run));
     i += run;
   }
-  linear(stream_, normed, weights_.head, out);
+  if (lane_ == nullptr) return linear(stream_, normed, weights_.head, out);
+  const int64_t bytes = count * vocabulary_.count * static_cast<int64_t>(sizeof(float));
+  if (logits_part_.size() < bytes) {
+    auto larger = Buffer::allocate(bytes, "logits");
+    if (!larger) throw std::bad_alloc();
+    logits_part_ = std::move(*larger);
+  }
+  const TensorView part = logits_part_.view(DType::kF32, {count, vocabulary_.count});
+  linear(stream_, normed, weights_.head, part);
+  gather_logits(part, out);
+}
+
+// Each rank's columns, to the lane's first rank.
+void DeepSeekModel::gather_logits(ConstTensorView part, TensorView out) {
+  const auto bytes = static_cast<size_t>(part.num_elements()) * sizeof(float);
+  const auto parts = lane_->meet(Collective::kAllGather,
+                                 ConstBytes(static_cast<const std::byte*>(part.raw()), bytes));
+  if (lane_->rank() == 0) {
+    for (int rank = 0; rank < lane_->size(); ++rank) {
+      const Slice columns = split_vocabulary(config_.vocab_size, lane_->size(), rank);
+      const auto* from = reinterpret_cast<const float*>(parts[static_cast<size_t>(rank)].data());
+      for (int64_t row = 0; row < part.size(0); ++row, from += columns.count) {
+        std::copy_n(from, columns.count, out.row<float>(row) + columns.first);
+      }
+    }
+  }
+  barrier(*lane_);  // the parts are read
 }
 
 }  // namespace fathom

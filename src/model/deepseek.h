@@ -1,12 +1,15 @@
 // The DeepSeek V2 / V3 decoder over a paged latent cache: tokens in, logits out.
 //
 // Owns the weights and the activations' workspace; the caller owns the cache. One forward() at a
-// time, on the rank's thread.
+// time, on the rank's thread. Under tensor parallelism a model is one rank's part: all ranks of the
+// lane call forward() with the same batches, each with a cache of its own, and meet after each
+// layer's attention and feed-forward, at the embedding and at the logits.
 #pragma once
 
 #include <memory>
 
 #include "cache/latent_layout.h"
+#include "comm/group.h"
 #include "model/attention_plan.h"
 #include "model/forward_batch.h"
 #include "model/weights.h"
@@ -23,10 +26,16 @@ struct ModelOptions {
 
 class DeepSeekModel {
  public:
+  // The whole model on one rank.
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options,
                                                      const Stream& stream);
+  // A rank's part; the weights are those of its spec. `lane` joins the lane's ranks and outlives
+  // the model; null with tp 1.
+  static Result<std::unique_ptr<DeepSeekModel>> create(const ModelSpec& spec, ModelWeights weights,
+                                                       const ModelOptions& options,
+                                                       const Stream& stream, Group* lane);
 
   const ModelConfig& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
@@ -34,12 +43,19 @@ class DeepSeekModel {
   int64_t workspace_bytes() const { return workspace_.bytes(); }
 
   // Runs the batch's tokens through all layers, writes their cache rows, and computes logits
-  // [logit_rows, vocab] f32. Requires rows <= max_rows and pages < cache.num_pages().
+  // [logit_rows, vocab] f32, on the lane's first rank alone (the others' may be empty). Requires
+  // rows <= max_rows and pages < cache.num_pages(). Throws CommError.
   void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits);
 
  private:
-  DeepSeekModel(const ModelConfig& config, const ModelOptions& options, const Stream& stream)
-      : config_(config), options_(options), stream_(stream) {}
+  DeepSeekModel(const ModelSpec& spec, const ModelOptions& options, const Stream& stream,
+                Group* lane)
+      : config_(spec.config),
+        heads_(spec.num_heads()),
+        vocabulary_(spec.vocabulary()),
+        options_(options),
+        stream_(stream),
+        lane_(lane) {}
 
   // State shared by all layers of one step.
   struct Step {
@@ -55,16 +71,27 @@ class DeepSeekModel {
   void mha_attention(const AttentionWeights& weights, const Step& step, int32_t sequence,
                      const LatentPages& pages);
   void feed_forward(const LayerWeights& weights, ConstTensorView x, TensorView residual);
+  void feed_forward_part(const LayerWeights& weights, ConstTensorView x, TensorView out);
+  void embed(const ForwardBatch& batch, TensorView residual);
   void logits(const Step& step, ConstTensorView residual, TensorView out);
+  void gather_logits(ConstTensorView part, TensorView out);
+  // Runs add(out), which adds this rank's part of a sum over the lane to `out`, so that the
+  // residual gets the whole sum.
+  template <typename Add>
+  void add_over_lane(TensorView residual, const Add& add);
 
   const ModelConfig config_;
+  const int64_t heads_;     // of this rank
+  const Slice vocabulary_;  // its rows of embedding and head
   const ModelOptions options_;
   const Stream stream_;
+  Group* const lane_;  // null: alone
   RopeTable rope_;
   float softmax_scale_ = 1;
   float eps_ = 1e-6f;
   ModelWeights weights_;
   Workspace workspace_;
+  Buffer logits_part_;  // [logit rows, vocabulary_.count] f32, grows; with a lane only
 };
 
 }  // namespace fathom

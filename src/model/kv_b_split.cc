@@ -10,8 +10,9 @@ namespace {
 // Whether rows [first, first + count) are whole scale blocks, so that a block index counted from
 // `first` is an offset into the matrix's own.
 bool whole_blocks(const ScaledMatrix& matrix, int64_t first, int64_t count) {
-  return first % matrix.scale_rows == 0 &&
-         (count % matrix.scale_rows == 0 || first + count == matrix.rows());
+  const int64_t from = matrix.scale_row + first;
+  return from % matrix.scale_rows == 0 &&
+         (count % matrix.scale_rows == 0 || from + count == matrix.scale_row + matrix.rows());
 }
 
 template <typename T>
@@ -57,8 +58,8 @@ OwnedMatrix slice_rows(const ScaledMatrix& matrix, int64_t first, int64_t count)
   out.view.scale_cols = matrix.scale_cols;
   const int64_t scale_rows = ceil_div(count, out.view.scale_rows);
   for (int64_t b = 0; b < scale_rows; ++b) {
-    const float* row =
-        matrix.scales.row<float>((first + b * out.view.scale_rows) / matrix.scale_rows);
+    const float* row = matrix.scales.row<float>(
+        (matrix.scale_row + first + b * out.view.scale_rows) / matrix.scale_rows);
     out.scales.insert(out.scales.end(), row, row + scale_cols);
   }
   out.view.scales = ConstTensorView(out.scales.data(), {scale_rows, scale_cols});
@@ -95,7 +96,7 @@ OwnedMatrix transpose_rows(const ScaledMatrix& matrix, int64_t first, int64_t co
   const int64_t col_blocks = matrix.scales.size(1);
   out.scales.resize(static_cast<size_t>(row_blocks * col_blocks));
   for (int64_t r = 0; r < row_blocks; ++r) {
-    const float* row = matrix.scales.row<float>(first / matrix.scale_rows + r);
+    const float* row = matrix.scales.row<float>((matrix.scale_row + first) / matrix.scale_rows + r);
     for (int64_t c = 0; c < col_blocks; ++c) out.scales[c * row_blocks + r] = row[c];
   }
   out.view.scale_rows = matrix.scale_cols;

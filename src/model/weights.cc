@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <tuple>
 
 #include "base/math.h"
 #include "checkpoint/weight_names.h"
@@ -12,7 +14,9 @@
 namespace fathom {
 namespace {
 
-// Collects the tensors that a model needs from its checkpoint, and allocates each destination.
+// Collects the tensors that some ranks of this process need from their checkpoint, and allocates
+// each destination. What two ranks hold alike they share; a tensor of which several hold parts is
+// read once.
 class WeightCollector {
  public:
   WeightCollector(const Checkpoint& checkpoint, DType compute, const LoadOptions& options)
@@ -22,9 +26,15 @@ class WeightCollector {
         compute_(compute) {}
 
   // A norm weight or bias, kept in fp32.
-  Result<> vector(const std::string& name, int64_t size, Buffer* out) {
-    FATHOM_TRY(*out, Buffer::allocate(checked_bytes(size, 4), name));
-    add(name, {size}, [out, size](const ScaledMatrix& source) -> Result<> {
+  Result<> vector(const TensorPart& part, Buffer* out) {
+    const int64_t size = part.num_cols;
+    if (Buffer* const held = find(buffers_, part)) {
+      *out = held->share();
+      return {};
+    }
+    FATHOM_TRY(*out, Buffer::allocate(checked_bytes(size, 4), part.name));
+    buffers_.emplace(key_of(part), out);
+    add(part, [out, size](const ScaledMatrix& source) -> Result<> {
       auto* values = reinterpret_cast<float*>(out->data());
       for (int64_t i = 0; i < size; ++i) values[i] = source.at(0, i);
       return {};
@@ -33,10 +43,16 @@ class WeightCollector {
   }
 
   // One matrix, packed.
-  Result<> matrix(const std::string& name, int64_t rows, int64_t cols, PackedMatrix* out) {
-    FATHOM_TRY(const WeightFormat format, format_of({name}));
-    FATHOM_TRY(*out, PackedMatrix::allocate(rows, cols, format, name));
-    add(name, {rows, cols}, [out](const ScaledMatrix& source) -> Result<> {
+  Result<> matrix(const TensorPart& part, PackedMatrix* out) {
+    if (part.empty()) return {};
+    if (PackedMatrix* const held = find(matrices_, part)) {
+      *out = held->share();
+      return {};
+    }
+    FATHOM_TRY(const WeightFormat format, format_of({part.name}));
+    FATHOM_TRY(*out, PackedMatrix::allocate(part.rows.count, part.cols.count, format, part.name));
+    matrices_.emplace(key_of(part), out);
+    add(part, [out](const ScaledMatrix& source) -> Result<> {
       out->pack(0, source);
       return {};
     });
@@ -44,30 +60,42 @@ class WeightCollector {
   }
 
   // gate_proj, up_proj and down_proj of one SwiGLU block.
-  Result<> mlp(const std::string& prefix, int64_t hidden, int64_t intermediate, MlpWeights* out) {
-    const std::string gate = prefix + "gate_proj.weight";
-    const std::string up = prefix + "up_proj.weight";
-    FATHOM_TRY(const WeightFormat format, format_of({gate, up}));
-    FATHOM_TRY(out->gate_up, PackedMatrix::allocate(2 * intermediate, hidden, format, gate));
-    for (const auto& [name, first] : {std::pair(gate, int64_t{0}), std::pair(up, intermediate)}) {
-      add(name, {intermediate, hidden},
-          [matrix = &out->gate_up, row = first](const ScaledMatrix& source) -> Result<> {
-            matrix->pack(row, source);
-            return {};
-          });
+  Result<> mlp(const MlpSpec& spec, MlpWeights* out) {
+    if (spec.width() == 0) return {};
+    FATHOM_RETURN_IF_ERROR(matrix(spec.down, &out->down));
+    if (PackedMatrix* const held = find(matrices_, spec.gate)) {
+      out->gate_up = held->share();
+      return {};
     }
-    return matrix(prefix + "down_proj.weight", hidden, intermediate, &out->down);
+    FATHOM_TRY(const WeightFormat format, format_of({spec.gate.name, spec.up.name}));
+    FATHOM_TRY(out->gate_up, PackedMatrix::allocate(2 * spec.width(), spec.gate.cols.count, format,
+                                                    spec.gate.name));
+    matrices_.emplace(key_of(spec.gate), &out->gate_up);
+    for (const auto& [part, first] :
+         {std::pair(&spec.gate, int64_t{0}), std::pair(&spec.up, spec.width())}) {
+      add(*part, [packed = &out->gate_up, row = first](const ScaledMatrix& source) -> Result<> {
+        packed->pack(row, source);
+        return {};
+      });
+    }
+    return {};
   }
 
-  // kv_b_proj whole, and each head's two halves for absorbed attention.
-  Result<> kv_b(const std::string& name, const ModelConfig& config, AttentionWeights* out) {
-    const int64_t heads = config.num_heads, latent = config.kv_lora_rank;
-    const int64_t nope = config.qk_nope_dim, v = config.v_dim;
-    FATHOM_TRY(const WeightFormat format, format_of({name}));
-    FATHOM_TRY(out->kv_b, PackedMatrix::allocate(heads * (nope + v), latent, format, name));
+  // kv_b_proj of this rank's heads, and each head's two halves for absorbed attention.
+  Result<> kv_b(const AttentionSpec& spec, const ModelConfig& config, AttentionWeights* out) {
+    const int64_t heads = spec.heads.count, nope = config.qk_nope_dim, v = config.v_dim;
+    if (AttentionWeights* const held = find(kv_bs_, spec.kv_b)) {
+      out->kv_b = held->kv_b.share();
+      shared_heads_.emplace_back(held, out);
+      return {};
+    }
+    FATHOM_TRY(const WeightFormat format, format_of({spec.kv_b.name}));
+    FATHOM_TRY(out->kv_b, PackedMatrix::allocate(heads * (nope + v), config.kv_lora_rank, format,
+                                                 spec.kv_b.name));
+    kv_bs_.emplace(key_of(spec.kv_b), out);
     out->uk.resize(static_cast<size_t>(heads));
     out->uv.resize(static_cast<size_t>(heads));
-    const auto place = [this, out, heads, nope, v](const ScaledMatrix& source) -> Result<> {
+    add(spec.kv_b, [this, out, heads, nope, v](const ScaledMatrix& source) -> Result<> {
       out->kv_b.pack(0, source);
       for (int64_t h = 0; h < heads; ++h) {
         const OwnedMatrix uk = transpose_rows(source, h * (nope + v), nope);
@@ -76,19 +104,25 @@ class WeightCollector {
         FATHOM_RETURN_IF_ERROR(pack_as_stored(uv.view, "W_UV", &out->uv[h]));
       }
       return {};
-    };
-    add(name, {heads * (nope + v), latent}, place);
+    });
     return {};
   }
 
-  // The embedding table: rows are copied out of it, so its type stays (f16 becomes f32).
-  Result<> embedding(const std::string& name, int64_t rows, int64_t cols, ModelWeights* out) {
-    FATHOM_TRY(const DType stored, loaded_dtype(name));
+  // Rows of the embedding table are copied out of it, so its type stays (f16 becomes f32).
+  Result<> embedding(const TensorPart& part, ModelWeights* out) {
+    FATHOM_TRY(const DType stored, loaded_dtype(part.name));
     const DType dtype = stored == DType::kBF16 ? DType::kBF16 : DType::kF32;
-    FATHOM_TRY(out->embedding,
-               Buffer::allocate(checked_bytes(rows, checked_bytes(cols, size_of(dtype))), name));
     out->embedding_dtype = dtype;
-    add(name, {rows, cols}, [out, dtype](const ScaledMatrix& source) -> Result<> {
+    if (Buffer* const held = find(buffers_, part)) {
+      out->embedding = held->share();
+      return {};
+    }
+    FATHOM_TRY(out->embedding,
+               Buffer::allocate(
+                   checked_bytes(part.rows.count, checked_bytes(part.cols.count, size_of(dtype))),
+                   part.name));
+    buffers_.emplace(key_of(part), &out->embedding);
+    add(part, [out, dtype](const ScaledMatrix& source) -> Result<> {
       if (dtype == DType::kBF16) {
         std::memcpy(out->embedding.data(), source.values.raw(),
                     static_cast<size_t>(source.rows() * source.cols() * size_of(dtype)));
@@ -103,18 +137,61 @@ class WeightCollector {
     return {};
   }
 
-  const std::vector<TensorRequest>& requests() const { return requests_; }
+  // Reads and places all of it.
+  Result<> load() {
+    std::vector<TensorRequest> requests;
+    for (const auto& [name, wanted] : wanted_) {
+      requests.push_back({.name = name,
+                          .shape = wanted.shape,
+                          .place = [&parts = wanted.parts](const ScaledMatrix& whole) -> Result<> {
+                            for (const Part& part : parts) {
+                              FATHOM_RETURN_IF_ERROR(part.place(whole.slice(part.rows, part.cols)));
+                            }
+                            return {};
+                          }});
+    }
+    FATHOM_RETURN_IF_ERROR(load_tensors(checkpoint_, requests, options_));
+    for (const auto& [held, out] : shared_heads_) {
+      for (const PackedMatrix& uk : held->uk) out->uk.push_back(uk.share());
+      for (const PackedMatrix& uv : held->uv) out->uv.push_back(uv.share());
+    }
+    return {};
+  }
 
  private:
+  using Place = std::function<Result<>(const ScaledMatrix&)>;
+  struct Part {
+    Slice rows, cols;
+    Place place;
+  };
+  struct Wanted {
+    std::vector<int64_t> shape;
+    std::vector<Part> parts;
+  };
+  using Key = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>;
+  static Key key_of(const TensorPart& part) {
+    return {part.name, part.rows.first, part.rows.count, part.cols.first, part.cols.count};
+  }
+  template <typename T>
+  static T* find(const std::map<Key, T*>& held, const TensorPart& part) {
+    const auto found = held.find(key_of(part));
+    return found == held.end() ? nullptr : found->second;
+  }
+
   static int64_t checked_bytes(int64_t count, int64_t size) {
     const auto bytes = checked_mul(count, size);
     FATHOM_CHECK(bytes.has_value(), "{} x {} bytes; the configuration was checked", count, size);
     return *bytes;
   }
 
-  void add(const std::string& name, std::vector<int64_t> shape,
-           std::function<Result<>(const ScaledMatrix&)> place) {
-    requests_.push_back({name, std::move(shape), std::move(place)});
+  void add(const TensorPart& part, Place place) {
+    Wanted& wanted = wanted_[part.name];
+    if (part.is_vector) {
+      wanted.shape = {part.num_cols};
+    } else {
+      wanted.shape = {part.num_rows, part.num_cols};
+    }
+    wanted.parts.push_back({part.rows, part.cols, std::move(place)});
   }
 
   // The tensor's type after loading.
@@ -171,90 +248,76 @@ class WeightCollector {
   const LoadOptions& options_;
   const WeightNames names_;
   const DType compute_;
-  std::vector<TensorRequest> requests_;
+  std::map<std::string, Wanted> wanted_;
+  // What a rank holds already, by its part of the tensor. A block's gate matrix stands for both.
+  std::map<Key, Buffer*> buffers_;
+  std::map<Key, PackedMatrix*> matrices_;
+  std::map<Key, AttentionWeights*> kv_bs_;
+  std::vector<std::pair<const AttentionWeights*, AttentionWeights*>> shared_heads_;
 };
 
-Result<> collect_attention(const ModelConfig& config, const std::string& prefix,
+Result<> collect_attention(const ModelConfig& config, const AttentionSpec& spec,
                            WeightCollector* collect, AttentionWeights* out) {
-  const int64_t hidden = config.hidden;
-  const int64_t q_rows = config.num_heads * config.qk_dim();
-  if (config.q_lora_rank > 0) {
-    FATHOM_RETURN_IF_ERROR(
-        collect->matrix(prefix + "q_a_proj.weight", config.q_lora_rank, hidden, &out->q_a));
-    FATHOM_RETURN_IF_ERROR(
-        collect->vector(prefix + "q_a_layernorm.weight", config.q_lora_rank, &out->q_a_norm));
-    FATHOM_RETURN_IF_ERROR(
-        collect->matrix(prefix + "q_b_proj.weight", q_rows, config.q_lora_rank, &out->q_b));
-  } else {
-    FATHOM_RETURN_IF_ERROR(collect->matrix(prefix + "q_proj.weight", q_rows, hidden, &out->q_b));
+  if (spec.q_a) {
+    FATHOM_RETURN_IF_ERROR(collect->matrix(*spec.q_a, &out->q_a));
+    FATHOM_RETURN_IF_ERROR(collect->vector(*spec.q_a_norm, &out->q_a_norm));
   }
-  FATHOM_RETURN_IF_ERROR(collect->matrix(prefix + "kv_a_proj_with_mqa.weight", config.latent_dim(),
-                                         hidden, &out->kv_a));
-  FATHOM_RETURN_IF_ERROR(
-      collect->vector(prefix + "kv_a_layernorm.weight", config.kv_lora_rank, &out->kv_a_norm));
-  FATHOM_RETURN_IF_ERROR(collect->kv_b(prefix + "kv_b_proj.weight", config, out));
-  return collect->matrix(prefix + "o_proj.weight", hidden, config.num_heads * config.v_dim,
-                         &out->o);
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.q_b, &out->q_b));
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.kv_a, &out->kv_a));
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.kv_a_norm, &out->kv_a_norm));
+  FATHOM_RETURN_IF_ERROR(collect->kv_b(spec, config, out));
+  return collect->matrix(spec.o, &out->o);
 }
 
-Result<> collect_moe(const ModelConfig& config, const std::string& prefix, WeightCollector* collect,
-                     MoeWeights* out) {
-  FATHOM_RETURN_IF_ERROR(
-      collect->matrix(prefix + "gate.weight", config.num_experts, config.hidden, &out->gate));
-  if (config.gate == GateKind::kSigmoidBias) {
-    FATHOM_RETURN_IF_ERROR(collect->vector(prefix + "gate.e_score_correction_bias",
-                                           config.num_experts, &out->gate_bias));
+Result<> collect_moe(const MoeSpec& spec, WeightCollector* collect, MoeWeights* out) {
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.router, &out->gate));
+  if (spec.router_bias) {
+    FATHOM_RETURN_IF_ERROR(collect->vector(*spec.router_bias, &out->gate_bias));
   }
-  out->experts.resize(static_cast<size_t>(config.num_experts));
-  for (int64_t e = 0; e < config.num_experts; ++e) {
-    FATHOM_RETURN_IF_ERROR(collect->mlp(fmt::format("{}experts.{}.", prefix, e), config.hidden,
-                                        config.moe_intermediate, &out->experts[e]));
+  out->experts.resize(spec.experts.size());
+  for (size_t e = 0; e < spec.experts.size(); ++e) {
+    FATHOM_RETURN_IF_ERROR(collect->mlp(spec.experts[e], &out->experts[e]));
   }
-  if (config.num_shared_experts > 0) {
-    FATHOM_RETURN_IF_ERROR(collect->mlp(prefix + "shared_experts.", config.hidden,
-                                        config.num_shared_experts * config.moe_intermediate,
-                                        &out->shared.emplace()));
-  }
+  if (spec.shared) FATHOM_RETURN_IF_ERROR(collect->mlp(*spec.shared, &out->shared.emplace()));
   return {};
 }
 
-Result<> collect_layer(const ModelConfig& config, int64_t layer, WeightCollector* collect,
+Result<> collect_layer(const ModelConfig& config, const LayerSpec& spec, WeightCollector* collect,
                        LayerWeights* out) {
-  const std::string prefix = fmt::format("model.layers.{}.", layer);
-  FATHOM_RETURN_IF_ERROR(
-      collect->vector(prefix + "input_layernorm.weight", config.hidden, &out->input_norm));
-  FATHOM_RETURN_IF_ERROR(collect->vector(prefix + "post_attention_layernorm.weight", config.hidden,
-                                         &out->post_attention_norm));
-  FATHOM_RETURN_IF_ERROR(
-      collect_attention(config, prefix + "self_attn.", collect, &out->attention));
-  if (config.is_moe_layer(layer)) {
-    return collect_moe(config, prefix + "mlp.", collect, &out->moe.emplace());
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.input_norm, &out->input_norm));
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.post_attention_norm, &out->post_attention_norm));
+  FATHOM_RETURN_IF_ERROR(collect_attention(config, spec.attention, collect, &out->attention));
+  if (spec.moe) return collect_moe(*spec.moe, collect, &out->moe.emplace());
+  return collect->mlp(*spec.dense, &out->dense.emplace());
+}
+
+Result<> collect_model(const ModelSpec& spec, WeightCollector* collect, ModelWeights* out) {
+  FATHOM_RETURN_IF_ERROR(collect->embedding(spec.embedding, out));
+  out->layers.resize(spec.layers.size());
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    FATHOM_RETURN_IF_ERROR(
+        collect_layer(spec.config, spec.layers[layer], collect, &out->layers[layer]));
   }
-  return collect->mlp(prefix + "mlp.", config.hidden, config.intermediate, &out->dense.emplace());
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.final_norm, &out->final_norm));
+  return collect->matrix(spec.head, &out->head);
 }
 
 int64_t bytes_of(const MlpWeights& mlp) { return mlp.gate_up.bytes() + mlp.down.bytes(); }
 
 }  // namespace
 
-Result<ModelWeights> ModelWeights::load(const Checkpoint& checkpoint, DType compute,
-                                        const LoadOptions& options) {
+Result<std::vector<ModelWeights>> load_weights(const Checkpoint& checkpoint,
+                                               std::span<const ModelSpec> specs, DType compute,
+                                               const LoadOptions& options) {
   FATHOM_CHECK(compute == DType::kBF16 || compute == DType::kF32, "{}", name_of(compute));
-  const ModelConfig& config = checkpoint.config();
-  // The requests point into the weights, which must not move until the load has ended.
-  auto weights = std::make_unique<ModelWeights>();
+  // The collector points into the weights, which must not move until the load has ended.
+  std::vector<ModelWeights> weights(specs.size());
   WeightCollector collect(checkpoint, compute, options);
-  FATHOM_RETURN_IF_ERROR(collect.embedding("model.embed_tokens.weight", config.vocab_size,
-                                           config.hidden, weights.get()));
-  weights->layers.resize(static_cast<size_t>(config.num_layers));
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    FATHOM_RETURN_IF_ERROR(collect_layer(config, layer, &collect, &weights->layers[layer]));
+  for (size_t i = 0; i < specs.size(); ++i) {
+    FATHOM_RETURN_IF_ERROR(collect_model(specs[i], &collect, &weights[i]));
   }
-  FATHOM_RETURN_IF_ERROR(collect.vector("model.norm.weight", config.hidden, &weights->final_norm));
-  FATHOM_RETURN_IF_ERROR(
-      collect.matrix("lm_head.weight", config.vocab_size, config.hidden, &weights->head));
-  FATHOM_RETURN_IF_ERROR(load_tensors(checkpoint, collect.requests(), options));
-  return std::move(*weights);
+  FATHOM_RETURN_IF_ERROR(collect.load());
+  return weights;
 }
 
 int64_t ModelWeights::bytes() const {

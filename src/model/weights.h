@@ -1,14 +1,16 @@
-// A DeepSeek model's weights in memory, and their loading from a checkpoint.
+// A rank's weights in memory, and their loading from a checkpoint.
 //
-// Owned by the model; read-only after load(). The MTP layer's tensors are recognised but not
-// loaded: speculation will need them.
+// Owned by the model; read-only after load_weights(). Sizes are those of the rank's part. The MTP
+// layer's tensors are recognised but not loaded: speculation will need them.
 #pragma once
 
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load_plan.h"
+#include "model/model_spec.h"
 #include "ops/linear/packed_matrix.h"
 #include "ops/moe/moe.h"
 
@@ -49,12 +51,15 @@ struct ModelWeights {
   Buffer final_norm;  // [hidden] f32
   PackedMatrix head;  // [vocab, hidden]
 
-  // compute is kBF16 or kF32: the type of the GEMMs' x. With kF32 the stored values are kept
-  // exactly; with kBF16 f16 and f32 matrices are rounded to bf16, FP8 ones stay FP8.
-  static Result<ModelWeights> load(const Checkpoint& checkpoint, DType compute,
-                                   const LoadOptions& options);
-
+  // Of this rank; what ranks share counts for each.
   int64_t bytes() const;
 };
+
+// The weights of some ranks of this process. Each tensor is read once; what ranks hold alike exists
+// once. compute is kBF16 or kF32: the type of the GEMMs' x. With kF32 the stored values are kept
+// exactly; with kBF16 f16 and f32 matrices are rounded to bf16, FP8 ones stay FP8.
+Result<std::vector<ModelWeights>> load_weights(const Checkpoint& checkpoint,
+                                               std::span<const ModelSpec> specs, DType compute,
+                                               const LoadOptions& options);
 
 }  // namespace fathom

@@ -8,25 +8,45 @@
 
 namespace fathom {
 
-Result<Workspace> Workspace::allocate(const ModelConfig& config, DType operand, int64_t max_rows,
+namespace {
+
+// The widest of the rank's routed experts, shared expert and dense layers; 0 where it has none.
+struct Widths {
+  int64_t expert = 0, shared = 0, dense = 0;
+
+  explicit Widths(const ModelSpec& spec) {
+    for (const LayerSpec& layer : spec.layers) {
+      if (layer.dense) dense = std::max(dense, layer.dense->width());
+      if (!layer.moe) continue;
+      for (const MlpSpec& mlp : layer.moe->experts) expert = std::max(expert, mlp.width());
+      if (layer.moe->shared) shared = std::max(shared, layer.moe->shared->width());
+    }
+  }
+};
+
+}  // namespace
+
+Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int64_t max_rows,
                                       const AttentionPolicy& policy, int num_threads) {
+  const ModelConfig& config = spec.config;
+  const Widths widths(spec);
   Workspace w;
   w.operand = operand;
-  const int64_t rows = max_rows, heads = config.num_heads, hidden = config.hidden;
+  const int64_t rows = max_rows, heads = spec.num_heads(), hidden = config.hidden;
   const int64_t latent = config.kv_lora_rank, rope = config.qk_rope_dim;
   const int64_t group = std::min(rows, policy.max_absorbed_rows);
   const int64_t chunk = policy.mha_key_chunk;
   const int64_t op = size_of(operand);
-  const int64_t shared = config.num_shared_experts * config.moe_intermediate;
   const int64_t moe =
       config.num_experts == 0
           ? 0
           : moe_workspace_bytes(rows, hidden, config.num_experts, config.experts_per_token,
-                                config.moe_intermediate, shared);
+                                widths.expert, widths.shared);
   const std::pair<Buffer*, int64_t> sizes[] = {
       {&w.residual, rows * hidden * 4},
       {&w.normed, rows * hidden * op},
       {&w.normed_f32, operand == DType::kF32 ? 0 : rows * hidden * 4},
+      {&w.partial, spec.placement.tp > 1 ? rows * hidden * 4 : 0},
       {&w.q_a, rows * config.q_lora_rank * 4},
       {&w.q_a_normed, rows * config.q_lora_rank * op},
       {&w.kv_a, rows * (latent + rope) * 4},
@@ -48,7 +68,7 @@ Result<Workspace> Workspace::allocate(const ModelConfig& config, DType operand, 
       {&w.router_logits, rows * config.num_experts * 4},
       {&w.expert_ids, rows * config.experts_per_token * 4},
       {&w.expert_weights, rows * config.experts_per_token * 4},
-      {&w.mlp, std::max(moe, mlp_workspace_bytes(rows, hidden, config.intermediate))},
+      {&w.mlp, std::max(moe, mlp_workspace_bytes(rows, hidden, widths.dense))},
   };
   for (const auto& [buffer, bytes] : sizes) {
     FATHOM_TRY(*buffer, Buffer::allocate(bytes, "activations (--max-num-batched-tokens)"));
@@ -59,10 +79,10 @@ Result<Workspace> Workspace::allocate(const ModelConfig& config, DType operand, 
 int64_t Workspace::bytes() const {
   int64_t total = 0;
   for (const Buffer* buffer :
-       {&residual,      &normed,     &normed_f32,     &q_a,      &q_a_normed, &kv_a,      &q,
-        &q_nope,        &q_rope,     &heads_out,      &q_latent, &o_latent,   &absorbed,  &latent,
-        &k_rope,        &kv,         &part,           &part_lse, &whole,      &whole_lse, &mha,
-        &router_logits, &expert_ids, &expert_weights, &mlp}) {
+       {&residual, &normed,        &normed_f32, &partial,        &q_a,      &q_a_normed, &kv_a,
+        &q,        &q_nope,        &q_rope,     &heads_out,      &q_latent, &o_latent,   &absorbed,
+        &latent,   &k_rope,        &kv,         &part,           &part_lse, &whole,      &whole_lse,
+        &mha,      &router_logits, &expert_ids, &expert_weights, &mlp}) {
     total += buffer->size();
   }
   return total;

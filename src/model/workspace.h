@@ -1,17 +1,18 @@
 // The model's activations: planned for the largest step and allocated once.
 //
-// Every buffer is for max_rows tokens. "Operand" is the GEMMs' input type: bf16, or f32 when the
-// model computes in float32. The residual stream and all sums are f32 in either case.
+// Every buffer is for max_rows tokens and the rank's part of the model; H are its heads. "Operand"
+// is the GEMMs' input type: bf16, or f32 when the model computes in float32. The residual stream
+// and all sums are f32 in either case.
 #pragma once
 
-#include "checkpoint/model_config.h"
 #include "model/attention_plan.h"
+#include "model/model_spec.h"
 #include "tensor/buffer.h"
 
 namespace fathom {
 
 struct Workspace {
-  static Result<Workspace> allocate(const ModelConfig& config, DType operand, int64_t max_rows,
+  static Result<Workspace> allocate(const ModelSpec& spec, DType operand, int64_t max_rows,
                                     const AttentionPolicy& policy, int num_threads);
 
   int64_t bytes() const;
@@ -20,6 +21,7 @@ struct Workspace {
   Buffer residual;    // [rows, hidden] f32
   Buffer normed;      // [rows, hidden] operand
   Buffer normed_f32;  // [rows, hidden] f32: the router's input, when operand is bf16
+  Buffer partial;     // [rows, hidden] f32: what the lane's ranks still have to sum; tp > 1 only
   // Attention.
   Buffer q_a;         // [rows, q_lora] f32
   Buffer q_a_normed;  // [rows, q_lora] operand

@@ -16,9 +16,8 @@ Result<> check_heads(const Placement& placement, const ModelConfig& config) {
   }
   return invalid(
       "tp is {}, the model has {} heads (num_attention_heads), {} at a time to fill whole FP8 "
-      "blocks "
-      "of {} rows (quantization_config.weight_block_size): at most {}",
-      placement.tp, config.num_heads, unit, config.quantization.block_rows, most);
+      "blocks of {} columns (quantization_config.weight_block_size): at most {}",
+      placement.tp, config.num_heads, unit, config.quantization.block_cols, most);
 }
 
 Result<> check_experts(const Placement& placement, const ModelConfig& config) {

@@ -61,13 +61,14 @@ TEST(Placement, RefusesARankWithoutHeads) {
   ModelConfig lite = published_config("deepseek_v2_lite");
   expect_refused({.tp = 17}, lite,
                  "tp is 17, the model has 16 heads (num_attention_heads): at most 16");
-  // In FP8 blocks two heads stay together.
+  // Two heads fill a block of o_proj's columns and stay together.
+  lite.v_dim = 64;
   lite.quantization.kind = QuantizationConfig::Kind::kFp8Block;
   lite.quantization.block_rows = lite.quantization.block_cols = 128;
   expect_allowed({.tp = 8}, lite);
   expect_refused({.tp = 9}, lite,
                  "tp is 9, the model has 16 heads (num_attention_heads), 2 at a time to fill whole "
-                 "FP8 blocks of 128 rows (quantization_config.weight_block_size): at most 8");
+                 "FP8 blocks of 128 columns (quantization_config.weight_block_size): at most 8");
   // The last rank of an odd number of heads has one.
   lite.num_heads = 15;
   expect_allowed({.tp = 8}, lite);

@@ -9,7 +9,7 @@
 namespace fathom {
 namespace {
 
-// The fewest heads of `size` rows or columns that fill whole blocks.
+// The fewest heads of `size` columns that fill whole blocks.
 int64_t heads_of_whole_blocks(int64_t size, int64_t block) { return block / std::gcd(size, block); }
 
 }  // namespace
@@ -42,11 +42,7 @@ Slice split_vocabulary(int64_t rows, int ranks, int rank) {
 int64_t head_unit(const ModelConfig& config) {
   const QuantizationConfig& quantization = config.quantization;
   if (quantization.kind != QuantizationConfig::Kind::kFp8Block) return 1;
-  const int64_t q = heads_of_whole_blocks(config.qk_dim(), quantization.block_rows);
-  const int64_t kv =
-      heads_of_whole_blocks(config.qk_nope_dim + config.v_dim, quantization.block_rows);
-  const int64_t o = heads_of_whole_blocks(config.v_dim, quantization.block_cols);
-  return std::lcm(std::lcm(q, kv), o);
+  return heads_of_whole_blocks(config.v_dim, quantization.block_cols);
 }
 
 }  // namespace fathom

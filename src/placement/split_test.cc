@@ -68,17 +68,13 @@ TEST(Split, VocabularyTakesAnySize) {
   EXPECT_EQ(split_vocabulary(2, 3, 2), (Slice{2, 0}));
 }
 
-TEST(Split, HeadsOfBlockScaledMatricesStayInPairs) {
+TEST(Split, HeadsThatFillBlocksOfTheOutputAreSingle) {
   const ModelConfig v3 = published_config("deepseek_v3");
-  EXPECT_EQ(head_unit(v3), 2);
+  EXPECT_EQ(head_unit(v3), 1);
   EXPECT_EQ(split_heads(v3, 8, 3), (Slice{48, 16}));
-  // 64 pairs over 6 ranks: 11, 11, 11, 11, 10, 10.
-  EXPECT_EQ(split_heads(v3, 6, 3), (Slice{66, 22}));
-  EXPECT_EQ(split_heads(v3, 6, 4), (Slice{88, 20}));
-  ModelConfig odd = v3;
-  odd.num_heads = 5;
-  EXPECT_EQ(split_heads(odd, 3, 1), (Slice{2, 2}));
-  EXPECT_EQ(split_heads(odd, 3, 2), (Slice{4, 1}));
+  // 128 heads over 6 ranks: 22, 22, 21, 21, 21, 21.
+  EXPECT_EQ(split_heads(v3, 6, 1), (Slice{22, 22}));
+  EXPECT_EQ(split_heads(v3, 6, 2), (Slice{44, 21}));
 }
 
 TEST(Split, HeadsOfOtherMatricesAreSingle) {
@@ -92,19 +88,15 @@ TEST(Split, HeadsOfOtherMatricesAreSingle) {
   EXPECT_EQ(head_unit(rows), 1);
 }
 
-TEST(Split, HeadUnitFillsBlocksOfEveryMatrix) {
+TEST(Split, HeadsOfBlockScaledMatricesFillBlocksOfTheOutput) {
   ModelConfig config = published_config("deepseek_v3");
-  // q rows are whole blocks; kv_b's rows, then o_proj's columns are not.
-  config.qk_nope_dim = 64;
-  config.qk_rope_dim = 64;
-  config.v_dim = 128;
-  EXPECT_EQ(head_unit(config), 2);
-  config.qk_nope_dim = 96;
-  config.qk_rope_dim = 32;
   config.v_dim = 32;
   EXPECT_EQ(head_unit(config), 4);
-  config.qk_rope_dim = 8;  // 104 rows: 16 heads are 13 blocks
-  EXPECT_EQ(head_unit(config), 16);
+  config.v_dim = 192;
+  EXPECT_EQ(head_unit(config), 2);
+  config.num_heads = 5;
+  EXPECT_EQ(split_heads(config, 3, 1), (Slice{2, 2}));
+  EXPECT_EQ(split_heads(config, 3, 2), (Slice{4, 1}));
 }
 
 }  // namespace

@@ -68,6 +68,14 @@ Result<Buffer> Buffer::allocate(int64_t bytes, std::string_view purpose) {
   return buffer;
 }
 
+Buffer Buffer::share() const {
+  Buffer other;
+  other.owner_ = owner_;
+  other.data_ = data_;
+  other.size_ = size_;
+  return other;
+}
+
 TensorView Buffer::view(DType dtype, std::initializer_list<int64_t> shape) const {
   TensorView whole(data_, dtype, shape);
   FATHOM_CHECK(whole.num_elements() * size_of(dtype) <= size_, "{} of {} in {} bytes",

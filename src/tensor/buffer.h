@@ -21,6 +21,9 @@ class Buffer {
   // Allocates. Fails with kResourceExhausted, naming `purpose` and the size, if memory is short.
   static Result<Buffer> allocate(int64_t bytes, std::string_view purpose);
 
+  // Another owner of the same memory.
+  Buffer share() const;
+
   std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
 

@@ -2,6 +2,15 @@
 
 namespace fathom {
 
+ScaledMatrix ScaledMatrix::slice(Slice row_slice, Slice col_slice) const {
+  ScaledMatrix part = *this;
+  part.values =
+      values.rows(row_slice.first, row_slice.count).columns(col_slice.first, col_slice.count);
+  part.scale_row += row_slice.first;
+  part.scale_col += col_slice.first;
+  return part;
+}
+
 float ScaledMatrix::at(int64_t row, int64_t col) const {
   const float scale = scale_at(row, col);
   switch (values.dtype()) {

@@ -1,12 +1,13 @@
 // A weight matrix as stored in a checkpoint: values, and the scales that multiply them.
 //
-//   W[r, c] = values[r, c] * scales[r / scale_rows, c / scale_cols]
+//   W[r, c] = values[r, c] * scales[(r + scale_row) / scale_rows, (c + scale_col) / scale_cols]
 //
 // This covers all published forms: no scales (bf16, f16, f32), per-tensor (scale_rows = rows,
 // scale_cols = cols), per-row (1, cols), and block-wise 128x128 with partial blocks at the edges.
 // Views only.
 #pragma once
 
+#include "tensor/slice.h"
 #include "tensor/tensor_view.h"
 
 namespace fathom {
@@ -16,6 +17,9 @@ struct ScaledMatrix {
   ConstTensorView scales;  // f32 [ceil(rows / scale_rows), ceil(cols / scale_cols)], or empty
   int64_t scale_rows = 0;
   int64_t scale_cols = 0;
+  // Where the values begin in the matrix that the scales belong to: not 0 in a slice of it.
+  int64_t scale_row = 0;
+  int64_t scale_col = 0;
 
   int64_t rows() const { return values.size(0); }
   int64_t cols() const { return values.size(1); }
@@ -23,8 +27,11 @@ struct ScaledMatrix {
   // The multiplier of element (row, col); 1 without scales.
   float scale_at(int64_t row, int64_t col) const {
     if (scales.empty()) return 1.0f;
-    return scales.row<float>(row / scale_rows)[col / scale_cols];
+    return scales.row<float>((row + scale_row) / scale_rows)[(col + scale_col) / scale_cols];
   }
+
+  // Some of its rows and columns, over the same scales.
+  ScaledMatrix slice(Slice row_slice, Slice col_slice) const;
 
   // The dequantized value in fp32.
   float at(int64_t row, int64_t col) const;

@@ -49,7 +49,7 @@ class Watchdog(unittest.TestCase):
         where = [next(place for place, name in enumerate(engine[0]) if function in name)
                  for function in ("hang_in_a_step()", "EngineLoop::begin")]
         self.assertEqual(where, sorted(where))
-        for other in ("wait_until_dead", "StopSignals::watch", "GrammarCompiler::Parts::watch_deadlines"):
+        for other in ("wait_until_dead", "StopSignals::watch", "GrammarCompiler::Parts::work"):
             self.assertIn(other, log)
         self.assertNotIn("no answer", log)
 

@@ -189,6 +189,15 @@ Result<PackedMatrix> PackedMatrix::allocate(int64_t rows, int64_t cols, WeightFo
   return matrix;
 }
 
+PackedMatrix PackedMatrix::share() const {
+  PackedMatrix other;
+  other.rows_ = rows_;
+  other.cols_ = cols_;
+  other.format_ = format_;
+  other.memory_ = memory_.share();
+  return other;
+}
+
 void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
   FATHOM_CHECK(source.cols() == cols_ && first_row >= 0 && first_row + source.rows() <= rows_,
                "rows {}+{} of [{}, {}] from {}", first_row, source.rows(), rows_, cols_,

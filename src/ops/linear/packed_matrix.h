@@ -27,6 +27,10 @@ class PackedMatrix {
   // a multiple of 128 or covers the row. The call with the last row also writes the padding.
   void pack(int64_t first_row, const ScaledMatrix& source);
 
+  // Another owner of the same memory: ranks of a process share what is equal. Not before pack() has
+  // ended is it read.
+  PackedMatrix share() const;
+
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
   WeightFormat format() const { return format_; }

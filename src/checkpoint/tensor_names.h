@@ -1,0 +1,36 @@
+// The names of a DeepSeek-family checkpoint's tensors, as published on Hugging Face.
+#pragma once
+
+#include <string_view>
+
+namespace fathom::tensor_names {
+
+inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
+inline constexpr std::string_view kFinalNorm = "model.norm.weight";
+inline constexpr std::string_view kHead = "lm_head.weight";
+
+// After "model.layers.7.".
+inline constexpr std::string_view kInputNorm = "input_layernorm.weight";
+inline constexpr std::string_view kPostAttentionNorm = "post_attention_layernorm.weight";
+inline constexpr std::string_view kQ = "self_attn.q_proj.weight";  // without query compression
+inline constexpr std::string_view kQA = "self_attn.q_a_proj.weight";
+inline constexpr std::string_view kQANorm = "self_attn.q_a_layernorm.weight";
+inline constexpr std::string_view kQB = "self_attn.q_b_proj.weight";
+inline constexpr std::string_view kKvA = "self_attn.kv_a_proj_with_mqa.weight";
+inline constexpr std::string_view kKvANorm = "self_attn.kv_a_layernorm.weight";
+inline constexpr std::string_view kKvB = "self_attn.kv_b_proj.weight";
+inline constexpr std::string_view kO = "self_attn.o_proj.weight";
+inline constexpr std::string_view kMlp = "mlp.";  // a dense layer's
+inline constexpr std::string_view kRouter = "mlp.gate.weight";
+inline constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";
+inline constexpr std::string_view kSharedExperts = "mlp.shared_experts.";
+inline constexpr std::string_view kExperts = "mlp.experts.";  // then "7."
+
+// After one of the prefixes of a feed-forward block.
+inline constexpr std::string_view kGateProj = "gate_proj.weight";
+inline constexpr std::string_view kUpProj = "up_proj.weight";
+inline constexpr std::string_view kDownProj = "down_proj.weight";
+
+inline constexpr std::string_view kLayers = "model.layers.";  // then "7."
+
+}  // namespace fathom::tensor_names

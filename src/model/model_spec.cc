@@ -1,0 +1,123 @@
+#include "model/model_spec.h"
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "checkpoint/tensor_names.h"
+#include "placement/split.h"
+
+namespace fathom {
+namespace {
+
+using namespace tensor_names;
+
+class SpecMaker {
+ public:
+  SpecMaker(const ModelConfig& config, int ranks, int rank)
+      : config_(config), ranks_(ranks), rank_(rank) {}
+
+  TensorPart vector(std::string name, int64_t size) const {
+    return {std::move(name), 1, size, {0, 1}, {0, size}, true};
+  }
+  TensorPart rows(std::string name, int64_t num_rows, int64_t num_cols, Slice rows) const {
+    return {std::move(name), num_rows, num_cols, rows, {0, num_cols}};
+  }
+  TensorPart columns(std::string name, int64_t num_rows, int64_t num_cols, Slice cols) const {
+    return {std::move(name), num_rows, num_cols, {0, num_rows}, cols};
+  }
+  TensorPart whole(std::string name, int64_t num_rows, int64_t num_cols) const {
+    return rows(std::move(name), num_rows, num_cols, {0, num_rows});
+  }
+
+  MlpSpec mlp(const std::string& prefix, int64_t width) const {
+    const Slice inner = split_columns(width, ranks_, rank_);
+    const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
+    return {rows(named(kGateProj), width, config_.hidden, inner),
+            rows(named(kUpProj), width, config_.hidden, inner),
+            columns(named(kDownProj), config_.hidden, width, inner)};
+  }
+
+  AttentionSpec attention(const std::string& prefix) const {
+    const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
+    const int64_t hidden = config_.hidden, heads = config_.num_heads, qk = config_.qk_dim();
+    const int64_t kv = config_.qk_nope_dim + config_.v_dim;
+    AttentionSpec spec;
+    spec.heads = split_heads(config_, ranks_, rank_);
+    const auto of_heads = [&](int64_t size) {
+      return Slice{spec.heads.first * size, spec.heads.count * size};
+    };
+    if (config_.q_lora_rank > 0) {
+      spec.q_a = whole(named(kQA), config_.q_lora_rank, hidden);
+      spec.q_a_norm = vector(named(kQANorm), config_.q_lora_rank);
+      spec.q_b = rows(named(kQB), heads * qk, config_.q_lora_rank, of_heads(qk));
+    } else {
+      spec.q_b = rows(named(kQ), heads * qk, hidden, of_heads(qk));
+    }
+    spec.kv_a = whole(named(kKvA), config_.latent_dim(), hidden);
+    spec.kv_a_norm = vector(named(kKvANorm), config_.kv_lora_rank);
+    spec.kv_b = rows(named(kKvB), heads * kv, config_.kv_lora_rank, of_heads(kv));
+    spec.o = columns(named(kO), hidden, heads * config_.v_dim, of_heads(config_.v_dim));
+    return spec;
+  }
+
+  MoeSpec moe(const std::string& prefix) const {
+    MoeSpec spec;
+    spec.router = whole(fmt::format("{}{}", prefix, kRouter), config_.num_experts, config_.hidden);
+    if (config_.gate == GateKind::kSigmoidBias) {
+      spec.router_bias = vector(fmt::format("{}{}", prefix, kRouterBias), config_.num_experts);
+    }
+    for (int64_t e = 0; e < config_.num_experts; ++e) {
+      spec.experts.push_back(
+          mlp(fmt::format("{}{}{}.", prefix, kExperts, e), config_.moe_intermediate));
+    }
+    if (config_.num_shared_experts > 0) {
+      spec.shared = mlp(fmt::format("{}{}", prefix, kSharedExperts),
+                        config_.num_shared_experts * config_.moe_intermediate);
+    }
+    return spec;
+  }
+
+  LayerSpec layer(int64_t number) const {
+    const std::string prefix = fmt::format("{}{}.", kLayers, number);
+    const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
+    LayerSpec spec;
+    spec.input_norm = vector(named(kInputNorm), config_.hidden);
+    spec.post_attention_norm = vector(named(kPostAttentionNorm), config_.hidden);
+    spec.attention = attention(prefix);
+    if (config_.is_moe_layer(number)) {
+      spec.moe = moe(prefix);
+    } else {
+      spec.dense = mlp(named(kMlp), config_.intermediate);
+    }
+    return spec;
+  }
+
+ private:
+  const ModelConfig& config_;
+  const int ranks_, rank_;
+};
+
+}  // namespace
+
+ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank) {
+  FATHOM_CHECK(rank >= 0 && rank < placement.world() && !placement.expert_parallel, "rank {} of {}",
+               rank, placement.world());
+  const SpecMaker make(config, placement.tp, placement.tp_rank_of(rank));
+  ModelSpec spec;
+  spec.config = config;
+  spec.placement = placement;
+  spec.rank = rank;
+  const Slice vocabulary =
+      split_vocabulary(config.vocab_size, placement.tp, placement.tp_rank_of(rank));
+  spec.embedding = make.rows(std::string(kEmbedding), config.vocab_size, config.hidden, vocabulary);
+  spec.head = make.rows(std::string(kHead), config.vocab_size, config.hidden, vocabulary);
+  spec.final_norm = make.vector(std::string(kFinalNorm), config.hidden);
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    spec.layers.push_back(make.layer(layer));
+  }
+  return spec;
+}
+
+ModelSpec make_spec(const ModelConfig& config) { return make_spec(config, Placement{}, 0); }
+
+}  // namespace fathom

@@ -1,0 +1,83 @@
+// What one rank computes, as plain data: the layers in order, and of each tensor the rows and
+// columns that the rank holds. Everything about splitting is decided here; both backends build
+// their weights from it.
+//
+// Tensor parallelism splits heads, the inner columns of feed-forward blocks (by whole 128-blocks)
+// and the vocabulary over the ranks of a lane. The latent projections, norms, the router and the
+// cache are whole on every rank. Lanes are alike: data parallelism splits nothing.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/model_config.h"
+#include "placement/placement.h"
+#include "tensor/slice.h"
+
+namespace fathom {
+
+// A tensor of the checkpoint and the part of it that a rank holds. A vector (norm, bias) has one
+// row.
+struct TensorPart {
+  std::string name;
+  int64_t num_rows = 1, num_cols = 0;  // of the whole tensor
+  Slice rows, cols;
+  bool is_vector = false;
+
+  bool is_whole() const { return rows.count == num_rows && cols.count == num_cols; }
+  bool empty() const { return rows.count == 0 || cols.count == 0; }
+  friend bool operator==(const TensorPart&, const TensorPart&) = default;
+};
+
+// silu(gate x) * (up x), then down. All parts are empty on a rank without columns of the block.
+struct MlpSpec {
+  TensorPart gate, up;  // [intermediate, hidden]
+  TensorPart down;      // [hidden, intermediate]
+
+  int64_t width() const { return gate.rows.count; }
+};
+
+struct AttentionSpec {
+  Slice heads;
+  std::optional<TensorPart> q_a, q_a_norm;  // with query compression
+  TensorPart q_b;                           // or q_proj: [H * (nope + rope), q_lora or hidden]
+  TensorPart kv_a, kv_a_norm;               // whole
+  TensorPart kv_b;                          // [H * (nope + v), latent]
+  TensorPart o;                             // [hidden, H * v]
+};
+
+struct MoeSpec {
+  TensorPart router;  // [experts, hidden], whole
+  std::optional<TensorPart> router_bias;
+  std::vector<MlpSpec> experts;  // [experts]
+  std::optional<MlpSpec> shared;
+};
+
+struct LayerSpec {
+  TensorPart input_norm, post_attention_norm;
+  AttentionSpec attention;
+  std::optional<MlpSpec> dense;  // exactly one of the two
+  std::optional<MoeSpec> moe;
+};
+
+struct ModelSpec {
+  ModelConfig config;  // of the whole model
+  Placement placement;
+  int rank = 0;
+  TensorPart embedding, head;  // [vocab, hidden]: the same rows of both
+  TensorPart final_norm;
+  std::vector<LayerSpec> layers;
+
+  int tp_rank() const { return placement.tp_rank_of(rank); }
+  int64_t num_heads() const { return layers.front().attention.heads.count; }
+  Slice vocabulary() const { return head.rows; }
+};
+
+// The placement has passed check_placement() and has no expert parallelism.
+ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank);
+// The whole model on one rank.
+ModelSpec make_spec(const ModelConfig& config);
+
+}  // namespace fathom

@@ -1,0 +1,104 @@
+#include "model/rank_team.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "comm/spin.h"
+
+namespace fathom {
+namespace {
+
+constexpr uint64_t kStop = std::numeric_limits<uint64_t>::max();
+// How long a rank spins for the next step before it sleeps, as ThreadPool's workers do.
+constexpr auto kSpin = std::chrono::microseconds(300);
+
+}  // namespace
+
+Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
+                                                 const RankTeamOptions& options) {
+  FATHOM_CHECK(options.placement.dp == 1, "{} lanes in one team", options.placement.dp);
+  const ModelConfig& config = checkpoint.config();
+  const int size = options.placement.tp;
+  std::unique_ptr<RankTeam> team(new RankTeam);
+  const int cores = usable_cores();
+  const int threads = std::max(options.num_threads > 0 ? options.num_threads : cores, size);
+  team->spins_ = threads <= cores;
+
+  std::vector<ModelSpec> specs;
+  for (int rank = 0; rank < size; ++rank) {
+    specs.push_back(make_spec(config, options.placement, rank));
+  }
+  FATHOM_TRY(std::vector<ModelWeights> weights,
+             load_weights(checkpoint, specs, options.model.compute, options.load));
+  std::vector<std::unique_ptr<Group>> lanes(1);
+  if (size > 1) lanes = make_local_groups(size, team->abort_word_, options.group);
+  for (int i = 0; i < size; ++i) {
+    Rank& rank = team->ranks_.emplace_back(threads / size + (i < threads % size));
+    const auto at = static_cast<size_t>(i);
+    rank.lane = std::move(lanes[at]);
+    FATHOM_TRY(rank.model, DeepSeekModel::create(specs[at], std::move(weights[at]), options.model,
+                                                 rank.stream, rank.lane.get()));
+    FATHOM_TRY(rank.cache, LatentCache::allocate(
+                               {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
+                               config.num_layers, options.num_pages));
+  }
+  for (int i = 1; i < size; ++i) {
+    team->ranks_[static_cast<size_t>(i)].thread =
+        std::thread([team = team.get(), i] { team->serve(i); });
+  }
+  return team;
+}
+
+RankTeam::~RankTeam() {
+  step_.store(kStop);
+  step_.notify_all();
+  for (Rank& rank : ranks_) {
+    if (rank.thread.joinable()) rank.thread.join();
+  }
+}
+
+Result<> RankTeam::forward(const ForwardBatch& batch, TensorView logits) {
+  if (size() == 1) {
+    ranks_.front().model->forward(batch, ranks_.front().cache, logits);
+    return {};
+  }
+  if (!has_failed()) {
+    work_ = {&batch, logits};
+    running_.store(size() - 1);
+    step_.fetch_add(1);
+    step_.notify_all();
+    run(0);
+    for (int left = running_.load(); left > 0; left = running_.load()) running_.wait(left);
+  }
+  if (!has_failed()) return {};
+  return tl::unexpected<Status>(abort_word_.reason().status);
+}
+
+// What a rank throws ends the others too.
+void RankTeam::run(int rank) {
+  Rank& own = ranks_[static_cast<size_t>(rank)];
+  run_rank(abort_word_, rank, [&] {
+    own.model->forward(*work_.batch, own.cache, rank == 0 ? work_.logits : TensorView());
+  });
+}
+
+void RankTeam::serve(int rank) {
+  for (uint64_t seen = 0; (seen = wait_for_work(seen)) != kStop;) {
+    run(rank);
+    if (running_.fetch_sub(1) == 1) running_.notify_one();
+  }
+}
+
+uint64_t RankTeam::wait_for_work(uint64_t seen) const {
+  using Clock = std::chrono::steady_clock;
+  const auto spin_until = Clock::now() + kSpin;
+  for (int spins = 1; spins_ && step_.load(std::memory_order_acquire) == seen; ++spins) {
+    spin_pause();
+    if (spins % kSpinsALook == 0 && Clock::now() >= spin_until) break;
+  }
+  step_.wait(seen);
+  return step_.load();
+}
+
+}  // namespace fathom

@@ -1,0 +1,222 @@
+// Tensor-parallel ranks as threads: every golden checkpoint and the bundled model against one rank.
+// Logits are within 2^-7 of the largest, the same tokens win where the margin is wider than that,
+// all ranks hold the same cache bits, and two runs give the same bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "base/math.h"
+#include "e2e/golden.h"
+#include "model/rank_team.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kPages = 24;
+constexpr double kTolerance = 1.0 / 128;  // of a row's largest logit
+constexpr int64_t kMostFarRows = 23;      // of 229, in caches of 16 and 8 bits; 9 were seen
+
+std::unique_ptr<RankTeam> team_of(const Checkpoint& checkpoint, int tp, DType compute,
+                                  CacheFormat format, GroupOptions group = {}) {
+  auto team =
+      RankTeam::load(checkpoint, {.placement = {.tp = tp},
+                                  .model = {.compute = compute, .max_rows = 256, .attention = {}},
+                                  .cache_format = format,
+                                  .num_pages = kPages,
+                                  .num_threads = tp,
+                                  .load = {.show_progress = false},
+                                  .group = std::move(group)});
+  FATHOM_CHECK(team.has_value(), "{}", team.error().message);
+  for (int rank = 0; rank < (*team)->size(); ++rank) {
+    const LatentCache& cache = (*team)->cache(rank);
+    for (int32_t page = 0; page < kPages; ++page) {
+      std::memset(cache.page(page), 0xFF,
+                  static_cast<size_t>(cache.num_layers() * cache.layout().page_bytes()));
+    }
+  }
+  return std::move(*team);
+}
+
+// Three sequences in chunks of different lengths, with the logits of every position.
+std::vector<std::vector<float>> run(RankTeam& team) {
+  const int64_t vocab = team.config().vocab_size;
+  std::mt19937 random(5);
+  const std::vector<int32_t> lengths = {150, 70, 9};
+  std::vector<std::vector<int32_t>> ids;
+  for (const int32_t length : lengths) {
+    auto& sequence = ids.emplace_back();
+    for (int32_t i = 0; i < length; ++i) {
+      sequence.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(vocab)));
+    }
+  }
+  std::vector<int32_t> done(lengths.size(), 0);
+  std::vector<std::vector<float>> all(lengths.size());
+  constexpr int32_t kMostPages = 3;
+  while (done != lengths) {
+    ForwardBatch batch;
+    batch.max_pages = kMostPages;
+    batch.query_start = {0};
+    std::vector<size_t> members;
+    for (size_t s = 0; s < lengths.size(); ++s) {
+      const int32_t take = std::min(lengths[s] - done[s], 1 + static_cast<int32_t>(random() % 60));
+      if (take == 0) continue;
+      for (int32_t i = 0; i < take; ++i) {
+        batch.token_ids.push_back(ids[s][static_cast<size_t>(done[s] + i)]);
+        batch.positions.push_back(done[s] + i);
+      }
+      batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+      batch.context_lens.push_back(done[s]);
+      batch.prompt_lens.push_back(lengths[s]);
+      for (int32_t page = 0; page < kMostPages; ++page) {
+        batch.block_tables.push_back(static_cast<int32_t>(s) + 7 * page);
+      }
+      done[s] += take;
+      members.push_back(s);
+    }
+    batch.logit_rows.resize(batch.token_ids.size());
+    std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
+    std::vector<float> logits(batch.token_ids.size() * static_cast<size_t>(vocab), NAN);
+    const auto ran = team.forward(batch, TensorView(logits.data(), {batch.num_rows(), vocab}));
+    FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
+    for (size_t m = 0; m < members.size(); ++m) {
+      all[members[m]].insert(all[members[m]].end(), logits.begin() + batch.query_start[m] * vocab,
+                             logits.begin() + batch.query_start[m + 1] * vocab);
+    }
+  }
+  return all;
+}
+
+// Whether a row is as one rank's: within the tolerance, and with the same best token where its
+// margin is wider.
+bool is_near(const float* actual, const float* expected, int64_t vocab) {
+  double largest = 0, off = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (!std::isfinite(actual[i])) return false;
+    largest = std::max(largest, std::abs(double{expected[i]}));
+    off = std::max(off, std::abs(double{expected[i]} - actual[i]));
+  }
+  if (off > kTolerance * largest) return false;
+  const auto best = std::max_element(expected, expected + vocab) - expected;
+  double next = -1e30;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (i != best) next = std::max(next, double{expected[i]});
+  }
+  return expected[best] - next <= 2 * kTolerance * largest ||
+         std::max_element(actual, actual + vocab) - actual == best;
+}
+
+// Rows that are not near.
+int64_t count_far(const std::vector<float>& actual, const std::vector<float>& expected,
+                  int64_t vocab) {
+  FATHOM_CHECK(actual.size() == expected.size(), "{} logits, {} expected", actual.size(),
+               expected.size());
+  int64_t far = 0;
+  for (size_t at = 0; at < expected.size(); at += static_cast<size_t>(vocab)) {
+    far += !is_near(actual.data() + at, expected.data() + at, vocab);
+  }
+  return far;
+}
+
+void expect_equal_caches(const RankTeam& team) {
+  const LatentCache& first = team.cache(0);
+  const auto bytes = static_cast<size_t>(first.num_layers() * first.layout().page_bytes());
+  for (int rank = 1; rank < team.size(); ++rank) {
+    for (int32_t page = 0; page < kPages; ++page) {
+      ASSERT_EQ(std::memcmp(team.cache(rank).page(page), first.page(page), bytes), 0)
+          << "rank " << rank << ", page " << page;
+    }
+  }
+}
+
+class TensorParallel : public testing::TestWithParam<std::string> {};
+
+TEST_P(TensorParallel, IsAsOneRank) {
+  const std::string model =
+      GetParam() == "fathom-tiny" ? bundled_model() : goldens_directory() + GetParam();
+  const auto checkpoint = Checkpoint::open(model);
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  int tried = 0;
+  for (const auto& [compute, format] :
+       {std::pair(DType::kF32, CacheFormat::kF32), std::pair(DType::kF32, CacheFormat::kBF16),
+        std::pair(DType::kF32, CacheFormat::kFp8Scaled)}) {
+    if (format == CacheFormat::kFp8Scaled && checkpoint->config().kv_lora_rank % 128 != 0) continue;
+    const auto one = team_of(*checkpoint, 1, compute, format);
+    const auto expected = run(*one);
+    for (const int tp : {2, 3, 4, 8}) {
+      if (!check_placement({.tp = tp}, checkpoint->config())) continue;
+      SCOPED_TRACE(testing::Message()
+                   << "tp " << tp << ", cache format " << static_cast<int>(format));
+      ++tried;
+      const auto team = team_of(*checkpoint, tp, compute, format);
+      const auto actual = run(*team);
+      int64_t far = 0;
+      for (size_t s = 0; s < expected.size(); ++s) {
+        far += count_far(actual[s], expected[s], checkpoint->config().vocab_size);
+      }
+      // A cache that rounds may round a sum's last bit to the other side, and the router of a later
+      // layer may then choose another expert for a row.
+      EXPECT_LE(far, format == CacheFormat::kF32 ? 0 : kMostFarRows);
+      expect_equal_caches(*team);
+      EXPECT_EQ(run(*team), actual) << "another run";
+    }
+  }
+  EXPECT_GT(tried, 0);
+}
+
+std::string name_of_model(const testing::TestParamInfo<std::string>& model) {
+  std::string name = model.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallel,
+                         testing::Values("fathom-tiny", "kimi", "odd", "v2_fp8_tensor", "v2_group",
+                                         "v2lite", "v3", "v3_fp8", "v3_yarn"),
+                         name_of_model);
+
+// In bf16 activations are rounded between ranks' sums: nearer to one rank than bf16 is to float32.
+TEST(TensorParallelInBf16, GivesTheSameBitsAgain) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  ASSERT_TRUE(checkpoint);
+  const auto team = team_of(*checkpoint, 2, DType::kBF16, CacheFormat::kBF16);
+  const auto first = run(*team);
+  expect_equal_caches(*team);
+  EXPECT_EQ(run(*team), first);
+  EXPECT_EQ(run(*team_of(*checkpoint, 2, DType::kBF16, CacheFormat::kBF16)), first);
+}
+
+// Whichever rank fails in whichever meeting: the step ends with an error that names the rank, and
+// so does every later one.
+TEST(RankTeam, ARankThatFailsEndsTheStep) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  ASSERT_TRUE(checkpoint);
+  for (const int failing : {0, 1}) {
+    for (const uint64_t meeting : {1, 2, 7}) {
+      GroupOptions group;
+      group.before_meeting = [=](int rank, Collective, uint64_t number) {
+        if (rank == failing && number == meeting) throw std::runtime_error("planted");
+      };
+      const auto team = team_of(*checkpoint, 2, DType::kBF16, CacheFormat::kBF16, group);
+      ForwardBatch batch;
+      batch.token_ids = {5};
+      batch.positions = batch.context_lens = batch.block_tables = batch.logit_rows = {0};
+      batch.query_start = {0, 1};
+      batch.prompt_lens = {1};
+      batch.max_pages = 1;
+      std::vector<float> logits(static_cast<size_t>(team->config().vocab_size));
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        const auto ran = team->forward(batch, TensorView(logits.data(), {1, std::ssize(logits)}));
+        ASSERT_FALSE(ran) << "rank " << failing << ", meeting " << meeting;
+        EXPECT_NE(ran.error().message.find("planted"), std::string::npos) << ran.error().message;
+      }
+      EXPECT_TRUE(team->has_failed());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fathom
