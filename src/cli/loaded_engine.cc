@@ -38,11 +38,11 @@ Result<Checkpoint> open_checkpoint(const ModelFlags& flags) {
 
 // The format of --chat-template: its name, or a file with a template that Fathom recognizes.
 Result<ChatFormat> format_of_template(const std::string& name_or_file) {
-  if (const auto named = chat_format_from_name(name_or_file)) return named;
+  if (auto named = chat_format_from_name(name_or_file)) return named;
   constexpr int64_t kMaxTemplateBytes = 1 << 20;
   const auto text = read_text_file(name_or_file, kMaxTemplateBytes);
   if (!text) return with_context("--chat-template: ", text.error());
-  const auto format = detect_chat_format("", *text, [](std::string_view) { return false; });
+  auto format = detect_chat_format("", *text, [](std::string_view) { return false; });
   if (!format || text->empty()) {
     return invalid("--chat-template: {} holds no template that Fathom knows; known are {}",
                    name_or_file, chat_format_names());

@@ -30,6 +30,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
                                          .load = options.load,
                                          .group = {.name = "tp"}}));
   std::vector<const LatentCache*> caches;
+  caches.reserve(static_cast<size_t>(options.tp));
   for (int rank = 0; rank < options.tp; ++rank) caches.push_back(&runner->team_->cache(rank));
   runner->page_transfer_.emplace(std::move(caches));
   return runner;

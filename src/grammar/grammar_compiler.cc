@@ -75,7 +75,7 @@ struct Job {
 }  // namespace
 
 struct GrammarCompiler::Parts {
-  Parts(std::shared_ptr<const Tokenizer> the_tokenizer, int64_t vocab_size,
+  Parts(const std::shared_ptr<const Tokenizer>& the_tokenizer, int64_t vocab_size,
         const GrammarCompilerOptions& the_options)
       : options(the_options),
         mask_threads(
@@ -208,9 +208,9 @@ struct GrammarCompiler::Parts {
   std::vector<std::thread> threads;
 };
 
-GrammarCompiler::GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, int64_t vocab_size,
-                                 GrammarCompilerOptions options)
-    : parts_(std::make_unique<Parts>(std::move(tokenizer), vocab_size, options)) {}
+GrammarCompiler::GrammarCompiler(const std::shared_ptr<const Tokenizer>& tokenizer,
+                                 int64_t vocab_size, GrammarCompilerOptions options)
+    : parts_(std::make_unique<Parts>(tokenizer, vocab_size, options)) {}
 
 GrammarCompiler::~GrammarCompiler() = default;
 

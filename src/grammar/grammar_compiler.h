@@ -38,7 +38,7 @@ class GrammarCompiler {
   using Done = std::function<void(Compiled)>;
 
   // `vocab_size` is the model's; the tokenizer's ids beyond it are never allowed.
-  GrammarCompiler(std::shared_ptr<const Tokenizer> tokenizer, int64_t vocab_size,
+  GrammarCompiler(const std::shared_ptr<const Tokenizer>& tokenizer, int64_t vocab_size,
                   GrammarCompilerOptions options = {});
   // Waits for grammars being compiled; other calls without a result get kUnavailable.
   ~GrammarCompiler();

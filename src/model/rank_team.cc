@@ -26,6 +26,7 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   team->spins_ = threads <= cores;
 
   std::vector<ModelSpec> specs;
+  specs.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     specs.push_back(make_spec(config, options.placement, rank));
   }

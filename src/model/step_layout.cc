@@ -71,7 +71,7 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
   const int64_t tiles =
       key_runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
   const int64_t passes = key_runs * sequences;
-  return rows * 20 + limits_.num_multiprocessors * 4 +
+  return rows * 20 + int64_t{limits_.num_multiprocessors} * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
          most_further_bytes(rows, max_pages) + tables * max_pages * 4 +
          passes * (16 + limits_.num_multiprocessors *
@@ -92,11 +92,12 @@ int64_t StepPlanner::most_parts(int64_t rows) const {
 int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
   constexpr auto kPart = static_cast<int64_t>(sizeof(LatentDecodePart));
   if (!limits_.batch_invariant) {
-    return most_parts(rows) * kPart + limits_.num_multiprocessors * 4 + 2 * kAlignment;
+    return most_parts(rows) * kPart + int64_t{limits_.num_multiprocessors} * 4 + 2 * kAlignment;
   }
   const int64_t parts = rows * ceil_div(limits_.heads, 16) * batch_invariant_splits(max_pages);
   const int64_t launches = parts / limits_.num_multiprocessors;
-  return parts * kPart + launches * (limits_.num_multiprocessors * 4 + kPart + 2 * kAlignment);
+  return parts * kPart +
+         launches * (int64_t{limits_.num_multiprocessors} * 4 + kPart + 2 * kAlignment);
 }
 
 // Number of the sequence's first new rows that take the multi-head form.
@@ -134,7 +135,7 @@ void StepPlanner::order_rows(const ForwardBatch& batch) {
   for (Run& run : runs_) {
     run.first_row = row;
     for (int32_t i = 0; i < run.num_rows; ++i) {
-      row_of_[static_cast<size_t>(run.batch_row + i)] = row++;
+      row_of_[static_cast<size_t>(run.batch_row) + static_cast<size_t>(i)] = row++;
     }
   }
 }
@@ -169,7 +170,7 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
   out.absorbed_rows = 0;
   for (const Run& run : runs_) {
     for (int32_t i = 0; i < run.num_rows; ++i) {
-      const auto from = static_cast<size_t>(run.batch_row + i);
+      const auto from = static_cast<size_t>(run.batch_row) + static_cast<size_t>(i);
       const int32_t to = run.first_row + i;
       ids[to] = batch.token_ids[from];
       positions[to] = batch.positions[from];
