@@ -151,9 +151,10 @@ bool ApiServer::wait_until_dead() {
     if (backend->engine->wait_until_dead(kWatchInterval)) {
       if (state_ == State::kDraining) return false;
       state_ = State::kDead;
-      const auto why = backend->engine->has_room();
-      log_error("{}", why ? "the engine is dead" : why.error().message);
-      fail_clients(ApiError(503, "the engine has stopped working"));
+      const auto room = backend->engine->has_room();  // a dead engine refuses with the reason
+      const std::string why = room ? "the engine is dead" : room.error().message;
+      log_error("{}", why);
+      fail_clients(ApiError(503, why));
       wait_for_last_words();
       return true;
     }
@@ -317,19 +318,19 @@ http::Response ApiServer::abort_request(const http::Request& request) {
 
 http::RouteTable ApiServer::make_routes() {
   http::RouteTable routes;
-  const auto add = [&](Method method, std::string path, Access access, RouteOptions options,
+  const auto add = [&](Method method, const char* path, Access access, RouteOptions options,
                        auto respond_to) {
     routes.add(
-        method, std::move(path), access,
+        method, path, access,
         [respond_to](const http::Request& request, const Answer& answer) {
           answer->send(respond_to(request));
         },
         options);
   };
   // Adds a route that needs the model.
-  const auto add_for_model = [&](Method method, std::string path, Access access,
+  const auto add_for_model = [&](Method method, const char* path, Access access,
                                  RouteOptions options, auto respond_to) {
-    add(method, std::move(path), access, options, [this, respond_to](const http::Request& request) {
+    add(method, path, access, options, [this, respond_to](const http::Request& request) {
       const Backend* const backend = backend_;
       return backend == nullptr ? error_response(loading()) : respond_to(*backend, request);
     });
