@@ -224,7 +224,7 @@ void add_serve_command(CLI::App& app, Action* chosen) {
       "Implements OpenAI's API (/v1/chat/completions, /v1/completions, /v1/responses,\n"
       "/v1/models), Anthropic's (/v1/messages), /tokenize, /detokenize, /generate, /metrics,\n"
       "/health and /ready. Limits that no flag changes: 16 KiB of headers, JSON 64 deep with\n"
-      "100,000 keys, 4,096 messages, 128 tools, 4 stop strings of 256 bytes, 1,024 logit biases,\n"
+      "100,000 keys, 4,096 messages, 128 tools, 16 stop strings of 256 bytes, 1,024 logit biases,\n"
       "64 KiB of schema or regex. A client that does not read for 60 s is cut off. Exit\n"
       "status: 0 stopped by a signal, 1 failed, 2 bad flags or model files, 3 the engine was\n"
       "stuck or its device lost, 130 a second signal.");
