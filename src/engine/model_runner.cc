@@ -1,10 +1,18 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "base/math.h"
 
 namespace fathom {
+namespace {
+
+// How long a rank waits for another. One without columns of a layer waits as long as the others
+// compute it; one that fails ends the wait at once.
+constexpr auto kRankLimit = std::chrono::minutes(5);
+
+}  // namespace
 
 Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& checkpoint,
                                                          const ModelRunnerOptions& options) {
@@ -28,7 +36,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
                                          .num_pages = cache_tokens / kPageSize,
                                          .num_threads = options.num_threads,
                                          .load = options.load,
-                                         .group = {.name = "tp"}}));
+                                         .group = {.name = "tp", .limit = kRankLimit}}));
   std::vector<const LatentCache*> caches;
   caches.reserve(static_cast<size_t>(options.tp));
   for (int rank = 0; rank < options.tp; ++rank) caches.push_back(&runner->team_->cache(rank));

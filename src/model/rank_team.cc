@@ -5,9 +5,20 @@
 #include <limits>
 
 #include "comm/spin.h"
+#include "placement/split.h"
 
 namespace fathom {
 namespace {
+
+// --quantization fp8 makes scales for blocks of 128 columns: W_o is cut between blocks only.
+Result<> check_quantized_heads(const ModelConfig& config, const RankTeamOptions& options) {
+  if (!options.load.quantize_fp8 || options.placement.tp == 1) return {};
+  if (config.v_dim % kColumnBlock == 0) return {};
+  return invalid(
+      "tp is {} and weights are quantized to FP8 while they are loaded: v_head_dim is {}, must be "
+      "a multiple of {}",
+      options.placement.tp, config.v_dim, kColumnBlock);
+}
 
 constexpr uint64_t kStop = std::numeric_limits<uint64_t>::max();
 // How long a rank spins for the next step before it sleeps, as ThreadPool's workers do.
@@ -19,6 +30,7 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
                                                  const RankTeamOptions& options) {
   FATHOM_CHECK(options.placement.dp == 1, "{} lanes in one team", options.placement.dp);
   const ModelConfig& config = checkpoint.config();
+  FATHOM_RETURN_IF_ERROR(check_quantized_heads(config, options));
   const int size = options.placement.tp;
   std::unique_ptr<RankTeam> team(new RankTeam);
   const int cores = usable_cores();

@@ -60,6 +60,10 @@ Result<> check_placement(const Placement& placement, const ModelConfig& config) 
                    placement.dp, placement.world(), kMaxRanks);
   }
   FATHOM_RETURN_IF_ERROR(check_heads(placement, config));
+  if (placement.tp > config.vocab_size) {
+    return invalid("tp is {}, the model has {} tokens (vocab_size): at most as many", placement.tp,
+                   config.vocab_size);
+  }
   return check_experts(placement, config);
 }
 

@@ -57,6 +57,13 @@ TEST(Placement, RefusesRanksOutOfRange) {
   expect_refused({.tp = 5, .dp = 13}, v3, "tp * dp is 5 * 13 = 65 ranks, at most 64 are allowed");
 }
 
+TEST(Placement, RefusesARankWithoutTokens) {
+  ModelConfig lite = published_config("deepseek_v2_lite");
+  lite.vocab_size = 4;
+  expect_allowed({.tp = 4}, lite);
+  expect_refused({.tp = 5}, lite, "tp is 5, the model has 4 tokens (vocab_size): at most as many");
+}
+
 TEST(Placement, RefusesARankWithoutHeads) {
   ModelConfig lite = published_config("deepseek_v2_lite");
   expect_refused({.tp = 17}, lite,

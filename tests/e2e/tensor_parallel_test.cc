@@ -1,6 +1,7 @@
-// Tensor-parallel ranks as threads: every golden checkpoint and the bundled model against one rank.
-// Logits are within 2^-7 of the largest, the same tokens win where the margin is wider than that,
-// all ranks hold the same cache bits, and two runs give the same bits.
+// Tensor-parallel ranks as threads: the golden checkpoints whose heads can be split, and the
+// bundled model, against one rank. Logits are within 2^-7 of the largest, the same tokens win where
+// the margin is wider than that, all ranks hold the same cache bits, and two runs give the same
+// bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -175,7 +176,7 @@ std::string name_of_model(const testing::TestParamInfo<std::string>& model) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallel,
                          testing::Values("fathom-tiny", "kimi", "odd", "v2_fp8_tensor", "v2_group",
-                                         "v2lite", "v3", "v3_fp8", "v3_yarn"),
+                                         "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_yarn"),
                          name_of_model);
 
 // In bf16 activations are rounded between ranks' sums: nearer to one rank than bf16 is to float32.
@@ -187,6 +188,21 @@ TEST(TensorParallelInBf16, GivesTheSameBitsAgain) {
   expect_equal_caches(*team);
   EXPECT_EQ(run(*team), first);
   EXPECT_EQ(run(*team_of(*checkpoint, 2, DType::kBF16, CacheFormat::kBF16)), first);
+}
+
+// Quantizing while loading would cut a block of W_o's scales between two ranks.
+TEST(RankTeam, HeadsThatCutABlockOfScalesAreRefused) {
+  const auto checkpoint = Checkpoint::open(goldens_directory() + "v3");
+  ASSERT_TRUE(checkpoint);
+  ASSERT_NE(checkpoint->config().v_dim % 128, 0);
+  const auto team =
+      RankTeam::load(*checkpoint, {.placement = {.tp = 2},
+                                   .model = {.attention = {}},
+                                   .num_pages = 1,
+                                   .load = {.show_progress = false, .quantize_fp8 = true},
+                                   .group = {}});
+  ASSERT_FALSE(team);
+  EXPECT_NE(team.error().message.find("v_head_dim"), std::string::npos) << team.error().message;
 }
 
 // Whichever rank fails in whichever meeting: the step ends with an error that names the rank, and
