@@ -15,7 +15,7 @@ namespace fathom::cuda {
 // delta = W_o · attention(x)
 void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
                               const StepLayout& step, const std::byte* arrays, const Pages& pages,
-                              cudaStream_t stream) {
+                              GpuStream stream) {
   const int64_t hidden = config_.hidden, columns = q_kv_a_columns();
   product(x, weights.q_kv_a, {columns, hidden}, {q_kv_a_, columns}, step.rows, stream);
   const Query query = project_query(weights, step.rows, stream);
@@ -63,7 +63,7 @@ DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
 
 // With query compression through its norm and second GEMM; otherwise the query is already computed.
 DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, int64_t rows,
-                                                  cudaStream_t stream) {
+                                                  GpuStream stream) {
   const int64_t columns = q_kv_a_columns(), lora = config_.q_lora_rank;
   if (lora == 0) return {q_kv_a_, columns};
   Activation normed;
@@ -91,7 +91,7 @@ DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, i
 void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLayout& step,
                                        const std::byte* arrays, const Query& query,
                                        const Pages& pages, const Activation& out,
-                                       cudaStream_t stream) {
+                                       GpuStream stream) {
   const int64_t heads = config_.num_heads, latent = config_.kv_lora_rank, v = config_.v_dim;
   // Padding comes last: a graph's rows are all absorbed.
   const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
@@ -120,7 +120,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
 // out[m, h] = x[m, h] W[h]^T for each head h; x's heads are `x_head_stride` apart.
 void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
                                  const WeightMatrix& weight, MatrixSize size, const Activation& out,
-                                 int64_t rows, cudaStream_t stream) {
+                                 int64_t rows, GpuStream stream) {
   if (is_e4m3(weight)) {
     scaled_absorb({.x = x.data,
                    .x_row_stride = x.stride,
@@ -158,7 +158,7 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
 // same rows lie in the query buffer of absorbed attention, which is done.
 void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
                                   const std::byte* arrays, const Query& query, const Pages& pages,
-                                  const Activation& out, cudaStream_t stream) {
+                                  const Activation& out, GpuStream stream) {
   const MhaPass& pass = step.passes[index];
   const int64_t latent = config_.kv_lora_rank;
   const int64_t columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);

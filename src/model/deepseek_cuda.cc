@@ -60,7 +60,10 @@ int64_t mlp_bytes(const ModelConfig& config, const ModelOptions& options) {
 }  // namespace
 
 DeepSeekModel::DeepSeekModel(const ModelConfig& config, const ModelOptions& options)
-    : config_(config), options_(options), budget_(device_budget()) {}
+    : config_(config),
+      options_(options),
+      device_(DeviceContext::current()),
+      budget_(device_.budget()) {}
 
 // Calls place(pointer, count) for each buffer.
 template <typename Place>
@@ -164,12 +167,12 @@ void DeepSeekModel::fill_constants() {
       gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts, budget_.sms);
   check(cudaMemset(gate_scratch_, 0xFF, static_cast<size_t>(gate_words) * sizeof(float)),
         "preparing the router's memory");
-  prepare_latent_decode_scratch(decode_scratch_, budget_.sms, nullptr);
+  prepare_latent_decode_scratch(decode_scratch_, budget_.sms, {device_, nullptr});
   check(cudaDeviceSynchronize(), "preparing the workspace");
 }
 
 void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-                            const CacheMemory& cache, cudaStream_t stream) {
+                            const CacheMemory& cache, GpuStream stream) {
   FATHOM_CHECK(step.page_stride == cache.page_stride,
                "a step over pages {} apart, the cache's are {}", step.page_stride,
                cache.page_stride);
@@ -274,7 +277,7 @@ bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
 
 // One token through the layers from first_decode_layer_ on, and its logits.
 void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
-                                const CacheMemory& cache, cudaStream_t stream) {
+                                const CacheMemory& cache, GpuStream stream) {
   decode_layers({.layers = decode_layers_.data(),
                  .num_layers = static_cast<int32_t>(decode_layers_.size()),
                  .residual = residual_,
@@ -297,7 +300,7 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
 }
 
 // Logits of residual + delta_.
-void DeepSeekModel::logits_of(float* residual, int64_t rows, cudaStream_t stream) {
+void DeepSeekModel::logits_of(float* residual, int64_t rows, GpuStream stream) {
   const Activation x =
       add_and_norm(residual, delta_, weights_.final_norm, {.bf16 = true}, rows, stream);
   product(x, {.values = weights_.head}, {logits_stride(), config_.hidden},
@@ -325,7 +328,8 @@ void DeepSeekModel::prepare_library() {
       const int64_t some_rows = std::min(rows_alike(least), most);
       check(cudaMemset(x, 0, static_cast<size_t>(some_rows * size.k) * sizeof(bf16)),
             "clearing a product's rows");
-      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type}, some_rows, nullptr);
+      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type}, some_rows,
+              {device_, nullptr});
     };
     const int64_t rows = options_.max_rows;
     run(normed_, first.q_kv_a, {q_kv_a_columns(), hidden}, q_kv_a_, DType::kBF16, rows);
@@ -346,7 +350,7 @@ void DeepSeekModel::prepare_library() {
 // residual += delta; returns norm(residual)
 DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf16* delta,
                                                       const float* weight, Forms forms,
-                                                      int64_t rows, cudaStream_t stream) {
+                                                      int64_t rows, GpuStream stream) {
   const Activation out = normed(forms, rows);
   add_rms_norm({.residual = residual,
                 .delta = delta,
@@ -365,7 +369,7 @@ DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf1
 DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
                                                          const std::byte* arrays,
                                                          const float* weight, Forms forms,
-                                                         cudaStream_t stream) {
+                                                         GpuStream stream) {
   const Activation out = normed(forms, step.logit_rows);
   add_rms_norm({.residual = residual_,
                 .delta = delta_,
@@ -384,7 +388,7 @@ DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
 
 // delta = mlp(x), dense or MoE.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
-                                 const int32_t* num_valid_rows, cudaStream_t stream) {
+                                 const int32_t* num_valid_rows, GpuStream stream) {
   const bool routed = weights.gate != nullptr;
   if (routed) {
     gate({.x = x.data,
@@ -455,7 +459,7 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
 
 // out [rows, n] = x [rows, k] W^T
 void DeepSeekModel::product(const Activation& x, const WeightMatrix& weight, MatrixSize size,
-                            const Output& out, int64_t rows, cudaStream_t stream) {
+                            const Output& out, int64_t rows, GpuStream stream) {
   if (!is_e4m3(weight)) {
     linear({.x = x.data,
             .x_row_stride = x.stride,

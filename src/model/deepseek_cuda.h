@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "model/attention_plan.h"
 #include "model/gpu_support.h"
 #include "model/step_layout.h"
@@ -66,7 +67,7 @@ class DeepSeekModel {
   // without multi-head rows can be captured, and the graph replayed for any step with the same
   // number of rows.
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-               const CacheMemory& cache, cudaStream_t stream);
+               const CacheMemory& cache, GpuStream stream);
   float* logits() const { return logits_; }
   int64_t logits_stride() const { return gpu_logit_columns(config_); }
   // Whether steps of one row use other launches beyond kMostDecodeLayersTokens keys: a graph is
@@ -116,32 +117,32 @@ class DeepSeekModel {
   DecodeLayersShape decode_layers_shape() const;
   bool takes_decode_layers(const StepLayout& step) const;
   void last_layers(const StepLayout& step, const std::byte* arrays, const CacheMemory& cache,
-                   cudaStream_t stream);
+                   GpuStream stream);
   bool lends_library() const;
   void prepare_library();
 
   void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
-                 const std::byte* arrays, const Pages& pages, cudaStream_t stream);
-  Query project_query(const LayerWeights& weights, int64_t rows, cudaStream_t stream);
+                 const std::byte* arrays, const Pages& pages, GpuStream stream);
+  Query project_query(const LayerWeights& weights, int64_t rows, GpuStream stream);
   Activation heads_out(const LayerWeights& weights, const StepLayout& step) const;
   void absorbed_attention(const LayerWeights& weights, const StepLayout& step,
                           const std::byte* arrays, const Query& query, const Pages& pages,
-                          const Activation& out, cudaStream_t stream);
+                          const Activation& out, GpuStream stream);
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
-                     const Activation& out, cudaStream_t stream);
+                     const Activation& out, GpuStream stream);
   void feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
-                    const int32_t* num_valid_rows, cudaStream_t stream);
+                    const int32_t* num_valid_rows, GpuStream stream);
 
   Activation add_and_norm(float* residual, const bf16* delta, const float* weight, Forms forms,
-                          int64_t rows, cudaStream_t stream);
-  void logits_of(float* residual, int64_t rows, cudaStream_t stream);
+                          int64_t rows, GpuStream stream);
+  void logits_of(float* residual, int64_t rows, GpuStream stream);
   Activation narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
-                             Forms forms, cudaStream_t stream);
+                             Forms forms, GpuStream stream);
   void product(const Activation& x, const WeightMatrix& weight, MatrixSize size, const Output& out,
-               int64_t rows, cudaStream_t stream);
+               int64_t rows, GpuStream stream);
   void head_product(const Activation& x, int64_t x_head_stride, const WeightMatrix& weight,
-                    MatrixSize size, const Activation& out, int64_t rows, cudaStream_t stream);
+                    MatrixSize size, const Activation& out, int64_t rows, GpuStream stream);
   Activation normed(Forms forms, int64_t rows) const;
   QuantizedRows quantized(int64_t rows, int64_t k, float input_scale) const;
 
@@ -156,6 +157,7 @@ class DeepSeekModel {
 
   const ModelConfig config_;
   const ModelOptions options_;
+  DeviceContext& device_;
   const SmBudget budget_;  // for launches whose CTAs wait for one another
   ModelWeights weights_;
   // The first of the last layers that decode_layers() runs in one launch for one token; empty:

@@ -848,11 +848,10 @@ bool decode_layers_takes(const DecodeLayersShape& s, int num_multiprocessors) {
 
 int64_t decode_layers_exchange_bytes() { return sizeof(Exchange); }
 
-void decode_layers(const DecodeLayersArguments& arguments, cudaStream_t stream) {
+void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream) {
   with_latent_row(arguments.format, [&](auto row) {
     constexpr auto kKernel = layers_kernel<decltype(row)>;
-    static OncePerDevice prepared;
-    prepared([&] { allow_shared_memory(kKernel, sizeof(Shared)); });
+    stream.device().allow_shared_memory(kKernel, sizeof(Shared));
     launch_co_resident("decode_layers", kKernel,
                        {.blocks = kBlocks, .threads = kAllThreads, .shared_bytes = sizeof(Shared)},
                        kBlocks, stream, arguments);

@@ -15,12 +15,11 @@
 // The kernel is described in decode_layers_cuda.cu and docs/kernels/decode_layers.md.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "device/cuda/planted_fault.h"
 #include "ops/gate/gate_options.h"
 
@@ -84,6 +83,6 @@ struct DecodeLayersArguments {
 };
 
 // Enqueues one launch. Results are deterministic.
-void decode_layers(const DecodeLayersArguments& arguments, cudaStream_t stream);
+void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda
