@@ -467,7 +467,7 @@ class GpuRunner : public Runner {
 
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<GpuMemory> {
-    FATHOM_RETURN_IF_ERROR(gpu_supports(checkpoint.config(), options.cache_format));
+    FATHOM_RETURN_IF_ERROR(gpu_supports(make_spec(checkpoint.config()), options.cache_format));
     check(cudaSetDevice(options.device), "choosing the device");
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
@@ -483,7 +483,7 @@ Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOption
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
-    FATHOM_RETURN_IF_ERROR(gpu_supports(checkpoint.config(), options.cache_format));
+    FATHOM_RETURN_IF_ERROR(gpu_supports(make_spec(checkpoint.config()), options.cache_format));
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;

@@ -115,7 +115,9 @@ void DeepSeekModel::for_each_piece(const Place& place) {
 
 int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
                                     const LoadOptions& load_options) {
-  return cuda::weight_bytes(checkpoint, options.stored_fp8, load_options);
+  const ModelSpec spec = make_spec(checkpoint.config());
+  const WeightForms forms(checkpoint, options.stored_fp8, load_options);
+  return cuda::weight_bytes(spec, layer_forms(spec, forms));
 }
 
 int64_t DeepSeekModel::workspace_bytes(const ModelConfig& config, const ModelOptions& options) {
@@ -139,7 +141,10 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
     bytes = round_up(bytes + count * static_cast<int64_t>(sizeof(T)), kAlignment);
   });
   model->fill_constants();
-  FATHOM_TRY(model->weights_, load_weights(checkpoint, options.stored_fp8, load_options));
+  const ModelSpec spec = make_spec(config);
+  const WeightForms forms(checkpoint, options.stored_fp8, load_options);
+  FATHOM_TRY(model->weights_,
+             load_weights(checkpoint, spec, layer_forms(spec, forms), load_options));
   model->describe_decode_layers();
   if (model->lends_library()) model->prepare_library();
   return model;

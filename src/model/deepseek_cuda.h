@@ -69,7 +69,7 @@ class DeepSeekModel {
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
                const CacheMemory& cache, GpuStream stream);
   float* logits() const { return logits_; }
-  int64_t logits_stride() const { return gpu_logit_columns(config_); }
+  int64_t logits_stride() const { return logits_stride_; }
   // Whether steps of one row use other launches beyond kMostDecodeLayersTokens keys: a graph is
   // valid on one side only.
   bool one_row_depends_on_keys() const {
@@ -156,6 +156,7 @@ class DeepSeekModel {
   }
 
   const ModelConfig config_;
+  const int64_t logits_stride_ = gpu_logit_columns(make_spec(config_));
   const ModelOptions options_;
   DeviceContext& device_;
   const SmBudget budget_;  // for launches whose CTAs wait for one another
