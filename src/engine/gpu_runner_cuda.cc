@@ -17,7 +17,6 @@
 #include "engine/sampling_params.h"
 #include "engine/step_watchdog.h"
 #include "model/deepseek_cuda.h"
-#include "model/gpu_support.h"
 #include "model/token_work.h"
 #include "ops/sampling/sample_batch.h"
 #include "ops/sampling/sample_cuda.h"
@@ -64,7 +63,8 @@ cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptio
           .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
           .most_keys = most_keys(config, options),
           .batch_invariant = options.deterministic,
-          .stored_fp8 = options.stored_fp8};
+          .stored_fp8 = options.stored_fp8,
+          .cache_format = options.cache_format};
 }
 
 int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
@@ -467,23 +467,22 @@ class GpuRunner : public Runner {
 
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<GpuMemory> {
-    FATHOM_RETURN_IF_ERROR(gpu_supports(make_spec(checkpoint.config()), options.cache_format));
     check(cudaSetDevice(options.device), "choosing the device");
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
-    const cuda::ModelOptions model = model_options(checkpoint.config(), options);
-    return GpuMemory{
-        .free = static_cast<int64_t>(free),
-        .total = static_cast<int64_t>(total),
-        .weights = cuda::DeepSeekModel::weight_bytes(checkpoint, model, options.load),
-        .working_space = cuda::DeepSeekModel::workspace_bytes(checkpoint.config(), model)};
+    FATHOM_TRY(const cuda::ModelMemory model,
+               cuda::DeepSeekModel::memory(checkpoint, model_options(checkpoint.config(), options),
+                                           options.load));
+    return GpuMemory{.free = static_cast<int64_t>(free),
+                     .total = static_cast<int64_t>(total),
+                     .weights = model.weights,
+                     .working_space = model.workspace};
   });
 }
 
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
-    FATHOM_RETURN_IF_ERROR(gpu_supports(make_spec(checkpoint.config()), options.cache_format));
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;
