@@ -1,7 +1,9 @@
 #include "model/kernel_plan.h"
 
+#include "base/named_size.h"
 #include "model/gpu_support.h"
 #include "model/layer_options.h"
+#include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
 #include "ops/decode_layers/decode_layers_support.h"
 
 namespace fathom::cuda {
@@ -63,6 +65,8 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                    spec.placement.tp, spec.placement.dp);
   }
   FATHOM_RETURN_IF_ERROR(gpu_supports(spec, options.cache_format));
+  FATHOM_RETURN_IF_ERROR(
+      require_at_most({"the number of the GPU's SMs", budget.sms}, kMostLatentDecodeBlocks));
   KernelPlan plan;
   plan.budget = budget;
   plan.layers = layer_forms(spec, forms);

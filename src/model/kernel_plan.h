@@ -38,8 +38,8 @@ struct KernelPlan {
   bool takes_library = false;
 };
 
-// Refuses what no kernel takes; the error names the field of config.json or the flag, its value and
-// the supported values. Only one rank runs on GPUs so far.
+// Refuses what no kernel takes; the error names the field of config.json, the flag or the device's
+// property, its value and the supported values. Only one rank runs on GPUs so far.
 Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                                 const KernelOptions& options, const SmBudget& budget);
 

@@ -84,6 +84,13 @@ TEST_F(KernelPlanTest, TakesTheLibraryWhereItIsAndBitsMayDiffer) {
   EXPECT_FALSE(plan()->takes_library);
 }
 
+TEST_F(KernelPlanTest, RefusesMoreSmsThanLaunchesFill) {
+  const auto made = plan({133, {}});
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().message,
+            "the number of the GPU's SMs is 133; kernels for GPUs take up to 132");
+}
+
 TEST_F(KernelPlanTest, RefusesBeforeAWeightIsRead) {
   const auto refusal = [&] {
     const auto made = plan();

@@ -541,8 +541,9 @@ void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, GpuS
 
 void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
                    GpuStream stream) {
-  check(num_multiprocessors <= kMostBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
-        "launching latent_decode on so many multiprocessors");
+  check(
+      num_multiprocessors <= kMostLatentDecodeBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
+      "launching latent_decode on so many multiprocessors");
   if (arguments.format != CacheFormat::kBF16) {
     const auto decode = tile_rows > 32 ? latent_decode_8_bit_rows : latent_decode_8_bit;
     return decode(tile_rows, num_multiprocessors, arguments, stream);
