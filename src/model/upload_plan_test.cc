@@ -176,7 +176,7 @@ TEST_P(UploadPlanTest, MatricesOfOneLaunchAreStacked) {
   const int64_t size = size_of(layer.q_kv_a.type);
   EXPECT_EQ(values("1.self_attn.q_a_proj.weight"), layer.q_kv_a.values);
   EXPECT_EQ(values("1.self_attn.kv_a_proj_with_mqa.weight"),
-            values("1.self_attn.q_a_proj.weight") + 128 * 256 * size);
+            values("1.self_attn.q_a_proj.weight") + int64_t{128} * 256 * size);
   const int64_t matrix = layer.experts.width * 256 * size_of(layer.experts.gate_up.type);
   const auto* const first = static_cast<const std::byte*>(layer.experts.gate_up.values);
   EXPECT_EQ(values("1.mlp.experts.3.gate_proj.weight"), first + 6 * matrix);
@@ -190,7 +190,7 @@ TEST_P(UploadPlanTest, MatricesOfOneLaunchAreStacked) {
 TEST_P(UploadPlanTest, ARankSplitsItsHeadsOfKvB) {
   const Planned made = planned(2, 1);
   const Upload& upload = made.of("model.layers.1.self_attn.kv_b_proj.weight");
-  EXPECT_EQ(upload.part.rows, (Slice{2 * 256, 256}));
+  EXPECT_EQ(upload.part.rows, (Slice{512, 256}));
   ASSERT_TRUE(upload.split.has_value());
   EXPECT_EQ(upload.split->heads, 1);
   EXPECT_EQ(upload.split->kv_b.values, upload.place.values);
