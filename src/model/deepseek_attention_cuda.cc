@@ -133,8 +133,7 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
                    .rows = static_cast<int32_t>(rows),
                    .heads = static_cast<int32_t>(heads_),
                    .n = static_cast<int32_t>(size.n),
-                   .k = static_cast<int32_t>(size.k),
-                   .batch_invariant = options_.batch_invariant},
+                   .k = static_cast<int32_t>(size.k)},
                   stream);
   } else {
     linear({.x = x.data,

@@ -29,7 +29,6 @@
 #include "ops/scaled_linear/quantize_block_cuda.cuh"
 #include "ops/scaled_linear/scaled_absorb_cuda.h"
 #include "ops/scaled_linear/scaled_absorb_plan.h"
-#include "ops/scaled_linear/wide_absorb_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -338,7 +337,6 @@ void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
       "results of [{}, {}] in e4m3 with strides {} and {}", a.n, a.k, a.quantized.values_row_stride,
       a.quantized.scales_block_stride);
   if (a.rows == 0 || a.heads == 0) return;
-  if (plan.wide) return wide_absorb(plan, a, stream);
   const Axis axes[] = {{.size = a.k, .stride = 1, .box = kAbsorbSide},
                        {.size = a.n, .stride = a.k, .box = kAbsorbSide},
                        {.size = a.heads, .stride = int64_t{a.n} * a.k, .box = 1}};
@@ -352,10 +350,8 @@ void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
 }
 
 void scaled_absorb(const ScaledAbsorbArguments& a, GpuStream stream) {
-  const ScaledAbsorbShape shape = {.rows = a.rows,
-                                   .heads = a.heads,
-                                   .splits_n = a.n == kAbsorbedLatent,
-                                   .batch_invariant = a.batch_invariant};
+  const ScaledAbsorbShape shape = {
+      .rows = a.rows, .heads = a.heads, .splits_n = a.n == kAbsorbedLatent};
   scaled_absorb(plan_scaled_absorb(shape, stream.device().num_multiprocessors()), a, stream);
 }
 

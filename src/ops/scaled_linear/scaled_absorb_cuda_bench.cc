@@ -1,9 +1,8 @@
 // The absorption GEMMs in e4m3 and in bf16 on the GPU, in a CUDA graph over different memory.
 //
-//   scaled_absorb_cuda_bench [--json | --plans | --ways]
+//   scaled_absorb_cuda_bench [--json | --plans]
 //
-// --plans: few rows with many plans. --ways: x in two terms of e4m3 beside x in bf16, for all
-// numbers of rows.
+// --plans: few rows with many plans.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -133,21 +132,6 @@ void measure_plans(BenchTable& table, int32_t rows, int32_t heads) {
   }
 }
 
-void measure_ways(BenchTable& table, int32_t rows, int32_t heads) {
-  for (const bool into_latent : {true, false}) {
-    const ScaledAbsorbShape shape = {
-        .rows = rows, .heads = heads, .splits_n = into_latent, .batch_invariant = true};
-    const ScaledAbsorbPlan few = plan_scaled_absorb(shape,
-                                                    DeviceContext::current().num_multiprocessors()),
-                           wide = plan_wide_absorb(shape,
-                                                   DeviceContext::current().num_multiprocessors());
-    const std::string name = into_latent ? "W_UK " : "W_UV ";
-    const int32_t n = into_latent ? 512 : 128, k = into_latent ? 128 : 512;
-    measure(table, name + "two terms", Form::kE4m3, rows, heads, n, k, &few);
-    measure(table, name + "x in bf16", Form::kE4m3, rows, heads, n, k, &wide);
-  }
-}
-
 }  // namespace
 }  // namespace fathom::cuda
 
@@ -156,13 +140,8 @@ int main(int argc, char** argv) {
   using fathom::cuda::measure;
   fathom::cuda::BenchTable table(argc, argv);
   const bool plans = std::count(argv + 1, argv + argc, std::string("--plans")) > 0;
-  const bool ways = std::count(argv + 1, argv + argc, std::string("--ways")) > 0;
   for (const int heads : {16, 128}) {
     for (const int rows : {1, 16, 32, 64, 128, 256, 512, 4096}) {
-      if (ways) {
-        fathom::cuda::measure_ways(table, rows, heads);
-        continue;
-      }
       if (plans) {
         if (rows <= 128) fathom::cuda::measure_plans(table, rows, heads);
         continue;
