@@ -108,7 +108,11 @@ class FaultyRunner : public Runner {
   }
 
   Result<std::span<const SampledToken>> finish() override { return runner_->finish(); }
-  bool is_lost() override { return faults_["device_lost"] > 0 && steps_ >= faults_["device_lost"]; }
+  bool is_lost() override {
+    return runner_->is_lost() || (faults_["device_lost"] > 0 && steps_ >= faults_["device_lost"]);
+  }
+  Status loss() const override { return runner_->loss(); }
+  void watch_loss(std::function<void()> wake) override { runner_->watch_loss(std::move(wake)); }
 
  private:
   void pass_gate() {
