@@ -42,6 +42,10 @@ Result<NodePlace> node_place(const NodeFlags& flags,
 // With this process's environment.
 Result<NodePlace> node_place(const NodeFlags& flags);
 
+// CPU threads of a process when no flag says: one a core, less where mpirun has put several
+// processes on the same cores.
+int64_t default_threads();
+
 // The ranks of each node: consecutive, and at most one more on earlier nodes than on later ones.
 // Fails if there are fewer ranks than nodes. `ranks` is tp * dp.
 Result<std::vector<int>> ranks_of_nodes(const NodePlace& place, int64_t ranks);

@@ -75,12 +75,11 @@ TEST(NodePlace, WhatIsMissingOrOutOfRangeIsNamed) {
   EXPECT_EQ(error_of({.nnodes = 2, .address = "h:1"}),
             "--nnodes is 2: --node-rank, 0 to 1, is missing");
   EXPECT_EQ(error_of({.nnodes = 2, .node_rank = 0}),
-            "there are 2 processes: --dist-init-addr HOST:PORT of process 0 is missing");
+            "there are 2 nodes: --dist-init-addr HOST:PORT of node 0 is missing");
   Variables two_hosts = kMpirun;
   two_hosts["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
   EXPECT_EQ(error_of({}, two_hosts),
-            "there are 4 processes (mpirun says so): --dist-init-addr HOST:PORT of process 0 is "
-            "missing");
+            "there are 4 nodes (mpirun says so): --dist-init-addr HOST:PORT of node 0 is missing");
   EXPECT_TRUE(
       error_of({.nnodes = 2, .node_rank = 0, .address = "h"}).starts_with("--dist-init-addr: "));
   EXPECT_NE(error_of({}, {{"OMPI_COMM_WORLD_SIZE", "none"}}), "");
@@ -91,7 +90,7 @@ TEST(RanksOfNodes, ConsecutiveAndAlmostEqual) {
   EXPECT_EQ(*ranks_of_nodes(place, 6), (std::vector<int>{2, 2, 2}));
   EXPECT_EQ(*ranks_of_nodes(place, 8), (std::vector<int>{3, 3, 2}));
   EXPECT_EQ(ranks_of_nodes(place, 2).error().message,
-            "there are 3 processes and 2 ranks (--tp times --dp): each process needs a rank");
+            "there are 3 nodes and 2 ranks (--tp times --dp): each node needs a rank");
 }
 
 }  // namespace
