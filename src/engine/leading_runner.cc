@@ -28,9 +28,9 @@ void LeadingRunner::watch_loss(std::function<void()> wake) {
 
 Status LeadingRunner::loss() const {
   const AbortWord::Reason& reason = nodes_->abort_word.reason();
-  if (reason.rank < 0) return reason.status;
-  return {reason.status.code,
-          fmt::format("rank {} failed: {}", reason.rank, reason.status.message)};
+  const std::string who = reason.rank < 0 ? "" : fmt::format("rank {} failed: ", reason.rank);
+  return {reason.status.code, fmt::format("{}{} (node 0 was between steps, after step {})", who,
+                                          reason.status.message, number_)};
 }
 
 Status LeadingRunner::fail(const Status& why) {

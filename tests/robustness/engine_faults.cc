@@ -106,16 +106,14 @@ class FaultyRunner : public Runner {
     if (gate_ != nullptr) pass_gate();
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_["step_ms"]));
     if (steps_ == faults_["step_hang"]) hang_in_a_step();
-    if (is_lost()) return error(Code::kInternal, "the device is gone (a fault)");
+    if (device_is_lost()) return error(Code::kInternal, "the device is gone (a fault)");
     if (is_turn("step_error")) return error(Code::kInternal, "the device failed (a fault)");
     if (is_turn("step_memory")) return error(Code::kResourceExhausted, "no memory (a fault)");
     return runner_->begin(lanes, rows);
   }
 
   Result<std::span<const SampledToken>> finish() override { return runner_->finish(); }
-  bool is_lost() override {
-    return runner_->is_lost() || (faults_["device_lost"] > 0 && steps_ >= faults_["device_lost"]);
-  }
+  bool is_lost() override { return runner_->is_lost() || device_is_lost(); }
   Status loss() const override { return runner_->loss(); }
   void watch_loss(std::function<void()> wake) override { runner_->watch_loss(std::move(wake)); }
 
@@ -126,6 +124,8 @@ class FaultyRunner : public Runner {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+
+  bool device_is_lost() { return faults_["device_lost"] > 0 && steps_ >= faults_["device_lost"]; }
 
   bool is_turn(const std::string& fault) {
     return faults_[fault] > 0 && steps_ % faults_[fault] == 0;
