@@ -66,8 +66,8 @@ Result<std::map<std::string, std::string>> facts_of(const LoadedEngine& loaded,
   return facts;
 }
 
-// Calls body(). What it returns or throws as an error ends the world for all nodes; `rank` stands
-// for this one.
+// Calls body(). An error that it returns or throws ends the world for all nodes, in the name of
+// this node's first rank.
 template <typename T>
 Result<T> end_world_on_error(NodeWorld& nodes, const std::function<Result<T>()>& body) {
   const WorldLayout& layout = nodes.world->layout();

@@ -82,6 +82,9 @@ class Equality(unittest.TestCase):
         # Ranks 0 to 1, 2 and 3: the second lane has its first rank on one node and its second on another.
         self.assertEqual(self.answers_of_nodes(3, "--tp", "2", "--dp", "2"),
                          self.answers_of_one("--tp", "2"))
+        # Ranks 0 to 1, 2 to 3, 4 to 5: node 1 has the end of the first lane, and the second's first rank.
+        self.assertEqual(self.answers_of_nodes(3, "--tp", "3", "--dp", "2"),
+                         self.answers_of_one("--tp", "3"))
 
     def test_preemption_and_prompt_log_probabilities(self):
         flags = ("--dp", "2", "--max-total-tokens", "256", "--max-num-batched-tokens", "64",
