@@ -9,10 +9,9 @@
 // bf16.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 #include "ops/scaled_linear/scaled_absorb_plan.h"
 
@@ -39,10 +38,10 @@ struct ScaledAbsorbArguments {
 // launch of the same stream may be writing them. With batch_invariant, a row's bits depend neither
 // on the other rows nor on their number; otherwise they depend on whether there are few rows or
 // many.
-void scaled_absorb(const ScaledAbsorbArguments& arguments, cudaStream_t stream);
+void scaled_absorb(const ScaledAbsorbArguments& arguments, GpuStream stream);
 
 // The same with a given plan, for measuring.
 void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& arguments,
-                   cudaStream_t stream);
+                   GpuStream stream);
 
 }  // namespace fathom::cuda

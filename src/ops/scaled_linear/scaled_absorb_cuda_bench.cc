@@ -122,7 +122,7 @@ void measure_plans(BenchTable& table, int32_t rows, int32_t heads) {
         if (tokens >= 2 * rows || (!into_latent && n_parts > 1)) continue;
         const int tiles = static_cast<int>(ceil_div(rows, tokens));
         const int blocks = heads * n_parts * tiles;
-        if (blocks > 4 * num_multiprocessors()) continue;
+        if (blocks > 4 * DeviceContext::current().num_multiprocessors()) continue;
         const ScaledAbsorbPlan plan = {.tokens = tokens, .n_parts = n_parts, .row_parts = tiles};
         measure(table,
                 std::string(into_latent ? "W_UK " : "W_UV ") + std::to_string(tokens) +
@@ -137,8 +137,10 @@ void measure_ways(BenchTable& table, int32_t rows, int32_t heads) {
   for (const bool into_latent : {true, false}) {
     const ScaledAbsorbShape shape = {
         .rows = rows, .heads = heads, .splits_n = into_latent, .batch_invariant = true};
-    const ScaledAbsorbPlan few = plan_scaled_absorb(shape, num_multiprocessors()),
-                           wide = plan_wide_absorb(shape, num_multiprocessors());
+    const ScaledAbsorbPlan few = plan_scaled_absorb(shape,
+                                                    DeviceContext::current().num_multiprocessors()),
+                           wide = plan_wide_absorb(shape,
+                                                   DeviceContext::current().num_multiprocessors());
     const std::string name = into_latent ? "W_UK " : "W_UV ";
     const int32_t n = into_latent ? 512 : 128, k = into_latent ? 128 : 512;
     measure(table, name + "two terms", Form::kE4m3, rows, heads, n, k, &few);

@@ -89,8 +89,9 @@ class Absorption {
                                      .heads = arguments.heads,
                                      .splits_n = case_.into_latent,
                                      .batch_invariant = true};
-    scaled_absorb(way == Way::kWide ? plan_wide_absorb(shape, num_multiprocessors())
-                                    : plan_scaled_absorb(shape, num_multiprocessors()),
+    scaled_absorb(way == Way::kWide
+                      ? plan_wide_absorb(shape, DeviceContext::current().num_multiprocessors())
+                      : plan_scaled_absorb(shape, DeviceContext::current().num_multiprocessors()),
                   arguments, nullptr);
     check(cudaDeviceSynchronize(), "scaled_absorb");
     return out_.to_host();

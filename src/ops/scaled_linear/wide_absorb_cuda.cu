@@ -295,11 +295,10 @@ __global__ void __launch_bounds__(kWideThreads, WideMemory<kKBlocks>::kTogether)
 
 template <int kKBlocks>
 void launch_wide(const WideMaps& maps, const uint8_t* weight, const AbsorbArguments& a, int heads,
-                 cudaStream_t stream) {
+                 GpuStream stream) {
   const auto kernel = wide_absorb_kernel<kKBlocks>;
   constexpr int kBytes = sizeof(WideMemory<kKBlocks>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   launch(kernel,
          {.blocks = static_cast<unsigned>(heads * a.n_parts * a.row_parts),
           .threads = kWideThreads,
@@ -318,8 +317,7 @@ CUtensorMap head_map(const void* memory, const ScaledAbsorbArguments& a, int64_t
 
 }  // namespace
 
-void wide_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
-                 cudaStream_t stream) {
+void wide_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a, GpuStream stream) {
   const AbsorbArguments arguments = absorb_arguments(plan, a);
   const auto* const weight = static_cast<const uint8_t*>(a.weight);
   WideMaps maps = {.x = head_map(a.x, a, a.k, a.x_row_stride, a.x_head_stride)};

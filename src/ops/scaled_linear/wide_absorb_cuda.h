@@ -2,14 +2,13 @@
 // bf16 in shared memory.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
+#include "device/cuda/gpu_stream.h"
 #include "ops/scaled_linear/scaled_absorb_cuda.h"
 
 namespace fathom::cuda {
 
 // x [rows, heads, k], out [rows, heads, n]; weight as scaled_absorb() takes it.
 void wide_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& arguments,
-                 cudaStream_t stream);
+                 GpuStream stream);
 
 }  // namespace fathom::cuda
