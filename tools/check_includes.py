@@ -30,8 +30,8 @@ ROOMS = {
     "server/page": [],
     "server/api": ["base", "cache", "tokenizer", "chat", "engine", "grammar", "server/http",
                    "server/openai", "server/page"],
-    "cli": ["base", "tensor", "device", "cache", "checkpoint", "placement", "tokenizer", "chat",
-            "ops", "model", "engine", "grammar", "server/http", "server/openai", "server/api",
+    "cli": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "tokenizer",
+            "chat", "ops", "model", "engine", "grammar", "server/http", "server/openai", "server/api",
             "server/client", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.

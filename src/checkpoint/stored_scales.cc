@@ -8,7 +8,7 @@
 namespace fathom {
 namespace {
 
-constexpr std::string_view kWeight = ".weight";
+constexpr std::string_view kWeightSuffix = ".weight";
 constexpr int64_t kBlock = 128;
 
 // Matches a stored shape with one of the three forms; false if none fits.
@@ -42,8 +42,8 @@ Result<StoredScales> find_scales(const Checkpoint& checkpoint, const std::string
                                  const TensorEntry& weight, int64_t rows, int64_t cols) {
   StoredScales scales;
   const bool fp8 = weight.dtype == DType::kF8E4M3;
-  if (name.ends_with(kWeight)) {
-    const std::string module = name.substr(0, name.size() - kWeight.size());
+  if (name.ends_with(kWeightSuffix)) {
+    const std::string module = name.substr(0, name.size() - kWeightSuffix.size());
     for (const char* suffix : {".weight_scale_inv", ".weight_scale"}) {
       const TensorEntry* entry = checkpoint.find(module + suffix);
       if (entry == nullptr) continue;

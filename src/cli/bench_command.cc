@@ -3,6 +3,7 @@
 
 #include "cli/bench.h"
 #include "cli/command.h"
+#include "cli/node_engine.h"
 
 namespace fathom {
 namespace {
@@ -34,7 +35,11 @@ void add_bench_command(CLI::App& app, Action* chosen) {
   work.count("--num-iters", &flags->iters, 1, kMost, "Measured batches");
   add_output_flags(*latency, &flags->output);
   add_model_flags(*latency, &flags->model);
-  latency->callback([flags, chosen] { *chosen = [flags] { return bench_latency(*flags); }; });
+  latency->callback([flags, chosen] {
+    *chosen = [flags] {
+      return lead_or_follow(flags->model, [&] { return bench_latency(*flags); });
+    };
+  });
 
   CLI::App* throughput =
       bench->add_subcommand("throughput", "Throughput of many concurrent requests");
@@ -57,7 +62,11 @@ void add_bench_command(CLI::App& app, Action* chosen) {
              "Maximum number of concurrent requests; 0: no limit");
   add_output_flags(*throughput, &flags->output);
   add_model_flags(*throughput, &flags->model);
-  throughput->callback([flags, chosen] { *chosen = [flags] { return bench_throughput(*flags); }; });
+  throughput->callback([flags, chosen] {
+    *chosen = [flags] {
+      return lead_or_follow(flags->model, [&] { return bench_throughput(*flags); });
+    };
+  });
 
   add_bench_serve_command(*bench, chosen);
 }

@@ -6,6 +6,7 @@
 #include "cli/chat_session.h"
 #include "cli/command.h"
 #include "cli/line_reader.h"
+#include "cli/node_engine.h"
 #include "cli/sampling_flags.h"
 #include "cli/terminal.h"
 
@@ -169,7 +170,9 @@ void add_chat_command(CLI::App& app, Action* chosen) {
   prompt.toggle("--thinking", &flags->thinking, "Let the model reason before it answers");
   add_sampling_flags(*command, &flags->sampling);
   add_model_flags(*command, &flags->model);
-  command->callback([flags, chosen] { *chosen = [flags] { return chat(*flags); }; });
+  command->callback([flags, chosen] {
+    *chosen = [flags] { return lead_or_follow(flags->model, [&] { return chat(*flags); }); };
+  });
 }
 
 }  // namespace fathom

@@ -48,11 +48,7 @@ std::string one_line(std::string_view text) {
   return line;
 }
 
-int fail(std::string_view message, int status) {
-  // fmt::print would throw if stderr cannot be written.
-  std::fputs(fmt::format("fathom: {}\n", one_line(message)).c_str(), stderr);
-  return status;
-}
+int fail(std::string_view message, int status) { return report_failure(message, status); }
 
 // The innermost selected command.
 const CLI::App& chosen_command(const CLI::App& app) {
@@ -276,6 +272,12 @@ std::optional<int> translate(const CLI::App& serve, size_t words,
 }
 
 }  // namespace
+
+int report_failure(std::string_view message, int status) {
+  // fmt::print would throw if stderr cannot be written.
+  std::fputs(fmt::format("fathom: {}\n", one_line(message)).c_str(), stderr);
+  return status;
+}
 
 void add_inspect_command(CLI::App& app, Action* chosen) {
   auto flags = std::make_shared<ModelFlags>();

@@ -5,6 +5,7 @@
 #include "chat/python_json.h"
 #include "cli/command.h"
 #include "cli/eval_run.h"
+#include "cli/node_engine.h"
 
 namespace fathom {
 namespace {
@@ -127,7 +128,9 @@ void add_eval_command(CLI::App& app, Action* chosen) {
   group.toggle("--json", &flags->json, "Print one JSON object");
   group.toggle("--wrong", &flags->wrong, "List the wrong answers on stderr");
   add_model_flags(*command, &flags->model);
-  command->callback([flags, chosen] { *chosen = [flags] { return evaluate(*flags); }; });
+  command->callback([flags, chosen] {
+    *chosen = [flags] { return lead_or_follow(flags->model, [&] { return evaluate(*flags); }); };
+  });
 }
 
 }  // namespace fathom

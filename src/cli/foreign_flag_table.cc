@@ -36,9 +36,12 @@ constexpr ForeignGroup kGroups[] = {
      "elastic-ep-max-dp-size ep ep-size expert-parallel-size max-ep-size "
      "moe-data-parallel-size moe-dense-tp-size moe-dp-size pipeline-parallel-size pp pp-size "
      "prefill-context-parallel-size shared-experts-tp-size"},
-    {Asked::kOnly, "1", "parallelism over machines is not there yet", "", "nnodes"},
-    {Asked::kOnly, "0", "parallelism over machines is not there yet", "",
-     "-dpn -dpr data-parallel-rank data-parallel-start-rank node-rank"},
+    {Asked::kOnly, "0", "node 0 has the requests of all data-parallel ranks", "",
+     "-dpn -dpr data-parallel-rank data-parallel-start-rank"},
+    {Asked::kAlias, "--dist-timeout", "", "", "distributed-timeout-seconds"},
+    {Asked::kRefused, "", "--dist-init-addr HOST:PORT says where node 0 listens", "",
+     "master-addr master-port"},
+    {Asked::kNote, "", "nodes other than 0 have no HTTP server", "headless", ""},
     {Asked::kRefused, "", "parallelism over devices is not there yet",
      "-dpe -dph -dpm data-parallel-external-lb data-parallel-hybrid-lb "
      "data-parallel-multi-port-external-lb "
@@ -73,7 +76,7 @@ constexpr ForeignGroup kGroups[] = {
      "-mm -mmu mmproj mmproj-url", "encoder-register-urls encoder-urls"},
     {Asked::kRefused, "", "a server computes whole requests, none of its parts",
      "checkpoint-engine-wait-weights-before-ready enable-pd-role-switch enable-scale-out "
-     "headless prefill-only-disable-kv-cache skip-tokenizer-init tokens-only",
+     "prefill-only-disable-kv-cache skip-tokenizer-init tokens-only",
      "data-parallel-supervisor-port decoupled-spec-role ec-manager-config ec-transfer-config "
      "engine-info-bootstrap-port gated-launch-port kv-transfer-config sidecar"},
     {Asked::kOnly, "null", "a server computes whole requests, none of its parts", "",
@@ -370,14 +373,14 @@ constexpr ForeignGroup kGroups[] = {
      "cpu-distributed-timeout-seconds data-parallel-address data-parallel-backend "
      "data-parallel-rpc-port dcp-comm-backend dcp-kv-cache-interleave-size deepep-config "
      "deepep-dispatcher-output-dtype deepep-mode deepep-v2-mode disaggregation-ib-device "
-     "dist-init-addr dist-timeout distributed-executor-backend distributed-timeout-seconds "
+     "distributed-executor-backend "
      "dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s "
      "dp-supervisor-probe-timeout-s dp-sync-interval elastic-ep-backend elastic-ep-join-mode "
      "elastic-ep-join-rank-offset elastic-ep-scale-timeout ep-dispatch-algorithm "
      "ep-num-redundant-experts eplb-algorithm eplb-config "
      "eplb-min-rebalancing-utilization-threshold eplb-rebalance-layers-per-chunk "
      "eplb-rebalance-num-iterations expert-placement-strategy fault-tolerance-config "
-     "fuseep-mode init-expert-location load-balance-method master-addr master-port "
+     "fuseep-mode init-expert-location load-balance-method "
      "max-parallel-loading-workers mm-encoder-tp-mode mooncake-ib-device nccl-init-addr "
      "nccl-port"},
     {Asked::kNote, "", "tokens are sent as they come",

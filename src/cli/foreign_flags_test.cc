@@ -184,8 +184,10 @@ TEST(ForeignFlags, WhatIsNotThereIsRefused) {
             "--pp is \"8\", allowed is 1: parallelism over devices is not there yet");
   EXPECT_EQ(launch("m --page-size 16")->error,
             "--page-size is \"16\", allowed is 64: pages of the cache have 64 tokens");
-  EXPECT_EQ(launch("m --nnodes two")->error,
-            "--nnodes is \"two\", allowed is 1: parallelism over machines is not there yet");
+  EXPECT_EQ(
+      launch("m --master-addr h")->error,
+      "--master-addr asks for what is not there: --dist-init-addr HOST:PORT says where node 0 "
+      "listens");
   EXPECT_EQ(launch("m --runner pooling")->error,
             "--runner is \"pooling\", allowed are auto, generate: the server generates text, no "
             "embeddings and no scores");

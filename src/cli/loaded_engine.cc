@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <thread>
 
 #include "base/log.h"
 #include "base/math.h"
 #include "cli/engine_faults.h"
+#include "cli/node_engine.h"
 #include "engine/gpu_runner.h"
 #include "engine/model_runner.h"
 
@@ -105,21 +105,44 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   return options;
 }
 
-// Bytes of all ranks' workspaces. Allocating them here takes no memory, because their pages are
-// never touched.
+// The ranks in this process: the first, and how many.
+std::pair<int, int> own_ranks(const ModelRunnerOptions& options) {
+  if (options.world == nullptr) return {0, options.placement.world()};
+  const WorldLayout& layout = options.world->layout();
+  return {layout.first_rank(layout.node_rank),
+          layout.ranks_of_node[static_cast<size_t>(layout.node_rank)]};
+}
+
+// Bytes of all workspaces. Allocating them here takes no memory, because their pages are never
+// touched.
 Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
                                     int num_threads) {
   int64_t bytes = 0;
-  const int world = options.placement.world();
-  for (int rank = 0; rank < world; ++rank) {
+  const auto [first, count] = own_ranks(options);
+  for (int rank = first; rank < first + count; ++rank) {
     const ModelSpec spec = make_spec(config, options.placement, rank);
     FATHOM_TRY(
         const Workspace workspace,
         Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
-                            static_cast<int>(ceil_div(num_threads, world))));
+                            static_cast<int>(ceil_div(num_threads, count))));
     bytes += workspace.bytes();
   }
   return bytes;
+}
+
+// What a node cannot have although a process alone can.
+Result<> check_nodes(const ModelFlags& flags) {
+  FATHOM_TRY(const NodePlace place, node_place(flags.nodes));
+  if (!place.is_one_of_several()) return {};
+  if (flags.kv_offload_gib > 0 || !flags.kv_offload_dir.empty()) {
+    return invalid(
+        "--kv-offload-gib is {} and --kv-offload-dir '{}' with --nnodes {}: pages of other nodes "
+        "cannot be offloaded",
+        flags.kv_offload_gib, flags.kv_offload_dir, place.nnodes);
+  }
+  const auto ranks = ranks_of_nodes(place, flags.placement().world());
+  if (!ranks) return tl::unexpected(ranks.error());
+  return {};
 }
 
 // Checks that the model and the engine would also make, but only after the weights are read.
@@ -139,6 +162,7 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   FATHOM_RETURN_IF_ERROR(flags.check_ranks());
   const auto placed = check_placement(flags.placement(), config);
   if (!placed) return with_context("--", placed.error());
+  FATHOM_RETURN_IF_ERROR(check_nodes(flags));
   if (loaded.max_num_seqs > flags.step_rows()) {
     return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",
                    loaded.max_num_seqs, flags.step_rows());
@@ -155,6 +179,9 @@ Result<MemoryRequest> cpu_memory(const LoadedEngine& loaded, const ModelRunnerOp
        weight_lines(take_loaded_inventory(loaded.checkpoint, options.load), false)) {
     weights.bytes += group.bytes;
   }
+  // Ranks of different lanes share them.
+  const int tp = options.placement.tp;
+  weights.bytes = ceil_div(weights.bytes * std::min(tp, own_ranks(options).second), tp);
   request.fixed.push_back(weights);
   FATHOM_TRY(const int64_t working,
              working_space_bytes(loaded.checkpoint.config(), options, loaded.num_threads));
@@ -174,14 +201,14 @@ Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
 }
 
 Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
-                        const EngineNeeds& needs, MemoryRequest request) {
+                        const EngineNeeds& needs, MemoryRequest request, int ranks) {
   const ModelConfig& config = loaded.checkpoint.config();
   if (flags.kv_offload_gib > 0 && !loaded.gpu) {
     request.fixed.push_back({"offloaded pages", flags.kv_offload_gib << 30});
   }
   request.cache_row_bytes =
       LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes() *
-      flags.placement().world();  // each rank has its lane's whole cache
+      ranks;  // each has its lane's whole cache
   request.cache_layers = config.num_layers;
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
@@ -238,19 +265,12 @@ void show(const MemoryPlan& memory, const ModelFlags& flags) {
 
 Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFlags& flags,
                                             const EngineNeeds& needs) {
-  ModelRunnerOptions options;
-  options.compute = loaded.compute;
-  options.cache_format = loaded.cache_format;
-  options.max_model_len = flags.max_model_len;
-  options.max_batched_tokens = flags.step_rows();
-  options.num_threads = static_cast<int>(flags.threads);
-  options.placement = flags.placement();
-  options.attention.form = flags.attention_form();
-  options.load = loaded.load;
-  FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));
-  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request)));
-  options.max_total_tokens = loaded.memory.tokens();
-  show(loaded.memory, flags);
+  FATHOM_TRY(const NodePlace place, node_place(flags.nodes));
+  if (place.is_one_of_several()) {
+    FATHOM_TRY(auto nodes, join_nodes(place, loaded, flags));
+    return load_nodes(std::move(nodes), loaded, flags, needs);
+  }
+  FATHOM_TRY(const ModelRunnerOptions options, plan_ranks(loaded, flags, needs, nullptr));
   return ModelRunner::create(loaded.checkpoint, options);
 }
 
@@ -258,7 +278,7 @@ Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFla
                                             const EngineNeeds& needs, const EngineOptions& engine) {
   GpuRunnerOptions options = gpu_options(loaded, flags, engine);
   FATHOM_TRY(MemoryRequest request, gpu_memory_request(loaded, options));
-  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request)));
+  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request), 1));
   options.max_total_tokens = loaded.memory.tokens();
   show(loaded.memory, flags);
   return create_gpu_runner(loaded.checkpoint, options);
@@ -266,7 +286,28 @@ Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFla
 
 }  // namespace
 
-Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& needs) {
+Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& flags,
+                                      const EngineNeeds& needs, World* world) {
+  ModelRunnerOptions options;
+  options.compute = loaded.compute;
+  options.cache_format = loaded.cache_format;
+  options.max_model_len = flags.max_model_len;
+  options.max_batched_tokens = flags.step_rows();
+  options.num_threads = loaded.num_threads;
+  options.placement = flags.placement();
+  options.attention.form = flags.attention_form();
+  options.load = loaded.load;
+  options.world = world;
+  options.before_meeting = meeting_fault();
+  FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));
+  FATHOM_TRY(loaded.memory,
+             plan(loaded, flags, needs, std::move(request), own_ranks(options).second));
+  options.max_total_tokens = loaded.memory.tokens();
+  show(loaded.memory, flags);
+  return options;
+}
+
+Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& needs) {
   LoadedEngine loaded;
   FATHOM_TRY(loaded.checkpoint, open_checkpoint(flags));
   FATHOM_TRY(loaded.tokenizer, tokenizer_for(loaded.checkpoint, needs.needs_tokenizer));
@@ -278,12 +319,16 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   FATHOM_RETURN_IF_ERROR(check_load_options(loaded.checkpoint, loaded.load));
   loaded.compute = flags.compute();
   loaded.cache_format = flags.cache_format();
-  loaded.num_threads = static_cast<int>(
-      flags.threads > 0 ? flags.threads : std::max(1u, std::thread::hardware_concurrency()));
+  loaded.num_threads = static_cast<int>(flags.threads > 0 ? flags.threads : default_threads());
   loaded.max_num_seqs = flags.max_num_seqs.value_or(std::min(needs.num_seqs, flags.step_rows()));
   FATHOM_TRY(loaded.gpu, flags.gpu());
   if (const std::string reason = flags.why_cpu(); !reason.empty()) log_warning("{}", reason);
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
+  return loaded;
+}
+
+Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& needs) {
+  FATHOM_TRY(LoadedEngine loaded, open_model(flags, needs));
   EngineOptions engine = engine_options(loaded, flags, needs);
   FATHOM_TRY(std::unique_ptr<Runner> runner, loaded.gpu ? load_on_gpu(loaded, flags, needs, engine)
                                                         : load_on_cpu(loaded, flags, needs));

@@ -12,6 +12,7 @@
 #include "checkpoint/memory_plan.h"
 #include "cli/model_flags.h"
 #include "engine/engine.h"
+#include "engine/model_runner.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fathom {
@@ -53,6 +54,15 @@ struct LoadedEngine {
   MemoryPlan memory;
   std::unique_ptr<Engine> engine;
 };
+
+// Everything of load_engine() that needs no memory: the checkpoint, its tokenizer and all checks of
+// the flags. Without an engine and a memory plan.
+Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& needs);
+
+// Plans the memory of the CPU ranks in this process (`world` null: all ranks), shows the plan, and
+// returns the options to load them with.
+Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& flags,
+                                      const EngineNeeds& needs, World* world);
 
 // Checks the checkpoint and its tokenizer, prints the memory plan on stderr, reads the weights with
 // a progress bar and starts the engine. Allocates nothing before all checks are done.

@@ -210,6 +210,7 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   capacity.toggle("--enable-dp-attention", &flags->dp_attention,
                   "Count as SGLang does: --tp is the number of all ranks, --dp of them at a time "
                   "without tensor parallelism of attention");
+  add_node_flags(app, &flags->nodes);
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of all random numbers", "random");
 }
 

@@ -6,6 +6,7 @@
 #include "cache/latent_layout.h"
 #include "checkpoint/model_config.h"
 #include "cli/flags.h"
+#include "cli/node_flags.h"
 #include "model/attention_plan.h"
 #include "placement/placement.h"
 
@@ -39,6 +40,7 @@ struct ModelFlags {
   int64_t tp = 1;                    // tensor-parallel ranks of each lane
   int64_t dp = 1;                    // lanes: data-parallel ranks of attention
   bool dp_attention = false;         // tp counts the ranks of all lanes
+  NodeFlags nodes;
   std::optional<int64_t> seed;
   bool quiet = false;
 

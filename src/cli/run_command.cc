@@ -11,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/grammar_flags.h"
 #include "cli/loaded_engine.h"
+#include "cli/node_engine.h"
 #include "cli/sampling_flags.h"
 
 namespace fathom {
@@ -214,7 +215,7 @@ void add_run_command(CLI::App& app, Action* chosen) {
   add_model_flags(*command, &flags->model);
   command->callback([flags, chosen] {
     take_text_for_model(&flags->model, &flags->prompt_positional);
-    *chosen = [flags] { return run(*flags); };
+    *chosen = [flags] { return lead_or_follow(flags->model, [&] { return run(*flags); }); };
   });
 }
 

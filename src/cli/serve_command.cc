@@ -13,7 +13,9 @@
 #include "base/log.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "cli/command_line.h"
 #include "cli/loaded_engine.h"
+#include "cli/node_engine.h"
 #include "cli/service_notifier.h"
 #include "cli/stop_signals.h"
 #include "server/api/api_server.h"
@@ -22,7 +24,6 @@
 namespace fathom {
 namespace {
 
-constexpr int kExitDead = 3;  // the engine's device is lost, or a step hangs
 // Time for a running step to end after the shutdown timeout; a step that hangs must not keep the
 // process alive.
 constexpr std::chrono::milliseconds kLastStep{1500};
@@ -236,7 +237,7 @@ void add_serve_command(CLI::App& app, Action* chosen) {
       "100,000 keys, 4,096 messages, 128 tools, 16 stop strings of 256 bytes, 1,024 logit biases,\n"
       "64 KiB of schema or regex. A client that does not read for 60 s is cut off. Exit\n"
       "status: 0 stopped by a signal, 1 failed, 2 bad flags or model files, 3 the engine was\n"
-      "stuck or its device lost, 130 a second signal.");
+      "stuck, or its device or another node lost, 130 a second signal.");
   add_model_positional(*command, &flags->model);
   FlagGroup network(*command, "Network");
   network.text("--host", &flags->http.host, "HOST", "Address to listen on");
@@ -302,7 +303,9 @@ void add_serve_command(CLI::App& app, Action* chosen) {
       "--config", &flags->config, "FILE",
       "YAML file of flags, \"max-num-seqs: 64\"; command line and environment take precedence");
   add_model_flags(*command, &flags->model);
-  command->callback([flags, chosen] { *chosen = [flags] { return serve(*flags); }; });
+  command->callback([flags, chosen] {
+    *chosen = [flags] { return lead_or_follow(flags->model, [&] { return serve(*flags); }); };
+  });
 }
 
 }  // namespace fathom

@@ -1,5 +1,5 @@
-// Records between processes of one cluster: little-endian numbers and texts with their lengths.
-// A reader never reads past the end; what is malformed sets failed().
+// Records between processes of one cluster: little-endian numbers, and texts and arrays with their
+// lengths. A reader never reads past the end; what is malformed sets failed().
 #pragma once
 
 #include <bit>
@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace fathom {
@@ -18,11 +19,24 @@ class WireWriter {
  public:
   void u32(uint32_t value) { raw(&value, sizeof value); }
   void u64(uint64_t value) { raw(&value, sizeof value); }
+  void i32(int32_t value) { raw(&value, sizeof value); }
+  void i64(int64_t value) { raw(&value, sizeof value); }
+  void f32(float value) { raw(&value, sizeof value); }
+  void f64(double value) { raw(&value, sizeof value); }
+  // T: a number.
+  template <typename T>
+  void array(std::span<const T> values) {
+    static_assert(std::is_arithmetic_v<T>);
+    u64(values.size());
+    raw(values.data(), values.size_bytes());
+  }
   void text(std::string_view value) {
     u32(static_cast<uint32_t>(value.size()));
     raw(value.data(), value.size());
   }
   std::span<const std::byte> bytes() const { return bytes_; }
+  // Forgets what was written and keeps the memory.
+  void clear() { bytes_.clear(); }
 
  private:
   void raw(const void* data, size_t size) {
@@ -46,6 +60,24 @@ class WireReader {
     uint64_t value = 0;
     raw(&value, sizeof value);
     return value;
+  }
+  int32_t i32() { return static_cast<int32_t>(u32()); }
+  int64_t i64() { return static_cast<int64_t>(u64()); }
+  float f32() { return std::bit_cast<float>(u32()); }
+  double f64() { return std::bit_cast<double>(u64()); }
+  // Replaces `values`; allocates no more than the record has bytes.
+  template <typename T>
+  void array(std::vector<T>& values) {
+    static_assert(std::is_arithmetic_v<T>);
+    values.resize(count(sizeof(T)));
+    raw(values.data(), values.size() * sizeof(T));
+  }
+  // A number of entries of at least `entry_bytes` bytes each that follow; 0 if there are not as
+  // many bytes left.
+  size_t count(size_t entry_bytes) {
+    const uint64_t entries = u64();
+    if (!failed_ && entries > bytes_.size() / entry_bytes) failed_ = true;
+    return failed_ ? 0 : static_cast<size_t>(entries);
   }
   std::string text() {
     const uint32_t size = u32();

@@ -29,6 +29,8 @@ class World {
 
   const WorldLayout& layout() const { return layout_; }
   int size() const { return layout_.size(); }
+  // Differs from that of any world before, equal on all nodes; 0 with one node.
+  uint64_t epoch() const { return token_.high; }
   bool is_leader() const { return layout_.node_rank == 0; }
   AbortWord& abort_word() { return abort_word_; }
 

@@ -40,6 +40,7 @@ EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> run
       inbox_(inbox_limits(options, runner_->num_lanes() * runner_->num_pages())),
       last_step_(now()) {
   publish_stats();
+  runner_->watch_loss([this] { inbox_.lose(); });
 }
 
 void EngineLoop::run() {
@@ -78,6 +79,7 @@ void EngineLoop::drain_inbox() {
     stopping_ = true;
     end_all(FinishReason::kAbort, kStopped);
   }
+  if (news_.lost && !death_ && runner_->is_lost()) die(runner_->loss());
   if (death_) end_all(FinishReason::kError, *death_);  // those submitted before it was known
   if (is_idle()) {
     check_idle();

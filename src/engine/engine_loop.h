@@ -32,6 +32,10 @@ class EngineLoop {
   EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
              std::vector<std::unique_ptr<PageStore>> stores);
 
+  ~EngineLoop() { runner_->watch_loss(nullptr); }
+  EngineLoop(const EngineLoop&) = delete;
+  EngineLoop& operator=(const EngineLoop&) = delete;
+
   // The thread's body. Returns after inbox().stop(), when all requests have ended.
   void run();
 

@@ -72,6 +72,12 @@ void Inbox::stop() {
   announce();
 }
 
+void Inbox::lose() {
+  const std::lock_guard lock(mutex_);
+  news_.lost = true;
+  announce();
+}
+
 void Inbox::die(Status why) noexcept {
   const std::lock_guard lock(mutex_);
   refusing_ = true;
@@ -103,7 +109,7 @@ bool Inbox::wait_until_empty(std::chrono::nanoseconds timeout) {
 void Inbox::take(News& news, bool wait) {
   news.requests.clear();
   news.aborts.clear();
-  news.flush = false;
+  news.flush = news.lost = false;
   if (!wait && !has_news_.load(std::memory_order_relaxed)) return;
   std::unique_lock lock(mutex_);
   if (wait) arrived_.wait(lock, [&] { return has_news_.load(std::memory_order_relaxed); });

@@ -1,5 +1,5 @@
 // Messages from other threads to the engine's thread: new requests, aborts, flushing the prefix
-// cache, stopping. Bounded.
+// cache, stopping, a lost runner. Bounded.
 //
 // A request counts as queued from push() to note_left_queue(), and as alive from push() to
 // note_ended(), which follows the delivery of its last event. Every method may be called from any
@@ -33,6 +33,7 @@ class Inbox {
     std::vector<RequestId> aborts;
     bool flush = false;
     bool stop = false;
+    bool lost = false;
   };
   struct Counts {
     int64_t queued_requests = 0, queued_tokens = 0, rejected = 0;
@@ -49,6 +50,7 @@ class Inbox {
 
   void refuse();  // refuses new requests
   void stop();    // refuses new requests and asks the engine to stop
+  void lose();    // tells that the runner is lost
   // The engine is dead: refuses new requests with `why` from now on.
   void die(Status why) noexcept;
   bool is_dead() const;

@@ -28,16 +28,22 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
   const int64_t cache_tokens = round_up(options.max_total_tokens, kPageSize);
   runner->max_model_len_ = std::min(
       options.max_model_len > 0 ? options.max_model_len : config.max_position, cache_tokens);
-  FATHOM_TRY(runner->team_,
-             RankTeam::load(checkpoint, {.placement = placement,
-                                         .model = {.compute = options.compute,
-                                                   .max_rows = options.max_batched_tokens,
-                                                   .attention = options.attention},
-                                         .cache_format = options.cache_format,
-                                         .num_pages = cache_tokens / kPageSize,
-                                         .num_threads = options.num_threads,
-                                         .load = options.load,
-                                         .group = {.name = "tp", .limit = kRankLimit}}));
+  runner->num_pages_ = cache_tokens / kPageSize;
+  FATHOM_TRY(
+      runner->team_,
+      RankTeam::load(
+          checkpoint,
+          {.placement = placement,
+           .model = {.compute = options.compute,
+                     .max_rows = options.max_batched_tokens,
+                     .attention = options.attention},
+           .cache_format = options.cache_format,
+           .num_pages = runner->num_pages_,
+           .num_threads = options.num_threads,
+           .load = options.load,
+           .group = {.name = "tp", .limit = kRankLimit, .before_meeting = options.before_meeting},
+           .world = options.world}));
+  if (runner->team_->size() < placement.world()) return runner;
   for (int lane = 0; lane < placement.dp; ++lane) {
     std::vector<const LatentCache*> caches;
     for (int rank = 0; rank < placement.tp; ++rank) {
@@ -48,18 +54,34 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
   return runner;
 }
 
+bool ModelRunner::can_copy_pages(int from_lane, int to_lane) const {
+  const Placement& placement = team_->placement();
+  for (int rank = 0; rank < placement.tp; ++rank) {
+    if (team_->has_rank(placement.rank_of(from_lane, rank)) !=
+        team_->has_rank(placement.rank_of(to_lane, rank))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void ModelRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to) {
   const Placement& placement = team_->placement();
-  const LatentCache& source = team_->cache(placement.rank_of(from_lane, 0));
-  const auto bytes = static_cast<size_t>(source.num_layers() * source.layout().page_bytes());
   for (int rank = 0; rank < placement.tp; ++rank) {
+    if (!team_->has_rank(placement.rank_of(from_lane, rank))) continue;
+    const LatentCache& source = team_->cache(placement.rank_of(from_lane, rank));
+    const auto bytes = static_cast<size_t>(source.num_layers() * source.layout().page_bytes());
     std::memcpy(team_->cache(placement.rank_of(to_lane, rank)).page(to), source.page(from), bytes);
   }
 }
 
 Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes) {
   int64_t rows = 0;
-  for (const ForwardBatch& batch : lanes) rows += std::ssize(batch.logit_rows);
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    if (team_->has_rank(team_->placement().rank_of(static_cast<int>(lane), 0))) {
+      rows += std::ssize(lanes[lane].logit_rows);
+    }
+  }
   const int64_t bytes = rows * vocab_size() * static_cast<int64_t>(sizeof(float));
   if (logits_.size() < bytes) {
     FATHOM_TRY(logits_, Buffer::allocate(bytes, "logits"));

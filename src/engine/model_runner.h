@@ -1,5 +1,6 @@
 // The model on this machine's CPU, as the engine drives it: one rank, or the ranks of all lanes as
-// threads (model/rank_team.h).
+// threads (model/rank_team.h). One of several processes has a part of the ranks: it computes the
+// lanes that it has ranks of, and samples those whose first rank it has.
 #pragma once
 
 #include <memory>
@@ -22,6 +23,10 @@ struct ModelRunnerOptions {
   int num_threads = 0;               // of all ranks together; 0: one per core
   AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
+  // The runner has the ranks of its node, and ends before it; null: all ranks.
+  World* world = nullptr;
+  // For tests: GroupOptions::before_meeting.
+  std::function<void(int rank, Collective kind, uint64_t number)> before_meeting = {};
 };
 
 class ModelRunner : public LogitsRunner {
@@ -31,16 +36,18 @@ class ModelRunner : public LogitsRunner {
 
   int64_t vocab_size() const override { return team_->config().vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
-  int64_t num_pages() const override { return team_->cache(0).num_pages(); }
+  int64_t num_pages() const override { return num_pages_; }
   int num_lanes() const override { return team_->placement().dp; }
   int64_t keys_worth_a_row() const override {
     return fathom::keys_worth_a_row(team_->config(), absorbed_key_macs(team_->config()));
   }
   Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override;
+  // Null if some ranks are in other processes.
   PageTransfer* page_transfer(int lane) override {
-    return &page_transfers_[static_cast<size_t>(lane)];
+    return page_transfers_.empty() ? nullptr : &page_transfers_[static_cast<size_t>(lane)];
   }
-  bool can_copy_pages(int, int) const override { return true; }
+  // Whether each rank of one lane that is here has its counterpart of the other here.
+  bool can_copy_pages(int from_lane, int to_lane) const override;
   void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override;
   const Stream* host_stream() const override { return &team_->stream(); }
   // A rank that has failed does not come back.
@@ -51,7 +58,7 @@ class ModelRunner : public LogitsRunner {
 
   std::unique_ptr<RankTeam> team_;
   std::vector<LatentPageTransfer> page_transfers_;  // [lanes]
-  int64_t max_model_len_ = 0;
+  int64_t max_model_len_ = 0, num_pages_ = 0;
   Buffer logits_;  // grows to the largest number of logit rows
 };
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "base/status.h"
@@ -54,6 +55,11 @@ class Runner {
   // Whether no step can succeed any more: the device is gone, or its context is corrupt. Queried
   // after an error of begin() or finish(). Once true it stays true, and the engine is dead.
   virtual bool is_lost() { return false; }
+  // Why is_lost() is true.
+  virtual Status loss() const { return {Code::kInternal, "the device is lost"}; }
+  // A runner that can be lost while no step runs calls `wake` then, on any thread; `wake` does not
+  // call the runner. Null: no more calls, and none is going on when this returns.
+  virtual void watch_loss(std::function<void()> /*wake*/) {}
 
   // The transfer that offloads a lane's pages and loads them back; null: not supported. Lives as
   // long as the runner.

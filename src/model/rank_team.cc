@@ -22,9 +22,9 @@ Result<> check_quantized_heads(const ModelConfig& config, const RankTeamOptions&
       options.placement.tp, config.v_dim, kColumnBlock);
 }
 
-// The groups of all lanes, one end a rank.
-std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, AbortWord& abort_word,
-                                               const GroupOptions& options) {
+// The groups of all lanes, one end for each rank of this process.
+std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, World* world,
+                                               AbortWord& abort_word, const GroupOptions& options) {
   std::vector<std::unique_ptr<Group>> ends;
   for (int lane = 0; lane < placement.dp; ++lane) {
     GroupOptions own = options;
@@ -33,7 +33,8 @@ std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, Abort
     for (int rank = 0; rank < placement.tp; ++rank) {
       own.world_ranks.push_back(placement.rank_of(lane, rank));
     }
-    for (auto& end : make_local_groups(placement.tp, abort_word, own)) {
+    for (auto& end : world != nullptr ? world->make_groups(own)
+                                      : make_local_groups(placement.tp, abort_word, own)) {
       ends.push_back(std::move(end));
     }
   }
@@ -51,8 +52,16 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   const ModelConfig& config = checkpoint.config();
   FATHOM_RETURN_IF_ERROR(check_quantized_heads(config, options));
   const Placement& placement = options.placement;
-  const int size = placement.world();
+  World* const world = options.world;
   std::unique_ptr<RankTeam> team(new RankTeam);
+  int size = placement.world();
+  if (world != nullptr) {
+    const WorldLayout& layout = world->layout();
+    FATHOM_CHECK(layout.size() == size, "{} ranks in a world of {}", size, layout.size());
+    team->abort_word_ = &world->abort_word();
+    team->first_rank_ = layout.first_rank(layout.node_rank);
+    size = layout.ranks_of_node[static_cast<size_t>(layout.node_rank)];
+  }
   const int cores = usable_cores();
   const int threads = std::max(options.num_threads > 0 ? options.num_threads : cores, size);
   team->placement_ = placement;
@@ -61,17 +70,19 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   std::vector<ModelSpec> specs;
   specs.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
-    specs.push_back(make_spec(config, options.placement, rank));
+    specs.push_back(make_spec(config, placement, team->first_rank_ + rank));
   }
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, specs, options.model.compute, options.load));
   std::vector<std::unique_ptr<Group>> lane_ends(static_cast<size_t>(size));
-  if (placement.tp > 1) lane_ends = make_lanes(placement, team->abort_word_, options.group);
+  if (placement.tp > 1) {
+    lane_ends = make_lanes(placement, world, *team->abort_word_, options.group);
+  }
   for (int i = 0; i < size; ++i) {
     Rank& rank = team->ranks_.emplace_back(threads / size + (i < threads % size));
     const auto at = static_cast<size_t>(i);
-    rank.lane_number = placement.lane_of(i);
-    rank.tp_rank = placement.tp_rank_of(i);
+    rank.lane_number = placement.lane_of(team->first_rank_ + i);
+    rank.tp_rank = placement.tp_rank_of(team->first_rank_ + i);
     rank.lane = std::move(lane_ends[at]);
     FATHOM_TRY(rank.model, DeepSeekModel::create(specs[at], std::move(weights[at]), options.model,
                                                  rank.stream, rank.lane.get()));
@@ -79,9 +90,8 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
                                {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
                                config.num_layers, options.num_pages));
   }
-  for (int i = 1; i < size; ++i) {
-    team->ranks_[static_cast<size_t>(i)].thread =
-        std::thread([team = team.get(), i] { team->serve(i); });
+  for (size_t i = 1; i < team->ranks_.size(); ++i) {
+    team->ranks_[i].thread = std::thread([team = team.get(), i] { team->serve(i); });
   }
   return team;
 }
@@ -96,7 +106,7 @@ RankTeam::~RankTeam() {
 
 Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logits) {
   work_ = {lanes, logits};
-  if (size() == 1) {
+  if (placement_.world() == 1) {
     compute(ranks_.front());
     return {};
   }
@@ -108,12 +118,34 @@ Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logit
     for (int left = running_.load(); left > 0; left = running_.load()) running_.wait(left);
   }
   if (!has_failed()) return {};
-  return tl::unexpected<Status>(abort_word_.reason().status);
+  return tl::unexpected<Status>(failure());
 }
 
 // What a rank throws ends the others too.
-void RankTeam::run(int rank) {
-  run_rank(abort_word_, rank, [&] { compute(ranks_[static_cast<size_t>(rank)]); });
+void RankTeam::run(size_t index) {
+  run_rank(*abort_word_, first_rank_ + static_cast<int>(index), [&] {
+    try {
+      compute(ranks_[index]);
+    } catch (const CommError& failure) {
+      note_failure(failure.status());
+      throw;
+    }
+  });
+}
+
+// The text of a rank that waited names the failed rank and the collective.
+void RankTeam::note_failure(const Status& why) {
+  const std::lock_guard lock(failure_mutex_);
+  if (!failure_) failure_ = why;
+}
+
+Status RankTeam::failure() {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_) return *failure_;
+  const AbortWord::Reason& reason = abort_word_->reason();
+  if (reason.rank < 0) return reason.status;
+  return {reason.status.code,
+          fmt::format("rank {} failed: {}", reason.rank, reason.status.message)};
 }
 
 void RankTeam::compute(Rank& rank) {
@@ -123,15 +155,19 @@ void RankTeam::compute(Rank& rank) {
   TensorView logits;
   if (rank.tp_rank == 0) {
     int64_t first = 0;
-    for (size_t l = 0; l < lane; ++l) first += std::ssize(work_.lanes[l].logit_rows);
+    for (size_t l = 0; l < lane; ++l) {
+      if (has_rank(placement_.rank_of(static_cast<int>(l), 0))) {
+        first += std::ssize(work_.lanes[l].logit_rows);
+      }
+    }
     logits = work_.logits.rows(first, std::ssize(batch.logit_rows));
   }
   rank.model->forward(batch, rank.cache, logits);
 }
 
-void RankTeam::serve(int rank) {
+void RankTeam::serve(size_t index) {
   for (uint64_t seen = 0; (seen = wait_for_work(seen)) != kStop;) {
-    run(rank);
+    run(index);
     if (running_.fetch_sub(1) == 1) running_.notify_one();
   }
 }

@@ -1,4 +1,5 @@
-// The ranks of all lanes in this process: a model's part, a cache and CPU threads for each.
+// The ranks of all lanes that are in this process: a model's part, a cache and CPU threads for
+// each. They meet those of other processes through a World.
 //
 // The calling thread is the first rank's, always the same one; the others have threads of their
 // own, which sleep between two steps. A team of one rank is a model alone, without any of this.
@@ -9,12 +10,15 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "cache/latent_layout.h"
 #include "comm/abort_word.h"
 #include "comm/group.h"
+#include "comm/world.h"
 #include "model/deepseek.h"
 
 namespace fathom {
@@ -27,6 +31,8 @@ struct RankTeamOptions {
   int num_threads = 0;  // of all ranks together, at least one each; 0: one a core
   LoadOptions load;
   GroupOptions group;  // of each lane; their names get the lane's number
+  // The team has the ranks of its node, and ends before it; null: all ranks.
+  World* world = nullptr;
 };
 
 class RankTeam {
@@ -38,17 +44,23 @@ class RankTeam {
   RankTeam& operator=(const RankTeam&) = delete;
 
   const Placement& placement() const { return placement_; }
-  int size() const { return static_cast<int>(ranks_.size()); }
+  int size() const { return static_cast<int>(ranks_.size()); }  // ranks in this process
+  // Whether a rank, in the world's numbers, is in this process.
+  bool has_rank(int rank) const { return rank >= first_rank_ && rank < first_rank_ + size(); }
   const ModelConfig& config() const { return ranks_.front().model->config(); }
-  const LatentCache& cache(int rank) const { return ranks_[static_cast<size_t>(rank)].cache; }
+  // Of a rank in this process, in the world's numbers.
+  const LatentCache& cache(int rank) const {
+    return ranks_[static_cast<size_t>(rank - first_rank_)].cache;
+  }
   // The first rank's threads, for the calling thread between two steps.
   const Stream& stream() const { return ranks_.front().stream; }
 
   // DeepSeekModel::forward() on all ranks: placement().dp batches, one a lane, some of which may
-  // have no rows. `logits` [logit rows of all lanes in order, vocab]. An error means that a rank
-  // failed: it names the rank, and all later calls fail too.
+  // have no rows. `logits` [logit rows of all lanes whose first rank is in this process, in order,
+  // vocab]. An error means that a rank failed: it names the rank and where a rank of this process
+  // waited for it, and all later calls fail too.
   Result<> forward(std::span<const ForwardBatch> lanes, TensorView logits);
-  bool has_failed() const { return abort_word_.aborted(); }
+  bool has_failed() const { return abort_word_->aborted(); }
 
  private:
   struct Rank {
@@ -68,15 +80,22 @@ class RankTeam {
   };
 
   RankTeam() = default;
-  void serve(int rank);
-  void run(int rank);
+  // `index`: of ranks_.
+  void serve(size_t index);
+  void run(size_t index);
   void compute(Rank& rank);
   uint64_t wait_for_work(uint64_t seen) const;
+  void note_failure(const Status& why);
+  Status failure();
 
   Placement placement_;
-  AbortWord abort_word_;
-  std::deque<Rank> ranks_;  // [placement_.world()]
-  bool spins_ = false;      // each thread has a CPU
+  AbortWord own_word_;
+  AbortWord* abort_word_ = &own_word_;  // or the world's
+  int first_rank_ = 0;                  // of this process, in the world's numbers
+  std::deque<Rank> ranks_;
+  std::mutex failure_mutex_;
+  std::optional<Status> failure_;  // of the first rank here that waited for one that failed
+  bool spins_ = false;             // each thread has a CPU
   Work work_;
   alignas(64) std::atomic<uint64_t> step_{0};  // its number; kStop: there is none any more
   alignas(64) std::atomic<int> running_{0};    // ranks with a thread of their own, in the step

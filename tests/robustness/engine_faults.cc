@@ -8,6 +8,8 @@
 // * device_lost:N: from the N-th step on every step fails, as on a device whose context is corrupt
 // * step_memory:N: every N-th step finds no memory, which the runner reports as an error
 // * preempt:N: every N-th step preempts a sequence
+// * meeting_throw:N, meeting_stop:N, meeting_kill:N: before its N-th collective a rank of this
+//   process throws, or the process stops or kills itself
 // * alloc_fail:FD: allocations fail as the file behind this descriptor says (allocation_faults.h)
 #include "cli/engine_faults.h"
 
@@ -16,9 +18,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -48,8 +52,9 @@ struct StepGate {
 }
 
 Faults read_faults() {
-  Faults faults = {{"step_ms", 0},     {"step_gate", 0},   {"step_hang", 0}, {"step_error", 0},
-                   {"device_lost", 0}, {"step_memory", 0}, {"preempt", 0},   {"alloc_fail", 0}};
+  Faults faults = {{"step_ms", 0},       {"step_gate", 0},    {"step_hang", 0},   {"step_error", 0},
+                   {"device_lost", 0},   {"step_memory", 0},  {"preempt", 0},     {"alloc_fail", 0},
+                   {"meeting_throw", 0}, {"meeting_stop", 0}, {"meeting_kill", 0}};
   const char* const given = std::getenv("FATHOM_FAULT");
   std::string text = given == nullptr ? "" : given;
   while (!text.empty()) {
@@ -101,14 +106,16 @@ class FaultyRunner : public Runner {
     if (gate_ != nullptr) pass_gate();
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_["step_ms"]));
     if (steps_ == faults_["step_hang"]) hang_in_a_step();
-    if (is_lost()) return error(Code::kInternal, "the device is gone (a fault)");
+    if (device_is_lost()) return error(Code::kInternal, "the device is gone (a fault)");
     if (is_turn("step_error")) return error(Code::kInternal, "the device failed (a fault)");
     if (is_turn("step_memory")) return error(Code::kResourceExhausted, "no memory (a fault)");
     return runner_->begin(lanes, rows);
   }
 
   Result<std::span<const SampledToken>> finish() override { return runner_->finish(); }
-  bool is_lost() override { return faults_["device_lost"] > 0 && steps_ >= faults_["device_lost"]; }
+  bool is_lost() override { return runner_->is_lost() || device_is_lost(); }
+  Status loss() const override { return runner_->loss(); }
+  void watch_loss(std::function<void()> wake) override { runner_->watch_loss(std::move(wake)); }
 
  private:
   void pass_gate() {
@@ -117,6 +124,8 @@ class FaultyRunner : public Runner {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+
+  bool device_is_lost() { return faults_["device_lost"] > 0 && steps_ >= faults_["device_lost"]; }
 
   bool is_turn(const std::string& fault) {
     return faults_[fault] > 0 && steps_ % faults_[fault] == 0;
@@ -136,6 +145,21 @@ std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, Engin
   const auto descriptor = static_cast<int>(faults["alloc_fail"]);
   if (descriptor > 0 && !control_allocations_by(descriptor)) refuse("alloc_fail");
   return std::make_unique<FaultyRunner>(std::move(runner), std::move(faults));
+}
+
+std::function<void(int, Collective, uint64_t)> meeting_fault() {
+  Faults faults = read_faults();
+  if (faults["meeting_throw"] + faults["meeting_stop"] + faults["meeting_kill"] == 0) {
+    return nullptr;
+  }
+  return [faults](int, Collective, uint64_t number) mutable {
+    const auto turn = static_cast<int64_t>(number);
+    if (turn == faults["meeting_stop"]) raise(SIGSTOP);
+    if (turn == faults["meeting_kill"]) raise(SIGKILL);
+    if (turn == faults["meeting_throw"]) {
+      throw std::runtime_error("a fault before meeting " + std::to_string(number));
+    }
+  };
 }
 
 }  // namespace fathom

@@ -19,6 +19,8 @@ class TokenHistory {
     for (const int32_t id : ids) entry(id);
   }
   void add_output(int32_t id) { ++entry(id).output_count; }
+  // An entry of another history: a copy that gets all entries in order equals it.
+  void add(const SeenToken& seen) { entry(seen.id).output_count = seen.output_count; }
 
   // Each token once, in the order of first appearance.
   std::span<const SeenToken> entries() const { return entries_; }

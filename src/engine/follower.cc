@@ -1,0 +1,106 @@
+#include "engine/follower.h"
+
+#include "engine/step_check.h"
+
+namespace fathom {
+namespace {
+
+class Follower {
+ public:
+  Follower(World& world, Runner& own, const Placement& placement, int64_t max_rows)
+      : world_(world),
+        own_(own),
+        lanes_(lanes_of_node(world.layout(), world.layout().node_rank, placement)),
+        bounds_{.vocab_size = own.vocab_size(),
+                .max_model_len = own.max_model_len(),
+                .num_pages = own.num_pages(),
+                .max_rows = max_rows},
+        step_(placement.dp) {}
+
+  Result<> run() {
+    while (const auto message = world_.receive(0)) {
+      WireReader reader(*message);
+      switch (static_cast<StepMessage>(reader.u32())) {
+        case StepMessage::kStep:
+          FATHOM_RETURN_IF_ERROR(run_step(reader));
+          break;
+        case StepMessage::kCopyPage:
+          FATHOM_RETURN_IF_ERROR(copy_page(reader));
+          break;
+        default:
+          return invalid("node 0 sent a message of {} bytes that is none of this version",
+                         message->size());
+      }
+    }
+    return {};
+  }
+
+ private:
+  Result<> check() {
+    ++number_;
+    if (step_.id() != StepId{world_.epoch(), number_}) {
+      return invalid("step {} of epoch {:x} came, awaited is step {} of {:x}", step_.id().number,
+                     step_.id().epoch, number_, world_.epoch());
+    }
+    int64_t num_logits = 0;
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      const ForwardBatch& batch = step_.lanes()[lane];
+      FATHOM_RETURN_IF_ERROR(check_batch(batch, static_cast<int>(lane), bounds_));
+      if (lanes_.samples[lane] != 0) num_logits += std::ssize(batch.logit_rows);
+    }
+    return check_rows(step_.rows(), num_logits, bounds_);
+  }
+
+  Result<> run_step(WireReader& reader) {
+    FATHOM_RETURN_IF_ERROR(step_.read(reader));
+    FATHOM_RETURN_IF_ERROR(check());
+    FATHOM_RETURN_IF_ERROR(own_.begin(step_.lanes(), step_.rows()));
+    FATHOM_TRY(const auto tokens, own_.finish());
+    if (tokens.empty()) return {};
+    reply_.clear();
+    write_tokens(step_.id(), tokens, reply_);
+    world_.send(0, reply_.bytes());
+    return {};
+  }
+
+  Result<> copy_page(WireReader& reader) {
+    FATHOM_TRY(const PageCopy copy, read_page_copy(reader));
+    const auto in = [](int64_t value, int64_t end) { return value >= 0 && value < end; };
+    const auto num_lanes = static_cast<int64_t>(lanes_.size());
+    if (!in(copy.from_lane, num_lanes) || !in(copy.to_lane, num_lanes) ||
+        !in(copy.from_page, bounds_.num_pages) || !in(copy.to_page, bounds_.num_pages) ||
+        !own_.can_copy_pages(copy.from_lane, copy.to_lane)) {
+      return invalid("page {} of lane {} cannot be copied to page {} of lane {}", copy.from_page,
+                     copy.from_lane, copy.to_page, copy.to_lane);
+    }
+    own_.copy_page(copy.from_lane, copy.from_page, copy.to_lane, copy.to_page);
+    return {};
+  }
+
+  World& world_;
+  Runner& own_;
+  const NodeLanes lanes_;
+  const StepBounds bounds_;
+  ReceivedStep step_;
+  WireWriter reply_;
+  uint64_t number_ = 0;  // of the last step
+};
+
+}  // namespace
+
+Result<> follow_steps(NodeWorld& nodes, Runner& own, const Placement& placement, int64_t max_rows) {
+  const WorldLayout& layout = nodes.world->layout();
+  Result<> done;
+  try {
+    done = Follower(*nodes.world, own, placement, max_rows).run();
+  } catch (const CommError& failure) {
+    return tl::unexpected(failure.status());
+  } catch (const std::exception& failure) {
+    done = error(Code::kInternal, "{}", failure.what());
+  }
+  // The first of the node's ranks stands for it.
+  if (!done) nodes.abort_word.abort(layout.first_rank(layout.node_rank), done.error());
+  return done;
+}
+
+}  // namespace fathom

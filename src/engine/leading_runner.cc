@@ -1,0 +1,159 @@
+#include "engine/leading_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fathom {
+
+LeadingRunner::LeadingRunner(std::unique_ptr<NodeWorld> nodes, std::unique_ptr<Runner> own,
+                             const Placement& placement)
+    : nodes_(std::move(nodes)), own_(std::move(own)), placement_(placement) {
+  const WorldLayout& layout = world().layout();
+  FATHOM_CHECK(world().is_leader() && layout.size() == placement.world(),
+               "node {} of {} ranks leads {}", layout.node_rank, layout.size(), placement.world());
+  parts_.resize(static_cast<size_t>(layout.nnodes()));
+  for (int node = 0; node < layout.nnodes(); ++node) {
+    parts_[static_cast<size_t>(node)].lanes = lanes_of_node(layout, node, placement);
+  }
+}
+
+LeadingRunner::~LeadingRunner() { watch_loss(nullptr); }
+
+void LeadingRunner::watch_loss(std::function<void()> wake) {
+  if (watch_) nodes_->abort_word.unwatch(*std::exchange(watch_, std::nullopt));
+  if (wake) watch_ = nodes_->abort_word.watch(std::move(wake));
+}
+
+Status LeadingRunner::loss() const {
+  const AbortWord::Reason& reason = nodes_->abort_word.reason();
+  const std::string who = reason.rank < 0 ? "" : fmt::format("rank {} failed: ", reason.rank);
+  return {reason.status.code, fmt::format("{}{} (node 0 was between steps, after step {})", who,
+                                          reason.status.message, number_)};
+}
+
+Status LeadingRunner::fail(const Status& why) {
+  nodes_->abort_word.abort(0, why);
+  return why;
+}
+
+void LeadingRunner::choose_rows(Node& node, std::span<const ForwardBatch> lanes,
+                                std::span<const SampleRow> rows) const {
+  node.rows.clear();
+  size_t first = 0;
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    const size_t count = lanes[lane].logit_rows.size();
+    if (node.lanes.samples[lane] != 0) {
+      for (SampleRow row : rows.subspan(first, count)) {
+        row.row = std::ssize(node.rows);
+        node.rows.push_back(row);
+      }
+    }
+    first += count;
+  }
+}
+
+// Nothing has been sent if this fails.
+Result<> LeadingRunner::write(std::span<const ForwardBatch> lanes,
+                              std::span<const SampleRow> rows) {
+  FATHOM_CHECK(std::ssize(lanes) == placement_.dp, "{} lanes, there are {}", lanes.size(),
+               placement_.dp);
+  lane_tokens_.clear();
+  for (const ForwardBatch& batch : lanes) lane_tokens_.push_back(batch.logit_rows.size());
+  tokens_.resize(std::max(tokens_.size(), rows.size()));
+  for (Node& node : parts_) {
+    choose_rows(node, lanes, rows);
+    node.tokens.resize(std::max(node.tokens.size(), node.rows.size()));
+    if (&node == &parts_.front()) continue;
+    node.message.clear();
+    write_step({{world().epoch(), number_ + 1}, lanes, node.lanes.has, node.rows}, node.message);
+    const size_t bytes = node.message.bytes().size();
+    if (bytes > FramedConnection::kMaxPayload) {
+      return error(Code::kResourceExhausted,
+                   "a step for another process has {} bytes, at most {}: fewer sequences with "
+                   "penalties, or smaller steps, are needed",
+                   bytes, FramedConnection::kMaxPayload);
+    }
+  }
+  return {};
+}
+
+Result<> LeadingRunner::begin(std::span<const ForwardBatch> lanes,
+                              std::span<const SampleRow> rows) {
+  if (is_lost()) return tl::unexpected(loss());
+  FATHOM_RETURN_IF_ERROR(write(lanes, rows));
+  ++number_;
+  try {
+    for (int node = 1; node < world().layout().nnodes(); ++node) {
+      world().send(node, parts_[static_cast<size_t>(node)].message.bytes());
+    }
+    const Result<> begun = own_->begin(lanes, parts_.front().rows);
+    if (begun) return {};
+    return tl::unexpected(fail(begun.error()));
+  } catch (const CommError& failure) {
+    return tl::unexpected(failure.status());
+  } catch (const std::exception& failure) {
+    return tl::unexpected(fail({Code::kInternal, failure.what()}));
+  }
+}
+
+Result<std::span<const SampledToken>> LeadingRunner::finish() {
+  try {
+    const auto own = own_->finish();
+    if (!own) return tl::unexpected(fail(own.error()));
+    std::copy(own->begin(), own->end(), parts_.front().tokens.begin());
+    for (int number = 1; number < world().layout().nnodes(); ++number) {
+      Node& node = parts_[static_cast<size_t>(number)];
+      if (node.rows.empty()) continue;
+      const auto record = world().receive(number);
+      if (!record) {
+        return tl::unexpected(
+            fail({Code::kUnavailable, world().layout().describe_node(number) + " has left"}));
+      }
+      const auto read = read_tokens(*record, {world().epoch(), number_},
+                                    std::span(node.tokens).first(node.rows.size()));
+      if (!read) return tl::unexpected(fail(read.error()));
+    }
+  } catch (const CommError& failure) {
+    return tl::unexpected(failure.status());
+  } catch (const std::exception& failure) {
+    return tl::unexpected(fail({Code::kInternal, failure.what()}));
+  }
+  // From each lane's node, in the order of the lanes.
+  std::vector<size_t> taken(parts_.size(), 0);
+  size_t total = 0;
+  for (size_t lane = 0; lane < lane_tokens_.size(); ++lane) {
+    for (size_t node = 0; node < parts_.size(); ++node) {
+      if (parts_[node].lanes.samples[lane] == 0) continue;
+      for (size_t i = 0; i < lane_tokens_[lane]; ++i) {
+        std::swap(tokens_[total++], parts_[node].tokens[taken[node]++]);
+      }
+    }
+  }
+  return std::span<const SampledToken>(tokens_).first(total);
+}
+
+bool LeadingRunner::can_copy_pages(int from_lane, int to_lane) const {
+  const WorldLayout& layout = world().layout();
+  return own_->can_copy_pages(from_lane, to_lane) &&
+         lanes_share_nodes(layout, placement_, from_lane, to_lane);
+}
+
+void LeadingRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to) {
+  WireWriter message;
+  write_page_copy({from_lane, from, to_lane, to}, message);
+  for (size_t node = 0; node < parts_.size(); ++node) {
+    if (parts_[node].lanes.has[static_cast<size_t>(from_lane)] == 0) continue;
+    if (node == 0) {
+      own_->copy_page(from_lane, from, to_lane, to);
+      continue;
+    }
+    try {
+      world().send(static_cast<int>(node), message.bytes());
+    } catch (const CommError&) {  // the next step finds the world ended
+    }
+  }
+}
+
+}  // namespace fathom

@@ -1,0 +1,94 @@
+// A step on its way between processes: what node 0 sends to a node, and the tokens that come back.
+//
+// A node gets the batches of the lanes that it has ranks of, and the sample rows of those lanes
+// whose first rank it has. Records are little-endian (comm/wire.h); malformed ones are refused with
+// kInvalidArgument and allocate no more than a small multiple of their length.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "comm/wire.h"
+#include "model/forward_batch.h"
+#include "ops/sampling/sample.h"
+
+namespace fathom {
+
+// First word of each message of node 0 once the model is loaded; values are part of the protocol.
+enum class StepMessage : uint32_t {
+  kStep = 1,
+  kCopyPage = 2,
+};
+
+// Which step, of which world.
+struct StepId {
+  uint64_t epoch = 0;   // of the world
+  uint64_t number = 0;  // counts from 1
+  friend bool operator==(const StepId&, const StepId&) = default;
+};
+
+// What a node gets of a step.
+struct StepPart {
+  StepId id;
+  std::span<const ForwardBatch> lanes;  // [lanes of the world]
+  std::span<const uint8_t> has_lane;    // [lanes]: 1 if the node has ranks of it, else 0
+  // How to sample the logit rows of the lanes whose first rank the node has, in order.
+  std::span<const SampleRow> rows;
+};
+// Appends the record with its plan hash.
+void write_step(const StepPart& part, WireWriter& writer);
+
+// A step as a node has received it. Owns what its rows point to; its memory is reused.
+class ReceivedStep {
+ public:
+  explicit ReceivedStep(int num_lanes)
+      : lanes_(static_cast<size_t>(num_lanes)), has_lane_(static_cast<size_t>(num_lanes)) {}
+
+  // Reads what follows StepMessage::kStep. Fails if the record is malformed or has another number
+  // of lanes, or if its plan hash is not that of what was read.
+  Result<> read(WireReader& reader);
+
+  const StepId& id() const { return id_; }
+  // [lanes of the world]; a lane of other nodes has no rows.
+  std::span<const ForwardBatch> lanes() const { return lanes_; }
+  std::span<const SampleRow> rows() const { return rows_; }
+
+ private:
+  struct RowData {
+    SampleOptions options;
+    TokenHistory history;
+    std::vector<int32_t> masked;
+    std::vector<uint32_t> allowed;
+  };
+  void read_row(WireReader& reader, SampleRow& row, RowData& data);
+
+  StepId id_;
+  std::vector<ForwardBatch> lanes_;
+  std::vector<uint8_t> has_lane_;
+  std::vector<SampleRow> rows_;
+  std::vector<RowData> row_data_;  // [rows]
+};
+
+// A hash of the plan of a step as far as a node computes it: equal on node 0 and on the node.
+uint64_t plan_hash(std::span<const ForwardBatch> lanes, std::span<const uint8_t> has_lane);
+
+// The tokens of a node's rows. Values and bits of floats arrive unchanged.
+void write_tokens(const StepId& id, std::span<const SampledToken> tokens, WireWriter& writer);
+// Overwrites `tokens`. Fails if the record is malformed, is of another step, or does not have
+// tokens.size() tokens.
+Result<> read_tokens(std::span<const std::byte> record, const StepId& id,
+                     std::span<SampledToken> tokens);
+
+// A page's copy from one lane to another, in the order of the steps.
+struct PageCopy {
+  int32_t from_lane = 0, from_page = 0, to_lane = 0, to_page = 0;
+  friend bool operator==(const PageCopy&, const PageCopy&) = default;
+};
+void write_page_copy(const PageCopy& copy, WireWriter& writer);
+// Reads what follows StepMessage::kCopyPage.
+Result<PageCopy> read_page_copy(WireReader& reader);
+
+}  // namespace fathom
