@@ -51,7 +51,7 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
     const auto at = static_cast<size_t>(i);
     rank.lane = std::move(lanes[at]);
     FATHOM_TRY(rank.model, DeepSeekModel::create(specs[at], std::move(weights[at]), options.model,
-                                                 rank.stream, rank.lane.get()));
+                                                 rank.stream, {.lane = rank.lane.get()}));
     FATHOM_TRY(rank.cache, LatentCache::allocate(
                                {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
                                config.num_layers, options.num_pages));
