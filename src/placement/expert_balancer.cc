@@ -26,7 +26,8 @@ ExpertBalancer::ExpertBalancer(std::shared_ptr<const ExpertTable> table, int64_t
     : table_(std::move(table)),
       replicas_(round_up(table_->num_experts() + redundant_experts, table_->num_ranks())),
       options_(options),
-      load_(window_of(*table_, options.rebalance_steps)) {}
+      load_(window_of(*table_, options.rebalance_steps)),
+      tokens_(static_cast<size_t>(table_->num_layers() * table_->num_experts())) {}
 
 void ExpertBalancer::count(std::span<const int32_t> tokens) {
   const int64_t experts = table_->num_experts();
@@ -34,7 +35,9 @@ void ExpertBalancer::count(std::span<const int32_t> tokens) {
                tokens.size(), table_->num_layers(), experts);
   for (int64_t i = 0; i < std::ssize(tokens); ++i) {
     const int32_t count = tokens[static_cast<size_t>(i)];
-    if (count > 0) load_.add(i / experts, i % experts, count);
+    if (count == 0) continue;
+    load_.add(i / experts, i % experts, count);
+    tokens_[static_cast<size_t>(i)] += count;
   }
 }
 
@@ -47,6 +50,19 @@ std::shared_ptr<const ExpertTable> ExpertBalancer::end_step() {
   ++moves_;
   table_ = better;
   return better;
+}
+
+ExpertStats ExpertBalancer::stats() const {
+  ExpertStats stats = {.ranks = table_->num_ranks(),
+                       .experts = table_->num_experts(),
+                       .window = load_.snapshot(*table_),
+                       .layer_balance = {},
+                       .tokens = tokens_,
+                       .moves = moves_};
+  for (int64_t layer = 0; layer < table_->num_layers(); ++layer) {
+    stats.layer_balance.push_back(load_.balance(*table_, layer).ratio());
+  }
+  return stats;
 }
 
 // The table with the layers that get better; null: none does.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "placement/expert_load.h"
 #include "placement/expert_table.h"
@@ -19,6 +20,16 @@ namespace fathom {
 struct ExpertBalancerOptions {
   bool rebalances = false;
   int64_t rebalance_steps = 1000;  // >= 1: steps between two plans, and those that a plan looks at
+};
+
+// For metrics and reports.
+struct ExpertStats {
+  int ranks = 0;
+  int64_t experts = 0;                // of a layer
+  ExpertLoadSnapshot window;          // of the last rebalance_steps steps
+  std::vector<double> layer_balance;  // [layers] mean / max over ranks, of the same steps
+  std::vector<int64_t> tokens;        // [layers * experts] since the start
+  int64_t moves = 0;                  // plans that moved an expert
 };
 
 class ExpertBalancer {
@@ -39,9 +50,7 @@ class ExpertBalancer {
   std::shared_ptr<const ExpertTable> end_step();
 
   const std::shared_ptr<const ExpertTable>& table() const { return table_; }
-  ExpertLoadSnapshot snapshot() const { return load_.snapshot(*table_); }
-  // Plans that moved an expert.
-  int64_t moves() const { return moves_; }
+  ExpertStats stats() const;
 
  private:
   std::shared_ptr<const ExpertTable> plan() const;
@@ -50,7 +59,8 @@ class ExpertBalancer {
   const int64_t replicas_;  // slots of all ranks
   const ExpertBalancerOptions options_;
   ExpertLoad load_;
-  int64_t steps_ = 0;  // since the last plan
+  std::vector<int64_t> tokens_;  // [layers * experts] since the start
+  int64_t steps_ = 0;            // since the last plan
   int64_t moves_ = 0;
 };
 

@@ -25,14 +25,14 @@ TEST(ExpertBalancer, MovesTheLayersThatGetBetter) {
     balancer.count(kSkewed);
     EXPECT_EQ(balancer.end_step(), nullptr) << step;
   }
-  EXPECT_EQ(balancer.snapshot().worst_balance, 0.5);
-  EXPECT_EQ(balancer.snapshot().worst_layer, 1);
+  EXPECT_EQ(balancer.stats().window.worst_balance, 0.5);
+  EXPECT_EQ(balancer.stats().window.worst_layer, 1);
   balancer.count(kSkewed);
   const auto table = balancer.end_step();
   ASSERT_NE(table, nullptr);
   EXPECT_EQ(table, balancer.table());
-  EXPECT_EQ(balancer.moves(), 1);
-  EXPECT_EQ(balancer.snapshot().balance, 1.0);
+  EXPECT_EQ(balancer.stats().moves, 1);
+  EXPECT_EQ(balancer.stats().window.balance, 1.0);
   const auto before = first_table();
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto now = table->experts_of(0, rank), then = before->experts_of(0, rank);
@@ -45,7 +45,7 @@ TEST(ExpertBalancer, MovesTheLayersThatGetBetter) {
     balancer.count(kSkewed);
     EXPECT_EQ(balancer.end_step(), nullptr);
   }
-  EXPECT_EQ(balancer.moves(), 1);
+  EXPECT_EQ(balancer.stats().moves, 1);
 }
 
 TEST(ExpertBalancer, StaysWithoutAReason) {
@@ -60,7 +60,7 @@ TEST(ExpertBalancer, StaysWithoutAReason) {
     counting.count(kSkewed);
     EXPECT_EQ(counting.end_step(), nullptr);
   }
-  EXPECT_EQ(counting.snapshot().worst_balance, 0.5);
+  EXPECT_EQ(counting.stats().window.worst_balance, 0.5);
 }
 
 // One expert has nearly all tokens: only copies of it help, as many as there is room for.
@@ -81,7 +81,7 @@ TEST(ExpertBalancer, CopiesAHeavyExpertWithinTheSlots) {
     const auto table = balancer.end_step();
     ASSERT_NE(table, nullptr);
     balancer.count(one);
-    EXPECT_GT(balancer.snapshot().balance, before * ExpertBalancer::kLeastGain);
+    EXPECT_GT(balancer.stats().window.balance, before * ExpertBalancer::kLeastGain);
     // 8 experts and their copies over 3 ranks.
     EXPECT_LE(table->max_slots(), redundant == 3 ? 4 : redundant == 2 ? 4 : 3);
     EXPECT_GE(table->copies_of(0, 4).size(), redundant == 0 ? 2u : 3u);
@@ -94,9 +94,13 @@ TEST(ExpertBalancer, CountsTheWindowsTokensOfAllRanks) {
   balancer.count(kSkewed);
   balancer.count(kEven);
   balancer.end_step();
-  EXPECT_EQ(balancer.snapshot().routed_tokens, 32 + 32);
+  EXPECT_EQ(balancer.stats().window.routed_tokens, 32 + 32);
+  EXPECT_EQ(balancer.stats().layer_balance, std::vector<double>({1, 0.8}));
   for (int step = 0; step < 2; ++step) balancer.end_step();
-  EXPECT_EQ(balancer.snapshot().routed_tokens, 0);
+  const ExpertStats stats = balancer.stats();
+  EXPECT_EQ(stats.window.routed_tokens, 0);
+  EXPECT_EQ(stats.layer_balance, std::vector<double>({1, 1}));
+  EXPECT_EQ(stats.tokens, std::vector<int64_t>({3, 3, 3, 3, 3, 3, 3, 3, 11, 9, 7, 5, 2, 2, 2, 2}));
 }
 
 }  // namespace
