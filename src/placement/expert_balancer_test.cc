@@ -95,7 +95,7 @@ TEST(ExpertBalancer, CountsTheWindowsTokensOfAllRanks) {
   balancer.count(kEven);
   balancer.end_step();
   EXPECT_EQ(balancer.stats().window.routed_tokens, 32 + 32);
-  EXPECT_EQ(balancer.stats().layer_balance, std::vector<double>({1, 0.8}));
+  EXPECT_EQ(balancer.stats().layer_balance, std::vector<double>({1, 0.625}));
   for (int step = 0; step < 2; ++step) balancer.end_step();
   const ExpertStats stats = balancer.stats();
   EXPECT_EQ(stats.window.routed_tokens, 0);
