@@ -30,8 +30,9 @@ int64_t partition(int64_t end, Predicate holds) {
 
 }  // namespace
 
-PrefixTree::PrefixTree(PagePool& pool, bool retain, PageStore* store)
-    : pool_(&pool),
+PrefixTree::PrefixTree(PagePool& pool, bool retain, PageStore* store, const PrefixHasher& hasher)
+    : hasher_(hasher),
+      pool_(&pool),
       store_(store),
       retain_(retain),
       nodes_(kNumLists),
@@ -112,6 +113,19 @@ bool PrefixTree::take(const PrefixChain& chain, std::span<const int32_t> tokens,
     return true;
   }
   return false;
+}
+
+void PrefixTree::find_pages(const PrefixChain& chain, std::span<const int32_t> tokens,
+                            int64_t max_pages, std::vector<int32_t>& pages) const {
+  pages.clear();
+  int32_t parent = -1;
+  for (int64_t i = 0; i < max_pages; ++i) {
+    const int32_t id = node_of(chain.keys[i]);
+    if (id < 0 || !spells(id, chain, tokens, i, parent)) return;
+    if (nodes_[id].place != Place::kPool) return;
+    pages.push_back(nodes_[id].slot);
+    parent = id;
+  }
 }
 
 bool PrefixTree::settle(std::vector<int32_t>& pages) {

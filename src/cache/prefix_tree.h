@@ -44,8 +44,9 @@ struct PrefixChain {
 class PrefixTree {
  public:
   // retain: pages stay cached at refcount 0; otherwise they are shared only while held. A store
-  // requires retain.
-  PrefixTree(PagePool& pool, bool retain, PageStore* store = nullptr);
+  // requires retain. Trees with copies of one hasher have equal keys for equal texts.
+  PrefixTree(PagePool& pool, bool retain, PageStore* store = nullptr,
+             const PrefixHasher& hasher = PrefixHasher());
 
   PrefixChain chain(uint64_t scope, std::string_view salt) const;
 
@@ -70,6 +71,11 @@ class PrefixTree {
   // ended; call again.
   bool take(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t max_pages,
             std::vector<int32_t>& pages);
+
+  // Replaces `pages` by the pool's pages of the text's longest prefix there, at most max_pages;
+  // holds none. They stay what they are until the tree changes.
+  void find_pages(const PrefixChain& chain, std::span<const int32_t> tokens, int64_t max_pages,
+                  std::vector<int32_t>& pages) const;
 
   // Whether no page that take() gave is still in flight. Pages after one whose copy failed are
   // released.
@@ -108,6 +114,7 @@ class PrefixTree {
   void clear();
 
   const PagePool& pool() const { return *pool_; }
+  bool retains() const { return retain_; }
   int64_t num_evictions() const { return num_evictions_; }  // from the pool
   int64_t num_returns() const { return num_returns_; }      // from the store
   int64_t num_copies_ended() const { return num_copies_ended_; }

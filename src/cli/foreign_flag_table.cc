@@ -18,6 +18,7 @@ constexpr ForeignGroup kGroups[] = {
     {Asked::kAlias, "--tokenizer", "", "", "tokenizer-path"},
     {Asked::kAlias, "--device", "", "", "-dev"},
     {Asked::kAlias, "--tp", "", "", "-tp"},
+    {Asked::kAlias, "--dp", "", "", "-dp"},
     {Asked::kRefused, "", "fathom --version, fathom env and fathom serve --help say it",
      "-cl cache-list completion-bash list-devices usage version", ""},
     {Asked::kNote, "",
@@ -29,9 +30,9 @@ constexpr ForeignGroup kGroups[] = {
      "repeat-penalty reverse-prompt sampler-seq samplers sampling-seq top-n-sigma top-nsigma "
      "typical typical-p xtc-probability xtc-threshold"},
     {Asked::kOnly, "1", "parallelism over devices is not there yet", "",
-     "-dcp -dp -dpl -pcp -pp attention-context-parallel-size attention-data-parallel-size "
-     "attn-cp-size attn-dp-size data-parallel-size data-parallel-size-local dcp-size "
-     "decode-context-parallel-size dp dp-size dwdp-size elastic-ep-initial-size "
+     "-dcp -dpl -pcp -pp attention-context-parallel-size attention-data-parallel-size "
+     "attn-cp-size attn-dp-size data-parallel-size-local dcp-size "
+     "decode-context-parallel-size dwdp-size elastic-ep-initial-size "
      "elastic-ep-max-dp-size ep ep-size expert-parallel-size max-ep-size "
      "moe-data-parallel-size moe-dense-tp-size moe-dp-size pipeline-parallel-size pp pp-size "
      "prefill-context-parallel-size shared-experts-tp-size"},
@@ -40,7 +41,7 @@ constexpr ForeignGroup kGroups[] = {
      "-dpn -dpr data-parallel-rank data-parallel-start-rank node-rank"},
     {Asked::kRefused, "", "parallelism over devices is not there yet",
      "-dpe -dph -dpm data-parallel-external-lb data-parallel-hybrid-lb "
-     "data-parallel-multi-port-external-lb enable-dp-attention "
+     "data-parallel-multi-port-external-lb "
      "enable-dsa-prefill-context-parallel enable-elastic-ep "
      "enable-nsa-prefill-context-parallel enable-pdmux enable-prefill-cp use-ray",
      "-ts rpc tensor-split"},

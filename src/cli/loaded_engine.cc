@@ -110,12 +110,13 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
 Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
                                     int num_threads) {
   int64_t bytes = 0;
-  for (int rank = 0; rank < options.tp; ++rank) {
-    const ModelSpec spec = make_spec(config, {.tp = options.tp}, rank);
+  const int world = options.placement.world();
+  for (int rank = 0; rank < world; ++rank) {
+    const ModelSpec spec = make_spec(config, options.placement, rank);
     FATHOM_TRY(
         const Workspace workspace,
         Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
-                            static_cast<int>(ceil_div(num_threads, options.tp))));
+                            static_cast<int>(ceil_div(num_threads, world))));
     bytes += workspace.bytes();
   }
   return bytes;
@@ -135,7 +136,8 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   if (flags.deterministic && flags.attention_form() == AttentionForm::kMha) {
     return invalid("--deterministic computes answers absorbed, --attention asks for mha");
   }
-  const auto placed = check_placement({.tp = static_cast<int>(flags.tp)}, config);
+  FATHOM_RETURN_IF_ERROR(flags.check_ranks());
+  const auto placed = check_placement(flags.placement(), config);
   if (!placed) return with_context("--", placed.error());
   if (loaded.max_num_seqs > flags.step_rows()) {
     return invalid("--max-num-seqs is {}, at most --max-num-batched-tokens, {}",
@@ -179,7 +181,7 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   }
   request.cache_row_bytes =
       LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes() *
-      flags.tp;  // each rank has the whole cache
+      flags.placement().world();  // each rank has its lane's whole cache
   request.cache_layers = config.num_layers;
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
@@ -242,7 +244,7 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
   options.max_model_len = flags.max_model_len;
   options.max_batched_tokens = flags.step_rows();
   options.num_threads = static_cast<int>(flags.threads);
-  options.tp = static_cast<int>(flags.tp);
+  options.placement = flags.placement();
   options.attention.form = flags.attention_form();
   options.load = loaded.load;
   FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));

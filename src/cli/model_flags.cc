@@ -12,7 +12,6 @@
 #include "chat/format.h"
 #include "checkpoint/hub_cache.h"
 #include "engine/gpu_runner.h"
-#include "placement/placement.h"
 
 namespace fathom {
 namespace {
@@ -49,8 +48,8 @@ std::string default_model() {
 
 // What the flags ask for and a GPU has not.
 const char* gpu_lacks(const ModelFlags& flags) {
-  return flags.tp > 1 ? "tensor parallelism over several GPUs is not there yet, only over CPU ranks"
-                      : "on a GPU there are neither float32 products nor an f32 cache";
+  return flags.tp * flags.dp > 1 ? "several ranks on GPUs are not there yet, only on the CPU"
+                                 : "on a GPU there are neither float32 products nor an f32 cache";
 }
 
 bool is_on_gpu(const ModelFlags& flags) {
@@ -77,8 +76,19 @@ AttentionForm ModelFlags::attention_form() const {
   return attention == "mha" ? AttentionForm::kMha : AttentionForm::kAuto;
 }
 
+Placement ModelFlags::placement() const {
+  const int64_t of_lane = dp_attention ? tp / dp : tp;
+  return {.tp = static_cast<int>(of_lane), .dp = static_cast<int>(dp)};
+}
+
+Result<> ModelFlags::check_ranks() const {
+  if (!dp_attention || tp % dp == 0) return {};
+  return invalid("--enable-dp-attention divides --tp {} by --dp {}: it must be a multiple", tp, dp);
+}
+
 bool ModelFlags::fits_gpu() const {
-  return compute() == DType::kBF16 && cache_format() != CacheFormat::kF32 && tp == 1;
+  return compute() == DType::kBF16 && cache_format() != CacheFormat::kF32 &&
+         placement().world() == 1;
 }
 
 std::string ModelFlags::why_cpu(const std::string& root) const {
@@ -193,6 +203,13 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                  "Tensor-parallel ranks: each computes its share of the heads, of the feed-forward "
                  "columns and of the vocabulary. On the CPU they share the threads",
                  "1");
+  capacity.count("--dp,--data-parallel-size,--dp-size", &flags->dp, 1, kMaxRanks,
+                 "Data-parallel ranks: each has sequences and a cache of its own, and --tp "
+                 "tensor-parallel ranks. Limits of sequences, rows and cache are those of each",
+                 "1");
+  capacity.toggle("--enable-dp-attention", &flags->dp_attention,
+                  "Count as SGLang does: --tp is the number of all ranks, --dp of them at a time "
+                  "without tensor parallelism of attention");
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of all random numbers", "random");
 }
 

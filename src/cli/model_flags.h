@@ -7,6 +7,7 @@
 #include "checkpoint/model_config.h"
 #include "cli/flags.h"
 #include "model/attention_plan.h"
+#include "placement/placement.h"
 
 namespace fathom {
 
@@ -35,7 +36,9 @@ struct ModelFlags {
   int64_t kv_offload_disk_gib = 64;  // total size of the files
   int64_t gpu_step_seconds = 30;     // limit on a GPU's step; 0: none
   int64_t threads = 0;               // of all ranks together; 0: one per core
-  int64_t tp = 1;                    // tensor-parallel ranks
+  int64_t tp = 1;                    // tensor-parallel ranks of each lane
+  int64_t dp = 1;                    // lanes: data-parallel ranks of attention
+  bool dp_attention = false;         // tp counts the ranks of all lanes
   std::optional<int64_t> seed;
   bool quiet = false;
 
@@ -45,6 +48,8 @@ struct ModelFlags {
   DType compute() const;
   CacheFormat cache_format() const;
   AttentionForm attention_form() const;
+  Result<> check_ranks() const;  // placement() has what the flags say
+  Placement placement() const;
   // The number of the GPU to run on; none: the CPU. "auto" selects the first GPU if it supports
   // what the other flags request.
   Result<std::optional<int>> gpu() const;

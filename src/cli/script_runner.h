@@ -21,7 +21,8 @@ class ScriptRunner : public LogitsRunner {
   int64_t max_model_len() const override { return 256; }
   int64_t num_pages() const override { return 64; }
 
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+  Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override {
+    const ForwardBatch& batch = lanes.front();
     logits_.assign(batch.logit_rows.size() * static_cast<size_t>(vocab_size_), 0);
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
       const auto found = next_.find(batch.token_ids[static_cast<size_t>(batch.logit_rows[i])]);

@@ -127,6 +127,10 @@ Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, Even
                                                            uint64_t seed) {
   FATHOM_RETURN_IF_ERROR(check_prompt(request.prompt_ids, limits.vocab_size));
   FATHOM_RETURN_IF_ERROR(request.sampling.validate(limits.vocab_size));
+  if (request.lane && (*request.lane < 0 || *request.lane >= limits.num_lanes)) {
+    return invalid("the data-parallel rank is {}, there are {}: 0 to {}", *request.lane,
+                   limits.num_lanes, limits.num_lanes - 1);
+  }
   if (request.cache_salt.size() > kMaxCacheSaltBytes) {
     return invalid("cache_salt has {} bytes, at most {} are allowed", request.cache_salt.size(),
                    kMaxCacheSaltBytes);

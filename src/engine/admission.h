@@ -17,7 +17,8 @@ class Tokenizer;
 struct AdmissionLimits {
   int64_t vocab_size = 0;
   int64_t max_model_len = 0;
-  int64_t num_pages = 0;
+  int64_t num_pages = 0;  // of each lane
+  int num_lanes = 1;
   std::vector<int32_t> eos_ids;
   const Tokenizer* tokenizer = nullptr;  // may be null; must outlive the sequences
 };

@@ -1,6 +1,9 @@
-// Converts a StepPlan into the flat arrays that a model takes. Reuses their memory from step to
-// step.
+// Converts a StepPlan into the flat arrays that a model takes, a batch a lane. Reuses their memory
+// from step to step.
 #pragma once
+
+#include <span>
+#include <vector>
 
 #include "engine/step_plan.h"
 #include "model/forward_batch.h"
@@ -11,12 +14,10 @@ class BatchBuilder {
  public:
   // Valid until the next call. Logit rows are in the order of the plan's entries: an entry's prompt
   // logits, then the row that it samples from.
-  const ForwardBatch& build(const StepPlan& plan);
+  std::span<const ForwardBatch> build(const StepPlan& plan);
 
  private:
-  void add_rows(const StepEntry& entry);
-
-  ForwardBatch batch_;
+  std::vector<ForwardBatch> batches_;  // [lanes]
 };
 
 }  // namespace fathom

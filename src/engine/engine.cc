@@ -46,32 +46,45 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
   return {};
 }
 
-// Null if no pages are offloaded.
-Result<std::unique_ptr<PageStore>> make_store(const EngineOptions& options, Runner& runner) {
+// A lane's; null if no pages are offloaded.
+Result<std::unique_ptr<PageStore>> make_store(const EngineOptions& options, Runner& runner,
+                                              int lane) {
   if (options.kv_offload_bytes == 0 && options.kv_offload_dir.empty()) return nullptr;
   if (!options.prefix_caching) {
     return invalid("kv_offload_bytes and kv_offload_dir need prefix_caching, which is off");
   }
-  PageTransfer* const transfer = runner.page_transfer();
+  PageTransfer* const transfer = runner.page_transfer(lane);
   if (transfer == nullptr) return invalid("this device cannot offload pages to host memory");
-  return PageStore::create({.host_bytes = options.kv_offload_bytes,
+  const int lanes = runner.num_lanes();
+  return PageStore::create({.host_bytes = options.kv_offload_bytes / lanes,
                             .directory = options.kv_offload_dir,
-                            .disk_bytes = options.kv_offload_disk_bytes},
+                            .disk_bytes = options.kv_offload_disk_bytes / lanes},
                            *transfer);
+}
+
+Result<std::vector<std::unique_ptr<PageStore>>> make_stores(const EngineOptions& options,
+                                                            Runner& runner) {
+  std::vector<std::unique_ptr<PageStore>> stores;
+  for (int lane = 0; lane < runner.num_lanes(); ++lane) {
+    FATHOM_TRY(stores.emplace_back(), make_store(options, runner, lane));
+  }
+  return stores;
 }
 
 }  // namespace
 
 struct Engine::Parts {
   Parts(const EngineOptions& options, std::unique_ptr<Runner> runner,
-        std::unique_ptr<PageStore> store, std::shared_ptr<const Tokenizer> the_tokenizer)
+        std::vector<std::unique_ptr<PageStore>> stores,
+        std::shared_ptr<const Tokenizer> the_tokenizer)
       : tokenizer(std::move(the_tokenizer)),
         limits{.vocab_size = runner->vocab_size(),
                .max_model_len = runner->max_model_len(),
                .num_pages = runner->num_pages(),
+               .num_lanes = runner->num_lanes(),
                .eos_ids = options.eos_ids,
                .tokenizer = tokenizer.get()},
-        loop(options, std::move(runner), std::move(store)) {}
+        loop(options, std::move(runner), std::move(stores)) {}
 
   std::shared_ptr<const Tokenizer> tokenizer;
   AdmissionLimits limits;
@@ -88,9 +101,9 @@ Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options,
                                                std::shared_ptr<const Tokenizer> tokenizer) {
   FATHOM_CHECK(runner != nullptr, "an engine needs a runner");
   FATHOM_RETURN_IF_ERROR(check_options(options, *runner));
-  FATHOM_TRY(auto store, make_store(options, *runner));
+  FATHOM_TRY(auto stores, make_stores(options, *runner));
   auto parts =
-      std::make_unique<Parts>(options, std::move(runner), std::move(store), std::move(tokenizer));
+      std::make_unique<Parts>(options, std::move(runner), std::move(stores), std::move(tokenizer));
   parts->thread = std::thread([loop = &parts->loop] { loop->run(); });
   return std::unique_ptr<Engine>(new Engine(std::move(parts)));
 }

@@ -30,8 +30,10 @@ inline constexpr int32_t kMostPriorityLevels = 10;
 inline constexpr int64_t kMostFailedSteps = 16;
 
 struct EngineOptions {
-  int64_t max_num_seqs = 256;         // that run together; each of a request's n choices is one
-  int64_t max_batched_tokens = 2048;  // rows per step; at least max_num_seqs
+  // Limits of each lane: sequences that run together (each of a request's n choices is one), and
+  // rows per step, at least max_num_seqs.
+  int64_t max_num_seqs = 256;
+  int64_t max_batched_tokens = 2048;
   // Long prompts (more than two full steps of work) together get this much work per step while
   // there are other sequences, counted in rows without context. 0: an eighth of max_batched_tokens,
   // with which a 100,000-token prompt at most triples the others' p99 TTFT (fairness_test.cc). A
@@ -47,8 +49,8 @@ struct EngineOptions {
   // tokens. If false, only the choices of one request share pages.
   bool prefix_caching = true;
   // Pages evicted from the pool are kept in up to kv_offload_bytes of host memory, and below that
-  // in up to kv_offload_disk_bytes of files under kv_offload_dir. They are copied back instead of
-  // being recomputed.
+  // in up to kv_offload_disk_bytes of files under kv_offload_dir, all lanes together. They are
+  // copied back instead of being recomputed.
   int64_t kv_offload_bytes = 0;
   std::string kv_offload_dir = {};  // empty: no files
   int64_t kv_offload_disk_bytes = 0;
@@ -66,6 +68,13 @@ struct EngineOptions {
 // Upper bounds, in rows, of the buckets of EngineStats::steps_by_rows. The bounds are vLLM's.
 inline constexpr int64_t kStepRowBounds[] = {1,   8,    16,   32,   64,   128,  256,
                                              512, 1024, 2048, 4096, 8192, 16384};
+
+// Of one lane.
+struct LaneStats {
+  int64_t running = 0, waiting = 0;
+  int64_t pages_total = 0, pages_used = 0, pages_cached = 0;
+  int64_t preemptions = 0;
+};
 
 struct EngineStats {
   int64_t running = 0, waiting = 0;  // sequences; waiting includes preempted ones
@@ -88,6 +97,9 @@ struct EngineStats {
   int64_t rejected = 0;              // requests refused because the queue was full
   int64_t expired = 0;               // requests aborted by a deadline
   double last_step_age_seconds = 0;  // since the last step ended
+  std::vector<LaneStats> lanes;
+  int64_t sequences_moved = 0;  // to another lane
+  int64_t pages_copied = 0;     // from another lane's pool
   // Shape of the running step, or of the last one. Identifies a step that never ends.
   int64_t step_sequences = 0, step_rows = 0;
   int64_t step_longest = 0;  // length of its longest sequence in tokens, with this step's

@@ -22,7 +22,8 @@ class NullRunner : public LogitsRunner {
   int64_t vocab_size() const override { return vocab_size_; }
   int64_t max_model_len() const override { return 1 << 20; }
   int64_t num_pages() const override { return 1 << 17; }
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+  Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override {
+    const ForwardBatch& batch = lanes.front();
     return ConstTensorView(logits_.data(), {std::ssize(batch.logit_rows), vocab_size_});
   }
 

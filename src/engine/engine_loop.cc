@@ -32,24 +32,12 @@ Inbox::Limits inbox_limits(const EngineOptions& options, int64_t num_pages) {
 }  // namespace
 
 EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
-                       std::unique_ptr<PageStore> store)
+                       std::vector<std::unique_ptr<PageStore>> stores)
     : options_(with_clock(options)),
       runner_(std::move(runner)),
-      store_(std::move(store)),
-      pool_(runner_->num_pages()),
-      tree_(pool_, options.prefix_caching, store_.get()),
-      scheduler_({.max_num_seqs = options.max_num_seqs,
-                  .max_batched_tokens = options.max_batched_tokens,
-                  .max_prompt_logit_rows = options.max_prompt_logit_rows,
-                  .long_prompt_rows = options.long_prompt_rows > 0
-                                          ? options.long_prompt_rows
-                                          : ceil_div(options.max_batched_tokens, 8),
-                  .keys_worth_a_row = runner_->keys_worth_a_row(),
-                  .share_answers = runner_->answers_equal_prompts(),
-                  .preempt_every = options.preempt_every},
-                 tree_),
+      lanes_(options_, *runner_, std::move(stores)),
       steps_(static_cast<size_t>(runner_->max_steps_in_flight())),
-      inbox_(inbox_limits(options, runner_->num_pages())),
+      inbox_(inbox_limits(options, runner_->num_lanes() * runner_->num_pages())),
       last_step_(now()) {
   publish_stats();
 }
@@ -60,15 +48,15 @@ void EngineLoop::run() {
     if (stopping_) return;
     expire();
     if (is_idle()) {
-      tree_.take_ended(/*wait=*/true);
+      lanes_.take_ended(/*wait=*/true);
       continue;
     }
     const bool has_room = steps_in_flight() < std::ssize(steps_);
-    const bool has_begun = has_room && scheduler_.has_work() && begin_step();
+    const bool has_begun = has_room && lanes_.has_work() && begin_step();
     if (steps_in_flight() > 0 && (!has_begun || steps_in_flight() == std::ssize(steps_))) {
       end_step();
-    } else if (!has_begun && scheduler_.has_work()) {
-      tree_.take_ended(/*wait=*/true);  // nothing can run before a copy has ended
+    } else if (!has_begun && lanes_.has_work()) {
+      lanes_.take_ended(/*wait=*/true);  // nothing can run before a copy has ended
     }
     if (is_idle()) check_idle();
     publish_stats();
@@ -76,7 +64,7 @@ void EngineLoop::run() {
 }
 
 void EngineLoop::drain_inbox() {
-  inbox_.take(news_, /*wait=*/is_idle() && tree_.copies_in_flight() == 0);
+  inbox_.take(news_, /*wait=*/is_idle() && lanes_.copies_in_flight() == 0);
   for (std::unique_ptr<ActiveRequest>& request : news_.requests) {
     add_request(request);
   }
@@ -85,7 +73,7 @@ void EngineLoop::drain_inbox() {
       end_request(*it->second, FinishReason::kAbort, kAborted);
     }
   }
-  if (news_.flush) tree_.clear();
+  if (news_.flush) lanes_.clear_cache();
   if (std::exchange(news_.stop, false)) {
     stopping_ = true;
     end_all(FinishReason::kAbort, kStopped);
@@ -113,14 +101,15 @@ void EngineLoop::enqueue(ActiveRequest& request) {
   const bool has_choices = request.sequences.size() > 1;
   for (const auto& sequence : request.sequences) {
     if (options_.prefix_caching) {
-      sequence->prefix = tree_.chain(0, request.request.cache_salt);
+      sequence->prefix = lanes_.chain(0, request.request.cache_salt);
     } else if (has_choices) {
-      sequence->prefix = tree_.chain(request.id, "");
+      sequence->prefix = lanes_.chain(request.id, "");
     }
     sequence->order = order_of(*sequence);
     sequence->arrival = ++arrivals_;
-    scheduler_.add(*sequence);
   }
+  lanes_.choose_lane(request.sequences, request.request.lane.value_or(-1));
+  for (const auto& sequence : request.sequences) lanes_.add(*sequence);
   const Time queued = request.sequences.front()->timings.queued;
   if (options_.max_queue_time.count() > 0) {
     must_start_.push_back({queued + options_.max_queue_time, request.id});
@@ -187,7 +176,7 @@ bool EngineLoop::begin_step() {
   for (const StepEntry& entry : step.plan.entries) {
     entry.sequence->request->last_step = step.number;
   }
-  scheduler_.advance(step.plan);
+  lanes_.advance(step.plan);
   return true;
 }
 
@@ -196,12 +185,12 @@ bool EngineLoop::begin_step() {
 bool EngineLoop::plan(StepPlan& plan) {
   bool is_planned = true;
   try {
-    scheduler_.schedule(plan);
+    lanes_.schedule(plan);
   } catch (const std::bad_alloc&) {
     is_planned = false;
   }
   note_started(plan);
-  if (!is_planned) end_early(scheduler_.planning(), FinishReason::kError, out_of_memory());
+  if (!is_planned) end_early(lanes_.planning(), FinishReason::kError, out_of_memory());
   return is_planned;
 }
 
@@ -210,9 +199,9 @@ bool EngineLoop::plan(StepPlan& plan) {
 Result<> EngineLoop::begin(Step& step) {
   try {
     choose_rows(step, runner_->host_stream());
-    const ForwardBatch& batch = builder_.build(step.plan);
+    const std::span<const ForwardBatch> batches = builder_.build(step.plan);
     add_unknown_tokens(step);
-    return runner_->begin(batch, step.rows);
+    return runner_->begin(batches, step.rows);
   } catch (const std::bad_alloc&) {
     return tl::unexpected(out_of_memory());
   }
@@ -232,7 +221,7 @@ void EngineLoop::end_step() {
       fail(this->step(number).plan, sampled.error());
     }
     recompute_the_rest();
-    tree_.clear();
+    lanes_.clear_cache();
   }
   ++ended_;  // only now, since the step refers to sequences that have ended
   erase_finished_requests();
@@ -259,7 +248,7 @@ void EngineLoop::deliver_token(const StepEntry& entry, StepResults& results) {
     return end_early(*entry.sequence, FinishReason::kError, out_of_memory());
   }
   if (!has_news) return;
-  scheduler_.commit_token(*entry.sequence);
+  lanes_.commit_token(*entry.sequence);
   emit(*entry.sequence, event);
 }
 
@@ -274,11 +263,11 @@ void EngineLoop::fail(const StepPlan& plan, const Status& why) {
 // A running sequence without a part in the failed steps may still hold pages that they were to
 // write. It gives up its pages and is recomputed.
 void EngineLoop::recompute_the_rest() {
-  while (scheduler_.num_running() > 0) {
+  while (lanes_.num_running() > 0) {
     try {
-      scheduler_.preempt_all();
+      lanes_.preempt_all();
     } catch (const std::bad_alloc&) {
-      end_early(scheduler_.planning(), FinishReason::kError, out_of_memory());
+      end_early(lanes_.planning(), FinishReason::kError, out_of_memory());
     }
   }
 }
@@ -300,7 +289,7 @@ void EngineLoop::die(const Status& why) {
     inbox_.die(Status(kDead));
   }
   end_all(FinishReason::kError, *death_);
-  tree_.clear();
+  lanes_.clear_cache();
 }
 
 void EngineLoop::end_all(FinishReason reason, const Status& why) {
@@ -416,7 +405,7 @@ void EngineLoop::erase_finished_requests() {
 }
 
 void EngineLoop::end_sequence(Sequence& sequence, Event& event) {
-  scheduler_.finish(sequence);
+  lanes_.finish(sequence);
   RequestTimings& timings = sequence.timings;
   timings.finished = now();
   if (timings.started == Time{}) timings.started = timings.finished;
@@ -460,16 +449,7 @@ Event& EngineLoop::new_event(const Sequence& sequence) {
 }
 
 void EngineLoop::publish_stats() {
-  counters_.running = scheduler_.num_running();
-  counters_.waiting = scheduler_.num_waiting();
-  counters_.pages_total = pool_.total();
-  counters_.pages_used = pool_.used();
-  counters_.pages_cached = pool_.cached();
-  counters_.pages_in_transfer = pool_.in_transfer();
-  counters_.pages_stored = tree_.num_stored();
-  counters_.prefix_returns = tree_.num_returns();
-  counters_.prefix_evictions = tree_.num_evictions();
-  counters_.preemptions = scheduler_.num_preemptions();
+  lanes_.publish(counters_);
   const std::lock_guard lock(stats_mutex_);
   published_ = counters_;
   published_last_step_ = last_step_;
@@ -488,11 +468,7 @@ EngineStats EngineLoop::stats() const {
 
 void EngineLoop::check_idle() const {
   FATHOM_CHECK(requests_.empty(), "{} requests without a sequence", requests_.size());
-  FATHOM_CHECK(pool_.used() == 0, "{} of {} pages are used by nobody", pool_.used(), pool_.total());
-  try {
-    tree_.check_invariant();
-  } catch (const std::bad_alloc&) {  // recounted when the engine is idle again
-  }
+  lanes_.check_idle();
 }
 
 }  // namespace fathom

@@ -18,21 +18,19 @@
 #include <optional>
 #include <unordered_map>
 
-#include "cache/page_pool.h"
-#include "cache/prefix_tree.h"
 #include "engine/batch_builder.h"
 #include "engine/engine.h"
 #include "engine/inbox.h"
+#include "engine/lanes.h"
 #include "engine/postprocess.h"
-#include "engine/scheduler.h"
 
 namespace fathom {
 
 class EngineLoop {
  public:
-  // The store moves the runner's pages; it may be null.
+  // A store for each lane of the runner, which may be null.
   EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
-             std::unique_ptr<PageStore> store);
+             std::vector<std::unique_ptr<PageStore>> stores);
 
   // The thread's body. Returns after inbox().stop(), when all requests have ended.
   void run();
@@ -81,16 +79,13 @@ class EngineLoop {
   void forget(ActiveRequest& request);
   void erase_finished_requests();
   int64_t steps_in_flight() const { return begun_ - ended_; }
-  bool is_idle() const { return !scheduler_.has_work() && steps_in_flight() == 0; }
+  bool is_idle() const { return !lanes_.has_work() && steps_in_flight() == 0; }
   Step& step(int64_t number) { return steps_[static_cast<size_t>(number) % steps_.size()]; }
   void check_idle() const;
 
   const EngineOptions options_;
   std::unique_ptr<Runner> runner_;
-  std::unique_ptr<PageStore> store_;
-  PagePool pool_;
-  PrefixTree tree_;
-  Scheduler scheduler_;
+  Lanes lanes_;
   BatchBuilder builder_;
   std::vector<Step> steps_;        // one per step in flight, used in turn
   int64_t begun_ = 0, ended_ = 0;  // steps, numbered from 1

@@ -70,8 +70,8 @@ std::vector<Request> requests() {
 
 // Runs all requests. The n-th allocation that the engine's thread makes after its first step has
 // begun fails. Afterwards n is the rest of the countdown.
-Endings run(int64_t& n) {
-  auto runner = std::make_unique<FakeRunner>(FakeModel{.num_pages = 14});
+Endings run(int64_t& n, int lanes) {
+  auto runner = std::make_unique<FakeRunner>(FakeModel{.num_pages = 14, .num_lanes = lanes});
   std::promise<void> submitted;
   int64_t steps = 0;
   runner->before_step = [&, n](const ForwardBatch&) -> Result<> {
@@ -110,14 +110,17 @@ Endings run(int64_t& n) {
   return endings;
 }
 
-TEST(EngineMemory, EachAllocationMayFail) {
+class EngineMemory : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Lanes, EngineMemory, testing::Values(1, 2));
+
+TEST_P(EngineMemory, EachAllocationMayFail) {
   int64_t unarmed = 0;
-  const Endings expected = run(unarmed);
+  const Endings expected = run(unarmed, GetParam());
   ASSERT_EQ(expected.size(), 9u);
   int64_t tried = 0, ended_early = 0, first_unused = 1;
   for (bool failed = true; failed; ++first_unused) {
     int64_t n = first_unused;
-    const Endings endings = run(n);
+    const Endings endings = run(n, GetParam());
     failed = n == 0;
     tried += failed;
     ASSERT_EQ(endings.size(), expected.size()) << first_unused;

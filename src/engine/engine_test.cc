@@ -161,7 +161,7 @@ EngineStats run_load(Load load) {
 
 // The same with offload to host memory and files below a small pool.
 EngineStats run_offloaded(Load load) {
-  const int64_t page_bytes = FakeRunner(FakeModel{}).page_transfer()->page_bytes();
+  const int64_t page_bytes = FakeRunner(FakeModel{}).page_transfer(0)->page_bytes();
   load.options.kv_offload_bytes = 5 * page_bytes;
   load.options.kv_offload_dir = testing::TempDir();
   load.options.kv_offload_disk_bytes = 200 * page_bytes;
@@ -178,6 +178,37 @@ TEST(Engine, RoomyCache) {
   EXPECT_EQ(stats.aborted + stats.failed, 0);
   EXPECT_GT(stats.stopped, 0);
   EXPECT_GT(stats.length, 0);
+}
+
+// Lanes with small pools: sequences are preempted, move, and take their pages with them.
+TEST(Engine, SeveralLanes) {
+  for (const int lanes : {2, 3, 8}) {
+    const EngineStats stats = run_load({.model = {.num_pages = 14, .num_lanes = lanes},
+                                        .options = {.max_num_seqs = 6,
+                                                    .max_batched_tokens = 70,
+                                                    .eos_ids = {kFakeEos},
+                                                    .preempt_every = 9},
+                                        .num_requests = 100,
+                                        .abort_share = 0.1,
+                                        .seed = static_cast<uint32_t>(lanes)});
+    EXPECT_GT(stats.preemptions, 0);
+    EXPECT_GT(stats.sequences_moved, 0);
+    EXPECT_GT(stats.pages_copied, 0);
+    ASSERT_EQ(std::ssize(stats.lanes), lanes);
+  }
+}
+
+TEST(Engine, SeveralLanesOffload) {
+  for (const bool late : {false, true}) {
+    const EngineStats stats = run_offloaded(
+        {.model = {.num_pages = 14, .num_lanes = 2},
+         .options = {.max_num_seqs = 6, .max_batched_tokens = 70, .eos_ids = {kFakeEos}},
+         .num_requests = 100,
+         .copies = {.late = late},
+         .seed = 4});
+    EXPECT_GT(stats.prefix_returns, 0);
+    EXPECT_GT(stats.pages_copied, 0);
+  }
 }
 
 TEST(Engine, ChoicesSharePagesWithoutThePrefixCacheToo) {

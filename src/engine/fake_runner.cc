@@ -26,26 +26,45 @@ void FakeModel::logits_after(uint64_t prefix_hash, std::vector<float>& logits) c
 }
 
 FakeRunner::FakeRunner(const FakeModel& model, int max_steps_in_flight)
-    : LogitsRunner(max_steps_in_flight),
-      model_(model),
-      cache_(static_cast<size_t>(model.num_pages * kPageSize)) {}
+    : LogitsRunner(max_steps_in_flight), model_(model) {
+  for (int lane = 0; lane < model.num_lanes; ++lane) lanes_.emplace_back(model.num_pages, copies);
+}
 
-Result<ConstTensorView> FakeRunner::forward(const ForwardBatch& batch) {
+Result<ConstTensorView> FakeRunner::forward(std::span<const ForwardBatch> lanes) {
   ++step_;
-  if (before_step) FATHOM_RETURN_IF_ERROR(before_step(batch));
-  check(batch);
-  write_rows(batch);
-  begun_steps_.push_back(step_);
-  const auto vocab = static_cast<size_t>(model_.vocab_size);
-  logits_.assign(batch.logit_rows.size() * vocab, std::nanf(""));
-  int64_t sequence = 0;
-  for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
-    const int32_t row = batch.logit_rows[i];
-    while (batch.query_start[sequence + 1] <= row) ++sequence;
-    model_.logits_after(read_prefix(batch, sequence, batch.positions[row]), row_);
-    std::copy(row_.begin(), row_.end(), logits_.begin() + static_cast<std::ptrdiff_t>(i * vocab));
+  EXPECT_EQ(lanes.size(), lanes_.size());
+  const auto has_rows = [](const ForwardBatch& batch) { return batch.num_rows() > 0; };
+  EXPECT_TRUE(std::any_of(lanes.begin(), lanes.end(), has_rows));
+  for (const ForwardBatch& batch : lanes) {
+    if (has_rows(batch) && before_step) FATHOM_RETURN_IF_ERROR(before_step(batch));
   }
-  return ConstTensorView(logits_.data(), {std::ssize(batch.logit_rows), model_.vocab_size});
+  logits_.clear();
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    check(lanes[lane]);
+    write_rows(lanes[lane], lanes_[lane].cache);
+    add_logits(lanes[lane], lanes_[lane].cache);
+  }
+  begun_steps_.push_back(step_);
+  return ConstTensorView(logits_.data(),
+                         {std::ssize(logits_) / model_.vocab_size, model_.vocab_size});
+}
+
+void FakeRunner::add_logits(const ForwardBatch& batch, const Cache& cache) {
+  int64_t sequence = 0;
+  for (const int32_t row : batch.logit_rows) {
+    while (batch.query_start[sequence + 1] <= row) ++sequence;
+    model_.logits_after(read_prefix(batch, cache, sequence, batch.positions[row]), row_);
+    logits_.insert(logits_.end(), row_.begin(), row_.end());
+  }
+}
+
+void FakeRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to) {
+  ASSERT_TRUE(can_copy);
+  ASSERT_NE(from_lane, to_lane);
+  ASSERT_TRUE(from >= 0 && from < model_.num_pages && to >= 0 && to < model_.num_pages);
+  const Cell* const source = lanes_[static_cast<size_t>(from_lane)].cache.data() + from * kPageSize;
+  std::copy_n(source, kPageSize,
+              lanes_[static_cast<size_t>(to_lane)].cache.begin() + to * kPageSize);
 }
 
 Result<std::span<const SampledToken>> FakeRunner::finish() {
@@ -62,8 +81,10 @@ Result<std::span<const SampledToken>> FakeRunner::finish() {
 
 // A failed step leaves arbitrary contents in the rows that it was to write.
 void FakeRunner::spoil(int64_t step) {
-  for (Cell& cell : cache_) {
-    if (cell.step == step) cell.token = 299 - cell.token;
+  for (Lane& lane : lanes_) {
+    for (Cell& cell : lane.cache) {
+      if (cell.step == step) cell.token = 299 - cell.token;
+    }
   }
 }
 
@@ -103,7 +124,6 @@ void FakeRunner::Transfer::take_ended(std::vector<EndedCopy>& ended, bool wait) 
 
 void FakeRunner::check(const ForwardBatch& batch) {
   const int64_t sequences = batch.num_sequences();
-  ASSERT_GT(sequences, 0);
   ASSERT_LE(batch.num_rows(), max_rows);
   ASSERT_LE(std::ssize(batch.logit_rows), max_logit_rows);
   ASSERT_EQ(std::ssize(batch.positions), batch.num_rows());
@@ -133,26 +153,26 @@ void FakeRunner::check(const ForwardBatch& batch) {
   }
 }
 
-FakeRunner::Cell& FakeRunner::cell(const ForwardBatch& batch, int64_t sequence, int32_t position) {
-  const int32_t page = batch.block_tables[sequence * batch.max_pages + position / kPageSize];
-  return cache_[page * kPageSize + position % kPageSize];
+size_t FakeRunner::cell_of(const ForwardBatch& batch, int64_t sequence, int32_t position) {
+  const int64_t page = batch.block_tables[sequence * batch.max_pages + position / kPageSize];
+  return static_cast<size_t>(page * kPageSize + position % kPageSize);
 }
 
-void FakeRunner::write_rows(const ForwardBatch& batch) {
+void FakeRunner::write_rows(const ForwardBatch& batch, Cache& cache) {
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
-      Cell& target = cell(batch, s, batch.positions[row]);
+      Cell& target = cache[cell_of(batch, s, batch.positions[row])];
       EXPECT_NE(target.step, step_) << "a cache row is written twice in one step";
       target = {batch.token_ids[row], batch.positions[row], step_};
     }
   }
 }
 
-uint64_t FakeRunner::read_prefix(const ForwardBatch& batch, int64_t sequence,
-                                 int32_t position) const {
+uint64_t FakeRunner::read_prefix(const ForwardBatch& batch, const Cache& cache, int64_t sequence,
+                                 int32_t position) {
   uint64_t hash = 0;
   for (int32_t i = 0; i <= position; ++i) {
-    const Cell& source = const_cast<FakeRunner*>(this)->cell(batch, sequence, i);
+    const Cell& source = cache[cell_of(batch, sequence, i)];
     EXPECT_EQ(source.position, i) << "a cache row holds another position";
     hash = FakeModel::extend(hash, source.token);
   }

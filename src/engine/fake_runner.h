@@ -1,6 +1,6 @@
 // A model for tests. Its logits are a hash of the sequence's own tokens, read back through a paged
-// cache of tokens, so a wrong page, position, chunk border or block table changes the output. It
-// also checks that each batch is well formed. Test code only.
+// cache of tokens, one a lane, so a wrong page, position, chunk border or block table changes the
+// output. It also checks that each batch is well formed. Test code only.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,8 @@ namespace fathom {
 struct FakeModel {
   int64_t vocab_size = 300;
   int64_t max_model_len = 2048;
-  int64_t num_pages = 64;
+  int64_t num_pages = 64;  // of each lane
+  int num_lanes = 1;
 
   // The logits after these tokens. A few dozen ids are likely, for which the fake tokenizer has
   // short and recurring texts.
@@ -42,35 +43,38 @@ class FakeRunner : public LogitsRunner {
   int64_t vocab_size() const override { return model_.vocab_size; }
   int64_t max_model_len() const override { return model_.max_model_len; }
   int64_t num_pages() const override { return model_.num_pages; }
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override;
+  int num_lanes() const override { return model_.num_lanes; }
+  Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override;
   Result<std::span<const SampledToken>> finish() override;
-  PageTransfer* page_transfer() override { return &transfer_; }
+  PageTransfer* page_transfer(int lane) override {
+    return &lanes_[static_cast<size_t>(lane)].transfer;
+  }
+  bool can_copy_pages(int, int) const override { return can_copy; }
+  void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override;
   bool is_lost() override { return lost; }
 
-  // Called before each step; an error it returns fails the step.
+  // Called before each step with the batch of each lane that has rows; an error it returns fails
+  // the step.
   std::function<Result<>(const ForwardBatch&)> before_step;
   // Called in finish(); an error it returns fails the step.
   std::function<Result<>()> before_finish;
-  bool lost = false;  // what is_lost() returns; set by a hook that also returns an error
-  FakeCopies copies;  // set before the first copy
+  bool can_copy = true;  // pages between lanes
+  bool lost = false;     // what is_lost() returns; set by a hook that also returns an error
+  FakeCopies copies;     // set before the first copy
   int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // limits that check() enforces on a batch
 
  private:
-  void check(const ForwardBatch& batch);
-  void write_rows(const ForwardBatch& batch);
-  void spoil(int64_t step);
-  uint64_t read_prefix(const ForwardBatch& batch, int64_t sequence, int32_t position) const;
-
   struct Cell {
     int32_t token = -1, position = -1;
     int64_t step = 0;  // the step that wrote it
   };
+  using Cache = std::vector<Cell>;  // [num_pages, kPageSize]
+
   // Copies a page only when it reports the copy as ended, like a device that works asynchronously.
   // Until then the destination holds garbage. A failed copy writes nothing.
   class Transfer : public PageTransfer {
    public:
-    Transfer(std::vector<Cell>& cache, const FakeCopies& copies)
-        : cache_(&cache), copies_(&copies) {}
+    Transfer(Cache& cache, const FakeCopies& copies) : cache_(&cache), copies_(&copies) {}
     int64_t page_bytes() const override { return kPageSize * sizeof(Cell); }
     void save(int32_t page, std::byte* host, int32_t id) override;
     void load(const std::byte* host, int32_t page, int32_t id) override;
@@ -84,17 +88,29 @@ class FakeRunner : public LogitsRunner {
       bool is_save = false, fails = false;
     };
     void begin(Copy copy);
-    std::vector<Cell>* cache_;
+    Cache* cache_;
     const FakeCopies* copies_;
     std::vector<Copy> begun_;
     int64_t num_begun_ = 0;
     std::mt19937 random_{1};
   };
-  Cell& cell(const ForwardBatch& batch, int64_t sequence, int32_t position);
+  struct Lane {
+    Lane(int64_t num_pages, const FakeCopies& copies)
+        : cache(static_cast<size_t>(num_pages * kPageSize)), transfer(cache, copies) {}
+    Cache cache;
+    Transfer transfer;
+  };
+
+  void check(const ForwardBatch& batch);
+  void write_rows(const ForwardBatch& batch, Cache& cache);
+  void add_logits(const ForwardBatch& batch, const Cache& cache);
+  void spoil(int64_t step);
+  static size_t cell_of(const ForwardBatch& batch, int64_t sequence, int32_t position);
+  static uint64_t read_prefix(const ForwardBatch& batch, const Cache& cache, int64_t sequence,
+                              int32_t position);
 
   FakeModel model_;
-  std::vector<Cell> cache_;  // [num_pages, kPageSize]
-  Transfer transfer_{cache_, copies};
+  std::deque<Lane> lanes_;
   int64_t step_ = 0;
   std::deque<int64_t> begun_steps_;  // begun and not finished
   std::vector<float> row_, logits_;

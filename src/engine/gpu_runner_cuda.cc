@@ -165,16 +165,16 @@ class GpuRunner : public Runner {
         config_, is_absorbed ? absorbed_key_macs(config_) : mha_key_macs(config_));
   }
   int max_steps_in_flight() const override { return kStepsInFlight; }
-  PageTransfer* page_transfer() override { return &*page_transfer_; }
+  PageTransfer* page_transfer(int /*lane*/) override { return &*page_transfer_; }
   bool is_lost() override { return is_lost_; }
   const Stream* host_stream() const override { return &host_stream_; }
 
-  Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override {
+  Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override {
     return watched([&]() -> Result<> {
       check(cudaSetDevice(options_.device), "choosing the device");
       page_transfer_->note_step();
       StepInFlight& step = steps_[static_cast<size_t>(begun_ % kStepsInFlight)];
-      const CapturedGraph* const graph = plan(batch);
+      const CapturedGraph* const graph = plan(lanes.front());
       plan_sampling(rows, step);
       step.what = fmt::format("step {} ({} rows)", begun_, layout_.rows);
       // Driver calls may block on the device, too.

@@ -9,9 +9,9 @@ namespace fathom {
 LogitsRunner::LogitsRunner(int max_steps_in_flight)
     : results_(static_cast<size_t>(max_steps_in_flight)) {}
 
-Result<> LogitsRunner::begin(const ForwardBatch& batch, std::span<const SampleRow> rows) {
+Result<> LogitsRunner::begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) {
   FATHOM_CHECK(begun_ - finished_ < std::ssize(results_), "{} steps in flight", begun_ - finished_);
-  FATHOM_TRY(const ConstTensorView logits, forward(with_known_tokens(batch)));
+  FATHOM_TRY(const ConstTensorView logits, forward(with_known_tokens(lanes)));
   Results& step = results(begun_);
   if (step.tokens.size() < rows.size()) step.tokens.resize(rows.size());
   step.count = rows.size();
@@ -30,15 +30,20 @@ Result<std::span<const SampledToken>> LogitsRunner::finish() {
   return std::span<const SampledToken>(step.tokens).first(step.count);
 }
 
-const ForwardBatch& LogitsRunner::with_known_tokens(const ForwardBatch& batch) {
+std::span<const ForwardBatch> LogitsRunner::with_known_tokens(std::span<const ForwardBatch> lanes) {
   const auto is_unknown = [](int32_t id) { return id < 0; };
-  if (std::none_of(batch.token_ids.begin(), batch.token_ids.end(), is_unknown)) return batch;
-  known_ = batch;
+  const auto has_unknown = [&](const ForwardBatch& batch) {
+    return std::any_of(batch.token_ids.begin(), batch.token_ids.end(), is_unknown);
+  };
+  if (std::none_of(lanes.begin(), lanes.end(), has_unknown)) return lanes;
+  known_.assign(lanes.begin(), lanes.end());
   const Results& before = results(begun_ - 1);
-  for (int32_t& id : known_.token_ids) {
-    if (!is_unknown(id)) continue;
-    // A row without a token (-1) ends its sequence, so any valid id will do.
-    id = std::max(0, before.tokens[static_cast<size_t>(-1 - id)].id);
+  for (ForwardBatch& batch : known_) {
+    for (int32_t& id : batch.token_ids) {
+      if (!is_unknown(id)) continue;
+      // A row without a token (-1) ends its sequence, so any valid id will do.
+      id = std::max(0, before.tokens[static_cast<size_t>(-1 - id)].id);
+    }
   }
   return known_;
 }

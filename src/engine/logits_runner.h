@@ -15,12 +15,12 @@ class LogitsRunner : public Runner {
   explicit LogitsRunner(int max_steps_in_flight = 1);
 
   int max_steps_in_flight() const override { return static_cast<int>(results_.size()); }
-  Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override;
+  Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override;
   Result<std::span<const SampledToken>> finish() override;
 
-  // Returns logits [logit_rows, vocab] f32, row i for batch.logit_rows[i], valid until the next
-  // call. All token ids of the batch are known.
-  virtual Result<ConstTensorView> forward(const ForwardBatch& batch) = 0;
+  // Returns logits [logit_rows, vocab] f32 of all lanes in order, row i for the i-th logit row,
+  // valid until the next call. All token ids of the batches are known.
+  virtual Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) = 0;
 
  private:
   struct Results {
@@ -28,12 +28,12 @@ class LogitsRunner : public Runner {
     size_t count = 0;
   };
   Results& results(int64_t step) { return results_[static_cast<size_t>(step) % results_.size()]; }
-  const ForwardBatch& with_known_tokens(const ForwardBatch& batch);
+  std::span<const ForwardBatch> with_known_tokens(std::span<const ForwardBatch> lanes);
 
   std::vector<Results> results_;
   int64_t begun_ = 0, finished_ = 0;  // steps
   std::vector<SampleScratch> scratch_;
-  ForwardBatch known_;
+  std::vector<ForwardBatch> known_;
 };
 
 }  // namespace fathom

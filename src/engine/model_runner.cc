@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "base/math.h"
 
@@ -21,7 +22,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
     return invalid("--max-model-len is {}, the model's positions end at {}", options.max_model_len,
                    config.max_position);
   }
-  const Placement placement{.tp = options.tp};
+  const Placement& placement = options.placement;
   FATHOM_RETURN_IF_ERROR(check_placement(placement, config));
   std::unique_ptr<ModelRunner> runner(new ModelRunner);
   const int64_t cache_tokens = round_up(options.max_total_tokens, kPageSize);
@@ -37,21 +38,34 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
                                          .num_threads = options.num_threads,
                                          .load = options.load,
                                          .group = {.name = "tp", .limit = kRankLimit}}));
-  std::vector<const LatentCache*> caches;
-  caches.reserve(static_cast<size_t>(options.tp));
-  for (int rank = 0; rank < options.tp; ++rank) caches.push_back(&runner->team_->cache(rank));
-  runner->page_transfer_.emplace(std::move(caches));
+  for (int lane = 0; lane < placement.dp; ++lane) {
+    std::vector<const LatentCache*> caches;
+    for (int rank = 0; rank < placement.tp; ++rank) {
+      caches.push_back(&runner->team_->cache(placement.rank_of(lane, rank)));
+    }
+    runner->page_transfers_.emplace_back(std::move(caches));
+  }
   return runner;
 }
 
-Result<ConstTensorView> ModelRunner::forward(const ForwardBatch& batch) {
-  const auto rows = static_cast<int64_t>(batch.logit_rows.size());
+void ModelRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to) {
+  const Placement& placement = team_->placement();
+  const LatentCache& source = team_->cache(placement.rank_of(from_lane, 0));
+  const auto bytes = static_cast<size_t>(source.num_layers() * source.layout().page_bytes());
+  for (int rank = 0; rank < placement.tp; ++rank) {
+    std::memcpy(team_->cache(placement.rank_of(to_lane, rank)).page(to), source.page(from), bytes);
+  }
+}
+
+Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes) {
+  int64_t rows = 0;
+  for (const ForwardBatch& batch : lanes) rows += std::ssize(batch.logit_rows);
   const int64_t bytes = rows * vocab_size() * static_cast<int64_t>(sizeof(float));
   if (logits_.size() < bytes) {
     FATHOM_TRY(logits_, Buffer::allocate(bytes, "logits"));
   }
   const TensorView logits = logits_.view(DType::kF32, {rows, vocab_size()});
-  FATHOM_RETURN_IF_ERROR(team_->forward(batch, logits));
+  FATHOM_RETURN_IF_ERROR(team_->forward(lanes, logits));
   return ConstTensorView(logits);
 }
 

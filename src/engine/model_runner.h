@@ -1,9 +1,9 @@
-// The model on this machine's CPU, as the engine drives it: one rank, or the ranks of a lane as
+// The model on this machine's CPU, as the engine drives it: one rank, or the ranks of all lanes as
 // threads (model/rank_team.h).
 #pragma once
 
 #include <memory>
-#include <optional>
+#include <vector>
 
 #include "cache/latent_layout.h"
 #include "engine/logits_runner.h"
@@ -17,8 +17,8 @@ struct ModelRunnerOptions {
   CacheFormat cache_format = CacheFormat::kBF16;
   int64_t max_model_len = 0;  // 0: the model's own
   int64_t max_batched_tokens = 2048;
-  int64_t max_total_tokens = 65536;  // capacity of the cache in tokens
-  int tp = 1;                        // ranks; each holds all of the cache
+  int64_t max_total_tokens = 65536;  // capacity in tokens of each lane's cache
+  Placement placement;               // each rank of a lane holds all of the lane's cache
   int num_threads = 0;               // of all ranks together; 0: one per core
   AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
@@ -32,11 +32,16 @@ class ModelRunner : public LogitsRunner {
   int64_t vocab_size() const override { return team_->config().vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
   int64_t num_pages() const override { return team_->cache(0).num_pages(); }
+  int num_lanes() const override { return team_->placement().dp; }
   int64_t keys_worth_a_row() const override {
     return fathom::keys_worth_a_row(team_->config(), absorbed_key_macs(team_->config()));
   }
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override;
-  PageTransfer* page_transfer() override { return &*page_transfer_; }
+  Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override;
+  PageTransfer* page_transfer(int lane) override {
+    return &page_transfers_[static_cast<size_t>(lane)];
+  }
+  bool can_copy_pages(int, int) const override { return true; }
+  void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override;
   const Stream* host_stream() const override { return &team_->stream(); }
   // A rank that has failed does not come back.
   bool is_lost() override { return team_->has_failed(); }
@@ -45,7 +50,7 @@ class ModelRunner : public LogitsRunner {
   ModelRunner() = default;
 
   std::unique_ptr<RankTeam> team_;
-  std::optional<LatentPageTransfer> page_transfer_;
+  std::vector<LatentPageTransfer> page_transfers_;  // [lanes]
   int64_t max_model_len_ = 0;
   Buffer logits_;  // grows to the largest number of logit rows
 };

@@ -28,6 +28,8 @@ struct Request {
   SamplingParams sampling = {};
   // Lower goes first, as in vLLM: in admission, and when preemption chooses who gives up pages.
   int32_t priority = 0;
+  // The lane to run in, from 0; not set: the engine chooses.
+  std::optional<int> lane = {};
   // Requests share cached prefixes only if their salts are equal. A tenant's secret.
   std::string cache_salt = {};
   // The grammar that each choice must match; null: unconstrained. With grammar_begins_after, the

@@ -1,8 +1,11 @@
 // Executes steps: runs the model on a device and samples tokens from its logits.
 //
+// A runner has one lane or more: attention groups with a cache each, whose pages are numbered from
+// 0. A step runs on all of them, one batch a lane; a lane without work has a batch of no rows.
+//
 // Called by the engine's thread only. The engine guarantees well-formed batches: token ids inside
 // the vocabulary, positions below max_model_len(), pages below num_pages(), no cache row written
-// twice, at most EngineOptions::max_batched_tokens rows and at most max_num_seqs +
+// twice, and in each lane at most EngineOptions::max_batched_tokens rows and at most max_num_seqs +
 // max_prompt_logit_rows logit rows.
 #pragma once
 
@@ -23,7 +26,8 @@ class Runner {
 
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_model_len() const = 0;
-  virtual int64_t num_pages() const = 0;
+  virtual int64_t num_pages() const = 0;  // of each lane
+  virtual int num_lanes() const { return 1; }
 
   // The number of context keys whose attention takes about as long as all other work on a row; 0:
   // the cost of context is not counted.
@@ -37,10 +41,10 @@ class Runner {
   // that works while the host prepares the next step.
   virtual int max_steps_in_flight() const { return 1; }
 
-  // Begins a step: rows[i] says how to sample from the logits of batch.logit_rows[i]. What the rows
-  // point to stays valid until the step is finished; the batch does not. After an error the step
-  // has not begun.
-  virtual Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) = 0;
+  // Begins a step, with num_lanes() batches, at least one of which has rows. rows[i] says how to
+  // sample from the i-th logit row, counted over all lanes in order. What the rows point to stays
+  // valid until the step is finished; the batches do not. After an error the step has not begun.
+  virtual Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) = 0;
 
   // Waits for the oldest step in flight and returns its rows' tokens, valid until the next
   // finish(). An error ends that step's sequences; the engine goes on with the others, unless the
@@ -51,9 +55,15 @@ class Runner {
   // after an error of begin() or finish(). Once true it stays true, and the engine is dead.
   virtual bool is_lost() { return false; }
 
-  // The transfer that offloads pages and loads them back; null: not supported. Lives as long as the
-  // runner.
-  virtual PageTransfer* page_transfer() { return nullptr; }
+  // The transfer that offloads a lane's pages and loads them back; null: not supported. Lives as
+  // long as the runner.
+  virtual PageTransfer* page_transfer(int /*lane*/) { return nullptr; }
+
+  // Whether copy_page() can copy between these lanes.
+  virtual bool can_copy_pages(int /*from_lane*/, int /*to_lane*/) const { return false; }
+  // Copies a page's rows into a page of another lane, which no step in flight uses: after the steps
+  // begun so far, before those begun later.
+  virtual void copy_page(int /*from_lane*/, int32_t /*from*/, int /*to_lane*/, int32_t /*to*/) {}
 
   // Threads that the engine may use between two calls; null: it uses only its own.
   virtual const Stream* host_stream() const { return nullptr; }

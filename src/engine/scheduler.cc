@@ -38,8 +38,8 @@ int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); 
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, PrefixTree& tree)
-    : options_(options), tree_(&tree) {
+Scheduler::Scheduler(const SchedulerOptions& options, PrefixTree& tree, PrefixSource* source)
+    : options_(options), tree_(&tree), source_(source) {
   // insert_in_order(running_) never allocates.
   running_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
@@ -49,8 +49,8 @@ void Scheduler::add(Sequence& sequence) {
   sequence.phase = Sequence::Phase::kWaiting;
 }
 
-void Scheduler::schedule(StepPlan& plan) {
-  plan.clear();
+void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
+  const size_t before = plan.entries.size();
   planning_ = nullptr;
   budget_ = options_.max_batched_tokens;
   prompt_logit_budget_ = options_.max_prompt_logit_rows;
@@ -64,27 +64,21 @@ void Scheduler::schedule(StepPlan& plan) {
   }
   go_on_loading(plan);
   plan_decode(plan);
-  const int64_t kept = rows_for_long_prompts();
-  budget_ -= kept;
-  plan_short_prompts(plan);
-  // A sequence preempted in this step would only take its pages back.
-  if (!preempted_) admit_waiting(plan);
-  budget_ += kept;
-  plan_long_prompts(plan);
+  if (with_prompts) plan_prompts(plan);
   // Frees pages that the next step may need, but only a share of a small pool, whose pages are
   // cached texts.
   tree_->make_room_ahead(std::min(pages_for(options_.max_batched_tokens) + num_running(),
                                   tree_->pool().total() / kPoolShareAhead));
   // Memory freed by a copy that ended during this step may only be usable in the next one.
   const bool is_copying = tree_->copies_in_flight() > 0 || tree_->num_copies_ended() > copies_ended;
-  FATHOM_CHECK(!plan.empty() || !has_work() || is_copying ||
+  FATHOM_CHECK(plan.entries.size() > before || !has_work() || is_copying || !with_prompts ||
                    !std::all_of(running_.begin(), running_.end(),
                                 [](const Sequence* sequence) { return sequence->may_run(); }),
                "{} waiting, {} running, nothing to run", waiting_.size(), running_.size());
 }
 
-void Scheduler::advance(const StepPlan& plan) {
-  for (const StepEntry& entry : plan.entries) {
+void Scheduler::advance(std::span<const StepEntry> entries) {
+  for (const StepEntry& entry : entries) {
     entry.sequence->computed += entry.num_tokens;
     entry.sequence->prompt_logits_done += entry.num_prompt_logits;
     commit_token(*entry.sequence);
@@ -121,6 +115,53 @@ void Scheduler::finish(Sequence& sequence) {
   }
   release_pages(sequence);
   sequence.phase = Sequence::Phase::kFinished;
+}
+
+void Scheduler::plan_prompts(StepPlan& plan) {
+  const int64_t kept = rows_for_long_prompts();
+  budget_ -= kept;
+  plan_short_prompts(plan);
+  // A sequence preempted in this step would only take its pages back.
+  if (!preempted_) admit_waiting(plan);
+  budget_ += kept;
+  plan_long_prompts(plan);
+}
+
+Sequence* Scheduler::first_waiting() const {
+  if (waiting_.empty() || waiting_.front()->awaited) return nullptr;
+  return waiting_.front();
+}
+
+bool Scheduler::would_admit(const Sequence& sequence) const {
+  return num_running() < options_.max_num_seqs &&
+         pages_to_start(sequence) <= tree_->available() - pages_promised();
+}
+
+bool Scheduler::would_admit_first() const {
+  if (num_running() >= options_.max_num_seqs) return false;
+  const PrefixTree::Found found = find_prefix(*waiting_.front());
+  return pages_to_start(*waiting_.front()) - found.pages <=
+         tree_->available() - found.unheld - pages_promised();
+}
+
+void Scheduler::withdraw(Sequence& sequence) {
+  erase_from(waiting_, &sequence);
+  sequence.awaited.reset();
+  sequence.planned_step = 0;
+  sequence.phase = Sequence::Phase::kNew;
+}
+
+bool Scheduler::has_prompts() const {
+  return !waiting_.empty() ||
+         std::any_of(running_.begin(), running_.end(), [](const Sequence* sequence) {
+           return !sequence->is_loading && sequence->remaining() > 1;
+         });
+}
+
+bool Scheduler::has_decode() const {
+  return std::any_of(running_.begin(), running_.end(), [](const Sequence* sequence) {
+    return sequence->remaining() == 1 && sequence->may_run();
+  });
 }
 
 // In order, so that a sequence preempted for another is never in the plan already.
@@ -253,7 +294,11 @@ void Scheduler::admit_waiting(StepPlan& plan) {
       ++i;
       continue;
     }
-    const PrefixTree::Found found = find_prefix(sequence);
+    PrefixTree::Found found = find_prefix(sequence);
+    if (source_ != nullptr && found.all() < reusable_pages(sequence)) {
+      source_->bring_prefix(sequence, reusable_pages(sequence));
+      found = find_prefix(sequence);
+    }
     sequence.is_long = is_long(sequence, found.all() * kPageSize);
     const bool in_turn = passed_.empty() || !sequence.is_long;
     if (!in_turn || !admit(sequence, found)) {
@@ -318,9 +363,7 @@ int64_t Scheduler::reusable_pages(const Sequence& sequence) const {
 
 // Whether the sequence may run now. If so, it holds its cached prefix pages on return.
 bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
-  // Pages for one token more than it has: room for the first new one. The last token is never
-  // cached.
-  const int64_t needed = pages_for(std::min(sequence.len() + 1, sequence.max_len - 1));
+  const int64_t needed = pages_to_start(sequence);
   const int64_t promised = pages_promised();
   if (needed - found.pages > tree_->available() - found.unheld - promised) return false;
   bool is_more = false;
@@ -385,6 +428,11 @@ bool Scheduler::has_loaded(Sequence& sequence) {
     }
   }
   return false;
+}
+
+// Pages for one token more than it has: room for the first new one. The last token is never cached.
+int64_t Scheduler::pages_to_start(const Sequence& sequence) {
+  return pages_for(std::min(sequence.len() + 1, sequence.max_len - 1));
 }
 
 // Pages that running sequences still need for tokens they already have.

@@ -1,4 +1,5 @@
-// Decides what each step runs. No threads, no clock, no model: sequences and pages in, a plan out.
+// Decides what each step of a lane runs. No threads, no clock, no model: sequences and pages in, a
+// plan out.
 //
 // Continuous batching: each step first takes the sequences that need one token (decode), then
 // prompts in chunks, within a budget of rows. New sequences are admitted in order, when pages for
@@ -36,6 +37,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <span>
 #include <vector>
 
 #include "cache/prefix_tree.h"
@@ -64,18 +66,29 @@ struct SchedulerOptions {
   int64_t preempt_every = 0;          // for tests: preempt one sequence every so many steps; 0: off
 };
 
+// Brings pages of a text that other lanes have in their pools into this lane's prefix tree.
+class PrefixSource {
+ public:
+  virtual ~PrefixSource() = default;
+  // Up to the text's first `max_pages` pages, for a sequence that is about to be admitted. Brings
+  // nothing if there is no room for it.
+  virtual void bring_prefix(const Sequence& sequence, int64_t max_pages) = 0;
+};
+
 class Scheduler {
  public:
-  Scheduler(const SchedulerOptions& options, PrefixTree& tree);
+  // `source` may be null.
+  Scheduler(const SchedulerOptions& options, PrefixTree& tree, PrefixSource* source = nullptr);
 
   // Adds a sequence that fits into the empty cache at its full length. Its priority, arrival and
   // prefix are set; arrivals are unique.
   void add(Sequence& sequence);
 
-  // Plans the next step. The plan is empty only if nothing can run before a step or copy in flight
-  // has ended. After std::bad_alloc there is no plan, but plan.started holds the sequences that
-  // have started; the next call plans again.
-  void schedule(StepPlan& plan);
+  // Plans the next step, after the plan's other entries. Nothing is added only if nothing can run
+  // before a step or copy in flight has ended. Without prompts only decode is planned. After
+  // std::bad_alloc there is no plan, but plan.started holds the sequences that have started; the
+  // next call plans again.
+  void schedule(StepPlan& plan, bool with_prompts = true);
 
   // Preempts all running sequences, because their pages may hold wrong rows. After std::bad_alloc
   // some still run.
@@ -84,8 +97,9 @@ class Scheduler {
   // The sequence that schedule() or preempt_all() was working on when it threw.
   Sequence& planning() const { return *planning_; }
 
-  // The step has begun: its tokens count as computed, and their full pages go into the prefix tree.
-  void advance(const StepPlan& plan);
+  // The step with these entries has begun: their tokens count as computed, and their full pages go
+  // into the prefix tree.
+  void advance(std::span<const StepEntry> entries);
 
   // A token of the sequence has become known, in whatever phase it is. Publishes the page that the
   // token completes.
@@ -94,7 +108,25 @@ class Scheduler {
   // Removes a sequence in any phase and releases its pages. Called once per sequence.
   void finish(Sequence& sequence);
 
+  // The first sequence in order that waits, unless it waits for pages that another sequence of this
+  // lane is computing; null: none.
+  Sequence* first_waiting() const;
+  // Whether there is room to start the sequence, whatever pages of its text are in the tree.
+  bool would_admit(const Sequence& sequence) const;
+  // Whether the next schedule() has room for first_waiting(), with the pages of its text.
+  bool would_admit_first() const;
+  // Whether a sequence of another lane would be the first to be admitted here, and has room.
+  bool has_room_for(const Sequence& sequence) const {
+    return waiting_.empty() && would_admit(sequence);
+  }
+  // Removes a waiting sequence, which goes to another lane. It keeps its tokens.
+  void withdraw(Sequence& sequence);
+
   bool has_work() const { return !waiting_.empty() || !running_.empty(); }
+  // Whether a sequence waits or has more than its newest token to compute.
+  bool has_prompts() const;
+  // Whether a running sequence needs one token.
+  bool has_decode() const;
   int64_t num_waiting() const { return std::ssize(waiting_); }
   int64_t num_running() const { return std::ssize(running_); }
   int64_t num_preemptions() const { return num_preemptions_; }
@@ -105,6 +137,7 @@ class Scheduler {
   double prefill_cost(int64_t context) const;
   bool has_short_sequences() const;
   int64_t rows_for_long_prompts() const;
+  void plan_prompts(StepPlan& plan);
   void plan_short_prompts(StepPlan& plan);
   void plan_long_prompts(StepPlan& plan);
   void admit_waiting(StepPlan& plan);
@@ -124,10 +157,12 @@ class Scheduler {
   void preempt(Sequence& sequence);
   void release_pages(Sequence& sequence);
   void publish(Sequence& sequence);
+  static int64_t pages_to_start(const Sequence& sequence);
   int64_t pages_promised() const;
 
   const SchedulerOptions options_;
   PrefixTree* tree_;
+  PrefixSource* source_;
   PendingPages pending_;
   std::deque<Sequence*> waiting_;   // in order
   std::vector<Sequence*> running_;  // in order

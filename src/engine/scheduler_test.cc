@@ -75,12 +75,13 @@ class SchedulerTest : public testing::Test {
 
   // Runs one step. Returns (arrival, num_tokens) of each entry.
   std::vector<std::pair<uint64_t, int64_t>> step() {
+    plan_.clear();
     scheduler_->schedule(plan_);
     std::vector<std::pair<uint64_t, int64_t>> entries;
     for (const StepEntry& entry : plan_.entries) {
       entries.emplace_back(entry.sequence->arrival, entry.num_tokens);
     }
-    scheduler_->advance(plan_);
+    scheduler_->advance(plan_.entries);
     for (const StepEntry& entry : plan_.entries) {
       if (!entry.samples) continue;
       entry.sequence->tokens.push_back(0);
@@ -209,6 +210,7 @@ TEST_F(SchedulerTest, PromptLogitsAreBoundedAStepAndNeverAskedForTwice) {
   add(10, 5);
   std::vector<int64_t> positions;
   for (int i = 0; i < 10; ++i) {
+    plan_.clear();
     scheduler_->schedule(plan_);
     if (i == 1) {
       EXPECT_EQ(plan_.entries.size(), 2u) << "the other prompt is not held up";
@@ -226,7 +228,7 @@ TEST_F(SchedulerTest, PromptLogitsAreBoundedAStepAndNeverAskedForTwice) {
       }
     }
     EXPECT_LE(wanted, 8);
-    scheduler_->advance(plan_);
+    scheduler_->advance(plan_.entries);
     for (const StepEntry& entry : plan_.entries) {
       if (entry.samples) entry.sequence->tokens.push_back(0);
     }

@@ -40,6 +40,8 @@ struct Sequence {
 
   // Scheduling.
   Phase phase = Phase::kNew;
+  int lane = 0;                       // whose scheduler and pages it has
+  bool stays_in_lane = false;         // the request asked for its lane
   int64_t computed = 0;               // tokens whose rows are in the cache
   std::vector<int32_t> pages;         // block table, in order; the first pages may be shared
   int64_t planned_step = 0;           // the last step that it was part of

@@ -1,4 +1,5 @@
-// What one step runs: its sequences, the number of tokens of each, and the logits that are wanted.
+// What one step runs: its sequences, lane by lane, the number of tokens of each, and the logits
+// that are wanted.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +19,14 @@ struct StepEntry {
 };
 
 struct StepPlan {
-  std::vector<StepEntry> entries;
+  std::vector<StepEntry> entries;  // those of the first lane first
+  std::vector<size_t> lane_ends;   // [lanes]: lane l has the entries up to lane_ends[l]
   std::vector<Sequence*> started;  // scheduled for the first time in this step
 
   bool empty() const { return entries.empty(); }
   void clear() {
     entries.clear();
+    lane_ends.clear();
     started.clear();
   }
 };

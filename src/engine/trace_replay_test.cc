@@ -107,7 +107,7 @@ Measured replay(const std::vector<TracedRequest>& trace, int64_t num_pages, int6
     rows += batch.num_rows();
     return {};
   };
-  const int64_t page_bytes = runner->page_transfer()->page_bytes();
+  const int64_t page_bytes = runner->page_transfer(0)->page_bytes();
   auto engine = std::move(*Engine::create({.max_num_seqs = 8,
                                            .max_queued_requests = 1 << 20,
                                            .max_queued_tokens = 1 << 30,

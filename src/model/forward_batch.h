@@ -1,4 +1,4 @@
-// One step's work for a model, as flat arrays that a device copies unchanged.
+// One step's work of one lane for a model, as flat arrays that a device copies unchanged.
 //
 // Rows are tokens; the tokens of one sequence are consecutive rows and consecutive positions. A
 // sequence's row count is 1 in decode and the chunk's length in prefill; the two mix freely.
@@ -10,8 +10,8 @@
 namespace fathom {
 
 struct ForwardBatch {
-  // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, which a runner
-  // with several steps in flight knows before its caller does.
+  // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, counted over all
+  // lanes, which a runner with several steps in flight knows before its caller does.
   std::vector<int32_t> token_ids;
   std::vector<int32_t> positions;  // [rows]; the first token of a sequence has position 0
 

@@ -1,5 +1,7 @@
 #include "model/rank_team.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -20,6 +22,24 @@ Result<> check_quantized_heads(const ModelConfig& config, const RankTeamOptions&
       options.placement.tp, config.v_dim, kColumnBlock);
 }
 
+// The groups of all lanes, one end a rank.
+std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, AbortWord& abort_word,
+                                               const GroupOptions& options) {
+  std::vector<std::unique_ptr<Group>> ends;
+  for (int lane = 0; lane < placement.dp; ++lane) {
+    GroupOptions own = options;
+    if (placement.dp > 1) own.name = fmt::format("{} {}", options.name, lane);
+    own.world_ranks.clear();
+    for (int rank = 0; rank < placement.tp; ++rank) {
+      own.world_ranks.push_back(placement.rank_of(lane, rank));
+    }
+    for (auto& end : make_local_groups(placement.tp, abort_word, own)) {
+      ends.push_back(std::move(end));
+    }
+  }
+  return ends;
+}
+
 constexpr uint64_t kStop = std::numeric_limits<uint64_t>::max();
 // How long a rank spins for the next step before it sleeps, as ThreadPool's workers do.
 constexpr auto kSpin = std::chrono::microseconds(300);
@@ -28,13 +48,14 @@ constexpr auto kSpin = std::chrono::microseconds(300);
 
 Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
                                                  const RankTeamOptions& options) {
-  FATHOM_CHECK(options.placement.dp == 1, "{} lanes in one team", options.placement.dp);
   const ModelConfig& config = checkpoint.config();
   FATHOM_RETURN_IF_ERROR(check_quantized_heads(config, options));
-  const int size = options.placement.tp;
+  const Placement& placement = options.placement;
+  const int size = placement.world();
   std::unique_ptr<RankTeam> team(new RankTeam);
   const int cores = usable_cores();
   const int threads = std::max(options.num_threads > 0 ? options.num_threads : cores, size);
+  team->placement_ = placement;
   team->spins_ = threads <= cores;
 
   std::vector<ModelSpec> specs;
@@ -44,12 +65,14 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   }
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, specs, options.model.compute, options.load));
-  std::vector<std::unique_ptr<Group>> lanes(1);
-  if (size > 1) lanes = make_local_groups(size, team->abort_word_, options.group);
+  std::vector<std::unique_ptr<Group>> lane_ends(static_cast<size_t>(size));
+  if (placement.tp > 1) lane_ends = make_lanes(placement, team->abort_word_, options.group);
   for (int i = 0; i < size; ++i) {
     Rank& rank = team->ranks_.emplace_back(threads / size + (i < threads % size));
     const auto at = static_cast<size_t>(i);
-    rank.lane = std::move(lanes[at]);
+    rank.lane_number = placement.lane_of(i);
+    rank.tp_rank = placement.tp_rank_of(i);
+    rank.lane = std::move(lane_ends[at]);
     FATHOM_TRY(rank.model, DeepSeekModel::create(specs[at], std::move(weights[at]), options.model,
                                                  rank.stream, {.lane = rank.lane.get()}));
     FATHOM_TRY(rank.cache, LatentCache::allocate(
@@ -71,13 +94,13 @@ RankTeam::~RankTeam() {
   }
 }
 
-Result<> RankTeam::forward(const ForwardBatch& batch, TensorView logits) {
+Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logits) {
+  work_ = {lanes, logits};
   if (size() == 1) {
-    ranks_.front().model->forward(batch, ranks_.front().cache, logits);
+    compute(ranks_.front());
     return {};
   }
   if (!has_failed()) {
-    work_ = {&batch, logits};
     running_.store(size() - 1);
     step_.fetch_add(1);
     step_.notify_all();
@@ -90,10 +113,20 @@ Result<> RankTeam::forward(const ForwardBatch& batch, TensorView logits) {
 
 // What a rank throws ends the others too.
 void RankTeam::run(int rank) {
-  Rank& own = ranks_[static_cast<size_t>(rank)];
-  run_rank(abort_word_, rank, [&] {
-    own.model->forward(*work_.batch, own.cache, rank == 0 ? work_.logits : TensorView());
-  });
+  run_rank(abort_word_, rank, [&] { compute(ranks_[static_cast<size_t>(rank)]); });
+}
+
+void RankTeam::compute(Rank& rank) {
+  const auto lane = static_cast<size_t>(rank.lane_number);
+  const ForwardBatch& batch = work_.lanes[lane];
+  if (batch.num_rows() == 0) return;
+  TensorView logits;
+  if (rank.tp_rank == 0) {
+    int64_t first = 0;
+    for (size_t l = 0; l < lane; ++l) first += std::ssize(work_.lanes[l].logit_rows);
+    logits = work_.logits.rows(first, std::ssize(batch.logit_rows));
+  }
+  rank.model->forward(batch, rank.cache, logits);
 }
 
 void RankTeam::serve(int rank) {

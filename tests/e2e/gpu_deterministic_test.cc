@@ -192,7 +192,7 @@ class Sequences {
       batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
     }
     if (rows.empty()) return;
-    ASSERT_TRUE(runner.begin(batch, rows).has_value());
+    ASSERT_TRUE(runner.begin({&batch, 1}, rows).has_value());
     const auto tokens = runner.finish();
     ASSERT_TRUE(tokens.has_value()) << tokens.error().message;
     for (size_t i = 0; i < tops.size(); ++i) *tops[i] = (*tokens)[i].top;
@@ -323,7 +323,7 @@ TEST_P(GpuStep, FiftyRunsOfABatchGiveTheSameBits) {
   ASSERT_LE(batch.num_rows(), options.max_batched_tokens);
   std::vector<SampledToken> first;
   for (int run = 0; run < 50; ++run) {
-    ASSERT_TRUE(runner->begin(batch, rows).has_value());
+    ASSERT_TRUE(runner->begin({&batch, 1}, rows).has_value());
     const auto tokens = runner->finish();
     ASSERT_TRUE(tokens.has_value()) << tokens.error().message;
     if (run == 0) first.assign(tokens->begin(), tokens->end());

@@ -90,7 +90,7 @@ std::vector<std::vector<SampledToken>> run(Runner& runner, const std::vector<Tex
       done[t] += count;
     }
     if (owners.empty()) return results;
-    const auto begun = runner.begin(batch, rows);
+    const auto begun = runner.begin({&batch, 1}, rows);
     FATHOM_CHECK(begun.has_value(), "{}", begun.error().message);
     const auto tokens = runner.finish();
     FATHOM_CHECK(tokens.has_value(), "{}", tokens.error().message);

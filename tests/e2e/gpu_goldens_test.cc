@@ -61,7 +61,7 @@ std::vector<SampledToken> likeliest(Runner& runner, const GoldenPrompt& prompt, 
     batch.logit_rows.push_back(static_cast<int32_t>(row));
     sampled.push_back({.row = std::ssize(sampled), .options = &greedy, .num_logprobs = kTop});
   }
-  const auto begun = runner.begin(batch, sampled);
+  const auto begun = runner.begin({&batch, 1}, sampled);
   FATHOM_CHECK(begun.has_value(), "{}", begun.error().message);
   const auto tokens = runner.finish();
   FATHOM_CHECK(tokens.has_value(), "{}", tokens.error().message);

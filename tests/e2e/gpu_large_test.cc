@@ -196,7 +196,7 @@ TEST(GpuLargeCache, PagesBeyond4GiBALayerAreCopied) {
   options.max_total_tokens = (int64_t{13} << 29) / row.row_bytes();
   auto runner = create_gpu_runner(bundled_checkpoint(), options);
   ASSERT_TRUE(runner) << runner.error().message;
-  PageTransfer& transfer = *(*runner)->page_transfer();
+  PageTransfer& transfer = *(*runner)->page_transfer(0);
   const auto bytes = static_cast<size_t>(transfer.page_bytes());
   ASSERT_EQ(transfer.page_bytes(), config.num_layers * row.page_bytes());
   auto memory = transfer.allocate_slots(4);

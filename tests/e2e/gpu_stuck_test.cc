@@ -22,7 +22,7 @@ Result<> decode_one(Runner& runner) {
   batch.max_pages = 1;
   const SampleOptions greedy{.temperature = 0};
   const SampleRow row{.row = 0, .options = &greedy};
-  FATHOM_RETURN_IF_ERROR(runner.begin(batch, {&row, 1}));
+  FATHOM_RETURN_IF_ERROR(runner.begin({&batch, 1}, {&row, 1}));
   return runner.finish().map([](const auto&) {});
 }
 

@@ -81,7 +81,7 @@ std::vector<std::vector<float>> run(RankTeam& team) {
     batch.logit_rows.resize(batch.token_ids.size());
     std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
     std::vector<float> logits(batch.token_ids.size() * static_cast<size_t>(vocab), NAN);
-    const auto ran = team.forward(batch, TensorView(logits.data(), {batch.num_rows(), vocab}));
+    const auto ran = team.forward({&batch, 1}, TensorView(logits.data(), {batch.num_rows(), vocab}));
     FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
     for (size_t m = 0; m < members.size(); ++m) {
       all[members[m]].insert(all[members[m]].end(), logits.begin() + batch.query_start[m] * vocab,

@@ -85,11 +85,18 @@ class FaultyRunner : public Runner {
   int64_t vocab_size() const override { return runner_->vocab_size(); }
   int64_t max_model_len() const override { return runner_->max_model_len(); }
   int64_t num_pages() const override { return runner_->num_pages(); }
-  PageTransfer* page_transfer() override { return runner_->page_transfer(); }
+  int num_lanes() const override { return runner_->num_lanes(); }
+  PageTransfer* page_transfer(int lane) override { return runner_->page_transfer(lane); }
+  bool can_copy_pages(int from_lane, int to_lane) const override {
+    return runner_->can_copy_pages(from_lane, to_lane);
+  }
+  void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override {
+    runner_->copy_page(from_lane, from, to_lane, to);
+  }
   const Stream* host_stream() const override { return runner_->host_stream(); }
   int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
 
-  Result<> begin(const ForwardBatch& batch, std::span<const SampleRow> rows) override {
+  Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override {
     ++steps_;
     if (gate_ != nullptr) pass_gate();
     std::this_thread::sleep_for(std::chrono::milliseconds(faults_["step_ms"]));
@@ -97,7 +104,7 @@ class FaultyRunner : public Runner {
     if (is_lost()) return error(Code::kInternal, "the device is gone (a fault)");
     if (is_turn("step_error")) return error(Code::kInternal, "the device failed (a fault)");
     if (is_turn("step_memory")) return error(Code::kResourceExhausted, "no memory (a fault)");
-    return runner_->begin(batch, rows);
+    return runner_->begin(lanes, rows);
   }
 
   Result<std::span<const SampledToken>> finish() override { return runner_->finish(); }

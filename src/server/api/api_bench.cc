@@ -34,7 +34,8 @@ class NullRunner : public LogitsRunner {
   int64_t vocab_size() const override { return kVocabSize; }
   int64_t max_model_len() const override { return kMaxModelLen; }
   int64_t num_pages() const override { return 1 << 16; }
-  Result<ConstTensorView> forward(const ForwardBatch& batch) override {
+  Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override {
+    const ForwardBatch& batch = lanes.front();
     ++step_;
     for (size_t row = 0; row < batch.logit_rows.size(); ++row) {
       logits_[row * kVocabSize + chosen_[row]] = 0;
