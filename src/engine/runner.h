@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/status.h"
@@ -17,6 +18,7 @@
 #include "device/stream.h"
 #include "model/forward_batch.h"
 #include "ops/sampling/sample.h"
+#include "placement/expert_balancer.h"
 
 namespace fathom {
 
@@ -64,6 +66,9 @@ class Runner {
   // Copies a page's rows into a page of another lane, which no step in flight uses: after the steps
   // begun so far, before those begun later.
   virtual void copy_page(int /*from_lane*/, int32_t /*from*/, int /*to_lane*/, int32_t /*to*/) {}
+
+  // Experts' loads; none where tokens do not go to ranks of experts. Any thread may call.
+  virtual std::optional<ExpertStats> expert_stats() const { return std::nullopt; }
 
   // Threads that the engine may use between two calls; null: it uses only its own.
   virtual const Stream* host_stream() const { return nullptr; }

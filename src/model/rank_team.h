@@ -26,7 +26,11 @@ struct RankTeamOptions {
   int64_t num_pages = 0;
   int num_threads = 0;  // of all ranks together, at least one each; 0: one a core
   LoadOptions load;
-  GroupOptions group;  // of each lane; their names get the lane's number
+  // Each lane's; their names get the lane's number. The group of all ranks is "world" and has the
+  // rest of it.
+  GroupOptions group;
+  // Where the experts are, if placement.exchanges_tokens(); has passed check_expert_table().
+  std::shared_ptr<const ExpertTable> expert_table = nullptr;
 };
 
 class RankTeam {
@@ -50,13 +54,22 @@ class RankTeam {
   Result<> forward(std::span<const ForwardBatch> lanes, TensorView logits);
   bool has_failed() const { return abort_word_.aborted(); }
 
+  // Where tokens are exchanged, between two steps, on the calling thread:
+  // From the next step on, experts are where `table` says. No weight is copied: a rank shares those
+  // of its new experts with the ranks that have them, and no logits change.
+  void place_experts(std::shared_ptr<const ExpertTable> table);
+  // Tokens that a rank routed to each expert in the last step: [the table's layers, experts].
+  std::span<const int32_t> expert_counts(int rank) const {
+    return ranks_[static_cast<size_t>(rank)].model->expert_counts();
+  }
+
  private:
   struct Rank {
     explicit Rank(int num_threads) : pool(num_threads), stream(pool) {}
     int lane_number = 0, tp_rank = 0;
     ThreadPool pool;
     Stream stream;
-    std::unique_ptr<Group> lane;
+    std::unique_ptr<Group> lane, world;
     std::unique_ptr<DeepSeekModel> model;
     LatentCache cache;
     std::thread thread;  // none for the first
@@ -74,6 +87,7 @@ class RankTeam {
   uint64_t wait_for_work(uint64_t seen) const;
 
   Placement placement_;
+  std::shared_ptr<const ExpertTable> expert_table_;
   AbortWord abort_word_;
   std::deque<Rank> ranks_;  // [placement_.world()]
   bool spins_ = false;      // each thread has a CPU

@@ -11,9 +11,8 @@
 #include <numeric>
 #include <random>
 
-#include "comm/rank_threads.h"
 #include "e2e/golden.h"
-#include "model/deepseek.h"
+#include "model/rank_team.h"
 
 namespace fathom {
 namespace {
@@ -37,64 +36,32 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// All ranks of a placement, with their caches. The first lanes have the sequences, in turns.
+// All ranks of a placement, with their caches. The lanes have the sequences in turns.
 class Ranks {
  public:
   Ranks(const Checkpoint& checkpoint, const Placement& placement, const Form& form,
         std::shared_ptr<const ExpertTable> table)
       : placement_(placement), vocab_(checkpoint.config().vocab_size) {
-    const ModelConfig& config = checkpoint.config();
-    std::vector<ModelSpec> specs;
-    for (int rank = 0; rank < placement.world(); ++rank) {
-      specs.push_back(make_spec(config, placement, rank, table));
-    }
-    auto weights = load_weights(checkpoint, specs, form.compute, {.show_progress = false});
-    FATHOM_CHECK(weights.has_value(), "{}", weights.error().message);
-    world_ = make_local_groups(placement.world(), abort_word_, {});
-    for (int lane = 0; lane < placement.dp; ++lane) {
-      GroupOptions options;
-      options.name = fmt::format("tp {}", lane);
-      for (int i = 0; i < placement.tp; ++i) options.world_ranks.push_back(lane * placement.tp + i);
-      for (auto& group : make_local_groups(placement.tp, abort_word_, options)) {
-        lanes_.push_back(std::move(group));
-      }
-    }
-    for (size_t rank = 0; rank < specs.size(); ++rank) {
-      pools_.push_back(std::make_unique<ThreadPool>(1));
-      auto model = DeepSeekModel::create(
-          specs[rank], std::move((*weights)[rank]),
-          {.compute = form.compute, .max_rows = 256, .attention = {}}, Stream(*pools_.back()),
-          {.lane = lanes_[rank].get(), .world = world_[rank].get()});
-      models_.push_back(std::move(*model));
-      caches_.push_back(*LatentCache::allocate(
-          {form.cache, config.kv_lora_rank, config.qk_rope_dim}, config.num_layers, kPages));
-    }
+    auto team = RankTeam::load(
+        checkpoint, {.placement = placement,
+                     .model = {.compute = form.compute, .max_rows = 256, .attention = {}},
+                     .cache_format = form.cache,
+                     .num_pages = kPages,
+                     .num_threads = placement.world(),
+                     .load = {.show_progress = false},
+                     .group = {},
+                     .expert_table = std::move(table)});
+    FATHOM_CHECK(team.has_value(), "{}", team.error().message);
+    team_ = std::move(*team);
   }
 
-  // `table`'s experts from now on; weights are shared with the ranks that have them.
-  void place(std::shared_ptr<const ExpertTable> before, std::shared_ptr<const ExpertTable> table) {
-    std::vector<std::vector<std::vector<MlpWeights>>> slots(models_.size());
-    for (int64_t layer = 0; layer < table->num_layers(); ++layer) {
-      for (size_t rank = 0; rank < models_.size(); ++rank) {
-        auto& of_layer = slots[rank].emplace_back();
-        for (const int32_t expert : table->experts_of(layer, static_cast<int>(rank))) {
-          const ExpertCopy held = before->copies_of(layer, expert).back();
-          const MlpWeights& weights = models_[static_cast<size_t>(held.rank)]->expert_slots(
-              layer)[static_cast<size_t>(held.slot)];
-          of_layer.push_back({weights.gate_up.share(), weights.down.share()});
-        }
-      }
-    }
-    for (size_t rank = 0; rank < models_.size(); ++rank) {
-      models_[rank]->place_experts(table, std::move(slots[rank]));
-    }
-  }
+  RankTeam& team() { return *team_; }
 
   // Runs the sequences in chunks of different lengths, with the logits of every position.
   Outcome run() {
-    for (const LatentCache& cache : caches_) {
+    for (int rank = 0; rank < team_->size(); ++rank) {
       for (int32_t page = 0; page < kPages; ++page) {
-        std::memset(cache.page(page), 0xFF, page_bytes());
+        std::memset(team_->cache(rank).page(page), 0xFF, page_bytes());
       }
     }
     std::mt19937 random(5);
@@ -118,7 +85,7 @@ class Ranks {
     for (size_t s = 0; s < kSequences; ++s) {
       auto& rows = outcome.cache_rows.emplace_back();
       for (int32_t page = 0; page < kMostPages; ++page) {
-        const std::byte* from = caches_[first_rank_of(s)].page(page_of(s, page));
+        const std::byte* from = team_->cache(first_rank_of(s)).page(page_of(s, page));
         rows.insert(rows.end(), from, from + page_bytes());
       }
     }
@@ -128,8 +95,8 @@ class Ranks {
   // Tokens that the ranks routed in the last step.
   int64_t routed() const {
     int64_t sum = 0;
-    for (const auto& model : models_) {
-      for (const int32_t count : model->expert_counts()) sum += count;
+    for (int rank = 0; rank < team_->size(); ++rank) {
+      for (const int32_t count : team_->expert_counts(rank)) sum += count;
     }
     return sum;
   }
@@ -137,11 +104,12 @@ class Ranks {
 
  private:
   size_t lane_of(size_t sequence) const { return sequence % static_cast<size_t>(placement_.dp); }
-  size_t first_rank_of(size_t sequence) const {
-    return lane_of(sequence) * static_cast<size_t>(placement_.tp);
+  int first_rank_of(size_t sequence) const {
+    return placement_.rank_of(static_cast<int>(lane_of(sequence)), 0);
   }
   size_t page_bytes() const {
-    return static_cast<size_t>(caches_[0].num_layers() * caches_[0].layout().page_bytes());
+    const LatentCache& cache = team_->cache(0);
+    return static_cast<size_t>(cache.num_layers() * cache.layout().page_bytes());
   }
 
   void step(const std::vector<std::vector<int32_t>>& ids, const std::vector<int32_t>& done,
@@ -169,40 +137,28 @@ class Ranks {
       }
       last_rows_ += take[s];
     }
-    std::vector<std::vector<float>> logits(batches.size());
-    for (size_t lane = 0; lane < batches.size(); ++lane) {
-      batches[lane].logit_rows.resize(batches[lane].token_ids.size());
-      std::iota(batches[lane].logit_rows.begin(), batches[lane].logit_rows.end(), 0);
-      logits[lane].resize(batches[lane].token_ids.size() * static_cast<size_t>(vocab_), NAN);
+    for (ForwardBatch& batch : batches) {
+      batch.logit_rows.resize(batch.token_ids.size());
+      std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
     }
-    const auto ends = run_ranks(world_, abort_word_, [&](Group& group) {
-      const auto rank = static_cast<size_t>(group.rank());
-      const auto lane = static_cast<size_t>(placement_.lane_of(group.rank()));
-      const ForwardBatch& batch = batches[lane];
-      const bool first = placement_.tp_rank_of(group.rank()) == 0;
-      models_[rank]->forward(
-          batch, caches_[rank],
-          first ? TensorView(logits[lane].data(), {batch.num_rows(), vocab_}) : TensorView());
-    });
-    for (const RankEnd& end : ends) FATHOM_CHECK(end.returned, "{}", end.what);
+    std::vector<float> logits(static_cast<size_t>(last_rows_ * vocab_), NAN);
+    const auto ran = team_->forward(batches, TensorView(logits.data(), {last_rows_, vocab_}));
+    FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
+    const float* of_lane = logits.data();
     for (size_t lane = 0; lane < batches.size(); ++lane) {
       for (size_t m = 0; m < members[lane].size(); ++m) {
         auto& all = outcome.logits[members[lane][m]];
-        const auto* const rows = logits[lane].data();
-        all.insert(all.end(), rows + batches[lane].query_start[m] * vocab_,
-                   rows + batches[lane].query_start[m + 1] * vocab_);
+        all.insert(all.end(), of_lane + batches[lane].query_start[m] * vocab_,
+                   of_lane + batches[lane].query_start[m + 1] * vocab_);
       }
+      of_lane += batches[lane].num_rows() * vocab_;
     }
   }
 
   const Placement placement_;
   const int64_t vocab_;
   int64_t last_rows_ = 0;
-  AbortWord abort_word_;
-  std::vector<std::unique_ptr<Group>> world_, lanes_;
-  std::vector<std::unique_ptr<ThreadPool>> pools_;
-  std::vector<std::unique_ptr<DeepSeekModel>> models_;
-  std::vector<LatentCache> caches_;
+  std::unique_ptr<RankTeam> team_;
 };
 
 std::shared_ptr<const ExpertTable> contiguous(const ModelConfig& config, int ranks,
@@ -268,18 +224,16 @@ TEST_P(ExpertParallel, HasTheBitsOfOneRank) {
                    << ranks << " ranks, cache format " << static_cast<int>(form.cache));
       const Placement placement = {.dp = ranks, .expert_parallel = true};
       ASSERT_TRUE(check_placement(placement, config));
-      const auto first = contiguous(config, ranks, 0);
-      Ranks team(*checkpoint, placement, form, first);
+      Ranks team(*checkpoint, placement, form, contiguous(config, ranks, 0));
       const Outcome outcome = team.run();
       EXPECT_TRUE(outcome.logits == expected.logits);
       EXPECT_TRUE(outcome.cache_rows == expected.cache_rows);
       EXPECT_EQ(team.routed(),
                 team.last_rows() * config.experts_per_token * num_moe_layers(config, false));
       // Experts move and get copies, and the answers stay.
-      const auto second = scattered(config, ranks, 3);
-      team.place(first, second);
+      team.team().place_experts(scattered(config, ranks, 3));
       EXPECT_TRUE(team.run() == expected) << "moved";
-      team.place(second, contiguous(config, ranks, 3));
+      team.team().place_experts(contiguous(config, ranks, 3));
       EXPECT_TRUE(team.run() == expected) << "moved again";
     }
   }
