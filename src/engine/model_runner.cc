@@ -23,9 +23,7 @@ Result<std::shared_ptr<const ExpertTable>> first_table(const ModelRunnerOptions&
     FATHOM_RETURN_IF_ERROR(check_expert_table(*options.expert_table, config, placement, false));
     return options.expert_table;
   }
-  return std::make_shared<const ExpertTable>(
-      ExpertTable::contiguous(num_moe_layers(config, false), config.num_experts, placement.world(),
-                              placement.redundant_experts));
+  return std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
 }
 
 }  // namespace

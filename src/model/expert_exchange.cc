@@ -79,6 +79,18 @@ ExpertExchange::ExpertExchange(Group& world, const Stream& stream)
       requests_(static_cast<size_t>(world.size())),
       to_each_(static_cast<size_t>(world.size())) {}
 
+int64_t ExpertExchange::planned_bytes(const ModelConfig& config, const Placement& placement,
+                                      DType operand, int64_t max_rows) {
+  const int64_t world = placement.world(), k = config.experts_per_token;
+  const int64_t row_bytes = config.hidden * size_of(operand);
+  const int64_t own_rows = ceil_div(max_rows, placement.tp);
+  const int64_t pairs = ceil_div(max_rows * placement.dp * k, world);
+  return own_rows * std::min(k, world) * row_bytes +             // given in dispatch
+         std::min(max_rows * placement.dp, pairs) * row_bytes +  // rows to compute
+         pairs * config.hidden * int64_t{sizeof(float)} +        // given in combine
+         expert_outputs_workspace_bytes(pairs, config.num_experts, config.moe_intermediate);
+}
+
 void ExpertExchange::add_experts(const ExpertTable& table, int64_t layer,
                                  std::span<const MlpWeights> slots, ConstTensorView x,
                                  ConstTensorView expert_ids, ConstTensorView expert_weights,

@@ -28,6 +28,11 @@ class ExpertExchange {
   // `world` has the ranks of the tables, in the tables' order, and outlives the exchange.
   ExpertExchange(Group& world, const Stream& stream);
 
+  // Bytes that a rank's exchange holds after a step of `max_rows` tokens a lane, if experts' tokens
+  // are spread evenly over the ranks. Uneven ones take more.
+  static int64_t planned_bytes(const ModelConfig& config, const Placement& placement, DType operand,
+                               int64_t max_rows);
+
   // out += the weighted outputs of the rows' routed experts. x [rows, hidden] bf16 or f32,
   // expert_ids [rows, k] i32 and expert_weights [rows, k] f32, out [rows, hidden] f32; hidden, k
   // and x's type are the same on all ranks, rows may be 0. `slots`: the weights of this rank's
