@@ -285,6 +285,44 @@ INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallelExperts,
                                          "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_yarn"),
                          name_of_model);
 
+// A rank that fails in dispatch or combine ends the step of all ranks, those without tokens too.
+TEST(ExpertParallelRanks, ARankThatFailsEndsTheStep) {
+  const auto checkpoint = open("v3");
+  const ModelConfig& config = checkpoint->config();
+  for (const Collective failing : {Collective::kDispatch, Collective::kCombine}) {
+    for (const int failing_rank : {0, 2}) {
+      GroupOptions group;
+      group.before_meeting = [=](int rank, Collective kind, uint64_t) {
+        if (rank == failing_rank && kind == failing) throw std::runtime_error("planted");
+      };
+      const auto team =
+          RankTeam::load(*checkpoint, {.placement = {.dp = 3, .expert_parallel = true},
+                                       .model = {.attention = {}},
+                                       .num_pages = 1,
+                                       .num_threads = 3,
+                                       .load = {.show_progress = false},
+                                       .group = group,
+                                       .expert_table = contiguous(config, 3, 0)});
+      ASSERT_TRUE(team) << team.error().message;
+      std::vector<ForwardBatch> batches(3);
+      ForwardBatch& batch = batches[1];
+      batch.token_ids = {5};
+      batch.positions = batch.context_lens = batch.block_tables = batch.logit_rows = {0};
+      batch.query_start = {0, 1};
+      batch.prompt_lens = {1};
+      batch.max_pages = 1;
+      std::vector<float> logits(static_cast<size_t>(config.vocab_size));
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        const auto ran =
+            (*team)->forward(batches, TensorView(logits.data(), {1, config.vocab_size}));
+        ASSERT_FALSE(ran);
+        EXPECT_NE(ran.error().message.find("planted"), std::string::npos) << ran.error().message;
+      }
+      EXPECT_TRUE((*team)->has_failed());
+    }
+  }
+}
+
 // What ranks of a process hold alike is in memory once: copies of an expert, shared experts, and
 // what data-parallel lanes do not split.
 TEST(ExpertParallelWeights, AreInAProcessOnce) {
