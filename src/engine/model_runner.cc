@@ -59,6 +59,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
   }
   for (int lane = 0; lane < placement.dp; ++lane) {
     std::vector<const LatentCache*> caches;
+    caches.reserve(static_cast<size_t>(placement.tp));
     for (int rank = 0; rank < placement.tp; ++rank) {
       caches.push_back(&runner->team_->cache(placement.rank_of(lane, rank)));
     }

@@ -315,8 +315,8 @@ DeepSeekModel::Routes DeepSeekModel::route(const MoeWeights& weights, ConstTenso
   return routes;
 }
 
-// residual += moe(x). Each of the lane's ranks adds the terms of its slice of the rows, then all
-// get all rows: those that take part in no sum keep their bits.
+// residual += moe(x). Each of the lane's ranks adds the terms of its slice of the rows and gathers
+// the other slices.
 void DeepSeekModel::exchanged_moe(const MoeWeights& weights, int64_t moe_layer, ConstTensorView x,
                                   TensorView residual) {
   const int64_t rows = x.size(0), lane_size = lane_ == nullptr ? 1 : lane_->size();
@@ -338,9 +338,9 @@ void DeepSeekModel::exchanged_moe(const MoeWeights& weights, int64_t moe_layer, 
     mlp(stream_, own_x, *weights.shared, out, bytes_of(workspace_.mlp));
   }
   if (lane_ == nullptr || rows == 0) return;
-  std::vector<int64_t> counts;
+  std::vector<int64_t> counts(static_cast<size_t>(lane_size));
   for (int rank = 0; rank < lane_size; ++rank) {
-    counts.push_back(slice_of(rank).count * config_.hidden);
+    counts[static_cast<size_t>(rank)] = slice_of(rank).count * config_.hidden;
   }
   const auto floats_of = [](TensorView rows_of) {
     return std::span(rows_of.data<float>(), static_cast<size_t>(rows_of.num_elements()));
