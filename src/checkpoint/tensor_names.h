@@ -31,6 +31,9 @@ inline constexpr std::string_view kGateProj = "gate_proj.weight";
 inline constexpr std::string_view kUpProj = "up_proj.weight";
 inline constexpr std::string_view kDownProj = "down_proj.weight";
 
+// Instead of ".weight": the scale of a GEMM's x, with static quantization.
+inline constexpr std::string_view kInputScale = ".input_scale";
+
 inline constexpr std::string_view kLayers = "model.layers.";  // then "7."
 
 }  // namespace fathom::tensor_names

@@ -13,8 +13,7 @@ using namespace tensor_names;
 
 constexpr std::string_view kWeight = ".weight";
 // Suffixes of the tensors that quantization adds beside "X.weight".
-constexpr std::string_view kScaleSuffixes[] = {".weight_scale_inv", ".weight_scale",
-                                               ".input_scale"};
+constexpr std::string_view kScaleSuffixes[] = {".weight_scale_inv", ".weight_scale", kInputScale};
 
 // Consumes a number such as "12." at the front of `text`. Nothing if there is none, or one with
 // leading zeros, which no checkpoint has.
@@ -173,7 +172,7 @@ bool WeightNames::visit_part(const std::string& prefix, const Part& part, bool m
   }
   if (!visit(scale)) return false;
   if (!quantization.static_activations) return true;
-  return visit({module + ".input_scale", {1}, DType::kF32, WeightGroup::kScales});
+  return visit({module + std::string(kInputScale), {1}, DType::kF32, WeightGroup::kScales});
 }
 
 bool WeightNames::visit_layer(int64_t layer, const Visit& visit) const {

@@ -265,9 +265,9 @@ TEST(CommandLine, ABadValueIsSaidToComeFromWhereItDoes) {
   EXPECT_EQ(status_of({"serve", "--max-num-seqs", "z"}, &message), kExitBadInput);
   EXPECT_TRUE(message.starts_with("fathom: --max-num-seqs is \"z\", ")) << message;
   unsetenv("FATHOM_MAX_NUM_SEQS");
-  std::ofstream(path, std::ios::trunc) << "data-parallel-size: 8\n";
+  std::ofstream(path, std::ios::trunc) << "pipeline-parallel-size: 8\n";
   EXPECT_EQ(status_of({"serve", "--config", path.c_str()}, &message), kExitBadInput);
-  EXPECT_TRUE(message.starts_with("fathom: " + path + ":1: --data-parallel-size is \"8\", "))
+  EXPECT_TRUE(message.starts_with("fathom: " + path + ":1: --pipeline-parallel-size is \"8\", "))
       << message;
   // An error that the command finds after parsing.
   setenv("FATHOM_MAX_MODEL_LEN", "1M", 1);

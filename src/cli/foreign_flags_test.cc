@@ -180,8 +180,8 @@ TEST(ForeignFlags, TheTokenizerIsTheModels) {
 }
 
 TEST(ForeignFlags, WhatIsNotThereIsRefused) {
-  EXPECT_EQ(launch("m --dp 8")->error,
-            "--dp is \"8\", allowed is 1: parallelism over devices is not there yet");
+  EXPECT_EQ(launch("m --pp 8")->error,
+            "--pp is \"8\", allowed is 1: parallelism over devices is not there yet");
   EXPECT_EQ(launch("m --page-size 16")->error,
             "--page-size is \"16\", allowed is 64: pages of the cache have 64 tokens");
   EXPECT_EQ(launch("m --nnodes two")->error,

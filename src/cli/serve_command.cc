@@ -115,6 +115,14 @@ std::string default_name(const std::string& given, const Checkpoint& checkpoint)
   return is_path ? path.substr(path.rfind('/') + 1) : path;
 }
 
+// For /server_info.
+json::object placement_settings(const Placement& placement) {
+  return {{"world_size", placement.world()},
+          {"tensor_parallel_size", placement.tp},
+          {"data_parallel_size", placement.dp},
+          {"enable_expert_parallel", placement.expert_parallel}};
+}
+
 std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& flags) {
   auto backend = std::make_unique<Backend>();
   ServedModel& served = backend->served;
@@ -147,7 +155,8 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
                        {"max_num_seqs", loaded.max_num_seqs},
                        {"max_num_batched_tokens", flags.model.step_rows()},
                        {"max_queued_requests", flags.queue.max_requests},
-                       {"threads", loaded.num_threads}};
+                       {"threads", loaded.num_threads},
+                       {"placement", placement_settings(flags.model.placement())}};
   backend->grammars = std::make_unique<GrammarCompiler>(
       served.tokenizer, served.vocab_size,
       GrammarCompilerOptions{.deadline = std::chrono::seconds(flags.grammar_seconds)});

@@ -73,7 +73,7 @@ inline constexpr int64_t kStepRowBounds[] = {1,   8,    16,   32,   64,   128,  
 // Of one lane.
 struct LaneStats {
   int64_t running = 0, waiting = 0;
-  int64_t pages_total = 0, pages_used = 0, pages_cached = 0;
+  int64_t pages_total = 0, pages_used = 0, pages_cached = 0, pages_in_transfer = 0;
   int64_t preemptions = 0;
 };
 

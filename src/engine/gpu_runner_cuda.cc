@@ -7,6 +7,7 @@
 #include "cache/latent_layout.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cuda/co_resident.h"
+#include "device/cuda/device_context.h"
 #include "device/cuda/device_turn.h"
 #include "device/cuda/event.h"
 #include "device/cuda/graph.h"
@@ -16,7 +17,6 @@
 #include "engine/sampling_params.h"
 #include "engine/step_watchdog.h"
 #include "model/deepseek_cuda.h"
-#include "model/gpu_support.h"
 #include "model/token_work.h"
 #include "ops/sampling/sample_batch.h"
 #include "ops/sampling/sample_cuda.h"
@@ -63,7 +63,8 @@ cuda::ModelOptions model_options(const ModelConfig& config, const GpuRunnerOptio
           .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
           .most_keys = most_keys(config, options),
           .batch_invariant = options.deterministic,
-          .stored_fp8 = options.stored_fp8};
+          .stored_fp8 = options.stored_fp8,
+          .cache_format = options.cache_format};
 }
 
 int64_t page_bytes(const ModelConfig& config, CacheFormat format) {
@@ -122,8 +123,9 @@ class GpuRunner : public Runner {
     const StepWatchdog::Watch watch(
         watchdog_, "loading the model and capturing its graphs",
         options_.step_timeout.count() > 0 ? kLoadingTimeout : std::chrono::nanoseconds(0));
+    device_ = &cuda::DeviceContext::of(options_.device);
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
-    turn_.emplace();
+    turn_.emplace(device_->turns());
     const cuda::ModelOptions model = model_options(config_, options_);
     FATHOM_TRY(model_, cuda::DeepSeekModel::load(checkpoint, model, options_.load));
     const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
@@ -171,7 +173,7 @@ class GpuRunner : public Runner {
 
   Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override {
     return watched([&]() -> Result<> {
-      check(cudaSetDevice(options_.device), "choosing the device");
+      device_->make_current();
       page_transfer_->note_step();
       StepInFlight& step = steps_[static_cast<size_t>(begun_ % kStepsInFlight)];
       const CapturedGraph* const graph = plan(lanes.front());
@@ -335,7 +337,9 @@ class GpuRunner : public Runner {
           "copying seen tokens");
   }
 
-  void enqueue_model() { model_->forward(layout_, arrays_.data(), ids_.data(), cache_, stream_); }
+  cuda::GpuStream stream() const { return {*device_, stream_}; }
+
+  void enqueue_model() { model_->forward(layout_, arrays_.data(), ids_.data(), cache_, stream()); }
 
   // Samples the rows of a group, whose seen tokens are on the device.
   void enqueue_sampling(const SampleBatch::Group& group) {
@@ -357,7 +361,7 @@ class GpuRunner : public Runner {
          .logprobs = logprobs_.data() + first,
          .top_ids = top_ids_.data() + first * kDeviceTopLogprobs,
          .top_logprobs = top_logprobs_.data() + first * kDeviceTopLogprobs},
-        stream_);
+        stream());
   }
 
   void copy_samples_back(StepInFlight& step) {
@@ -429,6 +433,7 @@ class GpuRunner : public Runner {
   const int64_t max_model_len_, max_logit_rows_;
   ThreadPool pool_;
   Stream host_stream_;
+  cuda::DeviceContext* device_ = nullptr;  // set by prepare()
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<cuda::DeepSeekModel> model_;
   cuda::DeviceArray<std::byte> cache_memory_;
@@ -462,23 +467,22 @@ class GpuRunner : public Runner {
 
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<GpuMemory> {
-    FATHOM_RETURN_IF_ERROR(gpu_supports(checkpoint.config(), options.cache_format));
     check(cudaSetDevice(options.device), "choosing the device");
     size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "asking for the device's memory");
-    const cuda::ModelOptions model = model_options(checkpoint.config(), options);
-    return GpuMemory{
-        .free = static_cast<int64_t>(free),
-        .total = static_cast<int64_t>(total),
-        .weights = cuda::DeepSeekModel::weight_bytes(checkpoint, model, options.load),
-        .working_space = cuda::DeepSeekModel::workspace_bytes(checkpoint.config(), model)};
+    FATHOM_TRY(const cuda::ModelMemory model,
+               cuda::DeepSeekModel::memory(checkpoint, model_options(checkpoint.config(), options),
+                                           options.load));
+    return GpuMemory{.free = static_cast<int64_t>(free),
+                     .total = static_cast<int64_t>(total),
+                     .weights = model.weights,
+                     .working_space = model.workspace};
   });
 }
 
 Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
-    FATHOM_RETURN_IF_ERROR(gpu_supports(checkpoint.config(), options.cache_format));
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;

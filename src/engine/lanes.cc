@@ -257,6 +257,7 @@ void Lanes::publish(EngineStats& stats) const {
            .pages_total = lane.pool.total(),
            .pages_used = lane.pool.used(),
            .pages_cached = lane.pool.cached(),
+           .pages_in_transfer = lane.pool.in_transfer(),
            .preemptions = lane.scheduler.num_preemptions()};
     stats.running += own.running;
     stats.waiting += own.waiting;
@@ -264,7 +265,7 @@ void Lanes::publish(EngineStats& stats) const {
     stats.pages_used += own.pages_used;
     stats.pages_cached += own.pages_cached;
     stats.preemptions += own.preemptions;
-    stats.pages_in_transfer += lane.pool.in_transfer();
+    stats.pages_in_transfer += own.pages_in_transfer;
     stats.pages_stored += lane.tree.num_stored();
     stats.prefix_returns += lane.tree.num_returns();
     stats.prefix_evictions += lane.tree.num_evictions();

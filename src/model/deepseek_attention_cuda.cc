@@ -15,7 +15,7 @@ namespace fathom::cuda {
 // delta = W_o · attention(x)
 void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
                               const StepLayout& step, const std::byte* arrays, const Pages& pages,
-                              cudaStream_t stream) {
+                              GpuStream stream) {
   const int64_t hidden = config_.hidden, columns = q_kv_a_columns();
   product(x, weights.q_kv_a, {columns, hidden}, {q_kv_a_, columns}, step.rows, stream);
   const Query query = project_query(weights, step.rows, stream);
@@ -32,7 +32,7 @@ void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
              .pages = pages.data,
              .format = pages.format,
              .rows = step.rows,
-             .heads = static_cast<int32_t>(config_.num_heads),
+             .heads = static_cast<int32_t>(heads_),
              .nope = static_cast<int32_t>(config_.qk_nope_dim)},
             stream);
   const Activation out = heads_out(weights, step);
@@ -42,15 +42,14 @@ void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
   for (size_t pass = 0; pass < step.passes.size(); ++pass) {
     mha_attention(weights, step, pass, arrays, query, pages, out, stream);
   }
-  product(out, weights.o, {hidden, config_.num_heads * config_.v_dim}, {delta_, hidden}, step.rows,
-          stream);
+  product(out, weights.o, {hidden, heads_ * config_.v_dim}, {delta_, hidden}, step.rows, stream);
 }
 
 // Destination of attention's rows: e4m3 where all of their producers and the output projection
 // support it. A separate buffer, because a later pass quantizes its keys before all rows are there.
 DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
                                                    const StepLayout& step) const {
-  const int64_t columns = config_.num_heads * config_.v_dim;
+  const int64_t columns = heads_ * config_.v_dim;
   if (!is_e4m3(weights.o) || (step.absorbed_rows > 0 && !is_e4m3(weights.uv))) {
     return {heads_out_, columns};
   }
@@ -63,7 +62,7 @@ DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
 
 // With query compression through its norm and second GEMM; otherwise the query is already computed.
 DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, int64_t rows,
-                                                  cudaStream_t stream) {
+                                                  GpuStream stream) {
   const int64_t columns = q_kv_a_columns(), lora = config_.q_lora_rank;
   if (lora == 0) return {q_kv_a_, columns};
   Activation normed;
@@ -91,14 +90,14 @@ DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, i
 void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLayout& step,
                                        const std::byte* arrays, const Query& query,
                                        const Pages& pages, const Activation& out,
-                                       cudaStream_t stream) {
-  const int64_t heads = config_.num_heads, latent = config_.kv_lora_rank, v = config_.v_dim;
+                                       GpuStream stream) {
+  const int64_t heads = heads_, latent = config_.kv_lora_rank, v = config_.v_dim;
   // Padding comes last: a graph's rows are all absorbed.
   const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
   head_product({query.data, query.stride}, config_.qk_dim(), weights.uk,
                {latent, config_.qk_nope_dim}, {q_latent_, heads * latent}, rows, stream);
   for (const DecodeLaunch& decode : step.decodes) {
-    latent_decode(decode.tile_rows, budget_.sms,
+    latent_decode(decode.tile_rows, plan_.budget.sms,
                   {.rows = rows,
                    .q_latent = q_latent_,
                    .q_rope = q_rope_,
@@ -120,7 +119,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
 // out[m, h] = x[m, h] W[h]^T for each head h; x's heads are `x_head_stride` apart.
 void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
                                  const WeightMatrix& weight, MatrixSize size, const Activation& out,
-                                 int64_t rows, cudaStream_t stream) {
+                                 int64_t rows, GpuStream stream) {
   if (is_e4m3(weight)) {
     scaled_absorb({.x = x.data,
                    .x_row_stride = x.stride,
@@ -132,10 +131,9 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
                    .out_head_stride = size.n,
                    .quantized = out.quantized,
                    .rows = static_cast<int32_t>(rows),
-                   .heads = static_cast<int32_t>(config_.num_heads),
+                   .heads = static_cast<int32_t>(heads_),
                    .n = static_cast<int32_t>(size.n),
-                   .k = static_cast<int32_t>(size.k),
-                   .batch_invariant = options_.batch_invariant},
+                   .k = static_cast<int32_t>(size.k)},
                   stream);
   } else {
     linear({.x = x.data,
@@ -148,7 +146,7 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
             .rows = static_cast<int32_t>(rows),
             .n = static_cast<int32_t>(size.n),
             .k = static_cast<int32_t>(size.k),
-            .batches = static_cast<int32_t>(config_.num_heads),
+            .batches = static_cast<int32_t>(heads_),
             .batch_invariant = options_.batch_invariant},
            stream);
   }
@@ -158,10 +156,10 @@ void DeepSeekModel::head_product(const Activation& x, int64_t x_head_stride,
 // same rows lie in the query buffer of absorbed attention, which is done.
 void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout& step, size_t index,
                                   const std::byte* arrays, const Query& query, const Pages& pages,
-                                  const Activation& out, cudaStream_t stream) {
+                                  const Activation& out, GpuStream stream) {
   const MhaPass& pass = step.passes[index];
   const int64_t latent = config_.kv_lora_rank;
-  const int64_t columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
+  const int64_t columns = heads_ * (config_.qk_nope_dim + config_.v_dim);
   FATHOM_CHECK(pass.num_keys <= options_.most_keys, "{} keys, at most {}", pass.num_keys,
                options_.most_keys);
   Activation keys;
@@ -187,7 +185,7 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                  .quantized = keys.quantized},
                 stream);
   product(keys, weights.kv_b, {columns, latent}, {kv_, columns}, pass.num_keys, stream);
-  mha_prefill(budget_.sms,
+  mha_prefill(plan_.budget.sms,
               {.q = query.data,
                .q_row_stride = query.stride,
                .rows = step.rows,
@@ -198,10 +196,10 @@ void DeepSeekModel::mha_attention(const LayerWeights& weights, const StepLayout&
                .quantized = out.quantized,
                .partial = reinterpret_cast<float*>(q_latent_),
                .lse = partial_lse_,
-               .heads = static_cast<int32_t>(config_.num_heads),
+               .heads = static_cast<int32_t>(heads_),
                .softmax_scale = static_cast<float>(config_.softmax_scale()),
                .first_tile = array_at<int32_t>(arrays, step.at.mha_first_tile) +
-                             static_cast<int64_t>(index) * budget_.sms,
+                             static_cast<int64_t>(index) * plan_.budget.sms,
                .tiles = array_at<MhaPrefillTile>(arrays, step.at.mha_tiles) + pass.first_tile},
               stream);
 }

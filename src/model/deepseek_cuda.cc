@@ -24,48 +24,50 @@ namespace {
 constexpr int64_t kAlignment = 1024;
 constexpr int64_t kScalesPadding = 4;  // of each row of scales, see QuantizedRows
 
+}  // namespace
+
+DeepSeekModel::DeepSeekModel(ModelSpec spec, KernelPlan plan, const ModelOptions& options)
+    : spec_(std::move(spec)),
+      plan_(std::move(plan)),
+      options_(options),
+      device_(DeviceContext::current()) {}
+
 // Widths are padded to multiples of `unit`, see MlpWeights.
-MoeShape moe_shape(const ModelConfig& config, int64_t unit) {
-  return {.hidden = static_cast<int32_t>(config.hidden),
-          .num_experts = static_cast<int32_t>(config.num_experts),
-          .experts_per_token = static_cast<int32_t>(config.experts_per_token),
-          .inter = static_cast<int32_t>(round_up(config.moe_intermediate, unit)),
-          .shared_inter = static_cast<int32_t>(
-              round_up(config.num_shared_experts * config.moe_intermediate, unit))};
+MoeShape DeepSeekModel::moe_shape(int64_t unit) const {
+  return {.hidden = static_cast<int32_t>(config_.hidden),
+          .num_experts = static_cast<int32_t>(config_.num_experts),
+          .experts_per_token = static_cast<int32_t>(config_.experts_per_token),
+          .inter = static_cast<int32_t>(round_up(plan_.widths.routed, unit)),
+          .shared_inter = static_cast<int32_t>(round_up(plan_.widths.shared, unit))};
 }
 
 // A dense layer's MLP as a MoE with one expert.
-MoeShape dense_shape(const ModelConfig& config, int64_t unit) {
-  return {.hidden = static_cast<int32_t>(config.hidden),
+MoeShape DeepSeekModel::dense_shape(int64_t unit) const {
+  return {.hidden = static_cast<int32_t>(config_.hidden),
           .num_experts = 1,
           .experts_per_token = 1,
-          .inter = static_cast<int32_t>(round_up(config.intermediate, unit)),
+          .inter = static_cast<int32_t>(round_up(plan_.widths.dense, unit)),
           .shared_inter = 0};
 }
 
-int64_t mlp_bytes(const ModelConfig& config, const ModelOptions& options) {
-  const auto rows = static_cast<int32_t>(options.max_rows);
-  int64_t bytes = moe_workspace_bytes(dense_shape(config, kBf16WidthUnit), rows);
-  if (config.num_experts > 0) {
-    bytes = std::max(bytes, moe_workspace_bytes(moe_shape(config, kBf16WidthUnit), rows));
-  }
-  if (config.hidden % kScaleBlock != 0) return bytes;
-  bytes = std::max(bytes, scaled_moe_workspace_bytes(dense_shape(config, kScaleBlock), rows));
-  if (config.num_experts > 0) {
-    bytes = std::max(bytes, scaled_moe_workspace_bytes(moe_shape(config, kScaleBlock), rows));
-  }
+int64_t DeepSeekModel::mlp_bytes() const {
+  const auto rows = static_cast<int32_t>(options_.max_rows);
+  int64_t bytes = 0;
+  const auto add = [&](int64_t width, MoeShape (DeepSeekModel::*shape)(int64_t) const) {
+    if (width == 0) return;
+    bytes = std::max(bytes, moe_workspace_bytes((this->*shape)(kBf16WidthUnit), rows));
+    if (config_.hidden % kScaleBlock != 0) return;
+    bytes = std::max(bytes, scaled_moe_workspace_bytes((this->*shape)(kScaleBlock), rows));
+  };
+  add(plan_.widths.dense, &DeepSeekModel::dense_shape);
+  add(plan_.widths.routed, &DeepSeekModel::moe_shape);
   return bytes;
 }
-
-}  // namespace
-
-DeepSeekModel::DeepSeekModel(const ModelConfig& config, const ModelOptions& options)
-    : config_(config), options_(options), budget_(device_budget()) {}
 
 // Calls place(pointer, count) for each buffer.
 template <typename Place>
 void DeepSeekModel::for_each_piece(const Place& place) {
-  const int64_t rows = options_.max_rows, heads = config_.num_heads, keys = options_.most_keys;
+  const int64_t rows = options_.max_rows, heads = heads_, keys = options_.most_keys;
   const int64_t hidden = config_.hidden, latent = config_.kv_lora_rank;
   const int64_t rope = config_.qk_rope_dim, heads_out = heads * config_.v_dim,
                 routed = std::max<int64_t>(1, config_.experts_per_token);
@@ -97,38 +99,52 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(expert_weights_, rows * routed);
   place(dense_ids_, rows);
   place(dense_weights_, rows);
-  place(mlp_, mlp_bytes(config_, options_));
+  place(mlp_, mlp_bytes());
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
-  place(exchange_, decode_layers_takes(decode_layers_shape(), budget_.sms)
-                       ? decode_layers_exchange_bytes()
-                       : 0);
-  place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts, budget_.sms));
-  place(decode_scratch_, latent_decode_scratch(budget_.sms).words());
+  place(exchange_, plan_.takes_decode_layers ? decode_layers_exchange_bytes() : 0);
+  place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts, plan_.budget.sms));
+  place(decode_scratch_, latent_decode_scratch(plan_.budget.sms).words());
   place(cos_sin_, config_.max_position * rope);
   place(logits_, options_.max_logit_rows * logits_stride());
-  place(library_workspace_, lends_library() ? CublasLt::kWorkspaceBytes : 0);
+  place(library_workspace_, plan_.takes_library ? CublasLt::kWorkspaceBytes : 0);
 }
 
-int64_t DeepSeekModel::weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
-                                    const LoadOptions& load_options) {
-  return cuda::weight_bytes(checkpoint, options.stored_fp8, load_options);
-}
-
-int64_t DeepSeekModel::workspace_bytes(const ModelConfig& config, const ModelOptions& options) {
+int64_t DeepSeekModel::workspace_bytes() {
   int64_t bytes = 0;
-  DeepSeekModel(config, options).for_each_piece([&](auto* pointer, int64_t count) {
+  for_each_piece([&](auto* pointer, int64_t count) {
     bytes = round_up(bytes + count * static_cast<int64_t>(sizeof(*pointer)), kAlignment);
   });
   return bytes;
 }
 
+Result<KernelPlan> DeepSeekModel::plan(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                       const ModelOptions& options,
+                                       const LoadOptions& load_options) {
+  return plan_kernels(spec, WeightForms(checkpoint, options.stored_fp8, load_options),
+                      {.cache_format = options.cache_format,
+                       .batch_invariant = options.batch_invariant,
+                       .has_library = !cublas_lt_version().empty()},
+                      DeviceContext::current().budget());
+}
+
+Result<ModelMemory> DeepSeekModel::memory(const Checkpoint& checkpoint, const ModelOptions& options,
+                                          const LoadOptions& load_options) {
+  ModelSpec spec = make_spec(checkpoint.config());
+  FATHOM_TRY(KernelPlan kernels, plan(checkpoint, spec, options, load_options));
+  const int64_t weights = weight_bytes(spec, kernels.layers);
+  return ModelMemory{weights,
+                     DeepSeekModel(std::move(spec), std::move(kernels), options).workspace_bytes()};
+}
+
 Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& checkpoint,
                                                            const ModelOptions& options,
                                                            const LoadOptions& load_options) {
-  const ModelConfig& config = checkpoint.config();
-  std::unique_ptr<DeepSeekModel> model(new DeepSeekModel(config, options));
-  model->workspace_ = DeviceArray<std::byte>(workspace_bytes(config, options));
+  ModelSpec spec = make_spec(checkpoint.config());
+  FATHOM_TRY(KernelPlan kernels, plan(checkpoint, spec, options, load_options));
+  std::unique_ptr<DeepSeekModel> model(
+      new DeepSeekModel(std::move(spec), std::move(kernels), options));
+  model->workspace_ = DeviceArray<std::byte>(model->workspace_bytes());
   int64_t bytes = 0;
   model->for_each_piece([&](auto*& pointer, int64_t count) {
     using T = std::remove_reference_t<decltype(*pointer)>;
@@ -136,9 +152,10 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
     bytes = round_up(bytes + count * static_cast<int64_t>(sizeof(T)), kAlignment);
   });
   model->fill_constants();
-  FATHOM_TRY(model->weights_, load_weights(checkpoint, options.stored_fp8, load_options));
+  FATHOM_TRY(model->weights_,
+             load_weights(checkpoint, model->spec_, model->plan_.layers, load_options));
   model->describe_decode_layers();
-  if (model->lends_library()) model->prepare_library();
+  if (model->plan_.takes_library) model->prepare_library();
   return model;
 }
 
@@ -156,20 +173,20 @@ void DeepSeekModel::fill_constants() {
       cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
-  if (decode_layers_takes(decode_layers_shape(), budget_.sms)) {
+  if (plan_.takes_decode_layers) {
     check(cudaMemset(exchange_, 0, static_cast<size_t>(decode_layers_exchange_bytes())),
           "preparing one token's exchange");
   }
   const int64_t gate_words =
-      gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts, budget_.sms);
+      gate_scratch_words(options_.max_rows, config_.hidden, config_.num_experts, plan_.budget.sms);
   check(cudaMemset(gate_scratch_, 0xFF, static_cast<size_t>(gate_words) * sizeof(float)),
         "preparing the router's memory");
-  prepare_latent_decode_scratch(decode_scratch_, budget_.sms, nullptr);
+  prepare_latent_decode_scratch(decode_scratch_, plan_.budget.sms, {device_, nullptr});
   check(cudaDeviceSynchronize(), "preparing the workspace");
 }
 
 void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-                            const CacheMemory& cache, cudaStream_t stream) {
+                            const CacheMemory& cache, GpuStream stream) {
   FATHOM_CHECK(step.page_stride == cache.page_stride,
                "a step over pages {} apart, the cache's are {}", step.page_stride,
                cache.page_stride);
@@ -188,7 +205,7 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   const auto* valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows);
   const LayerWeights& last = weights_.layers.back();
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    if (layer == first_decode_layer_ && takes_decode_layers(step)) {
+    if (layer == plan_.first_decode_layer && takes_decode_layers(step)) {
       return last_layers(step, arrays, cache, stream);
     }
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
@@ -211,42 +228,14 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   logits_of(logit_residual_, step.logit_rows, stream);
 }
 
-DecodeLayersShape DeepSeekModel::decode_layers_shape() const {
-  return {.hidden = config_.hidden,
-          .heads = config_.num_heads,
-          .q_lora = config_.q_lora_rank,
-          .latent = config_.kv_lora_rank,
-          .nope = config_.qk_nope_dim,
-          .rope = config_.qk_rope_dim,
-          .v = config_.v_dim,
-          .num_experts = config_.num_experts,
-          .inter = config_.moe_intermediate,
-          .shared_inter = config_.num_shared_experts * config_.moe_intermediate,
-          .gate = gate_options(config_)};
-}
-
 // Collects the weights of the last layers for decode_layers().
 void DeepSeekModel::describe_decode_layers() {
-  if (!decode_layers_takes(decode_layers_shape(), budget_.sms)) return;
-  const auto takes = [](const LayerWeights& layer) {
-    const auto has_block_scales = [](const WeightMatrix& weight) {
-      return is_e4m3(weight) && weight.row_scales == nullptr;
-    };
-    return layer.gate != nullptr && layer.gate_type == DType::kBF16 &&
-           has_block_scales(layer.q_kv_a) && has_block_scales(layer.q_b) &&
-           has_block_scales(layer.uk) && has_block_scales(layer.uv) && has_block_scales(layer.o) &&
-           has_block_scales(layer.experts.gate_up) && has_block_scales(layer.shared.gate_up);
-  };
+  if (!plan_.takes_decode_layers) return;
   const auto matrix = [](const WeightMatrix& weight) {
     return ScaledMatrix{weight.values, weight.scales};
   };
-  first_decode_layer_ = config_.num_layers;
-  while (first_decode_layer_ > 0 &&
-         takes(weights_.layers[static_cast<size_t>(first_decode_layer_ - 1)])) {
-    --first_decode_layer_;
-  }
   std::vector<DecodeLayer> layers;
-  for (int64_t i = first_decode_layer_; i < config_.num_layers; ++i) {
+  for (int64_t i = plan_.first_decode_layer; i < config_.num_layers; ++i) {
     const LayerWeights& weights = weights_.layers[static_cast<size_t>(i)];
     layers.push_back({.input_norm = weights.input_norm,
                       .q_a_norm = weights.q_a_norm,
@@ -264,7 +253,7 @@ void DeepSeekModel::describe_decode_layers() {
                       .shared_gate_up = matrix(weights.shared.gate_up),
                       .shared_down = matrix(weights.shared.down)});
   }
-  if (!layers.empty()) decode_layers_ = DeviceArray<DecodeLayer>(layers);
+  decode_layers_ = DeviceArray<DecodeLayer>(layers);
 }
 
 bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
@@ -272,13 +261,13 @@ bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
          step.most_keys <= kMostDecodeLayersTokens;
 }
 
-// One token through the layers from first_decode_layer_ on, and its logits.
+// One token through the layers from the plan's first on, and its logits.
 void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
-                                const CacheMemory& cache, cudaStream_t stream) {
+                                const CacheMemory& cache, GpuStream stream) {
   decode_layers({.layers = decode_layers_.data(),
                  .num_layers = static_cast<int32_t>(decode_layers_.size()),
                  .residual = residual_,
-                 .delta_in = first_decode_layer_ > 0 ? delta_ : nullptr,
+                 .delta_in = plan_.first_decode_layer > 0 ? delta_ : nullptr,
                  .delta_out = delta_,
                  .eps = static_cast<float>(config_.rms_norm_eps),
                  .inner_eps = kInnerNormEps,
@@ -286,7 +275,7 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                  .position = array_at<int32_t>(arrays, step.at.positions),
                  .slot = array_at<int64_t>(arrays, step.at.slots),
                  .block_table = array_at<int32_t>(arrays, step.at.block_tables),
-                 .pages = cache.data + first_decode_layer_ * cache.layer_bytes,
+                 .pages = cache.data + plan_.first_decode_layer * cache.layer_bytes,
                  .layer_bytes = cache.layer_bytes,
                  .format = cache.format,
                  .softmax_scale = static_cast<float>(config_.softmax_scale()),
@@ -297,16 +286,11 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
 }
 
 // Logits of residual + delta_.
-void DeepSeekModel::logits_of(float* residual, int64_t rows, cudaStream_t stream) {
+void DeepSeekModel::logits_of(float* residual, int64_t rows, GpuStream stream) {
   const Activation x =
       add_and_norm(residual, delta_, weights_.final_norm, {.bf16 = true}, rows, stream);
   product(x, {.values = weights_.head}, {logits_stride(), config_.hidden},
           {logits_, logits_stride(), DType::kF32}, rows, stream);
-}
-
-// The library's sums depend on the number of rows.
-bool DeepSeekModel::lends_library() const {
-  return !options_.batch_invariant && !cublas_lt_version().empty();
 }
 
 // Runs each GEMM that the library takes once for every class of row counts: steps then neither
@@ -315,8 +299,8 @@ void DeepSeekModel::prepare_library() {
   library_ = CublasLt::load(library_workspace_);
   const LayerWeights &first = weights_.layers.front(), &last = weights_.layers.back();
   const int64_t hidden = config_.hidden, lora = config_.q_lora_rank, latent = config_.kv_lora_rank,
-                heads_out = config_.num_heads * config_.v_dim,
-                keys_columns = config_.num_heads * (config_.qk_nope_dim + config_.v_dim);
+                heads_out = heads_ * config_.v_dim,
+                keys_columns = heads_ * (config_.qk_nope_dim + config_.v_dim);
   const int64_t most_rows = std::max(options_.max_rows, options_.most_keys);
   for (int64_t least = 65; least <= most_rows; least = rows_alike(least) + 1) {
     const auto run = [&](bf16* x, const WeightMatrix& weight, MatrixSize size, void* out,
@@ -325,7 +309,8 @@ void DeepSeekModel::prepare_library() {
       const int64_t some_rows = std::min(rows_alike(least), most);
       check(cudaMemset(x, 0, static_cast<size_t>(some_rows * size.k) * sizeof(bf16)),
             "clearing a product's rows");
-      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type}, some_rows, nullptr);
+      product({.data = x, .stride = size.k}, weight, size, {out, size.n, type}, some_rows,
+              {device_, nullptr});
     };
     const int64_t rows = options_.max_rows;
     run(normed_, first.q_kv_a, {q_kv_a_columns(), hidden}, q_kv_a_, DType::kBF16, rows);
@@ -335,7 +320,7 @@ void DeepSeekModel::prepare_library() {
     run(normed_, {.values = weights_.head}, {logits_stride(), hidden}, logits_, DType::kF32,
         options_.max_logit_rows);
     if (last.gate_type == DType::kBF16 &&
-        gate_scratch_words(1, hidden, config_.num_experts, budget_.sms) > 0) {
+        gate_scratch_words(1, hidden, config_.num_experts, plan_.budget.sms) > 0) {
       run(normed_, {.values = last.gate}, {config_.num_experts, hidden}, residual_, DType::kF32,
           std::min(rows, rows * hidden / config_.num_experts));
     }
@@ -346,7 +331,7 @@ void DeepSeekModel::prepare_library() {
 // residual += delta; returns norm(residual)
 DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf16* delta,
                                                       const float* weight, Forms forms,
-                                                      int64_t rows, cudaStream_t stream) {
+                                                      int64_t rows, GpuStream stream) {
   const Activation out = normed(forms, rows);
   add_rms_norm({.residual = residual,
                 .delta = delta,
@@ -365,7 +350,7 @@ DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf1
 DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
                                                          const std::byte* arrays,
                                                          const float* weight, Forms forms,
-                                                         cudaStream_t stream) {
+                                                         GpuStream stream) {
   const Activation out = normed(forms, step.logit_rows);
   add_rms_norm({.residual = residual_,
                 .delta = delta_,
@@ -384,7 +369,7 @@ DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
 
 // delta = mlp(x), dense or MoE.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
-                                 const int32_t* num_valid_rows, cudaStream_t stream) {
+                                 const int32_t* num_valid_rows, GpuStream stream) {
   const bool routed = weights.gate != nullptr;
   if (routed) {
     gate({.x = x.data,
@@ -401,40 +386,38 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
           .scratch = gate_scratch_,
           .batch_invariant = options_.batch_invariant,
           .library = library_.get(),
-          .sms = budget_.sms},
+          .sms = plan_.budget.sms},
          stream);
   }
   const MlpWeights& experts = routed ? weights.experts : weights.dense;
   const int32_t* const ids = routed ? expert_ids_ : dense_ids_;
   const float* const expert_weights = routed ? expert_weights_ : dense_weights_;
   if (is_e4m3(experts.gate_up)) {
-    scaled_moe(
-        {.shape = routed ? moe_shape(config_, kScaleBlock) : dense_shape(config_, kScaleBlock),
-         .rows = static_cast<int32_t>(rows),
-         .x = x.quantized.values,
-         .x_scales = x.quantized.scales,
-         .x_scales_stride = x.quantized.scales_block_stride,
-         .expert_ids = ids,
-         .expert_weights = expert_weights,
-         .gate_up = experts.gate_up.values,
-         .gate_up_scales = experts.gate_up.scales,
-         .down = experts.down.values,
-         .down_scales = experts.down.scales,
-         .shared_gate_up = weights.shared.gate_up.values,
-         .shared_gate_up_scales = weights.shared.gate_up.scales,
-         .shared_down = weights.shared.down.values,
-         .shared_down_scales = weights.shared.down.scales,
-         .out = delta_,
-         .out_type = DType::kBF16,
-         .workspace = mlp_,
-         .progress = scaled_progress_,
-         .form = x.quantized.form,
-         .batch_invariant = options_.batch_invariant,
-         .budget = budget_},
-        stream);
+    scaled_moe({.shape = routed ? moe_shape(kScaleBlock) : dense_shape(kScaleBlock),
+                .rows = static_cast<int32_t>(rows),
+                .x = x.quantized.values,
+                .x_scales = x.quantized.scales,
+                .x_scales_stride = x.quantized.scales_block_stride,
+                .expert_ids = ids,
+                .expert_weights = expert_weights,
+                .gate_up = experts.gate_up.values,
+                .gate_up_scales = experts.gate_up.scales,
+                .down = experts.down.values,
+                .down_scales = experts.down.scales,
+                .shared_gate_up = weights.shared.gate_up.values,
+                .shared_gate_up_scales = weights.shared.gate_up.scales,
+                .shared_down = weights.shared.down.values,
+                .shared_down_scales = weights.shared.down.scales,
+                .out = delta_,
+                .out_type = DType::kBF16,
+                .workspace = mlp_,
+                .progress = scaled_progress_,
+                .form = x.quantized.form,
+                .batch_invariant = options_.batch_invariant,
+                .budget = plan_.budget},
+               stream);
   } else {
-    moe({.shape =
-             routed ? moe_shape(config_, kBf16WidthUnit) : dense_shape(config_, kBf16WidthUnit),
+    moe({.shape = routed ? moe_shape(kBf16WidthUnit) : dense_shape(kBf16WidthUnit),
          .rows = static_cast<int32_t>(rows),
          .x = x.data,
          .expert_ids = ids,
@@ -448,14 +431,14 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
          .workspace = mlp_,
          .progress = progress_,
          .batch_invariant = options_.batch_invariant,
-         .budget = budget_},
+         .budget = plan_.budget},
         stream);
   }
 }
 
 // out [rows, n] = x [rows, k] W^T
 void DeepSeekModel::product(const Activation& x, const WeightMatrix& weight, MatrixSize size,
-                            const Output& out, int64_t rows, cudaStream_t stream) {
+                            const Output& out, int64_t rows, GpuStream stream) {
   if (!is_e4m3(weight)) {
     linear({.x = x.data,
             .x_row_stride = x.stride,

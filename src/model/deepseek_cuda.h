@@ -9,8 +9,10 @@
 #include <memory>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "model/attention_plan.h"
 #include "model/gpu_support.h"
+#include "model/kernel_plan.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
 #include "ops/decode_layers/decode_layers_cuda.h"
@@ -28,6 +30,12 @@ struct ModelOptions {
   int64_t most_keys = 0;         // expanded at a time for multi-head attention; whole tiles
   bool batch_invariant = false;  // a row's bits do not depend on the other rows of the step
   StoredFp8 stored_fp8 = StoredFp8::kKept;
+  CacheFormat cache_format = CacheFormat::kBF16;  // of forward()'s cache
+};
+
+// Bytes of device memory.
+struct ModelMemory {
+  int64_t weights = 0, workspace = 0;
 };
 
 // Pages of the latent cache in device memory. Layer l's part of page p, [kPageSize, row bytes],
@@ -48,17 +56,17 @@ struct CacheMemory {
 
 class DeepSeekModel {
  public:
-  // On the current device.
+  // On the current device. Plans the kernels first: what is not supported is refused before a
+  // weight is read.
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options);
-  // Bytes of device memory that load() takes for the weights, and for everything else.
-  static int64_t weight_bytes(const Checkpoint& checkpoint, const ModelOptions& options,
-                              const LoadOptions& load_options);
-  static int64_t workspace_bytes(const ModelConfig& config, const ModelOptions& options);
+  // What load() takes. Refuses what load() refuses by its plan.
+  static Result<ModelMemory> memory(const Checkpoint& checkpoint, const ModelOptions& options,
+                                    const LoadOptions& load_options);
 
   const ModelConfig& config() const { return config_; }
-  int num_multiprocessors() const { return budget_.sms; }
+  int num_multiprocessors() const { return plan_.budget.sms; }
 
   // Enqueues the step whose arrays are at `arrays` in device memory (step.memory, copied): writes
   // the rows' cache rows and logits() [step.logit_rows, vocab] f32, rows logits_stride() apart.
@@ -66,14 +74,12 @@ class DeepSeekModel {
   // without multi-head rows can be captured, and the graph replayed for any step with the same
   // number of rows.
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-               const CacheMemory& cache, cudaStream_t stream);
+               const CacheMemory& cache, GpuStream stream);
   float* logits() const { return logits_; }
-  int64_t logits_stride() const { return gpu_logit_columns(config_); }
+  int64_t logits_stride() const { return gpu_logit_columns(spec_); }
   // Whether steps of one row use other launches beyond kMostDecodeLayersTokens keys: a graph is
   // valid on one side only.
-  bool one_row_depends_on_keys() const {
-    return decode_layers_.size() > 0 && !options_.batch_invariant;
-  }
+  bool one_row_depends_on_keys() const { return plan_.takes_decode_layers; }
 
  private:
   struct Query {
@@ -107,61 +113,65 @@ class DeepSeekModel {
   static Forms forms_of(const WeightMatrix& weight);
   static Forms feed_forward_forms(const LayerWeights& weights);
 
-  DeepSeekModel(const ModelConfig& config, const ModelOptions& options);
+  static Result<KernelPlan> plan(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                 const ModelOptions& options, const LoadOptions& load_options);
+  DeepSeekModel(ModelSpec spec, KernelPlan plan, const ModelOptions& options);
 
   template <typename Place>
   void for_each_piece(const Place& place);
+  int64_t workspace_bytes();
+  int64_t mlp_bytes() const;
+  MoeShape moe_shape(int64_t unit) const;
+  MoeShape dense_shape(int64_t unit) const;
   void fill_constants();
   void describe_decode_layers();
-  DecodeLayersShape decode_layers_shape() const;
   bool takes_decode_layers(const StepLayout& step) const;
   void last_layers(const StepLayout& step, const std::byte* arrays, const CacheMemory& cache,
-                   cudaStream_t stream);
-  bool lends_library() const;
+                   GpuStream stream);
   void prepare_library();
 
   void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
-                 const std::byte* arrays, const Pages& pages, cudaStream_t stream);
-  Query project_query(const LayerWeights& weights, int64_t rows, cudaStream_t stream);
+                 const std::byte* arrays, const Pages& pages, GpuStream stream);
+  Query project_query(const LayerWeights& weights, int64_t rows, GpuStream stream);
   Activation heads_out(const LayerWeights& weights, const StepLayout& step) const;
   void absorbed_attention(const LayerWeights& weights, const StepLayout& step,
                           const std::byte* arrays, const Query& query, const Pages& pages,
-                          const Activation& out, cudaStream_t stream);
+                          const Activation& out, GpuStream stream);
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
-                     const Activation& out, cudaStream_t stream);
+                     const Activation& out, GpuStream stream);
   void feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
-                    const int32_t* num_valid_rows, cudaStream_t stream);
+                    const int32_t* num_valid_rows, GpuStream stream);
 
   Activation add_and_norm(float* residual, const bf16* delta, const float* weight, Forms forms,
-                          int64_t rows, cudaStream_t stream);
-  void logits_of(float* residual, int64_t rows, cudaStream_t stream);
+                          int64_t rows, GpuStream stream);
+  void logits_of(float* residual, int64_t rows, GpuStream stream);
   Activation narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
-                             Forms forms, cudaStream_t stream);
+                             Forms forms, GpuStream stream);
   void product(const Activation& x, const WeightMatrix& weight, MatrixSize size, const Output& out,
-               int64_t rows, cudaStream_t stream);
+               int64_t rows, GpuStream stream);
   void head_product(const Activation& x, int64_t x_head_stride, const WeightMatrix& weight,
-                    MatrixSize size, const Activation& out, int64_t rows, cudaStream_t stream);
+                    MatrixSize size, const Activation& out, int64_t rows, GpuStream stream);
   Activation normed(Forms forms, int64_t rows) const;
   QuantizedRows quantized(int64_t rows, int64_t k, float input_scale) const;
 
   ScaleForm scale_form() const {
     return config_.quantization.scales_are_powers_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
   }
-  int64_t q_rows() const { return config_.num_heads * config_.qk_dim(); }
+  int64_t q_rows() const { return heads_ * config_.qk_dim(); }
   // Columns of the q_kv_a GEMM.
   int64_t q_kv_a_columns() const {
     return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + config_.latent_dim();
   }
 
-  const ModelConfig config_;
+  const ModelSpec spec_;
+  const ModelConfig& config_ = spec_.config;
+  const int64_t heads_ = spec_.num_heads();  // of this rank
+  const KernelPlan plan_;
   const ModelOptions options_;
-  const SmBudget budget_;  // for launches whose CTAs wait for one another
+  DeviceContext& device_;
   ModelWeights weights_;
-  // The first of the last layers that decode_layers() runs in one launch for one token; empty:
-  // none.
-  int64_t first_decode_layer_ = 0;
-  DeviceArray<DecodeLayer> decode_layers_;
+  DeviceArray<DecodeLayer> decode_layers_;  // from plan_.first_decode_layer on
   DeviceArray<std::byte> workspace_;
   std::unique_ptr<CublasLt> library_;  // passed to bf16 GEMMs; null: absent
 

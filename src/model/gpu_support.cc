@@ -15,15 +15,16 @@ namespace {
 
 constexpr int64_t kLogitUnit = 8;
 
-Result<> attention(const ModelConfig& config) {
+Result<> attention(const ModelSpec& spec) {
+  const ModelConfig& config = spec.config;
   const NamedSize hidden{"hidden_size", config.hidden};
   const NamedSize nope{"qk_nope_head_dim", config.qk_nope_dim}, v{"v_head_dim", config.v_dim};
   const NamedSize latent{"kv_lora_rank", config.kv_lora_rank};
   FATHOM_RETURN_IF_ERROR(cuda::attention_supports(
       {.latent = latent, .rope = {"qk_rope_head_dim", config.qk_rope_dim}, .nope = nope, .v = v}));
   const NamedSize query{"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)",
-                        config.num_heads * config.qk_dim()};
-  const NamedSize heads_out{"num_attention_heads * v_head_dim", config.num_heads * config.v_dim};
+                        spec.num_heads() * config.qk_dim()};
+  const NamedSize heads_out{"num_attention_heads * v_head_dim", spec.num_heads() * config.v_dim};
   if (config.q_lora_rank > 0) {
     const NamedSize q_lora{"q_lora_rank", config.q_lora_rank};
     FATHOM_RETURN_IF_ERROR(cuda::linear_supports(q_lora, hidden));
@@ -53,11 +54,12 @@ Result<> feed_forward(const ModelConfig& config) {
 
 }  // namespace
 
-int64_t gpu_logit_columns(const ModelConfig& config) {
-  return round_up(config.vocab_size, kLogitUnit);
+int64_t gpu_logit_columns(const ModelSpec& spec) {
+  return round_up(spec.vocabulary().count, kLogitUnit);
 }
 
-Result<> gpu_supports(const ModelConfig& config, CacheFormat cache_format) {
+Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
+  const ModelConfig& config = spec.config;
   if (cache_format == CacheFormat::kF32) {
     return invalid("--kv-cache-dtype is float32; kernels for GPUs take bf16 and forms of 8 bits");
   }
@@ -66,9 +68,9 @@ Result<> gpu_supports(const ModelConfig& config, CacheFormat cache_format) {
     const NamedSize vocab{"vocab_size", config.vocab_size};
     FATHOM_RETURN_IF_ERROR(cuda::rms_norm_supports(hidden));
     FATHOM_RETURN_IF_ERROR(cuda::sample_supports(vocab));
-    FATHOM_RETURN_IF_ERROR(attention(config));
+    FATHOM_RETURN_IF_ERROR(attention(spec));
     FATHOM_RETURN_IF_ERROR(feed_forward(config));
-    return cuda::linear_supports({"vocab_size, padded", gpu_logit_columns(config)}, hidden);
+    return cuda::linear_supports({"vocab_size, padded", gpu_logit_columns(spec)}, hidden);
   };
   if (const auto supported = sizes(); !supported) {
     return tl::unexpected(with_context("config.json: ", supported.error()));

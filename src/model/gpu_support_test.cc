@@ -29,7 +29,7 @@ TEST(GpuSupport, TakesEveryPublishedModel) {
     const ModelConfig config = published(name);
     for (const CacheFormat format :
          {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
-      const auto supported = gpu_supports(config, format);
+      const auto supported = gpu_supports(make_spec(config), format);
       EXPECT_TRUE(supported) << name << ": " << supported.error().message;
     }
   }
@@ -63,7 +63,7 @@ TEST(GpuSupport, NamesTheFieldThatNoKernelTakes) {
   for (const Case& one : cases) {
     ModelConfig config = published("deepseek_v3.json");
     one.push(config);
-    const auto supported = gpu_supports(config, CacheFormat::kBF16);
+    const auto supported = gpu_supports(make_spec(config), CacheFormat::kBF16);
     ASSERT_FALSE(supported) << one.field;
     EXPECT_EQ(supported.error().code, Code::kInvalidArgument);
     EXPECT_THAT(supported.error().message, testing::StartsWith("config.json: " + one.field));
@@ -90,22 +90,22 @@ TEST(GpuSupport, TakesWhatIsPaddedOrCutOnTheHost) {
   for (size_t i = 0; i < pushes.size(); ++i) {
     ModelConfig config = published("deepseek_v3.json");
     pushes[i](config);
-    const auto supported = gpu_supports(config, CacheFormat::kBF16);
+    const auto supported = gpu_supports(make_spec(config), CacheFormat::kBF16);
     EXPECT_TRUE(supported) << i << ": " << supported.error().message;
   }
 }
 
 TEST(GpuSupport, RefusesACacheInFp32ByItsFlag) {
-  const auto supported = gpu_supports(published("deepseek_v3.json"), CacheFormat::kF32);
+  const auto supported = gpu_supports(make_spec(published("deepseek_v3.json")), CacheFormat::kF32);
   ASSERT_FALSE(supported);
   EXPECT_THAT(supported.error().message, HasSubstr("--kv-cache-dtype"));
 }
 
 TEST(GpuSupport, PadsTheHeadToWholeEights) {
   ModelConfig config = published("deepseek_v3.json");
-  EXPECT_EQ(gpu_logit_columns(config), config.vocab_size);
+  EXPECT_EQ(gpu_logit_columns(make_spec(config)), config.vocab_size);
   config.vocab_size = 129281;
-  EXPECT_EQ(gpu_logit_columns(config), 129288);
+  EXPECT_EQ(gpu_logit_columns(make_spec(config)), 129288);
 }
 
 }  // namespace

@@ -49,8 +49,8 @@ __device__ float value_at(const StoredPiece& piece, int row, int col) {
   if (row >= piece.rows || col >= piece.cols) return 0;
   const float value = wide(static_cast<const T*>(piece.values)[int64_t{row} * piece.cols + col]);
   if (piece.scales == nullptr) return value;
-  const int64_t scale_row = (piece.first_row + row) / piece.scale_rows;
-  const int scale_col = (piece.first_col + col) / piece.scale_cols;
+  const int64_t scale_row = (piece.scale_row + piece.first_row + row) / piece.scale_rows;
+  const int scale_col = (piece.scale_col + piece.first_col + col) / piece.scale_cols;
   return __fmul_rn(value, piece.scales[scale_row * piece.scales_stride + scale_col]);
 }
 

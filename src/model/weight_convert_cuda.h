@@ -7,28 +7,21 @@
 #include <cstdint>
 
 #include "checkpoint/dummy_weights.h"
+#include "model/weight_place.h"
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
 
-// Destination of a matrix: [rows, cols] dense, zeros where the matrix ends before. In e4m3 rows and
-// cols are rounded up to whole blocks of 128; rows need not be where nothing follows.
-struct WeightPlace {
-  DType type = DType::kBF16;  // kBF16, kF32 or kF8E4M3
-  void* values = nullptr;
-  float* scales = nullptr;      // [rows / 128 rounded up, cols / 128], e4m3 only
-  float* row_scales = nullptr;  // [rows], per-row scales of e4m3; null otherwise
-  int64_t rows = 0, cols = 0;
-};
-
-// [rows, cols] of a stored matrix from [first_row, first_col] on, and its destination: up to
-// [filled_rows, filled_cols] of the place from there, with zeros beyond what is stored.
+// [rows, cols] of a stored matrix, or of a slice of it, from [first_row, first_col] on, and its
+// destination: up to [filled_rows, filled_cols] of the place from there, with zeros beyond what is
+// stored.
 struct StoredPiece {
   const void* values = nullptr;  // dense
   DType type = DType::kBF16;     // kF32, kBF16, kF16 or kF8E4M3
   int32_t first_row = 0, first_col = 0, rows = 0, cols = 0, filled_rows = 0, filled_cols = 0;
   const float* scales = nullptr;  // the whole matrix's, as in ScaledMatrix; null: none
   int32_t scales_stride = 0, scale_rows = 0, scale_cols = 0;
+  int32_t scale_row = 0, scale_col = 0;  // where a slice begins in the whole matrix
 };
 
 // Rounds the values of ScaledMatrix::at() to nearest even, to bf16 or f32; or quantizes them to
@@ -47,13 +40,7 @@ struct DummyPiece {
 };
 void fill_dummy_piece(const DummyPiece& piece, void* to, int64_t to_stride, cudaStream_t stream);
 
-// kv_b_proj [heads * (nope + v), latent]: for each head, W_UK transposed to uk [heads, latent,
-// nope] and W_UV to uv [heads, v, latent]. In e4m3 if kv_b is and nope, v and latent are multiples
-// of 128, with the same scales; otherwise in bf16.
-struct KvBSplit {
-  WeightPlace kv_b, uk, uv;
-  int32_t heads = 0, nope = 0, v = 0, latent = 0;
-};
+// Fills uk and uv from kv_b.
 void split_kv_b(const KvBSplit& split, cudaStream_t stream);
 
 }  // namespace fathom::cuda

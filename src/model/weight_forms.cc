@@ -4,51 +4,93 @@
 #include "tensor/scale_form.h"
 
 namespace fathom {
+namespace {
 
-WeightForm WeightForms::matrix(const std::vector<MatrixPart>& parts, int64_t cols) const {
-  if (cols % kScaleBlock != 0) return {};
+// Whether a part's scales are those of whole blocks of the stored matrix.
+bool begins_block(const TensorPart& part) {
+  return part.rows.first % kScaleBlock == 0 && part.cols.first % kScaleBlock == 0;
+}
+
+LayerForms forms_of(const LayerSpec& layer, const ModelConfig& config, const WeightForms& forms) {
+  const AttentionSpec& attention = layer.attention;
+  LayerForms out;
+  if (attention.q_a) {
+    out.q_kv_a = forms.matrix({&*attention.q_a, &attention.kv_a});
+    out.q_b = forms.matrix({&attention.q_b});
+  } else {
+    out.q_kv_a = forms.matrix({&attention.q_b, &attention.kv_a});
+  }
+  out.kv_b = forms.matrix({&attention.kv_b});
+  out.kv_b_halves = forms.kv_b_halves(attention.kv_b, config.qk_nope_dim, config.v_dim);
+  out.o = forms.matrix({&attention.o});
+  if (layer.dense) {
+    out.mlps = forms.mlps({&*layer.dense, 1});
+    return out;
+  }
+  const MoeSpec& moe = *layer.moe;
+  out.router = forms.router(moe.router);
+  out.mlps = forms.mlps(moe.experts);
+  if (moe.shared && forms.mlps({&*moe.shared, 1}) != out.mlps) out.mlps = DType::kBF16;
+  return out;
+}
+
+}  // namespace
+
+WeightForm WeightForms::matrix(StackedParts parts) const {
   WeightForm form{DType::kF8E4M3};
   int64_t rows = 0;
-  for (const MatrixPart& part : parts) {
-    if (rows % kScaleBlock != 0 || !is_e4m3(part.name)) return {};
-    form.by_row = form.by_row || is_scaled_by_row(part, cols);
-    rows += part.rows;
+  for (const TensorPart* part : parts) {
+    const bool is_block = rows % kScaleBlock == 0 && begins_block(*part);
+    if (!is_block || part->cols.count % kScaleBlock != 0 || !is_e4m3(*part)) return {};
+    form.by_row = form.by_row || is_scaled_by_row(*part);
+    rows += part->rows.count;
   }
   return form;
 }
 
-WeightForm WeightForms::kv_b_halves(const MatrixPart& kv_b, int64_t latent, int64_t nope,
-                                    int64_t v) const {
-  const WeightForm whole = matrix({kv_b}, latent);
+WeightForm WeightForms::kv_b_halves(const TensorPart& kv_b, int64_t nope, int64_t v) const {
+  const WeightForm whole = matrix({&kv_b});
   // Transposed, per-row scales would be per-column.
   const bool blocks = nope % kScaleBlock == 0 && v % kScaleBlock == 0 && !whole.by_row;
   return blocks ? whole : WeightForm{};
 }
 
-WeightForm WeightForms::mlps(const PrefixOf& prefix_of, int64_t count, int64_t hidden) const {
-  if (hidden % kScaleBlock != 0) return {};
-  for (int64_t i = 0; i < count; ++i) {
-    for (const char* name : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}) {
-      if (!is_e4m3(prefix_of(i) + name)) return {};
+DType WeightForms::mlps(std::span<const MlpSpec> blocks) const {
+  for (const MlpSpec& block : blocks) {
+    if (block.gate.cols.count % kScaleBlock != 0) return DType::kBF16;
+    for (const TensorPart* part : {&block.gate, &block.up, &block.down}) {
+      if (!begins_block(*part) || !is_e4m3(*part)) return DType::kBF16;
     }
   }
-  return {DType::kF8E4M3};
+  return DType::kF8E4M3;
+}
+
+DType WeightForms::router(const TensorPart& part) const {
+  const TensorEntry* const entry = checkpoint_.find(part.name);
+  return entry != nullptr && entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
 // Whether the tensor's own type is e4m3 in device memory.
-bool WeightForms::is_e4m3(const std::string& name) const {
-  const TensorEntry* const entry = checkpoint_.find(name);
+bool WeightForms::is_e4m3(const TensorPart& part) const {
+  const TensorEntry* const entry = checkpoint_.find(part.name);
   if (!keep_fp8_ || entry == nullptr) return false;
   return entry->dtype == DType::kF8E4M3 ||
          is_quantized_while_loading(checkpoint_, options_, true, entry->dtype);
 }
 
 // Errors in its scales are reported by load_tensors.
-bool WeightForms::is_scaled_by_row(const MatrixPart& part, int64_t cols) const {
+bool WeightForms::is_scaled_by_row(const TensorPart& part) const {
   const TensorEntry* const entry = checkpoint_.find(part.name);
-  if (entry == nullptr || part.rows == 1) return false;
-  const auto scales = find_scales(checkpoint_, part.name, *entry, part.rows, cols);
+  if (entry == nullptr || part.num_rows == 1) return false;
+  const auto scales = find_scales(checkpoint_, part.name, *entry, part.num_rows, part.num_cols);
   return scales && scales->scale_rows == 1;
+}
+
+std::vector<LayerForms> layer_forms(const ModelSpec& spec, const WeightForms& forms) {
+  std::vector<LayerForms> out;
+  out.reserve(spec.layers.size());
+  for (const LayerSpec& layer : spec.layers) out.push_back(forms_of(layer, spec.config, forms));
+  return out;
 }
 
 }  // namespace fathom

@@ -34,16 +34,28 @@ class WeightFormsTest : public testing::Test {
     return {checkpoint_, stored, options_};
   }
 
-  static std::string layer(int64_t index, const std::string& rest) {
-    return fmt::format("model.layers.{}.{}", index, rest);
+  // q_proj and kv_a_proj_with_mqa [rows, cols].
+  static TensorPart q(int64_t rows = 384, int64_t cols = 256) {
+    return whole("self_attn.q_proj.weight", rows, cols);
   }
-  // q_proj and kv_a_proj_with_mqa, with so many rows of q_proj.
-  static std::vector<MatrixPart> q_kv_a(int64_t q_rows = 384) {
-    return {{layer(0, "self_attn.q_proj.weight"), q_rows},
-            {layer(0, "self_attn.kv_a_proj_with_mqa.weight"), 576}};
+  static TensorPart kv_a(int64_t cols = 256) {
+    return whole("self_attn.kv_a_proj_with_mqa.weight", 576, cols);
   }
-  static MatrixPart kv_b() { return {layer(0, "self_attn.kv_b_proj.weight"), 512}; }
-  static std::string mlp(int64_t index) { return layer(index, "mlp."); }
+  static TensorPart kv_b() { return whole("self_attn.kv_b_proj.weight", 512, 512); }
+
+  // The blocks of both layers, with so many columns.
+  std::vector<MlpSpec> mlps(int64_t hidden = 256) const {
+    std::vector<MlpSpec> blocks;
+    for (const LayerSpec& layer : make_spec(checkpoint_.config()).layers) {
+      blocks.push_back(*layer.dense);
+      blocks.back().gate.cols.count = blocks.back().up.cols.count = hidden;
+    }
+    return blocks;
+  }
+
+  static TensorPart whole(const std::string& name, int64_t rows, int64_t cols) {
+    return {"model.layers.0." + name, rows, cols, {0, rows}, {0, cols}};
+  }
 
   TestFolder folder_;
   Checkpoint checkpoint_;
@@ -52,41 +64,77 @@ class WeightFormsTest : public testing::Test {
 
 TEST_F(WeightFormsTest, KeepWhatProductsOfE4M3Take) {
   const WeightForms blocks = forms(kBlocks);
-  EXPECT_EQ(blocks.matrix(q_kv_a(), 256).type, DType::kF8E4M3);
-  EXPECT_FALSE(blocks.matrix(q_kv_a(), 256).by_row);
-  EXPECT_EQ(blocks.matrix(q_kv_a(), 200).type, DType::kBF16);     // ragged columns
-  EXPECT_EQ(blocks.matrix(q_kv_a(376), 256).type, DType::kBF16);  // kv_a inside a block
-  EXPECT_EQ(blocks.kv_b_halves(kv_b(), 512, 128, 128).type, DType::kF8E4M3);
-  EXPECT_EQ(blocks.kv_b_halves(kv_b(), 512, 64, 192).type, DType::kBF16);
+  const TensorPart q_part = q(), kv_part = kv_a(), kv_b_part = kv_b();
+  EXPECT_EQ(blocks.matrix({&q_part, &kv_part}).type, DType::kF8E4M3);
+  EXPECT_FALSE(blocks.matrix({&q_part, &kv_part}).by_row);
+  const TensorPart ragged_q = q(384, 200), ragged_kv = kv_a(200), odd_q = q(376);
+  EXPECT_EQ(blocks.matrix({&ragged_q, &ragged_kv}).type, DType::kBF16);
+  EXPECT_EQ(blocks.matrix({&odd_q, &kv_part}).type, DType::kBF16);  // kv_a inside a block
+  EXPECT_EQ(blocks.kv_b_halves(kv_b_part, 128, 128).type, DType::kF8E4M3);
+  EXPECT_EQ(blocks.kv_b_halves(kv_b_part, 64, 192).type, DType::kBF16);
+}
+
+TEST_F(WeightFormsTest, SlicesKeepWholeBlocks) {
+  const WeightForms blocks = forms(kBlocks);
+  TensorPart rows = q(), cols = q();
+  rows.rows = {256, 128};
+  EXPECT_EQ(blocks.matrix({&rows}).type, DType::kF8E4M3);
+  rows.rows = {192, 192};  // the second head begins inside a block
+  EXPECT_EQ(blocks.matrix({&rows}).type, DType::kBF16);
+  cols.cols = {128, 128};
+  EXPECT_EQ(blocks.matrix({&cols}).type, DType::kF8E4M3);
+  cols.cols = {64, 128};
+  EXPECT_EQ(blocks.matrix({&cols}).type, DType::kBF16);
+  std::vector<MlpSpec> second = {mlps()[1]};
+  second[0].down.cols = {128, 72};
+  EXPECT_EQ(blocks.mlps(second), DType::kF8E4M3);
+  second[0].down.cols = {64, 72};
+  EXPECT_EQ(blocks.mlps(second), DType::kBF16);
 }
 
 TEST_F(WeightFormsTest, MlpsAreInE4M3IfAllTheirMatricesAre) {
   const WeightForms blocks = forms(kBlocks);
-  EXPECT_EQ(blocks.mlps(mlp, 1, 256).type, DType::kBF16);  // an ignored matrix
-  EXPECT_EQ(blocks.mlps([](int64_t) { return mlp(1); }, 1, 256).type, DType::kF8E4M3);
-  EXPECT_EQ(blocks.mlps([](int64_t) { return mlp(1); }, 1, 200).type, DType::kBF16);
-  EXPECT_EQ(forms(kRow).mlps(mlp, 2, 256).type, DType::kF8E4M3);
+  EXPECT_EQ(blocks.mlps(mlps()), DType::kBF16);  // an ignored matrix in the first
+  EXPECT_EQ(blocks.mlps({&mlps()[1], 1}), DType::kF8E4M3);
+  EXPECT_EQ(blocks.mlps({&mlps(200)[1], 1}), DType::kBF16);
+  EXPECT_EQ(forms(kRow).mlps(mlps()), DType::kF8E4M3);
 }
 
 TEST_F(WeightFormsTest, AScaleARowStays) {
+  const TensorPart q_part = q(), kv_part = kv_a(), kv_b_part = kv_b();
   const WeightForms tensor = forms(kTensor);
-  EXPECT_EQ(tensor.matrix(q_kv_a(), 256).type, DType::kF8E4M3);
-  EXPECT_FALSE(tensor.matrix(q_kv_a(), 256).by_row);
-  EXPECT_EQ(tensor.kv_b_halves(kv_b(), 512, 128, 128).type, DType::kF8E4M3);
+  EXPECT_EQ(tensor.matrix({&q_part, &kv_part}).type, DType::kF8E4M3);
+  EXPECT_FALSE(tensor.matrix({&q_part, &kv_part}).by_row);
+  EXPECT_EQ(tensor.kv_b_halves(kv_b_part, 128, 128).type, DType::kF8E4M3);
   const WeightForms row = forms(kRow);
-  EXPECT_EQ(row.matrix(q_kv_a(), 256).type, DType::kF8E4M3);
-  EXPECT_TRUE(row.matrix(q_kv_a(), 256).by_row);
-  EXPECT_EQ(row.kv_b_halves(kv_b(), 512, 128, 128).type, DType::kBF16);
+  EXPECT_EQ(row.matrix({&q_part, &kv_part}).type, DType::kF8E4M3);
+  EXPECT_TRUE(row.matrix({&q_part, &kv_part}).by_row);
+  EXPECT_EQ(row.kv_b_halves(kv_b_part, 128, 128).type, DType::kBF16);
 }
 
 TEST_F(WeightFormsTest, WhatIsWideStaysSoUnlessItIsQuantised) {
-  EXPECT_EQ(forms("").matrix(q_kv_a(), 256).type, DType::kBF16);
+  const TensorPart q_part = q(), kv_part = kv_a(), kv_b_part = kv_b();
+  const auto type = [&](const WeightForms& of) { return of.matrix({&q_part, &kv_part}).type; };
+  EXPECT_EQ(type(forms("")), DType::kBF16);
   options_.quantize_fp8 = true;
-  EXPECT_EQ(forms("").matrix(q_kv_a(), 256).type, DType::kF8E4M3);
-  EXPECT_EQ(forms("").mlps(mlp, 2, 256).type, DType::kF8E4M3);
-  EXPECT_EQ(forms("").kv_b_halves(kv_b(), 512, 128, 128).type, DType::kF8E4M3);
-  EXPECT_EQ(forms("", StoredFp8::kExpandedToBF16).matrix(q_kv_a(), 256).type, DType::kBF16);
-  EXPECT_EQ(forms(kBlocks, StoredFp8::kExpandedToBF16).matrix(q_kv_a(), 256).type, DType::kBF16);
+  EXPECT_EQ(type(forms("")), DType::kF8E4M3);
+  EXPECT_EQ(forms("").mlps(mlps()), DType::kF8E4M3);
+  EXPECT_EQ(forms("").kv_b_halves(kv_b_part, 128, 128).type, DType::kF8E4M3);
+  EXPECT_EQ(type(forms("", StoredFp8::kExpandedToBF16)), DType::kBF16);
+  EXPECT_EQ(type(forms(kBlocks, StoredFp8::kExpandedToBF16)), DType::kBF16);
+}
+
+TEST_F(WeightFormsTest, OfLayersFollowTheSpec) {
+  const WeightForms blocks = forms(kBlocks);
+  const auto layers = layer_forms(make_spec(checkpoint_.config()), blocks);
+  const WeightForm e4m3{DType::kF8E4M3};
+  ASSERT_EQ(layers.size(), 2);
+  EXPECT_EQ(layers[0], (LayerForms{e4m3, {}, e4m3, e4m3, e4m3, DType::kBF16, DType::kF32}));
+  EXPECT_EQ(layers[1].mlps, DType::kF8E4M3);
+  // A rank's second of two heads: its rows of q_proj begin inside a block.
+  const auto part = layer_forms(make_spec(checkpoint_.config(), {.tp = 2}, 1), blocks);
+  EXPECT_EQ(part[1].q_kv_a, WeightForm{});
+  EXPECT_EQ(part[1].o, e4m3);
 }
 
 }  // namespace

@@ -22,18 +22,35 @@ bool fits_as_stored(const ScaledMatrix& matrix, const WeightPlace& place) {
   return !is_scaled_by_row(matrix) || place.row_scales != nullptr;
 }
 
+// Reads [rows, cols] of the part from [row, col] on, dense.
+Result<> read(const WeightSource& source, Slice rows, Slice cols, std::byte* to) {
+  if (rows.count == 0 || cols.count == 0) return {};
+  const int64_t size = size_of(source.matrix.values.dtype()), stored_cols = source.part.num_cols;
+  const int64_t first =
+      (source.part.rows.first + rows.first) * stored_cols + source.part.cols.first + cols.first;
+  if (cols.count == stored_cols) {
+    return source.read(first * size, {to, static_cast<size_t>(rows.count * stored_cols * size)});
+  }
+  const auto row_bytes = static_cast<size_t>(cols.count * size);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    FATHOM_RETURN_IF_ERROR(source.read((first + r * stored_cols) * size, {to, row_bytes}));
+    to += row_bytes;
+  }
+  return {};
+}
+
 // Finds the weight that is not finite, after the device has seen one; returns the error.
 Result<> not_finite(const WeightSource& source) {
   ScaledMatrix matrix = source.matrix;
   const DType type = matrix.values.dtype();
   std::vector<std::byte> values(static_cast<size_t>(matrix.rows() * matrix.cols() * size_of(type)));
-  FATHOM_RETURN_IF_ERROR(source.read(0, values));
+  FATHOM_RETURN_IF_ERROR(read(source, {0, matrix.rows()}, {0, matrix.cols()}, values.data()));
   matrix.values = ConstTensorView(values.data(), type, {matrix.rows(), matrix.cols()});
   for (int64_t r = 0; r < matrix.rows(); ++r) {
     for (int64_t c = 0; c < matrix.cols(); ++c) {
       if (std::isfinite(matrix.at(r, c))) continue;
       return invalid("holds {} at [{}, {}]; only finite weights can be quantised", matrix.at(r, c),
-                     r, c);
+                     source.part.rows.first + r, source.part.cols.first + c);
     }
   }
   FATHOM_CHECK(false, "finite weights were found not to be");
@@ -111,10 +128,10 @@ Result<> WeightUpload::stage(const WeightSource& source, const Piece& piece, int
   const auto small = [](int64_t value) { return static_cast<int32_t>(value); };
   if (source.dummy) {
     fill_dummy_piece({.values = *source.dummy,
-                      .columns = source.matrix.cols(),
+                      .columns = source.part.num_cols,
                       .type = type,
-                      .first_row = small(piece.first_row),
-                      .first_col = small(piece.first_col),
+                      .first_row = small(source.part.rows.first + piece.first_row),
+                      .first_col = small(source.part.cols.first + piece.first_col),
                       .rows = small(piece.rows),
                       .cols = small(piece.cols),
                       .filled_rows = small(piece.filled_rows),
@@ -123,7 +140,8 @@ Result<> WeightUpload::stage(const WeightSource& source, const Piece& piece, int
     return {};
   }
   std::byte* const pinned = pinned_.data() + turn_ * kPieceBytes;
-  FATHOM_RETURN_IF_ERROR(read(source, piece, pinned));
+  FATHOM_RETURN_IF_ERROR(
+      read(source, {piece.first_row, piece.rows}, {piece.first_col, piece.cols}, pinned));
   const auto row_bytes = static_cast<size_t>(piece.cols * size_of(type));
   const auto pitch = static_cast<size_t>(stride * size_of(type));
   const auto rows = static_cast<size_t>(piece.rows);
@@ -137,22 +155,6 @@ Result<> WeightUpload::stage(const WeightSource& source, const Piece& piece, int
     check(cudaMemcpy2DAsync(to, pitch, pinned, row_bytes, row_bytes, rows, cudaMemcpyHostToDevice,
                             stream_),
           kCopying);
-  }
-  return {};
-}
-
-// Reads a piece's stored values, dense.
-Result<> WeightUpload::read(const WeightSource& source, const Piece& piece, std::byte* to) {
-  const int64_t size = size_of(source.matrix.values.dtype()), cols = source.matrix.cols();
-  if (piece.cols == cols) {
-    const auto bytes = static_cast<size_t>(piece.rows * cols * size);
-    return source.read(piece.first_row * cols * size, {to, bytes});
-  }
-  const auto row_bytes = static_cast<size_t>(piece.cols * size);
-  for (int64_t r = 0; r < piece.rows; ++r) {
-    const int64_t first = ((piece.first_row + r) * cols + piece.first_col) * size;
-    FATHOM_RETURN_IF_ERROR(source.read(first, {to, row_bytes}));
-    to += row_bytes;
   }
   return {};
 }
@@ -206,7 +208,9 @@ Result<> WeightUpload::convert(const WeightSource& source, const WeightPlace& pl
                      .scales = matrix.scales.empty() ? nullptr : stored_scales_.data(),
                      .scales_stride = matrix.scales.empty() ? 0 : small(matrix.scales.size(1)),
                      .scale_rows = small(matrix.scale_rows),
-                     .scale_cols = small(matrix.scale_cols)},
+                     .scale_cols = small(matrix.scale_cols),
+                     .scale_row = small(matrix.scale_row),
+                     .scale_col = small(matrix.scale_col)},
                     place, not_finite_.data(), stream_);
       end_piece();
     }

@@ -11,17 +11,19 @@
 #include "checkpoint/load_plan.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/pinned_array.h"
+#include "model/model_spec.h"
 #include "model/weight_convert_cuda.h"
 #include "tensor/scaled_matrix.h"
 
 namespace fathom::cuda {
 
-// A matrix to upload. Its values have a type and a shape, but no memory: they are read from a file
-// or generated.
+// A part of a stored matrix to upload. Its values have a type and a shape, but no memory: they are
+// read from a file or generated.
 struct WeightSource {
-  ScaledMatrix matrix;
-  ReadValues read;
-  std::optional<DummyValues> dummy;
+  ScaledMatrix matrix;  // of the part; the scales are the whole matrix's
+  const TensorPart& part;
+  ReadValues read = {};  // of the whole matrix's values
+  std::optional<DummyValues> dummy = {};
 };
 
 // Used by one thread; on the device that is current at construction.
@@ -32,7 +34,7 @@ class WeightUpload {
   WeightUpload(const WeightUpload&) = delete;
   WeightUpload& operator=(const WeightUpload&) = delete;
 
-  // Uploads the whole matrix; done on return. e4m3 stays bitwise as stored where the place has room
+  // Uploads the part; done on return. e4m3 stays bitwise as stored where the place has room
   // for its scales (per-row scales need row_scales) and is requantized elsewhere. The error names a
   // weight that is not finite and cannot be quantized.
   Result<> copy(const WeightSource& source, const WeightPlace& place);
@@ -47,7 +49,6 @@ class WeightUpload {
 
   struct Piece;
   Result<> stage(const WeightSource& source, const Piece& piece, int64_t stride, void* to);
-  Result<> read(const WeightSource& source, const Piece& piece, std::byte* to);
   Result<> copy_as_stored(const WeightSource& source, const WeightPlace& place);
   Result<> convert(const WeightSource& source, const WeightPlace& place);
   void copy_scales(const ScaledMatrix& matrix, const WeightPlace& place);

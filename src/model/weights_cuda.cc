@@ -1,81 +1,160 @@
 #include "model/weights_cuda.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
 
-#include "model/gpu_support.h"
-#include "model/weight_collector_cuda.h"
+#include "checkpoint/stored_scales.h"
+#include "checkpoint/tensor_names.h"
+#include "device/cuda/device_context.h"
+#include "model/upload_plan.h"
+#include "model/weight_upload_cuda.h"
 
 namespace fathom::cuda {
 namespace {
 
-void collect_attention(const ModelConfig& config, const std::string& prefix,
-                       WeightCollector& collect, LayerWeights* out) {
-  const int64_t hidden = config.hidden, q_rows = config.num_heads * config.qk_dim();
-  const bool compressed = config.q_lora_rank > 0;
-  const MatrixPart kv_a{prefix + "kv_a_proj_with_mqa.weight", config.latent_dim()};
-  if (compressed) {
-    const MatrixPart q_a{prefix + "q_a_proj.weight", config.q_lora_rank};
-    collect.matrix({q_a, kv_a}, hidden, &out->q_kv_a);
-    collect.vector(prefix + "q_a_layernorm.weight", config.q_lora_rank, &out->q_a_norm);
-    collect.matrix({{prefix + "q_b_proj.weight", q_rows}}, config.q_lora_rank, &out->q_b);
-  } else {
-    collect.matrix({{prefix + "q_proj.weight", q_rows}, kv_a}, hidden, &out->q_kv_a);
-  }
-  collect.vector(prefix + "kv_a_layernorm.weight", config.kv_lora_rank, &out->kv_a_norm);
-  collect.kv_b(prefix + "kv_b_proj.weight", config, out);
-  collect.matrix({{prefix + "o_proj.weight", hidden}}, config.num_heads * config.v_dim, &out->o);
+// Default number of threads: they only read and copy, and 8 nearly saturate the page cache.
+constexpr int kLoadingThreads = 8;
+
+Result<float> read_number(const ScaledMatrix& matrix, const ReadValues& read) {
+  std::array<std::byte, sizeof(float)> bytes;
+  const DType type = matrix.values.dtype();
+  FATHOM_RETURN_IF_ERROR(read(0, std::span(bytes).first(static_cast<size_t>(size_of(type)))));
+  ScaledMatrix number;
+  number.values = ConstTensorView(bytes.data(), type, {1, 1});
+  return number.at(0, 0);
 }
 
-void collect_moe(const ModelConfig& config, const std::string& prefix, WeightCollector& collect,
-                 LayerWeights* out) {
-  const int64_t hidden = config.hidden, width = config.moe_intermediate;
-  const int64_t shared_width = config.num_shared_experts * width;
-  const auto routed = [&](int64_t e) { return fmt::format("{}experts.{}.", prefix, e); };
-  const auto shared = [&](int64_t) { return prefix + "shared_experts."; };
-  collect.router(prefix + "gate.weight", config.num_experts, hidden, out);
-  if (config.gate == GateKind::kSigmoidBias) {
-    collect.vector(prefix + "gate.e_score_correction_bias", config.num_experts, &out->gate_bias);
-  }
-  // One launch takes both.
-  DType type = collect.forms().mlps(routed, config.num_experts, hidden).type;
-  if (shared_width > 0 && collect.forms().mlps(shared, 1, hidden).type != type) {
-    type = DType::kBF16;
-  }
-  collect.mlps(routed, config.num_experts, hidden, width, type, &out->experts);
-  if (shared_width > 0) collect.mlps(shared, 1, hidden, shared_width, type, &out->shared);
+// The part of a matrix whose values are not in memory.
+ScaledMatrix slice(ScaledMatrix matrix, const TensorPart& part) {
+  matrix.values =
+      ConstTensorView(nullptr, matrix.values.dtype(), {part.rows.count, part.cols.count});
+  matrix.scale_row = part.rows.first;
+  matrix.scale_col = part.cols.first;
+  return matrix;
 }
 
-void collect_dense(const ModelConfig& config, const std::string& prefix, WeightCollector& collect,
-                   LayerWeights* out) {
-  const auto only = [&](int64_t) { return prefix; };
-  const DType type = collect.forms().mlps(only, 1, config.hidden).type;
-  collect.mlps(only, 1, config.hidden, config.intermediate, type, &out->dense);
-}
+// Carries a plan's uploads out, on the device that is current at construction.
+class WeightLoader {
+ public:
+  WeightLoader(const Checkpoint& checkpoint, const LoadOptions& options)
+      : checkpoint_(checkpoint), options_(options), device_(DeviceContext::current()) {}
 
-void collect_model(const ModelConfig& config, WeightCollector& collect, ModelWeights* out) {
-  collect.table("model.embed_tokens.weight", config.vocab_size, config.hidden, config.vocab_size,
-                &out->embedding);
-  out->layers.resize(static_cast<size_t>(config.num_layers));
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    LayerWeights* const weights = &out->layers[static_cast<size_t>(layer)];
-    collect.vector(prefix + "input_layernorm.weight", config.hidden, &weights->input_norm);
-    collect.vector(prefix + "post_attention_layernorm.weight", config.hidden,
-                   &weights->post_attention_norm);
-    collect_attention(config, prefix + "self_attn.", collect, weights);
-    const auto feed_forward = config.is_moe_layer(layer) ? collect_moe : collect_dense;
-    feed_forward(config, prefix + "mlp.", collect, weights);
+  Result<> load(const UploadPlan& plan) {
+    return checkpoint_.is_dummy() ? make_up(plan) : read(plan);
   }
-  collect.vector("model.norm.weight", config.hidden, &out->final_norm);
-  collect.table("lm_head.weight", config.vocab_size, config.hidden, gpu_logit_columns(config),
-                &out->head);
-}
+
+ private:
+  Result<> read(const UploadPlan& plan) {
+    std::vector<TensorRequest> requests;
+    for (const Upload& upload : plan.uploads) {
+      const TensorPart& part = upload.part;
+      requests.push_back({.name = part.name, .shape = shape_of(part)});
+      requests.back().place_unread = [this, &upload](const ScaledMatrix& matrix,
+                                                     const ReadValues& read_values) {
+        return run(
+            upload,
+            {.matrix = slice(matrix, upload.part), .part = upload.part, .read = read_values});
+      };
+      if (upload.place.type == DType::kF8E4M3) request_input_scale(upload, &requests);
+    }
+    FATHOM_RETURN_IF_ERROR(check_load_options(checkpoint_, options_));
+    LoadOptions options = options_;
+    options.quantize_fp8 = false;  // the device quantizes
+    if (options.num_threads == 0) options.num_threads = kLoadingThreads;
+    return load_tensors(checkpoint_, requests, options);
+  }
+
+  static std::vector<int64_t> shape_of(const TensorPart& part) {
+    if (part.is_vector) return {part.num_cols};
+    return {part.num_rows, part.num_cols};
+  }
+
+  // X.input_scale beside X.weight, if the checkpoint's quantization is static and the tensor
+  // exists.
+  void request_input_scale(const Upload& upload, std::vector<TensorRequest>* requests) {
+    if (!checkpoint_.config().quantization.static_activations) return;
+    const std::string& weight = upload.part.name;
+    const std::string name =
+        weight.substr(0, weight.rfind('.')) + std::string(tensor_names::kInputScale);
+    if (checkpoint_.find(name) == nullptr) return;
+    requests->push_back({.name = name, .shape = {1}});
+    requests->back().place_unread = [this, matrix = upload.matrix](
+                                        const ScaledMatrix& stored,
+                                        const ReadValues& read_values) -> Result<> {
+      FATHOM_TRY(const float scale, read_number(stored, read_values));
+      if (!std::isfinite(scale) || scale <= 0) {
+        return invalid("holds {}; a scale is a positive number", scale);
+      }
+      const std::scoped_lock lock(mutex_);
+      matrix->input_scale = std::max(matrix->input_scale, scale);
+      return {};
+    };
+  }
+
+  // Fills dummy weights on the device: the host's threads are ten times slower.
+  Result<> make_up(const UploadPlan& plan) {
+    std::vector<float> scales;
+    for (const Upload& upload : plan.uploads) {
+      const TensorPart& part = upload.part;
+      const TensorEntry& entry = *checkpoint_.find(part.name);
+      ScaledMatrix matrix;
+      matrix.values = ConstTensorView(nullptr, entry.dtype, {part.num_rows, part.num_cols});
+      if (entry.dtype == DType::kF8E4M3) {
+        FATHOM_TRY(const StoredScales stored,
+                   find_scales(checkpoint_, part.name, entry, part.num_rows, part.num_cols));
+        scales.resize(static_cast<size_t>(stored.grid_rows * stored.grid_cols));
+        fill_dummy_scales(stored.name, part.num_cols,
+                          checkpoint_.config().quantization.scales_are_powers_of_two,
+                          options_.dummy_seed, scales);
+        matrix.scales = ConstTensorView(scales.data(), {stored.grid_rows, stored.grid_cols});
+        matrix.scale_rows = stored.scale_rows;
+        matrix.scale_cols = stored.scale_cols;
+      }
+      FATHOM_RETURN_IF_ERROR(
+          run(upload, {.matrix = slice(matrix, part),
+                       .part = part,
+                       .dummy = dummy_values(part.name, part.num_cols, options_.dummy_seed)}));
+    }
+    return {};
+  }
+
+  // Uploads on the calling thread. A device error ends a loading thread like any other error.
+  Result<> run(const Upload& upload, const WeightSource& source) {
+    try {
+      std::unique_ptr<WeightUpload> staging;
+      {
+        const std::scoped_lock lock(mutex_);
+        if (!idle_.empty()) {
+          staging = std::move(idle_.back());
+          idle_.pop_back();
+        }
+      }
+      device_.make_current();
+      if (!staging) staging = std::make_unique<WeightUpload>();
+      FATHOM_RETURN_IF_ERROR(staging->copy(source, upload.place));
+      if (upload.split) staging->split(*upload.split);
+      const std::scoped_lock lock(mutex_);
+      idle_.push_back(std::move(staging));
+      return {};
+    } catch (const DeviceError& failure) {
+      return error(Code::kInternal, "{}", failure.what());
+    }
+  }
+
+  const Checkpoint& checkpoint_;
+  const LoadOptions options_;
+  DeviceContext& device_;
+  std::mutex mutex_;  // guards idle_, and input scales
+  std::vector<std::unique_ptr<WeightUpload>> idle_;
+};
 
 // Routed and shared experts have the same x, which is quantized once.
-void share_input_scales(ModelWeights& weights) {
+void share_input_scales(ModelTensors& weights) {
   for (LayerWeights& layer : weights.layers) {
     float& routed = layer.experts.gate_up.input_scale;
     float& shared = layer.shared.gate_up.input_scale;
@@ -85,23 +164,19 @@ void share_input_scales(ModelWeights& weights) {
 
 }  // namespace
 
-int64_t weight_bytes(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
-                     const LoadOptions& options) {
-  ModelWeights weights;
-  WeightCollector collect(checkpoint, stored_fp8, options);
-  collect_model(checkpoint.config(), collect, &weights);
-  return collect.bytes();
+int64_t weight_bytes(const ModelSpec& spec, std::span<const LayerForms> forms) {
+  return plan_upload(spec, forms, nullptr).bytes;
 }
 
-Result<ModelWeights> load_weights(const Checkpoint& checkpoint, StoredFp8 stored_fp8,
-                                  const LoadOptions& options) {
-  // Fields point into it until the load has ended.
-  const auto weights = std::make_unique<ModelWeights>();
-  WeightCollector collect(checkpoint, stored_fp8, options);
-  collect_model(checkpoint.config(), collect, weights.get());
-  FATHOM_TRY(weights->memory, collect.load());
-  share_input_scales(*weights);
-  return std::move(*weights);
+Result<ModelWeights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec,
+                                  std::span<const LayerForms> forms, const LoadOptions& options) {
+  ModelWeights weights;
+  weights.memory = DeviceArray<std::byte>(weight_bytes(spec, forms));
+  const UploadPlan plan = plan_upload(spec, forms, weights.memory.data());
+  FATHOM_RETURN_IF_ERROR(WeightLoader(checkpoint, options).load(plan));
+  share_input_scales(*plan.tensors);
+  static_cast<ModelTensors&>(weights) = std::move(*plan.tensors);
+  return weights;
 }
 
 }  // namespace fathom::cuda

@@ -233,7 +233,9 @@ void run(const Options& options) {
     load.num_threads = threads;
     load.show_progress = false;
     load.quantize_fp8 = quantize;
-    auto weights = load_weights(from, StoredFp8::kKept, load);
+    const ModelSpec spec = make_spec(from.config());
+    const WeightForms forms(from, StoredFp8::kKept, load);
+    auto weights = load_weights(from, spec, layer_forms(spec, forms), load);
     if (!weights) fail(weights.error().message);
     return std::move(*weights);
   };

@@ -16,6 +16,7 @@
 #include "base/math.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/test_files.h"
+#include "model/weight_trial_cuda.h"
 #include "tensor/quantize_weight.h"
 #include "tensor/scaled_matrix.h"
 
@@ -73,40 +74,6 @@ HostTensors read_on_host(const Checkpoint& checkpoint) {
 }
 
 // ---- Device memory ----
-
-template <typename T>
-std::vector<T> fetch(const void* from, int64_t count) {
-  std::vector<T> values(static_cast<size_t>(count));
-  check(cudaMemcpy(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost),
-        "copying from the device");
-  return values;
-}
-
-// All [rows, cols] of a WeightMatrix.
-struct Fetched {
-  DType type;
-  int64_t rows, cols;
-  std::vector<bf16> narrow;
-  std::vector<e4m3> codes;
-  std::vector<float> scales, row_scales;
-
-  Fetched(const WeightMatrix& matrix, int64_t n, int64_t k) : type(matrix.type), rows(n), cols(k) {
-    if (type == DType::kBF16) {
-      narrow = fetch<bf16>(matrix.values, n * k);
-      return;
-    }
-    codes = fetch<e4m3>(matrix.values, n * k);
-    scales = fetch<float>(matrix.scales, ceil_div(n, kBlock) * (k / kBlock));
-    if (matrix.row_scales != nullptr) row_scales = fetch<float>(matrix.row_scales, n);
-  }
-
-  float at(int64_t r, int64_t c) const {
-    if (type == DType::kBF16) return to_float(narrow[static_cast<size_t>(r * cols + c)]);
-    float scale = scales[static_cast<size_t>(r / kBlock * (cols / kBlock) + c / kBlock)];
-    if (!row_scales.empty()) scale *= row_scales[static_cast<size_t>(r)];
-    return to_float(codes[static_cast<size_t>(r * cols + c)]) * scale;
-  }
-};
 
 // The expected device values of a checkpoint matrix.
 std::vector<float> expected(const HostMatrix& matrix, const Fetched& device) {
@@ -181,11 +148,11 @@ class Comparison {
  public:
   Comparison(const Checkpoint& checkpoint, StoredFp8 stored_fp8, const LoadOptions& options)
       : config_(checkpoint.config()), host_(read_on_host(checkpoint)) {
-    poison(weight_bytes(checkpoint, stored_fp8, options));
-    auto loaded = load_weights(checkpoint, stored_fp8, options);
+    poison(bytes_of_whole(checkpoint, stored_fp8, options));
+    auto loaded = load_whole(checkpoint, stored_fp8, options);
     FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
     weights = std::move(*loaded);
-    EXPECT_EQ(weights.memory.size(), weight_bytes(checkpoint, stored_fp8, options));
+    EXPECT_EQ(weights.memory.size(), bytes_of_whole(checkpoint, stored_fp8, options));
   }
 
   void all() {
@@ -305,89 +272,6 @@ class Comparison {
   std::string prefix_;
 };
 
-// ---- Checkpoints ----
-
-struct Sizes {
-  int hidden = 256, dense = 328, width = 136, experts = 5, heads = 3, q_lora = 128;
-  int latent = 512, nope = 128, v = 128;
-};
-
-std::string config_text(const Sizes& s, const std::string& quantization) {
-  return fmt::format(
-      R"({{"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
-"vocab_size": 96, "hidden_size": {}, "intermediate_size": {}, "moe_intermediate_size": {},
-"num_hidden_layers": 2, "num_nextn_predict_layers": 0, "num_attention_heads": {},
-"num_key_value_heads": {}, "n_shared_experts": 2, "n_routed_experts": {}, "num_experts_per_tok": 2,
-"n_group": 1, "topk_group": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-"norm_topk_prob": true, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
-"moe_layer_freq": 1, "q_lora_rank": {}, "kv_lora_rank": {}, "qk_nope_head_dim": {},
-"qk_rope_head_dim": 64, "v_head_dim": {}, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-"rope_theta": 10000, "max_position_embeddings": 4096, "attention_bias": false,
-"tie_word_embeddings": false, "torch_dtype": "bfloat16"{}}})",
-      s.hidden, s.dense, s.width, s.heads, s.heads, s.experts,
-      s.q_lora > 0 ? std::to_string(s.q_lora) : "null", s.latent, s.nope, s.v,
-      quantization.empty() ? "" : ", \"quantization_config\": " + quantization);
-}
-
-constexpr const char* kBlocks =
-    R"({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-        "weight_block_size": [128, 128]})";
-constexpr const char* kPowersOfTwo =
-    R"({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-        "weight_block_size": [128, 128], "scale_fmt": "ue8m0"})";
-constexpr const char* kTensorStatic =
-    R"({"quant_method": "fp8", "activation_scheme": "static",
-        "ignored_layers": ["lm_head", "model.layers.0.self_attn.o_proj"]})";
-constexpr const char* kRow =
-    R"({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"],
-          "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
-          "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
-                                "dynamic": true}}}})";
-
-// Random numbers of a type.
-std::string random_bytes(DType type, int64_t count, bool scale, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::string data;
-  for (int64_t i = 0; i < count; ++i) {
-    const float value =
-        scale ? 0.01f + 0.001f * static_cast<float>(random() % 100) : normal(random);
-    if (type == DType::kF32) data += bytes_of(std::vector<float>{value});
-    if (type == DType::kBF16) data += bytes_of(std::vector<bf16>{to_bf16(value)});
-    if (type == DType::kF16) data += bytes_of(std::vector<f16>{to_f16(value)});
-    if (type == DType::kF8E4M3) data += bytes_of(std::vector<e4m3>{to_e4m3(40 * value)});
-    if (type == DType::kF8E8M0) data += static_cast<char>(110 + random() % 20);
-  }
-  return data;
-}
-
-// A checkpoint of this config's tensors, all random; matrices have type `wide` where they are not
-// FP8.
-Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
-                            DType wide = DType::kBF16) {
-  folder.write("config.json", config);
-  const auto shape = Checkpoint::open_dummy(folder.path());
-  FATHOM_CHECK(shape.has_value(), "{}", shape.error().message);
-  std::mt19937 random(7);
-  std::vector<TestTensor> tensors;
-  for (const auto& [name, entry] : shape->tensors()) {
-    int64_t count = 1;
-    for (const int64_t size : entry.shape) count *= size;
-    const bool scale = name.find("scale") != std::string::npos;
-    DType type = entry.dtype == DType::kBF16 ? wide : entry.dtype;
-    if (scale && config.find("ue8m0") != std::string::npos) type = DType::kF8E8M0;
-    auto stored_shape = entry.shape;
-    // The published shape.
-    if (name.ends_with("input_scale")) stored_shape.clear();
-    tensors.push_back({name, std::string(published_name(type)), stored_shape,
-                       random_bytes(type, count, scale, random)});
-  }
-  folder.write("model.safetensors", shard_of(tensors));
-  auto opened = Checkpoint::open(folder.path());
-  FATHOM_CHECK(opened.has_value(), "{}", opened.error().message);
-  return std::move(*opened);
-}
-
 void compare_written(const std::string& config, DType wide = DType::kBF16) {
   const TestFolder folder;
   const Checkpoint checkpoint = write_checkpoint(folder, config, wide);
@@ -398,7 +282,7 @@ void compare_written(const std::string& config, DType wide = DType::kBF16) {
 DType type_of_experts(const std::string& config) {
   const TestFolder folder;
   const Checkpoint checkpoint = write_checkpoint(folder, config);
-  return load_weights(checkpoint, StoredFp8::kKept, quiet())->layers[1].experts.down.type;
+  return load_whole(checkpoint, StoredFp8::kKept, quiet())->layers[1].experts.down.type;
 }
 
 TEST(Weights, InBf16) { compare_written(config_text({}, "")); }
@@ -435,7 +319,7 @@ TEST(Weights, AreKeptInE4M3WhereTheyCanBe) {
 TEST(Weights, HaveTheInputScalesOfAStaticCheckpoint) {
   const TestFolder folder;
   const Checkpoint checkpoint = write_checkpoint(folder, config_text({}, kTensorStatic));
-  const auto weights = load_weights(checkpoint, StoredFp8::kKept, quiet());
+  const auto weights = load_whole(checkpoint, StoredFp8::kKept, quiet());
   ASSERT_TRUE(weights.has_value()) << weights.error().message;
   std::map<std::string, float> scales;
   std::mutex mutex;
@@ -533,7 +417,7 @@ TEST(Weights, AreNotQuantisedWhereOneIsNotFinite) {
   folder.write("model.safetensors", shard_of(tensors));
   const auto checkpoint = Checkpoint::open(folder.path());
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
-  const auto loaded = load_weights(*checkpoint, StoredFp8::kKept, quantizing());
+  const auto loaded = load_whole(*checkpoint, StoredFp8::kKept, quantizing());
   ASSERT_FALSE(loaded.has_value());
   EXPECT_NE(loaded.error().message.find("experts.3.up_proj.weight"), std::string::npos)
       << loaded.error().message;

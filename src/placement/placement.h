@@ -2,8 +2,9 @@
 // from it are in split.h, the experts' ranks in expert_table.h.
 //
 // The world has tp * dp ranks. A lane is one attention group: `tp` consecutive ranks that share
-// heads, dense columns and vocabulary, with sequences and a cache of their own. Routed experts
-// span the world: whole experts by rank with expert parallelism, columns of every expert without.
+// heads, dense columns and vocabulary, with sequences and a cache of their own. With expert
+// parallelism whole routed experts are spread over the world; without it every lane has all of
+// them, by columns of each over its ranks.
 #pragma once
 
 #include <cstdint>

@@ -21,14 +21,15 @@ __global__ void spin_kernel(uint64_t nanoseconds) {
 }  // namespace
 
 void occupy_gpu(std::chrono::nanoseconds duration) {
-  cuda::allow_shared_memory(spin_kernel, kBytes);
+  cuda::DeviceContext& device = cuda::DeviceContext::current();
+  device.allow_shared_memory(spin_kernel, kBytes);
   cudaStream_t stream = nullptr;
   cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
   cuda::launch(spin_kernel,
-               {.blocks = static_cast<unsigned>(cuda::num_multiprocessors()),
+               {.blocks = static_cast<unsigned>(device.num_multiprocessors()),
                 .threads = 128,
                 .shared_bytes = kBytes},
-               stream, static_cast<uint64_t>(duration.count()));
+               {device, stream}, static_cast<uint64_t>(duration.count()));
 }
 
 }  // namespace fathom

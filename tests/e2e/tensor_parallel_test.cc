@@ -225,7 +225,7 @@ TEST(RankTeam, ARankThatFailsEndsTheStep) {
       batch.max_pages = 1;
       std::vector<float> logits(static_cast<size_t>(team->config().vocab_size));
       for (int attempt = 0; attempt < 2; ++attempt) {
-        const auto ran = team->forward(batch, TensorView(logits.data(), {1, std::ssize(logits)}));
+        const auto ran = team->forward({&batch, 1}, TensorView(logits.data(), {1, std::ssize(logits)}));
         ASSERT_FALSE(ran) << "rank " << failing << ", meeting " << meeting;
         EXPECT_NE(ran.error().message.find("planted"), std::string::npos) << ran.error().message;
       }

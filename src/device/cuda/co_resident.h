@@ -18,25 +18,16 @@
 // The step watchdog ends what these rules do not prevent (engine/step_watchdog.h).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <string>
 #include <vector>
 
 #include "device/cuda/launch.h"
-#include "device/sm_budget.h"
 
 namespace fathom::cuda {
 
-// The whole current device. Measured at the first call for each device.
-SmBudget device_budget();
-
-// Whether the current device is shared through MPS.
-bool shares_device_by_mps();
-
-// Throws unless all CTAs of the launch, no more than `sms`, can be co-resident on the current
-// device. Results are cached for each kernel and shape.
-void require_co_resident(const char* name, const void* kernel, const LaunchShape& shape, int sms);
+// Throws unless all CTAs of the launch, no more than `sms`, can be co-resident on the device.
+void require_co_resident(const char* name, const void* kernel, const LaunchShape& shape, int sms,
+                         DeviceContext& device);
 
 // Names of the kernels that launch_co_resident() has launched or captured on this thread since the
 // log was made, each once. Reports what a hung step was doing.
@@ -60,10 +51,10 @@ class CoResidentLog {
 // is the number of SMs that the launch may use, with one CTA or more on each.
 template <typename... Parameters, typename... Arguments>
 void launch_co_resident(const char* name, void (*kernel)(Parameters...), LaunchShape shape, int sms,
-                        cudaStream_t stream, Arguments&&... arguments) {
-  require_co_resident(name, reinterpret_cast<const void*>(kernel), shape, sms);
+                        GpuStream stream, Arguments&&... arguments) {
+  require_co_resident(name, reinterpret_cast<const void*>(kernel), shape, sms, stream.device());
   CoResidentLog::add(name);
-  shape.cooperative = shares_device_by_mps();
+  shape.cooperative = stream.device().is_shared_by_mps();
   launch(kernel, shape, stream, std::forward<Arguments>(arguments)...);
 }
 

@@ -23,8 +23,10 @@ class CoResident : public testing::Test {
 };
 
 TEST_F(CoResident, TheDevicesBudgetCanBeLaunched) {
-  const SmBudget budget = device_budget();
-  EXPECT_EQ(budget.sms, num_multiprocessors());
+  const SmBudget budget = DeviceContext::current().budget();
+  int sms = 0;
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "asking for SMs");
+  EXPECT_EQ(budget.sms, sms);
   EXPECT_EQ(budget.clusters.of_1, budget.sms);
   EXPECT_LE(budget.clusters.of_2 * 2, budget.sms);
   EXPECT_LE(budget.clusters.of_8 * 8, budget.clusters.of_4 * 4);
@@ -34,7 +36,7 @@ TEST_F(CoResident, TheDevicesBudgetCanBeLaunched) {
 }
 
 TEST_F(CoResident, MoreThanCanBeResidentIsRefusedByName) {
-  const int sms = num_multiprocessors();
+  const int sms = DeviceContext::current().num_multiprocessors();
   const auto refused = [&](int blocks, int budget) -> std::string {
     try {
       launch_barriers(blocks, budget, arrived_.data(), 1, nullptr);
@@ -63,7 +65,22 @@ TEST_F(CoResident, LogsNamesOnce) {
   check(cudaDeviceSynchronize(), "running barriers");
 }
 
-TEST(AllowSharedMemory, NeverLowersTheLimit) {
+TEST(DeviceContext, IsOneADevice) {
+  check(cudaSetDevice(0), "choosing the device");
+  DeviceContext& device = DeviceContext::of(0);
+  EXPECT_EQ(&DeviceContext::current(), &device);
+  EXPECT_EQ(&GpuStream(nullptr).device(), &device);
+  std::thread other([&] { EXPECT_EQ(&DeviceContext::of(0), &device); });
+  other.join();
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "counting devices");
+  EXPECT_THROW(DeviceContext::of(count), DeviceError);
+  int current = -1;
+  check(cudaGetDevice(&current), "asking for the device");
+  EXPECT_EQ(current, 0);
+}
+
+TEST(DeviceContext, NeverLowersASharedMemoryLimit) {
   EXPECT_EQ(allow_nothing(100 * 1024), 100 * 1024);
   EXPECT_EQ(allow_nothing(227 * 1024), 227 * 1024);
   EXPECT_EQ(allow_nothing(64 * 1024), 227 * 1024);
@@ -73,7 +90,7 @@ TEST(AllowSharedMemory, NeverLowersTheLimit) {
 // graphs and by single launches.
 TEST_F(CoResident, TwoEnginesOfAProcessTakeTurns) {
   constexpr int kSteps = 3000, kKernels = 4, kBarriers = 3;
-  const int sms = num_multiprocessors();
+  const int sms = DeviceContext::current().num_multiprocessors();
   std::atomic<int> ended = 0;
   const auto engine = [&](bool by_graph) {
     check(cudaSetDevice(0), "choosing the device");
@@ -88,7 +105,7 @@ TEST_F(CoResident, TwoEnginesOfAProcessTakeTurns) {
     {
       const Graph graph(stream, kernels);
       Event done[2];
-      DeviceTurn turn;
+      DeviceTurn turn(DeviceContext::of(0).turns());
       for (int step = 0; step < kSteps; ++step) {
         Event& event = done[step % 2];
         event.wait();

@@ -25,21 +25,20 @@ __global__ void nothing_kernel() {}
 
 }  // namespace
 
-void launch_barriers(int blocks, int sms, uint64_t* arrived, int barriers, cudaStream_t stream) {
-  static OncePerDevice prepared;
-  prepared([] { allow_shared_memory(barriers_kernel, kAloneBytes); });
+void launch_barriers(int blocks, int sms, uint64_t* arrived, int barriers, GpuStream stream) {
+  stream.device().allow_shared_memory(barriers_kernel, kAloneBytes);
   launch_co_resident(
       "barriers", barriers_kernel,
       {.blocks = static_cast<unsigned>(blocks), .threads = 128, .shared_bytes = kAloneBytes}, sms,
       stream, arrived, barriers);
 }
 
-void launch_nothing(cudaStream_t stream) {
+void launch_nothing(GpuStream stream) {
   launch_co_resident("nothing", nothing_kernel, {}, 1, stream);
 }
 
 int allow_nothing(int bytes) {
-  allow_shared_memory(nothing_kernel, bytes);
+  DeviceContext::current().allow_shared_memory(nothing_kernel, bytes);
   cudaFuncAttributes attributes = {};
   check(cudaFuncGetAttributes(&attributes, nothing_kernel), "asking for a kernel's shared memory");
   return attributes.maxDynamicSharedSizeBytes;

@@ -12,13 +12,22 @@
 
 namespace fathom::cuda {
 
-// One engine's turn, on the device that is current at construction. Used by one thread at a time;
-// engines may be on different threads.
+// State shared by the engines of one device; owned by its DeviceContext.
+struct DeviceTurns {
+  std::mutex mutex;
+  cudaEvent_t ended = nullptr;  // end of the latest step, and its owner; null: none
+  const void* owner = nullptr;
+};
+
+// One engine's turn on a device. Used by one thread at a time; engines may be on different threads.
 class DeviceTurn {
  public:
-  DeviceTurn();
+  explicit DeviceTurn(DeviceTurns& turns) : turns_(turns) {}
   // Requires that the engine's launches have ended.
-  ~DeviceTurn();
+  ~DeviceTurn() {
+    const std::scoped_lock lock(turns_.mutex);
+    if (turns_.owner == this) turns_.owner = nullptr;
+  }
   DeviceTurn(const DeviceTurn&) = delete;
   DeviceTurn& operator=(const DeviceTurn&) = delete;
 
@@ -26,24 +35,16 @@ class DeviceTurn {
   // after it. The event must outlive this object.
   template <typename Enqueue>
   void take(cudaStream_t stream, const Enqueue& enqueue) {
-    const std::scoped_lock lock(device_.mutex);
-    if (device_.owner != nullptr && device_.owner != this) {
-      check(cudaStreamWaitEvent(stream, device_.ended, 0), "waiting for another engine's step");
+    const std::scoped_lock lock(turns_.mutex);
+    if (turns_.owner != nullptr && turns_.owner != this) {
+      check(cudaStreamWaitEvent(stream, turns_.ended, 0), "waiting for another engine's step");
     }
-    device_.ended = enqueue();
-    device_.owner = this;
+    turns_.ended = enqueue();
+    turns_.owner = this;
   }
 
  private:
-  // State shared by the engines of one device.
-  struct Device {
-    std::mutex mutex;
-    cudaEvent_t ended = nullptr;  // end of the latest step, and its owner; null: none
-    const DeviceTurn* owner = nullptr;
-  };
-  static Device& current_device();
-
-  Device& device_;
+  DeviceTurns& turns_;
 };
 
 }  // namespace fathom::cuda

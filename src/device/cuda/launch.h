@@ -9,67 +9,24 @@
 
 #include <cuda_runtime_api.h>
 
-#include <mutex>
 #include <utility>
 
 #include "device/cuda/error.h"
+#include "device/cuda/gpu_stream.h"
 
 namespace fathom::cuda {
 
 struct LaunchShape {
   dim3 blocks = 1;
   unsigned threads = 128;
-  unsigned shared_bytes = 0;  // dynamic; above 48 KB after allow_shared_memory()
+  unsigned shared_bytes = 0;  // dynamic; above 48 KB after DeviceContext::allow_shared_memory()
   unsigned cluster = 1;       // CTAs along x that form a cluster
   // All CTAs begin at once or none does; without overlap with the end of the previous launch.
   bool cooperative = false;
 };
 
-// Runs something once on each device: kernel attributes are per device. For a static beside the
-// launch that needs it.
-class OncePerDevice {
- public:
-  template <typename Body>
-  void operator()(const Body& body) {
-    int device = 0;
-    check(cudaGetDevice(&device), "asking for the device");
-    std::call_once(done_[device % kMostDevices], body);
-  }
-
- private:
-  static constexpr int kMostDevices = 64;
-  std::once_flag done_[kMostDevices];
-};
-
-// Allows a kernel so many bytes of dynamic shared memory on the current device. Never lowers the
-// limit: another launch may rely on it.
-template <typename Kernel>
-void allow_shared_memory(Kernel* kernel, int bytes) {
-  cudaFuncAttributes attributes = {};
-  check(cudaFuncGetAttributes(&attributes, kernel), "asking for a kernel's shared memory");
-  if (attributes.maxDynamicSharedSizeBytes >= bytes) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "raising a kernel's shared memory");
-}
-
-// SMs of the current device.
-inline int num_multiprocessors() {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "asking for the device");
-  check(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device),
-        "asking for the number of SMs");
-  return value;
-}
-
-// Allows a kernel clusters of up to 16 CTAs; up to 8 need no permission.
-template <typename Kernel>
-void allow_large_clusters(Kernel* kernel) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
-        "raising a kernel's cluster size");
-}
-
 template <typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
+void launch(void (*kernel)(Parameters...), const LaunchShape& shape, GpuStream stream,
             Arguments&&... arguments) {
   cudaLaunchAttribute attributes[3] = {};
   if (shape.cooperative) {

@@ -838,21 +838,12 @@ __global__ void __launch_bounds__(kAllThreads, 1)
 
 }  // namespace
 
-bool decode_layers_takes(const DecodeLayersShape& s, int num_multiprocessors) {
-  return s.hidden == kHidden && s.heads == kHeads && s.q_lora == kQLora && s.latent == kLatent &&
-         s.nope == kNope && s.rope == kRope && s.v == kV && s.num_experts == kRouted &&
-         s.inter == kInter && s.shared_inter == kInter &&
-         s.gate.scoring == GateScoring::kSigmoidBias && s.gate.num_groups == kGroups &&
-         s.gate.experts_per_token == kChosen && num_multiprocessors >= kBlocks;
-}
-
 int64_t decode_layers_exchange_bytes() { return sizeof(Exchange); }
 
-void decode_layers(const DecodeLayersArguments& arguments, cudaStream_t stream) {
+void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream) {
   with_latent_row(arguments.format, [&](auto row) {
     constexpr auto kKernel = layers_kernel<decltype(row)>;
-    static OncePerDevice prepared;
-    prepared([&] { allow_shared_memory(kKernel, sizeof(Shared)); });
+    stream.device().allow_shared_memory(kKernel, sizeof(Shared));
     launch_co_resident("decode_layers", kKernel,
                        {.blocks = kBlocks, .threads = kAllThreads, .shared_bytes = sizeof(Shared)},
                        kBlocks, stream, arguments);

@@ -15,13 +15,13 @@
 // The kernel is described in decode_layers_cuda.cu and docs/kernels/decode_layers.md.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "device/cuda/planted_fault.h"
+#include "ops/decode_layers/decode_layers_support.h"
 #include "ops/gate/gate_options.h"
 
 namespace fathom::cuda {
@@ -43,15 +43,6 @@ struct DecodeLayer {
   ScaledMatrix gate_up, down;          // of the routed experts
   ScaledMatrix shared_gate_up, shared_down;
 };
-
-struct DecodeLayersShape {
-  int64_t hidden = 0, heads = 0, q_lora = 0, latent = 0, nope = 0, rope = 0, v = 0;
-  int64_t num_experts = 0, inter = 0, shared_inter = 0;
-  GateOptions gate;
-};
-
-// Whether a kernel exists for this shape on a GPU with `num_multiprocessors` SMs.
-bool decode_layers_takes(const DecodeLayersShape& shape, int num_multiprocessors);
 
 // Up to this many cached tokens this launch is used. Beyond, latent_decode is faster: it reads each
 // latent row once for all heads, this kernel once a head.
@@ -84,6 +75,6 @@ struct DecodeLayersArguments {
 };
 
 // Enqueues one launch. Results are deterministic.
-void decode_layers(const DecodeLayersArguments& arguments, cudaStream_t stream);
+void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -8,14 +8,12 @@
 
 namespace fathom::cuda::decode_layers_kernel {
 
-// ---- shapes and shares
+// ---- shares of the shape in decode_layers_support.h
 
-constexpr int kHidden = 7168, kHeads = 16, kQLora = 1536, kLatent = 512, kNope = 128, kRope = 64,
-              kV = 128, kInter = 256;
-constexpr int kRouted = 256, kGroups = kRouted / kWarp;
-constexpr int kChosen = 8, kExperts = kChosen + 1;  // the shared expert first
+static_assert(kGroups == kRouted / kWarp);
+constexpr int kExperts = kChosen + 1;  // the shared expert first
 
-constexpr int kBlocks = 128, kHeadBlocks = kBlocks / kHeads;
+constexpr int kHeadBlocks = kBlocks / kHeads;
 constexpr int kWarps = 16, kThreads = kWarps * 32, kAllThreads = kThreads + 128;
 // Registers a thread. The total must not exceed the launch's 96 a thread.
 constexpr int kRegisters = 104, kFeederRegisters = 64;

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void embedding(const EmbeddingArguments& arguments, cudaStream_t stream) {
+void embedding(const EmbeddingArguments& arguments, GpuStream stream) {
   FATHOM_CHECK(arguments.n > 0 && arguments.n % 8 == 0, "rows of {}", arguments.n);
   FATHOM_CHECK(arguments.table_type == DType::kBF16 || arguments.table_type == DType::kF32,
                "a table of {}", name_of(arguments.table_type));

@@ -2,10 +2,9 @@
 // previous step may have sampled them, and the host has not seen them yet.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "device/cuda/planted_fault.h"
 #include "tensor/dtype.h"
 
@@ -24,6 +23,6 @@ struct EmbeddingArguments {
 
 // An id outside the vocabulary (a padding row's, or the -1 of a row without a sampled token) gives
 // zeros.
-void embedding(const EmbeddingArguments& arguments, cudaStream_t stream);
+void embedding(const EmbeddingArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

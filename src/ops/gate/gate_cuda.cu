@@ -58,16 +58,13 @@ __global__ void __launch_bounds__(kGateWarps / kParts * kWarp, 1)
 }
 
 template <typename Weights, int kExpertTiles, int kRowTiles, int kAhead, int kParts = 1>
-void launch_for(const GateShape& shape, cudaStream_t stream) {
+void launch_for(const GateShape& shape, GpuStream stream) {
   const auto kernel = gate_kernel<Weights, kExpertTiles, kRowTiles, kAhead, kParts>;
   constexpr int kRows = kRowTiles * 8, kExperts = kExpertTiles * 16;
   using Block = GateBlock<kExperts, kRows, kParts>;
-  static OncePerDevice prepared;
-  prepared([&] {
-    allow_shared_memory(
-        kernel, (kGateWarps * kExperts + Block::kSums * kMostGateExperts) * kRows * sizeof(float));
-    allow_large_clusters(kernel);
-  });
+  stream.device().allow_shared_memory(
+      kernel, (kGateWarps * kExperts + Block::kSums * kMostGateExperts) * kRows * sizeof(float));
+  stream.device().allow_large_clusters(kernel);
   const auto cluster = static_cast<unsigned>(ceil_div(shape.experts, kExperts)) * kParts;
   const int64_t own_rows = ceil_div(kRows, cluster);
   launch(kernel,
@@ -86,7 +83,7 @@ constexpr int64_t kFewGateRows = 96, kManyRows = 1536;
 constexpr int kFewParts = 4;
 constexpr int32_t kFewExperts = 16 * kMaxCluster / kFewParts;
 
-void launch_narrow(const GateShape& shape, cudaStream_t stream) {
+void launch_narrow(const GateShape& shape, GpuStream stream) {
   if (shape.rows > kManyRows) {
     launch_for<NarrowWeights, 4, 4, 2>(shape, stream);
   } else if (shape.rows > kFewGateRows || shape.experts > kFewExperts) {
@@ -96,7 +93,7 @@ void launch_narrow(const GateShape& shape, cudaStream_t stream) {
   }
 }
 
-void launch_wide(const GateShape& shape, cudaStream_t stream) {
+void launch_wide(const GateShape& shape, GpuStream stream) {
   if (shape.rows > kFewGateRows || shape.experts > 16 * kMaxCluster) {
     launch_for<WideWeights, 2, 2, 2>(shape, stream);
   } else if (shape.experts <= kFewExperts) {
@@ -143,7 +140,7 @@ GateShape gate_shape(const GateArguments& arguments) {
 
 }  // namespace
 
-void gate(const GateArguments& arguments, cudaStream_t stream) {
+void gate(const GateArguments& arguments, GpuStream stream) {
   const GateShape shape = gate_shape(arguments);
   if (shape.rows == 0) return;
   if (arguments.weight_type == DType::kF32) return launch_wide(shape, stream);

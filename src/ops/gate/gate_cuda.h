@@ -2,10 +2,9 @@
 // one launch; in two for many rows and more than 64 experts.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "device/cuda/launch.h"
 #include "ops/gate/gate_options.h"
 #include "tensor/dtype.h"
@@ -34,16 +33,16 @@ struct GateArguments {
   float* scratch = nullptr;
   // Makes a row's bits independent of the number of rows.
   bool batch_invariant = false;
-  CublasLt* library = nullptr;      // see LinearArguments
-  int sms = num_multiprocessors();  // SM budget of the launch
+  CublasLt* library = nullptr;                               // see LinearArguments
+  int sms = DeviceContext::current().num_multiprocessors();  // SM budget of the launch
 };
 
 // Scratch words for up to `rows` rows.
 int64_t gate_scratch_words(int64_t rows, int64_t hidden, int64_t experts,
-                           int sms = num_multiprocessors());
+                           int sms = DeviceContext::current().num_multiprocessors());
 
 // Logits are fp32 sums (of exact products, in the tensor cores' order). A row's bits do not depend
 // on the other rows; with up to 64 experts, not on their number either.
-void gate(const GateArguments& arguments, cudaStream_t stream);
+void gate(const GateArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

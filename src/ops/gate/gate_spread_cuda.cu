@@ -109,11 +109,10 @@ __global__ void __launch_bounds__(kChoiceThreads)
 }
 
 template <int kRowTiles, int kPerThread>
-void launch_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream) {
+void launch_spread(const GateShape& shape, float* partial, int sms, GpuStream stream) {
   const auto kernel = gate_spread_kernel<kRowTiles, kPerThread>;
   constexpr int kBytes = kShares * kRowTiles * 8 * kSumStride * int{sizeof(float)};
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   const SpreadPlan plan = plan_spread(shape.experts, shape.hidden, sms);
   launch_co_resident("gate_spread", kernel,
                      {.blocks = static_cast<unsigned>(plan.expert_parts * plan.column_parts),
@@ -123,7 +122,7 @@ void launch_spread(const GateShape& shape, float* partial, int sms, cudaStream_t
 }
 
 template <int kPerThread>
-void launch_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream) {
+void launch_spread(const GateShape& shape, float* partial, int sms, GpuStream stream) {
   if (shape.rows <= 8) {
     launch_spread<1, kPerThread>(shape, partial, sms, stream);
   } else if (shape.rows <= 32) {
@@ -139,7 +138,7 @@ int64_t gate_spread_words(int64_t rows, int64_t experts, int64_t hidden, int sms
   return plan_spread(experts, hidden, sms).column_parts * rows * experts;
 }
 
-void gate_spread(const GateShape& shape, float* partial, int sms, cudaStream_t stream) {
+void gate_spread(const GateShape& shape, float* partial, int sms, GpuStream stream) {
   if (shape.experts <= kChoiceThreads) {
     launch_spread<1>(shape, partial, sms, stream);
   } else {
@@ -147,11 +146,12 @@ void gate_spread(const GateShape& shape, float* partial, int sms, cudaStream_t s
   }
 }
 
-void gate_choose(const GateShape& shape, const float* logits, cudaStream_t stream) {
+void gate_choose(const GateShape& shape, const float* logits, GpuStream stream) {
   constexpr int64_t kBlocksTogether = 8;  // per SM
-  const LaunchShape launch_shape = {.blocks = static_cast<unsigned>(std::min<int64_t>(
-                                        shape.rows, kBlocksTogether * num_multiprocessors())),
-                                    .threads = kChoiceThreads};
+  const LaunchShape launch_shape = {
+      .blocks = static_cast<unsigned>(
+          std::min<int64_t>(shape.rows, kBlocksTogether * stream.device().num_multiprocessors())),
+      .threads = kChoiceThreads};
   if (shape.experts <= kChoiceThreads) {
     launch(gate_choose_kernel<1>, launch_shape, stream, shape, logits);
   } else {

@@ -17,7 +17,7 @@ namespace fathom::cuda {
 namespace {
 
 template <int kColumns, int kWarpgroups>
-void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaStream_t stream) {
+void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, GpuStream stream) {
   const FewRowsShape shape = {
       .rows = arguments.rows, .n = arguments.n, .k = arguments.k, .batches = arguments.batches};
   few_rows::Arguments a = few_rows::planned<kColumns, kWarpgroups>(plan, shape);
@@ -48,20 +48,20 @@ void launch_for(const FewRowsPlan& plan, const LinearArguments& arguments, cudaS
 
 }  // namespace
 
-void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments,
-                     cudaStream_t stream) {
+void linear_few_rows(const FewRowsPlan& plan, const LinearArguments& arguments, GpuStream stream) {
   few_rows::for_plan<false>(plan, [&]<int kColumns, int kWarpgroups>() {
     launch_for<kColumns, kWarpgroups>(plan, arguments, stream);
   });
 }
 
-void linear_few_rows(const LinearArguments& arguments, cudaStream_t stream) {
-  linear_few_rows(plan_few_rows({.rows = arguments.rows,
-                                 .n = arguments.n,
-                                 .k = arguments.k,
-                                 .batches = arguments.batches},
-                                device_budget().clusters, arguments.batch_invariant ? 1 : 8),
-                  arguments, stream);
+void linear_few_rows(const LinearArguments& arguments, GpuStream stream) {
+  linear_few_rows(
+      plan_few_rows({.rows = arguments.rows,
+                     .n = arguments.n,
+                     .k = arguments.k,
+                     .batches = arguments.batches},
+                    stream.device().budget().clusters, arguments.batch_invariant ? 1 : 8),
+      arguments, stream);
 }
 
 }  // namespace fathom::cuda

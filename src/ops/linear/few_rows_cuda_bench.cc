@@ -142,7 +142,8 @@ void table(const Memory& memory, const ClusterCounts& counts, bool json) {
   for (const Matrix& m : kMatrices) {
     for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
       const double us =
-          rows == 1 && one_row_pays({m.n, m.k, m.batches}, num_multiprocessors())
+          rows == 1 && one_row_pays({m.n, m.k, m.batches},
+                                    DeviceContext::current().num_multiprocessors())
               ? measure(memory, m, 1, linear_one_row)
               : measure(memory, m, rows, plan_few_rows({rows, m.n, m.k, m.batches}, counts));
       const double bytes = static_cast<double>(m.elements()) * 2, floor = bytes / kReadBytesPerUs;
@@ -168,7 +169,7 @@ void table(const Memory& memory, const ClusterCounts& counts, bool json) {
 
 int main(int argc, char** argv) {
   const auto memory = fathom::cuda::make_memory();
-  const auto counts = fathom::cuda::device_budget().clusters;
+  const auto counts = fathom::cuda::DeviceContext::current().budget().clusters;
   if (argc > 1 && std::strcmp(argv[1], "--sweep") == 0) {
     fathom::cuda::sweep(memory, counts);
   } else {

@@ -27,6 +27,7 @@
 #include <type_traits>
 
 #include "device/cuda/cluster.cuh"
+#include "device/cuda/gpu_stream.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
@@ -433,10 +434,9 @@ Arguments planned(const FewRowsPlan& plan, const FewRowsShape& shape) {
 
 template <int kColumns, int kWarpgroups, bool kScaled>
 void launch_planned(const FewRowsPlan& plan, const FewRowsShape& shape, const Maps& maps,
-                    const Arguments& a, cudaStream_t stream) {
+                    const Arguments& a, GpuStream stream) {
   const auto kernel = few_rows_kernel<kColumns, kWarpgroups, kScaled>;
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kMostShared); });
+  stream.device().allow_shared_memory(kernel, kMostShared);
   launch(kernel,
          {.blocks = static_cast<unsigned>(shape.batches * plan.clusters * plan.splits),
           .threads = Layout<kColumns, kWarpgroups>::kAllThreads,

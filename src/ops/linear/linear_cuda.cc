@@ -11,7 +11,7 @@
 
 namespace fathom::cuda {
 
-void linear(const LinearArguments& a, cudaStream_t stream) {
+void linear(const LinearArguments& a, GpuStream stream) {
   FATHOM_CHECK(a.n % 8 == 0 && a.k % 64 == 0 && a.n > 0 && a.k > 0, "a matrix of [{}, {}]", a.n,
                a.k);
   FATHOM_CHECK(a.x_row_stride % 8 == 0 && a.x_batch_stride % 8 == 0 && a.out_row_stride % 8 == 0 &&
@@ -27,7 +27,8 @@ void linear(const LinearArguments& a, cudaStream_t stream) {
     return;
   }
   if (a.rows == 1 && !a.batch_invariant &&
-      one_row_pays({.n = a.n, .k = a.k, .batches = a.batches}, num_multiprocessors())) {
+      one_row_pays({.n = a.n, .k = a.k, .batches = a.batches},
+                   stream.device().num_multiprocessors())) {
     linear_one_row(a, stream);
   } else if (a.rows <= kFewRows) {
     linear_few_rows(a, stream);

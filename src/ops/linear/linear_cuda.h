@@ -7,10 +7,9 @@
 // it is faster, if given (library_plan.h).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
@@ -37,6 +36,6 @@ inline constexpr int kFewRows = 64;
 // Enqueues one launch, with the library up to two; none for no rows. Weights are read before the
 // PDL wait: no launch of the same stream may be writing them. Deterministic: the same arguments
 // give bitwise identical results. Arbitrary values in a row of x affect no other row.
-void linear(const LinearArguments& arguments, cudaStream_t stream);
+void linear(const LinearArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 }
 
 template <typename Shape, TileResult kResult>
-void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, GpuStream stream) {
   LinearWork<Shape, kResult> work;
   work.x = bf16_batch_map(a.x,
                           {.batches = a.batches,
@@ -92,8 +92,7 @@ void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t
                  .band_of_columns = plan.band_of_columns};
   work.tiles = plan.row_tiles * plan.column_tiles * a.batches;
   constexpr int kBytes = sizeof(TileMemory<Shape>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(multiply_many_rows<Shape, kResult>, kBytes); });
+  stream.device().allow_shared_memory(multiply_many_rows<Shape, kResult>, kBytes);
   launch(multiply_many_rows<Shape, kResult>,
          {.blocks = static_cast<unsigned>(plan.num_blocks),
           .threads = Shape::kThreads,
@@ -103,7 +102,7 @@ void launch_for(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t
 }
 
 template <TileResult kResult>
-void launch_tile(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+void launch_tile(const LinearArguments& a, const ManyRowsPlan& plan, GpuStream stream) {
   const ManyRowsTile tile = plan.tile;
   if (tile == ManyRowsTile{2, 256, 1}) {
     launch_for<TileShape<2, 256, 4, 1>, kResult>(a, plan, stream);
@@ -128,7 +127,7 @@ void launch_tile(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_
 
 }  // namespace
 
-void linear_many_rows(const LinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+void linear_many_rows(const LinearArguments& a, const ManyRowsPlan& plan, GpuStream stream) {
   if (a.out_type == DType::kF32) {
     launch_tile<TileResult::kF32>(a, plan, stream);
   } else {
@@ -136,10 +135,10 @@ void linear_many_rows(const LinearArguments& a, const ManyRowsPlan& plan, cudaSt
   }
 }
 
-void linear_many_rows(const LinearArguments& a, cudaStream_t stream) {
+void linear_many_rows(const LinearArguments& a, GpuStream stream) {
   linear_many_rows(a,
                    plan_many_rows({.rows = a.rows, .n = a.n, .k = a.k, .batches = a.batches},
-                                  num_multiprocessors(), !a.batch_invariant),
+                                  stream.device().num_multiprocessors(), !a.batch_invariant),
                    stream);
 }
 

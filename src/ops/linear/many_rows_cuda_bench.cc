@@ -157,7 +157,8 @@ int run(bool json, bool tiles, int most_rows) {
     const Bench bench(shape);
     const ManyRowsProblem problem = {
         .rows = shape.m, .n = shape.n, .k = shape.k, .batches = shape.batches};
-    const ManyRowsTile tile = plan_many_rows(problem, num_multiprocessors()).tile;
+    const ManyRowsTile tile =
+        plan_many_rows(problem, DeviceContext::current().num_multiprocessors()).tile;
     std::vector<Bench::Multiply> candidates = {
         [](const LinearArguments& a, cudaStream_t s) { linear(a, s); },
         [&](const LinearArguments& a, cudaStream_t s) {
@@ -166,12 +167,13 @@ int run(bool json, bool tiles, int most_rows) {
     std::vector<ManyRowsTile> others;
     if (tiles) {
       std::ranges::copy_if(many_rows_tiles(), std::back_inserter(others), [&](ManyRowsTile other) {
-        return can_be_planned(problem, other, num_multiprocessors());
+        return can_be_planned(problem, other, DeviceContext::current().num_multiprocessors());
       });
     }
     for (const ManyRowsTile& other : others) {
       candidates.push_back(
-          [&, plan = plan_many_rows(problem, other, num_multiprocessors())](
+          [&,
+           plan = plan_many_rows(problem, other, DeviceContext::current().num_multiprocessors())](
               const LinearArguments& a, cudaStream_t s) { linear_many_rows(a, plan, s); });
     }
     const auto times = bench.us(candidates);

@@ -57,7 +57,7 @@ class Product {
   }
 
   bool can_take(const ManyRowsTile& tile) const {
-    return can_be_planned(problem(), tile, num_multiprocessors());
+    return can_be_planned(problem(), tile, DeviceContext::current().num_multiprocessors());
   }
 
   // Bytes of the result, which is poisoned first.
@@ -66,8 +66,10 @@ class Product {
     if (tile == nullptr) {
       linear_many_rows(arguments(), nullptr);
     } else {
-      linear_many_rows(arguments(), plan_many_rows(problem(), *tile, num_multiprocessors()),
-                       nullptr);
+      linear_many_rows(
+          arguments(),
+          plan_many_rows(problem(), *tile, DeviceContext::current().num_multiprocessors()),
+          nullptr);
     }
     check(cudaDeviceSynchronize(), "synchronize");
     return out_.to_host();

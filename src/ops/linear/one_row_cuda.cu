@@ -137,12 +137,11 @@ __global__ void __launch_bounds__(OneRowPlan::kMaxWarps* kWarp, 1)
 
 }  // namespace
 
-void linear_one_row(const LinearArguments& arguments, cudaStream_t stream) {
+void linear_one_row(const LinearArguments& arguments, GpuStream stream) {
   FATHOM_CHECK(arguments.rows == 1, "{} rows", arguments.rows);
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(one_row_kernel, kMostShared); });
+  stream.device().allow_shared_memory(one_row_kernel, kMostShared);
   const OneRowShape shape = {.n = arguments.n, .k = arguments.k, .batches = arguments.batches};
-  const OneRowPlan plan = plan_one_row(shape, num_multiprocessors());
+  const OneRowPlan plan = plan_one_row(shape, stream.device().num_multiprocessors());
   const int units_a_batch = arguments.n / plan.unit_rows;
   const Arguments a = {.x = static_cast<const __nv_bfloat16*>(arguments.x),
                        .weight = static_cast<const __nv_bfloat16*>(arguments.weight),

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename X, typename Delta>
-void launch_rows(int64_t rows, const Arguments<X, Delta>& arguments, cudaStream_t stream) {
+void launch_rows(int64_t rows, const Arguments<X, Delta>& arguments, GpuStream stream) {
   if (rows == 0) return;
   const int64_t threads = std::min<int64_t>(kWideThreads, round_up(arguments.eights, kWarp));
   const LaunchShape shape = {.blocks = static_cast<unsigned>(rows),
@@ -135,7 +135,7 @@ void check_rows(int64_t n, int64_t rows, const QuantizedRows& quantized) {
 }
 
 template <typename Delta>
-void add_rms_norm_as(const AddRmsNormArguments& arguments, cudaStream_t stream) {
+void add_rms_norm_as(const AddRmsNormArguments& arguments, GpuStream stream) {
   launch_rows<float, Delta>(
       arguments.rows,
       {.x = arguments.residual,
@@ -155,7 +155,7 @@ void add_rms_norm_as(const AddRmsNormArguments& arguments, cudaStream_t stream) 
 
 }  // namespace
 
-void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream) {
+void add_rms_norm(const AddRmsNormArguments& arguments, GpuStream stream) {
   check_rows(arguments.n, arguments.rows, arguments.quantized);
   FATHOM_CHECK(
       arguments.row_ids == nullptr || (arguments.delta != nullptr && arguments.gathered != nullptr),
@@ -168,7 +168,7 @@ void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream) {
   add_rms_norm_as<__nv_bfloat16>(arguments, stream);
 }
 
-void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream) {
+void rms_norm(const RmsNormArguments& arguments, GpuStream stream) {
   check_rows(arguments.n, arguments.rows, arguments.quantized);
   FATHOM_CHECK(arguments.x_stride % 8 == 0 && arguments.out_stride % 8 == 0, "strides {} and {}",
                arguments.x_stride, arguments.out_stride);

@@ -5,10 +5,9 @@
 // are aligned to 16 bytes.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 #include "tensor/dtype.h"
 
@@ -33,7 +32,7 @@ struct AddRmsNormArguments {
 // from rows row_ids[i] of residual and delta (nothing where it is negative), the residual is not
 // changed, and the sum goes to row i of `gathered`: for the rows whose logits are needed, after
 // which the other rows are not used. One launch.
-void add_rms_norm(const AddRmsNormArguments& arguments, cudaStream_t stream);
+void add_rms_norm(const AddRmsNormArguments& arguments, GpuStream stream);
 
 struct RmsNormArguments {
   const void* x = nullptr;  // [rows, n] bf16
@@ -46,6 +45,6 @@ struct RmsNormArguments {
   int64_t rows = 0, n = 0;
 };
 
-void rms_norm(const RmsNormArguments& arguments, cudaStream_t stream);
+void rms_norm(const RmsNormArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

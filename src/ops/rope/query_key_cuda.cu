@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kWarpsABlock* kWarp)
 
 }  // namespace
 
-void query_key(const QueryKeyArguments& arguments, cudaStream_t stream) {
+void query_key(const QueryKeyArguments& arguments, GpuStream stream) {
   FATHOM_CHECK(arguments.q_stride % 8 == 0 && arguments.kv_a_stride % 8 == 0 &&
                    arguments.nope % 8 == 0 &&
                    arguments.q_stride >= int64_t{arguments.heads} * (arguments.nope + kRope) &&

@@ -6,11 +6,10 @@
 // once. Rows are aligned to 16 bytes.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "device/cuda/planted_fault.h"
 
 namespace fathom::cuda {
@@ -36,6 +35,6 @@ struct QueryKeyArguments {
 };
 
 // One launch. Batch-invariant: the same input gives the same bits, whatever the other rows are.
-void query_key(const QueryKeyArguments& arguments, cudaStream_t stream);
+void query_key(const QueryKeyArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

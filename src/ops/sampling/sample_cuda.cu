@@ -718,7 +718,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void sample(const SampleArguments& arguments, cudaStream_t stream) {
+void sample(const SampleArguments& arguments, GpuStream stream) {
   FATHOM_CHECK(arguments.vocab > 0 && arguments.vocab <= kMostDeviceVocab &&
                    arguments.logits_stride >= arguments.vocab && arguments.logits_stride % 4 == 0,
                "{} logits, rows {} apart", arguments.vocab, arguments.logits_stride);
@@ -727,8 +727,7 @@ void sample(const SampleArguments& arguments, cudaStream_t stream) {
   const int64_t bytes =
       static_cast<int64_t>(sizeof(Shared)) + Sampler::own_chunks(chunks) * kChunk * 4 + chunks * 8;
   constexpr int kMostShared = 227 * 1024;
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(sample_kernel, kMostShared); });
+  stream.device().allow_shared_memory(sample_kernel, kMostShared);
   launch(sample_kernel,
          {.blocks = static_cast<unsigned>(arguments.num_rows * kBlocks),
           .threads = kThreads,

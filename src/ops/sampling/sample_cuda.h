@@ -4,10 +4,9 @@
 // Log-probabilities differ from the CPU's by the last bit of fp32 at most.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/sampling/device_sample_row.h"
 
 namespace fathom::cuda {
@@ -32,6 +31,6 @@ struct SampleArguments {
 };
 
 // One launch. A row's token does not depend on the other rows.
-void sample(const SampleArguments& arguments, cudaStream_t stream);
+void sample(const SampleArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -1,5 +1,4 @@
-// Arguments and epilogue of both kernels of the absorption GEMMs (scaled_absorb_cuda.cu,
-// wide_absorb_cuda.cu): 256 threads, eight warps of 16 rows of weights each, transpose results of
+// Arguments and epilogue of the absorption GEMMs (scaled_absorb_cuda.cu): 256 threads, eight warps of 16 rows of weights each, transpose results of
 // [128 rows of weights, tokens] into rows of tokens in shared memory and write them.
 #pragma once
 

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void quantize_rows(const QuantizeRowsArguments& a, cudaStream_t stream) {
+void quantize_rows(const QuantizeRowsArguments& a, GpuStream stream) {
   if (a.rows == 0) return;
   const int blocks = static_cast<int>(ceil_div(a.k, kScaleBlock));
   const int together =

@@ -2,10 +2,9 @@
 // read (scaled_linear_cuda.h).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/scaled_linear/quantize_rows.h"
 
 namespace fathom::cuda {
@@ -27,6 +26,6 @@ struct QuantizeRowsArguments {
 };
 
 // Enqueues one launch; nothing for no rows.
-void quantize_rows(const QuantizeRowsArguments& arguments, cudaStream_t stream);
+void quantize_rows(const QuantizeRowsArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -29,7 +29,6 @@
 #include "ops/scaled_linear/quantize_block_cuda.cuh"
 #include "ops/scaled_linear/scaled_absorb_cuda.h"
 #include "ops/scaled_linear/scaled_absorb_plan.h"
-#include "ops/scaled_linear/wide_absorb_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -297,11 +296,10 @@ __global__ void __launch_bounds__(kAbsorbThreads, 2)
 
 template <int kTokens, int kKBlocks>
 void launch_absorb(const CUtensorMap& weights, const AbsorbArguments& a, int heads,
-                   cudaStream_t stream) {
+                   GpuStream stream) {
   const auto kernel = scaled_absorb_kernel<kTokens, kKBlocks>;
   constexpr int kBytes = sizeof(AbsorbMemory<kTokens, kKBlocks>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   launch(kernel,
          {.blocks = static_cast<unsigned>(heads * a.n_parts * a.row_parts),
           .threads = kAbsorbThreads,
@@ -311,7 +309,7 @@ void launch_absorb(const CUtensorMap& weights, const AbsorbArguments& a, int hea
 
 template <int kKBlocks>
 void launch_absorb_tile(int tokens, const CUtensorMap& weights, const AbsorbArguments& a, int heads,
-                        cudaStream_t stream) {
+                        GpuStream stream) {
   switch (tokens) {
     case 8:
       return launch_absorb<8, kKBlocks>(weights, a, heads, stream);
@@ -324,8 +322,7 @@ void launch_absorb_tile(int tokens, const CUtensorMap& weights, const AbsorbArgu
 
 }  // namespace
 
-void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
-                   cudaStream_t stream) {
+void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a, GpuStream stream) {
   const bool into_latent = a.n == kAbsorbedLatent && a.k == kAbsorbedHead;
   FATHOM_CHECK(into_latent || (a.n == kAbsorbedHead && a.k == kAbsorbedLatent),
                "absorption by [{}, {}]", a.n, a.k);
@@ -340,7 +337,6 @@ void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
       "results of [{}, {}] in e4m3 with strides {} and {}", a.n, a.k, a.quantized.values_row_stride,
       a.quantized.scales_block_stride);
   if (a.rows == 0 || a.heads == 0) return;
-  if (plan.wide) return wide_absorb(plan, a, stream);
   const Axis axes[] = {{.size = a.k, .stride = 1, .box = kAbsorbSide},
                        {.size = a.n, .stride = a.k, .box = kAbsorbSide},
                        {.size = a.heads, .stride = int64_t{a.n} * a.k, .box = 1}};
@@ -353,12 +349,10 @@ void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& a,
   }
 }
 
-void scaled_absorb(const ScaledAbsorbArguments& a, cudaStream_t stream) {
-  const ScaledAbsorbShape shape = {.rows = a.rows,
-                                   .heads = a.heads,
-                                   .splits_n = a.n == kAbsorbedLatent,
-                                   .batch_invariant = a.batch_invariant};
-  scaled_absorb(plan_scaled_absorb(shape, num_multiprocessors()), a, stream);
+void scaled_absorb(const ScaledAbsorbArguments& a, GpuStream stream) {
+  const ScaledAbsorbShape shape = {
+      .rows = a.rows, .heads = a.heads, .splits_n = a.n == kAbsorbedLatent};
+  scaled_absorb(plan_scaled_absorb(shape, stream.device().num_multiprocessors()), a, stream);
 }
 
 }  // namespace fathom::cuda

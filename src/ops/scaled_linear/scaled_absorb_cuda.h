@@ -9,10 +9,9 @@
 // bf16.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 #include "ops/scaled_linear/scaled_absorb_plan.h"
 
@@ -32,17 +31,15 @@ struct ScaledAbsorbArguments {
   int64_t out_row_stride = 0, out_head_stride = 0;
   QuantizedRows quantized = {};  // n = 128 only: k is heads * 128, a head's columns one block
   int32_t rows = 0, heads = 0, n = 0, k = 0;  // [n, k] is [512, 128] or [128, 512]
-  bool batch_invariant = false;               // a row's bits depend on the row alone
 };
 
 // Enqueues one launch; none for no rows. Weights and their scales are read before the PDL wait: no
-// launch of the same stream may be writing them. With batch_invariant, a row's bits depend neither
-// on the other rows nor on their number; otherwise they depend on whether there are few rows or
-// many.
-void scaled_absorb(const ScaledAbsorbArguments& arguments, cudaStream_t stream);
+// launch of the same stream may be writing them. A row's bits depend neither on the other rows nor
+// on their number.
+void scaled_absorb(const ScaledAbsorbArguments& arguments, GpuStream stream);
 
 // The same with a given plan, for measuring.
 void scaled_absorb(const ScaledAbsorbPlan& plan, const ScaledAbsorbArguments& arguments,
-                   cudaStream_t stream);
+                   GpuStream stream);
 
 }  // namespace fathom::cuda

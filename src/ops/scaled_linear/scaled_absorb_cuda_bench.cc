@@ -1,9 +1,8 @@
 // The absorption GEMMs in e4m3 and in bf16 on the GPU, in a CUDA graph over different memory.
 //
-//   scaled_absorb_cuda_bench [--json | --plans | --ways]
+//   scaled_absorb_cuda_bench [--json | --plans]
 //
-// --plans: few rows with many plans. --ways: x in two terms of e4m3 beside x in bf16, for all
-// numbers of rows.
+// --plans: few rows with many plans.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -122,7 +121,7 @@ void measure_plans(BenchTable& table, int32_t rows, int32_t heads) {
         if (tokens >= 2 * rows || (!into_latent && n_parts > 1)) continue;
         const int tiles = static_cast<int>(ceil_div(rows, tokens));
         const int blocks = heads * n_parts * tiles;
-        if (blocks > 4 * num_multiprocessors()) continue;
+        if (blocks > 4 * DeviceContext::current().num_multiprocessors()) continue;
         const ScaledAbsorbPlan plan = {.tokens = tokens, .n_parts = n_parts, .row_parts = tiles};
         measure(table,
                 std::string(into_latent ? "W_UK " : "W_UV ") + std::to_string(tokens) +
@@ -130,19 +129,6 @@ void measure_plans(BenchTable& table, int32_t rows, int32_t heads) {
                 Form::kE4m3, rows, heads, into_latent ? 512 : 128, into_latent ? 128 : 512, &plan);
       }
     }
-  }
-}
-
-void measure_ways(BenchTable& table, int32_t rows, int32_t heads) {
-  for (const bool into_latent : {true, false}) {
-    const ScaledAbsorbShape shape = {
-        .rows = rows, .heads = heads, .splits_n = into_latent, .batch_invariant = true};
-    const ScaledAbsorbPlan few = plan_scaled_absorb(shape, num_multiprocessors()),
-                           wide = plan_wide_absorb(shape, num_multiprocessors());
-    const std::string name = into_latent ? "W_UK " : "W_UV ";
-    const int32_t n = into_latent ? 512 : 128, k = into_latent ? 128 : 512;
-    measure(table, name + "two terms", Form::kE4m3, rows, heads, n, k, &few);
-    measure(table, name + "x in bf16", Form::kE4m3, rows, heads, n, k, &wide);
   }
 }
 
@@ -154,13 +140,8 @@ int main(int argc, char** argv) {
   using fathom::cuda::measure;
   fathom::cuda::BenchTable table(argc, argv);
   const bool plans = std::count(argv + 1, argv + argc, std::string("--plans")) > 0;
-  const bool ways = std::count(argv + 1, argv + argc, std::string("--ways")) > 0;
   for (const int heads : {16, 128}) {
     for (const int rows : {1, 16, 32, 64, 128, 256, 512, 4096}) {
-      if (ways) {
-        fathom::cuda::measure_ways(table, rows, heads);
-        continue;
-      }
       if (plans) {
         if (rows <= 128) fathom::cuda::measure_plans(table, rows, heads);
         continue;

@@ -31,8 +31,6 @@ struct Case {
   int gap = 0;  // between heads and between rows, in units of 8 elements
 };
 
-enum class Way { kFew, kWide };
-
 class Absorption {
  public:
   explicit Absorption(const Case& c)
@@ -82,16 +80,10 @@ class Absorption {
   }
 
   // The result's bits; the output is poisoned first.
-  std::vector<uint16_t> run(Way way) const { return run(way, arguments()); }
-  std::vector<uint16_t> run(Way way, ScaledAbsorbArguments arguments) const {
+  std::vector<uint16_t> run() const { return run(arguments()); }
+  std::vector<uint16_t> run(const ScaledAbsorbArguments& arguments) const {
     check(cudaMemset(out_.data(), 0xFF, out_.bytes()), "poisoning");
-    const ScaledAbsorbShape shape = {.rows = arguments.rows,
-                                     .heads = arguments.heads,
-                                     .splits_n = case_.into_latent,
-                                     .batch_invariant = true};
-    scaled_absorb(way == Way::kWide ? plan_wide_absorb(shape, num_multiprocessors())
-                                    : plan_scaled_absorb(shape, num_multiprocessors()),
-                  arguments, nullptr);
+    scaled_absorb(arguments, nullptr);
     check(cudaDeviceSynchronize(), "scaled_absorb");
     return out_.to_host();
   }
@@ -192,8 +184,6 @@ class Absorption {
   DeviceArray<float> weight_scales_there_;
 };
 
-constexpr Way kWays[] = {Way::kFew, Way::kWide};
-
 TEST(ScaledAbsorb, EqualsDoublePrecision) {
   int turn = 0;
   for (const int heads : {1, 16, 150}) {
@@ -202,11 +192,9 @@ TEST(ScaledAbsorb, EqualsDoublePrecision) {
         SCOPED_TRACE(testing::Message()
                      << rows << " rows, " << heads << " heads, into the latent " << into_latent);
         const Absorption absorption({rows, heads, into_latent, ++turn % 4});
-        for (const Way way : kWays) {
-          const auto out = absorption.run(way);
-          absorption.compare(out);
-          EXPECT_EQ(absorption.run(way), out);
-        }
+        const auto out = absorption.run();
+        absorption.compare(out);
+        EXPECT_EQ(absorption.run(), out);
       }
     }
   }
@@ -215,31 +203,27 @@ TEST(ScaledAbsorb, EqualsDoublePrecision) {
 TEST(ScaledAbsorb, OfThousandsOfRows) {
   for (const bool into_latent : {false, true}) {
     const Absorption absorption({3001, 16, into_latent});
-    for (const Way way : kWays) {
-      const auto out = absorption.run(way);
-      absorption.compare(out);
-      EXPECT_EQ(absorption.run(way), out);
-    }
+    const auto out = absorption.run();
+    absorption.compare(out);
+    EXPECT_EQ(absorption.run(), out);
   }
 }
 
 TEST(ScaledAbsorb, ARowsBitsDependOnTheRowAlone) {
   for (const int heads : {16, 128}) {
     for (const bool into_latent : {false, true}) {
-      for (const Way way : kWays) {
-        const int most = heads == 16 ? 500 : 150;
-        Absorption absorption({most, heads, into_latent});
-        const auto all = absorption.run(way);
-        absorption.spoil(7);
-        for (const int rows : {most, 130, 64, 33, 17, 12, 8, 1}) {
-          auto arguments = absorption.arguments();
-          arguments.rows = rows;
-          const auto some = absorption.run(way, arguments);
-          for (int64_t i = 0; i < rows * absorption.out_row_stride(); ++i) {
-            if (i / absorption.out_row_stride() == 7) continue;
-            ASSERT_EQ(some[static_cast<size_t>(i)], all[static_cast<size_t>(i)])
-                << i << " of " << rows << " rows";
-          }
+      const int most = heads == 16 ? 500 : 150;
+      Absorption absorption({most, heads, into_latent});
+      const auto all = absorption.run();
+      absorption.spoil(7);
+      for (const int rows : {most, 130, 64, 33, 17, 12, 8, 1}) {
+        auto arguments = absorption.arguments();
+        arguments.rows = rows;
+        const auto some = absorption.run(arguments);
+        for (int64_t i = 0; i < rows * absorption.out_row_stride(); ++i) {
+          if (i / absorption.out_row_stride() == 7) continue;
+          ASSERT_EQ(some[static_cast<size_t>(i)], all[static_cast<size_t>(i)])
+              << i << " of " << rows << " rows";
         }
       }
     }
@@ -249,14 +233,12 @@ TEST(ScaledAbsorb, ARowsBitsDependOnTheRowAlone) {
 // docs/numerics.md has the figures.
 TEST(ScaledAbsorb, ErrorBesideThatOfBf16) {
   for (const bool into_latent : {true, false}) {
-    for (const Way way : kWays) {
-      const Absorption absorption({20, 4, into_latent});
-      const auto [error, of_bf16] = absorption.errors(absorption.run(way));
-      std::printf("%s, x in %s: %.4f; all in bf16 %.4f\n", into_latent ? "W_UK" : "W_UV",
-                  way == Way::kFew ? "two terms of e4m3" : "bf16", error, of_bf16);
-      EXPECT_LE(error, of_bf16);
-      EXPECT_LE(of_bf16, 0.003);
-    }
+    const Absorption absorption({20, 4, into_latent});
+    const auto [error, of_bf16] = absorption.errors(absorption.run());
+    std::printf("%s, x in two terms of e4m3: %.4f; all in bf16 %.4f\n",
+                into_latent ? "W_UK" : "W_UV", error, of_bf16);
+    EXPECT_LE(error, of_bf16);
+    EXPECT_LE(of_bf16, 0.003);
   }
 }
 
@@ -270,8 +252,7 @@ TEST(ScaledAbsorb, ResultsInE4m3) {
       const int64_t values_stride = heads * 128 + 16, scales_stride = round_up(rows + 1, 4);
       const DeviceArray<uint8_t> values(rows * values_stride);
       const DeviceArray<float> scales(heads * scales_stride);
-      const Way way = rows % 2 == 0 ? Way::kWide : Way::kFew;
-      const auto wide = absorption.run(way);
+      const auto in_bf16 = absorption.run();
       for (const bool alone : {false, true}) {
         check(cudaMemset(values.data(), 0xFF, values.bytes()), "poisoning");
         check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poisoning");
@@ -282,9 +263,9 @@ TEST(ScaledAbsorb, ResultsInE4m3) {
                                .scales_block_stride = scales_stride,
                                .form = ++turn % 2 == 0 ? ScaleForm::kPowerOfTwo : ScaleForm::kF32};
         if (alone) arguments.out = nullptr;
-        const auto beside = absorption.run(way, arguments);
+        const auto beside = absorption.run(arguments);
         if (!alone) {
-          ASSERT_EQ(beside, wide);
+          ASSERT_EQ(beside, in_bf16);
         }
         std::vector<uint8_t> expected(static_cast<size_t>(values.size()), 0xFF);
         std::vector<float> expected_scales(static_cast<size_t>(scales.size()));
@@ -294,7 +275,7 @@ TEST(ScaledAbsorb, ResultsInE4m3) {
             e4m3 y[128];
             for (int64_t i = 0; i < 128; ++i) {
               x[i] = {
-                  wide[static_cast<size_t>(row * absorption.out_row_stride() + head * 128 + i)]};
+                  in_bf16[static_cast<size_t>(row * absorption.out_row_stride() + head * 128 + i)]};
             }
             expected_scales[static_cast<size_t>(head * scales_stride + row)] =
                 quantize_block(x, arguments.quantized.form, y);

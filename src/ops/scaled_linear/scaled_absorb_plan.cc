@@ -10,27 +10,9 @@ namespace {
 constexpr int kMostTokens = 32, kFewTokens = 16;
 constexpr int64_t kBlocksTogether = 2;  // CTAs of an SM: one computes while another waits
 
-// Measured with 16 and 128 heads.
-bool is_wide(const ScaledAbsorbShape& shape) {
-  constexpr int64_t kFewestRows = 33, kFewestTiles = 96;
-  if (shape.batch_invariant || shape.rows < kFewestRows) return false;
-  const int64_t tiles = ceil_div(shape.rows, int64_t{ScaledAbsorbPlan::kWideTokens});
-  return !shape.splits_n || shape.heads * tiles >= kFewestTiles;
-}
-
 }  // namespace
 
-ScaledAbsorbPlan plan_wide_absorb(const ScaledAbsorbShape& shape, int num_multiprocessors) {
-  ScaledAbsorbPlan plan = {.wide = true, .tokens = ScaledAbsorbPlan::kWideTokens};
-  if (shape.splits_n) plan.n_parts = kBlocksTogether;
-  const int64_t tiles = ceil_div(shape.rows, int64_t{plan.tokens});
-  const int64_t most = num_multiprocessors / std::max<int64_t>(shape.heads, 1);
-  plan.row_parts = static_cast<int>(std::clamp<int64_t>(most, 1, std::max<int64_t>(tiles, 1)));
-  return plan;
-}
-
 ScaledAbsorbPlan plan_scaled_absorb(const ScaledAbsorbShape& shape, int num_multiprocessors) {
-  if (is_wide(shape)) return plan_wide_absorb(shape, num_multiprocessors);
   ScaledAbsorbPlan plan;
   const auto tiles = [&] { return ceil_div(shape.rows, plan.tokens); };
   const auto fit = [&] {

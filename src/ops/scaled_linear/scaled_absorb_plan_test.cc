@@ -8,9 +8,7 @@ namespace {
 constexpr int kMultiprocessors = 132;
 
 ScaledAbsorbPlan plan(int64_t rows, int64_t heads, bool splits_n) {
-  return plan_scaled_absorb(
-      {.rows = rows, .heads = heads, .splits_n = splits_n, .batch_invariant = true},
-      kMultiprocessors);
+  return plan_scaled_absorb({.rows = rows, .heads = heads, .splits_n = splits_n}, kMultiprocessors);
 }
 
 TEST(ScaledAbsorbPlan, IsOneWave) {
@@ -42,24 +40,6 @@ TEST(ScaledAbsorbPlan, WorksOnManyMultiprocessors) {
 
 // With more heads than co-resident CTAs, each head still has a CTA.
 TEST(ScaledAbsorbPlan, OfAnyNumberOfHeads) { EXPECT_EQ(plan(100, 1000, true).row_parts, 1); }
-
-TEST(ScaledAbsorbPlan, WidensTheWeightsForManyRows) {
-  EXPECT_FALSE(plan(8192, 128, true).wide);
-  const auto of = [](int64_t rows, int64_t heads, bool splits_n) {
-    return plan_scaled_absorb({.rows = rows, .heads = heads, .splits_n = splits_n},
-                              kMultiprocessors);
-  };
-  for (const bool splits_n : {false, true}) {
-    EXPECT_FALSE(of(32, 128, splits_n).wide);
-    EXPECT_TRUE(of(64, 128, splits_n).wide);
-    EXPECT_TRUE(of(512, 16, splits_n).wide);
-    EXPECT_EQ(of(64, 16, splits_n).wide, !splits_n);
-    EXPECT_EQ(of(8192, 128, splits_n).row_parts, 1);
-    EXPECT_EQ(of(8192, 16, splits_n).row_parts, 8);
-    EXPECT_EQ(of(8192, 1000, splits_n).row_parts, 1);
-    EXPECT_EQ(of(8192, 16, splits_n).n_parts, splits_n ? 2 : 1);
-  }
-}
 
 }  // namespace
 }  // namespace fathom::cuda

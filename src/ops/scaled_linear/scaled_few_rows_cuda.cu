@@ -21,8 +21,7 @@ FewRowsShape shape_of(const ScaledLinearArguments& a) {
 }
 
 template <int kColumns, int kWarpgroups>
-void launch_for(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
-                cudaStream_t stream) {
+void launch_for(const FewRowsPlan& plan, const ScaledLinearArguments& arguments, GpuStream stream) {
   const FewRowsShape shape = shape_of(arguments);
   few_rows::Arguments a = few_rows::planned<kColumns, kWarpgroups>(plan, shape);
   a.out = arguments.out;
@@ -55,15 +54,15 @@ void launch_for(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
 }  // namespace
 
 void scaled_linear_few_rows(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
-                            cudaStream_t stream) {
+                            GpuStream stream) {
   if (arguments.rows == 0) return;
   few_rows::for_plan<true>(plan, [&]<int kColumns, int kWarpgroups>() {
     launch_for<kColumns, kWarpgroups>(plan, arguments, stream);
   });
 }
 
-void scaled_linear_few_rows(const ScaledLinearArguments& arguments, cudaStream_t stream) {
-  scaled_linear_few_rows(plan_few_rows(shape_of(arguments), device_budget().clusters,
+void scaled_linear_few_rows(const ScaledLinearArguments& arguments, GpuStream stream) {
+  scaled_linear_few_rows(plan_few_rows(shape_of(arguments), stream.device().budget().clusters,
                                        arguments.batch_invariant ? 1 : 8),
                          arguments, stream);
 }

@@ -2,6 +2,7 @@
 // Otherwise as scaled_many_rows_cuda.h.
 #pragma once
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/linear/few_rows_plan.h"
 #include "ops/scaled_linear/scaled_linear_cuda.h"
 
@@ -9,10 +10,10 @@ namespace fathom::cuda {
 
 inline constexpr int kFewScaledRows = 32;
 
-void scaled_linear_few_rows(const ScaledLinearArguments& arguments, cudaStream_t stream);
+void scaled_linear_few_rows(const ScaledLinearArguments& arguments, GpuStream stream);
 
 // The same with a plan for another shape, for measuring. Requires plan.columns >= arguments.rows.
 void scaled_linear_few_rows(const FewRowsPlan& plan, const ScaledLinearArguments& arguments,
-                            cudaStream_t stream);
+                            GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -6,7 +6,7 @@
 
 namespace fathom::cuda {
 
-void scaled_linear(const ScaledLinearArguments& a, cudaStream_t stream) {
+void scaled_linear(const ScaledLinearArguments& a, GpuStream stream) {
   FATHOM_CHECK(a.n % 8 == 0 && a.k % 128 == 0 && a.n > 0 && a.k > 0, "a matrix of [{}, {}]", a.n,
                a.k);
   FATHOM_CHECK(a.x_row_stride % 16 == 0 && a.x_scales_stride % 4 == 0 && a.out_row_stride % 8 == 0,

@@ -11,10 +11,9 @@
 // rows are bandwidth-bound (scaled_few_rows_cuda.h), many compute-bound (scaled_many_rows_cuda.h).
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "tensor/dtype.h"
 
 namespace fathom::cuda {
@@ -40,6 +39,6 @@ struct ScaledLinearArguments {
 // Enqueues one launch; none for no rows. Weights and their scales are read before the PDL wait: no
 // launch of the same stream may be writing them. Deterministic: the same arguments give bitwise
 // identical results. Arbitrary values in a row of x affect no other row.
-void scaled_linear(const ScaledLinearArguments& arguments, cudaStream_t stream);
+void scaled_linear(const ScaledLinearArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

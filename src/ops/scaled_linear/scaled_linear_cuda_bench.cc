@@ -176,11 +176,12 @@ double median_of_three(const std::function<double()>& time) {
 std::string times_of_tiles(const Memory& memory, const Matrix& matrix, int rows) {
   const ManyRowsProblem problem = {
       .rows = rows, .n = matrix.n, .k = matrix.k, .type = ManyRowsType::kScaledE4M3};
-  std::string times =
-      text("  | %s:", name(plan_many_rows(problem, num_multiprocessors()).tile).c_str());
+  std::string times = text(
+      "  | %s:",
+      name(plan_many_rows(problem, DeviceContext::current().num_multiprocessors()).tile).c_str());
   for (const ManyRowsTile& tile : many_rows_tiles(ManyRowsType::kScaledE4M3)) {
-    if (!can_be_planned(problem, tile, num_multiprocessors())) continue;
-    const auto plan = plan_many_rows(problem, tile, num_multiprocessors());
+    if (!can_be_planned(problem, tile, DeviceContext::current().num_multiprocessors())) continue;
+    const auto plan = plan_many_rows(problem, tile, DeviceContext::current().num_multiprocessors());
     const double us = measure(memory, matrix, rows, [&](const auto& a, cudaStream_t s) {
       scaled_linear_many_rows(a, plan, s);
     });
@@ -191,7 +192,7 @@ std::string times_of_tiles(const Memory& memory, const Matrix& matrix, int rows)
 
 // Times of all plans for few rows, with their estimated costs.
 std::string times_of_plans(const Memory& memory, const Matrix& matrix, int rows) {
-  const ClusterCounts counts = device_budget().clusters;
+  const ClusterCounts counts = DeviceContext::current().budget().clusters;
   const FewRowsShape shape = {.rows = rows, .n = matrix.n, .k = matrix.k, .scaled = true};
   const auto name_of_plan = [](const FewRowsPlan& plan) {
     return text("%d/%d%s", plan.warpgroups, plan.splits, plan.wide_ring ? "w" : "");

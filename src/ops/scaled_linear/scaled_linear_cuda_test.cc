@@ -284,11 +284,13 @@ TEST_P(ScaledManyRows, EqualsDoublePrecisionWithAnyTile) {
   }
   std::vector<uint32_t> unsplit;
   for (const ManyRowsTile& tile : many_rows_tiles(ManyRowsType::kScaledE4M3)) {
-    if (!can_be_planned(problem, tile, num_multiprocessors())) continue;
+    if (!can_be_planned(problem, tile, DeviceContext::current().num_multiprocessors())) continue;
     SCOPED_TRACE(product.name() + ", tile " + std::to_string(tile.rows()) + " x " +
                  std::to_string(tile.columns) + ", split " + std::to_string(tile.split));
     const Multiply multiply = [&](const ScaledLinearArguments& a) {
-      scaled_linear_many_rows(a, plan_many_rows(problem, tile, num_multiprocessors()), nullptr);
+      scaled_linear_many_rows(
+          a, plan_many_rows(problem, tile, DeviceContext::current().num_multiprocessors()),
+          nullptr);
     };
     const auto out = product.run(multiply);
     EXPECT_EQ(product.run(multiply), out);

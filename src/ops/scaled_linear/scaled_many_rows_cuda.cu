@@ -114,7 +114,7 @@ TileRaster raster_of(const ManyRowsPlan& plan) {
 
 template <typename Work>
 void launch_with(void (*kernel)(Work), const Work& work, const ManyRowsPlan& plan, int threads,
-                 int shared_bytes, cudaStream_t stream) {
+                 int shared_bytes, GpuStream stream) {
   launch(kernel,
          {.blocks = static_cast<unsigned>(plan.num_blocks),
           .threads = static_cast<unsigned>(threads),
@@ -124,11 +124,10 @@ void launch_with(void (*kernel)(Work), const Work& work, const ManyRowsPlan& pla
 }
 
 template <typename Shape>
-void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, GpuStream stream) {
   const auto kernel = scaled_many_rows_kernel<Shape>;
   constexpr int kBytes = sizeof(TileMemory<Shape>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   const ScaledWork<Shape> work = {
       .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows, true),
       .x_scales = scales_map(a, Shape::kRows),
@@ -147,11 +146,10 @@ void launch_for(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaSt
 }
 
 template <typename Shape>
-void launch_large(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cudaStream_t stream) {
+void launch_large(const ScaledLinearArguments& a, const ManyRowsPlan& plan, GpuStream stream) {
   const auto kernel = scaled_large_tiles_kernel<Shape>;
   constexpr int kBytes = sizeof(LargeTileMemory<Shape>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   const LargeTileWork<Shape> work = {
       .x = operand_map(a.x, a.rows, a.x_row_stride, a.k, Shape::kRows, false),
       .weight = operand_map(a.weight, a.n, a.k, a.k, Shape::kColumns, false),
@@ -172,7 +170,7 @@ void launch_large(const ScaledLinearArguments& a, const ManyRowsPlan& plan, cuda
 }  // namespace
 
 void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan& plan,
-                             cudaStream_t stream) {
+                             GpuStream stream) {
   if (a.rows == 0) return;
   const ManyRowsTile tile = plan.tile;
   if (tile == ManyRowsTile{4, 128, 1}) {
@@ -210,11 +208,11 @@ void scaled_linear_many_rows(const ScaledLinearArguments& a, const ManyRowsPlan&
   }
 }
 
-void scaled_linear_many_rows(const ScaledLinearArguments& a, cudaStream_t stream) {
+void scaled_linear_many_rows(const ScaledLinearArguments& a, GpuStream stream) {
   scaled_linear_many_rows(
       a,
       plan_many_rows({.rows = a.rows, .n = a.n, .k = a.k, .type = ManyRowsType::kScaledE4M3},
-                     num_multiprocessors(), !a.batch_invariant),
+                     stream.device().num_multiprocessors(), !a.batch_invariant),
       stream);
 }
 

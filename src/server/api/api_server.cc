@@ -1,5 +1,6 @@
 #include "server/api/api_server.h"
 
+#include <charconv>
 #include <new>
 #include <thread>
 
@@ -71,6 +72,20 @@ void log_thread_stacks() {
       log_error("thread {}: #{} {}", threads, i, stack.frames[i]);
     }
   }
+}
+
+// The lane that the header X-Data-Parallel-Rank asks for; nothing without it. Whether there is such
+// a lane is the engine's to say.
+ApiResult<std::optional<int>> asked_lane(const http::Headers& headers) {
+  const std::string* const text = headers.find("X-Data-Parallel-Rank");
+  if (text == nullptr) return std::nullopt;
+  int lane = 0;
+  const char* const end = text->data() + text->size();
+  const auto read = std::from_chars(text->data(), end, lane);
+  if (read.ec == std::errc() && read.ptr == end && lane >= 0) return lane;
+  return tl::unexpected(
+      ApiError(400, fmt::format("the header X-Data-Parallel-Rank is '{}', must be a rank's number",
+                                http::for_log(*text))));
 }
 
 }  // namespace
@@ -250,11 +265,18 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
     answer->send(error_response(prepared.error(), shape));
     return;
   }
+  const auto lane = asked_lane(request.headers);
+  if (!lane) {
+    metrics_.count_rejection(lane.error());
+    answer->send(error_response(lane.error(), shape));
+    return;
+  }
   for (const std::string& field : prepared->unknown_fields) {
     log_info("ignored id={} field={}", request.id, http::for_log(field));
   }
   for (Request& one : prepared->requests) {
     one.cache_salt = prepared->cache_salt;
+    one.lane = *lane;
     one.priority = static_cast<int32_t>(prepared->priority);
     metrics_.observe_request(one.sampling);
   }

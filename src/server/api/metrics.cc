@@ -174,6 +174,46 @@ void write_experts(std::string_view labels, const ExpertStats& experts, std::str
 
 }  // namespace
 
+// What each data-parallel rank has of its own; a single one has no label of its number.
+void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, std::string& out) {
+  const auto family = [&](std::string_view name, std::string_view type, std::string_view help,
+                          const auto& figure) {
+    head(out, name, type, help);
+    for (size_t lane = 0; lane < engine.lanes.size(); ++lane) {
+      out += fmt::format("{}{{{}{}}} {}\n", name, labels,
+                         engine.lanes.size() == 1 ? "" : fmt::format(",dp_rank=\"{}\"", lane),
+                         figure(engine.lanes[lane]));
+    }
+  };
+  family("vllm:num_requests_running", "gauge", "Sequences in the batch.",
+         [](const LaneStats& lane) { return lane.running; });
+  // The waiting sequences include queued requests once the engine's thread has seen them; those
+  // that it has not seen count as the first rank's.
+  int64_t unseen = std::max<int64_t>(0, engine.queued_requests - engine.waiting);
+  family("vllm:num_requests_waiting", "gauge",
+         "Sequences that wait for their first step, or for recomputation after preemption.",
+         [&](const LaneStats& lane) { return lane.waiting + std::exchange(unseen, 0); });
+  family("vllm:kv_cache_usage_perc", "gauge",
+         "Share of the KV cache's pages held by sequences, 0 to 1.", [](const LaneStats& lane) {
+           return static_cast<double>(lane.pages_used) /
+                  static_cast<double>(std::max<int64_t>(lane.pages_total, 1));
+         });
+  family("vllm:num_preemptions_total", "counter", "Preempted sequences.",
+         [](const LaneStats& lane) { return lane.preemptions; });
+  head(out, "fathom_kv_pages", "gauge", "Pages of the KV cache by state.");
+  for (size_t number = 0; number < engine.lanes.size(); ++number) {
+    const LaneStats& lane = engine.lanes[number];
+    const std::string rank = engine.lanes.size() == 1 ? "" : fmt::format(",dp_rank=\"{}\"", number);
+    const auto pages = [&](std::string_view state, int64_t count) {
+      out += fmt::format("fathom_kv_pages{{{}{},state=\"{}\"}} {}\n", labels, rank, state, count);
+    };
+    pages("free", lane.pages_total - lane.pages_used - lane.pages_cached - lane.pages_in_transfer);
+    pages("cached", lane.pages_cached);
+    pages("used", lane.pages_used);
+    pages("in_transfer", lane.pages_in_transfer);
+  }
+}
+
 void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
                            const CacheConfig& cache, std::string& out) const {
   const auto gauge = [&](std::string_view name, auto number, std::string_view help) {
@@ -182,16 +222,9 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
   const auto counter = [&](std::string_view name, auto number, std::string_view help) {
     value(out, name, "counter", help, labels, number);
   };
-  const auto total = static_cast<double>(std::max<int64_t>(engine.pages_total, 1));
-  gauge("vllm:num_requests_running", engine.running, "Sequences in the batch.");
-  // The waiting sequences include queued requests once the engine's thread has seen them.
-  gauge("vllm:num_requests_waiting", std::max(engine.waiting, engine.queued_requests),
-        "Sequences that wait for their first step, or for recomputation after preemption.");
-  gauge("vllm:kv_cache_usage_perc", static_cast<double>(engine.pages_used) / total,
-        "Share of the KV cache's pages held by sequences, 0 to 1.");
+  write_lanes(labels, engine, out);
   counter("vllm:prompt_tokens_total", engine.prompt_tokens, "Prompt tokens computed.");
   counter("vllm:generation_tokens_total", engine.generated_tokens, "Tokens generated.");
-  counter("vllm:num_preemptions_total", engine.preemptions, "Preempted sequences.");
   counter("vllm:prefix_cache_queries_total", engine.prefix_queries,
           "Prompt tokens looked up in the prefix cache.");
   counter("vllm:prefix_cache_hits_total", engine.prefix_hits,
@@ -200,15 +233,10 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
         "Seconds since the engine's last step ended.");
   counter("fathom_steps_total", engine.steps, "Steps of the engine.");
   counter("fathom_step_seconds_total", engine.step_seconds, "Seconds spent in steps.");
-  head(out, "fathom_kv_pages", "gauge", "Pages of the KV cache by state.");
-  const auto pages = [&](std::string_view state, int64_t count) {
-    out += fmt::format("fathom_kv_pages{{{},state=\"{}\"}} {}\n", labels, state, count);
-  };
-  pages("free",
-        engine.pages_total - engine.pages_used - engine.pages_cached - engine.pages_in_transfer);
-  pages("cached", engine.pages_cached);
-  pages("used", engine.pages_used);
-  pages("in_transfer", engine.pages_in_transfer);
+  counter("fathom_moved_sequences_total", engine.sequences_moved,
+          "Waiting or preempted sequences that went to another data-parallel rank.");
+  counter("fathom_copied_pages_total", engine.pages_copied,
+          "Pages of cached prefixes copied from another data-parallel rank.");
   counter("fathom_expired_requests_total", engine.expired, "Requests ended by a deadline.");
   value(out, "vllm:cache_config_info", "gauge", "KV cache settings; always 1.",
         fmt::format("{},block_size=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"{}\","

@@ -57,6 +57,7 @@ class Metrics {
                    const http::ServerStats& http) const;
 
  private:
+  static void write_lanes(std::string_view labels, const EngineStats& engine, std::string& out);
   void write_engine(std::string_view labels, const EngineStats& engine, const CacheConfig& cache,
                     std::string& out) const;
 

@@ -64,9 +64,8 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
   EngineStats stats;
   stats.waiting = stats.queued_requests = 3;  // the same three requests
   stats.pages_total = 100;
-  stats.pages_used = 25;
-  stats.pages_cached = 5;
-  stats.pages_in_transfer = 2;
+  stats.lanes = {
+      {.waiting = 3, .pages_total = 100, .pages_used = 25, .pages_cached = 5, .pages_in_transfer = 2}};
   stats.steps_by_rows = {2, 0, 3};  // three steps of 9 to 16 rows
   stats.steps_by_rows.back() = 1;
   stats.rows = 20'036;
@@ -125,6 +124,33 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
                     "num_gpu_blocks=\"100\"}"),
             1);
   EXPECT_GT(page.at("process_resident_memory_bytes{}"), 0);
+}
+
+TEST(Metrics, EachDataParallelRankHasItsOwnFigures) {
+  EngineStats stats;
+  stats.lanes = {{.running = 4, .waiting = 1, .pages_total = 10, .pages_used = 5},
+                 {.running = 2, .pages_total = 10, .pages_cached = 3, .preemptions = 7}};
+  stats.running = 6;
+  stats.waiting = 1;
+  stats.queued_requests = 3;
+  stats.sequences_moved = 2;
+  stats.pages_copied = 9;
+  const auto page = samples(Metrics().text("m", &stats, {}, {}));
+  const auto of = [&](const char* name, int rank, const char* more = "") {
+    return page.at(
+        fmt::format("{}{{engine=\"0\",model_name=\"m\",dp_rank=\"{}\"{}}}", name, rank, more));
+  };
+  EXPECT_EQ(of("vllm:num_requests_running", 0), 4);
+  EXPECT_EQ(of("vllm:num_requests_running", 1), 2);
+  EXPECT_EQ(of("vllm:num_requests_waiting", 0), 3) << "two that the engine has not seen";
+  EXPECT_EQ(of("vllm:num_requests_waiting", 1), 0);
+  EXPECT_EQ(of("vllm:kv_cache_usage_perc", 0), 0.5);
+  EXPECT_EQ(of("vllm:num_preemptions_total", 1), 7);
+  EXPECT_EQ(of("fathom_kv_pages", 1, ",state=\"free\""), 7);
+  const std::string labels = R"({engine="0",model_name="m"})";
+  EXPECT_EQ(page.at("fathom_moved_sequences_total" + labels), 2);
+  EXPECT_EQ(page.at("fathom_copied_pages_total" + labels), 9);
+  EXPECT_FALSE(page.contains("vllm:num_requests_running" + labels));
 }
 
 TEST(Metrics, WithoutAnEngineThePageHasWhatIsKnown) {

@@ -584,11 +584,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename Row, int kRows>
 void launch_rows(const CUtensorMap& map, const Arguments& arguments, int num_blocks,
-                 cudaStream_t stream) {
+                 GpuStream stream) {
   const auto kernel = latent_decode_8_bit_kernel<Row, kRows>;
   constexpr int kBytes = sizeof(SharedMemory<Row, kRows>);
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   launch_co_resident(
       "latent_decode_8_bit", kernel,
       {.blocks = static_cast<unsigned>(num_blocks), .threads = kThreads, .shared_bytes = kBytes},
@@ -598,7 +597,7 @@ void launch_rows(const CUtensorMap& map, const Arguments& arguments, int num_blo
 }  // namespace
 
 void latent_decode_8_bit(int tile_rows, int num_multiprocessors,
-                         const LatentDecodeArguments& arguments, cudaStream_t stream) {
+                         const LatentDecodeArguments& arguments, GpuStream stream) {
   const Arguments inner = kernel_arguments(num_multiprocessors, arguments);
   with_latent_row(arguments.format, [&]<typename Row>(Row) {
     if constexpr (!Row::kIsBf16) {

@@ -619,15 +619,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void latent_decode_8_bit_rows(int tile_rows, int num_multiprocessors,
-                              const LatentDecodeArguments& arguments, cudaStream_t stream) {
+                              const LatentDecodeArguments& arguments, GpuStream stream) {
   Arguments inner = kernel_arguments(num_multiprocessors, arguments);
   inner.tile_blocks = tile_rows / kBlockRows;
   with_latent_row(arguments.format, [&]<typename Row>(Row) {
     if constexpr (!Row::kIsBf16) {
       const auto kernel = latent_decode_8_bit_rows_kernel<Row>;
       constexpr int kBytes = sizeof(RowsSharedMemory<Row>);
-      static OncePerDevice prepared;
-      prepared([&] { allow_shared_memory(kernel, kBytes); });
+      stream.device().allow_shared_memory(kernel, kBytes);
       launch_co_resident("latent_decode_8_bit_rows", kernel,
                          {.blocks = static_cast<unsigned>(num_multiprocessors / inner.tile_blocks *
                                                           inner.tile_blocks),

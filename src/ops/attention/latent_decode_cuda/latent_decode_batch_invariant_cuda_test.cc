@@ -101,7 +101,7 @@ class BatchInvariantDecode : public testing::TestWithParam<Way> {
   }
 
   std::mt19937 random_{11};
-  const int processors_ = num_multiprocessors();
+  const int processors_ = DeviceContext::current().num_multiprocessors();
   std::vector<int32_t> table_;
   std::vector<uint16_t> q_latent_, q_rope_;
   DeviceArray<std::byte> pages_;

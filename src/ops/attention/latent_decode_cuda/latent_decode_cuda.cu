@@ -512,11 +512,10 @@ __global__ void __launch_bounds__(kBlockThreads<kGroups>, 1)
 
 template <int kRows, int kGroups>
 void launch_for(const CUtensorMap& map, const Arguments& arguments, int num_blocks,
-                cudaStream_t stream) {
+                GpuStream stream) {
   const auto kernel = latent_decode_kernel<kRows, kGroups>;
   constexpr int kBytes = sizeof(SharedMemory<kRows, kGroups>);
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   launch_co_resident("latent_decode", kernel,
                      {.blocks = static_cast<unsigned>(num_blocks),
                       .threads = kBlockThreads<kGroups>,
@@ -534,16 +533,17 @@ __global__ void fill_missing(float* words, int64_t count) {
 
 }  // namespace
 
-void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cudaStream_t stream) {
+void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, GpuStream stream) {
   fill_missing<<<132, 256, 0, stream>>>(scratch,
                                         latent_decode_scratch(num_multiprocessors).words());
   check(cudaGetLastError(), "preparing the scratch memory of latent_decode");
 }
 
 void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
-                   cudaStream_t stream) {
-  check(num_multiprocessors <= kMostBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
-        "launching latent_decode on so many multiprocessors");
+                   GpuStream stream) {
+  check(
+      num_multiprocessors <= kMostLatentDecodeBlocks ? cudaSuccess : cudaErrorInvalidConfiguration,
+      "launching latent_decode on so many multiprocessors");
   if (arguments.format != CacheFormat::kBF16) {
     const auto decode = tile_rows > 32 ? latent_decode_8_bit_rows : latent_decode_8_bit;
     return decode(tile_rows, num_multiprocessors, arguments, stream);

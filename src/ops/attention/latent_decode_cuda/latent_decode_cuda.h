@@ -9,11 +9,10 @@
 // docs/kernels/latent_decode*.md.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
 
 namespace fathom::cuda {
@@ -37,7 +36,7 @@ struct LatentDecodeArguments {
 
 // Fills scratch memory with the "not there yet" value. Each launch leaves all of it as it was: once
 // is enough for any number of launches of any plans, one at a time.
-void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cudaStream_t stream);
+void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, GpuStream stream);
 
 // Enqueues one launch with as many CTAs as the plan was made for. Rows of sequences that are not in
 // the plan are left alone. The same plan and input give bitwise identical results. A graph that
@@ -48,6 +47,6 @@ void prepare_latent_decode_scratch(float* scratch, int num_multiprocessors, cuda
 // tables and all other pages are read before the PDL wait: whatever wrote them must have ended
 // before the first launch of this PDL chain began, as a copy to the device or an earlier step has.
 void latent_decode(int tile_rows, int num_multiprocessors, const LatentDecodeArguments& arguments,
-                   cudaStream_t stream);
+                   GpuStream stream);
 
 }  // namespace fathom::cuda

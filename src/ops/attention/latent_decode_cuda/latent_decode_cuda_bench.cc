@@ -87,7 +87,7 @@ LatentDecodeProblem make_problem(const Shape& shape, bool one_head_a_block, uint
 
 double measure(const std::byte* pages, CacheFormat format, const Shape& shape,
                bool one_head_a_block = false) {
-  const int processors = num_multiprocessors();
+  const int processors = DeviceContext::current().num_multiprocessors();
   std::mt19937 random(2);
   std::vector<DeviceArray<int32_t>> tables, first_parts;
   std::vector<DeviceArray<LatentDecodePart>> parts;
@@ -137,7 +137,7 @@ double expanded_bytes(const Shape& shape) {
 }
 
 double measure_expanded(const Shape& shape, const std::vector<uint16_t>& some) {
-  const int processors = num_multiprocessors();
+  const int processors = DeviceContext::current().num_multiprocessors();
   std::vector<MhaPrefillPart> parts;
   for (int s = 0; s < shape.batch; ++s) {
     parts.push_back({.first_row = s,

@@ -17,8 +17,6 @@
 
 namespace fathom::cuda {
 
-constexpr int kMostBlocks = 132;  // SMs of an H100 or H200
-
 // Marks a scratch word that has not been written.
 constexpr float kMissing = -0.0f;
 __device__ inline bool is_missing(float word) { return __float_as_uint(word) == 0x80000000u; }
@@ -61,7 +59,7 @@ class JoinedShare {
 
   // Adjacent threads that compute a row's weights together.
   static constexpr int kRowThreads = kThreads / kRows;
-  static constexpr int kWeights = kMostBlocks / kRowThreads + 1;
+  static constexpr int kWeights = kMostLatentDecodeBlocks / kRowThreads + 1;
   // Words from one split's factors to the next's, free of bank conflicts between a warp's rows.
   static constexpr int kStride = kRows + 32 / kRowThreads;
 

@@ -112,7 +112,7 @@ class Needle : public testing::TestWithParam<Case> {
                   pages.begin() + (page * kPageSize + key % kPageSize) * row_bytes);
       ++counts_[static_cast<size_t>(row)];
     }
-    const int processors = num_multiprocessors();
+    const int processors = DeviceContext::current().num_multiprocessors();
     const auto plan = plan_latent_decode(batch, problem.sequences, heads, processors);
     const DeviceArray<uint16_t> q_latent(q_latent_), q_rope(q_rope_), out(problem.rows() * kLatent);
     const DeviceArray<std::byte> its_pages(pages);

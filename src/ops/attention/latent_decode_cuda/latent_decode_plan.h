@@ -14,6 +14,9 @@
 
 namespace fathom::cuda {
 
+// CTAs of a launch at most, one per SM: those of an H100 or H200.
+inline constexpr int kMostLatentDecodeBlocks = 132;
+
 // Read by the kernel.
 struct alignas(16) LatentDecodePart {
   static constexpr int kPagesWithin = 4;

@@ -545,7 +545,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void latent_decode_rows(int tile_rows, int num_multiprocessors,
-                        const LatentDecodeArguments& arguments, cudaStream_t stream) {
+                        const LatentDecodeArguments& arguments, GpuStream stream) {
   const Extent box = {.rows = 64, .columns = kBoxColumns};
   const int64_t rows = arguments.rows * arguments.heads;
   Arguments inner;
@@ -563,8 +563,7 @@ void latent_decode_rows(int tile_rows, int num_multiprocessors,
       bf16_map(arguments.q_rope, {.rows = rows, .columns = kRope}, box),
       bf16_map(arguments.pages, {.rows = arguments.num_pages * kKeys, .columns = kColumns}, box)};
   constexpr int kBytes = sizeof(SharedMemory);
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(latent_decode_rows_kernel, kBytes); });
+  stream.device().allow_shared_memory(latent_decode_rows_kernel, kBytes);
   launch_co_resident(
       "latent_decode_rows", latent_decode_rows_kernel,
       {.blocks = static_cast<unsigned>(num_multiprocessors / inner.tile_blocks * inner.tile_blocks),

@@ -2,11 +2,12 @@
 // kernel is described in latent_decode_rows_cuda.cu.
 #pragma once
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_cuda.h"
 
 namespace fathom::cuda {
 
 void latent_decode_rows(int tile_rows, int num_multiprocessors,
-                        const LatentDecodeArguments& arguments, cudaStream_t stream);
+                        const LatentDecodeArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -153,7 +153,7 @@ std::vector<float> LatentDecodeTrial::on_cpu() {
 }
 
 std::vector<float> LatentDecodeTrial::on_gpu(int launches) const {
-  const int processors = num_multiprocessors();
+  const int processors = DeviceContext::current().num_multiprocessors();
   const auto plan =
       plan_latent_decode(problem_.batch(), problem_.sequences, problem_.heads, processors);
   const DeviceArray<uint16_t> q_latent(q_latent_), q_rope(q_rope_);

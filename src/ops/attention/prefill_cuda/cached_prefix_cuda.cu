@@ -100,7 +100,7 @@ __global__ void gather_kernel(const __grid_constant__ GatherLatentArguments argu
 
 }  // namespace
 
-void gather_latent(const GatherLatentArguments& arguments, cudaStream_t stream) {
+void gather_latent(const GatherLatentArguments& arguments, GpuStream stream) {
   if (arguments.keys == 0) return;
   const auto blocks = static_cast<unsigned>((arguments.keys + kWarps - 1) / kWarps);
   with_latent_row(arguments.format, [&]<typename Row>(Row) {

@@ -2,11 +2,10 @@
 // gather_latent of ops/attention/attention.h for many sequences at once.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "cache/cache_format.h"
+#include "device/cuda/gpu_stream.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 
 namespace fathom::cuda {
@@ -29,6 +28,6 @@ struct GatherLatentArguments {
   QuantizedRows quantized = {};  // e4m3 latent: k = 512
 };
 
-void gather_latent(const GatherLatentArguments& arguments, cudaStream_t stream);
+void gather_latent(const GatherLatentArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

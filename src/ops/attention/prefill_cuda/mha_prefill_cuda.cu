@@ -640,11 +640,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <bool kQuantizes>
 void launch_prefill(int num_multiprocessors, const Maps& maps, const Arguments& arguments,
-                    cudaStream_t stream) {
+                    GpuStream stream) {
   const auto kernel = mha_prefill_kernel<kQuantizes>;
   constexpr int kBytes = sizeof(SharedMemory);
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kBytes); });
+  stream.device().allow_shared_memory(kernel, kBytes);
   launch(kernel,
          {.blocks = static_cast<unsigned>(num_multiprocessors),
           .threads = kThreads,
@@ -654,8 +653,7 @@ void launch_prefill(int num_multiprocessors, const Maps& maps, const Arguments& 
 
 }  // namespace
 
-void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
-                 cudaStream_t stream) {
+void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments, GpuStream stream) {
   const int64_t heads = arguments.heads, keys = arguments.keys;
   const Axis columns = {.size = heads * kQk, .stride = 1, .box = kBoxColumns};
   const Axis rows = {.size = arguments.rows, .stride = arguments.q_row_stride, .box = kRows};

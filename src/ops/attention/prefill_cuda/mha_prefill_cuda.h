@@ -10,10 +10,9 @@
 // The kernel is described in mha_prefill_cuda.cu and docs/kernels/mha_prefill.md.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/attention/prefill_cuda/mha_prefill_plan.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 
@@ -42,7 +41,6 @@ struct MhaPrefillArguments {
 
 // Enqueues one launch with as many CTAs as the plan was made for. A row's bits depend on its own
 // query, the keys that it sees and where these are cut into runs, not on the rest of the batch.
-void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments,
-                 cudaStream_t stream);
+void mha_prefill(int num_multiprocessors, const MhaPrefillArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -28,7 +28,7 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int32_t rows) {
                    moe_many_rows_workspace_bytes(shape, rows)});
 }
 
-void moe(const MoeArguments& a, cudaStream_t stream) {
+void moe(const MoeArguments& a, GpuStream stream) {
   const MoeShape& s = a.shape;
   FATHOM_CHECK(s.hidden > 0 && s.hidden % 64 == 0 && s.inter > 0 && s.inter % 64 == 0 &&
                    s.shared_inter % 64 == 0,

@@ -8,11 +8,10 @@
 // device: the host plans for the shape and the number of rows alone.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
 #include "device/cuda/co_resident.h"
+#include "device/cuda/gpu_stream.h"
 #include "ops/moe/plans/moe_few_rows_plan.h"
 #include "tensor/dtype.h"
 
@@ -50,7 +49,7 @@ struct MoeArguments {
   bool batch_invariant = false;
   // Number of CTAs of the few-row launches; must be the same for all launches that share
   // `progress`.
-  SmBudget budget = device_budget();
+  SmBudget budget = DeviceContext::current().budget();
 };
 
 // Enough for any number of rows up to `rows`.
@@ -58,6 +57,6 @@ int64_t moe_workspace_bytes(const MoeShape& shape, int32_t rows);
 
 // Enqueues a few launches; none for zero rows. Weights may be read before earlier launches have
 // ended (PDL), so no launch of the same stream may be writing them. Results are deterministic.
-void moe(const MoeArguments& arguments, cudaStream_t stream);
+void moe(const MoeArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

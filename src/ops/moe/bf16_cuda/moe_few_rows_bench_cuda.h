@@ -161,7 +161,7 @@ class MoeFewRowsBench {
   }
 
   Bench bench_;
-  const ClusterCounts counts_ = device_budget().clusters;
+  const ClusterCounts counts_ = DeviceContext::current().budget().clusters;
   const char* separator_ = "";
 };
 

@@ -366,10 +366,9 @@ __global__ void __launch_bounds__((kWarpgroups + 2) * kWarpgroupThreads + 32, 1)
 
 template <int kWarpgroups>
 void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, const SmBudget& budget,
-                cudaStream_t stream) {
+                GpuStream stream) {
   const auto kernel = moe_few_rows_kernel<kWarpgroups>;
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kMoeSharedBytes); });
+  stream.device().allow_shared_memory(kernel, kMoeSharedBytes);
   const int pairs = a.rows * a.experts_per_token;
   static_assert(sizeof(Tables) <= moe_table_bytes(0));
   const int behind = a.rows * moe_sum_bytes(kWarpgroups) + moe_table_bytes(pairs);
@@ -414,7 +413,7 @@ bool moe_few_rows_takes(const MoeShape& shape, int32_t rows, const SmBudget& bud
          plan_moe_few_rows(sizes, budget.clusters).takes(sizes);
 }
 
-void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, cudaStream_t stream) {
+void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, GpuStream stream) {
   const MoeShape& shape = arguments.shape;
   Arguments a = {};
   a.x = static_cast<const __nv_bfloat16*>(arguments.x);
@@ -448,7 +447,7 @@ void moe_few_rows(const MoeFewRowsPlan& plan, const MoeArguments& arguments, cud
   }
 }
 
-void moe_few_rows(const MoeArguments& arguments, cudaStream_t stream) {
+void moe_few_rows(const MoeArguments& arguments, GpuStream stream) {
   moe_few_rows(
       plan_moe_few_rows(plan_shape(arguments.shape, arguments.rows), arguments.budget.clusters),
       arguments, stream);

@@ -124,7 +124,7 @@ class MoeFewRowsTrial {
     const MoeShape& s = shape();
     const MoeFewRowsPlan chosen = plan_moe_few_rows(
         {1, s.hidden, s.num_experts, s.experts_per_token, s.inter, s.shared_inter, Kind::kScaled},
-        device_budget().clusters);
+        DeviceContext::current().budget().clusters);
     for (const int warpgroups : {1, 2}) {
       for (const int splits : {1, 2}) {
         for (const int clusters : {4, 9, 64}) {

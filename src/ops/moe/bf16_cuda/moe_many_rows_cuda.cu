@@ -194,7 +194,7 @@ struct Products {
 };
 
 template <typename Shape, bool kGated>
-void launch_products(const Products& products, cudaStream_t stream) {
+void launch_products(const Products& products, GpuStream stream) {
   using Work = ExpertWork<Shape, kGated>;
   const auto column_tiles_of = [](const typename Work::Side& side) {
     return (side.out_columns + Work::kOutColumns - 1) / Work::kOutColumns;
@@ -209,9 +209,10 @@ void launch_products(const Products& products, cudaStream_t stream) {
   work.rows = products.rows;
   if (products.shared.n > 0) {
     work.shared = side<Shape, kGated>(products.shared);
-    const ManyRowsPlan plan = plan_many_rows(
-        {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
-        {.groups = Shape::kTokens / 64, .columns = Shape::kWeightRows}, num_multiprocessors());
+    const ManyRowsPlan plan =
+        plan_many_rows({.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
+                       {.groups = Shape::kTokens / 64, .columns = Shape::kWeightRows},
+                       stream.device().num_multiprocessors());
     work.shared_raster = {.row_tiles = plan.row_tiles,
                           .column_tiles = column_tiles_of(work.shared),
                           .band = plan.band,
@@ -219,17 +220,16 @@ void launch_products(const Products& products, cudaStream_t stream) {
     work.shared_tiles = work.shared_raster.row_tiles * work.shared_raster.column_tiles;
   }
   constexpr int kBytes = sizeof(ExpertTileMemory<Shape>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(multiply_experts<Shape, kGated>, kBytes); });
+  stream.device().allow_shared_memory(multiply_experts<Shape, kGated>, kBytes);
   launch(multiply_experts<Shape, kGated>,
-         {.blocks = static_cast<unsigned>(num_multiprocessors()),
+         {.blocks = static_cast<unsigned>(stream.device().num_multiprocessors()),
           .threads = Shape::kThreads,
           .shared_bytes = kBytes},
          stream, work);
 }
 
 template <bool kGated>
-void launch_products(const MoeManyRowsPlan& plan, const Products& products, cudaStream_t stream) {
+void launch_products(const MoeManyRowsPlan& plan, const Products& products, GpuStream stream) {
   if (plan.tile_tokens == 64) {
     launch_products<ExpertTileShape<64, 4, 2>, kGated>(products, stream);
   } else if (plan.tile_tokens == 128) {
@@ -245,7 +245,7 @@ int64_t moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
   return plan_for(shape, rows).workspace_bytes;
 }
 
-void moe_many_rows(const MoeArguments& a, cudaStream_t stream) {
+void moe_many_rows(const MoeArguments& a, GpuStream stream) {
   const MoeShape& s = a.shape;
   const MoeManyRowsPlan plan = plan_for(s, a.rows);
   auto* workspace = static_cast<uint8_t*>(a.workspace);

@@ -328,9 +328,8 @@ bool moe_one_row_takes(const MoeShape& shape, const SmBudget& budget) {
          shared_bytes(shape, moe_few_rows_blocks(budget)) <= kMostShared;
 }
 
-void moe_one_row(const MoeArguments& arguments, cudaStream_t stream) {
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(moe_one_row_kernel, kMostShared); });
+void moe_one_row(const MoeArguments& arguments, GpuStream stream) {
+  stream.device().allow_shared_memory(moe_one_row_kernel, kMostShared);
   const MoeShape& shape = arguments.shape;
   const auto cast = [](const void* p) { return static_cast<const __nv_bfloat16*>(p); };
   Arguments a = {.x = cast(arguments.x),

@@ -35,7 +35,7 @@ int64_t scaled_moe_workspace_bytes(const MoeShape& shape, int32_t rows) {
                    scaled_moe_many_rows_workspace_bytes(shape, rows)});
 }
 
-void scaled_moe(const ScaledMoeArguments& a, cudaStream_t stream) {
+void scaled_moe(const ScaledMoeArguments& a, GpuStream stream) {
   const MoeShape& s = a.shape;
   FATHOM_CHECK(s.hidden > 0 && s.hidden % 128 == 0 && s.inter > 0 && s.inter % 128 == 0 &&
                    s.shared_inter % 128 == 0,

@@ -9,10 +9,9 @@
 // the host plans for the shape and the number of rows alone.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/scaled_linear/quantize_rows.h"
 
@@ -50,7 +49,7 @@ struct ScaledMoeArguments {
   bool batch_invariant = false;
   // Number of CTAs of the few-row launches; must be the same for all launches that share
   // `progress`.
-  SmBudget budget = device_budget();
+  SmBudget budget = DeviceContext::current().budget();
 };
 
 // Enough for any number of rows up to `rows`.
@@ -58,6 +57,6 @@ int64_t scaled_moe_workspace_bytes(const MoeShape& shape, int32_t rows);
 
 // Enqueues a few launches; none for zero rows. Weights may be read before earlier launches have
 // ended (PDL), so no launch of the same stream may be writing them. Results are deterministic.
-void scaled_moe(const ScaledMoeArguments& arguments, cudaStream_t stream);
+void scaled_moe(const ScaledMoeArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

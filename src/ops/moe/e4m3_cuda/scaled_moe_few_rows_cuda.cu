@@ -119,10 +119,9 @@ __global__ void __launch_bounds__(kKernelThreads, 1)
 
 template <int kRowGroups>
 void launch_for(const MoeFewRowsPlan& plan, const Maps& maps, Arguments a, const SmBudget& budget,
-                cudaStream_t stream) {
+                GpuStream stream) {
   const auto kernel = scaled_moe_few_rows_kernel<kRowGroups>;
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(kernel, kMoeSharedBytes); });
+  stream.device().allow_shared_memory(kernel, kMoeSharedBytes);
   const int pairs = a.rows * a.experts_per_token;
   static_assert(sizeof(Tables) <= scaled_moe_table_bytes(0));
   a.sum_bytes = static_cast<int32_t>(scaled_moe_sum_bytes(a.rows, kRowGroups));
@@ -190,7 +189,7 @@ int64_t scaled_moe_few_rows_workspace_bytes(const MoeShape& shape, int32_t rows)
 }
 
 void scaled_moe_few_rows(const MoeFewRowsPlan& plan, const ScaledMoeArguments& arguments,
-                         cudaStream_t stream) {
+                         GpuStream stream) {
   const MoeShape& shape = arguments.shape;
   const Workspace workspace(shape, arguments.rows);
   auto* const memory = static_cast<uint8_t*>(arguments.workspace);
@@ -236,7 +235,7 @@ void scaled_moe_few_rows(const MoeFewRowsPlan& plan, const ScaledMoeArguments& a
   }
 }
 
-void scaled_moe_few_rows(const ScaledMoeArguments& arguments, cudaStream_t stream) {
+void scaled_moe_few_rows(const ScaledMoeArguments& arguments, GpuStream stream) {
   scaled_moe_few_rows(
       plan_moe_few_rows(plan_shape(arguments.shape, arguments.rows), arguments.budget.clusters),
       arguments, stream);

@@ -262,9 +262,9 @@ using Trial = MoeFewRowsTrial<E4m3>;
 
 void compare_all(const MoeShape& shape, const std::vector<int32_t>& all_rows,
                  int64_t rows_checked) {
-  ASSERT_TRUE(scaled_moe_one_row_takes(shape, device_budget()));
+  ASSERT_TRUE(scaled_moe_one_row_takes(shape, DeviceContext::current().budget()));
   for (const int32_t rows : all_rows)
-    ASSERT_TRUE(scaled_moe_few_rows_takes(shape, rows, device_budget()));
+    ASSERT_TRUE(scaled_moe_few_rows_takes(shape, rows, DeviceContext::current().budget()));
   Trial(shape, static_cast<uint32_t>(shape.hidden + shape.num_experts))
       .compare_all(all_rows, rows_checked);
 }

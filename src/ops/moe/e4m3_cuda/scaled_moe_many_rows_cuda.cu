@@ -267,7 +267,7 @@ struct ScaledProducts {
 constexpr int kRowsOfSharedFirst = 2048;
 
 template <typename Shape>
-void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
+void launch_tiles(const ScaledProducts& products, GpuStream stream) {
   using Work = ScaledExpertWork<Shape>;
   const auto column_tiles_of = [](const typename Work::Side& side) {
     return (side.out_columns + Work::kTileColumns - 1) / Work::kTileColumns;
@@ -285,9 +285,10 @@ void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
   work.form = products.form;
   if (products.shared.n > 0) {
     work.shared = side<Work>(products.shared);
-    const ManyRowsPlan plan = plan_many_rows(
-        {.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
-        {.groups = Shape::kTokens / 64, .columns = Shape::kTileRows}, num_multiprocessors());
+    const ManyRowsPlan plan =
+        plan_many_rows({.rows = products.rows, .n = products.shared.n, .k = products.shared.k},
+                       {.groups = Shape::kTokens / 64, .columns = Shape::kTileRows},
+                       stream.device().num_multiprocessors());
     work.shared_raster = {.row_tiles = plan.row_tiles,
                           .column_tiles = column_tiles_of(work.shared),
                           .band = plan.band,
@@ -295,10 +296,10 @@ void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
     work.shared_tiles = work.shared_raster.row_tiles * work.shared_raster.column_tiles;
   }
   constexpr int kBytes = sizeof(ScaledExpertMemory<Shape>);
-  static OncePerDevice allowed;
-  allowed([&] { allow_shared_memory(multiply_scaled_experts<Shape>, kBytes); });
+  stream.device().allow_shared_memory(multiply_scaled_experts<Shape>, kBytes);
   launch(multiply_scaled_experts<Shape>,
-         {.blocks = static_cast<unsigned>(num_multiprocessors() / Shape::kBlocks * Shape::kBlocks),
+         {.blocks = static_cast<unsigned>(stream.device().num_multiprocessors() / Shape::kBlocks *
+                                          Shape::kBlocks),
           .threads = Shape::kThreads,
           .shared_bytes = kBytes,
           .cluster = Shape::kBlocks},
@@ -306,7 +307,7 @@ void launch_tiles(const ScaledProducts& products, cudaStream_t stream) {
 }
 
 template <bool kGated>
-void launch_products(const ScaledProducts& products, cudaStream_t stream) {
+void launch_products(const ScaledProducts& products, GpuStream stream) {
   const int tokens = products.tile_units * kExpertRowUnit;
   const auto launch_of = tokens <= 64    ? launch_tiles<ScaledTiles<kGated, 64>>
                          : tokens <= 128 ? launch_tiles<ScaledTiles<kGated, 128>>
@@ -321,7 +322,7 @@ int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows
   return scaled_plan_for(shape, rows).workspace_bytes;
 }
 
-void scaled_moe_many_rows(const ScaledMoeArguments& a, cudaStream_t stream,
+void scaled_moe_many_rows(const ScaledMoeArguments& a, GpuStream stream,
                           ScaledMoeLaunches launches) {
   const MoeShape& s = a.shape;
   const MoeManyRowsPlan plan = scaled_plan_for(s, a.rows);

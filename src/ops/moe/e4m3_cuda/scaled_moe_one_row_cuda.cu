@@ -600,9 +600,8 @@ bool scaled_moe_one_row_takes(const MoeShape& shape, const SmBudget& budget) {
          SharedMemory(shape, blocks).bytes <= kMostShared;
 }
 
-void scaled_moe_one_row(const ScaledMoeArguments& arguments, cudaStream_t stream) {
-  static OncePerDevice prepared;
-  prepared([&] { allow_shared_memory(scaled_moe_one_row_kernel, kMostShared); });
+void scaled_moe_one_row(const ScaledMoeArguments& arguments, GpuStream stream) {
+  stream.device().allow_shared_memory(scaled_moe_one_row_kernel, kMostShared);
   const MoeShape& shape = arguments.shape;
   const int blocks = moe_few_rows_blocks(arguments.budget);
   const SharedMemory memory(shape, blocks);

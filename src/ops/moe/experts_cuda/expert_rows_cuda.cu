@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 }  // namespace
 
-void sort_by_expert(const SortByExpertArguments& a, cudaStream_t stream) {
+void sort_by_expert(const SortByExpertArguments& a, GpuStream stream) {
   // Up to 256 experts (V3) take a kernel without the cost of larger tables.
   launch(a.num_experts <= 256 ? sort_kernel<256> : sort_kernel<kMostMoeExperts>,
          {.blocks = static_cast<unsigned>((a.pairs + kSortThreads - 1) / kSortThreads),
@@ -244,12 +244,12 @@ void sort_by_expert(const SortByExpertArguments& a, cudaStream_t stream) {
          stream, a);
 }
 
-void gather_rows(const GatherRowsArguments& a, cudaStream_t stream) {
+void gather_rows(const GatherRowsArguments& a, GpuStream stream) {
   launch(gather_kernel, {.blocks = static_cast<unsigned>(a.rows), .threads = kGatherThreads},
          stream, a);
 }
 
-void combine_experts(const CombineExpertsArguments& a, cudaStream_t stream) {
+void combine_experts(const CombineExpertsArguments& a, GpuStream stream) {
   launch(a.out_type == DType::kF32 ? combine_kernel<true> : combine_kernel<false>,
          {.blocks = static_cast<unsigned>(a.rows), .threads = kCombineThreads}, stream, a);
 }

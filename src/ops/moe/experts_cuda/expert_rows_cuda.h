@@ -2,10 +2,9 @@
 // them, each token's weighted sum after them. One launch each; no synchronization with the host.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <cstdint>
 
+#include "device/cuda/gpu_stream.h"
 #include "ops/moe/plans/moe_few_rows_plan.h"
 #include "ops/moe/plans/moe_many_rows_plan.h"
 #include "tensor/dtype.h"
@@ -23,7 +22,7 @@ struct SortByExpertArguments {
   int32_t* num_row_tiles = nullptr;
   int32_t* tiles_taken = nullptr;  // [2], one for each GEMM: zeroed
 };
-void sort_by_expert(const SortByExpertArguments& arguments, cudaStream_t stream);
+void sort_by_expert(const SortByExpertArguments& arguments, GpuStream stream);
 
 // Copies x's rows, and their scales if present, to their places among the sorted rows. The next
 // launch may begin when sort_by_expert() has ended, so it can read sort's lists at once.
@@ -37,7 +36,7 @@ struct GatherRowsArguments {
   const int32_t* positions = nullptr;  // [rows, experts_per_token]
   int rows = 0, vectors = 0, scale_blocks = 0, experts_per_token = 0;
 };
-void gather_rows(const GatherRowsArguments& arguments, cudaStream_t stream);
+void gather_rows(const GatherRowsArguments& arguments, GpuStream stream);
 
 // out[t] = sum over t's experts of weight * results[position] in ascending order of the experts, +
 // shared_results[t]; in fp32.
@@ -50,6 +49,6 @@ struct CombineExpertsArguments {
   DType out_type = DType::kF32;
   int rows = 0, hidden = 0, experts_per_token = 0;  // hidden a multiple of 8
 };
-void combine_experts(const CombineExpertsArguments& arguments, cudaStream_t stream);
+void combine_experts(const CombineExpertsArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -1,0 +1,81 @@
+#include "model/kernel_plan.h"
+
+#include "base/named_size.h"
+#include "model/gpu_support.h"
+#include "model/layer_options.h"
+#include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
+#include "ops/decode_layers/decode_layers_support.h"
+
+namespace fathom::cuda {
+namespace {
+
+FeedForwardWidths widths_of(const ModelSpec& spec) {
+  FeedForwardWidths widths;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.dense) widths.dense = layer.dense->width();
+    if (!layer.moe) continue;
+    widths.routed = layer.moe->experts.front().width();
+    if (layer.moe->shared) widths.shared = layer.moe->shared->width();
+  }
+  return widths;
+}
+
+DecodeLayersShape decode_layers_shape(const ModelSpec& spec, const FeedForwardWidths& widths) {
+  const ModelConfig& config = spec.config;
+  return {.hidden = config.hidden,
+          .heads = spec.num_heads(),
+          .q_lora = config.q_lora_rank,
+          .latent = config.kv_lora_rank,
+          .nope = config.qk_nope_dim,
+          .rope = config.qk_rope_dim,
+          .v = config.v_dim,
+          .num_experts = config.num_experts,
+          .inter = widths.routed,
+          .shared_inter = widths.shared,
+          .gate = gate_options(config)};
+}
+
+// Whether decode_layers() reads weights of these forms.
+bool decode_layers_reads(const LayerSpec& layer, const LayerForms& forms) {
+  const auto has_block_scales = [](const WeightForm& form) {
+    return form.type == DType::kF8E4M3 && !form.by_row;
+  };
+  return layer.moe && forms.router == DType::kBF16 && forms.mlps == DType::kF8E4M3 &&
+         has_block_scales(forms.q_kv_a) && has_block_scales(forms.q_b) &&
+         has_block_scales(forms.kv_b_halves) && has_block_scales(forms.o);
+}
+
+int64_t first_decode_layer(const ModelSpec& spec, const KernelPlan& plan) {
+  auto first = std::ssize(spec.layers);
+  if (!decode_layers_takes(decode_layers_shape(spec, plan.widths), plan.budget.sms)) return first;
+  const auto reads = [&](int64_t layer) {
+    const auto at = static_cast<size_t>(layer);
+    return decode_layers_reads(spec.layers[at], plan.layers[at]);
+  };
+  while (first > 0 && reads(first - 1)) --first;
+  return first;
+}
+
+}  // namespace
+
+Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
+                                const KernelOptions& options, const SmBudget& budget) {
+  if (spec.placement.world() > 1) {
+    return invalid("--tp {} and --dp {}: models run on one GPU so far; ranks run on the CPU",
+                   spec.placement.tp, spec.placement.dp);
+  }
+  FATHOM_RETURN_IF_ERROR(gpu_supports(spec, options.cache_format));
+  FATHOM_RETURN_IF_ERROR(
+      require_at_most({"the number of the GPU's SMs", budget.sms}, kMostLatentDecodeBlocks));
+  KernelPlan plan;
+  plan.budget = budget;
+  plan.layers = layer_forms(spec, forms);
+  plan.widths = widths_of(spec);
+  plan.first_decode_layer = first_decode_layer(spec, plan);
+  plan.takes_decode_layers =
+      !options.batch_invariant && plan.first_decode_layer < std::ssize(spec.layers);
+  plan.takes_library = !options.batch_invariant && options.has_library;
+  return plan;
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,46 @@
+// The kernels of a rank's steps on a GPU, chosen before a weight is read: from the spec, from the
+// types in which the checkpoint stores the weights, and from the SMs of the device. Plain data and
+// host code that needs no CUDA. Weights get the planned forms (upload_plan.h), and launches the
+// operations that take them (deepseek_cuda.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/cache_format.h"
+#include "device/sm_budget.h"
+#include "model/model_spec.h"
+#include "model/weight_forms.h"
+
+namespace fathom::cuda {
+
+struct KernelOptions {
+  CacheFormat cache_format = CacheFormat::kBF16;
+  bool batch_invariant = false;  // a row's bits do not depend on the other rows of the step
+  bool has_library = false;      // cuBLASLt is installed
+};
+
+// Inner columns of the rank's feed-forward blocks, as stored; 0 where it has none.
+struct FeedForwardWidths {
+  int64_t dense = 0, routed = 0, shared = 0;
+};
+
+struct KernelPlan {
+  SmBudget budget;  // of every launch
+  std::vector<LayerForms> layers;
+  FeedForwardWidths widths;
+  // The first of the last layers that decode_layers() can run in one launch for one token; the
+  // number of layers: none.
+  int64_t first_decode_layer = 0;
+  // Whether steps of one token take decode_layers(): its sums depend on the number of rows.
+  bool takes_decode_layers = false;
+  // Whether bf16 GEMMs of many rows may take cuBLASLt: its sums depend on the number of rows.
+  bool takes_library = false;
+};
+
+// Refuses what no kernel takes; the error names the field of config.json, the flag or the device's
+// property, its value and the supported values. Only one rank runs on GPUs so far.
+Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
+                                const KernelOptions& options, const SmBudget& budget);
+
+}  // namespace fathom::cuda

@@ -1,0 +1,110 @@
+// The choice of kernels, without a GPU and without weights: configurations only.
+#include "model/kernel_plan.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+namespace fathom::cuda {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+Checkpoint published(const std::string& name) {
+  auto opened =
+      Checkpoint::open_dummy(fmt::format("{}/tests/data/configs/{}", FATHOM_SOURCE_DIR, name));
+  FATHOM_CHECK(opened.has_value(), "{}", opened.error().message);
+  return std::move(*opened);
+}
+
+// An eighth of V3 in FP8: a dense layer, then three with experts.
+class KernelPlanTest : public testing::Test {
+ protected:
+  Result<KernelPlan> plan(const SmBudget& budget = {}) {
+    return plan_kernels(spec_, WeightForms(checkpoint_, stored_, {}), options_, budget);
+  }
+
+  const Checkpoint checkpoint_ = published("v3_eighth_layers");
+  ModelSpec spec_ = make_spec(checkpoint_.config());
+  StoredFp8 stored_ = StoredFp8::kKept;
+  KernelOptions options_;
+};
+
+TEST_F(KernelPlanTest, ChoosesByWeights) {
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().message;
+  const WeightForm e4m3{DType::kF8E4M3};
+  ASSERT_EQ(made->layers.size(), 4);
+  EXPECT_EQ(made->layers[0], (LayerForms{e4m3, e4m3, e4m3, e4m3, e4m3, DType::kF8E4M3}));
+  EXPECT_EQ(made->layers[3],
+            (LayerForms{e4m3, e4m3, e4m3, e4m3, e4m3, DType::kF8E4M3, DType::kBF16}));
+  EXPECT_EQ(made->widths.dense, 2304);
+  EXPECT_EQ(made->widths.routed, 256);
+  EXPECT_EQ(made->widths.shared, 256);
+  EXPECT_EQ(made->budget.sms, 132);
+}
+
+TEST_F(KernelPlanTest, RunsTheLastLayersInOneLaunch) {
+  const auto made = plan();
+  EXPECT_EQ(made->first_decode_layer, 1);  // the layers of experts
+  EXPECT_TRUE(made->takes_decode_layers);
+}
+
+TEST_F(KernelPlanTest, RunsLayersApartWhereOneLaunchCannot) {
+  const auto runs_apart = [&](const SmBudget& budget = {}) {
+    const auto made = plan(budget);
+    return made && !made->takes_decode_layers;
+  };
+  EXPECT_FALSE(runs_apart(SmBudget{}.limited_to(128)));
+  EXPECT_TRUE(runs_apart(SmBudget{}.limited_to(127)));
+  options_.batch_invariant = true;
+  EXPECT_TRUE(runs_apart());
+  options_.batch_invariant = false;
+  stored_ = StoredFp8::kExpandedToBF16;
+  EXPECT_TRUE(runs_apart());
+  stored_ = StoredFp8::kKept;
+  spec_.layers.back().moe->shared->gate.rows.count = 128;  // another shape
+  EXPECT_TRUE(runs_apart());
+}
+
+// The layers before one that the launch does not read run apart.
+TEST_F(KernelPlanTest, OneLaunchTakesTheLastLayersOnly) {
+  spec_.layers[2].attention.o.cols.first = 64;  // inside a block: bf16
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(made->layers[2].o.type, DType::kBF16);
+  EXPECT_EQ(made->first_decode_layer, 3);
+}
+
+TEST_F(KernelPlanTest, TakesTheLibraryWhereItIsAndBitsMayDiffer) {
+  EXPECT_FALSE(plan()->takes_library);
+  options_.has_library = true;
+  EXPECT_TRUE(plan()->takes_library);
+  options_.batch_invariant = true;
+  EXPECT_FALSE(plan()->takes_library);
+}
+
+TEST_F(KernelPlanTest, RefusesMoreSmsThanLaunchesFill) {
+  const auto made = plan({133, {}});
+  ASSERT_FALSE(made);
+  EXPECT_EQ(made.error().message,
+            "the number of the GPU's SMs is 133; kernels for GPUs take up to 132");
+}
+
+TEST_F(KernelPlanTest, RefusesBeforeAWeightIsRead) {
+  const auto refusal = [&] {
+    const auto made = plan();
+    return made ? std::string() : made.error().message;
+  };
+  options_.cache_format = CacheFormat::kF32;
+  EXPECT_THAT(refusal(), StartsWith("--kv-cache-dtype is float32"));
+  options_.cache_format = CacheFormat::kFp8Scaled;
+  EXPECT_EQ(refusal(), "");
+  spec_.config.v_dim = 192;
+  EXPECT_THAT(refusal(), StartsWith("config.json: v_head_dim is 192"));
+  spec_ = make_spec(checkpoint_.config(), {.tp = 2}, 1);
+  EXPECT_THAT(refusal(), HasSubstr("--tp 2 and --dp 1"));
+}
+
+}  // namespace
+}  // namespace fathom::cuda

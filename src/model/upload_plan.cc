@@ -1,0 +1,175 @@
+#include "model/upload_plan.h"
+
+#include "base/check.h"
+#include "base/math.h"
+#include "model/gpu_support.h"
+#include "tensor/scale_form.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kPlaceAlignment = 256;
+
+// `count` rows of a matrix from row `first` on, which begins a scale block if it has them.
+WeightPlace place_of(const WeightMatrix& matrix, int64_t cols, int64_t first, int64_t count) {
+  WeightPlace at{.type = matrix.type, .rows = count, .cols = cols};
+  at.values = static_cast<std::byte*>(matrix.values) + first * cols * size_of(matrix.type);
+  if (matrix.scales != nullptr) {
+    at.scales = matrix.scales + first / kScaleBlock * (cols / kScaleBlock);
+  }
+  if (matrix.row_scales != nullptr) at.row_scales = matrix.row_scales + first;
+  return at;
+}
+
+class Planner {
+ public:
+  Planner(const ModelSpec& spec, std::byte* memory)
+      : config_(spec.config), memory_(reinterpret_cast<uintptr_t>(memory)) {
+    plan_.tensors = std::make_unique<ModelTensors>();
+  }
+
+  UploadPlan model(const ModelSpec& spec, std::span<const LayerForms> forms) {
+    ModelTensors& out = *plan_.tensors;
+    table(spec.embedding, spec.embedding.rows.count, &out.embedding);
+    out.layers.resize(spec.layers.size());
+    for (size_t i = 0; i < spec.layers.size(); ++i) {
+      layer(spec.layers[i], forms[i], &out.layers[i]);
+    }
+    vector(spec.final_norm, &out.final_norm);
+    table(spec.head, gpu_logit_columns(spec), &out.head);
+    return std::move(plan_);
+  }
+
+ private:
+  template <typename T>
+  T* take(int64_t count) {
+    T* const memory = reinterpret_cast<T*>(memory_ + static_cast<uintptr_t>(plan_.bytes));
+    plan_.bytes = round_up(plan_.bytes + count * static_cast<int64_t>(sizeof(T)), kPlaceAlignment);
+    return memory;
+  }
+
+  void allocate(const WeightForm& form, int64_t rows, int64_t cols, WeightMatrix* out) {
+    out->type = form.type;
+    out->values = take<std::byte>(rows * cols * size_of(form.type));
+    if (form.type != DType::kF8E4M3) return;
+    out->scales = take<float>(ceil_div(rows, kScaleBlock) * (cols / kScaleBlock));
+    if (form.by_row) out->row_scales = take<float>(rows);
+  }
+
+  void layer(const LayerSpec& spec, const LayerForms& forms, LayerWeights* out) {
+    vector(spec.input_norm, &out->input_norm);
+    vector(spec.post_attention_norm, &out->post_attention_norm);
+    attention(spec.attention, forms, out);
+    if (spec.moe) {
+      moe(*spec.moe, forms, out);
+    } else {
+      mlps({&*spec.dense, 1}, forms.mlps, &out->dense);
+    }
+  }
+
+  void attention(const AttentionSpec& spec, const LayerForms& forms, LayerWeights* out) {
+    if (spec.q_a) {
+      matrix({&*spec.q_a, &spec.kv_a}, forms.q_kv_a, &out->q_kv_a);
+      vector(*spec.q_a_norm, &out->q_a_norm);
+      matrix({&spec.q_b}, forms.q_b, &out->q_b);
+    } else {
+      matrix({&spec.q_b, &spec.kv_a}, forms.q_kv_a, &out->q_kv_a);
+    }
+    vector(spec.kv_a_norm, &out->kv_a_norm);
+    kv_b(spec, forms, out);
+    matrix({&spec.o}, forms.o, &out->o);
+  }
+
+  void moe(const MoeSpec& spec, const LayerForms& forms, LayerWeights* out) {
+    router(spec.router, forms.router, out);
+    if (spec.router_bias) vector(*spec.router_bias, &out->gate_bias);
+    mlps(spec.experts, forms.mlps, &out->experts);
+    if (spec.shared) mlps({&*spec.shared, 1}, forms.mlps, &out->shared);
+  }
+
+  // A norm weight or bias.
+  void vector(const TensorPart& part, float** field) {
+    *field = take<float>(part.cols.count);
+    upload(part, {.type = DType::kF32, .values = *field, .rows = 1, .cols = part.cols.count});
+  }
+
+  // The embedding or the head, in bf16, padded with zeros to `padded_rows`.
+  void table(const TensorPart& part, int64_t padded_rows, bf16** field) {
+    *field = take<bf16>(padded_rows * part.cols.count);
+    upload(part, {.values = *field, .rows = padded_rows, .cols = part.cols.count});
+  }
+
+  // Space is reserved for either type.
+  void router(const TensorPart& part, DType type, LayerWeights* out) {
+    const int64_t rows = part.rows.count, cols = part.cols.count;
+    out->gate = take<std::byte>(rows * cols * static_cast<int64_t>(sizeof(float)));
+    out->gate_type = type;
+    upload(part, {.type = type, .values = out->gate, .rows = rows, .cols = cols});
+  }
+
+  // Matrices stacked by rows.
+  void matrix(StackedParts parts, const WeightForm& form, WeightMatrix* out) {
+    int64_t rows = 0, cols = 0;
+    for (const TensorPart* part : parts) {
+      rows += part->rows.count;
+      cols = part->cols.count;
+    }
+    allocate(form, rows, cols, out);
+    int64_t first = 0;
+    for (const TensorPart* part : parts) {
+      upload(*part, place_of(*out, cols, first, part->rows.count), out);
+      first += part->rows.count;
+    }
+  }
+
+  // kv_b_proj whole, and each head's two halves for absorbed attention.
+  void kv_b(const AttentionSpec& spec, const LayerForms& forms, LayerWeights* out) {
+    const int64_t heads = spec.heads.count, latent = config_.kv_lora_rank;
+    const int64_t nope = config_.qk_nope_dim, v = config_.v_dim;
+    matrix({&spec.kv_b}, forms.kv_b, &out->kv_b);
+    allocate(forms.kv_b_halves, heads * latent, nope, &out->uk);
+    allocate(forms.kv_b_halves, heads * v, latent, &out->uv);
+    plan_.uploads.back().split = {.kv_b = plan_.uploads.back().place,
+                                  .uk = place_of(out->uk, nope, 0, heads * latent),
+                                  .uv = place_of(out->uv, latent, 0, heads * v),
+                                  .heads = static_cast<int32_t>(heads),
+                                  .nope = static_cast<int32_t>(nope),
+                                  .v = static_cast<int32_t>(v),
+                                  .latent = static_cast<int32_t>(latent)};
+  }
+
+  void mlps(std::span<const MlpSpec> blocks, DType type, MlpWeights* out) {
+    const int64_t hidden = config_.hidden, width = blocks.front().width();
+    if (width == 0) return;
+    const auto count = std::ssize(blocks);
+    const int64_t wide = round_up(width, type == DType::kF8E4M3 ? kScaleBlock : kBf16WidthUnit);
+    out->width = wide;
+    allocate({type}, count * 2 * wide, hidden, &out->gate_up);
+    allocate({type}, count * hidden, wide, &out->down);
+    for (int64_t i = 0; i < count; ++i) {
+      const MlpSpec& block = blocks[static_cast<size_t>(i)];
+      upload(block.gate, place_of(out->gate_up, hidden, 2 * i * wide, wide), &out->gate_up);
+      upload(block.up, place_of(out->gate_up, hidden, (2 * i + 1) * wide, wide), &out->gate_up);
+      upload(block.down, place_of(out->down, wide, i * hidden, hidden), &out->down);
+    }
+  }
+
+  void upload(const TensorPart& part, const WeightPlace& place, WeightMatrix* out = nullptr) {
+    plan_.uploads.push_back({part, place, out, std::nullopt});
+  }
+
+  const ModelConfig& config_;
+  const uintptr_t memory_;
+  UploadPlan plan_;
+};
+
+}  // namespace
+
+UploadPlan plan_upload(const ModelSpec& spec, std::span<const LayerForms> forms,
+                       std::byte* memory) {
+  FATHOM_CHECK(forms.size() == spec.layers.size(), "forms of {} layers, the spec has {}",
+               forms.size(), spec.layers.size());
+  return Planner(spec, memory).model(spec, forms);
+}
+
+}  // namespace fathom::cuda

@@ -1,0 +1,216 @@
+// The way from the spec to a GPU's memory, without a GPU: names, slices, forms and places.
+#include "model/upload_plan.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "base/math.h"
+#include "checkpoint/test_files.h"
+#include "checkpoint/weight_names.h"
+#include "model/gpu_support.h"
+#include "tensor/scale_form.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr const char* kBlocks =
+    R"(, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]})";
+constexpr const char* kRow =
+    R"(, "quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float",
+                                                  "strategy": "channel"}}}})";
+
+// A dense layer and one with five experts, three heads, odd widths. Only its config exists.
+class UploadPlanTest : public testing::TestWithParam<const char*> {
+ protected:
+  UploadPlanTest() {
+    folder_.write("config.json", fmt::format(R"({{"model_type": "deepseek_v3", "vocab_size": 99,
+        "hidden_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 8,
+        "rms_norm_eps": 1e-6, "num_attention_heads": 3, "q_lora_rank": 128, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000,
+        "intermediate_size": 584, "moe_intermediate_size": 136, "n_routed_experts": 5,
+        "n_shared_experts": 2, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": true,
+        "routed_scaling_factor": 2.5, "first_k_dense_replace": 1{}}})",
+                                             GetParam()));
+    auto opened = Checkpoint::open_dummy(folder_.path());
+    EXPECT_TRUE(opened) << opened.error().message;
+    checkpoint_ = std::move(*opened);
+  }
+
+  struct Planned {
+    ModelSpec spec;
+    std::vector<LayerForms> forms = {};
+    UploadPlan plan = {};
+
+    const Upload& of(const std::string& name) const {
+      const auto found =
+          std::find_if(plan.uploads.begin(), plan.uploads.end(),
+                       [&](const Upload& upload) { return upload.part.name == name; });
+      FATHOM_CHECK(found != plan.uploads.end(), "no upload of {}", name);
+      return *found;
+    }
+  };
+  Planned planned(int ranks = 1, int rank = 0) {
+    Planned out{.spec = make_spec(checkpoint_.config(), {.tp = ranks}, rank)};
+    out.forms = layer_forms(out.spec, WeightForms(checkpoint_, StoredFp8::kKept, options_));
+    const int64_t bytes = plan_upload(out.spec, out.forms, nullptr).bytes;
+    memory_.assign(static_cast<size_t>(bytes), std::byte{0});
+    out.plan = plan_upload(out.spec, out.forms, memory_.data());
+    EXPECT_EQ(out.plan.bytes, bytes);
+    return out;
+  }
+
+  TestFolder folder_;
+  Checkpoint checkpoint_;
+  LoadOptions options_;
+  std::vector<std::byte> memory_;
+};
+
+TEST_P(UploadPlanTest, UploadsEveryTensorOfTheCheckpointOnce) {
+  std::map<std::string, int> uploads;
+  for (const Upload& upload : planned().plan.uploads) {
+    EXPECT_TRUE(upload.part.is_whole()) << upload.part.name;
+    ++uploads[upload.part.name];
+  }
+  const WeightNames names(checkpoint_.config());
+  for (const auto& [name, entry] : checkpoint_.tensors()) {
+    if (names.classify(name) == WeightGroup::kScales) continue;
+    EXPECT_EQ(uploads[name], 1) << name;
+    uploads.erase(name);
+  }
+  for (const auto& [name, count] : uploads) ADD_FAILURE() << name << " is in no checkpoint";
+}
+
+TEST_P(UploadPlanTest, RanksHoldEveryElementOnce) {
+  struct Held {
+    int64_t whole = 0, elements = 0, next_row = 0, next_col = 0;
+  };
+  for (const int ranks : {2, 3}) {
+    std::map<std::string, Held> tensors;
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const Upload& upload : planned(ranks, rank).plan.uploads) {
+        const TensorPart& part = upload.part;
+        Held& held = tensors[part.name];
+        held.whole = part.num_rows * part.num_cols;
+        held.elements = part.is_whole() ? held.whole  // ranks hold it alike
+                                        : held.elements + part.rows.count * part.cols.count;
+        if (part.rows.count < part.num_rows) {
+          EXPECT_EQ(part.rows.first, held.next_row) << part.name;
+          held.next_row = part.rows.end();
+        }
+        if (part.cols.count < part.num_cols) {
+          EXPECT_EQ(part.cols.first, held.next_col) << part.name;
+          held.next_col = part.cols.end();
+        }
+      }
+    }
+    for (const auto& [name, held] : tensors) EXPECT_EQ(held.elements, held.whole) << name;
+  }
+}
+
+TEST_P(UploadPlanTest, PlacesAreApartAndInside) {
+  for (const int ranks : {1, 2, 3}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Planned made = planned(ranks, rank);
+      std::vector<std::pair<int64_t, int64_t>> taken;  // bytes from, to
+      const auto take = [&](const void* at, int64_t bytes) {
+        const int64_t first = static_cast<const std::byte*>(at) - memory_.data();
+        taken.emplace_back(first, first + bytes);
+      };
+      const auto take_place = [&](const WeightPlace& place) {
+        take(place.values, place.rows * place.cols * size_of(place.type));
+        if (place.scales != nullptr) {
+          take(place.scales, ceil_div(place.rows, kScaleBlock) * (place.cols / kScaleBlock) * 4);
+        }
+        if (place.row_scales != nullptr) take(place.row_scales, place.rows * 4);
+        EXPECT_EQ(place.scales != nullptr, place.type == DType::kF8E4M3);
+      };
+      for (const Upload& upload : made.plan.uploads) {
+        EXPECT_GE(upload.place.rows, upload.part.rows.count) << upload.part.name;
+        EXPECT_GE(upload.place.cols, upload.part.cols.count) << upload.part.name;
+        take_place(upload.place);
+        if (!upload.split) continue;
+        take_place(upload.split->uk);
+        take_place(upload.split->uv);
+      }
+      std::sort(taken.begin(), taken.end());
+      EXPECT_GE(taken.front().first, 0);
+      EXPECT_LE(taken.back().second, made.plan.bytes);
+      for (size_t i = 1; i < taken.size(); ++i) {
+        EXPECT_LE(taken[i - 1].second, taken[i].first) << i;
+      }
+    }
+  }
+}
+
+TEST_P(UploadPlanTest, PlacesHaveTheFormsAndWidthsOfTheirMatrices) {
+  const Planned made = planned();
+  const LayerWeights& dense = made.plan.tensors->layers[0];
+  const LayerWeights& moe = made.plan.tensors->layers[1];
+  const bool fp8 = made.forms[0].mlps == DType::kF8E4M3;
+  EXPECT_EQ(fp8, std::string(GetParam()) != "");
+  EXPECT_EQ(dense.q_kv_a.type, made.forms[0].q_kv_a.type);
+  EXPECT_EQ(dense.q_kv_a.row_scales != nullptr, made.forms[0].q_kv_a.by_row);
+  EXPECT_EQ(dense.uk.type, made.forms[0].kv_b_halves.type);
+  EXPECT_EQ(moe.experts.gate_up.type, made.forms[1].mlps);
+  EXPECT_EQ(moe.gate_type, made.forms[1].router);
+  EXPECT_EQ(moe.gate_type, DType::kBF16);
+  EXPECT_EQ(dense.dense.width, 640);
+  EXPECT_EQ(moe.experts.width, fp8 ? 256 : 192);
+  EXPECT_EQ(moe.shared.width, fp8 ? 384 : 320);
+  EXPECT_EQ(made.of("lm_head.weight").place.rows, 104);
+  EXPECT_EQ(made.of("model.embed_tokens.weight").place.rows, 99);
+}
+
+TEST_P(UploadPlanTest, MatricesOfOneLaunchAreStacked) {
+  const Planned made = planned();
+  const auto values = [&](const std::string& name) {
+    return static_cast<const std::byte*>(made.of("model.layers." + name).place.values);
+  };
+  const LayerWeights& layer = made.plan.tensors->layers[1];
+  const int64_t size = size_of(layer.q_kv_a.type);
+  EXPECT_EQ(values("1.self_attn.q_a_proj.weight"), layer.q_kv_a.values);
+  EXPECT_EQ(values("1.self_attn.kv_a_proj_with_mqa.weight"),
+            values("1.self_attn.q_a_proj.weight") + int64_t{128} * 256 * size);
+  const int64_t matrix = layer.experts.width * 256 * size_of(layer.experts.gate_up.type);
+  const auto* const first = static_cast<const std::byte*>(layer.experts.gate_up.values);
+  EXPECT_EQ(values("1.mlp.experts.3.gate_proj.weight"), first + 6 * matrix);
+  EXPECT_EQ(values("1.mlp.experts.3.up_proj.weight"), first + 7 * matrix);
+  EXPECT_EQ(values("1.mlp.experts.3.down_proj.weight"),
+            static_cast<const std::byte*>(layer.experts.down.values) + 3 * matrix);
+  EXPECT_EQ(made.of("model.layers.1.mlp.experts.3.down_proj.weight").matrix, &layer.experts.down);
+  EXPECT_EQ(made.of("model.layers.1.mlp.gate.weight").matrix, nullptr);
+}
+
+TEST_P(UploadPlanTest, ARankSplitsItsHeadsOfKvB) {
+  const Planned made = planned(2, 1);
+  const Upload& upload = made.of("model.layers.1.self_attn.kv_b_proj.weight");
+  EXPECT_EQ(upload.part.rows, (Slice{512, 256}));
+  ASSERT_TRUE(upload.split.has_value());
+  EXPECT_EQ(upload.split->heads, 1);
+  EXPECT_EQ(upload.split->kv_b.values, upload.place.values);
+  EXPECT_EQ(upload.split->uk.rows, 512);
+  EXPECT_EQ(upload.split->uv.rows, 128);
+}
+
+// 136 columns are two blocks: the third rank has none.
+TEST_P(UploadPlanTest, ARankWithoutColumnsHasNoExperts) {
+  const Planned made = planned(3, 2);
+  EXPECT_EQ(made.plan.tensors->layers[1].experts.width, 0);
+  for (const Upload& upload : made.plan.uploads) {
+    EXPECT_EQ(upload.part.name.find("mlp.experts."), std::string::npos) << upload.part.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, UploadPlanTest, testing::Values("", kBlocks, kRow),
+                         [](const testing::TestParamInfo<const char*>& form) {
+                           return form.index == 0 ? "bf16" : form.index == 1 ? "blocks" : "rows";
+                         });
+
+}  // namespace
+}  // namespace fathom::cuda
