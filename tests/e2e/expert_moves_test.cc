@@ -68,13 +68,19 @@ Completions run(const ModelRunnerOptions& options, Prompts prompts) {
   }
   auto engine = Engine::create(engine_options, std::move(*runner), nullptr);
   FATHOM_CHECK(engine.has_value(), "{}", engine.error().message);
-  // The engine waits in this request's event until all others are there: steps do not depend on
-  // when they come.
-  std::latch submitted(1);
+  // The engine waits in this request's last event until all others are there: steps do not depend
+  // on when they come.
+  std::latch waits(1), submitted(1);
   Request first;
   first.prompt_ids = {5};
   first.sampling.max_tokens = 1;
-  FATHOM_CHECK((*engine)->submit(first, [&](const Event&) { submitted.wait(); }).has_value(), "");
+  const auto first_id = (*engine)->submit(first, [&](const Event& event) {
+    if (!event.last) return;
+    waits.count_down();
+    submitted.wait();
+  });
+  FATHOM_CHECK(first_id.has_value(), "{}", first_id.error().message);
+  waits.wait();
   std::vector<std::vector<Choice>> of_requests(kRequests);
   std::latch ended(kRequests);
   for (int i = 0; i < kRequests; ++i) {
