@@ -56,6 +56,11 @@ double mean(const std::vector<double>& values);
 std::string machine_lines(const LoadedEngine& loaded);
 json::object machine_json(const LoadedEngine& loaded);
 
+// Describes how evenly the experts' ranks are loaded, as a text line (empty without expert
+// parallelism) and as JSON fields (none without).
+std::string experts_line(const LoadedEngine& loaded);
+void add_expert_loads(const LoadedEngine& loaded, json::object& object);
+
 std::string utc_now();
 
 // Prints the object and writes it to a file, as the flags say.

@@ -139,6 +139,7 @@ json::object latency_json(const BenchFlags& flags, const LoadedEngine& loaded,
   object["decode_step_bytes"] = summary.decode_step_bytes;
   object["prefill_flops"] = summary.prefill_flops;
   summary.probe.add_to(object);
+  add_expert_loads(loaded, object);
   return object;
 }
 
@@ -165,6 +166,7 @@ Result<int> bench_latency(const BenchFlags& flags) {
                  percentile(latencies, percent));
     }
     print_rates(flags, summary);
+    fmt::print("{}", experts_line(loaded));
   }
   FATHOM_RETURN_IF_ERROR(
       report_json(flags.output, latency_json(flags, loaded, latencies, summary)));

@@ -101,6 +101,31 @@ json::object machine_json(const LoadedEngine& loaded) {
           {"date", utc_now()}};
 }
 
+std::string experts_line(const LoadedEngine& loaded) {
+  const std::optional<ExpertStats> experts = loaded.engine->stats().experts;
+  if (!experts) return "";
+  const ExpertLoadSnapshot& window = experts->window;
+  return fmt::format(
+      "Experts:  {} ranks, mean over maximum of their tokens {:.3f} in all layers, {:.3f} in layer "
+      "{} of those with experts; the heaviest expert has {:.1f} % of its layer's; {} moves\n",
+      experts->ranks, window.balance, window.worst_balance, window.worst_layer,
+      window.heaviest_expert * 100, experts->moves);
+}
+
+void add_expert_loads(const LoadedEngine& loaded, json::object& object) {
+  const std::optional<ExpertStats> experts = loaded.engine->stats().experts;
+  if (!experts) return;
+  json::array tokens;
+  for (auto begin = experts->tokens.begin(); begin != experts->tokens.end();
+       begin += experts->experts) {
+    tokens.emplace_back(json::value_from(std::vector<int64_t>(begin, begin + experts->experts)));
+  }
+  object["expert_balance"] = experts->window.balance;
+  object["expert_layer_balance"] = json::value_from(experts->layer_balance);
+  object["expert_moves"] = experts->moves;
+  object["expert_tokens"] = std::move(tokens);
+}
+
 std::string utc_now() {
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
 }

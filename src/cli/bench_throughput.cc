@@ -100,10 +100,12 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   if (!flags.output.json) {
     fmt::print("{}{}", machine_lines(loaded), probe.line());
     print_serving_report(figures, report);
+    fmt::print("{}", experts_line(loaded));
   }
   json::object object = machine_json(loaded);
   add_serving_figures(figures, report, object);
   probe.add_to(object);
+  add_expert_loads(loaded, object);
   FATHOM_RETURN_IF_ERROR(report_json(flags.output, object));
   return 0;
 }

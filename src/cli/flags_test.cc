@@ -96,6 +96,30 @@ TEST(ModelFlags, ReadsNamesAndAliases) {
   EXPECT_EQ(parse({"--model-path", "x"}).flags.model, "x");
 }
 
+TEST(ModelFlags, ExpertsAreParallelByTwoNames) {
+  for (const auto& line : {std::vector<std::string>{"--dp", "4", "--enable-expert-parallel"},
+                           std::vector<std::string>{"--dp", "4", "--ep-size", "4"}}) {
+    const Parsed parsed = parse(line);
+    EXPECT_EQ(parsed.error, "");
+    EXPECT_TRUE(parsed.flags.check_ranks());
+    EXPECT_TRUE(parsed.flags.placement().exchanges_tokens());
+  }
+  EXPECT_FALSE(parse({"--dp", "4"}).flags.placement().exchanges_tokens());
+  EXPECT_FALSE(parse({"--enable-expert-parallel"}).flags.placement().exchanges_tokens());
+  EXPECT_EQ(parse({"--ep-num-redundant-experts", "3"}).flags.placement().redundant_experts, 3);
+
+  const auto refusal = [](const std::vector<std::string>& arguments) {
+    const auto checked = parse(arguments).flags.check_ranks();
+    return checked ? "" : checked.error().message;
+  };
+  EXPECT_EQ(refusal({"--tp", "2", "--dp", "2", "--ep-size", "2"}),
+            "--ep-size is 2, allowed are 1 and the number of all ranks, 4");
+  EXPECT_EQ(refusal({"--dp", "2", "--enable-eplb"}),
+            "--enable-eplb needs --enable-expert-parallel and more than one rank");
+  EXPECT_EQ(refusal({"--enable-expert-parallel", "--init-expert-location", "x.json"}),
+            "--init-expert-location x.json needs --enable-expert-parallel and more than one rank");
+}
+
 TEST(ModelFlags, EveryCacheNameIsAFormat) {
   EXPECT_EQ(parse({"--kv-cache-dtype", "fp8"}).flags.cache_format(), CacheFormat::kFp8Scaled);
   EXPECT_EQ(parse({"--kv-cache-dtype", "fp8_e4m3"}).flags.cache_format(), CacheFormat::kE4M3);

@@ -19,6 +19,7 @@ constexpr ForeignGroup kGroups[] = {
     {Asked::kAlias, "--device", "", "", "-dev"},
     {Asked::kAlias, "--tp", "", "", "-tp"},
     {Asked::kAlias, "--dp", "", "", "-dp"},
+    {Asked::kAlias, "--enable-expert-parallel", "", "-ep", ""},
     {Asked::kRefused, "", "fathom --version, fathom env and fathom serve --help say it",
      "-cl cache-list completion-bash list-devices usage version", ""},
     {Asked::kNote, "",
@@ -33,7 +34,7 @@ constexpr ForeignGroup kGroups[] = {
      "-dcp -dpl -pcp -pp attention-context-parallel-size attention-data-parallel-size "
      "attn-cp-size attn-dp-size data-parallel-size-local dcp-size "
      "decode-context-parallel-size dwdp-size elastic-ep-initial-size "
-     "elastic-ep-max-dp-size ep ep-size expert-parallel-size max-ep-size "
+     "elastic-ep-max-dp-size max-ep-size "
      "moe-data-parallel-size moe-dense-tp-size moe-dp-size pipeline-parallel-size pp pp-size "
      "prefill-context-parallel-size shared-experts-tp-size"},
     {Asked::kOnly, "0", "node 0 has the requests of all data-parallel ranks", "",
@@ -358,12 +359,12 @@ constexpr ForeignGroup kGroups[] = {
      "dynamic-batch-tokenizer-batch-size dynamic-batch-tokenizer-batch-timeout "
      "tokenizer-backend tokenizer-mode"},
     {Asked::kNote, "", "one process of threads serves the model on one device",
-     "-ep dcp-q-replicate dcp-replicate-q-proj disable-attn-tp-gather "
+     "dcp-q-replicate dcp-replicate-q-proj disable-attn-tp-gather "
      "disable-custom-all-reduce disable-frontend-multiprocessing "
      "disable-nccl-for-dp-synchronization enable-attn-tp-input-scattered "
      "enable-batch-sharded-sampling enable-cp-decode-attn-tp enable-dense-mlp-attn-tp "
      "enable-dp-attention-local-control-broadcast enable-dp-lm-head "
-     "enable-elastic-expert-backup enable-eplb enable-expert-parallel enable-fault-tolerance "
+     "enable-elastic-expert-backup enable-fault-tolerance "
      "enable-mscclpp enable-nccl-comm-suspend enable-nccl-nvls enable-p2p-check "
      "enable-quant-communications enable-shared-experts-attn-tp enable-shm-tensor-arena "
      "enable-symm-mem enable-torch-symm-mem enable-tp-lm-head-all-to-all mm-enable-dp-encoder "
@@ -377,10 +378,10 @@ constexpr ForeignGroup kGroups[] = {
      "dp-supervisor-probe-failure-threshold dp-supervisor-probe-interval-s "
      "dp-supervisor-probe-timeout-s dp-sync-interval elastic-ep-backend elastic-ep-join-mode "
      "elastic-ep-join-rank-offset elastic-ep-scale-timeout ep-dispatch-algorithm "
-     "ep-num-redundant-experts eplb-algorithm eplb-config "
+     "eplb-algorithm eplb-config "
      "eplb-min-rebalancing-utilization-threshold eplb-rebalance-layers-per-chunk "
-     "eplb-rebalance-num-iterations expert-placement-strategy fault-tolerance-config "
-     "fuseep-mode init-expert-location load-balance-method "
+     "expert-placement-strategy fault-tolerance-config "
+     "fuseep-mode load-balance-method "
      "max-parallel-loading-workers mm-encoder-tp-mode mooncake-ib-device nccl-init-addr "
      "nccl-port"},
     {Asked::kNote, "", "tokens are sent as they come",

@@ -11,6 +11,7 @@
 #include "cli/node_engine.h"
 #include "engine/gpu_runner.h"
 #include "engine/model_runner.h"
+#include "placement/expert_table_file.h"
 
 namespace fathom {
 namespace {
@@ -105,6 +106,20 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   return options;
 }
 
+// Where the experts are at first; null where tokens are not exchanged.
+Result<std::shared_ptr<const ExpertTable>> expert_table_of(const ModelConfig& config,
+                                                           const ModelFlags& flags) {
+  const Placement placement = flags.placement();
+  if (!placement.exchanges_tokens()) return nullptr;
+  if (!flags.has_placement_file()) {
+    return std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
+  }
+  FATHOM_TRY(ExpertTable table, read_expert_table(flags.expert_location));
+  const auto fits = check_expert_table(table, config, placement, false);
+  if (!fits) return with_context(flags.expert_location + ": ", fits.error());
+  return std::make_shared<const ExpertTable>(std::move(table));
+}
+
 // The ranks in this process: the first, and how many.
 std::pair<int, int> own_ranks(const ModelRunnerOptions& options) {
   if (options.world == nullptr) return {0, options.placement.world()};
@@ -120,12 +135,16 @@ Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunner
   int64_t bytes = 0;
   const auto [first, count] = own_ranks(options);
   for (int rank = first; rank < first + count; ++rank) {
-    const ModelSpec spec = make_spec(config, options.placement, rank);
+    const ModelSpec spec = make_spec(config, options.placement, rank, options.expert_table);
     FATHOM_TRY(
         const Workspace workspace,
         Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
                             static_cast<int>(ceil_div(num_threads, count))));
     bytes += workspace.bytes();
+    if (options.placement.exchanges_tokens()) {
+      bytes += ExpertExchange::planned_bytes(config, options.placement, options.compute,
+                                             options.max_batched_tokens);
+    }
   }
   return bytes;
 }
@@ -267,6 +286,12 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
                                             const EngineNeeds& needs) {
   FATHOM_TRY(const NodePlace place, node_place(flags.nodes));
   if (place.is_one_of_several()) {
+    if (flags.placement().exchanges_tokens()) {
+      return invalid(
+          "--enable-expert-parallel is on and there are {} nodes: it is for ranks of one "
+          "process",
+          place.nnodes);
+    }
     FATHOM_TRY(auto nodes, join_nodes(place, loaded, flags));
     return load_nodes(std::move(nodes), loaded, flags, needs);
   }
@@ -295,6 +320,8 @@ Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& fl
   options.max_batched_tokens = flags.step_rows();
   options.num_threads = loaded.num_threads;
   options.placement = flags.placement();
+  FATHOM_TRY(options.expert_table, expert_table_of(loaded.checkpoint.config(), flags));
+  options.balancer = {.rebalances = flags.eplb, .rebalance_steps = flags.eplb_steps};
   options.attention.form = flags.attention_form();
   options.load = loaded.load;
   options.world = world;

@@ -12,6 +12,7 @@
 #include "chat/format.h"
 #include "checkpoint/hub_cache.h"
 #include "engine/gpu_runner.h"
+#include "placement/expert_table.h"
 
 namespace fathom {
 namespace {
@@ -27,6 +28,8 @@ constexpr int64_t kMaxSequences = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
+constexpr int64_t kMaxEplbSteps = 1'000'000'000;
+constexpr std::string_view kTrivialLocation = "trivial";
 // Rows of a step: enough for the matrix units, few enough that other requests do not wait long.
 constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
 // With this many sequences, a step is no longer bound by reading the weights.
@@ -76,14 +79,33 @@ AttentionForm ModelFlags::attention_form() const {
   return attention == "mha" ? AttentionForm::kMha : AttentionForm::kAuto;
 }
 
+bool ModelFlags::has_placement_file() const { return expert_location != kTrivialLocation; }
+
 Placement ModelFlags::placement() const {
   const int64_t of_lane = dp_attention ? tp / dp : tp;
-  return {.tp = static_cast<int>(of_lane), .dp = static_cast<int>(dp)};
+  return {.tp = static_cast<int>(of_lane),
+          .dp = static_cast<int>(dp),
+          .expert_parallel = expert_parallel || ep_size > 1,
+          .redundant_experts = redundant_experts};
 }
 
 Result<> ModelFlags::check_ranks() const {
-  if (!dp_attention || tp % dp == 0) return {};
-  return invalid("--enable-dp-attention divides --tp {} by --dp {}: it must be a multiple", tp, dp);
+  if (dp_attention && tp % dp != 0) {
+    return invalid("--enable-dp-attention divides --tp {} by --dp {}: it must be a multiple", tp,
+                   dp);
+  }
+  const Placement ranks = placement();
+  if (ep_size > 1 && ep_size != ranks.world()) {
+    return invalid("--ep-size is {}, allowed are 1 and the number of all ranks, {}", ep_size,
+                   ranks.world());
+  }
+  if (ranks.exchanges_tokens()) return {};
+  constexpr std::string_view kNeeds = "needs --enable-expert-parallel and more than one rank";
+  if (has_placement_file()) {
+    return invalid("--init-expert-location {} {}", expert_location, kNeeds);
+  }
+  if (eplb) return invalid("--enable-eplb {}", kNeeds);
+  return {};
 }
 
 bool ModelFlags::fits_gpu() const {
@@ -210,6 +232,22 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   capacity.toggle("--enable-dp-attention", &flags->dp_attention,
                   "Count as SGLang does: --tp is the number of all ranks, --dp of them at a time "
                   "without tensor parallelism of attention");
+  capacity.toggle("--enable-expert-parallel", &flags->expert_parallel,
+                  "Distribute whole experts over all --tp times --dp ranks, instead of columns of "
+                  "every expert");
+  capacity.count("--ep-size,--ep,--expert-parallel-size", &flags->ep_size, 1, kMaxRanks,
+                 "The number of all ranks: the same as --enable-expert-parallel", "1");
+  capacity.count("--num-redundant-experts,--ep-num-redundant-experts", &flags->redundant_experts, 0,
+                 kMaxTableExperts * kMaxRanks,
+                 "Copies of experts of a layer beyond one of each, over all ranks");
+  capacity.text("--init-expert-location", &flags->expert_location, "FILE",
+                "Placement file that says where the experts are at first (default: trivial, "
+                "consecutive ones by rank)");
+  capacity.toggle("--enable-eplb", &flags->eplb,
+                  "Move experts between steps so that all ranks get as many tokens");
+  capacity.count("--eplb-rebalance-num-iterations", &flags->eplb_steps, 1, kMaxEplbSteps,
+                 "Steps between two plans of --enable-eplb, and those that a plan looks at",
+                 "1000");
   add_node_flags(app, &flags->nodes);
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of all random numbers", "random");
 }

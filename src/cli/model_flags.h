@@ -33,13 +33,19 @@ struct ModelFlags {
   std::optional<int64_t> max_total_tokens;    // capacity of the cache; none: the command's default
   std::optional<bool> prefix_caching;         // none: the command's default
   int64_t kv_offload_gib = 0;                 // host memory for pages evicted from the cache
-  std::string kv_offload_dir;        // files for pages evicted from host memory; empty: none
-  int64_t kv_offload_disk_gib = 64;  // total size of the files
-  int64_t gpu_step_seconds = 30;     // limit on a GPU's step; 0: none
-  int64_t threads = 0;               // of all ranks together; 0: one per core
-  int64_t tp = 1;                    // tensor-parallel ranks of each lane
-  int64_t dp = 1;                    // lanes: data-parallel ranks of attention
-  bool dp_attention = false;         // tp counts the ranks of all lanes
+  std::string kv_offload_dir;               // files for pages evicted from host memory; empty: none
+  int64_t kv_offload_disk_gib = 64;         // total size of the files
+  int64_t gpu_step_seconds = 30;            // limit on a GPU's step; 0: none
+  int64_t threads = 0;                      // of all ranks together; 0: one per core
+  int64_t tp = 1;                           // tensor-parallel ranks of each lane
+  int64_t dp = 1;                           // lanes: data-parallel ranks of attention
+  bool dp_attention = false;                // tp counts the ranks of all lanes
+  bool expert_parallel = false;             // whole experts by rank
+  int64_t ep_size = 1;                      // 1, or the number of all ranks: expert_parallel
+  int64_t redundant_experts = 0;            // of a layer, over all ranks
+  std::string expert_location = "trivial";  // or a placement file
+  bool eplb = false;                        // experts move when that balances ranks
+  int64_t eplb_steps = 1000;                // between two plans
   NodeFlags nodes;
   std::optional<int64_t> seed;
   bool quiet = false;
@@ -52,6 +58,7 @@ struct ModelFlags {
   AttentionForm attention_form() const;
   Result<> check_ranks() const;  // placement() has what the flags say
   Placement placement() const;
+  bool has_placement_file() const;  // expert_location names one
   // The number of the GPU to run on; none: the CPU. "auto" selects the first GPU if it supports
   // what the other flags request.
   Result<std::optional<int>> gpu() const;

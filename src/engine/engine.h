@@ -12,6 +12,7 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,8 +99,9 @@ struct EngineStats {
   int64_t expired = 0;               // requests aborted by a deadline
   double last_step_age_seconds = 0;  // since the last step ended
   std::vector<LaneStats> lanes;
-  int64_t sequences_moved = 0;  // to another lane
-  int64_t pages_copied = 0;     // from another lane's pool
+  int64_t sequences_moved = 0;         // to another lane
+  int64_t pages_copied = 0;            // from another lane's pool
+  std::optional<ExpertStats> experts;  // where tokens go to ranks of experts
   // Shape of the running step, or of the last one. Identifies a step that never ends.
   int64_t step_sequences = 0, step_rows = 0;
   int64_t step_longest = 0;  // length of its longest sequence in tokens, with this step's

@@ -464,6 +464,7 @@ EngineStats EngineLoop::stats() const {
   stats.queued_requests = counts.queued_requests;
   stats.queued_tokens = counts.queued_tokens;
   stats.rejected = counts.rejected;
+  stats.experts = runner_->expert_stats();
   stats.last_step_age_seconds = std::chrono::duration<double>(now() - published_last_step_).count();
   return stats;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "base/math.h"
 
@@ -12,6 +13,18 @@ namespace {
 // How long a rank waits for another. One without columns of a layer waits as long as the others
 // compute it; one that fails ends the wait at once.
 constexpr auto kRankLimit = std::chrono::minutes(5);
+
+// Where the experts are at first; null where tokens are not exchanged.
+Result<std::shared_ptr<const ExpertTable>> first_table(const ModelRunnerOptions& options,
+                                                       const ModelConfig& config) {
+  const Placement& placement = options.placement;
+  if (!placement.exchanges_tokens()) return nullptr;
+  if (options.expert_table != nullptr) {
+    FATHOM_RETURN_IF_ERROR(check_expert_table(*options.expert_table, config, placement, false));
+    return options.expert_table;
+  }
+  return std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
+}
 
 }  // namespace
 
@@ -24,6 +37,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
   }
   const Placement& placement = options.placement;
   FATHOM_RETURN_IF_ERROR(check_placement(placement, config));
+  FATHOM_TRY(const std::shared_ptr<const ExpertTable> expert_table, first_table(options, config));
   std::unique_ptr<ModelRunner> runner(new ModelRunner);
   const int64_t cache_tokens = round_up(options.max_total_tokens, kPageSize);
   runner->max_model_len_ = std::min(
@@ -42,10 +56,16 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
            .num_threads = options.num_threads,
            .load = options.load,
            .group = {.name = "tp", .limit = kRankLimit, .before_meeting = options.before_meeting},
-           .world = options.world}));
+           .world = options.world,
+           .expert_table = expert_table}));
+  if (expert_table != nullptr) {
+    runner->balancer_ = std::make_unique<ExpertBalancer>(expert_table, placement.redundant_experts,
+                                                         options.balancer);
+  }
   if (runner->team_->size() < placement.world()) return runner;
   for (int lane = 0; lane < placement.dp; ++lane) {
     std::vector<const LatentCache*> caches;
+    caches.reserve(static_cast<size_t>(placement.tp));
     for (int rank = 0; rank < placement.tp; ++rank) {
       caches.push_back(&runner->team_->cache(placement.rank_of(lane, rank)));
     }
@@ -88,7 +108,21 @@ Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes
   }
   const TensorView logits = logits_.view(DType::kF32, {rows, vocab_size()});
   FATHOM_RETURN_IF_ERROR(team_->forward(lanes, logits));
+  if (balancer_ != nullptr) balance_experts();
   return ConstTensorView(logits);
+}
+
+// Counts the step's tokens and moves experts, if it is time.
+void ModelRunner::balance_experts() {
+  const std::lock_guard lock(balancer_mutex_);
+  for (int rank = 0; rank < team_->size(); ++rank) balancer_->count(team_->expert_counts(rank));
+  if (auto table = balancer_->end_step()) team_->place_experts(std::move(table));
+}
+
+std::optional<ExpertStats> ModelRunner::expert_stats() const {
+  if (balancer_ == nullptr) return std::nullopt;
+  const std::lock_guard lock(balancer_mutex_);
+  return balancer_->stats();
 }
 
 }  // namespace fathom

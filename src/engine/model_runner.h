@@ -4,12 +4,15 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "cache/latent_layout.h"
 #include "engine/logits_runner.h"
 #include "model/rank_team.h"
 #include "model/token_work.h"
+#include "placement/expert_balancer.h"
 
 namespace fathom {
 
@@ -27,6 +30,10 @@ struct ModelRunnerOptions {
   World* world = nullptr;
   // For tests: GroupOptions::before_meeting.
   std::function<void(int rank, Collective kind, uint64_t number)> before_meeting = {};
+  // With placement.expert_parallel: where the experts are at first (null: consecutive ones by
+  // rank), and whether they move.
+  std::shared_ptr<const ExpertTable> expert_table;
+  ExpertBalancerOptions balancer;
 };
 
 class ModelRunner : public LogitsRunner {
@@ -52,11 +59,16 @@ class ModelRunner : public LogitsRunner {
   const Stream* host_stream() const override { return &team_->stream(); }
   // A rank that has failed does not come back.
   bool is_lost() override { return team_->has_failed(); }
+  std::optional<ExpertStats> expert_stats() const override;
 
  private:
   ModelRunner() = default;
 
+  void balance_experts();
+
   std::unique_ptr<RankTeam> team_;
+  mutable std::mutex balancer_mutex_;               // guards the balancer
+  std::unique_ptr<ExpertBalancer> balancer_;        // null where tokens are not exchanged
   std::vector<LatentPageTransfer> page_transfers_;  // [lanes]
   int64_t max_model_len_ = 0, num_pages_ = 0;
   Buffer logits_;  // grows to the largest number of logit rows

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "base/status.h"
@@ -18,6 +19,7 @@
 #include "device/stream.h"
 #include "model/forward_batch.h"
 #include "ops/sampling/sample.h"
+#include "placement/expert_balancer.h"
 
 namespace fathom {
 
@@ -70,6 +72,9 @@ class Runner {
   // Copies a page's rows into a page of another lane, which no step in flight uses: after the steps
   // begun so far, before those begun later.
   virtual void copy_page(int /*from_lane*/, int32_t /*from*/, int /*to_lane*/, int32_t /*to*/) {}
+
+  // Experts' loads; none where tokens do not go to ranks of experts. Any thread may call.
+  virtual std::optional<ExpertStats> expert_stats() const { return std::nullopt; }
 
   // Threads that the engine may use between two calls; null: it uses only its own.
   virtual const Stream* host_stream() const { return nullptr; }

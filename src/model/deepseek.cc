@@ -47,16 +47,17 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
   const ModelSpec spec = make_spec(checkpoint.config());
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, {&spec, 1}, options.compute, load_options));
-  return create(spec, std::move(weights.front()), options, stream, nullptr);
+  return create(spec, std::move(weights.front()), options, stream, {});
 }
 
 Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const ModelSpec& spec,
                                                              ModelWeights weights,
                                                              const ModelOptions& options,
-                                                             const Stream& stream, Group* lane) {
-  FATHOM_CHECK((lane == nullptr ? 1 : lane->size()) == spec.placement.tp, "tp {} without its lane",
-               spec.placement.tp);
-  if (spec.placement.tp == 1) lane = nullptr;
+                                                             const Stream& stream,
+                                                             const RankGroups& groups) {
+  FATHOM_CHECK((groups.lane == nullptr ? 1 : groups.lane->size()) == spec.placement.tp,
+               "tp {} without its lane", spec.placement.tp);
+  Group* const lane = spec.placement.tp == 1 ? nullptr : groups.lane;
   std::unique_ptr<DeepSeekModel> model(new DeepSeekModel(spec, options, stream, lane));
   const ModelConfig& config = model->config_;
   model->rope_ = make_rope_table(config.qk_rope_dim, config.rope_theta, yarn_parameters(config));
@@ -66,29 +67,68 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const ModelSpec& sp
   FATHOM_TRY(model->workspace_,
              Workspace::allocate(spec, options.compute, options.max_rows, options.attention,
                                  stream.pool().num_threads()));
+  if (spec.expert_table == nullptr) return model;
+  FATHOM_CHECK(groups.world != nullptr && groups.world->size() == spec.placement.world(),
+               "{} ranks without their group", spec.placement.world());
+  model->exchange_ = std::make_unique<ExpertExchange>(*groups.world, stream);
+  for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    if (spec.layers[layer].moe) model->moe_layers_.push_back(layer);
+  }
+  model->expert_counts_.resize(model->moe_layers_.size() * static_cast<size_t>(config.num_experts));
   return model;
 }
 
 void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
                             TensorView logits_out) {
   const int64_t rows = batch.num_rows();
-  FATHOM_CHECK(rows > 0 && rows <= options_.max_rows, "{} rows, at most {}", rows,
+  FATHOM_CHECK(rows >= 0 && rows <= options_.max_rows, "{} rows, at most {}", rows,
                options_.max_rows);
+  if (rows == 0) return host_experts();
   const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
                              config_.v_dim};
   const Step step{batch, plan_attention(batch, shape, options_.attention), cache_slots(batch)};
 
   const TensorView x = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
   const TensorView normed = workspace_.normed.view(options_.compute, {rows, config_.hidden});
+  std::fill(expert_counts_.begin(), expert_counts_.end(), 0);
   embed(batch, x);
+  int64_t moe_layer = 0;
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[layer];
     rms_norm(stream_, x, norm_weight(weights.input_norm), eps_, normed);
     attention(weights.attention, step, cache.layer(layer), normed, x);
     rms_norm(stream_, x, norm_weight(weights.post_attention_norm), eps_, normed);
-    feed_forward(weights, normed, x);
+    if (weights.moe && exchange_ != nullptr) {
+      exchanged_moe(*weights.moe, moe_layer++, normed, x);
+    } else {
+      feed_forward(weights, normed, x);
+    }
   }
   logits(step, x, logits_out);
+}
+
+// The step of a lane without rows: its ranks compute the others' tokens.
+void DeepSeekModel::host_experts() {
+  std::fill(expert_counts_.begin(), expert_counts_.end(), 0);
+  const TensorView normed = workspace_.normed.view(options_.compute, {0, config_.hidden});
+  const TensorView residual = workspace_.residual.view(DType::kF32, {0, config_.hidden});
+  for (size_t i = 0; i < moe_layers_.size(); ++i) {
+    exchanged_moe(*weights_.layers[moe_layers_[i]].moe, static_cast<int64_t>(i), normed, residual);
+  }
+}
+
+std::span<const MlpWeights> DeepSeekModel::expert_slots(int64_t moe_layer) const {
+  return weights_.layers[moe_layers_[static_cast<size_t>(moe_layer)]].moe->experts;
+}
+
+void DeepSeekModel::place_experts(std::shared_ptr<const ExpertTable> table,
+                                  std::vector<std::vector<MlpWeights>> slots) {
+  FATHOM_CHECK(exchange_ != nullptr && slots.size() == moe_layers_.size(), "{} layers of {}",
+               slots.size(), moe_layers_.size());
+  expert_table_ = std::move(table);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    weights_.layers[moe_layers_[i]].moe->experts = std::move(slots[i]);
+  }
 }
 
 template <typename Add>
@@ -245,28 +285,67 @@ void DeepSeekModel::feed_forward_part(const LayerWeights& weights, ConstTensorVi
     return;
   }
   const MoeWeights& moe_weights = *weights.moe;
+  const Routes routes = route(moe_weights, x);
+  const MlpWeights* const shared =
+      moe_weights.shared && has_columns(*moe_weights.shared) ? &*moe_weights.shared : nullptr;
+  if (has_columns(moe_weights.experts.front())) {
+    moe(stream_, x, routes.expert_ids, routes.weights, moe_weights.experts, shared, out, workspace);
+  } else if (shared != nullptr) {
+    mlp(stream_, x, *shared, out, workspace);
+  }
+}
+
+DeepSeekModel::Routes DeepSeekModel::route(const MoeWeights& weights, ConstTensorView x) {
   const int64_t rows = x.size(0), k = config_.experts_per_token;
   const TensorView router_logits =
       workspace_.router_logits.view(DType::kF32, {rows, config_.num_experts});
-  const TensorView ids = workspace_.expert_ids.view(DType::kI32, {rows, k});
-  const TensorView expert_weights = workspace_.expert_weights.view(DType::kF32, {rows, k});
+  const Routes routes = {workspace_.expert_ids.view(DType::kI32, {rows, k}),
+                         workspace_.expert_weights.view(DType::kF32, {rows, k})};
+  if (rows == 0) return routes;
   ConstTensorView router_input = x;
   if (x.dtype() != DType::kF32) {
     const TensorView widened = workspace_.normed_f32.view(DType::kF32, {rows, config_.hidden});
     convert(stream_, x, widened);
     router_input = widened;
   }
-  linear(stream_, router_input, moe_weights.gate, router_logits);
-  const bool biased = moe_weights.gate_bias.size() > 0;
-  gate(stream_, router_logits, biased ? norm_weight(moe_weights.gate_bias) : ConstTensorView(),
-       gate_options(config_), ids, expert_weights);
-  const MlpWeights* const shared =
-      moe_weights.shared && has_columns(*moe_weights.shared) ? &*moe_weights.shared : nullptr;
-  if (has_columns(moe_weights.experts.front())) {
-    moe(stream_, x, ids, expert_weights, moe_weights.experts, shared, out, workspace);
-  } else if (shared != nullptr) {
-    mlp(stream_, x, *shared, out, workspace);
+  linear(stream_, router_input, weights.gate, router_logits);
+  const bool biased = weights.gate_bias.size() > 0;
+  gate(stream_, router_logits, biased ? norm_weight(weights.gate_bias) : ConstTensorView(),
+       gate_options(config_), routes.expert_ids, routes.weights);
+  return routes;
+}
+
+// residual += moe(x). Each of the lane's ranks adds the terms of its slice of the rows and gathers
+// the other slices.
+void DeepSeekModel::exchanged_moe(const MoeWeights& weights, int64_t moe_layer, ConstTensorView x,
+                                  TensorView residual) {
+  const int64_t rows = x.size(0), lane_size = lane_ == nullptr ? 1 : lane_->size();
+  const auto slice_of = [&](int rank) {
+    return split_units(rows, 1, static_cast<int>(lane_size), rank);
+  };
+  const Slice own = slice_of(lane_ == nullptr ? 0 : lane_->rank());
+  const ConstTensorView own_x = x.rows(own.first, own.count);
+  const TensorView out = residual.rows(own.first, own.count);
+  const Routes routes = route(weights, own_x);
+  const std::span ids(routes.expert_ids.data<int32_t>(),
+                      static_cast<size_t>(routes.expert_ids.num_elements()));
+  for (const int32_t expert : ids) {
+    ++expert_counts_[static_cast<size_t>(moe_layer * config_.num_experts + expert)];
   }
+  exchange_->add_experts(*expert_table_, moe_layer, weights.experts, own_x, routes.expert_ids,
+                         routes.weights, out);
+  if (own.count > 0 && weights.shared) {
+    mlp(stream_, own_x, *weights.shared, out, bytes_of(workspace_.mlp));
+  }
+  if (lane_ == nullptr || rows == 0) return;
+  std::vector<int64_t> counts(static_cast<size_t>(lane_size));
+  for (int rank = 0; rank < lane_size; ++rank) {
+    counts[static_cast<size_t>(rank)] = slice_of(rank).count * config_.hidden;
+  }
+  const auto floats_of = [](TensorView rows_of) {
+    return std::span(rows_of.data<float>(), static_cast<size_t>(rows_of.num_elements()));
+  };
+  all_gather(*lane_, floats_of(out), counts, floats_of(residual));
 }
 
 void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorView out) {

@@ -4,6 +4,10 @@
 // time, on the rank's thread. Under tensor parallelism a model is one rank's part: all ranks of the
 // lane call forward() with the same batches, each with a cache of its own, and meet after each
 // layer's attention and feed-forward, at the embedding and at the logits.
+//
+// Under expert parallelism all ranks of the world call forward() in the same steps, a lane without
+// work with a batch of no rows, and tokens go to their experts' ranks (model/expert_exchange.h). A
+// lane's ranks each route a slice of its rows. The feed-forward then has the bits of one rank.
 #pragma once
 
 #include <memory>
@@ -11,6 +15,7 @@
 #include "cache/latent_layout.h"
 #include "comm/group.h"
 #include "model/attention_plan.h"
+#include "model/expert_exchange.h"
 #include "model/forward_batch.h"
 #include "model/weights.h"
 #include "model/workspace.h"
@@ -24,6 +29,12 @@ struct ModelOptions {
   AttentionPolicy attention;
 };
 
+// The groups that a rank is in.
+struct RankGroups {
+  Group* lane = nullptr;   // the ranks of its lane; null with tp 1
+  Group* world = nullptr;  // all ranks; needed where tokens are exchanged
+};
+
 class DeepSeekModel {
  public:
   // The whole model on one rank.
@@ -31,11 +42,11 @@ class DeepSeekModel {
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options,
                                                      const Stream& stream);
-  // A rank's part; the weights are those of its spec. `lane` joins the lane's ranks and outlives
-  // the model; null with tp 1.
+  // A rank's part; the weights are those of its spec. `groups` outlive the model.
   static Result<std::unique_ptr<DeepSeekModel>> create(const ModelSpec& spec, ModelWeights weights,
                                                        const ModelOptions& options,
-                                                       const Stream& stream, Group* lane);
+                                                       const Stream& stream,
+                                                       const RankGroups& groups);
 
   const ModelConfig& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
@@ -44,8 +55,21 @@ class DeepSeekModel {
 
   // Runs the batch's tokens through all layers, writes their cache rows, and computes logits
   // [logit_rows, vocab] f32, on the lane's first rank alone (the others' may be empty). Requires
-  // rows <= max_rows and pages < cache.num_pages(). Throws CommError.
+  // rows <= max_rows and pages < cache.num_pages(). Throws CommError. A batch of no rows only
+  // computes other ranks' tokens, if it has their experts.
   void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits);
+
+  // Expert parallelism, between two steps.
+
+  // The weights in this rank's slots of a layer, counted as the table counts layers.
+  std::span<const MlpWeights> expert_slots(int64_t moe_layer) const;
+  // From now on experts are where `table` says; `slots` [the table's layers] are the weights of
+  // this rank's. All ranks do this between the same steps.
+  void place_experts(std::shared_ptr<const ExpertTable> table,
+                     std::vector<std::vector<MlpWeights>> slots);
+  // Tokens that this rank routed to each expert in the last step: [layers with routed experts,
+  // experts]. Empty where tokens are not exchanged.
+  std::span<const int32_t> expert_counts() const { return expert_counts_; }
 
  private:
   DeepSeekModel(const ModelSpec& spec, const ModelOptions& options, const Stream& stream,
@@ -55,7 +79,8 @@ class DeepSeekModel {
         vocabulary_(spec.vocabulary()),
         options_(options),
         stream_(stream),
-        lane_(lane) {}
+        lane_(lane),
+        expert_table_(spec.expert_table) {}
 
   // State shared by all layers of one step.
   struct Step {
@@ -72,6 +97,14 @@ class DeepSeekModel {
                      const LatentPages& pages);
   void feed_forward(const LayerWeights& weights, ConstTensorView x, TensorView residual);
   void feed_forward_part(const LayerWeights& weights, ConstTensorView x, TensorView out);
+  void exchanged_moe(const MoeWeights& weights, int64_t moe_layer, ConstTensorView x,
+                     TensorView residual);
+  // Each row's experts and their weights, [rows, k] of the workspace.
+  struct Routes {
+    TensorView expert_ids, weights;
+  };
+  Routes route(const MoeWeights& weights, ConstTensorView x);
+  void host_experts();
   void embed(const ForwardBatch& batch, TensorView residual);
   void logits(const Step& step, ConstTensorView residual, TensorView out);
   void gather_logits(ConstTensorView part, TensorView out);
@@ -92,6 +125,11 @@ class DeepSeekModel {
   ModelWeights weights_;
   Workspace workspace_;
   Buffer logits_part_;  // [logit rows, vocabulary_.count] f32, grows; with a lane only
+  // Where tokens are exchanged; null and empty elsewhere.
+  std::shared_ptr<const ExpertTable> expert_table_;
+  std::unique_ptr<ExpertExchange> exchange_;
+  std::vector<size_t> moe_layers_;  // [the table's layers]: their numbers in the model
+  std::vector<int32_t> expert_counts_;
 };
 
 }  // namespace fathom

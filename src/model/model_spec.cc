@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/check.h"
 #include "checkpoint/tensor_names.h"
 #include "placement/split.h"
@@ -13,8 +15,14 @@ using namespace tensor_names;
 
 class SpecMaker {
  public:
-  SpecMaker(const ModelConfig& config, int ranks, int rank)
-      : config_(config), ranks_(ranks), rank_(rank) {}
+  // `table`: null without an exchange of tokens.
+  SpecMaker(const ModelConfig& config, const Placement& placement, int rank,
+            const ExpertTable* table)
+      : config_(config),
+        ranks_(placement.tp),
+        rank_(placement.tp_rank_of(rank)),
+        world_rank_(rank),
+        table_(table) {}
 
   TensorPart vector(std::string name, int64_t size) const {
     return {std::move(name), 1, size, {0, 1}, {0, size}, true};
@@ -29,8 +37,11 @@ class SpecMaker {
     return rows(std::move(name), num_rows, num_cols, {0, num_rows});
   }
 
+  // The rank's columns of a block.
   MlpSpec mlp(const std::string& prefix, int64_t width) const {
-    const Slice inner = split_columns(width, ranks_, rank_);
+    return mlp(prefix, width, split_columns(width, ranks_, rank_));
+  }
+  MlpSpec mlp(const std::string& prefix, int64_t width, Slice inner) const {
     const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
     return {rows(named(kGateProj), width, config_.hidden, inner),
             rows(named(kUpProj), width, config_.hidden, inner),
@@ -60,24 +71,31 @@ class SpecMaker {
     return spec;
   }
 
-  MoeSpec moe(const std::string& prefix) const {
+  // `number` counts layers with routed experts.
+  MoeSpec moe(const std::string& prefix, int64_t number) const {
     MoeSpec spec;
     spec.router = whole(fmt::format("{}{}", prefix, kRouter), config_.num_experts, config_.hidden);
     if (config_.gate == GateKind::kSigmoidBias) {
       spec.router_bias = vector(fmt::format("{}{}", prefix, kRouterBias), config_.num_experts);
     }
-    for (int64_t e = 0; e < config_.num_experts; ++e) {
-      spec.experts.push_back(
-          mlp(fmt::format("{}{}{}.", prefix, kExperts, e), config_.moe_intermediate));
+    const int64_t width = config_.moe_intermediate;
+    const int64_t shared_width = config_.num_shared_experts * width;
+    const auto expert = [&](int64_t e) { return fmt::format("{}{}{}.", prefix, kExperts, e); };
+    const std::string shared = fmt::format("{}{}", prefix, kSharedExperts);
+    if (table_ != nullptr) {
+      for (const int32_t e : table_->experts_of(number, world_rank_)) {
+        spec.experts.push_back(mlp(expert(e), width, {0, width}));
+      }
+      if (shared_width > 0) spec.shared = mlp(shared, shared_width, {0, shared_width});
+      return spec;
     }
-    if (config_.num_shared_experts > 0) {
-      spec.shared = mlp(fmt::format("{}{}", prefix, kSharedExperts),
-                        config_.num_shared_experts * config_.moe_intermediate);
-    }
+    for (int64_t e = 0; e < config_.num_experts; ++e) spec.experts.push_back(mlp(expert(e), width));
+    if (shared_width > 0) spec.shared = mlp(shared, shared_width);
     return spec;
   }
 
-  LayerSpec layer(int64_t number) const {
+  // `moe_number`: how many layers before this one have routed experts.
+  LayerSpec layer(int64_t number, int64_t moe_number) const {
     const std::string prefix = fmt::format("{}{}.", kLayers, number);
     const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
     LayerSpec spec;
@@ -85,7 +103,7 @@ class SpecMaker {
     spec.post_attention_norm = vector(named(kPostAttentionNorm), config_.hidden);
     spec.attention = attention(prefix);
     if (config_.is_moe_layer(number)) {
-      spec.moe = moe(prefix);
+      spec.moe = moe(prefix, moe_number);
     } else {
       spec.dense = mlp(named(kMlp), config_.intermediate);
     }
@@ -94,16 +112,22 @@ class SpecMaker {
 
  private:
   const ModelConfig& config_;
-  const int ranks_, rank_;
+  const int ranks_, rank_;  // of the lane
+  const int world_rank_;
+  const ExpertTable* const table_;
 };
 
 }  // namespace
 
-ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank) {
-  FATHOM_CHECK(rank >= 0 && rank < placement.world() && !placement.expert_parallel, "rank {} of {}",
-               rank, placement.world());
-  const SpecMaker make(config, placement.tp, placement.tp_rank_of(rank));
+ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
+                    std::shared_ptr<const ExpertTable> table) {
+  const bool exchanges = placement.exchanges_tokens();
+  FATHOM_CHECK(rank >= 0 && rank < placement.world() && (table != nullptr || !exchanges),
+               "rank {} of {}", rank, placement.world());
+  if (!exchanges) table = nullptr;
+  const SpecMaker make(config, placement, rank, table.get());
   ModelSpec spec;
+  spec.expert_table = std::move(table);
   spec.config = config;
   spec.placement = placement;
   spec.rank = rank;
@@ -112,8 +136,10 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
   spec.embedding = make.rows(std::string(kEmbedding), config.vocab_size, config.hidden, vocabulary);
   spec.head = make.rows(std::string(kHead), config.vocab_size, config.hidden, vocabulary);
   spec.final_norm = make.vector(std::string(kFinalNorm), config.hidden);
+  int64_t moe_layers = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    spec.layers.push_back(make.layer(layer));
+    spec.layers.push_back(make.layer(layer, moe_layers));
+    if (spec.layers.back().moe) ++moe_layers;
   }
   return spec;
 }

@@ -4,15 +4,19 @@
 //
 // Tensor parallelism splits heads, the inner columns of feed-forward blocks (by whole 128-blocks)
 // and the vocabulary over the ranks of a lane. The latent projections, norms, the router and the
-// cache are whole on every rank. Lanes are alike: data parallelism splits nothing.
+// cache are whole on every rank. Lanes are alike: data parallelism splits nothing. Expert
+// parallelism gives a rank the whole experts of its slots, as an expert table says, and the whole
+// shared expert.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/model_config.h"
+#include "placement/expert_table.h"
 #include "placement/placement.h"
 #include "tensor/slice.h"
 
@@ -51,7 +55,7 @@ struct AttentionSpec {
 struct MoeSpec {
   TensorPart router;  // [experts, hidden], whole
   std::optional<TensorPart> router_bias;
-  std::vector<MlpSpec> experts;  // [experts]
+  std::vector<MlpSpec> experts;  // [experts], or of the rank's slots with expert parallelism
   std::optional<MlpSpec> shared;
 };
 
@@ -69,14 +73,17 @@ struct ModelSpec {
   TensorPart embedding, head;  // [vocab, hidden]: the same rows of both
   TensorPart final_norm;
   std::vector<LayerSpec> layers;
+  std::shared_ptr<const ExpertTable> expert_table;  // null: no exchange of tokens
 
   int tp_rank() const { return placement.tp_rank_of(rank); }
   int64_t num_heads() const { return layers.front().attention.heads.count; }
   Slice vocabulary() const { return head.rows; }
 };
 
-// The placement has passed check_placement() and has no expert parallelism.
-ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank);
+// The placement has passed check_placement(). `table` has passed check_expert_table(), without MTP
+// layers; it is needed where placement.exchanges_tokens(), and not read elsewhere.
+ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
+                    std::shared_ptr<const ExpertTable> table = nullptr);
 // The whole model on one rank.
 ModelSpec make_spec(const ModelConfig& config);
 

@@ -70,7 +70,7 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   std::vector<ModelSpec> specs;
   specs.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
-    specs.push_back(make_spec(config, placement, team->first_rank_ + rank));
+    specs.push_back(make_spec(config, placement, team->first_rank_ + rank, options.expert_table));
   }
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, specs, options.model.compute, options.load));
@@ -78,14 +78,24 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   if (placement.tp > 1) {
     lane_ends = make_lanes(placement, world, *team->abort_word_, options.group);
   }
+  std::vector<std::unique_ptr<Group>> world_ends(static_cast<size_t>(size));
+  if (placement.exchanges_tokens()) {
+    team->expert_table_ = options.expert_table;
+    GroupOptions all = options.group;
+    all.name = "world";
+    all.world_ranks.clear();
+    world_ends = make_local_groups(size, *team->abort_word_, all);
+  }
   for (int i = 0; i < size; ++i) {
     Rank& rank = team->ranks_.emplace_back(threads / size + (i < threads % size));
     const auto at = static_cast<size_t>(i);
     rank.lane_number = placement.lane_of(team->first_rank_ + i);
     rank.tp_rank = placement.tp_rank_of(team->first_rank_ + i);
     rank.lane = std::move(lane_ends[at]);
-    FATHOM_TRY(rank.model, DeepSeekModel::create(specs[at], std::move(weights[at]), options.model,
-                                                 rank.stream, rank.lane.get()));
+    rank.world = std::move(world_ends[at]);
+    FATHOM_TRY(rank.model,
+               DeepSeekModel::create(specs[at], std::move(weights[at]), options.model, rank.stream,
+                                     {.lane = rank.lane.get(), .world = rank.world.get()}));
     FATHOM_TRY(rank.cache, LatentCache::allocate(
                                {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
                                config.num_layers, options.num_pages));
@@ -121,6 +131,31 @@ Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logit
   return tl::unexpected<Status>(failure());
 }
 
+void RankTeam::place_experts(std::shared_ptr<const ExpertTable> table) {
+  FATHOM_CHECK(expert_table_ != nullptr && table->num_ranks() == size() &&
+                   table->num_layers() == expert_table_->num_layers() &&
+                   table->num_experts() == expert_table_->num_experts(),
+               "a table of {} layers, {} experts and {} ranks", table->num_layers(),
+               table->num_experts(), table->num_ranks());
+  // All slots are filled before the first rank gives up its own.
+  std::vector<std::vector<std::vector<MlpWeights>>> slots(ranks_.size());  // [ranks][layers]
+  for (int64_t layer = 0; layer < table->num_layers(); ++layer) {
+    for (int rank = 0; rank < size(); ++rank) {
+      auto& of_layer = slots[static_cast<size_t>(rank)].emplace_back();
+      for (const int32_t expert : table->experts_of(layer, rank)) {
+        const ExpertCopy held = expert_table_->copies_of(layer, expert).front();
+        const MlpWeights& weights = ranks_[static_cast<size_t>(held.rank)].model->expert_slots(
+            layer)[static_cast<size_t>(held.slot)];
+        of_layer.push_back({weights.gate_up.share(), weights.down.share()});
+      }
+    }
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].model->place_experts(table, std::move(slots[rank]));
+  }
+  expert_table_ = std::move(table);
+}
+
 // What a rank throws ends the others too.
 void RankTeam::run(size_t index) {
   run_rank(*abort_word_, first_rank_ + static_cast<int>(index), [&] {
@@ -151,7 +186,6 @@ Status RankTeam::failure() {
 void RankTeam::compute(Rank& rank) {
   const auto lane = static_cast<size_t>(rank.lane_number);
   const ForwardBatch& batch = work_.lanes[lane];
-  if (batch.num_rows() == 0) return;
   TensorView logits;
   if (rank.tp_rank == 0) {
     int64_t first = 0;

@@ -30,9 +30,13 @@ struct RankTeamOptions {
   int64_t num_pages = 0;
   int num_threads = 0;  // of all ranks together, at least one each; 0: one a core
   LoadOptions load;
-  GroupOptions group;  // of each lane; their names get the lane's number
+  // Each lane's; their names get the lane's number. The group of all ranks is "world" and has the
+  // rest of it.
+  GroupOptions group;
   // The team has the ranks of its node, and ends before it; null: all ranks.
   World* world = nullptr;
+  // Where the experts are, if placement.exchanges_tokens(); has passed check_expert_table().
+  std::shared_ptr<const ExpertTable> expert_table = nullptr;
 };
 
 class RankTeam {
@@ -62,13 +66,22 @@ class RankTeam {
   Result<> forward(std::span<const ForwardBatch> lanes, TensorView logits);
   bool has_failed() const { return abort_word_->aborted(); }
 
+  // Where tokens are exchanged, between two steps, on the calling thread:
+  // From the next step on, experts are where `table` says. No weight is copied: a rank shares those
+  // of its new experts with the ranks that have them, and no logits change.
+  void place_experts(std::shared_ptr<const ExpertTable> table);
+  // Tokens that a rank routed to each expert in the last step: [the table's layers, experts].
+  std::span<const int32_t> expert_counts(int rank) const {
+    return ranks_[static_cast<size_t>(rank)].model->expert_counts();
+  }
+
  private:
   struct Rank {
     explicit Rank(int num_threads) : pool(num_threads), stream(pool) {}
     int lane_number = 0, tp_rank = 0;
     ThreadPool pool;
     Stream stream;
-    std::unique_ptr<Group> lane;
+    std::unique_ptr<Group> lane, world;
     std::unique_ptr<DeepSeekModel> model;
     LatentCache cache;
     std::thread thread;  // none for the first
@@ -96,6 +109,7 @@ class RankTeam {
   std::mutex failure_mutex_;
   std::optional<Status> failure_;  // of the first rank here that waited for one that failed
   bool spins_ = false;             // each thread has a CPU
+  std::shared_ptr<const ExpertTable> expert_table_;
   Work work_;
   alignas(64) std::atomic<uint64_t> step_{0};  // its number; kStop: there is none any more
   alignas(64) std::atomic<int> running_{0};    // ranks with a thread of their own, in the step

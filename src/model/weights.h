@@ -30,9 +30,9 @@ struct AttentionWeights {
 };
 
 struct MoeWeights {
-  PackedMatrix gate;  // [experts, hidden], multiplied in fp32
-  Buffer gate_bias;   // [experts] f32; empty unless the gate has one
-  std::vector<MlpWeights> experts;
+  PackedMatrix gate;                 // [experts, hidden], multiplied in fp32
+  Buffer gate_bias;                  // [experts] f32; empty unless the gate has one
+  std::vector<MlpWeights> experts;   // as in the spec
   std::optional<MlpWeights> shared;  // num_shared * moe_intermediate wide
 };
 

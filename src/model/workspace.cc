@@ -37,11 +37,13 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
   const int64_t group = std::min(rows, policy.max_absorbed_rows);
   const int64_t chunk = policy.mha_key_chunk;
   const int64_t op = size_of(operand);
+  // Where tokens are exchanged, only the shared expert is computed here; what comes for the rank's
+  // slots is in the exchange's own memory.
+  const bool routed = config.num_experts > 0 && !spec.placement.exchanges_tokens();
   const int64_t moe =
-      config.num_experts == 0
-          ? 0
-          : moe_workspace_bytes(rows, hidden, config.num_experts, config.experts_per_token,
-                                widths.expert, widths.shared);
+      !routed ? mlp_workspace_bytes(rows, hidden, widths.shared)
+              : moe_workspace_bytes(rows, hidden, config.num_experts, config.experts_per_token,
+                                    widths.expert, widths.shared);
   const std::pair<Buffer*, int64_t> sizes[] = {
       {&w.residual, rows * hidden * 4},
       {&w.normed, rows * hidden * op},

@@ -83,6 +83,11 @@ ExpertTable ExpertTable::contiguous(int64_t num_layers, int64_t num_experts, int
   return *std::move(table);
 }
 
+ExpertTable ExpertTable::contiguous(const ModelConfig& config, const Placement& placement) {
+  return contiguous(num_moe_layers(config, false), config.num_experts, placement.world(),
+                    placement.redundant_experts);
+}
+
 ExpertTable::ExpertTable(int64_t num_experts, int num_ranks, const ExpertLists& checked)
     : num_layers_(std::ssize(checked)), num_experts_(num_experts), num_ranks_(num_ranks) {
   rank_begin_.push_back(0);

@@ -43,6 +43,9 @@ class ExpertTable {
   static ExpertTable contiguous(int64_t num_layers, int64_t num_experts, int num_ranks,
                                 int64_t redundant_experts = 0);
 
+  // The same for a model's layers without MTP ones.
+  static ExpertTable contiguous(const ModelConfig& config, const Placement& placement);
+
   int64_t num_layers() const { return num_layers_; }
   int64_t num_experts() const { return num_experts_; }
   int num_ranks() const { return num_ranks_; }

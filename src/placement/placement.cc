@@ -25,22 +25,24 @@ Result<> check_experts(const Placement& placement, const ModelConfig& config) {
   const int64_t redundant = placement.redundant_experts;
   if (!placement.expert_parallel) {
     if (redundant == 0) return {};
-    return invalid("redundant_experts is {}, without expert parallelism only 0 is allowed",
+    return invalid("num-redundant-experts is {}, without enable-expert-parallel only 0 is allowed",
                    redundant);
   }
   if (config.num_experts == 0) {
-    return invalid("expert_parallel is true, the model has no experts (n_routed_experts)");
+    return invalid("enable-expert-parallel is on, the model has no experts (n_routed_experts)");
   }
   const int64_t most = config.num_experts * (world - 1);  // one copy of each expert on each rank
   if (redundant < 0 || redundant > most) {
     return invalid(
-        "redundant_experts is {}, allowed are 0 to {} ({} experts of n_routed_experts on {} ranks)",
+        "num-redundant-experts is {}, allowed are 0 to {} ({} experts of n_routed_experts on {} "
+        "ranks)",
         redundant, most, config.num_experts, world);
   }
   if (config.num_experts + redundant < world) {
     return invalid(
-        "expert_parallel spreads {} experts (n_routed_experts) and {} redundant_experts over tp * "
-        "dp = {} ranks; redundant_experts must be at least {}",
+        "enable-expert-parallel spreads {} experts (n_routed_experts) and {} redundant ones over "
+        "tp * "
+        "dp = {} ranks; num-redundant-experts must be at least {}",
         config.num_experts, redundant, world, world - config.num_experts);
   }
   return {};

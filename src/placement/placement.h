@@ -24,6 +24,8 @@ struct Placement {
   int64_t redundant_experts = 0;  // a layer's expert copies beyond one of each, over the world
 
   int world() const { return tp * dp; }
+  // Whether tokens go to the ranks of their experts. One rank has all experts.
+  bool exchanges_tokens() const { return expert_parallel && world() > 1; }
   int lane_of(int rank) const { return rank / tp; }
   int tp_rank_of(int rank) const { return rank % tp; }
   int rank_of(int lane, int tp_rank) const { return lane * tp + tp_rank; }

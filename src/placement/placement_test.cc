@@ -87,8 +87,8 @@ TEST(Placement, RefusesExpertsThatDoNotFillTheRanks) {
   config.num_experts = 6;
   Placement placement{.dp = 8, .expert_parallel = true};
   expect_refused(placement, config,
-                 "expert_parallel spreads 6 experts (n_routed_experts) and 0 redundant_experts "
-                 "over tp * dp = 8 ranks; redundant_experts must be at least 2");
+                 "enable-expert-parallel spreads 6 experts (n_routed_experts) and 0 redundant ones "
+                 "over tp * dp = 8 ranks; num-redundant-experts must be at least 2");
   placement.redundant_experts = 1;
   EXPECT_FALSE(check_placement(placement, config));
   placement.redundant_experts = 2;
@@ -96,9 +96,10 @@ TEST(Placement, RefusesExpertsThatDoNotFillTheRanks) {
   placement.redundant_experts = 42;
   expect_allowed(placement, config);
   placement.redundant_experts = 43;
-  expect_refused(placement, config,
-                 "redundant_experts is 43, allowed are 0 to 42 (6 experts of n_routed_experts on 8 "
-                 "ranks)");
+  expect_refused(
+      placement, config,
+      "num-redundant-experts is 43, allowed are 0 to 42 (6 experts of n_routed_experts on 8 "
+      "ranks)");
   placement.redundant_experts = -1;
   EXPECT_FALSE(check_placement(placement, config));
 }
@@ -106,11 +107,11 @@ TEST(Placement, RefusesExpertsThatDoNotFillTheRanks) {
 TEST(Placement, RefusesExpertParallelismThatHasNoMeaning) {
   ModelConfig config = published_config("deepseek_v2_lite");
   expect_refused({.dp = 2, .redundant_experts = 1}, config,
-                 "redundant_experts is 1, without expert parallelism only 0 is allowed");
+                 "num-redundant-experts is 1, without enable-expert-parallel only 0 is allowed");
   config.num_experts = 0;
   expect_allowed({.dp = 2}, config);
   expect_refused({.dp = 2, .expert_parallel = true}, config,
-                 "expert_parallel is true, the model has no experts (n_routed_experts)");
+                 "enable-expert-parallel is on, the model has no experts (n_routed_experts)");
 }
 
 TEST(Placement, CountsLayersWithExperts) {

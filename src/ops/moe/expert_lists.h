@@ -12,6 +12,8 @@ struct ExpertRows {
   const MlpWeights* weights = nullptr;
   const int32_t* tokens = nullptr;  // rows of x and out; null: row i is token i
   const float* factors = nullptr;   // factor of the output; null: 1
+  // Rows of out that are overwritten, without a factor; null: the tokens' rows are added to.
+  const int32_t* stored_at = nullptr;
   int64_t count = 0;
   TensorView activations = {};  // [count, intermediate], x's type
 };
@@ -38,5 +40,11 @@ class Workspace {
 void list_experts(ConstTensorView expert_ids, ConstTensorView expert_weights,
                   std::span<const MlpWeights> experts, DType type, Workspace& workspace,
                   ExpertRows* lists);
+
+// The same for pairs of a row of x and an expert: pair i is row x_rows[i] and expert
+// pair_experts[i], and its output is stored in row i.
+void list_pairs(std::span<const int32_t> x_rows, std::span<const int32_t> pair_experts,
+                std::span<const MlpWeights> experts, DType type, Workspace& workspace,
+                ExpertRows* lists);
 
 }  // namespace fathom

@@ -95,7 +95,7 @@ void activate_share(const LinearKernels& kernels, ConstTensorView x,
 
 // ---- down ----
 
-// Adds one expert's output columns of pairs [begin, end).
+// Adds, or stores, one expert's output columns of pairs [begin, end).
 void add_down(const LinearKernels& kernels, const ExpertRows& expert, TensorView out, int64_t begin,
               int64_t end) {
   alignas(64) float sums[kMaxProductPairs * kMaxProductRows * kPairRows];
@@ -112,6 +112,10 @@ void add_down(const LinearKernels& kernels, const ExpertRows& expert, TensorView
         const int64_t column = (pair + p) * kPairRows;
         const int64_t count = std::min<int64_t>(kPairRows, out.size(1) - column);
         for (int64_t r = first; r < first + rows; ++r, sum += kPairRows) {
+          if (expert.stored_at != nullptr) {
+            std::copy_n(sum, count, out.row<float>(expert.stored_at[r]) + column);
+            continue;
+          }
           const int64_t token = expert.tokens == nullptr ? r : expert.tokens[r];
           const float factor = expert.factors == nullptr ? 1.0f : expert.factors[r];
           kernels.add_scaled(sum, factor, count, out.row<float>(token) + column);
@@ -210,6 +214,49 @@ void moe(const Stream& stream, ConstTensorView x, ConstTensorView expert_ids,
   list_experts(expert_ids, expert_weights, experts, x.dtype(), workspace, lists);
   if (shared != nullptr) lists[num_experts] = all_rows(x, *shared, workspace);
   feed_forward(stream, x, {lists, static_cast<size_t>(num_experts + (shared != nullptr))}, out);
+}
+
+int64_t expert_outputs_workspace_bytes(int64_t pairs, int64_t num_experts,
+                                       int64_t expert_intermediate) {
+  return Workspace::bytes_of(num_experts, sizeof(ExpertRows)) +
+         2 * Workspace::bytes_of(pairs, sizeof(int32_t)) +
+         Workspace::bytes_of(pairs * expert_intermediate, sizeof(float));
+}
+
+void expert_outputs(const Stream& stream, ConstTensorView x, std::span<const int32_t> x_rows,
+                    std::span<const int32_t> pair_experts, std::span<const MlpWeights> experts,
+                    TensorView out, std::span<std::byte> memory) {
+  FATHOM_CHECK(x.rank() == 2 && out.rank() == 2 && x.size(1) == out.size(1) &&
+                   out.size(0) == std::ssize(x_rows) && x_rows.size() == pair_experts.size() &&
+                   out.dtype() == DType::kF32 &&
+                   (x.dtype() == DType::kBF16 || x.dtype() == DType::kF32),
+               "{} rows and {} experts of x {} {}, out {} {}", x_rows.size(), pair_experts.size(),
+               name_of(x.dtype()), x.shape_string(), name_of(out.dtype()), out.shape_string());
+  if (x_rows.empty()) return;
+  Workspace workspace(memory);
+  auto* const lists = workspace.take<ExpertRows>(std::ssize(experts));
+  std::uninitialized_default_construct_n(lists, experts.size());
+  list_pairs(x_rows, pair_experts, experts, x.dtype(), workspace, lists);
+  feed_forward(stream, x, {lists, experts.size()}, out);
+}
+
+void add_expert_outputs(const Stream& stream, std::span<const WeightedRow> terms, int64_t per_row,
+                        TensorView out) {
+  FATHOM_CHECK(
+      out.rank() == 2 && out.dtype() == DType::kF32 && std::ssize(terms) == out.size(0) * per_row,
+      "{} terms, {} a row, for out {}", terms.size(), per_row, out.shape_string());
+  const LinearKernels& kernels = linear_kernels(cpu_isa());
+  // Rows that are worth a thread: they read 256 KiB.
+  const int64_t grain =
+      std::max<int64_t>(1, (64 << 10) / std::max<int64_t>(1, out.size(1) * per_row));
+  stream.pool().parallel_for(out.size(0), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (const WeightedRow& term :
+           terms.subspan(static_cast<size_t>(row * per_row), static_cast<size_t>(per_row))) {
+        kernels.add_scaled(term.values, term.weight, out.size(1), out.row<float>(row));
+      }
+    }
+  });
 }
 
 }  // namespace fathom

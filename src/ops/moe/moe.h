@@ -37,4 +37,27 @@ void moe(const Stream& stream, ConstTensorView x, ConstTensorView expert_ids,
          ConstTensorView expert_weights, std::span<const MlpWeights> experts,
          const MlpWeights* shared, TensorView out, std::span<std::byte> workspace);
 
+// moe() in two parts, for experts on several ranks: the outputs of single experts, and their sum.
+// Together they give moe()'s bits wherever the outputs were computed.
+
+// Bytes of workspace for up to `pairs` pairs; its start must be aligned to 64 bytes.
+int64_t expert_outputs_workspace_bytes(int64_t pairs, int64_t num_experts,
+                                       int64_t expert_intermediate);
+
+// out[i] = mlp_e(x[x_rows[i]]) with e = pair_experts[i] below experts.size(). x [any, hidden] bf16
+// or f32; out [pairs, hidden] f32, overwritten. An output's bits depend on its row alone.
+void expert_outputs(const Stream& stream, ConstTensorView x, std::span<const int32_t> x_rows,
+                    std::span<const int32_t> pair_experts, std::span<const MlpWeights> experts,
+                    TensorView out, std::span<std::byte> workspace);
+
+struct WeightedRow {
+  const float* values = nullptr;  // [hidden]
+  float weight = 0;
+};
+
+// out[t] += weight * values for the `per_row` terms of row t, one after the other. terms [rows *
+// per_row], out [rows, hidden] f32.
+void add_expert_outputs(const Stream& stream, std::span<const WeightedRow> terms, int64_t per_row,
+                        TensorView out);
+
 }  // namespace fathom

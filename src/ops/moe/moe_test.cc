@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
 
 #include "ops/linear/linear_test_data.h"
 
@@ -198,6 +199,57 @@ TEST_P(MoeTest, NoRowsAndNoSharedExpert) {
       {mlp_workspace.data(), static_cast<size_t>(mlp_bytes)});
   for (int64_t t = 0; t < 2; ++t) {
     EXPECT_EQ(std::memcmp(out.view.row<float>(t), with_shared.view.row<float>(t), 72 * 4), 0);
+  }
+}
+
+TEST_P(MoeTest, OutputsOfSingleExpertsAndTheirSumAreBitwiseTheWhole) {
+  for (const Model& model : {Model{256, 128, 128, 6, 4}, Model{72, 56, 120, 5, 3}}) {
+    build(model);
+    for (const int64_t rows : {1, 7, 130}) {
+      const Rows<bf16> x(8, rows, model.hidden);
+      const Routing routing(model, rows);
+      const Rows<float> whole = run(2, x, routing, 0, rows);
+
+      // Pairs from the last row to the first, so that they are not in the order of the batch.
+      const int64_t k = model.per_token, pairs = rows * k;
+      std::vector<int32_t> x_rows, pair_experts;
+      for (int64_t i = pairs - 1; i >= 0; --i) {
+        x_rows.push_back(static_cast<int32_t>(i / k));
+        pair_experts.push_back(routing.ids[static_cast<size_t>(i)]);
+      }
+      std::vector<float> outputs(static_cast<size_t>(pairs * model.hidden), NAN);
+      const TensorView outputs_view(outputs.data(), {pairs, model.hidden});
+      const int64_t bytes =
+          std::max(expert_outputs_workspace_bytes(pairs, model.num_experts, model.intermediate),
+                   mlp_workspace_bytes(rows, model.hidden, model.shared_intermediate));
+      const Buffer workspace = *Buffer::allocate(bytes, "test");
+      std::memset(workspace.data(), 0xFF, static_cast<size_t>(bytes));
+      const std::span<std::byte> memory(workspace.data(), static_cast<size_t>(bytes));
+      ThreadPool pool(3);
+      expert_outputs(Stream(pool), x.view, x_rows, pair_experts, weights_, outputs_view, memory);
+
+      std::vector<WeightedRow> terms;
+      for (int64_t t = 0; t < rows; ++t) {
+        std::vector<int64_t> of_row(static_cast<size_t>(k));
+        std::iota(of_row.begin(), of_row.end(), t * k);
+        std::sort(of_row.begin(), of_row.end(), [&](int64_t a, int64_t b) {
+          return routing.ids[static_cast<size_t>(a)] < routing.ids[static_cast<size_t>(b)];
+        });
+        for (const int64_t i : of_row) {
+          terms.push_back(
+              {outputs_view.row<float>(pairs - 1 - i), routing.weights[static_cast<size_t>(i)]});
+        }
+      }
+      Rows<float> out(9, rows, model.hidden);
+      add_expert_outputs(Stream(pool), terms, k, out.view);
+      mlp(Stream(pool), x.view, shared_->weights, out.view, memory);
+      for (int64_t t = 0; t < rows; ++t) {
+        ASSERT_EQ(std::memcmp(out.view.row<float>(t), whole.view.row<float>(t),
+                              static_cast<size_t>(model.hidden) * sizeof(float)),
+                  0)
+            << "row " << t << " of " << rows;
+      }
+    }
   }
 }
 

@@ -148,6 +148,32 @@ void Metrics::observe_finish(const Event& event) {
   generation_tokens_.observe(static_cast<double>(event.usage.completion_tokens));
 }
 
+namespace {
+
+// Loads of experts on expert-parallel ranks.
+void write_experts(std::string_view labels, const ExpertStats& experts, std::string& out) {
+  value(out, "fathom_expert_parallel_balance", "gauge",
+        "Mean over maximum of the ranks' routed tokens, all layers, of the last steps.", labels,
+        experts.window.balance);
+  head(out, "fathom_expert_layer_balance", "gauge",
+       "Mean over maximum of the ranks' routed tokens in a layer with experts, of the last steps.");
+  for (size_t layer = 0; layer < experts.layer_balance.size(); ++layer) {
+    out += fmt::format("fathom_expert_layer_balance{{{},layer=\"{}\"}} {}\n", labels, layer,
+                       experts.layer_balance[layer]);
+  }
+  head(out, "fathom_expert_tokens_total", "counter",
+       "Tokens routed to an expert of a layer with experts.");
+  const auto per_layer = static_cast<size_t>(experts.experts);
+  for (size_t i = 0; i < experts.tokens.size(); ++i) {
+    out += fmt::format("fathom_expert_tokens_total{{{},layer=\"{}\",expert=\"{}\"}} {}\n", labels,
+                       i / per_layer, i % per_layer, experts.tokens[i]);
+  }
+  value(out, "fathom_expert_moves_total", "counter", "Times that experts moved to balance ranks.",
+        labels, experts.moves);
+}
+
+}  // namespace
+
 // What each data-parallel rank has of its own; a single one has no label of its number.
 void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, std::string& out) {
   const auto family = [&](std::string_view name, std::string_view type, std::string_view help,
@@ -177,13 +203,11 @@ void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, st
   head(out, "fathom_kv_pages", "gauge", "Pages of the KV cache by state.");
   for (size_t number = 0; number < engine.lanes.size(); ++number) {
     const LaneStats& lane = engine.lanes[number];
-    const std::string rank =
-        engine.lanes.size() == 1 ? "" : fmt::format(",dp_rank=\"{}\"", number);
+    const std::string rank = engine.lanes.size() == 1 ? "" : fmt::format(",dp_rank=\"{}\"", number);
     const auto pages = [&](std::string_view state, int64_t count) {
       out += fmt::format("fathom_kv_pages{{{}{},state=\"{}\"}} {}\n", labels, rank, state, count);
     };
-    pages("free",
-          lane.pages_total - lane.pages_used - lane.pages_cached - lane.pages_in_transfer);
+    pages("free", lane.pages_total - lane.pages_used - lane.pages_cached - lane.pages_in_transfer);
     pages("cached", lane.pages_cached);
     pages("used", lane.pages_used);
     pages("in_transfer", lane.pages_in_transfer);
@@ -223,6 +247,7 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
   head(out, "vllm:iteration_tokens_total", "histogram", "Tokens of a step, prefill and decode.");
   write_histogram("vllm:iteration_tokens_total", labels, std::span<const int64_t>(kStepRowBounds),
                   engine.steps_by_rows, engine.rows, out);
+  if (engine.experts) write_experts(labels, *engine.experts, out);
 }
 
 std::string Metrics::text(std::string_view model_name, const EngineStats* engine,

@@ -64,11 +64,20 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
   EngineStats stats;
   stats.waiting = stats.queued_requests = 3;  // the same three requests
   stats.pages_total = 100;
-  stats.lanes = {
-      {.waiting = 3, .pages_total = 100, .pages_used = 25, .pages_cached = 5, .pages_in_transfer = 2}};
+  stats.lanes = {{.waiting = 3,
+                  .pages_total = 100,
+                  .pages_used = 25,
+                  .pages_cached = 5,
+                  .pages_in_transfer = 2}};
   stats.steps_by_rows = {2, 0, 3};  // three steps of 9 to 16 rows
   stats.steps_by_rows.back() = 1;
   stats.rows = 20'036;
+  stats.experts = {.ranks = 2,
+                   .experts = 3,
+                   .window = {.balance = 0.75},
+                   .layer_balance = {0.5, 1},
+                   .tokens = {5, 0, 1, 2, 2, 2},
+                   .moves = 4};
   http::ServerStats http;
   http.responses[4] = 2;
 
@@ -77,6 +86,11 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
   const std::string labels = R"({engine="0",model_name="a \"b\"\\c")";
   EXPECT_EQ(page.at("vllm:num_requests_waiting" + labels + "}"), 3);
   EXPECT_EQ(page.at("vllm:kv_cache_usage_perc" + labels + "}"), 0.25);
+  EXPECT_EQ(page.at("fathom_expert_parallel_balance" + labels + "}"), 0.75);
+  EXPECT_EQ(page.at("fathom_expert_layer_balance" + labels + ",layer=\"0\"}"), 0.5);
+  EXPECT_EQ(page.at("fathom_expert_tokens_total" + labels + ",layer=\"0\",expert=\"2\"}"), 1);
+  EXPECT_EQ(page.at("fathom_expert_tokens_total" + labels + ",layer=\"1\",expert=\"0\"}"), 2);
+  EXPECT_EQ(page.at("fathom_expert_moves_total" + labels + "}"), 4);
   EXPECT_EQ(page.at("fathom_kv_pages" + labels + ",state=\"free\"}"), 68);
   EXPECT_EQ(page.at("fathom_kv_pages" + labels + ",state=\"in_transfer\"}"), 2);
   EXPECT_EQ(page.at("vllm:request_success_total" + labels + ",finished_reason=\"length\"}"), 1);
