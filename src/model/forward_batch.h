@@ -10,8 +10,8 @@
 namespace fathom {
 
 struct ForwardBatch {
-  // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, counted over all
-  // lanes, which a runner with several steps in flight knows before its caller does.
+  // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, counted over
+  // all lanes, which a runner with several steps in flight knows before its caller does.
   std::vector<int32_t> token_ids;
   std::vector<int32_t> positions;  // [rows]; the first token of a sequence has position 0
 

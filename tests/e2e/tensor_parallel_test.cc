@@ -81,7 +81,8 @@ std::vector<std::vector<float>> run(RankTeam& team) {
     batch.logit_rows.resize(batch.token_ids.size());
     std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
     std::vector<float> logits(batch.token_ids.size() * static_cast<size_t>(vocab), NAN);
-    const auto ran = team.forward({&batch, 1}, TensorView(logits.data(), {batch.num_rows(), vocab}));
+    const auto ran =
+        team.forward({&batch, 1}, TensorView(logits.data(), {batch.num_rows(), vocab}));
     FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
     for (size_t m = 0; m < members.size(); ++m) {
       all[members[m]].insert(all[members[m]].end(), logits.begin() + batch.query_start[m] * vocab,
@@ -225,7 +226,8 @@ TEST(RankTeam, ARankThatFailsEndsTheStep) {
       batch.max_pages = 1;
       std::vector<float> logits(static_cast<size_t>(team->config().vocab_size));
       for (int attempt = 0; attempt < 2; ++attempt) {
-        const auto ran = team->forward({&batch, 1}, TensorView(logits.data(), {1, std::ssize(logits)}));
+        const auto ran =
+            team->forward({&batch, 1}, TensorView(logits.data(), {1, std::ssize(logits)}));
         ASSERT_FALSE(ran) << "rank " << failing << ", meeting " << meeting;
         EXPECT_NE(ran.error().message.find("planted"), std::string::npos) << ran.error().message;
       }

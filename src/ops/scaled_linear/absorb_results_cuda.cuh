@@ -1,5 +1,6 @@
-// Arguments and epilogue of the absorption GEMMs (scaled_absorb_cuda.cu): 256 threads, eight warps of 16 rows of weights each, transpose results of
-// [128 rows of weights, tokens] into rows of tokens in shared memory and write them.
+// Arguments and epilogue of the absorption GEMMs (scaled_absorb_cuda.cu): 256 threads, eight warps
+// of 16 rows of weights each, transpose results of [128 rows of weights, tokens] into rows of
+// tokens in shared memory and write them.
 #pragma once
 
 #include <cuda_bf16.h>
