@@ -79,7 +79,7 @@ TEST_F(ConfigFile, CommandLineThenEnvironmentThenFile) {
 }
 
 TEST_F(ConfigFile, TakesFlagsOfOtherServers) {
-  EXPECT_EQ(arguments("parallel: 3\ntrust-remote-code: true\ncuda-graph-bs: [1, 2]\ndp: 1\n"),
+  EXPECT_EQ(arguments("parallel: 3\ntrust-remote-code: true\ncuda-graph-bs: [1, 2]\npp: 1\n"),
             "--max-num-seqs=3");
   EXPECT_EQ(arguments("parallel: 3\n", {"--max-num-seqs", "9"}), "");
   EXPECT_EQ(arguments("max-num-seqs: 1\nparallel: 2\n"),
@@ -127,9 +127,9 @@ TEST_F(ConfigFile, ValuesAreCheckedAsOnTheCommandLine) {
   };
   EXPECT_EQ(message_of("port: 70000\n"),
             "fathom: " + path_ + ":1: --port is 70000, allowed are 0 to 65535\n");
-  EXPECT_EQ(message_of("model: /nonexistent/model\nport: 0\ndp: 8\n"),
+  EXPECT_EQ(message_of("model: /nonexistent/model\nport: 0\npp: 8\n"),
             "fathom: " + path_ +
-                ":3: --dp is \"8\", allowed is 1: parallelism over devices is not "
+                ":3: --pp is \"8\", allowed is 1: parallelism over devices is not "
                 "there yet\n");
   EXPECT_EQ(message_of("prot: 1\n"), "fathom: " + path_ +
                                          ":1: fathom serve has no flag \"prot\" for a file; did "
