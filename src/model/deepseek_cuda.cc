@@ -182,7 +182,7 @@ void DeepSeekModel::fill_constants() {
   check(cudaMemset(gate_scratch_, 0xFF, static_cast<size_t>(gate_words) * sizeof(float)),
         "preparing the router's memory");
   prepare_latent_decode_scratch(decode_scratch_, plan_.budget.sms, {device_, nullptr});
-  check(cudaDeviceSynchronize(), "preparing the workspace");
+  check(cudaStreamSynchronize(nullptr), "preparing the workspace");
 }
 
 void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
@@ -325,7 +325,8 @@ void DeepSeekModel::prepare_library() {
           std::min(rows, rows * hidden / config_.num_experts));
     }
   }
-  check(cudaDeviceSynchronize(), "preparing cuBLASLt");
+  // Not the whole device: that fails while another engine of this process captures a graph.
+  check(cudaStreamSynchronize(nullptr), "preparing cuBLASLt");
 }
 
 // residual += delta; returns norm(residual)

@@ -1,7 +1,9 @@
 // Time of one MoE layer in steps of the whole model on the GPU: the difference between a step of
 // the model and one of the same model with fewer MoE layers, divided by the difference in layers.
-// Random (dummy) weights, cache of 656 bytes a token; CUDA graphs of one step, medians of 11
-// replays, and of 3 to 31 turns of both models.
+// Both steps are without logits: the head of DeepSeek-V3, 1.9 GB, takes 420 or 520 us from one
+// replay to the next, more than half of a layer's time at batch 1. Random (dummy) weights, cache of
+// 656 bytes a token; CUDA graphs of one step, medians of 11 replays, and of 3 to 31 turns of both
+// models.
 //
 //   layer_cuda_bench [MODEL] [--json]      MODEL: config.json's folder, bench/models/v3-10-layers
 #include <algorithm>
@@ -29,10 +31,10 @@ constexpr int kWarmTurns = 3;
 constexpr int64_t kMostRows = 4096, kMostLogitRows = 128, kMostPages = 128 * 17;
 
 // Layers of the same model with two MoE layers: in both models the last layer drops the rows
-// without logits.
+// without logits: all of them where there are none.
 int64_t fewer_layers(const ModelConfig& config) { return config.first_dense_layers + 2; }
 
-ForwardBatch batch_of(const Work& work) {
+ForwardBatch batch_of(const Work& work, bool logits) {
   std::mt19937 random(5);
   ForwardBatch batch;
   batch.max_pages = static_cast<int32_t>(ceil_div(work.context + work.queries, kPageSize));
@@ -47,7 +49,7 @@ ForwardBatch batch_of(const Work& work) {
     for (int32_t page = 0; page < batch.max_pages; ++page) {
       batch.block_tables.push_back(i * batch.max_pages + page);
     }
-    batch.logit_rows.push_back((i + 1) * work.queries - 1);
+    if (logits) batch.logit_rows.push_back((i + 1) * work.queries - 1);
   }
   return batch;
 }
@@ -73,17 +75,19 @@ class Steps {
          .policy = gpu_attention_policy(),
          .most_keys = kMostRows,
          .page_stride = config_.num_layers});
-    for (size_t i = 0; i < std::size(kWorks); ++i) {
-      const Work& work = kWorks[i];
-      planner.plan(batch_of(work), int64_t{work.sequences} * work.queries, layouts_[i]);
-      arrays_.emplace_back(layouts_[i].memory);
+    for (size_t i = 0; i < std::size(steps_); ++i) {
+      const Work& work = kWorks[i / 2];
+      Step& step = steps_[i];
+      planner.plan(batch_of(work, i % 2 == 1), int64_t{work.sequences} * work.queries, step.layout);
+      step.arrays = DeviceArray<std::byte>(step.layout.memory);
     }
   }
 
-  // Time of one step in us.
-  double time(size_t work) {
+  // Time of one step in us, with each sequence's logits or without any.
+  double time(size_t work, bool logits) {
+    const Step& step = steps_[2 * work + (logits ? 1 : 0)];
     return time_in_graph(1, [&](int, cudaStream_t stream) {
-      model_->forward(layouts_[work], arrays_[work].data(), sampled_.data(),
+      model_->forward(step.layout, step.arrays.data(), sampled_.data(),
                       {cache_row_.format, cache_.data(), kMostPages, cache_row_.page_bytes(),
                        config_.num_layers},
                       stream);
@@ -96,8 +100,11 @@ class Steps {
   const DeviceArray<std::byte> cache_;
   const DeviceArray<int32_t> sampled_;
   std::unique_ptr<DeepSeekModel> model_;
-  StepLayout layouts_[std::size(kWorks)];
-  std::vector<DeviceArray<std::byte>> arrays_;
+  struct Step {
+    StepLayout layout;
+    DeviceArray<std::byte> arrays;
+  };
+  Step steps_[2 * std::size(kWorks)];  // of each work without logits, then with them
 };
 
 double median(std::vector<double> values) {
@@ -107,7 +114,7 @@ double median(std::vector<double> values) {
 }
 
 struct Times {
-  double fewer, all, layer;  // us, medians
+  double fewer, all, layer;  // us, medians; steps with logits
 };
 
 // In turns: within seconds the GPU's clock varies by more than a layer's time at batch 1.
@@ -116,10 +123,11 @@ std::vector<Times> measure(Steps& fewer, Steps& all, int64_t more_layers) {
   for (size_t i = 0; i < std::size(kWorks); ++i) {
     std::vector<double> with_fewer, with_all, layer;
     for (int turn = -kWarmTurns; turn < kWorks[i].turns; ++turn) {
-      const double a = fewer.time(i), b = all.time(i);
+      const double a = fewer.time(i, false), b = all.time(i, false);
+      const double step_of_fewer = fewer.time(i, true), step = all.time(i, true);
       if (turn < 0) continue;
-      with_fewer.push_back(a);
-      with_all.push_back(b);
+      with_fewer.push_back(step_of_fewer);
+      with_all.push_back(step);
       layer.push_back((b - a) / static_cast<double>(more_layers));
     }
     times.push_back({median(with_fewer), median(with_all), median(layer)});

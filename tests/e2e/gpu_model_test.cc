@@ -2,7 +2,10 @@
 // runners. Run from the repository's root.
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "cache/latent_layout.h"
+#include "device/cuda/graph.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
 
@@ -100,6 +103,20 @@ TEST_F(GpuRunnerShort, PromptsPrefixesAndDecode) {
 // Many-row GEMMs write by bulk copies, which initcheck does not count as writes.
 TEST_F(GpuRunnerShort, FewRows) {
   compare({random_text(random_, 3, {1}), random_text(random_, 9, {3, 1})});
+}
+
+// Another engine of the process may capture its graphs meanwhile.
+TEST(GpuRunnerLoading, DoesNotDisturbACapture) {
+  cudaStream_t stream = nullptr;
+  cuda::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+  GpuRunnerOptions options = gpu_options();
+  options.stored_fp8 = StoredFp8::kExpandedToBF16;  // with GEMMs that cuBLASLt takes
+  std::unique_ptr<Runner> loaded;
+  const cuda::Graph graph(stream, [&] {
+    loaded = std::async(std::launch::async, [&] { return on_gpu(options); }).get();
+  });
+  EXPECT_NE(loaded, nullptr);
+  cuda::check(cudaStreamDestroy(stream), "destroying a stream");
 }
 
 TEST_F(GpuRunnerShort, OneStep) { compare({random_text(random_, 2, {2})}); }
