@@ -33,6 +33,7 @@ GpuRunnerOptions gpu_options() {
   options.max_num_seqs = 64;
   options.max_prompt_logit_rows = 2048;
   options.max_total_tokens = kGpuTestTokens;
+  options.step_timeout = std::chrono::minutes(10);  // sanitizers slow a step a thousandfold
   options.load.show_progress = false;
   return options;
 }
