@@ -32,6 +32,7 @@ mha_prefill_cuda_test MhaPrefill.NewTokens*:MhaPrefill.SequencesOfDifferentLengt
 moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoOtherRow:MoeOneRow.* MoeFewRows.ThreeTokens*:MoeOneRow.OfFew*
 moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens* MoeManyRows.SomeTokens*
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
+peer_sum_cuda_test *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5* *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5*
 query_key_cuda_test * *
 rms_norm_cuda_test * *
 scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* ScaledAbsorb.ErrorBeside*

@@ -1,0 +1,99 @@
+#include "device/cuda/peer_group.h"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace fathom::cuda {
+namespace {
+
+constexpr int64_t kPacketWords = 2;  // of 8 bytes
+
+// Makes a device current for the object's life.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    check(cudaGetDevice(&before_), "asking for the device");
+    check(cudaSetDevice(device), "choosing a device");
+  }
+  ~CurrentDevice() { cudaSetDevice(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// Lets kernels of the current device reach the memory of another.
+void reach(int from, int to) {
+  if (from == to) return;
+  int can = 0;
+  check(cudaDeviceCanAccessPeer(&can, from, to), "asking for peer access");
+  if (can == 0) {
+    const std::string what = "reaching the memory of GPU " + std::to_string(to) + " from GPU " +
+                             std::to_string(from) + ": no peer access";
+    throw DeviceError(cudaErrorPeerAccessUnsupported, what.c_str());
+  }
+  const cudaError_t status = cudaDeviceEnablePeerAccess(to, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();  // not an error, and not to be left for the next check
+    return;
+  }
+  check(status, "enabling peer access");
+}
+
+}  // namespace
+
+PeerGroup::PeerGroup(std::vector<int> devices, int64_t rows, int64_t columns,
+                     std::chrono::nanoseconds limit)
+    : devices_(std::move(devices)),
+      rows_(rows),
+      row_packets_(ceil_div(columns, int64_t{kPeerPacketValues})),
+      limit_(limit),
+      faults_(1) {
+  FATHOM_CHECK(size() >= 1 && size() <= kMostPeers && rows >= 1 && columns >= 1,
+               "{} ranks, {} rows of {}", size(), rows, columns);
+  faults_[0] = {};
+  for (const int device : devices_) {
+    const CurrentDevice current(device);
+    for (const int other : devices_) reach(device, other);
+    const int64_t words = 2 * size() * rows_ * row_packets_ * kPacketWords;
+    inboxes_.emplace_back(words);
+    check(cudaMemset(inboxes_.back().data(), 0, inboxes_.back().bytes()), "clearing an inbox");
+    epochs_.emplace_back(rows_);
+    check(cudaMemset(epochs_.back().data(), 0, epochs_.back().bytes()), "clearing epochs");
+    check(cudaStreamSynchronize(nullptr), "preparing inboxes");
+  }
+}
+
+PeerRank PeerGroup::rank(int rank) const {
+  PeerRank view;
+  view.rank = rank;
+  view.ranks = size();
+  for (int r = 0; r < size(); ++r) {
+    view.inboxes[r] = reinterpret_cast<PeerPacket*>(inboxes_[static_cast<size_t>(r)].data());
+  }
+  view.epochs = epochs_[static_cast<size_t>(rank)].data();
+  view.faults = faults_.data();
+  view.limit_ns = static_cast<uint64_t>(limit_.count());
+  view.rows = rows_;
+  view.row_packets = row_packets_;
+  view.shares_device =
+      std::count(devices_.begin(), devices_.end(), devices_[static_cast<size_t>(rank)]) > 1;
+  return view;
+}
+
+void PeerGroup::stop() { std::atomic_ref(faults_[0].stop).store(1); }
+
+std::optional<PeerGroup::Late> PeerGroup::late() const {
+  for (int r = 0; r < size(); ++r) {
+    const uint32_t missing = std::atomic_ref(faults_[0].late[r]).load();
+    if (missing != 0) return Late{r, static_cast<int>(missing) - 1};
+  }
+  return std::nullopt;
+}
+
+}  // namespace fathom::cuda
