@@ -238,6 +238,7 @@ TEST(Nodes, AFollowerThatFailsEndsAllWithItsWords) {
     }));
   }
   ASSERT_TRUE(engine->wait_until_dead(60s));
+  for (const LaneStats& lane : engine->stats().lanes) EXPECT_EQ(lane.pages_used, 0);
   engine->stop();
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(collectors[i].answers[0].finish, FinishReason::kError);
@@ -269,7 +270,8 @@ TEST(Nodes, AStepThatIsSentTwiceIsFound) {
   none.query_start = {0};
   const std::vector<ForwardBatch> lanes(2, none);
   WireWriter writer;
-  write_step({{nodes.world->epoch(), 1}, lanes, std::vector<uint8_t>{0, 1}, {}}, writer);
+  const std::vector<uint8_t> has_lane = {0, 1};
+  write_step({.id = {nodes.world->epoch(), 1}, .lanes = lanes, .has_lane = has_lane}, writer);
   nodes.world->send(1, writer.bytes());
   nodes.world->send(1, writer.bytes());
   for (int i = 0; i < 60'000 && !nodes.leader->is_lost(); ++i) std::this_thread::sleep_for(1ms);
