@@ -62,9 +62,9 @@ Result<std::map<std::string, std::string>> facts_of(const LoadedEngine& loaded,
       // Other instructions add in another order.
       {"FATHOM_CPU_ISA", std::string(name_of(cpu_isa()))},
   };
+  facts["--enable-eplb"] = flags.eplb ? "on" : "off";  // the memory plan counts on it
   facts["--enable-expert-parallel"] = placement.exchanges_tokens() ? "on" : "off";
   if (placement.exchanges_tokens()) {
-    facts["--enable-eplb"] = flags.eplb ? "on" : "off";  // the memory plan counts on it
     FATHOM_TRY(const auto table, expert_table_of(loaded.checkpoint.config(), flags));
     facts["--num-redundant-experts"] = std::to_string(placement.redundant_experts);
     facts["--init-expert-location"] = fmt::format("{:016x}", table->fingerprint());
