@@ -66,8 +66,9 @@ Result<std::map<std::string, std::string>> facts_of(const LoadedEngine& loaded,
   facts["--enable-expert-parallel"] = placement.exchanges_tokens() ? "on" : "off";
   if (placement.exchanges_tokens()) {
     FATHOM_TRY(const auto table, expert_table_of(loaded.checkpoint.config(), flags));
+    // Named after all flags, on which it depends: the first difference is told.
     facts["--num-redundant-experts"] = std::to_string(placement.redundant_experts);
-    facts["--init-expert-location"] = fmt::format("{:016x}", table->fingerprint());
+    facts["table of experts"] = fmt::format("{:016x}", table->fingerprint());
   }
   if (flags.is_dummy()) facts["--seed"] = std::to_string(loaded.load.dummy_seed);
   return facts;

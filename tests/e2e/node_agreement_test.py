@@ -13,7 +13,7 @@ from fathom_server import ANSWER, QUESTION, SLACK
 
 FLAGS = ("--tp", "2", "--dp", "2", "--enable-expert-parallel", "--enable-eplb",
          "--eplb-rebalance-num-iterations", "50", "--max-num-seqs", "6",
-         "--max-num-batched-tokens", "128", "--max-total-tokens", "1024")
+         "--max-num-batched-tokens", "128", "--max-total-tokens", "512")
 DELAY_US = 300
 LONGEST_WAIT_SECONDS = 2
 

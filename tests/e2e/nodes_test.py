@@ -193,7 +193,7 @@ class Agreement(unittest.TestCase):
             with open(path, "w", encoding="utf-8") as file:
                 json.dump({"format": "fathom-expert-placement", "version": 1, "num_experts": 16,
                            "num_ranks": 2, "layers": [[list(range(8, 16)), list(range(8))]] * 7}, file)
-            self.check_difference("--init-expert-location", "'[0-9a-f]{16}'", "'[0-9a-f]{16}'",
+            self.check_difference("table of experts", "'[0-9a-f]{16}'", "'[0-9a-f]{16}'",
                                   leader=("--dp", "2", *EXPERTS),
                                   follower=("--dp", "2", *EXPERTS, "--init-expert-location", path))
 
