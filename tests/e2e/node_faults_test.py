@@ -24,7 +24,7 @@ class Stream:
     def __init__(self, server, body=LONG):
         self.connection, self.response = server.open("POST", "/v1/chat/completions",
                                                      {**body, "stream": True})
-        self.text, self.ended_at = "", 0.0
+        self.server, self.text, self.ended_at = server, "", 0.0
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
 
@@ -43,7 +43,8 @@ class Stream:
         for line in self.text.splitlines():
             if line.startswith("data: {") and '"error"' in line:
                 return json.loads(line[6:])["error"]["message"]
-        raise AssertionError(f"no error: {self.text[-500:]}")
+        raise AssertionError(f"no error: {self.text[-500:]}\nthe server, which ended with "
+                             f"{self.server.process.poll()}: {''.join(self.server.log)[-2000:]}")
 
 
 def is_well(server):
