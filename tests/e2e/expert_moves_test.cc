@@ -199,6 +199,31 @@ TEST(ExpertMoves, DoNotChangeABitWithChunksPrefixesAndPreemption) {
   EXPECT_GE(moved.experts->moves, 2);
 }
 
+// Not only the balancer's table changes.
+TEST(ExpertMoves, RanksHaveTheTableThatIsTold) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  ModelRunnerOptions options = options_of({.dp = 2, .expert_parallel = true});
+  options.balancer = {.rebalances = true, .rebalance_steps = 1};
+  const auto runner = ModelRunner::create(*checkpoint, options);
+  ASSERT_TRUE(runner) << runner.error().message;
+  const uint64_t first = (*runner)->expert_table()->fingerprint();
+  ForwardBatch none, batch;
+  none.query_start = {0};
+  for (int32_t i = 0; i < 40; ++i) {
+    batch.token_ids.push_back(5 + i);
+    batch.positions.push_back(i);
+  }
+  batch.query_start = {0, 40};
+  batch.context_lens = batch.block_tables = {0};
+  batch.prompt_lens = {40};
+  batch.max_pages = 1;
+  const std::vector<ForwardBatch> lanes = {batch, none};
+  ASSERT_TRUE((*runner)->begin(lanes, {}));
+  ASSERT_TRUE((*runner)->finish());
+  EXPECT_NE((*runner)->expert_table()->fingerprint(), first);
+  EXPECT_EQ((*runner)->expert_table(), (*runner)->expert_stats()->table);
+}
+
 // Nodes read the weights of what moves to them, and count for node 0 what they route.
 TEST(ExpertMoves, BetweenNodesDoNotChangeABitOfAnyCompletion) {
   const Completions expected = run(options_of({}), Prompts::kWhole);
