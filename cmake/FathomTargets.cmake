@@ -7,10 +7,12 @@ target_compile_options(fathom_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror>)
 target_include_directories(fathom_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 if(FATHOM_SANITIZE)
-  # What sanitizers add makes g++ 12 warn of its own std::function and std::variant.
+  # What sanitizers add makes g++ 12 warn of its own std::function and std::variant; clang 19 warns
+  # of what its std::stable_sort calls.
   target_compile_options(fathom_options INTERFACE -fsanitize=${FATHOM_SANITIZE}
                          -fno-omit-frame-pointer -fno-sanitize-recover=all
-                         $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+                         $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+                         $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>)
   target_link_options(fathom_options INTERFACE -fsanitize=${FATHOM_SANITIZE})
 endif()
 if(FATHOM_FUZZ)

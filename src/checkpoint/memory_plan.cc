@@ -1,9 +1,11 @@
 #include "checkpoint/memory_plan.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -96,18 +98,23 @@ std::string memory_plan_table(const MemoryPlan& plan) {
   return text;
 }
 
-int64_t available_memory() {
-  int64_t available = std::numeric_limits<int64_t>::max();
-  if (const auto kib = field_in("/proc/meminfo", "MemAvailable:")) available = *kib * 1024;
-  // Anonymous memory counts as used; page cache is reclaimable.
-  if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
-    const int64_t used = field_in("/sys/fs/cgroup/memory.stat", "anon").value_or(0);
-    available = std::min(available, std::max<int64_t>(*limit - used, 0));
-  }
-  if (const auto limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")) {
-    const int64_t used = field_in("/sys/fs/cgroup/memory/memory.stat", "rss").value_or(0);
-    available = std::min(available, std::max<int64_t>(*limit - used, 0));
-  }
+AvailableMemory available_memory() {
+  AvailableMemory available{std::numeric_limits<int64_t>::max(), {}};
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> available.pool;
+  if (const auto kib = field_in("/proc/meminfo", "MemAvailable:")) available.bytes = *kib * 1024;
+  const auto limit_to = [&](const char* limit_path, const char* used_path, const char* used_key) {
+    const auto limit = number_in(limit_path);
+    if (!limit) return;
+    // Anonymous memory counts as used; page cache is reclaimable.
+    const int64_t left = std::max<int64_t>(*limit - field_in(used_path, used_key).value_or(0), 0);
+    if (left >= available.bytes) return;
+    available.bytes = left;
+    std::error_code no_name;
+    available.pool += std::filesystem::read_symlink("/proc/self/ns/cgroup", no_name).string();
+  };
+  limit_to("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon");
+  limit_to("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.stat",
+           "rss");
   return available;
 }
 

@@ -46,8 +46,14 @@ Result<MemoryPlan> plan_memory(const MemoryRequest& request);
 // The plan as a table of text lines, with amounts in GiB.
 std::string memory_plan_table(const MemoryPlan& plan);
 
-// The bytes that this process can still allocate: the machine's MemAvailable, or the rest of the
-// control group's limit if that is less.
-int64_t available_memory();
+struct AvailableMemory {
+  // The bytes that this process can still allocate: the machine's MemAvailable, or the rest of the
+  // control group's limit if that is less.
+  int64_t bytes = 0;
+  // Names whose memory that is, equal in processes that share it: the machine, or a control group
+  // of it.
+  std::string pool;
+};
+AvailableMemory available_memory();
 
 }  // namespace fathom

@@ -52,8 +52,9 @@ TEST(MemoryPlan, RefusesWeightsThatDoNotFit) {
 }
 
 TEST(MemoryPlan, SeesTheMachine) {
-  EXPECT_GT(available_memory(), int64_t{1} << 20);
-  EXPECT_LT(available_memory(), int64_t{1} << 50);
+  EXPECT_GT(available_memory().bytes, int64_t{1} << 20);
+  EXPECT_LT(available_memory().bytes, int64_t{1} << 50);
+  EXPECT_FALSE(available_memory().pool.empty());
 }
 
 }  // namespace

@@ -5,10 +5,9 @@
 // inject a fault into the released program.
 #pragma once
 
-#include <functional>
 #include <memory>
 
-#include "comm/collective.h"
+#include "comm/group.h"
 #include "engine/engine.h"
 #include "engine/runner.h"
 
@@ -17,7 +16,7 @@ namespace fathom {
 // Called once, before the engine is created.
 std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, EngineOptions* options);
 
-// What ranks do before each of their collectives (GroupOptions::before_meeting); null: nothing.
-std::function<void(int rank, Collective kind, uint64_t number)> meeting_fault();
+// What ranks do at their collectives (GroupOptions::at_meeting); null: nothing.
+MeetingHook meeting_fault();
 
 }  // namespace fathom

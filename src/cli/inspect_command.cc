@@ -51,7 +51,7 @@ int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format) {
 // and one sequence of full length, or as much of it as fits.
 Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inventory) {
   MemoryRequest request;
-  request.budget = available_memory();
+  request.budget = available_memory().bytes;
   request.fixed = weight_lines(inventory, false);
   request.cache_row_bytes = cache_row_bytes(config, CacheFormat::kBF16);
   request.cache_layers = config.num_layers;

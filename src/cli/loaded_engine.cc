@@ -9,8 +9,8 @@
 #include "base/math.h"
 #include "cli/engine_faults.h"
 #include "cli/node_engine.h"
+#include "cli/rank_memory.h"
 #include "engine/gpu_runner.h"
-#include "engine/model_runner.h"
 #include "placement/expert_table_file.h"
 
 namespace fathom {
@@ -106,49 +106,6 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   return options;
 }
 
-// Where the experts are at first; null where tokens are not exchanged.
-Result<std::shared_ptr<const ExpertTable>> expert_table_of(const ModelConfig& config,
-                                                           const ModelFlags& flags) {
-  const Placement placement = flags.placement();
-  if (!placement.exchanges_tokens()) return nullptr;
-  if (!flags.has_placement_file()) {
-    return std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
-  }
-  FATHOM_TRY(ExpertTable table, read_expert_table(flags.expert_location));
-  const auto fits = check_expert_table(table, config, placement, false);
-  if (!fits) return with_context(flags.expert_location + ": ", fits.error());
-  return std::make_shared<const ExpertTable>(std::move(table));
-}
-
-// The ranks in this process: the first, and how many.
-std::pair<int, int> own_ranks(const ModelRunnerOptions& options) {
-  if (options.world == nullptr) return {0, options.placement.world()};
-  const WorldLayout& layout = options.world->layout();
-  return {layout.first_rank(layout.node_rank),
-          layout.ranks_of_node[static_cast<size_t>(layout.node_rank)]};
-}
-
-// Bytes of all workspaces. Allocating them here takes no memory, because their pages are never
-// touched.
-Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
-                                    int num_threads) {
-  int64_t bytes = 0;
-  const auto [first, count] = own_ranks(options);
-  for (int rank = first; rank < first + count; ++rank) {
-    const ModelSpec spec = make_spec(config, options.placement, rank, options.expert_table);
-    FATHOM_TRY(
-        const Workspace workspace,
-        Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
-                            static_cast<int>(ceil_div(num_threads, count))));
-    bytes += workspace.bytes();
-    if (options.placement.exchanges_tokens()) {
-      bytes += ExpertExchange::planned_bytes(config, options.placement, options.compute,
-                                             options.max_batched_tokens);
-    }
-  }
-  return bytes;
-}
-
 // What a node cannot have although a process alone can.
 Result<> check_nodes(const ModelFlags& flags) {
   FATHOM_TRY(const NodePlace place, node_place(flags.nodes));
@@ -187,25 +144,6 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
                    loaded.max_num_seqs, flags.step_rows());
   }
   return {};
-}
-
-// Available memory, and the part of it that is not for the cache.
-Result<MemoryRequest> cpu_memory(const LoadedEngine& loaded, const ModelRunnerOptions& options) {
-  MemoryRequest request;
-  request.budget = available_memory();
-  MemoryLine weights{"weights", 0};
-  for (const MemoryLine& group :
-       weight_lines(take_loaded_inventory(loaded.checkpoint, options.load), false)) {
-    weights.bytes += group.bytes;
-  }
-  // Ranks of different lanes share them.
-  const int tp = options.placement.tp;
-  weights.bytes = ceil_div(weights.bytes * std::min(tp, own_ranks(options).second), tp);
-  request.fixed.push_back(weights);
-  FATHOM_TRY(const int64_t working,
-             working_space_bytes(loaded.checkpoint.config(), options, loaded.num_threads));
-  request.fixed.push_back({"working space", working});
-  return request;
 }
 
 Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
@@ -286,12 +224,6 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
                                             const EngineNeeds& needs) {
   FATHOM_TRY(const NodePlace place, node_place(flags.nodes));
   if (place.is_one_of_several()) {
-    if (flags.placement().exchanges_tokens()) {
-      return invalid(
-          "--enable-expert-parallel is on and there are {} nodes: it is for ranks of one "
-          "process",
-          place.nnodes);
-    }
     FATHOM_TRY(auto nodes, join_nodes(place, loaded, flags));
     return load_nodes(std::move(nodes), loaded, flags, needs);
   }
@@ -311,6 +243,19 @@ Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFla
 
 }  // namespace
 
+Result<std::shared_ptr<const ExpertTable>> expert_table_of(const ModelConfig& config,
+                                                           const ModelFlags& flags) {
+  const Placement placement = flags.placement();
+  if (!placement.exchanges_tokens()) return nullptr;
+  if (!flags.has_placement_file()) {
+    return std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
+  }
+  FATHOM_TRY(ExpertTable table, read_expert_table(flags.expert_location));
+  const auto fits = check_expert_table(table, config, placement, false);
+  if (!fits) return with_context(flags.expert_location + ": ", fits.error());
+  return std::make_shared<const ExpertTable>(std::move(table));
+}
+
 Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& flags,
                                       const EngineNeeds& needs, World* world) {
   ModelRunnerOptions options;
@@ -325,10 +270,11 @@ Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& fl
   options.attention.form = flags.attention_form();
   options.load = loaded.load;
   options.world = world;
-  options.before_meeting = meeting_fault();
-  FATHOM_TRY(MemoryRequest request, cpu_memory(loaded, options));
+  options.at_meeting = meeting_fault();
+  FATHOM_TRY(MemoryRequest request,
+             rank_memory(loaded.checkpoint, loaded.available, loaded.num_threads, options));
   FATHOM_TRY(loaded.memory,
-             plan(loaded, flags, needs, std::move(request), own_ranks(options).second));
+             plan(loaded, flags, needs, std::move(request), ranks_here(options).second));
   options.max_total_tokens = loaded.memory.tokens();
   show(loaded.memory, flags);
   return options;
@@ -336,6 +282,7 @@ Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& fl
 
 Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& needs) {
   LoadedEngine loaded;
+  loaded.available = available_memory();
   FATHOM_TRY(loaded.checkpoint, open_checkpoint(flags));
   FATHOM_TRY(loaded.tokenizer, tokenizer_for(loaded.checkpoint, needs.needs_tokenizer));
   loaded.chat_format = choose_chat_format(flags, loaded.checkpoint, loaded.tokenizer.get());

@@ -51,6 +51,8 @@ struct LoadedEngine {
   LoadOptions load;
   int num_threads = 0;
   std::optional<int> gpu;  // none: runs on the CPU
+  // Before anything was loaded; other processes of this engine may count the same memory.
+  AvailableMemory available;
   MemoryPlan memory;
   std::unique_ptr<Engine> engine;
 };
@@ -58,6 +60,10 @@ struct LoadedEngine {
 // Everything of load_engine() that needs no memory: the checkpoint, its tokenizer and all checks of
 // the flags. Without an engine and a memory plan.
 Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& needs);
+
+// Where the experts are at first; null where tokens are not exchanged.
+Result<std::shared_ptr<const ExpertTable>> expert_table_of(const ModelConfig& config,
+                                                           const ModelFlags& flags);
 
 // Plans the memory of the CPU ranks in this process (`world` null: all ranks), shows the plan, and
 // returns the options to load them with.

@@ -6,6 +6,6 @@ std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, Engin
   return runner;
 }
 
-std::function<void(int, Collective, uint64_t)> meeting_fault() { return nullptr; }
+MeetingHook meeting_fault() { return nullptr; }
 
 }  // namespace fathom

@@ -62,6 +62,14 @@ Result<std::map<std::string, std::string>> facts_of(const LoadedEngine& loaded,
       // Other instructions add in another order.
       {"FATHOM_CPU_ISA", std::string(name_of(cpu_isa()))},
   };
+  facts["--enable-eplb"] = flags.eplb ? "on" : "off";  // the memory plan counts on it
+  facts["--enable-expert-parallel"] = placement.exchanges_tokens() ? "on" : "off";
+  if (placement.exchanges_tokens()) {
+    FATHOM_TRY(const auto table, expert_table_of(loaded.checkpoint.config(), flags));
+    // Named after all flags, on which it depends: the first difference is told.
+    facts["--num-redundant-experts"] = std::to_string(placement.redundant_experts);
+    facts["table of experts"] = fmt::format("{:016x}", table->fingerprint());
+  }
   if (flags.is_dummy()) facts["--seed"] = std::to_string(loaded.load.dummy_seed);
   return facts;
 }
@@ -146,6 +154,7 @@ Result<std::unique_ptr<NodeWorld>> join_nodes(const NodePlace& place, const Load
   options.node_rank = place.node_rank;
   options.address = place.address;
   options.num_ranks = ranks[static_cast<size_t>(place.node_rank)];
+  options.machine = loaded.available.pool;
   options.limit = place.join_limit;
   FATHOM_TRY(options.facts, facts_of(loaded, flags));
   log_info("{} of {} {} {}", layout.describe_node(place.node_rank), place.nnodes,
@@ -171,7 +180,9 @@ Result<std::unique_ptr<Runner>> load_nodes(std::unique_ptr<NodeWorld> nodes, Loa
     return runner;
   };
   FATHOM_TRY(auto own, end_world_on_error<std::unique_ptr<Runner>>(*nodes, load));
-  return std::make_unique<LeadingRunner>(std::move(nodes), std::move(own), flags.placement());
+  return std::make_unique<LeadingRunner>(
+      std::move(nodes), std::move(own), flags.placement(),
+      ExpertBalancerOptions{.rebalances = flags.eplb, .rebalance_steps = flags.eplb_steps});
 }
 
 }  // namespace fathom

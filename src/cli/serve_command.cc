@@ -116,12 +116,22 @@ std::string default_name(const std::string& given, const Checkpoint& checkpoint)
   return is_path ? path.substr(path.rfind('/') + 1) : path;
 }
 
-// For /server_info.
-json::object placement_settings(const Placement& placement) {
+// For /server_info, with the ranks of each node.
+json::object placement_settings(const ModelFlags& flags) {
+  const Placement placement = flags.placement();
+  json::array nodes;
+  const NodePlace place = node_place(flags.nodes).value_or(NodePlace());
+  int rank = 0;
+  for (const int count : ranks_of_nodes(place, placement.world()).value_or(std::vector<int>())) {
+    json::array ranks;
+    for (int i = 0; i < count; ++i) ranks.push_back(rank++);
+    nodes.push_back(std::move(ranks));
+  }
   return {{"world_size", placement.world()},
           {"tensor_parallel_size", placement.tp},
           {"data_parallel_size", placement.dp},
-          {"enable_expert_parallel", placement.expert_parallel}};
+          {"enable_expert_parallel", placement.expert_parallel},
+          {"ranks_of_nodes", std::move(nodes)}};
 }
 
 std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& flags) {
@@ -157,7 +167,7 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
                        {"max_num_batched_tokens", flags.model.step_rows()},
                        {"max_queued_requests", flags.queue.max_requests},
                        {"threads", loaded.num_threads},
-                       {"placement", placement_settings(flags.model.placement())}};
+                       {"placement", placement_settings(flags.model)}};
   backend->grammars = std::make_unique<GrammarCompiler>(
       served.tokenizer, served.vocab_size,
       GrammarCompilerOptions{.deadline = std::chrono::seconds(flags.grammar_seconds)});

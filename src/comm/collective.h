@@ -32,11 +32,12 @@ constexpr bool needs_equal_bytes(Collective kind) {
 }
 
 // Which collective of a group a rank is in, or was in last. Number 1 is the group's first; 0: none
-// yet. `bytes` counts all that the rank gives.
+// yet. `bytes` counts all that the rank gives. `plan`: Group::set_plan().
 struct CollectiveRecord {
   uint64_t number = 0;
   Collective kind = Collective::kBarrier;
   uint64_t bytes = 0;
+  uint64_t plan = 0;
 
   bool operator==(const CollectiveRecord&) const = default;
 };
@@ -44,8 +45,8 @@ struct CollectiveRecord {
 // "all_reduce #118 (14336 bytes)"; "no collective yet".
 std::string to_string(const CollectiveRecord& record);
 
-// A record that its rank writes and any thread reads. A reader may see one collective's number and
-// kind beside the bytes of its neighbour: it is for messages to people.
+// A record, without its plan, that its rank writes and any thread reads. A reader may see one
+// collective's number and kind beside the bytes of its neighbour: it is for messages to people.
 class SharedRecord {
  public:
   void set(const CollectiveRecord& record) {

@@ -67,13 +67,17 @@ std::span<const ConstBytes> Group::meet(Collective kind, const ConstBytes* mine,
                                         std::span<const ConstBytes> to_each) {
   size_t bytes = mine != nullptr ? mine->size() : 0;
   for (const ConstBytes& part : to_each) bytes += part.size();
-  current_ = {current_.number + 1, kind, bytes};
-  if (options_.before_meeting) options_.before_meeting(rank_, kind, current_.number);
+  current_ = {current_.number + 1, kind, bytes, plan_};
+  call_hook(MeetingPhase::kBefore);
   if (abort_word_.aborted()) throw_aborted();
 
   const auto deadline = MeetingBoard::Clock::now() + options_.limit;
   board_->arrive(local_of_[rank_], current_, mine, to_each);
-  if (!remote_ranks_.empty()) exchange(mine, to_each, deadline);
+  if (remote_ranks_.empty()) {
+    call_hook(MeetingPhase::kIn);
+  } else {
+    exchange(mine, to_each, deadline);
+  }
   switch (board_->wait(current_.number, deadline)) {
     case MeetingBoard::Outcome::kComplete:
       break;
@@ -92,7 +96,12 @@ std::span<const ConstBytes> Group::meet(Collective kind, const ConstBytes* mine,
     check_same(rank, board_->record(local, current_.number), gathered_[rank].size(),
                gathered_[rank_].size());
   }
+  call_hook(MeetingPhase::kAfter);
   return gathered_;
+}
+
+void Group::call_hook(MeetingPhase phase) {
+  if (options_.at_meeting) options_.at_meeting({rank_, current_.kind, current_.number, phase});
 }
 
 void Group::exchange(const ConstBytes* mine, std::span<const ConstBytes> to_each,
@@ -110,12 +119,16 @@ void Group::exchange(const ConstBytes* mine, std::span<const ConstBytes> to_each
     exchange.out.number = current_.number;
     exchange.out.total_bytes = current_.bytes;
     exchange.out.bytes = exchange.given.size();
+    exchange.out.plan = current_.plan;
     options_.name.copy(exchange.out.group_name, sizeof exchange.out.group_name);
     exchange.buffer = &received_[i];
     exchange.sent = exchange.got = 0;
   }
   size_t closed = 0;
-  const auto on_header = [&](size_t i) { check_header(remote_ranks_[i], exchanges_[i], for_me); };
+  const auto on_header = [&](size_t i) {
+    check_header(remote_ranks_[i], exchanges_[i], for_me);
+    if (i == 0) call_hook(MeetingPhase::kIn);
+  };
   switch (remote_.links->exchange(exchanges_, deadline, on_header, &closed)) {
     case PeerLinks::Outcome::kComplete:
       break;
@@ -163,6 +176,12 @@ void Group::check_header(int rank, const PeerLinks::Exchange& exchange, size_t b
 void Group::check_same(int rank, const CollectiveRecord& theirs, size_t bytes,
                        size_t bytes_for_me) {
   const bool same = theirs.number == current_.number && theirs.kind == current_.kind;
+  if (same && theirs.plan != current_.plan) {
+    fail(-1, Code::kInternal,
+         fmt::format("rank {} came to {} with plan {:016x}, this rank {} with plan {:016x}",
+                     world_rank(rank), describe(theirs), theirs.plan, world_rank(rank_),
+                     current_.plan));
+  }
   if (same && !needs_equal_bytes(current_.kind)) return;
   if (same && theirs.bytes == current_.bytes && bytes == bytes_for_me) return;
   const std::string part =

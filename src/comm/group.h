@@ -29,6 +29,17 @@
 
 namespace fathom {
 
+// Where a rank is in a meeting: before it has come; in it, when it has given its part (and, if
+// there are ranks of other processes, the first of them has been heard of); and after all have met.
+enum class MeetingPhase { kBefore, kIn, kAfter };
+struct MeetingPoint {
+  int rank = 0;  // in the group
+  Collective kind = Collective::kBarrier;
+  uint64_t number = 0;
+  MeetingPhase phase = MeetingPhase::kBefore;
+};
+using MeetingHook = std::function<void(const MeetingPoint&)>;
+
 struct GroupOptions {
   // For messages: "world", "tp 1".
   std::string name = "world";
@@ -38,9 +49,8 @@ struct GroupOptions {
   // How long a rank waits in one collective before it gives up. Ranks that are further apart, as
   // when they load weights, meet in a group of its own with a longer limit.
   std::chrono::nanoseconds limit = std::chrono::seconds(30);
-  // For tests: called before each meeting on the rank's thread, with the rank's number in the
-  // group. May sleep or throw.
-  std::function<void(int rank, Collective kind, uint64_t number)> before_meeting = {};
+  // For tests: called on the rank's thread at points of each of its meetings. May sleep or throw.
+  MeetingHook at_meeting = {};
 };
 
 // How a rank reaches the ranks of its group that are in other processes.
@@ -77,6 +87,10 @@ class Group {
   // to_each itself may change on return.
   std::span<const ConstBytes> meet(Collective kind, std::span<const ConstBytes> to_each);
 
+  // From the next meeting on, ranks whose plans differ end in an error that names both: a hash of
+  // what all ranks of the group must have decided alike for the step that they compute.
+  void set_plan(uint64_t plan) { plan_ = plan; }
+
   // Room for `bytes` bytes, aligned to 64, that may be given in the next meeting and needs no care
   // after it: two buffers that grow, in turns from meeting to meeting.
   std::span<std::byte> staging(size_t bytes) {
@@ -110,6 +124,7 @@ class Group {
   [[noreturn]] void fail_late();
   // Sets the abort word to this failure and throws it.
   [[noreturn]] void fail(int failed_rank, Code code, std::string message);
+  void call_hook(MeetingPhase phase);
   // Throws the process's abort as this rank meets it.
   [[noreturn]] void throw_aborted();
 
@@ -120,6 +135,7 @@ class Group {
   AbortWord& abort_word_;
   GroupOptions options_;
   CollectiveRecord current_;
+  uint64_t plan_ = 0;
   std::vector<ConstBytes> gathered_;  // [size], the result of the last meeting
 
   // For ranks of other processes, in the group's order.

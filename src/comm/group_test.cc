@@ -35,7 +35,10 @@ TEST(Group, MeetsInOrderUnderRandomDelays) {
   constexpr int kMeetings = 10000;
   for (const int ranks : {1, 2, 3, 8}) {
     GroupOptions options;
-    options.before_meeting = [](int rank, Collective, uint64_t number) {
+    options.at_meeting = [](const MeetingPoint& at) {
+      if (at.phase != MeetingPhase::kBefore) return;
+      const int rank = at.rank;
+      const uint64_t number = at.number;
       // Some are late by a little, few by more than a waiting rank spins.
       const uint64_t chance = random_bits(3, rank, number) % 1000;
       if (chance < 2) std::this_thread::sleep_for(microseconds(200));
@@ -159,7 +162,10 @@ TEST(Abort, ReachesEveryRankFromEveryCollective) {
       constexpr int kFailing = 2;
       GroupOptions options;
       options.limit = std::chrono::hours(1);  // nothing else may end the wait
-      options.before_meeting = [&](int rank, Collective, uint64_t number) {
+      options.at_meeting = [&](const MeetingPoint& at) {
+        if (at.phase != MeetingPhase::kBefore) return;
+        const int rank = at.rank;
+        const uint64_t number = at.number;
         if (fault == Fault::kThrowsInHook && rank == kFailing && number == 5) {
           throw std::runtime_error("out of memory");
         }
@@ -285,7 +291,10 @@ TEST(Group, RanksThatSleepAreWoken) {
   // Rank 1 comes when rank 0 has certainly stopped spinning; many times, so that a wake that is
   // lost now and then ends in the limit.
   GroupOptions options;
-  options.before_meeting = [](int rank, Collective, uint64_t number) {
+  options.at_meeting = [](const MeetingPoint& at) {
+    if (at.phase != MeetingPhase::kBefore) return;
+    const int rank = at.rank;
+    const uint64_t number = at.number;
     if (rank == static_cast<int>(number % 2)) std::this_thread::sleep_for(microseconds(300));
   };
   const auto ends = run_ranks(

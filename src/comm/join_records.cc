@@ -33,6 +33,7 @@ std::vector<std::byte> encode(const NodeHello& hello) {
                           hello.num_ranks, hello.port, static_cast<int>(hello.facts.size())}) {
     writer.u32(static_cast<uint32_t>(value));
   }
+  writer.text(hello.machine);
   for (const auto& [name, value] : hello.facts) {
     writer.text(name);
     writer.text(value);
@@ -54,6 +55,7 @@ Result<NodeHello> decode_hello(const ControlMessage& message) {
   // Another protocol may have other fields from here on.
   if (hello.protocol != kProtocol) return hello;
   const uint32_t facts = reader.u32();
+  hello.machine = reader.text();
   for (uint32_t i = 0; i < facts && i < kMaxFacts && !reader.failed(); ++i) {
     std::string name = reader.text();
     hello.facts[std::move(name)] = reader.text();
@@ -72,6 +74,7 @@ std::vector<std::byte> encode(const NodeWelcome& welcome) {
   writer.u32(static_cast<uint32_t>(welcome.endpoints.size()));
   for (size_t node = 0; node < welcome.endpoints.size(); ++node) {
     writer.u32(static_cast<uint32_t>(welcome.ranks_of_node[node]));
+    writer.u32(static_cast<uint32_t>(welcome.machine_of_node[node]));
     writer.text(welcome.endpoints[node].host);
     writer.u32(static_cast<uint32_t>(welcome.endpoints[node].port));
   }
@@ -91,6 +94,7 @@ Result<NodeWelcome> decode_welcome(const ControlMessage& message) {
     const uint32_t ranks = reader.u32();
     if (ranks < 1 || ranks > kMaxRanks) return invalid("node 0 gave node {} {} ranks", node, ranks);
     welcome.ranks_of_node.push_back(static_cast<int>(ranks));
+    welcome.machine_of_node.push_back(static_cast<int>(reader.u32()));
     std::string host = reader.text();
     welcome.endpoints.push_back({std::move(host), static_cast<int>(reader.u32())});
   }

@@ -13,7 +13,7 @@
 namespace fathom {
 
 // Raised whenever a record or a frame changes.
-inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kProtocol = 2;
 
 // A node to node 0.
 struct NodeHello {
@@ -22,6 +22,7 @@ struct NodeHello {
   int node_rank = 0;
   int num_ranks = 0;
   int port = 0;  // where it listens for ranks, at the address that it dials from
+  std::string machine = {};
   std::map<std::string, std::string> facts = {};
 };
 std::vector<std::byte> encode(const NodeHello& hello);
@@ -31,6 +32,7 @@ Result<NodeHello> decode_hello(const ControlMessage& message);
 struct NodeWelcome {
   WorldToken token;
   std::vector<int> ranks_of_node = {};
+  std::vector<int> machine_of_node = {};  // as WorldLayout's
   // Where each node listens for ranks; of node 0 the port alone: its host is where it was dialed.
   std::vector<Endpoint> endpoints = {};
 };

@@ -23,7 +23,7 @@
 
 namespace fathom {
 
-// What stands before the bytes that one rank gives another. Little-endian, 64 bytes.
+// What stands before the bytes that one rank gives another. Little-endian, 72 bytes.
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x464D'4146;  // "FAMF"
 
@@ -34,11 +34,14 @@ struct FrameHeader {
   uint64_t number = 0;       // of the collective, in the group
   uint64_t total_bytes = 0;  // that the rank gives to all
   uint64_t bytes = 0;        // that follow
+  uint64_t plan = 0;         // Group::set_plan()
   char group_name[16] = {};  // for messages; cut, padded with zeros
 
-  CollectiveRecord record() const { return {number, static_cast<Collective>(kind), total_bytes}; }
+  CollectiveRecord record() const {
+    return {number, static_cast<Collective>(kind), total_bytes, plan};
+  }
 };
-static_assert(sizeof(FrameHeader) == 64);
+static_assert(sizeof(FrameHeader) == 72);
 
 class PeerLinks {
  public:

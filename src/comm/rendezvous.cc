@@ -247,16 +247,26 @@ Result<std::unique_ptr<World>> Leader::try_join() {
   FATHOM_RETURN_IF_ERROR(gather());
 
   NodeWelcome welcome{{unpredictable_bits(), unpredictable_bits()}};
+  std::vector<std::string> machines;
+  const auto add_machine = [&](const std::string& machine) {
+    const auto known = std::find(machines.begin(), machines.end(), machine);
+    const bool is_new = machine.empty() || known == machines.end();
+    welcome.machine_of_node.push_back(
+        static_cast<int>(is_new ? std::ssize(machines) : known - machines.begin()));
+    if (is_new) machines.push_back(machine);
+  };
   welcome.ranks_of_node.push_back(options_.num_ranks);
   welcome.endpoints.push_back({"", own_.port});
+  add_machine(options_.machine);
   for (auto& [node, member] : members_) {
+    add_machine(member.hello.machine);
     welcome.ranks_of_node.push_back(member.hello.num_ranks);
     welcome.endpoints.push_back(member.endpoint);
   }
   for (auto& [node, member] : members_) {
     member.connection.queue(MessageType::kWelcome, bytes_of(encode(welcome)));
   }
-  const WorldLayout layout{0, welcome.ranks_of_node};
+  const WorldLayout layout{0, welcome.ranks_of_node, welcome.machine_of_node};
   FATHOM_TRY(auto connections,
              connect_ranks(layout, rank_listener_.get(), welcome.endpoints, welcome.token,
                            patience_.deadline(), [&] { return watch_members(); }));
@@ -347,8 +357,11 @@ Result<std::unique_ptr<World>> Follower::join() {
   FATHOM_TRY(const Endpoint endpoint, parse_endpoint(options_.address));
   FATHOM_TRY(Fd connected, dial(endpoint));
   FramedConnection leader(std::move(connected));
-  NodeHello hello{kProtocol, options_.nnodes, options_.node_rank, options_.num_ranks,
-                  0,         options_.facts};
+  NodeHello hello{.nnodes = options_.nnodes,
+                  .node_rank = options_.node_rank,
+                  .num_ranks = options_.num_ranks,
+                  .machine = options_.machine,
+                  .facts = options_.facts};
   FATHOM_TRY(const Fd rank_listener, listen_for_ranks(leader.fd(), hello.port));
   leader.queue(MessageType::kHello, encode(hello));
   leader.flush();
@@ -364,7 +377,7 @@ Result<std::unique_ptr<World>> Follower::join() {
   }
   welcome.endpoints[0].host = dialed.host;
 
-  const WorldLayout layout{options_.node_rank, welcome.ranks_of_node};
+  const WorldLayout layout{options_.node_rank, welcome.ranks_of_node, welcome.machine_of_node};
   auto connections = connect_ranks(layout, rank_listener.get(), welcome.endpoints, welcome.token,
                                    patience_.deadline(), [&] { return watch(leader); });
   if (!connections) {

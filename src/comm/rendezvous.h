@@ -27,6 +27,8 @@ struct JoinOptions {
   int num_ranks = 1;
   // What must be equal on all nodes: version, model's hash, flags.
   std::map<std::string, std::string> facts = {};
+  // Equal on nodes that share a machine's memory; empty: this one shares with nobody.
+  std::string machine = {};
   // For all of it. A node that does not come in this time is named.
   std::chrono::nanoseconds limit = std::chrono::minutes(10);
   HeartbeatOptions heartbeat = {};

@@ -108,7 +108,7 @@ std::string knock(const TestListener& listener, const NodeHello& hello) {
 }
 
 NodeHello hello_of(int nnodes, int node_rank) {
-  return {kProtocol, nnodes, node_rank, 1, 9, {{"version", "1.0"}, {"model", "abc"}}};
+  return {kProtocol, nnodes, node_rank, 1, 9, "m", {{"version", "1.0"}, {"model", "abc"}}};
 }
 
 // Node 0 on a thread; ended by its abort word.
@@ -350,11 +350,12 @@ TEST(Records, CutShortAreRefused) {
   for (size_t size = 0; size < hello.size(); ++size) {
     EXPECT_FALSE(decode_hello({MessageType::kHello, {hello.begin(), hello.begin() + size}}));
   }
-  const auto welcome = encode(NodeWelcome{{1, 2}, {1, 2}, {{"", 5}, {"host", 6}}});
+  const auto welcome = encode(NodeWelcome{{1, 2}, {1, 2}, {0, 0}, {{"", 5}, {"host", 6}}});
   const auto read = decode_welcome({MessageType::kWelcome, welcome});
   ASSERT_TRUE(read);
   EXPECT_EQ(read->token.low, 2);
   EXPECT_EQ(read->ranks_of_node, (std::vector<int>{1, 2}));
+  EXPECT_EQ(read->machine_of_node, (std::vector<int>{0, 0}));
   EXPECT_EQ(read->endpoints[1], (Endpoint{"host", 6}));
   for (size_t size = 0; size < welcome.size(); ++size) {
     EXPECT_FALSE(

@@ -11,6 +11,8 @@ namespace fathom {
 struct WorldLayout {
   int node_rank = 0;               // of this process
   std::vector<int> ranks_of_node;  // [nnodes], how many each has; >= 1
+  // [nnodes], a number for each machine; empty: each node has its own.
+  std::vector<int> machine_of_node = {};
 
   int nnodes() const { return static_cast<int>(ranks_of_node.size()); }
   int size() const { return first_rank(nnodes()); }
@@ -25,6 +27,15 @@ struct WorldLayout {
     return node;
   }
   bool is_local(int rank) const { return node_of(rank) == node_rank; }
+  // Of all nodes on this node's machine.
+  int ranks_on_machine() const {
+    if (machine_of_node.empty()) return ranks_of_node[node_rank];
+    int ranks = 0;
+    for (int node = 0; node < nnodes(); ++node) {
+      if (machine_of_node[node] == machine_of_node[node_rank]) ranks += ranks_of_node[node];
+    }
+    return ranks;
+  }
   // "node 1 (ranks 2 to 3)", for messages.
   std::string describe_node(int node) const {
     const int first = first_rank(node), last = first_rank(node + 1) - 1;

@@ -87,7 +87,10 @@ TEST(World, CollectivesEqualTheOrderedReference) {
 TEST(World, MeetsInOrderUnderRandomDelays) {
   constexpr uint64_t kMeetings = 2000;
   GroupOptions options;
-  options.before_meeting = [](int rank, Collective, uint64_t number) {
+  options.at_meeting = [](const MeetingPoint& at) {
+    if (at.phase != MeetingPhase::kBefore) return;
+    const int rank = at.rank;
+    const uint64_t number = at.number;
     const uint64_t chance = random_bits(3, rank, number) % 1000;
     if (chance < 5) std::this_thread::sleep_for(microseconds(300));
   };
@@ -236,6 +239,26 @@ TEST(World, AnAbortReachesEveryNodeWithItsReason) {
   }
 }
 
+TEST(World, NodesOfOneMachineKnowEachOther) {
+  const TestListener listener;
+  const std::string machines[] = {"m", "", "m", ""};
+  const int ranks[] = {2, 1, 1, 1};
+  std::vector<int> shared(4);
+  std::vector<std::thread> nodes;
+  for (int node = 0; node < 4; ++node) {
+    nodes.emplace_back([&, node] {
+      AbortWord abort_word;
+      JoinOptions options = test_join_options(listener, 4, node, ranks[node]);
+      options.machine = machines[node];
+      const auto world = join(options, abort_word);
+      ASSERT_TRUE(world) << world.error().message;
+      shared[static_cast<size_t>(node)] = (*world)->layout().ranks_on_machine();
+    });
+  }
+  for (std::thread& node : nodes) node.join();
+  EXPECT_EQ(shared, (std::vector<int>{3, 1, 3, 1}));
+}
+
 TEST(World, AnAbortEndsAWaitForAMessage) {
   std::atomic<bool> waits{false};
   const auto ends = run_nodes({1, 1}, [&](World& world, Group&) {
@@ -261,6 +284,26 @@ TEST(World, AMismatchIsFoundBetweenNodes) {
     const std::string& what = node.ranks[0].what;
     EXPECT_TRUE(contains(what, "all_gather #2 (4096 bytes)")) << what;
     EXPECT_TRUE(contains(what, "all_reduce #2 (14336 bytes)")) << what;
+  }
+}
+
+// Between nodes, and between ranks of one.
+TEST(World, AnotherPlanIsFound) {
+  for (const int odd_rank : {1, 2}) {
+    const auto ends = run_nodes({2, 1}, [&](World&, Group& group) {
+      group.set_plan(7);
+      barrier(group);
+      group.set_plan(group.rank() == odd_rank ? 9 : 8);
+      barrier(group);
+    });
+    for (const NodeEnd& node : ends) {
+      for (const RankEnd& rank : node.ranks) {
+        EXPECT_TRUE(contains(rank.what, "barrier #2")) << rank.what;
+        EXPECT_TRUE(contains(rank.what, "0000000000000008")) << rank.what;
+        EXPECT_TRUE(contains(rank.what, "0000000000000009")) << rank.what;
+        EXPECT_TRUE(contains(rank.what, "rank " + std::to_string(odd_rank))) << rank.what;
+      }
+    }
   }
 }
 

@@ -51,14 +51,32 @@ class Follower {
     return check_rows(step_.rows(), num_logits, bounds_);
   }
 
+  // Experts are where the step says.
+  Result<> place_experts() {
+    ExpertRanks* const experts = own_.expert_ranks();
+    if (experts != nullptr && !step_.moves().empty()) {
+      FATHOM_TRY(ExpertTable table, apply_moves(*experts->expert_table(), step_.moves()));
+      FATHOM_RETURN_IF_ERROR(
+          experts->place_experts(std::make_shared<const ExpertTable>(std::move(table))));
+    }
+    const uint64_t own = experts == nullptr ? 0 : experts->expert_table()->fingerprint();
+    if (own == step_.experts()) return {};
+    return invalid("the experts of step {} are placed by table {:016x} here, by {:016x} on node 0",
+                   number_, own, step_.experts());
+  }
+
   Result<> run_step(WireReader& reader) {
     FATHOM_RETURN_IF_ERROR(step_.read(reader));
     FATHOM_RETURN_IF_ERROR(check());
+    FATHOM_RETURN_IF_ERROR(place_experts());
     FATHOM_RETURN_IF_ERROR(own_.begin(step_.lanes(), step_.rows()));
     FATHOM_TRY(const auto tokens, own_.finish());
-    if (tokens.empty()) return {};
+    ExpertRanks* const experts = own_.expert_ranks();
+    if (tokens.empty() && experts == nullptr) return {};
     reply_.clear();
-    write_tokens(step_.id(), tokens, reply_);
+    write_result(step_.id(), tokens,
+                 experts == nullptr ? std::span<const int32_t>() : experts->expert_counts(),
+                 reply_);
     world_.send(0, reply_.bytes());
     return {};
   }

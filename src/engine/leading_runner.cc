@@ -8,7 +8,7 @@
 namespace fathom {
 
 LeadingRunner::LeadingRunner(std::unique_ptr<NodeWorld> nodes, std::unique_ptr<Runner> own,
-                             const Placement& placement)
+                             const Placement& placement, const ExpertBalancerOptions& balancer)
     : nodes_(std::move(nodes)), own_(std::move(own)), placement_(placement) {
   const WorldLayout& layout = world().layout();
   FATHOM_CHECK(world().is_leader() && layout.size() == placement.world(),
@@ -17,6 +17,14 @@ LeadingRunner::LeadingRunner(std::unique_ptr<NodeWorld> nodes, std::unique_ptr<R
   for (int node = 0; node < layout.nnodes(); ++node) {
     parts_[static_cast<size_t>(node)].lanes = lanes_of_node(layout, node, placement);
   }
+  ExpertRanks* const experts = own_->expert_ranks();
+  if (experts == nullptr) return;
+  ExpertBalancerOptions by_layer = balancer;
+  by_layer.layers_a_step = 1;  // nodes read what moves to them
+  balancer_ = std::make_unique<ExpertBalancer>(experts->expert_table(), placement.redundant_experts,
+                                               by_layer);
+  const ExpertTable& table = *experts->expert_table();
+  expert_counts_.resize(static_cast<size_t>(table.num_layers() * table.num_experts()));
 }
 
 LeadingRunner::~LeadingRunner() { watch_loss(nullptr); }
@@ -62,12 +70,24 @@ Result<> LeadingRunner::write(std::span<const ForwardBatch> lanes,
   lane_tokens_.clear();
   for (const ForwardBatch& batch : lanes) lane_tokens_.push_back(batch.logit_rows.size());
   tokens_.resize(std::max(tokens_.size(), rows.size()));
+  StepPart part{.id = {world().epoch(), number_ + 1}, .lanes = lanes};
+  std::vector<ExpertMove> moves;
+  if (balancer_ != nullptr) {
+    const ExpertTable& table = *balancer_->table();
+    if (balancer_->table() != own_->expert_ranks()->expert_table()) {
+      moves = moves_between(*own_->expert_ranks()->expert_table(), table);
+    }
+    part.experts = table.fingerprint();
+    part.moves = moves;
+  }
   for (Node& node : parts_) {
     choose_rows(node, lanes, rows);
     node.tokens.resize(std::max(node.tokens.size(), node.rows.size()));
     if (&node == &parts_.front()) continue;
     node.message.clear();
-    write_step({{world().epoch(), number_ + 1}, lanes, node.lanes.has, node.rows}, node.message);
+    part.has_lane = node.lanes.has;
+    part.rows = node.rows;
+    write_step(part, node.message);
     const size_t bytes = node.message.bytes().size();
     if (bytes > FramedConnection::kMaxPayload) {
       return error(Code::kResourceExhausted,
@@ -88,7 +108,8 @@ Result<> LeadingRunner::begin(std::span<const ForwardBatch> lanes,
     for (int node = 1; node < world().layout().nnodes(); ++node) {
       world().send(node, parts_[static_cast<size_t>(node)].message.bytes());
     }
-    const Result<> begun = own_->begin(lanes, parts_.front().rows);
+    const Result<> moved = move_experts();
+    const Result<> begun = moved ? own_->begin(lanes, parts_.front().rows) : moved;
     if (begun) return {};
     return tl::unexpected(fail(begun.error()));
   } catch (const CommError& failure) {
@@ -98,23 +119,39 @@ Result<> LeadingRunner::begin(std::span<const ForwardBatch> lanes,
   }
 }
 
+// What the step that is being begun says.
+Result<> LeadingRunner::move_experts() {
+  if (balancer_ == nullptr) return {};
+  ExpertRanks& experts = *own_->expert_ranks();
+  if (balancer_->table() == experts.expert_table()) return {};
+  return experts.place_experts(balancer_->table());
+}
+
+// The results of all nodes.
+Result<> LeadingRunner::collect() {
+  FATHOM_TRY(const auto own, own_->finish());
+  std::copy(own.begin(), own.end(), parts_.front().tokens.begin());
+  if (balancer_ != nullptr) balancer_->count(own_->expert_ranks()->expert_counts());
+  for (int number = 1; number < world().layout().nnodes(); ++number) {
+    Node& node = parts_[static_cast<size_t>(number)];
+    if (node.rows.empty() && balancer_ == nullptr) continue;
+    const auto record = world().receive(number);
+    if (!record) {
+      return error(Code::kUnavailable, "{} has left", world().layout().describe_node(number));
+    }
+    FATHOM_RETURN_IF_ERROR(read_result(*record, {world().epoch(), number_},
+                                       std::span(node.tokens).first(node.rows.size()),
+                                       expert_counts_));
+    if (balancer_ != nullptr) balancer_->count(expert_counts_);
+  }
+  if (balancer_ != nullptr) balancer_->end_step();
+  return {};
+}
+
 Result<std::span<const SampledToken>> LeadingRunner::finish() {
   try {
-    const auto own = own_->finish();
-    if (!own) return tl::unexpected(fail(own.error()));
-    std::copy(own->begin(), own->end(), parts_.front().tokens.begin());
-    for (int number = 1; number < world().layout().nnodes(); ++number) {
-      Node& node = parts_[static_cast<size_t>(number)];
-      if (node.rows.empty()) continue;
-      const auto record = world().receive(number);
-      if (!record) {
-        return tl::unexpected(
-            fail({Code::kUnavailable, world().layout().describe_node(number) + " has left"}));
-      }
-      const auto read = read_tokens(*record, {world().epoch(), number_},
-                                    std::span(node.tokens).first(node.rows.size()));
-      if (!read) return tl::unexpected(fail(read.error()));
-    }
+    const auto collected = collect();
+    if (!collected) return tl::unexpected(fail(collected.error()));
   } catch (const CommError& failure) {
     return tl::unexpected(failure.status());
   } catch (const std::exception& failure) {
@@ -132,6 +169,11 @@ Result<std::span<const SampledToken>> LeadingRunner::finish() {
     }
   }
   return std::span<const SampledToken>(tokens_).first(total);
+}
+
+std::optional<ExpertStats> LeadingRunner::expert_stats() const {
+  if (balancer_ == nullptr) return std::nullopt;
+  return balancer_->stats();
 }
 
 bool LeadingRunner::can_copy_pages(int from_lane, int to_lane) const {

@@ -1,5 +1,6 @@
-// The runner of node 0 of several: sends each step to the nodes that have a part in it, runs its
-// own ranks, and collects the tokens that other nodes sample.
+// The runner of node 0 of several: sends each step to all nodes, runs its own ranks, and collects
+// the tokens that other nodes sample. Where tokens go to ranks of experts, it counts the experts'
+// loads on all nodes and says where experts are: they move before a step, a layer at a time.
 //
 // Whatever goes wrong after a step has been sent ends the world: the nodes would no longer agree on
 // what has been computed. Then the runner is lost, and the engine dead.
@@ -29,9 +30,10 @@ class LeadingRunner : public Runner {
  public:
   // `own` runs this process's ranks. It is given the batches of all lanes, leaves out those that it
   // has no ranks of, and samples the rows of lanes whose first rank it has; it may be given a step
-  // without rows. The world's size is placement.world().
+  // without rows. The world's size is placement.world(). `balancer`: whether experts move, and
+  // when.
   LeadingRunner(std::unique_ptr<NodeWorld> nodes, std::unique_ptr<Runner> own,
-                const Placement& placement);
+                const Placement& placement, const ExpertBalancerOptions& balancer = {});
   ~LeadingRunner() override;
 
   int64_t vocab_size() const override { return own_->vocab_size(); }
@@ -49,6 +51,7 @@ class LeadingRunner : public Runner {
 
   bool can_copy_pages(int from_lane, int to_lane) const override;
   void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override;
+  std::optional<ExpertStats> expert_stats() const override;
   const Stream* host_stream() const override { return own_->host_stream(); }
 
  private:
@@ -60,6 +63,8 @@ class LeadingRunner : public Runner {
   };
   World& world() const { return *nodes_->world; }
   Result<> write(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows);
+  Result<> move_experts();
+  Result<> collect();
   // The sample rows of the lanes that node `node` samples, with their indices among these.
   void choose_rows(Node& node, std::span<const ForwardBatch> lanes,
                    std::span<const SampleRow> rows) const;
@@ -72,7 +77,10 @@ class LeadingRunner : public Runner {
   std::vector<Node> parts_;          // [nodes]; the first is this process
   std::vector<size_t> lane_tokens_;  // [lanes]: logit rows of the step in flight
   std::vector<SampledToken> tokens_;
-  uint64_t number_ = 0;  // of the last step
+  // Null where tokens are not exchanged. Its table is ahead of the ranks' until the next step.
+  std::unique_ptr<ExpertBalancer> balancer_;
+  std::vector<int32_t> expert_counts_;  // [layers * experts], a node's
+  uint64_t number_ = 0;                 // of the last step
   std::optional<int> watch_;
 };
 

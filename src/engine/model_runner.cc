@@ -43,26 +43,25 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
   runner->max_model_len_ = std::min(
       options.max_model_len > 0 ? options.max_model_len : config.max_position, cache_tokens);
   runner->num_pages_ = cache_tokens / kPageSize;
-  FATHOM_TRY(
-      runner->team_,
-      RankTeam::load(
-          checkpoint,
-          {.placement = placement,
-           .model = {.compute = options.compute,
-                     .max_rows = options.max_batched_tokens,
-                     .attention = options.attention},
-           .cache_format = options.cache_format,
-           .num_pages = runner->num_pages_,
-           .num_threads = options.num_threads,
-           .load = options.load,
-           .group = {.name = "tp", .limit = kRankLimit, .before_meeting = options.before_meeting},
-           .world = options.world,
-           .expert_table = expert_table}));
+  FATHOM_TRY(runner->team_,
+             RankTeam::load(
+                 checkpoint,
+                 {.placement = placement,
+                  .model = {.compute = options.compute,
+                            .max_rows = options.max_batched_tokens,
+                            .attention = options.attention},
+                  .cache_format = options.cache_format,
+                  .num_pages = runner->num_pages_,
+                  .num_threads = options.num_threads,
+                  .load = options.load,
+                  .group = {.name = "tp", .limit = kRankLimit, .at_meeting = options.at_meeting},
+                  .world = options.world,
+                  .expert_table = expert_table}));
+  if (runner->team_->size() < placement.world()) return runner;
   if (expert_table != nullptr) {
     runner->balancer_ = std::make_unique<ExpertBalancer>(expert_table, placement.redundant_experts,
                                                          options.balancer);
   }
-  if (runner->team_->size() < placement.world()) return runner;
   for (int lane = 0; lane < placement.dp; ++lane) {
     std::vector<const LatentCache*> caches;
     caches.reserve(static_cast<size_t>(placement.tp));
@@ -108,20 +107,32 @@ Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes
   }
   const TensorView logits = logits_.view(DType::kF32, {rows, vocab_size()});
   FATHOM_RETURN_IF_ERROR(team_->forward(lanes, logits));
-  if (balancer_ != nullptr) balance_experts();
+  if (balancer_ != nullptr) {
+    balancer_->count(expert_counts());
+    if (auto table = balancer_->end_step()) {
+      FATHOM_RETURN_IF_ERROR(team_->place_experts(std::move(table)));
+    }
+  }
   return ConstTensorView(logits);
 }
 
-// Counts the step's tokens and moves experts, if it is time.
-void ModelRunner::balance_experts() {
-  const std::lock_guard lock(balancer_mutex_);
-  for (int rank = 0; rank < team_->size(); ++rank) balancer_->count(team_->expert_counts(rank));
-  if (auto table = balancer_->end_step()) team_->place_experts(std::move(table));
+std::span<const int32_t> ModelRunner::expert_counts() {
+  const std::span<const int32_t> first = team_->expert_counts(0);
+  expert_counts_.assign(first.begin(), first.end());
+  for (int rank = 1; rank < team_->size(); ++rank) {
+    const std::span<const int32_t> counts = team_->expert_counts(rank);
+    for (size_t i = 0; i < counts.size(); ++i) expert_counts_[i] += counts[i];
+  }
+  return expert_counts_;
+}
+
+Result<> ModelRunner::place_experts(std::shared_ptr<const ExpertTable> table) {
+  FATHOM_RETURN_IF_ERROR(check_expert_table(*table, team_->config(), team_->placement(), false));
+  return team_->place_experts(std::move(table));
 }
 
 std::optional<ExpertStats> ModelRunner::expert_stats() const {
   if (balancer_ == nullptr) return std::nullopt;
-  const std::lock_guard lock(balancer_mutex_);
   return balancer_->stats();
 }
 

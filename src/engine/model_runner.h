@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -28,15 +27,14 @@ struct ModelRunnerOptions {
   LoadOptions load;
   // The runner has the ranks of its node, and ends before it; null: all ranks.
   World* world = nullptr;
-  // For tests: GroupOptions::before_meeting.
-  std::function<void(int rank, Collective kind, uint64_t number)> before_meeting = {};
+  MeetingHook at_meeting = {};  // for tests
   // With placement.expert_parallel: where the experts are at first (null: consecutive ones by
-  // rank), and whether they move.
+  // rank), and whether they move. One of several processes does not move them by itself.
   std::shared_ptr<const ExpertTable> expert_table;
   ExpertBalancerOptions balancer;
 };
 
-class ModelRunner : public LogitsRunner {
+class ModelRunner : public LogitsRunner, public ExpertRanks {
  public:
   static Result<std::unique_ptr<ModelRunner>> create(const Checkpoint& checkpoint,
                                                      const ModelRunnerOptions& options);
@@ -61,14 +59,21 @@ class ModelRunner : public LogitsRunner {
   bool is_lost() override { return team_->has_failed(); }
   std::optional<ExpertStats> expert_stats() const override;
 
+  ExpertRanks* expert_ranks() override { return exchanges_tokens() ? this : nullptr; }
+  const std::shared_ptr<const ExpertTable>& expert_table() const override {
+    return team_->expert_table();
+  }
+  std::span<const int32_t> expert_counts() override;
+  Result<> place_experts(std::shared_ptr<const ExpertTable> table) override;
+
  private:
   ModelRunner() = default;
 
-  void balance_experts();
+  bool exchanges_tokens() const { return team_->placement().exchanges_tokens(); }
 
   std::unique_ptr<RankTeam> team_;
-  mutable std::mutex balancer_mutex_;               // guards the balancer
-  std::unique_ptr<ExpertBalancer> balancer_;        // null where tokens are not exchanged
+  std::unique_ptr<ExpertBalancer> balancer_;  // null where tokens are not exchanged, or elsewhere
+  std::vector<int32_t> expert_counts_;        // of all ranks here
   std::vector<LatentPageTransfer> page_transfers_;  // [lanes]
   int64_t max_model_len_ = 0, num_pages_ = 0;
   Buffer logits_;  // grows to the largest number of logit rows

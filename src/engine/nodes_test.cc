@@ -156,6 +156,38 @@ struct Waiting {
   AnswerCollector collector;
 };
 
+// Measures how long a step takes, which no wait in it exceeds.
+class Stopwatch : public Runner {
+ public:
+  Stopwatch(std::unique_ptr<Runner> runner, std::chrono::nanoseconds& longest)
+      : runner_(std::move(runner)), longest_(longest) {}
+
+  int64_t vocab_size() const override { return runner_->vocab_size(); }
+  int64_t max_model_len() const override { return runner_->max_model_len(); }
+  int64_t num_pages() const override { return runner_->num_pages(); }
+  int num_lanes() const override { return runner_->num_lanes(); }
+  bool is_lost() override { return runner_->is_lost(); }
+  Status loss() const override { return runner_->loss(); }
+  bool can_copy_pages(int from, int to) const override { return runner_->can_copy_pages(from, to); }
+  void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override {
+    runner_->copy_page(from_lane, from, to_lane, to);
+  }
+  Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override {
+    began_ = std::chrono::steady_clock::now();
+    return runner_->begin(lanes, rows);
+  }
+  Result<std::span<const SampledToken>> finish() override {
+    auto tokens = runner_->finish();
+    longest_ = std::max(longest_, std::chrono::steady_clock::now() - began_);
+    return tokens;
+  }
+
+ private:
+  const std::unique_ptr<Runner> runner_;
+  std::chrono::nanoseconds& longest_;
+  std::chrono::steady_clock::time_point began_;
+};
+
 // Random arrivals, aborts and idle lanes until the engine has run so many steps; completed answers
 // are those of one process.
 void run_steps(const std::vector<int>& ranks_of_node, int64_t steps) {
@@ -165,8 +197,10 @@ void run_steps(const std::vector<int>& ranks_of_node, int64_t steps) {
   const auto tokenizer = fake_tokenizer();
   std::mt19937 random(static_cast<uint32_t>(model.num_lanes));
   int64_t compared = 0;
+  std::chrono::nanoseconds longest{0};  // the engine's thread's, until it has ended
   {
-    auto engine = std::move(*Engine::create(small_steps(), std::move(nodes.leader), tokenizer));
+    auto engine = std::move(*Engine::create(
+        small_steps(), std::make_unique<Stopwatch>(std::move(nodes.leader), longest), tokenizer));
     while (engine->stats().steps < steps) {
       std::deque<Waiting> waiting;
       std::vector<RequestId> ids;
@@ -204,6 +238,10 @@ void run_steps(const std::vector<int>& ranks_of_node, int64_t steps) {
   nodes.join();
   for (const Result<>& end : nodes.ends) EXPECT_TRUE(end) << end.error().message;
   EXPECT_GT(compared, 0);
+  std::printf("the longest of %lld steps took %.3f s\n", static_cast<long long>(steps),
+              std::chrono::duration<double>(longest).count());
+  // Steps take less than a millisecond; the limit is for machines that are busy otherwise.
+  EXPECT_LT(longest, 20s);
 }
 
 TEST(Nodes, StepsOnTwoGiveTheAnswersOfOne) { run_steps({1, 1}, 3000); }
@@ -238,6 +276,7 @@ TEST(Nodes, AFollowerThatFailsEndsAllWithItsWords) {
     }));
   }
   ASSERT_TRUE(engine->wait_until_dead(60s));
+  for (const LaneStats& lane : engine->stats().lanes) EXPECT_EQ(lane.pages_used, 0);
   engine->stop();
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(collectors[i].answers[0].finish, FinishReason::kError);
@@ -269,7 +308,8 @@ TEST(Nodes, AStepThatIsSentTwiceIsFound) {
   none.query_start = {0};
   const std::vector<ForwardBatch> lanes(2, none);
   WireWriter writer;
-  write_step({{nodes.world->epoch(), 1}, lanes, std::vector<uint8_t>{0, 1}, {}}, writer);
+  const std::vector<uint8_t> has_lane = {0, 1};
+  write_step({.id = {nodes.world->epoch(), 1}, .lanes = lanes, .has_lane = has_lane}, writer);
   nodes.world->send(1, writer.bytes());
   nodes.world->send(1, writer.bytes());
   for (int i = 0; i < 60'000 && !nodes.leader->is_lost(); ++i) std::this_thread::sleep_for(1ms);
@@ -277,6 +317,24 @@ TEST(Nodes, AStepThatIsSentTwiceIsFound) {
   ASSERT_FALSE(nodes.ends[1]);
   EXPECT_NE(nodes.ends[1].error().message.find("step 1 of epoch"), std::string::npos)
       << nodes.ends[1].error().message;
+}
+
+TEST(Nodes, AnotherTableOfExpertsIsFoundInItsStep) {
+  Nodes nodes({.num_lanes = 2}, {1, 1});
+  ForwardBatch none;
+  none.query_start = {0};
+  const std::vector<ForwardBatch> lanes(2, none);
+  const std::vector<uint8_t> has_lane = {0, 1};
+  WireWriter writer;
+  write_step({.id = {nodes.world->epoch(), 1}, .experts = 5, .lanes = lanes, .has_lane = has_lane},
+             writer);
+  nodes.world->send(1, writer.bytes());
+  for (int i = 0; i < 60'000 && !nodes.leader->is_lost(); ++i) std::this_thread::sleep_for(1ms);
+  nodes.join();
+  ASSERT_FALSE(nodes.ends[1]);
+  EXPECT_EQ(nodes.ends[1].error().message,
+            "the experts of step 1 are placed by table 0000000000000000 here, by 0000000000000005 "
+            "on node 0");
 }
 
 TEST(Nodes, AStepThatIsTooLongIsRefusedAndTheNextOneRuns) {

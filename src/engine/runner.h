@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "cache/page_transfer.h"
 #include "device/stream.h"
+#include "engine/expert_ranks.h"
 #include "model/forward_batch.h"
 #include "ops/sampling/sample.h"
 #include "placement/expert_balancer.h"
@@ -75,6 +76,9 @@ class Runner {
 
   // Experts' loads; none where tokens do not go to ranks of experts. Any thread may call.
   virtual std::optional<ExpertStats> expert_stats() const { return std::nullopt; }
+
+  // Null where tokens do not go to ranks of experts. Lives as long as the runner.
+  virtual ExpertRanks* expert_ranks() { return nullptr; }
 
   // Threads that the engine may use between two calls; null: it uses only its own.
   virtual const Stream* host_stream() const { return nullptr; }

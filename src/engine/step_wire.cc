@@ -6,17 +6,19 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "model/step_hash.h"
 
 namespace fathom {
 namespace {
 
 // Least sizes of entries on the wire, with which their number is checked against what is there.
-constexpr size_t kLaneBytes = 4, kRowBytes = 36, kTokenBytes = 16, kPairBytes = 8;
+constexpr size_t kLaneBytes = 4, kRowBytes = 36, kTokenBytes = 16, kPairBytes = 8, kMoveBytes = 16,
+                 kListBytes = 8;
 
 // What a row has beside its numbers, as bits of one word.
 constexpr uint32_t kHasOptions = 1, kHasHistory = 2;
 
-// Calls visit(array) for each array of a batch, in one order for writing, reading and hashing.
+// Calls visit(array) for each array of a batch, in one order for writing and reading.
 template <typename Batch, typename Visit>
 void for_each_array(Batch& batch, const Visit& visit) {
   visit(batch.token_ids);
@@ -90,18 +92,60 @@ void write_row(const SampleRow& row, WireWriter& writer) {
   }
 }
 
+void write_moves(std::span<const ExpertMove> moves, WireWriter& writer) {
+  writer.u64(moves.size());
+  for (const ExpertMove& move : moves) {
+    writer.i64(move.layer);
+    writer.u64(move.ranks.size());
+    for (const auto& experts : move.ranks) writer.array(std::span<const int32_t>(experts));
+  }
+}
+
+void read_moves(WireReader& reader, std::vector<ExpertMove>& moves) {
+  moves.resize(reader.count(kMoveBytes));
+  for (ExpertMove& move : moves) {
+    move.layer = reader.i64();
+    move.ranks.resize(reader.count(kListBytes));
+    for (auto& experts : move.ranks) reader.array(experts);
+  }
+}
+
 }  // namespace
 
-uint64_t plan_hash(std::span<const ForwardBatch> lanes, std::span<const uint8_t> has_lane) {
-  uint64_t hash = lanes.size();
-  for (size_t lane = 0; lane < lanes.size(); ++lane) {
-    if (has_lane[lane] == 0) continue;
-    hash = XXH3_64bits_withSeed(&lane, sizeof lane, hash);
-    hash = XXH3_64bits_withSeed(&lanes[lane].max_pages, sizeof lanes[lane].max_pages, hash);
-    for_each_array(lanes[lane], [&](const std::vector<int32_t>& array) {
-      hash = XXH3_64bits_withSeed(array.data(), array.size() * sizeof(int32_t),
-                                  hash ^ (array.size() << 1));
-    });
+std::vector<ExpertMove> moves_between(const ExpertTable& from, const ExpertTable& to) {
+  std::vector<ExpertMove> moves;
+  for (int64_t layer = 0; layer < to.num_layers(); ++layer) {
+    RankLists ranks = to.lists_of(layer);
+    if (ranks != from.lists_of(layer)) moves.push_back({layer, std::move(ranks)});
+  }
+  return moves;
+}
+
+Result<ExpertTable> apply_moves(const ExpertTable& from, std::span<const ExpertMove> moves) {
+  ExpertLists lists = from.lists();
+  for (const ExpertMove& move : moves) {
+    if (move.layer < 0 || move.layer >= from.num_layers()) {
+      return invalid("experts of layer {} move, there are {}", move.layer, from.num_layers());
+    }
+    lists[static_cast<size_t>(move.layer)] = move.ranks;
+  }
+  return ExpertTable::create(from.num_experts(), from.num_ranks(), lists, "experts move: ");
+}
+
+uint64_t plan_hash(const StepPart& part) {
+  const auto add = [](uint64_t hash, const auto& number) {
+    return XXH3_64bits_withSeed(&number, sizeof number, hash);
+  };
+  uint64_t hash = add(part.lanes.size(), part.experts);
+  for (const ExpertMove& move : part.moves) {
+    hash = add(hash, move.layer);
+    for (const auto& experts : move.ranks) {
+      hash = add(hash, experts.size());
+      for (const int32_t expert : experts) hash = add(hash, expert);
+    }
+  }
+  for (size_t lane = 0; lane < part.lanes.size(); ++lane) {
+    if (part.has_lane[lane] != 0) hash = hash_batch(part.lanes[lane], add(hash, lane));
   }
   return hash;
 }
@@ -112,7 +156,9 @@ void write_step(const StepPart& part, WireWriter& writer) {
   writer.u32(static_cast<uint32_t>(StepMessage::kStep));
   writer.u64(part.id.epoch);
   writer.u64(part.id.number);
-  writer.u64(plan_hash(part.lanes, part.has_lane));
+  writer.u64(plan_hash(part));
+  writer.u64(part.experts);
+  write_moves(part.moves, writer);
   writer.u64(part.lanes.size());
   for (size_t lane = 0; lane < part.lanes.size(); ++lane) {
     writer.u32(part.has_lane[lane]);
@@ -153,6 +199,8 @@ Result<> ReceivedStep::read(WireReader& reader) {
   id_.epoch = reader.u64();
   id_.number = reader.u64();
   const uint64_t hash = reader.u64();
+  experts_ = reader.u64();
+  read_moves(reader, moves_);
   const size_t num_lanes = reader.count(kLaneBytes);
   if (!reader.failed() && num_lanes != lanes_.size()) {
     return invalid("a step of {} lanes came, there are {}", num_lanes, lanes_.size());
@@ -174,7 +222,7 @@ Result<> ReceivedStep::read(WireReader& reader) {
     read_row(reader, rows_[i], row_data_[i]);
   }
   if (!reader.ended()) return invalid("what came is not a step");
-  const uint64_t own = plan_hash(lanes_, has_lane_);
+  const uint64_t own = plan_hash({id_, experts_, moves_, lanes_, has_lane_, {}});
   if (own != hash) {
     return invalid("the plan of step {} has hash {:016x} here, node 0 planned {:016x}", id_.number,
                    own, hash);
@@ -182,7 +230,8 @@ Result<> ReceivedStep::read(WireReader& reader) {
   return {};
 }
 
-void write_tokens(const StepId& id, std::span<const SampledToken> tokens, WireWriter& writer) {
+void write_result(const StepId& id, std::span<const SampledToken> tokens,
+                  std::span<const int32_t> expert_counts, WireWriter& writer) {
   writer.u64(id.epoch);
   writer.u64(id.number);
   writer.u64(tokens.size());
@@ -191,17 +240,18 @@ void write_tokens(const StepId& id, std::span<const SampledToken> tokens, WireWr
     writer.f32(token.logprob);
     write_pairs(token.top, writer);
   }
+  writer.array(expert_counts);
 }
 
-Result<> read_tokens(std::span<const std::byte> record, const StepId& id,
-                     std::span<SampledToken> tokens) {
+Result<> read_result(std::span<const std::byte> record, const StepId& id,
+                     std::span<SampledToken> tokens, std::span<int32_t> expert_counts) {
   WireReader reader(record);
   StepId theirs;
   theirs.epoch = reader.u64();
   theirs.number = reader.u64();
   const size_t count = reader.count(kTokenBytes);
   if (!reader.failed() && theirs != id) {
-    return invalid("tokens of step {} of epoch {:x} came, awaited are those of step {} of {:x}",
+    return invalid("results of step {} of epoch {:x} came, awaited are those of step {} of {:x}",
                    theirs.number, theirs.epoch, id.number, id.epoch);
   }
   if (!reader.failed() && count != tokens.size()) {
@@ -212,7 +262,16 @@ Result<> read_tokens(std::span<const std::byte> record, const StepId& id,
     tokens[i].logprob = reader.f32();
     read_pairs(reader, tokens[i].top);
   }
-  if (!reader.ended()) return invalid("what came is not the tokens of a step");
+  const size_t num_counts = reader.count(sizeof(int32_t));
+  if (!reader.failed() && num_counts != expert_counts.size()) {
+    return invalid("step {} has {} experts' counts, awaited are {}", id.number, num_counts,
+                   expert_counts.size());
+  }
+  for (size_t i = 0; i < num_counts && !reader.failed(); ++i) {
+    expert_counts[i] = reader.i32();
+    if (expert_counts[i] < 0) return invalid("an expert has {} tokens", expert_counts[i]);
+  }
+  if (!reader.ended()) return invalid("what came is not the result of a step");
   return {};
 }
 

@@ -1,8 +1,9 @@
-// A step on its way between processes: what node 0 sends to a node, and the tokens that come back.
+// A step on its way between processes: what node 0 sends to a node, and what comes back.
 //
-// A node gets the batches of the lanes that it has ranks of, and the sample rows of those lanes
-// whose first rank it has. Records are little-endian (comm/wire.h); malformed ones are refused with
-// kInvalidArgument and allocate no more than a small multiple of their length.
+// A node gets the batches of the lanes that it has ranks of, the sample rows of those lanes whose
+// first rank it has, and which experts move before the step. Records are little-endian
+// (comm/wire.h); malformed ones are refused with kInvalidArgument and allocate no more than a small
+// multiple of their length.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include "comm/wire.h"
 #include "model/forward_batch.h"
 #include "ops/sampling/sample.h"
+#include "placement/expert_table.h"
 
 namespace fathom {
 
@@ -30,13 +32,27 @@ struct StepId {
   friend bool operator==(const StepId&, const StepId&) = default;
 };
 
+// Where a layer's experts are from this step on.
+struct ExpertMove {
+  int64_t layer = 0;  // as an ExpertTable counts
+  RankLists ranks;
+  friend bool operator==(const ExpertMove&, const ExpertMove&) = default;
+};
+// The layers of `to` that differ from `from`; and `from` with such layers. kInvalidArgument if that
+// is no table.
+std::vector<ExpertMove> moves_between(const ExpertTable& from, const ExpertTable& to);
+Result<ExpertTable> apply_moves(const ExpertTable& from, std::span<const ExpertMove> moves);
+
 // What a node gets of a step.
 struct StepPart {
-  StepId id;
-  std::span<const ForwardBatch> lanes;  // [lanes of the world]
-  std::span<const uint8_t> has_lane;    // [lanes]: 1 if the node has ranks of it, else 0
+  StepId id = {};
+  // ExpertTable::fingerprint() with the moves made; 0 where tokens are not exchanged.
+  uint64_t experts = 0;
+  std::span<const ExpertMove> moves = {};
+  std::span<const ForwardBatch> lanes = {};  // [lanes of the world]
+  std::span<const uint8_t> has_lane = {};    // [lanes]: 1 if the node has ranks of it, else 0
   // How to sample the logit rows of the lanes whose first rank the node has, in order.
-  std::span<const SampleRow> rows;
+  std::span<const SampleRow> rows = {};
 };
 // Appends the record with its plan hash.
 void write_step(const StepPart& part, WireWriter& writer);
@@ -52,6 +68,8 @@ class ReceivedStep {
   Result<> read(WireReader& reader);
 
   const StepId& id() const { return id_; }
+  uint64_t experts() const { return experts_; }
+  std::span<const ExpertMove> moves() const { return moves_; }
   // [lanes of the world]; a lane of other nodes has no rows.
   std::span<const ForwardBatch> lanes() const { return lanes_; }
   std::span<const SampleRow> rows() const { return rows_; }
@@ -66,6 +84,8 @@ class ReceivedStep {
   void read_row(WireReader& reader, SampleRow& row, RowData& data);
 
   StepId id_;
+  uint64_t experts_ = 0;
+  std::vector<ExpertMove> moves_;
   std::vector<ForwardBatch> lanes_;
   std::vector<uint8_t> has_lane_;
   std::vector<SampleRow> rows_;
@@ -73,14 +93,16 @@ class ReceivedStep {
 };
 
 // A hash of the plan of a step as far as a node computes it: equal on node 0 and on the node.
-uint64_t plan_hash(std::span<const ForwardBatch> lanes, std::span<const uint8_t> has_lane);
+uint64_t plan_hash(const StepPart& part);
 
-// The tokens of a node's rows. Values and bits of floats arrive unchanged.
-void write_tokens(const StepId& id, std::span<const SampledToken> tokens, WireWriter& writer);
-// Overwrites `tokens`. Fails if the record is malformed, is of another step, or does not have
-// tokens.size() tokens.
-Result<> read_tokens(std::span<const std::byte> record, const StepId& id,
-                     std::span<SampledToken> tokens);
+// What a node has made of a step: the tokens of its rows, and the tokens that its ranks routed to
+// each expert (empty where tokens are not exchanged). Values and bits of floats arrive unchanged.
+void write_result(const StepId& id, std::span<const SampledToken> tokens,
+                  std::span<const int32_t> expert_counts, WireWriter& writer);
+// Overwrites `tokens` and `expert_counts`. Fails if the record is malformed, is of another step, or
+// has not as many of each.
+Result<> read_result(std::span<const std::byte> record, const StepId& id,
+                     std::span<SampledToken> tokens, std::span<int32_t> expert_counts);
 
 // A page's copy from one lane to another, in the order of the steps.
 struct PageCopy {

@@ -180,7 +180,8 @@ TEST(StepWire, AStepArrivesAsItWasSent) {
     }
     const RandomRows rows(random, static_cast<size_t>(logits));
     WireWriter writer;
-    write_step({{7, number}, lanes, has_lane, rows.rows}, writer);
+    write_step({.id = {7, number}, .lanes = lanes, .has_lane = has_lane, .rows = rows.rows},
+               writer);
     const auto done = read(received, writer.bytes());
     ASSERT_TRUE(done) << done.error().message;
     EXPECT_EQ(received.id(), (StepId{7, number}));
@@ -202,11 +203,11 @@ TEST(StepWire, AnotherPlanIsNamedInTheStepWhereItHappens) {
   std::vector<ForwardBatch> lanes = {random_batch(random)};
   while (lanes[0].num_rows() == 0) lanes[0] = random_batch(random);
   const std::vector<uint8_t> has_lane = {1};
-  const uint64_t planned = plan_hash(lanes, has_lane);
+  const uint64_t planned = plan_hash({.lanes = lanes, .has_lane = has_lane});
   const auto expect_other = [&](auto change) {
     std::vector<ForwardBatch> other = lanes;
     change(other[0]);
-    EXPECT_NE(plan_hash(other, has_lane), planned);
+    EXPECT_NE(plan_hash({.lanes = other, .has_lane = has_lane}), planned);
   };
   expect_other([](ForwardBatch& batch) { batch.token_ids.back() ^= 1; });
   expect_other([](ForwardBatch& batch) { ++batch.positions[0]; });
@@ -223,10 +224,11 @@ TEST(StepWire, AnotherPlanIsNamedInTheStepWhereItHappens) {
   });
 
   WireWriter writer;
-  write_step({{7, 41}, lanes, has_lane, {}}, writer);
+  write_step({.id = {7, 41}, .lanes = lanes, .has_lane = has_lane}, writer);
   std::vector<std::byte> record = bytes_of(writer);
-  // Word, epoch, number, hash, lanes, flag, max_pages, number of ids: then the first id.
-  record[4 + 4 * 8 + 4 + 4 + 8] ^= std::byte{1};
+  // Word, epoch, number, hash, experts, moves, lanes, flag, max_pages, number of ids: then the
+  // first id.
+  record[4 + 6 * 8 + 4 + 4 + 8] ^= std::byte{1};
   ReceivedStep received(1);
   const auto done = read(received, record);
   ASSERT_FALSE(done);
@@ -234,10 +236,60 @@ TEST(StepWire, AnotherPlanIsNamedInTheStepWhereItHappens) {
       << done.error().message;
 }
 
+TEST(StepWire, ExpertsMoveWithAStepAndItsHash) {
+  const ExpertTable from = ExpertTable::contiguous(4, 6, 2);
+  ExpertLists lists = from.lists();
+  std::swap(lists[1][0][2], lists[1][1][0]);
+  lists[3][0].push_back(5);
+  const ExpertTable to = *ExpertTable::create(6, 2, lists, "");
+  const std::vector<ExpertMove> moves = moves_between(from, to);
+  ASSERT_EQ(moves.size(), 2);
+  EXPECT_EQ(moves[0], (ExpertMove{1, {{0, 1, 3}, {2, 4, 5}}}));
+  EXPECT_EQ(moves[1], (ExpertMove{3, {{0, 1, 2, 5}, {3, 4, 5}}}));
+  EXPECT_TRUE(moves_between(to, to).empty());
+
+  const std::vector<ForwardBatch> lanes(1);
+  const std::vector<uint8_t> has_lane = {0};
+  StepPart part = {.id = {7, 1},
+                   .experts = to.fingerprint(),
+                   .moves = moves,
+                   .lanes = lanes,
+                   .has_lane = has_lane};
+  WireWriter writer;
+  write_step(part, writer);
+  ReceivedStep received(1);
+  const auto done = read(received, writer.bytes());
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(received.experts(), to.fingerprint());
+  const auto applied = apply_moves(from, received.moves());
+  ASSERT_TRUE(applied) << applied.error().message;
+  EXPECT_EQ(*applied, to);
+  EXPECT_EQ(applied->fingerprint(), to.fingerprint());
+  EXPECT_NE(from.fingerprint(), to.fingerprint());
+
+  const uint64_t planned = plan_hash(part);
+  part.experts ^= 1;
+  EXPECT_NE(plan_hash(part), planned);
+  part.experts ^= 1;
+  std::vector<ExpertMove> others = moves;
+  others[1].ranks[1][0] = 4;
+  part.moves = others;
+  EXPECT_NE(plan_hash(part), planned);
+  part.moves = std::span(moves).first(1);
+  EXPECT_NE(plan_hash(part), planned);
+
+  others[0].layer = 4;
+  EXPECT_EQ(apply_moves(from, others).error().message, "experts of layer 4 move, there are 4");
+  others[0].layer = 0;
+  others[0].ranks[0][0] = 6;
+  EXPECT_EQ(apply_moves(from, others).error().message,
+            "experts move: layers[0][0][0] is 6, experts are 0 to 5");
+}
+
 TEST(StepWire, AnotherNumberOfLanesIsRefused) {
   WireWriter writer;
   const std::vector<ForwardBatch> lanes(2);
-  write_step({{7, 1}, lanes, std::vector<uint8_t>{0, 0}, {}}, writer);
+  write_step({.id = {7, 1}, .lanes = lanes, .has_lane = std::vector<uint8_t>{0, 0}}, writer);
   ReceivedStep received(3);
   const auto done = read(received, writer.bytes());
   ASSERT_FALSE(done);
@@ -252,7 +304,9 @@ TEST(StepWire, HostileBytesGiveAnErrorOrAWellFormedStep) {
     const std::vector<ForwardBatch> lanes = {random_batch(random), random_batch(random)};
     const RandomRows rows(random, static_cast<size_t>(num_logits(lanes)));
     WireWriter writer;
-    write_step({{7, 1}, lanes, std::vector<uint8_t>{1, 1}, rows.rows}, writer);
+    write_step(
+        {.id = {7, 1}, .lanes = lanes, .has_lane = std::vector<uint8_t>{1, 1}, .rows = rows.rows},
+        writer);
     const std::vector<std::byte> record = bytes_of(writer);
     for (size_t size = 0; size < record.size(); size += 1 + random() % 9) {
       EXPECT_FALSE(read(received, std::span(record).first(size))) << size;
@@ -379,10 +433,10 @@ TEST(TokenWire, TokensArriveWithTheirBits) {
   tokens[1] = {-1, std::numeric_limits<float>::quiet_NaN(), {}};
   tokens[2] = {299, -0.0f, {{0, 1e-45f}}};
   WireWriter writer;
-  write_tokens({5, 6}, tokens, writer);
+  write_result({5, 6}, tokens, {}, writer);
   std::vector<SampledToken> read(4);
   read[3].top.resize(3);  // of an earlier step
-  const auto done = read_tokens(writer.bytes(), {5, 6}, read);
+  const auto done = read_result(writer.bytes(), {5, 6}, read, {});
   ASSERT_TRUE(done) << done.error().message;
   for (size_t i = 0; i < tokens.size(); ++i) {
     EXPECT_EQ(read[i].id, tokens[i].id);
@@ -391,18 +445,33 @@ TEST(TokenWire, TokensArriveWithTheirBits) {
   }
 }
 
+TEST(TokenWire, ExpertsLoadsArrive) {
+  const std::vector<int32_t> counts = {0, 3, 1 << 30};
+  WireWriter writer;
+  write_result({5, 6}, {}, counts, writer);
+  std::vector<int32_t> read(3, -1), fewer(2);
+  ASSERT_TRUE(read_result(writer.bytes(), {5, 6}, {}, read));
+  EXPECT_EQ(read, counts);
+  EXPECT_EQ(read_result(writer.bytes(), {5, 6}, {}, fewer).error().message,
+            "step 6 has 3 experts' counts, awaited are 2");
+  writer.clear();
+  write_result({5, 6}, {}, std::vector<int32_t>{1, -1, 1}, writer);
+  EXPECT_EQ(read_result(writer.bytes(), {5, 6}, {}, read).error().message,
+            "an expert has -1 tokens");
+}
+
 TEST(TokenWire, AnotherStepsTokensAreRefused) {
   std::vector<SampledToken> tokens(2);
   WireWriter writer;
-  write_tokens({5, 6}, tokens, writer);
-  EXPECT_EQ(read_tokens(writer.bytes(), {5, 7}, tokens).error().message,
-            "tokens of step 6 of epoch 5 came, awaited are those of step 7 of 5");
-  EXPECT_EQ(read_tokens(writer.bytes(), {4, 6}, tokens).error().message,
-            "tokens of step 6 of epoch 5 came, awaited are those of step 6 of 4");
-  EXPECT_EQ(read_tokens(writer.bytes(), {5, 6}, std::span(tokens).first(1)).error().message,
+  write_result({5, 6}, tokens, {}, writer);
+  EXPECT_EQ(read_result(writer.bytes(), {5, 7}, tokens, {}).error().message,
+            "results of step 6 of epoch 5 came, awaited are those of step 7 of 5");
+  EXPECT_EQ(read_result(writer.bytes(), {4, 6}, tokens, {}).error().message,
+            "results of step 6 of epoch 5 came, awaited are those of step 6 of 4");
+  EXPECT_EQ(read_result(writer.bytes(), {5, 6}, std::span(tokens).first(1), {}).error().message,
             "step 6 has 2 tokens, awaited are 1");
   for (size_t size = 0; size < writer.bytes().size(); ++size) {
-    EXPECT_FALSE(read_tokens(writer.bytes().first(size), {5, 6}, tokens));
+    EXPECT_FALSE(read_result(writer.bytes().first(size), {5, 6}, tokens, {}));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "comm/collectives.h"
 #include "model/layer_options.h"
+#include "model/step_hash.h"
 #include "ops/attention/attention.h"
 #include "ops/convert/convert.h"
 #include "ops/embedding/embedding.h"
@@ -70,6 +71,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const ModelSpec& sp
   if (spec.expert_table == nullptr) return model;
   FATHOM_CHECK(groups.world != nullptr && groups.world->size() == spec.placement.world(),
                "{} ranks without their group", spec.placement.world());
+  model->world_ = groups.world;
   model->exchange_ = std::make_unique<ExpertExchange>(*groups.world, stream);
   for (size_t layer = 0; layer < spec.layers.size(); ++layer) {
     if (spec.layers[layer].moe) model->moe_layers_.push_back(layer);
@@ -83,10 +85,12 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
   const int64_t rows = batch.num_rows();
   FATHOM_CHECK(rows >= 0 && rows <= options_.max_rows, "{} rows, at most {}", rows,
                options_.max_rows);
+  if (world_ != nullptr) world_->set_plan(expert_table_->fingerprint());
   if (rows == 0) return host_experts();
   const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
                              config_.v_dim};
   const Step step{batch, plan_attention(batch, shape, options_.attention), cache_slots(batch)};
+  if (lane_ != nullptr) lane_->set_plan(hash_attention(step.plan, hash_batch(batch, 0)));
 
   const TensorView x = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
   const TensorView normed = workspace_.normed.view(options_.compute, {rows, config_.hidden});
@@ -121,13 +125,11 @@ std::span<const MlpWeights> DeepSeekModel::expert_slots(int64_t moe_layer) const
   return weights_.layers[moe_layers_[static_cast<size_t>(moe_layer)]].moe->experts;
 }
 
-void DeepSeekModel::place_experts(std::shared_ptr<const ExpertTable> table,
-                                  std::vector<std::vector<MlpWeights>> slots) {
-  FATHOM_CHECK(exchange_ != nullptr && slots.size() == moe_layers_.size(), "{} layers of {}",
-               slots.size(), moe_layers_.size());
+void DeepSeekModel::place_experts(std::shared_ptr<const ExpertTable> table, ExpertSlots slots) {
+  FATHOM_CHECK(exchange_ != nullptr, "experts without an exchange of tokens");
   expert_table_ = std::move(table);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    weights_.layers[moe_layers_[i]].moe->experts = std::move(slots[i]);
+  for (auto& [moe_layer, of_layer] : slots) {
+    weights_.layers[moe_layers_[static_cast<size_t>(moe_layer)]].moe->experts = std::move(of_layer);
   }
 }
 

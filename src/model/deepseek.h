@@ -10,6 +10,7 @@
 // lane's ranks each route a slice of its rows. The feed-forward then has the bits of one rank.
 #pragma once
 
+#include <map>
 #include <memory>
 
 #include "cache/latent_layout.h"
@@ -63,10 +64,11 @@ class DeepSeekModel {
 
   // The weights in this rank's slots of a layer, counted as the table counts layers.
   std::span<const MlpWeights> expert_slots(int64_t moe_layer) const;
-  // From now on experts are where `table` says; `slots` [the table's layers] are the weights of
-  // this rank's. All ranks do this between the same steps.
-  void place_experts(std::shared_ptr<const ExpertTable> table,
-                     std::vector<std::vector<MlpWeights>> slots);
+  // The weights of this rank's slots of some of the table's layers.
+  using ExpertSlots = std::map<int64_t, std::vector<MlpWeights>>;
+  // From now on experts are where `table` says; `slots` are this rank's of the layers that change.
+  // All ranks do this between the same steps.
+  void place_experts(std::shared_ptr<const ExpertTable> table, ExpertSlots slots);
   // Tokens that this rank routed to each expert in the last step: [layers with routed experts,
   // experts]. Empty where tokens are not exchanged.
   std::span<const int32_t> expert_counts() const { return expert_counts_; }
@@ -118,7 +120,8 @@ class DeepSeekModel {
   const Slice vocabulary_;  // its rows of embedding and head
   const ModelOptions options_;
   const Stream stream_;
-  Group* const lane_;  // null: alone
+  Group* const lane_;       // null: alone
+  Group* world_ = nullptr;  // where tokens are exchanged
   RopeTable rope_;
   float softmax_scale_ = 1;
   float eps_ = 1e-6f;

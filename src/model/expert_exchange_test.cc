@@ -192,8 +192,9 @@ TEST(ExpertExchange, HasTheSameBitsAThousandTimesUnderDisturbedTiming) {
   constexpr int kRanks = 3;
   const ExpertTable table = random_table(9, kRanks);
   GroupOptions options;
-  options.before_meeting = [](int rank, Collective, uint64_t number) {
-    const uint64_t bits = random_bits(11, static_cast<uint64_t>(rank), number);
+  options.at_meeting = [](const MeetingPoint& at) {
+    if (at.phase != MeetingPhase::kBefore) return;
+    const uint64_t bits = random_bits(11, static_cast<uint64_t>(at.rank), at.number);
     if (bits % 4 == 0) std::this_thread::yield();
     if (bits % 4 == 1) std::this_thread::sleep_for(std::chrono::microseconds(bits / 4 % 150));
   };
@@ -251,8 +252,9 @@ TEST(ExpertExchange, GivesARowOnceToARank) {
   uint64_t dispatched = 0;
   std::vector<Group*> groups(3);
   GroupOptions options;
-  options.before_meeting = [&](int rank, Collective kind, uint64_t) {
-    if (rank == 0 && kind == Collective::kCombine) dispatched = groups[0]->last_of(0).bytes;
+  options.at_meeting = [&](const MeetingPoint& at) {
+    if (at.rank != 0 || at.phase != MeetingPhase::kBefore) return;
+    if (at.kind == Collective::kCombine) dispatched = groups[0]->last_of(0).bytes;
   };
   expect_all_returned(run_ranks(
       3,

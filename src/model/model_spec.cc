@@ -144,6 +144,14 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
   return spec;
 }
 
+const MlpSpec& ModelSpec::expert(int64_t moe_layer, size_t slot) const {
+  size_t layer = 0;
+  for (int64_t seen = -1; (seen += layers[layer].moe ? 1 : 0) < moe_layer; ++layer) {
+    FATHOM_CHECK(layer + 1 < layers.size(), "layer {} with experts of {}", moe_layer, seen + 1);
+  }
+  return layers[layer].moe->experts[slot];
+}
+
 ModelSpec make_spec(const ModelConfig& config) { return make_spec(config, Placement{}, 0); }
 
 }  // namespace fathom

@@ -78,6 +78,8 @@ struct ModelSpec {
   int tp_rank() const { return placement.tp_rank_of(rank); }
   int64_t num_heads() const { return layers.front().attention.heads.count; }
   Slice vocabulary() const { return head.rows; }
+  // What is in a slot of a layer, counted among those with routed experts.
+  const MlpSpec& expert(int64_t moe_layer, size_t slot) const;
 };
 
 // The placement has passed check_placement(). `table` has passed check_expert_table(), without MTP

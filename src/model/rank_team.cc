@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <numeric>
 
 #include "comm/spin.h"
 #include "placement/split.h"
@@ -22,6 +23,13 @@ Result<> check_quantized_heads(const ModelConfig& config, const RankTeamOptions&
       options.placement.tp, config.v_dim, kColumnBlock);
 }
 
+// The ends of a group of options.world_ranks, one for each of these ranks in this process.
+std::vector<std::unique_ptr<Group>> make_ends(World* world, AbortWord& abort_word,
+                                              const GroupOptions& options) {
+  if (world != nullptr) return world->make_groups(options);
+  return make_local_groups(static_cast<int>(options.world_ranks.size()), abort_word, options);
+}
+
 // The groups of all lanes, one end for each rank of this process.
 std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, World* world,
                                                AbortWord& abort_word, const GroupOptions& options) {
@@ -33,10 +41,7 @@ std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, World
     for (int rank = 0; rank < placement.tp; ++rank) {
       own.world_ranks.push_back(placement.rank_of(lane, rank));
     }
-    for (auto& end : world != nullptr ? world->make_groups(own)
-                                      : make_local_groups(placement.tp, abort_word, own)) {
-      ends.push_back(std::move(end));
-    }
+    for (auto& end : make_ends(world, abort_word, own)) ends.push_back(std::move(end));
   }
   return ends;
 }
@@ -83,8 +88,13 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
     team->expert_table_ = options.expert_table;
     GroupOptions all = options.group;
     all.name = "world";
-    all.world_ranks.clear();
-    world_ends = make_local_groups(size, *team->abort_word_, all);
+    all.world_ranks.resize(static_cast<size_t>(placement.world()));
+    std::iota(all.world_ranks.begin(), all.world_ranks.end(), 0);
+    world_ends = make_ends(world, *team->abort_word_, all);
+    if (size < placement.world()) {
+      team->expert_source_ = {checkpoint, options.model.compute, options.load};
+      team->expert_source_->load.show_progress = false;
+    }
   }
   for (int i = 0; i < size; ++i) {
     Rank& rank = team->ranks_.emplace_back(threads / size + (i < threads % size));
@@ -131,29 +141,64 @@ Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logit
   return tl::unexpected<Status>(failure());
 }
 
-void RankTeam::place_experts(std::shared_ptr<const ExpertTable> table) {
-  FATHOM_CHECK(expert_table_ != nullptr && table->num_ranks() == size() &&
+Result<> RankTeam::place_experts(std::shared_ptr<const ExpertTable> table) {
+  FATHOM_CHECK(expert_table_ != nullptr && table->num_ranks() == expert_table_->num_ranks() &&
                    table->num_layers() == expert_table_->num_layers() &&
                    table->num_experts() == expert_table_->num_experts(),
                "a table of {} layers, {} experts and {} ranks", table->num_layers(),
                table->num_experts(), table->num_ranks());
+  std::vector<ModelSpec> specs;
+  specs.reserve(ranks_.size());
+  for (int rank = 0; rank < size(); ++rank) {
+    specs.push_back(make_spec(config(), placement_, first_rank_ + rank, table));
+  }
   // All slots are filled before the first rank gives up its own.
-  std::vector<std::vector<std::vector<MlpWeights>>> slots(ranks_.size());  // [ranks][layers]
+  std::vector<DeepSeekModel::ExpertSlots> slots(ranks_.size());
   for (int64_t layer = 0; layer < table->num_layers(); ++layer) {
-    for (int rank = 0; rank < size(); ++rank) {
-      auto& of_layer = slots[static_cast<size_t>(rank)].emplace_back();
-      for (const int32_t expert : table->experts_of(layer, rank)) {
-        const ExpertCopy held = expert_table_->copies_of(layer, expert).front();
-        const MlpWeights& weights = ranks_[static_cast<size_t>(held.rank)].model->expert_slots(
-            layer)[static_cast<size_t>(held.slot)];
-        of_layer.push_back({weights.gate_up.share(), weights.down.share()});
-      }
+    if (table->lists_of(layer) == expert_table_->lists_of(layer)) continue;
+    FATHOM_TRY(LayerSlots of_layer, slots_of_layer(*table, specs, layer));
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      slots[rank].emplace(layer, std::move(of_layer[rank]));
     }
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_[rank].model->place_experts(table, std::move(slots[rank]));
   }
   expert_table_ = std::move(table);
+  return {};
+}
+
+// `specs`: of the ranks here, by `table`.
+Result<RankTeam::LayerSlots> RankTeam::slots_of_layer(const ExpertTable& table,
+                                                      std::span<const ModelSpec> specs,
+                                                      int64_t moe_layer) const {
+  LayerSlots slots(ranks_.size());
+  std::vector<MlpSpec> missing;
+  std::vector<MlpWeights*> places;  // of the missing ones
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const auto experts = table.experts_of(moe_layer, first_rank_ + static_cast<int>(rank));
+    slots[rank].resize(experts.size());
+    for (size_t slot = 0; slot < experts.size(); ++slot) {
+      const auto copies = expert_table_->copies_of(moe_layer, experts[slot]);
+      const auto held = std::find_if(copies.begin(), copies.end(),
+                                     [&](const ExpertCopy& copy) { return has_rank(copy.rank); });
+      if (held == copies.end()) {
+        missing.push_back(specs[rank].expert(moe_layer, slot));
+        places.push_back(&slots[rank][slot]);
+        continue;
+      }
+      const DeepSeekModel& model = *ranks_[static_cast<size_t>(held->rank - first_rank_)].model;
+      const MlpWeights& weights = model.expert_slots(moe_layer)[static_cast<size_t>(held->slot)];
+      slots[rank][slot] = {weights.gate_up.share(), weights.down.share()};
+    }
+  }
+  if (missing.empty()) return slots;
+  FATHOM_CHECK(expert_source_.has_value(), "{} experts are on no rank", missing.size());
+  FATHOM_TRY(std::vector<MlpWeights> read,
+             load_mlps(expert_source_->checkpoint, missing, expert_source_->compute,
+                       expert_source_->load));
+  for (size_t i = 0; i < read.size(); ++i) *places[i] = std::move(read[i]);
+  return slots;
 }
 
 // What a rank throws ends the others too.

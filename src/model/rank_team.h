@@ -67,12 +67,16 @@ class RankTeam {
   bool has_failed() const { return abort_word_->aborted(); }
 
   // Where tokens are exchanged, between two steps, on the calling thread:
-  // From the next step on, experts are where `table` says. No weight is copied: a rank shares those
-  // of its new experts with the ranks that have them, and no logits change.
-  void place_experts(std::shared_ptr<const ExpertTable> table);
-  // Tokens that a rank routed to each expert in the last step: [the table's layers, experts].
-  std::span<const int32_t> expert_counts(int rank) const {
-    return ranks_[static_cast<size_t>(rank)].model->expert_counts();
+  // From the next step on, experts are where `table` says, which has passed check_expert_table().
+  // A rank shares the weights of its new experts with a rank of this process that has them; those
+  // that only other processes have are read from the checkpoint, and an error means that they could
+  // not be and that nothing has changed. No logits change.
+  Result<> place_experts(std::shared_ptr<const ExpertTable> table);
+  const std::shared_ptr<const ExpertTable>& expert_table() const { return expert_table_; }
+  // Tokens that the i-th rank of this process routed to each expert in the last step: [the table's
+  // layers, experts].
+  std::span<const int32_t> expert_counts(int i) const {
+    return ranks_[static_cast<size_t>(i)].model->expert_counts();
   }
 
  private:
@@ -92,7 +96,17 @@ class RankTeam {
     TensorView logits;
   };
 
+  // Where experts' weights are read from again, in one of several processes.
+  struct ExpertSource {
+    Checkpoint checkpoint;
+    DType compute = DType::kBF16;
+    LoadOptions load;
+  };
+
   RankTeam() = default;
+  using LayerSlots = std::vector<std::vector<MlpWeights>>;  // [ranks here][slots]
+  Result<LayerSlots> slots_of_layer(const ExpertTable& table, std::span<const ModelSpec> specs,
+                                    int64_t moe_layer) const;
   // `index`: of ranks_.
   void serve(size_t index);
   void run(size_t index);
@@ -110,6 +124,7 @@ class RankTeam {
   std::optional<Status> failure_;  // of the first rank here that waited for one that failed
   bool spins_ = false;             // each thread has a CPU
   std::shared_ptr<const ExpertTable> expert_table_;
+  std::optional<ExpertSource> expert_source_;
   Work work_;
   alignas(64) std::atomic<uint64_t> step_{0};  // its number; kStop: there is none any more
   alignas(64) std::atomic<int> running_{0};    // ranks with a thread of their own, in the step

@@ -320,6 +320,18 @@ Result<std::vector<ModelWeights>> load_weights(const Checkpoint& checkpoint,
   return weights;
 }
 
+Result<std::vector<MlpWeights>> load_mlps(const Checkpoint& checkpoint,
+                                          std::span<const MlpSpec> specs, DType compute,
+                                          const LoadOptions& options) {
+  std::vector<MlpWeights> weights(specs.size());
+  WeightCollector collect(checkpoint, compute, options);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    FATHOM_RETURN_IF_ERROR(collect.mlp(specs[i], &weights[i]));
+  }
+  FATHOM_RETURN_IF_ERROR(collect.load());
+  return weights;
+}
+
 int64_t ModelWeights::bytes() const {
   int64_t total = embedding.size() + final_norm.size() + head.bytes();
   for (const LayerWeights& layer : layers) {

@@ -62,4 +62,9 @@ Result<std::vector<ModelWeights>> load_weights(const Checkpoint& checkpoint,
                                                std::span<const ModelSpec> specs, DType compute,
                                                const LoadOptions& options);
 
+// The weights of some blocks alone, in this order.
+Result<std::vector<MlpWeights>> load_mlps(const Checkpoint& checkpoint,
+                                          std::span<const MlpSpec> specs, DType compute,
+                                          const LoadOptions& options);
+
 }  // namespace fathom

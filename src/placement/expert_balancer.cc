@@ -19,17 +19,26 @@ ExpertLoad window_of(const ExpertTable& table, int64_t steps) {
   return {table.num_layers(), table.num_experts(), panes + 1, ceil_div(steps, panes)};
 }
 
+// Of as many experts and ranks as `like`.
+std::shared_ptr<const ExpertTable> make_table(const ExpertTable& like, const ExpertLists& lists) {
+  auto table = ExpertTable::create(like.num_experts(), like.num_ranks(), lists, "");
+  FATHOM_CHECK(table.has_value(), "{}", table.error().message);
+  return std::make_shared<const ExpertTable>(*std::move(table));
+}
+
 }  // namespace
 
 ExpertBalancer::ExpertBalancer(std::shared_ptr<const ExpertTable> table, int64_t redundant_experts,
                                const ExpertBalancerOptions& options)
     : table_(std::move(table)),
+      target_(table_),
       replicas_(round_up(table_->num_experts() + redundant_experts, table_->num_ranks())),
       options_(options),
       load_(window_of(*table_, options.rebalance_steps)),
       tokens_(static_cast<size_t>(table_->num_layers() * table_->num_experts())) {}
 
 void ExpertBalancer::count(std::span<const int32_t> tokens) {
+  const std::lock_guard lock(mutex_);
   const int64_t experts = table_->num_experts();
   FATHOM_CHECK(std::ssize(tokens) == table_->num_layers() * experts, "{} counts of {} x {} experts",
                tokens.size(), table_->num_layers(), experts);
@@ -42,30 +51,49 @@ void ExpertBalancer::count(std::span<const int32_t> tokens) {
 }
 
 std::shared_ptr<const ExpertTable> ExpertBalancer::end_step() {
+  const std::lock_guard lock(mutex_);
   load_.end_step();
-  if (!options_.rebalances || ++steps_ < options_.rebalance_steps) return nullptr;
-  steps_ = 0;
-  std::shared_ptr<const ExpertTable> better = plan();
-  if (better == nullptr) return nullptr;
-  ++moves_;
-  table_ = better;
-  return better;
+  ++steps_;
+  if (table_ == target_) {
+    if (!options_.rebalances || steps_ < options_.rebalance_steps) return nullptr;
+    steps_ = 0;
+    target_ = plan();
+    if (table_ == target_) return nullptr;
+    ++moves_;
+  }
+  return table_ = next_towards_target();
+}
+
+// table_ with the next layers of target_; target_ itself with the last of them.
+std::shared_ptr<const ExpertTable> ExpertBalancer::next_towards_target() {
+  if (options_.layers_a_step == 0) return target_;
+  ExpertLists lists = table_->lists();
+  const ExpertLists wanted = target_->lists();
+  int64_t moved = 0;
+  for (size_t layer = 0; layer < lists.size(); ++layer) {
+    if (lists[layer] == wanted[layer]) continue;
+    if (moved++ == options_.layers_a_step) return make_table(*table_, lists);
+    lists[layer] = wanted[layer];
+  }
+  return target_;
 }
 
 ExpertStats ExpertBalancer::stats() const {
+  const std::lock_guard lock(mutex_);
   ExpertStats stats = {.ranks = table_->num_ranks(),
                        .experts = table_->num_experts(),
                        .window = load_.snapshot(*table_),
                        .layer_balance = {},
                        .tokens = tokens_,
-                       .moves = moves_};
+                       .moves = moves_,
+                       .table = table_};
   for (int64_t layer = 0; layer < table_->num_layers(); ++layer) {
     stats.layer_balance.push_back(load_.balance(*table_, layer).ratio());
   }
   return stats;
 }
 
-// The table with the layers that get better; null: none does.
+// The table with the layers that get better, or table_ itself if none does.
 std::shared_ptr<const ExpertTable> ExpertBalancer::plan() const {
   const BalanceShape shape = {
       .experts = table_->num_experts(), .replicas = replicas_, .gpus = table_->num_ranks()};
@@ -86,10 +114,7 @@ std::shared_ptr<const ExpertTable> ExpertBalancer::plan() const {
     }
     moves = true;
   }
-  if (!moves) return nullptr;
-  auto table = ExpertTable::create(table_->num_experts(), table_->num_ranks(), lists, "");
-  FATHOM_CHECK(table.has_value(), "{}", table.error().message);
-  return std::make_shared<const ExpertTable>(*std::move(table));
+  return moves ? make_table(*table_, lists) : table_;
 }
 
 }  // namespace fathom

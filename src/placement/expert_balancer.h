@@ -4,11 +4,12 @@
 // policy. A layer moves only where its balance gets better by kLeastGain, so that evenly loaded
 // experts stay where they are. Tables depend on the counts alone.
 //
-// Owned and called by one thread, or under one lock.
+// Owned and called by one thread; any thread may ask for stats().
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -20,16 +21,20 @@ namespace fathom {
 struct ExpertBalancerOptions {
   bool rebalances = false;
   int64_t rebalance_steps = 1000;  // >= 1: steps between two plans, and those that a plan looks at
+  // Layers that move between two steps; 0: all that the plan moves. Where a moved expert's weights
+  // have to be read, it bounds the pause and the memory for them.
+  int64_t layers_a_step = 0;
 };
 
 // For metrics and reports.
 struct ExpertStats {
   int ranks = 0;
-  int64_t experts = 0;                // of a layer
-  ExpertLoadSnapshot window;          // of the last rebalance_steps steps
-  std::vector<double> layer_balance;  // [layers] mean / max over ranks, of the same steps
-  std::vector<int64_t> tokens;        // [layers * experts] since the start
-  int64_t moves = 0;                  // plans that moved an expert
+  int64_t experts = 0;                       // of a layer
+  ExpertLoadSnapshot window;                 // of the last rebalance_steps steps
+  std::vector<double> layer_balance;         // [layers] mean / max over ranks, of the same steps
+  std::vector<int64_t> tokens;               // [layers * experts] since the start
+  int64_t moves = 0;                         // plans that moved an expert
+  std::shared_ptr<const ExpertTable> table;  // where the experts are
 };
 
 class ExpertBalancer {
@@ -46,7 +51,8 @@ class ExpertBalancer {
   void count(std::span<const int32_t> tokens);
 
   // Ends the current step. Returns the table that the next step uses, if it is another one than
-  // table(), which it becomes; null: experts stay.
+  // table(), which it becomes; null: experts stay. There is no new plan while layers of the last
+  // one have yet to move.
   std::shared_ptr<const ExpertTable> end_step();
 
   const std::shared_ptr<const ExpertTable>& table() const { return table_; }
@@ -54,9 +60,12 @@ class ExpertBalancer {
 
  private:
   std::shared_ptr<const ExpertTable> plan() const;
+  std::shared_ptr<const ExpertTable> next_towards_target();
 
-  std::shared_ptr<const ExpertTable> table_;
-  const int64_t replicas_;  // slots of all ranks
+  mutable std::mutex mutex_;                   // guards what follows
+  std::shared_ptr<const ExpertTable> table_;   // written by the owner alone
+  std::shared_ptr<const ExpertTable> target_;  // of the last plan
+  const int64_t replicas_;                     // slots of all ranks
   const ExpertBalancerOptions options_;
   ExpertLoad load_;
   std::vector<int64_t> tokens_;  // [layers * experts] since the start

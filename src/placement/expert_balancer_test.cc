@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace fathom {
@@ -46,6 +47,28 @@ TEST(ExpertBalancer, MovesTheLayersThatGetBetter) {
     EXPECT_EQ(balancer.end_step(), nullptr);
   }
   EXPECT_EQ(balancer.stats().moves, 1);
+}
+
+// Layers move one after the other, and the next plan waits for the last of them.
+TEST(ExpertBalancer, MovesALayerAStep) {
+  std::vector<int32_t> skewed = kSkewed;
+  std::copy(kSkewed.begin() + kExperts, kSkewed.end(), skewed.begin());
+  ExpertBalancer at_once(first_table(), 0, {.rebalances = true, .rebalance_steps = 1});
+  ExpertBalancer slow(first_table(), 0,
+                      {.rebalances = true, .rebalance_steps = 1, .layers_a_step = 1});
+  at_once.count(skewed);
+  slow.count(skewed);
+  const auto target = at_once.end_step(), first = slow.end_step();
+  ASSERT_NE(first, nullptr);
+  EXPECT_EQ(first->lists_of(0), target->lists_of(0));
+  EXPECT_EQ(first->lists_of(1), first_table()->lists_of(1));
+  EXPECT_EQ(slow.stats().table, first);
+  // Loads that would ask for another plan.
+  slow.count(std::vector<int32_t>(skewed.rbegin(), skewed.rend()));
+  const auto second = slow.end_step();
+  ASSERT_NE(second, nullptr);
+  EXPECT_EQ(*second, *target);
+  EXPECT_EQ(slow.stats().moves, 1);
 }
 
 TEST(ExpertBalancer, StaysWithoutAReason) {

@@ -1,5 +1,8 @@
 #include "placement/expert_table.h"
 
+#define XXH_INLINE_ALL  // header only: nothing to link
+#include <xxhash.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -109,6 +112,13 @@ ExpertTable::ExpertTable(int64_t num_experts, int num_ranks, const ExpertLists& 
       copy_begin_.push_back(std::ssize(copies_));
     }
   }
+  const auto add = [this](const void* data, size_t bytes) {
+    fingerprint_ = XXH3_64bits_withSeed(data, bytes, fingerprint_);
+  };
+  add(&num_experts_, sizeof num_experts_);
+  add(&num_ranks_, sizeof num_ranks_);
+  add(rank_begin_.data(), rank_begin_.size() * sizeof(int64_t));
+  add(experts_.data(), experts_.size() * sizeof(int32_t));
 }
 
 std::span<const int32_t> ExpertTable::experts_of(int64_t layer, int rank) const {
@@ -139,14 +149,18 @@ int64_t ExpertTable::max_slots() const {
   return most;
 }
 
-ExpertLists ExpertTable::lists() const {
-  ExpertLists lists(static_cast<size_t>(num_layers_));
-  for (int64_t layer = 0; layer < num_layers_; ++layer) {
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      const std::span<const int32_t> experts = experts_of(layer, rank);
-      lists[static_cast<size_t>(layer)].emplace_back(experts.begin(), experts.end());
-    }
+RankLists ExpertTable::lists_of(int64_t layer) const {
+  RankLists ranks;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const std::span<const int32_t> experts = experts_of(layer, rank);
+    ranks.emplace_back(experts.begin(), experts.end());
   }
+  return ranks;
+}
+
+ExpertLists ExpertTable::lists() const {
+  ExpertLists lists;
+  for (int64_t layer = 0; layer < num_layers_; ++layer) lists.push_back(lists_of(layer));
   return lists;
 }
 

@@ -66,6 +66,10 @@ class ExpertTable {
   int64_t max_slots() const;
 
   ExpertLists lists() const;
+  RankLists lists_of(int64_t layer) const;
+
+  // A hash of where every expert is: equal in all processes that have equal tables.
+  uint64_t fingerprint() const { return fingerprint_; }
 
   friend bool operator==(const ExpertTable&, const ExpertTable&) = default;
 
@@ -78,6 +82,7 @@ class ExpertTable {
   std::vector<int64_t> rank_begin_;  // [layers * ranks + 1] into experts_
   std::vector<ExpertCopy> copies_;   // all slots, by layer and expert
   std::vector<int64_t> copy_begin_;  // [layers * experts + 1] into copies_
+  uint64_t fingerprint_ = 0;
 };
 
 // Limits of a table; create() names the one that is exceeded.

@@ -23,9 +23,9 @@ def free_port():
 class Follower:
     """A node other than 0, with its log."""
 
-    def __init__(self, *flags, faults="", model=MODEL, prefix=(), command="serve"):
+    def __init__(self, *flags, faults="", model=MODEL, prefix=(), command="serve", program=None):
         self.process = subprocess.Popen(
-            [*prefix, WITH_FAULTS if faults else PROGRAM, command, model, *flags],
+            [*prefix, program or (WITH_FAULTS if faults else PROGRAM), command, model, *flags],
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace",
             env={**ENVIRONMENT, **({"FATHOM_FAULT": faults} if faults else {})})
         atexit.register(lambda: self.process.poll() is None and self.process.kill())

@@ -7,10 +7,14 @@
 #include <gtest/gtest.h>
 
 #include <latch>
+#include <numeric>
+#include <thread>
 
 #include "base/random.h"
+#include "comm/node_threads.h"
 #include "e2e/golden.h"
 #include "engine/engine.h"
+#include "engine/follower.h"
 #include "engine/model_runner.h"
 
 namespace fathom {
@@ -53,11 +57,9 @@ struct Completions {
 // What the engine does with prompts.
 enum class Prompts { kWhole, kChunkedSharedAndPreempted };
 
-Completions run(const ModelRunnerOptions& options, Prompts prompts) {
-  const auto checkpoint = Checkpoint::open(bundled_model());
-  auto runner = ModelRunner::create(*checkpoint, options);
-  FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
-  const int64_t vocab = (*runner)->vocab_size();
+Completions run_on(std::unique_ptr<Runner> runner, const ModelRunnerOptions& options,
+                   Prompts prompts) {
+  const int64_t vocab = runner->vocab_size();
   EngineOptions engine_options = {.max_num_seqs = 8, .eos_ids = {kEnd}};
   engine_options.max_batched_tokens = options.max_batched_tokens;
   engine_options.prefix_caching = false;
@@ -66,7 +68,7 @@ Completions run(const ModelRunnerOptions& options, Prompts prompts) {
     engine_options.prefix_caching = true;
     engine_options.preempt_every = 9;
   }
-  auto engine = Engine::create(engine_options, std::move(*runner), nullptr);
+  auto engine = Engine::create(engine_options, std::move(runner), nullptr);
   FATHOM_CHECK(engine.has_value(), "{}", engine.error().message);
   // The engine waits in this request's last event until all others are there: steps do not depend
   // on when they come.
@@ -109,6 +111,58 @@ Completions run(const ModelRunnerOptions& options, Prompts prompts) {
   return result;
 }
 
+Completions run(const ModelRunnerOptions& options, Prompts prompts) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  auto runner = ModelRunner::create(*checkpoint, options);
+  FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
+  return run_on(std::move(*runner), options, prompts);
+}
+
+// The same over nodes, which are threads and whose experts move.
+Completions run_on_nodes(ModelRunnerOptions options, const std::vector<int>& ranks_of_node) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  const TestListener listener;
+  const auto join_node = [&](int node) {
+    auto own = std::make_unique<NodeWorld>();
+    auto world = join(test_join_options(listener, static_cast<int>(ranks_of_node.size()), node,
+                                        ranks_of_node[static_cast<size_t>(node)]),
+                      own->abort_word);
+    FATHOM_CHECK(world.has_value(), "{}", world.error().message);
+    own->world = std::move(*world);
+    return own;
+  };
+  const auto load = [&](World& world) {
+    ModelRunnerOptions own = options;
+    own.world = &world;
+    auto runner = ModelRunner::create(*checkpoint, own);
+    FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
+    return std::move(*runner);
+  };
+  std::vector<std::shared_ptr<const ExpertTable>> tables(ranks_of_node.size());
+  std::vector<std::thread> followers;
+  for (int node = 1; node < static_cast<int>(ranks_of_node.size()); ++node) {
+    followers.emplace_back([&, node] {
+      const auto own = join_node(node);
+      const auto runner = load(*own->world);
+      const auto done = follow_steps(*own, *runner, options.placement, options.max_batched_tokens);
+      EXPECT_TRUE(done) << done.error().message;
+      tables[static_cast<size_t>(node)] = runner->expert_table();
+    });
+  }
+  auto own = join_node(0);
+  auto runner = load(*own->world);
+  const Completions completions =
+      run_on(std::make_unique<LeadingRunner>(std::move(own), std::move(runner), options.placement,
+                                             options.balancer),
+             options, Prompts::kWhole);
+  for (std::thread& follower : followers) follower.join();
+  const ExpertTable first = ExpertTable::contiguous(checkpoint->config(), options.placement);
+  for (size_t node = 1; node < tables.size(); ++node) {
+    EXPECT_NE(tables[node]->fingerprint(), first.fingerprint()) << "no expert moved";
+  }
+  return completions;
+}
+
 ModelRunnerOptions options_of(const Placement& placement) {
   ModelRunnerOptions options;
   options.placement = placement;
@@ -143,6 +197,49 @@ TEST(ExpertMoves, DoNotChangeABitWithChunksPrefixesAndPreemption) {
   const Completions moved = run(options, kPrompts);
   EXPECT_TRUE(moved.choices == expected.choices);
   EXPECT_GE(moved.experts->moves, 2);
+}
+
+// Not only the balancer's table changes.
+TEST(ExpertMoves, RanksHaveTheTableThatIsTold) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  ModelRunnerOptions options = options_of({.dp = 2, .expert_parallel = true});
+  options.balancer = {.rebalances = true, .rebalance_steps = 1};
+  const auto runner = ModelRunner::create(*checkpoint, options);
+  ASSERT_TRUE(runner) << runner.error().message;
+  const uint64_t first = (*runner)->expert_table()->fingerprint();
+  ForwardBatch none, batch;
+  none.query_start = {0};
+  for (int32_t i = 0; i < 40; ++i) {
+    batch.token_ids.push_back(5 + i);
+    batch.positions.push_back(i);
+  }
+  batch.query_start = {0, 40};
+  batch.context_lens = batch.block_tables = {0};
+  batch.prompt_lens = {40};
+  batch.max_pages = 1;
+  const std::vector<ForwardBatch> lanes = {batch, none};
+  ASSERT_TRUE((*runner)->begin(lanes, {}));
+  ASSERT_TRUE((*runner)->finish());
+  EXPECT_NE((*runner)->expert_table()->fingerprint(), first);
+  EXPECT_EQ((*runner)->expert_table(), (*runner)->expert_stats()->table);
+}
+
+// Nodes read the weights of what moves to them, and count for node 0 what they route.
+TEST(ExpertMoves, BetweenNodesDoNotChangeABitOfAnyCompletion) {
+  const Completions expected = run(options_of({}), Prompts::kWhole);
+  for (const std::vector<int>& ranks_of_node : {std::vector{1, 1}, {1, 1, 1, 1}, {3, 1}}) {
+    const int ranks = std::accumulate(ranks_of_node.begin(), ranks_of_node.end(), 0);
+    SCOPED_TRACE(testing::Message() << ranks_of_node.size() << " nodes of " << ranks << " ranks");
+    ModelRunnerOptions options =
+        options_of({.dp = ranks, .expert_parallel = true, .redundant_experts = ranks - 2});
+    options.num_threads = 1;
+    options.balancer = {.rebalances = true, .rebalance_steps = 3};
+    const Completions moved = run_on_nodes(options, ranks_of_node);
+    EXPECT_TRUE(moved.choices == expected.choices);
+    ASSERT_TRUE(moved.experts);
+    EXPECT_GE(moved.experts->moves, 2);
+    EXPECT_TRUE(moved.experts->tokens == run(options, Prompts::kWhole).experts->tokens);
+  }
 }
 
 // A placement of the user's own, which stays.

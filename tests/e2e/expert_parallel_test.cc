@@ -1,16 +1,20 @@
 // Expert-parallel ranks as threads against one rank: every golden checkpoint and the bundled model,
 // over lanes of one rank and of several, with lanes that have nothing to do, redundant copies, and
-// placements of any kind. With tp 1 logits and caches have the bits of one rank; with more, bits do
-// not depend on the experts' placement, and logits are within 2^-7 of one rank's.
+// placements of any kind, in one process and over nodes (threads that are joined over loopback).
+// With tp 1 logits and caches have the bits of one rank; with more, bits do not depend on the
+// experts' placement, and logits are within 2^-7 of one rank's.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
+#include <thread>
 
+#include "comm/node_threads.h"
 #include "e2e/golden.h"
 #include "model/rank_team.h"
 
@@ -29,18 +33,19 @@ struct Form {
   CacheFormat cache = CacheFormat::kF32;
 };
 
-// What a run leaves behind, by sequence.
+// What a run leaves behind, by sequence; of several nodes, where its lane's first rank is.
 struct Outcome {
   std::vector<std::vector<float>> logits;          // [sequences] of every position
   std::vector<std::vector<std::byte>> cache_rows;  // [sequences] its pages
   bool operator==(const Outcome&) const = default;
 };
 
-// All ranks of a placement, with their caches. The lanes have the sequences in turns.
+// All ranks of a placement, or those of a node, with their caches. The lanes have the sequences in
+// turns.
 class Ranks {
  public:
   Ranks(const Checkpoint& checkpoint, const Placement& placement, const Form& form,
-        std::shared_ptr<const ExpertTable> table)
+        std::shared_ptr<const ExpertTable> table, World* world = nullptr)
       : placement_(placement), vocab_(checkpoint.config().vocab_size) {
     auto team = RankTeam::load(
         checkpoint, {.placement = placement,
@@ -50,6 +55,7 @@ class Ranks {
                      .num_threads = placement.world(),
                      .load = {.show_progress = false},
                      .group = {},
+                     .world = world,
                      .expert_table = std::move(table)});
     FATHOM_CHECK(team.has_value(), "{}", team.error().message);
     team_ = std::move(*team);
@@ -59,8 +65,8 @@ class Ranks {
 
   // Runs the sequences in chunks of different lengths, with the logits of every position.
   Outcome run() {
-    for (int rank = 0; rank < team_->size(); ++rank) {
-      for (int32_t page = 0; page < kPages; ++page) {
+    for (int rank = 0; rank < placement_.world(); ++rank) {
+      for (int32_t page = 0; page < kPages && team_->has_rank(rank); ++page) {
         std::memset(team_->cache(rank).page(page), 0xFF, page_bytes());
       }
     }
@@ -84,6 +90,7 @@ class Ranks {
     }
     for (size_t s = 0; s < kSequences; ++s) {
       auto& rows = outcome.cache_rows.emplace_back();
+      if (!is_here(s)) continue;
       for (int32_t page = 0; page < kMostPages; ++page) {
         const std::byte* from = team_->cache(first_rank_of(s)).page(page_of(s, page));
         rows.insert(rows.end(), from, from + page_bytes());
@@ -101,6 +108,7 @@ class Ranks {
     return sum;
   }
   int64_t last_rows() const { return last_rows_; }
+  bool is_here(size_t sequence) const { return team_->has_rank(first_rank_of(sequence)); }
 
  private:
   size_t lane_of(size_t sequence) const { return sequence % static_cast<size_t>(placement_.dp); }
@@ -108,7 +116,9 @@ class Ranks {
     return placement_.rank_of(static_cast<int>(lane_of(sequence)), 0);
   }
   size_t page_bytes() const {
-    const LatentCache& cache = team_->cache(0);
+    int first = 0;
+    while (!team_->has_rank(first)) ++first;
+    const LatentCache& cache = team_->cache(first);
     return static_cast<size_t>(cache.num_layers() * cache.layout().page_bytes());
   }
 
@@ -141,11 +151,19 @@ class Ranks {
       batch.logit_rows.resize(batch.token_ids.size());
       std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
     }
-    std::vector<float> logits(static_cast<size_t>(last_rows_ * vocab_), NAN);
-    const auto ran = team_->forward(batches, TensorView(logits.data(), {last_rows_, vocab_}));
+    const auto samples = [&](size_t lane) {
+      return team_->has_rank(placement_.rank_of(static_cast<int>(lane), 0));
+    };
+    int64_t rows_here = 0;
+    for (size_t lane = 0; lane < batches.size(); ++lane) {
+      if (samples(lane)) rows_here += batches[lane].num_rows();
+    }
+    std::vector<float> logits(static_cast<size_t>(rows_here * vocab_), NAN);
+    const auto ran = team_->forward(batches, TensorView(logits.data(), {rows_here, vocab_}));
     FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
     const float* of_lane = logits.data();
     for (size_t lane = 0; lane < batches.size(); ++lane) {
+      if (!samples(lane)) continue;
       for (size_t m = 0; m < members[lane].size(); ++m) {
         auto& all = outcome.logits[members[lane][m]];
         all.insert(all.end(), of_lane + batches[lane].query_start[m] * vocab_,
@@ -231,9 +249,9 @@ TEST_P(ExpertParallel, HasTheBitsOfOneRank) {
       EXPECT_EQ(team.routed(),
                 team.last_rows() * config.experts_per_token * num_moe_layers(config, false));
       // Experts move and get copies, and the answers stay.
-      team.team().place_experts(scattered(config, ranks, 3));
+      ASSERT_TRUE(team.team().place_experts(scattered(config, ranks, 3)));
       EXPECT_TRUE(team.run() == expected) << "moved";
-      team.team().place_experts(contiguous(config, ranks, 3));
+      ASSERT_TRUE(team.team().place_experts(contiguous(config, ranks, 3)));
       EXPECT_TRUE(team.run() == expected) << "moved again";
     }
   }
@@ -268,6 +286,82 @@ TEST_P(TensorParallelExperts, DoNotDependOnTheirPlacement) {
   EXPECT_GT(tried, 0);
 }
 
+// Runs the sequences on nodes with so many ranks, three times: as `table` says, and after all nodes
+// have placed experts elsewhere, whose weights they read again where none of their ranks has them.
+std::vector<Outcome> run_on_nodes(const Checkpoint& checkpoint, const Placement& placement,
+                                  const Form& form, const std::vector<int>& ranks_of_node) {
+  const ModelConfig& config = checkpoint.config();
+  const int ranks = placement.world();
+  std::vector<Outcome> whole(3);
+  for (Outcome& outcome : whole) {
+    outcome.logits.resize(kSequences);
+    outcome.cache_rows.resize(kSequences);
+  }
+  std::mutex mutex;
+  const TestListener listener;
+  std::vector<std::thread> nodes;
+  for (size_t node = 0; node < ranks_of_node.size(); ++node) {
+    nodes.emplace_back([&, node] {
+      AbortWord abort_word;
+      const auto world = join(test_join_options(listener, static_cast<int>(ranks_of_node.size()),
+                                                static_cast<int>(node), ranks_of_node[node]),
+                              abort_word);
+      FATHOM_CHECK(world.has_value(), "{}", world.error().message);
+      Ranks here(checkpoint, placement, form, contiguous(config, ranks, 0), world->get());
+      for (size_t turn = 0; turn < whole.size(); ++turn) {
+        if (turn > 0) {
+          const auto moved = here.team().place_experts(turn == 1 ? scattered(config, ranks, 3)
+                                                                 : contiguous(config, ranks, 3));
+          FATHOM_CHECK(moved.has_value(), "{}", moved.error().message);
+        }
+        Outcome part = here.run();
+        const std::lock_guard lock(mutex);
+        for (size_t s = 0; s < kSequences; ++s) {
+          if (!here.is_here(s)) continue;
+          whole[turn].logits[s] = std::move(part.logits[s]);
+          whole[turn].cache_rows[s] = std::move(part.cache_rows[s]);
+        }
+      }
+    });
+  }
+  for (std::thread& node : nodes) node.join();
+  return whole;
+}
+
+class ExpertNodes : public testing::TestWithParam<std::string> {};
+
+TEST_P(ExpertNodes, HaveTheBitsOfOneProcess) {
+  const auto checkpoint = open(GetParam());
+  const ModelConfig& config = checkpoint->config();
+  struct Case {
+    Placement placement;
+    std::vector<int> ranks_of_node;
+  };
+  const Case cases[] = {{{.dp = 2, .expert_parallel = true}, {1, 1}},
+                        {{.dp = 4, .expert_parallel = true}, {1, 1, 1, 1}},
+                        {{.dp = 3, .expert_parallel = true}, {2, 1}},
+                        {{.tp = 2, .expert_parallel = true}, {1, 1}},
+                        {{.tp = 2, .dp = 2, .expert_parallel = true}, {2, 2}},
+                        {{.tp = 2, .dp = 2, .expert_parallel = true}, {1, 2, 1}},
+                        {{.tp = 2, .dp = 2, .expert_parallel = true}, {1, 1, 1, 1}}};
+  std::map<int, Outcome> of_one;  // process, by tp
+  for (const Case& one : cases) {
+    if (!check_placement(one.placement, config)) continue;
+    SCOPED_TRACE(testing::Message() << "tp " << one.placement.tp << ", dp " << one.placement.dp
+                                    << ", " << one.ranks_of_node.size() << " nodes");
+    const int tp = one.placement.tp;
+    if (!of_one.contains(tp)) {
+      const Placement alone = {.tp = tp, .expert_parallel = true};
+      of_one[tp] =
+          Ranks(*checkpoint, alone, {}, tp == 1 ? nullptr : contiguous(config, tp, 0)).run();
+    }
+    for (const Outcome& outcome : run_on_nodes(*checkpoint, one.placement, {}, one.ranks_of_node)) {
+      EXPECT_TRUE(outcome.logits == of_one[tp].logits);
+      EXPECT_TRUE(outcome.cache_rows == of_one[tp].cache_rows);
+    }
+  }
+}
+
 std::string name_of_model(const testing::TestParamInfo<std::string>& model) {
   std::string name = model.param;
   std::replace(name.begin(), name.end(), '-', '_');
@@ -275,6 +369,11 @@ std::string name_of_model(const testing::TestParamInfo<std::string>& model) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, ExpertParallel,
+                         testing::Values("fathom-tiny", "kimi", "odd", "v2_fp8_tensor", "v2_group",
+                                         "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_fp8_e8m0",
+                                         "v3_fp8_ue8m0", "v3_yarn"),
+                         name_of_model);
+INSTANTIATE_TEST_SUITE_P(Goldens, ExpertNodes,
                          testing::Values("fathom-tiny", "kimi", "odd", "v2_fp8_tensor", "v2_group",
                                          "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_fp8_e8m0",
                                          "v3_fp8_ue8m0", "v3_yarn"),
@@ -292,8 +391,8 @@ TEST(ExpertParallelRanks, ARankThatFailsEndsTheStep) {
   for (const Collective failing : {Collective::kDispatch, Collective::kCombine}) {
     for (const int failing_rank : {0, 2}) {
       GroupOptions group;
-      group.before_meeting = [=](int rank, Collective kind, uint64_t) {
-        if (rank == failing_rank && kind == failing) throw std::runtime_error("planted");
+      group.at_meeting = [=](const MeetingPoint& at) {
+        if (at.rank == failing_rank && at.kind == failing) throw std::runtime_error("planted");
       };
       const auto team =
           RankTeam::load(*checkpoint, {.placement = {.dp = 3, .expert_parallel = true},

@@ -13,6 +13,7 @@ from fathom_server import ANSWER, LONG, QUESTION, SLACK
 
 # From a fault to the error of a request, and from there to a server that no longer says it is well.
 ERROR_SECONDS, HEALTH_SECONDS = 3, 2
+AGAIN_SECONDS = 10  # from the start of all processes to the first answer
 # Steps that last, so that requests run when the fault comes.
 SLOW = "step_ms:20"
 
@@ -23,7 +24,7 @@ class Stream:
     def __init__(self, server, body=LONG):
         self.connection, self.response = server.open("POST", "/v1/chat/completions",
                                                      {**body, "stream": True})
-        self.text, self.ended_at = "", 0.0
+        self.server, self.text, self.ended_at = server, "", 0.0
         self.thread = threading.Thread(target=self.read, daemon=True)
         self.thread.start()
 
@@ -42,7 +43,8 @@ class Stream:
         for line in self.text.splitlines():
             if line.startswith("data: {") and '"error"' in line:
                 return json.loads(line[6:])["error"]["message"]
-        raise AssertionError(f"no error: {self.text[-500:]}")
+        raise AssertionError(f"no error: {self.text[-500:]}\nthe server, which ended with "
+                             f"{self.server.process.poll()}: {''.join(self.server.log)[-2000:]}")
 
 
 def is_well(server):
@@ -91,7 +93,9 @@ class Faults(unittest.TestCase):
         reply = cluster.leader.post("/v1/chat/completions",
                                     {"messages": QUESTION, "temperature": 0})
         self.assertEqual(reply["choices"][0]["message"]["content"], ANSWER)
-        print(f"  serves again {time.monotonic() - start:.2f} s after the start", flush=True)
+        took = time.monotonic() - start
+        self.assertLessEqual(took, AGAIN_SECONDS * SLACK)
+        print(f"  serves again {took:.2f} s after the start", flush=True)
         self.assertEqual(set(cluster.stop()), {0})
 
     def hit_follower(self, which, flags, words):
@@ -175,15 +179,15 @@ class Faults(unittest.TestCase):
                 stream = Stream(cluster.leader)
                 words = ["rank 1", rf"#{number}\b|#{number - 1}\b"]
                 if kind == "throw":
-                    words.append(f"a fault before meeting {number}")
+                    words.append(f"a fault at meeting {number}")
                 self.check_server_ends(cluster, stream, since, words)
                 cluster.kill()
 
     def test_a_leader_that_throws(self):
         cluster = self.cluster(2, "--tp", "2", faults={0: "meeting_throw:50"})
         stream = Stream(cluster.leader)
-        self.assertRegex(stream.error(), "rank 0 failed: a fault before meeting 50")
-        self.check_followers_end(cluster.followers, ["rank 0 failed: a fault before meeting 50"])
+        self.assertRegex(stream.error(), "rank 0 failed: a fault at meeting 50")
+        self.check_followers_end(cluster.followers, ["rank 0 failed: a fault at meeting 50"])
         self.assertEqual(cluster.leader.wait(), DEAD)
 
 

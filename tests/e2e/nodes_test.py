@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """One engine over several processes: the same answers as one process to the bit, agreement before
 loading, and orderly ends."""
+import collections
 import concurrent.futures
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +17,7 @@ import unittest
 from cluster import DEAD, Cluster, Follower, free_port, node_flags
 from fathom_server import ENVIRONMENT, MODEL, PROGRAM, SLACK, Server
 
+EXPERTS = ("--enable-expert-parallel",)
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
           "additionalProperties": False}
 
@@ -86,6 +90,44 @@ class Equality(unittest.TestCase):
         self.assertEqual(self.answers_of_nodes(3, "--tp", "3", "--dp", "2"),
                          self.answers_of_one("--tp", "3"))
 
+    def check_experts(self, cluster, nnodes):
+        """What node 0 tells of the experts of all nodes."""
+        info = json.loads(cluster.leader.ask("GET", "/server_info")[2])
+        self.assertEqual(info["placement"]["ranks_of_nodes"], [[rank] for rank in range(nnodes)])
+        placement = info["experts"]
+        self.assertEqual(placement["num_ranks"], nnodes)
+        for layer in placement["layers"]:
+            self.assertEqual(len(layer), nnodes)
+            self.assertEqual(set(sum(layer, [])), set(range(placement["num_experts"])))
+        routed = collections.Counter()
+        for line in cluster.leader.ask("GET", "/metrics")[2].splitlines():
+            found = re.match(r'fathom_expert_tokens_total\{.*layer="(\d+)".*\} (\d+)', line)
+            if found:
+                routed[found.group(1)] += int(found.group(2))
+        self.assertEqual(len(routed), len(placement["layers"]))
+        # Every layer routes every token, of all lanes.
+        self.assertEqual(len(set(routed.values())), 1, routed)
+        self.assertGreater(routed["0"], 1000)
+
+    def test_experts(self):
+        one = self.answers_of_one()
+        self.assertEqual(self.answers_of_nodes(2, "--dp", "2", *EXPERTS), one)
+        cluster = Cluster(4, "--dp", "4", *EXPERTS, "--ep-num-redundant-experts", "4",
+                          "--enable-eplb", "--eplb-rebalance-num-iterations", "4")
+        self.addCleanup(cluster.kill)
+        self.assertEqual(answers(cluster.leader), one)
+        self.check_experts(cluster, 4)
+        self.assertGreaterEqual(cluster.leader.metric("fathom_expert_moves_total"), 1)
+        self.assertEqual(cluster.stop(), [0] * 4, "".join(cluster.leader.log))
+
+    def test_experts_of_tensor_parallel_lanes(self):
+        one = self.answers_of_one("--tp", "2", *EXPERTS)
+        self.assertEqual(self.answers_of_nodes(2, "--tp", "2", *EXPERTS), one)
+        self.assertEqual(self.answers_of_nodes(2, "--tp", "2", "--dp", "2", *EXPERTS), one)
+        self.assertEqual(self.answers_of_nodes(4, "--tp", "2", "--dp", "2", *EXPERTS,
+                                               "--enable-eplb", "--eplb-rebalance-num-iterations",
+                                               "4"), one)
+
     def test_preemption_and_prompt_log_probabilities(self):
         # What a chunk holds depends on what arrives when, and bf16 rounds chunks differently.
         flags = ("--dtype", "float32", "--dp", "2", "--max-total-tokens", "256", "--max-num-batched-tokens", "64",
@@ -112,11 +154,11 @@ class Equality(unittest.TestCase):
 
 
 class Agreement(unittest.TestCase):
-    def run_both(self, leader=(), follower=(), model=MODEL, nnodes=2):
+    def run_both(self, leader=(), follower=(), model=MODEL, nnodes=2, program=None):
         """A leader and a follower that cannot agree: their exit statuses and last words."""
         port = free_port()
         other = Follower("--quiet", *(follower or ()), *node_flags(nnodes, 1, port), model=model,
-                         command="run")
+                         command="run", program=program)
         self.addCleanup(other.kill)
         own = subprocess.run(
             [PROGRAM, "run", MODEL, "Hello", "--quiet", *leader, *node_flags(2, 0, port)],
@@ -140,6 +182,35 @@ class Agreement(unittest.TestCase):
         self.check_difference("--dtype", "'bfloat16'", "'float32'",
                               leader=("--tp", "2", "--dtype", "float32", "--kv-cache-dtype", "bf16"),
                               follower=("--tp", "2"))
+
+    def test_placements_of_experts_must_be_equal(self):
+        self.check_difference("--enable-expert-parallel", "'off'", "'on'",
+                              leader=("--dp", "2", *EXPERTS), follower=("--dp", "2"))
+        self.check_difference("--num-redundant-experts", "'2'", "'0'", leader=("--dp", "2", *EXPERTS),
+                              follower=("--dp", "2", *EXPERTS, "--num-redundant-experts", "2"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "placement.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"format": "fathom-expert-placement", "version": 1, "num_experts": 16,
+                           "num_ranks": 2, "layers": [[list(range(8, 16)), list(range(8))]] * 7}, file)
+            self.check_difference("table of experts", "'[0-9a-f]{16}'", "'[0-9a-f]{16}'",
+                                  leader=("--dp", "2", *EXPERTS),
+                                  follower=("--dp", "2", *EXPERTS, "--init-expert-location", path))
+
+    def test_versions_must_be_equal(self):
+        version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True,
+                                 check=True).stdout.splitlines()[0].split()[-1]
+        other = version[:-1] + ("8" if version[-1] == "9" else "9")
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "fathom")
+            with open(PROGRAM, "rb") as file:
+                code = file.read()
+            self.assertIn(version.encode(), code)
+            with open(program, "wb") as file:
+                file.write(code.replace(version.encode(), other.encode()))
+            os.chmod(program, 0o755)
+            self.check_difference("version", f"'{re.escape(other)}'", f"'{re.escape(version)}'",
+                                  leader=("--tp", "2"), follower=("--tp", "2"), program=program)
 
     def test_model_files_must_be_equal(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +241,9 @@ class Agreement(unittest.TestCase):
                 (("--tp", "2", "--kv-offload-gib", "1"),
                  "--kv-offload-gib is 1 and --kv-offload-dir '' with --nnodes 2: pages of other "
                  "nodes cannot be offloaded"),
-                (("--tp", "9"), "--tp is 9")):
+                (("--tp", "9"), "--tp is 9"),
+                (("--dp", "2", *EXPERTS, "--num-redundant-experts", "17"),
+                 "--num-redundant-experts is 17, allowed are 0 to 16")):
             status, last = self.refusal(*flags, *node_flags(2, 0, free_port()))
             self.assertEqual(status, 2, last)
             self.assertIn(words, last)
@@ -242,6 +315,15 @@ class Ends(unittest.TestCase):
         reply = cluster.leader.post("/v1/completions", {"prompt": "One, two,", "max_tokens": 4})
         self.assertEqual(len(reply["choices"]), 1)
         self.assertEqual(cluster.stop(), [0, 0])
+
+    def test_nodes_share_the_memory_of_their_machine(self):
+        cluster = Cluster(4, "--dp", "4")
+        self.addCleanup(cluster.kill)
+        self.assertEqual(cluster.stop(), [0] * 4)
+        available = float(re.search(r"available +([0-9.]+) GiB", "".join(cluster.leader.log)).group(1))
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
+        self.assertGreater(available, 0)
+        self.assertLessEqual(available, whole / 4)
 
     def test_bench_on_two_nodes(self):
         port = free_port()

@@ -214,8 +214,8 @@ TEST(RankTeam, ARankThatFailsEndsTheStep) {
   for (const int failing : {0, 1}) {
     for (const uint64_t meeting : {1, 2, 7}) {
       GroupOptions group;
-      group.before_meeting = [=](int rank, Collective, uint64_t number) {
-        if (rank == failing && number == meeting) throw std::runtime_error("planted");
+      group.at_meeting = [=](const MeetingPoint& at) {
+        if (at.rank == failing && at.number == meeting) throw std::runtime_error("planted");
       };
       const auto team = team_of(*checkpoint, 2, DType::kBF16, CacheFormat::kBF16, group);
       ForwardBatch batch;

@@ -8,8 +8,12 @@
 // * device_lost:N: from the N-th step on every step fails, as on a device whose context is corrupt
 // * step_memory:N: every N-th step finds no memory, which the runner reports as an error
 // * preempt:N: every N-th step preempts a sequence
-// * meeting_throw:N, meeting_stop:N, meeting_kill:N: before its N-th collective a rank of this
-//   process throws, or the process stops or kills itself
+// * meeting_throw:N, meeting_stop:N, meeting_kill:N: at its N-th collective a rank of this process
+//   throws, or the process stops or kills itself
+// * meeting_kind:K: counts collectives of one kind only, 1 + its number in comm/collective.h
+// * meeting_phase:P: 1 before (the default), 2 in, 3 after the collective
+// * meeting_delay:N: ranks sleep up to N us before every eighth collective, at random, and the
+//   longest wait in a collective is said at the end
 // * alloc_fail:FD: allocations fail as the file behind this descriptor says (allocation_faults.h)
 #include "cli/engine_faults.h"
 
@@ -22,6 +26,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -52,9 +57,11 @@ struct StepGate {
 }
 
 Faults read_faults() {
-  Faults faults = {{"step_ms", 0},       {"step_gate", 0},    {"step_hang", 0},   {"step_error", 0},
-                   {"device_lost", 0},   {"step_memory", 0},  {"preempt", 0},     {"alloc_fail", 0},
-                   {"meeting_throw", 0}, {"meeting_stop", 0}, {"meeting_kill", 0}};
+  Faults faults = {{"step_ms", 0},       {"step_gate", 0},    {"step_hang", 0},
+                   {"step_error", 0},    {"device_lost", 0},  {"step_memory", 0},
+                   {"preempt", 0},       {"alloc_fail", 0},   {"meeting_throw", 0},
+                   {"meeting_stop", 0},  {"meeting_kill", 0}, {"meeting_kind", 0},
+                   {"meeting_phase", 1}, {"meeting_delay", 0}};
   const char* const given = std::getenv("FATHOM_FAULT");
   std::string text = given == nullptr ? "" : given;
   while (!text.empty()) {
@@ -98,6 +105,9 @@ class FaultyRunner : public Runner {
   void copy_page(int from_lane, int32_t from, int to_lane, int32_t to) override {
     runner_->copy_page(from_lane, from, to_lane, to);
   }
+  std::optional<ExpertStats> expert_stats() const override { return runner_->expert_stats(); }
+  int64_t keys_worth_a_row() const override { return runner_->keys_worth_a_row(); }
+  bool answers_equal_prompts() const override { return runner_->answers_equal_prompts(); }
   const Stream* host_stream() const override { return runner_->host_stream(); }
   int max_steps_in_flight() const override { return runner_->max_steps_in_flight(); }
 
@@ -137,6 +147,39 @@ class FaultyRunner : public Runner {
   int64_t steps_ = 0;
 };
 
+// The longest wait of any rank here in a collective.
+class LongestWait {
+ public:
+  void note(std::chrono::nanoseconds wait) {
+    int64_t before = longest_.load();
+    while (before < wait.count() && !longest_.compare_exchange_weak(before, wait.count())) {
+    }
+  }
+  void print() const {
+    std::fprintf(stderr, "longest wait in a collective: %.3f s\n",
+                 static_cast<double>(longest_.load()) / 1e9);
+  }
+
+ private:
+  std::atomic<int64_t> longest_{0};  // ns
+};
+LongestWait longest_wait;
+
+void delay_meeting(int64_t longest_us, const MeetingPoint& at) {
+  using Clock = std::chrono::steady_clock;
+  thread_local std::minstd_rand random(static_cast<uint32_t>(at.rank + 1));
+  thread_local Clock::time_point came;
+  if (at.phase == MeetingPhase::kBefore) {
+    if (random() % 8 == 0) {
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(static_cast<int64_t>(random()) % longest_us));
+    }
+    came = Clock::now();
+  } else if (at.phase == MeetingPhase::kAfter) {
+    longest_wait.note(Clock::now() - came);
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, EngineOptions* options) {
@@ -147,17 +190,28 @@ std::unique_ptr<Runner> with_engine_faults(std::unique_ptr<Runner> runner, Engin
   return std::make_unique<FaultyRunner>(std::move(runner), std::move(faults));
 }
 
-std::function<void(int, Collective, uint64_t)> meeting_fault() {
-  Faults faults = read_faults();
-  if (faults["meeting_throw"] + faults["meeting_stop"] + faults["meeting_kill"] == 0) {
-    return nullptr;
+MeetingHook meeting_fault() {
+  const Faults faults = read_faults();
+  if (faults.at("meeting_delay") > 0) {
+    std::atexit([] { longest_wait.print(); });
+    return [longest_us = faults.at("meeting_delay")](const MeetingPoint& at) {
+      delay_meeting(longest_us, at);
+    };
   }
-  return [faults](int, Collective, uint64_t number) mutable {
-    const auto turn = static_cast<int64_t>(number);
-    if (turn == faults["meeting_stop"]) raise(SIGSTOP);
-    if (turn == faults["meeting_kill"]) raise(SIGKILL);
-    if (turn == faults["meeting_throw"]) {
-      throw std::runtime_error("a fault before meeting " + std::to_string(number));
+  const int64_t turn =
+      faults.at("meeting_throw") + faults.at("meeting_stop") + faults.at("meeting_kill");
+  if (turn == 0) return nullptr;
+  return [faults, turn](const MeetingPoint& at) {
+    // Of this rank, in all of its groups.
+    thread_local int64_t meetings = 0;
+    const int64_t kind = faults.at("meeting_kind");
+    if (static_cast<int64_t>(at.phase) + 1 != faults.at("meeting_phase")) return;
+    if (kind != 0 && kind != static_cast<int64_t>(at.kind) + 1) return;
+    if (++meetings != turn) return;
+    if (faults.at("meeting_stop") > 0) raise(SIGSTOP);
+    if (faults.at("meeting_kill") > 0) raise(SIGKILL);
+    if (faults.at("meeting_throw") > 0) {
+      throw std::runtime_error("a fault at meeting " + std::to_string(turn));
     }
   };
 }

@@ -240,6 +240,14 @@ std::string ApiServer::server_info() const {
   server["running"] = stats.running;
   server["waiting"] = std::max(stats.waiting, stats.queued_requests);
   server["kv_tokens"] = stats.pages_total * kPageSize;
+  if (stats.experts) {
+    const ExpertStats& experts = *stats.experts;
+    server["experts"] = {{"num_experts", experts.experts},
+                         {"num_ranks", experts.ranks},
+                         {"layers", json::value_from(experts.table->lists())},
+                         {"balance", experts.window.balance},
+                         {"moves", experts.moves}};
+  }
   return server_info_body(backend.served, server);
 }
 

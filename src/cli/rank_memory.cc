@@ -1,0 +1,100 @@
+#include "cli/rank_memory.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/math.h"
+#include "model/expert_exchange.h"
+#include "model/model_spec.h"
+#include "model/workspace.h"
+
+namespace fathom {
+namespace {
+
+// Bytes of all workspaces. Allocating them here takes no memory, because their pages are never
+// touched.
+Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
+                                    int num_threads) {
+  int64_t bytes = 0;
+  const auto [first, count] = ranks_here(options);
+  for (int rank = first; rank < first + count; ++rank) {
+    const ModelSpec spec = make_spec(config, options.placement, rank, options.expert_table);
+    FATHOM_TRY(
+        const Workspace workspace,
+        Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
+                            static_cast<int>(ceil_div(num_threads, count))));
+    bytes += workspace.bytes();
+    if (options.placement.exchanges_tokens()) {
+      bytes += ExpertExchange::planned_bytes(config, options.placement, options.compute,
+                                             options.max_batched_tokens);
+    }
+  }
+  return bytes;
+}
+
+// How many of all layers' routed experts are here; the ranks of a process share an expert's
+// weights.
+double expert_share(const ModelConfig& config, const ModelRunnerOptions& options) {
+  const auto [first, count] = ranks_here(options);
+  int64_t held = 0;
+  for (int64_t layer = 0; layer < options.expert_table->num_layers(); ++layer) {
+    std::set<int32_t> experts;
+    for (int rank = first; rank < first + count; ++rank) {
+      const auto of_rank = options.expert_table->experts_of(layer, rank);
+      experts.insert(of_rank.begin(), of_rank.end());
+    }
+    held += std::ssize(experts);
+  }
+  return static_cast<double>(held) /
+         static_cast<double>(config.num_experts * options.expert_table->num_layers());
+}
+
+// The weights that are loaded into this process.
+std::vector<MemoryLine> weights_here(const Checkpoint& checkpoint,
+                                     const ModelRunnerOptions& options) {
+  const Inventory inventory = take_loaded_inventory(checkpoint, options.load);
+  // Ranks of different lanes share what is cut over a lane.
+  const int tp = options.placement.tp, count = ranks_here(options).second;
+  int64_t cut = 0;
+  for (const MemoryLine& group : weight_lines(inventory, false)) cut += group.bytes;
+  std::vector<MemoryLine> lines;
+  if (options.expert_table != nullptr) {
+    const ModelConfig& config = checkpoint.config();
+    const int64_t experts = inventory.of(WeightGroup::kExperts).bytes;
+    cut -= experts;
+    const double share = expert_share(config, options);
+    lines.push_back({"routed experts", static_cast<int64_t>(static_cast<double>(experts) * share)});
+    // A layer's new experts are read before its old ones go.
+    if (options.balancer.rebalances && count < options.placement.world()) {
+      lines.push_back(
+          {"experts that move", ceil_div(lines.back().bytes, num_moe_layers(config, false))});
+    }
+  }
+  lines.insert(lines.begin(), {"weights", ceil_div(cut * std::min(tp, count), tp)});
+  return lines;
+}
+
+}  // namespace
+
+std::pair<int, int> ranks_here(const ModelRunnerOptions& options) {
+  if (options.world == nullptr) return {0, options.placement.world()};
+  const WorldLayout& layout = options.world->layout();
+  return {layout.first_rank(layout.node_rank),
+          layout.ranks_of_node[static_cast<size_t>(layout.node_rank)]};
+}
+
+Result<MemoryRequest> rank_memory(const Checkpoint& checkpoint, const AvailableMemory& available,
+                                  int num_threads, const ModelRunnerOptions& options) {
+  MemoryRequest request;
+  request.budget = available.bytes;
+  if (options.world != nullptr) {
+    const WorldLayout& layout = options.world->layout();
+    request.budget = request.budget / layout.ranks_on_machine() * ranks_here(options).second;
+  }
+  request.fixed = weights_here(checkpoint, options);
+  FATHOM_TRY(const int64_t working, working_space_bytes(checkpoint.config(), options, num_threads));
+  request.fixed.push_back({"working space", working});
+  return request;
+}
+
+}  // namespace fathom

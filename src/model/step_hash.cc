@@ -1,0 +1,42 @@
+#include "model/step_hash.h"
+
+#define XXH_INLINE_ALL  // header only: nothing to link
+#include <xxhash.h>
+
+namespace fathom {
+namespace {
+
+uint64_t hash_array(const std::vector<int32_t>& array, uint64_t seed) {
+  // The length too: the same numbers may be cut into other arrays.
+  return XXH3_64bits_withSeed(array.data(), array.size() * sizeof(int32_t),
+                              seed ^ (array.size() << 1));
+}
+
+uint64_t hash_number(int64_t number, uint64_t seed) {
+  return XXH3_64bits_withSeed(&number, sizeof number, seed);
+}
+
+}  // namespace
+
+uint64_t hash_batch(const ForwardBatch& batch, uint64_t seed) {
+  uint64_t hash = hash_number(batch.max_pages, seed);
+  for (const auto* array :
+       {&batch.token_ids, &batch.positions, &batch.query_start, &batch.context_lens,
+        &batch.prompt_lens, &batch.block_tables, &batch.logit_rows}) {
+    hash = hash_array(*array, hash);
+  }
+  return hash;
+}
+
+uint64_t hash_attention(const AttentionPlan& plan, uint64_t seed) {
+  uint64_t hash = hash_array(plan.mha, seed);
+  for (const AbsorbedGroup& group : plan.absorbed) {
+    hash = hash_number(group.first_row, hash);
+    hash = hash_number(group.first_sequence, hash);
+    hash = hash_array(group.query_start, hash);
+    hash = hash_array(group.context_lens, hash);
+  }
+  return hash;
+}
+
+}  // namespace fathom
