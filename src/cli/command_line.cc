@@ -275,7 +275,11 @@ std::optional<int> translate(const CLI::App& serve, size_t words,
 
 int report_failure(std::string_view message, int status) {
   // fmt::print would throw if stderr cannot be written.
-  std::fputs(fmt::format("fathom: {}\n", one_line(message)).c_str(), stderr);
+  try {
+    std::fputs(fmt::format("fathom: {}\n", one_line(message)).c_str(), stderr);
+  } catch (const std::bad_alloc&) {
+    std::fputs("fathom: out of memory\n", stderr);
+  }
   return status;
 }
 

@@ -5,9 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <condition_variable>
 #include <csignal>
 #include <fstream>
-#include <future>
+#include <mutex>
+#include <new>
+#include <optional>
 #include <thread>
 
 #include "base/log.h"
@@ -180,6 +183,58 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
 // later ones.
 void return_large_buffers() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
 
+// Ends the process when the engine is dead. A thread, which ends with this object: whatever is
+// thrown while it runs, it is not destroyed running.
+class DeathWatch {
+ public:
+  explicit DeathWatch(ApiServer& server)
+      : server_(server), thread_([&server] {
+          if (server.wait_until_dead()) std::_Exit(kExitDead);
+        }) {}
+  ~DeathWatch() {
+    try {
+      server_.stop(std::chrono::nanoseconds(0));  // ends the wait, whatever else fails
+    } catch (const std::bad_alloc&) {
+    }
+    thread_.join();
+  }
+  DeathWatch(const DeathWatch&) = delete;
+  DeathWatch& operator=(const DeathWatch&) = delete;
+
+ private:
+  ApiServer& server_;
+  std::thread thread_;
+};
+
+// Ends the process unless this is destroyed within the limit.
+class LastResort {
+ public:
+  explicit LastResort(std::chrono::nanoseconds limit)
+      : thread_([this, limit] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_for(lock, limit, [this] { return ended_; })) return;
+          log_warning("a step did not end within {} s of the end: it is cut off",
+                      std::chrono::duration<double>(kLastStep).count());
+          std::_Exit(0);
+        }) {}
+  ~LastResort() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  LastResort(const LastResort&) = delete;
+  LastResort& operator=(const LastResort&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
 Result<int> serve(ServeFlags flags) {
   return_large_buffers();
   std::signal(SIGPIPE, SIG_IGN);  // writing to a closed log pipe must not end the server
@@ -213,23 +268,16 @@ Result<int> serve(ServeFlags flags) {
            http::address_text(flags.http.host, server->port()));
   notifier.ready();
 
-  std::thread watchdog([&server] {
-    if (server->wait_until_dead()) std::_Exit(kExitDead);
-  });
-  signals.wait();
-  notifier.stopping();
-  std::promise<void> stopped;
-  std::thread last_resort([&] {
-    const auto limit = std::chrono::seconds(flags.shutdown_seconds) + kLastStep;
-    if (stopped.get_future().wait_for(limit) == std::future_status::ready) return;
-    log_warning("a step did not end within {} s of the end: it is cut off",
-                std::chrono::duration<double>(kLastStep).count());
-    std::_Exit(0);
-  });
-  const bool all_ended = server->stop(std::chrono::seconds(flags.shutdown_seconds));
-  stopped.set_value();
-  last_resort.join();
-  watchdog.join();
+  bool all_ended = false;
+  {
+    std::optional<LastResort> last_resort;  // until the watch has ended too
+    const DeathWatch watch(*server);
+    signals.wait();
+    notifier.stopping();
+    const auto grace = std::chrono::seconds(flags.shutdown_seconds);
+    last_resort.emplace(grace + kLastStep);
+    all_ended = server->stop(grace);
+  }
   if (server->is_dead()) return kExitDead;
   if (!all_ended) log_warning("some answers were cut off after {} s", flags.shutdown_seconds);
   return 0;

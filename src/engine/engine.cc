@@ -128,6 +128,8 @@ void Engine::abort(RequestId request) { parts_->loop.inbox().abort(request); }
 
 EngineStats Engine::stats() const { return parts_->loop.stats(); }
 
+EngineProgress Engine::progress() const { return parts_->loop.progress(); }
+
 void Engine::flush_prefix_cache() { parts_->loop.inbox().flush(); }
 
 bool Engine::is_dead() const { return parts_->loop.inbox().is_dead(); }

@@ -107,6 +107,12 @@ struct EngineStats {
   int64_t step_longest = 0;  // length of its longest sequence in tokens, with this step's
 };
 
+// Whether the engine gets on.
+struct EngineProgress {
+  int64_t steps = 0;      // as EngineStats
+  bool has_work = false;  // some request has not ended
+};
+
 class Engine {
  public:
   // The tokenizer may be null: then requests have ids only, no text, and stop strings are refused.
@@ -133,6 +139,8 @@ class Engine {
   void abort(RequestId request);
 
   EngineStats stats() const;
+  // For a thread that watches the engine: does not allocate memory, and so does not throw.
+  EngineProgress progress() const;
 
   // Drops all cached prefixes at refcount 0, at the next step boundary.
   void flush_prefix_cache();

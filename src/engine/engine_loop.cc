@@ -182,8 +182,8 @@ bool EngineLoop::begin_step() {
   return true;
 }
 
-// Returns false if memory ran out; the sequence that needed it has ended. Sequences planned before
-// it keep their pages and are planned again.
+// Returns false if memory ran out; the sequence that needed it, if it was one, has ended. Sequences
+// planned before it keep their pages and are planned again.
 bool EngineLoop::plan(StepPlan& plan) {
   bool is_planned = true;
   try {
@@ -192,7 +192,9 @@ bool EngineLoop::plan(StepPlan& plan) {
     is_planned = false;
   }
   note_started(plan);
-  if (!is_planned) end_early(lanes_.planning(), FinishReason::kError, out_of_memory());
+  if (!is_planned && lanes_.planning() != nullptr) {
+    end_early(*lanes_.planning(), FinishReason::kError, out_of_memory());
+  }
   return is_planned;
 }
 
@@ -269,7 +271,7 @@ void EngineLoop::recompute_the_rest() {
     try {
       lanes_.preempt_all();
     } catch (const std::bad_alloc&) {
-      end_early(lanes_.planning(), FinishReason::kError, out_of_memory());
+      end_early(*lanes_.planning(), FinishReason::kError, out_of_memory());
     }
   }
 }
@@ -467,6 +469,13 @@ EngineStats EngineLoop::stats() const {
   stats.experts = runner_->expert_stats();
   stats.last_step_age_seconds = std::chrono::duration<double>(now() - published_last_step_).count();
   return stats;
+}
+
+EngineProgress EngineLoop::progress() const {
+  const Inbox::Counts counts = inbox_.counts();
+  const std::lock_guard lock(stats_mutex_);
+  return {.steps = published_.steps,
+          .has_work = published_.running + published_.waiting + counts.queued_requests > 0};
 }
 
 void EngineLoop::check_idle() const {

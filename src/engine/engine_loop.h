@@ -42,6 +42,7 @@ class EngineLoop {
   Inbox& inbox() { return inbox_; }
   const Inbox& inbox() const { return inbox_; }
   EngineStats stats() const;
+  EngineProgress progress() const;
   RequestTimings::Time now() const { return options_.clock(); }  // any thread
 
  private:

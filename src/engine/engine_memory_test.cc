@@ -7,6 +7,7 @@
 #include <future>
 #include <map>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -143,6 +144,58 @@ TEST_P(EngineMemory, EachAllocationMayFail) {
               static_cast<long>(tried), static_cast<long>(ended_early));
   EXPECT_GT(tried, 100);
   EXPECT_LE(ended_early, 9 * tried);
+}
+
+// What the first steps allocate once, before any request has failed for lack of memory.
+TEST_P(EngineMemory, EachAllocationOfTheFirstStepsMayFail) {
+  for (int64_t n = 1, left = 0; left == 0; ++n) {
+    SCOPED_TRACE(n);
+    auto runner = std::make_unique<FakeRunner>(FakeModel{.num_pages = 14, .num_lanes = GetParam()},
+                                               /*max_steps_in_flight=*/2);
+    Ending ending;
+    left = n;
+    {
+      const auto submitter = std::this_thread::get_id();
+      bool is_armed = false;  // the engine's thread only
+      EngineOptions options{.max_num_seqs = 6, .max_batched_tokens = 96};
+      // The engine looks at the clock before its first step.
+      options.clock = [&] {
+        if (std::this_thread::get_id() != submitter && !std::exchange(is_armed, true)) {
+          countdown = n;
+        }
+        return std::chrono::steady_clock::now();
+      };
+      auto engine = std::move(*Engine::create(options, std::move(runner), fake_tokenizer()));
+      const auto sink = [&](const Event& event) {
+        const int64_t kept = std::exchange(countdown, 0);  // sinks do not throw
+        ending.ids.insert(ending.ids.end(), event.ids.begin(), event.ids.end());
+        ending.finals += event.finish.has_value();
+        if (event.finish) ending.error = event.error.message;
+        countdown = left = kept;
+      };
+      Request request = requests()[0];
+      request.sampling.max_tokens = 3;
+      request.sampling.ignore_eos = true;
+      EXPECT_TRUE(engine->submit(request, sink));
+      EXPECT_TRUE(engine->drain(60s));
+    }
+    EXPECT_EQ(ending.finals, 1);
+    if (ending.error.empty()) {
+      EXPECT_EQ(ending.ids.size(), 3u);
+    } else {
+      EXPECT_EQ(ending.error, "out of memory");
+    }
+    if (HasFailure()) break;
+  }
+}
+
+TEST(EngineProgress, IsToldWithoutMemory) {
+  const auto engine = std::move(*Engine::create(
+      {}, std::make_unique<FakeRunner>(FakeModel{.num_lanes = 2}), fake_tokenizer()));
+  countdown = 1;
+  const EngineProgress progress = engine->progress();
+  EXPECT_EQ(std::exchange(countdown, 0), 1);
+  EXPECT_FALSE(progress.has_work);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <future>
+#include <atomic>
 #include <random>
 #include <thread>
 
@@ -31,8 +31,29 @@ struct Load {
   double abort_share = 0;
   double shared_share = 0.5;  // of prompts that share a prefix with others
   int steps_in_flight = 1;
+  // All requests wait before the second step: what is counted then depends on the load alone, not
+  // on how arrivals and steps fall together.
+  bool arrives_at_once = false;
   FakeCopies copies = {};
   uint32_t seed = 1;
+};
+
+// Holds the engine in its first step until the load has arrived.
+class ArrivalGate {
+ public:
+  void pass() {
+    reached_ = true;
+    reached_.notify_all();
+    arrived_.wait(false);
+  }
+  void wait_for_engine() { reached_.wait(false); }
+  void open() {
+    arrived_ = true;
+    arrived_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> reached_ = false, arrived_ = false;
 };
 
 template <typename T>
@@ -113,8 +134,15 @@ EngineStats run_once(Load load) {
   load.options.max_queued_tokens = 1 << 20;
   std::mt19937 random(load.seed);
   std::vector<Submitted> all(static_cast<size_t>(load.num_requests));
+  ArrivalGate gate;  // outlives the engine
   auto runner = std::make_unique<FakeRunner>(load.model, load.steps_in_flight);
   runner->copies = load.copies;
+  if (load.arrives_at_once) {
+    runner->before_step = [&gate](const ForwardBatch&) {
+      gate.pass();
+      return Result<>();
+    };
+  }
   runner->max_rows = load.options.max_batched_tokens;
   runner->max_logit_rows = load.options.max_num_seqs + load.options.max_prompt_logit_rows;
   auto created = Engine::create(load.options, std::move(runner), tokenizer());
@@ -129,7 +157,11 @@ EngineStats run_once(Load load) {
     EXPECT_TRUE(id.has_value()) << id.error().message;
     submitted.id = *id;
     // Requests arrive in bursts and singly. Some are aborted at once, others while they run.
-    if (random() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+    if (load.arrives_at_once) {
+      gate.wait_for_engine();
+    } else if (random() % 3 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+    }
     if (std::uniform_real_distribution<>()(random) < load.abort_share) {
       Submitted& victim = all[random() % static_cast<size_t>(&submitted - all.data() + 1)];
       victim.aborted = true;
@@ -137,6 +169,7 @@ EngineStats run_once(Load load) {
       if (random() % 4 == 0) engine.abort(victim.id);
     }
   }
+  gate.open();
   EXPECT_TRUE(engine.drain(60s));
   const EngineStats stats = engine.stats();
   EXPECT_EQ(stats.pages_used, 0);
@@ -162,9 +195,9 @@ EngineStats run_load(Load load) {
 // The same with offload to host memory and files below a small pool.
 EngineStats run_offloaded(Load load) {
   const int64_t page_bytes = FakeRunner(FakeModel{}).page_transfer(0)->page_bytes();
-  load.options.kv_offload_bytes = 5 * page_bytes;
+  load.options.kv_offload_bytes = 5 * page_bytes * load.model.num_lanes;
   load.options.kv_offload_dir = testing::TempDir();
-  load.options.kv_offload_disk_bytes = 200 * page_bytes;
+  load.options.kv_offload_disk_bytes = 200 * page_bytes * load.model.num_lanes;
   return run_once(load);
 }
 
@@ -182,30 +215,42 @@ TEST(Engine, RoomyCache) {
 
 // Lanes with small pools: sequences are preempted, move, and take their pages with them.
 TEST(Engine, SeveralLanes) {
+  int64_t preemptions = 0, moved = 0, copied = 0;
   for (const int lanes : {2, 3, 8}) {
-    const EngineStats stats = run_load({.model = {.num_pages = 14, .num_lanes = lanes},
-                                        .options = {.max_num_seqs = 6,
-                                                    .max_batched_tokens = 70,
-                                                    .eos_ids = {kFakeEos},
-                                                    .preempt_every = 9},
-                                        .num_requests = 100,
-                                        .abort_share = 0.1,
-                                        .seed = static_cast<uint32_t>(lanes)});
-    EXPECT_GT(stats.preemptions, 0);
-    EXPECT_GT(stats.sequences_moved, 0);
-    EXPECT_GT(stats.pages_copied, 0);
+    Load load{.model = {.num_pages = 14, .num_lanes = lanes},
+              .options = {.max_num_seqs = 6,
+                          .max_batched_tokens = 70,
+                          .eos_ids = {kFakeEos},
+                          .preempt_every = 9},
+              .num_requests = 100,
+              .abort_share = 0.1,
+              .seed = static_cast<uint32_t>(lanes)};
+    run_load(load);
+    load.arrives_at_once = true;
+    const EngineStats stats = run_once(load);
     ASSERT_EQ(std::ssize(stats.lanes), lanes);
+    preemptions += stats.preemptions;
+    moved += stats.sequences_moved;
+    copied += stats.pages_copied;
   }
+  EXPECT_GT(preemptions, 100);
+  EXPECT_GT(moved, 10);
+  EXPECT_GT(copied, 10);
 }
 
 TEST(Engine, SeveralLanesOffload) {
   for (const bool late : {false, true}) {
-    const EngineStats stats = run_offloaded(
-        {.model = {.num_pages = 14, .num_lanes = 2},
-         .options = {.max_num_seqs = 6, .max_batched_tokens = 70, .eos_ids = {kFakeEos}},
-         .num_requests = 100,
-         .copies = {.late = late},
-         .seed = 4});
+    Load load{.model = {.num_pages = 14, .num_lanes = 8},
+              .options = {.max_num_seqs = 6,
+                          .max_batched_tokens = 70,
+                          .eos_ids = {kFakeEos},
+                          .preempt_every = 9},
+              .num_requests = 100,
+              .copies = {.late = late},
+              .seed = 4};
+    run_offloaded(load);
+    load.arrives_at_once = true;
+    const EngineStats stats = run_offloaded(load);
     EXPECT_GT(stats.prefix_returns, 0);
     EXPECT_GT(stats.pages_copied, 0);
   }

@@ -106,7 +106,7 @@ void Lanes::schedule(StepPlan& plan) {
     try {
       lane.scheduler.schedule(plan, with_prompts);
     } catch (const std::bad_alloc&) {
-      planning_ = &lane.scheduler.planning();
+      planning_ = lane.scheduler.planning();
       throw;
     }
     plan.lane_ends.push_back(plan.entries.size());
@@ -209,7 +209,7 @@ void Lanes::preempt_all() {
     try {
       lane.scheduler.preempt_all();
     } catch (const std::bad_alloc&) {
-      planning_ = &lane.scheduler.planning();
+      planning_ = lane.scheduler.planning();
       throw;
     }
   }

@@ -43,7 +43,7 @@ class Lanes {
   void schedule(StepPlan& plan);
   void advance(const StepPlan& plan);
   void preempt_all();
-  Sequence& planning() const { return *planning_; }
+  Sequence* planning() const { return planning_; }
   void commit_token(Sequence& sequence) { of(sequence).scheduler.commit_token(sequence); }
   void finish(Sequence& sequence) { of(sequence).scheduler.finish(sequence); }
   bool has_work() const;

@@ -94,8 +94,9 @@ class Scheduler {
   // some still run.
   void preempt_all();
 
-  // The sequence that schedule() or preempt_all() was working on when it threw.
-  Sequence& planning() const { return *planning_; }
+  // The sequence that schedule() or preempt_all() was working on when it threw; null: none, it may
+  // be called again.
+  Sequence* planning() const { return planning_; }
 
   // The step with these entries has begun: their tokens count as computed, and their full pages go
   // into the prefix tree.

@@ -14,7 +14,7 @@ import time
 import unittest
 
 from robustness import (CHAT, IS_LONG, QUESTION, SECONDS, connect, encode, faulty, figure,
-                        read_to_end, status_of, wait_idle)
+                        read_to_end, send_raw, status_of, wait_idle)
 
 # Of the time a kind of request gets, in seconds; with less than it needs every k-th allocation fails.
 BUDGET = 45 if IS_LONG else SECONDS / 4
@@ -37,10 +37,13 @@ class Allocations:
     def left(self):
         return struct.unpack("q", self.memory[0:8])[0]
 
+    def failed(self):
+        return self.length - struct.unpack("q", self.memory[8:16])[0]
+
     def stop(self):
         """No more fail; how many have."""
         self.memory[0:8] = bytes(8)
-        return self.length - struct.unpack("q", self.memory[8:16])[0]
+        return self.failed()
 
 
 def events(answer):
@@ -156,6 +159,33 @@ class EveryAllocation(unittest.TestCase):
             "type": "json_schema", "json_schema": {"name": "a", "schema": {
                 "type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"],
                 "additionalProperties": False, "description": str(n)}}})
+
+    def test_without_a_request(self):
+        # Nothing tells when the watch over the engine looks: twice a second.
+        self.ask({"messages": QUESTION, "max_tokens": 4})
+        self.allocations.set(1, FAR)
+        time.sleep(2)
+        self.allocations.stop()
+        self.assertIsNone(self.server.process.poll(), "".join(self.server.log[-5:]))
+        self.assertEqual(status_of(self.ask({"messages": QUESTION, "max_tokens": 4})), 200)
+
+
+class TheEnd(unittest.TestCase):
+    def test_every_allocation_after_sigterm(self):
+        """The process ends by itself: status 0, or 1 without the memory to end in order."""
+        statuses = collections.Counter()
+        for n in range(1, 40 if IS_LONG else 6):
+            allocations = Allocations()
+            fd = allocations.descriptor
+            server = faulty(f"alloc_fail:{fd}", pass_fds=(fd,))
+            self.assertEqual(status_of(send_raw(server, encode(CHAT, {"messages": QUESTION}))), 200)
+            allocations.set(n, 20)
+            status = server.stop()
+            self.assertIn(status, (0, 1), (n, "".join(server.log[-5:])))
+            statuses[status] += 1
+            if allocations.stop() == 0:
+                break  # there are not so many
+        figure("allocations", f"at the end, up to 20 in a row: exit statuses {dict(statuses)}")
 
 
 if __name__ == "__main__":

@@ -131,23 +131,21 @@ bool ApiServer::stop(std::chrono::nanoseconds grace) {
   return all_ended && all_sent;
 }
 
-bool ApiServer::has_work(const EngineStats& stats) const {
-  return stats.running + stats.waiting + stats.queued_requests > 0;
-}
-
 bool ApiServer::is_dead() const {
   const Backend* const backend = backend_;
   return state_ == State::kDead || (backend != nullptr && backend->engine->is_dead());
 }
 
-// Ends the requests that the engine has not ended.
-void ApiServer::fail_clients(const ApiError& last_words) {
+// The engine is dead: tells why, ends the requests that it has not ended, and waits until all
+// responses are sent, at most kLastWords. What there is no memory to tell is not told.
+template <typename Tell>
+void ApiServer::die(Tell tell) {
+  state_ = State::kDead;
   http_->begin_drain();
-  replies_.fail_all(last_words);
-}
-
-// Waits until all responses are sent, at most kLastWords.
-void ApiServer::wait_for_last_words() const {
+  try {
+    tell();
+  } catch (const std::bad_alloc&) {
+  }
   const auto end = std::chrono::steady_clock::now() + kLastWords;
   while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -165,35 +163,36 @@ bool ApiServer::wait_until_dead() {
     }
     if (backend->engine->wait_until_dead(kWatchInterval)) {
       if (state_ == State::kDraining) return false;
-      state_ = State::kDead;
-      const auto room = backend->engine->has_room();  // a dead engine refuses with the reason
-      const std::string why = room ? "the engine is dead" : room.error().message;
-      log_error("{}", why);
-      fail_clients(ApiError(503, why));
-      wait_for_last_words();
+      die([&] {
+        const auto room = backend->engine->has_room();  // a dead engine refuses with the reason
+        const std::string why = room ? "the engine is dead" : room.error().message;
+        log_error("{}", why);
+        replies_.fail_all(ApiError(503, why));
+      });
       return true;
     }
     if (options_.watchdog_timeout.count() == 0) continue;
-    const EngineStats stats = backend->engine->stats();
+    const EngineProgress progress = backend->engine->progress();
     const auto now = std::chrono::steady_clock::now();
-    if (stats.steps != steps || !has_work(stats)) {
-      steps = stats.steps;
+    if (progress.steps != steps || !progress.has_work) {
+      steps = progress.steps;
       since = now;
       continue;
     }
     if (now - since < options_.watchdog_timeout) continue;
-    state_ = State::kDead;
-    log_error(
-        "no step has ended for {:.1f} s: {} running, {} waiting, {} queued, {} of {} pages "
-        "used, {} steps done; the step that hangs has {} sequences, {} rows, the longest "
-        "sequence {} tokens",
-        std::chrono::duration<double>(now - since).count(), stats.running, stats.waiting,
-        stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps,
-        stats.step_sequences, stats.step_rows, stats.step_longest);
-    log_error("unanswered requests: {}", fmt::join(replies_.ids(), ", "));
-    fail_clients(ApiError(500, "the engine has stopped working"));
-    log_thread_stacks();
-    wait_for_last_words();
+    die([&] {
+      const EngineStats stats = backend->engine->stats();
+      log_error(
+          "no step has ended for {:.1f} s: {} running, {} waiting, {} queued, {} of {} pages "
+          "used, {} steps done; the step that hangs has {} sequences, {} rows, the longest "
+          "sequence {} tokens",
+          std::chrono::duration<double>(now - since).count(), stats.running, stats.waiting,
+          stats.queued_requests, stats.pages_used, stats.pages_total, stats.steps,
+          stats.step_sequences, stats.step_rows, stats.step_longest);
+      log_error("unanswered requests: {}", fmt::join(replies_.ids(), ", "));
+      replies_.fail_all(ApiError(500, "the engine has stopped working"));
+      log_thread_stacks();
+    });
     return true;
   }
   return false;

@@ -76,9 +76,8 @@ class ApiServer {
   http::Response metrics_page() const;
   std::string openapi() const;
   std::string server_info() const;
-  bool has_work(const EngineStats& stats) const;
-  void fail_clients(const ApiError& last_words);
-  void wait_for_last_words() const;
+  template <typename Tell>
+  void die(Tell tell);
 
   const ApiOptions options_;
   std::atomic<State> state_ = State::kLoading;
