@@ -49,11 +49,7 @@ ConstBytes staged(Group& group, ConstBytes mine) {
   return copied;
 }
 
-// These decide alike on all ranks: by sizes that all know.
-bool sums_in_one_phase(const Group& group, size_t bytes) {
-  if (!group.spans_processes()) return bytes <= kOnePhaseBytes;
-  return bytes * (group.size() - 1) <= kOnePhaseSentBytes;
-}
+// Decides alike on all ranks: by sizes that all know.
 bool is_copied(const Group& group, size_t bytes) {
   return bytes <= (group.spans_processes() ? kCopiedBytesBetweenProcesses : kCopiedBytes);
 }
@@ -107,7 +103,7 @@ void reduce(Group& group, std::span<const float> mine, Then then, std::span<floa
             ThreadPool* pool) {
   FATHOM_CHECK(mine.size() == out.size(), "a sum of {} floats into {}", mine.size(), out.size());
   const ConstBytes bytes = std::as_bytes(mine);
-  if (group.size() == 1 || sums_in_one_phase(group, bytes.size())) {
+  if (group.size() == 1 || sums_in_one_meeting(group, bytes.size())) {
     // A single rank's own memory need not outlast the call: nobody else reads it.
     const ConstBytes given = group.size() == 1 ? bytes : staged(group, bytes);
     sum_in_order(group.meet(Collective::kAllReduce, given), then, out, pool);
@@ -140,6 +136,59 @@ int64_t total_of(std::span<const int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+// Gives each rank its part of `given`, and sums the parts that this rank gets.
+void scatter(Group& group, ConstBytes given, std::span<const int64_t> counts, Then then,
+             std::span<float> out, ThreadPool* pool) {
+  std::vector<ConstBytes> parts(group.size());
+  size_t begin = 0;
+  for (int to = 0; to < group.size(); ++to) {
+    parts[to] = given.subspan(begin, counts[to] * sizeof(float));
+    begin += parts[to].size();
+  }
+  sum_in_order(group.meet(Collective::kReduceScatter, parts), then, out, pool);
+}
+
+void check_parts(const Group& group, std::span<const float> mine, std::span<const int64_t> counts,
+                 std::span<float> out) {
+  FATHOM_CHECK(static_cast<int>(counts.size()) == group.size() &&
+                   static_cast<int64_t>(mine.size()) == total_of(counts) &&
+                   static_cast<int64_t>(out.size()) == counts[group.rank()],
+               "{} counts for {} floats, {} to be summed", counts.size(), mine.size(), out.size());
+}
+
+struct Copy {
+  const std::byte* from;
+  std::byte* to;
+  size_t bytes;
+};
+constexpr size_t kMostCopied = 64 << 10;  // by one Copy, so that threads get equal shares
+
+void add_copies(const std::byte* from, std::byte* to, size_t bytes, std::vector<Copy>& copies) {
+  for (size_t done = 0; done < bytes; done += kMostCopied) {
+    copies.push_back({from + done, to + done, std::min(kMostCopied, bytes - done)});
+  }
+}
+
+void copy_all(std::vector<Copy>& copies, size_t bytes, ThreadPool* pool) {
+  const auto run = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      std::memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+  };
+  const auto count = static_cast<int64_t>(copies.size());
+  if (pool == nullptr || bytes <= kMostCopied) {
+    run(0, count);
+  } else {
+    pool->parallel_for(count, 1, run);
+  }
+  copies.clear();
+}
+
+size_t bytes_of(std::span<const Piece> pieces) {
+  size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.size();
+  return bytes;
+}
+
 // Whether a is a better choice than b.
 bool beats(const Candidate& a, const Candidate& b) {
   if ((a.id < 0) != (b.id < 0)) return b.id < 0;
@@ -162,23 +211,24 @@ void all_reduce_add(Group& group, std::span<const float> mine, std::span<float> 
   reduce(group, mine, Then::kAdd, out, pool);
 }
 
+bool sums_in_one_meeting(const Group& group, size_t bytes) {
+  if (!group.spans_processes()) return bytes <= kOnePhaseBytes;
+  return bytes * (group.size() - 1) <= kOnePhaseSentBytes;
+}
+
 void reduce_scatter(Group& group, std::span<const float> mine, std::span<const int64_t> counts,
                     std::span<float> out, ThreadPool* pool) {
-  const int rank = group.rank();
-  FATHOM_CHECK(static_cast<int>(counts.size()) == group.size() &&
-                   static_cast<int64_t>(mine.size()) == total_of(counts) &&
-                   static_cast<int64_t>(out.size()) == counts[rank],
-               "{} counts for {} floats, {} to be summed", counts.size(), mine.size(), out.size());
+  check_parts(group, mine, counts, out);
   const bool copied = is_copied(group, mine.size_bytes());
-  const ConstBytes given = copied ? staged(group, std::as_bytes(mine)) : std::as_bytes(mine);
-  std::vector<ConstBytes> parts(group.size());
-  size_t begin = 0;
-  for (int to = 0; to < group.size(); ++to) {
-    parts[to] = given.subspan(begin, counts[to] * sizeof(float));
-    begin += parts[to].size();
-  }
-  sum_in_order(group.meet(Collective::kReduceScatter, parts), Then::kStore, out, pool);
+  const ConstBytes bytes = std::as_bytes(mine);
+  scatter(group, copied ? staged(group, bytes) : bytes, counts, Then::kStore, out, pool);
   if (!copied) barrier(group);
+}
+
+void reduce_scatter_add(Group& group, std::span<const float> mine, std::span<const int64_t> counts,
+                        std::span<float> out, ThreadPool* pool) {
+  check_parts(group, mine, counts, out);
+  scatter(group, std::as_bytes(mine), counts, Then::kAdd, out, pool);
 }
 
 void all_gather(Group& group, ConstBytes mine, std::span<const int64_t> counts,
@@ -206,6 +256,34 @@ void all_gather(Group& group, std::span<const float> mine, std::span<const int64
   std::vector<int64_t> bytes(counts.begin(), counts.end());
   for (int64_t& count : bytes) count *= sizeof(float);
   all_gather(group, std::as_bytes(mine), bytes, std::as_writable_bytes(out));
+}
+
+void all_gather_pieces(Group& group, std::span<const std::vector<Piece>> pieces, ThreadPool* pool) {
+  FATHOM_CHECK(static_cast<int>(pieces.size()) == group.size(), "the pieces of {} ranks of {}",
+               pieces.size(), group.size());
+  std::vector<Copy> copies;
+  const size_t own_bytes = bytes_of(pieces[group.rank()]);
+  const std::span<std::byte> given = group.staging(own_bytes);
+  size_t at = 0;
+  for (const Piece& piece : pieces[group.rank()]) {
+    add_copies(piece.data(), given.data() + at, piece.size(), copies);
+    at += piece.size();
+  }
+  copy_all(copies, own_bytes, pool);
+  const std::span<const ConstBytes> of_ranks = group.meet(Collective::kAllGather, given);
+  size_t got = 0;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) continue;
+    const size_t expected = bytes_of(pieces[rank]);
+    if (of_ranks[rank].size() != expected) group.fail_bytes(rank, of_ranks[rank].size(), expected);
+    const std::byte* from = of_ranks[rank].data();
+    for (const Piece& piece : pieces[rank]) {
+      add_copies(from, piece.data(), piece.size(), copies);
+      from += piece.size();
+    }
+    got += expected;
+  }
+  copy_all(copies, got, pool);
 }
 
 void argmax(Group& group, std::span<const Candidate> mine, std::span<Candidate> best) {

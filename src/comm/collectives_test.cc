@@ -149,6 +149,90 @@ TEST(ReduceScatter, EqualsTheOrderedSum) {
   }
 }
 
+TEST(ReduceScatter, AddsTheWholeSumOnce) {
+  for (const int ranks : kSizes) {
+    expect_all_returned(run_ranks(ranks, [&](Group& group) {
+      for (uint64_t seed = 1; seed <= 20; ++seed) {
+        const auto counts = parts_of(ranks, seed, seed % 5 == 0 ? 30000 : 500);
+        int64_t total = 0, begin = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          if (rank < group.rank()) begin += counts[rank];
+          total += counts[rank];
+        }
+        const int64_t count = counts[group.rank()];
+        std::vector<float> expected(count), residual(count);
+        for (int64_t i = 0; i < count; ++i) {
+          residual[i] = value_of(99, seed, i);
+          const float sum = serial_sum(ranks, seed, begin + i);
+          expected[i] = residual[i] + sum;
+        }
+        std::vector<float> mine = values_of(group.rank(), seed, total);
+        reduce_scatter_add(group, mine, counts, residual);
+        EXPECT_TRUE(equal_bits(residual, expected)) << ranks << " ranks, seed " << seed;
+        barrier(group);
+        std::fill(mine.begin(), mine.end(), 0.0f);
+      }
+    }));
+  }
+}
+
+TEST(AllGatherPieces, FillsEveryonesPlaces) {
+  for (const int ranks : kSizes) {
+    expect_all_returned(run_ranks(ranks, [&](Group& group) {
+      ThreadPool pool(2);
+      for (uint64_t seed = 1; seed <= 20; ++seed) {
+        // A piece of each of three arrays, and none of a fourth; one of some is large.
+        std::vector<std::vector<float>> arrays, expected;
+        std::vector<std::vector<Piece>> pieces(ranks);
+        for (uint64_t array = 0; array < 3; ++array) {
+          const auto counts = parts_of(ranks, 3 * seed + array, seed % 5 == 0 ? 60000 : 500);
+          auto& whole = expected.emplace_back();
+          for (int rank = 0; rank < ranks; ++rank) {
+            const auto part = values_of(rank, 3 * seed + array, counts[rank]);
+            whole.insert(whole.end(), part.begin(), part.end());
+          }
+          auto& own = arrays.emplace_back(poison(static_cast<int64_t>(whole.size())));
+          size_t begin = 0;
+          for (int rank = 0; rank < ranks; ++rank) {
+            const auto count = static_cast<size_t>(counts[rank]);
+            if (rank == group.rank()) {
+              std::copy_n(whole.begin() + begin, count, own.begin() + begin);
+            }
+            pieces[rank].push_back(std::as_writable_bytes(std::span(own).subspan(begin, count)));
+            begin += count;
+          }
+        }
+        all_gather_pieces(group, pieces, seed % 2 == 0 ? &pool : nullptr);
+        // The rank's own may change at once.
+        const std::vector<std::vector<float>> got = arrays;
+        for (auto& array : arrays) std::fill(array.begin(), array.end(), 0.0f);
+        for (size_t array = 0; array < got.size(); ++array) {
+          EXPECT_TRUE(equal_bits(got[array], expected[array]))
+              << ranks << " ranks, seed " << seed << ", array " << array;
+        }
+      }
+    }));
+  }
+}
+
+TEST(AllGatherPieces, RefusesPiecesOfAnotherSize) {
+  const auto ends = run_ranks(2, [](Group& group) {
+    // Rank 1 believes that it gives 3 bytes, rank 0 expects 2.
+    std::vector<std::byte> memory(4);
+    const size_t theirs = group.rank() == 0 ? 2 : 3;
+    const std::vector<std::vector<Piece>> pieces = {{Piece(memory).first(1)},
+                                                    {Piece(memory).subspan(1, theirs)}};
+    all_gather_pieces(group, pieces);
+    barrier(group);
+  });
+  EXPECT_TRUE(ends[0].comm_error);
+  EXPECT_NE(ends[0].what.find("rank 1 gave 3 bytes in all_gather #1 (1 bytes) where this rank 0 "
+                              "expected 2"),
+            std::string::npos)
+      << ends[0].what;
+  EXPECT_FALSE(ends[1].returned);
+}
+
 TEST(AllGather, PutsThePartsInOrder) {
   for (const int ranks : kSizes) {
     expect_all_returned(run_ranks(ranks, [&](Group& group) {

@@ -5,8 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
-
-#include "comm/spin.h"
+#include <chrono>
 
 namespace fathom {
 namespace {
@@ -19,6 +18,9 @@ bool is_received(const PeerLinks::Exchange& exchange) {
   return exchange.got >= sizeof(FrameHeader) &&
          exchange.got == sizeof(FrameHeader) + exchange.in.bytes;
 }
+
+// How long a rank looks for bytes before it sleeps: some round trips. Each look is a system call.
+constexpr auto kLinkSpin = std::chrono::microseconds(50);
 
 // For poll(): rounded up, so that a wait does not end before the deadline again and again.
 int milliseconds_until(PeerLinks::Clock::time_point deadline) {
@@ -93,7 +95,7 @@ PeerLinks::Progress PeerLinks::advance(Exchange& exchange, const std::function<v
 PeerLinks::Outcome PeerLinks::exchange(std::span<Exchange> exchanges, Clock::time_point deadline,
                                        const std::function<void(size_t)>& on_header,
                                        size_t* closed) {
-  Clock::time_point spin_until = Clock::now() + kRankSpin;
+  Clock::time_point spin_until = Clock::now() + kLinkSpin;
   while (true) {
     bool complete = true, progress = false;
     for (size_t i = 0; i < exchanges.size(); ++i) {
@@ -111,7 +113,7 @@ PeerLinks::Outcome PeerLinks::exchange(std::span<Exchange> exchanges, Clock::tim
     if (bell_.rung()) return Outcome::kAborted;
     const Clock::time_point now = Clock::now();
     if (now >= deadline) return Outcome::kTimedOut;
-    if (progress) spin_until = now + kRankSpin;
+    if (progress) spin_until = now + kLinkSpin;
     if (progress || (spins_ && now < spin_until)) continue;
 
     polled_.assign(1, {bell_.fd(), POLLIN, 0});

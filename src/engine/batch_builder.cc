@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace fathom {
 namespace {
 
@@ -33,6 +35,7 @@ void fill(std::span<const StepEntry> entries, ForwardBatch& batch) {
   batch.context_lens.clear();
   batch.prompt_lens.clear();
   batch.logit_rows.clear();
+  batch.largest_only.clear();
   size_t max_pages = 0;
   for (const StepEntry& entry : entries) {
     add_rows(entry, batch);
@@ -50,13 +53,23 @@ void fill(std::span<const StepEntry> entries, ForwardBatch& batch) {
 
 }  // namespace
 
-std::span<const ForwardBatch> BatchBuilder::build(const StepPlan& plan) {
+std::span<const ForwardBatch> BatchBuilder::build(const StepPlan& plan,
+                                                  std::span<const SampleRow> rows) {
   batches_.resize(plan.lane_ends.size());
   size_t begin = 0;
   for (size_t lane = 0; lane < batches_.size(); ++lane) {
     const size_t end = plan.lane_ends[lane];
     fill(std::span(plan.entries).subspan(begin, end - begin), batches_[lane]);
     begin = end;
+  }
+  size_t first_row = 0;
+  for (ForwardBatch& batch : batches_) {
+    const size_t count = batch.logit_rows.size();
+    FATHOM_CHECK(first_row + count <= rows.size(), "{} sample rows", rows.size());
+    for (size_t i = 0; i < count; ++i) {
+      if (takes_largest(rows[first_row + i])) batch.largest_only.push_back(static_cast<int32_t>(i));
+    }
+    first_row += count;
   }
   return batches_;
 }

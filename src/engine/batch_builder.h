@@ -7,14 +7,15 @@
 
 #include "engine/step_plan.h"
 #include "model/forward_batch.h"
+#include "ops/sampling/sample.h"
 
 namespace fathom {
 
 class BatchBuilder {
  public:
   // Valid until the next call. Logit rows are in the order of the plan's entries: an entry's prompt
-  // logits, then the row that it samples from.
-  std::span<const ForwardBatch> build(const StepPlan& plan);
+  // logits, then the row that it samples from. rows[i] says how the i-th of them is sampled.
+  std::span<const ForwardBatch> build(const StepPlan& plan, std::span<const SampleRow> rows);
 
  private:
   std::vector<ForwardBatch> batches_;  // [lanes]

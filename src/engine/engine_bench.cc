@@ -95,10 +95,12 @@ void plan_lanes(benchmark::State& state) {
   }
   StepPlan plan;
   BatchBuilder builder;
+  const SampleOptions greedy = {.temperature = 0};
+  const std::vector<SampleRow> rows(sequences.size(), SampleRow{.options = &greedy});
   int64_t step = 0;
   const auto run = [&] {
     lanes.schedule(plan);
-    benchmark::DoNotOptimize(builder.build(plan));
+    benchmark::DoNotOptimize(builder.build(plan, rows));
     lanes.advance(plan);
   };
   const auto add_tokens = [&] {

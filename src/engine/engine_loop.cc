@@ -203,7 +203,7 @@ bool EngineLoop::plan(StepPlan& plan) {
 Result<> EngineLoop::begin(Step& step) {
   try {
     choose_rows(step, runner_->host_stream());
-    const std::span<const ForwardBatch> batches = builder_.build(step.plan);
+    const std::span<const ForwardBatch> batches = builder_.build(step.plan, step.rows);
     add_unknown_tokens(step);
     return runner_->begin(batches, step.rows);
   } catch (const std::bad_alloc&) {

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 constexpr int64_t kLongAnswer = 1500;
 
-Request request_of(int64_t prompt, int64_t max_tokens, std::optional<int> lane = {}) {
+Request request_in_lane(int64_t prompt, int64_t max_tokens, std::optional<int> lane = {}) {
   Request request;
   for (int64_t i = 0; i < prompt; ++i) request.prompt_ids.push_back(static_cast<int32_t>(i % 250));
   request.sampling.max_tokens = max_tokens;
@@ -61,7 +61,7 @@ struct HeldEngine {
   // A request that occupies the first step: the engine takes the others together after it.
   void submit_first(int lane) {
     first = std::make_unique<EventQueue>();
-    EXPECT_TRUE(engine->submit(request_of(3, 2, lane), first->sink()));
+    EXPECT_TRUE(engine->submit(request_in_lane(3, 2, lane), first->sink()));
   }
   void submit(Request request) {
     queues.emplace_back();
@@ -85,7 +85,7 @@ struct HeldEngine {
 TEST(Lanes, RequestsSpreadByLoad) {
   HeldEngine held({.num_pages = 400, .num_lanes = 4}, {});
   EngineStats seen;
-  for (int i = 0; i < 8; ++i) held.submit(request_of(5 + i, 40));
+  for (int i = 0; i < 8; ++i) held.submit(request_in_lane(5 + i, 40));
   held.on_step = [&](int64_t step) {
     if (step == 6) seen = held.engine->stats();
   };
@@ -101,7 +101,7 @@ TEST(Lanes, ChoicesOfARequestGoTogether) {
   HeldEngine held({.num_pages = 400, .num_lanes = 2}, {});
   EngineStats seen;
   held.submit_first(1);
-  Request request = request_of(200, 40);
+  Request request = request_in_lane(200, 40);
   request.sampling.n = 4;
   held.submit(std::move(request));
   held.on_step = [&](int64_t step) {
@@ -115,7 +115,7 @@ TEST(Lanes, ChoicesOfARequestGoTogether) {
 TEST(Lanes, AnAskedForLaneIsKept) {
   HeldEngine held({.num_pages = 400, .num_lanes = 3}, {.max_num_seqs = 2});
   held.submit_first(0);
-  for (int i = 0; i < 5; ++i) held.submit(request_of(10, 10, 2));
+  for (int i = 0; i < 5; ++i) held.submit(request_in_lane(10, 10, 2));
   EngineStats seen;
   held.on_step = [&](int64_t step) {
     if (step == 4) seen = held.engine->stats();
@@ -125,7 +125,7 @@ TEST(Lanes, AnAskedForLaneIsKept) {
   EXPECT_EQ(seen.lanes[2].running, 2);
   EXPECT_EQ(seen.lanes[2].waiting, 3);
   EXPECT_EQ(held.engine->stats().sequences_moved, 0);
-  const auto refused = held.engine->submit(request_of(10, 10, 3), [](const Event&) {});
+  const auto refused = held.engine->submit(request_in_lane(10, 10, 3), [](const Event&) {});
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().message, "the data-parallel rank is 3, there are 3: 0 to 2");
 }
@@ -138,7 +138,7 @@ int64_t cached_in_another_lane(bool can_copy, EngineStats& stats) {
   Event last[2];
   for (int lane = 0; lane < 2; ++lane) {
     EventQueue queue;
-    EXPECT_TRUE(engine->submit(request_of(200, 70, lane), queue.sink()));
+    EXPECT_TRUE(engine->submit(request_in_lane(200, 70, lane), queue.sink()));
     while (auto event = queue.next()) last[lane] = std::move(*event);
   }
   EXPECT_TRUE(engine->drain(60s));
@@ -158,10 +158,10 @@ TEST(Lanes, PrefixesAreCopiedFromAnotherLane) {
 TEST(Lanes, AWaitingSequenceMovesToALaneWithRoom) {
   HeldEngine held({.num_pages = 400, .num_lanes = 2}, {.max_num_seqs = 1});
   held.submit_first(0);
-  held.submit(request_of(20, kLongAnswer));  // keeps one lane
-  held.submit(request_of(20, 30));           // leaves the other
-  held.submit(request_of(20, 30));           // waits behind one of them
-  held.submit(request_of(20, 30));
+  held.submit(request_in_lane(20, kLongAnswer));  // keeps one lane
+  held.submit(request_in_lane(20, 30));           // leaves the other
+  held.submit(request_in_lane(20, 30));           // waits behind one of them
+  held.submit(request_in_lane(20, 30));
   held.release();
   for (size_t i : {1, 2, 3}) {
     const Event last = HeldEngine::last_of(held.queues[i]);
@@ -177,12 +177,12 @@ TEST(Lanes, AWaitingSequenceMovesToALaneWithRoom) {
 TEST(Lanes, APreemptedSequenceMovesWithItsPages) {
   HeldEngine held({.num_pages = 10, .num_lanes = 2}, {.max_num_seqs = 4});
   held.submit_first(1);
-  held.submit(request_of(250, 330, 0));
-  Request other = request_of(260, 330);
+  held.submit(request_in_lane(250, 330, 0));
+  Request other = request_in_lane(260, 330);
   std::reverse(other.prompt_ids.begin(), other.prompt_ids.end());
-  Request third = request_of(100, 20, 1);
+  Request third = request_in_lane(100, 20, 1);
   held.submit(std::move(third));  // lane 1 is busier at first: the next goes to lane 0
-  Request fourth = request_of(90, 20, 1);
+  Request fourth = request_in_lane(90, 20, 1);
   held.submit(std::move(fourth));
   held.submit(std::move(other));
   held.release();
@@ -200,14 +200,14 @@ TEST(Lanes, APreemptedSequenceMovesWithItsPages) {
 TEST(Lanes, PromptsAreAdmittedInTheSameSteps) {
   HeldEngine held({.num_pages = 400, .num_lanes = 2}, {});
   held.submit_first(0);
-  held.submit(request_of(5, 200, 0));
-  held.submit(request_of(6, 200, 1));
+  held.submit(request_in_lane(5, 200, 0));
+  held.submit(request_in_lane(6, 200, 1));
   held.on_step = [&](int64_t step) {
-    if (step == 20) held.submit(request_of(50, 2, 0));
-    if (step == 21) held.submit(request_of(60, 2, 1));
+    if (step == 20) held.submit(request_in_lane(50, 2, 0));
+    if (step == 21) held.submit(request_in_lane(60, 2, 1));
     // Both at once: the same step takes both.
-    if (step == 40) held.submit(request_of(70, 2, 0));
-    if (step == 40) held.submit(request_of(80, 2, 1));
+    if (step == 40) held.submit(request_in_lane(70, 2, 0));
+    if (step == 40) held.submit(request_in_lane(80, 2, 1));
   };
   held.release();
   HeldEngine::last_of(held.queues[0]);
@@ -226,9 +226,9 @@ TEST(Lanes, LeftOverPromptsDoNotWait) {
   HeldEngine held({.num_pages = 400, .num_lanes = 2},
                   {.max_num_seqs = 8, .max_batched_tokens = 16});
   held.submit_first(0);
-  held.submit(request_of(5, 100, 0));
+  held.submit(request_in_lane(5, 100, 0));
   held.on_step = [&](int64_t step) {
-    if (step == 20) held.submit(request_of(96, 2, 1));
+    if (step == 20) held.submit(request_in_lane(96, 2, 1));
   };
   held.release();
   HeldEngine::last_of(held.queues[0]);

@@ -18,10 +18,37 @@ Result<> LogitsRunner::begin(std::span<const ForwardBatch> lanes, std::span<cons
   if (!rows.empty()) {
     FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows),
                  "{} rows of logits wanted, there are {}", rows.size(), logits.shape_string());
-    sample_rows(host_stream(), logits, rows, scratch_, std::span(step.tokens).first(step.count));
+    const std::span<SampledToken> tokens = std::span(step.tokens).first(step.count);
+    if (found_tokens().empty()) {
+      sample_rows(host_stream(), logits, rows, scratch_, tokens);
+    } else {
+      sample_rest(logits, rows, tokens);
+    }
   }
   ++begun_;
   return {};
+}
+
+void LogitsRunner::sample_rest(ConstTensorView logits, std::span<const SampleRow> rows,
+                               std::span<SampledToken> tokens) {
+  const std::span<const int32_t> found = found_tokens();
+  FATHOM_CHECK(found.size() == rows.size(), "{} found tokens of {}", found.size(), rows.size());
+  rest_.clear();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (found[i] == kFromLogits) {
+      rest_.push_back(rows[i]);
+      continue;
+    }
+    tokens[i].id = found[i];
+    tokens[i].logprob = 0;
+    tokens[i].top.clear();
+  }
+  if (rest_tokens_.size() < rest_.size()) rest_tokens_.resize(rest_.size());
+  sample_rows(host_stream(), logits, rest_, scratch_, std::span(rest_tokens_).first(rest_.size()));
+  size_t next = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (found[i] == kFromLogits) std::swap(tokens[i], rest_tokens_[next++]);
+  }
 }
 
 Result<std::span<const SampledToken>> LogitsRunner::finish() {

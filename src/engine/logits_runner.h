@@ -21,6 +21,11 @@ class LogitsRunner : public Runner {
   // Returns logits [logit_rows, vocab] f32 of all lanes in order, row i for the i-th logit row,
   // valid until the next call. All token ids of the batches are known.
   virtual Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) = 0;
+  // The tokens of the last forward() that it found itself, of rows that are largest_only in their
+  // batch and have no logits then: an id, or -1 for none, and kFromLogits for all other rows.
+  // Empty: all rows have logits.
+  virtual std::span<const int32_t> found_tokens() const { return {}; }
+  static constexpr int32_t kFromLogits = -2;
 
  private:
   struct Results {
@@ -29,11 +34,16 @@ class LogitsRunner : public Runner {
   };
   Results& results(int64_t step) { return results_[static_cast<size_t>(step) % results_.size()]; }
   std::span<const ForwardBatch> with_known_tokens(std::span<const ForwardBatch> lanes);
+  // Of the rows without a found token.
+  void sample_rest(ConstTensorView logits, std::span<const SampleRow> rows,
+                   std::span<SampledToken> tokens);
 
   std::vector<Results> results_;
   int64_t begun_ = 0, finished_ = 0;  // steps
   std::vector<SampleScratch> scratch_;
   std::vector<ForwardBatch> known_;
+  std::vector<SampleRow> rest_;
+  std::vector<SampledToken> rest_tokens_;  // never shrinks
 };
 
 }  // namespace fathom

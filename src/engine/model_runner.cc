@@ -106,7 +106,8 @@ Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes
     FATHOM_TRY(logits_, Buffer::allocate(bytes, "logits"));
   }
   const TensorView logits = logits_.view(DType::kF32, {rows, vocab_size()});
-  FATHOM_RETURN_IF_ERROR(team_->forward(lanes, logits));
+  found_.assign(team_->placement().tp > 1 ? static_cast<size_t>(rows) : 0, kFromLogits);
+  FATHOM_RETURN_IF_ERROR(team_->forward(lanes, logits, found_));
   if (balancer_ != nullptr) {
     balancer_->count(expert_counts());
     if (auto table = balancer_->end_step()) {

@@ -47,6 +47,7 @@ class ModelRunner : public LogitsRunner, public ExpertRanks {
     return fathom::keys_worth_a_row(team_->config(), absorbed_key_macs(team_->config()));
   }
   Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override;
+  std::span<const int32_t> found_tokens() const override { return found_; }
   // Null if some ranks are in other processes.
   PageTransfer* page_transfer(int lane) override {
     return page_transfers_.empty() ? nullptr : &page_transfers_[static_cast<size_t>(lane)];
@@ -76,7 +77,8 @@ class ModelRunner : public LogitsRunner, public ExpertRanks {
   std::vector<int32_t> expert_counts_;        // of all ranks here
   std::vector<LatentPageTransfer> page_transfers_;  // [lanes]
   int64_t max_model_len_ = 0, num_pages_ = 0;
-  Buffer logits_;  // grows to the largest number of logit rows
+  Buffer logits_;               // grows to the largest number of logit rows
+  std::vector<int32_t> found_;  // of the last step; empty unless ranks divide the vocabulary
 };
 
 }  // namespace fathom

@@ -75,6 +75,14 @@ Result<> check_arrays(const ForwardBatch& batch, const StepBounds& bounds) {
     }
     last = row;
   }
+  last = -1;
+  for (const int32_t i : batch.largest_only) {
+    if (i <= last || std::cmp_greater_equal(i, batch.logit_rows.size())) {
+      return invalid("index {} of largest_only after {}, must ascend and be below {}", i, last,
+                     batch.logit_rows.size());
+    }
+    last = i;
+  }
   return {};
 }
 

@@ -28,6 +28,7 @@ void for_each_array(Batch& batch, const Visit& visit) {
   visit(batch.prompt_lens);
   visit(batch.block_tables);
   visit(batch.logit_rows);
+  visit(batch.largest_only);
 }
 
 void write_pairs(std::span<const std::pair<int32_t, float>> pairs, WireWriter& writer) {

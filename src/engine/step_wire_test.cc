@@ -33,7 +33,12 @@ ForwardBatch random_batch(std::mt19937& random) {
     const int64_t rows = 1 + below(random, 20);
     const int64_t context = below(random, batch.max_pages * kPageSize - rows);
     for (int64_t i = 0; i < rows; ++i) {
-      if (below(random, 3) == 0) batch.logit_rows.push_back(static_cast<int32_t>(batch.num_rows()));
+      if (below(random, 3) == 0) {
+        if (below(random, 2) == 0) {
+          batch.largest_only.push_back(static_cast<int32_t>(batch.logit_rows.size()));
+        }
+        batch.logit_rows.push_back(static_cast<int32_t>(batch.num_rows()));
+      }
       batch.token_ids.push_back(static_cast<int32_t>(below(random, kBounds.vocab_size)));
       batch.positions.push_back(static_cast<int32_t>(context + i));
     }
@@ -112,6 +117,7 @@ void expect_equal(const ForwardBatch& a, const ForwardBatch& b) {
   EXPECT_EQ(a.block_tables, b.block_tables);
   EXPECT_EQ(a.max_pages, b.max_pages);
   EXPECT_EQ(a.logit_rows, b.logit_rows);
+  EXPECT_EQ(a.largest_only, b.largest_only);
 }
 
 void expect_equal(const SampleRow& a, const SampleRow& b) {
@@ -217,6 +223,7 @@ TEST(StepWire, AnotherPlanIsNamedInTheStepWhereItHappens) {
   expect_other([](ForwardBatch& batch) { --batch.block_tables[0]; });
   expect_other([](ForwardBatch& batch) { ++batch.max_pages; });
   expect_other([](ForwardBatch& batch) { batch.logit_rows.push_back(0); });
+  expect_other([](ForwardBatch& batch) { batch.largest_only.push_back(0); });
   // The last id moves from one array to the next.
   expect_other([](ForwardBatch& batch) {
     batch.positions.insert(batch.positions.begin(), batch.token_ids.back());
@@ -354,6 +361,10 @@ bool stays_inside(const ForwardBatch& batch) {
   for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
     if (batch.logit_rows[i] < 0 || batch.logit_rows[i] >= static_cast<int32_t>(rows)) return false;
   }
+  for (size_t i = 0; i < batch.largest_only.size(); ++i) {
+    const int32_t index = batch.largest_only[i];
+    if (index < 0 || index >= static_cast<int32_t>(batch.logit_rows.size())) return false;
+  }
   return row == rows;
 }
 
@@ -366,9 +377,9 @@ TEST(StepCheck, WhatPassesStaysInsideTheModel) {
     ForwardBatch batch = random_batch(random);
     ASSERT_TRUE(check_batch(batch, 0, kBounds));
     ASSERT_TRUE(stays_inside(batch));
-    std::vector<int32_t>* const arrays[] = {&batch.token_ids,    &batch.positions,
-                                            &batch.query_start,  &batch.context_lens,
-                                            &batch.block_tables, &batch.logit_rows};
+    std::vector<int32_t>* const arrays[] = {
+        &batch.token_ids,    &batch.positions,  &batch.query_start, &batch.context_lens,
+        &batch.block_tables, &batch.logit_rows, &batch.largest_only};
     std::vector<int32_t>& array = *arrays[random() % std::size(arrays)];
     const int32_t values[] = {-1,
                               0,

@@ -18,6 +18,7 @@
 #include "model/attention_plan.h"
 #include "model/expert_exchange.h"
 #include "model/forward_batch.h"
+#include "model/lane_rows.h"
 #include "model/weights.h"
 #include "model/workspace.h"
 #include "ops/rope/rope.h"
@@ -55,10 +56,13 @@ class DeepSeekModel {
   int64_t workspace_bytes() const { return workspace_.bytes(); }
 
   // Runs the batch's tokens through all layers, writes their cache rows, and computes logits
-  // [logit_rows, vocab] f32, on the lane's first rank alone (the others' may be empty). Requires
-  // rows <= max_rows and pages < cache.num_pages(). Throws CommError. A batch of no rows only
-  // computes other ranks' tokens, if it has their experts.
-  void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits);
+  // [logit_rows, vocab] f32, on the lane's first rank alone (the others' may be empty). In a lane
+  // of several ranks, largest_only rows have a token in `tokens` [logit_rows] instead (-1: none),
+  // whose other entries are not written. Requires rows <= max_rows and pages < cache.num_pages().
+  // Throws CommError. A batch of no rows only computes other ranks' tokens, if it has their
+  // experts.
+  void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits,
+               std::span<int32_t> tokens = {});
 
   // Expert parallelism, between two steps.
 
@@ -89,31 +93,37 @@ class DeepSeekModel {
     const ForwardBatch& batch;
     AttentionPlan plan;
     std::vector<int64_t> slots;  // [rows]: slot of each token's cache row
+    LaneRows rows;
   };
 
+  // x [rows, hidden] of each of these: where rows are divided over the lane, only this rank's own
+  // are there, in `residual` too.
   void attention(const AttentionWeights& weights, const Step& step, const LatentPages& pages,
-                 ConstTensorView x, TensorView residual);
+                 TensorView x, TensorView residual);
+  void project(const AttentionWeights& weights, const Step& step, const LatentPages& pages,
+               TensorView x, TensorView q);
   void absorbed_attention(const AttentionWeights& weights, const Step& step,
                           const AbsorbedGroup& group, const LatentPages& pages);
   void mha_attention(const AttentionWeights& weights, const Step& step, int32_t sequence,
                      const LatentPages& pages);
-  void feed_forward(const LayerWeights& weights, ConstTensorView x, TensorView residual);
-  void feed_forward_part(const LayerWeights& weights, ConstTensorView x, TensorView out);
-  void exchanged_moe(const MoeWeights& weights, int64_t moe_layer, ConstTensorView x,
-                     TensorView residual);
   // Each row's experts and their weights, [rows, k] of the workspace.
   struct Routes {
     TensorView expert_ids, weights;
   };
-  Routes route(const MoeWeights& weights, ConstTensorView x);
+  void feed_forward(const LayerWeights& weights, const LaneRows& rows, TensorView x,
+                    TensorView residual);
+  void add_feed_forward(const LayerWeights& weights, const Routes& routes, ConstTensorView x,
+                        TensorView out);
+  void exchanged_moe(const MoeWeights& weights, int64_t moe_layer, const LaneRows& rows,
+                     ConstTensorView x, TensorView residual);
+  Routes route(const MoeWeights& weights, ConstTensorView x, Slice some);
   void host_experts();
-  void embed(const ForwardBatch& batch, TensorView residual);
-  void logits(const Step& step, ConstTensorView residual, TensorView out);
-  void gather_logits(ConstTensorView part, TensorView out);
-  // Runs add(out), which adds this rank's part of a sum over the lane to `out`, so that the
-  // residual gets the whole sum.
-  template <typename Add>
-  void add_over_lane(TensorView residual, const Add& add);
+  void embed(const Step& step, TensorView residual);
+  void logits(const Step& step, ConstTensorView residual, TensorView out,
+              std::span<int32_t> tokens);
+  TensorView part_of_sum(TensorView residual);
+  // residual += the sum of all ranks' parts.
+  void add_parts(const LaneRows& rows, TensorView residual);
 
   const ModelConfig config_;
   const int64_t heads_;     // of this rank

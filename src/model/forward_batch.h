@@ -22,6 +22,9 @@ struct ForwardBatch {
   int32_t max_pages = 0;
 
   std::vector<int32_t> logit_rows;  // rows that need logits, in ascending order
+  // Indices in logit_rows, ascending, of those that need no more than the token of their largest
+  // logit: a runner may find it without gathering a row that ranks have parts of.
+  std::vector<int32_t> largest_only;
 
   int64_t num_rows() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <numeric>
 
@@ -47,8 +46,6 @@ std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, World
 }
 
 constexpr uint64_t kStop = std::numeric_limits<uint64_t>::max();
-// How long a rank spins for the next step before it sleeps, as ThreadPool's workers do.
-constexpr auto kSpin = std::chrono::microseconds(300);
 
 }  // namespace
 
@@ -124,8 +121,9 @@ RankTeam::~RankTeam() {
   }
 }
 
-Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logits) {
-  work_ = {lanes, logits};
+Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logits,
+                           std::span<int32_t> tokens) {
+  work_ = {lanes, logits, tokens};
   if (placement_.world() == 1) {
     compute(ranks_.front());
     return {};
@@ -135,7 +133,7 @@ Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logit
     step_.fetch_add(1);
     step_.notify_all();
     run(0);
-    for (int left = running_.load(); left > 0; left = running_.load()) running_.wait(left);
+    wait_for_ranks();
   }
   if (!has_failed()) return {};
   return tl::unexpected<Status>(failure());
@@ -232,6 +230,7 @@ void RankTeam::compute(Rank& rank) {
   const auto lane = static_cast<size_t>(rank.lane_number);
   const ForwardBatch& batch = work_.lanes[lane];
   TensorView logits;
+  std::span<int32_t> tokens;
   if (rank.tp_rank == 0) {
     int64_t first = 0;
     for (size_t l = 0; l < lane; ++l) {
@@ -240,8 +239,11 @@ void RankTeam::compute(Rank& rank) {
       }
     }
     logits = work_.logits.rows(first, std::ssize(batch.logit_rows));
+    if (placement_.tp > 1 && !batch.largest_only.empty()) {
+      tokens = work_.tokens.subspan(static_cast<size_t>(first), batch.logit_rows.size());
+    }
   }
-  rank.model->forward(batch, rank.cache, logits);
+  rank.model->forward(batch, rank.cache, logits, tokens);
 }
 
 void RankTeam::serve(size_t index) {
@@ -251,13 +253,14 @@ void RankTeam::serve(size_t index) {
   }
 }
 
+// The ranks of a lane end together; other lanes may take longer.
+void RankTeam::wait_for_ranks() const {
+  if (spins_) spin_while(kRankSpin, [&] { return running_.load(std::memory_order_acquire) > 0; });
+  for (int left = running_.load(); left > 0; left = running_.load()) running_.wait(left);
+}
+
 uint64_t RankTeam::wait_for_work(uint64_t seen) const {
-  using Clock = std::chrono::steady_clock;
-  const auto spin_until = Clock::now() + kSpin;
-  for (int spins = 1; spins_ && step_.load(std::memory_order_acquire) == seen; ++spins) {
-    spin_pause();
-    if (spins % kSpinsALook == 0 && Clock::now() >= spin_until) break;
-  }
+  if (spins_) spin_while(kRankSpin, [&] { return step_.load(std::memory_order_acquire) == seen; });
   step_.wait(seen);
   return step_.load();
 }

@@ -61,9 +61,12 @@ class RankTeam {
 
   // DeepSeekModel::forward() on all ranks: placement().dp batches, one a lane, some of which may
   // have no rows. `logits` [logit rows of all lanes whose first rank is in this process, in order,
-  // vocab]. An error means that a rank failed: it names the rank and where a rank of this process
-  // waited for it, and all later calls fail too.
-  Result<> forward(std::span<const ForwardBatch> lanes, TensorView logits);
+  // vocab]. With tp > 1, the tokens of largest_only rows go to `tokens` [the same rows], whose
+  // other entries stay, and these rows' logits are not written; without such rows it may be empty.
+  // An error means that a rank failed: it names the rank and where a rank of this process waited
+  // for it, and all later calls fail too.
+  Result<> forward(std::span<const ForwardBatch> lanes, TensorView logits,
+                   std::span<int32_t> tokens = {});
   bool has_failed() const { return abort_word_->aborted(); }
 
   // Where tokens are exchanged, between two steps, on the calling thread:
@@ -94,6 +97,7 @@ class RankTeam {
   struct Work {
     std::span<const ForwardBatch> lanes;
     TensorView logits;
+    std::span<int32_t> tokens;
   };
 
   // Where experts' weights are read from again, in one of several processes.
@@ -111,6 +115,7 @@ class RankTeam {
   void serve(size_t index);
   void run(size_t index);
   void compute(Rank& rank);
+  void wait_for_ranks() const;
   uint64_t wait_for_work(uint64_t seen) const;
   void note_failure(const Status& why);
   Status failure();

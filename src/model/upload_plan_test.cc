@@ -56,7 +56,10 @@ class UploadPlanTest : public testing::TestWithParam<const char*> {
     }
   };
   Planned planned(int ranks = 1, int rank = 0) {
-    Planned out{.spec = make_spec(checkpoint_.config(), {.tp = ranks}, rank)};
+    return planned(make_spec(checkpoint_.config(), {.tp = ranks}, rank));
+  }
+  Planned planned(ModelSpec spec) {
+    Planned out{.spec = std::move(spec)};
     out.forms = layer_forms(out.spec, WeightForms(checkpoint_, StoredFp8::kKept, options_));
     const int64_t bytes = plan_upload(out.spec, out.forms, nullptr).bytes;
     memory_.assign(static_cast<size_t>(bytes), std::byte{0});
@@ -198,9 +201,12 @@ TEST_P(UploadPlanTest, ARankSplitsItsHeadsOfKvB) {
   EXPECT_EQ(upload.split->uv.rows, 128);
 }
 
-// 136 columns are two blocks: the third rank has none.
+// Half a block is cut into two pieces at most: the third rank has none.
 TEST_P(UploadPlanTest, ARankWithoutColumnsHasNoExperts) {
-  const Planned made = planned(3, 2);
+  ModelConfig narrow = checkpoint_.config();
+  narrow.moe_intermediate = 64;
+  narrow.num_shared_experts = 1;
+  const Planned made = planned(make_spec(narrow, {.tp = 3}, 2));
   EXPECT_EQ(made.plan.tensors->layers[1].experts.width, 0);
   for (const Upload& upload : made.plan.uploads) {
     EXPECT_EQ(upload.part.name.find("mlp.experts."), std::string::npos) << upload.part.name;

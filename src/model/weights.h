@@ -55,6 +55,11 @@ struct ModelWeights {
   int64_t bytes() const;
 };
 
+// A norm's weight or a bias, [size] f32.
+inline ConstTensorView norm_weight(const Buffer& buffer) {
+  return buffer.view(DType::kF32, {buffer.size() / 4});
+}
+
 // The weights of some ranks of this process. Each tensor is read once; what ranks hold alike exists
 // once. compute is kBF16 or kF32: the type of the GEMMs' x. With kF32 the stored values are kept
 // exactly; with kBF16 f16 and f32 matrices are rounded to bf16, FP8 ones stay FP8.

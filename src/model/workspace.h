@@ -5,11 +5,18 @@
 // and all sums are f32 in either case.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "model/attention_plan.h"
 #include "model/model_spec.h"
 #include "tensor/buffer.h"
 
 namespace fathom {
+
+inline std::span<std::byte> bytes_of(const Buffer& buffer) {
+  return {buffer.data(), static_cast<size_t>(buffer.size())};
+}
 
 struct Workspace {
   static Result<Workspace> allocate(const ModelSpec& spec, DType operand, int64_t max_rows,

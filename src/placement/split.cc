@@ -12,6 +12,9 @@ namespace {
 // The fewest heads of `size` columns that fill whole blocks.
 int64_t heads_of_whole_blocks(int64_t size, int64_t block) { return block / std::gcd(size, block); }
 
+// The smallest piece of a block: as many weight rows as the CPU's kernels multiply at a time.
+constexpr int64_t kLeastColumns = 32;
+
 }  // namespace
 
 Slice split_units(int64_t size, int64_t unit, int ranks, int rank) {
@@ -28,7 +31,9 @@ Slice split_units(int64_t size, int64_t unit, int ranks, int rank) {
 }
 
 Slice split_columns(int64_t columns, int ranks, int rank) {
-  return split_units(columns, kColumnBlock, ranks, rank);
+  int64_t unit = kColumnBlock;
+  while (unit > kLeastColumns && ceil_div(columns, unit) < ranks) unit /= 2;
+  return split_units(columns, unit, ranks, rank);
 }
 
 Slice split_heads(const ModelConfig& config, int ranks, int rank) {

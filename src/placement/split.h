@@ -3,6 +3,7 @@
 //
 // Columns are split by whole 128-blocks, whatever the weights' format: no scale of a block-wise FP8
 // matrix is shared between ranks, and activations are quantized in the same groups as on one rank.
+// Only where there are fewer blocks than ranks are blocks cut, so that no rank is idle.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,9 @@ inline constexpr int64_t kColumnBlock = 128;  // FP8 scales: 128x128 weights, 1x
 // The share of `rank` (0 to ranks - 1) in `size` elements. Units are `unit` elements each.
 Slice split_units(int64_t size, int64_t unit, int ranks, int rank);
 
-// Inner columns of a dense or shared MLP, or of each expert without expert parallelism.
+// Inner columns of a dense or shared MLP, or of each expert without expert parallelism. Units are
+// blocks; with fewer blocks than ranks halves of them, with fewer halves quarters. No slice of
+// several units crosses a block's border then.
 Slice split_columns(int64_t columns, int ranks, int rank);
 
 // Heads of attention. The unit is head_unit().

@@ -49,8 +49,40 @@ TEST(Split, ColumnsOfDeepSeekModels) {
   EXPECT_EQ(blocks_of(1408, 8), (std::vector<int64_t>{2, 2, 2, 1, 1, 1, 1, 1}));
   EXPECT_EQ(blocks_of(2048, 8), (std::vector<int64_t>(8, 2)));
   EXPECT_EQ(blocks_of(18432, 8), (std::vector<int64_t>(8, 18)));
-  // Ranks without any block.
-  EXPECT_EQ(blocks_of(256, 3), (std::vector<int64_t>{1, 1, 0}));
+}
+
+std::vector<int64_t> columns_of(int64_t columns, int ranks) {
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < ranks; ++rank)
+    counts.push_back(split_columns(columns, ranks, rank).count);
+  return counts;
+}
+
+TEST(Split, FewerBlocksThanRanksAreCut) {
+  EXPECT_EQ(columns_of(128, 2), (std::vector<int64_t>{64, 64}));
+  EXPECT_EQ(columns_of(256, 2), (std::vector<int64_t>{128, 128}));
+  EXPECT_EQ(columns_of(256, 3), (std::vector<int64_t>{128, 64, 64}));
+  EXPECT_EQ(columns_of(136, 3), (std::vector<int64_t>{64, 64, 8}));
+  EXPECT_EQ(columns_of(128, 3), (std::vector<int64_t>{64, 32, 32}));
+  EXPECT_EQ(columns_of(128, 5), (std::vector<int64_t>{32, 32, 32, 32, 0}));
+}
+
+TEST(Split, NoSliceOfColumnsHasScalesOfTwoBlocksUnlessItBeginsOne) {
+  for (int64_t columns = 8; columns <= 2048; columns += 8) {
+    for (int ranks = 1; ranks <= 64; ++ranks) {
+      int64_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Slice slice = split_columns(columns, ranks, rank);
+        ASSERT_EQ(slice.first, next) << columns << " over " << ranks;
+        next = slice.end();
+        const int64_t begin = slice.first % kColumnBlock;
+        ASSERT_TRUE(begin == 0 || slice.count <= kColumnBlock - begin)
+            << columns << " columns, rank " << rank << " of " << ranks << ": " << slice.first << "+"
+            << slice.count;
+      }
+      ASSERT_EQ(next, columns);
+    }
+  }
 }
 
 TEST(Split, LastBlockOfV2LitesDenseLayerIsHalfFull) {

@@ -12,6 +12,7 @@
 
 #include "base/math.h"
 #include "e2e/golden.h"
+#include "engine/model_runner.h"
 #include "model/rank_team.h"
 
 namespace fathom {
@@ -42,8 +43,13 @@ std::unique_ptr<RankTeam> team_of(const Checkpoint& checkpoint, int tp, DType co
   return std::move(*team);
 }
 
-// Three sequences in chunks of different lengths, with the logits of every position.
-std::vector<std::vector<float>> run(RankTeam& team) {
+constexpr int32_t kUntouched = -77;
+
+// Three sequences in chunks of different lengths, with the logits of every position. With `tokens`,
+// two of three rows are largest_only: their tokens go there [sequences][positions], and other rows
+// have kUntouched.
+std::vector<std::vector<float>> run(RankTeam& team,
+                                    std::vector<std::vector<int32_t>>* tokens = nullptr) {
   const int64_t vocab = team.config().vocab_size;
   std::mt19937 random(5);
   const std::vector<int32_t> lengths = {150, 70, 9};
@@ -81,12 +87,21 @@ std::vector<std::vector<float>> run(RankTeam& team) {
     batch.logit_rows.resize(batch.token_ids.size());
     std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
     std::vector<float> logits(batch.token_ids.size() * static_cast<size_t>(vocab), NAN);
+    std::vector<int32_t> found(batch.token_ids.size(), kUntouched);
+    for (const int32_t row : batch.logit_rows) {
+      if (tokens != nullptr && row % 3 != 0) batch.largest_only.push_back(row);
+    }
     const auto ran =
-        team.forward({&batch, 1}, TensorView(logits.data(), {batch.num_rows(), vocab}));
+        team.forward({&batch, 1}, TensorView(logits.data(), {batch.num_rows(), vocab}), found);
     FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
     for (size_t m = 0; m < members.size(); ++m) {
       all[members[m]].insert(all[members[m]].end(), logits.begin() + batch.query_start[m] * vocab,
                              logits.begin() + batch.query_start[m + 1] * vocab);
+      if (tokens == nullptr) continue;
+      tokens->resize(lengths.size());
+      auto& of_sequence = (*tokens)[members[m]];
+      of_sequence.insert(of_sequence.end(), found.begin() + batch.query_start[m],
+                         found.begin() + batch.query_start[m + 1]);
     }
   }
   return all;
@@ -121,6 +136,28 @@ int64_t count_far(const std::vector<float>& actual, const std::vector<float>& ex
     far += !is_near(actual.data() + at, expected.data() + at, vocab);
   }
   return far;
+}
+
+// `found` and `rest`: of a run that asked for tokens; `all`: of one that asked for logits.
+void expect_largest(const std::vector<std::vector<int32_t>>& found,
+                    const std::vector<std::vector<float>>& rest,
+                    const std::vector<std::vector<float>>& all, int64_t vocab) {
+  int64_t num_found = 0;
+  for (size_t s = 0; s < all.size(); ++s) {
+    ASSERT_EQ(std::ssize(found[s]) * vocab, std::ssize(all[s]));
+    for (size_t i = 0; i < found[s].size(); ++i) {
+      const auto begin = all[s].begin() + static_cast<int64_t>(i) * vocab;
+      const auto logits = rest[s].begin() + static_cast<int64_t>(i) * vocab;
+      if (found[s][i] == kUntouched) {
+        EXPECT_TRUE(std::equal(begin, begin + vocab, logits)) << "position " << i;
+        continue;
+      }
+      ++num_found;
+      EXPECT_EQ(found[s][i], std::max_element(begin, begin + vocab) - begin) << "position " << i;
+      EXPECT_TRUE(std::isnan(*logits)) << "position " << i;
+    }
+  }
+  EXPECT_GT(num_found, 0);
 }
 
 void expect_equal_caches(const RankTeam& team) {
@@ -164,6 +201,9 @@ TEST_P(TensorParallel, IsAsOneRank) {
       EXPECT_LE(far, format == CacheFormat::kF32 ? 0 : kMostFarRows);
       expect_equal_caches(*team);
       EXPECT_EQ(run(*team), actual) << "another run";
+      std::vector<std::vector<int32_t>> found;
+      const auto rest = run(*team, &found);
+      expect_largest(found, rest, actual, checkpoint->config().vocab_size);
     }
   }
   EXPECT_GT(tried, 0);
@@ -189,6 +229,110 @@ TEST(TensorParallelInBf16, GivesTheSameBitsAgain) {
   expect_equal_caches(*team);
   EXPECT_EQ(run(*team), first);
   EXPECT_EQ(run(*team_of(*checkpoint, 2, DType::kBF16, CacheFormat::kBF16)), first);
+}
+
+// One new token of each of many sequences: ranks divide the rows of one step with all of them, and
+// compute all of it in steps of one row.
+std::vector<float> decode(RankTeam& team, bool together) {
+  constexpr int32_t kSequences = kPages, kTokens = 3;
+  const int64_t vocab = team.config().vocab_size;
+  std::vector<float> all(static_cast<size_t>(kSequences * kTokens * vocab), NAN);
+  for (int32_t position = 0; position < kTokens; ++position) {
+    const int32_t step = together ? kSequences : 1;
+    for (int32_t first = 0; first < kSequences; first += step) {
+      ForwardBatch batch;
+      batch.max_pages = 1;
+      batch.query_start = {0};
+      for (int32_t s = first; s < first + step; ++s) {
+        batch.token_ids.push_back((31 * s + 7 * position) % 100);
+        batch.positions.push_back(position);
+        batch.context_lens.push_back(position);
+        batch.prompt_lens.push_back(1);
+        batch.block_tables.push_back(s);
+        batch.logit_rows.push_back(s - first);
+        batch.query_start.push_back(s - first + 1);
+      }
+      float* const logits = all.data() + (position * kSequences + first) * vocab;
+      const auto ran = team.forward({&batch, 1}, TensorView(logits, {step, vocab}));
+      FATHOM_CHECK(ran.has_value(), "{}", ran.error().message);
+    }
+  }
+  return all;
+}
+
+TEST(TensorParallelRows, WhoComputesARowDoesNotChangeItsBits) {
+  for (const std::string& model : {bundled_model(), goldens_directory() + "v2lite"}) {
+    const auto checkpoint = Checkpoint::open(model);
+    ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+    for (const int tp : {2, 3}) {
+      if (!check_placement({.tp = tp}, checkpoint->config())) continue;
+      SCOPED_TRACE(testing::Message() << model << ", tp " << tp);
+      const auto team = team_of(*checkpoint, tp, DType::kBF16, CacheFormat::kBF16);
+      const auto other = team_of(*checkpoint, tp, DType::kBF16, CacheFormat::kBF16);
+      EXPECT_EQ(decode(*team, true), decode(*other, false));
+      expect_equal_caches(*team);
+      expect_equal_caches(*other);
+      const auto bytes =
+          static_cast<size_t>(team->cache(0).num_layers() * team->cache(0).layout().page_bytes());
+      EXPECT_EQ(std::memcmp(team->cache(0).page(0), other->cache(0).page(0), kPages * bytes), 0);
+    }
+  }
+}
+
+// One step of a runner: sequences of one token, sampled in different ways.
+std::vector<SampledToken> sample_mixed(ModelRunner& runner, bool finds_tokens) {
+  static const SampleOptions greedy = {.temperature = 0}, warm = {.seed = 5};
+  const std::vector<SampleRow> kinds = {
+      {.options = &greedy},
+      {.options = &warm},
+      {.options = &greedy, .num_logprobs = 3},
+      {.options = &greedy},
+      {.num_logprobs = 0, .given_id = 9},
+      {.options = &greedy},
+  };
+  ForwardBatch batch;
+  batch.max_pages = 1;
+  batch.query_start = {0};
+  std::vector<SampleRow> rows;
+  for (int32_t s = 0; s < 20; ++s) {
+    SampleRow& row = rows.emplace_back(kinds[static_cast<size_t>(s) % kinds.size()]);
+    row.row = s;
+    if (finds_tokens && takes_largest(row)) batch.largest_only.push_back(s);
+    batch.token_ids.push_back(200 + 31 * s);
+    batch.positions.push_back(0);
+    batch.context_lens.push_back(0);
+    batch.prompt_lens.push_back(1);
+    batch.block_tables.push_back(s);
+    batch.logit_rows.push_back(s);
+    batch.query_start.push_back(s + 1);
+  }
+  const auto begun = runner.begin({&batch, 1}, rows);
+  FATHOM_CHECK(begun.has_value(), "{}", begun.error().message);
+  const auto tokens = runner.finish();
+  FATHOM_CHECK(tokens.has_value(), "{}", tokens.error().message);
+  return {tokens->begin(), tokens->end()};
+}
+
+TEST(TensorParallelRunner, FoundTokensAreThoseThatItSamples) {
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  ASSERT_TRUE(checkpoint);
+  ModelRunnerOptions options;
+  options.max_total_tokens = kPages * kPageSize;
+  options.placement.tp = 2;
+  options.num_threads = 2;
+  options.load.show_progress = false;
+  const auto runner = ModelRunner::create(*checkpoint, options);
+  ASSERT_TRUE(runner) << runner.error().message;
+  // Twice, because results' memory is reused.
+  for (int round = 0; round < 2; ++round) {
+    const auto sampled = sample_mixed(**runner, false), found = sample_mixed(**runner, true);
+    ASSERT_EQ(sampled.size(), found.size());
+    for (size_t i = 0; i < sampled.size(); ++i) {
+      EXPECT_EQ(found[i].id, sampled[i].id) << "row " << i;
+      EXPECT_EQ(found[i].logprob, sampled[i].logprob) << "row " << i;
+      EXPECT_EQ(found[i].top, sampled[i].top) << "row " << i;
+    }
+  }
 }
 
 // Quantizing while loading would cut a block of W_o's scales between two ranks.

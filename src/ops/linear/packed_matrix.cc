@@ -131,6 +131,14 @@ void zero_padding_rows(const PanelLayout& layout, std::byte* memory, int64_t row
   }
 }
 
+// Whether the columns of each packed block share scales: a slice that begins inside a block of
+// scales ends there.
+bool has_a_scale_a_block(const ScaledMatrix& source) {
+  if (source.scales.empty()) return true;
+  const int64_t begin = source.scale_col % source.scale_cols;
+  return begin % kBlockColumns == 0 || begin + source.cols() <= source.scale_cols;
+}
+
 void pack_scales(const PanelLayout& layout, std::byte* memory, int64_t first_row,
                  const ScaledMatrix& source) {
   for (int64_t block = 0; block < layout.num_blocks(); ++block) {
@@ -224,6 +232,8 @@ void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
       FATHOM_CHECK(source.scales.empty() || source.scale_cols >= cols_ ||
                        source.scale_cols % kBlockColumns == 0,
                    "scales every {} columns; the blocks have {}", source.scale_cols, kBlockColumns);
+      FATHOM_CHECK(has_a_scale_a_block(source), "columns {}+{}, scales every {}", source.scale_col,
+                   cols_, source.scale_cols);
       pack_values<e4m3, e4m3>(layout, format_, memory, first_row, source.values,
                               [](e4m3 value) { return value; });
       pack_scales(layout, memory, first_row, source);

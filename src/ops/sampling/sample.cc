@@ -25,12 +25,18 @@ void find_maxima(std::span<const float> logits, SampleScratch& scratch) {
   block_maxima(logits, scratch.maxima);
 }
 
-// The lowest id with the largest logit; nothing if no logit is finite.
-std::optional<int32_t> largest(std::span<const float> logits, std::span<const float> maxima) {
+LargestLogit largest_of(std::span<const float> logits, std::span<const float> maxima) {
   const auto block = std::max_element(maxima.begin(), maxima.end());
-  if (block == maxima.end() || !std::isfinite(*block)) return std::nullopt;
+  if (block == maxima.end() || *block == kNegativeInfinity) return {};
   const auto first = logits.begin() + (block - maxima.begin()) * kLogitBlock;
-  return static_cast<int32_t>(std::find(first, logits.end(), *block) - logits.begin());
+  return {*block, static_cast<int32_t>(std::find(first, logits.end(), *block) - logits.begin())};
+}
+
+// The lowest id with the largest logit; nothing if that is not finite.
+std::optional<int32_t> largest(std::span<const float> logits, std::span<const float> maxima) {
+  const LargestLogit best = largest_of(logits, maxima);
+  if (best.id < 0 || !std::isfinite(best.value)) return std::nullopt;
+  return best.id;
 }
 
 bool changes_logits(const SampleRow& row) {
@@ -138,6 +144,16 @@ void add_logprobs(std::span<const float> logits, int num_top, SampleScratch& scr
 }
 
 }  // namespace
+
+bool takes_largest(const SampleRow& row) {
+  return row.given_id < 0 && row.num_logprobs < 0 && !changes_logits(row) &&
+         row.options->temperature < kGreedyTemperature;
+}
+
+LargestLogit largest_logit(std::span<const float> logits, SampleScratch& scratch) {
+  find_maxima(logits, scratch);
+  return largest_of(logits, scratch.maxima);
+}
 
 void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch,
             SampledToken& out) {

@@ -76,6 +76,17 @@ struct SampleScratch {
   std::vector<Candidate> candidates;
 };
 
+// Whether sampling takes the token of the row's largest logit, and nothing else of it.
+bool takes_largest(const SampleRow& row);
+
+// The largest logit and the lowest id that has it. NaN counts as -infinity; id < 0: all are that. A
+// whole row with an infinite largest logit has no token.
+struct LargestLogit {
+  float value = 0;
+  int32_t id = -1;
+};
+LargestLogit largest_logit(std::span<const float> logits, SampleScratch& scratch);
+
 // Overwrites `out`; its memory is reused.
 void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch,
             SampledToken& out);

@@ -342,5 +342,34 @@ TEST(Sample, RowsOnThreadsAreTheSameAsAlone) {
   }
 }
 
+TEST(TakesLargest, OnlyWhereNothingElseOfTheRowCounts) {
+  SampleOptions options = {.temperature = 0};
+  const std::array<int32_t, 1> masked = {3};
+  const std::array<uint32_t, 1> allowed = {5};
+  EXPECT_TRUE(takes_largest({.options = &options}));
+  EXPECT_FALSE(takes_largest({.given_id = 3}));
+  EXPECT_FALSE(takes_largest({.options = &options, .num_logprobs = 0}));
+  EXPECT_FALSE(takes_largest({.options = &options, .masked = masked}));
+  EXPECT_FALSE(takes_largest({.options = &options, .allowed = allowed}));
+  // What truncation leaves begins with the largest.
+  EXPECT_TRUE(
+      takes_largest({.options = &(options = {.temperature = 0, .top_p = 0.5, .top_k = 4})}));
+  EXPECT_FALSE(takes_largest({.options = &(options = {.temperature = 0.1})}));
+  EXPECT_FALSE(takes_largest({.options = &(options = {.temperature = 0, .presence_penalty = 1})}));
+  EXPECT_FALSE(takes_largest({.options = &(options = {.temperature = 0, .logit_bias = {{1, 2}}})}));
+}
+
+TEST(LargestLogit, CountsNanAsTheLeast) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  SampleScratch scratch;
+  const auto largest = [&](std::vector<float> row) { return largest_logit(row, scratch).id; };
+  EXPECT_EQ(largest({1, 3, 3, 2}), 1);
+  EXPECT_EQ(largest({-1, -0.0f, 0, -2}), 1);
+  EXPECT_EQ(largest({kNan, -5, kNan, -5}), 1);
+  EXPECT_EQ(largest({1, kInf, kInf}), 1);
+  EXPECT_EQ(largest({kNan, -kInf}), -1);
+  EXPECT_EQ(largest({}), -1);
+}
+
 }  // namespace
 }  // namespace fathom

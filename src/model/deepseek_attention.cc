@@ -1,0 +1,156 @@
+// Attention of DeepSeekModel: projections, its two forms, and the output's sum.
+#include <algorithm>
+
+#include "model/deepseek.h"
+#include "model/layer_options.h"
+#include "ops/attention/attention.h"
+#include "ops/convert/convert.h"
+#include "ops/linear/linear.h"
+#include "ops/rms_norm/rms_norm.h"
+
+namespace fathom {
+
+// residual += W_o · attention(x)
+void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
+                              const LatentPages& pages, TensorView x, TensorView residual) {
+  const int64_t rows = x.size(0), heads = heads_;
+  const DType operand = options_.compute;
+  const TensorView q = workspace_.q.view(DType::kF32, {rows, heads, config_.qk_dim()});
+  project(weights, step, pages, x, q.reshape({rows, heads * config_.qk_dim()}));
+  split_rope_query(stream_, q, step.batch.positions, rope_,
+                   workspace_.q_nope.view(operand, {rows, heads, config_.qk_nope_dim}),
+                   workspace_.q_rope.view(operand, {rows, heads, config_.qk_rope_dim}));
+
+  for (const AbsorbedGroup& group : step.plan.absorbed) {
+    absorbed_attention(weights, step, group, pages);
+  }
+  for (const int32_t sequence : step.plan.mha) mha_attention(weights, step, sequence, pages);
+
+  linear(stream_, workspace_.heads_out.view(operand, {rows, heads * config_.v_dim}), weights.o,
+         part_of_sum(residual),
+         lane_ == nullptr ? LinearMode::kAccumulate : LinearMode::kOverwrite);
+  add_parts(step.rows, residual);
+}
+
+// The queries of this rank's heads, and the cache rows of all tokens.
+void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
+                            const LatentPages& pages, TensorView x, TensorView q) {
+  const LaneRows& shares = step.rows;
+  const int64_t rows = x.size(0);
+  const Slice own = shares.own();
+  const auto own_rows = [&](TensorView array) { return array.rows(own.first, own.count); };
+  const TensorView kv_a = workspace_.kv_a.view(DType::kF32, {rows, config_.latent_dim()});
+  const bool compressed = config_.q_lora_rank > 0;
+  const TensorView q_a =
+      compressed ? workspace_.q_a.view(DType::kF32, {rows, config_.q_lora_rank}) : TensorView();
+
+  if (compressed) {
+    const LinearTask down[] = {{own_rows(x), &weights.q_a, own_rows(q_a)},
+                               {own_rows(x), &weights.kv_a, own_rows(kv_a)}};
+    linear_group(stream_, down);
+  } else if (shares.are_divided()) {
+    linear(stream_, own_rows(x), weights.kv_a, own_rows(kv_a));
+  } else {
+    const LinearTask both[] = {{x, &weights.q_b, q}, {x, &weights.kv_a, kv_a}};
+    linear_group(stream_, both);
+  }
+  TensorView q_input = x;
+  if (compressed) {
+    q_input = workspace_.q_a_normed.view(options_.compute, {rows, config_.q_lora_rank});
+    rms_norm(stream_, own_rows(q_a), norm_weight(weights.q_a_norm), kInnerNormEps,
+             own_rows(q_input));
+  }
+  const auto at = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
+  norm_rope_cache_write(stream_, own_rows(kv_a), std::span(step.batch.positions).subspan(at, count),
+                        std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
+                        kInnerNormEps, rope_, pages);
+  if (shares.are_divided()) {
+    const auto row_bytes = static_cast<size_t>(pages.layout.row_bytes());
+    shares.gather(
+        [&](int rank, std::vector<Piece>& pieces) {
+          const Slice part = shares.of(rank);
+          LaneRows::add_piece(q_input, part, pieces);
+          for (int64_t row = part.first; row < part.end(); ++row) {
+            const int64_t slot = step.slots[static_cast<size_t>(row)];
+            pieces.emplace_back(pages.row(slot / kPageSize, slot % kPageSize), row_bytes);
+          }
+        },
+        stream_.pool());
+  }
+  if (compressed || shares.are_divided()) linear(stream_, q_input, weights.q_b, q);
+}
+
+// W_UK folded into the query, attention over the latent rows, W_UV after.
+void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const Step& step,
+                                       const AbsorbedGroup& group, const LatentPages& pages) {
+  const int64_t all_rows = step.batch.num_rows(), rows = group.rows, heads = heads_;
+  const int64_t latent = config_.kv_lora_rank;
+  const DType operand = options_.compute;
+  const TensorView q_nope = workspace_.q_nope.view(operand, {all_rows, heads, config_.qk_nope_dim})
+                                .rows(group.first_row, rows);
+  const TensorView q_rope = workspace_.q_rope.view(operand, {all_rows, heads, config_.qk_rope_dim})
+                                .rows(group.first_row, rows);
+  const TensorView out = workspace_.heads_out.view(operand, {all_rows, heads, config_.v_dim})
+                             .rows(group.first_row, rows);
+  const TensorView q_latent = workspace_.q_latent.view(operand, {rows, heads, latent});
+  const TensorView o_latent = workspace_.o_latent.view(operand, {rows, heads, latent});
+
+  std::vector<LinearTask> tasks(static_cast<size_t>(heads));
+  for (int64_t h = 0; h < heads; ++h) {
+    tasks[h] = {q_nope.select(1, h), &weights.uk[h], q_latent.select(1, h)};
+  }
+  linear_group(stream_, tasks);
+  fathom::absorbed_attention(stream_, q_latent, q_rope, group.view(step.batch), group.sequences,
+                             pages, softmax_scale_, o_latent, bytes_of(workspace_.absorbed));
+  for (int64_t h = 0; h < heads; ++h) {
+    tasks[h] = {o_latent.select(1, h), &weights.uv[h], out.select(1, h)};
+  }
+  linear_group(stream_, tasks);
+}
+
+// Keys and values expanded from the latent a chunk at a time; the chunks' results are combined by
+// log-sum-exp.
+void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& step,
+                                  int32_t sequence, const LatentPages& pages) {
+  const ForwardBatch& batch = step.batch;
+  const int64_t all_rows = batch.num_rows(), heads = heads_, v = config_.v_dim;
+  const int64_t first_row = batch.query_start[sequence];
+  const int64_t queries = batch.query_start[sequence + 1] - first_row;
+  const int64_t context = batch.context_lens[sequence];
+  const DType operand = options_.compute;
+  const auto page_ids = std::span(batch.block_tables)
+                            .subspan(static_cast<size_t>(sequence) * batch.max_pages,
+                                     static_cast<size_t>(batch.max_pages));
+  const TensorView q_nope = workspace_.q_nope.view(operand, {all_rows, heads, config_.qk_nope_dim});
+  const TensorView q_rope = workspace_.q_rope.view(operand, {all_rows, heads, config_.qk_rope_dim});
+  const TensorView whole = workspace_.whole.view(DType::kF32, {queries, heads, v});
+  const TensorView whole_lse = workspace_.whole_lse.view(DType::kF32, {queries, heads});
+
+  const int64_t chunk = options_.attention.mha_key_chunk;
+  for (int64_t first_key = 0; first_key < context + queries; first_key += chunk) {
+    const int64_t keys = std::min(chunk, context + queries - first_key);
+    const TensorView latent = workspace_.latent.view(operand, {keys, config_.kv_lora_rank});
+    const TensorView k_rope = workspace_.k_rope.view(operand, {keys, config_.qk_rope_dim});
+    const TensorView kv =
+        workspace_.kv.view(operand, {keys, heads, config_.qk_nope_dim + config_.v_dim});
+    gather_latent(stream_, page_ids, pages, first_key, keys, latent, k_rope);
+    linear(stream_, latent, weights.kv_b, kv.reshape({keys, kv.size(1) * kv.size(2)}));
+
+    // Queries before `first` see none of these keys.
+    const int64_t first = std::max<int64_t>(0, first_key - context);
+    const int64_t count = queries - first;
+    const bool only = first_key == 0;
+    const TensorView out = only ? whole : workspace_.part.view(DType::kF32, {count, heads, v});
+    const TensorView lse = only ? whole_lse : workspace_.part_lse.view(DType::kF32, {count, heads});
+    fathom::mha_attention(
+        stream_, q_nope.rows(first_row + first, count), q_rope.rows(first_row + first, count), kv,
+        k_rope, context + first - first_key, softmax_scale_, out, lse, bytes_of(workspace_.mha));
+    if (!only) {
+      merge_attention(stream_, out, lse, whole.rows(first, count), whole_lse.rows(first, count));
+    }
+  }
+  convert(stream_, whole,
+          workspace_.heads_out.view(operand, {all_rows, heads, v}).rows(first_row, queries));
+}
+
+}  // namespace fathom
