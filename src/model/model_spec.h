@@ -2,11 +2,11 @@
 // columns that the rank holds. Everything about splitting is decided here; both backends build
 // their weights from it.
 //
-// Tensor parallelism splits heads, the inner columns of feed-forward blocks (by whole 128-blocks, if
-// there are enough) and the vocabulary over the ranks of a lane. The latent projections, norms, the router and the
-// cache are whole on every rank. Lanes are alike: data parallelism splits nothing. Expert
-// parallelism gives a rank the whole experts of its slots, as an expert table says, and the whole
-// shared expert.
+// Tensor parallelism splits heads, the inner columns of feed-forward blocks (by whole 128-blocks,
+// if there are enough) and the vocabulary over the ranks of a lane. The latent projections, norms,
+// the router and the cache are whole on every rank. Lanes are alike: data parallelism splits
+// nothing. Expert parallelism gives a rank the whole experts of its slots, as an expert table says,
+// and the whole shared expert.
 #pragma once
 
 #include <cstdint>

@@ -77,7 +77,8 @@ TEST(Metrics, ThePageIsWellFormedAndCounts) {
                    .window = {.balance = 0.75},
                    .layer_balance = {0.5, 1},
                    .tokens = {5, 0, 1, 2, 2, 2},
-                   .moves = 4};
+                   .moves = 4,
+                   .table = nullptr};
   http::ServerStats http;
   http.responses[4] = 2;
 
