@@ -13,10 +13,10 @@ from node_faults_test import HEALTH_SECONDS, Stream, is_well
 
 EXPERTS = ("--enable-expert-parallel",)
 # Numbers as in src/comm/collective.h. The second of each: all of them are in a prompt's step.
-KINDS = {"barrier": 0, "all_reduce": 1, "all_reduce_gather": 2, "all_gather": 4, "dispatch": 6,
+KINDS = {"barrier": 0, "all_reduce": 1, "reduce_scatter": 3, "all_gather": 4, "dispatch": 6,
          "combine": 7}
 PHASES = {"before": 1, "in": 2, "after": 3}
-# So long that its sums take both phases.
+# So long that ranks divide its rows.
 PROMPT = {"messages": [{"role": "user", "content": "Count: " + "one two three four " * 40}],
           "max_tokens": 200, "temperature": 1.0, "ignore_eos": True}
 ACROSS_SECONDS, WITHIN_SECONDS = 3, 1
@@ -67,7 +67,7 @@ class Some(Case):
     def test_in_two_processes(self):
         self.across("kill", "dispatch", "in")
         self.across("stop", "combine", "after")
-        self.across("throw", "all_reduce_gather", "in")
+        self.across("throw", "reduce_scatter", "in")
 
     def test_in_one_process(self):
         self.within("combine", "in")
