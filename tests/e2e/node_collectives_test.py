@@ -13,8 +13,7 @@ from node_faults_test import HEALTH_SECONDS, Stream, is_well
 
 EXPERTS = ("--enable-expert-parallel",)
 # Numbers as in src/comm/collective.h. The second of each: all of them are in a prompt's step.
-KINDS = {"barrier": 0, "all_reduce": 1, "reduce_scatter": 3, "all_gather": 4, "dispatch": 6,
-         "combine": 7}
+KINDS = {"all_reduce": 1, "reduce_scatter": 3, "all_gather": 4, "dispatch": 6, "combine": 7}
 PHASES = {"before": 1, "in": 2, "after": 3}
 # So long that ranks divide its rows.
 PROMPT = {"messages": [{"role": "user", "content": "Count: " + "one two three four " * 40}],
