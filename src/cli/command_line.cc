@@ -141,7 +141,7 @@ void describe(CLI::App& app, Action* chosen) {
 
 // Rewords CLI11's message about an invalid value.
 std::string bad_value(const CLI::ParseError& problem) {
-  const std::string text = problem.what();
+  std::string text = problem.what();
   // CLI11 reports "Could not convert: --quiet = maybe" for a flag that takes no value.
   constexpr std::string_view kConversion = "Could not convert: --";
   if (!text.starts_with(kConversion)) return text;

@@ -137,7 +137,7 @@ Result<int> follow(const ModelFlags& flags, const NodePlace& place) {
 Result<int> lead_or_follow(const ModelFlags& flags, const std::function<Result<int>()>& lead) {
   FATHOM_TRY(const NodePlace place, node_place(flags.nodes));
   if (!place.is_one_of_several()) return lead();
-  const Result<int> status = place.follows() ? follow(flags, place) : lead();
+  Result<int> status = place.follows() ? follow(flags, place) : lead();
   // Another node has failed, or has not come.
   if (!status && status.error().code == Code::kUnavailable) {
     return report_failure(status.error().message, kExitDead);

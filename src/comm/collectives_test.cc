@@ -196,7 +196,7 @@ TEST(AllGatherPieces, FillsEveryonesPlaces) {
           for (int rank = 0; rank < ranks; ++rank) {
             const auto count = static_cast<size_t>(counts[rank]);
             if (rank == group.rank()) {
-              std::copy_n(whole.begin() + begin, count, own.begin() + begin);
+              std::copy_n(whole.data() + begin, count, own.data() + begin);
             }
             pieces[rank].push_back(std::as_writable_bytes(std::span(own).subspan(begin, count)));
             begin += count;

@@ -245,6 +245,7 @@ TEST(World, NodesOfOneMachineKnowEachOther) {
   const int ranks[] = {2, 1, 1, 1};
   std::vector<int> shared(4);
   std::vector<std::thread> nodes;
+  nodes.reserve(4);
   for (int node = 0; node < 4; ++node) {
     nodes.emplace_back([&, node] {
       AbortWord abort_word;

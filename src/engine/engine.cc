@@ -96,7 +96,7 @@ struct Engine::Parts {
   std::thread thread;
 };
 
-Result<std::unique_ptr<Engine>> Engine::create(EngineOptions options,
+Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options,
                                                std::unique_ptr<Runner> runner,
                                                std::shared_ptr<const Tokenizer> tokenizer) {
   FATHOM_CHECK(runner != nullptr, "an engine needs a runner");

@@ -117,7 +117,7 @@ class Engine {
  public:
   // The tokenizer may be null: then requests have ids only, no text, and stop strings are refused.
   // Errors: an option out of range, or an offload store that cannot be created.
-  static Result<std::unique_ptr<Engine>> create(EngineOptions options,
+  static Result<std::unique_ptr<Engine>> create(const EngineOptions& options,
                                                 std::unique_ptr<Runner> runner,
                                                 std::shared_ptr<const Tokenizer> tokenizer);
   // Aborts all requests (each gets its last event) and joins the thread.

@@ -171,7 +171,7 @@ EngineStats run_once(Load load) {
   }
   gate.open();
   EXPECT_TRUE(engine.drain(60s));
-  const EngineStats stats = engine.stats();
+  EngineStats stats = engine.stats();
   EXPECT_EQ(stats.pages_used, 0);
   EXPECT_EQ(stats.running + stats.waiting + stats.queued_requests + stats.queued_tokens, 0);
   engine.stop();
@@ -366,7 +366,7 @@ TEST(Engine, EachCopyOfAPageMayFail) {
 }
 
 TEST(Engine, OffloadOptionsThatCannotBeAreRefused) {
-  const auto refusal = [](EngineOptions options) {
+  const auto refusal = [](const EngineOptions& options) {
     return Engine::create(options, std::make_unique<FakeRunner>(FakeModel{}), nullptr)
         .error()
         .message;

@@ -62,6 +62,7 @@ class Runner {
   virtual Status loss() const { return {Code::kInternal, "the device is lost"}; }
   // A runner that can be lost while no step runs calls `wake` then, on any thread; `wake` does not
   // call the runner. Null: no more calls, and none is going on when this returns.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): overriders keep it
   virtual void watch_loss(std::function<void()> /*wake*/) {}
 
   // The transfer that offloads a lane's pages and loads them back; null: not supported. Lives as

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -451,7 +452,7 @@ TEST(TokenWire, TokensArriveWithTheirBits) {
   ASSERT_TRUE(done) << done.error().message;
   for (size_t i = 0; i < tokens.size(); ++i) {
     EXPECT_EQ(read[i].id, tokens[i].id);
-    EXPECT_EQ(std::memcmp(&read[i].logprob, &tokens[i].logprob, sizeof(float)), 0);
+    EXPECT_EQ(std::bit_cast<uint32_t>(read[i].logprob), std::bit_cast<uint32_t>(tokens[i].logprob));
     EXPECT_EQ(read[i].top, tokens[i].top);
   }
 }

@@ -122,7 +122,7 @@ std::span<const MlpWeights> DeepSeekModel::expert_slots(int64_t moe_layer) const
   return weights_.layers[moe_layers_[static_cast<size_t>(moe_layer)]].moe->experts;
 }
 
-void DeepSeekModel::place_experts(std::shared_ptr<const ExpertTable> table, ExpertSlots slots) {
+void DeepSeekModel::place_experts(std::shared_ptr<const ExpertTable> table, ExpertSlots&& slots) {
   FATHOM_CHECK(exchange_ != nullptr, "experts without an exchange of tokens");
   expert_table_ = std::move(table);
   for (auto& [moe_layer, of_layer] : slots) {

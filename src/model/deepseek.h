@@ -72,7 +72,7 @@ class DeepSeekModel {
   using ExpertSlots = std::map<int64_t, std::vector<MlpWeights>>;
   // From now on experts are where `table` says; `slots` are this rank's of the layers that change.
   // All ranks do this between the same steps.
-  void place_experts(std::shared_ptr<const ExpertTable> table, ExpertSlots slots);
+  void place_experts(std::shared_ptr<const ExpertTable> table, ExpertSlots&& slots);
   // Tokens that this rank routed to each expert in the last step: [layers with routed experts,
   // experts]. Empty where tokens are not exchanged.
   std::span<const int32_t> expert_counts() const { return expert_counts_; }

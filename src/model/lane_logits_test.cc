@@ -75,7 +75,7 @@ int32_t sampled(const std::vector<float>& logits) {
 std::vector<std::vector<float>> hard_rows() {
   std::vector<std::vector<float>> rows;
   std::mt19937 random(3);
-  const auto add = [&](float fill, std::vector<std::pair<int64_t, float>> values) {
+  const auto add = [&](float fill, const std::vector<std::pair<int64_t, float>>& values) {
     auto& row = rows.emplace_back(static_cast<size_t>(kVocab), fill);
     for (const auto& [id, value] : values) row[static_cast<size_t>(id)] = value;
   };

@@ -45,6 +45,7 @@ void LaneRows::add_sum(TensorView partial, TensorView residual, ThreadPool& pool
     return all_reduce_add(*lane_, floats_of(partial), floats_of(residual), &pool);
   }
   std::vector<int64_t> counts;
+  counts.reserve(static_cast<size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) counts.push_back(of(rank).count * partial.size(1));
   const TensorView sums = residual.rows(own().first, own().count);
   reduce_scatter_add(*lane_, floats_of(partial), counts, floats_of(sums), &pool);

@@ -52,9 +52,10 @@ TEST(Split, ColumnsOfDeepSeekModels) {
 }
 
 std::vector<int64_t> columns_of(int64_t columns, int ranks) {
-  std::vector<int64_t> counts;
-  for (int rank = 0; rank < ranks; ++rank)
-    counts.push_back(split_columns(columns, ranks, rank).count);
+  std::vector<int64_t> counts(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    counts[static_cast<size_t>(rank)] = split_columns(columns, ranks, rank).count;
+  }
   return counts;
 }
 

@@ -60,7 +60,7 @@ PeerGroup::PeerGroup(std::vector<int> devices, int64_t rows, int64_t columns,
   for (const int device : devices_) {
     const CurrentDevice current(device);
     for (const int other : devices_) reach(device, other);
-    const int64_t words = 2 * size() * rows_ * row_packets_ * kPacketWords;
+    const int64_t words = int64_t{2} * size() * rows_ * row_packets_ * kPacketWords;
     inboxes_.emplace_back(words);
     check(cudaMemset(inboxes_.back().data(), 0, inboxes_.back().bytes()), "clearing an inbox");
     epochs_.emplace_back(rows_);

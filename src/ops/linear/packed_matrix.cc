@@ -82,8 +82,9 @@ void pack_values(const PanelLayout& layout, WeightFormat format, std::byte* memo
   const int64_t columns = values.size(1);
   const int64_t end = first_row + values.size(0);
   const auto source_row = [&](int64_t row) { return values.row<Source>(row - first_row); };
+  constexpr int64_t kTwoPairs = int64_t{2} * kPairRows;
   for (int64_t begin = first_row; begin < end;) {
-    const int64_t stop = std::min(end, (begin / (2 * kPairRows) + 1) * (2 * kPairRows));
+    const int64_t stop = std::min(end, (begin / kTwoPairs + 1) * kTwoPairs);
     for (int64_t first = 0; first < layout.num_blocks(); first += kBlocks) {
       const int64_t last = std::min(layout.num_blocks(), first + kBlocks);
       for (int64_t row = begin; row < stop;) {

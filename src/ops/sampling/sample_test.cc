@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -215,8 +216,8 @@ TEST(Sample, LogprobsAreOfTheRawRow) {
     const SampleOptions options{.temperature = 0.5, .top_k = 2, .logit_bias = {{0, 50}}};
     const SampledToken out = sample_once(row, options, {.num_logprobs = 20});
     EXPECT_NEAR(out.logprob, expected[out.id], 2e-6);
-    std::vector<int32_t> order;
-    for (int32_t id = 0; id < vocab; ++id) order.push_back(id);
+    std::vector<int32_t> order(static_cast<size_t>(vocab));
+    std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
                      [&](int32_t a, int32_t b) { return row[a] > row[b]; });
     ASSERT_EQ(out.top.size(), std::min<size_t>(20, order.size()));
