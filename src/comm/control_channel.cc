@@ -89,6 +89,14 @@ std::optional<std::vector<std::byte>> ControlChannel::receive(int node) {
   return std::nullopt;
 }
 
+void ControlChannel::wait_until_told(std::chrono::nanoseconds limit) {
+  std::unique_lock lock(mutex_);
+  news_.wait_for(lock, limit, [&] {
+    return told_ && std::all_of(peers_.begin(), peers_.end(),
+                                [&](const Peer& peer) { return has_parted(peer); });
+  });
+}
+
 void ControlChannel::lose(Peer& peer, std::string why) {
   peer.closed = true;
   if (!peer.left && !parting_) {
@@ -130,6 +138,7 @@ void ControlChannel::take(Peer& peer, ControlMessage message) {
       return;
     case MessageType::kFarewell:
       peer.farewelled = true;
+      news_.notify_all();
       return;
     default:
       lose(peer, fmt::format("it sent a message of type {}", static_cast<uint32_t>(message.type)));

@@ -48,6 +48,9 @@ class ControlChannel {
   // The next message of this node; no value if it has said goodbye. Waits as long as it takes: a
   // node that fails ends the wait. Throws CommError. Any thread.
   std::optional<std::vector<std::byte>> receive(int node);
+  // Once the abort word is set: waits until the other nodes have read why, at most `limit`. A
+  // process that ends before leaves them with a broken connection. Any thread.
+  void wait_until_told(std::chrono::nanoseconds limit);
 
  private:
   using Clock = std::chrono::steady_clock;

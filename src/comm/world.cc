@@ -32,6 +32,10 @@ std::optional<std::vector<std::byte>> World::receive(int node) {
   return control_->receive(node);
 }
 
+void World::wait_until_told(std::chrono::nanoseconds limit) {
+  if (control_ != nullptr) control_->wait_until_told(limit);
+}
+
 std::vector<std::unique_ptr<Group>> World::make_groups(GroupOptions options) {
   if (options.world_ranks.empty()) {
     options.world_ranks.resize(size());

@@ -41,6 +41,7 @@ class World {
   // The engine's messages, between node 0 and each other node (comm/control_channel.h).
   void send(int node, std::span<const std::byte> message);
   std::optional<std::vector<std::byte>> receive(int node);
+  void wait_until_told(std::chrono::nanoseconds limit);
 
  private:
   const WorldLayout layout_;

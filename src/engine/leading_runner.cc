@@ -1,6 +1,7 @@
 #include "engine/leading_runner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/check.h"
@@ -32,6 +33,13 @@ LeadingRunner::~LeadingRunner() { watch_loss(nullptr); }
 void LeadingRunner::watch_loss(std::function<void()> wake) {
   if (watch_) nodes_->abort_word.unwatch(*std::exchange(watch_, std::nullopt));
   if (wake) watch_ = nodes_->abort_word.watch(std::move(wake));
+}
+
+bool LeadingRunner::is_lost() {
+  if (!nodes_->abort_word.aborted()) return false;
+  constexpr std::chrono::milliseconds kTelling{200};
+  world().wait_until_told(kTelling);
+  return true;
 }
 
 Status LeadingRunner::loss() const {

@@ -45,7 +45,8 @@ class LeadingRunner : public Runner {
 
   Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override;
   Result<std::span<const SampledToken>> finish() override;
-  bool is_lost() override { return nodes_->abort_word.aborted(); }
+  // A dead engine ends its process: the other nodes know why when this is true.
+  bool is_lost() override;
   Status loss() const override;
   void watch_loss(std::function<void()> wake) override;
 
