@@ -19,6 +19,13 @@ wrong_row gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/1
 swapped_query_head gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
 stale_token gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
 skipped_launch_wait gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
+any_packet peer_sum_cuda_test Shapes/PeerSum.*
+unordered_peers peer_sum_cuda_test Shapes/PeerSum.EqualsTheOrderedSum/*
+unordered_peers peer_rows_cuda_test Shapes/PeerRowsTest.HaveTheBitsOfPeerSum/*
+skipped_begin peer_rows_cuda_test Shapes/PeerRowsTest.*
+skipped_end peer_rows_cuda_test Shapes/PeerRowsTest.*
+wrong_owner peer_rows_cuda_test Shapes/PeerRowsTest.ComeByIndexFromAllRanks/*
+wrong_owner gpu_ranks_test Forms/GpuTensorParallel.IsAsNearToFloat32AsOneRankAndTheSameAgain/*
 "
 
 log=$(mktemp)

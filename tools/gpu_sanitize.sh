@@ -33,6 +33,7 @@ moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoO
 moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens* MoeManyRows.SomeTokens*
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
 peer_sum_cuda_test *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5* *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5*
+peer_rows_cuda_test *HaveTheBits*2Ranks129x7168:*ComeByIndex*3Ranks*:*ColumnsOfAll*5Ranks* *HaveTheBits*2Ranks1x256:*ComeByIndex*5Ranks*:*ColumnsOfAll*5Ranks*
 query_key_cuda_test * *
 rms_norm_cuda_test * *
 scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* ScaledAbsorb.ErrorBeside*

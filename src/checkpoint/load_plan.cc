@@ -310,7 +310,7 @@ Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequ
     FATHOM_TRY(Item item, check_request(checkpoint, request));
     item.quantize = is_quantized_while_loading(checkpoint, options, names.is_linear(request.name),
                                                item.entry->dtype);
-    total += item.entry->bytes;
+    total += request.part > 0 ? request.part * size_of(item.entry->dtype) : item.entry->bytes;
     if (item.scales.entry != nullptr && !checkpoint.is_dummy()) total += item.scales.entry->bytes;
     items.push_back(std::move(item));
   }

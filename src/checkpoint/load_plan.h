@@ -30,6 +30,7 @@ struct TensorRequest {
   // and its scales, but no values in memory; `read` loads them. Not for dummy checkpoints, and not
   // with quantization while loading.
   std::function<Result<>(const ScaledMatrix& matrix, const ReadValues& read)> place_unread = {};
+  int64_t part = 0;  // how many of the values `read` will load, for the progress bar; 0: all
 };
 
 struct LoadOptions {

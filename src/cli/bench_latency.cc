@@ -103,7 +103,7 @@ Summary summarise(const BenchFlags& flags, const LoadedEngine& loaded,
           percentile(decode, 100),
           bytes,
           prefill_flops(loaded.checkpoint.config(), flags.input_len),
-          measure_machine(loaded.gpu, loaded.num_threads, bytes, loaded.compute)};
+          measure_machine(loaded.gpu(), loaded.num_threads, bytes, loaded.compute)};
 }
 
 void print_rates(const BenchFlags& flags, const Summary& summary) {

@@ -33,7 +33,7 @@ std::string parameters_text(int64_t parameters) {
 }
 
 std::string machine_name(const LoadedEngine& loaded) {
-  return loaded.gpu ? gpu_name(*loaded.gpu) + "; " + cpu_name() : cpu_name();
+  return loaded.gpu() ? gpu_name(*loaded.gpu()) + "; " + cpu_name() : cpu_name();
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ json::object machine_json(const LoadedEngine& loaded) {
           {"dtype", name_of(loaded.compute)},
           {"kv_cache_dtype", name_of(loaded.cache_format)},
           {"quantization", loaded.load.quantize_fp8 ? "fp8" : "auto"},
-          {"gpu", loaded.gpu ? json::value(gpu_name(*loaded.gpu)) : json::value(nullptr)},
+          {"gpu", loaded.gpu() ? json::value(gpu_name(*loaded.gpu())) : json::value(nullptr)},
           {"cpu", cpu_name()},
           {"isa", name_of(cpu_isa())},
           {"threads", loaded.num_threads},

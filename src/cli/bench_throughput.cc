@@ -93,7 +93,7 @@ Result<int> bench_throughput(const BenchFlags& flags) {
       (static_cast<double>(figures.input_tokens) + static_cast<double>(figures.output_tokens) / 2) /
       static_cast<double>(requests.size());
   const MachineProbe probe =
-      measure_machine(loaded.gpu, loaded.num_threads,
+      measure_machine(loaded.gpu(), loaded.num_threads,
                       decode_step_bytes(loaded.checkpoint, loaded.load, loaded.cache_format,
                                         run.peak_concurrency, context),
                       loaded.compute);

@@ -91,7 +91,8 @@ LoadOptions load_options(const ModelFlags& flags) {
 GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags,
                              const EngineOptions& engine) {
   GpuRunnerOptions options;
-  options.device = *loaded.gpu;
+  options.placement = flags.placement();
+  options.devices = loaded.gpus;
   options.max_model_len = flags.max_model_len;
   options.max_batched_tokens = flags.step_rows();
   options.max_num_seqs = loaded.max_num_seqs;
@@ -128,7 +129,7 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
     return invalid("--max-model-len is {}, the positions of {} end at {}", flags.max_model_len,
                    loaded.checkpoint.directory(), config.max_position);
   }
-  if (flags.deterministic && !loaded.gpu) {
+  if (flags.deterministic && loaded.gpus.empty()) {
     return invalid(
         "--deterministic is for a GPU; on the CPU a row's logits never depend on others");
   }
@@ -146,9 +147,11 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   return {};
 }
 
+// Of the GPU that has the least room for each of its ranks; sets how many those are.
 Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
-                                         const GpuRunnerOptions& options) {
+                                         const GpuRunnerOptions& options, int* ranks) {
   FATHOM_TRY(const GpuMemory memory, gpu_memory(loaded.checkpoint, options));
+  *ranks = memory.ranks;
   MemoryRequest request;
   request.budget = memory.free;
   request.fixed = {{"weights", memory.weights},
@@ -160,7 +163,7 @@ Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
 Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
                         const EngineNeeds& needs, MemoryRequest request, int ranks) {
   const ModelConfig& config = loaded.checkpoint.config();
-  if (flags.kv_offload_gib > 0 && !loaded.gpu) {
+  if (flags.kv_offload_gib > 0 && loaded.gpus.empty()) {
     request.fixed.push_back({"offloaded pages", flags.kv_offload_gib << 30});
   }
   request.cache_row_bytes =
@@ -173,7 +176,7 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     return plan_memory(request);
   }
   FATHOM_TRY(const MemoryPlan most, plan_memory(request));
-  if (loaded.gpu) return most;  // a GPU's memory has no other use
+  if (!loaded.gpus.empty()) return most;  // a GPU's memory has no other use
   const int64_t length = flags.max_model_len > 0 ? flags.max_model_len : config.max_position;
   const int64_t full = checked_mul(loaded.max_num_seqs, length).value_or(kDefaultCacheTokens);
   // A requested length is kept; the model's own may be reduced.
@@ -234,8 +237,9 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
 Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFlags& flags,
                                             const EngineNeeds& needs, const EngineOptions& engine) {
   GpuRunnerOptions options = gpu_options(loaded, flags, engine);
-  FATHOM_TRY(MemoryRequest request, gpu_memory_request(loaded, options));
-  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request), 1));
+  int ranks = 1;
+  FATHOM_TRY(MemoryRequest request, gpu_memory_request(loaded, options, &ranks));
+  FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request), ranks));
   options.max_total_tokens = loaded.memory.tokens();
   show(loaded.memory, flags);
   return create_gpu_runner(loaded.checkpoint, options);
@@ -295,7 +299,7 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
   loaded.cache_format = flags.cache_format();
   loaded.num_threads = static_cast<int>(flags.threads > 0 ? flags.threads : default_threads());
   loaded.max_num_seqs = flags.max_num_seqs.value_or(std::min(needs.num_seqs, flags.step_rows()));
-  FATHOM_TRY(loaded.gpu, flags.gpu());
+  FATHOM_TRY(loaded.gpus, flags.gpus());
   if (const std::string reason = flags.why_cpu(); !reason.empty()) log_warning("{}", reason);
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
   return loaded;
@@ -304,8 +308,9 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
 Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& needs) {
   FATHOM_TRY(LoadedEngine loaded, open_model(flags, needs));
   EngineOptions engine = engine_options(loaded, flags, needs);
-  FATHOM_TRY(std::unique_ptr<Runner> runner, loaded.gpu ? load_on_gpu(loaded, flags, needs, engine)
-                                                        : load_on_cpu(loaded, flags, needs));
+  FATHOM_TRY(std::unique_ptr<Runner> runner, loaded.gpus.empty()
+                                                 ? load_on_cpu(loaded, flags, needs)
+                                                 : load_on_gpu(loaded, flags, needs, engine));
   loaded.max_model_len = runner->max_model_len();
   runner = with_engine_faults(std::move(runner), &engine);
   FATHOM_TRY(loaded.engine, Engine::create(std::move(engine), std::move(runner), loaded.tokenizer));

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "chat/format.h"
 #include "checkpoint/checkpoint.h"
@@ -40,6 +41,9 @@ struct EngineNeeds {
 
 // Members are ordered so that the engine is destroyed first.
 struct LoadedEngine {
+  // The first rank's GPU; none: runs on the CPU.
+  std::optional<int> gpu() const { return gpus.empty() ? std::nullopt : std::optional(gpus[0]); }
+
   Checkpoint checkpoint;
   std::shared_ptr<const Tokenizer> tokenizer;
   Result<ChatFormat> chat_format =
@@ -50,7 +54,7 @@ struct LoadedEngine {
   int64_t max_num_seqs = 0;
   LoadOptions load;
   int num_threads = 0;
-  std::optional<int> gpu;  // none: runs on the CPU
+  std::vector<int> gpus;  // of the ranks, in order; none: runs on the CPU
   // Before anything was loaded; other processes of this engine may count the same memory.
   AvailableMemory available;
   MemoryPlan memory;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -35,12 +36,27 @@ constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
 // With this many sequences, a step is no longer bound by reading the weights.
 constexpr int64_t kCpuSequences = 256, kGpuSequences = 1024;
 
+// The numbers of "cuda:N" or of a list of such names; empty if it is none.
+std::vector<int> numbers_of_gpus(const std::string& names) {
+  std::vector<int> numbers;
+  for (size_t at = 0; at <= names.size();) {
+    const size_t end = std::min(names.find(',', at), names.size());
+    const std::string name = names.substr(at, end - at);
+    const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
+                          name.find_first_not_of("0123456789", 5) == std::string::npos;
+    if (!numbered) return {};
+    numbers.push_back(std::atoi(name.c_str() + 5));
+    at = end + 1;
+  }
+  return numbers;
+}
+
 // A CLI11 validator: returns the error, or an empty string.
 std::string check_device(const std::string& name) {
   if (name == "auto" || name == "cpu" || name == "cuda") return "";
-  const bool numbered = name.starts_with("cuda:") && name.size() > 5 && name.size() < 8 &&
-                        name.find_first_not_of("0123456789", 5) == std::string::npos;
-  return numbered ? "" : fmt::format("'{}' is none of auto, cpu, cuda, cuda:N", name);
+  return numbers_of_gpus(name).empty()
+             ? fmt::format("'{}' is none of auto, cpu, cuda, cuda:N, cuda:N,cuda:M,…", name)
+             : "";
 }
 
 // The model if the command line names none; empty: the bundled one.
@@ -49,15 +65,35 @@ std::string default_model() {
   return name == nullptr ? "" : name;
 }
 
-// What the flags ask for and a GPU has not.
+bool is_one_of_several_nodes(const ModelFlags& flags) {
+  const auto place = node_place(flags.nodes);
+  return place && place->is_one_of_several();
+}
+
+// What the flags ask for and GPUs have not; null: nothing.
 const char* gpu_lacks(const ModelFlags& flags) {
-  return flags.tp * flags.dp > 1 ? "several ranks on GPUs are not there yet, only on the CPU"
-                                 : "on a GPU there are neither float32 products nor an f32 cache";
+  if (is_one_of_several_nodes(flags)) {
+    return "several nodes are there on the CPU only, so far";
+  }
+  if (flags.placement().exchanges_tokens()) {
+    return "expert parallelism is there on the CPU only, so far";
+  }
+  if (flags.compute() != DType::kBF16 || flags.cache_format() == CacheFormat::kF32) {
+    return "on a GPU there are neither float32 products nor an f32 cache";
+  }
+  return nullptr;
+}
+
+std::string too_few_gpus(int count, int ranks) {
+  return fmt::format(
+      "{} ranks, and {} GPUs of compute capability 9.0 are there; ranks that share one are listed, "
+      "as in --device cuda:0,cuda:0",
+      ranks, count);
 }
 
 bool is_on_gpu(const ModelFlags& flags) {
-  const auto number = flags.gpu();
-  return number && *number;
+  const auto gpus = flags.gpus();
+  return gpus && !gpus->empty();
 }
 
 }  // namespace
@@ -108,33 +144,46 @@ Result<> ModelFlags::check_ranks() const {
   return {};
 }
 
-bool ModelFlags::fits_gpu() const {
-  return compute() == DType::kBF16 && cache_format() != CacheFormat::kF32 &&
-         placement().world() == 1;
-}
+bool ModelFlags::fits_gpu() const { return gpu_lacks(*this) == nullptr; }
 
 std::string ModelFlags::why_cpu(const std::string& root) const {
   if (device != "auto") return "";
   std::string reason = why_no_gpu(root);
-  if (reason.empty() && num_gpus() > 0 && !fits_gpu()) {
-    reason = gpu_lacks(*this);
+  if (reason.empty() && num_gpus() > 0) {
+    const int ranks = placement().world();
+    if (!fits_gpu()) {
+      reason = gpu_lacks(*this);
+    } else if (ranks > num_gpus()) {
+      reason = too_few_gpus(num_gpus(), ranks);
+    }
   }
   return reason.empty() ? "" : fmt::format("--device auto takes the CPU: {}", reason);
 }
 
-Result<std::optional<int>> ModelFlags::gpu() const {
-  if (device == "cpu") return std::nullopt;
+Result<std::vector<int>> ModelFlags::gpus() const {
+  if (device == "cpu") return std::vector<int>();
+  const int ranks = placement().world();
+  if (ranks > 1) expect_gpu_ranks();
   const int count = num_gpus();
-  const bool can = fits_gpu();
-  if (device == "auto") return count > 0 && can ? std::optional(0) : std::nullopt;
-  if (!can) {
-    return invalid("--device {}: {}", device, gpu_lacks(*this));
+  const char* const lacks = gpu_lacks(*this);
+  std::vector<int> first(static_cast<size_t>(ranks));
+  std::iota(first.begin(), first.end(), 0);
+  if (device == "auto") {
+    return count > 0 && lacks == nullptr && ranks <= count ? first : std::vector<int>();
   }
-  const int number = device == "cuda" ? 0 : std::atoi(device.c_str() + 5);  // validated by the flag
-  if (number >= count) {
+  if (lacks != nullptr) return invalid("--device {}: {}", device, lacks);
+  std::vector<int> numbers = device == "cuda" ? first : numbers_of_gpus(device);
+  for (const int number : numbers) {
+    if (number < count) continue;
+    if (device == "cuda" && count > 0)
+      return invalid("--device cuda: {}", too_few_gpus(count, ranks));
     return invalid("--device {}: {} GPUs of compute capability 9.0 are there", device, count);
   }
-  return number;
+  if (std::ssize(numbers) != ranks) {
+    return invalid("--device {} names {} GPUs for {} ranks: list one for each", device,
+                   numbers.size(), ranks);
+  }
+  return numbers;
 }
 
 int64_t ModelFlags::step_rows() const {
@@ -170,8 +219,11 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   model.toggle("-q,--quiet", &flags->quiet, "No memory plan and no progress on stderr");
 
   model
-      .text("--device", &flags->device, "NAME",
-            "cpu, cuda, cuda:N, or auto: the first GPU, without one the CPU (default: auto)")
+      .text(
+          "--device", &flags->device, "NAME",
+          "cpu; cuda, the first GPUs, one for each rank; cuda:N, or a list of them, one for each "
+          "rank, of which several may be the same; or auto: as cuda where there are so many GPUs, "
+          "otherwise cpu (default: auto)")
       ->check(check_device);
   model.toggle("--cuda-graphs,!--no-cuda-graphs,!--enforce-eager,!--disable-cuda-graph",
                &flags->graphs,

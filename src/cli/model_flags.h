@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cache/latent_layout.h"
 #include "checkpoint/model_config.h"
@@ -59,9 +60,9 @@ struct ModelFlags {
   Result<> check_ranks() const;  // placement() has what the flags say
   Placement placement() const;
   bool has_placement_file() const;  // expert_location names one
-  // The number of the GPU to run on; none: the CPU. "auto" selects the first GPU if it supports
-  // what the other flags request.
-  Result<std::optional<int>> gpu() const;
+  // The GPU of each rank, in order; none: the CPU. "auto" and "cuda" select the first ones, one for
+  // each rank, "auto" only if there are so many and they support what the other flags request.
+  Result<std::vector<int>> gpus() const;
   // One sentence that says why "auto" selects the CPU although there is a GPU; empty if no GPU is
   // visible or another device was requested. `root` is the root of the file system to look at.
   std::string why_cpu(const std::string& root = "/") const;

@@ -19,6 +19,13 @@ struct SmBudget {
   int sms = 132;
   ClusterCounts clusters;
 
+  // The share of each of so many ranks on the device, whose launches are there at the same time.
+  SmBudget divided_by(int ranks) const {
+    return {sms / ranks,
+            {clusters.of_1 / ranks, clusters.of_2 / ranks, clusters.of_4 / ranks,
+             clusters.of_8 / ranks}};
+  }
+
   SmBudget limited_to(int most) const {
     const auto at_most = [&](int count, int ctas) { return std::min(count, most / ctas); };
     return {std::min(sms, most),

@@ -1,22 +1,31 @@
-// Copies pages between a GPU's page pool and pinned host memory, on a stream of its own.
+// Copies pages between the page pools of a lane's ranks on GPUs, which have equal contents, and
+// pinned host memory: a page is saved from the first pool and loaded into each, on a stream a pool.
 //
 // A copy waits on the device for the steps that were begun before it. No step waits for a copy: the
 // engine begins a step that needs one only after it has ended. A page is contiguous in the pool,
 // with all layers. Used by the engine's thread only.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "cache/page_transfer.h"
+#include "device/cuda/device_context.h"
 #include "device/cuda/event.h"
 
 namespace fathom {
 
 class GpuPageTransfer : public PageTransfer {
  public:
-  // pages: [num_pages, page_bytes] on the current device; steps: the stream that steps run on. Both
-  // must outlive this object. Throws cuda::DeviceError.
-  GpuPageTransfer(std::byte* pages, int64_t page_bytes, cudaStream_t steps);
+  // A rank's pool, [num_pages, page_bytes] on its device, and the stream that its steps run on.
+  // Both must outlive the transfer.
+  struct PagesOfRank {
+    cuda::DeviceContext& device;
+    std::byte* pages;
+    cudaStream_t steps;
+  };
+  // Throws cuda::DeviceError.
+  GpuPageTransfer(std::span<const PagesOfRank> pools, int64_t page_bytes);
   ~GpuPageTransfer() override;
 
   int64_t page_bytes() const override { return page_bytes_; }
@@ -26,23 +35,28 @@ class GpuPageTransfer : public PageTransfer {
   void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
 
   // Tells the transfer that a step has begun: later copies are ordered after it.
-  void note_step() { is_behind_steps_ = false; }
+  void note_step();
 
  private:
+  struct Pool {
+    PagesOfRank of_rank;
+    cudaStream_t stream = nullptr;
+    cuda::Event steps_begun;
+    bool is_behind_steps = false;  // whether `stream` already waits for the newest step
+  };
   struct Copy {
     int32_t id = 0;
     cudaError_t begun = cudaSuccess;
-    cuda::Event done;
+    size_t pools = 1;               // that it is from or to: the first ones
+    std::vector<cuda::Event> done;  // [pools_]
   };
-  void copy(void* to, const void* from, int32_t id, cudaMemcpyKind kind);
+  Copy& next_copy(int32_t id, size_t pools);
+  template <typename Enqueue>
+  void enqueue(Pool& pool, Copy& copy, cuda::Event& done, const Enqueue& enqueue);
 
-  std::byte* const pages_;
+  std::vector<Pool> pools_;
   const int64_t page_bytes_;
-  const cudaStream_t steps_;
-  cudaStream_t stream_ = nullptr;
-  cuda::Event steps_begun_;
-  bool is_behind_steps_ = false;  // whether stream_ already waits for the newest step
-  std::vector<Copy> copies_;      // a ring buffer: copies in flight end in order
+  std::vector<Copy> copies_;  // a ring buffer: copies in flight end in order
   size_t first_ = 0, in_flight_ = 0;
 };
 

@@ -1,6 +1,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
+
 #include "engine/gpu_presence.h"
 #include "engine/gpu_runner.h"
 
@@ -25,6 +27,11 @@ int usable_gpus() {
 }
 
 }  // namespace
+
+void expect_gpu_ranks() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
 
 int num_gpus() {
   static const int count = usable_gpus();

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cache/cache_format.h"
 #include "checkpoint/checkpoint.h"
@@ -12,16 +14,18 @@
 #include "engine/runner.h"
 #include "model/attention_plan.h"
 #include "model/weight_forms.h"
+#include "placement/placement.h"
 
 namespace fathom {
 
 struct GpuRunnerOptions {
-  int device = 0;
-  int64_t max_model_len = 0;  // 0: the model's own
+  Placement placement;             // without expert parallelism
+  std::vector<int> devices = {0};  // of the ranks, in order; several may share one
+  int64_t max_model_len = 0;       // 0: the model's own
   int64_t max_batched_tokens = 8192;
   int64_t max_num_seqs = 256;
   int64_t max_prompt_logit_rows = 0;
-  int64_t max_total_tokens = 65536;  // capacity of the cache in tokens
+  int64_t max_total_tokens = 65536;  // capacity of each lane's cache in tokens
   CacheFormat cache_format = CacheFormat::kBF16;
   int num_threads = 0;  // of the host's work; 0: one per core
   bool graphs = true;
@@ -38,9 +42,20 @@ struct GpuRunnerOptions {
   int64_t penalty_room = 1 << 20;
   // A step that the device does not end within this time ends the process with status 3
   // (step_watchdog.h). 0: no limit. Loading and graph capture have a limit of one hour.
+  // A rank waits half as long for another.
   std::chrono::nanoseconds step_timeout = std::chrono::seconds(30);
+  // For tests: called on each rank's thread, with its number, before it enqueues its part of a
+  // step.
+  std::function<void(int rank)> at_rank = {};
   LoadOptions load;
 };
+
+// Sets what the driver needs to know when several ranks are to run in this process, before its
+// first use here: each of its variables is set unless the environment has it. A rank's kernels wait
+// for another rank's, so that nothing may wait for the device to become idle in between: kernels
+// are loaded at the start (CUDA_MODULE_LOADING, which takes some seconds), and each stream has a
+// hardware queue (CUDA_DEVICE_MAX_CONNECTIONS).
+void expect_gpu_ranks();
 
 // The number of devices this program can use: 0 without CUDA in the build, without a driver, or
 // without a device of compute capability 9.0.
@@ -50,12 +65,16 @@ int num_gpus();
 // machine shows neither. `root` is the root of the file system to look at.
 std::string why_no_gpu(const std::string& root = "/");
 
-// Device memory in bytes: free and total, and what this model and these options take besides the
-// cache.
+// A device's memory in bytes: free and total, and what its ranks take besides their caches.
 struct GpuMemory {
+  int device = 0;
+  int ranks = 0;
   int64_t free = 0, total = 0;
   int64_t weights = 0, working_space = 0;
+
+  int64_t left_for_each_rank() const { return (free - weights - working_space) / ranks; }
 };
+// Of the device that has the least left for each rank's cache.
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options);
 
 // Rates of the device, measured by this call in 2.5 GiB of its free memory: copy bandwidth in bytes

@@ -14,7 +14,7 @@
 #include "ops/linear/linear_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_cuda.h"
-#include "ops/rms_norm/add_rms_norm_cuda.h"
+#include "ops/peer_sum/peer_rows_cuda.h"
 #include "ops/scaled_linear/quantize_rows_cuda.h"
 #include "ops/scaled_linear/scaled_linear_cuda.h"
 
@@ -22,7 +22,6 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int64_t kAlignment = 1024;
-constexpr int64_t kScalesPadding = 4;  // of each row of scales, see QuantizedRows
 
 }  // namespace
 
@@ -119,19 +118,20 @@ int64_t DeepSeekModel::workspace_bytes() {
 }
 
 Result<KernelPlan> DeepSeekModel::plan(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                       const ModelOptions& options,
-                                       const LoadOptions& load_options) {
+                                       const ModelOptions& options, const LoadOptions& load_options,
+                                       int ranks_on_device) {
   return plan_kernels(spec, WeightForms(checkpoint, options.stored_fp8, load_options),
                       {.cache_format = options.cache_format,
                        .batch_invariant = options.batch_invariant,
                        .has_library = !cublas_lt_version().empty()},
-                      DeviceContext::current().budget());
+                      DeviceContext::current().budget().divided_by(ranks_on_device));
 }
 
 Result<ModelMemory> DeepSeekModel::memory(const Checkpoint& checkpoint, const ModelOptions& options,
-                                          const LoadOptions& load_options) {
-  ModelSpec spec = make_spec(checkpoint.config());
-  FATHOM_TRY(KernelPlan kernels, plan(checkpoint, spec, options, load_options));
+                                          const LoadOptions& load_options, const RankPlace& place) {
+  ModelSpec spec = make_spec(checkpoint.config(), place.placement, place.rank);
+  FATHOM_TRY(KernelPlan kernels,
+             plan(checkpoint, spec, options, load_options, place.ranks_on_device));
   const int64_t weights = weight_bytes(spec, kernels.layers);
   return ModelMemory{weights,
                      DeepSeekModel(std::move(spec), std::move(kernels), options).workspace_bytes()};
@@ -140,8 +140,37 @@ Result<ModelMemory> DeepSeekModel::memory(const Checkpoint& checkpoint, const Mo
 Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& checkpoint,
                                                            const ModelOptions& options,
                                                            const LoadOptions& load_options) {
-  ModelSpec spec = make_spec(checkpoint.config());
-  FATHOM_TRY(KernelPlan kernels, plan(checkpoint, spec, options, load_options));
+  const RankPlace place = {.device = DeviceContext::current().device()};
+  FATHOM_TRY(auto models, load_ranks(checkpoint, options, load_options, {&place, 1}));
+  return std::move(models.front());
+}
+
+Result<std::vector<std::unique_ptr<DeepSeekModel>>> DeepSeekModel::load_ranks(
+    const Checkpoint& checkpoint, const ModelOptions& options, const LoadOptions& load_options,
+    std::span<const RankPlace> places) {
+  const DeviceContext& before = DeviceContext::current();
+  std::vector<std::unique_ptr<DeepSeekModel>> models;
+  std::vector<WeightsOfRank> ranks;
+  for (const RankPlace& place : places) {
+    FATHOM_TRY(auto model, create(checkpoint, options, load_options, place));
+    ranks.push_back({model->spec_, model->plan_.layers, model->device_});
+    models.push_back(std::move(model));
+  }
+  FATHOM_TRY(auto weights, load_weights(checkpoint, ranks, load_options));
+  for (size_t i = 0; i < models.size(); ++i) models[i]->take(std::move(weights[i]));
+  before.make_current();
+  return models;
+}
+
+// All but the weights. Leaves the place's device current.
+Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const Checkpoint& checkpoint,
+                                                             const ModelOptions& options,
+                                                             const LoadOptions& load_options,
+                                                             const RankPlace& place) {
+  DeviceContext::of(place.device).make_current();
+  ModelSpec spec = make_spec(checkpoint.config(), place.placement, place.rank);
+  FATHOM_TRY(KernelPlan kernels,
+             plan(checkpoint, spec, options, load_options, place.ranks_on_device));
   std::unique_ptr<DeepSeekModel> model(
       new DeepSeekModel(std::move(spec), std::move(kernels), options));
   model->workspace_ = DeviceArray<std::byte>(model->workspace_bytes());
@@ -152,11 +181,21 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& che
     bytes = round_up(bytes + count * static_cast<int64_t>(sizeof(T)), kAlignment);
   });
   model->fill_constants();
-  FATHOM_TRY(model->weights_,
-             load_weights(checkpoint, model->spec_, model->plan_.layers, load_options));
-  model->describe_decode_layers();
-  if (model->plan_.takes_library) model->prepare_library();
   return model;
+}
+
+void DeepSeekModel::take(ModelWeights weights) {
+  device_.make_current();
+  weights_ = std::move(weights);
+  describe_decode_layers();
+  if (plan_.takes_library) prepare_library();
+}
+
+void DeepSeekModel::join(std::span<DeepSeekModel* const> ranks, const PeerGroup& group) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    ranks[rank]->lane_.assign(ranks.begin(), ranks.end());
+    ranks[rank]->peers_ = group.rank(static_cast<int>(rank));
+  }
 }
 
 void DeepSeekModel::fill_constants() {
@@ -194,38 +233,42 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
                options_.max_rows);
   FATHOM_CHECK(step.logit_rows <= options_.max_logit_rows, "{} logit rows, at most {}",
                step.logit_rows, options_.max_logit_rows);
-  embedding({.ids = array_at<int32_t>(arrays, step.at.token_ids),
-             .sampled = sampled,
-             .table = weights_.embedding,
-             .out = residual_,
-             .rows = step.rows,
-             .n = config_.hidden,
-             .vocab = config_.vocab_size},
-            stream);
+  EmbeddingArguments rows = {.ids = array_at<int32_t>(arrays, step.at.token_ids),
+                             .sampled = sampled,
+                             .out = residual_,
+                             .rows = step.rows,
+                             .n = config_.hidden};
+  rows.shards[0] = {weights_.embedding, spec_.embedding.rows.count};
+  for (size_t rank = 0; rank < lane_.size(); ++rank) {
+    rows.shards[rank] = {lane_[rank]->weights_.embedding, lane_[rank]->spec_.embedding.rows.count};
+    rows.num_shards = static_cast<int>(lane_.size());
+  }
+  embedding(rows, stream);
   const auto* valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows);
-  const LayerWeights& last = weights_.layers.back();
-  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    if (layer == plan_.first_decode_layer && takes_decode_layers(step)) {
+  const auto num_layers = static_cast<size_t>(config_.num_layers);
+  for (size_t layer = 0; layer < num_layers; ++layer) {
+    const auto number = static_cast<int64_t>(layer);
+    if (number == plan_.first_decode_layer && takes_decode_layers(step)) {
       return last_layers(step, arrays, cache, stream);
     }
-    const LayerWeights& weights = weights_.layers[static_cast<size_t>(layer)];
-    Activation x = add_and_norm(residual_, layer > 0 ? delta_ : nullptr, weights.input_norm,
-                                forms_of(weights.q_kv_a), step.rows, stream);
+    const LayerWeights& weights = weights_.layers[layer];
+    Activation x = add_and_norm(&DeepSeekModel::residual_, layer > 0, {NormKind::kInput, layer},
+                                step.rows, stream);
     attention(weights, x, step, arrays,
-              {cache.format, cache.data + layer * cache.layer_bytes, cache.num_device_pages()},
+              {cache.format, cache.data + number * cache.layer_bytes, cache.num_device_pages()},
               stream);
-    if (layer + 1 == config_.num_layers) break;
-    x = add_and_norm(residual_, delta_, weights.post_attention_norm, feed_forward_forms(weights),
-                     step.rows, stream);
+    if (layer + 1 == num_layers) break;
+    x = add_and_norm(&DeepSeekModel::residual_, true, {NormKind::kPostAttention, layer}, step.rows,
+                     stream);
     feed_forward(weights, x, step.rows, valid_rows, stream);
   }
   if (step.logit_rows == 0) return;
   // After the last attention layer, rows without logits are dropped. Padding stays after the valid
   // rows.
   const Activation narrow =
-      narrow_and_norm(step, arrays, last.post_attention_norm, feed_forward_forms(last), stream);
-  feed_forward(last, narrow, step.logit_rows, valid_rows, stream);
-  logits_of(logit_residual_, step.logit_rows, stream);
+      narrow_and_norm(step, arrays, {NormKind::kPostAttention, num_layers - 1}, stream);
+  feed_forward(weights_.layers.back(), narrow, step.logit_rows, valid_rows, stream);
+  logits_of(&DeepSeekModel::logit_residual_, step.logit_rows, stream);
 }
 
 // Collects the weights of the last layers for decode_layers().
@@ -282,15 +325,25 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                  .gate = gate_options(config_),
                  .exchange = exchange_},
                 stream);
-  if (step.logit_rows > 0) logits_of(residual_, step.logit_rows, stream);
+  if (step.logit_rows > 0) logits_of(&DeepSeekModel::residual_, step.logit_rows, stream);
 }
 
-// Logits of residual + delta_.
-void DeepSeekModel::logits_of(float* residual, int64_t rows, GpuStream stream) {
-  const Activation x =
-      add_and_norm(residual, delta_, weights_.final_norm, {.bf16 = true}, rows, stream);
-  product(x, {.values = weights_.head}, {logits_stride(), config_.hidden},
+// Logits of residual + delta_, on the lane's first rank.
+void DeepSeekModel::logits_of(ResidualField residual, int64_t rows, GpuStream stream) {
+  const Activation x = add_and_norm(residual, true, {NormKind::kFinal}, rows, stream);
+  product(x, {.values = weights_.head}, {gpu_logit_columns(spec_), config_.hidden},
           {logits_, logits_stride(), DType::kF32}, rows, stream);
+  if (lane_.empty()) return;
+  const DeepSeekModel& first = *lane_.front();
+  gather_columns({.from = logits_,
+                  .from_stride = logits_stride(),
+                  .to = first.logits_ + spec_.vocabulary().first,
+                  .to_stride = first.logits_stride(),
+                  .rows = rows,
+                  .columns = gpu_logit_columns(spec_),
+                  .peers = peers_,
+                  .sms = peer_sms()},
+                 stream);
 }
 
 // Runs each GEMM that the library takes once for every class of row counts: steps then neither
@@ -317,8 +370,8 @@ void DeepSeekModel::prepare_library() {
     if (lora > 0) run(q_a_normed_, first.q_b, {q_rows(), lora}, q_, DType::kBF16, rows);
     run(key_latent_, first.kv_b, {keys_columns, latent}, kv_, DType::kBF16, options_.most_keys);
     run(heads_out_, first.o, {hidden, heads_out}, delta_, DType::kBF16, rows);
-    run(normed_, {.values = weights_.head}, {logits_stride(), hidden}, logits_, DType::kF32,
-        options_.max_logit_rows);
+    run(normed_, {.values = weights_.head}, {gpu_logit_columns(spec_), hidden}, logits_,
+        DType::kF32, options_.max_logit_rows);
     if (last.gate_type == DType::kBF16 &&
         gate_scratch_words(1, hidden, config_.num_experts, plan_.budget.sms) > 0) {
       run(normed_, {.values = last.gate}, {config_.num_experts, hidden}, residual_, DType::kF32,
@@ -329,49 +382,17 @@ void DeepSeekModel::prepare_library() {
   check(cudaStreamSynchronize(nullptr), "preparing cuBLASLt");
 }
 
-// residual += delta; returns norm(residual)
-DeepSeekModel::Activation DeepSeekModel::add_and_norm(float* residual, const bf16* delta,
-                                                      const float* weight, Forms forms,
-                                                      int64_t rows, GpuStream stream) {
-  const Activation out = normed(forms, rows);
-  add_rms_norm({.residual = residual,
-                .delta = delta,
-                .delta_stride = config_.hidden,
-                .weight = weight,
-                .eps = static_cast<float>(config_.rms_norm_eps),
-                .out = forms.bf16 ? normed_ : nullptr,
-                .quantized = out.quantized,
-                .rows = rows,
-                .n = config_.hidden},
-               stream);
-  return out;
-}
-
-// The same for the rows that need logits, written to logit_residual.
-DeepSeekModel::Activation DeepSeekModel::narrow_and_norm(const StepLayout& step,
-                                                         const std::byte* arrays,
-                                                         const float* weight, Forms forms,
-                                                         GpuStream stream) {
-  const Activation out = normed(forms, step.logit_rows);
-  add_rms_norm({.residual = residual_,
-                .delta = delta_,
-                .delta_stride = config_.hidden,
-                .row_ids = array_at<int32_t>(arrays, step.at.logit_rows),
-                .gathered = logit_residual_,
-                .weight = weight,
-                .eps = static_cast<float>(config_.rms_norm_eps),
-                .out = forms.bf16 ? normed_ : nullptr,
-                .quantized = out.quantized,
-                .rows = step.logit_rows,
-                .n = config_.hidden},
-               stream);
-  return out;
-}
-
 // delta = mlp(x), dense or MoE.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
                                  const int32_t* num_valid_rows, GpuStream stream) {
   const bool routed = weights.gate != nullptr;
+  const MlpWeights& experts = routed ? weights.experts : weights.dense;
+  if (experts.width == 0) {  // no columns of this block: nothing to add to the sum
+    check(cudaMemsetAsync(delta_, 0, static_cast<size_t>(rows * config_.hidden) * sizeof(bf16),
+                          stream),
+          "clearing a rank's part of a sum");
+    return;
+  }
   if (routed) {
     gate({.x = x.data,
           .weight = weights.gate,
@@ -390,7 +411,6 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
           .sms = plan_.budget.sms},
          stream);
   }
-  const MlpWeights& experts = routed ? weights.experts : weights.dense;
   const int32_t* const ids = routed ? expert_ids_ : dense_ids_;
   const float* const expert_weights = routed ? expert_weights_ : dense_weights_;
   if (is_e4m3(experts.gate_up)) {
@@ -485,40 +505,6 @@ void DeepSeekModel::product(const Activation& x, const WeightMatrix& weight, Mat
                  .k = static_cast<int32_t>(size.k),
                  .batch_invariant = options_.batch_invariant},
                 stream);
-}
-
-DeepSeekModel::Forms DeepSeekModel::forms_of(const WeightMatrix& weight) {
-  const bool e4m3 = is_e4m3(weight);
-  return {.bf16 = !e4m3, .e4m3 = e4m3, .input_scale = weight.input_scale};
-}
-
-DeepSeekModel::Forms DeepSeekModel::feed_forward_forms(const LayerWeights& weights) {
-  if (weights.gate == nullptr) return forms_of(weights.dense.gate_up);
-  Forms forms = forms_of(weights.experts.gate_up);
-  forms.bf16 = true;  // the router reads it
-  forms.input_scale = std::max(forms.input_scale, weights.shared.gate_up.input_scale);
-  return forms;
-}
-
-// Buffers for the norms' output rows.
-DeepSeekModel::Activation DeepSeekModel::normed(Forms forms, int64_t rows) const {
-  Activation out;
-  if (forms.bf16) {
-    out.data = normed_;
-    out.stride = config_.hidden;
-  }
-  if (forms.e4m3) out.quantized = quantized(rows, config_.hidden, forms.input_scale);
-  return out;
-}
-
-// Buffer for one GEMM's rows at a time.
-QuantizedRows DeepSeekModel::quantized(int64_t rows, int64_t k, float input_scale) const {
-  return {.values = quantized_,
-          .values_row_stride = k,
-          .scales = quantized_scales_,
-          .scales_block_stride = round_up(rows, kScalesPadding),
-          .form = scale_form(),
-          .fixed_scale = input_scale};
 }
 
 }  // namespace fathom::cuda

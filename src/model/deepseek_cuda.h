@@ -3,13 +3,22 @@
 // ops/*_cuda.h.
 //
 // Owns the weights and the activations' workspace in device memory; the caller owns the cache. One
-// forward() at a time, on the thread that owns the device.
+// forward() at a time, on the rank's thread, whose current device is the model's.
+//
+// Under tensor parallelism a model is one rank's part. The ranks of a lane enqueue the same steps
+// and meet in launches (ops/peer_sum): after each layer's attention and feed-forward, where their
+// parts of a sum are added on the way to the next norm, and at the logits, which the first rank
+// gathers. A row of the embedding is read in the memory of the rank that has it.
 #pragma once
 
 #include <memory>
+#include <span>
+#include <vector>
 
+#include "base/math.h"
 #include "cache/cache_format.h"
 #include "device/cuda/gpu_stream.h"
+#include "device/cuda/peer_group.h"
 #include "model/attention_plan.h"
 #include "model/gpu_support.h"
 #include "model/kernel_plan.h"
@@ -18,7 +27,9 @@
 #include "ops/decode_layers/decode_layers_cuda.h"
 #include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
+#include "ops/rms_norm/add_rms_norm_cuda.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
+#include "placement/split.h"
 
 namespace fathom::cuda {
 
@@ -31,6 +42,14 @@ struct ModelOptions {
   bool batch_invariant = false;  // a row's bits do not depend on the other rows of the step
   StoredFp8 stored_fp8 = StoredFp8::kKept;
   CacheFormat cache_format = CacheFormat::kBF16;  // of forward()'s cache
+};
+
+// Where a rank runs.
+struct RankPlace {
+  Placement placement = {};  // has passed check_placement()
+  int rank = 0;
+  int device = 0;
+  int ranks_on_device = 1;  // which divide its SMs
 };
 
 // Bytes of device memory.
@@ -61,22 +80,41 @@ class DeepSeekModel {
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options);
-  // What load() takes. Refuses what load() refuses by its plan.
+  // Ranks of one process, each on its device, their weights in one pass. Those of a lane do not run
+  // before join().
+  static Result<std::vector<std::unique_ptr<DeepSeekModel>>> load_ranks(
+      const Checkpoint& checkpoint, const ModelOptions& options, const LoadOptions& load_options,
+      std::span<const RankPlace> places);
+  // Makes the models the ranks of one lane, in order. The group has their devices, and outlives
+  // them.
+  static void join(std::span<DeepSeekModel* const> ranks, const PeerGroup& group);
+  // Rows up to this many are summed in one launch that stores them to all ranks at once (peer_sum),
+  // more are divided over the ranks (peer_sum_rows).
+  static constexpr int64_t kMostPeerRows = 128;
+
+  // What the rank takes on the current device. Refuses what load() refuses by its plan.
   static Result<ModelMemory> memory(const Checkpoint& checkpoint, const ModelOptions& options,
-                                    const LoadOptions& load_options);
+                                    const LoadOptions& load_options, const RankPlace& place);
 
   const ModelConfig& config() const { return config_; }
   int num_multiprocessors() const { return plan_.budget.sms; }
 
   // Enqueues the step whose arrays are at `arrays` in device memory (step.memory, copied): writes
   // the rows' cache rows and logits() [step.logit_rows, vocab] f32, rows logits_stride() apart.
-  // `sampled` are the tokens of the step before. Launches only, no host synchronisation: a step
+  // `sampled` are the tokens of the step before, in memory that the device reaches. In a lane of
+  // several ranks logits() are written on the first alone, and their sums wait for all ranks to
+  // enqueue the same step. Launches only, no host synchronisation: a step
   // without multi-head rows can be captured, and the graph replayed for any step with the same
   // number of rows.
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
                const CacheMemory& cache, GpuStream stream);
   float* logits() const { return logits_; }
-  int64_t logits_stride() const { return gpu_logit_columns(spec_); }
+  // In a lane of several ranks: the first has the columns of all, another its own.
+  int64_t logits_stride() const {
+    return spec_.tp_rank() == 0 ? round_up(config_.vocab_size, kVocabularyUnit)
+                                : gpu_logit_columns(spec_);
+  }
+  int64_t num_heads() const { return heads_; }
   // Whether steps of one row use other launches beyond kMostDecodeLayersTokens keys: a graph is
   // valid on one side only.
   bool one_row_depends_on_keys() const { return plan_.takes_decode_layers; }
@@ -99,6 +137,7 @@ class DeepSeekModel {
     int64_t stride = 0;
     DType type = DType::kBF16;
   };
+  static constexpr int64_t kScalesPadding = 4;  // of each row of scales, see QuantizedRows
   // GEMM input rows: in bf16, in e4m3 with scales, or both.
   struct Activation {
     bf16* data = nullptr;  // null: absent
@@ -113,8 +152,24 @@ class DeepSeekModel {
   static Forms forms_of(const WeightMatrix& weight);
   static Forms feed_forward_forms(const LayerWeights& weights);
 
+  // The norms of a layer, or the one after all layers.
+  enum class NormKind { kInput, kPostAttention, kFinal };
+  struct Norm {
+    NormKind kind;
+    size_t layer = 0;
+  };
+  const float* norm_weight(Norm norm) const;
+  // What the GEMMs after a norm read.
+  Forms norm_forms(Norm norm) const;
+
   static Result<KernelPlan> plan(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                 const ModelOptions& options, const LoadOptions& load_options);
+                                 const ModelOptions& options, const LoadOptions& load_options,
+                                 int ranks_on_device);
+  static Result<std::unique_ptr<DeepSeekModel>> create(const Checkpoint& checkpoint,
+                                                       const ModelOptions& options,
+                                                       const LoadOptions& load_options,
+                                                       const RankPlace& place);
+  void take(ModelWeights weights);
   DeepSeekModel(ModelSpec spec, KernelPlan plan, const ModelOptions& options);
 
   template <typename Place>
@@ -143,11 +198,14 @@ class DeepSeekModel {
   void feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
                     const int32_t* num_valid_rows, GpuStream stream);
 
-  Activation add_and_norm(float* residual, const bf16* delta, const float* weight, Forms forms,
-                          int64_t rows, GpuStream stream);
-  void logits_of(float* residual, int64_t rows, GpuStream stream);
-  Activation narrow_and_norm(const StepLayout& step, const std::byte* arrays, const float* weight,
-                             Forms forms, GpuStream stream);
+  using ResidualField = float* DeepSeekModel::*;  // residual_ or logit_residual_
+  Activation add_and_norm(ResidualField residual, bool adds, Norm norm, int64_t rows,
+                          GpuStream stream);
+  Activation narrow_and_norm(const StepLayout& step, const std::byte* arrays, Norm norm,
+                             GpuStream stream);
+  void sum_and_norm(const AddRmsNormArguments& own, ResidualField residual, Norm norm,
+                    int64_t divided_rows, GpuStream stream);
+  void logits_of(ResidualField residual, int64_t rows, GpuStream stream);
   void product(const Activation& x, const WeightMatrix& weight, MatrixSize size, const Output& out,
                int64_t rows, GpuStream stream);
   void head_product(const Activation& x, int64_t x_head_stride, const WeightMatrix& weight,
@@ -158,6 +216,9 @@ class DeepSeekModel {
   ScaleForm scale_form() const {
     return config_.quantization.scales_are_powers_of_two ? ScaleForm::kPowerOfTwo : ScaleForm::kF32;
   }
+  // SMs of launches that wait for other ranks. Those that share a device leave nearly all of it to
+  // the ranks that they wait for, whose kernels may need whole clusters of free SMs.
+  int peer_sms() const { return peers_.shares_device ? 2 : plan_.budget.sms; }
   int64_t q_rows() const { return heads_ * config_.qk_dim(); }
   // Columns of the q_kv_a GEMM.
   int64_t q_kv_a_columns() const {
@@ -173,7 +234,9 @@ class DeepSeekModel {
   ModelWeights weights_;
   DeviceArray<DecodeLayer> decode_layers_;  // from plan_.first_decode_layer on
   DeviceArray<std::byte> workspace_;
-  std::unique_ptr<CublasLt> library_;  // passed to bf16 GEMMs; null: absent
+  std::unique_ptr<CublasLt> library_;       // passed to bf16 GEMMs; null: absent
+  std::vector<const DeepSeekModel*> lane_;  // the ranks of the lane, itself included; empty: alone
+  PeerRank peers_;                          // with a lane only
 
   // Workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]

@@ -5,6 +5,8 @@
 #include "model/layer_options.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
 #include "ops/decode_layers/decode_layers_support.h"
+#include "ops/peer_sum/peer_sum_support.h"
+#include "placement/split.h"
 
 namespace fathom::cuda {
 namespace {
@@ -45,6 +47,28 @@ bool decode_layers_reads(const LayerSpec& layer, const LayerForms& forms) {
          has_block_scales(forms.kv_b_halves) && has_block_scales(forms.o);
 }
 
+Result<> placement_supported(const ModelSpec& spec) {
+  const Placement& placement = spec.placement;
+  if (placement.exchanges_tokens()) {
+    return invalid("--enable-expert-parallel: GPUs have no expert parallelism so far, only CPUs");
+  }
+  if (placement.tp == 1) return {};
+  FATHOM_RETURN_IF_ERROR(
+      peer_sum_supports({"--tp", placement.tp}, {"hidden_size", spec.config.hidden}));
+  if (spec.config.vocab_size < kVocabularyUnit * placement.tp) {
+    return invalid("vocab_size is {}; --tp {} on GPUs takes {} at least", spec.config.vocab_size,
+                   placement.tp, kVocabularyUnit * placement.tp);
+  }
+  const FeedForwardWidths widths = widths_of(spec);
+  if (widths.routed == 0 && widths.shared > 0) {
+    return invalid(
+        "moe_intermediate_size is {}: with --tp {} rank {} has columns of the shared "
+        "experts and none of the routed ones, which GPUs' kernels do not take",
+        spec.config.moe_intermediate, placement.tp, spec.rank);
+  }
+  return {};
+}
+
 int64_t first_decode_layer(const ModelSpec& spec, const KernelPlan& plan) {
   auto first = std::ssize(spec.layers);
   if (!decode_layers_takes(decode_layers_shape(spec, plan.widths), plan.budget.sms)) return first;
@@ -60,10 +84,7 @@ int64_t first_decode_layer(const ModelSpec& spec, const KernelPlan& plan) {
 
 Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                                 const KernelOptions& options, const SmBudget& budget) {
-  if (spec.placement.world() > 1) {
-    return invalid("--tp {} and --dp {}: models run on one GPU so far; ranks run on the CPU",
-                   spec.placement.tp, spec.placement.dp);
-  }
+  FATHOM_RETURN_IF_ERROR(placement_supported(spec));
   FATHOM_RETURN_IF_ERROR(gpu_supports(spec, options.cache_format));
   FATHOM_RETURN_IF_ERROR(
       require_at_most({"the number of the GPU's SMs", budget.sms}, kMostLatentDecodeBlocks));
@@ -72,8 +93,9 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
   plan.layers = layer_forms(spec, forms);
   plan.widths = widths_of(spec);
   plan.first_decode_layer = first_decode_layer(spec, plan);
-  plan.takes_decode_layers =
-      !options.batch_invariant && plan.first_decode_layer < std::ssize(spec.layers);
+  plan.takes_decode_layers =  // the launch has no sums over ranks
+      !options.batch_invariant && spec.placement.tp == 1 &&
+      plan.first_decode_layer < std::ssize(spec.layers);
   plan.takes_library = !options.batch_invariant && options.has_library;
   return plan;
 }

@@ -102,8 +102,46 @@ TEST_F(KernelPlanTest, RefusesBeforeAWeightIsRead) {
   EXPECT_EQ(refusal(), "");
   spec_.config.v_dim = 192;
   EXPECT_THAT(refusal(), StartsWith("config.json: v_head_dim is 192"));
-  spec_ = make_spec(checkpoint_.config(), {.tp = 2}, 1);
-  EXPECT_THAT(refusal(), HasSubstr("--tp 2 and --dp 1"));
+}
+
+// The launch for one token has no sums over ranks.
+TEST_F(KernelPlanTest, RanksMeetBetweenLaunches) {
+  spec_.placement = {.tp = 8};
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(made->first_decode_layer, 1);
+  EXPECT_FALSE(made->takes_decode_layers);
+  const Checkpoint v3 = published("v3_two_layers");
+  for (const int rank : {0, 7}) {
+    spec_ = make_spec(v3.config(), {.tp = 8}, rank);
+    const auto of_rank = plan_kernels(spec_, WeightForms(v3, stored_, {}), options_, SmBudget{});
+    ASSERT_TRUE(of_rank) << of_rank.error().message;
+    EXPECT_EQ(of_rank->widths.routed, 256);
+    EXPECT_EQ(of_rank->widths.dense, 2304);
+  }
+}
+
+TEST_F(KernelPlanTest, RefusesPlacementsThatGpusDoNotTake) {
+  const auto refusal = [&](const Placement& placement) {
+    const auto table = std::make_shared<const ExpertTable>(
+        ExpertTable::contiguous(checkpoint_.config(), placement));
+    spec_ = make_spec(checkpoint_.config(), placement, 1, table);
+    const auto made = plan();
+    return made ? std::string() : made.error().message;
+  };
+  EXPECT_EQ(refusal({.tp = 2}), "");
+  EXPECT_EQ(refusal({.dp = 2}), "");
+  EXPECT_THAT(refusal({.dp = 2, .expert_parallel = true}), StartsWith("--enable-expert-parallel"));
+  EXPECT_EQ(refusal({.tp = 9}), "--tp is 9; kernels for GPUs take up to 8");
+  spec_ = make_spec(checkpoint_.config(), {.tp = 4}, 3);
+  spec_.config.vocab_size = 31;
+  EXPECT_THAT(plan().error().message, StartsWith("vocab_size is 31; --tp 4"));
+  spec_ = make_spec(checkpoint_.config(), {.tp = 4}, 3);
+  for (MlpSpec& expert : spec_.layers.back().moe->experts) expert.gate.rows.count = 0;
+  EXPECT_THAT(plan().error().message, HasSubstr("rank 3 has columns of the shared experts"));
+  spec_ = make_spec(checkpoint_.config(), {.tp = 4}, 3);
+  spec_.config.hidden = 8200;
+  EXPECT_EQ(plan().error().message, "hidden_size is 8200; kernels for GPUs take up to 8192");
 }
 
 }  // namespace

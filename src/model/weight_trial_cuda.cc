@@ -72,7 +72,10 @@ Checkpoint write_checkpoint(const TestFolder& folder, const std::string& config,
 Result<ModelWeights> load_rank(const Checkpoint& checkpoint, const ModelSpec& spec,
                                StoredFp8 stored_fp8, const LoadOptions& options) {
   const WeightForms forms(checkpoint, stored_fp8, options);
-  return load_weights(checkpoint, spec, layer_forms(spec, forms), options);
+  const auto types = layer_forms(spec, forms);
+  const WeightsOfRank rank = {spec, types, DeviceContext::current()};
+  FATHOM_TRY(auto weights, load_weights(checkpoint, {&rank, 1}, options));
+  return std::move(weights.front());
 }
 
 Result<ModelWeights> load_whole(const Checkpoint& checkpoint, StoredFp8 stored_fp8,

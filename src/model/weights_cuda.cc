@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,29 +39,42 @@ ScaledMatrix slice(ScaledMatrix matrix, const TensorPart& part) {
   return matrix;
 }
 
-// Carries a plan's uploads out, on the device that is current at construction.
+// A rank's uploads.
+struct RankUploads {
+  UploadPlan plan;
+  DeviceContext& device;
+  std::vector<std::unique_ptr<WeightUpload>> idle = {};  // guarded by the loader's mutex
+};
+
+// Carries the plans of all ranks out.
 class WeightLoader {
  public:
   WeightLoader(const Checkpoint& checkpoint, const LoadOptions& options)
-      : checkpoint_(checkpoint), options_(options), device_(DeviceContext::current()) {}
+      : checkpoint_(checkpoint), options_(options) {}
 
-  Result<> load(const UploadPlan& plan) {
-    return checkpoint_.is_dummy() ? make_up(plan) : read(plan);
+  Result<> load(std::deque<RankUploads>& ranks) {
+    if (!checkpoint_.is_dummy()) return read(ranks);
+    for (RankUploads& rank : ranks) FATHOM_RETURN_IF_ERROR(make_up(rank));
+    return {};
   }
 
  private:
-  Result<> read(const UploadPlan& plan) {
+  Result<> read(std::deque<RankUploads>& ranks) {
     std::vector<TensorRequest> requests;
-    for (const Upload& upload : plan.uploads) {
-      const TensorPart& part = upload.part;
-      requests.push_back({.name = part.name, .shape = shape_of(part)});
-      requests.back().place_unread = [this, &upload](const ScaledMatrix& matrix,
-                                                     const ReadValues& read_values) {
-        return run(
-            upload,
-            {.matrix = slice(matrix, upload.part), .part = upload.part, .read = read_values});
-      };
-      if (upload.place.type == DType::kF8E4M3) request_input_scale(upload, &requests);
+    for (RankUploads& rank : ranks) {
+      for (const Upload& upload : rank.plan.uploads) {
+        const TensorPart& part = upload.part;
+        requests.push_back({.name = part.name,
+                            .shape = shape_of(part),
+                            .part = part.rows.count * part.cols.count});
+        requests.back().place_unread = [this, &rank, &upload](const ScaledMatrix& matrix,
+                                                              const ReadValues& read_values) {
+          return run(
+              rank, upload,
+              {.matrix = slice(matrix, upload.part), .part = upload.part, .read = read_values});
+        };
+        if (upload.place.type == DType::kF8E4M3) request_input_scale(upload, &requests);
+      }
     }
     FATHOM_RETURN_IF_ERROR(check_load_options(checkpoint_, options_));
     LoadOptions options = options_;
@@ -97,9 +111,9 @@ class WeightLoader {
   }
 
   // Fills dummy weights on the device: the host's threads are ten times slower.
-  Result<> make_up(const UploadPlan& plan) {
+  Result<> make_up(RankUploads& rank) {
     std::vector<float> scales;
-    for (const Upload& upload : plan.uploads) {
+    for (const Upload& upload : rank.plan.uploads) {
       const TensorPart& part = upload.part;
       const TensorEntry& entry = *checkpoint_.find(part.name);
       ScaledMatrix matrix;
@@ -116,30 +130,31 @@ class WeightLoader {
         matrix.scale_cols = stored.scale_cols;
       }
       FATHOM_RETURN_IF_ERROR(
-          run(upload, {.matrix = slice(matrix, part),
-                       .part = part,
-                       .dummy = dummy_values(part.name, part.num_cols, options_.dummy_seed)}));
+          run(rank, upload,
+              {.matrix = slice(matrix, part),
+               .part = part,
+               .dummy = dummy_values(part.name, part.num_cols, options_.dummy_seed)}));
     }
     return {};
   }
 
   // Uploads on the calling thread. A device error ends a loading thread like any other error.
-  Result<> run(const Upload& upload, const WeightSource& source) {
+  Result<> run(RankUploads& rank, const Upload& upload, const WeightSource& source) {
     try {
       std::unique_ptr<WeightUpload> staging;
       {
         const std::scoped_lock lock(mutex_);
-        if (!idle_.empty()) {
-          staging = std::move(idle_.back());
-          idle_.pop_back();
+        if (!rank.idle.empty()) {
+          staging = std::move(rank.idle.back());
+          rank.idle.pop_back();
         }
       }
-      device_.make_current();
+      rank.device.make_current();
       if (!staging) staging = std::make_unique<WeightUpload>();
       FATHOM_RETURN_IF_ERROR(staging->copy(source, upload.place));
       if (upload.split) staging->split(*upload.split);
       const std::scoped_lock lock(mutex_);
-      idle_.push_back(std::move(staging));
+      rank.idle.push_back(std::move(staging));
       return {};
     } catch (const DeviceError& failure) {
       return error(Code::kInternal, "{}", failure.what());
@@ -148,9 +163,7 @@ class WeightLoader {
 
   const Checkpoint& checkpoint_;
   const LoadOptions options_;
-  DeviceContext& device_;
-  std::mutex mutex_;  // guards idle_, and input scales
-  std::vector<std::unique_ptr<WeightUpload>> idle_;
+  std::mutex mutex_;  // guards what is idle, and input scales
 };
 
 // Routed and shared experts have the same x, which is quantized once.
@@ -168,15 +181,26 @@ int64_t weight_bytes(const ModelSpec& spec, std::span<const LayerForms> forms) {
   return plan_upload(spec, forms, nullptr).bytes;
 }
 
-Result<ModelWeights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                  std::span<const LayerForms> forms, const LoadOptions& options) {
-  ModelWeights weights;
-  weights.memory = DeviceArray<std::byte>(weight_bytes(spec, forms));
-  const UploadPlan plan = plan_upload(spec, forms, weights.memory.data());
-  FATHOM_RETURN_IF_ERROR(WeightLoader(checkpoint, options).load(plan));
-  share_input_scales(*plan.tensors);
-  static_cast<ModelTensors&>(weights) = std::move(*plan.tensors);
-  return weights;
+Result<std::vector<ModelWeights>> load_weights(const Checkpoint& checkpoint,
+                                               std::span<const WeightsOfRank> ranks,
+                                               const LoadOptions& options) {
+  const DeviceContext& before = DeviceContext::current();
+  std::vector<ModelWeights> all(ranks.size());
+  std::deque<RankUploads> uploads;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const WeightsOfRank& rank = ranks[i];
+    rank.device.make_current();
+    all[i].memory = DeviceArray<std::byte>(weight_bytes(rank.spec, rank.forms));
+    uploads.push_back({plan_upload(rank.spec, rank.forms, all[i].memory.data()), rank.device});
+  }
+  const auto loaded = WeightLoader(checkpoint, options).load(uploads);
+  before.make_current();
+  if (!loaded) return tl::unexpected(loaded.error());
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    share_input_scales(*uploads[i].plan.tensors);
+    static_cast<ModelTensors&>(all[i]) = std::move(*uploads[i].plan.tensors);
+  }
+  return all;
 }
 
 }  // namespace fathom::cuda

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load_plan.h"
 #include "device/cuda/device_array.h"
+#include "device/cuda/device_context.h"
 #include "model/gpu_weights.h"
 #include "model/model_spec.h"
 #include "model/weight_forms.h"
@@ -24,9 +26,17 @@ struct ModelWeights : ModelTensors {
 // Bytes that load_weights() allocates. `forms` are of spec.layers.
 int64_t weight_bytes(const ModelSpec& spec, std::span<const LayerForms> forms);
 
-// Loads onto the current device, each tensor's part once. Errors name the tensor and the file; a
-// device failure is thrown.
-Result<ModelWeights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec,
-                                  std::span<const LayerForms> forms, const LoadOptions& options);
+// A rank whose weights are loaded; both are of its model. `device`: that it is on.
+struct WeightsOfRank {
+  const ModelSpec& spec;
+  std::span<const LayerForms> forms;
+  DeviceContext& device;
+};
+
+// Loads the weights of several ranks in one pass, each tensor's part once for each. Errors name the
+// tensor and the file; a device failure is thrown. The current device is afterwards as before.
+Result<std::vector<ModelWeights>> load_weights(const Checkpoint& checkpoint,
+                                               std::span<const WeightsOfRank> ranks,
+                                               const LoadOptions& options);
 
 }  // namespace fathom::cuda

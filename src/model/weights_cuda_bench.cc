@@ -235,9 +235,11 @@ void run(const Options& options) {
     load.quantize_fp8 = quantize;
     const ModelSpec spec = make_spec(from.config());
     const WeightForms forms(from, StoredFp8::kKept, load);
-    auto weights = load_weights(from, spec, layer_forms(spec, forms), load);
+    const auto types = layer_forms(spec, forms);
+    const WeightsOfRank rank = {spec, types, DeviceContext::current()};
+    auto weights = load_weights(from, {&rank, 1}, load);
     if (!weights) fail(weights.error().message);
-    return std::move(*weights);
+    return std::move(weights->front());
   };
   const auto rate = [&](const Checkpoint& from, int threads, bool quantize) {
     return bytes / 1e9 / seconds_of([&] { loaded(from, threads, quantize); });

@@ -41,7 +41,7 @@ Slice split_heads(const ModelConfig& config, int ranks, int rank) {
 }
 
 Slice split_vocabulary(int64_t rows, int ranks, int rank) {
-  return split_units(rows, 1, ranks, rank);
+  return split_units(rows, rows >= kVocabularyUnit * ranks ? kVocabularyUnit : 1, ranks, rank);
 }
 
 int64_t head_unit(const ModelConfig& config) {

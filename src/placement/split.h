@@ -26,7 +26,9 @@ Slice split_columns(int64_t columns, int ranks, int rank);
 // Heads of attention. The unit is head_unit().
 Slice split_heads(const ModelConfig& config, int ranks, int rank);
 
-// Rows of embedding and LM head, which are not block-scaled: any size.
+// Rows of embedding and LM head, by units of kVocabularyUnit where no rank is without one: a GPU's
+// kernels write a rank's logits beside those of the others in whole vectors.
+inline constexpr int64_t kVocabularyUnit = 8;
 Slice split_vocabulary(int64_t rows, int ranks, int rank);
 
 // Heads that stay together: the fewest whose columns of o_proj are whole blocks of a block-scaled

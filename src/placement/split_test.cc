@@ -95,9 +95,9 @@ TEST(Split, LastBlockOfV2LitesDenseLayerIsHalfFull) {
 
 TEST(Split, VocabularyTakesAnySize) {
   EXPECT_EQ(split_vocabulary(129280, 8, 1), (Slice{16160, 16160}));
-  EXPECT_EQ(split_vocabulary(102400, 3, 0), (Slice{0, 34134}));
-  EXPECT_EQ(split_vocabulary(102400, 3, 1), (Slice{34134, 34133}));
-  EXPECT_EQ(split_vocabulary(102400, 3, 2), (Slice{68267, 34133}));
+  EXPECT_EQ(split_vocabulary(102400, 3, 0), (Slice{0, 34136}));
+  EXPECT_EQ(split_vocabulary(102400, 3, 1), (Slice{34136, 34136}));
+  EXPECT_EQ(split_vocabulary(102400, 3, 2), (Slice{68272, 34128}));
   EXPECT_EQ(split_vocabulary(2, 3, 2), (Slice{2, 0}));
 }
 

@@ -1,7 +1,6 @@
 // Flag-in-data packets: inter-CTA handoff within a launch through device memory, without counters
-// and fences. A packet is 16 bytes, read and written whole: seven values of 16 bits and the epoch
-// in which they were written. The reader polls until the packet has the epoch it expects. All CTAs
-// of the launch must be co-resident.
+// and fences. The reader polls until the packet has the epoch it expects. All CTAs of the launch
+// must be co-resident.
 //
 // Each epoch writes every packet of a buffer once, in place: a CTA writes only when it knows that
 // all readers of the previous epoch have finished. Memory is zero at first and epochs begin with 1;
@@ -12,15 +11,10 @@
 
 #include <cstdint>
 
+#include "device/cuda/packet.h"
 #include "device/cuda/rows.cuh"
 
 namespace fathom::cuda {
-
-inline constexpr int kPacketValues = 7;
-
-struct alignas(16) Packet {
-  uint64_t low, high;  // the epoch in the highest 16 bits
-};
 
 // st.relaxed.b128
 __device__ inline void store_packet(Packet* to, uint64_t low, uint64_t high) {

@@ -109,14 +109,16 @@ TEST_F(CoResident, TwoEnginesOfAProcessTakeTurns) {
       for (int step = 0; step < kSteps; ++step) {
         Event& event = done[step % 2];
         event.wait();
-        turn.take(stream, [&] {
+        cudaEvent_t recorded = nullptr;
+        turn.take({&stream, 1}, [&] {
           if (by_graph) {
             graph.launch(stream);
           } else {
             kernels();
           }
           event.record(stream);
-          return event.get();
+          recorded = event.get();
+          return std::span<const cudaEvent_t>(&recorded, 1);
         });
       }
       check(cudaStreamSynchronize(stream), "running steps");

@@ -1,5 +1,6 @@
 // Turns of several engines of one process on a device: a step's launches run when those of the
-// previous step, another engine's, have ended. Kernels whose CTAs wait for one another could
+// previous step, another engine's, have ended. The ranks that an engine has on a device share a
+// turn. Kernels whose CTAs wait for one another could
 // otherwise each hold a part of the SMs for ever (co_resident.h). An engine alone pays one
 // uncontended mutex a step.
 #pragma once
@@ -7,6 +8,8 @@
 #include <cuda_runtime_api.h>
 
 #include <mutex>
+#include <span>
+#include <vector>
 
 #include "device/cuda/error.h"
 
@@ -15,8 +18,8 @@ namespace fathom::cuda {
 // State shared by the engines of one device; owned by its DeviceContext.
 struct DeviceTurns {
   std::mutex mutex;
-  cudaEvent_t ended = nullptr;  // end of the latest step, and its owner; null: none
-  const void* owner = nullptr;
+  std::vector<cudaEvent_t> ended;  // ends of the latest step's ranks
+  const void* owner = nullptr;     // of the latest step; null: none
 };
 
 // One engine's turn on a device. Used by one thread at a time; engines may be on different threads.
@@ -31,15 +34,20 @@ class DeviceTurn {
   DeviceTurn(const DeviceTurn&) = delete;
   DeviceTurn& operator=(const DeviceTurn&) = delete;
 
-  // Calls enqueue(), which enqueues a step on the stream and returns the event that it has recorded
-  // after it. The event must outlive this object.
+  // Calls enqueue(), which enqueues a step on the streams and returns the events that it has
+  // recorded after it, one a stream. The events must outlive this object.
   template <typename Enqueue>
-  void take(cudaStream_t stream, const Enqueue& enqueue) {
+  void take(std::span<const cudaStream_t> streams, const Enqueue& enqueue) {
     const std::scoped_lock lock(turns_.mutex);
     if (turns_.owner != nullptr && turns_.owner != this) {
-      check(cudaStreamWaitEvent(stream, turns_.ended, 0), "waiting for another engine's step");
+      for (const cudaStream_t stream : streams) {
+        for (const cudaEvent_t ended : turns_.ended) {
+          check(cudaStreamWaitEvent(stream, ended, 0), "waiting for another engine's step");
+        }
+      }
     }
-    turns_.ended = enqueue();
+    const std::span<const cudaEvent_t> ended = enqueue();
+    turns_.ended.assign(ended.begin(), ended.end());
     turns_.owner = this;
   }
 

@@ -10,7 +10,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kPacketWords = 2;  // of 8 bytes
+constexpr int64_t kSignalWords = 2 * kMostPeers, kBarrierWords = 2;
 
 // Makes a device current for the object's life.
 class CurrentDevice {
@@ -47,11 +47,18 @@ void reach(int from, int to) {
 
 }  // namespace
 
+int64_t PeerGroup::bytes_of_rank(int ranks, int64_t rows, int64_t columns) {
+  if (ranks == 1) return 0;
+  return 2 * ranks * rows * ceil_div(columns, int64_t{kPacketValues}) *
+             static_cast<int64_t>(sizeof(Packet)) +
+         (rows + kSignalWords + kBarrierWords) * static_cast<int64_t>(sizeof(uint32_t));
+}
+
 PeerGroup::PeerGroup(std::vector<int> devices, int64_t rows, int64_t columns,
                      std::chrono::nanoseconds limit)
     : devices_(std::move(devices)),
       rows_(rows),
-      row_packets_(ceil_div(columns, int64_t{kPeerPacketValues})),
+      row_packets_(ceil_div(columns, int64_t{kPacketValues})),
       limit_(limit),
       faults_(1) {
   FATHOM_CHECK(size() >= 1 && size() <= kMostPeers && rows >= 1 && columns >= 1,
@@ -60,11 +67,12 @@ PeerGroup::PeerGroup(std::vector<int> devices, int64_t rows, int64_t columns,
   for (const int device : devices_) {
     const CurrentDevice current(device);
     for (const int other : devices_) reach(device, other);
-    const int64_t words = int64_t{2} * size() * rows_ * row_packets_ * kPacketWords;
-    inboxes_.emplace_back(words);
+    inboxes_.emplace_back(int64_t{2} * size() * rows_ * row_packets_);
     check(cudaMemset(inboxes_.back().data(), 0, inboxes_.back().bytes()), "clearing an inbox");
     epochs_.emplace_back(rows_);
     check(cudaMemset(epochs_.back().data(), 0, epochs_.back().bytes()), "clearing epochs");
+    signals_.emplace_back(kSignalWords + kBarrierWords);
+    check(cudaMemset(signals_.back().data(), 0, signals_.back().bytes()), "clearing signals");
     check(cudaStreamSynchronize(nullptr), "preparing inboxes");
   }
 }
@@ -74,9 +82,11 @@ PeerRank PeerGroup::rank(int rank) const {
   view.rank = rank;
   view.ranks = size();
   for (int r = 0; r < size(); ++r) {
-    view.inboxes[r] = reinterpret_cast<PeerPacket*>(inboxes_[static_cast<size_t>(r)].data());
+    view.inboxes[r] = inboxes_[static_cast<size_t>(r)].data();
+    view.signals[r] = signals_[static_cast<size_t>(r)].data();
   }
   view.epochs = epochs_[static_cast<size_t>(rank)].data();
+  view.barrier = view.signals[rank] + kSignalWords;
   view.faults = faults_.data();
   view.limit_ns = static_cast<uint64_t>(limit_.count());
   view.rows = rows_;
@@ -87,6 +97,8 @@ PeerRank PeerGroup::rank(int rank) const {
 }
 
 void PeerGroup::stop() { std::atomic_ref(faults_[0].stop).store(1); }
+
+bool PeerGroup::stopped() const { return std::atomic_ref(faults_[0].stop).load() != 0; }
 
 std::optional<PeerGroup::Late> PeerGroup::late() const {
   for (int r = 0; r < size(); ++r) {

@@ -1,6 +1,7 @@
 // The memory through which ranks on the GPUs of one process exchange rows inside kernels: each rank
-// has an inbox on its device, into which the others write over NVLink. No part of an exchange
-// passes through the host.
+// has an inbox on its device, into which the others write over NVLink (peer_packets.cuh), and
+// signals by which launches of all ranks begin and end together (peer_barrier.cuh). No part of an
+// exchange passes through the host.
 //
 // Several ranks may share a device, for tests. Their launches wait for one another, so each rank's
 // stream needs a hardware queue of its own: CUDA_DEVICE_MAX_CONNECTIONS, 8 by default, has to be
@@ -13,14 +14,12 @@
 #include <vector>
 
 #include "device/cuda/device_array.h"
+#include "device/cuda/packet.h"
 #include "device/cuda/pinned_array.h"
+#include "device/cuda/planted_fault.h"
+#include "device/most_peers.h"
 
 namespace fathom::cuda {
-
-inline constexpr int kMostPeers = 8;
-inline constexpr int kPeerPacketValues = 7;  // bf16 values of a packet (peer_packets.cuh)
-
-struct PeerPacket;
 
 // What host and waiting kernels tell one another, in pinned host memory. Written once each.
 struct PeerFaults {
@@ -32,14 +31,17 @@ struct PeerFaults {
 // launches.
 struct PeerRank {
   int32_t rank = 0, ranks = 1;
-  PeerPacket* inboxes[kMostPeers] = {};  // of each rank: [2][ranks][rows][row_packets]
-  uint32_t* epochs = nullptr;            // [rows], this rank's: exchanges of each row so far
+  Packet* inboxes[kMostPeers] = {};    // of each rank: [2][ranks][rows][row_packets]
+  uint32_t* epochs = nullptr;          // [rows], this rank's: exchanges of each row so far
+  uint32_t* signals[kMostPeers] = {};  // of each rank: [2][kMostPeers], see peer_barrier.cuh
+  uint32_t* barrier = nullptr;         // [2], this rank's: barriers so far, CTAs that have ended
   PeerFaults* faults = nullptr;
   uint64_t limit_ns = 0;
   int64_t rows = 0, row_packets = 0;  // of an inbox
   // Whether other ranks are on this device. A launch that waits for another rank must not let the
   // next one begin then: chains of launches that begin early could fill the device with one rank's.
   bool shares_device = false;
+  FATHOM_PLANTED_FAULT
 };
 
 class PeerGroup {
@@ -53,11 +55,16 @@ class PeerGroup {
   PeerGroup(const PeerGroup&) = delete;
   PeerGroup& operator=(const PeerGroup&) = delete;
 
+  // Bytes that the group takes on a rank's device; 0 for one rank.
+  static int64_t bytes_of_rank(int ranks, int64_t rows, int64_t columns);
+
   int size() const { return static_cast<int>(devices_.size()); }
   PeerRank rank(int rank) const;
 
   // Ends all waits, now and from now on: kernels return with undefined results. Any thread.
   void stop();
+  // Whether waits have been ended, by stop() or by a rank that waited too long. Any thread.
+  bool stopped() const;
   // A rank that waited for another longer than the limit, which has then stopped the group.
   struct Late {
     int waiting, missing;
@@ -68,8 +75,9 @@ class PeerGroup {
   const std::vector<int> devices_;
   const int64_t rows_, row_packets_;
   const std::chrono::nanoseconds limit_;
-  std::vector<DeviceArray<uint64_t>> inboxes_;
+  std::vector<DeviceArray<Packet>> inboxes_;
   std::vector<DeviceArray<uint32_t>> epochs_;
+  std::vector<DeviceArray<uint32_t>> signals_;  // followed by the barrier's words
   PinnedArray<PeerFaults> faults_;
 };
 

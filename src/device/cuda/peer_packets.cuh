@@ -8,24 +8,20 @@
 // had ended, and with it all reads of e. Epochs are counted a row; all ranks exchange the same
 // rows.
 //
-// block_packets.cuh has the like between the CTAs of one launch.
+// block_packets.cuh: the same between the CTAs of one launch.
 //
 // Source: data with flags in one store, from NCCL's LL128 protocol.
 #pragma once
 
 #include <cstdint>
 
-#include "device/cuda/peer_group.h"
-#include "device/cuda/rows.cuh"
+#include "device/cuda/block_packets.cuh"
+#include "device/cuda/peer_wait.cuh"
 
 namespace fathom::cuda {
 
-struct alignas(16) PeerPacket {
-  uint64_t low, high;  // the epoch in the highest 16 bits
-};
-
 // st.relaxed.sys.b128
-__device__ inline void store_packet(PeerPacket* to, const PeerPacket& packet) {
+__device__ inline void store_packet_of_peer(Packet* to, const Packet& packet) {
   asm volatile(
       "{\n.reg .b128 packet;\nmov.b128 packet, {%1, %2};\n"
       "st.relaxed.sys.global.b128 [%0], packet;\n}" ::"l"(to),
@@ -34,8 +30,8 @@ __device__ inline void store_packet(PeerPacket* to, const PeerPacket& packet) {
 }
 
 // ld.relaxed.sys.b128
-__device__ inline PeerPacket load_packet(const PeerPacket* from) {
-  PeerPacket packet;
+__device__ inline Packet load_packet_of_peer(const Packet* from) {
+  Packet packet;
   asm volatile(
       "{\n.reg .b128 packet;\nld.relaxed.sys.global.b128 packet, [%2];\n"
       "mov.b128 {%0, %1}, packet;\n}"
@@ -45,41 +41,14 @@ __device__ inline PeerPacket load_packet(const PeerPacket* from) {
   return packet;
 }
 
-// ld.relaxed.sys, st.relaxed.sys: words of PeerFaults.
-__device__ inline uint32_t load_host_word(const uint32_t* from) {
-  uint32_t value;
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ inline void store_host_word(uint32_t* to, uint32_t value) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-__device__ inline uint64_t global_nanoseconds() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
-__device__ inline PeerPacket make_packet(const uint32_t (&bits)[kPeerPacketValues],
-                                         uint32_t epoch) {
+__device__ inline Packet make_packet(const uint32_t (&bits)[kPacketValues], uint32_t epoch) {
   return {bits[0] | bits[1] << 16 | uint64_t{bits[2] | bits[3] << 16} << 32,
           bits[4] | bits[5] << 16 | uint64_t{bits[6] | epoch << 16} << 32};
 }
 
-__device__ inline void unpack(const PeerPacket& packet, float (&values)[kPeerPacketValues]) {
-  const uint32_t words[4] = {
-      static_cast<uint32_t>(packet.low), static_cast<uint32_t>(packet.low >> 32),
-      static_cast<uint32_t>(packet.high), static_cast<uint32_t>(packet.high >> 32)};
-#pragma unroll
-  for (int i = 0; i < kPeerPacketValues; ++i) {
-    values[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
-  }
-}
-
 // Where `writer`'s packets of a row lie in the inbox of `reader`.
-__device__ inline PeerPacket* packets_of(const PeerRank& peers, int reader, int writer, int64_t row,
-                                         uint32_t epoch) {
+__device__ inline Packet* packets_of(const PeerRank& peers, int reader, int writer, int64_t row,
+                                     uint32_t epoch) {
   const int64_t place = (epoch % 2 * peers.ranks + writer) * peers.rows + row;
   return peers.inboxes[reader] + place * peers.row_packets;
 }
@@ -88,40 +57,30 @@ __device__ inline PeerPacket* packets_of(const PeerRank& peers, int reader, int 
 // wanted. Called by whole warps. Returns early, with whatever is there, once the group is stopped;
 // a wait beyond the limit stops it and says for whom.
 template <int kMostRanks, typename At>
-__device__ void wait_for_peers(const PeerRank& peers, uint32_t epoch,
-                               PeerPacket (&packets)[kMostRanks], const At& at) {
-  constexpr uint32_t kTriesBetweenLooks = 4096;  // some 2 ms: a look goes to the host's memory
-  const uint64_t flag = epoch & 0xFFFF;
+__device__ void wait_for_peers(const PeerRank& peers, uint32_t epoch, Packet (&packets)[kMostRanks],
+                               const At& at) {
   uint64_t begin = 0;
 #pragma unroll
   for (int r = 0; r < kMostRanks; ++r) {
     packets[r] = {};
-    if (at(r) != nullptr) packets[r] = load_packet(at(r));
+    if (at(r) != nullptr) packets[r] = load_packet_of_peer(at(r));
   }
-  for (uint32_t tries = 1;; ++tries) {
+  for (uint32_t polls = 1;; ++polls) {
     int missing = -1;
 #pragma unroll
     for (int r = 0; r < kMostRanks; ++r) {
-      if (at(r) == nullptr || packets[r].high >> 48 == flag) continue;
-      packets[r] = load_packet(at(r));
+      if (at(r) == nullptr || is_of(packets[r], epoch)) continue;
+      if (FATHOM_PLANTED(peers, kAnyPacket) && packets[r].high >> 48 != 0) continue;
+      packets[r] = load_packet_of_peer(at(r));
       missing = r;
     }
     const uint32_t waiting = __ballot_sync(~0u, missing >= 0);
     if (waiting == 0) return;
-    if (tries % kTriesBetweenLooks != 0) continue;
+    if (polls % kPollsBetweenLooks != 0) continue;
     // The first lane that waits looks for all.
     const int looker = __ffs(static_cast<int>(waiting)) - 1;
     bool stop = false;
-    if (static_cast<int>(threadIdx.x) % kWarp == looker) {
-      const uint64_t now = global_nanoseconds();
-      if (begin == 0) begin = now;
-      stop = load_host_word(&peers.faults->stop) != 0;
-      if (!stop && now - begin > peers.limit_ns) {
-        store_host_word(&peers.faults->late[peers.rank], static_cast<uint32_t>(missing) + 1);
-        store_host_word(&peers.faults->stop, 1);
-        stop = true;
-      }
-    }
+    if (static_cast<int>(threadIdx.x) % kWarp == looker) stop = gives_up(peers, missing, begin);
     begin = __shfl_sync(~0u, begin, looker);
     if (__any_sync(~0u, stop)) return;
   }

@@ -19,7 +19,12 @@ constexpr std::string_view kNames[] = {"none",
                                        "wrong_row",
                                        "swapped_query_head",
                                        "stale_token",
-                                       "skipped_launch_wait"};
+                                       "skipped_launch_wait",
+                                       "any_packet",
+                                       "unordered_peers",
+                                       "skipped_begin",
+                                       "skipped_end",
+                                       "wrong_owner"};
 static_assert(std::size(kNames) == static_cast<size_t>(PlantedFault::kLast) + 1);
 
 PlantedFault fault_of_environment() {

@@ -22,7 +22,13 @@ enum class PlantedFault {
   kSwappedQueryHead,   // row 3's last two heads swap their rotary queries
   kStaleToken,         // row 2 takes the token that row 1 has sampled
   kSkippedLaunchWait,  // the rotation does not wait for the projection before it
-  kLast = kSkippedLaunchWait,
+  // Faults of exchanges between ranks.
+  kAnyPacket,       // the sum of few rows takes packets of any epoch
+  kUnorderedPeers,  // rank 1 adds its own part last
+  kSkippedBegin,    // the sum of many rows does not wait for the other ranks' parts
+  kSkippedEnd,      // it ends before the other ranks have written
+  kWrongOwner,      // rows by index take the residual of the next rank
+  kLast = kWrongOwner,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is

@@ -338,6 +338,33 @@ __device__ inline uint64_t load_acquire(const uint64_t* p) {
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(p) : "memory");
   return value;
 }
+
+// ld.relaxed.sys, st.relaxed.sys: a word that the host and other devices see.
+__device__ inline uint32_t load_system_word(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void store_system_word(uint32_t* to, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// ld.acquire.sys, st.release.sys: a word by which another device tells that its writes are there.
+__device__ inline uint32_t load_acquire_system(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void store_release_system(uint32_t* to, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// %globaltimer, in ns.
+__device__ inline uint64_t global_nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
 __device__ inline float load_shared_word(const float* p) {
   float v;
   asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");

@@ -93,6 +93,13 @@ __device__ inline float sum_of_warps(const float* parts) {
   return ((a.x + b.x) + (a.z + b.z)) + ((a.y + b.y) + (a.w + b.w));
 }
 
+// The same for a CTA of kThreads, with more warps than those in another fixed order.
+template <int kThreads>
+__device__ float sum_of_block(const float* parts) {
+  if constexpr (kThreads == kRowThreads) return sum_of_warps(parts);
+  return warp_sum(parts[threadIdx.x % kWarp]);
+}
+
 // The factor that makes a row's mean square 1.
 __device__ inline float inverse_rms(float sum_of_squares, int n, float eps) {
   return 1.0f / sqrtf(sum_of_squares / static_cast<float>(n) + eps);

@@ -30,8 +30,12 @@ __global__ void __launch_bounds__(kThreads)
   if (FATHOM_PLANTED(arguments, kStaleToken) && row == 2 && id < -1) ++id;
   if (id < 0) id = arguments.sampled[-1 - id];
   Eight x = {};
-  if (id >= 0 && id < arguments.vocab) {
-    x = load_eight(static_cast<const T*>(arguments.table) + id * arguments.n + column);
+  for (int shard = 0; shard < arguments.num_shards && id >= 0; ++shard) {
+    const EmbeddingShard& rows = arguments.shards[shard];
+    if (id < rows.count) {
+      x = load_eight(static_cast<const T*>(rows.table) + id * arguments.n + column);
+    }
+    id -= rows.count;
   }
   store_eight(x, arguments.out + row * arguments.n + column);
 }
@@ -40,6 +44,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void embedding(const EmbeddingArguments& arguments, GpuStream stream) {
   FATHOM_CHECK(arguments.n > 0 && arguments.n % 8 == 0, "rows of {}", arguments.n);
+  FATHOM_CHECK(arguments.num_shards >= 1 && arguments.num_shards <= kMostPeers,
+               "a table in {} shards", arguments.num_shards);
   FATHOM_CHECK(arguments.table_type == DType::kBF16 || arguments.table_type == DType::kF32,
                "a table of {}", name_of(arguments.table_type));
   if (arguments.rows == 0) return;

@@ -9,7 +9,7 @@
 namespace fathom::cuda {
 namespace {
 
-void compare(int64_t rows, int64_t n, bool wide, bool sampled) {
+void compare(int64_t rows, int64_t n, bool wide, bool sampled, int shards) {
   constexpr int64_t kVocab = 1000;
   std::mt19937 random(static_cast<uint32_t>(rows + n));
   const auto narrow_table = random_bf16(kVocab * n, 1, random);
@@ -33,13 +33,20 @@ void compare(int64_t rows, int64_t n, bool wide, bool sampled) {
   EmbeddingArguments arguments;
   arguments.ids = device_ids.data();
   if (sampled) arguments.sampled = device_samples.data();
-  arguments.table = device_narrow.data();
-  if (wide) arguments.table = device_table.data();
+  // In shards of unequal sizes, one of them empty.
+  int64_t first = 0;
+  arguments.num_shards = shards;
+  for (int s = 0; s < shards; ++s) {
+    const int64_t count = s + 1 == shards ? kVocab - first : s == 1 ? 0 : 130 * (s + 1);
+    const void* const rows_of_shard = wide ? static_cast<void*>(device_table.data() + first * n)
+                                           : static_cast<void*>(device_narrow.data() + first * n);
+    arguments.shards[s] = {rows_of_shard, count};
+    first += count;
+  }
   arguments.table_type = wide ? DType::kF32 : DType::kBF16;
   arguments.out = out.data();
   arguments.rows = rows;
   arguments.n = n;
-  arguments.vocab = kVocab;
   check(cudaMemset(out.data(), 0xFF, out.bytes()), "poisoning");
   embedding(arguments, nullptr);
   check(cudaDeviceSynchronize(), "embedding");
@@ -49,8 +56,10 @@ void compare(int64_t rows, int64_t n, bool wide, bool sampled) {
 TEST(EmbeddingCuda, EqualsTheTable) {
   for (const int64_t n : {8, 256, 2048, 2056, 7168}) {
     for (const int64_t rows : {1, 3, 200}) {
-      compare(rows, n, false, true);
-      compare(rows, n, true, false);
+      compare(rows, n, false, true, 1);
+      compare(rows, n, true, false, 1);
+      compare(rows, n, false, true, 4);
+      compare(rows, n, true, true, 3);
     }
   }
 }

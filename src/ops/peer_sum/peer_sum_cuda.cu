@@ -35,6 +35,8 @@ constexpr int kWideThreads = 1024;
 
 struct Arguments {
   float* residual;
+  float* sums;             // where residual + sum goes
+  const int32_t* row_ids;  // of residual and delta; null: row i is row i
   const __nv_bfloat16* delta;
   const float* weight;  // null: no norm
   __nv_bfloat16* out;   // may be null
@@ -47,32 +49,37 @@ struct Arguments {
 
 __device__ uint32_t bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
 
+// The row of residual and delta that exchange `row` is about; below 0: none.
+__device__ int64_t source_of(const Arguments& a, int64_t row) {
+  return a.row_ids == nullptr ? row : a.row_ids[row];
+}
+
 // This rank's values of packet p; zeros beyond the row.
-__device__ PeerPacket own_packet(const Arguments& a, int64_t row, int p, uint32_t epoch) {
-  const __nv_bfloat16* from = a.delta + row * a.delta_stride + p * kPeerPacketValues;
-  uint32_t bits[kPeerPacketValues];
+__device__ Packet own_packet(const Arguments& a, int64_t row, int p, uint32_t epoch) {
+  const __nv_bfloat16* from = a.delta + source_of(a, row) * a.delta_stride + p * kPacketValues;
+  uint32_t bits[kPacketValues];
 #pragma unroll
-  for (int i = 0; i < kPeerPacketValues; ++i) {
-    bits[i] = p * kPeerPacketValues + i < a.n ? bits_of(from[i]) : 0;
+  for (int i = 0; i < kPacketValues; ++i) {
+    bits[i] = p * kPacketValues + i < a.n ? bits_of(from[i]) : 0;
   }
   return make_packet(bits, epoch);
 }
 
 __device__ int packets_of_row(const Arguments& a) {
-  return (a.n + kPeerPacketValues - 1) / kPeerPacketValues;
+  return (a.n + kPacketValues - 1) / kPacketValues;
 }
 
 // A CTA writes its packets of a row to the other ranks.
 template <int kThreads, int kMostRanks>
 __device__ void send(const Arguments& a, int64_t row, uint32_t epoch) {
   for (int p = static_cast<int>(threadIdx.x); p < packets_of_row(a); p += kThreads) {
-    const PeerPacket packet = own_packet(a, row, p, epoch);
+    const Packet packet = own_packet(a, row, p, epoch);
 #pragma unroll
     for (int step = 1; step < kMostRanks; ++step) {
       if (step >= a.peers.ranks) break;
       // Ranks begin with different readers, so that no link takes all writes at once.
       const int reader = (a.peers.rank + step) % a.peers.ranks;
-      store_packet(packets_of(a.peers, reader, a.peers.rank, row, epoch) + p, packet);
+      store_packet_of_peer(packets_of(a.peers, reader, a.peers.rank, row, epoch) + p, packet);
     }
   }
 }
@@ -85,34 +92,31 @@ __device__ void receive(const Arguments& a, int64_t row, uint32_t epoch, float* 
   for (int first = 0; first < packets_a_row; first += kThreads) {
     const int p = first + static_cast<int>(threadIdx.x);
     const bool has = p < packets_a_row;
-    PeerPacket packets[kMostRanks];
-    wait_for_peers(a.peers, epoch, packets, [&](int r) -> const PeerPacket* {
+    Packet packets[kMostRanks];
+    wait_for_peers(a.peers, epoch, packets, [&](int r) -> const Packet* {
       if (!has || r >= a.peers.ranks || r == a.peers.rank) return nullptr;
       return packets_of(a.peers, a.peers.rank, r, row, epoch) + p;
     });
     if (!has) continue;
-    const PeerPacket own = own_packet(a, row, p, epoch);
-    float sum[kPeerPacketValues] = {};
+    const Packet own = own_packet(a, row, p, epoch);
+    float sum[kPacketValues] = {};
 #pragma unroll
-    for (int r = 0; r < kMostRanks; ++r) {
-      if (r >= a.peers.ranks) break;
-      PeerPacket packet = packets[r];
+    for (int turn = 0; turn < kMostRanks; ++turn) {
+      if (turn >= a.peers.ranks) break;
+      int r = turn;
+      if (FATHOM_PLANTED(a.peers, kUnorderedPeers) && a.peers.rank == 1) {
+        r = (turn + 2) % a.peers.ranks;
+      }
+      Packet packet = packets[r];
       if (r == a.peers.rank) packet = own;
-      float values[kPeerPacketValues];
-      unpack(packet, values);
+      float values[kPacketValues];
+      unpack_bf16(packet, values);
 #pragma unroll
-      for (int i = 0; i < kPeerPacketValues; ++i) sum[i] = r == 0 ? values[i] : sum[i] + values[i];
+      for (int i = 0; i < kPacketValues; ++i) sum[i] = turn == 0 ? values[i] : sum[i] + values[i];
     }
 #pragma unroll
-    for (int i = 0; i < kPeerPacketValues; ++i) sums[p * kPeerPacketValues + i] = sum[i];
+    for (int i = 0; i < kPacketValues; ++i) sums[p * kPacketValues + i] = sum[i];
   }
-}
-
-// Adds the warps' sums in add_rms_norm's order.
-template <int kThreads>
-__device__ float sum_of_block(const float* parts) {
-  if constexpr (kThreads == kRowThreads) return sum_of_warps(parts);
-  return warp_sum(parts[threadIdx.x % kWarp]);
 }
 
 template <int kThreads, int kMostRanks>
@@ -126,13 +130,15 @@ __global__ void __launch_bounds__(kThreads) peer_sum_kernel(const __grid_constan
   if (a.weight != nullptr && eight < eights) weight = load_eight_weights(a.weight + eight * 8);
   wait_for_earlier_launches();
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    if (source_of(a, row) < 0) continue;
     send<kThreads, kMostRanks>(a, row, a.peers.epochs[row] + 1);
   }
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t source = source_of(a, row);
+    if (source < 0) continue;
     const uint32_t epoch = a.peers.epochs[row] + 1;
-    float* const residual = a.residual + row * a.n + eight * 8;
     Eight x = {};
-    if (eight < eights) x = load_eight(residual);
+    if (eight < eights) x = load_eight(a.residual + source * a.n + eight * 8);
     receive<kThreads, kMostRanks>(a, row, epoch, sums);
     __syncthreads();  // all sums are there, and all threads have read the epoch
     if (threadIdx.x == 0) a.peers.epochs[row] = epoch;
@@ -140,7 +146,7 @@ __global__ void __launch_bounds__(kThreads) peer_sum_kernel(const __grid_constan
       const Eight sum = load_eight(sums + eight * 8);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x.v[i] += sum.v[i];
-      store_eight(x, residual);
+      store_eight(x, a.sums + row * a.n + eight * 8);
     }
     if (a.weight != nullptr) {
       const float square = warp_sum(eight < eights ? sum_of_squares(x) : 0);
@@ -163,7 +169,7 @@ void launch_for(const Arguments& a, int sms, GpuStream stream) {
   const LaunchShape shape = {
       .blocks = static_cast<unsigned>(std::min(a.rows, sms)),
       .threads = kThreads,
-      .shared_bytes = static_cast<unsigned>(round_up(a.n, kPeerPacketValues) * sizeof(float))};
+      .shared_bytes = static_cast<unsigned>(round_up(a.n, kPacketValues) * sizeof(float))};
   launch_co_resident("peer_sum", kernel, shape, sms, stream, a);
 }
 
@@ -182,16 +188,19 @@ void peer_sum(const PeerSumArguments& arguments, GpuStream stream) {
   FATHOM_CHECK(norm.n > 0 && norm.n % 8 == 0 && norm.n <= kMostPeerSumColumns, "rows of {}",
                norm.n);
   FATHOM_CHECK(peers.ranks >= 2 && peers.ranks <= kMostPeers && norm.rows <= peers.rows &&
-                   ceil_div(norm.n, int64_t{kPeerPacketValues}) <= peers.row_packets,
+                   ceil_div(norm.n, int64_t{kPacketValues}) <= peers.row_packets,
                "{} ranks, {} rows of {}; inboxes take {} rows of {} packets", peers.ranks,
                norm.rows, norm.n, peers.rows, peers.row_packets);
   FATHOM_CHECK(norm.delta != nullptr && norm.delta_type == DType::kBF16 &&
-                   norm.delta_stride >= norm.n && norm.row_ids == nullptr,
-               "peer_sum takes a delta in bf16, and all rows");
+                   norm.delta_stride >= norm.n &&
+                   (norm.row_ids == nullptr || norm.gathered != nullptr),
+               "peer_sum takes a delta in bf16, and a place for the sums of rows by index");
   FATHOM_CHECK(norm.quantized.values == nullptr || norm.n % kScaleBlock == 0, "rows of {} in e4m3",
                norm.n);
   if (norm.rows == 0) return;
   const Arguments a = {.residual = norm.residual,
+                       .sums = norm.row_ids != nullptr ? norm.gathered : norm.residual,
+                       .row_ids = norm.row_ids,
                        .delta = static_cast<const __nv_bfloat16*>(norm.delta),
                        .weight = norm.weight,
                        .out = static_cast<__nv_bfloat16*>(norm.out),

@@ -11,11 +11,9 @@
 
 namespace fathom::cuda {
 
-inline constexpr int64_t kMostPeerSumColumns = 8192;
-
 struct PeerSumArguments {
-  // As add_rms_norm() takes them, without row_ids; delta is this rank's part, in bf16. weight null:
-  // only the residual is written.
+  // As add_rms_norm() takes them; delta is this rank's part, in bf16. weight null: only the
+  // residual is written. row_ids are equal on all ranks.
   AddRmsNormArguments norm;
   PeerRank peers;
   // SMs that the launch may use. Ranks that share a device divide them: their launches wait for one

@@ -1,5 +1,6 @@
-// A chain of peer_sum() in one CUDA graph a rank, all ranks on one device: what a sum costs where
-// the links cost nothing. Beside it add_rms_norm() alone, with which one rank ends its block.
+// A chain of peer_sum() or peer_sum_rows() in one CUDA graph a rank, all ranks on one device: what
+// a sum costs where the links cost nothing. Beside it add_rms_norm() alone, with which one rank
+// ends its block.
 //
 //   peer_sum_cuda_bench [--json]
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "device/cuda/graph.h"
 #include "device/cuda/graph_timer.h"
 #include "device/cuda/random_data.h"
+#include "ops/peer_sum/peer_rows_cuda.h"
 #include "ops/peer_sum/peer_sum_cuda.h"
 
 namespace fathom::cuda {
@@ -60,22 +62,35 @@ struct Rank {
   cudaStream_t stream = nullptr;
 };
 
+enum class Form { kOneShot, kTwoShot };
+
 // Median time of a sum, in us, over replays of all ranks' graphs: from the first one's launch to
 // the last one's end, of which the launches themselves are a part.
-double time_ranks(int ranks, int64_t rows, int64_t n) {
+double time_ranks(Form form, int ranks, int64_t rows, int64_t n) {
   std::mt19937 random(1);
-  PeerGroup group(std::vector<int>(static_cast<size_t>(ranks), 0), rows, n,
-                  std::chrono::seconds(2));
+  PeerGroup group(std::vector<int>(static_cast<size_t>(ranks), 0),
+                  form == Form::kOneShot ? rows : 1, n, std::chrono::seconds(2));
   const int sms = DeviceContext::current().num_multiprocessors() / ranks;
   std::vector<std::unique_ptr<Rank>> all;
+  for (int r = 0; r < ranks; ++r) all.push_back(std::make_unique<Rank>(rows, n, random));
+  const auto enqueue = [&](int r) {
+    const Rank& rank = *all[static_cast<size_t>(r)];
+    const AddRmsNormArguments norm = rank.norm(rows, n);
+    if (form == Form::kOneShot) {
+      return peer_sum({.norm = norm, .peers = group.rank(r), .sms = sms}, rank.stream);
+    }
+    PeerRowsArguments a = {.weight = norm.weight, .rows = rows, .n = n, .peers = group.rank(r)};
+    for (int peer = 0; peer < ranks; ++peer) {
+      const AddRmsNormArguments of = all[static_cast<size_t>(peer)]->norm(rows, n);
+      a.ranks[peer] = {of.residual, of.delta, nullptr, of.quantized};
+    }
+    a.sms = sms;
+    peer_sum_rows(a, rank.stream);
+  };
   std::vector<Graph> graphs;
   for (int r = 0; r < ranks; ++r) {
-    all.push_back(std::make_unique<Rank>(rows, n, random));
-    const Rank& rank = *all.back();
-    graphs.emplace_back(rank.stream, [&] {
-      for (int i = 0; i < kChain; ++i) {
-        peer_sum({.norm = rank.norm(rows, n), .peers = group.rank(r), .sms = sms}, rank.stream);
-      }
+    graphs.emplace_back(all[static_cast<size_t>(r)]->stream, [&] {
+      for (int i = 0; i < kChain; ++i) enqueue(r);
     });
   }
   std::vector<double> times;
@@ -105,9 +120,17 @@ void measure(BenchTable& table, int64_t rows, int64_t n) {
                     [&](int, cudaStream_t stream) { add_rms_norm(rank.norm(rows, n), stream); }),
       bytes);
   for (const int ranks : {2, 4, 8}) {
-    const double packets = static_cast<double>(rows * n) * 16 / kPeerPacketValues * 2 * (ranks - 1);
-    table.add("peer_sum, " + std::to_string(ranks) + " ranks", shape, time_ranks(ranks, rows, n),
-              ranks * (bytes + packets));
+    const std::string suffix = ", " + std::to_string(ranks) + " ranks";
+    const auto values = static_cast<double>(rows * n);
+    if (rows <= 128) {
+      const double packets = values * 16 / kPacketValues * 2 * (ranks - 1);
+      table.add("peer_sum" + suffix, shape, time_ranks(Form::kOneShot, ranks, rows, n),
+                ranks * (bytes + packets));
+    }
+    if (rows >= 64) {  // residual once, deltas and e4m3 of all ranks
+      table.add("peer_sum_rows" + suffix, shape, time_ranks(Form::kTwoShot, ranks, rows, n),
+                values * (4 + 4 + ranks * (2 + 1)));
+    }
   }
 }
 
@@ -116,6 +139,7 @@ void measure(BenchTable& table, int64_t rows, int64_t n) {
 
 int main(int argc, char** argv) {
   fathom::cuda::BenchTable table(argc, argv);
-  for (const int64_t rows : {1, 4, 16, 64, 128}) fathom::cuda::measure(table, rows, 7168);
+  for (const int64_t rows : {1, 4, 16, 64, 128, 512, 4096})
+    fathom::cuda::measure(table, rows, 7168);
   for (const int64_t rows : {1, 64}) fathom::cuda::measure(table, rows, 2048);
 }

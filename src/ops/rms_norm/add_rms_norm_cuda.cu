@@ -47,13 +47,6 @@ struct Arguments {
 
 constexpr int kWideThreads = 1024;
 
-// Adds the warps' sums in the order that other kernels use for rows of so few values.
-template <int kThreads>
-__device__ float sum_of_block(const float* parts) {
-  if constexpr (kThreads == kRowThreads) return sum_of_warps(parts);
-  return warp_sum(parts[threadIdx.x % kWarp]);
-}
-
 template <int kThreads, int kEights, typename X, typename Delta>
 __global__ void __launch_bounds__(kThreads)
     rms_norm_kernel(const __grid_constant__ Arguments<X, Delta> arguments) {

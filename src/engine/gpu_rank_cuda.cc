@@ -1,0 +1,175 @@
+#include "engine/gpu_rank_cuda.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/math.h"
+#include "cache/latent_layout.h"
+#include "device/cuda/co_resident.h"
+
+namespace fathom {
+namespace {
+
+using cuda::check;
+
+// Larger steps are long enough to hide their launches.
+constexpr int64_t kMostGraphRows = 512;
+
+// Padded row counts of the captured decode steps.
+std::vector<int64_t> graph_sizes(int64_t most) {
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size < most; size += size < 4 ? 1 : size < 16 ? 4 : size < 64 ? 8 : 16) {
+    sizes.push_back(size);
+  }
+  sizes.push_back(most);
+  return sizes;
+}
+
+// The number of keys that multi-head attention expands at a time: 1 GiB of them, whatever the
+// context. Longer contexts are expanded in several passes, each of which costs a step of 8,192
+// tokens 1 to 2 % of the keys' time.
+int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
+  constexpr int64_t kBytes = int64_t{1} << 30, kTile = cuda::MhaPrefillTile::kKeys;
+  const int64_t heads = ceil_div(config.num_heads, int64_t{options.placement.tp});
+  const int64_t key_bytes =
+      heads * (config.qk_nope_dim + config.v_dim) * static_cast<int64_t>(sizeof(bf16));
+  const int64_t most = options.expanded_keys > 0 ? options.expanded_keys : kBytes / key_bytes;
+  const int64_t wanted = std::max(gpu_model_len(config, options), options.max_batched_tokens);
+  return std::max(kTile, std::min(most / kTile * kTile, round_up(wanted, kTile)));
+}
+
+}  // namespace
+
+int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options) {
+  const int64_t most = options.max_model_len > 0 ? options.max_model_len : config.max_position;
+  return std::min(most, round_up(options.max_total_tokens, kPageSize));
+}
+
+cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options) {
+  return {.max_rows = options.max_batched_tokens,
+          .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
+          .most_keys = most_keys(config, options),
+          .batch_invariant = options.deterministic,
+          .stored_fp8 = options.stored_fp8,
+          .cache_format = options.cache_format};
+}
+
+GpuRank::GpuRank(const ModelConfig& config, const GpuRunnerOptions& options, int device)
+    : config_(config), options_(options), device_(cuda::DeviceContext::of(device)) {
+  use_device();
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+}
+
+GpuRank::~GpuRank() {
+  use_device();
+  cudaStreamSynchronize(stream_);
+  graphs_.clear();
+  graph_of_many_keys_.reset();
+  cudaStreamDestroy(stream_);
+}
+
+Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t further_bytes) {
+  model_ = std::move(model);
+  const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
+  const int64_t layers = config_.num_layers;
+  const int64_t bytes =
+      LatentLayout{options_.cache_format, config_.kv_lora_rank, config_.qk_rope_dim}.page_bytes();
+  cache_memory_ = cuda::DeviceArray<std::byte>(pages * layers * bytes);
+  const auto rows = checked_mul(pages * kPageSize, layers);
+  if (!rows || *rows > std::numeric_limits<int32_t>::max()) {
+    return error(Code::kResourceExhausted,
+                 "a cache of {} tokens in {} layers has more than 2^31 - 1 rows: lower "
+                 "--max-total-tokens",
+                 options_.max_total_tokens, layers);
+  }
+  cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, layers};
+  AttentionPolicy policy = gpu_attention_policy();
+  policy.form = options_.attention;
+  planner_.emplace(cuda::StepLimits{
+      .heads = model_->num_heads(),
+      .num_multiprocessors = model_->num_multiprocessors(),
+      .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
+      .policy = policy,
+      .most_keys = most_keys(config_, options_),
+      .batch_invariant = options_.deterministic,
+      .page_stride = layers});
+  const int64_t most_pages = ceil_div(gpu_model_len(config_, options_), kPageSize);
+  const int64_t arrays =
+      planner_->most_bytes(options_.max_batched_tokens, options_.max_num_seqs, most_pages) +
+      further_bytes;
+  arrays_ = cuda::DeviceArray<std::byte>(arrays);
+  for (auto& staged : staged_arrays_) staged = cuda::PinnedArray<std::byte>(arrays);
+  return {};
+}
+
+cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch) {
+  int64_t rows = batch.num_rows();
+  graph_ = nullptr;
+  if (planner_->is_decode(batch)) {
+    const auto found = std::lower_bound(
+        graphs_.begin(), graphs_.end(), rows,
+        [](const CapturedGraph& captured, int64_t wanted) { return captured.rows < wanted; });
+    if (found != graphs_.end()) {
+      rows = found->rows;
+      graph_ = &*found;
+    }
+  }
+  planner_->plan(batch, rows, layout_);
+  if (graph_ != nullptr && rows == 1 && layout_.most_keys > cuda::kMostDecodeLayersTokens &&
+      graph_of_many_keys_) {
+    graph_ = &*graph_of_many_keys_;
+  }
+  if (layout_.decodes.size() != 1) graph_ = nullptr;
+  return layout_;
+}
+
+std::string GpuRank::enqueue(int slot, const int32_t* sampled) {
+  const auto bytes = std::ssize(layout_.memory);
+  FATHOM_CHECK(bytes <= arrays_.size(), "a step's arrays take {} bytes of {}", bytes,
+               arrays_.size());
+  std::byte* const staged = staged_arrays_[slot].data();
+  std::memcpy(staged, layout_.memory.data(), layout_.memory.size());
+  check(cudaMemcpyAsync(arrays_.data(), staged, layout_.memory.size(), cudaMemcpyHostToDevice,
+                        stream_),
+        "copying a step's arrays");
+  if (graph_ != nullptr) {
+    graph_->graph.launch(stream_);
+    return graph_->kernels;
+  }
+  const cuda::CoResidentLog log;
+  enqueue_model(sampled);
+  return log.text();
+}
+
+// Placeholder sequences: a graph reads the actual ones from device memory.
+void GpuRank::capture(const int32_t* sampled) {
+  for (const int64_t rows : graph_sizes(std::min(options_.max_num_seqs, kMostGraphRows))) {
+    ForwardBatch batch;
+    batch.max_pages = 1;
+    batch.query_start = {0};
+    for (int32_t row = 0; row < rows; ++row) {
+      batch.token_ids.push_back(0);
+      batch.positions.push_back(0);
+      batch.query_start.push_back(row + 1);
+      batch.context_lens.push_back(0);
+      batch.prompt_lens.push_back(0);
+      batch.block_tables.push_back(0);
+      batch.logit_rows.push_back(row);
+    }
+    planner_->plan(batch, rows, layout_);
+    graphs_.push_back(capture_model(rows, sampled));
+    if (rows > 1 || !model_->one_row_depends_on_keys()) continue;
+    layout_.most_keys = cuda::kMostDecodeLayersTokens + 1;
+    graph_of_many_keys_ = capture_model(rows, sampled);
+  }
+}
+
+GpuRank::CapturedGraph GpuRank::capture_model(int64_t rows, const int32_t* sampled) {
+  const cuda::CoResidentLog log;
+  cuda::Graph graph(stream_, [&] { enqueue_model(sampled); });
+  return {rows, std::move(graph), log.text()};
+}
+
+}  // namespace fathom

@@ -1,0 +1,88 @@
+// One rank on a GPU: its model, its cache, and the captured graphs of its decode steps.
+//
+// Owns its stream and what it allocates on its device. Used by one thread at a time, which makes
+// the device current (use_device()). Device failures are thrown.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/cuda/event.h"
+#include "device/cuda/graph.h"
+#include "device/cuda/pinned_array.h"
+#include "engine/gpu_runner.h"
+#include "model/deepseek_cuda.h"
+
+namespace fathom {
+
+// How many steps may be between their begin and their end.
+inline constexpr int kGpuStepsInFlight = 2;
+
+int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options);
+cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options);
+
+class GpuRank {
+ public:
+  GpuRank(const ModelConfig& config, const GpuRunnerOptions& options, int device);
+  ~GpuRank();
+  GpuRank(const GpuRank&) = delete;
+  GpuRank& operator=(const GpuRank&) = delete;
+
+  // Allocates the cache, and a step's arrays with `further_bytes` for what others append to them.
+  Result<> prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t further_bytes);
+  // Captures decode steps. `sampled`: where the step before has its tokens, also for enqueue().
+  void capture(const int32_t* sampled);
+
+  cuda::DeviceContext& device() const { return device_; }
+  void use_device() const { device_.make_current(); }
+  cudaStream_t stream() const { return stream_; }
+  cuda::GpuStream gpu_stream() const { return {device_, stream_}; }
+  cuda::DeepSeekModel& model() const { return *model_; }
+  int64_t num_pages() const { return cache_.num_pages; }
+  std::byte* pages() const { return cache_memory_.data(); }
+  int64_t page_bytes() const { return cache_.page_stride * cache_.layer_bytes; }
+
+  // Plans a step. Others may append arrays to the layout until enqueue(), which they find at
+  // arrays() on the device.
+  cuda::StepLayout& plan(const ForwardBatch& batch);
+  const std::byte* arrays() const { return arrays_.data(); }
+  // Copies the step's arrays and enqueues the model, up to the logits. `slot`: of
+  // kGpuStepsInFlight, whose last step has ended. Returns the names of the kernels whose CTAs wait
+  // for one another.
+  std::string enqueue(int slot, const int32_t* sampled);
+
+ private:
+  struct CapturedGraph {
+    int64_t rows = 0;
+    cuda::Graph graph;
+    std::string kernels;  // names of the kernels whose CTAs wait for one another
+  };
+
+  void enqueue_model(const int32_t* sampled) {
+    model_->forward(layout_, arrays_.data(), sampled, cache_, gpu_stream());
+  }
+  CapturedGraph capture_model(int64_t rows, const int32_t* sampled);
+
+  const ModelConfig config_;
+  const GpuRunnerOptions options_;
+  cuda::DeviceContext& device_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<cuda::DeepSeekModel> model_;
+  cuda::DeviceArray<std::byte> cache_memory_;
+  cuda::CacheMemory cache_;
+  std::vector<CapturedGraph> graphs_;  // by rows, ascending
+  // The one-row graph for longer contexts, where it differs from the first.
+  std::optional<CapturedGraph> graph_of_many_keys_;
+
+  // The step that is about to begin.
+  std::optional<cuda::StepPlanner> planner_;
+  cuda::StepLayout layout_;
+  const CapturedGraph* graph_ = nullptr;  // that runs it; null: none does
+
+  cuda::DeviceArray<std::byte> arrays_;                            // of the step, see StepLayout
+  cuda::PinnedArray<std::byte> staged_arrays_[kGpuStepsInFlight];  // read by copies in flight
+};
+
+}  // namespace fathom

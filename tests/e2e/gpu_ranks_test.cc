@@ -1,0 +1,249 @@
+// Ranks on GPUs, all of them on one device: tensor parallelism and lanes, with the bundled model.
+// Tensor parallelism is as one rank up to rounding, and the same bits again; a lane's answers are
+// those of one rank. Run from the repository's root.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "cache/latent_layout.h"
+#include "e2e/forced_answers.h"
+#include "e2e/gpu_deviation.h"
+#include "e2e/gpu_fixture.h"
+
+namespace fathom {
+namespace {
+
+[[maybe_unused]] const bool kExpectsRanks = (expect_gpu_ranks(), true);
+
+GpuRunnerOptions ranks(int tp, int dp = 1, GpuRunnerOptions options = gpu_options()) {
+  options.placement = {.tp = tp, .dp = dp};
+  options.devices.assign(static_cast<size_t>(tp * dp), 0);
+  return options;
+}
+
+bool operator==(const SampledToken& a, const SampledToken& b) {
+  return a.id == b.id && a.logprob == b.logprob && a.top == b.top;
+}
+
+void expect_equal(const std::vector<std::vector<SampledToken>>& actual,
+                  const std::vector<std::vector<SampledToken>>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t text = 0; text < expected.size(); ++text) {
+    ASSERT_EQ(actual[text].size(), expected[text].size());
+    for (size_t i = 0; i < expected[text].size(); ++i) {
+      ASSERT_TRUE(actual[text][i] == expected[text][i]) << "text " << text << ", position " << i;
+    }
+  }
+}
+
+struct Form {
+  int tp;
+  StoredFp8 stored_fp8;
+  bool graphs;
+};
+
+class GpuTensorParallel : public testing::TestWithParam<Form> {
+ protected:
+  static GpuRunnerOptions options(int tp) {
+    GpuRunnerOptions options = ranks(tp);
+    options.stored_fp8 = GetParam().stored_fp8;
+    options.graphs = GetParam().graphs;
+    return options;
+  }
+};
+
+std::string name_of(const testing::TestParamInfo<Form>& info) {
+  const Form& f = info.param;
+  return fmt::format("Tp{}{}{}", f.tp, f.stored_fp8 == StoredFp8::kKept ? "E4m3" : "Bf16",
+                     f.graphs ? "" : "NoGraphs");
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, GpuTensorParallel,
+                         testing::Values(Form{2, StoredFp8::kKept, true},
+                                         Form{2, StoredFp8::kExpandedToBF16, true},
+                                         Form{3, StoredFp8::kExpandedToBF16, true},
+                                         Form{4, StoredFp8::kKept, true},
+                                         Form{4, StoredFp8::kExpandedToBF16, false}),
+                         name_of);
+
+// Prompts whole, in chunks, over prefixes, and decode. On random text few positions are clear, so
+// other tokens are frequent in any rounding: ranks differ as much from float32 as one rank does.
+TEST_P(GpuTensorParallel, IsAsNearToFloat32AsOneRankAndTheSameAgain) {
+  std::mt19937 random(3);
+  const auto texts = random_texts(random);
+  static const auto right =
+      run(*on_cpu(bundled_checkpoint(), DType::kF32, CacheFormat::kF32), texts);
+  const Deviation one = deviation(run(*on_gpu(options(1)), texts), right, "one rank");
+  const auto runner = on_gpu(options(GetParam().tp));
+  const auto first = run(*runner, texts);
+  const Deviation off = deviation(first, right, "ranks");
+  EXPECT_LE(off.other_tokens, 1.3 * one.other_tokens + 0.005);
+  EXPECT_LE(off.logprobs, 1.3 * one.logprobs + 0.002);
+  expect_equal(run(*runner, texts), first);
+  expect_equal(run(*on_gpu(options(GetParam().tp)), texts), first);
+}
+
+std::vector<Request> random_requests(std::mt19937& random, int count) {
+  std::vector<Request> requests;
+  for (int i = 0; i < count; ++i) {
+    Request request;
+    request.prompt_ids = random_prompt(random);
+    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
+    request.sampling.top_k = i % 3 == 0 ? 0 : 1;
+    if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
+    if (i % 5 == 0) request.sampling.logit_bias = {{200, 0.5f}};
+    request.sampling.logprobs = 5;
+    request.sampling.seed = random();
+    request.sampling.max_tokens = 1 + static_cast<int64_t>(random() % 60);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+struct Ranks {
+  int tp, dp;
+};
+
+class GpuRanksEngine : public testing::TestWithParam<Ranks> {};
+
+INSTANTIATE_TEST_SUITE_P(Placements, GpuRanksEngine,
+                         testing::Values(Ranks{2, 1}, Ranks{4, 1}, Ranks{1, 2}, Ranks{2, 2},
+                                         Ranks{1, 4}),
+                         [](const auto& test) {
+                           return fmt::format("Tp{}Dp{}", test.param.tp, test.param.dp);
+                         });
+
+// As GpuEngineProducts, in bf16.
+TEST_P(GpuRanksEngine, EveryRowIsAsFloat32HasIt) {
+  constexpr ForcedLimits kLimits = {.row = 3.5, .mean = 0.02};
+  GpuRunnerOptions options = ranks(GetParam().tp, GetParam().dp);
+  options.stored_fp8 = StoredFp8::kExpandedToBF16;
+  std::mt19937 random(3);
+  const auto requests = random_requests(random, 100);
+  expect_as_forced(requests, answers(*make_engine(options, {}), requests, true), kLimits);
+  // Few pages: sequences are preempted and recomputed, prefixes are cached, evicted, offloaded and
+  // loaded again, on all ranks of a lane.
+  GpuRunnerOptions small = options;
+  small.max_total_tokens = 40 * kPageSize / GetParam().dp;
+  auto engine = make_engine(small, {.kv_offload_bytes = 64 << 20, .preempt_every = 7});
+  expect_as_forced(requests, answers(*engine, requests, true), kLimits);
+  expect_as_forced(requests, answers(*engine, requests, true), kLimits);
+  EXPECT_GT(engine->stats().preemptions, 5);
+  EXPECT_GT(engine->stats().prefix_returns, 0);
+  EXPECT_EQ(engine->stats().pages_used, 0);
+}
+
+void expect_equal(const std::vector<Answer>& actual, const std::vector<Answer>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(actual[i].ids, expected[i].ids) << "request " << i;
+    ASSERT_EQ(actual[i].logprobs.size(), expected[i].logprobs.size());
+    for (size_t t = 0; t < expected[i].logprobs.size(); ++t) {
+      EXPECT_EQ(actual[i].logprobs[t].logprob, expected[i].logprobs[t].logprob);
+    }
+  }
+}
+
+GpuRunnerOptions deterministic() {
+  GpuRunnerOptions options = gpu_options();
+  options.deterministic = true;
+  return options;
+}
+
+// What a request gets does not depend on its lane, and on what is in the other lanes.
+TEST(GpuLanes, GiveTheBitsOfOneRank) {
+  std::mt19937 random(4);
+  const auto requests = random_requests(random, 40);
+  expect_equal(answers(*make_engine(ranks(1, 3, deterministic()), {}), requests, true),
+               answers(*make_engine(deterministic(), {}), requests, true));
+}
+
+// Sums of few rows and of many, which are made in different ways, have the same bits: alone most of
+// a request's rows are summed at once, together they are divided over the ranks.
+TEST(GpuTensorParallelDeterministic, ARequestsBitsDoNotDependOnTheOthers) {
+  std::mt19937 random(6);
+  const auto requests = random_requests(random, 40);
+  for (const int tp : {2, 3}) {
+    const auto engine = make_engine(ranks(tp, 1, deterministic()), {.prefix_caching = false});
+    const auto alone = answers(*engine, requests, false);
+    expect_equal(answers(*engine, requests, true), alone);
+    expect_equal(answers(*make_engine(ranks(tp, 2, deterministic()), {}), requests, true), alone);
+  }
+}
+
+ForwardBatch one_token() {
+  ForwardBatch batch;
+  batch.token_ids = {5};
+  batch.positions = {0};
+  batch.query_start = {0, 1};
+  batch.context_lens = {0};
+  batch.prompt_lens = {1};
+  batch.max_pages = 1;
+  batch.block_tables = {0};
+  batch.logit_rows = {0};
+  return batch;
+}
+
+Result<> one_step(Runner& runner) {
+  static const SampleOptions greedy{.temperature = 0};
+  const ForwardBatch batch = one_token();
+  const SampleRow row = {.options = &greedy};
+  FATHOM_RETURN_IF_ERROR(runner.begin({&batch, 1}, {&row, 1}));
+  FATHOM_TRY([[maybe_unused]] const auto tokens, runner.finish());
+  return {};
+}
+
+// A rank whose thread fails: the others' launches end at once, the error is its own, and the runner
+// is lost.
+TEST(GpuRankFaults, ARankThatFailsEndsTheStepOfAll) {
+  for (const int missing : {0, 1, 2}) {
+    GpuRunnerOptions options = ranks(3);
+    bool fails = false;
+    options.at_rank = [&](int rank) {
+      if (fails && rank == missing) throw std::runtime_error("planted failure");
+    };
+    const auto runner = on_gpu(options);
+    ASSERT_TRUE(one_step(*runner));
+    fails = true;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto failed = one_step(*runner);
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().message, "planted failure");
+    EXPECT_TRUE(runner->is_lost());
+    EXPECT_EQ(runner->loss().message, "planted failure");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+    fails = false;
+    EXPECT_FALSE(one_step(*runner));
+  }
+}
+
+// A rank that comes long after the others, who wait no longer than the limit and say for whom.
+TEST(GpuRankFaults, ALateRankIsNamed) {
+  GpuRunnerOptions options = ranks(2);
+  options.step_timeout = std::chrono::seconds(8);
+  bool sleeps = false;
+  options.at_rank = [&](int rank) {
+    if (sleeps && rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
+  };
+  const auto runner = on_gpu(options);
+  ASSERT_TRUE(one_step(*runner));
+  sleeps = true;
+  const auto failed = one_step(*runner);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().message,
+            "rank 0 on cuda:0 waited 4 s for rank 1 on cuda:0 in a sum over ranks");
+  EXPECT_TRUE(runner->is_lost());
+}
+
+TEST(GpuRankFaults, PlacementsThatDoNotFitAreRefused) {
+  GpuRunnerOptions options = gpu_options();
+  options.placement = {.tp = 2};
+  const auto too_few = create_gpu_runner(bundled_checkpoint(), options);
+  ASSERT_FALSE(too_few);
+  EXPECT_EQ(too_few.error().message, "--device names 1 GPUs for 2 ranks (--tp 2 x --dp 1)");
+}
+
+}  // namespace
+}  // namespace fathom
