@@ -132,16 +132,20 @@ TEST(NoiseBlock, EveryLevelHasTheWordsOfOneTokenAtATime) {
       const uint32_t zeros = i % 40 > 32 ? 0 : ~uint64_t{0} << (32 - i % 40);
       NoiseBlock noise;
       std::memset(&noise.lanes, 0x55, sizeof(noise.lanes));
-      bool expected = false;
-      const bool found = fill(key, block, zeros, noise);
-      for (int64_t token = 0; token < kLogitBlock; ++token) {
+      uint64_t expected = 0;
+      std::set<int> tokens;
+      const uint64_t found = fill(key, block, zeros, noise);
+      for (int lane = 0; lane < kLogitBlock; ++lane) {
+        const int token = NoiseBlock::token(lane);
+        tokens.insert(token);
         const int64_t id = block * kLogitBlock + token;
         const uint32_t word =
             noise_words(key, static_cast<uint32_t>(id / kNoiseGroup)).words[id % kNoiseGroup];
-        ASSERT_EQ(noise.upper(token), word) << name_of(isa) << " token " << token;
-        expected |= (word & zeros) == 0;
+        ASSERT_EQ(noise.upper(lane), word) << name_of(isa) << " token " << token;
+        expected |= uint64_t{(word & zeros) == 0} << lane;
       }
       ASSERT_EQ(found, expected) << name_of(isa) << " zeros " << zeros;
+      ASSERT_EQ(std::ssize(tokens), kLogitBlock);
     }
   }
 }

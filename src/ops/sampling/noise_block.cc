@@ -12,21 +12,22 @@
 namespace fathom {
 namespace {
 
-bool fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBlock& out) {
-  bool found = false;
+uint64_t fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBlock& out) {
+  uint64_t found = 0;
   for (int group = 0; group < NoiseBlock::kGroups; ++group) {
     const PhiloxWords words =
         noise_words(key, static_cast<uint32_t>(block * NoiseBlock::kGroups + group));
     for (int i = 0; i < kNoiseGroup; ++i) {
-      out.lanes[i][group] = words.words[i];
-      found |= (words.words[i] & zeros) == 0;
+      const int lane = i * NoiseBlock::kGroups + group;
+      out.lanes[lane] = words.words[i];
+      found |= uint64_t{(words.words[i] & zeros) == 0} << lane;
     }
   }
   return found;
 }
 
-[[gnu::target("avx2")]] bool fill_avx2(const NoiseKey& key, int64_t block, uint32_t zeros,
-                                       NoiseBlock& out) {
+[[gnu::target("avx2")]] uint64_t fill_avx2(const NoiseKey& key, int64_t block, uint32_t zeros,
+                                           NoiseBlock& out) {
   constexpr int kLanes = 4;
   const __m256i factor0 = _mm256_set1_epi64x(kPhiloxFactor0);
   const __m256i factor2 = _mm256_set1_epi64x(kPhiloxFactor2);
@@ -52,17 +53,28 @@ bool fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBlock&
     }
     const __m256i words[] = {c0, c1, c2, c3};
     for (int i = 0; i < kNoiseGroup; ++i) {
-      _mm256_store_si256(reinterpret_cast<__m256i*>(out.lanes[i].data() + first), words[i]);
+      uint64_t* const to = out.lanes.data() + i * NoiseBlock::kGroups + first;
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to), words[i]);
       least = _mm256_min_epu32(least, words[i]);
     }
   }
-  const __m256i left = _mm256_and_si256(least, _mm256_set1_epi64x(zeros));
-  const __m256i found = _mm256_cmpeq_epi64(left, _mm256_setzero_si256());
-  return _mm256_movemask_epi8(found) != 0;
+  const __m256i mask = _mm256_set1_epi64x(zeros);
+  const auto lanes_found = [&](__m256i words) __attribute__((target("avx2"))) {
+    const __m256i is_zero =
+        _mm256_cmpeq_epi64(_mm256_and_si256(words, mask), _mm256_setzero_si256());
+    return static_cast<uint64_t>(_mm256_movemask_pd(_mm256_castsi256_pd(is_zero)));
+  };
+  if (lanes_found(least) == 0) return 0;
+  uint64_t found = 0;
+  for (int lane = 0; lane < kLogitBlock; lane += kLanes) {
+    const auto* const from = reinterpret_cast<const __m256i*>(out.lanes.data() + lane);
+    found |= lanes_found(_mm256_load_si256(from)) << lane;
+  }
+  return found;
 }
 
-[[gnu::target("avx512f")]] bool fill_avx512(const NoiseKey& key, int64_t block, uint32_t zeros,
-                                            NoiseBlock& out) {
+[[gnu::target("avx512f")]] uint64_t fill_avx512(const NoiseKey& key, int64_t block, uint32_t zeros,
+                                                NoiseBlock& out) {
   // Two vectors of eight groups: their rounds overlap.
   const __m512i factor0 = _mm512_set1_epi64(kPhiloxFactor0);
   const __m512i factor2 = _mm512_set1_epi64(kPhiloxFactor2);
@@ -89,15 +101,19 @@ bool fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBlock&
     key0 += kPhiloxStep0;
     key1 += kPhiloxStep1;
   }
-  const __m512i words[kNoiseGroup][2] = {
-      {c0[0], c0[1]}, {c1[0], c1[1]}, {c2[0], c2[1]}, {c3[0], c3[1]}};
-  __m512i least = _mm512_set1_epi32(-1);
-  for (int i = 0; i < kNoiseGroup; ++i) {
-    _mm512_store_si512(out.lanes[i].data(), words[i][0]);
-    _mm512_store_si512(out.lanes[i].data() + 8, words[i][1]);
-    least = _mm512_min_epu32(least, _mm512_min_epu32(words[i][0], words[i][1]));
+  const __m512i words[] = {c0[0], c0[1], c1[0], c1[1], c2[0], c2[1], c3[0], c3[1]};
+  __m512i least = words[0];
+  for (int i = 0; i < 8; ++i) {
+    _mm512_store_si512(out.lanes.data() + i * 8, words[i]);
+    least = _mm512_min_epu32(least, words[i]);
   }
-  return _mm512_testn_epi64_mask(least, _mm512_set1_epi64(zeros)) != 0;
+  const __m512i mask = _mm512_set1_epi64(zeros);
+  if (_mm512_testn_epi64_mask(least, mask) == 0) return 0;
+  uint64_t found = 0;
+  for (int i = 0; i < 8; ++i) {
+    found |= static_cast<uint64_t>(_mm512_testn_epi64_mask(words[i], mask)) << (i * 8);
+  }
+  return found;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Random words of a block's 64 tokens at once, and whether any of them is small enough to matter:
-// a large g is a small word, so most blocks of a row are passed over after this comparison.
+// Random words of a block's 64 tokens at once, and which of them are small enough to matter: a
+// large g is a small word, so most blocks of a row are passed over after this comparison.
 #pragma once
 
 #include <array>
@@ -11,24 +11,25 @@
 
 namespace fathom {
 
-// The words of a block, groups side by side: what the vector code computes, in its order.
+// A lane for each token of a block, in the order of vector code: all first tokens of the groups,
+// then all second ones.
 class NoiseBlock {
  public:
   static constexpr int kGroups = kLogitBlock / kNoiseGroup;
 
-  // The upper half of n of the block's i-th token.
-  uint32_t upper(int64_t i) const {
-    return static_cast<uint32_t>(lanes[i % kNoiseGroup][i / kNoiseGroup]);
-  }
+  // The block's token whose lane this is.
+  static constexpr int token(int lane) { return lane % kGroups * kNoiseGroup + lane / kGroups; }
+  // The upper half of its n.
+  uint32_t upper(int lane) const { return static_cast<uint32_t>(lanes[lane]); }
 
-  // Only the low half of a lane counts.
-  alignas(64) std::array<std::array<uint64_t, kGroups>, kNoiseGroup> lanes;
+  // Only the low halves count.
+  alignas(64) std::array<uint64_t, kLogitBlock> lanes;
 };
 
-// Fills `out` with the words of tokens kLogitBlock * block and up. Returns whether one of them has
-// none of the bits of `zeros`. Every level computes the same words.
-using FillNoiseBlock = bool (*)(const NoiseKey& key, int64_t block, uint32_t zeros,
-                                NoiseBlock& out);
+// Fills `out` with the words of tokens kLogitBlock * block and up. Returns a bit for each lane
+// whose word has none of the bits of `zeros`. Every level computes the same words.
+using FillNoiseBlock = uint64_t (*)(const NoiseKey& key, int64_t block, uint32_t zeros,
+                                    NoiseBlock& out);
 FillNoiseBlock fill_noise_block(CpuIsa isa);
 
 }  // namespace fathom

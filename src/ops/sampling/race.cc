@@ -13,8 +13,8 @@
 namespace fathom {
 namespace {
 
-constexpr double kNatsPerBit = 0.693147180559946;  // ln 2, rounded up
-constexpr int kWordBits = 32, kNoiseBits = 64;     // no n has more leading zeros
+constexpr double kBitsPerNat = 1.4426950408889;  // 1 / ln 2, rounded down
+constexpr int kWordBits = 32, kNoiseBits = 64;   // no n has more leading zeros
 
 class Race {
  public:
@@ -32,7 +32,7 @@ class Race {
 
   // Bits that must be leading zeros of n for a token with this logit to win.
   double needed_bits(float logit) const {
-    return (to_reach_ - race_score(logit, inverse_temperature_, 0)) / kNatsPerBit;
+    return (to_reach_ - race_score(logit, inverse_temperature_, 0)) * kBitsPerNat;
   }
 
   int32_t winner() const { return id_; }
@@ -63,18 +63,16 @@ int32_t race(std::span<const float> logits, std::span<const float> maxima, int32
     if (!(maxima[block] >= cutoff.logit)) continue;
     const double bits = race.needed_bits(maxima[block]);
     if (bits > kNoiseBits) continue;
-    const uint32_t zeros = leading_mask(bits);
-    if (!fill(key, block, zeros, noise)) continue;
-    const int64_t first = block * kLogitBlock;
-    const int64_t count = std::min(kLogitBlock, std::ssize(logits) - first);
-    for (int64_t i = 0; i < count; ++i) {
-      const uint32_t upper = noise.upper(i);
-      if ((upper & zeros) != 0) continue;
-      const float logit = logits[first + i];
-      const auto id = static_cast<int32_t>(first + i);
+    uint64_t found = fill(key, block, leading_mask(bits), noise);
+    for (; found != 0; found &= found - 1) {
+      const int lane = std::countr_zero(found);
+      const int64_t id = block * kLogitBlock + NoiseBlock::token(lane);
+      if (id >= std::ssize(logits)) continue;
+      const uint32_t upper = noise.upper(lane);
       const int most_bits = upper != 0 ? std::countl_zero(upper) + 1 : kNoiseBits;
-      if (cutoff.keeps(logit, id) && race.needed_bits(logit) <= most_bits) {
-        race.run(logit, id, upper);
+      if (cutoff.keeps(logits[id], static_cast<int32_t>(id)) &&
+          race.needed_bits(logits[id]) <= most_bits) {
+        race.run(logits[id], static_cast<int32_t>(id), upper);
       }
     }
   }
