@@ -53,7 +53,7 @@ uint64_t fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBl
     }
     const __m256i words[] = {c0, c1, c2, c3};
     for (int i = 0; i < kNoiseGroup; ++i) {
-      uint64_t* const to = out.lanes.data() + i * NoiseBlock::kGroups + first;
+      uint64_t* const to = &out.lanes[i * NoiseBlock::kGroups + first];
       _mm256_store_si256(reinterpret_cast<__m256i*>(to), words[i]);
       least = _mm256_min_epu32(least, words[i]);
     }
@@ -67,7 +67,7 @@ uint64_t fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBl
   if (lanes_found(least) == 0) return 0;
   uint64_t found = 0;
   for (int lane = 0; lane < kLogitBlock; lane += kLanes) {
-    const auto* const from = reinterpret_cast<const __m256i*>(out.lanes.data() + lane);
+    const auto* const from = reinterpret_cast<const __m256i*>(&out.lanes[lane]);
     found |= lanes_found(_mm256_load_si256(from)) << lane;
   }
   return found;
@@ -103,8 +103,8 @@ uint64_t fill_scalar(const NoiseKey& key, int64_t block, uint32_t zeros, NoiseBl
   }
   const __m512i words[] = {c0[0], c0[1], c1[0], c1[1], c2[0], c2[1], c3[0], c3[1]};
   __m512i least = words[0];
-  for (int i = 0; i < 8; ++i) {
-    _mm512_store_si512(out.lanes.data() + i * 8, words[i]);
+  for (size_t i = 0; i < 8; ++i) {
+    _mm512_store_si512(&out.lanes[i * 8], words[i]);
     least = _mm512_min_epu32(least, words[i]);
   }
   const __m512i mask = _mm512_set1_epi64(zeros);

@@ -49,9 +49,9 @@ void compare(std::span<const float> logits, const Cutoff& cutoff, float inverse_
 }
 
 std::vector<float> random_row(std::mt19937& random, int64_t size, float spread) {
-  std::normal_distribution<float> normal(0, spread);
+  std::normal_distribution<float> normal;
   std::vector<float> row(static_cast<size_t>(size));
-  for (float& value : row) value = normal(random);
+  for (float& value : row) value = spread * normal(random);
   return row;
 }
 

@@ -11,6 +11,7 @@ namespace {
 std::vector<double> softmax(const std::vector<double>& logits) {
   const double max = *std::max_element(logits.begin(), logits.end());
   std::vector<double> p;
+  p.reserve(logits.size());
   for (const double logit : logits) p.push_back(std::exp(logit - max));
   const double sum = std::accumulate(p.begin(), p.end(), 0.0);
   for (double& value : p) value /= sum;
