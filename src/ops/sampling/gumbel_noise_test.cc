@@ -61,6 +61,18 @@ TEST(GumbelNoise, Bits) {
             -0x1.48e0c3d04ec35p-1);
 }
 
+TEST(GumbelNoise, EachTokenOfAGroupHasTwoWordsOfItsOwn) {
+  const NoiseKey key = noise_key(3, 0, 12);
+  for (int32_t id = 1000; id < 1016; ++id) {
+    const auto group = static_cast<uint32_t>(id / kNoiseGroup);
+    const uint32_t upper = noise_words(key, group).words[id % kNoiseGroup];
+    const uint32_t lower = noise_words(key, group, true).words[id % kNoiseGroup];
+    EXPECT_EQ(token_noise(key, id, upper), gumbel(uint64_t{upper} << 32 | lower | 1)) << id;
+    // A word so small that the other decides.
+    EXPECT_EQ(token_noise(key, id, 0), gumbel(lower | 1)) << id;
+  }
+}
+
 TEST(GumbelNoise, AScoreIsRoundedOnce) {
   std::mt19937_64 random(2);
   std::normal_distribution<float> normal(0, 20);
