@@ -24,11 +24,4 @@ __device__ inline void store_word_in_block(uint32_t to, uint64_t value) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(to), "l"(value) : "memory");
 }
 
-// ld.shared::cluster
-__device__ inline float load_word_in_block(uint32_t from) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-  return value;
-}
-
 }  // namespace fathom::cuda

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ops/sampling/gumbel_noise.h"
+
 namespace fathom {
 
 inline constexpr int64_t kMostDeviceVocab = 400'000;  // limit of the sampler
@@ -16,7 +18,7 @@ struct SeenToken {
 };
 
 struct DeviceSampleRow {
-  double uniform = 0;      // the draw: random_uniform(seed, stream, position)
+  NoiseKey noise;          // of the draw
   double top_p = 1;        // 1: all
   double min_p_depth = 0;  // temperature * log(min_p); has_min_p says whether it counts
   double repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;

@@ -106,10 +106,6 @@ __device__ inline uint64_t units_at(float logit, float max, float inverse_temper
   return sum.units();
 }
 
-__device__ inline uint64_t drawn_units(double share, uint64_t total) {
-  const uint64_t units = __double2ull_rz(__dmul_rn(share, __ull2double_rn(total)));
-  return units < total ? units : total - 1;
-}
 __device__ inline uint64_t wanted_units(double share, uint64_t total) {
   const uint64_t units = __double2ull_ru(__dmul_rn(share, __ull2double_rn(total)));
   return units < total ? units : total;

@@ -23,7 +23,7 @@ void block_maxima(std::span<const float> logits, std::span<float> maxima);
 float exp_term(float logit, float max, float inverse_temperature);
 
 // Sums of terms are of whole units of 2^-40 of the largest: integers add up to the same in any
-// order, so that every instruction set and every device draws the same token. A token with less
+// order, so that every instruction set and every device keeps the same tokens. A token with less
 // than 1e-12 of the largest's probability has none. 2^24 terms fit.
 inline constexpr float kTermUnits = 0x1p40f;
 inline uint64_t units_of(float term) { return static_cast<uint64_t>(term * kTermUnits); }
@@ -32,14 +32,7 @@ inline uint64_t units_of(float term) { return static_cast<uint64_t>(term * kTerm
 uint64_t block_exp_sums(std::span<const float> logits, float max, float inverse_temperature,
                         std::span<uint64_t> sums);
 
-// The units at which the cumulative distribution reaches `share` (0 to 1) of `total`, for a draw:
-// below total.
-inline uint64_t drawn_units(double share, uint64_t total) {
-  const auto units = static_cast<uint64_t>(share * static_cast<double>(total));
-  return units < total ? units : total - 1;
-}
-
-// The same for a cutoff: the least units that are at least that share.
+// The least units that are at least that share of `total`.
 inline uint64_t wanted_units(double share, uint64_t total) {
   const auto units = static_cast<uint64_t>(std::ceil(share * static_cast<double>(total)));
   return units < total ? units : total;

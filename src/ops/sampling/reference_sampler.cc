@@ -11,6 +11,7 @@ namespace {
 std::vector<double> softmax(const std::vector<double>& logits) {
   const double max = *std::max_element(logits.begin(), logits.end());
   std::vector<double> p;
+  p.reserve(logits.size());
   for (const double logit : logits) p.push_back(std::exp(logit - max));
   const double sum = std::accumulate(p.begin(), p.end(), 0.0);
   for (double& value : p) value /= sum;
@@ -92,16 +93,31 @@ ReferenceDistribution reference_distribution(std::span<const float> logits,
   return result;
 }
 
-int32_t reference_draw(const ReferenceDistribution& distribution, double uniform, double* margin) {
-  double sum = 0;
-  *margin = 1;
+double reference_noise(const NoiseKey& key, int32_t id) {
+  const auto group = static_cast<uint32_t>(id / kNoiseGroup);
+  const int place = id % kNoiseGroup;
+  const uint64_t n = uint64_t{noise_words(key, group).words[place]} << 32 |
+                     noise_words(key, group, true).words[place] | 1;
+  constexpr long double kUnit = 0x1p-64L;
+  // Whichever of v and 1 - v is small has all its bits.
+  const long double exponential = n >> 63 != 0 ? -std::log(static_cast<long double>(0 - n) * kUnit)
+                                               : -std::log1p(-static_cast<long double>(n) * kUnit);
+  return static_cast<double>(-std::log(exponential));
+}
+
+int32_t reference_draw(const ReferenceDistribution& distribution, const NoiseKey& key,
+                       double* lead) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double best = -kInfinity, second = -kInfinity;
   int32_t chosen = -1;
   for (const auto& [id, p] : distribution.kept) {
-    sum += p;
-    *margin = std::min(*margin, std::abs(sum - uniform));
-    if (chosen < 0 && p > 0 && sum > uniform) chosen = id;
+    const double score = std::log(p) + reference_noise(key, id);
+    if (score > best) chosen = id;
+    second = std::max(second, std::min(best, score));
+    best = std::max(best, score);
   }
-  return chosen >= 0 ? chosen : distribution.kept.rbegin()->first;
+  *lead = best - second;
+  return chosen;
 }
 
 std::vector<double> reference_logprobs(std::span<const float> logits) {

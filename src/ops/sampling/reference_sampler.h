@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "ops/sampling/gumbel_noise.h"
 #include "ops/sampling/sample.h"
 
 namespace fathom {
@@ -24,8 +25,12 @@ ReferenceDistribution reference_distribution(std::span<const float> logits,
                                              std::span<const int32_t> output,
                                              const std::set<int32_t>& masked);
 
-// The token at `uniform` in the cumulative distribution, and how close the draw was to another.
-int32_t reference_draw(const ReferenceDistribution& distribution, double uniform, double* margin);
+// The token with the largest ln p + noise of the kept ones, and by how much it leads.
+int32_t reference_draw(const ReferenceDistribution& distribution, const NoiseKey& key,
+                       double* lead);
+
+// The noise of a token by the mathematical library's logarithms.
+double reference_noise(const NoiseKey& key, int32_t id);
 
 // log-softmax of the row.
 std::vector<double> reference_logprobs(std::span<const float> logits);

@@ -7,8 +7,9 @@
 #include <optional>
 
 #include "base/check.h"
-#include "base/random.h"
+#include "ops/sampling/gumbel_noise.h"
 #include "ops/sampling/logit_row.h"
+#include "ops/sampling/race.h"
 #include "ops/sampling/truncation.h"
 
 namespace fathom {
@@ -76,36 +77,6 @@ void change_logits(const SampleRow& row, std::span<float> logits) {
   if (!row.allowed.empty()) keep_allowed(row.allowed, logits);
 }
 
-// One draw among all tokens: blocks are walked by their sums, then one block by its terms.
-int32_t draw_from_all(std::span<const float> logits, float max, float inverse_temperature,
-                      double uniform, SampleScratch& scratch) {
-  scratch.sums.resize(scratch.maxima.size());
-  const uint64_t total = block_exp_sums(logits, max, inverse_temperature, scratch.sums);
-  const uint64_t target = drawn_units(uniform, total);
-  uint64_t before = 0;
-  int64_t block = 0;
-  while (before + scratch.sums[block] <= target) before += scratch.sums[block++];
-  int64_t id = block * kLogitBlock;
-  for (;; ++id) {
-    before += units_of(exp_term(logits[id], max, inverse_temperature));
-    if (before > target) return static_cast<int32_t>(id);
-  }
-}
-
-int32_t draw_from_kept(std::span<const float> logits, const Cutoff& cutoff, float max,
-                       float inverse_temperature, double uniform, SampleScratch& scratch) {
-  collect_kept(logits, scratch.maxima, cutoff, scratch.candidates);
-  const auto units = [&](const SampleScratch::Candidate& candidate) {
-    return units_of(exp_term(candidate.logit, max, inverse_temperature));
-  };
-  uint64_t total = 0, before = 0;
-  for (const SampleScratch::Candidate& candidate : scratch.candidates) total += units(candidate);
-  const uint64_t target = drawn_units(uniform, total);
-  auto candidate = scratch.candidates.begin();
-  while ((before += units(*candidate)) <= target) ++candidate;
-  return candidate->id;
-}
-
 // scratch.maxima are those of `logits`.
 int32_t choose(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch) {
   const std::optional<int32_t> best = largest(logits, scratch.maxima);
@@ -113,14 +84,9 @@ int32_t choose(std::span<const float> logits, const SampleRow& row, SampleScratc
   const SampleOptions& options = *row.options;
   if (options.temperature < kGreedyTemperature) return *best;
 
-  const float max = logits[*best];
-  const auto inverse_temperature = static_cast<float>(1 / options.temperature);
-  const double uniform = random_uniform(options.seed, options.stream, row.position);
-  const Cutoff cutoff = find_cutoff(logits, max, options, scratch);
-  if (cutoff.keeps_all()) {
-    return draw_from_all(logits, max, inverse_temperature, uniform, scratch);
-  }
-  return draw_from_kept(logits, cutoff, max, inverse_temperature, uniform, scratch);
+  const Cutoff cutoff = find_cutoff(logits, logits[*best], options, scratch);
+  return race(logits, scratch.maxima, *best, cutoff, static_cast<float>(1 / options.temperature),
+              noise_key(options.seed, options.stream, row.position));
 }
 
 // Log-probabilities of the raw row; scratch.maxima are its own.
@@ -174,6 +140,14 @@ void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& 
     find_maxima(logits, scratch);
     add_logprobs(logits, row.num_logprobs, scratch, out);
   }
+}
+
+int32_t draft_token(std::span<const float> logits, const SampleOptions& options, uint64_t position,
+                    SampleScratch& scratch) {
+  find_maxima(logits, scratch);
+  const SampleOptions unfiltered = {
+      .temperature = options.temperature, .seed = options.seed, .stream = options.stream};
+  return choose(logits, {.options = &unfiltered, .position = position}, scratch);
 }
 
 void sample_rows(const Stream* stream, ConstTensorView logits, std::span<const SampleRow> rows,

@@ -4,9 +4,10 @@
 // In this order: logit bias; penalties (repetition over prompt and output; frequency and presence
 // over the output only); masked and not allowed ids; then, over logits / temperature, top-k, top-p
 // and min-p, each on what the one before left; then one draw. Ties at the border of top-k and top-p
-// go to the lower id, so top-k keeps exactly k. The draw takes the token at random_uniform(seed,
-// stream, position) in the cumulative distribution of what was kept, by ascending id. With a
-// temperature below 1e-5 the largest logit wins, the lowest id among equals.
+// go to the lower id, so top-k keeps exactly k. The draw takes the kept token with the largest
+// logit / temperature + noise, the noise a function of (seed, stream, position, token) alone
+// (gumbel_noise.h): what is kept does not change who wins among those that are. With a temperature
+// below 1e-5 the largest logit wins. Among equals it is the lowest id.
 //
 // Log-probabilities are log-softmax of the row as it came, before all of this.
 #pragma once
@@ -90,6 +91,12 @@ LargestLogit largest_logit(std::span<const float> logits, SampleScratch& scratch
 // Overwrites `out`; its memory is reused.
 void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& scratch,
             SampledToken& out);
+
+// The token that sample() draws where no bias, penalty, mask or filter matters: what a drafter with
+// logits of its own proposes for that draw. Of the options the temperature, the seed and the stream
+// count. -1: no finite logit.
+int32_t draft_token(std::span<const float> logits, const SampleOptions& options, uint64_t position,
+                    SampleScratch& scratch);
 
 // All rows: out[i] for rows[i]. logits [n, vocab] f32. Uses the stream's threads, if it has any and
 // the work is large enough; scratch is resized to one for each thread.

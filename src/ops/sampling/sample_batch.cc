@@ -5,9 +5,18 @@
 
 #include "base/check.h"
 #include "base/math.h"
-#include "base/random.h"
+#include "ops/sampling/gumbel_noise.h"
 
 namespace fathom {
+namespace {
+
+void set_draw(const SampleOptions& options, uint64_t position, DeviceSampleRow& out) {
+  if (options.temperature < kGreedyTemperature) return;
+  out.inverse_temperature = static_cast<float>(1 / options.temperature);
+  out.noise = noise_key(options.seed, options.stream, position);
+}
+
+}  // namespace
 
 SampleBatch::SampleBatch(int64_t vocab) : vocab_(vocab), mask_words_(ceil_div(vocab, 32)) {}
 
@@ -30,11 +39,17 @@ void SampleBatch::add(const SampleRow& row) {
   rows_.push_back(out);
 }
 
+void SampleBatch::add_draft(int64_t row, const SampleOptions& options, uint64_t position) {
+  DeviceSampleRow out;
+  out.row = static_cast<int32_t>(row);
+  set_draw(options, position, out);
+  rows_.push_back(out);
+}
+
 void SampleBatch::add_choice(const SampleRow& row, DeviceSampleRow& out) {
   const SampleOptions& options = *row.options;
+  set_draw(options, row.position, out);
   if (options.temperature >= kGreedyTemperature) {
-    out.inverse_temperature = static_cast<float>(1 / options.temperature);
-    out.uniform = random_uniform(options.seed, options.stream, row.position);
     out.top_p = options.top_p;
     if (options.top_k > 0 && options.top_k < vocab_)
       out.top_k = static_cast<int32_t>(options.top_k);

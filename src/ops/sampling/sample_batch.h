@@ -18,6 +18,8 @@ class SampleBatch {
   void clear();
   // Ids in logit_bias differ. num_logprobs <= kDeviceTopLogprobs.
   void add(const SampleRow& row);
+  // A row whose token is that of draft_token().
+  void add_draft(int64_t row, const SampleOptions& options, uint64_t position);
   void add_padding() { rows_.push_back({}); }
 
   std::span<const DeviceSampleRow> rows() const { return rows_; }

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "base/random.h"
-
 namespace fathom {
 namespace {
 
@@ -49,7 +47,8 @@ TEST(SampleBatch, RowsBecomeFlatArrays) {
   EXPECT_EQ(padding.row, -1);
   EXPECT_EQ(last.row, 1);
   EXPECT_EQ(last.inverse_temperature, 2);
-  EXPECT_EQ(last.uniform, random_uniform(4, 2, 11));
+  EXPECT_EQ(last.noise.stream, noise_key(4, 2, 11).stream);
+  EXPECT_EQ(last.noise.position, 11u);
   EXPECT_EQ(last.top_k, 7);
   EXPECT_EQ(last.top_p, 0.9);
   EXPECT_EQ(last.min_p_depth, 0.5 * std::log(0.1));
@@ -82,6 +81,32 @@ TEST(SampleBatch, GivenTokensNeedNoOptions) {
   EXPECT_EQ(row.given_id, 42);
   EXPECT_EQ(row.num_logprobs, 3);
   EXPECT_EQ(row.num_biases + row.num_seen + row.num_masked, 0);
+}
+
+TEST(SampleBatch, DraftsHaveTheDrawAndNothingElse) {
+  const SampleOptions options{.temperature = 0.5,
+                              .top_p = 0.9,
+                              .min_p = 0.1,
+                              .top_k = 7,
+                              .presence_penalty = 1,
+                              .logit_bias = {{3, 1.5f}},
+                              .seed = 4,
+                              .stream = 2};
+  SampleBatch batch(100);
+  batch.add_draft(6, options, 11);
+  batch.add_draft(7, {.temperature = 0}, 11);
+  const DeviceSampleRow &drawn = batch.rows()[0], &greedy = batch.rows()[1];
+  EXPECT_EQ(drawn.row, 6);
+  EXPECT_EQ(drawn.inverse_temperature, 2);
+  EXPECT_EQ(drawn.noise.stream, noise_key(4, 2, 11).stream);
+  EXPECT_EQ(drawn.noise.position, 11u);
+  EXPECT_EQ(drawn.top_p, 1);
+  EXPECT_EQ(drawn.top_k, 0);
+  EXPECT_EQ(drawn.has_min_p, 0);
+  EXPECT_EQ(drawn.num_biases + drawn.num_seen + drawn.num_masked, 0);
+  EXPECT_EQ(drawn.num_logprobs, -1);
+  EXPECT_EQ(greedy.row, 7);
+  EXPECT_EQ(greedy.inverse_temperature, 0);
 }
 
 TEST(SampleBatch, TopKOfTheWholeVocabularyIsNone) {

@@ -15,8 +15,11 @@
 //      Where that is not enough (a flat row, hundreds of equals, a large k) the border is looked
 //      for in the whole row, adding up what lies above a pivot until so few are left that they can
 //      be sent.
-//   4. otherwise the chunks' sums go to block 0, which finds the chunk and in it the token.
-// Sums are integers (logit_row.h), so that none of it depends on an order.
+//   4. the draw (gumbel_noise.h): among candidates each thread of CTA 0 has one and computes its
+//      score. Otherwise all threads estimate the scores of their values; those that come close to
+//      the largest estimate of the row are computed again, to the CPU's bits.
+// Sums are integers (logit_row.h) and the draw is a maximum, so that none of it depends on an
+// order.
 //
 // Determinism: the token is a function of the row alone; the same as the CPU's.
 //
@@ -34,6 +37,7 @@
 #include "device/cuda/cluster_memory.cuh"
 #include "device/cuda/launch.h"
 #include "ops/sampling/logit_order_cuda.cuh"
+#include "ops/sampling/race_cuda.cuh"
 #include "ops/sampling/sample_cuda.h"
 
 namespace fathom::cuda {
@@ -57,11 +61,9 @@ struct alignas(16) Shared {
   uint64_t own[kRoom];                // this CTA's candidates, in order of discovery
   uint64_t lists[kBlocks][kRoom];     // CTA 0's: every CTA's, sorted, then zeros
   uint64_t sorted[kCandidates];       // CTA 0's: all of them, then zeros
-  uint64_t units[kCandidates];        // of each
   uint64_t exchanged[2][kBlocks][2];  // double-buffered, two words of each CTA
   uint64_t parts[kWarps];
-  uint64_t units_before, border;
-  int32_t chunk, id;
+  uint64_t border;
   uint32_t count;
 };
 
@@ -69,7 +71,7 @@ struct Exchanged {
   uint64_t words[kBlocks][2];
 };
 
-// Shared, the CTA's values, and CTA 0's units of each chunk.
+// Shared, and the CTA's values.
 extern __shared__ __align__(16) uint8_t dynamic_shared[];
 
 class Sampler {
@@ -100,16 +102,12 @@ class Sampler {
     }
     if (wants_logprob && !raw_finite_) id = -1;
     if (rank_ == 0 && threadIdx.x == 0) write(out, id);
-    if (block_0_reads_) meet();
   }
 
  private:
   __device__ static const DeviceSampleRow& row() { return shared().row; }
   __device__ static float* values() {
     return reinterpret_cast<float*>(dynamic_shared + sizeof(Shared));
-  }
-  __device__ uint64_t* chunk_units() const {
-    return reinterpret_cast<uint64_t*>(values() + own_chunks(num_chunks()) * kChunk);
   }
   __device__ int num_chunks() const {
     return static_cast<int>((arguments_.vocab + kChunk - 1) / kChunk);
@@ -134,24 +132,36 @@ class Sampler {
     return (own_chunk * kBlocks + rank_) * kChunk + half * (kChunk / 2) + lane_ * 4;
   }
 
-  // Calls of(value, id) for each of them, ids ascending.
+  // Calls of(four values, id of the first) for each of them, ids ascending.
   template <typename Of>
-  __device__ void for_each(Of of) const {
+  __device__ void for_each_four(Of of) const {
     for (int i = warp_; i * kBlocks + rank_ < num_chunks(); i += kWarps) {
-      for_chunk(i, of);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) of(*at(i, half), first_id(i, half));
     }
   }
+  // Calls of(value, id).
   template <typename Of>
-  __device__ void for_chunk(int i, Of of) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float4& four = *at(i, half);
-      const int id = first_id(i, half);
+  __device__ void for_each(Of of) const {
+    for_each_four([&](float4& four, int id) {
       of(four.x, id);
       of(four.y, id + 1);
       of(four.z, id + 2);
       of(four.w, id + 3);
-    }
+    });
+  }
+  // Calls of(value, id, upper half of its noise's n).
+  template <typename Of>
+  __device__ void for_each_noisy(Of of) const {
+    static_assert(kNoiseGroup == 4);
+    const NoiseKey key = row().noise;
+    for_each_four([&](const float4& four, int id) {
+      const PhiloxWords noise = noise_words(key, static_cast<uint32_t>(id) / kNoiseGroup);
+      of(four.x, id, noise.words[0]);
+      of(four.y, id + 1, noise.words[1]);
+      of(four.z, id + 2, noise.words[2]);
+      of(four.w, id + 3, noise.words[3]);
+    });
   }
 
   __device__ void see(float value, int id) {
@@ -447,37 +457,32 @@ class Sampler {
       limit = __syncthreads_count(own < limit && before < wanted);
     }
     limit = __syncthreads_count(own < limit && order >= min_p_border());
-    return draw_among(limit, units);
+    return draw_among(limit);
   }
 
-  // Draws among the first `count` candidates, by ascending id; `units` are this thread's. CTA 0
-  // only.
-  __device__ int draw_among(int count, uint64_t units) {
-    shared().units[threadIdx.x] = units;
-    const uint64_t total = integers_.sum(static_cast<int>(threadIdx.x) < count ? units : 0);
-    const uint64_t target = drawn_units(row().uniform, total);
-    // Eight lanes add up what comes before one candidate.
-    constexpr int kLanes = 8;
-    const int lane = threadIdx.x % kLanes;
-    for (int first = 0; first < count; first += kThreads / kLanes) {
-      const int own = first + static_cast<int>(threadIdx.x) / kLanes;
-      // The lower bits of an order descend with the id.
-      const auto place = static_cast<uint32_t>(shared().sorted[own] & kIdMask);
-      uint64_t before = 0;
-      for (int i = lane; i < count; i += kLanes) {
-        if (static_cast<uint32_t>(shared().sorted[i] & kIdMask) > place)
-          before += shared().units[i];
-      }
-#pragma unroll
-      for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-        before += __shfl_xor_sync(~0u, before, distance);
-      }
-      if (lane == 0 && own < count && before <= target && target < before + shared().units[own]) {
-        shared().id = id_in(shared().sorted[own]);
-      }
+  // The winner among the first `count` candidates. CTA 0 only.
+  __device__ int draw_among(int count) {
+    uint64_t score = 0;
+    int id = 0;
+    if (static_cast<int>(threadIdx.x) < count) {
+      const uint64_t order = shared().sorted[threadIdx.x];
+      id = id_in(order);
+      score = exact_score(logit_in(order), row().inverse_temperature, row().noise, id,
+                          upper_word(row().noise, id));
     }
-    __syncthreads();
-    return shared().id;
+    return id_of_place(winner_of_block(score, id).place);
+  }
+
+  // A score and, among equal scores, an id: larger for the lower one. 0: none.
+  struct Winner {
+    uint64_t score, place;
+  };
+  __device__ static uint64_t place_of(int id) { return kIdMask - static_cast<uint64_t>(id); }
+  __device__ static int id_of_place(uint64_t place) { return static_cast<int>(kIdMask - place); }
+
+  __device__ Winner winner_of_block(uint64_t score, int id) const {
+    const uint64_t best = integers_.largest(score);
+    return {best, integers_.largest(score != 0 && score == best ? place_of(id) : 0)};
   }
 
   // ---- the cutoff over the whole row
@@ -602,70 +607,46 @@ class Sampler {
     return draw_from_row(max(border, min_p_border()));
   }
 
-  // Draws among the row's values from `lowest` on; returns the id in CTA 0.
+  // The winner among the row's values from `lowest` on.
   __device__ int draw_from_row(uint64_t lowest) {
-    const uint32_t to = address_in_block(shared_address(chunk_units()), 0);
     const Border border(lowest);
-    for (int i = warp_; i * kBlocks + rank_ < num_chunks(); i += kWarps) {
-      UnitSum chunk(max_, row().inverse_temperature);
-      for_chunk(i, [&](float value, int id) { chunk.add(value, border.keeps(value, id)); });
-      uint64_t sum = chunk.units();
+    const float inverse_temperature = row().inverse_temperature;
+    const auto estimate = [&](float value, uint32_t upper) {
+      return estimated_score(value, max_, inverse_temperature, upper);
+    };
+    float low = -INFINITY, high = -INFINITY;
+    for_each_noisy([&](float value, int id, uint32_t upper) {
+      if (!border.keeps(value, id)) return;
+      const Estimate own = estimate(value, upper);
+      low = fmaxf(low, own.low);
+      high = fmaxf(high, own.high);
+    });
+    low = logit_of_key(static_cast<uint32_t>(largest_of_all(key_of(low))));
+    const float least = least_estimate(low, max_, inverse_temperature);
+    uint64_t score = 0;
+    int winner = 0;
+    if (high >= least) {
+      for_each_noisy([&](float value, int id, uint32_t upper) {
+        if (!border.keeps(value, id) || !(estimate(value, upper).high >= least)) return;
+        const uint64_t own = exact_score(value, inverse_temperature, row().noise, id, upper);
+        if (own > score) {
+          score = own;
+          winner = id;
+        }
+      });
+    }
+    const Winner of_block = winner_of_block(score, winner);
+    const Exchanged all = exchange(of_block.score, of_block.place);
+    Winner of_row = {0, 0};
 #pragma unroll
-      for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(~0u, sum, distance);
+    for (int block = 0; block < kBlocks; ++block) {
+      const Winner other = {all.words[block][0], all.words[block][1]};
+      if (other.score > of_row.score ||
+          (other.score == of_row.score && other.place > of_row.place)) {
+        of_row = other;
       }
-      if (lane_ == 0) {
-        store_word_in_block(to + (i * kBlocks + rank_) * static_cast<uint32_t>(sizeof(uint64_t)),
-                            sum);
-      }
     }
-    __syncwarp();
-    meet();
-    block_0_reads_ = true;
-    if (rank_ != 0) return -1;
-
-    // Finds the chunk: each thread adds up some neighbours.
-    const int chunks = num_chunks(), each = (chunks + kThreads - 1) / kThreads;
-    const int first = min(chunks, static_cast<int>(threadIdx.x) * each);
-    const int end = min(chunks, first + each);
-    uint64_t sum = 0, total = 0;
-    for (int chunk = first; chunk < end; ++chunk) sum += chunk_units()[chunk];
-    uint64_t before = integers_.sum_before(sum, &total);
-    const uint64_t target = drawn_units(row().uniform, total);
-    if (before <= target && target < before + sum) {
-      int chunk = first;
-      while (before + chunk_units()[chunk] <= target) before += chunk_units()[chunk++];
-      shared().chunk = chunk;
-      shared().units_before = before;
-    }
-    __syncthreads();
-    if (warp_ == 0) find_in_chunk(shared().chunk, target, lowest);
-    __syncthreads();
-    return shared().id;
-  }
-
-  // One warp of the CTA that has the chunk: eight neighbouring values a lane.
-  __device__ void find_in_chunk(int chunk, uint64_t target, uint64_t lowest) {
-    const int first = lane_ * (kChunk / kWarp);
-    const Border border(lowest);
-    const uint32_t from =
-        address_in_block(shared_address(values() + chunk / kBlocks * kChunk + first),
-                         static_cast<uint32_t>(chunk % kBlocks));
-    uint64_t units[kChunk / kWarp], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kChunk / kWarp; ++i) {
-      const float value = load_word_in_block(from + i * static_cast<uint32_t>(sizeof(float)));
-      units[i] = border.keeps(value, chunk * kChunk + first + i)
-                     ? units_at(value, max_, row().inverse_temperature)
-                     : 0;
-      sum += units[i];
-    }
-    uint64_t before = shared().units_before + integers_.warp_sum_up_to(sum, lane_) - sum;
-#pragma unroll
-    for (int i = 0; i < kChunk / kWarp; ++i) {
-      if (before <= target && target < before + units[i]) shared().id = chunk * kChunk + first + i;
-      before += units[i];
-    }
+    return id_of_place(of_row.place);
   }
 
   // ---- the result
@@ -691,7 +672,6 @@ class Sampler {
   int best_id_ = -1;
   float max_ = 0;  // of the row in its current state
   bool raw_finite_ = true;
-  bool block_0_reads_ = false;  // reads the others' shared memory: they must not end before
   double log_sum_ = 0;
 };
 
@@ -725,7 +705,7 @@ void sample(const SampleArguments& arguments, GpuStream stream) {
   if (arguments.num_rows == 0) return;
   const int64_t chunks = ceil_div(arguments.vocab, kChunk);
   const int64_t bytes =
-      static_cast<int64_t>(sizeof(Shared)) + Sampler::own_chunks(chunks) * kChunk * 4 + chunks * 8;
+      static_cast<int64_t>(sizeof(Shared)) + Sampler::own_chunks(chunks) * kChunk * 4;
   constexpr int kMostShared = 227 * 1024;
   stream.device().allow_shared_memory(sample_kernel, kMostShared);
   launch(sample_kernel,

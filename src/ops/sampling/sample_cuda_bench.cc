@@ -15,16 +15,18 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kVocab = 102'400, kMaxRows = 512;
+constexpr int64_t kVocab = 102'400, kLargestVocab = 129'280;  // V2-Lite's, V3's
+constexpr int64_t kMaxRows = 512;
 constexpr int kCopies = 4;
 
 // Spread 3 resembles a language model's logits; 0.3 a nearly flat row (random weights).
 class Bench {
  public:
-  Bench(BenchTable& table, float spread) : table_(table), logits_(kCopies * kMaxRows * kVocab) {
+  Bench(BenchTable& table, float spread, int64_t vocab = kVocab)
+      : table_(table), vocab_(vocab), logits_(kCopies * kMaxRows * vocab) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, spread);
-    std::vector<float> some(31 * kVocab + 4);
+    std::vector<float> some(static_cast<size_t>(31 * vocab + 4));
     for (float& value : some) value = normal(random);
     for (int64_t at = 0; at < logits_.size(); at += std::ssize(some)) {
       const int64_t count = std::min(std::ssize(some), logits_.size() - at);
@@ -36,7 +38,7 @@ class Bench {
 
   void measure(const std::string& name, const SampleOptions& options, int num_logprobs,
                int64_t rows) {
-    SampleBatch batch(kVocab);
+    SampleBatch batch(vocab_);
     TokenHistory history;  // of a text of 1,000 tokens
     for (int32_t i = 0; i < 500; ++i) history.add_output(i * 197);
     for (int64_t row = 0; row < rows; ++row) {
@@ -54,9 +56,9 @@ class Bench {
     const int copies = rows < kMaxRows ? 32 : kCopies;
     const double us = time_in_graph(copies, [&](int copy, cudaStream_t stream) {
       const int64_t first = copy * rows % (kCopies * kMaxRows - rows + 1);
-      sample({.logits = logits_.data() + first * kVocab,
-              .logits_stride = kVocab,
-              .vocab = kVocab,
+      sample({.logits = logits_.data() + first * vocab_,
+              .logits_stride = vocab_,
+              .vocab = vocab_,
               .rows = device_rows.data(),
               .num_rows = rows,
               .seen = seen.data(),
@@ -66,11 +68,12 @@ class Bench {
               .top_logprobs = top_logprobs.data()},
              stream);
     });
-    table_.add(name, std::to_string(rows) + " rows", us, 4.0 * static_cast<double>(rows) * kVocab);
+    table_.add(name, std::to_string(rows) + " rows", us, 4.0 * static_cast<double>(rows * vocab_));
   }
 
  private:
   BenchTable& table_;
+  int64_t vocab_;
   DeviceArray<float> logits_;
 };
 
@@ -93,8 +96,17 @@ int main(int argc, char** argv) {
       bench.measure("greedy, 20 log-probabilities", {.temperature = 0}, 20, rows);
     }
   }
+  {
+    fathom::cuda::Bench bench(table, 3, fathom::cuda::kLargestVocab);
+    for (const int64_t rows : {1, 16, 128}) {
+      bench.measure("greedy, 129280 tokens", {.temperature = 0}, -1, rows);
+      bench.measure("temperature, 129280 tokens", {.temperature = 0.8}, -1, rows);
+      bench.measure("top-p 0.95, 129280 tokens", {.temperature = 0.6, .top_p = 0.95}, -1, rows);
+    }
+  }
   fathom::cuda::Bench flat(table, 0.3f);
   for (const int64_t rows : {1, 512}) {
+    flat.measure("temperature, flat", {}, -1, rows);
     flat.measure("top-p 0.95, flat", {.top_p = 0.95}, -1, rows);
   }
 }

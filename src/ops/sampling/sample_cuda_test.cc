@@ -13,6 +13,7 @@
 #include "base/math.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/random_data.h"
+#include "ops/sampling/noise_trial_cuda.h"
 #include "ops/sampling/sample.h"
 #include "ops/sampling/sample_batch.h"
 
@@ -30,6 +31,7 @@ struct Wish {
   uint64_t position = 0;
   int num_logprobs = -1;
   int32_t given_id = -1;
+  bool is_draft = false;  // the token of draft_token()
 
   TokenHistory history() const {
     TokenHistory made;
@@ -74,7 +76,12 @@ class OnGpu {
     SampleBatch batch(vocab_);
     for (size_t i = 0; i < wishes.size(); ++i) {
       const TokenHistory history = wishes[i].history();
-      batch.add(wishes[i].row(static_cast<int64_t>(i), history));
+      const SampleRow row = wishes[i].row(static_cast<int64_t>(i), history);
+      if (wishes[i].is_draft) {
+        batch.add_draft(row.row, *row.options, row.position);
+      } else {
+        batch.add(row);
+      }
     }
     const int64_t rows = std::ssize(wishes);
     const DeviceArray<DeviceSampleRow> device_rows(copied(batch.rows()));
@@ -130,7 +137,11 @@ SampledToken on_cpu(std::span<const float> logits, const Wish& wish) {
   const TokenHistory history = wish.history();
   SampleScratch scratch;
   SampledToken token;
-  fathom::sample(logits, wish.row(0, history), scratch, token);
+  if (wish.is_draft) {
+    token.id = draft_token(logits, wish.options, wish.position, scratch);
+  } else {
+    fathom::sample(logits, wish.row(0, history), scratch, token);
+  }
   return token;
 }
 
@@ -220,6 +231,33 @@ std::vector<float> random_logits(std::mt19937& random, int64_t rows, int64_t voc
     logits.insert(logits.end(), values.begin(), values.end());
   }
   return logits;
+}
+
+TEST(SampleCuda, NoiseHasTheBitsOfTheHost) {
+  std::mt19937_64 random(5);
+  std::vector<uint64_t> numbers;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    numbers.push_back(2 * i + 1);
+    numbers.push_back(~uint64_t{0} - 2 * i);
+    numbers.push_back((uint64_t{1} << 52) + 2 * i - 999);
+    numbers.push_back((uint64_t{3} << 62) + 2 * i - 999);
+  }
+  while (numbers.size() < 1'000'000) numbers.push_back((random() >> random() % 64) | 1);
+  const int64_t count = std::ssize(numbers);
+  const DeviceArray<uint64_t> device_numbers(numbers);
+  const DeviceArray<double> noise(count), gumbels(count);
+  for (const uint64_t position : {uint64_t{0}, uint64_t{77}, (uint64_t{9} << 40) + 3}) {
+    const NoiseKey key = noise_key(random(), 3, position);
+    compute_noise(key, device_numbers.data(), count, noise.data(), gumbels.data(), nullptr);
+    check(cudaDeviceSynchronize(), "noise");
+    const auto host_noise = noise.to_host(), host_gumbels = gumbels.to_host();
+    for (int64_t i = 0; i < count; ++i) {
+      const auto id = static_cast<int32_t>(i);
+      const PhiloxWords words = noise_words(key, static_cast<uint32_t>(id / kNoiseGroup));
+      ASSERT_EQ(host_noise[i], token_noise(key, id, words.words[id % kNoiseGroup])) << id;
+      ASSERT_EQ(host_gumbels[i], gumbel(numbers[i])) << numbers[i];
+    }
+  }
 }
 
 TEST(SampleCuda, EveryMixtureOfOptions) {
@@ -314,6 +352,42 @@ TEST(SampleCuda, EqualLogits) {
                             .top_k = static_cast<int64_t>(one_of(random, {0, 3, 170, 4000})),
                             .seed = random()},
                 .num_logprobs = static_cast<int>(one_of(random, {-1, 20}))};
+      wishes.push_back(wish);
+    }
+    compare(logits, vocab, wishes);
+  }
+}
+
+// Flat rows, where the two best scores of some are closer than estimates tell apart, and words at
+// the ends of their range win.
+TEST(SampleCuda, CloseRaces) {
+  std::mt19937 random(41);
+  for (const auto& [vocab, rows] :
+       {std::pair<int64_t, int64_t>{40, 4000}, {1000, 6000}, {102'400, 500}}) {
+    std::vector<float> logits;
+    std::vector<Wish> wishes;
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto values = random_f32(vocab, i % 2 ? 0.01f : 0.3f, random);
+      logits.insert(logits.end(), values.begin(), values.end());
+      Wish wish{.options = {.min_p = one_of(random, {0, 0, 0.9}), .seed = random()},
+                .position = random()};
+      wish.is_draft = i % 5 == 0;
+      wishes.push_back(wish);
+    }
+    compare(logits, vocab, wishes);
+  }
+}
+
+TEST(SampleCuda, DraftsTakeNoNoticeOfFilters) {
+  std::mt19937 random(43);
+  constexpr int64_t kRows = 400;
+  for (const int64_t vocab : {7, 3000}) {
+    const auto logits = random_logits(random, kRows, vocab);
+    std::vector<Wish> wishes;
+    for (int64_t i = 0; i < kRows; ++i) {
+      Wish wish = random_wish(random, vocab);
+      wish.num_logprobs = wish.given_id = -1;
+      wish.is_draft = true;
       wishes.push_back(wish);
     }
     compare(logits, vocab, wishes);

@@ -26,6 +26,21 @@ bool before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
+// Collects what the cutoff keeps, by ascending id.
+void collect_kept(std::span<const float> logits, std::span<const float> maxima,
+                  const Cutoff& cutoff, std::vector<Candidate>& kept) {
+  kept.clear();
+  for (int64_t block = 0; block < std::ssize(maxima); ++block) {
+    if (!(maxima[block] >= cutoff.logit)) continue;
+    const int64_t first = block * kLogitBlock;
+    const int64_t end = std::min(first + kLogitBlock, std::ssize(logits));
+    for (int64_t i = first; i < end; ++i) {
+      const auto id = static_cast<int32_t>(i);
+      if (cutoff.keeps(logits[i], id)) kept.push_back({logits[i], id});
+    }
+  }
+}
+
 // The cutoff among scratch.candidates (descending) at which the mass first reaches `wanted`;
 // returns false if all of them together do not reach it.
 bool cut_at_mass(std::span<const Candidate> candidates, uint64_t mass, uint64_t wanted, float max,
@@ -130,20 +145,6 @@ void select_top(std::span<const float> logits, int64_t count, SampleScratch& scr
     top.resize(static_cast<size_t>(count));
   }
   std::sort(top.begin(), top.end(), before);
-}
-
-void collect_kept(std::span<const float> logits, std::span<const float> maxima,
-                  const Cutoff& cutoff, std::vector<Candidate>& kept) {
-  kept.clear();
-  for (int64_t block = 0; block < std::ssize(maxima); ++block) {
-    if (!(maxima[block] >= cutoff.logit)) continue;
-    const int64_t first = block * kLogitBlock;
-    const int64_t end = std::min(first + kLogitBlock, std::ssize(logits));
-    for (int64_t i = first; i < end; ++i) {
-      const auto id = static_cast<int32_t>(i);
-      if (cutoff.keeps(logits[i], id)) kept.push_back({logits[i], id});
-    }
-  }
 }
 
 }  // namespace fathom

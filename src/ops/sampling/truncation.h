@@ -18,7 +18,6 @@ struct Cutoff {
   bool keeps(float other, int32_t other_id) const {
     return other > logit || (other == logit && other_id <= id);
   }
-  bool keeps_all() const { return logit == -std::numeric_limits<float>::infinity(); }
 };
 
 // The cutoff for the options' top_k, top_p, min_p and temperature. `max` is the largest logit, and
@@ -29,9 +28,5 @@ Cutoff find_cutoff(std::span<const float> logits, float max, const SampleOptions
 // scratch.candidates = the `count` largest logits above -inf (fewer if there are fewer), in
 // descending order. scratch.maxima holds the row's block maxima.
 void select_top(std::span<const float> logits, int64_t count, SampleScratch& scratch);
-
-// Collects what the cutoff keeps, by ascending id.
-void collect_kept(std::span<const float> logits, std::span<const float> maxima,
-                  const Cutoff& cutoff, std::vector<SampleScratch::Candidate>& kept);
 
 }  // namespace fathom
