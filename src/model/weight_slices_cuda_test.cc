@@ -17,8 +17,9 @@ LoadOptions quiet() {
 struct Block {
   int64_t rows = 0, cols = 0;  // of the slice
   int64_t whole_rows = 0, whole_cols = 0;
-  int64_t from_row = 0, from_col = 0;  // of the whole
-  int64_t at_row = 0, part_rows = 0;   // of the part; 0 rows: all
+  int64_t from_row = 0, from_col = 0;    // of the whole
+  int64_t at_row = 0;                    // of the part
+  int64_t part_rows = 0, part_cols = 0;  // of the part, with padding; 0: none beyond the slice
 };
 
 class Slices {
@@ -44,7 +45,7 @@ class Slices {
   static void equal(const WeightMatrix& part, const WeightMatrix& whole, const Block& block,
                     const std::string& name) {
     const int64_t part_rows = block.part_rows > 0 ? block.part_rows : block.rows;
-    const Fetched have(part, part_rows, block.cols);
+    const Fetched have(part, part_rows, block.part_cols > 0 ? block.part_cols : block.cols);
     const Fetched want(whole, block.whole_rows, block.whole_cols);
     int64_t wrong = 0;
     for (int64_t r = 0; r < block.rows; ++r) {
@@ -118,10 +119,11 @@ class Slices {
     }
     equal(part.down, whole.down,
           {.rows = count * hidden,
-           .cols = part.width,
+           .cols = inner.count,
            .whole_rows = count * hidden,
            .whole_cols = whole.width,
-           .from_col = inner.first},
+           .from_col = inner.first,
+           .part_cols = part.width},
           name + " down");
   }
 
@@ -139,7 +141,10 @@ class Slices {
 };
 
 // Dense columns of 5 blocks, the last of them partial, and 3 heads: uneven over 2 and 3 ranks.
-constexpr Sizes kUneven{.dense = 584, .width = 256, .heads = 3, .v = 128};
+constexpr Sizes kUneven{.dense = 584, .width = 384, .heads = 3, .v = 128};
+// Two blocks of an expert's columns over 3 ranks, of which two have half a block. Per-row scales
+// would become other block-wise ones there.
+constexpr Sizes kCut{.dense = 584, .width = 256, .heads = 3, .v = 128};
 
 void compare(const Checkpoint& checkpoint) {
   for (const int ranks : {2, 3}) {
@@ -155,6 +160,13 @@ TEST(WeightSlices, FromFiles) {
   for (const char* form : {"", kBlocks, kTensorStatic, kRow}) {
     const TestFolder folder;
     compare(write_checkpoint(folder, config_text(kUneven, form)));
+  }
+}
+
+TEST(WeightSlices, OfCutBlocks) {
+  for (const char* form : {"", kBlocks, kTensorStatic}) {
+    const TestFolder folder;
+    compare(write_checkpoint(folder, config_text(kCut, form)));
   }
 }
 
