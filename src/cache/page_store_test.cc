@@ -100,6 +100,22 @@ TEST_F(PageStoreFiles, AreOfThisProcessAndGoWithIt) {
             "kv_offload_bytes is 7, less than one page of 8 bytes");
 }
 
+// Each store has its part of what is asked for; a refusal names all of it.
+TEST_F(PageStoreFiles, StoresShareTheBytes) {
+  const auto create = [&](int64_t host, int64_t disk, const std::string& directory) {
+    return PageStore::create(
+        {.host_bytes = host, .directory = directory, .disk_bytes = disk, .num_stores = 3}, pages_);
+  };
+  const auto store = create(3 * 16 + 2, 3 * 24, parent_);
+  ASSERT_TRUE(store) << store.error().message;
+  EXPECT_EQ((*store)->host().total(), 2);
+  EXPECT_EQ((*store)->disk().total(), 3);
+  EXPECT_EQ(create(23, 0, "").error().message,
+            "kv_offload_bytes is 23, less than one page of 8 bytes in each of 3 lanes");
+  EXPECT_EQ(create(24, 23, parent_).error().message,
+            "kv_offload_disk_bytes is 23, less than one page of 8 bytes in each of 3 lanes");
+}
+
 // Inverts one byte of a file.
 void damage(const std::string& path, std::streamoff at) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
