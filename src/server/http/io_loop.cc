@@ -80,6 +80,13 @@ void IoLoop::flush() {
   });
 }
 
+void IoLoop::flush(std::function<void()> then) {
+  asio::post(context_, [this, then = std::move(then)] {
+    flush();
+    then();
+  });
+}
+
 void IoLoop::schedule_check() {
   check_timer_.expires_after(state_.options.check_interval);
   check_timer_.async_wait([this](const boost::system::error_code& failure) {
@@ -100,6 +107,7 @@ void IoLoop::check() {
 void IoLoop::stop() {
   if (!thread_.joinable()) return;
   asio::post(context_, [this] {
+    flush();
     while (!connections_.empty()) std::shared_ptr(connections_.back())->stop();
     context_.stop();
   });

@@ -448,5 +448,22 @@ TEST_F(ServerStream, WithoutADelayEveryWriteIsSentAtOnce) {
   stream.end();
 }
 
+// What lies in front of the I/O thread when the server stops is sent first.
+TEST_F(ServerStream, SendsWhatWasWrittenBeforeTheStop) {
+  ServerOptions options = test_options();
+  options.write_delay = std::chrono::hours(1);
+  options.check_interval = std::chrono::hours(1);
+  serve(options);
+  RawClient one = client();
+  one.send("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+  const Held::Item item = held.take();
+  item.responder->start_stream({});
+  EXPECT_EQ(one.read_response(/*to_head=*/true).status, 200);
+  item.responder->write("last words");
+  EXPECT_TRUE(one.silent_for(20ms));
+  server->stop(0s);
+  EXPECT_NE(one.read_to_end().find("last words"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fathom::http
