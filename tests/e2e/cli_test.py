@@ -6,6 +6,7 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -37,6 +38,21 @@ class Run(unittest.TestCase):
         self.assertRegex(err.splitlines()[-1],
                          r"^12 tokens, first after [\d.]+ ms, then [\d.,]+ tokens/s \(prompt of 14")
         self.assertNotIn("\033", err)
+
+    def test_ranks_have_one_plan_and_one_progress_bar(self):
+        _, alone = fathom("run", MODEL, "Hi", "--max-tokens", "1")
+        self.assertNotIn("a rank", alone)
+        _, err = fathom("run", MODEL, "Hi", "--max-tokens", "1", "--tp", "2")
+        self.assertEqual(err.count("Memory plan"), 1)
+        self.assertEqual(err.count("Loading weights: 100 %"), 1)
+        self.assertEqual(err.count("Loading"), alone.count("Loading"))
+        amounts = {name: float(amount) for name, amount in
+                   re.findall(r"^  (\w[\w ,]*?) {2,}([\d.]+) GiB", err, re.MULTILINE)}
+        found = re.search(r"a rank, of 2 .* ([\d.]+) weights, ([\d.]+) working space, ([\d.]+) latent", err)
+        # Amounts are told to 0.0001 GiB. Working space: of the larger of the two ranks.
+        for name, amount in zip(("weights", "working space", "latent cache"), found.groups()):
+            self.assertAlmostEqual(float(amount), amounts[name] / 2, delta=0.005, msg=name)
+        self.assertAlmostEqual(amounts["a rank, of 2"], sum(map(float, found.groups())), delta=0.0003)
 
     def test_prompt_from_stdin_and_without_a_model(self):
         for arguments in ([MODEL], [MODEL, "-"], []):
