@@ -230,6 +230,22 @@ class Others(unittest.TestCase):
         scores = json.loads(out)["scores"]["json"]
         self.assertEqual((scores["of"], scores["correct"]), (10, 10))
 
+    def test_bench_tells_the_loads_of_experts(self):
+        out, _ = fathom("bench", "throughput", "-q", "--num-prompts", "4", "--input-len", "16",
+                        "--output-len", "8", "--dp", "2", "--enable-expert-parallel", "--json")
+        result = json.loads(out)
+        tokens = result["expert_tokens"]
+        self.assertEqual([len(layer) for layer in tokens], [16] * 7)
+        # Every layer routes every token to 4 experts; the last token of a completion is not computed.
+        routed = set(map(sum, tokens))
+        self.assertEqual(len(routed), 1)
+        self.assertEqual(routed.pop() % 4, 0)
+        self.assertGreaterEqual(sum(tokens[0]), 4 * 4 * (16 + 7))
+        self.assertEqual(len(result["expert_layer_balance"]), 7)
+        for balance in [result["expert_balance"], *result["expert_layer_balance"]]:
+            self.assertTrue(0.5 <= balance <= 1, balance)
+        self.assertEqual(result["expert_moves"], 0)
+
     def test_bench(self):
         out, _ = fathom("bench", "latency", "-q", "--input-len", "16", "--output-len", "8",
                         "--num-iters", "2", "--json")
