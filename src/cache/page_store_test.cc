@@ -106,7 +106,7 @@ TEST_F(PageStoreFiles, StoresShareTheBytes) {
     return PageStore::create(
         {.host_bytes = host, .directory = directory, .disk_bytes = disk, .num_stores = 3}, pages_);
   };
-  const auto store = create(3 * 16 + 2, 3 * 24, parent_);
+  const auto store = create(50, 72, parent_);
   ASSERT_TRUE(store) << store.error().message;
   EXPECT_EQ((*store)->host().total(), 2);
   EXPECT_EQ((*store)->disk().total(), 3);
