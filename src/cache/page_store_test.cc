@@ -106,13 +106,17 @@ TEST_F(PageStoreFiles, StoresShareTheBytes) {
     return PageStore::create(
         {.host_bytes = host, .directory = directory, .disk_bytes = disk, .num_stores = 3}, pages_);
   };
+  const auto refusal = [&](int64_t host, int64_t disk, const std::string& directory) {
+    const auto store = create(host, disk, directory);
+    return store ? "none" : store.error().message;
+  };
   const auto store = create(50, 72, parent_);
   ASSERT_TRUE(store) << store.error().message;
   EXPECT_EQ((*store)->host().total(), 2);
   EXPECT_EQ((*store)->disk().total(), 3);
-  EXPECT_EQ(create(23, 0, "").error().message,
+  EXPECT_EQ(refusal(23, 0, ""),
             "kv_offload_bytes is 23, less than one page of 8 bytes in each of 3 lanes");
-  EXPECT_EQ(create(24, 23, parent_).error().message,
+  EXPECT_EQ(refusal(24, 23, parent_),
             "kv_offload_disk_bytes is 23, less than one page of 8 bytes in each of 3 lanes");
 }
 
