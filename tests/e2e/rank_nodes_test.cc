@@ -1,5 +1,5 @@
 // Ranks on several nodes against one process: every golden checkpoint and the bundled model, nodes
-// as threads that are joined over loopback and, with 8 ranks a lane, as processes. Logits and
+// as threads that are joined over loopback and, with 8 ranks, as processes. Logits and
 // caches have the bits of one process with as many ranks a lane, before and after experts move.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
