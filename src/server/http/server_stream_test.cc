@@ -238,7 +238,7 @@ TEST_F(ServerStream, SurvivesWritersThatRaceWithDisconnects) {
   std::vector<std::thread> writers;
   std::mutex mutex;
   routes.add(Method::kGet, "/stream", Access::kPublic,
-             [&](Request, std::shared_ptr<Responder> responder) {
+             [&](const Request&, std::shared_ptr<Responder> responder) {
                ++opened;
                responder->on_closed([&] { ++told; });
                const std::lock_guard lock(mutex);
@@ -253,6 +253,7 @@ TEST_F(ServerStream, SurvivesWritersThatRaceWithDisconnects) {
              });
   serve(options, std::move(routes));
   std::vector<std::thread> clients;
+  clients.reserve(4);
   for (int thread = 0; thread < 4; ++thread) {
     clients.emplace_back([&, thread] {
       for (int i = 0; i < 40; ++i) {
