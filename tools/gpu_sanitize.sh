@@ -106,7 +106,7 @@ sanitize() {
   printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) "$said"
   [ $status = 0 ] || grep -E '=========|FAILED|Failure' "$log" | head -40
   if [ "$said" != clean ] && [ -n "${LOGS:-}" ]; then cp "$log" "$LOGS/$tool.$program"; fi
-  rm -f "$log"
+  rm -f "$log" "$log.resolved"
   return $((status != 0))  # xargs gives up at 255
 }
 export -f sanitize all_in_order is_in_order
