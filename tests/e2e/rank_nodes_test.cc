@@ -82,16 +82,16 @@ template <typename T>
 void write_vector(std::FILE* file, const std::vector<T>& values) {
   const size_t size = values.size();
   const bool written = std::fwrite(&size, sizeof size, 1, file) == 1 &&
-                       std::fwrite(values.data(), sizeof(T), size, file) == size;
+                       (size == 0 || std::fwrite(values.data(), sizeof(T), size, file) == size);
   FATHOM_CHECK(written, "a node cannot write its outcome");
 }
 
 template <typename T>
 std::vector<T> read_vector(std::FILE* file) {
   size_t size = 0;
-  std::vector<T> values;
-  if (std::fread(&size, sizeof size, 1, file) == 1) values.resize(size);
-  if (std::fread(values.data(), sizeof(T), values.size(), file) != values.size()) values.clear();
+  if (std::fread(&size, sizeof size, 1, file) != 1 || size == 0) return {};
+  std::vector<T> values(size);
+  if (std::fread(values.data(), sizeof(T), size, file) != size) return {};
   return values;
 }
 
