@@ -71,14 +71,15 @@ TEST(EngineDeath, StreamsGetTheirErrorFromAnIoThreadThatIsLate) {
   ASSERT_TRUE(server->listen());
   server->start();
   server->serve(make_backend(std::make_unique<LostRunner>(latches)));
-  auto dead = std::async(std::launch::async, [&] { return server->wait_until_dead(); });
+  const std::shared_future<bool> dead =
+      std::async(std::launch::async, [&] { return server->wait_until_dead(); });
   http::RawClient stream(server->port()), metrics(server->port());
   stream.send(post("/v1/completions", kRequest));
   latches.step_begun.wait();
   metrics.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
   latches.asked.wait();
   latches.may_be_lost.count_down();
-  std::thread late([&] {
+  std::thread late([&latches, dead] {
     dead.wait_for(std::chrono::seconds(1));
     latches.may_answer.count_down();
   });

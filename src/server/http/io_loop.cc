@@ -82,9 +82,16 @@ void IoLoop::flush() {
 
 void IoLoop::flush(std::function<void()> then) {
   asio::post(context_, [this, then = std::move(then)] {
-    flush();
+    flush_or_leave();
     then();
   });
+}
+
+void IoLoop::flush_or_leave() noexcept {
+  try {
+    flush();
+  } catch (const std::exception&) {  // no memory for the timer
+  }
 }
 
 void IoLoop::schedule_check() {
@@ -107,7 +114,7 @@ void IoLoop::check() {
 void IoLoop::stop() {
   if (!thread_.joinable()) return;
   asio::post(context_, [this] {
-    flush();
+    flush_or_leave();
     while (!connections_.empty()) std::shared_ptr(connections_.back())->stop();
     context_.stop();
   });

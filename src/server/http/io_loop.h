@@ -46,6 +46,8 @@ class IoLoop {
  private:
   void add(boost::asio::ip::tcp::socket socket, ConnectionCount count);
   void flush();  // drains the outbox
+  // The same where nothing comes after it that could try again.
+  void flush_or_leave() noexcept;
   void schedule_check();
   void check();  // applies time limits
 
