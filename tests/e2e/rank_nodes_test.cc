@@ -67,6 +67,7 @@ std::vector<Outcome> run_in_threads(const Checkpoint& checkpoint, const Nodes& n
   std::mutex mutex;
   const TestListener listener;
   std::vector<std::thread> threads;
+  threads.reserve(nodes.ranks.size());
   for (int node = 0; node < nodes.count(); ++node) {
     threads.emplace_back([&, node] {
       std::vector<Outcome> parts = run_node(checkpoint, nodes, node, listener);
