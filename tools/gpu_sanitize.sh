@@ -12,7 +12,8 @@ if [ "$1" != --check-log ]; then
 fi
 [ $# -gt 0 ] || set -- memcheck racecheck initcheck synccheck
 SANITIZER=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
-export SANITIZER
+TOOLS=$(cd "$(dirname "$0")" && pwd)
+export SANITIZER TOOLS
 # Without cuBLASLt, in whose kernels racecheck reports races.
 export FATHOM_CUBLASLT=none
 
@@ -65,7 +66,7 @@ IN_ORDER=$(between Error "$join" "$join"
 export IN_ORDER
 
 # Whether races are all that a log reports, and all of them of those.
-all_in_order() {
+is_in_order() {
   reports=$(awk '/Race reported/ { report = $0; next }
                  report && /^========= .*access at/ { report = report $0; next }
                  report { print report; report = "" }
@@ -74,8 +75,19 @@ all_in_order() {
     ! echo "$reports" | grep -qvE "$IN_ORDER"
 }
 
-if [ "${1:-}" = --check-log ]; then  # of one log alone, for the test of this
-  all_in_order "$2"
+# The same, also where the log names kernels and offsets instead of the functions at them.
+# usage: all_in_order LOG [PROGRAM]
+all_in_order() {
+  if is_in_order "$1"; then return; fi
+  [ -n "${2:-}" ] || return
+  "$TOOLS/sanitizer_sites.py" "$2" "$1" > "$1.resolved" || return
+  mv "$1.resolved" "$1"
+  is_in_order "$1"
+}
+
+if [ "${1:-}" = --check-log ]; then  # LOG [PROGRAM]: of one log alone, for the test of this
+  shift
+  all_in_order "$@"
   exit
 fi
 
@@ -89,16 +101,16 @@ sanitize() {
   status=$?
   said="FAILED ($status)"
   [ $status != 0 ] || said=clean
-  if [ $status = 99 ] && all_in_order "$log"; then
+  if [ $status = 99 ] && all_in_order "$log" "$DIRECTORY/$program"; then
     status=0 said="clean but for handoffs that it does not follow"
   fi
   printf '%-10s %-26s %4d s  %s\n' "$tool" "$program" $((SECONDS - begin)) "$said"
   [ $status = 0 ] || grep -E '=========|FAILED|Failure' "$log" | head -40
   if [ "$said" != clean ] && [ -n "${LOGS:-}" ]; then cp "$log" "$LOGS/$tool.$program"; fi
-  rm -f "$log"
+  rm -f "$log" "$log.resolved"
   return $((status != 0))  # xargs gives up at 255
 }
-export -f sanitize all_in_order
+export -f sanitize all_in_order is_in_order
 
 for tool in "$@"; do
   echo "$TESTS" | sed '/^$/d' | sed "s/^/$tool /"

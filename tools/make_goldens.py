@@ -120,6 +120,18 @@ FORMS = {
     "v2_ct_channel": dict(
         config=V2 | dict(quantization_config=FP8_CHANNEL, n_shared_experts=2), prompt=24, gap=8e-3, quant="channel",
         notes="V2, compressed-tensors float-quantized: one bfloat16 weight_scale an output row ([out, 1])"),
+    "heads": dict(
+        config=V3 | dict(hidden_size=28, num_attention_heads=11, num_key_value_heads=11, q_lora_rank=24, kv_lora_rank=128,
+                         qk_nope_head_dim=12, v_head_dim=20, n_routed_experts=21, num_experts_per_tok=5, n_group=3,
+                         intermediate_size=300, moe_intermediate_size=72, vocab_size=131), prompt=29, gap=1e-2,
+        notes="enough of everything for 8 ranks, and nothing that they divide evenly: 11 heads, 3 groups of 7 experts, "
+              "vocabulary 131, ten blocks of 32 dense columns, three of an expert's"),
+    "fp8_heads": dict(
+        config=V3 | dict(hidden_size=40, num_attention_heads=9, num_key_value_heads=9, kv_lora_rank=128, qk_nope_head_dim=20,
+                         v_head_dim=128, n_routed_experts=10, n_group=2, topk_group=1, intermediate_size=272,
+                         moe_intermediate_size=144, vocab_size=96, quantization_config=FP8_BLOCK),
+        prompt=24, gap=1e-2, quant="block",
+        notes="as heads in block FP8: 9 heads, each one block of o_proj's columns; scales of kv_b's rows are cut within heads"),
 }
 
 

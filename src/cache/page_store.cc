@@ -47,6 +47,16 @@ int64_t slots_in(int64_t bytes, int64_t page_bytes) {
   return std::min<int64_t>(bytes / page_bytes, std::numeric_limits<int32_t>::max() / 4);
 }
 
+// Names what was asked for, not a store's part of it.
+tl::unexpected<Status> less_than_a_page(const char* field, int64_t bytes, int64_t page_bytes,
+                                        int num_stores) {
+  if (num_stores == 1) {
+    return invalid("{} is {}, less than one page of {} bytes", field, bytes, page_bytes);
+  }
+  return invalid("{} is {}, less than one page of {} bytes in each of {} lanes", field, bytes,
+                 page_bytes, num_stores);
+}
+
 }  // namespace
 
 SlotList::SlotList(int32_t first, int64_t count) : total_(count) {
@@ -64,21 +74,23 @@ int32_t SlotList::take() {
 PageStore::PageStore(const PageStoreOptions& options, PageTransfer& transfer)
     : transfer_(&transfer),
       page_bytes_(transfer.page_bytes()),
-      host_(0, slots_in(options.host_bytes, page_bytes_)),
+      host_(0, slots_in(options.host_bytes / options.num_stores, page_bytes_)),
       staging_(static_cast<int32_t>(host_.total()), options.directory.empty() ? 0 : kStagingSlots),
-      disk_(0, options.directory.empty() ? 0 : slots_in(options.disk_bytes, page_bytes_)) {}
+      disk_(0, options.directory.empty()
+                   ? 0
+                   : slots_in(options.disk_bytes / options.num_stores, page_bytes_)) {}
 
 Result<std::unique_ptr<PageStore>> PageStore::create(const PageStoreOptions& options,
                                                      PageTransfer& transfer) {
   std::unique_ptr<PageStore> store(new PageStore(options, transfer));
   if (options.host_bytes > 0 && store->host_.total() == 0) {
-    return invalid("kv_offload_bytes is {}, less than one page of {} bytes", options.host_bytes,
-                   store->page_bytes_);
+    return less_than_a_page("kv_offload_bytes", options.host_bytes, store->page_bytes_,
+                            options.num_stores);
   }
   if (!options.directory.empty()) {
     if (store->disk_.total() == 0) {
-      return invalid("kv_offload_disk_bytes is {}, less than one page of {} bytes",
-                     options.disk_bytes, store->page_bytes_);
+      return less_than_a_page("kv_offload_disk_bytes", options.disk_bytes, store->page_bytes_,
+                              options.num_stores);
     }
     FATHOM_TRY(store->directory_, PageDirectory::create(options.directory));
   }

@@ -20,9 +20,10 @@
 namespace fathom {
 
 struct PageStoreOptions {
-  int64_t host_bytes = 0;
+  int64_t host_bytes = 0;      // of all stores together
   std::string directory = {};  // empty: no files
-  int64_t disk_bytes = 0;
+  int64_t disk_bytes = 0;      // of all stores together
+  int num_stores = 1;          // that share the two: each has an equal part
 };
 
 // Slots that are free, as a stack.

@@ -100,6 +100,26 @@ TEST_F(PageStoreFiles, AreOfThisProcessAndGoWithIt) {
             "kv_offload_bytes is 7, less than one page of 8 bytes");
 }
 
+// Each store has its part of what is asked for; a refusal names all of it.
+TEST_F(PageStoreFiles, StoresShareTheBytes) {
+  const auto create = [&](int64_t host, int64_t disk, const std::string& directory) {
+    return PageStore::create(
+        {.host_bytes = host, .directory = directory, .disk_bytes = disk, .num_stores = 3}, pages_);
+  };
+  const auto refusal = [&](int64_t host, int64_t disk, const std::string& directory) {
+    const auto store = create(host, disk, directory);
+    return store ? "none" : store.error().message;
+  };
+  const auto store = create(50, 72, parent_);
+  ASSERT_TRUE(store) << store.error().message;
+  EXPECT_EQ((*store)->host().total(), 2);
+  EXPECT_EQ((*store)->disk().total(), 3);
+  EXPECT_EQ(refusal(23, 0, ""),
+            "kv_offload_bytes is 23, less than one page of 8 bytes in each of 3 lanes");
+  EXPECT_EQ(refusal(24, 23, parent_),
+            "kv_offload_disk_bytes is 23, less than one page of 8 bytes in each of 3 lanes");
+}
+
 // Inverts one byte of a file.
 void damage(const std::string& path, std::streamoff at) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);

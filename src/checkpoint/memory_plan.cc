@@ -93,6 +93,12 @@ std::string memory_plan_table(const MemoryPlan& plan) {
        fmt::format("{} tokens in {} pages, {} bytes a token", plan.tokens(), plan.pages,
                    plan.bytes_per_token));
   line("in all", plan.fixed_bytes + plan.cache_bytes(), "");
+  if (const RankMemory& rank = plan.request.rank; rank.ranks > 1) {
+    const int64_t cache = plan.cache_bytes() / rank.ranks;
+    line(fmt::format("a rank, of {}", rank.ranks), rank.weights + rank.working_space + cache,
+         fmt::format("{:.4f} weights, {:.4f} working space, {:.4f} latent cache", gib(rank.weights),
+                     gib(rank.working_space), gib(cache)));
+  }
   line("available", plan.request.budget,
        fmt::format("{} tokens would fit", plan.pages_that_fit * plan.request.page_tokens));
   return text;

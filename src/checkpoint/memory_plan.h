@@ -20,10 +20,18 @@ struct MemoryLine {
 // loaded.
 std::vector<MemoryLine> weight_lines(const Inventory& inventory, bool with_mtp);
 
+// What the largest of several ranks of a process has of it, besides its cache.
+struct RankMemory {
+  int ranks = 1;
+  int64_t weights = 0;  // shared with ranks of other lanes
+  int64_t working_space = 0;
+};
+
 struct MemoryRequest {
   int64_t budget = 0;             // total bytes; see available_memory()
   std::vector<MemoryLine> fixed;  // weights, workspace
-  int64_t cache_row_bytes = 0;    // per token and layer, by the cache format
+  RankMemory rank;                // contained in the fixed lines
+  int64_t cache_row_bytes = 0;    // per token and layer, by the cache format; of all ranks
   int64_t cache_layers = 0;
   int64_t page_tokens = 64;
   int64_t max_total_tokens = 0;  // --max-total-tokens; 0: as many as fit

@@ -6,6 +6,7 @@ namespace fathom {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 MemoryRequest request_of(int64_t budget) {
   MemoryRequest request;
@@ -26,6 +27,16 @@ TEST(MemoryPlan, TakesWholePages) {
   EXPECT_EQ(plan->tokens(), 192);
   EXPECT_EQ(plan->cache_bytes(), 3840);
   EXPECT_THAT(memory_plan_table(*plan), HasSubstr("192 tokens in 3 pages"));
+}
+
+TEST(MemoryPlan, TellsWhatARankTakes) {
+  MemoryRequest request = request_of(INT64_C(8) << 30);
+  request.max_total_tokens = 64 << 20;  // 1.25 GiB
+  EXPECT_THAT(memory_plan_table(*plan_memory(request)), Not(HasSubstr("a rank")));
+  request.rank = {.ranks = 2, .weights = 3 << 28, .working_space = 1 << 28};
+  EXPECT_THAT(memory_plan_table(*plan_memory(request)),
+              HasSubstr("  a rank, of 2                      1.6250 GiB  0.7500 weights, 0.2500 "
+                        "working space, 0.6250 latent cache\n"));
 }
 
 TEST(MemoryPlan, HoldsToMaxTotalTokens) {

@@ -1,6 +1,7 @@
 #include "cli/rank_memory.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "base/math.h"
@@ -11,11 +12,12 @@
 namespace fathom {
 namespace {
 
-// Bytes of all workspaces. Allocating them here takes no memory, because their pages are never
-// touched.
-Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunnerOptions& options,
-                                    int num_threads) {
-  int64_t bytes = 0;
+// Bytes of each rank's workspaces. Allocating them here takes no memory, because their pages are
+// never touched.
+Result<std::vector<int64_t>> working_space_bytes(const ModelConfig& config,
+                                                 const ModelRunnerOptions& options,
+                                                 int num_threads) {
+  std::vector<int64_t> of_ranks;
   const auto [first, count] = ranks_here(options);
   for (int rank = first; rank < first + count; ++rank) {
     const ModelSpec spec = make_spec(config, options.placement, rank, options.expert_table);
@@ -23,19 +25,19 @@ Result<int64_t> working_space_bytes(const ModelConfig& config, const ModelRunner
         const Workspace workspace,
         Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
                             static_cast<int>(ceil_div(num_threads, count))));
-    bytes += workspace.bytes();
+    of_ranks.push_back(workspace.bytes());
     if (options.placement.exchanges_tokens()) {
-      bytes += ExpertExchange::planned_bytes(config, options.placement, options.compute,
-                                             options.max_batched_tokens);
+      of_ranks.back() += ExpertExchange::planned_bytes(config, options.placement, options.compute,
+                                                       options.max_batched_tokens);
     }
   }
-  return bytes;
+  return of_ranks;
 }
 
-// How many of all layers' routed experts are here; the ranks of a process share an expert's
+// How many of all layers' routed experts these ranks hold; the ranks of a process share an expert's
 // weights.
-double expert_share(const ModelConfig& config, const ModelRunnerOptions& options) {
-  const auto [first, count] = ranks_here(options);
+double expert_share(const ModelConfig& config, const ModelRunnerOptions& options, int first,
+                    int count) {
   int64_t held = 0;
   for (int64_t layer = 0; layer < options.expert_table->num_layers(); ++layer) {
     std::set<int32_t> experts;
@@ -49,21 +51,28 @@ double expert_share(const ModelConfig& config, const ModelRunnerOptions& options
          static_cast<double>(config.num_experts * options.expert_table->num_layers());
 }
 
-// The weights that are loaded into this process.
+// The weights that are loaded into this process, and those of its largest rank.
 std::vector<MemoryLine> weights_here(const Checkpoint& checkpoint,
-                                     const ModelRunnerOptions& options) {
+                                     const ModelRunnerOptions& options, int64_t* of_rank) {
   const Inventory inventory = take_loaded_inventory(checkpoint, options.load);
   // Ranks of different lanes share what is cut over a lane.
-  const int tp = options.placement.tp, count = ranks_here(options).second;
-  int64_t cut = 0;
+  const int tp = options.placement.tp;
+  const auto [first, count] = ranks_here(options);
+  int64_t cut = 0, experts_of_rank = 0;
   for (const MemoryLine& group : weight_lines(inventory, false)) cut += group.bytes;
   std::vector<MemoryLine> lines;
   if (options.expert_table != nullptr) {
     const ModelConfig& config = checkpoint.config();
     const int64_t experts = inventory.of(WeightGroup::kExperts).bytes;
     cut -= experts;
-    const double share = expert_share(config, options);
-    lines.push_back({"routed experts", static_cast<int64_t>(static_cast<double>(experts) * share)});
+    const auto bytes_of = [&](int first_rank, int ranks) {
+      const double share = expert_share(config, options, first_rank, ranks);
+      return static_cast<int64_t>(static_cast<double>(experts) * share);
+    };
+    lines.push_back({"routed experts", bytes_of(first, count)});
+    for (int rank = first; rank < first + count; ++rank) {
+      experts_of_rank = std::max(experts_of_rank, bytes_of(rank, 1));
+    }
     // A layer's new experts are read before its old ones go.
     if (options.balancer.rebalances && count < options.placement.world()) {
       lines.push_back(
@@ -71,6 +80,7 @@ std::vector<MemoryLine> weights_here(const Checkpoint& checkpoint,
     }
   }
   lines.insert(lines.begin(), {"weights", ceil_div(cut * std::min(tp, count), tp)});
+  *of_rank = ceil_div(cut, tp) + experts_of_rank;
   return lines;
 }
 
@@ -91,9 +101,12 @@ Result<MemoryRequest> rank_memory(const Checkpoint& checkpoint, const AvailableM
     const WorldLayout& layout = options.world->layout();
     request.budget = request.budget / layout.ranks_on_machine() * ranks_here(options).second;
   }
-  request.fixed = weights_here(checkpoint, options);
-  FATHOM_TRY(const int64_t working, working_space_bytes(checkpoint.config(), options, num_threads));
-  request.fixed.push_back({"working space", working});
+  request.rank.ranks = ranks_here(options).second;
+  request.fixed = weights_here(checkpoint, options, &request.rank.weights);
+  FATHOM_TRY(const auto working, working_space_bytes(checkpoint.config(), options, num_threads));
+  request.rank.working_space = *std::max_element(working.begin(), working.end());
+  request.fixed.push_back(
+      {"working space", std::accumulate(working.begin(), working.end(), int64_t{0})});
   return request;
 }
 

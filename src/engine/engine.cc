@@ -55,10 +55,10 @@ Result<std::unique_ptr<PageStore>> make_store(const EngineOptions& options, Runn
   }
   PageTransfer* const transfer = runner.page_transfer(lane);
   if (transfer == nullptr) return invalid("this device cannot offload pages to host memory");
-  const int lanes = runner.num_lanes();
-  return PageStore::create({.host_bytes = options.kv_offload_bytes / lanes,
+  return PageStore::create({.host_bytes = options.kv_offload_bytes,
                             .directory = options.kv_offload_dir,
-                            .disk_bytes = options.kv_offload_disk_bytes / lanes},
+                            .disk_bytes = options.kv_offload_disk_bytes,
+                            .num_stores = runner.num_lanes()},
                            *transfer);
 }
 

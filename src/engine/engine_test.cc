@@ -376,6 +376,15 @@ TEST(Engine, OffloadOptionsThatCannotBeAreRefused) {
   EXPECT_EQ(refusal({.kv_offload_bytes = -1}), "kv_offload_bytes is -1, must be 0 or more");
   EXPECT_EQ(refusal({.kv_offload_dir = "/no/such", .kv_offload_disk_bytes = 1 << 20}),
             "kv_offload_dir /no/such: No such file or directory");
+  FakeModel lanes;
+  lanes.num_lanes = 2;
+  const int64_t page_bytes = FakeRunner(lanes).page_transfer(0)->page_bytes();
+  EXPECT_EQ(Engine::create({.kv_offload_bytes = 2 * page_bytes - 1},
+                           std::make_unique<FakeRunner>(lanes), nullptr)
+                .error()
+                .message,
+            fmt::format("kv_offload_bytes is {}, less than one page of {} bytes in each of 2 lanes",
+                        2 * page_bytes - 1, page_bytes));
 }
 
 TEST(Engine, ForcedPreemptionChangesNothing) {

@@ -24,11 +24,11 @@ TEST_P(DataParallel, HasTheBitsOfASingleLane) {
   const auto checkpoint = open_golden(GetParam());
   const ModelConfig& config = checkpoint->config();
   for (const Form& form : forms(config)) {
-    for (const int tp : {1, 2, 3}) {
-      if (!check_placement({.tp = tp}, config)) continue;
+    for (const int tp : {1, 2, 3, 4, 8}) {
+      if (!check_placement({.tp = tp}, config) || 2 * tp > kMostRanks) continue;
       const Outcome expected = Ranks(*checkpoint, {.tp = tp}, form, nullptr).run();
       for (const int dp : {2, 3, 4, 8}) {
-        if (tp > 1 ? tp * dp > 6 : dp == 3) continue;
+        if (tp > 1 ? tp * dp > kMostRanks : dp == 3) continue;
         SCOPED_TRACE(testing::Message() << "tp " << tp << ", dp " << dp << ", cache format "
                                         << static_cast<int>(form.cache));
         EXPECT_TRUE(Ranks(*checkpoint, {.tp = tp, .dp = dp}, form, nullptr).run() == expected);
@@ -40,7 +40,7 @@ TEST_P(DataParallel, HasTheBitsOfASingleLane) {
 INSTANTIATE_TEST_SUITE_P(Goldens, DataParallel,
                          testing::Values("fathom-tiny", "kimi", "odd", "v2_fp8_tensor", "v2_group",
                                          "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_fp8_e8m0",
-                                         "v3_fp8_ue8m0", "v3_yarn"),
+                                         "v3_fp8_ue8m0", "v3_yarn", "heads", "fp8_heads"),
                          name_of_model);
 
 }  // namespace

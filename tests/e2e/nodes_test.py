@@ -339,6 +339,25 @@ class Ends(unittest.TestCase):
         self.assertEqual((other.returncode, out), (0, ""), log)
 
 
+class LeaderWorkerSet(unittest.TestCase):
+    def test_its_variables_are_read(self):
+        """Number and count are those of the set; the port, which it fixes, is a free one here."""
+        port = free_port()
+        program = [PROGRAM, "run", MODEL, "What is 12 + 30?", "--temperature", "0", "--tp", "2", "-t", "1",
+                   "--quiet", "--dist-init-addr", f"127.0.0.1:{port}"]
+        variables = {"LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_GROUP_SIZE": "2"}
+        nodes = [subprocess.Popen(program, env={**ENVIRONMENT, **variables, "LWS_WORKER_INDEX": str(node)},
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True) for node in range(2)]
+        for node in nodes:
+            self.addCleanup(lambda node=node: node.poll() is None and node.kill())
+        found = [node.communicate(timeout=60 * SLACK) for node in nodes]
+        self.assertEqual([node.returncode for node in nodes], [0, 0], found)
+        self.assertEqual(found[0][0].strip(), "12 + 30 = 42.")
+        self.assertEqual(found[1][0], "")
+        self.assertIn(f"node 1 (rank 1) of 2 joins node 0 at 127.0.0.1:{port}", found[1][1])
+
+
 @unittest.skipUnless(shutil.which("mpirun"), "Open MPI's mpirun is not installed")
 class Mpirun(unittest.TestCase):
     def test_two_processes_need_no_flags(self):

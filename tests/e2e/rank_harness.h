@@ -20,6 +20,7 @@ namespace fathom {
 
 inline constexpr int64_t kPages = 24;
 inline constexpr int32_t kMostPages = 3;  // of a sequence
+inline constexpr int kMostRanks = 16;  // of lanes of several ranks: they are threads of two cores
 inline constexpr int32_t kLengths[] = {150, 70, 9, 33};
 inline constexpr size_t kSequences = std::size(kLengths);
 

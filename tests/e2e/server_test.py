@@ -5,6 +5,7 @@
 """
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -188,6 +189,39 @@ class Errors(OneServer):
         log = "".join(self.server.log)
         self.assertNotIn("\x1b[31m", log)
         self.assertFalse([line for line in self.server.log if line.startswith("line")])
+
+
+class Lanes(unittest.TestCase):
+    def cached_pages(self, server):
+        """Of each data-parallel rank."""
+        pages = {}
+        for line in server.ask("GET", "/metrics")[2].splitlines():
+            if line.startswith("fathom_kv_pages{") and 'state="cached"' in line:
+                pages[re.search(r'dp_rank="(\d+)"', line).group(1)] = int(line.rsplit(" ", 1)[1])
+        return [pages["0"], pages["1"]]
+
+    def test_a_header_chooses_the_lane_and_the_placement_is_told(self):
+        server = Server("--tp", "1", "--dp", "2", "-t", "2", "--no-log-requests")
+        self.addCleanup(server.kill)
+        placement = json.loads(server.ask("GET", "/server_info")[2])["placement"]
+        self.assertEqual(placement, {"world_size": 2, "tensor_parallel_size": 1,
+                                     "data_parallel_size": 2, "enable_expert_parallel": False,
+                                     "ranks_of_nodes": [[0, 1]]})
+        expected = [0, 0]
+        # The lane with the least work would be the other one each second time.
+        for number, lane in enumerate((1, 1, 1, 0, 0, 1)):
+            body = {"prompt": [number + 5] * 70, "max_tokens": 2, "ignore_eos": True}
+            server.post("/v1/completions", body, headers={"X-data-parallel-rank": str(lane)})
+            expected[lane] += 1  # a page of 64 tokens
+            server.wait_until(lambda: self.cached_pages(server) == expected,
+                              f"{expected} pages are cached")
+        for text, words in (("one", "the header X-Data-Parallel-Rank is 'one', must be a rank's number"),
+                            ("-1", "the header X-Data-Parallel-Rank is '-1', must be a rank's number"),
+                            ("2", "the data-parallel rank is 2, there are 2: 0 to 1")):
+            reply = server.post("/v1/completions", {"prompt": "Hi"}, 400,
+                                headers={"X-Data-Parallel-Rank": text})
+            self.assertIn(words, reply["error"]["message"])
+        self.assertEqual(server.stop(), 0)
 
 
 class Ends(unittest.TestCase):

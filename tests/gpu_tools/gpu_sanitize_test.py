@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Which of racecheck's reports tools/gpu_sanitize.sh takes for known handoffs: those with known code on
-either side, and no others. usage: gpu_sanitize_test.py ROOT"""
+either side, and no others. Where a report has only a kernel and an offset, machine code says which code it is.
+usage: gpu_sanitize_test.py ROOT"""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -66,6 +68,109 @@ class Reports(unittest.TestCase):
         known = report("Error", ("Write", JOIN), ("Read", JOIN))
         self.assertFalse(self.accepted(known))
         self.assertFalse(self.accepted(known + PASSED + "[  FAILED  ] 1 test\n"))
+
+KERNEL = "_ZN3gpu7productILi{}EEEv4Maps"  # void gpu::product<N>(Maps)
+SOURCE = """\
+// First class.
+class Other {
+ public:
+  __device__ void join() {
+    write();
+  }
+};
+
+// Second class.
+class Products {
+ public:
+  template <int kCount>
+  __device__ bool join(float (&d)[kCount]) {
+    exchange[0] = d[0];
+    if (late) {
+      d[0] += exchange[0];
+    }
+  }
+  int count_ = 0;
+
+  __device__ void down() {
+    sums[0] += d[0];
+  }
+};
+
+__global__ void product(Maps maps) {
+  run(maps);
+}
+"""
+
+
+class Sites(unittest.TestCase):
+    """Reports that name a kernel and offsets, over tools that print this machine code."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.source = self.folder / "products.cuh"
+        self.source.write_text(SOURCE)
+        self.lines = SOURCE.splitlines()
+        self.code = ""
+        self.write_tool("cuobjdump", "cat > one.cubin <<'END'\n_ZN3gpu7productILi1EEEv4Maps\nEND\n")
+
+    def write_tool(self, name, body):
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{body}")
+        path.chmod(0o755)
+
+    def kernel(self, number, *instructions, name=KERNEL):
+        """Instructions: offset and text of the line of source that they are from."""
+        name = name.format(number)
+        self.code += f'\t.section\t.text.{name},"ax",@progbits\n.text.{name}:\n'
+        for offset, text in instructions:
+            line = 1 + next(i for i, line in enumerate(self.lines) if text in line)
+            self.code += (f'\t//## File "{self.source}", line {line} inlined at "{self.source}", line 27\n'
+                          f'\t//## File "{self.source}", line 27\n'
+                          f"        /*{offset:04x}*/                   LDS.128 R16, [R2] ;\n"
+                          f"        /*{offset + 16:04x}*/                   NOP ;\n")
+        self.write_tool("nvdisasm", f"cat <<'END'\n{self.code}END\n")
+
+    def accepted(self, *offsets, kernel="void gpu::<unnamed>::product<(int)1>(Maps)"):
+        log = self.folder / "log"
+        first, second = (f"{kernel}+{offset:#x}" for offset in offsets)
+        log.write_text(f"========= Error: Race reported between Write access at {first}\n"
+                       f"=========     and Read access at {second} in a.cu:3 [16 hazards]\n"
+                       "========= \n" + PASSED)
+        done = subprocess.run([str(ROOT / "tools/gpu_sanitize.sh"), "--check-log", log, "program"],
+                              env={**os.environ, "CUDA_TOOLS": str(self.folder)}, check=False)
+        return done.returncode == 0
+
+    def test_known_on_both_sides(self):
+        self.kernel(1, (0x100, "exchange[0] = d[0]"), (0x25260, "d[0] += exchange"))
+        self.assertTrue(self.accepted(0x100, 0x25270))
+        self.assertTrue(self.accepted(0x25260, 0x110))
+
+    def test_known_on_one_side(self):
+        for other in ("sums[0] += d[0]", "write();", "int count_", "run(maps)"):
+            self.code = ""
+            self.kernel(1, (0x100, "exchange[0] = d[0]"), (0x200, other))
+            self.assertFalse(self.accepted(0x100, 0x200), other)
+            self.assertFalse(self.accepted(0x200, 0x100), other)
+
+    def test_offsets_of_another_kernel(self):
+        self.kernel(1, (0x100, "exchange[0] = d[0]"))
+        self.kernel(2, (0x200, "exchange[0] = d[0]"))
+        self.assertFalse(self.accepted(0x100, 0x200))
+        self.assertTrue(self.accepted(0x200, 0x200, kernel="void gpu::<unnamed>::product<(int)2>(Maps)"))
+
+    def test_kernels_of_one_name_that_differ(self):
+        offsets = range(0x100, 0x500, 0x40)
+        self.kernel(1, *((offset, "exchange[0] = d[0]") for offset in offsets))
+        self.kernel(1, *((offset, "sums[0] += d[0]") for offset in offsets),
+                    name="_ZN5other7productILi{}EEEv4Maps")
+        for offset in offsets:
+            self.assertFalse(self.accepted(offset, offset))
+
+    def test_without_the_tools(self):
+        self.write_tool("nvdisasm", "exit 1\n")
+        self.assertFalse(self.accepted(0x100, 0x100))
 
 
 if __name__ == "__main__":

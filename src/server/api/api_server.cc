@@ -137,17 +137,24 @@ bool ApiServer::is_dead() const {
 }
 
 // The engine is dead: tells why, ends the requests that it has not ended, and waits until all
-// responses are sent, at most kLastWords. What there is no memory to tell is not told.
+// responses are sent: at most kLastWords for clients, longer for I/O threads, which a busy machine
+// may keep from running. What there is no memory to tell is not told.
 template <typename Tell>
 void ApiServer::die(Tell tell) {
   state_ = State::kDead;
   http_->begin_drain();
+  std::shared_ptr<const std::atomic<int>> late;
   try {
     tell();
+    late = http_->flush();
   } catch (const std::bad_alloc&) {
   }
-  const auto end = std::chrono::steady_clock::now() + kLastWords;
-  while (http_->stats().requests_in_flight > 0 && std::chrono::steady_clock::now() < end) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto may_wait = [&] {
+    const bool is_late = late != nullptr && *late > 0;
+    return std::chrono::steady_clock::now() - begin < (is_late ? options_.last_flush : kLastWords);
+  };
+  while (http_->stats().requests_in_flight > 0 && may_wait()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 }

@@ -28,6 +28,8 @@ struct ApiOptions {
   RequestLimits limits;
   // The engine counts as dead if work is pending and no step ended for this long. 0: never.
   std::chrono::nanoseconds watchdog_timeout = std::chrono::seconds(300);
+  // After the engine's death: how long an I/O thread that is late may take to send the last words.
+  std::chrono::nanoseconds last_flush = std::chrono::seconds(5);
   std::string version;
   // Exports vLLM's metrics a second time under this prefix ("fathom_"); empty: not.
   std::string metrics_prefix;

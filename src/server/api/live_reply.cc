@@ -42,6 +42,7 @@ void LiveReply::start(std::vector<Request> requests) {
     if (const auto reply = self.lock()) reply->client_left();
   });
   const std::lock_guard lock(mutex_);
+  if (sent_) return;  // fail() came first
   try {
     submit(std::move(requests));
   } catch (const std::bad_alloc&) {
@@ -97,7 +98,11 @@ void LiveReply::fail(ApiError error) {
   const std::lock_guard lock(mutex_);
   if (sent_ || left_) return;
   try {
-    write_failure(std::move(error));
+    if (writer_->streams() && !stream_begun_) {
+      send_error(error);
+    } else {
+      write_failure(std::move(error));
+    }
   } catch (const std::bad_alloc&) {
     give_up();
   }

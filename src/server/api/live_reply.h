@@ -29,7 +29,8 @@ class LiveReply : public std::enable_shared_from_this<LiveReply> {
   // already submitted are aborted and the client gets the refusal. Nothing has been sent by then.
   void start(std::vector<Request> requests);
 
-  // Ends the response with an error and aborts running requests. Any thread may call.
+  // Ends the response with an error and aborts running requests. Any thread may call, also before
+  // start(), which does nothing then.
   void fail(ApiError error);
 
   // Aborts running requests on demand: the client gets what there is, with an error that should not

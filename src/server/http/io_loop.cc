@@ -80,6 +80,20 @@ void IoLoop::flush() {
   });
 }
 
+void IoLoop::flush(std::function<void()> then) {
+  asio::post(context_, [this, then = std::move(then)] {
+    flush_or_leave();
+    then();
+  });
+}
+
+void IoLoop::flush_or_leave() noexcept {
+  try {
+    flush();
+  } catch (const std::exception&) {  // no memory for the timer
+  }
+}
+
 void IoLoop::schedule_check() {
   check_timer_.expires_after(state_.options.check_interval);
   check_timer_.async_wait([this](const boost::system::error_code& failure) {
@@ -100,6 +114,7 @@ void IoLoop::check() {
 void IoLoop::stop() {
   if (!thread_.joinable()) return;
   asio::post(context_, [this] {
+    flush_or_leave();
     while (!connections_.empty()) std::shared_ptr(connections_.back())->stop();
     context_.stop();
   });

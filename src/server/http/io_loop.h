@@ -31,7 +31,10 @@ class IoLoop {
   void start(std::function<void()> resume);
   // Takes ownership of an accepted connection.
   void adopt(boost::asio::ip::tcp::socket socket, ConnectionCount count);
-  // Closes all connections, ends the thread and joins it.
+  // Sends what the exchanges hold by now, as far as clients take it, then calls `then` on the I/O
+  // thread; never if stop() comes first.
+  void flush(std::function<void()> then);
+  // Sends what there is, closes all connections, ends the thread and joins it.
   void stop();
 
   // Called on the I/O thread.
@@ -43,6 +46,8 @@ class IoLoop {
  private:
   void add(boost::asio::ip::tcp::socket socket, ConnectionCount count);
   void flush();  // drains the outbox
+  // The same where nothing comes after it that could try again.
+  void flush_or_leave() noexcept;
   void schedule_check();
   void check();  // applies time limits
 

@@ -97,6 +97,12 @@ class RawClient {
     }
     return take(input_.size());
   }
+  // Returns what has come by now.
+  std::string read_available() {
+    while (receive(std::chrono::milliseconds(0))) {
+    }
+    return take(input_.size());
+  }
   // Returns whether the connection stays open and no input is pending or comes for `limit`.
   bool silent_for(std::chrono::milliseconds limit) {
     return input_.empty() && !receive(limit) && !ended_ && !was_reset_;

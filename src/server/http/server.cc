@@ -130,6 +130,13 @@ void Server::start() {
 
 void Server::begin_drain() { parts_->state.draining = true; }
 
+std::shared_ptr<const std::atomic<int>> Server::flush() {
+  const auto& loops = parts_->loops;
+  const auto late = std::make_shared<std::atomic<int>>(static_cast<int>(loops.size()));
+  for (const auto& loop : loops) loop->flush([late] { --*late; });
+  return late;
+}
+
 bool Server::stop(std::chrono::nanoseconds grace) {
   begin_drain();
   InFlight& in_flight = parts_->state.in_flight;

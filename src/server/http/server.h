@@ -13,6 +13,7 @@
 // Bodies, queries and keys are never logged.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -48,6 +49,10 @@ class Server {
 
   void start();
   void begin_drain();
+  // Makes the I/O threads send what responders have written by now. Returns how many have not yet:
+  // each does so once, however late, and then what is left waits for its client. Only between
+  // start() and stop().
+  std::shared_ptr<const std::atomic<int>> flush();
   // Returns true if every request was answered within `grace`. A second call from another thread
   // with a shorter grace shortens the first.
   bool stop(std::chrono::nanoseconds grace);

@@ -68,12 +68,12 @@ class ServerTest : public testing::Test {
     const RouteOptions at_once{.run_on = RunOn::kIoThread};
     routes.add(
         Method::kGet, "/hello", Access::kPublic,
-        [](Request, std::shared_ptr<Responder> responder) {
+        [](const Request&, const std::shared_ptr<Responder>& responder) {
           responder->send({.content_type = "text/plain", .body = "hello"});
         },
         at_once);
     routes.add(Method::kPost, "/echo", Access::kPublic,
-               [](Request request, std::shared_ptr<Responder> responder) {
+               [](Request request, const std::shared_ptr<Responder>& responder) {
                  responder->send({.content_type = "text/plain", .body = std::move(request.body)});
                });
     for (const Method method : {Method::kGet, Method::kPost}) {
@@ -83,14 +83,17 @@ class ServerTest : public testing::Test {
                  });
     }
     routes.add(Method::kGet, "/throw", Access::kPublic,
-               [](Request, std::shared_ptr<Responder>) { throw std::runtime_error("a\nsecret"); });
-    routes.add(Method::kGet, "/drop", Access::kPublic, [](Request, std::shared_ptr<Responder>) {});
+               [](const Request&, const std::shared_ptr<Responder>&) {
+                 throw std::runtime_error("a\nsecret");
+               });
+    routes.add(Method::kGet, "/drop", Access::kPublic,
+               [](const Request&, const std::shared_ptr<Responder>&) {});
     routes.add(Method::kGet, "/items/{id}", Access::kPublic,
-               [](Request request, std::shared_ptr<Responder> responder) {
+               [](const Request& request, const std::shared_ptr<Responder>& responder) {
                  responder->send({.body = *request.path_parameter("id")});
                });
     routes.add(Method::kGet, "/rest/{path...}", Access::kPublic,
-               [](Request request, std::shared_ptr<Responder> responder) {
+               [](const Request& request, const std::shared_ptr<Responder>& responder) {
                  responder->send({.body = *request.path_parameter("path")});
                });
     return routes;

@@ -238,7 +238,7 @@ TEST_F(ServerStream, SurvivesWritersThatRaceWithDisconnects) {
   std::vector<std::thread> writers;
   std::mutex mutex;
   routes.add(Method::kGet, "/stream", Access::kPublic,
-             [&](Request, std::shared_ptr<Responder> responder) {
+             [&](const Request&, std::shared_ptr<Responder> responder) {
                ++opened;
                responder->on_closed([&] { ++told; });
                const std::lock_guard lock(mutex);
@@ -253,6 +253,7 @@ TEST_F(ServerStream, SurvivesWritersThatRaceWithDisconnects) {
              });
   serve(options, std::move(routes));
   std::vector<std::thread> clients;
+  clients.reserve(4);
   for (int thread = 0; thread < 4; ++thread) {
     clients.emplace_back([&, thread] {
       for (int i = 0; i < 40; ++i) {
@@ -446,6 +447,23 @@ TEST_F(ServerStream, WithoutADelayEveryWriteIsSentAtOnce) {
     EXPECT_EQ(one.read_chunk(), "data: " + std::to_string(i) + "\n\n");
   }
   stream.end();
+}
+
+// What lies in front of the I/O thread when the server stops is sent first.
+TEST_F(ServerStream, SendsWhatWasWrittenBeforeTheStop) {
+  ServerOptions options = test_options();
+  options.write_delay = std::chrono::hours(1);
+  options.check_interval = std::chrono::hours(1);
+  serve(options);
+  RawClient one = client();
+  one.send("GET /hold HTTP/1.1\r\nHost: x\r\n\r\n");
+  const Held::Item item = held.take();
+  item.responder->start_stream({});
+  EXPECT_EQ(one.read_response(/*to_head=*/true).status, 200);
+  item.responder->write("last words");
+  EXPECT_TRUE(one.silent_for(20ms));
+  server->stop(0s);
+  EXPECT_NE(one.read_to_end().find("last words"), std::string::npos);
 }
 
 }  // namespace
