@@ -89,7 +89,7 @@ void ModelRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to
   for (int rank = 0; rank < placement.tp; ++rank) {
     if (!team_->has_rank(placement.rank_of(from_lane, rank))) continue;
     const LatentCache& source = team_->cache(placement.rank_of(from_lane, rank));
-    const auto bytes = static_cast<size_t>(source.num_layers() * source.layout().page_bytes());
+    const auto bytes = static_cast<size_t>(source.page_bytes());
     std::memcpy(team_->cache(placement.rank_of(to_lane, rank)).page(to), source.page(from), bytes);
   }
 }

@@ -21,6 +21,10 @@ struct ForwardBatch {
   std::vector<int32_t> block_tables;  // [sequences, max_pages]: page ids, -1 beyond the sequence's
   int32_t max_pages = 0;
 
+  // [sequences]: how many of a sequence's last rows are drafts, tokens that may turn out not to be
+  // in it, and how many of its first tokens have their final row in the MTP layer's cache.
+  std::vector<int32_t> num_drafts, mtp_lens;
+
   std::vector<int32_t> logit_rows;  // rows that need logits, in ascending order
   // Indices in logit_rows, ascending, of those that need no more than the token of their largest
   // logit: a runner may find it without gathering a row that ranks have parts of.
