@@ -25,6 +25,7 @@ SchedulerOptions scheduler_options(const EngineOptions& options, const Runner& r
                                   ? options.long_prompt_rows
                                   : ceil_div(options.max_batched_tokens, 8),
           .keys_worth_a_row = runner.keys_worth_a_row(),
+          .max_drafts = std::min(options.max_drafts, runner.max_drafts()),
           .share_answers = runner.answers_equal_prompts(),
           .preempt_every = options.preempt_every};
 }

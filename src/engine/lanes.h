@@ -44,7 +44,9 @@ class Lanes {
   void advance(const StepPlan& plan);
   void preempt_all();
   Sequence* planning() const { return planning_; }
-  void commit_token(Sequence& sequence) { of(sequence).scheduler.commit_token(sequence); }
+  void commit_tokens(Sequence& sequence, int64_t accepted) {
+    of(sequence).scheduler.commit_tokens(sequence, accepted);
+  }
   void finish(Sequence& sequence) { of(sequence).scheduler.finish(sequence); }
   bool has_work() const;
   int64_t num_running() const;

@@ -38,10 +38,8 @@ class GrammarState : public TokenGrammarState {
   std::span<const uint32_t> allowed() override;
   bool can_end() const override;
   bool accept(int32_t id) override;
+  void rollback(int64_t count) override;
 
-  // Reverts the last `count` accepted tokens, for rejected draft tokens. At most as many as were
-  // accepted.
-  void rollback(int64_t count);
 
  private:
   struct Matcher;

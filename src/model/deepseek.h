@@ -25,10 +25,6 @@
 
 namespace fathom {
 
-// The most drafts of a sequence in a step. A page keeps the hidden states of its last
-// kMaxDrafts + 1 tokens, as many as a step may turn from drafts to tokens.
-inline constexpr int64_t kMaxDrafts = 3;
-
 struct ModelOptions {
   DType compute = DType::kBF16;  // or kF32: float32 throughout, the reference
   int64_t max_rows = 2048;       // tokens in one step

@@ -9,6 +9,10 @@
 
 namespace fathom {
 
+// The most drafts of a sequence in a step. A page keeps the hidden states of its last kMaxDrafts + 1
+// tokens: the rows of a step with so many.
+inline constexpr int64_t kMaxDrafts = 3;
+
 struct ForwardBatch {
   // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, counted over
   // all lanes, which a runner with several steps in flight knows before its caller does.
