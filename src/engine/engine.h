@@ -62,6 +62,8 @@ struct EngineOptions {
   std::chrono::nanoseconds priority_ageing = std::chrono::seconds(5);
   // Drafts of a sequence in a step, at most the runner's max_drafts().
   int64_t max_drafts = kMaxDrafts;
+  // Whether a step has fewer where they do not pay, by measured acceptance and step times.
+  bool adapts_drafts = false;
   std::vector<int32_t> eos_ids = {};  // any of them ends a sequence
   int64_t preempt_every = 0;          // fault injection: one sequence every so many steps; 0: off
   std::function<std::chrono::steady_clock::time_point()> clock =

@@ -70,8 +70,8 @@ class DeepSeekModel {
   // its tokens that are no drafts, from mtp_lens on.
 
   // Of the cache's pages: LatentCache's state_bytes and layers.
-  static int64_t state_bytes(const ModelSpec& spec, DType compute);
-  static int64_t cache_layers(const ModelSpec& spec);
+  static int64_t state_bytes(const ModelConfig& config, DType compute, bool with_mtp = true);
+  static int64_t cache_layers(const ModelConfig& config, bool with_mtp = true);
 
   // Runs the MTP layer alone over the batch's tokens, all behind a sequence's first, and writes
   // their rows. The state before a token is the main model's, from the page; or, with `states`

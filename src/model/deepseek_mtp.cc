@@ -22,12 +22,12 @@ bool is_kept(int64_t position, int64_t chunk_end) {
 
 }  // namespace
 
-int64_t DeepSeekModel::state_bytes(const ModelSpec& spec, DType compute) {
-  return spec.mtp ? kKeptStates * spec.config.hidden * size_of(compute) : 0;
+int64_t DeepSeekModel::state_bytes(const ModelConfig& config, DType compute, bool with_mtp) {
+  return with_mtp ? kKeptStates * config.hidden * size_of(compute) : 0;
 }
 
-int64_t DeepSeekModel::cache_layers(const ModelSpec& spec) {
-  return spec.config.num_layers + (spec.mtp ? 1 : 0);
+int64_t DeepSeekModel::cache_layers(const ModelConfig& config, bool with_mtp) {
+  return config.num_layers + (with_mtp ? 1 : 0);
 }
 
 // Where the page has the state of the token at this position.

@@ -104,10 +104,11 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
     FATHOM_TRY(rank.model,
                DeepSeekModel::create(specs[at], std::move(weights[at]), options.model, rank.stream,
                                      {.lane = rank.lane.get(), .world = rank.world.get()}));
-    FATHOM_TRY(rank.cache, LatentCache::allocate(
-                               {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
-                               DeepSeekModel::cache_layers(specs[at]), options.num_pages,
-                               DeepSeekModel::state_bytes(specs[at], options.model.compute)));
+    FATHOM_TRY(rank.cache,
+               LatentCache::allocate(
+                   {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
+                   DeepSeekModel::cache_layers(config, options.with_mtp), options.num_pages,
+                   DeepSeekModel::state_bytes(config, options.model.compute, options.with_mtp)));
   }
   for (size_t i = 1; i < team->ranks_.size(); ++i) {
     team->ranks_[i].thread = std::thread([team = team.get(), i] { team->serve(i); });

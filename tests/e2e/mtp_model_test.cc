@@ -33,8 +33,8 @@ class MtpHarness {
     model_ = std::move(*loaded);
     const ModelSpec spec = make_spec(checkpoint->config(), true);
     auto cache = LatentCache::allocate({format, spec.config.kv_lora_rank, spec.config.qk_rope_dim},
-                                       DeepSeekModel::cache_layers(spec), num_pages,
-                                       DeepSeekModel::state_bytes(spec, options.compute));
+                                       DeepSeekModel::cache_layers(spec.config), num_pages,
+                                       DeepSeekModel::state_bytes(spec.config, options.compute));
     FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
     cache_ = std::move(*cache);
     block_table_.resize(static_cast<size_t>(num_pages));
