@@ -166,7 +166,7 @@ bool EngineLoop::begin_step() {
   Step& step = this->step(begun_ + 1);
   if (!plan(step.plan) || step.plan.empty()) return false;
   step.number = begun_ + 1;
-  step.begun = now();
+  step.begun = step.drafted = now();
   record_step_shape(step.plan);
   publish_stats();  // before a step that may hang, so that its shape is visible
   if (const Result<> begun = begin(step); !begun) {
@@ -214,8 +214,13 @@ Result<> EngineLoop::begin(Step& step) {
 
 // Asks the runner for the drafts that the plan has room for.
 Result<> EngineLoop::propose_drafts(Step& step) {
-  const auto has_draft_rows = [](const StepEntry& entry) { return entry.has_draft_rows(); };
-  if (std::none_of(step.plan.entries.begin(), step.plan.entries.end(), has_draft_rows)) return {};
+  int64_t rows = 0, drafting = 0, most = 0;
+  for (const StepEntry& entry : step.plan.entries) {
+    rows += entry.has_draft_rows();
+    drafting += entry.num_drafts > 0;
+    most = std::max(most, entry.num_drafts);
+  }
+  if (rows == 0) return {};
   choose_draft_rows(step);
   FATHOM_TRY(const std::span<const int32_t> drafts,
              runner_->draft(builder_.build_drafts(step.plan, step.rows), step.rows));
@@ -223,6 +228,12 @@ Result<> EngineLoop::propose_drafts(Step& step) {
     if (entry.has_draft_rows()) entry.sequence->mtp_len = entry.sequence->computed + 1;
   }
   take_drafts(step.plan, drafts);
+  step.drafted = now();
+  if (most > 0) {
+    lanes_.draft_policy().record_drafting(
+        drafting, std::chrono::duration<double>(step.drafted - step.begun).count() /
+                      static_cast<double>(most));
+  }
   return {};
 }
 
@@ -274,6 +285,7 @@ void EngineLoop::deliver_tokens(const StepEntry& entry, StepResults& results) {
 }
 
 void EngineLoop::count_drafts(const StepEntry& entry, int64_t accepted) {
+  DraftPolicy::record_window(*entry.sequence, entry.num_drafts, accepted);
   if (entry.num_drafts == 0) return;
   SpeculationStats& stats = counters_.speculation;
   ++stats.drafts;
@@ -363,6 +375,13 @@ void EngineLoop::count_step(const Step& step) {
   int64_t rows = 0;
   for (const StepEntry& entry : step.plan.entries) rows += entry.num_rows();
   counters_.rows += rows;
+  const auto is_decode = [](const StepEntry& entry) {
+    return entry.num_tokens == 1 && entry.samples;
+  };
+  if (std::all_of(step.plan.entries.begin(), step.plan.entries.end(), is_decode)) {
+    const std::chrono::duration<double> seconds = last_step_ - std::max(step.drafted, begun);
+    lanes_.draft_policy().record_step(rows, seconds.count());
+  }
   const auto kind = std::ranges::lower_bound(kStepRowBounds, rows) - std::begin(kStepRowBounds);
   ++counters_.steps_by_rows[static_cast<size_t>(kind)];
 }

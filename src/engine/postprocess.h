@@ -17,6 +17,7 @@ namespace fathom {
 struct Step {
   int64_t number = 0;
   RequestTimings::Time begun;
+  RequestTimings::Time drafted;  // its drafts were there; equals begun without drafting
   StepPlan plan;
   std::vector<SampleRow> rows;  // in the order of BatchBuilder's logit rows
   GrammarStep grammars;

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "engine/sampling_params.h"
 #include "engine/token_grammar.h"
+#include "model/forward_batch.h"
 
 namespace fathom {
 

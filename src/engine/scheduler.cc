@@ -182,25 +182,31 @@ void Scheduler::plan_decode(StepPlan& plan) {
 
 // Of the sequences that have their newest token planned.
 void Scheduler::plan_drafts(std::span<StepEntry> entries) {
+  for (StepEntry& entry : entries) entry.num_drafts = most_drafts(entry);
+  if (options_.draft_policy != nullptr) options_.draft_policy->choose(entries);
   for (StepEntry& entry : entries) {
-    Sequence& sequence = *entry.sequence;
-    // The prompt's last row decides about the prompt's pages alone.
-    if (!entry.samples || entry.num_tokens > 1 || sequence.output_len() == 0) continue;
-    const bool has_mtp_rows = entry.has_draft_rows();
-    if (!has_mtp_rows && draft_budget_ == 0) continue;
-    entry.num_drafts = draftable(sequence);
+    // Rows of the MTP layer that the sequence has not in any case.
+    const int64_t mtp_rows = entry.sequence->mtp_len < entry.sequence->computed ? 0 : 1;
+    const bool has_room = mtp_rows <= draft_budget_;
+    const int64_t wanted = has_room ? std::min(entry.num_drafts, budget_) : 0;
+    entry.num_drafts = wanted > 0 ? reserve_drafts(*entry.sequence, wanted) : 0;
     if (entry.num_drafts == 0) continue;
     budget_ -= entry.num_drafts;
-    if (!has_mtp_rows) --draft_budget_;
+    draft_budget_ -= mtp_rows;
   }
 }
 
-// How many drafts the sequence gets. Reserves their pages, and memory for their tokens.
-int64_t Scheduler::draftable(Sequence& sequence) {
-  planning_ = &sequence;
+int64_t Scheduler::most_drafts(const StepEntry& entry) const {
+  const Sequence& sequence = *entry.sequence;
+  // The prompt's last row decides about the prompt's pages alone.
+  if (!entry.samples || entry.num_tokens > 1 || sequence.output_len() == 0) return 0;
   const int64_t left = sequence.max_len - sequence.len() - 1;  // behind the token to come
-  int64_t drafts = std::min({options_.max_drafts, sequence.max_drafts, left, budget_});
-  if (drafts <= 0) return 0;
+  return std::max<int64_t>(0, std::min({options_.max_drafts, sequence.max_drafts, left}));
+}
+
+// Reserves pages and memory for the drafts' tokens; returns for how many.
+int64_t Scheduler::reserve_drafts(Sequence& sequence, int64_t drafts) {
+  planning_ = &sequence;
   if (reserve(sequence, sequence.len() + drafts) != PrefixTree::Room::kNow) {
     drafts = std::min(drafts, std::ssize(sequence.pages) * kPageSize - sequence.len());
   }

@@ -47,6 +47,7 @@
 #include <vector>
 
 #include "cache/prefix_tree.h"
+#include "engine/draft_policy.h"
 #include "engine/pending_pages.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
@@ -69,8 +70,9 @@ struct SchedulerOptions {
   int64_t long_prompt_rows = 0;       // >= 1: work per step for long prompts while there are others
   int64_t keys_worth_a_row = 0;       // 0: the cost of context is not counted
   int64_t max_drafts = 0;             // of a sequence in a step
-  bool share_answers = true;          // also share pages of completions, not only of prompts
-  int64_t preempt_every = 0;          // for tests: preempt one sequence every so many steps; 0: off
+  const DraftPolicy* draft_policy = nullptr;  // null: always as many as there is room for
+  bool share_answers = true;  // also share pages of completions, not only of prompts
+  int64_t preempt_every = 0;  // for tests: preempt one sequence every so many steps; 0: off
 };
 
 // Brings pages of a text that other lanes have in their pools into this lane's prefix tree.
@@ -143,7 +145,8 @@ class Scheduler {
  private:
   void plan_decode(StepPlan& plan);
   void plan_drafts(std::span<StepEntry> entries);
-  int64_t draftable(Sequence& sequence);
+  int64_t most_drafts(const StepEntry& entry) const;
+  int64_t reserve_drafts(Sequence& sequence, int64_t drafts);
   bool is_long(const Sequence& sequence, int64_t cached_tokens) const;
   double prefill_cost(int64_t context) const;
   bool has_short_sequences() const;

@@ -22,6 +22,9 @@ namespace fathom {
 
 struct ActiveRequest;
 
+// What is taken for the share of accepted drafts before the first: high, so that a sequence tries.
+inline constexpr double kFirstAcceptance = 0.9;
+
 struct Sequence {
   enum class Phase { kNew, kWaiting, kRunning, kFinished };  // kNew: not in the scheduler yet
 
@@ -46,7 +49,8 @@ struct Sequence {
   // Tokens whose rows are also in the MTP layer's cache. It lags behind by the drafts that the last
   // step has turned into tokens.
   int64_t mtp_len = 0;
-  int64_t max_drafts = 0;             // of a step; the request may want fewer than the engine
+  int64_t max_drafts = 0;  // of a step; the request may want fewer than the engine
+  double draft_acceptance = kFirstAcceptance;  // the share of its drafts, see DraftPolicy
   std::vector<int32_t> pages;         // block table, in order; the first pages may be shared
   int64_t planned_step = 0;           // the last step that it was part of
   std::optional<PrefixChain> prefix;  // none: its pages are not shared

@@ -58,6 +58,7 @@ TEST_P(Speculation, AnswersAreThoseOfTheOracleWhenPagesRunOut) {
                     .max_batched_tokens = 12 + 15 * (seed % 4),
                     .max_prompt_logit_rows = 5,
                     .prefix_caching = seed % 3 != 0,
+                    .adapts_drafts = seed % 4 == 1,
                     .eos_ids = {kFakeEos},
                     .preempt_every = std::initializer_list<int64_t>{0, 1, 3, 7}.begin()[seed % 4]},
         .num_requests = 30,

@@ -211,6 +211,27 @@ TEST_P(MtpGoldens, RowsDoNotDependOnChunksOrOnWhatFollows) {
   }
 }
 
+// A sequence that finds its first page in the prefix cache has no hole behind it: the page has the
+// state that its next row needs, although the rest of the chunk followed it.
+TEST_P(MtpGoldens, APrefixHitLeavesNoHole) {
+  std::vector<int32_t> ids = read_golden(GetParam()).ids;
+  while (ids.size() < 100) ids.insert(ids.end(), ids.begin(), ids.end());
+  const auto length = static_cast<int32_t>(ids.size());
+  MtpHarness model(goldens_directory() + GetParam(), float32(AttentionForm::kAbsorbed),
+                   CacheFormat::kF32, ids.size() / kPageSize + 1);
+  std::vector<int32_t> other = ids;
+  for (size_t i = kPageSize; i < other.size(); ++i) other[i] = (other[i] + 1) % 50;
+  model.forward(other, 0, length, 0);
+  std::vector<std::string> rows;
+  for (int64_t i = kPageSize; i < length; ++i) rows.push_back(model.mtp_row(i));
+  model.clear();
+  model.forward(ids, 0, length, 0);
+  model.forward(other, kPageSize, length, kPageSize);
+  for (int64_t i = kPageSize; i < length; ++i) {
+    ASSERT_EQ(model.mtp_row(i), rows[static_cast<size_t>(i - kPageSize)]) << "token " << i;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens, testing::Values("v3", "v3_fp8_ue8m0"),
                          [](const auto& test) { return test.param; });
 
