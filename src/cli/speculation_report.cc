@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include "cli/answer_printer.h"
-
 namespace fathom {
 
 std::string speculation_line(const SpeculationStats& stats) {
@@ -21,9 +19,8 @@ std::string speculation_line(const SpeculationStats& stats) {
   return fmt::format(
       "Drafts: {} of {} accepted ({:.1f} %; by position {} % of the windows), {:.2f} tokens a "
       "window\n",
-      grouped(static_cast<double>(stats.accepted_tokens)),
-      grouped(static_cast<double>(stats.draft_tokens)),
-      share(stats.accepted_tokens, stats.draft_tokens), by_position,
+      stats.accepted_tokens, stats.draft_tokens, share(stats.accepted_tokens, stats.draft_tokens),
+      by_position,
       1 + static_cast<double>(stats.accepted_tokens) / static_cast<double>(stats.drafts));
 }
 

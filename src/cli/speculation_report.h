@@ -8,7 +8,7 @@
 
 namespace fathom {
 
-// "Drafts: 1,204 of 1,230 accepted (97.9 %; by position 97.9 % of the windows), 1.98 tokens a
+// "Drafts: 1204 of 1230 accepted (97.9 %; by position 97.9 % of the windows), 1.98 tokens a
 // window" and a line end; empty without drafts.
 std::string speculation_line(const SpeculationStats& stats);
 

@@ -10,6 +10,8 @@ namespace {
 // that stalls says nothing about rows.
 constexpr double kNewTime = 0.125;
 constexpr double kMostOfAverage = 2;
+// How far each measurement takes the averages of other numbers of rows.
+constexpr double kDrift = 1.0 / 128;
 // Where nothing was measured, time grows with the rows to this power, and drafting one token takes
 // this share of a step.
 constexpr double kPower = 0.5;
@@ -45,9 +47,15 @@ double RowTimes::rows_of(size_t index) {
 
 void RowTimes::add(int64_t rows, double seconds) {
   if (seconds <= 0) return;  // a test's clock
-  double& average = seconds_[index_of(rows)];
+  const size_t index = index_of(rows);
+  double& average = seconds_[index];
   average =
       average == 0 ? seconds : mix(average, std::min(seconds, kMostOfAverage * average), kNewTime);
+  for (size_t other = 0; other < seconds_.size(); ++other) {
+    if (other == index || seconds_[other] == 0) continue;
+    const double estimate = average * std::pow(rows_of(other) / rows_of(index), kPower);
+    seconds_[other] = mix(seconds_[other], estimate, kDrift);
+  }
 }
 
 double RowTimes::at(int64_t rows) const {

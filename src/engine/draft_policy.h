@@ -13,7 +13,8 @@
 namespace fathom {
 
 // Seconds by number of rows, decaying averages. Where nothing was measured it estimates from the
-// nearest number of rows that was.
+// nearest number of rows that was, and what was measured long ago drifts towards what the last
+// measurement makes of it: a bad first impression is tried again.
 class RowTimes {
  public:
   void add(int64_t rows, double seconds);

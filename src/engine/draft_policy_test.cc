@@ -94,6 +94,11 @@ TEST(RowTimes, EstimatesFromTheNearest) {
   EXPECT_LT(times.at(4), 0.012);
   EXPECT_GT(times.at(5), times.at(4));
   EXPECT_LT(times.at(1), times.at(4));
+  // What was slow once is not taken for slow for ever.
+  times.add(8, 1.0);
+  EXPECT_GT(times.at(8), 0.9);
+  for (int i = 0; i < 1000; ++i) times.add(4, 0.010);
+  EXPECT_LT(times.at(8), 0.020);
   times.add(100'000'000, 1);
   times.add(2, 0);  // a clock that stands
   EXPECT_GT(times.at(2), 0);
