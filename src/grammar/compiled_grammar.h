@@ -40,7 +40,6 @@ class GrammarState : public TokenGrammarState {
   bool accept(int32_t id) override;
   void rollback(int64_t count) override;
 
-
  private:
   struct Matcher;
 

@@ -9,8 +9,8 @@
 
 namespace fathom {
 
-// The most drafts of a sequence in a step. A page keeps the hidden states of its last kMaxDrafts + 1
-// tokens: the rows of a step with so many.
+// The most drafts of a sequence in a step. A page keeps the hidden states of its last kMaxDrafts +
+// 1 tokens: the rows of a step with so many.
 inline constexpr int64_t kMaxDrafts = 3;
 
 struct ForwardBatch {

@@ -53,7 +53,7 @@ struct ReplyUsage {
   int64_t reasoning_tokens = 0;
   int64_t draft_tokens = 0, accepted_tokens = 0;
 
-  // With accepted_tokens only where there were drafts: {"prompt_tokens":…,"completion_tokens":…,"total_tokens":…,…}
+  // {"prompt_tokens":…,"completion_tokens":…,"total_tokens":…,…}; accepted_tokens only with drafts
   std::string to_json() const;
 };
 
