@@ -56,12 +56,14 @@ int64_t LatentLayout::row_bytes() const {
 }
 
 Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t num_layers,
-                                          int64_t num_pages) {
+                                          int64_t num_pages, int64_t state_bytes) {
   FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim > 0 && num_layers > 0,
                "latent {}, rope {}, {} layers", layout.latent_dim, layout.rope_dim, num_layers);
   if (num_pages <= 0) return invalid("the latent cache needs at least 1 page, not {}", num_pages);
-  const auto layer_bytes = checked_mul(num_pages, layout.page_bytes());
-  const auto bytes = layer_bytes ? checked_mul(*layer_bytes, num_layers) : std::nullopt;
+  FATHOM_CHECK(state_bytes >= 0, "{} bytes of state", state_bytes);
+  const auto layer_bytes = checked_mul(num_layers, layout.page_bytes());
+  const auto page_bytes = layer_bytes ? checked_add(*layer_bytes, state_bytes) : std::nullopt;
+  const auto bytes = page_bytes ? checked_mul(*page_bytes, num_pages) : std::nullopt;
   if (!bytes) {
     return error(Code::kResourceExhausted,
                  "the latent cache of {} pages of {} tokens in {} layers is larger than memory",
@@ -72,12 +74,14 @@ Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t nu
   cache.layout_ = layout;
   cache.num_layers_ = num_layers;
   cache.num_pages_ = num_pages;
+  cache.state_bytes_ = state_bytes;
   return cache;
 }
 
 LatentPages LatentCache::layer(int64_t layer) const {
   FATHOM_CHECK(layer >= 0 && layer < num_layers_, "layer {} of {}", layer, num_layers_);
-  return {layout_, memory_.data() + layer * layout_.page_bytes(), num_pages_, num_layers_};
+  return {layout_, memory_.data() + layer * layout_.page_bytes(), num_pages_, num_layers_,
+          state_bytes_};
 }
 
 }  // namespace fathom

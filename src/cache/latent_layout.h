@@ -40,31 +40,40 @@ struct LatentPages {
   LatentLayout layout;
   std::byte* data = nullptr;  // the layer's part of page 0, [kPageSize, row_bytes]
   int64_t num_pages = 0;
-  int64_t num_layers = 1;  // whose parts of a page are contiguous
+  int64_t num_layers = 1;   // whose parts of a page are contiguous
+  int64_t state_bytes = 0;  // of a page, behind its layers
 
   std::byte* row(int64_t page, int64_t slot) const {
-    return data + page * num_layers * layout.page_bytes() + slot * layout.row_bytes();
+    return data + page * (num_layers * layout.page_bytes() + state_bytes) +
+           slot * layout.row_bytes();
   }
 };
 
 // The memory of all layers' pages, [num_pages, num_layers, kPageSize, row_bytes]: one allocation,
-// made once. A growing sequence touches new memory for one page at a time, not for every layer at
-// once: Linux takes milliseconds for the first touch of a huge page.
+// made once. A page may have room behind its layers for other state of its tokens, which goes where
+// the page goes. A growing sequence touches new memory for one page at a time, not for every layer
+// at once: Linux takes milliseconds for the first touch of a huge page.
 class LatentCache {
  public:
   static Result<LatentCache> allocate(const LatentLayout& layout, int64_t num_layers,
-                                      int64_t num_pages);
+                                      int64_t num_pages, int64_t state_bytes = 0);
 
   const LatentLayout& layout() const { return layout_; }
   int64_t num_layers() const { return num_layers_; }
   int64_t num_pages() const { return num_pages_; }
   LatentPages layer(int64_t layer) const;
-  std::byte* page(int64_t page) const { return layer(0).row(page, 0); }  // of all layers
+  int64_t page_bytes() const { return num_layers_ * layout_.page_bytes() + state_bytes_; }
+  std::byte* page(int64_t page) const { return layer(0).row(page, 0); }  // page_bytes()
+  // The page's state_bytes.
+  std::byte* state(int64_t page) const {
+    return this->page(page) + num_layers_ * layout_.page_bytes();
+  }
 
  private:
   LatentLayout layout_;
   int64_t num_layers_ = 0;
   int64_t num_pages_ = 0;
+  int64_t state_bytes_ = 0;
   Buffer memory_;
 };
 

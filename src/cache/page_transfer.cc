@@ -24,9 +24,7 @@ Result<std::unique_ptr<HostMemory>> PageTransfer::allocate_slots(int64_t slots) 
   return std::make_unique<OrdinaryMemory>(std::move(buffer));
 }
 
-int64_t LatentPageTransfer::page_bytes() const {
-  return caches_.front()->num_layers() * caches_.front()->layout().page_bytes();
-}
+int64_t LatentPageTransfer::page_bytes() const { return caches_.front()->page_bytes(); }
 
 Result<std::unique_ptr<HostMemory>> LatentPageTransfer::allocate_slots(int64_t slots) {
   ended_.reserve(static_cast<size_t>(slots));

@@ -10,6 +10,7 @@
 #include "checkpoint/hub_cache.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_index.h"
+#include "checkpoint/tensor_names.h"
 #include "checkpoint/weight_names.h"
 
 namespace fathom {
@@ -148,6 +149,22 @@ Result<> Checkpoint::read_shards() {
     }
   }
   return {};
+}
+
+std::optional<std::string> Checkpoint::missing_mtp_tensor() const {
+  const std::string prefix = fmt::format("{}{}.", tensor_names::kLayers, config_.num_layers);
+  std::optional<std::string> missing;
+  WeightNames(config_).for_each([&](const PublishedTensor& tensor) {
+    if (tensor.group != WeightGroup::kMtp || find(tensor.name) != nullptr) return true;
+    if (tensor.name == prefix + std::string(tensor_names::kMtpEmbedding) ||
+        tensor.name == prefix + std::string(tensor_names::kMtpHead) ||
+        !tensor.name.starts_with(prefix)) {
+      return true;
+    }
+    missing = tensor.name;
+    return false;
+  });
+  return missing;
 }
 
 Result<> Checkpoint::check_names() const {

@@ -44,6 +44,9 @@ class Checkpoint {
   const std::string& directory() const { return directory_; }
   const ModelConfig& config() const { return config_; }
   const GenerationDefaults& generation_defaults() const { return defaults_; }
+  // The first tensor of the MTP layer that is missing; its copies of the embedding and the head may
+  // be. config().num_mtp_layers > 0.
+  std::optional<std::string> missing_mtp_tensor() const;
   bool is_dummy() const { return dummy_; }
   const std::vector<std::string>& files() const { return files_; }
   const std::map<std::string, TensorEntry, std::less<>>& tensors() const { return tensors_; }

@@ -55,7 +55,8 @@ Result<MemoryPlan> plan_memory(const MemoryRequest& request) {
   MemoryPlan plan;
   plan.request = request;
   for (const MemoryLine& line : request.fixed) plan.fixed_bytes += line.bytes;
-  plan.bytes_per_token = request.cache_row_bytes * request.cache_layers;
+  plan.bytes_per_token = request.cache_row_bytes * request.cache_layers +
+                         ceil_div(request.cache_state_bytes, request.page_tokens);
   const int64_t page_bytes = plan.bytes_per_token * request.page_tokens;
   const int64_t left = request.budget - plan.fixed_bytes;
   if (left < page_bytes) {

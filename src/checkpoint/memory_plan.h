@@ -33,6 +33,7 @@ struct MemoryRequest {
   RankMemory rank;                // contained in the fixed lines
   int64_t cache_row_bytes = 0;    // per token and layer, by the cache format; of all ranks
   int64_t cache_layers = 0;
+  int64_t cache_state_bytes = 0;  // of a page, behind its layers
   int64_t page_tokens = 64;
   int64_t max_total_tokens = 0;  // --max-total-tokens; 0: as many as fit
 };

@@ -34,6 +34,15 @@ inline constexpr std::string_view kDownProj = "down_proj.weight";
 // Instead of ".weight": the scale of a GEMM's x, with static quantization.
 inline constexpr std::string_view kInputScale = ".input_scale";
 
+// Of an MTP layer, besides those of a layer with routed experts.
+inline constexpr std::string_view kMtpEmbeddingNorm = "enorm.weight";
+inline constexpr std::string_view kMtpHiddenNorm = "hnorm.weight";
+inline constexpr std::string_view kMtpProjection = "eh_proj.weight";  // [embedding ; hidden]
+// Copies of the main model's, where they are there at all.
+inline constexpr std::string_view kMtpEmbedding = "embed_tokens.weight";
+inline constexpr std::string_view kMtpHead = "shared_head.head.weight";
+inline constexpr std::string_view kMtpHeadNorm = "shared_head.norm.weight";
+
 inline constexpr std::string_view kLayers = "model.layers.";  // then "7."
 
 }  // namespace fathom::tensor_names

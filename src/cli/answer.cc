@@ -43,17 +43,21 @@ json::value finish_json(const Answer& answer) {
 }
 
 json::object usage_json(const std::vector<Answer>& answers) {
-  int64_t completion = 0, preemptions = 0;
+  int64_t completion = 0, preemptions = 0, drafts = 0, accepted = 0;
   for (const Answer& answer : answers) {
     completion += answer.usage.completion_tokens;
     preemptions += answer.usage.preemptions;
+    drafts += answer.usage.draft_tokens;
+    accepted += answer.usage.accepted_tokens;
   }
   const int64_t prompt = answers.front().usage.prompt_tokens;
   return {{"prompt_tokens", prompt},
           {"completion_tokens", completion},
           {"total_tokens", prompt + completion},
           {"cached_tokens", answers.front().usage.cached_tokens},
-          {"preemptions", preemptions}};
+          {"preemptions", preemptions},
+          {"draft_tokens", drafts},
+          {"accepted_tokens", accepted}};
 }
 
 json::object timings_json(const Answer& answer) {

@@ -72,6 +72,12 @@ std::string speed_line(const Answer& answer) {
   if (const double rate = answer.decode_tokens_per_second(); rate > 0) {
     line += fmt::format(", then {} tokens/s", grouped(rate));
   }
+  if (const Usage& usage = answer.usage; usage.draft_tokens > 0) {
+    const auto tokens = static_cast<double>(usage.completion_tokens);
+    line += fmt::format(", {:.2f} tokens a step with {} of {} drafts accepted",
+                        tokens / (tokens - static_cast<double>(usage.accepted_tokens)),
+                        usage.accepted_tokens, usage.draft_tokens);
+  }
   line += fmt::format(" (prompt of {} tokens)", answer.usage.prompt_tokens);
   if (answer.finish == FinishReason::kLength) line += "; cut off at the length limit";
   if (answer.finish == FinishReason::kAbort) line += "; stopped";

@@ -8,6 +8,7 @@
 #include "cli/bench.h"
 #include "cli/machine_probe.h"
 #include "cli/model_work.h"
+#include "cli/speculation_report.h"
 
 namespace fathom {
 namespace {
@@ -140,6 +141,7 @@ json::object latency_json(const BenchFlags& flags, const LoadedEngine& loaded,
   object["prefill_flops"] = summary.prefill_flops;
   summary.probe.add_to(object);
   add_expert_loads(loaded, object);
+  add_speculation(loaded.engine->stats().speculation, object);
   return object;
 }
 
@@ -166,7 +168,7 @@ Result<int> bench_latency(const BenchFlags& flags) {
                  percentile(latencies, percent));
     }
     print_rates(flags, summary);
-    fmt::print("{}", experts_line(loaded));
+    fmt::print("{}{}", experts_line(loaded), speculation_line(loaded.engine->stats().speculation));
   }
   FATHOM_RETURN_IF_ERROR(
       report_json(flags.output, latency_json(flags, loaded, latencies, summary)));

@@ -9,6 +9,7 @@
 #include "cli/machine_probe.h"
 #include "cli/model_work.h"
 #include "cli/serving_report.h"
+#include "cli/speculation_report.h"
 
 namespace fathom {
 namespace {
@@ -100,12 +101,13 @@ Result<int> bench_throughput(const BenchFlags& flags) {
   if (!flags.output.json) {
     fmt::print("{}{}", machine_lines(loaded), probe.line());
     print_serving_report(figures, report);
-    fmt::print("{}", experts_line(loaded));
+    fmt::print("{}{}", experts_line(loaded), speculation_line(loaded.engine->stats().speculation));
   }
   json::object object = machine_json(loaded);
   add_serving_figures(figures, report, object);
   probe.add_to(object);
   add_expert_loads(loaded, object);
+  add_speculation(loaded.engine->stats().speculation, object);
   FATHOM_RETURN_IF_ERROR(report_json(flags.output, object));
   return 0;
 }

@@ -5,6 +5,7 @@
 #include "chat/prompt_ids.h"
 #include "chat/python_json.h"
 #include "cli/answer_printer.h"
+#include "cli/speculation_report.h"
 
 namespace fathom {
 
@@ -68,6 +69,9 @@ std::string ChatSession::stats() const {
       "cache: {} of {} pages",
       messages_.size(), engine.prompt_tokens, engine.cached_tokens, engine.generated_tokens,
       engine.pages_used + engine.pages_cached, engine.pages_total);
+  if (const std::string drafts = speculation_line(engine.speculation); !drafts.empty()) {
+    text += "\n" + drafts.substr(0, drafts.size() - 1);
+  }
   if (last_) text += "\nlast answer: " + speed_line(*last_);
   return text;
 }

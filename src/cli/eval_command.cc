@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "cli/eval_run.h"
 #include "cli/node_engine.h"
+#include "cli/speculation_report.h"
 
 namespace fathom {
 namespace {
@@ -106,7 +107,13 @@ Result<int> evaluate(const EvalFlags& flags) {
     }
     results.push_back(std::move(result));
   }
-  if (flags.json) fmt::print("{}\n", to_python_json(results_json(loaded, results)));
+  const SpeculationStats drafts = loaded.engine->stats().speculation;
+  if (!flags.json) fmt::print("{}", speculation_line(drafts));
+  if (flags.json) {
+    json::object object = results_json(loaded, results);
+    add_speculation(drafts, object);
+    fmt::print("{}\n", to_python_json(object));
+  }
   return 0;
 }
 

@@ -184,7 +184,7 @@ constexpr ForeignGroup kGroups[] = {
      "spec-synth-len spec-synth-rates spec-tokens spec-trace-dir spec-type "
      "speculative-accept-threshold-acc speculative-accept-threshold-single "
      "speculative-adaptive-config speculative-algorithm speculative-attention-mode "
-     "speculative-config speculative-dflash-block-size speculative-domino-candidate-pool-size "
+     "speculative-dflash-block-size speculative-domino-candidate-pool-size "
      "speculative-draft-attention-backend speculative-draft-kv-cache-dtype "
      "speculative-draft-load-format speculative-draft-model speculative-draft-model-path "
      "speculative-draft-model-quantization speculative-draft-model-revision "
@@ -195,7 +195,7 @@ constexpr ForeignGroup kGroups[] = {
      "speculative-ngram-external-corpus-max-tokens speculative-ngram-external-corpus-path "
      "speculative-ngram-external-sam-budget speculative-ngram-match-type "
      "speculative-ngram-max-bfs-breadth speculative-ngram-max-trie-depth "
-     "speculative-ngram-min-bfs-breadth speculative-num-draft-tokens speculative-num-steps "
+     "speculative-ngram-min-bfs-breadth speculative-num-draft-tokens "
      "speculative-token-map threads-batch-draft threads-draft"},
     {Asked::kNote, "", "no code of a checkpoint is ever run", "trust-remote-code", ""},
     {Asked::kNote, "", "the kernels are compiled",

@@ -147,6 +147,14 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   return {};
 }
 
+// Where a model cannot have drafts, as the end of a sentence; empty: it can.
+std::string why_no_drafts(const LoadedEngine& loaded, const ModelFlags& flags) {
+  if (!loaded.gpus.empty()) return "on a GPU";
+  if (flags.placement().exchanges_tokens()) return "with expert parallelism";
+  const auto place = node_place(flags.nodes);
+  return place && place->is_one_of_several() ? "over several nodes" : "";
+}
+
 // Of the GPU that has the least room for each of its ranks; sets how many those are.
 Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
                                          const GpuRunnerOptions& options, int* ranks) {
@@ -169,7 +177,10 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   request.cache_row_bytes =
       LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes() *
       ranks;  // each has its lane's whole cache
-  request.cache_layers = config.num_layers;
+  request.cache_layers = DeepSeekModel::cache_layers(config, loaded.max_drafts > 0);
+  if (loaded.max_drafts > 0) {
+    request.cache_state_bytes = DeepSeekModel::state_bytes(config, loaded.compute) * ranks;
+  }
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
     request.max_total_tokens = *flags.max_total_tokens;
@@ -193,6 +204,8 @@ EngineOptions engine_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.prefix_caching = flags.prefix_caching.value_or(needs.prefix_caching);
   options.max_num_seqs = loaded.max_num_seqs;
   options.max_batched_tokens = flags.step_rows();
+  options.max_drafts = loaded.max_drafts;
+  options.adapts_drafts = true;
   options.kv_offload_bytes = flags.kv_offload_gib << 30;
   options.kv_offload_dir = flags.kv_offload_dir;
   options.kv_offload_disk_bytes = flags.kv_offload_disk_gib << 30;
@@ -270,6 +283,7 @@ Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& fl
   options.num_threads = loaded.num_threads;
   options.placement = flags.placement();
   FATHOM_TRY(options.expert_table, expert_table_of(loaded.checkpoint.config(), flags));
+  options.max_drafts = loaded.max_drafts;
   options.balancer = {.rebalances = flags.eplb, .rebalance_steps = flags.eplb_steps};
   options.attention.form = flags.attention_form();
   options.load = loaded.load;
@@ -302,6 +316,8 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
   FATHOM_TRY(loaded.gpus, flags.gpus());
   if (const std::string reason = flags.why_cpu(); !reason.empty()) log_warning("{}", reason);
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
+  FATHOM_TRY(loaded.max_drafts,
+             drafts_of(flags.speculation, loaded.checkpoint, why_no_drafts(loaded, flags)));
   return loaded;
 }
 

@@ -301,6 +301,7 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                  "Steps between two plans of --enable-eplb, and those that a plan looks at",
                  "1000");
   add_node_flags(app, &flags->nodes);
+  add_speculation_flags(app, &flags->speculation);
   capacity.count("--seed", &flags->seed, 0, kAny, "Seed of all random numbers", "random");
 }
 

@@ -8,6 +8,7 @@
 #include "checkpoint/model_config.h"
 #include "cli/flags.h"
 #include "cli/node_flags.h"
+#include "cli/speculation_flags.h"
 #include "model/attention_plan.h"
 #include "placement/placement.h"
 
@@ -48,6 +49,7 @@ struct ModelFlags {
   bool eplb = false;                        // experts move when that balances ranks
   int64_t eplb_steps = 1000;                // between two plans
   NodeFlags nodes;
+  SpeculationFlags speculation;
   std::optional<int64_t> seed;
   bool quiet = false;
 

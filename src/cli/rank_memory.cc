@@ -1,10 +1,13 @@
 #include "cli/rank_memory.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <set>
 
 #include "base/math.h"
+#include "checkpoint/tensor_names.h"
 #include "model/expert_exchange.h"
 #include "model/model_spec.h"
 #include "model/workspace.h"
@@ -20,7 +23,8 @@ Result<std::vector<int64_t>> working_space_bytes(const ModelConfig& config,
   std::vector<int64_t> of_ranks;
   const auto [first, count] = ranks_here(options);
   for (int rank = first; rank < first + count; ++rank) {
-    const ModelSpec spec = make_spec(config, options.placement, rank, options.expert_table);
+    const ModelSpec spec =
+        make_spec(config, options.placement, rank, options.expert_table, options.max_drafts > 0);
     FATHOM_TRY(
         const Workspace workspace,
         Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
@@ -32,6 +36,20 @@ Result<std::vector<int64_t>> working_space_bytes(const ModelConfig& config,
     }
   }
   return of_ranks;
+}
+
+// As stored: of the layer that is loaded, without its copies of the main model's tensors.
+int64_t mtp_layer_bytes(const Checkpoint& checkpoint) {
+  const std::string prefix =
+      fmt::format("{}{}.", tensor_names::kLayers, checkpoint.config().num_layers);
+  int64_t bytes = 0;
+  for (const auto& [name, entry] : checkpoint.tensors()) {
+    if (name.starts_with(prefix) && !name.ends_with(tensor_names::kMtpEmbedding) &&
+        !name.ends_with(tensor_names::kMtpHead)) {
+      bytes += entry.bytes;
+    }
+  }
+  return bytes;
 }
 
 // How many of all layers' routed experts these ranks hold; the ranks of a process share an expert's
@@ -60,6 +78,7 @@ std::vector<MemoryLine> weights_here(const Checkpoint& checkpoint,
   const auto [first, count] = ranks_here(options);
   int64_t cut = 0, experts_of_rank = 0;
   for (const MemoryLine& group : weight_lines(inventory, false)) cut += group.bytes;
+  if (options.max_drafts > 0) cut += mtp_layer_bytes(checkpoint);
   std::vector<MemoryLine> lines;
   if (options.expert_table != nullptr) {
     const ModelConfig& config = checkpoint.config();

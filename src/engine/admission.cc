@@ -5,6 +5,7 @@
 
 #include "base/math.h"
 #include "cache/latent_layout.h"
+#include "model/forward_batch.h"
 
 namespace fathom {
 namespace {
@@ -94,6 +95,7 @@ std::unique_ptr<Sequence> make_sequence(ActiveRequest& active, int index, int64_
   sequence->prompt_len = sequence->len();
   sequence->max_len = max_len;
   sequence->usage.prompt_tokens = sequence->prompt_len;
+  sequence->max_drafts = active.request.max_drafts.value_or(kMaxDrafts);
   sequence->num_logprobs = params.logprobs;
   sequence->sample_options = sample_options(params, seed, index);
   if (sequence->sample_options.has_penalties()) {
@@ -130,6 +132,9 @@ Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, Even
   if (request.lane && (*request.lane < 0 || *request.lane >= limits.num_lanes)) {
     return invalid("the data-parallel rank is {}, there are {}: 0 to {}", *request.lane,
                    limits.num_lanes, limits.num_lanes - 1);
+  }
+  if (const auto& drafts = request.max_drafts; drafts && (*drafts < 0 || *drafts > kMaxDrafts)) {
+    return invalid("speculation is {}, must be 0 to {}", *drafts, kMaxDrafts);
   }
   if (request.cache_salt.size() > kMaxCacheSaltBytes) {
     return invalid("cache_salt has {} bytes, at most {} are allowed", request.cache_salt.size(),

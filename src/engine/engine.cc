@@ -26,6 +26,7 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
     return invalid("max_batched_tokens is {}, must be at least max_num_seqs, {}",
                    options.max_batched_tokens, options.max_num_seqs);
   }
+  FATHOM_RETURN_IF_ERROR(check_at_least("max_drafts", options.max_drafts, 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("max_prompt_logit_rows", options.max_prompt_logit_rows, 1));
   FATHOM_RETURN_IF_ERROR(check_at_least("long_prompt_rows", options.long_prompt_rows, 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("max_queued_requests", options.max_queued_requests, 1));
@@ -100,6 +101,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options,
                                                std::unique_ptr<Runner> runner,
                                                std::shared_ptr<const Tokenizer> tokenizer) {
   FATHOM_CHECK(runner != nullptr, "an engine needs a runner");
+  FATHOM_CHECK(runner->max_drafts() == 0 || runner->max_steps_in_flight() == 1,
+               "drafts with {} steps in flight", runner->max_steps_in_flight());
   FATHOM_RETURN_IF_ERROR(check_options(options, *runner));
   FATHOM_TRY(auto stores, make_stores(options, *runner));
   auto parts =

@@ -60,6 +60,10 @@ struct EngineOptions {
   // Priorities are clamped to +-kMostPriorityLevels, so no request is overtaken by one submitted
   // more than 2 * kMostPriorityLevels times this later.
   std::chrono::nanoseconds priority_ageing = std::chrono::seconds(5);
+  // Drafts of a sequence in a step, at most the runner's max_drafts().
+  int64_t max_drafts = kMaxDrafts;
+  // Whether a step has fewer where they do not pay, by measured acceptance and step times.
+  bool adapts_drafts = false;
   std::vector<int32_t> eos_ids = {};  // any of them ends a sequence
   int64_t preempt_every = 0;          // fault injection: one sequence every so many steps; 0: off
   std::function<std::chrono::steady_clock::time_point()> clock =
@@ -75,6 +79,15 @@ struct LaneStats {
   int64_t running = 0, waiting = 0;
   int64_t pages_total = 0, pages_used = 0, pages_cached = 0, pages_in_transfer = 0;
   int64_t preemptions = 0;
+};
+
+// Drafts that the steps had as rows, and what became of them. A draft behind a sequence's end does
+// not count as accepted.
+struct SpeculationStats {
+  int64_t drafts = 0;        // windows: a sequence's drafts in one step
+  int64_t draft_tokens = 0;  // drafts in them
+  int64_t accepted_tokens = 0;
+  std::array<int64_t, kMaxDrafts> accepted_per_pos{};  // the i-th draft of its window
 };
 
 struct EngineStats {
@@ -98,6 +111,7 @@ struct EngineStats {
   int64_t rejected = 0;              // requests refused because the queue was full
   int64_t expired = 0;               // requests aborted by a deadline
   double last_step_age_seconds = 0;  // since the last step ended
+  SpeculationStats speculation;
   std::vector<LaneStats> lanes;
   int64_t sequences_moved = 0;         // to another lane
   int64_t pages_copied = 0;            // from another lane's pool

@@ -166,7 +166,7 @@ bool EngineLoop::begin_step() {
   Step& step = this->step(begun_ + 1);
   if (!plan(step.plan) || step.plan.empty()) return false;
   step.number = begun_ + 1;
-  step.begun = now();
+  step.begun = step.drafted = now();
   record_step_shape(step.plan);
   publish_stats();  // before a step that may hang, so that its shape is visible
   if (const Result<> begun = begin(step); !begun) {
@@ -202,6 +202,7 @@ bool EngineLoop::plan(StepPlan& plan) {
 // error leaves nothing behind once these sequences have ended.
 Result<> EngineLoop::begin(Step& step) {
   try {
+    FATHOM_RETURN_IF_ERROR(propose_drafts(step));
     choose_rows(step, runner_->host_stream());
     const std::span<const ForwardBatch> batches = builder_.build(step.plan, step.rows);
     add_unknown_tokens(step);
@@ -209,6 +210,31 @@ Result<> EngineLoop::begin(Step& step) {
   } catch (const std::bad_alloc&) {
     return tl::unexpected(out_of_memory());
   }
+}
+
+// Asks the runner for the drafts that the plan has room for.
+Result<> EngineLoop::propose_drafts(Step& step) {
+  int64_t rows = 0, drafting = 0, most = 0;
+  for (const StepEntry& entry : step.plan.entries) {
+    rows += entry.has_draft_rows();
+    drafting += entry.num_drafts > 0;
+    most = std::max(most, entry.num_drafts);
+  }
+  if (rows == 0) return {};
+  choose_draft_rows(step);
+  FATHOM_TRY(const std::span<const int32_t> drafts,
+             runner_->draft(builder_.build_drafts(step.plan, step.rows), step.rows));
+  for (const StepEntry& entry : step.plan.entries) {
+    if (entry.has_draft_rows()) entry.sequence->mtp_len = entry.sequence->computed + 1;
+  }
+  take_drafts(step.plan, drafts);
+  step.drafted = now();
+  if (most > 0) {
+    lanes_.draft_policy().record_drafting(
+        drafting, std::chrono::duration<double>(step.drafted - step.begun).count() /
+                      static_cast<double>(most));
+  }
+  return {};
 }
 
 void EngineLoop::end_step() {
@@ -240,10 +266,10 @@ void EngineLoop::apply_sampled_tokens(Step& step, std::span<const SampledToken> 
     // on.
     return fail(step.plan, out_of_memory());
   }
-  for (const StepEntry& entry : step.plan.entries) deliver_token(entry, *results);
+  for (const StepEntry& entry : step.plan.entries) deliver_tokens(entry, *results);
 }
 
-void EngineLoop::deliver_token(const StepEntry& entry, StepResults& results) {
+void EngineLoop::deliver_tokens(const StepEntry& entry, StepResults& results) {
   Event& event = new_event(*entry.sequence);
   bool has_news = false;
   try {
@@ -252,8 +278,22 @@ void EngineLoop::deliver_token(const StepEntry& entry, StepResults& results) {
     return end_early(*entry.sequence, FinishReason::kError, out_of_memory());
   }
   if (!has_news) return;
-  lanes_.commit_token(*entry.sequence);
+  const int64_t accepted = std::max<int64_t>(0, std::ssize(event.ids) - 1);
+  count_drafts(entry, accepted);
+  lanes_.commit_tokens(*entry.sequence, accepted);
   emit(*entry.sequence, event);
+}
+
+void EngineLoop::count_drafts(const StepEntry& entry, int64_t accepted) {
+  DraftPolicy::record_window(*entry.sequence, entry.num_drafts, accepted);
+  if (entry.num_drafts == 0) return;
+  SpeculationStats& stats = counters_.speculation;
+  ++stats.drafts;
+  stats.draft_tokens += entry.num_drafts;
+  stats.accepted_tokens += accepted;
+  for (int64_t i = 0; i < accepted; ++i) ++stats.accepted_per_pos[static_cast<size_t>(i)];
+  entry.sequence->usage.draft_tokens += entry.num_drafts;
+  entry.sequence->usage.accepted_tokens += accepted;
 }
 
 // Ends the remaining sequences of a step that did not begin or that failed.
@@ -319,9 +359,9 @@ void EngineLoop::record_step_shape(const StepPlan& plan) {
   counters_.step_sequences = std::ssize(plan.entries);
   counters_.step_rows = counters_.step_longest = 0;
   for (const StepEntry& entry : plan.entries) {
-    counters_.step_rows += entry.num_tokens;
+    counters_.step_rows += entry.num_rows();
     counters_.step_longest =
-        std::max(counters_.step_longest, entry.sequence->computed + entry.num_tokens);
+        std::max(counters_.step_longest, entry.sequence->computed + entry.num_rows());
   }
 }
 
@@ -333,8 +373,15 @@ void EngineLoop::count_step(const Step& step) {
   ++counters_.steps;
   counters_.step_seconds += std::chrono::duration<double>(last_step_ - begun).count();
   int64_t rows = 0;
-  for (const StepEntry& entry : step.plan.entries) rows += entry.num_tokens;
+  for (const StepEntry& entry : step.plan.entries) rows += entry.num_rows();
   counters_.rows += rows;
+  const auto is_decode = [](const StepEntry& entry) {
+    return entry.num_tokens == 1 && entry.samples;
+  };
+  if (std::all_of(step.plan.entries.begin(), step.plan.entries.end(), is_decode)) {
+    const std::chrono::duration<double> seconds = last_step_ - std::max(step.drafted, begun);
+    lanes_.draft_policy().record_step(rows, seconds.count());
+  }
   const auto kind = std::ranges::lower_bound(kStepRowBounds, rows) - std::begin(kStepRowBounds);
   ++counters_.steps_by_rows[static_cast<size_t>(kind)];
 }

@@ -63,9 +63,11 @@ class EngineLoop {
   bool begin_step();
   bool plan(StepPlan& plan);
   Result<> begin(Step& step);
+  Result<> propose_drafts(Step& step);
   void end_step();
   void apply_sampled_tokens(Step& step, std::span<const SampledToken> sampled);
-  void deliver_token(const StepEntry& entry, StepResults& results);
+  void deliver_tokens(const StepEntry& entry, StepResults& results);
+  void count_drafts(const StepEntry& entry, int64_t accepted);
   void note_started(const StepPlan& plan);
   void record_step_shape(const StepPlan& plan);
   void count_step(const Step& step);

@@ -42,6 +42,7 @@ Result<ConstTensorView> FakeRunner::forward(std::span<const ForwardBatch> lanes)
   for (size_t lane = 0; lane < lanes.size(); ++lane) {
     check(lanes[lane]);
     write_rows(lanes[lane], lanes_[lane].cache);
+    if (drafts.most > 0) write_mtp_rows(lanes[lane], lanes_[lane].cache);
     add_logits(lanes[lane], lanes_[lane].cache);
   }
   begun_steps_.push_back(step_);
@@ -83,7 +84,7 @@ Result<std::span<const SampledToken>> FakeRunner::finish() {
 void FakeRunner::spoil(int64_t step) {
   for (Lane& lane : lanes_) {
     for (Cell& cell : lane.cache) {
-      if (cell.step == step) cell.token = 299 - cell.token;
+      if (cell.step == step) cell.token = cell.mtp_token = 299 - cell.token;
     }
   }
 }
@@ -163,9 +164,95 @@ void FakeRunner::write_rows(const ForwardBatch& batch, Cache& cache) {
     for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
       Cell& target = cache[cell_of(batch, s, batch.positions[row])];
       EXPECT_NE(target.step, step_) << "a cache row is written twice in one step";
-      target = {batch.token_ids[row], batch.positions[row], step_};
+      target.token = batch.token_ids[row];
+      target.position = batch.positions[row];
+      target.step = step_;
     }
   }
+}
+
+// A step's own rows of the MTP layer: of its tokens that are no drafts, from mtp_lens on.
+void FakeRunner::write_mtp_rows(const ForwardBatch& batch, Cache& cache) {
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    const int32_t context = batch.context_lens[s], first = batch.query_start[s];
+    const int32_t tokens = batch.query_start[s + 1] - first - batch.num_drafts[s];
+    EXPECT_GE(tokens, 1);
+    EXPECT_GE(batch.mtp_lens[s], context) << "tokens without an MTP row before the step";
+    for (int32_t position = std::max(1, batch.mtp_lens[s]); position < context + tokens;
+         ++position) {
+      Cell& cell = cache[cell_of(batch, s, position)];
+      cell.mtp_token = batch.token_ids[first + position - context];
+      cell.mtp_position = position;
+    }
+  }
+}
+
+Result<ConstTensorView> FakeRunner::draft_logits(std::span<const ForwardBatch> lanes,
+                                                 std::span<const std::vector<int32_t>> states) {
+  EXPECT_EQ(lanes.size(), lanes_.size());
+  EXPECT_EQ(states.size(), lanes_.size());
+  logits_.clear();
+  for (size_t lane = 0; lane < lanes.size(); ++lane) {
+    EXPECT_LE(lanes[lane].num_rows(), max_rows);
+    EXPECT_TRUE(states[lane].empty() || std::ssize(states[lane]) == lanes[lane].num_rows());
+    write_draft_rows(lanes[lane], !states[lane].empty(), lanes_[lane].cache);
+    add_draft_logits(lanes[lane], lanes_[lane].cache);
+  }
+  return ConstTensorView(logits_.data(),
+                         {std::ssize(logits_) / model_.vocab_size, model_.vocab_size});
+}
+
+// The first rows of a draft are of tokens that the main model has computed, except the last. All
+// tokens before it have their rows then.
+void FakeRunner::write_draft_rows(const ForwardBatch& batch, bool from_states, Cache& cache) {
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    EXPECT_GE(batch.context_lens[s], 1) << "the first token has no row";
+    EXPECT_LE(batch.query_start[s + 1] - batch.query_start[s], from_states ? 1 : kMaxDrafts + 1);
+    for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+      const int32_t position = batch.positions[row];
+      EXPECT_EQ(position, batch.context_lens[s] + row - batch.query_start[s]);
+      Cell& cell = cache[cell_of(batch, s, position)];
+      cell.mtp_token = batch.token_ids[row];
+      cell.mtp_position = position;
+    }
+    if (from_states) continue;
+    const int32_t newest = batch.positions[batch.query_start[s + 1] - 1];
+    for (int32_t position = 1; position < newest; ++position) {
+      const Cell& cell = cache[cell_of(batch, s, position)];
+      EXPECT_EQ(cell.position, position) << "a token that the model has not computed";
+      EXPECT_EQ(cell.mtp_position, position) << "a token without an MTP row";
+      EXPECT_EQ(cell.mtp_token, cell.token) << "the MTP row of another token";
+    }
+  }
+}
+
+void FakeRunner::add_draft_logits(const ForwardBatch& batch, const Cache& cache) {
+  static constexpr int32_t kAdversarial[] = {kFakeEos, 258, 'T', 'O', 'P', 'a', 'b', 'c', 298, 0};
+  int64_t sequence = 0;
+  for (const int32_t row : batch.logit_rows) {
+    while (batch.query_start[sequence + 1] <= row) ++sequence;
+    const int32_t position = batch.positions[row];
+    const uint64_t hash = read_mtp_prefix(batch, cache, sequence, position);
+    model_.logits_after(hash, row_);
+    const bool is_wrong = drafts.kind == FakeDrafts::Kind::kWrong ||
+                          (drafts.kind == FakeDrafts::Kind::kInTurns && position % 2 == 0);
+    if (is_wrong) std::rotate(row_.begin(), row_.begin() + 1, row_.end());
+    if (drafts.kind == FakeDrafts::Kind::kAdversarial) {
+      row_[static_cast<size_t>(kAdversarial[hash % std::size(kAdversarial)])] += 100;
+    }
+    logits_.insert(logits_.end(), row_.begin(), row_.end());
+  }
+}
+
+uint64_t FakeRunner::read_mtp_prefix(const ForwardBatch& batch, const Cache& cache,
+                                     int64_t sequence, int32_t position) {
+  uint64_t hash = FakeModel::extend(0, cache[cell_of(batch, sequence, 0)].token);
+  for (int32_t i = 1; i <= position; ++i) {
+    const Cell& cell = cache[cell_of(batch, sequence, i)];
+    EXPECT_EQ(cell.mtp_position, i) << "an MTP row holds another position";
+    hash = FakeModel::extend(hash, cell.mtp_token);
+  }
+  return hash;
 }
 
 uint64_t FakeRunner::read_prefix(const ForwardBatch& batch, const Cache& cache, int64_t sequence,

@@ -36,6 +36,18 @@ struct FakeCopies {
   std::atomic<int64_t>* count = nullptr;  // counts the copies begun; may be null
 };
 
+// How the runner drafts.
+struct FakeDrafts {
+  enum class Kind {
+    kRight,        // the model's own logits
+    kWrong,        // other ones
+    kInTurns,      // the model's own at every other position
+    kAdversarial,  // ends of sequence, stop ids and parts of stop strings, the vocabulary's last id
+  };
+  int64_t most = 0;  // of a sequence in a step
+  Kind kind = Kind::kRight;
+};
+
 class FakeRunner : public LogitsRunner {
  public:
   explicit FakeRunner(const FakeModel& model, int max_steps_in_flight = 1);
@@ -45,6 +57,9 @@ class FakeRunner : public LogitsRunner {
   int64_t num_pages() const override { return model_.num_pages; }
   int num_lanes() const override { return model_.num_lanes; }
   Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override;
+  int64_t max_drafts() const override { return drafts.most; }
+  Result<ConstTensorView> draft_logits(std::span<const ForwardBatch> lanes,
+                                       std::span<const std::vector<int32_t>> states) override;
   Result<std::span<const SampledToken>> finish() override;
   PageTransfer* page_transfer(int lane) override {
     return &lanes_[static_cast<size_t>(lane)].transfer;
@@ -61,12 +76,15 @@ class FakeRunner : public LogitsRunner {
   bool can_copy = true;  // pages between lanes
   bool lost = false;     // what is_lost() returns; set by a hook that also returns an error
   FakeCopies copies;     // set before the first copy
+  FakeDrafts drafts;     // set before the first step
   int64_t max_rows = 1 << 20, max_logit_rows = 1 << 20;  // limits that check() enforces on a batch
 
  private:
   struct Cell {
     int32_t token = -1, position = -1;
     int64_t step = 0;  // the step that wrote it
+    // The MTP layer's row: the token that it was made from.
+    int32_t mtp_token = -1, mtp_position = -1;
   };
   using Cache = std::vector<Cell>;  // [num_pages, kPageSize]
 
@@ -103,6 +121,11 @@ class FakeRunner : public LogitsRunner {
 
   void check(const ForwardBatch& batch);
   void write_rows(const ForwardBatch& batch, Cache& cache);
+  void write_mtp_rows(const ForwardBatch& batch, Cache& cache);
+  void write_draft_rows(const ForwardBatch& batch, bool from_states, Cache& cache);
+  void add_draft_logits(const ForwardBatch& batch, const Cache& cache);
+  uint64_t read_mtp_prefix(const ForwardBatch& batch, const Cache& cache, int64_t sequence,
+                           int32_t position);
   void add_logits(const ForwardBatch& batch, const Cache& cache);
   void spoil(int64_t step);
   static size_t cell_of(const ForwardBatch& batch, int64_t sequence, int32_t position);

@@ -17,7 +17,8 @@ namespace {
 constexpr double kRowsWorthASequence = 256;
 constexpr double kCostOfACopiedRow = 0.125;
 
-SchedulerOptions scheduler_options(const EngineOptions& options, const Runner& runner) {
+SchedulerOptions scheduler_options(const EngineOptions& options, const Runner& runner,
+                                   const DraftPolicy& draft_policy) {
   return {.max_num_seqs = options.max_num_seqs,
           .max_batched_tokens = options.max_batched_tokens,
           .max_prompt_logit_rows = options.max_prompt_logit_rows,
@@ -25,6 +26,8 @@ SchedulerOptions scheduler_options(const EngineOptions& options, const Runner& r
                                   ? options.long_prompt_rows
                                   : ceil_div(options.max_batched_tokens, 8),
           .keys_worth_a_row = runner.keys_worth_a_row(),
+          .max_drafts = std::min(options.max_drafts, runner.max_drafts()),
+          .draft_policy = options.adapts_drafts ? &draft_policy : nullptr,
           .share_answers = runner.answers_equal_prompts(),
           .preempt_every = options.preempt_every};
 }
@@ -38,7 +41,7 @@ Lanes::Lane::Lane(Lanes& all, int lane, const EngineOptions& options, const Runn
       store(std::move(page_store)),
       pool(runner.num_pages()),
       tree(pool, options.prefix_caching, store.get(), hasher),
-      scheduler(scheduler_options(options, runner), tree,
+      scheduler(scheduler_options(options, runner, all.draft_policy_), tree,
                 runner.num_lanes() > 1 && options.prefix_caching ? this : nullptr) {}
 
 Lanes::Lanes(const EngineOptions& options, Runner& runner,

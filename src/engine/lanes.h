@@ -39,12 +39,16 @@ class Lanes {
   void choose_lane(std::span<const std::unique_ptr<Sequence>> choices, int wanted);
   void add(Sequence& sequence) { of(sequence).scheduler.add(sequence); }
 
+  DraftPolicy& draft_policy() { return draft_policy_; }
+
   // As Scheduler's, over all lanes.
   void schedule(StepPlan& plan);
   void advance(const StepPlan& plan);
   void preempt_all();
   Sequence* planning() const { return planning_; }
-  void commit_token(Sequence& sequence) { of(sequence).scheduler.commit_token(sequence); }
+  void commit_tokens(Sequence& sequence, int64_t accepted) {
+    of(sequence).scheduler.commit_tokens(sequence, accepted);
+  }
   void finish(Sequence& sequence) { of(sequence).scheduler.finish(sequence); }
   bool has_work() const;
   int64_t num_running() const;
@@ -87,6 +91,7 @@ class Lanes {
   const EngineOptions& options_;
   Runner& runner_;
   const PrefixHasher hasher_;
+  DraftPolicy draft_policy_;
   std::deque<Lane> lanes_;
   Sequence* planning_ = nullptr;
   bool had_prompts_ = false;   // the last step, in some lane

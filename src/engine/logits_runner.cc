@@ -16,17 +16,36 @@ Result<> LogitsRunner::begin(std::span<const ForwardBatch> lanes, std::span<cons
   if (step.tokens.size() < rows.size()) step.tokens.resize(rows.size());
   step.count = rows.size();
   if (!rows.empty()) {
-    FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows),
-                 "{} rows of logits wanted, there are {}", rows.size(), logits.shape_string());
-    const std::span<SampledToken> tokens = std::span(step.tokens).first(step.count);
-    if (found_tokens().empty()) {
-      sample_rows(host_stream(), logits, rows, scratch_, tokens);
-    } else {
-      sample_rest(logits, rows, tokens);
-    }
+    sample(logits, rows, std::span(step.tokens).first(step.count));
   }
   ++begun_;
   return {};
+}
+
+Result<std::span<const int32_t>> LogitsRunner::draft(std::span<const ForwardBatch> lanes,
+                                                     std::span<const SampleRow> rows) {
+  draft_steps_.start(lanes, rows);
+  while (draft_steps_.has_work()) {
+    FATHOM_TRY(const ConstTensorView logits,
+               draft_logits(draft_steps_.lanes(), draft_steps_.states()));
+    const std::span<const SampleRow> step_rows = draft_steps_.rows();
+    if (draft_tokens_.size() < step_rows.size()) draft_tokens_.resize(step_rows.size());
+    const std::span<SampledToken> tokens = std::span(draft_tokens_).first(step_rows.size());
+    if (!step_rows.empty()) sample(logits, step_rows, tokens);
+    draft_steps_.advance(tokens);
+  }
+  return draft_steps_.drafts();
+}
+
+void LogitsRunner::sample(ConstTensorView logits, std::span<const SampleRow> rows,
+                          std::span<SampledToken> tokens) {
+  FATHOM_CHECK(logits.rank() == 2 && logits.size(0) == std::ssize(rows),
+               "{} rows of logits wanted, there are {}", rows.size(), logits.shape_string());
+  if (found_tokens().empty()) {
+    sample_rows(host_stream(), logits, rows, scratch_, tokens);
+  } else {
+    sample_rest(logits, rows, tokens);
+  }
 }
 
 void LogitsRunner::sample_rest(ConstTensorView logits, std::span<const SampleRow> rows,

@@ -37,12 +37,17 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
   }
   const Placement& placement = options.placement;
   FATHOM_RETURN_IF_ERROR(check_placement(placement, config));
+  FATHOM_CHECK(
+      options.max_drafts == 0 || (options.max_drafts <= kMaxDrafts && config.num_mtp_layers > 0 &&
+                                  !placement.exchanges_tokens() && options.world == nullptr),
+      "{} drafts", options.max_drafts);
   FATHOM_TRY(const std::shared_ptr<const ExpertTable> expert_table, first_table(options, config));
   std::unique_ptr<ModelRunner> runner(new ModelRunner);
   const int64_t cache_tokens = round_up(options.max_total_tokens, kPageSize);
   runner->max_model_len_ = std::min(
       options.max_model_len > 0 ? options.max_model_len : config.max_position, cache_tokens);
   runner->num_pages_ = cache_tokens / kPageSize;
+  runner->max_drafts_ = options.max_drafts;
   FATHOM_TRY(runner->team_,
              RankTeam::load(
                  checkpoint,
@@ -53,6 +58,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
                   .cache_format = options.cache_format,
                   .num_pages = runner->num_pages_,
                   .num_threads = options.num_threads,
+                  .with_mtp = options.max_drafts > 0,
                   .load = options.load,
                   .group = {.name = "tp", .limit = kRankLimit, .at_meeting = options.at_meeting},
                   .world = options.world,
@@ -89,12 +95,12 @@ void ModelRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to
   for (int rank = 0; rank < placement.tp; ++rank) {
     if (!team_->has_rank(placement.rank_of(from_lane, rank))) continue;
     const LatentCache& source = team_->cache(placement.rank_of(from_lane, rank));
-    const auto bytes = static_cast<size_t>(source.num_layers() * source.layout().page_bytes());
+    const auto bytes = static_cast<size_t>(source.page_bytes());
     std::memcpy(team_->cache(placement.rank_of(to_lane, rank)).page(to), source.page(from), bytes);
   }
 }
 
-Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes) {
+Result<TensorView> ModelRunner::make_logits(std::span<const ForwardBatch> lanes) {
   int64_t rows = 0;
   for (size_t lane = 0; lane < lanes.size(); ++lane) {
     if (team_->has_rank(team_->placement().rank_of(static_cast<int>(lane), 0))) {
@@ -105,8 +111,19 @@ Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes
   if (logits_.size() < bytes) {
     FATHOM_TRY(logits_, Buffer::allocate(bytes, "logits"));
   }
-  const TensorView logits = logits_.view(DType::kF32, {rows, vocab_size()});
   found_.assign(team_->placement().tp > 1 ? static_cast<size_t>(rows) : 0, kFromLogits);
+  return logits_.view(DType::kF32, {rows, vocab_size()});
+}
+
+Result<ConstTensorView> ModelRunner::draft_logits(std::span<const ForwardBatch> lanes,
+                                                  std::span<const std::vector<int32_t>> states) {
+  FATHOM_TRY(const TensorView logits, make_logits(lanes));
+  FATHOM_RETURN_IF_ERROR(team_->draft(lanes, states, logits, found_));
+  return ConstTensorView(logits);
+}
+
+Result<ConstTensorView> ModelRunner::forward(std::span<const ForwardBatch> lanes) {
+  FATHOM_TRY(const TensorView logits, make_logits(lanes));
   FATHOM_RETURN_IF_ERROR(team_->forward(lanes, logits, found_));
   if (balancer_ != nullptr) {
     balancer_->count(expert_counts());

@@ -25,6 +25,9 @@ struct ModelRunnerOptions {
   int num_threads = 0;               // of all ranks together; 0: one per core
   AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
+  // Drafts of a sequence in a step, 0 to kMaxDrafts. With some, the MTP layer is loaded; not where
+  // tokens are exchanged, nor in one of several processes.
+  int64_t max_drafts = 0;
   // The runner has the ranks of its node, and ends before it; null: all ranks.
   World* world = nullptr;
   MeetingHook at_meeting = {};  // for tests
@@ -47,6 +50,9 @@ class ModelRunner : public LogitsRunner, public ExpertRanks {
     return fathom::keys_worth_a_row(team_->config(), absorbed_key_macs(team_->config()));
   }
   Result<ConstTensorView> forward(std::span<const ForwardBatch> lanes) override;
+  int64_t max_drafts() const override { return max_drafts_; }
+  Result<ConstTensorView> draft_logits(std::span<const ForwardBatch> lanes,
+                                       std::span<const std::vector<int32_t>> states) override;
   std::span<const int32_t> found_tokens() const override { return found_; }
   // Null if some ranks are in other processes.
   PageTransfer* page_transfer(int lane) override {
@@ -76,7 +82,10 @@ class ModelRunner : public LogitsRunner, public ExpertRanks {
   std::unique_ptr<ExpertBalancer> balancer_;  // null where tokens are not exchanged, or elsewhere
   std::vector<int32_t> expert_counts_;        // of all ranks here
   std::vector<LatentPageTransfer> page_transfers_;  // [lanes]
-  int64_t max_model_len_ = 0, num_pages_ = 0;
+  // Makes room for the logits of the lanes' rows whose first rank is here.
+  Result<TensorView> make_logits(std::span<const ForwardBatch> lanes);
+
+  int64_t max_model_len_ = 0, num_pages_ = 0, max_drafts_ = 0;
   Buffer logits_;               // grows to the largest number of logit rows
   std::vector<int32_t> found_;  // of the last step; empty unless ranks divide the vocabulary
 };

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "engine/sampling_params.h"
 #include "engine/token_grammar.h"
+#include "model/forward_batch.h"
 
 namespace fathom {
 
@@ -28,6 +29,9 @@ struct Request {
   SamplingParams sampling = {};
   // Lower goes first, as in vLLM: in admission, and when preemption chooses who gives up pages.
   int32_t priority = 0;
+  // Drafts of a choice in a step, 0 to kMaxDrafts; not set: as many as the engine likes. Changes no
+  // token.
+  std::optional<int64_t> max_drafts = {};
   // The lane to run in, from 0; not set: the engine chooses.
   std::optional<int> lane = {};
   // Requests share cached prefixes only if their salts are equal. A tenant's secret.
@@ -81,6 +85,8 @@ struct Usage {
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   int64_t preemptions = 0;
+  int64_t draft_tokens = 0;     // drafts that were rows of its steps
+  int64_t accepted_tokens = 0;  // and those that became tokens of the completion
 };
 
 // The news of one choice since its last event. Each choice's stream ends with exactly one event

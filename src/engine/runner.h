@@ -5,8 +5,8 @@
 //
 // Called by the engine's thread only. The engine guarantees well-formed batches: token ids inside
 // the vocabulary, positions below max_model_len(), pages below num_pages(), no cache row written
-// twice, and in each lane at most EngineOptions::max_batched_tokens rows and at most max_num_seqs +
-// max_prompt_logit_rows logit rows.
+// twice, and in each lane at most EngineOptions::max_batched_tokens rows and at most max_num_seqs *
+// (1 + drafts of each) + max_prompt_logit_rows logit rows.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,21 @@ class Runner {
   // The number of steps that may have begun before the first of them is finished: 2 for a device
   // that works while the host prepares the next step.
   virtual int max_steps_in_flight() const { return 1; }
+
+  // The most drafts of a sequence in a step; 0: no drafts. More only with one step in flight.
+  virtual int64_t max_drafts() const { return 0; }
+
+  // Drafts tokens for sequences that are about to take part in a step, num_lanes() batches of them.
+  // A sequence's rows are its tokens from mtp_lens on, up to its newest; num_drafts, which may be
+  // 0, says how many to draft, and only those with some have a logit row, their last. rows[i] says
+  // how the step samples the token after the i-th logit row: a good draft is sampled alike. Returns
+  // the drafts, sequence by sequence, valid until the next call; they are inside the vocabulary,
+  // and nothing but speed depends on them. The step that begins next has each sequence's newest
+  // token and any number of its drafts as rows.
+  virtual Result<std::span<const int32_t>> draft(std::span<const ForwardBatch> /*lanes*/,
+                                                 std::span<const SampleRow> /*rows*/) {
+    return error(Code::kInternal, "this runner does not draft");
+  }
 
   // Begins a step, with num_lanes() batches, at least one of which has rows. rows[i] says how to
   // sample from the i-th logit row, counted over all lanes in order. What the rows point to stays

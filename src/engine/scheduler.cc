@@ -52,7 +52,7 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
   const size_t before = plan.entries.size();
   planning_ = nullptr;
-  budget_ = options_.max_batched_tokens;
+  budget_ = draft_budget_ = options_.max_batched_tokens;
   prompt_logit_budget_ = options_.max_prompt_logit_rows;
   preempted_ = false;
   ++num_steps_;
@@ -64,6 +64,7 @@ void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
   }
   go_on_loading(plan);
   plan_decode(plan);
+  if (options_.max_drafts > 0) plan_drafts(std::span(plan.entries).subspan(before));
   if (with_prompts) plan_prompts(plan);
   // Frees pages that the next step may need, but only a share of a small pool, whose pages are
   // cached texts.
@@ -80,8 +81,9 @@ void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
 void Scheduler::advance(std::span<const StepEntry> entries) {
   for (const StepEntry& entry : entries) {
     entry.sequence->computed += entry.num_tokens;
+    entry.sequence->mtp_len = entry.sequence->computed;
     entry.sequence->prompt_logits_done += entry.num_prompt_logits;
-    commit_token(*entry.sequence);
+    commit_tokens(*entry.sequence);
   }
 }
 
@@ -92,7 +94,8 @@ void Scheduler::preempt_all() {
   }
 }
 
-void Scheduler::commit_token(Sequence& sequence) {
+void Scheduler::commit_tokens(Sequence& sequence, int64_t accepted) {
+  sequence.computed += accepted;
   try {
     publish(sequence);
   } catch (const std::bad_alloc&) {
@@ -168,10 +171,49 @@ bool Scheduler::has_decode() const {
 void Scheduler::plan_decode(StepPlan& plan) {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.remaining() == 1 && sequence.may_run()) plan_chunk(sequence, plan);
+    if (sequence.remaining() != 1 || !sequence.may_run()) continue;
+    const int64_t rows = sequence.mtp_len < sequence.computed ? sequence.num_mtp_rows() : 0;
+    if (rows > draft_budget_) continue;
+    if (plan_chunk(sequence, plan)) draft_budget_ -= rows;
     // If the sequence preempted itself, it has left the list, and everything after it had been
     // preempted before.
   }
+}
+
+// Of the sequences that have their newest token planned.
+void Scheduler::plan_drafts(std::span<StepEntry> entries) {
+  for (StepEntry& entry : entries) entry.num_drafts = most_drafts(entry);
+  if (options_.draft_policy != nullptr) options_.draft_policy->choose(entries);
+  for (StepEntry& entry : entries) {
+    // Rows of the MTP layer that the sequence has not in any case.
+    const int64_t mtp_rows = entry.sequence->mtp_len < entry.sequence->computed ? 0 : 1;
+    const bool has_room = mtp_rows <= draft_budget_;
+    const int64_t wanted = has_room ? std::min(entry.num_drafts, budget_) : 0;
+    entry.num_drafts = wanted > 0 ? reserve_drafts(*entry.sequence, wanted) : 0;
+    if (entry.num_drafts == 0) continue;
+    budget_ -= entry.num_drafts;
+    draft_budget_ -= mtp_rows;
+  }
+}
+
+int64_t Scheduler::most_drafts(const StepEntry& entry) const {
+  const Sequence& sequence = *entry.sequence;
+  // The prompt's last row decides about the prompt's pages alone.
+  if (!entry.samples || entry.num_tokens > 1 || sequence.output_len() == 0) return 0;
+  const int64_t left = sequence.max_len - sequence.len() - 1;  // behind the token to come
+  return std::max<int64_t>(0, std::min({options_.max_drafts, sequence.max_drafts, left}));
+}
+
+// Reserves pages and memory for the drafts' tokens; returns for how many.
+int64_t Scheduler::reserve_drafts(Sequence& sequence, int64_t drafts) {
+  planning_ = &sequence;
+  if (reserve(sequence, sequence.len() + drafts) != PrefixTree::Room::kNow) {
+    drafts = std::min(drafts, std::ssize(sequence.pages) * kPageSize - sequence.len());
+  }
+  const auto tokens = sequence.tokens.size() + 1 + static_cast<size_t>(drafts);
+  if (tokens > sequence.tokens.capacity()) sequence.tokens.reserve(2 * tokens);
+  sequence.drafts.reserve(static_cast<size_t>(drafts));
+  return drafts;
 }
 
 // Work of one row after `context` tokens, in rows without context.
@@ -380,7 +422,7 @@ bool Scheduler::admit(Sequence& sequence, PrefixTree::Found found) {
   }
   sequence.is_loading = !has_all;
   sequence.pages_to_load = is_more ? found.all() : 0;
-  sequence.computed = has_all ? taken * kPageSize : 0;
+  sequence.computed = sequence.mtp_len = has_all ? taken * kPageSize : 0;
   sequence.pages_in_tree = taken;
   return true;
 }
@@ -409,7 +451,7 @@ void Scheduler::go_on_loading(StepPlan& plan) {
     const int64_t loaded = std::ssize(sequence->pages);
     pending_.remove(*sequence);  // including pages that have loaded since
     sequence->is_loading = false;
-    sequence->computed = loaded * kPageSize;
+    sequence->computed = sequence->mtp_len = loaded * kPageSize;
     sequence->pages_in_tree = loaded;
     sequence->is_long = is_long(*sequence, sequence->computed);
     pending_.add(*sequence, loaded);
@@ -460,7 +502,7 @@ void Scheduler::preempt(Sequence& sequence) {
   insert_in_order(waiting_, &sequence);  // may throw; then the sequence still runs
   erase_from(running_, &sequence);
   release_pages(sequence);
-  sequence.computed = 0;
+  sequence.computed = sequence.mtp_len = 0;
   sequence.phase = Sequence::Phase::kWaiting;
   ++sequence.usage.preemptions;
   ++num_preemptions_;
@@ -477,7 +519,8 @@ void Scheduler::release_pages(Sequence& sequence) {
 }
 
 void Scheduler::publish(Sequence& sequence) {
-  const int64_t full = std::min(sequence.computed, shareable_len(sequence)) / kPageSize;
+  const int64_t full =
+      std::min({sequence.computed, sequence.mtp_len, shareable_len(sequence)}) / kPageSize;
   if (!sequence.prefix || full <= sequence.pages_in_tree) return;
   const std::span<const int32_t> tokens = sequence.tokens;
   tree_->extend(*sequence.prefix, tokens.first(static_cast<size_t>(full * kPageSize)));

@@ -20,6 +20,12 @@
 // work. Among long prompts only, long_prompt_rows is a number of rows, whatever their context. A
 // long prompt that waits for pages lets other sequences pass, up to max_num_seqs times.
 //
+// Drafts: a sequence that decodes may get rows behind its newest token, of tokens that may follow.
+// They take what decode leaves of the budget and of the free pages; nothing is preempted for them.
+// Their cache rows count as computed when they have turned out to be tokens; a row that was written
+// for any other is beyond `computed`, where nothing reads it before it is written again, and where
+// no page is published.
+//
 // Steps in flight: a sequence's rows count as computed once the step has begun, since whatever
 // reads them runs later on the device. Pages go into the tree when all their tokens are known.
 //
@@ -41,6 +47,7 @@
 #include <vector>
 
 #include "cache/prefix_tree.h"
+#include "engine/draft_policy.h"
 #include "engine/pending_pages.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
@@ -62,8 +69,10 @@ struct SchedulerOptions {
   int64_t max_prompt_logit_rows = 0;  // >= 1
   int64_t long_prompt_rows = 0;       // >= 1: work per step for long prompts while there are others
   int64_t keys_worth_a_row = 0;       // 0: the cost of context is not counted
-  bool share_answers = true;          // also share pages of completions, not only of prompts
-  int64_t preempt_every = 0;          // for tests: preempt one sequence every so many steps; 0: off
+  int64_t max_drafts = 0;             // of a sequence in a step
+  const DraftPolicy* draft_policy = nullptr;  // null: always as many as there is room for
+  bool share_answers = true;  // also share pages of completions, not only of prompts
+  int64_t preempt_every = 0;  // for tests: preempt one sequence every so many steps; 0: off
 };
 
 // Brings pages of a text that other lanes have in their pools into this lane's prefix tree.
@@ -102,9 +111,10 @@ class Scheduler {
   // into the prefix tree.
   void advance(std::span<const StepEntry> entries);
 
-  // A token of the sequence has become known, in whatever phase it is. Publishes the page that the
-  // token completes.
-  void commit_token(Sequence& sequence);
+  // Tokens of the sequence have become known, in whatever phase it is: `accepted` of the step's
+  // drafts and the one behind them. The rows of those drafts count as computed. Publishes the pages
+  // that the tokens complete.
+  void commit_tokens(Sequence& sequence, int64_t accepted = 0);
 
   // Removes a sequence in any phase and releases its pages. Called once per sequence.
   void finish(Sequence& sequence);
@@ -134,6 +144,9 @@ class Scheduler {
 
  private:
   void plan_decode(StepPlan& plan);
+  void plan_drafts(std::span<StepEntry> entries);
+  int64_t most_drafts(const StepEntry& entry) const;
+  int64_t reserve_drafts(Sequence& sequence, int64_t drafts);
   bool is_long(const Sequence& sequence, int64_t cached_tokens) const;
   double prefill_cost(int64_t context) const;
   bool has_short_sequences() const;
@@ -169,7 +182,8 @@ class Scheduler {
   std::vector<Sequence*> running_;  // in order
   std::vector<Sequence*> passed_;   // long prompts that lack pages, in the step being planned
   Sequence* planning_ = nullptr;
-  int64_t budget_ = 0;  // rows left in the step being planned
+  int64_t budget_ = 0;        // rows left in the step being planned
+  int64_t draft_budget_ = 0;  // rows left in the MTP layer's step before it
   int64_t prompt_logit_budget_ = 0;
   int64_t num_steps_ = 0, num_preemptions_ = 0;
   int64_t last_company_ = -kCompanySteps;  // the last step with sequences that are not long

@@ -22,6 +22,9 @@ namespace fathom {
 
 struct ActiveRequest;
 
+// What is taken for the share of accepted drafts before the first: high, so that a sequence tries.
+inline constexpr double kFirstAcceptance = 0.9;
+
 struct Sequence {
   enum class Phase { kNew, kWaiting, kRunning, kFinished };  // kNew: not in the scheduler yet
 
@@ -40,9 +43,14 @@ struct Sequence {
 
   // Scheduling.
   Phase phase = Phase::kNew;
-  int lane = 0;                       // whose scheduler and pages it has
-  bool stays_in_lane = false;         // the request asked for its lane
-  int64_t computed = 0;               // tokens whose rows are in the cache
+  int lane = 0;                // whose scheduler and pages it has
+  bool stays_in_lane = false;  // the request asked for its lane
+  int64_t computed = 0;        // tokens whose rows are in the cache
+  // Tokens whose rows are also in the MTP layer's cache. It lags behind by the drafts that the last
+  // step has turned into tokens.
+  int64_t mtp_len = 0;
+  int64_t max_drafts = 0;  // of a step; the request may want fewer than the engine
+  double draft_acceptance = kFirstAcceptance;  // the share of its drafts, see DraftPolicy
   std::vector<int32_t> pages;         // block table, in order; the first pages may be shared
   int64_t planned_step = 0;           // the last step that it was part of
   std::optional<PrefixChain> prefix;  // none: its pages are not shared
@@ -64,6 +72,9 @@ struct Sequence {
   bool grammar_ended = false;                  // the text is complete and nothing may follow it
   bool grammar_stuck = false;                  // the text is incomplete and nothing may follow it
   int num_logprobs = -1;
+  std::vector<int32_t> drafts;  // tokens that may follow, of the step in flight
+  // What `history` is after each of the drafts; only with penalties.
+  std::vector<TokenHistory> draft_histories;
 
   // Text output; unset without a tokenizer.
   std::optional<IncrementalDetokenizer> detokenizer;
@@ -78,6 +89,8 @@ struct Sequence {
   int64_t len() const { return static_cast<int64_t>(tokens.size()); }
   int64_t known_len() const { return len() - num_unknown; }
   int64_t output_len() const { return known_len() - prompt_len; }
+  // Rows of the MTP layer up to the newest token's, which is drafted from.
+  int64_t num_mtp_rows() const { return computed + 1 - mtp_len; }
   int64_t remaining() const { return len() - computed; }  // >= 1
   // Whether the sequence may take part in the next step. While its newest token is being sampled it
   // may, unless that is its last token or the next one depends on it (grammar, penalties).

@@ -51,6 +51,39 @@ bool cut_at_stop(const Tokenizer& tokenizer, const SamplingParams& params, Answe
   return false;
 }
 
+bool contains(std::span<const uint32_t> mask, int32_t id) {
+  const auto word = static_cast<size_t>(id / 32);
+  return word < mask.size() && (mask[word] >> id % 32 & 1) != 0;
+}
+
+// Whether nothing but an end of sequence may follow.
+bool has_ended(TokenGrammarState& grammar) {
+  if (!grammar.can_end()) return false;
+  const std::span<const uint32_t> allowed = grammar.allowed();
+  for (int32_t id = 0; id < kFakeEos; ++id) {
+    if (contains(allowed, id)) return false;
+  }
+  return true;
+}
+
+// What the grammar leaves of a row. False: nothing may follow.
+bool choose_mask(TokenGrammarState& grammar, std::span<const int32_t> eos_ids,
+                 std::vector<uint32_t>& mask, SampleRow& row) {
+  const std::span<const uint32_t> allowed = grammar.allowed();
+  if (allowed.empty()) {  // it has not begun
+    if (row.masked.empty()) row.masked = eos_ids;
+    return true;
+  }
+  mask.assign(allowed.begin(), allowed.end());
+  mask.resize(10);
+  if (has_ended(grammar)) row.masked = {};
+  if (grammar.can_end() && row.masked.empty()) {
+    for (const int32_t id : eos_ids) mask[static_cast<size_t>(id / 32)] |= uint32_t{1} << id % 32;
+  }
+  row.allowed = mask;
+  return std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
+}
+
 }  // namespace
 
 Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const Request& request,
@@ -68,12 +101,22 @@ Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const R
                               .stream = static_cast<uint64_t>(index)};
   std::vector<int32_t> stop_ids = params.stop_token_ids;
   if (!params.ignore_eos) stop_ids.push_back(kFakeEos);
+  const std::vector<int32_t> eos_ids =
+      params.ignore_eos ? std::vector<int32_t>() : std::vector<int32_t>{kFakeEos};
+  std::unique_ptr<TokenGrammarState> grammar;
+  if (request.grammar) grammar = request.grammar->start(request.grammar_begins_after);
   TokenHistory history;
   history.add_prompt(request.prompt_ids);
   SampleScratch scratch;
   SampledToken token;
   std::vector<float> logits;
   Answer answer;
+  const auto without_token = [&] {
+    answer.finish = FinishReason::kError;
+    answer.text = replace_ill_formed(
+        raw_text(tokenizer, answer.ids, answer.ids.size(), params.skip_special_tokens));
+    return answer;
+  };
   uint64_t hash = 0;
   if (params.prompt_logprobs >= 0 && index == 0) answer.prompt_logprobs.push_back(std::nullopt);
   for (size_t i = 0; i < request.prompt_ids.size(); ++i) {
@@ -91,16 +134,23 @@ Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const R
                   .position = request.prompt_ids.size() + answer.ids.size(),
                   .num_logprobs = params.logprobs};
     if (std::ssize(answer.ids) < params.min_tokens) row.masked = stop_ids;
+    std::vector<uint32_t> mask;
+    if (grammar && !choose_mask(*grammar, eos_ids, mask, row)) return without_token();
     sample(logits, row, scratch, token);
+    if (token.id < 0) return without_token();
     answer.ids.push_back(token.id);
     history.add_output(token.id);
     hash = FakeModel::extend(hash, token.id);
     if (params.logprobs >= 0) answer.logprobs.push_back(logprob_of(token));
     const bool is_stop_id = std::find(stop_ids.begin(), stop_ids.end(), token.id) != stop_ids.end();
+    const bool grammar_ends =
+        grammar && !is_stop_id && grammar->accept(token.id) && has_ended(*grammar);
     if (!is_stop_id && cut_at_stop(tokenizer, params, answer)) return answer;
     if (is_stop_id) {
       answer.finish = FinishReason::kStop;
       answer.matched_stop = token.id;
+    } else if (grammar_ends) {
+      answer.finish = FinishReason::kStop;
     } else if (std::ssize(answer.ids) == *params.max_tokens) {
       answer.finish = FinishReason::kLength;
     } else {

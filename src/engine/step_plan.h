@@ -12,10 +12,21 @@ namespace fathom {
 struct StepEntry {
   Sequence* sequence = nullptr;
   int64_t num_tokens = 0;  // beginning at sequence->computed
+  // Rows behind them: the first of sequence->drafts.
+  int64_t num_drafts = 0;
   // Prompt positions [first, first + num) among those tokens whose logits are wanted for prompt
   // log-probabilities.
   int64_t first_prompt_logit = 0, num_prompt_logits = 0;
-  bool samples = false;  // the chunk ends with the newest token, whose logits are sampled
+  // How many of the sampled rows are tokens of the sequence; set when the step has ended.
+  int64_t run_length = 0;
+  // The chunk ends with the newest token. Its logits and those of the drafts are sampled.
+  bool samples = false;
+
+  int64_t num_rows() const { return num_tokens + num_drafts; }
+  int64_t num_sampled() const { return samples ? 1 + num_drafts : 0; }
+  // Whether the MTP layer runs over the sequence's newest tokens before the step: they are drafted
+  // from, or the last step's drafts have become tokens.
+  bool has_draft_rows() const { return num_drafts > 0 || sequence->mtp_len < sequence->computed; }
 };
 
 struct StepPlan {

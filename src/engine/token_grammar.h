@@ -26,6 +26,10 @@ class TokenGrammarState {
   // Consumes the next token, one of allowed(). Returns false, and changes nothing, if it cannot
   // follow.
   virtual bool accept(int32_t id) = 0;
+
+  // Reverts the last `count` accepted tokens, drafts that are not in the sequence yet. At most as
+  // many as were accepted.
+  virtual void rollback(int64_t count) = 0;
 };
 
 // A compiled grammar: immutable, shared by sequences and requests, used from any thread.

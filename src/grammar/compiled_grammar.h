@@ -38,10 +38,7 @@ class GrammarState : public TokenGrammarState {
   std::span<const uint32_t> allowed() override;
   bool can_end() const override;
   bool accept(int32_t id) override;
-
-  // Reverts the last `count` accepted tokens, for rejected draft tokens. At most as many as were
-  // accepted.
-  void rollback(int64_t count);
+  void rollback(int64_t count) override;
 
  private:
   struct Matcher;

@@ -248,6 +248,7 @@ class DeadEnd : public TokenGrammar, public TokenGrammarState {
   std::span<const uint32_t> allowed() override { return left_ > 0 ? mask_ : none_; }
   bool can_end() const override { return false; }
   bool accept(int32_t) override { return --left_ >= 0; }
+  void rollback(int64_t count) override { left_ += count; }
 
  private:
   int64_t left_;

@@ -36,8 +36,8 @@ std::vector<int64_t> cache_slots(const ForwardBatch& batch) {
 Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& checkpoint,
                                                            const ModelOptions& options,
                                                            const LoadOptions& load_options,
-                                                           const Stream& stream) {
-  const ModelSpec spec = make_spec(checkpoint.config());
+                                                           const Stream& stream, bool with_mtp) {
+  const ModelSpec spec = make_spec(checkpoint.config(), with_mtp);
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, {&spec, 1}, options.compute, load_options));
   return create(spec, std::move(weights.front()), options, stream, {});
@@ -79,32 +79,48 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
                options_.max_rows);
   if (world_ != nullptr) world_->set_plan(expert_table_->fingerprint());
   if (rows == 0) return host_experts();
-  const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
-                             config_.v_dim};
-  const Step step{batch, plan_attention(batch, shape, options_.attention), cache_slots(batch),
-                  LaneRows(lane_, rows, config_.hidden)};
-  if (lane_ != nullptr) lane_->set_plan(hash_attention(step.plan, hash_batch(batch, 0)));
-
+  const Step step = make_step(batch, 0);
   const TensorView x = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
-  const TensorView normed = workspace_.normed.view(options_.compute, {rows, config_.hidden});
-  const Slice own = step.rows.own();
-  const TensorView own_x = x.rows(own.first, own.count);
-  const TensorView own_normed = normed.rows(own.first, own.count);
   std::fill(expert_counts_.begin(), expert_counts_.end(), 0);
   embed(step, x);
   int64_t moe_layer = 0;
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[layer];
-    rms_norm(stream_, own_x, norm_weight(weights.input_norm), eps_, own_normed);
-    attention(weights.attention, step, cache.layer(layer), normed, x);
-    rms_norm(stream_, own_x, norm_weight(weights.post_attention_norm), eps_, own_normed);
-    if (weights.moe && exchange_ != nullptr) {
-      exchanged_moe(*weights.moe, moe_layer++, step.rows, normed, x);
-    } else {
-      feed_forward(weights, step.rows, normed, x);
-    }
+    run_layer(weights, moe_layer, step, cache.layer(layer), x);
+    if (weights.moe) ++moe_layer;
   }
-  logits(step, x, logits_out, tokens);
+  if (weights_.mtp) make_states(step, x);
+  logits(step, x, weights_.final_norm, logits_out, tokens);
+  if (weights_.mtp) {
+    write_mtp_rows(batch, cache);
+    keep_states(batch, cache);
+  }
+}
+
+DeepSeekModel::Step DeepSeekModel::make_step(const ForwardBatch& batch, int32_t first_key) const {
+  const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
+                             config_.v_dim};
+  Step step{batch, plan_attention(batch, shape, options_.attention), cache_slots(batch),
+            LaneRows(lane_, batch.num_rows(), config_.hidden), first_key};
+  if (lane_ != nullptr) lane_->set_plan(hash_attention(step.plan, hash_batch(batch, 0)));
+  return step;
+}
+
+// x [rows, hidden] f32, where rows are divided this rank's own: x += attention, x += feed-forward.
+void DeepSeekModel::run_layer(const LayerWeights& weights, int64_t moe_layer, const Step& step,
+                              const LatentPages& pages, TensorView x) {
+  const TensorView normed = workspace_.normed.view(options_.compute, {x.size(0), config_.hidden});
+  const Slice own = step.rows.own();
+  const TensorView own_x = x.rows(own.first, own.count);
+  const TensorView own_normed = normed.rows(own.first, own.count);
+  rms_norm(stream_, own_x, norm_weight(weights.input_norm), eps_, own_normed);
+  attention(weights.attention, step, pages, normed, x);
+  rms_norm(stream_, own_x, norm_weight(weights.post_attention_norm), eps_, own_normed);
+  if (weights.moe && exchange_ != nullptr) {
+    exchanged_moe(*weights.moe, moe_layer, step.rows, normed, x);
+  } else {
+    feed_forward(weights, step.rows, normed, x);
+  }
 }
 
 // The step of a lane without rows: its ranks compute the others' tokens.
@@ -254,13 +270,14 @@ void DeepSeekModel::exchanged_moe(const MoeWeights& weights, int64_t moe_layer,
       stream_.pool());
 }
 
-void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorView out,
-                           std::span<int32_t> tokens) {
+ConstTensorView DeepSeekModel::logits(const Step& step, ConstTensorView residual,
+                                      const Buffer& norm, TensorView out,
+                                      std::span<int32_t> tokens) {
   const std::vector<int32_t>& wanted = step.batch.logit_rows;
   const auto count = static_cast<int64_t>(wanted.size());
   if (count == 0) {
     if (step.rows.are_divided()) barrier(*lane_);  // the last sums' parts are read
-    return;
+    return {};
   }
   const TensorView normed = workspace_.normed.view(options_.compute, {count, config_.hidden});
   // Which of the wanted rows are among some rows.
@@ -276,11 +293,13 @@ void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorVie
   for (int64_t i = own.first; i < own.end();) {
     int64_t run = 1;
     while (i + run < own.end() && wanted[i + run] == wanted[i] + run) ++run;
-    rms_norm(stream_, residual.rows(wanted[i], run), norm_weight(weights_.final_norm), eps_,
-             normed.rows(i, run));
+    rms_norm(stream_, residual.rows(wanted[i], run), norm_weight(norm), eps_, normed.rows(i, run));
     i += run;
   }
-  if (lane_ == nullptr) return linear(stream_, normed, weights_.head, out);
+  if (lane_ == nullptr) {
+    linear(stream_, normed, weights_.head, out);
+    return normed;
+  }
   if (step.rows.are_divided()) {
     step.rows.gather(
         [&](int rank, std::vector<Piece>& pieces) {
@@ -299,6 +318,7 @@ void DeepSeekModel::logits(const Step& step, ConstTensorView residual, TensorVie
   linear(stream_, normed, weights_.head, part);
   collect_logits(*lane_, part, step.batch.largest_only, config_.vocab_size, out, tokens,
                  stream_.pool());
+  return normed;
 }
 
 }  // namespace fathom

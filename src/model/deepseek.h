@@ -43,7 +43,7 @@ class DeepSeekModel {
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options,
-                                                     const Stream& stream);
+                                                     const Stream& stream, bool with_mtp = false);
   // A rank's part; the weights are those of its spec. `groups` outlive the model.
   static Result<std::unique_ptr<DeepSeekModel>> create(const ModelSpec& spec, ModelWeights weights,
                                                        const ModelOptions& options,
@@ -63,6 +63,22 @@ class DeepSeekModel {
   // experts.
   void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits,
                std::span<int32_t> tokens = {});
+
+  // The MTP layer, if the spec has it. Its cache is the layer behind the model's: a token's row is
+  // in the token's own slot, made from the token and the main model's state before it, which
+  // forward() leaves in the page's state. The first token has no row. forward() writes the rows of
+  // its tokens that are no drafts, from mtp_lens on.
+
+  // Of the cache's pages: LatentCache's state_bytes and layers.
+  static int64_t state_bytes(const ModelConfig& config, DType compute, bool with_mtp = true);
+  static int64_t cache_layers(const ModelConfig& config, bool with_mtp = true);
+
+  // Runs the MTP layer alone over the batch's tokens, all behind a sequence's first, and writes
+  // their rows. The state before a token is the main model's, from the page; or, with `states`
+  // [rows], the MTP layer's own of the last draft(): its i-th logit row's for states[row] = i.
+  // Logits [logit_rows, vocab] f32 of the tokens that follow, as forward().
+  void draft(const ForwardBatch& batch, std::span<const int32_t> states, const LatentCache& cache,
+             TensorView logits, std::span<int32_t> tokens = {});
 
   // Expert parallelism, between two steps.
 
@@ -94,7 +110,12 @@ class DeepSeekModel {
     AttentionPlan plan;
     std::vector<int64_t> slots;  // [rows]: slot of each token's cache row
     LaneRows rows;
+    int32_t first_key = 0;  // PagedBatch's
   };
+  Step make_step(const ForwardBatch& batch, int32_t first_key) const;
+  // `moe_layer`: as the expert table counts.
+  void run_layer(const LayerWeights& weights, int64_t moe_layer, const Step& step,
+                 const LatentPages& pages, TensorView x);
 
   // x [rows, hidden] of each of these: where rows are divided over the lane, only this rank's own
   // are there, in `residual` too.
@@ -119,8 +140,18 @@ class DeepSeekModel {
   Routes route(const MoeWeights& weights, ConstTensorView x, Slice some);
   void host_experts();
   void embed(const Step& step, TensorView residual);
-  void logits(const Step& step, ConstTensorView residual, TensorView out,
-              std::span<int32_t> tokens);
+  // Returns the normed states of the batch's logit rows, on all ranks.
+  ConstTensorView logits(const Step& step, ConstTensorView residual, const Buffer& norm,
+                         TensorView out, std::span<int32_t> tokens);
+  // forward()'s work for the MTP layer, in this order, and the layer.
+  void make_states(const Step& step, ConstTensorView residual);
+  void write_mtp_rows(const ForwardBatch& batch, const LatentCache& cache);
+  void keep_states(const ForwardBatch& batch, const LatentCache& cache);
+  void mtp_layer(const Step& step, std::span<const std::byte* const> states,
+                 const LatentCache& cache, TensorView residual);
+  std::byte* state_of(const ForwardBatch& batch, int64_t sequence, int64_t position,
+                      const LatentCache& cache) const;
+  int64_t hidden_bytes() const { return config_.hidden * size_of(options_.compute); }
   TensorView part_of_sum(TensorView residual);
   // residual += the sum of all ranks' parts.
   void add_parts(const LaneRows& rows, TensorView residual);

@@ -100,8 +100,10 @@ void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const St
     tasks[h] = {q_nope.select(1, h), &weights.uk[h], q_latent.select(1, h)};
   }
   linear_group(stream_, tasks);
-  fathom::absorbed_attention(stream_, q_latent, q_rope, group.view(step.batch), group.sequences,
-                             pages, softmax_scale_, o_latent, bytes_of(workspace_.absorbed));
+  PagedBatch paged = group.view(step.batch);
+  paged.first_key = step.first_key;
+  fathom::absorbed_attention(stream_, q_latent, q_rope, paged, group.sequences, pages,
+                             softmax_scale_, o_latent, bytes_of(workspace_.absorbed));
   for (int64_t h = 0; h < heads; ++h) {
     tasks[h] = {o_latent.select(1, h), &weights.uv[h], out.select(1, h)};
   }
@@ -127,7 +129,7 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
   const TensorView whole_lse = workspace_.whole_lse.view(DType::kF32, {queries, heads});
 
   const int64_t chunk = options_.attention.mha_key_chunk;
-  for (int64_t first_key = 0; first_key < context + queries; first_key += chunk) {
+  for (int64_t first_key = step.first_key; first_key < context + queries; first_key += chunk) {
     const int64_t keys = std::min(chunk, context + queries - first_key);
     const TensorView latent = workspace_.latent.view(operand, {keys, config_.kv_lora_rank});
     const TensorView k_rope = workspace_.k_rope.view(operand, {keys, config_.qk_rope_dim});
@@ -139,7 +141,7 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
     // Queries before `first` see none of these keys.
     const int64_t first = std::max<int64_t>(0, first_key - context);
     const int64_t count = queries - first;
-    const bool only = first_key == 0;
+    const bool only = first_key == step.first_key;
     const TensorView out = only ? whole : workspace_.part.view(DType::kF32, {count, heads, v});
     const TensorView lse = only ? whole_lse : workspace_.part_lse.view(DType::kF32, {count, heads});
     fathom::mha_attention(

@@ -9,6 +9,10 @@
 
 namespace fathom {
 
+// The most drafts of a sequence in a step. A page keeps the hidden states of its last kMaxDrafts +
+// 1 tokens: the rows of a step with so many.
+inline constexpr int64_t kMaxDrafts = 3;
+
 struct ForwardBatch {
   // [rows]; below 0: the token sampled from logit row -1 - id of the previous step, counted over
   // all lanes, which a runner with several steps in flight knows before its caller does.
@@ -20,6 +24,10 @@ struct ForwardBatch {
   std::vector<int32_t> prompt_lens;   // [sequences]: later positions are the completion's
   std::vector<int32_t> block_tables;  // [sequences, max_pages]: page ids, -1 beyond the sequence's
   int32_t max_pages = 0;
+
+  // [sequences]: how many of a sequence's last rows are drafts, tokens that may turn out not to be
+  // in it, and how many of its first tokens have their final row in the MTP layer's cache.
+  std::vector<int32_t> num_drafts, mtp_lens;
 
   std::vector<int32_t> logit_rows;  // rows that need logits, in ascending order
   // Indices in logit_rows, ascending, of those that need no more than the token of their largest

@@ -102,12 +102,27 @@ class SpecMaker {
     spec.input_norm = vector(named(kInputNorm), config_.hidden);
     spec.post_attention_norm = vector(named(kPostAttentionNorm), config_.hidden);
     spec.attention = attention(prefix);
-    if (config_.is_moe_layer(number)) {
+    if (config_.is_moe_layer(number) || number >= config_.num_layers) {
       spec.moe = moe(prefix, moe_number);
     } else {
       spec.dense = mlp(named(kMlp), config_.intermediate);
     }
     return spec;
+  }
+
+  MtpSpec mtp() const {
+    const std::string prefix = fmt::format("{}{}.", kLayers, config_.num_layers);
+    const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
+    const int64_t hidden = config_.hidden;
+    const auto half = [&](int64_t first) {
+      return columns(named(kMtpProjection), hidden, 2 * hidden, {first, hidden});
+    };
+    return {vector(named(kMtpEmbeddingNorm), hidden),
+            vector(named(kMtpHiddenNorm), hidden),
+            vector(named(kMtpHeadNorm), hidden),
+            half(0),
+            half(hidden),
+            layer(config_.num_layers, 0)};
   }
 
  private:
@@ -120,7 +135,7 @@ class SpecMaker {
 }  // namespace
 
 ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
-                    std::shared_ptr<const ExpertTable> table) {
+                    std::shared_ptr<const ExpertTable> table, bool with_mtp) {
   const bool exchanges = placement.exchanges_tokens();
   FATHOM_CHECK(rank >= 0 && rank < placement.world() && (table != nullptr || !exchanges),
                "rank {} of {}", rank, placement.world());
@@ -141,6 +156,10 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
     spec.layers.push_back(make.layer(layer, moe_layers));
     if (spec.layers.back().moe) ++moe_layers;
   }
+  if (with_mtp) {
+    FATHOM_CHECK(config.num_mtp_layers > 0 && !exchanges, "{} MTP layers", config.num_mtp_layers);
+    spec.mtp = make.mtp();
+  }
   return spec;
 }
 
@@ -152,6 +171,8 @@ const MlpSpec& ModelSpec::expert(int64_t moe_layer, size_t slot) const {
   return layers[layer].moe->experts[slot];
 }
 
-ModelSpec make_spec(const ModelConfig& config) { return make_spec(config, Placement{}, 0); }
+ModelSpec make_spec(const ModelConfig& config, bool with_mtp) {
+  return make_spec(config, Placement{}, 0, nullptr, with_mtp);
+}
 
 }  // namespace fathom

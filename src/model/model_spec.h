@@ -66,6 +66,16 @@ struct LayerSpec {
   std::optional<MoeSpec> moe;
 };
 
+// The next-token layer (multi-token prediction, DeepSeek-V3 2024, section 2.2):
+//   u = W_e · rms_norm(embedding of token i) + W_h · rms_norm(main model's state of token i - 1)
+//   logits of token i + 1 = head · rms_norm(layer(u))
+// with the main model's embedding and head. It has whole norms and projections on every rank.
+struct MtpSpec {
+  TensorPart embedding_norm, hidden_norm, head_norm;
+  TensorPart from_embedding, from_hidden;  // [hidden, hidden]: the two halves of eh_proj
+  LayerSpec layer;
+};
+
 struct ModelSpec {
   ModelConfig config;  // of the whole model
   Placement placement;
@@ -73,6 +83,7 @@ struct ModelSpec {
   TensorPart embedding, head;  // [vocab, hidden]: the same rows of both
   TensorPart final_norm;
   std::vector<LayerSpec> layers;
+  std::optional<MtpSpec> mtp;                       // with speculation
   std::shared_ptr<const ExpertTable> expert_table;  // null: no exchange of tokens
 
   int tp_rank() const { return placement.tp_rank_of(rank); }
@@ -83,10 +94,12 @@ struct ModelSpec {
 };
 
 // The placement has passed check_placement(). `table` has passed check_expert_table(), without MTP
-// layers; it is needed where placement.exchanges_tokens(), and not read elsewhere.
+// layers; it is needed where placement.exchanges_tokens(), and not read elsewhere. With `with_mtp`
+// the first MTP layer is part of the model, which needs config.num_mtp_layers > 0 and no exchange
+// of tokens.
 ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
-                    std::shared_ptr<const ExpertTable> table = nullptr);
+                    std::shared_ptr<const ExpertTable> table = nullptr, bool with_mtp = false);
 // The whole model on one rank.
-ModelSpec make_spec(const ModelConfig& config);
+ModelSpec make_spec(const ModelConfig& config, bool with_mtp = false);
 
 }  // namespace fathom

@@ -72,7 +72,8 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   std::vector<ModelSpec> specs;
   specs.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
-    specs.push_back(make_spec(config, placement, team->first_rank_ + rank, options.expert_table));
+    specs.push_back(make_spec(config, placement, team->first_rank_ + rank, options.expert_table,
+                              options.with_mtp));
   }
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, specs, options.model.compute, options.load));
@@ -103,9 +104,11 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
     FATHOM_TRY(rank.model,
                DeepSeekModel::create(specs[at], std::move(weights[at]), options.model, rank.stream,
                                      {.lane = rank.lane.get(), .world = rank.world.get()}));
-    FATHOM_TRY(rank.cache, LatentCache::allocate(
-                               {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
-                               config.num_layers, options.num_pages));
+    FATHOM_TRY(rank.cache,
+               LatentCache::allocate(
+                   {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
+                   DeepSeekModel::cache_layers(config, options.with_mtp), options.num_pages,
+                   DeepSeekModel::state_bytes(config, options.model.compute, options.with_mtp)));
   }
   for (size_t i = 1; i < team->ranks_.size(); ++i) {
     team->ranks_[i].thread = std::thread([team = team.get(), i] { team->serve(i); });
@@ -123,7 +126,19 @@ RankTeam::~RankTeam() {
 
 Result<> RankTeam::forward(std::span<const ForwardBatch> lanes, TensorView logits,
                            std::span<int32_t> tokens) {
-  work_ = {lanes, logits, tokens};
+  return do_work({lanes, logits, tokens});
+}
+
+Result<> RankTeam::draft(std::span<const ForwardBatch> lanes,
+                         std::span<const std::vector<int32_t>> states, TensorView logits,
+                         std::span<int32_t> tokens) {
+  FATHOM_CHECK(states.size() == lanes.size(), "{} lanes, states of {}", lanes.size(),
+               states.size());
+  return do_work({lanes, logits, tokens, states});
+}
+
+Result<> RankTeam::do_work(const Work& work) {
+  work_ = work;
   if (placement_.world() == 1) {
     compute(ranks_.front());
     return {};
@@ -243,7 +258,11 @@ void RankTeam::compute(Rank& rank) {
       tokens = work_.tokens.subspan(static_cast<size_t>(first), batch.logit_rows.size());
     }
   }
-  rank.model->forward(batch, rank.cache, logits, tokens);
+  if (work_.states.empty()) {
+    rank.model->forward(batch, rank.cache, logits, tokens);
+  } else {
+    rank.model->draft(batch, work_.states[lane], rank.cache, logits, tokens);
+  }
 }
 
 void RankTeam::serve(size_t index) {

@@ -29,6 +29,8 @@ struct RankTeamOptions {
   CacheFormat cache_format = CacheFormat::kBF16;
   int64_t num_pages = 0;
   int num_threads = 0;  // of all ranks together, at least one each; 0: one a core
+  // With the MTP layer; not where tokens are exchanged.
+  bool with_mtp = false;
   LoadOptions load;
   // Each lane's; their names get the lane's number. The group of all ranks is "world" and has the
   // rest of it.
@@ -67,6 +69,9 @@ class RankTeam {
   // for it, and all later calls fail too.
   Result<> forward(std::span<const ForwardBatch> lanes, TensorView logits,
                    std::span<int32_t> tokens = {});
+  // DeepSeekModel::draft() on all ranks: batches and `states` by lane, the rest as forward().
+  Result<> draft(std::span<const ForwardBatch> lanes, std::span<const std::vector<int32_t>> states,
+                 TensorView logits, std::span<int32_t> tokens = {});
   bool has_failed() const { return abort_word_->aborted(); }
 
   // Where tokens are exchanged, between two steps, on the calling thread:
@@ -98,6 +103,7 @@ class RankTeam {
     std::span<const ForwardBatch> lanes;
     TensorView logits;
     std::span<int32_t> tokens;
+    std::span<const std::vector<int32_t>> states = {};  // of a draft, by lane; empty: a step
   };
 
   // Where experts' weights are read from again, in one of several processes.
@@ -112,6 +118,7 @@ class RankTeam {
   Result<LayerSlots> slots_of_layer(const ExpertTable& table, std::span<const ModelSpec> specs,
                                     int64_t moe_layer) const;
   // `index`: of ranks_.
+  Result<> do_work(const Work& work);
   void serve(size_t index);
   void run(size_t index);
   void compute(Rank& rank);

@@ -291,6 +291,16 @@ Result<> collect_layer(const ModelConfig& config, const LayerSpec& spec, WeightC
   return collect->mlp(*spec.dense, &out->dense.emplace());
 }
 
+Result<> collect_mtp(const ModelConfig& config, const MtpSpec& spec, WeightCollector* collect,
+                     MtpWeights* out) {
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.embedding_norm, &out->embedding_norm));
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.hidden_norm, &out->hidden_norm));
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.head_norm, &out->head_norm));
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.from_embedding, &out->from_embedding));
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.from_hidden, &out->from_hidden));
+  return collect_layer(config, spec.layer, collect, &out->layer);
+}
+
 Result<> collect_model(const ModelSpec& spec, WeightCollector* collect, ModelWeights* out) {
   FATHOM_RETURN_IF_ERROR(collect->embedding(spec.embedding, out));
   out->layers.resize(spec.layers.size());
@@ -299,10 +309,28 @@ Result<> collect_model(const ModelSpec& spec, WeightCollector* collect, ModelWei
         collect_layer(spec.config, spec.layers[layer], collect, &out->layers[layer]));
   }
   FATHOM_RETURN_IF_ERROR(collect->vector(spec.final_norm, &out->final_norm));
+  if (spec.mtp) {
+    FATHOM_RETURN_IF_ERROR(collect_mtp(spec.config, *spec.mtp, collect, &out->mtp.emplace()));
+  }
   return collect->matrix(spec.head, &out->head);
 }
 
 int64_t bytes_of(const MlpWeights& mlp) { return mlp.gate_up.bytes() + mlp.down.bytes(); }
+
+int64_t bytes_of(const LayerWeights& layer) {
+  const AttentionWeights& a = layer.attention;
+  int64_t total = layer.input_norm.size() + layer.post_attention_norm.size() + a.q_a_norm.size() +
+                  a.kv_a_norm.size() + a.q_a.bytes() + a.q_b.bytes() + a.kv_a.bytes() +
+                  a.kv_b.bytes() + a.o.bytes();
+  for (const PackedMatrix& head_uk : a.uk) total += head_uk.bytes();
+  for (const PackedMatrix& head_uv : a.uv) total += head_uv.bytes();
+  if (layer.dense) total += bytes_of(*layer.dense);
+  if (!layer.moe) return total;
+  total += layer.moe->gate.bytes() + layer.moe->gate_bias.size();
+  for (const MlpWeights& expert : layer.moe->experts) total += bytes_of(expert);
+  if (layer.moe->shared) total += bytes_of(*layer.moe->shared);
+  return total;
+}
 
 }  // namespace
 
@@ -334,18 +362,10 @@ Result<std::vector<MlpWeights>> load_mlps(const Checkpoint& checkpoint,
 
 int64_t ModelWeights::bytes() const {
   int64_t total = embedding.size() + final_norm.size() + head.bytes();
-  for (const LayerWeights& layer : layers) {
-    const AttentionWeights& a = layer.attention;
-    total += layer.input_norm.size() + layer.post_attention_norm.size() + a.q_a_norm.size() +
-             a.kv_a_norm.size() + a.q_a.bytes() + a.q_b.bytes() + a.kv_a.bytes() + a.kv_b.bytes() +
-             a.o.bytes();
-    for (const PackedMatrix& head_uk : a.uk) total += head_uk.bytes();
-    for (const PackedMatrix& head_uv : a.uv) total += head_uv.bytes();
-    if (layer.dense) total += bytes_of(*layer.dense);
-    if (!layer.moe) continue;
-    total += layer.moe->gate.bytes() + layer.moe->gate_bias.size();
-    for (const MlpWeights& expert : layer.moe->experts) total += bytes_of(expert);
-    if (layer.moe->shared) total += bytes_of(*layer.moe->shared);
+  for (const LayerWeights& layer : layers) total += bytes_of(layer);
+  if (mtp) {
+    total += mtp->embedding_norm.size() + mtp->hidden_norm.size() + mtp->head_norm.size() +
+             mtp->from_embedding.bytes() + mtp->from_hidden.bytes() + bytes_of(mtp->layer);
   }
   return total;
 }

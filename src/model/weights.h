@@ -1,7 +1,7 @@
 // A rank's weights in memory, and their loading from a checkpoint.
 //
-// Owned by the model; read-only after load_weights(). Sizes are those of the rank's part. The MTP
-// layer's tensors are recognised but not loaded: speculation will need them.
+// Owned by the model; read-only after load_weights(). Sizes are those of the rank's part. Of an MTP
+// layer's tensors those are loaded that the main model does not have.
 #pragma once
 
 #include <optional>
@@ -44,12 +44,19 @@ struct LayerWeights {
   std::optional<MoeWeights> moe;
 };
 
+struct MtpWeights {
+  Buffer embedding_norm, hidden_norm, head_norm;  // [hidden] f32
+  PackedMatrix from_embedding, from_hidden;       // [hidden, hidden]
+  LayerWeights layer;
+};
+
 struct ModelWeights {
   Buffer embedding;  // [vocab, hidden] bf16 or f32
   DType embedding_dtype = DType::kBF16;
   std::vector<LayerWeights> layers;
   Buffer final_norm;  // [hidden] f32
   PackedMatrix head;  // [vocab, hidden]
+  std::optional<MtpWeights> mtp;
 
   // Of this rank; what ranks share counts for each.
   int64_t bytes() const;

@@ -15,12 +15,14 @@ struct Widths {
   int64_t expert = 0, shared = 0, dense = 0;
 
   explicit Widths(const ModelSpec& spec) {
-    for (const LayerSpec& layer : spec.layers) {
-      if (layer.dense) dense = std::max(dense, layer.dense->width());
-      if (!layer.moe) continue;
-      for (const MlpSpec& mlp : layer.moe->experts) expert = std::max(expert, mlp.width());
-      if (layer.moe->shared) shared = std::max(shared, layer.moe->shared->width());
-    }
+    for (const LayerSpec& layer : spec.layers) add(layer);
+    if (spec.mtp) add(spec.mtp->layer);
+  }
+  void add(const LayerSpec& layer) {
+    if (layer.dense) dense = std::max(dense, layer.dense->width());
+    if (!layer.moe) return;
+    for (const MlpSpec& mlp : layer.moe->experts) expert = std::max(expert, mlp.width());
+    if (layer.moe->shared) shared = std::max(shared, layer.moe->shared->width());
   }
 };
 
@@ -37,6 +39,7 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
   const int64_t group = std::min(rows, policy.max_absorbed_rows);
   const int64_t chunk = policy.mha_key_chunk;
   const int64_t op = size_of(operand);
+  const int64_t mtp_rows = spec.mtp ? rows : 0;
   // Where tokens are exchanged, only the shared expert is computed here; what comes for the rank's
   // slots is in the exchange's own memory.
   const bool routed = config.num_experts > 0 && !spec.placement.exchanges_tokens();
@@ -49,6 +52,9 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
       {&w.normed, rows * hidden * op},
       {&w.normed_f32, operand == DType::kF32 ? 0 : rows * hidden * 4},
       {&w.partial, spec.placement.tp > 1 ? rows * hidden * 4 : 0},
+      {&w.hidden, mtp_rows * hidden * op},
+      {&w.mtp_hidden, mtp_rows * hidden * op},
+      {&w.mtp_state, mtp_rows * hidden * op},
       {&w.q_a, rows * config.q_lora_rank * 4},
       {&w.q_a_normed, rows * config.q_lora_rank * op},
       {&w.kv_a, rows * (latent + rope) * 4},
@@ -81,10 +87,11 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
 int64_t Workspace::bytes() const {
   int64_t total = 0;
   for (const Buffer* buffer :
-       {&residual, &normed,        &normed_f32, &partial,        &q_a,      &q_a_normed, &kv_a,
-        &q,        &q_nope,        &q_rope,     &heads_out,      &q_latent, &o_latent,   &absorbed,
-        &latent,   &k_rope,        &kv,         &part,           &part_lse, &whole,      &whole_lse,
-        &mha,      &router_logits, &expert_ids, &expert_weights, &mlp}) {
+       {&residual, &normed,     &normed_f32, &partial, &hidden,        &mtp_hidden, &mtp_state,
+        &q_a,      &q_a_normed, &kv_a,       &q,       &q_nope,        &q_rope,     &heads_out,
+        &q_latent, &o_latent,   &absorbed,   &latent,  &k_rope,        &kv,         &part,
+        &part_lse, &whole,      &whole_lse,  &mha,     &router_logits, &expert_ids, &expert_weights,
+        &mlp}) {
     total += buffer->size();
   }
   return total;

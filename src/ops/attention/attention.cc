@@ -17,7 +17,7 @@ void check_batch(const PagedBatch& batch, std::span<const int32_t> sequences,
     FATHOM_CHECK(s >= 0 && s < batch.num_sequences(), "sequence {} of {}", s,
                  batch.num_sequences());
     FATHOM_CHECK(batch.query_start[s] >= 0 && batch.num_queries(s) >= 0 &&
-                     batch.query_start[s + 1] <= rows && batch.context_lens[s] >= 0,
+                     batch.query_start[s + 1] <= rows && batch.context_lens[s] >= batch.first_key,
                  "sequence {}: rows {} to {} of {}, context {}", s, batch.query_start[s],
                  batch.query_start[s + 1], rows, batch.context_lens[s]);
     const int64_t used = (batch.total_len(s) + kPageSize - 1) / kPageSize;

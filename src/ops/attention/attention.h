@@ -24,7 +24,8 @@ int64_t absorbed_attention_workspace_bytes(int64_t rows, int64_t num_heads, int6
 // For the sequences listed in `sequences` (indices into the batch): q_latent [rows, H, latent],
 // q_rope [rows, H, rope] (bf16 or f32; f32 with an f32 cache means fp32 arithmetic) -> out [rows,
 // H, latent] (bf16 or f32). Rows of other sequences are left alone. Batch-invariant: a row's bits
-// depend on its sequence's length only, not on the batch or the number of threads.
+// depend on the keys that it sees only, not on its sequence's other rows, the batch or the number
+// of threads.
 void absorbed_attention(const Stream& stream, ConstTensorView q_latent, ConstTensorView q_rope,
                         const PagedBatch& batch, std::span<const int32_t> sequences,
                         const LatentPages& pages, float softmax_scale, TensorView out,

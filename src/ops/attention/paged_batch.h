@@ -14,6 +14,9 @@ struct PagedBatch {
   // [sequences]: tokens in the cache before this step. Fewer than context_lens where rows of the
   // same step precede the sequence's first row; empty: equal to context_lens.
   std::span<const int32_t> cached_lens = {};
+  // Keys before this one are hidden from all rows: an MTP layer has no row for a sequence's first
+  // token. At most context_lens. Read by absorbed_attention() on the CPU only.
+  int32_t first_key = 0;
 
   int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }
   int32_t num_queries(int64_t s) const { return query_start[s + 1] - query_start[s]; }

@@ -292,6 +292,7 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
     one.cache_salt = prepared->cache_salt;
     one.lane = *lane;
     one.priority = static_cast<int32_t>(prepared->priority);
+    one.max_drafts = prepared->speculation;
     metrics_.observe_request(one.sampling);
   }
   if (!prepared->grammar) {

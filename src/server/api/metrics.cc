@@ -214,6 +214,24 @@ void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, st
   }
 }
 
+// By vLLM's names.
+void write_speculation(std::string_view labels, const SpeculationStats& stats, std::string& out) {
+  const auto counter = [&](std::string_view name, int64_t number, std::string_view help) {
+    value(out, name, "counter", help, labels, number);
+  };
+  counter("vllm:spec_decode_num_drafts_total", stats.drafts,
+          "Windows of drafts: a sequence's in one step.");
+  counter("vllm:spec_decode_num_draft_tokens_total", stats.draft_tokens, "Drafts in them.");
+  counter("vllm:spec_decode_num_accepted_tokens_total", stats.accepted_tokens,
+          "Drafts that became tokens.");
+  constexpr std::string_view kByPosition = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+  head(out, kByPosition, "counter", "Drafts that became tokens, by position in their window.");
+  for (size_t i = 0; i < stats.accepted_per_pos.size(); ++i) {
+    out += fmt::format("{}{{{},position=\"{}\"}} {}\n", kByPosition, labels, i,
+                       stats.accepted_per_pos[i]);
+  }
+}
+
 void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
                            const CacheConfig& cache, std::string& out) const {
   const auto gauge = [&](std::string_view name, auto number, std::string_view help) {
@@ -247,6 +265,7 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
   head(out, "vllm:iteration_tokens_total", "histogram", "Tokens of a step, prefill and decode.");
   write_histogram("vllm:iteration_tokens_total", labels, std::span<const int64_t>(kStepRowBounds),
                   engine.steps_by_rows, engine.rows, out);
+  write_speculation(labels, engine.speculation, out);
   if (engine.experts) write_experts(labels, *engine.experts, out);
 }
 

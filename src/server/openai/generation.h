@@ -29,6 +29,7 @@ struct Generation {
   std::string grammar_param;           // field that asks for the grammar; param of its error
   std::string cache_salt;
   int64_t priority = 0;
+  std::optional<int64_t> speculation = {};
   std::unique_ptr<ReplyWriter> writer;
   std::vector<std::string> unknown_fields;  // accepted, listed for the log; at most 32 paths
 };

@@ -62,6 +62,7 @@ ApiResult<Generation> prepare_task(ConversationTask& task, const ServedModel& se
   }
   generation.cache_salt = task.sampling->cache_salt;
   generation.priority = task.sampling->priority;
+  generation.speculation = task.sampling->speculation;
 
   spec.served = &served;
   spec.model = task.model.empty() ? served.names.front() : task.model;

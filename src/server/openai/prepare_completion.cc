@@ -42,6 +42,7 @@ Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
   Generation generation;
   generation.cache_salt = sampling.cache_salt;
   generation.priority = sampling.priority;
+  generation.speculation = sampling.speculation;
   for (size_t i = 0; i < spec.prompts.size(); ++i) {
     Request request;
     request.id = spec.identity.make_id("req-", i);

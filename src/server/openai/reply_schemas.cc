@@ -33,7 +33,9 @@ constexpr std::string_view kParts = R"json({
     "prompt_tokens_details": {"type": "object", "required": ["cached_tokens"],
       "properties": {"cached_tokens": {"type": "integer", "minimum": 0}}},
     "completion_tokens_details": {"type": "object", "required": ["reasoning_tokens"],
-      "properties": {"reasoning_tokens": {"type": "integer", "minimum": 0}}}}},
+      "properties": {"reasoning_tokens": {"type": "integer", "minimum": 0},
+        "accepted_tokens": {"type": "integer", "minimum": 0,
+          "description": "Drafts of the MTP layer that are in the answer"}}}}},
 "TokenLogprob": {"type": "object", "required": ["token", "logprob", "bytes"], "properties": {
   "token": {"type": "string"}, "logprob": {"type": "number"},
   "bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}},

@@ -18,11 +18,13 @@ Event without_output(Event event) {
 }  // namespace
 
 std::string ReplyUsage::to_json() const {
-  return fmt::format(R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},)"
-                     R"("prompt_tokens_details":{{"cached_tokens":{}}},)"
-                     R"("completion_tokens_details":{{"reasoning_tokens":{}}}}})",
-                     prompt_tokens, completion_tokens, prompt_tokens + completion_tokens,
-                     cached_tokens, reasoning_tokens);
+  return fmt::format(
+      R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},)"
+      R"("prompt_tokens_details":{{"cached_tokens":{}}},)"
+      R"("completion_tokens_details":{{"reasoning_tokens":{}{}}}}})",
+      prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached_tokens,
+      reasoning_tokens,
+      draft_tokens > 0 ? fmt::format(R"(,"accepted_tokens":{})", accepted_tokens) : "");
 }
 
 ReplyWriter::ReplyWriter(ReplySpec spec)
@@ -70,7 +72,10 @@ void ReplyWriter::count(Tally& tally, const Event& event) {
     tally.in_reasoning = event.ids[reasoning_ids_++] != *think_end_;
     if (tally.in_reasoning) ++tally.reasoning_tokens;
   }
-  if (event.finish) tally.cached_tokens = event.usage.cached_tokens;
+  if (!event.finish) return;
+  tally.cached_tokens = event.usage.cached_tokens;
+  tally.draft_tokens = event.usage.draft_tokens;
+  tally.accepted_tokens = event.usage.accepted_tokens;
 }
 
 ReplyUsage ReplyWriter::usage() const {
@@ -79,6 +84,8 @@ ReplyUsage ReplyWriter::usage() const {
   for (size_t i = 0; i < tallies_.size(); ++i) {
     total.completion_tokens += tallies_[i].completion_tokens;
     total.reasoning_tokens += tallies_[i].reasoning_tokens;
+    total.draft_tokens += tallies_[i].draft_tokens;
+    total.accepted_tokens += tallies_[i].accepted_tokens;
     // The choices of a prompt share it, and only the first one's prefix was looked up in the cache.
     if (i % static_cast<size_t>(spec_.n) == 0) total.cached_tokens += tallies_[i].cached_tokens;
   }

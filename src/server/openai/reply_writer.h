@@ -51,8 +51,9 @@ struct ReplyUsage {
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
   int64_t reasoning_tokens = 0;
+  int64_t draft_tokens = 0, accepted_tokens = 0;
 
-  // {"prompt_tokens":…,"completion_tokens":…,"total_tokens":…,…}
+  // {"prompt_tokens":…,"completion_tokens":…,"total_tokens":…,…}; accepted_tokens only with drafts
   std::string to_json() const;
 };
 
@@ -105,6 +106,7 @@ class ReplyWriter {
  private:
   struct Tally {
     int64_t completion_tokens = 0, reasoning_tokens = 0, cached_tokens = 0;
+    int64_t draft_tokens = 0, accepted_tokens = 0;
     bool in_reasoning = false;
     bool ended = false;
   };

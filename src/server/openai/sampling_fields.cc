@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "engine/request.h"
+
 namespace fathom {
 
 void read_value(const json::value& value, LogitBias& out) {
@@ -59,6 +61,8 @@ const ObjectSchema& SamplingFields::schema() {
                  "Share cached prefixes only with requests of the same salt")
           .field("priority", &F::priority, integer(-kMaxInt32 - 1, kMaxInt32),
                  "Lower is served earlier")
+          .field("speculation", &F::speculation, integer(0, kMaxDrafts),
+                 "Most drafts of the MTP layer in a step; answers are the same")
           .build();
   return kSchema;
 }

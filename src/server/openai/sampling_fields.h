@@ -38,6 +38,7 @@ struct SamplingFields {
   bool include_stop_str_in_output = false;
   std::string cache_salt;
   int64_t priority = 0;
+  std::optional<int64_t> speculation;
 
   static const ObjectSchema& schema();
 

@@ -127,8 +127,9 @@ struct KeyRange {
 KeyRange key_range(const Absorbed& op, const Group& group, int64_t split) {
   const int64_t last_query = (group.first_row + group.rows - 1) / op.heads();
   const int64_t seen = op.batch.context_lens[group.sequence] + last_query + 1;
-  const int64_t begin = std::min(split * group.split_keys, seen);
-  return {op.batch.pages(group.sequence), begin, std::min(begin + group.split_keys, seen)};
+  const int64_t end = std::min((split + 1) * group.split_keys, seen);
+  const int64_t begin = std::max<int64_t>(split * group.split_keys, op.batch.first_key);
+  return {op.batch.pages(group.sequence), std::min(begin, end), end};
 }
 
 // Points rows at the cache rows of up to `limit` keys from `begin` on, and returns how many.
@@ -225,6 +226,23 @@ void merge_parts(const Absorbed& op, const Group& group, const Wave& wave) {
   }
 }
 
+// The split of a row's keys: by what the row itself sees, so that it has the same bits alone and
+// among the rows of a chunk or a draft window.
+KeySplit split_of(const Absorbed& op, int32_t sequence, int64_t row) {
+  return split_keys(op.batch.context_lens[sequence] + row / op.heads() + 1);
+}
+
+// How many rows from `first` on are split in this way, at most a group's.
+int64_t rows_alike(const Absorbed& op, int32_t sequence, int64_t first, KeySplit split) {
+  const int64_t sequence_rows = op.batch.num_queries(sequence) * op.heads();
+  const int64_t last = std::min(first + kGroupRows, sequence_rows);
+  int64_t end = first;
+  while (end < last && split_of(op, sequence, end) == split) {
+    end = std::min(last, (end / op.heads() + 1) * op.heads());
+  }
+  return end - first;
+}
+
 // Collects items of the sequences in turn, as many as fit the wave's memory.
 class WaveBuilder {
  public:
@@ -232,8 +250,7 @@ class WaveBuilder {
       : op_(op), wave_(wave), slots_(slots) {}
 
   // Returns false when the group does not fit any more: run the wave and add it again.
-  bool add(int32_t sequence, int64_t first_row, int64_t rows) {
-    const KeySplit split = split_keys(op_.batch.total_len(sequence));
+  bool add(int32_t sequence, KeySplit split, int64_t first_row, int64_t rows) {
     if (num_items_ + split.splits > kWaveItems || used_ + split.splits * rows > slots_) {
       return false;
     }
@@ -320,11 +337,15 @@ void absorbed_attention(ThreadPool& pool, CpuIsa isa, ConstTensorView q_latent,
 
   for (const int32_t sequence : sequences) {
     const int64_t sequence_rows = batch.num_queries(sequence) * op.heads();
-    for (int64_t first = 0; first < sequence_rows; first += kGroupRows) {
-      const int64_t count = std::min(kGroupRows, sequence_rows - first);
-      if (builder.add(sequence, first, count)) continue;
-      run_wave();
-      FATHOM_CHECK(builder.add(sequence, first, count), "{} rows in {} slots", count, slots);
+    for (int64_t first = 0; first < sequence_rows;) {
+      const KeySplit split = split_of(op, sequence, first);
+      const int64_t count = rows_alike(op, sequence, first, split);
+      if (!builder.add(sequence, split, first, count)) {
+        run_wave();
+        FATHOM_CHECK(builder.add(sequence, split, first, count), "{} rows in {} slots", count,
+                     slots);
+      }
+      first += count;
     }
   }
   if (builder.num_items() > 0) run_wave();

@@ -28,6 +28,7 @@ struct Problem {
   std::vector<int32_t> query_start = {0};
   std::vector<int32_t> block_tables;
   int32_t max_pages = 0;
+  int32_t first_key = 0;
   TestTensor q_latent, q_rope;
 
   static int64_t total_rows(const Shape& s) {
@@ -66,10 +67,16 @@ struct Problem {
     }
   }
 
-  PagedBatch batch() const { return {query_start, shape.contexts, block_tables, max_pages}; }
+  PagedBatch batch() const {
+    return {query_start, shape.contexts, block_tables, max_pages, {}, first_key};
+  }
   float scale() const { return 0.7f / std::sqrt(static_cast<float>(shape.latent) / 4); }
 
   std::vector<float> run(CpuIsa isa, int threads, const std::vector<int32_t>& sequences) const {
+    return run(isa, threads, sequences, batch());
+  }
+  std::vector<float> run(CpuIsa isa, int threads, const std::vector<int32_t>& sequences,
+                         const PagedBatch& batch) const {
     ThreadPool pool(threads);
     const int64_t count = rows * shape.heads * shape.latent;
     std::vector<float> wide(static_cast<size_t>(count + 1), std::nanf(""));
@@ -82,7 +89,7 @@ struct Problem {
                                          5,
                                      std::byte{0xFF});
     cpu::absorbed_attention(pool, isa, q_latent.view({rows, shape.heads, shape.latent}),
-                            q_rope.view({rows, shape.heads, shape.rope}), batch(), sequences,
+                            q_rope.view({rows, shape.heads, shape.rope}), batch, sequences,
                             cache.layer(0), scale(), out, std::span(workspace).subspan(5));
     if (shape.out_dtype == DType::kBF16) {
       for (size_t i = 0; i < wide.size(); ++i) wide[i] = to_float(narrow[i]);
@@ -106,7 +113,7 @@ struct Problem {
     std::vector<std::vector<float>> keys;
     std::vector<double> weights;
     double max = -std::numeric_limits<double>::infinity();
-    for (int64_t token = 0; token < seen; ++token) {
+    for (int64_t token = first_key; token < seen; ++token) {
       std::vector<float> key(static_cast<size_t>(shape.latent + shape.rope));
       decode_row(pages.layout,
                  pages.row(block_tables[sequence * max_pages + token / 64], token % 64), key.data(),
@@ -219,6 +226,53 @@ TEST_P(AbsorbedAttention, ManySequences) {
       const std::vector<double> expected = problem.expected(s, 0, h);
       for (int64_t d = 0; d < 32; ++d) {
         ASSERT_NEAR(out[(s * 2 + h) * 32 + d], expected[d], 8e-3) << "sequence " << s;
+      }
+    }
+  }
+}
+
+// A chunk's or a draft window's rows are split by what each of them sees: at every length of two
+// pages, and where the number of splits changes.
+TEST_P(AbsorbedAttention, ARowOfAWindowHasTheBitsOfTheRowAlone) {
+  std::vector<int32_t> contexts = {1021, 1022, 2046};
+  for (int32_t context = 20; context < 130; context += 3) contexts.push_back(context);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const CacheFormat format = dtype == DType::kF32 ? CacheFormat::kF32 : CacheFormat::kBF16;
+    for (const int32_t context : contexts) {
+      const Problem problem({3, 64, 16, format, dtype, DType::kF32, {4}, {context}});
+      const std::vector<float> window = problem.run(GetParam(), 2, {0});
+      for (int32_t i = 0; i < 4; ++i) {
+        const std::vector<int32_t> query_start = {i, i + 1}, context_lens = {context + i};
+        const std::vector<float> alone =
+            problem.run(GetParam(), 2, {0},
+                        {query_start, context_lens, problem.block_tables, problem.max_pages});
+        const size_t stride = 3 * 64, at = static_cast<size_t>(i) * stride;
+        ASSERT_EQ(std::memcmp(window.data() + at, alone.data() + at, stride * sizeof(float)), 0)
+            << "context " << context << " row " << i;
+      }
+    }
+  }
+}
+
+TEST_P(AbsorbedAttention, KeysBeforeTheFirstAreHidden) {
+  for (const int32_t first : {1, 2, 70}) {
+    Problem problem(
+        {3, 64, 16, CacheFormat::kF32, DType::kF32, DType::kF32, {2, 1, 5}, {70, 300, 90}});
+    problem.first_key = first;
+    for (int64_t token = 0; token < first; ++token) {  // poison: NaN in float32
+      const LatentPages pages = problem.cache.layer(0);
+      for (int32_t s = 0; s < 3; ++s) {
+        const int32_t page = problem.block_tables[s * problem.max_pages + token / 64];
+        std::memset(pages.row(page, token % 64), 0xFF,
+                    static_cast<size_t>(pages.layout.row_bytes()));
+      }
+    }
+    const std::vector<float> out = problem.run(GetParam(), 2, problem.all_sequences());
+    for (int64_t s = 0; s < 3; ++s) {
+      for (int64_t i = 0; i < problem.shape.queries[s]; ++i) {
+        const std::vector<double> expected = problem.expected(s, i, 1);
+        const int64_t row = (problem.query_start[s] + i) * 3 + 1;
+        for (int64_t d = 0; d < 64; ++d) ASSERT_NEAR(out[row * 64 + d], expected[d], 4e-6);
       }
     }
   }

@@ -1,0 +1,31 @@
+// The flags of speculation, and how many drafts a step gets of a model.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "cli/flags.h"
+
+namespace fathom {
+
+// Where the model has the layer and no flag says otherwise.
+inline constexpr int64_t kDefaultDrafts = 0;
+
+struct SpeculationFlags {
+  std::optional<int64_t> drafts;  // the most of a sequence in a step; none: the default
+  bool is_off = false;
+  std::string config;  // vLLM's JSON; empty: none
+};
+
+void add_speculation_flags(CLI::App& app, SpeculationFlags* flags);
+
+// The most drafts of a sequence in a step. `lacks`: why there can be none where the model runs, one
+// sentence's end; empty: nothing. Where drafts were asked for and the model has no MTP layer, or
+// `lacks` says something, logs one line and returns 0. Errors: flags that contradict one another or
+// are out of range, and tensors of the MTP layer that are missing although drafts were asked for.
+Result<int64_t> drafts_of(const SpeculationFlags& flags, const Checkpoint& checkpoint,
+                          const std::string& lacks);
+
+}  // namespace fathom

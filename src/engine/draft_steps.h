@@ -1,0 +1,53 @@
+// The steps in which one MTP layer drafts several tokens of each sequence: the first over the
+// sequences' known tokens, each later one over the drafts of the one before.
+//
+// Keeps its memory from step to step. Engine thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/forward_batch.h"
+#include "ops/sampling/sample.h"
+
+namespace fathom {
+
+class DraftSteps {
+ public:
+  // Batches and rows as Runner::draft() gets them.
+  void start(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows);
+
+  // Whether there is a step to compute.
+  bool has_work() const;
+  std::span<const ForwardBatch> lanes() const { return lanes_; }
+  // [lanes][rows]: empty in the first step; later each row's index among its lane's logit rows of
+  // the step before.
+  std::span<const std::vector<int32_t>> states() const { return states_; }
+  // How the step's logit rows are sampled.
+  std::span<const SampleRow> rows() const { return rows_; }
+
+  // The tokens of rows() are known. The next step is that of the sequences that want more.
+  void advance(std::span<const SampledToken> tokens);
+
+  // Sequence by sequence.
+  std::span<const int32_t> drafts() const { return drafts_; }
+
+ private:
+  // A sequence with drafts, in the order of its logit row.
+  struct Drafting {
+    size_t place = 0;  // of its next draft among all
+    int32_t left = 0;  // drafts that it wants, with the current step's
+  };
+
+  void build_next(const ForwardBatch& lane, std::span<const Drafting> drafting, size_t first,
+                  std::span<const SampledToken> tokens, size_t number);
+
+  std::vector<ForwardBatch> lanes_, next_lanes_;
+  std::vector<std::vector<int32_t>> states_;
+  std::vector<SampleRow> rows_, next_rows_;
+  std::vector<Drafting> drafting_, next_drafting_;  // [rows_]
+  std::vector<int32_t> drafts_;
+};
+
+}  // namespace fathom

@@ -1,0 +1,285 @@
+// The MTP layer of whole models: its logits against Hugging Face transformers, however its cache's
+// rows came to be, and the bundled model's drafts against what training measured.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "base/json.h"
+#include "base/math.h"
+#include "e2e/golden.h"
+#include "tokenizer/tokenizer.h"
+
+namespace fathom {
+namespace {
+
+// One sequence on a model with its MTP layer, driven as a runner does it: rows of the main model,
+// then rows of the MTP layer over those that have turned out to be tokens.
+class MtpHarness {
+ public:
+  MtpHarness(const std::string& directory, const ModelOptions& options, CacheFormat format,
+             int64_t num_pages)
+      : pool_(2), stream_(pool_) {
+    const auto checkpoint = Checkpoint::open(directory);
+    FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
+    LoadOptions load;
+    load.show_progress = false;
+    auto loaded = DeepSeekModel::load(*checkpoint, options, load, stream_, /*with_mtp=*/true);
+    FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
+    model_ = std::move(*loaded);
+    const ModelSpec spec = make_spec(checkpoint->config(), true);
+    auto cache = LatentCache::allocate({format, spec.config.kv_lora_rank, spec.config.qk_rope_dim},
+                                       DeepSeekModel::cache_layers(spec.config), num_pages,
+                                       DeepSeekModel::state_bytes(spec.config, options.compute));
+    FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
+    cache_ = std::move(*cache);
+    block_table_.resize(static_cast<size_t>(num_pages));
+    std::iota(block_table_.begin(), block_table_.end(), 0);
+    std::shuffle(block_table_.begin(), block_table_.end(), std::mt19937(5));
+    clear();
+  }
+
+  // Everything in the cache is NaN.
+  void clear() {
+    for (int64_t page = 0; page < cache_.num_pages(); ++page) {
+      std::memset(cache_.page(page), 0xFF, static_cast<size_t>(cache_.page_bytes()));
+    }
+  }
+
+  // The main model's logits [tokens, vocab] of ids[begin, end); the last `drafts` of them are such.
+  // MTP rows are written from `mtp_len` on.
+  std::vector<float> forward(const std::vector<int32_t>& ids, int32_t begin, int32_t end,
+                             int32_t mtp_len, int32_t drafts = 0) {
+    ForwardBatch batch = batch_of(ids, begin, end);
+    batch.mtp_lens = {mtp_len};
+    batch.num_drafts = {drafts};
+    std::vector<float> logits(static_cast<size_t>((end - begin) * vocab()), NAN);
+    model_->forward(batch, cache_, TensorView(logits.data(), {end - begin, vocab()}));
+    return logits;
+  }
+
+  // The MTP layer's logits [tokens, vocab] of ids[begin, end), from the main model's states.
+  std::vector<float> draft(const std::vector<int32_t>& ids, int32_t begin, int32_t end,
+                           std::span<const int32_t> states = {}) {
+    std::vector<float> logits(static_cast<size_t>((end - begin) * vocab()), NAN);
+    model_->draft(batch_of(ids, begin, end), states, cache_,
+                  TensorView(logits.data(), {end - begin, vocab()}));
+    return logits;
+  }
+
+  int64_t vocab() const { return model_->config().vocab_size; }
+  // The MTP layer's row of a token, and the states that a page keeps.
+  std::string mtp_row(int64_t position) const {
+    const LatentPages pages = cache_.layer(cache_.num_layers() - 1);
+    const std::byte* row =
+        pages.row(block_table_[static_cast<size_t>(position / kPageSize)], position % kPageSize);
+    return {reinterpret_cast<const char*>(row), static_cast<size_t>(pages.layout.row_bytes())};
+  }
+
+ private:
+  ForwardBatch batch_of(const std::vector<int32_t>& ids, int32_t begin, int32_t end) const {
+    ForwardBatch batch;
+    batch.token_ids.assign(ids.begin() + begin, ids.begin() + end);
+    batch.positions.resize(batch.token_ids.size());
+    std::iota(batch.positions.begin(), batch.positions.end(), begin);
+    batch.query_start = {0, end - begin};
+    batch.context_lens = {begin};
+    batch.block_tables = block_table_;
+    batch.max_pages = static_cast<int32_t>(block_table_.size());
+    batch.logit_rows.resize(batch.token_ids.size());
+    std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
+    return batch;
+  }
+
+  ThreadPool pool_;
+  Stream stream_;
+  std::unique_ptr<DeepSeekModel> model_;
+  LatentCache cache_;
+  std::vector<int32_t> block_table_;
+};
+
+ModelOptions float32(AttentionForm form = AttentionForm::kAuto) {
+  ModelOptions options;
+  options.compute = DType::kF32;
+  options.attention.form = form;
+  return options;
+}
+
+struct Golden {
+  std::vector<int32_t> ids;
+  GoldenTensor logits;  // row i: of the token after i + 1, from state i and token i + 1
+};
+
+Golden read_golden(const std::string& name) {
+  const std::string directory = goldens_directory() + name;
+  const auto text = read_text_file(directory + "/golden.json", 1 << 24);
+  FATHOM_CHECK(text.has_value(), "{}", text.error().message);
+  Golden golden;
+  golden.ids =
+      json::value_to<std::vector<int32_t>>(parse_json(*text, "golden.json")->at("prompt_ids"));
+  golden.logits = read_tensors(directory + "/logits.safetensors").at("mtp_logits");
+  return golden;
+}
+
+double worst_difference(const std::vector<float>& logits, const Golden& golden, int64_t first_row) {
+  double worst = 0;
+  const float* expected = golden.logits.row(first_row);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(logits[i]) - expected[i]);
+    worst = difference <= worst ? worst : difference;  // NaN counts as worst
+  }
+  return worst;
+}
+
+class MtpGoldens : public testing::TestWithParam<std::string> {};
+
+// After a prompt of every length, in one chunk and in several: its rows were written by forward().
+TEST_P(MtpGoldens, LogitsEqualTransformersAfterEveryPrompt) {
+  const Golden golden = read_golden(GetParam());
+  for (const AttentionForm form : {AttentionForm::kAbsorbed, AttentionForm::kMha}) {
+    MtpHarness model(goldens_directory() + GetParam(), float32(form), CacheFormat::kF32, 2);
+    for (int32_t length = 1; length < std::ssize(golden.ids); ++length) {
+      for (const int32_t chunk : {length, 1, 5}) {
+        model.clear();
+        for (int32_t begin = 0; begin < length; begin += chunk) {
+          model.forward(golden.ids, begin, std::min(length, begin + chunk), begin);
+        }
+        EXPECT_LE(worst_difference(model.draft(golden.ids, length, length + 1), golden, length - 1),
+                  1e-4)
+            << "length " << length << " chunk " << chunk;
+      }
+    }
+  }
+}
+
+// As after windows in which all drafts, or some, were accepted: draft() writes the rows, and what a
+// rejected draft left behind is not read.
+TEST_P(MtpGoldens, LogitsEqualTransformersAfterWindowsOfDrafts) {
+  const Golden golden = read_golden(GetParam());
+  MtpHarness model(goldens_directory() + GetParam(), float32(), CacheFormat::kF32, 2);
+  for (int32_t accepted = 0; accepted <= kMaxDrafts; ++accepted) {
+    model.clear();
+    model.forward(golden.ids, 0, 2, 0);
+    EXPECT_LE(worst_difference(model.draft(golden.ids, 2, 3), golden, 1), 1e-4);
+    for (int32_t computed = 2; computed + accepted + 2 <= std::ssize(golden.ids);) {
+      std::vector<int32_t> window(golden.ids.begin(), golden.ids.begin() + computed + 1 + accepted);
+      while (std::ssize(window) < computed + 1 + kMaxDrafts) window.push_back(1);  // rejected
+      model.forward(window, computed, computed + 1 + static_cast<int32_t>(kMaxDrafts), computed + 1,
+                    kMaxDrafts);
+      const int32_t first = computed + 1, end = first + accepted + 1;
+      const std::vector<float> logits = model.draft(golden.ids, first, end);
+      EXPECT_LE(worst_difference(logits, golden, first - 1), 1e-4)
+          << "computed " << computed << " accepted " << accepted;
+      // Provisional rows behind them, from the layer's own states.
+      const std::vector<int32_t> own = {accepted};
+      std::vector<int32_t> wrong(golden.ids.begin(), golden.ids.begin() + end);
+      wrong.push_back(2);
+      model.draft(wrong, end, end + 1, own);
+      computed = end - 1;
+    }
+  }
+}
+
+// A page depends on its own text alone, bit by bit: not on where the prompt was cut, and not on
+// what follows.
+TEST_P(MtpGoldens, RowsDoNotDependOnChunksOrOnWhatFollows) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<int32_t> piece = read_golden(GetParam()).ids;
+    ids.insert(ids.end(), piece.begin(), piece.end());
+  }
+  const auto length = static_cast<int32_t>(ids.size());
+  MtpHarness model(goldens_directory() + GetParam(), float32(AttentionForm::kAbsorbed),
+                   CacheFormat::kF32, 4);
+  model.forward(ids, 0, length, 0);
+  std::vector<std::string> rows;
+  for (int32_t position = 1; position < length; ++position) rows.push_back(model.mtp_row(position));
+  std::vector<int32_t> other = ids;
+  for (size_t i = kPageSize; i < other.size(); ++i) other[i] = (other[i] + 1) % 50;
+  for (int32_t cut = 1; cut < length; ++cut) {
+    model.clear();
+    model.forward(ids, 0, cut, 0);
+    model.forward(cut >= kPageSize ? other : ids, cut, length, cut);
+    for (int32_t position = 1; position < (cut >= kPageSize ? kPageSize : length); ++position) {
+      ASSERT_EQ(model.mtp_row(position), rows[static_cast<size_t>(position - 1)])
+          << "cut at " << cut << ", token " << position;
+    }
+  }
+}
+
+// A sequence that finds its first page in the prefix cache has no hole behind it: the page has the
+// state that its next row needs, although the rest of the chunk followed it.
+TEST_P(MtpGoldens, APrefixHitLeavesNoHole) {
+  std::vector<int32_t> ids = read_golden(GetParam()).ids;
+  while (ids.size() < 100) ids.insert(ids.end(), ids.begin(), ids.end());
+  const auto length = static_cast<int32_t>(ids.size());
+  MtpHarness model(goldens_directory() + GetParam(), float32(AttentionForm::kAbsorbed),
+                   CacheFormat::kF32, ids.size() / kPageSize + 1);
+  std::vector<int32_t> other = ids;
+  for (size_t i = kPageSize; i < other.size(); ++i) other[i] = (other[i] + 1) % 50;
+  model.forward(other, 0, length, 0);
+  std::vector<std::string> rows;
+  for (int64_t i = kPageSize; i < length; ++i) rows.push_back(model.mtp_row(i));
+  model.clear();
+  model.forward(ids, 0, length, 0);
+  model.forward(other, kPageSize, length, kPageSize);
+  for (int64_t i = kPageSize; i < length; ++i) {
+    ASSERT_EQ(model.mtp_row(i), rows[static_cast<size_t>(i - kPageSize)]) << "token " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens, testing::Values("v3", "v3_fp8_ue8m0"),
+                         [](const auto& test) { return test.param; });
+
+int32_t largest(const std::vector<float>& logits, int64_t row, int64_t vocab) {
+  const auto begin = logits.begin() + row * vocab;
+  return static_cast<int32_t>(std::max_element(begin, begin + vocab) - begin);
+}
+
+// The share of first drafts that are what the main model chooses, with the prose itself as context.
+// Every `stride`-th row of BOS and 1,023 tokens.
+double acceptance_of_prose(int32_t stride) {
+  constexpr int32_t kLength = 1024, kBos = 0;
+  const auto text = read_text_file(goldens_directory() + "../data/eval/prose.txt", 1 << 24);
+  const auto tokenizer = Tokenizer::load(bundled_model());
+  FATHOM_CHECK(text.has_value() && tokenizer.has_value(), "no prose");
+  const std::vector<int32_t> tokens = (*tokenizer)->encode(*text);
+  MtpHarness model(bundled_model(), float32(), CacheFormat::kF32, kLength / kPageSize);
+  int64_t drafts = 0, accepted = 0;
+  for (auto row = tokens.begin(); tokens.end() - row >= kLength - 1; row += kLength - 1) {
+    if ((row - tokens.begin()) / (kLength - 1) % stride != 0) continue;
+    std::vector<int32_t> ids = {kBos};
+    ids.insert(ids.end(), row, row + kLength - 1);
+    model.forward(ids, 0, 1, 0);
+    for (int32_t begin = 1; begin < kLength; begin += kMaxDrafts) {
+      const int32_t end = std::min<int32_t>(kLength, begin + kMaxDrafts);
+      const std::vector<float> chosen = model.forward(ids, begin, end, end);
+      const std::vector<float> drafted = model.draft(ids, begin, end);
+      for (int32_t i = 0; i < end - begin; ++i) {
+        accepted += largest(drafted, i, model.vocab()) == largest(chosen, i, model.vocab());
+        ++drafts;
+      }
+    }
+  }
+  const double rate = static_cast<double>(accepted) / static_cast<double>(drafts);
+  std::printf("%lld of %lld drafts accepted: %.4f\n", static_cast<long long>(accepted),
+              static_cast<long long>(drafts), rate);
+  return rate;
+}
+
+// Training measured 0.5148. These 7 rows have 0.5114.
+TEST(MtpBundledModel, FirstDraftsOfProseAreAcceptedAsInTraining) {
+  EXPECT_NEAR(acceptance_of_prose(8), 0.5148, 0.01);
+}
+
+// All 49 rows: 0.5153.
+TEST(MtpBundledModel, DISABLED_FirstDraftsOfAllProseAreAcceptedAsInTraining) {
+  EXPECT_NEAR(acceptance_of_prose(1), 0.5148, 0.002);
+}
+
+}  // namespace
+}  // namespace fathom
