@@ -72,6 +72,7 @@ Result<std::vector<Iteration>> iterate(const BenchFlags& flags, const LoadedEngi
 
 std::vector<double> column(const std::vector<Iteration>& iterations, double Iteration::*field) {
   std::vector<double> values;
+  values.reserve(iterations.size());
   for (const Iteration& iteration : iterations) values.push_back(iteration.*field);
   return values;
 }

@@ -329,7 +329,7 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
                                                  : load_on_gpu(loaded, flags, needs, engine));
   loaded.max_model_len = runner->max_model_len();
   runner = with_engine_faults(std::move(runner), &engine);
-  FATHOM_TRY(loaded.engine, Engine::create(std::move(engine), std::move(runner), loaded.tokenizer));
+  FATHOM_TRY(loaded.engine, Engine::create(engine, std::move(runner), loaded.tokenizer));
   return loaded;
 }
 

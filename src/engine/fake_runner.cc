@@ -69,7 +69,7 @@ void FakeRunner::copy_page(int from_lane, int32_t from, int to_lane, int32_t to)
 }
 
 Result<std::span<const SampledToken>> FakeRunner::finish() {
-  const auto tokens = LogitsRunner::finish();
+  auto tokens = LogitsRunner::finish();
   const int64_t step = begun_steps_.front();
   begun_steps_.pop_front();
   if (!before_finish) return tokens;

@@ -10,7 +10,7 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr int64_t kSignalWords = 2 * kMostPeers, kBarrierWords = 2;
+constexpr int64_t kSignalWords = int64_t{2} * kMostPeers, kBarrierWords = 2;
 
 // Makes a device current for the object's life.
 class CurrentDevice {
@@ -49,7 +49,7 @@ void reach(int from, int to) {
 
 int64_t PeerGroup::bytes_of_rank(int ranks, int64_t rows, int64_t columns) {
   if (ranks == 1) return 0;
-  return 2 * ranks * rows * ceil_div(columns, int64_t{kPacketValues}) *
+  return int64_t{2} * ranks * rows * ceil_div(columns, int64_t{kPacketValues}) *
              static_cast<int64_t>(sizeof(Packet)) +
          (rows + kSignalWords + kBarrierWords) * static_cast<int64_t>(sizeof(uint32_t));
 }

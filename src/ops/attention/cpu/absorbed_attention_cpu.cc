@@ -314,7 +314,7 @@ void absorbed_attention(ThreadPool& pool, CpuIsa isa, ConstTensorView q_latent,
       for (int64_t i = next++; i < builder.num_items();) {
         Group& group = wave.groups[wave.items[i].group];
         // With items to spare a thread takes its next one early, to prefetch its keys.
-        const bool spare = builder.num_items() >= 4 * pool.num_threads();
+        const bool spare = builder.num_items() >= int64_t{4} * pool.num_threads();
         const int64_t following = spare ? next++ : builder.num_items();
         const KeyRange keys = following < builder.num_items()
                                   ? key_range(op, wave.groups[wave.items[following].group],

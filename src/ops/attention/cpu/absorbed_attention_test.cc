@@ -179,7 +179,7 @@ TEST_P(AbsorbedAttention, MatchesDoublePrecision) {
     for (size_t s = 0; s < shape.queries.size(); ++s) {
       for (int64_t i = 0; i < shape.queries[s]; ++i) {
         for (int64_t h = 0; h < shape.heads; ++h) {
-          const std::vector<double> expected = problem.expected(s, i, h);
+          const std::vector<double> expected = problem.expected(static_cast<int64_t>(s), i, h);
           const int64_t row = (problem.query_start[s] + i) * shape.heads + h;
           for (int64_t d = 0; d < shape.latent; ++d) {
             ASSERT_NEAR(out[row * shape.latent + d], expected[d], tolerance)
@@ -246,8 +246,9 @@ TEST_P(AbsorbedAttention, ARowOfAWindowHasTheBitsOfTheRowAlone) {
         const std::vector<float> alone =
             problem.run(GetParam(), 2, {0},
                         {query_start, context_lens, problem.block_tables, problem.max_pages});
-        const size_t stride = 3 * 64, at = static_cast<size_t>(i) * stride;
-        ASSERT_EQ(std::memcmp(window.data() + at, alone.data() + at, stride * sizeof(float)), 0)
+        constexpr int64_t kStride = int64_t{3} * 64;
+        const int64_t at = i * kStride;
+        ASSERT_TRUE(std::equal(window.data() + at, window.data() + at + kStride, alone.data() + at))
             << "context " << context << " row " << i;
       }
     }
@@ -262,7 +263,7 @@ TEST_P(AbsorbedAttention, KeysBeforeTheFirstAreHidden) {
     for (int64_t token = 0; token < first; ++token) {  // poison: NaN in float32
       const LatentPages pages = problem.cache.layer(0);
       for (int32_t s = 0; s < 3; ++s) {
-        const int32_t page = problem.block_tables[s * problem.max_pages + token / 64];
+        const int32_t page = problem.block_tables[int64_t{s} * problem.max_pages + token / 64];
         std::memset(pages.row(page, token % 64), 0xFF,
                     static_cast<size_t>(pages.layout.row_bytes()));
       }
