@@ -26,15 +26,12 @@ constexpr int kPollsBetweenLooks = 256;
 
 GpuLane::GpuLane(const ModelConfig& config, const GpuRunnerOptions& options,
                  std::span<const int> devices)
-    : peer_limit_(peer_limit(options)), sampler_(config, options) {
+    : hidden_(config.hidden), peer_limit_(peer_limit(options)), sampler_(config, options) {
   for (const int device : devices) {
     ranks_.push_back(std::make_unique<GpuRank>(config, options, device));
   }
   for (auto& events : ended_) events.resize(ranks_.size());
   newest_.resize(ranks_.size());
-  if (size() == 1) return;
-  peers_.emplace(std::vector<int>(devices.begin(), devices.end()),
-                 cuda::DeepSeekModel::kMostPeerRows, config.hidden, peer_limit_);
 }
 
 Result<> GpuLane::prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models, bool graphs) {
@@ -43,13 +40,18 @@ Result<> GpuLane::prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models
     FATHOM_RETURN_IF_ERROR(
         ranks_[i]->prepare(std::move(models[i]), i == 0 ? sampler_.array_bytes() : 0));
   }
+  std::vector<int> devices;
   std::vector<cuda::DeepSeekModel*> joined;
   std::vector<GpuPageTransfer::PagesOfRank> caches;
   for (const auto& rank : ranks_) {
+    devices.push_back(rank->device().device());
     joined.push_back(&rank->model());
     caches.push_back({rank->device(), rank->pages(), rank->stream()});
   }
-  if (peers_) cuda::DeepSeekModel::join(joined, *peers_);
+  if (size() > 1) {
+    peers_.emplace(devices, cuda::DeepSeekModel::kMostPeerRows, hidden_, peer_limit_);
+    cuda::DeepSeekModel::join(joined, *peers_);
+  }
   ranks_.front()->use_device();
   sampler_.allocate();
   page_transfer_.emplace(caches, ranks_.front()->page_bytes());

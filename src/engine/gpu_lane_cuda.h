@@ -25,7 +25,7 @@ class GpuLane {
   // devices: of its ranks, in order.
   GpuLane(const ModelConfig& config, const GpuRunnerOptions& options, std::span<const int> devices);
 
-  // models: of its ranks, in order.
+  // models: of its ranks, in order; their plans have refused what a lane can't have.
   Result<> prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models, bool graphs);
 
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -65,9 +65,10 @@ class GpuLane {
   void wait(int64_t step);
   std::string name_of(int rank) const;
 
+  const int64_t hidden_;
   const std::chrono::nanoseconds peer_limit_;
   std::vector<std::unique_ptr<GpuRank>> ranks_;
-  std::optional<cuda::PeerGroup> peers_;  // with several ranks
+  std::optional<cuda::PeerGroup> peers_;  // with several ranks, once prepared
   GpuSampler sampler_;
   std::optional<GpuPageTransfer> page_transfer_;
 

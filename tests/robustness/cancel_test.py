@@ -9,8 +9,8 @@ import random
 import time
 import unittest
 
-from robustness import (CHAT, IS_LONG, LONG, MEMORY_SLACK, QUESTION, SECONDS, SLACK, SLOW, Server,
-                        StepGate, ask, connect, encode, faulty, figure, pages, wait_idle, wait_until)
+from robustness import (CHAT, IS_LONG, LONG, QUESTION, SECONDS, SLACK, SLOW, Server, StepGate, ask,
+                        connect, encode, faulty, figure, most_memory, pages, wait_idle, wait_until)
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 60
 ENOUGH = 10
@@ -142,10 +142,10 @@ class Load(unittest.TestCase):
         resident = server.resident_bytes()
         asyncio.run(load(SECONDS))
         seconds = wait_idle(server)
-        growth = server.resident_bytes() / resident - 1
+        after = server.resident_bytes()
         figure("cancel half", f"{SECONDS:.0f} s: {counts['left']} left, {counts['stayed']} answered "
-               f"as if alone; idle after {seconds * 1e3:.0f} ms; memory {growth:+.2%}")
-        self.assertLessEqual(growth, (0.02 if IS_LONG else 0.1) * MEMORY_SLACK)
+               f"as if alone; idle after {seconds * 1e3:.0f} ms; memory {after / resident - 1:+.2%}")
+        self.assertLessEqual(after, most_memory(resident, 0.02 if IS_LONG else 0.1))
         self.assertEqual(server.stop(), 0)
 
 

@@ -49,6 +49,15 @@ def percentile(values, share):
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
+# The kernel may give a heap a huge page at once: 2 % of a server of 100 MiB.
+HUGE_PAGE = 2 << 20
+
+
+def most_memory(resident, share):
+    """Bytes that a server of `resident` bytes may have after a load that leaves nothing behind."""
+    return resident * (1 + share * MEMORY_SLACK) + HUGE_PAGE
+
+
 def figure(name, text):
     """A line for docs/reliability.md."""
     print(f"{name}: {text}", flush=True)
