@@ -173,6 +173,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const Checkpoint& c
              plan(checkpoint, spec, options, load_options, place.ranks_on_device));
   std::unique_ptr<DeepSeekModel> model(
       new DeepSeekModel(std::move(spec), std::move(kernels), options));
+  model->shares_device_ = place.ranks_on_device > 1;
   model->workspace_ = DeviceArray<std::byte>(model->workspace_bytes());
   int64_t bytes = 0;
   model->for_each_piece([&](auto*& pointer, int64_t count) {
@@ -194,7 +195,9 @@ void DeepSeekModel::take(ModelWeights weights) {
 void DeepSeekModel::join(std::span<DeepSeekModel* const> ranks, const PeerGroup& group) {
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     ranks[rank]->lane_.assign(ranks.begin(), ranks.end());
-    ranks[rank]->peers_ = group.rank(static_cast<int>(rank));
+    PeerRank& peers = ranks[rank]->peers_;
+    peers = group.rank(static_cast<int>(rank));
+    peers.shares_device |= ranks[rank]->shares_device_;  // with another lane's rank
   }
 }
 

@@ -237,6 +237,7 @@ class DeepSeekModel {
   std::unique_ptr<CublasLt> library_;       // passed to bf16 GEMMs; null: absent
   std::vector<const DeepSeekModel*> lane_;  // the ranks of the lane, itself included; empty: alone
   PeerRank peers_;                          // with a lane only
+  bool shares_device_ = false;              // with ranks of any lane
 
   // Workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]

@@ -1,6 +1,6 @@
-// Ranks on GPUs, all of them on one device: tensor parallelism and lanes, with the bundled model.
-// Tensor parallelism is as one rank up to rounding, and the same bits again; a lane's answers are
-// those of one rank. Run from the repository's root.
+// Ranks on GPUs, spread over those there are; one is shared by all of them: tensor parallelism and
+// lanes, with the bundled model. Tensor parallelism is as one rank up to rounding, and the same
+// bits again; a lane's answers are those of one rank. Run from the repository's root.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cache/latent_layout.h"
+#include "device/cuda/error.h"
 #include "e2e/forced_answers.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
@@ -19,7 +20,10 @@ namespace {
 
 GpuRunnerOptions ranks(int tp, int dp = 1, GpuRunnerOptions options = gpu_options()) {
   options.placement = {.tp = tp, .dp = dp};
-  options.devices.assign(static_cast<size_t>(tp * dp), 0);
+  int gpus = 0;
+  cuda::check(cudaGetDeviceCount(&gpus), "counting GPUs");
+  options.devices.clear();
+  for (int rank = 0; rank < tp * dp; ++rank) options.devices.push_back(rank % gpus);
   return options;
 }
 
@@ -233,7 +237,8 @@ TEST(GpuRankFaults, ALateRankIsNamed) {
   const auto failed = one_step(*runner);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().message,
-            "rank 0 on cuda:0 waited 4 s for rank 1 on cuda:0 in a sum over ranks");
+            fmt::format("rank 0 on cuda:0 waited 4 s for rank 1 on cuda:{} in a sum over ranks",
+                        options.devices[1]));
   EXPECT_TRUE(runner->is_lost());
 }
 

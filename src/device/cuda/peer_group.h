@@ -38,8 +38,9 @@ struct PeerRank {
   PeerFaults* faults = nullptr;
   uint64_t limit_ns = 0;
   int64_t rows = 0, row_packets = 0;  // of an inbox
-  // Whether other ranks are on this device. A launch that waits for another rank must not let the
-  // next one begin then: chains of launches that begin early could fill the device with one rank's.
+  // Whether other ranks are on this device; a group sees its own only. A launch that waits for
+  // another rank must not let the next one begin then: chains of launches that begin early could
+  // fill the device with one rank's.
   bool shares_device = false;
   FATHOM_PLANTED_FAULT
 };

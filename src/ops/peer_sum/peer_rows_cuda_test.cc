@@ -1,4 +1,4 @@
-// Several ranks that share one device: rows divided over them, against sums in the same order on
+// Several ranks: rows divided over them, against sums in the same order on
 // the host and against peer_sum(); columns gathered on the first.
 #include "ops/peer_sum/peer_rows_cuda.h"
 
@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -17,6 +16,7 @@
 #include "base/math.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/random_data.h"
+#include "ops/peer_sum/peer_trial_cuda.h"
 
 namespace fathom::cuda {
 namespace {
@@ -26,54 +26,14 @@ constexpr int64_t kMostRows = 1024;
 // A rank that never comes fails a test within seconds.
 constexpr std::chrono::seconds kLimit{5};
 
-// Each stream needs a hardware queue of its own. Read when the device is first used.
-[[maybe_unused]] const int kQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-
-struct Shape {
-  int ranks;
-  int64_t rows, n;
-};
-
-std::string name_of(const testing::TestParamInfo<Shape>& info) {
-  const Shape& s = info.param;
-  return std::to_string(s.ranks) + "Ranks" + std::to_string(s.rows) + "x" + std::to_string(s.n);
-}
-
-struct Rank {
-  Rank(const Shape& shape)
-      : residual(shape.rows * shape.n),
-        gathered(shape.rows * shape.n),
-        delta(shape.rows * shape.n),
-        out(shape.rows * shape.n),
-        values(shape.rows * shape.n),
-        scales(ceil_div(shape.n, kScaleBlock) * round_up(shape.rows, int64_t{4})) {
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  }
-  ~Rank() { cudaStreamDestroy(stream); }
-  Rank(const Rank&) = delete;
-  Rank& operator=(const Rank&) = delete;
-
-  void poison() const {
-    check(cudaMemset(gathered.data(), 0xFF, gathered.bytes()), "poisoning");
-    check(cudaMemset(out.data(), 0xFF, out.bytes()), "poisoning");
-    check(cudaMemset(values.data(), 0xFF, values.bytes()), "poisoning");
-    check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poisoning");
-  }
-
-  DeviceArray<float> residual, gathered;
-  DeviceArray<uint16_t> delta, out;
-  DeviceArray<uint8_t> values;
-  DeviceArray<float> scales;
-  cudaStream_t stream = nullptr;
-};
-
-class PeerRowsTest : public testing::TestWithParam<Shape> {
+class PeerRowsTest : public testing::TestWithParam<PeerShape> {
  protected:
   PeerRowsTest()
-      : shape_(GetParam()),
-        group_(std::vector<int>(static_cast<size_t>(shape_.ranks), 0), kMostRows, shape_.n,
-               kLimit) {
-    for (int r = 0; r < shape_.ranks; ++r) ranks_.push_back(std::make_unique<Rank>(shape_));
+      : shape_(GetParam()), group_(trial_devices(shape_.ranks), kMostRows, shape_.n, kLimit) {
+    for (const int device : trial_devices(shape_.ranks)) {
+      ranks_.push_back(std::make_unique<PeerTrialRank>(device, shape_, shape_.n));
+      gathered_.emplace_back(shape_.rows * shape_.n);
+    }
     weight_ = DeviceArray<float>(random_f32(shape_.n, 1, random_));
   }
 
@@ -115,7 +75,7 @@ class PeerRowsTest : public testing::TestWithParam<Shape> {
   PeerRowsArguments arguments(int r) {
     PeerRowsArguments a;
     for (int peer = 0; peer < shape_.ranks; ++peer) {
-      Rank& of = rank(peer);
+      PeerTrialRank& of = rank(peer);
       a.ranks[peer] = {of.residual.data(), of.delta.data(), of.out.data(), quantized(peer)};
     }
     a.weight = weight_.data();
@@ -142,13 +102,13 @@ class PeerRowsTest : public testing::TestWithParam<Shape> {
                 .n = shape_.n};
       a.peers = group_.rank(r);
       a.sms = 32 / shape_.ranks;
-      peer_sum(a, rank(r).stream);
+      peer_sum(a, rank(r).stream());
     }
     wait();
   }
 
   void wait() {
-    for (auto& rank : ranks_) check(cudaStreamSynchronize(rank->stream), "peer_sum_rows");
+    for (auto& rank : ranks_) check(cudaStreamSynchronize(rank->stream()), "peer_sum_rows");
     ASSERT_FALSE(group_.stopped());
   }
 
@@ -164,21 +124,24 @@ class PeerRowsTest : public testing::TestWithParam<Shape> {
     }
   }
 
-  Rank& rank(int r) { return *ranks_[static_cast<size_t>(r)]; }
+  PeerTrialRank& rank(int r) { return *ranks_[static_cast<size_t>(r)]; }
 
   std::mt19937 random_{11};
-  const Shape shape_;
+  const PeerShape shape_;
   PeerGroup group_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<PeerTrialRank>> ranks_;
+  std::vector<DeviceArray<float>> gathered_;  // of each rank
   DeviceArray<float> weight_;
   std::vector<float> expected_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Shapes, PeerRowsTest,
-                         testing::Values(Shape{2, 129, 7168}, Shape{2, 1, 256}, Shape{3, 200, 2048},
-                                         Shape{4, 513, 5120}, Shape{5, 7, 200}, Shape{8, 3, 7168},
-                                         Shape{8, 1000, 2048}, Shape{4, 2, 8}, Shape{2, 131, 8192}),
-                         name_of);
+                         testing::Values(PeerShape{2, 129, 7168}, PeerShape{2, 1, 256},
+                                         PeerShape{3, 200, 2048}, PeerShape{4, 513, 5120},
+                                         PeerShape{5, 7, 200}, PeerShape{8, 3, 7168},
+                                         PeerShape{8, 1000, 2048}, PeerShape{4, 2, 8},
+                                         PeerShape{2, 131, 8192}),
+                         [](const auto& test) { return test.param.name(); });
 
 // Each rank has the residual of its share, and the norm of all rows; both with peer_sum()'s bits.
 TEST_P(PeerRowsTest, HaveTheBitsOfPeerSum) {
@@ -195,7 +158,7 @@ TEST_P(PeerRowsTest, HaveTheBitsOfPeerSum) {
       rank(r).residual.copy_from(residuals[static_cast<size_t>(r)]);
       rank(r).poison();
     }
-    on_all([&](int r) { peer_sum_rows(arguments(r), rank(r).stream); });
+    on_all([&](int r) { peer_sum_rows(arguments(r), rank(r).stream()); });
     wait();
     for (int r = 0; r < shape_.ranks; ++r) {
       ASSERT_EQ(rank(r).out.to_host(), out) << "rank " << r << ", round " << round;
@@ -240,14 +203,14 @@ TEST_P(PeerRowsTest, WaitForTheOthersPartsAndResults) {
     on_all([&](int r) {
       const auto copy = [&](const DeviceArray<uint16_t>& to, const DeviceArray<uint16_t>& from) {
         check(cudaMemcpyAsync(to.data(), from.data(), from.bytes(), cudaMemcpyDeviceToDevice,
-                              rank(r).stream),
+                              rank(r).stream()),
               "copying");
       };
       if (r == slow) std::this_thread::sleep_for(std::chrono::milliseconds(3));
       copy(rank(r).delta, parts[static_cast<size_t>(r)]);
       PeerRowsArguments a = arguments(r);
       if (r == slow) a.sms = 1;
-      peer_sum_rows(a, rank(r).stream);
+      peer_sum_rows(a, rank(r).stream());
       copy(snapshots[static_cast<size_t>(r)], rank(r).out);
     });
     wait();
@@ -267,17 +230,21 @@ TEST_P(PeerRowsTest, ComeByIndexFromAllRanks) {
     ids.push_back(is_padding ? -1 : static_cast<int32_t>(random_() % shape_.rows));
   }
   const DeviceArray<int32_t> row_ids(ids);
+  for (const auto& gathered : gathered_) {
+    check(cudaMemset(gathered.data(), 0xFF, gathered.bytes()), "poisoning");
+  }
+  check(cudaStreamSynchronize(nullptr), "poisoning");
   on_all([&](int r) {
     PeerRowsArguments a = arguments(r);
     a.row_ids = row_ids.data();
-    a.gathered = rank(r).gathered.data();
+    a.gathered = gathered_[static_cast<size_t>(r)].data();
     a.divided_rows = shape_.rows;
-    peer_sum_rows(a, rank(r).stream);
+    peer_sum_rows(a, rank(r).stream());
   });
   wait();
   const auto out = rank(0).out.to_host();
   for (int r = 0; r < shape_.ranks; ++r) {
-    const auto gathered = rank(r).gathered.to_host();
+    const auto gathered = gathered_[static_cast<size_t>(r)].to_host();
     ASSERT_EQ(rank(r).out.to_host(), out) << "rank " << r;
     for (int64_t i = 0; i < shape_.rows; ++i) {
       const int32_t id = ids[static_cast<size_t>(i)];
@@ -300,8 +267,8 @@ TEST_P(PeerRowsTest, GraphsRepeatTheSameBits) {
   constexpr int kExchanges = 8;
   std::vector<Graph> graphs;
   for (int r = 0; r < shape_.ranks; ++r) {
-    graphs.emplace_back(rank(r).stream, [&] {
-      for (int i = 0; i < kExchanges; ++i) peer_sum_rows(arguments(r), rank(r).stream);
+    graphs.emplace_back(rank(r).stream(), [&] {
+      for (int i = 0; i < kExchanges; ++i) peer_sum_rows(arguments(r), rank(r).stream());
     });
   }
   draw(false);
@@ -312,7 +279,7 @@ TEST_P(PeerRowsTest, GraphsRepeatTheSameBits) {
       rank(r).residual.copy_from(start);
       rank(r).poison();
     }
-    on_all([&](int r) { graphs[static_cast<size_t>(r)].launch(rank(r).stream); });
+    on_all([&](int r) { graphs[static_cast<size_t>(r)].launch(rank(r).stream()); });
     wait();
     if (replay == 0) first = rank(0).out.to_host();
     for (int r = 0; r < shape_.ranks; ++r) {
@@ -355,9 +322,9 @@ TEST_P(PeerRowsTest, ColumnsOfAllRanksComeToTheFirst) {
                       .columns = columns,
                       .peers = group_.rank(r),
                       .sms = 32 / shape_.ranks},
-                     rank(r).stream);
+                     rank(r).stream());
     });
-    check(cudaStreamSynchronize(rank(0).stream), "gather_columns");
+    check(cudaStreamSynchronize(rank(0).stream()), "gather_columns");
     ASSERT_EQ(all.to_host(), expected);
     wait();
   }
@@ -365,14 +332,15 @@ TEST_P(PeerRowsTest, ColumnsOfAllRanksComeToTheFirst) {
 
 class PeerRowsFaults : public PeerRowsTest {};
 INSTANTIATE_TEST_SUITE_P(Shapes, PeerRowsFaults,
-                         testing::Values(Shape{2, 129, 7168}, Shape{8, 200, 2048}), name_of);
+                         testing::Values(PeerShape{2, 129, 7168}, PeerShape{8, 200, 2048}),
+                         [](const auto& test) { return test.param.name(); });
 
 TEST_P(PeerRowsFaults, StopEndsAWait) {
   draw(false);
-  peer_sum_rows(arguments(0), rank(0).stream);
-  EXPECT_EQ(cudaStreamQuery(rank(0).stream), cudaErrorNotReady);
+  peer_sum_rows(arguments(0), rank(0).stream());
+  EXPECT_EQ(cudaStreamQuery(rank(0).stream()), cudaErrorNotReady);
   group_.stop();
-  check(cudaStreamSynchronize(rank(0).stream), "a stopped launch");
+  check(cudaStreamSynchronize(rank(0).stream()), "a stopped launch");
   EXPECT_FALSE(group_.late());
 }
 

@@ -1,12 +1,10 @@
-// Several ranks that share one device, each with a stream of its own, against sums in the same
-// order on the host.
+// Several ranks, each with a stream of its own, against sums in the same order on the host.
 #include "ops/peer_sum/peer_sum_cuda.h"
 
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <future>
 #include <memory>
 #include <random>
@@ -16,6 +14,7 @@
 #include "base/math.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/random_data.h"
+#include "ops/peer_sum/peer_trial_cuda.h"
 #include "ops/scaled_linear/quantize_rows.h"
 
 namespace fathom::cuda {
@@ -26,58 +25,18 @@ constexpr int64_t kMostRows = 128;
 // A rank that never comes fails a test within seconds.
 constexpr std::chrono::seconds kLimit{5};
 
-// Ranks that share a device wait for one another's launches: each stream needs a hardware queue of
-// its own. Read when the device is first used.
-[[maybe_unused]] const int kQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-
-struct Shape {
-  int ranks;
-  int64_t rows, n;
-};
-
-std::string name_of(const testing::TestParamInfo<Shape>& info) {
-  const Shape& s = info.param;
-  return std::to_string(s.ranks) + "Ranks" + std::to_string(s.rows) + "x" + std::to_string(s.n);
-}
-
-// One rank's memory and stream.
-struct Rank {
-  Rank(const Shape& shape, int64_t delta_stride)
-      : residual(shape.rows * shape.n),
-        delta(shape.rows * delta_stride),
-        out(shape.rows * shape.n),
-        values(shape.rows * shape.n),
-        scales(ceil_div(shape.n, kScaleBlock) * round_up(shape.rows, int64_t{4})) {
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
-  }
-  ~Rank() { cudaStreamDestroy(stream); }
-  Rank(const Rank&) = delete;
-  Rank& operator=(const Rank&) = delete;
-
-  void poison() const {
-    check(cudaMemset(out.data(), 0xFF, out.bytes()), "poisoning");
-    check(cudaMemset(values.data(), 0xFF, values.bytes()), "poisoning");
-    check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poisoning");
-  }
-
-  DeviceArray<float> residual;
-  DeviceArray<uint16_t> delta, out;
-  DeviceArray<uint8_t> values;
-  DeviceArray<float> scales;
-  cudaStream_t stream = nullptr;
-};
-
-class PeerSum : public testing::TestWithParam<Shape> {
+class PeerSum : public testing::TestWithParam<PeerShape> {
  protected:
   PeerSum() { use(GetParam()); }
 
-  void use(const Shape& shape, std::chrono::nanoseconds limit = kLimit) {
+  void use(const PeerShape& shape, std::chrono::nanoseconds limit = kLimit) {
     shape_ = shape;
     stride_ = shape.n + 8;
     ranks_.clear();
-    group_ = std::make_unique<PeerGroup>(std::vector<int>(static_cast<size_t>(shape.ranks), 0),
-                                         kMostRows, shape.n, limit);
-    for (int r = 0; r < shape.ranks; ++r) ranks_.push_back(std::make_unique<Rank>(shape, stride_));
+    group_ = std::make_unique<PeerGroup>(trial_devices(shape.ranks), kMostRows, shape.n, limit);
+    for (const int device : trial_devices(shape.ranks)) {
+      ranks_.push_back(std::make_unique<PeerTrialRank>(device, shape, stride_));
+    }
     weight_ = random_f32(shape.n, 1, random_);
     device_weight_ = DeviceArray<float>(weight_);
   }
@@ -130,7 +89,7 @@ class PeerSum : public testing::TestWithParam<Shape> {
   }
 
   void wait() {
-    for (auto& rank : ranks_) check(cudaStreamSynchronize(rank->stream), "peer_sum");
+    for (auto& rank : ranks_) check(cudaStreamSynchronize(rank->stream()), "peer_sum");
   }
 
   // Residuals to the bit on every rank; out within a rounding of the norm in double precision, and
@@ -162,13 +121,13 @@ class PeerSum : public testing::TestWithParam<Shape> {
     if (shape_.n % kScaleBlock == 0) compare_quantized(out);
   }
 
-  Rank& rank(int r) { return *ranks_[static_cast<size_t>(r)]; }
+  PeerTrialRank& rank(int r) { return *ranks_[static_cast<size_t>(r)]; }
 
   std::mt19937 random_{7};
-  Shape shape_ = {};
+  PeerShape shape_ = {};
   int64_t stride_ = 0;
   std::unique_ptr<PeerGroup> group_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<PeerTrialRank>> ranks_;
   std::vector<float> weight_, residual_;
   DeviceArray<float> device_weight_;
 
@@ -196,11 +155,12 @@ class PeerSum : public testing::TestWithParam<Shape> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Shapes, PeerSum,
-                         testing::Values(Shape{2, 1, 7168}, Shape{2, 128, 7168}, Shape{3, 5, 2048},
-                                         Shape{4, 64, 5120}, Shape{5, 7, 200}, Shape{8, 1, 7168},
-                                         Shape{8, 16, 2048}, Shape{8, 128, 7168}, Shape{2, 3, 8192},
-                                         Shape{4, 2, 8}),
-                         name_of);
+                         testing::Values(PeerShape{2, 1, 7168}, PeerShape{2, 128, 7168},
+                                         PeerShape{3, 5, 2048}, PeerShape{4, 64, 5120},
+                                         PeerShape{5, 7, 200}, PeerShape{8, 1, 7168},
+                                         PeerShape{8, 16, 2048}, PeerShape{8, 128, 7168},
+                                         PeerShape{2, 3, 8192}, PeerShape{4, 2, 8}),
+                         [](const auto& test) { return test.param.name(); });
 
 // The ranks begin in a new order each time, and some long after the others.
 TEST_P(PeerSum, EqualsTheOrderedSum) {
@@ -211,7 +171,7 @@ TEST_P(PeerSum, EqualsTheOrderedSum) {
     std::shuffle(order.begin(), order.end(), random_);
     for (const int r : order) {
       if (random_() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
-      peer_sum(arguments(r), rank(r).stream);
+      peer_sum(arguments(r), rank(r).stream());
     }
     wait();
     compare();
@@ -221,7 +181,7 @@ TEST_P(PeerSum, EqualsTheOrderedSum) {
 
 TEST_P(PeerSum, WritesTheResidualAlone) {
   draw();
-  for (int r = 0; r < shape_.ranks; ++r) peer_sum(arguments(r, false), rank(r).stream);
+  for (int r = 0; r < shape_.ranks; ++r) peer_sum(arguments(r, false), rank(r).stream());
   wait();
   compare(false);
 }
@@ -232,8 +192,8 @@ TEST_P(PeerSum, GraphsRepeatTheSameBits) {
   constexpr int kExchanges = 16, kReplays = 12;
   std::vector<Graph> graphs;
   for (int r = 0; r < shape_.ranks; ++r) {
-    graphs.emplace_back(rank(r).stream, [&] {
-      for (int i = 0; i < kExchanges; ++i) peer_sum(arguments(r), rank(r).stream);
+    graphs.emplace_back(rank(r).stream(), [&] {
+      for (int i = 0; i < kExchanges; ++i) peer_sum(arguments(r), rank(r).stream());
     });
   }
   draw();
@@ -246,7 +206,7 @@ TEST_P(PeerSum, GraphsRepeatTheSameBits) {
     }
     for (int i = 0; i < shape_.ranks; ++i) {
       const int r = (i + replay) % shape_.ranks;
-      graphs[static_cast<size_t>(r)].launch(rank(r).stream);
+      graphs[static_cast<size_t>(r)].launch(rank(r).stream());
     }
     wait();
     if (replay == 0) first = rank(0).residual.to_host();
@@ -265,13 +225,13 @@ TEST_P(PeerSum, ASlowRanksPacketsAreNotOverwritten) {
   for (int r = 0; r < shape_.ranks; ++r) {
     PeerSumArguments a = arguments(r);
     if (r == 0) a.sms = 1;
-    graphs.emplace_back(rank(r).stream, [&] {
-      for (int i = 0; i < kExchanges; ++i) peer_sum(a, rank(r).stream);
+    graphs.emplace_back(rank(r).stream(), [&] {
+      for (int i = 0; i < kExchanges; ++i) peer_sum(a, rank(r).stream());
     });
   }
   for (int replay = 0; replay < 4; ++replay) {
     draw();
-    for (int r = 0; r < shape_.ranks; ++r) graphs[static_cast<size_t>(r)].launch(rank(r).stream);
+    for (int r = 0; r < shape_.ranks; ++r) graphs[static_cast<size_t>(r)].launch(rank(r).stream());
     wait();
     ASSERT_FALSE(group_->late());
     for (int r = 1; r < shape_.ranks; ++r) {
@@ -283,26 +243,27 @@ TEST_P(PeerSum, ASlowRanksPacketsAreNotOverwritten) {
 
 class PeerSumFaults : public PeerSum {};
 INSTANTIATE_TEST_SUITE_P(Shapes, PeerSumFaults,
-                         testing::Values(Shape{2, 1, 7168}, Shape{8, 16, 2048}), name_of);
+                         testing::Values(PeerShape{2, 1, 7168}, PeerShape{8, 16, 2048}),
+                         [](const auto& test) { return test.param.name(); });
 
 TEST_P(PeerSumFaults, EpochsWrapAround) {
-  Shape small = GetParam();
+  PeerShape small = GetParam();
   small.rows = 1;
   small.n = 8;
   use(small);
   constexpr int kExchanges = 256;
   std::vector<Graph> graphs;
   for (int r = 0; r < shape_.ranks; ++r) {
-    graphs.emplace_back(rank(r).stream, [&] {
-      for (int i = 0; i < kExchanges; ++i) peer_sum(arguments(r, false), rank(r).stream);
+    graphs.emplace_back(rank(r).stream(), [&] {
+      for (int i = 0; i < kExchanges; ++i) peer_sum(arguments(r, false), rank(r).stream());
     });
   }
   for (int i = 0; i < 65536 / kExchanges + 2; ++i) {
-    for (int r = 0; r < shape_.ranks; ++r) graphs[static_cast<size_t>(r)].launch(rank(r).stream);
+    for (int r = 0; r < shape_.ranks; ++r) graphs[static_cast<size_t>(r)].launch(rank(r).stream());
     wait();
   }
   draw();
-  for (int r = 0; r < shape_.ranks; ++r) peer_sum(arguments(r), rank(r).stream);
+  for (int r = 0; r < shape_.ranks; ++r) peer_sum(arguments(r), rank(r).stream());
   wait();
   compare();
 }
@@ -312,20 +273,20 @@ TEST_P(PeerSumFaults, ARankThatDoesNotComeIsNamed) {
   use(GetParam(), std::chrono::milliseconds(50));
   draw();
   const int missing = shape_.ranks - 1;
-  for (int r = 0; r < missing; ++r) peer_sum(arguments(r), rank(r).stream);
+  for (int r = 0; r < missing; ++r) peer_sum(arguments(r), rank(r).stream());
   wait();
   ASSERT_TRUE(group_->late());
   EXPECT_EQ(group_->late()->missing, missing);
   EXPECT_NE(group_->late()->waiting, missing);
-  for (int r = 0; r < missing; ++r) peer_sum(arguments(r), rank(r).stream);
+  for (int r = 0; r < missing; ++r) peer_sum(arguments(r), rank(r).stream());
   wait();
 }
 
 // Stopped from the host, a wait ends long before its limit.
 TEST_P(PeerSumFaults, StopEndsAWait) {
   draw();
-  peer_sum(arguments(0), rank(0).stream);
-  EXPECT_EQ(cudaStreamQuery(rank(0).stream), cudaErrorNotReady);
+  peer_sum(arguments(0), rank(0).stream());
+  EXPECT_EQ(cudaStreamQuery(rank(0).stream()), cudaErrorNotReady);
   group_->stop();
   wait();
   EXPECT_FALSE(group_->late());
