@@ -1,5 +1,5 @@
-// Sparse attention of DeepSeekModel: the indexer, which writes a key for every token and chooses the
-// keys of the rows that see more than they may attend to (DeepSeek-V3.2, 2025).
+// Sparse attention of DeepSeekModel: the indexer, which writes a key for every token and chooses
+// the keys of the rows that see more than they may attend to (DeepSeek-V3.2, 2025).
 //
 // Weights and keys are whole on every rank. Where rows are divided over the lane a rank makes the
 // keys and the lists of its own rows, and the ranks exchange them; elsewhere all compute all. The
@@ -32,9 +32,8 @@ DType query_type(IndexKeyFormat format) {
 // Which of `scored` are among these rows of the batch.
 Slice scored_among(std::span<const SparseRow> scored, Slice rows) {
   const auto before = [&](int64_t row) {
-    return std::lower_bound(
-               scored.begin(), scored.end(), row,
-               [](const SparseRow& some, int64_t limit) { return some.row < limit; }) -
+    return std::lower_bound(scored.begin(), scored.end(), row,
+                            [](const SparseRow& some, int64_t limit) { return some.row < limit; }) -
            scored.begin();
   };
   const int64_t first = before(rows.first);
@@ -47,8 +46,7 @@ Slice scored_among(std::span<const SparseRow> scored, Slice rows) {
 void DeepSeekModel::write_keys(const IndexerWeights& weights, const Step& step,
                                const IndexKeyPages& pages, ConstTensorView own_x) {
   const Slice own = step.rows.own();
-  const TensorView k =
-      workspace_.index_k.view(DType::kF32, {own.count, config_.indexer->head_dim});
+  const TensorView k = workspace_.index_k.view(DType::kF32, {own.count, config_.indexer->head_dim});
   linear(stream_, own_x, weights.k, k);
   const auto first = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
   write_index_keys(stream_, k, std::span(step.batch.positions).subspan(first, count),
@@ -58,8 +56,8 @@ void DeepSeekModel::write_keys(const IndexerWeights& weights, const Step& step,
 }
 
 TensorView DeepSeekModel::key_lists(const Step& step) const {
-  return workspace_.key_lists.view(
-      DType::kI32, {std::ssize(step.plan.scored), config_.indexer->topk});
+  return workspace_.key_lists.view(DType::kI32,
+                                   {std::ssize(step.plan.scored), config_.indexer->topk});
 }
 
 // x [rows, hidden]: of it this rank's own rows are read. The query latents are in the workspace.
@@ -127,8 +125,8 @@ void DeepSeekModel::score_keys(const Step& step, Slice scored, const IndexKeyPag
     const int64_t first = std::max(pass.first, scored.first);
     const int64_t count = std::min(pass.first + pass.count, scored.end()) - first;
     if (count <= 0) continue;
-    const auto some = std::span(step.plan.scored)
-                          .subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+    const auto some =
+        std::span(step.plan.scored).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
     const TensorView scores = workspace_.index_scores.view(DType::kF32, {count, pass.columns});
     index_scores(stream_, values, weights, paged, some, pages, scores,
                  bytes_of(workspace_.indexer));
