@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "base/json.h"
 #include "e2e/golden.h"
+#include "model/rank_team.h"
 
 namespace fathom {
 namespace {
@@ -151,6 +155,54 @@ TEST_P(SparseModel, WorksWithEveryFormOfIndexKey) {
     for (size_t i = 0; i < logits[0].size(); ++i) sum += std::abs(logits[0][i] - expected[0][i]);
     EXPECT_LE(sum / static_cast<double>(logits[0].size()), 0.2) << static_cast<int>(keys);
   }
+}
+
+// One sequence on two ranks: its prompt, then a token. `damage` may change what rank 1 has before
+// the second step. Returns what that step's end says; empty: it was well.
+std::string decode_on_two_ranks(const std::function<void(const LatentCache& of_rank_1)>& damage) {
+  const Sparse sparse("v32");
+  const auto checkpoint = Checkpoint::open(sparse.directory);
+  FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
+  const auto team = RankTeam::load(*checkpoint, {.placement = {.tp = 2},
+                                                 .model = {.compute = DType::kF32, .attention = {}},
+                                                 .cache_format = CacheFormat::kF32,
+                                                 .num_pages = 1,
+                                                 .num_threads = 2,
+                                                 .load = {.show_progress = false},
+                                                 .group = {}});
+  FATHOM_CHECK(team.has_value(), "{}", team.error().message);
+  const auto length = static_cast<int32_t>(sparse.ids.size());
+  std::vector<float> logits(static_cast<size_t>(checkpoint->config().vocab_size));
+  const auto step = [&](int32_t begin, int32_t end) {
+    ForwardBatch batch;
+    batch.token_ids.assign(sparse.ids.begin() + begin, sparse.ids.begin() + end);
+    batch.positions.resize(batch.token_ids.size());
+    std::iota(batch.positions.begin(), batch.positions.end(), begin);
+    batch.query_start = {0, end - begin};
+    batch.context_lens = {begin};
+    batch.prompt_lens = {length};
+    batch.block_tables = {0};
+    batch.max_pages = 1;
+    batch.logit_rows = {end - begin - 1};
+    return (*team)->forward({&batch, 1}, TensorView(logits.data(), {1, std::ssize(logits)}));
+  };
+  FATHOM_CHECK(step(0, length - 1).has_value(), "the prompt failed");
+  damage((*team)->cache(1));
+  const auto ran = step(length - 1, length);
+  return ran ? "" : ran.error().message;
+}
+
+// Ranks that attended to different keys would add up garbage.
+TEST(SparseRanks, ARankThatChoosesOtherKeysEndsTheStep) {
+  EXPECT_EQ(decode_on_two_ranks([](const LatentCache&) {}), "");
+  const std::string end = decode_on_two_ranks([](const LatentCache& of_rank_1) {
+    const IndexKeyPages keys = of_rank_1.index_keys(0);
+    for (int64_t slot = 0; slot < 40; ++slot) {  // other keys than those written, in other places
+      std::memcpy(keys.row(0, slot), keys.row(0, 40 + slot % 6),
+                  static_cast<size_t>(keys.layout.row_bytes()));
+    }
+  });
+  EXPECT_NE(end.find(" with plan "), std::string::npos) << end;
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, SparseModel,
