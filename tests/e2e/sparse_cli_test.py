@@ -65,7 +65,7 @@ class Sparse(unittest.TestCase):
         shown = f"{arguments}: {status}\n{out}\n{err}"
         self.assertEqual(status, 2, shown)
         self.assertEqual(out, "", shown)
-        self.assertRegex(err, r"\Afathom: [^\n]+\n\Z", shown)
+        self.assertRegex(err, r"\A(warning: [^\n]+\n)*fathom: [^\n]+\n\Z", shown)
         self.assertIn(part, err, shown)
 
     def test_inspect_tells_both_rows_of_the_cache(self):
