@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
+#include "cache/index_key_quantize.h"
 #include "tensor/dtype.h"
-#include "tensor/e4m3_round.h"
 
 namespace fathom {
 namespace {
@@ -39,13 +39,7 @@ void encode_index_key(const IndexKeyLayout& layout, const float* key, std::byte*
     case IndexKeyFormat::kE4M3:
       break;
   }
-  // Magnitudes compare as integers, and NaN above all of them.
-  uint32_t amax = 0;
-  for (size_t i = 0; i < size; ++i) {
-    amax = std::max(amax, std::bit_cast<uint32_t>(key[i]) & 0x7FFFFFFF);
-  }
-  const float scale = index_scale(std::bit_cast<float>(amax));
-  for (size_t i = 0; i < size; ++i) row[i] = std::byte{round_to_e4m3(key[i] / scale)};
+  const float scale = quantize_index_row(key, layout.dim, reinterpret_cast<uint8_t*>(row));
   std::memcpy(row + size, &scale, sizeof scale);
 }
 

@@ -67,27 +67,39 @@ constexpr E4M3Table make_table() {
 
 constexpr E4M3Table kE4M3 = make_table();
 
-// `count` codes to bf16.
-inline __attribute__((always_inline)) void decode_e4m3(const uint8_t* codes, int64_t count,
-                                                       uint16_t* out) {
+// Up to 64 codes to bf16; a whole register's are stored without masks.
+template <bool kWhole>
+inline __attribute__((always_inline)) void decode_64(const uint8_t* codes, int64_t count,
+                                                     uint16_t* out) {
   const __m512i high0 = _mm512_load_si512(kE4M3.high);
   const __m512i high1 = _mm512_load_si512(kE4M3.high + 64);
   const __m512i low0 = _mm512_load_si512(kE4M3.low);
   const __m512i low1 = _mm512_load_si512(kE4M3.low + 64);
   // Interleaving works within 128 bits: 64-bit pieces are put in its order first.
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  for (int64_t i = 0; i < count; i += 64) {
-    const int64_t left = count - i;
-    const __mmask64 mask = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
-    const __m512i code = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi8(mask, codes + i));
-    const __m512i sign = _mm512_and_si512(code, _mm512_set1_epi8(static_cast<char>(0x80)));
-    const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(high0, code, high1), sign);
-    const __m512i low = _mm512_permutex2var_epi8(low0, code, low1);
-    const __m512i first = _mm512_unpacklo_epi8(low, high);
-    const __m512i second = _mm512_unpackhi_epi8(low, high);
-    _mm512_mask_storeu_epi16(out + i, static_cast<__mmask32>(mask), first);
-    _mm512_mask_storeu_epi16(out + i + 32, static_cast<__mmask32>(mask >> 32), second);
+  const __mmask64 mask = kWhole ? ~__mmask64{0} : (__mmask64{1} << count) - 1;
+  const __m512i loaded = kWhole ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(mask, codes);
+  const __m512i code = _mm512_permutexvar_epi64(order, loaded);
+  const __m512i sign = _mm512_and_si512(code, _mm512_set1_epi8(static_cast<char>(0x80)));
+  const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(high0, code, high1), sign);
+  const __m512i low = _mm512_permutex2var_epi8(low0, code, low1);
+  const __m512i first = _mm512_unpacklo_epi8(low, high);
+  const __m512i second = _mm512_unpackhi_epi8(low, high);
+  if constexpr (kWhole) {
+    _mm512_storeu_si512(out, first);
+    _mm512_storeu_si512(out + 32, second);
+  } else {
+    _mm512_mask_storeu_epi16(out, static_cast<__mmask32>(mask), first);
+    _mm512_mask_storeu_epi16(out + 32, static_cast<__mmask32>(mask >> 32), second);
   }
+}
+
+// `count` codes to bf16.
+inline __attribute__((always_inline)) void decode_e4m3(const uint8_t* codes, int64_t count,
+                                                       uint16_t* out) {
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) decode_64<true>(codes + i, 64, out + i);
+  if (i < count) decode_64<false>(codes + i, count - i, out + i);
 }
 
 template <typename T>

@@ -1,12 +1,11 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <vector>
 
-#include "cache/index_key_row.h"
+#include "cache/index_key_quantize.h"
 #include "ops/indexer/hadamard.h"
 #include "ops/indexer/indexer_cpu.h"
-#include "tensor/e4m3_round.h"
+#include "ops/rope/rope_cpu.h"
 
 namespace fathom::cpu {
 namespace {
@@ -15,14 +14,6 @@ namespace {
 constexpr int64_t kParallelValues = 8 * 1024;
 
 constexpr int kSumLanes = 16;  // of a sum: the compiler vectorises it, in the same order everywhere
-
-// cos and sin of one position: the table's, or computed into `scratch` [dim].
-const float* cos_sin_of(const RopeTable& table, int32_t position, std::vector<float>& scratch) {
-  if (position < RopeTable::kTabulated) return table.tabulated.data() + position * table.dim();
-  scratch.resize(static_cast<size_t>(table.dim()));
-  table.compute(position, scratch.data());
-  return scratch.data();
-}
 
 template <typename Value>
 [[gnu::always_inline]] inline float sum_of(int64_t n, const Value& value) {
@@ -75,18 +66,6 @@ template <typename Value>
   if (rotation.hadamard) hadamard(x, dim);
 }
 
-// x [dim] -> e4m3 codes; returns their scale.
-[[gnu::always_inline]] inline float quantize(const float* x, int64_t dim, uint8_t* codes) {
-  uint32_t amax = 0;  // magnitudes compare as integers, and NaN above all of them
-  for (int64_t i = 0; i < dim; ++i) {
-    amax = std::max(amax, std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFF);
-  }
-  const float scale = index_scale(std::bit_cast<float>(amax));
-  const float inverse = 1.0f / scale;  // a power of two: exact
-  for (int64_t i = 0; i < dim; ++i) codes[i] = round_to_e4m3(x[i] * inverse);
-  return scale;
-}
-
 struct KeyRow {
   const float* x;
   const float* weight;
@@ -118,7 +97,7 @@ FATHOM_FOR_AVX512 void make_key_avx512(const KeyRow& row, int64_t dim,
   transform(x, dim, cos_sin, rotation);
   switch (dtype) {
     case DType::kF8E4M3:
-      return quantize(x, dim, static_cast<uint8_t*>(values));
+      return quantize_index_row(x, dim, static_cast<uint8_t*>(values));
     case DType::kBF16:
       for (int64_t i = 0; i < dim; ++i) static_cast<bf16*>(values)[i] = to_bf16(x[i]);
       return 1;

@@ -182,6 +182,28 @@ TEST_P(IndexKeys, QueriesMatchDoublePrecision) {
   }
 }
 
+TEST_P(IndexKeys, ADamagedHeadShowsInItsWeightAndCodes) {
+  constexpr int64_t kHeads = 3, kDim = 32;
+  const RopeTable table = make_rope_table(16, 10000, {});
+  TestTensor q(kHeads * kDim, DType::kF32, 4, 3);
+  q.wide[kDim + 20] = std::nanf("");
+  const TestTensor head_weights(kHeads, DType::kF32, 5, 2);
+  std::vector<e4m3> values(kHeads * kDim);
+  std::vector<float> weights(kHeads);
+  const std::vector<int32_t> positions = {5};
+  ThreadPool pool(1);
+  cpu::make_index_queries(pool, GetParam(), q.view({1, kHeads, kDim}),
+                          head_weights.view({1, kHeads}), positions, {&table},
+                          TensorView(values.data(), {1, kHeads, kDim}),
+                          TensorView(weights.data(), {1, kHeads}));
+  for (int64_t head = 0; head < kHeads; ++head) {
+    EXPECT_EQ(std::isnan(weights[head]), head == 1);
+    for (int64_t i = 0; i < kDim; ++i) {
+      EXPECT_EQ(std::isnan(to_float(values[head * kDim + i])), head == 1);
+    }
+  }
+}
+
 // On both sides the transform changes no product; on one side it would.
 TEST_P(IndexKeys, HadamardOnBothSidesLeavesTheProducts) {
   constexpr int64_t kDim = 128;
