@@ -1,5 +1,5 @@
 """Shared pieces of the golden tools: reading checkpoints as float32, running them in
-Hugging Face transformers, and measuring how close the routing comes to a tie."""
+Hugging Face transformers, and measuring how close the routing and the choice of keys come to a tie."""
 
 import glob
 import json
@@ -133,10 +133,75 @@ class RouterProbe:
         return torch.stack(self.gaps).amin(0)
 
 
+class IndexProbe:
+    """Runs the indexers of a model (DeepSeek-V3.2) with a stable choice, and measures how clear it is.
+
+    torch.topk() leaves open which of equal scores it takes; a key for which all heads are cut by the
+    ReLU scores exactly 0, so equal scores are common where heads are few. Here the earlier key comes
+    first. A row's gap is the distance between the last score taken and the first left out; where
+    these are equal, how far the products that the ReLU sees are from 0."""
+
+    def __init__(self, model):
+        self.gaps = []
+        self._wrapped = []
+        for layer in model.model.layers:
+            indexer = getattr(layer.self_attn, "indexer", None)
+            if indexer is not None:
+                self._wrap(indexer)
+
+    def _wrap(self, indexer):
+        original = indexer.forward
+
+        def chosen(*args, **kwargs):
+            products = []
+
+            def relu(x):
+                products.append(x)
+                return relu_of_torch(x)
+
+            def topk(scores, k, dim=-1, **_):
+                order = torch.sort(scores, dim=dim, descending=True, stable=True)
+                self.gaps.append(self._gap(scores[0], order.values[0], products[0][0], k))
+                return type(order)((order.values[..., :k], order.indices[..., :k]))
+
+            relu_of_torch, topk_of_torch = torch.nn.functional.relu, torch.Tensor.topk
+            torch.nn.functional.relu, torch.Tensor.topk = relu, topk
+            try:
+                return original(*args, **kwargs)
+            finally:
+                torch.nn.functional.relu, torch.Tensor.topk = relu_of_torch, topk_of_torch
+
+        indexer.forward = chosen
+        self._wrapped.append((indexer, original))
+
+    @staticmethod
+    def _gap(scores, ordered, products, k):
+        """scores and ordered [rows, keys], products [rows, heads, keys]; row r sees r + 1 keys."""
+        rows, keys = scores.shape
+        gap = torch.full((rows,), INFINITE_GAP)
+        for row in range(k, rows):
+            last, first = ordered[row, k - 1].item(), ordered[row, k].item()
+            gap[row] = last - first if last > first else products[row, :, :row + 1].abs().min().item()
+        return gap
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for indexer, original in self._wrapped:
+            indexer.forward = original
+
+    def smallest(self, rows):
+        """Smallest gap over the layers, per position; infinite without indexers."""
+        return torch.stack(self.gaps).amin(0) if self.gaps else torch.full((rows,), INFINITE_GAP)
+
+
 @torch.no_grad()
 def forward(model, ids=None, embeds=None):
-    """One full pass without cache: float32 logits [n, vocab], post-norm states [n, hidden], the probe."""
+    """One full pass without cache: float32 logits [n, vocab], post-norm states [n, hidden], the probe,
+    which has the gaps of the choice of keys as `index_gaps`."""
     arguments = {"input_ids": torch.tensor([ids])} if embeds is None else {"inputs_embeds": embeds[None]}
-    with RouterProbe(model) as probe:
+    with RouterProbe(model) as probe, IndexProbe(model) as index_probe:
         hidden = model.model(**arguments, use_cache=False).last_hidden_state[0]
+    probe.index_gaps = index_probe.smallest(len(hidden))
     return model.lm_head(hidden).float(), hidden, probe

@@ -27,6 +27,7 @@ from golden_common import as_float32, forward, load_model, read_checkpoint
 GREEDY = 16
 MIN_MARGIN = 0.02          # smallest difference between the first two logits of a greedy step
 MIN_GREEDY_GAP = 1e-3      # smallest routing distance allowed on generated tokens
+MIN_INDEX_GAP = 2e-5       # smallest distance allowed between keys chosen and keys left out
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 
@@ -49,6 +50,8 @@ V2 = COMMON | SMALL_HEADS | dict(architectures=["DeepseekV2ForCausalLM"], model_
 V3 = COMMON | SMALL_HEADS | dict(architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", scoring_func="sigmoid",
                                  norm_topk_prob=True, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2,
                                  topk_method="noaux_tc", routed_scaling_factor=2.5, num_nextn_predict_layers=0)
+V32 = V3 | dict(architectures=["DeepseekV32ForCausalLM"], model_type="deepseek_v32", index_n_heads=16, index_head_dim=32,
+                index_topk=16)
 REAL_HEADS = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=48, kv_lora_rank=512,
                   qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 FP8_BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -132,6 +135,24 @@ FORMS = {
                          moe_intermediate_size=144, vocab_size=96, quantization_config=FP8_BLOCK),
         prompt=24, gap=1e-2, quant="block",
         notes="as heads in block FP8: 9 heads, each one block of o_proj's columns; scales of kv_b's rows are cut within heads"),
+    "v32": dict(
+        config=V32 | dict(num_nextn_predict_layers=1), prompt=48, gap=1e-2,
+        notes="V3.2: 16 index heads, 16 keys a row; MTP layer with an indexer of its own"),
+    "v32_one": dict(
+        config=V32 | dict(num_attention_heads=1, num_key_value_heads=1, index_n_heads=1, qk_nope_head_dim=32), prompt=40,
+        gap=1e-2, notes="V3.2 with one head and one index head: rows with a negative weight choose among scores of 0"),
+    "v32_yarn": dict(
+        config=V32 | dict(num_attention_heads=3, num_key_value_heads=3, qk_rope_head_dim=64, index_n_heads=3,
+                          index_head_dim=128, index_topk=64, rope_scaling=yarn(40, 1.0), max_position_embeddings=2560),
+        prompt=150, norms=torch.float32, gap=1e-2, rows=[0, 1, 31, 62, 63, 64, 65, 66, 100, 127, 128, 129, 147, 148, 149],
+        long=1100, long_rows=[0, 63, 64, 65, 128, 511, 512, 1000, 1023, 1024, 1098, 1099], long_gap=5e-4, long_index_gap=4e-6,
+        notes="V3.2 with YaRN factor 40, original length 64; three heads, three index heads of the published width, 64 keys"),
+    "v32_fp8": dict(
+        config=V32 | dict(hidden_size=80, num_attention_heads=16, num_key_value_heads=16, kv_lora_rank=128, qk_rope_head_dim=64,
+                          index_n_heads=16, index_head_dim=128, index_topk=64, vocab_size=96,
+                          quantization_config=FP8_BLOCK | {"scale_fmt": "ue8m0"}),
+        prompt=100, gap=5e-3, quant="block", power_of_two=True,
+        notes="V3.2 block FP8: wq_b and wk in FP8 with scales, weights_proj in bf16; 16 heads, 16 index heads, 64 keys"),
 }
 
 
@@ -150,6 +171,12 @@ def layer_shapes(c, layer):
     shapes["self_attn.kv_a_layernorm.weight"] = [rank]
     shapes["self_attn.kv_b_proj.weight"] = [heads * (nope + value), rank]
     shapes["self_attn.o_proj.weight"] = [hidden, heads * value]
+    if "index_topk" in c:
+        index_heads, index_dim = c["index_n_heads"], c["index_head_dim"]
+        shapes["self_attn.indexer.wq_b.weight"] = [index_heads * index_dim, c["q_lora_rank"]]
+        shapes["self_attn.indexer.wk.weight"] = [index_dim, hidden]
+        shapes["self_attn.indexer.k_norm.weight"] = shapes["self_attn.indexer.k_norm.bias"] = [index_dim]
+        shapes["self_attn.indexer.weights_proj.weight"] = [index_heads, hidden]
 
     def mlp(prefix, width):
         shapes[f"mlp.{prefix}gate_proj.weight"] = shapes[f"mlp.{prefix}up_proj.weight"] = [width, hidden]
@@ -187,6 +214,8 @@ def random_weights(form, rng):
         if name.endswith("e_score_correction_bias"):
             low, high = form.get("bias", (0.0, 0.6))
             weights[name] = low + (high - low) * torch.rand(shape, generator=rng)
+        elif name.endswith("k_norm.bias"):
+            weights[name] = 0.3 * torch.randn(shape, generator=rng)
         elif len(shape) == 1:
             weights[name] = 0.5 + torch.rand(shape, generator=rng)
         elif name.endswith("embed_tokens.weight"):
@@ -204,7 +233,8 @@ def random_weights(form, rng):
 
 def quantised(name, value):
     """Whether an FP8 checkpoint stores this tensor in FP8."""
-    outside = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "eh_proj.weight", "shared_head.head.weight")
+    outside = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "eh_proj.weight", "shared_head.head.weight",
+               "indexer.weights_proj.weight")
     return value.dim() == 2 and not name.endswith(outside)
 
 
@@ -245,7 +275,7 @@ def stored_tensors(form, rng):
     dtype = getattr(torch, form["config"]["torch_dtype"])
     tensors = {}
     for name, value in random_weights(form, rng).items():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith("e_score_correction_bias") or "indexer.k_norm" in name:
             tensors[name] = value
         elif "quant" in form and quantised(name, value):
             tensors |= quantise(name, value, form, rng)
@@ -309,30 +339,35 @@ class Mtp:
         return logits, probe
 
 
-def settle_prompt(model, mtp, vocab, length, bound, rng):
-    """A random prompt, no token of which is routed by less than bound: offending tokens are drawn again."""
+def settle_prompt(model, mtp, vocab, length, bound, index_bound, rng):
+    """A random prompt, no token of which is routed by less than bound, or chooses its keys by less than
+    index_bound: offending tokens are drawn again."""
     ids = torch.randint(3, vocab, (length,), generator=rng)
     for _ in range(400):
         _, hidden, probe = forward(model, ids.tolist())
-        gaps = probe.smallest()
+        gaps, index_gaps = probe.smallest(), probe.index_gaps
         if mtp:
-            gaps[1:] = torch.minimum(gaps[1:], mtp(ids.tolist(), hidden)[1].smallest())
-        bad = (gaps < bound).nonzero().flatten()
+            mtp_probe = mtp(ids.tolist(), hidden)[1]
+            gaps[1:] = torch.minimum(gaps[1:], mtp_probe.smallest())
+            index_gaps[1:] = torch.minimum(index_gaps[1:], mtp_probe.index_gaps)
+        bad = ((gaps < bound) | (index_gaps < index_bound)).nonzero().flatten()
         if len(bad) == 0:
-            return ids.tolist(), gaps.min().item()
+            return ids.tolist(), gaps.min().item(), index_gaps.min().item()
         ids[bad] = torch.randint(3, vocab, (len(bad),), generator=rng)
     raise RuntimeError("no prompt found: lower the bound")
 
 
 def greedy(model, prompt):
-    """Greedy continuation, margins of its steps, and the smallest routing distance on the way."""
+    """Greedy continuation, margins of its steps, and the smallest routing distance on the way; 0 if a
+    choice of keys on it is not clear."""
     ids, margins = list(prompt), []
     for _ in range(GREEDY):
         logits, _, probe = forward(model, ids)
         top = logits[-1].topk(2)
         margins.append((top.values[0] - top.values[1]).item())
         ids.append(top.indices[0].item())
-    return ids[len(prompt):], margins, probe.smallest()[len(prompt):].min().item()
+    gap = probe.smallest()[len(prompt):].min().item()
+    return ids[len(prompt):], margins, gap if probe.index_gaps[len(prompt):].min() >= MIN_INDEX_GAP else 0.0
 
 
 def deviation(exact, other, rows, probe, other_probe):
@@ -342,13 +377,13 @@ def deviation(exact, other, rows, probe, other_probe):
             "positions_routed_otherwise": int(moved.sum())}
 
 
-def make_golden(folder, suffix, form, models, mtps, length, rows, bound, seed):
+def make_golden(folder, suffix, form, models, mtps, length, rows, bound, index_bound, seed):
     """Writes golden<suffix>.json and logits<suffix>.safetensors for one prompt."""
     vocab = form["config"]["vocab_size"]
     exact, rough = models
     for attempt in range(40):
         rng = torch.Generator().manual_seed(seed * 1000 + attempt)
-        prompt, gap = settle_prompt(exact, mtps and mtps[0], vocab, length, bound, rng)
+        prompt, gap, index_gap = settle_prompt(exact, mtps and mtps[0], vocab, length, bound, index_bound, rng)
         greedy_ids, margins, greedy_gap = greedy(exact, prompt)
         if min(margins) > MIN_MARGIN and greedy_gap > min(bound, MIN_GREEDY_GAP):
             break
@@ -361,6 +396,8 @@ def make_golden(folder, suffix, form, models, mtps, length, rows, bound, seed):
     golden = {"prompt_ids": prompt, "greedy_ids": greedy_ids, "margins": [round(m, 6) for m in margins],
               "min_router_gap": gap, "min_router_gap_greedy": greedy_gap,
               "bf16_deviation": deviation(logits, low, rows, probe, low_probe), "notes": form["notes"]}
+    if "index_topk" in form["config"]:
+        golden["min_index_gap"] = index_gap
     if mtps:
         more, more_probe = mtps[0](prompt, hidden)
         less, less_probe = mtps[1](prompt, low_hidden)
@@ -383,9 +420,10 @@ def make_form(out, name, form, seed):
     types = (torch.float32, torch.bfloat16)
     models = [load_model(config, plain, dtype) for dtype in types]
     mtps = [Mtp(config, plain, dtype) for dtype in types] if config.get("num_nextn_predict_layers") else None
-    make_golden(folder, "", form, models, mtps, form["prompt"], form.get("rows"), form["gap"], seed)
+    make_golden(folder, "", form, models, mtps, form["prompt"], form.get("rows"), form["gap"], MIN_INDEX_GAP, seed)
     if "long" in form:
-        make_golden(folder, "_long", form, models, None, form["long"], form["long_rows"], form["long_gap"], seed + 1)
+        make_golden(folder, "_long", form, models, None, form["long"], form["long_rows"], form["long_gap"],
+                    form.get("long_index_gap", MIN_INDEX_GAP), seed + 1)
     files = [os.path.join(folder, f) for f in os.listdir(folder)]
     for file in files:
         os.chmod(file, 0o644)

@@ -56,12 +56,14 @@ int64_t LatentLayout::row_bytes() const {
 }
 
 Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t num_layers,
-                                          int64_t num_pages, int64_t state_bytes) {
+                                          int64_t num_pages, int64_t state_bytes,
+                                          const std::optional<IndexKeyLayout>& index_keys) {
   FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim > 0 && num_layers > 0,
                "latent {}, rope {}, {} layers", layout.latent_dim, layout.rope_dim, num_layers);
   if (num_pages <= 0) return invalid("the latent cache needs at least 1 page, not {}", num_pages);
   FATHOM_CHECK(state_bytes >= 0, "{} bytes of state", state_bytes);
-  const auto layer_bytes = checked_mul(num_layers, layout.page_bytes());
+  const int64_t index_key_bytes = index_keys ? index_keys->page_bytes() : 0;
+  const auto layer_bytes = checked_mul(num_layers, layout.page_bytes() + index_key_bytes);
   const auto page_bytes = layer_bytes ? checked_add(*layer_bytes, state_bytes) : std::nullopt;
   const auto bytes = page_bytes ? checked_mul(*page_bytes, num_pages) : std::nullopt;
   if (!bytes) {
@@ -72,6 +74,7 @@ Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t nu
   LatentCache cache;
   FATHOM_TRY(cache.memory_, Buffer::allocate(*bytes, "the latent cache"));
   cache.layout_ = layout;
+  cache.index_key_layout_ = index_keys;
   cache.num_layers_ = num_layers;
   cache.num_pages_ = num_pages;
   cache.state_bytes_ = state_bytes;
@@ -81,7 +84,19 @@ Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t nu
 LatentPages LatentCache::layer(int64_t layer) const {
   FATHOM_CHECK(layer >= 0 && layer < num_layers_, "layer {} of {}", layer, num_layers_);
   return {layout_, memory_.data() + layer * layout_.page_bytes(), num_pages_, num_layers_,
-          state_bytes_};
+          tail_bytes()};
+}
+
+int64_t LatentCache::index_key_bytes() const {
+  return index_key_layout_ ? num_layers_ * index_key_layout_->page_bytes() : 0;
+}
+
+IndexKeyPages LatentCache::index_keys(int64_t layer) const {
+  FATHOM_CHECK(layer >= 0 && layer < num_layers_ && index_key_layout_,
+               "index keys of layer {} of {}", layer, num_layers_);
+  return {*index_key_layout_,
+          memory_.data() + latent_bytes() + layer * index_key_layout_->page_bytes(), num_pages_,
+          page_bytes()};
 }
 
 }  // namespace fathom

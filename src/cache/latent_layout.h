@@ -7,14 +7,18 @@
 //   fp8 (scaled)   656 B: latent in e4m3, one fp32 scale for each 128 of it, rotated key in bf16
 //   e4m3, e5m2     576 B: all values FP8 without scales
 // Layout of a page of one layer: 64 rows, each row contiguous. All layers of a page belong to one
-// page id; layer l's pages are one array, [num_pages, 64, row_bytes].
+// page id. A page is one piece of memory: the latent rows of all layers, then, for a model with
+// sparse attention, the index keys of all layers (cache/index_key_layout.h), then other state of
+// its tokens. Whoever moves a page moves all of it.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "base/status.h"
 #include "cache/cache_format.h"
+#include "cache/index_key_layout.h"
 #include "tensor/buffer.h"
 #include "tensor/dtype.h"
 
@@ -40,37 +44,44 @@ struct LatentPages {
   LatentLayout layout;
   std::byte* data = nullptr;  // the layer's part of page 0, [kPageSize, row_bytes]
   int64_t num_pages = 0;
-  int64_t num_layers = 1;   // whose parts of a page are contiguous
-  int64_t state_bytes = 0;  // of a page, behind its layers
+  int64_t num_layers = 1;  // whose parts of a page are contiguous
+  int64_t tail_bytes = 0;  // of a page, behind its layers' latent rows
 
   std::byte* row(int64_t page, int64_t slot) const {
-    return data + page * (num_layers * layout.page_bytes() + state_bytes) +
+    return data + page * (num_layers * layout.page_bytes() + tail_bytes) +
            slot * layout.row_bytes();
   }
 };
 
-// The memory of all layers' pages, [num_pages, num_layers, kPageSize, row_bytes]: one allocation,
-// made once. A page may have room behind its layers for other state of its tokens, which goes where
-// the page goes. A growing sequence touches new memory for one page at a time, not for every layer
-// at once: Linux takes milliseconds for the first touch of a huge page.
+// The memory of all pages: one allocation, made once. A growing sequence touches new memory for one
+// page at a time, not for every layer at once: Linux takes milliseconds for the first touch of a
+// huge page.
 class LatentCache {
  public:
   static Result<LatentCache> allocate(const LatentLayout& layout, int64_t num_layers,
-                                      int64_t num_pages, int64_t state_bytes = 0);
+                                      int64_t num_pages, int64_t state_bytes = 0,
+                                      const std::optional<IndexKeyLayout>& index_keys = {});
 
   const LatentLayout& layout() const { return layout_; }
   int64_t num_layers() const { return num_layers_; }
   int64_t num_pages() const { return num_pages_; }
   LatentPages layer(int64_t layer) const;
-  int64_t page_bytes() const { return num_layers_ * layout_.page_bytes() + state_bytes_; }
+  // None: a model without sparse attention, whose pages have no index keys.
+  const std::optional<IndexKeyLayout>& index_key_layout() const { return index_key_layout_; }
+  IndexKeyPages index_keys(int64_t layer) const;  // only where there are some
+  int64_t page_bytes() const { return latent_bytes() + tail_bytes(); }
   std::byte* page(int64_t page) const { return layer(0).row(page, 0); }  // page_bytes()
   // The page's state_bytes.
-  std::byte* state(int64_t page) const {
-    return this->page(page) + num_layers_ * layout_.page_bytes();
-  }
+  std::byte* state(int64_t page) const { return this->page(page) + page_bytes() - state_bytes_; }
 
  private:
+  // Of a page.
+  int64_t latent_bytes() const { return num_layers_ * layout_.page_bytes(); }
+  int64_t index_key_bytes() const;
+  int64_t tail_bytes() const { return index_key_bytes() + state_bytes_; }
+
   LatentLayout layout_;
+  std::optional<IndexKeyLayout> index_key_layout_;
   int64_t num_layers_ = 0;
   int64_t num_pages_ = 0;
   int64_t state_bytes_ = 0;

@@ -53,6 +53,25 @@ TEST(LatentCache, LayersAreDisjointAndImpossibleSizesAreRefused) {
   EXPECT_FALSE(LatentCache::allocate({}, 61, 0).has_value());
 }
 
+// A page is one piece: latents of all layers, index keys of all layers, state.
+TEST(LatentCache, PagesHaveIndexKeysBehindTheirLatents) {
+  const auto plain = LatentCache::allocate({CacheFormat::kBF16, 32, 8}, 3, 5, 100);
+  ASSERT_TRUE(plain.has_value());
+  EXPECT_FALSE(plain->index_key_layout());
+  const IndexKeyLayout keys{IndexKeyFormat::kE4M3, 128};
+  EXPECT_EQ(keys.row_bytes(), 132);
+  const auto cache = LatentCache::allocate({CacheFormat::kBF16, 32, 8}, 3, 5, 100, keys);
+  ASSERT_TRUE(cache.has_value());
+  const int64_t latent = 64 * 80, index = 64 * 132;
+  EXPECT_EQ(cache->page_bytes(), plain->page_bytes() + 3 * index);
+  EXPECT_EQ(cache->page(1) - cache->page(0), 3 * (latent + index) + 100);
+  EXPECT_EQ(cache->layer(2).row(1, 0) - cache->page(1), 2 * latent);
+  EXPECT_EQ(cache->index_keys(0).row(1, 0) - cache->page(1), 3 * latent);
+  EXPECT_EQ(cache->index_keys(2).row(4, 63) - cache->page(4), 3 * latent + 2 * index + 63 * 132);
+  EXPECT_EQ(cache->index_keys(2).num_pages, 5);
+  EXPECT_EQ(cache->state(4), cache->index_keys(2).row(4, 63) + 132);
+}
+
 // The rounding error of each format: half a unit in the last place, relative, and its smallest
 // step, absolute.
 struct FormatCase {

@@ -467,6 +467,30 @@ TEST(PageTransfer, MovesAllLayersOfAPage) {
   }
 }
 
+// An index key left behind would change nothing below the sparse threshold and everything above.
+TEST(PageTransfer, MovesIndexKeysAndStateWithThePage) {
+  const auto cache = LatentCache::allocate({CacheFormat::kBF16, 16, 4}, 2, 3, 40,
+                                           IndexKeyLayout{IndexKeyFormat::kE4M3, 32});
+  ASSERT_TRUE(cache);
+  LatentPageTransfer transfer(*cache);
+  const auto bytes = static_cast<size_t>(transfer.page_bytes());
+  for (int page = 0; page < 3; ++page) std::memset(cache->page(page), 100 + page, bytes);
+  std::vector<std::byte> host(bytes);
+  std::vector<EndedCopy> ended;
+  transfer.save(2, host.data(), 7);
+  transfer.load(host.data(), 0, 8);
+  transfer.take_ended(ended, false);
+  for (const auto& [page, from] : {std::pair{0, 2}, {1, 1}, {2, 2}}) {
+    for (int layer = 0; layer < 2; ++layer) {
+      for (const int slot : {0, 63}) {
+        EXPECT_EQ(*cache->index_keys(layer).row(page, slot), std::byte(100 + from));
+        EXPECT_EQ(cache->index_keys(layer).row(page, slot)[35], std::byte(100 + from));
+      }
+    }
+    EXPECT_EQ(cache->state(page)[39], std::byte(100 + from));
+  }
+}
+
 TEST(PrefixTreeDeathTest, MistakesOfOursAreFatal) {
   PagePool pool(4);
   PrefixTree tree(pool, true);

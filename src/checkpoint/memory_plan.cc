@@ -90,9 +90,11 @@ std::string memory_plan_table(const MemoryPlan& plan) {
                         note);
   };
   for (const MemoryLine& fixed : plan.request.fixed) line(fixed.what, fixed.bytes, "");
+  const int64_t index_keys = plan.request.index_key_bytes * plan.request.cache_layers;
   line("latent cache", plan.cache_bytes(),
-       fmt::format("{} tokens in {} pages, {} bytes a token", plan.tokens(), plan.pages,
-                   plan.bytes_per_token));
+       fmt::format("{} tokens in {} pages, {} bytes a token{}", plan.tokens(), plan.pages,
+                   plan.bytes_per_token,
+                   index_keys > 0 ? fmt::format(", {} of them index keys", index_keys) : ""));
   line("in all", plan.fixed_bytes + plan.cache_bytes(), "");
   if (const RankMemory& rank = plan.request.rank; rank.ranks > 1) {
     const int64_t cache = plan.cache_bytes() / rank.ranks;

@@ -32,6 +32,7 @@ struct MemoryRequest {
   std::vector<MemoryLine> fixed;  // weights, workspace
   RankMemory rank;                // contained in the fixed lines
   int64_t cache_row_bytes = 0;    // per token and layer, by the cache format; of all ranks
+  int64_t index_key_bytes = 0;    // of cache_row_bytes, the indexer's keys; 0 without an indexer
   int64_t cache_layers = 0;
   int64_t cache_state_bytes = 0;  // of a page, behind its layers
   int64_t page_tokens = 64;

@@ -29,6 +29,15 @@ TEST(MemoryPlan, TakesWholePages) {
   EXPECT_THAT(memory_plan_table(*plan), HasSubstr("192 tokens in 3 pages"));
 }
 
+TEST(MemoryPlan, TellsOfIndexKeys) {
+  MemoryRequest request = request_of(1024 + 3 * 1280);
+  EXPECT_THAT(memory_plan_table(*plan_memory(request)), Not(HasSubstr("index keys")));
+  request.index_key_bytes = 3;  // of 10
+  const auto plan = plan_memory(request);
+  EXPECT_EQ(plan->bytes_per_token, 20);
+  EXPECT_THAT(memory_plan_table(*plan), HasSubstr("20 bytes a token, 6 of them index keys\n"));
+}
+
 TEST(MemoryPlan, TellsWhatARankTakes) {
   MemoryRequest request = request_of(INT64_C(8) << 30);
   request.max_total_tokens = 64 << 20;  // 1.25 GiB

@@ -1,5 +1,6 @@
 #include "checkpoint/model_config.h"
 
+#include <bit>
 #include <cmath>
 
 #include "base/json.h"
@@ -20,6 +21,10 @@ constexpr int64_t kMaxHeadDim = 1 << 14;
 constexpr int64_t kMaxRank = 1 << 16;
 constexpr int64_t kMaxExperts = 1 << 14;
 constexpr int64_t kMaxPosition = 1 << 30;
+constexpr int64_t kMaxIndexHeads = 256;
+// Of an index head's width: the Hadamard transform and a row's single scale are for one vector.
+constexpr int64_t kMaxIndexDim = 512;
+constexpr const char* kSparseArchitecture = "DeepseekV32ForCausalLM";
 constexpr int64_t kMaxExpertsInAll = 1 << 18;  // layers times experts; Kimi K2 has 23,424
 
 bool contains_string(const json::value* array, std::string_view wanted) {
@@ -40,6 +45,7 @@ class ConfigReader {
     FATHOM_RETURN_IF_ERROR(read_family());
     FATHOM_RETURN_IF_ERROR(read_sizes());
     FATHOM_RETURN_IF_ERROR(read_attention());
+    FATHOM_RETURN_IF_ERROR(read_indexer());
     FATHOM_RETURN_IF_ERROR(read_rope());
     FATHOM_RETURN_IF_ERROR(read_feed_forward());
     FATHOM_RETURN_IF_ERROR(read_tokens());
@@ -51,16 +57,11 @@ class ConfigReader {
   Result<> read_family() {
     FATHOM_TRY(config_.model_type, fields_.string("model_type"));
     const std::string& type = config_.model_type;
-    if (type == "deepseek_v32" ||
-        contains_string(fields_.find("architectures"), "DeepseekV32ForCausalLM")) {
+    if (type != "deepseek_v2" && type != "deepseek_v3" && type != "kimi_k2" &&
+        type != "deepseek_v32") {
       return invalid(
-          "{}model_type is {:?}: DeepSeek-V3.2's sparse attention (the indexer) is not implemented "
-          "yet",
-          where_, type);
-    }
-    if (type != "deepseek_v2" && type != "deepseek_v3" && type != "kimi_k2") {
-      return invalid("{}model_type is {:?}; supported are deepseek_v2, deepseek_v3 and kimi_k2",
-                     where_, type.substr(0, 60));
+          "{}model_type is {:?}; supported are deepseek_v2, deepseek_v3, kimi_k2 and deepseek_v32",
+          where_, type.substr(0, 60));
     }
     FATHOM_TRY(const auto activation, fields_.optional_string("hidden_act"));
     if (activation && *activation != "silu") {
@@ -111,6 +112,34 @@ class ConfigReader {
       return invalid("{}qk_rope_head_dim is {}, must be even (rotated in pairs)", where_,
                      config_.qk_rope_dim);
     }
+    return {};
+  }
+
+  // The indexer's sizes. A model that has them under another type is refused: attention to all keys
+  // would be another model.
+  Result<> read_indexer() {
+    const bool has_indexer = config_.model_type == "deepseek_v32" ||
+                             contains_string(fields_.find("architectures"), kSparseArchitecture);
+    if (!has_indexer) {
+      if (!fields_.has("index_topk")) return {};
+      return invalid("{}index_topk is given, and model_type {:?} has no sparse attention", where_,
+                     config_.model_type);
+    }
+    if (config_.q_lora_rank == 0) {
+      return invalid("{}q_lora_rank is missing; the indexer's queries are made from its output",
+                     where_);
+    }
+    FATHOM_RETURN_IF_ERROR(require_switch("indexer_rope_interleave", false));
+    IndexerConfig indexer;
+    FATHOM_TRY(indexer.num_heads, fields_.integer("index_n_heads", 1, kMaxIndexHeads));
+    FATHOM_TRY(indexer.head_dim,
+               fields_.integer("index_head_dim", config_.qk_rope_dim, kMaxIndexDim));
+    if (!std::has_single_bit(static_cast<uint64_t>(indexer.head_dim))) {
+      return invalid("{}index_head_dim is {}, must be a power of two (Hadamard transform)", where_,
+                     indexer.head_dim);
+    }
+    FATHOM_TRY(indexer.topk, fields_.integer("index_topk", 1, config_.max_position));
+    config_.indexer = indexer;
     return {};
   }
 

@@ -39,8 +39,16 @@ struct QuantizationConfig {
   std::vector<std::string> ignored;       // layers that stay unquantized, as named in the config
 };
 
+// The indexer of DeepSeek Sparse Attention (DeepSeek-V3.2, 2025): in each layer a row attends to
+// the `topk` keys that its indexer scores highest, to all of them while it sees no more.
+struct IndexerConfig {
+  int64_t num_heads = 0;  // index_n_heads
+  int64_t head_dim = 0;   // index_head_dim; of it the first qk_rope_dim are rotated
+  int64_t topk = 0;       // index_topk
+};
+
 struct ModelConfig {
-  std::string model_type;  // deepseek_v2, deepseek_v3, kimi_k2
+  std::string model_type;  // deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32
   int64_t vocab_size = 0;
   int64_t hidden = 0;
   int64_t num_layers = 0;
@@ -57,6 +65,7 @@ struct ModelConfig {
   int64_t v_dim = 0;
   double rope_theta = 10000;
   std::optional<YarnConfig> yarn;
+  std::optional<IndexerConfig> indexer;  // deepseek_v32
 
   // Feed-forward.
   int64_t intermediate = 0;  // dense layers

@@ -220,14 +220,61 @@ TEST(ModelConfig, NumbersMustFitEachOther) {
   }
 }
 
-TEST(ModelConfig, NamesWhatIsNotSupported) {
-  expect_refused(published("deepseek_v3_2"), "sparse attention");
-  auto disguised = published("deepseek_v3");
+TEST(ModelConfig, ReadsTheIndexer) {
+  EXPECT_FALSE(parse(published("deepseek_v3"))->indexer);
+  const auto v32 = parse(published("deepseek_v3_2"));
+  ASSERT_TRUE(v32) << v32.error().message;
+  ASSERT_TRUE(v32->indexer);
+  EXPECT_EQ(v32->indexer->num_heads, 64);
+  EXPECT_EQ(v32->indexer->head_dim, 128);
+  EXPECT_EQ(v32->indexer->topk, 2048);
+  EXPECT_EQ(v32->gate, GateKind::kSigmoidBias);
+  // The architecture says so, too.
+  auto renamed = published("deepseek_v3_2");
+  renamed["model_type"] = "deepseek_v3";
+  EXPECT_TRUE(parse(renamed)->indexer);
+}
+
+TEST(ModelConfig, RefusesIndexersThatDoNotExist) {
+  struct {
+    const char* key;
+    json::value value;
+    const char* part;
+  } cases[] = {
+      {"index_topk", 0, "index_topk is 0"},
+      {"index_topk", -1, "index_topk is -1"},
+      {"index_topk", 163'841, "index_topk is 163841"},  // above the positions
+      {"index_topk", nullptr, "index_topk is missing"},
+      {"index_n_heads", 0, "index_n_heads is 0"},
+      {"index_n_heads", 257, "index_n_heads is 257"},
+      {"index_n_heads", nullptr, "index_n_heads is missing"},
+      {"index_head_dim", 63, "index_head_dim is 63"},  // below the rotated part
+      {"index_head_dim", 96, "index_head_dim is 96, must be a power of two"},
+      {"index_head_dim", 1024, "index_head_dim is 1024"},
+      {"index_head_dim", "128", "index_head_dim"},
+      {"q_lora_rank", nullptr, "q_lora_rank is missing"},
+      {"indexer_rope_interleave", true, "indexer_rope_interleave is true"},
+  };
+  for (const auto& bad : cases) {
+    auto object = published("deepseek_v3_2");
+    object[bad.key] = bad.value;
+    expect_refused(object, bad.part);
+  }
+  // Dense attention would be another model.
+  auto disguised = published("deepseek_v3_2");
+  disguised["model_type"] = "deepseek_v3";
+  disguised["architectures"] = {"DeepseekV3ForCausalLM"};
+  expect_refused(disguised, "index_topk is given, and model_type \"deepseek_v3\"");
+  disguised = published("deepseek_v3");
   disguised["architectures"] = {"DeepseekV32ForCausalLM"};
-  expect_refused(disguised, "sparse attention");
+  expect_refused(disguised, "index_n_heads is missing");
+}
+
+TEST(ModelConfig, NamesWhatIsNotSupported) {
   auto llama = published("deepseek_v3");
   llama["model_type"] = "llama";
-  expect_refused(llama, "\"llama\"; supported are deepseek_v2, deepseek_v3 and kimi_k2");
+  expect_refused(llama,
+                 "\"llama\"; supported are deepseek_v2, deepseek_v3, kimi_k2 and deepseek_v32");
   llama.erase("model_type");
   expect_refused(llama, "model_type is missing");
   for (const char* text : {"", "[]", "5", "{", "{} {}", "\xFF"}) {

@@ -20,6 +20,12 @@ inline constexpr std::string_view kKvA = "self_attn.kv_a_proj_with_mqa.weight";
 inline constexpr std::string_view kKvANorm = "self_attn.kv_a_layernorm.weight";
 inline constexpr std::string_view kKvB = "self_attn.kv_b_proj.weight";
 inline constexpr std::string_view kO = "self_attn.o_proj.weight";
+// The indexer's, of a model with sparse attention.
+inline constexpr std::string_view kIndexQ = "self_attn.indexer.wq_b.weight";
+inline constexpr std::string_view kIndexK = "self_attn.indexer.wk.weight";
+inline constexpr std::string_view kIndexKNorm = "self_attn.indexer.k_norm.weight";
+inline constexpr std::string_view kIndexKNormBias = "self_attn.indexer.k_norm.bias";
+inline constexpr std::string_view kIndexWeights = "self_attn.indexer.weights_proj.weight";
 inline constexpr std::string_view kMlp = "mlp.";  // a dense layer's
 inline constexpr std::string_view kRouter = "mlp.gate.weight";
 inline constexpr std::string_view kRouterBias = "mlp.gate.e_score_correction_bias";

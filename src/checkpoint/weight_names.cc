@@ -109,6 +109,19 @@ void WeightNames::add_attention() {
   norm(kKvANorm, config_.kv_lora_rank);
   linear(kKvB, heads * (config_.qk_nope_dim + config_.v_dim), config_.kv_lora_rank);
   linear(kO, hidden, heads * config_.v_dim);
+  if (config_.indexer) add_indexer(*config_.indexer);
+}
+
+void WeightNames::add_indexer(const IndexerConfig& indexer) {
+  const int64_t hidden = config_.hidden, dim = indexer.head_dim;
+  const auto attention = WeightGroup::kAttention;
+  const auto name = [](std::string_view text) { return std::string(text); };
+  layer_.push_back(
+      {name(kIndexQ), {indexer.num_heads * dim, config_.q_lora_rank}, attention, true, {}});
+  layer_.push_back({name(kIndexK), {dim, hidden}, attention, true, {}});
+  layer_.push_back({name(kIndexKNorm), {dim}, WeightGroup::kNorms, false, DType::kF32});
+  layer_.push_back({name(kIndexKNormBias), {dim}, WeightGroup::kNorms, false, DType::kF32});
+  layer_.push_back({name(kIndexWeights), {indexer.num_heads, hidden}, attention, false, {}});
 }
 
 void WeightNames::add_feed_forward() {

@@ -50,7 +50,8 @@ class WeightNames {
   std::optional<WeightGroup> classify(std::string_view name) const;
 
   // Whether FP8 checkpoints store this matrix in FP8: the linear layers of attention and MLPs, also
-  // in MTP layers; not the router, the embedding, the head or an MTP layer's eh_proj.
+  // in MTP layers; not the router, the embedding, the head, an indexer's weights_proj or an MTP
+  // layer's eh_proj.
   bool is_linear(std::string_view name) const;
 
  private:
@@ -65,6 +66,7 @@ class WeightNames {
 
   bool is_moe(int64_t layer) const;
   void add_attention();
+  void add_indexer(const IndexerConfig& indexer);
   void add_feed_forward();
   bool visit_part(const std::string& prefix, const Part& part, bool mtp, const Visit& visit) const;
   bool visit_layer(int64_t layer, const Visit& visit) const;
@@ -75,7 +77,7 @@ class WeightNames {
 
   ModelConfig config_;
   std::vector<Part> whole_;   // outside the layers: "model.norm.weight"
-  std::vector<Part> layer_;   // in every layer: attention and its norms
+  std::vector<Part> layer_;   // in every layer: attention, its norms and its indexer
   std::vector<Part> dense_;   // in dense layers
   std::vector<Part> moe_;     // in MoE layers, without the routed experts
   std::vector<Part> expert_;  // in each routed expert, after "mlp.experts.7."

@@ -77,6 +77,40 @@ TEST(WeightNames, ShapesOfV3) {
   EXPECT_EQ(v3.find("model.layers.62.enorm.weight"), nullptr);
 }
 
+TEST(WeightNames, IndexerOfV32) {
+  const Checkpoint v32 = published("deepseek_v3_2");
+  const auto shape = [&](const std::string& name) {
+    const TensorEntry* entry = v32.find("model.layers." + name);
+    return entry == nullptr ? std::vector<int64_t>{-1} : entry->shape;
+  };
+  using Shape = std::vector<int64_t>;
+  for (const std::string layer : {"0", "60", "61"}) {  // dense, MoE, MTP
+    const std::string prefix = layer + ".self_attn.indexer.";
+    EXPECT_EQ(shape(prefix + "wq_b.weight"), (Shape{8192, 1536}));
+    EXPECT_EQ(shape(prefix + "wq_b.weight_scale_inv"), (Shape{64, 12}));
+    EXPECT_EQ(shape(prefix + "wk.weight"), (Shape{128, 7168}));
+    EXPECT_EQ(shape(prefix + "wk.weight_scale_inv"), (Shape{1, 56}));
+    EXPECT_EQ(shape(prefix + "k_norm.weight"), (Shape{128}));
+    EXPECT_EQ(shape(prefix + "k_norm.bias"), (Shape{128}));
+    EXPECT_EQ(shape(prefix + "weights_proj.weight"), (Shape{64, 7168}));
+    EXPECT_EQ(shape(prefix + "weights_proj.weight_scale_inv"), (Shape{-1}));
+  }
+  const auto dtype = [&](const char* name) {
+    return v32.find(fmt::format("model.layers.0.self_attn.indexer.{}", name))->dtype;
+  };
+  EXPECT_EQ(dtype("wq_b.weight"), DType::kF8E4M3);
+  EXPECT_EQ(dtype("wk.weight"), DType::kF8E4M3);
+  EXPECT_EQ(dtype("k_norm.bias"), DType::kF32);
+  EXPECT_EQ(dtype("weights_proj.weight"), DType::kBF16);
+  const WeightNames names(v32.config());
+  EXPECT_EQ(names.classify("model.layers.3.self_attn.indexer.wk.weight"), WeightGroup::kAttention);
+  EXPECT_EQ(names.classify("model.layers.61.self_attn.indexer.k_norm.bias"), WeightGroup::kMtp);
+  EXPECT_FALSE(names.classify("model.layers.3.self_attn.indexer.wq_a.weight"));
+  EXPECT_FALSE(WeightNames(published("deepseek_v3").config())
+                   .classify("model.layers.3.self_attn.indexer.wk.weight"));
+  EXPECT_EQ(take_inventory(v32).unused.tensors, 0);
+}
+
 TEST(WeightNames, Classify) {
   const Checkpoint v3 = published("deepseek_v3");
   const WeightNames names(v3.config());

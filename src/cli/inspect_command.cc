@@ -7,6 +7,7 @@
 #include "checkpoint/load_plan.h"
 #include "checkpoint/memory_plan.h"
 #include "engine/gpu_runner.h"
+#include "model/layer_options.h"
 
 namespace fathom {
 namespace {
@@ -43,10 +44,6 @@ std::string storage_text(const ModelConfig& config) {
   return "?";
 }
 
-int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format) {
-  return LatentLayout{format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes();
-}
-
 // The plan that `run` would use by default: the machine's free memory as the budget, a bf16 cache,
 // and one sequence of full length, or as much of it as fits.
 Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inventory) {
@@ -54,6 +51,7 @@ Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inve
   request.budget = available_memory().bytes;
   request.fixed = weight_lines(inventory, false);
   request.cache_row_bytes = cache_row_bytes(config, CacheFormat::kBF16);
+  request.index_key_bytes = index_key_bytes(config, CacheFormat::kBF16);
   request.cache_layers = config.num_layers;
   request.page_tokens = kPageSize;
   FATHOM_TRY(MemoryPlan plan, plan_memory(request));
@@ -87,6 +85,10 @@ void print_config(const Checkpoint& checkpoint, std::FILE* out) {
                    ? fmt::format("theta {}, YaRN factor {} over {} positions", config.rope_theta,
                                  config.yarn->factor, config.yarn->original_max_position)
                    : fmt::format("theta {}", config.rope_theta));
+  if (config.indexer) {
+    line("indexer", fmt::format("{} heads of {}, {} keys a row", config.indexer->num_heads,
+                                config.indexer->head_dim, config.indexer->topk));
+  }
   if (config.num_experts > 0) {
     line("experts",
          fmt::format("{} of width {}, {} a token from {} of {} groups, {} shared",
@@ -118,8 +120,12 @@ void print_cache(const ModelConfig& config, std::FILE* out) {
   fmt::print(out, "\nCache bytes per token\n");
   for (const CacheFormat format : kFormats) {
     const int64_t row = cache_row_bytes(config, format);
+    const int64_t index_key = index_key_bytes(config, format);
+    const std::string parts =
+        index_key > 0 ? fmt::format("({} latent + {} index key)", row - index_key, index_key)
+                      : fmt::format("{}", row);
     fmt::print(out, "  {:<9}{:>10}  {} x {} layers\n", name_of(format), row * config.num_layers,
-               row, config.num_layers);
+               parts, config.num_layers);
   }
 }
 
@@ -154,6 +160,13 @@ json::object totals_json(const GroupTotals& totals) {
   return {{"tensors", totals.tensors}, {"parameters", totals.parameters}, {"bytes", totals.bytes}};
 }
 
+json::value indexer_json(const ModelConfig& config) {
+  if (!config.indexer) return nullptr;
+  return {{"num_heads", config.indexer->num_heads},
+          {"head_dim", config.indexer->head_dim},
+          {"topk", config.indexer->topk}};
+}
+
 json::object config_json(const ModelConfig& config) {
   return {{"model_type", config.model_type},
           {"hidden_size", config.hidden},
@@ -171,6 +184,7 @@ json::object config_json(const ModelConfig& config) {
           {"softmax_scale", config.softmax_scale()},
           {"rope_theta", config.rope_theta},
           {"yarn_factor", config.yarn ? json::value(config.yarn->factor) : json::value(nullptr)},
+          {"indexer", indexer_json(config)},
           {"num_experts", config.num_experts},
           {"num_shared_experts", config.num_shared_experts},
           {"experts_per_token", config.experts_per_token},

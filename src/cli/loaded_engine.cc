@@ -11,6 +11,7 @@
 #include "cli/node_engine.h"
 #include "cli/rank_memory.h"
 #include "engine/gpu_runner.h"
+#include "model/layer_options.h"
 #include "placement/expert_table_file.h"
 
 namespace fathom {
@@ -174,9 +175,9 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   if (flags.kv_offload_gib > 0 && loaded.gpus.empty()) {
     request.fixed.push_back({"offloaded pages", flags.kv_offload_gib << 30});
   }
-  request.cache_row_bytes =
-      LatentLayout{loaded.cache_format, config.kv_lora_rank, config.qk_rope_dim}.row_bytes() *
-      ranks;  // each has its lane's whole cache
+  // Each rank has its lane's whole cache.
+  request.cache_row_bytes = cache_row_bytes(config, loaded.cache_format) * ranks;
+  request.index_key_bytes = index_key_bytes(config, loaded.cache_format) * ranks;
   request.cache_layers = DeepSeekModel::cache_layers(config, loaded.max_drafts > 0);
   if (loaded.max_drafts > 0) {
     request.cache_state_bytes = DeepSeekModel::state_bytes(config, loaded.compute) * ranks;
@@ -286,6 +287,7 @@ Result<ModelRunnerOptions> plan_ranks(LoadedEngine& loaded, const ModelFlags& fl
   options.max_drafts = loaded.max_drafts;
   options.balancer = {.rebalances = flags.eplb, .rebalance_steps = flags.eplb_steps};
   options.attention.form = flags.attention_form();
+  options.attention.dense_keys = loaded.dense_keys;
   options.load = loaded.load;
   options.world = world;
   options.at_meeting = meeting_fault();
@@ -316,6 +318,7 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
   FATHOM_TRY(loaded.gpus, flags.gpus());
   if (const std::string reason = flags.why_cpu(); !reason.empty()) log_warning("{}", reason);
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
+  FATHOM_TRY(loaded.dense_keys, flags.dense_keys(loaded.checkpoint.config()));
   FATHOM_TRY(loaded.max_drafts,
              drafts_of(flags.speculation, loaded.checkpoint, why_no_drafts(loaded, flags)));
   return loaded;

@@ -52,7 +52,8 @@ struct LoadedEngine {
   CacheFormat cache_format = CacheFormat::kBF16;
   int64_t max_model_len = 0;  // tokens of prompt and completion
   int64_t max_num_seqs = 0;
-  int64_t max_drafts = 0;  // of a sequence in a step
+  int64_t max_drafts = 0;             // of a sequence in a step
+  std::optional<int64_t> dense_keys;  // AttentionPolicy's
   LoadOptions load;
   int num_threads = 0;
   std::vector<int> gpus;  // of the ranks, in order; none: runs on the CPU

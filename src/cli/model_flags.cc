@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "chat/format.h"
 #include "checkpoint/hub_cache.h"
 #include "engine/gpu_runner.h"
@@ -30,6 +31,9 @@ constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
 constexpr int64_t kMaxEplbSteps = 1'000'000'000;
+// SGLang's names of --dsa-dense-threshold, the newer first.
+constexpr const char* kThresholdVariables[] = {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD",
+                                               "SGLANG_NSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"};
 constexpr std::string_view kTrivialLocation = "trivial";
 // Rows of a step: enough for the matrix units, few enough that other requests do not wait long.
 constexpr int64_t kCpuStepRows = 2048, kGpuStepRows = 8192;
@@ -68,6 +72,24 @@ std::string default_model() {
 bool is_one_of_several_nodes(const ModelFlags& flags) {
   const auto place = node_place(flags.nodes);
   return place && place->is_one_of_several();
+}
+
+// A threshold of keys, and who asks for it.
+struct AskedThreshold {
+  std::string name;
+  std::optional<int64_t> keys;
+};
+
+Result<AskedThreshold> asked_threshold(const ModelFlags& flags) {
+  if (flags.dense_threshold) return AskedThreshold{"--dsa-dense-threshold", flags.dense_threshold};
+  for (const char* const name : kThresholdVariables) {
+    const char* const text = std::getenv(name);
+    if (text == nullptr || *text == '\0') continue;
+    const auto keys = parse_count(text);
+    if (!keys || *keys < 0) return invalid("{} is {:?}, not a number of keys", name, text);
+    return AskedThreshold{name, *keys};
+  }
+  return AskedThreshold{};
 }
 
 // What the flags ask for and GPUs have not; null: nothing.
@@ -113,6 +135,22 @@ CacheFormat ModelFlags::cache_format() const {
 AttentionForm ModelFlags::attention_form() const {
   if (attention == "absorbed") return AttentionForm::kAbsorbed;
   return attention == "mha" ? AttentionForm::kMha : AttentionForm::kAuto;
+}
+
+Result<std::optional<int64_t>> ModelFlags::dense_keys(const ModelConfig& config) const {
+  FATHOM_TRY(const AskedThreshold asked, asked_threshold(*this));
+  if (!asked.keys) return std::optional<int64_t>();
+  if (!config.indexer) {
+    log_warning("{} is {}, the model has no sparse attention", asked.name, *asked.keys);
+    return std::optional<int64_t>();
+  }
+  if (*asked.keys > config.indexer->topk) {
+    return invalid(
+        "{} is {}, at most index_topk of the model, {}: attention to more keys than it chooses "
+        "gives other answers",
+        asked.name, *asked.keys, config.indexer->topk);
+  }
+  return asked.keys;
 }
 
 bool ModelFlags::has_placement_file() const { return expert_location != kTrivialLocation; }
@@ -241,6 +279,10 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
                   "Format of the latent cache (auto: bf16, with --dtype float32: f32)");
   numerics.choice("--attention", &flags->attention, {"auto", "absorbed", "mha"},
                   "Attention form (auto: the cheaper one for each sequence)");
+  numerics.count("--dsa-dense-threshold", &flags->dense_threshold, 0, kMaxTokens,
+                 "With sparse attention (DeepSeek-V3.2): rows that see at most so many keys attend "
+                 "to all of them without scoring any; the same answers",
+                 "the model's index_topk, which is the most");
   numerics.toggle(
       "--deterministic,--enable-deterministic-inference", &flags->deterministic,
       "On a GPU: batch-invariant; a request's logits are bitwise identical in any batch");

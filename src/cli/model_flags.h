@@ -25,6 +25,8 @@ struct ModelFlags {
   std::string quantization = "auto";
   std::string kv_cache_dtype = "auto";
   std::string attention = "auto";
+  // Most keys of a row that attends to all of them, with sparse attention; none: the model's.
+  std::optional<int64_t> dense_threshold;
   bool deterministic = false;
   std::string chat_format = "auto";
   std::string chat_template;  // a file or a format's name; empty: use chat_format
@@ -59,6 +61,9 @@ struct ModelFlags {
   DType compute() const;
   CacheFormat cache_format() const;
   AttentionForm attention_form() const;
+  // dense_threshold, or what the environment says under SGLang's names; checked against the model,
+  // none for one without sparse attention.
+  Result<std::optional<int64_t>> dense_keys(const ModelConfig& config) const;
   Result<> check_ranks() const;  // placement() has what the flags say
   Placement placement() const;
   bool has_placement_file() const;  // expert_location names one

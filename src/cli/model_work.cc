@@ -1,8 +1,10 @@
 #include "cli/model_work.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "checkpoint/inventory.h"
+#include "model/layer_options.h"
 #include "model/token_work.h"
 
 namespace fathom {
@@ -27,16 +29,29 @@ double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
     }
     bytes += stored;
   }
-  const LatentLayout layout{cache_format, config.kv_lora_rank, config.qk_rope_dim};
-  return bytes + sequences * context * static_cast<double>(layout.row_bytes()) *
-                     static_cast<double>(config.num_layers);
+  double read = context, index_bytes = 0;
+  if (config.indexer && context > static_cast<double>(config.indexer->topk)) {
+    read = static_cast<double>(config.indexer->topk);
+    index_bytes = context * static_cast<double>(index_key_bytes(config, cache_format));
+  }
+  const double row_bytes =
+      read * static_cast<double>(latent_layout(config, cache_format).row_bytes()) + index_bytes;
+  return bytes + sequences * row_bytes * static_cast<double>(config.num_layers);
 }
 
 double prefill_flops(const ModelConfig& config, int64_t prompt_tokens) {
   const auto tokens = static_cast<double>(prompt_tokens);
-  const double pairs = tokens * (tokens + 1) / 2;  // causal attention
+  const double causal = tokens * (tokens + 1) / 2;
+  double pairs = causal, index_pairs = 0;
+  if (config.indexer && prompt_tokens > config.indexer->topk) {
+    const auto topk = static_cast<double>(config.indexer->topk);
+    const double dense = topk * (topk + 1) / 2;
+    pairs = dense + (tokens - topk) * topk;
+    index_pairs = causal - dense;
+  }
   const double head = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden);
-  return 2 * (tokens * token_macs(config) + pairs * mha_key_macs(config) + head);
+  return 2 * (tokens * token_macs(config) + pairs * mha_key_macs(config) +
+              index_pairs * index_key_macs(config) + head);
 }
 
 }  // namespace fathom

@@ -70,6 +70,9 @@ Result<std::map<std::string, std::string>> facts_of(const LoadedEngine& loaded,
     facts["--num-redundant-experts"] = std::to_string(placement.redundant_experts);
     facts["table of experts"] = fmt::format("{:016x}", table->fingerprint());
   }
+  if (const auto& indexer = loaded.checkpoint.config().indexer) {
+    facts["--dsa-dense-threshold"] = std::to_string(loaded.dense_keys.value_or(indexer->topk));
+  }
   if (flags.is_dummy()) facts["--seed"] = std::to_string(loaded.load.dummy_seed);
   return facts;
 }

@@ -1,11 +1,70 @@
 #include "model/attention_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 #include "device/cpu/isa.h"
 
 namespace fathom {
+namespace {
+
+// Rows whose index queries cost about as much as reading the query side's weights again.
+constexpr int64_t kJoinedGap = 16;
+
+// Collects a step's rows in the batch's order.
+class AttentionPlanner {
+ public:
+  AttentionPlanner(const ForwardBatch& batch, const AttentionPolicy& policy)
+      : batch_(batch), policy_(policy) {}
+
+  // Rows [first, first + count) of a sequence, counted from its first of the step. `is_scored`:
+  // they choose their keys.
+  void absorb(int64_t sequence, int64_t first, int64_t count, bool is_scored) {
+    for (int64_t done = 0; done < count;) {
+      if (!is_open_ || plan.absorbed.back().rows == policy_.max_absorbed_rows) {
+        AbsorbedGroup group;
+        group.first_row = batch_.query_start[sequence] + first + done;
+        group.first_sequence = sequence;
+        group.query_start.push_back(0);
+        group.scored.first = num_scored_;
+        plan.absorbed.push_back(std::move(group));
+        is_open_ = true;
+      }
+      AbsorbedGroup& group = plan.absorbed.back();
+      const int64_t taken = std::min(count - done, policy_.max_absorbed_rows - group.rows);
+      group.rows += taken;
+      if (is_scored) {
+        group.scored.count += taken;
+        num_scored_ += taken;
+      } else {
+        group.sequences.push_back(static_cast<int32_t>(group.context_lens.size()));
+      }
+      group.query_start.push_back(static_cast<int32_t>(group.rows));
+      group.context_lens.push_back(
+          static_cast<int32_t>(batch_.context_lens[sequence] + first + done));
+      done += taken;
+    }
+  }
+
+  void expand(int64_t sequence, int64_t rows) {
+    plan.mha.push_back({static_cast<int32_t>(sequence), static_cast<int32_t>(rows)});
+    close();
+  }
+
+  // The next absorbed rows begin a group: a group has one entry of a sequence.
+  void close() { is_open_ = false; }
+
+  AttentionPlan plan;
+
+ private:
+  const ForwardBatch& batch_;
+  const AttentionPolicy& policy_;
+  int64_t num_scored_ = 0;
+  bool is_open_ = false;
+};
+
+}  // namespace
 
 AttentionPolicy cpu_attention_policy() {
   AttentionPolicy policy;
@@ -43,7 +102,7 @@ bool prefers_mha(int64_t queries, int64_t context, const AttentionShape& shape,
 
 PagedBatch AbsorbedGroup::view(const ForwardBatch& batch) const {
   const auto first = static_cast<size_t>(first_sequence);
-  const size_t count = sequences.size();
+  const size_t count = context_lens.size();
   const auto pages = static_cast<size_t>(batch.max_pages);
   PagedBatch paged;
   paged.query_start = query_start;
@@ -53,38 +112,54 @@ PagedBatch AbsorbedGroup::view(const ForwardBatch& batch) const {
   return paged;
 }
 
+PagedBatch paged_view(const ForwardBatch& batch, int32_t first_key) {
+  PagedBatch paged;
+  paged.query_start = batch.query_start;
+  paged.context_lens = batch.context_lens;
+  paged.block_tables = batch.block_tables;
+  paged.max_pages = batch.max_pages;
+  paged.first_key = first_key;
+  return paged;
+}
+
 AttentionPlan plan_attention(const ForwardBatch& batch, const AttentionShape& shape,
-                             const AttentionPolicy& policy) {
-  AttentionPlan plan;
-  bool open = false;  // whether the next absorbed rows may extend the last group
-  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
-    const int64_t first_row = batch.query_start[s];
-    const int64_t queries = batch.query_start[s + 1] - first_row;
-    FATHOM_CHECK(queries > 0, "sequence {} has no rows", s);
-    if (prefers_mha(queries, batch.context_lens[s], shape, policy)) {
-      plan.mha.push_back(static_cast<int32_t>(s));
-      open = false;
-      continue;
-    }
-    for (int64_t done = 0; done < queries;) {
-      if (!open || plan.absorbed.back().rows == policy.max_absorbed_rows) {
-        AbsorbedGroup group;
-        group.first_row = first_row + done;
-        group.first_sequence = s;
-        group.query_start.push_back(0);
-        plan.absorbed.push_back(std::move(group));
-        open = true;
-      }
-      AbsorbedGroup& group = plan.absorbed.back();
-      const int64_t taken = std::min(queries - done, policy.max_absorbed_rows - group.rows);
-      group.rows += taken;
-      group.query_start.push_back(static_cast<int32_t>(group.rows));
-      group.context_lens.push_back(static_cast<int32_t>(batch.context_lens[s] + done));
-      group.sequences.push_back(static_cast<int32_t>(group.sequences.size()));
-      done += taken;
-    }
+                             const AttentionPolicy& policy, int32_t first_key) {
+  SparsePlan sparse;
+  std::vector<int32_t> num_scored(static_cast<size_t>(batch.num_sequences()), 0);
+  if (shape.sparse) {
+    std::vector<int32_t> all(num_scored.size());
+    std::iota(all.begin(), all.end(), 0);
+    sparse = plan_sparse_rows(paged_view(batch, first_key), all, *shape.sparse);
+    for (const SparseRow& row : sparse.scored) ++num_scored[static_cast<size_t>(row.sequence)];
   }
-  return plan;
+  AttentionPlanner planner(batch, policy);
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    const int64_t queries = batch.query_start[s + 1] - batch.query_start[s];
+    FATHOM_CHECK(queries > 0, "sequence {} has no rows", s);
+    const int64_t scored = num_scored[static_cast<size_t>(s)], dense = queries - scored;
+    if (dense > 0 && prefers_mha(dense, batch.context_lens[s], shape, policy)) {
+      planner.expand(s, dense);
+    } else if (dense > 0) {
+      planner.absorb(s, 0, dense, false);
+    }
+    if (scored == 0) continue;
+    if (dense > 0) planner.close();
+    planner.absorb(s, dense, scored, true);
+  }
+  planner.plan.scored = std::move(sparse.scored);
+  planner.plan.passes = std::move(sparse.passes);
+  return std::move(planner.plan);
+}
+
+std::vector<Slice> query_runs(std::span<const SparseRow> scored) {
+  std::vector<Slice> runs;
+  for (const SparseRow& row : scored) {
+    if (runs.empty() || row.row > runs.back().end() + kJoinedGap) {
+      runs.push_back({row.row, 0});
+    }
+    runs.back().count = row.row + 1 - runs.back().first;
+  }
+  return runs;
 }
 
 }  // namespace fathom

@@ -19,6 +19,9 @@ ForwardBatch batch_of(const std::vector<std::pair<int32_t, int32_t>>& queries_an
     }
   }
   batch.token_ids.resize(static_cast<size_t>(batch.query_start.back()));
+  for (const auto& [queries, context] : queries_and_contexts) {
+    for (int32_t row = 0; row < queries; ++row) batch.positions.push_back(context + row);
+  }
   return batch;
 }
 
@@ -74,8 +77,9 @@ TEST(AttentionPlan, CoversEveryRowOnce) {
     policy.form = round % 2 == 0 ? AttentionForm::kAuto : AttentionForm::kAbsorbed;
     const AttentionPlan plan = plan_attention(batch, AttentionShape(), policy);
     std::vector<int> seen(batch.token_ids.size(), 0);
-    for (const int32_t s : plan.mha) {
-      for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) ++seen[row];
+    for (const MhaRows& mha : plan.mha) {
+      EXPECT_EQ(mha.rows, batch.query_start[mha.sequence + 1] - batch.query_start[mha.sequence]);
+      for (int32_t row = 0; row < mha.rows; ++row) ++seen[batch.query_start[mha.sequence] + row];
     }
     for (const AbsorbedGroup& group : plan.absorbed) {
       EXPECT_LE(group.rows, policy.max_absorbed_rows);
@@ -94,6 +98,71 @@ TEST(AttentionPlan, CoversEveryRowOnce) {
     }
     EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
   }
+}
+
+// With sparse attention: a row is among those that choose exactly when it sees more keys than the
+// threshold, whatever else the step has, and every row is computed once.
+TEST(AttentionPlan, RowsChooseByTheirOwnLength) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 300; ++round) {
+    const int32_t first_key = round % 5 == 0 ? 1 : 0;
+    std::vector<std::pair<int32_t, int32_t>> sequences(1 + random() % 12);
+    for (auto& [queries, context] : sequences) {
+      queries = random() % 2 == 0 ? 1 + static_cast<int32_t>(random() % 90) : 1;
+      context = first_key + static_cast<int32_t>(random() % 100);
+    }
+    const ForwardBatch batch = batch_of(sequences);
+    AttentionPolicy policy;
+    policy.max_absorbed_rows = 32;
+    policy.form = round % 3 == 0 ? AttentionForm::kMha : AttentionForm::kAuto;
+    AttentionShape shape;
+    shape.sparse = SparseLimits{.top_keys = 64, .dense_keys = 64 - round % 4 * 20};
+    const AttentionPlan plan = plan_attention(batch, shape, policy, first_key);
+    std::vector<int> dense(batch.token_ids.size(), 0), chosen(batch.token_ids.size(), 0);
+    for (const MhaRows& mha : plan.mha) {
+      for (int32_t row = 0; row < mha.rows; ++row) ++dense[batch.query_start[mha.sequence] + row];
+    }
+    int64_t scored = 0;
+    for (const AbsorbedGroup& group : plan.absorbed) {
+      EXPECT_LE(group.rows, policy.max_absorbed_rows);
+      EXPECT_EQ(group.scored.first, scored);
+      scored += group.scored.count;
+      const PagedBatch view = group.view(batch);
+      for (const int32_t i : group.sequences) {
+        for (int32_t row = 0; row < view.num_queries(i); ++row) {
+          const int64_t batch_row = group.first_row + view.query_start[i] + row;
+          ++dense[batch_row];
+          EXPECT_EQ(view.context_lens[i] + row, batch.positions[batch_row]);
+        }
+        EXPECT_EQ(view.pages(i)[0], static_cast<int32_t>((group.first_sequence + i) * 3));
+      }
+      for (int64_t i = group.scored.first; i < group.scored.end(); ++i) {
+        const SparseRow& row = plan.scored[static_cast<size_t>(i)];
+        ++chosen[row.row];
+        EXPECT_EQ(row.length, batch.positions[row.row] + 1);
+        EXPECT_GE(row.row, group.first_row);
+        EXPECT_LT(row.row, group.first_row + group.rows);
+      }
+    }
+    EXPECT_EQ(scored, std::ssize(plan.scored));
+    for (size_t row = 0; row < dense.size(); ++row) {
+      const bool chooses = batch.positions[row] + 1 - first_key > shape.sparse->dense_keys;
+      ASSERT_EQ(dense[row], chooses ? 0 : 1) << round << ": " << row;
+      ASSERT_EQ(chosen[row], chooses ? 1 : 0) << round << ": " << row;
+    }
+  }
+}
+
+TEST(AttentionPlan, JoinsQueryRunsOverShortGaps) {
+  const auto runs = [](std::vector<int32_t> rows) {
+    std::vector<SparseRow> scored;
+    for (const int32_t row : rows) scored.push_back({.row = row, .sequence = 0, .length = 1});
+    return query_runs(scored);
+  };
+  EXPECT_TRUE(runs({}).empty());
+  EXPECT_EQ(runs({3}), (std::vector<Slice>{{3, 1}}));
+  EXPECT_EQ(runs({3, 4, 20}), (std::vector<Slice>{{3, 18}}));
+  EXPECT_EQ(runs({3, 4, 22}), (std::vector<Slice>{{3, 2}, {22, 1}}));
 }
 
 }  // namespace

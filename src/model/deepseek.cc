@@ -86,7 +86,7 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
   int64_t moe_layer = 0;
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const LayerWeights& weights = weights_.layers[layer];
-    run_layer(weights, moe_layer, step, cache.layer(layer), x);
+    run_layer(weights, moe_layer, step, layer_cache(cache, layer), x);
     if (weights.moe) ++moe_layer;
   }
   if (weights_.mtp) make_states(step, x);
@@ -97,24 +97,33 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
   }
 }
 
-DeepSeekModel::Step DeepSeekModel::make_step(const ForwardBatch& batch, int32_t first_key) const {
+DeepSeekModel::Step DeepSeekModel::make_step(const ForwardBatch& batch, int32_t first_key) {
   const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
-                             config_.v_dim};
-  Step step{batch, plan_attention(batch, shape, options_.attention), cache_slots(batch),
+                             config_.v_dim, sparse_limits(config_, options_.attention)};
+  Step step{batch, plan_attention(batch, shape, options_.attention, first_key), cache_slots(batch),
             LaneRows(lane_, batch.num_rows(), config_.hidden), first_key};
-  if (lane_ != nullptr) lane_->set_plan(hash_attention(step.plan, hash_batch(batch, 0)));
+  if (lane_ != nullptr) {
+    lane_plan_ = hash_attention(step.plan, hash_batch(batch, 0));
+    lane_->set_plan(lane_plan_);
+  }
   return step;
+}
+
+DeepSeekModel::LayerCache DeepSeekModel::layer_cache(const LatentCache& cache, int64_t layer) {
+  LayerCache of_layer{cache.layer(layer), {}};
+  if (cache.index_key_layout()) of_layer.index_keys = cache.index_keys(layer);
+  return of_layer;
 }
 
 // x [rows, hidden] f32, where rows are divided this rank's own: x += attention, x += feed-forward.
 void DeepSeekModel::run_layer(const LayerWeights& weights, int64_t moe_layer, const Step& step,
-                              const LatentPages& pages, TensorView x) {
+                              const LayerCache& cache, TensorView x) {
   const TensorView normed = workspace_.normed.view(options_.compute, {x.size(0), config_.hidden});
   const Slice own = step.rows.own();
   const TensorView own_x = x.rows(own.first, own.count);
   const TensorView own_normed = normed.rows(own.first, own.count);
   rms_norm(stream_, own_x, norm_weight(weights.input_norm), eps_, own_normed);
-  attention(weights.attention, step, pages, normed, x);
+  attention(weights.attention, step, cache, normed, x);
   rms_norm(stream_, own_x, norm_weight(weights.post_attention_norm), eps_, own_normed);
   if (weights.moe && exchange_ != nullptr) {
     exchanged_moe(*weights.moe, moe_layer, step.rows, normed, x);

@@ -21,6 +21,7 @@
 #include "model/lane_rows.h"
 #include "model/weights.h"
 #include "model/workspace.h"
+#include "ops/indexer/index_keys.h"
 #include "ops/rope/rope.h"
 
 namespace fathom {
@@ -112,21 +113,40 @@ class DeepSeekModel {
     LaneRows rows;
     int32_t first_key = 0;  // PagedBatch's
   };
-  Step make_step(const ForwardBatch& batch, int32_t first_key) const;
+  // A layer's part of the cache.
+  struct LayerCache {
+    LatentPages latent;
+    IndexKeyPages index_keys;  // with sparse attention
+  };
+  static LayerCache layer_cache(const LatentCache& cache, int64_t layer);
+  Step make_step(const ForwardBatch& batch, int32_t first_key);
   // `moe_layer`: as the expert table counts.
   void run_layer(const LayerWeights& weights, int64_t moe_layer, const Step& step,
-                 const LatentPages& pages, TensorView x);
+                 const LayerCache& cache, TensorView x);
 
   // x [rows, hidden] of each of these: where rows are divided over the lane, only this rank's own
   // are there, in `residual` too.
-  void attention(const AttentionWeights& weights, const Step& step, const LatentPages& pages,
+  void attention(const AttentionWeights& weights, const Step& step, const LayerCache& cache,
                  TensorView x, TensorView residual);
-  void project(const AttentionWeights& weights, const Step& step, const LatentPages& pages,
+  void project(const AttentionWeights& weights, const Step& step, const LayerCache& cache,
                TensorView x, TensorView q);
   void absorbed_attention(const AttentionWeights& weights, const Step& step,
                           const AbsorbedGroup& group, const LatentPages& pages);
-  void mha_attention(const AttentionWeights& weights, const Step& step, int32_t sequence,
+  void sparse_attention(const Step& step, const AbsorbedGroup& group, ConstTensorView q_latent,
+                        ConstTensorView q_rope, const LatentPages& pages, TensorView o_latent);
+  void mha_attention(const AttentionWeights& weights, const Step& step, const MhaRows& which,
                      const LatentPages& pages);
+  // Sparse attention (deepseek_indexer.cc): the cache rows of all tokens, and the lists of keys of
+  // the rows that choose, [scored rows, topk] of the workspace.
+  IndexRotation index_rotation() const { return {.table = &rope_}; }
+  void write_keys(const IndexerWeights& weights, const Step& step, const IndexKeyPages& pages,
+                  ConstTensorView own_x);
+  void choose_keys(const IndexerWeights& weights, const Step& step, const IndexKeyPages& pages,
+                   TensorView x);
+  void make_queries(const IndexerWeights& weights, const Step& step,
+                    std::span<const SparseRow> scored, IndexKeyFormat format, TensorView x);
+  void score_keys(const Step& step, Slice scored, const IndexKeyPages& pages);
+  TensorView key_lists(const Step& step) const;
   // Each row's experts and their weights, [rows, k] of the workspace.
   struct Routes {
     TensorView expert_ids, weights;
@@ -164,6 +184,7 @@ class DeepSeekModel {
   Group* const lane_;       // null: alone
   Group* world_ = nullptr;  // where tokens are exchanged
   RopeTable rope_;
+  uint64_t lane_plan_ = 0;  // the hash that the lane's ranks compare
   float softmax_scale_ = 1;
   float eps_ = 1e-6f;
   ModelWeights weights_;

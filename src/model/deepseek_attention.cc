@@ -1,9 +1,10 @@
-// Attention of DeepSeekModel: projections, its two forms, and the output's sum.
+// Attention of DeepSeekModel: projections, its forms, and the output's sum.
 #include <algorithm>
 
 #include "model/deepseek.h"
 #include "model/layer_options.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/sparse_attention.h"
 #include "ops/convert/convert.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -12,19 +13,20 @@ namespace fathom {
 
 // residual += W_o · attention(x)
 void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
-                              const LatentPages& pages, TensorView x, TensorView residual) {
+                              const LayerCache& cache, TensorView x, TensorView residual) {
   const int64_t rows = x.size(0), heads = heads_;
   const DType operand = options_.compute;
   const TensorView q = workspace_.q.view(DType::kF32, {rows, heads, config_.qk_dim()});
-  project(weights, step, pages, x, q.reshape({rows, heads * config_.qk_dim()}));
+  project(weights, step, cache, x, q.reshape({rows, heads * config_.qk_dim()}));
+  if (!step.plan.scored.empty()) choose_keys(*weights.indexer, step, cache.index_keys, x);
   split_rope_query(stream_, q, step.batch.positions, rope_,
                    workspace_.q_nope.view(operand, {rows, heads, config_.qk_nope_dim}),
                    workspace_.q_rope.view(operand, {rows, heads, config_.qk_rope_dim}));
 
   for (const AbsorbedGroup& group : step.plan.absorbed) {
-    absorbed_attention(weights, step, group, pages);
+    absorbed_attention(weights, step, group, cache.latent);
   }
-  for (const int32_t sequence : step.plan.mha) mha_attention(weights, step, sequence, pages);
+  for (const MhaRows& some : step.plan.mha) mha_attention(weights, step, some, cache.latent);
 
   linear(stream_, workspace_.heads_out.view(operand, {rows, heads * config_.v_dim}), weights.o,
          part_of_sum(residual),
@@ -34,8 +36,9 @@ void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
 
 // The queries of this rank's heads, and the cache rows of all tokens.
 void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
-                            const LatentPages& pages, TensorView x, TensorView q) {
+                            const LayerCache& cache, TensorView x, TensorView q) {
   const LaneRows& shares = step.rows;
+  const LatentPages& pages = cache.latent;
   const int64_t rows = x.size(0);
   const Slice own = shares.own();
   const auto own_rows = [&](TensorView array) { return array.rows(own.first, own.count); };
@@ -64,6 +67,7 @@ void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
   norm_rope_cache_write(stream_, own_rows(kv_a), std::span(step.batch.positions).subspan(at, count),
                         std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
                         kInnerNormEps, rope_, pages);
+  if (weights.indexer) write_keys(*weights.indexer, step, cache.index_keys, own_rows(x));
   if (shares.are_divided()) {
     const auto row_bytes = static_cast<size_t>(pages.layout.row_bytes());
     shares.gather(
@@ -72,7 +76,11 @@ void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
           LaneRows::add_piece(q_input, part, pieces);
           for (int64_t row = part.first; row < part.end(); ++row) {
             const int64_t slot = step.slots[static_cast<size_t>(row)];
-            pieces.emplace_back(pages.row(slot / kPageSize, slot % kPageSize), row_bytes);
+            const int64_t page = slot / kPageSize, place = slot % kPageSize;
+            pieces.emplace_back(pages.row(page, place), row_bytes);
+            if (!weights.indexer) continue;
+            pieces.emplace_back(cache.index_keys.row(page, place),
+                                static_cast<size_t>(cache.index_keys.layout.row_bytes()));
           }
         },
         stream_.pool());
@@ -100,24 +108,44 @@ void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const St
     tasks[h] = {q_nope.select(1, h), &weights.uk[h], q_latent.select(1, h)};
   }
   linear_group(stream_, tasks);
-  PagedBatch paged = group.view(step.batch);
-  paged.first_key = step.first_key;
-  fathom::absorbed_attention(stream_, q_latent, q_rope, paged, group.sequences, pages,
-                             softmax_scale_, o_latent, bytes_of(workspace_.absorbed));
+  if (!group.sequences.empty()) {
+    PagedBatch paged = group.view(step.batch);
+    paged.first_key = step.first_key;
+    fathom::absorbed_attention(stream_, q_latent, q_rope, paged, group.sequences, pages,
+                               softmax_scale_, o_latent, bytes_of(workspace_.absorbed));
+  }
+  if (group.scored.count > 0) {
+    sparse_attention(step, group, q_latent, q_rope, pages, o_latent);
+  }
   for (int64_t h = 0; h < heads; ++h) {
     tasks[h] = {o_latent.select(1, h), &weights.uv[h], out.select(1, h)};
   }
   linear_group(stream_, tasks);
 }
 
+// The group's rows that choose their keys.
+void DeepSeekModel::sparse_attention(const Step& step, const AbsorbedGroup& group,
+                                     ConstTensorView q_latent, ConstTensorView q_rope,
+                                     const LatentPages& pages, TensorView o_latent) {
+  const auto scored = std::span(step.plan.scored)
+                          .subspan(static_cast<size_t>(group.scored.first),
+                                   static_cast<size_t>(group.scored.count));
+  std::vector<SparseRow> rows(scored.begin(), scored.end());
+  for (SparseRow& row : rows) row.row -= static_cast<int32_t>(group.first_row);
+  fathom::sparse_attention(stream_, q_latent, q_rope, paged_view(step.batch, step.first_key), rows,
+                           key_lists(step).rows(group.scored.first, group.scored.count), pages,
+                           softmax_scale_, o_latent, {}, bytes_of(workspace_.absorbed));
+}
+
 // Keys and values expanded from the latent a chunk at a time; the chunks' results are combined by
 // log-sum-exp.
 void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& step,
-                                  int32_t sequence, const LatentPages& pages) {
+                                  const MhaRows& which, const LatentPages& pages) {
   const ForwardBatch& batch = step.batch;
+  const int32_t sequence = which.sequence;
   const int64_t all_rows = batch.num_rows(), heads = heads_, v = config_.v_dim;
   const int64_t first_row = batch.query_start[sequence];
-  const int64_t queries = batch.query_start[sequence + 1] - first_row;
+  const int64_t queries = which.rows;
   const int64_t context = batch.context_lens[sequence];
   const DType operand = options_.compute;
   const auto page_ids = std::span(batch.block_tables)

@@ -153,7 +153,7 @@ void DeepSeekModel::mtp_layer(const Step& step, std::span<const std::byte* const
   linear(stream_, normed, weights.from_embedding, x);
   rms_norm(stream_, own_rows(hidden), norm_weight(weights.hidden_norm), eps_, normed);
   linear(stream_, normed, weights.from_hidden, x, LinearMode::kAccumulate);
-  run_layer(weights.layer, 0, step, cache.layer(config_.num_layers), residual);
+  run_layer(weights.layer, 0, step, layer_cache(cache, config_.num_layers), residual);
 }
 
 }  // namespace fathom

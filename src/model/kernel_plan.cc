@@ -84,6 +84,12 @@ int64_t first_decode_layer(const ModelSpec& spec, const KernelPlan& plan) {
 
 Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                                 const KernelOptions& options, const SmBudget& budget) {
+  if (spec.config.indexer) {
+    return invalid(
+        "config.json: index_topk is {}: GPUs have no sparse attention so far, only CPUs: --device "
+        "cpu runs the model",
+        spec.config.indexer->topk);
+  }
   FATHOM_RETURN_IF_ERROR(placement_supported(spec));
   FATHOM_RETURN_IF_ERROR(gpu_supports(spec, options.cache_format));
   FATHOM_RETURN_IF_ERROR(

@@ -1,6 +1,26 @@
 #include "model/layer_options.h"
 
+#include <algorithm>
+
+#include "base/math.h"
+
 namespace fathom {
+namespace {
+
+constexpr int64_t kScoreUnit = 16;  // ScorePass rounds its columns up to this
+
+}  // namespace
+
+std::optional<SparseLimits> sparse_limits(const ModelConfig& config,
+                                          const AttentionPolicy& policy) {
+  if (!config.indexer) return std::nullopt;
+  SparseLimits limits;
+  limits.top_keys = config.indexer->topk;
+  limits.dense_keys = policy.dense_keys.value_or(limits.top_keys);
+  // A row's scores are all there before its keys are chosen.
+  limits.score_bytes = std::max(limits.score_bytes, round_up(config.max_position, kScoreUnit) * 4);
+  return limits;
+}
 
 std::optional<YarnParameters> yarn_parameters(const ModelConfig& config) {
   if (!config.yarn) return std::nullopt;
@@ -28,6 +48,26 @@ GateOptions gate_options(const ModelConfig& config) {
   options.normalize = config.normalize_weights;
   options.scaling = static_cast<float>(config.routed_scaling);
   return options;
+}
+
+LatentLayout latent_layout(const ModelConfig& config, CacheFormat format) {
+  return {format, config.kv_lora_rank, config.qk_rope_dim};
+}
+
+std::optional<IndexKeyLayout> index_key_layout(const ModelConfig& config, CacheFormat format) {
+  if (!config.indexer) return std::nullopt;
+  const bool exact = format == CacheFormat::kF32;
+  return IndexKeyLayout{exact ? IndexKeyFormat::kF32 : IndexKeyFormat::kE4M3,
+                        config.indexer->head_dim};
+}
+
+int64_t index_key_bytes(const ModelConfig& config, CacheFormat format) {
+  const auto layout = index_key_layout(config, format);
+  return layout ? layout->row_bytes() : 0;
+}
+
+int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format) {
+  return latent_layout(config, format).row_bytes() + index_key_bytes(config, format);
 }
 
 }  // namespace fathom

@@ -1,10 +1,13 @@
-// Options of single operations derived from a model's configuration.
+// Options of single operations and forms of cache rows, derived from a model's configuration.
 #pragma once
 
 #include <optional>
 
+#include "cache/latent_layout.h"
 #include "checkpoint/model_config.h"
+#include "model/attention_plan.h"
 #include "ops/gate/gate.h"
+#include "ops/indexer/sparse_plan.h"
 #include "ops/rope/rope.h"
 
 namespace fathom {
@@ -13,7 +16,19 @@ namespace fathom {
 // in transformers; the two are equal in all published DeepSeek checkpoints.
 inline constexpr float kInnerNormEps = 1e-6f;
 
+// How a step's rows choose their keys; none for a model without an indexer. The policy's dense_keys
+// are at most the model's topk, which the flag's check has seen to.
+std::optional<SparseLimits> sparse_limits(const ModelConfig& config, const AttentionPolicy& policy);
+
 std::optional<YarnParameters> yarn_parameters(const ModelConfig& config);
 GateOptions gate_options(const ModelConfig& config);
+
+LatentLayout latent_layout(const ModelConfig& config, CacheFormat format);
+// e4m3, as DeepSeek-V3.2 stores them, whatever the latent's format; f32 beside an f32 latent. None
+// for a model without an indexer.
+std::optional<IndexKeyLayout> index_key_layout(const ModelConfig& config, CacheFormat format);
+// Bytes of a token and layer: of its index key, 0 without an indexer, and of latent and index key.
+int64_t index_key_bytes(const ModelConfig& config, CacheFormat format);
+int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format);
 
 }  // namespace fathom

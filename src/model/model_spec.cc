@@ -68,7 +68,18 @@ class SpecMaker {
     spec.kv_a_norm = vector(named(kKvANorm), config_.kv_lora_rank);
     spec.kv_b = rows(named(kKvB), heads * kv, config_.kv_lora_rank, of_heads(kv));
     spec.o = columns(named(kO), hidden, heads * config_.v_dim, of_heads(config_.v_dim));
+    if (config_.indexer) spec.indexer = indexer(prefix, *config_.indexer);
     return spec;
+  }
+
+  IndexerSpec indexer(const std::string& prefix, const IndexerConfig& sizes) const {
+    const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
+    const int64_t hidden = config_.hidden, dim = sizes.head_dim;
+    return {.q = whole(named(kIndexQ), sizes.num_heads * dim, config_.q_lora_rank),
+            .k = whole(named(kIndexK), dim, hidden),
+            .k_norm = vector(named(kIndexKNorm), dim),
+            .k_norm_bias = vector(named(kIndexKNormBias), dim),
+            .weights = whole(named(kIndexWeights), sizes.num_heads, hidden)};
   }
 
   // `number` counts layers with routed experts.

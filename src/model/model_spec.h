@@ -4,9 +4,9 @@
 //
 // Tensor parallelism splits heads, the inner columns of feed-forward blocks (by whole 128-blocks,
 // if there are enough) and the vocabulary over the ranks of a lane. The latent projections, norms,
-// the router and the cache are whole on every rank. Lanes are alike: data parallelism splits
-// nothing. Expert parallelism gives a rank the whole experts of its slots, as an expert table says,
-// and the whole shared expert.
+// the router, the indexer and the cache are whole on every rank. Lanes are alike: data parallelism
+// splits nothing. Expert parallelism gives a rank the whole experts of its slots, as an expert
+// table says, and the whole shared expert.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,14 @@ struct MlpSpec {
   int64_t width() const { return gate.rows.count; }
 };
 
+// Chooses each row's keys (DeepSeek-V3.2); whole on every rank, so that all choose alike.
+struct IndexerSpec {
+  TensorPart q;                    // [index heads * index dim, q_lora]
+  TensorPart k;                    // [index dim, hidden]
+  TensorPart k_norm, k_norm_bias;  // [index dim]
+  TensorPart weights;              // [index heads, hidden]
+};
+
 struct AttentionSpec {
   Slice heads;
   std::optional<TensorPart> q_a, q_a_norm;  // with query compression
@@ -50,6 +58,7 @@ struct AttentionSpec {
   TensorPart kv_a, kv_a_norm;               // whole
   TensorPart kv_b;                          // [H * (nope + v), latent]
   TensorPart o;                             // [hidden, H * v]
+  std::optional<IndexerSpec> indexer;       // with sparse attention
 };
 
 struct MoeSpec {

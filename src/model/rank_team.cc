@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "comm/spin.h"
+#include "model/layer_options.h"
 #include "placement/split.h"
 
 namespace fathom {
@@ -106,9 +107,10 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
                                      {.lane = rank.lane.get(), .world = rank.world.get()}));
     FATHOM_TRY(rank.cache,
                LatentCache::allocate(
-                   {options.cache_format, config.kv_lora_rank, config.qk_rope_dim},
+                   latent_layout(config, options.cache_format),
                    DeepSeekModel::cache_layers(config, options.with_mtp), options.num_pages,
-                   DeepSeekModel::state_bytes(config, options.model.compute, options.with_mtp)));
+                   DeepSeekModel::state_bytes(config, options.model.compute, options.with_mtp),
+                   index_key_layout(config, options.cache_format)));
   }
   for (size_t i = 1; i < team->ranks_.size(); ++i) {
     team->ranks_[i].thread = std::thread([team = team.get(), i] { team->serve(i); });

@@ -29,7 +29,13 @@ uint64_t hash_batch(const ForwardBatch& batch, uint64_t seed) {
 }
 
 uint64_t hash_attention(const AttentionPlan& plan, uint64_t seed) {
-  uint64_t hash = hash_array(plan.mha, seed);
+  uint64_t hash = seed;
+  for (const MhaRows& rows : plan.mha) {
+    hash = hash_number(rows.rows, hash_number(rows.sequence, hash));
+  }
+  for (const SparseRow& row : plan.scored) {
+    hash = hash_number(row.length, hash_number(row.row, hash));
+  }
   for (const AbsorbedGroup& group : plan.absorbed) {
     hash = hash_number(group.first_row, hash);
     hash = hash_number(group.first_sequence, hash);
@@ -37,6 +43,11 @@ uint64_t hash_attention(const AttentionPlan& plan, uint64_t seed) {
     hash = hash_array(group.context_lens, hash);
   }
   return hash;
+}
+
+uint64_t hash_key_lists(ConstTensorView lists, uint64_t seed) {
+  return XXH3_64bits_withSeed(lists.raw(),
+                              static_cast<size_t>(lists.num_elements()) * sizeof(int32_t), seed);
 }
 
 }  // namespace fathom

@@ -5,6 +5,7 @@
 
 #include "model/attention_plan.h"
 #include "model/forward_batch.h"
+#include "tensor/tensor_view.h"
 
 namespace fathom {
 
@@ -12,5 +13,7 @@ namespace fathom {
 uint64_t hash_batch(const ForwardBatch& batch, uint64_t seed);
 // Which rows of a step go which way through attention.
 uint64_t hash_attention(const AttentionPlan& plan, uint64_t seed);
+// Which keys a layer's rows have chosen, [rows, k] i32.
+uint64_t hash_key_lists(ConstTensorView lists, uint64_t seed);
 
 }  // namespace fathom

@@ -14,7 +14,13 @@ double attention_macs(const ModelConfig& config) {
   const double kv_a = hidden * static_cast<double>(config.latent_dim());
   const double kv_b = static_cast<double>(config.kv_lora_rank) * heads *
                       static_cast<double>(config.qk_nope_dim + config.v_dim);
-  return query + kv_a + kv_b + heads * static_cast<double>(config.v_dim) * hidden;
+  double indexer = 0;
+  if (config.indexer) {
+    const auto index_heads = static_cast<double>(config.indexer->num_heads);
+    const auto dim = static_cast<double>(config.indexer->head_dim);
+    indexer = q_lora * index_heads * dim + hidden * (dim + index_heads);
+  }
+  return query + kv_a + kv_b + heads * static_cast<double>(config.v_dim) * hidden + indexer;
 }
 
 double feed_forward_macs(const ModelConfig& config, int64_t layer) {
@@ -43,6 +49,12 @@ double mha_key_macs(const ModelConfig& config) {
 double absorbed_key_macs(const ModelConfig& config) {
   return static_cast<double>(config.num_layers * config.num_heads) *
          static_cast<double>(config.latent_dim() + config.kv_lora_rank);
+}
+
+double index_key_macs(const ModelConfig& config) {
+  if (!config.indexer) return 0;
+  return static_cast<double>(config.num_layers * config.indexer->num_heads *
+                             config.indexer->head_dim);
 }
 
 int64_t keys_worth_a_row(const ModelConfig& config, double key_macs) {

@@ -14,6 +14,9 @@ double token_macs(const ModelConfig& config);
 double mha_key_macs(const ModelConfig& config);
 double absorbed_key_macs(const ModelConfig& config);
 
+// Multiply-adds of one token and one key that its indexer scores, in all layers; 0 without one.
+double index_key_macs(const ModelConfig& config);
+
 // Keys whose attention, at key_macs each, costs a token as much as all its matrices; >= 1.
 int64_t keys_worth_a_row(const ModelConfig& config, double key_macs);
 

@@ -256,6 +256,14 @@ class WeightCollector {
   std::vector<std::pair<const AttentionWeights*, AttentionWeights*>> shared_heads_;
 };
 
+Result<> collect_indexer(const IndexerSpec& spec, WeightCollector* collect, IndexerWeights* out) {
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.q, &out->q));
+  FATHOM_RETURN_IF_ERROR(collect->matrix(spec.k, &out->k));
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.k_norm, &out->k_norm));
+  FATHOM_RETURN_IF_ERROR(collect->vector(spec.k_norm_bias, &out->k_norm_bias));
+  return collect->matrix(spec.weights, &out->weights);
+}
+
 Result<> collect_attention(const ModelConfig& config, const AttentionSpec& spec,
                            WeightCollector* collect, AttentionWeights* out) {
   if (spec.q_a) {
@@ -266,6 +274,9 @@ Result<> collect_attention(const ModelConfig& config, const AttentionSpec& spec,
   FATHOM_RETURN_IF_ERROR(collect->matrix(spec.kv_a, &out->kv_a));
   FATHOM_RETURN_IF_ERROR(collect->vector(spec.kv_a_norm, &out->kv_a_norm));
   FATHOM_RETURN_IF_ERROR(collect->kv_b(spec, config, out));
+  if (spec.indexer) {
+    FATHOM_RETURN_IF_ERROR(collect_indexer(*spec.indexer, collect, &out->indexer.emplace()));
+  }
   return collect->matrix(spec.o, &out->o);
 }
 
@@ -324,6 +335,10 @@ int64_t bytes_of(const LayerWeights& layer) {
                   a.kv_b.bytes() + a.o.bytes();
   for (const PackedMatrix& head_uk : a.uk) total += head_uk.bytes();
   for (const PackedMatrix& head_uv : a.uv) total += head_uv.bytes();
+  if (a.indexer) {
+    total += a.indexer->q.bytes() + a.indexer->k.bytes() + a.indexer->weights.bytes() +
+             a.indexer->k_norm.size() + a.indexer->k_norm_bias.size();
+  }
   if (layer.dense) total += bytes_of(*layer.dense);
   if (!layer.moe) return total;
   total += layer.moe->gate.bytes() + layer.moe->gate_bias.size();

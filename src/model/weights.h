@@ -16,6 +16,14 @@
 
 namespace fathom {
 
+// Chooses each row's keys (DeepSeek-V3.2, 2025).
+struct IndexerWeights {
+  PackedMatrix q;              // [index heads * index dim, q_lora]
+  PackedMatrix k;              // [index dim, hidden]
+  Buffer k_norm, k_norm_bias;  // [index dim] f32
+  PackedMatrix weights;        // [index heads, hidden], multiplied in fp32
+};
+
 // Multi-head latent attention, section 2.1 of DeepSeek-V2 (2024). H heads.
 struct AttentionWeights {
   Buffer q_a_norm;    // [q_lora] f32; empty without query compression
@@ -27,6 +35,7 @@ struct AttentionWeights {
   std::vector<PackedMatrix> uk;  // [H] of [latent, nope]: W_UK transposed, takes q into the latent
   std::vector<PackedMatrix> uv;  // [H] of [v, latent]: takes the latent output back
   PackedMatrix o;                // [hidden, H * v]
+  std::optional<IndexerWeights> indexer;  // with sparse attention
 };
 
 struct MoeWeights {

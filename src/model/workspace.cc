@@ -3,7 +3,11 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "model/layer_options.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/sparse_attention.h"
+#include "ops/indexer/index_scores.h"
+#include "ops/indexer/top_keys.h"
 #include "ops/moe/moe.h"
 
 namespace fathom {
@@ -26,6 +30,26 @@ struct Widths {
   }
 };
 
+// Sizes of the indexer's buffers; all 0 for a model without one.
+struct IndexerSizes {
+  int64_t dim = 0, heads = 0, topk = 0, score_floats = 0, scratch = 0, attention_scratch = 0;
+
+  IndexerSizes(const ModelSpec& spec, const AttentionPolicy& policy, int64_t rows, int64_t group,
+               int num_threads) {
+    const ModelConfig& config = spec.config;
+    const auto limits = sparse_limits(config, policy);
+    if (!limits) return;
+    dim = config.indexer->head_dim;
+    heads = config.indexer->num_heads;
+    topk = limits->top_keys;
+    score_floats = score_buffer_floats(*limits, rows, config.max_position);
+    scratch = std::max(index_scores_workspace_bytes(rows, heads, dim, num_threads),
+                       top_keys_workspace_bytes(config.max_position, num_threads));
+    attention_scratch = sparse_attention_workspace_bytes(
+        group, spec.num_heads(), config.kv_lora_rank, num_threads, config.qk_rope_dim);
+  }
+};
+
 }  // namespace
 
 Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int64_t max_rows,
@@ -38,6 +62,7 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
   const int64_t latent = config.kv_lora_rank, rope = config.qk_rope_dim;
   const int64_t group = std::min(rows, policy.max_absorbed_rows);
   const int64_t chunk = policy.mha_key_chunk;
+  const IndexerSizes index(spec, policy, rows, group, num_threads);
   const int64_t op = size_of(operand);
   const int64_t mtp_rows = spec.mtp ? rows : 0;
   // Where tokens are exchanged, only the shared expert is computed here; what comes for the rank's
@@ -62,9 +87,19 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
       {&w.q_nope, rows * heads * config.qk_nope_dim * op},
       {&w.q_rope, rows * heads * rope * op},
       {&w.heads_out, rows * heads * config.v_dim * op},
+      {&w.index_k, rows * index.dim * 4},
+      {&w.index_q, rows * index.heads * index.dim * 4},
+      {&w.index_queries, rows * index.heads * index.dim * 4},
+      {&w.index_head_weights, rows * index.heads * 4},
+      {&w.index_weights, rows * index.heads * 4},
+      {&w.index_scores, index.score_floats * 4},
+      {&w.key_lists, rows * index.topk * 4},
+      {&w.indexer, index.scratch},
       {&w.q_latent, group * heads * latent * op},
       {&w.o_latent, group * heads * latent * op},
-      {&w.absorbed, absorbed_attention_workspace_bytes(group, heads, latent, num_threads, rope)},
+      {&w.absorbed,
+       std::max(absorbed_attention_workspace_bytes(group, heads, latent, num_threads, rope),
+                index.attention_scratch)},
       {&w.latent, chunk * latent * op},
       {&w.k_rope, chunk * rope * op},
       {&w.kv, chunk * heads * (config.qk_nope_dim + config.v_dim) * op},
@@ -86,12 +121,43 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
 
 int64_t Workspace::bytes() const {
   int64_t total = 0;
-  for (const Buffer* buffer :
-       {&residual, &normed,     &normed_f32, &partial, &hidden,        &mtp_hidden, &mtp_state,
-        &q_a,      &q_a_normed, &kv_a,       &q,       &q_nope,        &q_rope,     &heads_out,
-        &q_latent, &o_latent,   &absorbed,   &latent,  &k_rope,        &kv,         &part,
-        &part_lse, &whole,      &whole_lse,  &mha,     &router_logits, &expert_ids, &expert_weights,
-        &mlp}) {
+  for (const Buffer* buffer : {&residual,
+                               &normed,
+                               &normed_f32,
+                               &partial,
+                               &hidden,
+                               &mtp_hidden,
+                               &mtp_state,
+                               &q_a,
+                               &q_a_normed,
+                               &kv_a,
+                               &q,
+                               &q_nope,
+                               &q_rope,
+                               &heads_out,
+                               &index_k,
+                               &index_q,
+                               &index_queries,
+                               &index_head_weights,
+                               &index_weights,
+                               &index_scores,
+                               &key_lists,
+                               &indexer,
+                               &q_latent,
+                               &o_latent,
+                               &absorbed,
+                               &latent,
+                               &k_rope,
+                               &kv,
+                               &part,
+                               &part_lse,
+                               &whole,
+                               &whole_lse,
+                               &mha,
+                               &router_logits,
+                               &expert_ids,
+                               &expert_weights,
+                               &mlp}) {
     total += buffer->size();
   }
   return total;

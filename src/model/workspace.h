@@ -41,10 +41,19 @@ struct Workspace {
   Buffer q_nope;      // [rows, H, nope] operand
   Buffer q_rope;      // [rows, H, rope] operand
   Buffer heads_out;   // [rows, H, v] operand: o_proj's input
+  // The indexer; with sparse attention only. Hi are its heads.
+  Buffer index_k;             // [rows, index dim] f32
+  Buffer index_q;             // [rows, Hi, index dim] f32
+  Buffer index_queries;       // [rows, Hi, index dim] in the type that goes with the keys' format
+  Buffer index_head_weights;  // [rows, Hi] f32
+  Buffer index_weights;       // [rows, Hi] f32: with the queries' scales
+  Buffer index_scores;        // [rows of a pass, keys] f32
+  Buffer key_lists;           // [rows, topk] i32: the keys that rows have chosen
+  Buffer indexer;             // scratch of the operations
   // Absorbed attention, a group at a time.
   Buffer q_latent;  // [group rows, H, latent] operand
   Buffer o_latent;  // [group rows, H, latent] operand
-  Buffer absorbed;  // scratch of the operation
+  Buffer absorbed;  // scratch of the operation, or of sparse attention
   // Multi-head attention, a chunk of keys at a time.
   Buffer latent;     // [chunk, latent] operand
   Buffer k_rope;     // [chunk, rope] operand

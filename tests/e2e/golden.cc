@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/math.h"
+#include "model/layer_options.h"
 
 namespace fathom {
 
@@ -47,7 +48,8 @@ std::string goldens_directory() { return FATHOM_SOURCE_DIR "/tests/goldens/"; }
 std::string bundled_model() { return FATHOM_SOURCE_DIR "/models/fathom-tiny"; }
 
 ModelHarness::ModelHarness(const std::string& model, const ModelOptions& options,
-                           CacheFormat format, int64_t num_pages, bool quantize_fp8)
+                           CacheFormat format, int64_t num_pages, bool quantize_fp8,
+                           std::optional<IndexKeyFormat> index_keys)
     : pool_(2), stream_(pool_) {
   const auto checkpoint = Checkpoint::open(model);
   FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
@@ -58,17 +60,16 @@ ModelHarness::ModelHarness(const std::string& model, const ModelOptions& options
   FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
   model_ = std::move(*loaded);
   const ModelConfig& config = model_->config();
-  auto cache = LatentCache::allocate({format, config.kv_lora_rank, config.qk_rope_dim},
-                                     config.num_layers, num_pages);
+  auto keys = index_key_layout(config, format);
+  if (keys && index_keys) keys->format = *index_keys;
+  auto cache =
+      LatentCache::allocate(latent_layout(config, format), config.num_layers, num_pages, 0, keys);
   FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
   cache_ = std::move(*cache);
 }
 
 std::vector<std::vector<float>> ModelHarness::run(const std::vector<TestSequence>& sequences) {
-  for (int64_t layer = 0; layer < cache_.num_layers(); ++layer) {
-    const LatentPages pages = cache_.layer(layer);
-    std::memset(pages.data, 0xFF, static_cast<size_t>(pages.num_pages * pages.layout.page_bytes()));
-  }
+  std::memset(cache_.page(0), 0xFF, static_cast<size_t>(cache_.num_pages() * cache_.page_bytes()));
   std::vector<int32_t> free(static_cast<size_t>(cache_.num_pages()));
   std::iota(free.begin(), free.end(), 0);
   std::mt19937 random(11);

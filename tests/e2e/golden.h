@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,10 @@ struct TestSequence {
 // A model with a cache. Pages are assigned in shuffled order from a poisoned cache.
 class ModelHarness {
  public:
+  // `index_keys`: the format of index keys, where a model has them; none: what goes with `format`.
   ModelHarness(const std::string& model, const ModelOptions& options, CacheFormat format,
-               int64_t num_pages = 64, bool quantize_fp8 = false);
+               int64_t num_pages = 64, bool quantize_fp8 = false,
+               std::optional<IndexKeyFormat> index_keys = {});
 
   // Returns the logits [tokens, vocab] of each sequence. All sequences advance together by their
   // own chunks. The next call overwrites their cache rows.

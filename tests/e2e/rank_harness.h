@@ -118,8 +118,7 @@ class Ranks {
   size_t page_bytes() const {
     int first = 0;
     while (!team_->has_rank(first)) ++first;
-    const LatentCache& cache = team_->cache(first);
-    return static_cast<size_t>(cache.num_layers() * cache.layout().page_bytes());
+    return static_cast<size_t>(team_->cache(first).page_bytes());
   }
 
   void step(const std::vector<std::vector<int32_t>>& ids, const std::vector<int32_t>& done,

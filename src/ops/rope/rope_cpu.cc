@@ -17,14 +17,6 @@ constexpr int64_t kParallelCacheValues = 4 * 1024;
 [[gnu::always_inline]] inline void store(float value, float& out) { out = value; }
 [[gnu::always_inline]] inline void store(float value, bf16& out) { out = to_bf16(value); }
 
-// cos and sin of one position: the table's, or computed into `scratch` [dim].
-const float* cos_sin_of(const RopeTable& table, int32_t position, std::vector<float>& scratch) {
-  if (position < RopeTable::kTabulated) return table.tabulated.data() + position * table.dim();
-  scratch.resize(static_cast<size_t>(table.dim()));
-  table.compute(position, scratch.data());
-  return scratch.data();
-}
-
 template <typename T>
 [[gnu::always_inline]] inline void rotate(const float* x, const float* cos_sin, int64_t dim,
                                           T* out) {
@@ -97,6 +89,13 @@ void split_rows(ThreadPool& pool, ConstTensorView q, std::span<const int32_t> po
 }
 
 }  // namespace
+
+const float* cos_sin_of(const RopeTable& table, int32_t position, std::vector<float>& scratch) {
+  if (position < RopeTable::kTabulated) return table.tabulated.data() + position * table.dim();
+  scratch.resize(static_cast<size_t>(table.dim()));
+  table.compute(position, scratch.data());
+  return scratch.data();
+}
 
 void split_rope_query(ThreadPool& pool, ConstTensorView q, std::span<const int32_t> positions,
                       const RopeTable& table, TensorView q_nope, TensorView q_rope) {

@@ -6,6 +6,9 @@
 
 namespace fathom::cpu {
 
+// cos and sin of one position, [dim / 2, 2]: the table's, or computed into `scratch`.
+const float* cos_sin_of(const RopeTable& table, int32_t position, std::vector<float>& scratch);
+
 void split_rope_query(ThreadPool& pool, ConstTensorView q, std::span<const int32_t> positions,
                       const RopeTable& table, TensorView q_nope, TensorView q_rope);
 

@@ -8,6 +8,7 @@
 #include "device/cpu/thread_pool.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/cpu/attention_kernels.h"
+#include "ops/attention/sparse_attention.h"
 
 namespace fathom::cpu {
 
@@ -26,6 +27,15 @@ void absorbed_attention(ThreadPool& pool, CpuIsa isa, ConstTensorView q_latent,
                         ConstTensorView q_rope, const PagedBatch& batch,
                         std::span<const int32_t> sequences, const LatentPages& pages,
                         float softmax_scale, TensorView out, std::span<std::byte> workspace);
+
+int64_t sparse_attention_workspace_bytes(int64_t rows, int64_t num_heads, int64_t latent_dim,
+                                         int num_threads, int64_t rope_dim);
+
+void sparse_attention(ThreadPool& pool, CpuIsa isa, ConstTensorView q_latent,
+                      ConstTensorView q_rope, const PagedBatch& batch,
+                      std::span<const SparseRow> rows, ConstTensorView keys,
+                      const LatentPages& pages, float softmax_scale, TensorView out, TensorView lse,
+                      std::span<std::byte> workspace);
 
 void gather_latent(ThreadPool& pool, CpuIsa isa, std::span<const int32_t> page_ids,
                    const LatentPages& pages, int64_t first, int64_t count, TensorView latent,
