@@ -103,14 +103,18 @@ inline __attribute__((always_inline)) void decode_e4m3(const uint8_t* codes, int
 }
 
 template <typename T>
-void decode(const std::byte* row, IndexKeyFormat format, int64_t dim, void* key, float* scale) {
-  *scale = 1;
+void decode(const std::byte* rows, int64_t count, IndexKeyFormat format, int64_t dim, void* keys,
+            float* scales) {
   if (format == IndexKeyFormat::kE4M3) {
-    decode_e4m3(reinterpret_cast<const uint8_t*>(row), dim, static_cast<uint16_t*>(key));
-    __builtin_memcpy(scale, row + dim, sizeof *scale);
-  } else {
-    __builtin_memcpy(key, row, static_cast<size_t>(dim) * 4 / T::kPerWord);
+    auto* out = static_cast<uint16_t*>(keys);
+    for (int64_t i = 0; i < count; ++i, rows += dim + 4, out += dim) {
+      decode_e4m3(reinterpret_cast<const uint8_t*>(rows), dim, out);
+      __builtin_memcpy(scales + i, rows + dim, sizeof *scales);
+    }
+    return;
   }
+  __builtin_memcpy(keys, rows, static_cast<size_t>(count * dim) * 4 / T::kPerWord);
+  for (int64_t i = 0; i < count; ++i) scales[i] = 1;
 }
 
 int64_t lanes_of(int64_t heads) { return (heads + kHeadLanes - 1) / kHeadLanes * kHeadLanes; }
