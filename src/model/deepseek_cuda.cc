@@ -112,6 +112,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
   place(expert_rows_, exchange_bytes());
+  place(hosts_, exchanges() ? spec_.expert_table->num_layers() * config_.num_experts : 0);
   place(exchange_, plan_.takes_decode_layers ? decode_layers_exchange_bytes() : 0);
   place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts, plan_.budget.sms));
   place(decode_scratch_, latent_decode_scratch(plan_.budget.sms).words());

@@ -266,10 +266,8 @@ class DeepSeekModel {
   std::vector<const DeepSeekModel*> lane_;  // the ranks of the lane, itself included; empty: alone
   PeerRank peers_;                          // with a lane only
 
-  // Under expert parallelism: the exchange of rows for experts in bf16 and in e4m3, and where the
-  // experts are, [layers with experts, experts].
+  // Under expert parallelism: the exchange of rows for experts in bf16 and in e4m3.
   ExpertExchange exchanges_[2];
-  DeviceArray<ExpertHost> hosts_;
 
   // Workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]
@@ -298,6 +296,7 @@ class DeepSeekModel {
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;
   std::byte* expert_rows_ = nullptr;  // workspace of the exchange of experts' rows, zero at first
+  ExpertHost* hosts_ = nullptr;       // [layers with experts, experts]: where they are
   std::byte* exchange_ = nullptr;     // scratch of decode_layers, zero at first
   float* gate_scratch_ = nullptr;     // scratch of the router, every bit set at first
   float* decode_scratch_ = nullptr;   // scratch of latent_decode

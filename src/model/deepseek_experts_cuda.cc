@@ -82,7 +82,10 @@ Result<> DeepSeekModel::join_world(std::span<DeepSeekModel* const> ranks, const 
   for (size_t at = 0; at < ranks.size(); ++at) {
     DeepSeekModel& model = *ranks[at];
     model.device_.make_current();
-    model.hosts_ = DeviceArray<ExpertHost>(hosts_of(*model.spec_.expert_table));
+    const std::vector<ExpertHost> hosts = hosts_of(*model.spec_.expert_table);
+    check(cudaMemcpy(model.hosts_, hosts.data(), hosts.size() * sizeof(ExpertHost),
+                     cudaMemcpyHostToDevice),
+          "copying where the experts are");
     check(cudaStreamSynchronize(nullptr), "copying where the experts are");
     for (const bool scaled : {false, true}) {
       if (scaled && model.config_.hidden % kScaleBlock != 0) continue;
@@ -121,7 +124,7 @@ void DeepSeekModel::experts_of_ranks(size_t layer, const Activation& x, int64_t 
                              .sms = exchange.peers.shares_device ? 2 : plan_.budget.sms};
   int64_t number = 0;  // among the layers with experts
   for (size_t i = 0; i < layer; ++i) number += weights_.layers[i].gate != nullptr ? 1 : 0;
-  const ExpertHost* const hosts = hosts_.data() + number * config_.num_experts;
+  const ExpertHost* const hosts = hosts_ + number * config_.num_experts;
   MoeShape shape = moe_shape(scaled ? kScaleBlock : kBf16WidthUnit);
   shape.num_experts = static_cast<int32_t>(spec_.layers[layer].moe->experts.size());
   if (scaled) {
