@@ -123,7 +123,7 @@ TEST_F(KernelPlanTest, RanksMeetBetweenLaunches) {
 
 // Whole experts, and no launch for one token, which would not meet the others.
 TEST_F(KernelPlanTest, ExpertParallelRanksHaveWholeExperts) {
-  const Placement placement = {.tp = 2, .dp = 2, .expert_parallel = true};
+  const Placement placement = {.dp = 4, .expert_parallel = true};
   spec_ = make_spec(checkpoint_.config(), placement, 3,
                     std::make_shared<const ExpertTable>(
                         ExpertTable::contiguous(checkpoint_.config(), placement)));
@@ -132,7 +132,7 @@ TEST_F(KernelPlanTest, ExpertParallelRanksHaveWholeExperts) {
   EXPECT_FALSE(made->takes_decode_layers);
   EXPECT_EQ(made->widths.routed, 256);
   EXPECT_EQ(made->widths.shared, 256);
-  EXPECT_EQ(made->widths.dense, 1152);
+  EXPECT_EQ(made->widths.dense, 2304);
 }
 
 TEST_F(KernelPlanTest, RefusesExpertTablesThatGpusDoNotTake) {
