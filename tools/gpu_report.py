@@ -92,6 +92,7 @@ GROUPS = {
         ("scaled_moe_many_rows", ["scaled_moe_many_rows_cuda_bench"]),
         ("norms", ["rms_norm_cuda_bench"]),
         ("peer_sum", ["peer_sum_cuda_bench"]),
+        ("expert_exchange", ["moe_over_ranks_cuda_bench"]),
         ("gate", ["gate_cuda_bench"]),
         ("sampling", ["sample_cuda_bench"]),
     ]),

@@ -32,6 +32,7 @@ many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* ManyRo
 mha_prefill_cuda_test MhaPrefill.NewTokens*:MhaPrefill.SequencesOfDifferentLengths MhaPrefill.OneTile*
 moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoOtherRow:MoeOneRow.* MoeFewRows.ThreeTokens*:MoeOneRow.OfFew*
 moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens* MoeManyRows.SomeTokens*
+moe_over_ranks_cuda_test *InBf16*H256_5_0:*InE4m3*Mixed:MoeOverRanksFaults.* *InBf16*H256_1_1:*InE4m3*H256_5_0
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
 peer_sum_cuda_test *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5* *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5*
 peer_rows_cuda_test *HaveTheBits*2Ranks129x7168:*ComeByIndex*3Ranks*:*ColumnsOfAll*5Ranks* *HaveTheBits*2Ranks1x256:*ComeByIndex*5Ranks*:*ColumnsOfAll*5Ranks*

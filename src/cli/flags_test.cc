@@ -120,6 +120,26 @@ TEST(ModelFlags, ExpertsAreParallelByTwoNames) {
             "--init-expert-location x.json needs --enable-expert-parallel and more than one rank");
 }
 
+TEST(ModelFlags, GpusHaveExpertsInOnePlace) {
+  const auto refusal = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--dp", "2", "--enable-expert-parallel"});
+    const auto gpus = parse(arguments).flags.gpus();
+    return gpus ? "" : gpus.error().message;
+  };
+  const std::vector<std::string> gpus = {"--device", "cuda:0,cuda:0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), gpus.begin(), gpus.end());
+    return refusal(more);
+  };
+  EXPECT_EQ(with({"--enable-eplb"}),
+            "--device cuda:0,cuda:0: experts move between ranks (--enable-eplb) on the CPU only, "
+            "so far");
+  EXPECT_EQ(with({"--num-redundant-experts", "2"}),
+            "--device cuda:0,cuda:0: copies of experts (--num-redundant-experts) are there on the "
+            "CPU only, so far");
+  EXPECT_EQ(with({}).find("so far"), std::string::npos);
+}
+
 TEST(ModelFlags, EveryCacheNameIsAFormat) {
   EXPECT_EQ(parse({"--kv-cache-dtype", "fp8"}).flags.cache_format(), CacheFormat::kFp8Scaled);
   EXPECT_EQ(parse({"--kv-cache-dtype", "fp8_e4m3"}).flags.cache_format(), CacheFormat::kE4M3);

@@ -251,6 +251,7 @@ Result<std::unique_ptr<Runner>> load_on_cpu(LoadedEngine& loaded, const ModelFla
 Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFlags& flags,
                                             const EngineNeeds& needs, const EngineOptions& engine) {
   GpuRunnerOptions options = gpu_options(loaded, flags, engine);
+  FATHOM_TRY(options.expert_table, expert_table_of(loaded.checkpoint.config(), flags));
   int ranks = 1;
   FATHOM_TRY(MemoryRequest request, gpu_memory_request(loaded, options, &ranks));
   FATHOM_TRY(loaded.memory, plan(loaded, flags, needs, std::move(request), ranks));

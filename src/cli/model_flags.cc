@@ -97,8 +97,11 @@ const char* gpu_lacks(const ModelFlags& flags) {
   if (is_one_of_several_nodes(flags)) {
     return "several nodes are there on the CPU only, so far";
   }
-  if (flags.placement().exchanges_tokens()) {
-    return "expert parallelism is there on the CPU only, so far";
+  if (flags.placement().exchanges_tokens() && flags.eplb) {
+    return "experts move between ranks (--enable-eplb) on the CPU only, so far";
+  }
+  if (flags.placement().redundant_experts > 0) {
+    return "copies of experts (--num-redundant-experts) are there on the CPU only, so far";
   }
   if (flags.compute() != DType::kBF16 || flags.cache_format() == CacheFormat::kF32) {
     return "on a GPU there are neither float32 products nor an f32 cache";

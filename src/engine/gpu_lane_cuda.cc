@@ -12,21 +12,24 @@ namespace {
 
 using cuda::check;
 
-// A rank waits for another one's launch at most half of the time that a step may take, so that the
-// error names them before the watchdog ends the process.
-std::chrono::nanoseconds peer_limit(const GpuRunnerOptions& options) {
-  constexpr std::chrono::nanoseconds kDefault = std::chrono::seconds(15);
-  return options.step_timeout.count() > 0 ? options.step_timeout / 2 : kDefault;
-}
-
 // Polls of the first rank's event between two looks at those of the others.
 constexpr int kPollsBetweenLooks = 256;
 
 }  // namespace
 
+// At most half of the time that a step may take, so that the error names the ranks before the
+// watchdog ends the process.
+std::chrono::nanoseconds peer_limit(const GpuRunnerOptions& options) {
+  constexpr std::chrono::nanoseconds kDefault = std::chrono::seconds(15);
+  return options.step_timeout.count() > 0 ? options.step_timeout / 2 : kDefault;
+}
+
 GpuLane::GpuLane(const ModelConfig& config, const GpuRunnerOptions& options,
-                 std::span<const int> devices)
-    : hidden_(config.hidden), peer_limit_(peer_limit(options)), sampler_(config, options) {
+                 std::span<const int> devices, cuda::PeerGroup* world)
+    : hidden_(config.hidden),
+      peer_limit_(peer_limit(options)),
+      world_(world),
+      sampler_(config, options) {
   for (const int device : devices) {
     ranks_.push_back(std::make_unique<GpuRank>(config, options, device));
   }
@@ -64,8 +67,9 @@ Result<> GpuLane::prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models
 }
 
 void GpuLane::begin_step(const ForwardBatch& batch, std::span<const SampleRow> rows,
-                         int64_t first_row) {
+                         int64_t first_row, const cuda::WorldRows& all) {
   batch_ = &batch;
+  all_ = all;
   first_row_ = first_row;
   if (newest_first_row_ > 0) {
     renumbered_ = batch;
@@ -86,7 +90,15 @@ void GpuLane::begin_rank(int number) {
   GpuRank& rank = *ranks_[static_cast<size_t>(number)];
   const int at = slot(begun_);
   rank.use_device();
-  cuda::StepLayout& layout = rank.plan(*batch_);
+  if (batch_->num_rows() == 0) {
+    const std::string kernels = rank.enqueue_for_others(all_);
+    if (number == 0) {
+      sampler_.plan_nothing(at);
+      kernels_ = kernels;
+    }
+    return end_rank(number, at);
+  }
+  cuda::StepLayout& layout = rank.plan(*batch_, all_);
   if (number > 0) {
     // Its rows may be tokens that the first rank samples in the step before.
     if (begun_ > 0) {
@@ -100,8 +112,12 @@ void GpuLane::begin_rank(int number) {
     kernels_ = rank.enqueue(at, sampler_.tokens());
     sampler_.enqueue(at, rank);
   }
+  end_rank(number, at);
+}
+
+void GpuLane::end_rank(int number, int at) {
   cuda::Event& ended = ended_[at][static_cast<size_t>(number)];
-  ended.record(rank.stream());
+  ended.record(ranks_[static_cast<size_t>(number)]->stream());
   newest_[static_cast<size_t>(number)] = ended.get();
 }
 
@@ -116,7 +132,7 @@ size_t GpuLane::finish_step(std::vector<SampledToken>& tokens, size_t at) {
 
 void GpuLane::wait(int64_t step) {
   const std::vector<cuda::Event>& ended = ended_[slot(step)];
-  if (size() == 1) return ended.front().wait();
+  if (size() == 1 && world_ == nullptr) return ended.front().wait();
   cudaError_t status = cudaErrorNotReady;
   for (int polls = 1; (status = cudaEventQuery(ended.front().get())) == cudaErrorNotReady;
        ++polls) {
@@ -124,7 +140,7 @@ void GpuLane::wait(int64_t step) {
     for (size_t rank = 1; rank < ended.size(); ++rank) {
       const cudaError_t other = cudaEventQuery(ended[rank].get());
       if (other == cudaSuccess || other == cudaErrorNotReady) continue;
-      peers_->stop();
+      stop();
       check(other, name_of(static_cast<int>(rank)).c_str());
     }
   }
@@ -134,6 +150,7 @@ void GpuLane::wait(int64_t step) {
 
 void GpuLane::stop() {
   if (peers_) peers_->stop();
+  if (world_ != nullptr) world_->stop();
 }
 
 std::string GpuLane::name_of(int rank) const {

@@ -1,6 +1,9 @@
 // A lane of ranks on GPUs: they compute the same steps, each with the whole cache, and the first
 // one samples.
 //
+// With expert parallelism the ranks of all lanes meet in each step, in which a lane may have no
+// rows; the runner owns the group that they meet in.
+//
 // A step begins in two halves: begin_step() on the engine's thread, then begin_rank() on each
 // rank's thread. Device failures are thrown.
 #pragma once
@@ -20,10 +23,15 @@
 
 namespace fathom {
 
+// How long a rank waits for another one.
+std::chrono::nanoseconds peer_limit(const GpuRunnerOptions& options);
+
 class GpuLane {
  public:
-  // devices: of its ranks, in order.
-  GpuLane(const ModelConfig& config, const GpuRunnerOptions& options, std::span<const int> devices);
+  // devices: of its ranks, in order. `world`: the group of all lanes' ranks, which outlives the
+  // lane; null without expert parallelism.
+  GpuLane(const ModelConfig& config, const GpuRunnerOptions& options, std::span<const int> devices,
+          cuda::PeerGroup* world);
 
   // models: of its ranks, in order; their plans have refused what a lane can't have.
   Result<> prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models, bool graphs);
@@ -33,8 +41,10 @@ class GpuLane {
   PageTransfer* page_transfer() { return &*page_transfer_; }
 
   // Sets what begin_rank() will do; the batch stays valid until then. `first_row`: the first sample
-  // row's number among those of all lanes.
-  void begin_step(const ForwardBatch& batch, std::span<const SampleRow> rows, int64_t first_row);
+  // row's number among those of all lanes. `all`: the step's rows over all lanes. The batch may
+  // have no rows with expert parallelism.
+  void begin_step(const ForwardBatch& batch, std::span<const SampleRow> rows, int64_t first_row,
+                  const cuda::WorldRows& all);
   // Enqueues a rank's part of the step, on its thread.
   void begin_rank(int rank);
   // The event after a rank's newest step; null before the first.
@@ -51,10 +61,12 @@ class GpuLane {
   // has to; returns how many. Throws where a rank failed or was not there.
   size_t finish_step(std::vector<SampledToken>& tokens, size_t at);
 
-  // Ends all waits of its ranks for one another. Any thread.
+  // Ends all waits of its ranks for one another, and for other lanes'. Any thread.
   void stop();
   // Whether ranks may have parted: no step can succeed any more.
-  bool stopped() const { return peers_ && peers_->stopped(); }
+  bool stopped() const {
+    return (peers_ && peers_->stopped()) || (world_ != nullptr && world_->stopped());
+  }
   // Why: the rank that was waited for too long; empty if none was.
   std::string late_rank() const;
   // Waits for what was enqueued. The first error, or cudaSuccess.
@@ -62,11 +74,13 @@ class GpuLane {
 
  private:
   int slot(int64_t step) const { return static_cast<int>(step % kGpuStepsInFlight); }
+  void end_rank(int rank, int slot);
   void wait(int64_t step);
   std::string name_of(int rank) const;
 
   const int64_t hidden_;
   const std::chrono::nanoseconds peer_limit_;
+  cuda::PeerGroup* const world_;
   std::vector<std::unique_ptr<GpuRank>> ranks_;
   std::optional<cuda::PeerGroup> peers_;  // with several ranks, once prepared
   GpuSampler sampler_;
@@ -75,6 +89,7 @@ class GpuLane {
   // The step that is about to begin.
   const ForwardBatch* batch_ = nullptr;
   ForwardBatch renumbered_;  // where batch_ names tokens by other numbers than the sampler
+  cuda::WorldRows all_;
   int64_t first_row_ = 0, newest_first_row_ = 0;  // of that step, and of the one before
   std::vector<SampleRow> rows_;
   std::string kernels_;

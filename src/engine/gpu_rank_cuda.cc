@@ -53,7 +53,8 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
           .most_keys = most_keys(config, options),
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
-          .cache_format = options.cache_format};
+          .cache_format = options.cache_format,
+          .expert_table = options.expert_table};
 }
 
 GpuRank::GpuRank(const ModelConfig& config, const GpuRunnerOptions& options, int device)
@@ -104,10 +105,14 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
   return {};
 }
 
-cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch) {
+cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows& all) {
   int64_t rows = batch.num_rows();
+  all_ = all;
   graph_ = nullptr;
-  if (planner_->is_decode(batch)) {
+  // A graph has one exchange of experts' rows a layer, of up to max_batched_tokens rows.
+  const bool is_one_exchange = !options_.placement.exchanges_tokens() ||
+                               std::max(all.rows, all.logit_rows) <= options_.max_batched_tokens;
+  if (is_one_exchange && planner_->is_decode(batch)) {
     const auto found = std::lower_bound(
         graphs_.begin(), graphs_.end(), rows,
         [](const CapturedGraph& captured, int64_t wanted) { return captured.rows < wanted; });
@@ -143,6 +148,12 @@ std::string GpuRank::enqueue(int slot, const int32_t* sampled) {
   return log.text();
 }
 
+std::string GpuRank::enqueue_for_others(const cuda::WorldRows& all) {
+  const cuda::CoResidentLog log;
+  model_->serve_experts(all, gpu_stream());
+  return log.text();
+}
+
 // Placeholder sequences: a graph reads the actual ones from device memory.
 void GpuRank::capture(const int32_t* sampled) {
   for (const int64_t rows : graph_sizes(std::min(options_.max_num_seqs, kMostGraphRows))) {
@@ -159,6 +170,9 @@ void GpuRank::capture(const int32_t* sampled) {
       batch.logit_rows.push_back(row);
     }
     planner_->plan(batch, rows, layout_);
+    // As if all lanes had as many.
+    const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
+    all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
     graphs_.push_back(capture_model(rows, sampled));
     if (rows > 1 || !model_->one_row_depends_on_keys()) continue;
     layout_.most_keys = cuda::kMostDecodeLayersTokens + 1;

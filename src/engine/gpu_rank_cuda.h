@@ -44,14 +44,17 @@ class GpuRank {
   std::byte* pages() const { return cache_memory_.data(); }
   int64_t page_bytes() const { return cache_.page_stride * cache_.layer_bytes; }
 
-  // Plans a step. Others may append arrays to the layout until enqueue(), which they find at
-  // arrays() on the device.
-  cuda::StepLayout& plan(const ForwardBatch& batch);
+  // Plans a step, whose rows are some of `all`. Others may append arrays to the layout until
+  // enqueue(), which they find at arrays() on the device.
+  cuda::StepLayout& plan(const ForwardBatch& batch, const cuda::WorldRows& all);
   const std::byte* arrays() const { return arrays_.data(); }
   // Copies the step's arrays and enqueues the model, up to the logits. `slot`: of
   // kGpuStepsInFlight, whose last step has ended. Returns the names of the kernels whose CTAs wait
   // for one another.
   std::string enqueue(int slot, const int32_t* sampled);
+  // A step in which the rank's lane has no rows, with expert parallelism: enqueues what the rank
+  // computes for the others. Returns as enqueue().
+  std::string enqueue_for_others(const cuda::WorldRows& all);
 
  private:
   struct CapturedGraph {
@@ -61,7 +64,7 @@ class GpuRank {
   };
 
   void enqueue_model(const int32_t* sampled) {
-    model_->forward(layout_, arrays_.data(), sampled, cache_, gpu_stream());
+    model_->forward(layout_, arrays_.data(), sampled, cache_, gpu_stream(), all_);
   }
   CapturedGraph capture_model(int64_t rows, const int32_t* sampled);
 
@@ -79,6 +82,7 @@ class GpuRank {
   // The step that is about to begin.
   std::optional<cuda::StepPlanner> planner_;
   cuda::StepLayout layout_;
+  cuda::WorldRows all_;
   const CapturedGraph* graph_ = nullptr;  // that runs it; null: none does
 
   cuda::DeviceArray<std::byte> arrays_;                            // of the step, see StepLayout

@@ -14,12 +14,15 @@
 #include "engine/runner.h"
 #include "model/attention_plan.h"
 #include "model/weight_forms.h"
+#include "placement/expert_table.h"
 #include "placement/placement.h"
 
 namespace fathom {
 
 struct GpuRunnerOptions {
-  Placement placement;             // without expert parallelism
+  Placement placement;
+  // With expert parallelism: where the experts are; null: consecutive ones by rank.
+  std::shared_ptr<const ExpertTable> expert_table;
   std::vector<int> devices = {0};  // of the ranks, in order; several may share one
   int64_t max_model_len = 0;       // 0: the model's own
   int64_t max_batched_tokens = 8192;

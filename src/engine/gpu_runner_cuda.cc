@@ -71,11 +71,13 @@ class GpuRunner : public Runner {
         watchdog_, "loading the model and capturing its graphs",
         options_.step_timeout.count() > 0 ? kLoadingTimeout : std::chrono::nanoseconds(0));
     const int tp = options_.placement.tp;
+    // Its inboxes are not used.
+    if (exchanges()) world_.emplace(options_.devices, 1, 1, peer_limit(options_));
     std::vector<cuda::RankPlace> places;
     for (int lane = 0; lane < num_lanes(); ++lane) {
       const auto devices = std::span(options_.devices).subspan(static_cast<size_t>(lane * tp));
-      lanes_.push_back(
-          std::make_unique<GpuLane>(config_, options_, devices.first(static_cast<size_t>(tp))));
+      lanes_.push_back(std::make_unique<GpuLane>(
+          config_, options_, devices.first(static_cast<size_t>(tp)), world_ ? &*world_ : nullptr));
       for (int rank = 0; rank < tp; ++rank) {
         places.push_back(place_of(options_, options_.placement.rank_of(lane, rank)));
         devices_[places.back().device].streams.push_back(lanes_.back()->rank(rank).stream());
@@ -87,6 +89,11 @@ class GpuRunner : public Runner {
     FATHOM_TRY(auto models,
                cuda::DeepSeekModel::load_ranks(checkpoint, gpu_model_options(config_, options_),
                                                options_.load, places));
+    if (world_) {
+      std::vector<cuda::DeepSeekModel*> world;
+      for (const auto& model : models) world.push_back(model.get());
+      FATHOM_RETURN_IF_ERROR(cuda::DeepSeekModel::join_world(world, *world_));
+    }
     for (size_t lane = 0; lane < lanes_.size(); ++lane) {
       const auto size = static_cast<size_t>(tp);
       FATHOM_RETURN_IF_ERROR(
@@ -122,19 +129,23 @@ class GpuRunner : public Runner {
     return watched([&]() -> Result<> {
       Step& step = steps_[static_cast<size_t>(begun_ % kGpuStepsInFlight)];
       step.lanes.clear();
-      int64_t all_rows = 0, first_row = 0;
+      cuda::WorldRows all;
+      for (const ForwardBatch& batch : batches) {
+        all.rows += batch.num_rows();
+        all.logit_rows += std::ssize(batch.logit_rows);
+      }
+      int64_t first_row = 0;
       for (size_t lane = 0; lane < batches.size(); ++lane) {
         const ForwardBatch& batch = batches[lane];
-        if (batch.num_rows() == 0) continue;
+        if (batch.num_rows() == 0 && !exchanges()) continue;
         const auto count = std::ssize(batch.logit_rows);
         lanes_[lane]->begin_step(
             batch, rows.subspan(static_cast<size_t>(first_row), static_cast<size_t>(count)),
-            first_row);
+            first_row, all);
         step.lanes.push_back(lane);
         first_row += count;
-        all_rows += batch.num_rows();
       }
-      step.what = fmt::format("step {} ({} rows)", begun_, all_rows);
+      step.what = fmt::format("step {} ({} rows)", begun_, all.rows);
       // Driver calls may block on the device, too.
       const StepWatchdog::Watch watch(watchdog_, step.what, options_.step_timeout);
       take_turns(devices_.begin(), step);
@@ -168,7 +179,7 @@ class GpuRunner : public Runner {
   static constexpr std::chrono::nanoseconds kLoadingTimeout = std::chrono::hours(1);
 
   struct Step {
-    std::vector<size_t> lanes;  // that have rows
+    std::vector<size_t> lanes;  // that have rows; with expert parallelism all
     std::string what;           // the watchdog's message
   };
   // A device, and the ranks that are on it.
@@ -178,6 +189,20 @@ class GpuRunner : public Runner {
     std::vector<cudaEvent_t> ended;  // after the newest step
   };
   using Devices = std::map<int, Device>;
+
+  bool exchanges() const { return options_.placement.exchanges_tokens(); }
+
+  // Why ranks of different lanes have parted: the one that was waited for too long.
+  std::string late_rank_of_world() const {
+    const auto late = world_ ? world_->late() : std::nullopt;
+    if (!late) return "";
+    const auto name_of = [&](int rank) {
+      return fmt::format("rank {} on cuda:{}", rank, options_.devices[static_cast<size_t>(rank)]);
+    };
+    return fmt::format(
+        "{} waited {:.3g} s for {} in an exchange of experts' rows", name_of(late->waiting),
+        std::chrono::duration<double>(peer_limit(options_)).count(), name_of(late->missing));
+  }
 
   // Calls body() under guarded(). After an error it synchronizes: the work launched so far has
   // ended before the next step fills its arrays, and is_lost() is known.
@@ -195,10 +220,11 @@ class GpuRunner : public Runner {
     }
     for (auto& lane : lanes_) {
       // A rank that others may wait for has not come.
-      if (lane->size() > 1) lane->stop();
+      if (lane->size() > 1 || world_) lane->stop();
       lost |= cuda::is_sticky(lane->synchronize()) || lane->stopped();
       if (const std::string late = lane->late_rank(); !late.empty()) why.message = late;
     }
+    if (const std::string late = late_rank_of_world(); !late.empty()) why.message = late;
     cudaGetLastError();
     if (lost && !is_lost_) loss_ = why;
     is_lost_ |= lost;
@@ -247,6 +273,7 @@ class GpuRunner : public Runner {
   ThreadPool pool_;
   Stream host_stream_;
   Devices devices_;
+  std::optional<cuda::PeerGroup> world_;  // all ranks, with expert parallelism
   std::vector<std::unique_ptr<GpuLane>> lanes_;
   RankWorkers workers_;
   Step steps_[kGpuStepsInFlight];
@@ -298,6 +325,9 @@ Result<GpuMemory> memory_of(const Checkpoint& checkpoint, const GpuRunnerOptions
         model.workspace + cuda::PeerGroup::bytes_of_rank(options.placement.tp,
                                                          cuda::DeepSeekModel::kMostPeerRows,
                                                          config.hidden);
+    if (options.placement.exchanges_tokens()) {
+      memory.working_space += cuda::PeerGroup::bytes_of_rank(options.placement.world(), 1, 1);
+    }
   }
   return memory;
 }

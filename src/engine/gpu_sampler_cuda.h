@@ -28,6 +28,8 @@ class GpuSampler {
 
   // `slot`: of kGpuStepsInFlight. Places a step's arrays after the model's.
   void plan(std::span<const SampleRow> rows, int slot, cuda::StepLayout& layout);
+  // A step without rows.
+  void plan_nothing(int slot) { steps_[slot].rows.clear(); }
   // Before the model's launches.
   void copy_seen(int slot, const GpuRank& rank);
   // After them.

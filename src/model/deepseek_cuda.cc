@@ -23,6 +23,16 @@ namespace {
 
 constexpr int64_t kAlignment = 1024;
 
+ModelSpec spec_of(const Checkpoint& checkpoint, const ModelOptions& options,
+                  const RankPlace& place) {
+  const ModelConfig& config = checkpoint.config();
+  std::shared_ptr<const ExpertTable> table = options.expert_table;
+  if (table == nullptr && place.placement.exchanges_tokens()) {
+    table = std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, place.placement));
+  }
+  return make_spec(config, place.placement, place.rank, std::move(table));
+}
+
 }  // namespace
 
 DeepSeekModel::DeepSeekModel(ModelSpec spec, KernelPlan plan, const ModelOptions& options)
@@ -59,7 +69,7 @@ int64_t DeepSeekModel::mlp_bytes() const {
     bytes = std::max(bytes, scaled_moe_workspace_bytes((this->*shape)(kScaleBlock), rows));
   };
   add(plan_.widths.dense, &DeepSeekModel::dense_shape);
-  add(plan_.widths.routed, &DeepSeekModel::moe_shape);
+  if (!exchanges()) add(plan_.widths.routed, &DeepSeekModel::moe_shape);
   return bytes;
 }
 
@@ -101,6 +111,8 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(mlp_, mlp_bytes());
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
+  place(expert_rows_, exchange_bytes());
+  place(hosts_, exchanges() ? spec_.expert_table->num_layers() * config_.num_experts : 0);
   place(exchange_, plan_.takes_decode_layers ? decode_layers_exchange_bytes() : 0);
   place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts, plan_.budget.sms));
   place(decode_scratch_, latent_decode_scratch(plan_.budget.sms).words());
@@ -129,7 +141,7 @@ Result<KernelPlan> DeepSeekModel::plan(const Checkpoint& checkpoint, const Model
 
 Result<ModelMemory> DeepSeekModel::memory(const Checkpoint& checkpoint, const ModelOptions& options,
                                           const LoadOptions& load_options, const RankPlace& place) {
-  ModelSpec spec = make_spec(checkpoint.config(), place.placement, place.rank);
+  ModelSpec spec = spec_of(checkpoint, options, place);
   FATHOM_TRY(KernelPlan kernels,
              plan(checkpoint, spec, options, load_options, place.ranks_on_device));
   const int64_t weights = weight_bytes(spec, kernels.layers);
@@ -168,7 +180,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const Checkpoint& c
                                                              const LoadOptions& load_options,
                                                              const RankPlace& place) {
   DeviceContext::of(place.device).make_current();
-  ModelSpec spec = make_spec(checkpoint.config(), place.placement, place.rank);
+  ModelSpec spec = spec_of(checkpoint, options, place);
   FATHOM_TRY(KernelPlan kernels,
              plan(checkpoint, spec, options, load_options, place.ranks_on_device));
   std::unique_ptr<DeepSeekModel> model(
@@ -215,6 +227,8 @@ void DeepSeekModel::fill_constants() {
       cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
+  check(cudaMemset(expert_rows_, 0, static_cast<size_t>(exchange_bytes())),
+        "preparing the exchange of experts' rows");
   if (plan_.takes_decode_layers) {
     check(cudaMemset(exchange_, 0, static_cast<size_t>(decode_layers_exchange_bytes())),
           "preparing one token's exchange");
@@ -228,7 +242,7 @@ void DeepSeekModel::fill_constants() {
 }
 
 void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-                            const CacheMemory& cache, GpuStream stream) {
+                            const CacheMemory& cache, GpuStream stream, const WorldRows& all) {
   FATHOM_CHECK(step.page_stride == cache.page_stride,
                "a step over pages {} apart, the cache's are {}", step.page_stride,
                cache.page_stride);
@@ -254,23 +268,25 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
     if (number == plan_.first_decode_layer && takes_decode_layers(step)) {
       return last_layers(step, arrays, cache, stream);
     }
-    const LayerWeights& weights = weights_.layers[layer];
     Activation x = add_and_norm(&DeepSeekModel::residual_, layer > 0, {NormKind::kInput, layer},
                                 step.rows, stream);
-    attention(weights, x, step, arrays,
+    attention(weights_.layers[layer], x, step, arrays,
               {cache.format, cache.data + number * cache.layer_bytes, cache.num_device_pages()},
               stream);
     if (layer + 1 == num_layers) break;
     x = add_and_norm(&DeepSeekModel::residual_, true, {NormKind::kPostAttention, layer}, step.rows,
                      stream);
-    feed_forward(weights, x, step.rows, valid_rows, stream);
+    feed_forward(layer, x, step.rows, valid_rows, all, stream);
   }
-  if (step.logit_rows == 0) return;
+  if (step.logit_rows == 0) {
+    if (exchanges()) experts_of_ranks(num_layers - 1, {}, 0, nullptr, all, stream);
+    return;
+  }
   // After the last attention layer, rows without logits are dropped. Padding stays after the valid
   // rows.
   const Activation narrow =
       narrow_and_norm(step, arrays, {NormKind::kPostAttention, num_layers - 1}, stream);
-  feed_forward(weights_.layers.back(), narrow, step.logit_rows, valid_rows, stream);
+  feed_forward(num_layers - 1, narrow, step.logit_rows, valid_rows, all, stream);
   logits_of(&DeepSeekModel::logit_residual_, step.logit_rows, stream);
 }
 
@@ -386,11 +402,13 @@ void DeepSeekModel::prepare_library() {
 }
 
 // delta = mlp(x), dense or MoE.
-void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
-                                 const int32_t* num_valid_rows, GpuStream stream) {
+void DeepSeekModel::feed_forward(size_t layer, const Activation& x, int64_t rows,
+                                 const int32_t* num_valid_rows, const WorldRows& all,
+                                 GpuStream stream) {
+  const LayerWeights& weights = weights_.layers[layer];
   const bool routed = weights.gate != nullptr;
-  const MlpWeights& experts = routed ? weights.experts : weights.dense;
-  if (experts.width == 0) {  // no columns of this block: nothing to add to the sum
+  const MlpWeights& blocks = routed ? weights.experts : weights.dense;
+  if (blocks.width == 0) {  // no columns of this block: nothing to add to the sum
     check(cudaMemsetAsync(delta_, 0, static_cast<size_t>(rows * config_.hidden) * sizeof(bf16),
                           stream),
           "clearing a rank's part of a sum");
@@ -414,6 +432,16 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
           .sms = plan_.budget.sms},
          stream);
   }
+  if (routed && exchanges()) {
+    experts_of_ranks(layer, x, rows, num_valid_rows, all, stream);
+  } else {
+    experts(blocks, weights.shared, x, rows, routed, stream);
+  }
+}
+
+// The same without the router: of the routed experts, or of a dense block as the only one.
+void DeepSeekModel::experts(const MlpWeights& experts, const MlpWeights& shared,
+                            const Activation& x, int64_t rows, bool routed, GpuStream stream) {
   const int32_t* const ids = routed ? expert_ids_ : dense_ids_;
   const float* const expert_weights = routed ? expert_weights_ : dense_weights_;
   if (is_e4m3(experts.gate_up)) {
@@ -428,10 +456,10 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
                 .gate_up_scales = experts.gate_up.scales,
                 .down = experts.down.values,
                 .down_scales = experts.down.scales,
-                .shared_gate_up = weights.shared.gate_up.values,
-                .shared_gate_up_scales = weights.shared.gate_up.scales,
-                .shared_down = weights.shared.down.values,
-                .shared_down_scales = weights.shared.down.scales,
+                .shared_gate_up = shared.gate_up.values,
+                .shared_gate_up_scales = shared.gate_up.scales,
+                .shared_down = shared.down.values,
+                .shared_down_scales = shared.down.scales,
                 .out = delta_,
                 .out_type = DType::kBF16,
                 .workspace = mlp_,
@@ -448,8 +476,8 @@ void DeepSeekModel::feed_forward(const LayerWeights& weights, const Activation& 
          .expert_weights = expert_weights,
          .gate_up = experts.gate_up.values,
          .down = experts.down.values,
-         .shared_gate_up = weights.shared.gate_up.values,
-         .shared_down = weights.shared.down.values,
+         .shared_gate_up = shared.gate_up.values,
+         .shared_down = shared.down.values,
          .out = delta_,
          .out_type = DType::kBF16,
          .workspace = mlp_,

@@ -9,6 +9,9 @@
 // and meet in launches (ops/peer_sum): after each layer's attention and feed-forward, where their
 // parts of a sum are added on the way to the next norm, and at the logits, which the first rank
 // gathers. A row of the embedding is read in the memory of the rank that has it.
+//
+// Under expert parallelism a model has whole experts, and all ranks meet in each layer with experts
+// (ops/moe/exchange_cuda): those of a lane without rows call serve_experts().
 #pragma once
 
 #include <memory>
@@ -27,6 +30,7 @@
 #include "ops/decode_layers/decode_layers_cuda.h"
 #include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
+#include "ops/moe/exchange_cuda/moe_over_ranks_cuda.h"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 #include "placement/split.h"
@@ -42,6 +46,17 @@ struct ModelOptions {
   bool batch_invariant = false;  // a row's bits do not depend on the other rows of the step
   StoredFp8 stored_fp8 = StoredFp8::kKept;
   CacheFormat cache_format = CacheFormat::kBF16;  // of forward()'s cache
+  // Where the experts are under expert parallelism; null: consecutive ones by rank.
+  std::shared_ptr<const ExpertTable> expert_table;
+};
+
+// A step's rows, and logit rows, of all lanes together, without padding: what ranks with experts of
+// their own must know of one another.
+struct WorldRows {
+  int64_t rows = 0, logit_rows = 0;
+  // Whether these are a guess, which costs no more than time: of a captured step, which is replayed
+  // with up to max_rows of them.
+  bool is_captured = false;
 };
 
 // Where a rank runs.
@@ -88,6 +103,10 @@ class DeepSeekModel {
   // Makes the models the ranks of one lane, in order. The group has their devices, and outlives
   // them.
   static void join(std::span<DeepSeekModel* const> ranks, const PeerGroup& group);
+  // Makes the models the ranks of one world, in order, which exchange the rows of their experts.
+  // The group has their devices and no other use, and outlives them. Refuses experts that are
+  // stored in FP8 on some ranks and not on others. Before the first step or capture.
+  static Result<> join_world(std::span<DeepSeekModel* const> ranks, const PeerGroup& group);
   // Rows up to this many are summed in one launch that stores them to all ranks at once (peer_sum),
   // more are divided over the ranks (peer_sum_rows).
   static constexpr int64_t kMostPeerRows = 128;
@@ -105,9 +124,11 @@ class DeepSeekModel {
   // several ranks logits() are written on the first alone, and their sums wait for all ranks to
   // enqueue the same step. Launches only, no host synchronisation: a step
   // without multi-head rows can be captured, and the graph replayed for any step with the same
-  // number of rows.
+  // number of rows. `all` is read under expert parallelism alone.
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-               const CacheMemory& cache, GpuStream stream);
+               const CacheMemory& cache, GpuStream stream, const WorldRows& all = {});
+  // The same for a rank whose lane has no rows in the step: computes its experts for the others.
+  void serve_experts(const WorldRows& all, GpuStream stream);
   float* logits() const { return logits_; }
   // In a lane of several ranks: the first has the columns of all, another its own.
   int64_t logits_stride() const {
@@ -195,8 +216,15 @@ class DeepSeekModel {
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
                      const Activation& out, GpuStream stream);
-  void feed_forward(const LayerWeights& weights, const Activation& x, int64_t rows,
-                    const int32_t* num_valid_rows, GpuStream stream);
+  bool exchanges() const { return spec_.placement.exchanges_tokens(); }
+  int64_t exchange_bytes() const;
+  ExpertExchange exchange_view(bool scaled) const;
+  void feed_forward(size_t layer, const Activation& x, int64_t rows, const int32_t* num_valid_rows,
+                    const WorldRows& all, GpuStream stream);
+  void experts(const MlpWeights& experts, const MlpWeights& shared, const Activation& x,
+               int64_t rows, bool routed, GpuStream stream);
+  void experts_of_ranks(size_t layer, const Activation& x, int64_t rows,
+                        const int32_t* num_valid_rows, const WorldRows& all, GpuStream stream);
 
   using ResidualField = float* DeepSeekModel::*;  // residual_ or logit_residual_
   Activation add_and_norm(ResidualField residual, bool adds, Norm norm, int64_t rows,
@@ -239,6 +267,9 @@ class DeepSeekModel {
   PeerRank peers_;                          // with a lane only
   bool shares_device_ = false;              // with ranks of any lane
 
+  // Under expert parallelism: the exchange of rows for experts in bf16 and in e4m3.
+  ExpertExchange exchanges_[2];
+
   // Workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]
   float* logit_residual_ = nullptr;    // [max_logit_rows, hidden]
@@ -265,11 +296,13 @@ class DeepSeekModel {
   // Counters of the MoE kernels in bf16 and in e4m3, zero at first.
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;
-  std::byte* exchange_ = nullptr;    // scratch of decode_layers, zero at first
-  float* gate_scratch_ = nullptr;    // scratch of the router, every bit set at first
-  float* decode_scratch_ = nullptr;  // scratch of latent_decode
-  float* cos_sin_ = nullptr;         // [max_position, rope / 2, 2]
-  float* logits_ = nullptr;          // [max_logit_rows, logits_stride()]
+  std::byte* expert_rows_ = nullptr;  // workspace of the exchange of experts' rows, zero at first
+  ExpertHost* hosts_ = nullptr;       // [layers with experts, experts]: where they are
+  std::byte* exchange_ = nullptr;     // scratch of decode_layers, zero at first
+  float* gate_scratch_ = nullptr;     // scratch of the router, every bit set at first
+  float* decode_scratch_ = nullptr;   // scratch of latent_decode
+  float* cos_sin_ = nullptr;          // [max_position, rope / 2, 2]
+  float* logits_ = nullptr;           // [max_logit_rows, logits_stride()]
   std::byte* library_workspace_ = nullptr;
 };
 

@@ -47,11 +47,41 @@ bool decode_layers_reads(const LayerSpec& layer, const LayerForms& forms) {
          has_block_scales(forms.kv_b_halves) && has_block_scales(forms.o);
 }
 
+// Each expert in one place, and experts on every rank.
+Result<> experts_supported(const ModelSpec& spec) {
+  const Placement& placement = spec.placement;
+  if (placement.world() > kMostPeers) {
+    return invalid("--enable-expert-parallel over {} GPUs (--tp {} x --dp {}): at most {}",
+                   placement.world(), placement.tp, placement.dp, kMostPeers);
+  }
+  if (placement.redundant_experts > 0) {
+    return invalid("--num-redundant-experts is {}: on GPUs each expert has one copy so far",
+                   placement.redundant_experts);
+  }
+  const ExpertTable& table = *spec.expert_table;
+  for (int64_t layer = 0; layer < table.num_layers(); ++layer) {
+    for (int rank = 0; rank < table.num_ranks(); ++rank) {
+      if (!table.experts_of(layer, rank).empty()) continue;
+      return invalid(
+          "--init-expert-location: rank {} has none of the experts of layer {} of those with "
+          "experts; on GPUs each rank needs one at least",
+          rank, layer);
+    }
+    for (int64_t expert = 0; expert < table.num_experts(); ++expert) {
+      const auto copies = std::ssize(table.copies_of(layer, expert));
+      if (copies == 1) continue;
+      return invalid(
+          "--init-expert-location: expert {} of layer {} of those with experts has {} copies; on "
+          "GPUs each has one so far",
+          expert, layer, copies);
+    }
+  }
+  return {};
+}
+
 Result<> placement_supported(const ModelSpec& spec) {
   const Placement& placement = spec.placement;
-  if (placement.exchanges_tokens()) {
-    return invalid("--enable-expert-parallel: GPUs have no expert parallelism so far, only CPUs");
-  }
+  if (placement.exchanges_tokens()) FATHOM_RETURN_IF_ERROR(experts_supported(spec));
   if (placement.tp == 1) return {};
   FATHOM_RETURN_IF_ERROR(
       peer_sum_supports({"--tp", placement.tp}, {"hidden_size", spec.config.hidden}));
@@ -99,8 +129,8 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
   plan.layers = layer_forms(spec, forms);
   plan.widths = widths_of(spec);
   plan.first_decode_layer = first_decode_layer(spec, plan);
-  plan.takes_decode_layers =  // the launch has no sums over ranks
-      !options.batch_invariant && spec.placement.tp == 1 &&
+  plan.takes_decode_layers =  // the launch meets no other ranks
+      !options.batch_invariant && spec.placement.tp == 1 && !spec.placement.exchanges_tokens() &&
       plan.first_decode_layer < std::ssize(spec.layers);
   plan.takes_library = !options.batch_invariant && options.has_library;
   return plan;

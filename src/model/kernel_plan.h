@@ -39,7 +39,7 @@ struct KernelPlan {
 };
 
 // Refuses what no kernel takes; the error names the field of config.json, the flag or the device's
-// property, its value and the supported values. Expert parallelism is not there on GPUs so far.
+// property, its value and the supported values.
 Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                                 const KernelOptions& options, const SmBudget& budget);
 

@@ -129,6 +129,43 @@ TEST_F(KernelPlanTest, RanksMeetBetweenLaunches) {
   }
 }
 
+// Whole experts, and no launch for one token, which would not meet the others.
+TEST_F(KernelPlanTest, ExpertParallelRanksHaveWholeExperts) {
+  const Placement placement = {.dp = 4, .expert_parallel = true};
+  spec_ = make_spec(checkpoint_.config(), placement, 3,
+                    std::make_shared<const ExpertTable>(
+                        ExpertTable::contiguous(checkpoint_.config(), placement)));
+  const auto made = plan();
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_FALSE(made->takes_decode_layers);
+  EXPECT_EQ(made->widths.routed, 256);
+  EXPECT_EQ(made->widths.shared, 256);
+  EXPECT_EQ(made->widths.dense, 2304);
+}
+
+TEST_F(KernelPlanTest, RefusesExpertTablesThatGpusDoNotTake) {
+  const ModelConfig& config = checkpoint_.config();
+  const Placement placement = {.dp = 2, .expert_parallel = true};
+  const auto refusal = [&](const auto& change) {
+    ExpertLists lists = ExpertTable::contiguous(config, placement).lists();
+    change(lists[1]);
+    auto table = ExpertTable::create(config.num_experts, 2, lists, "table");
+    FATHOM_CHECK(table.has_value(), "{}", table.error().message);
+    spec_ = make_spec(config, placement, 0, std::make_shared<const ExpertTable>(*table));
+    const auto made = plan();
+    return made ? std::string() : made.error().message;
+  };
+  EXPECT_EQ(refusal([](RankLists& ranks) { std::swap(ranks[0], ranks[1]); }), "");
+  EXPECT_THAT(
+      refusal([](RankLists& ranks) { ranks[1].push_back(3); }),
+      StartsWith("--init-expert-location: expert 3 of layer 1 of those with experts has 2"));
+  EXPECT_THAT(refusal([](RankLists& ranks) {
+                ranks[0].insert(ranks[0].end(), ranks[1].begin(), ranks[1].end());
+                ranks[1].clear();
+              }),
+              StartsWith("--init-expert-location: rank 1 has none of the experts of layer 1"));
+}
+
 TEST_F(KernelPlanTest, RefusesPlacementsThatGpusDoNotTake) {
   const auto refusal = [&](const Placement& placement) {
     const auto table = std::make_shared<const ExpertTable>(
@@ -139,7 +176,12 @@ TEST_F(KernelPlanTest, RefusesPlacementsThatGpusDoNotTake) {
   };
   EXPECT_EQ(refusal({.tp = 2}), "");
   EXPECT_EQ(refusal({.dp = 2}), "");
-  EXPECT_THAT(refusal({.dp = 2, .expert_parallel = true}), StartsWith("--enable-expert-parallel"));
+  EXPECT_EQ(refusal({.dp = 2, .expert_parallel = true}), "");
+  EXPECT_EQ(refusal({.tp = 2, .dp = 4, .expert_parallel = true}), "");
+  EXPECT_EQ(refusal({.tp = 3, .dp = 3, .expert_parallel = true}),
+            "--enable-expert-parallel over 9 GPUs (--tp 3 x --dp 3): at most 8");
+  EXPECT_EQ(refusal({.dp = 2, .expert_parallel = true, .redundant_experts = 2}),
+            "--num-redundant-experts is 2: on GPUs each expert has one copy so far");
   EXPECT_EQ(refusal({.tp = 9}), "--tp is 9; kernels for GPUs take up to 8");
   spec_ = make_spec(checkpoint_.config(), {.tp = 4}, 3);
   spec_.config.vocab_size = 31;

@@ -201,6 +201,37 @@ TEST_P(UploadPlanTest, ARankSplitsItsHeadsOfKvB) {
   EXPECT_EQ(upload.split->uv.rows, 128);
 }
 
+// Whole experts, in the order of the table's slots, and the whole shared one.
+TEST_P(UploadPlanTest, AnExpertParallelRankHasTheExpertsOfItsSlots) {
+  const ModelConfig& config = checkpoint_.config();
+  const Placement placement = {.tp = 2, .expert_parallel = true};
+  const auto table =
+      std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
+  const Planned made = planned(make_spec(config, placement, 1, table));
+  const Planned alone = planned(make_spec(config));
+  const LayerWeights& layer = made.plan.tensors->layers[1];
+  EXPECT_EQ(layer.experts.width, alone.plan.tensors->layers[1].experts.width);
+  EXPECT_EQ(layer.shared.width, alone.plan.tensors->layers[1].shared.width);
+  const int64_t matrix = layer.experts.width * 256 * size_of(layer.experts.gate_up.type);
+  const auto* const first = static_cast<const std::byte*>(layer.experts.gate_up.values);
+  const auto experts = table->experts_of(0, 1);
+  ASSERT_FALSE(experts.empty());
+  for (size_t slot = 0; slot < experts.size(); ++slot) {
+    const Upload& upload =
+        made.of(fmt::format("model.layers.1.mlp.experts.{}.gate_proj.weight", experts[slot]));
+    EXPECT_TRUE(upload.part.is_whole());
+    EXPECT_EQ(upload.place.values, first + 2 * static_cast<int64_t>(slot) * matrix);
+  }
+  int64_t gates = 0;
+  for (const Upload& upload : made.plan.uploads) {
+    gates += upload.part.name.find("layers.1.mlp.experts.") != std::string::npos &&
+                     upload.part.name.ends_with("gate_proj.weight")
+                 ? 1
+                 : 0;
+  }
+  EXPECT_EQ(gates, std::ssize(experts));
+}
+
 // Half a block is cut into two pieces at most: the third rank has none.
 TEST_P(UploadPlanTest, ARankWithoutColumnsHasNoExperts) {
   ModelConfig narrow = checkpoint_.config();

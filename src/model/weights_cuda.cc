@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -43,7 +44,6 @@ ScaledMatrix slice(ScaledMatrix matrix, const TensorPart& part) {
 struct RankUploads {
   UploadPlan plan;
   DeviceContext& device;
-  std::vector<std::unique_ptr<WeightUpload>> idle = {};  // guarded by the loader's mutex
 };
 
 // Carries the plans of all ranks out.
@@ -144,9 +144,10 @@ class WeightLoader {
       std::unique_ptr<WeightUpload> staging;
       {
         const std::scoped_lock lock(mutex_);
-        if (!rank.idle.empty()) {
-          staging = std::move(rank.idle.back());
-          rank.idle.pop_back();
+        auto& idle = idle_[rank.device.device()];
+        if (!idle.empty()) {
+          staging = std::move(idle.back());
+          idle.pop_back();
         }
       }
       rank.device.make_current();
@@ -154,7 +155,7 @@ class WeightLoader {
       FATHOM_RETURN_IF_ERROR(staging->copy(source, upload.place));
       if (upload.split) staging->split(*upload.split);
       const std::scoped_lock lock(mutex_);
-      rank.idle.push_back(std::move(staging));
+      idle_[rank.device.device()].push_back(std::move(staging));
       return {};
     } catch (const DeviceError& failure) {
       return error(Code::kInternal, "{}", failure.what());
@@ -164,6 +165,10 @@ class WeightLoader {
   const Checkpoint& checkpoint_;
   const LoadOptions options_;
   std::mutex mutex_;  // guards what is idle, and input scales
+  // Of each device, not of each rank: streams of later ranks take the hardware queues that these
+  // leave, and with more than a device has of them two ranks could get the same one
+  // (peer_group.h).
+  std::map<int, std::vector<std::unique_ptr<WeightUpload>>> idle_;
 };
 
 // Routed and shared experts have the same x, which is quantized once.

@@ -1,6 +1,7 @@
-// Ranks on GPUs, spread over those there are; one is shared by all of them: tensor parallelism and
-// lanes, with the bundled model. Tensor parallelism is as one rank up to rounding, and the same
-// bits again; a lane's answers are those of one rank. Run from the repository's root.
+// Ranks on GPUs, spread over those there are; one is shared by all of them: tensor parallelism,
+// lanes and expert parallelism, with the bundled model. Tensor parallelism is as one rank up to
+// rounding, and the same bits again; a lane's answers are those of one rank, also where experts are
+// spread over the lanes. Run from the repository's root.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -108,21 +109,32 @@ std::vector<Request> random_requests(std::mt19937& random, int count) {
 
 struct Ranks {
   int tp, dp;
+  bool experts = false;
 };
+
+// With whole experts spread over the ranks.
+GpuRunnerOptions expert_ranks(int tp, int dp, GpuRunnerOptions options = gpu_options()) {
+  options = ranks(tp, dp, std::move(options));
+  options.placement.expert_parallel = true;
+  return options;
+}
 
 class GpuRanksEngine : public testing::TestWithParam<Ranks> {};
 
 INSTANTIATE_TEST_SUITE_P(Placements, GpuRanksEngine,
                          testing::Values(Ranks{2, 1}, Ranks{4, 1}, Ranks{1, 2}, Ranks{2, 2},
-                                         Ranks{1, 4}),
+                                         Ranks{1, 4}, Ranks{2, 1, true}, Ranks{1, 2, true},
+                                         Ranks{2, 2, true}, Ranks{1, 4, true}),
                          [](const auto& test) {
-                           return fmt::format("Tp{}Dp{}", test.param.tp, test.param.dp);
+                           return fmt::format("Tp{}Dp{}{}", test.param.tp, test.param.dp,
+                                              test.param.experts ? "Ep" : "");
                          });
 
 // As GpuEngineProducts, in bf16.
 TEST_P(GpuRanksEngine, EveryRowIsAsFloat32HasIt) {
   constexpr ForcedLimits kLimits = {.row = 3.5, .mean = 0.02};
   GpuRunnerOptions options = ranks(GetParam().tp, GetParam().dp);
+  options.placement.expert_parallel = GetParam().experts;
   options.stored_fp8 = StoredFp8::kExpandedToBF16;
   std::mt19937 random(3);
   const auto requests = random_requests(random, 100);
@@ -177,6 +189,69 @@ TEST(GpuTensorParallelDeterministic, ARequestsBitsDoNotDependOnTheOthers) {
   }
 }
 
+// Experts of all lanes' ranks: whoever computes them, and whatever the other lanes have.
+TEST(GpuExpertParallel, LanesGiveTheBitsOfOneRank) {
+  std::mt19937 random(8);
+  const auto requests = random_requests(random, 40);
+  for (const StoredFp8 stored : {StoredFp8::kKept, StoredFp8::kExpandedToBF16}) {
+    GpuRunnerOptions options = deterministic();
+    options.stored_fp8 = stored;
+    const auto alone = answers(*make_engine(options, {}), requests, true);
+    for (const int dp : {2, 4}) {
+      const auto engine = make_engine(expert_ranks(1, dp, options), {});
+      expect_equal(answers(*engine, requests, true), alone);
+      expect_equal(answers(*engine, requests, false), alone);  // other lanes have no rows
+    }
+    options.graphs = false;
+    expect_equal(answers(*make_engine(expert_ranks(1, 3, options), {}), requests, true), alone);
+  }
+}
+
+// Steps of more rows than a round takes.
+TEST(GpuExpertParallel, RoundsChangeNoBit) {
+  std::mt19937 random(9);
+  const auto requests = random_requests(random, 60);
+  GpuRunnerOptions options = deterministic();
+  options.max_batched_tokens = 96;
+  const auto alone = answers(*make_engine(options, {}), requests, true);
+  expect_equal(answers(*make_engine(expert_ranks(1, 4, options), {}), requests, true), alone);
+}
+
+// Experts in another order, and not as many on each rank.
+TEST(GpuExpertParallel, ATableChangesNoBit) {
+  std::mt19937 random(10);
+  const auto requests = random_requests(random, 30);
+  const ModelConfig& config = bundled_checkpoint().config();
+  ExpertLists lists;
+  for (int64_t layer = 0; layer < num_moe_layers(config, false); ++layer) {
+    std::vector<int32_t> order;
+    for (int32_t e = 0; e < config.num_experts; ++e) order.push_back(e);
+    std::shuffle(order.begin(), order.end(), random);
+    RankLists of_ranks(2);
+    for (size_t i = 0; i < order.size(); ++i) {
+      of_ranks[layer % 2 == 0 ? i % 2 : (i % 4 == 0 ? 0 : 1)].push_back(order[i]);
+    }
+    lists.push_back(of_ranks);
+  }
+  auto table = ExpertTable::create(config.num_experts, 2, lists, "test");
+  ASSERT_TRUE(table) << table.error().message;
+  GpuRunnerOptions options = expert_ranks(1, 2, deterministic());
+  options.expert_table = std::make_shared<const ExpertTable>(std::move(*table));
+  expect_equal(answers(*make_engine(options, {}), requests, true),
+               answers(*make_engine(deterministic(), {}), requests, true));
+}
+
+// The ranks of a lane have the same rows, of which each offers its share.
+TEST(GpuExpertParallel, ARequestsBitsDoNotDependOnTheOthersOfTensorParallelRanks) {
+  std::mt19937 random(6);
+  const auto requests = random_requests(random, 40);
+  const auto engine = make_engine(expert_ranks(2, 1, deterministic()), {.prefix_caching = false});
+  const auto alone = answers(*engine, requests, false);
+  expect_equal(answers(*engine, requests, true), alone);
+  expect_equal(answers(*make_engine(expert_ranks(2, 2, deterministic()), {}), requests, true),
+               alone);
+}
+
 ForwardBatch one_token() {
   ForwardBatch batch;
   batch.token_ids = {5};
@@ -190,11 +265,13 @@ ForwardBatch one_token() {
   return batch;
 }
 
+// On the first lane.
 Result<> one_step(Runner& runner) {
   static const SampleOptions greedy{.temperature = 0};
-  const ForwardBatch batch = one_token();
+  std::vector<ForwardBatch> lanes(static_cast<size_t>(runner.num_lanes()));
+  lanes.front() = one_token();
   const SampleRow row = {.options = &greedy};
-  FATHOM_RETURN_IF_ERROR(runner.begin({&batch, 1}, {&row, 1}));
+  FATHOM_RETURN_IF_ERROR(runner.begin(lanes, {&row, 1}));
   FATHOM_TRY([[maybe_unused]] const auto tokens, runner.finish());
   return {};
 }
@@ -238,6 +315,46 @@ TEST(GpuRankFaults, ALateRankIsNamed) {
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().message,
             fmt::format("rank 0 on cuda:0 waited 4 s for rank 1 on cuda:{} in a sum over ranks",
+                        options.devices[1]));
+  EXPECT_TRUE(runner->is_lost());
+}
+
+// The same with experts on all lanes, of which the failing one has no rows.
+TEST(GpuRankFaults, ARankWithExpertsThatFailsEndsTheStepOfAll) {
+  for (const int missing : {0, 1, 3}) {
+    GpuRunnerOptions options = expert_ranks(2, 2);
+    options.step_timeout = std::chrono::seconds(40);
+    bool fails = false;
+    options.at_rank = [&](int rank) {
+      if (fails && rank == missing) throw std::runtime_error("planted failure");
+    };
+    const auto runner = on_gpu(options);
+    ASSERT_TRUE(one_step(*runner));
+    fails = true;
+    const auto begin = std::chrono::steady_clock::now();
+    const auto failed = one_step(*runner);
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().message, "planted failure");
+    EXPECT_TRUE(runner->is_lost());
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  }
+}
+
+TEST(GpuRankFaults, ALateRankWithExpertsIsNamed) {
+  GpuRunnerOptions options = expert_ranks(1, 2);
+  options.step_timeout = std::chrono::seconds(8);
+  bool sleeps = false;
+  options.at_rank = [&](int rank) {
+    if (sleeps && rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
+  };
+  const auto runner = on_gpu(options);
+  ASSERT_TRUE(one_step(*runner));
+  sleeps = true;
+  const auto failed = one_step(*runner);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().message,
+            fmt::format("rank 0 on cuda:0 waited 4 s for rank 1 on cuda:{} in an exchange of "
+                        "experts' rows",
                         options.devices[1]));
   EXPECT_TRUE(runner->is_lost());
 }

@@ -17,7 +17,7 @@ class Plant(unittest.TestCase):
         """The script over test programs that are this shell code; $FATHOM_PLANT is the fault."""
         with tempfile.TemporaryDirectory() as folder:
             for name in ("decode_layers_cuda_test", "gpu_engine_test", "gpu_ranks_test",
-                         "peer_rows_cuda_test", "peer_sum_cuda_test"):
+                         "moe_over_ranks_cuda_test", "peer_rows_cuda_test", "peer_sum_cuda_test"):
                 program = pathlib.Path(folder) / name
                 program.write_text(f"#!/bin/sh\n{body}\n")
                 program.chmod(0o755)

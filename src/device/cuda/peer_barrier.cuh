@@ -28,19 +28,38 @@ __device__ inline void wait_for_signal(const PeerRank& peers, int peer, const ui
   }
 }
 
-// Called by all threads of all CTAs, of kMostPeers threads or more.
-__device__ inline void begin_together(const PeerRank& peers, uint32_t barrier) {
+// The two halves of begin_together(): tells the others that this rank's earlier launches have
+// ended, and waits for theirs to have. Called by all threads of a CTA, of kMostPeers threads or
+// more; the first half by one CTA of the launch.
+__device__ inline void signal_begin(const PeerRank& peers, uint32_t barrier) {
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer >= peers.ranks || peer == peers.rank) return;
+  __threadfence_system();  // the earlier launches' results, before the signal
+  store_release_system(peers.signals[peer] + peers.rank, barrier);
+}
+__device__ inline void wait_for_begin(const PeerRank& peers, uint32_t barrier) {
   const int peer = static_cast<int>(threadIdx.x);
   if (peer < peers.ranks && peer != peers.rank) {
-    if (blockIdx.x == 0) {
-      __threadfence_system();  // the earlier launches' results, before the signal
-      store_release_system(peers.signals[peer] + peers.rank, barrier);
-    }
-    if (!FATHOM_PLANTED(peers, kSkippedBegin)) {
-      wait_for_signal(peers, peer, peers.signals[peers.rank] + peer, barrier);
-    }
+    wait_for_signal(peers, peer, peers.signals[peers.rank] + peer, barrier);
   }
   __syncthreads();
+}
+
+// Called by all threads of all CTAs, of kMostPeers threads or more.
+__device__ inline void begin_together(const PeerRank& peers, uint32_t barrier) {
+  if (blockIdx.x == 0) signal_begin(peers, barrier);
+  if (!FATHOM_PLANTED(peers, kSkippedBegin)) wait_for_begin(peers, barrier);
+}
+
+// Counts a launch's barrier that ends without the other ranks. Called by all threads of all CTAs;
+// nothing of the launch follows it.
+__device__ inline void end_alone(const PeerRank& peers, uint32_t barrier) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(peers.barrier + 1, 1) != gridDim.x - 1) return;
+  peers.barrier[0] = barrier;
+  peers.barrier[1] = 0;
 }
 
 // The same, at the end. Nothing of the launch follows it.

@@ -24,7 +24,10 @@ constexpr std::string_view kNames[] = {"none",
                                        "unordered_peers",
                                        "skipped_begin",
                                        "skipped_end",
-                                       "wrong_owner"};
+                                       "wrong_owner",
+                                       "skipped_meet",
+                                       "wrong_peer",
+                                       "unordered_experts"};
 static_assert(std::size(kNames) == static_cast<size_t>(PlantedFault::kLast) + 1);
 
 PlantedFault fault_of_environment() {

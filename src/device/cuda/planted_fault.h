@@ -28,7 +28,11 @@ enum class PlantedFault {
   kSkippedBegin,    // the sum of many rows does not wait for the other ranks' parts
   kSkippedEnd,      // it ends before the other ranks have written
   kWrongOwner,      // rows by index take the residual of the next rank
-  kLast = kWrongOwner,
+  // Faults of the exchange of experts' rows.
+  kSkippedMeet,       // the experts' results are combined before the other ranks have them
+  kWrongPeer,         // a row for the experts is read from the rank after its own
+  kUnorderedExperts,  // rank 1 adds its experts' results in the order of the top-k list
+  kLast = kUnorderedExperts,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is

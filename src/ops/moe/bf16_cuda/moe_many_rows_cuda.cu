@@ -135,12 +135,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 // ---- launches
 
 MoeManyRowsPlan plan_for(const MoeShape& shape, int32_t rows) {
-  return plan_moe_many_rows({.rows = rows,
-                             .hidden = shape.hidden,
-                             .num_experts = shape.num_experts,
-                             .experts_per_token = shape.experts_per_token,
-                             .inter = shape.inter,
-                             .shared_inter = shape.shared_inter});
+  return plan_moe_many_rows(moe_many_rows_sizes(shape, rows));
 }
 
 // Operands of both GEMMs, of the routed experts or of the shared one.
@@ -241,39 +236,29 @@ void launch_products(const MoeManyRowsPlan& plan, const Products& products, GpuS
 
 }  // namespace
 
+MoeManyRowsSizes moe_many_rows_sizes(const MoeShape& shape, int64_t rows) {
+  return {.rows = rows,
+          .hidden = shape.hidden,
+          .num_experts = shape.num_experts,
+          .experts_per_token = shape.experts_per_token,
+          .inter = shape.inter,
+          .shared_inter = shape.shared_inter};
+}
+
 int64_t moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
   return plan_for(shape, rows).workspace_bytes;
 }
 
-void moe_many_rows(const MoeArguments& a, GpuStream stream) {
+void moe_many_rows_products(const MoeArguments& a, const MoeManyRowsPlan& plan, GpuStream stream) {
   const MoeShape& s = a.shape;
-  const MoeManyRowsPlan plan = plan_for(s, a.rows);
   auto* workspace = static_cast<uint8_t*>(a.workspace);
-  auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
-  auto* num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at);
+  const auto* num_row_tiles = reinterpret_cast<const int32_t*>(workspace + plan.num_row_tiles_at);
   auto* tiles_taken = reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at);
-  auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
+  const auto* row_tiles = reinterpret_cast<const ExpertRowTile*>(workspace + plan.row_tiles_at);
   void* sorted_x = workspace + plan.sorted_x_at;
   void* activations = workspace + plan.activations_at;
   void* shared_activations = workspace + plan.shared_activations_at;
   void* shared_result = workspace + plan.shared_result_at;
-
-  sort_by_expert({.expert_ids = a.expert_ids,
-                  .pairs = a.rows * s.experts_per_token,
-                  .num_experts = s.num_experts,
-                  .tile_units = plan.tile_tokens / kExpertRowUnit,
-                  .positions = positions,
-                  .row_tiles = row_tiles,
-                  .num_row_tiles = num_row_tiles,
-                  .tiles_taken = tiles_taken},
-                 stream);
-  gather_rows({.x = a.x,
-               .sorted_x = sorted_x,
-               .positions = positions,
-               .rows = a.rows,
-               .vectors = s.hidden / 8,
-               .experts_per_token = s.experts_per_token},
-              stream);
   launch_products<true>(plan,
                         {.experts = {sorted_x, a.gate_up, activations, plan.sorted_rows,
                                      s.num_experts, 2 * s.inter, s.hidden},
@@ -296,16 +281,43 @@ void moe_many_rows(const MoeArguments& a, GpuStream stream) {
                           .tiles_taken = tiles_taken + 1,
                           .one_row_tile_an_expert = plan.one_row_tile_an_expert},
                          stream);
-  combine_experts({.results = sorted_x,
-                   .shared_results = s.shared_inter > 0 ? shared_result : nullptr,
-                   .positions = positions,
-                   .weights = a.expert_weights,
-                   .out = a.out,
-                   .out_type = a.out_type,
-                   .rows = a.rows,
-                   .hidden = s.hidden,
-                   .experts_per_token = s.experts_per_token},
-                  stream);
+}
+
+void moe_many_rows(const MoeArguments& a, GpuStream stream) {
+  const MoeShape& s = a.shape;
+  const MoeManyRowsPlan plan = plan_for(s, a.rows);
+  auto* workspace = static_cast<uint8_t*>(a.workspace);
+  auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
+  void* sorted_x = workspace + plan.sorted_x_at;
+
+  sort_by_expert({.expert_ids = a.expert_ids,
+                  .pairs = a.rows * s.experts_per_token,
+                  .num_experts = s.num_experts,
+                  .tile_units = plan.tile_tokens / kExpertRowUnit,
+                  .positions = positions,
+                  .row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at),
+                  .num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at),
+                  .tiles_taken = reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at)},
+                 stream);
+  gather_rows({.x = a.x,
+               .sorted_x = sorted_x,
+               .positions = positions,
+               .rows = a.rows,
+               .vectors = s.hidden / 8,
+               .experts_per_token = s.experts_per_token},
+              stream);
+  moe_many_rows_products(a, plan, stream);
+  combine_experts(
+      {.results = sorted_x,
+       .shared_results = s.shared_inter > 0 ? workspace + plan.shared_result_at : nullptr,
+       .positions = positions,
+       .weights = a.expert_weights,
+       .out = a.out,
+       .out_type = a.out_type,
+       .rows = a.rows,
+       .hidden = s.hidden,
+       .experts_per_token = s.experts_per_token},
+      stream);
 }
 
 }  // namespace fathom::cuda

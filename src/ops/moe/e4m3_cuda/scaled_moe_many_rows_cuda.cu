@@ -186,13 +186,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 // ---- launches
 
 MoeManyRowsPlan scaled_plan_for(const MoeShape& shape, int32_t rows) {
-  return plan_moe_many_rows({.rows = rows,
-                             .hidden = shape.hidden,
-                             .num_experts = shape.num_experts,
-                             .experts_per_token = shape.experts_per_token,
-                             .inter = shape.inter,
-                             .shared_inter = shape.shared_inter,
-                             .scaled = true});
+  return plan_moe_many_rows(scaled_moe_many_rows_sizes(shape, rows));
 }
 
 // Operands of both GEMMs, of the routed experts or of the shared one.
@@ -316,24 +310,13 @@ void launch_products(const ScaledProducts& products, GpuStream stream) {
   launch_of(products, stream);
 }
 
-}  // namespace
-
-int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
-  return scaled_plan_for(shape, rows).workspace_bytes;
-}
-
-void scaled_moe_many_rows(const ScaledMoeArguments& a, GpuStream stream,
-                          ScaledMoeLaunches launches) {
+// The launches of gate and up, and of down.
+void launch_both(const ScaledMoeArguments& a, const MoeManyRowsPlan& plan, int32_t* tiles_taken,
+                 GpuStream stream, const ScaledMoeLaunches& launches) {
   const MoeShape& s = a.shape;
-  const MoeManyRowsPlan plan = scaled_plan_for(s, a.rows);
   auto* workspace = static_cast<uint8_t*>(a.workspace);
-  auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
-  auto* num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at);
-  // Sort zeroes them.
-  auto* tiles_taken = launches.sort_and_gather
-                          ? reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at)
-                          : launches.tiles_taken;
-  auto* row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at);
+  const auto* num_row_tiles = reinterpret_cast<const int32_t*>(workspace + plan.num_row_tiles_at);
+  const auto* row_tiles = reinterpret_cast<const ExpertRowTile*>(workspace + plan.row_tiles_at);
   void* sorted_x = workspace + plan.sorted_x_at;
   auto* x_scales = reinterpret_cast<float*>(workspace + plan.x_scales_at);
   void* activations = workspace + plan.activations_at;
@@ -342,30 +325,6 @@ void scaled_moe_many_rows(const ScaledMoeArguments& a, GpuStream stream,
   auto* shared_scales = reinterpret_cast<float*>(workspace + plan.shared_activation_scales_at);
   void* shared_result = workspace + plan.shared_result_at;
   const bool has_shared = s.shared_inter > 0;
-
-  if (launches.sort_and_gather) {
-    sort_by_expert({.expert_ids = a.expert_ids,
-                    .pairs = a.rows * s.experts_per_token,
-                    .num_experts = s.num_experts,
-                    .tile_units = plan.tile_tokens / kExpertRowUnit,
-                    .positions = positions,
-                    .row_tiles = row_tiles,
-                    .num_row_tiles = num_row_tiles,
-                    .tiles_taken = tiles_taken},
-                   stream);
-    gather_rows({.x = a.x,
-                 .sorted_x = sorted_x,
-                 .scales = a.x_scales,
-                 .scales_stride = a.x_scales_stride,
-                 .sorted_scales = x_scales,
-                 .sorted_scales_stride = plan.sorted_rows,
-                 .positions = positions,
-                 .rows = a.rows,
-                 .vectors = s.hidden / 16,
-                 .scale_blocks = s.hidden / 128,
-                 .experts_per_token = s.experts_per_token},
-                stream);
-  }
   if (launches.gate_up) {
     launch_products<true>({.experts = {.x = sorted_x,
                                        .x_scales = x_scales,
@@ -429,17 +388,79 @@ void scaled_moe_many_rows(const ScaledMoeArguments& a, GpuStream stream,
                             .one_row_tile_an_expert = plan.one_row_tile_an_expert},
                            stream);
   }
+}
+
+}  // namespace
+
+MoeManyRowsSizes scaled_moe_many_rows_sizes(const MoeShape& shape, int64_t rows) {
+  return {.rows = rows,
+          .hidden = shape.hidden,
+          .num_experts = shape.num_experts,
+          .experts_per_token = shape.experts_per_token,
+          .inter = shape.inter,
+          .shared_inter = shape.shared_inter,
+          .scaled = true};
+}
+
+int64_t scaled_moe_many_rows_workspace_bytes(const MoeShape& shape, int32_t rows) {
+  return scaled_plan_for(shape, rows).workspace_bytes;
+}
+
+void scaled_moe_many_rows_products(const ScaledMoeArguments& a, const MoeManyRowsPlan& plan,
+                                   GpuStream stream) {
+  auto* const tiles_taken =
+      reinterpret_cast<int32_t*>(static_cast<uint8_t*>(a.workspace) + plan.tiles_taken_at);
+  launch_both(a, plan, tiles_taken, stream, {});
+}
+
+void scaled_moe_many_rows(const ScaledMoeArguments& a, GpuStream stream,
+                          ScaledMoeLaunches launches) {
+  const MoeShape& s = a.shape;
+  const MoeManyRowsPlan plan = scaled_plan_for(s, a.rows);
+  auto* workspace = static_cast<uint8_t*>(a.workspace);
+  auto* positions = reinterpret_cast<int32_t*>(workspace + plan.positions_at);
+  // Sort zeroes them.
+  auto* tiles_taken = launches.sort_and_gather
+                          ? reinterpret_cast<int32_t*>(workspace + plan.tiles_taken_at)
+                          : launches.tiles_taken;
+  void* sorted_x = workspace + plan.sorted_x_at;
+
+  if (launches.sort_and_gather) {
+    sort_by_expert({.expert_ids = a.expert_ids,
+                    .pairs = a.rows * s.experts_per_token,
+                    .num_experts = s.num_experts,
+                    .tile_units = plan.tile_tokens / kExpertRowUnit,
+                    .positions = positions,
+                    .row_tiles = reinterpret_cast<ExpertRowTile*>(workspace + plan.row_tiles_at),
+                    .num_row_tiles = reinterpret_cast<int32_t*>(workspace + plan.num_row_tiles_at),
+                    .tiles_taken = tiles_taken},
+                   stream);
+    gather_rows({.x = a.x,
+                 .sorted_x = sorted_x,
+                 .scales = a.x_scales,
+                 .scales_stride = a.x_scales_stride,
+                 .sorted_scales = reinterpret_cast<float*>(workspace + plan.x_scales_at),
+                 .sorted_scales_stride = plan.sorted_rows,
+                 .positions = positions,
+                 .rows = a.rows,
+                 .vectors = s.hidden / 16,
+                 .scale_blocks = s.hidden / 128,
+                 .experts_per_token = s.experts_per_token},
+                stream);
+  }
+  launch_both(a, plan, tiles_taken, stream, launches);
   if (launches.combine) {
-    combine_experts({.results = sorted_x,
-                     .shared_results = has_shared ? shared_result : nullptr,
-                     .positions = positions,
-                     .weights = a.expert_weights,
-                     .out = a.out,
-                     .out_type = a.out_type,
-                     .rows = a.rows,
-                     .hidden = s.hidden,
-                     .experts_per_token = s.experts_per_token},
-                    stream);
+    combine_experts(
+        {.results = sorted_x,
+         .shared_results = s.shared_inter > 0 ? workspace + plan.shared_result_at : nullptr,
+         .positions = positions,
+         .weights = a.expert_weights,
+         .out = a.out,
+         .out_type = a.out_type,
+         .rows = a.rows,
+         .hidden = s.hidden,
+         .experts_per_token = s.experts_per_token},
+        stream);
   }
 }
 

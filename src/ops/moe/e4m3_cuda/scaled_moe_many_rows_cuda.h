@@ -3,6 +3,7 @@
 
 #include "device/cuda/gpu_stream.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_cuda.h"
+#include "ops/moe/plans/moe_many_rows_plan.h"
 
 namespace fathom::cuda {
 
@@ -16,5 +17,10 @@ struct ScaledMoeLaunches {
 };
 void scaled_moe_many_rows(const ScaledMoeArguments& arguments, GpuStream stream,
                           ScaledMoeLaunches launches = {});
+
+MoeManyRowsSizes scaled_moe_many_rows_sizes(const MoeShape& shape, int64_t rows);
+// The grouped GEMMs alone, as moe_many_rows_products().
+void scaled_moe_many_rows_products(const ScaledMoeArguments& arguments, const MoeManyRowsPlan& plan,
+                                   GpuStream stream);
 
 }  // namespace fathom::cuda

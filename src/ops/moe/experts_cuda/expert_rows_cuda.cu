@@ -16,6 +16,7 @@
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
 #include "ops/moe/experts_cuda/expert_rows_cuda.h"
+#include "ops/moe/experts_cuda/expert_sum_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -35,14 +36,14 @@ struct SortMemory {
 };
 
 template <int kExperts>
-__device__ void count_all(SortMemory<kExperts>& memory, const SortByExpertArguments& arguments,
+__device__ void count_all(SortMemory<kExperts>& memory, const int32_t* expert_ids, int pairs,
                           int first) {
-  for (int i = 4 * static_cast<int>(threadIdx.x); i < arguments.pairs; i += 4 * kSortThreads) {
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < pairs; i += 4 * kSortThreads) {
     int ids[4] = {-1, -1, -1, -1};
-    if (i + 4 <= arguments.pairs) {
-      *reinterpret_cast<int4*>(ids) = *reinterpret_cast<const int4*>(arguments.expert_ids + i);
+    if (i + 4 <= pairs) {
+      *reinterpret_cast<int4*>(ids) = *reinterpret_cast<const int4*>(expert_ids + i);
     } else {
-      for (int j = 0; i + j < arguments.pairs; ++j) ids[j] = arguments.expert_ids[i + j];
+      for (int j = 0; i + j < pairs; ++j) ids[j] = expert_ids[i + j];
     }
     int* counts = i < first ? memory.before : memory.after;  // first is a multiple of 4
 #pragma unroll
@@ -62,10 +63,13 @@ __global__ void __launch_bounds__(kSortThreads, 1)
   for (int e = lane; e < kExperts; e += 32) memory.starts[warp][e] = 0;
   let_next_launch_begin();
   wait_for_earlier_launches();
+  int pairs = arguments.pairs;
+  if (arguments.num_pairs != nullptr) pairs = min(pairs, *arguments.num_pairs);
+  if (first >= pairs && blockIdx.x > 0) return;  // the first CTA lists the tiles
   __syncthreads();
-  count_all(memory, arguments, first);
+  count_all(memory, arguments.expert_ids, pairs, first);
   const int pair = first + static_cast<int>(threadIdx.x);
-  const int id = pair < arguments.pairs ? arguments.expert_ids[pair] : -1;
+  const int id = pair < pairs ? arguments.expert_ids[pair] : -1;
   const unsigned same = __match_any_sync(~0u, id);
   const int earlier = __popc(same & ((1u << lane) - 1));
   if (id >= 0 && earlier == 0) memory.starts[warp][id] = static_cast<uint16_t>(__popc(same));
@@ -116,7 +120,7 @@ __global__ void __launch_bounds__(kSortThreads, 1)
     }
   }
   __syncthreads();
-  if (pair < arguments.pairs) {
+  if (pair < pairs) {
     arguments.positions[pair] =
         id >= 0 ? memory.first_rows[id] + memory.starts[warp][id] + earlier : -1;
   }
@@ -164,16 +168,6 @@ __global__ void __launch_bounds__(kGatherThreads)
 // ---- combine: one CTA per token
 
 constexpr int kCombineThreads = 256;
-constexpr int kExpertsAtOnce = 8;
-
-__device__ void add_scaled(float (&sum)[8], const uint4& values, float weight) {
-  const uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] += weight * __uint_as_float(words[i] << 16);
-    sum[2 * i + 1] += weight * __uint_as_float(words[i] & 0xFFFF0000);
-  }
-}
 
 template <bool kF32>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -208,29 +202,10 @@ __global__ void __launch_bounds__(kCombineThreads)
     float sum[8] = {};
     uint4 last = {};
     if (shared_results != nullptr) last = shared_results[row * vectors + v];
-    for (int first = 0; first < count; first += kExpertsAtOnce) {
-      uint4 values[kExpertsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kExpertsAtOnce; ++i) {
-        if (first + i < count) {
-          values[i] = results[int64_t{positions[first + i]} * vectors + v];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kExpertsAtOnce; ++i) {
-        if (first + i < count) add_scaled(sum, values[i], weights[first + i]);
-      }
-    }
+    add_results(sum, weights, count,
+                [&](int expert) { return results[int64_t{positions[expert]} * vectors + v]; });
     add_scaled(sum, last, 1);
-    if constexpr (kF32) {
-      float4* out = static_cast<float4*>(arguments.out) + (row * vectors + v) * 2;
-      out[0] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-      out[1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
-    } else {
-      static_cast<uint4*>(arguments.out)[row * vectors + v] =
-          make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
-                     pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
-    }
+    store_sum<kF32>(sum, arguments.out, row * vectors + v);
   }
 }
 

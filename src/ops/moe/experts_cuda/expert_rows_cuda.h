@@ -16,6 +16,7 @@ namespace fathom::cuda {
 struct SortByExpertArguments {
   const int32_t* expert_ids = nullptr;  // [pairs], below num_experts; -1: none
   int pairs = 0, num_experts = 0;       // num_experts up to kMostMoeExperts
+  const int32_t* num_pairs = nullptr;   // on the device: how many pairs there are; null: all
   int tile_units = 0;                   // units of kExpertRowUnit rows in a row tile, at most
   int32_t* positions = nullptr;         // [pairs]: sorted row of each; -1: none
   ExpertRowTile* row_tiles = nullptr;   // by expert
