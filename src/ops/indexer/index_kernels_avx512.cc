@@ -156,7 +156,7 @@ void pack(const void* values, IndexKeyFormat format, int64_t head_stride, int64_
 inline __attribute__((always_inline)) __m512 add_across(const float (*partial)[kWords]) {
   __m512 in_lane[4];
 #pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
+  for (int64_t r = 0; r < 4; ++r) {
     const __m512 a = _mm512_load_ps(partial[4 * r]), b = _mm512_load_ps(partial[4 * r + 1]);
     const __m512 c = _mm512_load_ps(partial[4 * r + 2]), d = _mm512_load_ps(partial[4 * r + 3]);
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

@@ -180,7 +180,7 @@ TEST(SparseChain, CuttingThresholdAndBudgetChangeNoBit) {
       other.run(50, 2);
       expect_equal(other);
     }
-    Layer frugal(kTokens, format, limits_of(64, 64, 4 * 240 * 3));  // three rows a pass
+    Layer frugal(kTokens, format, limits_of(64, 64, int64_t{4} * 240 * 3));  // three rows a pass
     frugal.run(kTokens, 2);
     expect_equal(frugal);
   }

@@ -130,8 +130,8 @@ TEST_P(TopKeys, ThreadsAndOtherRowsChangeNothing) {
   constexpr int64_t kRows = 37, kColumns = 3011, kK = 100;
   std::vector<float> scores = random_scores(kRows * kColumns, 8);
   for (float& score : scores) score = std::round(score * 50);  // many ties
-  std::vector<SparseRow> rows;
-  for (int32_t i = 0; i < kRows; ++i) rows.push_back({i, 0, 2 + i * 81});
+  std::vector<SparseRow> rows(kRows);
+  for (int32_t i = 0; i < kRows; ++i) rows[i] = {i, 0, 2 + i * 81};
   for (const int threads : {1, 2, 4}) {
     for (int again = 0; again < 5; ++again) {
       ThreadPool pool(threads);
