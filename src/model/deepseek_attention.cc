@@ -9,6 +9,19 @@
 #include "ops/rms_norm/rms_norm.h"
 
 namespace fathom {
+namespace {
+
+// Appends where the cache has these rows of a step.
+void add_cache_rows(std::span<const int64_t> slots, Slice rows, const LatentPages& pages,
+                    std::vector<Piece>& pieces) {
+  const auto row_bytes = static_cast<size_t>(pages.layout.row_bytes());
+  for (int64_t row = rows.first; row < rows.end(); ++row) {
+    const int64_t slot = slots[static_cast<size_t>(row)];
+    pieces.emplace_back(pages.row(slot / kPageSize, slot % kPageSize), row_bytes);
+  }
+}
+
+}  // namespace
 
 // residual += W_o · attention(x)
 void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
@@ -60,24 +73,41 @@ void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
     rms_norm(stream_, own_rows(q_a), norm_weight(weights.q_a_norm), kInnerNormEps,
              own_rows(q_input));
   }
-  const auto at = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
-  norm_rope_cache_write(stream_, own_rows(kv_a), std::span(step.batch.positions).subspan(at, count),
-                        std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
-                        kInnerNormEps, rope_, pages);
+  write_cache(weights, step, pages, own_rows(kv_a));
   if (shares.are_divided()) {
-    const auto row_bytes = static_cast<size_t>(pages.layout.row_bytes());
     shares.gather(
         [&](int rank, std::vector<Piece>& pieces) {
-          const Slice part = shares.of(rank);
-          LaneRows::add_piece(q_input, part, pieces);
-          for (int64_t row = part.first; row < part.end(); ++row) {
-            const int64_t slot = step.slots[static_cast<size_t>(row)];
-            pieces.emplace_back(pages.row(slot / kPageSize, slot % kPageSize), row_bytes);
-          }
+          LaneRows::add_piece(q_input, shares.of(rank), pieces);
+          add_cache_rows(step.slots, shares.of(rank), pages, pieces);
         },
         stream_.pool());
   }
   if (compressed || shares.are_divided()) linear(stream_, q_input, weights.q_b, q);
+}
+
+void DeepSeekModel::project_cache_rows(const AttentionWeights& weights, const Step& step,
+                                       const LatentPages& pages, TensorView x) {
+  const Slice own = step.rows.own();
+  const TensorView kv_a = workspace_.kv_a.view(DType::kF32, {x.size(0), config_.latent_dim()})
+                              .rows(own.first, own.count);
+  linear(stream_, x.rows(own.first, own.count), weights.kv_a, kv_a);
+  write_cache(weights, step, pages, kv_a);
+  if (!step.rows.are_divided()) return;
+  step.rows.gather(
+      [&](int rank, std::vector<Piece>& pieces) {
+        add_cache_rows(step.slots, step.rows.of(rank), pages, pieces);
+      },
+      stream_.pool());
+}
+
+// The cache rows of this rank's own tokens; kv_a [own rows].
+void DeepSeekModel::write_cache(const AttentionWeights& weights, const Step& step,
+                                const LatentPages& pages, TensorView kv_a) {
+  const Slice own = step.rows.own();
+  const auto at = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
+  norm_rope_cache_write(stream_, kv_a, std::span(step.batch.positions).subspan(at, count),
+                        std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
+                        kInnerNormEps, rope_, pages);
 }
 
 // W_UK folded into the query, attention over the latent rows, W_UV after.
