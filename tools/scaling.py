@@ -507,6 +507,19 @@ class Model:
                      network.all_reduce(placement.world, tokens * ROW_BYTES) - least)
         return step
 
+    def draft_us(self, placement, requests, context, cache="fp8"):
+        """One draft of each request: a layer with its collectives, W_e and W_h, and the head."""
+        step = self.step(placement, requests, context, cache)
+        layer = (step.us - step.rest) / MOE_LAYERS
+        read = (HEAD_BYTES + 2 * 2 * HIDDEN * HIDDEN) / placement.tp / value("read_tb_s") / 1e6
+        return layer + read
+
+    def drafting_step(self, placement, requests, context, drafts, cache="fp8"):
+        """us of a step in which each request has so many drafts. Rows of a request are counted as
+        requests of their own: each reads the cache."""
+        verify = self.step(placement, requests * (1 + drafts), context, cache).us
+        return verify + drafts * self.draft_us(placement, requests, context, cache)
+
     def tokens_per_second(self, placement, requests, context, cache="fp8"):
         """Of all replicas, or None where the cache does not hold the requests."""
         if requests > placement.capacity(context, cache):

@@ -280,6 +280,24 @@ def sensitivity(root):
     ], rows)
 
 
+def drafts(root):
+    """What 1 to 3 drafts of the MTP layer give, in the placement that is fastest without."""
+    of, rows = model(root), []
+    for context in (1024, 4096):
+        for requests in (1, 16, 128):
+            placement = max(scaling.ON_8,
+                            key=lambda each: of.tokens_per_second(each, requests, context) or 0)
+            plain = of.step(placement, requests, context).us
+            cells = []
+            for count in (1, 2, 3):
+                cost = of.drafting_step(placement, requests, context, count) / plain
+                gains = [sum(share**i for i in range(count + 1)) / cost for share in (0.85, 0.7)]
+                cells.append(f"{cost:.2f}: {gains[0]:.2f}, {gains[1]:.2f}")
+            rows.append([requests, keys(context), placement.name, f"{plain / 1000:.2f}", *cells])
+    return table(["requests", "context", "placement", "step without, ms"]
+                 + [f"k = {count}: step, gain" for count in (1, 2, 3)], rows)
+
+
 def prefill(root):
     of = model(root)
     return table(["placement", "prompt tokens/s"],
@@ -347,6 +365,7 @@ TABLES = {
     },
     "scaling_parts": parts,
     "scaling_memory": memory,
+    "scaling_drafts": drafts,
     "scaling_prefill": prefill,
     "scaling_anchors": anchors,
     "scaling_sensitivity": sensitivity,

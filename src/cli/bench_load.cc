@@ -60,6 +60,12 @@ int64_t count_in(const json::object& usage, std::string_view key) {
   return value != nullptr && value->is_int64() ? value->get_int64() : 0;
 }
 
+int64_t count_in_details(const json::object& usage, std::string_view details,
+                         std::string_view key) {
+  const json::value* object = usage.if_contains(details);
+  return object != nullptr && object->is_object() ? count_in(object->get_object(), key) : 0;
+}
+
 // Whether an event's choice contains generated text, and not only the role that begins a chat.
 bool brings_token(const json::value& choice) {
   if (!choice.is_object()) return false;
@@ -153,10 +159,9 @@ class Recorder : public client::ReplyHandler {
     if (const int64_t prompt = count_in(usage, "prompt_tokens"); prompt > 0) {
       served_.input_tokens = prompt;
     }
-    const json::value* details = usage.if_contains("prompt_tokens_details");
-    if (details != nullptr && details->is_object()) {
-      served_.cached_tokens = count_in(details->get_object(), "cached_tokens");
-    }
+    served_.cached_tokens = count_in_details(usage, "prompt_tokens_details", "cached_tokens");
+    served_.accepted_tokens =
+        count_in_details(usage, "completion_tokens_details", "accepted_tokens");
   }
 
   Shared& shared_;

@@ -225,6 +225,7 @@ json::object serve_json(const ServeBenchFlags& flags, const ServingFigures& figu
       flags.load.max_concurrency > 0 ? json::value(flags.load.max_concurrency) : json::value();
   object["cancelled"] = figures.cancelled;
   object["total_cached_tokens"] = figures.cached_tokens;
+  object["total_accepted_tokens"] = figures.accepted_tokens;
   json::object& errors = object["errors"].emplace_object();
   for (const auto& [message, count] : run.failures) errors[message] = count;
   return object;

@@ -55,6 +55,10 @@ json::object result_json(const EvalResult& result) {
       {"correct", result.all.right},    {"of", result.all.of},
       {"accuracy", result.all.share()}, {"stopped_with_eos", result.ended},
       {"seconds", result.seconds},      {"generated_tokens", result.generated_tokens}};
+  if (result.decode_seconds > 0) {
+    object["decode_tokens_per_second"] =
+        static_cast<double>(result.decoded_tokens) / result.decode_seconds;
+  }
   if (result.direct.of > 0 && result.thinking.of > 0) {
     object["direct"] = fraction(result.direct);
     object["thinking"] = fraction(result.thinking);

@@ -1,5 +1,6 @@
 #include "cli/eval_run.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -60,6 +61,8 @@ Result<EvalResult> run_items(const LoadedEngine& loaded, const EvalSet& set, boo
     }
     result.ended += answer.finish == FinishReason::kStop ? 1 : 0;
     result.generated_tokens += static_cast<int64_t>(answer.ids.size());
+    result.decoded_tokens += std::max<int64_t>(0, std::ssize(answer.ids) - 1);
+    result.decode_seconds += answer.timings.decode_seconds();
     if (!right) {
       result.wrong.push_back(fmt::format("{} line {}: expected {}, answered {}", set.name,
                                          item.line, json::serialize(item.expected),

@@ -206,7 +206,7 @@ EngineOptions engine_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.max_num_seqs = loaded.max_num_seqs;
   options.max_batched_tokens = flags.step_rows();
   options.max_drafts = loaded.max_drafts;
-  options.adapts_drafts = true;
+  options.adapts_drafts = !flags.speculation.is_always;
   options.kv_offload_bytes = flags.kv_offload_gib << 30;
   options.kv_offload_dir = flags.kv_offload_dir;
   options.kv_offload_disk_bytes = flags.kv_offload_disk_gib << 30;

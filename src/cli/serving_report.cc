@@ -67,6 +67,7 @@ ServingFigures measure_serving(const std::vector<ServedRequest>& requests, Time 
     figures.input_tokens += request.input_tokens;
     figures.output_tokens += request.output_tokens;
     figures.cached_tokens += request.cached_tokens;
+    figures.accepted_tokens += request.accepted_tokens;
     const auto& times = request.token_times;
     if (times.empty()) continue;
     const double ttft = milliseconds(request.submitted, times.front());
@@ -107,6 +108,7 @@ void print_serving_report(const ServingFigures& figures, const ServingReportOpti
   line("Total input tokens:", figures.input_tokens);
   if (figures.cached_tokens > 0) line("Cached input tokens:", figures.cached_tokens);
   line("Total generated tokens:", figures.output_tokens);
+  if (figures.accepted_tokens > 0) line("Accepted draft tokens:", figures.accepted_tokens);
   line("Request throughput (req/s):", figures.per_second(figures.completed));
   if (figures.good) line("Request goodput (req/s):", figures.per_second(*figures.good));
   line("Output token throughput (tok/s):", figures.per_second(figures.output_tokens));

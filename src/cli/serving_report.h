@@ -17,7 +17,8 @@ struct ServedRequest {
   std::chrono::steady_clock::time_point submitted;
   std::vector<std::chrono::steady_clock::time_point> token_times;  // arrival of each piece
   int64_t input_tokens = 0, output_tokens = 0;
-  int64_t cached_tokens = 0;  // input tokens found in a cache
+  int64_t cached_tokens = 0;    // input tokens found in a cache
+  int64_t accepted_tokens = 0;  // output tokens that were drafts of speculation
 };
 
 // Latency limits in milliseconds that a request must meet to count towards goodput; none: no limit.
@@ -29,7 +30,7 @@ struct ServiceGoals {
 struct ServingFigures {
   double seconds = 0;
   int64_t completed = 0, failed = 0, cancelled = 0;
-  int64_t input_tokens = 0, output_tokens = 0, cached_tokens = 0;
+  int64_t input_tokens = 0, output_tokens = 0, cached_tokens = 0, accepted_tokens = 0;
   double peak_output_rate = 0;   // tokens in the best second
   int64_t peak_concurrency = 0;  // maximum of requests sent and not ended
   std::optional<int64_t> good;   // requests that met all goals, if there are goals

@@ -72,6 +72,8 @@ void add_speculation_flags(CLI::App& app, SpeculationFlags* flags) {
               "they do not pay. Answers are the same",
               kDefaultDrafts == 0 ? "0" : fmt::format("{}, on the CPU", kDefaultDrafts));
   group.toggle("--no-mtp", &flags->is_off, "No drafts; the MTP layer is not loaded");
+  group.toggle("--mtp-always", &flags->is_always,
+               "As many drafts as --mtp says in every step, also where they do not pay");
   group.text(std::string(kConfig), &flags->config, "JSON",
              R"(vLLM's form: {"method": "mtp", "num_speculative_tokens": K})");
 }

@@ -16,6 +16,7 @@ inline constexpr int64_t kDefaultDrafts = 0;
 struct SpeculationFlags {
   std::optional<int64_t> drafts;  // the most of a sequence in a step; none: the default
   bool is_off = false;
+  bool is_always = false;
   std::string config;  // vLLM's JSON; empty: none
 };
 

@@ -1,5 +1,6 @@
-// How many drafts each sequence of a step gets: as many as give the most tokens a second, by each
-// sequence's acceptance so far and the measured times of steps. None where drafting does not pay.
+// How many drafts each sequence of a step gets: as many as give the most tokens a second, by the
+// shares of drafts that were right so far and the measured times of steps and of drafting. None
+// where drafting does not pay.
 //
 // It only affects speed. Engine thread only.
 #pragma once
@@ -12,39 +13,76 @@
 
 namespace fathom {
 
-// Seconds by number of rows, decaying averages. Where nothing was measured it estimates from the
-// nearest number of rows that was, and what was measured long ago drifts towards what the last
-// measurement makes of it: a bad first impression is tried again.
+// Seconds by number of rows: the median of the last measurements, so that a machine that stalls and
+// a first time with cold caches say nothing. Where nothing was measured it estimates from the
+// nearest number of rows that was.
 class RowTimes {
  public:
+  // Measurements, or attempts to get one, after which a time is believed.
+  static constexpr int kEnough = 3;
+
   void add(int64_t rows, double seconds);
   // Relative to a step of one row before anything was measured.
   double at(int64_t rows) const;
+  bool is_empty() const { return num_measured_ == 0; }
+
+  // Whether a step of so many rows would tell something new; counts it as an attempt.
+  bool try_rows(int64_t rows);
 
  private:
   static constexpr size_t kExact = 16;      // numbers of rows with an entry of their own
   static constexpr size_t kOfAnOctave = 4;  // beyond them
+  static constexpr size_t kKept = 7;
   static size_t index_of(int64_t rows);
   static double rows_of(size_t index);
 
-  std::array<double, kExact + 20 * kOfAnOctave> seconds_{};  // 0: not measured
+  struct Times {
+    std::array<double, kKept> last{};
+    int64_t count = 0;  // of all that were added
+    int attempts = 0;
+    double median() const;
+  };
+  std::array<Times, kExact + 20 * kOfAnOctave> times_;
+  int64_t num_measured_ = 0;
 };
+
+// The shares of right drafts by position that are assumed before the first: high, so that a model
+// and a sequence try.
+inline constexpr std::array<double, kMaxDrafts> kFirstAcceptance = {0.9, 0.7, 0.6};
 
 class DraftPolicy {
  public:
   // Lowers the entries' num_drafts, which are the most that each may have. All entries are of
   // sequences that need one token.
-  void choose(std::span<StepEntry> entries) const;
+  void choose(std::span<StepEntry> entries);
 
   // A sequence had drafts in a step, or none.
-  static void record_window(Sequence& sequence, int64_t drafts, int64_t accepted);
+  void record_window(Sequence& sequence, int64_t drafts, int64_t accepted);
   // A step of `rows` rows without prompts took so long, without the drafting before it.
   void record_step(int64_t rows, double seconds) { steps_.add(rows, seconds); }
-  // Drafting took so long for each of the drafts of `sequences` sequences.
-  void record_drafting(int64_t sequences, double seconds) { drafting_.add(sequences, seconds); }
+  // Drafting at most `drafts` tokens for each of some sequences took so long in all.
+  void record_drafting(int64_t sequences, int64_t drafts, double seconds) {
+    drafting_[static_cast<size_t>(drafts - 1)].add(sequences, seconds);
+  }
 
  private:
-  RowTimes steps_, drafting_;
+  // What a step costs and brings in which each entry has at most so many drafts.
+  struct Prospect {
+    int64_t rows = 0, drafting = 0;
+    double tokens = 0;
+  };
+  Prospect prospect(std::span<const StepEntry> entries, int64_t drafts) const;
+  double seconds(const Prospect& prospect, int64_t drafts) const;
+  // A number of drafts whose time is not known well enough, or not any more; -1: none.
+  int64_t trial(std::span<const StepEntry> entries, int64_t most);
+  void drop_poor_drafts(std::span<StepEntry> entries, int64_t drafts) const;
+  double acceptance(const Sequence& sequence, size_t position) const;
+
+  RowTimes steps_;
+  std::array<RowTimes, kMaxDrafts> drafting_;  // by sequences that draft
+  // Of all sequences: what a new one is taken for.
+  std::array<double, kMaxDrafts> acceptance_ = kFirstAcceptance;
+  int64_t num_choices_ = 0;
 };
 
 }  // namespace fathom

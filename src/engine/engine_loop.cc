@@ -231,8 +231,7 @@ Result<> EngineLoop::propose_drafts(Step& step) {
   step.drafted = now();
   if (most > 0) {
     lanes_.draft_policy().record_drafting(
-        drafting, std::chrono::duration<double>(step.drafted - step.begun).count() /
-                      static_cast<double>(most));
+        drafting, most, std::chrono::duration<double>(step.drafted - step.begun).count());
   }
   return {};
 }
@@ -285,7 +284,7 @@ void EngineLoop::deliver_tokens(const StepEntry& entry, StepResults& results) {
 }
 
 void EngineLoop::count_drafts(const StepEntry& entry, int64_t accepted) {
-  DraftPolicy::record_window(*entry.sequence, entry.num_drafts, accepted);
+  lanes_.draft_policy().record_window(*entry.sequence, entry.num_drafts, accepted);
   if (entry.num_drafts == 0) return;
   SpeculationStats& stats = counters_.speculation;
   ++stats.drafts;

@@ -18,7 +18,7 @@ constexpr double kRowsWorthASequence = 256;
 constexpr double kCostOfACopiedRow = 0.125;
 
 SchedulerOptions scheduler_options(const EngineOptions& options, const Runner& runner,
-                                   const DraftPolicy& draft_policy) {
+                                   DraftPolicy& draft_policy) {
   return {.max_num_seqs = options.max_num_seqs,
           .max_batched_tokens = options.max_batched_tokens,
           .max_prompt_logit_rows = options.max_prompt_logit_rows,

@@ -70,8 +70,8 @@ struct SchedulerOptions {
   int64_t long_prompt_rows = 0;       // >= 1: work per step for long prompts while there are others
   int64_t keys_worth_a_row = 0;       // 0: the cost of context is not counted
   int64_t max_drafts = 0;             // of a sequence in a step
-  const DraftPolicy* draft_policy = nullptr;  // null: always as many as there is room for
-  bool share_answers = true;  // also share pages of completions, not only of prompts
+  DraftPolicy* draft_policy = nullptr;  // null: always as many as there is room for
+  bool share_answers = true;            // also share pages of completions, not only of prompts
   int64_t preempt_every = 0;  // for tests: preempt one sequence every so many steps; 0: off
 };
 

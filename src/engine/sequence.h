@@ -6,6 +6,7 @@
 // sequence always has something to run.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -15,15 +16,13 @@
 #include "cache/prefix_tree.h"
 #include "engine/request.h"
 #include "engine/stop_filter.h"
+#include "model/forward_batch.h"
 #include "ops/sampling/sample.h"
 #include "tokenizer/detokenizer.h"
 
 namespace fathom {
 
 struct ActiveRequest;
-
-// What is taken for the share of accepted drafts before the first: high, so that a sequence tries.
-inline constexpr double kFirstAcceptance = 0.9;
 
 struct Sequence {
   enum class Phase { kNew, kWaiting, kRunning, kFinished };  // kNew: not in the scheduler yet
@@ -50,7 +49,9 @@ struct Sequence {
   // step has turned into tokens.
   int64_t mtp_len = 0;
   int64_t max_drafts = 0;  // of a step; the request may want fewer than the engine
-  double draft_acceptance = kFirstAcceptance;  // the share of its drafts, see DraftPolicy
+  // By position in the window, of the drafts behind right ones: the share that was right, see
+  // DraftPolicy. Negative: none yet.
+  std::array<double, kMaxDrafts> draft_acceptance = {-1, -1, -1};
   std::vector<int32_t> pages;         // block table, in order; the first pages may be shared
   int64_t planned_step = 0;           // the last step that it was part of
   std::optional<PrefixChain> prefix;  // none: its pages are not shared

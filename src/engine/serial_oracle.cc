@@ -111,8 +111,9 @@ Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const R
   SampledToken token;
   std::vector<float> logits;
   Answer answer;
-  const auto without_token = [&] {
+  const auto without_token = [&](std::string error) {
     answer.finish = FinishReason::kError;
+    answer.error = std::move(error);
     answer.text = replace_ill_formed(
         raw_text(tokenizer, answer.ids, answer.ids.size(), params.skip_special_tokens));
     return answer;
@@ -135,9 +136,17 @@ Answer serial_answer(const FakeModel& model, const Tokenizer& tokenizer, const R
                   .num_logprobs = params.logprobs};
     if (std::ssize(answer.ids) < params.min_tokens) row.masked = stop_ids;
     std::vector<uint32_t> mask;
-    if (grammar && !choose_mask(*grammar, eos_ids, mask, row)) return without_token();
+    if (grammar && !choose_mask(*grammar, eos_ids, mask, row)) {
+      return without_token(
+          fmt::format("the grammar has a dead end: nothing may follow the {} tokens of the answer "
+                      "so far, which is not whole",
+                      answer.ids.size()));
+    }
     sample(logits, row, scratch, token);
-    if (token.id < 0) return without_token();
+    if (token.id < 0) {
+      return without_token(fmt::format(
+          "no token that the grammar allows has a finite logit at position {}", row.position - 1));
+    }
     answer.ids.push_back(token.id);
     history.add_output(token.id);
     hash = FakeModel::extend(hash, token.id);
@@ -178,6 +187,7 @@ void AnswerCollector::add(const Event& event) {
   if (event.finish) {
     answer.finish = event.finish;
     answer.matched_stop = event.matched_stop;
+    if (event.finish == FinishReason::kError) answer.error = event.error.message;
     usages.push_back(event.usage);
     ++num_finals;
     EXPECT_EQ(event.usage.completion_tokens, std::ssize(answer.ids));
@@ -194,6 +204,7 @@ void expect_equal(const Answer& actual, const Answer& expected, const std::strin
   EXPECT_EQ(actual.text, expected.text) << what;
   EXPECT_EQ(actual.finish, expected.finish) << what;
   EXPECT_EQ(actual.matched_stop, expected.matched_stop) << what;
+  EXPECT_EQ(actual.error, expected.error) << what;
   ASSERT_EQ(actual.logprobs.size(), expected.logprobs.size()) << what;
   for (size_t i = 0; i < actual.logprobs.size(); ++i) {
     EXPECT_EQ(actual.logprobs[i].id, expected.logprobs[i].id) << what;

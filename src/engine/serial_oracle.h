@@ -19,6 +19,7 @@ struct Answer {
   std::vector<std::optional<TokenLogprob>> prompt_logprobs;
   std::optional<FinishReason> finish;
   std::variant<std::monostate, int32_t, std::string> matched_stop;
+  std::string error;  // of kError
 };
 
 // Precondition: the request has a seed and max_tokens.

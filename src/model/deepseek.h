@@ -130,6 +130,13 @@ class DeepSeekModel {
                  TensorView x, TensorView residual);
   void project(const AttentionWeights& weights, const Step& step, const LayerCache& cache,
                TensorView x, TensorView q);
+  // The part of project() that fills the cache, alone.
+  void project_cache_rows(const AttentionWeights& weights, const Step& step,
+                          const LayerCache& cache, TensorView x);
+  void write_cache(const AttentionWeights& weights, const Step& step, const LayerCache& cache,
+                   TensorView kv_a, TensorView x);
+  static void add_cache_rows(const AttentionWeights& weights, std::span<const int64_t> slots,
+                             Slice rows, const LayerCache& cache, std::vector<Piece>& pieces);
   void absorbed_attention(const AttentionWeights& weights, const Step& step,
                           const AbsorbedGroup& group, const LatentPages& pages);
   void sparse_attention(const Step& step, const AbsorbedGroup& group, ConstTensorView q_latent,
@@ -163,12 +170,14 @@ class DeepSeekModel {
   // Returns the normed states of the batch's logit rows, on all ranks.
   ConstTensorView logits(const Step& step, ConstTensorView residual, const Buffer& norm,
                          TensorView out, std::span<int32_t> tokens);
-  // forward()'s work for the MTP layer, in this order, and the layer.
+  // forward()'s work for the MTP layer, in this order, and what it shares with draft().
   void make_states(const Step& step, ConstTensorView residual);
   void write_mtp_rows(const ForwardBatch& batch, const LatentCache& cache);
   void keep_states(const ForwardBatch& batch, const LatentCache& cache);
-  void mtp_layer(const Step& step, std::span<const std::byte* const> states,
-                 const LatentCache& cache, TensorView residual);
+  void write_cache_rows(const ForwardBatch& batch, std::span<const std::byte* const> states,
+                        const LatentCache& cache);
+  void combine_inputs(const Step& step, std::span<const std::byte* const> states,
+                      TensorView residual);
   std::byte* state_of(const ForwardBatch& batch, int64_t sequence, int64_t position,
                       const LatentCache& cache) const;
   int64_t hidden_bytes() const { return config_.hidden * size_of(options_.compute); }

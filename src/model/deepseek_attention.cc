@@ -38,7 +38,6 @@ void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
 void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
                             const LayerCache& cache, TensorView x, TensorView q) {
   const LaneRows& shares = step.rows;
-  const LatentPages& pages = cache.latent;
   const int64_t rows = x.size(0);
   const Slice own = shares.own();
   const auto own_rows = [&](TensorView array) { return array.rows(own.first, own.count); };
@@ -63,29 +62,58 @@ void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
     rms_norm(stream_, own_rows(q_a), norm_weight(weights.q_a_norm), kInnerNormEps,
              own_rows(q_input));
   }
-  const auto at = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
-  norm_rope_cache_write(stream_, own_rows(kv_a), std::span(step.batch.positions).subspan(at, count),
-                        std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
-                        kInnerNormEps, rope_, pages);
-  if (weights.indexer) write_keys(*weights.indexer, step, cache.index_keys, own_rows(x));
+  write_cache(weights, step, cache, own_rows(kv_a), own_rows(x));
   if (shares.are_divided()) {
-    const auto row_bytes = static_cast<size_t>(pages.layout.row_bytes());
     shares.gather(
         [&](int rank, std::vector<Piece>& pieces) {
-          const Slice part = shares.of(rank);
-          LaneRows::add_piece(q_input, part, pieces);
-          for (int64_t row = part.first; row < part.end(); ++row) {
-            const int64_t slot = step.slots[static_cast<size_t>(row)];
-            const int64_t page = slot / kPageSize, place = slot % kPageSize;
-            pieces.emplace_back(pages.row(page, place), row_bytes);
-            if (!weights.indexer) continue;
-            pieces.emplace_back(cache.index_keys.row(page, place),
-                                static_cast<size_t>(cache.index_keys.layout.row_bytes()));
-          }
+          LaneRows::add_piece(q_input, shares.of(rank), pieces);
+          add_cache_rows(weights, step.slots, shares.of(rank), cache, pieces);
         },
         stream_.pool());
   }
   if (compressed || shares.are_divided()) linear(stream_, q_input, weights.q_b, q);
+}
+
+void DeepSeekModel::project_cache_rows(const AttentionWeights& weights, const Step& step,
+                                       const LayerCache& cache, TensorView x) {
+  const Slice own = step.rows.own();
+  const TensorView own_x = x.rows(own.first, own.count);
+  const TensorView kv_a = workspace_.kv_a.view(DType::kF32, {x.size(0), config_.latent_dim()})
+                              .rows(own.first, own.count);
+  linear(stream_, own_x, weights.kv_a, kv_a);
+  write_cache(weights, step, cache, kv_a, own_x);
+  if (!step.rows.are_divided()) return;
+  step.rows.gather(
+      [&](int rank, std::vector<Piece>& pieces) {
+        add_cache_rows(weights, step.slots, step.rows.of(rank), cache, pieces);
+      },
+      stream_.pool());
+}
+
+// The cache rows of this rank's own tokens; kv_a and x [own rows].
+void DeepSeekModel::write_cache(const AttentionWeights& weights, const Step& step,
+                                const LayerCache& cache, TensorView kv_a, TensorView x) {
+  const Slice own = step.rows.own();
+  const auto at = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
+  norm_rope_cache_write(stream_, kv_a, std::span(step.batch.positions).subspan(at, count),
+                        std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
+                        kInnerNormEps, rope_, cache.latent);
+  if (weights.indexer) write_keys(*weights.indexer, step, cache.index_keys, x);
+}
+
+// Appends where the cache has these rows of a step.
+void DeepSeekModel::add_cache_rows(const AttentionWeights& weights, std::span<const int64_t> slots,
+                                   Slice rows, const LayerCache& cache,
+                                   std::vector<Piece>& pieces) {
+  const auto latent_bytes = static_cast<size_t>(cache.latent.layout.row_bytes());
+  for (int64_t row = rows.first; row < rows.end(); ++row) {
+    const int64_t slot = slots[static_cast<size_t>(row)];
+    const int64_t page = slot / kPageSize, place = slot % kPageSize;
+    pieces.emplace_back(cache.latent.row(page, place), latent_bytes);
+    if (!weights.indexer) continue;
+    pieces.emplace_back(cache.index_keys.row(page, place),
+                        static_cast<size_t>(cache.index_keys.layout.row_bytes()));
+  }
 }
 
 // W_UK folded into the query, attention over the latent rows, W_UV after.

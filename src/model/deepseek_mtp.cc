@@ -20,6 +20,30 @@ bool is_kept(int64_t position, int64_t chunk_end) {
   return position >= chunk_end - kKeptStates || position % kPageSize >= kPageSize - kKeptStates;
 }
 
+// Some rows of a batch, each with the state before its token.
+struct MtpRows {
+  explicit MtpRows(int32_t max_pages) {
+    batch.query_start.push_back(0);
+    batch.max_pages = max_pages;
+  }
+
+  // Rows [first, end) of a sequence of `from`.
+  void add(const ForwardBatch& from, int64_t sequence, int64_t first, int64_t end) {
+    if (first == end) return;
+    batch.token_ids.insert(batch.token_ids.end(), from.token_ids.begin() + first,
+                           from.token_ids.begin() + end);
+    batch.positions.insert(batch.positions.end(), from.positions.begin() + first,
+                           from.positions.begin() + end);
+    batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
+    batch.context_lens.push_back(from.positions[static_cast<size_t>(first)]);
+    const auto pages = from.block_tables.begin() + sequence * from.max_pages;
+    batch.block_tables.insert(batch.block_tables.end(), pages, pages + from.max_pages);
+  }
+
+  ForwardBatch batch;
+  std::vector<const std::byte*> states;  // [rows]
+};
+
 }  // namespace
 
 int64_t DeepSeekModel::state_bytes(const ModelConfig& config, DType compute, bool with_mtp) {
@@ -72,10 +96,7 @@ void DeepSeekModel::keep_states(const ForwardBatch& batch, const LatentCache& ca
 // token is the row's before it in workspace_.hidden, or the page's where the token is its
 // sequence's first of this step.
 void DeepSeekModel::write_mtp_rows(const ForwardBatch& batch, const LatentCache& cache) {
-  ForwardBatch rows;
-  rows.max_pages = batch.max_pages;
-  rows.query_start.push_back(0);
-  std::vector<const std::byte*> states;
+  MtpRows rows(batch.max_pages);
   const std::byte* const hidden = workspace_.hidden.data();
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     const int64_t drafts = batch.num_drafts.empty() ? 0 : batch.num_drafts[s];
@@ -86,24 +107,14 @@ void DeepSeekModel::write_mtp_rows(const ForwardBatch& batch, const LatentCache&
     if (begin >= end) continue;
     FATHOM_CHECK(begin >= context, "sequence {}: MTP rows from {} on, its step begins at {}", s,
                  begin, context);
+    rows.add(batch, s, first_row + begin - context, first_row + end - context);
     for (int64_t position = begin; position < end; ++position) {
       const int64_t row = first_row + position - context;
-      rows.token_ids.push_back(batch.token_ids[row]);
-      rows.positions.push_back(batch.positions[row]);
-      states.push_back(position == context ? state_of(batch, s, position - 1, cache)
-                                           : hidden + (row - 1) * hidden_bytes());
+      rows.states.push_back(position == context ? state_of(batch, s, position - 1, cache)
+                                                : hidden + (row - 1) * hidden_bytes());
     }
-    rows.query_start.push_back(static_cast<int32_t>(rows.token_ids.size()));
-    rows.context_lens.push_back(static_cast<int32_t>(begin));
-    const auto pages = batch.block_tables.begin() + s * batch.max_pages;
-    rows.block_tables.insert(rows.block_tables.end(), pages, pages + batch.max_pages);
   }
-  if (rows.num_rows() == 0) return;
-  const Step step = make_step(rows, kFirstKey);
-  const TensorView residual =
-      workspace_.residual.view(DType::kF32, {rows.num_rows(), config_.hidden});
-  mtp_layer(step, states, cache, residual);
-  logits(step, residual, weights_.mtp->head_norm, {}, {});
+  write_cache_rows(rows.batch, rows.states, cache);
 }
 
 void DeepSeekModel::draft(const ForwardBatch& batch, std::span<const int32_t> states,
@@ -112,30 +123,62 @@ void DeepSeekModel::draft(const ForwardBatch& batch, std::span<const int32_t> st
   FATHOM_CHECK(weights_.mtp.has_value() && batch.num_rows() <= options_.max_rows &&
                    (states.empty() || std::ssize(states) == batch.num_rows()),
                "{} rows, {} states", batch.num_rows(), states.size());
-  if (batch.num_rows() == 0) return;
-  std::vector<const std::byte*> before;
+  // Before a sequence's first row with logits only the cache needs its rows.
+  MtpRows known(batch.max_pages), drafting(batch.max_pages);
+  auto wanted = batch.logit_rows.begin();
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     FATHOM_CHECK(batch.context_lens[s] >= kFirstKey, "a draft of a sequence's first token");
-    for (int64_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
-      before.push_back(states.empty() ? state_of(batch, s, batch.positions[row] - 1, cache)
-                                      : workspace_.mtp_state.data() + states[row] * hidden_bytes());
+    const int64_t begin = batch.query_start[s], end = batch.query_start[s + 1];
+    const int64_t first = wanted == batch.logit_rows.end() ? end : std::min<int64_t>(*wanted, end);
+    for (; wanted != batch.logit_rows.end() && *wanted < end; ++wanted) {
+      drafting.batch.logit_rows.push_back(
+          static_cast<int32_t>(drafting.batch.num_rows() + *wanted - first));
+    }
+    known.add(batch, s, begin, first);
+    drafting.add(batch, s, first, end);
+    for (int64_t row = begin; row < end; ++row) {
+      (row < first ? known : drafting)
+          .states.push_back(states.empty()
+                                ? state_of(batch, s, batch.positions[row] - 1, cache)
+                                : workspace_.mtp_state.data() + states[row] * hidden_bytes());
     }
   }
-  const Step step = make_step(batch, kFirstKey);
-  const TensorView residual =
-      workspace_.residual.view(DType::kF32, {batch.num_rows(), config_.hidden});
-  mtp_layer(step, before, cache, residual);
+  drafting.batch.largest_only = batch.largest_only;
+  write_cache_rows(known.batch, known.states, cache);
+  const int64_t rows = drafting.batch.num_rows();
+  if (rows == 0) return;
+  const Step step = make_step(drafting.batch, kFirstKey);
+  const TensorView residual = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
+  combine_inputs(step, drafting.states, residual);
+  run_layer(weights_.mtp->layer, 0, step, layer_cache(cache, config_.num_layers), residual);
   const ConstTensorView normed =
       logits(step, residual, weights_.mtp->head_norm, logits_out, tokens);
-  if (normed.rank() == 0) return;
   std::memcpy(workspace_.mtp_state.data(), normed.raw(),
               static_cast<size_t>(normed.size(0) * hidden_bytes()));
 }
 
-// residual = layer(W_e norm(embedding) + W_h norm(state)); `states` [rows] point at the state
-// before each token.
-void DeepSeekModel::mtp_layer(const Step& step, std::span<const std::byte* const> states,
-                              const LatentCache& cache, TensorView residual) {
+// The MTP layer's cache rows of these tokens, and nothing else of the layer.
+void DeepSeekModel::write_cache_rows(const ForwardBatch& batch,
+                                     std::span<const std::byte* const> states,
+                                     const LatentCache& cache) {
+  if (batch.num_rows() == 0) return;
+  const LayerWeights& layer = weights_.mtp->layer;
+  const Step step = make_step(batch, kFirstKey);
+  const Slice own = step.rows.own();
+  const TensorView residual =
+      workspace_.residual.view(DType::kF32, {batch.num_rows(), config_.hidden});
+  const TensorView normed =
+      workspace_.normed.view(options_.compute, {batch.num_rows(), config_.hidden});
+  combine_inputs(step, states, residual);
+  rms_norm(stream_, residual.rows(own.first, own.count), norm_weight(layer.input_norm), eps_,
+           normed.rows(own.first, own.count));
+  project_cache_rows(layer.attention, step, layer_cache(cache, config_.num_layers), normed);
+}
+
+// residual = W_e norm(embedding) + W_h norm(state), the layer's input; `states` [rows] point at the
+// state before each token.
+void DeepSeekModel::combine_inputs(const Step& step, std::span<const std::byte* const> states,
+                                   TensorView residual) {
   const MtpWeights& weights = *weights_.mtp;
   const int64_t rows = step.batch.num_rows();
   const Slice own = step.rows.own();
@@ -153,7 +196,6 @@ void DeepSeekModel::mtp_layer(const Step& step, std::span<const std::byte* const
   linear(stream_, normed, weights.from_embedding, x);
   rms_norm(stream_, own_rows(hidden), norm_weight(weights.hidden_norm), eps_, normed);
   linear(stream_, normed, weights.from_hidden, x, LinearMode::kAccumulate);
-  run_layer(weights.layer, 0, step, layer_cache(cache, config_.num_layers), residual);
 }
 
 }  // namespace fathom

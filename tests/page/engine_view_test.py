@@ -25,7 +25,7 @@ class EngineView(ScriptedTest):
         self.assertTrue(0 < rate < 5700, rate)
         self.assertEqual(page.texts("#engine-facts span"), [
             "Fathom 1.2.3 (abcdef012345, changed)", "scripted", "up 2 h 1 min", "1.50 GiB resident",
-            "6,400 tokens of cache (bf16)"])
+            "6,400 tokens of cache (bf16)", "drafts accepted by position: 75 %, 25 %"])
         # Charts: a line for each series, within its frame.
         lines = page.js("return [...document.querySelectorAll('.chart .line')].map((e) => e.getAttribute('d'))")
         self.assertEqual(len(lines), 8)

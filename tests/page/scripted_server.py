@@ -275,7 +275,7 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
 
     def metrics(self):
         """Grows by known steps from one scrape to the next, so that each tile's figure is known: 7 sequences
-        run, 3 wait, of 100 pages 25 are used and 50 cached, a step takes 4 ms, a first token 120 ms."""
+        run, 3 wait, of 100 pages 25 are used and 50 cached, a step takes 4 ms, a first token 120 ms; of 4 drafts at the first position 3 are right, at the second 1."""
         self.scrapes += 1
         n = self.scrapes
         process = 'fathom_build_info{version="1.2.3",commit="abcdef0123456789abcdef0123456789abcdef01, changed",cuda=""} 1\n' \
@@ -295,6 +295,9 @@ class ScriptedServer(http.server.ThreadingHTTPServer):
             ("vllm:time_to_first_token_seconds_bucket", ',le="0.1"', n),
             ("vllm:time_to_first_token_seconds_sum", "", 0.12 * n),
             ("vllm:time_to_first_token_seconds_count", "", n),
+            ("vllm:spec_decode_num_drafts_total", "", 200 * n),
+            ("vllm:spec_decode_num_accepted_tokens_per_pos_total", ',position="0"', 150 * n),
+            ("vllm:spec_decode_num_accepted_tokens_per_pos_total", ',position="1"', 50 * n),
             ("fathom_step_seconds_total", "", 0.4 * n), ("fathom_steps_total", "", 100 * n),
             ("vllm:cache_config_info", ',cache_dtype="bf16"', 1)))
 

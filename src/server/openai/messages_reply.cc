@@ -26,7 +26,9 @@ void write_usage(JsonWriter& json, const ReplyUsage& usage) {
   json.key("usage").open('{').field("input_tokens", usage.prompt_tokens - usage.cached_tokens);
   json.field("cache_creation_input_tokens", 0);
   json.field("cache_read_input_tokens", usage.cached_tokens);
-  json.field("output_tokens", usage.completion_tokens).close('}');
+  json.field("output_tokens", usage.completion_tokens);
+  if (usage.draft_tokens > 0) json.field("accepted_tokens", usage.accepted_tokens);
+  json.close('}');
 }
 
 // Returns the arguments if they are an object, which a tool's input must be. Other text is wrapped

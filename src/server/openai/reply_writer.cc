@@ -18,13 +18,15 @@ Event without_output(Event event) {
 }  // namespace
 
 std::string ReplyUsage::to_json() const {
-  return fmt::format(
-      R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},)"
-      R"("prompt_tokens_details":{{"cached_tokens":{}}},)"
-      R"("completion_tokens_details":{{"reasoning_tokens":{}{}}}}})",
-      prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, cached_tokens,
-      reasoning_tokens,
-      draft_tokens > 0 ? fmt::format(R"(,"accepted_tokens":{})", accepted_tokens) : "");
+  return fmt::format(R"({{"prompt_tokens":{},"completion_tokens":{},"total_tokens":{},)"
+                     R"("prompt_tokens_details":{{"cached_tokens":{}}},)"
+                     R"("completion_tokens_details":{{"reasoning_tokens":{}{}}}}})",
+                     prompt_tokens, completion_tokens, prompt_tokens + completion_tokens,
+                     cached_tokens, reasoning_tokens, accepted_field());
+}
+
+std::string ReplyUsage::accepted_field() const {
+  return draft_tokens > 0 ? fmt::format(R"(,"accepted_tokens":{})", accepted_tokens) : "";
 }
 
 ReplyWriter::ReplyWriter(ReplySpec spec)

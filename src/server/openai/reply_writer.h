@@ -55,6 +55,8 @@ struct ReplyUsage {
 
   // {"prompt_tokens":…,"completion_tokens":…,"total_tokens":…,…}; accepted_tokens only with drafts
   std::string to_json() const;
+  // ,"accepted_tokens":… for the end of an object; empty without drafts
+  std::string accepted_field() const;
 };
 
 // One object per request, used by one thread at a time. Writes to strings only.

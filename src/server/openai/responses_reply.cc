@@ -16,9 +16,10 @@ std::string text_field(std::string_view key, std::string_view text) {
 std::string usage_json(const ReplyUsage& usage) {
   return fmt::format(
       R"({{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":0}},)"
-      R"("output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}})",
+      R"("output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}{}}},)"
+      R"("total_tokens":{}}})",
       usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.reasoning_tokens,
-      usage.prompt_tokens + usage.completion_tokens);
+      usage.accepted_field(), usage.prompt_tokens + usage.completion_tokens);
 }
 
 }  // namespace
