@@ -31,8 +31,10 @@ struct IndexKernels {
   // packed: round_up(heads, kHeadLanes) * dim elements, all written.
   void (*pack)(const void* values, IndexKeyFormat format, int64_t head_stride, int64_t heads,
                int64_t dim, void* packed);
-  // A cache row to `dim` elements and its scale (1 where the format has none).
-  void (*decode)(const std::byte* row, IndexKeyFormat format, int64_t dim, void* key, float* scale);
+  // `count` cache rows, one behind the other, to keys [count, dim] and their scales (1 where the
+  // format has none).
+  void (*decode)(const std::byte* rows, int64_t count, IndexKeyFormat format, int64_t dim,
+                 void* keys, float* scales);
   // scores[i] = scales[i] * sum over heads of weights[h] * max(0, q[h] . keys[i]), i < num_keys <=
   // kIndexTileKeys. keys [kIndexTileKeys, dim] and scales [kIndexTileKeys] are initialised to the
   // end. weights are padded with 0 to kHeadLanes. scores [kIndexTileKeys]: all may be written.

@@ -103,14 +103,18 @@ inline __attribute__((always_inline)) void decode_e4m3(const uint8_t* codes, int
 }
 
 template <typename T>
-void decode(const std::byte* row, IndexKeyFormat format, int64_t dim, void* key, float* scale) {
-  *scale = 1;
+void decode(const std::byte* rows, int64_t count, IndexKeyFormat format, int64_t dim, void* keys,
+            float* scales) {
   if (format == IndexKeyFormat::kE4M3) {
-    decode_e4m3(reinterpret_cast<const uint8_t*>(row), dim, static_cast<uint16_t*>(key));
-    __builtin_memcpy(scale, row + dim, sizeof *scale);
-  } else {
-    __builtin_memcpy(key, row, static_cast<size_t>(dim) * 4 / T::kPerWord);
+    auto* out = static_cast<uint16_t*>(keys);
+    for (int64_t i = 0; i < count; ++i, rows += dim + 4, out += dim) {
+      decode_e4m3(reinterpret_cast<const uint8_t*>(rows), dim, out);
+      __builtin_memcpy(scales + i, rows + dim, sizeof *scales);
+    }
+    return;
   }
+  __builtin_memcpy(keys, rows, static_cast<size_t>(count * dim) * 4 / T::kPerWord);
+  for (int64_t i = 0; i < count; ++i) scales[i] = 1;
 }
 
 int64_t lanes_of(int64_t heads) { return (heads + kHeadLanes - 1) / kHeadLanes * kHeadLanes; }
@@ -152,7 +156,7 @@ void pack(const void* values, IndexKeyFormat format, int64_t head_stride, int64_
 inline __attribute__((always_inline)) __m512 add_across(const float (*partial)[kWords]) {
   __m512 in_lane[4];
 #pragma GCC unroll 4
-  for (int r = 0; r < 4; ++r) {
+  for (int64_t r = 0; r < 4; ++r) {
     const __m512 a = _mm512_load_ps(partial[4 * r]), b = _mm512_load_ps(partial[4 * r + 1]);
     const __m512 c = _mm512_load_ps(partial[4 * r + 2]), d = _mm512_load_ps(partial[4 * r + 3]);
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));

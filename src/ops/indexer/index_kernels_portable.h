@@ -49,8 +49,8 @@ void pack(const void* values, IndexKeyFormat format, int64_t head_stride, int64_
   }
 }
 
-void decode(const std::byte* row, IndexKeyFormat format, int64_t dim, void* key, float* scale) {
-  auto* out = static_cast<float*>(key);
+void decode_row(const std::byte* row, IndexKeyFormat format, int64_t dim, float* out,
+                float* scale) {
   *scale = 1;
   switch (format) {
     case IndexKeyFormat::kE4M3:
@@ -66,6 +66,16 @@ void decode(const std::byte* row, IndexKeyFormat format, int64_t dim, void* key,
       return;
     case IndexKeyFormat::kF32:
       std::memcpy(out, row, static_cast<size_t>(dim) * sizeof(float));
+  }
+}
+
+void decode(const std::byte* rows, int64_t count, IndexKeyFormat format, int64_t dim, void* keys,
+            float* scales) {
+  const int64_t row_bytes = format == IndexKeyFormat::kE4M3   ? dim + 4
+                            : format == IndexKeyFormat::kBF16 ? dim * 2
+                                                              : dim * 4;
+  for (int64_t i = 0; i < count; ++i) {
+    decode_row(rows + i * row_bytes, format, dim, static_cast<float*>(keys) + i * dim, scales + i);
   }
 }
 

@@ -83,24 +83,20 @@ void pack_row(const Scores& op, int64_t i, int64_t slot, const Shared& shared) {
   std::fill(weights + op.heads(), weights + op.lanes(), 0.0f);
 }
 
-// Decodes the keys [first, first + count) of a sequence; the tile's other keys become 0. Prefetches
-// the next tile's keys, as far as `end`.
+// Decodes the keys [first, first + count) of a sequence; the tile's other keys become 0.
 void decode_tile(const Scores& op, std::span<const int32_t> page_ids, int64_t first, int64_t count,
-                 int64_t end, const Scratch& scratch) {
-  const auto row_of = [&](int64_t position) {
-    return op.pages.row(page_ids[static_cast<size_t>(position / kPageSize)], position % kPageSize);
-  };
+                 const Scratch& scratch) {
   const int64_t bytes = op.dim() * (op.kernels.bf16_elements ? 2 : 4);
-  auto* key = reinterpret_cast<std::byte*>(scratch.keys);
-  for (int64_t i = 0; i < count; ++i, key += bytes) {
-    op.kernels.decode(row_of(first + i), op.pages.layout.format, op.dim(), key, scratch.scales + i);
-    const int64_t ahead = first + i + kIndexTileKeys;
-    if (ahead >= end) continue;
-    const std::byte* row = row_of(ahead);
-    for (int64_t at = 0; at < op.pages.layout.row_bytes(); at += 64)
-      __builtin_prefetch(row + at, 0, 2);
+  auto* keys = reinterpret_cast<std::byte*>(scratch.keys);
+  for (int64_t i = 0; i < count;) {
+    const int64_t slot = (first + i) % kPageSize;
+    const int64_t page = page_ids[static_cast<size_t>((first + i) / kPageSize)];
+    const int64_t run = std::min(count - i, kPageSize - slot);
+    op.kernels.decode(op.pages.row(page, slot), run, op.pages.layout.format, op.dim(),
+                      keys + i * bytes, scratch.scales + i);
+    i += run;
   }
-  std::memset(key, 0, static_cast<size_t>((kIndexTileKeys - count) * bytes));
+  std::memset(keys + count * bytes, 0, static_cast<size_t>((kIndexTileKeys - count) * bytes));
   std::fill(scratch.scales + count, scratch.scales + kIndexTileKeys, 0.0f);
 }
 
@@ -111,7 +107,7 @@ void score_unit(const Scores& op, const Block& block, int64_t chunk, int64_t wav
   const std::span<const int32_t> page_ids =
       op.batch.pages(op.rows[static_cast<size_t>(block.first)].sequence);
   for (int64_t first = begin; first < end; first += kIndexTileKeys) {
-    decode_tile(op, page_ids, first, std::min(kIndexTileKeys, end - first), end, scratch);
+    decode_tile(op, page_ids, first, std::min(kIndexTileKeys, end - first), scratch);
     for (int64_t i = block.first; i < block.first + block.count; ++i) {
       const int64_t seen = std::min<int64_t>(op.rows[static_cast<size_t>(i)].length, end) - first;
       const int64_t count = std::min(seen, kIndexTileKeys);
