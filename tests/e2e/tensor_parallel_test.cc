@@ -36,8 +36,7 @@ std::unique_ptr<RankTeam> team_of(const Checkpoint& checkpoint, int tp, DType co
   for (int rank = 0; rank < (*team)->size(); ++rank) {
     const LatentCache& cache = (*team)->cache(rank);
     for (int32_t page = 0; page < kPages; ++page) {
-      std::memset(cache.page(page), 0xFF,
-                  static_cast<size_t>(cache.num_layers() * cache.layout().page_bytes()));
+      std::memset(cache.page(page), 0xFF, static_cast<size_t>(cache.page_bytes()));
     }
   }
   return std::move(*team);
