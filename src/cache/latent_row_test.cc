@@ -62,12 +62,13 @@ TEST(LatentCache, PagesHaveIndexKeysBehindTheirLatents) {
   EXPECT_EQ(keys.row_bytes(), 132);
   const auto cache = LatentCache::allocate({CacheFormat::kBF16, 32, 8}, 3, 5, 100, keys);
   ASSERT_TRUE(cache.has_value());
-  const int64_t latent = 64 * 80, index = 64 * 132;
+  const int64_t latent = int64_t{64} * 80, index = int64_t{64} * 132;
   EXPECT_EQ(cache->page_bytes(), plain->page_bytes() + 3 * index);
   EXPECT_EQ(cache->page(1) - cache->page(0), 3 * (latent + index) + 100);
   EXPECT_EQ(cache->layer(2).row(1, 0) - cache->page(1), 2 * latent);
   EXPECT_EQ(cache->index_keys(0).row(1, 0) - cache->page(1), 3 * latent);
-  EXPECT_EQ(cache->index_keys(2).row(4, 63) - cache->page(4), 3 * latent + 2 * index + 63 * 132);
+  EXPECT_EQ(cache->index_keys(2).row(4, 63) - cache->page(4),
+            3 * latent + 2 * index + int64_t{63} * 132);
   EXPECT_EQ(cache->index_keys(2).num_pages, 5);
   EXPECT_EQ(cache->state(4), cache->index_keys(2).row(4, 63) + 132);
 }

@@ -263,10 +263,10 @@ TEST(ModelConfig, RefusesIndexersThatDoNotExist) {
   // Dense attention would be another model.
   auto disguised = published("deepseek_v3_2");
   disguised["model_type"] = "deepseek_v3";
-  disguised["architectures"] = {"DeepseekV3ForCausalLM"};
+  disguised["architectures"] = json::array{"DeepseekV3ForCausalLM"};
   expect_refused(disguised, "index_topk is given, and model_type \"deepseek_v3\"");
   disguised = published("deepseek_v3");
-  disguised["architectures"] = {"DeepseekV32ForCausalLM"};
+  disguised["architectures"] = json::array{"DeepseekV32ForCausalLM"};
   expect_refused(disguised, "index_n_heads is missing");
 }
 

@@ -154,8 +154,9 @@ TEST(AttentionPlan, RowsChooseByTheirOwnLength) {
 }
 
 TEST(AttentionPlan, JoinsQueryRunsOverShortGaps) {
-  const auto runs = [](std::vector<int32_t> rows) {
+  const auto runs = [](const std::vector<int32_t>& rows) {
     std::vector<SparseRow> scored;
+    scored.reserve(rows.size());
     for (const int32_t row : rows) scored.push_back({.row = row, .sequence = 0, .length = 1});
     return query_runs(scored);
   };

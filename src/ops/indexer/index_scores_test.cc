@@ -248,7 +248,7 @@ TEST_P(IndexScores, KeysBeforeTheFirstAreNotRead) {
 TEST_P(IndexScores, AKeyThatNoHeadWantsScoresZero) {
   Problem problem({4, 32, IndexKeyFormat::kF32, {1}, {40}});
   auto* q = reinterpret_cast<float*>(problem.q_stored.data());
-  for (int64_t i = 0; i < 4 * 32; ++i) q[i] = -std::abs(q[i]);
+  for (int64_t i = 0; i < int64_t{4} * 32; ++i) q[i] = -std::abs(q[i]);
   const std::vector<float> ones(32, 1.0f);
   encode_index_key(problem.layout, ones.data(), problem.row_of(0, 7));
   const std::vector<float> scores = problem.run(GetParam(), 1, problem.rows);
@@ -260,7 +260,8 @@ TEST_P(IndexScores, ADamagedKeyOrQueryGivesNan) {
     Problem problem({5, 32, format, {2}, {60}});
     std::memset(problem.row_of(0, 9), 0xFF, static_cast<size_t>(problem.layout.row_bytes()));
     const auto bytes = static_cast<size_t>(size_of(query_type(format)));
-    std::memset(problem.q_stored.data() + (5 + 3) * 32 * bytes, 0xFF, bytes);  // row 1, head 3
+    std::memset(problem.q_stored.data() + size_t{5 + 3} * 32 * bytes, 0xFF,
+                bytes);  // row 1, head 3
     const std::vector<float> scores = problem.run(GetParam(), 1, problem.rows);
     for (int32_t s = 0; s < 61; ++s) EXPECT_EQ(std::isnan(scores[s]), s == 9) << s;
     for (int32_t s = 0; s < 62; ++s) EXPECT_TRUE(std::isnan(scores[problem.columns() + s])) << s;

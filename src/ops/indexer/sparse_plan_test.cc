@@ -142,7 +142,7 @@ TEST(SparseLimitsCheck, NamesTheValueAndTheLimit) {
   EXPECT_EQ(message(limits_of(2049), 100),
             "a dense threshold of 2049 keys: must be 0 to the 2048 keys that a row chooses");
   SparseLimits small = limits_of(16, 16);
-  small.score_bytes = 4 * 111;
+  small.score_bytes = int64_t{4} * 111;
   EXPECT_EQ(message(small, 97), "444 bytes for index scores: a row of 97 keys takes 448");
 }
 

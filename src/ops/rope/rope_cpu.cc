@@ -11,8 +11,8 @@ namespace fathom::cpu {
 namespace {
 
 // Below this many values a parallel region (0.5 to 1 us) costs more than it saves.
-constexpr int64_t kParallelQueryValues = 16 * 1024;
-constexpr int64_t kParallelCacheValues = 4 * 1024;
+constexpr int64_t kParallelQueryValues = int64_t{16} * 1024;
+constexpr int64_t kParallelCacheValues = int64_t{4} * 1024;
 
 [[gnu::always_inline]] inline void store(float value, float& out) { out = value; }
 [[gnu::always_inline]] inline void store(float value, bf16& out) { out = to_bf16(value); }

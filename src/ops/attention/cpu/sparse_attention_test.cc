@@ -94,7 +94,8 @@ struct Problem {
       std::vector<int32_t> positions;
       for (int32_t p = shape.first_key; p < row.length; ++p) positions.push_back(p);
       for (size_t i = positions.size(); i > 1; --i) {
-        std::swap(positions[i - 1], positions[mix64(row.row * 1000 + i) % i]);
+        std::swap(positions[i - 1],
+                  positions[mix64(static_cast<uint64_t>(row.row) * 1000 + i) % i]);
       }
       positions.resize(std::min(positions.size(), static_cast<size_t>(k)));
       std::ranges::sort(positions);
@@ -271,7 +272,8 @@ TEST_P(SparseAttention, OtherRowsAndThreadsChangeNoBit) {
     EXPECT_TRUE(std::isnan(again.lse[0]));  // not wanted
     const int64_t stride = shape.heads * shape.latent;
     for (size_t i = 0; i < problem.all_rows.size(); ++i) {
-      const std::vector<int32_t> list(lists.begin() + i * kK, lists.begin() + (i + 1) * kK);
+      const auto first = lists.begin() + static_cast<int64_t>(i) * kK;
+      const std::vector<int32_t> list(first, first + kK);
       const Output alone = problem.run(GetParam(), 1, {problem.all_rows[i]}, list);
       for (int64_t at = 0; at < problem.rows * stride; ++at) {
         if (at / stride == problem.all_rows[i].row) {

@@ -41,7 +41,7 @@ TEST(ExpertExchangePlan, TakesTheWorkspaceOfOneRank) {
   EXPECT_EQ(plan.moe.workspace_bytes, plan_moe_many_rows(kV3).workspace_bytes);
   EXPECT_GE(plan.window_at, plan.offered_at + int64_t{sizeof(OfferedRows)});
   EXPECT_GT(plan.slots_at, plan.window_at);
-  EXPECT_GE(plan.moe_at, plan.slots_at + 8192 * 8 * 4);
+  EXPECT_GE(plan.moe_at, plan.slots_at + int64_t{8192} * 8 * 4);
   EXPECT_GE(plan.workspace_bytes, plan.moe_at + plan.moe.workspace_bytes);
   EXPECT_LE(plan.workspace_bytes, plan.moe.workspace_bytes + (1 << 20));
 }
