@@ -50,7 +50,7 @@ struct AttentionPolicy {
   int64_t mha_key_chunk = 1024;
   // --dsa-dense-threshold: most keys of a row that attends to all of them in a model with sparse
   // attention, 0 to its index_topk; none: index_topk.
-  std::optional<int64_t> dense_keys;
+  std::optional<int64_t> dense_keys = {};
 };
 
 // The policy with the crossovers measured at this CPU's ISA level (docs/performance.md, "The two

@@ -47,7 +47,7 @@ struct ModelOptions {
   StoredFp8 stored_fp8 = StoredFp8::kKept;
   CacheFormat cache_format = CacheFormat::kBF16;  // of forward()'s cache
   // Where the experts are under expert parallelism; null: consecutive ones by rank.
-  std::shared_ptr<const ExpertTable> expert_table;
+  std::shared_ptr<const ExpertTable> expert_table = {};
 };
 
 // A step's rows, and logit rows, of all lanes together, without padding: what ranks with experts of
