@@ -234,8 +234,11 @@ TEST(World, AnAbortReachesEveryNodeWithItsReason) {
   }
   for (int rank = 0; rank < 4; ++rank) {
     const RankEnd& end = rank < 2 ? ends[0].ranks[rank] : ends[rank - 1].ranks[0];
-    EXPECT_EQ(end.what, "rank 4 failed: out of memory (rank " + std::to_string(rank) +
-                            " was in barrier #20 (0 bytes))");
+    // Rank 4 left the barrier before, which the others may not have seen yet.
+    const std::string where =
+        "rank 4 failed: out of memory (rank " + std::to_string(rank) + " was in barrier #";
+    EXPECT_TRUE(end.what == where + "20 (0 bytes))" || end.what == where + "19 (0 bytes))")
+        << end.what;
   }
 }
 
