@@ -25,11 +25,8 @@ std::chrono::nanoseconds peer_limit(const GpuRunnerOptions& options) {
 }
 
 GpuLane::GpuLane(const ModelConfig& config, const GpuRunnerOptions& options,
-                 std::span<const int> devices, cuda::PeerGroup* world)
-    : hidden_(config.hidden),
-      peer_limit_(peer_limit(options)),
-      world_(world),
-      sampler_(config, options) {
+                 std::span<const int> devices)
+    : hidden_(config.hidden), peer_limit_(peer_limit(options)), sampler_(config, options) {
   for (const int device : devices) {
     ranks_.push_back(std::make_unique<GpuRank>(config, options, device));
   }
@@ -37,7 +34,9 @@ GpuLane::GpuLane(const ModelConfig& config, const GpuRunnerOptions& options,
   newest_.resize(ranks_.size());
 }
 
-Result<> GpuLane::prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models, bool graphs) {
+Result<> GpuLane::prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models,
+                          cuda::PeerGroup* world, bool graphs) {
+  world_ = world;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     ranks_[i]->use_device();
     FATHOM_RETURN_IF_ERROR(

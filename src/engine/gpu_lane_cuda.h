@@ -28,13 +28,14 @@ std::chrono::nanoseconds peer_limit(const GpuRunnerOptions& options);
 
 class GpuLane {
  public:
-  // devices: of its ranks, in order. `world`: the group of all lanes' ranks, which outlives the
-  // lane; null without expert parallelism.
-  GpuLane(const ModelConfig& config, const GpuRunnerOptions& options, std::span<const int> devices,
-          cuda::PeerGroup* world);
+  // devices: of its ranks, in order.
+  GpuLane(const ModelConfig& config, const GpuRunnerOptions& options, std::span<const int> devices);
 
   // models: of its ranks, in order; their plans have refused what a lane can't have.
-  Result<> prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models, bool graphs);
+  // `world`: the group of all lanes' ranks, which outlives the lane; null without expert
+  // parallelism.
+  Result<> prepare(std::span<std::unique_ptr<cuda::DeepSeekModel>> models, cuda::PeerGroup* world,
+                   bool graphs);
 
   int size() const { return static_cast<int>(ranks_.size()); }
   GpuRank& rank(int rank) { return *ranks_[static_cast<size_t>(rank)]; }
@@ -80,7 +81,7 @@ class GpuLane {
 
   const int64_t hidden_;
   const std::chrono::nanoseconds peer_limit_;
-  cuda::PeerGroup* const world_;
+  cuda::PeerGroup* world_ = nullptr;
   std::vector<std::unique_ptr<GpuRank>> ranks_;
   std::optional<cuda::PeerGroup> peers_;  // with several ranks, once prepared
   GpuSampler sampler_;

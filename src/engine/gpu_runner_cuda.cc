@@ -71,13 +71,11 @@ class GpuRunner : public Runner {
         watchdog_, "loading the model and capturing its graphs",
         options_.step_timeout.count() > 0 ? kLoadingTimeout : std::chrono::nanoseconds(0));
     const int tp = options_.placement.tp;
-    // Its inboxes are not used.
-    if (exchanges()) world_.emplace(options_.devices, 1, 1, peer_limit(options_));
     std::vector<cuda::RankPlace> places;
     for (int lane = 0; lane < num_lanes(); ++lane) {
       const auto devices = std::span(options_.devices).subspan(static_cast<size_t>(lane * tp));
-      lanes_.push_back(std::make_unique<GpuLane>(
-          config_, options_, devices.first(static_cast<size_t>(tp)), world_ ? &*world_ : nullptr));
+      lanes_.push_back(
+          std::make_unique<GpuLane>(config_, options_, devices.first(static_cast<size_t>(tp))));
       for (int rank = 0; rank < tp; ++rank) {
         places.push_back(place_of(options_, options_.placement.rank_of(lane, rank)));
         devices_[places.back().device].streams.push_back(lanes_.back()->rank(rank).stream());
@@ -89,15 +87,16 @@ class GpuRunner : public Runner {
     FATHOM_TRY(auto models,
                cuda::DeepSeekModel::load_ranks(checkpoint, gpu_model_options(config_, options_),
                                                options_.load, places));
-    if (world_) {
+    if (exchanges()) {
+      world_.emplace(options_.devices, 1, 1, peer_limit(options_));  // its inboxes are not used
       std::vector<cuda::DeepSeekModel*> world;
       for (const auto& model : models) world.push_back(model.get());
       FATHOM_RETURN_IF_ERROR(cuda::DeepSeekModel::join_world(world, *world_));
     }
     for (size_t lane = 0; lane < lanes_.size(); ++lane) {
       const auto size = static_cast<size_t>(tp);
-      FATHOM_RETURN_IF_ERROR(
-          lanes_[lane]->prepare(std::span(models).subspan(lane * size, size), options_.graphs));
+      FATHOM_RETURN_IF_ERROR(lanes_[lane]->prepare(std::span(models).subspan(lane * size, size),
+                                                   world_ ? &*world_ : nullptr, options_.graphs));
     }
     lanes_.front()->rank(0).use_device();
     return {};

@@ -17,18 +17,6 @@
 namespace fathom {
 namespace {
 
-DType query_type(IndexKeyFormat format) {
-  switch (format) {
-    case IndexKeyFormat::kE4M3:
-      return DType::kF8E4M3;
-    case IndexKeyFormat::kBF16:
-      return DType::kBF16;
-    case IndexKeyFormat::kF32:
-      return DType::kF32;
-  }
-  return DType::kF32;
-}
-
 // Which of `scored` are among these rows of the batch.
 Slice scored_among(std::span<const SparseRow> scored, Slice rows) {
   const auto before = [&](int64_t row) {
@@ -94,7 +82,8 @@ void DeepSeekModel::make_queries(const IndexerWeights& weights, const Step& step
       workspace_.q_a_normed.view(options_.compute, {rows, config_.q_lora_rank});
   const TensorView q = workspace_.index_q.view(DType::kF32, {rows, heads * dim});
   const TensorView head_weights = workspace_.index_head_weights.view(DType::kF32, {rows, heads});
-  const TensorView values = workspace_.index_queries.view(query_type(format), {rows, heads, dim});
+  const TensorView values =
+      workspace_.index_queries.view(index_query_type(format), {rows, heads, dim});
   const TensorView scaled = workspace_.index_weights.view(DType::kF32, {rows, heads});
   for (const Slice run : query_runs(scored)) {
     const auto of_run = [&](TensorView array) { return array.rows(run.first, run.count); };
@@ -118,7 +107,7 @@ void DeepSeekModel::make_queries(const IndexerWeights& weights, const Step& step
 void DeepSeekModel::score_keys(const Step& step, Slice scored, const IndexKeyPages& pages) {
   const int64_t rows = step.batch.num_rows(), heads = config_.indexer->num_heads;
   const ConstTensorView values = workspace_.index_queries.view(
-      query_type(pages.layout.format), {rows, heads, config_.indexer->head_dim});
+      index_query_type(pages.layout.format), {rows, heads, config_.indexer->head_dim});
   const ConstTensorView weights = workspace_.index_weights.view(DType::kF32, {rows, heads});
   const PagedBatch paged = paged_view(step.batch, step.first_key);
   for (const ScorePass& pass : step.plan.passes) {

@@ -278,70 +278,41 @@ Result<> one_step(Runner& runner) {
 
 // A rank whose thread fails: the others' launches end at once, the error is its own, and the runner
 // is lost.
-TEST(GpuRankFaults, ARankThatFailsEndsTheStepOfAll) {
-  for (const int missing : {0, 1, 2}) {
-    GpuRunnerOptions options = ranks(3);
-    bool fails = false;
-    options.at_rank = [&](int rank) {
-      if (fails && rank == missing) throw std::runtime_error("planted failure");
-    };
-    const auto runner = on_gpu(options);
-    ASSERT_TRUE(one_step(*runner));
-    fails = true;
-    const auto begin = std::chrono::steady_clock::now();
-    const auto failed = one_step(*runner);
-    ASSERT_FALSE(failed);
-    EXPECT_EQ(failed.error().message, "planted failure");
-    EXPECT_TRUE(runner->is_lost());
-    EXPECT_EQ(runner->loss().message, "planted failure");
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
-    fails = false;
-    EXPECT_FALSE(one_step(*runner));
-  }
-}
-
-// A rank that comes long after the others, who wait no longer than the limit and say for whom.
-TEST(GpuRankFaults, ALateRankIsNamed) {
-  GpuRunnerOptions options = ranks(2);
-  options.step_timeout = std::chrono::seconds(8);
-  bool sleeps = false;
+void expect_failure_ends_all(GpuRunnerOptions options, int missing) {
+  bool fails = false;
   options.at_rank = [&](int rank) {
-    if (sleeps && rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
+    if (fails && rank == missing) throw std::runtime_error("planted failure");
   };
   const auto runner = on_gpu(options);
   ASSERT_TRUE(one_step(*runner));
-  sleeps = true;
+  fails = true;
+  const auto begin = std::chrono::steady_clock::now();
   const auto failed = one_step(*runner);
   ASSERT_FALSE(failed);
-  EXPECT_EQ(failed.error().message,
-            fmt::format("rank 0 on cuda:0 waited 4 s for rank 1 on cuda:{} in a sum over ranks",
-                        options.devices[1]));
+  EXPECT_EQ(failed.error().message, "planted failure");
   EXPECT_TRUE(runner->is_lost());
+  EXPECT_EQ(runner->loss().message, "planted failure");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  fails = false;
+  EXPECT_FALSE(one_step(*runner));
 }
 
-// The same with experts on all lanes, of which the failing one has no rows.
+TEST(GpuRankFaults, ARankThatFailsEndsTheStepOfAll) {
+  for (const int missing : {0, 1, 2}) expect_failure_ends_all(ranks(3), missing);
+}
+
+// With experts on all lanes, of which the second has no rows.
 TEST(GpuRankFaults, ARankWithExpertsThatFailsEndsTheStepOfAll) {
   for (const int missing : {0, 1, 3}) {
     GpuRunnerOptions options = expert_ranks(2, 2);
     options.step_timeout = std::chrono::seconds(40);
-    bool fails = false;
-    options.at_rank = [&](int rank) {
-      if (fails && rank == missing) throw std::runtime_error("planted failure");
-    };
-    const auto runner = on_gpu(options);
-    ASSERT_TRUE(one_step(*runner));
-    fails = true;
-    const auto begin = std::chrono::steady_clock::now();
-    const auto failed = one_step(*runner);
-    ASSERT_FALSE(failed);
-    EXPECT_EQ(failed.error().message, "planted failure");
-    EXPECT_TRUE(runner->is_lost());
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+    expect_failure_ends_all(options, missing);
   }
 }
 
-TEST(GpuRankFaults, ALateRankWithExpertsIsNamed) {
-  GpuRunnerOptions options = expert_ranks(1, 2);
+// Rank 1 comes long after the other, who waits no longer than the limit and says for whom and
+// where.
+void expect_late_rank_is_named(GpuRunnerOptions options, const std::string& where) {
   options.step_timeout = std::chrono::seconds(8);
   bool sleeps = false;
   options.at_rank = [&](int rank) {
@@ -353,10 +324,15 @@ TEST(GpuRankFaults, ALateRankWithExpertsIsNamed) {
   const auto failed = one_step(*runner);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().message,
-            fmt::format("rank 0 on cuda:0 waited 4 s for rank 1 on cuda:{} in an exchange of "
-                        "experts' rows",
-                        options.devices[1]));
+            fmt::format("rank 0 on cuda:0 waited 4 s for rank 1 on cuda:{} in {}",
+                        options.devices[1], where));
   EXPECT_TRUE(runner->is_lost());
+}
+
+TEST(GpuRankFaults, ALateRankIsNamed) { expect_late_rank_is_named(ranks(2), "a sum over ranks"); }
+
+TEST(GpuRankFaults, ALateRankWithExpertsIsNamed) {
+  expect_late_rank_is_named(expert_ranks(1, 2), "an exchange of experts' rows");
 }
 
 TEST(GpuRankFaults, PlacementsThatDoNotFitAreRefused) {

@@ -1,13 +1,10 @@
 #include "ops/attention/attention.h"
 
+#include "ops/attention/attention_checks.h"
 #include "ops/attention/cpu/attention_cpu.h"
 
 namespace fathom {
 namespace {
-
-bool is_float(ConstTensorView view) {
-  return view.dtype() == DType::kF32 || view.dtype() == DType::kBF16;
-}
 
 // Every page that a listed sequence reads must exist: a wrong page id would read other sequences'
 // memory.
@@ -42,17 +39,7 @@ void absorbed_attention(const Stream& stream, ConstTensorView q_latent, ConstTen
                         const PagedBatch& batch, std::span<const int32_t> sequences,
                         const LatentPages& pages, float softmax_scale, TensorView out,
                         std::span<std::byte> workspace) {
-  FATHOM_CHECK(q_latent.rank() == 3 && q_rope.rank() == 3 && out.rank() == 3 &&
-                   q_latent.size(2) == pages.layout.latent_dim &&
-                   q_rope.size(2) == pages.layout.rope_dim && q_rope.size(0) == q_latent.size(0) &&
-                   q_rope.size(1) == q_latent.size(1) && out.size(0) == q_latent.size(0) &&
-                   out.size(1) == q_latent.size(1) && out.size(2) == q_latent.size(2),
-               "q_latent {}, q_rope {}, out {}, cache {} + {}", q_latent.shape_string(),
-               q_rope.shape_string(), out.shape_string(), pages.layout.latent_dim,
-               pages.layout.rope_dim);
-  FATHOM_CHECK(is_float(q_latent) && q_rope.dtype() == q_latent.dtype() && is_float(out),
-               "q_latent {}, q_rope {}, out {}", name_of(q_latent.dtype()), name_of(q_rope.dtype()),
-               name_of(out.dtype()));
+  check_absorbed_operands(q_latent, q_rope, out, pages.layout);
   check_batch(batch, sequences, pages, q_latent.size(0));
   switch (stream.device()) {
     case DeviceKind::kCpu:

@@ -1,13 +1,10 @@
 #include "ops/attention/sparse_attention.h"
 
+#include "ops/attention/attention_checks.h"
 #include "ops/attention/cpu/attention_cpu.h"
 
 namespace fathom {
 namespace {
-
-bool is_float(ConstTensorView view) {
-  return view.dtype() == DType::kF32 || view.dtype() == DType::kBF16;
-}
 
 // Every position must be one that its row sees, in order, and its page must exist: a wrong one
 // would read other sequences' memory.
@@ -46,17 +43,7 @@ void sparse_attention(const Stream& stream, ConstTensorView q_latent, ConstTenso
                       const PagedBatch& batch, std::span<const SparseRow> rows,
                       ConstTensorView keys, const LatentPages& pages, float softmax_scale,
                       TensorView out, TensorView lse, std::span<std::byte> workspace) {
-  FATHOM_CHECK(q_latent.rank() == 3 && q_rope.rank() == 3 && out.rank() == 3 &&
-                   q_latent.size(2) == pages.layout.latent_dim &&
-                   q_rope.size(2) == pages.layout.rope_dim && q_rope.size(0) == q_latent.size(0) &&
-                   q_rope.size(1) == q_latent.size(1) && out.size(0) == q_latent.size(0) &&
-                   out.size(1) == q_latent.size(1) && out.size(2) == q_latent.size(2),
-               "q_latent {}, q_rope {}, out {}, cache {} + {}", q_latent.shape_string(),
-               q_rope.shape_string(), out.shape_string(), pages.layout.latent_dim,
-               pages.layout.rope_dim);
-  FATHOM_CHECK(is_float(q_latent) && q_rope.dtype() == q_latent.dtype() && is_float(out),
-               "q_latent {}, q_rope {}, out {}", name_of(q_latent.dtype()), name_of(q_rope.dtype()),
-               name_of(out.dtype()));
+  check_absorbed_operands(q_latent, q_rope, out, pages.layout);
   FATHOM_CHECK(keys.rank() == 2 && keys.dtype() == DType::kI32 && keys.size(1) >= 1 &&
                    keys.size(0) == static_cast<int64_t>(rows.size()),
                "keys {} of {} for {} rows", keys.shape_string(), name_of(keys.dtype()),

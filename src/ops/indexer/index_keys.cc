@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "ops/indexer/indexer_cpu.h"
+#include "ops/rope/check_positions.h"
 
 namespace fathom {
 namespace {
@@ -13,12 +14,6 @@ void check_rotation(const IndexRotation& rotation, int64_t dim) {
                rotation.table == nullptr ? 0 : rotation.table->dim());
   FATHOM_CHECK(!rotation.hadamard || std::has_single_bit(static_cast<uint64_t>(dim)),
                "a Hadamard transform of {} values", dim);
-}
-
-void check_positions(std::span<const int32_t> positions, int64_t rows) {
-  FATHOM_CHECK(static_cast<int64_t>(positions.size()) == rows, "{} positions for {} rows",
-               positions.size(), rows);
-  for (const int32_t position : positions) FATHOM_CHECK(position >= 0, "position {}", position);
 }
 
 }  // namespace

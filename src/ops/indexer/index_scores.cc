@@ -7,18 +7,6 @@ namespace {
 
 constexpr int64_t kMaxHeads = 1024;
 
-DType query_type(IndexKeyFormat format) {
-  switch (format) {
-    case IndexKeyFormat::kE4M3:
-      return DType::kF8E4M3;
-    case IndexKeyFormat::kBF16:
-      return DType::kBF16;
-    case IndexKeyFormat::kF32:
-      break;
-  }
-  return DType::kF32;
-}
-
 // Every page that a listed row reads must exist: a wrong page id would read other sequences'
 // memory.
 void check_rows(const PagedBatch& batch, std::span<const SparseRow> rows,
@@ -47,6 +35,18 @@ void check_rows(const PagedBatch& batch, std::span<const SparseRow> rows,
 
 }  // namespace
 
+DType index_query_type(IndexKeyFormat format) {
+  switch (format) {
+    case IndexKeyFormat::kE4M3:
+      return DType::kF8E4M3;
+    case IndexKeyFormat::kBF16:
+      return DType::kBF16;
+    case IndexKeyFormat::kF32:
+      break;
+  }
+  return DType::kF32;
+}
+
 int64_t index_scores_workspace_bytes(int64_t rows, int64_t num_heads, int64_t dim,
                                      int num_threads) {
   return cpu::index_scores_workspace_bytes(rows, num_heads, dim, num_threads);
@@ -59,7 +59,7 @@ void index_scores(const Stream& stream, ConstTensorView values, ConstTensorView 
   const IndexKeyLayout& layout = pages.layout;
   FATHOM_CHECK(values.rank() == 3 && values.size(1) >= 1 && values.size(1) <= kMaxHeads &&
                    values.size(2) == layout.dim && layout.dim % 2 == 0 &&
-                   values.dtype() == query_type(layout.format),
+                   values.dtype() == index_query_type(layout.format),
                "values {} of {}, keys of {} in {}", values.shape_string(), name_of(values.dtype()),
                layout.dim, name_of(layout.format));
   FATHOM_CHECK(weights.rank() == 2 && weights.size(0) == values.size(0) &&

@@ -15,16 +15,20 @@
 #include "device/stream.h"
 #include "ops/attention/paged_batch.h"
 #include "ops/attention/sparse_row.h"
+#include "tensor/dtype.h"
 #include "tensor/tensor_view.h"
 
 namespace fathom {
+
+// The type of the queries' values over keys of this format: e4m3, bf16 or f32, as the keys.
+DType index_query_type(IndexKeyFormat format);
 
 // Bytes for `rows` rows of H index heads at a time.
 int64_t index_scores_workspace_bytes(int64_t rows, int64_t num_heads, int64_t dim, int num_threads);
 
 // For rows[i], i < R (rows of one sequence next to one another, lengths ascending within it):
 //   values [batch rows, H, dim] and weights [batch rows, H] as make_index_queries() leaves them;
-//   values are e4m3 over e4m3 keys, bf16 over bf16, f32 over f32
+//   values are of index_query_type()
 //   -> scores [R, columns] f32 (rows may be strided): scores[i][s] for every position s in
 //      [batch.first_key, rows[i].length). All other elements are left alone. columns >= the
 //      greatest length.

@@ -21,12 +21,6 @@ struct Shape {
   std::vector<int32_t> contexts;
 };
 
-DType query_type(IndexKeyFormat format) {
-  return format == IndexKeyFormat::kE4M3   ? DType::kF8E4M3
-         : format == IndexKeyFormat::kBF16 ? DType::kBF16
-                                           : DType::kF32;
-}
-
 // Paged index keys of random values for the batch, pages in scattered order and with a gap between
 // them; bytes that no sequence owns are 0xFF, NaN in every format.
 struct Problem {
@@ -86,7 +80,7 @@ struct Problem {
   void make_queries() {
     const int64_t count = total_rows(shape) * shape.heads * shape.dim;
     const TestTensor wide(count, DType::kF32, 22, 3);
-    const DType dtype = query_type(shape.format);
+    const DType dtype = index_query_type(shape.format);
     q_stored.resize(static_cast<size_t>(count * size_of(dtype)));
     for (int64_t i = 0; i < count; ++i) {
       const float value = wide.wide[i];
@@ -125,7 +119,7 @@ struct Problem {
             cpu::index_scores_workspace_bytes(count, shape.heads, shape.dim, threads) + 5),
         std::byte{0xFF});
     cpu::index_scores(pool, isa,
-                      ConstTensorView(q_stored.data(), query_type(shape.format),
+                      ConstTensorView(q_stored.data(), index_query_type(shape.format),
                                       {total_rows(shape), shape.heads, shape.dim}),
                       weights.view({total_rows(shape), shape.heads}), batch(), listed, pages,
                       TensorView(scores.data(), {count, columns()}),
@@ -259,7 +253,7 @@ TEST_P(IndexScores, ADamagedKeyOrQueryGivesNan) {
   for (const auto format : {IndexKeyFormat::kE4M3, IndexKeyFormat::kBF16, IndexKeyFormat::kF32}) {
     Problem problem({5, 32, format, {2}, {60}});
     std::memset(problem.row_of(0, 9), 0xFF, static_cast<size_t>(problem.layout.row_bytes()));
-    const auto bytes = static_cast<size_t>(size_of(query_type(format)));
+    const auto bytes = static_cast<size_t>(size_of(index_query_type(format)));
     std::memset(problem.q_stored.data() + size_t{5 + 3} * 32 * bytes, 0xFF,
                 bytes);  // row 1, head 3
     const std::vector<float> scores = problem.run(GetParam(), 1, problem.rows);

@@ -22,10 +22,6 @@ namespace {
 
 constexpr int64_t kIndexHeads = 16, kDim = 32, kHeads = 4, kLatent = 64, kRope = 16;
 
-DType query_type(IndexKeyFormat format) {
-  return format == IndexKeyFormat::kE4M3 ? DType::kF8E4M3 : DType::kF32;
-}
-
 // One sequence's inputs of a layer, and the caches that its steps fill.
 class Layer {
  public:
@@ -75,7 +71,7 @@ class Layer {
     if (plan.is_short()) return;
     std::vector<std::byte> values(static_cast<size_t>(count * kIndexHeads * kDim * 4));
     std::vector<float> weights(static_cast<size_t>(count * kIndexHeads));
-    const TensorView query(values.data(), query_type(index_layout_.format),
+    const TensorView query(values.data(), index_query_type(index_layout_.format),
                            {count, kIndexHeads, kDim});
     make_index_queries(stream, q.view({tokens_, kIndexHeads, kDim}).rows(begin, count),
                        head_weights.view({tokens_, kIndexHeads}).rows(begin, count), positions,

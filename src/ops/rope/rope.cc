@@ -1,17 +1,9 @@
 #include "ops/rope/rope.h"
 
+#include "ops/rope/check_positions.h"
 #include "ops/rope/rope_cpu.h"
 
 namespace fathom {
-namespace {
-
-void check_positions(std::span<const int32_t> positions, int64_t rows) {
-  FATHOM_CHECK(static_cast<int64_t>(positions.size()) == rows, "{} positions for {} rows",
-               positions.size(), rows);
-  for (const int32_t position : positions) FATHOM_CHECK(position >= 0, "position {}", position);
-}
-
-}  // namespace
 
 void split_rope_query(const Stream& stream, ConstTensorView q, std::span<const int32_t> positions,
                       const RopeTable& table, TensorView q_nope, TensorView q_rope) {

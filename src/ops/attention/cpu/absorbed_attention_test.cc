@@ -2,75 +2,17 @@
 
 #include <cstring>
 
-#include "cache/latent_row.h"
 #include "ops/attention/absorbed_plan.h"
-#include "ops/attention/attention_test_data.h"
 #include "ops/attention/cpu/attention_cpu.h"
+#include "ops/attention/cpu/latent_problem_test_data.h"
 
 namespace fathom {
 namespace {
 
-struct Shape {
-  int64_t heads, latent, rope;
-  CacheFormat format;
-  DType q_dtype;
-  DType out_dtype;
-  std::vector<int32_t> queries;
-  std::vector<int32_t> contexts;
-};
+using Shape = LatentShape;
 
-// A cache filled with random rows for the batch, pages in scattered order; bytes that no sequence
-// owns are left at 0xFF, NaN in every format.
-struct Problem {
-  Shape shape;
-  int64_t rows = 0;
-  LatentCache cache;
-  std::vector<int32_t> query_start = {0};
-  std::vector<int32_t> block_tables;
-  int32_t max_pages = 0;
-  int32_t first_key = 0;
-  TestTensor q_latent, q_rope;
-
-  static int64_t total_rows(const Shape& s) {
-    int64_t rows = 0;
-    for (const int32_t queries : s.queries) rows += queries;
-    return rows;
-  }
-
-  explicit Problem(const Shape& s)
-      : shape(s),
-        rows(total_rows(s)),
-        q_latent(rows * s.heads * s.latent, s.q_dtype, 11, 1),
-        q_rope(rows * s.heads * s.rope, s.q_dtype, 12, 1) {
-    int32_t num_pages = 1;
-    for (size_t i = 0; i < s.queries.size(); ++i) {
-      query_start.push_back(query_start.back() + s.queries[i]);
-      const int32_t pages = (s.queries[i] + s.contexts[i] + 63) / 64;
-      max_pages = std::max(max_pages, pages);
-      num_pages += pages;
-    }
-    cache = *LatentCache::allocate({s.format, s.latent, s.rope}, 1, num_pages);
-    const LatentPages pages = cache.layer(0);
-    std::memset(pages.data, 0xFF, static_cast<size_t>(num_pages * pages.layout.page_bytes()));
-    int32_t next = num_pages - 1;  // page 0 stays unused
-    for (size_t i = 0; i < s.queries.size(); ++i) {
-      const int32_t tokens = s.queries[i] + s.contexts[i];
-      for (int32_t page = 0; page < max_pages; ++page) {
-        block_tables.push_back(page * 64 < tokens ? next-- : -1);
-      }
-      for (int32_t token = 0; token < tokens; ++token) {
-        const TestTensor row(s.latent + s.rope, DType::kF32, 100 + i * 100000 + token, 1.5);
-        const int32_t page = block_tables[i * max_pages + token / 64];
-        encode_row(pages.layout, row.wide.data(), row.wide.data() + s.latent,
-                   pages.row(page, token % 64));
-      }
-    }
-  }
-
-  PagedBatch batch() const {
-    return {query_start, shape.contexts, block_tables, max_pages, {}, first_key};
-  }
-  float scale() const { return 0.7f / std::sqrt(static_cast<float>(shape.latent) / 4); }
+struct Problem : LatentProblem {
+  using LatentProblem::LatentProblem;
 
   std::vector<float> run(CpuIsa isa, int threads, const std::vector<int32_t>& sequences) const {
     return run(isa, threads, sequences, batch());
@@ -97,12 +39,6 @@ struct Problem {
     EXPECT_TRUE(std::isnan(wide.back()));
     wide.pop_back();
     return wide;
-  }
-
-  std::vector<int32_t> all_sequences() const {
-    std::vector<int32_t> all;
-    for (size_t i = 0; i < shape.queries.size(); ++i) all.push_back(static_cast<int32_t>(i));
-    return all;
   }
 
   // The definition, in double precision, over the decoded rows.

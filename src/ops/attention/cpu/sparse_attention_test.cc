@@ -7,85 +7,30 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cache/latent_row.h"
-#include "ops/attention/attention_test_data.h"
 #include "ops/attention/cpu/attention_cpu.h"
+#include "ops/attention/cpu/latent_problem_test_data.h"
 
 namespace fathom {
 namespace {
 
-struct Shape {
-  int64_t heads, latent, rope;
-  CacheFormat format;
-  DType q_dtype;
-  DType out_dtype;
-  std::vector<int32_t> queries;
-  std::vector<int32_t> contexts;
-  int32_t first_key = 0;
-};
+using Shape = LatentShape;
 
 struct Output {
   std::vector<float> out;  // [rows, H, latent]
   std::vector<float> lse;  // [rows, H]
 };
 
-// A cache of random rows, pages in scattered order; bytes that no sequence owns, and the rows of
-// hidden keys, are 0xFF, NaN in every format.
-struct Problem {
-  Shape shape;
-  int64_t rows = 0;
-  LatentCache cache;
-  std::vector<int32_t> query_start = {0};
-  std::vector<int32_t> block_tables;
-  int32_t max_pages = 0;
+struct Problem : LatentProblem {
   std::vector<SparseRow> all_rows;
-  TestTensor q_latent, q_rope;
 
-  static int64_t total_rows(const Shape& s) {
-    int64_t rows = 0;
-    for (const int32_t queries : s.queries) rows += queries;
-    return rows;
-  }
-
-  explicit Problem(const Shape& s)
-      : shape(s),
-        rows(total_rows(s)),
-        q_latent(rows * s.heads * s.latent, s.q_dtype, 11, 1),
-        q_rope(rows * s.heads * s.rope, s.q_dtype, 12, 1) {
-    int32_t num_pages = 1;
+  explicit Problem(const Shape& s) : LatentProblem(s) {
     for (size_t i = 0; i < s.queries.size(); ++i) {
-      query_start.push_back(query_start.back() + s.queries[i]);
-      const int32_t pages = (s.queries[i] + s.contexts[i] + 63) / 64;
-      max_pages = std::max(max_pages, pages);
-      num_pages += pages;
-    }
-    cache = *LatentCache::allocate({s.format, s.latent, s.rope}, 1, num_pages);
-    const LatentPages pages = cache.layer(0);
-    std::memset(pages.data, 0xFF, static_cast<size_t>(num_pages * pages.layout.page_bytes()));
-    int32_t next = num_pages - 1;  // page 0 stays unused
-    for (size_t i = 0; i < s.queries.size(); ++i) {
-      const int32_t tokens = s.queries[i] + s.contexts[i];
-      for (int32_t page = 0; page < max_pages; ++page) {
-        block_tables.push_back(page * 64 < tokens ? next-- : -1);
-      }
-      for (int32_t token = s.first_key; token < tokens; ++token) {
-        const TestTensor row(s.latent + s.rope, DType::kF32, 100 + i * 100000 + token, 1.5);
-        encode_row(pages.layout, row.wide.data(), row.wide.data() + s.latent, row_of(i, token));
-      }
       for (int32_t query = 0; query < s.queries[i]; ++query) {
         all_rows.push_back(
             {query_start[i] + query, static_cast<int32_t>(i), s.contexts[i] + query + 1});
       }
     }
   }
-
-  std::byte* row_of(size_t sequence, int64_t token) const {
-    return cache.layer(0).row(block_tables[sequence * max_pages + token / 64], token % 64);
-  }
-  PagedBatch batch() const {
-    return {query_start, shape.contexts, block_tables, max_pages, {}, shape.first_key};
-  }
-  float scale() const { return 0.7f / std::sqrt(static_cast<float>(shape.latent) / 4); }
 
   // Lists [rows, k] of keys drawn at random, with the row's own token among them now and then.
   std::vector<int32_t> random_lists(const std::vector<SparseRow>& listed, int64_t k) const {
@@ -119,8 +64,7 @@ struct Problem {
   }
 
   Output run_dense(CpuIsa isa, int threads) const {
-    std::vector<int32_t> sequences;
-    for (size_t i = 0; i < shape.queries.size(); ++i) sequences.push_back(static_cast<int32_t>(i));
+    const std::vector<int32_t> sequences = all_sequences();
     return collect(threads, [&](ThreadPool& pool, TensorView out, TensorView /*lse*/,
                                 std::span<std::byte> workspace) {
       cpu::absorbed_attention(pool, isa, q_latent.view({rows, shape.heads, shape.latent}),
