@@ -178,6 +178,7 @@ void GpuRank::capture(const int32_t* sampled) {
     layout_.most_keys = cuda::kMostDecodeLayersTokens + 1;
     graph_of_many_keys_ = capture_model(rows, sampled);
   }
+  check(cudaStreamSynchronize(stream_), "uploading the graphs");
 }
 
 GpuRank::CapturedGraph GpuRank::capture_model(int64_t rows, const int32_t* sampled) {

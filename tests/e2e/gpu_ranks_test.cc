@@ -284,7 +284,8 @@ void expect_failure_ends_all(GpuRunnerOptions options, int missing) {
     if (fails && rank == missing) throw std::runtime_error("planted failure");
   };
   const auto runner = on_gpu(options);
-  ASSERT_TRUE(one_step(*runner));
+  const auto first = one_step(*runner);
+  ASSERT_TRUE(first) << first.error().message;
   fails = true;
   const auto begin = std::chrono::steady_clock::now();
   const auto failed = one_step(*runner);
@@ -319,7 +320,8 @@ void expect_late_rank_is_named(GpuRunnerOptions options, const std::string& wher
     if (sleeps && rank == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
   };
   const auto runner = on_gpu(options);
-  ASSERT_TRUE(one_step(*runner));
+  const auto first = one_step(*runner);
+  ASSERT_TRUE(first) << first.error().message;
   sleeps = true;
   const auto failed = one_step(*runner);
   ASSERT_FALSE(failed);

@@ -14,7 +14,8 @@ class Graph {
  public:
   Graph() = default;
   // Captures what enqueue() enqueues on the stream, which must not be the legacy stream; nothing
-  // runs.
+  // of it runs. The upload to the device is enqueued on the stream: left to the first launch, it
+  // can wait for a device on which another rank's kernels wait for this launch.
   Graph(cudaStream_t stream, const std::function<void()>& enqueue) {
     cudaGraph_t graph = nullptr;
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
@@ -29,6 +30,7 @@ class Graph {
     const cudaError_t status = cudaGraphInstantiate(&graph_, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "instantiating a graph");
+    check(cudaGraphUpload(graph_, stream), "uploading a graph");
   }
   ~Graph() {
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
