@@ -12,6 +12,13 @@
 #include "engine/model_runner.h"
 
 namespace fathom {
+namespace {
+
+bool operator==(const SampledToken& a, const SampledToken& b) {
+  return a.id == b.id && a.logprob == b.logprob && a.top == b.top;
+}
+
+}  // namespace
 
 std::unique_ptr<Runner> on_cpu(const Checkpoint& checkpoint, DType compute, CacheFormat format) {
   ModelRunnerOptions options;
@@ -95,6 +102,17 @@ std::vector<std::vector<SampledToken>> run(Runner& runner, const std::vector<Tex
     const auto tokens = runner.finish();
     FATHOM_CHECK(tokens.has_value(), "{}", tokens.error().message);
     for (size_t i = 0; i < owners.size(); ++i) results[owners[i]].push_back((*tokens)[i]);
+  }
+}
+
+void expect_equal(const std::vector<std::vector<SampledToken>>& actual,
+                  const std::vector<std::vector<SampledToken>>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t text = 0; text < expected.size(); ++text) {
+    ASSERT_EQ(actual[text].size(), expected[text].size());
+    for (size_t i = 0; i < expected[text].size(); ++i) {
+      ASSERT_TRUE(actual[text][i] == expected[text][i]) << "text " << text << ", position " << i;
+    }
   }
 }
 

@@ -29,6 +29,10 @@ std::vector<Text> random_texts(std::mt19937& random);
 // The next-token distribution at every position of every text, all texts running together.
 std::vector<std::vector<SampledToken>> run(Runner& runner, const std::vector<Text>& texts);
 
+// Expects equal tokens and log-probabilities, to the bit.
+void expect_equal(const std::vector<std::vector<SampledToken>>& actual,
+                  const std::vector<std::vector<SampledToken>>& expected);
+
 // Deviation between results: the share of positions with another token, and the mean difference of
 // the likely tokens' log-probabilities.
 struct Deviation {

@@ -12,24 +12,6 @@
 namespace fathom {
 namespace {
 
-std::vector<Request> random_requests(std::mt19937& random, int count) {
-  std::vector<Request> requests;
-  for (int i = 0; i < count; ++i) {
-    Request request;
-    request.prompt_ids = random_prompt(random);
-    // Greedy in more than one way: a draw would depend on the last bit of a probability.
-    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
-    request.sampling.top_k = i % 3 == 0 ? 0 : 1;
-    if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
-    if (i % 5 == 0) request.sampling.logit_bias = {{200, 0.5f}};
-    request.sampling.logprobs = 5;
-    request.sampling.seed = random();
-    request.sampling.max_tokens = 1 + static_cast<int64_t>(random() % 60);
-    requests.push_back(std::move(request));
-  }
-  return requests;
-}
-
 // GEMMs of the FP8 weights in bf16, or in e4m3, where a sum's last bits decide how an activation is
 // rounded.
 class GpuEngineProducts : public testing::TestWithParam<bool> {

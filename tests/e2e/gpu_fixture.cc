@@ -6,6 +6,7 @@
 
 #include "chat/format.h"
 #include "chat/prompt_ids.h"
+#include "device/cuda/error.h"
 
 namespace fathom {
 
@@ -35,6 +36,15 @@ GpuRunnerOptions gpu_options() {
   options.max_total_tokens = kGpuTestTokens;
   options.step_timeout = std::chrono::minutes(10);  // sanitizers slow a step a thousandfold
   options.load.show_progress = false;
+  return options;
+}
+
+GpuRunnerOptions ranks(int tp, int dp, GpuRunnerOptions options) {
+  options.placement = {.tp = tp, .dp = dp};
+  int gpus = 0;
+  cuda::check(cudaGetDeviceCount(&gpus), "counting GPUs");
+  options.devices.clear();
+  for (int rank = 0; rank < tp * dp; ++rank) options.devices.push_back(rank % gpus);
   return options;
 }
 
@@ -99,6 +109,24 @@ std::vector<int32_t> random_prompt(std::mt19937& random) {
   const auto prompt = render(ChatFormat::kV3, conversation);
   FATHOM_CHECK(prompt.has_value(), "{}", prompt.error().message);
   return encode_prompt(*bundled_tokenizer(), *prompt);
+}
+
+std::vector<Request> random_requests(std::mt19937& random, int count) {
+  std::vector<Request> requests;
+  for (int i = 0; i < count; ++i) {
+    Request request;
+    request.prompt_ids = random_prompt(random);
+    // Greedy in more than one way: a draw would depend on the last bit of a probability.
+    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
+    request.sampling.top_k = i % 3 == 0 ? 0 : 1;
+    if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
+    if (i % 5 == 0) request.sampling.logit_bias = {{200, 0.5f}};
+    request.sampling.logprobs = 5;
+    request.sampling.seed = random();
+    request.sampling.max_tokens = 1 + static_cast<int64_t>(random() % 60);
+    requests.push_back(std::move(request));
+  }
+  return requests;
 }
 
 }  // namespace fathom

@@ -18,6 +18,8 @@ const Checkpoint& bundled_checkpoint();
 std::shared_ptr<const Tokenizer> bundled_tokenizer();
 
 GpuRunnerOptions gpu_options();
+// tp ranks a lane and dp lanes, one after the other on the GPUs that there are.
+GpuRunnerOptions ranks(int tp, int dp = 1, GpuRunnerOptions options = gpu_options());
 // The bundled model by default.
 std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options,
                                const Checkpoint& checkpoint = bundled_checkpoint());
@@ -38,5 +40,7 @@ std::vector<Answer> answers(Engine& engine, const std::vector<Request>& requests
 // A prompt of the kind that the model was trained for: a sum, after a prefix shared with other
 // prompts.
 std::vector<int32_t> random_prompt(std::mt19937& random);
+// Requests with such prompts, all greedy, with log-probabilities.
+std::vector<Request> random_requests(std::mt19937& random, int count);
 
 }  // namespace fathom

@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "cache/latent_layout.h"
-#include "device/cuda/error.h"
 #include "e2e/forced_answers.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
@@ -18,30 +17,6 @@ namespace fathom {
 namespace {
 
 [[maybe_unused]] const bool kExpectsRanks = (expect_gpu_ranks(), true);
-
-GpuRunnerOptions ranks(int tp, int dp = 1, GpuRunnerOptions options = gpu_options()) {
-  options.placement = {.tp = tp, .dp = dp};
-  int gpus = 0;
-  cuda::check(cudaGetDeviceCount(&gpus), "counting GPUs");
-  options.devices.clear();
-  for (int rank = 0; rank < tp * dp; ++rank) options.devices.push_back(rank % gpus);
-  return options;
-}
-
-bool operator==(const SampledToken& a, const SampledToken& b) {
-  return a.id == b.id && a.logprob == b.logprob && a.top == b.top;
-}
-
-void expect_equal(const std::vector<std::vector<SampledToken>>& actual,
-                  const std::vector<std::vector<SampledToken>>& expected) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t text = 0; text < expected.size(); ++text) {
-    ASSERT_EQ(actual[text].size(), expected[text].size());
-    for (size_t i = 0; i < expected[text].size(); ++i) {
-      ASSERT_TRUE(actual[text][i] == expected[text][i]) << "text " << text << ", position " << i;
-    }
-  }
-}
 
 struct Form {
   int tp;
@@ -88,23 +63,6 @@ TEST_P(GpuTensorParallel, IsAsNearToFloat32AsOneRankAndTheSameAgain) {
   EXPECT_LE(off.logprobs, 1.3 * one.logprobs + 0.002);
   expect_equal(run(*runner, texts), first);
   expect_equal(run(*on_gpu(options(GetParam().tp)), texts), first);
-}
-
-std::vector<Request> random_requests(std::mt19937& random, int count) {
-  std::vector<Request> requests;
-  for (int i = 0; i < count; ++i) {
-    Request request;
-    request.prompt_ids = random_prompt(random);
-    request.sampling.temperature = i % 3 == 0 ? 0.0 : 1.0;
-    request.sampling.top_k = i % 3 == 0 ? 0 : 1;
-    if (i % 7 == 0) request.sampling.frequency_penalty = 0.1;
-    if (i % 5 == 0) request.sampling.logit_bias = {{200, 0.5f}};
-    request.sampling.logprobs = 5;
-    request.sampling.seed = random();
-    request.sampling.max_tokens = 1 + static_cast<int64_t>(random() % 60);
-    requests.push_back(std::move(request));
-  }
-  return requests;
 }
 
 struct Ranks {
