@@ -217,6 +217,29 @@ TEST(ModelFlags, TheCpuBesideAGpuIsExplained) {
   fs::remove_all(root);
 }
 
+// Of GPUs that this machine need not have.
+TEST(ModelFlags, AutoTakesGpusForWhatTheyHave) {
+  const std::string goldens = std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/";
+  const auto why = [&](const std::string& model, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"-m", goldens + model});
+    const ModelFlags flags = parse(more).flags;
+    EXPECT_EQ(flags.gpus_among(2)->empty(), !flags.why_not_on(2).empty());
+    EXPECT_TRUE(flags.gpus_among(0)->empty());
+    EXPECT_EQ(flags.why_not_on(0), "");
+    return flags.why_not_on(2);
+  };
+  EXPECT_EQ(why("v3"), "");
+  EXPECT_EQ(why("v3", {"--tp", "2"}), "");
+  EXPECT_TRUE(why("v3", {"--tp", "3"}).starts_with("3 ranks, and 2 GPUs")) << why("v3");
+  EXPECT_EQ(why("no-such-model"), "");  // opening it says what is wrong
+  const std::string sparse = "sparse attention (index_topk 16) is there on the CPU only, so far";
+  EXPECT_EQ(why("v32"), sparse);
+  EXPECT_EQ(why("v32", {"--load-format", "dummy"}), sparse);
+  const auto cuda = parse({"-m", goldens + "v32", "--device", "cuda"}).flags.gpus_among(1);
+  ASSERT_FALSE(cuda);
+  EXPECT_EQ(cuda.error().message, "--device cuda: " + sparse);
+}
+
 TEST(ModelFlags, TextIsNotTakenForAModel) {
   const auto taken = [](const std::string& argument) {
     ModelFlags flags;

@@ -30,6 +30,7 @@ constexpr int64_t kMaxSequences = 1 << 16;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxGiB = 1 << 20;
+constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr int64_t kMaxEplbSteps = 1'000'000'000;
 // SGLang's names of --dsa-dense-threshold, the newer first.
 constexpr const char* kThresholdVariables[] = {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD",
@@ -92,8 +93,19 @@ Result<AskedThreshold> asked_threshold(const ModelFlags& flags) {
   return AskedThreshold{};
 }
 
-// What the flags ask for and GPUs have not; null: nothing.
-const char* gpu_lacks(const ModelFlags& flags) {
+// index_topk of a model with sparse attention. None for a model that cannot be opened: who opens it
+// says why.
+std::optional<int64_t> chosen_keys(const ModelFlags& flags) {
+  const auto model = resolve_model_flag(flags);
+  if (!model) return {};
+  const std::string path = *model + "/config.json";
+  const auto text = read_text_file(path, kMaxConfigBytes);
+  const auto config = text ? parse_model_config(*text, path) : tl::unexpected(text.error());
+  return config && config->indexer ? std::optional(config->indexer->topk) : std::nullopt;
+}
+
+// What the flags and the model ask for and GPUs have not; empty: nothing.
+std::string gpu_lacks(const ModelFlags& flags) {
   if (is_one_of_several_nodes(flags)) {
     return "several nodes are there on the CPU only, so far";
   }
@@ -106,7 +118,10 @@ const char* gpu_lacks(const ModelFlags& flags) {
   if (flags.compute() != DType::kBF16 || flags.cache_format() == CacheFormat::kF32) {
     return "on a GPU there are neither float32 products nor an f32 cache";
   }
-  return nullptr;
+  if (const auto topk = chosen_keys(flags)) {
+    return fmt::format("sparse attention (index_topk {}) is there on the CPU only, so far", *topk);
+  }
+  return "";
 }
 
 std::string too_few_gpus(int count, int ranks) {
@@ -185,34 +200,36 @@ Result<> ModelFlags::check_ranks() const {
   return {};
 }
 
-bool ModelFlags::fits_gpu() const { return gpu_lacks(*this) == nullptr; }
-
 std::string ModelFlags::why_cpu(const std::string& root) const {
   if (device != "auto") return "";
   std::string reason = why_no_gpu(root);
-  if (reason.empty() && num_gpus() > 0) {
-    const int ranks = placement().world();
-    if (!fits_gpu()) {
-      reason = gpu_lacks(*this);
-    } else if (ranks > num_gpus()) {
-      reason = too_few_gpus(num_gpus(), ranks);
-    }
-  }
+  if (reason.empty()) reason = why_not_on(num_gpus());
   return reason.empty() ? "" : fmt::format("--device auto takes the CPU: {}", reason);
+}
+
+std::string ModelFlags::why_not_on(int count) const {
+  if (count == 0) return "";
+  const int ranks = placement().world();
+  const std::string lacks = gpu_lacks(*this);
+  return lacks.empty() && ranks > count ? too_few_gpus(count, ranks) : lacks;
 }
 
 Result<std::vector<int>> ModelFlags::gpus() const {
   if (device == "cpu") return std::vector<int>();
+  if (placement().world() > 1) expect_gpu_ranks();
+  return gpus_among(num_gpus());
+}
+
+Result<std::vector<int>> ModelFlags::gpus_among(int count) const {
   const int ranks = placement().world();
-  if (ranks > 1) expect_gpu_ranks();
-  const int count = num_gpus();
-  const char* const lacks = gpu_lacks(*this);
   std::vector<int> first(static_cast<size_t>(ranks));
   std::iota(first.begin(), first.end(), 0);
   if (device == "auto") {
-    return count > 0 && lacks == nullptr && ranks <= count ? first : std::vector<int>();
+    return count > 0 && why_not_on(count).empty() ? first : std::vector<int>();
   }
-  if (lacks != nullptr) return invalid("--device {}: {}", device, lacks);
+  if (const std::string lacks = gpu_lacks(*this); !lacks.empty()) {
+    return invalid("--device {}: {}", device, lacks);
+  }
   std::vector<int> numbers = device == "cuda" ? first : numbers_of_gpus(device);
   for (const int number : numbers) {
     if (number < count) continue;

@@ -68,12 +68,15 @@ struct ModelFlags {
   Placement placement() const;
   bool has_placement_file() const;  // expert_location names one
   // The GPU of each rank, in order; none: the CPU. "auto" and "cuda" select the first ones, one for
-  // each rank, "auto" only if there are so many and they support what the other flags request.
+  // each rank, "auto" only if there are so many and they support the model and the other flags.
   Result<std::vector<int>> gpus() const;
+  // The same on a machine with `count` usable GPUs.
+  Result<std::vector<int>> gpus_among(int count) const;
   // One sentence that says why "auto" selects the CPU although there is a GPU; empty if no GPU is
   // visible or another device was requested. `root` is the root of the file system to look at.
   std::string why_cpu(const std::string& root = "/") const;
-  bool fits_gpu() const;  // whether a GPU supports the other flags
+  // Why "auto" takes none of `count` usable GPUs; empty: it takes them, or there are none.
+  std::string why_not_on(int count) const;
   int64_t step_rows() const;
   // The default of max_num_seqs for commands with any number of requests.
   int64_t many_sequences() const;

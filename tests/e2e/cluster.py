@@ -59,17 +59,18 @@ def node_flags(nnodes, node, port, host="127.0.0.1"):
 class Cluster:
     """`nnodes` processes of one thread each; node 0 serves. faults[node]: as FATHOM_FAULT."""
 
-    def __init__(self, nnodes, *flags, faults=None, port=None, **options):
+    def __init__(self, nnodes, *flags, faults=None, port=None, model=MODEL, **options):
         self.port = port or free_port()
         faults = faults or {}
         self.followers = [
             Follower("-t", "1", *flags, *node_flags(nnodes, node, self.port),
-                     faults=faults.get(node, ""))
+                     faults=faults.get(node, ""), model=model)
             for node in range(1, nnodes)]
         if 0 in faults:
             options = {**options, "program": WITH_FAULTS,
                        "environment": {"FATHOM_FAULT": faults[0]}}
-        self.leader = Server("-t", "1", *flags, *node_flags(nnodes, 0, self.port), **options)
+        self.leader = Server("-t", "1", *flags, *node_flags(nnodes, 0, self.port), model=model,
+                             **options)
 
     def signal(self, node, which):
         (self.leader.process if node == 0 else self.followers[node - 1].process).send_signal(which)

@@ -15,7 +15,7 @@ import time
 import unittest
 
 from cluster import DEAD, Cluster, Follower, free_port, node_flags
-from fathom_server import ENVIRONMENT, MODEL, PROGRAM, SLACK, Server
+from fathom_server import ENVIRONMENT, MODEL, PROGRAM, SLACK, SOURCE, Server
 
 EXPERTS = ("--enable-expert-parallel",)
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
@@ -41,6 +41,20 @@ def requests():
     return found
 
 
+def sparse_model(folder):
+    """A model with sparse attention: the form of tests/goldens/v32, 16 keys a row, with the bundled model's
+    tokens, for --load-format dummy. Every prompt of requests() is longer than 16."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        os.symlink(os.path.join(MODEL, name), os.path.join(folder, name))
+    with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as file:
+        vocab_size = json.load(file)["vocab_size"]
+    with open(os.path.join(SOURCE, "tests/goldens/v32/config.json"), encoding="utf-8") as file:
+        config = json.load(file) | {"vocab_size": vocab_size}
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    return folder
+
+
 def answers(server):
     """What each choice of all requests has: text and log-probabilities, to the last digit."""
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
@@ -52,15 +66,15 @@ def answers(server):
 class Equality(unittest.TestCase):
     maxDiff = 2000
 
-    def answers_of_nodes(self, nnodes, *flags):
-        cluster = Cluster(nnodes, *flags)
+    def answers_of_nodes(self, nnodes, *flags, model=MODEL):
+        cluster = Cluster(nnodes, *flags, model=model)
         self.addCleanup(cluster.kill)
         found = answers(cluster.leader)
         self.assertEqual(cluster.stop(), [0] * nnodes, "".join(cluster.leader.log))
         return found
 
-    def answers_of_one(self, *flags):
-        server = Server("-t", "2", *flags)
+    def answers_of_one(self, *flags, model=MODEL):
+        server = Server("-t", "2", *flags, model=model)
         self.addCleanup(server.kill)
         found = answers(server)
         self.assertEqual(server.stop(), 0)
@@ -68,6 +82,15 @@ class Equality(unittest.TestCase):
 
     def test_tensor_parallel(self):
         self.assertEqual(self.answers_of_nodes(2, "--tp", "2"), self.answers_of_one("--tp", "2"))
+
+    def test_sparse_attention(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = sparse_model(folder)
+            for flags in (("--tp", "2"), ("--tp", "2", "--dsa-dense-threshold", "0"), ("--dp", "2", *EXPERTS)):
+                with self.subTest(flags):
+                    flags = ("--load-format", "dummy", *flags)
+                    one = self.answers_of_one(*flags, model=model)
+                    self.assertEqual(self.answers_of_nodes(2, *flags, model=model), one)
 
     def test_tensor_parallel_uneven(self):
         self.assertEqual(self.answers_of_nodes(2, "--tp", "3"), self.answers_of_one("--tp", "3"))
@@ -154,14 +177,15 @@ class Equality(unittest.TestCase):
 
 
 class Agreement(unittest.TestCase):
-    def run_both(self, leader=(), follower=(), model=MODEL, nnodes=2, program=None):
+    def run_both(self, leader=(), follower=(), model=MODEL, nnodes=2, program=None,
+                 leader_model=MODEL):
         """A leader and a follower that cannot agree: their exit statuses and last words."""
         port = free_port()
         other = Follower("--quiet", *(follower or ()), *node_flags(nnodes, 1, port), model=model,
                          command="run", program=program)
         self.addCleanup(other.kill)
         own = subprocess.run(
-            [PROGRAM, "run", MODEL, "Hello", "--quiet", *leader, *node_flags(2, 0, port)],
+            [PROGRAM, "run", leader_model, "Hello", "--quiet", *leader, *node_flags(2, 0, port)],
             env=ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=60 * SLACK)
         status = other.wait()
@@ -182,6 +206,13 @@ class Agreement(unittest.TestCase):
         self.check_difference("--dtype", "'bfloat16'", "'float32'",
                               leader=("--tp", "2", "--dtype", "float32", "--kv-cache-dtype", "bf16"),
                               follower=("--tp", "2"))
+
+    def test_thresholds_of_sparse_attention_must_be_equal(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = sparse_model(folder)
+            common = ("--load-format", "dummy", "--tp", "2")
+            self.check_difference("--dsa-dense-threshold", "'8'", "'16'", model=model, leader_model=model,
+                                  leader=common, follower=(*common, "--dsa-dense-threshold", "8"))
 
     def test_placements_of_experts_must_be_equal(self):
         self.check_difference("--enable-expert-parallel", "'off'", "'on'",

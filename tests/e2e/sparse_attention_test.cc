@@ -9,6 +9,8 @@
 #include <numeric>
 
 #include "base/json.h"
+#include "base/random.h"
+#include "checkpoint/test_files.h"
 #include "e2e/golden.h"
 #include "model/rank_team.h"
 
@@ -203,6 +205,38 @@ TEST(SparseRanks, ARankThatChoosesOtherKeysEndsTheStep) {
     }
   });
   EXPECT_NE(end.find(" with plan "), std::string::npos) << end;
+}
+
+// The published index_topk: decode with draft windows of 1 to 4 rows through 2,047, 2,048 and 2,049
+// keys continues the whole pass, and so does a run in which every row chooses.
+TEST(SparsePublishedTopk, WindowsGoThrough2048Keys) {
+  constexpr int64_t kTokens = 2056;
+  const TestFolder folder;
+  const std::string golden = goldens_directory() + "v32/";
+  auto config = parse_json(file_text(golden + "config.json"), "config.json")->as_object();
+  config["index_topk"] = 2048;
+  folder.write("config.json", json::serialize(config));
+  folder.write("model.safetensors", file_text(golden + "model.safetensors"));
+  std::vector<int32_t> ids;
+  for (uint64_t i = 0; i < kTokens; ++i) {
+    ids.push_back(static_cast<int32_t>(3 + random_bits(3, 1, i) % 150));
+  }
+  ModelOptions options = float32({});
+  options.max_rows = kTokens;
+  ModelHarness whole(folder.path(), options, CacheFormat::kF32);
+  const auto expected = whole.run({{ids, {kTokens}}})[0];
+  options.attention.dense_keys = 1 << 20;  // the choice of 2,048 of at most 2,056 keys matters
+  ModelHarness dense(folder.path(), options, CacheFormat::kF32);
+  EXPECT_GT(worst_difference(dense.run({{ids, {kTokens}}})[0], expected), 1e-3);
+  options.attention.dense_keys = 0;
+  ModelHarness chooses(folder.path(), options, CacheFormat::kF32);
+  EXPECT_LE(worst_difference(chooses.run({{ids, {kTokens}}})[0], expected), 1e-4);
+  for (int64_t window = 1; window <= 4; ++window) {
+    for (const int64_t prompt : {int64_t{2046}, 2049 - window}) {
+      const std::vector<TestSequence> cut = {{ids, {prompt, window}}};
+      EXPECT_LE(worst_difference(whole.run(cut)[0], expected), 1e-4) << prompt << ", " << window;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, SparseModel,

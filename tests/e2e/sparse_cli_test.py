@@ -90,6 +90,19 @@ class Sparse(unittest.TestCase):
                 self.refused(field, "inspect", path)
                 self.refused(field, *BENCH, path)
 
+    def test_bad_sizes_end_before_anything_is_allocated(self):
+        """The published model has 671 GB of weights: no machine of these tests could hold them."""
+        with open(os.path.join(SOURCE, "tests/data/configs/deepseek_v3_2.json"), encoding="utf-8") as file:
+            published = json.load(file)
+        for field, value in [("index_topk", 0), ("index_topk", -1), ("index_topk", published["max_position_embeddings"] + 1),
+                             ("index_n_heads", 0), ("index_head_dim", 96)]:
+            with self.subTest(f"{field} {value}"):
+                path = os.path.join(self.scratch, f"{field}{value}")
+                os.mkdir(path)
+                with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
+                    json.dump(published | {field: value}, file)
+                self.refused(f"{field} is {value}", *BENCH, path, "--load-format", "dummy")
+
     def test_bad_tensors(self):
         name = "model.layers.1.self_attn.indexer.{}"
         # Of another shape, by its own size or by config.json's.

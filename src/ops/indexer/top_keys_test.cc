@@ -77,7 +77,11 @@ TEST_P(TopKeys, EveryLengthAndWidthAroundTheBlocks) {
       if (k >= 1) check(scores, 0, k);
     }
   }
-  for (const int64_t count : {2047, 2048, 2049, 5000, 160 * 1024}) {
+  for (int64_t count = 600; count < 5000; count += 61) {
+    const std::vector<float> scores = random_scores(count, 9);
+    for (const int64_t k : {64, 2048}) check(scores, count % 3, k);
+  }
+  for (const int64_t count : {2047, 2048, 2049, 5000, 128 * 1024, 160 * 1024}) {
     check(random_scores(count, 2), 0, 2048);
     check(random_scores(count, 3), 1, 2048);
     check(random_scores(count, 4), 700, 64);
@@ -133,7 +137,7 @@ TEST_P(TopKeys, ThreadsAndOtherRowsChangeNothing) {
   std::vector<SparseRow> rows(kRows);
   for (int32_t i = 0; i < kRows; ++i) rows[i] = {i, 0, 2 + i * 81};
   for (const int threads : {1, 2, 4}) {
-    for (int again = 0; again < 5; ++again) {
+    for (int again = 0; again < 7; ++again) {
       ThreadPool pool(threads);
       std::vector<int32_t> keys(kRows * kK, kPoison);
       std::vector<std::byte> workspace(
