@@ -26,6 +26,9 @@ struct ScaledMatrix {
   // them each is kSymmetricZero.
   FourBitCode code = FourBitCode::kInteger;
   ConstTensorView zeros = {};
+  // i32 [cols]: column c holds column columns[c] of the weight; empty: c. Columns of four-bit codes
+  // whose groups are not contiguous stand in the order of the groups.
+  ConstTensorView columns = {};
 
   bool is_four_bit() const { return values.dtype() == DType::kU8; }
   int64_t rows() const { return values.size(0); }

@@ -268,6 +268,9 @@ Result<PackedMatrix> PackedMatrix::allocate(int64_t rows, int64_t cols, const Pa
   matrix.cols_ = cols;
   matrix.form_ = form;
   matrix.memory_ = std::move(*memory);
+  if (form.reordered) {
+    matrix.columns_ = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(cols));
+  }
   return matrix;
 }
 
@@ -277,7 +280,14 @@ PackedMatrix PackedMatrix::share() const {
   other.cols_ = cols_;
   other.form_ = form_;
   other.memory_ = memory_.share();
+  other.columns_ = columns_;
   return other;
+}
+
+void PackedMatrix::set_columns(std::span<const int32_t> columns) {
+  FATHOM_CHECK(columns_ != nullptr && columns.size() == columns_->size(), "{} columns of {}",
+               columns.size(), cols_);
+  std::copy(columns.begin(), columns.end(), columns_->begin());
 }
 
 void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {

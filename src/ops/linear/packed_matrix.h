@@ -5,6 +5,10 @@
 // four-bit codes stay four bits (decode steps are bandwidth-bound).
 #pragma once
 
+#include <memory>
+#include <span>
+#include <vector>
+
 #include "tensor/buffer.h"
 #include "tensor/scaled_matrix.h"
 
@@ -23,6 +27,7 @@ struct PackedForm {
   int64_t group_cols = 0;
   DType scales = DType::kF32;  // or kBF16: half the bytes, for scales that bf16 holds exactly
   bool zeros = false;          // whether a group has a zero point
+  bool reordered = false;      // whether columns stand in another order (ScaledMatrix::columns)
 
   friend bool operator==(const PackedForm&, const PackedForm&) = default;
 };
@@ -43,6 +48,10 @@ class PackedMatrix {
   // of them cut by a slice. The call with the last row also writes the padding.
   void pack(int64_t first_row, const ScaledMatrix& source);
 
+  // Sets the order of the columns of a reordered form: packed column c multiplies columns[c] of x.
+  // Required before use, after pack() or before.
+  void set_columns(std::span<const int32_t> columns);
+
   // Another owner of the same memory: ranks of a process share what is equal. Not before pack() has
   // ended is it read.
   PackedMatrix share() const;
@@ -52,6 +61,8 @@ class PackedMatrix {
   WeightFormat format() const { return form_.format; }
   const PackedForm& form() const { return form_; }
   int64_t bytes() const { return memory_.size(); }
+  // The order of the columns; null if it is that of x.
+  const int32_t* columns() const { return columns_ == nullptr ? nullptr : columns_->data(); }
   // The first byte of the packed order, for the kernels.
   const std::byte* data() const { return memory_.data(); }
 
@@ -60,6 +71,7 @@ class PackedMatrix {
   int64_t cols_ = 0;
   PackedForm form_;
   Buffer memory_;
+  std::shared_ptr<std::vector<int32_t>> columns_;  // of reordered forms, shared like the memory
 };
 
 }  // namespace fathom

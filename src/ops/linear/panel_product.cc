@@ -14,11 +14,18 @@ namespace {
 constexpr int64_t kFewRows = 16;
 
 // Columns [column, column + count) of the rows, zero up to 128: dense, so that rows whose stride is
-// a multiple of 4 KiB do not fall into the same cache sets.
+// a multiple of 4 KiB do not fall into the same cache sets. `columns`: the order of the weight's
+// columns, or null.
 template <typename T>
-void gather_block(const ProductRows& x, int64_t rows, int64_t column, int64_t count, T* out) {
+void gather_block(const ProductRows& x, int64_t rows, int64_t column, int64_t count,
+                  const int32_t* columns, T* out) {
   const bool same_type = x.x.dtype() == kDTypeOf<T>;
   for (int64_t r = 0; r < rows; ++r, out += kBlockColumns) {
+    if (columns != nullptr) {
+      for (int64_t k = 0; k < count; ++k) out[k] = x.value<T>(r, columns[column + k]);
+      if (count < kBlockColumns) std::fill(out + count, out + kBlockColumns, T{});
+      continue;
+    }
     const std::byte* row = x.row(r) + column * size_of(x.x.dtype());
     if (same_type) {
       std::memcpy(out, row, static_cast<size_t>(count) * sizeof(T));
@@ -212,7 +219,9 @@ class BlockProduct {
 // Gathers as many blocks of the rows as fit into 128 KiB at a time, and calls body(first block,
 // blocks, x [blocks][rows][128]) for each such run. The memory after the last row is readable.
 template <typename T, typename Body>
-void for_each_run(const ProductRows& x, int64_t rows, int64_t columns, const Body& body) {
+void for_each_run(const ProductRows& x, int64_t rows, const PackedMatrix& weight,
+                  const Body& body) {
+  const int64_t columns = weight.cols();
   constexpr int64_t kScratch = (128 << 10) / sizeof(T);
   // Bytes, because an array of bf16 would be zeroed first.
   alignas(64) std::byte memory[(kScratch + (kMatrixRows - 1) * kBlockColumns) * sizeof(T)];
@@ -224,7 +233,7 @@ void for_each_run(const ProductRows& x, int64_t rows, int64_t columns, const Bod
     for (int64_t b = 0; b < count; ++b) {
       const int64_t column = (first + b) * kBlockColumns;
       gather_block(x, rows, column, std::min<int64_t>(kBlockColumns, columns - column),
-                   x_blocks + b * x_block);
+                   weight.columns(), x_blocks + b * x_block);
     }
     body(first, count, x_blocks);
   }
@@ -238,7 +247,7 @@ void multiply_many_rows(const LinearKernels& kernels, const ProductRows& x, int6
                         float* sums) {
   BlockProduct product(kernels, weight, std::is_same_v<T, bf16>);
   std::fill_n(sums, num_pairs * rows * kPairRows, 0.0f);
-  for_each_run<T>(x, rows, weight.cols(), [&](int64_t first, int64_t count, const T* x_blocks) {
+  for_each_run<T>(x, rows, weight, [&](int64_t first, int64_t count, const T* x_blocks) {
     for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
       const int64_t stop = std::min((pair | 1) + 1, first_pair + num_pairs);
       for (int64_t b = 0; b < count; ++b) {
@@ -260,7 +269,7 @@ void multiply_by_matrix(const LinearKernels& kernels, const ProductRows& x, int6
   const auto multiply =
       weight.format() == WeightFormat::kF8E4M3 ? kernels.matrix_fp8 : kernels.matrix_bf16;
   std::fill_n(sums, num_pairs * rows * kPairRows, 0.0f);
-  for_each_run<bf16>(x, rows, weight.cols(), [&](int64_t first, int64_t count, const bf16* run) {
+  for_each_run<bf16>(x, rows, weight, [&](int64_t first, int64_t count, const bf16* run) {
     for (int64_t pair = first_pair; pair < first_pair + num_pairs;) {
       const int64_t pairs = layout.rest_of_group(pair, first_pair + num_pairs);
       multiply(reinterpret_cast<const uint16_t*>(run), static_cast<int>(rows),
@@ -285,7 +294,7 @@ void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t 
     multiply_many_rows<float>(kernels, x, rows, weight, first_pair, num_pairs, sums);
   } else if (kernels.matrix_bf16 != nullptr && weight.format() != WeightFormat::kFourBit) {
     multiply_by_matrix(kernels, x, rows, weight, first_pair, num_pairs, sums);
-  } else if (rows <= kFewRows) {
+  } else if (rows <= kFewRows && weight.columns() == nullptr) {
     multiply_few_rows(kernels, x, rows, weight, first_pair, num_pairs, sums);
   } else {
     multiply_many_rows<bf16>(kernels, x, rows, weight, first_pair, num_pairs, sums);
