@@ -57,8 +57,7 @@ void transpose_words(const std::byte* stored, int64_t outer, int64_t inner,
 
 }  // namespace
 
-void decode_codes(Kind kind, const std::byte* stored, int64_t rows, int64_t cols,
-                  uint8_t* codes) {
+void decode_codes(Kind kind, const std::byte* stored, int64_t rows, int64_t cols, uint8_t* codes) {
   switch (kind) {
     case Kind::kPackedInt4:
       return decode_rows(stored, 4 * ceil_div(cols, kPerWord), rows, cols, codes);
@@ -66,10 +65,9 @@ void decode_codes(Kind kind, const std::byte* stored, int64_t rows, int64_t cols
     case Kind::kNvfp4:
       return decode_rows(stored, ceil_div(cols, 2), rows, cols, codes);
     case Kind::kAwq:
-      return transpose_words(stored, cols, rows, kAwqOrder,
-                             [&](int64_t row, int64_t col, uint8_t code) {
-                               codes[row * cols + col] = code;
-                             });
+      return transpose_words(
+          stored, cols, rows, kAwqOrder,
+          [&](int64_t row, int64_t col, uint8_t code) { codes[row * cols + col] = code; });
     case Kind::kGptq:
       for (int64_t word = 0; word < cols / kPerWord; ++word) {
         for (int64_t r = 0; r < rows; ++r) {
@@ -97,8 +95,7 @@ void decode_zeros(const QuantizationConfig& quantization, const std::byte* store
   }
   // The first form's 15 stands for 0: the sum has four bits.
   const int shift = quantization.zeros_minus_one ? 1 : 0;
-  transpose_words(stored, groups, rows,
-                  quantization.kind == Kind::kAwq ? kAwqOrder : kSequential,
+  transpose_words(stored, groups, rows, quantization.kind == Kind::kAwq ? kAwqOrder : kSequential,
                   [&](int64_t row, int64_t group, uint8_t zero) {
                     zeros[row * groups + group] = static_cast<uint8_t>((zero + shift) & 0xF);
                   });

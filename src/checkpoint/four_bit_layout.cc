@@ -15,9 +15,16 @@ constexpr int64_t kWordCodes = 8;
 
 // Beside ".weight_packed" or ".qweight". The scales of activations are there in files made for
 // four-bit arithmetic, which is not used.
-constexpr std::string_view kCompanions[] = {
-    ".weight_scale", ".weight_zero_point",   ".weight_g_idx",      ".weight_shape", ".scales",
-    ".qzeros",       ".weight_global_scale", ".input_global_scale", ".g_idx",        ".input_scale"};
+constexpr std::string_view kCompanions[] = {".weight_scale",
+                                            ".weight_zero_point",
+                                            ".weight_g_idx",
+                                            ".weight_shape",
+                                            ".scales",
+                                            ".qzeros",
+                                            ".weight_global_scale",
+                                            ".input_global_scale",
+                                            ".g_idx",
+                                            ".input_scale"};
 
 }  // namespace
 
@@ -28,8 +35,7 @@ std::string_view four_bit_codes_suffix(const QuantizationConfig& quantization) {
 
 std::vector<FourBitPart> four_bit_parts(const QuantizationConfig& quantization, int64_t rows,
                                         int64_t cols) {
-  const int64_t groups =
-      quantization.group_cols == 0 ? 1 : ceil_div(cols, quantization.group_cols);
+  const int64_t groups = quantization.group_cols == 0 ? 1 : ceil_div(cols, quantization.group_cols);
   const int64_t row_words = ceil_div(rows, kWordCodes), col_words = ceil_div(cols, kWordCodes);
   const bool zeros = !quantization.symmetric;
   std::vector<FourBitPart> parts;

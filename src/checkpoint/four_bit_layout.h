@@ -5,7 +5,8 @@
 //                   weight_g_idx i32 [in] with act-order
 //   awq             qweight i32 [in, out/8], nibble k: column 8c + {0,2,4,6,1,3,5,7}[k]; qzeros i32
 //                   [groups, out/8] in the same order; scales [groups, out]
-//   gptq            qweight i32 [in/8, out]; qzeros i32 [groups, out/8]; scales [groups, out]; g_idx
+//   gptq            qweight i32 [in/8, out]; qzeros i32 [groups, out/8]; scales [groups, out];
+//   g_idx
 //                   i32 [in]
 //   mxfp4, nvfp4    weight_packed u8 [out, in/2], two E2M1 a byte; weight_scale [out, groups];
 //                   weight_global_scale f32 [1] of nvfp4, which divides

@@ -128,8 +128,8 @@ class Reading {
     buffers_.scales.resize(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) {
       // AWQ and GPTQ store [groups, rows].
-      const int64_t at = is_transposed() ? i % tensors_.groups * tensors_.rows + i / tensors_.groups
-                                         : i;
+      const int64_t at =
+          is_transposed() ? i % tensors_.groups * tensors_.rows + i / tensors_.groups : i;
       const float scale = decode_scale(entry.dtype, stored, at);
       if (!std::isfinite(scale)) {
         return invalid("{}holds {} at index {}; a scale is a finite number", place(entry), scale,
@@ -290,8 +290,7 @@ Result<std::optional<FourBitTensors>> find_four_bit(const Checkpoint& checkpoint
   const bool e2m1 = quantization.kind == Kind::kMxfp4 || quantization.kind == Kind::kNvfp4;
   tensors.code = e2m1 ? FourBitCode::kE2m1 : FourBitCode::kInteger;
   tensors.has_zeros = tensors.zeros != nullptr && !quantization.symmetric;
-  const bool fits_bf16 =
-      tensors.scales->dtype == DType::kBF16 || quantization.kind == Kind::kMxfp4;
+  const bool fits_bf16 = tensors.scales->dtype == DType::kBF16 || quantization.kind == Kind::kMxfp4;
   tensors.scale_type = fits_bf16 ? DType::kBF16 : DType::kF32;
   return Found(std::move(tensors));
 }
@@ -307,8 +306,7 @@ Result<ScaledMatrix> read_four_bit(const Checkpoint& checkpoint, const FourBitTe
   return matrix_of(tensors, buffers);
 }
 
-ScaledMatrix dummy_four_bit(const FourBitTensors& tensors, uint64_t seed,
-                            FourBitBuffers& buffers) {
+ScaledMatrix dummy_four_bit(const FourBitTensors& tensors, uint64_t seed, FourBitBuffers& buffers) {
   buffers.codes.resize(static_cast<size_t>(tensors.rows * tensors.cols));
   fill_dummy_codes(tensors.name, seed, buffers.codes);
   buffers.scales.resize(static_cast<size_t>(tensors.rows * tensors.groups));
@@ -319,9 +317,8 @@ ScaledMatrix dummy_four_bit(const FourBitTensors& tensors, uint64_t seed,
       scale = powers ? std::exp2(std::round(std::log2(scale))) : to_float(to_bf16(scale));
     }
   }
-  buffers.zeros.assign(
-      tensors.has_zeros ? static_cast<size_t>(tensors.rows * tensors.groups) : 0,
-      static_cast<uint8_t>(kSymmetricZero));
+  buffers.zeros.assign(tensors.has_zeros ? static_cast<size_t>(tensors.rows * tensors.groups) : 0,
+                       static_cast<uint8_t>(kSymmetricZero));
   buffers.columns.clear();
   return matrix_of(tensors, buffers);
 }

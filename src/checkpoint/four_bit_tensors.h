@@ -1,5 +1,5 @@
-// One four-bit weight as stored: found and checked from the headers, then decoded into codes, a byte
-// each, with fp32 scales of groups of columns. All formats end in the same ScaledMatrix.
+// One four-bit weight as stored: found and checked from the headers, then decoded into codes, a
+// byte each, with fp32 scales of groups of columns. All formats end in the same ScaledMatrix.
 #pragma once
 
 #include <functional>

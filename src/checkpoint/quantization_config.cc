@@ -128,9 +128,9 @@ Result<QuantizationConfig> parse_compressed_tensors(const JsonFields& fields,
   for (const auto& [name, group] : groups->get_object()) {
     QuantizationConfig group_config;
     FATHOM_RETURN_IF_ERROR(parse_group(name, group, format, where, group_config));
-    if (!first && (group_config.kind != config.kind ||
-                   group_config.group_cols != config.group_cols ||
-                   group_config.symmetric != config.symmetric)) {
+    if (!first &&
+        (group_config.kind != config.kind || group_config.group_cols != config.group_cols ||
+         group_config.symmetric != config.symmetric)) {
       return invalid("{}config_groups have different strategies; supported is one for all", where);
     }
     config = group_config;

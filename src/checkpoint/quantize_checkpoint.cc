@@ -162,7 +162,8 @@ class ShardWork {
   Result<> quantize_to_four_bits(const Piece& piece, const ConstTensorView& weights,
                                  Slot& slot) const {
     const PlannedTensor& tensor = *piece.tensor;
-    const int64_t rows = weights.size(0), cols = weights.size(1), groups = cols / format_.group_cols;
+    const int64_t rows = weights.size(0), cols = weights.size(1),
+                  groups = cols / format_.group_cols;
     slot.codes.resize(static_cast<size_t>(rows * cols / 2));
     slot.scales.resize(static_cast<size_t>(rows * groups));
     if (const auto done = quantize_four_bit(weights, format_.code(), format_.group_cols, slot.codes,
@@ -275,7 +276,8 @@ Result<std::vector<FileReader>> open_sources(const Checkpoint& checkpoint) {
 
 Result<QuantizeSummary> quantize_checkpoint(const Checkpoint& checkpoint,
                                             const QuantizeOptions& options) {
-  FATHOM_TRY(const QuantizePlan plan, plan_quantize(checkpoint, options.format, options.max_shard_bytes));
+  FATHOM_TRY(const QuantizePlan plan,
+             plan_quantize(checkpoint, options.format, options.max_shard_bytes));
   const std::string config_path = checkpoint.directory() + "/" + kConfig;
   FATHOM_TRY(const std::string source_config, read_text_file(config_path, kMaxConfigBytes));
   FATHOM_TRY(const std::string config,

@@ -1,4 +1,5 @@
-// `fathom quantize`: converts a checkpoint in bf16, f16 or f32 to FP8 or to four bits, shard by shard.
+// `fathom quantize`: converts a checkpoint in bf16, f16 or f32 to FP8 or to four bits, shard by
+// shard.
 //
 // Uses a few pieces of 16 MiB per thread, whatever the model's size. A run that was interrupted, by
 // a signal or a full disk, can be resumed: a shard is written under another name, synced and

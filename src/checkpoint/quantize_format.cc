@@ -70,8 +70,9 @@ std::string quantization_config_text(const QuantizeFormat& format) {
         ",\n  \"quantization_config\": {\n    \"activation_scheme\": \"dynamic\",\n"
         "    \"fmt\": \"e4m3\",\n    \"quant_method\": \"fp8\",\n";
     if (format.scale_form == ScaleForm::kPowerOfTwo) text += "    \"scale_fmt\": \"ue8m0\",\n";
-    return text + fmt::format("    \"weight_block_size\": [\n      {0},\n      {0}\n    ]\n  }}\n}}\n",
-                              kScaleBlock);
+    return text +
+           fmt::format("    \"weight_block_size\": [\n      {0},\n      {0}\n    ]\n  }}\n}}\n",
+                       kScaleBlock);
   }
   const bool fp4 = format.kind == QuantizeFormat::Kind::kMxfp4;
   // What is not a routed expert stays as it is: the patterns of Kimi K2's published form, and the

@@ -93,9 +93,10 @@ void lay_out(const QuantizeFormat& format, PlannedShard& shard) {
     shard.source_bytes += source.bytes;
     if (tensor.quantize) {
       for (WrittenTensor& written : written_tensors(format, tensor)) {
-        int64_t* const offset = written.role == WrittenTensor::Role::kValues   ? &tensor.offset
-                                : written.role == WrittenTensor::Role::kScales ? &tensor.scales_offset
-                                                                               : &tensor.shape_offset;
+        int64_t* const offset = written.role == WrittenTensor::Role::kValues ? &tensor.offset
+                                : written.role == WrittenTensor::Role::kScales
+                                    ? &tensor.scales_offset
+                                    : &tensor.shape_offset;
         parts.push_back({std::move(written.name), written.dtype, std::move(written.shape),
                          written.bytes, offset});
       }

@@ -292,8 +292,10 @@ class WeightCollector {
     form.reordered = four_bit->order != nullptr && four_bit->group_cols > 0;
     if (part.cols.count == part.num_cols) return form;
     if (form.reordered) {
-      return invalid("{}: its groups have columns in any order (g_idx), which cannot be split over "
-                     "ranks (--tp)", part.name);
+      return invalid(
+          "{}: its groups have columns in any order (g_idx), which cannot be split over "
+          "ranks (--tp)",
+          part.name);
     }
     const int64_t group = form.group_cols;
     if (group > 0 && (part.cols.first % group != 0 || part.cols.count % group != 0)) {

@@ -8,8 +8,8 @@
 // A group of zeros has the scale 1. Divisions are IEEE fp32, so the result is bitwise identical on
 // every device.
 //
-// Sources: Kimi K2-Thinking's published experts are a fixed point of the INT4 rule; OCP Microscaling
-// Formats (MX) v1.0, section 6.3.
+// Sources: Kimi K2-Thinking's published experts are a fixed point of the INT4 rule; OCP
+// Microscaling Formats (MX) v1.0, section 6.3.
 #pragma once
 
 #include <span>

@@ -18,7 +18,8 @@ void expand_four_bit_to_f32_avx2(const std::byte* weights, int64_t step_stride, 
   }
   for (int s = 0; s < steps; ++s, weights += step_stride, out += 4 * kPairRows) {
     for (int half = 0; half < 2; ++half) {
-      // Eight rows of both panels; a lane holds a row's columns 0 and 1 in its lower and upper half.
+      // Eight rows of both panels; a lane holds a row's columns 0 and 1 in its lower and upper
+      // half.
       const __m256i words =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 32 * half));
       for (int i = 0; i < 8; ++i) {

@@ -25,16 +25,15 @@ struct Shifts {
 inline __attribute__((always_inline)) Shifts load_shifts(const std::byte* zeros) {
   Shifts shifts;
   for (int p = 0; p < 2; ++p) {
-    const __m512i rows = _mm512_cvtepu8_epi32(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + 16 * p)));
+    const __m512i rows =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + 16 * p)));
     shifts.of[p] = _mm512_or_si512(rows, _mm512_slli_epi32(rows, 16));
   }
   return shifts;
 }
 
 template <bool kZeros>
-inline __attribute__((always_inline)) __m512i look_up(__m512i table, __m512i index,
-                                                      __m512i shift) {
+inline __attribute__((always_inline)) __m512i look_up(__m512i table, __m512i index, __m512i shift) {
   if constexpr (kZeros) {
     index = _mm512_add_epi16(_mm512_and_si512(index, _mm512_set1_epi16(0xF)), shift);
   }

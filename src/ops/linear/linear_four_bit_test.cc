@@ -92,8 +92,7 @@ std::vector<float> multiply(CpuIsa isa, ConstTensorView x, int64_t first, int64_
   std::vector<float> sums(static_cast<size_t>(pairs * rows * kPairRows), std::nanf(""));
   for (int64_t pair = 0; pair < pairs; pair += kMaxProductPairs) {
     multiply_pairs(linear_kernels(isa), {x, nullptr, first}, rows, weight, pair,
-                   std::min(kMaxProductPairs, pairs - pair),
-                   sums.data() + pair * rows * kPairRows);
+                   std::min(kMaxProductPairs, pairs - pair), sums.data() + pair * rows * kPairRows);
   }
   return sums;
 }
@@ -105,7 +104,7 @@ void check_products(CpuIsa isa, const PackedForm& form, int64_t n, int64_t k) {
   for (const int64_t rows : {1, 2, 3, 4, 5, 16, 17, 40}) {
     const Rows<T> x(7, rows, k);
     const std::vector<float> sums = multiply(isa, x.view, 0, rows, weight);
-    for (int64_t m = 0; m < rows; m += rows > 12 ? 11 : 1) {
+    for (int64_t m = 0; m<rows; m += rows> 12 ? 11 : 1) {
       for (int64_t i = 0; i < n; ++i) {
         double expected = 0, magnitude = 0;
         for (int64_t c = 0; c < k; ++c) {
@@ -113,8 +112,8 @@ void check_products(CpuIsa isa, const PackedForm& form, int64_t n, int64_t k) {
           expected += term;
           magnitude += std::abs(term);
         }
-        const float sum = sums[static_cast<size_t>((i / kPairRows * rows + m) * kPairRows +
-                                                   i % kPairRows)];
+        const float sum =
+            sums[static_cast<size_t>((i / kPairRows * rows + m) * kPairRows + i % kPairRows)];
         ASSERT_NEAR(sum, expected, 4e-6 * magnitude + 1e-30)
             << name_of(isa) << " form " << &form - kForms << " [" << n << ", " << k << "] rows "
             << rows << " at " << m << ", " << i;
@@ -208,10 +207,10 @@ TEST(FourBit, BytesAreFourBitsAndTheScales) {
   const auto bytes = [](const PackedForm& form) {
     return PackedMatrix::allocate(2816, 2048, form, "test")->bytes();
   };
-  EXPECT_EQ(bytes(kForms[0]), 2816 * 2048 / 2 + 2816 * 64 * 2);      // 4.5 bits a weight
-  EXPECT_EQ(bytes(kForms[1]), 2816 * 2048 / 2 + 2816 * 16 * 2);      // 4.125
-  EXPECT_EQ(bytes(kForms[3]), 2816 * 2048 / 2 + 2816 * 16 * 5);      // 4.31
-  EXPECT_EQ(bytes(kForms[6]), 2816 * 2048 / 2 + 2816 * 64 * 2);      // 4.5
+  EXPECT_EQ(bytes(kForms[0]), 2816 * 2048 / 2 + 2816 * 64 * 2);  // 4.5 bits a weight
+  EXPECT_EQ(bytes(kForms[1]), 2816 * 2048 / 2 + 2816 * 16 * 2);  // 4.125
+  EXPECT_EQ(bytes(kForms[3]), 2816 * 2048 / 2 + 2816 * 16 * 5);  // 4.31
+  EXPECT_EQ(bytes(kForms[6]), 2816 * 2048 / 2 + 2816 * 64 * 2);  // 4.5
 }
 
 // All codes with all zero points: the packed order of one pair's steps is written out here.

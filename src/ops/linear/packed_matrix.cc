@@ -14,8 +14,9 @@
 //         panel's two columns, and a byte belongs to one row
 //   scales of a block: 32 fp32 a pair, one a row
 //
-// A block of four-bit codes is a group of columns, at most 128, so that scales follow the codes that
-// they multiply. They are fp32 or bf16; behind a pair's scales may be 32 bytes, 16 - zero point.
+// A block of four-bit codes is a group of columns, at most 128, so that scales follow the codes
+// that they multiply. They are fp32 or bf16; behind a pair's scales may be 32 bytes, 16 - zero
+// point.
 //
 // A thread that owns a range of rows reads one ascending stream, the only access pattern that
 // reaches the memory's full rate, and one vector load covers 16 outputs, so that no sum ever has to

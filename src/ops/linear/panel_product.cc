@@ -106,10 +106,7 @@ void multiply_few_rows(const LinearKernels& kernels, const ProductRows& x, int64
 class BlockProduct {
  public:
   BlockProduct(const LinearKernels& kernels, const PackedMatrix& weight, bool bf16_dot)
-      : kernels_(kernels),
-        weight_(weight),
-        layout_(weight),
-        bf16_dot_(bf16_dot) {}
+      : kernels_(kernels), weight_(weight), layout_(weight), bf16_dot_(bf16_dot) {}
 
   // `block` counts 128 columns, which are several blocks of four-bit weights with narrow groups.
   void multiply(const void* x_block, int64_t rows, int64_t pair, int64_t block, float* sums) {
