@@ -99,12 +99,6 @@ TEST_P(FourBitModel, EqualsItsDequantizedValues) {
   EXPECT_GT(largest_difference(four_bit.run({{prompt(), {2048}}})[0],
                                source.run({{prompt(), {2048}}})[0]),
             1e-3);
-  // bf16: the experts' values are no bf16 numbers in the wide model, so it rounds them.
-  options.compute = DType::kBF16;
-  ModelHarness narrow(made->stored, options, CacheFormat::kBF16);
-  EXPECT_LT(largest_difference(narrow.run({{prompt(), {2048}}})[0],
-                               four_bit.run({{prompt(), {2048}}})[0]),
-            0.2);
 }
 
 TEST_P(FourBitModel, RanksHaveWholeGroupsOrAreRefused) {
