@@ -7,6 +7,8 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "checkpoint/four_bit_layout.h"
+#include "checkpoint/four_bit_tensors.h"
 #include "checkpoint/hub_cache.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_index.h"
@@ -73,6 +75,15 @@ bool TensorEntry::has_shape(const std::vector<int64_t>& wanted) const {
 const TensorEntry* Checkpoint::find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
+}
+
+bool Checkpoint::has_weight(std::string_view name) const {
+  if (find(name) != nullptr) return true;
+  constexpr std::string_view kWeight = ".weight";
+  if (!config_.quantization.is_four_bit() || !name.ends_with(kWeight)) return false;
+  name.remove_suffix(kWeight.size());
+  return find(std::string(name) + std::string(four_bit_codes_suffix(config_.quantization))) !=
+         nullptr;
 }
 
 const std::string& Checkpoint::file_of(const TensorEntry& entry) const {
@@ -154,8 +165,8 @@ Result<> Checkpoint::read_shards() {
 std::optional<std::string> Checkpoint::missing_mtp_tensor() const {
   const std::string prefix = fmt::format("{}{}.", tensor_names::kLayers, config_.num_layers);
   std::optional<std::string> missing;
-  WeightNames(config_).for_each([&](const PublishedTensor& tensor) {
-    if (tensor.group != WeightGroup::kMtp || find(tensor.name) != nullptr) return true;
+  WeightNames(config_).for_each_weight([&](const PublishedTensor& tensor) {
+    if (tensor.group != WeightGroup::kMtp || has_weight(tensor.name)) return true;
     if (tensor.name == prefix + std::string(tensor_names::kMtpEmbedding) ||
         tensor.name == prefix + std::string(tensor_names::kMtpHead) ||
         !tensor.name.starts_with(prefix)) {
@@ -170,9 +181,9 @@ std::optional<std::string> Checkpoint::missing_mtp_tensor() const {
 Result<> Checkpoint::check_names() const {
   const WeightNames names(config_);
   std::string missing, missing_mtp;
-  names.for_each([&](const PublishedTensor& tensor) {
-    // Which scales must exist depends on each weight's stored type; the loader checks it.
-    if (tensor.group == WeightGroup::kScales || find(tensor.name) != nullptr) return true;
+  // Which scales must exist depends on each weight's stored type; the loader checks it.
+  names.for_each_weight([&](const PublishedTensor& tensor) {
+    if (has_weight(tensor.name)) return true;
     if (tensor.group == WeightGroup::kMtp) {
       missing_mtp = tensor.name;  // MTP tensors come last, so nothing else can be missing
       return false;
@@ -206,8 +217,13 @@ Result<> Checkpoint::check_names() const {
 // on the stored form.
 Result<> Checkpoint::check_shapes() const {
   Result<> checked;
-  WeightNames(config_).for_each([&](const PublishedTensor& tensor) {
-    if (tensor.group == WeightGroup::kScales || tensor.group == WeightGroup::kMtp) return true;
+  WeightNames(config_).for_each_weight([&](const PublishedTensor& tensor) {
+    if (tensor.group == WeightGroup::kMtp) return true;
+    if (tensor.shape.size() == 2) {
+      const auto four_bit = find_four_bit(*this, tensor.name, tensor.shape[0], tensor.shape[1]);
+      if (!four_bit) checked = tl::unexpected<Status>(four_bit.error());
+      if (!four_bit || *four_bit) return checked.has_value();
+    }
     const TensorEntry* entry = find(tensor.name);
     if (entry == nullptr || entry->has_shape(tensor.shape)) return true;
     checked = invalid("{}: tensor {:?} has shape [{}], config.json calls for [{}]", file_of(*entry),

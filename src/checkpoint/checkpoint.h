@@ -52,6 +52,9 @@ class Checkpoint {
   const std::map<std::string, TensorEntry, std::less<>>& tensors() const { return tensors_; }
   const TensorEntry* find(std::string_view name) const;
 
+  // Whether the weight "X.weight" is stored under its name or in four bits under others.
+  bool has_weight(std::string_view name) const;
+
   // The path of an entry's file, or the directory for a dummy checkpoint. For error messages.
   const std::string& file_of(const TensorEntry& entry) const;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "base/check.h"
 
@@ -83,6 +84,29 @@ void fill_dummy_scales(std::string_view name, int64_t cols, bool powers_of_two, 
   fill_values<float>(values, std::as_writable_bytes(out), [&](float x) {
     return powers_of_two ? std::exp2(std::round(std::log2(x))) : x;
   });
+}
+
+void fill_dummy_codes(std::string_view name, uint64_t seed, std::span<uint8_t> out) {
+  constexpr size_t kPerWord = 16;
+  const DummyValues values = {stream_of(name, seed), 0, 0};
+  for (size_t first = 0; first < out.size(); first += kPerWord) {
+    const uint64_t bits = values.bits(static_cast<int64_t>(first), kPerWord);
+    const size_t count = std::min(kPerWord, out.size() - first);
+    for (size_t i = 0; i < count; ++i) out[first + i] = bits >> 4 * i & 0xF;
+  }
+}
+
+void fill_dummy_four_bit_scales(std::string_view name, FourBitCode code, int64_t cols,
+                                uint64_t seed, std::span<float> out) {
+  float sum = 0;
+  for (int i = 0; i < kFourBitCodes; ++i) {
+    const float value = four_bit_value(code, i, kSymmetricZero);
+    sum += value * value;
+  }
+  const float rms = std::sqrt(sum / kFourBitCodes);
+  const float middle = 1.0f / (rms * std::sqrt(static_cast<float>(cols)));
+  const DummyValues values = {stream_of(std::string(name) + "_scale", seed), middle, 0.1f * middle};
+  fill_values<float>(values, std::as_writable_bytes(out), [](float x) { return x; });
 }
 
 }  // namespace fathom

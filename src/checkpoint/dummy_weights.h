@@ -10,6 +10,7 @@
 
 #include "base/random.h"
 #include "tensor/dtype.h"
+#include "tensor/four_bit.h"
 
 namespace fathom {
 
@@ -50,5 +51,12 @@ void fill_dummy(std::string_view name, DType dtype, int64_t cols, uint64_t seed,
 // Fills `out` with the scales of a dummy FP8 matrix; powers of two if the format requires it.
 void fill_dummy_scales(std::string_view name, int64_t cols, bool powers_of_two, uint64_t seed,
                        std::span<float> out);
+
+// Fills `out` with random four-bit codes, one a byte.
+void fill_dummy_codes(std::string_view name, uint64_t seed, std::span<uint8_t> out);
+
+// Fills `out` with scales that bring such codes to a variance of 1 / cols.
+void fill_dummy_four_bit_scales(std::string_view name, FourBitCode code, int64_t cols,
+                                uint64_t seed, std::span<float> out);
 
 }  // namespace fathom

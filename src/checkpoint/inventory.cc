@@ -1,6 +1,7 @@
 #include "checkpoint/inventory.h"
 
 #include "base/math.h"
+#include "checkpoint/four_bit_layout.h"
 #include "tensor/scale_form.h"
 
 namespace fathom {
@@ -10,6 +11,15 @@ void add(GroupTotals& totals, const GroupTotals& more) {
   totals.tensors += more.tensors;
   totals.parameters += more.parameters;
   totals.bytes += more.bytes;
+}
+
+// The weights that a tensor holds: two a byte where it has codes of four bits.
+int64_t elements_of(const QuantizationConfig& quantization, std::string_view name,
+                    const TensorEntry& entry) {
+  if (quantization.is_four_bit() && name.ends_with(four_bit_codes_suffix(quantization))) {
+    return 2 * entry.bytes;
+  }
+  return entry.bytes / size_of(entry.dtype);
 }
 
 }  // namespace
@@ -38,7 +48,7 @@ Inventory take_loaded_inventory(const Checkpoint& checkpoint, const LoadOptions&
   const WeightNames names(checkpoint.config());
   for (const auto& [name, entry] : checkpoint.tensors()) {
     const auto group = names.classify(name);
-    const int64_t elements = entry.bytes / size_of(entry.dtype);
+    const int64_t elements = elements_of(checkpoint.config().quantization, name, entry);
     const bool counts = group && *group != WeightGroup::kScales;
     add(group ? inventory.groups[static_cast<size_t>(*group)] : inventory.unused,
         {1, counts ? elements : 0, entry.bytes});

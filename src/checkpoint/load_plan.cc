@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "checkpoint/dummy_weights.h"
 #include "checkpoint/file_reader.h"
+#include "checkpoint/four_bit_tensors.h"
 #include "checkpoint/stored_scales.h"
 #include "checkpoint/weight_names.h"
 #include "tensor/buffer.h"
@@ -29,11 +30,19 @@ constexpr int kMaxThreads = 32;
 // A request that has passed the checks.
 struct Item {
   const TensorRequest* request = nullptr;
-  const TensorEntry* entry = nullptr;
+  const TensorEntry* entry = nullptr;  // of a four-bit weight, its codes
   StoredScales scales;
+  std::optional<FourBitTensors> four_bit;
   int64_t rows = 0;
   int64_t cols = 0;
   bool quantize = false;  // from its stored type to e4m3
+
+  std::vector<const TensorEntry*> entries() const {
+    if (four_bit) return four_bit->entries();
+    std::vector<const TensorEntry*> all = {entry};
+    if (scales.entry != nullptr) all.push_back(scales.entry);
+    return all;
+  }
 };
 
 std::string_view form_of(QuantizationConfig::Kind kind) {
@@ -46,6 +55,8 @@ std::string_view form_of(QuantizationConfig::Kind kind) {
       return "with one scale a tensor";
     case QuantizationConfig::Kind::kFp8Row:
       return "with a scale for each row";
+    default:
+      return "in four bits";
   }
   return "?";
 }
@@ -57,6 +68,14 @@ bool is_wide(DType dtype) {
 Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& request) {
   FATHOM_CHECK(request.shape.size() == 1 || request.shape.size() == 2, "{} asked with rank {}",
                request.name, request.shape.size());
+  if (request.shape.size() == 2) {
+    FATHOM_TRY(auto four_bit,
+               find_four_bit(checkpoint, request.name, request.shape[0], request.shape[1]));
+    if (four_bit) {
+      const TensorEntry* const codes = four_bit->codes;
+      return Item{&request, codes, {}, std::move(four_bit), request.shape[0], request.shape[1]};
+    }
+  }
   const TensorEntry* entry = checkpoint.find(request.name);
   if (entry == nullptr) {
     return invalid("{}: tensor {:?} is missing", checkpoint.directory(), request.name);
@@ -72,7 +91,7 @@ Result<Item> check_request(const Checkpoint& checkpoint, const TensorRequest& re
         "{}: tensor {:?} is stored as {}; {}", file, request.name, name_of(entry->dtype),
         matrix ? "weights are f32, bf16, f16 or e4m3" : "norms and biases are f32, bf16 or f16");
   }
-  Item item{&request, entry, {}, matrix ? request.shape[0] : 1, request.shape.back()};
+  Item item{&request, entry, {}, {}, matrix ? request.shape[0] : 1, request.shape.back()};
   if (matrix) {
     FATHOM_TRY(item.scales, find_scales(checkpoint, request.name, *entry, item.rows, item.cols));
   }
@@ -93,6 +112,7 @@ class Slot {
   std::vector<std::byte> stored_scales;
   std::vector<float> scales;
   std::vector<e4m3> quantized;
+  FourBitBuffers four_bit;
 
  private:
   Buffer values_;
@@ -112,8 +132,8 @@ class Loading {
   Result<> open_files() {
     files_.resize(checkpoint_.files().size());
     for (const Item& item : items_) {
-      for (const TensorEntry* entry : {item.entry, item.scales.entry}) {
-        if (entry == nullptr || checkpoint_.is_dummy()) continue;
+      if (checkpoint_.is_dummy()) break;
+      for (const TensorEntry* entry : item.entries()) {
         auto& file = files_[static_cast<size_t>(entry->file)];
         if (file) continue;
         FATHOM_TRY(FileReader opened, FileReader::open(checkpoint_.file_of(*entry)));
@@ -154,6 +174,7 @@ class Loading {
   }
 
   Result<> load(const Item& item, Slot& slot) {
+    if (item.four_bit) return load_four_bit(item, slot);
     const bool unread = item.request->place_unread != nullptr;
     std::byte* values = nullptr;
     if (!unread) {
@@ -178,6 +199,24 @@ class Loading {
       FATHOM_TRY(matrix, quantize(item, matrix.values, slot));
     }
     if (unread) return place_unread(item, matrix);
+    if (const auto placed = item.request->place(matrix); !placed) {
+      return with_context(item.request->name + ": ", placed.error());
+    }
+    return {};
+  }
+
+  Result<> load_four_bit(const Item& item, Slot& slot) {
+    FATHOM_CHECK(item.request->place != nullptr, "{} is not to be read", item.request->name);
+    ScaledMatrix matrix;
+    if (checkpoint_.is_dummy()) {
+      matrix = dummy_four_bit(*item.four_bit, options_.dummy_seed, slot.four_bit);
+      add_progress(item.entry->bytes);
+    } else {
+      const auto read_tensor = [&](const TensorEntry& entry, std::span<std::byte> to) {
+        return read(entry, 0, to);
+      };
+      FATHOM_TRY(matrix, read_four_bit(checkpoint_, *item.four_bit, read_tensor, slot.four_bit));
+    }
     if (const auto placed = item.request->place(matrix); !placed) {
       return with_context(item.request->name + ": ", placed.error());
     }
@@ -275,7 +314,7 @@ Result<> check_load_options(const Checkpoint& checkpoint, const LoadOptions& opt
     return {};
   }
   return invalid(
-      "{}: the weights are stored in FP8 already, {}; they run as they are, and cannot be "
+      "{}: the weights are quantised already, {}; they run as they are, and cannot be "
       "quantised again to blocks of {}x{} (leave out --quantization fp8)",
       checkpoint.directory(), form_of(kind), kScaleBlock, kScaleBlock);
 }
@@ -289,8 +328,8 @@ bool is_quantized_while_loading(const Checkpoint& checkpoint, const LoadOptions&
 
 Result<> check_stored(const Checkpoint& checkpoint) {
   Result<> checked;
-  WeightNames(checkpoint.config()).for_each([&](const PublishedTensor& tensor) {
-    if (tensor.group == WeightGroup::kMtp || tensor.group == WeightGroup::kScales) return true;
+  WeightNames(checkpoint.config()).for_each_weight([&](const PublishedTensor& tensor) {
+    if (tensor.group == WeightGroup::kMtp) return true;
     const TensorRequest request{tensor.name, tensor.shape};
     const auto item = check_request(checkpoint, request);
     if (!item) checked = tl::unexpected<Status>(item.error());
@@ -311,7 +350,10 @@ Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequ
     item.quantize = is_quantized_while_loading(checkpoint, options, names.is_linear(request.name),
                                                item.entry->dtype);
     total += request.part > 0 ? request.part * size_of(item.entry->dtype) : item.entry->bytes;
-    if (item.scales.entry != nullptr && !checkpoint.is_dummy()) total += item.scales.entry->bytes;
+    if (!checkpoint.is_dummy()) {
+      for (const TensorEntry* entry : item.entries()) total += entry->bytes;
+      total -= item.entry->bytes;
+    }
     items.push_back(std::move(item));
   }
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {

@@ -30,13 +30,31 @@ enum class GateKind {
 
 // Storage format of the published weights.
 struct QuantizationConfig {
-  enum class Kind { kNone, kFp8Block, kFp8Tensor, kFp8Row };
+  enum class Kind {
+    kNone,
+    kFp8Block,
+    kFp8Tensor,
+    kFp8Row,
+    // Four bits a weight.
+    kPackedInt4,  // compressed-tensors pack-quantized
+    kAwq,
+    kGptq,
+    kMxfp4,  // compressed-tensors mxfp4-pack-quantized
+    kNvfp4,  // compressed-tensors nvfp4-pack-quantized
+  };
   Kind kind = Kind::kNone;
   int64_t block_rows = 0;  // kFp8Block: 128, 128
   int64_t block_cols = 0;
   bool scales_are_powers_of_two = false;  // scale_fmt "ue8m0"
   bool static_activations = false;        // activation_scheme "static": an input_scale is stored
   std::vector<std::string> ignored;       // layers that stay unquantized, as named in the config
+  // Four bits.
+  int64_t group_cols = 0;        // columns that share a scale; 0: the whole row
+  bool symmetric = true;         // without zero points, or with the same one for all
+  bool zeros_minus_one = false;  // GPTQ's first form: zero points are stored minus one
+  bool act_order = false;        // GPTQ's desc_act: columns belong to groups in any order
+
+  bool is_four_bit() const { return kind >= Kind::kPackedInt4; }
 };
 
 // The indexer of DeepSeek Sparse Attention (DeepSeek-V3.2, 2025): in each layer a row attends to

@@ -319,8 +319,23 @@ TEST(QuantizationConfig, Forms) {
     std::string text;
     const char* part;
   } refused[] = {
-      {R"({"quant_method":"awq","bits":4})", "\"awq\""},
-      {R"({"quant_method":"gptq"})", "\"gptq\""},
+      {R"({"quant_method":"bitsandbytes"})", "\"bitsandbytes\""},
+      {R"({"quant_method":"awq","bits":8,"group_size":128})", "bits is 8, supported is 4"},
+      {R"({"quant_method":"awq","bits":4,"group_size":48})", "group_size is 48"},
+      {R"({"quant_method":"awq","bits":4,"group_size":128,"version":"gemv"})", "\"gemv\""},
+      {R"({"quant_method":"gptq"})", "bits is missing"},
+      {R"({"quant_method":"gptq","bits":4,"group_size":128,"checkpoint_format":"marlin"})",
+       "\"marlin\""},
+      {R"({"quant_method":"gptq","bits":4,"group_size":128,"dynamic":{"-:x":{}}})", "dynamic"},
+      {R"({"quant_method":"compressed-tensors","format":"pack-quantized","config_groups":{"g":
+          {"weights":{"type":"int","num_bits":8,"strategy":"channel"}}}})",
+       "num_bits 8"},
+      {R"({"quant_method":"compressed-tensors","format":"pack-quantized","config_groups":{"g":
+          {"weights":{"type":"int","num_bits":4,"strategy":"tensor"}}}})",
+       "\"tensor\""},
+      {R"({"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized","config_groups":
+          {"g":{"weights":{"type":"float","num_bits":4,"group_size":32}}}})",
+       "4 and 16"},
       {R"({"quant_method":"bitsandbytes"})", "\"bitsandbytes\""},
       {R"({"quant_method":"mxfp4"})", "\"mxfp4\""},
       {R"({})", "quant_method is missing"},
@@ -335,7 +350,7 @@ TEST(QuantizationConfig, Forms) {
       {R"({"quant_method":"fp8","weight_block_size":128})", "weight_block_size"},
       {R"({"quant_method":"fp8","ignored_layers":"lm_head"})", "ignored_layers"},
       {R"({"quant_method":"fp8","ignored_layers":[5]})", "ignored_layers"},
-      {R"({"quant_method":"compressed-tensors","format":"pack-quantized"})", "\"pack-quantized\""},
+      {R"({"quant_method":"compressed-tensors","format":"int-quantized"})", "\"int-quantized\""},
       {R"({"quant_method":"compressed-tensors","format":"float-quantized"})", "config_groups"},
       {group(R"({"num_bits":4,"type":"int","strategy":"group"})", "null"), "num_bits 4"},
       {group(R"({"num_bits":8,"type":"float","strategy":"group"})", "null"), "\"group\""},

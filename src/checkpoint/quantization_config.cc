@@ -3,29 +3,13 @@
 #include <algorithm>
 #include <array>
 
+#include "checkpoint/four_bit_config.h"
+
 namespace fathom {
 namespace {
 
 // The block size of all published FP8 checkpoints, which the kernels require.
 constexpr int64_t kBlock = 128;
-
-// A list of layer names.
-Result<std::vector<std::string>> layer_names(const JsonFields& fields, std::string_view key,
-                                             const std::string& where) {
-  std::vector<std::string> names;
-  const json::value* value = fields.find(key);
-  if (value == nullptr) return names;
-  if (!value->is_array()) {
-    return invalid("{}{} is {}, expected an array of names", where, key, brief(*value));
-  }
-  for (const json::value& item : value->get_array()) {
-    if (!item.is_string()) {
-      return invalid("{}{} holds {}, expected names", where, key, brief(item));
-    }
-    names.emplace_back(item.get_string());
-  }
-  return names;
-}
 
 // Requires [128, 128], the only supported block.
 Result<> check_block(const json::value& value, std::string_view key, const std::string& where) {
@@ -102,14 +86,17 @@ Result<> parse_group_weights(const json::object& object, const std::string& wher
   return {};
 }
 
-Result<> parse_group(std::string_view name, const json::value& group, const std::string& where,
-                     QuantizationConfig& config) {
+Result<> parse_group(std::string_view name, const json::value& group, std::string_view format,
+                     const std::string& where, QuantizationConfig& config) {
   const std::string here = fmt::format("{}config_groups.{}", where, name.substr(0, 60));
   if (!group.is_object()) return invalid("{} is {}, expected an object", here, brief(group));
   const JsonFields fields(group.get_object(), here + ".");
   const json::value* weights = fields.find("weights");
   if (weights == nullptr || !weights->is_object()) {
     return invalid("{}.weights is missing or not an object", here);
+  }
+  if (is_four_bit_format(format)) {
+    return parse_four_bit_weights(weights->get_object(), format, here + ".weights.", config);
   }
   FATHOM_RETURN_IF_ERROR(parse_group_weights(weights->get_object(), here + ".weights.", config));
   if (const json::value* inputs = fields.find("input_activations")) {
@@ -127,9 +114,11 @@ Result<QuantizationConfig> parse_compressed_tensors(const JsonFields& fields,
                                                     const std::string& where) {
   QuantizationConfig config;
   FATHOM_TRY(const auto format, fields.string("format"));
-  if (format != "float-quantized" && format != "naive-quantized") {
-    return invalid("{}format is {:?}: of compressed-tensors, supported is \"float-quantized\"",
-                   where, format);
+  if (format != "float-quantized" && format != "naive-quantized" && !is_four_bit_format(format)) {
+    return invalid(
+        "{}format is {:?}: of compressed-tensors, supported are \"float-quantized\", "
+        "\"pack-quantized\", \"mxfp4-pack-quantized\" and \"nvfp4-pack-quantized\"",
+        where, format.substr(0, 60));
   }
   const json::value* groups = fields.find("config_groups");
   if (groups == nullptr || !groups->is_object() || groups->get_object().empty()) {
@@ -138,8 +127,10 @@ Result<QuantizationConfig> parse_compressed_tensors(const JsonFields& fields,
   bool first = true;
   for (const auto& [name, group] : groups->get_object()) {
     QuantizationConfig group_config;
-    FATHOM_RETURN_IF_ERROR(parse_group(name, group, where, group_config));
-    if (!first && group_config.kind != config.kind) {
+    FATHOM_RETURN_IF_ERROR(parse_group(name, group, format, where, group_config));
+    if (!first &&
+        (group_config.kind != config.kind || group_config.group_cols != config.group_cols ||
+         group_config.symmetric != config.symmetric)) {
       return invalid("{}config_groups have different strategies; supported is one for all", where);
     }
     config = group_config;
@@ -157,8 +148,11 @@ Result<QuantizationConfig> parse_quantization_config(const json::object& object,
   FATHOM_TRY(const auto method, fields.string("quant_method"));
   if (method == "fp8") return parse_fp8(fields, where);
   if (method == "compressed-tensors") return parse_compressed_tensors(fields, where);
+  if (method == "awq") return parse_awq(fields, where);
+  if (method == "gptq") return parse_gptq(fields, where);
   return invalid(
-      "{}quant_method is {:?}; supported are \"fp8\" and \"compressed-tensors\" (float-quantized)",
+      "{}quant_method is {:?}; supported are \"fp8\", \"compressed-tensors\", \"awq\" and "
+      "\"gptq\"",
       where, method.substr(0, 60));
 }
 

@@ -1,7 +1,9 @@
 // The quantization_config of a config.json, in the forms of its two producers:
 //   quant_method "fp8"                 DeepSeek's 128x128 blocks (weight_block_size), or per-tensor
 //                                      scales (vLLM's form, without weight_block_size)
-//   quant_method "compressed-tensors"  float-quantized, 8 bits, strategy tensor, channel or block
+//   quant_method "compressed-tensors"  float-quantized, 8 bits, strategy tensor, channel or block;
+//                                      pack-quantized, nvfp4-pack-quantized, mxfp4-pack-quantized
+//   quant_method "awq", "gptq"         four bits (four_bit_config.h)
 // Anything else is refused by name.
 #pragma once
 

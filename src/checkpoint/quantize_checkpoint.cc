@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -15,6 +17,7 @@
 #include "checkpoint/file_writer.h"
 #include "checkpoint/quantize_plan.h"
 #include "checkpoint/quantize_record.h"
+#include "tensor/quantize_four_bit.h"
 #include "tensor/quantize_weight.h"
 
 namespace fathom {
@@ -60,7 +63,7 @@ class ShardWork {
   ShardWork(const Checkpoint& checkpoint, const PlannedShard& shard, const QuantizeOptions& options,
             const std::vector<FileReader>& sources, const FileWriter& file, Progress* progress)
       : checkpoint_(checkpoint),
-        form_(options.scale_form),
+        format_(options.format),
         sources_(sources),
         file_(file),
         progress_(progress),
@@ -81,6 +84,7 @@ class ShardWork {
     std::vector<std::byte> source;
     std::vector<e4m3> values;
     std::vector<float> scales;
+    std::vector<uint8_t> codes;
   };
 
   void work() {
@@ -129,11 +133,16 @@ class ShardWork {
     const int64_t row_bytes = cols * size_of(tensor.source->dtype);
     FATHOM_RETURN_IF_ERROR(read(piece, piece.begin * row_bytes, rows * row_bytes, slot));
     const int64_t grid_rows = ceil_div(rows, kScaleBlock), grid_cols = ceil_div(cols, kScaleBlock);
+    const ConstTensorView weights(slot.source.data(), tensor.source->dtype, {rows, cols});
+    if (format_.is_four_bit()) {
+      FATHOM_RETURN_IF_ERROR(quantize_to_four_bits(piece, weights, slot));
+      if (progress_ != nullptr) progress_->add(rows * row_bytes);
+      return {};
+    }
     slot.values.resize(static_cast<size_t>(rows * cols));
     slot.scales.resize(static_cast<size_t>(grid_rows * grid_cols));
-    const ConstTensorView weights(slot.source.data(), tensor.source->dtype, {rows, cols});
     const auto done =
-        quantize_weights(weights, form_, TensorView(slot.values.data(), {rows, cols}),
+        quantize_weights(weights, format_.scale_form, TensorView(slot.values.data(), {rows, cols}),
                          TensorView(slot.scales.data(), {grid_rows, grid_cols}), piece.begin);
     if (!done) {
       return with_context(
@@ -149,8 +158,43 @@ class ShardWork {
     return {};
   }
 
+  // Scales are bf16, or a byte with the exponent (e8m0).
+  Result<> quantize_to_four_bits(const Piece& piece, const ConstTensorView& weights,
+                                 Slot& slot) const {
+    const PlannedTensor& tensor = *piece.tensor;
+    const int64_t rows = weights.size(0), cols = weights.size(1),
+                  groups = cols / format_.group_cols;
+    slot.codes.resize(static_cast<size_t>(rows * cols / 2));
+    slot.scales.resize(static_cast<size_t>(rows * groups));
+    if (const auto done = quantize_four_bit(weights, format_.code(), format_.group_cols, slot.codes,
+                                            slot.scales, piece.begin);
+        !done) {
+      return with_context(
+          fmt::format("{}: tensor {:?} ", checkpoint_.file_of(*tensor.source), tensor.name),
+          done.error());
+    }
+    FATHOM_RETURN_IF_ERROR(write(piece, slot.codes.data(), std::ssize(slot.codes),
+                                 tensor.offset + piece.begin * cols / 2));
+    const int64_t scale_bytes = format_.kind == QuantizeFormat::Kind::kMxfp4 ? 1 : 2;
+    slot.source.resize(slot.scales.size() * static_cast<size_t>(scale_bytes));
+    for (size_t i = 0; i < slot.scales.size(); ++i) {
+      const auto bits = std::bit_cast<uint32_t>(slot.scales[i]);
+      if (scale_bytes == 1) {
+        slot.source[i] = static_cast<std::byte>(bits >> 23);
+      } else {
+        const bf16 scale = to_bf16(slot.scales[i]);
+        std::memcpy(slot.source.data() + 2 * i, &scale, sizeof scale);
+      }
+    }
+    FATHOM_RETURN_IF_ERROR(write(piece, slot.source.data(), std::ssize(slot.source),
+                                 tensor.scales_offset + scale_bytes * piece.begin * groups));
+    if (piece.begin > 0 || tensor.shape_offset == 0) return {};
+    const int64_t shape[2] = {tensor.source->shape[0], cols};
+    return write(piece, shape, sizeof shape, tensor.shape_offset);
+  }
+
   const Checkpoint& checkpoint_;
-  const ScaleForm form_;
+  const QuantizeFormat format_;
   const std::vector<FileReader>& sources_;
   const FileWriter& file_;
   Progress* const progress_;
@@ -232,11 +276,12 @@ Result<std::vector<FileReader>> open_sources(const Checkpoint& checkpoint) {
 
 Result<QuantizeSummary> quantize_checkpoint(const Checkpoint& checkpoint,
                                             const QuantizeOptions& options) {
-  FATHOM_TRY(const QuantizePlan plan, plan_quantize(checkpoint, options.max_shard_bytes));
+  FATHOM_TRY(const QuantizePlan plan,
+             plan_quantize(checkpoint, options.format, options.max_shard_bytes));
   const std::string config_path = checkpoint.directory() + "/" + kConfig;
   FATHOM_TRY(const std::string source_config, read_text_file(config_path, kMaxConfigBytes));
   FATHOM_TRY(const std::string config,
-             quantized_config(source_config, options.scale_form, config_path));
+             quantized_config(source_config, options.format, config_path));
   FATHOM_TRY(const std::string record, quantize_record(checkpoint, options));
   FATHOM_TRY(QuantizeOutput output, QuantizeOutput::open(options.output, record));
   FATHOM_TRY(const std::vector<FileReader> sources, open_sources(checkpoint));

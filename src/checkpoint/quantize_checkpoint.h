@@ -1,4 +1,5 @@
-// `fathom quantize`: converts a checkpoint in bf16, f16 or f32 to FP8, shard by shard.
+// `fathom quantize`: converts a checkpoint in bf16, f16 or f32 to FP8 or to four bits, shard by
+// shard.
 //
 // Uses a few pieces of 16 MiB per thread, whatever the model's size. A run that was interrupted, by
 // a signal or a full disk, can be resumed: a shard is written under another name, synced and
@@ -13,13 +14,13 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "tensor/scale_form.h"
+#include "checkpoint/quantize_format.h"
 
 namespace fathom {
 
 struct QuantizeOptions {
   std::string output;  // a directory: new, empty, or of an interrupted run
-  ScaleForm scale_form = ScaleForm::kF32;
+  QuantizeFormat format;
   int64_t max_shard_bytes = 0;  // 0: mirror the source's shards
   int num_threads = 0;          // 0: one per core
   bool show_progress = true;    // a progress bar on stderr

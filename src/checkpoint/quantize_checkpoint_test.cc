@@ -172,7 +172,7 @@ class Quantize : public testing::Test {
 TEST_F(Quantize, WritesThePublishedForm) {
   for (const ScaleForm form : {ScaleForm::kF32, ScaleForm::kPowerOfTwo}) {
     QuantizeOptions options = to(form == ScaleForm::kF32 ? "float" : "ue8m0");
-    options.scale_form = form;
+    options.format.scale_form = form;
     const auto done = run(options);
     ASSERT_TRUE(done) << done.error().message;
     const auto source = Checkpoint::open(source_.path());
@@ -276,7 +276,7 @@ TEST_F(Quantize, ThreadsDoNotChangeABit) {
 TEST_F(Quantize, PiecesDoNotChangeABit) {
   for (const ScaleForm form : {ScaleForm::kF32, ScaleForm::kPowerOfTwo}) {
     QuantizeOptions options = to(form == ScaleForm::kF32 ? "float" : "ue8m0");
-    options.scale_form = form;
+    options.format.scale_form = form;
     const auto wanted = whole(options);
     options.piece_bytes = 1000;  // less than 128 rows of some matrices
     const auto done = run(options);
@@ -404,7 +404,7 @@ TEST_F(Quantize, RefusesToGoOnWithSomethingElse) {
   damage(2, true);
   ASSERT_FALSE(run(options));
   QuantizeOptions others = options;
-  others.scale_form = ScaleForm::kPowerOfTwo;
+  others.format.scale_form = ScaleForm::kPowerOfTwo;
   EXPECT_THAT(run(others).error().message,
               HasSubstr("begun otherwise: \"scale_fmt float\", now \"scale_fmt ue8m0\""));
   others = options;
@@ -476,7 +476,7 @@ TEST(QuantizePlan, RefusesWhatIsQuantisedAlready) {
         {"/tests/goldens/v2_ct_channel", "to FP8 with one scale a row"}}) {
     const auto checkpoint = Checkpoint::open(root + folder);
     ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-    const auto refused = plan_quantize(*checkpoint, 0);
+    const auto refused = plan_quantize(*checkpoint, QuantizeFormat(), 0);
     ASSERT_FALSE(refused);
     EXPECT_THAT(refused.error().message, HasSubstr(root + folder));
     EXPECT_THAT(refused.error().message, HasSubstr(std::string("quantised already, ") + form));
@@ -484,13 +484,13 @@ TEST(QuantizePlan, RefusesWhatIsQuantisedAlready) {
 }
 
 TEST(QuantizePlan, ConfigsThatHaveAnOpinion) {
-  EXPECT_THAT(quantized_config(R"({"a": 1, "quantization_config": null})", ScaleForm::kF32, "c")
+  EXPECT_THAT(quantized_config(R"({"a": 1, "quantization_config": null})", QuantizeFormat(), "c")
                   .error()
                   .message,
               HasSubstr("c: quantization_config is there already, with null"));
-  EXPECT_FALSE(quantized_config("[]", ScaleForm::kF32, "c"));
-  EXPECT_FALSE(quantized_config("{}", ScaleForm::kF32, "c"));
-  EXPECT_TRUE(quantized_config("{\"a\":{}}  \n", ScaleForm::kF32, "c")
+  EXPECT_FALSE(quantized_config("[]", QuantizeFormat(), "c"));
+  EXPECT_FALSE(quantized_config("{}", QuantizeFormat(), "c"));
+  EXPECT_TRUE(quantized_config("{\"a\":{}}  \n", QuantizeFormat(), "c")
                   ->starts_with("{\"a\":{},\n  \"quantization_config\": {\n"));
 }
 

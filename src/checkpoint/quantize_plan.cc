@@ -33,31 +33,28 @@ Result<> refuse_quantized_source(const Checkpoint& checkpoint) {
       return invalid("{}: the model is quantised already, to FP8 with one scale a tensor", config);
     case QuantizationConfig::Kind::kFp8Row:
       return invalid("{}: the model is quantised already, to FP8 with one scale a row", config);
+    default:
+      return invalid("{}: the model is quantised already, to four bits", config);
   }
   return {};
 }
 
-std::string scale_name(const std::string& weight) { return weight + "_scale_inv"; }
-
-std::vector<int64_t> scale_shape(const TensorEntry& weight) {
-  return {ceil_div(weight.shape[0], kScaleBlock), ceil_div(weight.shape[1], kScaleBlock)};
+std::vector<WrittenTensor> written_tensors(const QuantizeFormat& format,
+                                           const PlannedTensor& tensor) {
+  return written_tensors(format, tensor.name, tensor.source->shape[0], tensor.source->shape[1]);
 }
 
-int64_t scale_bytes(const TensorEntry& weight) {
-  const auto shape = scale_shape(weight);
-  return 4 * shape[0] * shape[1];
+int64_t written_bytes(const QuantizeFormat& format, const PlannedTensor& tensor) {
+  if (!tensor.quantize) return tensor.source->bytes;
+  int64_t bytes = 0;
+  for (const WrittenTensor& written : written_tensors(format, tensor)) bytes += written.bytes;
+  return bytes;
 }
 
-int64_t written_bytes(const PlannedTensor& tensor) {
-  const TensorEntry& source = *tensor.source;
-  if (!tensor.quantize) return source.bytes;
-  return source.bytes / size_of(source.dtype) + scale_bytes(source);
-}
-
-Result<PlannedTensor> plan_tensor(const Checkpoint& checkpoint, const WeightNames& names,
-                                  const NamedTensor& named) {
+Result<PlannedTensor> plan_tensor(const Checkpoint& checkpoint, const QuantizeFormat& format,
+                                  const WeightNames& names, const NamedTensor& named) {
   const auto& [name, entry] = named;
-  PlannedTensor tensor{name, &entry, names.is_linear(name), 0, 0};
+  PlannedTensor tensor{name, &entry, is_quantized_by(format, names, name)};
   if (!tensor.quantize) return tensor;
   if (!can_be_quantized(entry.dtype)) {
     return invalid("{}: tensor {:?} is stored as {}; f32, bf16 and f16 can be quantised",
@@ -67,16 +64,22 @@ Result<PlannedTensor> plan_tensor(const Checkpoint& checkpoint, const WeightName
     return invalid("{}: tensor {:?} has shape [{}], expected a matrix", checkpoint.file_of(entry),
                    name, fmt::join(entry.shape, ", "));
   }
-  if (checkpoint.find(scale_name(name)) != nullptr) {
+  if (format.is_four_bit() && entry.shape[1] % format.group_cols != 0) {
+    return invalid("{}: tensor {:?} has {} columns, which are not whole groups of {} ({})",
+                   checkpoint.file_of(entry), name, entry.shape[1], format.group_cols,
+                   name_of(format));
+  }
+  for (const WrittenTensor& written : written_tensors(format, tensor)) {
+    if (written.name == name || checkpoint.find(written.name) == nullptr) continue;
     return invalid("{}: there is a tensor {:?} for a weight that is stored as {}",
-                   checkpoint.directory(), scale_name(name), name_of(entry.dtype));
+                   checkpoint.directory(), written.name, name_of(entry.dtype));
   }
   return tensor;
 }
 
 // Computes a shard's offsets and header. Tensors of wider types come first, then by name, as in the
 // reference library, so that each is aligned to its type.
-void lay_out(PlannedShard& shard) {
+void lay_out(const QuantizeFormat& format, PlannedShard& shard) {
   struct Part {
     std::string name;
     DType dtype;
@@ -89,10 +92,14 @@ void lay_out(PlannedShard& shard) {
     const TensorEntry& source = *tensor.source;
     shard.source_bytes += source.bytes;
     if (tensor.quantize) {
-      parts.push_back({tensor.name, DType::kF8E4M3, source.shape,
-                       source.bytes / size_of(source.dtype), &tensor.offset});
-      parts.push_back({scale_name(tensor.name), DType::kF32, scale_shape(source),
-                       scale_bytes(source), &tensor.scales_offset});
+      for (WrittenTensor& written : written_tensors(format, tensor)) {
+        int64_t* const offset = written.role == WrittenTensor::Role::kValues ? &tensor.offset
+                                : written.role == WrittenTensor::Role::kScales
+                                    ? &tensor.scales_offset
+                                    : &tensor.shape_offset;
+        parts.push_back({std::move(written.name), written.dtype, std::move(written.shape),
+                         written.bytes, offset});
+      }
     } else {
       parts.push_back({tensor.name, source.dtype, source.shape, source.bytes, &tensor.offset});
     }
@@ -115,11 +122,12 @@ void lay_out(PlannedShard& shard) {
 }
 
 // Fills each shard with consecutive tensors until the next does not fit.
-std::vector<PlannedShard> cut_shards(std::vector<PlannedTensor> tensors, int64_t max_bytes) {
+std::vector<PlannedShard> cut_shards(const QuantizeFormat& format,
+                                     std::vector<PlannedTensor> tensors, int64_t max_bytes) {
   std::vector<PlannedShard> shards;
   int64_t bytes = 0;
   for (PlannedTensor& tensor : tensors) {
-    const int64_t more = written_bytes(tensor);
+    const int64_t more = written_bytes(format, tensor);
     if (shards.empty() || bytes + more > max_bytes) {
       shards.emplace_back();
       bytes = 0;
@@ -148,14 +156,19 @@ std::vector<PlannedShard> mirror_shards(const Checkpoint& checkpoint,
 }
 
 // model.safetensors.index.json in the layout of published ones.
-std::string index_text(const std::vector<PlannedShard>& shards) {
+std::string index_text(const QuantizeFormat& format, const std::vector<PlannedShard>& shards) {
   std::map<std::string, std::string_view> places;
   int64_t total = 0;
   for (const PlannedShard& shard : shards) {
     total += shard.bytes - static_cast<int64_t>(shard.head.size());
     for (const PlannedTensor& tensor : shard.tensors) {
-      places[tensor.name] = shard.name;
-      if (tensor.quantize) places[scale_name(tensor.name)] = shard.name;
+      if (!tensor.quantize) {
+        places[tensor.name] = shard.name;
+        continue;
+      }
+      for (const WrittenTensor& written : written_tensors(format, tensor)) {
+        places[written.name] = shard.name;
+      }
     }
   }
   std::string text = fmt::format(
@@ -170,13 +183,14 @@ std::string index_text(const std::vector<PlannedShard>& shards) {
 
 }  // namespace
 
-Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, int64_t max_shard_bytes) {
+Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, const QuantizeFormat& format,
+                                   int64_t max_shard_bytes) {
   FATHOM_RETURN_IF_ERROR(refuse_quantized_source(checkpoint));
   const WeightNames names(checkpoint.config());
   QuantizePlan plan;
   std::vector<PlannedTensor> tensors;
   for (const NamedTensor& named : checkpoint.tensors()) {
-    FATHOM_TRY(PlannedTensor tensor, plan_tensor(checkpoint, names, named));
+    FATHOM_TRY(PlannedTensor tensor, plan_tensor(checkpoint, format, names, named));
     plan.quantized += tensor.quantize ? 1 : 0;
     tensors.push_back(std::move(tensor));
   }
@@ -184,18 +198,18 @@ Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, int64_t max_sha
     return std::pair(a.source->file, a.source->offset) <
            std::pair(b.source->file, b.source->offset);
   });
-  plan.shards = max_shard_bytes > 0 ? cut_shards(std::move(tensors), max_shard_bytes)
+  plan.shards = max_shard_bytes > 0 ? cut_shards(format, std::move(tensors), max_shard_bytes)
                                     : mirror_shards(checkpoint, std::move(tensors));
   for (PlannedShard& shard : plan.shards) {
-    lay_out(shard);
+    lay_out(format, shard);
     plan.bytes += shard.bytes;
   }
   const bool single = plan.shards.size() == 1 && plan.shards[0].name == "model.safetensors";
-  if (!single) plan.index = index_text(plan.shards);
+  if (!single) plan.index = index_text(format, plan.shards);
   return plan;
 }
 
-Result<std::string> quantized_config(std::string_view config, ScaleForm form,
+Result<std::string> quantized_config(std::string_view config, const QuantizeFormat& format,
                                      std::string_view source) {
   FATHOM_TRY(const json::value parsed, parse_json(config, source));
   const json::object* object = parsed.if_object();
@@ -211,13 +225,7 @@ Result<std::string> quantized_config(std::string_view config, ScaleForm form,
   const size_t brace = config.rfind('}');
   const size_t last = config.find_last_not_of(" \t\r\n", brace - 1);
   std::string text(config.substr(0, last + 1));
-  text +=
-      ",\n  \"quantization_config\": {\n    \"activation_scheme\": \"dynamic\",\n"
-      "    \"fmt\": \"e4m3\",\n    \"quant_method\": \"fp8\",\n";
-  if (form == ScaleForm::kPowerOfTwo) text += "    \"scale_fmt\": \"ue8m0\",\n";
-  text += fmt::format("    \"weight_block_size\": [\n      {0},\n      {0}\n    ]\n  }}\n}}\n",
-                      kScaleBlock);
-  return text;
+  return text + quantization_config_text(format);
 }
 
 }  // namespace fathom

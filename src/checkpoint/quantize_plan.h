@@ -1,16 +1,15 @@
 // The complete layout of `fathom quantize`'s output, computed before a weight is read: each shard's
 // name and header, and the position of each tensor in it.
 //
-// The form is DeepSeek-V3's as published: e4m3 weights of the linear layers
-// (WeightNames::is_linear, including those of MTP layers) with block-wise 128x128 scales in fp32
-// (weight_scale_inv); all other tensors unchanged.
+// Which weights become which tensors: quantize_format.h. Those of MTP layers are among them; all
+// other tensors are unchanged.
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "tensor/scale_form.h"
+#include "checkpoint/quantize_format.h"
 
 namespace fathom {
 
@@ -20,6 +19,7 @@ struct PlannedTensor {
   bool quantize = false;
   int64_t offset = 0;         // first byte in the new file
   int64_t scales_offset = 0;  // if quantize
+  int64_t shape_offset = 0;   // of weight_shape; 0 without it
 };
 
 struct PlannedShard {
@@ -39,10 +39,11 @@ struct QuantizePlan {
 
 // Plans shards that mirror the source's; with max_shard_bytes > 0, shards up to that size (a larger
 // tensor gets a shard of its own). A source that is quantized already is refused.
-Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, int64_t max_shard_bytes);
+Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, const QuantizeFormat& format,
+                                   int64_t max_shard_bytes);
 
 // The source's config.json with the quantization_config of this form, otherwise unchanged.
-Result<std::string> quantized_config(std::string_view config, ScaleForm form,
+Result<std::string> quantized_config(std::string_view config, const QuantizeFormat& format,
                                      std::string_view source);
 
 }  // namespace fathom

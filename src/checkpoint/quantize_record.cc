@@ -72,9 +72,11 @@ std::string found_in(const std::string& directory) {
 }  // namespace
 
 Result<std::string> quantize_record(const Checkpoint& checkpoint, const QuantizeOptions& options) {
-  std::string text = fmt::format("fathom quantize, form 1\nscale_fmt {}\nmax shard bytes {}\n",
-                                 options.scale_form == ScaleForm::kPowerOfTwo ? "ue8m0" : "float",
-                                 options.max_shard_bytes);
+  std::string text =
+      fmt::format("fathom quantize, form 2\nformat {}\nscale_fmt {}\nmax shard bytes {}\n",
+                  name_of(options.format),
+                  options.format.scale_form == ScaleForm::kPowerOfTwo ? "ue8m0" : "float",
+                  options.max_shard_bytes);
   FATHOM_TRY(const std::string config, file_line(checkpoint.directory() + "/config.json"));
   text += config;
   for (const std::string& path : checkpoint.files()) {

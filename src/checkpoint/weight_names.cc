@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "base/math.h"
+#include "checkpoint/four_bit_layout.h"
 #include "checkpoint/tensor_names.h"
 
 namespace fathom {
@@ -25,17 +26,6 @@ std::optional<int64_t> take_number(std::string_view& text) {
   if (text.front() == '0' && number != 0) return std::nullopt;
   text.remove_prefix(static_cast<size_t>(rest - text.data()) + 1);
   return number;
-}
-
-// "X.weight_scale_inv" -> "X.weight"; nothing if the name is not a scale's.
-std::optional<std::string> weight_of_scale(std::string_view name) {
-  for (const std::string_view suffix : kScaleSuffixes) {
-    if (name.ends_with(suffix)) {
-      name.remove_suffix(suffix.size());
-      return std::string(name) + std::string(kWeight);
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -170,6 +160,7 @@ bool WeightNames::visit_part(const std::string& prefix, const Part& part, bool m
                          mtp ? WeightGroup::kMtp : part.group};
   if (part.dtype) tensor.dtype = *part.dtype;
   if (!is_quantized(part, tensor.name)) return visit(tensor);
+  if (config_.quantization.is_four_bit()) return visit_four_bit(tensor, visit);
 
   tensor.dtype = DType::kF8E4M3;
   if (!visit(tensor)) return false;
@@ -188,12 +179,23 @@ bool WeightNames::visit_part(const std::string& prefix, const Part& part, bool m
   return visit({module + std::string(kInputScale), {1}, DType::kF32, WeightGroup::kScales});
 }
 
-bool WeightNames::visit_layer(int64_t layer, const Visit& visit) const {
+bool WeightNames::visit_four_bit(const PublishedTensor& weight, const Visit& visit) const {
+  const std::string module = weight.name.substr(0, weight.name.size() - kWeight.size());
+  const auto parts = four_bit_parts(config_.quantization, weight.shape[0], weight.shape[1]);
+  return std::all_of(parts.begin(), parts.end(), [&](const FourBitPart& part) {
+    if (!part.required) return true;
+    const bool codes = part.role == FourBitPart::Role::kCodes;
+    return visit({module + std::string(part.suffix), part.shape, part.dtype,
+                  codes ? weight.group : WeightGroup::kScales});
+  });
+}
+
+bool WeightNames::visit_layer(int64_t layer, const VisitPart& visit) const {
   const bool mtp = layer >= config_.num_layers;
   const std::string prefix = fmt::format("{}{}.", kLayers, layer);
   const auto all = [&](const std::vector<Part>& parts, const std::string& before) {
     return std::all_of(parts.begin(), parts.end(),
-                       [&](const Part& part) { return visit_part(before, part, mtp, visit); });
+                       [&](const Part& part) { return visit(before, part, mtp); });
   };
   if (mtp && !all(mtp_, prefix)) return false;
   if (!all(layer_, prefix)) return false;
@@ -205,18 +207,52 @@ bool WeightNames::visit_layer(int64_t layer, const Visit& visit) const {
   return true;
 }
 
-void WeightNames::for_each(const Visit& visit) const {
+void WeightNames::visit_parts(const VisitPart& visit) const {
   for (const Part& part : whole_) {
-    if (!visit_part("", part, false, visit)) return;
+    if (!visit("", part, false)) return;
   }
   for (int64_t layer = 0; layer < config_.num_layers + config_.num_mtp_layers; ++layer) {
     if (!visit_layer(layer, visit)) return;
   }
 }
 
+void WeightNames::for_each(const Visit& visit) const {
+  visit_parts([&](const std::string& prefix, const Part& part, bool mtp) {
+    return visit_part(prefix, part, mtp, visit);
+  });
+}
+
+void WeightNames::for_each_weight(const Visit& visit) const {
+  visit_parts([&](const std::string& prefix, const Part& part, bool mtp) {
+    return visit({prefix + part.suffix, part.shape, part.dtype.value_or(config_.stored_dtype),
+                  mtp ? WeightGroup::kMtp : part.group});
+  });
+}
+
+std::optional<std::string> WeightNames::weight_of_scale(std::string_view name) const {
+  const auto weight = [&](std::string_view suffix) {
+    return std::string(name.substr(0, name.size() - suffix.size())) + std::string(kWeight);
+  };
+  for (const std::string_view suffix : kScaleSuffixes) {
+    if (name.ends_with(suffix)) return weight(suffix);
+  }
+  const size_t dot = name.rfind('.');
+  if (!config_.quantization.is_four_bit() || dot == std::string_view::npos) return std::nullopt;
+  if (!is_four_bit_companion(name.substr(dot))) return std::nullopt;
+  return weight(name.substr(dot));
+}
+
 std::optional<WeightGroup> WeightNames::classify(std::string_view name) const {
   if (const auto weight = weight_of_scale(name)) {
     return classify(*weight) ? std::optional(WeightGroup::kScales) : std::nullopt;
+  }
+  if (config_.quantization.is_four_bit()) {
+    const std::string_view codes = four_bit_codes_suffix(config_.quantization);
+    if (name.ends_with(codes)) {
+      const auto module = name.substr(0, name.size() - codes.size());
+      const std::string weight = std::string(module) + std::string(kWeight);
+      return is_linear(weight) ? classify(weight) : std::nullopt;
+    }
   }
   int64_t layer = 0;
   const Part* part = find_part(name, &layer);

@@ -46,6 +46,10 @@ class WeightNames {
   using Visit = std::function<bool(const PublishedTensor&)>;
   void for_each(const Visit& visit) const;
 
+  // The same without scales, and with a quantized weight as "X.weight" in the model's type and its
+  // own shape, whatever tensors hold it.
+  void for_each_weight(const Visit& visit) const;
+
   // The group of a stored tensor; nothing for a name that such a model does not have.
   std::optional<WeightGroup> classify(std::string_view name) const;
 
@@ -68,8 +72,13 @@ class WeightNames {
   void add_attention();
   void add_indexer(const IndexerConfig& indexer);
   void add_feed_forward();
+  using VisitPart = std::function<bool(const std::string& prefix, const Part&, bool mtp)>;
   bool visit_part(const std::string& prefix, const Part& part, bool mtp, const Visit& visit) const;
-  bool visit_layer(int64_t layer, const Visit& visit) const;
+  bool visit_four_bit(const PublishedTensor& weight, const Visit& visit) const;
+  bool visit_layer(int64_t layer, const VisitPart& visit) const;
+  void visit_parts(const VisitPart& visit) const;
+  // "X.weight_scale" and the like -> "X.weight"; nothing if the name is not a scale's.
+  std::optional<std::string> weight_of_scale(std::string_view name) const;
   bool is_quantized(const Part& part, std::string_view name) const;
   // The part that a tensor's name refers to, and its layer if it is in one; null for other names.
   const Part* find_part(std::string_view name, int64_t* layer) const;

@@ -27,6 +27,13 @@ std::string_view gate_text(GateKind gate) {
   return "?";
 }
 
+std::string four_bit_text(std::string_view what, const QuantizationConfig& quantization) {
+  const std::string group = quantization.group_cols == 0
+                                ? "one scale a row"
+                                : fmt::format("groups of {}", quantization.group_cols);
+  return fmt::format("{}, {}{}", what, group, quantization.symmetric ? "" : ", zero points");
+}
+
 std::string storage_text(const ModelConfig& config) {
   const QuantizationConfig& quantization = config.quantization;
   switch (quantization.kind) {
@@ -40,6 +47,16 @@ std::string storage_text(const ModelConfig& config) {
       return "e4m3, one scale a tensor";
     case QuantizationConfig::Kind::kFp8Row:
       return "e4m3, one scale a row";
+    case QuantizationConfig::Kind::kPackedInt4:
+      return four_bit_text("INT4", quantization);
+    case QuantizationConfig::Kind::kAwq:
+      return four_bit_text("INT4 (AWQ)", quantization);
+    case QuantizationConfig::Kind::kGptq:
+      return four_bit_text("INT4 (GPTQ)", quantization);
+    case QuantizationConfig::Kind::kMxfp4:
+      return four_bit_text("MXFP4", quantization);
+    case QuantizationConfig::Kind::kNvfp4:
+      return four_bit_text("NVFP4", quantization);
   }
   return "?";
 }

@@ -63,6 +63,11 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
   if (cache_format == CacheFormat::kF32) {
     return invalid("--kv-cache-dtype is float32; kernels for GPUs take bf16 and forms of 8 bits");
   }
+  if (config.quantization.is_four_bit()) {
+    return invalid(
+        "config.json: quantization_config is of four-bit weights, which run on the CPU alone so far "
+        "(--device cpu)");
+  }
   const auto sizes = [&]() -> Result<> {
     const NamedSize hidden{"hidden_size", config.hidden};
     const NamedSize vocab{"vocab_size", config.vocab_size};

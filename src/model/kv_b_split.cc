@@ -38,6 +38,21 @@ OwnedMatrix dequantized_transpose(const ScaledMatrix& matrix, int64_t first, int
 
 }  // namespace
 
+OwnedMatrix dequantize(const ScaledMatrix& matrix) {
+  const int64_t rows = matrix.rows(), cols = matrix.cols();
+  OwnedMatrix out;
+  out.values.resize(static_cast<size_t>(rows * cols) * sizeof(float));
+  auto* const values = reinterpret_cast<float*>(out.values.data());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      const int64_t column = matrix.columns.empty() ? c : matrix.columns.data<int32_t>()[c];
+      values[r * cols + column] = matrix.at(r, c);
+    }
+  }
+  out.view.values = ConstTensorView(values, {rows, cols});
+  return out;
+}
+
 OwnedMatrix slice_rows(const ScaledMatrix& matrix, int64_t first, int64_t count) {
   OwnedMatrix out;
   const int64_t row_bytes = matrix.cols() * size_of(matrix.values.dtype());

@@ -20,6 +20,9 @@ struct OwnedMatrix {
 // block's edge the scales are expanded to one per row.
 OwnedMatrix slice_rows(const ScaledMatrix& matrix, int64_t first, int64_t count);
 
+// The values of four-bit weights in fp32, columns in the weight's order.
+OwnedMatrix dequantize(const ScaledMatrix& matrix);
+
 // The transpose of rows [first, first + count): [cols, count]. Quantized values are kept where the
 // slice is whole scale blocks; otherwise the result is dequantized to fp32.
 OwnedMatrix transpose_rows(const ScaledMatrix& matrix, int64_t first, int64_t count);

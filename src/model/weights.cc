@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "base/math.h"
+#include "checkpoint/four_bit_tensors.h"
 #include "checkpoint/weight_names.h"
 #include "model/kv_b_split.h"
 
@@ -49,11 +52,12 @@ class WeightCollector {
       *out = held->share();
       return {};
     }
-    FATHOM_TRY(const WeightFormat format, format_of({part.name}));
-    FATHOM_TRY(*out, PackedMatrix::allocate(part.rows.count, part.cols.count, format, part.name));
+    FATHOM_TRY(const PackedForm form, form_of({&part}));
+    FATHOM_TRY(*out, PackedMatrix::allocate(part.rows.count, part.cols.count, form, part.name));
     matrices_.emplace(key_of(part), out);
     add(part, [out](const ScaledMatrix& source) -> Result<> {
       out->pack(0, source);
+      if (out->form().reordered) out->set_columns(columns_of(source));
       return {};
     });
     return {};
@@ -67,16 +71,22 @@ class WeightCollector {
       out->gate_up = held->share();
       return {};
     }
-    FATHOM_TRY(const WeightFormat format, format_of({spec.gate.name, spec.up.name}));
-    FATHOM_TRY(out->gate_up, PackedMatrix::allocate(2 * spec.width(), spec.gate.cols.count, format,
+    FATHOM_TRY(const PackedForm form, form_of({&spec.gate, &spec.up}));
+    FATHOM_TRY(out->gate_up, PackedMatrix::allocate(2 * spec.width(), spec.gate.cols.count, form,
                                                     spec.gate.name));
     matrices_.emplace(key_of(spec.gate), &out->gate_up);
+    StackedColumns* columns = nullptr;
+    if (form.reordered) {
+      columns = &stacked_.emplace_back(StackedColumns{&out->gate_up, spec.gate.name, {}, {}});
+    }
     for (const auto& [part, first] :
          {std::pair(&spec.gate, int64_t{0}), std::pair(&spec.up, spec.width())}) {
-      add(*part, [packed = &out->gate_up, row = first](const ScaledMatrix& source) -> Result<> {
-        packed->pack(row, source);
-        return {};
-      });
+      add(*part,
+          [packed = &out->gate_up, row = first, columns](const ScaledMatrix& source) -> Result<> {
+            packed->pack(row, source);
+            if (columns != nullptr) (row == 0 ? columns->gate : columns->up) = columns_of(source);
+            return {};
+          });
     }
     return {};
   }
@@ -89,13 +99,19 @@ class WeightCollector {
       shared_heads_.emplace_back(held, out);
       return {};
     }
-    FATHOM_TRY(const WeightFormat format, format_of({spec.kv_b.name}));
-    FATHOM_TRY(out->kv_b, PackedMatrix::allocate(heads * (nope + v), config.kv_lora_rank, format,
+    // Four-bit ones are dequantized: W_UK's groups would lie across its rows.
+    FATHOM_TRY(PackedForm form, form_of({&spec.kv_b}));
+    if (form.format == WeightFormat::kFourBit) {
+      FATHOM_TRY(form, format_for(DType::kF32));
+    }
+    FATHOM_TRY(out->kv_b, PackedMatrix::allocate(heads * (nope + v), config.kv_lora_rank, form,
                                                  spec.kv_b.name));
     kv_bs_.emplace(key_of(spec.kv_b), out);
     out->uk.resize(static_cast<size_t>(heads));
     out->uv.resize(static_cast<size_t>(heads));
-    add(spec.kv_b, [this, out, heads, nope, v](const ScaledMatrix& source) -> Result<> {
+    add(spec.kv_b, [this, out, heads, nope, v](const ScaledMatrix& stored) -> Result<> {
+      const OwnedMatrix wide = stored.is_four_bit() ? dequantize(stored) : OwnedMatrix();
+      const ScaledMatrix& source = stored.is_four_bit() ? wide.view : stored;
       out->kv_b.pack(0, source);
       for (int64_t h = 0; h < heads; ++h) {
         const OwnedMatrix uk = transpose_rows(source, h * (nope + v), nope);
@@ -151,6 +167,15 @@ class WeightCollector {
                           }});
     }
     FATHOM_RETURN_IF_ERROR(load_tensors(checkpoint_, requests, options_));
+    for (const StackedColumns& stacked : stacked_) {
+      if (stacked.gate != stacked.up) {
+        return invalid(
+            "{}: {} and its up_proj have their columns in different orders (g_idx); supported is "
+            "one order for both",
+            checkpoint_.directory(), stacked.name);
+      }
+      stacked.matrix->set_columns(stacked.gate);
+    }
     for (const auto& [held, out] : shared_heads_) {
       for (const PackedMatrix& uk : held->uk) out->uk.push_back(uk.share());
       for (const PackedMatrix& uv : held->uv) out->uv.push_back(uv.share());
@@ -168,6 +193,22 @@ class WeightCollector {
     std::vector<int64_t> shape;
     std::vector<Part> parts;
   };
+  // Of a stacked gate and up matrix whose columns are reordered: the order in each part.
+  struct StackedColumns {
+    PackedMatrix* matrix;
+    std::string name;
+    std::vector<int32_t> gate, up;
+  };
+  // The order of a matrix' columns; 0, 1, … where it has none of its own.
+  static std::vector<int32_t> columns_of(const ScaledMatrix& source) {
+    std::vector<int32_t> columns(static_cast<size_t>(source.cols()));
+    std::iota(columns.begin(), columns.end(), 0);
+    if (!source.columns.empty()) {
+      std::copy_n(source.columns.data<int32_t>(), columns.size(), columns.begin());
+    }
+    return columns;
+  }
+
   using Key = std::tuple<std::string, int64_t, int64_t, int64_t, int64_t>;
   static Key key_of(const TensorPart& part) {
     return {part.name, part.rows.first, part.rows.count, part.cols.first, part.cols.count};
@@ -220,20 +261,50 @@ class WeightCollector {
     }
   }
 
-  // The packed format of a matrix stacked from these tensors, which must agree.
-  Result<WeightFormat> format_of(const std::vector<std::string>& names) const {
-    std::optional<WeightFormat> common;
-    for (const std::string& name : names) {
-      FATHOM_TRY(const DType stored, loaded_dtype(name));
-      const auto format = format_for(stored);
-      if (!format) return with_context(name + ": ", format.error());
-      if (common && *common != *format) {
-        return invalid("{} is stored as {}, its partner {} differently", name, name_of(stored),
-                       names.front());
+  // The packed form of a matrix stacked from these parts, which must agree.
+  Result<PackedForm> form_of(const std::vector<const TensorPart*>& parts) const {
+    std::optional<PackedForm> common;
+    for (const TensorPart* part : parts) {
+      FATHOM_TRY(const PackedForm form, form_of(*part));
+      if (common && *common != form) {
+        return invalid("{} is stored in another form than its partner {}", part->name,
+                       parts.front()->name);
       }
-      common = *format;
+      common = form;
     }
     return *common;
+  }
+
+  Result<PackedForm> form_of(const TensorPart& part) const {
+    FATHOM_TRY(const auto four_bit,
+               find_four_bit(checkpoint_, part.name, part.num_rows, part.num_cols));
+    if (!four_bit) {
+      FATHOM_TRY(const DType stored, loaded_dtype(part.name));
+      const auto format = format_for(stored);
+      if (!format) return with_context(part.name + ": ", format.error());
+      return PackedForm(*format);
+    }
+    PackedForm form = WeightFormat::kFourBit;
+    form.code = four_bit->code;
+    form.group_cols = four_bit->group_cols;
+    form.scales = four_bit->scale_type;
+    form.zeros = four_bit->has_zeros;
+    form.reordered = four_bit->order != nullptr && four_bit->group_cols > 0;
+    if (part.cols.count == part.num_cols) return form;
+    if (form.reordered) {
+      return invalid(
+          "{}: its groups have columns in any order (g_idx), which cannot be split over "
+          "ranks (--tp)",
+          part.name);
+    }
+    const int64_t group = form.group_cols;
+    if (group > 0 && (part.cols.first % group != 0 || part.cols.count % group != 0)) {
+      return invalid(
+          "{}: a rank's columns {} to {} of {} are not whole groups of {} (quantization_config); "
+          "--tp must leave groups whole",
+          part.name, part.cols.first, part.cols.end(), part.num_cols, group);
+    }
+    return form;
   }
 
   Result<> pack_as_stored(const ScaledMatrix& source, std::string_view purpose,
@@ -253,6 +324,7 @@ class WeightCollector {
   std::map<Key, Buffer*> buffers_;
   std::map<Key, PackedMatrix*> matrices_;
   std::map<Key, AttentionWeights*> kv_bs_;
+  std::deque<StackedColumns> stacked_;  // places point to its elements
   std::vector<std::pair<const AttentionWeights*, AttentionWeights*>> shared_heads_;
 };
 

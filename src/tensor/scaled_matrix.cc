@@ -22,6 +22,8 @@ float ScaledMatrix::at(int64_t row, int64_t col) const {
       return to_float(values.row<f16>(row)[col]) * scale;
     case DType::kF8E4M3:
       return to_float(values.row<e4m3>(row)[col]) * scale;
+    case DType::kU8:
+      return four_bit_value(code, values.row<uint8_t>(row)[col], zero_at(row, col)) * scale;
     default:
       FATHOM_CHECK(false, "a weight of type {}", name_of(values.dtype()));
   }

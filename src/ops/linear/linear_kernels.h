@@ -21,6 +21,8 @@
 
 namespace fathom {
 
+enum class FourBitCode : uint8_t;  // tensor/four_bit.h
+
 constexpr int kPairRows = 32;
 constexpr int kBlockColumns = 128;
 constexpr int kMaxDotRows = 4;
@@ -35,6 +37,24 @@ struct PackedBlocks {
   int64_t columns;        // columns from the first block on
 };
 
+// Values of four-bit codes (tensor/four_bit.h). A code's index is the code itself or, with zero
+// points, code + 16 - zero; both tables hold the value of an index, f32 only of the first 16, whose
+// values rise by 1 an index where there are zero points.
+struct FourBitTable {
+  alignas(64) uint16_t bf16[32];  // an index's fifth bit is ignored without zero points
+  alignas(64) float f32[16];
+};
+
+// The weights of one or two pairs in four bits. A block is a group of columns, at most 128.
+struct FourBitBlocks {
+  PackedBlocks packed;
+  int64_t block_columns;
+  int64_t scale_bytes;  // from a pair's scales to the next one's, zero points included
+  const FourBitTable* table;
+  bool bf16_scales;  // else fp32
+  bool zeros;        // 16 - zero point, 32 bytes behind a pair's scales
+};
+
 struct LinearKernels {
   // Most x rows in one call of the tile kernels.
   int tile_rows;
@@ -46,6 +66,8 @@ struct LinearKernels {
                    float* sums, int64_t pair_stride);
   void (*dot_fp8)(const uint16_t* const* x, int rows, const PackedBlocks& weights, int pairs,
                   float* sums, int64_t pair_stride);
+  void (*dot_four_bit)(const uint16_t* const* x, int rows, const FourBitBlocks& weights, int pairs,
+                       float* sums, int64_t pair_stride);
 
   // Prefill: sums[rows][32] += one block of one pair, times scales[32] (or null). x [rows][128],
   // zero beyond the matrix's columns; ahead + step * ahead_stride is prefetched.
@@ -71,6 +93,12 @@ struct LinearKernels {
                              std::byte* out, int64_t out_stride);
   void (*expand_fp8_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
   void (*expand_bf16_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
+  // Of four-bit steps, each two steps of bf16 and four columns of fp32. `zeros`: 32 bytes, 16 -
+  // zero point of a row, or null.
+  void (*expand_four_bit_to_bf16)(const std::byte* weights, int64_t step_stride, int steps,
+                                  const FourBitTable& table, const uint8_t* zeros, std::byte* out);
+  void (*expand_four_bit_to_f32)(const std::byte* weights, int64_t step_stride, int steps,
+                                 const FourBitTable& table, const uint8_t* zeros, float* out);
 
   // Stores of finished sums; any alignment.
   void (*store_bf16)(const float* sums, int64_t count, uint16_t* out);
@@ -82,6 +110,24 @@ struct LinearKernels {
 
 // The function table of a level that this CPU has.
 const LinearKernels& linear_kernels(CpuIsa isa);
+
+// Values of codes of this meaning, with or without zero points.
+const FourBitTable& four_bit_table(FourBitCode code, bool zeros);
+
+// Kernels of four-bit codes: linear_four_bit*.cc.
+void expand_four_bit_to_f32_scalar(const std::byte* weights, int64_t step_stride, int steps,
+                                   const FourBitTable& table, const uint8_t* zeros, float* out);
+#if defined(__x86_64__)
+void expand_four_bit_to_f32_avx2(const std::byte* weights, int64_t step_stride, int steps,
+                                 const FourBitTable& table, const uint8_t* zeros, float* out);
+void dot_four_bit_avx512(const uint16_t* const* x, int rows, const FourBitBlocks& weights,
+                         int pairs, float* sums, int64_t pair_stride);
+void expand_four_bit_to_bf16_avx512(const std::byte* weights, int64_t step_stride, int steps,
+                                    const FourBitTable& table, const uint8_t* zeros,
+                                    std::byte* out);
+void expand_four_bit_to_f32_avx512(const std::byte* weights, int64_t step_stride, int steps,
+                                   const FourBitTable& table, const uint8_t* zeros, float* out);
+#endif
 
 extern const LinearKernels kLinearScalar;
 #if defined(__x86_64__)

@@ -8,7 +8,15 @@
 //   e4m3  pair step,  64 bytes: in each 16-byte lane L, rows 4L … 4L + 3 of panel A, then of B, so
 //                     that interleaving the low (high) 8 bytes of the lanes gives panel A (B)
 //   fp32  pair step, 128 bytes: 32 rows x 1 column
+//   four  pair step,  64 bytes: 32 rows x 4 columns k … k + 3. The 16-bit word 2 r + p holds column
+//   bits  k + p in bits 0-3 and k + 2 + p in bits 4-7 of panel A's row r, and the same of panel B's
+//         in bits 8-15, so that the word shifted right by 0, 4, 8 and 12 indexes a table with one
+//         panel's two columns, and a byte belongs to one row
 //   scales of a block: 32 fp32 a pair, one a row
+//
+// A block of four-bit codes is a group of columns, at most 128, so that scales follow the codes
+// that they multiply. They are fp32 or bf16; behind a pair's scales may be 32 bytes, 16 - zero
+// point.
 //
 // A thread that owns a range of rows reads one ascending stream, the only access pattern that
 // reaches the memory's full rate, and one vector load covers 16 outputs, so that no sum ever has to
@@ -29,8 +37,19 @@ namespace {
 
 // Bytes from a pair's step to the first value of its row `lane` (0 … 15 panel A, 16 … 31 panel B).
 int64_t place_of(int64_t lane, WeightFormat format) {
+  if (format == WeightFormat::kFourBit) return lane % 16 * 4 + lane / 16;
   if (format != WeightFormat::kF8E4M3) return lane * 4;
   return lane % 16 / 4 * 16 + lane / 16 * 8 + lane % 4 * 2;
+}
+
+// One row's codes of one block.
+void pack_codes(const uint8_t* in, int64_t count, int64_t stride, std::byte* out) {
+  for (int64_t k = 0; k < count; k += 4, out += stride) {
+    uint8_t codes[4] = {};
+    for (int64_t c = 0; c < std::min<int64_t>(4, count - k); ++c) codes[c] = in[k + c];
+    out[0] = static_cast<std::byte>(codes[0] | codes[2] << 4);
+    out[2] = static_cast<std::byte>(codes[1] | codes[3] << 4);
+  }
 }
 
 // One row's values of one block. `Convert` maps a source value to a stored one.
@@ -75,7 +94,7 @@ void pack_four_rows(const e4m3* const (&rows)[4], int64_t count, int64_t stride,
 template <typename Stored, typename Source, typename Convert>
 void pack_values(const PanelLayout& layout, WeightFormat format, std::byte* memory,
                  int64_t first_row, ConstTensorView values, const Convert& convert) {
-  constexpr bool kFp8 = sizeof(Stored) == 1;
+  constexpr bool kFp8 = std::is_same_v<Stored, e4m3>;
   // Packs a group's rows by eight blocks at a time: each row is read in a run that the prefetcher
   // sees, and the packed lines, which all rows touch, stay in L2 meanwhile.
   constexpr int64_t kBlocks = 8;
@@ -85,17 +104,22 @@ void pack_values(const PanelLayout& layout, WeightFormat format, std::byte* memo
   constexpr int64_t kTwoPairs = int64_t{2} * kPairRows;
   for (int64_t begin = first_row; begin < end;) {
     const int64_t stop = std::min(end, (begin / kTwoPairs + 1) * kTwoPairs);
-    for (int64_t first = 0; first < layout.num_blocks(); first += kBlocks) {
-      const int64_t last = std::min(layout.num_blocks(), first + kBlocks);
+    const int64_t width = layout.block_columns(), run = kBlocks * kBlockColumns / width;
+    for (int64_t first = 0; first < layout.num_blocks(); first += run) {
+      const int64_t last = std::min(layout.num_blocks(), first + run);
       for (int64_t row = begin; row < stop;) {
         const int64_t pair = row / kPairRows;
         const int64_t place = place_of(row % kPairRows, format);
         const int64_t stride = layout.step_stride(layout.pairs_of_group(pair));
         const bool four = kFp8 && row % 4 == 0 && row + 4 <= stop;
         for (int64_t block = first; block < last; ++block) {
-          const int64_t column = block * kBlockColumns;
-          const int64_t count = std::min<int64_t>(kBlockColumns, columns - column);
+          const int64_t column = block * width;
+          const int64_t count = std::min(width, columns - column);
           std::byte* const out = memory + layout.block_offset(pair, block) + place;
+          if constexpr (std::is_same_v<Stored, uint8_t>) {
+            pack_codes(source_row(row) + column, count, stride, out);
+            continue;
+          }
           if constexpr (kFp8) {
             if (four) {
               const e4m3* const rows[4] = {source_row(row) + column, source_row(row + 1) + column,
@@ -114,10 +138,25 @@ void pack_values(const PanelLayout& layout, WeightFormat format, std::byte* memo
   }
 }
 
+// A row's place among its block's scales.
+std::byte* scale_of(const PanelLayout& layout, std::byte* memory, int64_t row, int64_t block,
+                    DType type) {
+  return memory + layout.scales_offset(row / kPairRows, block) + row % kPairRows * size_of(type);
+}
+
+// The same of its zero points, which follow the pair's scales.
+std::byte* zero_point_of(const PanelLayout& layout, std::byte* memory, int64_t row, int64_t block,
+                         DType type) {
+  return memory + layout.scales_offset(row / kPairRows, block) + kPairRows * size_of(type) +
+         row % kPairRows;
+}
+
 // Zeroes rows [rows, …) up to the end of the last pair.
 void zero_padding_rows(const PanelLayout& layout, std::byte* memory, int64_t rows,
-                       WeightFormat format) {
-  const bool fp8 = format == WeightFormat::kF8E4M3;
+                       const PackedForm& form) {
+  const WeightFormat format = form.format;
+  const bool four_bit = format == WeightFormat::kFourBit;
+  const bool scaled = four_bit || format == WeightFormat::kF8E4M3;
   for (int64_t row = rows; row < layout.num_pairs() * kPairRows; ++row) {
     const int64_t pair = row / kPairRows;
     const int64_t lane = row % kPairRows;
@@ -125,9 +164,16 @@ void zero_padding_rows(const PanelLayout& layout, std::byte* memory, int64_t row
     for (int64_t block = 0; block < layout.num_blocks(); ++block) {
       std::byte* out = memory + layout.block_offset(pair, block) + place_of(lane, format);
       for (int64_t s = 0; s < layout.steps_of_block(block); ++s, out += stride) {
-        std::memset(out, 0, fp8 ? 2 : 4);
+        if (four_bit) {
+          out[0] = out[2] = std::byte{0};
+        } else {
+          std::memset(out, 0, scaled ? 2 : 4);
+        }
       }
-      if (fp8) std::memset(memory + layout.scales_offset(pair, block) + lane * 4, 0, sizeof(float));
+      if (!scaled) continue;
+      std::memset(scale_of(layout, memory, row, block, form.scales), 0,
+                  static_cast<size_t>(size_of(form.scales)));
+      if (form.zeros) *zero_point_of(layout, memory, row, block, form.scales) = std::byte{0};
     }
   }
 }
@@ -141,15 +187,43 @@ bool has_a_scale_a_block(const ScaledMatrix& source) {
 }
 
 void pack_scales(const PanelLayout& layout, std::byte* memory, int64_t first_row,
-                 const ScaledMatrix& source) {
+                 const PackedForm& form, const ScaledMatrix& source) {
   for (int64_t block = 0; block < layout.num_blocks(); ++block) {
+    const int64_t column = block * layout.block_columns();
     for (int64_t r = 0; r < source.rows(); ++r) {
       const int64_t row = first_row + r;
-      const float scale = source.scale_at(r, block * kBlockColumns);
-      std::memcpy(memory + layout.scales_offset(row / kPairRows, block) + row % kPairRows * 4,
-                  &scale, sizeof scale);
+      const float scale = source.scale_at(r, column);
+      std::byte* const place = scale_of(layout, memory, row, block, form.scales);
+      if (form.scales == DType::kBF16) {
+        const bf16 narrow = to_bf16(scale);
+        FATHOM_CHECK(to_float(narrow) == scale, "a scale of {} as bf16", scale);
+        std::memcpy(place, &narrow, sizeof narrow);
+      } else {
+        std::memcpy(place, &scale, sizeof scale);
+      }
+      if (form.zeros) {
+        *zero_point_of(layout, memory, row, block, form.scales) =
+            static_cast<std::byte>(kFourBitCodes - source.zero_at(r, column));
+      }
     }
   }
+}
+
+void pack_four_bit(const PanelLayout& layout, std::byte* memory, int64_t first_row,
+                   const PackedForm& form, const ScaledMatrix& source) {
+  FATHOM_CHECK(source.is_four_bit() && !source.scales.empty() && source.code == form.code &&
+                   source.zeros.empty() == !form.zeros && source.scale_rows == 1,
+               "four-bit weights from {}", name_of(source.values.dtype()));
+  const int64_t group = form.group_cols;
+  FATHOM_CHECK(group == 0 || kBlockColumns % group == 0 || group % kBlockColumns == 0,
+               "groups of {} columns", group);
+  FATHOM_CHECK(source.scale_cols == group || (group == 0 && source.scale_cols >= source.cols()),
+               "scales every {} columns, the form has {}", source.scale_cols, group);
+  FATHOM_CHECK(group == 0 || source.scale_col % std::min<int64_t>(group, kBlockColumns) == 0,
+               "columns from {}, scales every {}", source.scale_col, group);
+  pack_values<uint8_t, uint8_t>(layout, form.format, memory, first_row, source.values,
+                                [](uint8_t code) { return code; });
+  pack_scales(layout, memory, first_row, form, source);
 }
 
 template <typename Source>
@@ -185,16 +259,19 @@ void pack_bf16(const PanelLayout& layout, std::byte* memory, int64_t first_row,
 
 }  // namespace
 
-Result<PackedMatrix> PackedMatrix::allocate(int64_t rows, int64_t cols, WeightFormat format,
+Result<PackedMatrix> PackedMatrix::allocate(int64_t rows, int64_t cols, const PackedForm& form,
                                             std::string_view purpose) {
   FATHOM_CHECK(rows > 0 && cols > 0, "[{}, {}] for {}", rows, cols, purpose);
-  auto memory = Buffer::allocate(PanelLayout(rows, cols, format).total_bytes(), purpose);
+  auto memory = Buffer::allocate(PanelLayout(rows, cols, form).total_bytes(), purpose);
   if (!memory) return tl::unexpected(memory.error());
   PackedMatrix matrix;
   matrix.rows_ = rows;
   matrix.cols_ = cols;
-  matrix.format_ = format;
+  matrix.form_ = form;
   matrix.memory_ = std::move(*memory);
+  if (form.reordered) {
+    matrix.columns_ = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(cols));
+  }
   return matrix;
 }
 
@@ -202,9 +279,16 @@ PackedMatrix PackedMatrix::share() const {
   PackedMatrix other;
   other.rows_ = rows_;
   other.cols_ = cols_;
-  other.format_ = format_;
+  other.form_ = form_;
   other.memory_ = memory_.share();
+  other.columns_ = columns_;
   return other;
+}
+
+void PackedMatrix::set_columns(std::span<const int32_t> columns) {
+  FATHOM_CHECK(columns_ != nullptr && columns.size() == columns_->size(), "{} columns of {}",
+               columns.size(), cols_);
+  std::copy(columns.begin(), columns.end(), columns_->begin());
 }
 
 void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
@@ -212,18 +296,19 @@ void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
                "rows {}+{} of [{}, {}] from {}", first_row, source.rows(), rows_, cols_,
                source.values.shape_string());
   const DType dtype = source.values.dtype();
-  const PanelLayout layout(rows_, cols_, format_);
+  const PanelLayout layout(*this);
   std::byte* const memory = memory_.data();
-  switch (format_) {
+  switch (form_.format) {
     case WeightFormat::kF32:
       if (dtype == DType::kF32) pack_f32<float>(layout, memory, first_row, source);
       if (dtype == DType::kBF16) pack_f32<bf16>(layout, memory, first_row, source);
       if (dtype == DType::kF16) pack_f32<f16>(layout, memory, first_row, source);
       if (dtype == DType::kF8E4M3) pack_f32<e4m3>(layout, memory, first_row, source);
+      FATHOM_CHECK(dtype != DType::kU8, "fp32 weights from four-bit codes");
       break;
     case WeightFormat::kBF16:
       FATHOM_CHECK(source.scales.empty(), "bf16 weights from scaled {}", name_of(dtype));
-      FATHOM_CHECK(dtype != DType::kF8E4M3, "bf16 weights from {}", name_of(dtype));
+      FATHOM_CHECK(size_of(dtype) > 1, "bf16 weights from {}", name_of(dtype));
       if (dtype == DType::kF32) pack_bf16<float>(layout, memory, first_row, source);
       if (dtype == DType::kBF16) pack_bf16<bf16>(layout, memory, first_row, source);
       if (dtype == DType::kF16) pack_bf16<f16>(layout, memory, first_row, source);
@@ -235,13 +320,16 @@ void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
                    "scales every {} columns; the blocks have {}", source.scale_cols, kBlockColumns);
       FATHOM_CHECK(has_a_scale_a_block(source), "columns {}+{}, scales every {}", source.scale_col,
                    cols_, source.scale_cols);
-      pack_values<e4m3, e4m3>(layout, format_, memory, first_row, source.values,
+      pack_values<e4m3, e4m3>(layout, form_.format, memory, first_row, source.values,
                               [](e4m3 value) { return value; });
-      pack_scales(layout, memory, first_row, source);
+      pack_scales(layout, memory, first_row, form_, source);
+      break;
+    case WeightFormat::kFourBit:
+      pack_four_bit(layout, memory, first_row, form_, source);
       break;
   }
   if (first_row + source.rows() == rows_) {
-    zero_padding_rows(layout, memory, rows_, format_);
+    zero_padding_rows(layout, memory, rows_, form_);
   }
 }
 

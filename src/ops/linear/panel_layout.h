@@ -9,15 +9,23 @@ namespace fathom {
 
 class PanelLayout {
  public:
-  PanelLayout(int64_t rows, int64_t columns, WeightFormat format)
+  PanelLayout(int64_t rows, int64_t columns, const PackedForm& form)
       : rows_(rows),
         columns_(columns),
-        step_columns_(format == WeightFormat::kF32 ? 1 : 2),
-        step_bytes_(format == WeightFormat::kF8E4M3 ? 64 : 128),
-        scale_bytes_(format == WeightFormat::kF8E4M3 ? kPairRows * 4 : 0) {}
+        block_columns_(columns_of_block(form)),
+        step_columns_(columns_of_step(form.format)),
+        step_bytes_(form.format == WeightFormat::kF8E4M3 || form.format == WeightFormat::kFourBit
+                        ? 64
+                        : 128),
+        scale_bytes_(kPairRows * bytes_of_scale(form)) {}
+  explicit PanelLayout(const PackedMatrix& matrix)
+      : PanelLayout(matrix.rows(), matrix.cols(), matrix.form()) {}
 
   int64_t num_pairs() const { return ceil_div(rows_, kPairRows); }
-  int64_t num_blocks() const { return ceil_div(columns_, kBlockColumns); }
+  int64_t num_blocks() const { return ceil_div(columns_, block_columns_); }
+  int64_t block_columns() const { return block_columns_; }
+  // Of one pair: its scales and, behind them, its zero points.
+  int64_t scale_bytes() const { return scale_bytes_; }
   int64_t step_bytes() const { return step_bytes_; }
   int64_t step_columns() const { return step_columns_; }
 
@@ -29,13 +37,13 @@ class PanelLayout {
     return rest < end - pair ? rest : end - pair;
   }
   int64_t steps_of_block(int64_t block) const {
-    const int64_t left = columns_ - block * kBlockColumns;
-    return ceil_div(left < kBlockColumns ? left : kBlockColumns, step_columns_);
+    const int64_t left = columns_ - block * block_columns_;
+    return ceil_div(left < block_columns_ ? left : block_columns_, step_columns_);
   }
 
   // Bytes from a group's block to its next one.
   int64_t block_stride(int64_t pairs) const {
-    return pairs * (kBlockColumns / step_columns_ * step_bytes_ + scale_bytes_);
+    return pairs * (block_columns_ / step_columns_ * step_bytes_ + scale_bytes_);
   }
   // Bytes from a pair's step to its next one.
   int64_t step_stride(int64_t pairs) const { return pairs * step_bytes_; }
@@ -60,7 +68,21 @@ class PanelLayout {
   int64_t total_bytes() const { return num_pairs() * pair_total(); }
 
  private:
-  int64_t rows_, columns_, step_columns_, step_bytes_, scale_bytes_;
+  static int64_t columns_of_block(const PackedForm& form) {
+    const bool narrow = form.format == WeightFormat::kFourBit && form.group_cols > 0;
+    return narrow && form.group_cols < kBlockColumns ? form.group_cols : kBlockColumns;
+  }
+  static int64_t columns_of_step(WeightFormat format) {
+    if (format == WeightFormat::kF32) return 1;
+    return format == WeightFormat::kFourBit ? 4 : 2;
+  }
+  static int64_t bytes_of_scale(const PackedForm& form) {
+    if (form.format == WeightFormat::kF8E4M3) return 4;
+    if (form.format != WeightFormat::kFourBit) return 0;
+    return size_of(form.scales) + (form.zeros ? 1 : 0);
+  }
+
+  int64_t rows_, columns_, block_columns_, step_columns_, step_bytes_, scale_bytes_;
 };
 
 }  // namespace fathom

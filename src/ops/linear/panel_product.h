@@ -26,6 +26,14 @@ struct ProductRows {
     const int64_t r = index == nullptr ? first + i : index[first + i];
     return static_cast<const std::byte*>(x.raw()) + r * x.stride(0) * size_of(x.dtype());
   }
+  // One value of row i: bf16 of bf16 rows, or fp32.
+  template <typename T>
+  T value(int64_t i, int64_t column) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (x.dtype() == DType::kBF16) return to_float(reinterpret_cast<const bf16*>(row(i))[column]);
+    }
+    return reinterpret_cast<const T*>(row(i))[column];
+  }
 };
 
 // sums[pair - first_pair][row][32] = the row times the pair's 32 weight rows, for `rows` <=

@@ -24,7 +24,31 @@ ThreadPool& pool() {
   return all;
 }
 
-PackedMatrix random_weight(int64_t rows, int64_t cols, WeightFormat format) {
+// Integer codes with bf16 scales a group of 32, or E2M1 with powers of two.
+PackedForm int4_form(int64_t group, FourBitCode code = FourBitCode::kInteger) {
+  PackedForm form = WeightFormat::kFourBit;
+  form.code = code;
+  form.group_cols = group;
+  form.scales = DType::kBF16;
+  return form;
+}
+
+PackedMatrix random_four_bits(int64_t rows, int64_t cols, const PackedForm& form) {
+  std::vector<uint8_t> codes(static_cast<size_t>(rows * cols));
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = random_bits(1, 0, i) & 15;
+  const std::vector<float> scales(static_cast<size_t>(rows * cols / form.group_cols), 0x1p-8f);
+  ScaledMatrix source{ConstTensorView(codes.data(), {rows, cols}),
+                      ConstTensorView(scales.data(), {rows, cols / form.group_cols}), 1,
+                      form.group_cols};
+  source.code = form.code;
+  PackedMatrix packed = *PackedMatrix::allocate(rows, cols, form, "benchmark");
+  packed.pack(0, source);
+  return packed;
+}
+
+PackedMatrix random_weight(int64_t rows, int64_t cols, const PackedForm& form) {
+  const WeightFormat format = form.format;
+  if (format == WeightFormat::kFourBit) return random_four_bits(rows, cols, form);
   const bool fp8 = format == WeightFormat::kF8E4M3;
   const DType dtype = fp8 ? DType::kF8E4M3 : DType::kBF16;
   const Buffer values = *Buffer::allocate(rows * cols * size_of(dtype), "benchmark");
@@ -46,7 +70,7 @@ PackedMatrix random_weight(int64_t rows, int64_t cols, WeightFormat format) {
 }
 
 struct Layer {
-  Layer(const Shape& shape, WeightFormat format) {
+  Layer(const Shape& shape, const PackedForm& format) {
     for (int e = 0; e <= shape.num_experts; ++e) {
       const int64_t intermediate = e == shape.num_experts ? shape.shared : shape.intermediate;
       MlpWeights weights = {random_weight(2 * intermediate, shape.hidden, format),
@@ -79,7 +103,7 @@ std::vector<int32_t> random_routing(const Shape& shape, int64_t rows, uint64_t s
   return ids;
 }
 
-void run(benchmark::State& state, const Shape& shape, WeightFormat format, int64_t rows) {
+void run(benchmark::State& state, const Shape& shape, const PackedForm& format, int64_t rows) {
   const double read_limit = probe_read(pool(), 256'000'000);
   const double math_limit = probe_math(pool(), ProbeMath::kBF16);
   const Layer layer(shape, format);
@@ -131,12 +155,15 @@ void run(benchmark::State& state, const Shape& shape, WeightFormat format, int64
 
 const bool registered = [] {
   for (const Shape& shape : kShapes) {
-    for (const WeightFormat format : {WeightFormat::kBF16, WeightFormat::kF8E4M3}) {
+    for (const auto& [of, form] : {std::pair<const char*, PackedForm>("bf16", WeightFormat::kBF16),
+                                   {"fp8", WeightFormat::kF8E4M3},
+                                   {"int4_g32", int4_form(32)},
+                                   {"int4_g128", int4_form(128)},
+                                   {"mxfp4", int4_form(32, FourBitCode::kE2m1)}}) {
       for (const int64_t rows : {1, 16, 512}) {
-        const std::string name = std::string(shape.name) +
-                                 (format == WeightFormat::kBF16 ? "/bf16" : "/fp8") + "/rows" +
-                                 std::to_string(rows);
-        benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+        const std::string name =
+            std::string(shape.name) + "/" + of + "/rows" + std::to_string(rows);
+        benchmark::RegisterBenchmark(name.c_str(), [=, format = form](benchmark::State& state) {
           run(state, shape, format, rows);
         })->UseRealTime();
       }
