@@ -58,7 +58,7 @@ int64_t LatentLayout::row_bytes() const {
 Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t num_layers,
                                           int64_t num_pages, int64_t state_bytes,
                                           const std::optional<IndexKeyLayout>& index_keys) {
-  FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim > 0 && num_layers > 0,
+  FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim >= 0 && num_layers > 0,
                "latent {}, rope {}, {} layers", layout.latent_dim, layout.rope_dim, num_layers);
   if (num_pages <= 0) return invalid("the latent cache needs at least 1 page, not {}", num_pages);
   FATHOM_CHECK(state_bytes >= 0, "{} bytes of state", state_bytes);

@@ -76,7 +76,8 @@ void print_config(const Checkpoint& checkpoint, std::FILE* out) {
   line("type", fmt::format("{}, {} layers ({} dense, {} MoE), {} MTP", config.model_type,
                            config.num_layers, config.num_layers - moe, moe, config.num_mtp_layers));
   line("sizes", fmt::format("hidden {}, vocabulary {}, positions {}, dense MLP {}", config.hidden,
-                            config.vocab_size, config.max_position, config.intermediate));
+                            config.vocab_size, config.max_position, config.intermediate) +
+                    (config.tied_embeddings ? ", the embedding is the head" : ""));
   line("attention",
        fmt::format("{} heads, q_lora {}, kv_lora {}, nope {}, rope {}, v {}, softmax scale {:.7f}",
                    config.num_heads, config.q_lora_rank, config.kv_lora_rank, config.qk_nope_dim,
@@ -86,8 +87,9 @@ void print_config(const Checkpoint& checkpoint, std::FILE* out) {
                                  config.yarn->factor, config.yarn->original_max_position)
                    : fmt::format("theta {}", config.rope_theta));
   if (config.indexer) {
-    line("indexer", fmt::format("{} heads of {}, {} keys a row", config.indexer->num_heads,
-                                config.indexer->head_dim, config.indexer->topk));
+    line("indexer", fmt::format("{} heads of {}, {} keys a row, in {} of {} layers",
+                                config.indexer->num_heads, config.indexer->head_dim,
+                                config.indexer->topk, config.num_indexers(), config.num_layers));
   }
   if (config.num_experts > 0) {
     line("experts",
@@ -164,13 +166,16 @@ json::value indexer_json(const ModelConfig& config) {
   if (!config.indexer) return nullptr;
   return {{"num_heads", config.indexer->num_heads},
           {"head_dim", config.indexer->head_dim},
-          {"topk", config.indexer->topk}};
+          {"topk", config.indexer->topk},
+          {"num_layers", config.num_indexers()},
+          {"interleaved", config.indexer->interleaved}};
 }
 
 json::object config_json(const ModelConfig& config) {
   return {{"model_type", config.model_type},
           {"hidden_size", config.hidden},
           {"vocab_size", config.vocab_size},
+          {"tied_embeddings", config.tied_embeddings},
           {"num_layers", config.num_layers},
           {"num_moe_layers", num_moe_layers(config)},
           {"num_mtp_layers", config.num_mtp_layers},
@@ -230,7 +235,8 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
 Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   FATHOM_TRY(const Checkpoint checkpoint, Checkpoint::open(model));
   const Inventory inventory = take_inventory(checkpoint);
-  const auto plan = default_plan(checkpoint.config(), inventory);
+  const auto plan =
+      default_plan(checkpoint.config(), take_loaded_inventory(checkpoint, LoadOptions()));
   if (json) {
     print_json(checkpoint, inventory, plan, out);
     return check_stored(checkpoint);

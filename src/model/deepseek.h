@@ -144,8 +144,11 @@ class DeepSeekModel {
   void mha_attention(const AttentionWeights& weights, const Step& step, const MhaRows& which,
                      const LatentPages& pages);
   // Sparse attention (deepseek_indexer.cc): the cache rows of all tokens, and the lists of keys of
-  // the rows that choose, [scored rows, topk] of the workspace.
-  IndexRotation index_rotation() const { return {.table = &rope_}; }
+  // the rows that choose, [scored rows, topk] of the workspace. They stand until the next layer
+  // with an indexer: layers between attend to the same keys.
+  IndexRotation index_rotation() const {
+    return {.table = &rope_, .interleaved = config_.indexer->interleaved};
+  }
   void write_keys(const IndexerWeights& weights, const Step& step, const IndexKeyPages& pages,
                   ConstTensorView own_x);
   void choose_keys(const IndexerWeights& weights, const Step& step, const IndexKeyPages& pages,

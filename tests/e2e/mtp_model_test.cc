@@ -246,7 +246,9 @@ TEST_P(MtpGoldens, APrefixHitLeavesNoHole) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens, testing::Values("v3", "v3_fp8_ue8m0", "v32"),
+INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens,
+                         testing::Values("v3", "v3_fp8_ue8m0", "v32", "glm_lite", "gigachat",
+                                         "glm_dsa", "glm_dsa_shared"),
                          [](const auto& test) { return test.param; });
 
 int32_t largest(const std::vector<float>& logits, int64_t row, int64_t vocab) {

@@ -206,7 +206,8 @@ TEST(SparseRanks, ARankThatChoosesOtherKeysEndsTheStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, SparseModel,
-                         testing::Values("v32", "v32_one", "v32_yarn", "v32_fp8"),
+                         testing::Values("v32", "v32_one", "v32_yarn", "v32_fp8", "glm_dsa",
+                                         "glm_dsa_shared"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace
