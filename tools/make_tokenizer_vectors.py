@@ -119,7 +119,8 @@ def make_kimi(folder):
                 done = match.end()
         return ids
 
-    write_vectors(os.path.join(folder, "golden_vectors.json"), [{"text": t, "ids": encode(t)} for t in texts(rng)])
+    write_vectors(os.path.join(folder, "golden_vectors.json"),
+                  [{"text": t, "ids": encode(t), "pieces": split.findall(t)} for t in texts(rng)])
 
 
 if __name__ == "__main__":

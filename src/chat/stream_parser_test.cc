@@ -21,12 +21,12 @@ TEST(StreamParser, GlmArgumentsAreStringsWhereTheToolSaysSo) {
   StreamParser parser(ChatFormat::kGlm47, false, true, false, {&tool, 1});
   ParsedAnswer answer;
   answer.add(
-      parser.push("<tool_call>f<arg_key>id</arg_key><arg_value>007</arg_value>"
+      parser.push("<tool_call>f<arg_key>id</arg_key><arg_value>42</arg_value>"
                   "<arg_key>n</arg_key><arg_value>7</arg_value></tool_call>"
                   "<tool_call>g<arg_key>id</arg_key><arg_value>7</arg_value></tool_call>"));
   answer.add(parser.finish());
   ASSERT_EQ(answer.tool_calls.size(), 2u);
-  EXPECT_EQ(answer.tool_calls[0].arguments, R"({"id": "007", "n": 7})");
+  EXPECT_EQ(answer.tool_calls[0].arguments, R"({"id": "42", "n": 7})");
   EXPECT_EQ(answer.tool_calls[1].arguments, R"({"id": 7})");
 }
 

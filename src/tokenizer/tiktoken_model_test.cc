@@ -24,6 +24,20 @@ std::string refusal(const std::string& ranks, const std::string& config) {
   return parsed ? "" : parsed.error().message;
 }
 
+// A vocabulary without tokens across a border would not show where it is.
+TEST(TiktokenModel, SplitsAsThePublishedPattern) {
+  const PreTokenizer pre_tokenizer = PreTokenizer::kimi();
+  const auto vectors = parse_json(text_of("golden_vectors.json"), "golden_vectors.json");
+  ASSERT_TRUE(vectors) << vectors.error().message;
+  for (const json::value& vector : vectors->as_array()) {
+    std::vector<std::string> pieces;
+    pre_tokenizer.split(std::string(vector.at("text").as_string()),
+                        [&](std::string_view piece) { pieces.emplace_back(piece); });
+    EXPECT_EQ(pieces, json::value_to<std::vector<std::string>>(vector.at("pieces")))
+        << vector.at("text").as_string();
+  }
+}
+
 TEST(TiktokenModel, NamesTheLineThatIsWrong) {
   const std::string ranks = text_of("tiktoken.model"), config = text_of("tokenizer_config.json");
   EXPECT_EQ(refusal(ranks, config), "");
