@@ -110,6 +110,8 @@ Result<IndexerConfig> parse_indexer(const JsonFields& fields, const ModelConfig&
   FATHOM_TRY(const auto interleaved, fields.optional_boolean("indexer_rope_interleave"));
   indexer.interleaved = interleaved.value_or(config.model_type == "glm_moe_dsa");
   FATHOM_TRY(indexer.shared, parse_shared(fields, config, where));
+  FATHOM_TRY(const auto shares, fields.optional_boolean("index_share_for_mtp_iteration"));
+  indexer.shares_drafts = shares.value_or(false);
   if (std::find(indexer.shared.begin(), indexer.shared.end(), true) == indexer.shared.end()) {
     indexer.shared.clear();
   }

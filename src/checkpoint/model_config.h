@@ -49,6 +49,9 @@ struct IndexerConfig {
   // [num_layers]: the layer has no indexer and attends to the keys that the last layer before it
   // with one has chosen (GLM-5.2). Empty: every layer has its own.
   std::vector<bool> shared = {};
+  // A draft's later steps attend to the keys that its first step has chosen
+  // (index_share_for_mtp_iteration).
+  bool shares_drafts = false;
 };
 
 struct ModelConfig {

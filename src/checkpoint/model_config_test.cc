@@ -286,6 +286,7 @@ TEST(ModelConfig, ReadsWhichLayersShareTheirKeys) {
   ASSERT_TRUE(glm->indexer);
   EXPECT_TRUE(glm->indexer->interleaved);
   EXPECT_EQ(glm->num_indexers(), 21);
+  EXPECT_TRUE(glm->indexer->shares_drafts);
   for (int64_t layer = 0; layer < 79; ++layer) {
     const bool own = layer < 3 || layer == 78 || (layer - 2) % 4 == 0;
     EXPECT_EQ(glm->has_indexer(layer), own) << layer;
@@ -306,6 +307,7 @@ TEST(ModelConfig, ReadsWhichLayersShareTheirKeys) {
   other.erase("indexer_rope_interleave");
   EXPECT_TRUE(parse(other)->indexer->interleaved);
   EXPECT_FALSE(parse(published("deepseek_v3_2"))->indexer->interleaved);
+  EXPECT_FALSE(parse(published("deepseek_v3_2"))->indexer->shares_drafts);
   EXPECT_EQ(parse(published("deepseek_v3_2"))->num_indexers(), 61);
 }
 
