@@ -50,9 +50,10 @@ Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inve
   MemoryRequest request;
   request.budget = available_memory().bytes;
   request.fixed = weight_lines(inventory, false);
-  request.cache_row_bytes = cache_row_bytes(config, CacheFormat::kBF16);
+  request.cache_row_bytes = latent_layout(config, CacheFormat::kBF16).row_bytes();
   request.index_key_bytes = index_key_bytes(config, CacheFormat::kBF16);
   request.cache_layers = config.num_layers;
+  request.index_key_layers = config.num_indexers();
   request.page_tokens = kPageSize;
   FATHOM_TRY(MemoryPlan plan, plan_memory(request));
   if (plan.tokens() <= config.max_position) return plan;
@@ -121,13 +122,14 @@ void print_tensors(const ModelConfig& config, const Inventory& inventory, std::F
 void print_cache(const ModelConfig& config, std::FILE* out) {
   fmt::print(out, "\nCache bytes per token\n");
   for (const CacheFormat format : kFormats) {
-    const int64_t row = cache_row_bytes(config, format);
     const int64_t index_key = index_key_bytes(config, format);
-    const std::string parts =
-        index_key > 0 ? fmt::format("({} latent + {} index key)", row - index_key, index_key)
-                      : fmt::format("{}", row);
-    fmt::print(out, "  {:<9}{:>10}  {} x {} layers\n", name_of(format), row * config.num_layers,
-               parts, config.num_layers);
+    std::string parts =
+        fmt::format("{} x {} layers", latent_layout(config, format).row_bytes(), config.num_layers);
+    if (index_key > 0) {
+      parts += fmt::format(", index keys {} x {}", index_key, config.num_indexers());
+    }
+    fmt::print(out, "  {:<9}{:>10}  {}\n", name_of(format), cache_token_bytes(config, format),
+               parts);
   }
 }
 
@@ -206,7 +208,7 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
     groups[name_of(group)] = totals_json(inventory.of(group));
   }
   for (const CacheFormat format : kFormats) {
-    cache[name_of(format)] = cache_row_bytes(config, format) * config.num_layers;
+    cache[name_of(format)] = cache_token_bytes(config, format);
   }
   if (plan) {
     memory = {{"weight_bytes", plan->fixed_bytes},

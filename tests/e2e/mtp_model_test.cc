@@ -35,10 +35,11 @@ class MtpHarness {
     FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
     model_ = std::move(*loaded);
     const ModelSpec spec = make_spec(checkpoint->config(), true);
-    auto cache = LatentCache::allocate(latent_layout(spec.config, format),
-                                       DeepSeekModel::cache_layers(spec.config), num_pages,
+    const int64_t layers = DeepSeekModel::cache_layers(spec.config);
+    auto cache = LatentCache::allocate(latent_layout(spec.config, format), layers, num_pages,
                                        DeepSeekModel::state_bytes(spec.config, options.compute),
-                                       index_key_layout(spec.config, format));
+                                       index_key_layout(spec.config, format),
+                                       layers_with_index_keys(spec.config, layers));
     FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
     cache_ = std::move(*cache);
     block_table_.resize(static_cast<size_t>(num_pages));

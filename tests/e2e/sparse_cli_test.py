@@ -79,7 +79,7 @@ class Sparse(unittest.TestCase):
         self.assertEqual(shown["cache_bytes_per_token"]["f32"], 2 * (64 * 4 + 32 * 4))
         _, out, _ = fathom("inspect", MODEL)
         self.assertIn("16 heads of 32, 16 keys a row, in 2 of 2 layers", out)
-        self.assertIn("(128 latent + 36 index key) x 2 layers", out)
+        self.assertIn("128 x 2 layers, index keys 36 x 2", out)
         self.assertIn("328 bytes a token, 72 of them index keys", out)
 
     def test_bad_sizes(self):

@@ -87,8 +87,7 @@ Outcome run_requests(const std::string& model, const Setting& setting) {
   if (!setting.offload_dir.empty()) {
     // A few pages; the rest goes to files.
     engine_options.kv_offload_bytes =
-        3 * kPageSize * cache_row_bytes(checkpoint->config(), options.cache_format) *
-        checkpoint->config().num_layers;
+        3 * kPageSize * cache_token_bytes(checkpoint->config(), options.cache_format);
     engine_options.kv_offload_dir = setting.offload_dir;
     engine_options.kv_offload_disk_bytes = 1 << 26;
   }
