@@ -38,14 +38,18 @@ def as_float32(tensors):
 
 
 def read_checkpoint(folder):
-    """config.json and all tensors of a checkpoint folder, as stored."""
+    """config.json and all tensors of a checkpoint folder, as stored; of a model that also takes pictures
+    the language model's."""
     with open(os.path.join(folder, "config.json")) as f:
         config = json.load(f)
     tensors = {}
     for path in sorted(glob.glob(os.path.join(folder, "model*.safetensors"))):
         with safe_open(path, "pt") as f:
             tensors.update({name: f.get_tensor(name) for name in f.keys()})
-    return config, tensors
+    if "text_config" not in config:
+        return config, tensors
+    prefix = "language_model."
+    return config["text_config"], {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def load_model(config, plain, dtype):
@@ -58,6 +62,9 @@ def load_model(config, plain, dtype):
         config["model_type"] = "deepseek_v3"
     if config["model_type"] == "deepseek_v3":
         config["rope_interleave"] = True
+    if config["model_type"] == "glm4_moe_lite":        # its class does not read first_k_dense_replace
+        dense, layers = config["first_k_dense_replace"], config["num_hidden_layers"]
+        config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
     extra = f"model.layers.{config['num_hidden_layers']}."
     main = {k: v.contiguous() for k, v in plain.items() if not k.startswith(extra)}
     with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +77,8 @@ def load_model(config, plain, dtype):
     bad = {k: v for k, v in info.items() if v and k != "error_msgs"} | ({"errors": info["error_msgs"]} if info.get("error_msgs") else {})
     if bad:
         raise RuntimeError(f"the checkpoint does not fit the model: {bad}")
+    if config["qk_rope_head_dim"] == 0:        # transformers takes a width of 0 for one that is not given
+        model.model.rotary_emb.inv_freq = torch.zeros(0)
     return model.eval()
 
 
@@ -128,9 +137,9 @@ class RouterProbe:
         for hook in self._hooks:
             hook.remove()
 
-    def smallest(self):
-        """Smallest distance over the layers, per position."""
-        return torch.stack(self.gaps).amin(0)
+    def smallest(self, rows):
+        """Smallest distance over the layers, per position; infinite without routers."""
+        return torch.stack(self.gaps).amin(0) if self.gaps else torch.full((rows,), INFINITE_GAP)
 
 
 class IndexProbe:
@@ -199,9 +208,9 @@ class IndexProbe:
 @torch.no_grad()
 def forward(model, ids=None, embeds=None):
     """One full pass without cache: float32 logits [n, vocab], post-norm states [n, hidden], the probe,
-    which has the gaps of the choice of keys as `index_gaps`."""
+    which has the distances of the routing as `router_gaps` and those of the choice of keys as `index_gaps`."""
     arguments = {"input_ids": torch.tensor([ids])} if embeds is None else {"inputs_embeds": embeds[None]}
     with RouterProbe(model) as probe, IndexProbe(model) as index_probe:
         hidden = model.model(**arguments, use_cache=False).last_hidden_state[0]
-    probe.index_gaps = index_probe.smallest(len(hidden))
+    probe.router_gaps, probe.index_gaps = probe.smallest(len(hidden)), index_probe.smallest(len(hidden))
     return model.lm_head(hidden).float(), hidden, probe

@@ -23,7 +23,11 @@ BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 WORDS = ["alpha", "Straße", "你好", "naïve", "🙂", "a\nb", "  two  spaces ", "\t", "{\"k\": 1}",
          "x < y", "</b>", "'quoted'", "\"double\"", "back\\slash", "é", "1234", "```", "&amp;", "\u2028"]
 CALLS_WITH_CONTENT = {"deepseek-v3", "deepseek-v3.1", "fathom-tiny", "kimi-k2", "kimi-k2-thinking"}
-DECLARES_TOOLS = {"fathom-tiny", "kimi-k2", "kimi-k2-thinking"}
+GLM = {"glm-4.7", "glm-5", "glm-5.2"}
+CALLS_WITH_CONTENT |= GLM
+DECLARES_TOOLS = {"fathom-tiny", "kimi-k2", "kimi-k2-thinking"} | GLM
+NO_CALLS = {"deepseek-v2", "moonlight"}
+SENDS_REASONING = {"kimi-k2-thinking"} | GLM
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
@@ -71,7 +75,7 @@ def calls_of(rng, count):
 def turn_of(rng, name):
     """One user turn with all that follows until the next."""
     messages = [{"role": "user", "content": text_of(rng)}]
-    if name != "deepseek-v2" and rng.random() < 0.45:
+    if name not in NO_CALLS and rng.random() < 0.45:
         for _ in range(rng.randint(1, 2)):
             calls = calls_of(rng, rng.randint(1, 3))
             with_content = name in CALLS_WITH_CONTENT and rng.random() < 0.4
@@ -86,7 +90,7 @@ def turn_of(rng, name):
         answer["content"] = "<think>" + text_of(rng) + "</think>" + text_of(rng)
     elif rng.random() < 0.1:
         answer["content"] = "a</think>b</think>\n\nc"
-    if name == "kimi-k2-thinking" and rng.random() < 0.6:
+    if name in SENDS_REASONING and rng.random() < 0.6:
         answer["reasoning_content"] = text_of(rng)
     if name == "deepseek-v3.1" and rng.random() < 0.2:
         answer["prefix"] = True
@@ -123,7 +127,7 @@ def fixed_conversations(name):
         yield {"messages": [user], "tools": TOOLS[:1]}
         yield {"messages": [system, user], "tools": TOOLS}
         yield {"messages": [system, user], "tools": TOOLS, "thinking": True}
-    if name == "deepseek-v2":
+    if name in NO_CALLS:
         return
     call = {"id": "a", "type": "function",
             "function": {"name": "clock", "arguments": "{\"city\": \"Paris\"}"}}
@@ -147,7 +151,7 @@ def prefill_conversations(name):
     yield {"messages": [user, start]}
     yield {"messages": [system, user, answer, user, start]}
     yield {"messages": [system, user, {**start, "content": "```python\n  x = "}]}
-    if name == "deepseek-v2":
+    if name in NO_CALLS:
         return
     call = {"id": "a", "type": "function",
             "function": {"name": "clock", "arguments": "{\"city\": \"Paris\"}"}}
@@ -220,6 +224,22 @@ def write_vectors(path, vectors):
         file.write("[\n" + ",\n".join(json.dumps(v, ensure_ascii=False) for v in vectors) + "\n]\n")
 
 
+def as_given(name, messages):
+    """Messages as the template takes them. GLM's wants arguments as an object, and would print a
+    content that is null as None."""
+    if name not in GLM:
+        return messages
+    given = []
+    for message in messages:
+        message = {**message, "content": message["content"] or ""}
+        if "tool_calls" in message:
+            message["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                for call in message["tool_calls"]]
+        given.append(message)
+    return given
+
+
 def main():
     if sys.argv[1] == "--prefill":
         return write_vectors(sys.argv[2], prefill_vectors(sys.argv[3:]))
@@ -233,9 +253,10 @@ def main():
         for conversation in conversations:
             for generation in (True, False) if conversation is conversations[-1] else (True,):
                 expected = template.render(
-                    messages=conversation["messages"], tools=conversation.get("tools"),
-                    thinking=conversation.get("thinking", False), bos_token=BOS, eos_token=EOS,
-                    add_generation_prompt=generation)
+                    messages=as_given(name, conversation["messages"]),
+                    tools=conversation.get("tools"), thinking=conversation.get("thinking", False),
+                    enable_thinking=conversation.get("thinking", False), bos_token=BOS,
+                    eos_token=EOS, add_generation_prompt=generation)
                 vectors.append({"format": name, "conversation": conversation,
                                 "add_generation_prompt": generation, "expected": expected})
     write_vectors(sys.argv[1], vectors)

@@ -52,6 +52,15 @@ V3 = COMMON | SMALL_HEADS | dict(architectures=["DeepseekV3ForCausalLM"], model_
                                  topk_method="noaux_tc", routed_scaling_factor=2.5, num_nextn_predict_layers=0)
 V32 = V3 | dict(architectures=["DeepseekV32ForCausalLM"], model_type="deepseek_v32", index_n_heads=16, index_head_dim=32,
                 index_topk=16)
+ONE_GROUP = V3 | dict(n_group=1, topk_group=1)
+DENSE = {k: v for k, v in ONE_GROUP.items()
+         if not k.startswith(("n_", "norm_topk", "num_experts", "moe_", "topk_", "routed_", "scoring", "first_k", "ep_size"))}
+# As GLM-4.7-Flash and GLM-5: wider values than keys, heads that are no power of two.
+GLM_HEADS = dict(num_attention_heads=5, num_key_value_heads=5, qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=32,
+                 rms_norm_eps=1e-5)
+GLM_DSA = {k: v for k, v in (V32 | GLM_HEADS).items() if not k.startswith(("scoring", "topk_method"))} | dict(
+    architectures=["GlmMoeDsaForCausalLM"], model_type="glm_moe_dsa", n_group=1, topk_group=1,
+    rope_parameters=dict(rope_type="default", rope_theta=1e6), indexer_rope_interleave=True, num_nextn_predict_layers=1)
 REAL_HEADS = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=48, kv_lora_rank=512,
                   qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 FP8_BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -67,7 +76,8 @@ FP8_CHANNEL = {
                               "group_size": None, "block_structure": None, "observer": None}}}}
 
 # Per form: config, prompt length, rows kept (None: all), smallest routing distance asked of the prompt, and
-# optionally: quant, norms (stored type of norm weights), shards, long (length of a second prompt), bias (range).
+# optionally: quant, norms (stored type of norm weights), shards, long (length of a second prompt), bias (range),
+# pictures (the language model is a part of a larger one: config.json has it as text_config, names a prefix).
 FORMS = {
     "v2lite": dict(
         config=V2 | dict(q_lora_rank=None, n_shared_experts=2, rope_scaling=yarn(40, 0.707), max_position_embeddings=2560), prompt=110,
@@ -153,7 +163,51 @@ FORMS = {
                           quantization_config=FP8_BLOCK | {"scale_fmt": "ue8m0"}),
         prompt=100, gap=5e-3, quant="block", power_of_two=True,
         notes="V3.2 block FP8: wq_b and wk in FP8 with scales, weights_proj in bf16; 16 heads, 16 index heads, 64 keys"),
+    "moonlight": dict(
+        config=ONE_GROUP | dict(q_lora_rank=None, n_shared_experts=2, n_routed_experts=16, num_experts_per_tok=6,
+                                rope_theta=50000.0, routed_scaling_factor=2.446, rms_norm_eps=1e-5), prompt=32, gap=1e-3,
+        notes="Moonlight: V3's router in one group without q_lora, two shared experts, theta 50000, scaling 2.446, eps 1e-5"),
+    "kanana": dict(
+        config=ONE_GROUP | dict(q_lora_rank=None, num_attention_heads=6, num_key_value_heads=6, n_routed_experts=24,
+                                num_experts_per_tok=6, rope_theta=1e6, routed_scaling_factor=2.448),
+        prompt=32, gap=1e-3,
+        notes="Kanana-2: as Moonlight with one shared expert and six heads"),
+    "glm_lite": dict(
+        config=ONE_GROUP | GLM_HEADS | dict(architectures=["Glm4MoeLiteForCausalLM"], model_type="glm4_moe_lite", rope_theta=1e6,
+                                            num_experts_per_tok=4, routed_scaling_factor=1.8, num_nextn_predict_layers=1),
+        prompt=32, gap=3e-3,
+        notes="GLM-4.7-Flash: five heads, values wider than keys, one group, scaling 1.8, eps 1e-5; MTP layer"),
+    "youtu": dict(
+        config=DENSE | dict(architectures=["YoutuForCausalLM"], model_type="youtu", tie_word_embeddings=True,
+                            num_hidden_layers=3, rope_theta=1.6e6, rope_interleave=True), prompt=32, gap=0.0,
+        notes="Youtu-LLM: dense layers alone, the embedding is the head"),
+    "gigachat": dict(
+        config=ONE_GROUP | dict(q_lora_rank=None, v_head_dim=36, rope_theta=100000.0, num_nextn_predict_layers=1,
+                                rope_scaling=yarn(8, 1.0), routed_scaling_factor=1.0), prompt=32, gap=3e-3,
+        notes="GigaChat3: no q_lora, values wider than keys, MTP layer"),
+    "kimi_k25": dict(
+        config=ONE_GROUP | dict(model_type="kimi_k2", hidden_size=32, n_routed_experts=384, num_experts_per_tok=8,
+                                moe_intermediate_size=4, rope_theta=50000.0, routed_scaling_factor=2.827, rms_norm_eps=1e-5,
+                                rope_scaling=yarn(64, 1.0, beta_fast=32), max_position_embeddings=4096), prompt=32, gap=5e-5,
+        pictures=True, shards=2,
+        notes="Kimi K2.5: 384 experts, the language model as text_config and under language_model., tensors for pictures"),
+    "no_rope": dict(
+        config=ONE_GROUP | dict(qk_rope_head_dim=0, qk_nope_head_dim=40, num_hidden_layers=3), prompt=32, gap=3e-3,
+        notes="V3 form whose heads have no rotated part: no positions at all"),
+    "glm_dsa": dict(
+        config=GLM_DSA, prompt=48, gap=3e-3,
+        notes="GLM-5: V3.2's form with an interleaved indexer, five heads, values wider than keys, eps 1e-5; MTP layer"),
+    "glm_dsa_shared": dict(
+        config=GLM_DSA | dict(num_hidden_layers=6, index_topk_freq=3, index_skip_topk_offset=2,
+                              index_share_for_mtp_iteration=True), prompt=48, gap=1e-3,
+        notes="GLM-5.2: layers 0, 1 and 4 choose keys, 2, 3 and 5 attend to those of the last that chose; MTP layer"),
 }
+
+
+def has_indexer(c, layer):
+    """Whether a layer chooses keys itself; the MTP layer always does."""
+    frequency, offset = c.get("index_topk_freq", 1), c.get("index_skip_topk_offset", 2)
+    return "index_topk" in c and (layer >= c["num_hidden_layers"] or max(layer - offset + 1, 0) % frequency == 0)
 
 
 def layer_shapes(c, layer):
@@ -171,7 +225,7 @@ def layer_shapes(c, layer):
     shapes["self_attn.kv_a_layernorm.weight"] = [rank]
     shapes["self_attn.kv_b_proj.weight"] = [heads * (nope + value), rank]
     shapes["self_attn.o_proj.weight"] = [hidden, heads * value]
-    if "index_topk" in c:
+    if has_indexer(c, layer):
         index_heads, index_dim = c["index_n_heads"], c["index_head_dim"]
         shapes["self_attn.indexer.wq_b.weight"] = [index_heads * index_dim, c["q_lora_rank"]]
         shapes["self_attn.indexer.wk.weight"] = [index_dim, hidden]
@@ -182,11 +236,11 @@ def layer_shapes(c, layer):
         shapes[f"mlp.{prefix}gate_proj.weight"] = shapes[f"mlp.{prefix}up_proj.weight"] = [width, hidden]
         shapes[f"mlp.{prefix}down_proj.weight"] = [hidden, width]
 
-    if layer < c["first_k_dense_replace"]:
+    if layer < c.get("first_k_dense_replace", c["num_hidden_layers"]):
         mlp("", c["intermediate_size"])
         return shapes
     shapes["mlp.gate.weight"] = [c["n_routed_experts"], hidden]
-    if c["topk_method"] == "noaux_tc":
+    if c.get("topk_method", "noaux_tc") == "noaux_tc":
         shapes["mlp.gate.e_score_correction_bias"] = [c["n_routed_experts"]]
     for expert in range(c["n_routed_experts"]):
         mlp(f"experts.{expert}.", c["moe_intermediate_size"])
@@ -204,7 +258,8 @@ def all_shapes(c):
             shapes |= {prefix + "embed_tokens.weight": [vocab, hidden], prefix + "enorm.weight": [hidden],
                        prefix + "hnorm.weight": [hidden], prefix + "eh_proj.weight": [hidden, 2 * hidden],
                        prefix + "shared_head.norm.weight": [hidden], prefix + "shared_head.head.weight": [vocab, hidden]}
-    return shapes | {"model.norm.weight": [hidden], "lm_head.weight": [vocab, hidden]}
+    shapes["model.norm.weight"] = [hidden]
+    return shapes if c["tie_word_embeddings"] else shapes | {"lm_head.weight": [vocab, hidden]}
 
 
 def random_weights(form, rng):
@@ -284,10 +339,23 @@ def stored_tensors(form, rng):
     return tensors
 
 
+def add_pictures(config, tensors):
+    """The language model as a part of a larger one, as Kimi K2.5 is stored."""
+    outer = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": config,
+             "vision_config": {"hidden_size": 8}}
+    named = {"language_model." + name: value for name, value in tensors.items()}
+    for name in ("vision_tower.encoder.blocks.0.wqkv.weight", "mm_projector.proj.0.weight"):
+        named[name] = torch.zeros(8, 8, dtype=torch.bfloat16)
+    return outer, named
+
+
 def write_checkpoint(folder, form, tensors):
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    write_json(os.path.join(folder, "config.json"), form["config"], indent=2)
+    config = form["config"]
+    if form.get("pictures"):
+        config, tensors = add_pictures(config, tensors)
+    write_json(os.path.join(folder, "config.json"), config, indent=2)
     shards = form.get("shards", 1)
     if shards == 1:
         save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
@@ -323,7 +391,7 @@ class Mtp:
                 one[renamed[short]] = value
             elif short != name and short.startswith(("self_attn", "mlp", "input_lay", "post_att")):
                 one["model.layers.0." + short] = value
-        self.model = load_model(config | dict(num_hidden_layers=1, first_k_dense_replace=0), one, dtype)
+        self.model = load_model(config | dict(num_hidden_layers=1, first_k_dense_replace=0, index_topk_freq=1), one, dtype)
         self.plain, self.dtype, self.eps = plain, dtype, config["rms_norm_eps"]
 
     def _norm(self, x, name):
@@ -345,10 +413,10 @@ def settle_prompt(model, mtp, vocab, length, bound, index_bound, rng):
     ids = torch.randint(3, vocab, (length,), generator=rng)
     for _ in range(400):
         _, hidden, probe = forward(model, ids.tolist())
-        gaps, index_gaps = probe.smallest(), probe.index_gaps
+        gaps, index_gaps = probe.router_gaps, probe.index_gaps
         if mtp:
             mtp_probe = mtp(ids.tolist(), hidden)[1]
-            gaps[1:] = torch.minimum(gaps[1:], mtp_probe.smallest())
+            gaps[1:] = torch.minimum(gaps[1:], mtp_probe.router_gaps)
             index_gaps[1:] = torch.minimum(index_gaps[1:], mtp_probe.index_gaps)
         bad = ((gaps < bound) | (index_gaps < index_bound)).nonzero().flatten()
         if len(bad) == 0:
@@ -366,15 +434,15 @@ def greedy(model, prompt):
         top = logits[-1].topk(2)
         margins.append((top.values[0] - top.values[1]).item())
         ids.append(top.indices[0].item())
-    gap = probe.smallest()[len(prompt):].min().item()
+    gap = probe.router_gaps[len(prompt):].min().item()
     return ids[len(prompt):], margins, gap if probe.index_gaps[len(prompt):].min() >= MIN_INDEX_GAP else 0.0
 
 
 def deviation(exact, other, rows, probe, other_probe):
     delta = (exact.log_softmax(-1) - other.log_softmax(-1)).abs()[rows]
-    moved = torch.stack([(a != b).any(-1) for a, b in zip(probe.chosen, other_probe.chosen)]).any(0)
+    moved = [(a != b).any(-1) for a, b in zip(probe.chosen, other_probe.chosen)]
     return {"max": round(delta.max().item(), 6), "median": round(delta.median().item(), 6),
-            "positions_routed_otherwise": int(moved.sum())}
+            "positions_routed_otherwise": int(torch.stack(moved).any(0).sum()) if moved else 0}
 
 
 def make_golden(folder, suffix, form, models, mtps, length, rows, bound, index_bound, seed):

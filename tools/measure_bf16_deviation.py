@@ -42,7 +42,7 @@ def top_tokens(model, prompts):
     for ids in prompts:
         logits, _, probe = forward(model, ids)
         top = logits.log_softmax(-1).topk(TOP)
-        rows.append((top.indices.int(), top.values, probe.smallest()))
+        rows.append((top.indices.int(), top.values, probe.router_gaps))
     return [torch.stack(part) for part in zip(*rows)]
 
 
@@ -56,7 +56,7 @@ def compare(exact, rough, prompts):
         top = a.log_softmax(-1).topk(TOP)
         deltas.append((top.values - b.log_softmax(-1).gather(-1, top.indices)).abs())
         agree.append(a.argmax(-1) == b.argmax(-1))
-        gaps.append(probe.smallest())
+        gaps.append(probe.router_gaps)
         moved.append(torch.stack([(x != y).any(-1) for x, y in zip(probe.chosen, other.chosen)]).any(0))
     return [torch.cat(part) for part in (deltas, agree, gaps, moved)]
 

@@ -57,13 +57,25 @@ int64_t LatentLayout::row_bytes() const {
 
 Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t num_layers,
                                           int64_t num_pages, int64_t state_bytes,
-                                          const std::optional<IndexKeyLayout>& index_keys) {
-  FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim > 0 && num_layers > 0,
+                                          const std::optional<IndexKeyLayout>& index_keys,
+                                          const std::vector<bool>& has_index_keys) {
+  FATHOM_CHECK(layout.latent_dim > 0 && layout.rope_dim >= 0 && num_layers > 0,
                "latent {}, rope {}, {} layers", layout.latent_dim, layout.rope_dim, num_layers);
   if (num_pages <= 0) return invalid("the latent cache needs at least 1 page, not {}", num_pages);
   FATHOM_CHECK(state_bytes >= 0, "{} bytes of state", state_bytes);
-  const int64_t index_key_bytes = index_keys ? index_keys->page_bytes() : 0;
-  const auto layer_bytes = checked_mul(num_layers, layout.page_bytes() + index_key_bytes);
+  FATHOM_CHECK(has_index_keys.empty() || std::ssize(has_index_keys) == num_layers,
+               "index keys of {} layers, {} layers", has_index_keys.size(), num_layers);
+  LatentCache cache;
+  for (int64_t layer = 0; index_keys && layer < num_layers; ++layer) {
+    const bool has = has_index_keys.empty() || has_index_keys[static_cast<size_t>(layer)];
+    cache.index_places_.push_back(has ? cache.num_index_layers_++ : -1);
+  }
+  const auto latent_bytes = checked_mul(num_layers, layout.page_bytes());
+  const auto layer_bytes =
+      latent_bytes
+          ? checked_add(*latent_bytes,
+                        index_keys ? cache.num_index_layers_ * index_keys->page_bytes() : 0)
+          : std::nullopt;
   const auto page_bytes = layer_bytes ? checked_add(*layer_bytes, state_bytes) : std::nullopt;
   const auto bytes = page_bytes ? checked_mul(*page_bytes, num_pages) : std::nullopt;
   if (!bytes) {
@@ -71,7 +83,6 @@ Result<LatentCache> LatentCache::allocate(const LatentLayout& layout, int64_t nu
                  "the latent cache of {} pages of {} tokens in {} layers is larger than memory",
                  num_pages, kPageSize, num_layers);
   }
-  LatentCache cache;
   FATHOM_TRY(cache.memory_, Buffer::allocate(*bytes, "the latent cache"));
   cache.layout_ = layout;
   cache.index_key_layout_ = index_keys;
@@ -88,14 +99,19 @@ LatentPages LatentCache::layer(int64_t layer) const {
 }
 
 int64_t LatentCache::index_key_bytes() const {
-  return index_key_layout_ ? num_layers_ * index_key_layout_->page_bytes() : 0;
+  return index_key_layout_ ? num_index_layers_ * index_key_layout_->page_bytes() : 0;
+}
+
+bool LatentCache::has_index_keys(int64_t layer) const {
+  FATHOM_CHECK(layer >= 0 && layer < num_layers_, "layer {} of {}", layer, num_layers_);
+  return index_key_layout_ && index_places_[static_cast<size_t>(layer)] >= 0;
 }
 
 IndexKeyPages LatentCache::index_keys(int64_t layer) const {
-  FATHOM_CHECK(layer >= 0 && layer < num_layers_ && index_key_layout_,
-               "index keys of layer {} of {}", layer, num_layers_);
+  FATHOM_CHECK(has_index_keys(layer), "index keys of layer {} of {}", layer, num_layers_);
+  const int64_t place = index_places_[static_cast<size_t>(layer)];
   return {*index_key_layout_,
-          memory_.data() + latent_bytes() + layer * index_key_layout_->page_bytes(), num_pages_,
+          memory_.data() + latent_bytes() + place * index_key_layout_->page_bytes(), num_pages_,
           page_bytes()};
 }
 

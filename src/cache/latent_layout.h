@@ -8,13 +8,14 @@
 //   e4m3, e5m2     576 B: all values FP8 without scales
 // Layout of a page of one layer: 64 rows, each row contiguous. All layers of a page belong to one
 // page id. A page is one piece of memory: the latent rows of all layers, then, for a model with
-// sparse attention, the index keys of all layers (cache/index_key_layout.h), then other state of
-// its tokens. Whoever moves a page moves all of it.
+// sparse attention, the index keys of the layers that have some (cache/index_key_layout.h), then
+// other state of its tokens. Whoever moves a page moves all of it.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "cache/cache_format.h"
@@ -58,9 +59,11 @@ struct LatentPages {
 // huge page.
 class LatentCache {
  public:
+  // `has_index_keys` [num_layers]: which layers have index keys, if there are any; empty: all.
   static Result<LatentCache> allocate(const LatentLayout& layout, int64_t num_layers,
                                       int64_t num_pages, int64_t state_bytes = 0,
-                                      const std::optional<IndexKeyLayout>& index_keys = {});
+                                      const std::optional<IndexKeyLayout>& index_keys = {},
+                                      const std::vector<bool>& has_index_keys = {});
 
   const LatentLayout& layout() const { return layout_; }
   int64_t num_layers() const { return num_layers_; }
@@ -68,6 +71,7 @@ class LatentCache {
   LatentPages layer(int64_t layer) const;
   // None: a model without sparse attention, whose pages have no index keys.
   const std::optional<IndexKeyLayout>& index_key_layout() const { return index_key_layout_; }
+  bool has_index_keys(int64_t layer) const;
   IndexKeyPages index_keys(int64_t layer) const;  // only where there are some
   int64_t page_bytes() const { return latent_bytes() + tail_bytes(); }
   std::byte* page(int64_t page) const { return layer(0).row(page, 0); }  // page_bytes()
@@ -82,6 +86,8 @@ class LatentCache {
 
   LatentLayout layout_;
   std::optional<IndexKeyLayout> index_key_layout_;
+  std::vector<int64_t> index_places_;  // [num_layers]: a layer's index keys among them; -1: none
+  int64_t num_index_layers_ = 0;
   int64_t num_layers_ = 0;
   int64_t num_pages_ = 0;
   int64_t state_bytes_ = 0;

@@ -73,6 +73,20 @@ TEST(LatentCache, PagesHaveIndexKeysBehindTheirLatents) {
   EXPECT_EQ(cache->state(4), cache->index_keys(2).row(4, 63) + 132);
 }
 
+// Layers that share another one's choice have none.
+TEST(LatentCache, SomeLayersHaveIndexKeys) {
+  const IndexKeyLayout keys{IndexKeyFormat::kE4M3, 128};
+  const auto cache =
+      LatentCache::allocate({CacheFormat::kBF16, 32, 8}, 3, 5, 100, keys, {true, false, true});
+  ASSERT_TRUE(cache.has_value());
+  const int64_t latent = int64_t{64} * 80, index = int64_t{64} * 132;
+  EXPECT_EQ(cache->page_bytes(), 3 * latent + 2 * index + 100);
+  EXPECT_TRUE(cache->has_index_keys(0));
+  EXPECT_FALSE(cache->has_index_keys(1));
+  EXPECT_EQ(cache->index_keys(2).row(1, 0) - cache->page(1), 3 * latent + index);
+  EXPECT_EQ(cache->state(4), cache->index_keys(2).row(4, 63) + 132);
+}
+
 // The rounding error of each format: half a unit in the last place, relative, and its smallest
 // step, absolute.
 struct FormatCase {

@@ -30,11 +30,20 @@ constexpr CallSyntax kDsmlCalls{.block_begin = "<｜DSML｜function_calls>\n",
                                 .block_end = "</｜DSML｜function_calls>",
                                 .json_arguments = false};
 
+constexpr CallSyntax kGlmCalls{.block_begin = "",
+                               .before_name = "<tool_call>",
+                               .after_name = "",
+                               .call_end = "</tool_call>",
+                               .between = "",
+                               .block_end = "",
+                               .json_arguments = false};
+
 }  // namespace
 
 std::optional<CallSyntax> call_syntax(ChatFormat format) {
   switch (format) {
     case ChatFormat::kV2:
+    case ChatFormat::kMoonlight:
       return std::nullopt;
     case ChatFormat::kV25:
     case ChatFormat::kV3:
@@ -49,6 +58,10 @@ std::optional<CallSyntax> call_syntax(ChatFormat format) {
     case ChatFormat::kKimiK2:
     case ChatFormat::kKimiK2Thinking:
       return kKimiCalls;
+    case ChatFormat::kGlm47:
+    case ChatFormat::kGlm5:
+    case ChatFormat::kGlm52:
+      return kGlmCalls;
   }
   return std::nullopt;
 }

@@ -19,7 +19,7 @@ struct CallSyntax {
   std::string_view between;
   std::string_view block_end;
   bool numbered = false;       // the name is followed by ":" and the call's number (Kimi)
-  bool json_arguments = true;  // false: a tag for each parameter (V3.2)
+  bool json_arguments = true;  // false: a tag for each parameter (V3.2, GLM)
 };
 
 // The syntax of a format, or nothing if it has no tools (V2).

@@ -1,5 +1,5 @@
-// Kimi K2 and K2-Thinking. Call ids are part of the format: functions.NAME:INDEX, counted over the
-// whole conversation. Results are matched to calls by order.
+// Kimi K2, K2-Thinking and Moonlight. Call ids are part of the format: functions.NAME:INDEX,
+// counted over the whole conversation. Results are matched to calls by order.
 //
 // K2-Thinking keeps reasoning after a certain plain assistant message and removes it before.
 // According to a comment in its template that is the last such message, but the public template
@@ -114,6 +114,36 @@ Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model
   if (conversation.continue_final_message) {
     encoder.write_continued(messages.back(), thinking_model);
   } else if (conversation.add_generation_prompt) {
+    writer.fixed("<|im_assistant|>assistant<|im_middle|>");
+  }
+  return std::move(writer).finish();
+}
+
+// The same tokens with another default, and no tools.
+Result<Prompt> encode_moonlight(const Conversation& conversation) {
+  if (!conversation.tools.empty()) {
+    return invalid("tools: the moonlight chat format cannot declare tools");
+  }
+  PromptWriter writer;
+  const std::vector<Message>& messages = conversation.messages;
+  if (!messages.empty() && !is_system(messages.front())) {
+    writer.fixed("<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>");
+  }
+  KimiEncoder encoder(writer);
+  for (size_t i = 0; i < messages.size(); ++i) {
+    Message message = messages[i];
+    if (message.role == Role::kTool || !message.tool_calls.empty()) {
+      return invalid("messages[{}]: the moonlight chat format has no tool calls", i);
+    }
+    message.name.clear();  // the role is what is written
+    if (is_system(message)) message.role = Role::kSystem;
+    if (conversation.continue_final_message && i + 1 == messages.size()) {
+      encoder.write_continued(message, false);
+      return std::move(writer).finish();
+    }
+    encoder.write(message, std::nullopt);
+  }
+  if (conversation.add_generation_prompt) {
     writer.fixed("<|im_assistant|>assistant<|im_middle|>");
   }
   return std::move(writer).finish();

@@ -26,12 +26,22 @@ struct V3Style {
   std::string_view opening;  // after <｜Assistant｜> in the generation prompt
 };
 
+// The differences between the templates of GLM-4.7, GLM-5 and GLM-5.2.
+struct GlmStyle {
+  bool trims_reasoning;           // white space around it, and newlines around the content's tags
+  bool names_effort;              // a line about it, with thinking
+  bool bare_tools;                // declares the function alone, not {"type": "function", …}
+  std::string_view no_reasoning;  // before an answer without reasoning
+};
+
 Result<Prompt> encode_v2(const Conversation& conversation);
 Result<Prompt> encode_v3(const Conversation& conversation, const V3Style& style);
 Result<Prompt> encode_v31(const Conversation& conversation);
 Result<Prompt> encode_fathom_tiny(const Conversation& conversation);
 Result<Prompt> encode_v32(const Conversation& conversation);
 Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model);
+Result<Prompt> encode_moonlight(const Conversation& conversation);
+Result<Prompt> encode_glm(const Conversation& conversation, const GlmStyle& style);
 
 inline bool is_system(const Message& message) {
   return message.role == Role::kSystem || message.role == Role::kDeveloper;

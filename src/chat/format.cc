@@ -14,11 +14,21 @@ struct NamedFormat {
 
 // The first name of a format is canonical; others are aliases.
 constexpr NamedFormat kNames[] = {
-    {"deepseek-v2", ChatFormat::kV2},          {"deepseek-v2.5", ChatFormat::kV25},
-    {"deepseek-v3", ChatFormat::kV3},          {"deepseek-v3-0324", ChatFormat::kV30324},
-    {"deepseek-r1-0528", ChatFormat::kV30324}, {"deepseek-r1", ChatFormat::kR1},
-    {"deepseek-v3.1", ChatFormat::kV31},       {"deepseek-v3.2", ChatFormat::kV32},
-    {"kimi-k2", ChatFormat::kKimiK2},          {"kimi-k2-thinking", ChatFormat::kKimiK2Thinking},
+    {"deepseek-v2", ChatFormat::kV2},
+    {"deepseek-v2.5", ChatFormat::kV25},
+    {"deepseek-v3", ChatFormat::kV3},
+    {"deepseek-v3-0324", ChatFormat::kV30324},
+    {"deepseek-r1-0528", ChatFormat::kV30324},
+    {"deepseek-r1", ChatFormat::kR1},
+    {"deepseek-v3.1", ChatFormat::kV31},
+    {"deepseek-v3.2", ChatFormat::kV32},
+    {"kimi-k2", ChatFormat::kKimiK2},
+    {"kimi-k2-thinking", ChatFormat::kKimiK2Thinking},
+    {"moonlight", ChatFormat::kMoonlight},
+    {"glm-4.7", ChatFormat::kGlm47},
+    {"glm-5", ChatFormat::kGlm5},
+    {"glm-5.1", ChatFormat::kGlm5},
+    {"glm-5.2", ChatFormat::kGlm52},
     {"fathom-tiny", ChatFormat::kFathomTiny},
 };
 
@@ -51,6 +61,19 @@ constexpr V3Style kR1Style{.joins_system = false,
                            .reasons = true,
                            .opening = "<think>\n"};
 
+constexpr GlmStyle kGlm47Style{.trims_reasoning = true,
+                               .names_effort = false,
+                               .bare_tools = false,
+                               .no_reasoning = "</think>"};
+constexpr GlmStyle kGlm5Style{.trims_reasoning = false,
+                              .names_effort = false,
+                              .bare_tools = false,
+                              .no_reasoning = "</think>"};
+constexpr GlmStyle kGlm52Style{.trims_reasoning = false,
+                               .names_effort = true,
+                               .bare_tools = true,
+                               .no_reasoning = "<think></think>"};
+
 // A text in a template that identifies a format. The first match decides.
 struct Trait {
   std::string_view text;
@@ -60,6 +83,10 @@ struct Trait {
 constexpr Trait kTraits[] = {
     {"tool_calls_section_begin", "<think>", ChatFormat::kKimiK2Thinking},
     {"tool_calls_section_begin", "", ChatFormat::kKimiK2},
+    {"<|im_middle|>You are a helpful assistant<|im_end|>", "", ChatFormat::kMoonlight},
+    {"[gMASK]<sop>", "Reasoning Effort: ", ChatFormat::kGlm52},
+    {"[gMASK]<sop>", "reasoning_content is defined", ChatFormat::kGlm5},
+    {"[gMASK]<sop>", "'</think>' if", ChatFormat::kGlm47},
     {"｜DSML｜", "", ChatFormat::kV32},
     {"<｜tool▁call▁end｜>{additional_tool_calls}", "", ChatFormat::kFathomTiny},
     {"<｜Assistant｜></think>", "", ChatFormat::kV31},
@@ -114,6 +141,9 @@ Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_v
   }
   if (model_type == "deepseek_v32") return ChatFormat::kV32;
   if (model_type == "kimi_k2") return ChatFormat::kKimiK2;
+  if (model_type == "kimi_k25") return ChatFormat::kKimiK2Thinking;
+  if (model_type == "glm4_moe_lite") return ChatFormat::kGlm47;
+  if (model_type == "glm_moe_dsa") return ChatFormat::kGlm5;
   if (model_type == "deepseek_v2") return ChatFormat::kV2;
   if (model_type == "deepseek_v3") {
     // Special tokens that a generation added (V3.1: search, R1: think).
@@ -149,6 +179,14 @@ Result<Prompt> encode(ChatFormat format, const Conversation& conversation) {
       return encode_kimi(conversation, false);
     case ChatFormat::kKimiK2Thinking:
       return encode_kimi(conversation, true);
+    case ChatFormat::kMoonlight:
+      return encode_moonlight(conversation);
+    case ChatFormat::kGlm47:
+      return encode_glm(conversation, kGlm47Style);
+    case ChatFormat::kGlm5:
+      return encode_glm(conversation, kGlm5Style);
+    case ChatFormat::kGlm52:
+      return encode_glm(conversation, kGlm52Style);
     case ChatFormat::kFathomTiny:
       return encode_fathom_tiny(conversation);
   }

@@ -23,8 +23,12 @@ enum class ChatFormat {
   kR1,      // R1 and its distillations
   kV31,     // V3.1, V3.1-Terminus, V3.2-Exp
   kV32,     // V3.2: an encoder in code, no template; DSML tool calls
-  kKimiK2,  // Kimi K2 instruct. Its tokenizer is a tiktoken file, which is not read here
+  kKimiK2,  // Kimi K2 instruct
   kKimiK2Thinking,
+  kMoonlight,   // Moonlight: Kimi's tokens, no tools
+  kGlm47,       // GLM-4.7 and GLM-4.7-Flash
+  kGlm5,        // GLM-5 and 5.1
+  kGlm52,       // GLM-5.2: names a reasoning effort
   kFathomTiny,  // the bundled model: V3.1's form with tool instructions of its own
 };
 

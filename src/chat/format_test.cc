@@ -91,7 +91,8 @@ TEST_P(JinjaVectors, AreEqual) {
   EXPECT_GE(count, 20);
 }
 INSTANTIATE_TEST_SUITE_P(All, JinjaVectors,
-                         testing::Values("fathom_tiny_vectors.json", "random_vectors.json"));
+                         testing::Values("fathom_tiny_vectors.json", "random_vectors.json",
+                                         "relatives_vectors.json"));
 
 TEST(Render, V32Encoder) {
   const json::value vectors = read_vectors("deepseek-v3.2.encoding_vectors.json");
@@ -172,15 +173,44 @@ TEST(Render, ToolsAreDeclaredOrRefusedNeverLost) {
   const auto conversation = conversation_of(
       R"({"messages":[{"role":"user","content":"Hi"}],
       "tools":[{"type":"function","function":{"name":"ünique"}}]})");
-  for (const auto format : {ChatFormat::kV25, ChatFormat::kV3, ChatFormat::kV30324, ChatFormat::kR1,
-                            ChatFormat::kV31, ChatFormat::kV32, ChatFormat::kKimiK2,
-                            ChatFormat::kKimiK2Thinking, ChatFormat::kFathomTiny}) {
+  for (const auto format :
+       {ChatFormat::kV25, ChatFormat::kV3, ChatFormat::kV30324, ChatFormat::kR1, ChatFormat::kV31,
+        ChatFormat::kV32, ChatFormat::kKimiK2, ChatFormat::kKimiK2Thinking, ChatFormat::kFathomTiny,
+        ChatFormat::kGlm47, ChatFormat::kGlm5, ChatFormat::kGlm52}) {
     const auto prompt = render(format, conversation);
     ASSERT_TRUE(prompt);
     EXPECT_NE(prompt->text().find("ünique"), std::string::npos) << chat_format_name(format);
     expect_markup_is_the_special_tokens(*prompt);
   }
   EXPECT_FALSE(render(ChatFormat::kV2, conversation));
+  EXPECT_FALSE(render(ChatFormat::kMoonlight, conversation));
+}
+
+TEST(Render, GlmContinuesAnAnswer) {
+  const auto continued = [](ChatFormat format, std::string_view last) {
+    Conversation conversation = conversation_of(fmt::format(
+        R"({{"messages":[{{"role":"user","content":"Hi"}},{{"role":"assistant",{}}}]}})", last));
+    conversation.continue_final_message = true;
+    conversation.add_generation_prompt = false;
+    return rendered(format, conversation);
+  };
+  const std::string head = "[gMASK]<sop><|user|>Hi<|assistant|>";
+  const std::string content = R"("content":"The time")";
+  const std::string both = content + R"(,"reasoning_content":"So")";
+  EXPECT_EQ(continued(ChatFormat::kGlm47, content), head + "</think>The time");
+  EXPECT_EQ(continued(ChatFormat::kGlm52, content), head + "<think></think>The time");
+  EXPECT_EQ(continued(ChatFormat::kGlm5, both), head + "<think>So</think>The time");
+  EXPECT_EQ(continued(ChatFormat::kGlm5, R"("content":"","reasoning_content":"So")"),
+            head + "<think>So");
+}
+
+TEST(Render, GlmRefusesArgumentsThatAreNoObject) {
+  const auto text =
+      rendered(ChatFormat::kGlm47, conversation_of(R"({"messages":[{"role":"assistant",
+      "content":null,"tool_calls":[{"function":{"name":"f","arguments":"[1]"}}]}]})"));
+  EXPECT_NE(text.find("messages[0].tool_calls[0].function.arguments is an array"),
+            std::string::npos)
+      << text;
 }
 
 TEST(Render, V31ToolBlockIsTheModelCards) {
@@ -221,6 +251,10 @@ TEST(Render, WhatAUserTypesIsNeverMarkup) {
 
 // A conversation with all fields that the format supports and that others write, each containing
 // `words`.
+bool has_calls(ChatFormat format) {
+  return format != ChatFormat::kV2 && format != ChatFormat::kMoonlight;
+}
+
 Conversation written_by_others(ChatFormat format, const std::string& words) {
   Conversation conversation;
   const auto add = [&](Role role) -> Message& {
@@ -229,7 +263,7 @@ Conversation written_by_others(ChatFormat format, const std::string& words) {
     message.content = words + std::string(role_name(role));
     return message;
   };
-  const bool has_tools = format != ChatFormat::kV2;
+  const bool has_tools = has_calls(format);
   const json::value schema = {{"type", "object"}, {"description", words + "schema"}};
   const Tool tool = make_tool(words + "tool", words + "description", schema);
   add(Role::kSystem);
@@ -294,7 +328,7 @@ TEST(Render, WhatOthersWriteIsNeverMarkup) {
         }
       }
       EXPECT_TRUE(std::move(rest).finish().segments == wanted->segments) << prompt->text();
-      EXPECT_GE(found, format == ChatFormat::kV2 ? 5 : 15);
+      EXPECT_GE(found, has_calls(format) ? 15 : 5);
     }
   }
 }
@@ -340,6 +374,15 @@ TEST(DetectChatFormat, ByTemplate) {
   EXPECT_EQ(detect("'<｜Assistant｜>' ｜DSML｜").value(), ChatFormat::kV32);
   EXPECT_EQ(detect("<|tool_calls_section_begin|>").value(), ChatFormat::kKimiK2);
   EXPECT_EQ(detect("<|tool_calls_section_begin|><think>").value(), ChatFormat::kKimiK2Thinking);
+  EXPECT_EQ(
+      detect("'<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>'").value(),
+      ChatFormat::kMoonlight);
+  EXPECT_EQ(detect("[gMASK]<sop> '</think>' if x").value(), ChatFormat::kGlm47);
+  EXPECT_EQ(detect("[gMASK]<sop> reasoning_content is defined '</think>' if x").value(),
+            ChatFormat::kGlm5);
+  EXPECT_EQ(detect("[gMASK]<sop> Reasoning Effort: reasoning_content is defined").value(),
+            ChatFormat::kGlm52);
+  EXPECT_FALSE(detect("[gMASK]<sop> '\\n<think></think>' if x"));  // GLM-4.6
   const auto unknown = detect("<|im_start|>");
   ASSERT_FALSE(unknown);
   EXPECT_NE(unknown.error().message.find("--chat-format"), std::string::npos);
@@ -376,6 +419,9 @@ TEST(DetectChatFormat, WithoutTemplateByModelTypeAndTokens) {
             ChatFormat::kV31);
   EXPECT_EQ(detect_chat_format("deepseek_v32", "", having("")).value(), ChatFormat::kV32);
   EXPECT_EQ(detect_chat_format("kimi_k2", "", having("")).value(), ChatFormat::kKimiK2);
+  EXPECT_EQ(detect_chat_format("kimi_k25", "", having("")).value(), ChatFormat::kKimiK2Thinking);
+  EXPECT_EQ(detect_chat_format("glm4_moe_lite", "", having("")).value(), ChatFormat::kGlm47);
+  EXPECT_EQ(detect_chat_format("glm_moe_dsa", "", having("")).value(), ChatFormat::kGlm5);
   EXPECT_FALSE(detect_chat_format("llama", "", having("")));
 }
 

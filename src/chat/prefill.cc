@@ -1,14 +1,9 @@
 #include "chat/prefill.h"
 
 #include "chat/marker_scan.h"
+#include "chat/think_tags.h"
 
 namespace fathom {
-namespace {
-
-constexpr std::string_view kOpen = "<think>";
-constexpr std::string_view kClose = "</think>";
-
-}  // namespace
 
 bool format_reasons(ChatFormat format) {
   switch (format) {
@@ -16,12 +11,16 @@ bool format_reasons(ChatFormat format) {
     case ChatFormat::kV25:
     case ChatFormat::kV3:
     case ChatFormat::kKimiK2:
+    case ChatFormat::kMoonlight:
       return false;
     case ChatFormat::kV30324:
     case ChatFormat::kR1:
     case ChatFormat::kV31:
     case ChatFormat::kV32:
     case ChatFormat::kKimiK2Thinking:
+    case ChatFormat::kGlm47:
+    case ChatFormat::kGlm5:
+    case ChatFormat::kGlm52:
     case ChatFormat::kFathomTiny:
       return true;
   }
@@ -36,13 +35,13 @@ Prefill read_prefill(const Message& message, bool reasons) {
   if (reasons && prefill.reasoning.empty()) {
     std::string_view rest = prefill.content;
     rest.remove_prefix(leading_space(rest));
-    const bool opened = rest.starts_with(kOpen);
-    if (opened) rest.remove_prefix(kOpen.size());
-    const size_t end = rest.find(kClose);
+    const bool opened = rest.starts_with(kThinkOpen);
+    if (opened) rest.remove_prefix(kThinkOpen.size());
+    const size_t end = rest.find(kThinkClose);
     if (opened || end != std::string_view::npos) {
       closed = end != std::string_view::npos;
       prefill.reasoning = rest.substr(0, end);
-      prefill.content = closed ? rest.substr(end + kClose.size()) : std::string_view();
+      prefill.content = closed ? rest.substr(end + kThinkClose.size()) : std::string_view();
     }
   }
   if (closed) {

@@ -7,11 +7,17 @@ namespace {
 
 constexpr std::string_view kBar = "｜";  // U+FF5C, not the ASCII bar
 
-// The length of the special token at the start of `text`, or 0: <think>, </think>, <|…|> and
-// <｜…｜> without a bar inside. "<｜DSML｜invoke" is not one, because V3.2's tokenizer is not known
-// to have it as a token.
+// Special tokens without bars: of reasoning, and GLM's.
+constexpr std::string_view kTags[] = {"<think>",      "</think>",        "[gMASK]",
+                                      "<sop>",        "<tool_call>",     "</tool_call>",
+                                      "<arg_key>",    "</arg_key>",      "<arg_value>",
+                                      "</arg_value>", "<tool_response>", "</tool_response>"};
+
+// The length of the special token at the start of `text`, or 0: one of kTags, <|…|> and <｜…｜>
+// without a bar inside. "<｜DSML｜invoke" is not one, because V3.2's tokenizer is not known to have
+// it as a token.
 size_t special_length(std::string_view text) {
-  for (const std::string_view tag : {std::string_view("<think>"), std::string_view("</think>")}) {
+  for (const std::string_view tag : kTags) {
     if (text.starts_with(tag)) return tag.size();
   }
   for (const std::string_view bar : {kBar, std::string_view("|")}) {
@@ -42,7 +48,7 @@ void PromptWriter::append(std::string_view words, bool is_markup) {
 
 void PromptWriter::fixed(std::string_view words) {
   while (!words.empty()) {
-    const size_t start = words.find('<');
+    const size_t start = words.find_first_of("<[");
     append(words.substr(0, start), false);
     if (start == std::string_view::npos) return;
     words.remove_prefix(start);

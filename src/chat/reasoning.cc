@@ -1,10 +1,8 @@
 #include "chat/reasoning.h"
 
+#include "chat/think_tags.h"
+
 namespace fathom {
-namespace {
-constexpr std::string_view kOpen = "<think>";
-constexpr std::string_view kClose = "</think>";
-}  // namespace
 
 ReasoningSplitter::ReasoningSplitter(const ReasoningRules& rules)
     : rules_(rules),
@@ -28,7 +26,7 @@ bool ReasoningSplitter::step(TextEnd end, StreamDelta& delta, PendingText& rest)
     case State::kOpening:
       return step_opening(end, delta, rest);
     case State::kInside: {
-      const MarkerScan scan = scan_markers(view, {kClose}, end);
+      const MarkerScan scan = scan_markers(view, {kThinkClose}, end);
       emit(view.substr(0, scan.before), delta);
       pending_.drop(scan.before + scan.length);
       if (!scan.found()) return false;
@@ -57,14 +55,14 @@ bool ReasoningSplitter::step_opening(TextEnd end, StreamDelta& delta, PendingTex
   space_ += view.substr(0, space);
   pending_.drop(space);
   view.remove_prefix(space);
-  if (view.starts_with(kOpen)) {
-    pending_.drop(kOpen.size());
+  if (view.starts_with(kThinkOpen)) {
+    pending_.drop(kThinkOpen.size());
     space_.clear();
     state_ = State::kInside;
     return true;
   }
-  if (end == TextEnd::kOpen && kOpen.starts_with(view)) return false;
-  if (end == TextEnd::kCut && view.size() > 1 && kOpen.starts_with(view)) {
+  if (end == TextEnd::kOpen && kThinkOpen.starts_with(view)) return false;
+  if (end == TextEnd::kCut && view.size() > 1 && kThinkOpen.starts_with(view)) {
     pending_.drop(view.size());
     return false;
   }

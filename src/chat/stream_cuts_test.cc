@@ -385,6 +385,70 @@ std::vector<Case> kimi_cases() {
   };
 }
 
+std::string glm_arg(const std::string& key, const std::string& value) {
+  return "<arg_key>" + key + "</arg_key><arg_value>" + value + "</arg_value>";
+}
+std::string glm_call(const std::string& name, const std::string& arguments) {
+  return "<tool_call>" + name + arguments + "</tool_call>";
+}
+
+std::vector<Case> glm_cases() {
+  using enum ChatFormat;
+  const std::string one = glm_call("get_time", glm_arg("place", "Paris") + glm_arg("n", "3"));
+  return {
+      {"one call", kGlm47, false, one, "", "", {{"get_time", R"({"place": "Paris", "n": 3})"}}},
+      {"reasoning, content, two calls",
+       kGlm5,
+       true,
+       "so</think>Let me see.\n" + one + "\n" + glm_call("f", ""),
+       "so",
+       "Let me see.",
+       {{"get_time", R"({"place": "Paris", "n": 3})"}, {"f", "{}"}}},
+      {"with newlines between tags",
+       kGlm47,
+       false,
+       "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1.5</arg_value>\n</tool_call>\n",
+       "",
+       "",
+       {{"f", R"({"a": 1.5})"}}},
+      {"values of every kind",
+       kGlm52,
+       false,
+       glm_call("f", glm_arg("a", "[1, \"x\"]") + glm_arg("b", "{\"k\": null}") +
+                         glm_arg("c", "true") + glm_arg("d", " \"quo\nted ") + glm_arg("e", "")),
+       "",
+       "",
+       {{"f", R"({"a": [1, "x"], "b": {"k": null}, "c": true, "d": " \"quo\nted ", "e": ""})"}}},
+      {"text behind a call",
+       kGlm47,
+       false,
+       glm_call("f", "") + " done",
+       "",
+       " done",
+       {{"f", "{}"}}},
+      {"a call inside reasoning is reasoning", kGlm47, true, "a" + one + "</think>b", "a" + one,
+       "b"},
+      {"a tag without a name is text", kGlm47, false, "a\n<tool_call></tool_call>b", "",
+       "a\n<tool_call></tool_call>b"},
+      {"a tag that nothing ends is text", kGlm47, false, "a\n<tool_call>f", "", "a\n<tool_call>f"},
+      {"an end tag is missing",
+       kGlm47,
+       false,
+       "<tool_call>f" + glm_arg("a", "1") + glm_call("g", ""),
+       "",
+       "",
+       {{"f", R"({"a": 1})"}, {"g", "{}"}}},
+      {"cut inside a value",
+       kGlm47,
+       false,
+       "<tool_call>f<arg_key>a</arg_key><arg_value>Par",
+       "",
+       "",
+       {{"f", R"({"a": "Par")"}}},
+      {"Moonlight has no calls", kMoonlight, false, one, "", one},
+  };
+}
+
 class EveryCut : public testing::TestWithParam<Case> {};
 
 TEST_P(EveryCut, GivesTheSame) {
@@ -415,6 +479,7 @@ INSTANTIATE_TEST_SUITE_P(Reasoning, EveryCut, testing::ValuesIn(reasoning_cases(
 INSTANTIATE_TEST_SUITE_P(V31, EveryCut, testing::ValuesIn(v31_cases()));
 INSTANTIATE_TEST_SUITE_P(V3, EveryCut, testing::ValuesIn(v3_cases()));
 INSTANTIATE_TEST_SUITE_P(V32, EveryCut, testing::ValuesIn(v32_cases()));
+INSTANTIATE_TEST_SUITE_P(Glm, EveryCut, testing::ValuesIn(glm_cases()));
 INSTANTIATE_TEST_SUITE_P(Kimi, EveryCut, testing::ValuesIn(kimi_cases()));
 
 }  // namespace

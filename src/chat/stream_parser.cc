@@ -26,10 +26,12 @@ ReasoningRules reasoning_rules(ChatFormat format, bool opens_reasoning, bool con
           .continues = continues};
 }
 
-std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools) {
+std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools,
+                                          std::span<const Tool> tools) {
   if (!expect_tools) return make_content_only_stage();
   switch (format) {
     case ChatFormat::kV2:
+    case ChatFormat::kMoonlight:
       return make_content_only_stage();
     case ChatFormat::kV25:
     case ChatFormat::kV3:
@@ -44,6 +46,10 @@ std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools) 
       return make_marked_call_stage(kKimiMarkers);
     case ChatFormat::kV32:
       return make_dsml_stage();
+    case ChatFormat::kGlm47:
+    case ChatFormat::kGlm5:
+    case ChatFormat::kGlm52:
+      return make_glm_stage(tools);
   }
   return make_content_only_stage();
 }
@@ -51,10 +57,10 @@ std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools) 
 }  // namespace
 
 StreamParser::StreamParser(ChatFormat format, bool opens_reasoning, bool expect_tools,
-                           bool continues_answer)
+                           bool continues_answer, std::span<const Tool> tools)
     : reasoning_(std::make_unique<ReasoningSplitter>(
           reasoning_rules(format, opens_reasoning, continues_answer))),
-      calls_(make_stage(format, expect_tools)) {}
+      calls_(make_stage(format, expect_tools, tools)) {}
 StreamParser::~StreamParser() = default;
 StreamParser::StreamParser(StreamParser&&) noexcept = default;
 StreamParser& StreamParser::operator=(StreamParser&&) noexcept = default;

@@ -17,6 +17,9 @@
 //   beginning of a call or marker is dropped too.
 // - DeepSeek's formats have no call ids: `id` is empty and the caller assigns one. Kimi's ids are
 //   part of the format.
+// - GLM: arguments are rebuilt as JSON, each once it is complete. One that its tool's schema
+// declares
+//   as a string is one; others are copied if they are valid JSON, as strings if not.
 // - V3.2 (DSML): arguments are rebuilt as JSON. A parameter with string="true" is encoded as it
 //   arrives; any other is copied once complete, as a string if it is not valid JSON.
 //
@@ -24,6 +27,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,9 +57,10 @@ class ToolCallStage;
 
 class StreamParser {
  public:
-  // opens_reasoning and continues_answer are those of the Prompt.
+  // opens_reasoning and continues_answer are those of the Prompt. `tools` are read by formats that
+  // do not say which arguments are strings, and not kept.
   StreamParser(ChatFormat format, bool opens_reasoning, bool expect_tools,
-               bool continues_answer = false);
+               bool continues_answer = false, std::span<const Tool> tools = {});
   ~StreamParser();
   StreamParser(StreamParser&&) noexcept;
   StreamParser& operator=(StreamParser&&) noexcept;

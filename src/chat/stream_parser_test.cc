@@ -11,6 +11,25 @@
 namespace fathom {
 namespace {
 
+// GLM's format does not say what is a string; the tool's schema does.
+TEST(StreamParser, GlmArgumentsAreStringsWhereTheToolSaysSo) {
+  const Tool tool = make_tool("f", "",
+                              parse_json(R"({"type": "object", "properties":
+      {"id": {"type": "string"}, "n": {"type": "integer"}}})",
+                                         "test")
+                                  .value());
+  StreamParser parser(ChatFormat::kGlm47, false, true, false, {&tool, 1});
+  ParsedAnswer answer;
+  answer.add(
+      parser.push("<tool_call>f<arg_key>id</arg_key><arg_value>42</arg_value>"
+                  "<arg_key>n</arg_key><arg_value>7</arg_value></tool_call>"
+                  "<tool_call>g<arg_key>id</arg_key><arg_value>7</arg_value></tool_call>"));
+  answer.add(parser.finish());
+  ASSERT_EQ(answer.tool_calls.size(), 2u);
+  EXPECT_EQ(answer.tool_calls[0].arguments, R"({"id": "42", "n": 7})");
+  EXPECT_EQ(answer.tool_calls[1].arguments, R"({"id": 7})");
+}
+
 // Random sequences of markers, partial markers and words.
 TEST(StreamParser, RandomTextsDoNotDependOnCuts) {
   const std::string kWords[] = {kBlock,
@@ -42,13 +61,19 @@ TEST(StreamParser, RandomTextsDoNotDependOnCuts) {
                                 "<｜DSML｜parameter name=\"",
                                 "</｜DSML｜parameter>",
                                 "\" string=\"true",
-                                "<|tool_call_end|>"};
+                                "<|tool_call_end|>",
+                                "<tool_call>",
+                                "</tool_call>",
+                                "<arg_key>",
+                                "</arg_key>",
+                                "<arg_value>",
+                                "</arg_value>"};
   constexpr uint64_t kSeed = 7;
   uint64_t draw = 0;
   const auto pick = [&](uint64_t below) { return random_bits(kSeed, 1, draw++) % below; };
   for (int round = 0; round < 3000; ++round) {
     Case item;
-    item.format = static_cast<ChatFormat>(pick(10));
+    item.format = static_cast<ChatFormat>(pick(14));
     item.opens_reasoning = pick(4) == 0;
     for (uint64_t words = pick(16); words > 0; --words) {
       std::string word = kWords[pick(std::size(kWords))];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -67,5 +68,7 @@ struct CallMarkers {
 std::unique_ptr<ToolCallStage> make_marked_call_stage(const CallMarkers& markers);
 
 std::unique_ptr<ToolCallStage> make_dsml_stage();  // V3.2
+// GLM-4.7, GLM-5. `tools` say which arguments are strings.
+std::unique_ptr<ToolCallStage> make_glm_stage(std::span<const Tool> tools);
 
 }  // namespace fathom

@@ -114,7 +114,7 @@ Result<> Checkpoint::read_shard(const std::string& name) {
     SafetensorsEntry& entry = node.mapped();
     TensorEntry stored{entry.dtype, std::move(entry.shape), file, shard.data_offset + entry.begin,
                        entry.end - entry.begin};
-    const auto [place, added] = tensors_.try_emplace(std::move(node.key()), std::move(stored));
+    const auto [place, added] = tensors_.try_emplace(without_prefix(node.key()), std::move(stored));
     if (!added) {
       return invalid("{}: tensor {:?} is also in {}", path, place->first, file_of(place->second));
     }
@@ -140,7 +140,10 @@ Result<> Checkpoint::read_shards() {
     FATHOM_RETURN_IF_ERROR(read_shard(std::string(shard)));
   }
   // Each tensor must be exactly where the index says. This detects a mixture of two downloads.
-  for (const auto& [name, shard] : index) {
+  std::set<std::string> indexed;
+  for (const auto& [stored_name, shard] : index) {
+    const std::string name = without_prefix(stored_name);
+    indexed.insert(name);
     const TensorEntry* entry = find(name);
     if (entry == nullptr) {
       return invalid("{}: tensor {:?} is said to be in {}, which does not hold it", index_path,
@@ -152,9 +155,9 @@ Result<> Checkpoint::read_shards() {
                      path);
     }
   }
-  if (index.size() != tensors_.size()) {
+  if (indexed.size() != tensors_.size()) {
     for (const auto& [name, entry] : tensors_) {
-      if (!index.contains(name)) {
+      if (!indexed.contains(name)) {
         return invalid("{}: tensor {:?} is not in the index {}", file_of(entry), name, kIndex);
       }
     }
@@ -180,6 +183,10 @@ std::optional<std::string> Checkpoint::missing_mtp_tensor() const {
 
 Result<> Checkpoint::check_names() const {
   const WeightNames names(config_);
+  // Some files have the embedding once more where it is the head, too.
+  const auto is_copied_head = [&](std::string_view name) {
+    return config_.tied_embeddings && name == tensor_names::kHead;
+  };
   std::string missing, missing_mtp;
   // Which scales must exist depends on each weight's stored type; the loader checks it.
   names.for_each_weight([&](const PublishedTensor& tensor) {
@@ -202,8 +209,14 @@ Result<> Checkpoint::check_names() const {
   int64_t unexpected = 0;
   std::string first;
   for (const auto& [name, entry] : tensors_) {
-    if (is_ignored_tensor(name) || names.classify(name)) continue;
+    if (is_ignored_tensor(name) || names.classify(name) || is_copied_head(name)) continue;
     if (++unexpected == 1) first = name;
+  }
+  if (unexpected > 0 && !config_.is_known_type) {
+    return invalid(
+        "{}: config.json does not call for tensor {:?}; model_type {:?} is not known, and what it "
+        "does with {} such tensors neither",
+        directory_, first, config_.model_type.substr(0, 60), unexpected);
   }
   if (unexpected > 0) {
     log_warning("{}: {} tensors that config.json does not call for are not used, such as {:?}",

@@ -160,6 +160,34 @@ TEST(Checkpoint, NamesTheTensorThatDoesNotFitConfig) {
   }
 }
 
+// Of a model of an unknown type a tensor that is left over may be a part that is not computed.
+TEST(Checkpoint, RefusesTensorsLeftOverOfAnUnknownType) {
+  const std::string golden = std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/youtu/";
+  const TestFolder folder;
+  fs::create_symlink(golden + "model.safetensors", folder / "model.safetensors");
+  auto config = *parse_json(file_text(golden + "config.json"), "config.json");
+  config.as_object()["model_type"] = "something_new";
+  folder.write("config.json", json::serialize(config));
+  const auto opened = Checkpoint::open(folder.path());
+  ASSERT_TRUE(opened) << opened.error().message;
+  config.as_object()["num_hidden_layers"] = 2;  // so the third layer's are left over
+  replace(folder, "config.json", json::serialize(config));
+  expect_refused(folder.path(), "model_type \"something_new\" is not known");
+  config.as_object()["model_type"] = "youtu";
+  replace(folder, "config.json", json::serialize(config));
+  EXPECT_TRUE(Checkpoint::open(folder.path()));
+}
+
+// Kimi K2.5 has its language model's tensors under a prefix, and some that are for pictures.
+TEST(Checkpoint, OpensALanguageModelInALargerOne) {
+  const auto opened = Checkpoint::open(std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/kimi_k25");
+  ASSERT_TRUE(opened) << opened.error().message;
+  EXPECT_NE(opened->find("model.layers.1.mlp.experts.383.up_proj.weight"), nullptr);
+  EXPECT_NE(opened->find("lm_head.weight"), nullptr);
+  EXPECT_EQ(opened->find("language_model.lm_head.weight"), nullptr);
+  EXPECT_EQ(take_inventory(*opened).unused.tensors, 2);
+}
+
 // Sets an environment variable during one test.
 class Environment {
  public:

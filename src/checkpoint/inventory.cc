@@ -22,6 +22,26 @@ int64_t elements_of(const QuantizationConfig& quantization, std::string_view nam
   return entry.bytes / size_of(entry.dtype);
 }
 
+Inventory count(const Checkpoint& checkpoint, const LoadOptions& options) {
+  Inventory inventory;
+  const WeightNames names(checkpoint.config());
+  for (const auto& [name, entry] : checkpoint.tensors()) {
+    const auto group = names.classify(name);
+    const int64_t elements = elements_of(checkpoint.config().quantization, name, entry);
+    const bool counts = group && *group != WeightGroup::kScales;
+    add(group ? inventory.groups[static_cast<size_t>(*group)] : inventory.unused,
+        {1, counts ? elements : 0, entry.bytes});
+    if (is_quantized_while_loading(checkpoint, options, names.is_linear(name), entry.dtype)) {
+      GroupTotals& group_totals = inventory.groups[static_cast<size_t>(*group)];
+      group_totals.bytes -= entry.bytes - elements;
+      int64_t scales = 1;
+      for (const int64_t size : entry.shape) scales *= ceil_div(size, kScaleBlock);
+      add(inventory.groups[static_cast<size_t>(WeightGroup::kScales)], {1, 0, 4 * scales});
+    }
+  }
+  return inventory;
+}
+
 }  // namespace
 
 GroupTotals Inventory::total() const {
@@ -39,26 +59,14 @@ int64_t Inventory::active_parameters(const ModelConfig& config) const {
   return active;
 }
 
-Inventory take_inventory(const Checkpoint& checkpoint) {
-  return take_loaded_inventory(checkpoint, LoadOptions());
-}
+Inventory take_inventory(const Checkpoint& checkpoint) { return count(checkpoint, LoadOptions()); }
 
 Inventory take_loaded_inventory(const Checkpoint& checkpoint, const LoadOptions& options) {
-  Inventory inventory;
-  const WeightNames names(checkpoint.config());
-  for (const auto& [name, entry] : checkpoint.tensors()) {
-    const auto group = names.classify(name);
-    const int64_t elements = elements_of(checkpoint.config().quantization, name, entry);
-    const bool counts = group && *group != WeightGroup::kScales;
-    add(group ? inventory.groups[static_cast<size_t>(*group)] : inventory.unused,
-        {1, counts ? elements : 0, entry.bytes});
-    if (is_quantized_while_loading(checkpoint, options, names.is_linear(name), entry.dtype)) {
-      GroupTotals& group_totals = inventory.groups[static_cast<size_t>(*group)];
-      group_totals.bytes -= entry.bytes - elements;
-      int64_t scales = 1;
-      for (const int64_t size : entry.shape) scales *= ceil_div(size, kScaleBlock);
-      add(inventory.groups[static_cast<size_t>(WeightGroup::kScales)], {1, 0, 4 * scales});
-    }
+  Inventory inventory = count(checkpoint, options);
+  if (checkpoint.config().tied_embeddings) {
+    // The table of rows is kept as it is and packed once more as the head's matrix.
+    inventory.groups[static_cast<size_t>(WeightGroup::kHead)].bytes +=
+        inventory.of(WeightGroup::kEmbedding).bytes;
   }
   return inventory;
 }

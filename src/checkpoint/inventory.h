@@ -31,7 +31,8 @@ struct Inventory {
 
 Inventory take_inventory(const Checkpoint& checkpoint);
 
-// The same with the bytes that these options load: fewer if weights are quantized while loading.
+// The same with the bytes that these options load: fewer if weights are quantized while loading,
+// more if the embedding is the head, too.
 Inventory take_loaded_inventory(const Checkpoint& checkpoint, const LoadOptions& options);
 
 }  // namespace fathom

@@ -447,7 +447,8 @@ TEST(LoadGoldens, EveryFormLoads) {
     ++forms;
     const auto checkpoint = Checkpoint::open(folder.path().string());
     ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-    EXPECT_EQ(take_inventory(*checkpoint).unused.tensors, 0) << folder.path();
+    const bool has_pictures = folder.path().filename() == "kimi_k25";
+    EXPECT_EQ(take_inventory(*checkpoint).unused.tensors, has_pictures ? 2 : 0) << folder.path();
     std::atomic<int64_t> placed = 0;
     const auto place = [&](const std::string& name, const ScaledMatrix& matrix) -> Result<> {
       ++placed;

@@ -56,6 +56,7 @@ Result<MemoryPlan> plan_memory(const MemoryRequest& request) {
   plan.request = request;
   for (const MemoryLine& line : request.fixed) plan.fixed_bytes += line.bytes;
   plan.bytes_per_token = request.cache_row_bytes * request.cache_layers +
+                         plan.index_key_bytes_per_token() +
                          ceil_div(request.cache_state_bytes, request.page_tokens);
   const int64_t page_bytes = plan.bytes_per_token * request.page_tokens;
   const int64_t left = request.budget - plan.fixed_bytes;
@@ -90,7 +91,7 @@ std::string memory_plan_table(const MemoryPlan& plan) {
                         note);
   };
   for (const MemoryLine& fixed : plan.request.fixed) line(fixed.what, fixed.bytes, "");
-  const int64_t index_keys = plan.request.index_key_bytes * plan.request.cache_layers;
+  const int64_t index_keys = plan.index_key_bytes_per_token();
   line("latent cache", plan.cache_bytes(),
        fmt::format("{} tokens in {} pages, {} bytes a token{}", plan.tokens(), plan.pages,
                    plan.bytes_per_token,

@@ -31,9 +31,10 @@ struct MemoryRequest {
   int64_t budget = 0;             // total bytes; see available_memory()
   std::vector<MemoryLine> fixed;  // weights, workspace
   RankMemory rank;                // contained in the fixed lines
-  int64_t cache_row_bytes = 0;    // per token and layer, by the cache format; of all ranks
-  int64_t index_key_bytes = 0;    // of cache_row_bytes, the indexer's keys; 0 without an indexer
+  int64_t cache_row_bytes = 0;    // latents, per token and layer, by the cache format; of all ranks
   int64_t cache_layers = 0;
+  int64_t index_key_bytes = 0;  // the same of index keys; 0 without an indexer
+  int64_t index_key_layers = 0;
   int64_t cache_state_bytes = 0;  // of a page, behind its layers
   int64_t page_tokens = 64;
   int64_t max_total_tokens = 0;  // --max-total-tokens; 0: as many as fit
@@ -43,8 +44,11 @@ struct MemoryPlan {
   MemoryRequest request;
   int64_t fixed_bytes = 0;
   int64_t bytes_per_token = 0;  // cache, all layers
-  int64_t pages_that_fit = 0;   // besides the fixed lines
-  int64_t pages = 0;            // that will be allocated
+  int64_t index_key_bytes_per_token() const {
+    return request.index_key_bytes * request.index_key_layers;
+  }
+  int64_t pages_that_fit = 0;  // besides the fixed lines
+  int64_t pages = 0;           // that will be allocated
 
   int64_t tokens() const { return pages * request.page_tokens; }
   int64_t cache_bytes() const { return tokens() * bytes_per_token; }

@@ -32,10 +32,11 @@ TEST(MemoryPlan, TakesWholePages) {
 TEST(MemoryPlan, TellsOfIndexKeys) {
   MemoryRequest request = request_of(1024 + 3 * 1280);
   EXPECT_THAT(memory_plan_table(*plan_memory(request)), Not(HasSubstr("index keys")));
-  request.index_key_bytes = 3;  // of 10
+  request.index_key_bytes = 3;
+  request.index_key_layers = 1;  // of 2
   const auto plan = plan_memory(request);
-  EXPECT_EQ(plan->bytes_per_token, 20);
-  EXPECT_THAT(memory_plan_table(*plan), HasSubstr("20 bytes a token, 6 of them index keys\n"));
+  EXPECT_EQ(plan->bytes_per_token, 23);
+  EXPECT_THAT(memory_plan_table(*plan), HasSubstr("23 bytes a token, 3 of them index keys\n"));
 }
 
 TEST(MemoryPlan, TellsWhatARankTakes) {

@@ -1,10 +1,11 @@
 #include "checkpoint/model_config.h"
 
-#include <bit>
 #include <cmath>
 
 #include "base/json.h"
 #include "checkpoint/generation_config.h"
+#include "checkpoint/indexer_config.h"
+#include "checkpoint/other_architectures.h"
 #include "checkpoint/quantization_config.h"
 
 namespace fathom {
@@ -18,28 +19,21 @@ constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxMtpLayers = 8;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1 << 14;
-constexpr int64_t kMaxRank = 1 << 16;
+constexpr int64_t kMaxLoraRank = 1 << 16;
 constexpr int64_t kMaxExperts = 1 << 14;
 constexpr int64_t kMaxPosition = 1 << 30;
-constexpr int64_t kMaxIndexHeads = 256;
-// Of an index head's width: the Hadamard transform and a row's single scale are for one vector.
-constexpr int64_t kMaxIndexDim = 512;
-constexpr const char* kSparseArchitecture = "DeepseekV32ForCausalLM";
 constexpr int64_t kMaxExpertsInAll = 1 << 18;  // layers times experts; Kimi K2 has 23,424
 
-bool contains_string(const json::value* array, std::string_view wanted) {
-  if (array == nullptr || !array->is_array()) return false;
-  for (const json::value& item : array->get_array()) {
-    if (item.is_string() && item.get_string() == wanted) return true;
-  }
-  return false;
-}
-
-// Reads one config.json: its fields, the prefix of errors, and the result.
+// Reads one config.json: its fields, the prefix of errors, and the result. `outer` has the fields
+// around a text_config, where storage may be described; the same object if there is none.
 class ConfigReader {
  public:
-  ConfigReader(const json::object& object, std::string where)
-      : fields_(object, where), where_(std::move(where)) {}
+  ConfigReader(const json::object& object, std::string where, const json::object& outer,
+               std::string outer_where)
+      : fields_(object, where),
+        where_(std::move(where)),
+        outer_(outer, outer_where),
+        outer_where_(std::move(outer_where)) {}
 
   Result<ModelConfig> read() {
     FATHOM_RETURN_IF_ERROR(read_family());
@@ -55,14 +49,9 @@ class ConfigReader {
 
  private:
   Result<> read_family() {
-    FATHOM_TRY(config_.model_type, fields_.string("model_type"));
-    const std::string& type = config_.model_type;
-    if (type != "deepseek_v2" && type != "deepseek_v3" && type != "kimi_k2" &&
-        type != "deepseek_v32") {
-      return invalid(
-          "{}model_type is {:?}; supported are deepseek_v2, deepseek_v3, kimi_k2 and deepseek_v32",
-          where_, type.substr(0, 60));
-    }
+    FATHOM_TRY(config_.model_type, outer_.string("model_type"));
+    config_.is_known_type = is_known_model_type(config_.model_type);
+    FATHOM_RETURN_IF_ERROR(check_architecture(fields_, config_.model_type, where_));
     FATHOM_TRY(const auto activation, fields_.optional_string("hidden_act"));
     if (activation && *activation != "silu") {
       return invalid("{}hidden_act is {:?}, supported is \"silu\"", where_, *activation);
@@ -70,8 +59,12 @@ class ConfigReader {
     // Options that no published model of the family sets, and that change the meaning of its
     // weights.
     FATHOM_RETURN_IF_ERROR(require_switch("attention_bias", false));
-    FATHOM_RETURN_IF_ERROR(require_switch("tie_word_embeddings", false));
-    return require_switch("rope_interleave", true);
+    FATHOM_RETURN_IF_ERROR(require_switch("mlp_bias", false));
+    FATHOM_RETURN_IF_ERROR(require_switch("qk_latent_layernorm", true));
+    FATHOM_RETURN_IF_ERROR(require_switch("rope_interleave", true));
+    FATHOM_TRY(const auto tied, fields_.optional_boolean("tie_word_embeddings"));
+    config_.tied_embeddings = tied.value_or(false);
+    return {};
   }
 
   Result<> require_switch(std::string_view key, bool supported) {
@@ -102,11 +95,11 @@ class ConfigReader {
       return invalid("{}num_key_value_heads is {}, must equal num_attention_heads, {}", where_,
                      *kv_heads, config_.num_heads);
     }
-    FATHOM_TRY(const auto q_rank, fields_.optional_integer("q_lora_rank", 1, kMaxRank));
+    FATHOM_TRY(const auto q_rank, fields_.optional_integer("q_lora_rank", 1, kMaxLoraRank));
     config_.q_lora_rank = q_rank.value_or(0);
-    FATHOM_TRY(config_.kv_lora_rank, fields_.integer("kv_lora_rank", 1, kMaxRank));
+    FATHOM_TRY(config_.kv_lora_rank, fields_.integer("kv_lora_rank", 1, kMaxLoraRank));
     FATHOM_TRY(config_.qk_nope_dim, fields_.integer("qk_nope_head_dim", 1, kMaxHeadDim));
-    FATHOM_TRY(config_.qk_rope_dim, fields_.integer("qk_rope_head_dim", 2, kMaxHeadDim));
+    FATHOM_TRY(config_.qk_rope_dim, fields_.integer("qk_rope_head_dim", 0, kMaxHeadDim));
     FATHOM_TRY(config_.v_dim, fields_.integer("v_head_dim", 1, kMaxHeadDim));
     if (config_.qk_rope_dim % 2 != 0) {
       return invalid("{}qk_rope_head_dim is {}, must be even (rotated in pairs)", where_,
@@ -115,31 +108,9 @@ class ConfigReader {
     return {};
   }
 
-  // The indexer's sizes. A model that has them under another type is refused: attention to all keys
-  // would be another model.
   Result<> read_indexer() {
-    const bool has_indexer = config_.model_type == "deepseek_v32" ||
-                             contains_string(fields_.find("architectures"), kSparseArchitecture);
-    if (!has_indexer) {
-      if (!fields_.has("index_topk")) return {};
-      return invalid("{}index_topk is given, and model_type {:?} has no sparse attention", where_,
-                     config_.model_type);
-    }
-    if (config_.q_lora_rank == 0) {
-      return invalid("{}q_lora_rank is missing; the indexer's queries are made from its output",
-                     where_);
-    }
-    FATHOM_RETURN_IF_ERROR(require_switch("indexer_rope_interleave", false));
-    IndexerConfig indexer;
-    FATHOM_TRY(indexer.num_heads, fields_.integer("index_n_heads", 1, kMaxIndexHeads));
-    FATHOM_TRY(indexer.head_dim,
-               fields_.integer("index_head_dim", config_.qk_rope_dim, kMaxIndexDim));
-    if (!std::has_single_bit(static_cast<uint64_t>(indexer.head_dim))) {
-      return invalid("{}index_head_dim is {}, must be a power of two (Hadamard transform)", where_,
-                     indexer.head_dim);
-    }
-    FATHOM_TRY(indexer.topk, fields_.integer("index_topk", 1, config_.max_position));
-    config_.indexer = indexer;
+    if (!declares_indexer(fields_, config_.model_type)) return {};
+    FATHOM_TRY(config_.indexer, parse_indexer(fields_, config_, where_));
     return {};
   }
 
@@ -160,9 +131,15 @@ class ConfigReader {
     const bool theta_inside = rope.has("rope_theta");
     FATHOM_TRY(const auto theta,
                (theta_inside ? rope : fields_).optional_number("rope_theta", 1.001, 1e10));
+    if (config_.qk_rope_dim == 0) return {};  // nothing is rotated
     if (!theta) return invalid("{}rope_theta is missing", where_);
     config_.rope_theta = *theta;
     if (scaling == nullptr) return {};
+    FATHOM_TRY(const auto partial, rope.optional_number("partial_rotary_factor", 0, 1));
+    if (partial.value_or(1) != 1) {
+      return invalid("{}{}.partial_rotary_factor is {}; all of qk_rope_head_dim, {}, is rotated",
+                     where_, key, *partial, config_.qk_rope_dim);
+    }
 
     FATHOM_TRY(const auto rope_type, rope.optional_string("rope_type"));
     FATHOM_TRY(const auto type, rope.optional_string("type"));
@@ -220,8 +197,7 @@ class ConfigReader {
     FATHOM_TRY(config_.experts_per_token,
                fields_.integer("num_experts_per_tok", 1, config_.num_experts));
     FATHOM_TRY(config_.moe_intermediate, fields_.integer("moe_intermediate_size", 1, kMaxWidth));
-    FATHOM_TRY(config_.first_dense_layers,
-               fields_.integer("first_k_dense_replace", 0, config_.num_layers));
+    FATHOM_RETURN_IF_ERROR(read_dense_layers());
     FATHOM_TRY(const auto frequency, fields_.optional_integer("moe_layer_freq", 1, kMaxLayers));
     config_.moe_layer_freq = frequency.value_or(1);
     FATHOM_TRY(const auto scaling, number("routed_scaling_factor", 1e-6, 1e6));
@@ -230,6 +206,37 @@ class ConfigReader {
     if (!normalize) return invalid("{}norm_topk_prob is missing", where_);
     config_.normalize_weights = *normalize;
     return read_gate();
+  }
+
+  // How many layers are dense, or transformers 5's list of them, in which they come first.
+  Result<> read_dense_layers() {
+    const json::value* types = fields_.find("mlp_layer_types");
+    if (types == nullptr || fields_.has("first_k_dense_replace")) {
+      FATHOM_TRY(config_.first_dense_layers,
+                 fields_.integer("first_k_dense_replace", 0, config_.num_layers));
+    }
+    if (types == nullptr) return {};
+    if (!types->is_array() || std::ssize(types->get_array()) != config_.num_layers) {
+      return invalid("{}mlp_layer_types is {}, expected a list of {} entries, one a layer", where_,
+                     brief(*types), config_.num_layers);
+    }
+    const json::array& layers = types->get_array();
+    const auto is = [&](size_t layer, std::string_view kind) {
+      return layers[layer].is_string() && layers[layer].get_string() == kind;
+    };
+    int64_t dense = 0;
+    while (dense < config_.num_layers && is(static_cast<size_t>(dense), "dense")) ++dense;
+    for (int64_t layer = dense; layer < config_.num_layers; ++layer) {
+      if (is(static_cast<size_t>(layer), "sparse")) continue;
+      return invalid("{}mlp_layer_types[{}] is {}; supported are dense layers, then sparse ones",
+                     where_, layer, brief(layers[static_cast<size_t>(layer)]));
+    }
+    if (fields_.has("first_k_dense_replace") && dense != config_.first_dense_layers) {
+      return invalid("{}first_k_dense_replace is {}, mlp_layer_types begins with {} dense layers",
+                     where_, config_.first_dense_layers, dense);
+    }
+    config_.first_dense_layers = dense;
+    return {};
   }
 
   // topk_method decides (DeepSeek's demo uses the hidden size instead). transformers 5 omits it
@@ -284,35 +291,51 @@ class ConfigReader {
     const int64_t last = config_.vocab_size - 1;
     FATHOM_TRY(const auto bos, fields_.optional_integer("bos_token_id", 0, last));
     if (bos) config_.bos_id = static_cast<int32_t>(*bos);
-    FATHOM_TRY(config_.eos_ids, parse_token_ids(fields_, "eos_token_id", last, where_));
+    const bool outside = !fields_.has("eos_token_id");
+    FATHOM_TRY(config_.eos_ids, parse_token_ids(outside ? outer_ : fields_, "eos_token_id", last,
+                                                outside ? outer_where_ : where_));
     return {};
   }
 
   Result<> read_storage() {
-    const char* key = fields_.has("torch_dtype") ? "torch_dtype" : "dtype";  // transformers 5
-    FATHOM_TRY(const auto dtype, fields_.optional_string(key));
-    const std::string name = dtype.value_or("bfloat16");
-    if (name == "bfloat16") {
-      config_.stored_dtype = DType::kBF16;
-    } else if (name == "float16") {
-      config_.stored_dtype = DType::kF16;
-    } else if (name == "float32") {
-      config_.stored_dtype = DType::kF32;
-    } else {
-      return invalid("{}{} is {:?}; supported are bfloat16, float16 and float32", where_, key,
-                     name.substr(0, 60));
-    }
-    for (const char* spelling : {"quantization_config", "compression_config"}) {
-      const json::value* value = fields_.find(spelling);
-      if (value == nullptr) continue;
-      if (!value->is_object()) {
-        return invalid("{}{} is {}, expected an object", where_, spelling, brief(*value));
+    FATHOM_TRY(const bool found, read_dtype(fields_, where_));
+    if (!found) {
+      if (const auto outer = read_dtype(outer_, outer_where_); !outer) {
+        return tl::unexpected(outer.error());
       }
-      FATHOM_TRY(config_.quantization,
-                 parse_quantization_config(value->get_object(), where_ + spelling + "."));
-      break;
+    }
+    for (const auto& [fields, where] :
+         {std::pair(&fields_, &where_), std::pair(&outer_, &outer_where_)}) {
+      for (const char* spelling : {"quantization_config", "compression_config"}) {
+        const json::value* value = fields->find(spelling);
+        if (value == nullptr) continue;
+        if (!value->is_object()) {
+          return invalid("{}{} is {}, expected an object", *where, spelling, brief(*value));
+        }
+        FATHOM_TRY(config_.quantization,
+                   parse_quantization_config(value->get_object(), *where + spelling + "."));
+        return {};
+      }
     }
     return {};
+  }
+
+  // The type of unquantized weights; false if it is not said.
+  Result<bool> read_dtype(const JsonFields& fields, const std::string& where) {
+    const char* key = fields.has("torch_dtype") ? "torch_dtype" : "dtype";  // transformers 5
+    FATHOM_TRY(const auto dtype, fields.optional_string(key));
+    if (!dtype) return false;
+    if (*dtype == "bfloat16") {
+      config_.stored_dtype = DType::kBF16;
+    } else if (*dtype == "float16") {
+      config_.stored_dtype = DType::kF16;
+    } else if (*dtype == "float32") {
+      config_.stored_dtype = DType::kF32;
+    } else {
+      return invalid("{}{} is {:?}; supported are bfloat16, float16 and float32", where, key,
+                     dtype->substr(0, 60));
+    }
+    return true;
   }
 
   Result<double> number(std::string_view key, double min, double max) {
@@ -323,6 +346,8 @@ class ConfigReader {
 
   JsonFields fields_;
   std::string where_;
+  JsonFields outer_;
+  std::string outer_where_;
   ModelConfig config_;
 };
 
@@ -340,7 +365,15 @@ Result<ModelConfig> parse_model_config(std::string_view text, std::string_view s
   if (!value.is_object()) {
     return invalid("{}: is {}, expected an object", source, brief(value));
   }
-  return ConfigReader(value.get_object(), fmt::format("{}: ", source)).read();
+  const json::object& outer = value.get_object();
+  const std::string where = fmt::format("{}: ", source);
+  // A model that also takes pictures has its language model's fields in an object of their own.
+  const json::value* inner = outer.if_contains("text_config");
+  if (inner == nullptr || inner->is_null()) return ConfigReader(outer, where, outer, where).read();
+  if (!inner->is_object()) {
+    return invalid("{}text_config is {}, expected an object", where, brief(*inner));
+  }
+  return ConfigReader(inner->get_object(), where + "text_config.", outer, where).read();
 }
 
 }  // namespace fathom

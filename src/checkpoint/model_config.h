@@ -60,30 +60,41 @@ struct QuantizationConfig {
 // The indexer of DeepSeek Sparse Attention (DeepSeek-V3.2, 2025): in each layer a row attends to
 // the `topk` keys that its indexer scores highest, to all of them while it sees no more.
 struct IndexerConfig {
-  int64_t num_heads = 0;  // index_n_heads
-  int64_t head_dim = 0;   // index_head_dim; of it the first qk_rope_dim are rotated
-  int64_t topk = 0;       // index_topk
+  int64_t num_heads = 0;     // index_n_heads
+  int64_t head_dim = 0;      // index_head_dim; of it the first qk_rope_dim are rotated
+  int64_t topk = 0;          // index_topk
+  bool interleaved = false;  // adjacent values are rotated as a pair (GLM-5), not (i, i + rope / 2)
+  // [num_layers]: the layer has no indexer and attends to the keys that the last layer before it
+  // with one has chosen (GLM-5.2). Empty: every layer has its own.
+  std::vector<bool> shared = {};
+  // A draft's later steps attend to the keys that its first step has chosen
+  // (index_share_for_mtp_iteration).
+  bool shares_drafts = false;
 };
 
 struct ModelConfig {
-  std::string model_type;  // deepseek_v2, deepseek_v3, kimi_k2, deepseek_v32
+  std::string model_type;  // a label: what a model is, the fields say
+  // The type is one whose tensors are all known, so one that the fields do not call for is left
+  // over. In a model of another type it would be a part that is not computed.
+  bool is_known_type = true;
   int64_t vocab_size = 0;
   int64_t hidden = 0;
   int64_t num_layers = 0;
   int64_t num_mtp_layers = 0;  // num_nextn_predict_layers; their ids follow num_layers
   int64_t max_position = 0;
   double rms_norm_eps = 1e-6;
+  bool tied_embeddings = false;  // the head is the embedding (tie_word_embeddings)
 
   // Attention (MLA).
   int64_t num_heads = 0;
   int64_t q_lora_rank = 0;  // 0: q_proj without compression (V2-Lite)
   int64_t kv_lora_rank = 0;
   int64_t qk_nope_dim = 0;
-  int64_t qk_rope_dim = 0;
+  int64_t qk_rope_dim = 0;  // 0: no positions
   int64_t v_dim = 0;
   double rope_theta = 10000;
   std::optional<YarnConfig> yarn;
-  std::optional<IndexerConfig> indexer;  // deepseek_v32
+  std::optional<IndexerConfig> indexer;  // with sparse attention
 
   // Feed-forward.
   int64_t intermediate = 0;  // dense layers
@@ -107,7 +118,20 @@ struct ModelConfig {
   int64_t qk_dim() const { return qk_nope_dim + qk_rope_dim; }
   int64_t latent_dim() const { return kv_lora_rank + qk_rope_dim; }
   bool is_moe_layer(int64_t layer) const {
+    if (layer >= num_layers) return num_experts > 0;  // an MTP layer, whatever its number
     return num_experts > 0 && layer >= first_dense_layers && layer % moe_layer_freq == 0;
+  }
+  // Whether a layer chooses keys itself; MTP layers, whose numbers follow num_layers, always do.
+  bool has_indexer(int64_t layer) const {
+    if (!indexer) return false;
+    return indexer->shared.empty() || layer >= num_layers ||
+           !indexer->shared[static_cast<size_t>(layer)];
+  }
+
+  int64_t num_indexers() const {  // without those of MTP layers
+    int64_t count = 0;
+    for (int64_t layer = 0; layer < num_layers; ++layer) count += has_indexer(layer) ? 1 : 0;
+    return count;
   }
 
   // qk_dim^-1/2, times g(mscale_all_dim)^2 with YaRN.

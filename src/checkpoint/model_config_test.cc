@@ -121,7 +121,7 @@ constexpr Field kFields[] = {
     {"q_lora_rank", false, true},  // missing in V2-Lite
     {"kv_lora_rank"},
     {"qk_nope_head_dim"},
-    {"qk_rope_head_dim"},
+    {"qk_rope_head_dim", true},
     {"v_head_dim"},
     {"intermediate_size"},
     {"moe_intermediate_size"},
@@ -193,6 +193,8 @@ TEST(ModelConfig, NumbersMustFitEachOther) {
   } cases[] = {
       {"num_key_value_heads", 64, "num_key_value_heads is 64"},
       {"qk_rope_head_dim", 63, "must be even"},
+      {"mlp_bias", true, "mlp_bias"},
+      {"qk_latent_layernorm", false, "qk_latent_layernorm"},
       {"n_group", 7, "must divide"},
       {"n_group", 256, "the gate sums the best two"},
       {"topk_group", 9, "topk_group is 9"},
@@ -202,7 +204,7 @@ TEST(ModelConfig, NumbersMustFitEachOther) {
       {"eos_token_id", json::array{1, 129280}, "eos_token_id holds 129280"},
       {"hidden_act", "gelu", "hidden_act"},
       {"attention_bias", true, "attention_bias"},
-      {"tie_word_embeddings", true, "tie_word_embeddings"},
+      {"tie_word_embeddings", 1, "tie_word_embeddings"},
       {"rope_interleave", false, "rope_interleave"},
       {"topk_method", "random", "topk_method"},
       {"scoring_func", "softmax", "scoring_func"},
@@ -253,28 +255,185 @@ TEST(ModelConfig, RefusesIndexersThatDoNotExist) {
       {"index_head_dim", 1024, "index_head_dim is 1024"},
       {"index_head_dim", "128", "index_head_dim"},
       {"q_lora_rank", nullptr, "q_lora_rank is missing"},
-      {"indexer_rope_interleave", true, "indexer_rope_interleave is true"},
+      {"indexer_rope_interleave", 1, "indexer_rope_interleave is 1"},
+      {"index_topk_freq", 0, "index_topk_freq is 0"},
+      {"index_skip_topk_offset", 0, "index_skip_topk_offset is 0"},
+      {"indexer_types", "FS", "indexer_types has 2 entries, expected 61"},
+      {"indexer_types", 3, "indexer_types is 3"},
+      {"indexer_types", json::string(60, 'F') += "X", "indexer_types[60] is \"X\""},
+      {"index_topk_pattern", json::string("S") += json::string(60, 'F'),
+       "index_topk_pattern[0] is \"shared\""},
   };
   for (const auto& bad : cases) {
     auto object = published("deepseek_v3_2");
     object[bad.key] = bad.value;
     expect_refused(object, bad.part);
   }
-  // Dense attention would be another model.
-  auto disguised = published("deepseek_v3_2");
-  disguised["model_type"] = "deepseek_v3";
-  disguised["architectures"] = json::array{"DeepseekV3ForCausalLM"};
-  expect_refused(disguised, "index_topk is given, and model_type \"deepseek_v3\"");
-  disguised = published("deepseek_v3");
+  // An architecture without the fields: dense attention would be another model.
+  auto disguised = published("deepseek_v3");
   disguised["architectures"] = json::array{"DeepseekV32ForCausalLM"};
   expect_refused(disguised, "index_n_heads is missing");
+  // Fields without the architecture are an indexer, too.
+  disguised = published("deepseek_v3_2");
+  disguised["model_type"] = "deepseek_v3";
+  disguised["architectures"] = json::array{"DeepseekV3ForCausalLM"};
+  EXPECT_TRUE(parse(disguised)->indexer);
+}
+
+TEST(ModelConfig, ReadsWhichLayersShareTheirKeys) {
+  const auto glm = parse(published("glm_5_2"));
+  ASSERT_TRUE(glm) << glm.error().message;
+  ASSERT_TRUE(glm->indexer);
+  EXPECT_TRUE(glm->indexer->interleaved);
+  EXPECT_EQ(glm->num_indexers(), 21);
+  EXPECT_TRUE(glm->indexer->shares_drafts);
+  for (int64_t layer = 0; layer < 79; ++layer) {
+    const bool own = layer < 3 || layer == 78 || (layer - 2) % 4 == 0;
+    EXPECT_EQ(glm->has_indexer(layer), own) << layer;
+  }
+  // The list, a string of letters and two numbers say the same.
+  auto other = published("glm_5_2");
+  other.erase("indexer_types");
+  EXPECT_EQ(parse(other)->indexer->shared, glm->indexer->shared);
+  other["index_topk_freq"] = 1;
+  EXPECT_TRUE(parse(other)->indexer->shared.empty());
+  std::string letters;
+  for (const bool shared : glm->indexer->shared) letters += shared ? 'S' : 'F';
+  other["index_topk_pattern"] = letters;
+  EXPECT_EQ(parse(other)->indexer->shared, glm->indexer->shared);
+  other["index_topk_pattern"] = letters + "F";  // the MTP layer's, too
+  EXPECT_EQ(parse(other)->indexer->shared, glm->indexer->shared);
+  // Not said: interleaved in GLM-5, not in DeepSeek-V3.2.
+  other.erase("indexer_rope_interleave");
+  EXPECT_TRUE(parse(other)->indexer->interleaved);
+  EXPECT_FALSE(parse(published("deepseek_v3_2"))->indexer->interleaved);
+  EXPECT_FALSE(parse(published("deepseek_v3_2"))->indexer->shares_drafts);
+  EXPECT_EQ(parse(published("deepseek_v3_2"))->num_indexers(), 61);
+}
+
+// A model is what its fields say.
+TEST(ModelConfig, ReadsRelativesByTheirFields) {
+  const auto moonlight = parse(published("moonlight"));
+  ASSERT_TRUE(moonlight) << moonlight.error().message;
+  EXPECT_EQ(moonlight->q_lora_rank, 0);
+  EXPECT_EQ(moonlight->num_groups, 1);
+  EXPECT_EQ(moonlight->gate, GateKind::kSigmoidBias);
+
+  const auto flash = parse(published("glm_4_7_flash"));
+  ASSERT_TRUE(flash) << flash.error().message;
+  EXPECT_EQ(flash->num_heads, 20);
+  EXPECT_EQ(flash->qk_nope_dim, 192);
+  EXPECT_EQ(flash->v_dim, 256);
+  EXPECT_EQ(flash->num_mtp_layers, 1);
+  EXPECT_FALSE(flash->indexer);
+
+  const auto youtu = parse(published("youtu_llm_2b"));
+  ASSERT_TRUE(youtu) << youtu.error().message;
+  EXPECT_TRUE(youtu->tied_embeddings);
+  EXPECT_EQ(youtu->num_experts, 0);
+  EXPECT_FALSE(youtu->is_moe_layer(31));
+
+  auto renamed = published("moonlight");
+  renamed["model_type"] = "something_new";
+  const auto unknown = parse(renamed);
+  ASSERT_TRUE(unknown) << unknown.error().message;
+  EXPECT_FALSE(unknown->is_known_type);
+  EXPECT_TRUE(moonlight->is_known_type);
+}
+
+// Kimi K2.5: the language model's fields are in an object of their own.
+TEST(ModelConfig, ReadsALanguageModelInALargerOne) {
+  auto object = published("kimi_k2_5");
+  const auto kimi = parse(object);
+  ASSERT_TRUE(kimi) << kimi.error().message;
+  EXPECT_EQ(kimi->model_type, "kimi_k25");
+  EXPECT_EQ(kimi->num_experts, 384);
+  EXPECT_EQ(kimi->rms_norm_eps, 1e-5);
+  EXPECT_EQ(kimi->eos_ids, std::vector<int32_t>{163586});
+  object["text_config"].as_object()["num_attention_heads"] = 0;
+  expect_refused(object, "text_config.num_attention_heads is 0");
+  // What is not said inside is read outside.
+  json::object& inner = object["text_config"].as_object();
+  inner["num_attention_heads"] = 64;
+  inner.erase("torch_dtype");
+  inner.erase("eos_token_id");
+  object["dtype"] = "float32";
+  object["quantization_config"] = {{"quant_method", "unheard"}};
+  expect_refused(object, "config.json: quantization_config.quant_method");
+  object.erase("quantization_config");
+  EXPECT_EQ(parse(object)->stored_dtype, DType::kF32);
+  EXPECT_EQ(parse(object)->eos_ids, std::vector<int32_t>{163586});
+  object["text_config"] = 5;
+  expect_refused(object, "text_config is 5, expected an object");
+}
+
+TEST(ModelConfig, ReadsDenseLayersFromAList) {
+  auto object = published("glm_4_7_flash");
+  json::array types{"dense"};
+  for (int layer = 1; layer < 47; ++layer) types.emplace_back("sparse");
+  object["mlp_layer_types"] = types;
+  EXPECT_EQ(parse(object)->first_dense_layers, 1);
+  object.erase("first_k_dense_replace");
+  EXPECT_EQ(parse(object)->first_dense_layers, 1);
+  object["first_k_dense_replace"] = 2;
+  expect_refused(object, "first_k_dense_replace is 2, mlp_layer_types begins with 1 dense");
+  object["first_k_dense_replace"] = 1;
+  types[20] = "dense";
+  object["mlp_layer_types"] = types;
+  expect_refused(object, "mlp_layer_types[20] is \"dense\"");
+  types.pop_back();
+  object["mlp_layer_types"] = types;
+  expect_refused(object, "expected a list of 47 entries");
+}
+
+// No head has a rotated part; theta is not asked for then.
+TEST(ModelConfig, ReadsModelsWithoutRotation) {
+  auto object = published("deepseek_v3");
+  object["qk_rope_head_dim"] = 0;
+  object["rope_scaling"] = nullptr;
+  object.erase("rope_theta");
+  const auto parsed = parse(object);
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  EXPECT_EQ(parsed->qk_dim(), 128);
+}
+
+// Fields of other architectures that also have latent attention.
+TEST(ModelConfig, RefusesPartsThatAreNotComputed) {
+  const struct {
+    const char* key;
+    json::value value;
+    const char* part;
+  } cases[] = {
+      {"linear_attn_config", json::object{{"head_dim", 128}}, "layers of linear attention"},
+      {"hc_mult", 4, "hc_mult is 4: models with hyper-connections"},
+      {"compress_ratios", json::array{0, 4}, "attention to compressed keys"},
+      {"scale_depth", 1.4, "scale_depth is 1.4"},
+      {"zero_expert_num", 256, "zero_expert_num is 256"},
+      {"gated_norm_rank", 16, "gated_norm_rank is 16"},
+      {"final_logit_softcapping", 30.0, "final_logit_softcapping is 3"},
+      {"layer_types", json::array{"full_attention", "linear_attention"},
+       "layer_types holds \"linear_attention\""},
+      {"rope_scaling", json::object{{"type", "yarn"}, {"llama_4_scaling_beta", 0.1}},
+       "rope_scaling.llama_4_scaling_beta is 1E-1"},
+      {"rope_scaling", json::object{{"type", "default"}, {"partial_rotary_factor", 0.5}},
+       "partial_rotary_factor is 0.5"},
+  };
+  for (const auto& bad : cases) {
+    auto object = published("deepseek_v3");
+    object[bad.key] = bad.value;
+    expect_refused(object, bad.part);
+  }
+  auto object = published("deepseek_v3");
+  object["hc_mult"] = nullptr;
+  object["linear_attn_config"] = false;
+  EXPECT_TRUE(parse(object));
 }
 
 TEST(ModelConfig, NamesWhatIsNotSupported) {
   auto llama = published("deepseek_v3");
   llama["model_type"] = "llama";
-  expect_refused(llama,
-                 "\"llama\"; supported are deepseek_v2, deepseek_v3, kimi_k2 and deepseek_v32");
+  llama.erase("kv_lora_rank");
+  expect_refused(llama, "kv_lora_rank is missing: model_type \"llama\" has no multi-head latent");
   llama.erase("model_type");
   expect_refused(llama, "model_type is missing");
   for (const char* text : {"", "[]", "5", "{", "{} {}", "\xFF"}) {

@@ -61,8 +61,11 @@ WeightNames::WeightNames(const ModelConfig& config) : config_(config) {
   whole_ = {
       {std::string(kEmbedding), {config.vocab_size, hidden}, WeightGroup::kEmbedding, false, {}},
       {std::string(kFinalNorm), {hidden}, WeightGroup::kNorms, false, {}},
-      {std::string(kHead), {config.vocab_size, hidden}, WeightGroup::kHead, false, {}},
   };
+  if (!config.tied_embeddings) {
+    whole_.push_back(
+        {std::string(kHead), {config.vocab_size, hidden}, WeightGroup::kHead, false, {}});
+  }
   // The MTP module concatenates the next token's embedding and the hidden state; eh_proj reads
   // both.
   mtp_ = {
@@ -106,12 +109,12 @@ void WeightNames::add_indexer(const IndexerConfig& indexer) {
   const int64_t hidden = config_.hidden, dim = indexer.head_dim;
   const auto attention = WeightGroup::kAttention;
   const auto name = [](std::string_view text) { return std::string(text); };
-  layer_.push_back(
+  indexer_.push_back(
       {name(kIndexQ), {indexer.num_heads * dim, config_.q_lora_rank}, attention, true, {}});
-  layer_.push_back({name(kIndexK), {dim, hidden}, attention, true, {}});
-  layer_.push_back({name(kIndexKNorm), {dim}, WeightGroup::kNorms, false, DType::kF32});
-  layer_.push_back({name(kIndexKNormBias), {dim}, WeightGroup::kNorms, false, DType::kF32});
-  layer_.push_back({name(kIndexWeights), {indexer.num_heads, hidden}, attention, false, {}});
+  indexer_.push_back({name(kIndexK), {dim, hidden}, attention, true, {}});
+  indexer_.push_back({name(kIndexKNorm), {dim}, WeightGroup::kNorms, false, DType::kF32});
+  indexer_.push_back({name(kIndexKNormBias), {dim}, WeightGroup::kNorms, false, DType::kF32});
+  indexer_.push_back({name(kIndexWeights), {indexer.num_heads, hidden}, attention, false, {}});
 }
 
 void WeightNames::add_feed_forward() {
@@ -137,11 +140,6 @@ void WeightNames::add_feed_forward() {
         WeightGroup::kSharedExperts);
   }
   mlp(expert_, "", config_.moe_intermediate, WeightGroup::kExperts);
-}
-
-bool WeightNames::is_moe(int64_t layer) const {
-  // An MTP layer is a MoE layer regardless of first_k_dense_replace.
-  return layer >= config_.num_layers ? config_.num_experts > 0 : config_.is_moe_layer(layer);
 }
 
 bool WeightNames::is_quantized(const Part& part, std::string_view name) const {
@@ -199,7 +197,8 @@ bool WeightNames::visit_layer(int64_t layer, const VisitPart& visit) const {
   };
   if (mtp && !all(mtp_, prefix)) return false;
   if (!all(layer_, prefix)) return false;
-  if (!is_moe(layer)) return all(dense_, prefix);
+  if (config_.has_indexer(layer) && !all(indexer_, prefix)) return false;
+  if (!config_.is_moe_layer(layer)) return all(dense_, prefix);
   if (!all(moe_, prefix)) return false;
   for (int64_t expert = 0; expert < config_.num_experts; ++expert) {
     if (!all(expert_, fmt::format("{}{}{}.", prefix, kExperts, expert))) return false;
@@ -289,7 +288,10 @@ const WeightNames::Part* WeightNames::find_in_layer(int64_t layer, std::string_v
   if (layer >= config_.num_layers) {
     if (const Part* part = among(mtp_)) return part;
   }
-  if (!is_moe(layer)) return among(dense_);
+  if (config_.has_indexer(layer)) {
+    if (const Part* part = among(indexer_)) return part;
+  }
+  if (!config_.is_moe_layer(layer)) return among(dense_);
   if (!rest.starts_with(kExperts)) return among(moe_);
   rest.remove_prefix(kExperts.size());
   const auto expert = take_number(rest);
@@ -297,6 +299,21 @@ const WeightNames::Part* WeightNames::find_in_layer(int64_t layer, std::string_v
   return among(expert_);
 }
 
-bool is_ignored_tensor(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+bool is_ignored_tensor(std::string_view name) {
+  if (name.ends_with("rotary_emb.inv_freq")) return true;
+  // In Kimi K2.5's files, and in those that transformers writes of it.
+  if (name.starts_with("model.")) name.remove_prefix(std::string_view("model.").size());
+  constexpr std::string_view kPictures[] = {"vision_tower.", "vision_model.", "visual.",
+                                            "mm_projector.", "multi_modal_projector."};
+  return std::any_of(std::begin(kPictures), std::end(kPictures),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+std::string without_prefix(std::string_view name) {
+  constexpr std::string_view kBefore = "language_model.", kInside = "model.language_model.";
+  if (name.starts_with(kBefore)) return std::string(name.substr(kBefore.size()));
+  if (name.starts_with(kInside)) return "model." + std::string(name.substr(kInside.size()));
+  return std::string(name);
+}
 
 }  // namespace fathom

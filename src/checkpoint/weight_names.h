@@ -68,7 +68,6 @@ class WeightNames {
     std::optional<DType> dtype;
   };
 
-  bool is_moe(int64_t layer) const;
   void add_attention();
   void add_indexer(const IndexerConfig& indexer);
   void add_feed_forward();
@@ -85,15 +84,22 @@ class WeightNames {
   const Part* find_in_layer(int64_t layer, std::string_view rest) const;
 
   ModelConfig config_;
-  std::vector<Part> whole_;   // outside the layers: "model.norm.weight"
-  std::vector<Part> layer_;   // in every layer: attention, its norms and its indexer
-  std::vector<Part> dense_;   // in dense layers
-  std::vector<Part> moe_;     // in MoE layers, without the routed experts
-  std::vector<Part> expert_;  // in each routed expert, after "mlp.experts.7."
-  std::vector<Part> mtp_;     // additional ones in MTP layers
+  std::vector<Part> whole_;    // outside the layers: "model.norm.weight"
+  std::vector<Part> layer_;    // in every layer: attention and norms
+  std::vector<Part> indexer_;  // in layers that choose keys
+  std::vector<Part> dense_;    // in dense layers
+  std::vector<Part> moe_;      // in MoE layers, without the routed experts
+  std::vector<Part> expert_;   // in each routed expert, after "mlp.experts.7."
+  std::vector<Part> mtp_;      // additional ones in MTP layers
 };
 
-// Buffers that some repackagers store and that are computed here: rotary_emb.inv_freq.
+// Tensors that are left out without a warning: buffers that some repackagers store and that are
+// computed here (rotary_emb.inv_freq), and what a model has for pictures.
 bool is_ignored_tensor(std::string_view name);
+
+// The name without what stands before it where the language model is a part of a larger one:
+// "language_model.model.norm.weight" and "model.language_model.norm.weight" are
+// "model.norm.weight".
+std::string without_prefix(std::string_view name);
 
 }  // namespace fathom

@@ -111,6 +111,42 @@ TEST(WeightNames, IndexerOfV32) {
   EXPECT_EQ(take_inventory(v32).unused.tensors, 0);
 }
 
+// GLM-5.2: 21 of 78 layers have an indexer, and the MTP layer.
+TEST(WeightNames, SharedIndexers) {
+  const Checkpoint glm = published("glm_5_2");
+  int64_t indexers = 0;
+  for (const auto& [name, entry] : glm.tensors()) {
+    indexers += name.ends_with("indexer.wq_b.weight") ? 1 : 0;
+  }
+  EXPECT_EQ(indexers, 22);
+  const WeightNames names(glm.config());
+  EXPECT_TRUE(names.classify("model.layers.6.self_attn.indexer.wk.weight"));
+  EXPECT_FALSE(names.classify("model.layers.7.self_attn.indexer.wk.weight"));
+  EXPECT_EQ(names.classify("model.layers.78.self_attn.indexer.wk.weight"), WeightGroup::kMtp);
+}
+
+TEST(WeightNames, TiedEmbeddings) {
+  const Checkpoint youtu = published("youtu_llm_2b");
+  EXPECT_EQ(youtu.find("lm_head.weight"), nullptr);
+  EXPECT_FALSE(WeightNames(youtu.config()).classify("lm_head.weight"));
+  EXPECT_EQ(take_inventory(youtu).of(WeightGroup::kHead).bytes, 0);
+  // In memory the head is a second copy of the embedding.
+  const Inventory loaded = take_loaded_inventory(youtu, LoadOptions());
+  EXPECT_EQ(loaded.of(WeightGroup::kHead).bytes, loaded.of(WeightGroup::kEmbedding).bytes);
+  EXPECT_EQ(loaded.of(WeightGroup::kEmbedding).bytes, int64_t{128256} * 2048 * 2);
+}
+
+TEST(WeightNames, PrefixesAndPictures) {
+  EXPECT_EQ(without_prefix("language_model.model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(without_prefix("language_model.lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(without_prefix("model.language_model.norm.weight"), "model.norm.weight");
+  EXPECT_EQ(without_prefix("model.norm.weight"), "model.norm.weight");
+  EXPECT_TRUE(is_ignored_tensor("vision_tower.encoder.blocks.0.wqkv.weight"));
+  EXPECT_TRUE(is_ignored_tensor("model.vision_tower.encoder.blocks.0.wqkv.weight"));
+  EXPECT_TRUE(is_ignored_tensor("mm_projector.proj.0.weight"));
+  EXPECT_FALSE(is_ignored_tensor("model.layers.0.vision_tower.weight"));
+}
+
 TEST(WeightNames, Classify) {
   const Checkpoint v3 = published("deepseek_v3");
   const WeightNames names(v3.config());

@@ -67,9 +67,10 @@ Result<MemoryPlan> default_plan(const ModelConfig& config, const Inventory& inve
   MemoryRequest request;
   request.budget = available_memory().bytes;
   request.fixed = weight_lines(inventory, false);
-  request.cache_row_bytes = cache_row_bytes(config, CacheFormat::kBF16);
+  request.cache_row_bytes = latent_layout(config, CacheFormat::kBF16).row_bytes();
   request.index_key_bytes = index_key_bytes(config, CacheFormat::kBF16);
   request.cache_layers = config.num_layers;
+  request.index_key_layers = config.num_indexers();
   request.page_tokens = kPageSize;
   FATHOM_TRY(MemoryPlan plan, plan_memory(request));
   if (plan.tokens() <= config.max_position) return plan;
@@ -93,7 +94,8 @@ void print_config(const Checkpoint& checkpoint, std::FILE* out) {
   line("type", fmt::format("{}, {} layers ({} dense, {} MoE), {} MTP", config.model_type,
                            config.num_layers, config.num_layers - moe, moe, config.num_mtp_layers));
   line("sizes", fmt::format("hidden {}, vocabulary {}, positions {}, dense MLP {}", config.hidden,
-                            config.vocab_size, config.max_position, config.intermediate));
+                            config.vocab_size, config.max_position, config.intermediate) +
+                    (config.tied_embeddings ? ", the embedding is the head" : ""));
   line("attention",
        fmt::format("{} heads, q_lora {}, kv_lora {}, nope {}, rope {}, v {}, softmax scale {:.7f}",
                    config.num_heads, config.q_lora_rank, config.kv_lora_rank, config.qk_nope_dim,
@@ -103,8 +105,9 @@ void print_config(const Checkpoint& checkpoint, std::FILE* out) {
                                  config.yarn->factor, config.yarn->original_max_position)
                    : fmt::format("theta {}", config.rope_theta));
   if (config.indexer) {
-    line("indexer", fmt::format("{} heads of {}, {} keys a row", config.indexer->num_heads,
-                                config.indexer->head_dim, config.indexer->topk));
+    line("indexer", fmt::format("{} heads of {}, {} keys a row, in {} of {} layers",
+                                config.indexer->num_heads, config.indexer->head_dim,
+                                config.indexer->topk, config.num_indexers(), config.num_layers));
   }
   if (config.num_experts > 0) {
     line("experts",
@@ -136,13 +139,14 @@ void print_tensors(const ModelConfig& config, const Inventory& inventory, std::F
 void print_cache(const ModelConfig& config, std::FILE* out) {
   fmt::print(out, "\nCache bytes per token\n");
   for (const CacheFormat format : kFormats) {
-    const int64_t row = cache_row_bytes(config, format);
     const int64_t index_key = index_key_bytes(config, format);
-    const std::string parts =
-        index_key > 0 ? fmt::format("({} latent + {} index key)", row - index_key, index_key)
-                      : fmt::format("{}", row);
-    fmt::print(out, "  {:<9}{:>10}  {} x {} layers\n", name_of(format), row * config.num_layers,
-               parts, config.num_layers);
+    std::string parts =
+        fmt::format("{} x {} layers", latent_layout(config, format).row_bytes(), config.num_layers);
+    if (index_key > 0) {
+      parts += fmt::format(", index keys {} x {}", index_key, config.num_indexers());
+    }
+    fmt::print(out, "  {:<9}{:>10}  {}\n", name_of(format), cache_token_bytes(config, format),
+               parts);
   }
 }
 
@@ -181,13 +185,16 @@ json::value indexer_json(const ModelConfig& config) {
   if (!config.indexer) return nullptr;
   return {{"num_heads", config.indexer->num_heads},
           {"head_dim", config.indexer->head_dim},
-          {"topk", config.indexer->topk}};
+          {"topk", config.indexer->topk},
+          {"num_layers", config.num_indexers()},
+          {"interleaved", config.indexer->interleaved}};
 }
 
 json::object config_json(const ModelConfig& config) {
   return {{"model_type", config.model_type},
           {"hidden_size", config.hidden},
           {"vocab_size", config.vocab_size},
+          {"tied_embeddings", config.tied_embeddings},
           {"num_layers", config.num_layers},
           {"num_moe_layers", num_moe_layers(config)},
           {"num_mtp_layers", config.num_mtp_layers},
@@ -218,7 +225,7 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
     groups[name_of(group)] = totals_json(inventory.of(group));
   }
   for (const CacheFormat format : kFormats) {
-    cache[name_of(format)] = cache_row_bytes(config, format) * config.num_layers;
+    cache[name_of(format)] = cache_token_bytes(config, format);
   }
   if (plan) {
     memory = {{"weight_bytes", plan->fixed_bytes},
@@ -247,7 +254,8 @@ void print_json(const Checkpoint& checkpoint, const Inventory& inventory,
 Result<> inspect(const std::string& model, bool json, std::FILE* out) {
   FATHOM_TRY(const Checkpoint checkpoint, Checkpoint::open(model));
   const Inventory inventory = take_inventory(checkpoint);
-  const auto plan = default_plan(checkpoint.config(), inventory);
+  const auto plan =
+      default_plan(checkpoint.config(), take_loaded_inventory(checkpoint, LoadOptions()));
   if (json) {
     print_json(checkpoint, inventory, plan, out);
     return check_stored(checkpoint);

@@ -32,11 +32,13 @@ double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
   double read = context, index_bytes = 0;
   if (config.indexer && context > static_cast<double>(config.indexer->topk)) {
     read = static_cast<double>(config.indexer->topk);
-    index_bytes = context * static_cast<double>(index_key_bytes(config, cache_format));
+    index_bytes = context * static_cast<double>(index_key_bytes(config, cache_format)) *
+                  static_cast<double>(config.num_indexers());
   }
-  const double row_bytes =
-      read * static_cast<double>(latent_layout(config, cache_format).row_bytes()) + index_bytes;
-  return bytes + sequences * row_bytes * static_cast<double>(config.num_layers);
+  const double latent_bytes = read *
+                              static_cast<double>(latent_layout(config, cache_format).row_bytes()) *
+                              static_cast<double>(config.num_layers);
+  return bytes + sequences * (latent_bytes + index_bytes);
 }
 
 double prefill_flops(const ModelConfig& config, int64_t prompt_tokens) {

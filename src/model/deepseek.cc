@@ -111,7 +111,7 @@ DeepSeekModel::Step DeepSeekModel::make_step(const ForwardBatch& batch, int32_t 
 
 DeepSeekModel::LayerCache DeepSeekModel::layer_cache(const LatentCache& cache, int64_t layer) {
   LayerCache of_layer{cache.layer(layer), {}};
-  if (cache.index_key_layout()) of_layer.index_keys = cache.index_keys(layer);
+  if (cache.has_index_keys(layer)) of_layer.index_keys = cache.index_keys(layer);
   return of_layer;
 }
 

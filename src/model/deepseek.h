@@ -112,6 +112,14 @@ class DeepSeekModel {
     std::vector<int64_t> slots;  // [rows]: slot of each token's cache row
     LaneRows rows;
     int32_t first_key = 0;  // PagedBatch's
+    // [rows] of draft_keys_ whose keys the rows attend to; empty: they choose.
+    std::vector<int32_t> key_sources = {};
+  };
+  // What the rows with logits of the last draft() attended to, for the steps behind them. A list is
+  // valid where its row saw more than topk keys.
+  struct DraftKeys {
+    std::vector<int32_t> visible;  // [rows]: keys that the first step's row saw
+    std::vector<int32_t> lists;    // [rows, topk]
   };
   // A layer's part of the cache.
   struct LayerCache {
@@ -144,8 +152,11 @@ class DeepSeekModel {
   void mha_attention(const AttentionWeights& weights, const Step& step, const MhaRows& which,
                      const LatentPages& pages);
   // Sparse attention (deepseek_indexer.cc): the cache rows of all tokens, and the lists of keys of
-  // the rows that choose, [scored rows, topk] of the workspace.
-  IndexRotation index_rotation() const { return {.table = &rope_}; }
+  // the rows that choose, [scored rows, topk] of the workspace. They stand until the next layer
+  // with an indexer: layers between attend to the same keys.
+  IndexRotation index_rotation() const {
+    return {.table = &rope_, .interleaved = config_.indexer->interleaved};
+  }
   void write_keys(const IndexerWeights& weights, const Step& step, const IndexKeyPages& pages,
                   ConstTensorView own_x);
   void choose_keys(const IndexerWeights& weights, const Step& step, const IndexKeyPages& pages,
@@ -154,6 +165,12 @@ class DeepSeekModel {
                     std::span<const SparseRow> scored, IndexKeyFormat format, TensorView x);
   void score_keys(const Step& step, Slice scored, const IndexKeyPages& pages);
   TensorView key_lists(const Step& step) const;
+  // From now on the lane's ranks compare these lists, too.
+  void compare_lists(ConstTensorView lists);
+  // Lists of the rows that would choose, from those of the draft's first step.
+  void reuse_keys(const Step& step);
+  // draft_keys_ of these rows of the step.
+  void keep_draft_keys(const Step& step, std::span<const int32_t> logit_rows);
   // Each row's experts and their weights, [rows, k] of the workspace.
   struct Routes {
     TensorView expert_ids, weights;
@@ -198,6 +215,7 @@ class DeepSeekModel {
   float eps_ = 1e-6f;
   ModelWeights weights_;
   Workspace workspace_;
+  DraftKeys draft_keys_;
   Buffer logits_part_;  // [logit rows, vocabulary_.count] f32, grows; with a lane only
   // Where tokens are exchanged; null and empty elsewhere.
   std::shared_ptr<const ExpertTable> expert_table_;

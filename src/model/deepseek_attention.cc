@@ -18,7 +18,13 @@ void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
   const DType operand = options_.compute;
   const TensorView q = workspace_.q.view(DType::kF32, {rows, heads, config_.qk_dim()});
   project(weights, step, cache, x, q.reshape({rows, heads * config_.qk_dim()}));
-  if (!step.plan.scored.empty()) choose_keys(*weights.indexer, step, cache.index_keys, x);
+  if (weights.indexer && !step.plan.scored.empty()) {
+    if (step.key_sources.empty()) {
+      choose_keys(*weights.indexer, step, cache.index_keys, x);
+    } else {
+      reuse_keys(step);
+    }
+  }
   split_rope_query(stream_, q, step.batch.positions, rope_,
                    workspace_.q_nope.view(operand, {rows, heads, config_.qk_nope_dim}),
                    workspace_.q_rope.view(operand, {rows, heads, config_.qk_rope_dim}));

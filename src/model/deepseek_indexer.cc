@@ -68,8 +68,56 @@ void DeepSeekModel::choose_keys(const IndexerWeights& weights, const Step& step,
         },
         stream_.pool());
   }
+  compare_lists(lists);
+}
+
+void DeepSeekModel::compare_lists(ConstTensorView lists) {
+  if (lane_ == nullptr) return;
   lane_plan_ = hash_key_lists(lists, lane_plan_);
   lane_->set_plan(lane_plan_);
+}
+
+// A row that sees no more than topk keys attends to all of them. So does one whose draft's first
+// row saw no more, up to topk.
+void DeepSeekModel::reuse_keys(const Step& step) {
+  const TensorView lists = key_lists(step);
+  const auto topk = static_cast<int32_t>(config_.indexer->topk);
+  for (size_t i = 0; i < step.plan.scored.size(); ++i) {
+    const SparseRow& row = step.plan.scored[i];
+    const auto source = static_cast<size_t>(step.key_sources[static_cast<size_t>(row.row)]);
+    auto* const list = lists.row<int32_t>(static_cast<int64_t>(i));
+    const int32_t count = count_keys(row, step.first_key, topk);
+    if (count == topk && draft_keys_.visible[source] > topk) {
+      const auto kept = draft_keys_.lists.begin() + static_cast<std::ptrdiff_t>(source) * topk;
+      std::copy_n(kept, topk, list);
+      continue;
+    }
+    for (int32_t k = 0; k < topk; ++k) list[k] = k < count ? step.first_key + k : -1;
+  }
+  compare_lists(lists);
+}
+
+void DeepSeekModel::keep_draft_keys(const Step& step, std::span<const int32_t> logit_rows) {
+  const auto topk = config_.indexer->topk;
+  DraftKeys kept;
+  kept.lists.resize(logit_rows.size() * static_cast<size_t>(topk));
+  auto list = kept.lists.begin();
+  for (const int32_t row : logit_rows) {
+    if (!step.key_sources.empty()) {
+      const auto source = static_cast<size_t>(step.key_sources[static_cast<size_t>(row)]);
+      kept.visible.push_back(draft_keys_.visible[source]);
+      const auto from = draft_keys_.lists.begin() + static_cast<std::ptrdiff_t>(source) * topk;
+      list = std::copy_n(from, topk, list);
+      continue;
+    }
+    kept.visible.push_back(step.batch.positions[static_cast<size_t>(row)] + 1 - step.first_key);
+    const Slice scored = scored_among(step.plan.scored, {row, 1});
+    if (scored.count > 0) {
+      std::copy_n(key_lists(step).row<int32_t>(scored.first), topk, list);
+    }
+    list += topk;
+  }
+  draft_keys_ = std::move(kept);
 }
 
 // Queries and weights of the heads for these rows, and for the few rows between them.

@@ -125,6 +125,7 @@ void DeepSeekModel::draft(const ForwardBatch& batch, std::span<const int32_t> st
                "{} rows, {} states", batch.num_rows(), states.size());
   // Before a sequence's first row with logits only the cache needs its rows.
   MtpRows known(batch.max_pages), drafting(batch.max_pages);
+  std::vector<int32_t> key_sources;  // [drafting rows], in a draft's later steps
   auto wanted = batch.logit_rows.begin();
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
     FATHOM_CHECK(batch.context_lens[s] >= kFirstKey, "a draft of a sequence's first token");
@@ -137,6 +138,9 @@ void DeepSeekModel::draft(const ForwardBatch& batch, std::span<const int32_t> st
     known.add(batch, s, begin, first);
     drafting.add(batch, s, first, end);
     for (int64_t row = begin; row < end; ++row) {
+      if (row >= first && !states.empty()) {
+        key_sources.push_back(states[static_cast<size_t>(row)]);
+      }
       (row < first ? known : drafting)
           .states.push_back(states.empty()
                                 ? state_of(batch, s, batch.positions[row] - 1, cache)
@@ -147,7 +151,9 @@ void DeepSeekModel::draft(const ForwardBatch& batch, std::span<const int32_t> st
   write_cache_rows(known.batch, known.states, cache);
   const int64_t rows = drafting.batch.num_rows();
   if (rows == 0) return;
-  const Step step = make_step(drafting.batch, kFirstKey);
+  Step step = make_step(drafting.batch, kFirstKey);
+  const bool shares_keys = config_.indexer && config_.indexer->shares_drafts;
+  if (shares_keys) step.key_sources = std::move(key_sources);
   const TensorView residual = workspace_.residual.view(DType::kF32, {rows, config_.hidden});
   combine_inputs(step, drafting.states, residual);
   run_layer(weights_.mtp->layer, 0, step, layer_cache(cache, config_.num_layers), residual);
@@ -155,6 +161,7 @@ void DeepSeekModel::draft(const ForwardBatch& batch, std::span<const int32_t> st
       logits(step, residual, weights_.mtp->head_norm, logits_out, tokens);
   std::memcpy(workspace_.mtp_state.data(), normed.raw(),
               static_cast<size_t>(normed.size(0) * hidden_bytes()));
+  if (shares_keys) keep_draft_keys(step, drafting.batch.logit_rows);
 }
 
 // The MTP layer's cache rows of these tokens, and nothing else of the layer.

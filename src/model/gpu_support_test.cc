@@ -23,9 +23,10 @@ ModelConfig published(const std::string& name) {
 
 // V2's sizes are also Coder-V2's and V2.5's; V3's are also R1's.
 TEST(GpuSupport, TakesEveryPublishedModel) {
-  for (const char* name : {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json",
-                           "deepseek_v3.json", "deepseek_v3_1.json", "kimi_k2.json",
-                           "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
+  for (const char* name :
+       {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json", "deepseek_v3.json",
+        "deepseek_v3_1.json", "kimi_k2.json", "kimi_k2_5.json", "moonlight.json",
+        "youtu_llm_2b.json", "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
     const ModelConfig config = published(name);
     for (const CacheFormat format :
          {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
@@ -34,6 +35,15 @@ TEST(GpuSupport, TakesEveryPublishedModel) {
     }
   }
   EXPECT_EQ(published("kimi_k2.json").num_experts, 384);
+}
+
+// What docs/models.md says of the others.
+TEST(GpuSupport, RefusesHeadsOfGlm) {
+  for (const char* name : {"glm_4_7_flash.json", "glm_5_2.json"}) {
+    const auto supported = gpu_supports(make_spec(published(name)), CacheFormat::kBF16);
+    ASSERT_FALSE(supported) << name;
+    EXPECT_THAT(supported.error().message, HasSubstr("qk_nope_head_dim is 192")) << name;
+  }
 }
 
 TEST(GpuSupport, NamesTheFieldThatNoKernelTakes) {

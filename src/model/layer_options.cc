@@ -66,8 +66,17 @@ int64_t index_key_bytes(const ModelConfig& config, CacheFormat format) {
   return layout ? layout->row_bytes() : 0;
 }
 
-int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format) {
-  return latent_layout(config, format).row_bytes() + index_key_bytes(config, format);
+std::vector<bool> layers_with_index_keys(const ModelConfig& config, int64_t cache_layers) {
+  std::vector<bool> layers;
+  for (int64_t layer = 0; layer < cache_layers; ++layer) {
+    layers.push_back(config.has_indexer(layer));
+  }
+  return layers;
+}
+
+int64_t cache_token_bytes(const ModelConfig& config, CacheFormat format) {
+  return config.num_layers * latent_layout(config, format).row_bytes() +
+         config.num_indexers() * index_key_bytes(config, format);
 }
 
 }  // namespace fathom

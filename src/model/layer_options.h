@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "cache/latent_layout.h"
 #include "checkpoint/model_config.h"
@@ -27,8 +28,11 @@ LatentLayout latent_layout(const ModelConfig& config, CacheFormat format);
 // e4m3, as DeepSeek-V3.2 stores them, whatever the latent's format; f32 beside an f32 latent. None
 // for a model without an indexer.
 std::optional<IndexKeyLayout> index_key_layout(const ModelConfig& config, CacheFormat format);
-// Bytes of a token and layer: of its index key, 0 without an indexer, and of latent and index key.
+// [cache_layers]: whether a layer has index keys; layers behind the model's are MTP layers.
+std::vector<bool> layers_with_index_keys(const ModelConfig& config, int64_t cache_layers);
+// Bytes of a token's index key in a layer that has some; 0 without an indexer.
 int64_t index_key_bytes(const ModelConfig& config, CacheFormat format);
-int64_t cache_row_bytes(const ModelConfig& config, CacheFormat format);
+// Bytes of a token in all layers of the model.
+int64_t cache_token_bytes(const ModelConfig& config, CacheFormat format);
 
 }  // namespace fathom

@@ -48,7 +48,7 @@ class SpecMaker {
             columns(named(kDownProj), config_.hidden, width, inner)};
   }
 
-  AttentionSpec attention(const std::string& prefix) const {
+  AttentionSpec attention(const std::string& prefix, bool has_indexer) const {
     const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
     const int64_t hidden = config_.hidden, heads = config_.num_heads, qk = config_.qk_dim();
     const int64_t kv = config_.qk_nope_dim + config_.v_dim;
@@ -68,7 +68,7 @@ class SpecMaker {
     spec.kv_a_norm = vector(named(kKvANorm), config_.kv_lora_rank);
     spec.kv_b = rows(named(kKvB), heads * kv, config_.kv_lora_rank, of_heads(kv));
     spec.o = columns(named(kO), hidden, heads * config_.v_dim, of_heads(config_.v_dim));
-    if (config_.indexer) spec.indexer = indexer(prefix, *config_.indexer);
+    if (has_indexer) spec.indexer = indexer(prefix, *config_.indexer);
     return spec;
   }
 
@@ -112,8 +112,8 @@ class SpecMaker {
     LayerSpec spec;
     spec.input_norm = vector(named(kInputNorm), config_.hidden);
     spec.post_attention_norm = vector(named(kPostAttentionNorm), config_.hidden);
-    spec.attention = attention(prefix);
-    if (config_.is_moe_layer(number) || number >= config_.num_layers) {
+    spec.attention = attention(prefix, config_.has_indexer(number));
+    if (config_.is_moe_layer(number)) {
       spec.moe = moe(prefix, moe_number);
     } else {
       spec.dense = mlp(named(kMlp), config_.intermediate);
@@ -160,7 +160,8 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
   const Slice vocabulary =
       split_vocabulary(config.vocab_size, placement.tp, placement.tp_rank_of(rank));
   spec.embedding = make.rows(std::string(kEmbedding), config.vocab_size, config.hidden, vocabulary);
-  spec.head = make.rows(std::string(kHead), config.vocab_size, config.hidden, vocabulary);
+  const std::string_view head = config.tied_embeddings ? kEmbedding : kHead;
+  spec.head = make.rows(std::string(head), config.vocab_size, config.hidden, vocabulary);
   spec.final_norm = make.vector(std::string(kFinalNorm), config.hidden);
   int64_t moe_layers = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {

@@ -58,7 +58,7 @@ struct AttentionSpec {
   TensorPart kv_a, kv_a_norm;               // whole
   TensorPart kv_b;                          // [H * (nope + v), latent]
   TensorPart o;                             // [hidden, H * v]
-  std::optional<IndexerSpec> indexer;       // with sparse attention
+  std::optional<IndexerSpec> indexer;       // with sparse attention, unless it is another layer's
 };
 
 struct MoeSpec {
@@ -89,7 +89,7 @@ struct ModelSpec {
   ModelConfig config;  // of the whole model
   Placement placement;
   int rank = 0;
-  TensorPart embedding, head;  // [vocab, hidden]: the same rows of both
+  TensorPart embedding, head;  // [vocab, hidden]: the same rows of both, perhaps of one tensor
   TensorPart final_norm;
   std::vector<LayerSpec> layers;
   std::optional<MtpSpec> mtp;                       // with speculation

@@ -105,12 +105,13 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
     FATHOM_TRY(rank.model,
                DeepSeekModel::create(specs[at], std::move(weights[at]), options.model, rank.stream,
                                      {.lane = rank.lane.get(), .world = rank.world.get()}));
+    const int64_t layers = DeepSeekModel::cache_layers(config, options.with_mtp);
     FATHOM_TRY(rank.cache,
                LatentCache::allocate(
-                   latent_layout(config, options.cache_format),
-                   DeepSeekModel::cache_layers(config, options.with_mtp), options.num_pages,
+                   latent_layout(config, options.cache_format), layers, options.num_pages,
                    DeepSeekModel::state_bytes(config, options.model.compute, options.with_mtp),
-                   index_key_layout(config, options.cache_format)));
+                   index_key_layout(config, options.cache_format),
+                   layers_with_index_keys(config, layers)));
   }
   for (size_t i = 1; i < team->ranks_.size(); ++i) {
     team->ranks_[i].thread = std::thread([team = team.get(), i] { team->serve(i); });

@@ -5,7 +5,7 @@
 namespace fathom {
 namespace {
 
-double attention_macs(const ModelConfig& config) {
+double attention_macs(const ModelConfig& config, int64_t layer) {
   const auto heads = static_cast<double>(config.num_heads);
   const auto hidden = static_cast<double>(config.hidden);
   const auto q_lora = static_cast<double>(config.q_lora_rank);
@@ -15,7 +15,7 @@ double attention_macs(const ModelConfig& config) {
   const double kv_b = static_cast<double>(config.kv_lora_rank) * heads *
                       static_cast<double>(config.qk_nope_dim + config.v_dim);
   double indexer = 0;
-  if (config.indexer) {
+  if (config.has_indexer(layer)) {
     const auto index_heads = static_cast<double>(config.indexer->num_heads);
     const auto dim = static_cast<double>(config.indexer->head_dim);
     indexer = q_lora * index_heads * dim + hidden * (dim + index_heads);
@@ -36,7 +36,7 @@ double feed_forward_macs(const ModelConfig& config, int64_t layer) {
 double token_macs(const ModelConfig& config) {
   double macs = 0;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    macs += attention_macs(config) + feed_forward_macs(config, layer);
+    macs += attention_macs(config, layer) + feed_forward_macs(config, layer);
   }
   return macs;
 }
@@ -53,7 +53,7 @@ double absorbed_key_macs(const ModelConfig& config) {
 
 double index_key_macs(const ModelConfig& config) {
   if (!config.indexer) return 0;
-  return static_cast<double>(config.num_layers * config.indexer->num_heads *
+  return static_cast<double>(config.num_indexers() * config.indexer->num_heads *
                              config.indexer->head_dim);
 }
 

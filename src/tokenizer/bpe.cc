@@ -35,20 +35,51 @@ Result<Bpe> Bpe::build(const std::vector<Entry>& entries, const std::vector<Name
                        bool ignore_merges) {
   Bpe bpe(entries);
   bpe.ignore_merges_ = ignore_merges;
+  FATHOM_RETURN_IF_ERROR(bpe.add_entries(entries));
+  FATHOM_RETURN_IF_ERROR(bpe.add_merges(merges));
+  return bpe;
+}
+
+Result<Bpe> Bpe::from_ranks(const std::vector<Entry>& entries) {
+  Bpe bpe(entries);
+  bpe.ignore_merges_ = true;
+  FATHOM_RETURN_IF_ERROR(bpe.add_entries(entries));
+  bpe.add_all_splits();
+  return bpe;
+}
+
+Result<> Bpe::add_entries(const std::vector<Entry>& entries) {
   for (const Entry& entry : entries) {
-    if (entry.mergeable) bpe.pieces_.insert(bpe.bytes_of(entry.id), entry.id);
+    if (entry.mergeable) pieces_.insert(bytes_of(entry.id), entry.id);
   }
   for (int byte = 0; byte < 256; ++byte) {
     const char text = static_cast<char>(byte);
-    bpe.byte_id_[byte] = bpe.find({&text, 1});
-    if (bpe.byte_id_[byte] < 0 && occurs_in_utf8(byte)) {
+    byte_id_[byte] = find({&text, 1});
+    if (byte_id_[byte] < 0 && occurs_in_utf8(byte)) {
       return invalid(
-          "model.vocab has no entry for the byte 0x{:02X} (\"{}\"), so that text could be lost",
+          "the vocabulary has no entry for the byte 0x{:02X} (\"{}\"), so that text could be lost",
           byte, glyphs_of_bytes({&text, 1}));
     }
   }
-  FATHOM_RETURN_IF_ERROR(bpe.add_merges(merges));
-  return bpe;
+  return {};
+}
+
+void Bpe::add_all_splits() {
+  struct Split {
+    int32_t left, right, both;
+  };
+  std::vector<Split> splits;
+  for (int32_t id = 0; id < end_id(); ++id) {
+    const std::string_view bytes = bytes_of(id);
+    for (size_t at = 1; at < bytes.size(); ++at) {
+      const int32_t left = find(bytes.substr(0, at)), right = find(bytes.substr(at));
+      if (left >= 0 && right >= 0) splits.push_back({left, right, id});
+    }
+  }
+  merges_ = MergeTable(splits.size());
+  for (const auto& [left, right, both] : splits) {
+    merges_.insert(left, right, {static_cast<uint32_t>(both), both});
+  }
 }
 
 Result<> Bpe::add_merges(const std::vector<NamedMerge>& merges) {

@@ -37,6 +37,10 @@ class Bpe {
   static Result<Bpe> build(const std::vector<Entry>& entries, const std::vector<NamedMerge>& merges,
                            bool ignore_merges);
 
+  // A vocabulary whose ids are ranks (tiktoken): any two tokens merge whose bytes together are a
+  // token, that of lowest id first, and a piece that is a token is that token.
+  static Result<Bpe> from_ranks(const std::vector<Entry>& entries);
+
   // Appends the tokens of one piece.
   void encode_piece(std::string_view piece, std::vector<int32_t>& out) const;
 
@@ -50,7 +54,9 @@ class Bpe {
 
  private:
   explicit Bpe(const std::vector<Entry>& entries);
+  Result<> add_entries(const std::vector<Entry>& entries);
   Result<> add_merges(const std::vector<NamedMerge>& merges);
+  void add_all_splits();
   void merge_piece(std::string_view piece, std::vector<int32_t>& out) const;
   void merge_short(std::string_view piece, std::vector<int32_t>& out) const;
   void merge_long(std::string_view piece, std::vector<int32_t>& out) const;

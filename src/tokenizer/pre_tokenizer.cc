@@ -64,6 +64,36 @@ Result<PreTokenizer> PreTokenizer::from_json(const json::value& config, std::str
   return result;
 }
 
+// Runs of Han characters; words, which begin with or are capitals, with an English contraction
+// behind; groups of three digits; punctuation; white space. Han characters are letters that no
+// word has.
+PreTokenizer PreTokenizer::kimi() {
+  const auto class_of = [](std::initializer_list<std::string_view> categories) {
+    std::string all;
+    for (const std::string_view name : categories) all += *category_class(name);
+    return all;
+  };
+  const std::string han = "\\p{sc:Han}";
+  const auto letters = [&](std::string_view which) {
+    return fmt::format("(?:(?!{})[{}])", han, which);
+  };
+  const std::string upper = letters(class_of({"Lu", "Lt", "Lm", "Lo", "M"}));
+  const std::string lower = letters(class_of({"Ll", "Lm", "Lo", "M"}));
+  const std::string before = fmt::format("[^\\r\\n{}]?", class_of({"L", "N"}));
+  const std::string contraction = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?";
+  const std::string_view space = space_class();
+  Built built;
+  add_own(fmt::format("{}+|{}{}*{}+{}|{}{}+{}*{}|[{}]{{1,3}}| ?[^{}{}]+[\\r\\n]*|"
+                      "[{}]*[\\r\\n]+|[{}]+(?![{}])|[{}]+",
+                      han, before, upper, lower, contraction, before, upper, lower, contraction,
+                      class_of({"N"}), space, class_of({"L", "N"}), space, space, not_space_class(),
+                      space),
+          built);
+  PreTokenizer result;
+  result.stages_ = std::move(built.stages);
+  return result;
+}
+
 Result<> PreTokenizer::add(const json::value& config, const std::string& where, int depth,
                            Built& built) {
   if (!config.is_object()) return invalid("{} is {}, expected an object", where, brief(config));

@@ -25,6 +25,9 @@ class PreTokenizer {
   static Result<PreTokenizer> from_json(const json::value& config, std::string_view source,
                                         bool allow_scanner = true);
 
+  // Kimi K2's and Moonlight's, whose pattern stands in their tokenizer's code.
+  static PreTokenizer kimi();
+
   // `text` must be well-formed UTF-8.
   void split(std::string_view text, const PieceSink& sink) const;
 

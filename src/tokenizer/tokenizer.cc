@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "base/utf8.h"
+#include "tokenizer/tiktoken_model.h"
 
 namespace fathom {
 namespace {
@@ -63,13 +64,26 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::from_json(std::string_view tokeniz
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
 }
 
-Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& model_dir) {
+Result<std::unique_ptr<Tokenizer>> Tokenizer::load_vocabulary(const std::string& model_dir,
+                                                              const std::string& config_text) {
   const std::string path = model_dir + "/tokenizer.json";
-  FATHOM_TRY(const std::string text, read_text_file(path, kMaxTokenizerBytes));
-  FATHOM_TRY(auto tokenizer, from_json(text, path));
+  const auto text = read_text_file(path, kMaxTokenizerBytes);
+  if (text) return from_json(*text, path);
+  const std::string ranks_path = model_dir + "/tiktoken.model";
+  const auto ranks = read_text_file(ranks_path, kMaxTokenizerBytes);
+  if (text.error().code != Code::kNotFound || (!ranks && ranks.error().code == Code::kNotFound)) {
+    return tl::unexpected<Status>(text.error());
+  }
+  if (!ranks) return tl::unexpected<Status>(ranks.error());
+  FATHOM_TRY(TokenizerParts parts,
+             parse_tiktoken(*ranks, ranks_path, config_text, model_dir + "/tokenizer_config.json"));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
+}
 
+Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& model_dir) {
   const std::string config_path = model_dir + "/tokenizer_config.json";
   FATHOM_TRY(const auto config_text, read_if_there(config_path));
+  FATHOM_TRY(auto tokenizer, load_vocabulary(model_dir, config_text.value_or("{}")));
   TokenizerConfig config;
   if (config_text) {
     FATHOM_TRY(config, parse_tokenizer_config(*config_text, config_path));
@@ -88,7 +102,7 @@ Result<> Tokenizer::apply_config(TokenizerConfig config) {
                          const std::optional<std::string>& name) -> Result<std::optional<int32_t>> {
     if (!name) return std::optional<int32_t>();
     const auto id = token_id(*name);
-    if (!id) return invalid("{} is \"{}\", which is no token of tokenizer.json", field, *name);
+    if (!id) return invalid("{} is \"{}\", which is no token of the vocabulary", field, *name);
     return id;
   };
   FATHOM_TRY(bos_id_, id_of("bos_token", config.bos_token));

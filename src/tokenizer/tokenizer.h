@@ -1,6 +1,6 @@
-// Converts text to token ids and back, as the checkpoint's tokenizer.json specifies: byte-level BPE
-// with added tokens. Ids equal those of Hugging Face's `tokenizers` (with add_special_tokens
-// false).
+// Converts text to token ids and back, as the checkpoint's tokenizer.json or tiktoken.model
+// specifies: byte-level BPE with added tokens. Ids equal those of Hugging Face's `tokenizers` (with
+// add_special_tokens false).
 //
 // Immutable once loaded: every const method may be called from any thread. A file that uses an
 // unsupported feature (another model type, a normalizer, other pre-tokenizers) is refused with an
@@ -28,7 +28,7 @@ namespace fathom {
 class Tokenizer {
  public:
   // Reads tokenizer.json, tokenizer_config.json and chat_template.jinja from a model directory;
-  // only the first is required.
+  // only the first is required. Without it tiktoken.model is read (tiktoken_model.h).
   static Result<std::unique_ptr<Tokenizer>> load(const std::string& model_dir);
 
   // Reads tokenizer.json alone. `source` begins each error.
@@ -65,6 +65,8 @@ class Tokenizer {
 
  private:
   explicit Tokenizer(TokenizerParts parts);
+  static Result<std::unique_ptr<Tokenizer>> load_vocabulary(const std::string& model_dir,
+                                                            const std::string& config_text);
   Result<> apply_config(TokenizerConfig config);
   void encode_segment(std::string_view text, std::vector<int32_t>& out) const;
   void encode_around(const TokenTrie& added, std::string_view text,

@@ -56,7 +56,8 @@ TEST_P(Published, GoldenVectors) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Tokenizer, Published,
-                         testing::Values("deepseek-v3", "deepseek-v2", "deepseek-coder-v1"));
+                         testing::Values("deepseek-v3", "deepseek-v2", "deepseek-coder-v1",
+                                         "glm-form", "kimi-form"));
 
 TEST(Tokenizer, RandomStringsHaveTheReferenceIds) {
   const json::value sample = read_json(kData + "random_sample.json");

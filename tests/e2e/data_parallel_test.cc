@@ -40,7 +40,8 @@ TEST_P(DataParallel, HasTheBitsOfASingleLane) {
 INSTANTIATE_TEST_SUITE_P(Goldens, DataParallel,
                          testing::Values("fathom-tiny", "kimi", "odd", "v2_fp8_tensor", "v2_group",
                                          "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_fp8_e8m0",
-                                         "v3_fp8_ue8m0", "v3_yarn", "heads", "fp8_heads"),
+                                         "v3_fp8_ue8m0", "v3_yarn", "heads", "fp8_heads",
+                                         "glm_lite", "youtu", "kimi_k25", "glm_dsa_shared"),
                          name_of_model);
 
 }  // namespace

@@ -100,13 +100,15 @@ INSTANTIATE_TEST_SUITE_P(Goldens, ExpertParallel,
                          testing::Values("fathom-tiny", "kimi", "odd", "v32", "v2_fp8_tensor",
                                          "v2_group", "v2lite", "v2_ct_channel", "v3", "v3_fp8",
                                          "v3_fp8_e8m0", "v3_fp8_ue8m0", "v3_yarn", "heads",
-                                         "fp8_heads"),
+                                         "fp8_heads", "moonlight", "glm_lite", "kimi_k25",
+                                         "no_rope", "glm_dsa_shared"),
                          name_of_model);
 // Those whose heads can be split.
 INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallelExperts,
                          testing::Values("fathom-tiny", "kimi", "odd", "v32", "v2_fp8_tensor",
                                          "v2_group", "v2lite", "v2_ct_channel", "v3", "v3_fp8",
-                                         "v3_yarn", "heads", "fp8_heads"),
+                                         "v3_yarn", "heads", "fp8_heads", "kimi_k25",
+                                         "glm_dsa_shared"),
                          name_of_model);
 
 // A rank that fails in dispatch or combine ends the step of all ranks, those without tokens too.

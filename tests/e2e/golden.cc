@@ -62,8 +62,8 @@ ModelHarness::ModelHarness(const std::string& model, const ModelOptions& options
   const ModelConfig& config = model_->config();
   auto keys = index_key_layout(config, format);
   if (keys && index_keys) keys->format = *index_keys;
-  auto cache =
-      LatentCache::allocate(latent_layout(config, format), config.num_layers, num_pages, 0, keys);
+  auto cache = LatentCache::allocate(latent_layout(config, format), config.num_layers, num_pages, 0,
+                                     keys, layers_with_index_keys(config, config.num_layers));
   FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
   cache_ = std::move(*cache);
 }

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <random>
 
 #include "base/json.h"
 #include "base/math.h"
+#include "checkpoint/test_files.h"
 #include "e2e/golden.h"
 #include "model/layer_options.h"
 #include "tokenizer/tokenizer.h"
@@ -33,10 +35,11 @@ class MtpHarness {
     FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
     model_ = std::move(*loaded);
     const ModelSpec spec = make_spec(checkpoint->config(), true);
-    auto cache = LatentCache::allocate(latent_layout(spec.config, format),
-                                       DeepSeekModel::cache_layers(spec.config), num_pages,
+    const int64_t layers = DeepSeekModel::cache_layers(spec.config);
+    auto cache = LatentCache::allocate(latent_layout(spec.config, format), layers, num_pages,
                                        DeepSeekModel::state_bytes(spec.config, options.compute),
-                                       index_key_layout(spec.config, format));
+                                       index_key_layout(spec.config, format),
+                                       layers_with_index_keys(spec.config, layers));
     FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
     cache_ = std::move(*cache);
     block_table_.resize(static_cast<size_t>(num_pages));
@@ -83,6 +86,13 @@ class MtpHarness {
     const std::byte* row =
         pages.row(block_table_[static_cast<size_t>(position / kPageSize)], position % kPageSize);
     return {reinterpret_cast<const char*>(row), static_cast<size_t>(pages.layout.row_bytes())};
+  }
+  // The token's latent row becomes NaN.
+  void damage_mtp_row(int64_t position) {
+    const LatentPages pages = cache_.layer(cache_.num_layers() - 1);
+    std::memset(
+        pages.row(block_table_[static_cast<size_t>(position / kPageSize)], position % kPageSize),
+        0xFF, static_cast<size_t>(pages.layout.row_bytes()));
   }
 
  private:
@@ -246,8 +256,67 @@ TEST_P(MtpGoldens, APrefixHitLeavesNoHole) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens, testing::Values("v3", "v3_fp8_ue8m0", "v32"),
+INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens,
+                         testing::Values("v3", "v3_fp8_ue8m0", "v32", "glm_lite", "gigachat",
+                                         "glm_dsa", "glm_dsa_shared"),
                          [](const auto& test) { return test.param; });
+
+// The first and the third draft after a prompt. A token's row may be damaged before either.
+struct Drafts {
+  std::vector<float> first, third;
+};
+Drafts drafts_after(MtpHarness& model, std::vector<int32_t> ids,
+                    std::optional<int64_t> damaged_before_first = {},
+                    std::optional<int64_t> damaged_before_third = {}) {
+  const auto length = static_cast<int32_t>(ids.size());
+  model.clear();
+  model.forward(ids, 0, length, 0);
+  for (const int32_t token : {5, 6, 7}) ids.push_back(token);
+  const std::vector<int32_t> from = {0};
+  if (damaged_before_first) model.damage_mtp_row(*damaged_before_first);
+  Drafts drafts;
+  drafts.first = model.draft(ids, length, length + 1);
+  model.draft(ids, length + 1, length + 2, from);
+  if (damaged_before_third) model.damage_mtp_row(*damaged_before_third);
+  drafts.third = model.draft(ids, length + 2, length + 3, from);
+  return drafts;
+}
+
+// GLM-5.2's drafts attend to the 16 keys that the first of them chose, to none of the drafts
+// between. Without the field each chooses for itself, and where a draft sees no more than 16 keys
+// the two are one.
+TEST(MtpDrafts, LaterStepsAttendToTheFirstStepsKeys) {
+  const std::string shared = goldens_directory() + "glm_dsa_shared";
+  const std::vector<int32_t> ids = read_golden("glm_dsa_shared").ids;
+  const TestFolder folder;
+  std::filesystem::create_symlink(shared + "/model.safetensors", folder / "model.safetensors");
+  json::value config = *parse_json(file_text(shared + "/config.json"), "config.json");
+  config.as_object()["index_share_for_mtp_iteration"] = false;
+  folder.write("config.json", json::serialize(config));
+  MtpHarness sharing(shared, float32(), CacheFormat::kF32, 2);
+  MtpHarness choosing(folder.path(), float32(), CacheFormat::kF32, 2);
+  const auto prompt = [&](std::ptrdiff_t length) {
+    return std::vector<int32_t>(ids.begin(), ids.begin() + length);
+  };
+  for (const int length : {5, 14}) {
+    EXPECT_EQ(drafts_after(sharing, prompt(length)).third,
+              drafts_after(choosing, prompt(length)).third);
+  }
+  const auto is_read = [](const std::vector<float>& logits) { return std::isnan(logits[0]); };
+  int read = 0, other = 0;
+  for (const int length : {20, 30, 40}) {
+    for (int64_t position = 1; position < length; ++position) {
+      const bool by_first = is_read(drafts_after(sharing, prompt(length), position).first);
+      const bool by_third = is_read(drafts_after(sharing, prompt(length), {}, position).third);
+      EXPECT_EQ(by_third, by_first) << "length " << length << ", position " << position;
+      read += by_first ? 1 : 0;
+      other += by_first != is_read(drafts_after(choosing, prompt(length), {}, position).third);
+    }
+    EXPECT_FALSE(is_read(drafts_after(sharing, prompt(length), {}, length + 1).third)) << length;
+  }
+  EXPECT_GE(read, 3 * 15);
+  EXPECT_GT(other, 0);
+}
 
 int32_t largest(const std::vector<float>& logits, int64_t row, int64_t vocab) {
   const auto begin = logits.begin() + row * vocab;

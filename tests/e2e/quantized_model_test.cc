@@ -29,7 +29,9 @@ double cosine(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST(QuantizedModel, OfflineAndWhileLoadingAreTheSameBits) {
-  for (const char* name : {"v3", "v2lite", "v2_group", "kimi"}) {
+  for (const char* name :
+       {"v3", "v2lite", "v2_group", "kimi", "moonlight", "kanana", "glm_lite", "youtu", "gigachat",
+        "kimi_k25", "no_rope", "glm_dsa", "glm_dsa_shared"}) {
     const std::string source = goldens_directory() + name;
     const TestFolder folder;
     QuantizeOptions options;
@@ -51,7 +53,9 @@ TEST(QuantizedModel, OfflineAndWhileLoadingAreTheSameBits) {
       EXPECT_EQ(logits(options.output, false), quantized) << name;
       EXPECT_NE(stored, quantized) << name;
       // The effect of rounding to 4 bits on random weights with few columns; a wrong scale gives 0.
-      EXPECT_GT(cosine(stored, quantized), 0.98) << name;
+      // Where rows choose their keys some choose others.
+      const bool is_sparse = checkpoint->config().indexer.has_value();
+      EXPECT_GT(cosine(stored, quantized), is_sparse ? 0.9 : 0.98) << name;
     }
   }
 }

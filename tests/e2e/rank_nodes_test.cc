@@ -176,7 +176,8 @@ TEST_P(RankNodes, HaveTheBitsOfOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Goldens, RankNodes,
                          testing::Values("fathom-tiny", "kimi", "odd", "v32", "v2_fp8_tensor",
                                          "v2_group", "v2lite", "v2_ct_channel", "v3", "v3_fp8",
-                                         "v3_fp8_e8m0", "v3_fp8_ue8m0", "v3_yarn"),
+                                         "v3_fp8_e8m0", "v3_fp8_ue8m0", "v3_yarn", "youtu",
+                                         "kimi_k25", "glm_dsa_shared"),
                          name_of_model);
 
 // Eight ranks, with and without expert parallelism, in two processes and in four.

@@ -240,7 +240,8 @@ TEST(SparsePublishedTopk, WindowsGoThrough2048Keys) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, SparseModel,
-                         testing::Values("v32", "v32_one", "v32_yarn", "v32_fp8"),
+                         testing::Values("v32", "v32_one", "v32_yarn", "v32_fp8", "glm_dsa",
+                                         "glm_dsa_shared"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

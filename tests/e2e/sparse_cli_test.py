@@ -72,19 +72,23 @@ class Sparse(unittest.TestCase):
         status, out, err = fathom("inspect", MODEL, "--json")
         self.assertEqual(status, 0, err)
         shown = json.loads(out)
-        self.assertEqual(shown["config"]["indexer"], {"num_heads": 16, "head_dim": 32, "topk": 16})
+        self.assertEqual(shown["config"]["indexer"], {"num_heads": 16, "head_dim": 32, "topk": 16,
+                                                      "num_layers": 2, "interleaved": False})
         # Two layers of 48 + 16 values, and an index key of 32 bytes and a scale, or of 32 floats.
         self.assertEqual(shown["cache_bytes_per_token"]["bf16"], 2 * (64 * 2 + 36))
         self.assertEqual(shown["cache_bytes_per_token"]["f32"], 2 * (64 * 4 + 32 * 4))
         _, out, _ = fathom("inspect", MODEL)
-        self.assertIn("16 heads of 32, 16 keys a row", out)
-        self.assertIn("(128 latent + 36 index key) x 2 layers", out)
+        self.assertIn("16 heads of 32, 16 keys a row, in 2 of 2 layers", out)
+        self.assertIn("128 x 2 layers, index keys 36 x 2", out)
         self.assertIn("328 bytes a token, 72 of them index keys", out)
 
     def test_bad_sizes(self):
         for field, value in [("index_topk", 0), ("index_topk", -5), ("index_topk", 4097),
                              ("index_topk", None), ("index_n_heads", 0), ("index_n_heads", 1000),
-                             ("index_head_dim", 8), ("index_head_dim", 48), ("index_head_dim", None)]:
+                             ("index_head_dim", 8), ("index_head_dim", 48), ("index_head_dim", None),
+                             ("indexer_types", ["shared", "full"]), ("indexer_types", ["full"]),
+                             ("index_topk_freq", 0), ("indexer_rope_interleave", "yes"),
+                             ("hc_mult", 4), ("linear_attn_config", {"head_dim": 8})]:
             with self.subTest(f"{field} {value}"):
                 path = self.copy(**{field: value})
                 self.refused(field, "inspect", path)

@@ -1,23 +1,26 @@
-// Requests on a model with sparse attention (DeepSeek-V3.2) through the engine: whole prompts on
-// one rank against chunked, shared and preempted ones, against pages that go to host memory and
-// files and come back, against copies between lanes, drafts, and every placement of ranks.
+// Requests on models with sparse attention (DeepSeek-V3.2, GLM-5.2) through the engine: whole
+// prompts on one rank against chunked, shared and preempted ones, against pages that go to host
+// memory and files and come back, against copies between lanes, drafts, and every placement of
+// ranks.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <filesystem>
 #include <latch>
+#include <map>
 
 #include "base/random.h"
 #include "checkpoint/test_files.h"
 #include "e2e/golden.h"
 #include "engine/engine.h"
 #include "engine/model_runner.h"
+#include "model/layer_options.h"
 
 namespace fathom {
 namespace {
 
 constexpr int kRequests = 10;
-constexpr int64_t kTopk = 16;  // of the golden v32; a page has 64 tokens
+constexpr int64_t kTopk = 16;  // of the goldens; a page has 64 tokens
 
 struct Answer {
   std::vector<int32_t> ids;
@@ -61,8 +64,8 @@ struct Outcome {
 };
 
 // All requests, twice: the second time after those of the first have ended.
-Outcome run(const Setting& setting) {
-  const auto checkpoint = Checkpoint::open(goldens_directory() + "v32");
+Outcome run_requests(const std::string& model, const Setting& setting) {
+  const auto checkpoint = Checkpoint::open(goldens_directory() + model);
   FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
   ModelRunnerOptions options;
   options.placement = setting.placement;
@@ -82,7 +85,9 @@ Outcome run(const Setting& setting) {
   engine_options.prefix_caching = !setting.whole;
   engine_options.preempt_every = setting.whole ? 0 : 7;
   if (!setting.offload_dir.empty()) {
-    engine_options.kv_offload_bytes = 1 << 17;  // a few pages; the rest goes to files
+    // A few pages; the rest goes to files.
+    engine_options.kv_offload_bytes =
+        3 * kPageSize * cache_token_bytes(checkpoint->config(), options.cache_format);
     engine_options.kv_offload_dir = setting.offload_dir;
     engine_options.kv_offload_disk_bytes = 1 << 26;
   }
@@ -109,12 +114,19 @@ Outcome run(const Setting& setting) {
   return outcome;
 }
 
-const Outcome& one_rank() {
-  static const Outcome outcome = run({});
-  return outcome;
-}
+class SparseRequests : public testing::TestWithParam<std::string> {
+ protected:
+  static Outcome run(const Setting& setting) { return run_requests(GetParam(), setting); }
+  static const Outcome& one_rank() {
+    static std::map<std::string, Outcome> outcomes;
+    const auto [found, is_new] = outcomes.try_emplace(GetParam());
+    if (is_new) found->second = run({});
+    return found->second;
+  }
+  static void expect_near(const Outcome& actual);
+};
 
-void expect_near(const Outcome& actual) {
+void SparseRequests::expect_near(const Outcome& actual) {
   const std::vector<Answer>& expected = one_rank().answers;
   ASSERT_EQ(actual.answers.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -126,20 +138,20 @@ void expect_near(const Outcome& actual) {
   }
 }
 
-TEST(SparseRequests, LongerThanTheThresholdAndRepeatable) {
+TEST_P(SparseRequests, LongerThanTheThresholdAndRepeatable) {
   const auto half = static_cast<std::ptrdiff_t>(kRequests);
   const std::vector<Answer>& answers = one_rank().answers;
   EXPECT_TRUE(std::equal(answers.begin(), answers.begin() + half, answers.begin() + half));
   for (const Answer& answer : answers) EXPECT_GE(answer.ids.size(), 12u);
 }
 
-TEST(SparseRequests, TheThresholdChangesNoBit) {
+TEST_P(SparseRequests, TheThresholdChangesNoBit) {
   for (const int64_t dense : {int64_t{0}, kTopk / 2}) {
     EXPECT_TRUE(run({.dense_keys = dense}).answers == one_rank().answers) << dense;
   }
 }
 
-TEST(SparseRequests, ChunksPrefixesAndPreemptionChangeNoToken) {
+TEST_P(SparseRequests, ChunksPrefixesAndPreemptionChangeNoToken) {
   const Outcome outcome = run({.whole = false, .form = AttentionForm::kAuto});
   EXPECT_GT(outcome.stats.preemptions, 0);
   EXPECT_GT(outcome.stats.prefix_hits, 0);
@@ -147,7 +159,7 @@ TEST(SparseRequests, ChunksPrefixesAndPreemptionChangeNoToken) {
 }
 
 // An index key that a mover of pages left behind would change every answer beyond kTopk keys.
-TEST(SparseRequests, PagesComeBackFromHostMemoryAndFiles) {
+TEST_P(SparseRequests, PagesComeBackFromHostMemoryAndFiles) {
   const TestFolder folder;
   const Outcome outcome =
       run({.whole = false, .total_tokens = 5 * kPageSize, .offload_dir = folder.path()});
@@ -155,7 +167,7 @@ TEST(SparseRequests, PagesComeBackFromHostMemoryAndFiles) {
   expect_near(outcome);
 }
 
-TEST(SparseRequests, EveryPlacementGivesTheSameTokens) {
+TEST_P(SparseRequests, EveryPlacementGivesTheSameTokens) {
   for (const Placement& placement : {Placement{.tp = 2}, Placement{.tp = 3}, Placement{.dp = 2},
                                      Placement{.dp = 2, .expert_parallel = true},
                                      Placement{.tp = 2, .dp = 2, .expert_parallel = true}}) {
@@ -166,7 +178,7 @@ TEST(SparseRequests, EveryPlacementGivesTheSameTokens) {
   }
 }
 
-TEST(SparseRequests, DraftsChangeNoBit) {
+TEST_P(SparseRequests, DraftsChangeNoBit) {
   for (const int64_t drafts : {1, 2, 3}) {
     const Outcome outcome = run({.drafts = drafts});
     EXPECT_GT(outcome.stats.speculation.draft_tokens, 0);
@@ -175,6 +187,9 @@ TEST(SparseRequests, DraftsChangeNoBit) {
   expect_near(run({.drafts = 3, .whole = false}));
   expect_near(run({.placement = {.tp = 2}, .drafts = 3, .whole = false}));
 }
+
+INSTANTIATE_TEST_SUITE_P(Goldens, SparseRequests, testing::Values("v32", "glm_dsa_shared"),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace fathom

@@ -37,6 +37,7 @@ struct RopeTable {
   // cos_sin [dim / 2, 2]
   void compute(int32_t position, float* cos_sin) const;
 };
+// dim is even; 0: nothing is rotated.
 RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn);
 
 // cos and sin of positions 0 … positions - 1, [positions, dim / 2, 2]: the GPU's lookup table.

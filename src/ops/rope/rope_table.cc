@@ -38,7 +38,7 @@ double attention_factor(double factor, double mscale) {
 }  // namespace
 
 RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn) {
-  FATHOM_CHECK(dim >= 2 && dim % 2 == 0 && theta > 1, "rope of {} with theta {}", dim, theta);
+  FATHOM_CHECK(dim >= 0 && dim % 2 == 0 && theta > 1, "rope of {} with theta {}", dim, theta);
   RopeTable table;
   std::vector<float> ramp;
   if (yarn) {

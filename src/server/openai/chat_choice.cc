@@ -11,7 +11,7 @@ ChatChoice::ChatChoice(const ReplySpec& spec, size_t choice)
       choice_(choice),
       parser_(*spec.served->chat_format,
               spec.prompts[choice / static_cast<size_t>(spec.n)].opens_reasoning, spec.expect_tools,
-              spec.prompts[choice / static_cast<size_t>(spec.n)].continues_answer) {}
+              spec.prompts[choice / static_cast<size_t>(spec.n)].continues_answer, spec.tools) {}
 
 StreamDelta ChatChoice::advance(const Event& event) {
   StreamDelta delta = parser_.push(event.text);

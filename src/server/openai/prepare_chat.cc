@@ -67,6 +67,7 @@ ApiResult<Generation> prepare_task(ConversationTask& task, const ServedModel& se
   spec.served = &served;
   spec.model = task.model.empty() ? served.names.front() : task.model;
   spec.expect_tools = !task.conversation.tools.empty();
+  spec.tools = task.conversation.tools;
   spec.parallel_calls = task.parallel_calls;
   spec.n = task.params.n;
   Request request;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "chat/message.h"
 #include "engine/request.h"
 #include "server/openai/api_error.h"
 #include "server/openai/served_model.h"
@@ -37,6 +38,7 @@ struct ReplySpec {
   bool logprobs = false;
   bool prompt_logprobs = false;
   bool expect_tools = false;   // parse tool calls from the text
+  std::vector<Tool> tools;     // that the text may call
   bool parallel_calls = true;  // false: drop calls after the first
   bool echo = false;           // the text begins with the prompt's text
   // max_tokens is 0: the one token that the engine generates is dropped.

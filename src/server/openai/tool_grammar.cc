@@ -50,6 +50,7 @@ json::object only_calls(const CallSyntax& syntax, json::array calls, bool one_ca
                     {"separator", syntax.between},
                     {"at_least_one", true},
                     {"stop_after_first", one_call}};
+  if (syntax.block_begin.empty() && syntax.block_end.empty()) return list;
   return {{"type", "sequence"},
           {"elements", {literal(syntax.block_begin), std::move(list), literal(syntax.block_end)}}};
 }
