@@ -37,12 +37,19 @@ class PackedMatrix {
   int64_t bytes() const { return memory_.size(); }
   // The first byte of the packed order, for the kernels.
   const std::byte* data() const { return memory_.data(); }
+  // kF8E4M3: for a group of 64 rows, a word for each block of 128 columns from `block` on; bit s
+  // says whether columns 2s and 2s + 1 have a zero, a subnormal or a NaN, which the kernels
+  // dequantize more slowly. Else null.
+  const uint64_t* rare_steps(int64_t group, int64_t block) const;
 
  private:
+  void mark_rare_steps(int64_t first_row, ConstTensorView codes);
+
   int64_t rows_ = 0;
   int64_t cols_ = 0;
   WeightFormat format_ = WeightFormat::kBF16;
   Buffer memory_;
+  Buffer rare_steps_;  // [groups][blocks] of 64 bits
 };
 
 }  // namespace fathom

@@ -41,7 +41,8 @@ PackedBlocks packed_blocks(const PackedMatrix& weight, const PanelLayout& layout
           .step_stride = layout.step_stride(in_group),
           .block_stride = layout.block_stride(in_group),
           .scales_shift = pair % 2 * (kPairRows * 4 - layout.step_bytes()),
-          .columns = weight.cols() - block * kBlockColumns};
+          .columns = weight.cols() - block * kBlockColumns,
+          .rare_steps = weight.rare_steps(pair / 2, block)};
 }
 
 // Group by group, the rows in passes of up to four: the first pass brings the group's weights into
