@@ -1,4 +1,4 @@
-// GEMMs for AVX-512 with BF16 and VBMI (Zen 4, Cooper Lake, Sapphire Rapids).
+// GEMMs for AVX-512 with BF16, VBMI and GFNI (Zen 4, Sapphire Rapids).
 //
 // Decode (dot_*): one group (4 panels) times 1 … 4 rows; every load of weights is one vector of 16
 // rows x 2 columns, multiplied by a broadcast pair of x. Four panels are four independent chains,
@@ -29,19 +29,25 @@ inline __attribute__((always_inline)) __m512i broadcast_pair(const uint16_t* x) 
   return _mm512_set1_epi32(pair);
 }
 
+// How a step's weights become bf16.
+enum class Dequantize { kNone, kExactly, kNormalBytes, kNormalWords };
+
 // One step of all pairs and rows.
-template <bool kFp8, int kRows, int kPairs>
-inline __attribute__((always_inline)) void dot_step(const E4m3Tables& tables,
+template <Dequantize kHow, int kRows, int kPairs>
+inline __attribute__((always_inline)) void dot_step(const E4m3Tables& tables, const E4m3Bits& bits,
                                                     const std::byte* weights, const __m512i* x,
                                                     __m512 (&sums)[kRows][2 * kPairs]) {
 #pragma GCC unroll 2
   for (int p = 0; p < kPairs; ++p) {
     __m512i a, b;
-    if constexpr (kFp8) {
-      expand(tables, _mm512_loadu_si512(weights + 64 * p), a, b);
-    } else {
+    if constexpr (kHow == Dequantize::kNone) {
       a = _mm512_loadu_si512(weights + 128 * p);
       b = _mm512_loadu_si512(weights + 128 * p + 64);
+    } else {
+      const __m512i codes = _mm512_loadu_si512(weights + 64 * p);
+      if constexpr (kHow == Dequantize::kExactly) expand(tables, codes, a, b);
+      if constexpr (kHow == Dequantize::kNormalBytes) expand_normal_bytes(bits, codes, a, b);
+      if constexpr (kHow == Dequantize::kNormalWords) expand_normal_words(bits, codes, a, b);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -51,51 +57,71 @@ inline __attribute__((always_inline)) void dot_step(const E4m3Tables& tables,
   }
 }
 
+// The totals are in `out` between two blocks: in registers they would drive a block's sums out of
+// them from three rows on.
 template <bool kFp8, int kRows, int kPairs>
 void dot_rows(const uint16_t* const* x, const PackedBlocks& weights, float* out,
               int64_t pair_stride) {
+  // The units that multiply are the bottleneck from three rows on, those that shuffle before.
+  constexpr auto kFast = !kFp8       ? Dequantize::kNone
+                         : kRows > 2 ? Dequantize::kNormalWords
+                                     : Dequantize::kNormalBytes;
+  constexpr auto kExact = kFp8 ? Dequantize::kExactly : Dequantize::kNone;
   const E4m3Tables tables;
+  const E4m3Bits bits;
   const int64_t stride = weights.step_stride;
-  __m512 totals[kRows][2 * kPairs];
-  for (auto& row : totals) {
-    for (auto& total : row) total = _mm512_setzero_ps();
+  const auto total = [&](int r, int p) {
+    return out + p / 2 * pair_stride + r * kPairRows + p % 2 * 16;
+  };
+  for (int r = 0; r < kRows; ++r) {
+    for (int p = 0; p < 2 * kPairs; ++p) _mm512_storeu_ps(total(r, p), _mm512_setzero_ps());
   }
   const std::byte* block = weights.data;
+  const uint64_t* rare_steps = weights.rare_steps;
   for (int64_t column = 0; column < weights.columns;
        column += kBlockColumns, block += weights.block_stride) {
     const int64_t left = weights.columns - column;
     const int64_t count = left < kBlockColumns ? left : kBlockColumns;
+    uint64_t rare = 0;
+    if constexpr (kFp8) rare = *rare_steps++;
     __m512 sums[kRows][2 * kPairs];
     for (auto& row : sums) {
       for (auto& sum : row) sum = _mm512_setzero_ps();
     }
+    const uint16_t* rows[kRows];
+    for (int r = 0; r < kRows; ++r) rows[r] = x[r] + column;
     const std::byte* step = block;
     __m512i pairs[kRows];
+    const auto multiply = [&]() __attribute__((always_inline)) {
+      if (kFp8 && __builtin_expect(rare & 1, 0)) {
+        dot_step<kExact, kRows, kPairs>(tables, bits, step, pairs, sums);
+      } else {
+        dot_step<kFast, kRows, kPairs>(tables, bits, step, pairs, sums);
+      }
+      step += stride;
+      rare >>= 1;
+    };
+    for (int64_t k = 0; k + 1 < count; k += 2) {
 #pragma GCC unroll 4
-    for (int64_t k = 0; k + 1 < count; k += 2, step += stride) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) pairs[r] = broadcast_pair(x[r] + column + k);
-      dot_step<kFp8, kRows, kPairs>(tables, step, pairs, sums);
+      for (int r = 0; r < kRows; ++r) pairs[r] = broadcast_pair(rows[r] + k);
+      multiply();
     }
     if (count % 2 != 0) {
-      for (int r = 0; r < kRows; ++r) pairs[r] = _mm512_set1_epi32(x[r][column + count - 1]);
-      dot_step<kFp8, kRows, kPairs>(tables, step, pairs, sums);
-      step += stride;
+      for (int r = 0; r < kRows; ++r) pairs[r] = _mm512_set1_epi32(rows[r][count - 1]);
+      multiply();
     }
     for (int p = 0; p < 2 * kPairs; ++p) {
-      if constexpr (kFp8) {
-        const __m512 scales = _mm512_loadu_ps(step + weights.scales_shift + 64 * p);
-        for (int r = 0; r < kRows; ++r) {
-          totals[r][p] = _mm512_fmadd_ps(sums[r][p], scales, totals[r][p]);
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 old = _mm512_loadu_ps(total(r, p));
+        __m512 sum = sums[r][p];
+        if constexpr (kFp8) {
+          const __m512 scales = _mm512_loadu_ps(step + weights.scales_shift + 64 * p);
+          sum = _mm512_fmadd_ps(sum, scales, old);
+        } else {
+          sum = _mm512_add_ps(sum, old);
         }
-      } else {
-        for (int r = 0; r < kRows; ++r) totals[r][p] = _mm512_add_ps(sums[r][p], totals[r][p]);
+        _mm512_storeu_ps(total(r, p), sum);
       }
-    }
-  }
-  for (int r = 0; r < kRows; ++r) {
-    for (int p = 0; p < 2 * kPairs; ++p) {
-      _mm512_storeu_ps(out + p / 2 * pair_stride + r * kPairRows + p % 2 * 16, totals[r][p]);
     }
   }
 }

@@ -35,6 +35,9 @@ struct PackedBlocks {
   int64_t block_stride;   // bytes from block to block
   int64_t scales_shift;   // a block's scales: data + steps * step_stride + scales_shift
   int64_t columns;        // columns from the first block on
+  // FP8: bit s of a block's word says whether one of the group's codes in step s is rare: zero,
+  // subnormal or NaN.
+  const uint64_t* rare_steps;
 };
 
 // Values of four-bit codes (tensor/four_bit.h). A code's index is the code itself or, with zero

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "device/cpu/isa.h"
 #include "ops/linear/linear_test_data.h"
 #include "ops/linear/panel_product.h"
@@ -149,6 +151,48 @@ TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideItWhereSumsAreSubnormal) 
                                 kPairRows * sizeof(float)),
                     0)
               << name_of(isa) << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+// Steps whose codes are all normal may be dequantized in another way than those with a zero, a
+// subnormal or a NaN among them. All codes are normal ones here but for one rare code at a time, in
+// either panel, pair and column of a step; most trials' are small, so that the rare one's value
+// matters in the sum.
+TEST(MultiplyPairs, StepsOfNormalCodesAndStepsWithARareOne) {
+  constexpr int64_t kRows = 128, kColumns = 264;
+  constexpr uint8_t kRare[] = {0x00, 0x80, 0x01, 0x83, 0x07, 0x87, 0x7F, 0xFF};
+  for (const CpuIsa isa : runnable_levels()) {
+    for (uint64_t trial = 0; trial < 24; ++trial) {
+      Source source(40 + trial, kRows, kColumns, DType::kF8E4M3, Scales::kBlock);
+      const uint64_t normal_codes = trial < 16 ? 16 : 0x7F - 8;
+      for (int64_t i = 0; i < kRows * kColumns; ++i) {
+        const uint64_t bits = random_bits(41, trial, static_cast<uint64_t>(i));
+        const auto magnitude = static_cast<uint8_t>(8 + bits % normal_codes);
+        source.put(i, e4m3{static_cast<uint8_t>(magnitude | (bits >> 32 & 0x80))});
+      }
+      const auto row = static_cast<int64_t>(random_bits(42, trial, 0) % kRows);
+      const auto column = static_cast<int64_t>(random_bits(42, trial, 1) % kColumns);
+      const uint8_t code = kRare[trial % std::size(kRare)];
+      source.put(row * kColumns + column, e4m3{code});
+      const PackedMatrix weight = pack(source, WeightFormat::kF8E4M3);
+      for (const int64_t rows : {1, 2, 3, 4, 17}) {
+        const Rows<bf16> x(43, rows, kColumns);
+        std::vector<float> sums(static_cast<size_t>(4 * rows * kPairRows));
+        multiply_pairs(linear_kernels(isa), {x.view}, rows, weight, 0, 4, sums.data());
+        for (int64_t i = 0; i < kRows; ++i) {
+          const float sum =
+              sums[static_cast<size_t>(i / kPairRows * rows * kPairRows + i % kPairRows)];
+          const auto expected = testing::product<bf16>(x.view, 0, source, WeightFormat::kF8E4M3, i);
+          if (i == row && (code & 0x7F) == 0x7F) {
+            ASSERT_TRUE(std::isnan(sum)) << name_of(isa) << " rows " << rows;
+          } else {
+            ASSERT_NEAR(sum, expected.value, tolerance(expected))
+                << name_of(isa) << " rows " << rows << " code " << int{code} << " at " << row
+                << ", " << column << ", output " << i;
+          }
         }
       }
     }

@@ -26,6 +26,7 @@
 #include "ops/linear/packed_matrix.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -257,18 +258,51 @@ void pack_bf16(const PanelLayout& layout, std::byte* memory, int64_t first_row,
                             });
 }
 
+// Whether the eight codes have none that is zero, subnormal or NaN. May say no where it is so.
+bool are_normal(uint64_t codes) {
+  constexpr uint64_t kOnes = 0x0101010101010101;
+  const auto has_zero_byte = [](uint64_t bytes) {
+    return ((bytes - kOnes) & ~bytes & kOnes << 7) != 0;
+  };
+  return !has_zero_byte(codes & kOnes * 0x78) && !has_zero_byte(~codes & kOnes * 0x7F);
+}
+
+bool is_normal(uint8_t code) { return (code & 0x78) != 0 && (code & 0x7F) != 0x7F; }
+
+// The word of a block of up to 128 codes.
+uint64_t rare_steps_of(const e4m3* codes, int64_t count) {
+  uint64_t word = 0;
+  for (int64_t first = 0; first < count; first += 8) {
+    uint64_t eight = 0;
+    const int64_t end = std::min<int64_t>(first + 8, count);
+    if (end == first + 8) {
+      std::memcpy(&eight, codes + first, sizeof eight);
+      if (are_normal(eight)) continue;
+    }
+    for (int64_t k = first; k < end; ++k) {
+      if (!is_normal(codes[k].bits)) word |= uint64_t{1} << (k / 2);
+    }
+  }
+  if (count % 2 != 0) word |= uint64_t{1} << (count / 2);  // the padding is zero
+  return word;
+}
+
 }  // namespace
 
 Result<PackedMatrix> PackedMatrix::allocate(int64_t rows, int64_t cols, const PackedForm& form,
                                             std::string_view purpose) {
   FATHOM_CHECK(rows > 0 && cols > 0, "[{}, {}] for {}", rows, cols, purpose);
-  auto memory = Buffer::allocate(PanelLayout(rows, cols, form).total_bytes(), purpose);
-  if (!memory) return tl::unexpected(memory.error());
+  const PanelLayout layout(rows, cols, form);
   PackedMatrix matrix;
+  FATHOM_TRY(matrix.memory_, Buffer::allocate(layout.total_bytes(), purpose));
+  if (form.format == WeightFormat::kF8E4M3) {
+    const int64_t words = ceil_div(layout.num_pairs(), 2) * layout.num_blocks();
+    FATHOM_TRY(matrix.rare_steps_, Buffer::allocate(words * int64_t{sizeof(uint64_t)}, purpose));
+    std::fill_n(reinterpret_cast<uint64_t*>(matrix.rare_steps_.data()), words, 0);
+  }
   matrix.rows_ = rows;
   matrix.cols_ = cols;
   matrix.form_ = form;
-  matrix.memory_ = std::move(*memory);
   if (form.reordered) {
     matrix.columns_ = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(cols));
   }
@@ -282,6 +316,7 @@ PackedMatrix PackedMatrix::share() const {
   other.form_ = form_;
   other.memory_ = memory_.share();
   other.columns_ = columns_;
+  other.rare_steps_ = rare_steps_.share();
   return other;
 }
 
@@ -289,6 +324,26 @@ void PackedMatrix::set_columns(std::span<const int32_t> columns) {
   FATHOM_CHECK(columns_ != nullptr && columns.size() == columns_->size(), "{} columns of {}",
                columns.size(), cols_);
   std::copy(columns.begin(), columns.end(), columns_->begin());
+}
+
+const uint64_t* PackedMatrix::rare_steps(int64_t group, int64_t block) const {
+  if (form_.format != WeightFormat::kF8E4M3) return nullptr;
+  return reinterpret_cast<const uint64_t*>(rare_steps_.data()) +
+         group * ceil_div(cols_, kBlockColumns) + block;
+}
+
+// Other threads pack other rows of the same group.
+void PackedMatrix::mark_rare_steps(int64_t first_row, ConstTensorView codes) {
+  for (int64_t r = 0; r < codes.size(0); ++r) {
+    auto* const words =
+        const_cast<uint64_t*>(rare_steps((first_row + r) / (int64_t{2} * kPairRows), 0));
+    for (int64_t column = 0; column < cols_; column += kBlockColumns) {
+      const uint64_t word = rare_steps_of(codes.row<e4m3>(r) + column,
+                                          std::min<int64_t>(kBlockColumns, cols_ - column));
+      if (word == 0) continue;
+      std::atomic_ref(words[column / kBlockColumns]).fetch_or(word, std::memory_order_relaxed);
+    }
+  }
 }
 
 void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
@@ -323,6 +378,7 @@ void PackedMatrix::pack(int64_t first_row, const ScaledMatrix& source) {
       pack_values<e4m3, e4m3>(layout, form_.format, memory, first_row, source.values,
                               [](e4m3 value) { return value; });
       pack_scales(layout, memory, first_row, form_, source);
+      mark_rare_steps(first_row, source.values);
       break;
     case WeightFormat::kFourBit:
       pack_four_bit(layout, memory, first_row, form_, source);

@@ -65,13 +65,20 @@ class PackedMatrix {
   const int32_t* columns() const { return columns_ == nullptr ? nullptr : columns_->data(); }
   // The first byte of the packed order, for the kernels.
   const std::byte* data() const { return memory_.data(); }
+  // kF8E4M3: for a group of 64 rows, a word for each block of 128 columns from `block` on; bit s
+  // says whether columns 2s and 2s + 1 have a zero, a subnormal or a NaN, which the kernels
+  // dequantize more slowly. Else null.
+  const uint64_t* rare_steps(int64_t group, int64_t block) const;
 
  private:
+  void mark_rare_steps(int64_t first_row, ConstTensorView codes);
+
   int64_t rows_ = 0;
   int64_t cols_ = 0;
   PackedForm form_;
   Buffer memory_;
   std::shared_ptr<std::vector<int32_t>> columns_;  // of reordered forms, shared like the memory
+  Buffer rare_steps_;  // [groups][blocks] of 64 bits
 };
 
 }  // namespace fathom

@@ -48,7 +48,8 @@ PackedBlocks packed_blocks(const PackedMatrix& weight, const PanelLayout& layout
           .step_stride = layout.step_stride(in_group),
           .block_stride = layout.block_stride(in_group),
           .scales_shift = pair % 2 * (kPairRows * 4 - layout.step_bytes()),
-          .columns = weight.cols() - block * kBlockColumns};
+          .columns = weight.cols() - block * kBlockColumns,
+          .rare_steps = weight.rare_steps(pair / 2, block)};
 }
 
 // A pair's first block in four bits, and what follows it in its group.
