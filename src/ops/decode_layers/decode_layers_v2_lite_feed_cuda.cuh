@@ -28,7 +28,7 @@ struct V2LiteLayout : V2Lite {
   static constexpr int kChunkRows = 6, kDownRows = 8, kSharedDownRows = 4;
   static constexpr int kWeightBytes = kChunkRows * kHidden * kWeightSize,
                        kSlotBytes = kWeightBytes + (kBf16 ? 0 : 2 * kHidden / kScaleRow * 4);
-  static constexpr int kSlots = kBf16 ? 8 : 16, kInFlight = kBf16 ? 4 : 6;
+  static constexpr int kSlots = kBf16 ? 8 : 16, kInFlight = 2;
   static constexpr int kQueryChunks = kQueryRows / kChunkRows,
                        kOChunks = (kHiddenRows + kChunkRows - 1) / kChunkRows,
                        kSharedGateChunks = (kSharedRows + kChunkRows - 1) / kChunkRows,
