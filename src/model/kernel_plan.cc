@@ -133,8 +133,7 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
       decode_layers_kind(decode_layers_shape(spec, plan), plan.budget.sms);
   plan.first_decode_layer = first_decode_layer(kind, spec, plan);
   if (!options.batch_invariant && spec.placement.tp == 1 &&  // the launch meets no other ranks
-      !spec.placement.exchanges_tokens() &&
-      plan.first_decode_layer < std::ssize(spec.layers)) {
+      !spec.placement.exchanges_tokens() && plan.first_decode_layer < std::ssize(spec.layers)) {
     plan.decode_layers = kind;
   }
   plan.takes_library = !options.batch_invariant && options.has_library;
