@@ -122,8 +122,8 @@ cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows
     }
   }
   planner_->plan(batch, rows, layout_);
-  if (graph_ != nullptr && rows == 1 && layout_.most_keys > cuda::kMostDecodeLayersTokens &&
-      graph_of_many_keys_) {
+  if (graph_ != nullptr && rows == 1 && graph_of_many_keys_ &&
+      layout_.most_keys > model_->most_keys_of_one_launch()) {
     graph_ = &*graph_of_many_keys_;
   }
   if (layout_.decodes.size() != 1) graph_ = nullptr;
@@ -174,8 +174,8 @@ void GpuRank::capture(const int32_t* sampled) {
     const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
     all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
     graphs_.push_back(capture_model(rows, sampled));
-    if (rows > 1 || !model_->one_row_depends_on_keys()) continue;
-    layout_.most_keys = cuda::kMostDecodeLayersTokens + 1;
+    if (rows > 1 || model_->most_keys_of_one_launch() == 0) continue;
+    layout_.most_keys = model_->most_keys_of_one_launch() + 1;
     graph_of_many_keys_ = capture_model(rows, sampled);
   }
   check(cudaStreamSynchronize(stream_), "uploading the graphs");

@@ -113,7 +113,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(scaled_progress_, kScaledMoeProgressWords);
   place(expert_rows_, exchange_bytes());
   place(hosts_, exchanges() ? spec_.expert_table->num_layers() * config_.num_experts : 0);
-  place(exchange_, plan_.takes_decode_layers ? decode_layers_exchange_bytes() : 0);
+  place(exchange_, decode_layers_exchange_bytes(plan_.decode_layers));
   place(gate_scratch_, gate_scratch_words(rows, hidden, config_.num_experts, plan_.budget.sms));
   place(decode_scratch_, latent_decode_scratch(plan_.budget.sms).words());
   place(cos_sin_, config_.max_position * rope);
@@ -229,8 +229,9 @@ void DeepSeekModel::fill_constants() {
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
   check(cudaMemset(expert_rows_, 0, static_cast<size_t>(exchange_bytes())),
         "preparing the exchange of experts' rows");
-  if (plan_.takes_decode_layers) {
-    check(cudaMemset(exchange_, 0, static_cast<size_t>(decode_layers_exchange_bytes())),
+  const int64_t layers_bytes = decode_layers_exchange_bytes(plan_.decode_layers);
+  if (layers_bytes > 0) {
+    check(cudaMemset(exchange_, 0, static_cast<size_t>(layers_bytes)),
           "preparing one token's exchange");
   }
   const int64_t gate_words =
@@ -292,7 +293,7 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
 
 // Collects the weights of the last layers for decode_layers().
 void DeepSeekModel::describe_decode_layers() {
-  if (!plan_.takes_decode_layers) return;
+  if (plan_.decode_layers == DecodeLayersKind::kNone) return;
   const auto matrix = [](const WeightMatrix& weight) {
     return ScaledMatrix{weight.values, weight.scales};
   };
@@ -319,14 +320,15 @@ void DeepSeekModel::describe_decode_layers() {
 }
 
 bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
-  return one_row_depends_on_keys() && step.rows == 1 && step.passes.empty() &&
-         step.most_keys <= kMostDecodeLayersTokens;
+  return plan_.decode_layers != DecodeLayersKind::kNone && step.rows == 1 && step.passes.empty() &&
+         step.most_keys <= most_keys_of_one_launch();
 }
 
 // One token through the layers from the plan's first on, and its logits.
 void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                                 const CacheMemory& cache, GpuStream stream) {
-  decode_layers({.layers = decode_layers_.data(),
+  decode_layers({.kind = plan_.decode_layers,
+                 .layers = decode_layers_.data(),
                  .num_layers = static_cast<int32_t>(decode_layers_.size()),
                  .residual = residual_,
                  .delta_in = plan_.first_decode_layer > 0 ? delta_ : nullptr,

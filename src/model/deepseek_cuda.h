@@ -136,9 +136,9 @@ class DeepSeekModel {
                                 : gpu_logit_columns(spec_);
   }
   int64_t num_heads() const { return heads_; }
-  // Whether steps of one row use other launches beyond kMostDecodeLayersTokens keys: a graph is
-  // valid on one side only.
-  bool one_row_depends_on_keys() const { return plan_.takes_decode_layers; }
+  // Steps of one row use other launches beyond so many keys: a graph is valid on one side only. 0:
+  // the same ones always.
+  int64_t most_keys_of_one_launch() const { return most_decode_layers_tokens(plan_.decode_layers); }
 
  private:
   struct Query {

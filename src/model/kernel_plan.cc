@@ -4,7 +4,6 @@
 #include "model/gpu_support.h"
 #include "model/layer_options.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
-#include "ops/decode_layers/decode_layers_support.h"
 #include "ops/peer_sum/peer_sum_support.h"
 #include "placement/split.h"
 
@@ -22,7 +21,8 @@ FeedForwardWidths widths_of(const ModelSpec& spec) {
   return widths;
 }
 
-DecodeLayersShape decode_layers_shape(const ModelSpec& spec, const FeedForwardWidths& widths) {
+// The last layers' shape; their weights' type is that of the last one's experts.
+DecodeLayersShape decode_layers_shape(const ModelSpec& spec, const KernelPlan& plan) {
   const ModelConfig& config = spec.config;
   return {.hidden = config.hidden,
           .heads = spec.num_heads(),
@@ -32,19 +32,20 @@ DecodeLayersShape decode_layers_shape(const ModelSpec& spec, const FeedForwardWi
           .rope = config.qk_rope_dim,
           .v = config.v_dim,
           .num_experts = config.num_experts,
-          .inter = widths.routed,
-          .shared_inter = widths.shared,
-          .gate = gate_options(config)};
+          .inter = plan.widths.routed,
+          .shared_inter = plan.widths.shared,
+          .gate = gate_options(config),
+          .has_bf16_weights = plan.layers.back().mlps == DType::kBF16};
 }
 
 // Whether decode_layers() reads weights of these forms.
-bool decode_layers_reads(const LayerSpec& layer, const LayerForms& forms) {
-  const auto has_block_scales = [](const WeightForm& form) {
-    return form.type == DType::kF8E4M3 && !form.by_row;
-  };
-  return layer.moe && forms.router == DType::kBF16 && forms.mlps == DType::kF8E4M3 &&
-         has_block_scales(forms.q_kv_a) && has_block_scales(forms.q_b) &&
-         has_block_scales(forms.kv_b_halves) && has_block_scales(forms.o);
+bool decode_layers_reads(DecodeLayersKind kind, const LayerSpec& layer, const LayerForms& forms) {
+  const bool is_bf16 = kind == DecodeLayersKind::kV2LiteBf16,
+             has_q_b = kind == DecodeLayersKind::kV3Eighth;
+  const DType type = is_bf16 ? DType::kBF16 : DType::kF8E4M3;
+  const auto is_read = [&](const WeightForm& form) { return form.type == type && !form.by_row; };
+  return layer.moe && forms.router == DType::kBF16 && forms.mlps == type && is_read(forms.q_kv_a) &&
+         (!has_q_b || is_read(forms.q_b)) && is_read(forms.kv_b_halves) && is_read(forms.o);
 }
 
 // Each expert in one place, and experts on every rank.
@@ -99,12 +100,12 @@ Result<> placement_supported(const ModelSpec& spec) {
   return {};
 }
 
-int64_t first_decode_layer(const ModelSpec& spec, const KernelPlan& plan) {
+int64_t first_decode_layer(DecodeLayersKind kind, const ModelSpec& spec, const KernelPlan& plan) {
   auto first = std::ssize(spec.layers);
-  if (!decode_layers_takes(decode_layers_shape(spec, plan.widths), plan.budget.sms)) return first;
+  if (kind == DecodeLayersKind::kNone) return first;
   const auto reads = [&](int64_t layer) {
     const auto at = static_cast<size_t>(layer);
-    return decode_layers_reads(spec.layers[at], plan.layers[at]);
+    return decode_layers_reads(kind, spec.layers[at], plan.layers[at]);
   };
   while (first > 0 && reads(first - 1)) --first;
   return first;
@@ -128,10 +129,13 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
   plan.budget = budget;
   plan.layers = layer_forms(spec, forms);
   plan.widths = widths_of(spec);
-  plan.first_decode_layer = first_decode_layer(spec, plan);
-  plan.takes_decode_layers =  // the launch meets no other ranks
-      !options.batch_invariant && spec.placement.tp == 1 && !spec.placement.exchanges_tokens() &&
-      plan.first_decode_layer < std::ssize(spec.layers);
+  const DecodeLayersKind kind =
+      decode_layers_kind(decode_layers_shape(spec, plan), plan.budget.sms);
+  plan.first_decode_layer = first_decode_layer(kind, spec, plan);
+  if (!options.batch_invariant && spec.placement.tp == 1 &&  // the launch meets no other ranks
+      !spec.placement.exchanges_tokens() && plan.first_decode_layer < std::ssize(spec.layers)) {
+    plan.decode_layers = kind;
+  }
   plan.takes_library = !options.batch_invariant && options.has_library;
   return plan;
 }

@@ -11,6 +11,7 @@
 #include "device/sm_budget.h"
 #include "model/model_spec.h"
 #include "model/weight_forms.h"
+#include "ops/decode_layers/decode_layers_support.h"
 
 namespace fathom::cuda {
 
@@ -32,8 +33,9 @@ struct KernelPlan {
   // The first of the last layers that decode_layers() can run in one launch for one token; the
   // number of layers: none.
   int64_t first_decode_layer = 0;
-  // Whether steps of one token take decode_layers(): its sums depend on the number of rows.
-  bool takes_decode_layers = false;
+  // The kernel of decode_layers() that steps of one token take: its sums depend on the number of
+  // rows. kNone: they take none.
+  DecodeLayersKind decode_layers = DecodeLayersKind::kNone;
   // Whether bf16 GEMMs of many rows may take cuBLASLt: its sums depend on the number of rows.
   bool takes_library = false;
 };

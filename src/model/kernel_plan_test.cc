@@ -47,13 +47,13 @@ TEST_F(KernelPlanTest, ChoosesByWeights) {
 TEST_F(KernelPlanTest, RunsTheLastLayersInOneLaunch) {
   const auto made = plan();
   EXPECT_EQ(made->first_decode_layer, 1);  // the layers of experts
-  EXPECT_TRUE(made->takes_decode_layers);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kV3Eighth);
 }
 
 TEST_F(KernelPlanTest, RunsLayersApartWhereOneLaunchCannot) {
   const auto runs_apart = [&](const SmBudget& budget = {}) {
     const auto made = plan(budget);
-    return made && !made->takes_decode_layers;
+    return made && made->decode_layers == DecodeLayersKind::kNone;
   };
   EXPECT_FALSE(runs_apart(SmBudget{}.limited_to(128)));
   EXPECT_TRUE(runs_apart(SmBudget{}.limited_to(127)));
@@ -65,6 +65,28 @@ TEST_F(KernelPlanTest, RunsLayersApartWhereOneLaunchCannot) {
   stored_ = StoredFp8::kKept;
   spec_.layers.back().moe->shared->gate.rows.count = 128;  // another shape
   EXPECT_TRUE(runs_apart());
+}
+
+// V2-Lite's layers after the dense one, in the type of its weights.
+TEST_F(KernelPlanTest, RunsV2LitesLayersInOneLaunch) {
+  const auto kind_of = [&](const std::string& model) {
+    auto opened =
+        Checkpoint::open_dummy(fmt::format("{}/bench/models/{}", FATHOM_SOURCE_DIR, model));
+    FATHOM_CHECK(opened.has_value(), "{}", opened.error().message);
+    const auto made = plan_kernels(make_spec(opened->config()), WeightForms(*opened, stored_, {}),
+                                   options_, SmBudget{});
+    FATHOM_CHECK(made.has_value(), "{}", made.error().message);
+    if (made->decode_layers != DecodeLayersKind::kNone) {
+      EXPECT_EQ(made->first_decode_layer, 1);
+    }
+    return made->decode_layers;
+  };
+  EXPECT_EQ(kind_of("v2-lite"), DecodeLayersKind::kV2LiteBf16);
+  EXPECT_EQ(kind_of("v2-lite-fp8"), DecodeLayersKind::kV2LiteE4M3);
+  stored_ = StoredFp8::kExpandedToBF16;
+  EXPECT_EQ(kind_of("v2-lite-fp8"), DecodeLayersKind::kV2LiteBf16);
+  options_.batch_invariant = true;
+  EXPECT_EQ(kind_of("v2-lite"), DecodeLayersKind::kNone);
 }
 
 // The layers before one that the launch does not read run apart.
@@ -118,7 +140,7 @@ TEST_F(KernelPlanTest, RanksMeetBetweenLaunches) {
   const auto made = plan();
   ASSERT_TRUE(made) << made.error().message;
   EXPECT_EQ(made->first_decode_layer, 1);
-  EXPECT_FALSE(made->takes_decode_layers);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kNone);
   const Checkpoint v3 = published("v3_two_layers");
   for (const int rank : {0, 7}) {
     spec_ = make_spec(v3.config(), {.tp = 8}, rank);

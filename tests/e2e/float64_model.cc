@@ -98,8 +98,7 @@ Float64Model::Float64Model(const Checkpoint& checkpoint, bool quantised_activati
       cos_sin_(tabulate(
           make_rope_table(config_.qk_rope_dim, config_.rope_theta, yarn_parameters(config_)),
           kMostPositions)) {
-  FATHOM_CHECK(config_.q_lora_rank > 0 && config_.gate == GateKind::kSigmoidBias,
-               "another model than V3");
+  FATHOM_CHECK(config_.gate != GateKind::kSoftmaxGroupLimited, "groups by their maximum");
 }
 
 std::vector<double> Float64Model::logits(const std::vector<int32_t>& ids, bool texts_of_one) {
@@ -178,10 +177,15 @@ Float64Model::Rows Float64Model::attention(const std::string& prefix, const Rows
   const int64_t heads = config_.num_heads, nope = config_.qk_nope_dim, rope = config_.qk_rope_dim;
   const int64_t v = config_.v_dim, latent = config_.kv_lora_rank, hidden = config_.hidden;
   const int64_t q_columns = heads * (nope + rope), kv_columns = heads * (nope + v);
-  const Rows q_a = norm(prefix + "q_a_layernorm.weight",
-                        product(prefix + "q_a_proj.weight", x, config_.q_lora_rank, hidden),
-                        config_.q_lora_rank, kInnerNormEps);
-  Rows q = product(prefix + "q_b_proj.weight", q_a, q_columns, config_.q_lora_rank);
+  Rows q;
+  if (config_.q_lora_rank > 0) {
+    const Rows q_a = norm(prefix + "q_a_layernorm.weight",
+                          product(prefix + "q_a_proj.weight", x, config_.q_lora_rank, hidden),
+                          config_.q_lora_rank, kInnerNormEps);
+    q = product(prefix + "q_b_proj.weight", q_a, q_columns, config_.q_lora_rank);
+  } else {
+    q = product(prefix + "q_proj.weight", x, q_columns, hidden);
+  }
   const Rows kv_a = product(prefix + "kv_a_proj_with_mqa.weight", x, config_.latent_dim(), hidden);
   Rows key_latent, key_rope;
   for (int64_t t = 0; t < tokens_; ++t) {
@@ -257,14 +261,18 @@ Float64Model::Rows Float64Model::experts(const std::string& prefix, const Rows& 
   return out;
 }
 
-// Selects groups by the sum of their two best scores, then the best experts of these groups. The
-// bias affects the selection only.
+// Sigmoids: selects groups by the sum of their two best scores, then the best experts of these
+// groups; the bias affects the selection only. Softmax: the best experts.
 Float64Model::Rows Float64Model::expert_weights(const std::string& prefix, const Rows& x) const {
-  const int64_t experts = config_.num_experts, size = experts / config_.num_groups;
+  const bool has_groups = config_.gate == GateKind::kSigmoidBias;
+  const int64_t experts = config_.num_experts;
+  const int64_t size = has_groups ? experts / config_.num_groups : experts;
   const Rows logits = product(prefix + "gate.weight", x, experts, config_.hidden);
   std::vector<double> bias(static_cast<size_t>(experts));
-  DummyTensor(checkpoint_, prefix + "gate.e_score_correction_bias", experts)
-      .read_row(0, bias.data());
+  if (has_groups) {
+    DummyTensor(checkpoint_, prefix + "gate.e_score_correction_bias", experts)
+        .read_row(0, bias.data());
+  }
   Rows weights(logits.size(), 0.0);
   const auto best = [](std::vector<int64_t> ids, int64_t count, const auto& score_of) {
     std::stable_sort(ids.begin(), ids.end(),
@@ -278,17 +286,23 @@ Float64Model::Rows Float64Model::expert_weights(const std::string& prefix, const
     return ids;
   };
   for (int64_t t = 0; t < tokens_; ++t) {
+    const double* const of_token = logits.data() + t * experts;
+    const double all =
+        std::accumulate(of_token, of_token + experts, 0.0,
+                        [](double sum, double logit) { return sum + std::exp(logit); });
     const auto score = [&](int64_t e) {
-      return sigmoid(logits[static_cast<size_t>(t * experts + e)]);
+      return has_groups ? sigmoid(of_token[e]) : std::exp(of_token[e]) / all;
     };
     const auto biased = [&](int64_t e) { return score(e) + bias[static_cast<size_t>(e)]; };
     const auto of_group = [&](int64_t group) {
       const auto two = best(range(group * size, size), 2, biased);
       return biased(two[0]) + biased(two[1]);
     };
+    const auto groups = has_groups
+                            ? best(range(0, config_.num_groups), config_.groups_per_token, of_group)
+                            : range(0, 1);
     std::vector<int64_t> candidates;
-    for (const int64_t group :
-         best(range(0, config_.num_groups), config_.groups_per_token, of_group)) {
+    for (const int64_t group : groups) {
       const auto members = range(group * size, size);
       candidates.insert(candidates.end(), members.begin(), members.end());
     }

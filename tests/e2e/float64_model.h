@@ -1,5 +1,5 @@
-// The DeepSeek-V3 decoder in float64, implemented directly from its definition, with a dummy
-// checkpoint's weights. The reference for other implementations.
+// The decoder of DeepSeek-V3 and V2-Lite in float64, implemented directly from its definition, with
+// a dummy checkpoint's weights. The reference for other implementations.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@ namespace fathom {
 
 class Float64Model {
  public:
-  // `checkpoint` is a dummy of a model with query compression and a sigmoid gate, seed 0; it must
-  // outlive this object. With quantised_activations, GEMMs with e4m3 weights round x to bf16 and
-  // quantize it as quantize_rows.h does; everything else stays float64.
+  // `checkpoint` is a dummy, seed 0, of a model whose gate takes sigmoids with groups or the best
+  // of a softmax; it must outlive this object. With quantised_activations, GEMMs with e4m3 weights
+  // round x to bf16 and quantize it as quantize_rows.h does; everything else stays float64.
   explicit Float64Model(const Checkpoint& checkpoint, bool quantised_activations = false);
 
   // Logits [ids, vocab] of each token of one text, or of texts of one token each.

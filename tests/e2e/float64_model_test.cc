@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <string>
 
 #include "base/math.h"
 #include "device/cpu/thread_pool.h"
@@ -12,14 +13,20 @@
 namespace fathom {
 namespace {
 
-TEST(Float64Model, IsTheCpusInFloat32) {
+// Folders with a config.json: V3's form and V2-Lite's.
+class Float64ModelTest : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, Float64ModelTest,
+                         testing::Values("models/fathom-tiny", "tests/goldens/v2lite"));
+
+TEST_P(Float64ModelTest, IsTheCpusInFloat32) {
   const auto checkpoint =
-      Checkpoint::open_dummy(FATHOM_SOURCE_DIR "/models/fathom-tiny", int64_t{3});
+      Checkpoint::open_dummy(std::string(FATHOM_SOURCE_DIR "/") + GetParam(), int64_t{2});
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   const ModelConfig& config = checkpoint->config();
   constexpr int32_t kTokens = 70;
   std::vector<int32_t> ids;
-  for (int32_t i = 0; i < kTokens; ++i) ids.push_back((i * 7919 + 13) % 8000);
+  for (int32_t i = 0; i < kTokens; ++i)
+    ids.push_back((i * 7919 + 13) % static_cast<int32_t>(config.vocab_size));
   const std::vector<double> expected = Float64Model(*checkpoint).logits(ids);
 
   ThreadPool pool(2);

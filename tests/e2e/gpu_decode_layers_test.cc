@@ -1,10 +1,12 @@
 // One token through the MoE layers in one launch: four layers of one TP8 rank of DeepSeek-V3
-// (hidden 7168, 16 heads, 128 experts of 256 columns), with random FP8 weights, against float64 and
-// against the launches for each operation. Run from the repository's root.
+// (hidden 7168, 16 heads, 256 experts of 256 columns) in FP8 and of DeepSeek-V2-Lite in bf16 and in
+// FP8, with random weights, against float64 and against the launches for each operation. Run from
+// the repository's root.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "cache/latent_layout.h"
 #include "device/cuda/device_array.h"
@@ -87,10 +89,19 @@ double cosine(const std::vector<float>& a, const T* b) {
   return both / std::sqrt(one * other);
 }
 
-class GpuDecodeLayers : public testing::TestWithParam<CacheFormat> {
+struct Form {
+  std::string model;
+  CacheFormat format;
+};
+
+Result<Checkpoint> open_model(const std::string& model) {
+  return Checkpoint::open_dummy("tests/data/configs/" + model);
+}
+
+class GpuDecodeLayers : public testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
-    auto opened = Checkpoint::open_dummy("tests/data/configs/v3_eighth_layers");
+    auto opened = open_model(GetParam().model);
     ASSERT_TRUE(opened.has_value()) << opened.error().message;
     checkpoint_ = std::move(*opened);
   }
@@ -105,7 +116,8 @@ TEST_P(GpuDecodeLayers, AreNearFloat64) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 12; ++i) ids.push_back(id_of(i));
   const std::vector<double> expected = Float64Model(checkpoint_).logits(ids);
-  OnGpu model(checkpoint_, GetParam(), false), by_operations(checkpoint_, GetParam(), true);
+  OnGpu model(checkpoint_, GetParam().format, false),
+      by_operations(checkpoint_, GetParam().format, true);
   std::vector<double> found, others;
   for (int32_t i = 0; i < 12; ++i) {
     const double* const at = expected.data() + i * checkpoint_.config().vocab_size;
@@ -124,7 +136,7 @@ TEST_P(GpuDecodeLayers, AreNearFloat64) {
 // (ops/decode_layers/decode_layers_cuda_test.cc): here a rounding difference makes random weights
 // choose other experts, and no bound per token would hold.
 TEST_P(GpuDecodeLayers, WriteTheTokensRowsAlone) {
-  OnGpu model(checkpoint_, GetParam(), false);
+  OnGpu model(checkpoint_, GetParam().format, false);
   const int64_t layers = checkpoint_.config().num_layers, row_bytes = model.row().row_bytes();
   std::vector<std::byte> before = model.cache();
   for (const int32_t position : {0, 1, 63, 64, 1023, 1024, 3001, 4095}) {
@@ -147,7 +159,7 @@ TEST_P(GpuDecodeLayers, WriteTheTokensRowsAlone) {
 }
 
 TEST_P(GpuDecodeLayers, GiveTheSameBitsAgain) {
-  OnGpu model(checkpoint_, GetParam(), false);
+  OnGpu model(checkpoint_, GetParam().format, false);
   const std::vector<float> first = model.logits(17, 1500);
   for (int i = 0; i < 20; ++i) {
     model.logits(id_of(i), 1501 + 100 * i);
@@ -156,17 +168,30 @@ TEST_P(GpuDecodeLayers, GiveTheSameBitsAgain) {
   }
 }
 
-// A short case for sanitizers, which are slow.
-TEST(GpuDecodeLayersShort, OneToken) {
-  auto checkpoint = Checkpoint::open_dummy("tests/data/configs/v3_eighth_layers");
+// Short cases for sanitizers, which are slow.
+class GpuDecodeLayersShort : public testing::TestWithParam<Form> {};
+
+TEST_P(GpuDecodeLayersShort, OneToken) {
+  auto checkpoint = open_model(GetParam().model);
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
-  OnGpu model(*checkpoint, CacheFormat::kFp8Scaled, false);
+  OnGpu model(*checkpoint, GetParam().format, false);
   for (const float logit : model.logits(17, 200)) EXPECT_TRUE(std::isfinite(logit));
 }
 
+INSTANTIATE_TEST_SUITE_P(Models, GpuDecodeLayersShort,
+                         testing::Values(Form{"v3_eighth_layers", CacheFormat::kFp8Scaled},
+                                         Form{"v2_lite_layers", CacheFormat::kBF16},
+                                         Form{"v2_lite_fp8_layers", CacheFormat::kBF16}));
+
 INSTANTIATE_TEST_SUITE_P(Formats, GpuDecodeLayers,
-                         testing::Values(CacheFormat::kFp8Scaled, CacheFormat::kBF16,
-                                         CacheFormat::kE4M3, CacheFormat::kE5M2));
+                         testing::Values(Form{"v3_eighth_layers", CacheFormat::kFp8Scaled},
+                                         Form{"v3_eighth_layers", CacheFormat::kBF16},
+                                         Form{"v3_eighth_layers", CacheFormat::kE4M3},
+                                         Form{"v3_eighth_layers", CacheFormat::kE5M2},
+                                         Form{"v2_lite_layers", CacheFormat::kBF16},
+                                         Form{"v2_lite_layers", CacheFormat::kFp8Scaled},
+                                         Form{"v2_lite_fp8_layers", CacheFormat::kBF16},
+                                         Form{"v2_lite_fp8_layers", CacheFormat::kE5M2}));
 
 }  // namespace
 }  // namespace fathom

@@ -1,6 +1,6 @@
 // One token through several MoE layers in a single launch on a Hopper GPU: norm, attention over the
 // latent cache, norm, router, experts, and again, for the weights of one TP8 rank of DeepSeek-V3
-// (16 heads, a TP8 slice of each expert's intermediate columns).
+// (16 heads, a TP8 slice of each expert's intermediate columns), and for DeepSeek-V2-Lite.
 //
 // For each layer
 //
@@ -8,11 +8,11 @@
 //   residual += delta;  x = norm(residual);  delta = experts(x)
 //
 // and the token's row is written to the layer's cache. Weights are e4m3 with block-wise 128 x 128
-// scales, except the router's, which are bf16. GEMV inputs are f16 (scaled by a power of two for
-// each 128 columns where they are not a norm's result), not e4m3. Values passed between CTAs are
-// rounded to bf16, as they are between launches.
+// scales, or bf16 (V2-Lite), the router's always bf16. GEMV inputs beside e4m3 are f16 (scaled by a
+// power of two for each 128 columns where they are not a norm's result), not e4m3; beside bf16 they
+// are bf16. Values passed between CTAs are rounded to bf16, as they are between launches.
 //
-// The kernel is described in decode_layers_cuda.cu and docs/kernels/decode_layers.md.
+// The kernel is described in decode_layers_launch_cuda.cuh and docs/kernels/decode_layers.md.
 #pragma once
 
 #include <cstddef>
@@ -27,42 +27,41 @@
 namespace fathom::cuda {
 
 struct ScaledMatrix {
-  const void* values = nullptr;   // e4m3
-  const float* scales = nullptr;  // block-wise 128 x 128
+  const void* values = nullptr;   // e4m3 or bf16
+  const float* scales = nullptr;  // block-wise 128 x 128; null with bf16
 };
 
 // Device memory as the model lays it out; model/weights_cuda.h documents the shapes.
 struct DecodeLayer {
   const float* input_norm = nullptr;           // [hidden]
-  const float* q_a_norm = nullptr;             // [q_lora]
+  const float* q_a_norm = nullptr;             // [q_lora]; null without query compression
   const float* kv_a_norm = nullptr;            // [latent]
   const float* post_attention_norm = nullptr;  // [hidden]
-  ScaledMatrix q_kv_a, q_b, uk, uv, o;
-  const void* router = nullptr;        // [experts, hidden] bf16
-  const float* router_bias = nullptr;  // [experts]
-  ScaledMatrix gate_up, down;          // of the routed experts
+  ScaledMatrix q_kv_a, q_b, uk, uv, o;         // q_b: with query compression
+  const void* router = nullptr;                // [experts, hidden] bf16
+  const float* router_bias = nullptr;          // [experts]; null without
+  ScaledMatrix gate_up, down;                  // of the routed experts
   ScaledMatrix shared_gate_up, shared_down;
 };
 
-// Up to this many cached tokens this launch is used. Beyond, latent_decode is faster: it reads each
-// latent row once for all heads, this kernel once a head.
-inline constexpr int64_t kMostDecodeLayersTokens = 4096;
-
 // Bytes of the memory through which CTAs exchange results. Zero it before the first launch;
 // launches that never overlap can share it.
-int64_t decode_layers_exchange_bytes();
+int64_t decode_layers_exchange_bytes(DecodeLayersKind kind);
 
 // All pointers are device memory, aligned to 16 bytes.
 struct DecodeLayersArguments {
-  const DecodeLayer* layers = nullptr;  // [num_layers]
+  DecodeLayersKind kind = DecodeLayersKind::kNone;  // which shape; not kNone
+  const DecodeLayer* layers = nullptr;              // [num_layers]
   int32_t num_layers = 0;
   // [hidden]. On return it lacks the last layer's experts, which are in delta_out.
   float* residual = nullptr;
-  const void* delta_in = nullptr;        // [hidden] bf16: added first
-  void* delta_out = nullptr;             // [hidden] bf16: the last layer's experts
-  float eps = 0, inner_eps = 0;          // inner_eps: norms of q_a and kv_a
-  const float* cos_sin = nullptr;        // [max_position, rope / 2, 2]
-  const int32_t* position = nullptr;     // position of the token: keys before it lie in the cache
+  const void* delta_in = nullptr;  // [hidden] bf16: added first
+  void* delta_out = nullptr;       // [hidden] bf16: the last layer's experts
+  float eps = 0, inner_eps = 0;    // inner_eps: norms of q_a and kv_a
+  const float* cos_sin = nullptr;  // [max_position, rope / 2, 2]
+  // Position of the token, at most most_decode_layers_tokens(kind) - 1: keys before it lie in the
+  // cache.
+  const int32_t* position = nullptr;
   const int64_t* slot = nullptr;         // destination of its row: page * 64 + row of the page
   const int32_t* block_table = nullptr;  // pages of the sequence
   std::byte* pages = nullptr;            // the first layer's, [num_pages, 64, row bytes]

@@ -1,15 +1,17 @@
-// Three layers of decode_layers() against float64, over every cache format, at lengths around those
-// at which a CTA, a warp or a page gains a key. Each comparison stands for itself: no mean and no
-// best of several. Keys make each head attend to one of them almost alone and no router choice is
-// close, so the remaining error is rounding: bf16 between CTAs, 0.1 % a step.
+// Three layers of decode_layers() against float64, for every shape and cache format, at lengths
+// around those at which a CTA, a warp or a page gains a key. Each comparison stands for itself: no
+// mean and no best of several. Keys make each head attend to one of them almost alone and no router
+// choice is close, so the remaining error is rounding: bf16 between CTAs, 0.1 % a step.
 #include "ops/decode_layers/decode_layers_cuda.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <memory>
+#include <string>
 
 #include "base/random.h"
 #include "cache/latent_row.h"
@@ -23,71 +25,125 @@ namespace {
 
 using Shape = DecodeLayersOracleShape;
 
-constexpr int64_t kLayers = 3, kPages = 65;  // one page belongs to another sequence
-constexpr int64_t kPatternBytes = 20 << 20, kPatternOffsets = 4 << 20;
-// Below this margin a different rounding may choose a different expert.
+constexpr int64_t kLayers = 3;
+constexpr int64_t kPatternValues = 20 << 20, kPatternOffsets = 4 << 20;
+// Below this margin a different rounding may choose a different expert. Of sigmoids; four times as
+// much of logits.
 constexpr double kLeastMargin = 0.005;
 // Relative to the root mean square: RMS error over all values, and largest error of one value.
 constexpr double kMostError = 0.02, kMostErrorOfOne = 0.12;
 
 const double kSoftmaxScale = 1 / std::sqrt(192.0);
 
-// All matrices are slices of the same random e4m3 bytes at different offsets.
+struct Form {
+  const char* name;
+  DecodeLayersKind kind;
+  CacheFormat format;
+
+  bool is_v3() const { return kind == DecodeLayersKind::kV3Eighth; }
+  bool is_bf16() const { return kind == DecodeLayersKind::kV2LiteBf16; }
+  Shape shape() const { return is_v3() ? Shape::v3_eighth() : Shape::v2_lite(); }
+  GateOptions gate() const {
+    const Shape s = shape();
+    return is_v3()
+               ? GateOptions{GateScoring::kSigmoidBias,
+                             s.groups,
+                             s.groups_per_token,
+                             s.chosen,
+                             true,
+                             static_cast<float>(s.scaling)}
+               : GateOptions{.scoring = GateScoring::kSoftmaxGreedy, .experts_per_token = s.chosen};
+  }
+  double least_margin() const { return is_v3() ? kLeastMargin : 4 * kLeastMargin; }
+  // One page more belongs to another sequence.
+  int64_t pages() const { return is_v3() ? 64 : 160; }
+};
+
+// All matrices are slices of the same random values at different offsets: any finite e4m3, or bf16
+// up to 1 times a power of two for each matrix.
 class Pattern {
  public:
-  Pattern() : bytes_(kPatternBytes), values_(kPatternBytes) {
-    for (size_t i = 0; i < bytes_.size(); i += 8) {
+  explicit Pattern(bool is_bf16) : is_bf16_(is_bf16), values_(kPatternValues) {
+    bytes_.resize(values_.size() * static_cast<size_t>(size()));
+    for (size_t i = 0; i < values_.size(); i += 8) {
       const uint64_t bits = random_bits(7, 0, i);
       for (size_t j = 0; j < 8; ++j) {
         const auto byte = static_cast<uint8_t>(bits >> (8 * j));
-        bytes_[i + j] = (byte & 0x7F) == 0x7F ? static_cast<uint8_t>(byte - 1) : byte;
-        values_[i + j] = to_float(e4m3{bytes_[i + j]});
+        values_[i + j] = is_bf16_ ? random_bf16_at(i + j) : e4m3_at(i + j, byte);
         squares_ += double{values_[i + j]} * values_[i + j];
       }
     }
-    device_ = DeviceArray<uint8_t>(bytes_);
+    if (is_bf16_) return;
+    devices_[0] = DeviceArray<uint8_t>(bytes_);
   }
 
+  int64_t size() const { return is_bf16_ ? 2 : 1; }  // bytes of a value
+  bool is_bf16() const { return is_bf16_; }
   // A multiple of 16.
   static int64_t offset(uint64_t matrix) {
     return static_cast<int64_t>(random_bits(8, 0, matrix) % (kPatternOffsets / 16)) * 16;
   }
   const float* values(uint64_t matrix) const { return values_.data() + offset(matrix); }
-  void copy(uint64_t matrix, uint8_t* to, int64_t bytes) const {
-    ASSERT_LE(offset(matrix) + bytes, kPatternBytes);
-    check(cudaMemcpy(to, device_.data() + offset(matrix), static_cast<size_t>(bytes),
-                     cudaMemcpyDeviceToDevice),
+  // bf16: values times 2^exponent.
+  void copy(uint64_t matrix, int exponent, uint8_t* to, int64_t count) {
+    ASSERT_LE(offset(matrix) + count, kPatternValues);
+    check(cudaMemcpy(to, device(exponent) + offset(matrix) * size(),
+                     static_cast<size_t>(count * size()), cudaMemcpyDeviceToDevice),
           "copying weights");
   }
-  double rms() const { return std::sqrt(squares_ / static_cast<double>(kPatternBytes)); }
+  double rms() const { return std::sqrt(squares_ / static_cast<double>(kPatternValues)); }
 
  private:
+  float e4m3_at(size_t i, uint8_t byte) {
+    bytes_[i] = (byte & 0x7F) == 0x7F ? static_cast<uint8_t>(byte - 1) : byte;
+    return to_float(e4m3{bytes_[i]});
+  }
+  static float random_bf16_at(size_t i) {
+    return from_bf16(bf16_bits(static_cast<float>(2 * random_uniform(7, 1, i) - 1)));
+  }
+  const uint8_t* device(int exponent) {
+    DeviceArray<uint8_t>& found = devices_[exponent];
+    if (found.size() > 0) return found.data();
+    for (size_t i = 0; i < values_.size(); ++i) {
+      const uint16_t bits = bf16_bits(std::ldexp(values_[i], exponent));
+      std::memcpy(bytes_.data() + 2 * i, &bits, 2);
+    }
+    found = DeviceArray<uint8_t>(bytes_);
+    return found.data();
+  }
+
+  const bool is_bf16_;
   std::vector<uint8_t> bytes_;
   std::vector<float> values_;
   double squares_ = 0;
-  DeviceArray<uint8_t> device_;
+  std::map<int, DeviceArray<uint8_t>> devices_;  // by exponent
 };
 
 // A batch of contiguous matrices [n, k]; n is a multiple of 128 if there are several.
 class Matrices {
  public:
-  Matrices(const Pattern& pattern, uint64_t name, int64_t count, int64_t n, int64_t k)
-      : pattern_(pattern), name_(name), n_(n), k_(k), values_(count * n * k) {
-    for (int64_t i = 0; i < count; ++i) {
-      pattern.copy(piece(i), values_.data() + i * n * k, n * k);
-    }
+  Matrices(Pattern& pattern, uint64_t name, int64_t count, int64_t n, int64_t k)
+      : pattern_(pattern), name_(name), n_(n), k_(k), values_(count * n * k * pattern.size()) {
     const int64_t scales = count * blocks();
     const double middle = 1 / (pattern.rms() * std::sqrt(static_cast<double>(k)));
+    const int exponent = pattern.is_bf16() ? static_cast<int>(std::round(std::log2(middle))) : 0;
+    for (int64_t i = 0; i < count; ++i) {
+      pattern.copy(piece(i), exponent, values_.data() + i * n * k * pattern.size(), n * k);
+    }
     for (int64_t i = 0; i < scales; ++i) {
       scales_.push_back(
-          static_cast<float>(middle * (0.5 + random_uniform(9, name, static_cast<uint64_t>(i)))));
+          pattern.is_bf16()
+              ? static_cast<float>(std::ldexp(1.0, exponent))
+              : static_cast<float>(middle *
+                                   (0.5 + random_uniform(9, name, static_cast<uint64_t>(i)))));
     }
-    device_scales_ = DeviceArray<float>(scales_);
+    if (!pattern.is_bf16()) device_scales_ = DeviceArray<float>(scales_);
   }
 
   // Starts at matrix `first`.
   ScaledMatrix on_device(int64_t first = 0) const {
-    return {values_.data() + first * n_ * k_, device_scales_.data() + first * blocks()};
+    return {values_.data() + first * n_ * k_ * pattern_.size(),
+            pattern_.is_bf16() ? nullptr : device_scales_.data() + first * blocks()};
   }
   OracleMatrix oracle(int64_t i = 0) const {
     return {pattern_.values(piece(i)), scales_.data() + i * blocks(), k_};
@@ -109,41 +165,46 @@ class Matrices {
 // experts start one expert after those of the layer before.
 class Weights {
  public:
-  Weights()
-      : gate_up_(pattern_, 1, Shape::kExperts + kLayers, 2 * Shape::kInter, Shape::kHidden),
-        down_(pattern_, 2, Shape::kExperts + kLayers, Shape::kHidden, Shape::kInter) {
+  explicit Weights(const Form& form)
+      : shape_(form.shape()),
+        pattern_(form.is_bf16()),
+        gate_up_(pattern_, 1, shape_.experts + kLayers, 2 * shape_.inter, shape_.hidden),
+        down_(pattern_, 2, shape_.experts + kLayers, shape_.hidden, shape_.inter) {
+    constexpr int64_t kQueryRows = Shape::kHeads * (Shape::kNope + Shape::kRope);
     std::mt19937 random(11);
     std::vector<DecodeLayer> layers;
     for (int64_t l = 0; l < kLayers; ++l) {
       OracleLayer& oracle = oracle_.emplace_back();
       DecodeLayer layer;
-      layer.input_norm = norm(Shape::kHidden, random, oracle.input_norm);
-      layer.q_a_norm = norm(Shape::kQLora, random, oracle.q_a_norm);
+      layer.input_norm = norm(shape_.hidden, random, oracle.input_norm);
+      if (shape_.q_lora > 0) layer.q_a_norm = norm(shape_.q_lora, random, oracle.q_a_norm);
       layer.kv_a_norm = norm(Shape::kLatent, random, oracle.kv_a_norm);
-      layer.post_attention_norm = norm(Shape::kHidden, random, oracle.post_attention_norm);
-      layer.q_kv_a = matrix(l, 0, Shape::kQLora + Shape::kLatent + Shape::kRope, Shape::kHidden,
-                            oracle.q_kv_a);
-      layer.q_b =
-          matrix(l, 1, Shape::kHeads * (Shape::kNope + Shape::kRope), Shape::kQLora, oracle.q_b);
+      layer.post_attention_norm = norm(shape_.hidden, random, oracle.post_attention_norm);
+      const int64_t query_rows = shape_.q_lora > 0 ? shape_.q_lora : kQueryRows;
+      layer.q_kv_a =
+          matrix(l, 0, query_rows + Shape::kLatent + Shape::kRope, shape_.hidden, oracle.q_kv_a);
+      if (shape_.q_lora > 0) layer.q_b = matrix(l, 1, kQueryRows, shape_.q_lora, oracle.q_b);
       layer.uk = matrix(l, 2, Shape::kHeads * Shape::kLatent, Shape::kNope, oracle.uk);
       layer.uv = matrix(l, 3, Shape::kHeads * Shape::kV, Shape::kLatent, oracle.uv);
-      layer.o = matrix(l, 4, Shape::kHidden, Shape::kHeads * Shape::kV, oracle.o);
-      const std::vector<uint16_t> router =
-          random_bf16(Shape::kExperts * Shape::kHidden,
-                      2 / std::sqrt(static_cast<float>(Shape::kHidden)), random);
+      layer.o = matrix(l, 4, shape_.hidden, Shape::kHeads * Shape::kV, oracle.o);
+      const std::vector<uint16_t> router = random_bf16(
+          shape_.experts * shape_.hidden, 2 / std::sqrt(static_cast<float>(shape_.hidden)), random);
       oracle.router = widen(router);
       layer.router = routers_.emplace_back(router).data();
-      oracle.router_bias = random_f32(Shape::kExperts, 0.5f, random);
-      layer.router_bias = floats_.emplace_back(oracle.router_bias).data();
+      if (shape_.groups > 0) {
+        oracle.router_bias = random_f32(shape_.experts, 0.5f, random);
+        layer.router_bias = floats_.emplace_back(oracle.router_bias).data();
+      }
       layer.gate_up = gate_up_.on_device(l);
       layer.down = down_.on_device(l);
-      for (int64_t e = 0; e < Shape::kExperts; ++e) {
+      for (int64_t e = 0; e < shape_.experts; ++e) {
         oracle.gate_up.push_back(gate_up_.oracle(l + e));
         oracle.down.push_back(down_.oracle(l + e));
       }
       layer.shared_gate_up =
-          matrix(l, 5, 2 * Shape::kInter, Shape::kHidden, oracle.gate_up.emplace_back());
-      layer.shared_down = matrix(l, 6, Shape::kHidden, Shape::kInter, oracle.down.emplace_back());
+          matrix(l, 5, 2 * shape_.shared_inter, shape_.hidden, oracle.gate_up.emplace_back());
+      layer.shared_down =
+          matrix(l, 6, shape_.hidden, shape_.shared_inter, oracle.down.emplace_back());
       layers.push_back(layer);
     }
     layers_ = DeviceArray<DecodeLayer>(layers);
@@ -165,7 +226,8 @@ class Weights {
     return matrices_.back()->on_device();
   }
 
-  const Pattern pattern_;
+  const Shape shape_;
+  Pattern pattern_;
   const Matrices gate_up_, down_;
   std::vector<std::unique_ptr<Matrices>> matrices_;
   std::vector<DeviceArray<float>> floats_;
@@ -217,40 +279,48 @@ struct Found {
   std::vector<std::vector<std::byte>> rows;  // the token's, of each layer
 };
 
-class DecodeLayersCuda : public testing::TestWithParam<CacheFormat> {
+class DecodeLayersCuda : public testing::TestWithParam<Form> {
  protected:
   static void SetUpTestSuite() {
-    if (weights_ == nullptr) weights_ = new Weights();
-    const auto bytes = static_cast<size_t>(decode_layers_exchange_bytes());
-    exchange_ = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
-    cos_sin_ =
-        tabulate(make_rope_table(Shape::kRope, 10000, std::nullopt), kMostDecodeLayersTokens);
+    cos_sin_ = tabulate(make_rope_table(Shape::kRope, 10000, std::nullopt), 160 * kPageSize);
     device_cos_sin_ = DeviceArray<float>(cos_sin_);
   }
+  // Tests of a shape follow one another: the weights of one at a time.
+  void SetUp() override {
+    if (weights_ != nullptr && weights_of_ == GetParam().kind) return;
+    weights_.reset();
+    weights_ = std::make_unique<Weights>(GetParam());
+    weights_of_ = GetParam().kind;
+    const auto bytes = static_cast<size_t>(decode_layers_exchange_bytes(weights_of_));
+    exchange_ = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
+  }
   static void TearDownTestSuite() {
+    weights_.reset();
     exchange_ = {};
     device_cos_sin_ = {};
   }
 
   OracleSequence sequence_at(int32_t position) const {
     OracleSequence sequence;
-    sequence.layout = {GetParam(), Shape::kLatent, Shape::kRope};
-    sequence.layer_bytes = kPages * sequence.layout.page_bytes();
-    // 27 is odd: every page but the first is used once.
-    for (int32_t page = 0; page < kPages - 1; ++page) {
-      sequence.block_table.push_back(page * 27 % 64 + 1);
+    sequence.layout = {GetParam().format, Shape::kLatent, Shape::kRope};
+    const auto pages = static_cast<int32_t>(GetParam().pages());
+    sequence.layer_bytes = (pages + 1) * sequence.layout.page_bytes();
+    // 27 has no factor in common with the number of pages: all but the first are used once.
+    for (int32_t page = 0; page < pages; ++page) {
+      sequence.block_table.push_back(page * 27 % pages + 1);
     }
     sequence.position = position;
     return sequence;
   }
 
   // The cache before a test plants its keys: generated once for each format.
-  static const std::vector<std::byte>& random_rows(const LatentLayout& layout) {
-    static std::map<CacheFormat, std::vector<std::byte>> made;
-    std::vector<std::byte>& cache = made[layout.format];
+  static const std::vector<std::byte>& random_rows(const OracleSequence& sequence) {
+    static std::map<std::pair<CacheFormat, int64_t>, std::vector<std::byte>> made;
+    const LatentLayout& layout = sequence.layout;
+    std::vector<std::byte>& cache = made[{layout.format, sequence.layer_bytes}];
     if (!cache.empty()) return cache;
     std::mt19937 random(3);
-    const int64_t rows = kLayers * kPages * kPageSize;
+    const int64_t rows = kLayers * sequence.layer_bytes / layout.row_bytes();
     const std::vector<float> latent = random_f32(1 << 20, 1, random),
                              rope = random_f32(1 << 20, 1, random);
     cache.resize(static_cast<size_t>(rows * layout.row_bytes()));
@@ -266,13 +336,15 @@ class DecodeLayersCuda : public testing::TestWithParam<CacheFormat> {
                const std::vector<uint16_t>& delta_in, const std::vector<std::byte>& cache) const;
   void compare(int32_t position);
 
-  static Weights* weights_;
+  static std::unique_ptr<Weights> weights_;
+  static DecodeLayersKind weights_of_;
   static DeviceArray<std::byte> exchange_;
   static std::vector<float> cos_sin_;
   static DeviceArray<float> device_cos_sin_;
 };
 
-Weights* DecodeLayersCuda::weights_ = nullptr;
+std::unique_ptr<Weights> DecodeLayersCuda::weights_;
+DecodeLayersKind DecodeLayersCuda::weights_of_ = DecodeLayersKind::kNone;
 DeviceArray<std::byte> DecodeLayersCuda::exchange_;
 std::vector<float> DecodeLayersCuda::cos_sin_;
 DeviceArray<float> DecodeLayersCuda::device_cos_sin_;
@@ -283,11 +355,12 @@ Found DecodeLayersCuda::launch(const OracleSequence& sequence, const std::vector
   const DeviceArray<std::byte> device_cache(cache);
   const DeviceArray<float> device_residual(residual);
   const DeviceArray<uint16_t> device_delta(delta_in);
-  const DeviceArray<uint16_t> delta_out(std::vector<uint16_t>(Shape::kHidden, 0x7FC0));
+  const DeviceArray<uint16_t> delta_out(std::vector<uint16_t>(residual.size(), 0x7FC0));
   const DeviceArray<int32_t> device_position(std::vector<int32_t>{sequence.position}),
       block_table(sequence.block_table);
   const DeviceArray<int64_t> slot(std::vector<int64_t>{sequence.slot(sequence.position)});
-  decode_layers({.layers = weights_->layers(),
+  decode_layers({.kind = GetParam().kind,
+                 .layers = weights_->layers(),
                  .num_layers = kLayers,
                  .residual = device_residual.data(),
                  .delta_in = device_delta.data(),
@@ -300,10 +373,9 @@ Found DecodeLayersCuda::launch(const OracleSequence& sequence, const std::vector
                  .block_table = block_table.data(),
                  .pages = device_cache.data(),
                  .layer_bytes = sequence.layer_bytes,
-                 .format = GetParam(),
+                 .format = GetParam().format,
                  .softmax_scale = static_cast<float>(kSoftmaxScale),
-                 .gate = {GateScoring::kSigmoidBias, Shape::kGroups, Shape::kGroupsPerToken,
-                          Shape::kChosen, true, static_cast<float>(Shape::kScaling)},
+                 .gate = GetParam().gate(),
                  .exchange = exchange_.data()},
                 nullptr);
   check(cudaDeviceSynchronize(), "the layers");
@@ -318,28 +390,30 @@ Found DecodeLayersCuda::launch(const OracleSequence& sequence, const std::vector
 
 void DecodeLayersCuda::compare(int32_t position) {
   const OracleSequence sequence = sequence_at(position);
+  const Shape shape = GetParam().shape();
+  const double least_margin = GetParam().least_margin();
   std::mt19937 random(static_cast<uint32_t>(position) + 1);
-  const std::vector<std::byte>& rows = random_rows(sequence.layout);
+  const std::vector<std::byte>& rows = random_rows(sequence);
   const OracleNeedles no_needles{std::vector<int32_t>(Shape::kHeads, -1)};
   std::vector<std::byte> cache;
   std::vector<float> residual;
   OracleResult expected;
   Found found;
   std::vector<double> sum;
-  for (int draw = 0; draw < 40 && expected.margin < kLeastMargin; ++draw) {
-    residual = random_f32(Shape::kHidden, 1, random);
-    const std::vector<uint16_t> delta_in = random_bf16(Shape::kHidden, 0.5f, random);
+  for (int draw = 0; draw < 40 && expected.margin < least_margin; ++draw) {
+    residual = random_f32(shape.hidden, 1, random);
+    const std::vector<uint16_t> delta_in = random_bf16(shape.hidden, 0.5f, random);
     sum.assign(residual.begin(), residual.end());
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += from_bf16(delta_in[i]);
     cache = rows;
-    expected = run_oracle(weights_->oracle(), sum, sequence, needles_for(position), cos_sin_,
-                          kSoftmaxScale, kLeastMargin, cache);
-    if (expected.margin < kLeastMargin) continue;
+    expected = run_oracle(shape, weights_->oracle(), sum, sequence, needles_for(position), cos_sin_,
+                          kSoftmaxScale, least_margin, cache);
+    if (expected.margin < least_margin) continue;
     found = launch(sequence, residual, delta_in, cache);
-    expected = run_oracle(weights_->oracle(), sum, sequence, no_needles, cos_sin_, kSoftmaxScale,
-                          kLeastMargin, cache, found.rows);
+    expected = run_oracle(shape, weights_->oracle(), sum, sequence, no_needles, cos_sin_,
+                          kSoftmaxScale, least_margin, cache, found.rows);
   }
-  ASSERT_GE(expected.margin, kLeastMargin) << "no token whose experts are sure";
+  ASSERT_GE(expected.margin, least_margin) << "no token whose experts are sure";
 
   // Compares what the layers added to the residual; the residual itself would hide errors.
   std::vector<double> added, expected_added;
@@ -388,14 +462,32 @@ TEST_P(DecodeLayersCuda, EqualFloat64AtAnyLength) {
        {0, 1, 2, 15, 16, 17, 63, 64, 127, 128, 129, 1023, 1024, 1025, 2048, 3001, 4094, 4095}) {
     compare(position);
   }
+  if (GetParam().is_v3()) return;
+  for (const int32_t position : {4096, 4097, 8191, 8192, 10001}) compare(position);
 }
 
 // A short case for sanitizers, which are slow.
 TEST_P(DecodeLayersCuda, ShortText) { compare(130); }
 
-INSTANTIATE_TEST_SUITE_P(Formats, DecodeLayersCuda,
-                         testing::Values(CacheFormat::kFp8Scaled, CacheFormat::kBF16,
-                                         CacheFormat::kE4M3, CacheFormat::kE5M2));
+constexpr DecodeLayersKind kV3 = DecodeLayersKind::kV3Eighth,
+                           kV2Bf16 = DecodeLayersKind::kV2LiteBf16,
+                           kV2E4M3 = DecodeLayersKind::kV2LiteE4M3;
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, DecodeLayersCuda,
+    testing::Values(Form{"V3EighthFp8Scaled", kV3, CacheFormat::kFp8Scaled},
+                    Form{"V3EighthBf16", kV3, CacheFormat::kBF16},
+                    Form{"V3EighthE4M3", kV3, CacheFormat::kE4M3},
+                    Form{"V3EighthE5M2", kV3, CacheFormat::kE5M2},
+                    Form{"V2LiteInBf16Bf16", kV2Bf16, CacheFormat::kBF16},
+                    Form{"V2LiteInBf16Fp8Scaled", kV2Bf16, CacheFormat::kFp8Scaled},
+                    Form{"V2LiteInBf16E4M3", kV2Bf16, CacheFormat::kE4M3},
+                    Form{"V2LiteInBf16E5M2", kV2Bf16, CacheFormat::kE5M2},
+                    Form{"V2LiteInE4M3Bf16", kV2E4M3, CacheFormat::kBF16},
+                    Form{"V2LiteInE4M3Fp8Scaled", kV2E4M3, CacheFormat::kFp8Scaled},
+                    Form{"V2LiteInE4M3E4M3", kV2E4M3, CacheFormat::kE4M3},
+                    Form{"V2LiteInE4M3E5M2", kV2E4M3, CacheFormat::kE5M2}),
+    [](const auto& form) { return std::string(form.param.name); });
 
 }  // namespace
 }  // namespace fathom::cuda

@@ -154,12 +154,12 @@ std::vector<std::byte> cache_row(const OracleLayer& layer, const LatentLayout& l
 }
 
 Vector mlp(const OracleMatrix& gate_up, const OracleMatrix& down, const Vector& x) {
-  const Vector both = product(gate_up, 2 * Shape::kInter, x.data());
-  Vector inner(Shape::kInter);
+  const Vector both = product(gate_up, 2 * down.k, x.data());
+  Vector inner(static_cast<size_t>(down.k));
   for (size_t i = 0; i < inner.size(); ++i) {
-    inner[i] = both[i] * sigmoid(both[i]) * both[i + Shape::kInter];
+    inner[i] = both[i] * sigmoid(both[i]) * both[i + inner.size()];
   }
-  return product(down, Shape::kHidden, inner.data());
+  return product(down, gate_up.k, inner.data());
 }
 
 // The indices of the `count` largest values; margin becomes at most the distance to the next one.
@@ -174,33 +174,63 @@ std::vector<int64_t> largest(const Vector& values, int64_t count, double& margin
   return order;
 }
 
-Vector experts(const OracleLayer& layer, const Vector& x, double& margin) {
-  constexpr int64_t kSize = Shape::kExperts / Shape::kGroups;
-  Vector scores(Shape::kExperts), choice(Shape::kExperts);
-  for_each(Shape::kExperts, [&](int64_t e) {
-    const auto i = static_cast<size_t>(e);
-    scores[i] = sigmoid(
-        std::inner_product(x.begin(), x.end(), layer.router.begin() + e * Shape::kHidden, 0.0));
-    choice[i] = scores[i] + layer.router_bias[i];
-  });
+struct Choice {
+  std::vector<int64_t> experts;
+  Vector weights;
+};
+
+// V3's rules: sigmoids, groups, a bias for the choice.
+Choice choose_in_groups(const Shape& shape, const OracleLayer& layer, const Vector& logits,
+                        double& margin) {
+  const int64_t size = shape.experts / shape.groups;
+  Vector scores, choice;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    scores.push_back(sigmoid(logits[i]));
+    choice.push_back(scores[i] + layer.router_bias[i]);
+  }
   Vector groups;
-  for (int64_t g = 0; g < Shape::kGroups; ++g) {
-    Vector members(choice.begin() + g * kSize, choice.begin() + (g + 1) * kSize);
+  for (int64_t g = 0; g < shape.groups; ++g) {
+    Vector members(choice.begin() + g * size, choice.begin() + (g + 1) * size);
     std::partial_sort(members.begin(), members.begin() + 2, members.end(), std::greater<>());
     groups.push_back(members[0] + members[1]);
   }
-  Vector left(Shape::kExperts, -1e9);
-  for (const int64_t g : largest(groups, Shape::kGroupsPerToken, margin)) {
-    std::copy_n(choice.begin() + g * kSize, kSize, left.begin() + g * kSize);
+  Vector left(choice.size(), -1e9);
+  for (const int64_t g : largest(groups, shape.groups_per_token, margin)) {
+    std::copy_n(choice.begin() + g * size, size, left.begin() + g * size);
   }
-  const auto chosen = largest(left, Shape::kChosen, margin);
+  Choice chosen{largest(left, shape.chosen, margin), {}};
   double sum = 0;
-  for (const int64_t e : chosen) sum += scores[static_cast<size_t>(e)];
+  for (const int64_t e : chosen.experts) sum += scores[static_cast<size_t>(e)];
+  for (const int64_t e : chosen.experts) {
+    chosen.weights.push_back(shape.scaling * scores[static_cast<size_t>(e)] / sum);
+  }
+  return chosen;
+}
+
+// V2's: a softmax over all experts.
+Choice choose_by_softmax(const Shape& shape, const Vector& logits, double& margin) {
+  Choice chosen{largest(logits, shape.chosen, margin), {}};
+  double sum = 0;
+  for (const double logit : logits) sum += std::exp(logit);
+  for (const int64_t e : chosen.experts) {
+    chosen.weights.push_back(shape.scaling * std::exp(logits[static_cast<size_t>(e)]) / sum);
+  }
+  return chosen;
+}
+
+Vector experts(const Shape& shape, const OracleLayer& layer, const Vector& x, double& margin) {
+  Vector logits(static_cast<size_t>(shape.experts));
+  for_each(shape.experts, [&](int64_t e) {
+    logits[static_cast<size_t>(e)] =
+        std::inner_product(x.begin(), x.end(), layer.router.begin() + e * shape.hidden, 0.0);
+  });
+  const Choice chosen = shape.groups > 0 ? choose_in_groups(shape, layer, logits, margin)
+                                         : choose_by_softmax(shape, logits, margin);
   Vector out = mlp(layer.gate_up.back(), layer.down.back(), x);
-  for (const int64_t e : chosen) {
-    const auto i = static_cast<size_t>(e);
-    const Vector one = mlp(layer.gate_up[i], layer.down[i], x);
-    for (size_t c = 0; c < out.size(); ++c) out[c] += Shape::kScaling * scores[i] / sum * one[c];
+  for (size_t i = 0; i < chosen.experts.size(); ++i) {
+    const auto e = static_cast<size_t>(chosen.experts[i]);
+    const Vector one = mlp(layer.gate_up[e], layer.down[e], x);
+    for (size_t c = 0; c < out.size(); ++c) out[c] += chosen.weights[i] * one[c];
   }
   return out;
 }
@@ -222,7 +252,8 @@ double OracleMatrix::dot(int64_t row, const double* x) const {
   return sum;
 }
 
-OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<double> residual,
+OracleResult run_oracle(const DecodeLayersOracleShape& shape,
+                        const std::vector<OracleLayer>& layers, std::vector<double> residual,
                         const OracleSequence& sequence, const OracleNeedles& needles,
                         const std::vector<float>& cos_sin, double softmax_scale,
                         double least_margin, std::vector<std::byte>& cache,
@@ -238,12 +269,17 @@ OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<doub
     const OracleLayer& layer = layers[l];
     add_delta();
     Vector x = residual;
-    norm(x.data(), Shape::kHidden, layer.input_norm);
-    Vector qkv = product(layer.q_kv_a, Shape::kQLora + Shape::kLatent + Shape::kRope, x.data());
-    norm(qkv.data(), Shape::kQLora, layer.q_a_norm);
-    const Vector q = product(layer.q_b, Shape::kHeads * (Shape::kNope + Shape::kRope), qkv.data());
+    norm(x.data(), shape.hidden, layer.input_norm);
+    const int64_t q_rows = Shape::kHeads * (Shape::kNope + Shape::kRope),
+                  key_at = shape.q_lora > 0 ? shape.q_lora : q_rows;
+    Vector qkv = product(layer.q_kv_a, key_at + Shape::kLatent + Shape::kRope, x.data());
+    Vector q = qkv;
+    if (shape.q_lora > 0) {
+      norm(qkv.data(), shape.q_lora, layer.q_a_norm);
+      q = product(layer.q_b, q_rows, qkv.data());
+    }
     const std::vector<Query> queries = queries_of(layer, q, turns);
-    result.rows.push_back(cache_row(layer, sequence.layout, qkv.data() + Shape::kQLora, turns));
+    result.rows.push_back(cache_row(layer, sequence.layout, qkv.data() + key_at, turns));
     const Attention attention(sequence, static_cast<int64_t>(l), softmax_scale, cache);
     attention.plant(needles, queries);
     Vector heads;
@@ -255,11 +291,11 @@ OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<doub
             layer.uv.dot(head * Shape::kV + v, attended[static_cast<size_t>(head)].data()));
       }
     }
-    result.delta = product(layer.o, Shape::kHidden, heads.data());
+    result.delta = product(layer.o, shape.hidden, heads.data());
     add_delta();
     x = residual;
-    norm(x.data(), Shape::kHidden, layer.post_attention_norm);
-    result.delta = experts(layer, x, result.margin);
+    norm(x.data(), shape.hidden, layer.post_attention_norm);
+    result.delta = experts(shape, layer, x, result.margin);
     if (result.margin < least_margin) break;
   }
   result.residual = residual;

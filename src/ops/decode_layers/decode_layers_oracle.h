@@ -1,6 +1,6 @@
 // Float64 reference of decode_layers() from the definition, for tests: layers of one TP8 rank of
-// DeepSeek-V3, one token, over a given latent cache. Activations are not rounded; weights and cache
-// rows have their exact decoded values.
+// DeepSeek-V3, or of DeepSeek-V2-Lite, one token, over a given latent cache. Activations are not
+// rounded; weights and cache rows have their exact decoded values.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,21 @@
 
 namespace fathom {
 
-// The only shape that the kernel supports.
+// What the shapes of the kernel share, and where they differ.
 struct DecodeLayersOracleShape {
-  static constexpr int64_t kHidden = 7168, kHeads = 16, kQLora = 1536, kLatent = 512, kNope = 128,
-                           kRope = 64, kV = 128, kInter = 256, kExperts = 256, kChosen = 8,
-                           kGroups = 8, kGroupsPerToken = 4;
-  static constexpr double kScaling = 2.5, kEps = 1e-6;
+  static constexpr int64_t kHeads = 16, kLatent = 512, kNope = 128, kRope = 64, kV = 128;
+  static constexpr double kEps = 1e-6;
+  int64_t hidden = 0, q_lora = 0, inter = 0, shared_inter = 0, experts = 0, chosen = 0;
+  // Groups of experts, of which `groups_per_token` are kept; scores are sigmoids, with a bias for
+  // the choice, and weights are normalised. 0: softmax, weights as they are.
+  int64_t groups = 0, groups_per_token = 0;
+  double scaling = 1;
+
+  static DecodeLayersOracleShape v3_eighth() { return {7168, 1536, 256, 256, 256, 8, 8, 4, 2.5}; }
+  static DecodeLayersOracleShape v2_lite() { return {2048, 0, 1408, 2816, 64, 6, 0, 0, 1}; }
 };
 
-// [n, k] of dequantized e4m3 values with scales [n / 128 rounded up, k / 128].
+// [n, k] of dequantized e4m3 or bf16 values with scales [n / 128 rounded up, k / 128].
 struct OracleMatrix {
   const float* values = nullptr;
   const float* scales = nullptr;
@@ -30,10 +36,11 @@ struct OracleMatrix {
 
 struct OracleLayer {
   std::vector<float> input_norm, q_a_norm, kv_a_norm, post_attention_norm;
-  OracleMatrix q_kv_a, q_b, uk, uv, o;
-  std::vector<float> router;  // [experts, hidden]
+  OracleMatrix q_kv_a, q_b, uk, uv, o;  // q_b: with query compression
+  std::vector<float> router;            // [experts, hidden]
   std::vector<float> router_bias;
-  // Per expert: [2 * inter, hidden] and [hidden, inter]; the shared expert is last.
+  // Per expert: [2 * inter, hidden] and [hidden, inter]; the shared expert is last, of its own
+  // width.
   std::vector<OracleMatrix> gate_up, down;
 };
 
@@ -55,8 +62,8 @@ struct OracleSequence {
 struct OracleResult {
   std::vector<double> residual, delta;       // [hidden] each; see DecodeLayersArguments
   std::vector<std::vector<std::byte>> rows;  // cache row of the token in each layer
-  // The smallest margin by which an expert, or a group of experts, was chosen. A small margin may
-  // flip under different rounding.
+  // The smallest margin by which an expert, or a group of experts, was chosen: of the sigmoids, or
+  // of the logits before a softmax. A small margin may flip under different rounding.
   double margin = 0;
 };
 
@@ -72,7 +79,8 @@ struct OracleNeedles {
 // cos_sin [positions, rope / 2, 2]. Attention reads the token's own row from stored_rows [layers],
 // if given, instead of the oracle's: near a tie the other side of a rounding to 8 bits is as right,
 // and with few keys the difference is large.
-OracleResult run_oracle(const std::vector<OracleLayer>& layers, std::vector<double> residual,
+OracleResult run_oracle(const DecodeLayersOracleShape& shape,
+                        const std::vector<OracleLayer>& layers, std::vector<double> residual,
                         const OracleSequence& sequence, const OracleNeedles& needles,
                         const std::vector<float>& cos_sin, double softmax_scale,
                         double least_margin, std::vector<std::byte>& cache,

@@ -1,4 +1,4 @@
-// The one shape that decode_layers() supports on a GPU (decode_layers_cuda.h). Host code.
+// The shapes that decode_layers() supports on a GPU (decode_layers_cuda.h). Host code.
 #pragma once
 
 #include <cstdint>
@@ -11,28 +11,75 @@ struct DecodeLayersShape {
   int64_t hidden = 0, heads = 0, q_lora = 0, latent = 0, nope = 0, rope = 0, v = 0;
   int64_t num_experts = 0, inter = 0, shared_inter = 0;
   GateOptions gate;
+  bool has_bf16_weights = false;  // else e4m3 with block-wise scales
+};
+
+enum class DecodeLayersKind {
+  kNone,
+  kV3Eighth,    // an eighth of DeepSeek-V3's layers, e4m3
+  kV2LiteBf16,  // DeepSeek-V2-Lite's layers
+  kV2LiteE4M3,
 };
 
 namespace decode_layers_kernel {
 
-// An eighth of DeepSeek-V3's layers.
-constexpr int kHidden = 7168, kHeads = 16, kQLora = 1536, kLatent = 512, kNope = 128, kRope = 64,
-              kV = 128, kInter = 256;
-constexpr int kRouted = 256, kGroups = 8;
-constexpr int kChosen = 8;
+// What all shapes share.
+constexpr int kHeads = 16, kLatent = 512, kNope = 128, kRope = 64, kV = 128;
+
+struct V3Eighth {
+  static constexpr int kHidden = 7168, kQLora = 1536, kInter = 256;
+  static constexpr int kRouted = 256, kGroups = 8, kChosen = 8;
+  // Up to this many cached tokens one launch is used. Beyond, latent_decode is faster: it reads
+  // each latent row once for all heads, this kernel once a head.
+  static constexpr int kMostTokens = 4096;
+};
+
+struct V2Lite {
+  static constexpr int kHidden = 2048, kInter = 1408, kSharedInter = 2816;
+  static constexpr int kRouted = 64, kChosen = 6;
+  static constexpr int kMostTokens = 16384;
+};
 
 constexpr int kBlocks = 128;  // persistent CTAs, one per SM
 
 }  // namespace decode_layers_kernel
 
-// Whether a kernel exists for this shape on a GPU with `num_multiprocessors` SMs.
-inline bool decode_layers_takes(const DecodeLayersShape& s, int num_multiprocessors) {
+// The kernel for this shape on a GPU with `num_multiprocessors` SMs.
+inline DecodeLayersKind decode_layers_kind(const DecodeLayersShape& s, int num_multiprocessors) {
   using namespace decode_layers_kernel;
-  return s.hidden == kHidden && s.heads == kHeads && s.q_lora == kQLora && s.latent == kLatent &&
-         s.nope == kNope && s.rope == kRope && s.v == kV && s.num_experts == kRouted &&
-         s.inter == kInter && s.shared_inter == kInter &&
-         s.gate.scoring == GateScoring::kSigmoidBias && s.gate.num_groups == kGroups &&
-         s.gate.experts_per_token == kChosen && num_multiprocessors >= kBlocks;
+  if (num_multiprocessors < kBlocks || s.heads != kHeads || s.latent != kLatent ||
+      s.nope != kNope || s.rope != kRope || s.v != kV) {
+    return DecodeLayersKind::kNone;
+  }
+  if (s.hidden == V3Eighth::kHidden && s.q_lora == V3Eighth::kQLora &&
+      s.num_experts == V3Eighth::kRouted && s.inter == V3Eighth::kInter &&
+      s.shared_inter == V3Eighth::kInter && s.gate.scoring == GateScoring::kSigmoidBias &&
+      s.gate.num_groups == V3Eighth::kGroups && s.gate.experts_per_token == V3Eighth::kChosen &&
+      !s.has_bf16_weights) {
+    return DecodeLayersKind::kV3Eighth;
+  }
+  if (s.hidden == V2Lite::kHidden && s.q_lora == 0 && s.num_experts == V2Lite::kRouted &&
+      s.inter == V2Lite::kInter && s.shared_inter == V2Lite::kSharedInter &&
+      s.gate.scoring == GateScoring::kSoftmaxGreedy &&
+      s.gate.experts_per_token == V2Lite::kChosen) {
+    return s.has_bf16_weights ? DecodeLayersKind::kV2LiteBf16 : DecodeLayersKind::kV2LiteE4M3;
+  }
+  return DecodeLayersKind::kNone;
+}
+
+// Cached tokens up to which decode_layers() takes a step. Beyond, launches for each operation are
+// faster: latent_decode reads each latent row once for all heads, decode_layers() once a head.
+constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind) {
+  switch (kind) {
+    case DecodeLayersKind::kNone:
+      return 0;
+    case DecodeLayersKind::kV3Eighth:
+      return 4096;
+    case DecodeLayersKind::kV2LiteBf16:
+      return 3072;
+    default:
+      return 5632;
+  }
 }
 
 }  // namespace fathom::cuda

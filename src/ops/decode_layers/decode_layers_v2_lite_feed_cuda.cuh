@@ -1,0 +1,202 @@
+// V2-Lite's layout for decode_layers() and its producer threads: which rows of each matrix a CTA
+// has, and the chunks in which they come.
+#pragma once
+
+#include "ops/decode_layers/decode_layers_feed_cuda.cuh"
+
+namespace fathom::cuda::decode_layers_kernel {
+
+constexpr int kKvRows = kLatent + kRope;
+// Rows of kv_a before CTA b's.
+__device__ constexpr int first_kv_row(int b) { return b * kKvRows / kBlocks; }
+
+template <bool kBf16>
+struct V2LiteLayout : V2Lite {
+  static constexpr bool kHasBf16Weights = kBf16;
+  static constexpr int kWeightSize = kBf16 ? 2 : 1;
+  static constexpr int kExperts = kChosen + 1;           // the shared expert first
+  static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
+  // Of gate, and of up, of an expert.
+  static constexpr int kInterRows = kInter / kBlocks, kSharedRows = kSharedInter / kBlocks;
+  static constexpr int kActivations = kSharedRows + kChosen * kInterRows;
+  static constexpr int kHiddenPackets = packets(kHiddenRows),
+                       kActivationPackets = packets(kActivations);
+  using Exchanged = Exchange<1, kHiddenPackets, kActivationPackets>;
+
+  // Chunks: rows of kHidden columns, at most kChunkRows; rows of down. A row's scales are those of
+  // one or two blocks of rows, or of a block with what 16 bytes hold beside it.
+  static constexpr int kChunkRows = 6, kDownRows = 8, kSharedDownRows = 4;
+  static constexpr int kWeightBytes = kChunkRows * kHidden * kWeightSize,
+                       kSlotBytes = kWeightBytes + (kBf16 ? 0 : 2 * kHidden / kScaleRow * 4);
+  static constexpr int kSlots = kBf16 ? 8 : 16, kInFlight = 2;
+  static constexpr int kQueryChunks = kQueryRows / kChunkRows,
+                       kOChunks = (kHiddenRows + kChunkRows - 1) / kChunkRows,
+                       kSharedGateChunks = (kSharedRows + kChunkRows - 1) / kChunkRows,
+                       kGateChunks = (kInterRows + kChunkRows - 1) / kChunkRows,
+                       kGateUpChunks = 2 * kSharedGateChunks + 2 * kChosen * kGateChunks,
+                       kSharedDownChunks = kHiddenRows / kSharedDownRows,
+                       kDownChunks = kHiddenRows / kDownRows;
+  // The experts' activations, 16 bits each, lie in scratch.
+  static constexpr int kInner = kSharedInter + kChosen * kInter, kScratch = kInner / 2;
+  static constexpr int kSums = 2 * kChunkRows * kGateUpChunks;  // rows, or halves of rows
+  static constexpr int kMostScales = kInner / kScaleRow;
+};
+
+template <bool kBf16>
+constexpr bool layout_fits(V2LiteLayout<kBf16>) {
+  using L = V2LiteLayout<kBf16>;
+  static_assert(L::kInterRows * kBlocks == L::kInter &&
+                L::kSharedRows * kBlocks == L::kSharedInter);
+  static_assert(L::kQueryChunks * L::kChunkRows == kQueryRows);
+  static_assert(kKvRows / kBlocks + 1 <= L::kChunkRows && kKvRows / kBlocks + 1 <= kPacketValues);
+  static_assert(L::kDownRows * L::kInter * L::kWeightSize <= L::kWeightBytes);
+  static_assert(L::kSharedDownRows * L::kSharedInter * L::kWeightSize <= L::kWeightBytes);
+  static_assert(kAbsorbRows * kNope * L::kWeightSize <= L::kWeightBytes &&
+                kValueRows * kLatent * L::kWeightSize <= L::kWeightBytes);
+  static_assert(kKeyAt + kKvRows <= L::kScratch && L::kHidden <= L::kScratch);
+  static_assert(L::kSlotBytes % 128 == 0);
+  static_assert(sizeof(Shared<L>) <= 227 * 1024);
+  return true;
+}
+static_assert(layout_fits(V2LiteLayout<true>()) && layout_fits(V2LiteLayout<false>()));
+static_assert(sizeof(V2LiteLayout<true>::Exchanged) == sizeof(V2LiteLayout<false>::Exchanged));
+
+// ---- which rows a chunk of gate and up has
+
+struct GateUpChunk {
+  int expert;  // 0: the shared one
+  bool is_up;
+  int first, rows;  // of the expert's gate, or up
+};
+
+template <typename L>
+__device__ GateUpChunk gate_up_chunk(int i, int block) {
+  if (i < 2 * L::kSharedGateChunks) {
+    const int at = i % L::kSharedGateChunks * L::kChunkRows;
+    return {0, i >= L::kSharedGateChunks, block * L::kSharedRows + at,
+            min(L::kChunkRows, L::kSharedRows - at)};
+  }
+  i -= 2 * L::kSharedGateChunks;
+  const int at = i % L::kGateChunks * L::kChunkRows;
+  return {1 + i / (2 * L::kGateChunks), i / L::kGateChunks % 2 != 0, block * L::kInterRows + at,
+          min(L::kChunkRows, L::kInterRows - at)};
+}
+
+// A producer thread.
+template <typename Row, typename L>
+class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
+ public:
+  using Base = FeederOf<Row, L, V2LiteFeeder<Row, L>>;
+  using Base::Base;
+  static constexpr int kSteps = 9;
+
+  __device__ int count_of(int step, int l) {
+    switch (step) {
+      case kQuery:
+        return L::kQueryChunks + 1;
+      case kKeys:
+        return this->count_of_keys(l);
+      case kO:
+        return L::kOChunks;
+      case kGateUp:
+        return L::kGateUpChunks;
+      case kSharedDown:
+        return L::kSharedDownChunks;
+      case kDown:
+        return L::kChosen * L::kDownChunks;
+      default:
+        return 1;
+    }
+  }
+
+  __device__ Chunk chunk_of(int step, int i, int l) {
+    const DecodeLayer& layer = shared_.layers[l & 1];
+    switch (step) {
+      case kQuery:
+        if (i < L::kQueryChunks) {
+          return rows_of(layer.q_kv_a, block_ * kQueryRows + i * L::kChunkRows, L::kChunkRows);
+        }
+        return rows_of(layer.q_kv_a, kHeads * (kNope + kRope) + first_kv_row(block_),
+                       first_kv_row(block_ + 1) - first_kv_row(block_));
+      case kAbsorb:  // scales of the whole head
+        return short_rows_of(layer.uk, kAbsorbRows, kNope, kLatent / kScaleRow);
+      case kKeys:
+        return this->keys_of(i, l);
+      case kValues:  // the head's rows share a row of scales
+        return short_rows_of(layer.uv, kValueRows, kLatent, kLatent / kScaleRow);
+      case kO: {
+        const int at = i * L::kChunkRows;
+        Chunk chunk =
+            rows_of(layer.o, block_ * L::kHiddenRows + at, min(L::kChunkRows, L::kHiddenRows - at));
+        if (FATHOM_PLANTED(a_, kWrongLayerScale) && block_ > kBlocks / 2) {
+          chunk.scales -= L::kHidden / kScaleRow;
+        }
+        return chunk;
+      }
+      case kRouter:
+        return {layer.router, int64_t{block_} * L::kHidden, L::kHidden, nullptr, 0};
+      case kGateUp: {
+        const GateUpChunk chunk = gate_up_chunk<L>(i, block_);
+        if (chunk.expert == 0) {
+          return rows_of(layer.shared_gate_up, chunk.is_up * L::kSharedInter + chunk.first,
+                         chunk.rows);
+        }
+        barrier_wait(&shared_.chosen, l & 1);
+        const int64_t matrix = int64_t{shared_.ids[chunk.expert - 1]} * 2 + chunk.is_up;
+        return rows_of(layer.gate_up, matrix * L::kInter + chunk.first, chunk.rows);
+      }
+      case kSharedDown:
+        return down_of<L::kSharedInter>(layer.shared_down, 0, i * L::kSharedDownRows,
+                                        L::kSharedDownRows);
+      default:
+        return down_of<L::kInter>(layer.down, shared_.ids[i / L::kDownChunks],
+                                  i % L::kDownChunks * L::kDownRows, L::kDownRows);
+    }
+  }
+
+ private:
+  enum Step { kQuery, kAbsorb, kKeys, kValues, kO, kRouter, kGateUp, kSharedDown, kDown };
+  using Base::a_;
+  using Base::block_;
+  using Base::shared_;
+
+  // Rows of kHidden columns, with the scales of their one or two blocks of rows.
+  __device__ static Chunk rows_of(const ScaledMatrix& matrix, int64_t row, int rows) {
+    constexpr int kRowBytes = L::kHidden * L::kWeightSize, kScales = L::kHidden / kScaleRow;
+    if constexpr (L::kHasBf16Weights) {
+      return {matrix.values, row * kRowBytes, rows * kRowBytes, nullptr, 0};
+    }
+    const int64_t block = row / kScaleRow;
+    return {matrix.values, row * kRowBytes, rows * kRowBytes, matrix.scales + block * kScales,
+            static_cast<int>((row + rows - 1) / kScaleRow - block + 1) * kScales};
+  }
+
+  // The CTA's rows of a head's matrix, and the head's scales.
+  __device__ Chunk short_rows_of(const ScaledMatrix& matrix, int rows, int columns,
+                                 int scales) const {
+    const int bytes = rows * columns * L::kWeightSize;
+    if constexpr (L::kHasBf16Weights) {
+      return {matrix.values, int64_t{block_} * bytes, bytes, nullptr, 0};
+    }
+    return {matrix.values, int64_t{block_} * bytes, bytes,
+            matrix.scales + block_ / kHeadBlocks * scales, scales};
+  }
+
+  // Some of the CTA's rows of an expert's down. All lie in a block of rows, whose scales begin
+  // scales_before() after a multiple of 16 bytes.
+  template <int kColumns>
+  __device__ Chunk down_of(const ScaledMatrix& matrix, int64_t expert, int first, int rows) const {
+    constexpr int kRowBytes = kColumns * L::kWeightSize, kScales = kColumns / kScaleRow;
+    const int64_t at = (expert * L::kHidden + block_ * L::kHiddenRows + first) * kRowBytes;
+    if constexpr (L::kHasBf16Weights) {
+      return {matrix.values, at, rows * kRowBytes, nullptr, 0};
+    }
+    static_assert(L::kHidden / kScaleRow * kScales % 4 == 0);
+    const int block = block_ * L::kHiddenRows / kScaleRow;
+    const int begin = block * kScales / 4 * 4, end = (block * kScales + kScales + 3) / 4 * 4;
+    return {matrix.values, at, rows * kRowBytes,
+            matrix.scales + expert * (L::kHidden / kScaleRow * kScales) + begin, end - begin};
+  }
+};
+
+}  // namespace fathom::cuda::decode_layers_kernel
