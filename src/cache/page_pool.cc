@@ -29,8 +29,8 @@ bool PagePool::allocate(int64_t count, std::vector<int32_t>& pages) {
 
 void PagePool::share(int32_t page) {
   Page& shared = at(page);
-  FATHOM_CHECK(shared.holders > 0 || shared.kept || shared.in_transfer,
-               "page {} is free and cannot be shared", page);
+  FATHOM_CHECK((shared.holders > 0 || shared.kept || shared.in_transfer) && !shared.quarantined,
+               "page {} is free or quarantined and cannot be shared", page);
   if (shared.holders++ > 0) return;
   if (shared.in_transfer) {
     --leaving_;
@@ -48,6 +48,7 @@ void PagePool::release(int32_t page) {
     ++leaving_;
     return;
   }
+  if (released.quarantined) return;
   --used_;
   if (released.kept) {
     ++cached_;
@@ -58,7 +59,7 @@ void PagePool::release(int32_t page) {
 
 void PagePool::keep(int32_t page) {
   Page& kept = at(page);
-  FATHOM_CHECK(kept.holders > 0 && !kept.kept && !kept.in_transfer,
+  FATHOM_CHECK(kept.holders > 0 && !kept.kept && !kept.in_transfer && !kept.quarantined,
                "page {} has {} holders and cannot be kept", page, kept.holders);
   kept.kept = true;
 }
@@ -74,7 +75,7 @@ void PagePool::drop(int32_t page) {
 
 void PagePool::begin_transfer(int32_t page) {
   Page& moved = at(page);
-  FATHOM_CHECK((moved.holders > 0) != moved.kept && !moved.in_transfer,
+  FATHOM_CHECK((moved.holders > 0) != moved.kept && !moved.in_transfer && !moved.quarantined,
                "page {} has {} holders and cannot be copied", page, moved.holders);
   if (moved.kept) {
     moved.kept = false;
@@ -100,6 +101,32 @@ void PagePool::end_transfer(int32_t page) {
   }
 }
 
+void PagePool::begin_quarantine(int32_t page) {
+  Page& awaited = at(page);
+  FATHOM_CHECK(
+      awaited.holders == 1 && !awaited.kept && !awaited.in_transfer && !awaited.quarantined,
+      "page {} has {} holders and cannot be quarantined", page, awaited.holders);
+  awaited.quarantined = true;
+  --used_;
+  ++quarantined_;
+}
+
+void PagePool::end_quarantine(int32_t page) {
+  Page& awaited = at(page);
+  FATHOM_CHECK(awaited.quarantined, "page {} is not quarantined", page);
+  awaited.quarantined = false;
+  --quarantined_;
+  if (awaited.holders > 0) {
+    ++used_;
+  } else {
+    free_.push_back(page);
+  }
+}
+
+bool PagePool::is_quarantined(int32_t page) const {
+  return const_cast<PagePool*>(this)->at(page).quarantined;
+}
+
 bool PagePool::is_in_transfer(int32_t page) const {
   return const_cast<PagePool*>(this)->at(page).in_transfer;
 }
@@ -109,24 +136,28 @@ int32_t PagePool::holders(int32_t page) const {
 }
 
 void PagePool::check_invariant() const {
-  int64_t held = 0, cached = 0, in_transfer = 0, leaving = 0;
+  int64_t held = 0, cached = 0, in_transfer = 0, leaving = 0, quarantined = 0;
   for (const Page& page : pages_) {
     in_transfer += page.in_transfer;
     leaving += page.in_transfer && page.holders == 0;
-    held += page.holders > 0 && !page.in_transfer;
+    quarantined += page.quarantined;
+    held += page.holders > 0 && !page.in_transfer && !page.quarantined;
     cached += page.holders == 0 && page.kept;
   }
   FATHOM_CHECK(
       held == used_ && cached == cached_ && in_transfer == in_transfer_ && leaving == leaving_ &&
-          free() + cached_ + used_ + in_transfer_ == total(),
+          quarantined == quarantined_ &&
+          free() + cached_ + used_ + in_transfer_ + quarantined_ == total(),
       "{} pages held, {} used, {} cached of {}, {} in transfer of {}, {} leaving of {}, {} "
-      "free of {}",
-      held, used_, cached, cached_, in_transfer, in_transfer_, leaving, leaving_, free(), total());
+      "quarantined of {}, {} free of {}",
+      held, used_, cached, cached_, in_transfer, in_transfer_, leaving, leaving_, quarantined,
+      quarantined_, free(), total());
   std::vector<bool> seen(pages_.size());
   for (const int32_t page : free_) {
-    FATHOM_CHECK(
-        pages_[page].holders == 0 && !pages_[page].kept && !pages_[page].in_transfer && !seen[page],
-        "page {} is free twice, held, kept or in transfer", page);
+    const Page& unused = pages_[page];
+    FATHOM_CHECK(unused.holders == 0 && !unused.kept && !unused.in_transfer &&
+                     !unused.quarantined && !seen[page],
+                 "page {} is free twice, held, kept, in transfer or quarantined", page);
     seen[page] = true;
   }
 }

@@ -88,6 +88,31 @@ TEST(PagePool, APageInTransferIsNothingElse) {
   pool.check_invariant();
 }
 
+TEST(PagePool, AQuarantinedPageIsNothingElse) {
+  PagePool pool(3);
+  std::vector<int32_t> pages;
+  ASSERT_TRUE(pool.allocate(2, pages));
+  for (const int32_t page : pages) pool.begin_quarantine(page);
+  EXPECT_EQ(pool.used(), 0);
+  EXPECT_EQ(pool.quarantined(), 2);
+  EXPECT_TRUE(pool.is_quarantined(pages[0]));
+  pool.check_invariant();
+  // One ends before its holder goes, the other after.
+  pool.end_quarantine(pages[0]);
+  EXPECT_EQ(pool.used(), 1);
+  pool.release(pages[0]);
+  EXPECT_EQ(pool.free(), 2);
+  pool.release(pages[1]);
+  EXPECT_EQ(pool.free(), 2) << "a sender may still write it";
+  EXPECT_EQ(pool.quarantined(), 1);
+  pool.check_invariant();
+  std::vector<int32_t> more;
+  EXPECT_FALSE(pool.allocate(3, more));
+  pool.end_quarantine(pages[1]);
+  EXPECT_EQ(pool.free(), 3);
+  pool.check_invariant();
+}
+
 TEST(PagePool, RandomUseAgainstAMap) {
   std::mt19937 random(1);
   PagePool pool(40);
@@ -127,6 +152,12 @@ TEST(PagePoolDeathTest, MistakesOfOursAreFatal) {
   EXPECT_DEATH(pool.drop(pages[0]), "was not kept");
   EXPECT_DEATH(pool.begin_transfer(1 - pages[0]), "cannot be copied");
   EXPECT_DEATH(pool.end_transfer(pages[0]), "is not in transfer");
+  EXPECT_DEATH(pool.begin_quarantine(1 - pages[0]), "cannot be quarantined");
+  EXPECT_DEATH(pool.end_quarantine(pages[0]), "is not quarantined");
+  pool.begin_quarantine(pages[0]);
+  EXPECT_DEATH(pool.share(pages[0]), "cannot be shared");
+  EXPECT_DEATH(pool.keep(pages[0]), "cannot be kept");
+  EXPECT_DEATH(pool.begin_transfer(pages[0]), "cannot be copied");
 }
 
 }  // namespace

@@ -108,6 +108,11 @@ std::unique_ptr<Sequence> make_sequence(ActiveRequest& active, int index, int64_
     sequence->stop_ids.insert(sequence->stop_ids.end(), limits.eos_ids.begin(),
                               limits.eos_ids.end());
   }
+  if (active.request.page_export) {
+    sequence->is_prompt_only = true;
+    sequence->pages_sent = active.request.export_from;
+    return sequence;
+  }
   if (index == 0 && params.prompt_logprobs >= 0) {
     sequence->prompt_logits_end = sequence->prompt_len - 1;
     sequence->prompt_logprobs.push_back(std::nullopt);
@@ -135,6 +140,15 @@ Result<std::unique_ptr<ActiveRequest>> make_active_request(Request request, Even
   }
   if (const auto& drafts = request.max_drafts; drafts && (*drafts < 0 || *drafts > kMaxDrafts)) {
     return invalid("speculation is {}, must be 0 to {}", *drafts, kMaxDrafts);
+  }
+  if (request.page_export && !limits.can_export) {
+    return invalid("this engine cannot send pages to another one");
+  }
+  if (request.page_export &&
+      (request.sampling.n != 1 || request.export_from < 0 ||
+       request.export_from >= ceil_div(std::ssize(request.prompt_ids), kPageSize))) {
+    return invalid("export_from is {} and n {}, a prompt of {} tokens has pages from 0 on for one",
+                   request.export_from, request.sampling.n, request.prompt_ids.size());
   }
   if (request.cache_salt.size() > kMaxCacheSaltBytes) {
     return invalid("cache_salt has {} bytes, at most {} are allowed", request.cache_salt.size(),

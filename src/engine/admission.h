@@ -19,6 +19,7 @@ struct AdmissionLimits {
   int64_t max_model_len = 0;
   int64_t num_pages = 0;  // of each lane
   int num_lanes = 1;
+  bool can_export = false;  // whether prompts can be computed for another engine
   std::vector<int32_t> eos_ids;
   const Tokenizer* tokenizer = nullptr;  // may be null; must outlive the sequences
 };

@@ -20,7 +20,27 @@ Result<> check_at_least(const char* field, int64_t value, int64_t low) {
   return invalid("{} is {}, must be {} or more", field, value, low);
 }
 
-Result<> check_options(const EngineOptions& options, const Runner& runner) {
+// An engine that does not compute its prompts uses the copies of pages for them alone.
+Result<> check_prefill(const EngineOptions& options, Runner& runner) {
+  const PrefillOptions& prefill = options.prefill;
+  if (prefill.link == nullptr) return {};
+  FATHOM_CHECK(prefill.mailbox != nullptr, "a link without a mailbox");
+  FATHOM_RETURN_IF_ERROR(check_at_least("prefill.least_rows", prefill.least_rows, 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("prefill.most_rows_here", prefill.most_rows_here, 0));
+  FATHOM_RETURN_IF_ERROR(check_at_least("prefill.max_attempts", prefill.max_attempts, 1));
+  if (options.kv_offload_bytes > 0 || !options.kv_offload_dir.empty()) {
+    return invalid(
+        "kv_offload_bytes is {} and kv_offload_dir '{}': not where another engine "
+        "computes the prompts",
+        options.kv_offload_bytes, options.kv_offload_dir);
+  }
+  if (runner.page_transfer(0) == nullptr) {
+    return invalid("this device cannot take pages that another engine has computed");
+  }
+  return {};
+}
+
+Result<> check_options(const EngineOptions& options, Runner& runner) {
   FATHOM_RETURN_IF_ERROR(check_at_least("max_num_seqs", options.max_num_seqs, 1));
   if (options.max_batched_tokens < options.max_num_seqs) {
     return invalid("max_batched_tokens is {}, must be at least max_num_seqs, {}",
@@ -38,6 +58,7 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
   FATHOM_RETURN_IF_ERROR(check_at_least("priority_ageing", options.priority_ageing.count(), 0));
   FATHOM_RETURN_IF_ERROR(check_at_least("the model's context length", runner.max_model_len(), 2));
   FATHOM_RETURN_IF_ERROR(check_at_least("the cache's number of pages", runner.num_pages(), 1));
+  FATHOM_RETURN_IF_ERROR(check_prefill(options, runner));
   for (const int32_t id : options.eos_ids) {
     if (id < 0 || id >= runner.vocab_size()) {
       return invalid("the end-of-sequence id {} is outside the vocabulary of {}", id,
@@ -45,6 +66,12 @@ Result<> check_options(const EngineOptions& options, const Runner& runner) {
     }
   }
   return {};
+}
+
+// Whether pages can be sent to another engine: with a store the copies are the store's.
+bool can_export(const EngineOptions& options, Runner& runner) {
+  return options.kv_offload_bytes == 0 && options.kv_offload_dir.empty() &&
+         runner.page_transfer(0) != nullptr;
 }
 
 // A lane's; null if no pages are offloaded.
@@ -83,6 +110,7 @@ struct Engine::Parts {
                .max_model_len = runner->max_model_len(),
                .num_pages = runner->num_pages(),
                .num_lanes = runner->num_lanes(),
+               .can_export = can_export(options, *runner),
                .eos_ids = options.eos_ids,
                .tokenizer = tokenizer.get()},
         loop(options, std::move(runner), std::move(stores)) {}

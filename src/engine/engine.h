@@ -19,6 +19,9 @@
 #include "base/status.h"
 #include "engine/request.h"
 #include "engine/runner.h"
+#include "transfer/arrivals.h"
+#include "transfer/piece_mailbox.h"
+#include "transfer/prompt_link.h"
 
 namespace fathom {
 
@@ -29,6 +32,22 @@ inline constexpr int32_t kMostPriorityLevels = 10;
 // After this many consecutive steps that fail with kInternal the engine counts as dead: the
 // device's errors persist although the runner does not report it as lost.
 inline constexpr int64_t kMostFailedSteps = 16;
+
+// Where an engine's prompts are computed, if not by itself.
+struct PrefillOptions {
+  std::shared_ptr<PromptLink> link = {};       // null: by itself
+  std::shared_ptr<PieceMailbox> mailbox = {};  // where the link's pieces come
+  uint64_t form = 0;                           // of cache pages; equal on both sides
+  bool with_digests = false;                   // of pieces
+  // A prompt of which fewer rows are missing is computed here.
+  int64_t least_rows = 64;
+  // Where nobody else can compute them: a prompt of which so many rows are missing is computed
+  // here, a longer one only if nothing else runs in its lane. Others end with kUnavailable.
+  int64_t most_rows_here = 512;
+  int64_t max_attempts = 3;  // orders of a prompt that fail before that; 1 or more
+  // An order of which nothing has come for so long has failed.
+  std::chrono::nanoseconds patience = std::chrono::seconds(30);
+};
 
 struct EngineOptions {
   // Limits of each lane: sequences that run together (each of a request's n choices is one), and
@@ -65,7 +84,8 @@ struct EngineOptions {
   // Whether a step has fewer where they do not pay, by measured acceptance and step times.
   bool adapts_drafts = false;
   std::vector<int32_t> eos_ids = {};  // any of them ends a sequence
-  int64_t preempt_every = 0;          // fault injection: one sequence every so many steps; 0: off
+  PrefillOptions prefill = {};
+  int64_t preempt_every = 0;  // fault injection: one sequence every so many steps; 0: off
   std::function<std::chrono::steady_clock::time_point()> clock =
       {};  // for tests; empty: steady_clock
 };
@@ -78,7 +98,18 @@ inline constexpr int64_t kStepRowBounds[] = {1,   8,    16,   32,   64,   128,  
 struct LaneStats {
   int64_t running = 0, waiting = 0;
   int64_t pages_total = 0, pages_used = 0, pages_cached = 0, pages_in_transfer = 0;
+  int64_t pages_quarantined = 0;
   int64_t preemptions = 0;
+};
+
+// Prompts that another engine computes.
+struct PrefillStats {
+  int64_t orders = 0, arrived = 0;  // orders sent, and those whose pages have all come
+  int64_t failed = 0;               // orders that were given up, but not by their sequences
+  int64_t computed_here = 0;        // prompts computed here after orders had failed
+  int64_t refused = 0;              // choices that ended because orders had failed
+  int64_t pages_sent = 0;           // to other engines
+  std::array<int64_t, kNumPieceVerdicts> pieces{};  // by PieceVerdict
 };
 
 // Drafts that the steps had as rows, and what became of them. A draft behind a sequence's end does
@@ -95,7 +126,8 @@ struct EngineStats {
   int64_t queued_requests = 0, queued_tokens = 0;
   int64_t pages_total = 0, pages_used = 0;
   int64_t pages_cached = 0;       // at refcount 0, kept for reuse
-  int64_t pages_in_transfer = 0;  // being copied to or from host memory; all others are free
+  int64_t pages_in_transfer = 0;  // being copied to or from host memory
+  int64_t pages_quarantined = 0;  // wait for rows that another engine computes; all others are free
   int64_t pages_stored = 0;       // in host memory and files
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   double step_seconds = 0;  // total time with a step in flight
@@ -112,6 +144,7 @@ struct EngineStats {
   int64_t expired = 0;               // requests aborted by a deadline
   double last_step_age_seconds = 0;  // since the last step ended
   SpeculationStats speculation;
+  PrefillStats prefill;
   std::vector<LaneStats> lanes;
   int64_t sequences_moved = 0;         // to another lane
   int64_t pages_copied = 0;            // from another lane's pool

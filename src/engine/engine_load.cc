@@ -8,6 +8,8 @@
 
 #include "engine/event_queue.h"
 #include "engine/fake_grammar.h"
+#include "engine/local_prefill.h"
+#include "engine/lossy_link.h"
 
 namespace fathom {
 namespace {
@@ -57,7 +59,11 @@ void check_answers(const Load& load, const std::vector<Submitted>& all) {
       const std::string what = fmt::format("request {} choice {}", r, index);
       const Answer& actual = submitted.collector->answers[static_cast<size_t>(index)];
       Answer expected = serial_answer(load.model, *tokenizer(), submitted.request, index);
-      if (submitted.aborted && actual.finish == FinishReason::kAbort) {
+      const bool was_stranded = load.may_fail && actual.finish == FinishReason::kError;
+      if (was_stranded) {
+        EXPECT_EQ(actual.error.find("the prompt cannot be computed"), 0u) << actual.error;
+      }
+      if (was_stranded || (submitted.aborted && actual.finish == FinishReason::kAbort)) {
         // The output before the abort is a prefix of the full output.
         ASSERT_LE(actual.ids.size(), expected.ids.size()) << what;
         expected.ids.resize(actual.ids.size());
@@ -69,6 +75,46 @@ void check_answers(const Load& load, const std::vector<Submitted>& all) {
     }
   }
 }
+
+// The engine that computes a load's prompts, and the way to it.
+struct PrefillSide {
+  PrefillSide(const Load& load, PrefillOptions& options) {
+    const Separation& how = *load.separation;
+    auto runner = std::make_unique<FakeRunner>(FakeModel{.vocab_size = load.model.vocab_size,
+                                                         .max_model_len = load.model.max_model_len,
+                                                         .num_pages = how.num_pages,
+                                                         .num_lanes = how.num_lanes},
+                                               how.steps_in_flight);
+    runner->copies = how.copies;
+    runner->drafts = load.drafts;
+    if (how.fail_steps_every > 0) {
+      runner->before_finish = [every = how.fail_steps_every, steps = 0]() mutable -> Result<> {
+        if (++steps % every != 0) return {};
+        return error(Code::kResourceExhausted, "a planted fault");
+      };
+    }
+    runner->max_rows = how.options.max_batched_tokens;
+    EngineOptions own = how.options;
+    own.max_queued_tokens = 1 << 20;
+    engine = std::move(*Engine::create(own, std::move(runner), nullptr));
+    options.mailbox = std::make_shared<PieceMailbox>(how.mailbox_bytes);
+    if (how.messages.share > 0) {
+      options.link = std::make_shared<LossyLink>(*engine, options.mailbox, how.messages.share,
+                                                 how.messages.seed);
+    } else {
+      options.link = std::make_shared<LocalPrefill>(*engine, options.mailbox);
+    }
+  }
+
+  void expect_nothing_lost() const {
+    EXPECT_TRUE(engine->drain(60s));
+    const EngineStats stats = engine->stats();
+    EXPECT_EQ(stats.pages_used + stats.pages_quarantined, 0);
+    EXPECT_EQ(stats.running + stats.waiting + stats.queued_requests, 0);
+  }
+
+  std::unique_ptr<Engine> engine;
+};
 
 }  // namespace
 
@@ -120,6 +166,8 @@ Request random_request(std::mt19937& random, const Load& load) {
 EngineStats run_once(Load load) {
   load.options.max_queued_tokens = 1 << 20;
   std::mt19937 random(load.seed);
+  std::optional<PrefillSide> prefill;  // outlives the engine
+  if (load.separation) prefill.emplace(load, load.options.prefill);
   std::vector<Submitted> all(static_cast<size_t>(load.num_requests));
   ArrivalGate gate;  // outlives the engine
   auto runner = std::make_unique<FakeRunner>(load.model, load.steps_in_flight);
@@ -161,9 +209,10 @@ EngineStats run_once(Load load) {
   gate.open();
   EXPECT_TRUE(engine.drain(60s));
   EngineStats stats = engine.stats();
-  EXPECT_EQ(stats.pages_used, 0);
+  EXPECT_EQ(stats.pages_used + stats.pages_quarantined, 0);
   EXPECT_EQ(stats.running + stats.waiting + stats.queued_requests + stats.queued_tokens, 0);
   engine.stop();
+  if (prefill) prefill->expect_nothing_lost();
   check_answers(load, all);
   return stats;
 }

@@ -1,6 +1,7 @@
 // Random loads on the engine over the fake model, compared with the serial oracle. Test code only.
 #pragma once
 
+#include <optional>
 #include <random>
 
 #include "engine/engine.h"
@@ -8,6 +9,24 @@
 #include "engine/serial_oracle.h"
 
 namespace fathom {
+
+// Messages between two engines that go wrong: the share of each kind of fault.
+struct LossyMessages {
+  double share = 0;  // dropped, delayed, duplicated, reordered, truncated, altered
+  uint32_t seed = 1;
+};
+
+// The load's prompts are computed by a second engine.
+struct Separation {
+  int64_t num_pages = 64;  // of each of its lanes
+  int num_lanes = 1;
+  int steps_in_flight = 1;
+  EngineOptions options = {};
+  FakeCopies copies = {};
+  LossyMessages messages = {};
+  int64_t mailbox_bytes = int64_t{1} << 20;
+  int64_t fail_steps_every = 0;  // of its steps; 0: none
+};
 
 struct Load {
   FakeModel model;
@@ -23,6 +42,10 @@ struct Load {
   FakeCopies copies = {};
   FakeDrafts drafts = {};
   uint32_t seed = 1;
+  // options.prefill's limits are kept, its link is made.
+  std::optional<Separation> separation = {};
+  // Whether choices may end with kUnavailable, with the beginning of the right answer.
+  bool may_fail = false;
 };
 
 // Of every sampling option. The speculation is part of it where the load has drafts.

@@ -16,6 +16,10 @@ namespace {
 // Allocated up front, because they are needed when memory is short.
 const Status kAborted = {Code::kUnavailable, "the request was aborted"};
 const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
+// How long the engine sleeps when all it has waits for another engine: at most so long until it
+// looks for orders that nobody answers, and for room in a window.
+constexpr std::chrono::milliseconds kPeerPoll(20), kWindowPoll(1);
+
 const Status kDead = {Code::kUnavailable, "engine is dead"};  // short: does not allocate
 
 EngineOptions with_clock(EngineOptions options) {
@@ -36,11 +40,18 @@ EngineLoop::EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> run
     : options_(with_clock(options)),
       runner_(std::move(runner)),
       lanes_(options_, *runner_, std::move(stores)),
+      exports_(*runner_),
       steps_(static_cast<size_t>(runner_->max_steps_in_flight())),
       inbox_(inbox_limits(options, runner_->num_lanes() * runner_->num_pages())),
       last_step_(now()) {
   publish_stats();
   runner_->watch_loss([this] { inbox_.lose(); });
+  if (options_.prefill.mailbox) options_.prefill.mailbox->watch([this] { inbox_.poke(); });
+}
+
+EngineLoop::~EngineLoop() {
+  if (options_.prefill.mailbox) options_.prefill.mailbox->watch(nullptr);
+  runner_->watch_loss(nullptr);
 }
 
 void EngineLoop::run() {
@@ -48,6 +59,8 @@ void EngineLoop::run() {
     drain_inbox();
     if (stopping_) return;
     expire();
+    take_pieces();
+    send_pages();
     if (is_idle()) {
       lanes_.take_ended(/*wait=*/true);
       continue;
@@ -57,7 +70,9 @@ void EngineLoop::run() {
     if (steps_in_flight() > 0 && (!has_begun || steps_in_flight() == std::ssize(steps_))) {
       end_step();
     } else if (!has_begun && lanes_.has_work()) {
-      lanes_.take_ended(/*wait=*/true);  // nothing can run before a copy has ended
+      // Nothing can run before a copy has ended, or another engine has sent or taken something.
+      if (lanes_.copies_in_flight() == 0) wait_for_peer();
+      lanes_.take_ended(/*wait=*/true);
     }
     if (is_idle()) check_idle();
     publish_stats();
@@ -159,6 +174,45 @@ void EngineLoop::expire() {
   };
   expire_from(must_start_, true, options_.max_queue_time, "has not started", "max_queue_time");
   expire_from(must_end_, false, options_.max_total_time, "has not ended", "max_total_time");
+}
+
+// Out of memory loses pieces; their orders fail when nothing more comes for them.
+void EngineLoop::take_pieces() {
+  try {
+    for (const Lanes::Stranded& stranded : lanes_.take_pieces()) {
+      end_early(*stranded.sequence, FinishReason::kError,
+                {Code::kUnavailable,
+                 fmt::format("the prompt cannot be computed: {}", stranded.why.message)});
+    }
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+// Ends the prompts whose pages have all gone to another engine.
+void EngineLoop::send_pages() {
+  if (exports_.empty()) return;
+  std::span<const PageExports::Done> ended;
+  try {
+    ended = exports_.send();
+  } catch (const std::bad_alloc&) {
+    return;  // the next step's end sends them
+  }
+  for (const PageExports::Done& done : ended) {
+    if (!done.ok) {
+      end_early(*done.sequence, FinishReason::kError,
+                {Code::kInternal, "a page could not be copied to host memory"});
+      continue;
+    }
+    Event& event = new_event(*done.sequence);
+    event.finish = FinishReason::kStop;
+    emit(*done.sequence, event);
+  }
+}
+
+// Pieces that come, and requests, end the wait; room in a receiver's window does not.
+void EngineLoop::wait_for_peer() {
+  if (lanes_.awaits_pieces()) inbox_.wait(kPeerPoll);
+  if (!exports_.empty()) inbox_.wait(kWindowPoll);
 }
 
 // Returns false if no step has begun: all sequences wait for the step in flight, or memory ran out.
@@ -269,6 +323,7 @@ void EngineLoop::apply_sampled_tokens(Step& step, std::span<const SampledToken> 
 }
 
 void EngineLoop::deliver_tokens(const StepEntry& entry, StepResults& results) {
+  if (entry.sequence->is_prompt_only) return export_rows(entry);
   Event& event = new_event(*entry.sequence);
   bool has_news = false;
   try {
@@ -281,6 +336,14 @@ void EngineLoop::deliver_tokens(const StepEntry& entry, StepResults& results) {
   count_drafts(entry, accepted);
   lanes_.commit_tokens(*entry.sequence, accepted);
   emit(*entry.sequence, event);
+}
+
+void EngineLoop::export_rows(const StepEntry& entry) {
+  try {
+    exports_.add(entry);
+  } catch (const std::bad_alloc&) {
+    end_early(*entry.sequence, FinishReason::kError, out_of_memory());
+  }
 }
 
 void EngineLoop::count_drafts(const StepEntry& entry, int64_t accepted) {
@@ -455,6 +518,7 @@ void EngineLoop::erase_finished_requests() {
 }
 
 void EngineLoop::end_sequence(Sequence& sequence, Event& event) {
+  if (sequence.is_prompt_only) exports_.remove(sequence);
   lanes_.finish(sequence);
   RequestTimings& timings = sequence.timings;
   timings.finished = now();
@@ -499,6 +563,7 @@ Event& EngineLoop::new_event(const Sequence& sequence) {
 }
 
 void EngineLoop::publish_stats() {
+  counters_.prefill.pages_sent = exports_.pages_sent();
   lanes_.publish(counters_);
   const std::lock_guard lock(stats_mutex_);
   published_ = counters_;

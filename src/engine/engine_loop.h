@@ -22,6 +22,7 @@
 #include "engine/engine.h"
 #include "engine/inbox.h"
 #include "engine/lanes.h"
+#include "engine/page_exports.h"
 #include "engine/postprocess.h"
 
 namespace fathom {
@@ -32,7 +33,7 @@ class EngineLoop {
   EngineLoop(const EngineOptions& options, std::unique_ptr<Runner> runner,
              std::vector<std::unique_ptr<PageStore>> stores);
 
-  ~EngineLoop() { runner_->watch_loss(nullptr); }
+  ~EngineLoop();
   EngineLoop(const EngineLoop&) = delete;
   EngineLoop& operator=(const EngineLoop&) = delete;
 
@@ -60,6 +61,10 @@ class EngineLoop {
   void enqueue(ActiveRequest& request);
   int64_t order_of(const Sequence& sequence) const;
   void expire();
+  void take_pieces();
+  void send_pages();
+  void export_rows(const StepEntry& entry);
+  void wait_for_peer();
   bool begin_step();
   bool plan(StepPlan& plan);
   Result<> begin(Step& step);
@@ -93,6 +98,7 @@ class EngineLoop {
   const EngineOptions options_;
   std::unique_ptr<Runner> runner_;
   Lanes lanes_;
+  PageExports exports_;
   BatchBuilder builder_;
   std::vector<Step> steps_;        // one per step in flight, used in turn
   int64_t begun_ = 0, ended_ = 0;  // steps, numbered from 1

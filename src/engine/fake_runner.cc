@@ -100,6 +100,11 @@ void FakeRunner::Transfer::load(const std::byte* host, int32_t page, int32_t id)
   begin({.id = id, .page = cells, .host = const_cast<std::byte*>(host)});
 }
 
+// Another runner, with steps of its own, may have written the rows.
+void FakeRunner::Transfer::forget_steps(Cell* page) {
+  for (int64_t i = 0; i < kPageSize; ++i) page[i].step = 0;
+}
+
 void FakeRunner::Transfer::begin(Copy copy) {
   ++num_begun_;
   if (copies_->count != nullptr) ++*copies_->count;
@@ -118,6 +123,7 @@ void FakeRunner::Transfer::take_ended(std::vector<EndedCopy>& ended, bool wait) 
     if (copy.fails) return true;
     if (copy.is_save) std::memcpy(copy.host, copy.page, page_bytes());
     if (!copy.is_save) std::memcpy(copy.page, copy.host, page_bytes());
+    if (!copy.is_save) forget_steps(copy.page);
     return true;
   };
   std::erase_if(begun_, is_over);

@@ -106,6 +106,7 @@ class FakeRunner : public LogitsRunner {
       bool is_save = false, fails = false;
     };
     void begin(Copy copy);
+    static void forget_steps(Cell* page);
     Cache* cache_;
     const FakeCopies* copies_;
     std::vector<Copy> begun_;

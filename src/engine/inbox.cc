@@ -78,6 +78,11 @@ void Inbox::lose() {
   announce();
 }
 
+void Inbox::poke() {
+  const std::lock_guard lock(mutex_);
+  announce();
+}
+
 void Inbox::die(Status why) noexcept {
   const std::lock_guard lock(mutex_);
   refusing_ = true;
@@ -115,6 +120,11 @@ void Inbox::take(News& news, bool wait) {
   if (wait) arrived_.wait(lock, [&] { return has_news_.load(std::memory_order_relaxed); });
   has_news_.store(false, std::memory_order_relaxed);
   std::swap(news, news_);
+}
+
+void Inbox::wait(std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  arrived_.wait_for(lock, timeout, [&] { return has_news_.load(std::memory_order_relaxed); });
 }
 
 void Inbox::note_left_queue(const ActiveRequest& request) {

@@ -51,6 +51,7 @@ class Inbox {
   void refuse();  // refuses new requests
   void stop();    // refuses new requests and asks the engine to stop
   void lose();    // tells that the runner is lost
+  void poke();    // ends a wait()
   // The engine is dead: refuses new requests with `why` from now on.
   void die(Status why) noexcept;
   bool is_dead() const;
@@ -61,6 +62,8 @@ class Inbox {
 
   // Replaces `news` by what has arrived. With `wait`, blocks until there is something.
   void take(News& news, bool wait);
+  // Blocks until there is something, or poke(), or this long.
+  void wait(std::chrono::nanoseconds timeout);
   void note_left_queue(const ActiveRequest& request);
   void note_ended();
 

@@ -42,16 +42,21 @@ Lanes::Lane::Lane(Lanes& all, int lane, const EngineOptions& options, const Runn
       pool(runner.num_pages()),
       tree(pool, options.prefix_caching, store.get(), hasher),
       scheduler(scheduler_options(options, runner, all.draft_policy_), tree,
-                runner.num_lanes() > 1 && options.prefix_caching ? this : nullptr) {}
+                runner.num_lanes() > 1 && options.prefix_caching ? this : nullptr,
+                all.orders_.get()) {}
 
 Lanes::Lanes(const EngineOptions& options, Runner& runner,
              std::vector<std::unique_ptr<PageStore>> stores)
     : options_(options), runner_(runner) {
   FATHOM_CHECK(std::ssize(stores) == runner.num_lanes(), "{} stores for {} lanes", stores.size(),
                runner.num_lanes());
+  if (options.prefill.link != nullptr) {
+    orders_ = std::make_unique<PrefillOrders>(options.prefill, options.clock);
+  }
   for (int lane = 0; lane < runner.num_lanes(); ++lane) {
     lanes_.emplace_back(*this, lane, options_, runner, std::move(stores[static_cast<size_t>(lane)]),
                         hasher_);
+    if (orders_) orders_->add_lane(lanes_.back().pool, *runner.page_transfer(lane));
   }
 }
 
@@ -198,6 +203,30 @@ void Lanes::copy_pages(const Lane& from, Lane& to, const Sequence& sequence, int
   }
 }
 
+const std::vector<Lanes::Stranded>& Lanes::take_pieces() {
+  stranded_.clear();
+  if (orders_ == nullptr) return stranded_;
+  const PrefillOptions& options = options_.prefill;
+  for (const PrefillOrders::Ended& order : orders_->take_pieces()) {
+    Sequence& sequence = *order.sequence;
+    Scheduler& scheduler = of(sequence).scheduler;
+    const int64_t missing = sequence.len() - 1 - sequence.computed;
+    if (order.has_arrived) {
+      scheduler.arrive(sequence);
+    } else if (order.why.code != Code::kUnavailable &&
+               ++sequence.prefill_attempts < options.max_attempts) {
+      continue;  // the next step orders it again
+    } else if (missing <= options.most_rows_here || scheduler.num_running() == 1) {
+      scheduler.prefill_here(sequence);
+      ++num_prefilled_here_;
+    } else {
+      stranded_.push_back({&sequence, order.why});
+      ++num_stranded_;
+    }
+  }
+  return stranded_;
+}
+
 void Lanes::advance(const StepPlan& plan) {
   size_t begin = 0;
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
@@ -252,6 +281,7 @@ void Lanes::publish(EngineStats& stats) const {
   stats.lanes.resize(lanes_.size());
   stats.running = stats.waiting = stats.preemptions = 0;
   stats.pages_total = stats.pages_used = stats.pages_cached = stats.pages_in_transfer = 0;
+  stats.pages_quarantined = 0;
   stats.pages_stored = stats.prefix_returns = stats.prefix_evictions = 0;
   for (const Lane& lane : lanes_) {
     LaneStats& own = stats.lanes[static_cast<size_t>(lane.number)];
@@ -261,6 +291,7 @@ void Lanes::publish(EngineStats& stats) const {
            .pages_used = lane.pool.used(),
            .pages_cached = lane.pool.cached(),
            .pages_in_transfer = lane.pool.in_transfer(),
+           .pages_quarantined = lane.pool.quarantined(),
            .preemptions = lane.scheduler.num_preemptions()};
     stats.running += own.running;
     stats.waiting += own.waiting;
@@ -269,9 +300,17 @@ void Lanes::publish(EngineStats& stats) const {
     stats.pages_cached += own.pages_cached;
     stats.preemptions += own.preemptions;
     stats.pages_in_transfer += own.pages_in_transfer;
+    stats.pages_quarantined += own.pages_quarantined;
     stats.pages_stored += lane.tree.num_stored();
     stats.prefix_returns += lane.tree.num_returns();
     stats.prefix_evictions += lane.tree.num_evictions();
+  }
+  if (orders_) {
+    const int64_t sent = stats.prefill.pages_sent;
+    stats.prefill = orders_->stats();
+    stats.prefill.computed_here = num_prefilled_here_;
+    stats.prefill.refused = num_stranded_;
+    stats.prefill.pages_sent = sent;
   }
   stats.sequences_moved = num_moves_;
   stats.pages_copied = num_pages_copied_;
@@ -279,8 +318,9 @@ void Lanes::publish(EngineStats& stats) const {
 
 void Lanes::check_idle() const {
   for (const Lane& lane : lanes_) {
-    FATHOM_CHECK(lane.pool.used() == 0, "{} of {} pages of lane {} are used by nobody",
-                 lane.pool.used(), lane.pool.total(), lane.number);
+    FATHOM_CHECK(lane.pool.used() + lane.pool.quarantined() == 0,
+                 "{} of {} pages of lane {} are used by nobody, {} quarantined for nobody",
+                 lane.pool.used(), lane.pool.total(), lane.number, lane.pool.quarantined());
     try {
       lane.tree.check_invariant();
     } catch (const std::bad_alloc&) {  // recounted when the engine is idle again

@@ -23,6 +23,7 @@
 #include "cache/page_pool.h"
 #include "cache/prefix_tree.h"
 #include "engine/engine.h"
+#include "engine/prefill_orders.h"
 #include "engine/scheduler.h"
 
 namespace fathom {
@@ -52,6 +53,16 @@ class Lanes {
   void finish(Sequence& sequence) { of(sequence).scheduler.finish(sequence); }
   bool has_work() const;
   int64_t num_running() const;
+
+  // Takes rows that another engine has computed. Returns the sequences that cannot go on, because
+  // their prompts are computed nowhere, and why. Valid until the next call.
+  struct Stranded {
+    Sequence* sequence = nullptr;
+    Status why;
+  };
+  const std::vector<Stranded>& take_pieces();
+  // Whether sequences wait for such rows.
+  bool awaits_pieces() const { return orders_ != nullptr && !orders_->empty(); }
 
   // As PrefixTree's, over all lanes.
   void take_ended(bool wait);
@@ -92,11 +103,14 @@ class Lanes {
   Runner& runner_;
   const PrefixHasher hasher_;
   DraftPolicy draft_policy_;
+  std::unique_ptr<PrefillOrders> orders_;  // null: the engine computes its prompts itself
   std::deque<Lane> lanes_;
   Sequence* planning_ = nullptr;
   bool had_prompts_ = false;   // the last step, in some lane
   bool left_prompts_ = false;  // it has not taken all of them
   int64_t num_moves_ = 0, num_pages_copied_ = 0;
+  int64_t num_prefilled_here_ = 0, num_stranded_ = 0;
+  std::vector<Stranded> stranded_;
   std::vector<int32_t> sources_, targets_;  // of bring_prefix()
 };
 

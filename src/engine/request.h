@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/page_export.h"
 #include "engine/sampling_params.h"
 #include "engine/token_grammar.h"
 #include "model/forward_batch.h"
@@ -41,6 +42,11 @@ struct Request {
   // is unconstrained.
   std::shared_ptr<const TokenGrammar> grammar = {};
   std::optional<int32_t> grammar_begins_after = {};
+  // Computes the prompt's rows for another engine instead of a completion: its pages go there from
+  // `export_from` on, as they are computed. The request then ends with kStop and no token; of
+  // `sampling` n is 1 and nothing else counts.
+  std::shared_ptr<PageExport> page_export = {};
+  int64_t export_from = 0;
 };
 
 // Log-softmax of the raw logits at `id`, and the most likely alternatives in descending order (ties

@@ -31,15 +31,16 @@ void erase_from(List& list, Sequence* sequence) {
 }
 
 bool is_in_long_prompt(const Sequence* sequence) {
-  return sequence->is_long && !sequence->is_loading && sequence->remaining() > 1;
+  return sequence->is_long && !sequence->awaits_rows() && sequence->remaining() > 1;
 }
 
 int64_t pages_for(int64_t num_tokens) { return ceil_div(num_tokens, kPageSize); }
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, PrefixTree& tree, PrefixSource* source)
-    : options_(options), tree_(&tree), source_(source) {
+Scheduler::Scheduler(const SchedulerOptions& options, PrefixTree& tree, PrefixSource* source,
+                     RemotePrefill* remote)
+    : options_(options), tree_(&tree), source_(source), remote_(remote) {
   // insert_in_order(running_) never allocates.
   running_.reserve(static_cast<size_t>(options.max_num_seqs));
 }
@@ -66,6 +67,7 @@ void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
   plan_decode(plan);
   if (options_.max_drafts > 0) plan_drafts(std::span(plan.entries).subspan(before));
   if (with_prompts) plan_prompts(plan);
+  if (remote_ != nullptr) order_prompts();
   // Frees pages that the next step may need, but only a share of a small pool, whose pages are
   // cached texts.
   tree_->make_room_ahead(std::min(pages_for(options_.max_batched_tokens) + num_running(),
@@ -157,7 +159,7 @@ void Scheduler::withdraw(Sequence& sequence) {
 bool Scheduler::has_prompts() const {
   return !waiting_.empty() ||
          std::any_of(running_.begin(), running_.end(), [](const Sequence* sequence) {
-           return !sequence->is_loading && sequence->remaining() > 1;
+           return !sequence->awaits_rows() && sequence->remaining() > 1;
          });
 }
 
@@ -243,7 +245,7 @@ int64_t Scheduler::rows_for_long_prompts() const {
 void Scheduler::plan_short_prompts(StepPlan& plan) {
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.is_long || sequence.is_loading || sequence.remaining() == 1) continue;
+    if (sequence.is_long || sequence.awaits_rows() || sequence.remaining() == 1) continue;
     plan_chunk(sequence, plan);
   }
 }
@@ -302,7 +304,9 @@ bool Scheduler::plan_chunk(Sequence& sequence, StepPlan& plan) {
   entry.first_prompt_logit = std::max(sequence.computed, sequence.prompt_logits_done);
   entry.num_prompt_logits =
       std::max<int64_t>(0, std::min(end, sequence.prompt_logits_end) - entry.first_prompt_logit);
-  entry.samples = end == sequence.len();
+  entry.samples = end == sequence.len() && !sequence.is_prompt_only;
+  entry.end = end;
+  entry.preemptions = sequence.usage.preemptions;
   // Reserves memory for the token to come, so that std::bad_alloc is thrown here and not later.
   if (entry.samples && sequence.tokens.size() == sequence.tokens.capacity()) {
     sequence.tokens.reserve(2 * sequence.tokens.size());
@@ -354,7 +358,7 @@ void Scheduler::admit_waiting(StepPlan& plan) {
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     start(sequence, plan);
     // Long prompts are planned after the others.
-    const bool is_planned_later = sequence.is_long || sequence.is_loading;
+    const bool is_planned_later = sequence.is_long || sequence.awaits_rows();
     if (!is_planned_later && !plan_chunk(sequence, plan)) return;
     if (enough) return;
   }
@@ -436,10 +440,50 @@ void Scheduler::start(Sequence& sequence, StepPlan& plan) {
 
 // The sequence's pages are in the pool: it starts to compute.
 void Scheduler::begin_computing(Sequence& sequence, StepPlan& plan) {
+  sequence.is_arriving = remote_ != nullptr && remote_->takes(sequence);
   if (sequence.has_started) return;
   plan.started.push_back(&sequence);
   sequence.has_started = true;
   sequence.usage.cached_tokens = sequence.computed;
+}
+
+// Orders the prompts of arriving sequences that have no ticket, as soon as they have their pages.
+void Scheduler::order_prompts() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    Sequence& sequence = *running_[i];
+    if (!sequence.is_arriving || sequence.ticket != 0) continue;
+    planning_ = &sequence;
+    if (reserve_all(sequence)) remote_->begin(sequence);
+  }
+}
+
+// Reserves pages for all tokens; later sequences that are not planned yet give way. False: not now,
+// or the sequence has preempted itself.
+bool Scheduler::reserve_all(Sequence& sequence) {
+  for (;;) {
+    const PrefixTree::Room room = reserve(sequence, sequence.len());
+    if (room != PrefixTree::Room::kNever) return room == PrefixTree::Room::kNow;
+    Sequence* victim = last_unplanned();
+    if (victim != nullptr && goes_before(&sequence, victim)) {
+      preempt(*victim);
+      continue;
+    }
+    if (running_.back() == &sequence) preempt(sequence);
+    return false;
+  }
+}
+
+void Scheduler::arrive(Sequence& sequence) {
+  sequence.is_arriving = false;
+  sequence.computed = sequence.mtp_len = sequence.len() - 1;
+  sequence.is_long = false;
+  commit_tokens(sequence);
+}
+
+void Scheduler::prefill_here(Sequence& sequence) {
+  sequence.is_arriving = false;
+  sequence.prefills_here = true;
+  sequence.is_long = is_long(sequence, sequence.computed);
 }
 
 // Sequences whose pages have arrived take part in this step already.
@@ -502,7 +546,7 @@ void Scheduler::preempt(Sequence& sequence) {
   insert_in_order(waiting_, &sequence);  // may throw; then the sequence still runs
   erase_from(running_, &sequence);
   release_pages(sequence);
-  sequence.computed = sequence.mtp_len = 0;
+  sequence.computed = sequence.mtp_len = sequence.final_rows = 0;
   sequence.phase = Sequence::Phase::kWaiting;
   ++sequence.usage.preemptions;
   ++num_preemptions_;
@@ -511,6 +555,8 @@ void Scheduler::preempt(Sequence& sequence) {
 
 // Published pages stay in the tree, so a preempted sequence may find its own again.
 void Scheduler::release_pages(Sequence& sequence) {
+  if (sequence.is_arriving) remote_->cancel(sequence);
+  sequence.is_arriving = false;
   pending_.remove(sequence);
   sequence.awaited.reset();
   sequence.pages_in_tree = 0;

@@ -29,6 +29,11 @@
 // Steps in flight: a sequence's rows count as computed once the step has begun, since whatever
 // reads them runs later on the device. Pages go into the tree when all their tokens are known.
 //
+// Remote prefill: the rows of a sequence's prompt may be computed by another engine. It takes the
+// pages that the tree has, reserves pages for all its tokens, orders the rest, and counts as
+// running meanwhile: it can preempt and be preempted, but takes part in no step. When all rows but
+// its last token's have come it decodes. Its pages are published then.
+//
 // Copies: loading pages from the store is asynchronous. A sequence whose pages are loading counts
 // as running, so it can preempt and be preempted, but takes part in no step. Pages being evicted
 // are free only when they have been saved; a sequence that needs one in the meantime skips a step,
@@ -49,6 +54,7 @@
 #include "cache/prefix_tree.h"
 #include "engine/draft_policy.h"
 #include "engine/pending_pages.h"
+#include "engine/remote_prefill.h"
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
 
@@ -86,8 +92,9 @@ class PrefixSource {
 
 class Scheduler {
  public:
-  // `source` may be null.
-  Scheduler(const SchedulerOptions& options, PrefixTree& tree, PrefixSource* source = nullptr);
+  // `source` and `remote` may be null.
+  Scheduler(const SchedulerOptions& options, PrefixTree& tree, PrefixSource* source = nullptr,
+            RemotePrefill* remote = nullptr);
 
   // Adds a sequence that fits into the empty cache at its full length. Its priority, arrival and
   // prefix are set; arrivals are unique.
@@ -115,6 +122,12 @@ class Scheduler {
   // drafts and the one behind them. The rows of those drafts count as computed. Publishes the pages
   // that the tokens complete.
   void commit_tokens(Sequence& sequence, int64_t accepted = 0);
+
+  // The rows of an arriving sequence have come, all but its last token's; its order has ended.
+  void arrive(Sequence& sequence);
+  // The order of an arriving sequence has failed: it computes its rows itself. Without this call the
+  // next schedule() orders them again.
+  void prefill_here(Sequence& sequence);
 
   // Removes a sequence in any phase and releases its pages. Called once per sequence.
   void finish(Sequence& sequence);
@@ -164,6 +177,8 @@ class Scheduler {
   void begin_computing(Sequence& sequence, StepPlan& plan);
   void go_on_loading(StepPlan& plan);
   bool has_loaded(Sequence& sequence);
+  void order_prompts();
+  bool reserve_all(Sequence& sequence);
   bool plan_chunk(Sequence& sequence, StepPlan& plan);
   int64_t chunk_length(const Sequence& sequence) const;
   PrefixTree::Room reserve(Sequence& sequence, int64_t num_tokens);
@@ -177,6 +192,7 @@ class Scheduler {
   const SchedulerOptions options_;
   PrefixTree* tree_;
   PrefixSource* source_;
+  RemotePrefill* remote_;
   PendingPages pending_;
   std::deque<Sequence*> waiting_;   // in order
   std::vector<Sequence*> running_;  // in order

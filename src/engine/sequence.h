@@ -58,6 +58,13 @@ struct Sequence {
   int64_t pages_in_tree = 0;          // its first pages, which are published in the prefix tree
   bool is_loading = false;            // its pages are loading from the store; it only holds them
   int64_t pages_to_load = 0;          // the number of pages it will have when loading has ended
+  bool is_arriving = false;           // its rows come from another engine; it only holds its pages
+  uint64_t ticket = 0;                // the number of its order there; 0: none
+  int64_t prefill_attempts = 0;       // orders that have failed
+  bool prefills_here = false;         // none of its rows come from elsewhere
+  bool is_prompt_only = false;        // computes rows for another engine and samples nothing
+  int64_t final_rows = 0;             // with it: rows whose steps have ended
+  int64_t pages_sent = 0;             // with it: the next page to send
   std::optional<PageKey> awaited;     // waits until another sequence has computed this page
   bool is_long = false;               // takes several steps' rows: others may pass it
   int64_t times_passed = 0;           // while it waited for pages
@@ -92,11 +99,16 @@ struct Sequence {
   int64_t output_len() const { return known_len() - prompt_len; }
   // Rows of the MTP layer up to the newest token's, which is drafted from.
   int64_t num_mtp_rows() const { return computed + 1 - mtp_len; }
-  int64_t remaining() const { return len() - computed; }  // >= 1
+  // At least 1, except of a sequence that is_prompt_only and is about to end.
+  int64_t remaining() const { return len() - computed; }
+  // Whether it only holds its pages, until its rows have come.
+  bool awaits_rows() const { return is_loading || is_arriving; }
   // Whether the sequence may take part in the next step. While its newest token is being sampled it
-  // may, unless that is its last token or the next one depends on it (grammar, penalties).
+  // may, unless that is its last token or the next one depends on it (grammar, penalties). One that
+  // samples nothing may be computed completely.
   bool may_run() const {
-    return !is_loading && (num_unknown == 0 || (len() < max_len && !grammar && !history));
+    return !awaits_rows() && remaining() > 0 &&
+           (num_unknown == 0 || (len() < max_len && !grammar && !history));
   }
 };
 

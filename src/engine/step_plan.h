@@ -21,6 +21,8 @@ struct StepEntry {
   int64_t run_length = 0;
   // The chunk ends with the newest token. Its logits and those of the drafts are sampled.
   bool samples = false;
+  // Its tokens end here, of the sequence's run with so many preemptions before it.
+  int64_t end = 0, preemptions = 0;
 
   int64_t num_rows() const { return num_tokens + num_drafts; }
   int64_t num_sampled() const { return samples ? 1 + num_drafts : 0; }

@@ -207,10 +207,12 @@ void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, st
     const auto pages = [&](std::string_view state, int64_t count) {
       out += fmt::format("fathom_kv_pages{{{}{},state=\"{}\"}} {}\n", labels, rank, state, count);
     };
-    pages("free", lane.pages_total - lane.pages_used - lane.pages_cached - lane.pages_in_transfer);
+    pages("free", lane.pages_total - lane.pages_used - lane.pages_cached - lane.pages_in_transfer -
+                      lane.pages_quarantined);
     pages("cached", lane.pages_cached);
     pages("used", lane.pages_used);
     pages("in_transfer", lane.pages_in_transfer);
+    pages("quarantined", lane.pages_quarantined);
   }
 }
 

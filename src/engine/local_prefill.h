@@ -1,0 +1,46 @@
+// Prompts computed by another engine of the same process, or on behalf of one elsewhere.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "engine/engine.h"
+#include "transfer/piece_mailbox.h"
+#include "transfer/prompt_link.h"
+
+namespace fathom {
+
+// The request that computes an order's prompt. Its pages go to `page_export`.
+Request prompt_request(PromptOrder order, std::shared_ptr<PageExport> page_export);
+
+// Sends orders to `prefill`, whose pages go into `mailbox`. The engine outlives the link and every
+// engine that has it. Any thread.
+class LocalPrefill : public PromptLink {
+ public:
+  LocalPrefill(Engine& prefill, std::shared_ptr<PieceMailbox> mailbox)
+      : prefill_(&prefill), mailbox_(std::move(mailbox)), running_(std::make_shared<Running>()) {}
+
+  Result<> order(PromptOrder order) override;
+  void cancel(const TicketId& id) override;
+
+ private:
+  struct Key {
+    TicketId id;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const { return key.id.number ^ key.id.engine << 32; }
+  };
+  // Shared with the requests' sinks, which may outlive the link.
+  struct Running {
+    std::mutex mutex;
+    std::unordered_map<Key, RequestId, KeyHash> requests;  // 0: it has ended, or is not known yet
+  };
+
+  Engine* prefill_;
+  std::shared_ptr<PieceMailbox> mailbox_;
+  std::shared_ptr<Running> running_;
+};
+
+}  // namespace fathom

@@ -1,0 +1,18 @@
+// Where the pages of a prompt go that is computed for another engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace fathom {
+
+class PageExport {
+ public:
+  virtual ~PageExport() = default;
+  // Page `index` of the text: `rows` [page_bytes]. Pages come in order, each once. False: the
+  // window is full, the engine tries again. Called by the engine's thread; does not block.
+  virtual bool send(int64_t index, std::span<const std::byte> rows) = 0;
+};
+
+}  // namespace fathom

@@ -1,0 +1,290 @@
+// An engine whose prompts another engine computes, over the fake model: each choice's output equals
+// the serial oracle's, whatever happens on the way, or ends with an error.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "engine/engine_load.h"
+#include "engine/event_queue.h"
+#include "engine/local_prefill.h"
+
+namespace fathom {
+namespace {
+
+using namespace std::chrono_literals;
+
+EngineOptions decode_options() {
+  EngineOptions options{.max_num_seqs = 8, .max_batched_tokens = 70, .eos_ids = {kFakeEos}};
+  options.prefill.least_rows = 0;
+  options.prefill.with_digests = true;
+  return options;
+}
+
+Separation prefill_side(int64_t num_pages = 64) {
+  return {.num_pages = num_pages,
+          .options = {.max_num_seqs = 6, .max_batched_tokens = 50, .eos_ids = {kFakeEos}}};
+}
+
+Load separated_load(uint32_t seed = 1) {
+  return {.model = {.num_pages = 200},
+          .options = decode_options(),
+          .seed = seed,
+          .separation = prefill_side()};
+}
+
+// Chunked prompts, prefixes, prompts shorter than a page, n up to 4, log-probabilities, penalties,
+// seeds, stops, an end-of-sequence token first: what random_request() has.
+TEST(Separation, AnswersAreThoseOfOneEngine) {
+  int64_t arrived = 0;
+  for (uint32_t seed = 1; seed <= 6; ++seed) {
+    Load load = separated_load(seed);
+    load.steps_in_flight = 1 + static_cast<int>(seed % 2);
+    load.separation->steps_in_flight = 1 + static_cast<int>(seed / 2 % 2);
+    load.options.prefix_caching = seed % 3 != 0;
+    const EngineStats stats = run_once(load);
+    EXPECT_EQ(stats.prefill.failed + stats.prefill.computed_here + stats.prefill.refused, 0);
+    EXPECT_EQ(stats.prefill.orders, stats.prefill.arrived);
+    EXPECT_EQ(stats.failed, 0);
+    arrived += stats.prefill.arrived;
+  }
+  EXPECT_GT(arrived, 300);
+}
+
+TEST(Separation, EverySmallChunkSize) {
+  for (const int64_t budget : {6, 7, 16, 63, 64, 65, 130}) {
+    Load load = separated_load(static_cast<uint32_t>(budget));
+    load.num_requests = 14;
+    load.separation->options.max_batched_tokens = budget;
+    EXPECT_EQ(run_once(load).prefill.failed, 0);
+  }
+}
+
+// The MTP layer's rows and states come with the pages; grammars never leave the decoding engine.
+TEST(Separation, DraftsAndGrammars) {
+  for (const auto kind :
+       {FakeDrafts::Kind::kRight, FakeDrafts::Kind::kInTurns, FakeDrafts::Kind::kAdversarial}) {
+    Load load = separated_load(static_cast<uint32_t>(kind) + 40);
+    load.drafts = {.most = 3, .kind = kind};
+    const EngineStats stats = run_once(load);
+    EXPECT_GT(stats.prefill.arrived, 30);
+    EXPECT_GT(stats.speculation.draft_tokens, 100);
+    if (kind == FakeDrafts::Kind::kRight) {
+      EXPECT_GT(stats.speculation.accepted_tokens, stats.speculation.draft_tokens / 2);
+    }
+  }
+}
+
+TEST(Separation, LanesOnBothSides) {
+  for (const int lanes : {2, 3}) {
+    Load load = separated_load(static_cast<uint32_t>(lanes) + 50);
+    load.model.num_lanes = lanes;
+    load.model.num_pages = 20;
+    load.separation->num_lanes = 4 - lanes + 1;
+    load.num_requests = 100;
+    load.abort_share = 0.1;
+    load.options.preempt_every = 9;
+    EXPECT_GT(run_once(load).prefill.arrived, 30);
+  }
+}
+
+// 24 pages on one side or on both, with aborts: sequences that wait for their rows are preempted,
+// prompts that are being sent too.
+TEST(Separation, SmallPoolsAndAborts) {
+  int64_t preemptions = 0, aborted = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    Load load = separated_load(100 + seed);
+    load.model.num_pages = seed % 3 == 0 ? 200 : 24 - 2 * (seed % 5);
+    load.separation->num_pages = seed % 3 == 1 ? 200 : 5 + 2 * (seed % 4);
+    load.steps_in_flight = 1 + static_cast<int>(seed % 2);
+    load.separation->steps_in_flight = 1 + static_cast<int>(seed / 3 % 2);
+    load.separation->options.preempt_every = seed % 4 == 0 ? 7 : 0;
+    load.options.preempt_every = seed % 4 == 2 ? 5 : 0;
+    load.abort_share = 0.25;
+    const EngineStats stats = run_once(load);
+    preemptions += stats.preemptions;
+    aborted += stats.aborted;
+  }
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(aborted, 100);
+}
+
+// Copies of pages that end late, and of which every 16th fails.
+TEST(Separation, EverySixteenthCopyFails) {
+  int64_t failed = 0;
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    Load load = separated_load(200 + seed);
+    load.copies = {.late = seed % 2 == 0, .fail_every = seed % 3 == 1 ? 0 : 16};
+    load.separation->copies = {.late = true, .fail_every = seed % 3 == 0 ? 0 : 16};
+    load.abort_share = 0.1;
+    const EngineStats stats = run_once(load);
+    failed += stats.prefill.failed;
+  }
+  EXPECT_GT(failed, 20);
+}
+
+TEST(Separation, StepsThatFailOnThePrefillSideAreComputedAgain) {
+  Load load = separated_load(7);
+  load.separation->fail_steps_every = 9;
+  const EngineStats stats = run_once(load);
+  EXPECT_GT(stats.prefill.failed, 3);
+  EXPECT_EQ(stats.failed, 0);
+}
+
+TEST(Separation, AWindowOfOnePage) {
+  Load load = separated_load(8);
+  load.separation->mailbox_bytes = 1;
+  EXPECT_EQ(run_once(load).prefill.failed, 0);
+}
+
+// Messages dropped, delayed, doubled, reordered, cut off and altered, 5% of each.
+TEST(Separation, LossyMessagesGiveTheRightAnswerOrAnError) {
+  PrefillStats sum;
+  int64_t failed = 0;
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    Load load = separated_load(300 + seed);
+    load.separation->messages = {.share = 0.05, .seed = seed};
+    load.model.num_pages = seed % 2 == 0 ? 24 : 200;
+    load.options.prefill.patience = 50ms;
+    load.options.prefill.max_attempts = 2;
+    load.options.prefill.most_rows_here = seed % 3 == 0 ? 10'000 : 40;
+    load.abort_share = 0.1;
+    load.may_fail = true;
+    const EngineStats stats = run_once(load);
+    sum.failed += stats.prefill.failed;
+    sum.computed_here += stats.prefill.computed_here;
+    sum.refused += stats.prefill.refused;
+    for (size_t i = 0; i < kNumPieceVerdicts; ++i) sum.pieces[i] += stats.prefill.pieces[i];
+    failed += stats.failed;
+  }
+  EXPECT_GT(sum.failed, 30);
+  EXPECT_GT(sum.computed_here, 5);
+  EXPECT_GT(sum.refused, 0);
+  EXPECT_EQ(failed, sum.refused) << "no other error";
+  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kAccepted)], 300);
+  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kStale)], 0);
+  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kRepeated)], 5);
+  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kWrongDigest)], 5);
+}
+
+// Two engines and requests whose course can be counted.
+struct Pair {
+  explicit Pair(PrefillOptions prefill = {.least_rows = 0}) {
+    const FakeModel model;
+    prefill_engine = std::move(
+        *Engine::create({.max_batched_tokens = 256}, std::make_unique<FakeRunner>(model), nullptr));
+    EngineOptions options{.eos_ids = {kFakeEos}};
+    options.prefill = std::move(prefill);
+    options.prefill.mailbox = std::make_shared<PieceMailbox>(1 << 20);
+    options.prefill.link = std::make_shared<LocalPrefill>(*prefill_engine, options.prefill.mailbox);
+    engine =
+        std::move(*Engine::create(options, std::make_unique<FakeRunner>(model), fake_tokenizer()));
+  }
+
+  static Request request(int64_t prompt, int64_t max_tokens = 4) {
+    Request request;
+    for (int64_t i = 0; i < prompt; ++i) {
+      request.prompt_ids.push_back(static_cast<int32_t>(i % 250));
+    }
+    request.sampling.temperature = 0;
+    request.sampling.seed = 5;
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.ignore_eos = true;
+    return request;
+  }
+  Event answer(const Request& request) const {
+    EventQueue queue;
+    EXPECT_TRUE(engine->submit(request, queue.sink()));
+    Event last;
+    while (auto event = queue.next()) last = std::move(*event);
+    return last;
+  }
+  // Pieces that have come so far, all accepted.
+  int64_t pieces() const {
+    const PrefillStats stats = engine->stats().prefill;
+    int64_t all = 0;
+    for (const int64_t count : stats.pieces) all += count;
+    EXPECT_EQ(all, stats.pieces[0]);
+    return all;
+  }
+  int64_t orders() const { return engine->stats().prefill.orders; }
+
+  std::unique_ptr<Engine> prefill_engine, engine;
+};
+
+TEST(Separation, PagesThatTheDecodingSideHasAreNotSent) {
+  const Pair pair;
+  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 0);
+  EXPECT_EQ(pair.pieces(), 4) << "199 rows";
+  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.pieces(), 5) << "the last page";
+  EXPECT_EQ(pair.answer(Pair::request(300)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.pieces(), 7);
+  EXPECT_EQ(pair.orders(), 3);
+  EXPECT_EQ(pair.answer(Pair::request(193)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.orders(), 3) << "it has all but the last token";
+  EXPECT_EQ(pair.prefill_engine->stats().prefill.pages_sent, 7);
+  EXPECT_EQ(pair.prefill_engine->stats().generated_tokens, 0);
+}
+
+TEST(Separation, WhatIsComputedWhere) {
+  const Pair pair;
+  pair.answer(Pair::request(1));
+  EXPECT_EQ(pair.orders(), 0) << "the last token's row is the decoding side's";
+  pair.answer(Pair::request(2));
+  EXPECT_EQ(pair.orders(), 1);
+  EXPECT_EQ(pair.pieces(), 1);
+  Request with_logprobs = Pair::request(150);
+  with_logprobs.sampling.prompt_logprobs = 0;
+  pair.answer(with_logprobs);
+  EXPECT_EQ(pair.orders(), 1) << "the logits of its prompt are wanted";
+  const Pair other({.least_rows = 64});
+  other.answer(Pair::request(64));
+  EXPECT_EQ(other.orders(), 0);
+  Request longer = Pair::request(65);
+  longer.cache_salt = "another";
+  other.answer(longer);
+  EXPECT_EQ(other.orders(), 1);
+}
+
+// Short prompts, and long ones on an idle engine, are computed here; others end with kUnavailable.
+TEST(Separation, WithoutThePrefillSide) {
+  Pair pair({.least_rows = 0, .most_rows_here = 100});
+  pair.prefill_engine->stop();
+  EXPECT_EQ(pair.answer(Pair::request(101)).finish, FinishReason::kLength) << "short";
+  EXPECT_EQ(pair.answer(Pair::request(500)).finish, FinishReason::kLength) << "idle";
+  EXPECT_EQ(pair.engine->stats().prefill.computed_here, 2);
+  EventQueue running;
+  ASSERT_TRUE(pair.engine->submit(Pair::request(10, 1500), running.sink()));
+  running.next();
+  Request other = Pair::request(700);
+  other.cache_salt = "another";
+  const Event refused = pair.answer(other);
+  EXPECT_EQ(refused.finish, FinishReason::kError);
+  EXPECT_EQ(refused.error.code, Code::kUnavailable);
+  EXPECT_EQ(refused.error.message, "the prompt cannot be computed: the engine is shutting down");
+  EXPECT_EQ(pair.engine->stats().prefill.refused, 1);
+  other.prompt_ids.resize(101);
+  EXPECT_EQ(pair.answer(other).finish, FinishReason::kLength);
+}
+
+TEST(Separation, OptionsAreChecked) {
+  EngineOptions options;
+  options.prefill.mailbox = std::make_shared<PieceMailbox>(1);
+  const auto prefill = std::move(*Engine::create(
+      {.kv_offload_bytes = 1 << 20}, std::make_unique<FakeRunner>(FakeModel{}), nullptr));
+  options.prefill.link = std::make_shared<LocalPrefill>(*prefill, options.prefill.mailbox);
+  PromptOrder order;
+  order.ticket.num_pages = 1;
+  order.tokens = {1};
+  EXPECT_EQ(options.prefill.link->order(order).error().message,
+            "this engine cannot send pages to another one");
+  options.kv_offload_bytes = 1 << 20;
+  const auto refused = Engine::create(options, std::make_unique<FakeRunner>(FakeModel{}), nullptr);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().message,
+            "kv_offload_bytes is 1048576 and kv_offload_dir '': not where another engine computes "
+            "the prompts");
+}
+
+}  // namespace
+}  // namespace fathom
