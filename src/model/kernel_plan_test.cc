@@ -159,7 +159,7 @@ TEST_F(KernelPlanTest, ExpertParallelRanksHaveWholeExperts) {
                         ExpertTable::contiguous(checkpoint_.config(), placement)));
   const auto made = plan();
   ASSERT_TRUE(made) << made.error().message;
-  EXPECT_FALSE(made->takes_decode_layers);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kNone);
   EXPECT_EQ(made->widths.routed, 256);
   EXPECT_EQ(made->widths.shared, 256);
   EXPECT_EQ(made->widths.dense, 2304);
