@@ -36,7 +36,10 @@ constexpr CallSyntax kGlmCalls{.block_begin = "",
                                .call_end = "</tool_call>",
                                .between = "",
                                .block_end = "",
-                               .json_arguments = false};
+                               .json_arguments = false,
+                               .key_begin = "<arg_key>",
+                               .key_end = "</arg_key><arg_value>",
+                               .value_end = "</arg_value>"};
 
 }  // namespace
 

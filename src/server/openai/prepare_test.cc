@@ -323,6 +323,26 @@ TEST(ToolGrammar, EveryFormatHasItsOwnMarkers) {
   EXPECT_NE(text(ChatFormat::kV32).find(R"("content":{"type":"any_text"})"), std::string::npos);
 }
 
+// GLM's arguments are a tag each, strings as they are, the rest as JSON.
+TEST(ToolGrammar, GlmHasAKeyAndAValueAnArgument) {
+  const auto schema = parse_json(R"({"type": "object", "required": ["q"], "properties":
+      {"q": {"type": "string"}, "n": {"type": "integer"}}})",
+                                 "test");
+  const auto grammar = tool_grammar(ChatFormat::kGlm47, {make_tool("f", "", *schema)},
+                                    {ToolChoice::Mode::kRequired}, true, std::nullopt);
+  const json::value format = json::parse(grammar.value().text).at("format");
+  const json::value call = format.at("tags").at(0);
+  EXPECT_EQ(call.at("begin").as_string(), "<tool_call>f");
+  EXPECT_EQ(call.at("end").as_string(), "</tool_call>");
+  const json::value arguments = call.at("content");
+  EXPECT_TRUE(arguments.at("at_least_one").as_bool());
+  const json::value q = arguments.at("tags").at(0), n = arguments.at("tags").at(1);
+  EXPECT_EQ(q.at("begin").as_string(), "<arg_key>q</arg_key><arg_value>");
+  EXPECT_EQ(q.at("content").at("type").as_string(), "any_text");
+  EXPECT_EQ(n.at("content").at("json_schema").at("type").as_string(), "integer");
+  EXPECT_EQ(n.at("end").as_string(), "</arg_value>");
+}
+
 // The format's parser reads a call that follows the grammar.
 TEST(ToolGrammar, ItsCallsAreParsed) {
   for (const ChatFormat format : {ChatFormat::kV25, ChatFormat::kV3, ChatFormat::kR1,

@@ -13,8 +13,42 @@ bool is_strict(const Tool& tool) {
 
 json::object literal(std::string_view text) { return {{"type", "const_string"}, {"value", text}}; }
 
+// Returns the grammar of an argument's value: a string stands as it is, other values as JSON.
+json::value value_of(const json::value& schema) {
+  const json::value* type = schema.is_object() ? schema.get_object().if_contains("type") : nullptr;
+  if (type == nullptr || !type->is_string() || type->get_string() == "string") {
+    return {{"type", "any_text"}};
+  }
+  return {{"type", "json_schema"}, {"json_schema", schema}};
+}
+
+// Returns the grammar of arguments with a key and a value each, at least one if any is required.
+json::value keyed_arguments(const CallSyntax& syntax, const json::value& parameters) {
+  const json::object* object = parameters.if_object();
+  const json::value* properties = object != nullptr ? object->if_contains("properties") : nullptr;
+  if (properties == nullptr || !properties->is_object() || properties->get_object().empty()) {
+    return {{"type", "any_text"}};
+  }
+  json::array tags;
+  for (const auto& [name, schema] : properties->get_object()) {
+    tags.push_back(
+        {{"type", "tag"},
+         {"begin", std::string(syntax.key_begin) + std::string(name) + std::string(syntax.key_end)},
+         {"content", value_of(schema)},
+         {"end", syntax.value_end}});
+  }
+  const json::value* required = object->if_contains("required");
+  const bool any = required != nullptr && required->is_array() && !required->get_array().empty();
+  return {{"type", "tags_with_separator"},
+          {"tags", std::move(tags)},
+          {"separator", ""},
+          {"at_least_one", any},
+          {"stop_after_first", false}};
+}
+
 // Returns the grammar of the text between a call's header and its end.
 json::value arguments_of(const CallSyntax& syntax, const Tool& tool) {
+  if (!syntax.key_begin.empty()) return keyed_arguments(syntax, tool.parameters());
   if (!syntax.json_arguments) return {{"type", "any_text"}};
   return {{"type", "json_schema"}, {"json_schema", tool.parameters()}};
 }
