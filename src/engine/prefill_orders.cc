@@ -62,7 +62,8 @@ void PrefillOrders::add_lane(PagePool& pool, PageTransfer& transfer) {
 bool PrefillOrders::takes(const Sequence& sequence) const {
   const int64_t rows = sequence.len() - 1 - sequence.computed;
   return rows >= std::max<int64_t>(1, options_.least_rows) && !sequence.prefills_here &&
-         sequence.num_unknown <= 1 && sequence.prompt_logits_done >= sequence.prompt_logits_end;
+         !sequence.is_prompt_only && sequence.num_unknown <= 1 &&
+         sequence.prompt_logits_done >= sequence.prompt_logits_end;
 }
 
 void PrefillOrders::begin(Sequence& sequence) {
