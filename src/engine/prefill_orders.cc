@@ -102,7 +102,7 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   ended_.clear();
   ended_.reserve(static_cast<size_t>(num_orders_));  // so that no order that ends is lost
   options_.mailbox->take(news_);
-  for (const Piece& piece : news_.pieces) take(piece);
+  for (const PagePiece& piece : news_.pieces) take(piece);
   news_.pieces.clear();
   for (auto* failures : {&news_.failures, &refused_}) {
     for (FailedOrder& failed : *failures) {
@@ -125,7 +125,7 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   return ended_;
 }
 
-void PrefillOrders::take(const Piece& piece) {
+void PrefillOrders::take(const PagePiece& piece) {
   const TicketId& id = piece.header.ticket;
   Lane* const lane = lane_of(id);
   if (lane == nullptr) {
