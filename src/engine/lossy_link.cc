@@ -42,7 +42,7 @@ void LossyLink::carry() {
   while (!stopping_) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     sent_->take(news);
-    for (const Piece& piece : news.pieces) {
+    for (const PagePiece& piece : news.pieces) {
       write_piece(piece.header, piece.rows, message);
       spoil(message);
     }

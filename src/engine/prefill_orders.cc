@@ -62,7 +62,8 @@ void PrefillOrders::add_lane(PagePool& pool, PageTransfer& transfer) {
 bool PrefillOrders::takes(const Sequence& sequence) const {
   const int64_t rows = sequence.len() - 1 - sequence.computed;
   return rows >= std::max<int64_t>(1, options_.least_rows) && !sequence.prefills_here &&
-         sequence.num_unknown <= 1 && sequence.prompt_logits_done >= sequence.prompt_logits_end;
+         !sequence.is_prompt_only && sequence.num_unknown <= 1 &&
+         sequence.prompt_logits_done >= sequence.prompt_logits_end;
 }
 
 void PrefillOrders::begin(Sequence& sequence) {
@@ -101,7 +102,7 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   ended_.clear();
   ended_.reserve(static_cast<size_t>(num_orders_));  // so that no order that ends is lost
   options_.mailbox->take(news_);
-  for (const Piece& piece : news_.pieces) take(piece);
+  for (const PagePiece& piece : news_.pieces) take(piece);
   news_.pieces.clear();
   for (auto* failures : {&news_.failures, &refused_}) {
     for (FailedOrder& failed : *failures) {
@@ -124,7 +125,7 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   return ended_;
 }
 
-void PrefillOrders::take(const Piece& piece) {
+void PrefillOrders::take(const PagePiece& piece) {
   const TicketId& id = piece.header.ticket;
   Lane* const lane = lane_of(id);
   if (lane == nullptr) {

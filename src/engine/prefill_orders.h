@@ -77,7 +77,7 @@ class PrefillOrders : public RemotePrefill {
 
   Lane& lane_of(const Sequence& sequence) { return lanes_[static_cast<size_t>(sequence.lane)]; }
   Lane* lane_of(const TicketId& id);
-  void take(const Piece& piece);
+  void take(const PagePiece& piece);
   void end(Lane& lane, uint64_t number, bool has_arrived, Status why);
 
   const PrefillOptions options_;

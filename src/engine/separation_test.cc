@@ -134,6 +134,10 @@ TEST(Separation, AWindowOfOnePage) {
   Load load = separated_load(8);
   load.separation->mailbox_bytes = 1;
   EXPECT_EQ(run_once(load).prefill.failed, 0);
+  // Prompts are preempted while their pages wait for room.
+  load.separation->options.preempt_every = 2;
+  load.separation->num_pages = 12;
+  EXPECT_EQ(run_once(load).prefill.failed, 0);
 }
 
 // Messages dropped, delayed, doubled, reordered, cut off and altered, 5% of each.

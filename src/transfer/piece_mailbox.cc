@@ -4,7 +4,7 @@
 
 namespace fathom {
 
-bool PieceMailbox::put(Piece piece) {
+bool PieceMailbox::put(PagePiece piece) {
   const std::lock_guard lock(mutex_);
   const auto bytes = std::ssize(piece.rows);
   if (bytes_ > 0 && bytes > max_bytes_ - bytes_) return false;

@@ -12,7 +12,7 @@
 
 namespace fathom {
 
-struct Piece {
+struct PagePiece {
   PieceHeader header;
   std::vector<std::byte> rows;
 };
@@ -28,11 +28,11 @@ class PieceMailbox {
   explicit PieceMailbox(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // False, and nothing has changed: the window is full.
-  bool put(Piece piece);
+  bool put(PagePiece piece);
   void fail(FailedOrder failed);
 
   struct News {
-    std::vector<Piece> pieces;
+    std::vector<PagePiece> pieces;
     std::vector<FailedOrder> failures;
   };
   // Replaces `news` by what has come.
