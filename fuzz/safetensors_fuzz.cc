@@ -1,10 +1,15 @@
 // What a checkpoint's small files can say: the first byte chooses the parser, the rest is its text.
 // Whatever is accepted must also hold together: a header's tensors fit the data, a configuration's
 // numbers can be multiplied.
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
+#include "checkpoint/four_bit_decode.h"
+#include "checkpoint/four_bit_layout.h"
 #include "checkpoint/generation_config.h"
 #include "checkpoint/model_config.h"
 #include "checkpoint/safetensors.h"
@@ -53,16 +58,58 @@ void fuzz_config(std::string_view text) {
   });
 }
 
+// Decodes four-bit tensors of any content: kind, sizes and group come from the first bytes, what is
+// missing of a tensor's bytes is zero. Codes and zero points have four bits whatever is stored.
+void fuzz_four_bits(std::string_view text) {
+  using Kind = QuantizationConfig::Kind;
+  if (text.size() < 4) return;
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  constexpr Kind kKinds[] = {Kind::kPackedInt4, Kind::kAwq, Kind::kGptq, Kind::kMxfp4,
+                             Kind::kNvfp4};
+  QuantizationConfig config;
+  config.kind = kKinds[byte(0) % 5];
+  config.symmetric = false;
+  config.zeros_minus_one = byte(0) >= 128;
+  config.group_cols = 16;
+  const bool words = config.kind == Kind::kAwq || config.kind == Kind::kGptq;
+  const int64_t rows = (1 + byte(1) % 40) * (words ? 8 : 1);
+  const int64_t cols = 16 * (1 + byte(2) % 8);
+  text.remove_prefix(3);
+  for (const FourBitPart& part : four_bit_parts(config, rows, cols)) {
+    int64_t bytes = size_of(part.dtype);
+    for (const int64_t size : part.shape) bytes *= size;
+    std::vector<std::byte> stored(static_cast<size_t>(bytes));
+    const size_t given = std::min(stored.size(), text.size());
+    std::memcpy(stored.data(), text.data(), given);
+    text.remove_prefix(given);
+    if (part.role == FourBitPart::Role::kCodes) {
+      std::vector<uint8_t> codes(static_cast<size_t>(rows * cols), 0xFF);
+      decode_codes(config.kind, stored.data(), rows, cols, codes.data());
+      for (const uint8_t code : codes) FATHOM_CHECK(code < 16, "{}", code);
+    } else if (part.role == FourBitPart::Role::kZeros) {
+      std::vector<uint8_t> zeros(static_cast<size_t>(rows * cols / 16), 0xFF);
+      decode_zeros(config, stored.data(), rows, cols / 16, zeros.data());
+      for (const uint8_t zero : zeros) FATHOM_CHECK(zero < 16, "{}", zero);
+    } else if (part.role == FourBitPart::Role::kScales) {
+      for (int64_t i = 0; i < bytes / size_of(part.dtype); ++i) {
+        (void)decode_scale(part.dtype, stored.data(), i);
+      }
+    }
+  }
+}
+
 void run(std::string_view input) {
   if (input.empty()) return;
   const std::string_view text = input.substr(1);
-  switch (input.front() % 4) {
+  switch (input.front() % 5) {
     case 0:
       return fuzz_header(text);
     case 1:
       return fuzz_index(text);
     case 2:
       return fuzz_config(text);
+    case 4:
+      return fuzz_four_bits(text);
     default:
       (void)parse_generation_config(text, "generation_config.json", 1000);
   }

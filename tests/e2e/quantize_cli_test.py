@@ -208,7 +208,7 @@ class Quantize(unittest.TestCase):
         self.assertIn("awq", err)
         goldens = os.path.join(SOURCE, "tests/goldens/v2_fp8_tensor")
         _, err = fathom("bench", "latency", goldens, "-q", "--quantization", "fp8", status=2)
-        self.assertIn("stored in FP8 already, with one scale a tensor", err)
+        self.assertIn("quantised already, with one scale a tensor", err)
         # The checkpoint already has the requested form.
         self.assertEqual(fathom("run", BUNDLED, *QUESTION, "--quantization", "fp8")[0],
                          "12 + 30 = 42.\n")
