@@ -63,7 +63,7 @@ json::object config_of(const Variant& variant) {
   if (!variant.has_indexer) {
     for (const char* key : {"index_n_heads", "index_head_dim", "index_topk"}) config.erase(key);
     config["model_type"] = "deepseek_v3";
-    config["architectures"] = {"DeepseekV3ForCausalLM"};
+    config["architectures"] = json::array{"DeepseekV3ForCausalLM"};
   }
   if (variant.attention_layers > 0) {
     config["num_hidden_layers"] = variant.attention_layers;
