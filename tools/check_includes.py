@@ -28,12 +28,14 @@ ROOMS = {
     "server/http": ["base"],
     "server/openai": ["base", "tokenizer", "chat", "engine"],
     "server/client": ["base", "server/http"],
+    "server/metrics": ["base"],
     "server/page": [],
     "server/api": ["base", "cache", "tokenizer", "chat", "engine", "grammar", "server/http",
-                   "server/openai", "server/page"],
+                   "server/metrics", "server/openai", "server/page"],
+    "router": ["base", "server/http", "server/client", "server/metrics"],
     "cli": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "tokenizer",
             "chat", "ops", "model", "engine", "grammar", "server/http", "server/openai", "server/api",
-            "server/client", "bench"],
+            "server/client", "router", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.
 FOR_TESTS = re.compile(r"(_test|_bench)\.cc$|(^|/)fake_[a-z_]+\.(cc|h)$")
@@ -51,6 +53,7 @@ PUBLIC_HEADERS = {
     "server/http": ["error_body.h", "host.h", "log_text.h", "message.h", "responder.h", "route_table.h", "server.h",
                     "server_options.h", "sse.h"],
     "server/client": ["http_client.h"],
+    "router": ["circuit_breaker.h", "policy.h", "router.h", "router_options.h"],
 }
 # CUDA stays behind files that say so.
 CUDA = re.compile(r"cu(da|blas|rand|fft)|nccl|device/cuda/")

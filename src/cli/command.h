@@ -22,6 +22,7 @@ void add_tokenize_command(CLI::App& app, Action* chosen);
 void add_inspect_command(CLI::App& app, Action* chosen);
 void add_eval_command(CLI::App& app, Action* chosen);
 void add_serve_command(CLI::App& app, Action* chosen);
+void add_route_command(CLI::App& app, Action* chosen);
 void add_bench_command(CLI::App& app, Action* chosen);
 void add_quantize_command(CLI::App& app, Action* chosen);
 void add_env_command(CLI::App& app, Action* chosen);

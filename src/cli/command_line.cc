@@ -130,6 +130,7 @@ void describe(CLI::App& app, Action* chosen) {
   add_run_command(app, chosen);
   add_chat_command(app, chosen);
   add_serve_command(app, chosen);
+  add_route_command(app, chosen);
   add_eval_command(app, chosen);
   add_bench_command(app, chosen);
   add_inspect_command(app, chosen);

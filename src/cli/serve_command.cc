@@ -7,7 +7,6 @@
 #include <cctype>
 #include <condition_variable>
 #include <csignal>
-#include <fstream>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "cli/command_line.h"
 #include "cli/loaded_engine.h"
 #include "cli/node_engine.h"
+#include "cli/server_flags.h"
 #include "cli/service_notifier.h"
 #include "cli/stop_signals.h"
 #include "server/api/api_server.h"
@@ -33,14 +33,12 @@ constexpr std::chrono::milliseconds kLastStep{1500};
 
 struct ServeFlags {
   ModelFlags model;
-  http::ServerOptions http;
+  ServerFlags server;
   QueueLimits queue;
-  std::vector<std::string> names, key_files;
-  int64_t port = 8000;
+  std::vector<std::string> names;
   int64_t max_choices = 32;
-  int64_t queue_seconds = 120, total_seconds = 1800, shutdown_seconds = 30, watchdog_seconds = 300;
-  int64_t body_mib = 32, grammar_seconds = 2;
-  std::string log_level = "info";
+  int64_t queue_seconds = 120, total_seconds = 1800, watchdog_seconds = 300;
+  int64_t grammar_seconds = 2;
   std::string metrics_prefix;
   bool strict = false;
   bool enable_priority = false;
@@ -49,20 +47,7 @@ struct ServeFlags {
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k;
   std::string sampling_defaults = "model";
-  std::optional<bool> log_requests;
-  std::string config;  // applied by the command line before this command runs
 };
-
-// Reads one key per line; empty lines and lines that begin with '#' are ignored.
-Result<> read_keys(const std::string& path, std::vector<std::string>* keys) {
-  std::ifstream file(path);
-  if (!file) return not_found("--api-key-file: {} cannot be read", path);
-  for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!line.empty() && line.front() != '#') keys->push_back(line);
-  }
-  return {};
-}
 
 // Normalizes the prefix: "fathom" and "fathom_" are equivalent.
 Result<std::string> metrics_prefix(std::string prefix) {
@@ -85,27 +70,14 @@ Result<std::string> metrics_prefix(std::string prefix) {
 Result<ApiOptions> api_options(const ServeFlags& flags) {
   ApiOptions options;
   options.version = program_version();
-  options.http = flags.http;
-  options.http.port = static_cast<int>(flags.port);
-  options.http.max_body_bytes = flags.body_mib << 20;
+  FATHOM_TRY(options.http, server_options(flags.server));
   options.http.worker_threads = 2;
-  options.http.access_log = flags.log_requests.value_or(true);
-  for (const std::string& file : flags.key_files) {
-    FATHOM_RETURN_IF_ERROR(read_keys(file, &options.http.api_keys));
-  }
   options.limits.max_choices = flags.max_choices;
   options.limits.refuse_unknown = flags.strict;
   options.limits.allow_priority = flags.enable_priority || flags.scheduling_policy == "priority";
   FATHOM_TRY(options.metrics_prefix, metrics_prefix(flags.metrics_prefix));
   options.watchdog_timeout = std::chrono::seconds(flags.watchdog_seconds);
   return options;
-}
-
-LogLevel log_level_of(const std::string& name) {
-  return name == "debug"     ? LogLevel::kDebug
-         : name == "warning" ? LogLevel::kWarning
-         : name == "error"   ? LogLevel::kError
-                             : LogLevel::kInfo;
 }
 
 // A model's default name. "models/fathom-tiny/" and a hub snapshot's folder get the name of their
@@ -240,7 +212,7 @@ Result<int> serve(ServeFlags flags) {
   std::signal(SIGPIPE, SIG_IGN);  // writing to a closed log pipe must not end the server
   StopSignals signals;
   ServiceNotifier notifier;
-  set_log_level(log_level_of(flags.log_level));
+  set_log_level(log_level_of(flags.server.log_level));
   FATHOM_TRY(ApiOptions options, api_options(flags));
   const std::string scheme = options.http.tls_certificate_file.empty() ? "http" : "https";
   const bool open_to_all =
@@ -249,7 +221,8 @@ Result<int> serve(ServeFlags flags) {
   FATHOM_RETURN_IF_ERROR(server->listen());
   server->start();
   if (open_to_all) {
-    log_warning("{} is reachable from other machines and no --api-key is set", flags.http.host);
+    log_warning("{} is reachable from other machines and no --api-key is set",
+                flags.server.http.host);
   }
 
   EngineNeeds needs;
@@ -265,7 +238,7 @@ Result<int> serve(ServeFlags flags) {
   signals.may_wait();
   server->serve(std::move(backend));
   log_info("serving {} on {}://{}", name, scheme,
-           http::address_text(flags.http.host, server->port()));
+           http::address_text(flags.server.http.host, server->port()));
   notifier.ready();
 
   bool all_ended = false;
@@ -274,12 +247,13 @@ Result<int> serve(ServeFlags flags) {
     const DeathWatch watch(*server);
     signals.wait();
     notifier.stopping();
-    const auto grace = std::chrono::seconds(flags.shutdown_seconds);
+    const auto grace = std::chrono::seconds(flags.server.shutdown_seconds);
     last_resort.emplace(grace + kLastStep);
     all_ended = server->stop(grace);
   }
   if (server->is_dead()) return kExitDead;
-  if (!all_ended) log_warning("some answers were cut off after {} s", flags.shutdown_seconds);
+  if (!all_ended)
+    log_warning("some answers were cut off after {} s", flags.server.shutdown_seconds);
   return 0;
 }
 
@@ -297,24 +271,6 @@ void add_serve_command(CLI::App& app, Action* chosen) {
       "status: 0 stopped by a signal, 1 failed, 2 bad flags or model files, 3 the engine was\n"
       "stuck, or its device or another node lost, 130 a second signal.");
   add_model_positional(*command, &flags->model);
-  FlagGroup network(*command, "Network");
-  network.text("--host", &flags->http.host, "HOST", "Address to listen on");
-  network.count("--port", &flags->port, 0, 65535, "Port; 0 takes any that is free");
-  network.texts("--api-key", &flags->http.api_keys, "KEY", "Key that clients must send");
-  network.texts("--api-key-file", &flags->key_files, "FILE", "File with such keys, one per line");
-  network.texts("--admin-api-key", &flags->http.admin_keys, "KEY",
-                "Key that may use every endpoint");
-  network.text("--ssl-certfile", &flags->http.tls_certificate_file, "FILE",
-               "Certificate with its chain (PEM), for HTTPS");
-  network.text("--ssl-keyfile", &flags->http.tls_key_file, "FILE",
-               "Private key of the certificate (PEM)");
-  network.texts("--allowed-origins", &flags->http.cors_origins, "ORIGIN",
-                "Origin whose pages may call the server, * for all (CORS)");
-  network.texts("--allowed-hosts", &flags->http.allowed_hosts, "NAME",
-                "Host name that clients may use, * for all; checked without an API key");
-  network.count("--max-connections", &flags->http.max_connections, 1, 1 << 20,
-                "Maximum number of open connections; more get 503");
-  network.count("--max-body-mib", &flags->body_mib, 1, 1024, "Largest request in MiB");
   FlagGroup requests(*command, "Requests");
   requests.texts("--served-model-name", &flags->names, "NAME",
                  "Name of the model, then aliases (default: its folder's name)");
@@ -344,22 +300,12 @@ void add_serve_command(CLI::App& app, Action* chosen) {
                  "Seconds that a request may take in all; 0: no limit");
   requests.count("--grammar-timeout", &flags->grammar_seconds, 1, 3600,
                  "Seconds that compiling a request's schema or grammar may take");
+  add_server_flags(*command, &flags->server);
   FlagGroup operation(*command, "Operation");
-  operation.count("--shutdown-timeout", &flags->shutdown_seconds, 0, 86'400,
-                  "Seconds that running requests may take after SIGTERM");
   operation.count("--watchdog-timeout", &flags->watchdog_seconds, 0, 86'400,
                   "Seconds without a step despite work after which the server ends; 0: never");
-  operation.choice("--log-level", &flags->log_level, {"debug", "info", "warning", "error"},
-                   "Lowest level that is logged");
   operation.text("--metrics-prefix", &flags->metrics_prefix, "PREFIX",
                  "Export vLLM's metrics under this prefix too, for example fathom_");
-  operation.toggle(
-      "--log-requests,--enable-log-requests,!--no-log-requests,!--no-enable-log-requests,"
-      "!--disable-log-requests",
-      &flags->log_requests, "Log one line per request (default: on)");
-  operation.text(
-      "--config", &flags->config, "FILE",
-      "YAML file of flags, \"max-num-seqs: 64\"; command line and environment take precedence");
   add_model_flags(*command, &flags->model);
   command->callback([flags, chosen] {
     *chosen = [flags] { return lead_or_follow(flags->model, [&] { return serve(*flags); }); };

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/version.h"
 #include "cache/latent_layout.h"
-#include "server/api/process_figures.h"
 
 namespace fathom {
 namespace {
@@ -22,27 +20,6 @@ constexpr double kSecondsBounds[] = {.3, .5, .8, 1., 1.5, 2.,  2.5, 5.,  10,   1
 constexpr double kTokenBounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
                                    500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 constexpr double kChoiceBounds[] = {1, 2, 5, 10, 20};
-
-void head(std::string& out, std::string_view name, std::string_view type, std::string_view help) {
-  out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
-}
-
-template <typename T>
-void value(std::string& out, std::string_view name, std::string_view type, std::string_view help,
-           std::string_view labels, T number) {
-  head(out, name, type, help);
-  out += fmt::format("{}{{{}}} {}\n", name, labels, number);
-}
-
-// Escapes a label value for the Prometheus text format.
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (c == '\\' || c == '"') result += '\\';
-    result += c == '\n' ? ' ' : c;
-  }
-  return result;
-}
 
 // Returns every vLLM family again, with `prefix` instead of "vllm:".
 std::string renamed(std::string_view page, std::string_view prefix) {
@@ -59,51 +36,7 @@ std::string renamed(std::string_view page, std::string_view prefix) {
   return out;
 }
 
-void write_process(std::string& out) {
-  const ProcessFigures figures = process_figures();
-  value(out, "process_resident_memory_bytes", "gauge", "Resident memory.", "",
-        figures.resident_bytes);
-  value(out, "process_virtual_memory_bytes", "gauge", "Address space in use.", "",
-        figures.virtual_bytes);
-  value(out, "process_open_fds", "gauge", "Open file descriptors.", "", figures.open_files);
-  value(out, "process_max_fds", "gauge", "Limit of open file descriptors.", "", figures.max_files);
-  value(out, "process_start_time_seconds", "gauge", "Start of the process, seconds since 1970.", "",
-        figures.start_seconds);
-  value(out, "process_cpu_seconds_total", "counter", "CPU seconds of all threads.", "",
-        figures.cpu_seconds);
-}
-
-// counts[i] counts values at most bounds[i] and above bounds[i - 1]; counts[bounds.size()] counts
-// larger ones.
-template <typename Bound, typename Sum>
-void write_histogram(std::string_view name, std::string_view labels, std::span<const Bound> bounds,
-                     std::span<const int64_t> counts, Sum sum, std::string& out) {
-  int64_t below = 0;
-  for (size_t i = 0; i < bounds.size(); ++i) {
-    below += counts[i];
-    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds[i], below);
-  }
-  below += counts[bounds.size()];
-  out += fmt::format("{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, below);
-  out += fmt::format("{}_sum{{{}}} {}\n", name, labels, sum);
-  out += fmt::format("{}_count{{{}}} {}\n", name, labels, below);
-}
-
 }  // namespace
-
-void Histogram::observe(double value) {
-  const auto bucket = std::lower_bound(bounds_.begin(), bounds_.end(), value) - bounds_.begin();
-  counts_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
-  sum_.fetch_add(value, std::memory_order_relaxed);
-}
-
-void Histogram::write(std::string_view name, std::string_view labels, std::string& out) const {
-  std::array<int64_t, kMaxBuckets> counts{};
-  for (size_t i = 0; i <= bounds_.size(); ++i)
-    counts[i] = counts_[i].load(std::memory_order_relaxed);
-  write_histogram(name, labels, bounds_, std::span<const int64_t>(counts),
-                  sum_.load(std::memory_order_relaxed), out);
-}
 
 Metrics::Metrics(std::string prefix)
     : prefix_(std::move(prefix)),
@@ -152,24 +85,25 @@ namespace {
 
 // Loads of experts on expert-parallel ranks.
 void write_experts(std::string_view labels, const ExpertStats& experts, std::string& out) {
-  value(out, "fathom_expert_parallel_balance", "gauge",
-        "Mean over maximum of the ranks' routed tokens, all layers, of the last steps.", labels,
-        experts.window.balance);
-  head(out, "fathom_expert_layer_balance", "gauge",
-       "Mean over maximum of the ranks' routed tokens in a layer with experts, of the last steps.");
+  append_metric(out, "fathom_expert_parallel_balance", "gauge",
+                "Mean over maximum of the ranks' routed tokens, all layers, of the last steps.",
+                labels, experts.window.balance);
+  append_family(
+      out, "fathom_expert_layer_balance", "gauge",
+      "Mean over maximum of the ranks' routed tokens in a layer with experts, of the last steps.");
   for (size_t layer = 0; layer < experts.layer_balance.size(); ++layer) {
     out += fmt::format("fathom_expert_layer_balance{{{},layer=\"{}\"}} {}\n", labels, layer,
                        experts.layer_balance[layer]);
   }
-  head(out, "fathom_expert_tokens_total", "counter",
-       "Tokens routed to an expert of a layer with experts.");
+  append_family(out, "fathom_expert_tokens_total", "counter",
+                "Tokens routed to an expert of a layer with experts.");
   const auto per_layer = static_cast<size_t>(experts.experts);
   for (size_t i = 0; i < experts.tokens.size(); ++i) {
     out += fmt::format("fathom_expert_tokens_total{{{},layer=\"{}\",expert=\"{}\"}} {}\n", labels,
                        i / per_layer, i % per_layer, experts.tokens[i]);
   }
-  value(out, "fathom_expert_moves_total", "counter", "Times that experts moved to balance ranks.",
-        labels, experts.moves);
+  append_metric(out, "fathom_expert_moves_total", "counter",
+                "Times that experts moved to balance ranks.", labels, experts.moves);
 }
 
 }  // namespace
@@ -178,7 +112,7 @@ void write_experts(std::string_view labels, const ExpertStats& experts, std::str
 void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, std::string& out) {
   const auto family = [&](std::string_view name, std::string_view type, std::string_view help,
                           const auto& figure) {
-    head(out, name, type, help);
+    append_family(out, name, type, help);
     for (size_t lane = 0; lane < engine.lanes.size(); ++lane) {
       out += fmt::format("{}{{{}{}}} {}\n", name, labels,
                          engine.lanes.size() == 1 ? "" : fmt::format(",dp_rank=\"{}\"", lane),
@@ -200,7 +134,7 @@ void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, st
          });
   family("vllm:num_preemptions_total", "counter", "Preempted sequences.",
          [](const LaneStats& lane) { return lane.preemptions; });
-  head(out, "fathom_kv_pages", "gauge", "Pages of the KV cache by state.");
+  append_family(out, "fathom_kv_pages", "gauge", "Pages of the KV cache by state.");
   for (size_t number = 0; number < engine.lanes.size(); ++number) {
     const LaneStats& lane = engine.lanes[number];
     const std::string rank = engine.lanes.size() == 1 ? "" : fmt::format(",dp_rank=\"{}\"", number);
@@ -219,7 +153,7 @@ void Metrics::write_lanes(std::string_view labels, const EngineStats& engine, st
 // By vLLM's names.
 void write_speculation(std::string_view labels, const SpeculationStats& stats, std::string& out) {
   const auto counter = [&](std::string_view name, int64_t number, std::string_view help) {
-    value(out, name, "counter", help, labels, number);
+    append_metric(out, name, "counter", help, labels, number);
   };
   counter("vllm:spec_decode_num_drafts_total", stats.drafts,
           "Windows of drafts: a sequence's in one step.");
@@ -227,7 +161,8 @@ void write_speculation(std::string_view labels, const SpeculationStats& stats, s
   counter("vllm:spec_decode_num_accepted_tokens_total", stats.accepted_tokens,
           "Drafts that became tokens.");
   constexpr std::string_view kByPosition = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-  head(out, kByPosition, "counter", "Drafts that became tokens, by position in their window.");
+  append_family(out, kByPosition, "counter",
+                "Drafts that became tokens, by position in their window.");
   for (size_t i = 0; i < stats.accepted_per_pos.size(); ++i) {
     out += fmt::format("{}{{{},position=\"{}\"}} {}\n", kByPosition, labels, i,
                        stats.accepted_per_pos[i]);
@@ -237,10 +172,10 @@ void write_speculation(std::string_view labels, const SpeculationStats& stats, s
 void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
                            const CacheConfig& cache, std::string& out) const {
   const auto gauge = [&](std::string_view name, auto number, std::string_view help) {
-    value(out, name, "gauge", help, labels, number);
+    append_metric(out, name, "gauge", help, labels, number);
   };
   const auto counter = [&](std::string_view name, auto number, std::string_view help) {
-    value(out, name, "counter", help, labels, number);
+    append_metric(out, name, "counter", help, labels, number);
   };
   write_lanes(labels, engine, out);
   counter("vllm:prompt_tokens_total", engine.prompt_tokens, "Prompt tokens computed.");
@@ -258,15 +193,16 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
   counter("fathom_copied_pages_total", engine.pages_copied,
           "Pages of cached prefixes copied from another data-parallel rank.");
   counter("fathom_expired_requests_total", engine.expired, "Requests ended by a deadline.");
-  value(out, "vllm:cache_config_info", "gauge", "KV cache settings; always 1.",
-        fmt::format("{},block_size=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"{}\","
-                    "num_gpu_blocks=\"{}\"",
-                    labels, kPageSize, escaped(cache.dtype),
-                    cache.prefix_caching ? "True" : "False", engine.pages_total),
-        1);
-  head(out, "vllm:iteration_tokens_total", "histogram", "Tokens of a step, prefill and decode.");
-  write_histogram("vllm:iteration_tokens_total", labels, std::span<const int64_t>(kStepRowBounds),
-                  engine.steps_by_rows, engine.rows, out);
+  append_metric(out, "vllm:cache_config_info", "gauge", "KV cache settings; always 1.",
+                fmt::format("{},block_size=\"{}\",cache_dtype=\"{}\",enable_prefix_caching=\"{}\","
+                            "num_gpu_blocks=\"{}\"",
+                            labels, kPageSize, escaped_label(cache.dtype),
+                            cache.prefix_caching ? "True" : "False", engine.pages_total),
+                1);
+  append_family(out, "vllm:iteration_tokens_total", "histogram",
+                "Tokens of a step, prefill and decode.");
+  append_histogram("vllm:iteration_tokens_total", labels, std::span<const int64_t>(kStepRowBounds),
+                   engine.steps_by_rows, engine.rows, out);
   write_speculation(labels, engine.speculation, out);
   if (engine.experts) write_experts(labels, *engine.experts, out);
 }
@@ -274,20 +210,21 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
 std::string Metrics::text(std::string_view model_name, const EngineStats* engine,
                           const CacheConfig& cache, const http::ServerStats& http) const {
   std::string out;
-  const std::string labels = fmt::format("engine=\"0\",model_name=\"{}\"", escaped(model_name));
+  const std::string labels =
+      fmt::format("engine=\"0\",model_name=\"{}\"", escaped_label(model_name));
   const auto counter = [&](std::string_view name, auto number, std::string_view help) {
-    value(out, name, "counter", help, labels, number);
+    append_metric(out, name, "counter", help, labels, number);
   };
   if (engine != nullptr) write_engine(labels, *engine, cache, out);
 
-  head(out, "vllm:request_success_total", "counter", "Finished choices by reason.");
+  append_family(out, "vllm:request_success_total", "counter", "Finished choices by reason.");
   for (const FinishReason reason :
        {FinishReason::kStop, FinishReason::kLength, FinishReason::kAbort, FinishReason::kError}) {
     out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
                        name_of(reason), finished_[static_cast<size_t>(reason)].load());
   }
-  head(out, "fathom_requests_rejected_total", "counter",
-       "Requests that got an error instead of a completion, by reason.");
+  append_family(out, "fathom_requests_rejected_total", "counter",
+                "Requests that got an error instead of a completion, by reason.");
   const auto rejected = [&](std::string_view reason, int64_t count) {
     out += fmt::format("fathom_requests_rejected_total{{{},reason=\"{}\"}} {}\n", labels, reason,
                        count);
@@ -300,7 +237,7 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
 
   const auto histogram = [&](std::string_view name, const Histogram& values,
                              std::string_view help) {
-    head(out, name, "histogram", help);
+    append_family(out, name, "histogram", help);
     values.write(name, labels, out);
   };
   histogram("vllm:time_to_first_token_seconds", ttft_,
@@ -321,22 +258,18 @@ std::string Metrics::text(std::string_view model_name, const EngineStats* engine
   histogram("vllm:request_params_n", params_n_, "Choices asked for.");
   histogram("vllm:request_params_max_tokens", params_max_tokens_, "Limits asked for.");
 
-  value(out, "fathom_http_connections", "gauge", "Open connections.", "", http.connections);
-  value(out, "fathom_http_requests_in_flight", "gauge", "Requests whose response is not complete.",
-        "", http.requests_in_flight);
-  value(out, "fathom_http_connections_refused_total", "counter",
-        "Connections refused above --max-connections.", "", http.connections_refused);
-  head(out, "fathom_http_responses_total", "counter", "Responses by class of status.");
+  append_metric(out, "fathom_http_connections", "gauge", "Open connections.", "", http.connections);
+  append_metric(out, "fathom_http_requests_in_flight", "gauge",
+                "Requests whose response is not complete.", "", http.requests_in_flight);
+  append_metric(out, "fathom_http_connections_refused_total", "counter",
+                "Connections refused above --max-connections.", "", http.connections_refused);
+  append_family(out, "fathom_http_responses_total", "counter", "Responses by class of status.");
   for (int status = 1; status <= 5; ++status) {
     out += fmt::format("fathom_http_responses_total{{class=\"{}xx\"}} {}\n", status,
                        http.responses[status]);
   }
-  value(out, "fathom_build_info", "gauge",
-        "Version, commit and CUDA version of the build; always 1.",
-        fmt::format("version=\"{}\",commit=\"{}\",cuda=\"{}\"", escaped(program_version()),
-                    escaped(program_commit()), escaped(program_cuda())),
-        1);
-  write_process(out);
+  append_build_metrics(out);
+  append_process_metrics(out);
   if (!prefix_.empty()) out += renamed(out, prefix_);
   return out;
 }

@@ -5,33 +5,15 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "engine/engine.h"
 #include "server/http/server.h"
+#include "server/metrics/metrics_text.h"
 #include "server/openai/api_error.h"
 
 namespace fathom {
-
-// Histogram with fixed upper bounds. Any thread may call.
-class Histogram {
- public:
-  static constexpr size_t kMaxBuckets = 24;
-
-  // `bounds` is ascending, has at most kMaxBuckets - 1 entries and outlives the histogram.
-  explicit Histogram(std::span<const double> bounds) : bounds_(bounds) {}
-
-  void observe(double value);
-  // Appends the samples name_bucket{labels,le="…"}, name_sum and name_count, without HELP and TYPE.
-  void write(std::string_view name, std::string_view labels, std::string& out) const;
-
- private:
-  const std::span<const double> bounds_;
-  std::array<std::atomic<int64_t>, kMaxBuckets> counts_{};
-  std::atomic<double> sum_{0};
-};
 
 // Cache settings as vLLM reports them; the number of pages comes from the engine.
 struct CacheConfig {

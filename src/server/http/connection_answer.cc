@@ -149,6 +149,7 @@ void Connection::send_queued() {
         continue;
       case IoStatus::kWantWrite:
         if (!blocked_since_) blocked_since_ = Clock::now();
+        if (answer_ != nullptr) answer_->exchange->sent(queue_.size());
         return wait_writable();
       case IoStatus::kWantRead:  // TLS, rare: on_readable() retries
         write_wants_read_ = true;
@@ -157,7 +158,9 @@ void Connection::send_queued() {
         return close(Ending::kClosedByClient);
     }
   }
-  if (answer_ != nullptr && answer_->ended) finish_answer();
+  if (answer_ == nullptr) return;
+  answer_->exchange->sent(0);
+  if (answer_->ended) finish_answer();
 }
 
 void Connection::finish_answer() {

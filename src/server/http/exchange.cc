@@ -99,6 +99,39 @@ bool Exchange::closed() const {
   return stage_ == Stage::kClosed;
 }
 
+int64_t Exchange::unsent() const {
+  const std::lock_guard lock(mutex_);
+  return std::ssize(news_.bytes) + left_;
+}
+
+void Exchange::when_sent(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    FATHOM_CHECK(when_sent_ == nullptr, "when_sent() while another waits");
+    if (stage_ == Stage::kDelivered || stage_ == Stage::kClosed) return;
+    waits_for_sent_ = true;  // before left_ is read: sent() does the opposite
+    if (left_ > 0 || !news_.bytes.empty()) {
+      when_sent_ = std::move(callback);
+      return;
+    }
+    waits_for_sent_ = false;
+  }
+  callback();
+}
+
+void Exchange::sent(int64_t left) {
+  left_ = left;
+  if (left > 0 || !waits_for_sent_) return;
+  std::function<void()> callback;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!news_.bytes.empty()) return;  // sent() will be called again
+    waits_for_sent_ = false;
+    std::swap(callback, when_sent_);
+  }
+  if (callback) callback();
+}
+
 void Exchange::abandon() {
   {
     std::unique_lock lock(mutex_);
@@ -130,24 +163,27 @@ void Exchange::take(News& news) {
   announced_ = false;
   news.head = std::exchange(news_.head, std::monostate());
   std::swap(news.bytes, news_.bytes);
+  left_ += std::ssize(news.bytes);
   news.ended = news_.ended;
   news.failed = news_.failed;
 }
 
 void Exchange::delivered() {
-  std::function<void()> dropped;  // destroyed after the lock is released
+  std::function<void()> dropped, dropped_too;  // destroyed after the lock is released
   connection_ = nullptr;
   const std::lock_guard lock(mutex_);
   stage_ = Stage::kDelivered;
   std::swap(dropped, callback_);
+  std::swap(dropped_too, when_sent_);
 }
 
 void Exchange::close() {
-  std::function<void()> callback;
+  std::function<void()> callback, dropped;
   connection_ = nullptr;
   {
     const std::lock_guard lock(mutex_);
     stage_ = Stage::kClosed;
+    std::swap(dropped, when_sent_);
     news_ = {};
     std::swap(callback, callback_);
   }

@@ -5,6 +5,8 @@
 // so either may be destroyed first.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -58,6 +60,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void end();
   void on_closed(std::function<void()> callback);
   bool closed() const;
+  int64_t unsent() const;
+  void when_sent(std::function<void()> callback);
   void abandon();  // the Responder is destroyed
   // Ends the response without allocating memory.
   void give_up();
@@ -71,6 +75,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   };
   // Moves what has come since the last call into `news`, whose buffer is reused.
   void take(News& news);
+  // Of the bytes taken so far the kernel has not accepted `left`.
+  void sent(int64_t left);
   // The response was delivered completely: drops the callback.
   void delivered();
   // The response cannot be delivered: calls the callback.
@@ -90,6 +96,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   News news_;
   bool announced_ = false;
   std::function<void()> callback_;
+  std::function<void()> when_sent_;
+  // Written by the I/O thread with and without the lock.
+  std::atomic<int64_t> left_ = 0;             // see sent()
+  std::atomic<bool> waits_for_sent_ = false;  // when_sent_ is set
 };
 
 }  // namespace fathom::http

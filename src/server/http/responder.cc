@@ -24,6 +24,12 @@ void Responder::on_closed(std::function<void()> callback) {
   exchange_->on_closed(std::move(callback));
 }
 
+int64_t Responder::unsent() const { return exchange_->unsent(); }
+
+void Responder::when_sent(std::function<void()> callback) {
+  exchange_->when_sent(std::move(callback));
+}
+
 bool Responder::closed() const { return exchange_->closed(); }
 
 }  // namespace fathom::http

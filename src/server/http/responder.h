@@ -11,6 +11,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -56,6 +57,13 @@ class Responder {
   // I/O thread, or in this function if that has already happened. It must not block or throw. There
   // is at most one callback. It is destroyed after its call or after delivery.
   void on_closed(std::function<void()> callback);
+
+  // Returns how many bytes of a stream are written and not yet given to the kernel, about.
+  int64_t unsent() const;
+  // Calls `callback` once all that is written is given to the kernel: on an I/O thread, or in this
+  // function if that is so already. It must not block, throw or use this responder. It is dropped,
+  // not called, when the response is delivered or cannot be. There is at most one at a time.
+  void when_sent(std::function<void()> callback);
 
   // Returns whether the condition of on_closed() holds, so that useless work can be skipped.
   bool closed() const;

@@ -1,4 +1,4 @@
-#include "server/api/process_figures.h"
+#include "server/metrics/process_figures.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
