@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "base/version.h"
-#include "server/api/process_figures.h"
+#include "server/metrics/process_figures.h"
 
 namespace fathom {
 namespace {
