@@ -1,0 +1,170 @@
+// Prompts computed by another engine over real models: tokens and log-probabilities are bitwise
+// those of one engine. Attention is absorbed, in which a row's bits depend on its own keys only, so
+// that the cut before the last token changes none.
+#include <gtest/gtest.h>
+
+#include <latch>
+
+#include "base/random.h"
+#include "e2e/golden.h"
+#include "engine/local_prefill.h"
+#include "engine/model_runner.h"
+#include "grammar/grammar_compiler.h"
+#include "tokenizer/tokenizer.h"
+
+namespace fathom {
+namespace {
+
+struct Setting {
+  std::string model;
+  Placement placement = {};          // of the engine that decodes
+  Placement prefill_placement = {};  // of the other
+  int64_t drafts = 0;
+  int64_t total_tokens = 8192;  // of a lane's cache
+};
+
+struct Answer {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  std::optional<FinishReason> finish;
+  bool operator==(const Answer&) const = default;
+};
+
+// Around a page's 64 tokens, shorter than a page, in several chunks; the later ones begin with the
+// texts of the earlier ones. Four choices, seeds, log-probabilities, penalties, a grammar.
+std::vector<Request> make_requests(const std::shared_ptr<const TokenGrammar>& grammar) {
+  std::vector<Request> requests;
+  for (const int64_t length : {1, 2, 9, 63, 64, 65, 66, 128, 129, 130, 200, 310, 200, 64}) {
+    Request& request = requests.emplace_back();
+    const auto number = static_cast<int32_t>(requests.size());
+    for (int64_t i = 0; i < length; ++i) {
+      request.prompt_ids.push_back(
+          static_cast<int32_t>(3 + random_bits(7, number % 3, static_cast<uint64_t>(i)) % 150));
+    }
+    request.sampling.seed = 100 + static_cast<uint64_t>(number);
+    request.sampling.temperature = number % 3 == 0 ? 0 : 0.8;
+    request.sampling.n = number % 5 == 0 ? 4 : 1;
+    request.sampling.logprobs = number % 2;
+    request.sampling.presence_penalty = number % 4 == 0 ? 0.5 : 0;
+    request.sampling.max_tokens = 4 + number;
+    request.sampling.ignore_eos = number % 2 == 0;
+    if (number % 4 == 1) request.grammar = grammar;
+  }
+  return requests;
+}
+
+std::unique_ptr<ModelRunner> make_runner(const Setting& setting, const Placement& placement) {
+  ModelRunnerOptions options;
+  options.placement = placement;
+  options.compute = DType::kF32;
+  options.cache_format = CacheFormat::kF32;
+  options.attention.form = AttentionForm::kAbsorbed;
+  options.max_batched_tokens = 512;
+  options.max_total_tokens = setting.total_tokens;
+  options.num_threads = placement.world();
+  options.load.show_progress = false;
+  options.max_drafts = setting.drafts;
+  const auto checkpoint = Checkpoint::open(setting.model);
+  FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
+  auto runner = ModelRunner::create(*checkpoint, options);
+  FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
+  return std::move(*runner);
+}
+
+struct Outcome {
+  std::vector<Answer> answers;
+  EngineStats stats;
+};
+
+Outcome run(const Setting& setting, bool is_separated,
+            const std::shared_ptr<const TokenGrammar>& grammar) {
+  std::unique_ptr<Engine> prefill;  // outlives the engine
+  EngineOptions options{.max_num_seqs = 16, .max_batched_tokens = 48};
+  if (is_separated) {
+    prefill = std::move(*Engine::create({.max_num_seqs = 8, .max_batched_tokens = 100},
+                                        make_runner(setting, setting.prefill_placement), nullptr));
+    options.prefill.mailbox = std::make_shared<PieceMailbox>(1 << 22);
+    options.prefill.link = std::make_shared<LocalPrefill>(*prefill, options.prefill.mailbox);
+    options.prefill.least_rows = 0;
+  }
+  const auto engine =
+      std::move(*Engine::create(options, make_runner(setting, setting.placement), nullptr));
+  Outcome outcome;
+  for (int round = 0; round < 2; ++round) {  // in the second one all prompts are cached
+    std::vector<Request> requests = make_requests(grammar);
+    std::vector<std::vector<Answer>> answers(requests.size());
+    std::latch ended(std::ssize(requests));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      answers[i].resize(static_cast<size_t>(requests[i].sampling.n));
+      const auto id = engine->submit(requests[i], [&ended, &own = answers[i]](const Event& event) {
+        Answer& answer = own[static_cast<size_t>(event.index)];
+        answer.ids.insert(answer.ids.end(), event.ids.begin(), event.ids.end());
+        for (const TokenLogprob& token : event.logprobs) {
+          answer.logprobs.push_back(token.logprob);
+          for (const auto& [other, logprob] : token.top) answer.logprobs.push_back(logprob);
+        }
+        if (event.finish) answer.finish = event.finish;
+        if (event.last) ended.count_down();
+      });
+      FATHOM_CHECK(id.has_value(), "{}", id.error().message);
+    }
+    ended.wait();
+    for (const auto& own : answers) {
+      outcome.answers.insert(outcome.answers.end(), own.begin(), own.end());
+    }
+  }
+  outcome.stats = engine->stats();
+  return outcome;
+}
+
+void expect_equal_apart(const Setting& setting,
+                        const std::shared_ptr<const TokenGrammar>& grammar = nullptr) {
+  const Outcome together = run(setting, false, grammar), apart = run(setting, true, grammar);
+  ASSERT_EQ(apart.answers.size(), together.answers.size());
+  for (size_t i = 0; i < apart.answers.size(); ++i) {
+    EXPECT_EQ(apart.answers[i].ids, together.answers[i].ids) << "choice " << i;
+    EXPECT_TRUE(apart.answers[i] == together.answers[i]) << "choice " << i;
+  }
+  const PrefillStats& stats = apart.stats.prefill;
+  EXPECT_GT(stats.arrived, 10);
+  EXPECT_LE(stats.arrived, stats.orders);
+  if (apart.stats.preemptions == 0) {  // a preemption cancels its order
+    EXPECT_EQ(stats.arrived, stats.orders);
+  }
+  EXPECT_EQ(stats.failed + stats.computed_here, 0);
+  EXPECT_EQ(apart.stats.speculation.accepted_tokens > 0, setting.drafts > 0);
+}
+
+std::shared_ptr<const TokenGrammar> words() {
+  const std::shared_ptr<const Tokenizer> tokenizer = std::move(*Tokenizer::load(bundled_model()));
+  const auto checkpoint = Checkpoint::open(bundled_model());
+  GrammarCompiler compiler(tokenizer, checkpoint->config().vocab_size,
+                           GrammarCompilerOptions{.deadline = GrammarCompilerOptions::kPatient});
+  return *compiler.compile(
+      {.kind = GrammarSpec::Kind::kRegex, .text = "[a-z]{3,9}( [a-z]{2,9}){2,6}\\."});
+}
+
+TEST(Separation, BundledModel) { expect_equal_apart({.model = bundled_model()}, words()); }
+
+TEST(Separation, BundledModelWithDrafts) {
+  expect_equal_apart({.model = bundled_model(), .drafts = 3}, words());
+}
+
+TEST(Separation, SeveralRanksThatDecode) {
+  expect_equal_apart({.model = bundled_model(), .placement = {.dp = 2}}, words());
+}
+
+TEST(Separation, SeveralRanksThatComputePrompts) {
+  expect_equal_apart({.model = bundled_model(), .prefill_placement = {.dp = 2}}, words());
+}
+
+TEST(Separation, IndexKeysComeWithThePages) {
+  expect_equal_apart({.model = goldens_directory() + "v32"});
+}
+
+TEST(Separation, A24PagePool) {
+  expect_equal_apart({.model = goldens_directory() + "v32", .total_tokens = 24 * 64});
+}
+
+}  // namespace
+}  // namespace fathom
