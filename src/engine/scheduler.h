@@ -125,8 +125,8 @@ class Scheduler {
 
   // The rows of an arriving sequence have come, all but its last token's; its order has ended.
   void arrive(Sequence& sequence);
-  // The order of an arriving sequence has failed: it computes its rows itself. Without this call the
-  // next schedule() orders them again.
+  // The order of an arriving sequence has failed: it computes its rows itself. Without this call
+  // the next schedule() orders them again.
   void prefill_here(Sequence& sequence);
 
   // Removes a sequence in any phase and releases its pages. Called once per sequence.

@@ -65,7 +65,8 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
   }
   if (config.quantization.is_four_bit()) {
     return invalid(
-        "config.json: quantization_config is of four-bit weights, which run on the CPU alone so far "
+        "config.json: quantization_config is of four-bit weights, which run on the CPU alone so "
+        "far "
         "(--device cpu)");
   }
   const auto sizes = [&]() -> Result<> {

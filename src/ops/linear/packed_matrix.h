@@ -78,7 +78,7 @@ class PackedMatrix {
   PackedForm form_;
   Buffer memory_;
   std::shared_ptr<std::vector<int32_t>> columns_;  // of reordered forms, shared like the memory
-  Buffer rare_steps_;  // [groups][blocks] of 64 bits
+  Buffer rare_steps_;                              // [groups][blocks] of 64 bits
 };
 
 }  // namespace fathom
