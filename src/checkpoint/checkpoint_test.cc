@@ -213,14 +213,15 @@ TEST(Checkpoint, FindsAHubId) {
 
   // huggingface_hub's layout: the snapshot's files are links into blobs.
   const std::string base = "hub/models--org--tiny-model";
-  fs::create_directories(home / (base + "/blobs"));
+  const std::string blobs = base + "/blobs/";
+  fs::create_directories(home / blobs);
   fs::create_directories(home / (base + "/snapshots/0123abcd"));
   expect_refused("org/tiny-model", "refs/main");
   home.write(base + "/refs/main", "0123abcd\n");
   int blob = 0;
   for (const auto& file : fs::directory_iterator(kBundled)) {
     const std::string name = std::to_string(++blob);
-    fs::create_symlink(file.path(), home / (base + "/blobs/" + name));
+    fs::create_symlink(file.path(), home / (blobs + name));
     fs::create_symlink("../../blobs/" + name,
                        home / (base + "/snapshots/0123abcd/" + file.path().filename().string()));
   }

@@ -368,7 +368,7 @@ TEST_F(FourBitFiles, RefusesZeroPointsAndOrdersOutOfRange) {
         {-1, "g_idx\" holds -1 at index 9; there are 4 groups"},
         {2, "g_idx\" gives 63 columns to group 0; quantization_config.group_size is 64"}}) {
     ordered();
-    std::memcpy(stored(".g_idx").data.data() + 4 * 9, &value, 4);
+    std::memcpy(stored(".g_idx").data.data() + size_t{4} * 9, &value, 4);
     expect_refused(part);
   }
 }

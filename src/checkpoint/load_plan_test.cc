@@ -144,6 +144,7 @@ TEST_F(LoadPlan, BlockScalesInOtherTypes) {
   expect_weight(scale);
   tensors_.pop_back();
   std::vector<bf16> narrow;
+  narrow.reserve(exponents.size());
   for (const uint8_t exponent : exponents)
     narrow.push_back(to_bf16(std::ldexp(1.0f, exponent - 127)));
   add_scale(".weight_scale", {2, 3}, "BF16", bytes_of(narrow));
