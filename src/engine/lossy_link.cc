@@ -60,7 +60,7 @@ void LossyLink::carry() {
   }
 }
 
-void LossyLink::spoil(Message message) {
+void LossyLink::spoil(const Message& message) {
   log_.push_back(message);
   if (log_.size() > 64) log_.erase(log_.begin());
   if (fault()) return;

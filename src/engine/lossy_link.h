@@ -26,7 +26,7 @@ class LossyLink : public PromptLink {
   using Message = std::vector<std::byte>;
 
   void carry();
-  void spoil(Message message);
+  void spoil(const Message& message);
   bool fault();
 
   const double share_;

@@ -79,7 +79,7 @@ TEST_P(TopKeys, EveryLengthAndWidthAroundTheBlocks) {
   }
   for (int64_t count = 600; count < 5000; count += 61) {
     const std::vector<float> scores = random_scores(count, 9);
-    for (const int64_t k : {64, 2048}) check(scores, count % 3, k);
+    for (const int64_t k : {64, 2048}) check(scores, static_cast<int32_t>(count % 3), k);
   }
   for (const int64_t count : {2047, 2048, 2049, 5000, 128 * 1024, 160 * 1024}) {
     check(random_scores(count, 2), 0, 2048);

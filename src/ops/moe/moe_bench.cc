@@ -94,6 +94,7 @@ std::vector<int32_t> random_routing(const Shape& shape, int64_t rows, uint64_t s
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < rows; ++t) {
     std::vector<std::pair<uint64_t, int32_t>> order;
+    order.reserve(static_cast<size_t>(shape.num_experts));
     for (int32_t e = 0; e < shape.num_experts; ++e) {
       order.emplace_back(random_bits(step, static_cast<uint64_t>(t), static_cast<uint64_t>(e)), e);
     }
