@@ -178,6 +178,7 @@ class FaultyReplicas(unittest.TestCase):
             sent = replica.sent
             time.sleep(0.5 * SLACK)
         self.assertLess(sent, 64 << 20)
+        self.assertFalse(replica.left.is_set())  # the replica waits; the client is not given up
         client.close()
         self.assertTrue(replica.left.wait(20 * SLACK))
         router.wait_for("fathom_router_outstanding_requests", 0)
