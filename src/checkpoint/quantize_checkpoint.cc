@@ -40,7 +40,8 @@ struct Piece {
   int64_t begin = 0, count = 0;
 };
 
-std::vector<Piece> cut_pieces(const PlannedShard& shard, int64_t piece_bytes) {
+std::vector<Piece> cut_pieces(const PlannedShard& shard, int64_t piece_bytes,
+                              int64_t rows_together) {
   std::vector<Piece> pieces;
   for (const PlannedTensor& tensor : shard.tensors) {
     const TensorEntry& source = *tensor.source;
@@ -48,7 +49,7 @@ std::vector<Piece> cut_pieces(const PlannedShard& shard, int64_t piece_bytes) {
     if (tensor.quantize) {
       total = source.shape[0];
       const int64_t row_bytes = source.bytes / total;
-      step = std::max<int64_t>(piece_bytes / row_bytes / kScaleBlock, 1) * kScaleBlock;
+      step = std::max<int64_t>(piece_bytes / row_bytes / rows_together, 1) * rows_together;
     }
     for (int64_t begin = 0; begin < total; begin += step) {
       pieces.push_back({&tensor, begin, std::min(step, total - begin)});
@@ -67,7 +68,9 @@ class ShardWork {
         sources_(sources),
         file_(file),
         progress_(progress),
-        pieces_(cut_pieces(shard, options.piece_bytes)) {}
+        // Groups of four bits lie in one row, blocks of FP8 in 128.
+        pieces_(cut_pieces(shard, options.piece_bytes,
+                           options.format.is_four_bit() ? 1 : kScaleBlock)) {}
 
   Result<> run(int num_threads) {
     const auto count = std::min<int64_t>(num_threads, static_cast<int64_t>(pieces_.size()));
