@@ -2,6 +2,8 @@
 // code over the codes.
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <random>
 #include <thread>
 
 #include "device/cpu/isa.h"
@@ -131,6 +133,47 @@ TEST(FourBit, ProductsOfEveryLevelAndForm) {
         check_products<bf16>(isa, form, n, k);
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+// As act-order leaves them: packed column c multiplies columns[c] of x.
+template <typename T>
+void check_reordered(CpuIsa isa, PackedForm form) {
+  form.reordered = true;
+  const Codes source(12, 40, 2 * form.group_cols, form);
+  PackedMatrix weight = source.packed();
+  std::vector<int32_t> columns(static_cast<size_t>(source.cols));
+  std::iota(columns.begin(), columns.end(), 0);
+  std::shuffle(columns.begin(), columns.end(), std::mt19937(5));
+  weight.set_columns(columns);
+  const PackedMatrix shared = weight.share();
+  for (const int64_t rows : {1, 3, 17}) {
+    const Rows<T> x(7, rows, source.cols);
+    const std::vector<float> sums = multiply(isa, x.view, 0, rows, shared);
+    for (int64_t m = 0; m < rows; ++m) {
+      for (int64_t i = 0; i < source.rows; ++i) {
+        double expected = 0, magnitude = 0;
+        for (int64_t c = 0; c < source.cols; ++c) {
+          const auto of_x = columns[static_cast<size_t>(c)];
+          const double term = to_float(x.view.template row<T>(m)[of_x]) * source.weight(i, c);
+          expected += term;
+          magnitude += std::abs(term);
+        }
+        const auto at = (i / kPairRows * rows + m) * kPairRows + i % kPairRows;
+        ASSERT_NEAR(sums[static_cast<size_t>(at)], expected, 4e-6 * magnitude)
+            << name_of(isa) << " rows " << rows << " at " << m << ", " << i;
+      }
+    }
+  }
+}
+
+TEST(FourBit, ReorderedColumnsTakeTheirOwnOfX) {
+  for (const CpuIsa isa : runnable_levels()) {
+    for (const PackedForm& form : {kForms[1], kForms[3], kForms[4]}) {
+      check_reordered<float>(isa, form);
+      check_reordered<bf16>(isa, form);
+      if (HasFatalFailure()) return;
     }
   }
 }
