@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tensor/widen_row.h"
+
 namespace fathom {
 namespace {
 
@@ -12,25 +14,6 @@ constexpr float kLargestE2m1 = 6;
 // So that neither a scale nor a quotient leaves fp32.
 constexpr float kLeastScale = 1e-30f;
 constexpr int kLeastExponent = -126;
-
-template <typename T>
-void widen(const T* values, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = to_float(values[i]);
-}
-
-void widen_row(const ConstTensorView& weights, int64_t row, float* out) {
-  const int64_t cols = weights.size(1);
-  switch (weights.dtype()) {
-    case DType::kF32:
-      return widen(weights.row<float>(row), cols, out);
-    case DType::kBF16:
-      return widen(weights.row<bf16>(row), cols, out);
-    case DType::kF16:
-      return widen(weights.row<f16>(row), cols, out);
-    default:
-      FATHOM_CHECK(false, "quantising weights of type {}", name_of(weights.dtype()));
-  }
-}
 
 // To nearest even for magnitudes below 2^22, without a call.
 float round_even(float value) {

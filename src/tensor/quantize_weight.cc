@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/math.h"
+#include "tensor/widen_row.h"
 
 namespace fathom {
 namespace {
@@ -14,25 +15,6 @@ constexpr uint32_t kInfinityBits = 0x7F800000;
 
 // Up to 128 weights of one row, in fp32.
 using RowPiece = std::array<float, kScaleBlock>;
-
-template <typename T>
-void widen(const T* weights, int64_t count, RowPiece& out) {
-  for (int64_t i = 0; i < count; ++i) out[static_cast<size_t>(i)] = to_float(weights[i]);
-}
-
-void widen_row(const ConstTensorView& weights, int64_t row, RowPiece& out) {
-  const int64_t cols = weights.size(1);
-  switch (weights.dtype()) {
-    case DType::kF32:
-      return widen(weights.row<float>(row), cols, out);
-    case DType::kBF16:
-      return widen(weights.row<bf16>(row), cols, out);
-    case DType::kF16:
-      return widen(weights.row<f16>(row), cols, out);
-    default:
-      FATHOM_CHECK(false, "quantising weights of type {}", name_of(weights.dtype()));
-  }
-}
 
 // to_e4m3() for magnitudes of up to about 448. Branch-free, so that the compiler vectorizes the
 // loop around it.
@@ -60,7 +42,7 @@ uint32_t largest_magnitude(const ConstTensorView& weights) {
   RowPiece row{};  // columns past the end stay 0
   int32_t largest = 0;
   for (int64_t r = 0; r < weights.size(0); ++r) {
-    widen_row(weights, r, row);
+    widen_row(weights, r, row.data());
     for (const float w : row) {
       largest = std::max(largest, static_cast<int32_t>(std::bit_cast<uint32_t>(w) & kMagnitude));
     }
@@ -78,7 +60,7 @@ BasicTensorView<kConst> block_at(const BasicTensorView<kConst>& matrix, int64_t 
 Result<> not_finite(const ConstTensorView& block, int64_t first_row, int64_t first_col) {
   RowPiece row{};
   for (int64_t r = 0; r < block.size(0); ++r) {
-    widen_row(block, r, row);
+    widen_row(block, r, row.data());
     for (int64_t c = 0; c < block.size(1); ++c) {
       const float value = row[static_cast<size_t>(c)];
       if (std::isfinite(value)) continue;
@@ -104,7 +86,7 @@ float quantize_weight_block(const ConstTensorView& weights, ScaleForm form,
   RowPiece row{};
   std::array<uint8_t, kScaleBlock> codes;
   for (int64_t r = 0; r < rows; ++r) {
-    widen_row(weights, r, row);
+    widen_row(weights, r, row.data());
     for (size_t c = 0; c < row.size(); ++c) codes[c] = encode_e4m3(row[c] / scale);
     std::copy_n(codes.data(), cols, &values.row<e4m3>(r)->bits);
   }

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "base/math_constants.h"
+#include "ops/linear/dot_avx512.h"
 #include "ops/linear/expand_avx512.h"
 #include "ops/linear/linear_kernels.h"
 
@@ -18,16 +19,6 @@ namespace {
 constexpr int kTileRows = 12;
 
 // ---- decode ----
-
-inline __attribute__((always_inline)) __m512 dot(__m512 sum, __m512i weights, __m512i x) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)x);
-}
-
-inline __attribute__((always_inline)) __m512i broadcast_pair(const uint16_t* x) {
-  int pair;
-  __builtin_memcpy(&pair, x, sizeof pair);
-  return _mm512_set1_epi32(pair);
-}
 
 // How a step's weights become bf16.
 enum class Dequantize { kNone, kExactly, kNormalBytes, kNormalWords };

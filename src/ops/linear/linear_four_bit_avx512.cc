@@ -8,6 +8,7 @@
 // masked, and 16 - zero added.
 #include <immintrin.h>
 
+#include "ops/linear/dot_avx512.h"
 #include "ops/linear/linear_kernels.h"
 
 namespace fathom {
@@ -49,16 +50,6 @@ inline __attribute__((always_inline)) Panels expand(__m512i table, __m512i codes
   panels.step0[1] = look_up<kZeros>(table, _mm512_srli_epi16(codes, 8), shifts.of[1]);
   panels.step1[1] = look_up<kZeros>(table, _mm512_srli_epi16(codes, 12), shifts.of[1]);
   return panels;
-}
-
-inline __attribute__((always_inline)) __m512 dot(__m512 sum, __m512i weights, __m512i x) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)x);
-}
-
-inline __attribute__((always_inline)) __m512i broadcast_pair(const uint16_t* x) {
-  int pair;
-  __builtin_memcpy(&pair, x, sizeof pair);
-  return _mm512_set1_epi32(pair);
 }
 
 // The 16 scales of panel `p` (0 or 1) of a pair, as fp32.
