@@ -32,10 +32,10 @@ inline __attribute__((always_inline)) void dot_step(const E4m3Tables& tables, co
   for (int p = 0; p < kPairs; ++p) {
     __m512i a, b;
     if constexpr (kHow == Dequantize::kNone) {
-      a = _mm512_loadu_si512(weights + 128 * p);
-      b = _mm512_loadu_si512(weights + 128 * p + 64);
+      a = _mm512_loadu_si512(weights + int64_t{128} * p);
+      b = _mm512_loadu_si512(weights + int64_t{128} * p + 64);
     } else {
-      const __m512i codes = _mm512_loadu_si512(weights + 64 * p);
+      const __m512i codes = _mm512_loadu_si512(weights + int64_t{64} * p);
       if constexpr (kHow == Dequantize::kExactly) expand(tables, codes, a, b);
       if constexpr (kHow == Dequantize::kNormalBytes) expand_normal_bytes(bits, codes, a, b);
       if constexpr (kHow == Dequantize::kNormalWords) expand_normal_words(bits, codes, a, b);
@@ -62,7 +62,7 @@ void dot_rows(const uint16_t* const* x, const PackedBlocks& weights, float* out,
   const E4m3Bits bits;
   const int64_t stride = weights.step_stride;
   const auto total = [&](int r, int p) {
-    return out + p / 2 * pair_stride + r * kPairRows + p % 2 * 16;
+    return out + p / 2 * pair_stride + int64_t{r} * kPairRows + int64_t{p % 2} * 16;
   };
   for (int r = 0; r < kRows; ++r) {
     for (int p = 0; p < 2 * kPairs; ++p) _mm512_storeu_ps(total(r, p), _mm512_setzero_ps());
@@ -84,7 +84,7 @@ void dot_rows(const uint16_t* const* x, const PackedBlocks& weights, float* out,
     const std::byte* step = block;
     __m512i pairs[kRows];
     const auto multiply = [&]() __attribute__((always_inline)) {
-      if (kFp8 && __builtin_expect(rare & 1, 0)) {
+      if (kFp8 && __builtin_expect(static_cast<long>(rare & 1), 0)) {
         dot_step<kExact, kRows, kPairs>(tables, bits, step, pairs, sums);
       } else {
         dot_step<kFast, kRows, kPairs>(tables, bits, step, pairs, sums);
@@ -106,7 +106,7 @@ void dot_rows(const uint16_t* const* x, const PackedBlocks& weights, float* out,
         const __m512 old = _mm512_loadu_ps(total(r, p));
         __m512 sum = sums[r][p];
         if constexpr (kFp8) {
-          const __m512 scales = _mm512_loadu_ps(step + weights.scales_shift + 64 * p);
+          const __m512 scales = _mm512_loadu_ps(step + weights.scales_shift + int64_t{64} * p);
           sum = _mm512_fmadd_ps(sum, scales, old);
         } else {
           sum = _mm512_add_ps(sum, old);
@@ -136,12 +136,12 @@ inline __attribute__((always_inline)) void add_block(const __m512 (&sums)[kRows]
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
-      float* total = totals + r * kPairRows + p * 16;
+      float* total = totals + int64_t{r} * kPairRows + int64_t{p} * 16;
       const __m512 old = _mm512_loadu_ps(total);
-      _mm512_storeu_ps(total,
-                       scales == nullptr
-                           ? _mm512_add_ps(sums[r][p], old)
-                           : _mm512_fmadd_ps(sums[r][p], _mm512_loadu_ps(scales + p * 16), old));
+      _mm512_storeu_ps(
+          total, scales == nullptr
+                     ? _mm512_add_ps(sums[r][p], old)
+                     : _mm512_fmadd_ps(sums[r][p], _mm512_loadu_ps(scales + int64_t{p} * 16), old));
     }
   }
 }
@@ -160,7 +160,7 @@ void tile_bf16_rows(const uint16_t* x, const std::byte* weights, int64_t stride,
     _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T1);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      const __m512i pair = broadcast_pair(x + r * kBlockColumns + 2 * s);
+      const __m512i pair = broadcast_pair(x + int64_t{r} * kBlockColumns + int64_t{2} * s);
       sums[r][0] = dot(sums[r][0], a, pair);
       sums[r][1] = dot(sums[r][1], b, pair);
     }
@@ -238,7 +238,7 @@ inline __attribute__((always_inline)) void store_columns(__m512i a, __m512i b, f
 
 void expand_fp8_to_f32(const std::byte* weights, int64_t stride, int steps, float* out) {
   const E4m3Tables tables;
-  for (int s = 0; s < steps; ++s, weights += stride, out += 2 * kPairRows) {
+  for (int s = 0; s < steps; ++s, weights += stride, out += int64_t{2} * kPairRows) {
     __m512i a, b;
     expand(tables, _mm512_loadu_si512(weights), a, b);
     store_columns(a, b, out);
@@ -246,7 +246,7 @@ void expand_fp8_to_f32(const std::byte* weights, int64_t stride, int steps, floa
 }
 
 void expand_bf16_to_f32(const std::byte* weights, int64_t stride, int steps, float* out) {
-  for (int s = 0; s < steps; ++s, weights += stride, out += 2 * kPairRows) {
+  for (int s = 0; s < steps; ++s, weights += stride, out += int64_t{2} * kPairRows) {
     store_columns(_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64), out);
   }
 }

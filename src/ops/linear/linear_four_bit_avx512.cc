@@ -26,8 +26,8 @@ struct Shifts {
 inline __attribute__((always_inline)) Shifts load_shifts(const std::byte* zeros) {
   Shifts shifts;
   for (int p = 0; p < 2; ++p) {
-    const __m512i rows =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + 16 * p)));
+    const __m512i rows = _mm512_cvtepu8_epi32(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(zeros + int64_t{16} * p)));
     shifts.of[p] = _mm512_or_si512(rows, _mm512_slli_epi32(rows, 16));
   }
   return shifts;
@@ -55,8 +55,9 @@ inline __attribute__((always_inline)) Panels expand(__m512i table, __m512i codes
 // The 16 scales of panel `p` (0 or 1) of a pair, as fp32.
 inline __attribute__((always_inline)) __m512 load_scales(const std::byte* scales, int p,
                                                          bool bf16_scales) {
-  if (!bf16_scales) return _mm512_loadu_ps(scales + 64 * p);
-  const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales + 32 * p));
+  if (!bf16_scales) return _mm512_loadu_ps(scales + int64_t{64} * p);
+  const __m256i narrow =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales + int64_t{32} * p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
 }
 
@@ -68,7 +69,8 @@ inline __attribute__((always_inline)) void dot_step(__m512i table, const std::by
                                                     __m512 (&sums)[kRows][2 * kPairs]) {
 #pragma GCC unroll 2
   for (int p = 0; p < kPairs; ++p) {
-    const Panels w = expand<kZeros>(table, _mm512_loadu_si512(weights + 64 * p), shifts[p]);
+    const Panels w =
+        expand<kZeros>(table, _mm512_loadu_si512(weights + int64_t{64} * p), shifts[p]);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       sums[r][2 * p] = dot(dot(sums[r][2 * p], w.step0[0], x[r][0]), w.step1[0], x[r][1]);
@@ -83,7 +85,7 @@ void dot_rows(const uint16_t* const* x, const FourBitBlocks& weights, float* out
   const __m512i table = _mm512_load_si512(weights.table->bf16);
   const int64_t stride = weights.packed.step_stride, width = weights.block_columns;
   const bool bf16_scales = weights.bf16_scales;
-  const int64_t zeros_at = kPairRows * (bf16_scales ? 2 : 4);
+  const int64_t zeros_at = kPairRows * int64_t{bf16_scales ? 2 : 4};
   __m512 totals[kRows][2 * kPairs];
   for (auto& row : totals) {
     for (auto& total : row) total = _mm512_setzero_ps();
@@ -134,7 +136,8 @@ void dot_rows(const uint16_t* const* x, const FourBitBlocks& weights, float* out
   }
   for (int r = 0; r < kRows; ++r) {
     for (int p = 0; p < 2 * kPairs; ++p) {
-      _mm512_storeu_ps(out + p / 2 * pair_stride + r * kPairRows + p % 2 * 16, totals[r][p]);
+      _mm512_storeu_ps(out + p / 2 * pair_stride + int64_t{r} * kPairRows + int64_t{p % 2} * 16,
+                       totals[r][p]);
     }
   }
 }
@@ -188,7 +191,7 @@ void expand_four_bit_to_bf16_avx512(const std::byte* weights, int64_t step_strid
                                     const FourBitTable& table, const uint8_t* zeros,
                                     std::byte* out) {
   const auto store = [&](int s, const Panels& panels) {
-    std::byte* const to = out + 256 * s;
+    std::byte* const to = out + int64_t{256} * s;
     _mm512_storeu_si512(to, panels.step0[0]);
     _mm512_storeu_si512(to + 64, panels.step0[1]);
     _mm512_storeu_si512(to + 128, panels.step1[0]);
@@ -204,8 +207,9 @@ void expand_four_bit_to_bf16_avx512(const std::byte* weights, int64_t step_strid
 void expand_four_bit_to_f32_avx512(const std::byte* weights, int64_t step_stride, int steps,
                                    const FourBitTable& table, const uint8_t* zeros, float* out) {
   const auto store = [&](int s, const Panels& panels) {
-    store_columns(panels.step0[0], panels.step0[1], out + 4 * kPairRows * s);
-    store_columns(panels.step1[0], panels.step1[1], out + 4 * kPairRows * s + 2 * kPairRows);
+    store_columns(panels.step0[0], panels.step0[1], out + int64_t{4} * kPairRows * s);
+    store_columns(panels.step1[0], panels.step1[1],
+                  out + int64_t{4} * kPairRows * s + int64_t{2} * kPairRows);
   };
   if (zeros != nullptr) {
     for_each_step<true>(weights, step_stride, steps, table, zeros, store);
