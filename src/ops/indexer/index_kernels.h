@@ -1,5 +1,6 @@
 // The inner loops of index scores, one set for each instruction level and element type:
-// index_kernels_scalar.cc, _avx2.cc and _avx512.cc provide them, index_scores_cpu.cc calls them.
+// index_kernels_scalar.cc, _avx2.cc, _avx512.cc and _amx.cc provide them, index_scores_cpu.cc calls
+// them.
 //
 // This header is included where code is compiled for instructions that not every CPU has. It must
 // not define an inline function: the linker could keep that copy for all callers.
@@ -40,6 +41,9 @@ struct IndexKernels {
   // end. weights are padded with 0 to kHeadLanes. scores [kIndexTileKeys]: all may be written.
   void (*score)(const void* packed, const float* weights, int64_t heads, const void* keys,
                 const float* scales, int64_t num_keys, int64_t dim, float* scores);
+  // Called by a thread before its first and after its last score(), unless null.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
 };
 
 extern const IndexKernels kScalarIndex;  // f32
@@ -47,6 +51,7 @@ extern const IndexKernels kScalarIndex;  // f32
 extern const IndexKernels kAvx2Index;        // f32
 extern const IndexKernels kAvx512Index;      // f32
 extern const IndexKernels kAvx512Bf16Index;  // bf16
+IndexKernels amx_index_kernels();            // bf16; dimensions: a multiple of 32
 #endif
 
 }  // namespace fathom::cpu

@@ -16,6 +16,7 @@
 #include <immintrin.h>
 
 #include "ops/indexer/index_kernels.h"
+#include "ops/indexer/index_sum_avx512.h"
 
 namespace fathom::cpu {
 namespace {
@@ -117,8 +118,6 @@ void decode(const std::byte* rows, int64_t count, IndexKeyFormat format, int64_t
   for (int64_t i = 0; i < count; ++i) scales[i] = 1;
 }
 
-int64_t lanes_of(int64_t heads) { return (heads + kHeadLanes - 1) / kHeadLanes * kHeadLanes; }
-
 template <typename T>
 void pack(const void* values, IndexKeyFormat format, int64_t head_stride, int64_t heads,
           int64_t dim, void* packed) {
@@ -152,25 +151,6 @@ void pack(const void* values, IndexKeyFormat format, int64_t head_stride, int64_
 
 // --- Scores
 
-// Sums over the lanes of 16 keys: lane i of the result is key i's.
-inline __attribute__((always_inline)) __m512 add_across(const float (*partial)[kWords]) {
-  __m512 in_lane[4];
-#pragma GCC unroll 4
-  for (int64_t r = 0; r < 4; ++r) {
-    const __m512 a = _mm512_load_ps(partial[4 * r]), b = _mm512_load_ps(partial[4 * r + 1]);
-    const __m512 c = _mm512_load_ps(partial[4 * r + 2]), d = _mm512_load_ps(partial[4 * r + 3]);
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d lo = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    const __m512d hi = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-    in_lane[r] = _mm512_add_ps(_mm512_castpd_ps(lo), _mm512_castpd_ps(hi));
-  }
-  const auto fold = [](__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
-  };
-  return fold(fold(in_lane[0], in_lane[1]), fold(in_lane[2], in_lane[3]));
-}
-
 // Adds a block of Z * 16 heads to the partial sums of a tile's keys (kFirst: writes them), K at a
 // time.
 template <typename T, int Z, int K, bool kFirst>
@@ -203,9 +183,7 @@ void score_block(const uint32_t* q, const float* weights, const uint32_t* keys, 
       __m512 total = kFirst ? _mm512_setzero_ps() : _mm512_load_ps(partial[first + k]);
 #pragma GCC unroll 4
       for (int z = 0; z < Z; ++z) {
-        // Of a NaN and a number the second operand is the result: NaN stays.
-        const __m512 positive = _mm512_max_ps(_mm512_setzero_ps(), sums[k][z]);
-        total = _mm512_fmadd_ps(_mm512_loadu_ps(weights + z * kWords), positive, total);
+        total = add_positive(total, weights + z * kWords, sums[k][z]);
       }
       _mm512_store_ps(partial[first + k], total);
     }
@@ -244,10 +222,7 @@ void score(const void* packed, const float* weights, int64_t heads, const void* 
     }
     q += words * lanes;
   }
-  for (int64_t i = 0; i < num_keys; i += kWords) {
-    _mm512_storeu_ps(scores + i,
-                     _mm512_mul_ps(_mm512_loadu_ps(scales + i), add_across(partial + i)));
-  }
+  store_scores(partial, scales, num_keys, scores);
 }
 
 template <typename T>
