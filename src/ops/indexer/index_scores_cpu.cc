@@ -86,19 +86,29 @@ void pack_row(const Scores& op, int64_t i, int64_t slot, const Shared& shared) {
   std::fill(weights + op.heads(), weights + op.lanes(), 0.0f);
 }
 
+// Calls body(rows, i, run) for the runs of the keys [first, first + count) of a sequence that lie
+// one behind the other: the keys [first + i, first + i + run).
+template <typename Body>
+void for_runs(const Scores& op, std::span<const int32_t> page_ids, int64_t first, int64_t count,
+              const Body& body) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t slot = (first + i) % kPageSize;
+    const int64_t page = page_ids[static_cast<size_t>((first + i) / kPageSize)];
+    const int64_t run = std::min(count - i, kPageSize - slot);
+    body(op.pages.row(page, slot), i, run);
+    i += run;
+  }
+}
+
 // Decodes the keys [first, first + count) of a sequence; the tile's other keys become 0.
 void decode_tile(const Scores& op, std::span<const int32_t> page_ids, int64_t first, int64_t count,
                  const Scratch& scratch) {
   const int64_t bytes = op.dim() * (op.kernels.bf16_elements ? 2 : 4);
   auto* keys = reinterpret_cast<std::byte*>(scratch.keys);
-  for (int64_t i = 0; i < count;) {
-    const int64_t slot = (first + i) % kPageSize;
-    const int64_t page = page_ids[static_cast<size_t>((first + i) / kPageSize)];
-    const int64_t run = std::min(count - i, kPageSize - slot);
-    op.kernels.decode(op.pages.row(page, slot), run, op.pages.layout.format, op.dim(),
-                      keys + i * bytes, scratch.scales + i);
-    i += run;
-  }
+  for_runs(op, page_ids, first, count, [&](const std::byte* rows, int64_t i, int64_t run) {
+    op.kernels.decode(rows, run, op.pages.layout.format, op.dim(), keys + i * bytes,
+                      scratch.scales + i);
+  });
   std::memset(keys + count * bytes, 0, static_cast<size_t>((kIndexTileKeys - count) * bytes));
   std::fill(scratch.scales + count, scratch.scales + kIndexTileKeys, 0.0f);
 }
@@ -107,15 +117,10 @@ void decode_tile(const Scores& op, std::span<const int32_t> page_ids, int64_t fi
 // leaves the memory idle without it.
 void prefetch_tile(const Scores& op, std::span<const int32_t> page_ids, int64_t first,
                    int64_t count) {
-  for (int64_t i = 0; i < count;) {
-    const int64_t slot = (first + i) % kPageSize;
-    const int64_t run = std::min(count - i, kPageSize - slot);
-    const std::byte* line =
-        op.pages.row(page_ids[static_cast<size_t>((first + i) / kPageSize)], slot);
+  for_runs(op, page_ids, first, count, [&](const std::byte* line, int64_t, int64_t run) {
     const std::byte* const end = line + run * op.pages.layout.row_bytes();
     for (; line < end; line += 64) __builtin_prefetch(line);
-    i += run;
-  }
+  });
 }
 
 void score_unit(const Scores& op, const Block& block, int64_t chunk, int64_t wave_first,
