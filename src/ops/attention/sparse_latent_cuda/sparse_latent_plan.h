@@ -11,6 +11,9 @@ inline constexpr int32_t kSparseTileKeys = 64;
 // Heads that one CTA computes.
 inline constexpr int32_t kSparseTileHeads = 64;
 
+// Words of 4 bytes of one CTA's partial result: 512 columns of its heads, two values a word.
+inline constexpr int64_t kSparseSumWords = 512 * kSparseTileHeads / 2;
+
 // split_keys with which a launch of up to `rows` rows is fastest: few rows need splits to occupy
 // the SMs, many rows pay for them. Results with different split_keys differ in their last bits: a
 // caller whose rows must have equal bits in batches of any size uses kInvariantSplitKeys for all.
