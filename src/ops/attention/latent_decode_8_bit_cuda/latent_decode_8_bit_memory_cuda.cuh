@@ -102,10 +102,6 @@ struct Place {
   int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
   int thread = threadIdx.x % kGroupThreads, warp = thread / 32, lane = threadIdx.x % 32;
 
-  // Opaque to the compiler from here on. In a loop over units it would otherwise compute addresses
-  // that derive from these before the loop and spill them, and load them back with every page.
-  __device__ void renew() { asm volatile("" : "+r"(thread), "+r"(warp), "+r"(lane)); }
-
   __device__ int row_of(int i) const { return i / 2 * 8 + 2 * (lane % 4) + (i & 1); }
 };
 

@@ -61,7 +61,6 @@ class RowsAttention {
   __device__ void run(const LatentDecodePart& part) {
     const int pages = __shfl_sync(~0u, part.num_tiles, 0);
     if (pages == 0) return wait_for_earlier_launches();
-    if constexpr (kKeysFrom == LatentKeys::kListed) place_.renew();
     valid_ = part.kv_len - part.first_tile * kKeys;
     first_limit_ = valid_ - part.num_queries + 1;
     const int first_row = rank_ * kBlockRows, rows = part.rows - first_row;
@@ -520,7 +519,7 @@ class RowsAttention {
   Shared& shared_;
   const Arguments& arguments_;
   const int rank_;
-  Place place_;
+  const Place place_;
   const uint64_t queries_, probabilities_;
   const uint32_t keys_, values_;      // a lane's ldmatrix addresses in the first stage
   int turn_ = 0;                      // pages since the launch

@@ -6,12 +6,13 @@
 // Layout: shared memory and consumer warpgroups are those of latent_decode_8_bit_rows_cuda.cu: one
 // CTA per SM computes 64 heads of a row; three tiles of 64 keys lie in shared memory as they lie in
 // the cache, a key at an odd stride of 16 bytes. A key's row is contiguous: one bulk copy each, by
-// four producer warps. The lanes of a warp issue bulk copies one after the other, some 70 clocks
-// each: one warp for all of a tile's keys was slower than the tensor cores.
+// four producer warps. The lanes of a warp issue bulk copies one after the other: one warp for
+// all of a tile's keys was slower than the tensor cores.
 //
 // Algorithm: that of latent_decode_8_bit_rows_cuda.cu, with the list as the sequence. Bytes are
 // dequantized on their way from shared memory to the tensor cores, so no dequantized value is
-// stored. CTAs are persistent and take units of a row and a split (sparse_latent_units_cuda.cuh).
+// stored. A CTA has one unit of a row and a split (sparse_latent_units_cuda.cuh): in a loop over
+// units nvcc 13.0 moved descriptors and addresses before it and spilled 450 bytes of them.
 //
 // Determinism: as sparse_latent_bf16_cuda.cu. One power of two scales the queries of a CTA, which
 // are heads of one row.
@@ -43,7 +44,7 @@ using latent_8_bit::kThreads;
 using latent_8_bit::kWarps;
 using latent_8_bit::RowsAttention;
 using latent_8_bit::RowsSharedMemory;
-using sparse_latent::for_each_unit;
+using sparse_latent::for_own_unit;
 using sparse_latent::KeyPlaces;
 using sparse_latent::Lists;
 using sparse_latent::Unit;
@@ -121,11 +122,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp >= kWarps) {
     give_registers<24>();
     ListedCopies<Row> copies(shared, lists);
-    for_each_unit(lists, blocks, [&](const Unit& unit) { copies.run(unit); });
+    for_own_unit(lists, blocks, [&](const Unit& unit) { copies.run(unit); });
   } else {
     take_registers<240>();
     RowsAttention<Row, LatentKeys::kListed> attention(shared, arguments, rank);
-    for_each_unit(lists, blocks, [&](const Unit& unit) {
+    for_own_unit(lists, blocks, [&](const Unit& unit) {
       attention.run(unit.part);
       if (lists.lse != nullptr && unit.part.num_splits == 1) {
         attention.write_lse(lists.lse + int64_t{unit.part.out_row} + rank * kBlockRows,
@@ -137,8 +138,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void sparse_latent_8_bit(int num_multiprocessors, const SparseLatentArguments& arguments,
-                         GpuStream stream) {
+void sparse_latent_8_bit(const SparseLatentArguments& arguments, GpuStream stream) {
   const Lists lists = sparse_latent::lists_of(arguments);
   const int blocks = (arguments.heads + kBlockRows - 1) / kBlockRows;
   const auto scratch = sparse_latent::scratch_of(lists, blocks, arguments.scratch);
@@ -157,7 +157,7 @@ void sparse_latent_8_bit(int num_multiprocessors, const SparseLatentArguments& a
       constexpr int kBytes = sizeof(RowsSharedMemory<Row, LatentKeys::kListed>);
       stream.device().allow_shared_memory(kernel, kBytes);
       launch(kernel,
-             {.blocks = sparse_latent::ctas(lists, blocks, num_multiprocessors),
+             {.blocks = static_cast<unsigned>(sparse_latent::units_of(lists) * blocks),
               .threads = kThreads,
               .shared_bytes = kBytes},
              stream, lists, inner);

@@ -24,7 +24,7 @@ void sparse_latent_attention(int num_multiprocessors, const SparseLatentArgument
   if (arguments.format == CacheFormat::kBF16) {
     sparse_latent_bf16(num_multiprocessors, arguments, stream);
   } else {
-    sparse_latent_8_bit(num_multiprocessors, arguments, stream);
+    sparse_latent_8_bit(arguments, stream);
   }
 }
 

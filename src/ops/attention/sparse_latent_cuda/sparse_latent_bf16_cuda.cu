@@ -24,6 +24,8 @@
 // Measured: docs/kernels/sparse_latent_attention.md.
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "base/math_constants.h"
 #include "device/cuda/launch.h"
 #include "device/cuda/ptx.cuh"
@@ -193,10 +195,11 @@ void sparse_latent_bf16(int num_multiprocessors, const SparseLatentArguments& ar
       bf16_map(arguments.q_latent, {.rows = rows, .columns = latent_rows::kLatent}, box),
       bf16_map(arguments.q_rope, {.rows = rows, .columns = latent_rows::kRope}, box),
       {}};
+  const int64_t most = std::max(num_multiprocessors / blocks, 1);
   constexpr int kBytes = sizeof(SharedMemory);
   stream.device().allow_shared_memory(sparse_latent_bf16_kernel, kBytes);
   launch(sparse_latent_bf16_kernel,
-         {.blocks = sparse_latent::ctas(lists, blocks, num_multiprocessors),
+         {.blocks = static_cast<unsigned>(std::min(sparse_latent::units_of(lists), most) * blocks),
           .threads = kThreads,
           .shared_bytes = kBytes},
          stream, maps, lists, inner);

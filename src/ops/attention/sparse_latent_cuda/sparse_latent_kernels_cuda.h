@@ -10,7 +10,6 @@ namespace fathom::cuda {
 // results. The kernels are described in sparse_latent_bf16_cuda.cu and sparse_latent_8_bit_cuda.cu.
 void sparse_latent_bf16(int num_multiprocessors, const SparseLatentArguments& arguments,
                         GpuStream stream);
-void sparse_latent_8_bit(int num_multiprocessors, const SparseLatentArguments& arguments,
-                         GpuStream stream);
+void sparse_latent_8_bit(const SparseLatentArguments& arguments, GpuStream stream);
 
 }  // namespace fathom::cuda

@@ -44,12 +44,7 @@ inline Lists lists_of(const SparseLatentArguments& arguments) {
           .lse = arguments.lse};
 }
 
-// CTAs of a launch, of which `blocks` compute a row's heads together.
-inline unsigned ctas(const Lists& lists, int blocks, int num_multiprocessors) {
-  const int64_t units = int64_t{lists.rows} * lists.splits;
-  const int64_t most = std::max(num_multiprocessors / blocks, 1);
-  return static_cast<unsigned>(std::min(units, most) * blocks);
-}
+inline int64_t units_of(const Lists& lists) { return int64_t{lists.rows} * lists.splits; }
 
 // Partial results in scratch memory, a slot for each of a row's splits.
 struct Scratch {
@@ -57,7 +52,7 @@ struct Scratch {
   float* weights;  // [rows, splits, blocks, 64]: log2 of the sums of exponentials
 };
 inline Scratch scratch_of(const Lists& lists, int blocks, float* scratch) {
-  const int64_t slots = int64_t{lists.rows} * lists.splits * blocks;
+  const int64_t slots = units_of(lists) * blocks;
   return {.sums = scratch, .weights = scratch + slots * kSparseSumWords};
 }
 
@@ -74,6 +69,12 @@ struct Unit {
     return lists.block_tables + int64_t{sequence} * lists.max_pages;
   }
 };
+
+// Keys of a row's list.
+__device__ inline int keys_of(const Lists& lists, int length) {
+  const int count = min(__shfl_sync(~0u, length, 0), lists.top_k);
+  return FATHOM_PLANTED(lists, kDroppedListKey) && count > 1 ? count - 1 : count;
+}
 
 // The list as one sequence of its own, of which a split sees every key. One query row.
 __device__ inline Unit unit_of(const Lists& lists, int row, int split, int count) {
@@ -92,10 +93,19 @@ __device__ inline Unit unit_of(const Lists& lists, int row, int split, int count
   return unit;
 }
 
-// Calls role(unit) for the units of this CTA and of the `blocks` - 1 others that compute the same
-// rows' other heads: every so many, all rows' first splits before the second ones, so that lists of
-// one split are spread over all CTAs. Splits beyond the end of a list are skipped. The same in
-// every warp.
+// Calls role(unit) for the CTA's only unit, if it has keys, where a launch has a CTA for each unit
+// and each of the `blocks` that compute the same rows' heads. The same in every warp.
+template <typename Role>
+__device__ void for_own_unit(const Lists& lists, int blocks, Role&& role) {
+  const int unit = static_cast<int>(blockIdx.x) / blocks;
+  const int row = unit % lists.rows, split = unit / lists.rows;
+  const int count = keys_of(lists, lists.lengths[row]);
+  if (split * lists.split_keys < count) role(unit_of(lists, row, split, count));
+}
+
+// Calls role(unit) for every so many of the units, where CTAs are persistent: all rows' first
+// splits before the second ones, so that lists of one split are spread over all CTAs. Splits beyond
+// the end of a list are skipped.
 template <typename Role>
 __device__ void for_each_unit(const Lists& lists, int blocks, Role&& role) {
   const int stride = static_cast<int>(gridDim.x) / blocks;
@@ -108,8 +118,7 @@ __device__ void for_each_unit(const Lists& lists, int blocks, Role&& role) {
   int next = length();  // loaded while the unit before is computed
   while (split < lists.splits) {
     const int its_row = row, its_split = split;
-    int count = min(__shfl_sync(~0u, next, 0), lists.top_k);
-    if (FATHOM_PLANTED(lists, kDroppedListKey) && count > 1) --count;
+    const int count = keys_of(lists, next);
     row += stride;
     carry();
     next = length();
@@ -117,8 +126,8 @@ __device__ void for_each_unit(const Lists& lists, int blocks, Role&& role) {
   }
 }
 
-// Where the keys of a list lie, for a thread that copies every kStride-th of a tile's from kFirst
-// on. Positions and pages are loaded a tile ahead.
+// Where the keys of a list lie, for a thread that copies every kStride-th key of a tile, from
+// `first` on, kCount of them. Pages are loaded a tile ahead, positions two.
 template <int kCount, int kStride>
 class KeyPlaces {
  public:
