@@ -34,6 +34,11 @@ wrong_peer moe_over_ranks_cuda_test Shapes/MoeOverRanks.HasTheBits*
 unordered_experts moe_over_ranks_cuda_test Shapes/MoeOverRanks.HasTheBits*
 wrong_peer gpu_ranks_test GpuExpertParallel.LanesGiveTheBitsOfOneRank
 wrong_owner gpu_ranks_test Forms/GpuTensorParallel.IsAsNearToFloat32AsOneRankAndTheSameAgain/*
+dropped_list_key sparse_latent_cuda_test Ways/SparseLatent.EqualsDoublePrecision/*:SparseLatentShort.*
+neighbour_list_key sparse_latent_cuda_test Ways/SparseLatent.EqualsDoublePrecision/*:SparseLatentShort.*
+other_sequence sparse_latent_cuda_test Ways/SparseLatent.EqualsDoublePrecision/*:SparseLatentShort.*
+lost_split sparse_latent_cuda_test Ways/SparseLatent.EqualsDoublePrecision/*:SparseLatentShort.*
+batch_order sparse_latent_cuda_test Ways/SparseLatent.ARowsBitsDoNotDependOnTheBatch/*
 "
 
 log=$(mktemp)

@@ -36,7 +36,13 @@ enum class PlantedFault {
   kSkippedMeet,       // the experts' results are combined before the other ranks have them
   kWrongPeer,         // a row for the experts is read from the rank after its own
   kUnorderedExperts,  // rank 1 adds its experts' results in the order of the top-k list
-  kLast = kUnorderedExperts,
+  // Faults of sparse latent attention.
+  kDroppedListKey,    // a list's last key is left out
+  kNeighbourListKey,  // a tile's sixth key is copied from the row beside it
+  kOtherSequence,     // a row's positions are looked up in the first sequence's block table
+  kLostSplit,         // the last split of a list is not combined
+  kBatchOrder,        // in a batch of many rows lists are taken in another order
+  kLast = kBatchOrder,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is

@@ -43,13 +43,13 @@ __device__ inline void write_out(Shared& shared, __nv_bfloat16* to, const Place&
   }
 }
 
-// A split out of `splits`: its slot, and its weights for the first reader; each further reader's
-// are `reader_stride` words further on.
+// A split: its slot, and its weights for the first of `readers`; each further one's are
+// `reader_stride` words further on.
 template <int kRows, typename Shared>
 __device__ inline void write_partial(Shared& shared, float* slot, float* weights, int reader_stride,
-                                     const Place& place, int splits, const Out<kRows>& out) {
+                                     const Place& place, int readers, const Out<kRows>& out) {
   // Each reader's weights are contiguous over all splits.
-  for (int x = threadIdx.x; x < splits * (kRows / 4); x += kComputing) {
+  for (int x = threadIdx.x; x < readers * (kRows / 4); x += kComputing) {
     const int row = x % (kRows / 4) * 4;
     store_shared_words(weights + int64_t{x / (kRows / 4)} * reader_stride + row,
                        *reinterpret_cast<const float4*>(shared.weights + row));

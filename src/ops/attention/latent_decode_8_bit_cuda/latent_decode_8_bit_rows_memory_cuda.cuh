@@ -1,7 +1,10 @@
 // Shared memory of a CTA of latent_decode_8_bit_rows_cuda.cu.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_memory_cuda.cuh"
+#include "ops/attention/latent_decode_cuda/latent_keys.h"
 
 namespace fathom::cuda::latent_8_bit {
 
@@ -13,9 +16,21 @@ constexpr int kBlockRows = 64;
 using ValueScales = uint16_t[kSlabs][kKeys];
 __device__ inline int value_scale_at(int key) { return key % 8 / 2 * 16 + key / 8 * 2 + key % 2; }
 
+// Listed keys in shared memory: each a piece of its own, at an odd stride of 16 bytes, so that the
+// rows that ldmatrix reads together lie in different banks.
 template <typename Row>
+struct ListedLayout {
+  static constexpr int kRowStride = Row::kBytes / 16 % 2 == 1 ? Row::kBytes : Row::kBytes + 16;
+  static constexpr int kBytes = kKeys * kRowStride;
+
+  __device__ static int at(int row, int byte) { return row * kRowStride + byte; }
+  __device__ static uint32_t further(uint32_t address, int bytes) { return address + bytes; }
+};
+
+template <typename Row, LatentKeys kKeysFrom = LatentKeys::kPages>
 struct RowsSharedMemory {
-  using Page = PageLayout<Row>;
+  using Page =
+      std::conditional_t<kKeysFrom == LatentKeys::kPages, PageLayout<Row>, ListedLayout<Row>>;
   static constexpr int kBoxBytes = kBlockRows * kBoxRowBytes;
   static constexpr int kQueryBoxes = (kLatent + kRope) / 64, kRopeBox = kQueryBoxes - 1;
   static constexpr int kStages = 3;

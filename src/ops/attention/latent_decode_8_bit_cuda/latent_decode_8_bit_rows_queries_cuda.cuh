@@ -55,10 +55,9 @@ __device__ inline void store_unit(uint8_t* box, int row, int unit, const Eight& 
 // Loads the CTA's `rows` rows (at least one) of a split, from `first` on, times a power of two;
 // returns the factor from query-key dot products to base 2 logarithms. A row's columns are 36 units
 // of 16, divided among four threads.
-template <typename Row>
-__device__ inline float load_queries(RowsSharedMemory<Row>& shared, const Arguments& arguments,
-                                     int64_t first, int rows) {
-  using Shared = RowsSharedMemory<Row>;
+template <typename Row, typename Shared>
+__device__ inline float load_queries(Shared& shared, const Arguments& arguments, int64_t first,
+                                     int rows) {
   constexpr int kSharers = kComputing / kBlockRows, kUnits = (kLatent + kRope) / 16;
   constexpr int kUnitsEach = kUnits / kSharers;
   wait_for_earlier_launches();
