@@ -68,7 +68,8 @@ IN_ORDER=$(between Error "$join" "$join"
 # decode_layers alone (docs/kernels/decode_layers.md#tests): the functions are common to several kernels.
 # Slots of the ring and their turns, by mbarriers of one arrival a warp and by release and acquire; the
 # page table, by one arrival after a named barrier; the newest key's row, by one after __syncwarp(); the
-# combine of warps and the rows of W_UV, between whose sides the consumers' named barrier stands.
+# combine of warps, over the query's memory, and the rows of W_UV, between whose sides the consumers' named
+# barrier stands.
 copy='copy_bytes_under\(' turn='store_release_in_block\(' turn_seen='load_acquire_in_block\('
 slot_read='(multiply_step(_bf16)?<|warp_mma_16x8x16\(|load_(pairs|rope|scale)<|V2LiteLayers<[^=]*::(products|multiply_down)<|Steps<[^=]*::(absorb|values)\()'
 pages='Steps<[^=]*::run\(' pages_read='FeederOf<[^=]*::keys_of\('
@@ -79,6 +80,7 @@ OF_DECODE_LAYERS=$(either Error "$copy" "$slot_read"
   either Error "$pages" "$pages_read"
   either Error "$row" "$row_read"
   between Error "$combine" "$combine"
+  either Error "$combine" 'load_eight\(const float'
   between Error 'Steps<[^=]*::values\(' 'layers_kernel<')
 export IN_ORDER OF_DECODE_LAYERS
 

@@ -82,6 +82,7 @@ class Reports(unittest.TestCase):
         pairs = [(COPY, read) for read in SLOT_READS]
         pairs += [("store_release_in_block(unsigned int *, unsigned int)",
                    "load_acquire_in_block(const unsigned int *)"), (RUN, PAGES), (COMBINE, COMBINE),
+                  ("load_eight(const float *)", COMBINE),
                   ("store_eight(const Eight &, __nv_bfloat16 *)", SLOT_READS[2]),
                   (VALUES, f"void {LAYERS}layers_kernel<Layout, Feeder, Layers>(Arguments)")]
         for first, second in pairs:
