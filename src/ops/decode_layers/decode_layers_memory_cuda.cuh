@@ -3,8 +3,8 @@
 //
 // A shape's layout L (decode_layers_v3_cuda.cu, decode_layers_v2_lite_feed_cuda.cuh) adds its
 // widths and its ring: kSlots slots of kSlotBytes, of which the first kWeightBytes hold weights and
-// the rest their scales. kInFlight chunks saturate the memory: more would queue there and delay the
-// CTAs' exchange of results.
+// the rest their scales. Its feeder says how many chunks are in flight: more than saturate the
+// memory would queue there and delay the CTAs' exchange of results.
 #pragma once
 
 #include "cache/latent_row_cuda.cuh"

@@ -78,7 +78,7 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind) {
     case DecodeLayersKind::kV2LiteBf16:
       return 5120;
     default:
-      return 6144;
+      return 5632;
   }
 }
 

@@ -32,16 +32,13 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   }
 
   __device__ void half_layer(int l, bool is_attention) {
-    if (!is_attention) {
-      if (thread_ == 0) barrier_arrive(&shared_.input_known);
-      chunks_ += 1;  // the router's
-    }
+    if (!is_attention && thread_ == 0) barrier_arrive(&shared_.input_known);
     int down_group = 0;
     // One loop for both halves: instructions leave the cache between layers.
 #pragma unroll 1
     for (int group = 0; group < (is_attention ? 1 : kGroups); ++group) {
       const int first = first_unit(group), units = first_unit(group + 1) - first;
-      products(is_attention ? L::kQueryChunks + 1 : units * kUnitChunks,
+      products((is_attention ? L::kQueryChunks + 1 : units * kUnitChunks) * kTwos,
                first * kUnitChunks * L::kChunkRows, nullptr,
                [&](int i) { return first_row(is_attention, first * kUnitChunks + i); });
       if (is_attention) {
@@ -129,15 +126,18 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     return i < L::kQueryChunks ? block_ * kQueryRows + i * L::kChunkRows : first_kv_row(block_);
   }
 
-  // `chunks` chunks of rows of kHidden columns, two rows a pair of warps, half their columns a
-  // warp; sums from row `first` of sums on. first_row_of(i): as first_row().
+  static constexpr int kTwos = L::kChunkRows / 2;  // pairs of rows of a chunk
+
+  // `twos` pairs of rows of kHidden columns, in whole chunks but for one two less; a pair of warps
+  // takes two rows, half their columns a warp. Sums from row `first` of sums on. first_row_of(i):
+  // as first_row().
   template <typename FirstRow>
-  __device__ void products(int chunks, int first, const float* x_scales,
+  __device__ void products(int twos, int first, const float* x_scales,
                            const FirstRow& first_row_of) {
     constexpr int kColumns = L::kHidden / 2, kRowBytes = L::kHidden * L::kWeightSize;
-    constexpr int kTwos = L::kChunkRows / 2;  // of a chunk
+    static_assert(kTwos == 3 && kWarps == 16);
 #pragma unroll 1
-    for (int i = pair_; i < chunks * kTwos; i += kPairs) {
+    for (int i = pair_; i < twos; i += kPairs) {
       const int chunk = i / kTwos, two = i % kTwos;
       const uint8_t* const slot = wait_for_chunk(chunk);
       const uint8_t* const weights =
@@ -177,11 +177,11 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
         float* const to = shared_.sums + (first + i * 2) * 2 + half_;
         to[0] = sums.first;
         to[2] = sums.second;
-        // A chunk's warps arrive for all.
-        release_chunk(chunk, kWarps / 2 / kTwos + (two < kWarps / 2 % kTwos ? 1 : 0));
+        // A chunk's six or four warps arrive for all 16.
+        release_chunk(chunk, (chunk + 1) * kTwos > twos ? 4 : two < 2 ? 3 : 2);
       }
     }
-    chunks_ += chunks;
+    chunks_ += (twos + 1) / kTwos;
     sync_consumers();
   }
 
@@ -220,7 +220,8 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   __device__ void o() {
     receive_values();
     static_assert(kHeads * kV == L::kHidden);
-    products(L::kOChunks, 0, L::kHasBf16Weights ? nullptr : shared_.x_scales,
+    static_assert(L::kHiddenRows / 2 + 1 == L::kOChunks * kTwos);
+    products(L::kHiddenRows / 2, 0, L::kHasBf16Weights ? nullptr : shared_.x_scales,
              [&](int i) { return block_ * L::kHiddenRows + i * L::kChunkRows; });
   }
 

@@ -25,7 +25,9 @@ struct V2LiteLayout : V2Lite {
   static constexpr int kChunkRows = 6, kDownRows = 8, kSharedDownRows = 4;
   static constexpr int kWeightBytes = kChunkRows * kHidden * kWeightSize,
                        kSlotBytes = kWeightBytes + (kBf16 ? 0 : 2 * kHidden / kScaleRow * 4);
-  static constexpr int kSlots = kBf16 ? 8 : 16, kInFlight = 2;
+  static constexpr int kSlots = kBf16 ? 8 : 16;
+  // Chunks in flight before the experts are chosen, while packets pass between CTAs, and after it.
+  static constexpr unsigned kInFlight = kBf16 ? 1 : 2, kExpertsInFlight = 3;
   static constexpr int kQueryChunks = kQueryRows / kChunkRows,
                        kOChunks = (kHiddenRows + kChunkRows - 1) / kChunkRows,
                        kSharedGateChunks = (kSharedRows + kChunkRows - 1) / kChunkRows,
@@ -93,7 +95,11 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
  public:
   using Base = FeederOf<Row, L, V2LiteFeeder<Row, L>>;
   using Base::Base;
-  static constexpr int kSteps = 10;
+  static constexpr int kSteps = 9;
+
+  __device__ static unsigned in_flight(int step) {
+    return step < kGateUp ? L::kInFlight : L::kExpertsInFlight;
+  }
 
   __device__ int count_of(int step, int l) {
     switch (step) {
@@ -140,8 +146,6 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
         }
         return chunk;
       }
-      case kRouter:
-        return {layer.router, int64_t{block_} * L::kHidden, L::kHidden, nullptr, 0};
       case kSharedGateUp:
       case kGateUp: {
         const GateUpChunk chunk =
@@ -164,18 +168,7 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
   }
 
  private:
-  enum Step {
-    kQuery,
-    kAbsorb,
-    kKeys,
-    kValues,
-    kO,
-    kRouter,
-    kSharedGateUp,
-    kSharedDown,
-    kGateUp,
-    kDown
-  };
+  enum Step { kQuery, kAbsorb, kKeys, kValues, kO, kSharedGateUp, kSharedDown, kGateUp, kDown };
   using Base::a_;
   using Base::block_;
   using Base::shared_;

@@ -19,39 +19,43 @@ class V2LiteRouter {
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
   __device__ void run() {
+    load_weights(0);
     barrier_wait(&shared_.pages_known, 0);
-    const int keys = key_runs_of(*a_.position, block_ % kHeadBlocks) * kKeyPieces<Row, L>;
-    // Chunks before the router's, and in all, of a layer.
-    const unsigned before = L::kQueryChunks + 1 + 1 + keys + 1 + L::kOChunks,
-                   all = before + 1 + L::kGateUpChunks + L::kSharedDownChunks +
-                         L::kChosen * L::kDownChunks;
     uint32_t epoch = shared_.epoch;
 #pragma unroll 1
     for (int l = 0; l < a_.num_layers; ++l) {
       ++epoch;
-      const unsigned sequence = all * static_cast<unsigned>(l) + before;
-      wait_for_chunk(shared_, sequence);
       barrier_wait(&shared_.input_known, l & 1);
-      put_logit(shared_.ring[sequence % L::kSlots], epoch);
-      if (lane_ == 0) barrier_arrive_for(&shared_.empty[sequence % L::kSlots], kWarps);
+      put_logit(epoch);
+      if (l + 1 < a_.num_layers) load_weights(l + 1);
       choose(epoch);
     }
   }
 
  private:
-  // Half of one expert's logit.
-  __device__ void put_logit(const uint8_t* weights, uint32_t epoch) const {
-    float sum = 0;
-#pragma unroll 2
-    for (int i = 0; i < L::kHidden / 2 / (kWarp * 8); ++i) {
-      const int at = i * kWarp * 8 + lane_ * 8;
-      const Eight w = widen(*reinterpret_cast<const uint4*>(weights + at * 2));
-      const uint4 packed = *reinterpret_cast<const uint4*>(
-          shared_.vector + (block_ % 2 * (L::kHidden / 2) + at) * 2);
-      if constexpr (L::kHasBf16Weights) {
-        const Eight x = widen(packed);
+  // The CTA has half of one expert's columns, eight neighbours a lane each time.
+  static constexpr int kTogether = kWarp * 8, kTimes = L::kHidden / 2 / kTogether;
+  __device__ void load_weights(int l) {
+    const auto* const from = static_cast<const uint8_t*>(a_.layers[l].router) +
+                             (int64_t{block_} * (L::kHidden / 2) + lane_ * 8) * 2;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sum = fmaf(w.v[j], x.v[j], sum);
+    for (int i = 0; i < kTimes; ++i) {
+      weights_[i] = __ldg(reinterpret_cast<const uint4*>(from + i * kTogether * 2));
+    }
+  }
+
+  // That part of the expert's logit.
+  __device__ void put_logit(uint32_t epoch) const {
+    const uint8_t* const x = shared_.vector + (block_ % 2 * (L::kHidden / 2) + lane_ * 8) * 2;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      const Eight w = widen(weights_[i]);
+      const uint4 packed = *reinterpret_cast<const uint4*>(x + i * kTogether * 2);
+      if constexpr (L::kHasBf16Weights) {
+        const Eight values = widen(packed);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sum = fmaf(w.v[j], values.v[j], sum);
       } else {
         const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
@@ -126,6 +130,7 @@ class V2LiteRouter {
   const DecodeLayersArguments& a_;
   typename L::Exchanged& exchange_;
   const int block_, lane_;
+  uint4 weights_[kTimes];  // of the layer whose input comes next
 };
 
 }  // namespace fathom::cuda::decode_layers_kernel

@@ -64,6 +64,8 @@ class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
   using Base::Base;
   static constexpr int kSteps = 9;
 
+  __device__ static unsigned in_flight(int) { return Layout::kInFlight; }
+
   __device__ int count_of(int step, int l) {
     switch (step) {
       case kQkvA:
