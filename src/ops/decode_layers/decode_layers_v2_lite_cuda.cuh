@@ -191,6 +191,8 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   __device__ void put_key_rows() const {
     if (warp_ != kWarps - 1) return;
     const int rows = first_kv_row(block_ + 1) - first_kv_row(block_);
+    // Rows that nobody waits for come in time unless they are late.
+    if (FATHOM_PLANTED(a_, kSkippedKeyHandoff) && block_ == 1) __nanosleep(50000);
     put_bf16<kPacketValues>(exchange_.input[block_], 1, epoch_,
                             lane_ < rows ? both_halves(kQueryRows + lane_) : 0);
   }
