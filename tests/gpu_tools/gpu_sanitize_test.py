@@ -28,14 +28,26 @@ OUT = "void latent_8_bit::write_out<(int)64, Shared>(Shared &)"
 OUT_OF_FEW = "void latent_8_bit::write_out<(int)16, Shared>(Shared &)"
 OTHER = "void other_kernel<(int)1>(Arguments)"
 
+LAYERS = "decode_layers_kernel::"
+COPY = "copy_bytes_under(unsigned long, void *, const void *, int, unsigned long *)"
+SLOT_READS = (f"Pair {LAYERS}multiply_step_bf16<(int)4096>(const unsigned char *, const uint4 &, int)",
+              "Pair multiply_step<(int)0>(const unsigned char *, const Sixteen &, int)",
+              f"float2 {LAYERS}load_rope<Row>(const std::byte *, int)",
+              f"void {LAYERS}V2LiteLayers<Row, Layout>::products<Lambda>(int, int, const float *)",
+              f"{LAYERS}Steps<Row, Layout, Layers>::absorb()")
+RUN = f"{LAYERS}Steps<Row, Layout, Layers>::run()"
+PAGES = f"{LAYERS}FeederOf<Row, Layout, Feeder>::keys_of(int, int) const"
+COMBINE = f"{LAYERS}Steps<Row, Layout, Layers>::join_warps(const KeySum &) const"
+VALUES = f"{LAYERS}Steps<Row, Layout, Layers>::values()"
+
 
 class Reports(unittest.TestCase):
-    def accepted(self, log):
+    def accepted(self, log, *program):
         with tempfile.NamedTemporaryFile("w", suffix=".log") as file:
             file.write(log)
             file.flush()
-            return subprocess.run([str(ROOT / "tools/gpu_sanitize.sh"), "--check-log", file.name],
-                                  check=False).returncode == 0
+            return subprocess.run([str(ROOT / "tools/gpu_sanitize.sh"), "--check-log", file.name, *program],
+                                  check=False, capture_output=True).returncode == 0
 
     def test_both_sides_known(self):
         for first, second in ((JOIN, JOIN), (MULTIPLY, SCALES), (SCALES, MULTIPLY), (END, OUT),
@@ -59,6 +71,28 @@ class Reports(unittest.TestCase):
         unknown = report("Error", ("Write", OTHER), ("Read", OTHER))
         for log in (known + unknown, unknown + known):
             self.assertFalse(self.accepted(log + PASSED))
+
+    def test_each_access_of_a_report_is_a_pair(self):
+        known = report("Error", ("Write", JOIN), ("Read", JOIN)).removesuffix("========= \n")
+        for further, expected in ((JOIN, True), (OTHER, False)):
+            log = f"{known}=========     and Read access at {further}+0x30 in a.cuh:3\n========= \n"
+            self.assertEqual(self.accepted(log + PASSED), expected, further)
+
+    def test_pairs_of_decode_layers_alone(self):
+        pairs = [(COPY, read) for read in SLOT_READS]
+        pairs += [("store_release_in_block(unsigned int *, unsigned int)",
+                   "load_acquire_in_block(const unsigned int *)"), (RUN, PAGES), (COMBINE, COMBINE),
+                  ("load_eight(const float *)", COMBINE),
+                  ("store_eight(const Eight &, __nv_bfloat16 *)", SLOT_READS[2]),
+                  (VALUES, f"void {LAYERS}layers_kernel<Layout, Feeder, Layers>(Arguments)")]
+        for first, second in pairs:
+            log = report("Error", ("Write", first), ("Read", second)) + PASSED
+            self.assertTrue(self.accepted(log, "/gpu/decode_layers_cuda_test"), (first, second))
+            self.assertFalse(self.accepted(log, "/gpu/scaled_linear_cuda_test"), (first, second))
+            self.assertFalse(self.accepted(log), (first, second))
+        for first, second in ((COPY, COPY), (COPY, RUN), (RUN, COMBINE), (COMBINE, VALUES), (OTHER, PAGES)):
+            log = report("Error", ("Write", first), ("Read", second)) + PASSED
+            self.assertFalse(self.accepted(log, "/gpu/decode_layers_cuda_test"), (first, second))
 
     def test_a_last_report_without_a_line_behind_it(self):
         log = PASSED + report("Error", ("Write", OTHER), ("Read", OTHER)).removesuffix("========= \n")

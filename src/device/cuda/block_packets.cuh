@@ -61,29 +61,34 @@ __device__ void wait_for_packets(Packet (&packets)[kCount], uint32_t epoch, cons
   }
 }
 
-__device__ inline void unpack_bf16(const Packet& packet, float (&values)[kPacketValues]) {
+// The first kCount values.
+template <int kCount>
+__device__ void unpack_bf16(const Packet& packet, float (&values)[kCount]) {
+  static_assert(kCount <= kPacketValues);
   const uint32_t words[4] = {
       static_cast<uint32_t>(packet.low), static_cast<uint32_t>(packet.low >> 32),
       static_cast<uint32_t>(packet.high), static_cast<uint32_t>(packet.high >> 32)};
 #pragma unroll
-  for (int i = 0; i < kPacketValues; ++i) {
+  for (int i = 0; i < kCount; ++i) {
     values[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
   }
 }
 
-// Stores the values of 28 lanes as four packets from `to` on, `count` of them. Called by whole
-// warps.
-__device__ inline void put_bf16(Packet* to, int count, uint32_t epoch, float value) {
+// Stores the values of neighbouring lanes, kCount a packet, as `count` packets from `to` on. Called
+// by whole warps.
+template <int kCount>
+__device__ void put_bf16(Packet* to, int count, uint32_t epoch, float value) {
+  static_assert(kCount <= kPacketValues);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  float values[kPacketValues];
+  float values[kPacketValues + 1] = {};
 #pragma unroll
-  for (int i = 0; i < kPacketValues; ++i) {
-    values[i] = __shfl_sync(~0u, value, lane * kPacketValues + i);
-  }
+  for (int i = 0; i < kCount; ++i) values[i] = __shfl_sync(~0u, value, lane * kCount + i);
   if (lane >= count) return;
-  const auto pair = [](float low, float high) { return uint64_t{pack_bf16(low, high)}; };
-  store_packet(to + lane, pair(values[0], values[1]) | pair(values[2], values[3]) << 32,
-               pair(values[4], values[5]) | pair(values[6], 0) << 32 | uint64_t{epoch} << 48);
+  const auto four = [&](int i) {
+    return uint64_t{pack_bf16(values[i], values[i + 1])} |
+           uint64_t{pack_bf16(values[i + 2], values[i + 3])} << 32;
+  };
+  store_packet(to + lane, four(0), four(4) | uint64_t{epoch} << 48);
 }
 
 }  // namespace fathom::cuda

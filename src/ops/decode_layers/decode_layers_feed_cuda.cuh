@@ -17,7 +17,8 @@ struct Chunk {
 };
 
 // A producer thread that issues every kFeeders-th chunk. A shape's feeder says which chunks a step
-// has: count_of(step, layer), chunk_of(step, index, layer) for steps 0 to kSteps - 1.
+// has, and how many may be in flight: count_of(step, layer), chunk_of(step, index, layer),
+// in_flight(step) for steps 0 to kSteps - 1.
 template <typename Row, typename L, typename Derived>
 class FeederOf {
  public:
@@ -38,7 +39,9 @@ class FeederOf {
       for (int step = 0; step < Derived::kSteps; ++step) {
         const int count = self.count_of(step, l);
 #pragma unroll 1
-        for (; next < count; next += kFeeders) feed(self.chunk_of(step, next, l));
+        for (; next < count; next += kFeeders) {
+          feed(self.chunk_of(step, next, l), self.in_flight(step));
+        }
         next -= count;
       }
     }
@@ -68,15 +71,12 @@ class FeederOf {
   const int block_, feeder_;
 
  private:
-  __device__ void feed(const Chunk& chunk) {
+  __device__ void feed(const Chunk& chunk, unsigned in_flight) {
     // A slot always belongs to the same thread: a parity bit cannot tell two turns apart.
-    static_assert(L::kSlots % kFeeders == 0 && L::kInFlight % kFeeders == 0);
+    static_assert(L::kSlots % kFeeders == 0);
     const unsigned slot = sequence_ % L::kSlots, turn = sequence_ / L::kSlots;
     if (turn > 0) barrier_wait(&shared_.empty[slot], static_cast<int>((turn - 1) & 1));
-    if (sequence_ >= L::kInFlight) {
-      const unsigned before = sequence_ - L::kInFlight;
-      barrier_wait(&shared_.full[before % L::kSlots], static_cast<int>(before / L::kSlots & 1));
-    }
+    if (sequence_ >= in_flight) wait_until_full(sequence_ - in_flight);
     uint64_t* const full = &shared_.full[slot];
     uint8_t* const to = shared_.ring[slot];
     barrier_expect(full, chunk.bytes + chunk.num_scales * 4);
@@ -89,6 +89,19 @@ class FeederOf {
     }
     store_release_in_block(&shared_.turns[slot], turn + 1);
     sequence_ += kFeeders;
+  }
+
+  // The other thread may not have issued the chunk yet, or may have issued the slot's next one.
+  __device__ void wait_until_full(unsigned sequence) const {
+    const unsigned slot = sequence % L::kSlots, turn = sequence / L::kSlots;
+    for (;;) {
+      const unsigned issued = load_acquire_in_block(&shared_.turns[slot]);
+      if (issued > turn + 1) return;
+      if (issued == turn + 1 &&
+          barrier_has_ended(&shared_.full[slot], static_cast<int>(turn & 1))) {
+        return;
+      }
+    }
   }
 
   unsigned sequence_;  // of the next chunk in the launch

@@ -36,6 +36,9 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     }
     barrier_init(&shared.chosen, 1);
     barrier_init(&shared.pages_known, 1);
+    barrier_init(&shared.input_known, 1);
+    barrier_init(&shared.query_known, kReceivers);
+    barrier_init(&shared.row_known, 1);
     for (uint32_t& turn : shared.turns) turn = 0;
     fence_barrier_init();
   }
@@ -47,7 +50,11 @@ __global__ void __launch_bounds__(kAllThreads, 1)
   if (thread >= kThreads) {
     give_registers<kFeederRegisters>();
     const int feeder = (thread - kThreads) / kWarp;
-    if (thread % kWarp == 0 && feeder < kFeeders) Feeder(shared, a, feeder).run();
+    if (feeder < kFeeders) {
+      if (thread % kWarp == 0) Feeder(shared, a, feeder).run();
+    } else if (feeder == kFeeders) {
+      Layers::run_aside(shared, a);
+    }
   } else {
     take_registers<kRegisters>();
     wait_for_earlier_launches();

@@ -3,12 +3,13 @@
 //
 // A shape's layout L (decode_layers_v3_cuda.cu, decode_layers_v2_lite_feed_cuda.cuh) adds its
 // widths and its ring: kSlots slots of kSlotBytes, of which the first kWeightBytes hold weights and
-// the rest their scales. kInFlight chunks saturate the memory: more would queue there and delay the
-// CTAs' exchange of results.
+// the rest their scales. Its feeder says how many chunks are in flight: more than saturate the
+// memory would queue there and delay the CTAs' exchange of results.
 #pragma once
 
 #include "cache/latent_row_cuda.cuh"
 #include "device/cuda/block_packets.cuh"
+#include "device/cuda/ptx.cuh"
 #include "ops/decode_layers/decode_layers_cuda.h"
 
 namespace fathom::cuda::decode_layers_kernel {
@@ -30,11 +31,17 @@ constexpr int kFeeders = 2;
 
 // ---- packets of one layer
 
-__host__ __device__ constexpr int packets(int values) {
-  return (values + kPacketValues - 1) / kPacketValues;
+// A CTA's `rows` values are whole packets of so many values: no packet and no thread is special.
+__host__ __device__ constexpr int packet_values(int rows) {
+  int values = kPacketValues;
+  while (rows % values != 0) --values;
+  return values;
 }
+__host__ __device__ constexpr int packets(int rows) { return rows / packet_values(rows); }
 constexpr int kQueryPackets = packets(kQueryRows), kAbsorbPackets = packets(kAbsorbRows),
-              kPartPackets = packets(kLatent + 2), kValuePackets = packets(kValueRows);
+              kValuePackets = packets(kValueRows);
+// Four columns and the split's log-sum-exp.
+constexpr int kPartValues = 4, kPartPackets = kLatent / kPartValues;
 
 // Packets of each kind are contiguous for each CTA. kInputPackets: of the rows of q_a and kv_a, or
 // of kv_a.
@@ -72,10 +79,28 @@ struct Shared {
   uint64_t empty[L::kSlots];
   uint64_t chosen;                     // mbarrier: a layer's experts are chosen
   uint64_t pages_known;                // once a launch
+  uint64_t input_known;                // V2-Lite: a layer's router can read the vector
+  uint64_t query_known;                // a layer's query, multiplied by W_UK, is in scratch
+  uint64_t row_known;                  // V2-Lite, CTAs of the newest key: a layer's row is in `row`
+  uint32_t epoch;                      // before the launch's first layer
   uint32_t turns[L::kSlots];           // turns of each slot that have been issued
   DecodeLayer layers[2];               // current and next
   int32_t pages[L::kMostTokens / 64];  // page table of the sequence
 };
+
+// Waits for the launch's chunk number `sequence`.
+template <typename L>
+__device__ inline const uint8_t* wait_for_chunk(Shared<L>& shared, unsigned sequence) {
+  const unsigned slot = sequence % L::kSlots, turn = sequence / L::kSlots;
+  // The slot's parity is valid for this turn only from then on: another warp may still wait for the
+  // turn before.
+  while (load_acquire_in_block(&shared.turns[slot]) <= turn) {
+  }
+  barrier_wait(&shared.full[slot], static_cast<int>(turn & 1));
+  return shared.ring[slot];
+}
+
+constexpr int kReceivers = kHeadBlocks * kAbsorbPackets;  // threads that receive the query
 
 constexpr int kConsumers = 1, kSomeConsumers = 2;  // named barriers
 __device__ inline void sync_consumers() { named_barrier(kConsumers, kThreads); }
@@ -84,6 +109,11 @@ __device__ inline float load_ahead(const float* from) {
   float v;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(from));
   return v;
+}
+__device__ inline void load_four_ahead(const float* from, float (&v)[4]) {
+  asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "l"(from));
 }
 
 // ---- which keys a token attends to, and which CTA has them

@@ -26,6 +26,8 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
 // A shape's class, Derived, has
 //   half_layer(l, is_attention)    from the normed vector to the rows of o or of down
 //   hidden_row(row, is_attention)  the sum of such a row
+//   wait_for_new_key(l)            until the newest key's cache row is in shared memory
+//   run_aside(shared, arguments)   what a producer warp does beside the consumers (static)
 template <typename Row, typename L, typename Derived>
 class Steps {
  public:
@@ -44,6 +46,7 @@ class Steps {
     for (int page = thread_; page * kPage < position_; page += kThreads) {
       shared_.pages[page] = a_.block_table[page];
     }
+    if (thread_ == 0) shared_.epoch = before;
     sync_consumers();
     if (thread_ == 0) barrier_arrive(&shared_.pages_known);
     load_residual();
@@ -59,8 +62,8 @@ class Steps {
       if (is_attention) fetch_next_layer(l);
       self.half_layer(l, is_attention);
       if (half + 1 < 2 * a_.num_layers) {
-        put_rows((is_attention ? exchange_.o : exchange_.down)[block_], L::kHiddenRows,
-                 [&](int row) { return self.hidden_row(row, is_attention); });
+        put_rows<L::kHiddenRows>((is_attention ? exchange_.o : exchange_.down)[block_],
+                                 [&](int row) { return self.hidden_row(row, is_attention); });
       }
     }
     write_results();
@@ -86,14 +89,7 @@ class Steps {
     return shared_.ring[static_cast<unsigned>(chunks_ + index) % L::kSlots];
   }
   __device__ const uint8_t* wait_for_chunk(int index) const {
-    const unsigned sequence = static_cast<unsigned>(chunks_ + index), slot = sequence % L::kSlots;
-    const unsigned turn = sequence / L::kSlots;
-    // The slot's parity is valid for this turn only from then on: another pair may still wait for
-    // the turn before.
-    while (load_acquire_in_block(&shared_.turns[slot]) <= turn) {
-    }
-    barrier_wait(&shared_.full[slot], static_cast<int>(turn & 1));
-    return shared_.ring[slot];
+    return decode_layers_kernel::wait_for_chunk(shared_, static_cast<unsigned>(chunks_ + index));
   }
   // Called by one thread for `warps` warps.
   __device__ void release_chunk(int index, int warps) const {
@@ -117,90 +113,86 @@ class Steps {
     }
   }
 
+  // Neighbouring values; four, if their place is a multiple of four.
+  template <int kCount>
+  __device__ void write_values(int at, const float (&x)[kCount]) const {
+    if constexpr (kCount == 4) {
+      const auto pair = [&](int i) {
+        return L::kHasBf16Weights ? pack_bf16(x[i], x[i + 1]) : pack_f16(x[i], x[i + 1]);
+      };
+      reinterpret_cast<uint2*>(shared_.vector)[at / 4] = make_uint2(pair(0), pair(2));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) write_value(at + j, x[j]);
+    }
+  }
+
+  // Four values a lane, 128 a warp, with a scale of their own: those of block `block` of 128.
+  __device__ void write_scaled_block(int block, const float (&x)[4]) const {
+    float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+    largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
+    const F16Scale scale = f16_scale(largest);
+    reinterpret_cast<uint2*>(shared_.vector)[block * kWarp + lane_] =
+        make_uint2(pack_f16(x[0] * scale.inverse, x[1] * scale.inverse),
+                   pack_f16(x[2] * scale.inverse, x[3] * scale.inverse));
+    if (lane_ == 0) shared_.x_scales[block] = scale.scale;
+  }
+
   // Writes scratch to the vector in blocks of 128, each with its own scale.
   __device__ void write_scaled(int blocks) const {
 #pragma unroll 1
     for (int block = warp_; block < blocks; block += kWarps) {
-      const float4 x = *reinterpret_cast<const float4*>(shared_.scratch + block * 128 + lane_ * 4);
-      float largest = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-      largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
-      const F16Scale scale = f16_scale(largest);
-      reinterpret_cast<uint2*>(shared_.vector)[block * 32 + lane_] =
-          make_uint2(pack_f16(x.x * scale.inverse, x.y * scale.inverse),
-                     pack_f16(x.z * scale.inverse, x.w * scale.inverse));
-      if (lane_ == 0) shared_.x_scales[block] = scale.scale;
+      const float4 x = reinterpret_cast<const float4*>(shared_.scratch)[block * kWarp + lane_];
+      write_scaled_block(block, {x.x, x.y, x.z, x.w});
     }
     sync_consumers();
   }
 
   // ---- packets
 
-  // Publishes value(row) for each of this CTA's rows; the first warps write.
-  template <typename Value>
-  __device__ void put_rows(Packet* to, int rows, const Value& value) const {
-    constexpr int kRows = 4 * kPacketValues;  // rows of a warp
-    const int first = warp_ * kRows;
-    if (first >= rows) return;
-    put_bf16(to + warp_ * 4, min(4, packets(rows) - warp_ * 4), epoch_,
-             lane_ < min(kRows, rows - first) ? value(first + lane_) : 0);
+  // Publishes value(row) for each of this CTA's kRows rows; the first warps write.
+  template <int kRows, typename Value>
+  __device__ void put_rows(Packet* to, const Value& value) const {
+    constexpr int kValues = packet_values(kRows), kPackets = kWarp / kValues;  // of a warp
+    const int first = warp_ * kPackets * kValues;
+    if (first >= kRows) return;
+    put_bf16<kValues>(to + warp_ * kPackets, min(kPackets, (kRows - first) / kValues), epoch_,
+                      lane_ < min(kPackets * kValues, kRows - first) ? value(first + lane_) : 0);
   }
 
   // Receives kRows values from each of `blocks` CTAs into scratch at at(block, row). One packet a
-  // thread.
+  // thread; no barrier.
   template <int kRows, typename At>
-  __device__ void receive(const Packet* from, int blocks, const At& at, bool waits = true) const {
-    constexpr int kEach = packets(kRows);
+  __device__ void receive(const Packet* from, int blocks, const At& at) const {
+    constexpr int kValues = packet_values(kRows), kEach = packets(kRows);
     if (thread_ < blocks * kEach) {
       Packet packet[1];
-      if (waits) {
-        wait_for_packets(packet, epoch_, [&](int) { return from + thread_; });
-      } else {
-        packet[0] = load_packet(from + thread_);
-      }
-      float values[kPacketValues];
+      wait_for_packets(packet, epoch_, [&](int) { return from + thread_; });
+      float values[kValues];
       unpack_bf16(packet[0], values);
-      const int first = thread_ % kEach * kPacketValues;
+      const int first = thread_ % kEach * kValues;
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        if (first + j < kRows) shared_.scratch[at(thread_ / kEach, first + j)] = values[j];
-      }
+      for (int j = 0; j < kValues; ++j) shared_.scratch[at(thread_ / kEach, first + j)] = values[j];
     }
-    sync_consumers();
   }
 
-  // ---- the residual: thread t holds packets t, t + 512, … of it, up to seven values each
+  // ---- the residual: thread t holds the values of packets t, t + 512, … of it
 
-  static constexpr int kOwn = (kBlocks * L::kHiddenPackets + kThreads - 1) / kThreads;
-  static constexpr bool kWholePackets = L::kHiddenPackets * kPacketValues == L::kHiddenRows &&
-                                        kBlocks * L::kHiddenPackets == kOwn * kThreads;
-  __device__ int residual_at(int i) const {
-    const int packet = thread_ + i * kThreads;
-    if constexpr (kWholePackets) return packet * kPacketValues;
-    return packet / L::kHiddenPackets * L::kHiddenRows + packet % L::kHiddenPackets * kPacketValues;
-  }
-  // Values of a thread's packet; 0 beyond the last packet.
-  __device__ int residual_count(int i) const {
-    if constexpr (kWholePackets) return kPacketValues;
-    const int packet = thread_ + i * kThreads;
-    if (packet >= kBlocks * L::kHiddenPackets) return 0;
-    return min(kPacketValues, L::kHiddenRows - packet % L::kHiddenPackets * kPacketValues);
-  }
+  static constexpr int kOwn = kBlocks * L::kHiddenPackets / kThreads,
+                       kOwnValues = packet_values(L::kHiddenRows);
+  static_assert(kOwn * kThreads == kBlocks * L::kHiddenPackets);
+  __device__ int residual_at(int i) const { return (thread_ + i * kThreads) * kOwnValues; }
 
   __device__ void load_residual() {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-#pragma unroll 1
-      for (int j = 0; j < residual_count(i); ++j) {
-        const int at = residual_at(i) + j;
-        float value = a_.residual[at];
-        if (a_.delta_in != nullptr) {
-          value += __bfloat162float(static_cast<const __nv_bfloat16*>(a_.delta_in)[at]);
-        }
-        shared_.scratch[at] = value;
-      }
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        residual_[i][j] = j < residual_count(i) ? shared_.scratch[residual_at(i) + j] : 0;
+      for (int j = 0; j < kOwnValues; ++j) {
+        const int at = residual_at(i) + j;
+        residual_[i][j] = a_.residual[at];
+        if (a_.delta_in != nullptr) {
+          residual_[i][j] += __bfloat162float(static_cast<const __nv_bfloat16*>(a_.delta_in)[at]);
+        }
       }
     }
   }
@@ -208,29 +200,29 @@ class Steps {
   // Adds the previous step's result to the residual and writes the norm to the vector.
   __device__ void norm_residual(bool has_delta, bool is_attention) {
     const float* const norm = is_attention ? layer_->input_norm : layer_->post_attention_norm;
-    float weights[kOwn][kPacketValues];
+    float weights[kOwn][kOwnValues];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      if constexpr (kOwnValues == 4) {
+        load_four_ahead(norm + residual_at(i), weights[i]);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        weights[i][j] = j < residual_count(i) ? load_ahead(norm + residual_at(i) + j) : 0;
+        for (int j = 0; j < kOwnValues; ++j) weights[i][j] = load_ahead(norm + residual_at(i) + j);
       }
     }
     Packet packets[kOwn] = {};
     if (has_delta) {
       const Packet* const all = is_attention ? exchange_.down[0] : exchange_.o[0];
-      wait_for_packets(packets, is_attention ? epoch_ - 1 : epoch_, [&](int i) {
-        return residual_count(i) > 0 ? all + thread_ + i * kThreads : nullptr;
-      });
+      wait_for_packets(packets, is_attention ? epoch_ - 1 : epoch_,
+                       [&](int i) { return all + thread_ + i * kThreads; });
     }
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      float values[kPacketValues];
+      float values[kOwnValues];
       unpack_bf16(packets[i], values);
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        if (j >= residual_count(i)) continue;
+      for (int j = 0; j < kOwnValues; ++j) {
         residual_[i][j] += values[j];
         squares += residual_[i][j] * residual_[i][j];
       }
@@ -238,11 +230,12 @@ class Steps {
     const float inverse = inverse_rms(sum_over_block(squares), L::kHidden, a_.eps);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
+      float values[kOwnValues];
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        if (j >= residual_count(i)) continue;
-        write_value(residual_at(i) + j, weights[i][j] * (residual_[i][j] * inverse));
+      for (int j = 0; j < kOwnValues; ++j) {
+        values[j] = weights[i][j] * (residual_[i][j] * inverse);
       }
+      write_values(residual_at(i), values);
     }
     sync_consumers();
   }
@@ -264,9 +257,7 @@ class Steps {
     for (int i = 0; i < kOwn; ++i) {
       if (residual_at(i) / L::kHiddenRows != block_) continue;
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        if (j < residual_count(i)) a_.residual[residual_at(i) + j] = residual_[i][j];
-      }
+      for (int j = 0; j < kOwnValues; ++j) a_.residual[residual_at(i) + j] = residual_[i][j];
     }
   }
 
@@ -283,7 +274,8 @@ class Steps {
   __device__ const float* turns() const { return a_.cos_sin + int64_t{position_} * kRope; }
 
   // Called by one warp. One CTA of each head needs the row; one CTA writes it to the cache.
-  __device__ void write_cache_row(std::byte* pages) const {
+  // `known`, if not null: told when it is in shared memory.
+  __device__ void write_cache_row(std::byte* pages, uint64_t* known = nullptr) const {
     if (part_ != newest_key_part(position_)) return;
     const float* const new_key = shared_.scratch + kKeyAt;
     const Eight latent[2] = {load_eight(new_key + lane_ * 8),
@@ -293,6 +285,7 @@ class Steps {
                              load_eight(layer_->kv_a_norm + (lane_ + kWarp) * 8)};
     write_latent_row<Row>(latent, key, weight, a_.inner_eps, turns(), shared_.row, lane_);
     __syncwarp();
+    if (known != nullptr && lane_ == 0) barrier_arrive(known);
     if (head_ > 0) return;
     auto* const to = reinterpret_cast<uint4*>(pages + *a_.slot * Row::kBytes);
     for (int i = lane_; i < Row::kBytes / 16; i += kWarp) {
@@ -330,6 +323,7 @@ class Steps {
   __device__ void absorb() {
     receive<kQueryRows>(exchange_.query[head_ * kHeadBlocks], kHeadBlocks,
                         [&](int block, int row) { return block * kQueryRows + row; });
+    sync_consumers();
     const float* const query = shared_.scratch;
     const float2 pair = *reinterpret_cast<const float2*>(query + kNope + lane_ * 2);
     const float2 turn = *reinterpret_cast<const float2*>(turns() + lane_ * 2);
@@ -371,13 +365,13 @@ class Steps {
     if (lane_ == 0) release_chunk(0, 1);
     chunks_ += 1;
     sync_consumers();
-    put_rows(exchange_.absorbed[block_], kAbsorbRows, [&](int row) { return shared_.sums[row]; });
+    put_rows<kAbsorbRows>(exchange_.absorbed[block_], [&](int row) { return shared_.sums[row]; });
   }
 
   // Each warp takes one key of each run, kBatch runs at a time. The first pass has no keys: it
   // warms the instruction cache while the query is in flight.
   static constexpr int kBatch = 2;
-  __device__ void attend() {
+  __device__ void attend(int l) {
     Sixteen query = {};
     float query_scale = 1;
     KeySum sum;
@@ -387,12 +381,16 @@ class Steps {
     const bool has_newest = warp_ == 0 && part_ == newest_key_part(position_);
 #pragma unroll 1
     for (int first = -kBatch; first < runs + has_newest || first <= 0; first += kBatch) {
-      if (first == 0) receive_query(query, query_scale);
+      if (first == 0) receive_query(l, query, query_scale);
       const std::byte* rows[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int run = first + i;
-        rows[i] = run == runs && has_newest ? shared_.row : nullptr;
+        rows[i] = nullptr;
+        if (run == runs && has_newest) {
+          static_cast<const Derived&>(*this).wait_for_new_key(l);
+          rows[i] = shared_.row;
+        }
         if (run < 0 || run >= runs) continue;
         const uint8_t* const slot =
             wait_for_chunk(run * kPieces + (kPieces > 1 ? warp_ / kRows : 0));
@@ -416,9 +414,12 @@ class Steps {
   }
 
   // The query in the type that the keys multiply in, and the factor of the scores.
-  __device__ void receive_query(Sixteen& query, float& scale) {
+  // Warps that receive none of it do not meet: one may still make the new cache row.
+  __device__ void receive_query(int l, Sixteen& query, float& scale) {
     receive<kAbsorbRows>(exchange_.absorbed[head_ * kHeadBlocks], kHeadBlocks,
                          [&](int block, int row) { return block * kAbsorbRows + row; });
+    if (thread_ < kReceivers) barrier_arrive(&shared_.query_known);
+    barrier_wait(&shared_.query_known, l & 1);
     if constexpr (Row::kIsBf16) {
       query = {narrow(load_eight(shared_.scratch + lane_ * 16)),
                narrow(load_eight(shared_.scratch + lane_ * 16 + 8))};
@@ -466,58 +467,46 @@ class Steps {
             fmaf(__shfl_sync(~0u, weight, first + i), shared_.scratch[i * kLatent + thread_], sum);
       }
     }
-    // The column, in the order in which the splits were written.
-    const int column = thread_ / 4 % kWarp * 16 + thread_ / 128 * 4 + thread_ % 4;
-    auto* const joined = reinterpret_cast<uint16_t*>(shared_.vector);
-    joined[column] = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sum / all));
-    if (thread_ == 0) {
-      const uint32_t lse = __float_as_uint(all == 0 ? -INFINITY : largest + log2_fast(all));
-      joined[kLatent] = static_cast<uint16_t>(lse);
-      joined[kLatent + 1] = static_cast<uint16_t>(lse >> 16);
-    }
-    sync_consumers();
-    if (thread_ >= kPartPackets) return;
-    uint64_t words[2] = {};
-#pragma unroll
-    for (int i = 0; i < kPacketValues; ++i) {
-      words[i / 4] |= uint64_t{joined[thread_ * kPacketValues + i]} << (i % 4 * 16);
-    }
-    store_packet(&exchange_.part[block_][thread_], words[0], words[1] | uint64_t{epoch_} << 48);
+    // Four lanes have four neighbouring columns, in the order in which the splits were written.
+    static_assert(kPartValues == 4);
+    const uint32_t value = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sum / all));
+    const uint32_t low = value | __shfl_down_sync(~0u, value, 1) << 16;
+    const uint32_t high = __shfl_down_sync(~0u, low, 2);
+    if (lane_ % 4 != 0) return;
+    const uint32_t lse = __float_as_uint(all == 0 ? -INFINITY : largest + log2_fast(all));
+    store_packet(&exchange_.part[block_][thread_ / 4 % kWarp * 4 + thread_ / 128],
+                 low | uint64_t{high} << 32, lse | uint64_t{epoch_} << 48);
   }
 
   // Combines the splits of the head's eight CTAs and multiplies by W_UV, one row a warp.
   __device__ void values() {
-    constexpr int kCount = kHeadBlocks * kPartPackets, kEach = (kCount + kThreads - 1) / kThreads;
-    constexpr int kPartValues = kPartPackets * kPacketValues;
-    Packet packets[kEach];
-    wait_for_packets(packets, epoch_, [&](int i) {
-      const int at = thread_ + i * kThreads;
-      return at < kCount ? &exchange_.part[head_ * kHeadBlocks][at] : nullptr;
-    });
-    auto* const parts = reinterpret_cast<uint16_t*>(shared_.scratch);
+    // Four columns a thread of the first warps.
+    if (thread_ < kPartPackets) {
+      Packet packets[kHeadBlocks];
+      const Packet* const from = exchange_.part[head_ * kHeadBlocks] + thread_;
+      wait_for_packets(packets, epoch_, [&](int i) { return from + i * kPartPackets; });
+      const auto lse = [&](int i) {
+        return __uint_as_float(static_cast<uint32_t>(packets[i].high));
+      };
+      float most = lse(0);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int at = thread_ + i * kThreads;
-      if (at >= kCount) continue;
+      for (int i = 1; i < kHeadBlocks; ++i) most = fmaxf(most, lse(i));
+      float all = 0, sums[kPartValues] = {};
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        const uint64_t word = j < 4 ? packets[i].low : packets[i].high;
-        parts[at * kPacketValues + j] = static_cast<uint16_t>(word >> (j % 4 * 16));
+      for (int i = 0; i < kHeadBlocks; ++i) {
+        const float weight = exp2_fast(lse(i) - most);
+        all += weight;
+        const float2 low = widen_f16(static_cast<uint32_t>(packets[i].low)),
+                     high = widen_f16(static_cast<uint32_t>(packets[i].low >> 32));
+        sums[0] = fmaf(weight, low.x, sums[0]);
+        sums[1] = fmaf(weight, low.y, sums[1]);
+        sums[2] = fmaf(weight, high.x, sums[2]);
+        sums[3] = fmaf(weight, high.y, sums[3]);
       }
-    }
-    sync_consumers();
-    // One lane per split's weight.
-    const uint16_t* const words = parts + lane_ % kHeadBlocks * kPartValues + kLatent;
-    const float lse = __uint_as_float(uint32_t{words[0]} | uint32_t{words[1]} << 16);
-    const float weight = exp2_fast(lse - warp_max(lse));
-    float sum = 0, all = 0;
 #pragma unroll
-    for (int i = 0; i < kHeadBlocks; ++i) {
-      const float w = __shfl_sync(~0u, weight, i);
-      all += w;
-      sum = fmaf(w, __half2float(__ushort_as_half(parts[i * kPartValues + thread_])), sum);
+      for (float& sum : sums) sum /= all;
+      write_values(thread_ * kPartValues, sums);
     }
-    write_value(thread_, sum / all);
     sync_consumers();
     const uint8_t* const slot = wait_for_chunk(0);
     static_assert(kValueRows == kWarps);
@@ -544,21 +533,31 @@ class Steps {
     }
     chunks_ += 1;
     sync_consumers();
-    put_rows(exchange_.value[block_], kValueRows, [&](int row) { return shared_.sums[row]; });
+    put_rows<kValueRows>(exchange_.value[block_], [&](int row) { return shared_.sums[row]; });
   }
 
-  // The heads' values to scratch.
+  // The heads' values to the vector, four columns a thread; beside e4m3 in blocks of 128, one a
+  // warp, each with its own scale.
   __device__ void receive_values() const {
-    static_assert(kBlocks * kValuePackets <= kThreads);
-    receive<kValueRows>(
-        exchange_.value[0], kBlocks,
-        [&](int block, int row) {
-          if (FATHOM_PLANTED(a_, kSwappedHead) && block >= kBlocks - 2 * kHeadBlocks) {
-            block ^= kHeadBlocks;
-          }
-          return block * kValueRows + row;
-        },
-        !FATHOM_PLANTED(a_, kSkippedHandoff));
+    static_assert(packet_values(kValueRows) == 4 && kBlocks * kValuePackets == kThreads);
+    int from = thread_;
+    if (FATHOM_PLANTED(a_, kSwappedHead) && from >= kThreads - 2 * kHeadBlocks * kValuePackets) {
+      from ^= kHeadBlocks * kValuePackets;
+    }
+    Packet packet[1];
+    if (FATHOM_PLANTED(a_, kSkippedHandoff)) {
+      packet[0] = load_packet(exchange_.value[0] + from);
+    } else {
+      wait_for_packets(packet, epoch_, [&](int) { return exchange_.value[0] + from; });
+    }
+    if constexpr (L::kHasBf16Weights) {
+      reinterpret_cast<uint64_t*>(shared_.vector)[thread_] = packet[0].low;
+    } else {
+      float values[4];
+      unpack_bf16(packet[0], values);
+      write_scaled_block(warp_, values);
+    }
+    sync_consumers();
   }
 
   Shared<L>& shared_;
@@ -570,7 +569,7 @@ class Steps {
   const DecodeLayer* layer_ = nullptr;
   uint32_t epoch_ = 0;
   int chunks_ = 0;  // chunks of the launch before this step's first
-  float residual_[kOwn][kPacketValues];
+  float residual_[kOwn][kOwnValues];
   float2 q_rope_ = {};
 };
 

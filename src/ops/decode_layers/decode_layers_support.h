@@ -76,7 +76,7 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind) {
     case DecodeLayersKind::kV3Eighth:
       return 4096;
     case DecodeLayersKind::kV2LiteBf16:
-      return 3072;
+      return 5120;
     default:
       return 5632;
   }

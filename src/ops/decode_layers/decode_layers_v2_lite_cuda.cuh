@@ -7,14 +7,15 @@
 //   attend     scores and sums over keys of this CTA's split
 //   values     combine of the head's splits; the head's rows of W_UV
 //   o          rows of W_o
-//   router     residual, norm; half a row of the router
-//   gate, up   one warp of each CTA chooses the experts; rows of gate and of up
-//   down       rows of down of all experts, added
+//   router     residual, norm; half a row of the router by a warp of its own, which then chooses
+//   experts    in three groups, the shared expert, four routed ones and two: rows of gate and of
+//   up;
+//              rows of down, which are added
 #pragma once
 
 #include "ops/decode_layers/decode_layers_launch_cuda.cuh"
 #include "ops/decode_layers/decode_layers_steps_cuda.cuh"
-#include "ops/decode_layers/decode_layers_v2_lite_feed_cuda.cuh"
+#include "ops/decode_layers/decode_layers_v2_lite_router_cuda.cuh"
 
 namespace fathom::cuda::decode_layers_kernel {
 
@@ -25,24 +26,45 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   using Base = Steps<Row, L, V2LiteLayers<Row, L>>;
   using Base::Base;
 
+  // Beside the consumers.
+  __device__ static void run_aside(Shared<L>& shared, const DecodeLayersArguments& a) {
+    V2LiteRouter<Row, L>(shared, a).run();
+  }
+
   __device__ void half_layer(int l, bool is_attention) {
-    if (!is_attention && warp_ == kWarps - 1) route();
-    if (!is_attention) chunks_ += 1;
-    products_of_hidden(is_attention, nullptr);
+    if (!is_attention && thread_ == 0) barrier_arrive(&shared_.input_known);
+    int down_group = 0;
+    // One loop for both halves: instructions leave the cache between layers.
+#pragma unroll 1
+    for (int group = 0; group < (is_attention ? 1 : kGroups); ++group) {
+      const int first = first_unit(group), units = first_unit(group + 1) - first;
+      products((is_attention ? L::kQueryChunks + 1 : units * kUnitChunks) * kTwos,
+               first * kUnitChunks * L::kChunkRows, nullptr,
+               [&](int i) { return first_row(is_attention, first * kUnitChunks + i); });
+      if (is_attention) {
+        put_rows<kQueryRows>(exchange_.query[block_], [&](int row) { return both_halves(row); });
+        put_key_rows();
+        break;
+      }
+      put_activations(first * L::kGateChunks, units * L::kGateChunks);
+      // The shared expert's rows of down while the choice is made; the others' in two groups at the
+      // end, the second group's activations on their way meanwhile.
+      const int until = group == 0 ? 1 : group == 1 ? 1 : kGroups;
+#pragma unroll 1
+      for (; down_group < until; ++down_group) down(l, down_group);
+    }
     if (is_attention) {
-      put_rows(exchange_.query[block_], kQueryRows, [&](int row) { return both_halves(row); });
-      put_key_rows();
       absorb();
       if (part_ == newest_key_part(position_)) make_cache_row(a_.pages + l * a_.layer_bytes);
-      attend();
+      attend(l);
       values();
       o();
     } else {
-      put_rows(exchange_.activation[block_], L::kActivations,
-               [&](int row) { return activation(row); });
-      down();
+      sync_consumers();
     }
   }
+
+  __device__ void wait_for_new_key(int l) const { barrier_wait(&shared_.row_known, l & 1); }
 
   __device__ float hidden_row(int row, bool is_attention) const {
     if (is_attention) return both_halves(row);
@@ -77,7 +99,6 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   using Base::wait_for_chunk;
   using Base::warp_;
   using Base::write_cache_row;
-  using Base::write_scaled;
   using Base::write_value;
 
   // Columns of a step, 512 bytes of a row, and of a lane.
@@ -105,68 +126,62 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     return i < L::kQueryChunks ? block_ * kQueryRows + i * L::kChunkRows : first_kv_row(block_);
   }
 
-  // Rows of q and kv_a, or of the experts' gate and up: half the columns of all rows a warp.
-  __device__ void products_of_hidden(bool is_attention, const float* x_scales) {
-    const int count = is_attention ? L::kQueryChunks + 1 : L::kGateUpChunks;
-    products(count, x_scales, [&](int i) { return first_row(is_attention, i); });
-  }
+  static constexpr int kTwos = L::kChunkRows / 2;  // pairs of rows of a chunk
 
+  // `twos` pairs of rows of kHidden columns, in whole chunks but for one two less; a pair of warps
+  // takes two rows, half their columns a warp. Sums from row `first` of sums on. first_row_of(i):
+  // as first_row().
   template <typename FirstRow>
-  __device__ void products(int count, const float* x_scales, const FirstRow& first_row_of) {
+  __device__ void products(int twos, int first, const float* x_scales,
+                           const FirstRow& first_row_of) {
     constexpr int kColumns = L::kHidden / 2, kRowBytes = L::kHidden * L::kWeightSize;
-    constexpr int kPairsOfRows = L::kChunkRows / 2;
+    static_assert(kTwos == 3 && kWarps == 16);
 #pragma unroll 1
-    for (int i = pair_; i < count; i += kPairs) {
-      const uint8_t* const slot = wait_for_chunk(i);
-      const uint8_t* const weights = slot + half_ * (kRowBytes / 2) + lane_ * 16;
+    for (int i = pair_; i < twos; i += kPairs) {
+      const int chunk = i / kTwos, two = i % kTwos;
+      const uint8_t* const slot = wait_for_chunk(chunk);
+      const uint8_t* const weights =
+          slot + two * 2 * kRowBytes + half_ * (kRowBytes / 2) + lane_ * 16;
       const uint8_t* const x = shared_.vector + (half_ * kColumns + lane_ * kLaneColumns) * 2;
-      Pair sums[kPairsOfRows] = {};
+      Pair sums = {0, 0};
       if constexpr (L::kHasBf16Weights) {
 #pragma unroll
         for (int step = 0; step < kColumns / kStepColumns; ++step) {
-#pragma unroll
-          for (int pair = 0; pair < kPairsOfRows; ++pair) {
-            const Pair more = multiply<kRowBytes>(
-                weights + pair * 2 * kRowBytes + step * kStepBytes, x + step * kStepColumns * 2);
-            sums[pair].first += more.first;
-            sums[pair].second += more.second;
-          }
+          const Pair more =
+              multiply<kRowBytes>(weights + step * kStepBytes, x + step * kStepColumns * 2);
+          sums.first += more.first;
+          sums.second += more.second;
         }
       } else {
         const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes) +
                                    half_ * (kColumns / kScaleRow) + lane_ / 8;
         // Rows of the chunk from here on have the second row of scales.
-        const int next = kScaleRow - first_row_of(i) % kScaleRow;
+        const int next = kScaleRow - first_row_of(chunk) % kScaleRow;
+        const float* const row_scales[2] = {
+            scales + (two * 2 >= next ? L::kHidden / kScaleRow : 0),
+            scales + (two * 2 + 1 >= next ? L::kHidden / kScaleRow : 0)};
 #pragma unroll
         for (int step = 0; step < kColumns / kStepColumns; ++step) {
           const float x_scale =
               x_scales == nullptr ? 1
                                   : x_scales[(half_ * kColumns / kScaleRow) + step * 4 + lane_ / 8];
-#pragma unroll
-          for (int pair = 0; pair < kPairsOfRows; ++pair) {
-            const Pair more = multiply<kRowBytes>(
-                weights + pair * 2 * kRowBytes + step * kStepBytes, x + step * kStepColumns * 2);
-            const auto scale_of = [&](int row) {
-              return scales[(row >= next ? L::kHidden / kScaleRow : 0) + step * 4] * x_scale;
-            };
-            sums[pair].first = fmaf(more.first, scale_of(pair * 2), sums[pair].first);
-            sums[pair].second = fmaf(more.second, scale_of(pair * 2 + 1), sums[pair].second);
-          }
+          const Pair more =
+              multiply<kRowBytes>(weights + step * kStepBytes, x + step * kStepColumns * 2);
+          sums.first = fmaf(more.first, row_scales[0][step * 4] * x_scale, sums.first);
+          sums.second = fmaf(more.second, row_scales[1][step * 4] * x_scale, sums.second);
         }
       }
-      const bool diagonal = is_on_diagonal(lane_);
-#pragma unroll
-      for (int pair = 0; pair < kPairsOfRows; ++pair) {
-        const float first = warp_sum(diagonal ? sums[pair].first : 0),
-                    second = warp_sum(diagonal ? sums[pair].second : 0);
-        if (lane_ != 0) continue;
-        float* const to = shared_.sums + (i * L::kChunkRows + pair * 2) * 2 + half_;
-        to[0] = first;
-        to[2] = second;
+      if (!is_on_diagonal(lane_)) sums = {0, 0};
+      sums = {warp_sum(sums.first), warp_sum(sums.second)};
+      if (lane_ == 0) {
+        float* const to = shared_.sums + (first + i * 2) * 2 + half_;
+        to[0] = sums.first;
+        to[2] = sums.second;
+        // A chunk's six or four warps arrive for all 16.
+        release_chunk(chunk, (chunk + 1) * kTwos > twos ? 4 : two < 2 ? 3 : 2);
       }
-      if (lane_ == 0) release_chunk(i, kWarps / 2);
     }
-    chunks_ += count;
+    chunks_ += (twos + 1) / kTwos;
     sync_consumers();
   }
 
@@ -176,12 +191,14 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   __device__ void put_key_rows() const {
     if (warp_ != kWarps - 1) return;
     const int rows = first_kv_row(block_ + 1) - first_kv_row(block_);
-    put_bf16(exchange_.input[block_], 1, epoch_,
-             lane_ < rows ? both_halves(kQueryRows + lane_) : 0);
+    // Rows that nobody waits for come in time unless they are late.
+    if (FATHOM_PLANTED(a_, kSkippedKeyHandoff) && block_ == 1) __nanosleep(50000);
+    put_bf16<kPacketValues>(exchange_.input[block_], 1, epoch_,
+                            lane_ < rows ? both_halves(kQueryRows + lane_) : 0);
   }
 
-  // The new cache row, from all CTAs' rows of kv_a, by the last four warps, while the head's other
-  // CTAs multiply with W_UK.
+  // The new cache row, from all CTAs' rows of kv_a, by the last four warps. The others begin with
+  // the older keys.
   __device__ void make_cache_row(std::byte* pages) const {
     const int from = thread_ - (kThreads - kBlocks);
     if (from < 0) return;
@@ -199,158 +216,129 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
       if (j < rows) shared_.scratch[kKeyAt + first + j] = row[j];
     }
     named_barrier(kSomeConsumers, kBlocks);
-    if (warp_ == kWarps - 1) write_cache_row(pages);
+    if (warp_ == kWarps - 1) write_cache_row(pages, &shared_.row_known);
   }
 
   __device__ void o() {
     receive_values();
-    if constexpr (L::kHasBf16Weights) {
-      for (int at = thread_ * 2; at < L::kHidden; at += 2 * kThreads) {
-        reinterpret_cast<uint32_t*>(shared_.vector)[at / 2] =
-            pack_bf16(shared_.scratch[at], shared_.scratch[at + 1]);
-      }
-      sync_consumers();
-    } else {
-      write_scaled(kHeads * kV / kScaleRow);
-    }
     static_assert(kHeads * kV == L::kHidden);
-    products(L::kOChunks, L::kHasBf16Weights ? nullptr : shared_.x_scales,
+    static_assert(L::kHiddenRows / 2 + 1 == L::kOChunks * kTwos);
+    products(L::kHiddenRows / 2, 0, L::kHasBf16Weights ? nullptr : shared_.x_scales,
              [&](int i) { return block_ * L::kHiddenRows + i * L::kChunkRows; });
   }
 
   // ---- experts
 
-  // One warp: a part of one expert's logit, and the choice by the rules of gate()
-  // (ops/gate/gate.h). The other warps do not wait: the chunks of routed experts come later.
-  __device__ void route() {
-    const uint8_t* const weights = wait_for_chunk(0);
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < L::kHidden / 2 / (kWarp * 8); ++i) {
-      const int at = i * kWarp * 8 + lane_ * 8;
-      const Eight w = widen(*reinterpret_cast<const uint4*>(weights + at * 2));
-      const uint4 packed = *reinterpret_cast<const uint4*>(
-          shared_.vector + (block_ % 2 * (L::kHidden / 2) + at) * 2);
-      if constexpr (L::kHasBf16Weights) {
-        const Eight x = widen(packed);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sum = fmaf(w.v[j], x.v[j], sum);
-      } else {
-        const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 two = widen_f16(words[j]);
-          sum = fmaf(w.v[2 * j], two.x, sum);
-          sum = fmaf(w.v[2 * j + 1], two.y, sum);
-        }
-      }
-    }
-    sum = warp_sum(sum);
-    if (lane_ == 0) {
-      store_packet(&exchange_.logits[block_], __float_as_uint(sum), uint64_t{epoch_} << 48);
-      release_chunk(0, kWarps);
-    }
-    // Experts `lane` and `lane` + 32, two parts each.
-    static_assert(L::kRouted == 2 * kWarp && kBlocks == 2 * L::kRouted);
-    Packet packets[4];
-    wait_for_packets(packets, epoch_,
-                     [&](int i) { return exchange_.logits + (i / 2 * kWarp + lane_) * 2 + i % 2; });
-    float* const logits = shared_.scratch;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto part = [&](int j) {
-        if (FATHOM_PLANTED(a_, kHalfLogit) && j == 1) return 0.0f;
-        return __uint_as_float(static_cast<uint32_t>(packets[i * 2 + j].low));
-      };
-      logits[i * kWarp + lane_] = part(0) + part(1);
-    }
-    __syncwarp();
-    ExpertChoice<2>(a_.gate, L::kRouted, logits).run(nullptr, shared_.ids, shared_.weights + 1);
-    __syncwarp();
-    if (lane_ != 0) return;
-    barrier_arrive(&shared_.chosen);
-    shared_.weights[0] = 1;
-    if (FATHOM_PLANTED(a_, kDroppedExpert)) shared_.weights[L::kChosen] = 0;
+  // Groups: the shared expert, four routed ones, two. Their units, and chunks of gate and up of a
+  // unit.
+  static constexpr int kGroups = 3, kUnitChunks = 2 * L::kGateChunks;
+  __device__ static int first_unit(int group) {
+    return group == 0 ? 0 : min(2 + (group - 1) * 4, L::kUnits);
   }
 
-  // The activation of the CTA's `at`-th column: those of the shared expert, then of the routed
-  // ones.
-  __device__ float activation(int at) const {
-    const bool shared = at < L::kSharedRows;
-    const int expert = (at - L::kSharedRows) / L::kInterRows,
-              row = shared ? at : (at - L::kSharedRows) % L::kInterRows;
-    const int gate_chunk = shared ? 0 : 2 * L::kSharedGateChunks + expert * 2 * L::kGateChunks;
-    const int up_chunk = gate_chunk + (shared ? L::kSharedGateChunks : L::kGateChunks);
-    const float gate = both_halves(gate_chunk * L::kChunkRows + row),
-                up = both_halves(up_chunk * L::kChunkRows + row);
-    return gate / (1 + expf(-gate)) * up;
+  // ---- activations: packet i has those of the rows of gate's i-th chunk, the shared expert's
+  // first
+
+  struct ActivationPacket {
+    int expert;  // of the routed ones, < 0: the shared expert
+    int first;   // row of the CTA's rows of that expert
+    int rows;
+  };
+  __device__ static ActivationPacket activation_packet(int i) {
+    if (i < L::kSharedGateChunks) {
+      const int first = i * L::kChunkRows;
+      return {-1, first, min(L::kChunkRows, L::kSharedRows - first)};
+    }
+    i -= L::kSharedGateChunks;
+    const int first = i % L::kGateChunks * L::kChunkRows;
+    return {i / L::kGateChunks, first, min(L::kChunkRows, L::kInterRows - first)};
+  }
+
+  // By the first warps, four packets each.
+  __device__ void put_activations(int first, int count) const {
+    constexpr int kPackets = kWarp / kPacketValues;
+    static_assert(2 * L::kGateChunks == kPackets);
+    if (warp_ * kPackets >= count) return;
+    first += warp_ * kPackets;
+    const int row = lane_ % kPacketValues;
+    const ActivationPacket packet = activation_packet(first + lane_ / kPacketValues);
+    const bool shared = packet.expert < 0;
+    // Gate's first row of the packet among the rows of all chunks, and up's after it.
+    const int gate =
+        shared ? packet.first
+               : (2 * L::kSharedGateChunks + packet.expert * 2 * L::kGateChunks) * L::kChunkRows +
+                     packet.first;
+    const int up = gate + (shared ? L::kSharedGateChunks : L::kGateChunks) * L::kChunkRows;
+    float value = 0;
+    if (row < packet.rows && lane_ < kPackets * kPacketValues) {
+      const float x = both_halves(gate + row);
+      value = x / (1 + expf(-x)) * both_halves(up + row);
+    }
+    put_bf16<kPacketValues>(exchange_.activation[block_] + first, kPackets, epoch_, value);
   }
 
   // 16-bit values: the experts' activations.
   __device__ uint8_t* inner() const { return reinterpret_cast<uint8_t*>(shared_.scratch); }
 
-  __device__ void down() {
-    receive_activations();
-    if constexpr (!L::kHasBf16Weights) scale_activations();
+  __device__ void down(int l, int group) {
+    const int first = first_unit(group), units = first_unit(group + 1) - first;
+    receive_activations(first * L::kGateChunks, units * L::kGateChunks);
+    if constexpr (!L::kHasBf16Weights) {
+      constexpr int kScales = L::kInter / kScaleRow;  // of a unit
+      scale_activations(first * kScales, units * kScales);
+    }
+    if (group > 0) barrier_wait(&shared_.chosen, l & 1);
+    const int count = units * L::kDownChunks;
     // Each warp of a pair has half of a chunk's rows.
-    constexpr int kCount = L::kSharedDownChunks + L::kChosen * L::kDownChunks;
-#pragma unroll 1
-    for (int i = pair_; i < kCount; i += kPairs) {
-      const uint8_t* const slot = wait_for_chunk(i);
-      float* const to = shared_.sums + i * L::kDownRows;
-      if (i < L::kSharedDownChunks) {
+    if (pair_ < count) {
+      const uint8_t* const slot = wait_for_chunk(pair_);
+      const int chunk = first * L::kDownChunks + pair_;
+      float* const to = shared_.sums + chunk * L::kDownRows;
+      if (group == 0) {
         multiply_down<L::kSharedInter, L::kSharedDownRows / 2>(slot, 0, 1, to);
       } else {
-        const int expert = (i - L::kSharedDownChunks) / L::kDownChunks;
+        const int expert = (chunk - L::kSharedDownChunks) / L::kDownChunks;
         multiply_down<L::kInter, L::kDownRows / 2>(slot, L::kSharedInter + expert * L::kInter,
-                                                   shared_.weights[1 + expert], to);
+                                                   shared_.weights[expert], to);
       }
-      if (lane_ == 0) release_chunk(i, kWarps / 2);
+      if (lane_ == 0) release_chunk(pair_, kWarps / 2);
     }
-    chunks_ += kCount;
-    sync_consumers();
+    chunks_ += count;
   }
 
-  __device__ void receive_activations() const {
-    constexpr int kCount = kBlocks * L::kActivationPackets,
-                  kEach = (kCount + kThreads - 1) / kThreads;
-    Packet packets[kEach];
-    const auto address = [&](int i) {
-      const int at = thread_ + i * kThreads;
-      return at < kCount ? &exchange_.activation[0][at] : nullptr;
-    };
+  // Packets `first` to `first` + count - 1 of all CTAs, four or eight: one of each four a thread.
+  __device__ void receive_activations(int first, int count) const {
+    static_assert(kThreads == 4 * kBlocks && L::kSharedGateChunks == 4);
+    const Packet* const from = &exchange_.activation[thread_ / 4][first + thread_ % 4];
+    Packet packets[2] = {};
+    const auto address = [&](int i) { return i * 4 < count ? from + i * 4 : nullptr; };
     if (FATHOM_PLANTED(a_, kSkippedActivations)) {
-      for (int i = 0; i < kEach; ++i) {
-        packets[i] = {};
-        if (address(i) != nullptr) packets[i] = load_packet(address(i));
-      }
+      for (int i = 0; i * 4 < count; ++i) packets[i] = load_packet(address(i));
     } else {
       wait_for_packets(packets, epoch_, address);
     }
-    auto* const to = reinterpret_cast<uint16_t*>(inner());
+    const ActivationPacket packet = activation_packet(first + thread_ % 4);
+    const bool shared = packet.expert < 0;
+    auto* to = reinterpret_cast<uint16_t*>(inner()) + packet.first +
+               thread_ / 4 * (shared ? L::kSharedRows : L::kInterRows) +
+               (shared ? 0 : L::kSharedInter + packet.expert * L::kInter);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int packet = thread_ + i * kThreads, block = packet / L::kActivationPackets,
-                first = packet % L::kActivationPackets * kPacketValues;
-      if (packet >= kCount) continue;
+    for (int i = 0; i < 2; ++i, to += 4 / L::kGateChunks * L::kInter) {
+      if (i * 4 >= count) break;
 #pragma unroll
-      for (int j = 0; j < kPacketValues; ++j) {
-        const int at = first + j, routed = at - L::kSharedRows;
-        if (at >= L::kActivations) continue;
-        const int column = routed < 0 ? block * L::kSharedRows + at
-                                      : L::kSharedInter + routed / L::kInterRows * L::kInter +
-                                            block * L::kInterRows + routed % L::kInterRows;
+      for (int j = 0; j < L::kChunkRows; ++j) {
         const uint64_t word = j < 4 ? packets[i].low : packets[i].high;
-        to[column] = static_cast<uint16_t>(word >> (j % 4 * 16));
+        if (j < packet.rows) to[j] = static_cast<uint16_t>(word >> (j % 4 * 16));
       }
     }
     sync_consumers();
   }
 
-  // bf16 becomes f16 times a power of two for each 128 columns, in place.
-  __device__ void scale_activations() const {
+  // bf16 becomes f16 times a power of two for each 128 columns, in place: `count` blocks from
+  // `first` on.
+  __device__ void scale_activations(int first, int count) const {
 #pragma unroll 1
-    for (int block = warp_; block < L::kMostScales; block += kWarps) {
+    for (int block = first + warp_; block < first + count; block += kWarps) {
       auto* const at = reinterpret_cast<uint2*>(inner()) + block * kWarp + lane_;
       const uint2 x = *at;
       const float v[4] = {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)};
@@ -378,9 +366,11 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     }
 #pragma unroll
     for (int step = 0; step < kCount; ++step) {
-      // Lanes beyond the last column, whole rows of the multiplication, have other rows' bytes.
+      // Lanes beyond the last column, whole rows of the multiplication, have other rows' bytes and
+      // any x.
       static_assert(kColumns % (4 * kLaneColumns) == 0);
       const bool is_column = step * kStepColumns + lane_ * kLaneColumns < kColumns;
+      const uint8_t* const at = is_column ? x + step * kStepColumns * 2 : inner();
       float scale = 1;
       if constexpr (!L::kHasBf16Weights) {
         if (is_column) {
@@ -389,8 +379,8 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
       }
 #pragma unroll
       for (int pair = 0; pair < kRows / 2; ++pair) {
-        const Pair more = multiply<kRowBytes>(weights + pair * 2 * kRowBytes + step * kStepBytes,
-                                              x + step * kStepColumns * 2);
+        const Pair more =
+            multiply<kRowBytes>(weights + pair * 2 * kRowBytes + step * kStepBytes, at);
         if (is_column) {
           sums[pair].first = fmaf(more.first, scale, sums[pair].first);
           sums[pair].second = fmaf(more.second, scale, sums[pair].second);

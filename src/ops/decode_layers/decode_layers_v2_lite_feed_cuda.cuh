@@ -18,17 +18,16 @@ struct V2LiteLayout : V2Lite {
   static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
   // Of gate, and of up, of an expert.
   static constexpr int kInterRows = kInter / kBlocks, kSharedRows = kSharedInter / kBlocks;
-  static constexpr int kActivations = kSharedRows + kChosen * kInterRows;
-  static constexpr int kHiddenPackets = packets(kHiddenRows),
-                       kActivationPackets = packets(kActivations);
-  using Exchanged = Exchange<1, kHiddenPackets, kActivationPackets>;
+  static constexpr int kHiddenPackets = packets(kHiddenRows);
 
   // Chunks: rows of kHidden columns, at most kChunkRows; rows of down. A row's scales are those of
   // one or two blocks of rows, or of a block with what 16 bytes hold beside it.
   static constexpr int kChunkRows = 6, kDownRows = 8, kSharedDownRows = 4;
   static constexpr int kWeightBytes = kChunkRows * kHidden * kWeightSize,
                        kSlotBytes = kWeightBytes + (kBf16 ? 0 : 2 * kHidden / kScaleRow * 4);
-  static constexpr int kSlots = kBf16 ? 8 : 16, kInFlight = 2;
+  static constexpr int kSlots = kBf16 ? 8 : 16;
+  // Chunks in flight before the experts are chosen, while packets pass between CTAs, and after it.
+  static constexpr unsigned kInFlight = kBf16 ? 1 : 2, kExpertsInFlight = 3;
   static constexpr int kQueryChunks = kQueryRows / kChunkRows,
                        kOChunks = (kHiddenRows + kChunkRows - 1) / kChunkRows,
                        kSharedGateChunks = (kSharedRows + kChunkRows - 1) / kChunkRows,
@@ -36,7 +35,12 @@ struct V2LiteLayout : V2Lite {
                        kGateUpChunks = 2 * kSharedGateChunks + 2 * kChosen * kGateChunks,
                        kSharedDownChunks = kHiddenRows / kSharedDownRows,
                        kDownChunks = kHiddenRows / kDownRows;
+  // A packet has the activations of one chunk's rows.
+  static constexpr int kActivationPackets = kSharedGateChunks + kChosen * kGateChunks;
+  using Exchanged = Exchange<1, kHiddenPackets, kActivationPackets>;
   // The experts' activations, 16 bits each, lie in scratch.
+  // Experts in units of a routed one's work, of which the shared expert has two.
+  static constexpr int kUnits = 2 + kChosen;
   static constexpr int kInner = kSharedInter + kChosen * kInter, kScratch = kInner / 2;
   static constexpr int kSums = 2 * kChunkRows * kGateUpChunks;  // rows, or halves of rows
   static constexpr int kMostScales = kInner / kScaleRow;
@@ -55,6 +59,9 @@ constexpr bool layout_fits(V2LiteLayout<kBf16>) {
                 kValueRows * kLatent * L::kWeightSize <= L::kWeightBytes);
   static_assert(kKeyAt + kKvRows <= L::kScratch && L::kHidden <= L::kScratch);
   static_assert(L::kSlotBytes % 128 == 0);
+  static_assert(L::kChunkRows <= kPacketValues);
+  static_assert(L::kSharedInter == 2 * L::kInter && L::kSharedGateChunks == 2 * L::kGateChunks &&
+                L::kSharedDownChunks == 2 * L::kDownChunks);
   static_assert(sizeof(Shared<L>) <= 227 * 1024);
   return true;
 }
@@ -90,6 +97,10 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
   using Base::Base;
   static constexpr int kSteps = 9;
 
+  __device__ static unsigned in_flight(int step) {
+    return step < kGateUp ? L::kInFlight : L::kExpertsInFlight;
+  }
+
   __device__ int count_of(int step, int l) {
     switch (step) {
       case kQuery:
@@ -98,8 +109,10 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
         return this->count_of_keys(l);
       case kO:
         return L::kOChunks;
+      case kSharedGateUp:
+        return 2 * L::kSharedGateChunks;
       case kGateUp:
-        return L::kGateUpChunks;
+        return 2 * L::kChosen * L::kGateChunks;
       case kSharedDown:
         return L::kSharedDownChunks;
       case kDown:
@@ -133,10 +146,10 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
         }
         return chunk;
       }
-      case kRouter:
-        return {layer.router, int64_t{block_} * L::kHidden, L::kHidden, nullptr, 0};
+      case kSharedGateUp:
       case kGateUp: {
-        const GateUpChunk chunk = gate_up_chunk<L>(i, block_);
+        const GateUpChunk chunk =
+            gate_up_chunk<L>(step == kGateUp ? 2 * L::kSharedGateChunks + i : i, block_);
         if (chunk.expert == 0) {
           return rows_of(layer.shared_gate_up, chunk.is_up * L::kSharedInter + chunk.first,
                          chunk.rows);
@@ -155,7 +168,7 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
   }
 
  private:
-  enum Step { kQuery, kAbsorb, kKeys, kValues, kO, kRouter, kGateUp, kSharedDown, kDown };
+  enum Step { kQuery, kAbsorb, kKeys, kValues, kO, kSharedGateUp, kSharedDown, kGateUp, kDown };
   using Base::a_;
   using Base::block_;
   using Base::shared_;

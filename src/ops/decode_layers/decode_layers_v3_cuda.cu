@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kQkvPairs = (V3Eighth::kQLora + kLatent + kRope) / 2;  // pairs of rows
 constexpr int kMostQkvRows = 2 * (kQkvPairs / kBlocks + 1);
-constexpr int kQkvPackets = packets(kMostQkvRows);
+constexpr int kQkvPackets = packets(kMostQkvRows), kQkvValues = packet_values(kMostQkvRows);
 
 // Pairs of rows of q_kv_a before CTA b's.
 __device__ constexpr int first_qkv_pair(int b) { return b * kQkvPairs / kBlocks; }
@@ -41,7 +41,6 @@ struct Layout : V3Eighth {
   static constexpr int kMostScales = 32;
 };
 static_assert(Layout::kGroups == Layout::kRouted / kWarp);
-static_assert(Layout::kHiddenPackets * kPacketValues == Layout::kHiddenRows);
 static_assert(kHeads * kV / kScaleRow <= Layout::kMostScales &&
               Layout::kExperts * Layout::kInter / kScaleRow <= Layout::kMostScales);
 static_assert(sizeof(Shared<Layout>) <= 227 * 1024);
@@ -64,6 +63,8 @@ class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
   using Base = FeederOf<Row, Layout, Feeder<Row>>;
   using Base::Base;
   static constexpr int kSteps = 9;
+
+  __device__ static unsigned in_flight(int) { return Layout::kInFlight; }
 
   __device__ int count_of(int step, int l) {
     switch (step) {
@@ -161,6 +162,8 @@ class Layers : public Steps<Row, Layout, Layers<Row>> {
   using Base = Steps<Row, Layout, Layers<Row>>;
   using Base::Base;
 
+  __device__ static void run_aside(Shared<Layout>&, const DecodeLayersArguments&) {}
+
   __device__ void half_layer(int l, bool is_attention) {
     if (!is_attention) {
       router();
@@ -168,19 +171,23 @@ class Layers : public Steps<Row, Layout, Layers<Row>> {
     }
     products_of_hidden(is_attention);
     if (is_attention) {
-      put_rows(exchange_.input[block_], kMostQkvRows,
-               [&](int row) { return shared_.sums[row * 2] + shared_.sums[row * 2 + 1]; });
+      put_rows<kMostQkvRows>(exchange_.input[block_], [&](int row) {
+        return shared_.sums[row * 2] + shared_.sums[row * 2 + 1];
+      });
       q_b(a_.pages + l * a_.layer_bytes);
       absorb();
-      attend();
+      attend(l);
       values();
       o();
     } else {
-      put_rows(exchange_.activation[block_], Layout::kExperts * Layout::kInterRows,
-               [&](int row) { return activation(row); });
+      put_rows<Layout::kExperts * Layout::kInterRows>(exchange_.activation[block_],
+                                                      [&](int row) { return activation(row); });
       down();
     }
   }
+
+  // absorb() has met all warps since.
+  __device__ void wait_for_new_key(int) const {}
 
   __device__ float hidden_row(int row, bool) const { return shared_.sums[row]; }
 
@@ -285,36 +292,36 @@ class Layers : public Steps<Row, Layout, Layers<Row>> {
     products<kQueryChunkRows, Layout::kQLora>(kQueryChunks, nullptr);
     chunks_ += kQueryChunks;
     sync_consumers();
-    put_rows(exchange_.query[block_], kQueryRows, [&](int row) { return shared_.sums[row]; });
+    put_rows<kQueryRows>(exchange_.query[block_], [&](int row) { return shared_.sums[row]; });
     if (warp_ == kWarps - 1) write_cache_row(pages);  // while the other CTAs' queries arrive
   }
 
   __device__ void receive_qkv() const {
     static_assert(kBlocks * kQkvPackets <= kThreads);
     const int from = min(thread_ / kQkvPackets, kBlocks - 1),
-              at = thread_ % kQkvPackets * kPacketValues;
+              at = thread_ % kQkvPackets * kQkvValues;
     const int first = first_qkv_pair(from) * 2 + at;
     const int count = thread_ < kBlocks * kQkvPackets ? first_qkv_pair(from + 1) * 2 - first : 0;
-    float weights[kPacketValues];
+    float weights[kQkvValues];
 #pragma unroll
-    for (int j = 0; j < kPacketValues; ++j) {
+    for (int j = 0; j < kQkvValues; ++j) {
       weights[j] = load_ahead(layer_->q_a_norm + min(first + j, Layout::kQLora - 1));
     }
     Packet packet[1] = {};
     if (count > 0) {
       wait_for_packets(packet, epoch_, [&](int) { return &exchange_.input[0][thread_]; });
     }
-    float values[kPacketValues], squares = 0;
+    float values[kQkvValues], squares = 0;
     unpack_bf16(packet[0], values);
 #pragma unroll
-    for (int j = 0; j < kPacketValues; ++j) {
+    for (int j = 0; j < kQkvValues; ++j) {
       if (j < count && first + j < Layout::kQLora) squares += values[j] * values[j];
       if (j < count && first + j >= Layout::kQLora)
         shared_.scratch[kKeyAt + first + j - Layout::kQLora] = values[j];
     }
     const float inverse = inverse_rms(sum_over_block(squares), Layout::kQLora, a_.inner_eps);
 #pragma unroll
-    for (int j = 0; j < kPacketValues; ++j) {
+    for (int j = 0; j < kQkvValues; ++j) {
       if (j < count && first + j < Layout::kQLora) {
         write_value(first + j, weights[j] * (values[j] * inverse));
       }
@@ -324,7 +331,6 @@ class Layers : public Steps<Row, Layout, Layers<Row>> {
 
   __device__ void o() {
     receive_values();
-    write_scaled(kHeads * kV / kScaleRow);
     products<kOChunkRows, kHeads * kV>(kOChunks, shared_.x_scales);
     chunks_ += kOChunks;
     sync_consumers();
@@ -459,6 +465,7 @@ class Layers : public Steps<Row, Layout, Layers<Row>> {
           return row / Layout::kInterRows * Layout::kInter + block * Layout::kInterRows +
                  row % Layout::kInterRows;
         });
+    sync_consumers();
     write_scaled(Layout::kExperts * Layout::kInter / kScaleRow);
     // A warp has four rows of all experts; two of them are 512 bytes. A CTA's rows touch at most
     // two blocks of 128: the slot holds the scales of the first block's pair and of the next pair.
