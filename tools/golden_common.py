@@ -55,7 +55,7 @@ def read_checkpoint(folder):
 def load_model(config, plain, dtype):
     """A transformers model with the given float32 weights, run in dtype with eager attention.
 
-    Tensors of layers beyond num_hidden_layers (the MTP layer) are left out; everything else must
+    Tensors of layers beyond num_hidden_layers (MTP layers) are left out; everything else must
     be used, and nothing may be missing."""
     config = {k: v for k, v in config.items() if k not in ("quantization_config", "torch_dtype")}
     if config["model_type"] == "kimi_k2":
@@ -65,7 +65,8 @@ def load_model(config, plain, dtype):
     if config["model_type"] == "glm4_moe_lite":        # its class does not read first_k_dense_replace
         dense, layers = config["first_k_dense_replace"], config["num_hidden_layers"]
         config["mlp_layer_types"] = ["dense"] * dense + ["sparse"] * (layers - dense)
-    extra = f"model.layers.{config['num_hidden_layers']}."
+    first = config["num_hidden_layers"]
+    extra = tuple(f"model.layers.{first + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
     main = {k: v.contiguous() for k, v in plain.items() if not k.startswith(extra)}
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "config.json"), "w") as f:

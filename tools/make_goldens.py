@@ -201,6 +201,9 @@ FORMS = {
         config=GLM_DSA | dict(num_hidden_layers=6, index_topk_freq=3, index_skip_topk_offset=2,
                               index_share_for_mtp_iteration=True), prompt=48, gap=1e-3,
         notes="GLM-5.2: layers 0, 1 and 4 choose keys, 2, 3 and 5 attend to those of the last that chose; MTP layer"),
+    "v3_mtp3": dict(
+        config=V3 | dict(num_nextn_predict_layers=3), prompt=24, gap=5e-3,
+        notes="V3 with three MTP layers, which draft in turn"),
 }
 
 
@@ -379,10 +382,10 @@ def write_json(path, value, indent=None):
 
 
 class Mtp:
-    """The MTP layer, run as a one-layer model whose inputs are embeddings and whose norm and head are its own."""
+    """An MTP layer, run as a one-layer model whose inputs are embeddings and whose norm and head are its own."""
 
-    def __init__(self, config, plain, dtype):
-        self.prefix = f"model.layers.{config['num_hidden_layers']}."
+    def __init__(self, config, plain, dtype, number=0):
+        self.prefix = f"model.layers.{config['num_hidden_layers'] + number}."
         one = {"model.embed_tokens.weight": plain["model.embed_tokens.weight"]}
         renamed = {"shared_head.norm.weight": "model.norm.weight", "shared_head.head.weight": "lm_head.weight"}
         for name, value in plain.items():
@@ -391,20 +394,50 @@ class Mtp:
                 one[renamed[short]] = value
             elif short != name and short.startswith(("self_attn", "mlp", "input_lay", "post_att")):
                 one["model.layers.0." + short] = value
-        self.model = load_model(config | dict(num_hidden_layers=1, first_k_dense_replace=0, index_topk_freq=1), one, dtype)
+        self.model = load_model(config | dict(num_hidden_layers=1, first_k_dense_replace=0, index_topk_freq=1, num_nextn_predict_layers=0), one, dtype)
         self.plain, self.dtype, self.eps = plain, dtype, config["rms_norm_eps"]
 
     def _norm(self, x, name):
         x = x.float()
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.plain[self.prefix + name]
 
-    def __call__(self, ids, hidden):
-        """Logits for token i + 2 from the main model's state i and token i + 1."""
+    def inputs(self, ids, hidden):
+        """What the block takes in at each position but the last."""
         embeds = self.plain[self.prefix + "embed_tokens.weight"][ids[1:]]
         both = torch.cat([self._norm(embeds, "enorm.weight"), self._norm(hidden[:-1], "hnorm.weight")], -1)
-        inputs = both @ self.plain[self.prefix + "eh_proj.weight"].T
-        logits, _, probe = forward(self.model, embeds=inputs.to(self.dtype))
-        return logits, probe
+        return both @ self.plain[self.prefix + "eh_proj.weight"].T
+
+    def __call__(self, ids, hidden):
+        """Logits for token i + 2 from the state i of the layer before (or of the main model) and token i + 1, and
+        the layer's own states, both without the last position."""
+        return forward(self.model, embeds=self.inputs(ids, hidden).to(self.dtype))
+
+    def again(self, ids, hidden):
+        """Logits for token i + 3 from the layer's own state at position i and token i + 2: its next draft by
+        recurrence, where it has the rows up to i and no other."""
+        inputs, own = self.inputs(ids, hidden), self(ids, hidden)[1]
+        next_inputs = self.inputs(ids[1:], own)
+        rows = []
+        for i in range(len(next_inputs)):
+            embeds = torch.cat([inputs[:i + 1], next_inputs[i:i + 1]])
+            rows.append(forward(self.model, embeds=embeds.to(self.dtype))[0][-1])
+        return torch.stack(rows)
+
+
+class MtpChain:
+    """All MTP layers. Layer k takes in the states of layer k - 1 and tokens one further on, as transformers' MtpModel
+    does and as these layers are trained."""
+
+    def __init__(self, config, plain, dtype):
+        self.layers = [Mtp(config, plain, dtype, k) for k in range(config["num_nextn_predict_layers"])]
+
+    def __call__(self, ids, hidden):
+        """Of each layer k: logits for token i + k + 2 from position i and token i + k + 1, and its probe."""
+        results = []
+        for k, layer in enumerate(self.layers):
+            logits, hidden, probe = layer(ids[k:], hidden)
+            results.append((logits, probe))
+        return results
 
 
 def settle_prompt(model, mtp, vocab, length, bound, index_bound, rng):
@@ -415,9 +448,9 @@ def settle_prompt(model, mtp, vocab, length, bound, index_bound, rng):
         _, hidden, probe = forward(model, ids.tolist())
         gaps, index_gaps = probe.router_gaps, probe.index_gaps
         if mtp:
-            mtp_probe = mtp(ids.tolist(), hidden)[1]
-            gaps[1:] = torch.minimum(gaps[1:], mtp_probe.router_gaps)
-            index_gaps[1:] = torch.minimum(index_gaps[1:], mtp_probe.index_gaps)
+            for k, (_, layer) in enumerate(mtp(ids.tolist(), hidden)):
+                gaps[k + 1:] = torch.minimum(gaps[k + 1:], layer.router_gaps)
+                index_gaps[k + 1:] = torch.minimum(index_gaps[k + 1:], layer.index_gaps)
         bad = ((gaps < bound) | (index_gaps < index_bound)).nonzero().flatten()
         if len(bad) == 0:
             return ids.tolist(), gaps.min().item(), index_gaps.min().item()
@@ -467,11 +500,18 @@ def make_golden(folder, suffix, form, models, mtps, length, rows, bound, index_b
     if "index_topk" in form["config"]:
         golden["min_index_gap"] = index_gap
     if mtps:
-        more, more_probe = mtps[0](prompt, hidden)
-        less, less_probe = mtps[1](prompt, low_hidden)
-        tensors["mtp_logits"] = more.contiguous()
-        golden["mtp_bf16_deviation"] = deviation(more, less, list(range(length - 1)), more_probe, less_probe)
+        layers = list(zip(mtps[0](prompt, hidden), mtps[1](prompt, low_hidden)))
+        for k, ((more, more_probe), (less, less_probe)) in enumerate(layers):
+            suffix_of_layer = "" if k == 0 else f"_{k + 1}"
+            tensors["mtp_logits" + suffix_of_layer] = more.contiguous()
+            golden["mtp_bf16_deviation" + suffix_of_layer] = deviation(more, less, list(range(len(more))), more_probe,
+                                                                       less_probe)
         golden["notes"] += "; mtp_logits row i: the MTP layer at position i, from state i and prompt token i + 1"
+        if len(layers) > 1:
+            first, second = mtps[0].layers[:2]
+            tensors["mtp_logits_again"] = second.again(prompt[1:], first(prompt, hidden)[1]).contiguous()
+            golden["notes"] += "; mtp_logits_2 and on: the layers behind it, from the layer's before state i and one token later each; " \
+                               "mtp_logits_again: the second one's next draft by recurrence"
     save_file(tensors, os.path.join(folder, f"logits{suffix}.safetensors"))
     write_json(os.path.join(folder, f"golden{suffix}.json"), golden, indent=None)
     print(f"  {length} tokens: gap {gap:.2e}, greedy {greedy_gap:.2e}, margin {min(margins):.3f}, "
@@ -487,7 +527,7 @@ def make_form(out, name, form, seed):
     plain = {k: v for k, v in plain.items() if not k.endswith("input_scale")}
     types = (torch.float32, torch.bfloat16)
     models = [load_model(config, plain, dtype) for dtype in types]
-    mtps = [Mtp(config, plain, dtype) for dtype in types] if config.get("num_nextn_predict_layers") else None
+    mtps = [MtpChain(config, plain, dtype) for dtype in types] if config.get("num_nextn_predict_layers") else None
     make_golden(folder, "", form, models, mtps, form["prompt"], form.get("rows"), form["gap"], MIN_INDEX_GAP, seed)
     if "long" in form:
         make_golden(folder, "_long", form, models, None, form["long"], form["long_rows"], form["long_gap"],

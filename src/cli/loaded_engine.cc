@@ -178,12 +178,12 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   // Each rank has its lane's whole cache.
   request.cache_row_bytes = latent_layout(config, loaded.cache_format).row_bytes() * ranks;
   request.index_key_bytes = index_key_bytes(config, loaded.cache_format) * ranks;
-  request.cache_layers = DeepSeekModel::cache_layers(config, loaded.max_drafts > 0);
+  const int64_t mtp_layers = num_drafting_layers(config, loaded.max_drafts);
+  request.cache_layers = DeepSeekModel::cache_layers(config, mtp_layers);
   const auto has_index_keys = layers_with_index_keys(config, request.cache_layers);
   request.index_key_layers = std::count(has_index_keys.begin(), has_index_keys.end(), true);
-  if (loaded.max_drafts > 0) {
-    request.cache_state_bytes = DeepSeekModel::state_bytes(config, loaded.compute) * ranks;
-  }
+  request.cache_state_bytes =
+      DeepSeekModel::state_bytes(config, loaded.compute, mtp_layers) * ranks;
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
     request.max_total_tokens = *flags.max_total_tokens;

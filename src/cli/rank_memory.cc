@@ -23,8 +23,8 @@ Result<std::vector<int64_t>> working_space_bytes(const ModelConfig& config,
   std::vector<int64_t> of_ranks;
   const auto [first, count] = ranks_here(options);
   for (int rank = first; rank < first + count; ++rank) {
-    const ModelSpec spec =
-        make_spec(config, options.placement, rank, options.expert_table, options.max_drafts > 0);
+    const ModelSpec spec = make_spec(config, options.placement, rank, options.expert_table,
+                                     num_drafting_layers(config, options.max_drafts));
     FATHOM_TRY(
         const Workspace workspace,
         Workspace::allocate(spec, options.compute, options.max_batched_tokens, options.attention,
@@ -38,15 +38,17 @@ Result<std::vector<int64_t>> working_space_bytes(const ModelConfig& config,
   return of_ranks;
 }
 
-// As stored: of the layer that is loaded, without its copies of the main model's tensors.
-int64_t mtp_layer_bytes(const Checkpoint& checkpoint) {
-  const std::string prefix =
-      fmt::format("{}{}.", tensor_names::kLayers, checkpoint.config().num_layers);
+// As stored: of the MTP layers that are loaded, without copies of the main model's tensors.
+int64_t mtp_layers_bytes(const Checkpoint& checkpoint, int64_t layers) {
   int64_t bytes = 0;
-  for (const auto& [name, entry] : checkpoint.tensors()) {
-    if (name.starts_with(prefix) && !name.ends_with(tensor_names::kMtpEmbedding) &&
-        !name.ends_with(tensor_names::kMtpHead)) {
-      bytes += entry.bytes;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const std::string prefix =
+        fmt::format("{}{}.", tensor_names::kLayers, checkpoint.config().num_layers + layer);
+    for (const auto& [name, entry] : checkpoint.tensors()) {
+      if (name.starts_with(prefix) && !name.ends_with(tensor_names::kMtpEmbedding) &&
+          !name.ends_with(tensor_names::kMtpHead)) {
+        bytes += entry.bytes;
+      }
     }
   }
   return bytes;
@@ -78,7 +80,7 @@ std::vector<MemoryLine> weights_here(const Checkpoint& checkpoint,
   const auto [first, count] = ranks_here(options);
   int64_t cut = 0, experts_of_rank = 0;
   for (const MemoryLine& group : weight_lines(inventory, false)) cut += group.bytes;
-  if (options.max_drafts > 0) cut += mtp_layer_bytes(checkpoint);
+  cut += mtp_layers_bytes(checkpoint, num_drafting_layers(checkpoint.config(), options.max_drafts));
   std::vector<MemoryLine> lines;
   if (options.expert_table != nullptr) {
     const ModelConfig& config = checkpoint.config();

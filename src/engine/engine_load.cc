@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "engine/event_queue.h"
@@ -50,6 +51,27 @@ struct Submitted {
   RequestId id = 0;
   bool aborted = false;
 };
+
+// What the engine counts of drafts is what its events carry: a run's first token is no draft, and
+// drafts behind the end of a completion are in no event.
+void check_counters(const SpeculationStats& stats, const std::vector<Submitted>& all) {
+  int64_t accepted = 0;
+  Usage usage;
+  for (const Submitted& submitted : all) {
+    accepted += submitted.collector->accepted_drafts;
+    for (const Usage& of_choice : submitted.collector->usages) {
+      usage.draft_tokens += of_choice.draft_tokens;
+      usage.accepted_tokens += of_choice.accepted_tokens;
+    }
+  }
+  EXPECT_EQ(stats.accepted_tokens, accepted);
+  EXPECT_EQ(stats.accepted_tokens, usage.accepted_tokens);
+  EXPECT_EQ(stats.draft_tokens, usage.draft_tokens);
+  EXPECT_EQ(
+      std::accumulate(stats.accepted_per_pos.begin(), stats.accepted_per_pos.end(), int64_t{0}),
+      accepted);
+  EXPECT_LE(stats.accepted_per_pos.front(), stats.drafts);
+}
 
 void check_answers(const Load& load, const std::vector<Submitted>& all) {
   for (size_t r = 0; r < all.size(); ++r) {
@@ -157,6 +179,12 @@ Request random_request(std::mt19937& random, const Load& load) {
   params.logprobs = one_of(random, {-1, -1, 0, 3});
   params.prompt_logprobs = one_of(random, {-1, -1, -1, 0, 2});
   if (load.drafts.most == 0) return request;
+  if (load.drafts.kind == FakeDrafts::Kind::kRepeating) {
+    // 'a' wins until the penalties of a few of them, drafts among them, have made it unlikely.
+    params.logit_bias = {{'a', 6.0f}};
+    params.presence_penalty = one_of(random, {0.0, 0.5});
+    params.frequency_penalty = one_of(random, {0.4, 1.0, 2.0});
+  }
   if (random() % 3 == 0) request.max_drafts = static_cast<int64_t>(random() % (kMaxDrafts + 1));
   if (random() % 3 == 0) request.grammar = fake_grammar(static_cast<int32_t>(random() % 4));
   if (request.grammar && random() % 2 == 0) request.grammar_begins_after = 'b';
@@ -214,6 +242,7 @@ EngineStats run_once(Load load) {
   engine.stop();
   if (prefill) prefill->expect_nothing_lost();
   check_answers(load, all);
+  check_counters(stats.speculation, all);
   return stats;
 }
 

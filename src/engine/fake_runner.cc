@@ -246,6 +246,7 @@ void FakeRunner::add_draft_logits(const ForwardBatch& batch, const Cache& cache)
     if (drafts.kind == FakeDrafts::Kind::kAdversarial) {
       row_[static_cast<size_t>(kAdversarial[hash % std::size(kAdversarial)])] += 100;
     }
+    if (drafts.kind == FakeDrafts::Kind::kRepeating) row_['a'] += 100;
     logits_.insert(logits_.end(), row_.begin(), row_.end());
   }
 }

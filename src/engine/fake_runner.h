@@ -43,6 +43,7 @@ struct FakeDrafts {
     kWrong,        // other ones
     kInTurns,      // the model's own at every other position
     kAdversarial,  // ends of sequence, stop ids and parts of stop strings, the vocabulary's last id
+    kRepeating,    // 'a', again and again
   };
   int64_t most = 0;  // of a sequence in a step
   Kind kind = Kind::kRight;

@@ -58,7 +58,7 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
                   .cache_format = options.cache_format,
                   .num_pages = runner->num_pages_,
                   .num_threads = options.num_threads,
-                  .with_mtp = options.max_drafts > 0,
+                  .mtp_layers = num_drafting_layers(config, options.max_drafts),
                   .load = options.load,
                   .group = {.name = "tp", .limit = kRankLimit, .at_meeting = options.at_meeting},
                   .world = options.world,

@@ -180,6 +180,7 @@ void AnswerCollector::add(const Event& event) {
   EXPECT_TRUE(is_valid_utf8(event.text)) << "half a character";
   EXPECT_TRUE(event.prompt_logprobs.empty() || answer.ids.empty()) << "first event only";
   answer.ids.insert(answer.ids.end(), event.ids.begin(), event.ids.end());
+  accepted_drafts += std::max<int64_t>(0, std::ssize(event.ids) - 1);
   answer.text += event.text;
   answer.logprobs.insert(answer.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
   answer.prompt_logprobs.insert(answer.prompt_logprobs.end(), event.prompt_logprobs.begin(),

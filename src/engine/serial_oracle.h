@@ -34,6 +34,7 @@ class AnswerCollector {
 
   std::vector<Answer> answers;
   std::vector<Usage> usages;
+  int64_t accepted_drafts = 0;  // an event has one step's tokens: all but the first were drafts
   int num_finals = 0;
   bool last = false;
 };

@@ -36,8 +36,9 @@ std::vector<int64_t> cache_slots(const ForwardBatch& batch) {
 Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::load(const Checkpoint& checkpoint,
                                                            const ModelOptions& options,
                                                            const LoadOptions& load_options,
-                                                           const Stream& stream, bool with_mtp) {
-  const ModelSpec spec = make_spec(checkpoint.config(), with_mtp);
+                                                           const Stream& stream,
+                                                           int64_t mtp_layers) {
+  const ModelSpec spec = make_spec(checkpoint.config(), mtp_layers);
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, {&spec, 1}, options.compute, load_options));
   return create(spec, std::move(weights.front()), options, stream, {});
@@ -57,6 +58,7 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const ModelSpec& sp
   model->softmax_scale_ = static_cast<float>(config.softmax_scale());
   model->eps_ = static_cast<float>(config.rms_norm_eps);
   model->weights_ = std::move(weights);
+  model->draft_states_.resize(model->weights_.mtp.size());
   FATHOM_TRY(model->workspace_,
              Workspace::allocate(spec, options.compute, options.max_rows, options.attention,
                                  stream.pool().num_threads()));
@@ -89,12 +91,11 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
     run_layer(weights, moe_layer, step, layer_cache(cache, layer), x);
     if (weights.moe) ++moe_layer;
   }
-  if (weights_.mtp) make_states(step, x);
+  if (has_mtp())
+    make_states(step, x, weights_.final_norm,
+                workspace_.hidden.view(options_.compute, {rows, config_.hidden}));
   logits(step, x, weights_.final_norm, logits_out, tokens);
-  if (weights_.mtp) {
-    write_mtp_rows(batch, cache);
-    keep_states(batch, cache);
-  }
+  if (has_mtp()) write_mtp_rows(batch, cache);
 }
 
 DeepSeekModel::Step DeepSeekModel::make_step(const ForwardBatch& batch, int32_t first_key) {

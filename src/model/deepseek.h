@@ -44,7 +44,7 @@ class DeepSeekModel {
   static Result<std::unique_ptr<DeepSeekModel>> load(const Checkpoint& checkpoint,
                                                      const ModelOptions& options,
                                                      const LoadOptions& load_options,
-                                                     const Stream& stream, bool with_mtp = false);
+                                                     const Stream& stream, int64_t mtp_layers = 0);
   // A rank's part; the weights are those of its spec. `groups` outlive the model.
   static Result<std::unique_ptr<DeepSeekModel>> create(const ModelSpec& spec, ModelWeights weights,
                                                        const ModelOptions& options,
@@ -65,19 +65,22 @@ class DeepSeekModel {
   void forward(const ForwardBatch& batch, const LatentCache& cache, TensorView logits,
                std::span<int32_t> tokens = {});
 
-  // The MTP layer, if the spec has it. Its cache is the layer behind the model's: a token's row is
-  // in the token's own slot, made from the token and the main model's state before it, which
-  // forward() leaves in the page's state. The first token has no row. forward() writes the rows of
-  // its tokens that are no drafts, from mtp_lens on.
+  // The MTP layers, as many as the spec has. Their caches are the layers behind the model's: a
+  // token's row is in the token's own slot, made from the token and the state before it. That is
+  // the main model's for the first layer and the layer's before for the others, so the i-th has no
+  // row of the first i tokens, from 1 on. Pages keep the states that later rows need. forward()
+  // writes the rows of its tokens that are no drafts, from mtp_lens on.
 
   // Of the cache's pages: LatentCache's state_bytes and layers.
-  static int64_t state_bytes(const ModelConfig& config, DType compute, bool with_mtp = true);
-  static int64_t cache_layers(const ModelConfig& config, bool with_mtp = true);
+  static int64_t state_bytes(const ModelConfig& config, DType compute, int64_t mtp_layers = 1);
+  static int64_t cache_layers(const ModelConfig& config, int64_t mtp_layers = 1);
 
-  // Runs the MTP layer alone over the batch's tokens, all behind a sequence's first, and writes
-  // their rows. The state before a token is the main model's, from the page; or, with `states`
-  // [rows], the MTP layer's own of the last draft(): its i-th logit row's for states[row] = i.
-  // Logits [logit_rows, vocab] f32 of the tokens that follow, as forward().
+  // Runs MTP layers alone over the batch's tokens, all behind a sequence's first, and writes their
+  // rows. Without `states` these are tokens that are known: all layers get their rows, and the
+  // first one gives logits, [logit_rows, vocab] f32 of the tokens that follow, as forward(). With
+  // `states` [rows] these are drafts, one a sequence with logits: row r follows logit row
+  // states[r] of the last call, whose layer's state it takes in, and the next layer gives the
+  // logits; behind the last one, the last one again.
   void draft(const ForwardBatch& batch, std::span<const int32_t> states, const LatentCache& cache,
              TensorView logits, std::span<int32_t> tokens = {});
 
@@ -187,16 +190,30 @@ class DeepSeekModel {
   // Returns the normed states of the batch's logit rows, on all ranks.
   ConstTensorView logits(const Step& step, ConstTensorView residual, const Buffer& norm,
                          TensorView out, std::span<int32_t> tokens);
-  // forward()'s work for the MTP layer, in this order, and what it shares with draft().
-  void make_states(const Step& step, ConstTensorView residual);
+  // MTP layers (deepseek_mtp.cc), counted from 0.
+  struct MtpRows;
+  bool has_mtp() const { return !weights_.mtp.empty(); }
+  void make_states(const Step& step, ConstTensorView residual, const Buffer& norm,
+                   TensorView states);
   void write_mtp_rows(const ForwardBatch& batch, const LatentCache& cache);
-  void keep_states(const ForwardBatch& batch, const LatentCache& cache);
-  void write_cache_rows(const ForwardBatch& batch, std::span<const std::byte* const> states,
-                        const LatentCache& cache);
-  void combine_inputs(const Step& step, std::span<const std::byte* const> states,
+  void draft_known(const ForwardBatch& batch, const LatentCache& cache, TensorView logits_out,
+                   std::span<int32_t> tokens);
+  void draft_next(const ForwardBatch& batch, std::span<const int32_t> states,
+                  const LatentCache& cache, TensorView logits_out, std::span<int32_t> tokens);
+  void draft_logits(int64_t layer, const MtpRows& rows, std::vector<int32_t> key_sources,
+                    const LatentCache& cache, TensorView logits_out, std::span<int32_t> tokens);
+  void write_rows(int64_t layer, const MtpRows& rows, const LatentCache& cache);
+  void write_rows_behind(int64_t layer, const MtpRows& rows, const LatentCache& cache);
+  void run_mtp_layer(int64_t layer, const Step& step, const MtpRows& rows, const LatentCache& cache,
+                     TensorView residual);
+  void write_cache_rows(int64_t layer, const MtpRows& rows, const LatentCache& cache);
+  void combine_inputs(int64_t layer, const Step& step, std::span<const std::byte* const> states,
                       TensorView residual);
-  std::byte* state_of(const ForwardBatch& batch, int64_t sequence, int64_t position,
+  void keep_states(int64_t layer, const ForwardBatch& batch, const std::byte* states,
+                   const LatentCache& cache) const;
+  std::byte* state_of(int64_t layer, const ForwardBatch& batch, int64_t sequence, int64_t position,
                       const LatentCache& cache) const;
+  TensorView mtp_states(int64_t layer, int64_t rows) const;
   int64_t hidden_bytes() const { return config_.hidden * size_of(options_.compute); }
   TensorView part_of_sum(TensorView residual);
   // residual += the sum of all ranks' parts.
@@ -216,6 +233,10 @@ class DeepSeekModel {
   ModelWeights weights_;
   Workspace workspace_;
   DraftKeys draft_keys_;
+  int64_t draft_number_ = 0;  // of the sequences' drafts, from 0: the last draft()'s
+  // [MTP layers][logit rows of the last draft()]: the layer's state of the sequence's last row,
+  // in workspace_.mtp_state; null: it had no row.
+  std::vector<std::vector<const std::byte*>> draft_states_;
   Buffer logits_part_;  // [logit rows, vocabulary_.count] f32, grows; with a lane only
   // Where tokens are exchanged; null and empty elsewhere.
   std::shared_ptr<const ExpertTable> expert_table_;

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
 #include "checkpoint/tensor_names.h"
+#include "model/forward_batch.h"
 #include "placement/split.h"
 
 namespace fathom {
@@ -121,8 +123,8 @@ class SpecMaker {
     return spec;
   }
 
-  MtpSpec mtp() const {
-    const std::string prefix = fmt::format("{}{}.", kLayers, config_.num_layers);
+  MtpSpec mtp(int64_t number) const {
+    const std::string prefix = fmt::format("{}{}.", kLayers, config_.num_layers + number);
     const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
     const int64_t hidden = config_.hidden;
     const auto half = [&](int64_t first) {
@@ -133,7 +135,7 @@ class SpecMaker {
             vector(named(kMtpHeadNorm), hidden),
             half(0),
             half(hidden),
-            layer(config_.num_layers, 0)};
+            layer(config_.num_layers + number, 0)};
   }
 
  private:
@@ -146,7 +148,7 @@ class SpecMaker {
 }  // namespace
 
 ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
-                    std::shared_ptr<const ExpertTable> table, bool with_mtp) {
+                    std::shared_ptr<const ExpertTable> table, int64_t mtp_layers) {
   const bool exchanges = placement.exchanges_tokens();
   FATHOM_CHECK(rank >= 0 && rank < placement.world() && (table != nullptr || !exchanges),
                "rank {} of {}", rank, placement.world());
@@ -168,10 +170,10 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
     spec.layers.push_back(make.layer(layer, moe_layers));
     if (spec.layers.back().moe) ++moe_layers;
   }
-  if (with_mtp) {
-    FATHOM_CHECK(config.num_mtp_layers > 0 && !exchanges, "{} MTP layers", config.num_mtp_layers);
-    spec.mtp = make.mtp();
-  }
+  FATHOM_CHECK(
+      mtp_layers == 0 || (mtp_layers <= std::min(config.num_mtp_layers, kMaxDrafts) && !exchanges),
+      "{} of {} MTP layers", mtp_layers, config.num_mtp_layers);
+  for (int64_t i = 0; i < mtp_layers; ++i) spec.mtp.push_back(make.mtp(i));
   return spec;
 }
 
@@ -183,8 +185,12 @@ const MlpSpec& ModelSpec::expert(int64_t moe_layer, size_t slot) const {
   return layers[layer].moe->experts[slot];
 }
 
-ModelSpec make_spec(const ModelConfig& config, bool with_mtp) {
-  return make_spec(config, Placement{}, 0, nullptr, with_mtp);
+ModelSpec make_spec(const ModelConfig& config, int64_t mtp_layers) {
+  return make_spec(config, Placement{}, 0, nullptr, mtp_layers);
+}
+
+int64_t num_drafting_layers(const ModelConfig& config, int64_t max_drafts) {
+  return std::min(config.num_mtp_layers, max_drafts);
 }
 
 }  // namespace fathom

@@ -75,10 +75,13 @@ struct LayerSpec {
   std::optional<MoeSpec> moe;
 };
 
-// The next-token layer (multi-token prediction, DeepSeek-V3 2024, section 2.2):
-//   u = W_e · rms_norm(embedding of token i) + W_h · rms_norm(main model's state of token i - 1)
-//   logits of token i + 1 = head · rms_norm(layer(u))
-// with the main model's embedding and head. It has whole norms and projections on every rank.
+// A next-token layer (multi-token prediction, DeepSeek-V3 2024, section 2.2):
+//   u = W_e · rms_norm(embedding of token i) + W_h · rms_norm(state of token i - 1)
+//   own state = rms_norm(layer(u)), logits = head · own state
+// with the main model's embedding and head. The state is the main model's for the first of these
+// layers, whose logits are of token i + 1, and the layer's before for each other: those of the
+// second are of token i + 1 where i itself was drafted. It has whole norms and projections on every
+// rank.
 struct MtpSpec {
   TensorPart embedding_norm, hidden_norm, head_norm;
   TensorPart from_embedding, from_hidden;  // [hidden, hidden]: the two halves of eh_proj
@@ -92,7 +95,7 @@ struct ModelSpec {
   TensorPart embedding, head;  // [vocab, hidden]: the same rows of both, perhaps of one tensor
   TensorPart final_norm;
   std::vector<LayerSpec> layers;
-  std::optional<MtpSpec> mtp;                       // with speculation
+  std::vector<MtpSpec> mtp;                         // with speculation
   std::shared_ptr<const ExpertTable> expert_table;  // null: no exchange of tokens
 
   int tp_rank() const { return placement.tp_rank_of(rank); }
@@ -103,12 +106,16 @@ struct ModelSpec {
 };
 
 // The placement has passed check_placement(). `table` has passed check_expert_table(), without MTP
-// layers; it is needed where placement.exchanges_tokens(), and not read elsewhere. With `with_mtp`
-// the first MTP layer is part of the model, which needs config.num_mtp_layers > 0 and no exchange
-// of tokens.
+// layers; it is needed where placement.exchanges_tokens(), and not read elsewhere. The
+// first `mtp_layers` MTP layers are part of the model, at most config.num_mtp_layers and
+// kMaxDrafts, and none with an exchange of tokens.
 ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
-                    std::shared_ptr<const ExpertTable> table = nullptr, bool with_mtp = false);
+                    std::shared_ptr<const ExpertTable> table = nullptr, int64_t mtp_layers = 0);
 // The whole model on one rank.
-ModelSpec make_spec(const ModelConfig& config, bool with_mtp = false);
+ModelSpec make_spec(const ModelConfig& config, int64_t mtp_layers = 0);
+
+// How many MTP layers draft, if a step has at most so many drafts of a sequence: one for each
+// draft, as far as there are some.
+int64_t num_drafting_layers(const ModelConfig& config, int64_t max_drafts);
 
 }  // namespace fathom

@@ -74,7 +74,7 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
   specs.reserve(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     specs.push_back(make_spec(config, placement, team->first_rank_ + rank, options.expert_table,
-                              options.with_mtp));
+                              options.mtp_layers));
   }
   FATHOM_TRY(std::vector<ModelWeights> weights,
              load_weights(checkpoint, specs, options.model.compute, options.load));
@@ -105,11 +105,11 @@ Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
     FATHOM_TRY(rank.model,
                DeepSeekModel::create(specs[at], std::move(weights[at]), options.model, rank.stream,
                                      {.lane = rank.lane.get(), .world = rank.world.get()}));
-    const int64_t layers = DeepSeekModel::cache_layers(config, options.with_mtp);
+    const int64_t layers = DeepSeekModel::cache_layers(config, options.mtp_layers);
     FATHOM_TRY(rank.cache,
                LatentCache::allocate(
                    latent_layout(config, options.cache_format), layers, options.num_pages,
-                   DeepSeekModel::state_bytes(config, options.model.compute, options.with_mtp),
+                   DeepSeekModel::state_bytes(config, options.model.compute, options.mtp_layers),
                    index_key_layout(config, options.cache_format),
                    layers_with_index_keys(config, layers)));
   }

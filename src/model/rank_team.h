@@ -28,9 +28,8 @@ struct RankTeamOptions {
   ModelOptions model;
   CacheFormat cache_format = CacheFormat::kBF16;
   int64_t num_pages = 0;
-  int num_threads = 0;  // of all ranks together, at least one each; 0: one a core
-  // With the MTP layer; not where tokens are exchanged.
-  bool with_mtp = false;
+  int num_threads = 0;     // of all ranks together, at least one each; 0: one a core
+  int64_t mtp_layers = 0;  // make_spec()'s
   LoadOptions load;
   // Each lane's; their names get the lane's number. The group of all ranks is "world" and has the
   // rest of it.

@@ -392,8 +392,9 @@ Result<> collect_model(const ModelSpec& spec, WeightCollector* collect, ModelWei
         collect_layer(spec.config, spec.layers[layer], collect, &out->layers[layer]));
   }
   FATHOM_RETURN_IF_ERROR(collect->vector(spec.final_norm, &out->final_norm));
-  if (spec.mtp) {
-    FATHOM_RETURN_IF_ERROR(collect_mtp(spec.config, *spec.mtp, collect, &out->mtp.emplace()));
+  out->mtp.resize(spec.mtp.size());
+  for (size_t i = 0; i < spec.mtp.size(); ++i) {
+    FATHOM_RETURN_IF_ERROR(collect_mtp(spec.config, spec.mtp[i], collect, &out->mtp[i]));
   }
   return collect->matrix(spec.head, &out->head);
 }
@@ -450,9 +451,9 @@ Result<std::vector<MlpWeights>> load_mlps(const Checkpoint& checkpoint,
 int64_t ModelWeights::bytes() const {
   int64_t total = embedding.size() + final_norm.size() + head.bytes();
   for (const LayerWeights& layer : layers) total += bytes_of(layer);
-  if (mtp) {
-    total += mtp->embedding_norm.size() + mtp->hidden_norm.size() + mtp->head_norm.size() +
-             mtp->from_embedding.bytes() + mtp->from_hidden.bytes() + bytes_of(mtp->layer);
+  for (const MtpWeights& layer : mtp) {
+    total += layer.embedding_norm.size() + layer.hidden_norm.size() + layer.head_norm.size() +
+             layer.from_embedding.bytes() + layer.from_hidden.bytes() + bytes_of(layer.layer);
   }
   return total;
 }

@@ -63,9 +63,9 @@ struct ModelWeights {
   Buffer embedding;  // [vocab, hidden] bf16 or f32
   DType embedding_dtype = DType::kBF16;
   std::vector<LayerWeights> layers;
-  Buffer final_norm;  // [hidden] f32
-  PackedMatrix head;  // [vocab, hidden]
-  std::optional<MtpWeights> mtp;
+  Buffer final_norm;            // [hidden] f32
+  PackedMatrix head;            // [vocab, hidden]
+  std::vector<MtpWeights> mtp;  // as in the spec
 
   // Of this rank; what ranks share counts for each.
   int64_t bytes() const;

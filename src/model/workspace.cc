@@ -20,7 +20,7 @@ struct Widths {
 
   explicit Widths(const ModelSpec& spec) {
     for (const LayerSpec& layer : spec.layers) add(layer);
-    if (spec.mtp) add(spec.mtp->layer);
+    for (const MtpSpec& mtp : spec.mtp) add(mtp.layer);
   }
   void add(const LayerSpec& layer) {
     if (layer.dense) dense = std::max(dense, layer.dense->width());
@@ -64,7 +64,7 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
   const int64_t chunk = policy.mha_key_chunk;
   const IndexerSizes index(spec, policy, rows, group, num_threads);
   const int64_t op = size_of(operand);
-  const int64_t mtp_rows = spec.mtp ? rows : 0;
+  const int64_t mtp_layers = std::ssize(spec.mtp), mtp_rows = mtp_layers > 0 ? rows : 0;
   // Where tokens are exchanged, only the shared expert is computed here; what comes for the rank's
   // slots is in the exchange's own memory.
   const bool routed = config.num_experts > 0 && !spec.placement.exchanges_tokens();
@@ -79,7 +79,7 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
       {&w.partial, spec.placement.tp > 1 ? rows * hidden * 4 : 0},
       {&w.hidden, mtp_rows * hidden * op},
       {&w.mtp_hidden, mtp_rows * hidden * op},
-      {&w.mtp_state, mtp_rows * hidden * op},
+      {&w.mtp_state, mtp_layers * rows * hidden * op},
       {&w.q_a, rows * config.q_lora_rank * 4},
       {&w.q_a_normed, rows * config.q_lora_rank * op},
       {&w.kv_a, rows * (latent + rope) * 4},

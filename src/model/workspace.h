@@ -29,10 +29,10 @@ struct Workspace {
   Buffer normed;      // [rows, hidden] operand
   Buffer normed_f32;  // [rows, hidden] f32: the router's input, when operand is bf16
   Buffer partial;     // [rows, hidden] f32: what the lane's ranks still have to sum; tp > 1 only
-  // With an MTP layer only.
+  // With MTP layers only.
   Buffer hidden;      // [rows, hidden] operand: the main model's states, after the final norm
-  Buffer mtp_hidden;  // [rows, hidden] operand: those that the MTP layer's rows take in
-  Buffer mtp_state;   // [rows, hidden] operand: its own states, which its next rows may take in
+  Buffer mtp_hidden;  // [rows, hidden] operand: those that an MTP layer's rows take in
+  Buffer mtp_state;   // [MTP layers, rows, hidden] operand: their own states of their last rows
   // Attention.
   Buffer q_a;         // [rows, q_lora] f32
   Buffer q_a_normed;  // [rows, q_lora] operand

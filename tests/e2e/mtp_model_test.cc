@@ -31,15 +31,16 @@ class MtpHarness {
     FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
     LoadOptions load;
     load.show_progress = false;
-    auto loaded = DeepSeekModel::load(*checkpoint, options, load, stream_, /*with_mtp=*/true);
+    mtp_layers_ = num_drafting_layers(checkpoint->config(), kMaxDrafts);
+    auto loaded = DeepSeekModel::load(*checkpoint, options, load, stream_, mtp_layers_);
     FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
     model_ = std::move(*loaded);
-    const ModelSpec spec = make_spec(checkpoint->config(), true);
-    const int64_t layers = DeepSeekModel::cache_layers(spec.config);
-    auto cache = LatentCache::allocate(latent_layout(spec.config, format), layers, num_pages,
-                                       DeepSeekModel::state_bytes(spec.config, options.compute),
-                                       index_key_layout(spec.config, format),
-                                       layers_with_index_keys(spec.config, layers));
+    const ModelSpec spec = make_spec(checkpoint->config(), mtp_layers_);
+    const int64_t layers = DeepSeekModel::cache_layers(spec.config, mtp_layers_);
+    auto cache = LatentCache::allocate(
+        latent_layout(spec.config, format), layers, num_pages,
+        DeepSeekModel::state_bytes(spec.config, options.compute, mtp_layers_),
+        index_key_layout(spec.config, format), layers_with_index_keys(spec.config, layers));
     FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
     cache_ = std::move(*cache);
     block_table_.resize(static_cast<size_t>(num_pages));
@@ -67,7 +68,8 @@ class MtpHarness {
     return logits;
   }
 
-  // The MTP layer's logits [tokens, vocab] of ids[begin, end), from the main model's states.
+  // The logits [tokens, vocab] of ids[begin, end): of the first MTP layer, from the main model's
+  // states, or with `states` of the next one, of a draft.
   std::vector<float> draft(const std::vector<int32_t>& ids, int32_t begin, int32_t end,
                            std::span<const int32_t> states = {}) {
     return draft_of(batch_of(ids, begin, end), states);
@@ -80,14 +82,20 @@ class MtpHarness {
   }
 
   int64_t vocab() const { return model_->config().vocab_size; }
-  // The MTP layer's row of a token, and the states that a page keeps.
+  int64_t mtp_layers() const { return mtp_layers_; }
+  // A token's rows in the MTP layers that have one.
   std::string mtp_row(int64_t position) const {
-    const LatentPages pages = cache_.layer(cache_.num_layers() - 1);
-    const std::byte* row =
-        pages.row(block_table_[static_cast<size_t>(position / kPageSize)], position % kPageSize);
-    return {reinterpret_cast<const char*>(row), static_cast<size_t>(pages.layout.row_bytes())};
+    std::string rows;
+    for (int64_t layer = 0; layer < std::min(mtp_layers_, position); ++layer) {
+      const LatentPages pages = cache_.layer(cache_.num_layers() - mtp_layers_ + layer);
+      const std::byte* row =
+          pages.row(block_table_[static_cast<size_t>(position / kPageSize)], position % kPageSize);
+      rows.append(reinterpret_cast<const char*>(row),
+                  static_cast<size_t>(pages.layout.row_bytes()));
+    }
+    return rows;
   }
-  // The token's latent row becomes NaN.
+  // The token's latent row becomes NaN, where there is one MTP layer.
   void damage_mtp_row(int64_t position) {
     const LatentPages pages = cache_.layer(cache_.num_layers() - 1);
     std::memset(
@@ -119,6 +127,7 @@ class MtpHarness {
   ThreadPool pool_;
   Stream stream_;
   std::unique_ptr<DeepSeekModel> model_;
+  int64_t mtp_layers_ = 0;
   LatentCache cache_;
   std::vector<int32_t> block_table_;
 };
@@ -133,6 +142,9 @@ ModelOptions float32(AttentionForm form = AttentionForm::kAuto) {
 struct Golden {
   std::vector<int32_t> ids;
   GoldenTensor logits;  // row i: of the token after i + 1, from state i and token i + 1
+  // Of the MTP layers behind the first: row i of the k-th's, of the token after i + k, from the
+  // state i of the layer before and token i + k.
+  std::vector<GoldenTensor> further;
 };
 
 Golden read_golden(const std::string& name) {
@@ -142,18 +154,38 @@ Golden read_golden(const std::string& name) {
   Golden golden;
   golden.ids =
       json::value_to<std::vector<int32_t>>(parse_json(*text, "golden.json")->at("prompt_ids"));
-  golden.logits = read_tensors(directory + "/logits.safetensors").at("mtp_logits");
+  const auto tensors = read_tensors(directory + "/logits.safetensors");
+  golden.logits = tensors.at("mtp_logits");
+  for (int64_t k = 2; k <= kMaxDrafts; ++k) {
+    const auto found = tensors.find(fmt::format("mtp_logits_{}", k));
+    if (found != tensors.end()) golden.further.push_back(found->second);
+  }
   return golden;
 }
 
-double worst_difference(const std::vector<float>& logits, const Golden& golden, int64_t first_row) {
+double worst_difference(const std::vector<float>& logits, const GoldenTensor& golden,
+                        int64_t first_row) {
   double worst = 0;
-  const float* expected = golden.logits.row(first_row);
+  const float* expected = golden.row(first_row);
   for (size_t i = 0; i < logits.size(); ++i) {
     const double difference = std::abs(static_cast<double>(logits[i]) - expected[i]);
     worst = difference <= worst ? worst : difference;  // NaN counts as worst
   }
   return worst;
+}
+
+// The drafts behind that of token `first`, which had this logit row in the last draft(): each is
+// the next layer's.
+void expect_further_drafts(MtpHarness& model, const Golden& golden, int32_t first, int32_t row) {
+  for (size_t k = 0; k < golden.further.size(); ++k) {
+    const int32_t token = first + 1 + static_cast<int32_t>(k);
+    if (token >= std::ssize(golden.ids)) return;
+    const std::vector<int32_t> states = {k == 0 ? row : 0};
+    EXPECT_LE(worst_difference(model.draft(golden.ids, token, token + 1, states), golden.further[k],
+                               first - 1),
+              1e-4)
+        << "layer " << k + 2 << ", first draft from token " << first;
+  }
 }
 
 class MtpGoldens : public testing::TestWithParam<std::string> {};
@@ -169,9 +201,10 @@ TEST_P(MtpGoldens, LogitsEqualTransformersAfterEveryPrompt) {
         for (int32_t begin = 0; begin < length; begin += chunk) {
           model.forward(golden.ids, begin, std::min(length, begin + chunk), begin);
         }
-        EXPECT_LE(worst_difference(model.draft(golden.ids, length, length + 1), golden, length - 1),
-                  1e-4)
+        const std::vector<float> logits = model.draft(golden.ids, length, length + 1);
+        EXPECT_LE(worst_difference(logits, golden.logits, length - 1), 1e-4)
             << "length " << length << " chunk " << chunk;
+        expect_further_drafts(model, golden, length, 0);
       }
     }
   }
@@ -187,7 +220,8 @@ TEST_P(MtpGoldens, LogitsEqualTransformersAfterWindowsOfDrafts) {
     const bool all_logits = number % 2 == 0;
     model.clear();
     model.forward(golden.ids, 0, 2, 0);
-    EXPECT_LE(worst_difference(model.draft(golden.ids, 2, 3), golden, 1), 1e-4);
+    EXPECT_LE(worst_difference(model.draft(golden.ids, 2, 3), golden.logits, 1), 1e-4);
+    int64_t windows = 0;
     for (int32_t computed = 2; computed + accepted + 2 <= std::ssize(golden.ids);) {
       std::vector<int32_t> window(golden.ids.begin(), golden.ids.begin() + computed + 1 + accepted);
       while (std::ssize(window) < computed + 1 + kMaxDrafts) window.push_back(1);  // rejected
@@ -196,13 +230,18 @@ TEST_P(MtpGoldens, LogitsEqualTransformersAfterWindowsOfDrafts) {
       const int32_t first = computed + 1, end = first + accepted + 1;
       const std::vector<float> logits = all_logits ? model.draft(golden.ids, first, end)
                                                    : model.draft_from_last(golden.ids, first, end);
-      EXPECT_LE(worst_difference(logits, golden, all_logits ? first - 1 : end - 2), 1e-4)
+      EXPECT_LE(worst_difference(logits, golden.logits, all_logits ? first - 1 : end - 2), 1e-4)
           << "computed " << computed << " accepted " << accepted;
-      // Provisional rows behind them, from the layer's own states.
-      const std::vector<int32_t> own = {all_logits ? accepted : 0};
+      // Provisional rows behind them, of drafts that are right or wrong.
+      const int32_t last = all_logits ? accepted : 0;
+      const bool are_right = !golden.further.empty() && ++windows % 2 == 0;
+      if (are_right) expect_further_drafts(model, golden, end - 1, last);
       std::vector<int32_t> wrong(golden.ids.begin(), golden.ids.begin() + end);
-      wrong.push_back(2);
-      model.draft(wrong, end, end + 1, own);
+      wrong.insert(wrong.end(), {2, 3});
+      if (!are_right) {
+        model.draft(wrong, end, end + 1, std::vector<int32_t>{last});
+        model.draft(wrong, end + 1, end + 2, std::vector<int32_t>{0});
+      }
       computed = end - 1;
     }
   }
@@ -258,7 +297,7 @@ TEST_P(MtpGoldens, APrefixHitLeavesNoHole) {
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, MtpGoldens,
                          testing::Values("v3", "v3_fp8_ue8m0", "v32", "glm_lite", "gigachat",
-                                         "glm_dsa", "glm_dsa_shared"),
+                                         "glm_dsa", "glm_dsa_shared", "v3_mtp3"),
                          [](const auto& test) { return test.param; });
 
 // The first and the third draft after a prompt. A token's row may be damaged before either.
@@ -316,6 +355,28 @@ TEST(MtpDrafts, LaterStepsAttendToTheFirstStepsKeys) {
   }
   EXPECT_GE(read, 3 * 15);
   EXPECT_GT(other, 0);
+}
+
+// A checkpoint with two layers: the third draft is the second layer's, by recurrence.
+TEST(MtpDrafts, BehindTheLastLayerItGoesOnByRecurrence) {
+  const std::string three = goldens_directory() + "v3_mtp3";
+  const TestFolder folder;
+  std::filesystem::create_symlink(three + "/model.safetensors", folder / "model.safetensors");
+  json::value config = *parse_json(file_text(three + "/config.json"), "config.json");
+  config.as_object()["num_nextn_predict_layers"] = 2;
+  folder.write("config.json", json::serialize(config));
+  Golden golden = read_golden("v3_mtp3");
+  golden.further[1] = read_tensors(three + "/logits.safetensors").at("mtp_logits_again");
+  MtpHarness model(folder.path(), float32(), CacheFormat::kF32, 2);
+  ASSERT_EQ(model.mtp_layers(), 2);
+  for (int32_t length = 1; length < std::ssize(golden.ids); ++length) {
+    model.clear();
+    model.forward(golden.ids, 0, length, 0);
+    EXPECT_LE(
+        worst_difference(model.draft(golden.ids, length, length + 1), golden.logits, length - 1),
+        1e-4);
+    expect_further_drafts(model, golden, length, 0);
+  }
 }
 
 int32_t largest(const std::vector<float>& logits, int64_t row, int64_t vocab) {

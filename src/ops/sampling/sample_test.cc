@@ -11,6 +11,7 @@
 #include <set>
 
 #include "base/math.h"
+#include "ops/sampling/chi_square.h"
 #include "ops/sampling/gumbel_noise.h"
 #include "ops/sampling/reference_sampler.h"
 
@@ -235,25 +236,6 @@ TEST(Sample, LogprobsAreOfTheRawRow) {
   }
 }
 
-// The chi-square statistic of draws against probabilities, over its degrees of freedom as a number
-// of standard deviations (Wilson and Hilferty): 1 in 10^6 exceeds 4.8.
-double chi_square_deviation(const std::map<int32_t, int>& counts,
-                            const std::map<int32_t, double>& probabilities) {
-  int draws = 0;
-  for (const auto& [id, count] : counts) {
-    if (!probabilities.contains(id)) return kInf;
-    draws += count;
-  }
-  double chi_square = 0;
-  for (const auto& [id, p] : probabilities) {
-    const auto found = counts.find(id);
-    const double count = found == counts.end() ? 0 : found->second;
-    chi_square += std::pow(count - draws * p, 2) / (draws * p);
-  }
-  const double freedom = static_cast<double>(probabilities.size()) - 1, spread = 2 / (9 * freedom);
-  return (std::cbrt(chi_square / freedom) - (1 - spread)) / std::sqrt(spread);
-}
-
 // At many positions; and of many choices and seeds at one.
 TEST(Sample, DrawsFollowTheDistribution) {
   std::mt19937 random(8);
@@ -270,7 +252,7 @@ TEST(Sample, DrawsFollowTheDistribution) {
       for (uint64_t i = 0; i < kDraws; ++i) {
         ++counts[sample_once(row, options, {.position = i}).id];
       }
-      EXPECT_LT(chi_square_deviation(counts, distribution.kept), 4.8)
+      EXPECT_LT(chi_square_deviation(counts, distribution.kept), kMostDeviation)
           << "T " << temperature << " top_p " << options.top_p << " top_k " << options.top_k
           << " min_p " << options.min_p;
     }
@@ -281,8 +263,8 @@ TEST(Sample, DrawsFollowTheDistribution) {
     ++of_choices[sample_once(row, {.seed = 9, .stream = i}, {.position = 7}).id];
     ++of_seeds[sample_once(row, {.seed = i}, {.position = 7}).id];
   }
-  EXPECT_LT(chi_square_deviation(of_choices, distribution.kept), 4.8);
-  EXPECT_LT(chi_square_deviation(of_seeds, distribution.kept), 4.8);
+  EXPECT_LT(chi_square_deviation(of_choices, distribution.kept), kMostDeviation);
+  EXPECT_LT(chi_square_deviation(of_seeds, distribution.kept), kMostDeviation);
 }
 
 // Tokens in the tail, each of a probability below 10^-6, win as often as they should together.
@@ -295,7 +277,8 @@ TEST(Sample, ALongTailIsDrawnFrom) {
   for (uint64_t i = 0; i < 60'000; ++i) {
     ++counts[sample_once(row, {.seed = 3}, {.position = i}).id == kVocab / 2 ? 0 : 1];
   }
-  EXPECT_LT(chi_square_deviation(counts, {{0, 1 - p}, {1, p}}), 4.8);
+  EXPECT_LT(chi_square_deviation(counts, std::map<int32_t, double>{{0, 1 - p}, {1, p}}),
+            kMostDeviation);
 }
 
 // Successive draws, draws of neighbouring choices and of neighbouring seeds: pairs of tokens are as
@@ -318,7 +301,7 @@ TEST(Sample, DrawsAreIndependent) {
     ++of_sums[draw(5, 1, i + 1) * kVocab + draw(5, 2, i)];
   }
   for (const auto& counts : {of_positions, of_choices, of_seeds, of_sums}) {
-    EXPECT_LT(chi_square_deviation(counts, pairs), 4.8);
+    EXPECT_LT(chi_square_deviation(counts, pairs), kMostDeviation);
   }
 }
 
