@@ -4,21 +4,15 @@
 #include <cstring>
 
 #include "model/deepseek.h"
+#include "model/kept_states.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
 
 namespace fathom {
 namespace {
 
-constexpr int64_t kKeptStates = kMaxDrafts + 1;  // of each page
 // A sequence's first token has no row: there is no state before it.
 constexpr int64_t kFirstKey = 1;
-
-// Whether later steps may need a token's state: it is among its chunk's last ones, or among its
-// page's, which a sequence continues that has this page from the prefix cache.
-bool is_kept(int64_t position, int64_t chunk_end) {
-  return position >= chunk_end - kKeptStates || position % kPageSize >= kPageSize - kKeptStates;
-}
 
 // Some rows of a batch, each with the state before its token.
 struct MtpRows {
@@ -86,7 +80,7 @@ void DeepSeekModel::keep_states(const ForwardBatch& batch, const LatentCache& ca
     const int64_t end = batch.context_lens[s] + batch.query_start[s + 1] - batch.query_start[s];
     for (int64_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
       const int64_t position = batch.positions[row];
-      if (!is_kept(position, end)) continue;
+      if (!keeps_state(position, end)) continue;
       std::memcpy(state_of(batch, s, position, cache), hidden + row * hidden_bytes(), bytes);
     }
   }
