@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "base/check.h"
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cpu/thread_pool.h"
@@ -133,12 +134,26 @@ class GpuRunner : public Runner {
   Result<std::span<const int32_t>> draft(std::span<const ForwardBatch> batches,
                                          std::span<const SampleRow> rows) override {
     draft_steps_.start(batches, rows);
-    while (draft_steps_.has_work()) {
-      FATHOM_RETURN_IF_ERROR(
-          begin(draft_steps_.lanes(), draft_steps_.rows(), draft_steps_.states()));
-      FATHOM_TRY(const std::span<const SampledToken> tokens, finish());
-      draft_steps_.advance(tokens);
+    Result<> drafted;
+    int in_flight = 0;
+    const auto finish_one = [&] {
+      --in_flight;
+      const auto tokens = finish();
+      if (tokens) draft_steps_.add_tokens(*tokens);
+      if (!tokens && drafted) drafted = tl::unexpected(tokens.error());
+    };
+    // A step begins before the tokens of the one before are known.
+    while (drafted && draft_steps_.has_work()) {
+      if (in_flight == kGpuStepsInFlight) finish_one();
+      if (drafted) {
+        drafted = begin(draft_steps_.lanes(), draft_steps_.rows(), draft_steps_.states());
+      }
+      if (!drafted) break;
+      ++in_flight;
+      draft_steps_.advance();
     }
+    while (in_flight > 0) finish_one();
+    if (!drafted) return tl::unexpected(drafted.error());
     return draft_steps_.drafts();
   }
 
@@ -376,6 +391,11 @@ Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
     FATHOM_RETURN_IF_ERROR(check_devices(options));
+    const Placement& placement = options.placement;
+    FATHOM_CHECK(options.max_drafts == 0 ||
+                     (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
+                      placement.tp == 1 && !placement.exchanges_tokens()),
+                 "{} drafts", options.max_drafts);
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;
