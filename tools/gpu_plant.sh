@@ -22,6 +22,8 @@ wrong_row gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/1
 swapped_query_head gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
 stale_token gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
 skipped_launch_wait gpu_engine_test InE4m3/GpuEngineProducts.EveryRowIsAsFloat32HasIt/0
+stale_token mtp_rows_cuda_test Widths/MtpRows.InputIsTheTwoNorms/*
+wrong_row mtp_rows_cuda_test Widths/MtpRows.StatesGoToTheirSlots*
 any_packet peer_sum_cuda_test Shapes/PeerSum.*
 unordered_peers peer_sum_cuda_test Shapes/PeerSum.EqualsTheOrderedSum/*
 unordered_peers peer_rows_cuda_test Shapes/PeerRowsTest.HaveTheBitsOfPeerSum/*

@@ -3,6 +3,7 @@
 import typing
 
 V2_LITE, V2_LITE_FP8 = "bench/models/v2-lite", "bench/models/v2-lite-fp8"
+V2_LITE_MTP = "bench/models/v2-lite-mtp"
 AZURE = "AZURE"  # stands for --azure's file
 V3, V3_SLICE = "bench/models/v3-10-layers", "bench/models/v3-10-layers-eighth"
 V3_WHOLE, CODER_V2 = "bench/models/v3", "bench/models/coder-v2-instruct-fp8"
@@ -68,6 +69,7 @@ GROUPS = {
     "v3_slice": Group(45, [("v3_slice", ["layer_cuda_bench", V3_SLICE])]),
     "attention_forms": Group(60, [("attention_forms", ["attention_form_cuda_bench", V2_LITE])]),
     "decode_steps": Group(20, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),
+    "mtp_steps": Group(30, [("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP])]),
     "ablations": Group(30, [("latent_decode", ["latent_decode_cuda_bench"])]),
     "loading": Group(60, [("loading", ["weights_cuda_bench", V2_LITE, "--layers", "5", "--threads",
                                   "8,4,12"])]),

@@ -11,6 +11,7 @@
 #include "cli/node_engine.h"
 #include "cli/rank_memory.h"
 #include "engine/gpu_runner.h"
+#include "model/kept_states.h"
 #include "model/layer_options.h"
 #include "placement/expert_table_file.h"
 
@@ -98,6 +99,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.max_batched_tokens = flags.step_rows();
   options.max_num_seqs = loaded.max_num_seqs;
   options.max_prompt_logit_rows = engine.max_prompt_logit_rows;
+  options.max_drafts = loaded.max_drafts;
   options.cache_format = loaded.cache_format;
   options.num_threads = static_cast<int>(flags.threads);
   options.graphs = flags.graphs;
@@ -150,8 +152,8 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
 
 // Where a model cannot have drafts, as the end of a sentence; empty: it can.
 std::string why_no_drafts(const LoadedEngine& loaded, const ModelFlags& flags) {
-  if (!loaded.gpus.empty()) return "on a GPU";
   if (flags.placement().exchanges_tokens()) return "with expert parallelism";
+  if (!loaded.gpus.empty() && flags.placement().tp > 1) return "on GPUs with --tp";
   const auto place = node_place(flags.nodes);
   return place && place->is_one_of_several() ? "over several nodes" : "";
 }
@@ -178,12 +180,19 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   // Each rank has its lane's whole cache.
   request.cache_row_bytes = latent_layout(config, loaded.cache_format).row_bytes() * ranks;
   request.index_key_bytes = index_key_bytes(config, loaded.cache_format) * ranks;
-  const int64_t mtp_layers = num_drafting_layers(config, loaded.max_drafts);
+  const int64_t drafting = num_drafting_layers(config, loaded.max_drafts);
+  const int64_t mtp_layers = loaded.gpus.empty() ? drafting : std::min<int64_t>(drafting, 1);
   request.cache_layers = DeepSeekModel::cache_layers(config, mtp_layers);
   const auto has_index_keys = layers_with_index_keys(config, request.cache_layers);
   request.index_key_layers = std::count(has_index_keys.begin(), has_index_keys.end(), true);
-  request.cache_state_bytes =
-      DeepSeekModel::state_bytes(config, loaded.compute, mtp_layers) * ranks;
+  if (loaded.max_drafts > 0 && loaded.gpus.empty()) {
+    request.cache_state_bytes =
+        DeepSeekModel::state_bytes(config, loaded.compute, mtp_layers) * ranks;
+  } else if (loaded.max_drafts > 0) {
+    const int64_t layer = latent_layout(config, loaded.cache_format).page_bytes();
+    const int64_t parts = gpu_page_parts(config.num_layers, config.hidden, layer, true);
+    request.cache_state_bytes = (parts - request.cache_layers) * layer * ranks;
+  }
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {
     request.max_total_tokens = *flags.max_total_tokens;

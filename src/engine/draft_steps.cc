@@ -22,6 +22,7 @@ void DraftSteps::start(std::span<const ForwardBatch> lanes, std::span<const Samp
   FATHOM_CHECK(drafting_.size() == rows.size(), "{} sequences to draft for, {} rows",
                drafting_.size(), rows.size());
   drafts_.assign(total, 0);
+  num_steps_ = num_known_ = 0;
 }
 
 bool DraftSteps::has_work() const {
@@ -29,14 +30,36 @@ bool DraftSteps::has_work() const {
                      [](const ForwardBatch& lane) { return lane.num_rows() > 0; });
 }
 
+// A row without a token has no finite logit; any id will do.
+int32_t DraftSteps::known_id(const SampledToken& token) { return std::max(0, token.id); }
+
 void DraftSteps::advance(std::span<const SampledToken> tokens) {
+  advance_with([&](size_t i) { return known_id(tokens[i]); });
+  add_tokens(tokens);
+}
+
+void DraftSteps::advance() {
+  advance_with([](size_t i) { return -1 - static_cast<int32_t>(i); });
+}
+
+void DraftSteps::add_tokens(std::span<const SampledToken> tokens) {
+  FATHOM_CHECK(num_known_ < num_steps_ && steps_[num_known_].size() == tokens.size(),
+               "{} tokens for draft step {} of {}", tokens.size(), num_known_, num_steps_);
+  const std::vector<Drafting>& rows = steps_[num_known_++];
+  for (size_t i = 0; i < rows.size(); ++i) drafts_[rows[i].place] = known_id(tokens[i]);
+}
+
+template <typename IdOf>
+void DraftSteps::advance_with(const IdOf& id_of) {
+  FATHOM_CHECK(num_steps_ < steps_.size(), "more than {} draft steps", steps_.size());
+  steps_[num_steps_++] = drafting_;
   next_lanes_.resize(lanes_.size());
   next_rows_.clear();
   next_drafting_.clear();
   size_t first = 0;
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     const size_t count = lanes_[lane].logit_rows.size();
-    build_next(lanes_[lane], std::span(drafting_).subspan(first, count), first, tokens, lane);
+    build_next(lanes_[lane], std::span(drafting_).subspan(first, count), first, id_of, lane);
     first += count;
   }
   lanes_.swap(next_lanes_);
@@ -44,10 +67,10 @@ void DraftSteps::advance(std::span<const SampledToken> tokens) {
   drafting_.swap(next_drafting_);
 }
 
-// Of the lane with this number, whose logit rows begin at `first`: notes their tokens and makes
-// next_lanes_[number].
+// Makes next_lanes_[number] of the lane with this number, whose logit rows begin at `first`.
+template <typename IdOf>
 void DraftSteps::build_next(const ForwardBatch& lane, std::span<const Drafting> drafting,
-                            size_t first, std::span<const SampledToken> tokens, size_t number) {
+                            size_t first, const IdOf& id_of, size_t number) {
   ForwardBatch& next = next_lanes_[number];
   next = {};
   next.query_start.push_back(0);
@@ -57,13 +80,10 @@ void DraftSteps::build_next(const ForwardBatch& lane, std::span<const Drafting> 
   for (size_t i = 0; i < drafting.size(); ++i) {
     const int32_t row = lane.logit_rows[i];
     while (lane.query_start[sequence + 1] <= row) ++sequence;
-    // A row without a token has no finite logit; any id will do.
-    const int32_t id = std::max(0, tokens[first + i].id);
-    drafts_[drafting[i].place] = id;
     if (drafting[i].left == 1) continue;
     const auto at = static_cast<int32_t>(next.token_ids.size());
     const int32_t position = lane.positions[static_cast<size_t>(row)] + 1;
-    next.token_ids.push_back(id);
+    next.token_ids.push_back(id_of(first + i));
     next.positions.push_back(position);
     next.query_start.push_back(at + 1);
     next.context_lens.push_back(position);

@@ -4,6 +4,7 @@
 // Keeps its memory from step to step. Engine thread only.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -29,6 +30,10 @@ class DraftSteps {
 
   // The tokens of rows() are known. The next step is that of the sequences that want more.
   void advance(std::span<const SampledToken> tokens);
+  // The same before they are known: the next step names them by their rows, as
+  // ForwardBatch::token_ids has them. add_tokens() gets them, step by step.
+  void advance();
+  void add_tokens(std::span<const SampledToken> tokens);
 
   // Sequence by sequence.
   std::span<const int32_t> drafts() const { return drafts_; }
@@ -40,13 +45,21 @@ class DraftSteps {
     int32_t left = 0;  // drafts that it wants, with the current step's
   };
 
+  static int32_t known_id(const SampledToken& token);
+  // id_of(i): of the i-th of rows().
+  template <typename IdOf>
+  void advance_with(const IdOf& id_of);
+  template <typename IdOf>
   void build_next(const ForwardBatch& lane, std::span<const Drafting> drafting, size_t first,
-                  std::span<const SampledToken> tokens, size_t number);
+                  const IdOf& id_of, size_t number);
 
   std::vector<ForwardBatch> lanes_, next_lanes_;
   std::vector<std::vector<int32_t>> states_;
   std::vector<SampleRow> rows_, next_rows_;
   std::vector<Drafting> drafting_, next_drafting_;  // [rows_]
+  // Those of the steps that have been advanced over; the first num_known_ of these have tokens.
+  std::array<std::vector<Drafting>, kMaxDrafts> steps_;
+  size_t num_steps_ = 0, num_known_ = 0;
   std::vector<int32_t> drafts_;
 };
 

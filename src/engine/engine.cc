@@ -129,8 +129,6 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options,
                                                std::unique_ptr<Runner> runner,
                                                std::shared_ptr<const Tokenizer> tokenizer) {
   FATHOM_CHECK(runner != nullptr, "an engine needs a runner");
-  FATHOM_CHECK(runner->max_drafts() == 0 || runner->max_steps_in_flight() == 1,
-               "drafts with {} steps in flight", runner->max_steps_in_flight());
   FATHOM_RETURN_IF_ERROR(check_options(options, *runner));
   FATHOM_TRY(auto stores, make_stores(options, *runner));
   auto parts =

@@ -20,6 +20,10 @@ const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
 // looks for orders that nobody answers, and for room in a window.
 constexpr std::chrono::milliseconds kPeerPoll(20), kWindowPoll(1);
 
+// Steps that overlap without drafts after one in which drafts did not pay. Considering them costs
+// the time in which the host prepares a step.
+constexpr int64_t kUndraftedSteps = 32;
+
 const Status kDead = {Code::kUnavailable, "engine is dead"};  // short: does not allocate
 
 EngineOptions with_clock(EngineOptions options) {
@@ -65,9 +69,8 @@ void EngineLoop::run() {
       lanes_.take_ended(/*wait=*/true);
       continue;
     }
-    const bool has_room = steps_in_flight() < std::ssize(steps_);
-    const bool has_begun = has_room && lanes_.has_work() && begin_step();
-    if (steps_in_flight() > 0 && (!has_begun || steps_in_flight() == std::ssize(steps_))) {
+    const bool has_begun = may_begin() && lanes_.has_work() && begin_step();
+    if (steps_in_flight() > 0 && (!has_begun || !may_begin())) {
       end_step();
     } else if (!has_begun && lanes_.has_work()) {
       // Nothing can run before a copy has ended, or another engine has sent or taken something.
@@ -215,6 +218,27 @@ void EngineLoop::wait_for_peer() {
   if (!exports_.empty()) inbox_.wait(kWindowPoll);
 }
 
+// A step with drafts, which need the tokens of the step before, is in flight alone.
+bool EngineLoop::may_begin() const {
+  if (steps_in_flight() == 0) return true;
+  return steps_in_flight() < std::ssize(steps_) &&
+         (std::min(options_.max_drafts, runner_->max_drafts()) == 0 || undrafted_steps_ > 0);
+}
+
+// After a step was planned, before it begins.
+void EngineLoop::limit_overlap(const StepPlan& plan) {
+  if (steps_in_flight() > 0) {
+    --undrafted_steps_;
+    return;
+  }
+  bool could_draft = false, drafts = false;
+  for (const StepEntry& entry : plan.entries) {
+    could_draft |= entry.num_tokens == 1 && entry.samples && entry.sequence->output_len() > 0;
+    drafts |= entry.num_drafts > 0;
+  }
+  undrafted_steps_ = options_.adapts_drafts && could_draft && !drafts ? kUndraftedSteps : 0;
+}
+
 // Returns false if no step has begun: all sequences wait for the step in flight, or memory ran out.
 bool EngineLoop::begin_step() {
   Step& step = this->step(begun_ + 1);
@@ -241,7 +265,8 @@ bool EngineLoop::begin_step() {
 bool EngineLoop::plan(StepPlan& plan) {
   bool is_planned = true;
   try {
-    lanes_.schedule(plan);
+    lanes_.schedule(plan, /*with_drafts=*/steps_in_flight() == 0);
+    limit_overlap(plan);
   } catch (const std::bad_alloc&) {
     is_planned = false;
   }

@@ -65,6 +65,8 @@ class EngineLoop {
   void send_pages();
   void export_rows(const StepEntry& entry);
   void wait_for_peer();
+  bool may_begin() const;
+  void limit_overlap(const StepPlan& plan);
   bool begin_step();
   bool plan(StepPlan& plan);
   Result<> begin(Step& step);
@@ -102,6 +104,7 @@ class EngineLoop {
   BatchBuilder builder_;
   std::vector<Step> steps_;        // one per step in flight, used in turn
   int64_t begun_ = 0, ended_ = 0;  // steps, numbered from 1
+  int64_t undrafted_steps_ = 0;    // may begin beside another before drafts are considered again
   Event event_;                    // reused for each emission
   Inbox inbox_;
   Inbox::News news_;

@@ -69,6 +69,7 @@ void GpuLane::begin_step(const ForwardBatch& batch, std::span<const SampleRow> r
                          int64_t first_row, const cuda::WorldRows& all) {
   batch_ = &batch;
   all_ = all;
+  is_draft_ = false;
   first_row_ = first_row;
   if (newest_first_row_ > 0) {
     renumbered_ = batch;
@@ -85,6 +86,13 @@ void GpuLane::begin_step(const ForwardBatch& batch, std::span<const SampleRow> r
   page_transfer_->note_step();
 }
 
+void GpuLane::begin_draft(const ForwardBatch& batch, std::span<const int32_t> states,
+                          std::span<const SampleRow> rows, int64_t first_row) {
+  begin_step(batch, rows, first_row, {});
+  is_draft_ = true;
+  states_ = states;
+}
+
 void GpuLane::begin_rank(int number) {
   GpuRank& rank = *ranks_[static_cast<size_t>(number)];
   const int at = slot(begun_);
@@ -97,7 +105,8 @@ void GpuLane::begin_rank(int number) {
     }
     return end_rank(number, at);
   }
-  cuda::StepLayout& layout = rank.plan(*batch_, all_);
+  cuda::StepLayout& layout =
+      is_draft_ ? rank.plan_draft(*batch_, states_) : rank.plan(*batch_, all_);
   if (number > 0) {
     // Its rows may be tokens that the first rank samples in the step before.
     if (begun_ > 0) {

@@ -46,6 +46,10 @@ class GpuLane {
   // have no rows with expert parallelism.
   void begin_step(const ForwardBatch& batch, std::span<const SampleRow> rows, int64_t first_row,
                   const cuda::WorldRows& all);
+  // The same for a draft step, which ends as any other. `states`: see StepPlanner::plan_draft();
+  // valid until begin_rank().
+  void begin_draft(const ForwardBatch& batch, std::span<const int32_t> states,
+                   std::span<const SampleRow> rows, int64_t first_row);
   // Enqueues a rank's part of the step, on its thread.
   void begin_rank(int rank);
   // The event after a rank's newest step; null before the first.
@@ -91,6 +95,8 @@ class GpuLane {
   const ForwardBatch* batch_ = nullptr;
   ForwardBatch renumbered_;  // where batch_ names tokens by other numbers than the sampler
   cuda::WorldRows all_;
+  bool is_draft_ = false;
+  std::span<const int32_t> states_;               // of a draft step
   int64_t first_row_ = 0, newest_first_row_ = 0;  // of that step, and of the one before
   std::vector<SampleRow> rows_;
   std::string kernels_;

@@ -8,6 +8,7 @@
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cuda/co_resident.h"
+#include "model/kept_states.h"
 
 namespace fathom {
 namespace {
@@ -17,14 +18,24 @@ using cuda::check;
 // Larger steps are long enough to hide their launches.
 constexpr int64_t kMostGraphRows = 512;
 
-// Padded row counts of the captured decode steps.
-std::vector<int64_t> graph_sizes(int64_t most) {
-  std::vector<int64_t> sizes;
-  for (int64_t size = 1; size < most; size += size < 4 ? 1 : size < 16 ? 4 : size < 64 ? 8 : 16) {
-    sizes.push_back(size);
+// One sequence after the other with so many rows, the last with what is left. Placeholders: a graph
+// reads the actual ones from device memory.
+ForwardBatch placeholders(int64_t rows, int32_t queries) {
+  ForwardBatch batch;
+  batch.max_pages = 1;
+  batch.query_start = {0};
+  for (int32_t row = 0; row < rows; ++row) {
+    batch.token_ids.push_back(0);
+    batch.positions.push_back(row % queries);
+    batch.logit_rows.push_back(row);
+    const bool is_last = row + 1 == rows || (row + 1) % queries == 0;
+    if (!is_last) continue;
+    batch.query_start.push_back(row + 1);
+    batch.context_lens.push_back(0);
+    batch.prompt_lens.push_back(0);
+    batch.block_tables.push_back(0);
   }
-  sizes.push_back(most);
-  return sizes;
+  return batch;
 }
 
 // The number of keys that multi-head attention expands at a time: 1 GiB of them, whatever the
@@ -49,12 +60,14 @@ int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options
 
 cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options) {
   return {.max_rows = options.max_batched_tokens,
-          .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
+          .max_logit_rows =
+              options.max_num_seqs * (1 + options.max_drafts) + options.max_prompt_logit_rows,
           .most_keys = most_keys(config, options),
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
           .cache_format = options.cache_format,
-          .expert_table = options.expert_table};
+          .expert_table = options.expert_table,
+          .with_mtp = options.max_drafts > 0};
 }
 
 GpuRank::GpuRank(const ModelConfig& config, const GpuRunnerOptions& options, int device)
@@ -74,52 +87,74 @@ GpuRank::~GpuRank() {
 Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t further_bytes) {
   model_ = std::move(model);
   const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
-  const int64_t layers = config_.num_layers;
   const int64_t bytes =
       LatentLayout{options_.cache_format, config_.kv_lora_rank, config_.qk_rope_dim}.page_bytes();
-  cache_memory_ = cuda::DeviceArray<std::byte>(pages * layers * bytes);
-  const auto rows = checked_mul(pages * kPageSize, layers);
+  const int64_t parts =
+      gpu_page_parts(config_.num_layers, config_.hidden, bytes, options_.max_drafts > 0);
+  cache_memory_ = cuda::DeviceArray<std::byte>(pages * parts * bytes);
+  const auto rows = checked_mul(pages * kPageSize, parts);
   if (!rows || *rows > std::numeric_limits<int32_t>::max()) {
     return error(Code::kResourceExhausted,
                  "a cache of {} tokens in {} layers has more than 2^31 - 1 rows: lower "
                  "--max-total-tokens",
-                 options_.max_total_tokens, layers);
+                 options_.max_total_tokens, parts);
   }
-  cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, layers};
+  cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, parts};
   AttentionPolicy policy = gpu_attention_policy();
   policy.form = options_.attention;
-  planner_.emplace(cuda::StepLimits{
+  const cuda::StepLimits limits = {
       .heads = model_->num_heads(),
       .num_multiprocessors = model_->num_multiprocessors(),
       .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
       .policy = policy,
       .most_keys = most_keys(config_, options_),
       .batch_invariant = options_.deterministic,
-      .page_stride = layers});
+      .page_stride = parts,
+      .with_mtp = options_.max_drafts > 0};
+  planner_.emplace(limits);
   const int64_t most_pages = ceil_div(gpu_model_len(config_, options_), kPageSize);
-  const int64_t arrays =
-      planner_->most_bytes(options_.max_batched_tokens, options_.max_num_seqs, most_pages) +
-      further_bytes;
+  const auto most_bytes = [&](const cuda::StepPlanner& planner) {
+    return planner.most_bytes(options_.max_batched_tokens, options_.max_num_seqs, most_pages);
+  };
+  int64_t arrays = most_bytes(*planner_);
+  if (options_.max_drafts > 0) {
+    draft_planner_.emplace(cuda::draft_limits(limits));
+    arrays = std::max(arrays, most_bytes(*draft_planner_));
+  }
+  arrays += further_bytes;
   arrays_ = cuda::DeviceArray<std::byte>(arrays);
   for (auto& staged : staged_arrays_) staged = cuda::PinnedArray<std::byte>(arrays);
   return {};
 }
 
+cuda::StepLayout& GpuRank::plan_draft(const ForwardBatch& batch, std::span<const int32_t> states) {
+  is_draft_ = true;
+  graph_ = batch.logit_rows.empty() ? nullptr : find(draft_graphs_, batch.num_rows());
+  draft_planner_->plan_draft(batch, states, graph_ != nullptr ? graph_->rows : 0, layout_);
+  if (layout_.decodes.size() != 1) graph_ = nullptr;
+  return layout_;
+}
+
+// The smallest graph with as many rows; null: none.
+const GpuRank::CapturedGraph* GpuRank::find(const Graphs& graphs, int64_t rows) {
+  const auto found = std::lower_bound(
+      graphs.begin(), graphs.end(), rows,
+      [](const CapturedGraph& captured, int64_t wanted) { return captured.rows < wanted; });
+  return found == graphs.end() ? nullptr : &*found;
+}
+
 cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows& all) {
   int64_t rows = batch.num_rows();
+  is_draft_ = false;
   all_ = all;
   graph_ = nullptr;
   // A graph has one exchange of experts' rows a layer, of up to max_batched_tokens rows.
   const bool is_one_exchange = !options_.placement.exchanges_tokens() ||
                                std::max(all.rows, all.logit_rows) <= options_.max_batched_tokens;
-  if (is_one_exchange && planner_->is_decode(batch)) {
-    const auto found = std::lower_bound(
-        graphs_.begin(), graphs_.end(), rows,
-        [](const CapturedGraph& captured, int64_t wanted) { return captured.rows < wanted; });
-    if (found != graphs_.end()) {
-      rows = found->rows;
-      graph_ = &*found;
-    }
+  const auto queries = static_cast<size_t>(cuda::most_queries(batch));
+  if (is_one_exchange && queries <= tiles_.size() && planner_->is_decode(batch)) {
+    graph_ = find(graphs_.at(tiles_[queries - 1]), rows);
+    if (graph_ != nullptr) rows = graph_->rows;
   }
   planner_->plan(batch, rows, layout_);
   if (graph_ != nullptr && rows == 1 && graph_of_many_keys_ &&
@@ -154,37 +189,57 @@ std::string GpuRank::enqueue_for_others(const cuda::WorldRows& all) {
   return log.text();
 }
 
-// Placeholder sequences: a graph reads the actual ones from device memory.
-void GpuRank::capture(const int32_t* sampled) {
-  for (const int64_t rows : graph_sizes(std::min(options_.max_num_seqs, kMostGraphRows))) {
-    ForwardBatch batch;
-    batch.max_pages = 1;
-    batch.query_start = {0};
-    for (int32_t row = 0; row < rows; ++row) {
-      batch.token_ids.push_back(0);
-      batch.positions.push_back(0);
-      batch.query_start.push_back(row + 1);
-      batch.context_lens.push_back(0);
-      batch.prompt_lens.push_back(0);
-      batch.block_tables.push_back(0);
-      batch.logit_rows.push_back(row);
-    }
-    planner_->plan(batch, rows, layout_);
-    // As if all lanes had as many.
-    const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
-    all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
-    graphs_.push_back(capture_model(rows, sampled));
-    if (rows > 1 || model_->most_keys_of_one_launch() == 0) continue;
-    layout_.most_keys = model_->most_keys_of_one_launch() + 1;
-    graph_of_many_keys_ = capture_model(rows, sampled);
+// Padded row counts of the captured steps.
+std::vector<int64_t> GpuRank::graph_sizes() const {
+  const int64_t most = std::min({options_.max_num_seqs * (1 + options_.max_drafts), kMostGraphRows,
+                                 options_.max_batched_tokens});
+  std::vector<int64_t> sizes;
+  for (int64_t size = 1; size < most; size += size < 4 ? 1 : size < 16 ? 4 : size < 64 ? 8 : 16) {
+    sizes.push_back(size);
   }
+  sizes.push_back(most);
+  return sizes;
+}
+
+void GpuRank::capture(const int32_t* sampled) {
+  for (int32_t queries = 1; queries <= 1 + options_.max_drafts; ++queries) {
+    is_draft_ = false;
+    planner_->plan(placeholders(queries, queries), queries, layout_);
+    const int tile = layout_.decodes.front().tile_rows;
+    tiles_.push_back(tile);
+    Graphs& graphs = graphs_[tile];
+    if (!graphs.empty()) continue;  // fewer rows a sequence have the same
+    for (const int64_t rows : graph_sizes()) {
+      if (rows < queries) continue;
+      planner_->plan(placeholders(rows, queries), rows, layout_);
+      // As if all lanes had as many.
+      const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
+      all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
+      graphs.push_back(capture_model(sampled));
+      if (rows > 1 || model_->most_keys_of_one_launch() == 0) continue;
+      layout_.most_keys = model_->most_keys_of_one_launch() + 1;
+      graph_of_many_keys_ = capture_model(sampled);
+    }
+  }
+  if (draft_planner_) capture_drafts(sampled);
   check(cudaStreamSynchronize(stream_), "uploading the graphs");
 }
 
-GpuRank::CapturedGraph GpuRank::capture_model(int64_t rows, const int32_t* sampled) {
+void GpuRank::capture_drafts(const int32_t* sampled) {
+  is_draft_ = true;
+  for (const int64_t rows : graph_sizes()) {
+    ForwardBatch batch = placeholders(rows, 1);
+    std::fill(batch.positions.begin(), batch.positions.end(), 1);
+    std::fill(batch.context_lens.begin(), batch.context_lens.end(), 1);
+    draft_planner_->plan_draft(batch, {}, rows, layout_);
+    if (layout_.decodes.size() == 1) draft_graphs_.push_back(capture_model(sampled));
+  }
+}
+
+GpuRank::CapturedGraph GpuRank::capture_model(const int32_t* sampled) {
   const cuda::CoResidentLog log;
   cuda::Graph graph(stream_, [&] { enqueue_model(sampled); });
-  return {rows, std::move(graph), log.text()};
+  return {layout_.rows, std::move(graph), log.text()};
 }
 
 }  // namespace fathom

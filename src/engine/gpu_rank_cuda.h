@@ -4,8 +4,10 @@
 // the device current (use_device()). Device failures are thrown.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,11 +44,13 @@ class GpuRank {
   cuda::DeepSeekModel& model() const { return *model_; }
   int64_t num_pages() const { return cache_.num_pages; }
   std::byte* pages() const { return cache_memory_.data(); }
-  int64_t page_bytes() const { return cache_.page_stride * cache_.layer_bytes; }
+  int64_t page_bytes() const { return cache_.page_bytes(); }
 
   // Plans a step, whose rows are some of `all`. Others may append arrays to the layout until
   // enqueue(), which they find at arrays() on the device.
   cuda::StepLayout& plan(const ForwardBatch& batch, const cuda::WorldRows& all);
+  // Plans a draft step, see StepPlanner::plan_draft(); enqueue() runs it likewise.
+  cuda::StepLayout& plan_draft(const ForwardBatch& batch, std::span<const int32_t> states);
   const std::byte* arrays() const { return arrays_.data(); }
   // Copies the step's arrays and enqueues the model, up to the logits. `slot`: of
   // kGpuStepsInFlight, whose last step has ended. Returns the names of the kernels whose CTAs wait
@@ -63,10 +67,16 @@ class GpuRank {
     std::string kernels;  // names of the kernels whose CTAs wait for one another
   };
 
+  using Graphs = std::vector<CapturedGraph>;  // by rows, ascending
+
   void enqueue_model(const int32_t* sampled) {
+    if (is_draft_) return model_->draft(layout_, arrays_.data(), sampled, cache_, gpu_stream());
     model_->forward(layout_, arrays_.data(), sampled, cache_, gpu_stream(), all_);
   }
-  CapturedGraph capture_model(int64_t rows, const int32_t* sampled);
+  std::vector<int64_t> graph_sizes() const;
+  void capture_drafts(const int32_t* sampled);
+  CapturedGraph capture_model(const int32_t* sampled);
+  static const CapturedGraph* find(const Graphs& graphs, int64_t rows);
 
   const ModelConfig config_;
   const GpuRunnerOptions options_;
@@ -75,12 +85,15 @@ class GpuRank {
   std::unique_ptr<cuda::DeepSeekModel> model_;
   cuda::DeviceArray<std::byte> cache_memory_;
   cuda::CacheMemory cache_;
-  std::vector<CapturedGraph> graphs_;  // by rows, ascending
+  std::map<int, Graphs> graphs_;  // of steps, by the tile rows of their latent decode
+  std::vector<int> tiles_;  // [1 + max_drafts]: of steps whose sequences have up to 1, 2, … rows
+  Graphs draft_graphs_;
   // The one-row graph for longer contexts, where it differs from the first.
   std::optional<CapturedGraph> graph_of_many_keys_;
 
   // The step that is about to begin.
-  std::optional<cuda::StepPlanner> planner_;
+  std::optional<cuda::StepPlanner> planner_, draft_planner_;
+  bool is_draft_ = false;
   cuda::StepLayout layout_;
   cuda::WorldRows all_;
   const CapturedGraph* graph_ = nullptr;  // that runs it; null: none does

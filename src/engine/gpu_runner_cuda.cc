@@ -4,10 +4,12 @@
 #include <set>
 #include <utility>
 
+#include "base/check.h"
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cpu/thread_pool.h"
 #include "device/cuda/device_turn.h"
+#include "engine/draft_steps.h"
 #include "engine/gpu_lane_cuda.h"
 #include "engine/gpu_runner.h"
 #include "engine/rank_workers.h"
@@ -115,6 +117,7 @@ class GpuRunner : public Runner {
         config_, is_absorbed ? absorbed_key_macs(config_) : mha_key_macs(config_));
   }
   int max_steps_in_flight() const override { return kGpuStepsInFlight; }
+  int64_t max_drafts() const override { return options_.max_drafts; }
   PageTransfer* page_transfer(int lane) override {
     return lanes_[static_cast<size_t>(lane)]->page_transfer();
   }
@@ -125,35 +128,33 @@ class GpuRunner : public Runner {
   const Stream* host_stream() const override { return &host_stream_; }
 
   Result<> begin(std::span<const ForwardBatch> batches, std::span<const SampleRow> rows) override {
-    return watched([&]() -> Result<> {
-      Step& step = steps_[static_cast<size_t>(begun_ % kGpuStepsInFlight)];
-      step.lanes.clear();
-      cuda::WorldRows all;
-      for (const ForwardBatch& batch : batches) {
-        all.rows += batch.num_rows();
-        all.logit_rows += std::ssize(batch.logit_rows);
+    return begin(batches, rows, {});
+  }
+
+  Result<std::span<const int32_t>> draft(std::span<const ForwardBatch> batches,
+                                         std::span<const SampleRow> rows) override {
+    draft_steps_.start(batches, rows);
+    Result<> drafted;
+    int in_flight = 0;
+    const auto finish_one = [&] {
+      --in_flight;
+      const auto tokens = finish();
+      if (tokens) draft_steps_.add_tokens(*tokens);
+      if (!tokens && drafted) drafted = tl::unexpected(tokens.error());
+    };
+    // A step begins before the tokens of the one before are known.
+    while (drafted && draft_steps_.has_work()) {
+      if (in_flight == kGpuStepsInFlight) finish_one();
+      if (drafted) {
+        drafted = begin(draft_steps_.lanes(), draft_steps_.rows(), draft_steps_.states());
       }
-      int64_t first_row = 0;
-      for (size_t lane = 0; lane < batches.size(); ++lane) {
-        const ForwardBatch& batch = batches[lane];
-        if (batch.num_rows() == 0 && !exchanges()) continue;
-        const auto count = std::ssize(batch.logit_rows);
-        lanes_[lane]->begin_step(
-            batch, rows.subspan(static_cast<size_t>(first_row), static_cast<size_t>(count)),
-            first_row, all);
-        step.lanes.push_back(lane);
-        first_row += count;
-      }
-      step.what = fmt::format("step {} ({} rows)", begun_, all.rows);
-      // Driver calls may block on the device, too.
-      const StepWatchdog::Watch watch(watchdog_, step.what, options_.step_timeout);
-      take_turns(devices_.begin(), step);
-      step.what += "; its kernels whose CTAs wait for one another: " +
-                   lanes_[step.lanes.front()]->waiting_kernels();
-      for (const size_t lane : step.lanes) lanes_[lane]->count_step();
-      ++begun_;
-      return {};
-    });
+      if (!drafted) break;
+      ++in_flight;
+      draft_steps_.advance();
+    }
+    while (in_flight > 0) finish_one();
+    if (!drafted) return tl::unexpected(drafted.error());
+    return draft_steps_.drafts();
   }
 
   Result<std::span<const SampledToken>> finish() override {
@@ -175,6 +176,45 @@ class GpuRunner : public Runner {
   }
 
  private:
+  // `states`: of a draft step, by lane (DraftSteps); empty: a step.
+  Result<> begin(std::span<const ForwardBatch> batches, std::span<const SampleRow> rows,
+                 std::span<const std::vector<int32_t>> states) {
+    return watched([&]() -> Result<> {
+      Step& step = steps_[static_cast<size_t>(begun_ % kGpuStepsInFlight)];
+      step.lanes.clear();
+      cuda::WorldRows all;
+      for (const ForwardBatch& batch : batches) {
+        all.rows += batch.num_rows();
+        all.logit_rows += std::ssize(batch.logit_rows);
+      }
+      int64_t first_row = 0;
+      for (size_t lane = 0; lane < batches.size(); ++lane) {
+        const ForwardBatch& batch = batches[lane];
+        if (batch.num_rows() == 0 && !exchanges()) continue;
+        const auto count = std::ssize(batch.logit_rows);
+        const auto of_lane =
+            rows.subspan(static_cast<size_t>(first_row), static_cast<size_t>(count));
+        if (states.empty()) {
+          lanes_[lane]->begin_step(batch, of_lane, first_row, all);
+        } else {
+          lanes_[lane]->begin_draft(batch, states[lane], of_lane, first_row);
+        }
+        step.lanes.push_back(lane);
+        first_row += count;
+      }
+      step.what =
+          fmt::format("{} {} ({} rows)", states.empty() ? "step" : "draft step", begun_, all.rows);
+      // Driver calls may block on the device, too.
+      const StepWatchdog::Watch watch(watchdog_, step.what, options_.step_timeout);
+      take_turns(devices_.begin(), step);
+      step.what += "; its kernels whose CTAs wait for one another: " +
+                   lanes_[step.lanes.front()]->waiting_kernels();
+      for (const size_t lane : step.lanes) lanes_[lane]->count_step();
+      ++begun_;
+      return {};
+    });
+  }
+
   static constexpr std::chrono::nanoseconds kLoadingTimeout = std::chrono::hours(1);
 
   struct Step {
@@ -276,6 +316,7 @@ class GpuRunner : public Runner {
   std::vector<std::unique_ptr<GpuLane>> lanes_;
   RankWorkers workers_;
   Step steps_[kGpuStepsInFlight];
+  DraftSteps draft_steps_;
   std::vector<SampledToken> tokens_;  // never shrinks, to keep its vectors' memory
   StepWatchdog watchdog_;
   int64_t begun_ = 0, finished_ = 0;
@@ -350,6 +391,11 @@ Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
     FATHOM_RETURN_IF_ERROR(check_devices(options));
+    const Placement& placement = options.placement;
+    FATHOM_CHECK(options.max_drafts == 0 ||
+                     (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
+                      placement.tp == 1 && !placement.exchanges_tokens()),
+                 "{} drafts", options.max_drafts);
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;

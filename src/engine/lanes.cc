@@ -105,14 +105,14 @@ double Lanes::work_of(const Lane& lane, const Sequence& sequence, int64_t most_p
   return static_cast<double>(lane.load() + waits) + rows / kRowsWorthASequence;
 }
 
-void Lanes::schedule(StepPlan& plan) {
+void Lanes::schedule(StepPlan& plan, bool with_drafts) {
   plan.clear();
   planning_ = nullptr;
   if (lanes_.size() > 1) balance();
   const bool with_prompts = prompts_may_run();
   for (Lane& lane : lanes_) {
     try {
-      lane.scheduler.schedule(plan, with_prompts);
+      lane.scheduler.schedule(plan, with_prompts, with_drafts);
     } catch (const std::bad_alloc&) {
       planning_ = lane.scheduler.planning();
       throw;

@@ -43,7 +43,7 @@ class Lanes {
   DraftPolicy& draft_policy() { return draft_policy_; }
 
   // As Scheduler's, over all lanes.
-  void schedule(StepPlan& plan);
+  void schedule(StepPlan& plan, bool with_drafts);
   void advance(const StepPlan& plan);
   void preempt_all();
   Sequence* planning() const { return planning_; }

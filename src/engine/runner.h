@@ -45,7 +45,8 @@ class Runner {
   // that works while the host prepares the next step.
   virtual int max_steps_in_flight() const { return 1; }
 
-  // The most drafts of a sequence in a step; 0: no drafts. More only with one step in flight.
+  // The most drafts of a sequence in a step; 0: no drafts. draft() is called, and a step with
+  // drafts begins and ends, with no other step in flight.
   virtual int64_t max_drafts() const { return 0; }
 
   // Drafts tokens for sequences that are about to take part in a step, num_lanes() batches of them.

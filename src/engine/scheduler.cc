@@ -50,10 +50,11 @@ void Scheduler::add(Sequence& sequence) {
   sequence.phase = Sequence::Phase::kWaiting;
 }
 
-void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
+void Scheduler::schedule(StepPlan& plan, bool with_prompts, bool with_drafts) {
   const size_t before = plan.entries.size();
   planning_ = nullptr;
-  budget_ = draft_budget_ = options_.max_batched_tokens;
+  budget_ = options_.max_batched_tokens;
+  draft_budget_ = with_drafts ? budget_ : 0;
   prompt_logit_budget_ = options_.max_prompt_logit_rows;
   preempted_ = false;
   ++num_steps_;
@@ -65,7 +66,7 @@ void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
   }
   go_on_loading(plan);
   plan_decode(plan);
-  if (options_.max_drafts > 0) plan_drafts(std::span(plan.entries).subspan(before));
+  if (with_drafts && options_.max_drafts > 0) plan_drafts(std::span(plan.entries).subspan(before));
   if (with_prompts) plan_prompts(plan);
   if (remote_ != nullptr) order_prompts();
   // Frees pages that the next step may need, but only a share of a small pool, whose pages are
@@ -75,6 +76,7 @@ void Scheduler::schedule(StepPlan& plan, bool with_prompts) {
   // Memory freed by a copy that ended during this step may only be usable in the next one.
   const bool is_copying = tree_->copies_in_flight() > 0 || tree_->num_copies_ended() > copies_ended;
   FATHOM_CHECK(plan.entries.size() > before || !has_work() || is_copying || !with_prompts ||
+                   !with_drafts ||
                    !std::all_of(running_.begin(), running_.end(),
                                 [](const Sequence* sequence) { return sequence->may_run(); }),
                "{} waiting, {} running, nothing to run", waiting_.size(), running_.size());

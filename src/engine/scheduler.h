@@ -104,7 +104,7 @@ class Scheduler {
   // before a step or copy in flight has ended. Without prompts only decode is planned. After
   // std::bad_alloc there is no plan, but plan.started holds the sequences that have started; the
   // next call plans again.
-  void schedule(StepPlan& plan, bool with_prompts = true);
+  void schedule(StepPlan& plan, bool with_prompts = true, bool with_drafts = true);
 
   // Preempts all running sequences, because their pages may hold wrong rows. After std::bad_alloc
   // some still run.

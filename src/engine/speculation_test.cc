@@ -68,6 +68,26 @@ TEST_P(Speculation, AnswersAreThoseOfTheOracleWhenPagesRunOut) {
   EXPECT_GT(counts.preemptions, 20);
 }
 
+// Steps with drafts in turns with steps that overlap without.
+TEST_P(Speculation, AnswersAreThoseOfTheOracleWithTwoStepsInFlight) {
+  Counts counts;
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    Load load{.model = {.num_pages = seed % 2 == 0 ? 2000 : 9},
+              .options = {.max_num_seqs = 12,
+                          .max_batched_tokens = 60,
+                          .adapts_drafts = seed % 3 != 2,
+                          .eos_ids = {kFakeEos},
+                          .preempt_every = seed % 2 == 0 ? 0 : 5},
+              .num_requests = 30,
+              .steps_in_flight = 2,
+              .drafts = {1 + seed % kMaxDrafts, GetParam()},
+              .seed = 80 + seed};
+    add(run_once(load), counts);
+  }
+  EXPECT_GT(counts.drafted, 300);
+  EXPECT_GT(counts.preemptions, 10);
+}
+
 TEST_P(Speculation, LanesAndOffloadKeepTheDraftersRows) {
   const int64_t page_bytes = FakeRunner(FakeModel{}).page_transfer(0)->page_bytes();
   Counts counts;

@@ -30,7 +30,7 @@ ModelSpec spec_of(const Checkpoint& checkpoint, const ModelOptions& options,
   if (table == nullptr && place.placement.exchanges_tokens()) {
     table = std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, place.placement));
   }
-  return make_spec(config, place.placement, place.rank, std::move(table));
+  return make_spec(config, place.placement, place.rank, std::move(table), options.with_mtp);
 }
 
 }  // namespace
@@ -82,13 +82,14 @@ void DeepSeekModel::for_each_piece(const Place& place) {
                 routed = std::max<int64_t>(1, config_.experts_per_token);
   const int64_t normed = std::max(rows, options_.max_logit_rows);
   const int64_t quantized =  // GEMM input rows, or keys
-      std::max(
-          round_up(normed, kScalesPadding) * std::max({hidden, config_.q_lora_rank, heads_out}),
-          round_up(keys, kScalesPadding) * latent);
+      std::max(round_up(normed, kScalesPadding) *
+                   std::max({hidden * (options_.with_mtp ? 2 : 1), config_.q_lora_rank, heads_out}),
+               round_up(keys, kScalesPadding) * latent);
   place(residual_, rows * hidden);
   place(logit_residual_, options_.max_logit_rows * hidden);
   place(normed_, normed * hidden);
   place(delta_, rows * hidden);
+  place(mtp_input_, options_.with_mtp ? rows * 2 * hidden : 0);
   place(q_kv_a_, rows * q_kv_a_columns());
   if (config_.q_lora_rank > 0) {
     place(q_a_normed_, rows * config_.q_lora_rank);
@@ -256,29 +257,27 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
                              .out = residual_,
                              .rows = step.rows,
                              .n = config_.hidden};
-  rows.shards[0] = {weights_.embedding, spec_.embedding.rows.count};
-  for (size_t rank = 0; rank < lane_.size(); ++rank) {
-    rows.shards[rank] = {lane_[rank]->weights_.embedding, lane_[rank]->spec_.embedding.rows.count};
-    rows.num_shards = static_cast<int>(lane_.size());
-  }
+  set_embedding(rows);
   embedding(rows, stream);
   const auto* valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows);
   const auto num_layers = static_cast<size_t>(config_.num_layers);
   for (size_t layer = 0; layer < num_layers; ++layer) {
     const auto number = static_cast<int64_t>(layer);
     if (number == plan_.first_decode_layer && takes_decode_layers(step)) {
-      return last_layers(step, arrays, cache, stream);
+      last_layers(step, arrays, cache, stream);
+      if (options_.with_mtp) return logits_and_mtp_rows(step, arrays, sampled, cache, stream);
+      if (step.logit_rows == 0) return;
+      return logits_of(&DeepSeekModel::residual_, {NormKind::kFinal}, step.logit_rows, stream);
     }
     Activation x = add_and_norm(&DeepSeekModel::residual_, layer > 0, {NormKind::kInput, layer},
                                 step.rows, stream);
-    attention(weights_.layers[layer], x, step, arrays,
-              {cache.format, cache.data + number * cache.layer_bytes, cache.num_device_pages()},
-              stream);
-    if (layer + 1 == num_layers) break;
+    attention(weights_.layers[layer], x, step, arrays, pages_of(cache, number), stream);
+    if (layer + 1 == num_layers && !options_.with_mtp) break;
     x = add_and_norm(&DeepSeekModel::residual_, true, {NormKind::kPostAttention, layer}, step.rows,
                      stream);
     feed_forward(layer, x, step.rows, valid_rows, all, stream);
   }
+  if (options_.with_mtp) return logits_and_mtp_rows(step, arrays, sampled, cache, stream);
   if (step.logit_rows == 0) {
     if (exchanges()) experts_of_ranks(num_layers - 1, {}, 0, nullptr, all, stream);
     return;
@@ -288,7 +287,7 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   const Activation narrow =
       narrow_and_norm(step, arrays, {NormKind::kPostAttention, num_layers - 1}, stream);
   feed_forward(num_layers - 1, narrow, step.logit_rows, valid_rows, all, stream);
-  logits_of(&DeepSeekModel::logit_residual_, step.logit_rows, stream);
+  logits_of(&DeepSeekModel::logit_residual_, {NormKind::kFinal}, step.logit_rows, stream);
 }
 
 // Collects the weights of the last layers for decode_layers().
@@ -324,7 +323,7 @@ bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
          step.most_keys <= most_keys_of_one_launch();
 }
 
-// One token through the layers from the plan's first on, and its logits.
+// One token through the layers from the plan's first on.
 void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                                 const CacheMemory& cache, GpuStream stream) {
   decode_layers({.kind = plan_.decode_layers,
@@ -346,12 +345,15 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                  .gate = gate_options(config_),
                  .exchange = exchange_},
                 stream);
-  if (step.logit_rows > 0) logits_of(&DeepSeekModel::residual_, step.logit_rows, stream);
 }
 
-// Logits of residual + delta_, on the lane's first rank.
-void DeepSeekModel::logits_of(ResidualField residual, int64_t rows, GpuStream stream) {
-  const Activation x = add_and_norm(residual, true, {NormKind::kFinal}, rows, stream);
+// Logits of residual + delta_, whose norm stays in normed_.
+void DeepSeekModel::logits_of(ResidualField residual, Norm norm, int64_t rows, GpuStream stream) {
+  head(add_and_norm(residual, true, norm, rows, stream), rows, stream);
+}
+
+// Logits of normed rows, on the lane's first rank.
+void DeepSeekModel::head(const Activation& x, int64_t rows, GpuStream stream) {
   product(x, {.values = weights_.head}, {gpu_logit_columns(spec_), config_.hidden},
           {logits_, logits_stride(), DType::kF32}, rows, stream);
   if (lane_.empty()) return;
@@ -371,7 +373,8 @@ void DeepSeekModel::logits_of(ResidualField residual, int64_t rows, GpuStream st
 // query algorithms nor load kernels.
 void DeepSeekModel::prepare_library() {
   library_ = CublasLt::load(library_workspace_);
-  const LayerWeights &first = weights_.layers.front(), &last = weights_.layers.back();
+  const LayerWeights &first = weights_.layers.front(),
+                     &last = weights_.layers[static_cast<size_t>(config_.num_layers) - 1];
   const int64_t hidden = config_.hidden, lora = config_.q_lora_rank, latent = config_.kv_lora_rank,
                 heads_out = heads_ * config_.v_dim,
                 keys_columns = heads_ * (config_.qk_nope_dim + config_.v_dim);
@@ -393,6 +396,10 @@ void DeepSeekModel::prepare_library() {
     run(heads_out_, first.o, {hidden, heads_out}, delta_, DType::kBF16, rows);
     run(normed_, {.values = weights_.head}, {gpu_logit_columns(spec_), hidden}, logits_,
         DType::kF32, options_.max_logit_rows);
+    if (options_.with_mtp) {
+      run(mtp_input_, weights_.mtp.projection, {hidden, 2 * hidden}, residual_, DType::kF32, rows);
+      run(normed_, mtp_keys(), {config_.latent_dim(), hidden}, q_kv_a_, DType::kBF16, rows);
+    }
     if (last.gate_type == DType::kBF16 &&
         gate_scratch_words(1, hidden, config_.num_experts, plan_.budget.sms) > 0) {
       run(normed_, {.values = last.gate}, {config_.num_experts, hidden}, residual_, DType::kF32,

@@ -31,6 +31,7 @@
 #include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/moe/exchange_cuda/moe_over_ranks_cuda.h"
+#include "ops/mtp/mtp_rows_cuda.h"
 #include "ops/rms_norm/add_rms_norm_cuda.h"
 #include "ops/scaled_linear/quantized_rows_cuda.h"
 #include "placement/split.h"
@@ -48,6 +49,7 @@ struct ModelOptions {
   CacheFormat cache_format = CacheFormat::kBF16;  // of forward()'s cache
   // Where the experts are under expert parallelism; null: consecutive ones by rank.
   std::shared_ptr<const ExpertTable> expert_table = {};
+  bool with_mtp = false;  // with the MTP layer, its cache rows and the states in the cache's pages
 };
 
 // A step's rows, and logit rows, of all lanes together, without padding: what ranks with experts of
@@ -77,6 +79,9 @@ struct ModelMemory {
 // one part and page_stride the number of layers the layout is [num_pages, num_layers, kPageSize,
 // row bytes]: a page is contiguous and copied at once. With layer_bytes num_pages parts and
 // page_stride 1 each layer has an array of its own.
+//
+// With an MTP layer, whose part follows those of the other layers, a page ends with the states that
+// it keeps, and is contiguous: page_stride is gpu_page_parts() (model/kept_states.h).
 struct CacheMemory {
   CacheFormat format = CacheFormat::kBF16;
   std::byte* data = nullptr;
@@ -86,6 +91,7 @@ struct CacheMemory {
 
   // Page numbers on the device are below this.
   int64_t num_device_pages() const { return (num_pages - 1) * page_stride + 1; }
+  int64_t page_bytes() const { return page_stride * layer_bytes; }
 };
 
 class DeepSeekModel {
@@ -127,6 +133,11 @@ class DeepSeekModel {
   // number of rows. `all` is read under expert parallelism alone.
   void forward(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
                const CacheMemory& cache, GpuStream stream, const WorldRows& all = {});
+  // Enqueues a step of the MTP layer (StepPlanner::plan_draft()), as forward(): writes its rows'
+  // cache rows and logits() of the tokens after them, and leaves the states of the logit rows for
+  // the draft step that follows, before any other forward().
+  void draft(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
+             const CacheMemory& cache, GpuStream stream);
   // The same for a rank whose lane has no rows in the step: computes its experts for the others.
   void serve_experts(const WorldRows& all, GpuStream stream);
   float* logits() const { return logits_; }
@@ -150,6 +161,9 @@ class DeepSeekModel {
     std::byte* data = nullptr;  // one layer's
     int64_t count = 0;
   };
+  static Pages pages_of(const CacheMemory& cache, int64_t layer) {
+    return {cache.format, cache.data + layer * cache.layer_bytes, cache.num_device_pages()};
+  }
   struct MatrixSize {
     int64_t n = 0, k = 0;
   };
@@ -173,8 +187,8 @@ class DeepSeekModel {
   static Forms forms_of(const WeightMatrix& weight);
   static Forms feed_forward_forms(const LayerWeights& weights);
 
-  // The norms of a layer, or the one after all layers.
-  enum class NormKind { kInput, kPostAttention, kFinal };
+  // The norms of a layer, or the one after all layers of the model, or after the MTP layer.
+  enum class NormKind { kInput, kPostAttention, kFinal, kMtpFinal };
   struct Norm {
     NormKind kind;
     size_t layer = 0;
@@ -204,6 +218,17 @@ class DeepSeekModel {
   bool takes_decode_layers(const StepLayout& step) const;
   void last_layers(const StepLayout& step, const std::byte* arrays, const CacheMemory& cache,
                    GpuStream stream);
+  template <typename Arguments>
+  void set_embedding(Arguments& arguments) const;
+  void logits_and_mtp_rows(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
+                           const CacheMemory& cache, GpuStream stream);
+  KeptStates kept_states(const CacheMemory& cache) const;
+  void combine_mtp_inputs(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
+                          const CacheMemory& cache, GpuStream stream);
+  Activation project_mtp_inputs(int64_t rows, GpuStream stream);
+  void write_mtp_keys(const StepLayout& step, const std::byte* arrays, int64_t slots,
+                      const Activation& x, const CacheMemory& cache, GpuStream stream);
+  WeightMatrix mtp_keys() const;
   void prepare_library();
 
   void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
@@ -233,7 +258,8 @@ class DeepSeekModel {
                              GpuStream stream);
   void sum_and_norm(const AddRmsNormArguments& own, ResidualField residual, Norm norm,
                     int64_t divided_rows, GpuStream stream);
-  void logits_of(ResidualField residual, int64_t rows, GpuStream stream);
+  void logits_of(ResidualField residual, Norm norm, int64_t rows, GpuStream stream);
+  void head(const Activation& x, int64_t rows, GpuStream stream);
   void product(const Activation& x, const WeightMatrix& weight, MatrixSize size, const Output& out,
                int64_t rows, GpuStream stream);
   void head_product(const Activation& x, int64_t x_head_stride, const WeightMatrix& weight,
@@ -275,6 +301,7 @@ class DeepSeekModel {
   float* logit_residual_ = nullptr;    // [max_logit_rows, hidden]
   bf16* normed_ = nullptr;             // [rows, hidden]
   bf16* delta_ = nullptr;              // [rows, hidden]: to be added to the residual
+  bf16* mtp_input_ = nullptr;          // [rows, 2 * hidden], with an MTP layer
   bf16* q_kv_a_ = nullptr;             // [rows, q or q_lora, and latent + rope]
   bf16* q_a_normed_ = nullptr;         // [rows, q_lora]
   bf16* q_ = nullptr;                  // [rows, H, nope + rope], with query compression
@@ -305,5 +332,16 @@ class DeepSeekModel {
   float* logits_ = nullptr;           // [max_logit_rows, logits_stride()]
   std::byte* library_workspace_ = nullptr;
 };
+
+// The table of an embedding's, or another operation's, arguments: a shard a rank of the lane.
+template <typename Arguments>
+void DeepSeekModel::set_embedding(Arguments& arguments) const {
+  arguments.shards[0] = {weights_.embedding, spec_.embedding.rows.count};
+  for (size_t rank = 0; rank < lane_.size(); ++rank) {
+    arguments.shards[rank] = {lane_[rank]->weights_.embedding,
+                              lane_[rank]->spec_.embedding.rows.count};
+    arguments.num_shards = static_cast<int>(lane_.size());
+  }
+}
 
 }  // namespace fathom::cuda

@@ -12,22 +12,15 @@
 #include <cstring>
 
 #include "model/deepseek.h"
+#include "model/kept_states.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
 
 namespace fathom {
 namespace {
 
-constexpr int64_t kKeptStates = kMaxDrafts + 1;  // of each page and layer
-
 // The first token that a layer has a row of: there is no state before those that come earlier.
 constexpr int32_t first_key(int64_t layer) { return static_cast<int32_t>(layer + 1); }
-
-// Whether later steps may need a token's state: it is among its chunk's last ones, or among its
-// page's, which a sequence continues that has this page from the prefix cache.
-bool is_kept(int64_t position, int64_t chunk_end) {
-  return position >= chunk_end - kKeptStates || position % kPageSize >= kPageSize - kKeptStates;
-}
 
 const std::byte* bytes_at(TensorView states) { return static_cast<const std::byte*>(states.raw()); }
 
@@ -104,7 +97,7 @@ void DeepSeekModel::keep_states(int64_t layer, const ForwardBatch& batch, const 
     const int64_t end = batch.context_lens[s] + batch.query_start[s + 1] - batch.query_start[s];
     for (int64_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
       const int64_t position = batch.positions[row];
-      if (!is_kept(position, end)) continue;
+      if (!keeps_state(position, end)) continue;
       std::memcpy(state_of(layer, batch, s, position, cache), states + row * hidden_bytes(), bytes);
     }
   }

@@ -11,12 +11,13 @@ namespace fathom::cuda {
 
 const float* DeepSeekModel::norm_weight(Norm norm) const {
   if (norm.kind == NormKind::kFinal) return weights_.final_norm;
+  if (norm.kind == NormKind::kMtpFinal) return weights_.mtp.head_norm;
   const LayerWeights& layer = weights_.layers[norm.layer];
   return norm.kind == NormKind::kInput ? layer.input_norm : layer.post_attention_norm;
 }
 
 DeepSeekModel::Forms DeepSeekModel::norm_forms(Norm norm) const {
-  if (norm.kind == NormKind::kFinal) return {.bf16 = true};
+  if (norm.kind == NormKind::kFinal || norm.kind == NormKind::kMtpFinal) return {.bf16 = true};
   const LayerWeights& layer = weights_.layers[norm.layer];
   return norm.kind == NormKind::kInput ? forms_of(layer.q_kv_a) : feed_forward_forms(layer);
 }

@@ -76,6 +76,9 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
     FATHOM_RETURN_IF_ERROR(cuda::sample_supports(vocab));
     FATHOM_RETURN_IF_ERROR(attention(spec));
     FATHOM_RETURN_IF_ERROR(feed_forward(config));
+    if (!spec.mtp.empty()) {
+      FATHOM_RETURN_IF_ERROR(cuda::linear_supports(hidden, {"2 * hidden_size", 2 * config.hidden}));
+    }
     return cuda::linear_supports({"vocab_size, padded", gpu_logit_columns(spec)}, hidden);
   };
   if (const auto supported = sizes(); !supported) {

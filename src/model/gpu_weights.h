@@ -62,11 +62,19 @@ struct LayerWeights {
   MlpWeights shared;           // num_shared * moe_intermediate wide
 };
 
+// Of the MTP layer, besides those that every layer has.
+struct MtpTensors {
+  float *embedding_norm = nullptr, *hidden_norm = nullptr;  // [hidden]: of the projection's input
+  WeightMatrix projection;                                  // [hidden, 2 * hidden]
+  float* head_norm = nullptr;                               // [hidden]
+};
+
 struct ModelTensors {
-  bf16* embedding = nullptr;  // [vocab, hidden]
-  std::vector<LayerWeights> layers;
-  float* final_norm = nullptr;  // [hidden]
-  bf16* head = nullptr;         // [gpu_logit_columns(), hidden]
+  bf16* embedding = nullptr;         // [vocab, hidden]
+  std::vector<LayerWeights> layers;  // with an MTP layer it is the last
+  MtpTensors mtp;                    // null without an MTP layer
+  float* final_norm = nullptr;       // [hidden]
+  bf16* head = nullptr;              // [gpu_logit_columns(), hidden]
 };
 
 }  // namespace fathom::cuda

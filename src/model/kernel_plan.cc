@@ -12,12 +12,14 @@ namespace {
 
 FeedForwardWidths widths_of(const ModelSpec& spec) {
   FeedForwardWidths widths;
-  for (const LayerSpec& layer : spec.layers) {
+  const auto add = [&](const LayerSpec& layer) {
     if (layer.dense) widths.dense = layer.dense->width();
-    if (!layer.moe) continue;
+    if (!layer.moe) return;
     widths.routed = layer.moe->experts.front().width();
     if (layer.moe->shared) widths.shared = layer.moe->shared->width();
-  }
+  };
+  for (const LayerSpec& layer : spec.layers) add(layer);
+  for (const MtpSpec& mtp : spec.mtp) add(mtp.layer);
   return widths;
 }
 
@@ -35,7 +37,7 @@ DecodeLayersShape decode_layers_shape(const ModelSpec& spec, const KernelPlan& p
           .inter = plan.widths.routed,
           .shared_inter = plan.widths.shared,
           .gate = gate_options(config),
-          .has_bf16_weights = plan.layers.back().mlps == DType::kBF16};
+          .has_bf16_weights = plan.layers[spec.layers.size() - 1].mlps == DType::kBF16};
 }
 
 // Whether decode_layers() reads weights of these forms.

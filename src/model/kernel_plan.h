@@ -27,8 +27,8 @@ struct FeedForwardWidths {
 };
 
 struct KernelPlan {
-  SmBudget budget;  // of every launch
-  std::vector<LayerForms> layers;
+  SmBudget budget;                 // of every launch
+  std::vector<LayerForms> layers;  // see layer_forms()
   FeedForwardWidths widths;
   // The first of the last layers that decode_layers() can run in one launch for one token; the
   // number of layers: none.

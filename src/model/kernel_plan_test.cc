@@ -35,9 +35,10 @@ TEST_F(KernelPlanTest, ChoosesByWeights) {
   ASSERT_TRUE(made) << made.error().message;
   const WeightForm e4m3{DType::kF8E4M3};
   ASSERT_EQ(made->layers.size(), 4);
-  EXPECT_EQ(made->layers[0], (LayerForms{e4m3, e4m3, e4m3, e4m3, e4m3, DType::kF8E4M3}));
+  EXPECT_EQ(made->layers[0],
+            (LayerForms{e4m3, e4m3, e4m3, e4m3, e4m3, DType::kF8E4M3, DType::kF32, {}}));
   EXPECT_EQ(made->layers[3],
-            (LayerForms{e4m3, e4m3, e4m3, e4m3, e4m3, DType::kF8E4M3, DType::kBF16}));
+            (LayerForms{e4m3, e4m3, e4m3, e4m3, e4m3, DType::kF8E4M3, DType::kBF16, {}}));
   EXPECT_EQ(made->widths.dense, 2304);
   EXPECT_EQ(made->widths.routed, 256);
   EXPECT_EQ(made->widths.shared, 256);

@@ -177,6 +177,12 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
   return spec;
 }
 
+TensorPart MtpSpec::projection() const {
+  TensorPart both = from_embedding;
+  both.cols = {from_embedding.cols.first, from_embedding.cols.count + from_hidden.cols.count};
+  return both;
+}
+
 const MlpSpec& ModelSpec::expert(int64_t moe_layer, size_t slot) const {
   size_t layer = 0;
   for (int64_t seen = -1; (seen += layers[layer].moe ? 1 : 0) < moe_layer; ++layer) {

@@ -86,6 +86,8 @@ struct MtpSpec {
   TensorPart embedding_norm, hidden_norm, head_norm;
   TensorPart from_embedding, from_hidden;  // [hidden, hidden]: the two halves of eh_proj
   LayerSpec layer;
+
+  TensorPart projection() const;  // [hidden, 2 * hidden]: eh_proj whole
 };
 
 struct ModelSpec {

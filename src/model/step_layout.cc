@@ -5,6 +5,9 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "cache/latent_layout.h"
+#include "model/kept_states.h"
+#include "ops/attention/latent_decode_cuda/hidden_key.h"
+#include "ops/mtp/kept_states.h"
 
 namespace fathom::cuda {
 namespace {
@@ -18,10 +21,25 @@ int32_t page_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
   return page;
 }
 
+// Where the page keeps the state of the token at a position.
+int64_t state_number(const ForwardBatch& batch, int64_t sequence, int64_t position) {
+  return page_of(batch, sequence, position) * kKeptStates + position % kKeptStates;
+}
+
 int32_t num_queries(const ForwardBatch& batch, int64_t sequence) {
   return batch.query_start[static_cast<size_t>(sequence + 1)] -
          batch.query_start[static_cast<size_t>(sequence)];
 }
+
+}  // namespace
+
+int32_t most_queries(const ForwardBatch& batch) {
+  int32_t most = 0;
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) most = std::max(most, num_queries(batch, s));
+  return most;
+}
+
+namespace {
 
 // An array of T in the step's memory.
 template <typename T>
@@ -31,6 +49,15 @@ T* array_at(StepLayout& layout, int64_t offset) {
 
 }  // namespace
 
+// Completions' rows, batch-invariant because such a plan takes hidden keys.
+StepLimits draft_limits(StepLimits limits) {
+  limits.policy.form = AttentionForm::kAbsorbed;
+  limits.batch_invariant = true;
+  limits.with_mtp = false;
+  limits.first_key = 1;
+  return limits;
+}
+
 StepPlanner::StepPlanner(const StepLimits& limits) : limits_(limits) {
   FATHOM_CHECK(limits.most_keys % MhaPrefillTile::kKeys == 0, "{} keys at a time",
                limits.most_keys);
@@ -38,8 +65,8 @@ StepPlanner::StepPlanner(const StepLimits& limits) : limits_(limits) {
 
 bool StepPlanner::is_decode(const ForwardBatch& batch) const {
   // Logit rows are distinct rows of the batch: as many as rows means all of them.
-  if (batch.num_rows() != batch.num_sequences() ||
-      std::ssize(batch.logit_rows) != batch.num_rows()) {
+  if (std::ssize(batch.logit_rows) != batch.num_rows() ||
+      most_queries(batch) > (limits_.with_mtp ? 1 + kMaxDrafts : 1)) {
     return false;
   }
   // A graph has no multi-head rows.
@@ -53,14 +80,37 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
   FATHOM_CHECK(rows >= batch.num_rows(), "{} rows for {}", rows, batch.num_rows());
   out.rows = rows;
   out.valid_rows = batch.num_rows();
-  out.most_keys = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
   out.logit_rows = rows > out.valid_rows ? rows : std::ssize(batch.logit_rows);
-  out.passes.clear();
   order_rows(batch);
   place_arrays(batch, out);
   write_rows(batch, out);
+  if (limits_.with_mtp) write_mtp(batch, out);
   write_absorbed(batch, out);
   write_multi_head(out);
+}
+
+void StepPlanner::plan_draft(const ForwardBatch& batch, std::span<const int32_t> states,
+                             int64_t rows, StepLayout& out) {
+  FATHOM_CHECK(limits_.first_key == 1 && (rows == 0 || rows >= batch.num_rows()) &&
+                   (states.empty() || std::ssize(states) == batch.num_rows()),
+               "{} rows for {} of a draft, {} states", rows, batch.num_rows(), states.size());
+  out.rows = rows > 0 ? rows : batch.num_rows();
+  out.valid_rows = std::ssize(batch.logit_rows);  // those that go through the experts
+  out.logit_rows = rows > 0 ? rows : out.valid_rows;
+  order_rows(batch);
+  place_arrays(batch, out);
+  write_rows(batch, out);
+  auto* const previous = array_at<int64_t>(out, out.at.previous_states);
+  std::fill_n(previous, out.rows, kNoState);
+  for (const Run& run : runs_) {
+    for (int32_t i = 0; i < run.num_rows; ++i) {
+      const auto from = static_cast<size_t>(run.batch_row) + static_cast<size_t>(i);
+      previous[run.first_row + i] =
+          states.empty() ? -1 - state_number(batch, run.sequence, batch.positions[from] - 1)
+                         : states[from];
+    }
+  }
+  write_absorbed(batch, out);
 }
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
@@ -71,12 +121,13 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
   const int64_t tiles =
       key_runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
   const int64_t passes = key_runs * sequences;
-  return rows * 20 + int64_t{limits_.num_multiprocessors} * 4 +
+  const int64_t of_a_row = 20 + (limits_.with_mtp ? 24 : limits_.first_key > 0 ? 8 : 0);
+  return rows * of_a_row + int64_t{limits_.num_multiprocessors} * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
          most_further_bytes(rows, max_pages) + tables * max_pages * 4 +
          passes * (16 + limits_.num_multiprocessors *
                             (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
-         tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 16 * kAlignment;
+         tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 19 * kAlignment;
 }
 
 int64_t StepPlanner::most_parts(int64_t rows) const {
@@ -94,7 +145,8 @@ int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
   if (!limits_.batch_invariant) {
     return most_parts(rows) * kPart + int64_t{limits_.num_multiprocessors} * 4 + 2 * kAlignment;
   }
-  const int64_t parts = rows * ceil_div(limits_.heads, 16) * batch_invariant_splits(max_pages);
+  const int64_t splits = limits_.first_key + batch_invariant_splits(max_pages);
+  const int64_t parts = rows * ceil_div(limits_.heads, 16) * splits;
   const int64_t launches = parts / limits_.num_multiprocessors;
   return parts * kPart +
          launches * (int64_t{limits_.num_multiprocessors} * 4 + kPart + 2 * kAlignment);
@@ -113,11 +165,12 @@ int32_t StepPlanner::multi_head_rows(const ForwardBatch& batch, int32_t sequence
 
 void StepPlanner::order_rows(const ForwardBatch& batch) {
   enum Kind { kSingle, kAbsorbed, kMultiHead };
-  const bool is_decode_step = is_decode(batch);
+  is_decode_step_ = is_decode(batch);
   runs_.clear();
   for (const Kind kind : {kSingle, kAbsorbed, kMultiHead}) {
     for (int32_t s = 0; s < batch.num_sequences(); ++s) {
-      const int32_t rows = num_queries(batch, s), first = multi_head_rows(batch, s, is_decode_step);
+      const int32_t rows = num_queries(batch, s),
+                    first = multi_head_rows(batch, s, is_decode_step_);
       const int32_t skipped = kind == kMultiHead ? 0 : first;
       const int32_t count = kind == kMultiHead ? first : rows - first;
       if (count == 0 || (kind != kMultiHead && (kind == kSingle) != (count == 1))) continue;
@@ -153,9 +206,16 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   at.positions = place(out.rows, 4);
   at.slots = place(out.rows, 8);
   at.logit_rows = place(out.logit_rows, 4);
+  if (limits_.with_mtp || limits_.first_key > 0) at.previous_states = place(out.rows, 8);
+  if (limits_.with_mtp) {
+    at.mtp_slots = place(out.rows, 8);
+    at.state_slots = place(out.rows, 8);
+  }
   at.first_part = place(limits_.num_multiprocessors, 4);
   at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
   at.block_tables = place(std::ssize(runs_) * batch.max_pages, 4);
+  out.most_keys = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
+  out.passes.clear();
   out.max_pages = batch.max_pages;
   out.page_stride = limits_.page_stride;
   out.memory.resize(static_cast<size_t>(bytes));
@@ -175,19 +235,56 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
       ids[to] = batch.token_ids[from];
       positions[to] = batch.positions[from];
       const int64_t page = page_of(batch, run.sequence, positions[to]) * limits_.page_stride;
-      slots[to] = page * kPageSize + positions[to] % kPageSize;
+      slots[to] = page * kPageSize + (limits_.first_key > 0 ? slot_behind_hidden_key(positions[to])
+                                                            : positions[to] % kPageSize);
     }
   }
   for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
     logit_rows[i] = row_of_[static_cast<size_t>(batch.logit_rows[i])];
   }
-  for (int64_t row = out.valid_rows; row < out.rows; ++row) {
+  for (int64_t row = batch.num_rows(); row < out.rows; ++row) {
     ids[row] = positions[row] = 0;
     slots[row] = -1;
+  }
+  for (auto row = std::ssize(batch.logit_rows); row < out.logit_rows; ++row) {
     logit_rows[row] = static_cast<int32_t>(row);
   }
   for (int64_t i = 0; i < num_absorbed_; ++i) {
     out.absorbed_rows += runs_[static_cast<size_t>(i)].num_rows;
+  }
+}
+
+// Rows of the MTP layer for the tokens that are no drafts and have none yet, and the states that
+// pages keep. A sequence's first token has no state before it: its row is hidden (hidden_key.h).
+void StepPlanner::write_mtp(const ForwardBatch& batch, StepLayout& out) const {
+  auto* const previous = array_at<int64_t>(out, out.at.previous_states);
+  auto* const slots = array_at<int64_t>(out, out.at.mtp_slots);
+  auto* const kept = array_at<int64_t>(out, out.at.state_slots);
+  std::fill_n(previous, out.rows, kNoState);
+  std::fill_n(slots, out.rows, -1);
+  std::fill_n(kept, out.rows, -1);
+  out.has_mtp_rows = false;
+  for (int32_t s = 0; s < batch.num_sequences(); ++s) {
+    const auto at = static_cast<size_t>(s);
+    const int32_t context = batch.context_lens[at], end = context + num_queries(batch, s);
+    const int32_t first = batch.mtp_lens.empty() ? context : batch.mtp_lens[at],
+                  last = end - (batch.num_drafts.empty() ? 0 : batch.num_drafts[at]);
+    FATHOM_CHECK(first >= context, "sequence {}: MTP rows from {} on, its step begins at {}", s,
+                 first, context);
+    for (int32_t position = context; position < end; ++position) {
+      const auto from = static_cast<size_t>(batch.query_start[at] + position - context);
+      const int32_t row = row_of_[from];
+      if (keeps_state(position, end)) kept[row] = state_number(batch, s, position);
+      if (position < first || position >= last) continue;
+      const int64_t page = page_of(batch, s, position) * limits_.page_stride;
+      slots[row] = page * kPageSize + slot_behind_hidden_key(position);
+      out.has_mtp_rows = true;
+      if (position > context) {
+        previous[row] = row_of_[from - 1];
+      } else if (position > 0) {
+        previous[row] = -1 - state_number(batch, s, position - 1);
+      }
+    }
   }
 }
 
@@ -209,9 +306,12 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
     cached_lens_.push_back(batch.context_lens[static_cast<size_t>(run.sequence)]);
     sequences_.push_back(static_cast<int32_t>(i));
   }
-  const PagedBatch absorbed{query_start_, context_lens_,
+  const PagedBatch absorbed{query_start_,
+                            context_lens_,
                             std::span(tables, static_cast<size_t>(num_absorbed_ * batch.max_pages)),
-                            batch.max_pages, cached_lens_};
+                            batch.max_pages,
+                            cached_lens_,
+                            limits_.first_key};
   const auto heads = static_cast<int>(limits_.heads);
   const auto plan = [&](std::span<const int32_t> sequences) {
     decodes_.push_back(plan_latent_decode(absorbed, sequences, heads, limits_.num_multiprocessors));
@@ -220,6 +320,8 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
   if (limits_.batch_invariant) {
     decodes_ = plan_batch_invariant_latent_decode(absorbed, sequences_, heads,
                                                   limits_.num_multiprocessors);
+  } else if (is_decode_step_) {
+    plan(sequences_);  // one launch, as graphs have
   } else {
     // A tile has as many rows as the launch's largest sequence: a sequence with many tokens would
     // leave the others' tiles mostly empty.

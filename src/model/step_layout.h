@@ -37,7 +37,13 @@ struct StepLimits {
   // Distance between consecutive pool pages in pages of one layer. Kernels count pages of one
   // layer: a device page number is the pool's page number times this (CacheMemory).
   int64_t page_stride = 1;
+  // Steps write the MTP layer's rows of their tokens too, and keep states.
+  bool with_mtp = false;
+  int32_t first_key = 0;  // of the MTP layer's own steps 1, see hidden_key.h
 };
+
+// The limits of a step of the MTP layer (StepPlanner::plan_draft()) beside steps with these.
+StepLimits draft_limits(StepLimits limits);
 
 // Offsets of the arrays, in bytes from the start of the memory.
 struct StepArrays {
@@ -46,9 +52,13 @@ struct StepArrays {
   int64_t positions = 0;       // [rows] i32
   int64_t slots = 0;           // [rows] i64: device page * kPageSize + slot; -1: padding
   int64_t logit_rows = 0;      // [logit rows] i32
-  int64_t first_part = 0;      // of the first of decodes, with room for as many splits
-  int64_t parts = 0;           // as a step of so many rows needs
-  int64_t block_tables = 0;    // [runs, max_pages] i32 device pages, -1: none; absorbed runs' first
+  // With an MTP layer.
+  int64_t previous_states = 0;  // [rows] i64: see MtpInputArguments::previous
+  int64_t mtp_slots = 0;        // [rows] i64: slots of the MTP layer's rows; -1: it is not written
+  int64_t state_slots = 0;      // [rows] i64: number among the kept states; -1: it is not kept
+  int64_t first_part = 0;       // of the first of decodes, with room for as many splits
+  int64_t parts = 0;            // as a step of so many rows needs
+  int64_t block_tables = 0;  // [runs, max_pages] i32 device pages, -1: none; absorbed runs' first
   // Only for multi-head rows, which graphs do not have. Arrays of all passes together.
   int64_t gathered = 0;        // [parts] i32: indices of block tables
   int64_t first_keys = 0;      // [parts] i32: in the sequence
@@ -76,13 +86,14 @@ struct StepLayout {
   static constexpr int64_t kAlignment = 16;
 
   int64_t rows = 0, valid_rows = 0;  // rows: including padding
+  bool has_mtp_rows = false;         // some of mtp_slots are slots
   int64_t absorbed_rows = 0;         // first in the order
   int64_t logit_rows = 0;
   int64_t most_keys = 0;  // most keys that a row sees, itself included
   int32_t max_pages = 0;
   int64_t page_stride = 1;
   StepArrays at;
-  std::vector<DecodeLaunch> decodes;  // in launch order; a graph has only the first
+  std::vector<DecodeLaunch> decodes;  // in launch order; a graph has only the first, of its tile
   std::vector<MhaPass> passes;
   std::vector<std::byte> memory;
 };
@@ -102,6 +113,9 @@ int64_t append(StepLayout& layout, std::span<const T> values) {
   return at;
 }
 
+// The most rows that one of the batch's sequences has.
+int32_t most_queries(const ForwardBatch& batch);
+
 // Plans steps. Reuses its memory between steps.
 class StepPlanner {
  public:
@@ -110,8 +124,15 @@ class StepPlanner {
   // Plans the batch as a step of `rows` rows, padded after the batch's rows; with padding every row
   // has a logit row. The logits are in the batch's order.
   void plan(const ForwardBatch& batch, int64_t rows, StepLayout& out);
+  // A step of the MTP layer, by draft_limits(). `states`: of each of the batch's rows the index of
+  // the state before it among the logit rows of the draft step before; empty: they are the main
+  // model's, kept in pages. `rows`: 0, or those of a graph, which has as many logit rows: the
+  // batch's, then others whose logits are of no use.
+  void plan_draft(const ForwardBatch& batch, std::span<const int32_t> states, int64_t rows,
+                  StepLayout& out);
 
-  // Whether the batch has one row a sequence, each sampled, as a graph requires.
+  // Whether the batch has one row a sequence, with an MTP layer up to 1 + kMaxDrafts, each sampled,
+  // as a graph requires.
   bool is_decode(const ForwardBatch& batch) const;
 
   // Upper bound of the bytes of a step with so many rows and sequences whose keys lie in so many
@@ -132,6 +153,7 @@ class StepPlanner {
   void order_rows(const ForwardBatch& batch);
   void place_arrays(const ForwardBatch& batch, StepLayout& out);
   void write_rows(const ForwardBatch& batch, StepLayout& out);
+  void write_mtp(const ForwardBatch& batch, StepLayout& out) const;
   void write_absorbed(const ForwardBatch& batch, StepLayout& out);
   void write_multi_head(StepLayout& out);
   void add_keys(int64_t index, StepLayout& out);
@@ -141,6 +163,7 @@ class StepPlanner {
   int64_t most_further_bytes(int64_t rows, int64_t max_pages) const;
 
   const StepLimits limits_;
+  bool is_decode_step_ = false;
   std::vector<Run> runs_;        // in the step's order
   int64_t num_single_ = 0;       // leading runs of one absorbed row each
   int64_t num_absorbed_ = 0;     // leading absorbed runs

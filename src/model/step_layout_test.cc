@@ -9,6 +9,7 @@
 #include <set>
 
 #include "cache/latent_layout.h"
+#include "ops/mtp/kept_states.h"
 
 namespace fathom::cuda {
 namespace {
@@ -294,6 +295,109 @@ TEST(StepLayout, ManyTokensOfOneSequenceLeaveTheTilesOfOthersSmall) {
     }
   }
   EXPECT_EQ(std::ssize(rows), batch.num_rows() * kHeads);
+}
+
+// A step with an MTP layer: whose state each token's row of the layer is made from, where that row
+// goes, and which states are kept where.
+TEST(StepLayout, MtpRowsAndStates) {
+  StepLimits with_mtp = limits(1024);
+  with_mtp.with_mtp = true;
+  with_mtp.page_stride = 11;
+  StepPlanner planner(with_mtp);
+  StepLayout layout;
+  // A prompt, a chunk after a page, an answer's token, windows with and without a row to write.
+  ForwardBatch batch = make_batch({{70, 0}, {9, 128}, {1, 63}, {4, 62}, {4, 200}});
+  batch.mtp_lens = {0, 128, 63, 63, 200};
+  batch.num_drafts = {0, 0, 0, 3, 3};
+  planner.plan(batch, batch.num_rows() + 5, layout);
+  EXPECT_TRUE(layout.has_mtp_rows);
+  EXPECT_LE(std::ssize(layout.memory),
+            planner.most_bytes(layout.rows, batch.num_sequences(), batch.max_pages));
+  const auto* ids = array_at<int32_t>(layout, layout.at.token_ids);
+  const auto* previous = array_at<int64_t>(layout, layout.at.previous_states);
+  const auto* slots = array_at<int64_t>(layout, layout.at.mtp_slots);
+  const auto* kept = array_at<int64_t>(layout, layout.at.state_slots);
+  const auto row_of = [&](int32_t batch_row) {
+    const int32_t id = batch.token_ids[static_cast<size_t>(batch_row)];
+    return std::find(ids, ids + layout.valid_rows, id) - ids;
+  };
+  for (int32_t s = 0; s < batch.num_sequences(); ++s) {
+    const auto at = static_cast<size_t>(s);
+    const int32_t context = batch.context_lens[at], first = batch.query_start[at];
+    const int32_t count = batch.query_start[at + 1] - first;
+    const auto page_of = [&](int32_t position) {
+      return int64_t{batch.block_tables[at * static_cast<size_t>(batch.max_pages) +
+                                        static_cast<size_t>(position / 64)]};
+    };
+    for (int32_t i = 0; i < count; ++i) {
+      SCOPED_TRACE(testing::Message() << "sequence " << s << ", row " << i);
+      const int32_t position = context + i;
+      const auto row = row_of(first + i);
+      const bool is_kept = i >= count - 4 || position % 64 >= 60;
+      EXPECT_EQ(kept[row], is_kept ? page_of(position) * 4 + position % 4 : -1);
+      const bool is_written = position >= batch.mtp_lens[at] && i < count - batch.num_drafts[at];
+      const int64_t slot = position < 64 ? (position + 63) % 64 : position % 64;
+      EXPECT_EQ(slots[row], is_written ? page_of(position) * 11 * 64 + slot : -1);
+      if (!is_written || position == 0) {
+        EXPECT_EQ(previous[row], kNoState);
+      } else if (i == 0) {
+        EXPECT_EQ(previous[row], -1 - (page_of(position - 1) * 4 + (position - 1) % 4));
+      } else {
+        EXPECT_EQ(previous[row], row_of(first + i - 1));
+      }
+    }
+  }
+  for (int64_t row = layout.valid_rows; row < layout.rows; ++row) {
+    EXPECT_EQ(previous[row], kNoState);
+    EXPECT_EQ(slots[row], -1);
+    EXPECT_EQ(kept[row], -1);
+  }
+}
+
+// A step of the MTP layer: the same slots, states from pages or from the draft step before.
+TEST(StepLayout, DraftSteps) {
+  StepLimits with_mtp = limits(1024);
+  with_mtp.page_stride = 3;
+  StepPlanner planner(draft_limits(with_mtp));
+  StepLayout layout;
+  ForwardBatch batch = make_batch({{1, 200}, {4, 61}, {2, 1}});
+  batch.logit_rows = {0, 4, 6};
+  const std::vector<int32_t> own_states = {6, 0, 1, 2, 3, 5, 4};
+  for (const bool is_own : {false, true}) {
+    for (const int64_t rows : {0, 7, 12}) {
+      planner.plan_draft(batch, is_own ? own_states : std::vector<int32_t>(), rows, layout);
+      EXPECT_EQ(layout.rows, rows == 0 ? 7 : rows);
+      EXPECT_EQ(layout.logit_rows, rows == 0 ? 3 : rows);
+      EXPECT_EQ(*array_at<int32_t>(layout, layout.at.num_valid_rows), 3);
+      EXPECT_TRUE(layout.passes.empty());
+      EXPECT_LE(std::ssize(layout.memory), planner.most_bytes(layout.rows, 3, batch.max_pages));
+      const auto* ids = array_at<int32_t>(layout, layout.at.token_ids);
+      const auto* logit_rows = array_at<int32_t>(layout, layout.at.logit_rows);
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(ids[logit_rows[i]], batch.token_ids[static_cast<size_t>(batch.logit_rows[i])]);
+      }
+      for (int64_t i = 3; i < layout.logit_rows; ++i) EXPECT_LT(logit_rows[i], layout.rows);
+      const auto* previous = array_at<int64_t>(layout, layout.at.previous_states);
+      const auto* slots = array_at<int64_t>(layout, layout.at.slots);
+      for (int32_t s = 0; s < batch.num_sequences(); ++s) {
+        for (int32_t row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+          const int32_t position = batch.positions[row];
+          const auto page_of = [&](int32_t of) {
+            return int64_t{batch.block_tables[s * batch.max_pages + of / 64]};
+          };
+          const auto at = std::find(ids, ids + 7, batch.token_ids[row]) - ids;
+          EXPECT_EQ(previous[at], is_own ? own_states[static_cast<size_t>(row)]
+                                         : -1 - (page_of(position - 1) * 4 + (position - 1) % 4));
+          EXPECT_EQ(slots[at], page_of(position) * 3 * 64 +
+                                   (position < 64 ? (position + 63) % 64 : position % 64));
+        }
+      }
+      for (int64_t row = 7; row < layout.rows; ++row) {
+        EXPECT_EQ(previous[row], kNoState);
+        EXPECT_EQ(slots[row], -1);
+      }
+    }
+  }
 }
 
 TEST(StepLayout, LongBatchInvariantStepsHaveSeveralLaunches) {

@@ -31,10 +31,11 @@ class Planner {
   UploadPlan model(const ModelSpec& spec, std::span<const LayerForms> forms) {
     ModelTensors& out = *plan_.tensors;
     table(spec.embedding, spec.embedding.rows.count, &out.embedding);
-    out.layers.resize(spec.layers.size());
+    out.layers.resize(forms.size());
     for (size_t i = 0; i < spec.layers.size(); ++i) {
       layer(spec.layers[i], forms[i], &out.layers[i]);
     }
+    if (!spec.mtp.empty()) mtp(spec.mtp.front(), forms.back(), &out);
     vector(spec.final_norm, &out.final_norm);
     table(spec.head, gpu_logit_columns(spec), &out.head);
     return std::move(plan_);
@@ -65,6 +66,15 @@ class Planner {
     } else {
       mlps({&*spec.dense, 1}, forms.mlps, &out->dense);
     }
+  }
+
+  void mtp(const MtpSpec& spec, const LayerForms& forms, ModelTensors* out) {
+    layer(spec.layer, forms, &out->layers.back());
+    vector(spec.embedding_norm, &out->mtp.embedding_norm);
+    vector(spec.hidden_norm, &out->mtp.hidden_norm);
+    const TensorPart projection = spec.projection();
+    matrix({&projection}, forms.mtp_projection, &out->mtp.projection);
+    vector(spec.head_norm, &out->mtp.head_norm);
   }
 
   void attention(const AttentionSpec& spec, const LayerForms& forms, LayerWeights* out) {
@@ -167,8 +177,8 @@ class Planner {
 
 UploadPlan plan_upload(const ModelSpec& spec, std::span<const LayerForms> forms,
                        std::byte* memory) {
-  FATHOM_CHECK(forms.size() == spec.layers.size(), "forms of {} layers, the spec has {}",
-               forms.size(), spec.layers.size());
+  const size_t layers = spec.layers.size() + std::min<size_t>(spec.mtp.size(), 1);
+  FATHOM_CHECK(forms.size() == layers, "forms of {} layers, the spec has {}", forms.size(), layers);
   return Planner(spec, memory).model(spec, forms);
 }
 

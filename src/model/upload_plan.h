@@ -33,7 +33,7 @@ struct UploadPlan {
 };
 
 // The plan for an allocation at `memory`. With null only `bytes` is of use. `forms` are of
-// spec.layers. Slices of e4m3 begin whole blocks of 128x128, as WeightForms requires.
+// layer_forms(). Slices of e4m3 begin whole blocks of 128x128, as WeightForms requires.
 UploadPlan plan_upload(const ModelSpec& spec, std::span<const LayerForms> forms, std::byte* memory);
 
 }  // namespace fathom::cuda

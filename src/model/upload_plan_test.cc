@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/math.h"
+#include "checkpoint/tensor_names.h"
 #include "checkpoint/test_files.h"
 #include "checkpoint/weight_names.h"
 #include "model/gpu_support.h"
@@ -35,7 +36,8 @@ class UploadPlanTest : public testing::TestWithParam<const char*> {
         "intermediate_size": 584, "moe_intermediate_size": 136, "n_routed_experts": 5,
         "n_shared_experts": 2, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": true,
-        "routed_scaling_factor": 2.5, "first_k_dense_replace": 1{}}})",
+        "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1{}}})",
                                              GetParam()));
     auto opened = Checkpoint::open_dummy(folder_.path());
     EXPECT_TRUE(opened) << opened.error().message;
@@ -56,7 +58,7 @@ class UploadPlanTest : public testing::TestWithParam<const char*> {
     }
   };
   Planned planned(int ranks = 1, int rank = 0) {
-    return planned(make_spec(checkpoint_.config(), {.tp = ranks}, rank));
+    return planned(make_spec(checkpoint_.config(), {.tp = ranks}, rank, nullptr, true));
   }
   Planned planned(ModelSpec spec) {
     Planned out{.spec = std::move(spec)};
@@ -83,10 +85,32 @@ TEST_P(UploadPlanTest, UploadsEveryTensorOfTheCheckpointOnce) {
   const WeightNames names(checkpoint_.config());
   for (const auto& [name, entry] : checkpoint_.tensors()) {
     if (names.classify(name) == WeightGroup::kScales) continue;
-    EXPECT_EQ(uploads[name], 1) << name;
+    // The MTP layer's copies of the main model's tensors are not loaded.
+    const bool is_copy =
+        name.ends_with(tensor_names::kMtpEmbedding) || name.ends_with(tensor_names::kMtpHead);
+    EXPECT_EQ(uploads[name], is_copy && name.starts_with("model.layers.2.") ? 0 : 1) << name;
     uploads.erase(name);
   }
   for (const auto& [name, count] : uploads) ADD_FAILURE() << name << " is in no checkpoint";
+}
+
+TEST_P(UploadPlanTest, TheMtpLayerIsTheLast) {
+  const Planned made = planned();
+  const ModelTensors& tensors = *made.plan.tensors;
+  ASSERT_EQ(made.forms.size(), 3u);
+  ASSERT_EQ(tensors.layers.size(), 3u);
+  const Upload& projection = made.of("model.layers.2.eh_proj.weight");
+  EXPECT_EQ(projection.matrix, &tensors.mtp.projection);
+  EXPECT_EQ(projection.part.cols.count, 512);
+  EXPECT_EQ(made.of("model.layers.2.self_attn.o_proj.weight").matrix, &tensors.layers[2].o);
+  const std::pair<const char*, const float*> vectors[] = {
+      {"enorm", tensors.mtp.embedding_norm},
+      {"hnorm", tensors.mtp.hidden_norm},
+      {"shared_head.norm", tensors.mtp.head_norm},
+      {"input_layernorm", tensors.layers[2].input_norm}};
+  for (const auto& [name, values] : vectors) {
+    EXPECT_EQ(made.of(fmt::format("model.layers.2.{}.weight", name)).place.values, values) << name;
+  }
 }
 
 TEST_P(UploadPlanTest, RanksHoldEveryElementOnce) {

@@ -88,8 +88,13 @@ bool WeightForms::is_scaled_by_row(const TensorPart& part) const {
 
 std::vector<LayerForms> layer_forms(const ModelSpec& spec, const WeightForms& forms) {
   std::vector<LayerForms> out;
-  out.reserve(spec.layers.size());
+  out.reserve(spec.layers.size() + 1);
   for (const LayerSpec& layer : spec.layers) out.push_back(forms_of(layer, spec.config, forms));
+  if (!spec.mtp.empty()) {
+    out.push_back(forms_of(spec.mtp.front().layer, spec.config, forms));
+    const TensorPart projection = spec.mtp.front().projection();
+    out.back().mtp_projection = forms.matrix({&projection});
+  }
   return out;
 }
 

@@ -65,11 +65,12 @@ struct LayerForms {
   WeightForm o;
   DType mlps = DType::kBF16;   // of all blocks: one launch takes routed and shared experts
   DType router = DType::kF32;  // of a MoE layer; bf16 takes a third of the instructions
+  WeightForm mtp_projection;   // of the MTP layer: eh_proj
 
   friend bool operator==(const LayerForms&, const LayerForms&) = default;
 };
 
-// Of each layer.
+// Of each layer, the MTP layer's last.
 std::vector<LayerForms> layer_forms(const ModelSpec& spec, const WeightForms& forms);
 
 }  // namespace fathom

@@ -129,7 +129,7 @@ TEST_F(WeightFormsTest, OfLayersFollowTheSpec) {
   const auto layers = layer_forms(make_spec(checkpoint_.config()), blocks);
   const WeightForm e4m3{DType::kF8E4M3};
   ASSERT_EQ(layers.size(), 2);
-  EXPECT_EQ(layers[0], (LayerForms{e4m3, {}, e4m3, e4m3, e4m3, DType::kBF16, DType::kF32}));
+  EXPECT_EQ(layers[0], (LayerForms{e4m3, {}, e4m3, e4m3, e4m3, DType::kBF16, DType::kF32, {}}));
   EXPECT_EQ(layers[1].mlps, DType::kF8E4M3);
   // A rank's second of two heads: its rows of q_proj begin inside a block.
   const auto part = layer_forms(make_spec(checkpoint_.config(), {.tp = 2}, 1), blocks);

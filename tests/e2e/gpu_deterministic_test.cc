@@ -150,6 +150,34 @@ TEST_P(GpuDeterministic, RandomLoadsAnswerAsAlone) {
   }
 }
 
+// With drafts a request's completion is what it is without, bit by bit.
+TEST_P(GpuDeterministic, DraftsChangeNothing) {
+  std::mt19937 random(27);
+  const auto requests = random_requests(random, 100, 60);
+  const auto expected =
+      answers(*make_engine(deterministic_options(), {.prefix_caching = false}), requests, false);
+  for (const int64_t drafts : {1, 2, 3}) {
+    SCOPED_TRACE(testing::Message() << drafts << " drafts");
+    GpuRunnerOptions options = deterministic_options();
+    options.max_drafts = drafts;
+    EngineOptions always{.max_drafts = drafts, .adapts_drafts = false};
+    auto engine = make_engine(options, always);
+    expect_equal(answers(*engine, requests, true), expected);
+    expect_equal(answers(*engine, requests, true), expected);
+    EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
+    EXPECT_GT(engine->stats().prefix_hits, 1000);
+    options.max_total_tokens = 40 * kPageSize;
+    options.max_batched_tokens = 150;
+    options.graphs = false;
+    always.kv_offload_bytes = 64 << 20;
+    always.preempt_every = 7;
+    auto crowded = make_engine(options, always);
+    expect_equal(answers(*crowded, requests, true), expected);
+    EXPECT_GT(crowded->stats().preemptions, 5);
+    EXPECT_EQ(crowded->stats().pages_used, 0);
+  }
+}
+
 // Sequences computed step by step on a runner, with the log-probabilities of every position.
 class Sequences {
  public:

@@ -15,7 +15,7 @@ struct PagedBatch {
   // same step precede the sequence's first row; empty: equal to context_lens.
   std::span<const int32_t> cached_lens = {};
   // Keys before this one are hidden from all rows: an MTP layer has no row for a sequence's first
-  // token. At most context_lens. Read by absorbed_attention() on the CPU only.
+  // token. At most context_lens. On a GPU see latent_decode_cuda/hidden_key.h.
   int32_t first_key = 0;
 
   int64_t num_sequences() const { return static_cast<int64_t>(context_lens.size()); }

@@ -233,6 +233,8 @@ class BatchInvariantPlanner {
   }
 
   std::vector<LatentDecodePlan> make(std::span<const int32_t> sequences) {
+    FATHOM_CHECK(batch_.first_key == 0 || (batch_.first_key == 1 && num_blocks_ > 1),
+                 "keys begin at {}, {} CTAs", batch_.first_key, num_blocks_);
     for (const int32_t s : sequences) {
       for (int32_t token = 0; token < batch_.num_queries(s); ++token) add_token(s, token);
     }
@@ -245,9 +247,12 @@ class BatchInvariantPlanner {
     LatentDecodePart part;
     part.kv_len = batch_.context_lens[static_cast<size_t>(sequence)] + token + 1;
     part.num_queries = 1;
-    const int64_t tiles = ceil_div(part.kv_len, kPageSize);
-    part.num_splits =
-        static_cast<int32_t>(std::min<int64_t>(batch_invariant_splits(tiles), num_blocks_));
+    const int32_t keys = part.kv_len;
+    const int64_t tiles = ceil_div(keys, kPageSize);
+    // With a hidden key the first page is a split of its own, unless it is the only one.
+    const int64_t hidden = batch_.first_key, alone = hidden > 0 && tiles > 1 ? 1 : 0;
+    part.num_splits = static_cast<int32_t>(
+        alone + std::min<int64_t>(batch_invariant_splits(tiles - alone), num_blocks_ - alone));
     const int64_t slots = part.num_splits > 1 ? part.num_splits : 0;
     const auto pages = batch_.pages(sequence);
     for (int32_t head = 0; head < num_heads_; head += tile_rows_) {
@@ -259,8 +264,12 @@ class BatchInvariantPlanner {
       part.first_slot = static_cast<int32_t>(slots_);
       part.first_weight = static_cast<int32_t>(weights_);
       for (part.split = 0; part.split < part.num_splits; ++part.split) {
-        const int64_t begin = tiles * part.split / part.num_splits,
-                      end = tiles * (part.split + 1) / part.num_splits;
+        const int64_t splits = part.num_splits - alone, number = part.split - alone;
+        const int64_t begin = number < 0 ? 0 : alone + (tiles - alone) * number / splits,
+                      end = alone + (tiles - alone) * (number + 1) / splits;
+        const bool hides = hidden > 0 && begin == 0;
+        part.kv_len =
+            hides ? static_cast<int32_t>(std::min<int64_t>(keys, kPageSize) - hidden) : keys;
         part.first_page = static_cast<int32_t>(sequence * int64_t{batch_.max_pages} + begin);
         part.first_tile = static_cast<int32_t>(begin);
         part.num_tiles = static_cast<int32_t>(end - begin);
@@ -322,8 +331,9 @@ int latent_decode_tile_rows(int64_t most_rows) {
 
 LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int32_t> sequences,
                                     int num_heads, int num_multiprocessors) {
-  FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1, "{} heads, {} multiprocessors",
-               num_heads, num_multiprocessors);
+  FATHOM_CHECK(num_heads >= 1 && num_multiprocessors >= 1 && batch.first_key == 0,
+               "{} heads, {} multiprocessors, keys from {} on", num_heads, num_multiprocessors,
+               batch.first_key);
   return Planner(batch, sequences, num_heads).make(num_multiprocessors);
 }
 

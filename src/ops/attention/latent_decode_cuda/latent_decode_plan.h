@@ -68,8 +68,8 @@ LatentDecodePlan plan_latent_decode(const PagedBatch& batch, std::span<const int
                                     int num_heads, int num_multiprocessors);
 
 // A batch-invariant plan: a token's result depends on the keys that it sees alone. Each token has
-// row tiles of its own, and its position determines their splits. Returns several plans, to be
-// launched one after the other, where their splits do not fit the scratch memory together.
+// row tiles of its own, and its position determines their splits. Returns several plans for as many
+// launches where the splits do not fit the scratch memory together. Takes hidden keys: hidden_key.h
 std::vector<LatentDecodePlan> plan_batch_invariant_latent_decode(const PagedBatch& batch,
                                                                  std::span<const int32_t> sequences,
                                                                  int num_heads,

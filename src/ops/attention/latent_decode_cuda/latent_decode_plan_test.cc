@@ -5,9 +5,11 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <tuple>
 
 #include "cache/latent_layout.h"
+#include "ops/attention/latent_decode_cuda/hidden_key.h"
 
 namespace fathom::cuda {
 namespace {
@@ -239,6 +241,44 @@ TEST(BatchInvariantLatentDecodePlan, CutsEachTokenByItsPositionAlone) {
           const int position = batch.context_lens[s] + row - batch.query_start[s];
           ASSERT_EQ(cuts.at({row, 0}), cuts_alone(position)) << "position " << position;
         }
+      }
+    }
+  }
+}
+
+// With key 0 hidden: each token's splits have every slot of its keys but the hidden one, which is
+// the last of the first page.
+TEST(BatchInvariantLatentDecodePlan, HidesTheFirstKey) {
+  std::mt19937 random(5);
+  for (const int heads : {4, 16, 128}) {
+    Batch batch;
+    for (int i = 0; i < 60; ++i) {
+      const auto queries = static_cast<int32_t>(1 + random() % 4);
+      batch.add(1 + queries + static_cast<int32_t>(random() % (i % 3 == 0 ? 9000 : 140)), queries);
+    }
+    PagedBatch view = batch.view();
+    view.first_key = 1;
+    std::map<int, std::set<int64_t>> seen;  // by row * heads + head: slots of keys in the sequence
+    for (const LatentDecodePlan& plan :
+         plan_batch_invariant_latent_decode(view, batch.sequences, heads, 132)) {
+      for (const LatentDecodePart& part : plan.parts) {
+        for (int tile = part.first_tile; tile < part.first_tile + part.num_tiles; ++tile) {
+          for (int64_t slot = tile * 64; slot < std::min<int64_t>(part.kv_len, tile * 64 + 64);
+               ++slot) {
+            EXPECT_TRUE(seen[part.out_row].insert(slot).second) << "slot " << slot;
+          }
+        }
+      }
+    }
+    EXPECT_EQ(std::ssize(seen), batch.query_start.back() * ((heads + 63) / 64));
+    for (size_t s = 0; s < batch.context_lens.size(); ++s) {
+      for (int row = batch.query_start[s]; row < batch.query_start[s + 1]; ++row) {
+        const int position = batch.context_lens[s] + row - batch.query_start[s];
+        std::set<int64_t> expected;
+        for (int key = 1; key <= position; ++key) {
+          expected.insert(key / 64 * 64 + slot_behind_hidden_key(key));
+        }
+        EXPECT_EQ(seen[row * heads], expected) << "position " << position;
       }
     }
   }
