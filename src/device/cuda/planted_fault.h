@@ -36,7 +36,10 @@ enum class PlantedFault {
   kSkippedMeet,       // the experts' results are combined before the other ranks have them
   kWrongPeer,         // a row for the experts is read from the rank after its own
   kUnorderedExperts,  // rank 1 adds its experts' results in the order of the top-k list
-  kLast = kUnorderedExperts,
+  // Those of four-bit experts of few rows.
+  kSwappedScale,    // the first 32 columns of a block take the scale of the others
+  kRepeatedTokens,  // an expert's second eight tokens are the first again
+  kLast = kRepeatedTokens,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is
