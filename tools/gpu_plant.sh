@@ -34,6 +34,8 @@ skipped_begin moe_over_ranks_cuda_test Shapes/MoeOverRanks.HasTheBits*:MoeOverRa
 skipped_meet moe_over_ranks_cuda_test Shapes/MoeOverRanks.HasTheBits*:MoeOverRanksGraphs.*
 wrong_peer moe_over_ranks_cuda_test Shapes/MoeOverRanks.HasTheBits*
 unordered_experts moe_over_ranks_cuda_test Shapes/MoeOverRanks.HasTheBits*
+swapped_scale four_bit_moe_cuda_test Rows/FourBitMoe.*/Few
+repeated_tokens four_bit_moe_cuda_test Rows/FourBitMoe.OneExpertHasHalfOfTheTokens/Few
 wrong_peer gpu_ranks_test GpuExpertParallel.LanesGiveTheBitsOfOneRank
 wrong_owner gpu_ranks_test Forms/GpuTensorParallel.IsAsNearToFloat32AsOneRankAndTheSameAgain/*
 dropped_list_key sparse_latent_cuda_test Ways/SparseLatent.EqualsDoublePrecision/*:SparseLatentShort.*

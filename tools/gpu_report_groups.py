@@ -83,6 +83,7 @@ GROUPS = {
         ("moe_many_rows", ["moe_many_rows_cuda_bench"]),
         ("scaled_moe_few_rows", ["scaled_moe_few_rows_cuda_bench"]),
         ("scaled_moe_many_rows", ["scaled_moe_many_rows_cuda_bench"]),
+        ("four_bit_moe", ["four_bit_moe_cuda_bench"]),
         ("norms", ["rms_norm_cuda_bench"]),
         ("peer_sum", ["peer_sum_cuda_bench"]),
         ("expert_exchange", ["moe_over_ranks_cuda_bench"]),

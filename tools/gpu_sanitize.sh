@@ -25,6 +25,7 @@ decode_layers_cuda_test *ShortText* *ShortText/V2LiteInBf16Bf16:*ShortText/V2Lit
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
 gpu_decode_layers_test *GpuDecodeLayersShort.* *GpuDecodeLayersShort.*/0
+four_bit_moe_cuda_test *CodesOfFourBitFloats*:*WithoutAnAddend* *WithoutAnAddend*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Shapes/LatentDecode8Bit.*/0:Shapes/LatentDecode8Bit.*/8:Shapes/LatentDecode8Bit.*/12

@@ -16,7 +16,8 @@ constexpr std::string_view kNames[] = {
     "stale_token",    "skipped_launch_wait", "any_packet",       "unordered_peers",
     "skipped_begin",  "skipped_end",         "wrong_owner",      "skipped_meet",
     "wrong_peer",     "unordered_experts",   "dropped_list_key", "neighbour_list_key",
-    "other_sequence", "lost_split",          "batch_order"};
+    "other_sequence", "lost_split",          "batch_order",      "swapped_scale",
+    "repeated_tokens"};
 static_assert(std::size(kNames) == static_cast<size_t>(PlantedFault::kLast) + 1);
 
 PlantedFault fault_of_environment() {

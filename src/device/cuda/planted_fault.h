@@ -42,7 +42,10 @@ enum class PlantedFault {
   kOtherSequence,     // a row's positions are looked up in the first sequence's block table
   kLostSplit,         // the last split of a list is not combined
   kBatchOrder,        // in a batch of many rows lists are taken in another order
-  kLast = kBatchOrder,
+  // Those of four-bit experts of few rows.
+  kSwappedScale,    // the first 32 columns of a block take the scale of the others
+  kRepeatedTokens,  // an expert's second eight tokens are the first again
+  kLast = kRepeatedTokens,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is

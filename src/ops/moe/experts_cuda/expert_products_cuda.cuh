@@ -13,7 +13,9 @@
 // consumer warpgroups, and up to kTokens tokens, multiplied by the next multiple of 32: an expert
 // has any number of tokens, and its weight rows are many. kStages stages of weights [128, 64] and
 // tokens [kTokens, 64] in bf16 with the 128-byte swizzle. Accumulators hold the result transposed;
-// the epilogue transposes it through shared memory, 64 tokens at a time.
+// the epilogue transposes it through shared memory, 64 tokens at a time. Four-bit weights are
+// stages of four panels (plans/four_bit_tiles.h): each warp converts its 16 rows in registers,
+// whence the tensor cores take them, while the stage before is being multiplied.
 //
 // Algorithm: as ops/linear/many_rows_tile_cuda.cuh: one producer thread issues TMA loads and
 // publishes a tile's output descriptor beside its first stage, two warpgroups multiply.
@@ -28,9 +30,13 @@
 #include <cstdint>
 
 #include "base/math_constants.h"
+#include "device/cuda/bulk_copy.cuh"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/wgmma.cuh"
+#include "device/cuda/wgmma_registers.cuh"
+#include "ops/moe/experts_cuda/four_bit_codes_cuda.cuh"
+#include "ops/moe/plans/four_bit_tiles.h"
 
 namespace fathom::cuda {
 
@@ -40,11 +46,14 @@ struct alignas(16) ExpertTileOut {
   int row_stride = 0;             // in elements
   int tokens = 0, columns = 0;
   int k_steps = 0;  // stages; 0: no more tiles
+  int blocks = 0;   // of 64 of k; of four-bit weights
 };
 
 struct ExpertTile {
   // Boxes of 64 columns, of 128 rows: columns, rows, halves, groups of rows, slabs.
   const CUtensorMap* weights = nullptr;
+  const uint8_t* panels = nullptr;      // four-bit weights instead: the first panel
+  int num_panels = 0;                   // up to 4
   const CUtensorMap* tokens = nullptr;  // likewise, of token_units units of tokens
   int token_units = 0;
   int first_group = 0;  // group of 8 rows, or of 8 of gate and 8 of up
@@ -55,13 +64,20 @@ struct ExpertTile {
 
 // A stage is kSlabs times 64 of k: issuing a box and waiting for a stage take some hundred clocks
 // each, whatever their size.
-template <int kMostTokens, int kStageCount, int kSlabCount>
+enum class ExpertWeights { kBf16, kFourBitInteger, kFourBitE2m1 };
+
+template <int kMostTokens, int kStageCount, int kSlabCount,
+          ExpertWeights kWeightForm = ExpertWeights::kBf16>
 struct ExpertTileShape {
   static constexpr int kTokens = kMostTokens, kStages = kStageCount, kSlabs = kSlabCount;
   static constexpr int kGroups = 2, kWeightRows = 64 * kGroups;
   // Tokens are loaded and multiplied in multiples of this: each multiple has its own tensor map.
   static constexpr int kTokenUnit = 32, kTokenUnits = kTokens / kTokenUnit;
-  static constexpr int kWeightSlabBytes = kWeightRows * 128;
+  static constexpr bool kIsFourBit = kWeightForm != ExpertWeights::kBf16;
+  static constexpr FourBitCode kCode =
+      kWeightForm == ExpertWeights::kFourBitE2m1 ? FourBitCode::kE2m1 : FourBitCode::kInteger;
+  static constexpr int kWeightSlabBytes =
+      kIsFourBit ? kWeightRows / kFourBitPanelRows * kFourBitBlockBytes : kWeightRows * 128;
   static constexpr int kWeightBytes = kSlabs * kWeightSlabBytes,
                        kTokenBytes = kSlabs * kTokens * 128;
   static constexpr int kThreads = 128 * (kGroups + 1);
@@ -144,12 +160,24 @@ class ExpertTileLoader {
   }
 
   __device__ void load_weights(const ExpertTile& tile, int stage, int k) {
-    barrier_expect(
-        &memory_.arrived[stage],
-        Shape::kWeightBytes + tile.token_units * Shape::kTokenUnit * 128 * Shape::kSlabs);
-    copy_box_under(tile.weights_are_read_once ? read_once_ : keep_, memory_.weights[stage],
-                   tile.weights, &memory_.arrived[stage], 0, 0, 0, tile.first_group,
-                   k * Shape::kSlabs);
+    const int token_bytes = tile.token_units * Shape::kTokenUnit * 128 * Shape::kSlabs;
+    const uint64_t policy = tile.weights_are_read_once ? read_once_ : keep_;
+    if constexpr (Shape::kIsFourBit) {
+      const int first = k * Shape::kSlabs;
+      const int bytes = min(Shape::kSlabs, tile.out.blocks - first) * kFourBitBlockBytes;
+      barrier_expect(&memory_.arrived[stage], tile.num_panels * bytes + token_bytes);
+      for (int panel = 0; panel < tile.num_panels; ++panel) {
+        const int block = panel * tile.out.blocks + first;  // an expert has fewer than 2^31
+        copy_bytes_under(policy,
+                         memory_.weights[stage] + panel * Shape::kSlabs * kFourBitBlockBytes,
+                         tile.panels + static_cast<int64_t>(block) * kFourBitBlockBytes, bytes,
+                         &memory_.arrived[stage]);
+      }
+    } else {
+      barrier_expect(&memory_.arrived[stage], Shape::kWeightBytes + token_bytes);
+      copy_box_under(policy, memory_.weights[stage], tile.weights, &memory_.arrived[stage], 0, 0, 0,
+                     tile.first_group, k * Shape::kSlabs);
+    }
   }
 
   ExpertTileMemory<Shape>& memory_;
@@ -192,7 +220,11 @@ class ExpertTileMultiplier {
     if constexpr (kUnits < Shape::kTokenUnits) {
       if (out.tokens > kUnits * Shape::kTokenUnit) return multiply_as_wide_as<kUnits + 1>(out);
     }
-    multiply<kUnits * Shape::kTokenUnit>(out.k_steps);
+    if constexpr (Shape::kIsFourBit) {
+      multiply_four_bit<kUnits * Shape::kTokenUnit>(out);
+    } else {
+      multiply<kUnits * Shape::kTokenUnit>(out.k_steps);
+    }
   }
 
   template <int kColumns>
@@ -219,6 +251,75 @@ class ExpertTileMultiplier {
       mma_commit();
       mma_wait<1>();
       if (k > 0) give_back(before);
+      before = stage_;
+      if (++stage_ == Shape::kStages) {
+        stage_ = 0;
+        phase_ ^= 1;
+      }
+    }
+    mma_wait();
+    give_back(before);
+  }
+
+  // The warp's 16 rows of 64 columns of a stage: codes, and scales of the upper and the lower row.
+  struct FourBitRows {
+    uint4 codes;
+    uint2 scales;
+  };
+  __device__ FourBitRows four_bit_rows(int slab) const {
+    const uint8_t* const tile =
+        memory_.weights[stage_] +
+        ((2 * group_ + warp_ / 2) * Shape::kSlabs + slab) * kFourBitBlockBytes +
+        warp_ % 2 * kFourBitTileBytes;
+    return {*reinterpret_cast<const uint4*>(tile + lane_ * 16),
+            *reinterpret_cast<const uint2*>(tile + 512 + lane_ / 4 * 8)};
+  }
+
+  // 16 columns in bf16: code times scale, rounded; zeros where nothing was loaded.
+  __device__ static void convert(const FourBitRows& rows, int s, bool exists, uint32_t (&a)[4]) {
+    const uint32_t word = s == 0   ? rows.codes.x
+                          : s == 1 ? rows.codes.y
+                          : s == 2 ? rows.codes.z
+                                   : rows.codes.w;
+    // Both halves the scale of the word's 32 columns.
+    const uint32_t half = s < 2 ? 0x1010 : 0x3232;
+    const uint32_t scales[2] = {__byte_perm(rows.scales.x, 0, half),
+                                __byte_perm(rows.scales.y, 0, half)};
+    four_bit_fragment<Shape::kCode>(word, a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t value = multiply_bf16x2(a[i], scales[i % 2]);
+      a[i] = exists ? value : 0;
+    }
+  }
+
+  template <int kColumns>
+  __device__ void multiply_four_bit(const ExpertTileOut& out) {
+    auto& sums = reinterpret_cast<float(&)[kColumns / 2]>(sums_);
+    const uint32_t tokens = shared_address(memory_.tokens);
+    const int k_steps = out.k_steps, blocks = out.blocks;
+    int add = 0, before = 0;
+    uint32_t a[2][4];  // the tensor cores read one while the other is being made
+    for (int k = 0; k < k_steps; ++k) {
+      barrier_wait(&memory_.arrived[stage_], phase_);
+#pragma unroll
+      for (int slab = 0; slab < Shape::kSlabs; ++slab) {
+        const FourBitRows rows = four_bit_rows(slab);
+        const bool exists = slab == 0 || k * Shape::kSlabs + slab < blocks;
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+          convert(rows, s, exists, a[s % 2]);
+          mma_fence();
+          mma_64(sums, a[s % 2][0], a[s % 2][1], a[s % 2][2], a[s % 2][3],
+                 swizzled_matrix(
+                     tokens + stage_ * Shape::kTokenBytes + slab * kColumns * 128 + s * 32, 1024),
+                 add);
+          add = 1;
+          mma_commit();
+          mma_wait<1>();
+          if (slab == 0 && s == 0 && k > 0) give_back(before);
+        }
+      }
       before = stage_;
       if (++stage_ == Shape::kStages) {
         stage_ = 0;
