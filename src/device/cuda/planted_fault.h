@@ -42,7 +42,11 @@ enum class PlantedFault {
   kOtherSequence,     // a row's positions are looked up in the first sequence's block table
   kLostSplit,         // the last split of a list is not combined
   kBatchOrder,        // in a batch of many rows lists are taken in another order
-  kLast = kBatchOrder,
+  // Faults of sparse attention's indexer.
+  kWrongIndexRow,   // row 5 of a step writes its index key a slot further
+  kWrongIndexPage,  // the second page of 256 keys is scored as the first
+  kCoarseLimit,     // the choice takes the k-th score's upper 22 bits for all of it
+  kLast = kCoarseLimit,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is
