@@ -9,15 +9,38 @@ namespace fathom::cuda {
 namespace {
 
 // In the order of PlantedFault.
-constexpr std::string_view kNames[] = {
-    "none",           "wrong_key",           "swapped_head",     "skipped_handoff",
-    "dropped_expert", "wrong_layer_scale",   "extra_row",        "skipped_key_handoff",
-    "half_logit",     "skipped_activations", "wrong_row",        "swapped_query_head",
-    "stale_token",    "skipped_launch_wait", "any_packet",       "unordered_peers",
-    "skipped_begin",  "skipped_end",         "wrong_owner",      "skipped_meet",
-    "wrong_peer",     "unordered_experts",   "dropped_list_key", "neighbour_list_key",
-    "other_sequence", "lost_split",          "batch_order",      "swapped_scale",
-    "repeated_tokens"};
+constexpr std::string_view kNames[] = {"none",
+                                       "wrong_key",
+                                       "swapped_head",
+                                       "skipped_handoff",
+                                       "dropped_expert",
+                                       "wrong_layer_scale",
+                                       "extra_row",
+                                       "skipped_key_handoff",
+                                       "half_logit",
+                                       "skipped_activations",
+                                       "wrong_row",
+                                       "swapped_query_head",
+                                       "stale_token",
+                                       "skipped_launch_wait",
+                                       "any_packet",
+                                       "unordered_peers",
+                                       "skipped_begin",
+                                       "skipped_end",
+                                       "wrong_owner",
+                                       "skipped_meet",
+                                       "wrong_peer",
+                                       "unordered_experts",
+                                       "dropped_list_key",
+                                       "neighbour_list_key",
+                                       "other_sequence",
+                                       "lost_split",
+                                       "batch_order",
+                                       "swapped_scale",
+                                       "repeated_tokens",
+                                       "wrong_index_row",
+                                       "wrong_index_page",
+                                       "coarse_limit"};
 static_assert(std::size(kNames) == static_cast<size_t>(PlantedFault::kLast) + 1);
 
 PlantedFault fault_of_environment() {

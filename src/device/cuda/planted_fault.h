@@ -45,7 +45,11 @@ enum class PlantedFault {
   // Those of four-bit experts of few rows.
   kSwappedScale,    // the first 32 columns of a block take the scale of the others
   kRepeatedTokens,  // an expert's second eight tokens are the first again
-  kLast = kRepeatedTokens,
+  // Faults of sparse attention's indexer.
+  kWrongIndexRow,   // row 5 of a step writes its index key a slot further
+  kWrongIndexPage,  // the second page of 256 keys is scored as the first
+  kCoarseLimit,     // the choice takes the k-th score's upper 22 bits for all of it
+  kLast = kCoarseLimit,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is
