@@ -22,7 +22,7 @@ JSON = [*STATUS, "boost/json.hpp"]
 SETS = [[*JSON, "chrono", "condition_variable", "functional"], JSON, STATUS,
         ["string", "vector"], ["string"], ["vector"]]
 COMPILE = ["g++", "-std=c++20", "-Wall", "-Wextra", "-I", str(ROOT / "src"), "-I", str(ROOT / "bench"),
-           "-isystem", str(CUDA), "--param", "ggc-min-heapsize=524288"]
+           "-isystem", str(CUDA), "-isystem", "/usr/include/eigen3", "--param", "ggc-min-heapsize=524288"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*(<[^>]*>|"[^"]*")', re.MULTILINE)
 
 

@@ -24,6 +24,7 @@ ROOMS = {
     "model": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "ops"],
     "engine": ["base", "tensor", "device", "comm", "cache", "transfer", "checkpoint", "placement", "tokenizer",
                "ops", "model"],
+    "convert": ["base", "tensor", "device", "cache", "checkpoint", "ops", "model"],
     "grammar": ["base", "tokenizer", "engine"],
     "server/http": ["base"],
     "server/openai": ["base", "tokenizer", "chat", "engine"],
@@ -34,7 +35,7 @@ ROOMS = {
                    "server/metrics", "server/openai", "server/page"],
     "router": ["base", "server/http", "server/client", "server/metrics"],
     "cli": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "tokenizer",
-            "chat", "ops", "model", "engine", "grammar", "server/http", "server/openai", "server/api",
+            "chat", "ops", "model", "convert", "engine", "grammar", "server/http", "server/openai", "server/api",
             "server/client", "router", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.

@@ -78,7 +78,7 @@ def load_model(config, plain, dtype):
     bad = {k: v for k, v in info.items() if v and k != "error_msgs"} | ({"errors": info["error_msgs"]} if info.get("error_msgs") else {})
     if bad:
         raise RuntimeError(f"the checkpoint does not fit the model: {bad}")
-    if config["qk_rope_head_dim"] == 0:        # transformers takes a width of 0 for one that is not given
+    if config.get("qk_rope_head_dim") == 0:        # transformers takes a width of 0 for one that is not given
         model.model.rotary_emb.inv_freq = torch.zeros(0)
     return model.eval()
 

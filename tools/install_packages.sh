@@ -5,7 +5,7 @@
 set -eu
 
 BUILD="g++ cmake ninja-build pkg-config libboost1.81-dev libboost-json1.81-dev libssl-dev libfmt-dev libspdlog-dev libcli11-dev
-  libpcre2-dev libxxhash-dev libexpected-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev libyaml-cpp-dev
+  libpcre2-dev libxxhash-dev libexpected-dev libeigen3-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev libyaml-cpp-dev
   python3 python3-pip python3-jsonschema patch"
 # Without these the build goes on: libjs-katex, the page's formulas; openmpi-bin, mpirun for its tests.
 BUILD_OPTIONAL="libjs-katex openmpi-bin"

@@ -61,6 +61,13 @@ GLM_HEADS = dict(num_attention_heads=5, num_key_value_heads=5, qk_nope_head_dim=
 GLM_DSA = {k: v for k, v in (V32 | GLM_HEADS).items() if not k.startswith(("scoring", "topk_method"))} | dict(
     architectures=["GlmMoeDsaForCausalLM"], model_type="glm_moe_dsa", n_group=1, topk_group=1,
     rope_parameters=dict(rope_type="default", rope_theta=1e6), indexer_rope_interleave=True, num_nextn_predict_layers=1)
+# Grouped-query attention: Llama, Mistral and Qwen2. Stored in float32, so that a conversion to MLA can be exact.
+GQA = {k: v for k, v in COMMON.items()
+       if not k.startswith(("n_shared", "moe_", "first_k", "ep_size"))} | dict(torch_dtype="float32", hidden_size=128)
+LLAMA = GQA | dict(architectures=["LlamaForCausalLM"], model_type="llama", mlp_bias=False)
+QWEN2 = GQA | dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2", rope_theta=1e6, tie_word_embeddings=True,
+                   use_sliding_window=False, sliding_window=4096, max_window_layers=2)
+QWEN2.pop("attention_bias")
 REAL_HEADS = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=48, kv_lora_rank=512,
                   qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 FP8_BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -76,7 +83,7 @@ FP8_CHANNEL = {
                               "group_size": None, "block_structure": None, "observer": None}}}}
 
 # Per form: config, prompt length, rows kept (None: all), smallest routing distance asked of the prompt, and
-# optionally: quant, norms (stored type of norm weights), shards, long (length of a second prompt), bias (range),
+# optionally: embedding (its size, where it is the head, too), quant, norms (stored type of norm weights), shards, long (length of a second prompt), bias (range),
 # pictures (the language model is a part of a larger one: config.json has it as text_config, names a prefix).
 FORMS = {
     "v2lite": dict(
@@ -204,6 +211,27 @@ FORMS = {
     "v3_mtp3": dict(
         config=V3 | dict(num_nextn_predict_layers=3), prompt=24, gap=5e-3,
         notes="V3 with three MTP layers, which draft in turn"),
+    "llama_mqa": dict(
+        config=LLAMA | dict(num_attention_heads=4, num_key_value_heads=1, head_dim=64, hidden_size=72),
+        prompt=64, gap=0.0, long=2000, long_rows=[0, 1, 63, 64, 511, 512, 1000, 1023, 1024, 1500, 1998, 1999], long_gap=0.0,
+        notes="Llama with one KV head of 64; prompts of 64 and 2,000 tokens"),
+    "qwen2_mqa": dict(
+        config=QWEN2 | dict(num_attention_heads=2, num_key_value_heads=1), prompt=64, gap=0.0, embedding=0.1,
+        notes="Qwen2 with one KV head of 64: biases on q, k and v, the embedding is the head, theta 1e6"),
+    "qwen2_two": dict(
+        config=QWEN2 | dict(num_attention_heads=4, num_key_value_heads=2), prompt=40, gap=0.0, embedding=0.1,
+        notes="Qwen2 with two KV heads of 32"),
+    "llama_four": dict(
+        config=LLAMA | dict(num_attention_heads=8, num_key_value_heads=4, rope_scaling=dict(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)),
+        prompt=100, gap=0.0,
+        notes="Llama with four KV heads of 16 and Llama 3.1's scaling of frequencies, prompt past the original 64"),
+    "llama_bias": dict(
+        config=LLAMA | dict(num_attention_heads=6, num_key_value_heads=3, head_dim=20, hidden_size=60, attention_bias=True,
+                            torch_dtype="bfloat16", rms_norm_eps=1e-5),
+        prompt=40, gap=0.0, shards=2,
+        notes="Llama with biases on all four projections: three KV heads of 20, wider than hidden / heads, eps 1e-5, bfloat16 "
+              "in two shards"),
 }
 
 
@@ -215,9 +243,26 @@ def has_indexer(c, layer):
 
 def layer_shapes(c, layer):
     """Names (without prefix) and shapes of the tensors of one decoder layer."""
-    hidden, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
-    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
     shapes = {"input_layernorm.weight": [hidden], "post_attention_layernorm.weight": [hidden]}
+
+    def mlp(prefix, width):
+        shapes[f"mlp.{prefix}gate_proj.weight"] = shapes[f"mlp.{prefix}up_proj.weight"] = [width, hidden]
+        shapes[f"mlp.{prefix}down_proj.weight"] = [hidden, width]
+
+    if "kv_lora_rank" not in c:        # grouped-query attention
+        width = c.get("head_dim", hidden // heads)
+        for part, rows in (("q", heads), ("k", c["num_key_value_heads"]), ("v", c["num_key_value_heads"])):
+            shapes[f"self_attn.{part}_proj.weight"] = [rows * width, hidden]
+            if c.get("attention_bias", c["model_type"] == "qwen2"):
+                shapes[f"self_attn.{part}_proj.bias"] = [rows * width]
+        shapes["self_attn.o_proj.weight"] = [hidden, heads * width]
+        if c.get("attention_bias"):
+            shapes["self_attn.o_proj.bias"] = [hidden]
+        mlp("", c["intermediate_size"])
+        return shapes
+    rank = c["kv_lora_rank"]
+    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
     if c["q_lora_rank"] is None:
         shapes["self_attn.q_proj.weight"] = [heads * (nope + rope), hidden]
     else:
@@ -234,11 +279,6 @@ def layer_shapes(c, layer):
         shapes["self_attn.indexer.wk.weight"] = [index_dim, hidden]
         shapes["self_attn.indexer.k_norm.weight"] = shapes["self_attn.indexer.k_norm.bias"] = [index_dim]
         shapes["self_attn.indexer.weights_proj.weight"] = [index_heads, hidden]
-
-    def mlp(prefix, width):
-        shapes[f"mlp.{prefix}gate_proj.weight"] = shapes[f"mlp.{prefix}up_proj.weight"] = [width, hidden]
-        shapes[f"mlp.{prefix}down_proj.weight"] = [hidden, width]
-
     if layer < c.get("first_k_dense_replace", c["num_hidden_layers"]):
         mlp("", c["intermediate_size"])
         return shapes
@@ -272,12 +312,12 @@ def random_weights(form, rng):
         if name.endswith("e_score_correction_bias"):
             low, high = form.get("bias", (0.0, 0.6))
             weights[name] = low + (high - low) * torch.rand(shape, generator=rng)
-        elif name.endswith("k_norm.bias"):
+        elif name.endswith(".bias"):
             weights[name] = 0.3 * torch.randn(shape, generator=rng)
         elif len(shape) == 1:
             weights[name] = 0.5 + torch.rand(shape, generator=rng)
         elif name.endswith("embed_tokens.weight"):
-            weights[name] = torch.randn(shape, generator=rng)
+            weights[name] = torch.randn(shape, generator=rng) * form.get("embedding", 1.0)
         else:
             gain = 2.0 if name.endswith("mlp.gate.weight") else 1.0
             weights[name] = torch.randn(shape, generator=rng) * gain / shape[1] ** 0.5

@@ -210,6 +210,11 @@ Result<> Checkpoint::check_names() const {
   std::string first;
   for (const auto& [name, entry] : tensors_) {
     if (is_ignored_tensor(name) || names.classify(name) || is_copied_head(name)) continue;
+    if (name.ends_with("_proj.bias") || name.ends_with("_proj_with_mqa.bias")) {
+      return invalid(
+          "{}: tensor {:?} is a bias that config.json does not call for (attention_bias)",
+          directory_, name);
+    }
     if (++unexpected == 1) first = name;
   }
   if (unexpected > 0 && !config_.is_known_type) {

@@ -58,9 +58,7 @@ class ConfigReader {
     }
     // Options that no published model of the family sets, and that change the meaning of its
     // weights.
-    FATHOM_RETURN_IF_ERROR(require_switch("attention_bias", false));
     FATHOM_RETURN_IF_ERROR(require_switch("mlp_bias", false));
-    FATHOM_RETURN_IF_ERROR(require_switch("qk_latent_layernorm", true));
     FATHOM_RETURN_IF_ERROR(require_switch("rope_interleave", true));
     FATHOM_TRY(const auto tied, fields_.optional_boolean("tie_word_embeddings"));
     config_.tied_embeddings = tied.value_or(false);
@@ -90,6 +88,11 @@ class ConfigReader {
 
   Result<> read_attention() {
     FATHOM_TRY(config_.num_heads, fields_.integer("num_attention_heads", 1, kMaxHeads));
+    FATHOM_TRY(const auto bias, fields_.optional_boolean("attention_bias"));
+    config_.has_qkv_bias = bias.value_or(false);
+    if (is_grouped_query(fields_, config_.model_type)) return read_grouped_query();
+    FATHOM_TRY(const auto norm, fields_.optional_boolean("qk_latent_layernorm"));
+    config_.latent_norm = norm.value_or(true);
     FATHOM_TRY(const auto kv_heads, fields_.optional_integer("num_key_value_heads", 1, kMaxHeads));
     if (kv_heads.value_or(config_.num_heads) != config_.num_heads) {
       return invalid("{}num_key_value_heads is {}, must equal num_attention_heads, {}", where_,
@@ -105,6 +108,43 @@ class ConfigReader {
       return invalid("{}qk_rope_head_dim is {}, must be even (rotated in pairs)", where_,
                      config_.qk_rope_dim);
     }
+    // Written by `fathom convert` alone.
+    FATHOM_TRY(const auto rope_heads, fields_.optional_integer("qk_rope_heads", 1, kMaxHeads));
+    config_.rope_heads = rope_heads.value_or(1);
+    if (config_.qk_rope_dim % (2 * config_.rope_heads) != 0) {
+      return invalid("{}qk_rope_heads is {}, qk_rope_head_dim, {}, is not that many even parts",
+                     where_, config_.rope_heads, config_.qk_rope_dim);
+    }
+    return {};
+  }
+
+  // Llama, Mistral and Qwen2, which has biases without saying so.
+  Result<> read_grouped_query() {
+    const bool is_qwen = config_.model_type == "qwen2";
+    config_.has_o_bias = config_.has_qkv_bias && !is_qwen;
+    config_.has_qkv_bias = config_.has_qkv_bias || is_qwen;
+    GroupedQueryConfig gqa;
+    FATHOM_TRY(const auto kv_heads,
+               fields_.optional_integer("num_key_value_heads", 1, config_.num_heads));
+    gqa.kv_heads = kv_heads.value_or(config_.num_heads);
+    if (config_.num_heads % gqa.kv_heads != 0) {
+      return invalid("{}num_key_value_heads is {}, must divide num_attention_heads, {}", where_,
+                     gqa.kv_heads, config_.num_heads);
+    }
+    FATHOM_TRY(const auto head_dim, fields_.optional_integer("head_dim", 2, kMaxHeadDim));
+    if (!head_dim && config_.hidden % config_.num_heads != 0) {
+      return invalid("{}hidden_size is {}, must be a multiple of num_attention_heads, {}", where_,
+                     config_.hidden, config_.num_heads);
+    }
+    gqa.head_dim = head_dim.value_or(config_.hidden / config_.num_heads);
+    if (gqa.head_dim < 2 || gqa.head_dim % 2 != 0 || gqa.kv_heads * gqa.head_dim > kMaxLoraRank) {
+      return invalid("{}head_dim is {} in {} KV heads, must be even and at most {} in all", where_,
+                     gqa.head_dim, gqa.kv_heads, kMaxLoraRank);
+    }
+    config_.kv_lora_rank = config_.qk_rope_dim = gqa.kv_heads * gqa.head_dim;
+    config_.qk_nope_dim = config_.v_dim = gqa.head_dim;
+    config_.latent_norm = false;
+    config_.gqa = gqa;
     return {};
   }
 
@@ -145,11 +185,32 @@ class ConfigReader {
     FATHOM_TRY(const auto type, rope.optional_string("type"));
     const std::string kind = rope_type ? *rope_type : type ? *type : "default";
     if (kind == "default") return {};
-    if (kind != "yarn") {
-      return invalid("{}{}.{} is {:?}, supported are \"yarn\" and \"default\"", where_, key,
-                     rope_type ? "rope_type" : "type", kind.substr(0, 60));
+    if (kind == "llama3") return read_llama3(rope, key);
+    if (kind != "yarn" || config_.gqa) {
+      return invalid("{}{}.{} is {:?}, supported are \"{}\" and \"default\"", where_, key,
+                     rope_type ? "rope_type" : "type", kind.substr(0, 60),
+                     config_.gqa ? "llama3" : "yarn");
     }
     return read_yarn(rope, key);
+  }
+
+  Result<> read_llama3(const JsonFields& rope, const std::string& key) {
+    Llama3RopeConfig llama3;
+    for (const auto& [name, value] : {std::pair("factor", &llama3.factor),
+                                      {"low_freq_factor", &llama3.low_freq_factor},
+                                      {"high_freq_factor", &llama3.high_freq_factor}}) {
+      FATHOM_TRY(const auto given, rope.optional_number(name, 1e-3, 1e6));
+      if (!given) return invalid("{}{}.{} is missing", where_, key, name);
+      *value = *given;
+    }
+    if (llama3.high_freq_factor <= llama3.low_freq_factor) {
+      return invalid("{}{}.high_freq_factor is {}, must be above low_freq_factor, {}", where_, key,
+                     llama3.high_freq_factor, llama3.low_freq_factor);
+    }
+    FATHOM_TRY(llama3.original_max_position,
+               rope.integer("original_max_position_embeddings", 1, kMaxPosition));
+    config_.llama3 = llama3;
+    return {};
   }
 
   Result<> read_yarn(const JsonFields& rope, const std::string& key) {

@@ -22,6 +22,23 @@ struct YarnConfig {
   double mscale_all_dim = 0;
 };
 
+// Llama 3.1's scaling of rotary frequencies: rope_type "llama3".
+struct Llama3RopeConfig {
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_position = 8192;
+};
+
+// Grouped-query attention (Llama, Qwen2), computed as MLA without loss: the latent is the values of
+// all KV heads, the rotated key their keys. ModelConfig's widths are then
+//   kv_lora_rank = qk_rope_dim = kv_heads * head_dim,  qk_nope_dim = v_dim = head_dim
+// where qk_nope_dim is the width of a head's key in the multi-head form, which is rotated, too.
+struct GroupedQueryConfig {
+  int64_t kv_heads = 0;  // num_key_value_heads
+  int64_t head_dim = 0;
+};
+
 enum class GateKind {
   kSoftmaxGreedy,        // V2-Lite: top-k of the softmax
   kSoftmaxGroupLimited,  // V2: groups by their maximum, then top-k
@@ -94,6 +111,14 @@ struct ModelConfig {
   int64_t v_dim = 0;
   double rope_theta = 10000;
   std::optional<YarnConfig> yarn;
+  std::optional<Llama3RopeConfig> llama3;
+  int64_t rope_heads = 1;  // the rotated part is that of several heads, each with its own table
+  // The latents of queries and keys are normed (qk_latent_layernorm); not so in a model that was
+  // converted to MLA.
+  bool latent_norm = true;
+  bool has_qkv_bias = false;  // of q_proj (or q_b_proj) and what fills the cache
+  bool has_o_bias = false;
+  std::optional<GroupedQueryConfig> gqa;
   std::optional<IndexerConfig> indexer;  // with sparse attention
 
   // Feed-forward.
@@ -115,7 +140,10 @@ struct ModelConfig {
   std::optional<int32_t> bos_id;
   std::vector<int32_t> eos_ids;  // config.json's; generation_config.json's override them
 
-  int64_t qk_dim() const { return qk_nope_dim + qk_rope_dim; }
+  // Values of a query head, as projected: nope + rope.
+  int64_t qk_dim() const { return gqa ? gqa->head_dim : qk_nope_dim + qk_rope_dim; }
+  // Values that the rotary table turns; the rotated part is a multiple of it.
+  int64_t rope_table_dim() const { return gqa ? gqa->head_dim : qk_rope_dim / rope_heads; }
   int64_t latent_dim() const { return kv_lora_rank + qk_rope_dim; }
   bool is_moe_layer(int64_t layer) const {
     if (layer >= num_layers) return num_experts > 0;  // an MTP layer, whatever its number

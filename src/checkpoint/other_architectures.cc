@@ -6,9 +6,12 @@
 namespace fathom {
 namespace {
 
-constexpr std::string_view kKnownTypes[] = {"deepseek_v2",   "deepseek_v3", "deepseek_v32",
-                                            "kimi_k2",       "kimi_k25",    "glm_moe_dsa",
-                                            "glm4_moe_lite", "youtu",       "youtu_llm"};
+constexpr std::string_view kKnownTypes[] = {
+    "deepseek_v2",   "deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_moe_dsa",
+    "glm4_moe_lite", "youtu",       "youtu_llm",    "llama",   "mistral",  "qwen2"};
+// With grouped-query attention. Fields do not tell these from their relatives, which scale
+// embeddings or norm queries, so the type does.
+constexpr std::string_view kGroupedQueryTypes[] = {"llama", "mistral", "qwen2"};
 
 // A field that is there (and not null), and what it stands for.
 struct ForeignPart {
@@ -31,7 +34,11 @@ constexpr ForeignPart kParts[] = {
     {"kv_source_layers", "layers that share keys"},          // Mistral Large 4
     {"final_logit_softcapping", "capped logits"},            // Mistral Large 4
     {"index_kpool", "an indexer over pools of keys"},        // GLM-5.3
+    {"num_local_experts", "experts under other names"},      // Mixtral
 };
+// In Llama's form: Mistral 7B v0.1 has a window; Qwen2 names one that it does not use.
+constexpr ForeignPart kWindow[] = {{"sliding_window", "a window of attention"}};
+constexpr ForeignPart kUsedWindow[] = {{"use_sliding_window", "a window of attention"}};
 // Inside rope_scaling or rope_parameters: Mistral Large 3 and Small 4 scale queries by position.
 constexpr ForeignPart kRopeParts[] = {
     {"llama_4_scaling_beta", "queries scaled by their position"},
@@ -82,13 +89,21 @@ Result<> check_architecture(const JsonFields& fields, std::string_view model_typ
     FATHOM_RETURN_IF_ERROR(check_parts(inner, kRopeParts, where + key + "."));
   }
   FATHOM_RETURN_IF_ERROR(check_layer_types(fields, where));
-  if (!fields.has("kv_lora_rank")) {
+  if (fields.has("kv_lora_rank")) return {};
+  if (!is_grouped_query(fields, model_type)) {
     return invalid(
-        "{}kv_lora_rank is missing: model_type {:?} has no multi-head latent attention, the only "
-        "kind that is supported",
+        "{}kv_lora_rank is missing: model_type {:?} has no multi-head latent attention, and of "
+        "those without it llama, mistral and qwen2 are supported",
         where, model_type.substr(0, 60));
   }
-  return {};
+  if (fields.has("use_sliding_window")) return check_parts(fields, kUsedWindow, where);
+  return check_parts(fields, kWindow, where);
+}
+
+bool is_grouped_query(const JsonFields& fields, std::string_view model_type) {
+  return !fields.has("kv_lora_rank") &&
+         std::find(std::begin(kGroupedQueryTypes), std::end(kGroupedQueryTypes), model_type) !=
+             std::end(kGroupedQueryTypes);
 }
 
 }  // namespace fathom

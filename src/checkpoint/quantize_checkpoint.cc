@@ -15,6 +15,7 @@
 #include "base/progress.h"
 #include "checkpoint/file_reader.h"
 #include "checkpoint/file_writer.h"
+#include "checkpoint/output_directory.h"
 #include "checkpoint/quantize_plan.h"
 #include "checkpoint/quantize_record.h"
 #include "tensor/quantize_four_bit.h"
@@ -27,8 +28,6 @@ namespace fs = std::filesystem;
 
 constexpr int kMinThreads = 4;  // some of them wait for the disk
 constexpr int kMaxThreads = 32;
-// The largest vocabulary's tokenizer.json has 9 MB. Larger files are not copied.
-constexpr int64_t kMaxCopiedBytes = 64 << 20;
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr const char* kConfig = "config.json";
 constexpr const char* kIndex = "model.safetensors.index.json";
@@ -239,33 +238,6 @@ bool is_finished(const PlannedShard& shard, const std::string& path) {
   return false;
 }
 
-// Copies the other files of a model's directory: tokenizer, generation defaults, licence.
-Result<> copy_small_files(const Checkpoint& checkpoint, const QuantizeOutput& output) {
-  std::error_code failure;
-  for (fs::directory_iterator it(checkpoint.directory(), failure), end; !failure && it != end;
-       it.increment(failure)) {
-    const std::string name = it->path().filename().string();
-    const std::string extension = it->path().extension().string();
-    if (name == kConfig || name.ends_with(".safetensors") || name.ends_with(".index.json") ||
-        name.starts_with('.') || extension == ".bin" || extension == ".pt" || extension == ".pth" ||
-        extension == ".gguf") {
-      continue;
-    }
-    std::error_code unreadable;
-    if (!fs::is_regular_file(it->path(), unreadable)) continue;
-    if (static_cast<int64_t>(fs::file_size(it->path(), unreadable)) > kMaxCopiedBytes) {
-      log_warning("{}: larger than {} MiB, not copied", it->path().string(), kMaxCopiedBytes >> 20);
-      continue;
-    }
-    FATHOM_TRY(const std::string text, read_text_file(it->path().string(), kMaxCopiedBytes));
-    FATHOM_RETURN_IF_ERROR(write_whole_file(output.path(name), text));
-  }
-  if (failure) {
-    return invalid("{}: cannot be listed: {}", checkpoint.directory(), failure.message());
-  }
-  return {};
-}
-
 Result<std::vector<FileReader>> open_sources(const Checkpoint& checkpoint) {
   std::vector<FileReader> sources;
   for (const std::string& path : checkpoint.files()) {
@@ -286,7 +258,7 @@ Result<QuantizeSummary> quantize_checkpoint(const Checkpoint& checkpoint,
   FATHOM_TRY(const std::string config,
              quantized_config(source_config, options.format, config_path));
   FATHOM_TRY(const std::string record, quantize_record(checkpoint, options));
-  FATHOM_TRY(QuantizeOutput output, QuantizeOutput::open(options.output, record));
+  FATHOM_TRY(OutputDirectory output, OutputDirectory::open(options.output, "quantize", record));
   FATHOM_TRY(const std::vector<FileReader> sources, open_sources(checkpoint));
 
   QuantizeSummary summary;

@@ -20,6 +20,16 @@ inline constexpr std::string_view kKvA = "self_attn.kv_a_proj_with_mqa.weight";
 inline constexpr std::string_view kKvANorm = "self_attn.kv_a_layernorm.weight";
 inline constexpr std::string_view kKvB = "self_attn.kv_b_proj.weight";
 inline constexpr std::string_view kO = "self_attn.o_proj.weight";
+// Of grouped-query attention, instead of the latent's.
+inline constexpr std::string_view kK = "self_attn.k_proj.weight";
+inline constexpr std::string_view kV = "self_attn.v_proj.weight";
+// With attention_bias.
+inline constexpr std::string_view kQBias = "self_attn.q_proj.bias";
+inline constexpr std::string_view kQBBias = "self_attn.q_b_proj.bias";
+inline constexpr std::string_view kKvABias = "self_attn.kv_a_proj_with_mqa.bias";
+inline constexpr std::string_view kKBias = "self_attn.k_proj.bias";
+inline constexpr std::string_view kVBias = "self_attn.v_proj.bias";
+inline constexpr std::string_view kOBias = "self_attn.o_proj.bias";
 // The indexer's, of a model with sparse attention.
 inline constexpr std::string_view kIndexQ = "self_attn.indexer.wq_b.weight";
 inline constexpr std::string_view kIndexK = "self_attn.indexer.wk.weight";

@@ -89,19 +89,33 @@ void WeightNames::add_attention() {
   const auto linear = [&](std::string_view name, int64_t rows, int64_t cols) {
     layer_.push_back({std::string(name), {rows, cols}, WeightGroup::kAttention, true, {}});
   };
+  const auto bias = [&](std::string_view name, int64_t size) {
+    layer_.push_back({std::string(name), {size}, WeightGroup::kAttention, false, {}});
+  };
+  const bool compressed = config_.q_lora_rank > 0;
   norm(kInputNorm, hidden);
   norm(kPostAttentionNorm, hidden);
-  if (config_.q_lora_rank > 0) {
+  if (compressed) {
     linear(kQA, config_.q_lora_rank, hidden);
-    norm(kQANorm, config_.q_lora_rank);
+    if (config_.latent_norm) norm(kQANorm, config_.q_lora_rank);
     linear(kQB, heads * config_.qk_dim(), config_.q_lora_rank);
   } else {
     linear(kQ, heads * config_.qk_dim(), hidden);
   }
-  linear(kKvA, config_.latent_dim(), hidden);
-  norm(kKvANorm, config_.kv_lora_rank);
-  linear(kKvB, heads * (config_.qk_nope_dim + config_.v_dim), config_.kv_lora_rank);
+  if (config_.has_qkv_bias) bias(compressed ? kQBBias : kQBias, heads * config_.qk_dim());
+  if (config_.gqa) {
+    const int64_t size = config_.kv_lora_rank;
+    linear(kK, size, hidden);
+    linear(kV, size, hidden);
+    if (config_.has_qkv_bias) bias(kKBias, size), bias(kVBias, size);
+  } else {
+    linear(kKvA, config_.latent_dim(), hidden);
+    if (config_.has_qkv_bias) bias(kKvABias, config_.latent_dim());
+    if (config_.latent_norm) norm(kKvANorm, config_.kv_lora_rank);
+    linear(kKvB, heads * (config_.qk_nope_dim + config_.v_dim), config_.kv_lora_rank);
+  }
   linear(kO, hidden, heads * config_.v_dim);
+  if (config_.has_o_bias) bias(kOBias, hidden);
   if (config_.indexer) add_indexer(*config_.indexer);
 }
 

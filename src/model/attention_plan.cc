@@ -93,8 +93,10 @@ bool prefers_mha(int64_t queries, int64_t context, const AttentionShape& shape,
   const auto rows = static_cast<double>(queries);
   const double pairs = rows * (static_cast<double>(context) + (rows + 1) / 2);
   const auto wide = static_cast<double>(2 * shape.latent_dim + shape.rope_dim);
-  const auto narrow = static_cast<double>(shape.nope_dim + shape.rope_dim + shape.v_dim);
-  const auto projection = static_cast<double>(shape.latent_dim * (shape.nope_dim + shape.v_dim));
+  const int64_t shared_dim = shape.grouped ? 0 : shape.rope_dim;
+  const auto narrow = static_cast<double>(shape.nope_dim + shared_dim + shape.v_dim);
+  const auto projection =
+      shape.grouped ? 0 : static_cast<double>(shape.latent_dim * (shape.nope_dim + shape.v_dim));
   const double absorbed = (pairs * wide + rows * projection) * policy.absorbed_cost;
   const double mha = pairs * narrow + keys * projection;
   return mha < absorbed;

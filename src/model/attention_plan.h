@@ -28,6 +28,9 @@ struct AttentionShape {
   int64_t rope_dim = 64;
   int64_t nope_dim = 128;
   int64_t v_dim = 128;
+  // Grouped queries: the multi-head form's keys are nope_dim wide in all, and neither form has a
+  // product that takes into the latent or out of it.
+  bool grouped = false;
   std::optional<SparseLimits> sparse = {};  // none: every row attends to all keys that it sees
 };
 

@@ -54,7 +54,9 @@ Result<std::unique_ptr<DeepSeekModel>> DeepSeekModel::create(const ModelSpec& sp
   Group* const lane = spec.placement.tp == 1 ? nullptr : groups.lane;
   std::unique_ptr<DeepSeekModel> model(new DeepSeekModel(spec, options, stream, lane));
   const ModelConfig& config = model->config_;
-  model->rope_ = make_rope_table(config.qk_rope_dim, config.rope_theta, yarn_parameters(config));
+  model->rope_ = rope_table(config);
+  model->grouped_ = {spec.layers.front().attention.heads.first,
+                     config.gqa ? config.num_heads / config.gqa->kv_heads : 1};
   model->softmax_scale_ = static_cast<float>(config.softmax_scale());
   model->eps_ = static_cast<float>(config.rms_norm_eps);
   model->weights_ = std::move(weights);
@@ -99,8 +101,12 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
 }
 
 DeepSeekModel::Step DeepSeekModel::make_step(const ForwardBatch& batch, int32_t first_key) {
-  const AttentionShape shape{config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
-                             config_.v_dim, sparse_limits(config_, options_.attention)};
+  const AttentionShape shape{.latent_dim = config_.kv_lora_rank,
+                             .rope_dim = config_.qk_rope_dim,
+                             .nope_dim = config_.qk_nope_dim,
+                             .v_dim = config_.v_dim,
+                             .grouped = config_.gqa.has_value(),
+                             .sparse = sparse_limits(config_, options_.attention)};
   Step step{batch, plan_attention(batch, shape, options_.attention, first_key), cache_slots(batch),
             LaneRows(lane_, batch.num_rows(), config_.hidden), first_key};
   if (lane_ != nullptr) {

@@ -21,7 +21,9 @@
 #include "model/lane_rows.h"
 #include "model/weights.h"
 #include "model/workspace.h"
+#include "ops/grouped_heads/grouped_heads.h"
 #include "ops/indexer/index_keys.h"
+#include "ops/linear/linear.h"
 #include "ops/rope/rope.h"
 
 namespace fathom {
@@ -141,6 +143,11 @@ class DeepSeekModel {
                  TensorView x, TensorView residual);
   void project(const AttentionWeights& weights, const Step& step, const LayerCache& cache,
                TensorView x, TensorView q);
+  // The queries' rotation, in the two parts that both forms of attention read.
+  void rotate_queries(const Step& step, ConstTensorView q);
+  // The GEMMs that fill the cache, x -> kv_a; of a row's two parts, or both at once.
+  void add_cache_tasks(const AttentionWeights& weights, ConstTensorView x, TensorView kv_a,
+                       std::vector<LinearTask>& tasks) const;
   // The part of project() that fills the cache, alone.
   void project_cache_rows(const AttentionWeights& weights, const Step& step,
                           const LayerCache& cache, TensorView x);
@@ -152,6 +159,10 @@ class DeepSeekModel {
                           const AbsorbedGroup& group, const LatentPages& pages);
   void sparse_attention(const Step& step, const AbsorbedGroup& group, ConstTensorView q_latent,
                         ConstTensorView q_rope, const LatentPages& pages, TensorView o_latent);
+  // W_UK and W_UV of absorbed attention; with grouped queries each head's place in the row.
+  void absorb_queries(const AttentionWeights& weights, ConstTensorView q_nope, TensorView q_latent,
+                      TensorView q_rope);
+  void expand_values(const AttentionWeights& weights, ConstTensorView o_latent, TensorView out);
   void mha_attention(const AttentionWeights& weights, const Step& step, const MhaRows& which,
                      const LatentPages& pages);
   // Sparse attention (deepseek_indexer.cc): the cache rows of all tokens, and the lists of keys of
@@ -227,6 +238,7 @@ class DeepSeekModel {
   Group* const lane_;       // null: alone
   Group* world_ = nullptr;  // where tokens are exchanged
   RopeTable rope_;
+  GroupedHeads grouped_;    // with grouped queries
   uint64_t lane_plan_ = 0;  // the hash that the lane's ranks compare
   float softmax_scale_ = 1;
   float eps_ = 1e-6f;

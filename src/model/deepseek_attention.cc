@@ -1,10 +1,12 @@
 // Attention of DeepSeekModel: projections, its forms, and the output's sum.
 #include <algorithm>
+#include <cstring>
 
 #include "model/deepseek.h"
 #include "model/layer_options.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/sparse_attention.h"
+#include "ops/bias/bias.h"
 #include "ops/convert/convert.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -25,9 +27,7 @@ void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
       reuse_keys(step);
     }
   }
-  split_rope_query(stream_, q, step.batch.positions, rope_,
-                   workspace_.q_nope.view(operand, {rows, heads, config_.qk_nope_dim}),
-                   workspace_.q_rope.view(operand, {rows, heads, config_.qk_rope_dim}));
+  rotate_queries(step, q);
 
   for (const AbsorbedGroup& group : step.plan.absorbed) {
     absorbed_attention(weights, step, group, cache.latent);
@@ -38,6 +38,35 @@ void DeepSeekModel::attention(const AttentionWeights& weights, const Step& step,
          part_of_sum(residual),
          lane_ == nullptr ? LinearMode::kAccumulate : LinearMode::kOverwrite);
   add_parts(step.rows, residual);
+  if (weights.o_bias.size() > 0) {
+    const Slice own = step.rows.own();
+    add_bias(stream_, norm_weight(weights.o_bias), residual.rows(own.first, own.count));
+  }
+}
+
+// With grouped queries all of a head is rotated; it stands where other models have the part that is
+// not.
+void DeepSeekModel::rotate_queries(const Step& step, ConstTensorView q) {
+  const int64_t rows = q.size(0), heads = heads_;
+  const TensorView q_nope =
+      workspace_.q_nope.view(options_.compute, {rows, heads, config_.qk_nope_dim});
+  const TensorView q_rope =
+      workspace_.q_rope.view(options_.compute, {rows, heads, config_.qk_rope_dim});
+  if (config_.gqa) {
+    split_rope_query(stream_, q, step.batch.positions, rope_, q_rope.columns(0, 0), q_nope);
+  } else {
+    split_rope_query(stream_, q, step.batch.positions, rope_, q_nope, q_rope);
+  }
+}
+
+void DeepSeekModel::add_cache_tasks(const AttentionWeights& weights, ConstTensorView x,
+                                    TensorView kv_a, std::vector<LinearTask>& tasks) const {
+  if (!config_.gqa) {
+    tasks.push_back({x, &weights.kv_a, kv_a});
+    return;
+  }
+  tasks.push_back({x, &weights.kv_a, kv_a.columns(0, config_.kv_lora_rank)});
+  tasks.push_back({x, &weights.k, kv_a.columns(config_.kv_lora_rank, config_.qk_rope_dim)});
 }
 
 // The queries of this rank's heads, and the cache rows of all tokens.
@@ -52,21 +81,23 @@ void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
   const TensorView q_a =
       compressed ? workspace_.q_a.view(DType::kF32, {rows, config_.q_lora_rank}) : TensorView();
 
+  std::vector<LinearTask> tasks;
   if (compressed) {
-    const LinearTask down[] = {{own_rows(x), &weights.q_a, own_rows(q_a)},
-                               {own_rows(x), &weights.kv_a, own_rows(kv_a)}};
-    linear_group(stream_, down);
-  } else if (shares.are_divided()) {
-    linear(stream_, own_rows(x), weights.kv_a, own_rows(kv_a));
-  } else {
-    const LinearTask both[] = {{x, &weights.q_b, q}, {x, &weights.kv_a, kv_a}};
-    linear_group(stream_, both);
+    tasks.push_back({own_rows(x), &weights.q_a, own_rows(q_a)});
+  } else if (!shares.are_divided()) {
+    tasks.push_back({x, &weights.q_b, q});
   }
+  add_cache_tasks(weights, own_rows(x), own_rows(kv_a), tasks);
+  linear_group(stream_, tasks);
   TensorView q_input = x;
   if (compressed) {
     q_input = workspace_.q_a_normed.view(options_.compute, {rows, config_.q_lora_rank});
-    rms_norm(stream_, own_rows(q_a), norm_weight(weights.q_a_norm), kInnerNormEps,
-             own_rows(q_input));
+    if (config_.latent_norm) {
+      rms_norm(stream_, own_rows(q_a), norm_weight(weights.q_a_norm), kInnerNormEps,
+               own_rows(q_input));
+    } else {
+      convert(stream_, own_rows(q_a), own_rows(q_input));
+    }
   }
   write_cache(weights, step, cache, own_rows(kv_a), own_rows(x));
   if (shares.are_divided()) {
@@ -78,6 +109,7 @@ void DeepSeekModel::project(const AttentionWeights& weights, const Step& step,
         stream_.pool());
   }
   if (compressed || shares.are_divided()) linear(stream_, q_input, weights.q_b, q);
+  if (weights.q_bias.size() > 0) add_bias(stream_, norm_weight(weights.q_bias), q);
 }
 
 void DeepSeekModel::project_cache_rows(const AttentionWeights& weights, const Step& step,
@@ -86,7 +118,9 @@ void DeepSeekModel::project_cache_rows(const AttentionWeights& weights, const St
   const TensorView own_x = x.rows(own.first, own.count);
   const TensorView kv_a = workspace_.kv_a.view(DType::kF32, {x.size(0), config_.latent_dim()})
                               .rows(own.first, own.count);
-  linear(stream_, own_x, weights.kv_a, kv_a);
+  std::vector<LinearTask> tasks;
+  add_cache_tasks(weights, own_x, kv_a, tasks);
+  linear_group(stream_, tasks);
   write_cache(weights, step, cache, kv_a, own_x);
   if (!step.rows.are_divided()) return;
   step.rows.gather(
@@ -101,9 +135,19 @@ void DeepSeekModel::write_cache(const AttentionWeights& weights, const Step& ste
                                 const LayerCache& cache, TensorView kv_a, TensorView x) {
   const Slice own = step.rows.own();
   const auto at = static_cast<size_t>(own.first), count = static_cast<size_t>(own.count);
+  if (weights.kv_a_bias.size() > 0) {
+    const ConstTensorView bias = norm_weight(weights.kv_a_bias);
+    add_bias(stream_, bias, kv_a.columns(0, bias.size(0)));
+  }
+  if (weights.k_bias.size() > 0) {
+    add_bias(stream_, norm_weight(weights.k_bias),
+             kv_a.columns(config_.kv_lora_rank, config_.qk_rope_dim));
+  }
+  const ConstTensorView norm =
+      config_.latent_norm ? norm_weight(weights.kv_a_norm) : ConstTensorView();
   norm_rope_cache_write(stream_, kv_a, std::span(step.batch.positions).subspan(at, count),
-                        std::span(step.slots).subspan(at, count), norm_weight(weights.kv_a_norm),
-                        kInnerNormEps, rope_, cache.latent);
+                        std::span(step.slots).subspan(at, count), norm, kInnerNormEps, rope_,
+                        cache.latent);
   if (weights.indexer) write_keys(*weights.indexer, step, cache.index_keys, x);
 }
 
@@ -122,6 +166,32 @@ void DeepSeekModel::add_cache_rows(const AttentionWeights& weights, std::span<co
   }
 }
 
+// q_latent = W_UK q_nope. With grouped queries there is nothing to multiply with the values, and
+// the rotated query goes to its KV head's place among the keys.
+void DeepSeekModel::absorb_queries(const AttentionWeights& weights, ConstTensorView q_nope,
+                                   TensorView q_latent, TensorView q_rope) {
+  if (config_.gqa) {
+    std::memset(q_latent.raw(), 0,
+                static_cast<size_t>(q_latent.num_elements() * size_of(q_latent.dtype())));
+    return spread_queries(stream_, grouped_, q_nope, q_rope);
+  }
+  std::vector<LinearTask> tasks(static_cast<size_t>(heads_));
+  for (int64_t h = 0; h < heads_; ++h) {
+    tasks[h] = {q_nope.select(1, h), &weights.uk[h], q_latent.select(1, h)};
+  }
+  linear_group(stream_, tasks);
+}
+
+void DeepSeekModel::expand_values(const AttentionWeights& weights, ConstTensorView o_latent,
+                                  TensorView out) {
+  if (config_.gqa) return select_values(stream_, grouped_, o_latent, out);
+  std::vector<LinearTask> tasks(static_cast<size_t>(heads_));
+  for (int64_t h = 0; h < heads_; ++h) {
+    tasks[h] = {o_latent.select(1, h), &weights.uv[h], out.select(1, h)};
+  }
+  linear_group(stream_, tasks);
+}
+
 // W_UK folded into the query, attention over the latent rows, W_UV after.
 void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const Step& step,
                                        const AbsorbedGroup& group, const LatentPages& pages) {
@@ -137,11 +207,7 @@ void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const St
   const TensorView q_latent = workspace_.q_latent.view(operand, {rows, heads, latent});
   const TensorView o_latent = workspace_.o_latent.view(operand, {rows, heads, latent});
 
-  std::vector<LinearTask> tasks(static_cast<size_t>(heads));
-  for (int64_t h = 0; h < heads; ++h) {
-    tasks[h] = {q_nope.select(1, h), &weights.uk[h], q_latent.select(1, h)};
-  }
-  linear_group(stream_, tasks);
+  absorb_queries(weights, q_nope, q_latent, q_rope);
   if (!group.sequences.empty()) {
     PagedBatch paged = group.view(step.batch);
     paged.first_key = step.first_key;
@@ -151,10 +217,7 @@ void DeepSeekModel::absorbed_attention(const AttentionWeights& weights, const St
   if (group.scored.count > 0) {
     sparse_attention(step, group, q_latent, q_rope, pages, o_latent);
   }
-  for (int64_t h = 0; h < heads; ++h) {
-    tasks[h] = {o_latent.select(1, h), &weights.uv[h], out.select(1, h)};
-  }
-  linear_group(stream_, tasks);
+  expand_values(weights, o_latent, out);
 }
 
 // The group's rows that choose their keys.
@@ -186,7 +249,10 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
                             .subspan(static_cast<size_t>(sequence) * batch.max_pages,
                                      static_cast<size_t>(batch.max_pages));
   const TensorView q_nope = workspace_.q_nope.view(operand, {all_rows, heads, config_.qk_nope_dim});
-  const TensorView q_rope = workspace_.q_rope.view(operand, {all_rows, heads, config_.qk_rope_dim});
+  // With grouped queries all of a key is a head's own.
+  const int64_t shared_dim = config_.gqa ? 0 : config_.qk_rope_dim;
+  const TensorView q_rope = workspace_.q_rope.view(operand, {all_rows, heads, config_.qk_rope_dim})
+                                .columns(0, shared_dim);
   const TensorView whole = workspace_.whole.view(DType::kF32, {queries, heads, v});
   const TensorView whole_lse = workspace_.whole_lse.view(DType::kF32, {queries, heads});
 
@@ -198,7 +264,11 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
     const TensorView kv =
         workspace_.kv.view(operand, {keys, heads, config_.qk_nope_dim + config_.v_dim});
     gather_latent(stream_, page_ids, pages, first_key, keys, latent, k_rope);
-    linear(stream_, latent, weights.kv_b, kv.reshape({keys, kv.size(1) * kv.size(2)}));
+    if (config_.gqa) {
+      expand_grouped(stream_, grouped_, latent, k_rope, kv);
+    } else {
+      linear(stream_, latent, weights.kv_b, kv.reshape({keys, kv.size(1) * kv.size(2)}));
+    }
 
     // Queries before `first` see none of these keys.
     const int64_t first = std::max<int64_t>(0, first_key - context);
@@ -206,9 +276,10 @@ void DeepSeekModel::mha_attention(const AttentionWeights& weights, const Step& s
     const bool only = first_key == step.first_key;
     const TensorView out = only ? whole : workspace_.part.view(DType::kF32, {count, heads, v});
     const TensorView lse = only ? whole_lse : workspace_.part_lse.view(DType::kF32, {count, heads});
-    fathom::mha_attention(
-        stream_, q_nope.rows(first_row + first, count), q_rope.rows(first_row + first, count), kv,
-        k_rope, context + first - first_key, softmax_scale_, out, lse, bytes_of(workspace_.mha));
+    fathom::mha_attention(stream_, q_nope.rows(first_row + first, count),
+                          q_rope.rows(first_row + first, count), kv,
+                          k_rope.columns(0, q_rope.size(2)), context + first - first_key,
+                          softmax_scale_, out, lse, bytes_of(workspace_.mha));
     if (!only) {
       merge_attention(stream_, out, lse, whole.rows(first, count), whole_lse.rows(first, count));
     }

@@ -222,10 +222,7 @@ void DeepSeekModel::fill_constants() {
   const auto rows = static_cast<size_t>(options_.max_rows);
   upload(std::vector<int32_t>(rows, 0), dense_ids_);
   upload(std::vector<float>(rows, 1.0f), dense_weights_);
-  upload(
-      tabulate(make_rope_table(config_.qk_rope_dim, config_.rope_theta, yarn_parameters(config_)),
-               config_.max_position),
-      cos_sin_);
+  upload(tabulate(rope_table(config_), config_.max_position), cos_sin_);
   upload(std::vector<uint64_t>(kMoeProgressWords, 0), progress_);
   upload(std::vector<uint64_t>(kScaledMoeProgressWords, 0), scaled_progress_);
   check(cudaMemset(expert_rows_, 0, static_cast<size_t>(exchange_bytes())),

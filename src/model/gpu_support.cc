@@ -38,6 +38,31 @@ Result<> attention(const ModelSpec& spec) {
   return cuda::linear_supports(hidden, heads_out);
 }
 
+// What kernels for GPUs do not compute, whatever the widths.
+Result<> attention_form(const ModelConfig& config) {
+  if (config.gqa) {
+    return invalid(
+        "config.json: num_key_value_heads is {}: grouped-query attention runs on the CPU alone "
+        "(--device cpu)",
+        config.gqa->kv_heads);
+  }
+  if (!config.latent_norm) {
+    return invalid(
+        "config.json: qk_latent_layernorm is false: models without a norm on the latent run on the "
+        "CPU alone (--device cpu)");
+  }
+  if (config.has_qkv_bias) {
+    return invalid(
+        "config.json: attention_bias is true: models with biases run on the CPU alone (--device "
+        "cpu)");
+  }
+  if (config.rope_heads != 1) {
+    return invalid("config.json: qk_rope_heads is {}: GPUs take 1 (--device cpu)",
+                   config.rope_heads);
+  }
+  return {};
+}
+
 Result<> feed_forward(const ModelConfig& config) {
   const NamedSize hidden{"hidden_size", config.hidden};
   FATHOM_RETURN_IF_ERROR(cuda::moe_supports(hidden, {"", 1}));  // a dense layer: one expert
@@ -69,6 +94,7 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
         "far "
         "(--device cpu)");
   }
+  FATHOM_RETURN_IF_ERROR(attention_form(config));
   const auto sizes = [&]() -> Result<> {
     const NamedSize hidden{"hidden_size", config.hidden};
     const NamedSize vocab{"vocab_size", config.vocab_size};

@@ -29,6 +29,18 @@ std::optional<YarnParameters> yarn_parameters(const ModelConfig& config) {
                         config.yarn->mscale,    config.yarn->mscale_all_dim};
 }
 
+RopeTable rope_table(const ModelConfig& config) {
+  std::optional<Llama3Parameters> llama3;
+  if (config.llama3) {
+    llama3 = {config.llama3->factor, config.llama3->low_freq_factor,
+              config.llama3->high_freq_factor, config.llama3->original_max_position};
+  }
+  RopeTable table =
+      make_rope_table(config.rope_table_dim(), config.rope_theta, yarn_parameters(config), llama3);
+  if (config.gqa) table.pairs = RopePairs::kHalves;
+  return table;
+}
+
 GateOptions gate_options(const ModelConfig& config) {
   GateOptions options;
   switch (config.gate) {

@@ -22,6 +22,7 @@ inline constexpr float kInnerNormEps = 1e-6f;
 std::optional<SparseLimits> sparse_limits(const ModelConfig& config, const AttentionPolicy& policy);
 
 std::optional<YarnParameters> yarn_parameters(const ModelConfig& config);
+RopeTable rope_table(const ModelConfig& config);
 GateOptions gate_options(const ModelConfig& config);
 
 LatentLayout latent_layout(const ModelConfig& config, CacheFormat format);

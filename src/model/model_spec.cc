@@ -61,14 +61,26 @@ class SpecMaker {
     };
     if (config_.q_lora_rank > 0) {
       spec.q_a = whole(named(kQA), config_.q_lora_rank, hidden);
-      spec.q_a_norm = vector(named(kQANorm), config_.q_lora_rank);
+      if (config_.latent_norm) spec.q_a_norm = vector(named(kQANorm), config_.q_lora_rank);
       spec.q_b = rows(named(kQB), heads * qk, config_.q_lora_rank, of_heads(qk));
     } else {
       spec.q_b = rows(named(kQ), heads * qk, hidden, of_heads(qk));
     }
-    spec.kv_a = whole(named(kKvA), config_.latent_dim(), hidden);
-    spec.kv_a_norm = vector(named(kKvANorm), config_.kv_lora_rank);
-    spec.kv_b = rows(named(kKvB), heads * kv, config_.kv_lora_rank, of_heads(kv));
+    if (config_.gqa) {
+      spec.kv_a = whole(named(kV), config_.kv_lora_rank, hidden);
+      spec.k = whole(named(kK), config_.qk_rope_dim, hidden);
+    } else {
+      spec.kv_a = whole(named(kKvA), config_.latent_dim(), hidden);
+      if (config_.latent_norm) spec.kv_a_norm = vector(named(kKvANorm), config_.kv_lora_rank);
+      spec.kv_b = rows(named(kKvB), heads * kv, config_.kv_lora_rank, of_heads(kv));
+    }
+    if (config_.has_qkv_bias) {
+      spec.q_bias = vector(named(config_.q_lora_rank > 0 ? kQBBias : kQBias), heads * qk);
+      spec.q_bias->cols = of_heads(qk);
+      spec.kv_a_bias = vector(named(config_.gqa ? kVBias : kKvABias), spec.kv_a.num_rows);
+      if (config_.gqa) spec.k_bias = vector(named(kKBias), config_.qk_rope_dim);
+    }
+    if (config_.has_o_bias) spec.o_bias = vector(named(kOBias), hidden);
     spec.o = columns(named(kO), hidden, heads * config_.v_dim, of_heads(config_.v_dim));
     if (has_indexer) spec.indexer = indexer(prefix, *config_.indexer);
     return spec;

@@ -53,12 +53,16 @@ struct IndexerSpec {
 
 struct AttentionSpec {
   Slice heads;
-  std::optional<TensorPart> q_a, q_a_norm;  // with query compression
-  TensorPart q_b;                           // or q_proj: [H * (nope + rope), q_lora or hidden]
-  TensorPart kv_a, kv_a_norm;               // whole
-  TensorPart kv_b;                          // [H * (nope + v), latent]
-  TensorPart o;                             // [hidden, H * v]
-  std::optional<IndexerSpec> indexer;       // with sparse attention, unless it is another layer's
+  std::optional<TensorPart> q_a;       // with query compression
+  TensorPart q_b;                      // or q_proj: [H * (nope + rope), q_lora or hidden]
+  TensorPart kv_a;                     // whole; with grouped queries v_proj: [latent, hidden]
+  std::optional<TensorPart> k;         // k_proj [latent, hidden]: with grouped queries, whole
+  std::optional<TensorPart> kv_b;      // [H * (nope + v), latent]; not with grouped queries
+  TensorPart o;                        // [hidden, H * v]
+  std::optional<IndexerSpec> indexer;  // with sparse attention, unless it is another layer's
+  std::optional<TensorPart> q_a_norm, kv_a_norm;  // with latent_norm
+  // Of q_b, kv_a, k and o, where the model has them.
+  std::optional<TensorPart> q_bias, kv_a_bias, k_bias, o_bias;
 };
 
 struct MoeSpec {

@@ -12,8 +12,9 @@ double attention_macs(const ModelConfig& config, int64_t layer) {
   const double q = heads * static_cast<double>(config.qk_dim());
   const double query = config.q_lora_rank > 0 ? hidden * q_lora + q_lora * q : hidden * q;
   const double kv_a = hidden * static_cast<double>(config.latent_dim());
-  const double kv_b = static_cast<double>(config.kv_lora_rank) * heads *
-                      static_cast<double>(config.qk_nope_dim + config.v_dim);
+  const double kv_b = config.gqa ? 0
+                                 : static_cast<double>(config.kv_lora_rank) * heads *
+                                       static_cast<double>(config.qk_nope_dim + config.v_dim);
   double indexer = 0;
   if (config.has_indexer(layer)) {
     const auto index_heads = static_cast<double>(config.indexer->num_heads);

@@ -85,7 +85,7 @@ class Planner {
     } else {
       matrix({&spec.q_b, &spec.kv_a}, forms.q_kv_a, &out->q_kv_a);
     }
-    vector(spec.kv_a_norm, &out->kv_a_norm);
+    vector(*spec.kv_a_norm, &out->kv_a_norm);
     kv_b(spec, forms, out);
     matrix({&spec.o}, forms.o, &out->o);
   }
@@ -136,7 +136,7 @@ class Planner {
   void kv_b(const AttentionSpec& spec, const LayerForms& forms, LayerWeights* out) {
     const int64_t heads = spec.heads.count, latent = config_.kv_lora_rank;
     const int64_t nope = config_.qk_nope_dim, v = config_.v_dim;
-    matrix({&spec.kv_b}, forms.kv_b, &out->kv_b);
+    matrix({&*spec.kv_b}, forms.kv_b, &out->kv_b);
     allocate(forms.kv_b_halves, heads * latent, nope, &out->uk);
     allocate(forms.kv_b_halves, heads * v, latent, &out->uv);
     plan_.uploads.back().split = {.kv_b = plan_.uploads.back().place,

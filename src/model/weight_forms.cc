@@ -20,8 +20,8 @@ LayerForms forms_of(const LayerSpec& layer, const ModelConfig& config, const Wei
   } else {
     out.q_kv_a = forms.matrix({&attention.q_b, &attention.kv_a});
   }
-  out.kv_b = forms.matrix({&attention.kv_b});
-  out.kv_b_halves = forms.kv_b_halves(attention.kv_b, config.qk_nope_dim, config.v_dim);
+  out.kv_b = forms.matrix({&*attention.kv_b});
+  out.kv_b_halves = forms.kv_b_halves(*attention.kv_b, config.qk_nope_dim, config.v_dim);
   out.o = forms.matrix({&attention.o});
   if (layer.dense) {
     out.mlps = forms.mlps({&*layer.dense, 1});

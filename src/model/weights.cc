@@ -30,7 +30,7 @@ class WeightCollector {
 
   // A norm weight or bias, kept in fp32.
   Result<> vector(const TensorPart& part, Buffer* out) {
-    const int64_t size = part.num_cols;
+    const int64_t size = part.cols.count;
     if (Buffer* const held = find(buffers_, part)) {
       *out = held->share();
       return {};
@@ -94,22 +94,23 @@ class WeightCollector {
   // kv_b_proj of this rank's heads, and each head's two halves for absorbed attention.
   Result<> kv_b(const AttentionSpec& spec, const ModelConfig& config, AttentionWeights* out) {
     const int64_t heads = spec.heads.count, nope = config.qk_nope_dim, v = config.v_dim;
-    if (AttentionWeights* const held = find(kv_bs_, spec.kv_b)) {
+    const TensorPart& kv_b = *spec.kv_b;
+    if (AttentionWeights* const held = find(kv_bs_, kv_b)) {
       out->kv_b = held->kv_b.share();
       shared_heads_.emplace_back(held, out);
       return {};
     }
     // Four-bit ones are dequantized: W_UK's groups would lie across its rows.
-    FATHOM_TRY(PackedForm form, form_of({&spec.kv_b}));
+    FATHOM_TRY(PackedForm form, form_of({&kv_b}));
     if (form.format == WeightFormat::kFourBit) {
       FATHOM_TRY(form, format_for(DType::kF32));
     }
-    FATHOM_TRY(out->kv_b, PackedMatrix::allocate(heads * (nope + v), config.kv_lora_rank, form,
-                                                 spec.kv_b.name));
-    kv_bs_.emplace(key_of(spec.kv_b), out);
+    FATHOM_TRY(out->kv_b,
+               PackedMatrix::allocate(heads * (nope + v), config.kv_lora_rank, form, kv_b.name));
+    kv_bs_.emplace(key_of(kv_b), out);
     out->uk.resize(static_cast<size_t>(heads));
     out->uv.resize(static_cast<size_t>(heads));
-    add(spec.kv_b, [this, out, heads, nope, v](const ScaledMatrix& stored) -> Result<> {
+    add(kv_b, [this, out, heads, nope, v](const ScaledMatrix& stored) -> Result<> {
       const OwnedMatrix wide = stored.is_four_bit() ? dequantize(stored) : OwnedMatrix();
       const ScaledMatrix& source = stored.is_four_bit() ? wide.view : stored;
       out->kv_b.pack(0, source);
@@ -338,14 +339,19 @@ Result<> collect_indexer(const IndexerSpec& spec, WeightCollector* collect, Inde
 
 Result<> collect_attention(const ModelConfig& config, const AttentionSpec& spec,
                            WeightCollector* collect, AttentionWeights* out) {
-  if (spec.q_a) {
-    FATHOM_RETURN_IF_ERROR(collect->matrix(*spec.q_a, &out->q_a));
-    FATHOM_RETURN_IF_ERROR(collect->vector(*spec.q_a_norm, &out->q_a_norm));
-  }
+  if (spec.q_a) FATHOM_RETURN_IF_ERROR(collect->matrix(*spec.q_a, &out->q_a));
   FATHOM_RETURN_IF_ERROR(collect->matrix(spec.q_b, &out->q_b));
   FATHOM_RETURN_IF_ERROR(collect->matrix(spec.kv_a, &out->kv_a));
-  FATHOM_RETURN_IF_ERROR(collect->vector(spec.kv_a_norm, &out->kv_a_norm));
-  FATHOM_RETURN_IF_ERROR(collect->kv_b(spec, config, out));
+  if (spec.k) FATHOM_RETURN_IF_ERROR(collect->matrix(*spec.k, &out->k));
+  for (const auto& [part, buffer] : {std::pair(&spec.q_a_norm, &out->q_a_norm),
+                                     {&spec.kv_a_norm, &out->kv_a_norm},
+                                     {&spec.q_bias, &out->q_bias},
+                                     {&spec.kv_a_bias, &out->kv_a_bias},
+                                     {&spec.k_bias, &out->k_bias},
+                                     {&spec.o_bias, &out->o_bias}}) {
+    if (*part) FATHOM_RETURN_IF_ERROR(collect->vector(**part, buffer));
+  }
+  if (spec.kv_b) FATHOM_RETURN_IF_ERROR(collect->kv_b(spec, config, out));
   if (spec.indexer) {
     FATHOM_RETURN_IF_ERROR(collect_indexer(*spec.indexer, collect, &out->indexer.emplace()));
   }
@@ -405,7 +411,8 @@ int64_t bytes_of(const LayerWeights& layer) {
   const AttentionWeights& a = layer.attention;
   int64_t total = layer.input_norm.size() + layer.post_attention_norm.size() + a.q_a_norm.size() +
                   a.kv_a_norm.size() + a.q_a.bytes() + a.q_b.bytes() + a.kv_a.bytes() +
-                  a.kv_b.bytes() + a.o.bytes();
+                  a.k.bytes() + a.kv_b.bytes() + a.o.bytes() + a.q_bias.size() +
+                  a.kv_a_bias.size() + a.k_bias.size() + a.o_bias.size();
   for (const PackedMatrix& head_uk : a.uk) total += head_uk.bytes();
   for (const PackedMatrix& head_uv : a.uv) total += head_uv.bytes();
   if (a.indexer) {

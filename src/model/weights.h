@@ -26,11 +26,15 @@ struct IndexerWeights {
 
 // Multi-head latent attention, section 2.1 of DeepSeek-V2 (2024). H heads.
 struct AttentionWeights {
-  Buffer q_a_norm;    // [q_lora] f32; empty without query compression
+  Buffer q_a_norm;    // [q_lora] f32; empty without query compression and without latent_norm
   PackedMatrix q_a;   // [q_lora, hidden]; empty without query compression
   PackedMatrix q_b;   // [H * (nope + rope), q_lora], or q_proj [.., hidden]
-  PackedMatrix kv_a;  // [latent + rope, hidden]
-  Buffer kv_a_norm;   // [latent] f32
+  PackedMatrix kv_a;  // [latent + rope, hidden]; with grouped queries v_proj: [latent, hidden]
+  PackedMatrix k;     // k_proj [rope, hidden]; with grouped queries alone
+  Buffer kv_a_norm;   // [latent] f32; empty without latent_norm
+  // f32, empty where the model has none: of q_b [H * (nope + rope)], kv_a, k and o [hidden].
+  Buffer q_bias, kv_a_bias, k_bias, o_bias;
+  // The following three are empty with grouped queries.
   PackedMatrix kv_b;  // [H * (nope + v), latent]: expands the latent for the multi-head form
   std::vector<PackedMatrix> uk;  // [H] of [latent, nope]: W_UK transposed, takes q into the latent
   std::vector<PackedMatrix> uv;  // [H] of [v, latent]: takes the latent output back

@@ -253,8 +253,8 @@ class BadModel(unittest.TestCase):
         self.refused(CONFIG, "not valid JSON", lambda c: c.write(CONFIG, '{"hidden_size": 256'))
         self.refused(CONFIG, "cannot be read", lambda c: c.remove(CONFIG))
         self.refused(CONFIG, "nest", lambda c: c.write(CONFIG, '{"a":' * 100_000))
-        self.refused(CONFIG, '"llama" has no multi-head latent attention',
-                     lambda c: c.config(model_type="llama", kv_lora_rank=...))
+        self.refused(CONFIG, '"gemma2" has no multi-head latent attention',
+                     lambda c: c.config(model_type="gemma2", kv_lora_rank=...))
         self.refused(CONFIG, "quantization_config",
                      lambda c: c.config(quantization_config={"quant_method": "gptq"}))
 

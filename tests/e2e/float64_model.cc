@@ -95,9 +95,7 @@ Float64Model::Float64Model(const Checkpoint& checkpoint, bool quantised_activati
     : checkpoint_(checkpoint),
       config_(checkpoint.config()),
       quantised_activations_(quantised_activations),
-      cos_sin_(tabulate(
-          make_rope_table(config_.qk_rope_dim, config_.rope_theta, yarn_parameters(config_)),
-          kMostPositions)) {
+      cos_sin_(tabulate(rope_table(config_), kMostPositions)) {
   FATHOM_CHECK(config_.gate != GateKind::kSoftmaxGroupLimited, "groups by their maximum");
 }
 

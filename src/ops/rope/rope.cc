@@ -4,6 +4,14 @@
 #include "ops/rope/rope_cpu.h"
 
 namespace fathom {
+namespace {
+
+// Whether these values are those of whole heads of the table.
+bool is_rotated_by(int64_t rope, const RopeTable& table) {
+  return table.dim() == 0 ? rope == 0 : rope % table.dim() == 0;
+}
+
+}  // namespace
 
 void split_rope_query(const Stream& stream, ConstTensorView q, std::span<const int32_t> positions,
                       const RopeTable& table, TensorView q_nope, TensorView q_rope) {
@@ -13,7 +21,7 @@ void split_rope_query(const Stream& stream, ConstTensorView q, std::span<const i
                    q_nope.size(2) + q_rope.size(2) == q.size(2) && q_nope.dtype() == q_rope.dtype(),
                "q {}, nope {}, rope {}", q.shape_string(), q_nope.shape_string(),
                q_rope.shape_string());
-  FATHOM_CHECK(q_rope.size(2) == table.dim(), "rope {} with a table for {}", q_rope.size(2),
+  FATHOM_CHECK(is_rotated_by(q_rope.size(2), table), "rope {} with a table for {}", q_rope.size(2),
                table.dim());
   check_positions(positions, q.size(0));
   switch (stream.device()) {
@@ -28,10 +36,12 @@ void norm_rope_cache_write(const Stream& stream, ConstTensorView kv_a,
                            const LatentPages& pages) {
   const LatentLayout& layout = pages.layout;
   FATHOM_CHECK(kv_a.rank() == 2 && kv_a.size(1) == layout.latent_dim + layout.rope_dim &&
-                   norm_weight.rank() == 1 && norm_weight.size(0) == layout.latent_dim &&
-                   table.dim() == layout.rope_dim,
-               "kv_a {}, weight {}, table {}, cache {} + {}", kv_a.shape_string(),
-               norm_weight.shape_string(), table.dim(), layout.latent_dim, layout.rope_dim);
+                   is_rotated_by(layout.rope_dim, table),
+               "kv_a {}, table {}, cache {} + {}", kv_a.shape_string(), table.dim(),
+               layout.latent_dim, layout.rope_dim);
+  FATHOM_CHECK(
+      norm_weight.empty() || (norm_weight.rank() == 1 && norm_weight.size(0) == layout.latent_dim),
+      "weight {}, cache {}", norm_weight.shape_string(), layout.latent_dim);
   check_positions(positions, kv_a.size(0));
   FATHOM_CHECK(slots.size() == positions.size(), "{} slots for {} rows", slots.size(),
                positions.size());

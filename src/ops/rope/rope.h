@@ -1,4 +1,4 @@
-// Rotary position embedding (Su et al. 2021) on adjacent pairs, with YaRN's frequencies, and the
+// Rotary position embedding (Su et al. 2021) with YaRN's or Llama 3's frequencies, and the
 // operations fused with it: splitting the query, norming and storing the latent.
 #pragma once
 
@@ -22,6 +22,20 @@ struct YarnParameters {
   double mscale_all_dim = 0;
 };
 
+// Llama 3.1's scaling of long wavelengths: rope_type "llama3".
+struct Llama3Parameters {
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_max_position = 8192;
+};
+
+// Which values of a rotated part of `dim` values are a pair.
+enum class RopePairs {
+  kAdjacent,  // (2i, 2i + 1): DeepSeek
+  kHalves,    // (i, i + dim / 2): Llama
+};
+
 // Frequencies of the dim/2 pairs, computed in fp32 as the reference implementations do, and the
 // factor g(mscale)/g(mscale_all_dim) on cos and sin.
 struct RopeTable {
@@ -32,25 +46,28 @@ struct RopeTable {
   std::vector<float> inverse_frequencies;  // [dim / 2]
   float magnitude = 1;
   std::vector<float> tabulated;  // [kTabulated, dim / 2, 2]: cos and sin, times magnitude
+  RopePairs pairs = RopePairs::kAdjacent;
 
   int64_t dim() const { return static_cast<int64_t>(2 * inverse_frequencies.size()); }
   // cos_sin [dim / 2, 2]
   void compute(int32_t position, float* cos_sin) const;
 };
 // dim is even; 0: nothing is rotated.
-RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn);
+RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn,
+                          const std::optional<Llama3Parameters>& llama3 = std::nullopt);
 
 // cos and sin of positions 0 … positions - 1, [positions, dim / 2, 2]: the GPU's lookup table.
 std::vector<float> tabulate(const RopeTable& table, int64_t positions);
 
 // q [rows, H, nope + rope] f32 -> q_nope [rows, H, nope], q_rope [rows, H, rope] (rotated), each
-// bf16 or f32. positions [rows].
+// bf16 or f32. positions [rows]. rope is a multiple of the table's dim: the values of several heads
+// beside one another, each rotated by the table.
 void split_rope_query(const Stream& stream, ConstTensorView q, std::span<const int32_t> positions,
                       const RopeTable& table, TensorView q_nope, TensorView q_rope);
 
 // kv_a [rows, latent + rope] f32 (rows may be strided): norms the latent part with weight [latent]
-// f32 and eps, rotates the rest, and stores both as one cache row at slots[row] = page * kPageSize
-// + slot.
+// f32 and eps (an empty weight: leaves it), rotates the rest, a multiple of the table's dim, and
+// stores both as one cache row at slots[row] = page * kPageSize + slot.
 void norm_rope_cache_write(const Stream& stream, ConstTensorView kv_a,
                            std::span<const int32_t> positions, std::span<const int64_t> slots,
                            ConstTensorView norm_weight, float eps, const RopeTable& table,

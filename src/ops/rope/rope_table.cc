@@ -1,5 +1,6 @@
-// Source: YaRN (Peng et al. 2023) as DeepSeek's published model code computes it, in fp32: a table
-// computed in double and rounded differs in the last bit, which at position 4,400 is 7e-5 radians.
+// Sources: Llama 3.1's scaling as transformers computes it; YaRN (Peng et al. 2023) as DeepSeek's
+// published model code computes it, in fp32: a table computed in double and rounded differs in the
+// last bit, which at position 4,400 is 7e-5 radians.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -35,9 +36,24 @@ double attention_factor(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
 
+// Frequencies whose wavelength is longer than original / low_freq_factor are divided by the factor,
+// those shorter than original / high_freq_factor stay, and between them the two are mixed.
+float scaled_frequency(float frequency, const Llama3Parameters& by) {
+  const auto original = static_cast<float>(by.original_max_position);
+  const auto factor = static_cast<float>(by.factor);
+  const auto low = static_cast<float>(by.low_freq_factor),
+             high = static_cast<float>(by.high_freq_factor);
+  const float wavelength = 2 * std::numbers::pi_v<float> / frequency;
+  if (wavelength > original / low) return frequency / factor;
+  if (wavelength < original / high) return frequency;
+  const float share = (original / wavelength - low) / (high - low);
+  return (1 - share) * frequency / factor + share * frequency;
+}
+
 }  // namespace
 
-RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn) {
+RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnParameters>& yarn,
+                          const std::optional<Llama3Parameters>& llama3) {
   FATHOM_CHECK(dim >= 0 && dim % 2 == 0 && theta > 1, "rope of {} with theta {}", dim, theta);
   RopeTable table;
   std::vector<float> ramp;
@@ -56,6 +72,7 @@ RopeTable make_rope_table(int64_t dim, double theta, const std::optional<YarnPar
       const float share = ramp[static_cast<size_t>(k)];
       frequency = interpolated * share + extrapolated * (1.0f - share);
     }
+    if (llama3) frequency = scaled_frequency(frequency, *llama3);
     table.inverse_frequencies.push_back(frequency);
   }
   table.tabulated = tabulate(table, RopeTable::kTabulated);

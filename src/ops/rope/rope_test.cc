@@ -119,6 +119,26 @@ TEST(RopeTable, WithoutScalingPlainPowers) {
   }
 }
 
+// Llama 3.1's scaling, computed in double by its definition: head dim 128, theta 500000.
+TEST(RopeTable, Llama3ScalesLongWavelengths) {
+  const RopeTable table = make_rope_table(128, 500000, std::nullopt, Llama3Parameters{});
+  const struct {
+    size_t pair;
+    double frequency;
+  } cases[] = {{0, 1},
+               {20, 0.016560440080994446},
+               {28, 0.0032114459947525913},
+               {29, 0.002166570763503359},
+               {32, 0.0005248461609929547},
+               {34, 0.00017850781276799638},
+               {35, 9.556212353964683e-05},
+               {36, 7.78465527393245e-05},
+               {63, 3.068925988914511e-07}};
+  for (const auto& [pair, frequency] : cases) {
+    EXPECT_NEAR(table.inverse_frequencies[pair], frequency, frequency * 3e-6) << pair;
+  }
+}
+
 std::vector<float> random_values(int64_t count, uint64_t seed) {
   std::vector<float> values(static_cast<size_t>(count));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -175,6 +195,58 @@ TEST(SplitRopeQuery, MatchesComplexRotation) {
   const RopeTable odd = make_rope_table(16, 10000, std::nullopt);
   expect_split<float>(140, 3, 32, 16, odd);
   expect_split<bf16>(9, 3, 33, 16, odd);
+}
+
+// Llama's pairs (i, i + dim / 2), of two heads beside one another.
+TEST(SplitRopeQuery, HalvesOfEachHead) {
+  constexpr int64_t kRows = 70, kHeads = 3, kDim = 16, kRope = 2 * kDim;
+  RopeTable table = make_rope_table(kDim, 10000, std::nullopt);
+  table.pairs = RopePairs::kHalves;
+  const std::vector<float> q = random_values(kRows * kHeads * kRope, 8);
+  std::vector<int32_t> positions;
+  for (int64_t row = 0; row < kRows; ++row) positions.push_back(static_cast<int32_t>(row * 131));
+  std::vector<float> out(q.size(), 1e30f);
+  const TensorView rotated_q(out.data(), {kRows, kHeads, kRope});
+  ThreadPool pool(3);
+  split_rope_query(Stream(pool), ConstTensorView(q.data(), {kRows, kHeads, kRope}), positions,
+                   table, rotated_q.columns(0, 0), rotated_q);
+  for (int64_t head = 0; head < kRows * kHeads * 2; ++head) {  // of kDim values
+    for (int64_t k = 0; k < kDim / 2; ++k) {
+      const auto first = static_cast<size_t>(head * kDim + k), second = first + kDim / 2;
+      const float pair[] = {q[first], q[second]};
+      const auto expected =
+          rotated(pair, positions[static_cast<size_t>(head / (2 * kHeads))], table, k);
+      ASSERT_NEAR(out[first], expected.real(), 1e-6);
+      ASSERT_NEAR(out[second], expected.imag(), 1e-6);
+    }
+  }
+}
+
+// Without a weight the latent stays as it is; the key is that of two heads.
+TEST(NormRopeCacheWriteWithoutNorm, KeepsTheLatent) {
+  constexpr int64_t kRows = 5, kLatent = 24, kRope = 16;
+  const RopeTable table = make_rope_table(kRope / 2, 10000, std::nullopt);
+  const std::vector<float> kv = random_values(kRows * (kLatent + kRope), 9);
+  auto cache = LatentCache::allocate({CacheFormat::kF32, kLatent, kRope}, 1, 1);
+  ASSERT_TRUE(cache.has_value());
+  const LatentPages pages = cache->layer(0);
+  const std::vector<int32_t> positions = {0, 7, 100, 4095, 5000};
+  const std::vector<int64_t> slots = {0, 1, 2, 3, 4};
+  ThreadPool pool(2);
+  norm_rope_cache_write(Stream(pool), ConstTensorView(kv.data(), {kRows, kLatent + kRope}),
+                        positions, slots, {}, 1e-6f, table, pages);
+  std::vector<float> latent(kLatent), key(kRope);
+  for (int64_t row = 0; row < kRows; ++row) {
+    decode_row(pages.layout, pages.row(0, row), latent.data(), key.data());
+    const float* in = kv.data() + row * (kLatent + kRope);
+    for (int64_t i = 0; i < kLatent; ++i) ASSERT_EQ(latent[static_cast<size_t>(i)], in[i]);
+    for (int64_t k = 0; k < kRope / 2; ++k) {
+      const auto expected = rotated(in + kLatent + 2 * k, positions[static_cast<size_t>(row)],
+                                    table, k % (kRope / 4));
+      ASSERT_NEAR(key[static_cast<size_t>(2 * k)], expected.real(), 1e-6);
+      ASSERT_NEAR(key[static_cast<size_t>(2 * k + 1)], expected.imag(), 1e-6);
+    }
+  }
 }
 
 class NormRopeCacheWrite : public testing::TestWithParam<CacheFormat> {};
