@@ -20,6 +20,7 @@ ROOMS = {
     "chat": ["base", "tokenizer"],
     "cache": ["base", "tensor", "device"],
     "transfer": ["base", "tensor", "device", "cache"],
+    "transfer/tcp": ["base", "tensor", "device", "comm", "cache", "transfer"],
     "ops": ["base", "tensor", "device", "cache"],
     "model": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "ops"],
     "engine": ["base", "tensor", "device", "comm", "cache", "transfer", "checkpoint", "placement", "tokenizer",
@@ -34,9 +35,9 @@ ROOMS = {
     "server/api": ["base", "cache", "tokenizer", "chat", "engine", "grammar", "server/http",
                    "server/metrics", "server/openai", "server/page"],
     "router": ["base", "server/http", "server/client", "server/metrics"],
-    "cli": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "tokenizer",
+    "cli": ["base", "tensor", "device", "comm", "cache", "transfer", "transfer/tcp", "checkpoint", "placement", "tokenizer",
             "chat", "ops", "model", "convert", "engine", "grammar", "server/http", "server/openai", "server/api",
-            "server/client", "router", "bench"],
+            "server/client", "server/metrics", "router", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.
 FOR_TESTS = re.compile(r"(_test|_bench)\.cc$|(^|/)fake_[a-z_]+\.(cc|h)$")
@@ -54,6 +55,7 @@ PUBLIC_HEADERS = {
     "server/http": ["error_body.h", "host.h", "log_text.h", "message.h", "responder.h", "route_table.h", "server.h",
                     "server_options.h", "sse.h"],
     "server/client": ["http_client.h"],
+    "transfer/tcp": ["facts.h", "prefill_peers.h", "transfer_server.h"],
     "router": ["circuit_breaker.h", "policy.h", "router.h", "router_options.h"],
 }
 # CUDA stays behind files that say so.

@@ -45,7 +45,7 @@ struct PrefillOptions {
   // here, a longer one only if nothing else runs in its lane. Others end with kUnavailable.
   int64_t most_rows_here = 512;
   int64_t max_attempts = 3;  // orders of a prompt that fail before that; 1 or more
-  // An order of which nothing has come for so long has failed.
+  // An order of which nothing has come for so long has failed, unless the link still holds it.
   std::chrono::nanoseconds patience = std::chrono::seconds(30);
 };
 
@@ -109,6 +109,7 @@ struct PrefillStats {
   int64_t computed_here = 0;        // prompts computed here after orders had failed
   int64_t refused = 0;              // choices that ended because orders had failed
   int64_t pages_sent = 0;           // to other engines
+  int64_t cached_tokens = 0;  // of prompts: found in the other side's cache and not in this one's
   std::array<int64_t, kNumPieceVerdicts> pieces{};  // by PieceVerdict
 };
 
@@ -156,7 +157,8 @@ struct EngineStats {
 
 // Whether the engine gets on.
 struct EngineProgress {
-  int64_t steps = 0;      // as EngineStats
+  // Grows with every step that has ended, and while all work waits for another engine.
+  int64_t steps = 0;
   bool has_work = false;  // some request has not ended
 };
 

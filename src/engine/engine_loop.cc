@@ -214,6 +214,7 @@ void EngineLoop::send_pages() {
 
 // Pieces that come, and requests, end the wait; room in a receiver's window does not.
 void EngineLoop::wait_for_peer() {
+  ++peer_waits_;
   if (lanes_.awaits_pieces()) inbox_.wait(kPeerPoll);
   if (!exports_.empty()) inbox_.wait(kWindowPoll);
 }
@@ -610,7 +611,7 @@ EngineStats EngineLoop::stats() const {
 EngineProgress EngineLoop::progress() const {
   const Inbox::Counts counts = inbox_.counts();
   const std::lock_guard lock(stats_mutex_);
-  return {.steps = published_.steps,
+  return {.steps = published_.steps + peer_waits_,
           .has_work = published_.running + published_.waiting + counts.queued_requests > 0};
 }
 

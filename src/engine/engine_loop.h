@@ -12,6 +12,7 @@
 // Ending a sequence needs no allocation.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -122,6 +123,7 @@ class EngineLoop {
   mutable std::mutex stats_mutex_;  // guards the two below
   EngineStats published_;
   Time published_last_step_;
+  std::atomic<int64_t> peer_waits_{0};  // times that nothing could run before another engine does
 };
 
 }  // namespace fathom

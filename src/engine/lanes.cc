@@ -212,7 +212,7 @@ const std::vector<Lanes::Stranded>& Lanes::take_pieces() {
     Scheduler& scheduler = of(sequence).scheduler;
     const int64_t missing = sequence.len() - 1 - sequence.computed;
     if (order.has_arrived) {
-      scheduler.arrive(sequence);
+      num_cached_there_ += scheduler.arrive(sequence, order.cached_tokens);
     } else if (order.why.code != Code::kUnavailable &&
                ++sequence.prefill_attempts < options.max_attempts) {
       continue;  // the next step orders it again
@@ -310,6 +310,7 @@ void Lanes::publish(EngineStats& stats) const {
     stats.prefill = orders_->stats();
     stats.prefill.computed_here = num_prefilled_here_;
     stats.prefill.refused = num_stranded_;
+    stats.prefill.cached_tokens = num_cached_there_;
     stats.prefill.pages_sent = sent;
   }
   stats.sequences_moved = num_moves_;

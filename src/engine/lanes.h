@@ -109,7 +109,7 @@ class Lanes {
   bool had_prompts_ = false;   // the last step, in some lane
   bool left_prompts_ = false;  // it has not taken all of them
   int64_t num_moves_ = 0, num_pages_copied_ = 0;
-  int64_t num_prefilled_here_ = 0, num_stranded_ = 0;
+  int64_t num_prefilled_here_ = 0, num_stranded_ = 0, num_cached_there_ = 0;
   std::vector<Stranded> stranded_;
   std::vector<int32_t> sources_, targets_;  // of bring_prefix()
 };

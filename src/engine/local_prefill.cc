@@ -5,20 +5,19 @@
 namespace fathom {
 namespace {
 
-// Hands pages to a mailbox as pieces of a ticket.
-class MailboxExport : public PageExport {
+// Hands pages to a receiver as pieces of a ticket.
+class PieceExport : public PageExport {
  public:
-  MailboxExport(const Ticket& ticket, std::shared_ptr<PieceMailbox> mailbox)
-      : ticket_(ticket), mailbox_(std::move(mailbox)) {}
+  PieceExport(const Ticket& ticket, std::shared_ptr<PieceReceiver> receiver)
+      : ticket_(ticket), receiver_(std::move(receiver)) {}
 
-  bool send(int64_t index, std::span<const std::byte> rows) override {
-    return mailbox_->put({.header = make_piece(ticket_, index, rows),
-                          .rows = std::vector<std::byte>(rows.begin(), rows.end())});
+  bool send(int64_t index, std::span<const std::byte> rows, int64_t cached_tokens) override {
+    return receiver_->put(make_piece(ticket_, index, rows, cached_tokens), rows);
   }
 
  private:
   const Ticket ticket_;
-  std::shared_ptr<PieceMailbox> mailbox_;
+  std::shared_ptr<PieceReceiver> receiver_;
 };
 
 }  // namespace
@@ -38,20 +37,24 @@ Result<> LocalPrefill::order(PromptOrder order) {
   const Ticket ticket = order.ticket;
   {
     const std::lock_guard lock(running_->mutex);
-    running_->requests.emplace(Key{ticket.id}, 0);
+    running_->requests.emplace(ticket.id, 0);
   }
   const auto id = prefill_->submit(
-      prompt_request(std::move(order), std::make_shared<MailboxExport>(ticket, mailbox_)),
-      [ticket, mailbox = mailbox_, running = running_](const Event& event) {
+      prompt_request(std::move(order), std::make_shared<PieceExport>(ticket, receiver_)),
+      [ticket, receiver = receiver_, running = running_](const Event& event) {
         if (!event.finish) return;
         {
           const std::lock_guard lock(running->mutex);
-          running->requests.erase(Key{ticket.id});
+          running->requests.erase(ticket.id);
         }
-        if (*event.finish != FinishReason::kStop) mailbox->fail({ticket.id, event.error});
+        if (*event.finish == FinishReason::kStop) {
+          receiver->done(ticket.id);
+        } else {
+          receiver->fail({ticket.id, event.error});
+        }
       });
   const std::lock_guard lock(running_->mutex);
-  const auto entry = running_->requests.find(Key{ticket.id});
+  const auto entry = running_->requests.find(ticket.id);
   if (!id) {
     if (entry != running_->requests.end()) running_->requests.erase(entry);
     return tl::unexpected(id.error());
@@ -64,11 +67,16 @@ void LocalPrefill::cancel(const TicketId& id) {
   RequestId request = 0;
   {
     const std::lock_guard lock(running_->mutex);
-    const auto entry = running_->requests.find(Key{id});
+    const auto entry = running_->requests.find(id);
     if (entry == running_->requests.end()) return;
     request = entry->second;
   }
   prefill_->abort(request);
+}
+
+bool LocalPrefill::holds(const TicketId& id) {
+  const std::lock_guard lock(running_->mutex);
+  return running_->requests.contains(id);
 }
 
 }  // namespace fathom

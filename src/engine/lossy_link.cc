@@ -54,8 +54,7 @@ void LossyLink::carry() {
       if (waiting.rounds > 0) return --waiting.rounds, false;
       const auto piece = read_piece(waiting.bytes);
       if (!piece) return true;
-      return received_->put(
-          {.header = piece->header, .rows = Message(piece->rows.begin(), piece->rows.end())});
+      return received_->put(piece->header, piece->rows);
     });
   }
 }

@@ -21,6 +21,8 @@ class LossyLink : public PromptLink {
   // Lost orders and cancels are lost without a word.
   Result<> order(PromptOrder order) override;
   void cancel(const TicketId& id) override;
+  // An order that was lost is held by nobody, nor is one of which pieces were lost on the way.
+  bool holds(const TicketId& id) override { return link_.holds(id); }
 
  private:
   using Message = std::vector<std::byte>;

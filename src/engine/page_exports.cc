@@ -56,7 +56,9 @@ PageExports::State PageExports::send_pages(Sequence& sequence) {
   for (; sequence.pages_sent < ready; ++sequence.pages_sent, ++pages_sent_) {
     const int64_t index = sequence.pages_sent;
     if (!copies.save(sequence.pages[static_cast<size_t>(index)], rows_)) return State::kFailed;
-    if (!sequence.request->request.page_export->send(index, rows_)) return State::kWaits;
+    if (!sequence.request->request.page_export->send(index, rows_, sequence.usage.cached_tokens)) {
+      return State::kWaits;
+    }
   }
   return is_whole ? State::kSentAll : State::kWaits;
 }

@@ -95,7 +95,7 @@ void PrefillOrders::cancel(Sequence& sequence) {
   Lane& lane = lane_of(sequence);
   lane.arrivals.close(number);
   num_orders_ -= static_cast<int64_t>(lane.orders.erase(number));
-  options_.link->cancel({engine_ + static_cast<uint64_t>(sequence.lane), epoch_, number});
+  options_.link->cancel(id_of(sequence, number));
 }
 
 const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
@@ -103,7 +103,6 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   ended_.reserve(static_cast<size_t>(num_orders_));  // so that no order that ends is lost
   options_.mailbox->take(news_);
   for (const PagePiece& piece : news_.pieces) take(piece);
-  news_.pieces.clear();
   for (auto* failures : {&news_.failures, &refused_}) {
     for (FailedOrder& failed : *failures) {
       Lane* const lane = lane_of(failed.ticket);
@@ -115,8 +114,13 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   const auto now = clock_();
   for (Lane& lane : lanes_) {
     late_.clear();
-    for (const auto& [number, order] : lane.orders) {
-      if (now - order.last > options_.patience) late_.push_back(number);
+    for (auto& [number, order] : lane.orders) {
+      if (now - order.last <= options_.patience) continue;
+      if (options_.link->holds(id_of(*order.sequence, number))) {
+        order.last = now;  // it waits there, or is being computed
+      } else {
+        late_.push_back(number);
+      }
     }
     for (const uint64_t number : late_) {
       end(lane, number, false, {Code::kDeadlineExceeded, "no page came"});
@@ -139,6 +143,7 @@ void PrefillOrders::take(const PagePiece& piece) {
   const auto order = lane->orders.find(id.number);
   if (order == lane->orders.end()) return;
   order->second.last = clock_();
+  order->second.cached_tokens = piece.header.cached_tokens;
   if (!ok) {
     end(*lane, id.number, false, {Code::kInternal, "a page failed"});  // does not allocate
   } else if (lane->arrivals.is_complete(id.number)) {
@@ -150,7 +155,7 @@ void PrefillOrders::end(Lane& lane, uint64_t number, bool has_arrived, Status wh
   const auto it = lane.orders.find(number);
   if (it == lane.orders.end()) return;
   Sequence& sequence = *it->second.sequence;
-  ended_.push_back({&sequence, has_arrived, std::move(why)});
+  ended_.push_back({&sequence, has_arrived, it->second.cached_tokens, std::move(why)});
   cancel(sequence);
   ++(has_arrived ? stats_.arrived : stats_.failed);
 }

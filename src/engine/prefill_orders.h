@@ -3,7 +3,8 @@
 //
 // Pieces are checked by the lane's Arrivals and then written into the pool, between two steps. An
 // order ends when all its pages are written, when the other side gives it up, when a write has
-// failed, when nothing has come for `patience`, or when its sequence gives up its pages.
+// failed, when nothing has come for `patience` although nobody holds it any more, or when its
+// sequence gives up its pages.
 //
 // Owns the books of tickets, not the sequences. Engine thread only.
 #pragma once
@@ -54,7 +55,8 @@ class PrefillOrders : public RemotePrefill {
   struct Ended {
     Sequence* sequence = nullptr;
     bool has_arrived = false;
-    Status why;  // if it has not
+    int64_t cached_tokens = 0;  // of its text, that the other side had and did not compute
+    Status why;                 // if it has not arrived
   };
   // Writes the pieces that have come. Valid until the next call.
   const std::vector<Ended>& take_pieces();
@@ -65,7 +67,8 @@ class PrefillOrders : public RemotePrefill {
  private:
   struct Order {
     Sequence* sequence = nullptr;
-    std::chrono::steady_clock::time_point last;  // when it began, or its last piece came
+    std::chrono::steady_clock::time_point last;  // when it began, or its last sign of life
+    int64_t cached_tokens = 0;                   // as its pieces say
   };
   struct Lane {
     Lane(const ArrivalsOptions& options, PagePool& pool, PageTransfer& transfer)
@@ -77,6 +80,9 @@ class PrefillOrders : public RemotePrefill {
 
   Lane& lane_of(const Sequence& sequence) { return lanes_[static_cast<size_t>(sequence.lane)]; }
   Lane* lane_of(const TicketId& id);
+  TicketId id_of(const Sequence& sequence, uint64_t number) const {
+    return {engine_ + static_cast<uint64_t>(sequence.lane), epoch_, number};
+  }
   void take(const PagePiece& piece);
   void end(Lane& lane, uint64_t number, bool has_arrived, Status why);
 

@@ -475,11 +475,16 @@ bool Scheduler::reserve_all(Sequence& sequence) {
   }
 }
 
-void Scheduler::arrive(Sequence& sequence) {
+int64_t Scheduler::arrive(Sequence& sequence, int64_t cached_tokens) {
   sequence.is_arriving = false;
   sequence.computed = sequence.mtp_len = sequence.len() - 1;
   sequence.is_long = false;
   commit_tokens(sequence);
+  if (sequence.usage.preemptions > 0) return 0;
+  const int64_t found = std::min(cached_tokens, sequence.prompt_len - 1);
+  const int64_t more = std::max<int64_t>(0, found - sequence.usage.cached_tokens);
+  sequence.usage.cached_tokens += more;
+  return more;
 }
 
 void Scheduler::prefill_here(Sequence& sequence) {

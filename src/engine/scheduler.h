@@ -123,8 +123,10 @@ class Scheduler {
   // that the tokens complete.
   void commit_tokens(Sequence& sequence, int64_t accepted = 0);
 
-  // The rows of an arriving sequence have come, all but its last token's; its order has ended.
-  void arrive(Sequence& sequence);
+  // The rows of an arriving sequence have come, all but its last token's; its order has ended. The
+  // other side had `cached_tokens` of its text in its cache. Returns how many of the prompt's that
+  // adds to what the sequence found here; 0 after a preemption.
+  int64_t arrive(Sequence& sequence, int64_t cached_tokens);
   // The order of an arriving sequence has failed: it computes its rows itself. Without this call
   // the next schedule() orders them again.
   void prefill_here(Sequence& sequence);

@@ -2,6 +2,7 @@
 // the serial oracle's, whatever happens on the way, or ends with an error.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "engine/engine_load.h"
@@ -166,8 +167,9 @@ TEST(Separation, LossyMessagesGiveTheRightAnswerOrAnError) {
   EXPECT_EQ(failed, sum.refused) << "no other error";
   EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kAccepted)], 300);
   EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kStale)], 0);
-  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kRepeated)], 5);
-  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kWrongDigest)], 5);
+  // How many come while their tickets are open depends on the machine.
+  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kRepeated)], 0);
+  EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kWrongDigest)], 0);
 }
 
 // Two engines and requests whose course can be counted.
@@ -269,6 +271,53 @@ TEST(Separation, WithoutThePrefillSide) {
   EXPECT_EQ(pair.engine->stats().prefill.refused, 1);
   other.prompt_ids.resize(101);
   EXPECT_EQ(pair.answer(other).finish, FinishReason::kLength);
+}
+
+// Tokens that only the prefill side's cache had are reported as cached; none twice.
+TEST(Separation, HitsOfThePrefillSideAreReported) {
+  const Pair pair;
+  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 0);
+  pair.engine->flush_prefix_cache();
+  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.engine->stats().prefill.cached_tokens, 192);
+  pair.prefill_engine->flush_prefix_cache();
+  EXPECT_EQ(pair.answer(Pair::request(300)).usage.cached_tokens, 192) << "this side has them";
+  EXPECT_EQ(pair.engine->stats().prefill.cached_tokens, 192);
+}
+
+// Says that it has an order, and does nothing with it.
+class HoldingLink : public PromptLink {
+ public:
+  Result<> order(PromptOrder) override { return {}; }
+  void cancel(const TicketId&) override {}
+  bool holds(const TicketId&) override { return ++asked, held.load(); }
+  std::atomic<int> asked{0};
+  std::atomic<bool> held{true};
+};
+
+// However long it waits in the other side's queue; patience is for what nobody holds.
+TEST(Separation, AnOrderThatIsHeldDoesNotFail) {
+  EngineOptions options{.eos_ids = {kFakeEos}};
+  const auto link = std::make_shared<HoldingLink>();
+  options.prefill = {.link = link,
+                     .mailbox = std::make_shared<PieceMailbox>(1 << 20),
+                     .least_rows = 0,
+                     .max_attempts = 1,
+                     .patience = 5ms};
+  const auto engine = std::move(
+      *Engine::create(options, std::make_unique<FakeRunner>(FakeModel{}), fake_tokenizer()));
+  EventQueue queue;
+  ASSERT_TRUE(engine->submit(Pair::request(100), queue.sink()));
+  while (link->asked < 5) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(engine->stats().prefill.failed, 0);
+  EXPECT_EQ(engine->stats().steps, 0);
+  EXPECT_GT(engine->progress().steps, 0) << "it does not hang";
+  link->held = false;
+  Event last;
+  while (auto event = queue.next()) last = std::move(*event);
+  EXPECT_EQ(last.finish, FinishReason::kLength) << last.error.message;
+  EXPECT_EQ(engine->stats().prefill.failed, 1);
+  EXPECT_EQ(engine->stats().prefill.computed_here, 1);
 }
 
 TEST(Separation, OptionsAreChecked) {

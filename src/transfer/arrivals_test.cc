@@ -155,6 +155,7 @@ TEST(Arrivals, DigestsDependOnTicketAndPlace) {
   EXPECT_NE(first.digest_seed, second.digest_seed);
   EXPECT_NE(make_piece(first, 0, rows).digest, make_piece(first, 1, rows).digest);
   EXPECT_NE(make_piece(first, 0, rows).digest, make_piece(second, 0, rows).digest);
+  EXPECT_NE(make_piece(first, 0, rows).digest, make_piece(first, 0, rows, 64).digest);
   Receiver without(1, {.engine = 7, .epoch = 3, .page_bytes = kPageBytes});
   const Ticket plain = without.open(1);
   EXPECT_EQ(plain.digest_seed, 0u);
@@ -164,7 +165,8 @@ TEST(Arrivals, DigestsDependOnTicketAndPlace) {
 }
 
 TEST(PieceWire, APieceReadsAsItWasWritten) {
-  const PieceHeader header{.ticket = {1, 2, 3}, .page = 4, .num_bytes = 8, .form = 5, .digest = 6};
+  const PieceHeader header{
+      .ticket = {1, 2, 3}, .page = 4, .num_bytes = 8, .form = 5, .digest = 6, .cached_tokens = 9};
   const std::vector<std::byte> rows(8, std::byte{42});
   std::vector<std::byte> message;
   write_piece(header, rows, message);
@@ -176,11 +178,12 @@ TEST(PieceWire, APieceReadsAsItWasWritten) {
   EXPECT_EQ(read->header.num_bytes, 8);
   EXPECT_EQ(read->header.form, 5u);
   EXPECT_EQ(read->header.digest, 6u);
+  EXPECT_EQ(read->header.cached_tokens, 9);
   EXPECT_TRUE(std::equal(rows.begin(), rows.end(), read->rows.begin(), read->rows.end()));
 
-  EXPECT_EQ(read_piece(std::span(message).first(63)).error().message,
-            "a piece has 63 bytes, its header alone has 64");
-  EXPECT_EQ(read_piece(std::span(message).first(70)).error().message,
+  EXPECT_EQ(read_piece(std::span(message).first(71)).error().message,
+            "a piece has 71 bytes, its header alone has 72");
+  EXPECT_EQ(read_piece(std::span(message).first(78)).error().message,
             "a piece has 6 bytes of rows, its header says 8");
   message[0] ^= std::byte{1};
   EXPECT_FALSE(read_piece(message).has_value());

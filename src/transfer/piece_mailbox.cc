@@ -1,17 +1,33 @@
 #include "transfer/piece_mailbox.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace fathom {
 
-bool PieceMailbox::put(PagePiece piece) {
-  const std::lock_guard lock(mutex_);
+// `mutex_` is held, and there is room.
+void PieceMailbox::keep(PagePiece piece) {
   const auto bytes = std::ssize(piece.rows);
-  if (bytes_ > 0 && bytes > max_bytes_ - bytes_) return false;
   news_.pieces.push_back(std::move(piece));
   bytes_ += bytes;
   if (wake_) wake_();
+}
+
+bool PieceMailbox::put(PagePiece& piece) {
+  const std::lock_guard lock(mutex_);
+  if (!has_room(std::ssize(piece.rows))) return false;
+  keep(std::move(piece));
   return true;
+}
+
+bool PieceMailbox::put(const PieceHeader& header, std::span<const std::byte> rows) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!has_room(std::ssize(rows))) return false;
+  }
+  PagePiece piece{.header = header, .rows = buffer(rows.size())};
+  std::copy(rows.begin(), rows.end(), piece.rows.begin());
+  return put(piece);
 }
 
 void PieceMailbox::fail(FailedOrder failed) {
@@ -20,17 +36,48 @@ void PieceMailbox::fail(FailedOrder failed) {
   if (wake_) wake_();
 }
 
+std::vector<std::byte> PieceMailbox::buffer(size_t bytes) {
+  std::vector<std::byte> rows;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!spare_.empty()) {
+      rows = std::move(spare_.back());
+      spare_.pop_back();
+      spare_bytes_ -= std::ssize(rows);
+    }
+  }
+  rows.resize(bytes);
+  return rows;
+}
+
 void PieceMailbox::take(News& news) {
-  news.pieces.clear();
   news.failures.clear();
-  const std::lock_guard lock(mutex_);
-  std::swap(news, news_);
-  bytes_ = 0;
+  bool made_room = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (PagePiece& piece : news.pieces) {
+      const auto bytes = std::ssize(piece.rows);
+      if (bytes == 0 || spare_bytes_ + bytes > max_bytes_) continue;
+      spare_.push_back(std::move(piece.rows));
+      spare_bytes_ += bytes;
+    }
+    news.pieces.clear();
+    std::swap(news, news_);
+    made_room = std::exchange(bytes_, 0) > 0;
+  }
+  if (!made_room) return;
+  const std::lock_guard lock(room_mutex_);
+  if (room_) room_();
 }
 
 void PieceMailbox::watch(std::function<void()> wake) {
   const std::lock_guard lock(mutex_);
   wake_ = std::move(wake);
+}
+
+void PieceMailbox::watch_room(std::function<void()> room) {
+  const std::lock_guard lock(room_mutex_);
+  room_ = std::move(room);
 }
 
 }  // namespace fathom

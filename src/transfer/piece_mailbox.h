@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "transfer/piece_receiver.h"
 #include "transfer/ticket.h"
 
 namespace fathom {
@@ -16,36 +17,46 @@ struct PagePiece {
   PieceHeader header;
   std::vector<std::byte> rows;
 };
-struct FailedOrder {
-  TicketId ticket;
-  Status why;
-};
 
-// Any thread may call every method; take() is for the engine's.
-class PieceMailbox {
+// Any thread may call every method; take() is for the engine's. Buffers of pieces that were taken
+// are used again, so that pages that come do not cost fresh memory.
+class PieceMailbox : public PieceReceiver {
  public:
   // Takes at least one piece, whatever its size.
   explicit PieceMailbox(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
   // False, and nothing has changed: the window is full.
-  bool put(PagePiece piece);
-  void fail(FailedOrder failed);
+  bool put(PagePiece& piece);
+  bool put(const PieceHeader& header, std::span<const std::byte> rows) override;
+  void done(const TicketId&) override {}
+  void fail(FailedOrder failed) override;
+  // Memory for a piece's rows; its contents may be anything.
+  std::vector<std::byte> buffer(size_t bytes);
 
   struct News {
     std::vector<PagePiece> pieces;
     std::vector<FailedOrder> failures;
   };
-  // Replaces `news` by what has come.
+  // Replaces `news` by what has come. The pieces that it had are done with.
   void take(News& news);
-  // `wake` is called when something comes. Null: no more calls, and none is going on.
+  // `wake` is called when something comes, `room` when pieces have been taken. Null: no more calls,
+  // and none is going on.
   void watch(std::function<void()> wake);
+  void watch_room(std::function<void()> room);
 
  private:
+  bool has_room(int64_t bytes) const { return bytes_ == 0 || bytes <= max_bytes_ - bytes_; }
+  void keep(PagePiece piece);
+
   const int64_t max_bytes_;
   std::mutex mutex_;
   News news_;
   int64_t bytes_ = 0;
+  std::vector<std::vector<std::byte>> spare_;
+  int64_t spare_bytes_ = 0;
   std::function<void()> wake_;
+  std::mutex room_mutex_;
+  std::function<void()> room_;
 };
 
 }  // namespace fathom

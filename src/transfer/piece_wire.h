@@ -10,7 +10,12 @@
 
 namespace fathom {
 
-inline constexpr size_t kPieceHeaderBytes = 64;
+inline constexpr size_t kPieceHeaderBytes = 72;
+
+// Replaces the kPieceHeaderBytes bytes at `to`.
+void write_piece_header(const PieceHeader& header, std::span<std::byte, kPieceHeaderBytes> to);
+// kInvalidArgument: another kind of message.
+Result<PieceHeader> read_piece_header(std::span<const std::byte, kPieceHeaderBytes> from);
 
 // Replaces `message`.
 void write_piece(const PieceHeader& header, std::span<const std::byte> rows,

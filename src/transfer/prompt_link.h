@@ -31,6 +31,9 @@ class PromptLink {
   virtual Result<> order(PromptOrder order) = 0;
   // No piece of this ticket is wanted any more.
   virtual void cancel(const TicketId& id) = 0;
+  // Whether the order is with somebody who is there and has not sent or given up all of it: then it
+  // waits there, or is being computed, for as long as that takes.
+  virtual bool holds(const TicketId& id) = 0;
 };
 
 }  // namespace fathom

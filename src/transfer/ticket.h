@@ -20,6 +20,10 @@ struct TicketId {
   friend bool operator==(const TicketId&, const TicketId&) = default;
 };
 
+struct TicketIdHash {
+  size_t operator()(const TicketId& id) const { return id.number ^ id.engine << 32 ^ id.epoch; }
+};
+
 // The pages [first_page, first_page + num_pages) of a request's text, each of 64 tokens; of the
 // last one the rows of the prompt's tokens count.
 struct Ticket {
@@ -36,11 +40,13 @@ struct PieceHeader {
   int64_t page = 0;  // of the text
   int64_t num_bytes = 0;
   uint64_t form = 0;
-  uint64_t digest = 0;  // 0 without a digest seed
+  uint64_t digest = 0;        // 0 without a digest seed
+  int64_t cached_tokens = 0;  // of the text: rows that the sender had and did not compute
 };
 
 // A piece with these rows [page_bytes]; with an empty span its digest is 0.
-PieceHeader make_piece(const Ticket& ticket, int64_t page, std::span<const std::byte> rows = {});
+PieceHeader make_piece(const Ticket& ticket, int64_t page, std::span<const std::byte> rows = {},
+                       int64_t cached_tokens = 0);
 
 // Covers the header's other fields, and the rows: 64 bits of XXH3, keyed with the ticket's seed. It
 // finds what was damaged, exchanged or cut off. It is no signature.

@@ -1,0 +1,29 @@
+// Where the pages of orders go, and the news of their ends.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/status.h"
+#include "transfer/ticket.h"
+
+namespace fathom {
+
+struct FailedOrder {
+  TicketId ticket;
+  Status why;
+};
+
+// Called by the thread of the engine that computes the prompts; does not block.
+class PieceReceiver {
+ public:
+  virtual ~PieceReceiver() = default;
+  // Copies the rows. False, and nothing has changed: the window is full.
+  virtual bool put(const PieceHeader& header, std::span<const std::byte> rows) = 0;
+  // The order's last piece has been put, or it has been given up. Either is called at most once for
+  // a ticket, and nothing after it.
+  virtual void done(const TicketId& id) = 0;
+  virtual void fail(FailedOrder failed) = 0;
+};
+
+}  // namespace fathom

@@ -1,0 +1,91 @@
+// A TCP connection that carries frames: reads them one after the other within the limits that its
+// handler sets, and sends what it is given.
+//
+// Used on its I/O thread only, except last_received(). Alive while an operation is pending or an
+// owner holds it. Asks its handler before a byte of a frame is kept, so a stranger costs no memory.
+#pragma once
+
+#include <array>
+#include <boost/asio/ip/tcp.hpp>
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+#include "transfer/piece_mailbox.h"
+#include "transfer/piece_wire.h"
+#include "transfer/tcp/frame.h"
+#include "transfer/tcp/records.h"
+
+namespace fathom {
+
+class TransferConnection;
+
+class FrameHandler {
+ public:
+  virtual ~FrameHandler() = default;
+  // The most bytes that a frame of this type may have now; none: it must not come. kPiece is asked
+  // for the piece with its header.
+  virtual std::optional<uint64_t> most_bytes(const TransferConnection& from, FrameType type) = 0;
+  // An error closes the connection.
+  virtual Result<> on_frame(TransferConnection& from, FrameType type, Payload payload) = 0;
+  // Once, last. Nothing is called for this connection afterwards.
+  virtual void on_closed(TransferConnection& connection, const std::string& why) = 0;
+
+  // Memory for a piece's rows.
+  virtual std::vector<std::byte> buffer(size_t bytes) { return std::vector<std::byte>(bytes); }
+  // False: not now; the connection keeps the piece and reads on after resume(), which offers it
+  // again.
+  virtual bool on_piece(TransferConnection& /*from*/, PagePiece& /*piece*/) { return true; }
+  // A frame has been sent; its memory may be used again.
+  virtual void on_sent(TransferConnection& /*connection*/, Frame /*frame*/) {}
+};
+
+class TransferConnection : public std::enable_shared_from_this<TransferConnection> {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // `socket` is connected.
+  TransferConnection(boost::asio::ip::tcp::socket socket, std::shared_ptr<FrameHandler> handler);
+
+  // Begins to read.
+  void start() { read_header(); }
+  // From the next frame on.
+  void set_handler(std::shared_ptr<FrameHandler> handler) { handler_ = std::move(handler); }
+  void send(Frame frame);
+  bool is_sending() const { return !out_.empty(); }
+  void resume();
+  // Calls on_closed() from a later turn of the I/O thread. What is still to be sent is not.
+  void close(std::string why);
+  // Closes when what is to be sent has been sent, and drops whatever comes.
+  void close_when_sent();
+
+  // When bytes came the last time, and since when a frame waits to be sent; none: none does.
+  Time last_received() const { return last_received_; }
+  std::optional<Time> sending_since() const;
+  // "10.0.0.1:5000", for logs.
+  const std::string& peer() const { return peer_; }
+
+ private:
+  void read_header();
+  void on_header();
+  void read_piece(uint64_t bytes);
+  void deliver_piece();
+  void write_next();
+  void fail(const boost::system::error_code& failure);
+
+  boost::asio::ip::tcp::socket socket_;
+  std::shared_ptr<FrameHandler> handler_;
+  std::string peer_;
+  std::array<std::byte, kFrameHeaderBytes> header_{};
+  std::array<std::byte, kPieceHeaderBytes> piece_header_{};
+  std::vector<std::byte> payload_;
+  PagePiece piece_;
+  bool holds_piece_ = false, closed_ = false, closing_ = false;
+  std::deque<Frame> out_;
+  Time last_received_, sending_since_;
+};
+
+}  // namespace fathom

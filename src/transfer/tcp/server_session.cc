@@ -1,0 +1,198 @@
+#include "transfer/tcp/server_session.h"
+
+#include <boost/asio/post.hpp>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "base/log.h"
+
+namespace fathom {
+
+namespace asio = boost::asio;
+
+void ServerSession::start() {
+  last_heartbeat_ = std::chrono::steady_clock::now();
+  link_ = core_->make_link(shared_from_this());
+  control_->set_handler(shared_from_this());
+  control_->send(welcome_frame({.session = id_}));
+}
+
+void ServerSession::add_stream(const std::shared_ptr<TransferConnection>& stream) {
+  streams_.push_back(stream);
+  stream->set_handler(shared_from_this());
+  stream->send(welcome_frame({.session = id_}));
+}
+
+void ServerSession::tick(TransferConnection::Time now) {
+  if (now - control_->last_received() > core_->options.silence_limit) {
+    return close("nothing came for too long");
+  }
+  const auto is_stalled = [&](const TransferConnection& connection) {
+    const auto since = connection.sending_since();
+    return since && now - *since > core_->options.stall_limit;
+  };
+  bool stalled = is_stalled(*control_);
+  for (const auto& stream : streams_) stalled |= is_stalled(*stream);
+  if (stalled) return close("the other end does not read");
+  if (now - last_heartbeat_ < core_->options.heartbeat || control_->is_sending()) return;
+  last_heartbeat_ = now;
+  control_->send(heartbeat_frame());
+}
+
+void ServerSession::close(const std::string& why) { control_->close(why); }
+
+// The engine's thread. The copy is made outside of the lock: `bytes_` has room for it by then.
+bool ServerSession::put(const PieceHeader& header, std::span<const std::byte> rows) {
+  const auto bytes = static_cast<int64_t>(kFrameHeaderBytes + kPieceHeaderBytes + rows.size());
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || (bytes_ > 0 && bytes > core_->options.window_bytes - bytes_)) return false;
+    bytes_ += bytes;
+  }
+  Frame frame;
+  try {
+    frame = take_spare();
+    frame.resize(static_cast<size_t>(bytes));
+  } catch (const std::bad_alloc&) {
+    const std::lock_guard lock(mutex_);
+    bytes_ -= bytes;
+    throw;
+  }
+  const std::span<std::byte> all(frame);
+  write_frame_header({FrameType::kPiece, kPieceHeaderBytes + rows.size()},
+                     all.first<kFrameHeaderBytes>());
+  write_piece_header(header, all.subspan<kFrameHeaderBytes, kPieceHeaderBytes>());
+  std::memcpy(frame.data() + kFrameHeaderBytes + kPieceHeaderBytes, rows.data(), rows.size());
+  const std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  waiting_.push_back(std::move(frame));
+  if (!std::exchange(is_posted_, true)) {
+    asio::post(*core_->context, [self = shared_from_this()] {
+      {
+        const std::lock_guard posted(self->mutex_);
+        self->is_posted_ = false;
+      }
+      self->send_waiting();
+    });
+  }
+  return true;
+}
+
+Frame ServerSession::take_spare() {
+  const std::lock_guard lock(mutex_);
+  if (spare_.empty()) return {};
+  Frame frame = std::move(spare_.back());
+  spare_.pop_back();
+  return frame;
+}
+
+void ServerSession::send_waiting() {
+  for (const auto& stream : streams_) {
+    if (stream->is_sending()) continue;
+    Frame frame;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty() || closed_) return;
+      frame = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    stream->send(std::move(frame));
+  }
+}
+
+void ServerSession::on_sent(TransferConnection& connection, Frame frame) {
+  if (&connection == control_.get()) return;
+  const auto bytes = std::ssize(frame);
+  if (bytes > static_cast<int64_t>(kFrameHeaderBytes + kPieceHeaderBytes)) {
+    ++core_->pieces_sent;
+    core_->bytes_sent += bytes;
+    const std::lock_guard lock(mutex_);
+    bytes_ -= bytes;
+    spare_.push_back(std::move(frame));
+  }
+  send_waiting();
+}
+
+// From here on the order's pieces may still be on their way on other connections.
+void ServerSession::done(const TicketId& id) { end_order(id, done_frame(id)); }
+
+void ServerSession::fail(FailedOrder failed) { end_order(failed.ticket, failed_frame(failed)); }
+
+void ServerSession::end_order(const TicketId& id, Frame news) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  asio::post(*core_->context, [self = shared_from_this(), id, news = std::move(news)]() mutable {
+    if (self->orders_.erase(id) > 0) self->control_->send(std::move(news));
+  });
+}
+
+std::optional<uint64_t> ServerSession::most_bytes(const TransferConnection& from, FrameType type) {
+  if (&from != control_.get()) return std::nullopt;
+  switch (type) {
+    case FrameType::kOrder:
+      return kMaxOrderBytes + static_cast<uint64_t>(core_->options.max_tokens) * sizeof(int32_t);
+    case FrameType::kCancel:
+      return kTicketIdBytes;
+    case FrameType::kHeartbeat:
+      return 0;
+    default:
+      return std::nullopt;
+  }
+}
+
+Result<> ServerSession::on_frame(TransferConnection& /*from*/, FrameType type, Payload payload) {
+  if (type == FrameType::kHeartbeat) return {};
+  if (type == FrameType::kOrder) return on_order(payload);
+  FATHOM_TRY(const TicketId id, read_ticket_id(payload));
+  on_cancel(id);
+  return {};
+}
+
+Result<> ServerSession::on_order(Payload payload) {
+  FATHOM_TRY(PromptOrder order, read_order(payload));
+  const Ticket ticket = order.ticket;
+  const TransferServerOptions& options = core_->options;
+  if (ticket.form != options.form || ticket.page_bytes != options.page_bytes) {
+    return invalid("an order for pages of {} bytes in form {:016x}, they have {} in {:016x}",
+                   ticket.page_bytes, ticket.form, options.page_bytes, options.form);
+  }
+  if (std::ssize(orders_) >= options.max_orders) {
+    return error(Code::kResourceExhausted, "{} orders at once, at most {}", orders_.size() + 1,
+                 options.max_orders);
+  }
+  if (!orders_.insert(ticket.id).second) {
+    return invalid("ticket {} is ordered twice", ticket.id.number);
+  }
+  ++core_->orders;
+  const auto taken = link_->order(std::move(order));
+  if (!taken && orders_.erase(ticket.id) > 0) {
+    control_->send(failed_frame({ticket.id, taken.error()}));
+  }
+  return {};
+}
+
+void ServerSession::on_cancel(const TicketId& id) {
+  if (orders_.erase(id) > 0) link_->cancel(id);
+}
+
+// Any connection that ends takes the session with it: the other end begins anew.
+void ServerSession::on_closed(TransferConnection& connection, const std::string& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    waiting_.clear();
+    spare_.clear();
+  }
+  const auto self = shared_from_this();
+  log_info("transfer: the session of the decode side at {} has ended: {}", connection.peer(), why);
+  control_->close(why);
+  for (const auto& stream : streams_) stream->close(why);
+  for (const TicketId& id : orders_) link_->cancel(id);
+  orders_.clear();
+  link_ = nullptr;  // it holds this
+  core_->sessions.erase(id_);
+  core_->num_sessions = std::ssize(core_->sessions);
+}
+
+}  // namespace fathom

@@ -1,0 +1,68 @@
+// One decoding engine's session at a transfer server: its orders go to the link, its pieces to its
+// data connections, whichever is free.
+//
+// put(), done() and fail() are called by the engine's threads; everything else runs on the I/O
+// thread. The core holds it until one of its connections is closed, which ends the session; the
+// engine may hold it longer.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "transfer/tcp/connection.h"
+#include "transfer/tcp/server_core.h"
+
+namespace fathom {
+
+class ServerSession : public PieceReceiver,
+                      public FrameHandler,
+                      public std::enable_shared_from_this<ServerSession> {
+ public:
+  ServerSession(std::shared_ptr<ServerCore> core, uint64_t id,
+                std::shared_ptr<TransferConnection> control)
+      : core_(std::move(core)), id_(id), control_(std::move(control)) {}
+
+  void start();
+  void add_stream(const std::shared_ptr<TransferConnection>& stream);
+  int64_t num_streams() const { return std::ssize(streams_); }
+  // Sends a heartbeat, and ends a session whose other end is silent or does not read.
+  void tick(TransferConnection::Time now);
+  void close(const std::string& why);
+
+  bool put(const PieceHeader& header, std::span<const std::byte> rows) override;
+  void done(const TicketId& id) override;
+  void fail(FailedOrder failed) override;
+
+  std::optional<uint64_t> most_bytes(const TransferConnection& from, FrameType type) override;
+  Result<> on_frame(TransferConnection& from, FrameType type, Payload payload) override;
+  void on_closed(TransferConnection& connection, const std::string& why) override;
+  void on_sent(TransferConnection& connection, Frame frame) override;
+
+ private:
+  Result<> on_order(Payload payload);
+  void on_cancel(const TicketId& id);
+  void end_order(const TicketId& id, Frame news);
+  void send_waiting();
+  Frame take_spare();
+
+  const std::shared_ptr<ServerCore> core_;
+  const uint64_t id_;
+  std::shared_ptr<TransferConnection> control_;
+  std::vector<std::shared_ptr<TransferConnection>> streams_;
+  std::shared_ptr<PromptLink> link_;
+  std::unordered_set<TicketId, TicketIdHash> orders_;  // neither done nor cancelled
+  TransferConnection::Time last_heartbeat_;
+
+  std::mutex mutex_;  // guards what follows
+  bool closed_ = false;
+  std::deque<Frame> waiting_;  // pieces
+  int64_t bytes_ = 0;          // of pieces that wait, are being written or are sent
+  std::vector<Frame> spare_;
+  bool is_posted_ = false;
+};
+
+}  // namespace fathom
