@@ -11,6 +11,7 @@
 #include "cli/node_engine.h"
 #include "cli/rank_memory.h"
 #include "engine/gpu_runner.h"
+#include "model/gpu_support.h"
 #include "model/layer_options.h"
 #include "placement/expert_table_file.h"
 
@@ -102,6 +103,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.num_threads = static_cast<int>(flags.threads);
   options.graphs = flags.graphs;
   options.attention = flags.attention_form();
+  options.dense_keys = loaded.dense_keys;
   options.deterministic = flags.deterministic;
   options.step_timeout = std::chrono::seconds(flags.gpu_step_seconds);
   options.load = loaded.load;
@@ -183,6 +185,9 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   request.index_key_layers = std::count(has_index_keys.begin(), has_index_keys.end(), true);
   if (loaded.max_drafts > 0) {
     request.cache_state_bytes = DeepSeekModel::state_bytes(config, loaded.compute) * ranks;
+  }
+  if (!loaded.gpus.empty()) {
+    request.cache_state_bytes += gpu_page_padding(config, loaded.cache_format) * ranks;
   }
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {

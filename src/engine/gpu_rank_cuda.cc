@@ -8,6 +8,8 @@
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cuda/co_resident.h"
+#include "model/gpu_support.h"
+#include "model/layer_options.h"
 
 namespace fathom {
 namespace {
@@ -47,6 +49,13 @@ int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options
   return std::min(most, round_up(options.max_total_tokens, kPageSize));
 }
 
+AttentionPolicy gpu_policy(const GpuRunnerOptions& options) {
+  AttentionPolicy policy = gpu_attention_policy();
+  policy.form = options.attention;
+  policy.dense_keys = options.dense_keys;
+  return policy;
+}
+
 cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options) {
   return {.max_rows = options.max_batched_tokens,
           .max_logit_rows = options.max_num_seqs + options.max_prompt_logit_rows,
@@ -54,6 +63,8 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
           .cache_format = options.cache_format,
+          .sparse = sparse_limits(config, gpu_policy(options)),
+          .max_length = gpu_model_len(config, options),
           .expert_table = options.expert_table};
 }
 
@@ -67,6 +78,7 @@ GpuRank::~GpuRank() {
   use_device();
   cudaStreamSynchronize(stream_);
   graphs_.clear();
+  long_graphs_.clear();
   graph_of_many_keys_.reset();
   cudaStreamDestroy(stream_);
 }
@@ -74,28 +86,28 @@ GpuRank::~GpuRank() {
 Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t further_bytes) {
   model_ = std::move(model);
   const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
-  const int64_t layers = config_.num_layers;
-  const int64_t bytes =
-      LatentLayout{options_.cache_format, config_.kv_lora_rank, config_.qk_rope_dim}.page_bytes();
-  cache_memory_ = cuda::DeviceArray<std::byte>(pages * layers * bytes);
-  const auto rows = checked_mul(pages * kPageSize, layers);
+  const int64_t stride = gpu_page_stride(config_, options_.cache_format);
+  const int64_t bytes = latent_layout(config_, options_.cache_format).page_bytes();
+  cache_memory_ = cuda::DeviceArray<std::byte>(pages * stride * bytes);
+  const auto rows = checked_mul(pages * kPageSize, stride);
   if (!rows || *rows > std::numeric_limits<int32_t>::max()) {
     return error(Code::kResourceExhausted,
                  "a cache of {} tokens in {} layers has more than 2^31 - 1 rows: lower "
                  "--max-total-tokens",
-                 options_.max_total_tokens, layers);
+                 options_.max_total_tokens, config_.num_layers);
   }
-  cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, layers};
-  AttentionPolicy policy = gpu_attention_policy();
-  policy.form = options_.attention;
-  planner_.emplace(cuda::StepLimits{
-      .heads = model_->num_heads(),
-      .num_multiprocessors = model_->num_multiprocessors(),
-      .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
-      .policy = policy,
-      .most_keys = most_keys(config_, options_),
-      .batch_invariant = options_.deterministic,
-      .page_stride = layers});
+  cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, stride};
+  const AttentionPolicy policy = gpu_policy(options_);
+  planner_.emplace(
+      cuda::StepLimits{.heads = model_->num_heads(),
+                       .num_multiprocessors = model_->num_multiprocessors(),
+                       .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
+                                 config_.v_dim, sparse_limits(config_, policy)},
+                       .policy = policy,
+                       .most_keys = most_keys(config_, options_),
+                       .batch_invariant = options_.deterministic,
+                       .max_length = gpu_model_len(config_, options_),
+                       .page_stride = stride});
   const int64_t most_pages = ceil_div(gpu_model_len(config_, options_), kPageSize);
   const int64_t arrays =
       planner_->most_bytes(options_.max_batched_tokens, options_.max_num_seqs, most_pages) +
@@ -126,7 +138,10 @@ cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows
       layout_.most_keys > model_->most_keys_of_one_launch()) {
     graph_ = &*graph_of_many_keys_;
   }
-  if (layout_.decodes.size() != 1) graph_ = nullptr;
+  if (graph_ != nullptr && !layout_.index_passes.empty()) {
+    graph_ = &long_graphs_[static_cast<size_t>(graph_ - graphs_.data())];
+  }
+  if (layout_.decodes.size() > 1) graph_ = nullptr;
   return layout_;
 }
 
@@ -174,6 +189,10 @@ void GpuRank::capture(const int32_t* sampled) {
     const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
     all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
     graphs_.push_back(capture_model(rows, sampled));
+    if (config_.indexer) {
+      planner_->plan_any_length(layout_);
+      long_graphs_.push_back(capture_model(rows, sampled));
+    }
     if (rows > 1 || model_->most_keys_of_one_launch() == 0) continue;
     layout_.most_keys = model_->most_keys_of_one_launch() + 1;
     graph_of_many_keys_ = capture_model(rows, sampled);

@@ -21,6 +21,7 @@ namespace fathom {
 inline constexpr int kGpuStepsInFlight = 2;
 
 int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options);
+AttentionPolicy gpu_policy(const GpuRunnerOptions& options);
 cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options);
 
 class GpuRank {
@@ -76,6 +77,9 @@ class GpuRank {
   cuda::DeviceArray<std::byte> cache_memory_;
   cuda::CacheMemory cache_;
   std::vector<CapturedGraph> graphs_;  // by rows, ascending
+  // With sparse attention: the same for rows of any length; the others are short ones, whose rows
+  // see all of their keys.
+  std::vector<CapturedGraph> long_graphs_;
   // The one-row graph for longer contexts, where it differs from the first.
   std::optional<CapturedGraph> graph_of_many_keys_;
 
