@@ -2,6 +2,10 @@
 """Writes the needle checkpoint: a deepseek_v32 model whose indexer finds one token among many.
 
     python3 tools/make_needle.py tests/data/needle
+    python3 tools/make_needle.py --wide tests/data/needle_wide
+
+The wide one has the latent, head and index widths of DeepSeek-V3.2, which kernels for GPUs take, with zeros in what
+the path does not use.
 
 Nothing is trained: the weights are chosen so that the path of every step is known. A token is one of
 
@@ -29,11 +33,13 @@ FILLERS = 48
 HIDDEN, PART = 64, 16
 NOISE, KEY, VALUE, QUERY = 0, 16, 32, 48
 CONSTANT = 15                # of the noise: 1 in every token
-Q_RANK, KV_RANK = 32, 48
-HEADS, NOPE, ROPE, V = 2, 24, 16, 16
-INDEX_HEADS, INDEX_DIM, TOPK = 16, 32, 64
+USED_Q, USED_KV = 32, 48     # of the latents; the rest is 0
+WIDE = "--wide" in sys.argv
+Q_RANK, KV_RANK = (64, 512) if WIDE else (USED_Q, USED_KV)
+HEADS, NOPE, ROPE, V = (2, 128, 64, 128) if WIDE else (2, 24, 16, 16)
+INDEX_HEADS, INDEX_DIM, TOPK = 16, 128 if WIDE else 32, 64
 VOCAB = NAMES + NAMES * NAMES + FILLERS
-SHARPNESS = 1.8              # of attention: e^7.8 between what matches and what does not
+SHARPNESS = 1.8 * ((NOPE + ROPE) / 40) ** 0.5  # of attention: e^7.8 between what matches and what does not
 GAINS = (3.3, 13.2)          # of what a layer finds: 4 times the query that it found it by
 
 CONFIG = dict(
@@ -91,12 +97,13 @@ def layer(index, rng):
     noise = range(NOISE, NOISE + CONSTANT)
     q_a = zeros(Q_RANK, HIDDEN)
     copy_part(q_a, 0, QUERY)
-    fill(q_a, range(PART, Q_RANK), noise, 0.25, rng)
+    fill(q_a, range(PART, USED_Q), noise, 0.25, rng)
     q_b = zeros(HEADS * (NOPE + ROPE), Q_RANK)
     kv_a = zeros(KV_RANK + ROPE, HIDDEN)
     copy_part(kv_a, 0, KEY)
     copy_part(kv_a, PART, VALUE)
-    fill(kv_a, range(2 * PART, KV_RANK + ROPE), noise, 0.25, rng)
+    fill(kv_a, range(2 * PART, USED_KV), noise, 0.25, rng)
+    fill(kv_a, range(KV_RANK, KV_RANK + ROPE), noise, 0.25, rng)
     kv_b = zeros(HEADS * (NOPE + V), KV_RANK)
     o = zeros(HIDDEN, HEADS * V)
     for head in range(HEADS):
@@ -113,7 +120,7 @@ def layer(index, rng):
         wk[ROPE + i][KEY + i] += 1.0
     for head in range(INDEX_HEADS):
         first = head * INDEX_DIM
-        fill(wq_b, range(first, first + INDEX_DIM), range(PART, Q_RANK), 0.25, rng)
+        fill(wq_b, range(first, first + INDEX_DIM), range(PART, USED_Q), 0.25, rng)
         fill(wq_b, range(first + ROPE, first + INDEX_DIM), range(PART), 0.05, rng)
         for i in range(PART):
             wq_b[first + ROPE + i][i] += 1.0
@@ -123,8 +130,8 @@ def layer(index, rng):
     return {
         "self_attn.q_a_proj.weight": q_a, "self_attn.q_b_proj.weight": q_b,
         "self_attn.kv_a_proj_with_mqa.weight": kv_a, "self_attn.kv_b_proj.weight": kv_b,
-        "self_attn.o_proj.weight": o, "self_attn.q_a_layernorm.weight": [1.0] * Q_RANK,
-        "self_attn.kv_a_layernorm.weight": [1.0] * KV_RANK, "self_attn.indexer.wq_b.weight": wq_b,
+        "self_attn.o_proj.weight": o, "self_attn.q_a_layernorm.weight": [(USED_Q / Q_RANK) ** 0.5] * Q_RANK,
+        "self_attn.kv_a_layernorm.weight": [(USED_KV / KV_RANK) ** 0.5] * KV_RANK, "self_attn.indexer.wq_b.weight": wq_b,
         "self_attn.indexer.wk.weight": wk, "self_attn.indexer.k_norm.weight": [1.0] * INDEX_DIM,
         "self_attn.indexer.k_norm.bias": [0.0] * INDEX_DIM, "self_attn.indexer.weights_proj.weight": weights_proj,
         "input_layernorm.weight": [1.0] * HIDDEN, "post_attention_layernorm.weight": [1.0] * HIDDEN,
@@ -155,7 +162,7 @@ def write_safetensors(path, tensors):
 
 
 def main():
-    (folder,) = sys.argv[1:]
+    (folder,) = [name for name in sys.argv[1:] if name != "--wide"]
     rng = random.Random(20)
     tensors = {"model.embed_tokens.weight": embeddings(rng)}
     for index in range(2):

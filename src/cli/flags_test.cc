@@ -232,7 +232,9 @@ TEST(ModelFlags, AutoTakesGpusForWhatTheyHave) {
   EXPECT_EQ(why("v3", {"--tp", "2"}), "");
   EXPECT_TRUE(why("v3", {"--tp", "3"}).starts_with("3 ranks, and 2 GPUs")) << why("v3");
   EXPECT_EQ(why("no-such-model"), "");  // opening it says what is wrong
-  const std::string sparse = "sparse attention (index_topk 16) is there on the CPU only, so far";
+  const std::string sparse =
+      "sparse attention of this shape is there on the CPU only, so far: config.json: kv_lora_rank "
+      "is 48; kernels for GPUs take 512 only";
   EXPECT_EQ(why("v32"), sparse);
   EXPECT_EQ(why("v32", {"--load-format", "dummy"}), sparse);
   const auto cuda = parse({"-m", goldens + "v32", "--device", "cuda"}).flags.gpus_among(1);

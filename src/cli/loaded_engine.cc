@@ -11,6 +11,7 @@
 #include "cli/node_engine.h"
 #include "cli/rank_memory.h"
 #include "engine/gpu_runner.h"
+#include "model/gpu_support.h"
 #include "model/kept_states.h"
 #include "model/layer_options.h"
 #include "placement/expert_table_file.h"
@@ -104,6 +105,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.num_threads = static_cast<int>(flags.threads);
   options.graphs = flags.graphs;
   options.attention = flags.attention_form();
+  options.dense_keys = loaded.dense_keys;
   options.deterministic = flags.deterministic;
   options.step_timeout = std::chrono::seconds(flags.gpu_step_seconds);
   options.load = loaded.load;
@@ -154,6 +156,9 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
 std::string why_no_drafts(const LoadedEngine& loaded, const ModelFlags& flags) {
   if (flags.placement().exchanges_tokens()) return "with expert parallelism";
   if (!loaded.gpus.empty() && flags.placement().tp > 1) return "on GPUs with --tp";
+  if (!loaded.gpus.empty() && loaded.checkpoint.config().indexer) {
+    return "on GPUs with sparse attention";
+  }
   const auto place = node_place(flags.nodes);
   return place && place->is_one_of_several() ? "over several nodes" : "";
 }
@@ -192,6 +197,9 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
     const int64_t layer = latent_layout(config, loaded.cache_format).page_bytes();
     const int64_t parts = gpu_page_parts(config.num_layers, config.hidden, layer, true);
     request.cache_state_bytes = (parts - request.cache_layers) * layer * ranks;
+  }
+  if (!loaded.gpus.empty()) {
+    request.cache_state_bytes += gpu_page_padding(config, loaded.cache_format) * ranks;
   }
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {

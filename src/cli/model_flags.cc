@@ -14,6 +14,7 @@
 #include "chat/format.h"
 #include "checkpoint/hub_cache.h"
 #include "engine/gpu_runner.h"
+#include "model/gpu_support.h"
 #include "placement/expert_table.h"
 
 namespace fathom {
@@ -93,15 +94,22 @@ Result<AskedThreshold> asked_threshold(const ModelFlags& flags) {
   return AskedThreshold{};
 }
 
-// index_topk of a model with sparse attention. None for a model that cannot be opened: who opens it
-// says why.
-std::optional<int64_t> chosen_keys(const ModelFlags& flags) {
+// What GPUs have not of the model's sparse attention; empty: nothing, or the model has none, or
+// cannot be opened: who opens it says why.
+std::string sparse_attention_lacks(const ModelFlags& flags) {
   const auto model = resolve_model_flag(flags);
-  if (!model) return {};
+  if (!model) return "";
   const std::string path = *model + "/config.json";
   const auto text = read_text_file(path, kMaxConfigBytes);
   const auto config = text ? parse_model_config(*text, path) : tl::unexpected(text.error());
-  return config && config->indexer ? std::optional(config->indexer->topk) : std::nullopt;
+  if (!config || !config->indexer) return "";
+  if (flags.placement().world() > 1) {
+    return "sparse attention over several ranks is there on the CPU only, so far";
+  }
+  const auto supported = gpu_supports(make_spec(*config), flags.cache_format());
+  if (supported) return "";
+  return fmt::format("sparse attention of this shape is there on the CPU only, so far: {}",
+                     supported.error().message);
 }
 
 // What the flags and the model ask for and GPUs have not; empty: nothing.
@@ -118,10 +126,7 @@ std::string gpu_lacks(const ModelFlags& flags) {
   if (flags.compute() != DType::kBF16 || flags.cache_format() == CacheFormat::kF32) {
     return "on a GPU there are neither float32 products nor an f32 cache";
   }
-  if (const auto topk = chosen_keys(flags)) {
-    return fmt::format("sparse attention (index_topk {}) is there on the CPU only, so far", *topk);
-  }
-  return "";
+  return sparse_attention_lacks(flags);
 }
 
 std::string too_few_gpus(int count, int ranks) {

@@ -8,7 +8,9 @@
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "device/cuda/co_resident.h"
+#include "model/gpu_support.h"
 #include "model/kept_states.h"
+#include "model/layer_options.h"
 
 namespace fathom {
 namespace {
@@ -58,6 +60,13 @@ int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options
   return std::min(most, round_up(options.max_total_tokens, kPageSize));
 }
 
+AttentionPolicy gpu_policy(const GpuRunnerOptions& options) {
+  AttentionPolicy policy = gpu_attention_policy();
+  policy.form = options.attention;
+  policy.dense_keys = options.dense_keys;
+  return policy;
+}
+
 cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options) {
   return {.max_rows = options.max_batched_tokens,
           .max_logit_rows =
@@ -66,6 +75,8 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
           .cache_format = options.cache_format,
+          .sparse = sparse_limits(config, gpu_policy(options)),
+          .max_length = gpu_model_len(config, options),
           .expert_table = options.expert_table,
           .with_mtp = options.max_drafts > 0};
 }
@@ -80,6 +91,7 @@ GpuRank::~GpuRank() {
   use_device();
   cudaStreamSynchronize(stream_);
   graphs_.clear();
+  long_graphs_.clear();
   graph_of_many_keys_.reset();
   cudaStreamDestroy(stream_);
 }
@@ -87,10 +99,11 @@ GpuRank::~GpuRank() {
 Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t further_bytes) {
   model_ = std::move(model);
   const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
-  const int64_t bytes =
-      LatentLayout{options_.cache_format, config_.kv_lora_rank, config_.qk_rope_dim}.page_bytes();
-  const int64_t parts =
-      gpu_page_parts(config_.num_layers, config_.hidden, bytes, options_.max_drafts > 0);
+  const int64_t bytes = latent_layout(config_, options_.cache_format).page_bytes();
+  // Drafts and sparse attention are not there together.
+  const int64_t parts = config_.indexer ? gpu_page_stride(config_, options_.cache_format)
+                                        : gpu_page_parts(config_.num_layers, config_.hidden, bytes,
+                                                         options_.max_drafts > 0);
   cache_memory_ = cuda::DeviceArray<std::byte>(pages * parts * bytes);
   const auto rows = checked_mul(pages * kPageSize, parts);
   if (!rows || *rows > std::numeric_limits<int32_t>::max()) {
@@ -100,15 +113,16 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
                  options_.max_total_tokens, parts);
   }
   cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, parts};
-  AttentionPolicy policy = gpu_attention_policy();
-  policy.form = options_.attention;
+  const AttentionPolicy policy = gpu_policy(options_);
   const cuda::StepLimits limits = {
       .heads = model_->num_heads(),
       .num_multiprocessors = model_->num_multiprocessors(),
-      .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim},
+      .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim,
+                sparse_limits(config_, policy)},
       .policy = policy,
       .most_keys = most_keys(config_, options_),
       .batch_invariant = options_.deterministic,
+      .max_length = gpu_model_len(config_, options_),
       .page_stride = parts,
       .with_mtp = options_.max_drafts > 0};
   planner_.emplace(limits);
@@ -161,7 +175,10 @@ cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows
       layout_.most_keys > model_->most_keys_of_one_launch()) {
     graph_ = &*graph_of_many_keys_;
   }
-  if (layout_.decodes.size() != 1) graph_ = nullptr;
+  if (graph_ != nullptr && !layout_.index_passes.empty()) {
+    graph_ = find(long_graphs_, rows);
+  }
+  if (layout_.decodes.size() > 1) graph_ = nullptr;
   return layout_;
 }
 
@@ -205,7 +222,7 @@ void GpuRank::capture(const int32_t* sampled) {
   for (int32_t queries = 1; queries <= 1 + options_.max_drafts; ++queries) {
     is_draft_ = false;
     planner_->plan(placeholders(queries, queries), queries, layout_);
-    const int tile = layout_.decodes.front().tile_rows;
+    const int tile = layout_.decodes.empty() ? 0 : layout_.decodes.front().tile_rows;
     tiles_.push_back(tile);
     Graphs& graphs = graphs_[tile];
     if (!graphs.empty()) continue;  // fewer rows a sequence have the same
@@ -216,6 +233,10 @@ void GpuRank::capture(const int32_t* sampled) {
       const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
       all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
       graphs.push_back(capture_model(sampled));
+      if (config_.indexer) {
+        planner_->plan_any_length(layout_);
+        long_graphs_.push_back(capture_model(sampled));
+      }
       if (rows > 1 || model_->most_keys_of_one_launch() == 0) continue;
       layout_.most_keys = model_->most_keys_of_one_launch() + 1;
       graph_of_many_keys_ = capture_model(sampled);

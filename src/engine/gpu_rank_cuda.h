@@ -23,6 +23,7 @@ namespace fathom {
 inline constexpr int kGpuStepsInFlight = 2;
 
 int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options);
+AttentionPolicy gpu_policy(const GpuRunnerOptions& options);
 cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerOptions& options);
 
 class GpuRank {
@@ -85,9 +86,12 @@ class GpuRank {
   std::unique_ptr<cuda::DeepSeekModel> model_;
   cuda::DeviceArray<std::byte> cache_memory_;
   cuda::CacheMemory cache_;
-  std::map<int, Graphs> graphs_;  // of steps, by the tile rows of their latent decode
+  std::map<int, Graphs> graphs_;  // of steps, by the tile rows of their latent decode, 0: none
   std::vector<int> tiles_;  // [1 + max_drafts]: of steps whose sequences have up to 1, 2, … rows
   Graphs draft_graphs_;
+  // With sparse attention: of steps whose rows have any length; graphs_ has short ones, whose rows
+  // see all of their keys.
+  Graphs long_graphs_;
   // The one-row graph for longer contexts, where it differs from the first.
   std::optional<CapturedGraph> graph_of_many_keys_;
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct GpuRunnerOptions {
   int num_threads = 0;  // of the host's work; 0: one per core
   bool graphs = true;
   AttentionForm attention = AttentionForm::kAuto;
+  // --dsa-dense-threshold (AttentionPolicy); none: the model's index_topk.
+  std::optional<int64_t> dense_keys = {};
   // Keys expanded at a time for multi-head attention; 0: as many as fit into 1 GiB.
   int64_t expanded_keys = 0;
   // Batch-invariant: a request's logits are bitwise identical alone and in any batch, however its

@@ -18,7 +18,14 @@ void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
                               GpuStream stream) {
   const int64_t hidden = config_.hidden, columns = q_kv_a_columns();
   product(x, weights.q_kv_a, {columns, hidden}, {q_kv_a_, columns}, step.rows, stream);
-  const Query query = project_query(weights, step.rows, stream);
+  const Activation latent = query_latent(weights, step.rows, stream);
+  const Query query = project_query(weights, latent, step.rows, stream);
+  if (is_sparse()) {
+    write_index_key_rows(weights.indexer, step, arrays, pages, stream);
+    for (const IndexPass& pass : step.index_passes) {
+      choose_keys(weights.indexer, x, latent, pass, arrays, step.at, pages, stream);
+    }
+  }
   query_key({.q = query.data,
              .q_stride = query.stride,
              .q_rope = q_rope_,
@@ -60,15 +67,20 @@ DeepSeekModel::Activation DeepSeekModel::heads_out(const LayerWeights& weights,
   return out;
 }
 
-// With query compression through its norm and second GEMM; otherwise the query is already computed.
-DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, int64_t rows,
-                                                  GpuStream stream) {
+// With query compression the norm of its latent, as its second GEMM reads it, and an indexer's. An
+// indexer whose GEMM reads another form of e4m3 quantizes bf16 by itself.
+DeepSeekModel::Activation DeepSeekModel::query_latent(const LayerWeights& weights, int64_t rows,
+                                                      GpuStream stream) {
   const int64_t columns = q_kv_a_columns(), lora = config_.q_lora_rank;
-  if (lora == 0) return {q_kv_a_, columns};
+  if (lora == 0) return {};
+  const WeightMatrix& index_q = is_sparse() ? weights.indexer.q : weights.q_b;
+  const bool is_alike =
+      index_q.type == weights.q_b.type && index_q.input_scale == weights.q_b.input_scale;
   Activation normed;
   if (is_e4m3(weights.q_b)) {
     normed.quantized = quantized(rows, lora, weights.q_b.input_scale);
-  } else {
+  }
+  if (!is_e4m3(weights.q_b) || !is_alike) {
     normed.data = q_a_normed_;
     normed.stride = lora;
   }
@@ -82,7 +94,16 @@ DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights, i
             .rows = rows,
             .n = lora},
            stream);
-  product(normed, weights.q_b, {q_rows(), lora}, {q_, q_rows()}, rows, stream);
+  return normed;
+}
+
+// Without query compression the query is already computed.
+DeepSeekModel::Query DeepSeekModel::project_query(const LayerWeights& weights,
+                                                  const Activation& latent, int64_t rows,
+                                                  GpuStream stream) {
+  const int64_t lora = config_.q_lora_rank;
+  if (lora == 0) return {q_kv_a_, q_kv_a_columns()};
+  product(latent, weights.q_b, {q_rows(), lora}, {q_, q_rows()}, rows, stream);
   return {q_, q_rows()};
 }
 
@@ -96,16 +117,26 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
   const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
   head_product({query.data, query.stride}, config_.qk_dim(), weights.uk,
                {latent, config_.qk_nope_dim}, {q_latent_, heads * latent}, rows, stream);
+  if (is_sparse()) {
+    sparse_attention(step, arrays, pages, rows, stream);
+  } else {
+    latent_attention(step, arrays, pages, rows, stream);
+  }
+  head_product({o_latent_, heads * latent}, latent, weights.uv, {v, latent}, out, rows, stream);
+}
+
+void DeepSeekModel::latent_attention(const StepLayout& step, const std::byte* arrays,
+                                     const Pages& pages, int64_t rows, GpuStream stream) {
   for (const DecodeLaunch& decode : step.decodes) {
     latent_decode(decode.tile_rows, plan_.budget.sms,
-                  {.rows = rows,
+                  {.rows = static_cast<int32_t>(rows),
                    .q_latent = q_latent_,
                    .q_rope = q_rope_,
                    .pages = pages.data,
                    .num_pages = pages.count,
                    .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
                    .out = o_latent_,
-                   .heads = static_cast<int32_t>(heads),
+                   .heads = static_cast<int32_t>(heads_),
                    .softmax_scale = static_cast<float>(config_.softmax_scale()),
                    .parts = array_at<LatentDecodePart>(arrays, decode.parts),
                    .first_part = array_at<int32_t>(arrays, decode.first_part),
@@ -113,7 +144,6 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
                    .format = pages.format},
                   stream);
   }
-  head_product({o_latent_, heads * latent}, latent, weights.uv, {v, latent}, out, rows, stream);
 }
 
 // out[m, h] = x[m, h] W[h]^T for each head h; x's heads are `x_head_stride` apart.

@@ -102,6 +102,17 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(quantized_, quantized);
   place(quantized_scales_, ceil_div(quantized, kScaleBlock));
   place(partial_lse_, rows * heads);
+  if (is_sparse()) {
+    const int64_t index_rows = std::min(rows, IndexPass::kMostRows);
+    const int64_t index_heads = config_.indexer->num_heads;
+    place(index_q_, index_rows * index_query_columns());
+    place(index_values_, index_rows * index_query_columns());
+    place(index_head_weights_, index_rows * index_heads);
+    place(index_weights_, index_rows * index_heads);
+    place(index_scores_, score_buffer_floats(*options_.sparse, index_rows, options_.max_length));
+    place(key_lists_, rows * config_.indexer->topk);
+    place(sparse_scratch_, sparse_scratch_words());
+  }
   place(key_latent_, keys * latent);
   place(key_rope_, keys * rope);
   place(kv_, keys * heads * (config_.qk_nope_dim + config_.v_dim));
@@ -256,6 +267,7 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
                              .n = config_.hidden};
   set_embedding(rows);
   embedding(rows, stream);
+  if (is_sparse() && step.absorbed_rows > 0) list_all_keys(step, arrays, stream);
   const auto* valid_rows = array_at<int32_t>(arrays, step.at.num_valid_rows);
   const auto num_layers = static_cast<size_t>(config_.num_layers);
   for (size_t layer = 0; layer < num_layers; ++layer) {
@@ -285,6 +297,15 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
       narrow_and_norm(step, arrays, {NormKind::kPostAttention, num_layers - 1}, stream);
   feed_forward(num_layers - 1, narrow, step.logit_rows, valid_rows, all, stream);
   logits_of(&DeepSeekModel::logit_residual_, {NormKind::kFinal}, step.logit_rows, stream);
+}
+
+DeepSeekModel::Pages DeepSeekModel::pages_of(const CacheMemory& cache, int64_t layer) const {
+  Pages pages = {cache.format, cache.data + layer * cache.layer_bytes, cache.num_device_pages()};
+  if (is_sparse()) {
+    const int64_t latents = config_.num_layers * cache.layer_bytes;
+    pages.index_keys = {cache.data + latents + layer * kIndexPageBytes, cache.layer_bytes};
+  }
+  return pages;
 }
 
 // Collects the weights of the last layers for decode_layers().
@@ -389,6 +410,12 @@ void DeepSeekModel::prepare_library() {
     const int64_t rows = options_.max_rows;
     run(normed_, first.q_kv_a, {q_kv_a_columns(), hidden}, q_kv_a_, DType::kBF16, rows);
     if (lora > 0) run(q_a_normed_, first.q_b, {q_rows(), lora}, q_, DType::kBF16, rows);
+    if (is_sparse()) {
+      run(q_a_normed_, first.indexer.q, {index_query_columns(), lora}, index_q_, DType::kBF16,
+          std::min(rows, IndexPass::kMostRows));
+      run(normed_, first.indexer.weights, {config_.indexer->num_heads, hidden}, index_head_weights_,
+          DType::kF32, std::min(rows, IndexPass::kMostRows));
+    }
     run(key_latent_, first.kv_b, {keys_columns, latent}, kv_, DType::kBF16, options_.most_keys);
     run(heads_out_, first.o, {hidden, heads_out}, delta_, DType::kBF16, rows);
     run(normed_, {.values = weights_.head}, {gpu_logit_columns(spec_), hidden}, logits_,

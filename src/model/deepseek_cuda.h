@@ -15,6 +15,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
 #include "ops/decode_layers/decode_layers_cuda.h"
+#include "ops/indexer/index_pages_cuda.h"
 #include "ops/linear/cublas_lt_product_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/moe/exchange_cuda/moe_over_ranks_cuda.h"
@@ -47,6 +49,8 @@ struct ModelOptions {
   bool batch_invariant = false;  // a row's bits do not depend on the other rows of the step
   StoredFp8 stored_fp8 = StoredFp8::kKept;
   CacheFormat cache_format = CacheFormat::kBF16;  // of forward()'s cache
+  std::optional<SparseLimits> sparse = {};        // of a model with an indexer
+  int64_t max_length = 0;                         // of a sequence; read with sparse attention
   // Where the experts are under expert parallelism; null: consecutive ones by rank.
   std::shared_ptr<const ExpertTable> expert_table = {};
   bool with_mtp = false;  // with the MTP layer, its cache rows and the states in the cache's pages
@@ -82,6 +86,8 @@ struct ModelMemory {
 //
 // With an MTP layer, whose part follows those of the other layers, a page ends with the states that
 // it keeps, and is contiguous: page_stride is gpu_page_parts() (model/kept_states.h).
+// With sparse attention pages are contiguous, and gpu_page_stride() parts apart: the index keys of
+// all layers, kIndexPageBytes each, lie behind the latent rows of all layers.
 struct CacheMemory {
   CacheFormat format = CacheFormat::kBF16;
   std::byte* data = nullptr;
@@ -160,10 +166,8 @@ class DeepSeekModel {
     CacheFormat format = CacheFormat::kBF16;
     std::byte* data = nullptr;  // one layer's
     int64_t count = 0;
+    IndexPages index_keys = {};  // with sparse attention
   };
-  static Pages pages_of(const CacheMemory& cache, int64_t layer) {
-    return {cache.format, cache.data + layer * cache.layer_bytes, cache.num_device_pages()};
-  }
   struct MatrixSize {
     int64_t n = 0, k = 0;
   };
@@ -233,11 +237,34 @@ class DeepSeekModel {
 
   void attention(const LayerWeights& weights, const Activation& x, const StepLayout& step,
                  const std::byte* arrays, const Pages& pages, GpuStream stream);
-  Query project_query(const LayerWeights& weights, int64_t rows, GpuStream stream);
+  static Activation rows_from(const Activation& x, int64_t first);
+  Pages pages_of(const CacheMemory& cache, int64_t layer) const;
+  Activation query_latent(const LayerWeights& weights, int64_t rows, GpuStream stream);
+  Query project_query(const LayerWeights& weights, const Activation& latent, int64_t rows,
+                      GpuStream stream);
   Activation heads_out(const LayerWeights& weights, const StepLayout& step) const;
   void absorbed_attention(const LayerWeights& weights, const StepLayout& step,
                           const std::byte* arrays, const Query& query, const Pages& pages,
                           const Activation& out, GpuStream stream);
+  void latent_attention(const StepLayout& step, const std::byte* arrays, const Pages& pages,
+                        int64_t rows, GpuStream stream);
+  void sparse_attention(const StepLayout& step, const std::byte* arrays, const Pages& pages,
+                        int64_t rows, GpuStream stream);
+  bool is_sparse() const { return options_.sparse.has_value(); }
+  int32_t top_keys() const { return static_cast<int32_t>(config_.indexer->topk); }
+  int64_t index_query_columns() const {
+    return is_sparse() ? config_.indexer->num_heads * config_.indexer->head_dim : 0;
+  }
+  // Rows of one launch of sparse attention, and the keys of a split of their lists.
+  int64_t sparse_rows() const;
+  int32_t sparse_split(int64_t rows) const;
+  int64_t sparse_scratch_words() const;
+  void list_all_keys(const StepLayout& step, const std::byte* arrays, GpuStream stream);
+  void write_index_key_rows(const IndexerMatrices& weights, const StepLayout& step,
+                            const std::byte* arrays, const Pages& pages, GpuStream stream);
+  void choose_keys(const IndexerMatrices& weights, const Activation& x, const Activation& latent,
+                   const IndexPass& pass, const std::byte* arrays, const StepArrays& at,
+                   const Pages& pages, GpuStream stream);
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
                      const Activation& out, GpuStream stream);
@@ -274,9 +301,11 @@ class DeepSeekModel {
   // the ranks that they wait for, whose kernels may need whole clusters of free SMs.
   int peer_sms() const { return peers_.shares_device ? 2 : plan_.budget.sms; }
   int64_t q_rows() const { return heads_ * config_.qk_dim(); }
-  // Columns of the q_kv_a GEMM.
+  // Columns of the q_kv_a GEMM: the query, an index key, the latent and the rotary key.
   int64_t q_kv_a_columns() const {
-    return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + config_.latent_dim();
+    const int64_t index_key = is_sparse() ? config_.indexer->head_dim : 0;
+    return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + index_key +
+           config_.latent_dim();
   }
 
   const ModelSpec spec_;
@@ -312,14 +341,22 @@ class DeepSeekModel {
   e4m3* quantized_ = nullptr;          // [rows, k]: the next GEMM's input in e4m3
   float* quantized_scales_ = nullptr;  // [k / 128, rows up to a multiple of 4]: its scales
   float* partial_lse_ = nullptr;       // [rows, H]
-  bf16* key_latent_ = nullptr;         // [most_keys, latent]
-  bf16* key_rope_ = nullptr;           // [most_keys, rope]
-  bf16* kv_ = nullptr;                 // [most_keys, H, nope + v]
-  int32_t* expert_ids_ = nullptr;      // [rows, k]
-  float* expert_weights_ = nullptr;    // [rows, k]
-  int32_t* dense_ids_ = nullptr;       // [rows]: 0, a dense layer's only expert
-  float* dense_weights_ = nullptr;     // [rows]: 1
-  std::byte* mlp_ = nullptr;           // scratch of the MLP operation
+  // With sparse attention, of the rows of an index pass:
+  bf16* index_q_ = nullptr;              // [rows, index heads, 128]
+  e4m3* index_values_ = nullptr;         // the same in e4m3
+  float* index_head_weights_ = nullptr;  // [rows, index heads]: weights_proj's output
+  float* index_weights_ = nullptr;       // the same, scaled
+  float* index_scores_ = nullptr;        // [rows, columns]
+  int32_t* key_lists_ = nullptr;         // [rows, index_topk]: of all rows of a step
+  float* sparse_scratch_ = nullptr;
+  bf16* key_latent_ = nullptr;       // [most_keys, latent]
+  bf16* key_rope_ = nullptr;         // [most_keys, rope]
+  bf16* kv_ = nullptr;               // [most_keys, H, nope + v]
+  int32_t* expert_ids_ = nullptr;    // [rows, k]
+  float* expert_weights_ = nullptr;  // [rows, k]
+  int32_t* dense_ids_ = nullptr;     // [rows]: 0, a dense layer's only expert
+  float* dense_weights_ = nullptr;   // [rows]: 1
+  std::byte* mlp_ = nullptr;         // scratch of the MLP operation
   // Counters of the MoE kernels in bf16 and in e4m3, zero at first.
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;

@@ -19,7 +19,10 @@ const float* DeepSeekModel::norm_weight(Norm norm) const {
 DeepSeekModel::Forms DeepSeekModel::norm_forms(Norm norm) const {
   if (norm.kind == NormKind::kFinal || norm.kind == NormKind::kMtpFinal) return {.bf16 = true};
   const LayerWeights& layer = weights_.layers[norm.layer];
-  return norm.kind == NormKind::kInput ? forms_of(layer.q_kv_a) : feed_forward_forms(layer);
+  if (norm.kind != NormKind::kInput) return feed_forward_forms(layer);
+  Forms forms = forms_of(layer.q_kv_a);
+  forms.bf16 |= is_sparse();  // an indexer's weights_proj is bf16
+  return forms;
 }
 
 // residual += delta, which in a lane is this rank's part of a sum; returns norm(residual). Without

@@ -3,8 +3,10 @@
 #include <string>
 
 #include "base/math.h"
+#include "model/layer_options.h"
 #include "ops/attention/attention_support.h"
 #include "ops/gate/gate_support.h"
+#include "ops/indexer/indexer_support.h"
 #include "ops/linear/linear_support.h"
 #include "ops/moe/moe_support.h"
 #include "ops/rms_norm/rms_norm_support.h"
@@ -63,6 +65,39 @@ Result<> attention_form(const ModelConfig& config) {
   return {};
 }
 
+// Sparse attention: the indexer's sizes, and the forms of it that are there.
+Result<> indexer(const ModelSpec& spec, CacheFormat cache_format) {
+  const ModelConfig& config = spec.config;
+  if (!config.indexer) return {};
+  const IndexerConfig& index = *config.indexer;
+  FATHOM_RETURN_IF_ERROR(
+      cuda::indexer_supports({.heads = {"index_n_heads", index.num_heads},
+                              .dim = {"index_head_dim", index.head_dim},
+                              .length = {"max_position_embeddings", config.max_position}}));
+  if (!index.shared.empty()) {
+    return invalid(
+        "indexer_types: layers that attend to the keys that another layer chose; on GPUs each "
+        "layer "
+        "chooses its own so far");
+  }
+  // Over 8-bit rows short lists have given NaN in a whole model.
+  if (cache_format != CacheFormat::kBF16) {
+    return invalid(
+        "index_topk is {}: sparse attention on GPUs takes a cache in bf16 so far, --kv-cache-dtype "
+        "is {}",
+        index.topk, name_of(cache_format));
+  }
+  if (spec.placement.world() > 1) {
+    return invalid(
+        "index_topk is {}: sparse attention on GPUs has one rank so far, --tp {} x --dp {}",
+        index.topk, spec.placement.tp, spec.placement.dp);
+  }
+  FATHOM_RETURN_IF_ERROR(
+      cuda::linear_supports({"index_n_heads", index.num_heads}, {"hidden_size", config.hidden}));
+  return cuda::linear_supports({"index_n_heads * index_head_dim", index.num_heads * index.head_dim},
+                               {"q_lora_rank", config.q_lora_rank});
+}
+
 Result<> feed_forward(const ModelConfig& config) {
   const NamedSize hidden{"hidden_size", config.hidden};
   FATHOM_RETURN_IF_ERROR(cuda::moe_supports(hidden, {"", 1}));  // a dense layer: one expert
@@ -83,6 +118,21 @@ int64_t gpu_logit_columns(const ModelSpec& spec) {
   return round_up(spec.vocabulary().count, kLogitUnit);
 }
 
+int64_t gpu_page_stride(const ModelConfig& config, CacheFormat format) {
+  const int64_t part = latent_layout(config, format).page_bytes();
+  const auto index_keys = index_key_layout(config, format);
+  if (!index_keys) return config.num_layers;
+  // One byte more, so that no page is as long as one of a CPU, whose index keys lie in another
+  // order.
+  const int64_t tail = config.num_indexers() * index_keys->page_bytes() + 1;
+  return config.num_layers + ceil_div(tail, part);
+}
+
+int64_t gpu_page_padding(const ModelConfig& config, CacheFormat format) {
+  return gpu_page_stride(config, format) * latent_layout(config, format).page_bytes() -
+         cache_token_bytes(config, format) * kPageSize;
+}
+
 Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
   const ModelConfig& config = spec.config;
   if (cache_format == CacheFormat::kF32) {
@@ -101,6 +151,7 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
     FATHOM_RETURN_IF_ERROR(cuda::rms_norm_supports(hidden));
     FATHOM_RETURN_IF_ERROR(cuda::sample_supports(vocab));
     FATHOM_RETURN_IF_ERROR(attention(spec));
+    FATHOM_RETURN_IF_ERROR(indexer(spec, cache_format));
     FATHOM_RETURN_IF_ERROR(feed_forward(config));
     if (!spec.mtp.empty()) {
       FATHOM_RETURN_IF_ERROR(cuda::linear_supports(hidden, {"2 * hidden_size", 2 * config.hidden}));

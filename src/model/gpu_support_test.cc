@@ -6,6 +6,8 @@
 #include <functional>
 #include <sstream>
 
+#include "model/layer_options.h"
+
 namespace fathom {
 namespace {
 
@@ -23,13 +25,14 @@ ModelConfig published(const std::string& name) {
 
 // V2's sizes are also Coder-V2's and V2.5's; V3's are also R1's.
 TEST(GpuSupport, TakesEveryPublishedModel) {
-  for (const char* name :
-       {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json", "deepseek_v3.json",
-        "deepseek_v3_1.json", "kimi_k2.json", "kimi_k2_5.json", "moonlight.json",
-        "youtu_llm_2b.json", "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
+  for (const char* name : {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json",
+                           "deepseek_v3.json", "deepseek_v3_1.json", "deepseek_v3_2.json",
+                           "kimi_k2.json", "kimi_k2_5.json", "moonlight.json", "youtu_llm_2b.json",
+                           "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
     const ModelConfig config = published(name);
     for (const CacheFormat format :
          {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+      if (config.indexer && format != CacheFormat::kBF16) continue;
       const auto supported = gpu_supports(make_spec(config), format);
       EXPECT_TRUE(supported) << name << ": " << supported.error().message;
     }
@@ -43,6 +46,44 @@ TEST(GpuSupport, RefusesHeadsOfGlm) {
     const auto supported = gpu_supports(make_spec(published(name)), CacheFormat::kBF16);
     ASSERT_FALSE(supported) << name;
     EXPECT_THAT(supported.error().message, HasSubstr("qk_nope_head_dim is 192")) << name;
+  }
+}
+
+TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
+  const auto refusal = [](const std::function<void(ModelSpec&)>& push) {
+    ModelSpec spec = make_spec(published("deepseek_v3_2.json"));
+    push(spec);
+    const auto supported = gpu_supports(spec, CacheFormat::kBF16);
+    return supported ? std::string() : supported.error().message;
+  };
+  EXPECT_EQ(refusal([](ModelSpec&) {}), "");
+  EXPECT_THAT(refusal([](ModelSpec& s) { s.config.indexer->head_dim = 64; }),
+              HasSubstr("config.json: index_head_dim is 64; kernels for GPUs take 128 only"));
+  EXPECT_THAT(refusal([](ModelSpec& s) { s.config.indexer->num_heads = 48; }),
+              HasSubstr("config.json: index_n_heads is 48; kernels for GPUs take 16, 32 or 64"));
+  EXPECT_THAT(refusal([](ModelSpec& s) { s.config.max_position = 400'000; }),
+              HasSubstr("config.json: max_position_embeddings is 400000"));
+  EXPECT_THAT(refusal([](ModelSpec& s) { s.config.indexer->shared.assign(61, true); }),
+              HasSubstr("config.json: indexer_types"));
+  EXPECT_THAT(refusal([](ModelSpec& s) { s.placement = {.tp = 1, .dp = 2}; }),
+              HasSubstr("config.json: index_topk is 2048"));
+  const auto narrow =
+      gpu_supports(make_spec(published("deepseek_v3_2.json")), CacheFormat::kFp8Scaled);
+  ASSERT_FALSE(narrow);
+  EXPECT_THAT(narrow.error().message, HasSubstr("takes a cache in bf16 so far"));
+}
+
+// A page begins where one of whole layers begins, and holds a CPU's page and something more.
+TEST(GpuSupport, PagesHoldIndexKeys) {
+  const ModelConfig v3 = published("deepseek_v3.json"), v32 = published("deepseek_v3_2.json");
+  for (const auto& [format, parts] :
+       {std::pair(CacheFormat::kBF16, 7), std::pair(CacheFormat::kFp8Scaled, 13),
+        std::pair(CacheFormat::kE4M3, 14)}) {
+    EXPECT_EQ(gpu_page_stride(v3, format), 61);
+    EXPECT_EQ(gpu_page_padding(v3, format), 0);
+    EXPECT_EQ(gpu_page_stride(v32, format), 61 + parts);
+    EXPECT_EQ(gpu_page_padding(v32, format),
+              parts * latent_layout(v32, format).page_bytes() - 61 * 64 * 132);
   }
 }
 

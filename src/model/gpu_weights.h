@@ -39,12 +39,20 @@ struct MlpWeights {
   WeightMatrix down;     // [hidden, width]
 };
 
+// Of a layer that chooses its keys (DeepSeek-V3.2); its index keys' matrix is part of q_kv_a.
+struct IndexerMatrices {
+  WeightMatrix q;           // [index heads * index dim, q_lora]
+  WeightMatrix weights;     // [index heads, hidden], bf16
+  float* k_norm = nullptr;  // [index dim]
+  float* k_norm_bias = nullptr;
+};
+
 struct LayerWeights {
   float* input_norm = nullptr;           // [hidden]
   float* post_attention_norm = nullptr;  // [hidden]
 
-  // q_proj [H * (nope + rope), hidden] or, with query compression, q_a [q_lora, hidden]; then kv_a
-  // [latent + rope, hidden].
+  // q_proj [H * (nope + rope), hidden] or, with query compression, q_a [q_lora, hidden]; with an
+  // indexer wk [index dim, hidden]; then kv_a [latent + rope, hidden].
   WeightMatrix q_kv_a;
   float* q_a_norm = nullptr;   // [q_lora]
   WeightMatrix q_b;            // [H * (nope + rope), q_lora]
@@ -53,6 +61,7 @@ struct LayerWeights {
   WeightMatrix uk;             // [H, latent, nope]: W_UK transposed
   WeightMatrix uv;             // [H, v, latent]
   WeightMatrix o;              // [hidden, H * v]
+  IndexerMatrices indexer;     // null pointers without sparse attention
 
   MlpWeights dense;           // of a dense layer
   std::byte* gate = nullptr;  // [experts, hidden] of gate_type: the router

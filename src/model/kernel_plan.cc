@@ -117,12 +117,6 @@ int64_t first_decode_layer(DecodeLayersKind kind, const ModelSpec& spec, const K
 
 Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                                 const KernelOptions& options, const SmBudget& budget) {
-  if (spec.config.indexer) {
-    return invalid(
-        "config.json: index_topk is {}: GPUs have no sparse attention so far, only CPUs: --device "
-        "cpu runs the model",
-        spec.config.indexer->topk);
-  }
   FATHOM_RETURN_IF_ERROR(placement_supported(spec));
   FATHOM_RETURN_IF_ERROR(gpu_supports(spec, options.cache_format));
   FATHOM_RETURN_IF_ERROR(
@@ -131,8 +125,10 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
   plan.budget = budget;
   plan.layers = layer_forms(spec, forms);
   plan.widths = widths_of(spec);
+  // The launch of several layers attends to all keys.
   const DecodeLayersKind kind =
-      decode_layers_kind(decode_layers_shape(spec, plan), plan.budget.sms);
+      spec.config.indexer ? DecodeLayersKind::kNone
+                          : decode_layers_kind(decode_layers_shape(spec, plan), plan.budget.sms);
   plan.first_decode_layer = first_decode_layer(kind, spec, plan);
   if (!options.batch_invariant && spec.placement.tp == 1 &&  // the launch meets no other ranks
       !spec.placement.exchanges_tokens() && plan.first_decode_layer < std::ssize(spec.layers)) {

@@ -13,6 +13,8 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int64_t kAlignment = StepLayout::kAlignment;
+// First rows of index passes are multiples of this, which keeps their GEMMs' rows aligned.
+constexpr int64_t kRowUnit = 16;
 
 int32_t page_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
   const int32_t page =
@@ -25,6 +27,8 @@ int32_t page_of(const ForwardBatch& batch, int64_t sequence, int64_t position) {
 int64_t state_number(const ForwardBatch& batch, int64_t sequence, int64_t position) {
   return page_of(batch, sequence, position) * kKeptStates + position % kKeptStates;
 }
+// As score_buffer_floats() counts them.
+int64_t score_columns(int64_t length) { return round_up(length, int64_t{16}); }
 
 int32_t num_queries(const ForwardBatch& batch, int64_t sequence) {
   return batch.query_start[static_cast<size_t>(sequence + 1)] -
@@ -81,11 +85,19 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
   out.rows = rows;
   out.valid_rows = batch.num_rows();
   out.logit_rows = rows > out.valid_rows ? rows : std::ssize(batch.logit_rows);
+  out.index_passes.clear();
+  out.any_length = false;
   order_rows(batch);
   place_arrays(batch, out);
   write_rows(batch, out);
+  write_tables(batch, out);
   if (limits_.with_mtp) write_mtp(batch, out);
-  write_absorbed(batch, out);
+  if (limits_.shape.sparse) {
+    out.decodes.clear();
+    plan_index_passes(out);
+  } else {
+    write_absorbed(batch, out);
+  }
   write_multi_head(out);
 }
 
@@ -110,6 +122,7 @@ void StepPlanner::plan_draft(const ForwardBatch& batch, std::span<const int32_t>
                          : states[from];
     }
   }
+  write_tables(batch, out);
   write_absorbed(batch, out);
 }
 
@@ -121,13 +134,13 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
   const int64_t tiles =
       key_runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
   const int64_t passes = key_runs * sequences;
-  const int64_t of_a_row = 20 + (limits_.with_mtp ? 24 : limits_.first_key > 0 ? 8 : 0);
+  const int64_t of_a_row = 28 + (limits_.with_mtp ? 24 : limits_.first_key > 0 ? 8 : 0);
   return rows * of_a_row + int64_t{limits_.num_multiprocessors} * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
          most_further_bytes(rows, max_pages) + tables * max_pages * 4 +
          passes * (16 + limits_.num_multiprocessors *
                             (4 + static_cast<int64_t>(sizeof(MhaPrefillTile)))) +
-         tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 19 * kAlignment;
+         tiles * static_cast<int64_t>(sizeof(MhaPrefillTile)) + 21 * kAlignment;
 }
 
 int64_t StepPlanner::most_parts(int64_t rows) const {
@@ -156,7 +169,12 @@ int64_t StepPlanner::most_further_bytes(int64_t rows, int64_t max_pages) const {
 int32_t StepPlanner::multi_head_rows(const ForwardBatch& batch, int32_t sequence,
                                      bool is_decode_step) const {
   const auto s = static_cast<size_t>(sequence);
-  const int32_t rows = num_queries(batch, sequence), context = batch.context_lens[s];
+  const int32_t context = batch.context_lens[s];
+  int32_t rows = num_queries(batch, sequence);
+  if (limits_.shape.sparse) {  // rows that see more keys choose them
+    const int64_t dense = limits_.shape.sparse->dense_keys - context;
+    rows = static_cast<int32_t>(std::clamp<int64_t>(dense, 0, rows));
+  }
   if (limits_.batch_invariant && limits_.policy.form == AttentionForm::kAuto) {
     return std::clamp(batch.prompt_lens[s] - context, 0, rows);
   }
@@ -211,8 +229,13 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
     at.mtp_slots = place(out.rows, 8);
     at.state_slots = place(out.rows, 8);
   }
-  at.first_part = place(limits_.num_multiprocessors, 4);
-  at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
+  if (limits_.shape.sparse) {
+    at.lengths = place(out.rows, 4);
+    at.table_starts = place(out.rows, 4);
+  } else {
+    at.first_part = place(limits_.num_multiprocessors, 4);
+    at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
+  }
   at.block_tables = place(std::ssize(runs_) * batch.max_pages, 4);
   out.most_keys = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
   out.passes.clear();
@@ -288,11 +311,8 @@ void StepPlanner::write_mtp(const ForwardBatch& batch, StepLayout& out) const {
   }
 }
 
-void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
-  query_start_.assign(1, 0);
-  context_lens_.clear();
-  cached_lens_.clear();
-  sequences_.clear();
+// The runs' block tables and, with sparse attention, each row's length and the place of its table.
+void StepPlanner::write_tables(const ForwardBatch& batch, StepLayout& out) {
   auto* const tables = array_at<int32_t>(out, out.at.block_tables);
   for (int64_t i = 0; i < std::ssize(runs_); ++i) {
     const Run& run = runs_[static_cast<size_t>(i)];
@@ -300,7 +320,62 @@ void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
     std::transform(pages, pages + batch.max_pages, tables + i * batch.max_pages, [&](int64_t page) {
       return static_cast<int32_t>(page < 0 ? page : page * limits_.page_stride);
     });
-    if (i >= num_absorbed_) continue;
+  }
+  if (!limits_.shape.sparse) return;
+  auto* const lengths = array_at<int32_t>(out, out.at.lengths);
+  auto* const starts = array_at<int32_t>(out, out.at.table_starts);
+  std::fill(lengths + out.valid_rows, lengths + out.rows, 0);
+  std::fill(starts + out.valid_rows, starts + out.rows, 0);
+  for (int64_t i = 0; i < std::ssize(runs_); ++i) {
+    const Run& run = runs_[static_cast<size_t>(i)];
+    for (int32_t row = 0; row < run.num_rows; ++row) {
+      lengths[run.first_row + row] = run.context + row + 1;
+      starts[run.first_row + row] = static_cast<int32_t>(i * batch.max_pages);
+    }
+  }
+}
+
+// Passes begin at a row that chooses, rounded down to kRowUnit.
+void StepPlanner::plan_index_passes(StepLayout& out) const {
+  const SparseLimits& sparse = *limits_.shape.sparse;
+  if (takes_short_graph(out.most_keys, 0, sparse)) return;
+  const auto* const lengths = array_at<const int32_t>(out, out.at.lengths);
+  IndexPass pass;
+  for (int64_t row = 0; row < out.absorbed_rows; ++row) {
+    if (lengths[row] <= sparse.dense_keys) continue;
+    const int64_t columns = score_columns(lengths[row]);
+    const int64_t rows = row + 1 - pass.first_row, widest = std::max(pass.columns, columns);
+    if (pass.rows > 0 && (rows > IndexPass::kMostRows || rows * widest * 4 > sparse.score_bytes)) {
+      out.index_passes.push_back(pass);
+      pass = {};
+    }
+    if (pass.rows == 0) pass.first_row = row / kRowUnit * kRowUnit;
+    pass.rows = row + 1 - pass.first_row;
+    pass.columns = std::max(pass.columns, columns);
+  }
+  if (pass.rows > 0) out.index_passes.push_back(pass);
+}
+
+void StepPlanner::plan_any_length(StepLayout& out) const {
+  const int64_t columns = score_columns(limits_.max_length);
+  int64_t most = std::clamp<int64_t>(limits_.shape.sparse->score_bytes / (columns * 4), 1,
+                                     IndexPass::kMostRows);
+  if (most > kRowUnit) most = most / kRowUnit * kRowUnit;
+  out.any_length = true;
+  out.index_passes.clear();
+  for (int64_t row = 0; row < out.rows; row += most) {
+    out.index_passes.push_back({row, std::min(most, out.rows - row), columns});
+  }
+}
+
+void StepPlanner::write_absorbed(const ForwardBatch& batch, StepLayout& out) {
+  query_start_.assign(1, 0);
+  context_lens_.clear();
+  cached_lens_.clear();
+  sequences_.clear();
+  const auto* const tables = array_at<int32_t>(out, out.at.block_tables);
+  for (int64_t i = 0; i < num_absorbed_; ++i) {
+    const Run& run = runs_[static_cast<size_t>(i)];
     query_start_.push_back(query_start_.back() + run.num_rows);
     context_lens_.push_back(run.context);
     cached_lens_.push_back(batch.context_lens[static_cast<size_t>(run.sequence)]);

@@ -7,6 +7,11 @@
 // sequence with more keys than that has runs in several passes. Arrays whose length follows from
 // the number of rows come first, so that their offsets are the same for every step of as many rows,
 // as captured graphs require.
+//
+// With sparse attention (DeepSeek-V3.2) absorbed rows attend to lists of keys, those that see no
+// more than the dense threshold to all of them; multi-head rows are among the latter. Which rows
+// choose is decided here from their lengths, and again by the kernels on the device: a graph serves
+// rows of any length.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +25,7 @@
 #include "model/forward_batch.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
 #include "ops/attention/prefill_cuda/mha_prefill_plan.h"
+#include "ops/indexer/sparse_plan.h"
 
 namespace fathom::cuda {
 
@@ -34,6 +40,8 @@ struct StepLimits {
   // Makes a row's plan depend only on its position and on whether it belongs to a prompt: prompt
   // rows are multi-head, completion rows absorbed, unless the policy forces one form.
   bool batch_invariant = false;
+  // With sparse attention (shape.sparse): the most keys of a row.
+  int64_t max_length = 0;
   // Distance between consecutive pool pages in pages of one layer. Kernels count pages of one
   // layer: a device page number is the pool's page number times this (CacheMemory).
   int64_t page_stride = 1;
@@ -58,6 +66,9 @@ struct StepArrays {
   int64_t state_slots = 0;      // [rows] i64: number among the kept states; -1: it is not kept
   int64_t first_part = 0;       // of the first of decodes, with room for as many splits
   int64_t parts = 0;            // as a step of so many rows needs
+  // With sparse attention, in place of the splits:
+  int64_t lengths = 0;       // [rows] i32: keys that the row sees; 0: padding
+  int64_t table_starts = 0;  // [rows] i32: place in block_tables of the row's first page
   int64_t block_tables = 0;  // [runs, max_pages] i32 device pages, -1: none; absorbed runs' first
   // Only for multi-head rows, which graphs do not have. Arrays of all passes together.
   int64_t gathered = 0;        // [parts] i32: indices of block tables
@@ -81,6 +92,17 @@ struct MhaPass {
   int64_t first_tile = 0;                 // in mha_tiles
 };
 
+// Rows whose index scores are computed together; rows among them that see all of their keys leave.
+struct IndexPass {
+  // Most rows, for which the model has room.
+  static constexpr int64_t kMostRows = 1024;
+
+  int64_t first_row = 0, rows = 0;
+  int64_t columns = 0;  // of the scores
+
+  friend bool operator==(const IndexPass&, const IndexPass&) = default;
+};
+
 // One planned step. Its memory is reused for the next.
 struct StepLayout {
   static constexpr int64_t kAlignment = 16;
@@ -94,6 +116,9 @@ struct StepLayout {
   int64_t page_stride = 1;
   StepArrays at;
   std::vector<DecodeLaunch> decodes;  // in launch order; a graph has only the first, of its tile
+  // Of absorbed rows, in order. None: no row chooses its keys, the step is short.
+  std::vector<IndexPass> index_passes;
+  bool any_length = false;  // the passes are of all rows, whatever their lengths
   std::vector<MhaPass> passes;
   std::vector<std::byte> memory;
 };
@@ -135,6 +160,10 @@ class StepPlanner {
   // as a graph requires.
   bool is_decode(const ForwardBatch& batch) const;
 
+  // Lets the step's rows have any length: plans index passes over all of them. For a graph of a
+  // model with sparse attention, in which the rows that see all of their keys leave early.
+  void plan_any_length(StepLayout& out) const;
+
   // Upper bound of the bytes of a step with so many rows and sequences whose keys lie in so many
   // pages.
   int64_t most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const;
@@ -150,6 +179,8 @@ class StepPlanner {
   };
 
   int32_t multi_head_rows(const ForwardBatch& batch, int32_t sequence, bool is_decode_step) const;
+  void plan_index_passes(StepLayout& out) const;
+  void write_tables(const ForwardBatch& batch, StepLayout& out);
   void order_rows(const ForwardBatch& batch);
   void place_arrays(const ForwardBatch& batch, StepLayout& out);
   void write_rows(const ForwardBatch& batch, StepLayout& out);

@@ -275,6 +275,69 @@ TEST(StepLayout, BatchInvariantRowsHaveTheFormOfPromptOrAnswer) {
   EXPECT_TRUE(StepPlanner(limits(1024)).is_decode(batch));
 }
 
+// Lengths and tables of all rows; passes over the rows that choose, which are absorbed.
+TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
+  constexpr int64_t kDense = 100;
+  StepLimits sparse = limits(1024);
+  sparse.shape.sparse =
+      SparseLimits{.top_keys = 128, .dense_keys = kDense, .score_bytes = 4000 * 4 * 20};
+  sparse.max_length = 4000;
+  sparse.page_stride = 5;
+  sparse.policy.min_mha_queries = 4;
+  StepPlanner planner(sparse);
+  StepLayout layout;
+  const std::vector<std::vector<std::pair<int32_t, int32_t>>> batches = {
+      {{1, 99}, {1, 0}, {50, 0}, {100, 0}},  // none chooses
+      {{1, 100}},                            // the first that does
+      {{1, 30}, {1, 400}, {1, 99}, {1, 3999}},
+      {{120, 0}, {1, 5}, {30, 80}, {700, 600}, {2, 99}, {1500, 90}}};
+  for (const auto& sequences : batches) {
+    const ForwardBatch batch = make_batch(sequences);
+    const int64_t rows = batch.num_rows() + 3;
+    planner.plan(batch, rows, layout);
+    EXPECT_LE(std::ssize(layout.memory),
+              planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
+    EXPECT_TRUE(layout.decodes.empty());
+    EXPECT_FALSE(layout.any_length);
+    const auto* positions = array_at<int32_t>(layout, layout.at.positions);
+    const auto* slots = array_at<int64_t>(layout, layout.at.slots);
+    const auto* lengths = array_at<int32_t>(layout, layout.at.lengths);
+    const auto* starts = array_at<int32_t>(layout, layout.at.table_starts);
+    const auto* tables = array_at<int32_t>(layout, layout.at.block_tables);
+    std::vector<int> passes_of(static_cast<size_t>(rows));
+    for (const IndexPass& pass : layout.index_passes) {
+      EXPECT_LE(pass.rows, IndexPass::kMostRows);
+      EXPECT_LE(pass.rows * pass.columns * 4, sparse.shape.sparse->score_bytes);
+      EXPECT_EQ(pass.first_row % 16, 0);
+      ASSERT_LE(pass.first_row + pass.rows, layout.absorbed_rows);
+      for (int64_t row = pass.first_row; row < pass.first_row + pass.rows; ++row) {
+        EXPECT_LE(lengths[row], pass.columns);
+        ++passes_of[static_cast<size_t>(row)];
+      }
+    }
+    for (int64_t row = 0; row < layout.valid_rows; ++row) {
+      EXPECT_EQ(lengths[row], positions[row] + 1);
+      EXPECT_EQ(tables[starts[row] + positions[row] / kPageSize], slots[row] / kPageSize);
+      if (lengths[row] <= kDense) continue;
+      EXPECT_LT(row, layout.absorbed_rows);
+      EXPECT_GE(passes_of[static_cast<size_t>(row)], 1) << row;
+    }
+    for (int64_t row = layout.valid_rows; row < rows; ++row) EXPECT_EQ(lengths[row], 0);
+    EXPECT_EQ(layout.index_passes.empty(), layout.most_keys <= kDense);
+    // As a graph has it.
+    planner.plan_any_length(layout);
+    EXPECT_TRUE(layout.any_length);
+    int64_t next = 0;
+    for (const IndexPass& pass : layout.index_passes) {
+      EXPECT_EQ(pass.first_row, next);
+      EXPECT_GE(pass.columns, sparse.max_length);
+      EXPECT_LE(pass.rows * pass.columns * 4, sparse.shape.sparse->score_bytes);
+      next += pass.rows;
+    }
+    EXPECT_EQ(next, rows);
+  }
+}
+
 TEST(StepLayout, ManyTokensOfOneSequenceLeaveTheTilesOfOthersSmall) {
   StepLimits absorbed = limits(1 << 20);
   absorbed.policy.form = AttentionForm::kAbsorbed;

@@ -79,7 +79,12 @@ class Planner {
 
   void attention(const AttentionSpec& spec, const LayerForms& forms, LayerWeights* out) {
     if (spec.q_a) {
-      matrix({&*spec.q_a, &spec.kv_a}, forms.q_kv_a, &out->q_kv_a);
+      if (spec.indexer) {
+        matrix({&*spec.q_a, &spec.indexer->k, &spec.kv_a}, forms.q_kv_a, &out->q_kv_a);
+        indexer(*spec.indexer, forms, &out->indexer);
+      } else {
+        matrix({&*spec.q_a, &spec.kv_a}, forms.q_kv_a, &out->q_kv_a);
+      }
       vector(*spec.q_a_norm, &out->q_a_norm);
       matrix({&spec.q_b}, forms.q_b, &out->q_b);
     } else {
@@ -88,6 +93,13 @@ class Planner {
     vector(*spec.kv_a_norm, &out->kv_a_norm);
     kv_b(spec, forms, out);
     matrix({&spec.o}, forms.o, &out->o);
+  }
+
+  void indexer(const IndexerSpec& spec, const LayerForms& forms, IndexerMatrices* out) {
+    matrix({&spec.q}, forms.index_q, &out->q);
+    matrix({&spec.weights}, {}, &out->weights);
+    vector(spec.k_norm, &out->k_norm);
+    vector(spec.k_norm_bias, &out->k_norm_bias);
   }
 
   void moe(const MoeSpec& spec, const LayerForms& forms, LayerWeights* out) {

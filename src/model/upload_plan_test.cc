@@ -20,6 +20,9 @@ namespace {
 
 constexpr const char* kBlocks =
     R"(, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]})";
+constexpr const char* kSparse =
+    R"(, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 128,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]})";
 constexpr const char* kRow =
     R"(, "quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized",
         "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float",
@@ -202,8 +205,15 @@ TEST_P(UploadPlanTest, MatricesOfOneLaunchAreStacked) {
   const LayerWeights& layer = made.plan.tensors->layers[1];
   const int64_t size = size_of(layer.q_kv_a.type);
   EXPECT_EQ(values("1.self_attn.q_a_proj.weight"), layer.q_kv_a.values);
-  EXPECT_EQ(values("1.self_attn.kv_a_proj_with_mqa.weight"),
-            values("1.self_attn.q_a_proj.weight") + int64_t{128} * 256 * size);
+  const bool is_sparse = checkpoint_.config().indexer.has_value();
+  if (is_sparse) {
+    EXPECT_EQ(values("1.self_attn.indexer.wk.weight"),
+              values("1.self_attn.q_a_proj.weight") + int64_t{128} * 256 * size);
+    EXPECT_EQ(layer.indexer.weights.type, DType::kBF16);
+  }
+  EXPECT_EQ(
+      values("1.self_attn.kv_a_proj_with_mqa.weight"),
+      values("1.self_attn.q_a_proj.weight") + int64_t{is_sparse ? 128 + 128 : 128} * 256 * size);
   const int64_t matrix = layer.experts.width * 256 * size_of(layer.experts.gate_up.type);
   const auto* const first = static_cast<const std::byte*>(layer.experts.gate_up.values);
   EXPECT_EQ(values("1.mlp.experts.3.gate_proj.weight"), first + 6 * matrix);
@@ -268,10 +278,13 @@ TEST_P(UploadPlanTest, ARankWithoutColumnsHasNoExperts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Forms, UploadPlanTest, testing::Values("", kBlocks, kRow),
-                         [](const testing::TestParamInfo<const char*>& form) {
-                           return form.index == 0 ? "bf16" : form.index == 1 ? "blocks" : "rows";
-                         });
+std::string form_name(const testing::TestParamInfo<const char*>& form) {
+  const char* const names[] = {"bf16", "blocks", "rows", "sparse"};
+  return names[form.index];
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, UploadPlanTest, testing::Values("", kBlocks, kRow, kSparse),
+                         form_name);
 
 }  // namespace
 }  // namespace fathom::cuda

@@ -14,7 +14,11 @@ bool begins_block(const TensorPart& part) {
 LayerForms forms_of(const LayerSpec& layer, const ModelConfig& config, const WeightForms& forms) {
   const AttentionSpec& attention = layer.attention;
   LayerForms out;
-  if (attention.q_a) {
+  if (attention.indexer) {
+    out.q_kv_a = forms.matrix({&*attention.q_a, &attention.indexer->k, &attention.kv_a});
+    out.index_q = forms.matrix({&attention.indexer->q});
+    out.q_b = forms.matrix({&attention.q_b});
+  } else if (attention.q_a) {
     out.q_kv_a = forms.matrix({&*attention.q_a, &attention.kv_a});
     out.q_b = forms.matrix({&attention.q_b});
   } else {

@@ -58,14 +58,15 @@ class WeightForms {
 
 // The forms of one layer's weights; of attention's, and of the feed-forward block.
 struct LayerForms {
-  WeightForm q_kv_a;       // q_a or q_proj, and kv_a
+  WeightForm q_kv_a;       // q_a or q_proj, an indexer's wk, and kv_a
   WeightForm q_b;          // with query compression
   WeightForm kv_b;         // for multi-head attention
   WeightForm kv_b_halves;  // for absorbed attention
   WeightForm o;
-  DType mlps = DType::kBF16;   // of all blocks: one launch takes routed and shared experts
-  DType router = DType::kF32;  // of a MoE layer; bf16 takes a third of the instructions
-  WeightForm mtp_projection;   // of the MTP layer: eh_proj
+  DType mlps = DType::kBF16;       // of all blocks: one launch takes routed and shared experts
+  DType router = DType::kF32;      // of a MoE layer; bf16 takes a third of the instructions
+  WeightForm index_q = {};         // with an indexer
+  WeightForm mtp_projection = {};  // of the MTP layer: eh_proj
 
   friend bool operator==(const LayerForms&, const LayerForms&) = default;
 };

@@ -91,6 +91,7 @@ std::vector<std::vector<SampledToken>> run(Runner& runner, const std::vector<Tex
       }
       batch.query_start.push_back(static_cast<int32_t>(batch.token_ids.size()));
       batch.context_lens.push_back(static_cast<int32_t>(done[t]));
+      batch.prompt_lens.push_back(static_cast<int32_t>(ids.size()));
       for (size_t p = 0; p < max_pages; ++p) {
         batch.block_tables.push_back(p < pages[t].size() ? pages[t][p] : -1);
       }

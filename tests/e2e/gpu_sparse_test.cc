@@ -1,0 +1,167 @@
+// Sparse attention (DeepSeek-V3.2) on the GPU: a small model of random weights against the CPU and
+// against itself, and needles in a haystack. Run from the repository's root.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "checkpoint/test_files.h"
+#include "e2e/gpu_deviation.h"
+#include "e2e/gpu_fixture.h"
+#include "e2e/haystack.h"
+
+namespace fathom {
+namespace {
+
+// 3 layers, 16 heads, 64 index heads; rows choose 64 keys.
+constexpr int64_t kTopKeys = 64;
+
+const Checkpoint& small_checkpoint() {
+  static const Checkpoint opened = [] {
+    auto result = Checkpoint::open_dummy("tests/data/configs/v32_small");
+    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
+    return std::move(*result);
+  }();
+  return opened;
+}
+
+GpuRunnerOptions options_of(std::optional<int64_t> dense_keys, bool deterministic) {
+  GpuRunnerOptions options = gpu_options();
+  options.dense_keys = dense_keys;
+  options.deterministic = deterministic;
+  if (deterministic) options.attention = AttentionForm::kAbsorbed;
+  return options;
+}
+
+// Prompts whole and in chunks, below, at and above the threshold, and decode through it.
+std::vector<Text> texts_around_the_threshold(std::mt19937& random) {
+  std::vector<Text> texts;
+  const auto add = [&](size_t length, std::vector<int64_t> chunks) {
+    texts.push_back(random_text(random, length, std::move(chunks)));
+  };
+  add(63, {63});
+  add(64, {64});
+  add(65, {65});
+  add(80, {50, 1});
+  add(150, {60, 4, 2, 1});
+  add(500, {300, 100, 1});
+  add(260, {13});
+  add(700, {700});
+  for (int i = 0; i < 6; ++i) add(70 + random() % 30, {1 + static_cast<int64_t>(random() % 60), 1});
+  return texts;
+}
+
+TEST(GpuSparse, IsAsNearToFloat32AsTheCpu) {
+  std::mt19937 random(2);
+  const auto texts = texts_around_the_threshold(random);
+  const Checkpoint& checkpoint = small_checkpoint();
+  const auto right = run(*on_cpu(checkpoint, DType::kF32, CacheFormat::kF32), texts);
+  const Deviation cpu =
+      deviation(run(*on_cpu(checkpoint, DType::kBF16, CacheFormat::kBF16), texts), right, "CPU");
+  for (const auto& [name, form] : {std::pair("GPU, by cost", AttentionForm::kAuto),
+                                   std::pair("GPU, absorbed", AttentionForm::kAbsorbed)}) {
+    GpuRunnerOptions options = options_of({}, false);
+    options.stored_fp8 = StoredFp8::kExpandedToBF16;
+    options.attention = form;
+    const Deviation gpu = deviation(run(*on_gpu(options, checkpoint), texts), right, name);
+    EXPECT_LE(gpu.logprobs, 1.5 * cpu.logprobs) << name;
+    EXPECT_LE(gpu.other_tokens, 1.5 * cpu.other_tokens + 0.01) << name;
+  }
+}
+
+TEST(GpuSparse, CachesOf8BitsAreRefused) {
+  for (const CacheFormat format :
+       {CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+    GpuRunnerOptions options = options_of({}, false);
+    options.cache_format = format;
+    const auto runner = create_gpu_runner(small_checkpoint(), options);
+    ASSERT_FALSE(runner);
+    EXPECT_TRUE(runner.error().message.starts_with("config.json: index_topk is 64"))
+        << runner.error().message;
+  }
+}
+
+// A row that sees no more keys than it chooses has the bits of one that had to choose them all, in
+// a short graph and in a long one.
+TEST(GpuSparse, TheThresholdChangesNoBit) {
+  std::mt19937 random(4);
+  const auto texts = texts_around_the_threshold(random);
+  for (const bool deterministic : {false, true}) {
+    GpuRunnerOptions options = options_of({}, deterministic);
+    options.attention = AttentionForm::kAbsorbed;
+    const auto expected = run(*on_gpu(options, small_checkpoint()), texts);
+    for (const int64_t dense_keys : {int64_t{0}, int64_t{40}, kTopKeys - 1}) {
+      options.dense_keys = dense_keys;
+      SCOPED_TRACE(testing::Message() << dense_keys << " keys, deterministic " << deterministic);
+      expect_equal(run(*on_gpu(options, small_checkpoint()), texts), expected);
+    }
+    if (!deterministic) continue;  // a graph's padding may change bits
+    options.dense_keys = {};
+    options.graphs = false;
+    expect_equal(run(*on_gpu(options, small_checkpoint()), texts), expected);
+  }
+}
+
+// Prompts in any chunks, and texts alone: the same bits under --deterministic, with multi-head
+// attention below the threshold too.
+TEST(GpuSparse, DeterministicBitsDoNotDependOnChunksAndNeighbours) {
+  std::mt19937 random(5);
+  for (const AttentionForm form : {AttentionForm::kAbsorbed, AttentionForm::kAuto}) {
+    GpuRunnerOptions options = options_of({}, true);
+    options.attention = form;
+    const auto runner = on_gpu(options, small_checkpoint());
+    std::vector<Text> texts;
+    for (const size_t length : {66, 200, 600}) texts.push_back(random_text(random, length, {600}));
+    const auto whole = run(*runner, texts);
+    for (size_t t = 0; t < texts.size(); ++t) {
+      expect_equal(run(*runner, {texts[t]}), {whole[t]});
+    }
+    const std::vector<std::vector<int64_t>> cuts = {{13}, {50}, {63},
+                                                    {64}, {65}, {60, 2, 3, 130, 1}};
+    for (const auto& chunks : cuts) {
+      for (Text& text : texts) text.chunks = chunks;
+      SCOPED_TRACE(testing::Message() << "chunks of " << testing::PrintToString(chunks));
+      expect_equal(run(*runner, texts), whole);
+    }
+  }
+}
+
+// The likeliest token is the answer, clearly.
+int64_t count_found(const Haystack& haystack, const std::vector<SampledToken>& tokens) {
+  int64_t found = 0;
+  for (const Asked& asked : haystack.asked) {
+    const SampledToken& token = tokens[static_cast<size_t>(asked.position)];
+    const bool is_found =
+        token.id == asked.answer && token.top[0].second - token.top[1].second > 1.0f;
+    found += is_found ? 1 : 0;
+    if (is_found) continue;
+    std::printf("asked at %ld for needles at %ld and %ld: %d, not %d\n", asked.position,
+                asked.first, asked.second, token.id, asked.answer);
+  }
+  return found;
+}
+
+TEST(GpuSparse, FindsNeedles) {
+  const auto checkpoint = Checkpoint::open("tests/data/needle_wide");
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  for (const int64_t length : {4096, 16384, 32768}) {
+    for (const std::optional<int64_t> dense_keys : {std::optional<int64_t>(), {0}}) {
+      const Haystack haystack(length);
+      // The last question is a step of decode.
+      const std::vector<int64_t> chunks = {2048, length <= 4096 ? 2047 : 2048, 1};
+      Text text{haystack.ids, length <= 4096 ? chunks : std::vector<int64_t>{2048}};
+      const auto tokens = run(*on_gpu(options_of(dense_keys, false), *checkpoint), {text});
+      EXPECT_EQ(count_found(haystack, tokens[0]), kQuestions) << length << " keys";
+    }
+  }
+}
+
+TEST(GpuSparse, SeveralRanksAreRefused) {
+  const auto runner = create_gpu_runner(small_checkpoint(), ranks(2));
+  ASSERT_FALSE(runner);
+  EXPECT_TRUE(runner.error().message.starts_with("config.json: index_topk is 64"))
+      << runner.error().message;
+}
+
+}  // namespace
+}  // namespace fathom
