@@ -114,17 +114,19 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
   }
   cache_ = {options_.cache_format, cache_memory_.data(), pages, bytes, parts};
   const AttentionPolicy policy = gpu_policy(options_);
-  const cuda::StepLimits limits = {
-      .heads = model_->num_heads(),
-      .num_multiprocessors = model_->num_multiprocessors(),
-      .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim, config_.v_dim,
-                sparse_limits(config_, policy)},
-      .policy = policy,
-      .most_keys = most_keys(config_, options_),
-      .batch_invariant = options_.deterministic,
-      .max_length = gpu_model_len(config_, options_),
-      .page_stride = parts,
-      .with_mtp = options_.max_drafts > 0};
+  const cuda::StepLimits limits = {.heads = model_->num_heads(),
+                                   .num_multiprocessors = model_->num_multiprocessors(),
+                                   .shape = {.latent_dim = config_.kv_lora_rank,
+                                             .rope_dim = config_.qk_rope_dim,
+                                             .nope_dim = config_.qk_nope_dim,
+                                             .v_dim = config_.v_dim,
+                                             .sparse = sparse_limits(config_, policy)},
+                                   .policy = policy,
+                                   .most_keys = most_keys(config_, options_),
+                                   .batch_invariant = options_.deterministic,
+                                   .max_length = gpu_model_len(config_, options_),
+                                   .page_stride = parts,
+                                   .with_mtp = options_.max_drafts > 0};
   planner_.emplace(limits);
   const int64_t most_pages = ceil_div(gpu_model_len(config_, options_), kPageSize);
   const auto most_bytes = [&](const cuda::StepPlanner& planner) {
