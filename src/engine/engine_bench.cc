@@ -99,7 +99,7 @@ void plan_lanes(benchmark::State& state) {
   const std::vector<SampleRow> rows(sequences.size(), SampleRow{.options = &greedy});
   int64_t step = 0;
   const auto run = [&] {
-    lanes.schedule(plan);
+    lanes.schedule(plan, /*with_drafts=*/true);
     benchmark::DoNotOptimize(builder.build(plan, rows));
     lanes.advance(plan);
   };

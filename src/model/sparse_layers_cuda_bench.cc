@@ -120,7 +120,7 @@ class Steps {
     planner_.emplace(StepLimits{.heads = config_.num_heads,
                                 .num_multiprocessors = model_->num_multiprocessors(),
                                 .shape = {config_.kv_lora_rank, config_.qk_rope_dim,
-                                          config_.qk_nope_dim, config_.v_dim, sparse},
+                                          config_.qk_nope_dim, config_.v_dim, false, sparse},
                                 .policy = policy,
                                 .most_keys = kMostKeys,
                                 .max_length = kMostLength,
