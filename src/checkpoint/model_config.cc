@@ -108,7 +108,7 @@ class ConfigReader {
       return invalid("{}qk_rope_head_dim is {}, must be even (rotated in pairs)", where_,
                      config_.qk_rope_dim);
     }
-    // Written by `fathom convert` alone.
+    // Written by convert_checkpoint() alone.
     FATHOM_TRY(const auto rope_heads, fields_.optional_integer("qk_rope_heads", 1, kMaxHeads));
     config_.rope_heads = rope_heads.value_or(1);
     if (config_.qk_rope_dim % (2 * config_.rope_heads) != 0) {

@@ -1,4 +1,4 @@
-// The directory that `fathom quantize` or `fathom convert` writes a checkpoint into.
+// The directory that a checkpoint is written into: by `fathom quantize`, and by `convert`.
 //
 // A record in it, .fathom-COMMAND, identifies an unfinished run: the options that affect the
 // output, and the source's files. The same command with the same record resumes the run.

@@ -1,4 +1,4 @@
-// `fathom convert --to mla`: a checkpoint of grouped-query attention written as one of multi-head
+// A checkpoint of grouped-query attention written as one of multi-head
 // latent attention, layer by layer.
 //
 // A layer is read, converted and written as one shard; a few are worked on at once, each with its

@@ -80,7 +80,7 @@ Result<> indexer(const ModelSpec& spec, CacheFormat cache_format) {
         "layer "
         "chooses its own so far");
   }
-  // Over 8-bit rows short lists have given NaN in a whole model.
+  // Over an fp8 cache a whole model has left rows without a token, for a reason not known yet.
   if (cache_format != CacheFormat::kBF16) {
     return invalid(
         "index_topk is {}: sparse attention on GPUs takes a cache in bf16 so far, --kv-cache-dtype "

@@ -117,14 +117,15 @@ class Steps {
                                      {.show_progress = false});
     if (!model) throw std::runtime_error(model.error().message);
     model_ = std::move(*model);
-    planner_.emplace(StepLimits{.heads = config_.num_heads,
-                                .num_multiprocessors = model_->num_multiprocessors(),
-                                .shape = {config_.kv_lora_rank, config_.qk_rope_dim,
-                                          config_.qk_nope_dim, config_.v_dim, false, sparse},
-                                .policy = policy,
-                                .most_keys = kMostKeys,
-                                .max_length = kMostLength,
-                                .page_stride = gpu_page_stride(config_, kFormat)});
+    planner_.emplace(
+        StepLimits{.heads = config_.num_heads,
+                   .num_multiprocessors = model_->num_multiprocessors(),
+                   .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
+                             config_.v_dim, /*grouped=*/false, sparse},
+                   .policy = policy,
+                   .most_keys = kMostKeys,
+                   .max_length = kMostLength,
+                   .page_stride = gpu_page_stride(config_, kFormat)});
   }
 
   // us of a step. `any_length`: a decode step as a graph for rows of any length has it.

@@ -228,9 +228,29 @@ __device__ inline void mma_64(float (&d)[32], uint32_t a0, uint32_t a1, uint32_t
   FATHOM_MMA_REGISTERS(64, "bf16", FATHOM_N32, FATHOM_D32(0), 32, 33, 34, 35, 36, 37, 38);
 }
 template <KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[48], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  FATHOM_MMA_REGISTERS(96, "bf16", FATHOM_N48, FATHOM_D48(0), 48, 49, 50, 51, 52, 53, 54);
+}
+template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                               uint64_t b, int add) {
   FATHOM_MMA_REGISTERS(128, "bf16", FATHOM_N64, FATHOM_D64(0), 64, 65, 66, 67, 68, 69, 70);
+}
+template <KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[80], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  FATHOM_MMA_REGISTERS(160, "bf16", FATHOM_N80, FATHOM_D80(0), 80, 81, 82, 83, 84, 85, 86);
+}
+template <KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[96], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  FATHOM_MMA_REGISTERS(192, "bf16", FATHOM_N96, FATHOM_D96(0), 96, 97, 98, 99, 100, 101, 102);
+}
+template <KAlong kB = KAlong::kColumns>
+__device__ inline void mma_64(float (&d)[112], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                              uint64_t b, int add) {
+  FATHOM_MMA_REGISTERS(224, "bf16", FATHOM_N112, FATHOM_D112(0), 112, 113, 114, 115, 116, 117, 118);
 }
 template <KAlong kB = KAlong::kColumns>
 __device__ inline void mma_64(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,

@@ -34,7 +34,6 @@
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/wgmma.cuh"
-#include "device/cuda/wgmma_registers.cuh"
 #include "ops/moe/experts_cuda/four_bit_codes_cuda.cuh"
 #include "ops/moe/plans/four_bit_tiles.h"
 
