@@ -168,7 +168,7 @@ Exact exact_score(const Problem& problem, int64_t row, int64_t key) {
 
 // Tensor cores align the 32 products of a step, and the sum before it, to the largest of them and
 // drop what is below 13 bits behind its leading one: up to 33 * 2^-13 of it a step, if all were cut
-// alike. Measured: at most 2^-11.6 of the magnitudes' sum. A score of another key is 2^-5 of it off.
+// alike. Measured: at most 2^-11.6 of the magnitudes' sum. A score of another key is off by 2^-5.
 constexpr double kTolerance = 0x1p-10;
 
 void compare(const std::vector<Sequence>& sequences, int32_t heads, int32_t dense_keys,
