@@ -38,7 +38,7 @@ constexpr int moe_sum_bytes(int warpgroups) { return (64 * warpgroups + 8) * 4; 
 // their own, and an exchange buffer for a tile of up to 64 rows.
 constexpr int64_t scaled_moe_sum_bytes(int64_t rows, int warpgroups) {
   if (warpgroups == 2) return rows * moe_sum_bytes(2);
-  const int columns = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+  const int64_t columns = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
   return rows * 2 * moe_sum_bytes(1) + columns * 256;
 }
 // Bytes of the lists that a CTA makes for `pairs` pairs of a token and an expert, and of its
