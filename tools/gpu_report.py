@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures every GPU figure of README.md and docs/performance.md, each several times.
 
-usage: gpu_report.py [--only GROUP[,GROUP]] [--programs DIR] [--fathom FILE] [--repeats N]
+usage: gpu_report.py [--only NAME[,NAME]] [--programs DIR] [--fathom FILE] [--repeats N]
                      [--out FILE] [--commit HASH] [--budget SECONDS] [--list]
 
-The figures are those of tools/gpu_report_groups.py, all without --only; groups of more GPUs than
-there are are not run. Programs come from `make gpu` (or were built elsewhere and copied); one that
+The figures are those of tools/gpu_report_groups.py, all without --only, which names groups or runs;
+groups of more GPUs than there are are not run. Programs come from `make gpu` (or were built elsewhere and copied); one that
 is missing ends its group. Rows that are measured replace those of the same name in the output,
 which is written after each program: a run that is cut off by its machine's limit is continued by
 another with the groups that are left. tools/make_tables.py makes the documents' tables of the
@@ -85,9 +85,26 @@ def write(path, report):
     path.write_text("\n".join(lines) + "\n}}\n", encoding="utf-8")
 
 
+def named_groups(names):
+    """The groups of these names; of a run's name, its group with that run alone."""
+    groups = {}
+    for name in names:
+        if name in GROUPS:
+            groups[name] = GROUPS[name]
+            continue
+        found = [(group, run) for group, of in GROUPS.items() for run in of.runs if run[0] == name]
+        if not found:
+            sys.exit(f"--only {name}: no group and no run has this name; groups: {', '.join(GROUPS)}")
+        (group, one), = found
+        before = groups.get(group, GROUPS[group]._replace(seconds=0, runs=[]))
+        share = GROUPS[group].seconds / len(GROUPS[group].runs)
+        groups[group] = before._replace(seconds=before.seconds + share, runs=[*before.runs, one])
+    return groups
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="groups, separated by commas")
+    parser.add_argument("--only", help="groups or runs (v2_lite/b1), separated by commas")
     parser.add_argument("--programs", default="build/release/gpu", help="folder of *_cuda_bench")
     parser.add_argument("--fathom", default="build/release/src/cli/fathom")
     parser.add_argument("--repeats", type=int, default=3)
@@ -106,11 +123,8 @@ def main():
                   f"{flags.repeats} times: {', '.join(name for name, _ in runs)}")
         print(f"{'all':18} {sum(g.seconds for g in GROUPS.values()) * flags.repeats:12} s")
         return
-    wanted = flags.only.split(",") if flags.only else [
-        name for name in GROUPS if name != "azure" or flags.azure]
-    for name in wanted:
-        if name not in GROUPS:
-            sys.exit(f"--only {name}: there is {', '.join(GROUPS)}")
+    wanted = named_groups(flags.only.split(",") if flags.only else [
+        name for name in GROUPS if name != "azure" or flags.azure])
     where, available = machine(), gpus()
     built = flags.commit or commit()
     if not built:
@@ -120,8 +134,7 @@ def main():
     if path.exists():
         report["rows"] = json.loads(path.read_text(encoding="utf-8"))["rows"]
     begin, failed = time.monotonic(), []
-    for group in wanted:
-        seconds, runs, needed = GROUPS[group]
+    for group, (seconds, runs, needed) in wanted.items():
         if needed > available:
             print(f"{group}: not run, needs {needed} GPUs of {available}")
             if flags.only:
