@@ -49,7 +49,9 @@ __device__ inline float scale_up(Shared& shared, const uint4 (&values)[kUnitsEac
   meet();
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) most = max(most, shared.largest_queries[w]);
-  const int exponent = max(15, static_cast<int>(most) >> 7);
+  // Queries of 0, and below 2^-63, are brought up no further: where the way back is 0, a masked
+  // score times it is NaN.
+  const int exponent = max(64, static_cast<int>(most) >> 7);
   return __int_as_float((2 * 127 + kExponent - exponent) << 23);
 }
 

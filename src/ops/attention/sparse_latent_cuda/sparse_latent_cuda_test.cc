@@ -185,6 +185,30 @@ TEST(SparseLatentScales, LargeOnesAreExact) {
   expect_near_lse(result, lse);
 }
 
+// All keys count alike; those that are not there do not.
+TEST(SparseLatentScales, QueriesOfZeroGiveTheMean) {
+  for (const CacheFormat format :
+       {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+    for (const float factor : {0.0f, 1e-36f}) {
+      SparseLatentTrial trial({.format = format,
+                               .heads = 64,
+                               .top_k = 128,
+                               .split_keys = 128,
+                               .sequence_lens = {200},
+                               .rows = {{.sequence = 0, .length = 1},
+                                        {.sequence = 0, .length = 33},
+                                        {.sequence = 0, .length = 64},
+                                        {.sequence = 0, .length = 100}}});
+      trial.scale_queries(factor);
+      std::vector<double> lse;
+      const auto expected = trial.in_double(lse);
+      const auto result = trial.on_gpu();
+      EXPECT_LE(worst_row_error(trial, result, expected), kTolerance) << name_of(format);
+      expect_near_lse(result, lse);
+    }
+  }
+}
+
 // A prompt's rows: each sees one key more than the row before.
 TEST(SparseLatentPrompt, EqualsTheCpu) {
   for (const CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFp8Scaled}) {
