@@ -6,6 +6,7 @@ V2_LITE, V2_LITE_FP8 = "bench/models/v2-lite", "bench/models/v2-lite-fp8"
 V2_LITE_MTP = "bench/models/v2-lite-mtp"
 AZURE = "AZURE"  # stands for --azure's file
 V3, V3_SLICE = "bench/models/v3-10-layers", "bench/models/v3-10-layers-eighth"
+KIMI_K2 = "bench/models/kimi-k2-int4-4-layers"
 V3_WHOLE, CODER_V2 = "bench/models/v3", "bench/models/coder-v2-instruct-fp8"
 
 
@@ -66,6 +67,7 @@ GROUPS = {
             AZURE, "--num-prompts", "5000")),
     ]),
     "v3_layers": Group(90, [("v3", ["layer_cuda_bench", V3])]),
+    "kimi_k2_layers": Group(90, [("kimi_k2", ["layer_cuda_bench", KIMI_K2])]),
     "v3_slice": Group(45, [("v3_slice", ["layer_cuda_bench", V3_SLICE])]),
     "attention_forms": Group(60, [("attention_forms", ["attention_form_cuda_bench", V2_LITE])]),
     "decode_steps": Group(20, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),

@@ -87,12 +87,13 @@ void fill_dummy_scales(std::string_view name, int64_t cols, bool powers_of_two, 
 }
 
 void fill_dummy_codes(std::string_view name, uint64_t seed, std::span<uint8_t> out) {
-  constexpr size_t kPerWord = 16;
   const DummyValues values = {stream_of(name, seed), 0, 0};
-  for (size_t first = 0; first < out.size(); first += kPerWord) {
-    const uint64_t bits = values.bits(static_cast<int64_t>(first), kPerWord);
-    const size_t count = std::min(kPerWord, out.size() - first);
-    for (size_t i = 0; i < count; ++i) out[first + i] = bits >> 4 * i & 0xF;
+  const int64_t count = std::ssize(out);
+  for (int64_t first = 0; first < count; first += kDummyCodes) {
+    const uint64_t bits = values.bits(first, kDummyCodes);
+    for (int64_t i = first; i < std::min(first + kDummyCodes, count); ++i) {
+      out[static_cast<size_t>(i)] = dummy_code(bits, i);
+    }
   }
 }
 

@@ -15,8 +15,8 @@
 namespace fathom {
 
 // The parameters of a dummy tensor's values. Value i is center + spread * dummy_unit(i) in fp32,
-// each operation rounded, then rounded to the tensor's type; in e4m3 it is dummy_e4m3(i). So any
-// device can generate them, in any order.
+// each operation rounded, then rounded to the tensor's type; in e4m3 it is dummy_e4m3(i), of four
+// bits the code is dummy_code(i). So any device can generate them, in any order.
 struct DummyValues {
   uint64_t stream = 0;
   float center = 0, spread = 0;
@@ -40,6 +40,12 @@ inline constexpr int64_t kDummyBytes = 8;
 constexpr uint8_t dummy_e4m3(uint64_t bits, int64_t index) {
   const auto byte = static_cast<uint8_t>(bits >> 8 * (index % kDummyBytes));
   return (byte & 0x7F) == 0x7F ? static_cast<uint8_t>(byte - 1) : byte;
+}
+
+// A random four-bit code; sixteen share 64 bits.
+inline constexpr int64_t kDummyCodes = 16;
+constexpr uint8_t dummy_code(uint64_t bits, int64_t index) {
+  return bits >> 4 * (index % kDummyCodes) & 0xF;
 }
 
 // Fills `out` with values of type `dtype` (a float type or e4m3) for a tensor whose rows have

@@ -309,6 +309,11 @@ Result<ScaledMatrix> read_four_bit(const Checkpoint& checkpoint, const FourBitTe
 ScaledMatrix dummy_four_bit(const FourBitTensors& tensors, uint64_t seed, FourBitBuffers& buffers) {
   buffers.codes.resize(static_cast<size_t>(tensors.rows * tensors.cols));
   fill_dummy_codes(tensors.name, seed, buffers.codes);
+  return dummy_four_bit_scales(tensors, seed, buffers);
+}
+
+ScaledMatrix dummy_four_bit_scales(const FourBitTensors& tensors, uint64_t seed,
+                                   FourBitBuffers& buffers) {
   buffers.scales.resize(static_cast<size_t>(tensors.rows * tensors.groups));
   fill_dummy_four_bit_scales(tensors.name, tensors.code, tensors.cols, seed, buffers.scales);
   if (tensors.scale_type == DType::kBF16) {

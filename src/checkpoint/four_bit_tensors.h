@@ -55,5 +55,8 @@ Result<ScaledMatrix> read_four_bit(const Checkpoint& checkpoint, const FourBitTe
 
 // Random codes with scales that give the weights a variance of 1 / cols.
 ScaledMatrix dummy_four_bit(const FourBitTensors& tensors, uint64_t seed, FourBitBuffers& buffers);
+// The same without codes in memory.
+ScaledMatrix dummy_four_bit_scales(const FourBitTensors& tensors, uint64_t seed,
+                                   FourBitBuffers& buffers);
 
 }  // namespace fathom

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -206,7 +207,6 @@ class Loading {
   }
 
   Result<> load_four_bit(const Item& item, Slot& slot) {
-    FATHOM_CHECK(item.request->place != nullptr, "{} is not to be read", item.request->name);
     ScaledMatrix matrix;
     if (checkpoint_.is_dummy()) {
       matrix = dummy_four_bit(*item.four_bit, options_.dummy_seed, slot.four_bit);
@@ -217,8 +217,27 @@ class Loading {
       };
       FATHOM_TRY(matrix, read_four_bit(checkpoint_, *item.four_bit, read_tensor, slot.four_bit));
     }
+    if (item.request->place_unread != nullptr) return place_codes(item, matrix, slot);
     if (const auto placed = item.request->place(matrix); !placed) {
       return with_context(item.request->name + ": ", placed.error());
+    }
+    return {};
+  }
+
+  // Codes have been decoded into memory: reading is copying.
+  Result<> place_codes(const Item& item, const ScaledMatrix& matrix, const Slot& slot) {
+    ScaledMatrix unread = matrix;
+    unread.values = ConstTensorView(nullptr, DType::kU8, {item.rows, item.cols});
+    const auto read_codes = [&](int64_t first, std::span<std::byte> to) -> Result<> {
+      FATHOM_CHECK(first >= 0 && first + std::ssize(to) <= std::ssize(slot.four_bit.codes),
+                   "codes {} + {} of {}", first, to.size(), slot.four_bit.codes.size());
+      std::memcpy(to.data(), slot.four_bit.codes.data() + first, to.size());
+      return {};
+    };
+    if (const auto placed = item.request->place_unread(unread, read_codes); !placed) {
+      return with_context(
+          fmt::format("{}: tensor {:?}: ", checkpoint_.file_of(*item.entry), item.request->name),
+          placed.error());
     }
     return {};
   }
@@ -349,7 +368,8 @@ Result<> load_tensors(const Checkpoint& checkpoint, const std::vector<TensorRequ
     FATHOM_TRY(Item item, check_request(checkpoint, request));
     item.quantize = is_quantized_while_loading(checkpoint, options, names.is_linear(request.name),
                                                item.entry->dtype);
-    total += request.part > 0 ? request.part * size_of(item.entry->dtype) : item.entry->bytes;
+    total += request.part > 0 && !item.four_bit ? request.part * size_of(item.entry->dtype)
+                                                : item.entry->bytes;
     if (!checkpoint.is_dummy()) {
       for (const TensorEntry* entry : item.entries()) total += entry->bytes;
       total -= item.entry->bytes;

@@ -27,8 +27,8 @@ struct TensorRequest {
   // during the call.
   std::function<Result<>(const ScaledMatrix& matrix)> place = {};
   // Replaces `place` to avoid a copy through an intermediate buffer: the matrix has a type, a shape
-  // and its scales, but no values in memory; `read` loads them. Not for dummy checkpoints, and not
-  // with quantization while loading.
+  // and its scales, but no values in memory; `read` loads them, four-bit codes as a byte each. Not
+  // for dummy checkpoints, and not with quantization while loading.
   std::function<Result<>(const ScaledMatrix& matrix, const ReadValues& read)> place_unread = {};
   int64_t part = 0;  // how many of the values `read` will load, for the progress bar; 0: all
 };

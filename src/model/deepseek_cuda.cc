@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/log.h"
 #include "base/math.h"
 #include "cache/latent_layout.h"
 #include "model/layer_options.h"
@@ -14,6 +15,7 @@
 #include "ops/linear/linear_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_cuda.h"
+#include "ops/moe/four_bit_cuda/four_bit_moe_cuda.h"
 #include "ops/peer_sum/peer_rows_cuda.h"
 #include "ops/scaled_linear/quantize_rows_cuda.h"
 #include "ops/scaled_linear/scaled_linear_cuda.h"
@@ -59,6 +61,18 @@ MoeShape DeepSeekModel::dense_shape(int64_t unit) const {
           .shared_inter = 0};
 }
 
+// The shared expert beside four-bit ones, likewise.
+MoeShape DeepSeekModel::shared_shape() const {
+  MoeShape shape = dense_shape(kBf16WidthUnit);
+  shape.inter = static_cast<int32_t>(round_up(plan_.widths.shared, kBf16WidthUnit));
+  return shape;
+}
+
+bool DeepSeekModel::has_four_bit_experts() const {
+  return std::any_of(plan_.layers.begin(), plan_.layers.end(),
+                     [](const LayerForms& forms) { return forms.four_bit_experts.has_value(); });
+}
+
 int64_t DeepSeekModel::mlp_bytes() const {
   const auto rows = static_cast<int32_t>(options_.max_rows);
   int64_t bytes = 0;
@@ -70,6 +84,12 @@ int64_t DeepSeekModel::mlp_bytes() const {
   };
   add(plan_.widths.dense, &DeepSeekModel::dense_shape);
   if (!exchanges()) add(plan_.widths.routed, &DeepSeekModel::moe_shape);
+  if (has_four_bit_experts() && plan_.widths.routed > 0) {
+    bytes = std::max(bytes, four_bit_moe_workspace_bytes(moe_shape(kBf16WidthUnit), rows));
+    if (plan_.widths.shared > 0) {
+      bytes = std::max(bytes, moe_workspace_bytes(shared_shape(), rows));
+    }
+  }
   return bytes;
 }
 
@@ -121,6 +141,7 @@ void DeepSeekModel::for_each_piece(const Place& place) {
   place(dense_ids_, rows);
   place(dense_weights_, rows);
   place(mlp_, mlp_bytes());
+  place(shared_out_, has_four_bit_experts() && plan_.widths.shared > 0 ? rows * hidden : 0);
   place(progress_, kMoeProgressWords);
   place(scaled_progress_, kScaledMoeProgressWords);
   place(expert_rows_, exchange_bytes());
@@ -179,6 +200,16 @@ Result<std::vector<std::unique_ptr<DeepSeekModel>>> DeepSeekModel::load_ranks(
     FATHOM_TRY(auto model, create(checkpoint, options, load_options, place));
     ranks.push_back({model->spec_, model->plan_.layers, model->device_});
     models.push_back(std::move(model));
+  }
+  const auto& layers = models.front()->plan_.layers;
+  const auto wide = std::count_if(layers.begin(), layers.end(), [](const LayerForms& forms) {
+    return forms.dequantizes_four_bits;
+  });
+  if (wide > 0) {
+    log_info(
+        "{} of {} layers have four-bit weights beside routed experts, or in a form that GPUs' "
+        "kernels do not take: these are dequantized to bf16",
+        wide, layers.size());
   }
   FATHOM_TRY(auto weights, load_weights(checkpoint, ranks, load_options));
   for (size_t i = 0; i < models.size(); ++i) models[i]->take(std::move(weights[i]));
@@ -475,6 +506,7 @@ void DeepSeekModel::feed_forward(size_t layer, const Activation& x, int64_t rows
 // The same without the router: of the routed experts, or of a dense block as the only one.
 void DeepSeekModel::experts(const MlpWeights& experts, const MlpWeights& shared,
                             const Activation& x, int64_t rows, bool routed, GpuStream stream) {
+  if (experts.gate_up.type == DType::kU8) return four_bit_experts(experts, shared, x, rows, stream);
   const int32_t* const ids = routed ? expert_ids_ : dense_ids_;
   const float* const expert_weights = routed ? expert_weights_ : dense_weights_;
   if (is_e4m3(experts.gate_up)) {
@@ -519,6 +551,42 @@ void DeepSeekModel::experts(const MlpWeights& experts, const MlpWeights& shared,
          .budget = plan_.budget},
         stream);
   }
+}
+
+// Routed experts in four bits, added to the shared one in bf16.
+void DeepSeekModel::four_bit_experts(const MlpWeights& experts, const MlpWeights& shared,
+                                     const Activation& x, int64_t rows, GpuStream stream) {
+  const bool has_shared = shared.width > 0;
+  if (has_shared) {
+    moe({.shape = shared_shape(),
+         .rows = static_cast<int32_t>(rows),
+         .x = x.data,
+         .expert_ids = dense_ids_,
+         .expert_weights = dense_weights_,
+         .gate_up = shared.gate_up.values,
+         .down = shared.down.values,
+         .out = shared_out_,
+         .out_type = DType::kBF16,
+         .workspace = mlp_,
+         .progress = progress_,
+         .batch_invariant = options_.batch_invariant,
+         .budget = plan_.budget},
+        stream);
+  }
+  four_bit_moe({.shape = moe_shape(kBf16WidthUnit),
+                .code = experts.code,
+                .rows = static_cast<int32_t>(rows),
+                .x = x.data,
+                .expert_ids = expert_ids_,
+                .expert_weights = expert_weights_,
+                .gate_up = experts.gate_up.values,
+                .down = experts.down.values,
+                .addend = has_shared ? shared_out_ : nullptr,
+                .out = delta_,
+                .out_type = DType::kBF16,
+                .workspace = mlp_,
+                .batch_invariant = options_.batch_invariant},
+               stream);
 }
 
 // out [rows, n] = x [rows, k] W^T

@@ -217,6 +217,7 @@ class DeepSeekModel {
   int64_t mlp_bytes() const;
   MoeShape moe_shape(int64_t unit) const;
   MoeShape dense_shape(int64_t unit) const;
+  MoeShape shared_shape() const;
   void fill_constants();
   void describe_decode_layers();
   bool takes_decode_layers(const StepLayout& step) const;
@@ -275,6 +276,9 @@ class DeepSeekModel {
                     const WorldRows& all, GpuStream stream);
   void experts(const MlpWeights& experts, const MlpWeights& shared, const Activation& x,
                int64_t rows, bool routed, GpuStream stream);
+  void four_bit_experts(const MlpWeights& experts, const MlpWeights& shared, const Activation& x,
+                        int64_t rows, GpuStream stream);
+  bool has_four_bit_experts() const;
   void experts_of_ranks(size_t layer, const Activation& x, int64_t rows,
                         const int32_t* num_valid_rows, const WorldRows& all, GpuStream stream);
 
@@ -357,6 +361,7 @@ class DeepSeekModel {
   int32_t* dense_ids_ = nullptr;     // [rows]: 0, a dense layer's only expert
   float* dense_weights_ = nullptr;   // [rows]: 1
   std::byte* mlp_ = nullptr;         // scratch of the MLP operation
+  bf16* shared_out_ = nullptr;       // [rows, hidden]: beside four-bit experts
   // Counters of the MoE kernels in bf16 and in e4m3, zero at first.
   uint64_t* progress_ = nullptr;
   uint64_t* scaled_progress_ = nullptr;

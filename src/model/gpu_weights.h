@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tensor/dtype.h"
+#include "tensor/four_bit.h"
 
 namespace fathom::cuda {
 
@@ -15,9 +16,10 @@ namespace fathom::cuda {
 //   W[r, c] = values[r, c] * scales[r / 128, c / 128] * row_scales[r]
 //
 // e4m3 requires k to be a multiple of 128, and the n of each matrix of a batch and of each stacked
-// matrix but the last.
+// matrix but the last. Of routed experts also kU8: four-bit codes and scales in tiles
+// (ops/moe/plans/four_bit_tiles.h).
 struct WeightMatrix {
-  DType type = DType::kBF16;  // or kF8E4M3
+  DType type = DType::kBF16;  // or kF8E4M3, or kU8
   void* values = nullptr;
   float* scales = nullptr;      // [n / 128 rounded up, k / 128]; null with bf16
   float* row_scales = nullptr;  // [n]; null: all 1. If not, the scales are 1
@@ -33,8 +35,9 @@ inline constexpr int64_t kBf16WidthUnit = 64;
 struct MlpWeights {
   // The rank's intermediate width, zero-padded to a multiple of kBf16WidthUnit, in e4m3 of 128.
   int64_t width = 0;
-  // Both of one type, and the routed experts' the same as the shared ones'. Without row_scales:
-  // per-row scales have become block-wise.
+  FourBitCode code = FourBitCode::kInteger;  // of kU8
+  // Both of one type, and the routed experts' the same as the shared ones' unless kU8. Without
+  // row_scales: per-row scales have become block-wise.
   WeightMatrix gate_up;  // [2 * width, hidden]: gate's rows, then up's
   WeightMatrix down;     // [hidden, width]
 };

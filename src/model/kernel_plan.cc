@@ -1,9 +1,12 @@
 #include "model/kernel_plan.h"
 
+#include <algorithm>
+
 #include "base/named_size.h"
 #include "model/gpu_support.h"
 #include "model/layer_options.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
+#include "ops/moe/moe_support.h"
 #include "ops/peer_sum/peer_sum_support.h"
 #include "placement/split.h"
 
@@ -46,8 +49,9 @@ bool decode_layers_reads(DecodeLayersKind kind, const LayerSpec& layer, const La
              has_q_b = kind == DecodeLayersKind::kV3Eighth;
   const DType type = is_bf16 ? DType::kBF16 : DType::kF8E4M3;
   const auto is_read = [&](const WeightForm& form) { return form.type == type && !form.by_row; };
-  return layer.moe && forms.router == DType::kBF16 && forms.mlps == type && is_read(forms.q_kv_a) &&
-         (!has_q_b || is_read(forms.q_b)) && is_read(forms.kv_b_halves) && is_read(forms.o);
+  return layer.moe && !forms.four_bit_experts && forms.router == DType::kBF16 &&
+         forms.mlps == type && is_read(forms.q_kv_a) && (!has_q_b || is_read(forms.q_b)) &&
+         is_read(forms.kv_b_halves) && is_read(forms.o);
 }
 
 // Each expert in one place, and experts on every rank.
@@ -102,6 +106,25 @@ Result<> placement_supported(const ModelSpec& spec) {
   return {};
 }
 
+// What a layer's four-bit experts need of a rank.
+Result<> four_bit_supported(const ModelSpec& spec, const std::vector<LayerForms>& layers) {
+  const bool has_any = std::any_of(layers.begin(), layers.end(), [](const LayerForms& forms) {
+    return forms.four_bit_experts.has_value();
+  });
+  if (!has_any) return {};
+  if (spec.placement.exchanges_tokens()) {
+    return invalid(
+        "--enable-expert-parallel: experts of four bits are not exchanged between GPUs so far "
+        "(config.json: quantization_config)");
+  }
+  if (const auto supported = four_bit_moe_supports(
+          {"hidden_size", spec.config.hidden}, {"moe_intermediate_size", widths_of(spec).routed});
+      !supported) {
+    return tl::unexpected(with_context("config.json: ", supported.error()));
+  }
+  return {};
+}
+
 int64_t first_decode_layer(DecodeLayersKind kind, const ModelSpec& spec, const KernelPlan& plan) {
   auto first = std::ssize(spec.layers);
   if (kind == DecodeLayersKind::kNone) return first;
@@ -124,6 +147,7 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
   KernelPlan plan;
   plan.budget = budget;
   plan.layers = layer_forms(spec, forms);
+  FATHOM_RETURN_IF_ERROR(four_bit_supported(spec, plan.layers));
   plan.widths = widths_of(spec);
   // The launch of several layers attends to all keys.
   const DecodeLayersKind kind =

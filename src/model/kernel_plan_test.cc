@@ -68,6 +68,28 @@ TEST_F(KernelPlanTest, RunsLayersApartWhereOneLaunchCannot) {
   EXPECT_TRUE(runs_apart());
 }
 
+// V2-Lite with all linear layers in INT4: what is not a routed expert is held in bf16.
+TEST_F(KernelPlanTest, FourBitExpertsRunInLaunchesOfTheirOwn) {
+  auto opened =
+      Checkpoint::open_dummy(fmt::format("{}/bench/models/v2-lite-int4", FATHOM_SOURCE_DIR));
+  ASSERT_TRUE(opened) << opened.error().message;
+  const auto plan_of = [&](const ModelSpec& spec) {
+    return plan_kernels(spec, WeightForms(*opened, stored_, {}), options_, SmBudget{});
+  };
+  const auto made = plan_of(make_spec(opened->config()));
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(made->layers[1].four_bit_experts, FourBitCode::kInteger);
+  EXPECT_EQ(made->layers[1].mlps, DType::kBF16);
+  EXPECT_EQ(made->layers[0].four_bit_experts, std::nullopt);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kNone);
+  const Placement placement = {.tp = 2, .expert_parallel = true};
+  const auto refused = plan_of(make_spec(
+      opened->config(), placement, 0,
+      std::make_shared<const ExpertTable>(ExpertTable::contiguous(opened->config(), placement))));
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, StartsWith("--enable-expert-parallel: "));
+}
+
 // V2-Lite's layers after the dense one, in the type of its weights.
 TEST_F(KernelPlanTest, RunsV2LitesLayersInOneLaunch) {
   const auto kind_of = [&](const std::string& model) {

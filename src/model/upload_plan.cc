@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "model/gpu_support.h"
+#include "ops/moe/plans/four_bit_tiles.h"
 #include "tensor/scale_form.h"
 
 namespace fathom::cuda {
@@ -105,7 +106,11 @@ class Planner {
   void moe(const MoeSpec& spec, const LayerForms& forms, LayerWeights* out) {
     router(spec.router, forms.router, out);
     if (spec.router_bias) vector(*spec.router_bias, &out->gate_bias);
-    mlps(spec.experts, forms.mlps, &out->experts);
+    if (forms.four_bit_experts) {
+      four_bit_mlps(spec.experts, *forms.four_bit_experts, &out->experts);
+    } else {
+      mlps(spec.experts, forms.mlps, &out->experts);
+    }
     if (spec.shared) mlps({&*spec.shared, 1}, forms.mlps, &out->shared);
   }
 
@@ -173,6 +178,40 @@ class Planner {
       upload(block.gate, place_of(out->gate_up, hidden, 2 * i * wide, wide), &out->gate_up);
       upload(block.up, place_of(out->gate_up, hidden, (2 * i + 1) * wide, wide), &out->gate_up);
       upload(block.down, place_of(out->down, wide, i * hidden, hidden), &out->down);
+    }
+  }
+
+  // Codes and scales in tiles, gate's and up's rows in turn.
+  void four_bit_mlps(std::span<const MlpSpec> blocks, FourBitCode code, MlpWeights* out) {
+    const int64_t hidden = config_.hidden, width = blocks.front().width();
+    if (width == 0) return;
+    const auto count = std::ssize(blocks);
+    const int64_t wide = round_up(width, kFourBitBlockColumns);
+    const int64_t gate_up_bytes = four_bit_bytes(2 * wide, hidden),
+                  down_bytes = four_bit_bytes(hidden, wide);
+    out->width = wide;
+    out->code = code;
+    const auto tiles = [&](int64_t bytes, WeightMatrix* matrix) {
+      matrix->type = DType::kU8;
+      matrix->values = take<std::byte>(count * bytes);
+    };
+    tiles(gate_up_bytes, &out->gate_up);
+    tiles(down_bytes, &out->down);
+    const auto place = [](const WeightMatrix& matrix, int64_t first, int64_t rows, int64_t cols,
+                          WeightPlace::TileRows of) {
+      return WeightPlace{.type = DType::kU8,
+                         .values = static_cast<std::byte*>(matrix.values) + first,
+                         .rows = rows,
+                         .cols = cols,
+                         .tile_rows = of};
+    };
+    for (int64_t i = 0; i < count; ++i) {
+      using enum WeightPlace::TileRows;
+      const MlpSpec& block = blocks[static_cast<size_t>(i)];
+      upload(block.gate, place(out->gate_up, i * gate_up_bytes, wide, hidden, kGate),
+             &out->gate_up);
+      upload(block.up, place(out->gate_up, i * gate_up_bytes, wide, hidden, kUp), &out->gate_up);
+      upload(block.down, place(out->down, i * down_bytes, hidden, wide, kAll), &out->down);
     }
   }
 

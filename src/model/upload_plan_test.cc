@@ -13,6 +13,7 @@
 #include "checkpoint/test_files.h"
 #include "checkpoint/weight_names.h"
 #include "model/gpu_support.h"
+#include "ops/moe/plans/four_bit_tiles.h"
 #include "tensor/scale_form.h"
 
 namespace fathom::cuda {
@@ -31,17 +32,18 @@ constexpr const char* kRow =
 // A dense layer and one with five experts, three heads, odd widths. Only its config exists.
 class UploadPlanTest : public testing::TestWithParam<const char*> {
  protected:
-  UploadPlanTest() {
+  UploadPlanTest() : UploadPlanTest(GetParam(), 584, 136) {}
+  UploadPlanTest(const char* quantization, int dense, int inter) {
     folder_.write("config.json", fmt::format(R"({{"model_type": "deepseek_v3", "vocab_size": 99,
         "hidden_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 8,
         "rms_norm_eps": 1e-6, "num_attention_heads": 3, "q_lora_rank": 128, "kv_lora_rank": 512,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 10000,
-        "intermediate_size": 584, "moe_intermediate_size": 136, "n_routed_experts": 5,
+        "intermediate_size": {}, "moe_intermediate_size": {}, "n_routed_experts": 5,
         "n_shared_experts": 2, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": true,
         "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
         "num_nextn_predict_layers": 1{}}})",
-                                             GetParam()));
+                                             dense, inter, quantization));
     auto opened = Checkpoint::open_dummy(folder_.path());
     EXPECT_TRUE(opened) << opened.error().message;
     checkpoint_ = std::move(*opened);
@@ -277,6 +279,55 @@ TEST_P(UploadPlanTest, ARankWithoutColumnsHasNoExperts) {
     EXPECT_EQ(upload.part.name.find("mlp.experts."), std::string::npos) << upload.part.name;
   }
 }
+
+constexpr const char* kFourBits =
+    R"(, "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized",
+        "ignore": ["lm_head"], "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int",
+        "strategy": "group", "group_size": 32}}}})";
+
+class UploadPlanFourBits : public UploadPlanTest {
+ protected:
+  UploadPlanFourBits() : UploadPlanTest(GetParam(), 576, 160) {}
+};
+
+// Gate's and up's tiles share their memory; the shared expert and attention are dequantized.
+TEST_P(UploadPlanFourBits, ExpertsKeepTheirCodes) {
+  const Planned made = planned();
+  ASSERT_EQ(made.forms[1].four_bit_experts, FourBitCode::kInteger);
+  EXPECT_TRUE(made.forms[0].dequantizes_four_bits);
+  EXPECT_TRUE(made.forms[1].dequantizes_four_bits);
+  const LayerWeights& layer = made.plan.tensors->layers[1];
+  EXPECT_EQ(layer.experts.width, 192);
+  EXPECT_EQ(layer.experts.gate_up.type, DType::kU8);
+  EXPECT_EQ(layer.shared.gate_up.type, DType::kBF16);
+  EXPECT_EQ(layer.q_kv_a.type, DType::kBF16);
+  EXPECT_EQ(made.plan.tensors->layers[0].dense.gate_up.type, DType::kBF16);
+  const auto place = [&](const std::string& name) {
+    return made.of("model.layers.1.mlp.experts." + name + "_proj.weight").place;
+  };
+  const auto at = [](const WeightPlace& of) { return static_cast<const std::byte*>(of.values); };
+  const auto* const gate_up = static_cast<const std::byte*>(layer.experts.gate_up.values);
+  const auto* const down = static_cast<const std::byte*>(layer.experts.down.values);
+  EXPECT_EQ(at(place("3.gate")), gate_up + 3 * four_bit_bytes(384, 256));
+  EXPECT_EQ(at(place("3.up")), at(place("3.gate")));
+  EXPECT_EQ(at(place("3.down")), down + 3 * four_bit_bytes(256, 192));
+  EXPECT_GE(down, gate_up + 5 * four_bit_bytes(384, 256));
+  EXPECT_EQ(place("0.gate").tile_rows, WeightPlace::TileRows::kGate);
+  EXPECT_EQ(place("0.up").tile_rows, WeightPlace::TileRows::kUp);
+  EXPECT_EQ(place("0.down").tile_rows, WeightPlace::TileRows::kAll);
+  EXPECT_EQ(place("0.down").rows, 256);
+  EXPECT_EQ(place("0.down").cols, 192);
+}
+
+TEST_P(UploadPlanFourBits, ARanksColumnsAreWholeGroups) {
+  for (int rank = 0; rank < 2; ++rank) {
+    const Planned made = planned(2, rank);
+    EXPECT_EQ(made.forms[1].four_bit_experts, FourBitCode::kInteger);
+    EXPECT_EQ(made.plan.tensors->layers[1].experts.width, rank == 0 ? 128 : 64);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Integers, UploadPlanFourBits, testing::Values(kFourBits));
 
 std::string form_name(const testing::TestParamInfo<const char*>& form) {
   const char* const names[] = {"bf16", "blocks", "rows", "sparse"};

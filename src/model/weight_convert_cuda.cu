@@ -1,10 +1,11 @@
-// What: rounds, quantizes, fills and splits weights during loading.
+// What: rounds, quantizes, tiles, fills and splits weights during loading.
 //
 // Inputs/outputs: weight_convert_cuda.h.
 //
 // Layout: rounding and filling take a thread a value; quantizing takes a CTA of eight warps a block
 // of 128x128, a lane four columns of every eighth row, read twice: once for the largest magnitude.
-// The split goes through tiles of 32x32 in shared memory.
+// The split goes through tiles of 32x32 in shared memory. Four-bit codes go into the words of their
+// tiles by atomics: gate's and up's share words, and arrive at different times.
 //
 // Determinism: bitwise identical to ScaledMatrix::at() rounded, quantize_weight_block() and
 // fill_dummy().
@@ -19,6 +20,7 @@
 #include "device/cuda/error.h"
 #include "device/cuda/fp8.cuh"
 #include "model/weight_convert_cuda.h"
+#include "ops/moe/plans/four_bit_tiles.h"
 #include "tensor/scale_form.h"
 
 namespace fathom::cuda {
@@ -35,6 +37,25 @@ __device__ float wide(bf16 value) { return to_float(value); }
 __device__ float wide(f16 value) { return __half2float(__ushort_as_half(value.bits)); }
 __device__ float wide(e4m3 value) { return widen_f16(fp8_to_f16<Fp8::kE4M3>(value.bits)).x; }
 
+// Four-bit codes, one a byte. kZero: the code of 0.
+struct IntegerCode {
+  static constexpr uint32_t kZero = kSymmetricZero;
+  uint8_t bits;
+};
+struct E2m1Code {
+  static constexpr uint32_t kZero = 0;
+  uint8_t bits;
+};
+__device__ float wide(IntegerCode value) {
+  return static_cast<float>(static_cast<int>(value.bits) - kSymmetricZero);
+}
+__device__ float wide(E2m1Code value) {
+  const int code = value.bits % 8;
+  const float magnitude = code < 2 ? 0.5f * static_cast<float>(code)
+                                   : static_cast<float>((2 + code % 2) << code / 2) * 0.25f;
+  return value.bits < 8 ? magnitude : -magnitude;
+}
+
 __device__ void narrow(float value, float* to) { *to = value; }
 __device__ void narrow(float value, bf16* to) {
   to->bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
@@ -43,15 +64,18 @@ __device__ void narrow(float value, f16* to) {
   to->bits = __half_as_ushort(__float2half_rn(value));
 }
 
+__device__ float scale_at(const StoredPiece& piece, int row, int col) {
+  const int64_t scale_row = (piece.scale_row + piece.first_row + row) / piece.scale_rows;
+  const int scale_col = (piece.scale_col + piece.first_col + col) / piece.scale_cols;
+  return piece.scales[scale_row * piece.scales_stride + scale_col];
+}
+
 // The piece's element in fp32; 0 beyond it.
 template <typename T>
 __device__ float value_at(const StoredPiece& piece, int row, int col) {
   if (row >= piece.rows || col >= piece.cols) return 0;
   const float value = wide(static_cast<const T*>(piece.values)[int64_t{row} * piece.cols + col]);
-  if (piece.scales == nullptr) return value;
-  const int64_t scale_row = (piece.scale_row + piece.first_row + row) / piece.scale_rows;
-  const int scale_col = (piece.scale_col + piece.first_col + col) / piece.scale_cols;
-  return __fmul_rn(value, piece.scales[scale_row * piece.scales_stride + scale_col]);
+  return piece.scales == nullptr ? value : __fmul_rn(value, scale_at(piece, row, col));
 }
 
 // ---- Rounding ----
@@ -109,10 +133,46 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) scales[blockIdx.y * scales_stride + blockIdx.x] = scale;
 }
 
+// ---- Four-bit tiles ----
+
+// A row a CTA; a thread has the four codes of a row in a lane's word.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) tile_kernel(const __grid_constant__ StoredPiece piece,
+                                                        const __grid_constant__ WeightPlace place) {
+  const int row = static_cast<int>(blockIdx.x);
+  int64_t to_row = piece.first_row + row;
+  if (place.tile_rows != WeightPlace::TileRows::kAll) {
+    to_row = four_bit_gate_up_row(to_row, place.tile_rows == WeightPlace::TileRows::kUp);
+  }
+  const int in_tile = static_cast<int>(to_row % kFourBitTileRows);
+  const auto code = [&](int col) -> uint32_t {
+    if (row >= piece.rows || col >= piece.cols) return T::kZero;
+    return static_cast<const T*>(piece.values)[int64_t{row} * piece.cols + col].bits;
+  };
+  for (int i = static_cast<int>(threadIdx.x); i < piece.filled_cols / 4; i += kThreads) {
+    const int col = i / 4 * 16 + i % 4 * 2, to_col = piece.first_col + col;
+    auto* const tile =
+        static_cast<uint8_t*>(place.values) + four_bit_tile_at(to_row, to_col, place.cols);
+    const FourBitPlace at = four_bit_place(in_tile, to_col % kFourBitBlockColumns);
+    auto* const word = reinterpret_cast<uint32_t*>(tile + at.at);
+    atomicAnd(word, ~(0x0F0F0F0Fu << at.shift));
+    atomicOr(word, (code(col) | code(col + 1) << 16 | code(col + 8) << 8 | code(col + 9) << 24)
+                       << at.shift);
+    if (to_col % kFourBitScaleColumns != 0) continue;
+    const bool exists = row < piece.rows && col < piece.cols;
+    narrow(
+        exists ? scale_at(piece, row, col) : 0.0f,
+        reinterpret_cast<bf16*>(tile + four_bit_scale_at(in_tile, to_col % kFourBitBlockColumns)));
+  }
+}
+
 // ---- Dummy values ----
 
 __device__ void make(const DummyValues& values, int64_t index, e4m3* to) {
   to->bits = dummy_e4m3(values.bits(index, kDummyBytes), index);
+}
+__device__ void make(const DummyValues& values, int64_t index, IntegerCode* to) {
+  to->bits = dummy_code(values.bits(index, kDummyCodes), index);
 }
 template <typename T>
 __device__ void make(const DummyValues& values, int64_t index, T* to) {
@@ -212,6 +272,20 @@ void convert_from(const StoredPiece& piece, const WeightPlace& place, int32_t* n
   check(cudaGetLastError(), "converting weights");
 }
 
+template <typename T>
+void convert_codes(const StoredPiece& piece, const WeightPlace& place, cudaStream_t stream) {
+  FATHOM_CHECK(piece.scales != nullptr, "four-bit codes without scales");
+  if (place.type != DType::kU8) return convert_from<T>(piece, place, nullptr, stream);
+  FATHOM_CHECK(piece.first_col % kFourBitBlockColumns == 0 &&
+                   piece.filled_cols % kFourBitBlockColumns == 0 &&
+                   piece.scale_cols % kFourBitScaleColumns == 0 &&
+                   piece.scale_col % kFourBitScaleColumns == 0,
+               "a piece of {} columns from {} on, scales of {} columns from {} on",
+               piece.filled_cols, piece.first_col, piece.scale_cols, piece.scale_col);
+  tile_kernel<T><<<static_cast<unsigned>(piece.filled_rows), kThreads, 0, stream>>>(piece, place);
+  check(cudaGetLastError(), "tiling four-bit weights");
+}
+
 template <bool kTransposed, typename T, typename Out>
 void copy_head_rows(const HeadRows<T>& from, int heads, Out* out, cudaStream_t stream) {
   const dim3 blocks(static_cast<unsigned>(ceil_div(from.cols, kTile)),
@@ -252,6 +326,11 @@ void convert_piece(const StoredPiece& piece, const WeightPlace& place, int32_t* 
       return convert_from<f16>(piece, place, not_finite, stream);
     case DType::kF8E4M3:
       return convert_from<e4m3>(piece, place, not_finite, stream);
+    case DType::kU8:
+      if (piece.code == FourBitCode::kInteger) {
+        return convert_codes<IntegerCode>(piece, place, stream);
+      }
+      return convert_codes<E2m1Code>(piece, place, stream);
     default:
       FATHOM_CHECK(false, "a weight of type {}", name_of(piece.type));
   }
@@ -272,6 +351,8 @@ void fill_dummy_piece(const DummyPiece& piece, void* to, int64_t to_stride, cuda
       return fill(static_cast<f16*>(to));
     case DType::kF8E4M3:
       return fill(static_cast<e4m3*>(to));
+    case DType::kU8:
+      return fill(static_cast<IntegerCode*>(to));  // of either form
     default:
       FATHOM_CHECK(false, "a dummy weight of type {}", name_of(piece.type));
   }

@@ -9,6 +9,7 @@
 #include "checkpoint/dummy_weights.h"
 #include "model/weight_place.h"
 #include "tensor/dtype.h"
+#include "tensor/four_bit.h"
 
 namespace fathom::cuda {
 
@@ -17,7 +18,8 @@ namespace fathom::cuda {
 // stored.
 struct StoredPiece {
   const void* values = nullptr;  // dense
-  DType type = DType::kBF16;     // kF32, kBF16, kF16 or kF8E4M3
+  DType type = DType::kBF16;     // kF32, kBF16, kF16, kF8E4M3, or kU8: four-bit codes, one a byte
+  FourBitCode code = FourBitCode::kInteger;  // symmetric; kU8 only
   int32_t first_row = 0, first_col = 0, rows = 0, cols = 0, filled_rows = 0, filled_cols = 0;
   const float* scales = nullptr;  // the whole matrix's, as in ScaledMatrix; null: none
   int32_t scales_stride = 0, scale_rows = 0, scale_cols = 0;
@@ -26,7 +28,9 @@ struct StoredPiece {
 
 // Rounds the values of ScaledMatrix::at() to nearest even, to bf16 or f32; or quantizes them to
 // e4m3, bitwise identical to quantize_weight_block() (tensor/quantize_weight.h): then first_row and
-// first_col are multiples of 128, and *not_finite becomes 1 if a weight is not finite.
+// first_col are multiples of 128, and *not_finite becomes 1 if a weight is not finite. Four-bit
+// codes for a place of kU8 stay as they are, with scales in bf16 for 32 columns each: first_row and
+// first_col are then multiples of 64.
 void convert_piece(const StoredPiece& piece, const WeightPlace& place, int32_t* not_finite,
                    cudaStream_t stream);
 

@@ -1,5 +1,8 @@
 #include "model/weight_forms.h"
 
+#include <algorithm>
+
+#include "checkpoint/four_bit_tensors.h"
 #include "checkpoint/stored_scales.h"
 #include "tensor/scale_form.h"
 
@@ -9,6 +12,23 @@ namespace {
 // Whether a part's scales are those of whole blocks of the stored matrix.
 bool begins_block(const TensorPart& part) {
   return part.rows.first % kScaleBlock == 0 && part.cols.first % kScaleBlock == 0;
+}
+
+// Whether matrices are stored in four bits and held in bf16.
+bool dequantizes_four_bits(const LayerSpec& layer, const LayerForms& out,
+                           const WeightForms& forms) {
+  const auto any = [&](std::initializer_list<const TensorPart*> parts) {
+    return std::any_of(parts.begin(), parts.end(),
+                       [&](const TensorPart* part) { return forms.is_four_bit(*part); });
+  };
+  const auto of_mlp = [&](const MlpSpec& mlp) { return any({&mlp.gate, &mlp.up, &mlp.down}); };
+  const AttentionSpec& attention = layer.attention;
+  return (attention.q_a && any({&*attention.q_a})) || (attention.kv_b && any({&*attention.kv_b})) ||
+         any({&attention.q_b, &attention.kv_a, &attention.o}) ||
+         (attention.indexer && any({&attention.indexer->q, &attention.indexer->k})) ||
+         (layer.dense && of_mlp(*layer.dense)) ||
+         (layer.moe && layer.moe->shared && of_mlp(*layer.moe->shared)) ||
+         (layer.moe && !out.four_bit_experts && of_mlp(layer.moe->experts.front()));
 }
 
 LayerForms forms_of(const LayerSpec& layer, const ModelConfig& config, const WeightForms& forms) {
@@ -34,6 +54,7 @@ LayerForms forms_of(const LayerSpec& layer, const ModelConfig& config, const Wei
   const MoeSpec& moe = *layer.moe;
   out.router = forms.router(moe.router);
   out.mlps = forms.mlps(moe.experts);
+  out.four_bit_experts = forms.four_bit(moe.experts);
   if (moe.shared && forms.mlps({&*moe.shared, 1}) != out.mlps) out.mlps = DType::kBF16;
   return out;
 }
@@ -69,6 +90,30 @@ DType WeightForms::mlps(std::span<const MlpSpec> blocks) const {
   return DType::kF8E4M3;
 }
 
+bool WeightForms::is_four_bit(const TensorPart& part) const {
+  const auto found = find_four_bit(checkpoint_, part.name, part.num_rows, part.num_cols);
+  return found && *found;
+}
+
+std::optional<FourBitCode> WeightForms::four_bit(std::span<const MlpSpec> blocks) const {
+  constexpr int64_t kScaleColumns = 32;  // that share a scale in the kernels' layout
+  std::optional<FourBitCode> code;
+  for (const MlpSpec& block : blocks) {
+    for (const TensorPart* part : {&block.gate, &block.up, &block.down}) {
+      // Errors in its tensors are reported by load_tensors.
+      const auto found = find_four_bit(checkpoint_, part->name, part->num_rows, part->num_cols);
+      if (!found || !*found) return {};
+      const FourBitTensors& tensors = **found;
+      const bool fits = tensors.scale_type == DType::kBF16 && !tensors.has_zeros &&
+                        tensors.order == nullptr && tensors.group_cols % kScaleColumns == 0 &&
+                        part->cols.first % kScaleColumns == 0;
+      if (!fits) return {};
+      code = tensors.code;
+    }
+  }
+  return code;
+}
+
 DType WeightForms::router(const TensorPart& part) const {
   const TensorEntry* const entry = checkpoint_.find(part.name);
   return entry != nullptr && entry->dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
@@ -93,7 +138,10 @@ bool WeightForms::is_scaled_by_row(const TensorPart& part) const {
 std::vector<LayerForms> layer_forms(const ModelSpec& spec, const WeightForms& forms) {
   std::vector<LayerForms> out;
   out.reserve(spec.layers.size() + 1);
-  for (const LayerSpec& layer : spec.layers) out.push_back(forms_of(layer, spec.config, forms));
+  for (const LayerSpec& layer : spec.layers) {
+    out.push_back(forms_of(layer, spec.config, forms));
+    out.back().dequantizes_four_bits = dequantizes_four_bits(layer, out.back(), forms);
+  }
   if (!spec.mtp.empty()) {
     out.push_back(forms_of(spec.mtp.front().layer, spec.config, forms));
     const TensorPart projection = spec.mtp.front().projection();

@@ -1,9 +1,11 @@
 // The type in which a GPU holds each matrix of a checkpoint: e4m3 with scales where the checkpoint
-// has FP8, or is quantized during loading, and e4m3 GEMMs support it; otherwise bf16. The type
-// chooses the operation: linear() or scaled_linear(), scaled_absorb(), moe() or scaled_moe().
+// has FP8, or is quantized during loading, and e4m3 GEMMs support it; four bits where routed
+// experts have them; otherwise bf16. The type chooses the operation: linear() or scaled_linear(),
+// scaled_absorb(), moe(), scaled_moe() or four_bit_moe().
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load_plan.h"
 #include "model/model_spec.h"
+#include "tensor/four_bit.h"
 
 namespace fathom {
 
@@ -44,6 +47,11 @@ class WeightForms {
   // scales become block scales.
   DType mlps(std::span<const MlpSpec> blocks) const;
 
+  // The codes of SwiGLU blocks that stay in four bits: all or none. Their scales are bf16, of
+  // multiples of 32 columns, and there are no zero points. Others are dequantized.
+  std::optional<FourBitCode> four_bit(std::span<const MlpSpec> blocks) const;
+  bool is_four_bit(const TensorPart& part) const;  // as stored
+
   // bf16 if the matrix is stored so, otherwise f32.
   DType router(const TensorPart& part) const;
 
@@ -67,6 +75,9 @@ struct LayerForms {
   DType router = DType::kF32;      // of a MoE layer; bf16 takes a third of the instructions
   WeightForm index_q = {};         // with an indexer
   WeightForm mtp_projection = {};  // of the MTP layer: eh_proj
+  // The routed experts' codes, if they stay in four bits; the shared one is of `mlps` then.
+  std::optional<FourBitCode> four_bit_experts = {};
+  bool dequantizes_four_bits = false;  // some of its matrices, to bf16
 
   friend bool operator==(const LayerForms&, const LayerForms&) = default;
 };

@@ -124,6 +124,29 @@ TEST_F(WeightFormsTest, WhatIsWideStaysSoUnlessItIsQuantised) {
   EXPECT_EQ(type(forms(kBlocks, StoredFp8::kExpandedToBF16)), DType::kBF16);
 }
 
+// Groups of 32 columns or more of routed experts stay; a rank's columns begin a group.
+TEST_F(WeightFormsTest, FourBitsStayWhereKernelsTakeThem) {
+  const auto packed = [](int group, const char* more = "") {
+    return fmt::format(
+        R"({{"quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {{"g": {{"weights": {{"num_bits": 4, "type": "int",
+            "strategy": "group", "group_size": {}{}}}}}}}}})",
+        group, more);
+  };
+  const auto kept = [&](const std::string& quantization) {
+    const WeightForms of = forms(quantization);
+    return of.four_bit(mlps());
+  };
+  EXPECT_EQ(kept(packed(8)), std::nullopt);
+  EXPECT_EQ(kept(kBlocks), std::nullopt);
+  EXPECT_EQ(kept(""), std::nullopt);
+  const WeightForms forms_of_8 = forms(packed(8));
+  const auto layers = layer_forms(make_spec(checkpoint_.config()), forms_of_8);
+  EXPECT_TRUE(layers[0].dequantizes_four_bits);
+  EXPECT_EQ(layers[0].o.type, DType::kBF16);
+  EXPECT_EQ(layers[0].mlps, DType::kBF16);
+}
+
 TEST_F(WeightFormsTest, OfLayersFollowTheSpec) {
   const WeightForms blocks = forms(kBlocks);
   const auto layers = layer_forms(make_spec(checkpoint_.config()), blocks);

@@ -86,6 +86,11 @@ WeightUpload::~WeightUpload() {
 }
 
 Result<> WeightUpload::copy(const WeightSource& source, const WeightPlace& place) {
+  if (!source.matrix.columns.empty()) {
+    return invalid(
+        "has its columns' groups in any order (act-order), which runs on the CPU alone so far "
+        "(--device cpu)");
+  }
   const bool as_stored = fits_as_stored(source.matrix, place);
   const bool quantised = !as_stored && place.type == DType::kF8E4M3;
   if (quantised) {
@@ -199,6 +204,7 @@ Result<> WeightUpload::convert(const WeightSource& source, const WeightPlace& pl
       FATHOM_RETURN_IF_ERROR(stage(source, stored, piece.cols, at));
       convert_piece({.values = at,
                      .type = matrix.values.dtype(),
+                     .code = matrix.code,
                      .first_row = small(row),
                      .first_col = small(col),
                      .rows = small(piece.rows),

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/four_bit_tensors.h"
 #include "checkpoint/stored_scales.h"
 #include "checkpoint/tensor_names.h"
 #include "device/cuda/device_context.h"
@@ -113,8 +114,20 @@ class WeightLoader {
   // Fills dummy weights on the device: the host's threads are ten times slower.
   Result<> make_up(RankUploads& rank) {
     std::vector<float> scales;
+    FourBitBuffers buffers;
     for (const Upload& upload : rank.plan.uploads) {
       const TensorPart& part = upload.part;
+      FATHOM_TRY(const auto four_bit,
+                 find_four_bit(checkpoint_, part.name, part.num_rows, part.num_cols));
+      if (four_bit) {
+        const ScaledMatrix matrix = dummy_four_bit_scales(*four_bit, options_.dummy_seed, buffers);
+        FATHOM_RETURN_IF_ERROR(
+            run(rank, upload,
+                {.matrix = slice(matrix, part),
+                 .part = part,
+                 .dummy = dummy_values(part.name, part.num_cols, options_.dummy_seed)}));
+        continue;
+      }
       const TensorEntry& entry = *checkpoint_.find(part.name);
       ScaledMatrix matrix;
       matrix.values = ConstTensorView(nullptr, entry.dtype, {part.num_rows, part.num_cols});
