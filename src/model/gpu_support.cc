@@ -66,7 +66,7 @@ Result<> attention_form(const ModelConfig& config) {
 }
 
 // Sparse attention: the indexer's sizes, and the forms of it that are there.
-Result<> indexer(const ModelSpec& spec, CacheFormat cache_format) {
+Result<> indexer(const ModelSpec& spec) {
   const ModelConfig& config = spec.config;
   if (!config.indexer) return {};
   const IndexerConfig& index = *config.indexer;
@@ -79,13 +79,6 @@ Result<> indexer(const ModelSpec& spec, CacheFormat cache_format) {
         "indexer_types: layers that attend to the keys that another layer chose; on GPUs each "
         "layer "
         "chooses its own so far");
-  }
-  // Over an fp8 cache a whole model has left rows without a token, for a reason not known yet.
-  if (cache_format != CacheFormat::kBF16) {
-    return invalid(
-        "index_topk is {}: sparse attention on GPUs takes a cache in bf16 so far, --kv-cache-dtype "
-        "is {}",
-        index.topk, name_of(cache_format));
   }
   if (spec.placement.world() > 1) {
     return invalid(
@@ -110,6 +103,29 @@ Result<> feed_forward(const ModelConfig& config) {
                            .experts_per_token = {"num_experts_per_tok", config.experts_per_token},
                            .groups = {"n_group", grouped ? config.num_groups : 1}}));
   return cuda::moe_supports(hidden, experts);
+}
+
+// Symmetric codes, contiguous groups. What is not kept in four bits is dequantized to bf16.
+Result<> four_bits(const QuantizationConfig& quantization) {
+  using Kind = QuantizationConfig::Kind;
+  const auto refused = [](std::string_view what) {
+    return invalid(
+        "config.json: quantization_config.{}, which runs on the CPU alone so far (--device cpu)",
+        what);
+  };
+  switch (quantization.kind) {
+    case Kind::kAwq:
+      return refused("quant_method is awq");
+    case Kind::kGptq:
+      return refused("quant_method is gptq");
+    case Kind::kNvfp4:
+      return refused("format is nvfp4-pack-quantized");
+    case Kind::kPackedInt4:
+      if (!quantization.symmetric) return refused("config_groups.weights.symmetric is false");
+      return {};
+    default:
+      return {};
+  }
 }
 
 }  // namespace
@@ -138,12 +154,7 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
   if (cache_format == CacheFormat::kF32) {
     return invalid("--kv-cache-dtype is float32; kernels for GPUs take bf16 and forms of 8 bits");
   }
-  if (config.quantization.is_four_bit()) {
-    return invalid(
-        "config.json: quantization_config is of four-bit weights, which run on the CPU alone so "
-        "far "
-        "(--device cpu)");
-  }
+  FATHOM_RETURN_IF_ERROR(four_bits(config.quantization));
   FATHOM_RETURN_IF_ERROR(attention_form(config));
   const auto sizes = [&]() -> Result<> {
     const NamedSize hidden{"hidden_size", config.hidden};
@@ -151,7 +162,7 @@ Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {
     FATHOM_RETURN_IF_ERROR(cuda::rms_norm_supports(hidden));
     FATHOM_RETURN_IF_ERROR(cuda::sample_supports(vocab));
     FATHOM_RETURN_IF_ERROR(attention(spec));
-    FATHOM_RETURN_IF_ERROR(indexer(spec, cache_format));
+    FATHOM_RETURN_IF_ERROR(indexer(spec));
     FATHOM_RETURN_IF_ERROR(feed_forward(config));
     if (!spec.mtp.empty()) {
       FATHOM_RETURN_IF_ERROR(cuda::linear_supports(hidden, {"2 * hidden_size", 2 * config.hidden}));

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "model/layer_options.h"
+#include "ops/moe/moe_support.h"
 
 namespace fathom {
 namespace {
@@ -67,10 +68,10 @@ TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
               HasSubstr("config.json: indexer_types"));
   EXPECT_THAT(refusal([](ModelSpec& s) { s.placement = {.tp = 1, .dp = 2}; }),
               HasSubstr("config.json: index_topk is 2048"));
-  const auto narrow =
-      gpu_supports(make_spec(published("deepseek_v3_2.json")), CacheFormat::kFp8Scaled);
-  ASSERT_FALSE(narrow);
-  EXPECT_THAT(narrow.error().message, HasSubstr("takes a cache in bf16 so far"));
+  for (const CacheFormat format :
+       {CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+    EXPECT_TRUE(gpu_supports(make_spec(published("deepseek_v3_2.json")), format));
+  }
 }
 
 // A page begins where one of whole layers begins, and holds a CPU's page and something more.
@@ -120,6 +121,37 @@ TEST(GpuSupport, NamesTheFieldThatNoKernelTakes) {
     EXPECT_THAT(supported.error().message, testing::StartsWith("config.json: " + one.field));
     EXPECT_THAT(supported.error().message, HasSubstr("kernels for GPUs take"));
   }
+}
+
+TEST(GpuSupport, NamesTheFourBitFormsThatOnlyTheCpuTakes) {
+  using Kind = QuantizationConfig::Kind;
+  const auto check = [](Kind kind, bool symmetric) {
+    ModelConfig config = published("deepseek_v3.json");
+    config.quantization = {};
+    config.quantization.kind = kind;
+    config.quantization.group_cols = 32;
+    config.quantization.symmetric = symmetric;
+    const auto supported = gpu_supports(make_spec(config), CacheFormat::kBF16);
+    return supported ? std::string() : supported.error().message;
+  };
+  EXPECT_EQ(check(Kind::kPackedInt4, true), "");
+  EXPECT_EQ(check(Kind::kMxfp4, true), "");
+  const std::string end = ", which runs on the CPU alone so far (--device cpu)",
+                    begin = "config.json: quantization_config.";
+  EXPECT_EQ(check(Kind::kPackedInt4, false),
+            begin + "config_groups.weights.symmetric is false" + end);
+  EXPECT_EQ(check(Kind::kAwq, false), begin + "quant_method is awq" + end);
+  EXPECT_EQ(check(Kind::kGptq, true), begin + "quant_method is gptq" + end);
+  EXPECT_EQ(check(Kind::kNvfp4, true), begin + "format is nvfp4-pack-quantized" + end);
+}
+
+TEST(GpuSupport, NamesTheWidthThatFourBitExpertsDoNotTake) {
+  const NamedSize hidden{"hidden_size", 7168}, inter{"moe_intermediate_size", 2048};
+  EXPECT_TRUE(cuda::four_bit_moe_supports(hidden, inter));
+  EXPECT_EQ(cuda::four_bit_moe_supports({"hidden_size", 8192}, inter).error().message,
+            "hidden_size is 8192; kernels for GPUs take up to 7168");
+  EXPECT_EQ(cuda::four_bit_moe_supports(hidden, {"moe_intermediate_size", 18432}).error().message,
+            "moe_intermediate_size is 18432; kernels for GPUs take up to 7168");
 }
 
 TEST(GpuSupport, TakesWhatIsPaddedOrCutOnTheHost) {

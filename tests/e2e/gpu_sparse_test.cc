@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "cache/latent_layout.h"
 #include "checkpoint/test_files.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
@@ -69,17 +70,36 @@ TEST(GpuSparse, IsAsNearToFloat32AsTheCpu) {
   }
 }
 
-TEST(GpuSparse, CachesOf8BitsAreRefused) {
-  for (const CacheFormat format :
-       {CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
-    GpuRunnerOptions options = options_of({}, false);
-    options.cache_format = format;
-    const auto runner = create_gpu_runner(small_checkpoint(), options);
-    ASSERT_FALSE(runner);
-    EXPECT_TRUE(runner.error().message.starts_with("config.json: index_topk is 64"))
-        << runner.error().message;
+class GpuSparseCaches : public testing::TestWithParam<CacheFormat> {};
+
+// Also with every row choosing, so that lists are shorter than a tile and than what a row may
+// choose.
+TEST_P(GpuSparseCaches, AreAsNearToFloat32AsTheCpus) {
+  std::mt19937 random(3);
+  const auto texts = texts_around_the_threshold(random);
+  const Checkpoint& checkpoint = small_checkpoint();
+  const auto right = run(*on_cpu(checkpoint, DType::kF32, CacheFormat::kF32), texts);
+  const Deviation cpu =
+      deviation(run(*on_cpu(checkpoint, DType::kBF16, GetParam()), texts), right, "CPU");
+  for (const std::optional<int64_t> dense_keys : {std::optional<int64_t>(), {0}}) {
+    for (const bool deterministic : {false, true}) {
+      GpuRunnerOptions options = options_of(dense_keys, deterministic);
+      options.stored_fp8 = StoredFp8::kExpandedToBF16;
+      options.cache_format = GetParam();
+      const std::string name = std::string(dense_keys ? "every row chooses" : "GPU") +
+                               (deterministic ? ", deterministic" : "");
+      const Deviation gpu =
+          deviation(run(*on_gpu(options, checkpoint), texts), right, name.c_str());
+      EXPECT_LE(gpu.logprobs, 1.5 * cpu.logprobs) << name;
+      EXPECT_LE(gpu.other_tokens, 1.5 * cpu.other_tokens + 0.01) << name;
+    }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, GpuSparseCaches,
+                         testing::Values(CacheFormat::kFp8Scaled, CacheFormat::kE4M3,
+                                         CacheFormat::kE5M2),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 // A row that sees no more keys than it chooses has the bits of one that had to choose them all, in
 // a short graph and in a long one.
@@ -141,7 +161,9 @@ int64_t count_found(const Haystack& haystack, const std::vector<SampledToken>& t
   return found;
 }
 
-TEST(GpuSparse, FindsNeedles) {
+class GpuSparseNeedles : public testing::TestWithParam<CacheFormat> {};
+
+TEST_P(GpuSparseNeedles, AreFound) {
   const auto checkpoint = Checkpoint::open("tests/data/needle_wide");
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
   for (const int64_t length : {4096, 16384, 32768}) {
@@ -150,11 +172,19 @@ TEST(GpuSparse, FindsNeedles) {
       // The last question is a step of decode.
       const std::vector<int64_t> chunks = {2048, length <= 4096 ? 2047 : 2048, 1};
       Text text{haystack.ids, length <= 4096 ? chunks : std::vector<int64_t>{2048}};
-      const auto tokens = run(*on_gpu(options_of(dense_keys, false), *checkpoint), {text});
-      EXPECT_EQ(count_found(haystack, tokens[0]), kQuestions) << length << " keys";
+      GpuRunnerOptions options = options_of(dense_keys, false);
+      options.cache_format = GetParam();
+      const auto tokens = run(*on_gpu(options, *checkpoint), {text});
+      EXPECT_EQ(count_found(haystack, tokens[0]), kQuestions)
+          << length << " keys, threshold " << dense_keys.value_or(-1);
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, GpuSparseNeedles,
+                         testing::Values(CacheFormat::kBF16, CacheFormat::kFp8Scaled,
+                                         CacheFormat::kE4M3, CacheFormat::kE5M2),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(GpuSparse, SeveralRanksAreRefused) {
   const auto runner = create_gpu_runner(small_checkpoint(), ranks(2));
