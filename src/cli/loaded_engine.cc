@@ -351,6 +351,11 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
                                                  ? load_on_cpu(loaded, flags, needs)
                                                  : load_on_gpu(loaded, flags, needs, engine));
   loaded.max_model_len = runner->max_model_len();
+  PageTransfer* const pages = runner->page_transfer(0);
+  if (pages != nullptr) loaded.page_bytes = pages->page_bytes();
+  if (needs.prefill) {
+    FATHOM_TRY(engine.prefill, needs.prefill(loaded));
+  }
   runner = with_engine_faults(std::move(runner), &engine);
   FATHOM_TRY(loaded.engine, Engine::create(engine, std::move(runner), loaded.tokenizer));
   return loaded;

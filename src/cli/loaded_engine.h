@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,8 @@ struct QueueLimits {
   std::chrono::nanoseconds max_total_time = std::chrono::minutes(30);
 };
 
+struct LoadedEngine;
+
 // A command's defaults where the flags do not specify a value.
 struct EngineNeeds {
   int64_t num_seqs = 1;
@@ -37,6 +40,9 @@ struct EngineNeeds {
   bool needs_tokenizer = true;   // false: runs without one if the checkpoint has none
   // Limits of the queue; none: unlimited.
   std::optional<QueueLimits> queue;
+  // Where another process computes the prompts; null: they are computed here. Called when the model
+  // is loaded, before its engine is there.
+  std::function<Result<PrefillOptions>(const LoadedEngine& loaded)> prefill = {};
 };
 
 // Members are ordered so that the engine is destroyed first.
@@ -60,6 +66,7 @@ struct LoadedEngine {
   // Before anything was loaded; other processes of this engine may count the same memory.
   AvailableMemory available;
   MemoryPlan memory;
+  int64_t page_bytes = 0;  // of a page of the cache; 0: the device cannot send or take any
   std::unique_ptr<Engine> engine;
 };
 

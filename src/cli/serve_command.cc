@@ -18,9 +18,11 @@
 #include "cli/command_line.h"
 #include "cli/loaded_engine.h"
 #include "cli/node_engine.h"
+#include "cli/separation.h"
 #include "cli/server_flags.h"
 #include "cli/service_notifier.h"
 #include "cli/stop_signals.h"
+#include "cli/transfer_flags.h"
 #include "server/api/api_server.h"
 #include "server/http/host.h"
 
@@ -34,6 +36,7 @@ constexpr std::chrono::milliseconds kLastStep{1500};
 struct ServeFlags {
   ModelFlags model;
   ServerFlags server;
+  TransferFlags transfer;
   QueueLimits queue;
   std::vector<std::string> names;
   int64_t max_choices = 32;
@@ -214,6 +217,11 @@ Result<int> serve(ServeFlags flags) {
   ServiceNotifier notifier;
   set_log_level(log_level_of(flags.server.log_level));
   FATHOM_TRY(ApiOptions options, api_options(flags));
+  FATHOM_TRY(TransferPlan transfer, transfer_plan(flags.transfer, flags.model));
+  if (transfer.role == TransferRole::kPrefill) {
+    options.why_no_generation =
+        "this server computes prompts for others (--role prefill); ask one with --role decode";
+  }
   const std::string scheme = options.http.tls_certificate_file.empty() ? "http" : "https";
   const bool open_to_all =
       options.http.api_keys.empty() && !http::is_loopback_host(options.http.host);
@@ -230,11 +238,20 @@ Result<int> serve(ServeFlags flags) {
   flags.queue.max_queue_time = std::chrono::seconds(flags.queue_seconds);
   flags.queue.max_total_time = std::chrono::seconds(flags.total_seconds);
   needs.queue = flags.queue;
+  Separated separated(std::move(transfer), flags.model);
+  needs.prefill = [&](const LoadedEngine& model) { return separated.connect(model); };
   FATHOM_TRY(LoadedEngine loaded, load_engine(flags.model, needs));
+  FATHOM_RETURN_IF_ERROR(separated.listen(loaded));
   log_info("{} sequences at once, {} tokens of cache, {} tokens a sequence", loaded.max_num_seqs,
            loaded.memory.tokens(), loaded.max_model_len);
   auto backend = make_backend(std::move(loaded), flags);
   const std::string name = backend->served.names.front();
+  if (separated.plan().is_separated()) {
+    backend->more_metrics = [&separated](std::string_view labels, const EngineStats& engine,
+                                         std::string& out) {
+      separated.write_metrics(labels, engine, out);
+    };
+  }
   signals.may_wait();
   server->serve(std::move(backend));
   log_info("serving {} on {}://{}", name, scheme,
@@ -301,6 +318,7 @@ void add_serve_command(CLI::App& app, Action* chosen) {
   requests.count("--grammar-timeout", &flags->grammar_seconds, 1, 3600,
                  "Seconds that compiling a request's schema or grammar may take");
   add_server_flags(*command, &flags->server);
+  add_transfer_flags(*command, &flags->transfer);
   FlagGroup operation(*command, "Operation");
   operation.count("--watchdog-timeout", &flags->watchdog_seconds, 0, 86'400,
                   "Seconds without a step despite work after which the server ends; 0: never");

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/config_file.h"
 #include "cli/foreign_flags.h"
+#include "cli/transfer_flags.h"
 #include "server/api/metrics.h"
 
 namespace fathom {
@@ -183,6 +184,75 @@ TEST(Deploy, KubernetesArgumentsAreOnesThatServeTakes) {
     const bool is_gpu = deployment["spec"]["strategy"].IsDefined();
     EXPECT_EQ(device->count() > 0 ? device->as<std::string>() : "", is_gpu ? "cuda:0" : "");
   }
+}
+
+// The words of a container's `args` as one command line takes them.
+TransferPlan plan_of(const YAML::Node& arguments) {
+  std::vector<std::string> line;
+  for (size_t i = arguments.size(); i-- > 0;) line.push_back(arguments[i].Scalar());
+  Serve serve;
+  EXPECT_NO_THROW(serve.app.parse(std::move(line)));
+  TransferFlags flags;
+  flags.secret = "one of sixteen bytes";
+  const auto text = [&](const char* name) {
+    const CLI::Option* option = serve.command->get_option(name);
+    return option->count() > 0 ? option->as<std::string>() : std::string();
+  };
+  flags.role = text("--role");
+  flags.address = text("--transfer-addr");
+  if (const std::string peers = text("--prefill"); !peers.empty()) flags.prefill.push_back(peers);
+  const auto plan = transfer_plan(flags, {});
+  EXPECT_TRUE(plan.has_value()) << plan.error().message;
+  return plan.value_or(TransferPlan());
+}
+
+// Each prefill pod has a name that the decode server asks, at the port at which it listens; both
+// have the same secret; the Service of ../k8s finds the decode server alone.
+TEST(Deploy, KubernetesSeparatedSidesFindEachOther) {
+  const auto all = YAML::LoadAll(read("deploy/k8s-separated/separated.yaml"));
+  const YAML::Node prefill = find(all, "StatefulSet"), decode = find(all, "Deployment");
+  const YAML::Node service = find(all, "Service");
+  expect_probes_and_times(decode);
+  const YAML::Node prefill_pod = prefill["spec"]["template"];
+  const YAML::Node computes = prefill_pod["spec"]["containers"][0];
+  const YAML::Node decodes = decode["spec"]["template"]["spec"]["containers"][0];
+  const TransferPlan server = plan_of(computes["args"]), client = plan_of(decodes["args"]);
+  EXPECT_EQ(server.role, TransferRole::kPrefill);
+  EXPECT_EQ(client.role, TransferRole::kDecode);
+  ASSERT_TRUE(server.listen.has_value());
+  EXPECT_EQ(server.listen->host, "0.0.0.0");
+  EXPECT_EQ(prefill["spec"]["serviceName"].Scalar(), service["metadata"]["name"].Scalar());
+  EXPECT_EQ(service["spec"]["clusterIP"].Scalar(), "None");
+  EXPECT_EQ(service["spec"]["ports"][0]["port"].as<int>(), server.listen->port);
+  EXPECT_EQ(computes["ports"][1]["containerPort"].as<int>(), server.listen->port);
+  EXPECT_EQ(service["spec"]["ports"][0]["targetPort"].Scalar(),
+            computes["ports"][1]["name"].Scalar());
+  ASSERT_EQ(std::ssize(client.peers), prefill["spec"]["replicas"].as<int>());
+  for (size_t i = 0; i < client.peers.size(); ++i) {
+    EXPECT_EQ(client.peers[i].host, fmt::format("{}-{}.{}", prefill["metadata"]["name"].Scalar(), i,
+                                                prefill["spec"]["serviceName"].Scalar()));
+    EXPECT_EQ(client.peers[i].port, server.listen->port);
+  }
+  for (const auto& pair : service["spec"]["selector"]) {
+    EXPECT_EQ(prefill_pod["metadata"]["labels"][pair.first.Scalar()].Scalar(),
+              pair.second.Scalar());
+  }
+  const YAML::Node public_service = find(manifests(), "Service");
+  EXPECT_NE(prefill_pod["metadata"]["labels"]["app.kubernetes.io/name"].Scalar(),
+            public_service["spec"]["selector"]["app.kubernetes.io/name"].Scalar());
+  const auto secret_of = [](const YAML::Node& container) {
+    for (const YAML::Node& variable : container["env"]) {
+      if (variable["name"].Scalar() == "FATHOM_TRANSFER_SECRET_FILE") {
+        return variable["value"].Scalar();
+      }
+    }
+    return std::string();
+  };
+  EXPECT_NE(secret_of(computes), "");
+  EXPECT_EQ(secret_of(computes), secret_of(decodes));
+  const Serve serve;
+  EXPECT_EQ(serve.command->get_option("--transfer-secret-file")->get_envname(),
+            "FATHOM_TRANSFER_SECRET_FILE");
 }
 
 // Those that begin with "fathom serve", without their comments.

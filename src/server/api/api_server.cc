@@ -230,6 +230,9 @@ http::Response ApiServer::metrics_page() const {
     const EngineStats stats = backend->engine->stats();
     response.body =
         metrics_.text(backend->served.names.front(), &stats, backend->cache, http_->stats());
+    if (backend->more_metrics) {
+      backend->more_metrics(engine_labels(backend->served.names.front()), stats, response.body);
+    }
   }
   return response;
 }
@@ -260,7 +263,9 @@ std::string ApiServer::server_info() const {
 std::optional<Response> ApiServer::refuse_early(GeneratingEndpoint endpoint) {
   const Backend* const backend = backend_;
   if (backend == nullptr) return std::nullopt;  // generate() refuses
-  const auto room = backend->engine->has_room();
+  const Result<> room = options_.why_no_generation.empty()
+                            ? backend->engine->has_room()
+                            : error(Code::kUnavailable, "{}", options_.why_no_generation);
   if (room) return std::nullopt;
   const ApiError error(room.error());
   metrics_.count_rejection(error);

@@ -38,6 +38,10 @@ std::string renamed(std::string_view page, std::string_view prefix) {
 
 }  // namespace
 
+std::string engine_labels(std::string_view model_name) {
+  return fmt::format("engine=\"0\",model_name=\"{}\"", escaped_label(model_name));
+}
+
 Metrics::Metrics(std::string prefix)
     : prefix_(std::move(prefix)),
       ttft_(kTtftBounds),
@@ -210,8 +214,7 @@ void Metrics::write_engine(std::string_view labels, const EngineStats& engine,
 std::string Metrics::text(std::string_view model_name, const EngineStats* engine,
                           const CacheConfig& cache, const http::ServerStats& http) const {
   std::string out;
-  const std::string labels =
-      fmt::format("engine=\"0\",model_name=\"{}\"", escaped_label(model_name));
+  const std::string labels = engine_labels(model_name);
   const auto counter = [&](std::string_view name, auto number, std::string_view help) {
     append_metric(out, name, "counter", help, labels, number);
   };

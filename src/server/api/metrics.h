@@ -21,6 +21,9 @@ struct CacheConfig {
   bool prefix_caching = false;
 };
 
+// The labels of metrics of a model's engine.
+std::string engine_labels(std::string_view model_name);
+
 // Counters and histograms of the server. Any thread may call.
 class Metrics {
  public:

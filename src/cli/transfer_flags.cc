@@ -1,0 +1,128 @@
+#include "cli/transfer_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+
+#include "server/http/host.h"
+
+namespace fathom {
+namespace {
+
+// Shorter secrets can be guessed by trying.
+constexpr size_t kLeastSecretBytes = 16;
+
+Result<std::string> secret_of(const TransferFlags& flags) {
+  std::string secret = flags.secret;
+  if (!flags.secret_file.empty()) {
+    if (!secret.empty()) {
+      return invalid(
+          "--transfer-secret and --transfer-secret-file both give a secret, only one may");
+    }
+    std::ifstream file(flags.secret_file);
+    if (!file || !std::getline(file, secret)) {
+      return not_found("--transfer-secret-file: {} cannot be read", flags.secret_file);
+    }
+    if (!secret.empty() && secret.back() == '\r') secret.pop_back();
+  } else if (secret.empty()) {
+    return secret;
+  }
+  if (secret.size() < kLeastSecretBytes) {
+    return invalid("--transfer-secret{} has {} bytes, must have {} or more",
+                   flags.secret_file.empty() ? "" : "-file", secret.size(), kLeastSecretBytes);
+  }
+  return secret;
+}
+
+Result<Endpoint> endpoint_of(std::string_view flag, std::string_view text, bool has_secret) {
+  auto endpoint = parse_endpoint(text);
+  if (!endpoint) return invalid("{}: {}", flag, endpoint.error().message);
+  if (!has_secret && !http::is_loopback_host(endpoint->host)) {
+    return invalid(
+        "{} is {}, only an address of this machine is allowed without --transfer-secret-file", flag,
+        text);
+  }
+  return endpoint;
+}
+
+Result<> check_role(const TransferFlags& flags) {
+  if (flags.role == "prefill" && flags.address.empty()) {
+    return invalid("--role prefill needs --transfer-addr HOST:PORT, where it takes orders");
+  }
+  if (flags.role == "decode" && flags.prefill.empty()) {
+    return invalid("--role decode needs --prefill HOST:PORT, where its prompts are computed");
+  }
+  if (flags.role == "decode" && !flags.address.empty()) {
+    return invalid("--transfer-addr is {} with --role decode, which connects to the prefill side",
+                   flags.address);
+  }
+  if (flags.role != "decode" && !flags.prefill.empty()) {
+    return invalid("--prefill is {} with --role {}, it is for --role decode", flags.prefill.front(),
+                   flags.role);
+  }
+  return {};
+}
+
+Result<> check_model(const ModelFlags& model) {
+  if (model.kv_offload_gib > 0 || !model.kv_offload_dir.empty()) {
+    return invalid(
+        "--kv-offload-gib is {} and --kv-offload-dir '{}': not where prompts are computed for "
+        "others or by others",
+        model.kv_offload_gib, model.kv_offload_dir);
+  }
+  FATHOM_TRY(const NodePlace place, node_place(model.nodes));
+  if (place.is_one_of_several()) {
+    return invalid("--nnodes is {}, must be 1 where prompts are computed for others or by others",
+                   place.nnodes);
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_transfer_flags(CLI::App& command, TransferFlags* flags) {
+  FlagGroup group(command, "Prefill and decode apart");
+  group.choice("--role", &flags->role, {"both", "prefill", "decode"},
+               "prefill: computes prompts for others only; decode: has its prompts computed by "
+               "--prefill");
+  group.text("--transfer-addr", &flags->address, "HOST:PORT",
+             "Where this server takes the prompts of decode servers (--role prefill or both)");
+  group.texts("--prefill", &flags->prefill, "HOST:PORT",
+              "--transfer-addr of a server that computes this one's prompts (--role decode); "
+              "several with commas");
+  group.text("--transfer-secret", &flags->secret, "SECRET",
+             "What both sides must know; better by a file or FATHOM_TRANSFER_SECRET");
+  group.text("--transfer-secret-file", &flags->secret_file, "FILE",
+             "File with the secret in its first line");
+  group.toggle("--transfer-digests", &flags->digests,
+               "Check a digest of each page that comes (--role decode)");
+  group.count("--transfer-window-mib", &flags->window_mib, 1, 1 << 16,
+              "Pages in MiB that may wait to be sent, or to be taken");
+}
+
+Result<TransferPlan> transfer_plan(const TransferFlags& flags, const ModelFlags& model) {
+  FATHOM_RETURN_IF_ERROR(check_role(flags));
+  TransferPlan plan;
+  plan.role = flags.role == "prefill"  ? TransferRole::kPrefill
+              : flags.role == "decode" ? TransferRole::kDecode
+                                       : TransferRole::kBoth;
+  FATHOM_TRY(plan.secret, secret_of(flags));
+  plan.digests = flags.digests;
+  plan.window_bytes = flags.window_mib << 20;
+  const bool has_secret = !plan.secret.empty();
+  if (!flags.address.empty()) {
+    FATHOM_TRY(plan.listen, endpoint_of("--transfer-addr", flags.address, has_secret));
+  }
+  for (const std::string& list : flags.prefill) {
+    for (size_t begin = 0; begin <= list.size();) {
+      const size_t end = std::min(list.find(',', begin), list.size());
+      FATHOM_TRY(plan.peers.emplace_back(),
+                 endpoint_of("--prefill", list.substr(begin, end - begin), has_secret));
+      begin = end + 1;
+    }
+  }
+  if (plan.is_separated()) FATHOM_RETURN_IF_ERROR(check_model(model));
+  return plan;
+}
+
+}  // namespace fathom

@@ -1,0 +1,44 @@
+// The flags of `fathom serve` with which prompts are computed by other processes: --role,
+// --transfer-addr, --prefill, --transfer-secret.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "cli/flags.h"
+#include "cli/model_flags.h"
+#include "comm/socket.h"
+
+namespace fathom {
+
+struct TransferFlags {
+  std::string role = "both";
+  std::string address;               // HOST:PORT
+  std::vector<std::string> prefill;  // HOST:PORT, or several with commas
+  std::string secret, secret_file;
+  bool digests = false;
+  int64_t window_mib = 64;
+};
+
+void add_transfer_flags(CLI::App& command, TransferFlags* flags);
+
+enum class TransferRole { kBoth, kPrefill, kDecode };
+
+// What the flags ask for.
+struct TransferPlan {
+  TransferRole role = TransferRole::kBoth;
+  std::optional<Endpoint> listen;  // takes orders of others
+  std::vector<Endpoint> peers;     // compute this side's prompts
+  std::string secret;              // empty: only this machine's addresses
+  bool digests = false;
+  int64_t window_bytes = 0;
+
+  bool is_separated() const { return listen.has_value() || !peers.empty(); }
+};
+
+// Errors name the flag, and what another flag asks for that cannot go with it.
+Result<TransferPlan> transfer_plan(const TransferFlags& flags, const ModelFlags& model);
+
+}  // namespace fathom

@@ -1,0 +1,142 @@
+// Bytes a second of pages over loopback, from one pool into another: each side is pinned to a CPU
+// of its own, with its I/O thread and the thread that copies from or into its pool.
+#include <benchmark/benchmark.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstring>
+#include <semaphore>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "transfer/tcp/prefill_peers.h"
+#include "transfer/tcp/transfer_server.h"
+
+namespace fathom {
+namespace {
+
+constexpr int64_t kPages = 64;  // of a prompt of 4,096 tokens
+constexpr int kPrefillCpu = 0, kDecodeCpu = 1;
+
+// Of the calling thread, and of those that it starts.
+void pin(int cpu) {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  CPU_SET(cpu, &cpus);
+  FATHOM_CHECK(pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus) == 0,
+               "CPU {} is not there", cpu);
+}
+
+// Sends pages of its pool for each order, from a thread of its own.
+class SendingLink : public PromptLink {
+ public:
+  SendingLink(std::shared_ptr<PieceReceiver> receiver, int64_t page_bytes)
+      : receiver_(std::move(receiver)),
+        pool_(static_cast<size_t>(kPages * page_bytes), std::byte{1}),
+        thread_([this, page_bytes] { work(static_cast<size_t>(page_bytes)); }) {}
+  ~SendingLink() override {
+    stopping_ = true;
+    ordered_.release();
+    thread_.join();
+  }
+  Result<> order(PromptOrder order) override {
+    ticket_ = order.ticket;
+    ordered_.release();
+    return {};
+  }
+  void cancel(const TicketId&) override {}
+  bool holds(const TicketId&) override { return true; }
+
+ private:
+  void work(size_t page_bytes) {
+    pin(kPrefillCpu);
+    std::vector<std::byte> rows(page_bytes);
+    for (;;) {
+      ordered_.acquire();
+      if (stopping_) return;
+      for (int64_t page = 0; page < kPages; ++page) {
+        std::memcpy(rows.data(), pool_.data() + static_cast<size_t>(page) * page_bytes, page_bytes);
+        while (!receiver_->put(make_piece(ticket_, page, rows), rows)) {
+          if (stopping_) return;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as the engine does
+        }
+      }
+      receiver_->done(ticket_.id);
+    }
+  }
+
+  std::shared_ptr<PieceReceiver> receiver_;
+  std::vector<std::byte> pool_;
+  Ticket ticket_;
+  std::counting_semaphore<> ordered_{0};
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+void BM_Transfer(benchmark::State& state) {
+  const int64_t page_bytes = state.range(0);
+  const bool with_digests = state.range(1) != 0;
+  set_log_level(LogLevel::kError);
+  pin(kPrefillCpu);
+  auto server = *TransferServer::create({.listen = {.host = "127.0.0.1", .port = 0},
+                                         .form = 1,
+                                         .page_bytes = page_bytes,
+                                         .max_tokens = kPages * 64},
+                                        [page_bytes](std::shared_ptr<PieceReceiver> receiver) {
+                                          return std::make_shared<SendingLink>(std::move(receiver),
+                                                                               page_bytes);
+                                        });
+  pin(kDecodeCpu);
+  const auto mailbox = std::make_shared<PieceMailbox>(int64_t{64} << 20);
+  PrefillPeers peers(
+      {.peers = {server->endpoint()}, .page_bytes = page_bytes, .streams = state.range(2)},
+      mailbox);
+  while (peers.stats().ready == 0) std::this_thread::yield();
+  std::vector<std::byte> pool(static_cast<size_t>(kPages * page_bytes));
+  PieceMailbox::News news;
+  std::counting_semaphore<> arrived{0};
+  mailbox->watch([&] { arrived.release(); });
+  uint64_t number = 0;
+  for (auto _ : state) {
+    PromptOrder order;
+    order.ticket = {.id = {1, 1, ++number},
+                    .num_pages = kPages,
+                    .page_bytes = page_bytes,
+                    .form = 1,
+                    .digest_seed = with_digests ? 7u : 0u};
+    order.tokens.resize(kPages * 64);
+    const Ticket ticket = order.ticket;
+    FATHOM_CHECK(peers.order(std::move(order)), "the order was refused");
+    for (int64_t came = 0; came < kPages;) {
+      arrived.acquire();
+      mailbox->take(news);
+      for (const PagePiece& piece : news.pieces) {
+        FATHOM_CHECK(!with_digests || piece.header.digest == piece_digest(ticket.digest_seed,
+                                                                          piece.header, piece.rows),
+                     "another digest");
+        std::memcpy(pool.data() + piece.header.page * page_bytes, piece.rows.data(),
+                    piece.rows.size());
+        ++came;
+      }
+    }
+    peers.cancel(ticket.id);
+  }
+  mailbox->watch(nullptr);
+  state.SetBytesProcessed(state.iterations() * kPages * page_bytes);
+}
+// Pages of the bundled model (590 KB) and of V3 in bf16 (4.5 MB).
+BENCHMARK(BM_Transfer)
+    ->ArgNames({"page_bytes", "digests", "streams"})
+    ->Args({589'824, 0, 1})
+    ->Args({589'824, 0, 2})
+    ->Args({589'824, 0, 4})
+    ->Args({589'824, 1, 2})
+    ->Args({4'497'408, 0, 2})
+    ->Unit(benchmark::kMillisecond)
+    ->MeasureProcessCPUTime()  // of both sides
+    ->UseRealTime();
+
+}  // namespace
+}  // namespace fathom
