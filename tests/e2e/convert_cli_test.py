@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""`fathom convert --to mla`, called as by a person; and four-bit checkpoints that are refused.
+"""`fathom convert --to mla`, called as by a person.
 
-    convert_cli_test.py PROGRAM SOURCE_DIR
+    convert_cli_test.py PROGRAM SOURCE_DIR MAX_MIB
 
 The model is a small random one of Qwen2's form with the bundled model's tokenizer, whose vocabulary
-is cut to what it has.
+is cut to what it has. MAX_MIB: the most memory that a conversion without calibration may take.
 """
 import array
 import json
+import math
 import os
 import re
 import resource
@@ -17,19 +18,29 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
-PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
+PROGRAM, SOURCE, MAX_MIB = sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
 BUNDLED = os.path.join(SOURCE, "models/fathom-tiny")
-GOLDENS = os.path.join(SOURCE, "tests/goldens")
 ENVIRONMENT = {k: v for k, v in os.environ.items()
                if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
 VOCAB, HIDDEN, HEADS, KV_HEADS, WIDTH, LAYERS, INTER = 8192, 64, 4, 2, 16, 2, 96
 
 
-def fathom(*arguments, status=0, before=None):
-    done = subprocess.run([PROGRAM, *arguments], capture_output=True, timeout=300, env=ENVIRONMENT,
-                          preexec_fn=before)
+# Prints the peak memory of a program in KiB, as seen by a small parent: a child's peak includes the
+# size of the process that forked it.
+PEAK = """
+import os, sys
+_, status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def fathom(*arguments, status=0, before=None, prefix=()):
+    done = subprocess.run([*prefix, PROGRAM, *arguments], capture_output=True, timeout=300,
+                          env=ENVIRONMENT, preexec_fn=before)
     out, err = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == status, f"{arguments}: status {done.returncode}\n{out}\n{err}"
     return out, err
@@ -57,13 +68,32 @@ def write_shard(path, tensors):
             file.write(data)
 
 
-def write_qwen(folder, **changes):
-    config = dict(model_type="qwen2", vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=LAYERS,
+def end_of(tensors):
+    return max(entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__")
+
+
+def header_of(path):
+    """The header, and the bytes before the first tensor."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        return json.loads(file.read(length)), 8 + length
+
+
+def contents(folder):
+    files = {}
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name), "rb") as file:
+            files[name] = file.read()
+    return files
+
+
+def write_qwen(folder, layers=LAYERS, **changes):
+    config = dict(model_type="qwen2", vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=layers,
                   num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, intermediate_size=INTER,
                   max_position_embeddings=4096, rms_norm_eps=1e-6, rope_theta=1e6, torch_dtype="float32",
                   tie_word_embeddings=True, hidden_act="silu", eos_token_id=1) | changes
     shapes = {"model.embed_tokens.weight": [VOCAB, HIDDEN], "model.norm.weight": [HIDDEN]}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}."
         for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = [rows * WIDTH, HIDDEN]
@@ -95,7 +125,7 @@ class Convert(unittest.TestCase):
         write_qwen(cls.source)
         cls.text = os.path.join(cls.folder.name, "text.txt")
         with open(os.path.join(SOURCE, "tests/data/eval/prose.txt"), encoding="utf-8") as file:
-            prose = file.read()[:4000]
+            prose = file.read()[:6000]
         with open(cls.text, "w", encoding="utf-8") as file:
             file.write(prose)
 
@@ -113,6 +143,16 @@ class Convert(unittest.TestCase):
         self.assertEqual(len(err.strip().splitlines()), 1, err)
         if made is not None:
             self.assertFalse(os.path.exists(os.path.join(made, "config.json")))
+
+    def assert_incomplete_but_whole(self, made):
+        """No model yet; a file with its final name is complete."""
+        names = os.listdir(made)
+        self.assertNotIn("config.json", names)
+        for name in names:
+            if not name.endswith(".safetensors"):
+                continue
+            tensors, start = header_of(os.path.join(made, name))
+            self.assertEqual(os.path.getsize(os.path.join(made, name)), start + end_of(tensors))
 
     def test_converts_reports_and_runs(self):
         made = self.place("lossless")
@@ -160,9 +200,18 @@ class Convert(unittest.TestCase):
         with open(empty, "w", encoding="utf-8") as file:
             file.write(" \n\n")
         self.refused(*convert, "--calibration", empty, says="empty.txt: has no text", made=made)
+        short = self.place("short.txt")
+        with open(short, "w", encoding="utf-8") as file:
+            file.write("a")
+        self.refused(*convert, "--calibration", short, says="short.txt: has 1 token", made=made)
         self.refused(*convert, "--calibration", self.place("nowhere"), says="nowhere", made=made)
         self.refused(*convert, "--calibration", os.path.join(self.source, "model.safetensors"),
                      says="is not UTF-8 text", made=made)
+        self.refused(*convert, "--rank", "0", says="--rank", made=made)
+        self.refused(*convert, "--rank", "many", says="--rank", made=made)
+        self.refused(*convert, "--rope-dim", "0", says="--rope-dim", made=made)
+        self.refused("convert", self.source, made, says="--to", made=made)
+        self.refused("convert", self.source, self.text, "--to", "mla", says="text.txt")
         self.assertIn("gqa", fathom("convert", self.source, made, "--to", "gqa", status=2)[1])
         self.refused("convert", self.source, self.source, "--to", "mla", says="is not empty")
         other = self.place("gemma")
@@ -182,21 +231,92 @@ class Convert(unittest.TestCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-        out, err = fathom("convert", self.source, made, "--to", "mla", "-q", status=2, before=limit)
+        out, err = fathom("convert", self.source, made, "--to", "mla", "-q", status=1, before=limit)
         self.assertEqual(out, "")
         self.assertIn("model-0000", err)
-        left = [name for name in os.listdir(made) if name.endswith((".safetensors", ".json"))]
-        self.assertNotIn("config.json", left)
-        for name in left:  # what is there is whole
-            with open(os.path.join(made, name), "rb") as file:
-                content = file.read()
-            (length,) = struct.unpack_from("<Q", content)
-            end = max(entry["data_offsets"][1] for name, entry in json.loads(content[8:8 + length]).items()
-                      if name != "__metadata__")
-            self.assertEqual(len(content), 8 + length + end)
+        self.assert_incomplete_but_whole(made)
         # With room the same command goes on.
         fathom("convert", self.source, made, "--to", "mla", "-q")
         fathom("inspect", made)
+
+    def test_killed_and_resumed(self):
+        """However far the first run came: the second one gives the bytes of an undisturbed run."""
+        source, made, whole = self.place("deep"), self.place("killed"), self.place("undisturbed")
+        write_qwen(source, layers=40)
+        command = [PROGRAM, "convert", source, made, "--to", "mla", "--rank", "24", "-q", "-t", "1"]
+        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as running:
+            while running.poll() is None:
+                if os.path.isdir(made) and any(n.endswith("-00041.safetensors") for n in os.listdir(made)):
+                    running.kill()
+                    break
+                time.sleep(0.001)
+        if running.returncode == -signal.SIGKILL and "config.json" not in os.listdir(made):
+            self.assert_incomplete_but_whole(made)
+            # Other options would give another model.
+            _, err = fathom("convert", source, made, "--to", "mla", "--rank", "23", status=2)
+            self.assertIn("rank 24", err)
+            fathom(*command[1:])
+        fathom("convert", source, whole, "--to", "mla", "--rank", "24", "-q")
+        self.assertEqual(contents(made), contents(whole))
+
+    def test_memory_is_not_the_models(self):
+        """A sparse file of zeros: more than 300 MiB, most of it MLPs."""
+        wide, made = self.place("wide"), self.place("wide-made")
+        write_qwen(wide)
+        path = os.path.join(wide, "model.safetensors")
+        tensors, _ = header_of(path)
+        offset, inter = 0, 220_000
+        for entry in tensors.values():
+            entry["shape"] = [inter if size == INTER else size for size in entry["shape"]]
+            entry["data_offsets"] = [offset, offset + 4 * math.prod(entry["shape"])]
+            offset = entry["data_offsets"][1]
+        text = json.dumps(tensors).encode()
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + offset)
+        self.assertGreater(offset, 300 << 20)
+        with open(os.path.join(wide, "config.json")) as file:
+            config = json.load(file) | dict(intermediate_size=inter)
+        with open(os.path.join(wide, "config.json"), "w") as file:
+            json.dump(config, file)
+        out, _ = fathom("convert", wide, made, "--to", "mla", "-q", "-t", "2",
+                        prefix=(sys.executable, "-c", PEAK))
+        self.assertLess(int(out.split()[-1]) / 1024, MAX_MIB)
+
+    def test_a_broken_source(self):
+        made = self.place("of-broken")
+
+        def broken(name, damage, says):
+            folder = self.place(name)
+            shutil.copytree(self.source, folder)
+            damage(os.path.join(folder, "model.safetensors"))
+            self.refused("convert", folder, made, "--to", "mla", "-q", says=says, made=made)
+            shutil.rmtree(made, ignore_errors=True)
+
+        def truncate(path):
+            os.truncate(path, os.path.getsize(path) - 4)
+
+        def remove_tensor(path):
+            with open(path, "rb") as file:
+                text = file.read()
+            with open(path, "wb") as file:  # the same length
+                file.write(text.replace(b"layers.1.self_attn.k_proj.weight", b"layers.1.self_attn.k_proj.wEight"))
+
+        def write_nan(path):
+            tensors, start = header_of(path)
+            with open(path, "r+b") as file:
+                file.seek(start + tensors["model.layers.1.self_attn.k_proj.weight"]["data_offsets"][0])
+                file.write(struct.pack("<f", math.nan))
+
+        broken("truncated", truncate, "model.safetensors")
+        broken("without-keys", remove_tensor, "layers.1.self_attn.k_proj")
+        broken("not-finite", write_nan, "model.layers.1.self_attn.k_proj.weight")
+        self.refused("convert", self.place("no-model"), made, "--to", "mla", says="no-model", made=made)
+        without = self.place("no-tokenizer")
+        shutil.copytree(self.source, without)
+        os.remove(os.path.join(without, "tokenizer.json"))
+        self.refused("convert", without, made, "--to", "mla", "--calibration", self.text,
+                     says="tokenizer", made=made)
 
 
 if __name__ == "__main__":
