@@ -177,6 +177,24 @@ class Convert(unittest.TestCase):
         for model in (self.source, made):
             fathom("eval", model, "-q", "--device", "cpu", "--limit", "1", "--json", "--set", self.text)
 
+    def test_fp8_of_both_forms(self):
+        """A directory in FP8 is what loading quantizes; values of the two forms differ little."""
+        made = self.place("for-fp8")
+        fathom("convert", self.source, made, "--to", "mla", "-q")
+        for model in (self.source, made):
+            def loss(folder, *flags):
+                out, _ = fathom("eval", folder, "-q", "--device", "cpu", "--json", "--set", self.text, *flags)
+                return json.loads(out)["text"]["nll_per_token"]
+
+            fathom("quantize", model, model + "-fp8", "-q")
+            wide, loaded, stored = loss(model), loss(model, "--quantization", "fp8"), loss(model + "-fp8")
+            self.assertEqual(loaded, stored)
+            self.assertNotEqual(loaded, wide)
+            self.assertLess(abs(loaded - wide), 0.1)
+            _, err = fathom("quantize", model, model + "-int4", "--format", "int4-g32", status=2)
+            self.assertIn("it has no routed experts", err)
+            self.assertFalse(os.path.exists(model + "-int4"))
+
     def test_a_smaller_rank_loses_more(self):
         losses = []
         for rank in (32, 16, 4):
