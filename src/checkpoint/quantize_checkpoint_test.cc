@@ -483,6 +483,16 @@ TEST(QuantizePlan, RefusesWhatIsQuantisedAlready) {
   }
 }
 
+TEST(QuantizePlan, RefusesAModelWithoutExpertsForFourBits) {
+  const auto checkpoint = Checkpoint::open(FATHOM_SOURCE_DIR "/tests/goldens/youtu");
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  const auto format = quantize_format_named("int4-g32");
+  ASSERT_TRUE(format);
+  const auto refused = plan_quantize(*checkpoint, *format, 0);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("no routed experts"));
+}
+
 TEST(QuantizePlan, ConfigsThatHaveAnOpinion) {
   EXPECT_THAT(quantized_config(R"({"a": 1, "quantization_config": null})", QuantizeFormat(), "c")
                   .error()

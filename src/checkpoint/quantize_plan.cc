@@ -194,6 +194,10 @@ Result<QuantizePlan> plan_quantize(const Checkpoint& checkpoint, const QuantizeF
     plan.quantized += tensor.quantize ? 1 : 0;
     tensors.push_back(std::move(tensor));
   }
+  if (plan.quantized == 0) {
+    return invalid("{}: has none of the weights that {} quantizes{}", checkpoint.directory(),
+                   name_of(format), format.is_four_bit() ? ": it has no routed experts" : "");
+  }
   std::sort(tensors.begin(), tensors.end(), [](const PlannedTensor& a, const PlannedTensor& b) {
     return std::pair(a.source->file, a.source->offset) <
            std::pair(b.source->file, b.source->offset);

@@ -25,6 +25,7 @@ void add_serve_command(CLI::App& app, Action* chosen);
 void add_route_command(CLI::App& app, Action* chosen);
 void add_bench_command(CLI::App& app, Action* chosen);
 void add_quantize_command(CLI::App& app, Action* chosen);
+void add_convert_command(CLI::App& app, Action* chosen);
 void add_env_command(CLI::App& app, Action* chosen);
 
 }  // namespace fathom

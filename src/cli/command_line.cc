@@ -135,6 +135,7 @@ void describe(CLI::App& app, Action* chosen) {
   add_bench_command(app, chosen);
   add_inspect_command(app, chosen);
   add_quantize_command(app, chosen);
+  add_convert_command(app, chosen);
   add_tokenize_command(app, chosen);
   add_env_command(app, chosen);
   add_generate_command(app, chosen);

@@ -84,6 +84,24 @@ int64_t num_moe_layers(const ModelConfig& config) {
   return count;
 }
 
+std::string attention_text(const ModelConfig& config) {
+  std::string text;
+  if (config.gqa) {
+    text = fmt::format("{} heads, {} KV heads of {}", config.num_heads, config.gqa->kv_heads,
+                       config.gqa->head_dim);
+    if (config.has_qkv_bias)
+      text += config.has_o_bias ? ", biases of q, k, v and o" : ", biases of q, k and v";
+  } else {
+    text = fmt::format("{} heads, q_lora {}, kv_lora {}, nope {}, rope {}, v {}", config.num_heads,
+                       config.q_lora_rank, config.kv_lora_rank, config.qk_nope_dim,
+                       config.qk_rope_dim, config.v_dim);
+    if (config.rope_heads > 1) text += fmt::format(" (rope of {} heads)", config.rope_heads);
+    if (config.has_qkv_bias) text += ", biases of q and kv_a";
+    if (!config.latent_norm) text += ", no norm on the latent";
+  }
+  return text + fmt::format(", softmax scale {:.7f}", config.softmax_scale());
+}
+
 void print_config(const Checkpoint& checkpoint, std::FILE* out) {
   const ModelConfig& config = checkpoint.config();
   const auto line = [&](std::string_view what, const std::string& text) {
@@ -96,10 +114,7 @@ void print_config(const Checkpoint& checkpoint, std::FILE* out) {
   line("sizes", fmt::format("hidden {}, vocabulary {}, positions {}, dense MLP {}", config.hidden,
                             config.vocab_size, config.max_position, config.intermediate) +
                     (config.tied_embeddings ? ", the embedding is the head" : ""));
-  line("attention",
-       fmt::format("{} heads, q_lora {}, kv_lora {}, nope {}, rope {}, v {}, softmax scale {:.7f}",
-                   config.num_heads, config.q_lora_rank, config.kv_lora_rank, config.qk_nope_dim,
-                   config.qk_rope_dim, config.v_dim, config.softmax_scale()));
+  line("attention", attention_text(config));
   line("rope", config.yarn
                    ? fmt::format("theta {}, YaRN factor {} over {} positions", config.rope_theta,
                                  config.yarn->factor, config.yarn->original_max_position)
@@ -200,6 +215,7 @@ json::object config_json(const ModelConfig& config) {
           {"num_mtp_layers", config.num_mtp_layers},
           {"max_position", config.max_position},
           {"num_heads", config.num_heads},
+          {"num_kv_heads", config.gqa ? json::value(config.gqa->kv_heads) : json::value(nullptr)},
           {"q_lora_rank", config.q_lora_rank},
           {"kv_lora_rank", config.kv_lora_rank},
           {"qk_nope_dim", config.qk_nope_dim},

@@ -45,7 +45,7 @@ Result<> attention_form(const ModelConfig& config) {
   if (config.gqa) {
     return invalid(
         "config.json: num_key_value_heads is {}: grouped-query attention runs on the CPU alone "
-        "(--device cpu)",
+        "(--device cpu); `fathom convert --to mla` makes a model of latent attention of it",
         config.gqa->kv_heads);
   }
   if (!config.latent_norm) {

@@ -171,6 +171,44 @@ TEST(Conversion, ErrorGrowsAsTheRankFalls) {
   }
 }
 
+// Layer 0 reads the embedding, so its keys before rotation and its values follow in a few lines.
+TEST(Conversion, MomentsAreThoseOfUnrotatedKeysAndValues) {
+  const Checkpoint source = opened(goldens_directory() + "qwen2_two");
+  const Expected expected = read_expected("qwen2_two");
+  mla::CalibrationOptions options;
+  options.compute = DType::kF32;
+  options.num_threads = 2;
+  options.show_progress = false;
+  const auto calibration = mla::calibrate(source, expected.ids, options);
+  ASSERT_TRUE(calibration.has_value()) << calibration.error().message;
+  const auto tensors = read_tensors(goldens_directory() + "qwen2_two/model.safetensors");
+  const auto layer = [&](const std::string& name) -> const GoldenTensor& {
+    return tensors.at("model.layers.0." + name);
+  };
+  const int64_t hidden = source.config().hidden, dim = source.config().kv_lora_rank;
+  mla::Matrix wanted = mla::Matrix::Zero(2 * dim, 2 * dim);
+  for (const int32_t id : expected.ids) {
+    const float* x = tensors.at("model.embed_tokens.weight").row(id);
+    double squares = 0;
+    for (int64_t i = 0; i < hidden; ++i) squares += static_cast<double>(x[i]) * x[i];
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(hidden) + 1e-6);
+    mla::Vector both(2 * dim);
+    for (const auto& [name, first] : {std::pair("k", int64_t{0}), {"v", dim}}) {
+      const std::string module = std::string("self_attn.") + name + "_proj";
+      for (int64_t r = 0; r < dim; ++r) {
+        double sum = layer(module + ".bias").values[static_cast<size_t>(r)];
+        for (int64_t i = 0; i < hidden; ++i) {
+          sum += layer(module + ".weight").row(r)[i] * scale * x[i] *
+                 layer("input_layernorm.weight").values[static_cast<size_t>(i)];
+        }
+        both[first + r] = sum;
+      }
+    }
+    wanted += both * both.transpose() / static_cast<double>(expected.ids.size());
+  }
+  EXPECT_LT((calibration->moments[0] - wanted).cwiseAbs().maxCoeff(), 1e-4);
+}
+
 // Moments of a text that ran through the model: those of the weights alone need more rank for the
 // same loss on it.
 TEST(Conversion, CalibrationIsNoWorseOnItsOwnText) {
@@ -231,6 +269,9 @@ TEST(Conversion, ResumesAndKeepsCompleteLayers) {
 
   std::filesystem::remove(folder / too_long);
   std::filesystem::remove(folder / "out" + last);
+  // A second name shows whether the file is still the same one.
+  const std::string kept = folder / "out/model-00002-of-00003.safetensors";
+  std::filesystem::create_hard_link(kept, folder / "kept");
   const auto other = mla::plan_mla_shape(source.config(), with_rank(23));
   const auto refused = mla::convert_checkpoint(source, *other, {}, options);
   ASSERT_FALSE(refused.has_value());
@@ -238,6 +279,7 @@ TEST(Conversion, ResumesAndKeepsCompleteLayers) {
   const auto summary = mla::convert_checkpoint(source, *shape, {}, options);
   ASSERT_TRUE(summary.has_value()) << summary.error().message;
   EXPECT_EQ(summary->kept, 1);
+  EXPECT_TRUE(std::filesystem::equivalent(kept, folder / "kept"));
   ASSERT_EQ(summary->layers.size(), 2u);
   EXPECT_GT(summary->layers[0].latent_energy, 0.5);
   for (const auto& entry : std::filesystem::directory_iterator(folder / "whole")) {

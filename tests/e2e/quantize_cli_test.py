@@ -98,6 +98,16 @@ def multiplied_out(tensors):
     return wide
 
 
+def read_bytes(folder, name):
+    with open(os.path.join(folder, name), "rb") as file:
+        return file.read()
+
+
+def write_bytes(folder, name, content):
+    with open(os.path.join(folder, name), "wb") as file:
+        file.write(content)
+
+
 def write_model(folder, tensors):
     header, offset = {}, 0
     for name, (dtype, shape, data) in tensors.items():
@@ -157,6 +167,62 @@ class Quantize(unittest.TestCase):
             report = json.loads(out)
             self.assertEqual(report["scores"]["json"]["correct"], 10)
             self.assertEqual(report["quantization"], "fp8" if len(flags) > 1 else "auto")
+
+    def test_damaged_four_bits(self):
+        """Exit status 2 and one sentence from each command, whatever of the format does not fit."""
+        made = os.path.join(self.folder.name, "int4")
+        fathom("quantize", self.wide, made, "--format", "int4-g32", "-q")
+        self.assertEqual(fathom("run", made, *QUESTION)[0].count("42"), 1)
+        expert = "model.layers.1.mlp.experts.0.up_proj"
+        whole = {name: read_bytes(made, name) for name in ("config.json", "model.safetensors")}
+        (length,) = struct.unpack_from("<Q", whole["model.safetensors"])
+        header, data = json.loads(whole["model.safetensors"][8:8 + length]), 8 + length
+        config = json.loads(whole["config.json"])
+
+        def refused(part, commands=("inspect", "run")):
+            for command in commands:
+                arguments = ([command, made] if command == "inspect" else
+                             [command, made, *QUESTION])
+                _, err = fathom(*arguments, status=2)
+                self.assertRegex(err, r"\Afathom: [^\n]+\n\Z")
+                self.assertIn(part, err)
+
+        def weights_config(**fields):
+            changed = json.loads(whole["config.json"])
+            changed["quantization_config"]["config_groups"]["group_0"]["weights"].update(fields)
+            write_bytes(made, "config.json", json.dumps(changed).encode())
+
+        for part, fields in [("group_size is 48", {"group_size": 48}), ("num_bits 8", {"num_bits": 8}),
+                             ("strategy is \"tensor_group\"", {"strategy": "tensor_group"}),
+                             (expert.rsplit(".", 3)[0], {"group_size": 64})]:
+            weights_config(**fields)
+            refused(part)
+        config["quantization_config"]["format"] = "marlin-24"
+        write_bytes(made, "config.json", json.dumps(config).encode())
+        refused("marlin-24")
+        write_bytes(made, "config.json", whole["config.json"])
+
+        def with_header(name, **fields):
+            text = json.dumps({**header, name: {**header[name], **fields}}).encode()
+            write_bytes(made, "model.safetensors",
+                        struct.pack("<Q", len(text)) + text + whole["model.safetensors"][data:])
+
+        rows, words = header[expert + ".weight_packed"]["shape"]
+        with_header(expert + ".weight_packed", shape=[words, rows])
+        refused("weight_packed")
+        rows, groups = header[expert + ".weight_scale"]["shape"]
+        with_header(expert + ".weight_scale", shape=[groups, rows])
+        refused("weight_scale")
+        with_header(expert + ".weight_scale", dtype="F16")  # f16 is as legal as bf16, and as wide
+        fathom("inspect", made)
+        # What only the values tell, loading sees.
+        changed = bytearray(whole["model.safetensors"])
+        begin = data + header[expert + ".weight_scale"]["data_offsets"][0]
+        changed[begin:begin + 2] = b"\x80\x7f"  # infinite
+        write_bytes(made, "model.safetensors", bytes(changed))
+        refused("a scale is a finite number", ("run",))
+        write_bytes(made, "model.safetensors", whole["model.safetensors"][:-1])
+        refused("model.safetensors")
 
     def test_loading_quantises_and_the_plan_knows(self):
         weights = {}

@@ -219,7 +219,8 @@ INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallel,
                                          "v2lite", "v2_ct_channel", "v3", "v3_fp8", "v3_yarn",
                                          "heads", "fp8_heads", "v32", "v32_yarn", "v32_fp8",
                                          "moonlight", "kanana", "glm_lite", "youtu", "gigachat",
-                                         "kimi_k25", "no_rope", "glm_dsa", "glm_dsa_shared"),
+                                         "kimi_k25", "no_rope", "glm_dsa", "glm_dsa_shared",
+                                         "llama_bias", "llama_four", "qwen2_two"),
                          name_of_model);
 
 // In bf16 activations are rounded between ranks' sums: nearer to one rank than bf16 is to float32.
