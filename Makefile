@@ -55,8 +55,9 @@ $(RELEASE)/build.ninja: | setup
 build: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE) --target fathom
 
+# Its last line says how many tokens a step gave, and how many drafts were right.
 run: build
-	@$(FATHOM) run $(MODEL) --prompt "$(PROMPT)"
+	@$(FATHOM) run $(MODEL) --mtp 3 --prompt "$(PROMPT)"
 
 serve: build
 	@$(FATHOM) serve $(MODEL) --port $(PORT) $(FLAGS)
