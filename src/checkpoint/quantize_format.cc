@@ -20,11 +20,11 @@ WrittenTensor written(WrittenTensor::Role role, std::string name, DType dtype,
 }  // namespace
 
 std::optional<QuantizeFormat> quantize_format_named(std::string_view name) {
-  using Kind = QuantizeFormat::Kind;
   if (name == "fp8") return QuantizeFormat{};
-  if (name == "int4-g32") return QuantizeFormat{Kind::kInt4, ScaleForm::kF32, 32};
-  if (name == "int4-g128") return QuantizeFormat{Kind::kInt4, ScaleForm::kF32, 128};
-  if (name == "mxfp4") return QuantizeFormat{Kind::kMxfp4, ScaleForm::kF32, kMxfp4Group};
+  if (name == "int4-g32") return QuantizeFormat{QuantizeFormat::Kind::kInt4, ScaleForm::kF32, 32};
+  if (name == "int4-g128") return QuantizeFormat{QuantizeFormat::Kind::kInt4, ScaleForm::kF32, 128};
+  if (name == "mxfp4")
+    return QuantizeFormat{QuantizeFormat::Kind::kMxfp4, ScaleForm::kF32, kMxfp4Group};
   return std::nullopt;
 }
 
@@ -48,20 +48,19 @@ bool is_quantized_by(const QuantizeFormat& format, const WeightNames& names,
 
 std::vector<WrittenTensor> written_tensors(const QuantizeFormat& format, const std::string& weight,
                                            int64_t rows, int64_t cols) {
-  using Role = WrittenTensor::Role;
   if (!format.is_four_bit()) {
-    return {written(Role::kValues, weight, DType::kF8E4M3, {rows, cols}),
-            written(Role::kScales, weight + "_scale_inv", DType::kF32,
+    return {written(WrittenTensor::Role::kValues, weight, DType::kF8E4M3, {rows, cols}),
+            written(WrittenTensor::Role::kScales, weight + "_scale_inv", DType::kF32,
                     {ceil_div(rows, kScaleBlock), ceil_div(cols, kScaleBlock)})};
   }
   const int64_t groups = cols / format.group_cols;
   if (format.kind == QuantizeFormat::Kind::kMxfp4) {
-    return {written(Role::kValues, weight + "_packed", DType::kU8, {rows, cols / 2}),
-            written(Role::kScales, weight + "_scale", DType::kU8, {rows, groups})};
+    return {written(WrittenTensor::Role::kValues, weight + "_packed", DType::kU8, {rows, cols / 2}),
+            written(WrittenTensor::Role::kScales, weight + "_scale", DType::kU8, {rows, groups})};
   }
-  return {written(Role::kValues, weight + "_packed", DType::kI32, {rows, cols / 8}),
-          written(Role::kScales, weight + "_scale", DType::kBF16, {rows, groups}),
-          written(Role::kShape, weight + "_shape", DType::kI64, {2})};
+  return {written(WrittenTensor::Role::kValues, weight + "_packed", DType::kI32, {rows, cols / 8}),
+          written(WrittenTensor::Role::kScales, weight + "_scale", DType::kBF16, {rows, groups}),
+          written(WrittenTensor::Role::kShape, weight + "_shape", DType::kI64, {2})};
 }
 
 std::string quantization_config_text(const QuantizeFormat& format) {
