@@ -93,14 +93,17 @@ GROUPS = {
         ("sampling", ["sample_cuda_bench"]),
     ]),
     # Ranks on GPUs that NVLink joins. Rows are named GROUP/WORK_PLACEMENT.
-    "v2_lite_2gpus": Group(75, [
-        ("v2_lite_2gpus/b1_tp2", latency(V2_LITE, 1, 1024, 128, *TP2, gpus=2)),
-        ("v2_lite_2gpus/b64_tp2", latency(V2_LITE, 64, 1024, 128, *TP2, gpus=2)),
-        ("v2_lite_2gpus/b64_dp2", latency(V2_LITE, 64, 1024, 128, *DP2, gpus=2)),
-        ("v2_lite_2gpus/b64_dp2_ep", latency(V2_LITE, 64, 1024, 128, *DP2, *EP, gpus=2)),
-        ("v2_lite_2gpus/prefill_8x1024_dp2", latency(V2_LITE, 8, 1024, 1, *DP2, gpus=2)),
-        ("v2_lite_2gpus/prefill_8x1024_dp2_ep", latency(V2_LITE, 8, 1024, 1, *DP2, *EP, gpus=2)),
-    ], gpus=2),
+    **{f"v2_lite_{n}gpus": Group(75, [
+        (f"v2_lite_{n}gpus/b1_tp{n}", latency(V2_LITE, 1, 1024, 128, "--tp", str(n), gpus=n)),
+        (f"v2_lite_{n}gpus/b64_tp{n}", latency(V2_LITE, 64, 1024, 128, "--tp", str(n), gpus=n)),
+        (f"v2_lite_{n}gpus/b64_dp{n}", latency(V2_LITE, 64, 1024, 128, "--dp", str(n), gpus=n)),
+        (f"v2_lite_{n}gpus/b64_dp{n}_ep", latency(V2_LITE, 64, 1024, 128, "--dp", str(n), *EP,
+                                                  gpus=n)),
+        (f"v2_lite_{n}gpus/prefill_8x1024_dp{n}", latency(V2_LITE, 8, 1024, 1, "--dp", str(n),
+                                                          gpus=n)),
+        (f"v2_lite_{n}gpus/prefill_8x1024_dp{n}_ep", latency(V2_LITE, 8, 1024, 1, "--dp", str(n),
+                                                             *EP, gpus=n)),
+    ], gpus=n) for n in (2, 4)},
     "v3_10_layers_2gpus": Group(150, [
         ("v3_10_layers_2gpus/b1_tp2", latency(V3, 1, 1024, 64, *TP2, gpus=2, iters=2)),
         ("v3_10_layers_2gpus/b16_tp2", latency(V3, 16, 1024, 64, *TP2, gpus=2, iters=2)),
