@@ -16,7 +16,7 @@ std::string partial_name(const std::string& path) { return path + std::string(kP
 
 tl::unexpected<Status> failed(const std::string& path, std::string_view what, int code) {
   const bool full = code == ENOSPC || code == EDQUOT || code == EFBIG;
-  return error(full ? Code::kResourceExhausted : Code::kInternal, "{}: {} failed: {}", path, what,
+  return error(full ? Code::kTooLarge : Code::kInternal, "{}: {} failed: {}", path, what,
                std::strerror(code));
 }
 

@@ -14,7 +14,8 @@ inline constexpr std::string_view kPartialSuffix = ".partial";
 
 class FileWriter {
  public:
-  // Reserves space for `bytes` where the file system supports it: a full disk is an error here.
+  // Reserves space for `bytes` where the file system supports it: a full disk is an error here,
+  // kTooLarge.
   static Result<FileWriter> create(const std::string& path, int64_t bytes);
 
   FileWriter(FileWriter&& other) noexcept;

@@ -459,7 +459,7 @@ TEST_F(Quantize, GoesOnWhenThereIsRoomAgain) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, old_action);
   ASSERT_FALSE(failed);
-  EXPECT_EQ(failed.error().code, Code::kResourceExhausted);
+  EXPECT_EQ(failed.error().code, Code::kTooLarge);
   EXPECT_THAT(failed.error().message, HasSubstr(options.output + "/" + shard_name(0)));
   EXPECT_THAT(failed.error().message, HasSubstr(" bytes"));
   EXPECT_FALSE(fs::exists(options.output + "/" + shard_name(0) + ".partial"));

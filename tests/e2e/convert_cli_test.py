@@ -249,7 +249,7 @@ class Convert(unittest.TestCase):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
-        out, err = fathom("convert", self.source, made, "--to", "mla", "-q", status=1, before=limit)
+        out, err = fathom("convert", self.source, made, "--to", "mla", "-q", status=2, before=limit)
         self.assertEqual(out, "")
         self.assertIn("model-0000", err)
         self.assert_incomplete_but_whole(made)
