@@ -26,7 +26,8 @@ class WeightFormsTest : public testing::Test {
         fmt::format(R"({{"model_type":"deepseek_v3","vocab_size":8,
         "hidden_size":256,"num_hidden_layers":2,"max_position_embeddings":8,"rms_norm_eps":1e-6,
         "num_attention_heads":2,"kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,
-        "v_head_dim":128,"rope_theta":10000,"intermediate_size":200{}}})",
+        "v_head_dim":128,"rope_theta":10000,"intermediate_size":{}{}}})",
+                    inter_,
                     quantization.empty() ? "" : ", \"quantization_config\":" + quantization));
     auto opened = Checkpoint::open_dummy(folder_.path());
     EXPECT_TRUE(opened) << opened.error().message;
@@ -57,6 +58,7 @@ class WeightFormsTest : public testing::Test {
     return {"model.layers.0." + name, rows, cols, {0, rows}, {0, cols}};
   }
 
+  int inter_ = 200;
   TestFolder folder_;
   Checkpoint checkpoint_;
   LoadOptions options_;
@@ -133,15 +135,21 @@ TEST_F(WeightFormsTest, FourBitsStayWhereKernelsTakeThem) {
             "strategy": "group", "group_size": {}{}}}}}}}}})",
         group, more);
   };
-  const auto kept = [&](const std::string& quantization) {
+  inter_ = 192;
+  const auto kept = [&](const std::string& quantization, int64_t first = 0) {
     const WeightForms of = forms(quantization);
-    return of.four_bit(mlps());
+    std::vector<MlpSpec> blocks = mlps();
+    blocks[1].down.cols = {first, 96};
+    return of.four_bit(blocks);
   };
-  EXPECT_EQ(kept(packed(8)), std::nullopt);
+  EXPECT_EQ(kept(packed(32)), FourBitCode::kInteger);
+  EXPECT_EQ(kept(packed(32), 96), FourBitCode::kInteger);
+  EXPECT_EQ(kept(packed(32), 16), std::nullopt);
+  EXPECT_EQ(kept(packed(16)), std::nullopt);
   EXPECT_EQ(kept(kBlocks), std::nullopt);
   EXPECT_EQ(kept(""), std::nullopt);
-  const WeightForms forms_of_8 = forms(packed(8));
-  const auto layers = layer_forms(make_spec(checkpoint_.config()), forms_of_8);
+  const WeightForms of = forms(packed(16));
+  const auto layers = layer_forms(make_spec(checkpoint_.config()), of);
   EXPECT_TRUE(layers[0].dequantizes_four_bits);
   EXPECT_EQ(layers[0].o.type, DType::kBF16);
   EXPECT_EQ(layers[0].mlps, DType::kBF16);

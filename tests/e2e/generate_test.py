@@ -14,7 +14,7 @@ import unittest
 PROGRAM = sys.argv.pop(1)
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("FATHOM_")}
 COMMANDS = ["run", "chat", "serve", "route", "eval", "bench latency", "bench throughput",
-            "bench serve", "inspect", "quantize", "tokenize", "env"]
+            "bench serve", "inspect", "quantize", "convert", "tokenize", "env"]
 
 
 def output(*command, **options):

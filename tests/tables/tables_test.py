@@ -173,9 +173,16 @@ class Report(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("decode_steps/sequences1/context100:us", report["rows"])
 
+    def test_a_run_of_a_group_alone(self):
+        self.program("fathom", 'echo "{\\"avg_latency\\": $9.0}"')  # --batch-size
+        done, report = self.run_report("--only", "v2_lite/b64,v2_lite/b1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual({name: row["value"] for name, row in report["rows"].items()},
+                         {"v2_lite/b1:avg_latency": 1.0, "v2_lite/b64:avg_latency": 64.0})
+
     def test_unknown_group(self):
         done, _ = self.run_report("--only", "speed")
-        self.assertIn("--only speed: there is", done.stderr)
+        self.assertIn("--only speed: no group and no run has this name", done.stderr)
 
     def test_names(self):
         self.assertEqual(
