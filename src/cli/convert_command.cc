@@ -135,11 +135,7 @@ void add_convert_command(CLI::App& app, Action* chosen) {
       "  fathom convert ./Llama-3.2-1B ./Llama-MLA --to mla --rank 192 --freqfold 4\n"
       "  fathom run ./Qwen2.5-7B-MLA \"Hello\"");
   add_model_positional(*command, &flags->model);
-  command
-      ->add_option("OUTPUT,-o,--output,--output-dir", flags->output,
-                   "Directory to write: a new one, or that of an interrupted run (also -o)")
-      ->required()
-      ->type_name("");
+  add_output_positional(*command, &flags->output);
   FlagGroup group(*command, "Conversion");
   group.choice("--to", &flags->to, {"mla"}, "What to make: multi-head latent attention")
       ->required();

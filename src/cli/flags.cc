@@ -203,9 +203,17 @@ CLI::Option* FlagGroup::toggle(const std::string& names, std::optional<bool>* va
   return finish(app_.add_flag_function(names, read, help), names, "", "");
 }
 
+void add_output_positional(CLI::App& command, std::string* output) {
+  command
+      .add_option("OUTPUT,-o,--output,--output-dir", *output,
+                  "Directory to write: a new one, or that of an interrupted run (also -o)")
+      ->required()
+      ->type_name("");
+}
+
 std::vector<std::string> choices_of(const CLI::Option& option) {
   if (option.get_type_name() != kChoice) return {};
-  const std::string help = option.get_description();
+  const std::string& help = option.get_description();
   std::vector<std::string> words;
   for (size_t begin = help.rfind(kChoices) + kChoices.size(); begin <= help.size();) {
     const size_t end = std::min(help.find(", ", begin), help.size());

@@ -72,6 +72,9 @@ class FlagGroup {
 // The words that a flag made by FlagGroup::choice() allows, in order; empty for other flags.
 std::vector<std::string> choices_of(const CLI::Option& option);
 
+// The directory that a command writes, as a positional or -o; required.
+void add_output_positional(CLI::App& command, std::string* output);
+
 // The candidate that `word` is probably a misspelling of, if any is close enough.
 std::optional<std::string> nearest_word(std::string_view word,
                                         const std::vector<std::string>& candidates);

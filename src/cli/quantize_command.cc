@@ -67,11 +67,7 @@ void add_quantize_command(CLI::App& app, Action* chosen) {
       "  fathom quantize ./DeepSeek-V2-Lite ./DeepSeek-V2-Lite-INT4 --format int4-g32\n"
       "  fathom run ./DeepSeek-V2-Lite-FP8 \"Hello\"");
   add_model_positional(*command, &flags->model);
-  command
-      ->add_option("OUTPUT,-o,--output,--output-dir", flags->output,
-                   "Directory to write: a new one, or that of an interrupted run (also -o)")
-      ->required()
-      ->type_name("");
+  add_output_positional(*command, &flags->output);
   FlagGroup group(*command, "Quantisation");
   group.choice("--format", &flags->format, {"fp8", "int4-g32", "int4-g128", "mxfp4"},
                "What to write: e4m3 linear layers, or experts in four bits");

@@ -138,12 +138,13 @@ bool WeightForms::is_scaled_by_row(const TensorPart& part) const {
 std::vector<LayerForms> layer_forms(const ModelSpec& spec, const WeightForms& forms) {
   std::vector<LayerForms> out;
   out.reserve(spec.layers.size() + 1);
-  for (const LayerSpec& layer : spec.layers) {
+  const auto add = [&](const LayerSpec& layer) {
     out.push_back(forms_of(layer, spec.config, forms));
     out.back().dequantizes_four_bits = dequantizes_four_bits(layer, out.back(), forms);
-  }
+  };
+  for (const LayerSpec& layer : spec.layers) add(layer);
   if (!spec.mtp.empty()) {
-    out.push_back(forms_of(spec.mtp.front().layer, spec.config, forms));
+    add(spec.mtp.front().layer);
     const TensorPart projection = spec.mtp.front().projection();
     out.back().mtp_projection = forms.matrix({&projection});
   }

@@ -2,7 +2,6 @@
 // time, against a replica that computes nothing. The router is a process on a CPU of its own;
 // replica and client share another. The same load goes to the replica directly, in turns.
 #include <benchmark/benchmark.h>
-#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +24,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/pin_thread.h"
 #include "router/router.h"
 #include "server/client/http_client.h"
 
@@ -41,14 +41,6 @@ constexpr int kRequests = 4000;
 constexpr std::chrono::microseconds kInterval{1000};
 constexpr int kEvents = 8;
 constexpr std::chrono::milliseconds kGap{32};  // between two events: a stream takes 256 ms
-
-void pin(int cpu) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  CPU_SET(cpu, &cpus);
-  FATHOM_CHECK(pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus) == 0,
-               "CPU {} is not there", cpu);
-}
 
 std::string chunk(const std::string& text) {
   return fmt::format("{:x}\r\n{}\r\n", text.size(), text);
@@ -137,7 +129,7 @@ class Child {
     FATHOM_CHECK(pid_ >= 0, "no process");
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      pin(cpu);
+      pin_thread(cpu);
       serve([&](int port) { FATHOM_CHECK(write(ends[1], &port, sizeof port) > 0, "no parent"); });
       _exit(0);
     }
@@ -254,7 +246,7 @@ void BM_Overhead(benchmark::State& state) {
   const Child replica(kClientCpu, serve_nothing);
   const Child router(kRouterCpu,
                      [&](const auto& listening) { route_to(replica.port(), listening); });
-  pin(kClientCpu);
+  pin_thread(kClientCpu);
   while (!LoadRun(router.port()).is_ready()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }

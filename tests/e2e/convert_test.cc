@@ -171,15 +171,19 @@ TEST(Conversion, ErrorGrowsAsTheRankFalls) {
   }
 }
 
-// Layer 0 reads the embedding, so its keys before rotation and its values follow in a few lines.
-TEST(Conversion, MomentsAreThoseOfUnrotatedKeysAndValues) {
-  const Checkpoint source = opened(goldens_directory() + "qwen2_two");
-  const Expected expected = read_expected("qwen2_two");
+Result<mla::Calibration> calibrated(const Checkpoint& source, const std::vector<int32_t>& ids) {
   mla::CalibrationOptions options;
   options.compute = DType::kF32;
   options.num_threads = 2;
   options.show_progress = false;
-  const auto calibration = mla::calibrate(source, expected.ids, options);
+  return mla::calibrate(source, ids, options);
+}
+
+// Layer 0 reads the embedding, so its keys before rotation and its values follow in a few lines.
+TEST(Conversion, MomentsAreThoseOfUnrotatedKeysAndValues) {
+  const Checkpoint source = opened(goldens_directory() + "qwen2_two");
+  const Expected expected = read_expected("qwen2_two");
+  const auto calibration = calibrated(source, expected.ids);
   ASSERT_TRUE(calibration.has_value()) << calibration.error().message;
   const auto tensors = read_tensors(goldens_directory() + "qwen2_two/model.safetensors");
   const auto layer = [&](const std::string& name) -> const GoldenTensor& {
@@ -214,11 +218,7 @@ TEST(Conversion, MomentsAreThoseOfUnrotatedKeysAndValues) {
 TEST(Conversion, CalibrationIsNoWorseOnItsOwnText) {
   const Checkpoint source = opened(goldens_directory() + "qwen2_two");
   const Expected expected = read_expected("qwen2_two");
-  mla::CalibrationOptions options;
-  options.compute = DType::kF32;
-  options.num_threads = 2;
-  options.show_progress = false;
-  const auto calibration = mla::calibrate(source, expected.ids, options);
+  const auto calibration = calibrated(source, expected.ids);
   ASSERT_TRUE(calibration.has_value()) << calibration.error().message;
   EXPECT_EQ(calibration->tokens, static_cast<int64_t>(expected.ids.size()) - 1);
   ASSERT_EQ(calibration->moments.size(), 2u);

@@ -1,7 +1,6 @@
 // Bytes a second of pages over loopback, from one pool into another: each side is pinned to a CPU
 // of its own, with its I/O thread and the thread that copies from or into its pool.
 #include <benchmark/benchmark.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <cstring>
@@ -11,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/pin_thread.h"
 #include "transfer/tcp/prefill_peers.h"
 #include "transfer/tcp/transfer_server.h"
 
@@ -19,15 +19,6 @@ namespace {
 
 constexpr int64_t kPages = 64;  // of a prompt of 4,096 tokens
 constexpr int kPrefillCpu = 0, kDecodeCpu = 1;
-
-// Of the calling thread, and of those that it starts.
-void pin(int cpu) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  CPU_SET(cpu, &cpus);
-  FATHOM_CHECK(pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus) == 0,
-               "CPU {} is not there", cpu);
-}
 
 // Sends pages of its pool for each order, from a thread of its own.
 class SendingLink : public PromptLink {
@@ -51,7 +42,7 @@ class SendingLink : public PromptLink {
 
  private:
   void work(size_t page_bytes) {
-    pin(kPrefillCpu);
+    pin_thread(kPrefillCpu);
     std::vector<std::byte> rows(page_bytes);
     for (;;) {
       ordered_.acquire();
@@ -79,7 +70,7 @@ void BM_Transfer(benchmark::State& state) {
   const int64_t page_bytes = state.range(0);
   const bool with_digests = state.range(1) != 0;
   set_log_level(LogLevel::kError);
-  pin(kPrefillCpu);
+  pin_thread(kPrefillCpu);
   auto server = *TransferServer::create({.listen = {.host = "127.0.0.1", .port = 0},
                                          .form = 1,
                                          .page_bytes = page_bytes,
@@ -88,7 +79,7 @@ void BM_Transfer(benchmark::State& state) {
                                           return std::make_shared<SendingLink>(std::move(receiver),
                                                                                page_bytes);
                                         });
-  pin(kDecodeCpu);
+  pin_thread(kDecodeCpu);
   const auto mailbox = std::make_shared<PieceMailbox>(int64_t{64} << 20);
   PrefillPeers peers(
       {.peers = {server->endpoint()}, .page_bytes = page_bytes, .streams = state.range(2)},
