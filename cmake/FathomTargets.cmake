@@ -120,3 +120,9 @@ function(fathom_gpu_program NAME)
   set_target_properties(${NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/gpu)
   add_dependencies(gpu ${NAME})
 endfunction()
+
+# The tests of this folder run the program on the CPU, on a machine with a GPU too.
+function(fathom_tests_on_cpu)
+  get_property(HERE DIRECTORY PROPERTY TESTS)
+  set_property(TEST ${HERE} APPEND PROPERTY ENVIRONMENT FATHOM_DEVICE=cpu)
+endfunction()

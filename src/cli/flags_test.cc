@@ -259,13 +259,16 @@ TEST(ModelFlags, TextIsNotTakenForAModel) {
 }
 
 // Runs the whole command line, up to loading a model.
+// On the CPU, on a machine with a GPU too.
 int status_of(std::vector<const char*> arguments, std::string* message) {
   arguments.insert(arguments.begin(), "fathom");
+  setenv("FATHOM_DEVICE", "cpu", 1);
   testing::internal::CaptureStderr();
   testing::internal::CaptureStdout();
   const int status = run_command_line(static_cast<int>(arguments.size()), arguments.data());
   *message = testing::internal::GetCapturedStderr();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+  unsetenv("FATHOM_DEVICE");
   return status;
 }
 
