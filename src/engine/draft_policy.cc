@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace fathom {
 namespace {
@@ -23,6 +24,14 @@ constexpr double kLeastGain = 1.02;
 
 // One of so many steps tries another number of drafts, so that times follow the machine's load.
 constexpr int64_t kTrialEvery = 64;
+
+// A store of trials for a text that has changed. A step's drafts are charged with no more, however
+// long the machine stalled.
+constexpr double kMostCredit = 8;
+
+// Considering drafts costs the time in which the host prepares a step. It is done more and more
+// rarely where nothing is drafted.
+constexpr int64_t kLeastRest = 32, kMostRest = 256;
 
 double mix(double average, double value, double share) {
   return average + share * (value - average);
@@ -93,6 +102,27 @@ void DraftPolicy::record_window(Sequence& sequence, int64_t drafts, int64_t acce
     own = mix(acceptance(sequence, i), outcome, kNewOutcome);
     acceptance_[i] = mix(acceptance_[i], outcome, kNewOutcomeOfAll);
   }
+  // A step without drafts gives each sequence one token.
+  if (drafts > 0) add_credit(static_cast<double>(accepted) / num_entries_);
+}
+
+void DraftPolicy::record_step(int64_t rows, double seconds) {
+  correct_charge(seconds);
+  steps_.add(rows, seconds);
+  ++steps_since_trial_;
+  add_credit(kMostLost);
+}
+
+void DraftPolicy::record_drafting(int64_t sequences, int64_t drafts, double seconds) {
+  drafting_[static_cast<size_t>(drafts - 1)].add(sequences, seconds);
+  drafting_seconds_ = seconds;
+}
+
+void DraftPolicy::add_credit(double steps) { credit_ = std::min(kMostCredit, credit_ + steps); }
+
+int64_t DraftPolicy::rest() const {
+  const auto until_credit = static_cast<int64_t>(std::ceil(-credit_ / kMostLost)) + 1;
+  return std::clamp(std::max(rest_, until_credit), kLeastRest, kMostRest);
 }
 
 DraftPolicy::Prospect DraftPolicy::prospect(std::span<const StepEntry> entries,
@@ -121,23 +151,49 @@ double DraftPolicy::seconds(const Prospect& prospect, int64_t drafts) const {
 }
 
 int64_t DraftPolicy::trial(std::span<const StepEntry> entries, int64_t most) {
-  for (int64_t drafts = most; drafts >= 0; --drafts) {
+  for (int64_t drafts = 0; drafts <= most; ++drafts) {
     const Prospect found = prospect(entries, drafts);
     const bool is_new = steps_.try_rows(found.rows);
     const bool drafts_are_new =
         drafts > 0 && drafting_[static_cast<size_t>(drafts - 1)].try_rows(found.drafting);
     if (is_new || drafts_are_new) return drafts;
   }
-  if (num_choices_ % kTrialEvery != 0) return -1;
-  return num_choices_ / kTrialEvery % (most + 1);
+  if (steps_since_trial_ < kTrialEvery) return -1;
+  steps_since_trial_ = 0;
+  return ++num_trials_ % (most + 1);
 }
 
 void DraftPolicy::choose(std::span<StepEntry> entries) {
   int64_t most = 0;
   for (const StepEntry& entry : entries) most = std::max(most, entry.num_drafts);
   if (most == 0) return;
-  ++num_choices_;
-  int64_t best = trial(entries, most);
+  num_entries_ = static_cast<double>(entries.size());
+  lower(entries, most);
+  const bool drafts =
+      std::ranges::any_of(entries, [](const StepEntry& entry) { return entry.num_drafts > 0; });
+  rest_ = drafts ? 0 : std::clamp(2 * rest_, kLeastRest, kMostRest);
+  if (drafts) charge(entries);
+}
+
+void DraftPolicy::charge(std::span<const StepEntry> entries) {
+  int64_t most = 0;
+  for (const StepEntry& entry : entries) most = std::max(most, entry.num_drafts);
+  const double plain = steps_.at(std::ssize(entries));
+  charged_ = seconds(prospect(entries, most), most) / plain - 1;
+  drafting_seconds_ = 0;
+  credit_ -= charged_;
+}
+
+void DraftPolicy::correct_charge(double step_seconds) {
+  const double charged = std::exchange(charged_, 0);
+  if (charged == 0 || step_seconds <= 0 || drafting_seconds_ <= 0) return;
+  const double plain = steps_.at(static_cast<int64_t>(num_entries_));
+  const double cost = (drafting_seconds_ + step_seconds) / plain - 1;
+  add_credit(charged - std::min(cost, kMostCredit));
+}
+
+void DraftPolicy::lower(std::span<StepEntry> entries, int64_t most) {
+  int64_t best = credit_ > 0 ? trial(entries, most) : 0;
   if (best < 0) {
     best = 0;
     double best_rate = 0;

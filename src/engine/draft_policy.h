@@ -2,6 +2,10 @@
 // shares of drafts that were right so far and the measured times of steps and of drafting. None
 // where drafting does not pay.
 //
+// What drafts cost that do not pay, and trials, is bounded: the policy has a credit in steps
+// without drafts, which every step raises a little, a step's drafts lower by the time they take,
+// and accepted ones raise by what they bring. Without credit nothing is drafted.
+//
 // It only affects speed. Engine thread only.
 #pragma once
 
@@ -52,18 +56,23 @@ inline constexpr std::array<double, kMaxDrafts> kFirstAcceptance = {0.9, 0.7, 0.
 
 class DraftPolicy {
  public:
+  // A bound for what is lost: of the steps' time, and in all before the first of it, in steps.
+  static constexpr double kMostLost = 1.0 / 256, kFirstCredit = 2;
+
   // Lowers the entries' num_drafts, which are the most that each may have. All entries are of
   // sequences that need one token.
   void choose(std::span<StepEntry> entries);
 
+  // After a choice of no drafts: steps for which another choice is not worth its time, unless
+  // sequences come or go.
+  int64_t rest() const;
+
   // A sequence had drafts in a step, or none.
   void record_window(Sequence& sequence, int64_t drafts, int64_t accepted);
   // A step of `rows` rows without prompts took so long, without the drafting before it.
-  void record_step(int64_t rows, double seconds) { steps_.add(rows, seconds); }
+  void record_step(int64_t rows, double seconds);
   // Drafting at most `drafts` tokens for each of some sequences took so long in all.
-  void record_drafting(int64_t sequences, int64_t drafts, double seconds) {
-    drafting_[static_cast<size_t>(drafts - 1)].add(sequences, seconds);
-  }
+  void record_drafting(int64_t sequences, int64_t drafts, double seconds);
 
  private:
   // What a step costs and brings in which each entry has at most so many drafts.
@@ -73,6 +82,12 @@ class DraftPolicy {
   };
   Prospect prospect(std::span<const StepEntry> entries, int64_t drafts) const;
   double seconds(const Prospect& prospect, int64_t drafts) const;
+  // Lowers the entries' num_drafts, up to `most`.
+  void lower(std::span<StepEntry> entries, int64_t most);
+  // Takes what the entries' drafts cost from the credit, by estimate; then what they did cost.
+  void charge(std::span<const StepEntry> entries);
+  void correct_charge(double step_seconds);
+  void add_credit(double steps);
   // A number of drafts whose time is not known well enough, or not any more; -1: none.
   int64_t trial(std::span<const StepEntry> entries, int64_t most);
   void drop_poor_drafts(std::span<StepEntry> entries, int64_t drafts) const;
@@ -82,7 +97,12 @@ class DraftPolicy {
   std::array<RowTimes, kMaxDrafts> drafting_;  // by sequences that draft
   // Of all sequences: what a new one is taken for.
   std::array<double, kMaxDrafts> acceptance_ = kFirstAcceptance;
-  int64_t num_choices_ = 0;
+  int64_t num_trials_ = 0, steps_since_trial_ = 0;
+  double credit_ = kFirstCredit;  // steps without drafts
+  double num_entries_ = 1;        // of the last choice
+  // Of the last choice if it has drafts: what was charged for, and the measured time so far.
+  double charged_ = 0, drafting_seconds_ = 0;
+  int64_t rest_ = 0;
 };
 
 }  // namespace fathom

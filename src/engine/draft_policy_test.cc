@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <vector>
 
 namespace fathom {
@@ -121,28 +123,128 @@ TEST(DraftPolicy, WhatComesAfterARejectedDraftSaysNothing) {
   EXPECT_LT(often.draft_acceptance[1], 0);
 }
 
-// Every number of drafts is tried before any is chosen, and now and then later, so that a bad first
-// time or another load of the machine does not decide for ever.
+// A machine on which a step of one row takes 10 ms, and sequences whose drafts are right with a
+// probability.
+struct Machine {
+  double row = 0.001, draft = 0.001;  // seconds of a further row; of a draft of all sequences
+  std::mt19937 random{1};
+
+  struct Step {
+    double seconds = 0, tokens = 0;
+    int64_t most_drafts = 0;
+  };
+  Step step(DraftPolicy& policy, std::vector<Sequence>& sequences, double acceptance) {
+    std::vector<StepEntry> entries;
+    for (Sequence& sequence : sequences) {
+      entries.push_back({.sequence = &sequence, .num_tokens = 1, .num_drafts = 3, .samples = true});
+    }
+    policy.choose(entries);
+    Step step;
+    int64_t rows = 0, drafting = 0;
+    for (const StepEntry& entry : entries) {
+      rows += 1 + entry.num_drafts;
+      drafting += entry.num_drafts > 0;
+      step.most_drafts = std::max(step.most_drafts, entry.num_drafts);
+    }
+    const double drafting_s = draft * static_cast<double>(step.most_drafts);
+    const double step_s = 0.010 + row * static_cast<double>(rows - 1);
+    if (step.most_drafts > 0) policy.record_drafting(drafting, step.most_drafts, drafting_s);
+    policy.record_step(rows, step_s);
+    step.seconds = drafting_s + step_s;
+    for (const StepEntry& entry : entries) {
+      int64_t right = 0;
+      const auto is_right = [&] { return std::bernoulli_distribution(acceptance)(random); };
+      while (right < entry.num_drafts && is_right()) ++right;
+      policy.record_window(*entry.sequence, entry.num_drafts, right);
+      step.tokens += 1 + static_cast<double>(right);
+    }
+    return step;
+  }
+  // Tokens a second with exactly so many drafts.
+  double rate(double count, int64_t drafts, double acceptance) const {
+    double tokens = 1, reached = 1;
+    for (int64_t i = 0; i < drafts; ++i) tokens += reached *= acceptance;
+    const auto k = static_cast<double>(drafts);
+    return count * tokens / (0.010 + row * (count * (1 + k) - 1) + draft * k);
+  }
+};
+
+// Whatever rows and drafts cost and however often they are right, no more time is lost than
+// kMostLost and the first credit, and what overshoots it by one step's drafts; and where drafts
+// pay, most of what the best number of drafts gains is gained.
+TEST(DraftPolicy, LosesNoMoreThanItsShare) {
+  constexpr int kSteps = 4000;
+  for (const size_t count : {1, 4, 16}) {
+    for (const double row : {0.0, 0.0002, 0.001, 0.004, 0.010}) {
+      for (const double draft : {0.0002, 0.001, 0.004}) {
+        for (const double acceptance : {0.0, 0.3, 0.6, 0.8, 0.95}) {
+          Machine machine{.row = row, .draft = draft};
+          DraftPolicy policy;
+          std::vector<Sequence> sequences(count);
+          double seconds = 0, tokens = 0;
+          for (int i = 0; i < kSteps; ++i) {
+            const Machine::Step step = machine.step(policy, sequences, acceptance);
+            seconds += step.seconds;
+            tokens += step.tokens;
+          }
+          const auto batch = static_cast<double>(count);
+          const double plain = machine.rate(batch, 0, acceptance);
+          const double lost = seconds * plain / batch - tokens / batch;  // steps
+          const double overshoot = 3 * (batch * row + draft) / 0.010;
+          EXPECT_LE(lost, DraftPolicy::kMostLost * kSteps + DraftPolicy::kFirstCredit +
+                              std::min(overshoot, 8.0))
+              << count << " sequences, row " << row << ", draft " << draft << ", acceptance "
+              << acceptance;
+          double best = plain;
+          for (int64_t k = 1; k <= kMaxDrafts; ++k) {
+            best = std::max(best, machine.rate(batch, k, acceptance));
+          }
+          EXPECT_GE(tokens / seconds, best - 0.3 * (best - plain) - 0.03 * plain)
+              << count << " sequences, row " << row << ", draft " << draft << ", acceptance "
+              << acceptance;
+        }
+      }
+    }
+  }
+}
+
+// Every number of drafts is tried now and then, so that a bad first time or another load of the
+// machine does not decide for ever.
 TEST(DraftPolicy, TriesWhatItDoesNotKnow) {
   DraftPolicy policy;
-  std::array<int, kMaxDrafts + 1> first{}, later{};
-  const auto choose = [&] { return Decoding({all(0.9)}).chosen_by(policy)[0]; };
-  const auto run = [&](double row, double draft) {
-    const int64_t drafts = choose();
-    policy.record_step(1 + drafts, 0.010 + row * static_cast<double>(drafts));
-    if (drafts > 0) policy.record_drafting(1, drafts, draft * static_cast<double>(drafts));
-    return static_cast<size_t>(drafts);
+  std::vector<Sequence> sequences(1);
+  Machine machine{.row = 0.006, .draft = 0.004};
+  std::array<int, kMaxDrafts + 1> chosen{}, last{};
+  const auto run = [&](int steps, std::array<int, kMaxDrafts + 1>& counts) {
+    for (int i = 0; i < steps; ++i) {
+      ++counts[static_cast<size_t>(machine.step(policy, sequences, 0.9).most_drafts)];
+    }
   };
-  for (int i = 0; i < 4 * RowTimes::kEnough; ++i) ++first[run(0.02, 0.02)];
-  for (const int count : first) EXPECT_EQ(count, RowTimes::kEnough);
-  for (int i = 0; i < 1000; ++i) ++later[run(0.02, 0.02)];
-  EXPECT_GT(later[0], 980) << "drafts do not pay";
-  for (const int count : later) EXPECT_GT(count, 2);
+  run(10000, chosen);
+  for (const int count : chosen) EXPECT_GE(count, RowTimes::kEnough);
+  EXPECT_GT(chosen[0], 9800) << "drafts do not pay";
   // The machine has got faster.
-  std::array<int, kMaxDrafts + 1> last{};
-  for (int i = 0; i < 2000; ++i) run(0.0001, 0.0001);
-  for (int i = 0; i < 200; ++i) ++last[run(0.0001, 0.0001)];
+  machine.row = machine.draft = 0.0001;
+  run(5000, last);
+  last = {};
+  run(200, last);
   EXPECT_GT(last[3], 180);
+}
+
+// Without drafts the next ones are considered more and more rarely, soonest when there is credit.
+TEST(DraftPolicy, RestsWhereDraftsDoNotPay) {
+  DraftPolicy policy = policy_of(0.010, 0.002);
+  std::vector<int64_t> rests;
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(Decoding({all(0.5)}).chosen_by(policy)[0], 0);
+    rests.push_back(policy.rest());
+  }
+  EXPECT_EQ(rests, (std::vector<int64_t>{32, 64, 128, 256, 256}));
+  DraftPolicy cheap = policy_of(0.0005, 0.001);
+  EXPECT_GT(Decoding({all(0.98)}).chosen_by(cheap)[0], 0);
+  for (int i = 0; i < 100; ++i) Decoding({all(0.98)}).chosen_by(cheap);  // none is right
+  EXPECT_EQ(Decoding({all(0.98)}).chosen_by(cheap)[0], 0) << "there is no credit";
+  EXPECT_GT(cheap.rest(), 32) << "until there is some";
 }
 
 // Attempts whose steps had other rows, for lack of room, are not repeated for ever.

@@ -20,10 +20,6 @@ const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
 // looks for orders that nobody answers, and for room in a window.
 constexpr std::chrono::milliseconds kPeerPoll(20), kWindowPoll(1);
 
-// Steps that overlap without drafts after one in which drafts did not pay. Considering them costs
-// the time in which the host prepares a step.
-constexpr int64_t kUndraftedSteps = 32;
-
 const Status kDead = {Code::kUnavailable, "engine is dead"};  // short: does not allocate
 
 EngineOptions with_clock(EngineOptions options) {
@@ -229,7 +225,7 @@ bool EngineLoop::may_begin() const {
 // After a step was planned, before it begins.
 void EngineLoop::limit_overlap(const StepPlan& plan) {
   if (steps_in_flight() > 0) {
-    --undrafted_steps_;
+    undrafted_steps_ = plan.started.empty() ? undrafted_steps_ - 1 : 0;
     return;
   }
   bool could_draft = false, drafts = false;
@@ -237,7 +233,8 @@ void EngineLoop::limit_overlap(const StepPlan& plan) {
     could_draft |= entry.num_tokens == 1 && entry.samples && entry.sequence->output_len() > 0;
     drafts |= entry.num_drafts > 0;
   }
-  undrafted_steps_ = options_.adapts_drafts && could_draft && !drafts ? kUndraftedSteps : 0;
+  const bool rests = options_.adapts_drafts && could_draft && !drafts;
+  undrafted_steps_ = rests ? lanes_.draft_policy().rest() : 0;
 }
 
 // Returns false if no step has begun: all sequences wait for the step in flight, or memory ran out.

@@ -40,7 +40,9 @@ constexpr std::string_view kNames[] = {"none",
                                        "repeated_tokens",
                                        "wrong_index_row",
                                        "wrong_index_page",
-                                       "coarse_limit"};
+                                       "coarse_limit",
+                                       "unbounded_queries",
+                                       "rounded_reference"};
 static_assert(std::size(kNames) == static_cast<size_t>(PlantedFault::kLast) + 1);
 
 PlantedFault fault_of_environment() {

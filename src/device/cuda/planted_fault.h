@@ -49,7 +49,10 @@ enum class PlantedFault {
   kWrongIndexRow,   // row 5 of a step writes its index key a slot further
   kWrongIndexPage,  // the second page of 256 keys is scored as the first
   kCoarseLimit,     // the choice takes the k-th score's upper 22 bits for all of it
-  kLast = kCoarseLimit,
+  // Those of latent attention over an 8-bit cache.
+  kUnboundedQueries,  // queries of 0 are brought up by 2^126
+  kRoundedReference,  // a reference is multiplied with the softmax scale, and rounded, by itself
+  kLast = kRoundedReference,
 };
 
 // The fault that FATHOM_PLANT names; kNone where it is unset. Ends the program if the name is

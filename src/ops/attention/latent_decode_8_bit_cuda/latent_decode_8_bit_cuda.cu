@@ -48,6 +48,7 @@
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_queries_cuda.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_results_cuda.cuh"
 #include "ops/attention/latent_decode_cuda/latent_decode_join_cuda.cuh"
+#include "ops/attention/latent_decode_cuda/score_reference_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -94,7 +95,7 @@ class PartAttention {
 
   __device__ void run(const LatentDecodePart& part) {
     row_scale_ = load_queries(shared_, arguments_, part);
-    reference_ = -INFINITY;
+    reference_ = kNoReference;
     sum_ = 0;
 #pragma unroll
     for (int block = 0; block < kOutBlocks; ++block) {
@@ -313,15 +314,17 @@ class PartAttention {
   // Every warp computes the same for the rows that its lanes keep; the first one publishes.
   __device__ void update_references(int buffer) {
     bool rescales = false;
-    const float most = unordered(shared_.maxima[buffer][kept_]) * row_scale_;
+    const float most = unordered(shared_.maxima[buffer][kept_]);
+    const float above = above_reference(most, reference_, row_scale_);
     float before = 1;
-    if (most > reference_ + kSlack) {
-      before = exp2_fast(reference_ - most);
-      rescales = reference_ != -INFINITY;
+    factor_ = exp2_fast(above);
+    if (above > kSlack) {
+      before = exp2_fast(-above);
+      factor_ = 1;
+      rescales = reference_ != kNoReference;
       sum_ *= before;
       reference_ = most;
     }
-    factor_ = most == -INFINITY ? 0 : exp2_fast(most - reference_);
     if (threadIdx.x < 32) {
       shared_.factors[kept_] = factor_;
       shared_.rescales[kept_] = before;
@@ -337,12 +340,12 @@ class PartAttention {
     float partial[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const float most = unordered(shared_.maxima[buffer][place_.row_of(i)]) * row_scale_;
       // A row that sees none of these keys has only scores of -infinity.
-      const float base = kProbabilityExponent - (most == -INFINITY ? 0 : most);
+      const float most = fmaxf(unordered(shared_.maxima[buffer][place_.row_of(i)]), kNoReference);
       const int j = i / 2 * 4 + (i & 1);
-      scores[j] = exp2_fast(scores[j] * row_scale_ + base);
-      scores[j + 2] = exp2_fast(scores[j + 2] * row_scale_ + base);
+      scores[j] = exp2_fast(above_reference(scores[j], most, row_scale_, kProbabilityExponent));
+      scores[j + 2] =
+          exp2_fast(above_reference(scores[j + 2], most, row_scale_, kProbabilityExponent));
       partial[i] = scores[j] + scores[j + 2];
     }
 #pragma unroll
@@ -498,7 +501,7 @@ class PartAttention {
   __device__ void add_up_sums() {
     if (kOwn >= 8 || place_.lane % 8 < 4) {
       shared_.sums[threadIdx.x / 32][kept_] = sum_;
-      if (threadIdx.x < 32) shared_.references[kept_] = reference_;
+      if (threadIdx.x < 32) shared_.references[kept_] = reference_ * row_scale_;
     }
     meet();
     if (threadIdx.x < kRows) {

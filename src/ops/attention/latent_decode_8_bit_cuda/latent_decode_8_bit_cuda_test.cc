@@ -75,6 +75,32 @@ TEST(LatentDecode8BitBatch, QueriesOfAnySize) {
   }
 }
 
+// Logits up to some 2^34 over all formats, as SparseLatentScales.LogitsOfAnySize has them.
+TEST(LatentDecodeScales, LogitsOfAnySize) {
+  struct Sizes {
+    float latents, queries;
+  };
+  int64_t certain = 0, all = 0;
+  for (const CacheFormat format :
+       {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+    for (const auto& [latents, queries] :
+         {Sizes{1, 1}, Sizes{1, 1e3f}, Sizes{1e2f, 1e2f}, Sizes{1e2f, 1e6f}, Sizes{1e4f, 1e3f},
+          Sizes{1e7f, 1}, Sizes{1e7f, 1e3f}}) {
+      for (const int heads : {16, 32, 64, 128}) {
+        LatentDecodeTrial trial(format, heads, {1, 70, 200}, {1, 1, 1});
+        trial.scale_latents(latents);
+        trial.scale_queries(queries);
+        EXPECT_LE(trial.worst_certain_error(certain, all), 1e-2)
+            << name_of(format) << ", " << heads << " heads, latents times " << latents
+            << ", queries times " << queries;
+      }
+    }
+  }
+  std::printf("%.3f of the queries have certain scores\n",
+              static_cast<double>(certain) / static_cast<double>(all));
+  EXPECT_GT(certain, all * 7 / 10);
+}
+
 // Scales whose products with e4m3 exceed f16: 448 * 9 * 16 is its limit. For all keys, for some
 // keys of a page, for a few pages, and for masked keys, which must not change the others' bits.
 TEST(LatentDecode8BitScales, OfAnySizeEqualDoublePrecision) {

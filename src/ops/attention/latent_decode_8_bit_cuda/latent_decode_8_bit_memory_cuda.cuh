@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/cuda/planted_fault.h"
 #include "device/cuda/ptx.cuh"
 #include "ops/attention/latent_decode_cuda/latent_decode_plan.h"
 
@@ -45,6 +46,7 @@ struct Arguments {
   int32_t heads;
   int32_t tile_blocks;  // CTAs that compute a row tile together
   float scale_log2;
+  FATHOM_PLANTED_FAULT
 };
 
 // A page in shared memory.

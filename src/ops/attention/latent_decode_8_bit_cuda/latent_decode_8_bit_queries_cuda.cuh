@@ -30,10 +30,15 @@ __device__ inline uint2 next_term(Eight& x, int term) {
   return narrow_to_fp8<Fp8::kE4M3>(leading);
 }
 
+// Values of 0, and below 2^-63, are brought up no further: where the way back is 0, a masked score
+// times it is NaN.
+constexpr int kLeastExponent = 64;
+
 // The power of two that brings the CTA's largest value below 2^(kExponent + 1). One factor serves
 // all rows: the absolute error of scores matters.
 template <int kExponent, typename Shared, int kUnitsEach>
-__device__ inline float scale_up(Shared& shared, const uint4 (&values)[kUnitsEach][2]) {
+__device__ inline float scale_up(Shared& shared, const Arguments& arguments,
+                                 const uint4 (&values)[kUnitsEach][2]) {
   uint32_t most = 0;  // largest magnitude's bits
 #pragma unroll
   for (int u = 0; u < kUnitsEach; ++u) {
@@ -49,9 +54,8 @@ __device__ inline float scale_up(Shared& shared, const uint4 (&values)[kUnitsEac
   meet();
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) most = max(most, shared.largest_queries[w]);
-  // Queries of 0, and below 2^-63, are brought up no further: where the way back is 0, a masked
-  // score times it is NaN.
-  const int exponent = max(64, static_cast<int>(most) >> 7);
+  const int least = FATHOM_PLANTED(arguments, kUnboundedQueries) ? 15 : kLeastExponent;
+  const int exponent = max(least, static_cast<int>(most) >> 7);
   return __int_as_float((2 * 127 + kExponent - exponent) << 23);
 }
 
@@ -81,7 +85,7 @@ __device__ inline float load_queries(SharedMemory<Row, kRows>& shared, const Arg
           unit < kUnits ? reinterpret_cast<const uint4*>(source)[half] : make_uint4(0, 0, 0, 0);
     }
   }
-  const float up = scale_up<kQueryExponent>(shared, values);
+  const float up = scale_up<kQueryExponent>(shared, arguments, values);
 #pragma unroll
   for (int u = 0; u < kUnitsEach; ++u) {
     const int unit = first + u * kSharers;

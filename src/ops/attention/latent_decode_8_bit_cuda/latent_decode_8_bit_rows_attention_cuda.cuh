@@ -13,6 +13,7 @@
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_results_cuda.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_rows_queries_cuda.cuh"
 #include "ops/attention/latent_decode_cuda/latent_decode_join_cuda.cuh"
+#include "ops/attention/latent_decode_cuda/score_reference_cuda.cuh"
 
 namespace fathom::cuda::latent_8_bit {
 
@@ -307,15 +308,15 @@ class RowsAttention {
   // Turns scores into probabilities, which both warpgroups multiply values with.
   __device__ void soften(int page, float (&scores)[kElements]) {
     float2 references[kOwn / 2];
-    float above = -INFINITY;  // relative to the references
+    float above = -INFINITY;  // the references
 #pragma unroll
     for (int i = 0; i < kOwn / 2; ++i) {
       references[i] = pair_of(shared_.references, i);
       const float* its = scores + 4 * i;
-      above = fmaxf(above, fmaf(fmaxf(its[0], its[2]), row_scale_, -references[i].x));
-      above = fmaxf(above, fmaf(fmaxf(its[1], its[3]), row_scale_, -references[i].y));
+      above = fmaxf(above, fmaxf(its[0], its[2]) - references[i].x);
+      above = fmaxf(above, fmaxf(its[1], its[3]) - references[i].y);
     }
-    bool wants = above > kSlack;
+    bool wants = above * row_scale_ > kSlack;
     if constexpr (Row::kIsScaled) wants = wants || value_divisor_rises();
     const bool rises =
         place_.group == 0 ? any_of<kBarrier + 1>(wants) : any_of<kBarrier + 2>(wants);
@@ -329,11 +330,16 @@ class RowsAttention {
     for (int i = 0; i < kOwn / 2; ++i) {
       const float2 reference = references[i];
       float* its = scores + 4 * i;
-      // A row that has seen no key yet has only scores of -infinity.
-      const float base[2] = {kBias - (reference.x == -INFINITY ? 0 : reference.x),
-                             kBias - (reference.y == -INFINITY ? 0 : reference.y)};
 #pragma unroll
-      for (int j = 0; j < 4; ++j) its[j] = exp2_fast(fmaf(its[j], row_scale_, base[j & 1]));
+      for (int j = 0; j < 4; ++j) {
+        const float its_reference = j & 1 ? reference.y : reference.x;
+        if (FATHOM_PLANTED(arguments_, kRoundedReference)) {
+          its[j] = fmaf(its[j], row_scale_, kBias - __fmul_rn(its_reference, row_scale_));
+        } else {
+          its[j] = above_reference(its[j], its_reference, row_scale_, kBias);
+        }
+        its[j] = exp2_fast(its[j]);
+      }
       sums_[2 * i] += its[0] + its[2];
       sums_[2 * i + 1] += its[1] + its[3];
     }
@@ -375,10 +381,9 @@ class RowsAttention {
       float most = shared_.maxima[0][row];
 #pragma unroll
       for (int w = 1; w < kGroupThreads / 32; ++w) most = fmaxf(most, shared_.maxima[w][row]);
-      most *= row_scale_;
-      const float before = shared_.references[row];
-      const bool rises = most > before + kSlack;
-      shared_.factors[place_.group][row] = rises ? exp2_fast(before - most) : 1;
+      const float above = above_reference(most, shared_.references[row], row_scale_);
+      const bool rises = above > kSlack;
+      shared_.factors[place_.group][row] = rises ? exp2_fast(-above) : 1;
       if (rises) shared_.references[row] = most;
     }
     meet_group();
@@ -497,8 +502,8 @@ class RowsAttention {
           Row::kIsScaled ? fmaxf(shared_.value_divisors[0], shared_.value_divisors[1]) / kScaleUp
                          : 1;
       shared_.inverses[threadIdx.x] = sum > 0 ? reciprocal_fast(sum) * down : 0;
-      shared_.weights[threadIdx.x] =
-          present(sum > 0 ? shared_.references[threadIdx.x] + log2_fast(sum) : -1e30f);
+      shared_.weights[threadIdx.x] = present(
+          sum > 0 ? fmaf(shared_.references[threadIdx.x], row_scale_, log2_fast(sum)) : -1e30f);
     }
     meet();
     const int blocks = arguments_.tile_blocks;

@@ -47,8 +47,8 @@ struct RowsSharedMemory {
   // page. value_divisors: all keys' values up to the latest even and odd page; never falls within a
   // split. Sums of values are relative to it.
   float key_divisors[kWarps], value_divisors[kGroups];
-  // Base 2 logarithms that rows' sums are relative to. The warpgroup that computes a page's
-  // probabilities reads and writes them, in page order.
+  // Scores that rows' sums are relative to. The warpgroup that computes a page's probabilities
+  // reads and writes them, in page order.
   alignas(16) float references[kBlockRows];
   alignas(16) float maxima[kGroupThreads / 32][kBlockRows];
   alignas(16) float sums[kWarps][kBlockRows], inverses[kBlockRows], weights[kBlockRows];

@@ -7,6 +7,7 @@
 #include "device/cuda/rows.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_queries_cuda.cuh"
 #include "ops/attention/latent_decode_8_bit_cuda/latent_decode_8_bit_rows_memory_cuda.cuh"
+#include "ops/attention/latent_decode_cuda/score_reference_cuda.cuh"
 
 namespace fathom::cuda::latent_8_bit {
 
@@ -77,7 +78,7 @@ __device__ inline float load_queries(Shared& shared, const Arguments& arguments,
       values[u][half] = reinterpret_cast<const uint4*>(source)[half];
     }
   }
-  const float up = scale_up<kF16QueryExponent>(shared, values);
+  const float up = scale_up<kF16QueryExponent>(shared, arguments, values);
 #pragma unroll
   for (int u = 0; u < kUnitsEach; ++u) {
     const int unit = sharer + u * kSharers, box = unit / 4;
@@ -91,7 +92,7 @@ __device__ inline float load_queries(Shared& shared, const Arguments& arguments,
       store_unit(shared.queries[box], row, unit % 4, low, high);
     }
   }
-  if (threadIdx.x < kBlockRows) shared.references[threadIdx.x] = -INFINITY;
+  if (threadIdx.x < kBlockRows) shared.references[threadIdx.x] = kNoReference;
   if (threadIdx.x < kGroups) shared.value_divisors[threadIdx.x] = 1;
   fence_async_proxy();
   meet();

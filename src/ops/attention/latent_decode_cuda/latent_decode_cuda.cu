@@ -43,6 +43,7 @@
 #include "ops/attention/latent_decode_cuda/latent_decode_cuda.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_join_cuda.cuh"
 #include "ops/attention/latent_decode_cuda/latent_decode_rows_cuda.h"
+#include "ops/attention/latent_decode_cuda/score_reference_cuda.cuh"
 
 namespace fathom::cuda {
 namespace {
@@ -156,7 +157,7 @@ class Attention {
     for (int i = 0; i < kOwn; ++i) {
       const int row = part.first_row + group_ * kRows + column(i);
       limit_[i] = part.kv_len - part.num_queries + 1 + row / arguments_.heads;
-      maximum_[i] = -INFINITY;
+      maximum_[i] = kNoReference;
       sum_[i] = 0;
     }
 #pragma unroll
@@ -296,11 +297,10 @@ class Attention {
     for (int i = 0; i < kOwn; ++i) {
       const int c = column(i);
       const float most =
-          fmaxf(fmaxf(exchange[0][c], exchange[1][c]), fmaxf(exchange[2][c], exchange[3][c])) *
-          arguments_.scale_log2;
+          fmaxf(fmaxf(exchange[0][c], exchange[1][c]), fmaxf(exchange[2][c], exchange[3][c]));
       factor[i] = 1;
       if (most > maximum_[i]) {
-        factor[i] = exp2_fast(maximum_[i] - most);
+        factor[i] = exp2_fast(above_reference(maximum_[i], most, arguments_.scale_log2));
         maximum_[i] = most;
         sum_[i] *= factor[i];
         grew = true;
@@ -314,11 +314,9 @@ class Attention {
 #pragma unroll
     for (int j = 0; j < kElements; j += 2) {
       const int i = j / 4 * 2;
-      // A row that has seen no key yet has only scores of -infinity.
-      const float a = maximum_[i] == -INFINITY ? 0 : maximum_[i];
-      const float b = maximum_[i + 1] == -INFINITY ? 0 : maximum_[i + 1];
-      packed[j / 2] = pack_bf16(exp2_fast(scores[j] * arguments_.scale_log2 - a),
-                                exp2_fast(scores[j + 1] * arguments_.scale_log2 - b));
+      packed[j / 2] = pack_bf16(
+          exp2_fast(above_reference(scores[j], maximum_[i], arguments_.scale_log2)),
+          exp2_fast(above_reference(scores[j + 1], maximum_[i + 1], arguments_.scale_log2)));
       // Sums the rounded values, because those are multiplied.
       sum_[i] += __uint_as_float(packed[j / 2] << 16);
       sum_[i + 1] += __uint_as_float(packed[j / 2] & 0xFFFF0000u);
@@ -387,8 +385,8 @@ class Attention {
     if (warp_ == 0 && lane_ < 4) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        shared_.weights[group_ * kRows + column(i)] =
-            present(sum_[i] > 0 ? maximum_[i] + log2_fast(sum_[i]) : -1e30f);
+        shared_.weights[group_ * kRows + column(i)] = present(
+            sum_[i] > 0 ? fmaf(maximum_[i], arguments_.scale_log2, log2_fast(sum_[i])) : -1e30f);
       }
     }
     meet();

@@ -13,6 +13,7 @@
 #include "ops/attention/latent_decode_cuda/latent_decode_join_cuda.cuh"
 #include "ops/attention/latent_decode_cuda/latent_decode_rows_memory_cuda.cuh"
 #include "ops/attention/latent_decode_cuda/latent_keys.h"
+#include "ops/attention/latent_decode_cuda/score_reference_cuda.cuh"
 
 namespace fathom::cuda::latent_rows {
 
@@ -91,7 +92,8 @@ class Attention {
     constexpr float kLn2 = 0.6931471805599453f;
     const int last = (parts_ - 1) & 1;
     const float sum = shared_.sums[last][0][thread_] + shared_.sums[last][1][thread_];
-    lse[thread_] = (shared_.references[last][thread_] + log2_fast(sum)) * kLn2;
+    lse[thread_] =
+        fmaf(shared_.references[last][thread_], arguments_.scale_log2, log2_fast(sum)) * kLn2;
   }
 
  private:
@@ -107,7 +109,7 @@ class Attention {
       const int row = part.first_row + rank_ * kRows + first_row_ + 8 * h;
       // Relative to the thread's first column.
       visible_[h] = first_limit + row / arguments_.heads - 2 * (lane_ % 4);
-      reference_[h] = -INFINITY;
+      reference_[h] = kNoReference;
       sum_[h] = 0;
     }
   }
@@ -236,19 +238,19 @@ class Attention {
         most = fmaxf(most, fmaxf(scores[j], scores[j + 1]));
       }
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2)) * arguments_.scale_log2;
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const float above = above_reference(most, reference_[h], arguments_.scale_log2);
       factor[h] = 1;
-      if (most > reference_[h] + kSlack) {
-        factor[h] = exp2_fast(reference_[h] - most);
+      if (above > kSlack) {
+        factor[h] = exp2_fast(-above);
         reference_[h] = most;
         sum_[h] *= factor[h];
       }
-      // A row that has seen no key yet has only scores of -infinity.
-      const float base = reference_[h] == -INFINITY ? 0 : reference_[h];
 #pragma unroll
       for (int j = 2 * h; j < kElements; j += 4) {
-        const uint32_t two = pack_bf16(exp2_fast(scores[j] * arguments_.scale_log2 - base),
-                                       exp2_fast(scores[j + 1] * arguments_.scale_log2 - base));
+        const uint32_t two = pack_bf16(
+            exp2_fast(above_reference(scores[j], reference_[h], arguments_.scale_log2)),
+            exp2_fast(above_reference(scores[j + 1], reference_[h], arguments_.scale_log2)));
         packed[j / 2] = two;
         // Sums the rounded values, because those are multiplied.
         sum_[h] += __uint_as_float(two << 16) + __uint_as_float(two & 0xFFFF0000u);
@@ -309,7 +311,7 @@ class Attention {
       const float reference = shared_.references[parts_ & 1][first_row_ + 8 * h];
       factor[h] = 1;
       if (reference > reference_[h]) {
-        factor[h] = exp2_fast(reference_[h] - reference);
+        factor[h] = exp2_fast(above_reference(reference_[h], reference, arguments_.scale_log2));
         reference_[h] = reference;
         sum_[h] *= factor[h];
       }
@@ -407,8 +409,9 @@ class Attention {
     const int thread = kGroup * kGroupThreads + thread_, at = thread % kRows;
     const int row = ShareLayout::row_of_weight(at);
     const float sum = shared_.sums[parts_ & 1][0][row] + shared_.sums[parts_ & 1][1][row];
-    const float weight =
-        present(sum > 0 ? shared_.references[parts_ & 1][row] + log2_fast(sum) : -1e30f);
+    const float weight = present(
+        sum > 0 ? fmaf(shared_.references[parts_ & 1][row], arguments_.scale_log2, log2_fast(sum))
+                : -1e30f);
     const auto readers = [&] { return kKeysFrom == LatentKeys::kPages ? part.num_splits : 1; };
     for (int reader = thread / kRows; reader < readers(); reader += ShareLayout::kThreads / kRows) {
       const size_t its = part.first_weight + reader * part.num_splits + part.split;

@@ -69,6 +69,23 @@ void LatentDecodeTrial::scale_queries(float factor) {
   }
 }
 
+void LatentDecodeTrial::scale_latents(float factor) {
+  const LatentLayout layout{.format = format_};
+  const PagedBatch batch = problem_.batch();
+  for (const int32_t s : problem_.sequences) {
+    for (int32_t key = 0; key < batch.total_len(s); ++key) {
+      const auto page = batch.pages(s)[static_cast<size_t>(key / kPageSize)];
+      const int64_t at = page * kPageSize + key % kPageSize;
+      float* const row = decoded_.data() + at * kColumns;
+      std::vector<float> values(row, row + kColumns);
+      for (int64_t i = 0; i < kLatent; ++i) values[static_cast<size_t>(i)] *= factor;
+      std::byte* const bytes = pages_.data() + at * layout.row_bytes();
+      encode_row(layout, values.data(), values.data() + kLatent, bytes);
+      decode_row(layout, bytes, row, row + kLatent);
+    }
+  }
+}
+
 void LatentDecodeTrial::scale_keys(const std::vector<float>& scales, float hidden_from) {
   const LatentLayout layout{.format = format_};
   const PagedBatch batch = problem_.batch();
@@ -92,44 +109,55 @@ void LatentDecodeTrial::scale_keys(const std::vector<float>& scales, float hidde
   }
 }
 
-std::vector<double> LatentDecodeTrial::in_double() const {
+LatentDecodeTrial::Softmax LatentDecodeTrial::softmax_of(int32_t sequence, int64_t row) const {
   const PagedBatch batch = problem_.batch();
-  const auto heads = static_cast<int64_t>(problem_.heads);
-  std::vector<double> out(static_cast<size_t>(problem_.rows() * kLatent));
-  for (const int32_t s : problem_.sequences) {
-    for (int32_t q = 0; q < batch.num_queries(s); ++q) {
-      const int32_t keys = batch.context_lens[static_cast<size_t>(s)] + q + 1;
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t row = (batch.query_start[static_cast<size_t>(s)] + q) * heads + head;
-        std::vector<double> scores(static_cast<size_t>(keys));
-        const auto values_of = [&](int32_t key) {
-          const auto page = batch.pages(s)[static_cast<size_t>(key / kPageSize)];
-          return decoded_.data() + (page * kPageSize + key % kPageSize) * kColumns;
-        };
-        for (int32_t key = 0; key < keys; ++key) {
-          const float* const values = values_of(key);
-          double sum = 0;
-          for (int64_t i = 0; i < kColumns; ++i) {
-            const uint16_t query = i < kLatent
-                                       ? q_latent_[static_cast<size_t>(row * kLatent + i)]
-                                       : q_rope_[static_cast<size_t>(row * kRope + i - kLatent)];
-            sum += static_cast<double>(from_bf16(query)) * values[i];
-          }
-          scores[static_cast<size_t>(key)] = sum * kScale;
-        }
-        const double most = *std::max_element(scores.begin(), scores.end());
-        double all = 0;
-        for (double& score : scores) all += score = std::exp(score - most);
-        for (int32_t key = 0; key < keys; ++key) {
-          const double weight = scores[static_cast<size_t>(key)] / all;
-          if (weight == 0) continue;
-          const float* const values = values_of(key);
-          for (int64_t i = 0; i < kLatent; ++i) {
-            out[static_cast<size_t>(row * kLatent + i)] += weight * values[i];
-          }
-        }
-      }
+  const auto s = static_cast<size_t>(sequence);
+  const auto query = static_cast<int32_t>(row / problem_.heads) - batch.query_start[s];
+  const int32_t keys = batch.context_lens[s] + query + 1;
+  const auto values_of = [&](int32_t key) {
+    const auto page = batch.pages(sequence)[static_cast<size_t>(key / kPageSize)];
+    return decoded_.data() + (page * kPageSize + key % kPageSize) * kColumns;
+  };
+  std::vector<double> scores(static_cast<size_t>(keys));
+  double largest = 0;
+  for (int32_t key = 0; key < keys; ++key) {
+    const float* const values = values_of(key);
+    double sum = 0, magnitude = 0;
+    for (int64_t i = 0; i < kColumns; ++i) {
+      const uint16_t value = i < kLatent ? q_latent_[static_cast<size_t>(row * kLatent + i)]
+                                         : q_rope_[static_cast<size_t>(row * kRope + i - kLatent)];
+      const double product = static_cast<double>(from_bf16(value)) * values[i];
+      sum += product;
+      magnitude += std::abs(product);
     }
+    scores[static_cast<size_t>(key)] = sum * kScale;
+    largest = std::max(largest, magnitude * kScale);
+  }
+  Softmax softmax{.out = std::vector<double>(kLatent),
+                  .certainty = certainty_of(scores, largest, kScoreResolution)};
+  const double most = *std::max_element(scores.begin(), scores.end());
+  double all = 0;
+  for (double& score : scores) all += score = std::exp(score - most);
+  for (int32_t key = 0; key < keys; ++key) {
+    const double weight = scores[static_cast<size_t>(key)] / all;
+    if (weight == 0) continue;
+    const float* const values = values_of(key);
+    for (size_t i = 0; i < softmax.out.size(); ++i) softmax.out[i] += weight * values[i];
+  }
+  return softmax;
+}
+
+int32_t LatentDecodeTrial::sequence_of(int64_t row) const {
+  const auto& start = problem_.query_start;
+  const auto token = static_cast<int32_t>(row / problem_.heads);
+  return static_cast<int32_t>(std::ranges::upper_bound(start, token) - start.begin()) - 1;
+}
+
+std::vector<double> LatentDecodeTrial::in_double() const {
+  std::vector<double> out;
+  for (int64_t row = 0; row < problem_.rows(); ++row) {
+    const auto its = softmax_of(sequence_of(row), row).out;
+    out.insert(out.end(), its.begin(), its.end());
   }
   return out;
 }
@@ -214,6 +242,21 @@ double relative_error(const std::vector<float>& actual, const std::vector<T>& ex
 double LatentDecodeTrial::error(int launches) {
   const auto expected = on_cpu();
   return relative_error(on_gpu(launches), expected);
+}
+
+double LatentDecodeTrial::worst_certain_error(int64_t& certain, int64_t& all) const {
+  const std::vector<float> actual = on_gpu(1);
+  double worst = 0;
+  for (int64_t row = 0; row < problem_.rows(); ++row, ++all) {
+    const Softmax expected = softmax_of(sequence_of(row), row);
+    const auto its = actual.begin() + row * kLatent;
+    const double error = relative_error({its, its + kLatent}, expected.out);
+    if (std::isnan(error)) return error;
+    if (!expected.certainty.is_certain) continue;
+    ++certain;
+    worst = std::max(worst, error);
+  }
+  return worst;
 }
 
 double LatentDecodeTrial::error_to_double(int launches) const {

@@ -8,6 +8,7 @@
 
 #include "cache/cache_format.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_problem_cuda.h"
+#include "ops/attention/latent_decode_cuda/score_certainty.h"
 
 namespace fathom::cuda {
 
@@ -19,6 +20,7 @@ class LatentDecodeTrial {
                     const std::vector<int32_t>& queries);
 
   void scale_queries(float factor);
+  void scale_latents(float factor);
 
   // Gives key k of each sequence latent values whose largest scale is scales[k % size]. No query
   // sees keys with scales from `hidden_from` on: their rotary scores are far below all others.
@@ -37,8 +39,19 @@ class LatentDecodeTrial {
   double error(int launches);
   // The GPU's relative error against in_double().
   double error_to_double(int launches) const;
+  // The largest such error of a query whose scores are certain; NaN where the GPU wrote one.
+  // Adds to the numbers of these queries and of all.
+  double worst_certain_error(int64_t& certain, int64_t& all) const;
 
  private:
+  // Query `row` of problem_.rows(): its values in double precision over its sequence's keys.
+  struct Softmax {
+    std::vector<double> out;
+    ScoreCertainty certainty;
+  };
+  Softmax softmax_of(int32_t sequence, int64_t row) const;
+  int32_t sequence_of(int64_t row) const;
+
   CacheFormat format_;
   LatentDecodeProblem problem_;
   std::vector<uint16_t> q_latent_, q_rope_;

@@ -37,6 +37,9 @@ void expect_near_lse(const SparseTrialResult& actual, const std::vector<double>&
   }
 }
 
+// Of one query instead of a row's; another key's values are off by the order of 1.
+constexpr double kQueryTolerance = 1e-2;
+
 class SparseLatent : public testing::TestWithParam<Way> {
  protected:
   static SparseTrialShape shape_of(std::vector<int32_t> sequence_lens,
@@ -207,6 +210,58 @@ TEST(SparseLatentScales, QueriesOfZeroGiveTheMean) {
       expect_near_lse(result, lse);
     }
   }
+}
+
+// Logits up to some 2^34, whose exponentials are one key's alone, over all formats: no reference is
+// rounded where the score is not. Queries whose largest scores are nearer to one another than the
+// arithmetic tells apart are left out.
+TEST(SparseLatentScales, LogitsOfAnySize) {
+  struct Sizes {
+    float latents, queries;
+  };
+  int64_t certain = 0, all = 0;
+  for (const CacheFormat format :
+       {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
+    for (const auto& [latents, queries] :
+         {Sizes{1, 1}, Sizes{1, 1e3f}, Sizes{1e2f, 1e2f}, Sizes{1e2f, 1e6f}, Sizes{1e4f, 1e3f},
+          Sizes{1e7f, 1}, Sizes{1e7f, 1e3f}}) {
+      for (const int32_t split_keys : {128, 64}) {
+        SparseLatentTrial trial({.format = format,
+                                 .heads = 64,
+                                 .top_k = 256,
+                                 .split_keys = split_keys,
+                                 .sequence_lens = {300},
+                                 .rows = {{.sequence = 0, .length = 1},
+                                          {.sequence = 0, .length = 33},
+                                          {.sequence = 0, .length = 64},
+                                          {.sequence = 0, .length = 100},
+                                          {.sequence = 0, .length = 300}}});
+        trial.scale_keys(1, latents);
+        trial.scale_queries(queries);
+        std::vector<double> lse;
+        const auto expected = trial.in_double(lse);
+        const auto certainties = trial.certainties();
+        const auto result = trial.on_gpu();
+        const auto name = std::string(name_of(format)) + ", latents times " +
+                          std::to_string(latents) + ", queries times " + std::to_string(queries) +
+                          ", splits of " + std::to_string(split_keys);
+        EXPECT_LE(worst_certain_error(result, expected, certainties), kQueryTolerance) << name;
+        EXPECT_TRUE(std::ranges::all_of(widen(result.out), [](float x) {
+          return std::isfinite(x);
+        })) << name;
+        for (size_t at = 0; at < lse.size(); ++at) {
+          ASSERT_NEAR(result.lse[at], lse[at],
+                      4e-3 + 1e-6 * std::abs(lse[at]) + certainties[at].error)
+              << name << ", query " << at;
+          certain += certainties[at].is_certain;
+        }
+        all += std::ssize(lse);
+      }
+    }
+  }
+  std::printf("%.3f of the queries have certain scores\n",
+              static_cast<double>(certain) / static_cast<double>(all));
+  EXPECT_GT(certain, all * 7 / 10);
 }
 
 // A prompt's rows: each sees one key more than the row before.

@@ -277,37 +277,55 @@ std::vector<float> SparseLatentTrial::on_cpu(std::vector<float>& lse) const {
   return out;
 }
 
+const float* SparseLatentTrial::values_of(int64_t row, int32_t entry) const {
+  const int32_t key = keys_[static_cast<size_t>(row * shape_.top_k + entry)];
+  return decoded_.data() + place_of(shape_.rows[static_cast<size_t>(row)].sequence, key) * kColumns;
+}
+
+double SparseLatentTrial::scores_of(int64_t at, std::vector<double>& scores) const {
+  const int64_t row = at / shape_.heads;
+  double most = 0;
+  for (int32_t i = 0; i < count_of(row); ++i) {
+    const float* const values = values_of(row, i);
+    double sum = 0, magnitude = 0;
+    for (int64_t c = 0; c < kColumns; ++c) {
+      const uint16_t query = c < kLatent ? q_latent_[static_cast<size_t>(at * kLatent + c)]
+                                         : q_rope_[static_cast<size_t>(at * kRope + c - kLatent)];
+      const double product = static_cast<double>(from_bf16(query)) * values[c];
+      sum += product;
+      magnitude += std::abs(product);
+    }
+    scores.push_back(sum * kScale);
+    most = std::max(most, magnitude * kScale);
+  }
+  return most;
+}
+
+std::vector<ScoreCertainty> SparseLatentTrial::certainties() const {
+  std::vector<ScoreCertainty> all;
+  for (int64_t at = 0; at < rows() * shape_.heads; ++at) {
+    std::vector<double> scores;
+    const double magnitude = scores_of(at, scores);
+    all.push_back(certainty_of(scores, magnitude, kScoreResolution));
+  }
+  return all;
+}
+
 std::vector<double> SparseLatentTrial::in_double(std::vector<double>& lse) const {
   const int64_t heads = shape_.heads;
   std::vector<double> out(static_cast<size_t>(rows() * heads * kLatent));
   lse.assign(static_cast<size_t>(rows() * heads), 0);
   for (int64_t at = 0; at < rows() * heads; ++at) {
-    const int64_t r = at / heads;
-    const int32_t count = count_of(r);
-    if (count == 0) continue;
-    const auto values_of = [&](int32_t i) {
-      const int32_t key = keys_[static_cast<size_t>(r * shape_.top_k + i)];
-      return decoded_.data() +
-             place_of(shape_.rows[static_cast<size_t>(r)].sequence, key) * kColumns;
-    };
-    std::vector<double> scores(static_cast<size_t>(count));
-    for (int32_t i = 0; i < count; ++i) {
-      const float* const values = values_of(i);
-      double sum = 0;
-      for (int64_t c = 0; c < kColumns; ++c) {
-        const uint16_t query = c < kLatent ? q_latent_[static_cast<size_t>(at * kLatent + c)]
-                                           : q_rope_[static_cast<size_t>(at * kRope + c - kLatent)];
-        sum += static_cast<double>(from_bf16(query)) * values[c];
-      }
-      scores[static_cast<size_t>(i)] = sum * kScale;
-    }
+    std::vector<double> scores;
+    scores_of(at, scores);
+    if (scores.empty()) continue;
     const double most = *std::max_element(scores.begin(), scores.end());
     double all = 0;
     for (double& score : scores) all += score = std::exp(score - most);
     lse[static_cast<size_t>(at)] = most + std::log(all);
-    for (int32_t i = 0; i < count; ++i) {
+    for (int32_t i = 0; i < std::ssize(scores); ++i) {
       const double weight = scores[static_cast<size_t>(i)] / all;
-      const float* const values = values_of(i);
+      const float* const values = values_of(at / heads, i);
       for (int64_t c = 0; c < kLatent; ++c) {
         out[static_cast<size_t>(at * kLatent + c)] += weight * values[c];
       }
@@ -367,6 +385,20 @@ double relative_error(std::span<const uint16_t> actual, std::span<const double> 
     norm += expected[i] * expected[i];
   }
   return std::sqrt(error / norm);
+}
+
+double worst_certain_error(const SparseTrialResult& actual, const std::vector<double>& expected,
+                           const std::vector<ScoreCertainty>& certainties) {
+  double worst = 0;
+  for (size_t at = 0; at < certainties.size(); ++at) {
+    if (!certainties[at].is_certain) continue;
+    constexpr auto kWidth = static_cast<size_t>(kLatent);
+    const double error = relative_error(std::span(actual.out).subspan(at * kWidth, kWidth),
+                                        std::span(expected).subspan(at * kWidth, kWidth));
+    if (std::isnan(error)) return error;
+    worst = std::max(worst, error);
+  }
+  return worst;
 }
 
 double worst_row_error(const SparseLatentTrial& trial, const SparseTrialResult& actual,

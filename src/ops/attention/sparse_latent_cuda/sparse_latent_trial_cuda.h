@@ -9,6 +9,7 @@
 
 #include "cache/cache_format.h"
 #include "cache/latent_layout.h"
+#include "ops/attention/latent_decode_cuda/score_certainty.h"
 #include "ops/attention/sparse_row.h"
 
 namespace fathom::cuda {
@@ -43,6 +44,9 @@ class SparseLatentTrial {
   void scale_keys(int32_t n, float factor);
   void scale_queries(float factor);
 
+  // Of each query, [rows, heads].
+  std::vector<ScoreCertainty> certainties() const;
+
   // The rows of `which`, in that order, in one batch, launched `launches` times: expects equal bits
   // every time, and unused rows left alone.
   SparseTrialResult on_gpu(const std::vector<int32_t>& which, int launches = 1) const;
@@ -71,6 +75,10 @@ class SparseLatentTrial {
   std::byte* row_at(int64_t place);
   void store(int64_t place, const float* values);
   int32_t count_of(int64_t row) const;
+  const float* values_of(int64_t row, int32_t entry) const;
+  // Scores of query `at` of [rows, heads] over its list; returns the largest sum of absolute
+  // products.
+  double scores_of(int64_t at, std::vector<double>& scores) const;
 
   SparseTrialShape shape_;
   int32_t max_pages_ = 1;
@@ -83,6 +91,10 @@ class SparseLatentTrial {
 
 // ||actual - expected|| / ||expected||; NaN where one of `actual` is.
 double relative_error(std::span<const uint16_t> actual, std::span<const double> expected);
+
+// The largest relative_error() of a query whose scores are certain.
+double worst_certain_error(const SparseTrialResult& actual, const std::vector<double>& expected,
+                           const std::vector<ScoreCertainty>& certainties);
 
 // The largest relative_error() of a row that is used.
 double worst_row_error(const SparseLatentTrial& trial, const SparseTrialResult& actual,
