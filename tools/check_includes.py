@@ -21,6 +21,7 @@ ROOMS = {
     "cache": ["base", "tensor", "device"],
     "transfer": ["base", "tensor", "device", "cache"],
     "transfer/tcp": ["base", "tensor", "device", "comm", "cache", "transfer"],
+    "kv_events": ["base", "cache"],
     "ops": ["base", "tensor", "device", "cache"],
     "model": ["base", "tensor", "device", "comm", "cache", "checkpoint", "placement", "ops"],
     "engine": ["base", "tensor", "device", "comm", "cache", "transfer", "checkpoint", "placement", "tokenizer",
@@ -36,7 +37,7 @@ ROOMS = {
                    "server/metrics", "server/openai", "server/page"],
     "router": ["base", "server/http", "server/client", "server/metrics"],
     "cli": ["base", "tensor", "device", "comm", "cache", "transfer", "transfer/tcp", "checkpoint", "placement", "tokenizer",
-            "chat", "ops", "model", "convert", "engine", "grammar", "server/http", "server/openai", "server/api",
+            "chat", "ops", "model", "convert", "engine", "kv_events", "grammar", "server/http", "server/openai", "server/api",
             "server/client", "server/metrics", "router", "bench"],
 }
 # Tests and benchmarks may use more: the machine probe, JSON for the files they make up.
@@ -56,6 +57,7 @@ PUBLIC_HEADERS = {
                     "server_options.h", "sse.h"],
     "server/client": ["http_client.h"],
     "transfer/tcp": ["facts.h", "prefill_peers.h", "transfer_server.h"],
+    "kv_events": ["event_log.h", "event_publisher.h"],
     "router": ["circuit_breaker.h", "policy.h", "router.h", "router_options.h"],
 }
 # CUDA stays behind files that say so.

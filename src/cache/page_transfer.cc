@@ -43,6 +43,10 @@ void LatentPageTransfer::load(const std::byte* host, int32_t page, int32_t id) {
   ended_.push_back({id, true});
 }
 
+std::span<const std::byte> LatentPageTransfer::rows_in_place(int32_t page) const {
+  return {caches_.front()->page(page), static_cast<size_t>(page_bytes())};
+}
+
 void LatentPageTransfer::take_ended(std::vector<EndedCopy>& ended, bool) {
   ended.clear();
   std::swap(ended, ended_);

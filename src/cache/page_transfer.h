@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,10 @@ class PageTransfer {
   // one if none has and some are in flight. Neither allocates nor throws.
   virtual void take_ended(std::vector<EndedCopy>& ended, bool wait) = 0;
 
+  // The page's rows where they lie, [page_bytes], if the host can read them there; empty: it
+  // cannot. Valid as long as the page has a holder.
+  virtual std::span<const std::byte> rows_in_place(int32_t) const { return {}; }
+
   // Whether copies may still be in flight when save() and load() return: then room is made ahead of
   // its use.
   virtual bool is_asynchronous() const { return true; }
@@ -66,6 +71,7 @@ class LatentPageTransfer : public PageTransfer {
   void save(int32_t page, std::byte* host, int32_t id) override;
   void load(const std::byte* host, int32_t page, int32_t id) override;
   void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
+  std::span<const std::byte> rows_in_place(int32_t page) const override;
   bool is_asynchronous() const override { return false; }
 
  private:

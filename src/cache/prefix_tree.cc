@@ -170,6 +170,7 @@ bool PrefixTree::insert(const PrefixChain& chain, std::span<const int32_t> token
   Node& node = nodes_[id];
   node.key = chain.keys[index];
   node.parent = parent;
+  node.is_public = chain.salt.empty() && chain.scope == 0;
   if (parent >= 0) {
     ++nodes_[parent].children;
   } else {
@@ -231,6 +232,7 @@ void PrefixTree::clear() {
   for (const Place place : {Place::kDisk, Place::kHost, Place::kPool}) {
     while (oldest(place) >= kNumLists) forget(oldest(place));
   }
+  if (observer_ != nullptr && by_key_.empty()) observer_->cleared();
 }
 
 void PrefixTree::check_invariant() const {
@@ -315,6 +317,18 @@ void PrefixTree::place_in_pool(int32_t id, int32_t page) {
   node_of_page_[page] = id;
   pool_->keep(page);
   ++num_in_pool_;
+  tell_stored(id);
+}
+
+void PrefixTree::tell_stored(int32_t id) {
+  Node& node = nodes_[id];
+  if (observer_ == nullptr || !node.is_public || std::exchange(node.is_told, true)) return;
+  observer_->stored(node.key, node.parent < 0 ? nullptr : &nodes_[node.parent].key,
+                    std::span(tokens_).subspan(static_cast<size_t>(id * kPageSize), kPageSize));
+}
+
+void PrefixTree::tell_removed(int32_t id) {
+  if (std::exchange(nodes_[id].is_told, false)) observer_->removed(nodes_[id].key);
 }
 
 void PrefixTree::hold(int32_t id) {
@@ -497,6 +511,7 @@ void PrefixTree::detach(int32_t id) {
   if (node.coming >= 0) coming_[node.coming] = -1;
   node.coming = -1;
   node.is_saving = false;
+  if (node.is_lost) tell_removed(id);
   end_moving(id);
   // Inserts before the nearest listed ancestor: a page is evicted before its parent.
   int32_t next = static_cast<int32_t>(node.place);
@@ -536,6 +551,7 @@ void PrefixTree::leave_place(int32_t id) {
 void PrefixTree::forget(int32_t id) {
   Node& node = nodes_[id];
   FATHOM_CHECK(node.children == 0, "node {} goes before its {} children", id, node.children);
+  tell_removed(id);
   leave_place(id);
   if (node.parent >= 0) --nodes_[node.parent].children;
   by_key_.erase(node.key);

@@ -26,6 +26,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache/cache_observer.h"
 #include "cache/page_pool.h"
 #include "cache/page_store.h"
 #include "cache/prefix_key.h"
@@ -47,6 +48,9 @@ class PrefixTree {
   // requires retain. Trees with copies of one hasher have equal keys for equal texts.
   PrefixTree(PagePool& pool, bool retain, PageStore* store = nullptr,
              const PrefixHasher& hasher = PrefixHasher());
+
+  // Of an empty tree. The observer, which may be null, outlives it.
+  void watch(CacheObserver* observer) { observer_ = observer; }
 
   PrefixChain chain(uint64_t scope, std::string_view salt) const;
 
@@ -140,6 +144,8 @@ class PrefixTree {
     Place place = Place::kNowhere;
     bool is_saving = false;  // into its place
     bool is_lost = false;    // its copy, write or read failed: a node without rows
+    bool is_public = false;  // of a text that any request may share
+    bool is_told = false;    // the observer was told that it is there
     uint64_t scope = 0;      // for nodes below the root, as the next
     std::string salt;
   };
@@ -159,6 +165,8 @@ class PrefixTree {
   bool is_held(int32_t id) const;
   int32_t new_node();
   void place_in_pool(int32_t id, int32_t page);
+  void tell_stored(int32_t id);
+  void tell_removed(int32_t id);
   void hold(int32_t id);
   Coming bring_back(int32_t id, std::vector<int32_t>& pages);
   bool load(int32_t id, int32_t page);
@@ -187,6 +195,7 @@ class PrefixTree {
   PagePool* pool_;
   PageStore* store_;
   const bool retain_;
+  CacheObserver* observer_ = nullptr;
   std::vector<Node> nodes_;
   std::vector<int32_t> tokens_;        // [nodes_, kPageSize]
   std::vector<int32_t> free_nodes_;    // a stack

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 
 #include "cache/latent_layout.h"
 
@@ -224,6 +225,16 @@ class Model {
       if (--holders_[page] == 0) lists_[0].push_back(page);
     }
   }
+  // What is held or cached anywhere of the texts without a salt.
+  std::set<std::string> unsalted() const {
+    std::set<std::string> pages;
+    for (const auto& [page, holders] : holders_) {
+      if (holders > 0) pages.insert(page);
+    }
+    for (const auto& list : lists_) pages.insert(list.begin(), list.end());
+    std::erase_if(pages, [](const std::string& page) { return page.front() != '-'; });
+    return pages;
+  }
   int64_t held() const {
     return std::count_if(holders_.begin(), holders_.end(), [](const auto& h) { return h.second; });
   }
@@ -252,6 +263,32 @@ class Model {
   std::map<std::string, int> holders_;
 };
 
+// Keeps what a tree says that it has, by text.
+class Mirror : public CacheObserver {
+ public:
+  void stored(const PageKey& key, const PageKey* parent,
+              std::span<const int32_t> tokens) noexcept override {
+    EXPECT_EQ(std::ssize(tokens), kPageSize);
+    EXPECT_FALSE(texts.contains(key.low)) << "told twice";
+    EXPECT_TRUE(parent == nullptr || texts.contains(parent->low)) << "before its parent";
+    const std::string before = parent == nullptr ? "-" : texts[parent->low];
+    texts[key.low] = before + static_cast<char>(tokens.front() / 1000);
+  }
+  void removed(const PageKey& key) noexcept override { EXPECT_EQ(texts.erase(key.low), 1u); }
+  void cleared() noexcept override {
+    EXPECT_TRUE(texts.empty());
+    ++num_cleared;
+  }
+  std::set<std::string> all() const {
+    std::set<std::string> found;
+    for (const auto& [key, text] : texts) found.insert(text);
+    return found;
+  }
+
+  std::map<uint64_t, std::string> texts;
+  int num_cleared = 0;
+};
+
 void expect_as_in_the_model(std::array<int64_t, 3> room) {
   SCOPED_TRACE(testing::Message() << room[0] << ", " << room[1] << ", " << room[2]);
   std::mt19937 random(1);
@@ -264,7 +301,9 @@ void expect_as_in_the_model(std::array<int64_t, 3> room) {
                                           .disk_bytes = room[2] * bytes.page_bytes()},
                                          bytes));
   }
+  Mirror mirror;
   PrefixTree tree(pool, true, store.get());
+  tree.watch(&mirror);
   Model model(room);
   std::vector<std::pair<std::string, Text>> running;
   int64_t hits = 0;
@@ -274,7 +313,7 @@ void expect_as_in_the_model(std::array<int64_t, 3> room) {
       std::string letters(1 + random() % 7, 'a');
       for (char& letter : letters) letter = static_cast<char>('a' + random() % 2);
       const char salt = random() % 4 == 0 ? 't' : '-';
-      Text text(tree, letters, std::string_view(&salt, 1));
+      Text text(tree, letters, salt == '-' ? "" : "t");
       const int64_t expected = model.longest(salt + letters);
       if (std::ssize(letters) > room[0] - model.held()) continue;  // not enough room to run
       ASSERT_EQ(tree.find(text.chain, text.num_pages()).all(), expected);
@@ -295,6 +334,7 @@ void expect_as_in_the_model(std::array<int64_t, 3> room) {
       running.erase(it);
     }
     ASSERT_EQ(pool.used(), model.held());
+    ASSERT_EQ(mirror.all(), model.unsalted());
     tree.check_invariant();
   }
   EXPECT_GT(hits, num_steps / 8);
@@ -304,6 +344,8 @@ void expect_as_in_the_model(std::array<int64_t, 3> room) {
   tree.clear();
   tree.check_invariant();
   EXPECT_EQ(pool.free(), room[0]);
+  EXPECT_EQ(mirror.num_cleared, 1);
+  EXPECT_TRUE(mirror.texts.empty());
 }
 
 TEST(PrefixTree, RandomTextsAgainstAModel) {

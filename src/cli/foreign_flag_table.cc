@@ -79,7 +79,9 @@ constexpr ForeignGroup kGroups[] = {
      "checkpoint-engine-wait-weights-before-ready enable-pd-role-switch enable-scale-out "
      "prefill-only-disable-kv-cache skip-tokenizer-init tokens-only",
      "data-parallel-supervisor-port decoupled-spec-role ec-manager-config ec-transfer-config "
-     "engine-info-bootstrap-port gated-launch-port kv-transfer-config sidecar"},
+     "engine-info-bootstrap-port gated-launch-port sidecar"},
+    {Asked::kRefused, "", "prompts of other servers are computed with --role and --transfer-addr",
+     "", "kv-transfer-config"},
     {Asked::kOnly, "null", "a server computes whole requests, none of its parts", "",
      "disaggregation-mode"},
     {Asked::kRefused, "", "HTTP/1.1 over TCP is what is spoken",
@@ -256,9 +258,10 @@ constexpr ForeignGroup kGroups[] = {
      "hicache-storage-prefetch-retry-max-attempts hicache-storage-prefetch-retry-poll-interval "
      "hicache-write-policy kv-offloading-backend lmcache-config-file swap-space "
      "unified-cache-external-linker-backend unified-cache-external-linker-config"},
+    {Asked::kRefused, "", "--kv-events-endpoint tells what the cache has", "", "kv-events-config"},
     {Asked::kNote, "", "prefixes are kept by pages, the least recently used leave first",
      "enable-session-radix-cache",
-     "-cms -ctxcp -sps cache-reuse checkpoint-min-step ctx-checkpoints keep kv-events-config "
+     "-cms -ctxcp -sps cache-reuse checkpoint-min-step ctx-checkpoints keep "
      "prefix-cache-retention-interval prefix-caching-hash-algo prefix-match-unit "
      "radix-cache-backend radix-eviction-policy radix-eviction-policy-config "
      "slot-prompt-similarity swa-checkpoints"},

@@ -356,6 +356,7 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   if (needs.prefill) {
     FATHOM_TRY(engine.prefill, needs.prefill(loaded));
   }
+  engine.cache_observers = needs.cache_observers;
   runner = with_engine_faults(std::move(runner), &engine);
   FATHOM_TRY(loaded.engine, Engine::create(engine, std::move(runner), loaded.tokenizer));
   return loaded;

@@ -43,6 +43,8 @@ struct EngineNeeds {
   // Where another process computes the prompts; null: they are computed here. Called when the model
   // is loaded, before its engine is there.
   std::function<Result<PrefillOptions>(const LoadedEngine& loaded)> prefill = {};
+  // As EngineOptions has them.
+  std::vector<std::shared_ptr<CacheObserver>> cache_observers = {};
 };
 
 // Members are ordered so that the engine is destroyed first.

@@ -1,5 +1,6 @@
 #include "cli/separation.h"
 
+#include "base/entropy.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "base/version.h"
@@ -138,9 +139,11 @@ Result<> Separated::listen(const LoadedEngine& loaded) {
   if (!plan_.listen) return {};
   if (loaded.page_bytes == 0) return invalid("--transfer-addr: this device cannot send pages");
   FATHOM_TRY(const Facts facts, facts_of(loaded, model_));
+  engine_ = unpredictable_bits();
   const TransferServerOptions options{.listen = *plan_.listen,
                                       .secret = plan_.secret,
                                       .facts = facts,
+                                      .engine = engine_,
                                       .form = form_of(facts),
                                       .page_bytes = loaded.page_bytes,
                                       .max_tokens = loaded.max_model_len,
@@ -153,6 +156,17 @@ Result<> Separated::listen(const LoadedEngine& loaded) {
   server_ = std::move(*server);
   log_info("prompts of decode servers are taken at {}", to_string(server_->endpoint()));
   return {};
+}
+
+TransferPort Separated::port() const {
+  if (!server_) return {};
+  const Endpoint& endpoint = server_->endpoint();
+  return {.engine_id = engine_id_text(engine_),
+          .host = endpoint.host,
+          .port = static_cast<int>(endpoint.port),
+          .tp_size = model_.placement().tp,
+          .page_tokens = kPageSize,
+          .prefills_only = plan_.role == TransferRole::kPrefill};
 }
 
 void Separated::write_metrics(std::string_view labels, const EngineStats& engine,

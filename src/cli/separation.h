@@ -6,6 +6,7 @@
 
 #include "cli/loaded_engine.h"
 #include "cli/transfer_flags.h"
+#include "server/openai/served_model.h"
 #include "transfer/tcp/prefill_peers.h"
 #include "transfer/tcp/transfer_server.h"
 
@@ -24,6 +25,9 @@ class Separated {
   // Takes orders from now on, if the flags say so. `loaded` has its engine, which outlives this.
   Result<> listen(const LoadedEngine& loaded);
 
+  // Where this server takes prompts of others, after listen().
+  TransferPort port() const;
+
   const TransferPlan& plan() const { return plan_; }
   // Appends the metrics of the transfer. Any thread, once the parts are there.
   void write_metrics(std::string_view labels, const EngineStats& engine, std::string& out) const;
@@ -33,6 +37,7 @@ class Separated {
   const ModelFlags model_;
   std::shared_ptr<PrefillPeers> peers_;  // null: this side computes its prompts
   std::unique_ptr<TransferServer> server_;
+  uint64_t engine_ = 0;  // of server_
 };
 
 }  // namespace fathom

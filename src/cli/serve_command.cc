@@ -16,6 +16,7 @@
 #include "base/version.h"
 #include "cli/command.h"
 #include "cli/command_line.h"
+#include "cli/kv_event_flags.h"
 #include "cli/loaded_engine.h"
 #include "cli/node_engine.h"
 #include "cli/separation.h"
@@ -37,6 +38,7 @@ struct ServeFlags {
   ModelFlags model;
   ServerFlags server;
   TransferFlags transfer;
+  EventPublisherOptions kv_events;
   QueueLimits queue;
   std::vector<std::string> names;
   int64_t max_choices = 32;
@@ -240,11 +242,13 @@ Result<int> serve(ServeFlags flags) {
   needs.queue = flags.queue;
   Separated separated(std::move(transfer), flags.model);
   needs.prefill = [&](const LoadedEngine& model) { return separated.connect(model); };
+  FATHOM_TRY(const auto events, publish_cache_events(flags.kv_events, flags.model, needs));
   FATHOM_TRY(LoadedEngine loaded, load_engine(flags.model, needs));
   FATHOM_RETURN_IF_ERROR(separated.listen(loaded));
   log_info("{} sequences at once, {} tokens of cache, {} tokens a sequence", loaded.max_num_seqs,
            loaded.memory.tokens(), loaded.max_model_len);
   auto backend = make_backend(std::move(loaded), flags);
+  backend->served.transfer = separated.port();
   const std::string name = backend->served.names.front();
   if (separated.plan().is_separated()) {
     backend->more_metrics = [&separated](std::string_view labels, const EngineStats& engine,
@@ -319,6 +323,7 @@ void add_serve_command(CLI::App& app, Action* chosen) {
                  "Seconds that compiling a request's schema or grammar may take");
   add_server_flags(*command, &flags->server);
   add_transfer_flags(*command, &flags->transfer);
+  add_kv_event_flags(*command, &flags->kv_events);
   FlagGroup operation(*command, "Operation");
   operation.count("--watchdog-timeout", &flags->watchdog_seconds, 0, 86'400,
                   "Seconds without a step despite work after which the server ends; 0: never");

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cache/cache_observer.h"
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "transfer/arrivals.h"
@@ -85,6 +86,8 @@ struct EngineOptions {
   bool adapts_drafts = false;
   std::vector<int32_t> eos_ids = {};  // any of them ends a sequence
   PrefillOptions prefill = {};
+  // [lanes]: who is told what each lane's prefix cache has; empty: nobody.
+  std::vector<std::shared_ptr<CacheObserver>> cache_observers = {};
   int64_t preempt_every = 0;  // fault injection: one sequence every so many steps; 0: off
   std::function<std::chrono::steady_clock::time_point()> clock =
       {};  // for tests; empty: steady_clock

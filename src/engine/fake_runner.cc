@@ -100,6 +100,12 @@ void FakeRunner::Transfer::load(const std::byte* host, int32_t page, int32_t id)
   begin({.id = id, .page = cells, .host = const_cast<std::byte*>(host)});
 }
 
+std::span<const std::byte> FakeRunner::Transfer::rows_in_place(int32_t page) const {
+  if (copies_->late || copies_->fail_at > 0 || copies_->fail_every > 0) return {};
+  return std::as_bytes(
+      std::span(*cache_).subspan(static_cast<size_t>(page * kPageSize), kPageSize));
+}
+
 // Another runner, with steps of its own, may have written the rows.
 void FakeRunner::Transfer::forget_steps(Cell* page) {
   for (int64_t i = 0; i < kPageSize; ++i) page[i].step = 0;

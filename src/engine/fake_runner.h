@@ -98,6 +98,8 @@ class FakeRunner : public LogitsRunner {
     void save(int32_t page, std::byte* host, int32_t id) override;
     void load(const std::byte* host, int32_t page, int32_t id) override;
     void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
+    // Only where copies neither are late nor fail.
+    std::span<const std::byte> rows_in_place(int32_t page) const override;
 
    private:
     struct Copy {

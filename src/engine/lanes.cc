@@ -43,7 +43,10 @@ Lanes::Lane::Lane(Lanes& all, int lane, const EngineOptions& options, const Runn
       tree(pool, options.prefix_caching, store.get(), hasher),
       scheduler(scheduler_options(options, runner, all.draft_policy_), tree,
                 runner.num_lanes() > 1 && options.prefix_caching ? this : nullptr,
-                all.orders_.get()) {}
+                all.orders_.get()) {
+  const auto index = static_cast<size_t>(lane);
+  if (index < options.cache_observers.size()) tree.watch(options.cache_observers[index].get());
+}
 
 Lanes::Lanes(const EngineOptions& options, Runner& runner,
              std::vector<std::unique_ptr<PageStore>> stores)

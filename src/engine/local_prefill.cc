@@ -1,6 +1,8 @@
 #include "engine/local_prefill.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace fathom {
 namespace {
@@ -11,13 +13,29 @@ class PieceExport : public PageExport {
   PieceExport(const Ticket& ticket, std::shared_ptr<PieceReceiver> receiver)
       : ticket_(ticket), receiver_(std::move(receiver)) {}
 
-  bool send(int64_t index, std::span<const std::byte> rows, int64_t cached_tokens) override {
-    return receiver_->put(make_piece(ticket_, index, rows, cached_tokens), rows);
+  bool send(int64_t index, std::shared_ptr<LentRows> rows, int64_t cached_tokens) override {
+    const bool is_own = rows->is_own();
+    if (!is_own) lent_.push_back(rows);
+    const PieceHeader header = rows->read([&](std::span<const std::byte> all) {
+      return make_piece(ticket_, index, all, cached_tokens);
+    });
+    if (receiver_->put(header, lend(std::move(rows)))) return true;
+    if (!is_own) lent_.pop_back();
+    return false;
+  }
+  bool has_lent() override {
+    std::erase_if(lent_, [](const auto& rows) { return !rows->is_lent(); });
+    return !lent_.empty();
+  }
+  void recall() noexcept override {
+    for (const auto& rows : lent_) rows->recall();
+    lent_.clear();
   }
 
  private:
   const Ticket ticket_;
   std::shared_ptr<PieceReceiver> receiver_;
+  std::vector<std::shared_ptr<LentRows>> lent_;
 };
 
 }  // namespace

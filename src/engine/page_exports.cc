@@ -49,18 +49,35 @@ const std::vector<PageExports::Done>& PageExports::send() {
 
 PageExports::State PageExports::send_pages(Sequence& sequence) {
   HostCopies& copies = copies_[static_cast<size_t>(sequence.lane)];
-  rows_.resize(static_cast<size_t>(copies.page_bytes()));
+  PageExport& page_export = *sequence.request->request.page_export;
   const bool is_whole = sequence.final_rows == sequence.len();
   const int64_t ready =
       is_whole ? ceil_div(sequence.len(), kPageSize) : sequence.final_rows / kPageSize;
   for (; sequence.pages_sent < ready; ++sequence.pages_sent, ++pages_sent_) {
     const int64_t index = sequence.pages_sent;
-    if (!copies.save(sequence.pages[static_cast<size_t>(index)], rows_)) return State::kFailed;
-    if (!sequence.request->request.page_export->send(index, rows_, sequence.usage.cached_tokens)) {
+    auto rows = rows_of(copies, sequence.pages[static_cast<size_t>(index)]);
+    if (rows == nullptr) return State::kFailed;
+    if (!page_export.send(index, std::move(rows), sequence.usage.cached_tokens)) {
       return State::kWaits;
     }
   }
-  return is_whole ? State::kSentAll : State::kWaits;
+  return is_whole && !page_export.has_lent() ? State::kSentAll : State::kWaits;
+}
+
+// Null: the copy has failed.
+std::shared_ptr<LentRows> PageExports::rows_of(HostCopies& copies, int32_t page) {
+  const std::span<const std::byte> in_place = copies.rows_in_place(page);
+  if (!in_place.empty()) return std::make_shared<LentRows>(in_place);
+  auto buffer = spare(static_cast<size_t>(copies.page_bytes()));
+  return copies.save(page, buffer->own()) ? buffer : nullptr;
+}
+
+// A buffer that nobody reads any more, or a new one.
+std::shared_ptr<LentRows> PageExports::spare(size_t bytes) {
+  for (const auto& buffer : buffers_) {
+    if (!buffer->is_lent()) return buffer;
+  }
+  return buffers_.emplace_back(std::make_shared<LentRows>(std::vector<std::byte>(bytes)));
 }
 
 }  // namespace fathom

@@ -2,17 +2,19 @@
 //
 // A page goes when the step that computed its last row has ended well, so what is sent is never the
 // work of a step that failed. A prompt's last page goes when all of its rows are there. Pages wait
-// in the pool while the receiver's window is full.
+// in the pool while the receiver's window is full. Where the host can read them there they are sent
+// from there, and their sequence holds them until they are; from a device they are copied first.
 //
 // Owns no sequences and no pages. Engine thread only.
 #pragma once
 
-#include <deque>
+#include <memory>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/prefill_orders.h"
 #include "engine/step_plan.h"
+#include "transfer/lent_rows.h"
 
 namespace fathom {
 
@@ -40,10 +42,12 @@ class PageExports {
  private:
   enum class State { kWaits, kSentAll, kFailed };
   State send_pages(Sequence& sequence);
+  std::shared_ptr<LentRows> rows_of(HostCopies& copies, int32_t page);
+  std::shared_ptr<LentRows> spare(size_t bytes);
 
   std::vector<HostCopies> copies_;  // [lanes]; none: the device cannot
   std::vector<Sequence*> waiting_;
-  std::vector<std::byte> rows_;  // of a page
+  std::vector<std::shared_ptr<LentRows>> buffers_;  // of pages that were copied
   std::vector<Done> done_;
   int64_t pages_sent_ = 0;
 };

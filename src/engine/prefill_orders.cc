@@ -74,7 +74,8 @@ void PrefillOrders::begin(Sequence& sequence) {
   PromptOrder order{.ticket = {},
                     .tokens = {sequence.tokens.begin(), sequence.tokens.begin() + rows},
                     .cache_salt = sequence.request->request.cache_salt,
-                    .priority = sequence.priority};
+                    .priority = sequence.priority,
+                    .prefer = sequence.request->request.prefill_at};
   order.ticket = lane.arrivals.open(
       sequence.request->id, first,
       std::span(sequence.pages)

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -29,6 +30,9 @@ class HostCopies {
  public:
   explicit HostCopies(PageTransfer& transfer) : transfer_(&transfer) {}
   int64_t page_bytes() const { return transfer_->page_bytes(); }
+  std::span<const std::byte> rows_in_place(int32_t page) const {
+    return transfer_->rows_in_place(page);
+  }
   // False: the copy has failed.
   bool save(int32_t page, std::span<std::byte> rows);
   bool load(std::span<const std::byte> rows, int32_t page);

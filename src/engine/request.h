@@ -37,6 +37,9 @@ struct Request {
   std::optional<int> lane = {};
   // Requests share cached prefixes only if their salts are equal. A tenant's secret.
   std::string cache_salt = {};
+  // The engine that has the prompt's rows already, of those that compute prompts for this one: its
+  // id or its address. Empty, or one that is not there: any.
+  std::string prefill_at = {};
   // The grammar that each choice must match; null: unconstrained. With grammar_begins_after, the
   // grammar applies after the first token with this id (the end of reasoning); the text before it
   // is unconstrained.

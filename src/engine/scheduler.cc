@@ -564,6 +564,7 @@ void Scheduler::preempt(Sequence& sequence) {
 void Scheduler::release_pages(Sequence& sequence) {
   if (sequence.is_arriving) remote_->cancel(sequence);
   sequence.is_arriving = false;
+  if (sequence.is_prompt_only) sequence.request->request.page_export->recall();
   pending_.remove(sequence);
   sequence.awaited.reset();
   sequence.pages_in_tree = 0;

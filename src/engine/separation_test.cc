@@ -2,7 +2,9 @@
 // the serial oracle's, whatever happens on the way, or ends with an error.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "engine/engine_load.h"
@@ -318,6 +320,75 @@ TEST(Separation, AnOrderThatIsHeldDoesNotFail) {
   EXPECT_EQ(last.finish, FinishReason::kLength) << last.error.message;
   EXPECT_EQ(engine->stats().prefill.failed, 1);
   EXPECT_EQ(engine->stats().prefill.computed_here, 1);
+}
+
+// Keeps what it is sent.
+class KeepingExport : public PageExport {
+ public:
+  bool send(int64_t, std::shared_ptr<LentRows> rows, int64_t) override {
+    const std::lock_guard lock(mutex);
+    lent.push_back(rows);
+    kept.push_back(lend(std::move(rows)));
+    return true;
+  }
+  bool has_lent() override {
+    const std::lock_guard lock(mutex);
+    return std::any_of(lent.begin(), lent.end(), [](const auto& rows) { return rows->is_lent(); });
+  }
+  void recall() noexcept override {
+    const std::lock_guard lock(mutex);
+    for (const auto& rows : lent) rows->recall();
+  }
+  size_t count() {
+    const std::lock_guard lock(mutex);
+    return kept.size();
+  }
+  std::vector<std::byte> contents() {
+    const std::lock_guard lock(mutex);
+    std::vector<std::byte> all;
+    for (const auto& rows : kept) {
+      rows->read([&](std::span<const std::byte> page) {
+        all.insert(all.end(), page.begin(), page.end());
+      });
+    }
+    return all;
+  }
+
+  std::mutex mutex;
+  std::vector<std::shared_ptr<LentRows>> lent, kept;
+};
+
+// A prompt's pages are its own while a sender reads them; when it ends before, they are copied.
+TEST(Separation, LentPagesAreHeldOrCopied) {
+  const auto engine = std::move(*Engine::create(
+      {.prefix_caching = false}, std::make_unique<FakeRunner>(FakeModel{.num_pages = 6}), nullptr));
+  const auto submit = [&](const std::shared_ptr<KeepingExport>& sent, int32_t first,
+                          EventQueue& to) {
+    PromptOrder order;
+    order.ticket.num_pages = 4;
+    for (int32_t i = 0; i < 250; ++i) order.tokens.push_back(first + i % 100);
+    return *engine->submit(prompt_request(std::move(order), sent), to.sink());
+  };
+  const auto sent = std::make_shared<KeepingExport>();
+  EventQueue queue;
+  const RequestId id = submit(sent, 0, queue);
+  while (sent->count() < 4) std::this_thread::sleep_for(1ms);
+  const auto rows = sent->contents();
+  EXPECT_EQ(engine->stats().running, 1) << "it waits until its pages are read";
+  engine->abort(id);
+  EXPECT_EQ(queue.next()->finish, FinishReason::kAbort);
+  EXPECT_TRUE(sent->has_lent());
+  const auto other = std::make_shared<KeepingExport>();
+  EventQueue second;
+  submit(other, 100, second);
+  while (other->count() < 4) std::this_thread::sleep_for(1ms);
+  EXPECT_NE(other->contents(), rows) << "it has other tokens";
+  EXPECT_EQ(sent->contents(), rows) << "of six pages, so some were used again";
+  {
+    const std::lock_guard lock(other->mutex);
+    other->kept.clear();
+  }
+  EXPECT_EQ(second.next()->finish, FinishReason::kStop);
 }
 
 TEST(Separation, OptionsAreChecked) {

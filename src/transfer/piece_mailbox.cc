@@ -30,6 +30,10 @@ bool PieceMailbox::put(const PieceHeader& header, std::span<const std::byte> row
   return put(piece);
 }
 
+bool PieceMailbox::put(const PieceHeader& header, std::shared_ptr<LentRows> rows) {
+  return rows->read([&](std::span<const std::byte> all) { return put(header, all); });
+}
+
 void PieceMailbox::fail(FailedOrder failed) {
   const std::lock_guard lock(mutex_);
   news_.failures.push_back(std::move(failed));

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "base/status.h"
@@ -27,7 +29,8 @@ class PieceMailbox : public PieceReceiver {
 
   // False, and nothing has changed: the window is full.
   bool put(PagePiece& piece);
-  bool put(const PieceHeader& header, std::span<const std::byte> rows) override;
+  bool put(const PieceHeader& header, std::span<const std::byte> rows);
+  bool put(const PieceHeader& header, std::shared_ptr<LentRows> rows) override;
   void done(const TicketId&) override {}
   void fail(FailedOrder failed) override;
   // Memory for a piece's rows; its contents may be anything.

@@ -1,10 +1,10 @@
 // Where the pages of orders go, and the news of their ends.
 #pragma once
 
-#include <cstddef>
-#include <span>
+#include <memory>
 
 #include "base/status.h"
+#include "transfer/lent_rows.h"
 #include "transfer/ticket.h"
 
 namespace fathom {
@@ -18,8 +18,9 @@ struct FailedOrder {
 class PieceReceiver {
  public:
   virtual ~PieceReceiver() = default;
-  // Copies the rows. False, and nothing has changed: the window is full.
-  virtual bool put(const PieceHeader& header, std::span<const std::byte> rows) = 0;
+  // Reads the rows until it destroys them, from any thread. False, and nothing has changed: the
+  // window is full.
+  virtual bool put(const PieceHeader& header, std::shared_ptr<LentRows> rows) = 0;
   // The order's last piece has been put, or it has been given up. Either is called at most once for
   // a ticket, and nothing after it.
   virtual void done(const TicketId& id) = 0;

@@ -20,7 +20,8 @@ struct PromptOrder {
   Ticket ticket;
   std::vector<int32_t> tokens;  // the text, whose pages the ticket names
   std::string cache_salt;
-  int32_t priority = 0;  // lower goes first
+  int32_t priority = 0;     // lower goes first
+  std::string prefer = {};  // who should get it, by id or address, if it is there; is not sent
 };
 
 // Where orders go. Called by the engine's thread; does not block.

@@ -65,7 +65,7 @@ assert len(linked) > 5, linked
 needed = {package_of(path) for path in linked}
 missing = needed - with_dependencies(installed)
 assert not missing, f"deploy/Dockerfile does not install {sorted(missing)}"
-unneeded = set(installed) - needed
+unneeded = set(installed) - needed - {"libzmq5"}  # of a library that a build may be without
 assert not unneeded, f"deploy/Dockerfile installs {sorted(unneeded)}, which nothing links"
 print(f"{len(linked)} libraries of {len(needed)} packages")
 

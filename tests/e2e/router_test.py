@@ -21,9 +21,9 @@ FAST = ("--health-check-interval-secs", "1", "--connect-timeout", "2")
 class Router(Server):
     """The router over replicas at these ports."""
 
-    def __init__(self, ports, *flags):  # pylint: disable=super-init-not-called
+    def __init__(self, ports, *flags, port=0):  # pylint: disable=super-init-not-called
         urls = [word for port in ports for word in ("--replica", f"http://127.0.0.1:{port}")]
-        self.process = subprocess.Popen([PROGRAM, "route", "--port", "0", *urls, *FAST, *flags],
+        self.process = subprocess.Popen([PROGRAM, "route", "--port", str(port), *urls, *FAST, *flags],
                                         stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
         self.log, self.port, self.ready = [], None, threading.Event()
         self.reader = threading.Thread(target=self.read, daemon=True)

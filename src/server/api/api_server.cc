@@ -263,9 +263,7 @@ std::string ApiServer::server_info() const {
 std::optional<Response> ApiServer::refuse_early(GeneratingEndpoint endpoint) {
   const Backend* const backend = backend_;
   if (backend == nullptr) return std::nullopt;  // generate() refuses
-  const Result<> room = options_.why_no_generation.empty()
-                            ? backend->engine->has_room()
-                            : error(Code::kUnavailable, "{}", options_.why_no_generation);
+  const Result<> room = backend->engine->has_room();
   if (room) return std::nullopt;
   const ApiError error(room.error());
   metrics_.count_rejection(error);
@@ -282,6 +280,12 @@ void ApiServer::generate(GeneratingEndpoint endpoint, const http::Request& reque
   if (!prepared) {
     metrics_.count_rejection(prepared.error());
     answer->send(error_response(prepared.error(), shape));
+    return;
+  }
+  if (!options_.why_no_generation.empty() && !prepared->is_prompt_only) {
+    const ApiError refused(Status{Code::kUnavailable, options_.why_no_generation});
+    metrics_.count_rejection(refused);
+    answer->send(error_response(refused, shape));
     return;
   }
   const auto lane = asked_lane(request.headers);

@@ -33,7 +33,8 @@ struct ApiOptions {
   std::string version;
   // Exports vLLM's metrics a second time under this prefix ("fathom_"); empty: not.
   std::string metrics_prefix;
-  // Endpoints that generate are refused with 503 and this sentence; empty: they are not.
+  // Requests that generate are refused with 503 and this sentence, but for those of which another
+  // server decodes the answer; empty: they are not.
   std::string why_no_generation = {};
 };
 

@@ -195,6 +195,9 @@ void ChatCollector::write_end(std::string& out) {
     json.key("prompt_token_ids");
     append_ids(out, spec_.prompts.front().ids);
   }
+  if (!spec_.kv_transfer_params.empty()) {
+    json.raw_field("kv_transfer_params", spec_.kv_transfer_params);
+  }
   json.close('}');
 }
 

@@ -154,7 +154,11 @@ void CompletionCollector::write_end(std::string& out) {
   write_envelope(json, id(), spec_);
   json.key("choices").open('[');
   for (size_t i = 0; i < choices_.size(); ++i) write_choice(i, out);
-  json.close(']').raw_field("usage", usage().to_json()).close('}');
+  json.close(']').raw_field("usage", usage().to_json());
+  if (!spec_.kv_transfer_params.empty()) {
+    json.raw_field("kv_transfer_params", spec_.kv_transfer_params);
+  }
+  json.close('}');
 }
 
 }  // namespace fathom

@@ -43,6 +43,7 @@ const ObjectSchema& GenerateRequest::schema() {
                  "First prompt token with log-probabilities; -1: none of the prompt")
           .field("rid", &F::rid, name_string(), "The request's id")
           .field("lora_path", &F::lora_path, any_type(), "Not supported")
+          .include(&F::transfer)
           .build();
   return kSchema;
 }

@@ -32,6 +32,7 @@ struct GenerateRequest {
   int64_t logprob_start_len = -1;  // first prompt token with log-probabilities; -1: none
   std::string rid;
   json::value lora_path;  // SGLang's; refused
+  TransferFields transfer;
 
   static const ObjectSchema& schema();
 };

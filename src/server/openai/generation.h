@@ -30,6 +30,7 @@ struct Generation {
   std::string cache_salt;
   int64_t priority = 0;
   std::optional<int64_t> speculation = {};
+  bool is_prompt_only = false;  // for a server that decodes
   std::unique_ptr<ReplyWriter> writer;
   std::vector<std::string> unknown_fields;  // accepted, listed for the log; at most 32 paths
 };

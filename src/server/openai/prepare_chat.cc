@@ -180,6 +180,9 @@ ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& serve
       request.max_completion_tokens ? request.max_completion_tokens : request.max_tokens;
   task.params.stop = request.reply.stop.list;
   task.params.n = static_cast<int>(request.reply.n);
+  FATHOM_TRY(const Handoff handoff, handoff_of(request.reply.transfer, served,
+                                               task.params.max_tokens, request.reply.stream, 1));
+  apply_handoff(handoff, task.params);
   if (request.logprobs) {
     task.params.logprobs = static_cast<int>(request.top_logprobs.value_or(0));
   }
@@ -194,6 +197,11 @@ ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& serve
   spec.return_token_ids = request.reply.return_token_ids;
   spec.logprobs = request.logprobs;
   spec.prompt_logprobs = request.reply.prompt_logprobs.has_value();
+  generation.is_prompt_only = handoff.is_prompt_only;
+  generation.requests.front().prefill_at = handoff.prefill_at;
+  if (handoff.is_reported) {
+    spec.kv_transfer_params = kv_transfer_params_json(served, std::ssize(spec.prompts.front().ids));
+  }
   if (spec.stream) {
     generation.writer = std::make_unique<ChatStream>(std::move(spec));
   } else {

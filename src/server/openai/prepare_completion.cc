@@ -57,6 +57,11 @@ Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
   return generation;
 }
 
+void set_handoff(const Handoff& handoff, Generation& generation) {
+  generation.is_prompt_only = handoff.is_prompt_only;
+  for (Request& request : generation.requests) request.prefill_at = handoff.prefill_at;
+}
+
 void set_grammar(std::optional<WantedGrammar> wanted, Generation& generation) {
   if (!wanted) return;
   generation.grammar = std::move(wanted->spec);
@@ -114,6 +119,9 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
   if (request.max_tokens == 0) params.max_tokens = 1;
   params.stop = request.reply.stop.list;
   params.n = static_cast<int>(request.reply.n);
+  FATHOM_TRY(const Handoff handoff, handoff_of(request.reply.transfer, served, request.max_tokens,
+                                               request.reply.stream, request.prompt.size()));
+  apply_handoff(handoff, params);
   params.logprobs = static_cast<int>(request.logprobs.value_or(-1));
   params.prompt_logprobs = static_cast<int>(request.reply.prompt_logprobs.value_or(-1));
   if (request.echo && request.logprobs) {
@@ -138,7 +146,11 @@ ApiResult<Generation> prepare_completion(CompletionRequest request, const Served
   spec.echo = request.echo;
   spec.drop_output = request.max_tokens == 0;
   if (spec.echo) add_echo_texts(served, spec.prompts);
+  if (handoff.is_reported) {
+    spec.kv_transfer_params = kv_transfer_params_json(served, std::ssize(spec.prompts.front().ids));
+  }
   Generation generation = generation_of(spec, params, kDefaultMaxTokens, request.sampling);
+  set_handoff(handoff, generation);
   set_grammar(std::move(grammar), generation);
   if (spec.stream) {
     generation.writer = std::make_unique<CompletionStream>(std::move(spec));
@@ -164,6 +176,10 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
   params.min_tokens = std::max(sampling.min_new_tokens, params.min_tokens);
   params.stop = sampling.stop.list;
   params.n = static_cast<int>(sampling.n);
+  const size_t num_prompts = request.text ? request.text->size() : request.input_ids->size();
+  FATHOM_TRY(const Handoff handoff, handoff_of(request.transfer, served, sampling.max_new_tokens,
+                                               request.stream, num_prompts));
+  apply_handoff(handoff, params);
   if (request.return_logprob) {
     params.logprobs = static_cast<int>(request.top_logprobs_num);
     if (request.logprob_start_len >= 0) params.prompt_logprobs = params.logprobs;
@@ -192,6 +208,7 @@ ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedMode
   spec.logprobs = request.return_logprob;
   spec.prompt_logprobs = params.prompt_logprobs >= 0;
   Generation generation = generation_of(spec, params, kDefaultMaxNewTokens, sampling.sampling);
+  set_handoff(handoff, generation);
   set_grammar(std::move(grammar), generation);
   generation.writer = std::make_unique<GenerateReply>(std::move(spec), std::move(options));
   return generation;

@@ -37,10 +37,11 @@ struct ReplySpec {
   bool return_token_ids = false;
   bool logprobs = false;
   bool prompt_logprobs = false;
-  bool expect_tools = false;   // parse tool calls from the text
-  std::vector<Tool> tools;     // that the text may call
-  bool parallel_calls = true;  // false: drop calls after the first
-  bool echo = false;           // the text begins with the prompt's text
+  bool expect_tools = false;       // parse tool calls from the text
+  std::vector<Tool> tools;         // that the text may call
+  bool parallel_calls = true;      // false: drop calls after the first
+  bool echo = false;               // the text begins with the prompt's text
+  std::string kv_transfer_params;  // of a complete reply, as JSON; empty: it has none
   // max_tokens is 0: the one token that the engine generates is dropped.
   bool drop_output = false;
 

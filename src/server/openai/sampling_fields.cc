@@ -115,6 +115,7 @@ const ObjectSchema& ReplyFields::schema() {
                  "Log-probabilities of the prompt's tokens, with this many alternatives each")
           .field("return_token_ids", &F::return_token_ids, boolean(),
                  "Token ids of prompt and answer")
+          .include(&F::transfer)
           .checked("user", string(), "Accepted, has no effect")
           .checked("metadata", any_object(), "Accepted, has no effect")
           .checked("service_tier", string(), "Accepted, has no effect")

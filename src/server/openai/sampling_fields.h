@@ -9,6 +9,7 @@
 #include "engine/sampling_params.h"
 #include "server/openai/schema.h"
 #include "server/openai/served_model.h"
+#include "server/openai/transfer_fields.h"
 
 namespace fathom {
 
@@ -63,6 +64,7 @@ struct ReplyFields {
   StreamOptions stream_options;
   std::optional<int64_t> prompt_logprobs;
   bool return_token_ids = false;
+  TransferFields transfer;
 
   static const ObjectSchema& schema();
 };

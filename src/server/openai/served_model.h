@@ -14,6 +14,15 @@
 
 namespace fathom {
 
+// Where a server takes prompts that others decode.
+struct TransferPort {
+  std::string engine_id = {};  // as decode servers know it; empty: it takes none
+  std::string host = {};
+  int port = 0, tp_size = 1;
+  int64_t page_tokens = 64;
+  bool prefills_only = false;
+};
+
 // Filled once before the first request, then read-only; any thread may read. Outlives every
 // response.
 struct ServedModel {
@@ -29,6 +38,7 @@ struct ServedModel {
   std::string path = {};         // where the model was loaded from
   std::string version = {};      // the program's version
   std::string fingerprint = {};  // system_fingerprint: program, weights and settings
+  TransferPort transfer = {};
 
   bool has_name(std::string_view name) const;
 };

@@ -1,9 +1,13 @@
 #include "transfer/tcp/connection.h"
 
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/read.hpp>
-#include <boost/asio/write.hpp>
+#include <cerrno>
 #include <utility>
 
 #include "comm/socket.h"
@@ -14,6 +18,13 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
+
+// Of one call: a recall of the rows waits for it.
+constexpr size_t kMostAtOnce = 512 << 10;
+// Of one connection, before others have their turn.
+constexpr size_t kMostOfATurn = 8 << 20;
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 std::string peer_of(asio::ip::tcp::socket& socket) {
   const auto endpoint = peer_endpoint(socket.native_handle());
@@ -86,14 +97,31 @@ void TransferConnection::read_piece(uint64_t bytes) {
                                          header->num_bytes));
         }
         self->piece_ = {.header = *header, .rows = self->handler_->buffer(rows)};
-        asio::async_read(self->socket_, asio::buffer(self->piece_.rows),
-                         [self](const error_code& broken, size_t) {
-                           if (broken) return self->fail(broken);
-                           if (self->closed_) return;
-                           self->last_received_ = Clock::now();
-                           self->deliver_piece();
-                         });
+        self->rows_read_ = 0;
+        self->read_rows();
       });
+}
+
+// Straight into the piece's memory, as much at once as there is.
+void TransferConnection::read_rows() {
+  for (size_t turn = 0; rows_read_ < piece_.rows.size() && turn < kMostOfATurn;) {
+    const auto rest = std::span(piece_.rows).subspan(rows_read_);
+    const ssize_t got = ::recv(socket_.native_handle(), rest.data(), rest.size(), MSG_DONTWAIT);
+    if (got == 0) return fail(asio::error::eof);
+    if (got < 0 && !would_block()) return fail_with_errno();
+    if (got < 0) break;
+    rows_read_ += static_cast<size_t>(got);
+    turn += static_cast<size_t>(got);
+  }
+  if (rows_read_ == piece_.rows.size()) {
+    last_received_ = Clock::now();
+    return deliver_piece();
+  }
+  socket_.async_wait(asio::ip::tcp::socket::wait_read,
+                     [self = shared_from_this()](const error_code& failure) {
+                       if (failure) return self->fail(failure);
+                       if (!self->closed_) self->read_rows();
+                     });
 }
 
 void TransferConnection::deliver_piece() {
@@ -106,30 +134,67 @@ void TransferConnection::resume() {
   if (holds_piece_ && !closed_) deliver_piece();
 }
 
-void TransferConnection::send(Frame frame) {
+void TransferConnection::send(Frame frame, std::shared_ptr<LentRows> rows) {
   if (closed_ || closing_) return;
-  out_.push_back(std::move(frame));
-  if (out_.size() == 1) write_next();
+  out_.push_back({.frame = std::move(frame), .rows = std::move(rows)});
+  if (out_.size() == 1) sending_since_ = Clock::now();
+  if (std::exchange(is_writing_, true)) return;
+  asio::post(socket_.get_executor(), [self = shared_from_this()] { self->write(); });
 }
 
-void TransferConnection::write_next() {
+// Returns what sendmsg() does. Header and rows go in one call, the rows from where they lie.
+ssize_t TransferConnection::Outgoing::send_some(int socket) {
+  const auto send = [&](std::span<const std::byte> all) -> ssize_t {
+    if (rows && all.size() != rows->size()) {
+      errno = ENOMEM;  // they were recalled, and there was no memory for them
+      return -1;
+    }
+    const auto head = std::span(frame).subspan(std::min(sent, frame.size()));
+    auto tail = all.subspan(sent - (frame.size() - head.size()));
+    tail = tail.first(std::min(tail.size(), kMostAtOnce));
+    std::array<iovec, 2> parts = {
+        {{head.data(), head.size()}, {const_cast<std::byte*>(tail.data()), tail.size()}}};
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = parts.size();
+    return ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  };
+  return rows ? rows->read(send) : send({});
+}
+
+// Sends what the socket takes; is_writing_ is set.
+void TransferConnection::write() {
+  for (size_t turn = 0; !closed_ && !out_.empty() && turn < kMostOfATurn;) {
+    Outgoing& first = out_.front();
+    const ssize_t sent = first.send_some(socket_.native_handle());
+    if (sent < 0 && !would_block()) return fail_with_errno();
+    if (sent < 0) break;
+    first.sent += static_cast<size_t>(sent);
+    turn += static_cast<size_t>(sent);
+    if (first.sent == first.size()) finish_frame();
+  }
+  if (closed_ || out_.empty()) {
+    is_writing_ = false;
+    return;
+  }
+  socket_.async_wait(asio::ip::tcp::socket::wait_write,
+                     [self = shared_from_this()](const error_code& failure) {
+                       if (failure) return self->fail(failure);
+                       self->write();
+                     });
+}
+
+void TransferConnection::finish_frame() {
+  const auto bytes = static_cast<int64_t>(out_.front().size());
+  out_.pop_front();
   sending_since_ = Clock::now();
-  asio::async_write(socket_, asio::buffer(out_.front()),
-                    [self = shared_from_this()](const error_code& failure, size_t) {
-                      if (failure) return self->fail(failure);
-                      if (self->closed_) return;
-                      Frame sent = std::move(self->out_.front());
-                      self->out_.pop_front();
-                      if (!self->out_.empty()) {
-                        self->write_next();
-                      } else if (self->closing_) {
-                        // The other end closes when it has read why.
-                        error_code ignored;
-                        self->socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-                      }
-                      const auto handler = self->handler_;
-                      handler->on_sent(*self, std::move(sent));
-                    });
+  if (out_.empty() && closing_) {
+    // The other end closes when it has read why.
+    error_code ignored;
+    socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  }
+  const auto handler = handler_;
+  handler->on_sent(*this, bytes);
 }
 
 std::optional<TransferConnection::Time> TransferConnection::sending_since() const {
@@ -140,6 +205,10 @@ void TransferConnection::fail(const error_code& failure) {
   close(failure == asio::error::eof ? "the other end has closed it" : failure.message());
 }
 
+void TransferConnection::fail_with_errno() {
+  fail(error_code(errno, boost::system::system_category()));
+}
+
 void TransferConnection::close_when_sent() { closing_ = true; }
 
 void TransferConnection::close(std::string why) {
@@ -147,6 +216,7 @@ void TransferConnection::close(std::string why) {
   error_code ignored;
   socket_.close(ignored);
   asio::post(socket_.get_executor(), [self = shared_from_this(), why = std::move(why)] {
+    self->out_.clear();  // what is lent goes back
     const auto handler = std::exchange(self->handler_, nullptr);
     handler->on_closed(*self, why);
   });

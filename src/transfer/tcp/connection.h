@@ -12,8 +12,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
+#include "transfer/lent_rows.h"
 #include "transfer/piece_mailbox.h"
 #include "transfer/piece_wire.h"
 #include "transfer/tcp/frame.h"
@@ -39,8 +41,8 @@ class FrameHandler {
   // False: not now; the connection keeps the piece and reads on after resume(), which offers it
   // again.
   virtual bool on_piece(TransferConnection& /*from*/, PagePiece& /*piece*/) { return true; }
-  // A frame has been sent; its memory may be used again.
-  virtual void on_sent(TransferConnection& /*connection*/, Frame /*frame*/) {}
+  // A frame of so many bytes has been sent.
+  virtual void on_sent(TransferConnection& /*connection*/, int64_t /*bytes*/) {}
 };
 
 class TransferConnection : public std::enable_shared_from_this<TransferConnection> {
@@ -54,7 +56,8 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   void start() { read_header(); }
   // From the next frame on.
   void set_handler(std::shared_ptr<FrameHandler> handler) { handler_ = std::move(handler); }
-  void send(Frame frame);
+  // A frame; `rows` are what follows the bytes of `frame`, and are read where they lie.
+  void send(Frame frame, std::shared_ptr<LentRows> rows = nullptr);
   bool is_sending() const { return !out_.empty(); }
   void resume();
   // Calls on_closed() from a later turn of the I/O thread. What is still to be sent is not.
@@ -72,9 +75,12 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   void read_header();
   void on_header();
   void read_piece(uint64_t bytes);
+  void read_rows();
   void deliver_piece();
-  void write_next();
+  void write();
+  void finish_frame();
   void fail(const boost::system::error_code& failure);
+  void fail_with_errno();
 
   boost::asio::ip::tcp::socket socket_;
   std::shared_ptr<FrameHandler> handler_;
@@ -83,8 +89,19 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   std::array<std::byte, kPieceHeaderBytes> piece_header_{};
   std::vector<std::byte> payload_;
   PagePiece piece_;
+  size_t rows_read_ = 0;  // bytes of piece_
   bool holds_piece_ = false, closed_ = false, closing_ = false;
-  std::deque<Frame> out_;
+  // A frame that waits to be sent, and how much of it has been.
+  struct Outgoing {
+    Frame frame;
+    std::shared_ptr<LentRows> rows;
+    size_t sent = 0;
+
+    size_t size() const { return frame.size() + (rows ? rows->size() : 0); }
+    ssize_t send_some(int socket);
+  };
+  std::deque<Outgoing> out_;
+  bool is_writing_ = false;  // write() goes on, or is about to be called
   Time last_received_, sending_since_;
 };
 

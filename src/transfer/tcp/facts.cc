@@ -34,4 +34,6 @@ std::optional<std::string> first_difference(const Facts& decode, const Facts& pr
   return std::nullopt;
 }
 
+std::string engine_id_text(uint64_t engine) { return fmt::format("{:016x}", engine); }
+
 }  // namespace fathom

@@ -92,7 +92,7 @@ std::optional<uint64_t> PeerSession::most_bytes(const TransferConnection& from, 
       if (type == FrameType::kProof) return std::tuple_size_v<Proof>;
       break;
     case Stage::kWelcome:
-      if (type == FrameType::kWelcome) return sizeof(uint64_t);
+      if (type == FrameType::kWelcome) return kWelcomeBytes;
       break;
     case Stage::kOpen:
       if (!is_control(stream)) {
@@ -158,6 +158,7 @@ Result<> PeerSession::on_welcome(Stream& stream, Payload payload) {
   stream.stage = Stage::kOpen;
   if (is_control(stream)) {
     session_ = welcome.session;
+    engine_ = welcome.engine;
     for (int64_t i = 0; i < options_.streams; ++i) connect_data();
     return {};
   }

@@ -37,6 +37,7 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
 
   void start();
   size_t peer() const { return peer_; }
+  uint64_t engine() const { return engine_; }  // the other side's, once it is ready
   bool is_ready() const { return is_ready_; }
   void send(Frame frame) { control_->connection->send(std::move(frame)); }
   // Offers pieces that found no room once more.
@@ -78,7 +79,7 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   boost::asio::ip::tcp::endpoint address_;
   std::unique_ptr<Stream> control_;
   std::vector<std::unique_ptr<Stream>> data_;
-  uint64_t session_ = 0;
+  uint64_t session_ = 0, engine_ = 0;
   int64_t open_ = 0;  // data connections
   bool is_ready_ = false;
   std::string refusal_;  // empty: none

@@ -48,6 +48,7 @@ struct PrefillPeers::Parts : PeerSessionOwner {
     bool is_tried = false;
     std::string refusal;
     std::shared_ptr<PeerSession> ready;  // null: not
+    std::string engine;                  // its id
     Clock::time_point paused_until;
     int64_t tokens = 0;  // of orders that it holds
   };
@@ -148,8 +149,8 @@ bool PrefillPeers::Parts::has_usable() const {
                      [&](const Peer& peer) { return is_usable(peer, now); });
 }
 
-// By the largest hash of peer and text: when a peer comes or goes, other peers' texts stay where
-// they are. The mutex is held.
+// The one that the order prefers, or by the largest hash of peer and text: when a peer comes or
+// goes, other peers' texts stay where they are. The mutex is held.
 PrefillPeers::Parts::Peer* PrefillPeers::Parts::choose(const PromptOrder& order) {
   const auto now = Clock::now();
   const uint64_t beginning = beginning_of(order);
@@ -158,6 +159,9 @@ PrefillPeers::Parts::Peer* PrefillPeers::Parts::choose(const PromptOrder& order)
   for (size_t number = 0; number < peers.size(); ++number) {
     Peer& peer = peers[number];
     if (!is_usable(peer, now)) continue;
+    if (!order.prefer.empty() && (order.prefer == peer.engine || order.prefer == name_of(number))) {
+      return &peer;
+    }
     const uint64_t weight = mix64(beginning ^ mix64(number + 1));
     if (preferred == nullptr || weight > most) preferred = &peer, most = weight;
     if (least == nullptr || peer.tokens < least->tokens) least = &peer;
@@ -179,6 +183,7 @@ void PrefillPeers::Parts::on_ready(PeerSession& session) {
   log_info("transfer: the prefill side at {} computes prompts", name_of(session.peer()));
   const std::lock_guard lock(mutex);
   peer.ready = peer.session;
+  peer.engine = engine_id_text(session.engine());
   peer.paused_until = {};
   peer.refusal.clear();
   peer.is_tried = true;

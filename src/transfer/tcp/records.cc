@@ -90,6 +90,7 @@ Frame facts_frame(const Facts& facts) {
 Frame welcome_frame(const Welcome& welcome) {
   WireWriter writer;
   writer.u64(welcome.session);
+  writer.u64(welcome.engine);
   return frame_of(FrameType::kWelcome, writer);
 }
 
@@ -168,7 +169,9 @@ Result<Facts> read_facts(Payload payload) {
 
 Result<Welcome> read_welcome(Payload payload) {
   WireReader reader(payload);
-  const Welcome welcome{.session = reader.u64()};
+  Welcome welcome;
+  welcome.session = reader.u64();
+  welcome.engine = reader.u64();
   if (!reader.ended()) return malformed("welcome", payload);
   return welcome;
 }

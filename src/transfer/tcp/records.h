@@ -17,7 +17,7 @@
 
 namespace fathom {
 
-inline constexpr uint32_t kTransferProtocol = 1;
+inline constexpr uint32_t kTransferProtocol = 2;
 
 enum class StreamKind : uint32_t { kControl = 0, kData = 1 };
 
@@ -29,10 +29,11 @@ struct Hello {
 };
 struct Welcome {
   uint64_t session = 0;
+  uint64_t engine = 0;  // the prefill server's
 };
 
 // Limits of the fields, in bytes and entries.
-inline constexpr size_t kHelloBytes = 48;
+inline constexpr size_t kHelloBytes = 48, kWelcomeBytes = 16;
 inline constexpr size_t kMaxFactsBytes = 16 << 10, kMaxFacts = 64;
 inline constexpr size_t kMaxSentenceBytes = 1 << 10;
 inline constexpr size_t kMaxSaltBytes = 256;

@@ -37,7 +37,9 @@ TEST(Records, WhatIsWrittenIsRead) {
 
   const Facts facts = {{"a", "1"}, {"--b", ""}};
   EXPECT_EQ(*read_facts(payload_of(facts_frame(facts))), facts);
-  EXPECT_EQ(read_welcome(payload_of(welcome_frame({.session = 12})))->session, 12u);
+  const auto welcome = read_welcome(payload_of(welcome_frame({.session = 12, .engine = 13})));
+  EXPECT_EQ(welcome->session, 12u);
+  EXPECT_EQ(welcome->engine, 13u);
   EXPECT_EQ(*read_refused(payload_of(refused_frame("no"))), "no");
   EXPECT_EQ(*read_ticket_id(payload_of(cancel_frame({1, 2, 3}))), (TicketId{1, 2, 3}));
 

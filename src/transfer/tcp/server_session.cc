@@ -1,8 +1,6 @@
 #include "transfer/tcp/server_session.h"
 
 #include <boost/asio/post.hpp>
-#include <cstring>
-#include <new>
 #include <utility>
 
 #include "base/log.h"
@@ -15,13 +13,13 @@ void ServerSession::start() {
   last_heartbeat_ = std::chrono::steady_clock::now();
   link_ = core_->make_link(shared_from_this());
   control_->set_handler(shared_from_this());
-  control_->send(welcome_frame({.session = id_}));
+  control_->send(welcome_frame({.session = id_, .engine = core_->options.engine}));
 }
 
 void ServerSession::add_stream(const std::shared_ptr<TransferConnection>& stream) {
   streams_.push_back(stream);
   stream->set_handler(shared_from_this());
-  stream->send(welcome_frame({.session = id_}));
+  stream->send(welcome_frame({.session = id_, .engine = core_->options.engine}));
 }
 
 void ServerSession::tick(TransferConnection::Time now) {
@@ -42,31 +40,19 @@ void ServerSession::tick(TransferConnection::Time now) {
 
 void ServerSession::close(const std::string& why) { control_->close(why); }
 
-// The engine's thread. The copy is made outside of the lock: `bytes_` has room for it by then.
-bool ServerSession::put(const PieceHeader& header, std::span<const std::byte> rows) {
-  const auto bytes = static_cast<int64_t>(kFrameHeaderBytes + kPieceHeaderBytes + rows.size());
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed_ || (bytes_ > 0 && bytes > core_->options.window_bytes - bytes_)) return false;
-    bytes_ += bytes;
-  }
-  Frame frame;
-  try {
-    frame = take_spare();
-    frame.resize(static_cast<size_t>(bytes));
-  } catch (const std::bad_alloc&) {
-    const std::lock_guard lock(mutex_);
-    bytes_ -= bytes;
-    throw;
-  }
-  const std::span<std::byte> all(frame);
-  write_frame_header({FrameType::kPiece, kPieceHeaderBytes + rows.size()},
+// The engine's thread.
+bool ServerSession::put(const PieceHeader& header, std::shared_ptr<LentRows> rows) {
+  constexpr size_t kHeadBytes = kFrameHeaderBytes + kPieceHeaderBytes;
+  const auto bytes = static_cast<int64_t>(kHeadBytes + rows->size());
+  const std::lock_guard lock(mutex_);
+  if (closed_ || (bytes_ > 0 && bytes > core_->options.window_bytes - bytes_)) return false;
+  Frame head(kHeadBytes);
+  const std::span<std::byte> all(head);
+  write_frame_header({FrameType::kPiece, kPieceHeaderBytes + rows->size()},
                      all.first<kFrameHeaderBytes>());
   write_piece_header(header, all.subspan<kFrameHeaderBytes, kPieceHeaderBytes>());
-  std::memcpy(frame.data() + kFrameHeaderBytes + kPieceHeaderBytes, rows.data(), rows.size());
-  const std::lock_guard lock(mutex_);
-  if (closed_) return false;
-  waiting_.push_back(std::move(frame));
+  waiting_.push_back({.head = std::move(head), .rows = std::move(rows)});
+  bytes_ += bytes;
   if (!std::exchange(is_posted_, true)) {
     asio::post(*core_->context, [self = shared_from_this()] {
       {
@@ -79,37 +65,27 @@ bool ServerSession::put(const PieceHeader& header, std::span<const std::byte> ro
   return true;
 }
 
-Frame ServerSession::take_spare() {
-  const std::lock_guard lock(mutex_);
-  if (spare_.empty()) return {};
-  Frame frame = std::move(spare_.back());
-  spare_.pop_back();
-  return frame;
-}
-
 void ServerSession::send_waiting() {
   for (const auto& stream : streams_) {
     if (stream->is_sending()) continue;
-    Frame frame;
+    Piece piece;
     {
       const std::lock_guard lock(mutex_);
       if (waiting_.empty() || closed_) return;
-      frame = std::move(waiting_.front());
+      piece = std::move(waiting_.front());
       waiting_.pop_front();
     }
-    stream->send(std::move(frame));
+    stream->send(std::move(piece.head), std::move(piece.rows));
   }
 }
 
-void ServerSession::on_sent(TransferConnection& connection, Frame frame) {
+void ServerSession::on_sent(TransferConnection& connection, int64_t bytes) {
   if (&connection == control_.get()) return;
-  const auto bytes = std::ssize(frame);
   if (bytes > static_cast<int64_t>(kFrameHeaderBytes + kPieceHeaderBytes)) {
     ++core_->pieces_sent;
     core_->bytes_sent += bytes;
     const std::lock_guard lock(mutex_);
     bytes_ -= bytes;
-    spare_.push_back(std::move(frame));
   }
   send_waiting();
 }
@@ -182,7 +158,6 @@ void ServerSession::on_closed(TransferConnection& connection, const std::string&
     const std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
     waiting_.clear();
-    spare_.clear();
   }
   const auto self = shared_from_this();
   log_info("transfer: the session of the decode side at {} has ended: {}", connection.peer(), why);

@@ -33,21 +33,20 @@ class ServerSession : public PieceReceiver,
   void tick(TransferConnection::Time now);
   void close(const std::string& why);
 
-  bool put(const PieceHeader& header, std::span<const std::byte> rows) override;
+  bool put(const PieceHeader& header, std::shared_ptr<LentRows> rows) override;
   void done(const TicketId& id) override;
   void fail(FailedOrder failed) override;
 
   std::optional<uint64_t> most_bytes(const TransferConnection& from, FrameType type) override;
   Result<> on_frame(TransferConnection& from, FrameType type, Payload payload) override;
   void on_closed(TransferConnection& connection, const std::string& why) override;
-  void on_sent(TransferConnection& connection, Frame frame) override;
+  void on_sent(TransferConnection& connection, int64_t bytes) override;
 
  private:
   Result<> on_order(Payload payload);
   void on_cancel(const TicketId& id);
   void end_order(const TicketId& id, Frame news);
   void send_waiting();
-  Frame take_spare();
 
   const std::shared_ptr<ServerCore> core_;
   const uint64_t id_;
@@ -59,9 +58,12 @@ class ServerSession : public PieceReceiver,
 
   std::mutex mutex_;  // guards what follows
   bool closed_ = false;
-  std::deque<Frame> waiting_;  // pieces
-  int64_t bytes_ = 0;          // of pieces that wait, are being written or are sent
-  std::vector<Frame> spare_;
+  struct Piece {
+    Frame head;
+    std::shared_ptr<LentRows> rows;
+  };
+  std::deque<Piece> waiting_;
+  int64_t bytes_ = 0;  // of pieces that wait, are being written or are sent
   bool is_posted_ = false;
 };
 

@@ -1,10 +1,12 @@
 // Bytes a second of pages over loopback, from one pool into another: each side is pinned to a CPU
-// of its own, with its I/O thread and the thread that copies from or into its pool.
+// of its own, with its I/O thread and the thread that lends pages of its pool or copies into it.
 #include <benchmark/benchmark.h>
 
 #include <atomic>
 #include <cstring>
+#include <fstream>
 #include <semaphore>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -18,7 +20,23 @@ namespace fathom {
 namespace {
 
 constexpr int64_t kPages = 64;  // of a prompt of 4,096 tokens
-constexpr int kPrefillCpu = 0, kDecodeCpu = 1;
+constexpr int kPrefillCpu = 0;
+
+std::string core_of(int cpu) {
+  std::string core;
+  std::ifstream(fmt::format("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", cpu)) >>
+      core;
+  return core;
+}
+
+// The first CPU of another core.
+int decode_cpu() {
+  for (int cpu = kPrefillCpu + 1; cpu < 1024; ++cpu) {
+    const std::string core = core_of(cpu);
+    if (!core.empty() && core != core_of(kPrefillCpu)) return cpu;
+  }
+  return kPrefillCpu + 1;
+}
 
 // Sends pages of its pool for each order, from a thread of its own.
 class SendingLink : public PromptLink {
@@ -43,13 +61,14 @@ class SendingLink : public PromptLink {
  private:
   void work(size_t page_bytes) {
     pin_thread(kPrefillCpu);
-    std::vector<std::byte> rows(page_bytes);
     for (;;) {
       ordered_.acquire();
       if (stopping_) return;
       for (int64_t page = 0; page < kPages; ++page) {
-        std::memcpy(rows.data(), pool_.data() + static_cast<size_t>(page) * page_bytes, page_bytes);
-        while (!receiver_->put(make_piece(ticket_, page, rows), rows)) {
+        const auto rows =
+            std::span(pool_).subspan(static_cast<size_t>(page) * page_bytes, page_bytes);
+        const PieceHeader header = make_piece(ticket_, page, rows);
+        while (!receiver_->put(header, lend(std::make_shared<LentRows>(rows)))) {
           if (stopping_) return;
           std::this_thread::sleep_for(std::chrono::milliseconds(1));  // as the engine does
         }
@@ -79,7 +98,7 @@ void BM_Transfer(benchmark::State& state) {
                                           return std::make_shared<SendingLink>(std::move(receiver),
                                                                                page_bytes);
                                         });
-  pin_thread(kDecodeCpu);
+  pin_thread(decode_cpu());
   const auto mailbox = std::make_shared<PieceMailbox>(int64_t{64} << 20);
   PrefillPeers peers(
       {.peers = {server->endpoint()}, .page_bytes = page_bytes, .streams = state.range(2)},

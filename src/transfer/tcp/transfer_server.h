@@ -29,6 +29,7 @@ struct TransferServerOptions {
   Endpoint listen = {};     // port 0: one that is free
   std::string secret = {};  // empty: anybody who can connect may order
   Facts facts = {};         // must be equal on both sides
+  uint64_t engine = 0;      // what decode sides know this one by
   uint64_t form = 0;        // of the pages
   int64_t page_bytes = 0;
   int64_t max_tokens = 0;  // of an order

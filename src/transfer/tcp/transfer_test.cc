@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -71,6 +72,10 @@ std::vector<std::byte> rows_of(int64_t page) {
   return std::vector<std::byte>(kPageBytes, static_cast<std::byte>(page));
 }
 
+std::shared_ptr<LentRows> lent(const std::vector<std::byte>& rows) {
+  return lend(std::make_shared<LentRows>(rows));
+}
+
 // A server whose sessions' links the test has.
 struct Server {
   explicit Server(TransferServerOptions options = {}) {
@@ -78,7 +83,7 @@ struct Server {
     options.secret = kSecret;
     options.facts = kFacts;
     options.form = 7;
-    options.page_bytes = kPageBytes;
+    if (options.page_bytes == 0) options.page_bytes = kPageBytes;
     options.max_tokens = 1000;
     auto created = TransferServer::create(options, [this](std::shared_ptr<PieceReceiver> receiver) {
       const std::lock_guard lock(mutex);
@@ -115,7 +120,7 @@ struct Decode {
     options.peers = std::move(peers);
     if (options.secret.empty()) options.secret = kSecret;
     if (options.facts.empty()) options.facts = kFacts;
-    options.page_bytes = kPageBytes;
+    if (options.page_bytes == 0) options.page_bytes = kPageBytes;
     options.retry_most = 200ms;
     links = std::make_unique<PrefillPeers>(options, mailbox);
   }
@@ -162,7 +167,7 @@ TEST(Transfer, OrdersGoAndPiecesCome) {
   EXPECT_EQ(link->orders[0].tokens, order.tokens);
   for (int64_t page = 0; page < 3; ++page) {
     const auto rows = rows_of(page);
-    EXPECT_TRUE(link->receiver->put(make_piece(order.ticket, page, rows, 64), rows));
+    EXPECT_TRUE(link->receiver->put(make_piece(order.ticket, page, rows, 64), lent(rows)));
   }
   link->receiver->done(order.ticket.id);
   decode.collect(3);
@@ -229,7 +234,7 @@ TEST(Transfer, BothWindowsAreBounded) {
   std::thread sender([&] {
     while (sent < kPages) {
       const auto rows = rows_of(sent % 100);
-      if (link->receiver->put(make_piece(order.ticket, sent, rows), rows)) {
+      if (link->receiver->put(make_piece(order.ticket, sent, rows), lent(rows))) {
         ++sent;
       } else {
         ++refusals;
@@ -253,6 +258,97 @@ TEST(Transfer, BothWindowsAreBounded) {
   });
   sender.join();
   EXPECT_GT(refusals, 0);
+}
+
+// Pages of 6 MiB, of which a socket takes a part at a time, lent from the test's memory.
+struct LargePages {
+  static constexpr int64_t kBytes = 6 << 20;
+
+  LargePages()
+      : server({.page_bytes = kBytes, .window_bytes = 256 << 20}),
+        decode({server.server->endpoint()}, options(), 1) {
+    decode.wait_ready();
+    order.ticket.page_bytes = kBytes;
+    EXPECT_TRUE(decode.links->order(order).has_value());
+    link = server.link();
+    wait_for([&] { return link->num_orders() == 1; });
+    for (int64_t page = 0; page < order.ticket.num_pages; ++page) {
+      pages.push_back(contents(page));
+      loans.push_back(std::make_shared<LentRows>(std::span<const std::byte>(pages.back())));
+      EXPECT_TRUE(
+          link->receiver->put(make_piece(order.ticket, page, pages.back()), lend(loans.back())));
+    }
+  }
+  static PrefillPeersOptions options() {
+    PrefillPeersOptions options;
+    options.page_bytes = kBytes;
+    return options;
+  }
+  static std::vector<std::byte> contents(int64_t page) {
+    std::vector<std::byte> bytes(kBytes);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<std::byte>(i / 8 * 31 + static_cast<size_t>(page));
+    }
+    return bytes;
+  }
+  bool all_are_back() const {
+    return std::none_of(loans.begin(), loans.end(),
+                        [](const auto& rows) { return rows->is_lent(); });
+  }
+
+  Server server;
+  Decode decode;
+  PromptOrder order = Decode::order_of(1, 900);  // 15 pages, more than the kernel's buffers hold
+  std::shared_ptr<ScriptedLink> link;
+  std::vector<std::vector<std::byte>> pages;
+  std::vector<std::shared_ptr<LentRows>> loans;
+};
+
+TEST(Transfer, PagesThatNoSocketTakesAtOnce) {
+  LargePages large;
+  large.decode.collect(15);
+  for (const PagePiece& piece : large.decode.pieces) {
+    EXPECT_EQ(piece.rows, LargePages::contents(piece.header.page));
+  }
+  wait_for([&] { return large.all_are_back(); });
+}
+
+// Some are being sent, others wait: the decode side takes nothing yet.
+TEST(Transfer, RowsThatAreRecalledArriveAsTheyWere) {
+  LargePages large;
+  for (const auto& rows : large.loans) rows->recall();
+  for (auto& page : large.pages) std::fill(page.begin(), page.end(), std::byte{0xEE});
+  EXPECT_FALSE(large.all_are_back());
+  large.decode.collect(15);
+  for (const PagePiece& piece : large.decode.pieces) {
+    EXPECT_EQ(piece.rows, LargePages::contents(piece.header.page));
+  }
+}
+
+TEST(Transfer, WhatIsLentGoesBackWhenTheSessionEnds) {
+  LargePages large;
+  EXPECT_FALSE(large.all_are_back());
+  large.decode.links.reset();
+  wait_for([&] { return large.all_are_back(); });
+}
+
+TEST(Transfer, AnOrderGoesToTheOneItPrefers) {
+  Server first({.engine = 11}), second({.engine = 12});
+  Decode decode({first.server->endpoint(), second.server->endpoint()});
+  decode.wait_ready(2);
+  const std::string ids[] = {"000000000000000b", "000000000000000c"};
+  for (uint64_t number = 1; number <= 20; ++number) {
+    PromptOrder order = Decode::order_of(number);
+    order.prefer = ids[number % 2];
+    if (number > 10) order.prefer = to_string((number % 2 ? second : first).server->endpoint());
+    ASSERT_TRUE(decode.links->order(order).has_value());
+  }
+  wait_for([&] { return first.link()->num_orders() + second.link()->num_orders() == 20; });
+  EXPECT_EQ(first.link()->num_orders(), 10u);
+  for (const PromptOrder& order : first.link()->orders) EXPECT_EQ(order.ticket.id.number % 2, 0u);
+  PromptOrder order = Decode::order_of(21);
+  order.prefer = "one that is not there";
+  EXPECT_TRUE(decode.links->order(order).has_value());
 }
 
 TEST(Transfer, OrdersOfALostSessionFailAndOthersTakeOver) {
@@ -503,11 +599,11 @@ TEST(Strangers, OneThatDoesNotReadIsLetGo) {
   const auto rows = rows_of(0);
   const Ticket ticket = Decode::order_of(1).ticket;
   int taken = 0;
-  while (link->receiver->put(make_piece(ticket, 0, rows), rows)) ++taken;
+  while (link->receiver->put(make_piece(ticket, 0, rows), lent(rows))) ++taken;
   EXPECT_LE(taken, 8);
   wait_for([&] { return link->num_cancelled() == 1; });
   EXPECT_EQ(server.server->stats().sessions, 0);
-  EXPECT_FALSE(link->receiver->put(make_piece(ticket, 0, rows), rows)) << "nobody is there";
+  EXPECT_FALSE(link->receiver->put(make_piece(ticket, 0, rows), lent(rows))) << "nobody is there";
 }
 
 // The receiver's side: a server that sends what was not ordered, or another size.
@@ -519,15 +615,15 @@ TEST(Strangers, PiecesThatNobodyOrderedAreDropped) {
   const auto link = server.link();
   wait_for([&] { return link->num_orders() == 1; });
   const auto rows = rows_of(0);
-  link->receiver->put(make_piece(Decode::order_of(99).ticket, 0, rows), rows);
-  link->receiver->put(make_piece(Decode::order_of(1).ticket, 0, rows), rows);
+  link->receiver->put(make_piece(Decode::order_of(99).ticket, 0, rows), lent(rows));
+  link->receiver->put(make_piece(Decode::order_of(1).ticket, 0, rows), lent(rows));
   decode.collect(1);
   EXPECT_EQ(decode.pieces[0].header.ticket, (TicketId{1, 2, 1}));
   wait_for([&] { return decode.links->stats().foreign_pieces == 1; });
   const std::vector<std::byte> longer(kPageBytes + 1);
   Ticket ticket = Decode::order_of(1).ticket;
   ticket.page_bytes = kPageBytes + 1;
-  link->receiver->put(make_piece(ticket, 1, longer), longer);
+  link->receiver->put(make_piece(ticket, 1, longer), lent(longer));
   decode.collect(1, 1);
   EXPECT_EQ(decode.failures[0].ticket, (TicketId{1, 2, 1})) << "the session ended";
 }
