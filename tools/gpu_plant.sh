@@ -14,6 +14,8 @@ skipped_handoff decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
 dropped_expert decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
 wrong_layer_scale decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
 extra_row decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
+dropped_peer decode_layers_cuda_test Formats/DecodeLayersCuda.SumsOverRanks/V3EighthBf16
+any_packet decode_layers_cuda_test Formats/DecodeLayersCuda.SumsOverRanks/V3EighthBf16
 skipped_key_handoff decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/V2Lite*
 half_logit decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/V2Lite*
 skipped_activations decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/V2Lite*

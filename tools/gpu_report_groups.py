@@ -6,6 +6,7 @@ V2_LITE, V2_LITE_FP8 = "bench/models/v2-lite", "bench/models/v2-lite-fp8"
 V2_LITE_MTP = "bench/models/v2-lite-mtp"
 AZURE = "AZURE"  # stands for --azure's file
 V3, V3_SLICE = "bench/models/v3-10-layers", "bench/models/v3-10-layers-eighth"
+V3_HALF = "bench/models/v3-40-layers-half"  # four ranks are TP8 slices of V3
 KIMI_K2 = "bench/models/kimi-k2-int4-4-layers"
 V3_WHOLE, CODER_V2 = "bench/models/v3", "bench/models/coder-v2-instruct-fp8"
 
@@ -33,6 +34,7 @@ def throughput(model, *more, gpus=1):
             "--max-num-seqs", "1024", "--quiet", "--json", *more]
 
 
+ZIPF = ["--routing", "zipf"]
 TP2, DP2, TP8, DP8 = ["--tp", "2"], ["--dp", "2"], ["--tp", "8"], ["--dp", "8"]
 EP = ["--enable-expert-parallel"]
 
@@ -70,6 +72,7 @@ GROUPS = {
     "kimi_k2_layers": Group(90, [("kimi_k2", ["layer_cuda_bench", KIMI_K2])]),
     "v3_slice": Group(45, [("v3_slice", ["layer_cuda_bench", V3_SLICE])]),
     "attention_forms": Group(60, [("attention_forms", ["attention_form_cuda_bench", V2_LITE])]),
+    "slice_of_ranks": Group(20, [("slice_of_ranks", ["decode_layers_ranks_cuda_bench"])]),
     "decode_steps": Group(20, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),
     "mtp_steps": Group(30, [("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP])]),
     "ablations": Group(30, [("latent_decode", ["latent_decode_cuda_bench"])]),
@@ -92,6 +95,13 @@ GROUPS = {
         ("gate", ["gate_cuda_bench"]),
         ("sampling", ["sample_cuda_bench"]),
     ]),
+    # The MoE rows of `kernels` and of the collectives with drawn experts, drawn from a Zipf
+    # distribution: NAME_zipf/KEYS beside NAME/KEYS.
+    "kernels_zipf": Group(40, [
+        (f"{name}_zipf", [f"{name}_cuda_bench", *ZIPF])
+        for name in ("moe_few_rows", "moe_many_rows", "scaled_moe_few_rows", "scaled_moe_many_rows",
+                     "four_bit_moe")
+    ] + [("expert_exchange_zipf", ["moe_over_ranks_cuda_bench", *ZIPF])]),
     # Ranks on GPUs that NVLink joins. Rows are named GROUP/WORK_PLACEMENT.
     **{f"v2_lite_{n}gpus": Group(75, [
         (f"v2_lite_{n}gpus/b1_tp{n}", latency(V2_LITE, 1, 1024, 128, "--tp", str(n), gpus=n)),
@@ -111,6 +121,12 @@ GROUPS = {
         ("v3_10_layers_2gpus/b128_tp2", latency(V3, 128, 1024, 64, *TP2, gpus=2, iters=2)),
         ("v3_10_layers_2gpus/b128_dp2_ep", latency(V3, 128, 1024, 64, *DP2, *EP, gpus=2, iters=2)),
     ], gpus=2),
+    # A layer of V3's TP8 slice with its sums: the difference of 34 layers' step and 10 layers', over 24.
+    "v3_slice_4gpus": Group(90, [
+        (f"v3_slice_4gpus/b{batch}_{layers}_layers",
+         latency(V3_HALF, batch, 1024, 64, "--tp", "4", "--num-hidden-layers", str(layers), gpus=4,
+                 iters=2))
+        for batch in (1, 16, 128) for layers in (10, 34)], gpus=4),
     "v3_8gpus_tp": Group(180, [
         ("v3_8gpus/b1_tp8", latency(V3_WHOLE, 1, 1024, 64, *TP8, gpus=8, iters=1)),
         ("v3_8gpus/b16_tp8", latency(V3_WHOLE, 16, 1024, 64, *TP8, gpus=8, iters=1)),
@@ -138,5 +154,6 @@ GROUPS = {
     **{f"collectives_{n}gpus": Group(40, [
         (f"peer_sum_{n}gpus", ["peer_sum_cuda_bench"]),
         (f"expert_exchange_{n}gpus", ["moe_over_ranks_cuda_bench"]),
+        (f"expert_exchange_{n}gpus_zipf", ["moe_over_ranks_cuda_bench", *ZIPF]),
     ], gpus=n) for n in (2, 4, 8)},
 }

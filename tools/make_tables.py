@@ -17,7 +17,8 @@ and bench/tables/NAME.md says what stands there: Markdown in which figures are
   {{ROW#spread}}      (largest - smallest) / median of its repeats, in per cent
   {{ROW#repeats}} {{ROW#commit}} {{ROW#date}} {{ROW#device}} {{ROW#driver}} {{ROW#command}}
 
-Rows and their names: tools/gpu_report_rows.py. The tables of docs/scaling.md are computed instead,
+Rows and their names: tools/gpu_report_rows.py. ROW is a name, or CHIP@NAME for the row of
+gpu_report_CHIP.json where several reports have one of that name. The tables of docs/scaling.md are computed instead,
 by tools/scaling_tables.py, and have no file in bench/tables. --check changes nothing and fails where
 a document is not what the files give, or a table is in no document.
 """
@@ -43,13 +44,16 @@ class TableError(Exception):
 
 
 def read_rows(root):
-    """All reports' rows; a name stands in one file only."""
+    """All reports' rows as CHIP@NAME, and as NAME those that stand in one report only."""
     rows, files = {}, {}
     for path in sorted(glob.glob(str(root / "bench/results/gpu_report_*.json"))):
+        chip = pathlib.Path(path).stem.removeprefix("gpu_report_")
         for name, row in json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["rows"].items():
-            if name in rows:
-                raise TableError(f"{name} stands in {files[name]} and in {path}")
-            rows[name], files[name] = row, path
+            rows[f"{chip}@{name}"] = row
+            files.setdefault(name, []).append(chip)
+    for name, chips in files.items():
+        if len(chips) == 1:
+            rows[name] = rows[f"{chips[0]}@{name}"]
     return rows
 
 
@@ -58,9 +62,11 @@ def figure(text, rows):
     body, form = body.strip(), form.strip()
 
     def row(name):
-        if name.strip() not in rows:
-            raise TableError(f"no row {name.strip()}")
-        return rows[name.strip()]
+        name = name.strip()
+        if name in rows:
+            return rows[name]
+        several = sorted(other for other in rows if other.endswith(f"@{name}"))
+        raise TableError(f"{name} is one of {', '.join(several)}" if several else f"no row {name}")
 
     name, mark, field = body.rpartition("#")
     if mark:

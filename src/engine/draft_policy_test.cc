@@ -135,6 +135,7 @@ struct Machine {
   };
   Step step(DraftPolicy& policy, std::vector<Sequence>& sequences, double acceptance) {
     std::vector<StepEntry> entries;
+    entries.reserve(sequences.size());
     for (Sequence& sequence : sequences) {
       entries.push_back({.sequence = &sequence, .num_tokens = 1, .num_drafts = 3, .samples = true});
     }

@@ -11,6 +11,7 @@
 #include "cache/latent_layout.h"
 #include "device/cuda/device_array.h"
 #include "e2e/float64_model.h"
+#include "e2e/test_configs.h"
 #include "model/deepseek_cuda.h"
 #include "model/model_bench_cuda.h"
 
@@ -94,14 +95,10 @@ struct Form {
   CacheFormat format;
 };
 
-Result<Checkpoint> open_model(const std::string& model) {
-  return Checkpoint::open_dummy("tests/data/configs/" + model);
-}
-
 class GpuDecodeLayers : public testing::TestWithParam<Form> {
  protected:
   void SetUp() override {
-    auto opened = open_model(GetParam().model);
+    auto opened = open_test_config(GetParam().model);
     ASSERT_TRUE(opened.has_value()) << opened.error().message;
     checkpoint_ = std::move(*opened);
   }
@@ -172,7 +169,7 @@ TEST_P(GpuDecodeLayers, GiveTheSameBitsAgain) {
 class GpuDecodeLayersShort : public testing::TestWithParam<Form> {};
 
 TEST_P(GpuDecodeLayersShort, OneToken) {
-  auto checkpoint = open_model(GetParam().model);
+  auto checkpoint = open_test_config(GetParam().model);
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   OnGpu model(*checkpoint, GetParam().format, false);
   for (const float logit : model.logits(17, 200)) EXPECT_TRUE(std::isfinite(logit));

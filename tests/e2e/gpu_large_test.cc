@@ -13,6 +13,7 @@
 #include "e2e/forced_answers.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
+#include "e2e/test_configs.h"
 
 namespace fathom {
 namespace {
@@ -147,7 +148,7 @@ void expect_same_rows(const std::vector<std::vector<SampledToken>>& actual,
 // A TP8 slice of V3, whose one-row step has a graph for up to 4,096 keys and one for more: replays
 // across that length equal the separate launches.
 TEST(GpuLargeGraphs, ReplayAcross4096Keys) {
-  const auto checkpoint = Checkpoint::open_dummy("tests/data/configs/v3_eighth_layers");
+  const auto checkpoint = open_test_config("v3_eighth_layers");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   std::mt19937 random(34);
   Text text{{}, {2048, 2035, 1}};  // prefill chunks, then decode from 4,083 on

@@ -10,6 +10,7 @@
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
 #include "e2e/haystack.h"
+#include "e2e/test_configs.h"
 
 namespace fathom {
 namespace {
@@ -19,7 +20,7 @@ constexpr int64_t kTopKeys = 64;
 
 const Checkpoint& small_checkpoint() {
   static const Checkpoint opened = [] {
-    auto result = Checkpoint::open_dummy("tests/data/configs/v32_small");
+    auto result = open_test_config("v32_small");
     FATHOM_CHECK(result.has_value(), "{}", result.error().message);
     return std::move(*result);
   }();

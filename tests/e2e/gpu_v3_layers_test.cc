@@ -8,6 +8,7 @@
 #include "cache/latent_layout.h"
 #include "device/cuda/device_array.h"
 #include "e2e/float64_model.h"
+#include "e2e/test_configs.h"
 #include "model/deepseek_cuda.h"
 
 namespace fathom {
@@ -79,7 +80,7 @@ std::vector<double> cosines(const std::vector<float>& actual, const std::vector<
 class GpuV3Layers : public testing::Test {
  protected:
   void SetUp() override {
-    auto opened = Checkpoint::open_dummy("tests/data/configs/v3_two_layers");
+    auto opened = open_test_config("v3_two_layers");
     ASSERT_TRUE(opened.has_value()) << opened.error().message;
     checkpoint_ = std::move(*opened);
     for (int32_t i = 0; i < kTokens; ++i) ids_.push_back((i * 7919 + 13) % 4000);

@@ -1,10 +1,11 @@
 // Two layers of DeepSeek-V3 at full size (128 heads; one dense layer, one of 16 experts) with
 // random FP8 weights over 2, 4 and 8 ranks, spread over the GPUs that there are: as near to float32
-// as one rank, and the same bits again. Run from the repository's root.
+// as one rank, and the same bits again. Configuration: test_configs.h.
 #include <gtest/gtest.h>
 
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
+#include "e2e/test_configs.h"
 
 namespace fathom {
 namespace {
@@ -13,12 +14,8 @@ namespace {
 
 constexpr int32_t kVocab = 4096;
 
-const Checkpoint& v3_layers() {
-  static const Checkpoint opened = [] {
-    auto result = Checkpoint::open_dummy("tests/data/configs/v3_two_layers");
-    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
-    return std::move(*result);
-  }();
+const Result<Checkpoint>& v3_layers() {
+  static const Result<Checkpoint> opened = open_test_config("v3_two_layers");
   return opened;
 }
 
@@ -47,6 +44,7 @@ struct Form {
 
 class GpuV3Ranks : public testing::TestWithParam<Form> {
  protected:
+  void SetUp() override { ASSERT_TRUE(v3_layers().has_value()) << v3_layers().error().message; }
   static GpuRunnerOptions options(int tp, bool experts) {
     GpuRunnerOptions options = ranks(tp);
     options.stored_fp8 = GetParam().stored_fp8;
@@ -67,10 +65,10 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_P(GpuV3Ranks, AreAsNearToFloat32AsOneRankAndTheSameAgain) {
-  static const auto right = run(*on_cpu(v3_layers(), DType::kF32, CacheFormat::kF32), texts());
+  static const auto right = run(*on_cpu(*v3_layers(), DType::kF32, CacheFormat::kF32), texts());
   const Deviation one =
-      deviation(run(*on_gpu(options(1, false), v3_layers()), texts()), right, "one rank");
-  const auto runner = on_gpu(options(GetParam().tp, GetParam().experts), v3_layers());
+      deviation(run(*on_gpu(options(1, false), *v3_layers()), texts()), right, "one rank");
+  const auto runner = on_gpu(options(GetParam().tp, GetParam().experts), *v3_layers());
   const auto first = run(*runner, texts());
   const Deviation off = deviation(first, right, "ranks");
   EXPECT_LE(off.other_tokens, 1.3 * one.other_tokens + 0.005);

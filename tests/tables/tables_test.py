@@ -101,9 +101,14 @@ class Tables(unittest.TestCase):
         self.document("nothing\n")
         self.assertIn("bench/tables/speed.md is in no document", self.failure())
 
-    def test_a_name_stands_in_one_report(self):
+    def test_a_name_that_stands_in_two_reports_needs_its_chip(self):
+        self.rows["a/b1:us"] = {**self.rows["a/b1:us"], "value": 3000.0, "commit": "def"}
         self.write_rows("gpu_report_y.json")
-        self.assertIn("stands in", self.failure())
+        self.assertIn("a/b1:us is one of x@a/b1:us, y@a/b1:us", self.failure())
+        self.template("{{x@a/b1:us}} {{y@a/b1:us}} {{y@a/b1:us / x@a/b1:us}} {{y@a/b1:us#commit}}")
+        make_tables.run(self.root, [], check=False)
+        self.assertEqual((self.root / "README.md").read_text(),
+                         DOCUMENT.format("2000 3000 1.5 def\n"))
 
 
 class Report(unittest.TestCase):

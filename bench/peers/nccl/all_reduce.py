@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """NCCL's all-reduce of bf16 rows of 7,168 values over the GPUs of this machine, in a CUDA graph of
-122, as peer_sum_cuda_bench times its sums: us a sum, the median of nine replays from launch to end.
-Needs PyTorch with CUDA.
+122, as peer_sum_cuda_bench times its sums: us a sum, the medians of nine replays from launch to end,
+of three rounds. Needs PyTorch with CUDA.
 
 usage: all_reduce.py [GPUS=2]
 """
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-CHAIN, WARM, REPLAYS = 122, 5, 9
-VALUES = [2048] + [7168 * rows for rows in (1, 4, 16, 64, 128, 512, 4096)]
+CHAIN, WARM, REPLAYS, ROUNDS = 122, 5, 9, 3
+VALUES = [1024, 2048] + [7168 * rows for rows in (1, 4, 16, 18, 64, 128, 512, 4096)]
 
 
 def measure(rank, gpus):
@@ -32,17 +32,21 @@ def measure(rank, gpus):
         with torch.cuda.graph(graph):
             for _ in range(CHAIN):
                 dist.all_reduce(x)
-        times = []
-        for replay in range(REPLAYS + 1):
-            dist.barrier()
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            graph.replay()
-            torch.cuda.synchronize()
-            if replay > 0:
-                times.append((time.perf_counter() - begin) / CHAIN * 1e6)
+        medians = []
+        for _ in range(ROUNDS):
+            times = []
+            for replay in range(REPLAYS + 1):
+                dist.barrier()
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                graph.replay()
+                torch.cuda.synchronize()
+                if replay > 0:
+                    times.append((time.perf_counter() - begin) / CHAIN * 1e6)
+            medians.append(statistics.median(times))
         if rank == 0:
-            print(f"{values:9d} values  {statistics.median(times):7.1f} us", flush=True)
+            low, middle, high = sorted(medians)
+            print(f"{values:9d} values  {middle:7.1f} us ({low:.1f} to {high:.1f})", flush=True)
     if rank == 0:
         print("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
     dist.destroy_process_group()

@@ -74,6 +74,15 @@ __device__ void unpack_bf16(const Packet& packet, float (&values)[kCount]) {
   }
 }
 
+// Rounds values to bf16, seven at most; the eighth is 0.
+__device__ inline Packet packet_of(const float (&values)[kPacketValues + 1], uint32_t epoch) {
+  const auto four = [&](int i) {
+    return uint64_t{pack_bf16(values[i], values[i + 1])} |
+           uint64_t{pack_bf16(values[i + 2], values[i + 3])} << 32;
+  };
+  return {four(0), four(4) | uint64_t{epoch} << 48};
+}
+
 // Stores the values of neighbouring lanes, kCount a packet, as `count` packets from `to` on. Called
 // by whole warps.
 template <int kCount>
@@ -84,11 +93,8 @@ __device__ void put_bf16(Packet* to, int count, uint32_t epoch, float value) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) values[i] = __shfl_sync(~0u, value, lane * kCount + i);
   if (lane >= count) return;
-  const auto four = [&](int i) {
-    return uint64_t{pack_bf16(values[i], values[i + 1])} |
-           uint64_t{pack_bf16(values[i + 2], values[i + 3])} << 32;
-  };
-  store_packet(to + lane, four(0), four(4) | uint64_t{epoch} << 48);
+  const Packet packet = packet_of(values, epoch);
+  store_packet(to + lane, packet.low, packet.high);
 }
 
 }  // namespace fathom::cuda

@@ -86,4 +86,27 @@ __device__ void wait_for_peers(const PeerRank& peers, uint32_t epoch, Packet (&p
   }
 }
 
+// One packet a lane: *at, of rank `writer`, once it is of the epoch; `own` where `at` is null.
+// Called by whole warps, whose lanes may wait for different ranks. Ends early as wait_for_peers()
+// does.
+__device__ inline Packet wait_for_peer(const PeerRank& peers, uint32_t epoch, const Packet* at,
+                                       int writer, const Packet& own) {
+  uint64_t begin = 0;
+  Packet packet = at != nullptr ? load_packet_of_peer(at) : own;
+  for (uint32_t polls = 1;; ++polls) {
+    bool waits = at != nullptr && !is_of(packet, epoch);
+    if (FATHOM_PLANTED(peers, kAnyPacket) && packet.high >> 48 != 0) waits = false;
+    const uint32_t waiting = __ballot_sync(~0u, waits);
+    if (waiting == 0) return packet;
+    if (waits) packet = load_packet_of_peer(at);
+    if (polls % kPollsBetweenLooks != 0) continue;
+    // The first lane that waits looks for all.
+    const int looker = __ffs(static_cast<int>(waiting)) - 1;
+    bool stop = false;
+    if (static_cast<int>(threadIdx.x) % kWarp == looker) stop = gives_up(peers, writer, begin);
+    begin = __shfl_sync(~0u, begin, looker);
+    if (__any_sync(~0u, stop)) return packet;
+  }
+}
+
 }  // namespace fathom::cuda

@@ -18,6 +18,12 @@ int64_t decode_layers_exchange_bytes(DecodeLayersKind kind) {
 }
 
 void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream) {
+  const PeerRank& peers = arguments.peers;
+  FATHOM_CHECK(peers.ranks == 1 || (arguments.kind == DecodeLayersKind::kV3Eighth &&
+                                    arguments.delta_in == nullptr && peers.rows >= 1 &&
+                                    peers.row_packets * kPacketValues >= V3Eighth::kHidden),
+               "decode_layers over {} ranks: inboxes of {} rows of {} packets", peers.ranks,
+               peers.rows, peers.row_packets);
   switch (arguments.kind) {
     case DecodeLayersKind::kV3Eighth:
       return launch_v3_eighth(arguments, stream);

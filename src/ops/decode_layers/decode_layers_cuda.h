@@ -12,6 +12,9 @@
 // power of two for each 128 columns where they are not a norm's result), not e4m3; beside bf16 they
 // are bf16. Values passed between CTAs are rounded to bf16, as they are between launches.
 //
+// Under tensor parallelism the rows of W_o and of the experts are parts of sums over ranks, which
+// are made within the launch: the launches of all ranks meet (V3's shape).
+//
 // The kernel is described in decode_layers_launch_cuda.cuh and docs/kernels/decode_layers.md.
 #pragma once
 
@@ -20,6 +23,7 @@
 
 #include "cache/cache_format.h"
 #include "device/cuda/gpu_stream.h"
+#include "device/cuda/peer_group.h"
 #include "device/cuda/planted_fault.h"
 #include "ops/decode_layers/decode_layers_support.h"
 #include "ops/gate/gate_options.h"
@@ -70,6 +74,12 @@ struct DecodeLayersArguments {
   float softmax_scale = 0;
   GateOptions gate;  // as in the shape
   void* exchange = nullptr;
+  // With more than one rank every delta but delta_in is a rank's part of a sum, rounded to bf16.
+  // The sum adds parts in the order of ranks in fp32 and is rounded to bf16. delta_in has to be
+  // null, delta_out stays a part. Takes 2 num_layers - 1 exchanges of the group's row 0, as many
+  // calls of peer_sum() would; ranks have [hidden] inboxes. kV3Eighth only; all ranks' launches
+  // have to be resident at once.
+  PeerRank peers = {};
   FATHOM_PLANTED_FAULT
 };
 

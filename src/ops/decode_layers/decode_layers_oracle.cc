@@ -257,13 +257,21 @@ OracleResult run_oracle(const DecodeLayersOracleShape& shape,
                         const OracleSequence& sequence, const OracleNeedles& needles,
                         const std::vector<float>& cos_sin, double softmax_scale,
                         double least_margin, std::vector<std::byte>& cache,
-                        const std::vector<std::vector<std::byte>>& stored_rows) {
+                        const std::vector<std::vector<std::byte>>& stored_rows,
+                        const std::vector<std::vector<double>>& other_parts) {
   const float* const turns = cos_sin.data() + int64_t{sequence.position} * Shape::kRope;
   OracleResult result;
   result.margin = 1e9;
   result.delta.assign(residual.size(), 0);
   const auto add_delta = [&] {
     for (size_t i = 0; i < residual.size(); ++i) residual[i] += result.delta[i];
+  };
+  const auto set_delta = [&](Vector part) {
+    result.parts.push_back(std::move(part));
+    result.delta = result.parts.back();
+    if (result.parts.size() > other_parts.size()) return;
+    const Vector& other = other_parts[result.parts.size() - 1];
+    for (size_t i = 0; i < other.size(); ++i) result.delta[i] += other[i];
   };
   for (size_t l = 0; l < layers.size(); ++l) {
     const OracleLayer& layer = layers[l];
@@ -291,11 +299,11 @@ OracleResult run_oracle(const DecodeLayersOracleShape& shape,
             layer.uv.dot(head * Shape::kV + v, attended[static_cast<size_t>(head)].data()));
       }
     }
-    result.delta = product(layer.o, shape.hidden, heads.data());
+    set_delta(product(layer.o, shape.hidden, heads.data()));
     add_delta();
     x = residual;
     norm(x.data(), shape.hidden, layer.post_attention_norm);
-    result.delta = experts(shape, layer, x, result.margin);
+    set_delta(experts(shape, layer, x, result.margin));
     if (result.margin < least_margin) break;
   }
   result.residual = residual;

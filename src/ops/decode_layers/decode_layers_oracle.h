@@ -65,6 +65,8 @@ struct OracleResult {
   // The smallest margin by which an expert, or a group of experts, was chosen: of the sigmoids, or
   // of the logits before a softmax. A small margin may flip under different rounding.
   double margin = 0;
+  // What W_o, and then the experts, of each layer give, without other ranks' parts.
+  std::vector<std::vector<double>> parts;
 };
 
 // Before each layer's attention, rewrites cache rows before the token's so that every key matters
@@ -78,12 +80,14 @@ struct OracleNeedles {
 
 // cos_sin [positions, rope / 2, 2]. Attention reads the token's own row from stored_rows [layers],
 // if given, instead of the oracle's: near a tie the other side of a rounding to 8 bits is as right,
-// and with few keys the difference is large.
+// and with few keys the difference is large. other_parts: what the other ranks' W_o and experts
+// add, in the order of OracleResult::parts; none for the last layer's experts.
 OracleResult run_oracle(const DecodeLayersOracleShape& shape,
                         const std::vector<OracleLayer>& layers, std::vector<double> residual,
                         const OracleSequence& sequence, const OracleNeedles& needles,
                         const std::vector<float>& cos_sin, double softmax_scale,
                         double least_margin, std::vector<std::byte>& cache,
-                        const std::vector<std::vector<std::byte>>& stored_rows = {});
+                        const std::vector<std::vector<std::byte>>& stored_rows = {},
+                        const std::vector<std::vector<double>>& other_parts = {});
 
 }  // namespace fathom

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/math_constants.h"
+#include "device/cuda/peer_packets.cuh"
 #include "ops/decode_layers/decode_layers_keys_cuda.cuh"
 #include "ops/decode_layers/decode_layers_memory_cuda.cuh"
 #include "ops/gate/gate_choice_cuda.cuh"
@@ -28,6 +29,7 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
 //   hidden_row(row, is_attention)  the sum of such a row
 //   wait_for_new_key(l)            until the newest key's cache row is in shared memory
 //   run_aside(shared, arguments)   what a producer warp does beside the consumers (static)
+//   kMeetsRanks                    whether the rows of o and of down are parts of sums over ranks
 template <typename Row, typename L, typename Derived>
 class Steps {
  public:
@@ -42,6 +44,10 @@ class Steps {
     Derived& self = static_cast<Derived&>(*this);
     place_thread();
     const uint32_t before = *static_cast<volatile uint32_t*>(exchange_.epochs);
+    uint32_t sums_before = 0;
+    if constexpr (Derived::kMeetsRanks) {
+      sums_before = *static_cast<volatile uint32_t*>(a_.peers.epochs);
+    }
     position_ = *a_.position;
     for (int page = thread_; page * kPage < position_; page += kThreads) {
       shared_.pages[page] = a_.block_table[page];
@@ -62,12 +68,23 @@ class Steps {
       if (is_attention) fetch_next_layer(l);
       self.half_layer(l, is_attention);
       if (half + 1 < 2 * a_.num_layers) {
-        put_rows<L::kHiddenRows>((is_attention ? exchange_.o : exchange_.down)[block_],
-                                 [&](int row) { return self.hidden_row(row, is_attention); });
+        Packet* const to = (is_attention ? exchange_.o : exchange_.down)[block_];
+        const auto row_sum = [&](int row) { return self.hidden_row(row, is_attention); };
+        if constexpr (Derived::kMeetsRanks) {
+          put_sums<L::kHiddenRows>(to, sums_before + static_cast<uint32_t>(half) + 1, row_sum);
+        } else {
+          put_rows<L::kHiddenRows>(to, row_sum);
+        }
       }
     }
     write_results();
-    if (block_ == 0 && thread_ == 0) exchange_.epochs[0] = epoch_;
+    // This CTA has had packets of all others, which have read the epochs before.
+    if (block_ == 0 && thread_ == 0) {
+      exchange_.epochs[0] = epoch_;
+      if constexpr (Derived::kMeetsRanks) {
+        a_.peers.epochs[0] = sums_before + 2 * static_cast<uint32_t>(a_.num_layers) - 1;
+      }
+    }
   }
 
  protected:
@@ -158,6 +175,47 @@ class Steps {
     if (first >= kRows) return;
     put_bf16<kValues>(to + warp_ * kPackets, min(kPackets, (kRows - first) / kValues), epoch_,
                       lane_ < min(kPackets * kValues, kRows - first) ? value(first + lane_) : 0);
+  }
+
+  // put_rows() for rows that are this rank's part of a sum over ranks. The CTA meets the same CTA
+  // of the other ranks, in peer_sum()'s packets of row 0 (peer_packets.cuh), adds the parts in the
+  // order of ranks, and publishes the sums to its own rank's CTAs. A lane has one packet of one
+  // rank.
+  template <int kRows, typename Value>
+  __device__ void put_sums(Packet* to, uint32_t exchange, const Value& value) const {
+    constexpr int kPackets = kWarp / kMostPeers, kValues = kPackets * kPacketValues;  // of a warp
+    static_assert(kRows % kValues == 0);
+    const PeerRank& peers = a_.peers;
+    const int first = warp_ * kValues, place = lane_ % kPackets, peer = lane_ / kPackets;
+    if (first >= kRows) return;
+    const float row = lane_ < kValues ? value(first + lane_) : 0;
+    float values[kPacketValues + 1] = {};
+#pragma unroll
+    for (int i = 0; i < kPacketValues; ++i) {
+      values[i] = __shfl_sync(~0u, row, place * kPacketValues + i);
+    }
+    const Packet own = packet_of(values, exchange);
+    const int at = block_ * (kRows / kPacketValues) + warp_ * kPackets + place;
+    const Packet* from = nullptr;
+    if (peer < peers.ranks && peer != peers.rank) {
+      store_packet_of_peer(packets_of(peers, peer, peers.rank, 0, exchange) + at, own);
+      from = packets_of(peers, peers.rank, peer, 0, exchange) + at;
+    }
+    float parts[kPacketValues];
+    unpack_bf16(wait_for_peer(peers, exchange, from, peer, own), parts);
+    const int ranks = peers.ranks - (FATHOM_PLANTED(a_, kDroppedPeer) ? 1 : 0);
+#pragma unroll
+    for (int i = 0; i < kPacketValues; ++i) values[i] = 0;
+#pragma unroll 1
+    for (int r = 0; r < ranks; ++r) {
+#pragma unroll
+      for (int i = 0; i < kPacketValues; ++i) {
+        values[i] += __shfl_sync(~0u, parts[i], r * kPackets + place);
+      }
+    }
+    if (lane_ >= kPackets) return;
+    const Packet sums = packet_of(values, epoch_);
+    store_packet(to + warp_ * kPackets + place, sums.low, sums.high);
   }
 
   // Receives kRows values from each of `blocks` CTAs into scratch at at(block, row). One packet a

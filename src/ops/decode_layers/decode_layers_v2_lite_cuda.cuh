@@ -25,6 +25,7 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
  public:
   using Base = Steps<Row, L, V2LiteLayers<Row, L>>;
   using Base::Base;
+  static constexpr bool kMeetsRanks = false;
 
   // Beside the consumers.
   __device__ static void run_aside(Shared<L>& shared, const DecodeLayersArguments& a) {

@@ -156,11 +156,12 @@ class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
 
 // ---- consumer warps
 
-template <typename Row>
-class Layers : public Steps<Row, Layout, Layers<Row>> {
+template <typename Row, bool kOfRanks>
+class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
  public:
-  using Base = Steps<Row, Layout, Layers<Row>>;
+  using Base = Steps<Row, Layout, Layers<Row, kOfRanks>>;
   using Base::Base;
+  static constexpr bool kMeetsRanks = kOfRanks;
 
   __device__ static void run_aside(Shared<Layout>&, const DecodeLayersArguments&) {}
 
@@ -505,10 +506,19 @@ class Layers : public Steps<Row, Layout, Layers<Row>> {
   }
 };
 
+template <typename Row>
+using LayersAlone = Layers<Row, false>;
+template <typename Row>
+using LayersOfRanks = Layers<Row, true>;
+
 }  // namespace
 
 void launch_v3_eighth(const DecodeLayersArguments& arguments, GpuStream stream) {
-  launch_layers<Layout, Feeder, Layers>(arguments, stream);
+  if (arguments.peers.ranks > 1) {
+    launch_layers<Layout, Feeder, LayersOfRanks>(arguments, stream);
+  } else {
+    launch_layers<Layout, Feeder, LayersAlone>(arguments, stream);
+  }
 }
 int64_t v3_eighth_exchange_bytes() { return sizeof(Layout::Exchanged); }
 

@@ -133,7 +133,8 @@ void measure(BenchTable& table, int64_t rows, int64_t n) {
 
 int main(int argc, char** argv) {
   fathom::cuda::BenchTable table(argc, argv);
-  for (const int64_t rows : {1, 4, 16, 64, 128, 512, 4096})
+  for (const int64_t rows : {1, 4, 16, 18, 64, 128, 512, 4096})  // 18: 252 KB in bf16
     fathom::cuda::measure(table, rows, 7168);
-  for (const int64_t rows : {1, 64}) fathom::cuda::measure(table, rows, 2048);
+  for (const int64_t rows : {1, 4, 64}) fathom::cuda::measure(table, rows, 2048);
+  fathom::cuda::measure(table, 1, 1024);  // 2 KB
 }

@@ -1,36 +1,18 @@
-// Ranks for tests and benchmarks: spread over the GPUs there are, in turns; with one GPU they share
-// it.
+// Ranks for tests and benchmarks of sums over ranks.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
-#include <vector>
 
 #include "base/math.h"
 #include "device/cuda/device_array.h"
 #include "device/cuda/error.h"
+#include "device/cuda/trial_devices.h"
 #include "tensor/scale_form.h"
 
 namespace fathom::cuda {
-
-// Ranks that share a device wait for one another's launches: each stream needs a hardware queue of
-// its own. Read when the device is first used.
-[[maybe_unused]] inline const int kTrialQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-
-inline int num_gpus() {
-  int count = 0;
-  check(cudaGetDeviceCount(&count), "counting GPUs");
-  return count;
-}
-
-inline std::vector<int> trial_devices(int ranks) {
-  std::vector<int> devices;
-  for (int r = 0; r < ranks; ++r) devices.push_back(r % num_gpus());
-  return devices;
-}
 
 struct PeerShape {
   int ranks;
@@ -45,7 +27,7 @@ struct PeerShape {
 class PeerTrialRank {
  public:
   PeerTrialRank(int device, const PeerShape& shape, int64_t delta_stride)
-      : device_(use(device)),
+      : device_(use_device(device)),
         residual(shape.rows * shape.n),
         delta(shape.rows * delta_stride),
         out(shape.rows * shape.n),
@@ -59,13 +41,13 @@ class PeerTrialRank {
 
   // Its stream, with its device made current for what is enqueued there.
   cudaStream_t stream() const {
-    use(device_);
+    use_device(device_);
     return stream_;
   }
 
   // Results that nothing has written yet, NaN in every type.
   void poison() const {
-    use(device_);
+    use_device(device_);
     check(cudaMemset(out.data(), 0xFF, out.bytes()), "poisoning");
     check(cudaMemset(values.data(), 0xFF, values.bytes()), "poisoning");
     check(cudaMemset(scales.data(), 0xFF, scales.bytes()), "poisoning");
@@ -73,11 +55,6 @@ class PeerTrialRank {
   }
 
  private:
-  static int use(int device) {
-    check(cudaSetDevice(device), "choosing a device");
-    return device;
-  }
-
   const int device_;  // current before the arrays are made
   cudaStream_t stream_ = nullptr;
 

@@ -2,16 +2,16 @@
 // graph over the weights of several layers, together larger than the L2; median of 11 replays. The
 // roofline counts the weight bytes of all experts that have tokens. One token takes another launch.
 //
-//   PROGRAM [--json | --sweep] [name]
+//   PROGRAM [--json | --sweep] [--routing uniform|zipf] [--only NAME]
 //
-// --sweep times several plans of the few-row launch for each shape. With a name only the shapes
-// whose names begin with it.
+// --sweep times several plans of the few-row launch for each shape. --only: the shapes whose names
+// begin with it. --routing zipf: the shapes with drawn experts, drawn so (expert_draw.h).
 //
 // A benchmark is a class that holds the memory of weights, with
 //   static const std::vector<MoeFewRowsCase>& cases();
 //   static constexpr bool kScaled;
 //   static int64_t behind_ring(int rows, int64_t pairs, int warpgroups);  bytes of shared memory
-//   class Problem, made of (const Bench&, const MoeShape&, rows, even), with
+//   class Problem, made of (const Bench&, const MoeShape&, rows, Routing), with
 //     double bytes() const;  that a layer must read
 //     double measure(const MoeFewRowsPlan&) const;
 //     double measure_one_row() const;
@@ -19,8 +19,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <numeric>
-#include <random>
+#include <cstring>
 #include <set>
 #include <string>
 #include <vector>
@@ -29,6 +28,7 @@
 #include "device/cuda/graph_timer.h"
 #include "ops/linear/few_rows_cuda.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
+#include "ops/moe/expert_draw.h"
 #include "ops/moe/plans/moe_few_rows_plan.h"
 
 namespace fathom::cuda {
@@ -39,21 +39,6 @@ struct MoeFewRowsCase {
   std::vector<int32_t> rows;
   bool even = false;  // every expert has the same number of tokens
 };
-
-// Experts of each token: at random, or in turn.
-inline std::vector<int32_t> choose_experts(const MoeShape& shape, int32_t rows, bool even,
-                                           std::mt19937& random) {
-  std::vector<int32_t> ids, experts(static_cast<size_t>(shape.num_experts));
-  std::iota(experts.begin(), experts.end(), 0);
-  for (int32_t row = 0; row < rows; ++row) {
-    if (!even) std::shuffle(experts.begin(), experts.end(), random);
-    for (int32_t i = 0; i < shape.experts_per_token; ++i) {
-      const int32_t at = even ? (row * shape.experts_per_token + i) % shape.num_experts : i;
-      ids.push_back(experts[static_cast<size_t>(at)]);
-    }
-  }
-  return ids;
-}
 
 // Weight elements of a layer.
 inline int64_t layer_elements(const MoeShape& shape) {
@@ -66,12 +51,12 @@ struct LayersOfTokens {
   std::vector<std::vector<int32_t>> ids;
   double weights_read = 0;  // per layer, on average
 
-  LayersOfTokens(int64_t memory, const MoeShape& shape, int32_t rows, bool even) {
-    std::mt19937 random(2);
+  LayersOfTokens(int64_t memory, const MoeShape& shape, int32_t rows, Routing routing) {
     const int64_t layers = std::clamp<int64_t>(memory / layer_elements(shape), 1, 12);
     int64_t experts = 0;
     for (int64_t i = 0; i < layers; ++i) {
-      ids.push_back(choose_experts(shape, rows, even, random));
+      ids.push_back(draw_experts(routing, shape.num_experts, shape.experts_per_token, rows,
+                                 static_cast<uint32_t>(2 + i)));
       experts += std::ssize(std::set<int32_t>(ids.back().begin(), ids.back().end()));
     }
     weights_read = 3.0 * shape.hidden *
@@ -84,10 +69,14 @@ template <typename Bench>
 class MoeFewRowsBench {
  public:
   void run(int argc, char** argv) {
-    const std::string flag = argc > 1 ? argv[1] : "";
-    const bool is_json = flag == "--json", is_sweep = flag == "--sweep";
-    const int at = is_json || is_sweep ? 2 : 1;
-    const std::string wanted = argc > at ? argv[at] : "";
+    bool is_json = false, is_sweep = false;
+    std::string wanted;
+    for (int i = 1; i < argc; ++i) {
+      is_json = is_json || std::strcmp(argv[i], "--json") == 0;
+      is_sweep = is_sweep || std::strcmp(argv[i], "--sweep") == 0;
+      if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) wanted = argv[++i];
+    }
+    const Routing routing = routing_flag(argc, argv);
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     if (is_json) {
       std::printf("{\"device\": \"%s\", \"results\": [", device_line().c_str());
@@ -97,8 +86,12 @@ class MoeFewRowsBench {
     }
     for (const MoeFewRowsCase& c : Bench::cases()) {
       if (!std::string(c.name).starts_with(wanted)) continue;
+      // One expert, or as many tokens for each, is no draw.
+      const bool is_drawn = !c.even && c.shape.num_experts > 1;
+      if (routing == Routing::kZipf && !is_drawn) continue;
       for (const int32_t rows : c.rows) {
-        const typename Bench::Problem problem(bench_, c.shape, rows, c.even);
+        const typename Bench::Problem problem(bench_, c.shape, rows,
+                                              c.even ? Routing::kEven : routing);
         if (is_sweep) {
           sweep(c, rows, problem);
         } else {

@@ -1,7 +1,9 @@
 // The mixture of experts for many tokens on the GPU: time of all its launches, three repetitions in
 // a CUDA graph; median of 11 replays. TFLOP/s count the tokens' routed experts alone.
 //
-//   moe_many_rows_cuda_bench [--json]
+//   moe_many_rows_cuda_bench [--json] [--routing uniform|zipf]
+//
+// --routing zipf: the shapes with drawn experts, drawn so (expert_draw.h).
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "device/cuda/graph_timer.h"
 #include "ops/moe/bf16_cuda/moe_many_rows_cuda.h"
 #include "ops/moe/bf16_cuda/moe_problem_cuda.h"
+#include "ops/moe/expert_draw.h"
 
 namespace fathom::cuda {
 namespace {
@@ -28,7 +31,7 @@ constexpr MoeShape kV2Lite = {
 constexpr MoeShape kV3 = {
     .hidden = 7168, .num_experts = 32, .experts_per_token = 8, .inter = 2048, .shared_inter = 0};
 
-int run(bool json) {
+int run(bool json, Routing routing) {
   std::vector<Run> runs;
   for (const int32_t rows : {32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}) {
     runs.push_back({"V2-Lite", kV2Lite, false, rows});
@@ -40,8 +43,9 @@ int run(bool json) {
   if (!json) std::printf("model    tokens rows/expert        us TFLOP/s   %%\n");
   const char* separator = "";
   for (const Run& r : runs) {
-    const auto ids =
-        r.balanced ? balanced_experts(r.shape, r.rows) : random_experts(r.shape, r.rows, 5);
+    if (routing == Routing::kZipf && r.balanced) continue;
+    const auto ids = draw_experts(r.balanced ? Routing::kEven : routing, r.shape.num_experts,
+                                  r.shape.experts_per_token, r.rows, 5);
     const MoeProblem problem(r.shape, r.rows, ids, 1);
     const MoeArguments arguments = problem.arguments(DType::kF32);
     const double us =
@@ -66,5 +70,7 @@ int run(bool json) {
 }  // namespace fathom::cuda
 
 int main(int argc, char** argv) {
-  return fathom::cuda::run(argc > 1 && std::strcmp(argv[1], "--json") == 0);
+  bool json = false;
+  for (int i = 1; i < argc; ++i) json = json || std::strcmp(argv[i], "--json") == 0;
+  return fathom::cuda::run(json, fathom::routing_flag(argc, argv));
 }

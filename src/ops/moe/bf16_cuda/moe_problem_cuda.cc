@@ -1,10 +1,10 @@
 #include "ops/moe/bf16_cuda/moe_problem_cuda.h"
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 
 #include "device/cuda/random_data.h"
+#include "ops/moe/expert_draw.h"
 
 namespace fathom::cuda {
 namespace {
@@ -66,24 +66,11 @@ double MoeProblem::flop() const {
 }
 
 std::vector<int32_t> random_experts(const MoeShape& shape, int32_t rows, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> all(static_cast<size_t>(shape.num_experts)), ids;
-  std::iota(all.begin(), all.end(), 0);
-  for (int32_t row = 0; row < rows; ++row) {
-    for (size_t j = 0; j < static_cast<size_t>(shape.experts_per_token); ++j) {
-      std::swap(all[j], all[j + random() % (all.size() - j)]);
-      ids.push_back(all[j]);
-    }
-  }
-  return ids;
+  return draw_experts(Routing::kUniform, shape.num_experts, shape.experts_per_token, rows, seed);
 }
 
 std::vector<int32_t> balanced_experts(const MoeShape& shape, int32_t rows) {
-  std::vector<int32_t> ids(static_cast<size_t>(rows * shape.experts_per_token));
-  for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = static_cast<int32_t>(i % static_cast<size_t>(shape.num_experts));
-  }
-  return ids;
+  return draw_experts(Routing::kEven, shape.num_experts, shape.experts_per_token, rows, 0);
 }
 
 }  // namespace fathom::cuda

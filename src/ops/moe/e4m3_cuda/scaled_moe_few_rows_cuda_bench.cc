@@ -69,11 +69,11 @@ class Bench {
 
   class Problem {
    public:
-    Problem(const Bench& bench, const MoeShape& shape, int32_t rows, bool even)
+    Problem(const Bench& bench, const MoeShape& shape, int32_t rows, Routing routing)
         : bench_(bench),
           shape_(shape),
           rows_(rows),
-          layers_(bench.weights_.size(), shape, rows, even),
+          layers_(bench.weights_.size(), shape, rows, routing),
           factors_(std::vector<float>(static_cast<size_t>(rows * shape.experts_per_token), 0.2f)),
           out_(int64_t{rows} * shape.hidden),
           workspace_(std::max(scaled_moe_few_rows_workspace_bytes(shape, rows),

@@ -3,7 +3,9 @@
 // alone, TB/s the experts' weights once. With balanced experts also each of the two grouped GEMMs
 // alone, in graphs of 12 over three different sets of weights.
 //
-//   scaled_moe_many_rows_cuda_bench [--json] [--only NAME] [--rows ROWS]
+//   scaled_moe_many_rows_cuda_bench [--json] [--only NAME] [--rows ROWS] [--routing uniform|zipf]
+//
+// --routing zipf: the shapes with drawn experts, drawn so (expert_draw.h).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +17,7 @@
 #include "ops/moe/bf16_cuda/moe_problem_cuda.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_many_rows_cuda.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_problem_cuda.h"
+#include "ops/moe/expert_draw.h"
 
 namespace fathom::cuda {
 namespace {
@@ -63,7 +66,7 @@ Products time_products(const MoeShape& shape, int32_t rows) {
           .down = time({.sort_and_gather = false, .gate_up = false, .combine = false})};
 }
 
-int run(bool json, const std::string& only, int only_rows) {
+int run(bool json, const std::string& only, int only_rows, Routing routing) {
   const Run runs[] = {
       // The shapes of the DeepGEMM grouped GEMM measurements: 4, 20, 64, 192 rows an expert, or 1.
       {"V3, 32 experts", v3(32, 2048, 0), true, {16, 80, 256, 512, 768}},
@@ -88,10 +91,12 @@ int run(bool json, const std::string& only, int only_rows) {
   const char* separator = "";
   for (const Run& r : runs) {
     if (!only.empty() && only != r.name) continue;
+    if (routing == Routing::kZipf && r.balanced) continue;
     const MoeShape& s = r.shape;
     for (const int32_t rows : r.rows) {
       if (only_rows > 0 && rows != only_rows) continue;
-      const auto ids = r.balanced ? balanced_experts(s, rows) : random_experts(s, rows, 5);
+      const auto ids = draw_experts(r.balanced ? Routing::kEven : routing, s.num_experts,
+                                    s.experts_per_token, rows, 5);
       const ScaledMoeProblem problem(s, rows, ids, 1);
       const ScaledMoeArguments arguments = problem.arguments(DType::kBF16);
       const double us = time_in_graph(
@@ -137,5 +142,5 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) only = argv[++i];
     if (std::strcmp(argv[i], "--rows") == 0 && i + 1 < argc) rows = std::atoi(argv[++i]);
   }
-  return fathom::cuda::run(json, only, rows);
+  return fathom::cuda::run(json, only, rows, fathom::routing_flag(argc, argv));
 }

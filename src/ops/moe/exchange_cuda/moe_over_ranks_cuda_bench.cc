@@ -1,10 +1,12 @@
-// A layer's experts in e4m3 over ranks that share one device, in one CUDA graph a rank, beside the
-// same rows on one rank that has all experts: what the exchange costs where the links cost nothing.
-// The exchange alone, without the GEMMs' time, is that of experts of one block of columns.
+// A layer's experts in e4m3 over ranks, in one CUDA graph a rank, beside the same rows on one rank
+// that has all experts. With one GPU all ranks share it: what the exchange costs where the links
+// cost nothing. With several each rank has one of its own. The exchange alone, without the GEMMs'
+// time, is that of experts of one block of columns.
 //
-//   moe_over_ranks_cuda_bench [--json]
+//   moe_over_ranks_cuda_bench [--json] [--only exchange|layer] [--routing uniform|zipf]
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,16 +15,15 @@
 #include "device/cuda/graph.h"
 #include "device/cuda/graph_timer.h"
 #include "ops/moe/exchange_cuda/moe_over_ranks_trial_cuda.h"
+#include "ops/moe/expert_draw.h"
 
 namespace fathom::cuda {
 namespace {
 
 constexpr int kReplays = 15, kWarm = 3;
 
-// Each stream needs a hardware queue of its own, and nothing may load a kernel while a rank waits
-// for another. Read when the device is first used.
-[[maybe_unused]] const int kVariables =
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) + setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+// Nothing may load a kernel while a rank waits for another. Read when the device is first used.
+[[maybe_unused]] const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 
 // V3's rows; experts of one block of columns, so that little but the exchange is left.
 constexpr MoeShape kExchange = {
@@ -33,15 +34,14 @@ constexpr MoeShape kLayer = {
 
 // Median time of a layer, in us, over replays of all ranks' graphs: from the first one's launch to
 // the last one's end, of which the launches themselves are a part.
-double time_ranks(const MoeShape& shape, int ranks, int64_t rows_of_each, int chain) {
-  const auto all = static_cast<int32_t>(rows_of_each * ranks);
-  const ScaledMoeProblem problem(shape, all, random_experts(shape, all, 3), 1);
+double time_ranks(const ScaledMoeProblem& problem, int ranks, int chain) {
+  const int64_t all = problem.rows, rows_of_each = all / ranks;
   RanksTrial<E4m3Experts> trial(problem,
                                 std::vector<int64_t>(static_cast<size_t>(ranks), rows_of_each), 1,
                                 all, false, std::chrono::seconds(2));
   std::vector<Graph> graphs;
   for (int r = 0; r < ranks; ++r) {
-    graphs.emplace_back(trial.rank(r).stream, [&] {
+    graphs.emplace_back(trial.rank(r).stream(), [&] {
       for (int i = 0; i < chain; ++i) {
         trial.enqueue(problem, r, trial.step(r), nullptr, DType::kBF16);
       }
@@ -50,7 +50,7 @@ double time_ranks(const MoeShape& shape, int ranks, int64_t rows_of_each, int ch
   std::vector<double> times;
   for (int replay = -kWarm; replay < kReplays; ++replay) {
     const auto begin = std::chrono::steady_clock::now();
-    for (int r = 0; r < ranks; ++r) graphs[static_cast<size_t>(r)].launch(trial.rank(r).stream);
+    for (int r = 0; r < ranks; ++r) graphs[static_cast<size_t>(r)].launch(trial.rank(r).stream());
     trial.wait();
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
     if (replay >= 0) times.push_back(took.count() / chain);
@@ -60,9 +60,7 @@ double time_ranks(const MoeShape& shape, int ranks, int64_t rows_of_each, int ch
   return times[kReplays / 2];
 }
 
-double time_alone(const MoeShape& shape, int64_t rows, int chain) {
-  const auto all = static_cast<int32_t>(rows);
-  const ScaledMoeProblem problem(shape, all, random_experts(shape, all, 3), 1);
+double time_alone(const ScaledMoeProblem& problem, int chain) {
   return time_in_graph(chain, [&](int, cudaStream_t stream) {
     scaled_moe_many_rows(problem.arguments(DType::kBF16), stream);
   });
@@ -77,27 +75,55 @@ double exchanged_bytes(const MoeShape& shape, int ranks, int64_t rows) {
           shape.experts_per_token * 2 * hidden + 2 * hidden);
 }
 
-void measure(BenchTable& table, const char* name, const MoeShape& shape, int64_t rows_of_each,
-             int64_t all_rows, int chain) {
+struct Chain {
+  const char* name;
+  MoeShape shape;
+  Routing routing;
+};
+
+// rows_of_each: of each rank, or 0 for all_rows over all ranks.
+void measure(BenchTable& table, const Chain& chain, int64_t rows_of_each, int64_t all_rows,
+             int length) {
+  const MoeShape& s = chain.shape;
+  const int gpus = num_gpus();
   for (const int ranks : {2, 4, 8}) {
+    if (gpus > 1 && ranks > gpus) break;
     const int64_t rows = rows_of_each > 0 ? rows_of_each : all_rows / ranks;
-    const std::string of = std::to_string(rows) + " x " + std::to_string(shape.hidden) + " a rank";
-    table.add(std::string(name) + ", " + std::to_string(ranks) + " ranks", of,
-              time_ranks(shape, ranks, rows, chain), exchanged_bytes(shape, ranks, rows * ranks));
-    table.add(std::string(name) + ", the same rows alone",
-              std::to_string(rows * ranks) + " x " + std::to_string(shape.hidden),
-              time_alone(shape, rows * ranks, chain), exchanged_bytes(shape, 1, rows * ranks));
+    const auto all = static_cast<int32_t>(rows * ranks);
+    const ScaledMoeProblem problem(
+        s, all, draw_experts(chain.routing, s.num_experts, s.experts_per_token, all, 3), 1);
+    const std::string of = std::to_string(rows) + " x " + std::to_string(s.hidden) + " a rank";
+    table.add(std::string(chain.name) + ", the same rows alone",
+              std::to_string(all) + " x " + std::to_string(s.hidden), time_alone(problem, length),
+              exchanged_bytes(s, 1, all));
+    table.add(
+        std::string(chain.name) + ", " + std::to_string(ranks) + (gpus > 1 ? " GPUs" : " ranks"),
+        of, time_ranks(problem, ranks, length), exchanged_bytes(s, ranks, all));
   }
+}
+
+int run(int argc, char** argv) {
+  std::string only;
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--only") == 0) only = argv[i + 1];
+  }
+  const Routing routing = routing_flag(argc, argv);
+  BenchTable table(argc, argv);
+  const Chain exchange = {"exchange", kExchange, routing}, layer = {"layer", kLayer, routing};
+  if (only != "layer") {
+    for (const int64_t rows : {1, 16, 128}) measure(table, exchange, rows, 0, 20);
+    measure(table, exchange, 0, 4096, 4);
+    // Ranks that share a GPU have no room for it.
+    if (num_gpus() > 1) measure(table, exchange, 4096, 0, 4);
+  }
+  if (only != "exchange") {
+    for (const int64_t rows : {1, 16, 128}) measure(table, layer, rows, 0, 8);
+    measure(table, layer, 0, 4096, 2);
+  }
+  return 0;
 }
 
 }  // namespace
 }  // namespace fathom::cuda
 
-int main(int argc, char** argv) {
-  using namespace fathom::cuda;
-  BenchTable table(argc, argv);
-  for (const int64_t rows : {1, 16, 128}) measure(table, "exchange", kExchange, rows, 0, 20);
-  measure(table, "exchange", kExchange, 0, 4096, 4);
-  for (const int64_t rows : {1, 16, 128}) measure(table, "layer", kLayer, rows, 0, 8);
-  measure(table, "layer", kLayer, 0, 4096, 2);
-}
+int main(int argc, char** argv) { return fathom::cuda::run(argc, argv); }

@@ -1,4 +1,4 @@
-// Experts spread over ranks that share one device, against one rank with all of them: the same
+// Experts spread over ranks on the GPUs that there are, against one rank with all of them: the same
 // bits, for any division of the rows, and against double precision.
 #include "ops/moe/exchange_cuda/moe_over_ranks_cuda.h"
 
@@ -21,10 +21,8 @@ namespace {
 // A rank that never comes fails a test within seconds.
 constexpr std::chrono::seconds kLimit{5};
 
-// Each stream needs a hardware queue of its own, and nothing may load a kernel while a rank waits
-// for another. Read when the device is first used.
-[[maybe_unused]] const int kVariables =
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) + setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+// Nothing may load a kernel while a rank waits for another. Read when the device is first used.
+[[maybe_unused]] const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 
 constexpr MoeShape kTiny = {
     .hidden = 256, .num_experts = 16, .experts_per_token = 4, .inter = 128, .shared_inter = 128};
@@ -89,7 +87,6 @@ void expect_bits_of_one_rank(const Case& c, const std::vector<int32_t>& ids, int
   std::mt19937 random(3);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     for (int r = 0; r < trial.size(); ++r) trial.poison(trial.rank(r));
-    check(cudaDeviceSynchronize(), "poisoning");
     trial.on_all(random, [&](int r) { trial.enqueue(problem, r, trial.step(r)); });
     trial.wait();
     ASSERT_FALSE(trial.group().stopped());
@@ -234,16 +231,19 @@ void expect_graphs_repeat(int num_ranks) {
                             true, kLimit);
   std::vector<DeviceArray<float>> outs;
   std::vector<Graph> graphs;
-  for (int r = 0; r < num_ranks; ++r) outs.emplace_back(kLayers * kRows * kTiny.hidden);
+  for (int r = 0; r < num_ranks; ++r) {
+    use_device(trial.rank(r).device);
+    outs.emplace_back(kLayers * kRows * kTiny.hidden);
+  }
   for (int r = 0; r < num_ranks; ++r) {
     ExchangeStep step = trial.step(r);
     step.all_rows = all;
     step.likely_rows = 3;
     step.num_valid_rows = trial.rank(r).valid.data();
-    graphs.emplace_back(trial.rank(r).stream, [&] {
+    graphs.emplace_back(trial.rank(r).stream(), [&] {
       for (int layer = 0; layer < kLayers; ++layer) {
         trial.put_rows(*problems[static_cast<size_t>(layer % 2)], trial.rank(r),
-                       trial.rank(r).stream);
+                       trial.rank(r).stream());
         trial.enqueue(*problems[0], r, step,
                       outs[static_cast<size_t>(r)].data() + layer * kRows * kTiny.hidden);
       }
@@ -256,6 +256,7 @@ void expect_graphs_repeat(int num_ranks) {
       valid.push_back(random() % 3 == 0 ? 0 : 1 + static_cast<int32_t>(random() % kRows));
     }
     std::vector<std::vector<float>> wanted;
+    use_device(0);
     for (const auto& problem : problems) {
       std::vector<int32_t> ids = problem->expert_ids;
       for (int64_t row = 0; row < all; ++row) {
@@ -271,13 +272,13 @@ void expect_graphs_repeat(int num_ranks) {
     }
     for (int r = 0; r < num_ranks; ++r) {
       trial.rank(r).valid.copy_from(std::vector<int32_t>{valid[static_cast<size_t>(r)]});
-      trial.poison(trial.rank(r));
       const auto& out = outs[static_cast<size_t>(r)];
+      use_device(trial.rank(r).device);
       check(cudaMemset(out.data(), 0xFF, out.bytes()), "poisoning");
+      trial.poison(trial.rank(r));
     }
-    check(cudaDeviceSynchronize(), "poisoning");
     trial.on_all(random,
-                 [&](int r) { graphs[static_cast<size_t>(r)].launch(trial.rank(r).stream); });
+                 [&](int r) { graphs[static_cast<size_t>(r)].launch(trial.rank(r).stream()); });
     trial.wait();
     ASSERT_FALSE(trial.group().stopped());
     for (int r = 0; r < num_ranks; ++r) {
@@ -304,9 +305,9 @@ TEST(MoeOverRanksFaults, StopEndsAWait) {
   const MoeProblem problem(kTiny, 6, random_experts(kTiny, 6, 4), 8);
   RanksTrial<Bf16Experts> trial(problem, {3, 3}, 1, 6, false, kLimit);
   trial.enqueue(problem, 0, trial.step(0));
-  EXPECT_EQ(cudaStreamQuery(trial.rank(0).stream), cudaErrorNotReady);
+  EXPECT_EQ(cudaStreamQuery(trial.rank(0).stream()), cudaErrorNotReady);
   trial.group().stop();
-  check(cudaStreamSynchronize(trial.rank(0).stream), "a stopped exchange");
+  check(cudaStreamSynchronize(trial.rank(0).stream()), "a stopped exchange");
   EXPECT_FALSE(trial.group().late());
 }
 

@@ -1,10 +1,9 @@
-// Ranks that share one device, over which the experts of a problem are spread: for the test and the
-// benchmark of moe_over_ranks().
+// Ranks over which the experts of a problem are spread, on the GPUs that there are: for the test
+// and the benchmark of moe_over_ranks().
 #pragma once
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <thread>
@@ -12,7 +11,9 @@
 #include <vector>
 
 #include "base/math.h"
+#include "device/cuda/device_context.h"
 #include "device/cuda/peer_group.h"
+#include "device/cuda/trial_devices.h"
 #include "ops/moe/bf16_cuda/moe_problem_cuda.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_problem_cuda.h"
 #include "ops/moe/exchange_cuda/moe_over_ranks_cuda.h"
@@ -43,11 +44,13 @@ struct Bf16Experts {
   static constexpr int kValueBytes = 2;
 
   struct Weights {
-    DeviceArray<uint16_t> gate_up, down;
+    DeviceArray<uint16_t> gate_up, down, shared_gate_up, shared_down;
   };
   static void set(MoeArguments& a, const Weights& weights, const void* x, const float*, int64_t) {
     a.gate_up = weights.gate_up.data();
     a.down = weights.down.data();
+    a.shared_gate_up = weights.shared_gate_up.data();
+    a.shared_down = weights.shared_down.data();
     a.x = x;
   }
   static void run(const MoeArguments& a, const ExpertExchange& exchange, const ExpertHost* hosts,
@@ -64,7 +67,7 @@ struct E4m3Experts {
   static constexpr int kValueBytes = 1;
 
   struct Weights {
-    ScaledMatrices gate_up, down;
+    ScaledMatrices gate_up, down, shared_gate_up, shared_down;
   };
   static void set(ScaledMoeArguments& a, const Weights& weights, const void* x, const float* scales,
                   int64_t stride) {
@@ -72,6 +75,10 @@ struct E4m3Experts {
     a.gate_up_scales = weights.gate_up.scales.data();
     a.down = weights.down.values.data();
     a.down_scales = weights.down.scales.data();
+    a.shared_gate_up = weights.shared_gate_up.values.data();
+    a.shared_gate_up_scales = weights.shared_gate_up.scales.data();
+    a.shared_down = weights.shared_down.values.data();
+    a.shared_down_scales = weights.shared_down.scales.data();
     a.x = x;
     a.x_scales = scales;
     a.x_scales_stride = stride;
@@ -85,7 +92,19 @@ struct E4m3Experts {
   }
 };
 
-// Copies each slot's matrix to its place: `from` has `each` elements an expert.
+// A copy on the current device.
+template <typename T>
+DeviceArray<T> copy_of(const DeviceArray<T>& from) {
+  DeviceArray<T> to(from.size());
+  check(cudaMemcpy(to.data(), from.data(), from.bytes(), cudaMemcpyDefault), "copying weights");
+  return to;
+}
+inline ScaledMatrices copy_of(const ScaledMatrices& from) {
+  return {copy_of(from.values), copy_of(from.scales)};
+}
+
+// Copies each slot's matrix to its place, on the current device: `from` has `each` elements an
+// expert.
 template <typename T>
 DeviceArray<T> take_slots(const DeviceArray<T>& from, int64_t each, int rank,
                           const std::vector<ExpertHost>& hosts) {
@@ -95,7 +114,7 @@ DeviceArray<T> take_slots(const DeviceArray<T>& from, int64_t each, int rank,
   for (size_t e = 0; e < hosts.size(); ++e) {
     if (hosts[e].rank != rank) continue;
     check(cudaMemcpy(to.data() + hosts[e].slot * each, from.data() + static_cast<int64_t>(e) * each,
-                     static_cast<size_t>(each) * sizeof(T), cudaMemcpyDeviceToDevice),
+                     static_cast<size_t>(each) * sizeof(T), cudaMemcpyDefault),
           "copying an expert");
   }
   return to;
@@ -104,7 +123,8 @@ DeviceArray<T> take_slots(const DeviceArray<T>& from, int64_t each, int rank,
 inline Bf16Experts::Weights take_weights(const MoeProblem& p, int rank,
                                          const std::vector<ExpertHost>& hosts) {
   const int64_t matrix = int64_t{p.shape.inter} * p.shape.hidden;
-  return {take_slots(p.gate_up, 2 * matrix, rank, hosts), take_slots(p.down, matrix, rank, hosts)};
+  return {take_slots(p.gate_up, 2 * matrix, rank, hosts), take_slots(p.down, matrix, rank, hosts),
+          copy_of(p.shared_gate_up), copy_of(p.shared_down)};
 }
 inline E4m3Experts::Weights take_weights(const ScaledMoeProblem& p, int rank,
                                          const std::vector<ExpertHost>& hosts) {
@@ -112,17 +132,22 @@ inline E4m3Experts::Weights take_weights(const ScaledMoeProblem& p, int rank,
   return {{take_slots(p.gate_up.values, 2 * matrix, rank, hosts),
            take_slots(p.gate_up.scales, 2 * blocks, rank, hosts)},
           {take_slots(p.down.values, matrix, rank, hosts),
-           take_slots(p.down.scales, blocks, rank, hosts)}};
+           take_slots(p.down.scales, blocks, rank, hosts)},
+          copy_of(p.shared_gate_up),
+          copy_of(p.shared_down)};
 }
 
 // The ranks of a problem whose rows are divided over lanes of `alike` ranks, which have the same
-// rows: lane l has rows[l] of them. Rows of a problem follow one another by lane.
+// rows: lane l has rows[l] of them. Rows of a problem follow one another by lane. The problem may
+// be on any of the devices.
 template <typename Experts>
 class RanksTrial {
  public:
   using Problem = typename Experts::Problem;
 
   struct Rank {
+    const int device;  // current before the arrays are made
+    DeviceArray<ExpertHost> hosts;
     typename Experts::Weights weights;
     DeviceArray<uint8_t> x;
     DeviceArray<float> scales;
@@ -132,12 +157,23 @@ class RanksTrial {
     ExpertExchange exchange;
     int64_t first = 0, rows = 0, stride = 0;  // its lane's rows of the problem
     int32_t slots = 0;
-    cudaStream_t stream = nullptr;
 
-    Rank() { check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream"); }
-    ~Rank() { cudaStreamDestroy(stream); }
+    Rank(int on, const std::vector<ExpertHost>& all_hosts)
+        : device(use_device(on)), hosts(all_hosts) {
+      check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+    }
+    ~Rank() { cudaStreamDestroy(stream_); }
     Rank(const Rank&) = delete;
     Rank& operator=(const Rank&) = delete;
+
+    // Its stream, with its device made current for what is enqueued there.
+    cudaStream_t stream() const {
+      use_device(device);
+      return stream_;
+    }
+
+   private:
+    cudaStream_t stream_ = nullptr;
   };
 
   RanksTrial(const Problem& problem, const std::vector<int64_t>& rows, int alike, int64_t capacity,
@@ -145,10 +181,9 @@ class RanksTrial {
       : shape_(problem.shape),
         alike_(alike),
         capacity_(capacity),
-        group_(std::vector<int>(rows.size() * static_cast<size_t>(alike), 0), 1, 8, limit) {
+        group_(trial_devices(static_cast<int>(rows.size()) * alike), 1, 8, limit) {
     std::mt19937 random(17);
     hosts_ = spread_experts(shape_.num_experts, group_.size(), mixed, random);
-    device_hosts_ = DeviceArray<ExpertHost>(hosts_);
     int64_t first = 0;
     for (size_t lane = 0; lane < rows.size(); ++lane) {
       for (int i = 0; i < alike; ++i) add_rank(problem, first, rows[lane]);
@@ -157,8 +192,11 @@ class RanksTrial {
     all_rows_ = first;
     join();
     take_rows(problem);
-    check(cudaDeviceSynchronize(), "making ranks");
   }
+  // Leaves the first device current.
+  ~RanksTrial() { cudaSetDevice(0); }
+  RanksTrial(const RanksTrial&) = delete;
+  RanksTrial& operator=(const RanksTrial&) = delete;
 
   int size() const { return group_.size(); }
   Rank& rank(int r) { return *ranks_[static_cast<size_t>(r)]; }
@@ -167,17 +205,18 @@ class RanksTrial {
   // Copies a problem's rows of each rank to where it has its own: of the same shape and rows.
   void take_rows(const Problem& problem) {
     for (const auto& rank : ranks_) {
+      use_device(rank->device);
       put_rows(problem, *rank, nullptr);
       poison(*rank);
     }
   }
-  // The same in the rank's stream.
+  // The same in a stream of the rank's device.
   void put_rows(const Problem& problem, const Rank& rank, cudaStream_t stream) const {
     const int64_t row_bytes = int64_t{shape_.hidden} * Experts::kValueBytes;
     const int64_t k = shape_.experts_per_token;
     const auto put = [&](void* to, const void* from, int64_t bytes) {
       if (bytes == 0) return;
-      check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream),
+      check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream),
             "copying rows");
     };
     const auto* const x = reinterpret_cast<const uint8_t*>(problem.x.data());
@@ -194,16 +233,23 @@ class RanksTrial {
 
   // Everything that a step writes, and what no row of the step has.
   void poison(const Rank& rank) const {
+    use_device(rank.device);
     check(cudaMemset(rank.out.data(), 0xFF, rank.out.bytes()), "poisoning");
     // All but what the ranks publish.
     check(cudaMemset(rank.workspace.data() + rank.exchange.plan.window_at, 0xFF,
                      static_cast<size_t>(rank.exchange.plan.workspace_bytes -
                                          rank.exchange.plan.window_at)),
           "poisoning");
+    check(cudaDeviceSynchronize(), "poisoning");
   }
 
   ExchangeStep step(int r) const {
-    return {.all_rows = all_rows_, .ranks_alike = alike_, .rank_alike = r % alike_, .sms = 2};
+    use_device(ranks_[static_cast<size_t>(r)]->device);
+    return {
+        .all_rows = all_rows_,
+        .ranks_alike = alike_,
+        .rank_alike = r % alike_,
+        .sms = group_.rank(r).shares_device ? 2 : DeviceContext::current().num_multiprocessors()};
   }
 
   void enqueue(const Problem& problem, int r, const ExchangeStep& step, void* out = nullptr,
@@ -217,7 +263,7 @@ class RanksTrial {
     a.out = out != nullptr ? out : rank.out.data();
     a.workspace = nullptr;
     Experts::set(a, rank.weights, rank.x.data(), rank.scales.data(), rank.stride);
-    Experts::run(a, rank.exchange, device_hosts_.data(), step, rank.stream);
+    Experts::run(a, rank.exchange, rank.hosts.data(), step, rank.stream());
   }
 
   // Calls enqueue(rank) for all ranks in a new order each time, some long after the others.
@@ -233,13 +279,13 @@ class RanksTrial {
   }
 
   void wait() {
-    for (const auto& rank : ranks_) check(cudaStreamSynchronize(rank->stream), "ranks");
+    for (const auto& rank : ranks_) check(cudaStreamSynchronize(rank->stream()), "ranks");
   }
 
  private:
   void add_rank(const Problem& problem, int64_t first, int64_t rows) {
     const auto number = static_cast<int>(ranks_.size());
-    auto rank = std::make_unique<Rank>();
+    auto rank = std::make_unique<Rank>(trial_devices(number + 1).back(), hosts_);
     rank->weights = take_weights(problem, number, hosts_);
     rank->first = first;
     rank->rows = rows;
@@ -289,7 +335,6 @@ class RanksTrial {
   const int64_t capacity_;
   PeerGroup group_;
   std::vector<ExpertHost> hosts_;
-  DeviceArray<ExpertHost> device_hosts_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int64_t all_rows_ = 0;
 };

@@ -1,9 +1,10 @@
 // Benchmark of MoE with four-bit experts (INT4, groups of 32) on the GPU: routed experts alone, by
 // time in a CUDA graph; the floor is reading the weights of all experts that have tokens.
 //
-//   four_bit_moe_cuda_bench [--json]
+//   four_bit_moe_cuda_bench [--json] [--routing uniform|zipf]
+//
+// --routing zipf: the shapes with drawn experts, drawn so (expert_draw.h).
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <set>
 #include <string>
@@ -14,33 +15,13 @@
 #include "device/cuda/graph_timer.h"
 #include "device/cuda/random_data.h"
 #include "ops/moe/bf16_cuda/moe_many_rows_cuda.h"
+#include "ops/moe/expert_draw.h"
 #include "ops/moe/four_bit_cuda/four_bit_moe_cuda.h"
 #include "ops/moe/four_bit_cuda/four_bit_problem_cuda.h"
 #include "ops/moe/plans/four_bit_tiles.h"
 
 namespace fathom::cuda {
 namespace {
-
-enum class Routing { kRandom, kEven, kSkewed };
-
-// Skewed: half of the tokens have expert 0 among theirs.
-std::vector<int32_t> choose(const MoeShape& s, int32_t rows, Routing routing,
-                            std::mt19937& random) {
-  std::vector<int32_t> ids, experts(static_cast<size_t>(s.num_experts));
-  std::iota(experts.begin(), experts.end(), 0);
-  for (int32_t row = 0; row < rows; ++row) {
-    if (routing != Routing::kEven) std::shuffle(experts.begin(), experts.end(), random);
-    if (routing == Routing::kSkewed && row % 2 == 0) {
-      std::iter_swap(experts.begin(), std::find(experts.begin(), experts.end(), 0));
-    }
-    for (int32_t i = 0; i < s.experts_per_token; ++i) {
-      const int32_t at =
-          routing == Routing::kEven ? (row * s.experts_per_token + i) % s.num_experts : i;
-      ids.push_back(experts[static_cast<size_t>(at)]);
-    }
-  }
-  return ids;
-}
 
 // Fills device memory with copies of `some`.
 template <typename T>
@@ -75,8 +56,8 @@ class Bench {
 
   // The same shape in bf16, of one layer.
   void time_bf16(const std::string& name, const MoeShape& s, int32_t rows, Routing routing) {
-    std::mt19937 random(2);
-    const DeviceArray<int32_t> ids(choose(s, rows, routing, random));
+    const DeviceArray<int32_t> ids(
+        draw_experts(routing, s.num_experts, s.experts_per_token, rows, 2));
     const DeviceArray<float> factors(
         std::vector<float>(static_cast<size_t>(rows * s.experts_per_token), 0.2f));
     const DeviceArray<float> out(int64_t{rows} * s.hidden);
@@ -106,11 +87,11 @@ class Bench {
     const int64_t expert_bytes = four_bit_bytes(3 * s.inter, s.hidden);
     const int64_t layer_bytes = expert_bytes * s.num_experts;
     const auto layers = static_cast<int>(std::clamp<int64_t>(weights_.size() / layer_bytes, 1, 12));
-    std::mt19937 random(2);
     std::vector<DeviceArray<int32_t>> ids;
     int64_t experts = 0;
     for (int i = 0; i < layers; ++i) {
-      const auto chosen = choose(s, rows, routing, random);
+      const auto chosen = draw_experts(routing, s.num_experts, s.experts_per_token, rows,
+                                       static_cast<uint32_t>(2 + i));
       experts += std::ssize(std::set<int32_t>(chosen.begin(), chosen.end()));
       ids.emplace_back(chosen);
     }
@@ -145,23 +126,23 @@ void run(int argc, char** argv) {
   Bench bench(argc, argv);
   const MoeShape kimi{7168, 384, 8, 2048}, v3{7168, 256, 8, 2048}, eighth{7168, 384, 8, 256},
       lite{2048, 64, 6, 1408}, quarter{7168, 96, 8, 2048};
-  for (const int32_t rows : {1, 2, 4, 8, 16, 32, 64}) {
-    bench.time("kimi k2", kimi, rows, Routing::kRandom);
+  const Routing drawn = routing_flag(argc, argv);
+  for (const int32_t rows : {1, 2, 4, 8, 16, 32, 64, 4096}) {
+    bench.time("kimi k2", kimi, rows, drawn);
   }
+  for (const int32_t rows : {1, 8, 64}) bench.time("v3", v3, rows, drawn);
+  for (const int32_t rows : {1, 8, 64}) bench.time("kimi k2 / 8", eighth, rows, drawn);
+  for (const int32_t rows : {1, 8, 64}) bench.time("v2-lite", lite, rows, drawn);
+  if (drawn != Routing::kUniform) return;
   for (const int32_t rows : {48, 96, 192, 384, 768}) {
     bench.time("kimi k2, even", kimi, rows, Routing::kEven);
   }
-  bench.time("kimi k2", kimi, 4096, Routing::kRandom);
   // One GPU of four with whole experts: 8 to 768 rows an expert.
   for (const int32_t rows : {96, 192, 768, 2304, 4608, 9216}) {
     bench.time("kimi k2, 96 experts", quarter, rows, Routing::kEven);
     bench.time_bf16("kimi k2, 96 experts", quarter, rows, Routing::kEven);
   }
-  bench.time("kimi k2, skewed", kimi, 64, Routing::kSkewed);
-  for (const int32_t rows : {1, 8, 64}) bench.time("v3", v3, rows, Routing::kRandom);
   for (const int32_t rows : {32, 256}) bench.time("v3, even", v3, rows, Routing::kEven);
-  for (const int32_t rows : {1, 8, 64}) bench.time("kimi k2 / 8", eighth, rows, Routing::kRandom);
-  for (const int32_t rows : {1, 8, 64}) bench.time("v2-lite", lite, rows, Routing::kRandom);
 }
 
 }  // namespace

@@ -1,0 +1,150 @@
+// A layer of DeepSeek-V3's TP8 slice for one token in decode_layers() with its sums over ranks,
+// whose other ranks are a stand-in on the same device: what the sums cost where links cost nothing.
+// Time of a launch of 30 layers less that of one of 6, over 24; medians of 21, three times in
+// turns.
+//
+//   decode_layers_ranks_cuda_bench [--json]
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "device/cuda/bench_table.h"
+#include "ops/decode_layers/decode_layers_trial_cuda.h"
+#include "ops/decode_layers/other_ranks_trial_cuda.h"
+#include "ops/rope/rope.h"
+
+namespace fathom::cuda {
+namespace {
+
+using namespace decode_layers_trial;
+
+constexpr int kReplays = 21, kWarm = 3, kFew = 6, kMany = 30;
+constexpr int32_t kPosition = 1024;
+constexpr int64_t kPages = kPosition / 64 + 1, kHidden = 7168;
+// Bytes of a layer's weights, docs/kernels/decode_layers.md.
+constexpr double kLayerBytes = 90e6;
+
+[[maybe_unused]] const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+
+class Bench {
+ public:
+  Bench() {
+    for (cudaStream_t* stream : {&own_, &others_}) {
+      check(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "a stream");
+    }
+    check(cudaMemset(cache_.data(), 0, cache_.bytes()), "clearing the cache");
+    std::mt19937 random(5);
+    residual_.copy_from(random_f32(residual_.size(), 1, random));
+    parts_.copy_from(random_bf16(parts_.size(), 0.3f, random));
+    // More layers than there are weights for: in turns, together larger than the L2.
+    std::vector<DecodeLayer> layers(kMany), some(kLayers);
+    check(cudaMemcpy(some.data(), weights_.layers(), kLayers * sizeof(DecodeLayer),
+                     cudaMemcpyDeviceToHost),
+          "reading layers");
+    for (size_t l = 0; l < layers.size(); ++l) layers[l] = some[l % some.size()];
+    layers_ = DeviceArray<DecodeLayer>(layers);
+  }
+  ~Bench() {
+    cudaStreamDestroy(own_);
+    cudaStreamDestroy(others_);
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  // us a layer.
+  double measure(int ranks) {
+    PeerGroup group(std::vector<int>(static_cast<size_t>(ranks), 0), 1, kHidden,
+                    std::chrono::seconds(5));
+    const double us = (median(group, kMany) - median(group, kFew)) / (kMany - kFew);
+    if (group.stopped()) throw std::runtime_error("a rank did not come");
+    return us;
+  }
+
+ private:
+  double median(const PeerGroup& group, int layers) {
+    std::vector<double> times;
+    for (int replay = -kWarm; replay < kReplays; ++replay) {
+      if (group.size() > 1) {
+        enqueue_other_ranks({.peers = group.rank(0),
+                             .parts = parts_.data(),
+                             .exchanges = 2 * layers - 1,
+                             .n = kHidden},
+                            others_);
+      }
+      const auto begin = std::chrono::steady_clock::now();
+      decode_layers(arguments(group, layers), own_);
+      check(cudaStreamSynchronize(own_), "the layers");
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - begin;
+      check(cudaDeviceSynchronize(), "the other ranks");
+      if (replay >= 0) times.push_back(took.count());
+    }
+    std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
+    return times[kReplays / 2];
+  }
+
+  DecodeLayersArguments arguments(const PeerGroup& group, int layers) const {
+    return {.kind = kForm.kind,
+            .layers = layers_.data(),
+            .num_layers = layers,
+            .residual = residual_.data(),
+            .delta_out = delta_.data(),
+            .eps = static_cast<float>(Shape::kEps),
+            .inner_eps = static_cast<float>(Shape::kEps),
+            .cos_sin = cos_sin_.data(),
+            .position = position_.data(),
+            .slot = slot_.data(),
+            .block_table = table_.data(),
+            .pages = cache_.data(),
+            .layer_bytes = kPages * kPageSize * kLayout.row_bytes(),
+            .format = kForm.format,
+            .softmax_scale = static_cast<float>(kSoftmaxScale),
+            .gate = kForm.gate(),
+            .exchange = exchange_.data(),
+            .peers = group.size() > 1 ? group.rank(0) : PeerRank{}};
+  }
+
+  static std::vector<int32_t> first_pages() {
+    std::vector<int32_t> pages;
+    for (int32_t page = 0; page < kPages; ++page) pages.push_back(page);
+    return pages;
+  }
+
+  static constexpr Form kForm = {"", DecodeLayersKind::kV3Eighth, CacheFormat::kFp8Scaled};
+  static constexpr LatentLayout kLayout = {kForm.format, Shape::kLatent, Shape::kRope};
+  const Weights weights_{kForm};
+  DeviceArray<DecodeLayer> layers_;
+  const DeviceArray<std::byte> exchange_{
+      std::vector<std::byte>(static_cast<size_t>(decode_layers_exchange_bytes(kForm.kind)))};
+  const DeviceArray<std::byte> cache_{kMany * kPages * kPageSize * kLayout.row_bytes()};
+  DeviceArray<float> residual_{kHidden};
+  DeviceArray<uint16_t> delta_{kHidden}, parts_{int64_t{kMostPeers} * 2 * kMany * kHidden};
+  const DeviceArray<float> cos_sin_{
+      tabulate(make_rope_table(Shape::kRope, 10000, std::nullopt), kPages* kPageSize)};
+  const DeviceArray<int32_t> position_{std::vector<int32_t>{kPosition}}, table_{first_pages()};
+  const DeviceArray<int64_t> slot_{std::vector<int64_t>{kPosition}};
+  cudaStream_t own_ = nullptr, others_ = nullptr;
+};
+
+int run(int argc, char** argv) {
+  BenchTable table(argc, argv);
+  Bench bench;
+  const std::vector<int> ranks = {1, 2, 4, 8};
+  std::vector<std::vector<double>> times(ranks.size());
+  for (int turn = 0; turn < 3; ++turn) {
+    for (size_t i = 0; i < ranks.size(); ++i) times[i].push_back(bench.measure(ranks[i]));
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    std::sort(times[i].begin(), times[i].end());
+    table.add("decode_layers, " + std::to_string(ranks[i]) + (i == 0 ? " rank" : " ranks"),
+              "1 x " + std::to_string(kPosition) + " keys", times[i][1], kLayerBytes);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace fathom::cuda
+
+int main(int argc, char** argv) { return fathom::cuda::run(argc, argv); }
