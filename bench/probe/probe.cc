@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "base/random.h"
@@ -59,8 +60,8 @@ double shortest(double seconds, const Pass& pass) {
 }
 
 // Where results go, so that no loop is left out.
-volatile uint64_t read_result;
-volatile float math_result;
+std::atomic<uint64_t> read_result;
+std::atomic<float> math_result;
 
 }  // namespace
 
@@ -91,7 +92,7 @@ double probe_read(ThreadPool& pool, int64_t bytes, double seconds) {
       share(thread, [&](const std::byte* part, int64_t size) {
         uint64_t sum = 0;
         for (int64_t i = 0; i < repeats; ++i) sum ^= probe_kernels().read(part, size);
-        read_result = sum;
+        read_result.store(sum, std::memory_order_relaxed);
       });
     });
   });
@@ -106,7 +107,7 @@ double probe_math(ThreadPool& pool, ProbeMath math, double seconds) {
     pool.run([&](int thread) {
       float value = 1;
       const int64_t per_round = kernel(kRounds, &value);
-      math_result = value;
+      math_result.store(value, std::memory_order_relaxed);
       if (thread == 0) operations = per_round * kRounds * pool.num_threads();
     });
   });

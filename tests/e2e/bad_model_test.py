@@ -21,7 +21,7 @@ MAX_SECONDS, MAX_MEBIBYTES = float(sys.argv.pop(1)), int(sys.argv.pop(1))
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 # Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
+               if k in ("FATHOM_CPU_ISA", "FATHOM_DEVICE") or not k.startswith("FATHOM_")}
 
 CONFIG, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
 SHARDS = [f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]

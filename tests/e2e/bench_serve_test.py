@@ -22,7 +22,7 @@ MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 TRACES = os.path.join(SOURCE, "tests/data/traces")
 # Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
+               if k in ("FATHOM_CPU_ISA", "FATHOM_DEVICE") or not k.startswith("FATHOM_")}
 FIRST_LABELS = [
     "Successful requests:", "Failed requests:", "Maximum request concurrency:",
     "Request rate configured (RPS):", "Benchmark duration (s):", "Total input tokens:",

@@ -19,7 +19,7 @@ PROGRAM, SOURCE, WITH_FAULTS = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 # Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
+               if k in ("FATHOM_CPU_ISA", "FATHOM_DEVICE") or not k.startswith("FATHOM_")}
 
 
 def fathom(*arguments, stdin="", status=0, environment=None):
@@ -295,6 +295,7 @@ class Others(unittest.TestCase):
         environment = {"FATHOM_API_KEY": "sk-secret", "FATHOM_THREADS": "2"}
         report = json.loads(fathom("env", "--json", environment=environment)[0])
         report["environment"].pop("FATHOM_CPU_ISA", None)  # of the suite with slow kernels
+        report["environment"].pop("FATHOM_DEVICE", None)  # of the suite on a machine with a GPU
         self.assertEqual(report["environment"],
                          {"FATHOM_API_KEY": "(set)", "FATHOM_THREADS": "2"})
         text, _ = fathom("env", environment=environment)

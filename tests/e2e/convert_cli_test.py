@@ -24,7 +24,7 @@ import unittest
 PROGRAM, SOURCE, MAX_MIB = sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
 BUNDLED = os.path.join(SOURCE, "models/fathom-tiny")
 ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
+               if k in ("FATHOM_CPU_ISA", "FATHOM_DEVICE") or not k.startswith("FATHOM_")}
 VOCAB, HIDDEN, HEADS, KV_HEADS, WIDTH, LAYERS, INTER = 8192, 64, 4, 2, 16, 2, 96
 
 

@@ -22,7 +22,7 @@ PROGRAM, SOURCE, MAX_MIB = sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1)
 BUNDLED = os.path.join(SOURCE, "models/fathom-tiny")
 # Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if k == "FATHOM_CPU_ISA" or not k.startswith("FATHOM_")}
+               if k in ("FATHOM_CPU_ISA", "FATHOM_DEVICE") or not k.startswith("FATHOM_")}
 QUESTION = ["What is 12 + 30?", "--temperature", "0", "-q", "--device", "cpu"]
 
 

@@ -15,7 +15,7 @@ import unittest
 PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
 MODEL = os.path.join(SOURCE, "tests/goldens/v32")  # 2 layers, an MTP layer, index_topk 16
 ENVIRONMENT = {k: v for k, v in os.environ.items()
-               if k == "FATHOM_CPU_ISA" or not k.startswith(("FATHOM_", "SGLANG_"))}
+               if k in ("FATHOM_CPU_ISA", "FATHOM_DEVICE") or not k.startswith(("FATHOM_", "SGLANG_"))}
 BENCH = ["bench", "latency", "-q", "--input-len", "24", "--output-len", "2", "--num-iters", "1",
          "--num-iters-warmup", "0", "--device", "cpu"]
 
