@@ -37,7 +37,7 @@ Result<std::unique_ptr<EventPublisher>> publish_cache_events(const EventPublishe
     logs.push_back(std::make_shared<EventLog>(lane, kPageSize));
     needs.cache_observers.push_back(logs.back());
   }
-  auto publisher = EventPublisher::create(options, std::move(logs));
+  auto publisher = EventPublisher::create(options, logs);
   if (!publisher) return with_context("cache events: ", publisher.error());
   log_info("the cache's pages are told at {}", options.endpoint);
   return publisher;

@@ -25,8 +25,8 @@ constexpr double kLeastGain = 1.02;
 // One of so many steps tries another number of drafts, so that times follow the machine's load.
 constexpr int64_t kTrialEvery = 64;
 
-// A store of trials for a text that has changed. A step's drafts are charged with no more, however
-// long the machine stalled.
+// The largest credit: enough for trials when a text changes. Also the most that one step's drafts
+// are charged, so that a stall of the machine does not end drafting.
 constexpr double kMostCredit = 8;
 
 // Considering drafts costs the time in which the host prepares a step. It is done more and more

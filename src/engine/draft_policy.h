@@ -2,9 +2,9 @@
 // shares of drafts that were right so far and the measured times of steps and of drafting. None
 // where drafting does not pay.
 //
-// What drafts cost that do not pay, and trials, is bounded: the policy has a credit in steps
-// without drafts, which every step raises a little, a step's drafts lower by the time they take,
-// and accepted ones raise by what they bring. Without credit nothing is drafted.
+// A credit, counted in steps without drafts, bounds the time that drafts may waste. Each step adds
+// a little; drafts cost the time that they take; accepted drafts add the steps that they save.
+// Without credit nothing is drafted.
 //
 // It only affects speed. Engine thread only.
 #pragma once
@@ -56,15 +56,14 @@ inline constexpr std::array<double, kMaxDrafts> kFirstAcceptance = {0.9, 0.7, 0.
 
 class DraftPolicy {
  public:
-  // A bound for what is lost: of the steps' time, and in all before the first of it, in steps.
+  // Drafts waste at most this share of the steps' time, and kFirstCredit steps.
   static constexpr double kMostLost = 1.0 / 256, kFirstCredit = 2;
 
   // Lowers the entries' num_drafts, which are the most that each may have. All entries are of
   // sequences that need one token.
   void choose(std::span<StepEntry> entries);
 
-  // After a choice of no drafts: steps for which another choice is not worth its time, unless
-  // sequences come or go.
+  // After a choice of no drafts: steps until the next choice, unless a request begins before.
   int64_t rest() const;
 
   // A sequence had drafts in a step, or none.

@@ -41,7 +41,8 @@ TEST(MsgpackWriter, WritesTheShortestForm) {
                                                        {0x1'0000'0000, "cf0000000100000000"},
                                                        {~uint64_t{0}, "cfffffffffffffffff"}};
   for (const auto& [value, bytes] : integers) {
-    EXPECT_EQ(packed([&](MsgpackWriter& writer) { writer.integer(value); }), bytes);
+    const uint64_t number = value;
+    EXPECT_EQ(packed([&](MsgpackWriter& writer) { writer.integer(number); }), bytes);
   }
   EXPECT_EQ(packed([](MsgpackWriter& writer) { writer.nil(); }), "c0");
   EXPECT_EQ(packed([](MsgpackWriter& writer) { writer.real(1.5); }), "cb3ff8000000000000");

@@ -140,7 +140,7 @@ struct EventPublisher::Parts {
 EventPublisher::EventPublisher(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 Result<std::unique_ptr<EventPublisher>> EventPublisher::create(
-    const EventPublisherOptions& options, std::vector<std::shared_ptr<EventLog>> logs) {
+    const EventPublisherOptions& options, const std::vector<std::shared_ptr<EventLog>>& logs) {
   auto parts = std::make_unique<Parts>();
   parts->context.reset(zmq_ctx_new());
   FATHOM_TRY(parts->events, bound_socket(parts->context.get(), ZMQ_PUB, options.endpoint));
@@ -149,7 +149,7 @@ Result<std::unique_ptr<EventPublisher>> EventPublisher::create(
                bound_socket(parts->context.get(), ZMQ_ROUTER, options.replay_endpoint));
   }
   parts->topic = options.topic;
-  parts->logs = std::move(logs);
+  parts->logs = logs;
   parts->thread = std::thread([work = parts.get()] { work->work(); });
   return std::unique_ptr<EventPublisher>(new EventPublisher(std::move(parts)));
 }

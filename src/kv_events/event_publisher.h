@@ -31,7 +31,7 @@ class EventPublisher {
  public:
   // kInvalidArgument: an endpoint cannot be bound, or the program was built without ZeroMQ.
   static Result<std::unique_ptr<EventPublisher>> create(
-      const EventPublisherOptions& options, std::vector<std::shared_ptr<EventLog>> logs);
+      const EventPublisherOptions& options, const std::vector<std::shared_ptr<EventLog>>& logs);
   ~EventPublisher();
   EventPublisher(const EventPublisher&) = delete;
   EventPublisher& operator=(const EventPublisher&) = delete;

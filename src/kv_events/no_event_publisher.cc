@@ -10,7 +10,7 @@ EventPublisher::EventPublisher(std::unique_ptr<Parts> parts) : parts_(std::move(
 EventPublisher::~EventPublisher() = default;
 
 Result<std::unique_ptr<EventPublisher>> EventPublisher::create(
-    const EventPublisherOptions&, std::vector<std::shared_ptr<EventLog>>) {
+    const EventPublisherOptions&, const std::vector<std::shared_ptr<EventLog>>&) {
   return invalid("this program was built without ZeroMQ: build where libzmq3-dev is installed");
 }
 

@@ -1,6 +1,8 @@
 #include "server/openai/generation.h"
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "server/openai/prompt_encoding.h"
 #include "server/openai/request_json.h"
@@ -14,8 +16,9 @@ ApiResult<Generation> prepare_as(const json::object& body, const ServedModel& se
                                  ApiResult<Generation> (*prepare_one)(T, const ServedModel&,
                                                                       const ReplyIdentity&)) {
   std::vector<std::string> unknown;
-  FATHOM_TRY(T request, read_request<T>(body, limits, &unknown));
-  FATHOM_TRY(Generation generation, prepare_one(std::move(request), served, identity));
+  using Body = std::remove_cvref_t<T>;
+  FATHOM_TRY(Body request, read_request<Body>(body, limits, &unknown));
+  FATHOM_TRY(Generation generation, prepare_one(std::forward<T>(request), served, identity));
   generation.unknown_fields = std::move(unknown);
   if (generation.priority == 0 || limits.allow_priority) return generation;
   if (limits.refuse_unknown) {

@@ -51,9 +51,9 @@ ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& serve
                                    const ReplyIdentity& identity);
 ApiResult<Generation> prepare_completion(CompletionRequest request, const ServedModel& served,
                                          const ReplyIdentity& identity);
-ApiResult<Generation> prepare_messages(MessagesRequest request, const ServedModel& served,
+ApiResult<Generation> prepare_messages(const MessagesRequest& request, const ServedModel& served,
                                        const ReplyIdentity& identity);
-ApiResult<Generation> prepare_responses(ResponsesRequest request, const ServedModel& served,
+ApiResult<Generation> prepare_responses(const ResponsesRequest& request, const ServedModel& served,
                                         const ReplyIdentity& identity);
 ApiResult<Generation> prepare_generate(GenerateRequest request, const ServedModel& served,
                                        const ReplyIdentity& identity);

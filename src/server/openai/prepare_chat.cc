@@ -197,8 +197,7 @@ ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& serve
   spec.return_token_ids = request.reply.return_token_ids;
   spec.logprobs = request.logprobs;
   spec.prompt_logprobs = request.reply.prompt_logprobs.has_value();
-  generation.is_prompt_only = handoff.is_prompt_only;
-  generation.requests.front().prefill_at = handoff.prefill_at;
+  set_handoff(handoff, generation);
   if (handoff.is_reported) {
     spec.kv_transfer_params = kv_transfer_params_json(served, std::ssize(spec.prompts.front().ids));
   }
@@ -210,7 +209,7 @@ ApiResult<Generation> prepare_chat(ChatRequest request, const ServedModel& serve
   return generation;
 }
 
-ApiResult<Generation> prepare_messages(MessagesRequest request, const ServedModel& served,
+ApiResult<Generation> prepare_messages(const MessagesRequest& request, const ServedModel& served,
                                        const ReplyIdentity& identity) {
   ConversationTask task;
   FATHOM_TRY(task.conversation, request.conversation());
@@ -235,7 +234,7 @@ ApiResult<Generation> prepare_messages(MessagesRequest request, const ServedMode
   return generation;
 }
 
-ApiResult<Generation> prepare_responses(ResponsesRequest request, const ServedModel& served,
+ApiResult<Generation> prepare_responses(const ResponsesRequest& request, const ServedModel& served,
                                         const ReplyIdentity& identity) {
   ConversationTask task;
   FATHOM_TRY(task.conversation, request.conversation());

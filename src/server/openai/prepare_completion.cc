@@ -57,11 +57,6 @@ Generation generation_of(const ReplySpec& spec, const SamplingParams& params,
   return generation;
 }
 
-void set_handoff(const Handoff& handoff, Generation& generation) {
-  generation.is_prompt_only = handoff.is_prompt_only;
-  for (Request& request : generation.requests) request.prefill_at = handoff.prefill_at;
-}
-
 void set_grammar(std::optional<WantedGrammar> wanted, Generation& generation) {
   if (!wanted) return;
   generation.grammar = std::move(wanted->spec);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/math.h"
+#include "server/openai/generation.h"
 #include "server/openai/json_writer.h"
 
 namespace fathom {
@@ -86,6 +87,11 @@ void apply_handoff(const Handoff& handoff, SamplingParams& params) {
   if (!handoff.is_prompt_only) return;
   params.max_tokens = 1;
   params.min_tokens = std::min<int64_t>(params.min_tokens, 1);
+}
+
+void set_handoff(const Handoff& handoff, Generation& generation) {
+  generation.is_prompt_only = handoff.is_prompt_only;
+  for (Request& request : generation.requests) request.prefill_at = handoff.prefill_at;
 }
 
 std::string kv_transfer_params_json(const ServedModel& served, int64_t prompt_tokens) {

@@ -16,6 +16,8 @@
 
 namespace fathom {
 
+struct Generation;
+
 struct KvTransferParams {
   bool do_remote_decode = false, do_remote_prefill = false;
   std::string remote_engine_id;
@@ -44,6 +46,8 @@ ApiResult<Handoff> handoff_of(const TransferFields& fields, const ServedModel& s
 
 // Cuts what another server will decode.
 void apply_handoff(const Handoff& handoff, SamplingParams& params);
+// Says so in the requests of all prompts.
+void set_handoff(const Handoff& handoff, Generation& generation);
 
 // The reply's kv_transfer_params, as JSON: what the decoding server gets. Its remote_block_ids
 // count the pages of the prompt.

@@ -24,13 +24,13 @@ PeerSession::PeerSession(asio::io_context& context, const PrefillPeersOptions& o
 
 void PeerSession::start() {
   const Endpoint& endpoint = options_.peers[peer_];
-  resolver_.async_resolve(
-      endpoint.host, std::to_string(endpoint.port),
-      [self = shared_from_this()](const error_code& failure, tcp::resolver::results_type found) {
-        if (self->owner_ == nullptr) return;
-        if (failure) return self->lose(failure.message());
-        self->connect_control(found);
-      });
+  resolver_.async_resolve(endpoint.host, std::to_string(endpoint.port),
+                          [self = shared_from_this()](const error_code& failure,
+                                                      const tcp::resolver::results_type& found) {
+                            if (self->owner_ == nullptr) return;
+                            if (failure) return self->lose(failure.message());
+                            self->connect_control(found);
+                          });
 }
 
 void PeerSession::connect_control(const tcp::resolver::results_type& addresses) {

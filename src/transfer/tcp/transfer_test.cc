@@ -526,6 +526,7 @@ TEST(Strangers, ARecordedHandshakeProvesNothing) {
 TEST(Strangers, ManyThatSayNothingAreBounded) {
   Server server({.max_handshakes = 3, .handshake_limit = 1h});
   std::vector<std::unique_ptr<Stranger>> strangers;
+  strangers.reserve(8);
   for (int i = 0; i < 8; ++i) {
     strangers.push_back(std::make_unique<Stranger>(server.server->endpoint()));
   }
@@ -537,6 +538,7 @@ TEST(Strangers, ManyThatSayNothingAreBounded) {
 TEST(Strangers, ThoseThatSayNothingTimeOut) {
   Server server({.max_handshakes = 3, .handshake_limit = 300ms});
   std::vector<std::unique_ptr<Stranger>> strangers;
+  strangers.reserve(3);
   for (int i = 0; i < 3; ++i) {
     strangers.push_back(std::make_unique<Stranger>(server.server->endpoint()));
   }

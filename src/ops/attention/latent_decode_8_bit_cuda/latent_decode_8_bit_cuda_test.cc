@@ -77,15 +77,10 @@ TEST(LatentDecode8BitBatch, QueriesOfAnySize) {
 
 // Logits up to some 2^34 over all formats, as SparseLatentScales.LogitsOfAnySize has them.
 TEST(LatentDecodeScales, LogitsOfAnySize) {
-  struct Sizes {
-    float latents, queries;
-  };
   int64_t certain = 0, all = 0;
   for (const CacheFormat format :
        {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
-    for (const auto& [latents, queries] :
-         {Sizes{1, 1}, Sizes{1, 1e3f}, Sizes{1e2f, 1e2f}, Sizes{1e2f, 1e6f}, Sizes{1e4f, 1e3f},
-          Sizes{1e7f, 1}, Sizes{1e7f, 1e3f}}) {
+    for (const auto& [latents, queries] : kLogitSizes) {
       for (const int heads : {16, 32, 64, 128}) {
         LatentDecodeTrial trial(format, heads, {1, 70, 200}, {1, 1, 1});
         trial.scale_latents(latents);

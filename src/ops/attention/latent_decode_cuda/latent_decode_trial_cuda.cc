@@ -118,20 +118,14 @@ LatentDecodeTrial::Softmax LatentDecodeTrial::softmax_of(int32_t sequence, int64
     const auto page = batch.pages(sequence)[static_cast<size_t>(key / kPageSize)];
     return decoded_.data() + (page * kPageSize + key % kPageSize) * kColumns;
   };
+  const auto q_latent = std::span(q_latent_).subspan(static_cast<size_t>(row * kLatent), kLatent);
+  const auto q_rope = std::span(q_rope_).subspan(static_cast<size_t>(row * kRope), kRope);
   std::vector<double> scores(static_cast<size_t>(keys));
   double largest = 0;
   for (int32_t key = 0; key < keys; ++key) {
-    const float* const values = values_of(key);
-    double sum = 0, magnitude = 0;
-    for (int64_t i = 0; i < kColumns; ++i) {
-      const uint16_t value = i < kLatent ? q_latent_[static_cast<size_t>(row * kLatent + i)]
-                                         : q_rope_[static_cast<size_t>(row * kRope + i - kLatent)];
-      const double product = static_cast<double>(from_bf16(value)) * values[i];
-      sum += product;
-      magnitude += std::abs(product);
-    }
-    scores[static_cast<size_t>(key)] = sum * kScale;
-    largest = std::max(largest, magnitude * kScale);
+    const DoubleScore score = score_in_double(q_latent, q_rope, values_of(key));
+    scores[static_cast<size_t>(key)] = score.value * kScale;
+    largest = std::max(largest, score.magnitude * kScale);
   }
   Softmax softmax{.out = std::vector<double>(kLatent),
                   .certainty = certainty_of(scores, largest, kScoreResolution)};

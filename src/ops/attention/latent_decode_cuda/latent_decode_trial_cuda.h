@@ -8,7 +8,7 @@
 
 #include "cache/cache_format.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_problem_cuda.h"
-#include "ops/attention/latent_decode_cuda/score_certainty.h"
+#include "ops/attention/latent_decode_cuda/score_certainty_cuda.h"
 
 namespace fathom::cuda {
 

@@ -216,15 +216,10 @@ TEST(SparseLatentScales, QueriesOfZeroGiveTheMean) {
 // rounded where the score is not. Queries whose largest scores are nearer to one another than the
 // arithmetic tells apart are left out.
 TEST(SparseLatentScales, LogitsOfAnySize) {
-  struct Sizes {
-    float latents, queries;
-  };
   int64_t certain = 0, all = 0;
   for (const CacheFormat format :
        {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
-    for (const auto& [latents, queries] :
-         {Sizes{1, 1}, Sizes{1, 1e3f}, Sizes{1e2f, 1e2f}, Sizes{1e2f, 1e6f}, Sizes{1e4f, 1e3f},
-          Sizes{1e7f, 1}, Sizes{1e7f, 1e3f}}) {
+    for (const auto& [latents, queries] : kLogitSizes) {
       for (const int32_t split_keys : {128, 64}) {
         SparseLatentTrial trial({.format = format,
                                  .heads = 64,

@@ -284,19 +284,13 @@ const float* SparseLatentTrial::values_of(int64_t row, int32_t entry) const {
 
 double SparseLatentTrial::scores_of(int64_t at, std::vector<double>& scores) const {
   const int64_t row = at / shape_.heads;
+  const auto q_latent = std::span(q_latent_).subspan(static_cast<size_t>(at * kLatent), kLatent);
+  const auto q_rope = std::span(q_rope_).subspan(static_cast<size_t>(at * kRope), kRope);
   double most = 0;
   for (int32_t i = 0; i < count_of(row); ++i) {
-    const float* const values = values_of(row, i);
-    double sum = 0, magnitude = 0;
-    for (int64_t c = 0; c < kColumns; ++c) {
-      const uint16_t query = c < kLatent ? q_latent_[static_cast<size_t>(at * kLatent + c)]
-                                         : q_rope_[static_cast<size_t>(at * kRope + c - kLatent)];
-      const double product = static_cast<double>(from_bf16(query)) * values[c];
-      sum += product;
-      magnitude += std::abs(product);
-    }
-    scores.push_back(sum * kScale);
-    most = std::max(most, magnitude * kScale);
+    const DoubleScore score = score_in_double(q_latent, q_rope, values_of(row, i));
+    scores.push_back(score.value * kScale);
+    most = std::max(most, score.magnitude * kScale);
   }
   return most;
 }

@@ -9,7 +9,7 @@
 
 #include "cache/cache_format.h"
 #include "cache/latent_layout.h"
-#include "ops/attention/latent_decode_cuda/score_certainty.h"
+#include "ops/attention/latent_decode_cuda/score_certainty_cuda.h"
 #include "ops/attention/sparse_row.h"
 
 namespace fathom::cuda {

@@ -1,11 +1,44 @@
-// What the result of a softmax over inexact scores can be held to, for the tests of latent decode.
+// Scores in double precision, and what the result of a softmax over inexact scores can be held to:
+// for the tests of latent decode, over pages and over chosen keys.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 
+#include "device/cuda/random_data.h"
+
 namespace fathom::cuda {
+
+// Factors of latents and queries, with logits of up to some 2^34.
+struct LogitSizes {
+  float latents, queries;
+};
+inline constexpr LogitSizes kLogitSizes[] = {{1, 1},       {1, 1e3f}, {1e2f, 1e2f}, {1e2f, 1e6f},
+                                             {1e4f, 1e3f}, {1e7f, 1}, {1e7f, 1e3f}};
+
+struct DoubleScore {
+  double value = 0, magnitude = 0;  // sum of products, sum of their absolute values
+};
+
+// Of a query, bf16, whose latent and rotary parts follow one another in `key`.
+inline DoubleScore score_in_double(std::span<const uint16_t> q_latent,
+                                   std::span<const uint16_t> q_rope, const float* key) {
+  DoubleScore score;
+  const auto add = [&](std::span<const uint16_t> query, const float* values) {
+    for (size_t i = 0; i < query.size(); ++i) {
+      const double product = static_cast<double>(from_bf16(query[i])) * values[i];
+      score.value += product;
+      score.magnitude += std::abs(product);
+    }
+  };
+  add(q_latent, key);
+  add(q_rope, key + q_latent.size());
+  return score;
+}
 
 // Of a query's scores over some keys.
 struct ScoreCertainty {
