@@ -80,9 +80,10 @@ Result<> indexer(const ModelSpec& spec) {
         "layer "
         "chooses its own so far");
   }
-  if (spec.placement.world() > 1) {
+  if (spec.placement.exchanges_tokens()) {
     return invalid(
-        "index_topk is {}: sparse attention on GPUs has one rank so far, --tp {} x --dp {}",
+        "index_topk is {}: sparse attention with expert parallelism is there on the CPU only so "
+        "far, --tp {} x --dp {}",
         index.topk, spec.placement.tp, spec.placement.dp);
   }
   FATHOM_RETURN_IF_ERROR(

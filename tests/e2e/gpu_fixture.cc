@@ -54,14 +54,15 @@ std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options, const Checkpoint
   return std::move(*runner);
 }
 
-std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine) {
+std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine,
+                                    const Checkpoint& checkpoint) {
   engine.max_num_seqs = options.max_num_seqs;
   engine.max_batched_tokens = options.max_batched_tokens;
   engine.max_queued_tokens = 1 << 24;
   engine.max_queued_requests = 1 << 12;
   engine.eos_ids = {1};
   options.max_prompt_logit_rows = engine.max_prompt_logit_rows;
-  auto created = Engine::create(engine, on_gpu(options), bundled_tokenizer());
+  auto created = Engine::create(engine, on_gpu(options, checkpoint), bundled_tokenizer());
   FATHOM_CHECK(created.has_value(), "{}", created.error().message);
   return std::move(*created);
 }

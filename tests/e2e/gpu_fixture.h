@@ -23,7 +23,9 @@ GpuRunnerOptions ranks(int tp, int dp = 1, GpuRunnerOptions options = gpu_option
 // The bundled model by default.
 std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options,
                                const Checkpoint& checkpoint = bundled_checkpoint());
-std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine);
+// Over another checkpoint, which has the bundled model's vocabulary.
+std::unique_ptr<Engine> make_engine(GpuRunnerOptions options, EngineOptions engine,
+                                    const Checkpoint& checkpoint = bundled_checkpoint());
 
 // Everything that the events of one choice reported.
 struct Answer {

@@ -187,11 +187,96 @@ INSTANTIATE_TEST_SUITE_P(Of, GpuSparseNeedles,
                                          CacheFormat::kE4M3, CacheFormat::kE5M2),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-TEST(GpuSparse, SeveralRanksAreRefused) {
-  const auto runner = create_gpu_runner(small_checkpoint(), ranks(2));
+// Ranks that each choose the keys of all rows, and lanes, on the GPUs that there are.
+TEST(GpuSparse, RanksAreAsNearToFloat32AsOneAndTheSameAgain) {
+  std::mt19937 random(6);
+  const auto texts = texts_around_the_threshold(random);
+  const auto right = run(*on_cpu(small_checkpoint(), DType::kF32, CacheFormat::kF32), texts);
+  const auto options = [](int tp) {
+    GpuRunnerOptions its = ranks(tp);
+    its.stored_fp8 = StoredFp8::kExpandedToBF16;
+    return its;
+  };
+  const Deviation one =
+      deviation(run(*on_gpu(options(1), small_checkpoint()), texts), right, "one rank");
+  for (const int tp : {2, 4}) {
+    const auto runner = on_gpu(options(tp), small_checkpoint());
+    const auto first = run(*runner, texts);
+    const Deviation off = deviation(first, right, "ranks");
+    EXPECT_LE(off.logprobs, 1.3 * one.logprobs + 0.002) << tp;
+    EXPECT_LE(off.other_tokens, 1.3 * one.other_tokens + 0.01) << tp;
+    expect_equal(run(*runner, texts), first);
+  }
+}
+
+TEST(GpuSparse, ExpertParallelismIsRefused) {
+  GpuRunnerOptions options = ranks(2);
+  options.placement.expert_parallel = true;
+  const auto runner = create_gpu_runner(small_checkpoint(), options);
   ASSERT_FALSE(runner);
   EXPECT_TRUE(runner.error().message.starts_with("config.json: index_topk is 64"))
       << runner.error().message;
+}
+
+// Half of the prompts begin alike; below and above the threshold.
+std::vector<Request> requests_around_the_threshold(std::mt19937& random) {
+  const auto ids = [&](size_t count) {
+    std::vector<int32_t> some(count);
+    for (int32_t& id : some) id = 3 + static_cast<int32_t>(random() % 8000);
+    return some;
+  };
+  const std::vector<int32_t> prefix = ids(200);
+  std::vector<Request> requests(40);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request& request = requests[i];
+    if (i % 2 == 0) request.prompt_ids.assign(prefix.begin(), prefix.begin() + 64 * (1 + i % 3));
+    const auto rest = ids(1 + random() % 150);
+    request.prompt_ids.insert(request.prompt_ids.end(), rest.begin(), rest.end());
+    request.sampling.temperature = 0;
+    request.sampling.max_tokens = 60;
+    request.sampling.ignore_eos = true;
+    request.sampling.logprobs = 2;
+  }
+  return requests;
+}
+
+void expect_same_answers(const std::vector<Answer>& actual, const std::vector<Answer>& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(actual[i].ids, expected[i].ids) << "request " << i;
+    ASSERT_EQ(actual[i].logprobs.size(), expected[i].logprobs.size()) << "request " << i;
+    for (size_t t = 0; t < expected[i].logprobs.size(); ++t) {
+      ASSERT_EQ(actual[i].logprobs[t].logprob, expected[i].logprobs[t].logprob)
+          << "request " << i << ", token " << t;
+    }
+  }
+}
+
+// Pages carry the index keys: prefix hits, pages in host memory, preempted sequences and copies to
+// another lane give the bits of a request alone.
+TEST(GpuSparse, PrefixesOffloadAndLanesChangeNoBit) {
+  std::mt19937 random(7);
+  const auto requests = requests_around_the_threshold(random);
+  const auto expected =
+      answers(*make_engine(options_of({}, true), {.prefix_caching = false}, small_checkpoint()),
+              requests, false);
+  auto cached = make_engine(options_of({}, true), {}, small_checkpoint());
+  expect_same_answers(answers(*cached, requests, true), expected);
+  expect_same_answers(answers(*cached, requests, true), expected);
+  EXPECT_GT(cached->stats().prefix_hits, 2000);
+  for (const int lanes : {1, 2}) {
+    SCOPED_TRACE(testing::Message() << lanes << " lanes");
+    GpuRunnerOptions small = ranks(1, lanes, options_of({}, true));
+    small.max_total_tokens = 40 * kPageSize / lanes;
+    small.max_batched_tokens = 150;
+    auto crowded =
+        make_engine(small, {.kv_offload_bytes = 64 << 20, .preempt_every = 7}, small_checkpoint());
+    expect_same_answers(answers(*crowded, requests, true), expected);
+    expect_same_answers(answers(*crowded, requests, true), expected);
+    EXPECT_GT(crowded->stats().preemptions, 5);
+    EXPECT_GT(crowded->stats().prefix_returns, 0) << "pages from host memory";
+    EXPECT_EQ(crowded->stats().pages_used, 0);
+  }
 }
 
 }  // namespace
