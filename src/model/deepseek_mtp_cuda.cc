@@ -19,10 +19,13 @@ KeptStates DeepSeekModel::kept_states(const CacheMemory& cache) const {
 void DeepSeekModel::logits_and_mtp_rows(const StepLayout& step, const std::byte* arrays,
                                         const int32_t* sampled, const CacheMemory& cache,
                                         GpuStream stream) {
-  if (step.logit_rows > 0) {
+  const bool is_one_row = step.rows == 1 && step.logit_rows == 1;
+  if (step.logit_rows > 0 && !is_one_row) {
     head(narrow_and_norm(step, arrays, {NormKind::kFinal}, stream), step.logit_rows, stream);
   }
-  add_and_norm(&DeepSeekModel::residual_, true, {NormKind::kFinal}, step.rows, stream);
+  const Activation states =
+      add_and_norm(&DeepSeekModel::residual_, true, {NormKind::kFinal}, step.rows, stream);
+  if (is_one_row) head(states, 1, stream);  // the norm that its logits are of
   // Reads kept states before others take their places.
   if (step.has_mtp_rows) combine_mtp_inputs(step, arrays, sampled, cache, stream);
   keep_states({.states = normed_,

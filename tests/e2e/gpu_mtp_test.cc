@@ -394,16 +394,65 @@ TEST(GpuDrafts, LanesAndPolicy) {
   std::mt19937 random(33);
   const auto requests = random_requests(random, 80);
   GpuRunnerOptions options = ranks(1, 2, drafting(3));
-  auto engine = make_engine(options, {.max_drafts = 3});
+  auto engine = make_engine(options, {.max_drafts = 3, .adapts_drafts = true});
   expect_as_forced(requests, answers(*engine, requests, true), {.row = 4.5, .mean = 0.12});
   EXPECT_EQ(engine->stats().pages_used, 0);
 }
 
-// A measurement: tokens a second of requests behind prompts of 1,024 tokens on V2-Lite's shape with
-// random weights, whose drafts are hardly ever right, without drafts, adapting and always.
+// ---- measurements: V2-Lite's shape with random weights, requests behind prompts of 1,024 tokens
+
+const Checkpoint& lite_checkpoint() {
+  static const Checkpoint opened = [] {
+    auto result = Checkpoint::open_dummy("bench/models/v2-lite-mtp");
+    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
+    return std::move(*result);
+  }();
+  return opened;
+}
+
+std::unique_ptr<Engine> lite_engine(int64_t drafts, bool adapts, int64_t sequences) {
+  GpuRunnerOptions options = drafting(drafts);
+  options.max_batched_tokens = 4096;
+  options.max_prompt_logit_rows = EngineOptions().max_prompt_logit_rows;
+  options.max_num_seqs = sequences;
+  options.max_total_tokens = sequences * 1792;
+  EngineOptions engine{.max_num_seqs = sequences,
+                       .max_batched_tokens = 4096,
+                       .max_queued_tokens = 1 << 24,
+                       .prefix_caching = false,
+                       .max_drafts = drafts,
+                       .adapts_drafts = adapts};
+  auto made = Engine::create(engine, on_gpu(options, lite_checkpoint()), nullptr);
+  FATHOM_CHECK(made.has_value(), "{}", made.error().message);
+  return std::move(*made);
+}
+
+// Tokens a second of `batch` requests at once, each of so many tokens behind its first 16.
+double tokens_a_second(Engine& engine, int batch, int64_t tokens, float temperature) {
+  const auto seconds = [&](int64_t count) {
+    std::mt19937 random(5);
+    std::vector<Request> requests;
+    for (int i = 0; i < batch; ++i) {
+      Request request;
+      for (int token = 0; token < 1024; ++token) {
+        request.prompt_ids.push_back(static_cast<int32_t>(random() % 100000));
+      }
+      request.sampling.temperature = temperature;
+      request.sampling.seed = random();
+      request.sampling.max_tokens = count;
+      request.sampling.ignore_eos = true;
+      requests.push_back(std::move(request));
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    answers(engine, requests, true);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  };
+  const double short_s = seconds(16);
+  return static_cast<double>(batch * tokens) / (seconds(16 + tokens) - short_s);
+}
+
+// Without drafts, adapting and always.
 TEST(GpuDrafts, DISABLED_TokensASecond) {
-  const auto checkpoint = Checkpoint::open_dummy("bench/models/v2-lite-mtp");
-  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   struct Way {
     const char* name;
     int64_t drafts;
@@ -412,45 +461,42 @@ TEST(GpuDrafts, DISABLED_TokensASecond) {
   for (const Way& way :
        {Way{"without", 0, true}, Way{"up to 3", 3, true}, Way{"always 1", 1, false},
         Way{"without", 0, true}, Way{"up to 3", 3, true}}) {
-    GpuRunnerOptions options = drafting(way.drafts);
-    options.max_batched_tokens = 4096;
-    options.max_prompt_logit_rows = EngineOptions().max_prompt_logit_rows;
-    options.max_total_tokens = 64 * 1536;
-    EngineOptions engine{.max_num_seqs = 64,
-                         .max_batched_tokens = 4096,
-                         .max_queued_tokens = 1 << 24,
-                         .prefix_caching = false,
-                         .max_drafts = way.drafts,
-                         .adapts_drafts = way.adapts};
-    auto made = Engine::create(engine, on_gpu(options, *checkpoint), nullptr);
-    ASSERT_TRUE(made.has_value()) << made.error().message;
+    const auto engine = lite_engine(way.drafts, way.adapts, 64);
     for (const int batch : {1, 16, 64}) {
-      const auto seconds = [&](int64_t tokens) {
-        std::mt19937 random(5);
-        std::vector<Request> requests;
-        for (int i = 0; i < batch; ++i) {
-          Request request;
-          for (int token = 0; token < 1024; ++token) {
-            request.prompt_ids.push_back(static_cast<int32_t>(random() % 100000));
-          }
-          request.sampling.temperature = 1;
-          request.sampling.seed = random();
-          request.sampling.max_tokens = tokens;
-          request.sampling.ignore_eos = true;
-          requests.push_back(std::move(request));
-        }
-        const auto begun = std::chrono::steady_clock::now();
-        answers(**made, requests, true);
-        return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
-      };
-      seconds(64);
-      const double short_s = seconds(16), long_s = seconds(272);
-      const SpeculationStats stats = (*made)->stats().speculation;
+      tokens_a_second(*engine, batch, 48, 1);
+      const double rate = tokens_a_second(*engine, batch, 256, 1);
+      const SpeculationStats stats = engine->stats().speculation;
       std::printf("%s, %d sequences: %.1f tokens/s; %ld windows so far, %ld drafts accepted\n",
-                  way.name, batch, 256 * batch / (long_s - short_s),
-                  static_cast<long>(stats.drafts), static_cast<long>(stats.accepted_tokens));
+                  way.name, batch, rate, static_cast<long>(stats.drafts),
+                  static_cast<long>(stats.accepted_tokens));
       std::fflush(stdout);
     }
+  }
+}
+
+// Greedy, where random weights accept no draft: what adapting costs, in turns with an engine
+// without the layer.
+TEST(GpuDrafts, DISABLED_CostOfAdapting) {
+  const auto plain = lite_engine(0, false, 16), adapting = lite_engine(3, true, 16);
+  for (const int batch : {1, 4, 16}) {
+    std::vector<double> ratios;
+    for (int turn = 0; turn <= 5; ++turn) {
+      const double without = tokens_a_second(*plain, batch, 512, 0);
+      const SpeculationStats before = adapting->stats().speculation;
+      const double with = tokens_a_second(*adapting, batch, 512, 0);
+      const SpeculationStats stats = adapting->stats().speculation;
+      std::printf(
+          "%d sequences: %.1f and %.1f tokens/s (%.4f); %ld windows, %ld drafts accepted%s\n",
+          batch, without, with, with / without, static_cast<long>(stats.drafts - before.drafts),
+          static_cast<long>(stats.accepted_tokens - before.accepted_tokens),
+          turn == 0 ? ", the first" : "");
+      std::fflush(stdout);
+      if (turn > 0) ratios.push_back(with / without);
+    }
+    std::ranges::sort(ratios);
+    std::printf("%d sequences: median %.4f, %.4f to %.4f\n", batch, ratios[ratios.size() / 2],
+                ratios.front(), ratios.back());
+    EXPECT_GE(ratios[ratios.size() / 2], 0.98);
   }
 }
 
