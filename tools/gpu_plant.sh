@@ -50,6 +50,7 @@ lost_split sparse_latent_cuda_test Ways/SparseLatent.EqualsDoublePrecision/*:Spa
 batch_order sparse_latent_cuda_test Ways/SparseLatent.ARowsBitsDoNotDependOnTheBatch/*
 unbounded_queries sparse_latent_cuda_test SparseLatentScales.QueriesOfZeroGiveTheMean
 rounded_reference sparse_latent_cuda_test SparseLatentScales.LogitsOfAnySize
+rounded_reference mha_prefill_cuda_test MhaPrefill.LogitsOfAnySize
 "
 
 log=$(mktemp)

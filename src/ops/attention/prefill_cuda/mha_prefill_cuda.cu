@@ -41,6 +41,7 @@
 
 #include "base/math_constants.h"
 #include "device/cuda/launch.h"
+#include "device/cuda/planted_fault.h"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_map.h"
 #include "device/cuda/wgmma.cuh"
@@ -72,6 +73,7 @@ struct Arguments {
   float* lse;
   int32_t heads;
   float scale_log2;
+  FATHOM_PLANTED_FAULT
 };
 
 struct SharedMemory {
@@ -206,6 +208,12 @@ constexpr int kElements = 64;
 // A row's scores may exceed the reference of its sums by this power of two before the sums are
 // rescaled: few rows need that after their first steps. bf16 and fp32 have the range.
 constexpr float kSlack = 8;
+
+// References beyond this, in base 2 logarithms, are subtracted from scores before both are scaled.
+// The product of a reference and the scale is rounded, by 2^-24 of its size, where the fused
+// multiply-add takes a score's exactly: 2^-14 here, but more than a probability can hold from 2^31
+// on. Not below, because a subtraction more for each score costs 2 to 3 % of the launch.
+constexpr float kLargeLogit = 1024;
 
 // Keeps the arithmetic that produces a and b above this point, where a wgmma wait begins (the
 // assembler hoists waits where it can). Both are never negative.
@@ -376,7 +384,15 @@ class Attention {
       if ((most - maximum_[h]) * arguments_.scale_log2 <= kSlack) most = maximum_[h];
       factor[h] = exp2_fast((maximum_[h] - most) * arguments_.scale_log2);
       maximum_[h] = most;
-      const float base = most * arguments_.scale_log2;
+      float base = most * arguments_.scale_log2;
+      if (fabsf(base) > kLargeLogit && !FATHOM_PLANTED(arguments_, kRoundedReference)) {
+#pragma unroll
+        for (int j = 2 * h; j < kElements; j += 4) {
+          scores_[j] -= most;
+          scores_[j + 1] -= most;
+        }
+        base = 0;
+      }
       float sum = 0;
 #pragma unroll
       for (int j = 2 * h; j < kElements; j += 4) {

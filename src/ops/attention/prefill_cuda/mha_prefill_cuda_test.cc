@@ -264,6 +264,34 @@ TEST(MhaPrefill, RealShapes) {
   compare(16, std::vector<Lengths>(8, {1024, 1024}));
 }
 
+// Logits of some 2^10, where some references are large and others are not, to 2^37. Nearly all of a
+// row's weight is then one key's.
+TEST(MhaPrefill, LogitsOfAnySize) {
+  for (const float size : {8.0f, 1e3f, 1e5f}) {
+    Problem problem(3, {{60, 500}, {130, 130}, {1, 1}});
+    for (auto* values : {&problem.q, &problem.kv, &problem.k_rope}) {
+      for (uint16_t& value : *values) value = bf16_bits(from_bf16(value) * size);
+    }
+    const Result expected = on_cpu(problem);
+    OnGpu gpu(problem);
+    for (const int32_t most_keys : {1 << 20, 128}) {
+      gpu.run({.most_keys = most_keys});
+      const Result actual = gpu.result();
+      for (size_t row = 0; row < expected.lse.size(); ++row) {
+        double error = 0, norm = 0;
+        for (size_t i = row * kV; i < (row + 1) * kV; ++i) {
+          const double off = double{actual.out[i]} - expected.out[i];
+          error += off * off;
+          norm += double{expected.out[i]} * expected.out[i];
+        }
+        ASSERT_LE(error, 1e-4 * norm) << "row " << row << ", times " << size;
+        ASSERT_NEAR(actual.lse[row], expected.lse[row], 1e-5 * std::abs(expected.lse[row]))
+            << "row " << row << ", times " << size;
+      }
+    }
+  }
+}
+
 TEST(MhaPrefill, NanOfOneSequenceStaysThere) {
   Problem problem(4, {{100, 100}, {200, 200}, {300, 333}});
   const Result expected = on_cpu(problem);
