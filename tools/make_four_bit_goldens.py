@@ -4,14 +4,15 @@
 usage: make_four_bit_goldens.py DIR [--seeds N,…] [--cases NAME,…]
 
 Each case is a folder: config.json and model.safetensors, in which one linear layer [32, 256] of a
-model of one layer is packed by compressed-tensors, AutoAWQ or AutoGPTQ, and values.safetensors
-with the tensor "values": that library's own dequantised weights. tests/goldens/four_bits are those
-of seed 0, the default; src/checkpoint/four_bit_library_test.cc reads them. With several seeds each
-has a folder of that name in DIR.
+model of one layer is packed by compressed-tensors, AutoAWQ, AutoGPTQ or GPTQModel, and
+values.safetensors with the tensor "values": that library's own dequantised weights.
+tests/goldens/four_bits are those of seed 0, the default; src/checkpoint/four_bit_library_test.cc
+reads them. With several seeds each has a folder of that name in DIR.
 
 Needs torch, safetensors, numpy, transformers, and by `pip install --no-deps` compressed-tensors
-(with loguru), autoawq, auto-gptq: tools/requirements-four-bits.txt. The last two do not import
-beside current versions of their dependencies; only their packing modules are loaded.
+(with loguru), autoawq, auto-gptq, gptqmodel: tools/requirements-four-bits.txt. The last three do
+not import beside current versions of their dependencies, or need many more; only their packing
+modules are loaded.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import json
 import pathlib
 import sys
 import types
+import unittest.mock
 
 import torch
 from safetensors.torch import save_file
@@ -97,26 +99,33 @@ def packed(weight, dtype=torch.bfloat16, **weights):
     return config.to_dict(), stored, values
 
 
-# ---- AutoAWQ and AutoGPTQ ----
+# ---- AutoAWQ, AutoGPTQ and GPTQModel ----
 
 def packing_module(name):
-    """A module of a package, without running the package's own __init__."""
+    """A module of a package, without running the __init__ of the packages that it lies in."""
     parts = name.split(".")
-    if parts[0] not in sys.modules:
-        sys.modules[parts[0]] = types.ModuleType(parts[0])
-        sys.modules[parts[0]].__path__ = importlib.machinery.PathFinder.find_spec(
-            parts[0]).submodule_search_locations
-    root = pathlib.Path(sys.modules[parts[0]].__path__[0])
-    for depth in range(2, len(parts)):
+    root = importlib.machinery.PathFinder.find_spec(parts[0]).submodule_search_locations[0]
+    for depth in range(1, len(parts)):
         package = ".".join(parts[:depth])
         if package not in sys.modules:
             sys.modules[package] = types.ModuleType(package)
-            sys.modules[package].__path__ = [str(root.joinpath(*parts[1:depth]))]
+            sys.modules[package].__path__ = [str(pathlib.Path(root, *parts[1:depth]))]
     return importlib.import_module(name)
 
 
-def integers(weight, size, symmetric, group_of=None):
-    """Scales and zero points of one to fifteen, [rows, groups]."""
+def stub(name):
+    """A module of which packing uses nothing but a name or a context."""
+    module = types.ModuleType(name)
+    context = unittest.mock.MagicMock()
+    context.__exit__.return_value = False
+    module.__getattr__ = lambda _: unittest.mock.MagicMock(
+        threadpool_limits=lambda *_: context)
+    module.__path__ = []
+    sys.modules[name] = module
+
+
+def integers(weight, size, symmetric, group_of=None, least_zero=1):
+    """Scales and zero points of `least_zero` to fifteen, [rows, groups]."""
     if group_of is None:
         low, high = grouped(weight, size)
     else:
@@ -126,8 +135,8 @@ def integers(weight, size, symmetric, group_of=None):
     if symmetric:
         scale = torch.maximum(-low, high) / 7
         return scale, torch.full_like(scale, 8)
-    scale = (high - low) / 14
-    return scale, (1 - low / scale).round().clamp(1, 15)
+    scale = (high - low) / (15 - least_zero)
+    return scale, (least_zero - low / scale).round().clamp(least_zero, 15)
 
 
 def linear_of(weight):
@@ -152,12 +161,15 @@ def awq(weight):
     return config, stored, values.t()
 
 
+def groups_of(size, order):
+    group_of = torch.arange(COLUMNS) // size
+    return group_of[torch.randperm(COLUMNS)] if order else group_of
+
+
 def gptq(weight, symmetric, order):
     module = packing_module("auto_gptq.nn_modules.qlinear.qlinear_cuda")
     size = 64
-    group_of = torch.arange(COLUMNS) // size
-    if order:
-        group_of = group_of[torch.randperm(COLUMNS)]
+    group_of = groups_of(size, order)
     scale, zero = integers(weight, size, symmetric, group_of)
     layer = module.QuantLinear(4, size, COLUMNS, ROWS, bias=False, weight_dtype=torch.float32)
     layer.pack(linear_of(weight), scale.half().float(), zero, group_of.to(torch.int32))
@@ -168,6 +180,35 @@ def gptq(weight, symmetric, order):
     config = {"quant_method": "gptq", "bits": 4, "group_size": size, "sym": symmetric,
               "desc_act": order, "checkpoint_format": "gptq"}
     return config, stored, values
+
+
+def gptq_v2(weight, order):
+    for name in ("adapter.adapter", "models._const", "quantization", "utils.backend", "utils.env",
+                 "utils.logger", "utils.safe"):
+        stub(f"gptqmodel.{name}")
+    packing_module("gptqmodel.utils.planar_packing")
+    module = packing_module("gptqmodel.nn_modules.qlinear")
+
+    class Linear(module.PackableQuantLinear):
+        dequant_dtype = torch.int8
+
+        @classmethod
+        def validate(cls, **_):
+            return True, None
+
+    size = 64
+    group_of = groups_of(size, order)
+    scale, zero = integers(weight, size, False, group_of, least_zero=0)
+    layer = Linear(bits=4, group_size=size, desc_act=order, sym=False, in_features=COLUMNS,
+                   out_features=ROWS, bias=False, pack_dtype=torch.int32, backend=None,
+                   adapter=None, register_buffers=True, enable_wf_unsqueeze=True)
+    layer.pack_original(linear_of(weight), scale.half().float(), zero, group_of.to(torch.int32))
+    stored = {name: getattr(layer, name).clone()
+              for name in ("qweight", "qzeros", "scales", "g_idx")}
+    layer.scales = layer.scales.float()  # its products are of the scales' type
+    config = {"quant_method": "gptq", "bits": 4, "group_size": size, "sym": False,
+              "desc_act": order, "checkpoint_format": "gptq_v2"}
+    return config, stored, layer.dequantize_weight().t().float()
 
 
 CASES = {
@@ -185,6 +226,8 @@ CASES = {
     "gptq_g64": lambda w: gptq(w, True, False),
     "gptq_g64_zeros": lambda w: gptq(w, False, False),
     "gptq_g64_order": lambda w: gptq(w, False, True),
+    "gptq_v2_g64": lambda w: gptq_v2(w, False),
+    "gptq_v2_g64_order": lambda w: gptq_v2(w, True),
 }
 
 

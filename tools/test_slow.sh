@@ -13,7 +13,7 @@ venv="$build/venv"
 # The packing libraries without their dependencies, of which they pin old versions.
 "$venv/bin/pip" install -q -r "$root/tools/requirements-four-bits.txt"
 "$venv/bin/pip" install -q --no-deps --no-build-isolation compressed-tensors==0.20.0 \
-  loguru==0.7.3 autoawq==0.2.9 auto-gptq==0.7.1
+  loguru==0.7.3 autoawq==0.2.9 auto-gptq==0.7.1 gptqmodel==7.7.0
 "$venv/bin/python" "$root/tools/compare_tokenizers.py" \
   --program "$build/src/tokenizer/tokenizer_compare"
 # Its Python for the tests that want these packages.

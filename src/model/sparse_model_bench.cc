@@ -18,26 +18,18 @@
 //                   have to do beside the indexer's work
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <numeric>
 
 #include "base/json.h"
-#include "base/random.h"
 #include "bench/probe/probe.h"
-#include "cache/index_key_row.h"
-#include "cache/latent_row.h"
 #include "device/cpu/isa.h"
-#include "model/deepseek.h"
+#include "model/filled_model.h"
 #include "model/layer_options.h"
 
 namespace fathom {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kModel = "bench/models/v3.2-4-layers/config.json";
 constexpr int64_t kAllKeys = 1 << 20;  // no row chooses: another model's answer, for its time
@@ -74,84 +66,12 @@ json::object config_of(const Variant& variant) {
   return config;
 }
 
-// A model with a cache of `tokens`, filled at random.
-class Model {
- public:
-  Model(const Variant& variant, int64_t tokens, int64_t rows) : stream_(pool()) {
-    std::string folder = (fs::temp_directory_path() / "fathom-bench-XXXXXX").string();
-    FATHOM_CHECK(mkdtemp(folder.data()) != nullptr, "no folder {}", folder);
-    std::ofstream(folder + "/config.json") << json::serialize(config_of(variant));
-    const auto checkpoint = Checkpoint::open_dummy(folder);
-    fs::remove_all(folder);
-    FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
-    ModelOptions options;
-    options.max_rows = rows;
-    options.attention = cpu_attention_policy();
-    options.attention.form = variant.form;
-    options.attention.dense_keys = variant.dense_keys;
-    LoadOptions load;
-    load.show_progress = false;
-    auto loaded = DeepSeekModel::load(*checkpoint, options, load, stream_);
-    FATHOM_CHECK(loaded.has_value(), "{}", loaded.error().message);
-    model_ = std::move(*loaded);
-    const ModelConfig& config = model_->config();
-    constexpr CacheFormat kFormat = CacheFormat::kBF16;
-    auto cache = LatentCache::allocate(latent_layout(config, kFormat), config.num_layers,
-                                       (tokens + kPageSize - 1) / kPageSize, 0,
-                                       index_key_layout(config, kFormat));
-    FATHOM_CHECK(cache.has_value(), "{}", cache.error().message);
-    cache_ = std::move(*cache);
-    fill_cache();
-  }
-
-  // Milliseconds of a step of `rows` tokens after `context` others, with logits of the last.
-  double step(int64_t context, int64_t rows) {
-    ForwardBatch batch;
-    for (int64_t i = 0; i < rows; ++i) {
-      batch.token_ids.push_back(static_cast<int32_t>(random_bits(1, 0, context + i) % 128));
-      batch.positions.push_back(static_cast<int32_t>(context + i));
-    }
-    batch.query_start = {0, static_cast<int32_t>(rows)};
-    batch.context_lens = {static_cast<int32_t>(context)};
-    batch.max_pages = static_cast<int32_t>(cache_.num_pages());
-    batch.block_tables.resize(static_cast<size_t>(cache_.num_pages()));
-    std::iota(batch.block_tables.begin(), batch.block_tables.end(), 0);
-    batch.logit_rows = {static_cast<int32_t>(rows - 1)};
-    std::vector<float> logits(static_cast<size_t>(model_->config().vocab_size));
-    const auto begin = std::chrono::steady_clock::now();
-    model_->forward(batch, cache_, TensorView(logits.data(), {1, std::ssize(logits)}));
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
-        .count();
-  }
-
- private:
-  void fill_cache() {
-    const LatentLayout& layout = cache_.layout();
-    for (int64_t layer = 0; layer < model_->config().num_layers; ++layer) {
-      const LatentPages pages = cache_.layer(layer);
-      const bool has_keys = cache_.index_key_layout().has_value();
-      pool().parallel_for(pages.num_pages, 1, [&](int64_t begin, int64_t end) {
-        std::vector<float> values(static_cast<size_t>(layout.latent_dim + layout.rope_dim));
-        for (int64_t page = begin; page < end; ++page)
-          for (int64_t slot = 0; slot < kPageSize; ++slot) {
-            const auto seed = static_cast<uint64_t>((layer << 32) + page * kPageSize + slot);
-            for (size_t i = 0; i < values.size(); ++i) {
-              values[i] = static_cast<float>(2 * random_uniform(seed, 0, i) - 1);
-            }
-            encode_row(layout, values.data(), values.data() + layout.latent_dim,
-                       pages.row(page, slot));
-            if (!has_keys) continue;
-            const IndexKeyPages keys = cache_.index_keys(layer);
-            encode_index_key(keys.layout, values.data() + 7, keys.row(page, slot));
-          }
-      });
-    }
-  }
-
-  Stream stream_;
-  std::unique_ptr<DeepSeekModel> model_;
-  LatentCache cache_;
-};
+FilledModel make_model(const Variant& variant, int64_t tokens, int64_t rows) {
+  AttentionPolicy policy = cpu_attention_policy();
+  policy.form = variant.form;
+  policy.dense_keys = variant.dense_keys;
+  return {json::serialize(config_of(variant)), policy, tokens, rows, pool()};
+}
 
 struct Case {
   std::string name;
@@ -205,9 +125,12 @@ double median(std::vector<double> values) {
   return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
 }
 
-json::object measure(const Group& group, const Case& some, std::vector<Model>& models, int rounds) {
+json::object measure(const Group& group, const Case& some, std::vector<FilledModel>& models,
+                     int rounds) {
   std::vector<std::vector<double>> ms(models.size());
-  for (Model& model : models) model.step(some.context, std::min<int64_t>(some.rows, 16));  // warm
+  for (FilledModel& model : models) {
+    model.step(some.context, std::min<int64_t>(some.rows, 16));  // warm
+  }
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < models.size(); ++i) {
       double sum = 0;
@@ -249,8 +172,10 @@ int run(int argc, char** argv) {
     tokens = std::max(tokens, some.context + some.rows);
     rows = std::max(rows, some.rows);
   }
-  std::vector<Model> models;
-  for (const Variant& variant : group.variants) models.emplace_back(variant, tokens, rows);
+  std::vector<FilledModel> models;
+  for (const Variant& variant : group.variants) {
+    models.push_back(make_model(variant, tokens, rows));
+  }
   json::object all{{"what", std::string("sparse_model_bench ") + argv[1]},
                    {"isa", name_of(cpu_isa())},
                    {"threads", pool().num_threads()},

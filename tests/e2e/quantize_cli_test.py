@@ -11,7 +11,9 @@ import array
 import json
 import math
 import os
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -36,12 +38,13 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def fathom(*arguments, status=0):
-    return run([PROGRAM, *arguments], status)
+def fathom(*arguments, status=0, before=None):
+    return run([PROGRAM, *arguments], status, before)
 
 
-def run(arguments, status=0):
-    done = subprocess.run(arguments, capture_output=True, timeout=300, env=ENVIRONMENT)
+def run(arguments, status=0, before=None):
+    done = subprocess.run(arguments, capture_output=True, timeout=300, env=ENVIRONMENT,
+                          preexec_fn=before)
     out, err = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == status, f"{arguments}: status {done.returncode}\n{out}\n{err}"
     return out, err
@@ -223,6 +226,58 @@ class Quantize(unittest.TestCase):
         refused("a scale is a finite number", ("run",))
         write_bytes(made, "model.safetensors", whole["model.safetensors"][:-1])
         refused("model.safetensors")
+
+    def test_damaged_zero_points_and_orders(self):
+        """Of GPTQ: what only the values tell. The goldens' folders have no tokenizer."""
+        ids = ("--ids", "0,1,2", "--max-tokens", "1", "-q", "--device", "cpu")
+
+        def refused(golden, tensor, change, part):
+            made = os.path.join(self.folder.name, golden)
+            shutil.copytree(os.path.join(SOURCE, "tests/goldens/four_bits", golden), made)
+            fathom("run", made, *ids)
+            content = bytearray(read_bytes(made, "model.safetensors"))
+            (length,) = struct.unpack_from("<Q", content)
+            name = "model.layers.0.self_attn.o_proj." + tensor
+            begin, end = json.loads(content[8:8 + length])[name]["data_offsets"]
+            values = array.array("i", content[8 + length + begin:8 + length + end])
+            change(values)
+            content[8 + length + begin:8 + length + end] = values.tobytes()
+            write_bytes(made, "model.safetensors", bytes(content))
+            _, err = fathom("run", made, *ids, status=2)
+            self.assertRegex(err, r"\Afathom: [^\n]+\n\Z")
+            self.assertIn(tensor, err)
+            self.assertIn(part, err)
+            shutil.rmtree(made)
+
+        def assign(index, value):
+            return lambda values: values.__setitem__(index, value)
+
+        refused("gptq_g64", "qzeros", lambda values: values.__setitem__(0, values[0] ^ 1),
+                "quantization_config says symmetric")
+        for golden in ("gptq_g64_order", "gptq_v2_g64_order"):
+            refused(golden, "g_idx", assign(5, 4), "holds 4 at index 5; there are 4 groups")
+            refused(golden, "g_idx", assign(5, -1), "holds -1 at index 5; there are 4 groups")
+            refused(golden, "g_idx", lambda values: values.__setitem__(
+                0, (values[0] + 1) % 4), "quantization_config.group_size is 64")
+
+    def test_a_full_disk(self):
+        """A limit on the size of files stands for the disk's: no file has its final name in part."""
+        made = os.path.join(self.folder.name, "full")
+
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+        command = ("quantize", self.wide, made, "--format", "int4-g32", "-q")
+        out, err = fathom(*command, status=2, before=limit)
+        self.assertEqual(out, "")
+        self.assertRegex(err, r"\Afathom: [^\n]+\n\Z")
+        self.assertNotIn("config.json", os.listdir(made))
+        for name in os.listdir(made):
+            self.assertFalse(name.endswith(".safetensors"), name)
+        # With room the same command goes on.
+        fathom(*command)
+        fathom("inspect", made)
 
     def test_loading_quantises_and_the_plan_knows(self):
         weights = {}
