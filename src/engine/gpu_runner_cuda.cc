@@ -392,11 +392,10 @@ Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
     FATHOM_RETURN_IF_ERROR(check_devices(options));
     const Placement& placement = options.placement;
-    FATHOM_CHECK(
-        options.max_drafts == 0 ||
-            (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
-             !checkpoint.config().indexer && placement.tp == 1 && !placement.exchanges_tokens()),
-        "{} drafts", options.max_drafts);
+    FATHOM_CHECK(options.max_drafts == 0 ||
+                     (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
+                      placement.tp == 1 && !placement.exchanges_tokens()),
+                 "{} drafts", options.max_drafts);
     auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;

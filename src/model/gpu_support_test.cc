@@ -81,14 +81,25 @@ TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
 // A page begins where one of whole layers begins, and holds a CPU's page and something more.
 TEST(GpuSupport, PagesHoldIndexKeys) {
   const ModelConfig v3 = published("deepseek_v3.json"), v32 = published("deepseek_v3_2.json");
-  for (const auto& [format, parts] :
-       {std::pair(CacheFormat::kBF16, 7), std::pair(CacheFormat::kFp8Scaled, 13),
-        std::pair(CacheFormat::kE4M3, 14)}) {
-    EXPECT_EQ(gpu_page_stride(v3, format), 61);
-    EXPECT_EQ(gpu_page_padding(v3, format), 0);
-    EXPECT_EQ(gpu_page_stride(v32, format), 61 + parts);
-    EXPECT_EQ(gpu_page_padding(v32, format),
-              parts * latent_layout(v32, format).page_bytes() - 61 * 64 * 132);
+  struct Case {
+    CacheFormat format;
+    int64_t parts, with_mtp;  // that index keys take
+  };
+  for (const auto& [format, parts, parts_with_mtp] :
+       {Case{CacheFormat::kBF16, 7, 8}, Case{CacheFormat::kFp8Scaled, 13, 13},
+        Case{CacheFormat::kE4M3, 14, 15}}) {
+    const int64_t part = latent_layout(v32, format).page_bytes();
+    EXPECT_EQ(gpu_page_stride(v3, format, false), 61);
+    EXPECT_EQ(gpu_page_rest(v3, format, false), 0);
+    EXPECT_EQ(gpu_page_stride(v32, format, false), 61 + parts);
+    EXPECT_EQ(gpu_page_rest(v32, format, false), parts * part - int64_t{61} * 64 * 132);
+    // Four states of 7,168 bf16 values are 57,344 bytes.
+    const int64_t states = (57344 + part - 1) / part;
+    EXPECT_EQ(gpu_page_stride(v3, format, true), 62 + states);
+    EXPECT_EQ(gpu_page_rest(v3, format, true), states * part);
+    EXPECT_EQ(gpu_page_stride(v32, format, true), 62 + states + parts_with_mtp);
+    EXPECT_EQ(gpu_page_rest(v32, format, true),
+              (states + parts_with_mtp) * part - int64_t{62} * 64 * 132);
   }
 }
 
