@@ -81,12 +81,6 @@ Result<> indexer(const ModelSpec& spec) {
         "layer "
         "chooses its own so far");
   }
-  if (spec.placement.exchanges_tokens()) {
-    return invalid(
-        "index_topk is {}: sparse attention with expert parallelism is there on the CPU only so "
-        "far, --tp {} x --dp {}",
-        index.topk, spec.placement.tp, spec.placement.dp);
-  }
   FATHOM_RETURN_IF_ERROR(
       cuda::linear_supports({"index_n_heads", index.num_heads}, {"hidden_size", config.hidden}));
   return cuda::linear_supports({"index_n_heads * index_head_dim", index.num_heads * index.head_dim},

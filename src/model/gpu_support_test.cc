@@ -66,12 +66,6 @@ TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
               HasSubstr("config.json: max_position_embeddings is 400000"));
   EXPECT_THAT(refusal([](ModelSpec& s) { s.config.indexer->shared.assign(61, true); }),
               HasSubstr("config.json: indexer_types"));
-  EXPECT_EQ(refusal([](ModelSpec& s) { s.placement = {.tp = 2, .dp = 2}; }), "");
-  EXPECT_THAT(refusal([](ModelSpec& s) {
-                s.placement = {.tp = 1, .dp = 2};
-                s.placement.expert_parallel = true;
-              }),
-              HasSubstr("config.json: index_topk is 2048"));
   for (const CacheFormat format :
        {CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
     EXPECT_TRUE(gpu_supports(make_spec(published("deepseek_v3_2.json")), format));
