@@ -70,7 +70,7 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
   return {.max_rows = options.max_batched_tokens,
           .max_logit_rows =
               options.max_num_seqs * (1 + options.max_drafts) + options.max_prompt_logit_rows,
-          .most_keys = most_keys(config, options),
+          .most_keys = gpu_takes_multi_head(config) ? most_keys(config, options) : 0,
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
           .cache_format = options.cache_format,

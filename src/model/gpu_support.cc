@@ -23,8 +23,12 @@ Result<> attention(const ModelSpec& spec) {
   const NamedSize hidden{"hidden_size", config.hidden};
   const NamedSize nope{"qk_nope_head_dim", config.qk_nope_dim}, v{"v_head_dim", config.v_dim};
   const NamedSize latent{"kv_lora_rank", config.kv_lora_rank};
-  FATHOM_RETURN_IF_ERROR(cuda::attention_supports(
-      {.latent = latent, .rope = {"qk_rope_head_dim", config.qk_rope_dim}, .nope = nope, .v = v}));
+  FATHOM_RETURN_IF_ERROR(
+      cuda::absorbed_attention_supports(latent, {"qk_rope_head_dim", config.qk_rope_dim}));
+  // Rows of prompts that see all keys are few where others choose theirs.
+  if (!config.indexer) {
+    FATHOM_RETURN_IF_ERROR(cuda::multi_head_attention_supports(nope, v));
+  }
   const NamedSize query{"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)",
                         spec.num_heads() * config.qk_dim()};
   const NamedSize heads_out{"num_attention_heads * v_head_dim", spec.num_heads() * config.v_dim};
@@ -151,6 +155,11 @@ int64_t gpu_page_rest(const ModelConfig& config, CacheFormat format, bool with_m
   const int64_t latents = config.num_layers + (with_mtp ? 1 : 0);
   return (gpu_page_stride(config, format, with_mtp) - latents) * part -
          num_index_keys(config, with_mtp) * index_key_bytes(config, format) * kPageSize;
+}
+
+bool gpu_takes_multi_head(const ModelConfig& config) {
+  return cuda::multi_head_attention_supports({"", config.qk_nope_dim}, {"", config.v_dim})
+      .has_value();
 }
 
 Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {

@@ -17,6 +17,10 @@ int64_t gpu_page_stride(const ModelConfig& config, CacheFormat format, bool with
 // Bytes of such a page that are neither latent rows nor index keys: kept states and padding.
 int64_t gpu_page_rest(const ModelConfig& config, CacheFormat format, bool with_mtp);
 
+// Whether there is multi-head attention for the model's heads; other models' prompts take absorbed
+// attention alone.
+bool gpu_takes_multi_head(const ModelConfig& config);
+
 // Checks that each operation of a step supports the rank's sizes. The error names the field of
 // config.json (or the flag), its value and the supported values.
 Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format);

@@ -26,10 +26,11 @@ ModelConfig published(const std::string& name) {
 
 // V2's sizes are also Coder-V2's and V2.5's; V3's are also R1's.
 TEST(GpuSupport, TakesEveryPublishedModel) {
-  for (const char* name : {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json",
-                           "deepseek_v3.json", "deepseek_v3_1.json", "deepseek_v3_2.json",
-                           "kimi_k2.json", "kimi_k2_5.json", "moonlight.json", "youtu_llm_2b.json",
-                           "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
+  for (const char* name :
+       {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json", "deepseek_v3.json",
+        "deepseek_v3_1.json", "deepseek_v3_2.json", "kimi_k2.json", "kimi_k2_5.json",
+        "moonlight.json", "youtu_llm_2b.json", "v3_eighth_layers/config.json",
+        "v3_two_layers/config.json", "glm5_small/config.json"}) {
     const ModelConfig config = published(name);
     for (const CacheFormat format :
          {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
@@ -42,12 +43,20 @@ TEST(GpuSupport, TakesEveryPublishedModel) {
 }
 
 // What docs/models.md says of the others.
-TEST(GpuSupport, RefusesHeadsOfGlm) {
-  for (const char* name : {"glm_4_7_flash.json", "glm_5_2.json"}) {
-    const auto supported = gpu_supports(make_spec(published(name)), CacheFormat::kBF16);
-    ASSERT_FALSE(supported) << name;
-    EXPECT_THAT(supported.error().message, HasSubstr("qk_nope_head_dim is 192")) << name;
-  }
+TEST(GpuSupport, HeadsOfGlmAreAbsorbedWithAnIndexerAlone) {
+  const auto refusal = [](const ModelConfig& config) {
+    const auto supported = gpu_supports(make_spec(config), CacheFormat::kBF16);
+    return supported ? std::string() : supported.error().message;
+  };
+  EXPECT_THAT(refusal(published("glm_4_7_flash.json")), HasSubstr("qk_nope_head_dim is 192"));
+  ModelConfig glm = published("glm_5_2.json");
+  EXPECT_THAT(refusal(glm), HasSubstr("max_position_embeddings is 1048576"));
+  glm.max_position = 202752;  // as GLM-5 and 5.1 have it
+  EXPECT_THAT(refusal(glm), HasSubstr("indexer_types"));
+  glm.indexer->shared.clear();
+  EXPECT_EQ(refusal(glm), "");
+  EXPECT_FALSE(gpu_takes_multi_head(glm));
+  EXPECT_TRUE(gpu_takes_multi_head(published("deepseek_v3_2.json")));
 }
 
 TEST(GpuSupport, NamesWhatSparseAttentionLacks) {

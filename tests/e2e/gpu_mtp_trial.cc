@@ -70,7 +70,8 @@ class OnGpu : public MtpModel {
  public:
   OnGpu(const Checkpoint& checkpoint, StoredFp8 stored, CacheFormat format) {
     const ModelConfig& config = checkpoint.config();
-    const AttentionPolicy policy = gpu_attention_policy();
+    AttentionPolicy policy = gpu_attention_policy();
+    if (!gpu_takes_multi_head(config)) policy.form = AttentionForm::kAbsorbed;
     const auto sparse = sparse_limits(config, policy);
     auto model = cuda::DeepSeekModel::load(checkpoint,
                                            {.max_rows = kMostRows,

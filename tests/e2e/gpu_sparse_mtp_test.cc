@@ -13,18 +13,15 @@
 namespace fathom {
 namespace {
 
-class GpuSparseMtp : public testing::TestWithParam<CacheFormat> {};
-
 // Prompts and windows from the first token to 384 tokens, where rows choose 64 keys.
-TEST_P(GpuSparseMtp, LogitsAreAsNearToFloat32AsTheCpus) {
-  const Checkpoint& checkpoint = small_sparse_checkpoint();
+void expect_as_near_as_the_cpu(const Checkpoint& checkpoint, CacheFormat format) {
   const int64_t vocab = checkpoint.config().vocab_size;
   std::mt19937 random(8);
   std::vector<std::vector<int32_t>> texts;
   for (int t = 0; t < 6; ++t) texts.push_back(random_text(random, kMtpTextTokens, {1}).ids);
   const auto right_model = mtp_on_cpu(checkpoint, DType::kF32, CacheFormat::kF32),
-             near_model = mtp_on_cpu(checkpoint, DType::kBF16, GetParam()),
-             gpu_model = mtp_on_gpu(checkpoint, StoredFp8::kExpandedToBF16, GetParam());
+             near_model = mtp_on_cpu(checkpoint, DType::kBF16, format),
+             gpu_model = mtp_on_gpu(checkpoint, StoredFp8::kExpandedToBF16, format);
   const MtpTrace right = run_mtp(*right_model, texts, vocab),
                  near = run_mtp(*near_model, texts, vocab), gpu = run_mtp(*gpu_model, texts, vocab);
   const auto compare = [&](const auto& field, const char* what) {
@@ -38,10 +35,20 @@ TEST_P(GpuSparseMtp, LogitsAreAsNearToFloat32AsTheCpus) {
   compare(&MtpTrace::later_drafts, "later drafts");
 }
 
+class GpuSparseMtp : public testing::TestWithParam<CacheFormat> {};
+
+TEST_P(GpuSparseMtp, LogitsAreAsNearToFloat32AsTheCpus) {
+  expect_as_near_as_the_cpu(small_sparse_checkpoint(), GetParam());
+}
+
 INSTANTIATE_TEST_SUITE_P(Of, GpuSparseMtp,
                          testing::Values(CacheFormat::kBF16, CacheFormat::kFp8Scaled,
                                          CacheFormat::kE4M3),
                          [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST(GpuSparseMtpOfGlm, LogitsAreAsNearToFloat32AsTheCpus) {
+  expect_as_near_as_the_cpu(small_glm_checkpoint(), CacheFormat::kBF16);
+}
 
 // Weights are random, so drafts are right where the layer and the model draw by the same noise.
 TEST(GpuSparseDrafts, ChangeNothing) {

@@ -7,13 +7,24 @@
 
 namespace fathom {
 
+namespace {
+
+Checkpoint opened(const char* name) {
+  auto result = open_test_config(name);
+  FATHOM_CHECK(result.has_value(), "{}", result.error().message);
+  return std::move(*result);
+}
+
+}  // namespace
+
 const Checkpoint& small_sparse_checkpoint() {
-  static const Checkpoint opened = [] {
-    auto result = open_test_config("v32_small");
-    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
-    return std::move(*result);
-  }();
-  return opened;
+  static const Checkpoint checkpoint = opened("v32_small");
+  return checkpoint;
+}
+
+const Checkpoint& small_glm_checkpoint() {
+  static const Checkpoint checkpoint = opened("glm5_small");
+  return checkpoint;
 }
 
 GpuRunnerOptions deterministic_sparse_options() {

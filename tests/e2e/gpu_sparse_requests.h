@@ -13,6 +13,9 @@ namespace fathom {
 // Random weights: 3 layers and an MTP layer, 16 heads, 64 index heads; rows choose 64 keys. It has
 // the bundled model's vocabulary.
 const Checkpoint& small_sparse_checkpoint();
+// The same with GLM-5's heads and indexer: 192 + 64 and 256 values a head, 32 index heads, rotation
+// of adjacent values.
+const Checkpoint& small_glm_checkpoint();
 
 // --deterministic with absorbed attention alone, so that a row has one form.
 GpuRunnerOptions deterministic_sparse_options();

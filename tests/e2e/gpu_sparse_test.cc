@@ -93,6 +93,46 @@ INSTANTIATE_TEST_SUITE_P(Of, GpuSparseCaches,
                                          CacheFormat::kE5M2),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
+// Heads of other widths than 128 have absorbed attention alone.
+TEST(GpuSparse, HeadsOfGlmAreAsNearToFloat32AsTheCpus) {
+  std::mt19937 random(11);
+  const auto texts = texts_around_the_threshold(random);
+  const Checkpoint& checkpoint = small_glm_checkpoint();
+  const auto right = run(*on_cpu(checkpoint, DType::kF32, CacheFormat::kF32), texts);
+  for (const CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFp8Scaled}) {
+    const Deviation cpu =
+        deviation(run(*on_cpu(checkpoint, DType::kBF16, format), texts), right, "CPU");
+    for (const int tp : {1, 2}) {
+      GpuRunnerOptions options = ranks(tp, 1, options_of({}, false));
+      options.stored_fp8 = StoredFp8::kExpandedToBF16;
+      options.cache_format = format;
+      const Deviation gpu = deviation(run(*on_gpu(options, checkpoint), texts), right, "GPU");
+      EXPECT_LE(gpu.logprobs, 1.5 * cpu.logprobs) << tp << " ranks, " << name_of(format);
+      EXPECT_LE(gpu.other_tokens, 1.5 * cpu.other_tokens + 0.01)
+          << tp << " ranks, " << name_of(format);
+    }
+  }
+  GpuRunnerOptions options = options_of({}, false);
+  options.attention = AttentionForm::kMha;
+  const auto refused = create_gpu_runner(checkpoint, options);
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(refused.error().message.starts_with("--attention is mha")) << refused.error().message;
+}
+
+// Weights that stay in FP8, and what batches, prefixes and preemption do to a row's bits: nothing.
+TEST(GpuSparse, HeadsOfGlmDoNotDependOnTheBatch) {
+  std::mt19937 random(12);
+  const auto requests = requests_around_the_threshold(random);
+  GpuRunnerOptions options = options_of({}, true);
+  const auto expected = answers(
+      *make_engine(options, {.prefix_caching = false}, small_glm_checkpoint()), requests, false);
+  options.max_total_tokens = 40 * kPageSize;
+  options.max_batched_tokens = 150;
+  auto crowded = make_engine(options, {.preempt_every = 7}, small_glm_checkpoint());
+  expect_same_answers(answers(*crowded, requests, true), expected);
+  EXPECT_GT(crowded->stats().preemptions, 5);
+}
+
 // A row that sees no more keys than it chooses has the bits of one that had to choose them all, in
 // a short graph and in a long one.
 TEST(GpuSparse, TheThresholdChangesNoBit) {
