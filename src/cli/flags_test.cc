@@ -239,8 +239,7 @@ TEST(ModelFlags, AutoTakesGpusForWhatTheyHave) {
   EXPECT_EQ(why("v32", {"--load-format", "dummy"}), sparse);
   const std::string small = "../data/configs/v32_small";
   EXPECT_EQ(why(small, {"--load-format", "dummy", "--tp", "2"}), "");
-  EXPECT_EQ(why(small, {"--load-format", "dummy", "--tp", "2", "--enable-expert-parallel"}),
-            "sparse attention with expert parallelism is there on the CPU only, so far");
+  EXPECT_EQ(why(small, {"--load-format", "dummy", "--tp", "2", "--enable-expert-parallel"}), "");
   const auto cuda = parse({"-m", goldens + "v32", "--device", "cuda"}).flags.gpus_among(1);
   ASSERT_FALSE(cuda);
   EXPECT_EQ(cuda.error().message, "--device cuda: " + sparse);

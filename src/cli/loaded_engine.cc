@@ -12,7 +12,6 @@
 #include "cli/rank_memory.h"
 #include "engine/gpu_runner.h"
 #include "model/gpu_support.h"
-#include "model/kept_states.h"
 #include "model/layer_options.h"
 #include "placement/expert_table_file.h"
 
@@ -156,9 +155,6 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
 std::string why_no_drafts(const LoadedEngine& loaded, const ModelFlags& flags) {
   if (flags.placement().exchanges_tokens()) return "with expert parallelism";
   if (!loaded.gpus.empty() && flags.placement().tp > 1) return "on GPUs with --tp";
-  if (!loaded.gpus.empty() && loaded.checkpoint.config().indexer) {
-    return "on GPUs with sparse attention";
-  }
   const auto place = node_place(flags.nodes);
   return place && place->is_one_of_several() ? "over several nodes" : "";
 }
@@ -193,13 +189,9 @@ Result<MemoryPlan> plan(const LoadedEngine& loaded, const ModelFlags& flags,
   if (loaded.max_drafts > 0 && loaded.gpus.empty()) {
     request.cache_state_bytes =
         DeepSeekModel::state_bytes(config, loaded.compute, mtp_layers) * ranks;
-  } else if (loaded.max_drafts > 0) {
-    const int64_t layer = latent_layout(config, loaded.cache_format).page_bytes();
-    const int64_t parts = gpu_page_parts(config.num_layers, config.hidden, layer, true);
-    request.cache_state_bytes = (parts - request.cache_layers) * layer * ranks;
-  }
-  if (!loaded.gpus.empty()) {
-    request.cache_state_bytes += gpu_page_padding(config, loaded.cache_format) * ranks;
+  } else if (!loaded.gpus.empty()) {
+    request.cache_state_bytes =
+        gpu_page_rest(config, loaded.cache_format, loaded.max_drafts > 0) * ranks;
   }
   request.page_tokens = kPageSize;
   if (flags.max_total_tokens) {

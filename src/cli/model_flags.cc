@@ -103,9 +103,6 @@ std::string sparse_attention_lacks(const ModelFlags& flags) {
   const auto text = read_text_file(path, kMaxConfigBytes);
   const auto config = text ? parse_model_config(*text, path) : tl::unexpected(text.error());
   if (!config || !config->indexer) return "";
-  if (flags.placement().exchanges_tokens()) {
-    return "sparse attention with expert parallelism is there on the CPU only, so far";
-  }
   const auto supported = gpu_supports(make_spec(*config), flags.cache_format());
   if (supported) return "";
   return fmt::format("sparse attention of this shape is there on the CPU only, so far: {}",

@@ -9,7 +9,6 @@
 #include "cache/latent_layout.h"
 #include "device/cuda/co_resident.h"
 #include "model/gpu_support.h"
-#include "model/kept_states.h"
 #include "model/layer_options.h"
 
 namespace fathom {
@@ -71,7 +70,7 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
   return {.max_rows = options.max_batched_tokens,
           .max_logit_rows =
               options.max_num_seqs * (1 + options.max_drafts) + options.max_prompt_logit_rows,
-          .most_keys = most_keys(config, options),
+          .most_keys = gpu_takes_multi_head(config) ? most_keys(config, options) : 0,
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
           .cache_format = options.cache_format,
@@ -90,8 +89,8 @@ GpuRank::GpuRank(const ModelConfig& config, const GpuRunnerOptions& options, int
 GpuRank::~GpuRank() {
   use_device();
   cudaStreamSynchronize(stream_);
+  for (Graphs* graphs : {&long_graphs_, &draft_graphs_, &long_draft_graphs_}) graphs->clear();
   graphs_.clear();
-  long_graphs_.clear();
   graph_of_many_keys_.reset();
   cudaStreamDestroy(stream_);
 }
@@ -100,10 +99,7 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
   model_ = std::move(model);
   const int64_t pages = ceil_div(options_.max_total_tokens, kPageSize);
   const int64_t bytes = latent_layout(config_, options_.cache_format).page_bytes();
-  // Drafts and sparse attention are not there together.
-  const int64_t parts = config_.indexer ? gpu_page_stride(config_, options_.cache_format)
-                                        : gpu_page_parts(config_.num_layers, config_.hidden, bytes,
-                                                         options_.max_drafts > 0);
+  const int64_t parts = gpu_page_stride(config_, options_.cache_format, options_.max_drafts > 0);
   cache_memory_ = cuda::DeviceArray<std::byte>(pages * parts * bytes);
   const auto rows = checked_mul(pages * kPageSize, parts);
   if (!rows || *rows > std::numeric_limits<int32_t>::max()) {
@@ -147,7 +143,10 @@ cuda::StepLayout& GpuRank::plan_draft(const ForwardBatch& batch, std::span<const
   is_draft_ = true;
   graph_ = batch.logit_rows.empty() ? nullptr : find(draft_graphs_, batch.num_rows());
   draft_planner_->plan_draft(batch, states, graph_ != nullptr ? graph_->rows : 0, layout_);
-  if (layout_.decodes.size() != 1) graph_ = nullptr;
+  if (layout_.decodes.size() > 1) graph_ = nullptr;
+  if (graph_ != nullptr && !layout_.index_passes.empty()) {
+    graph_ = find(long_draft_graphs_, layout_.rows);
+  }
   return layout_;
 }
 
@@ -255,7 +254,11 @@ void GpuRank::capture_drafts(const int32_t* sampled) {
     std::fill(batch.positions.begin(), batch.positions.end(), 1);
     std::fill(batch.context_lens.begin(), batch.context_lens.end(), 1);
     draft_planner_->plan_draft(batch, {}, rows, layout_);
-    if (layout_.decodes.size() == 1) draft_graphs_.push_back(capture_model(sampled));
+    if (layout_.decodes.size() > 1) continue;
+    draft_graphs_.push_back(capture_model(sampled));
+    if (!config_.indexer) continue;
+    draft_planner_->plan_any_length(layout_);
+    long_draft_graphs_.push_back(capture_model(sampled));
   }
 }
 

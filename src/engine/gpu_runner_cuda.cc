@@ -14,6 +14,7 @@
 #include "engine/gpu_runner.h"
 #include "engine/rank_workers.h"
 #include "engine/step_watchdog.h"
+#include "model/gpu_support.h"
 #include "model/token_work.h"
 
 namespace fathom {
@@ -372,6 +373,19 @@ Result<GpuMemory> memory_of(const Checkpoint& checkpoint, const GpuRunnerOptions
   return memory;
 }
 
+// Models without multi-head attention take the other form by default.
+Result<> choose_attention(const ModelConfig& config, GpuRunnerOptions& options) {
+  if (gpu_takes_multi_head(config)) return {};
+  if (options.attention == AttentionForm::kMha) {
+    return invalid(
+        "--attention is mha, the model's heads of {} and {} values (qk_nope_head_dim, v_head_dim) "
+        "have absorbed attention alone on GPUs",
+        config.qk_nope_dim, config.v_dim);
+  }
+  options.attention = AttentionForm::kAbsorbed;
+  return {};
+}
+
 }  // namespace
 
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options) {
@@ -392,12 +406,13 @@ Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
     FATHOM_RETURN_IF_ERROR(check_devices(options));
     const Placement& placement = options.placement;
-    FATHOM_CHECK(
-        options.max_drafts == 0 ||
-            (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
-             !checkpoint.config().indexer && placement.tp == 1 && !placement.exchanges_tokens()),
-        "{} drafts", options.max_drafts);
-    auto runner = std::make_unique<GpuRunner>(checkpoint.config(), options);
+    FATHOM_CHECK(options.max_drafts == 0 ||
+                     (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
+                      placement.tp == 1 && !placement.exchanges_tokens()),
+                 "{} drafts", options.max_drafts);
+    GpuRunnerOptions its = options;
+    FATHOM_RETURN_IF_ERROR(choose_attention(checkpoint.config(), its));
+    auto runner = std::make_unique<GpuRunner>(checkpoint.config(), its);
     FATHOM_RETURN_IF_ERROR(runner->prepare(checkpoint));
     return runner;
   });

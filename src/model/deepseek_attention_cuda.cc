@@ -21,9 +21,10 @@ void DeepSeekModel::attention(const LayerWeights& weights, const Activation& x,
   const Activation latent = query_latent(weights, step.rows, stream);
   const Query query = project_query(weights, latent, step.rows, stream);
   if (is_sparse()) {
-    write_index_key_rows(weights.indexer, step, arrays, pages, stream);
+    write_index_key_rows(weights.indexer, q_kv_a_ + config_.q_lora_rank, columns, step, arrays,
+                         step.at.slots, pages, stream);
     for (const IndexPass& pass : step.index_passes) {
-      choose_keys(weights.indexer, x, latent, pass, arrays, step.at, pages, stream);
+      choose_keys(weights.indexer, x, latent, pass, step, arrays, pages, stream);
     }
   }
   query_key({.q = query.data,

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "cache/latent_layout.h"
+#include "model/kept_states.h"
 #include "model/layer_options.h"
 #include "ops/attention/latent_decode_cuda/latent_decode_cuda.h"
 #include "ops/embedding/embedding_cuda.h"
@@ -333,8 +334,9 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
 DeepSeekModel::Pages DeepSeekModel::pages_of(const CacheMemory& cache, int64_t layer) const {
   Pages pages = {cache.format, cache.data + layer * cache.layer_bytes, cache.num_device_pages()};
   if (is_sparse()) {
-    const int64_t latents = config_.num_layers * cache.layer_bytes;
-    pages.index_keys = {cache.data + latents + layer * kIndexPageBytes, cache.layer_bytes};
+    const int64_t before = cache.layer_bytes * gpu_page_parts(config_.num_layers, config_.hidden,
+                                                              cache.layer_bytes, options_.with_mtp);
+    pages.index_keys = {cache.data + before + layer * kIndexPageBytes, cache.layer_bytes};
   }
   return pages;
 }
@@ -453,7 +455,7 @@ void DeepSeekModel::prepare_library() {
         DType::kF32, options_.max_logit_rows);
     if (options_.with_mtp) {
       run(mtp_input_, weights_.mtp.projection, {hidden, 2 * hidden}, residual_, DType::kF32, rows);
-      run(normed_, mtp_keys(), {config_.latent_dim(), hidden}, q_kv_a_, DType::kBF16, rows);
+      run(normed_, mtp_keys(), {cache_columns(), hidden}, q_kv_a_, DType::kBF16, rows);
     }
     if (last.gate_type == DType::kBF16 &&
         gate_scratch_words(1, hidden, config_.num_experts, plan_.budget.sms) > 0) {

@@ -84,10 +84,9 @@ struct ModelMemory {
 // row bytes]: a page is contiguous and copied at once. With layer_bytes num_pages parts and
 // page_stride 1 each layer has an array of its own.
 //
-// With an MTP layer, whose part follows those of the other layers, a page ends with the states that
-// it keeps, and is contiguous: page_stride is gpu_page_parts() (model/kept_states.h).
-// With sparse attention pages are contiguous, and gpu_page_stride() parts apart: the index keys of
-// all layers, kIndexPageBytes each, lie behind the latent rows of all layers.
+// With an MTP layer or sparse attention pages are contiguous, gpu_page_stride() parts apart: the
+// latent rows of all layers, the MTP layer's and the states that the page keeps for it, then the
+// index keys of all these layers, kIndexPageBytes each.
 struct CacheMemory {
   CacheFormat format = CacheFormat::kBF16;
   std::byte* data = nullptr;
@@ -261,10 +260,11 @@ class DeepSeekModel {
   int32_t sparse_split(int64_t rows) const;
   int64_t sparse_scratch_words() const;
   void list_all_keys(const StepLayout& step, const std::byte* arrays, GpuStream stream);
-  void write_index_key_rows(const IndexerMatrices& weights, const StepLayout& step,
-                            const std::byte* arrays, const Pages& pages, GpuStream stream);
+  void write_index_key_rows(const IndexerMatrices& weights, const bf16* keys, int64_t stride,
+                            const StepLayout& step, const std::byte* arrays, int64_t slots,
+                            const Pages& pages, GpuStream stream);
   void choose_keys(const IndexerMatrices& weights, const Activation& x, const Activation& latent,
-                   const IndexPass& pass, const std::byte* arrays, const StepArrays& at,
+                   const IndexPass& pass, const StepLayout& step, const std::byte* arrays,
                    const Pages& pages, GpuStream stream);
   void mha_attention(const LayerWeights& weights, const StepLayout& step, size_t pass,
                      const std::byte* arrays, const Query& query, const Pages& pages,
@@ -305,11 +305,13 @@ class DeepSeekModel {
   // the ranks that they wait for, whose kernels may need whole clusters of free SMs.
   int peer_sms() const { return peers_.shares_device ? 2 : plan_.budget.sms; }
   int64_t q_rows() const { return heads_ * config_.qk_dim(); }
-  // Columns of the q_kv_a GEMM: the query, an index key, the latent and the rotary key.
+  // Columns of the q_kv_a GEMM: the query, an index key, the latent and the rotary key; and those
+  // of its last part, a token's cache rows.
   int64_t q_kv_a_columns() const {
-    const int64_t index_key = is_sparse() ? config_.indexer->head_dim : 0;
-    return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + index_key +
-           config_.latent_dim();
+    return (config_.q_lora_rank > 0 ? config_.q_lora_rank : q_rows()) + cache_columns();
+  }
+  int64_t cache_columns() const {
+    return (is_sparse() ? config_.indexer->head_dim : 0) + config_.latent_dim();
   }
 
   const ModelSpec spec_;

@@ -41,22 +41,24 @@ void DeepSeekModel::list_all_keys(const StepLayout& step, const std::byte* array
   select_all_keys({.lengths = array_at<int32_t>(arrays, step.at.lengths),
                    .keys = key_lists_,
                    .rows = static_cast<int32_t>(rows),
-                   .k = top_keys()},
+                   .k = top_keys(),
+                   .first_key = step.first_key},
                   stream);
 }
 
-// The index keys of all rows, from the columns before the latent's.
-void DeepSeekModel::write_index_key_rows(const IndexerMatrices& weights, const StepLayout& step,
-                                         const std::byte* arrays, const Pages& pages,
+// The index keys of all rows, from wk's output. `slots`: the offset of their array.
+void DeepSeekModel::write_index_key_rows(const IndexerMatrices& weights, const bf16* keys,
+                                         int64_t stride, const StepLayout& step,
+                                         const std::byte* arrays, int64_t slots, const Pages& pages,
                                          GpuStream stream) {
-  write_index_keys({.k = q_kv_a_ + config_.q_lora_rank,
-                    .k_stride = q_kv_a_columns(),
+  write_index_keys({.k = keys,
+                    .k_stride = stride,
                     .norm_weight = weights.k_norm,
                     .norm_bias = weights.k_norm_bias,
                     .cos_sin = cos_sin_,
                     .interleaved = config_.indexer->interleaved,
                     .positions = array_at<int32_t>(arrays, step.at.positions),
-                    .slots = array_at<int64_t>(arrays, step.at.slots),
+                    .slots = array_at<int64_t>(arrays, slots),
                     .pages = pages.index_keys,
                     .rows = step.rows},
                    stream);
@@ -65,11 +67,13 @@ void DeepSeekModel::write_index_key_rows(const IndexerMatrices& weights, const S
 // x: the attention's input. latent: the query latent that query_latent() has made.
 void DeepSeekModel::choose_keys(const IndexerMatrices& weights, const Activation& x,
                                 const Activation& latent, const IndexPass& pass,
-                                const std::byte* arrays, const StepArrays& at, const Pages& pages,
+                                const StepLayout& step, const std::byte* arrays, const Pages& pages,
                                 GpuStream stream) {
+  const StepArrays& at = step.at;
   const int64_t index_heads = config_.indexer->num_heads, first = pass.first_row;
   const auto rows = static_cast<int32_t>(pass.rows);
-  const auto dense_keys = static_cast<int32_t>(options_.sparse->dense_keys);
+  // Positions below this see no more keys than the dense threshold.
+  const auto dense_keys = static_cast<int32_t>(options_.sparse->dense_keys) + step.first_key;
   FATHOM_CHECK(rows <= IndexPass::kMostRows, "{} rows of an index pass", rows);
   Activation q_input = rows_from(latent, first);
   // Rows in bf16 are there for an indexer that reads another form than q_b.
@@ -107,7 +111,8 @@ void DeepSeekModel::choose_keys(const IndexerMatrices& weights, const Activation
                    .lengths = array_at<int32_t>(arrays, at.lengths) + first,
                    .keys = key_lists_ + first * top_keys(),
                    .rows = rows,
-                   .k = top_keys()},
+                   .k = top_keys(),
+                   .first_key = step.first_key},
                   stream);
 }
 
@@ -143,7 +148,7 @@ void DeepSeekModel::sparse_attention(const StepLayout& step, const std::byte* ar
                              .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
                              .max_pages = 1,  // a row's table is named by its first entry
                              .sequences = array_at<int32_t>(arrays, step.at.table_starts) + first,
-                             .lengths = array_at<int32_t>(arrays, step.at.lengths) + first,
+                             .lengths = array_at<int32_t>(arrays, step.at.num_keys) + first,
                              .keys = key_lists_ + first * top_keys(),
                              .top_k = top_keys(),
                              .out = o_latent_ + first * heads_ * latent,

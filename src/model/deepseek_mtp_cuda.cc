@@ -49,6 +49,7 @@ void DeepSeekModel::draft(const StepLayout& step, const std::byte* arrays, const
   combine_mtp_inputs(step, arrays, sampled, cache, stream);
   const Activation x = project_mtp_inputs(step.rows, stream);
   if (step.logit_rows == 0) return write_mtp_keys(step, arrays, step.at.slots, x, cache, stream);
+  if (is_sparse()) list_all_keys(step, arrays, stream);
   attention(weights_.layers[layer], x, step, arrays, pages_of(cache, config_.num_layers), stream);
   const Activation narrow =
       narrow_and_norm(step, arrays, {NormKind::kPostAttention, layer}, stream);
@@ -86,9 +87,9 @@ DeepSeekModel::Activation DeepSeekModel::project_mtp_inputs(int64_t rows, GpuStr
                       {NormKind::kInput, static_cast<size_t>(config_.num_layers)}, rows, stream);
 }
 
-// kv_a of the layer: the last rows of q_kv_a, which begin a scale block.
+// An indexer's wk and kv_a of the layer: the last rows of q_kv_a, which begin a scale block.
 WeightMatrix DeepSeekModel::mtp_keys() const {
-  const int64_t hidden = config_.hidden, first = q_kv_a_columns() - config_.latent_dim();
+  const int64_t hidden = config_.hidden, first = q_kv_a_columns() - cache_columns();
   WeightMatrix keys = weights_.layers.back().q_kv_a;
   keys.values = static_cast<std::byte*>(keys.values) + first * hidden * size_of(keys.type);
   if (keys.scales != nullptr) keys.scales += first / kScaleBlock * (hidden / kScaleBlock);
@@ -100,10 +101,14 @@ WeightMatrix DeepSeekModel::mtp_keys() const {
 void DeepSeekModel::write_mtp_keys(const StepLayout& step, const std::byte* arrays, int64_t slots,
                                    const Activation& x, const CacheMemory& cache,
                                    GpuStream stream) {
-  const int64_t columns = config_.latent_dim();
+  const int64_t columns = cache_columns();
   product(x, mtp_keys(), {columns, config_.hidden}, {q_kv_a_, columns}, step.rows, stream);
   const Pages pages = pages_of(cache, config_.num_layers);
-  query_key({.kv_a = q_kv_a_,
+  if (is_sparse()) {
+    write_index_key_rows(weights_.layers.back().indexer, q_kv_a_, columns, step, arrays, slots,
+                         pages, stream);
+  }
+  query_key({.kv_a = q_kv_a_ + columns - config_.latent_dim(),
              .kv_a_stride = columns,
              .norm_weight = weights_.layers.back().kv_a_norm,
              .eps = kInnerNormEps,

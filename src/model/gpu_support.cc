@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/math.h"
+#include "model/kept_states.h"
 #include "model/layer_options.h"
 #include "ops/attention/attention_support.h"
 #include "ops/gate/gate_support.h"
@@ -22,8 +23,12 @@ Result<> attention(const ModelSpec& spec) {
   const NamedSize hidden{"hidden_size", config.hidden};
   const NamedSize nope{"qk_nope_head_dim", config.qk_nope_dim}, v{"v_head_dim", config.v_dim};
   const NamedSize latent{"kv_lora_rank", config.kv_lora_rank};
-  FATHOM_RETURN_IF_ERROR(cuda::attention_supports(
-      {.latent = latent, .rope = {"qk_rope_head_dim", config.qk_rope_dim}, .nope = nope, .v = v}));
+  FATHOM_RETURN_IF_ERROR(
+      cuda::absorbed_attention_supports(latent, {"qk_rope_head_dim", config.qk_rope_dim}));
+  // Rows of prompts that see all keys are few where others choose theirs.
+  if (!config.indexer) {
+    FATHOM_RETURN_IF_ERROR(cuda::multi_head_attention_supports(nope, v));
+  }
   const NamedSize query{"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim)",
                         spec.num_heads() * config.qk_dim()};
   const NamedSize heads_out{"num_attention_heads * v_head_dim", spec.num_heads() * config.v_dim};
@@ -80,12 +85,6 @@ Result<> indexer(const ModelSpec& spec) {
         "layer "
         "chooses its own so far");
   }
-  if (spec.placement.exchanges_tokens()) {
-    return invalid(
-        "index_topk is {}: sparse attention with expert parallelism is there on the CPU only so "
-        "far, --tp {} x --dp {}",
-        index.topk, spec.placement.tp, spec.placement.dp);
-  }
   FATHOM_RETURN_IF_ERROR(
       cuda::linear_supports({"index_n_heads", index.num_heads}, {"hidden_size", config.hidden}));
   return cuda::linear_supports({"index_n_heads * index_head_dim", index.num_heads * index.head_dim},
@@ -129,25 +128,38 @@ Result<> four_bits(const QuantizationConfig& quantization) {
   }
 }
 
+// Layers with index keys; the MTP layer chooses its own keys.
+int64_t num_index_keys(const ModelConfig& config, bool with_mtp) {
+  return config.num_indexers() + (with_mtp && config.indexer ? 1 : 0);
+}
+
 }  // namespace
 
 int64_t gpu_logit_columns(const ModelSpec& spec) {
   return round_up(spec.vocabulary().count, kLogitUnit);
 }
 
-int64_t gpu_page_stride(const ModelConfig& config, CacheFormat format) {
+int64_t gpu_page_stride(const ModelConfig& config, CacheFormat format, bool with_mtp) {
   const int64_t part = latent_layout(config, format).page_bytes();
+  const int64_t parts = gpu_page_parts(config.num_layers, config.hidden, part, with_mtp);
   const auto index_keys = index_key_layout(config, format);
-  if (!index_keys) return config.num_layers;
+  if (!index_keys) return parts;
   // One byte more, so that no page is as long as one of a CPU, whose index keys lie in another
   // order.
-  const int64_t tail = config.num_indexers() * index_keys->page_bytes() + 1;
-  return config.num_layers + ceil_div(tail, part);
+  const int64_t tail = num_index_keys(config, with_mtp) * index_keys->page_bytes() + 1;
+  return parts + ceil_div(tail, part);
 }
 
-int64_t gpu_page_padding(const ModelConfig& config, CacheFormat format) {
-  return gpu_page_stride(config, format) * latent_layout(config, format).page_bytes() -
-         cache_token_bytes(config, format) * kPageSize;
+int64_t gpu_page_rest(const ModelConfig& config, CacheFormat format, bool with_mtp) {
+  const int64_t part = latent_layout(config, format).page_bytes();
+  const int64_t latents = config.num_layers + (with_mtp ? 1 : 0);
+  return (gpu_page_stride(config, format, with_mtp) - latents) * part -
+         num_index_keys(config, with_mtp) * index_key_bytes(config, format) * kPageSize;
+}
+
+bool gpu_takes_multi_head(const ModelConfig& config) {
+  return cuda::multi_head_attention_supports({"", config.qk_nope_dim}, {"", config.v_dim})
+      .has_value();
 }
 
 Result<> gpu_supports(const ModelSpec& spec, CacheFormat cache_format) {

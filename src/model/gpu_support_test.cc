@@ -26,10 +26,11 @@ ModelConfig published(const std::string& name) {
 
 // V2's sizes are also Coder-V2's and V2.5's; V3's are also R1's.
 TEST(GpuSupport, TakesEveryPublishedModel) {
-  for (const char* name : {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json",
-                           "deepseek_v3.json", "deepseek_v3_1.json", "deepseek_v3_2.json",
-                           "kimi_k2.json", "kimi_k2_5.json", "moonlight.json", "youtu_llm_2b.json",
-                           "v3_eighth_layers/config.json", "v3_two_layers/config.json"}) {
+  for (const char* name :
+       {"deepseek_v2.json", "deepseek_v2_lite.json", "coder_v2_fp8.json", "deepseek_v3.json",
+        "deepseek_v3_1.json", "deepseek_v3_2.json", "kimi_k2.json", "kimi_k2_5.json",
+        "moonlight.json", "youtu_llm_2b.json", "v3_eighth_layers/config.json",
+        "v3_two_layers/config.json", "glm5_small/config.json"}) {
     const ModelConfig config = published(name);
     for (const CacheFormat format :
          {CacheFormat::kBF16, CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
@@ -42,12 +43,20 @@ TEST(GpuSupport, TakesEveryPublishedModel) {
 }
 
 // What docs/models.md says of the others.
-TEST(GpuSupport, RefusesHeadsOfGlm) {
-  for (const char* name : {"glm_4_7_flash.json", "glm_5_2.json"}) {
-    const auto supported = gpu_supports(make_spec(published(name)), CacheFormat::kBF16);
-    ASSERT_FALSE(supported) << name;
-    EXPECT_THAT(supported.error().message, HasSubstr("qk_nope_head_dim is 192")) << name;
-  }
+TEST(GpuSupport, HeadsOfGlmAreAbsorbedWithAnIndexerAlone) {
+  const auto refusal = [](const ModelConfig& config) {
+    const auto supported = gpu_supports(make_spec(config), CacheFormat::kBF16);
+    return supported ? std::string() : supported.error().message;
+  };
+  EXPECT_THAT(refusal(published("glm_4_7_flash.json")), HasSubstr("qk_nope_head_dim is 192"));
+  ModelConfig glm = published("glm_5_2.json");
+  EXPECT_THAT(refusal(glm), HasSubstr("max_position_embeddings is 1048576"));
+  glm.max_position = 202752;  // as GLM-5 and 5.1 have it
+  EXPECT_THAT(refusal(glm), HasSubstr("indexer_types"));
+  glm.indexer->shared.clear();
+  EXPECT_EQ(refusal(glm), "");
+  EXPECT_FALSE(gpu_takes_multi_head(glm));
+  EXPECT_TRUE(gpu_takes_multi_head(published("deepseek_v3_2.json")));
 }
 
 TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
@@ -66,12 +75,6 @@ TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
               HasSubstr("config.json: max_position_embeddings is 400000"));
   EXPECT_THAT(refusal([](ModelSpec& s) { s.config.indexer->shared.assign(61, true); }),
               HasSubstr("config.json: indexer_types"));
-  EXPECT_EQ(refusal([](ModelSpec& s) { s.placement = {.tp = 2, .dp = 2}; }), "");
-  EXPECT_THAT(refusal([](ModelSpec& s) {
-                s.placement = {.tp = 1, .dp = 2};
-                s.placement.expert_parallel = true;
-              }),
-              HasSubstr("config.json: index_topk is 2048"));
   for (const CacheFormat format :
        {CacheFormat::kFp8Scaled, CacheFormat::kE4M3, CacheFormat::kE5M2}) {
     EXPECT_TRUE(gpu_supports(make_spec(published("deepseek_v3_2.json")), format));
@@ -81,14 +84,25 @@ TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
 // A page begins where one of whole layers begins, and holds a CPU's page and something more.
 TEST(GpuSupport, PagesHoldIndexKeys) {
   const ModelConfig v3 = published("deepseek_v3.json"), v32 = published("deepseek_v3_2.json");
-  for (const auto& [format, parts] :
-       {std::pair(CacheFormat::kBF16, 7), std::pair(CacheFormat::kFp8Scaled, 13),
-        std::pair(CacheFormat::kE4M3, 14)}) {
-    EXPECT_EQ(gpu_page_stride(v3, format), 61);
-    EXPECT_EQ(gpu_page_padding(v3, format), 0);
-    EXPECT_EQ(gpu_page_stride(v32, format), 61 + parts);
-    EXPECT_EQ(gpu_page_padding(v32, format),
-              parts * latent_layout(v32, format).page_bytes() - 61 * 64 * 132);
+  struct Case {
+    CacheFormat format;
+    int64_t parts, with_mtp;  // that index keys take
+  };
+  for (const auto& [format, parts, parts_with_mtp] :
+       {Case{CacheFormat::kBF16, 7, 8}, Case{CacheFormat::kFp8Scaled, 13, 13},
+        Case{CacheFormat::kE4M3, 14, 15}}) {
+    const int64_t part = latent_layout(v32, format).page_bytes();
+    EXPECT_EQ(gpu_page_stride(v3, format, false), 61);
+    EXPECT_EQ(gpu_page_rest(v3, format, false), 0);
+    EXPECT_EQ(gpu_page_stride(v32, format, false), 61 + parts);
+    EXPECT_EQ(gpu_page_rest(v32, format, false), parts * part - int64_t{61} * 64 * 132);
+    // Four states of 7,168 bf16 values are 57,344 bytes.
+    const int64_t states = (57344 + part - 1) / part;
+    EXPECT_EQ(gpu_page_stride(v3, format, true), 62 + states);
+    EXPECT_EQ(gpu_page_rest(v3, format, true), states * part);
+    EXPECT_EQ(gpu_page_stride(v32, format, true), 62 + states + parts_with_mtp);
+    EXPECT_EQ(gpu_page_rest(v32, format, true),
+              (states + parts_with_mtp) * part - int64_t{62} * 64 * 132);
   }
 }
 

@@ -17,9 +17,9 @@ constexpr bool keeps_state(int64_t position, int64_t chunk_end) {
   return position >= chunk_end - kKeptStates || position % kPageSize >= kPageSize - kKeptStates;
 }
 
-// Parts of a page of a GPU's cache, as large as a layer's: the layers', and with an MTP layer its
-// own and as many as the kept states take in bf16. Whole parts, because kernels count pages in
-// them.
+// Parts of a page of a GPU's cache, as large as a layer's, before its index keys: the layers', and
+// with an MTP layer its own and as many as the kept states take in bf16. Whole parts, because
+// kernels count pages in them.
 constexpr int64_t gpu_page_parts(int64_t num_layers, int64_t hidden, int64_t layer_bytes,
                                  bool with_mtp) {
   constexpr int64_t kBytes = 2;  // of a value

@@ -14,7 +14,7 @@
 #include "cache/latent_layout.h"
 #include "device/cuda/graph_timer.h"
 #include "model/deepseek_cuda.h"
-#include "model/kept_states.h"
+#include "model/gpu_support.h"
 #include "model/model_bench_cuda.h"
 
 namespace fathom::cuda {
@@ -100,7 +100,7 @@ class Bench {
   Bench(const Checkpoint& checkpoint, bool with_mtp)
       : config_(checkpoint.config()),
         part_{CacheFormat::kBF16, config_.kv_lora_rank, config_.qk_rope_dim},
-        parts_(gpu_page_parts(config_.num_layers, config_.hidden, part_.page_bytes(), with_mtp)),
+        parts_(gpu_page_stride(config_, part_.format, with_mtp)),
         num_pages_(kBatches[std::size(kBatches) - 1] * ceil_div(kContext + 4, kPageSize)),
         cache_(random_cache(part_, parts_ * num_pages_)) {
     auto model = DeepSeekModel::load(checkpoint,

@@ -78,7 +78,7 @@ Checkpoint without_indexer(const Checkpoint& checkpoint, const std::filesystem::
 void fill_index_keys(const ModelConfig& config, const DeviceArray<std::byte>& cache) {
   constexpr int64_t kDifferent = 61;
   const int64_t part = latent_layout(config, kFormat).page_bytes();
-  const int64_t page = gpu_page_stride(config, kFormat) * part;
+  const int64_t page = gpu_page_stride(config, kFormat, false) * part;
   const int64_t bytes = config.num_layers * kIndexPageBytes;
   std::mt19937 random(6);
   std::vector<std::byte> some(static_cast<size_t>(kDifferent * bytes));
@@ -125,7 +125,7 @@ class Steps {
                    .policy = policy,
                    .most_keys = kMostKeys,
                    .max_length = kMostLength,
-                   .page_stride = gpu_page_stride(config_, kFormat)});
+                   .page_stride = gpu_page_stride(config_, kFormat, false)});
   }
 
   // us of a step. `any_length`: a decode step as a graph for rows of any length has it.
@@ -136,7 +136,7 @@ class Steps {
     if (any_length) planner_->plan_any_length(layout);
     const DeviceArray<std::byte> arrays(layout.memory);
     const int64_t part = latent_layout(config_, kFormat).page_bytes();
-    const int64_t stride = gpu_page_stride(config_, kFormat);
+    const int64_t stride = gpu_page_stride(config_, kFormat, false);
     const CacheMemory memory = {kFormat, cache.data(), cache.size() / (part * stride), part,
                                 stride};
     return time_in_graph(1, [&](int, cudaStream_t stream) {
@@ -166,7 +166,7 @@ int run(const Checkpoint& checkpoint, bool json) {
   }
   const ModelConfig& config = checkpoint.config();
   const DeviceArray<std::byte> cache =
-      random_cache(latent_layout(config, kFormat), gpu_page_stride(config, kFormat) * pages);
+      random_cache(latent_layout(config, kFormat), gpu_page_stride(config, kFormat, false) * pages);
   fill_index_keys(config, cache);
   std::printf(json ? "{\"device\": \"%s\", \"results\": ["
                    : "%s\nsequences tokens context |   us: sparse  any length    all chosen  no "

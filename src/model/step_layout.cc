@@ -62,6 +62,10 @@ StepLimits draft_limits(StepLimits limits) {
   return limits;
 }
 
+int64_t StepLimits::mtp_slot(int64_t position) const {
+  return shape.sparse ? position % kPageSize : slot_behind_hidden_key(position);
+}
+
 StepPlanner::StepPlanner(const StepLimits& limits) : limits_(limits) {
   FATHOM_CHECK(limits.most_keys % MhaPrefillTile::kKeys == 0, "{} keys at a time",
                limits.most_keys);
@@ -85,19 +89,12 @@ void StepPlanner::plan(const ForwardBatch& batch, int64_t rows, StepLayout& out)
   out.rows = rows;
   out.valid_rows = batch.num_rows();
   out.logit_rows = rows > out.valid_rows ? rows : std::ssize(batch.logit_rows);
-  out.index_passes.clear();
-  out.any_length = false;
   order_rows(batch);
   place_arrays(batch, out);
   write_rows(batch, out);
   write_tables(batch, out);
   if (limits_.with_mtp) write_mtp(batch, out);
-  if (limits_.shape.sparse) {
-    out.decodes.clear();
-    plan_index_passes(out);
-  } else {
-    write_absorbed(batch, out);
-  }
+  plan_absorbed(batch, out);
   write_multi_head(out);
 }
 
@@ -123,7 +120,19 @@ void StepPlanner::plan_draft(const ForwardBatch& batch, std::span<const int32_t>
     }
   }
   write_tables(batch, out);
-  write_absorbed(batch, out);
+  plan_absorbed(batch, out);
+}
+
+// With sparse attention the lists of keys and who chooses them, otherwise the splits.
+void StepPlanner::plan_absorbed(const ForwardBatch& batch, StepLayout& out) {
+  out.index_passes.clear();
+  out.any_length = false;
+  if (limits_.shape.sparse) {
+    out.decodes.clear();
+    plan_index_passes(out);
+  } else {
+    write_absorbed(batch, out);
+  }
 }
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
@@ -134,7 +143,7 @@ int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pag
   const int64_t tiles =
       key_runs * (ceil_div(rows, MhaPrefillTile::kRows) + sequences) * limits_.heads;
   const int64_t passes = key_runs * sequences;
-  const int64_t of_a_row = 28 + (limits_.with_mtp ? 24 : limits_.first_key > 0 ? 8 : 0);
+  const int64_t of_a_row = 28 + (limits_.with_mtp ? 24 : limits_.first_key > 0 ? 12 : 0);
   return rows * of_a_row + int64_t{limits_.num_multiprocessors} * 4 +
          most_parts(rows) * static_cast<int64_t>(sizeof(LatentDecodePart)) +
          most_further_bytes(rows, max_pages) + tables * max_pages * 4 +
@@ -231,6 +240,7 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   }
   if (limits_.shape.sparse) {
     at.lengths = place(out.rows, 4);
+    at.num_keys = limits_.first_key > 0 ? place(out.rows, 4) : at.lengths;
     at.table_starts = place(out.rows, 4);
   } else {
     at.first_part = place(limits_.num_multiprocessors, 4);
@@ -241,6 +251,7 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   out.passes.clear();
   out.max_pages = batch.max_pages;
   out.page_stride = limits_.page_stride;
+  out.first_key = limits_.first_key;
   out.memory.resize(static_cast<size_t>(bytes));
 }
 
@@ -258,7 +269,7 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
       ids[to] = batch.token_ids[from];
       positions[to] = batch.positions[from];
       const int64_t page = page_of(batch, run.sequence, positions[to]) * limits_.page_stride;
-      slots[to] = page * kPageSize + (limits_.first_key > 0 ? slot_behind_hidden_key(positions[to])
+      slots[to] = page * kPageSize + (limits_.first_key > 0 ? limits_.mtp_slot(positions[to])
                                                             : positions[to] % kPageSize);
     }
   }
@@ -278,7 +289,8 @@ void StepPlanner::write_rows(const ForwardBatch& batch, StepLayout& out) {
 }
 
 // Rows of the MTP layer for the tokens that are no drafts and have none yet, and the states that
-// pages keep. A sequence's first token has no state before it: its row is hidden (hidden_key.h).
+// pages keep. A sequence's first token has no state before it: its row is hidden (hidden_key.h), or
+// in no list of keys.
 void StepPlanner::write_mtp(const ForwardBatch& batch, StepLayout& out) const {
   auto* const previous = array_at<int64_t>(out, out.at.previous_states);
   auto* const slots = array_at<int64_t>(out, out.at.mtp_slots);
@@ -300,7 +312,7 @@ void StepPlanner::write_mtp(const ForwardBatch& batch, StepLayout& out) const {
       if (keeps_state(position, end)) kept[row] = state_number(batch, s, position);
       if (position < first || position >= last) continue;
       const int64_t page = page_of(batch, s, position) * limits_.page_stride;
-      slots[row] = page * kPageSize + slot_behind_hidden_key(position);
+      slots[row] = page * kPageSize + limits_.mtp_slot(position);
       out.has_mtp_rows = true;
       if (position > context) {
         previous[row] = row_of_[from - 1];
@@ -323,13 +335,16 @@ void StepPlanner::write_tables(const ForwardBatch& batch, StepLayout& out) {
   }
   if (!limits_.shape.sparse) return;
   auto* const lengths = array_at<int32_t>(out, out.at.lengths);
+  auto* const num_keys = array_at<int32_t>(out, out.at.num_keys);
   auto* const starts = array_at<int32_t>(out, out.at.table_starts);
-  std::fill(lengths + out.valid_rows, lengths + out.rows, 0);
-  std::fill(starts + out.valid_rows, starts + out.rows, 0);
+  std::fill_n(lengths, out.rows, 0);
+  std::fill_n(num_keys, out.rows, 0);
+  std::fill_n(starts, out.rows, 0);
   for (int64_t i = 0; i < std::ssize(runs_); ++i) {
     const Run& run = runs_[static_cast<size_t>(i)];
     for (int32_t row = 0; row < run.num_rows; ++row) {
       lengths[run.first_row + row] = run.context + row + 1;
+      num_keys[run.first_row + row] = run.context + row + 1 - limits_.first_key;
       starts[run.first_row + row] = static_cast<int32_t>(i * batch.max_pages);
     }
   }
@@ -338,11 +353,11 @@ void StepPlanner::write_tables(const ForwardBatch& batch, StepLayout& out) {
 // Passes begin at a row that chooses, rounded down to kRowUnit.
 void StepPlanner::plan_index_passes(StepLayout& out) const {
   const SparseLimits& sparse = *limits_.shape.sparse;
-  if (takes_short_graph(out.most_keys, 0, sparse)) return;
+  if (takes_short_graph(out.most_keys, limits_.first_key, sparse)) return;
   const auto* const lengths = array_at<const int32_t>(out, out.at.lengths);
   IndexPass pass;
   for (int64_t row = 0; row < out.absorbed_rows; ++row) {
-    if (lengths[row] <= sparse.dense_keys) continue;
+    if (lengths[row] - limits_.first_key <= sparse.dense_keys) continue;
     const int64_t columns = score_columns(lengths[row]);
     const int64_t rows = row + 1 - pass.first_row, widest = std::max(pass.columns, columns);
     if (pass.rows > 0 && (rows > IndexPass::kMostRows || rows * widest * 4 > sparse.score_bytes)) {

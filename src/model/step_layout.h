@@ -11,7 +11,8 @@
 // With sparse attention (DeepSeek-V3.2) absorbed rows attend to lists of keys, those that see no
 // more than the dense threshold to all of them; multi-head rows are among the latter. Which rows
 // choose is decided here from their lengths, and again by the kernels on the device: a graph serves
-// rows of any length.
+// rows of any length. Lists name keys, so a step of the MTP layer leaves its sequences' key 0 out
+// of them, and pages are not rotated for it.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +49,9 @@ struct StepLimits {
   // Steps write the MTP layer's rows of their tokens too, and keep states.
   bool with_mtp = false;
   int32_t first_key = 0;  // of the MTP layer's own steps 1, see hidden_key.h
+
+  // The slot of a position's row of the MTP layer in its page.
+  int64_t mtp_slot(int64_t position) const;
 };
 
 // The limits of a step of the MTP layer (StepPlanner::plan_draft()) beside steps with these.
@@ -67,7 +71,8 @@ struct StepArrays {
   int64_t first_part = 0;       // of the first of decodes, with room for as many splits
   int64_t parts = 0;            // as a step of so many rows needs
   // With sparse attention, in place of the splits:
-  int64_t lengths = 0;       // [rows] i32: keys that the row sees; 0: padding
+  int64_t lengths = 0;   // [rows] i32: the row's position and 1, keys end there; 0: padding
+  int64_t num_keys = 0;  // [rows] i32: keys that the row sees; the same array without a first key
   int64_t table_starts = 0;  // [rows] i32: place in block_tables of the row's first page
   int64_t block_tables = 0;  // [runs, max_pages] i32 device pages, -1: none; absorbed runs' first
   // Only for multi-head rows, which graphs do not have. Arrays of all passes together.
@@ -119,6 +124,7 @@ struct StepLayout {
   // Of absorbed rows, in order. None: no row chooses its keys, the step is short.
   std::vector<IndexPass> index_passes;
   bool any_length = false;  // the passes are of all rows, whatever their lengths
+  int32_t first_key = 0;    // that rows see, StepLimits::first_key
   std::vector<MhaPass> passes;
   std::vector<std::byte> memory;
 };
@@ -179,6 +185,7 @@ class StepPlanner {
   };
 
   int32_t multi_head_rows(const ForwardBatch& batch, int32_t sequence, bool is_decode_step) const;
+  void plan_absorbed(const ForwardBatch& batch, StepLayout& out);
   void plan_index_passes(StepLayout& out) const;
   void write_tables(const ForwardBatch& batch, StepLayout& out);
   void order_rows(const ForwardBatch& batch);

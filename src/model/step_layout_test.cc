@@ -463,6 +463,66 @@ TEST(StepLayout, DraftSteps) {
   }
 }
 
+// With sparse attention pages are as they are without a hidden key, and rows see a key less than
+// they have positions.
+TEST(StepLayout, SparseDraftSteps) {
+  constexpr int32_t kDense = 100;
+  StepLimits sparse = limits(1024);
+  sparse.shape.sparse = SparseLimits{.top_keys = 128, .dense_keys = kDense};
+  sparse.max_length = 4000;
+  sparse.page_stride = 3;
+  sparse.with_mtp = true;
+  StepPlanner main_planner(sparse), planner(draft_limits(sparse));
+  StepLayout layout;
+  // At the threshold, one beyond it, far beyond it, and at a sequence's begin.
+  for (const bool is_long : {false, true}) {
+    ForwardBatch batch = is_long ? make_batch({{1, 100}, {2, 100}, {3, 900}, {1, 1}})
+                                 : make_batch({{1, 100}, {4, 97}, {1, 64}, {1, 1}});
+    batch.logit_rows = {0};
+    for (const int64_t rows : {int64_t{0}, batch.num_rows() + 4}) {
+      planner.plan_draft(batch, {}, rows, layout);
+      EXPECT_TRUE(layout.passes.empty() && layout.decodes.empty());
+      EXPECT_EQ(layout.first_key, 1);
+      EXPECT_LE(std::ssize(layout.memory), planner.most_bytes(layout.rows, 4, batch.max_pages));
+      const auto* positions = array_at<int32_t>(layout, layout.at.positions);
+      const auto* slots = array_at<int64_t>(layout, layout.at.slots);
+      const auto* lengths = array_at<int32_t>(layout, layout.at.lengths);
+      const auto* num_keys = array_at<int32_t>(layout, layout.at.num_keys);
+      std::vector<bool> chooses(static_cast<size_t>(layout.rows));
+      for (const IndexPass& pass : layout.index_passes) {
+        for (int64_t row = pass.first_row; row < pass.first_row + pass.rows; ++row) {
+          chooses[static_cast<size_t>(row)] = true;
+          EXPECT_LE(lengths[row], pass.columns);
+        }
+      }
+      for (int64_t row = 0; row < batch.num_rows(); ++row) {
+        EXPECT_EQ(lengths[row], positions[row] + 1);
+        EXPECT_EQ(num_keys[row], positions[row]);
+        EXPECT_EQ(slots[row] % kPageSize, positions[row] % kPageSize);
+        EXPECT_TRUE(positions[row] <= kDense || chooses[static_cast<size_t>(row)]) << row;
+      }
+      for (int64_t row = batch.num_rows(); row < layout.rows; ++row) {
+        EXPECT_EQ(lengths[row], 0);
+        EXPECT_EQ(num_keys[row], 0);
+      }
+      EXPECT_EQ(layout.index_passes.empty(), !is_long);
+      if (rows == 0) continue;
+      planner.plan_any_length(layout);
+      EXPECT_TRUE(layout.any_length);
+    }
+    // The rows that a main step writes are where the layer's steps read them.
+    batch.mtp_lens = batch.context_lens;
+    batch.num_drafts.assign(static_cast<size_t>(batch.num_sequences()), 0);
+    main_planner.plan(batch, batch.num_rows(), layout);
+    EXPECT_EQ(layout.first_key, 0);
+    const auto* positions = array_at<int32_t>(layout, layout.at.positions);
+    const auto* slots = array_at<int64_t>(layout, layout.at.mtp_slots);
+    for (int64_t row = 0; row < batch.num_rows(); ++row) {
+      EXPECT_EQ(slots[row], array_at<int64_t>(layout, layout.at.slots)[row]) << positions[row];
+    }
+  }
+}
+
 TEST(StepLayout, LongBatchInvariantStepsHaveSeveralLaunches) {
   StepPlanner planner(batch_invariant_limits());
   StepLayout layout;

@@ -76,7 +76,7 @@ WeightForm WeightForms::matrix(StackedParts parts) const {
 WeightForm WeightForms::kv_b_halves(const TensorPart& kv_b, int64_t nope, int64_t v) const {
   const WeightForm whole = matrix({&kv_b});
   // Transposed, per-row scales would be per-column.
-  const bool blocks = nope % kScaleBlock == 0 && v % kScaleBlock == 0 && !whole.by_row;
+  const bool blocks = nope == kScaleBlock && v == kScaleBlock && !whole.by_row;
   return blocks ? whole : WeightForm{};
 }
 

@@ -40,7 +40,8 @@ class WeightForms {
   // stored matrix, whose scales it keeps, and among the stacked ones.
   WeightForm matrix(StackedParts parts) const;
 
-  // The form of kv_b_proj's halves, W_UK transposed: each head's must be whole blocks.
+  // The form of kv_b_proj's halves, W_UK transposed: each head's must be a scale block, as
+  // scaled_absorb() takes them.
   WeightForm kv_b_halves(const TensorPart& kv_b, int64_t nope, int64_t v) const;
 
   // The form of SwiGLU blocks: all or none. Their intermediate width can be padded, and per-row

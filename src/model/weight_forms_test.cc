@@ -74,6 +74,7 @@ TEST_F(WeightFormsTest, KeepWhatProductsOfE4M3Take) {
   EXPECT_EQ(blocks.matrix({&odd_q, &kv_part}).type, DType::kBF16);  // kv_a inside a block
   EXPECT_EQ(blocks.kv_b_halves(kv_b_part, 128, 128).type, DType::kF8E4M3);
   EXPECT_EQ(blocks.kv_b_halves(kv_b_part, 64, 192).type, DType::kBF16);
+  EXPECT_EQ(blocks.kv_b_halves(kv_b_part, 256, 128).type, DType::kBF16);
 }
 
 TEST_F(WeightFormsTest, SlicesKeepWholeBlocks) {

@@ -9,23 +9,14 @@
 #include "checkpoint/test_files.h"
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
+#include "e2e/gpu_sparse_requests.h"
 #include "e2e/haystack.h"
-#include "e2e/test_configs.h"
 
 namespace fathom {
 namespace {
 
 // 3 layers, 16 heads, 64 index heads; rows choose 64 keys.
 constexpr int64_t kTopKeys = 64;
-
-const Checkpoint& small_checkpoint() {
-  static const Checkpoint opened = [] {
-    auto result = open_test_config("v32_small");
-    FATHOM_CHECK(result.has_value(), "{}", result.error().message);
-    return std::move(*result);
-  }();
-  return opened;
-}
 
 GpuRunnerOptions options_of(std::optional<int64_t> dense_keys, bool deterministic) {
   GpuRunnerOptions options = gpu_options();
@@ -56,7 +47,7 @@ std::vector<Text> texts_around_the_threshold(std::mt19937& random) {
 TEST(GpuSparse, IsAsNearToFloat32AsTheCpu) {
   std::mt19937 random(2);
   const auto texts = texts_around_the_threshold(random);
-  const Checkpoint& checkpoint = small_checkpoint();
+  const Checkpoint& checkpoint = small_sparse_checkpoint();
   const auto right = run(*on_cpu(checkpoint, DType::kF32, CacheFormat::kF32), texts);
   const Deviation cpu =
       deviation(run(*on_cpu(checkpoint, DType::kBF16, CacheFormat::kBF16), texts), right, "CPU");
@@ -78,7 +69,7 @@ class GpuSparseCaches : public testing::TestWithParam<CacheFormat> {};
 TEST_P(GpuSparseCaches, AreAsNearToFloat32AsTheCpus) {
   std::mt19937 random(3);
   const auto texts = texts_around_the_threshold(random);
-  const Checkpoint& checkpoint = small_checkpoint();
+  const Checkpoint& checkpoint = small_sparse_checkpoint();
   const auto right = run(*on_cpu(checkpoint, DType::kF32, CacheFormat::kF32), texts);
   const Deviation cpu =
       deviation(run(*on_cpu(checkpoint, DType::kBF16, GetParam()), texts), right, "CPU");
@@ -102,6 +93,46 @@ INSTANTIATE_TEST_SUITE_P(Of, GpuSparseCaches,
                                          CacheFormat::kE5M2),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
+// Heads of other widths than 128 have absorbed attention alone.
+TEST(GpuSparse, HeadsOfGlmAreAsNearToFloat32AsTheCpus) {
+  std::mt19937 random(11);
+  const auto texts = texts_around_the_threshold(random);
+  const Checkpoint& checkpoint = small_glm_checkpoint();
+  const auto right = run(*on_cpu(checkpoint, DType::kF32, CacheFormat::kF32), texts);
+  for (const CacheFormat format : {CacheFormat::kBF16, CacheFormat::kFp8Scaled}) {
+    const Deviation cpu =
+        deviation(run(*on_cpu(checkpoint, DType::kBF16, format), texts), right, "CPU");
+    for (const int tp : {1, 2}) {
+      GpuRunnerOptions options = ranks(tp, 1, options_of({}, false));
+      options.stored_fp8 = StoredFp8::kExpandedToBF16;
+      options.cache_format = format;
+      const Deviation gpu = deviation(run(*on_gpu(options, checkpoint), texts), right, "GPU");
+      EXPECT_LE(gpu.logprobs, 1.5 * cpu.logprobs) << tp << " ranks, " << name_of(format);
+      EXPECT_LE(gpu.other_tokens, 1.5 * cpu.other_tokens + 0.01)
+          << tp << " ranks, " << name_of(format);
+    }
+  }
+  GpuRunnerOptions options = options_of({}, false);
+  options.attention = AttentionForm::kMha;
+  const auto refused = create_gpu_runner(checkpoint, options);
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(refused.error().message.starts_with("--attention is mha")) << refused.error().message;
+}
+
+// Weights that stay in FP8, and what batches, prefixes and preemption do to a row's bits: nothing.
+TEST(GpuSparse, HeadsOfGlmDoNotDependOnTheBatch) {
+  std::mt19937 random(12);
+  const auto requests = requests_around_the_threshold(random);
+  GpuRunnerOptions options = options_of({}, true);
+  const auto expected = answers(
+      *make_engine(options, {.prefix_caching = false}, small_glm_checkpoint()), requests, false);
+  options.max_total_tokens = 40 * kPageSize;
+  options.max_batched_tokens = 150;
+  auto crowded = make_engine(options, {.preempt_every = 7}, small_glm_checkpoint());
+  expect_same_answers(answers(*crowded, requests, true), expected);
+  EXPECT_GT(crowded->stats().preemptions, 5);
+}
+
 // A row that sees no more keys than it chooses has the bits of one that had to choose them all, in
 // a short graph and in a long one.
 TEST(GpuSparse, TheThresholdChangesNoBit) {
@@ -110,16 +141,16 @@ TEST(GpuSparse, TheThresholdChangesNoBit) {
   for (const bool deterministic : {false, true}) {
     GpuRunnerOptions options = options_of({}, deterministic);
     options.attention = AttentionForm::kAbsorbed;
-    const auto expected = run(*on_gpu(options, small_checkpoint()), texts);
+    const auto expected = run(*on_gpu(options, small_sparse_checkpoint()), texts);
     for (const int64_t dense_keys : {int64_t{0}, int64_t{40}, kTopKeys - 1}) {
       options.dense_keys = dense_keys;
       SCOPED_TRACE(testing::Message() << dense_keys << " keys, deterministic " << deterministic);
-      expect_equal(run(*on_gpu(options, small_checkpoint()), texts), expected);
+      expect_equal(run(*on_gpu(options, small_sparse_checkpoint()), texts), expected);
     }
     if (!deterministic) continue;  // a graph's padding may change bits
     options.dense_keys = {};
     options.graphs = false;
-    expect_equal(run(*on_gpu(options, small_checkpoint()), texts), expected);
+    expect_equal(run(*on_gpu(options, small_sparse_checkpoint()), texts), expected);
   }
 }
 
@@ -130,7 +161,7 @@ TEST(GpuSparse, DeterministicBitsDoNotDependOnChunksAndNeighbours) {
   for (const AttentionForm form : {AttentionForm::kAbsorbed, AttentionForm::kAuto}) {
     GpuRunnerOptions options = options_of({}, true);
     options.attention = form;
-    const auto runner = on_gpu(options, small_checkpoint());
+    const auto runner = on_gpu(options, small_sparse_checkpoint());
     std::vector<Text> texts;
     for (const size_t length : {66, 200, 600}) texts.push_back(random_text(random, length, {600}));
     const auto whole = run(*runner, texts);
@@ -191,16 +222,16 @@ INSTANTIATE_TEST_SUITE_P(Of, GpuSparseNeedles,
 TEST(GpuSparse, RanksAreAsNearToFloat32AsOneAndTheSameAgain) {
   std::mt19937 random(6);
   const auto texts = texts_around_the_threshold(random);
-  const auto right = run(*on_cpu(small_checkpoint(), DType::kF32, CacheFormat::kF32), texts);
+  const auto right = run(*on_cpu(small_sparse_checkpoint(), DType::kF32, CacheFormat::kF32), texts);
   const auto options = [](int tp) {
     GpuRunnerOptions its = ranks(tp);
     its.stored_fp8 = StoredFp8::kExpandedToBF16;
     return its;
   };
   const Deviation one =
-      deviation(run(*on_gpu(options(1), small_checkpoint()), texts), right, "one rank");
+      deviation(run(*on_gpu(options(1), small_sparse_checkpoint()), texts), right, "one rank");
   for (const int tp : {2, 4}) {
-    const auto runner = on_gpu(options(tp), small_checkpoint());
+    const auto runner = on_gpu(options(tp), small_sparse_checkpoint());
     const auto first = run(*runner, texts);
     const Deviation off = deviation(first, right, "ranks");
     EXPECT_LE(off.logprobs, 1.3 * one.logprobs + 0.002) << tp;
@@ -209,47 +240,27 @@ TEST(GpuSparse, RanksAreAsNearToFloat32AsOneAndTheSameAgain) {
   }
 }
 
-TEST(GpuSparse, ExpertParallelismIsRefused) {
-  GpuRunnerOptions options = ranks(2);
-  options.placement.expert_parallel = true;
-  const auto runner = create_gpu_runner(small_checkpoint(), options);
-  ASSERT_FALSE(runner);
-  EXPECT_TRUE(runner.error().message.starts_with("config.json: index_topk is 64"))
-      << runner.error().message;
-}
-
-// Half of the prompts begin alike; below and above the threshold.
-std::vector<Request> requests_around_the_threshold(std::mt19937& random) {
-  const auto ids = [&](size_t count) {
-    std::vector<int32_t> some(count);
-    for (int32_t& id : some) id = 3 + static_cast<int32_t>(random() % 8000);
-    return some;
+// Experts over the ranks of lanes whose rows choose keys in some steps and see all in others: lanes
+// replay short and long graphs beside one another, or have no rows.
+TEST(GpuSparse, ExpertParallelLanesGiveTheBitsOfOneRank) {
+  std::mt19937 random(10);
+  const auto requests = requests_around_the_threshold(random);
+  GpuRunnerOptions options = options_of({}, true);
+  const auto alone = answers(*make_engine(options, {}, small_sparse_checkpoint()), requests, true);
+  const auto over = [&](int tp, int dp) {
+    GpuRunnerOptions its = ranks(tp, dp, options);
+    its.placement.expert_parallel = true;
+    return make_engine(its, {}, small_sparse_checkpoint());
   };
-  const std::vector<int32_t> prefix = ids(200);
-  std::vector<Request> requests(40);
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Request& request = requests[i];
-    if (i % 2 == 0) request.prompt_ids.assign(prefix.begin(), prefix.begin() + 64 * (1 + i % 3));
-    const auto rest = ids(1 + random() % 150);
-    request.prompt_ids.insert(request.prompt_ids.end(), rest.begin(), rest.end());
-    request.sampling.temperature = 0;
-    request.sampling.max_tokens = 60;
-    request.sampling.ignore_eos = true;
-    request.sampling.logprobs = 2;
+  for (const int dp : {2, 4}) {
+    const auto engine = over(1, dp);
+    expect_same_answers(answers(*engine, requests, true), alone);
+    expect_same_answers(answers(*engine, requests, false), alone);
   }
-  return requests;
-}
-
-void expect_same_answers(const std::vector<Answer>& actual, const std::vector<Answer>& expected) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_EQ(actual[i].ids, expected[i].ids) << "request " << i;
-    ASSERT_EQ(actual[i].logprobs.size(), expected[i].logprobs.size()) << "request " << i;
-    for (size_t t = 0; t < expected[i].logprobs.size(); ++t) {
-      ASSERT_EQ(actual[i].logprobs[t].logprob, expected[i].logprobs[t].logprob)
-          << "request " << i << ", token " << t;
-    }
-  }
+  const auto lane = answers(*over(2, 1), requests, true);
+  expect_same_answers(answers(*over(2, 2), requests, true), lane);
+  options.graphs = false;
+  expect_same_answers(answers(*over(1, 3), requests, true), alone);
 }
 
 // Pages carry the index keys: prefix hits, pages in host memory, preempted sequences and copies to
@@ -257,10 +268,10 @@ void expect_same_answers(const std::vector<Answer>& actual, const std::vector<An
 TEST(GpuSparse, PrefixesOffloadAndLanesChangeNoBit) {
   std::mt19937 random(7);
   const auto requests = requests_around_the_threshold(random);
-  const auto expected =
-      answers(*make_engine(options_of({}, true), {.prefix_caching = false}, small_checkpoint()),
-              requests, false);
-  auto cached = make_engine(options_of({}, true), {}, small_checkpoint());
+  const auto expected = answers(
+      *make_engine(options_of({}, true), {.prefix_caching = false}, small_sparse_checkpoint()),
+      requests, false);
+  auto cached = make_engine(options_of({}, true), {}, small_sparse_checkpoint());
   expect_same_answers(answers(*cached, requests, true), expected);
   expect_same_answers(answers(*cached, requests, true), expected);
   EXPECT_GT(cached->stats().prefix_hits, 2000);
@@ -269,8 +280,8 @@ TEST(GpuSparse, PrefixesOffloadAndLanesChangeNoBit) {
     GpuRunnerOptions small = ranks(1, lanes, options_of({}, true));
     small.max_total_tokens = 40 * kPageSize / lanes;
     small.max_batched_tokens = 150;
-    auto crowded =
-        make_engine(small, {.kv_offload_bytes = 64 << 20, .preempt_every = 7}, small_checkpoint());
+    auto crowded = make_engine(small, {.kv_offload_bytes = 64 << 20, .preempt_every = 7},
+                               small_sparse_checkpoint());
     expect_same_answers(answers(*crowded, requests, true), expected);
     expect_same_answers(answers(*crowded, requests, true), expected);
     EXPECT_GT(crowded->stats().preemptions, 5);

@@ -42,6 +42,7 @@ constexpr std::string_view kNames[] = {"none",
                                        "wrong_index_row",
                                        "wrong_index_page",
                                        "coarse_limit",
+                                       "seen_hidden_key",
                                        "unbounded_queries",
                                        "rounded_reference"};
 static_assert(std::size(kNames) == static_cast<size_t>(PlantedFault::kLast) + 1);

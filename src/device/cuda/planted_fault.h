@@ -51,6 +51,7 @@ enum class PlantedFault {
   kWrongIndexRow,   // row 5 of a step writes its index key a slot further
   kWrongIndexPage,  // the second page of 256 keys is scored as the first
   kCoarseLimit,     // the choice takes the k-th score's upper 22 bits for all of it
+  kSeenHiddenKey,   // it takes a key 0 that is not there
   // Those of latent attention over an 8-bit cache.
   kUnboundedQueries,  // queries of 0 are brought up by 2^126
   kRoundedReference,  // a reference is multiplied with the softmax scale, and rounded, by itself

@@ -1,21 +1,22 @@
-// Shapes that the attention kernels support on a GPU: query_key(), latent_decode(), mha_prefill(),
-// gather_latent() and scaled_absorb(). Host code.
+// Shapes that the attention kernels support on a GPU: query_key(), latent_decode(),
+// sparse_latent_attention(), and those of multi-head attention: mha_prefill(), gather_latent().
+// Host code.
 #pragma once
 
 #include "base/named_size.h"
 
 namespace fathom::cuda {
 
-// Widths of the latent and of a head's dimensions; any number of heads.
-struct AttentionSizes {
-  NamedSize latent, rope, nope, v;
-};
+// Of any number of heads.
+inline Result<> absorbed_attention_supports(const NamedSize& latent, const NamedSize& rope) {
+  FATHOM_RETURN_IF_ERROR(require_equal(latent, 512));
+  return require_equal(rope, 64);
+}
 
-inline Result<> attention_supports(const AttentionSizes& sizes) {
-  FATHOM_RETURN_IF_ERROR(require_equal(sizes.latent, 512));
-  FATHOM_RETURN_IF_ERROR(require_equal(sizes.rope, 64));
-  FATHOM_RETURN_IF_ERROR(require_equal(sizes.nope, 128));
-  return require_equal(sizes.v, 128);
+// Besides: heads of other widths have absorbed attention alone.
+inline Result<> multi_head_attention_supports(const NamedSize& nope, const NamedSize& v) {
+  FATHOM_RETURN_IF_ERROR(require_equal(nope, 128));
+  return require_equal(v, 128);
 }
 
 }  // namespace fathom::cuda

@@ -14,6 +14,8 @@
 // its CTA's scores, and the counts of earlier runs say where its positions go. Scores are read from
 // memory once.
 //
+// Keys before the first that a row sees are neither counted nor emitted.
+//
 // A row that sees at most k keys is written by its cluster's first CTA, and the others leave.
 //
 // Determinism: the result is a function of the scores. Counters are whole numbers.
@@ -77,9 +79,9 @@ __device__ inline uint4 load_words_from_block(uint32_t address) {
                     __float_as_uint(v.w));
 }
 
-// The positions from 0 on, then -1.
-__device__ void write_all(int32_t* list, int32_t visible, int32_t k) {
-  for (int32_t i = threadIdx.x; i < k; i += blockDim.x) list[i] = i < visible ? i : -1;
+// The positions [first, end), then -1.
+__device__ void write_all(int32_t* list, int32_t first, int32_t end, int32_t k) {
+  for (int32_t i = threadIdx.x; i < k; i += blockDim.x) list[i] = first + i < end ? first + i : -1;
 }
 
 // Of 4 * kLanes counts, whose sums over the CTAs of a cluster are looked at from the last down. All
@@ -122,12 +124,13 @@ class Chooser {
   __device__ Chooser(Shared& shared, uint32_t* orders, uint32_t rank, uint32_t blocks)
       : shared_(shared), orders_(orders), rank_(rank), blocks_(blocks) {}
 
-  // scores [visible], more than k -> list [k].
-  __device__ void choose(const TopKeysArguments& arguments, const float* scores, int32_t visible,
+  // scores [length], of which more than k are seen -> list [k].
+  __device__ void choose(const TopKeysArguments& arguments, const float* scores, int32_t length,
                          int32_t* list) {
-    const int32_t share = round_up_4(ceil_of(visible, static_cast<int32_t>(blocks_)));
-    first_ = min(static_cast<int32_t>(rank_) * share, visible);
-    count_ = min(share, visible - first_);
+    const int32_t share = round_up_4(ceil_of(length, static_cast<int32_t>(blocks_)));
+    first_ = min(static_cast<int32_t>(rank_) * share, length);
+    count_ = min(share, length - first_);
+    unseen_ = FATHOM_PLANTED(arguments, kSeenHiddenKey) ? 0 : max(0, arguments.first_key - first_);
     load(scores + first_);
     uint32_t limit = 0, wanted = static_cast<uint32_t>(arguments.k);
     int shift = 0;
@@ -171,7 +174,7 @@ class Chooser {
     uint32_t* const copy = reinterpret_cast<uint32_t*>(shared_.counts[threadIdx.x % kCopies]);
     const uint32_t mask = (1u << round.bits) - 1;
 #pragma unroll 4
-    for (int32_t i = threadIdx.x; i < count_; i += kThreads) {
+    for (int32_t i = unseen_ + static_cast<int32_t>(threadIdx.x); i < count_; i += kThreads) {
       const uint32_t order = orders_[i];
       if (!is_first && (order ^ limit) >> (round.shift + round.bits) != 0) continue;
       atomicAdd(&copy[order >> round.shift & mask], 1);
@@ -260,9 +263,10 @@ class Chooser {
     uint32_t above, equal;  // a bit a lane
   };
   __device__ Flags flags_of(int32_t i, int32_t end, uint32_t limit, int shift) const {
-    const uint32_t order = i < end ? orders_[i] >> shift : 0;
-    return {__ballot_sync(~0u, i < end && order > limit),
-            __ballot_sync(~0u, i < end && order == limit)};
+    const bool is_seen = i >= unseen_ && i < end;
+    const uint32_t order = is_seen ? orders_[i] >> shift : 0;
+    return {__ballot_sync(~0u, is_seen && order > limit),
+            __ballot_sync(~0u, is_seen && order == limit)};
   }
 
   __device__ void meet() const {
@@ -275,6 +279,7 @@ class Chooser {
   uint32_t* const orders_;
   const uint32_t rank_, blocks_;
   int32_t first_ = 0, count_ = 0;  // this CTA's scores
+  int32_t unseen_ = 0;             // the first of them
 };
 
 __global__ void __launch_bounds__(kThreads)
@@ -286,14 +291,14 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t rank = blockIdx.x % blocks;
   let_next_launch_begin();
   wait_for_earlier_launches();
-  const int32_t visible = arguments.lengths[row];
+  const int32_t length = arguments.lengths[row];
   int32_t* const list = arguments.keys + row * arguments.k;
-  if (visible <= arguments.k) {
-    if (rank == 0) write_all(list, visible, arguments.k);
+  if (length - arguments.first_key <= arguments.k) {
+    if (rank == 0) write_all(list, arguments.first_key, length, arguments.k);
     return;
   }
   Chooser(shared, orders, rank, blocks)
-      .choose(arguments, arguments.scores + row * arguments.columns, visible, list);
+      .choose(arguments, arguments.scores + row * arguments.columns, length, list);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -301,7 +306,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = blockIdx.x;
   let_next_launch_begin();
   wait_for_earlier_launches();
-  write_all(arguments.keys + row * arguments.k, arguments.lengths[row], arguments.k);
+  write_all(arguments.keys + row * arguments.k, arguments.first_key, arguments.lengths[row],
+            arguments.k);
 }
 
 // CTAs a row: one for every 8,192 columns, a power of two.
@@ -313,8 +319,10 @@ int64_t cluster_of(int64_t columns) {
 }
 
 void check_rows(const TopKeysArguments& arguments) {
-  FATHOM_CHECK(arguments.k > 0 && arguments.rows >= 0, "{} rows of {} keys", arguments.rows,
-               arguments.k);
+  FATHOM_CHECK(arguments.k > 0 && arguments.rows >= 0 && arguments.first_key >= 0 &&
+                   arguments.first_key <= 1,
+               "{} rows of {} keys, from key {} on", arguments.rows, arguments.k,
+               arguments.first_key);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace fathom::cuda {
 
-// All pointers are device memory. Row r sees its first lengths[r] keys.
+// All pointers are device memory. Row r sees the keys [first_key, lengths[r]) of its sequence.
 struct TopKeysArguments {
   const float* scores = nullptr;  // [rows, columns], rows aligned to 16 bytes
   int64_t columns = 0;            // at least any length; a multiple of 4
@@ -17,6 +17,7 @@ struct TopKeysArguments {
   int32_t* keys = nullptr;  // [rows, k]: min(k, visible) positions ascending, then -1
   int32_t rows = 0;
   int32_t k = 0;
+  int32_t first_key = 0;  // 0, or 1 where sequences have no key 0: whose score may be anything
   FATHOM_PLANTED_FAULT
 };
 

@@ -22,7 +22,8 @@ constexpr int32_t kPoison = -1234567;
 
 // The CPU's lists.
 std::vector<int32_t> expected_lists(const std::vector<float>& scores, int64_t columns,
-                                    const std::vector<int32_t>& lengths, int32_t k) {
+                                    const std::vector<int32_t>& lengths, int32_t k,
+                                    int32_t first_key = 0) {
   const auto rows = std::ssize(lengths);
   std::vector<SparseRow> sparse;
   for (int32_t row = 0; row < rows; ++row) sparse.push_back({row, 0, lengths[row]});
@@ -30,13 +31,13 @@ std::vector<int32_t> expected_lists(const std::vector<float>& scores, int64_t co
   ThreadPool pool(1);
   std::vector<std::byte> workspace(static_cast<size_t>(cpu::top_keys_workspace_bytes(columns, 1)));
   cpu::select_top_keys(pool, CpuIsa::kScalar, ConstTensorView(scores.data(), {rows, columns}),
-                       sparse, 0, TensorView(keys.data(), {rows, int64_t{k}}), workspace);
+                       sparse, first_key, TensorView(keys.data(), {rows, int64_t{k}}), workspace);
   return keys;
 }
 
 void compare(const std::vector<float>& scores, int64_t columns, const std::vector<int32_t>& lengths,
-             int32_t k) {
-  const auto expected = expected_lists(scores, columns, lengths, k);
+             int32_t k, int32_t first_key = 0) {
+  const auto expected = expected_lists(scores, columns, lengths, k, first_key);
   const DeviceArray<float> device_scores(scores);
   const DeviceArray<int32_t> device_lengths(lengths);
   DeviceArray<int32_t> keys(std::ssize(expected));
@@ -47,7 +48,8 @@ void compare(const std::vector<float>& scores, int64_t columns, const std::vecto
                      .lengths = device_lengths.data(),
                      .keys = keys.data(),
                      .rows = static_cast<int32_t>(lengths.size()),
-                     .k = k},
+                     .k = k,
+                     .first_key = first_key},
                     nullptr);
     check(cudaDeviceSynchronize(), "select_top_keys");
     const auto actual = keys.to_host();
@@ -79,6 +81,26 @@ TEST(TopKeysCuda, EqualsTheCpu) {
       for (int i = 0; i < 5; ++i) lengths.push_back(static_cast<int32_t>(1 + random() % columns));
       const auto scores = random_f32(std::ssize(lengths) * columns, 1, random);
       compare(with_poison(scores, columns, lengths), columns, lengths, k);
+    }
+  }
+}
+
+// Sequences without a key 0, whose score is the highest, not a number, or the lowest of all.
+TEST(TopKeysCuda, LeavesOutAHiddenKey) {
+  std::mt19937 random(10);
+  constexpr int32_t kKeys = 256;
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float hidden : {inf, std::numeric_limits<float>::quiet_NaN(), -inf}) {
+    for (const int64_t columns : {int64_t{512}, int64_t{40000}}) {
+      const std::vector<int32_t> lengths = {
+          2, 3, kKeys - 1, kKeys, kKeys + 1, kKeys + 2, 500, 512, static_cast<int32_t>(columns)};
+      auto scores = random_f32(std::ssize(lengths) * columns, 1, random);
+      for (size_t row = 0; row < lengths.size(); ++row) {
+        scores[row * static_cast<size_t>(columns)] = hidden;
+      }
+      // No number at all: the hidden one would be the first of equals.
+      std::fill(scores.end() - columns, scores.end(), std::numeric_limits<float>::quiet_NaN());
+      compare(scores, columns, lengths, kKeys, 1);
     }
   }
 }
@@ -163,19 +185,23 @@ TEST(TopKeysCuda, ReplaysWithOtherLengths) {
 
 TEST(TopKeysCuda, ListsAllKeys) {
   constexpr int32_t kKeys = 2048;
-  const std::vector<int32_t> lengths = {0, 1, 2, 64, 1000, 2047, 2048};
-  const DeviceArray<int32_t> device_lengths(lengths);
-  DeviceArray<int32_t> keys(std::ssize(lengths) * kKeys);
-  keys.copy_from(std::vector<int32_t>(static_cast<size_t>(keys.size()), kPoison));
-  select_all_keys({.lengths = device_lengths.data(),
-                   .keys = keys.data(),
-                   .rows = static_cast<int32_t>(lengths.size()),
-                   .k = kKeys},
-                  nullptr);
-  const auto actual = keys.to_host();
-  for (int64_t i = 0; i < keys.size(); ++i) {
-    const auto key = static_cast<int32_t>(i % kKeys);
-    ASSERT_EQ(actual[i], key < lengths[i / kKeys] ? key : -1) << i;
+  for (const int32_t first_key : {0, 1}) {
+    std::vector<int32_t> lengths = {0, 1, 2, 64, 1000, 2047, 2048};
+    if (first_key == 1) lengths.push_back(2049);
+    const DeviceArray<int32_t> device_lengths(lengths);
+    DeviceArray<int32_t> keys(std::ssize(lengths) * kKeys);
+    keys.copy_from(std::vector<int32_t>(static_cast<size_t>(keys.size()), kPoison));
+    select_all_keys({.lengths = device_lengths.data(),
+                     .keys = keys.data(),
+                     .rows = static_cast<int32_t>(lengths.size()),
+                     .k = kKeys,
+                     .first_key = first_key},
+                    nullptr);
+    const auto actual = keys.to_host();
+    for (int64_t i = 0; i < keys.size(); ++i) {
+      const auto key = first_key + static_cast<int32_t>(i % kKeys);
+      ASSERT_EQ(actual[i], key < lengths[i / kKeys] ? key : -1) << i << ", from " << first_key;
+    }
   }
 }
 
