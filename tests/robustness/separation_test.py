@@ -83,23 +83,26 @@ class Load:
         turn = number
         while not self.stopping.is_set():
             turn += 1
-            which = turn % len(self.bodies)
-            # A salt of its own, so that the prompt is not cached yet.
-            body = {**self.bodies[which], "cache_salt": f"{number} {turn}"}
-            try:
-                status, headers, text = self.site.router.ask("POST", "/v1/completions", body)
-            except (OSError, http.client.HTTPException):
-                self.results.append("lost")
-                time.sleep(0.01)
-                continue
-            if status == 200:
-                same = said(json.loads(text)) == self.right[which]
-                self.results.append("right" if same else f"wrong: {text}")
-            elif status == 502 or (status == 503 and "Retry-After" in headers):
-                assert json.loads(text)["error"]["message"]
-                self.results.append("refused")
-            else:
-                self.results.append(f"{status}: {text}")
+            self.ask_once(number, turn)
+
+    def ask_once(self, number, turn):
+        which = turn % len(self.bodies)
+        # A salt of its own, so that the prompt is not cached yet.
+        body = {**self.bodies[which], "cache_salt": f"{number} {turn}"}
+        try:
+            status, headers, text = self.site.router.ask("POST", "/v1/completions", body)
+        except (OSError, http.client.HTTPException):
+            self.results.append("lost")
+            time.sleep(0.01)
+            return
+        if status == 200:
+            same = said(json.loads(text)) == self.right[which]
+            self.results.append("right" if same else f"wrong: {text}")
+        elif status == 502 or (status == 503 and "Retry-After" in headers):
+            assert json.loads(text)["error"]["message"]
+            self.results.append("refused")
+        else:
+            self.results.append(f"{status}: {text}")
 
     def count(self, what):
         return self.results.count(what)
