@@ -157,6 +157,25 @@ TEST_F(Replicas, DrainingUnreadyAndOpenOnesGetNothing) {
   EXPECT_EQ(pick("x"), 0);
 }
 
+// It is back before a poll has missed it.
+TEST_F(Replicas, AReplicaThatRequestsFoundGoneIsTriedAtOnce) {
+  for (const CallFailure failure : {CallFailure::kNotConnected, CallFailure::kLost}) {
+    const auto a = add(1);
+    for (int i = 0; i < 5; ++i) a->call_failed(failure, a->breaker.begin(), kStart);
+    EXPECT_EQ(pick("x"), 0);
+    EXPECT_TRUE(a->poll_succeeded(true, {})) << "its cache may be gone";
+    EXPECT_EQ(pick("x"), a->number);
+    EXPECT_FALSE(a->poll_succeeded(true, {}));
+    EXPECT_TRUE(set_.remove({"127.0.0.1", 1}));
+  }
+  const auto b = add(2);
+  for (int i = 0; i < 5; ++i) {
+    b->call_failed(CallFailure::kBroken, b->breaker.begin(), kStart);
+  }
+  EXPECT_FALSE(b->poll_succeeded(true, {}));
+  EXPECT_EQ(pick("x"), 0) << "it is there, and its replies break";
+}
+
 TEST_F(Replicas, AReplicaThatComesBackIsTriedAtOnce) {
   const auto a = add(1);
   for (int i = 0; i < 5; ++i) a->breaker.failed(a->breaker.begin(), kStart);

@@ -168,9 +168,7 @@ void Forward::on_end() {
 
 void Forward::on_failure(CallFailure failure, std::string_view what) {
   Replica& replica = *pick_->replica;
-  const Time now = Clock::now();
-  ++replica.failures[static_cast<size_t>(failure)];
-  replica.breaker.failed(pick_->pass, now);
+  replica.call_failed(failure, pick_->pass, Clock::now());
   last_failure_ = fmt::format("{}: {}", replica.url, what);
   if (failure != CallFailure::kNotConnected) ++lost_;
   if (stage_ == Stage::kWaiting) {

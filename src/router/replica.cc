@@ -1,6 +1,7 @@
 #include "router/replica.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "server/http/host.h"
 
@@ -13,8 +14,15 @@ Replica::Replica(boost::asio::io_context& context, const client::Endpoint& endpo
       connections(std::make_shared<ConnectionPool>(context, endpoint)),
       breaker(options) {}
 
+void Replica::call_failed(CallFailure failure, CircuitBreaker::Pass pass, Time now) {
+  ++failures[static_cast<size_t>(failure)];
+  breaker.failed(pass, now);
+  was_gone_ |= failure == CallFailure::kNotConnected || failure == CallFailure::kLost;
+}
+
+// One that was killed and has started again between two polls has failed none of them.
 bool Replica::poll_succeeded(bool ready, std::optional<ReplicaLoad> load) {
-  const bool is_back = polls_failed_ > 0;
+  const bool is_back = std::exchange(was_gone_, false) || polls_failed_ > 0;
   polls_failed_ = 0;
   ready_ = ready;
   if (is_back) breaker.try_now();

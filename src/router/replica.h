@@ -7,6 +7,7 @@
 
 #include "router/circuit_breaker.h"
 #include "router/connection_pool.h"
+#include "router/replica_call.h"
 #include "router/replica_load.h"
 
 namespace fathom::router {
@@ -24,8 +25,10 @@ class Replica {
   // Gets requests unless it is draining, not ready, or its breaker is open.
   bool admits(Time now) { return ready_ && !draining && breaker.admits(now); }
 
-  // Outcome of a poll. Returns true if the replica is back after it could not be reached: its cache
-  // may be gone.
+  // A request that the replica did not answer to the end.
+  void call_failed(CallFailure failure, CircuitBreaker::Pass pass, Time now);
+  // Outcome of a poll. Returns true if the replica is back after it could not be reached, by a poll
+  // or by a request: its cache may be gone.
   bool poll_succeeded(bool ready, std::optional<ReplicaLoad> load);
   void poll_failed(int64_t threshold);
   bool ready() const { return ready_; }
@@ -46,6 +49,7 @@ class Replica {
  private:
   bool ready_ = false;        // before the first poll nothing is known
   int64_t polls_failed_ = 0;  // in a row
+  bool was_gone_ = false;     // a request has found it so since it answered a poll
   ReplicaLoad polled_;
   int64_t others_ = 0;
 };

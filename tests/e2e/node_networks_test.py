@@ -5,13 +5,11 @@ node 0.
 
 Links are veth pairs between network namespaces of the test's own, for which it has to be root.
 """
-import ctypes
 import http.client
 import json
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 import unittest
@@ -19,32 +17,12 @@ import unittest
 from cluster import DEAD, Follower, free_port, node_flags
 from fathom_server import SLACK, Server
 from faulty_server import WITH_FAULTS
+from namespaces import Star, enter, may_make_namespaces
 from slow_proxy import OWN, Proxy
 
 ERROR_SECONDS = 3
 BODY = {"prompt": "One, two, three,", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
 SLOW = {"FATHOM_FAULT": "step_ms:50"}  # the answer lasts 5 s
-CLONE_NEWNET = 0x40000000
-
-
-def run(*command):
-    subprocess.run(command, check=True, capture_output=True, text=True)
-
-
-def may_make_namespaces():
-    name = f"fathom-probe-{os.getpid()}"
-    try:
-        run("ip", "netns", "add", name)
-        run("ip", "netns", "del", name)
-        return True
-    except (OSError, subprocess.CalledProcessError):
-        return False
-
-
-def enter(namespace):
-    """Moves the calling thread, and what it starts from now on, into a network namespace."""
-    with open(namespace, encoding="ascii") as file:
-        assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
 
 
 def answer_of_one():
@@ -82,7 +60,7 @@ class Asked:
 
 @unittest.skipUnless(may_make_namespaces(), "network namespaces cannot be made here: not root")
 class Links(unittest.TestCase):
-    """Node n in namespace n, at 10.77.0.(n + 1); a bridge in a namespace of its own joins them."""
+    """Node n in namespace n."""
 
     @classmethod
     def setUpClass(cls):
@@ -94,29 +72,16 @@ class Links(unittest.TestCase):
         cls.home.close()
 
     def setUp(self):
-        self.names = [f"fathom-{os.getpid()}-{node}" for node in range(3)]
-        self.hub = f"fathom-{os.getpid()}-hub"
-        for name in [self.hub, *self.names]:
-            run("ip", "netns", "add", name)
-            self.addCleanup(run, "ip", "netns", "del", name)
-            run("ip", "-n", name, "link", "set", "lo", "up")
-        run("ip", "-n", self.hub, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", self.hub, "link", "set", "bridge", "up")
-        for node, name in enumerate(self.names):
-            run("ip", "-n", self.hub, "link", "add", f"to{node}", "type", "veth", "peer", "name",
-                "eth", "netns", name)
-            run("ip", "-n", self.hub, "link", "set", f"to{node}", "master", "bridge", "up")
-            run("ip", "-n", name, "addr", "add", f"10.77.0.{node + 1}/24", "dev", "eth")
-            run("ip", "-n", name, "link", "set", "eth", "up")
+        self.star = Star(3, self.addCleanup)
         # Node 0 and the requests are in its namespace.
-        enter(f"/run/netns/{self.names[0]}")
+        self.star.enter(0)
         self.addCleanup(enter, f"/proc/self/fd/{self.home.fileno()}")
 
     def start(self, nnodes):
         flags = ("--tp", str(nnodes), "-t", "1")
         self.followers = [
             Follower(*flags, *node_flags(nnodes, node, 5000, "10.77.0.1"),
-                     prefix=("ip", "netns", "exec", self.names[node]))
+                     prefix=("ip", "netns", "exec", self.star.names[node]))
             for node in range(1, nnodes)]
         self.leader = Server(*flags, *node_flags(nnodes, 0, 5000, "10.77.0.1"), program=WITH_FAULTS,
                              environment=SLOW)
@@ -126,10 +91,6 @@ class Links(unittest.TestCase):
         self.leader.kill()
         for follower in self.followers:
             follower.kill()
-
-    def link(self, node, state):
-        """The cable between the bridge and a node."""
-        run("ip", "-n", self.hub, "link", "set", f"to{node}", state)
 
     def running(self):
         asked = Asked(self.leader)
@@ -151,9 +112,9 @@ class Links(unittest.TestCase):
     def test_a_link_that_is_down_for_a_moment(self):
         self.start(2)
         asked = self.running()
-        self.link(1, "down")
+        self.star.link(1, "down")
         time.sleep(1)
-        self.link(1, "up")
+        self.star.link(1, "up")
         asked.wait()
         print(f"  down for 1 s: {asked.error or 'the right answer'}", flush=True)
         if asked.error:  # TCP may take longer than the silence that is allowed
@@ -173,9 +134,9 @@ class Links(unittest.TestCase):
         self.start(2)
         asked = self.running()
         since = time.monotonic()
-        self.link(1, "down")
+        self.star.link(1, "down")
         time.sleep(5)
-        self.link(1, "up")
+        self.star.link(1, "up")
         self.check_all_ended(asked, since)
 
     def test_a_partition(self):
@@ -184,7 +145,7 @@ class Links(unittest.TestCase):
         self.start(3)
         asked = self.running()
         since = time.monotonic()
-        self.link(2, "down")
+        self.star.link(2, "down")
         self.check_all_ended(asked, since)
 
     def test_a_frozen_node(self):
