@@ -49,10 +49,9 @@ void over_ranks(const Arguments& a, int64_t scales_stride, bool scaled, const Ex
   if (own.count == 0) experts.shape.shared_inter = 0;
   const bool has_shared = experts.shape.shared_inter > 0;
   const MoeManyRowsSizes all = sizes(a.shape, e.capacity, scaled);
-  const int64_t rounds = exchange_rounds(e, step);
+  const auto [rounds, rows] = plan_exchange_rounds(step.all_rows, e.capacity, e.peers.ranks);
+  const int64_t likely = step.likely_rows > 0 ? std::min(rows, step.likely_rows) : rows;
   for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t rows = std::min<int64_t>(e.capacity, step.all_rows - round * e.capacity);
-    const int64_t likely = step.likely_rows > 0 ? std::min(rows, step.likely_rows) : rows;
     const MoeManyRowsPlan plan = plan_exchange_round(e.plan, all, likely, e.num_experts);
     dispatch_experts({.exchange = e,
                       .moe = plan,
@@ -62,6 +61,7 @@ void over_ranks(const Arguments& a, int64_t scales_stride, bool scaled, const Ex
                       .scales_stride = scales_stride,
                       .num_slots = a.shape.num_experts,
                       .round = static_cast<int32_t>(round),
+                      .rounds = static_cast<int32_t>(rounds),
                       .most_rows = static_cast<int32_t>(rows),
                       .sms = step.sms},
                      stream);
@@ -84,12 +84,8 @@ void over_ranks(const Arguments& a, int64_t scales_stride, bool scaled, const Ex
 
 }  // namespace
 
-int64_t exchange_rounds(const ExpertExchange& exchange, const ExchangeStep& step) {
-  return ceil_div(step.all_rows, exchange.capacity);
-}
-
 ExpertExchangePlan plan_moe_exchange(const MoeShape& shape, int64_t capacity, bool scaled) {
-  return plan_expert_exchange(sizes(shape, capacity, scaled));
+  return plan_expert_exchange(sizes(shape, room_of_exchange(capacity), scaled));
 }
 
 void moe_over_ranks(const MoeArguments& arguments, const ExpertExchange& exchange,

@@ -33,11 +33,9 @@ struct ExchangeStep {
   int sms = 1;                              // see there
 };
 
-// The rounds of a step, each of up to the exchange's capacity.
-int64_t exchange_rounds(const ExpertExchange& exchange, const ExchangeStep& step);
-
 // The plan of a rank's workspace. shape: with the rank's number of experts. capacity: rows of a
-// round, the same on all ranks, at least as many as the rank has in a step.
+// round but for what rounding adds, the same on all ranks, at least as many as the rank has in a
+// step.
 ExpertExchangePlan plan_moe_exchange(const MoeShape& shape, int64_t capacity, bool scaled);
 
 // Arguments as of moe(), but: shape.num_experts are the rank's own; expert_ids count the experts of

@@ -34,11 +34,11 @@ constexpr MoeShape kLayer = {
 
 // Median time of a layer, in us, over replays of all ranks' graphs: from the first one's launch to
 // the last one's end, of which the launches themselves are a part.
-double time_ranks(const ScaledMoeProblem& problem, int ranks, int chain) {
+double time_ranks(const ScaledMoeProblem& problem, int ranks, int rounds, int chain) {
   const int64_t all = problem.rows, rows_of_each = all / ranks;
   RanksTrial<E4m3Experts> trial(problem,
                                 std::vector<int64_t>(static_cast<size_t>(ranks), rows_of_each), 1,
-                                all, false, std::chrono::seconds(2));
+                                all / rounds, false, std::chrono::seconds(2));
   std::vector<Graph> graphs;
   for (int r = 0; r < ranks; ++r) {
     graphs.emplace_back(trial.rank(r).stream(), [&] {
@@ -81,9 +81,10 @@ struct Chain {
   Routing routing;
 };
 
-// rows_of_each: of each rank, or 0 for all_rows over all ranks.
+// rows_of_each: of each rank, or 0 for all_rows over all ranks. in_rounds: as many as ranks, as a
+// step in which each rank has as many rows as a round; otherwise one.
 void measure(BenchTable& table, const Chain& chain, int64_t rows_of_each, int64_t all_rows,
-             int length) {
+             int length, bool in_rounds = false) {
   const MoeShape& s = chain.shape;
   const int gpus = num_gpus();
   for (const int ranks : {2, 4, 8}) {
@@ -96,9 +97,14 @@ void measure(BenchTable& table, const Chain& chain, int64_t rows_of_each, int64_
     table.add(std::string(chain.name) + ", the same rows alone",
               std::to_string(all) + " x " + std::to_string(s.hidden), time_alone(problem, length),
               exchanged_bytes(s, 1, all));
-    table.add(
-        std::string(chain.name) + ", " + std::to_string(ranks) + (gpus > 1 ? " GPUs" : " ranks"),
-        of, time_ranks(problem, ranks, length), exchanged_bytes(s, ranks, all));
+    const std::string name =
+        std::string(chain.name) + ", " + std::to_string(ranks) + (gpus > 1 ? " GPUs" : " ranks");
+    if (in_rounds) {
+      table.add(name + ", as many rounds", of, time_ranks(problem, ranks, ranks, length),
+                exchanged_bytes(s, ranks, all));
+    } else {
+      table.add(name, of, time_ranks(problem, ranks, 1, length), exchanged_bytes(s, ranks, all));
+    }
   }
 }
 
@@ -110,15 +116,18 @@ int run(int argc, char** argv) {
   const Routing routing = routing_flag(argc, argv);
   BenchTable table(argc, argv);
   const Chain exchange = {"exchange", kExchange, routing}, layer = {"layer", kLayer, routing};
+  const bool ranks_share = num_gpus() == 1;
   if (only != "layer") {
     for (const int64_t rows : {1, 16, 128}) measure(table, exchange, rows, 0, 20);
     measure(table, exchange, 0, 4096, 4);
     // Ranks that share a GPU have no room for it.
-    if (num_gpus() > 1) measure(table, exchange, 4096, 0, 4);
+    if (!ranks_share) measure(table, exchange, 4096, 0, 4);
+    measure(table, exchange, ranks_share ? 1024 : 4096, 0, 4, true);
   }
   if (only != "exchange") {
     for (const int64_t rows : {1, 16, 128}) measure(table, layer, rows, 0, 8);
     measure(table, layer, 0, 4096, 2);
+    measure(table, layer, ranks_share ? 1024 : 4096, 0, 2, true);
   }
   return 0;
 }

@@ -113,6 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{kTiny, {2, 3}, 2}, Case{kTiny, {50}, 3},
                     Case{kTiny, {100, 0, 130, 3}, 1, false, 130},
                     Case{kTiny, {64, 40}, 2, true, 64},
+                    Case{kTiny, {40, 3, 0, 41, 1, 37, 40}, 1, true, 41},
                     Case{kAlone, {1, 2, 3, 4, 5, 6, 7, 8}, 1, true}, Case{kAlone, {300, 1, 0}},
                     Case{kAlone, {33, 20}, 4}, Case{kWide, {1, 1, 1, 1, 1, 1, 1, 1}},
                     Case{kWide, {64, 64}, 1, true}, Case{kWide, {16, 16, 16, 16}},
