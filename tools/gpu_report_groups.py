@@ -103,7 +103,7 @@ GROUPS = {
                      "four_bit_moe")
     ] + [("expert_exchange_zipf", ["moe_over_ranks_cuda_bench", *ZIPF])]),
     # Ranks on GPUs that NVLink joins. Rows are named GROUP/WORK_PLACEMENT.
-    **{f"v2_lite_{n}gpus": Group(75, [
+    **{f"v2_lite_{n}gpus": Group(100, [
         (f"v2_lite_{n}gpus/b1_tp{n}", latency(V2_LITE, 1, 1024, 128, "--tp", str(n), gpus=n)),
         (f"v2_lite_{n}gpus/b64_tp{n}", latency(V2_LITE, 64, 1024, 128, "--tp", str(n), gpus=n)),
         (f"v2_lite_{n}gpus/b64_dp{n}", latency(V2_LITE, 64, 1024, 128, "--dp", str(n), gpus=n)),
@@ -113,6 +113,10 @@ GROUPS = {
                                                           gpus=n)),
         (f"v2_lite_{n}gpus/prefill_8x1024_dp{n}_ep", latency(V2_LITE, 8, 1024, 1, "--dp", str(n),
                                                              *EP, gpus=n)),
+        # Lanes full of prompts: a layer's rows are exchanged in n rounds.
+        *((f"v2_lite_{n}gpus/prefill_{8 * n}x1024_dp{n}_ep{name}", latency(
+            V2_LITE, 8 * n, 1024, 1, "--dp", str(n), *EP, *flags, gpus=n))
+          for name, flags in (("", []), ("_overlap", ["--overlap-expert-exchange"]))),
     ], gpus=n) for n in (2, 4)},
     "v3_10_layers_2gpus": Group(150, [
         ("v3_10_layers_2gpus/b1_tp2", latency(V3, 1, 1024, 64, *TP2, gpus=2, iters=2)),

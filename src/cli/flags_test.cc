@@ -116,6 +116,8 @@ TEST(ModelFlags, ExpertsAreParallelByTwoNames) {
             "--ep-size is 2, allowed are 1 and the number of all ranks, 4");
   EXPECT_EQ(refusal({"--dp", "2", "--enable-eplb"}),
             "--enable-eplb needs --enable-expert-parallel and more than one rank");
+  EXPECT_EQ(refusal({"--dp", "2", "--overlap-expert-exchange"}),
+            "--overlap-expert-exchange needs --enable-expert-parallel and more than one rank");
   EXPECT_EQ(refusal({"--enable-expert-parallel", "--init-expert-location", "x.json"}),
             "--init-expert-location x.json needs --enable-expert-parallel and more than one rank");
 }

@@ -106,6 +106,7 @@ GpuRunnerOptions gpu_options(const LoadedEngine& loaded, const ModelFlags& flags
   options.attention = flags.attention_form();
   options.dense_keys = loaded.dense_keys;
   options.deterministic = flags.deterministic;
+  options.overlap_exchange = flags.overlap_exchange;
   options.step_timeout = std::chrono::seconds(flags.gpu_step_seconds);
   options.load = loaded.load;
   return options;
@@ -139,6 +140,10 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   }
   if (flags.deterministic && flags.attention_form() == AttentionForm::kMha) {
     return invalid("--deterministic computes answers absorbed, --attention asks for mha");
+  }
+  if (flags.overlap_exchange && loaded.gpus.empty()) {
+    return invalid(
+        "--overlap-expert-exchange is for GPUs; CPU ranks exchange a step's rows at once");
   }
   FATHOM_RETURN_IF_ERROR(flags.check_ranks());
   const auto placed = check_placement(flags.placement(), config);

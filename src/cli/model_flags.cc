@@ -199,6 +199,7 @@ Result<> ModelFlags::check_ranks() const {
     return invalid("--init-expert-location {} {}", expert_location, kNeeds);
   }
   if (eplb) return invalid("--enable-eplb {}", kNeeds);
+  if (overlap_exchange) return invalid("--overlap-expert-exchange {}", kNeeds);
   return {};
 }
 
@@ -351,6 +352,10 @@ void add_model_flags(CLI::App& app, ModelFlags* flags) {
   capacity.toggle("--enable-expert-parallel", &flags->expert_parallel,
                   "Distribute whole experts over all --tp times --dp ranks, instead of columns of "
                   "every expert");
+  capacity.toggle(
+      "--overlap-expert-exchange", &flags->overlap_exchange,
+      "On GPUs with --enable-expert-parallel: exchange one part of the rows of a step of "
+      "more than --max-num-batched-tokens beside the experts' GEMMs of another");
   capacity.count("--ep-size,--ep,--expert-parallel-size", &flags->ep_size, 1, kMaxRanks,
                  "The number of all ranks: the same as --enable-expert-parallel", "1");
   capacity.count("--num-redundant-experts,--ep-num-redundant-experts", &flags->redundant_experts, 0,

@@ -45,6 +45,7 @@ struct ModelFlags {
   int64_t dp = 1;                           // lanes: data-parallel ranks of attention
   bool dp_attention = false;                // tp counts the ranks of all lanes
   bool expert_parallel = false;             // whole experts by rank
+  bool overlap_exchange = false;            // exchange of a part of the rows beside another's GEMMs
   int64_t ep_size = 1;                      // 1, or the number of all ranks: expert_parallel
   int64_t redundant_experts = 0;            // of a layer, over all ranks
   std::string expert_location = "trivial";  // or a placement file

@@ -77,7 +77,8 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
           .sparse = sparse_limits(config, gpu_policy(options)),
           .max_length = gpu_model_len(config, options),
           .expert_table = options.expert_table,
-          .with_mtp = options.max_drafts > 0};
+          .with_mtp = options.max_drafts > 0,
+          .rounds_in_turn = options.overlap_exchange};
 }
 
 GpuRank::GpuRank(const ModelConfig& config, const GpuRunnerOptions& options, int device)

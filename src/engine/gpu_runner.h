@@ -46,6 +46,9 @@ struct GpuRunnerOptions {
   // prompt and absorbed for the whole completion (or absorbed for both, if `attention` says so).
   bool deterministic = false;
   StoredFp8 stored_fp8 = StoredFp8::kKept;
+  // With placement.expert_parallel: steps of more than max_batched_tokens rows of all lanes
+  // exchange one part of them beside the experts' GEMMs of another. Changes no bit.
+  bool overlap_exchange = false;
   // Capacity, in tokens, of the device buffer for the tokens that penalties count; at least one
   // row's. Rows that do not fit together are sampled in groups.
   int64_t penalty_room = 1 << 20;

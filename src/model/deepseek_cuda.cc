@@ -18,6 +18,7 @@
 #include "ops/moe/e4m3_cuda/scaled_moe_cuda.h"
 #include "ops/moe/four_bit_cuda/four_bit_moe_cuda.h"
 #include "ops/peer_sum/peer_rows_cuda.h"
+#include "ops/peer_sum/peer_sum_cuda.h"
 #include "ops/scaled_linear/quantize_rows_cuda.h"
 #include "ops/scaled_linear/scaled_linear_cuda.h"
 
@@ -370,18 +371,32 @@ void DeepSeekModel::describe_decode_layers() {
 }
 
 bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
+  // Launches of a lane's ranks that wait for one another do not fit on one GPU.
+  const auto shares = [](const DeepSeekModel* rank) { return rank->peers_.shares_device; };
   return plan_.decode_layers != DecodeLayersKind::kNone && step.rows == 1 && step.passes.empty() &&
-         step.most_keys <= most_keys_of_one_launch();
+         step.most_keys <= most_keys_of_one_launch() && std::ranges::none_of(lane_, shares);
 }
 
-// One token through the layers from the plan's first on.
+// One token through the layers from the plan's first on. A lane's launches begin with the whole
+// residual and end, as a layer does, with each rank's part of the last sum.
 void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                                 const CacheMemory& cache, GpuStream stream) {
+  const bool has_delta = plan_.first_decode_layer > 0;
+  if (has_delta && !lane_.empty()) {
+    peer_sum({.norm = {.residual = residual_,
+                       .delta = delta_,
+                       .delta_stride = config_.hidden,
+                       .rows = 1,
+                       .n = config_.hidden},
+              .peers = peers_,
+              .sms = peer_sms()},
+             stream);
+  }
   decode_layers({.kind = plan_.decode_layers,
                  .layers = decode_layers_.data(),
                  .num_layers = static_cast<int32_t>(decode_layers_.size()),
                  .residual = residual_,
-                 .delta_in = plan_.first_decode_layer > 0 ? delta_ : nullptr,
+                 .delta_in = has_delta && lane_.empty() ? delta_ : nullptr,
                  .delta_out = delta_,
                  .eps = static_cast<float>(config_.rms_norm_eps),
                  .inner_eps = kInnerNormEps,
@@ -394,7 +409,8 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                  .format = cache.format,
                  .softmax_scale = static_cast<float>(config_.softmax_scale()),
                  .gate = gate_options(config_),
-                 .exchange = exchange_},
+                 .exchange = exchange_,
+                 .peers = peers_},
                 stream);
 }
 

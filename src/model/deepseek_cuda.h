@@ -54,6 +54,9 @@ struct ModelOptions {
   // Where the experts are under expert parallelism; null: consecutive ones by rank.
   std::shared_ptr<const ExpertTable> expert_table = {};
   bool with_mtp = false;  // with the MTP layer, its cache rows and the states in the cache's pages
+  // Under expert parallelism: the rounds of a step of more rows than one takes run in turn, at the
+  // cost of a second workspace (RoundsInTurn).
+  bool rounds_in_turn = false;
 };
 
 // A step's rows, and logit rows, of all lanes together, without padding: what ranks with experts of
@@ -271,7 +274,8 @@ class DeepSeekModel {
                      const Activation& out, GpuStream stream);
   bool exchanges() const { return spec_.placement.exchanges_tokens(); }
   int64_t exchange_bytes() const;
-  ExpertExchange exchange_view(bool scaled) const;
+  int64_t exchange_bytes(bool of_odd_rounds) const;
+  ExpertExchange exchange_view(bool scaled, bool of_odd_rounds) const;
   void feed_forward(size_t layer, const Activation& x, int64_t rows, const int32_t* num_valid_rows,
                     const WorldRows& all, GpuStream stream);
   void experts(const MlpWeights& experts, const MlpWeights& shared, const Activation& x,
@@ -328,8 +332,10 @@ class DeepSeekModel {
   PeerRank peers_;                          // with a lane only
   bool shares_device_ = false;              // with ranks of any lane
 
-  // Under expert parallelism: the exchange of rows for experts in bf16 and in e4m3.
-  ExpertExchange exchanges_[2];
+  // Under expert parallelism: the exchange of rows for experts in bf16 and in e4m3, and of odd
+  // rounds where they run in turn.
+  ExpertExchange exchanges_[2], odd_exchanges_[2];
+  std::unique_ptr<RoundsInTurn> rounds_in_turn_;
 
   // Workspace; element counts for max_rows.
   float* residual_ = nullptr;          // [rows, hidden]

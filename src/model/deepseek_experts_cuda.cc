@@ -1,5 +1,6 @@
 // Experts that are spread over the ranks of all lanes; part of DeepSeekModel (deepseek_cuda.h).
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "base/math.h"
@@ -21,6 +22,9 @@ std::vector<ExpertHost> hosts_of(const ExpertTable& table) {
   return hosts;
 }
 
+// That dispatch and combine have to themselves beside the GEMMs of rounds in turn.
+constexpr int kSpareSms = 8;
+
 // The most experts that a rank has in a layer.
 int64_t most_slots(const ModelSpec& spec) {
   int64_t most = 0;
@@ -32,23 +36,28 @@ int64_t most_slots(const ModelSpec& spec) {
 
 }  // namespace
 
-// Both forms' workspaces begin alike, and either is of one layer at a time.
 int64_t DeepSeekModel::exchange_bytes() const {
   if (!exchanges()) return 0;
-  int64_t bytes = exchange_view(false).plan.workspace_bytes;
+  return exchange_bytes(false) + (options_.rounds_in_turn ? exchange_bytes(true) : 0);
+}
+
+// Both forms' workspaces begin alike, and either is of one layer at a time.
+int64_t DeepSeekModel::exchange_bytes(bool of_odd_rounds) const {
+  int64_t bytes = exchange_view(false, of_odd_rounds).plan.workspace_bytes;
   if (config_.hidden % kScaleBlock == 0) {
-    bytes = std::max(bytes, exchange_view(true).plan.workspace_bytes);
+    bytes = std::max(bytes, exchange_view(true, of_odd_rounds).plan.workspace_bytes);
   }
   return bytes;
 }
 
 // All but the other ranks' memory.
-ExpertExchange DeepSeekModel::exchange_view(bool scaled) const {
+ExpertExchange DeepSeekModel::exchange_view(bool scaled, bool of_odd_rounds) const {
   MoeShape shape = moe_shape(scaled ? kScaleBlock : kBf16WidthUnit);
   shape.num_experts = static_cast<int32_t>(most_slots(spec_));
+  if (of_odd_rounds) shape.shared_inter = 0;  // round 0 computes the shared expert
   ExpertExchange view;
   view.plan = plan_moe_exchange(shape, options_.max_rows, scaled);
-  view.workspace = expert_rows_;
+  view.workspace = of_odd_rounds ? expert_rows_ + exchange_bytes(false) : expert_rows_;
   view.capacity = static_cast<int32_t>(options_.max_rows);
   view.num_experts = static_cast<int32_t>(config_.num_experts);
   view.experts_per_token = shape.experts_per_token;
@@ -87,20 +96,25 @@ Result<> DeepSeekModel::join_world(std::span<DeepSeekModel* const> ranks, const 
                      cudaMemcpyHostToDevice),
           "copying where the experts are");
     check(cudaStreamSynchronize(nullptr), "copying where the experts are");
-    for (const bool scaled : {false, true}) {
-      if (scaled && model.config_.hidden % kScaleBlock != 0) continue;
-      ExpertExchange& exchange = model.exchanges_[scaled ? 1 : 0];
-      exchange = model.exchange_view(scaled);
+    const auto join = [&](ExpertExchange& exchange, bool scaled, bool of_odd_rounds) {
+      exchange = model.exchange_view(scaled, of_odd_rounds);
       exchange.peers = group.rank(static_cast<int>(at));
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
         const DeepSeekModel& of = *ranks[rank];
+        const ExpertExchange view = of.exchange_view(scaled, of_odd_rounds);
         ExchangePeer& peer = exchange.ranks[rank];
-        peer = exchange_peer(of.exchange_view(scaled).plan, of.expert_rows_);
+        peer = exchange_peer(view.plan, view.workspace);
         peer.expert_ids = of.expert_ids_;
         peer.x = scaled ? static_cast<const void*>(of.quantized_) : of.normed_;
         peer.x_scales = scaled ? of.quantized_scales_ : nullptr;
       }
+    };
+    for (const bool scaled : {false, true}) {
+      if (scaled && model.config_.hidden % kScaleBlock != 0) continue;
+      join(model.exchanges_[scaled ? 1 : 0], scaled, false);
+      if (model.options_.rounds_in_turn) join(model.odd_exchanges_[scaled ? 1 : 0], scaled, true);
     }
+    if (model.options_.rounds_in_turn) model.rounds_in_turn_ = std::make_unique<RoundsInTurn>();
   }
   return {};
 }
@@ -121,7 +135,10 @@ void DeepSeekModel::experts_of_ranks(size_t layer, const Activation& x, int64_t 
                              .ranks_alike = spec_.placement.tp,
                              .rank_alike = spec_.tp_rank(),
                              .num_valid_rows = num_valid_rows,
-                             .sms = exchange.peers.shares_device ? 2 : plan_.budget.sms};
+                             .sms = exchange.peers.shares_device ? 2 : plan_.budget.sms,
+                             .in_turn = rounds_in_turn_.get(),
+                             .odd_rounds = &odd_exchanges_[scaled ? 1 : 0],
+                             .spare_sms = kSpareSms};
   int64_t number = 0;  // among the layers with experts
   for (size_t i = 0; i < layer; ++i) number += weights_.layers[i].gate != nullptr ? 1 : 0;
   const ExpertHost* const hosts = hosts_ + number * config_.num_experts;

@@ -154,8 +154,10 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
       spec.config.indexer ? DecodeLayersKind::kNone
                           : decode_layers_kind(decode_layers_shape(spec, plan), plan.budget.sms);
   plan.first_decode_layer = first_decode_layer(kind, spec, plan);
-  if (!options.batch_invariant && spec.placement.tp == 1 &&  // the launch meets no other ranks
-      !spec.placement.exchanges_tokens() && plan.first_decode_layer < std::ssize(spec.layers)) {
+  // V3's launch meets other ranks where a step owes a sum, V2-Lite's does not.
+  const bool can_meet = spec.placement.tp == 1 || kind == DecodeLayersKind::kV3Eighth;
+  if (!options.batch_invariant && can_meet && !spec.placement.exchanges_tokens() &&
+      plan.first_decode_layer < std::ssize(spec.layers)) {
     plan.decode_layers = kind;
   }
   plan.takes_library = !options.batch_invariant && options.has_library;

@@ -157,13 +157,22 @@ TEST_F(KernelPlanTest, SparseAttentionHasNoLaunchOfSeveralLayers) {
   EXPECT_EQ(made->decode_layers, DecodeLayersKind::kNone);
 }
 
-// The launch for one token has no sums over ranks.
-TEST_F(KernelPlanTest, RanksMeetBetweenLaunches) {
+// V3's launch for one token makes the sums over ranks, V2-Lite's does not.
+TEST_F(KernelPlanTest, RanksMeetInV3sLaunchAndBetweenOthers) {
   spec_.placement = {.tp = 8};
   const auto made = plan();
   ASSERT_TRUE(made) << made.error().message;
   EXPECT_EQ(made->first_decode_layer, 1);
-  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kNone);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kV3Eighth);
+  const Checkpoint v2_lite = published("v2_lite_fp8_layers");
+  ModelSpec spec = make_spec(v2_lite.config());
+  const auto kind = [&] {
+    const auto of = plan_kernels(spec, WeightForms(v2_lite, stored_, {}), options_, SmBudget{});
+    return of ? of->decode_layers : DecodeLayersKind::kNone;
+  };
+  EXPECT_EQ(kind(), DecodeLayersKind::kV2LiteE4M3);
+  spec.placement = {.tp = 2};
+  EXPECT_EQ(kind(), DecodeLayersKind::kNone);
   const Checkpoint v3 = published("v3_two_layers");
   for (const int rank : {0, 7}) {
     spec_ = make_spec(v3.config(), {.tp = 8}, rank);

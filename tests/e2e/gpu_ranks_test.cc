@@ -172,7 +172,14 @@ TEST(GpuExpertParallel, RoundsChangeNoBit) {
   GpuRunnerOptions options = deterministic();
   options.max_batched_tokens = 96;
   const auto alone = answers(*make_engine(options, {}), requests, true);
-  expect_equal(answers(*make_engine(expert_ranks(1, 4, options), {}), requests, true), alone);
+  const auto of_lanes = [&](int tp, int dp) {
+    return answers(*make_engine(expert_ranks(tp, dp, options), {}), requests, true);
+  };
+  expect_equal(of_lanes(1, 4), alone);
+  const auto of_pairs = of_lanes(2, 2);
+  options.overlap_exchange = true;
+  expect_equal(of_lanes(1, 4), alone);
+  expect_equal(of_lanes(2, 2), of_pairs);
 }
 
 // Experts in another order, and not as many on each rank.

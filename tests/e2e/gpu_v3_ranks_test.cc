@@ -1,6 +1,7 @@
-// Two layers of DeepSeek-V3 at full size (128 heads; one dense layer, one of 16 experts) with
-// random FP8 weights over 2, 4 and 8 ranks, spread over the GPUs that there are: as near to float32
-// as one rank, and the same bits again. Configuration: test_configs.h.
+// Layers of DeepSeek-V3 with random FP8 weights over ranks, spread over the GPUs that there are:
+// two at full size (128 heads; one dense layer, one of 16 experts) over 2, 4 and 8 ranks as near to
+// float32 as one rank, four of which each rank has a TP8 slice; the same bits again.
+// Configurations: test_configs.h.
 #include <gtest/gtest.h>
 
 #include "e2e/gpu_deviation.h"
@@ -74,6 +75,36 @@ TEST_P(GpuV3Ranks, AreAsNearToFloat32AsOneRankAndTheSameAgain) {
   EXPECT_LE(off.other_tokens, 1.3 * one.other_tokens + 0.005);
   EXPECT_LE(off.logprobs, 1.3 * one.logprobs + 0.002);
   expect_equal(run(*runner, texts()), first);
+}
+
+// Ranks that are TP8 slices of V3, 2 or 4. On a GPU each they take a token through all layers in
+// one launch, and meet in it (ops/decode_layers); on shared GPUs they have a launch for each
+// operation, as the others' would not be resident.
+class GpuV3Slices : public testing::TestWithParam<std::pair<int, const char*>> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuV3Slices,
+                         testing::Values(std::pair{2, "v3_quarter_layers"},
+                                         std::pair{4, "v3_half_layers"}),
+                         [](const auto& test) { return fmt::format("Tp{}", test.param.first); });
+
+TEST_P(GpuV3Slices, TakeATokenThroughAllLayersAndTheSameAgain) {
+  const auto [tp, model] = GetParam();
+  const auto opened = open_test_config(model);
+  ASSERT_TRUE(opened.has_value()) << opened.error().message;
+  std::mt19937 random(12);
+  std::vector<Text> text = {{{}, {1}}};
+  while (text[0].ids.size() < 200) text[0].ids.push_back(static_cast<int32_t>(random() % kVocab));
+  GpuRunnerOptions in_bf16 = ranks(1), apart = ranks(tp);
+  in_bf16.stored_fp8 = StoredFp8::kExpandedToBF16;
+  apart.deterministic = true;
+  const auto right = run(*on_gpu(in_bf16, *opened), text);
+  const Deviation bound = deviation(run(*on_gpu(apart, *opened), text), right, "by operations");
+  const auto runner = on_gpu(ranks(tp), *opened);
+  const auto first = run(*runner, text);
+  const Deviation off = deviation(first, right, "ranks");
+  EXPECT_LE(off.other_tokens, 1.3 * bound.other_tokens);
+  EXPECT_LE(off.logprobs, 1.3 * bound.logprobs);
+  expect_equal(run(*runner, text), first);
 }
 
 }  // namespace

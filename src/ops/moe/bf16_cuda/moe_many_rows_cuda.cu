@@ -186,6 +186,7 @@ struct Products {
   const int32_t* num_row_tiles;
   int32_t* tiles_taken;
   bool one_row_tile_an_expert;
+  int spare_sms;
 };
 
 template <typename Shape, bool kGated>
@@ -216,11 +217,12 @@ void launch_products(const Products& products, GpuStream stream) {
   }
   constexpr int kBytes = sizeof(ExpertTileMemory<Shape>);
   stream.device().allow_shared_memory(multiply_experts<Shape, kGated>, kBytes);
-  launch(multiply_experts<Shape, kGated>,
-         {.blocks = static_cast<unsigned>(stream.device().num_multiprocessors()),
-          .threads = Shape::kThreads,
-          .shared_bytes = kBytes},
-         stream, work);
+  launch(
+      multiply_experts<Shape, kGated>,
+      {.blocks = static_cast<unsigned>(stream.device().num_multiprocessors() - products.spare_sms),
+       .threads = Shape::kThreads,
+       .shared_bytes = kBytes},
+      stream, work);
 }
 
 template <bool kGated>
@@ -268,7 +270,8 @@ void moe_many_rows_products(const MoeArguments& a, const MoeManyRowsPlan& plan, 
                          .row_tiles = row_tiles,
                          .num_row_tiles = num_row_tiles,
                          .tiles_taken = tiles_taken,
-                         .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                         .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                         .spare_sms = plan.spare_sms},
                         stream);
   launch_products<false>(plan,
                          {.experts = {activations, a.down, sorted_x, plan.sorted_rows,
@@ -279,7 +282,8 @@ void moe_many_rows_products(const MoeArguments& a, const MoeManyRowsPlan& plan, 
                           .row_tiles = row_tiles,
                           .num_row_tiles = num_row_tiles,
                           .tiles_taken = tiles_taken + 1,
-                          .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                          .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                          .spare_sms = plan.spare_sms},
                          stream);
 }
 

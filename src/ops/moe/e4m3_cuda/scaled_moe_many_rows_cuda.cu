@@ -255,6 +255,7 @@ struct ScaledProducts {
   int32_t* tiles_taken;
   int tile_units;
   bool one_row_tile_an_expert;
+  int spare_sms;
   ScaleForm form;
 };
 
@@ -289,11 +290,11 @@ void launch_tiles(const ScaledProducts& products, GpuStream stream) {
                           .band_of_columns = plan.band_of_columns};
     work.shared_tiles = work.shared_raster.row_tiles * work.shared_raster.column_tiles;
   }
+  const int sms = stream.device().num_multiprocessors() - products.spare_sms;
   constexpr int kBytes = sizeof(ScaledExpertMemory<Shape>);
   stream.device().allow_shared_memory(multiply_scaled_experts<Shape>, kBytes);
   launch(multiply_scaled_experts<Shape>,
-         {.blocks = static_cast<unsigned>(stream.device().num_multiprocessors() / Shape::kBlocks *
-                                          Shape::kBlocks),
+         {.blocks = static_cast<unsigned>(sms / Shape::kBlocks * Shape::kBlocks),
           .threads = Shape::kThreads,
           .shared_bytes = kBytes,
           .cluster = Shape::kBlocks},
@@ -356,6 +357,7 @@ void launch_both(const ScaledMoeArguments& a, const MoeManyRowsPlan& plan, int32
                            .tiles_taken = tiles_taken,
                            .tile_units = plan.tile_tokens / kExpertRowUnit,
                            .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                           .spare_sms = plan.spare_sms,
                            .form = a.form},
                           stream);
   }
@@ -385,7 +387,8 @@ void launch_both(const ScaledMoeArguments& a, const MoeManyRowsPlan& plan, int32
                             .num_row_tiles = num_row_tiles,
                             .tiles_taken = tiles_taken == nullptr ? nullptr : tiles_taken + 1,
                             .tile_units = plan.tile_tokens / kExpertRowUnit,
-                            .one_row_tile_an_expert = plan.one_row_tile_an_expert},
+                            .one_row_tile_an_expert = plan.one_row_tile_an_expert,
+                            .spare_sms = plan.spare_sms},
                            stream);
   }
 }

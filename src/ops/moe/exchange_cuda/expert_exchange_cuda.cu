@@ -15,9 +15,9 @@
 // Determinism: a rank's sorted rows follow the numbers of rows over all ranks; a row's sum is in
 // ascending order of its experts, whoever computes them.
 //
-// Limits: kMostPeers ranks, kMostMoeExperts experts, kMostExpertsOfToken experts a token, capacity
-// x experts a token below 2^31. A stopped group's results are undefined, but all reads stay inside
-// the buffers.
+// Limits: kMostPeers ranks, kMostMoeExperts experts, kMostExpertsOfToken experts a token, rows of a
+// round x experts a token below 2^31. A stopped group's results are undefined, but all reads stay
+// inside the buffers.
 //
 // Measured: docs/kernels/expert_exchange.md.
 #include <algorithm>
@@ -61,24 +61,24 @@ struct ListArguments {
   PeerRank peers;
   const ExpertHost* hosts;
   const int32_t* num_valid_rows;
-  int32_t* slots;  // [capacity, experts_per_token]
+  int32_t* slots;  // [room of a round, experts_per_token]
   ExchangeWindow* window;
   OfferedRows own;  // before padding is taken off
-  int32_t round, capacity, num_experts, experts_per_token;
+  int32_t round, rounds, most_rows, num_experts, experts_per_token;
 };
 
 __device__ void make_window(const ListArguments& a, const OfferedRows (&offered)[kMostPeers],
                             ExchangeWindow& window) {
-  const int64_t first = int64_t{a.round} * a.capacity, end = first + a.capacity;
-  int64_t before = 0;
   int32_t rows = 0;
   for (int r = 0; r < a.peers.ranks; ++r) {
-    const int64_t from = max(before, first), to = min(before + offered[r].count, end);
+    const int64_t count = offered[r].count;
+    const auto from = static_cast<int32_t>(count * a.round / a.rounds);
+    const auto to = static_cast<int32_t>(count * (a.round + 1) / a.rounds);
     window.begins[r] = rows;
-    window.first[r] = offered[r].first + static_cast<int32_t>(from - before);
+    window.first[r] = offered[r].first + from;
     window.scales_strides[r] = offered[r].scales_stride;
-    if (to > from) rows += static_cast<int32_t>(to - from);
-    before += offered[r].count;
+    // The bound holds but for a stopped group, whose counts may be an earlier step's.
+    rows = min(rows + to - from, a.most_rows);
   }
   for (int r = a.peers.ranks; r <= kMostPeers; ++r) window.begins[r] = rows;
   window.num_pairs = rows * a.experts_per_token;
@@ -323,7 +323,8 @@ void launch_list(const DispatchExpertsArguments& a, GpuStream stream) {
                         .own = {static_cast<int32_t>(a.own.first),
                                 static_cast<int32_t>(a.own.count), a.scales_stride},
                         .round = a.round,
-                        .capacity = e.capacity,
+                        .rounds = a.rounds,
+                        .most_rows = a.most_rows,
                         .num_experts = e.num_experts,
                         .experts_per_token = e.experts_per_token};
   for (int r = 0; r < e.peers.ranks; ++r) {
@@ -377,7 +378,7 @@ ExchangePeer exchange_peer(const ExpertExchangePlan& plan, std::byte* workspace)
 void dispatch_experts(const DispatchExpertsArguments& a, GpuStream stream) {
   const ExpertExchange& e = a.exchange;
   check_exchange(e);
-  FATHOM_CHECK(a.most_rows >= 1 && a.most_rows <= e.capacity && a.num_slots >= 1,
+  FATHOM_CHECK(a.most_rows >= 1 && a.most_rows <= room_of_exchange(e.capacity) && a.num_slots >= 1,
                "{} rows in a round of {}, {} experts here", a.most_rows, e.capacity, a.num_slots);
   static_assert(sizeof(ExchangeWindow) <= 1024);
   launch_list(a, stream);

@@ -11,9 +11,10 @@
 //   combine_experts_of_ranks()   waits until all ranks have their results; adds a row's results up
 //                                in ascending order of its experts, in fp32
 //
-// All ranks make the same rounds in the same order, a rank without rows, too. Rows are numbered
-// over all ranks, rank after rank; a round takes the next `capacity` of them. How many each rank
-// has is read on the device, where the ranks have published it: a captured round can be replayed.
+// All ranks make the same rounds in the same order, a rank without rows, too. A round takes a part
+// of each rank's rows (plan_exchange_rounds()), numbered over all ranks, rank after rank. How many
+// each rank has is read on the device, where the ranks have published it: a captured round can be
+// replayed.
 //
 // Why no wait stands at the end of a round: a rank's x and ids are written anew after its own
 // combine, at whose wait all ranks have ended their copies; places and results are written anew
@@ -36,7 +37,7 @@ struct ExchangePeer {
   const void* x = nullptr;              // [rows, x_vectors] of 16 bytes, bf16 or e4m3
   const float* x_scales = nullptr;      // [scale_blocks, OfferedRows::scales_stride]
   OfferedRows* offered = nullptr;
-  const int32_t* positions = nullptr;  // [capacity, experts_per_token]: sorted row of each pair
+  const int32_t* positions = nullptr;  // [room of a round, experts_per_token]: each pair's row
   const void* results = nullptr;       // [sorted_rows, hidden] bf16
   int32_t sorted_rows = 0;
 };
@@ -62,8 +63,8 @@ struct DispatchExpertsArguments {
   const int32_t* num_valid_rows = nullptr;  // on the device: rows beyond are padding; null: none
   int64_t scales_stride = 0;                // of this rank's x
   int32_t num_slots = 0;                    // experts of this rank in the layer
-  int32_t round = 0;
-  int32_t most_rows = 0;  // in this round, of all ranks; up to capacity
+  int32_t round = 0, rounds = 1;
+  int32_t most_rows = 0;  // in this round, of all ranks; up to room_of_exchange(capacity)
   int sms = 1;            // that the CTAs which wait for other ranks may take
 };
 void dispatch_experts(const DispatchExpertsArguments& arguments, GpuStream stream);

@@ -44,17 +44,24 @@ void over_ranks(const Arguments& a, int64_t scales_stride, bool scaled, const Ex
                e.experts_per_token);
   const RowShare own = share_of_rows(a.rows, step.ranks_alike, step.rank_alike);
   Arguments experts = a;
-  experts.workspace = e.workspace + e.plan.moe_at;
   narrow(experts, own);
   if (own.count == 0) experts.shape.shared_inter = 0;
-  const bool has_shared = experts.shape.shared_inter > 0;
   const MoeManyRowsSizes all = sizes(a.shape, e.capacity, scaled);
-  const int64_t rounds = exchange_rounds(e, step);
-  for (int64_t round = 0; round < rounds; ++round) {
-    const int64_t rows = std::min<int64_t>(e.capacity, step.all_rows - round * e.capacity);
-    const int64_t likely = step.likely_rows > 0 ? std::min(rows, step.likely_rows) : rows;
-    const MoeManyRowsPlan plan = plan_exchange_round(e.plan, all, likely, e.num_experts);
-    dispatch_experts({.exchange = e,
+  const auto [rounds, rows] = plan_exchange_rounds(step.all_rows, e.capacity, e.peers.ranks);
+  const int64_t likely = step.likely_rows > 0 ? std::min(rows, step.likely_rows) : rows;
+  const bool in_turn = step.in_turn != nullptr && rounds > 1;
+  const std::byte* const shared_results =
+      experts.shape.shared_inter > 0 ? e.workspace + e.plan.moe_at + e.plan.moe.shared_result_at
+                                     : nullptr;
+  const GpuStream beside = in_turn ? GpuStream(stream.device(), step.in_turn->stream) : stream;
+  const auto exchange_of = [&](int64_t round) -> const ExpertExchange& {
+    return in_turn && round % 2 == 1 ? *step.odd_rounds : e;
+  };
+  MoeManyRowsPlan plan;  // of the round
+  const auto dispatch = [&](int64_t round) {
+    plan = plan_exchange_round(exchange_of(round).plan, all, likely, e.num_experts);
+    if (in_turn) plan.spare_sms = step.spare_sms;
+    dispatch_experts({.exchange = exchange_of(round),
                       .moe = plan,
                       .hosts = hosts,
                       .own = own,
@@ -62,34 +69,61 @@ void over_ranks(const Arguments& a, int64_t scales_stride, bool scaled, const Ex
                       .scales_stride = scales_stride,
                       .num_slots = a.shape.num_experts,
                       .round = static_cast<int32_t>(round),
+                      .rounds = static_cast<int32_t>(rounds),
                       .most_rows = static_cast<int32_t>(rows),
                       .sms = step.sms},
-                     stream);
-    products(experts, plan, stream);
+                     beside);
+  };
+  const auto multiply = [&](int64_t round, const MoeManyRowsPlan& of_round) {
+    experts.workspace = exchange_of(round).workspace + exchange_of(round).plan.moe_at;
+    products(experts, of_round, stream);
     experts.shape.shared_inter = 0;  // its results stay where they are
-    combine_experts_of_ranks(
-        {.exchange = e,
-         .hosts = hosts,
-         .weights = a.expert_weights,
-         .shared_results =
-             has_shared ? e.workspace + e.plan.moe_at + plan.shared_result_at : nullptr,
-         .own = own,
-         .rows = a.rows,
-         .round = static_cast<int32_t>(round),
-         .out = a.out,
-         .out_type = a.out_type},
-        stream);
+  };
+  const auto combine = [&](int64_t round) {
+    combine_experts_of_ranks({.exchange = exchange_of(round),
+                              .hosts = hosts,
+                              .weights = a.expert_weights,
+                              .shared_results = shared_results,
+                              .own = own,
+                              .rows = a.rows,
+                              .round = static_cast<int32_t>(round),
+                              .out = a.out,
+                              .out_type = a.out_type},
+                             beside);
+  };
+  if (!in_turn) {
+    for (int64_t round = 0; round < rounds; ++round) {
+      dispatch(round);
+      multiply(round, plan);
+      combine(round);
+    }
+    return;
   }
+  const StreamMark &dispatched = step.in_turn->dispatched, &multiplied = step.in_turn->multiplied;
+  multiplied.set(stream);  // x and ids are there
+  multiplied.await(beside);
+  dispatch(0);
+  dispatched.set(beside);
+  for (int64_t round = 0; round < rounds; ++round) {
+    dispatched.await(stream);
+    const MoeManyRowsPlan of_round = plan;
+    if (round + 1 < rounds) {
+      dispatch(round + 1);
+      dispatched.set(beside);
+    }
+    multiply(round, of_round);
+    multiplied.set(stream);
+    multiplied.await(beside);
+    combine(round);
+  }
+  dispatched.set(beside);
+  dispatched.await(stream);
 }
 
 }  // namespace
 
-int64_t exchange_rounds(const ExpertExchange& exchange, const ExchangeStep& step) {
-  return ceil_div(step.all_rows, exchange.capacity);
-}
-
 ExpertExchangePlan plan_moe_exchange(const MoeShape& shape, int64_t capacity, bool scaled) {
-  return plan_expert_exchange(sizes(shape, capacity, scaled));
+  return plan_expert_exchange(sizes(shape, room_of_exchange(capacity), scaled));
 }
 
 void moe_over_ranks(const MoeArguments& arguments, const ExpertExchange& exchange,

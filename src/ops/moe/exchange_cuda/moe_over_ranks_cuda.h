@@ -9,17 +9,27 @@
 // all experts, whatever the ranks, the table and the other rows.
 //
 // Five launches more than the two GEMMs, of which two wait for other ranks
-// (expert_exchange_cuda.h).
+// (expert_exchange_cuda.h). The rounds of a step can be made in turn: dispatch of the next one and
+// combine of the last one then run beside the GEMMs of one. The same on all ranks, and no bit
+// depends on it.
 #pragma once
 
 #include <cstdint>
 
 #include "device/cuda/gpu_stream.h"
+#include "device/cuda/side_stream.h"
 #include "ops/moe/bf16_cuda/moe_cuda.h"
 #include "ops/moe/e4m3_cuda/scaled_moe_cuda.h"
 #include "ops/moe/exchange_cuda/expert_exchange_cuda.h"
 
 namespace fathom::cuda {
+
+// What rounds in turn take: dispatch and combine have a stream of their own, and every second round
+// a workspace.
+struct RoundsInTurn {
+  SideStream stream;
+  StreamMark dispatched, multiplied;
+};
 
 // A step's part of the exchange, the same in all its layers with as many rows.
 struct ExchangeStep {
@@ -31,13 +41,16 @@ struct ExchangeStep {
   int ranks_alike = 1, rank_alike = 0;
   const int32_t* num_valid_rows = nullptr;  // on the device, see DispatchExpertsArguments
   int sms = 1;                              // see there
+  // Null: a round begins when the one before it has ended.
+  const RoundsInTurn* in_turn = nullptr;
+  // Of rounds 1, 3, …: as the exchange, but planned without a shared expert.
+  const ExpertExchange* odd_rounds = nullptr;
+  int spare_sms = 0;  // that GEMMs leave to the launches beside them
 };
 
-// The rounds of a step, each of up to the exchange's capacity.
-int64_t exchange_rounds(const ExpertExchange& exchange, const ExchangeStep& step);
-
 // The plan of a rank's workspace. shape: with the rank's number of experts. capacity: rows of a
-// round, the same on all ranks, at least as many as the rank has in a step.
+// round but for what rounding adds, the same on all ranks, at least as many as the rank has in a
+// step.
 ExpertExchangePlan plan_moe_exchange(const MoeShape& shape, int64_t capacity, bool scaled);
 
 // Arguments as of moe(), but: shape.num_experts are the rank's own; expert_ids count the experts of

@@ -23,6 +23,8 @@ constexpr std::chrono::seconds kLimit{5};
 
 // Nothing may load a kernel while a rank waits for another. Read when the device is first used.
 [[maybe_unused]] const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+// Two streams of each of eight ranks on a device, each with a hardware queue of its own.
+[[maybe_unused]] const int kQueues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 
 constexpr MoeShape kTiny = {
     .hidden = 256, .num_experts = 16, .experts_per_token = 4, .inter = 128, .shared_inter = 128};
@@ -76,8 +78,10 @@ std::vector<float> part_of(const std::vector<float>& all, const MoeShape& shape,
   return part;
 }
 
+// in_turn: the rounds, a few times in a row, so that a step follows a step.
 template <typename Experts>
-void expect_bits_of_one_rank(const Case& c, const std::vector<int32_t>& ids, int repeats = 5) {
+void expect_bits_of_one_rank(const Case& c, const std::vector<int32_t>& ids, int repeats = 5,
+                             bool in_turn = false) {
   const auto rows = static_cast<int32_t>(total(c.rows));
   const typename Experts::Problem problem(c.shape, rows, ids, 5);
   const std::vector<float> expected = alone<Experts>(problem);
@@ -87,7 +91,10 @@ void expect_bits_of_one_rank(const Case& c, const std::vector<int32_t>& ids, int
   std::mt19937 random(3);
   for (int repeat = 0; repeat < repeats; ++repeat) {
     for (int r = 0; r < trial.size(); ++r) trial.poison(trial.rank(r));
-    trial.on_all(random, [&](int r) { trial.enqueue(problem, r, trial.step(r)); });
+    trial.on_all(random, [&](int r) {
+      const ExchangeStep step = in_turn ? trial.step_in_turn(r, 1 + repeat) : trial.step(r);
+      for (int i = 0; i < (in_turn ? 3 : 1); ++i) trial.enqueue(problem, r, step);
+    });
     trial.wait();
     ASSERT_FALSE(trial.group().stopped());
     for (int r = 0; r < trial.size(); ++r) {
@@ -113,10 +120,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{kTiny, {2, 3}, 2}, Case{kTiny, {50}, 3},
                     Case{kTiny, {100, 0, 130, 3}, 1, false, 130},
                     Case{kTiny, {64, 40}, 2, true, 64},
+                    Case{kTiny, {40, 3, 0, 41, 1, 37, 40}, 1, true, 41},
                     Case{kAlone, {1, 2, 3, 4, 5, 6, 7, 8}, 1, true}, Case{kAlone, {300, 1, 0}},
                     Case{kAlone, {33, 20}, 4}, Case{kWide, {1, 1, 1, 1, 1, 1, 1, 1}},
                     Case{kWide, {64, 64}, 1, true}, Case{kWide, {16, 16, 16, 16}},
-                    Case{kWide, {700, 100, 0, 41, 3, 9, 80, 1}, 1, true, 704}),
+                    Case{kWide, {700, 100, 0, 41, 3, 9, 80, 1}, 1, true, 704},
+                    Case{kWide, {500, 512, 300, 511}, 1, true, 512}),
     name_of);
 
 TEST_P(MoeOverRanks, HasTheBitsOfOneRankInBf16) {
@@ -125,6 +134,12 @@ TEST_P(MoeOverRanks, HasTheBitsOfOneRankInBf16) {
 
 TEST_P(MoeOverRanks, HasTheBitsOfOneRankInE4m3) {
   expect_bits_of_one_rank<E4m3Experts>(GetParam(), random_ids());
+}
+
+TEST_P(MoeOverRanks, RoundsInTurnHaveTheBitsOfOneRank) {
+  if (GetParam().capacity == 0) GTEST_SKIP() << "one round";
+  expect_bits_of_one_rank<Bf16Experts>(GetParam(), random_ids(), 4, true);
+  expect_bits_of_one_rank<E4m3Experts>(GetParam(), random_ids(), 4, true);
 }
 
 // All rows meet the same experts, of which some are on no rank but one; rows of padding none.

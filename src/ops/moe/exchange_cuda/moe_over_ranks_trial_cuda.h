@@ -153,8 +153,9 @@ class RanksTrial {
     DeviceArray<float> scales;
     DeviceArray<int32_t> ids, valid;
     DeviceArray<float> expert_weights, out;
-    DeviceArray<std::byte> workspace;
-    ExpertExchange exchange;
+    DeviceArray<std::byte> workspaces[2];
+    ExpertExchange exchanges[2];  // of even and of odd rounds
+    const RoundsInTurn in_turn;
     int64_t first = 0, rows = 0, stride = 0;  // its lane's rows of the problem
     int32_t slots = 0;
 
@@ -235,11 +236,13 @@ class RanksTrial {
   void poison(const Rank& rank) const {
     use_device(rank.device);
     check(cudaMemset(rank.out.data(), 0xFF, rank.out.bytes()), "poisoning");
-    // All but what the ranks publish.
-    check(cudaMemset(rank.workspace.data() + rank.exchange.plan.window_at, 0xFF,
-                     static_cast<size_t>(rank.exchange.plan.workspace_bytes -
-                                         rank.exchange.plan.window_at)),
-          "poisoning");
+    for (const ExpertExchange& exchange : rank.exchanges) {
+      // All but what the ranks publish.
+      const ExpertExchangePlan& plan = exchange.plan;
+      check(cudaMemset(exchange.workspace + plan.window_at, 0xFF,
+                       static_cast<size_t>(plan.workspace_bytes - plan.window_at)),
+            "poisoning");
+    }
     check(cudaDeviceSynchronize(), "poisoning");
   }
 
@@ -250,6 +253,15 @@ class RanksTrial {
         .ranks_alike = alike_,
         .rank_alike = r % alike_,
         .sms = group_.rank(r).shares_device ? 2 : DeviceContext::current().num_multiprocessors()};
+  }
+  // With its rounds in turn.
+  ExchangeStep step_in_turn(int r, int spare_sms) const {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    ExchangeStep result = step(r);
+    result.in_turn = &rank.in_turn;
+    result.odd_rounds = &rank.exchanges[1];
+    result.spare_sms = spare_sms;
+    return result;
   }
 
   void enqueue(const Problem& problem, int r, const ExchangeStep& step, void* out = nullptr,
@@ -263,7 +275,7 @@ class RanksTrial {
     a.out = out != nullptr ? out : rank.out.data();
     a.workspace = nullptr;
     Experts::set(a, rank.weights, rank.x.data(), rank.scales.data(), rank.stride);
-    Experts::run(a, rank.exchange, rank.hosts.data(), step, rank.stream());
+    Experts::run(a, rank.exchanges[0], rank.hosts.data(), step, rank.stream());
   }
 
   // Calls enqueue(rank) for all ranks in a new order each time, some long after the others.
@@ -304,29 +316,35 @@ class RanksTrial {
     for (const ExpertHost& host : hosts_) rank->slots += host.rank == number ? 1 : 0;
     MoeShape shape = shape_;
     shape.num_experts = rank->slots;
-    ExpertExchange& exchange = rank->exchange;
-    exchange.plan = plan_moe_exchange(shape, capacity_, Experts::kScaled);
-    rank->workspace = DeviceArray<std::byte>(exchange.plan.workspace_bytes);
-    check(cudaMemset(rank->workspace.data(), 0, rank->workspace.bytes()), "clearing workspace");
-    exchange.workspace = rank->workspace.data();
-    exchange.peers = group_.rank(number);
-    exchange.capacity = static_cast<int32_t>(capacity_);
-    exchange.num_experts = shape_.num_experts;
-    exchange.experts_per_token = shape_.experts_per_token;
-    exchange.hidden = shape_.hidden;
-    exchange.x_vectors = shape_.hidden * Experts::kValueBytes / 16;
-    exchange.scale_blocks = Experts::kScaled ? shape_.hidden / 128 : 0;
+    for (int odd = 0; odd < 2; ++odd) {
+      ExpertExchange& exchange = rank->exchanges[odd];
+      exchange.plan = plan_moe_exchange(shape, capacity_, Experts::kScaled);
+      DeviceArray<std::byte>& workspace = rank->workspaces[odd];
+      workspace = DeviceArray<std::byte>(exchange.plan.workspace_bytes);
+      check(cudaMemset(workspace.data(), 0, workspace.bytes()), "clearing workspace");
+      exchange.workspace = workspace.data();
+      exchange.peers = group_.rank(number);
+      exchange.capacity = static_cast<int32_t>(capacity_);
+      exchange.num_experts = shape_.num_experts;
+      exchange.experts_per_token = shape_.experts_per_token;
+      exchange.hidden = shape_.hidden;
+      exchange.x_vectors = shape_.hidden * Experts::kValueBytes / 16;
+      exchange.scale_blocks = Experts::kScaled ? shape_.hidden / 128 : 0;
+      shape.shared_inter = 0;
+    }
     ranks_.push_back(std::move(rank));
   }
 
   void join() {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const Rank& of = *ranks_[r];
-      ExchangePeer peer = exchange_peer(of.exchange.plan, of.workspace.data());
-      peer.expert_ids = of.ids.data();
-      peer.x = of.x.data();
-      peer.x_scales = of.scales.data();
-      for (const auto& rank : ranks_) rank->exchange.ranks[r] = peer;
+      for (const int odd : {0, 1}) {
+        ExchangePeer peer = exchange_peer(of.exchanges[odd].plan, of.exchanges[odd].workspace);
+        peer.expert_ids = of.ids.data();
+        peer.x = of.x.data();
+        peer.x_scales = of.scales.data();
+        for (const auto& rank : ranks_) rank->exchanges[odd].ranks[r] = peer;
+      }
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/math.h"
+#include "device/most_peers.h"
 
 namespace fathom::cuda {
 namespace {
@@ -20,6 +21,15 @@ RowShare share_of_rows(int64_t rows, int ranks, int rank) {
   const int64_t first = std::min(rows, rank * each);
   return {first, std::min(rows - first, each)};
 }
+
+ExchangeRounds plan_exchange_rounds(int64_t all_rows, int64_t capacity, int ranks) {
+  const int64_t rounds = ceil_div(all_rows, capacity);
+  if (rounds <= 1) return {rounds, all_rows};
+  // Each rank rounds up its share of a round by less than a row.
+  return {rounds, ceil_div(all_rows, rounds) + ranks - 1};
+}
+
+int64_t room_of_exchange(int64_t capacity) { return capacity + kMostPeers - 1; }
 
 ExpertExchangePlan plan_expert_exchange(const MoeManyRowsSizes& sizes) {
   ExpertExchangePlan plan;

@@ -2,8 +2,9 @@
 // rank's part of the workspace lies, and how rows are divided. Host code, a pure function of the
 // sizes; the tokens' experts are known only on the device.
 //
-// The rows of all ranks, rank after rank, are exchanged in rounds of up to `capacity` rows, so that
-// the workspace does not grow with the number of ranks, and no row is dropped wherever they go.
+// The rows of all ranks are exchanged in rounds of about `capacity` rows, so that the workspace
+// does not grow with the number of ranks, and no row is dropped wherever they go. Each rank divides
+// its rows over all rounds: its links, and its combine, then have work in each of them.
 #pragma once
 
 #include <cstdint>
@@ -32,16 +33,27 @@ struct RowShare {
 // scales of each are aligned as the GEMMs read them; the last ranks may have none.
 RowShare share_of_rows(int64_t rows, int ranks, int rank);
 
+// The rounds of `all_rows` rows, of all ranks together. Of a rank's `count` rows round i takes
+// those from count * i / rounds to count * (i + 1) / rounds, rounded down.
+struct ExchangeRounds {
+  int64_t rounds = 0;
+  int64_t most_rows = 0;  // in a round, at most room_of_exchange(capacity)
+};
+ExchangeRounds plan_exchange_rounds(int64_t all_rows, int64_t capacity, int ranks);
+
+// Rows of a round's buffers: `capacity`, and what rounding adds.
+int64_t room_of_exchange(int64_t capacity);
+
 // Byte offsets into a rank's workspace, each a multiple of 1024. All but moe's part have places
 // that depend on the capacity and the experts a token alone. The workspace must be zero at first.
 struct ExpertExchangePlan {
   int64_t offered_at = 0, window_at = 0, slots_at = 0;
   int64_t moe_at = 0;   // where the workspace of moe begins
-  MoeManyRowsPlan moe;  // of the rank's experts and `capacity` rows
+  MoeManyRowsPlan moe;  // of the rank's experts and a round's rows
   int64_t workspace_bytes = 0;
 };
 
-// sizes: num_experts is the most experts that the rank has in a layer, rows the capacity.
+// sizes: num_experts is the most experts that the rank has in a layer, rows the room of a round.
 ExpertExchangePlan plan_expert_exchange(const MoeManyRowsSizes& sizes);
 
 // The same workspace with the tiles for a round of `rows` rows of all ranks, over which

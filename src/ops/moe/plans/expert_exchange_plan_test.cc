@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+#include <vector>
+
 namespace fathom::cuda {
 namespace {
 
@@ -25,6 +28,34 @@ TEST(ExpertExchangePlan, SharesCoverAllRowsOnce) {
 
 TEST(ExpertExchangePlan, ManyRowsAreDividedEvenly) {
   for (int rank = 0; rank < 8; ++rank) EXPECT_EQ(share_of_rows(4096, 8, rank).count, 512);
+}
+
+// The shares of a round, as the device takes them, fit into its buffers whatever the ranks' counts.
+TEST(ExpertExchangePlan, RoundsHaveRoomForEachRanksShare) {
+  std::mt19937 random(3);
+  for (int repeat = 0; repeat < 2000; ++repeat) {
+    const int ranks = 2 + static_cast<int>(random() % 7);
+    const int64_t capacity = 1 + static_cast<int64_t>(random() % (repeat % 2 == 0 ? 9 : 900));
+    std::vector<int64_t> counts;
+    int64_t all = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      counts.push_back(random() % 4 == 0 ? capacity
+                                         : static_cast<int64_t>(random()) % (capacity + 1));
+      all += counts.back();
+    }
+    const ExchangeRounds plan = plan_exchange_rounds(all, capacity, ranks);
+    EXPECT_EQ(plan.rounds, (all + capacity - 1) / capacity);
+    EXPECT_LE(plan.most_rows, room_of_exchange(capacity));
+    for (int64_t round = 0; round < plan.rounds; ++round) {
+      int64_t rows = 0;
+      for (const int64_t count : counts) {
+        rows += count * (round + 1) / plan.rounds - count * round / plan.rounds;
+      }
+      EXPECT_LE(rows, plan.most_rows) << ranks << " ranks, " << all << " rows by " << capacity;
+    }
+  }
+  EXPECT_EQ(plan_exchange_rounds(0, 64, 4).rounds, 0);
+  EXPECT_EQ(plan_exchange_rounds(64, 64, 4).most_rows, 64);  // one round has them all
 }
 
 constexpr MoeManyRowsSizes kV3 = {.rows = 8192,

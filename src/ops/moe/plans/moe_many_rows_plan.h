@@ -37,6 +37,7 @@ struct MoeManyRowsPlan {
   int64_t x_scales_at = 0, activation_scales_at = 0, shared_activation_scales_at = 0;
   int64_t shared_scales_stride = 0;
   int64_t workspace_bytes = 0;
+  int spare_sms = 0;  // that the GEMMs leave to launches beside them
 };
 
 MoeManyRowsPlan plan_moe_many_rows(const MoeManyRowsSizes& sizes);
