@@ -235,7 +235,7 @@ void GpuRank::capture(const int32_t* sampled) {
       const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
       all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
       graphs.push_back(capture_model(sampled));
-      if (config_.indexer) {
+      if (config_.indexer && queries == 1) {
         planner_->plan_any_length(layout_);
         long_graphs_.push_back(capture_model(sampled));
       }

@@ -89,8 +89,8 @@ class GpuRank {
   std::map<int, Graphs> graphs_;  // of steps, by the tile rows of their latent decode, 0: none
   std::vector<int> tiles_;  // [1 + max_drafts]: of steps whose sequences have up to 1, 2, … rows
   Graphs draft_graphs_;
-  // With sparse attention: of steps whose rows have any length; the others are short ones, whose
-  // rows see all of their keys.
+  // With sparse attention: of steps whose rows have any length, however many of a sequence; the
+  // others are short ones, whose rows see all of their keys.
   Graphs long_graphs_, long_draft_graphs_;
   // The one-row graph for longer contexts, where it differs from the first.
   std::optional<CapturedGraph> graph_of_many_keys_;

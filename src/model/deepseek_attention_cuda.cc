@@ -118,7 +118,7 @@ void DeepSeekModel::absorbed_attention(const LayerWeights& weights, const StepLa
   const auto rows = static_cast<int32_t>(step.passes.empty() ? step.rows : step.absorbed_rows);
   head_product({query.data, query.stride}, config_.qk_dim(), weights.uk,
                {latent, config_.qk_nope_dim}, {q_latent_, heads * latent}, rows, stream);
-  if (is_sparse()) {
+  if (step.decodes.empty()) {
     sparse_attention(step, arrays, pages, rows, stream);
   } else {
     latent_attention(step, arrays, pages, rows, stream);

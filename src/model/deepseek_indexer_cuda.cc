@@ -1,10 +1,11 @@
 // Sparse attention of one layer; part of DeepSeekModel (deepseek_cuda.h).
 //
-// Absorbed rows attend to lists of keys. The lists of rows that see no more than the dense
+// Absorbed rows attend to lists of keys, except in steps without index passes whose rows need not
+// be batch-invariant (StepLayout::decodes). The lists of rows that see no more than the dense
 // threshold hold all of their keys, and are written once a step; those of the rows of an index pass
 // are chosen in each layer. Kernels read the rows' lengths on the device and leave by row, so that
-// a captured step serves rows of any length, and a row has the same bits in a step with and without
-// passes.
+// a captured step serves rows of any length, and a row that has a list has the same bits in a step
+// with and without passes.
 #include <algorithm>
 
 #include "base/check.h"
@@ -36,7 +37,8 @@ DeepSeekModel::Activation DeepSeekModel::rows_from(const Activation& x, int64_t 
 
 void DeepSeekModel::list_all_keys(const StepLayout& step, const std::byte* arrays,
                                   GpuStream stream) {
-  if (step.any_length) return;  // the passes write all lists
+  // The passes write all lists, or nobody reads any.
+  if (step.any_length || !step.decodes.empty()) return;
   const int64_t rows = step.passes.empty() ? step.rows : step.absorbed_rows;
   select_all_keys({.lengths = array_at<int32_t>(arrays, step.at.lengths),
                    .keys = key_lists_,

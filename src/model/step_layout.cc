@@ -123,17 +123,17 @@ void StepPlanner::plan_draft(const ForwardBatch& batch, std::span<const int32_t>
   plan_absorbed(batch, out);
 }
 
-// With sparse attention the lists of keys and who chooses them, otherwise the splits.
+// With sparse attention who chooses keys; if nobody does, or without it, the splits of latent
+// decode.
 void StepPlanner::plan_absorbed(const ForwardBatch& batch, StepLayout& out) {
+  out.decodes.clear();
   out.index_passes.clear();
   out.any_length = false;
-  if (limits_.shape.sparse) {
-    out.decodes.clear();
-    plan_index_passes(out);
-  } else {
-    write_absorbed(batch, out);
-  }
+  if (limits_.shape.sparse) plan_index_passes(out);
+  if (has_splits() && out.index_passes.empty()) write_absorbed(batch, out);
 }
+
+bool StepPlanner::has_splits() const { return !limits_.shape.sparse || !limits_.batch_invariant; }
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
   // At worst each run of keys has tiles of all later rows, in a pass of its own. A sequence's rows
@@ -242,7 +242,8 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
     at.lengths = place(out.rows, 4);
     at.num_keys = limits_.first_key > 0 ? place(out.rows, 4) : at.lengths;
     at.table_starts = place(out.rows, 4);
-  } else {
+  }
+  if (has_splits()) {
     at.first_part = place(limits_.num_multiprocessors, 4);
     at.parts = place(most_parts(out.rows), sizeof(LatentDecodePart));
   }
@@ -377,6 +378,7 @@ void StepPlanner::plan_any_length(StepLayout& out) const {
                                      IndexPass::kMostRows);
   if (most > kRowUnit) most = most / kRowUnit * kRowUnit;
   out.any_length = true;
+  out.decodes.clear();
   out.index_passes.clear();
   for (int64_t row = 0; row < out.rows; row += most) {
     out.index_passes.push_back({row, std::min(most, out.rows - row), columns});

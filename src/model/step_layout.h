@@ -11,8 +11,10 @@
 // With sparse attention (DeepSeek-V3.2) absorbed rows attend to lists of keys, those that see no
 // more than the dense threshold to all of them; multi-head rows are among the latter. Which rows
 // choose is decided here from their lengths, and again by the kernels on the device: a graph serves
-// rows of any length. Lists name keys, so a step of the MTP layer leaves its sequences' key 0 out
-// of them, and pages are not rotated for it.
+// rows of any length. A step in which no row chooses takes the kernels of dense attention, which
+// read whole pages, unless rows are batch-invariant: then all rows have lists in every step. Lists
+// name keys, so a step of the MTP layer leaves its sequences' key 0 out of them, and pages are not
+// rotated for it.
 #pragma once
 
 #include <cstddef>
@@ -70,7 +72,7 @@ struct StepArrays {
   int64_t state_slots = 0;      // [rows] i64: number among the kept states; -1: it is not kept
   int64_t first_part = 0;       // of the first of decodes, with room for as many splits
   int64_t parts = 0;            // as a step of so many rows needs
-  // With sparse attention, in place of the splits:
+  // With sparse attention; batch-invariant, in place of the splits:
   int64_t lengths = 0;   // [rows] i32: the row's position and 1, keys end there; 0: padding
   int64_t num_keys = 0;  // [rows] i32: keys that the row sees; the same array without a first key
   int64_t table_starts = 0;  // [rows] i32: place in block_tables of the row's first page
@@ -120,7 +122,9 @@ struct StepLayout {
   int32_t max_pages = 0;
   int64_t page_stride = 1;
   StepArrays at;
-  std::vector<DecodeLaunch> decodes;  // in launch order; a graph has only the first, of its tile
+  // In launch order; a graph has only the first, of its tile. None: absorbed rows have lists of
+  // keys.
+  std::vector<DecodeLaunch> decodes;
   // Of absorbed rows, in order. None: no row chooses its keys, the step is short.
   std::vector<IndexPass> index_passes;
   bool any_length = false;  // the passes are of all rows, whatever their lengths
@@ -186,6 +190,7 @@ class StepPlanner {
 
   int32_t multi_head_rows(const ForwardBatch& batch, int32_t sequence, bool is_decode_step) const;
   void plan_absorbed(const ForwardBatch& batch, StepLayout& out);
+  bool has_splits() const;
   void plan_index_passes(StepLayout& out) const;
   void write_tables(const ForwardBatch& batch, StepLayout& out);
   void order_rows(const ForwardBatch& batch);

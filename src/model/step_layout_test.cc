@@ -297,7 +297,7 @@ TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
     planner.plan(batch, rows, layout);
     EXPECT_LE(std::ssize(layout.memory),
               planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
-    EXPECT_TRUE(layout.decodes.empty());
+    EXPECT_EQ(layout.decodes.empty(), !layout.index_passes.empty());  // lists, or pages
     EXPECT_FALSE(layout.any_length);
     const auto* positions = array_at<int32_t>(layout, layout.at.positions);
     const auto* slots = array_at<int64_t>(layout, layout.at.slots);
@@ -327,6 +327,7 @@ TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
     // As a graph has it.
     planner.plan_any_length(layout);
     EXPECT_TRUE(layout.any_length);
+    EXPECT_TRUE(layout.decodes.empty());
     int64_t next = 0;
     for (const IndexPass& pass : layout.index_passes) {
       EXPECT_EQ(pass.first_row, next);
@@ -335,6 +336,13 @@ TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
       next += pass.rows;
     }
     EXPECT_EQ(next, rows);
+    StepLimits invariant = sparse;
+    invariant.batch_invariant = true;
+    StepPlanner invariant_planner(invariant);
+    invariant_planner.plan(batch, rows, layout);
+    EXPECT_TRUE(layout.decodes.empty());
+    EXPECT_LE(std::ssize(layout.memory),
+              invariant_planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
   }
 }
 

@@ -25,8 +25,8 @@ struct WeightPlace {
 };
 
 // kv_b_proj [heads * (nope + v), latent] and each head's halves: W_UK transposed in uk [heads,
-// latent, nope], W_UV in uv [heads, v, latent]. In e4m3 if kv_b is, nope and v are 128 and latent is
-// a multiple of it, with the same scales; otherwise in bf16.
+// latent, nope], W_UV in uv [heads, v, latent]. In e4m3 if kv_b is, nope and v are 128 and latent
+// is a multiple of it, with the same scales; otherwise in bf16.
 struct KvBSplit {
   WeightPlace kv_b, uk, uv;
   int32_t heads = 0, nope = 0, v = 0, latent = 0;

@@ -4,10 +4,11 @@
 //
 // Inputs/outputs: four_bit_moe_cuda.h. Weights: plans/four_bit_tiles.h.
 //
-// Layout: one CTA of 16 warps per SM. Each warp has a ring of kSlots blocks of its own in shared
-// memory (1,152 bytes: 32 rows x 64 columns with their scales, contiguous in memory), filled by
-// bulk copies that one of its lanes issues; no warp waits for another's loads. Beside the rings,
-// two buffers for sums [16 warps][32 rows][8 tokens] in fp32, and the list of experts with tokens.
+// Layout: one CTA of 16 warps per SM. Each warp has a ring of blocks of its own in shared memory
+// (1,152 bytes: 32 rows x 64 columns with their scales, contiguous in memory), filled by bulk
+// copies of up to kCopyBlocks that one of its lanes issues; no warp waits for another's loads.
+// Beside the rings, two buffers for sums [16 warps][32 rows][8 tokens] in fp32, and the list of
+// experts with tokens.
 //
 // Algorithm: a unit of work is 32 rows of an expert's weights by up to 8 of its tokens. CTAs share
 // all units evenly, in the order of expert, rows, tokens: the second eight tokens of an expert find
@@ -45,8 +46,9 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kWarps = kFourBitWarps, kThreads = 32 * kWarps;
-constexpr int kSlots = 10;  // 180 KB a CTA in flight
-constexpr int kTokens = 8;  // of a unit
+constexpr int kCopyBlocks = 2;  // of a bulk copy
+constexpr int kSlots = 5;       // of a ring, for a copy each: 180 KB a CTA in flight
+constexpr int kTokens = 8;      // of a unit
 constexpr int kSums = kFourBitPanelRows * kTokens;
 
 struct Gemm {
@@ -62,7 +64,7 @@ struct Gemm {
 };
 
 struct Memory {
-  alignas(128) uint8_t ring[kWarps][kSlots][kFourBitBlockBytes];
+  alignas(128) uint8_t ring[kWarps][kSlots][kCopyBlocks * kFourBitBlockBytes];
   float sums[2][kWarps][kSums];
   uint64_t arrived[kWarps][kSlots];
   int32_t counts[kMostMoeExperts];  // tokens of an expert
@@ -176,16 +178,18 @@ class Loads {
     if (left_ > 0) begin_unit();
   }
 
-  // The next block's load into a slot that nobody reads, if there is one more.
+  // The next blocks' load into a slot that nobody reads, if there is one more.
   __device__ void issue(int slot) {
     if (left_ == 0) return;
+    const int blocks = min(left_, kCopyBlocks), bytes = blocks * kFourBitBlockBytes;
     if (elect_one()) {
-      barrier_expect(&arrived_[slot], kFourBitBlockBytes);
-      copy_bytes_under(policy_, ring_ + slot * kFourBitBlockBytes, from_, kFourBitBlockBytes,
+      barrier_expect(&arrived_[slot], bytes);
+      copy_bytes_under(policy_, ring_ + slot * kCopyBlocks * kFourBitBlockBytes, from_, bytes,
                        &arrived_[slot]);
     }
-    from_ += kFourBitBlockBytes;
-    if (--left_ > 0) return;
+    from_ += bytes;
+    left_ -= blocks;
+    if (left_ > 0) return;
     units_.next();
     left_ = share_.blocks;
     begin_unit();
@@ -409,8 +413,11 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_kernel(const __grid_cons
 #pragma unroll
     for (int block = 0; block < kFourBitMostBlocks; ++block) {
       if (block >= share.blocks) break;
-      barrier_wait(&memory.arrived[warp][slot], parity);
-      multiply_block<kCode>(memory.ring[warp][slot], lane, x[block], total, a);
+      const int within = block % kCopyBlocks;  // the slot
+      if (within == 0) barrier_wait(&memory.arrived[warp][slot], parity);
+      multiply_block<kCode>(memory.ring[warp][slot] + within * kFourBitBlockBytes, lane, x[block],
+                            total, a);
+      if (within + 1 < kCopyBlocks && block + 1 < share.blocks) continue;
       __syncwarp();
       loads.issue(slot);
       if (++slot == kSlots) {
