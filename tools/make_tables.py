@@ -18,8 +18,9 @@ and bench/tables/NAME.md says what stands there: Markdown in which figures are
   {{ROW#repeats}} {{ROW#commit}} {{ROW#date}} {{ROW#device}} {{ROW#driver}} {{ROW#command}}
 
 Rows and their names: tools/gpu_report_rows.py. ROW is a name, or CHIP@NAME for the row of
-gpu_report_CHIP.json where several reports have one of that name. The tables of docs/scaling.md are computed instead,
-by tools/scaling_tables.py, and have no file in bench/tables. --check changes nothing and fails where
+gpu_report_CHIP.json where several reports have one of that name. The tables of docs/scaling.md are
+computed instead, by tools/scaling_tables.py, and those of CPUs by tools/cpu_tables.py; they have no
+file in bench/tables. --check changes nothing and fails where
 a document is not what the files give, or a table is in no document.
 """
 
@@ -30,11 +31,13 @@ import pathlib
 import re
 import sys
 
+import cpu_tables
 import scaling_tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN = re.compile(r"^<!-- table: ([A-Za-z0-9_-]+) -->\n", re.MULTILINE)
 END = "<!-- end -->"
+COMPUTED = {**scaling_tables.TABLES, **cpu_tables.TABLES}
 NUMBER = re.compile(r"[\d.]+")
 FIGURE = re.compile(r"\{\{(.+?)\}\}")
 
@@ -91,8 +94,8 @@ def figure(text, rows):
 
 
 def table(name, rows, root):
-    if name in scaling_tables.TABLES:
-        return scaling_tables.TABLES[name](root)
+    if name in COMPUTED:
+        return COMPUTED[name](root)
     path = root / "bench/tables" / f"{name}.md"
     if not path.exists():
         raise TableError(f"no {path.relative_to(root)}")
@@ -136,7 +139,7 @@ def run(root, documents, check):
         for path in sorted((root / "bench/tables").glob("*.md")):
             if path.stem not in used:
                 raise TableError(f"{path.relative_to(root)} is in no document")
-        computed = set(scaling_tables.TABLES)
+        computed = set(COMPUTED)
         if computed & set(used) and computed - set(used):
             raise TableError(f"{min(computed - set(used))} is in no document")
     return changed

@@ -1,6 +1,7 @@
 #include "bench/probe/probe.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -99,6 +100,10 @@ double probe_read(ThreadPool& pool, int64_t bytes, double seconds) {
   return static_cast<double>(chunks * kChunk * repeats) / duration;
 }
 
+int64_t uncached_bytes() {
+  return std::max<int64_t>(256'000'000, 4 * int64_t{sysconf(_SC_LEVEL3_CACHE_SIZE)});
+}
+
 double probe_math(ThreadPool& pool, ProbeMath math, double seconds) {
   const auto kernel = math == ProbeMath::kBF16 ? probe_kernels().bf16 : probe_kernels().f32;
   constexpr int64_t kRounds = 100'000;
@@ -121,8 +126,8 @@ ProbeResult probe_machine(int threads) {
   result.isa = name_of(cpu_isa());
   for (ThreadPool* pool : {&one, &all}) {
     if (pool == &all && all.num_threads() == 1) break;
-    for (const int64_t megabytes : {256, 28, 16, 4}) {
-      const int64_t bytes = megabytes * 1'000'000;
+    for (const int64_t bytes :
+         {uncached_bytes(), int64_t{28'000'000}, int64_t{16'000'000}, int64_t{4'000'000}}) {
       result.reads.push_back({pool->num_threads(), bytes, probe_read(*pool, bytes)});
     }
     result.math.push_back({pool->num_threads(), probe_math(*pool, ProbeMath::kBF16),

@@ -15,6 +15,9 @@ namespace fathom {
 // contiguous part, again and again: the best of the passes within `seconds`.
 double probe_read(ThreadPool& pool, int64_t bytes, double seconds = 0.15);
 
+// So many bytes that a pass is read from memory: four times the last-level cache, at least 256 MB.
+int64_t uncached_bytes();
+
 enum class ProbeMath {
   kBF16,  // bf16 dot products summed in fp32; fp32 multiply-adds where the CPU has none
   kF32,   // fp32 multiply-adds
@@ -35,7 +38,7 @@ struct ProbeResult {
     double f32_flops;
   };
   std::string isa;
-  std::vector<Read> reads;  // 256, 28, 16 and 4 MB
+  std::vector<Read> reads;  // uncached_bytes(), 28, 16 and 4 MB
   std::vector<Math> math;
 };
 

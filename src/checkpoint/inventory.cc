@@ -31,12 +31,19 @@ Inventory count(const Checkpoint& checkpoint, const LoadOptions& options) {
     const bool counts = group && *group != WeightGroup::kScales;
     add(group ? inventory.groups[static_cast<size_t>(*group)] : inventory.unused,
         {1, counts ? elements : 0, entry.bytes});
+    if (group == WeightGroup::kScales) {
+      const std::string weight = name.substr(0, name.rfind('.')) + ".weight";
+      if (names.classify(weight) == WeightGroup::kExperts) {
+        inventory.expert_scale_bytes += entry.bytes;
+      }
+    }
     if (is_quantized_while_loading(checkpoint, options, names.is_linear(name), entry.dtype)) {
       GroupTotals& group_totals = inventory.groups[static_cast<size_t>(*group)];
       group_totals.bytes -= entry.bytes - elements;
       int64_t scales = 1;
       for (const int64_t size : entry.shape) scales *= ceil_div(size, kScaleBlock);
       add(inventory.groups[static_cast<size_t>(WeightGroup::kScales)], {1, 0, 4 * scales});
+      if (*group == WeightGroup::kExperts) inventory.expert_scale_bytes += 4 * scales;
     }
   }
   return inventory;

@@ -18,6 +18,7 @@ struct GroupTotals {
 
 struct Inventory {
   std::array<GroupTotals, kNumWeightGroups> groups;  // by WeightGroup
+  int64_t expert_scale_bytes = 0;                    // of kScales: what belongs to routed experts
   GroupTotals unused;                                // tensors that do not belong to such a model
 
   const GroupTotals& of(WeightGroup group) const { return groups[static_cast<size_t>(group)]; }

@@ -56,5 +56,18 @@ TEST(ModelWork, OfTheBundledModel) {
                    2 * 100 * 8 * 1152);
 }
 
+// Four bits: scales are a ninth of the bytes, and of the experts only those selected are read.
+TEST(ModelWork, OfFourBits) {
+  const auto checkpoint = Checkpoint::open_dummy(FATHOM_SOURCE_DIR "/bench/models/v2-lite-int4");
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  // 27 layers of 16 heads, hidden 2,048; 26 with 6 + 2 experts of 1,408, one dense of 10,944.
+  const double attention = 2048 * (16 * 192 + 576) + 512 * 16 * 256 + 16 * 128 * 2048;
+  const double linear = 27 * attention + 3.0 * 2048 * (26 * 8 * 1408 + 10944);
+  const double head = 102400.0 * 2048, gates = 26.0 * 64 * 2048;
+  const double expected = linear * 4.5 / 8 + (head + gates) * 2;
+  EXPECT_NEAR(decode_step_bytes(*checkpoint, LoadOptions(), CacheFormat::kBF16, 1, 0), expected,
+              0.01 * expected);
+}
+
 }  // namespace
 }  // namespace fathom

@@ -14,6 +14,12 @@ double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
   const ModelConfig& config = checkpoint.config();
   const Inventory inventory = take_loaded_inventory(checkpoint, load);
   const auto sequences = static_cast<double>(batch);
+  double unread_experts = 0;  // the share of them that no token selects
+  if (config.num_experts > 0) {
+    const double chosen =
+        static_cast<double>(config.experts_per_token) / static_cast<double>(config.num_experts);
+    unread_experts = std::pow(1 - chosen, sequences);
+  }
   double bytes = 0;
   for (int i = 0; i < kNumWeightGroups; ++i) {
     const auto group = static_cast<WeightGroup>(i);
@@ -22,10 +28,9 @@ double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,
     if (group == WeightGroup::kEmbedding) {
       stored *= std::min(1.0, sequences / static_cast<double>(config.vocab_size));
     }
-    if (group == WeightGroup::kExperts && config.num_experts > 0) {
-      const double chosen =
-          static_cast<double>(config.experts_per_token) / static_cast<double>(config.num_experts);
-      stored *= 1 - std::pow(1 - chosen, sequences);
+    if (group == WeightGroup::kExperts) stored *= 1 - unread_experts;
+    if (group == WeightGroup::kScales) {
+      stored -= unread_experts * static_cast<double>(inventory.expert_scale_bytes);
     }
     bytes += stored;
   }

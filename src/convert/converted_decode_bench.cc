@@ -92,7 +92,7 @@ void run(const Options& options) {
       }
       ratios.push_back(ms[0].back() / ms[1].back());
     }
-    const double bandwidth = probe_read(pool, 256'000'000);
+    const double bandwidth = probe_read(pool, uncached_bytes());
     json::array variants;
     for (size_t i = 0; i < 2; ++i) {
       const StepBytes bytes = step_bytes(models[i], options.keys, batch);

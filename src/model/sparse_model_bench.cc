@@ -179,7 +179,7 @@ int run(int argc, char** argv) {
   json::object all{{"what", std::string("sparse_model_bench ") + argv[1]},
                    {"isa", name_of(cpu_isa())},
                    {"threads", pool().num_threads()},
-                   {"read_bytes_per_second", probe_read(pool(), 256'000'000)},
+                   {"read_bytes_per_second", probe_read(pool(), uncached_bytes())},
                    {"bf16_flops", probe_math(pool(), ProbeMath::kBF16)}};
   json::array cases;
   for (const Case& some : group.cases) cases.push_back(measure(group, some, models, rounds));

@@ -32,7 +32,7 @@ ThreadPool& pool() {
 }
 
 struct Limits {
-  double read = probe_read(pool(), 256'000'000);
+  double read = probe_read(pool(), uncached_bytes());
   double bf16 = probe_math(pool(), ProbeMath::kBF16);
 };
 

@@ -34,7 +34,7 @@ ThreadPool& pool() {
 }
 
 struct Limits {
-  double read = probe_read(pool(), 256'000'000);
+  double read = probe_read(pool(), uncached_bytes());
   double bf16 = probe_math(pool(), ProbeMath::kBF16);
   double f32 = probe_math(pool(), ProbeMath::kF32);
 };
@@ -141,7 +141,7 @@ void BM_Pack(benchmark::State& state) {
   for (int64_t i = 0; i < values.size(); ++i) {
     values.data()[i] = static_cast<std::byte>(random_bits(1, 2, static_cast<uint64_t>(i)));
   }
-  const std::vector<float> scales(16 * 56, 0.5f);
+  const std::vector<float> scales(size_t{16} * 56, 0.5f);
   ScaledMatrix source{values.view(dtype, {kRows, kCols}), {}, 128, 128};
   if (dtype == DType::kF8E4M3) source.scales = ConstTensorView(scales.data(), {16, 56});
   PackedMatrix packed = *PackedMatrix::allocate(kRows, kCols, format, "benchmark");

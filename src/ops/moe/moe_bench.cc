@@ -105,7 +105,7 @@ std::vector<int32_t> random_routing(const Shape& shape, int64_t rows, uint64_t s
 }
 
 void run(benchmark::State& state, const Shape& shape, const PackedForm& format, int64_t rows) {
-  const double read_limit = probe_read(pool(), 256'000'000);
+  const double read_limit = probe_read(pool(), uncached_bytes());
   const double math_limit = probe_math(pool(), ProbeMath::kBF16);
   const Layer layer(shape, format);
   const Buffer x = *Buffer::allocate(rows * shape.hidden * 2, "benchmark");
