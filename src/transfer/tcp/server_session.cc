@@ -57,7 +57,7 @@ Result<> ServerSession::on_lane(TransferConnection& from, Payload address) {
     }
   } else {
     if (!lane) return invalid("a lane was chosen where none was offered");
-    if (const auto connected = lane->connect(address); !connected) {
+    if (auto connected = lane->connect(address); !connected) {
       core_->lane_failed = !core_->options.needs_lane;
       return connected;
     }
