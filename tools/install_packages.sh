@@ -8,8 +8,8 @@ BUILD="g++ cmake ninja-build pkg-config libboost1.81-dev libboost-json1.81-dev l
   libpcre2-dev libxxhash-dev libexpected-dev libeigen3-dev libgmock-dev libgtest-dev libbenchmark-dev libedit-dev libyaml-cpp-dev
   python3 python3-pip python3-jsonschema patch"
 # Without these the build goes on: libjs-katex, the page's formulas; openmpi-bin, mpirun for its tests;
-# libzmq3-dev, events of the cache.
-BUILD_OPTIONAL="libjs-katex openmpi-bin libzmq3-dev"
+# libzmq3-dev, events of the cache; libucx-dev, pages through shared memory.
+BUILD_OPTIONAL="libjs-katex openmpi-bin libzmq3-dev libucx-dev"
 CHECK="clang-format clang-tidy git"
 FUZZ="clang-19 libclang-rt-19-dev"
 PAGE="chromium chromium-driver fonts-dejavu-core python3 python3-venv"

@@ -90,6 +90,8 @@ void write_peers(std::string_view labels, const PrefillPeersStats& stats, std::s
                 "Prompts that wait at prefill servers or are computed there.", labels,
                 stats.orders);
   counter("fathom_transfer_received_bytes_total", stats.bytes_received, "Bytes of pages received.");
+  counter("fathom_transfer_received_by_ucx_total", stats.lane_pieces_received,
+          "Pages received through UCX, not TCP.");
   counter("fathom_transfer_unordered_pieces_total", stats.foreign_pieces,
           "Pages that no order of their connection asked for; dropped.");
   counter("fathom_transfer_sessions_lost_total", stats.sessions_lost,
@@ -106,6 +108,8 @@ void write_server(std::string_view labels, const TransferServerStats& stats, std
                 labels, stats.sessions);
   counter("fathom_transfer_orders_total", stats.orders, "Prompts ordered by decode servers.");
   counter("fathom_transfer_sent_pieces_total", stats.pieces_sent, "Pages sent to decode servers.");
+  counter("fathom_transfer_sent_by_ucx_total", stats.lane_pieces_sent,
+          "Pages sent through UCX, not TCP.");
   counter("fathom_transfer_sent_bytes_total", stats.bytes_sent, "Bytes of them, with headers.");
   append_family(out, "fathom_transfer_refused_connections_total", "counter",
                 "Connections at --transfer-addr that were refused, by reason.");
@@ -128,7 +132,9 @@ Result<PrefillOptions> Separated::connect(const LoadedEngine& loaded) {
   peers_ = std::make_shared<PrefillPeers>(PrefillPeersOptions{.peers = plan_.peers,
                                                               .secret = plan_.secret,
                                                               .facts = facts,
-                                                              .page_bytes = loaded.page_bytes},
+                                                              .page_bytes = loaded.page_bytes,
+                                                              .make_lane = plan_.make_lane,
+                                                              .needs_lane = plan_.needs_lane},
                                           options.mailbox);
   FATHOM_RETURN_IF_ERROR(peers_->wait_until_tried(kFirstAttempt));
   options.link = peers_;
@@ -147,7 +153,9 @@ Result<> Separated::listen(const LoadedEngine& loaded) {
                                       .form = form_of(facts),
                                       .page_bytes = loaded.page_bytes,
                                       .max_tokens = loaded.max_model_len,
-                                      .window_bytes = plan_.window_bytes};
+                                      .window_bytes = plan_.window_bytes,
+                                      .make_lane = plan_.make_lane,
+                                      .needs_lane = plan_.needs_lane};
   auto server = TransferServer::create(
       options, [engine = loaded.engine.get()](std::shared_ptr<PieceReceiver> receiver) {
         return std::make_shared<LocalPrefill>(*engine, std::move(receiver));

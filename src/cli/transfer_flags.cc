@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "server/http/host.h"
+#include "transfer/ucx/ucx_lane.h"
 
 namespace fathom {
 namespace {
@@ -78,6 +79,18 @@ Result<> check_model(const ModelFlags& model) {
   return {};
 }
 
+Result<> choose_backend(const TransferFlags& flags, TransferPlan& plan) {
+  if (flags.backend == "tcp") return {};
+  plan.needs_lane = flags.backend == "ucx";
+  const auto usable = check_ucx();
+  if (usable) {
+    plan.make_lane = make_ucx_lane;
+  } else if (plan.needs_lane) {
+    return with_context("--transfer-backend ucx: ", usable.error());
+  }
+  return {};
+}
+
 }  // namespace
 
 void add_transfer_flags(CLI::App& command, TransferFlags* flags) {
@@ -98,6 +111,9 @@ void add_transfer_flags(CLI::App& command, TransferFlags* flags) {
                "Check a digest of each page that comes (--role decode)");
   group.count("--transfer-window-mib", &flags->window_mib, 1, 1 << 16,
               "Pages in MiB that may wait to be sent, or to be taken");
+  group.choice("--transfer-backend", &flags->backend, {"auto", "tcp", "ucx"},
+               "How pages go: auto takes shared memory (UCX) on one machine where both sides can, "
+               "else TCP");
 }
 
 Result<TransferPlan> transfer_plan(const TransferFlags& flags, const ModelFlags& model) {
@@ -121,7 +137,10 @@ Result<TransferPlan> transfer_plan(const TransferFlags& flags, const ModelFlags&
       begin = end + 1;
     }
   }
-  if (plan.is_separated()) FATHOM_RETURN_IF_ERROR(check_model(model));
+  if (plan.is_separated()) {
+    FATHOM_RETURN_IF_ERROR(check_model(model));
+    FATHOM_RETURN_IF_ERROR(choose_backend(flags, plan));
+  }
   return plan;
 }
 

@@ -10,6 +10,7 @@
 #include "cli/flags.h"
 #include "cli/model_flags.h"
 #include "comm/socket.h"
+#include "transfer/piece_lane.h"
 
 namespace fathom {
 
@@ -20,6 +21,7 @@ struct TransferFlags {
   std::string secret, secret_file;
   bool digests = false;
   int64_t window_mib = 64;
+  std::string backend = "auto";
 };
 
 void add_transfer_flags(CLI::App& command, TransferFlags* flags);
@@ -34,6 +36,8 @@ struct TransferPlan {
   std::string secret;              // empty: only this machine's addresses
   bool digests = false;
   int64_t window_bytes = 0;
+  MakeLane make_lane;       // empty: pages go by TCP
+  bool needs_lane = false;  // pages never go by TCP
 
   bool is_separated() const { return listen.has_value() || !peers.empty(); }
 };

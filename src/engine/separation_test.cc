@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iostream>
 #include <mutex>
 #include <thread>
 
@@ -172,6 +173,51 @@ TEST(Separation, LossyMessagesGiveTheRightAnswerOrAnError) {
   // How many come while their tickets are open depends on the machine.
   EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kRepeated)], 0);
   EXPECT_GT(sum.pieces[static_cast<size_t>(PieceVerdict::kWrongDigest)], 0);
+}
+
+// The same over 100,000 requests, with aborts in every state, copies that end late, of which every
+// 16th fails, and steps of the prefill side that fail: a right answer or an error, nothing lost.
+TEST(Separation, DISABLED_AHundredThousandRequests) {
+  constexpr int kLoads = 200, kRequests = 500;
+  PrefillStats sum;
+  int64_t finished = 0, failed = 0, aborted = 0;
+  for (uint32_t seed = 0; seed < kLoads && !HasFailure(); ++seed) {
+    Load load = separated_load(10'000 + seed);
+    load.num_requests = kRequests;
+    load.max_prompt = 150;
+    load.max_output = 12;
+    load.model.num_pages = 24;
+    load.separation->num_pages = 24;
+    load.separation->messages = {.share = 0.05, .seed = seed};
+    load.separation->fail_steps_every = seed % 4 == 0 ? 50 : 0;
+    load.steps_in_flight = 1 + static_cast<int>(seed % 2);
+    load.separation->steps_in_flight = 1 + static_cast<int>(seed / 2 % 2);
+    load.copies = {.late = seed % 3 == 0, .fail_every = 16};
+    load.separation->copies = {.late = seed % 3 == 1, .fail_every = 16};
+    load.options.prefill.patience = 20ms;
+    load.options.prefill.most_rows_here = seed % 2 == 0 ? 10'000 : 40;
+    load.abort_share = 0.1;
+    load.may_fail = true;
+    const EngineStats stats = run_once(load);
+    finished += stats.stopped + stats.length;
+    failed += stats.failed;
+    aborted += stats.aborted;
+    sum.failed += stats.prefill.failed;
+    sum.refused += stats.prefill.refused;
+    sum.computed_here += stats.prefill.computed_here;
+    sum.arrived += stats.prefill.arrived;
+    for (size_t i = 0; i < kNumPieceVerdicts; ++i) sum.pieces[i] += stats.prefill.pieces[i];
+  }
+  EXPECT_EQ(failed, sum.refused) << "no other error";
+  for (size_t i = 0; i < kNumPieceVerdicts; ++i) {
+    const auto verdict = static_cast<PieceVerdict>(i);
+    std::cout << name_of(verdict) << ": " << sum.pieces[i] << " pieces\n";
+  }
+  std::cout << kLoads * kRequests << " requests; choices: " << finished << " finished, " << aborted
+            << " aborted, " << failed << " ended with an error; orders: " << sum.arrived
+            << " arrived, " << sum.failed
+            << " failed; prompts computed by the decoding side for that: " << sum.computed_here
+            << '\n';
 }
 
 // Two engines and requests whose course can be counted.

@@ -75,6 +75,29 @@ class Answers(unittest.TestCase):
     def test_equal_with_drafts(self):
         self.compare(both=("--mtp", "2", "--mtp-always"))
 
+    def test_pages_by_tcp_and_through_shared_memory(self):
+        plain = Server(*FLAGS)
+        self.addCleanup(plain.kill)
+        bodies = [{"prompt": story(words, 30), "max_tokens": 8, "seed": 5} for words in (200, 900)]
+        expected = [said(plain.post("/v1/completions", body)) for body in bodies]
+        for backend in ("tcp", "ucx"):
+            with self.subTest(backend):
+                try:
+                    pair = Pair("--transfer-backend", backend)
+                except AssertionError as problem:  # it did not start
+                    self.assertEqual(backend, "ucx")
+                    self.assertRegex(str(problem), "--transfer-backend ucx: .*UCX")
+                    self.skipTest("UCX is not here")
+                self.addCleanup(pair.kill)
+                got = [said(pair.decode.post("/v1/completions", body)) for body in bodies]
+                self.assertEqual(got, expected)
+                pieces = pair.decode.metric("fathom_transfer_pieces_total")
+                self.assertGreater(pieces, 10)
+                self.assertEqual(pair.decode.metric("fathom_transfer_received_by_ucx_total"),
+                                 pieces if backend == "ucx" else 0)
+                pair.prefill.wait_for("fathom_transfer_sent_by_ucx_total",
+                                      pieces if backend == "ucx" else 0)
+
     def test_hits_of_the_prefill_side_are_reported(self):
         pair = Pair()
         self.addCleanup(pair.kill)

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/buffer.hpp>
@@ -54,6 +55,7 @@ void TransferConnection::on_header() {
   if (closed_) return;
   last_received_ = Clock::now();
   if (closing_) return close("it was refused");
+  if (lane_) return close("a frame came where none may");
   const auto header = read_frame_header(header_);
   if (!header) return close(header.error().message);
   const auto handler = handler_;
@@ -127,7 +129,12 @@ void TransferConnection::read_rows() {
 void TransferConnection::deliver_piece() {
   const auto handler = handler_;
   holds_piece_ = !handler->on_piece(*this, piece_);
-  if (!holds_piece_ && !closed_) read_header();
+  if (holds_piece_ || closed_) return;
+  if (lane_) {
+    schedule_lane();
+  } else {
+    read_header();
+  }
 }
 
 void TransferConnection::resume() {
@@ -136,6 +143,7 @@ void TransferConnection::resume() {
 
 void TransferConnection::send(Frame frame, std::shared_ptr<LentRows> rows) {
   if (closed_ || closing_) return;
+  if (lane_ && rows) return send_by_lane(frame, *rows);
   out_.push_back({.frame = std::move(frame), .rows = std::move(rows)});
   if (out_.size() == 1) sending_since_ = Clock::now();
   if (std::exchange(is_writing_, true)) return;
@@ -198,7 +206,7 @@ void TransferConnection::finish_frame() {
 }
 
 std::optional<TransferConnection::Time> TransferConnection::sending_since() const {
-  return out_.empty() ? std::nullopt : std::optional(sending_since_);
+  return is_sending() ? std::optional(sending_since_) : std::nullopt;
 }
 
 void TransferConnection::fail(const error_code& failure) {
@@ -209,14 +217,118 @@ void TransferConnection::fail_with_errno() {
   fail(error_code(errno, boost::system::system_category()));
 }
 
+void TransferConnection::use_lane(std::unique_ptr<PieceLane> lane) {
+  lane_ = std::move(lane);
+  lane_events_.emplace(socket_.get_executor());
+  Fd events(dup(lane_->event_fd()));  // the lane closes its own
+  error_code failure(events ? 0 : errno, boost::system::system_category());
+  if (events) lane_events_->assign(events.get(), failure);
+  if (failure) return fail_lane({Code::kUnavailable, failure.message()});
+  events.release();
+  schedule_lane();
+}
+
+void TransferConnection::send_by_lane(const Frame& frame, LentRows& rows) {
+  lane_bytes_ = static_cast<int64_t>(frame.size() + rows.size());
+  sending_since_ = Clock::now();
+  const auto header = std::span(frame).subspan(kFrameHeaderBytes).first<kPieceHeaderBytes>();
+  const auto sent = rows.read([&](std::span<const std::byte> all) -> Result<> {
+    if (all.size() != rows.size()) {
+      return error(Code::kResourceExhausted, "no memory for rows that were recalled");
+    }
+    return lane_->send(header, all);
+  });
+  if (!sent) return fail_lane(sent.error());
+  schedule_lane();
+}
+
+void TransferConnection::schedule_lane() {
+  if (std::exchange(lane_scheduled_, true)) return;
+  asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    self->lane_scheduled_ = false;
+    self->run_lane();
+  });
+}
+
+void TransferConnection::run_lane() {
+  // Others have their turn after so many pieces.
+  constexpr int kMostPieces = 8;
+  for (int pieces = 0; pieces < kMostPieces;) {
+    if (closed_) return;
+    const auto has_more = lane_->progress();
+    if (!has_more) return fail_lane(has_more.error());
+    if (step_lane()) {
+      ++pieces;
+    } else if (!*has_more) {
+      break;
+    }
+    if (pieces == kMostPieces) return schedule_lane();
+  }
+  if (closed_ || std::exchange(lane_waits_, true)) return;
+  lane_events_->async_wait(asio::posix::stream_descriptor::wait_read,
+                           [self = shared_from_this()](const error_code& failure) {
+                             self->lane_waits_ = false;
+                             if (!failure) self->run_lane();
+                           });
+}
+
+// Whether something was done behind which the lane may have something to do.
+bool TransferConnection::step_lane() {
+  bool has_done = false;
+  if (lane_bytes_ > 0 && !lane_->is_sending()) {
+    const int64_t bytes = std::exchange(lane_bytes_, 0);
+    const auto handler = handler_;
+    handler->on_sent(*this, bytes);
+    has_done = true;
+  }
+  if (!closed_ && lane_->has_received()) {
+    lane_receives_ = false;
+    last_received_ = Clock::now();
+    deliver_piece();
+    has_done = true;
+  }
+  return (!closed_ && take_offer()) || has_done;
+}
+
+bool TransferConnection::take_offer() {
+  if (holds_piece_ || lane_receives_) return false;
+  const auto offer = lane_->offer();
+  if (!offer) return false;
+  const auto handler = handler_;
+  const auto most = handler->most_bytes(*this, FrameType::kPiece);
+  const auto header = read_piece_header(offer->header);
+  if (!most || !header) {
+    close(most ? header.error().message : "a piece came where none may");
+    return false;
+  }
+  if (header->num_bytes < 0 || static_cast<uint64_t>(header->num_bytes) != offer->bytes ||
+      kPieceHeaderBytes + offer->bytes > *most) {
+    close(fmt::format("a piece has {} bytes of rows, its header says {}, at most {}", offer->bytes,
+                      header->num_bytes, *most - kPieceHeaderBytes));
+    return false;
+  }
+  piece_ = {.header = *header, .rows = handler->buffer(offer->bytes)};
+  lane_receives_ = true;
+  const auto begun = lane_->receive(piece_.rows);
+  if (!begun) fail_lane(begun.error());
+  return begun.has_value();
+}
+
+void TransferConnection::fail_lane(const Status& why) {
+  lane_has_failed_ = true;
+  close(why.message);
+}
+
 void TransferConnection::close_when_sent() { closing_ = true; }
 
 void TransferConnection::close(std::string why) {
   if (std::exchange(closed_, true)) return;
   error_code ignored;
   socket_.close(ignored);
+  if (lane_events_) lane_events_->close(ignored);
   asio::post(socket_.get_executor(), [self = shared_from_this(), why = std::move(why)] {
     self->out_.clear();  // what is lent goes back
+    self->lane_ = nullptr;
     const auto handler = std::exchange(self->handler_, nullptr);
     handler->on_closed(*self, why);
   });

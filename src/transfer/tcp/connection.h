@@ -1,5 +1,6 @@
 // A TCP connection that carries frames: reads them one after the other within the limits that its
-// handler sets, and sends what it is given.
+// handler sets, and sends what it is given. With a lane (transfer/piece_lane.h) pieces go by that,
+// and no frame may come any more; the connection tells when the other end has gone.
 //
 // Used on its I/O thread only, except last_received(). Alive while an operation is pending or an
 // owner holds it. Asks its handler before a byte of a frame is kept, so a stranger costs no memory.
@@ -7,6 +8,7 @@
 
 #include <array>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -16,6 +18,7 @@
 
 #include "base/status.h"
 #include "transfer/lent_rows.h"
+#include "transfer/piece_lane.h"
 #include "transfer/piece_mailbox.h"
 #include "transfer/piece_wire.h"
 #include "transfer/tcp/frame.h"
@@ -56,9 +59,14 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   void start() { read_header(); }
   // From the next frame on.
   void set_handler(std::shared_ptr<FrameHandler> handler) { handler_ = std::move(handler); }
+  // From now on; the lane is connected. What was to be sent before goes by the socket.
+  void use_lane(std::unique_ptr<PieceLane> lane);
+  bool has_lane() const { return lane_ != nullptr; }
+  // The connection was closed because its lane failed.
+  bool lane_has_failed() const { return lane_has_failed_; }
   // A frame; `rows` are what follows the bytes of `frame`, and are read where they lie.
   void send(Frame frame, std::shared_ptr<LentRows> rows = nullptr);
-  bool is_sending() const { return !out_.empty(); }
+  bool is_sending() const { return !out_.empty() || lane_bytes_ > 0; }
   void resume();
   // Calls on_closed() from a later turn of the I/O thread. What is still to be sent is not.
   void close(std::string why);
@@ -79,6 +87,12 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   void deliver_piece();
   void write();
   void finish_frame();
+  void send_by_lane(const Frame& frame, LentRows& rows);
+  void schedule_lane();
+  void run_lane();
+  bool step_lane();
+  bool take_offer();
+  void fail_lane(const Status& why);
   void fail(const boost::system::error_code& failure);
   void fail_with_errno();
 
@@ -103,6 +117,14 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   std::deque<Outgoing> out_;
   bool is_writing_ = false;  // write() goes on, or is about to be called
   Time last_received_, sending_since_;
+
+  std::unique_ptr<PieceLane> lane_;
+  std::optional<boost::asio::posix::stream_descriptor> lane_events_;
+  int64_t lane_bytes_ = 0;       // of the frame that is being sent
+  bool lane_receives_ = false;   // piece_
+  bool lane_scheduled_ = false;  // run_lane() is about to be called
+  bool lane_waits_ = false;      // for its events
+  bool lane_has_failed_ = false;
 };
 
 }  // namespace fathom

@@ -26,10 +26,10 @@ Result<FrameHeader> read_frame_header(std::span<const std::byte, kFrameHeaderByt
   std::memcpy(&wire, from.data(), sizeof wire);
   if (wire.magic != kFrameMagic) return invalid("what came is no frame of this protocol");
   if (wire.type < static_cast<uint32_t>(FrameType::kHello) ||
-      wire.type > static_cast<uint32_t>(FrameType::kPiece)) {
+      wire.type > static_cast<uint32_t>(FrameType::kLane)) {
     return invalid("a frame has type {}, known are {} to {}", wire.type,
                    static_cast<uint32_t>(FrameType::kHello),
-                   static_cast<uint32_t>(FrameType::kPiece));
+                   static_cast<uint32_t>(FrameType::kLane));
   }
   return FrameHeader{static_cast<FrameType>(wire.type), wire.bytes};
 }

@@ -25,6 +25,8 @@ enum class FrameType : uint32_t {
   kFailed = 10,    // prefill to decode: an order is given up
   kHeartbeat = 11,
   kPiece = 12,  // prefill to decode, data connection
+  kLane =
+      13,  // decode to prefill, data connection: pieces go by a lane to this address, or by none
 };
 
 struct FrameHeader {

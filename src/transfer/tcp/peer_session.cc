@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace fathom {
 
@@ -13,10 +14,11 @@ using asio::ip::tcp;
 using boost::system::error_code;
 
 PeerSession::PeerSession(asio::io_context& context, const PrefillPeersOptions& options, size_t peer,
-                         PeerSessionOwner& owner)
+                         bool with_lanes, PeerSessionOwner& owner)
     : context_(context),
       options_(options),
       peer_(peer),
+      with_lanes_(with_lanes),
       owner_(&owner),
       resolver_(context),
       began_(std::chrono::steady_clock::now()),
@@ -41,6 +43,9 @@ void PeerSession::connect_control(const tcp::resolver::results_type& addresses) 
         if (self->owner_ == nullptr) return;
         if (failure) return self->lose(failure.message());
         self->address_ = address;
+        error_code unknown;
+        self->is_same_machine_ =
+            socket->local_endpoint(unknown).address() == address.address() && !unknown;
         self->on_connected(std::move(*socket), StreamKind::kControl);
       });
 }
@@ -83,7 +88,10 @@ PeerSession::Stream& PeerSession::stream_of(const TransferConnection& connection
 
 std::optional<uint64_t> PeerSession::most_bytes(const TransferConnection& from, FrameType type) {
   const Stream& stream = stream_of(from);
-  if (stream.stage != Stage::kOpen && type == FrameType::kRefused) return kMaxSentenceBytes;
+  // A data connection may be refused for the lane that was chosen.
+  if (type == FrameType::kRefused && (stream.stage != Stage::kOpen || !is_control(stream))) {
+    return kMaxSentenceBytes;
+  }
   switch (stream.stage) {
     case Stage::kChallenge:
       if (type == FrameType::kChallenge) return std::tuple_size_v<Nonce>;
@@ -92,7 +100,7 @@ std::optional<uint64_t> PeerSession::most_bytes(const TransferConnection& from, 
       if (type == FrameType::kProof) return std::tuple_size_v<Proof>;
       break;
     case Stage::kWelcome:
-      if (type == FrameType::kWelcome) return kWelcomeBytes;
+      if (type == FrameType::kWelcome) return kMaxWelcomeBytes;
       break;
     case Stage::kOpen:
       if (!is_control(stream)) {
@@ -162,9 +170,35 @@ Result<> PeerSession::on_welcome(Stream& stream, Payload payload) {
     for (int64_t i = 0; i < options_.streams; ++i) connect_data();
     return {};
   }
+  FATHOM_RETURN_IF_ERROR(choose_lane(stream, welcome.lane));
   if (++open_ < options_.streams) return {};
   is_ready_ = true;
   owner_->on_ready(*this);
+  return {};
+}
+
+// Shared memory is of use on the same machine only; what is beyond it is tried if it is demanded.
+bool PeerSession::wants_lane() const {
+  return options_.make_lane && with_lanes_ && (is_same_machine_ || options_.needs_lane);
+}
+
+Result<> PeerSession::choose_lane(Stream& stream, std::span<const std::byte> offered) {
+  std::unique_ptr<PieceLane> lane;
+  Result<> made;
+  if (!offered.empty() && wants_lane()) {
+    auto created = options_.make_lane(options_.page_bytes, session_);
+    made = created ? (*created)->connect(offered) : tl::unexpected(created.error());
+    if (made) lane = std::move(*created);
+  }
+  if (options_.needs_lane && !lane) {
+    refusal_ = made ? "--transfer-backend is 'ucx' on the decode side, the prefill side sends "
+                      "pages by TCP"
+                    : made.error().message;
+    return error(Code::kInvalidArgument, "{}", refusal_);
+  }
+  if (!made) log_warning("transfer: pages come by TCP: {}", made.error().message);
+  stream.connection->send(lane_frame(lane ? lane->address() : std::span<const std::byte>()));
+  if (lane) stream.connection->use_lane(std::move(lane));
   return {};
 }
 
@@ -172,8 +206,9 @@ std::vector<std::byte> PeerSession::buffer(size_t bytes) {
   return owner_ == nullptr ? std::vector<std::byte>(bytes) : owner_->buffer(bytes);
 }
 
-bool PeerSession::on_piece(TransferConnection& /*from*/, PagePiece& piece) {
-  return owner_ == nullptr || owner_->on_piece(*this, piece);
+bool PeerSession::on_piece(TransferConnection& from, PagePiece& piece) {
+  lane_pieces_ += from.has_lane();
+  return owner_ == nullptr || owner_->on_piece(*this, piece, from.has_lane());
 }
 
 void PeerSession::resume() {
@@ -201,7 +236,8 @@ void PeerSession::abandon() {
   lose("");
 }
 
-void PeerSession::on_closed(TransferConnection& /*connection*/, const std::string& why) {
+void PeerSession::on_closed(TransferConnection& connection, const std::string& why) {
+  lane_failed_ |= connection.lane_has_failed();
   lose(why);
 }
 

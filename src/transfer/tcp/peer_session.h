@@ -27,18 +27,21 @@ class PeerSessionOwner {
   virtual void on_failed(PeerSession& session, FailedOrder failed) = 0;
   virtual std::vector<std::byte> buffer(size_t bytes) = 0;
   // False: there is no room; the session tries again after resume().
-  virtual bool on_piece(PeerSession& session, PagePiece& piece) = 0;
+  virtual bool on_piece(PeerSession& session, PagePiece& piece, bool by_lane) = 0;
 };
 
 class PeerSession : public FrameHandler, public std::enable_shared_from_this<PeerSession> {
  public:
+  // `with_lanes`: those of the options are wanted.
   PeerSession(boost::asio::io_context& context, const PrefillPeersOptions& options, size_t peer,
-              PeerSessionOwner& owner);
+              bool with_lanes, PeerSessionOwner& owner);
 
   void start();
   size_t peer() const { return peer_; }
   uint64_t engine() const { return engine_; }  // the other side's, once it is ready
   bool is_ready() const { return is_ready_; }
+  // A lane failed before any piece had come by one.
+  bool lanes_are_useless() const { return lane_failed_ && lane_pieces_ == 0; }
   void send(Frame frame) { control_->connection->send(std::move(frame)); }
   // Offers pieces that found no room once more.
   void resume();
@@ -67,6 +70,8 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   void on_connected(boost::asio::ip::tcp::socket socket, StreamKind kind);
   Result<> on_proof(Stream& stream, Payload payload);
   Result<> on_welcome(Stream& stream, Payload payload);
+  Result<> choose_lane(Stream& stream, std::span<const std::byte> offered);
+  bool wants_lane() const;
   Stream& stream_of(const TransferConnection& connection);
   bool is_control(const Stream& stream) const { return &stream == control_.get(); }
   void lose(const std::string& why);
@@ -74,14 +79,18 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   boost::asio::io_context& context_;
   const PrefillPeersOptions& options_;
   const size_t peer_;
+  const bool with_lanes_;
   PeerSessionOwner* owner_;  // null: lost
   boost::asio::ip::tcp::resolver resolver_;
   boost::asio::ip::tcp::endpoint address_;
   std::unique_ptr<Stream> control_;
   std::vector<std::unique_ptr<Stream>> data_;
   uint64_t session_ = 0, engine_ = 0;
+  bool is_same_machine_ = false;
   int64_t open_ = 0;  // data connections
   bool is_ready_ = false;
+  int64_t lane_pieces_ = 0;
+  bool lane_failed_ = false;
   std::string refusal_;  // empty: none
   TransferConnection::Time began_, last_heartbeat_;
 };

@@ -44,6 +44,7 @@ struct PrefillPeers::Parts : PeerSessionOwner {
     std::shared_ptr<PeerSession> session;  // I/O thread
     std::chrono::nanoseconds retry{};
     std::string told;  // the last failure that was logged
+    bool without_lanes = false;
     // Guarded by the mutex.
     bool is_tried = false;
     std::string refusal;
@@ -78,7 +79,7 @@ struct PrefillPeers::Parts : PeerSessionOwner {
   void on_done(PeerSession& session, const TicketId& id) override;
   void on_failed(PeerSession& session, FailedOrder failed) override;
   std::vector<std::byte> buffer(size_t size) override { return mailbox->buffer(size); }
-  bool on_piece(PeerSession& session, PagePiece& piece) override;
+  bool on_piece(PeerSession& session, PagePiece& piece, bool by_lane) override;
 
   std::string name_of(size_t peer) const { return to_string(options.peers[peer]); }
 
@@ -93,14 +94,16 @@ struct PrefillPeers::Parts : PeerSessionOwner {
   std::condition_variable tried;
   std::vector<Peer> peers;
   std::unordered_map<TicketId, Order, TicketIdHash> orders;
-  std::atomic<int64_t> sessions_lost{0}, refused{0}, pieces{0}, bytes{0}, foreign{0};
+  std::atomic<int64_t> sessions_lost{0}, refused{0}, pieces{0}, lane_pieces{0}, bytes{0},
+      foreign{0};
   std::thread thread;
 };
 
 void PrefillPeers::Parts::begin(size_t number) {
   if (stopping) return;
   Peer& peer = peers[number];
-  peer.session = std::make_shared<PeerSession>(context, options, number, *this);
+  peer.session = std::make_shared<PeerSession>(context, options, number,
+                                               options.needs_lane || !peer.without_lanes, *this);
   peer.session->start();
 }
 
@@ -221,6 +224,7 @@ void PrefillPeers::Parts::on_lost(PeerSession& session, const std::string& why, 
                 why);
     peer.told = why;
   }
+  peer.without_lanes |= session.lanes_are_useless();
   peer.session = nullptr;
   if (!stopping) retry(number);
 }
@@ -252,7 +256,7 @@ void PrefillPeers::Parts::on_failed(PeerSession& session, FailedOrder failed) {
   mailbox->fail(std::move(failed));
 }
 
-bool PrefillPeers::Parts::on_piece(PeerSession& session, PagePiece& piece) {
+bool PrefillPeers::Parts::on_piece(PeerSession& session, PagePiece& piece, bool by_lane) {
   const auto size = std::ssize(piece.rows);
   {
     const std::lock_guard lock(mutex);
@@ -264,6 +268,7 @@ bool PrefillPeers::Parts::on_piece(PeerSession& session, PagePiece& piece) {
   }
   if (!mailbox->put(piece)) return false;
   ++pieces;
+  lane_pieces += by_lane;
   bytes += size;
   return true;
 }
@@ -349,6 +354,7 @@ PrefillPeersStats PrefillPeers::stats() const {
                           .refused = parts_->refused,
                           .pieces_received = parts_->pieces,
                           .bytes_received = parts_->bytes,
+                          .lane_pieces_received = parts_->lane_pieces,
                           .foreign_pieces = parts_->foreign};
   const std::lock_guard lock(parts_->mutex);
   stats.peers = std::ssize(parts_->peers);

@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "comm/socket.h"
+#include "transfer/piece_lane.h"
 #include "transfer/piece_mailbox.h"
 #include "transfer/prompt_link.h"
 #include "transfer/tcp/facts.h"
@@ -28,7 +29,9 @@ struct PrefillPeersOptions {
   std::string secret = {};
   Facts facts = {};
   int64_t page_bytes = 0;
-  int64_t streams = 2;                                               // data connections to each
+  int64_t streams = 2;      // data connections to each
+  MakeLane make_lane = {};  // what is wanted beside TCP; empty: nothing
+  bool needs_lane = false;  // anywhere, not only on this machine, and pieces never go by TCP
   std::chrono::nanoseconds connect_limit = std::chrono::seconds(5);  // with all handshakes
   std::chrono::nanoseconds retry_first = std::chrono::milliseconds(100);
   std::chrono::nanoseconds retry_most = std::chrono::seconds(2);
@@ -44,7 +47,8 @@ struct PrefillPeersStats {
   int64_t orders = 0;  // held by peers now
   int64_t sessions_lost = 0, refused = 0;
   int64_t pieces_received = 0, bytes_received = 0;
-  int64_t foreign_pieces = 0;  // for no order of the session that they came by; not taken
+  int64_t lane_pieces_received = 0;  // of these, by a lane
+  int64_t foreign_pieces = 0;        // for no order of the session that they came by; not taken
 };
 
 class PrefillPeers : public PromptLink {

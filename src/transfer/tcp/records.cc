@@ -91,8 +91,11 @@ Frame welcome_frame(const Welcome& welcome) {
   WireWriter writer;
   writer.u64(welcome.session);
   writer.u64(welcome.engine);
+  writer.text({reinterpret_cast<const char*>(welcome.lane.data()), welcome.lane.size()});
   return frame_of(FrameType::kWelcome, writer);
 }
+
+Frame lane_frame(std::span<const std::byte> address) { return frame_of(FrameType::kLane, address); }
 
 Frame order_frame(const PromptOrder& order) {
   const Ticket& ticket = order.ticket;
@@ -172,7 +175,10 @@ Result<Welcome> read_welcome(Payload payload) {
   Welcome welcome;
   welcome.session = reader.u64();
   welcome.engine = reader.u64();
-  if (!reader.ended()) return malformed("welcome", payload);
+  const std::string lane = reader.text();
+  if (!reader.ended() || lane.size() > kMaxLaneAddressBytes) return malformed("welcome", payload);
+  const auto bytes = std::as_bytes(std::span(lane));
+  welcome.lane.assign(bytes.begin(), bytes.end());
   return welcome;
 }
 

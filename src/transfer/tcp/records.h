@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "transfer/piece_lane.h"
 #include "transfer/piece_receiver.h"
 #include "transfer/prompt_link.h"
 #include "transfer/tcp/facts.h"
@@ -17,7 +18,7 @@
 
 namespace fathom {
 
-inline constexpr uint32_t kTransferProtocol = 2;
+inline constexpr uint32_t kTransferProtocol = 3;
 
 enum class StreamKind : uint32_t { kControl = 0, kData = 1 };
 
@@ -30,10 +31,12 @@ struct Hello {
 struct Welcome {
   uint64_t session = 0;
   uint64_t engine = 0;  // the prefill server's
+  // Of a data connection: where pieces may go to and come from beside it; empty: nowhere.
+  std::vector<std::byte> lane = {};
 };
 
 // Limits of the fields, in bytes and entries.
-inline constexpr size_t kHelloBytes = 48, kWelcomeBytes = 16;
+inline constexpr size_t kHelloBytes = 48, kMaxWelcomeBytes = 32 + kMaxLaneAddressBytes;
 inline constexpr size_t kMaxFactsBytes = 16 << 10, kMaxFacts = 64;
 inline constexpr size_t kMaxSentenceBytes = 1 << 10;
 inline constexpr size_t kMaxSaltBytes = 256;
@@ -50,6 +53,7 @@ Frame proof_frame(const Proof& proof);
 Frame refused_frame(std::string_view why);
 Frame facts_frame(const Facts& facts);
 Frame welcome_frame(const Welcome& welcome);
+Frame lane_frame(std::span<const std::byte> address);
 Frame order_frame(const PromptOrder& order);
 Frame cancel_frame(const TicketId& id);
 Frame done_frame(const TicketId& id);

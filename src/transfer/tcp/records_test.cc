@@ -40,6 +40,12 @@ TEST(Records, WhatIsWrittenIsRead) {
   const auto welcome = read_welcome(payload_of(welcome_frame({.session = 12, .engine = 13})));
   EXPECT_EQ(welcome->session, 12u);
   EXPECT_EQ(welcome->engine, 13u);
+  EXPECT_TRUE(welcome->lane.empty());
+  const std::vector<std::byte> lane(kMaxLaneAddressBytes, std::byte{5});
+  EXPECT_EQ(read_welcome(payload_of(welcome_frame({.lane = lane})))->lane, lane);
+  EXPECT_LE(payload_of(welcome_frame({.lane = lane})).size(), kMaxWelcomeBytes);
+  const std::vector<std::byte> longer(kMaxLaneAddressBytes + 1);
+  EXPECT_FALSE(read_welcome(payload_of(welcome_frame({.lane = longer}))).has_value());
   EXPECT_EQ(*read_refused(payload_of(refused_frame("no"))), "no");
   EXPECT_EQ(*read_ticket_id(payload_of(cancel_frame({1, 2, 3}))), (TicketId{1, 2, 3}));
 
@@ -75,7 +81,7 @@ TEST(Records, FramesSayWhatFollows) {
   Frame other = frame;
   other[0] ^= std::byte{1};
   EXPECT_FALSE(read_frame_header(std::span(other).first<kFrameHeaderBytes>()).has_value());
-  for (const uint8_t type : {0, 13, 255}) {
+  for (const uint8_t type : {0, 14, 255}) {
     other = frame;
     other[4] = static_cast<std::byte>(type);
     EXPECT_FALSE(read_frame_header(std::span(other).first<kFrameHeaderBytes>()).has_value());

@@ -27,7 +27,9 @@ struct ServerCore {
   std::shared_ptr<boost::asio::io_context> context = std::make_shared<boost::asio::io_context>(1);
   std::set<std::shared_ptr<AcceptedConnection>> handshakes;
   std::map<uint64_t, std::shared_ptr<ServerSession>> sessions;
-  std::atomic<int64_t> num_sessions{0}, orders{0}, pieces_sent{0}, bytes_sent{0};
+  std::atomic<int64_t> num_sessions{0}, orders{0}, pieces_sent{0}, bytes_sent{0},
+      lane_pieces_sent{0};
+  bool lane_failed = false;  // none is offered any more
   std::array<std::atomic<int64_t>, kNumConnectionRefusals> refused{};
 };
 

@@ -3,6 +3,7 @@
 #include <boost/asio/post.hpp>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
 
 namespace fathom {
@@ -16,10 +17,55 @@ void ServerSession::start() {
   control_->send(welcome_frame({.session = id_, .engine = core_->options.engine}));
 }
 
-void ServerSession::add_stream(const std::shared_ptr<TransferConnection>& stream) {
-  streams_.push_back(stream);
-  stream->set_handler(shared_from_this());
-  stream->send(welcome_frame({.session = id_, .engine = core_->options.engine}));
+void ServerSession::add_stream(const std::shared_ptr<TransferConnection>& connection) {
+  Stream& stream = streams_.emplace_back();
+  stream.connection = connection;
+  Welcome welcome{.session = id_, .engine = core_->options.engine};
+  if (core_->options.make_lane && !core_->lane_failed) {
+    auto lane = core_->options.make_lane(core_->options.page_bytes, id_);
+    if (lane) {
+      stream.lane = std::move(*lane);
+      const auto address = stream.lane->address();
+      welcome.lane.assign(address.begin(), address.end());
+    } else {
+      log_warning("transfer: pieces go by TCP: {}", lane.error().message);
+      core_->lane_failed = true;
+    }
+  }
+  connection->set_handler(shared_from_this());
+  connection->send(welcome_frame(welcome));
+}
+
+ServerSession::Stream& ServerSession::stream_of(const TransferConnection& connection) {
+  for (Stream& stream : streams_) {
+    if (stream.connection.get() == &connection) return stream;
+  }
+  FATHOM_CHECK(false, "a connection of another session");
+}
+
+// What the other end has chosen for a data connection: the lane that it was offered, or none.
+Result<> ServerSession::on_lane(TransferConnection& from, Payload address) {
+  Stream& stream = stream_of(from);
+  auto lane = std::move(stream.lane);
+  if (address.empty()) {
+    if (core_->options.needs_lane) {
+      core_->count(ConnectionRefusal::kFacts);
+      from.send(refused_frame(
+          "--transfer-backend is 'ucx' on the prefill side, the decode side takes pages by TCP"));
+      from.close_when_sent();
+      return {};
+    }
+  } else {
+    if (!lane) return invalid("a lane was chosen where none was offered");
+    if (auto connected = lane->connect(address); !connected) {
+      core_->lane_failed = !core_->options.needs_lane;
+      return connected;
+    }
+    from.use_lane(std::move(lane));
+  }
+  stream.is_open = true;
+  send_waiting();
+  return {};
 }
 
 void ServerSession::tick(TransferConnection::Time now) {
@@ -31,7 +77,7 @@ void ServerSession::tick(TransferConnection::Time now) {
     return since && now - *since > core_->options.stall_limit;
   };
   bool stalled = is_stalled(*control_);
-  for (const auto& stream : streams_) stalled |= is_stalled(*stream);
+  for (const auto& stream : streams_) stalled |= is_stalled(*stream.connection);
   if (stalled) return close("the other end does not read");
   if (now - last_heartbeat_ < core_->options.heartbeat || control_->is_sending()) return;
   last_heartbeat_ = now;
@@ -67,7 +113,7 @@ bool ServerSession::put(const PieceHeader& header, std::shared_ptr<LentRows> row
 
 void ServerSession::send_waiting() {
   for (const auto& stream : streams_) {
-    if (stream->is_sending()) continue;
+    if (!stream.is_open || stream.connection->is_sending()) continue;
     Piece piece;
     {
       const std::lock_guard lock(mutex_);
@@ -75,14 +121,15 @@ void ServerSession::send_waiting() {
       piece = std::move(waiting_.front());
       waiting_.pop_front();
     }
-    stream->send(std::move(piece.head), std::move(piece.rows));
+    stream.connection->send(std::move(piece.head), std::move(piece.rows));
   }
 }
 
 void ServerSession::on_sent(TransferConnection& connection, int64_t bytes) {
   if (&connection == control_.get()) return;
-  if (bytes > static_cast<int64_t>(kFrameHeaderBytes + kPieceHeaderBytes)) {
+  if (stream_of(connection).is_open) {  // its welcome was no piece
     ++core_->pieces_sent;
+    if (connection.has_lane()) ++core_->lane_pieces_sent;
     core_->bytes_sent += bytes;
     const std::lock_guard lock(mutex_);
     bytes_ -= bytes;
@@ -104,7 +151,10 @@ void ServerSession::end_order(const TicketId& id, Frame news) {
 }
 
 std::optional<uint64_t> ServerSession::most_bytes(const TransferConnection& from, FrameType type) {
-  if (&from != control_.get()) return std::nullopt;
+  if (&from != control_.get()) {
+    if (type != FrameType::kLane || stream_of(from).is_open) return std::nullopt;
+    return kMaxLaneAddressBytes;
+  }
   switch (type) {
     case FrameType::kOrder:
       return kMaxOrderBytes + static_cast<uint64_t>(core_->options.max_tokens) * sizeof(int32_t);
@@ -117,8 +167,9 @@ std::optional<uint64_t> ServerSession::most_bytes(const TransferConnection& from
   }
 }
 
-Result<> ServerSession::on_frame(TransferConnection& /*from*/, FrameType type, Payload payload) {
+Result<> ServerSession::on_frame(TransferConnection& from, FrameType type, Payload payload) {
   if (type == FrameType::kHeartbeat) return {};
+  if (type == FrameType::kLane) return on_lane(from, payload);
   if (type == FrameType::kOrder) return on_order(payload);
   FATHOM_TRY(const TicketId id, read_ticket_id(payload));
   on_cancel(id);
@@ -162,7 +213,7 @@ void ServerSession::on_closed(TransferConnection& connection, const std::string&
   const auto self = shared_from_this();
   log_info("transfer: the session of the decode side at {} has ended: {}", connection.peer(), why);
   control_->close(why);
-  for (const auto& stream : streams_) stream->close(why);
+  for (const auto& stream : streams_) stream.connection->close(why);
   for (const TicketId& id : orders_) link_->cancel(id);
   orders_.clear();
   link_ = nullptr;  // it holds this

@@ -27,7 +27,7 @@ class ServerSession : public PieceReceiver,
       : core_(std::move(core)), id_(id), control_(std::move(control)) {}
 
   void start();
-  void add_stream(const std::shared_ptr<TransferConnection>& stream);
+  void add_stream(const std::shared_ptr<TransferConnection>& connection);
   int64_t num_streams() const { return std::ssize(streams_); }
   // Sends a heartbeat, and ends a session whose other end is silent or does not read.
   void tick(TransferConnection::Time now);
@@ -43,7 +43,15 @@ class ServerSession : public PieceReceiver,
   void on_sent(TransferConnection& connection, int64_t bytes) override;
 
  private:
+  struct Stream {
+    std::shared_ptr<TransferConnection> connection;
+    std::unique_ptr<PieceLane> lane;  // offered to the other end
+    bool is_open = false;             // the other end has said whether it takes the lane
+  };
+
   Result<> on_order(Payload payload);
+  Result<> on_lane(TransferConnection& from, Payload address);
+  Stream& stream_of(const TransferConnection& connection);
   void on_cancel(const TicketId& id);
   void end_order(const TicketId& id, Frame news);
   void send_waiting();
@@ -51,7 +59,7 @@ class ServerSession : public PieceReceiver,
   const std::shared_ptr<ServerCore> core_;
   const uint64_t id_;
   std::shared_ptr<TransferConnection> control_;
-  std::vector<std::shared_ptr<TransferConnection>> streams_;
+  std::vector<Stream> streams_;
   std::shared_ptr<PromptLink> link_;
   std::unordered_set<TicketId, TicketIdHash> orders_;  // neither done nor cancelled
   TransferConnection::Time last_heartbeat_;

@@ -15,6 +15,7 @@
 #include "base/pin_thread.h"
 #include "transfer/tcp/prefill_peers.h"
 #include "transfer/tcp/transfer_server.h"
+#include "transfer/ucx/ucx_lane.h"
 
 namespace fathom {
 namespace {
@@ -88,21 +89,30 @@ class SendingLink : public PromptLink {
 void BM_Transfer(benchmark::State& state) {
   const int64_t page_bytes = state.range(0);
   const bool with_digests = state.range(1) != 0;
+  const bool by_ucx = state.range(3) != 0;
+  if (const auto usable = check_ucx(); by_ucx && !usable) {
+    return state.SkipWithError(usable.error().message.c_str());
+  }
+  const MakeLane lane = by_ucx ? MakeLane(make_ucx_lane) : nullptr;
   set_log_level(LogLevel::kError);
   pin_thread(kPrefillCpu);
-  auto server = *TransferServer::create({.listen = {.host = "127.0.0.1", .port = 0},
-                                         .form = 1,
-                                         .page_bytes = page_bytes,
-                                         .max_tokens = kPages * 64},
-                                        [page_bytes](std::shared_ptr<PieceReceiver> receiver) {
-                                          return std::make_shared<SendingLink>(std::move(receiver),
-                                                                               page_bytes);
-                                        });
+  TransferServerOptions options;
+  options.listen = {.host = "127.0.0.1", .port = 0};
+  options.form = 1;
+  options.page_bytes = page_bytes;
+  options.max_tokens = kPages * 64;
+  options.make_lane = lane;
+  auto server =
+      *TransferServer::create(options, [page_bytes](std::shared_ptr<PieceReceiver> receiver) {
+        return std::make_shared<SendingLink>(std::move(receiver), page_bytes);
+      });
   pin_thread(decode_cpu());
   const auto mailbox = std::make_shared<PieceMailbox>(int64_t{64} << 20);
-  PrefillPeers peers(
-      {.peers = {server->endpoint()}, .page_bytes = page_bytes, .streams = state.range(2)},
-      mailbox);
+  PrefillPeers peers({.peers = {server->endpoint()},
+                      .page_bytes = page_bytes,
+                      .streams = state.range(2),
+                      .make_lane = lane},
+                     mailbox);
   while (peers.stats().ready == 0) std::this_thread::yield();
   std::vector<std::byte> pool(static_cast<size_t>(kPages * page_bytes));
   PieceMailbox::News news;
@@ -134,16 +144,22 @@ void BM_Transfer(benchmark::State& state) {
     peers.cancel(ticket.id);
   }
   mailbox->watch(nullptr);
+  FATHOM_CHECK(by_ucx == (peers.stats().lane_pieces_received > 0), "pieces went another way");
   state.SetBytesProcessed(state.iterations() * kPages * page_bytes);
 }
 // Pages of the bundled model (590 KB) and of V3 in bf16 (4.5 MB).
 BENCHMARK(BM_Transfer)
-    ->ArgNames({"page_bytes", "digests", "streams"})
-    ->Args({589'824, 0, 1})
-    ->Args({589'824, 0, 2})
-    ->Args({589'824, 0, 4})
-    ->Args({589'824, 1, 2})
-    ->Args({4'497'408, 0, 2})
+    ->ArgNames({"page_bytes", "digests", "streams", "ucx"})
+    ->Args({589'824, 0, 1, 0})
+    ->Args({589'824, 0, 2, 0})
+    ->Args({589'824, 0, 4, 0})
+    ->Args({589'824, 1, 2, 0})
+    ->Args({4'497'408, 0, 2, 0})
+    ->Args({589'824, 0, 1, 1})
+    ->Args({589'824, 0, 2, 1})
+    ->Args({589'824, 0, 4, 1})
+    ->Args({589'824, 1, 2, 1})
+    ->Args({4'497'408, 0, 2, 1})
     ->Unit(benchmark::kMillisecond)
     ->MeasureProcessCPUTime()  // of both sides
     ->UseRealTime();

@@ -133,7 +133,8 @@ TransferServerStats TransferServer::stats() const {
   TransferServerStats stats{.sessions = core.num_sessions,
                             .orders = core.orders,
                             .pieces_sent = core.pieces_sent,
-                            .bytes_sent = core.bytes_sent};
+                            .bytes_sent = core.bytes_sent,
+                            .lane_pieces_sent = core.lane_pieces_sent};
   for (size_t i = 0; i < kNumConnectionRefusals; ++i) stats.refused[i] = core.refused[i];
   return stats;
 }

@@ -19,6 +19,7 @@
 
 #include "base/status.h"
 #include "comm/socket.h"
+#include "transfer/piece_lane.h"
 #include "transfer/piece_receiver.h"
 #include "transfer/prompt_link.h"
 #include "transfer/tcp/facts.h"
@@ -35,6 +36,8 @@ struct TransferServerOptions {
   int64_t max_tokens = 0;  // of an order
   int64_t window_bytes = int64_t{64} << 20;
   int64_t max_sessions = 64, max_handshakes = 64, max_streams = 8, max_orders = 4096;
+  MakeLane make_lane = {};  // for decode sides that want one; empty: pieces go by TCP
+  bool needs_lane = false;  // decode sides that want none are refused
   std::chrono::nanoseconds handshake_limit = std::chrono::seconds(5);
   std::chrono::nanoseconds silence_limit = std::chrono::seconds(10);  // of a decoding engine
   std::chrono::nanoseconds stall_limit = std::chrono::seconds(30);    // for one frame to be sent
@@ -56,6 +59,7 @@ std::string_view name_of(ConnectionRefusal refusal);
 struct TransferServerStats {
   int64_t sessions = 0;  // open now
   int64_t orders = 0, pieces_sent = 0, bytes_sent = 0;
+  int64_t lane_pieces_sent = 0;                           // of these, by a lane
   std::array<int64_t, kNumConnectionRefusals> refused{};  // connections
 };
 

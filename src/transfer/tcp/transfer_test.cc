@@ -2,6 +2,7 @@
 // can do, losses. The engine behind the server is a link of the test.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include "transfer/tcp/prefill_peers.h"
 #include "transfer/tcp/records.h"
 #include "transfer/tcp/transfer_server.h"
+#include "transfer/ucx/ucx_lane.h"
 
 namespace fathom {
 namespace {
@@ -24,6 +26,27 @@ using namespace std::chrono_literals;
 constexpr int64_t kPageBytes = 4096;
 const Facts kFacts = {{"model files", "m"}, {"--kv-cache-dtype", "bf16"}};
 constexpr char kSecret[] = "a secret of sixteen";
+
+// How pieces go in this test.
+enum class By { kTcp, kUcx };
+By by = By::kTcp;
+
+std::string name_of_by(const testing::TestParamInfo<By>& info) {
+  return info.param == By::kTcp ? "tcp" : "ucx";
+}
+
+class OverEach : public testing::TestWithParam<By> {
+ protected:
+  void SetUp() override {
+    by = GetParam();
+    if (by == By::kTcp) return;
+    if (const auto usable = check_ucx(); !usable) GTEST_SKIP() << usable.error().message;
+  }
+};
+class Transfer : public OverEach {};
+class Strangers : public OverEach {};
+INSTANTIATE_TEST_SUITE_P(Each, Transfer, testing::Values(By::kTcp, By::kUcx), name_of_by);
+INSTANTIATE_TEST_SUITE_P(Each, Strangers, testing::Values(By::kTcp, By::kUcx), name_of_by);
 
 // Waits for what other threads do, however long they take.
 void wait_for(const std::function<bool()>& condition) {
@@ -85,6 +108,7 @@ struct Server {
     options.form = 7;
     if (options.page_bytes == 0) options.page_bytes = kPageBytes;
     options.max_tokens = 1000;
+    if (by == By::kUcx && !options.make_lane) options.make_lane = make_ucx_lane;
     auto created = TransferServer::create(options, [this](std::shared_ptr<PieceReceiver> receiver) {
       const std::lock_guard lock(mutex);
       auto link = std::make_shared<ScriptedLink>(std::move(receiver));
@@ -122,6 +146,7 @@ struct Decode {
     if (options.facts.empty()) options.facts = kFacts;
     if (options.page_bytes == 0) options.page_bytes = kPageBytes;
     options.retry_most = 200ms;
+    if (by == By::kUcx && !options.make_lane) options.make_lane = make_ucx_lane;
     links = std::make_unique<PrefillPeers>(options, mailbox);
   }
   void wait_ready(int64_t count = 1) {
@@ -154,7 +179,7 @@ struct Decode {
   std::vector<FailedOrder> failures;
 };
 
-TEST(Transfer, OrdersGoAndPiecesCome) {
+TEST_P(Transfer, OrdersGoAndPiecesCome) {
   Server server;
   Decode decode({server.server->endpoint()});
   ASSERT_TRUE(decode.links->wait_until_tried(2min).has_value());
@@ -182,12 +207,13 @@ TEST(Transfer, OrdersGoAndPiecesCome) {
   wait_for([&] { return !decode.links->holds(order.ticket.id); });
   decode.links->cancel(order.ticket.id);
   EXPECT_EQ(decode.links->stats().pieces_received, 3);
+  EXPECT_EQ(decode.links->stats().lane_pieces_received, by == By::kUcx ? 3 : 0);
   EXPECT_EQ(decode.links->stats().bytes_received, 3 * kPageBytes);
   wait_for([&] { return server.server->stats().pieces_sent == 3; });
   EXPECT_EQ(link->num_cancelled(), 0u) << "it had ended";
 }
 
-TEST(Transfer, CancelsAndFailuresArrive) {
+TEST_P(Transfer, CancelsAndFailuresArrive) {
   Server server;
   Decode decode({server.server->endpoint()});
   decode.wait_ready();
@@ -207,7 +233,7 @@ TEST(Transfer, CancelsAndFailuresArrive) {
 }
 
 // A full queue there is told, and for a while nothing more is sent there.
-TEST(Transfer, AFullQueueIsPassedBy) {
+TEST_P(Transfer, AFullQueueIsPassedBy) {
   Server server;
   server.refusal = Status{Code::kResourceExhausted, "the queue is full"};
   Decode decode({server.server->endpoint()}, {.pause = 1h});
@@ -221,7 +247,7 @@ TEST(Transfer, AFullQueueIsPassedBy) {
 }
 
 // While the mailbox is full nothing is read, and while the window is full nothing is taken.
-TEST(Transfer, BothWindowsAreBounded) {
+TEST_P(Transfer, BothWindowsAreBounded) {
   Server server({.window_bytes = 4 * kPageBytes});
   Decode decode({server.server->endpoint()}, {}, 2 * kPageBytes);
   decode.wait_ready();
@@ -304,7 +330,7 @@ struct LargePages {
   std::vector<std::shared_ptr<LentRows>> loans;
 };
 
-TEST(Transfer, PagesThatNoSocketTakesAtOnce) {
+TEST_P(Transfer, PagesThatNoSocketTakesAtOnce) {
   LargePages large;
   large.decode.collect(15);
   for (const PagePiece& piece : large.decode.pieces) {
@@ -314,7 +340,7 @@ TEST(Transfer, PagesThatNoSocketTakesAtOnce) {
 }
 
 // Some are being sent, others wait: the decode side takes nothing yet.
-TEST(Transfer, RowsThatAreRecalledArriveAsTheyWere) {
+TEST_P(Transfer, RowsThatAreRecalledArriveAsTheyWere) {
   LargePages large;
   for (const auto& rows : large.loans) rows->recall();
   for (auto& page : large.pages) std::fill(page.begin(), page.end(), std::byte{0xEE});
@@ -325,14 +351,14 @@ TEST(Transfer, RowsThatAreRecalledArriveAsTheyWere) {
   }
 }
 
-TEST(Transfer, WhatIsLentGoesBackWhenTheSessionEnds) {
+TEST_P(Transfer, WhatIsLentGoesBackWhenTheSessionEnds) {
   LargePages large;
   EXPECT_FALSE(large.all_are_back());
   large.decode.links.reset();
   wait_for([&] { return large.all_are_back(); });
 }
 
-TEST(Transfer, AnOrderGoesToTheOneItPrefers) {
+TEST_P(Transfer, AnOrderGoesToTheOneItPrefers) {
   Server first({.engine = 11}), second({.engine = 12});
   Decode decode({first.server->endpoint(), second.server->endpoint()});
   decode.wait_ready(2);
@@ -351,7 +377,7 @@ TEST(Transfer, AnOrderGoesToTheOneItPrefers) {
   EXPECT_TRUE(decode.links->order(order).has_value());
 }
 
-TEST(Transfer, OrdersOfALostSessionFailAndOthersTakeOver) {
+TEST_P(Transfer, OrdersOfALostSessionFailAndOthersTakeOver) {
   auto first = std::make_unique<Server>();
   Server second;
   Decode decode({first->server->endpoint(), second.server->endpoint()});
@@ -388,7 +414,7 @@ TEST(Transfer, OrdersOfALostSessionFailAndOthersTakeOver) {
 }
 
 // Prompts that begin alike come to the same server.
-TEST(Transfer, BeginningsStayTogether) {
+TEST_P(Transfer, BeginningsStayTogether) {
   Server one, other;
   Decode decode({one.server->endpoint(), other.server->endpoint()});
   decode.wait_ready(2);
@@ -400,7 +426,7 @@ TEST(Transfer, BeginningsStayTogether) {
   EXPECT_EQ(std::min(one.link()->num_orders(), other.link()->num_orders()), 0u);
 }
 
-TEST(Transfer, OtherModelsAreRefusedWithBothValues) {
+TEST_P(Transfer, OtherModelsAreRefusedWithBothValues) {
   Server server;
   Decode decode({server.server->endpoint()},
                 {.facts = {{"model files", "m"}, {"--kv-cache-dtype", "fp8"}}});
@@ -415,13 +441,100 @@ TEST(Transfer, OtherModelsAreRefusedWithBothValues) {
   EXPECT_EQ(server.server->stats().sessions, 0);
 }
 
-TEST(Transfer, AnotherSecretIsRefused) {
+TEST_P(Transfer, AnotherSecretIsRefused) {
   Server server;
   Decode decode({server.server->endpoint()}, {.secret = "another of sixteen"});
   const auto tried = decode.links->wait_until_tried(2min);
   ASSERT_FALSE(tried.has_value());
   EXPECT_NE(tried.error().message.find("secrets"), std::string::npos) << tried.error().message;
   EXPECT_GE(server.refused(ConnectionRefusal::kSecret), 1);
+}
+
+// A lane that connects to anything, and fails before a piece has come.
+class BrokenLane : public PieceLane {
+ public:
+  std::span<const std::byte> address() const override { return address_; }
+  Result<> connect(std::span<const std::byte>) override { return {}; }
+  int event_fd() const override { return event_.get(); }
+  Result<bool> progress() override { return error(Code::kUnavailable, "it is broken"); }
+  Result<> send(std::span<const std::byte, kPieceHeaderBytes>,
+                std::span<const std::byte>) override {
+    return {};
+  }
+  bool is_sending() const override { return false; }
+  std::optional<Offer> offer() const override { return {}; }
+  Result<> receive(std::vector<std::byte>&) override { return {}; }
+  bool has_received() override { return false; }
+
+ private:
+  std::vector<std::byte> address_ = {std::byte{1}};
+  Fd event_{eventfd(0, EFD_CLOEXEC)};
+};
+
+Result<std::unique_ptr<PieceLane>> make_broken_lane(int64_t, uint64_t) {
+  return std::make_unique<BrokenLane>();
+}
+
+Result<std::unique_ptr<PieceLane>> make_no_lane(int64_t, uint64_t) {
+  return error(Code::kUnavailable, "there is none");
+}
+
+class Lanes : public testing::Test {
+ protected:
+  void SetUp() override { by = By::kTcp; }
+  static void expect_a_piece_by_tcp(Server& server, Decode& decode) {
+    const PromptOrder order = Decode::order_of(1, 60);
+    wait_for([&] { return decode.links->order(order).has_value(); });
+    std::shared_ptr<ScriptedLink> link;
+    wait_for([&] {
+      const std::lock_guard lock(server.mutex);
+      link = server.links.back();
+      return link->num_orders() == 1;
+    });
+    const auto rows = rows_of(1);
+    EXPECT_TRUE(link->receiver->put(make_piece(order.ticket, 0, rows), lent(rows)));
+    decode.collect(1);
+    EXPECT_EQ(decode.links->stats().lane_pieces_received, 0);
+  }
+};
+
+TEST_F(Lanes, WithoutOneOnEitherSidePiecesGoByTcp) {
+  const std::vector<std::pair<MakeLane, MakeLane>> sides = {{make_broken_lane, nullptr},
+                                                            {nullptr, make_broken_lane},
+                                                            {make_no_lane, make_broken_lane},
+                                                            {make_broken_lane, make_no_lane}};
+  for (const auto& [theirs, ours] : sides) {
+    Server server({.make_lane = theirs});
+    Decode decode({server.server->endpoint()}, {.make_lane = ours});
+    decode.wait_ready();
+    expect_a_piece_by_tcp(server, decode);
+  }
+}
+
+TEST_F(Lanes, AfterOneThatFailsPiecesGoByTcp) {
+  Server server({.make_lane = make_broken_lane});
+  Decode decode({server.server->endpoint()}, {.make_lane = make_broken_lane});
+  wait_for([&] {
+    const std::lock_guard lock(server.mutex);
+    return server.links.size() == 2;
+  });
+  decode.wait_ready();
+  expect_a_piece_by_tcp(server, decode);
+}
+
+TEST_F(Lanes, OneThatIsDemandedIsNoneOrRefused) {
+  {
+    Server server;
+    Decode decode({server.server->endpoint()}, {.make_lane = make_broken_lane, .needs_lane = true});
+    const auto tried = decode.links->wait_until_tried(2min);
+    ASSERT_FALSE(tried.has_value());
+    EXPECT_NE(tried.error().message.find("'ucx' on the decode side"), std::string::npos)
+        << tried.error().message;
+  }
+  Server server({.make_lane = make_broken_lane, .needs_lane = true});
+  Decode decode({server.server->endpoint()});
+  wait_for([&] { return server.refused(ConnectionRefusal::kFacts) > 0; });
+  wait_for([&] { return decode.links->stats().refused > 0; });
 }
 
 // Bytes at the server's port, as a stranger may send them.
@@ -470,7 +583,7 @@ Frame header_only(FrameType type, uint64_t bytes) {
   return frame;
 }
 
-TEST(Strangers, GarbageAndHugeLengthsAreClosedAtOnce) {
+TEST_P(Strangers, GarbageAndHugeLengthsAreClosedAtOnce) {
   Server server;
   Decode decode({server.server->endpoint()});
   decode.wait_ready();
@@ -492,7 +605,7 @@ TEST(Strangers, GarbageAndHugeLengthsAreClosedAtOnce) {
 }
 
 // A recorded handshake of the right decode side, sent once more.
-TEST(Strangers, ARecordedHandshakeProvesNothing) {
+TEST_P(Strangers, ARecordedHandshakeProvesNothing) {
   Server server;
   Handshake handshake{.decode = random_nonce(), .prefill = {}, .kind = 0};
   const Frame hello = hello_frame({.nonce = handshake.decode});
@@ -523,7 +636,7 @@ TEST(Strangers, ARecordedHandshakeProvesNothing) {
   EXPECT_EQ(server.refused(ConnectionRefusal::kSecret), 1);
 }
 
-TEST(Strangers, ManyThatSayNothingAreBounded) {
+TEST_P(Strangers, ManyThatSayNothingAreBounded) {
   Server server({.max_handshakes = 3, .handshake_limit = 1h});
   std::vector<std::unique_ptr<Stranger>> strangers;
   strangers.reserve(8);
@@ -535,7 +648,7 @@ TEST(Strangers, ManyThatSayNothingAreBounded) {
   EXPECT_EQ(server.refused(ConnectionRefusal::kTimeout), 0);
 }
 
-TEST(Strangers, ThoseThatSayNothingTimeOut) {
+TEST_P(Strangers, ThoseThatSayNothingTimeOut) {
   Server server({.max_handshakes = 3, .handshake_limit = 300ms});
   std::vector<std::unique_ptr<Stranger>> strangers;
   strangers.reserve(3);
@@ -563,7 +676,7 @@ struct Insider {
   Stranger connection;
 };
 
-TEST(Strangers, RulesAreKeptBehindTheHandshakeToo) {
+TEST_P(Strangers, RulesAreKeptBehindTheHandshakeToo) {
   Server server;
   size_t number = 0;
   const auto expect_end = [&](const std::vector<Frame>& frames, size_t orders) {
@@ -592,7 +705,7 @@ TEST(Strangers, RulesAreKeptBehindTheHandshakeToo) {
 }
 
 // A decode side that orders and then reads nothing: what waits for it is bounded, and it is let go.
-TEST(Strangers, OneThatDoesNotReadIsLetGo) {
+TEST_P(Strangers, OneThatDoesNotReadIsLetGo) {
   Server server({.window_bytes = 8 * kPageBytes, .silence_limit = 500ms});
   const Insider insider(server.server->endpoint());
   insider.connection.send(order_frame(Decode::order_of(1)));
@@ -609,7 +722,7 @@ TEST(Strangers, OneThatDoesNotReadIsLetGo) {
 }
 
 // The receiver's side: a server that sends what was not ordered, or another size.
-TEST(Strangers, PiecesThatNobodyOrderedAreDropped) {
+TEST_P(Strangers, PiecesThatNobodyOrderedAreDropped) {
   Server server;
   Decode decode({server.server->endpoint()});
   decode.wait_ready();
