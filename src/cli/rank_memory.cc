@@ -54,6 +54,17 @@ int64_t mtp_layers_bytes(const Checkpoint& checkpoint, int64_t layers) {
   return bytes;
 }
 
+// Of the head's copy that MTP layers draft with, if there is one (ModelWeights::draft_head).
+int64_t draft_head_bytes(const Checkpoint& checkpoint, const ModelRunnerOptions& options) {
+  const ModelConfig& config = checkpoint.config();
+  const int64_t layers = num_drafting_layers(config, options.max_drafts);
+  if (layers == 0 || options.compute != DType::kBF16) return 0;
+  const ModelSpec spec = make_spec(config, options.placement, 0, options.expert_table, layers);
+  const auto head = checkpoint.tensors().find(spec.head.name);
+  if (head == checkpoint.tensors().end() || size_of(head->second.dtype) < 2) return 0;
+  return DraftHead::bytes_of(config.vocab_size, config.hidden);
+}
+
 // How many of all layers' routed experts these ranks hold; the ranks of a process share an expert's
 // weights.
 double expert_share(const ModelConfig& config, const ModelRunnerOptions& options, int first,
@@ -81,6 +92,7 @@ std::vector<MemoryLine> weights_here(const Checkpoint& checkpoint,
   int64_t cut = 0, experts_of_rank = 0;
   for (const MemoryLine& group : weight_lines(inventory, false)) cut += group.bytes;
   cut += mtp_layers_bytes(checkpoint, num_drafting_layers(checkpoint.config(), options.max_drafts));
+  cut += draft_head_bytes(checkpoint, options);
   std::vector<MemoryLine> lines;
   if (options.expert_table != nullptr) {
     const ModelConfig& config = checkpoint.config();

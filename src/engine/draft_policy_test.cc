@@ -36,8 +36,12 @@ Shares all(double share) { return {share, share, share}; }
 DraftPolicy policy_of(double row, double draft) {
   DraftPolicy policy;
   for (int i = 0; i < RowTimes::kEnough; ++i) {
-    for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64}) {
-      policy.record_step(rows, 0.010 + row * static_cast<double>(rows - 1));
+    const auto seconds = [&](int64_t rows) { return 0.010 + row * static_cast<double>(rows - 1); };
+    for (const int64_t sequences : {1, 2, 16}) {
+      policy.record_step(sequences, sequences, seconds(sequences));
+    }
+    for (const int64_t rows : {2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64}) {
+      policy.record_step(1, rows, seconds(rows));
     }
     for (const int64_t sequences : {1, 2, 8, 16}) {
       for (int64_t drafts = 1; drafts <= kMaxDrafts; ++drafts) {
@@ -113,6 +117,16 @@ TEST(DraftPolicy, ANewSequenceIsLikeTheOthers) {
   EXPECT_EQ(Decoding({all(-1)}).chosen_by(policy), (std::vector<int64_t>{1}));
 }
 
+// Before much is known an outcome says more.
+TEST(DraftPolicy, TheFirstOutcomesSayMost) {
+  DraftPolicy policy = policy_of(0.001, 0.002);
+  for (int i = 0; i < 24; ++i) {
+    Sequence sequence;
+    policy.record_window(sequence, 1, 0);
+  }
+  EXPECT_EQ(Decoding({all(-1)}).chosen_by(policy), (std::vector<int64_t>{0}));
+}
+
 TEST(DraftPolicy, WhatComesAfterARejectedDraftSaysNothing) {
   DraftPolicy one, other;
   Sequence once, often;
@@ -150,7 +164,7 @@ struct Machine {
     const double drafting_s = draft * static_cast<double>(step.most_drafts);
     const double step_s = 0.010 + row * static_cast<double>(rows - 1);
     if (step.most_drafts > 0) policy.record_drafting(drafting, step.most_drafts, drafting_s);
-    policy.record_step(rows, step_s);
+    policy.record_step(std::ssize(sequences), rows, step_s);
     step.seconds = drafting_s + step_s;
     for (const StepEntry& entry : entries) {
       int64_t right = 0;
@@ -209,6 +223,59 @@ TEST(DraftPolicy, LosesNoMoreThanItsShare) {
   }
 }
 
+// Sequences whose rows cost nearly as much as steps of their own, in runs as short as a batch's:
+// few of many try drafts, and what they show is believed of all.
+TEST(DraftPolicy, ManySequencesTryLittle) {
+  constexpr int kSteps = 40;
+  for (const size_t count : {32, 64, 128}) {
+    Machine machine{.row = 0.006, .draft = 0.002};
+    DraftPolicy policy;
+    std::vector<Sequence> sequences(count);
+    double seconds = 0, tokens = 0;
+    for (int i = 0; i < kSteps; ++i) {
+      const Machine::Step step = machine.step(policy, sequences, 0.5);
+      seconds += step.seconds;
+      tokens += step.tokens;
+    }
+    const auto batch = static_cast<double>(count);
+    const double lost = seconds * machine.rate(batch, 0, 0) / batch - tokens / batch;  // steps
+    EXPECT_GT(lost, 0) << "nothing was tried";
+    EXPECT_LT(lost, 0.35) << count << " sequences";
+  }
+}
+
+// Times of fewer sequences tell that twice the rows take twice as long. So nothing is tried.
+TEST(DraftPolicy, TriesNothingThatTimesOfOthersRuleOut) {
+  Machine machine{.row = 0.010, .draft = 0.002};
+  DraftPolicy policy;
+  for (const size_t count : {1, 2, 4, 8, 16, 32, 64}) {
+    for (int i = 0; i < RowTimes::kEnough; ++i) {
+      policy.record_step(static_cast<int64_t>(count), static_cast<int64_t>(count),
+                         0.010 * static_cast<double>(count));
+    }
+  }
+  std::vector<Sequence> sequences(48);
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(machine.step(policy, sequences, 1).most_drafts, 0);
+}
+
+// Two rows of one sequence cost less than two sequences, whose caches are two.
+TEST(DraftPolicy, RowsOfOneSequenceHaveTheirOwnTimes) {
+  DraftPolicy policy;
+  for (int i = 0; i < RowTimes::kEnough; ++i) {
+    policy.record_step(1, 1, 0.010);
+    policy.record_step(1, 2, 0.012);
+    policy.record_step(2, 2, 0.020);
+    policy.record_step(2, 4, 0.040);
+    policy.record_drafting(1, 1, 0.002);
+    policy.record_drafting(2, 1, 0.002);
+  }
+  Decoding one({all(0.9)}), two({all(0.9), all(0.9)});
+  for (StepEntry& entry : one.entries) entry.num_drafts = 1;
+  for (StepEntry& entry : two.entries) entry.num_drafts = 1;
+  EXPECT_EQ(one.chosen_by(policy), (std::vector<int64_t>{1}));
+  EXPECT_EQ(two.chosen_by(policy), (std::vector<int64_t>{0, 0}));
+}
+
 // Every number of drafts is tried now and then, so that a bad first time or another load of the
 // machine does not decide for ever.
 TEST(DraftPolicy, TriesWhatItDoesNotKnow) {
@@ -253,7 +320,7 @@ TEST(DraftPolicy, AttemptsWithoutATimeEnd) {
   DraftPolicy policy;
   for (int i = 0; i < 4 * RowTimes::kEnough; ++i) {
     Decoding({all(0)}).chosen_by(policy);
-    policy.record_step(1, 0.010);
+    policy.record_step(1, 1, 0.010);
   }
   int64_t drafted = 0;
   for (int i = 0; i < 100; ++i) drafted += Decoding({all(0)}).chosen_by(policy)[0] > 0;
@@ -273,6 +340,10 @@ TEST(RowTimes, EstimatesFromTheNearest) {
   for (const double seconds : {1.0, 0.020, 0.020}) times.add(8, seconds);
   EXPECT_LT(times.at(8), 0.021);
   times.add(100'000'000, 1);
+  RowTimes linear;
+  for (const int64_t rows : {32, 64, 128}) linear.add(rows, 0.001 * static_cast<double>(rows));
+  EXPECT_NEAR(linear.at(256), 0.256, 0.02);
+  EXPECT_NEAR(linear.at(90), 0.090, 0.005);
   times.add(2, 0);  // a clock that stands
   EXPECT_GT(times.at(2), 0);
 }

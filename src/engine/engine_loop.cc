@@ -465,7 +465,7 @@ void EngineLoop::count_step(const Step& step) {
   };
   if (std::all_of(step.plan.entries.begin(), step.plan.entries.end(), is_decode)) {
     const std::chrono::duration<double> seconds = last_step_ - std::max(step.drafted, begun);
-    lanes_.draft_policy().record_step(rows, seconds.count());
+    lanes_.draft_policy().record_step(std::ssize(step.plan.entries), rows, seconds.count());
   }
   const auto kind = std::ranges::lower_bound(kStepRowBounds, rows) - std::begin(kStepRowBounds);
   ++counters_.steps_by_rows[static_cast<size_t>(kind)];

@@ -116,7 +116,8 @@ void expect_law(uint64_t count) {
     const Draws with = draw(model, {kMaxDrafts, kind}, count);
     const double accepted = static_cast<double>(with.stats.accepted_tokens) /
                             static_cast<double>(with.stats.draft_tokens);
-    std::printf("drafter %d: %.3f of the drafts accepted\n", static_cast<int>(kind), accepted);
+    std::printf("drafter %d: %.3f of the drafts accepted, chi-square %+.2f deviations\n",
+                static_cast<int>(kind), accepted, deviation(with));
     EXPECT_EQ(accepted == 1, kind == Kind::kRight);
     EXPECT_GT(accepted, 0.05);
     EXPECT_LT(deviation(with), kMostDeviation) << "drafter " << static_cast<int>(kind);

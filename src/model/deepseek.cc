@@ -96,7 +96,7 @@ void DeepSeekModel::forward(const ForwardBatch& batch, const LatentCache& cache,
   if (has_mtp())
     make_states(step, x, weights_.final_norm,
                 workspace_.hidden.view(options_.compute, {rows, config_.hidden}));
-  logits(step, x, weights_.final_norm, logits_out, tokens);
+  logits(step, x, weights_.final_norm, {}, logits_out, tokens);
   if (has_mtp()) write_mtp_rows(batch, cache);
 }
 
@@ -287,8 +287,8 @@ void DeepSeekModel::exchanged_moe(const MoeWeights& weights, int64_t moe_layer,
 }
 
 ConstTensorView DeepSeekModel::logits(const Step& step, ConstTensorView residual,
-                                      const Buffer& norm, TensorView out,
-                                      std::span<int32_t> tokens) {
+                                      const Buffer& norm, const DraftHead& draft_head,
+                                      TensorView out, std::span<int32_t> tokens) {
   const std::vector<int32_t>& wanted = step.batch.logit_rows;
   const auto count = static_cast<int64_t>(wanted.size());
   if (count == 0) {
@@ -312,8 +312,15 @@ ConstTensorView DeepSeekModel::logits(const Step& step, ConstTensorView residual
     rms_norm(stream_, residual.rows(wanted[i], run), norm_weight(norm), eps_, normed.rows(i, run));
     i += run;
   }
+  const auto multiply = [&](TensorView to) {
+    if (draft_head.empty()) {
+      linear(stream_, normed, weights_.head, to);
+    } else {
+      approximate_logits(stream_, normed, draft_head, bytes_of(workspace_.mtp_hidden), to);
+    }
+  };
   if (lane_ == nullptr) {
-    linear(stream_, normed, weights_.head, out);
+    multiply(out);
     return normed;
   }
   if (step.rows.are_divided()) {
@@ -331,7 +338,7 @@ ConstTensorView DeepSeekModel::logits(const Step& step, ConstTensorView residual
     logits_part_ = std::move(*larger);
   }
   const TensorView part = logits_part_.view(DType::kF32, {count, vocabulary_.count});
-  linear(stream_, normed, weights_.head, part);
+  multiply(part);
   collect_logits(*lane_, part, step.batch.largest_only, config_.vocab_size, out, tokens,
                  stream_.pool());
   return normed;

@@ -198,9 +198,10 @@ class DeepSeekModel {
   Routes route(const MoeWeights& weights, ConstTensorView x, Slice some);
   void host_experts();
   void embed(const Step& step, TensorView residual);
-  // Returns the normed states of the batch's logit rows, on all ranks.
+  // Returns the normed states of the batch's logit rows, on all ranks. draft_head: empty for the
+  // head itself.
   ConstTensorView logits(const Step& step, ConstTensorView residual, const Buffer& norm,
-                         TensorView out, std::span<int32_t> tokens);
+                         const DraftHead& draft_head, TensorView out, std::span<int32_t> tokens);
   // MTP layers (deepseek_mtp.cc), counted from 0.
   struct MtpRows;
   bool has_mtp() const { return !weights_.mtp.empty(); }

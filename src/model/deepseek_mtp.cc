@@ -213,7 +213,8 @@ void DeepSeekModel::draft_logits(int64_t layer, const MtpRows& rows,
   if (shares_keys) step.key_sources = std::move(key_sources);
   const TensorView residual = workspace_.residual.view(DType::kF32, {count, config_.hidden});
   run_mtp_layer(layer, step, rows, cache, residual);
-  logits(step, residual, weights_.mtp[static_cast<size_t>(layer)].head_norm, logits_out, tokens);
+  logits(step, residual, weights_.mtp[static_cast<size_t>(layer)].head_norm, weights_.draft_head,
+         logits_out, tokens);
   if (shares_keys) keep_draft_keys(step, rows.batch.logit_rows);
 }
 

@@ -63,6 +63,25 @@ class WeightCollector {
     return {};
   }
 
+  // The head as MTP layers draft with it. Left empty where the model computes in fp32, for
+  // comparisons, and where the head's own form is not bf16: others are small already.
+  Result<> draft_head(const TensorPart& part, DraftHead* out) {
+    FATHOM_TRY(const PackedForm form, form_of({&part}));
+    const bool is_bf16 = compute_ == DType::kBF16 && form.format == WeightFormat::kBF16;
+    if (part.empty() || !is_bf16) return {};
+    if (DraftHead* const held = find(draft_heads_, part)) {
+      *out = held->share();
+      return {};
+    }
+    FATHOM_TRY(*out, DraftHead::allocate(part.rows.count, part.cols.count, part.name));
+    draft_heads_.emplace(key_of(part), out);
+    add(part, [out](const ScaledMatrix& source) -> Result<> {
+      out->pack(source);
+      return {};
+    });
+    return {};
+  }
+
   // gate_proj, up_proj and down_proj of one SwiGLU block.
   Result<> mlp(const MlpSpec& spec, MlpWeights* out) {
     if (spec.width() == 0) return {};
@@ -325,6 +344,7 @@ class WeightCollector {
   std::map<Key, Buffer*> buffers_;
   std::map<Key, PackedMatrix*> matrices_;
   std::map<Key, AttentionWeights*> kv_bs_;
+  std::map<Key, DraftHead*> draft_heads_;
   std::deque<StackedColumns> stacked_;  // places point to its elements
   std::vector<std::pair<const AttentionWeights*, AttentionWeights*>> shared_heads_;
 };
@@ -402,6 +422,7 @@ Result<> collect_model(const ModelSpec& spec, WeightCollector* collect, ModelWei
   for (size_t i = 0; i < spec.mtp.size(); ++i) {
     FATHOM_RETURN_IF_ERROR(collect_mtp(spec.config, spec.mtp[i], collect, &out->mtp[i]));
   }
+  if (!spec.mtp.empty()) FATHOM_RETURN_IF_ERROR(collect->draft_head(spec.head, &out->draft_head));
   return collect->matrix(spec.head, &out->head);
 }
 
@@ -456,7 +477,7 @@ Result<std::vector<MlpWeights>> load_mlps(const Checkpoint& checkpoint,
 }
 
 int64_t ModelWeights::bytes() const {
-  int64_t total = embedding.size() + final_norm.size() + head.bytes();
+  int64_t total = embedding.size() + final_norm.size() + head.bytes() + draft_head.bytes();
   for (const LayerWeights& layer : layers) total += bytes_of(layer);
   for (const MtpWeights& layer : mtp) {
     total += layer.embedding_norm.size() + layer.hidden_norm.size() + layer.head_norm.size() +

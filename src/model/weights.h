@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/load_plan.h"
 #include "model/model_spec.h"
+#include "ops/draft_head/draft_head.h"
 #include "ops/linear/packed_matrix.h"
 #include "ops/moe/moe.h"
 
@@ -69,6 +70,7 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   Buffer final_norm;            // [hidden] f32
   PackedMatrix head;            // [vocab, hidden]
+  DraftHead draft_head;         // the same, for MTP layers that compute in bf16; else empty
   std::vector<MtpWeights> mtp;  // as in the spec
 
   // Of this rank; what ranks share counts for each.

@@ -31,7 +31,7 @@ struct Workspace {
   Buffer partial;     // [rows, hidden] f32: what the lane's ranks still have to sum; tp > 1 only
   // With MTP layers only.
   Buffer hidden;      // [rows, hidden] operand: the main model's states, after the final norm
-  Buffer mtp_hidden;  // [rows, hidden] operand: those that an MTP layer's rows take in
+  Buffer mtp_hidden;  // [rows, hidden] operand: what an MTP layer's rows take in; then scratch
   Buffer mtp_state;   // [MTP layers, rows, hidden] operand: their own states of their last rows
   // Attention.
   Buffer q_a;         // [rows, q_lora] f32

@@ -63,18 +63,40 @@ TEST(SpeculationAcceptance, SampledDraftsShareTheSamplersNoise) {
   EXPECT_NEAR(acceptance("prose", prose(0.6), 1).reached[0], 0.561, 0.02);
 }
 
+// Greedy ones as training measured them: 0.9955, 1, 0.9995 and 1.
 TEST(SpeculationAcceptance, FloorsByText) {
-  EXPECT_GE(acceptance("arithmetic", questions("arithmetic", 60, 0), 1).reached[0], 0.99);
-  EXPECT_GE(acceptance("JSON", questions("json", 60, 1), 1).reached[0], 0.98);
+  const auto first = [](const std::string& set, int64_t count, double temperature) {
+    return acceptance(set, questions(set, count, temperature), 1).reached[0];
+  };
+  EXPECT_NEAR(first("arithmetic", 60, 0), 0.9955, 0.01);
+  EXPECT_GE(first("json", 40, 0), 0.99);
+  EXPECT_GE(first("tools", 40, 0), 0.99);
+  EXPECT_GE(first("retrieval", 10, 0), 0.99);
+  EXPECT_GE(first("json", 60, 1), 0.98);
 }
 
 // Another implementation, over other texts, prose by position: greedy 0.753, 0.547, 0.406; 0.561,
 // 0.271, 0.135 at temperature 0.6; 0.516, 0.219, 0.095 at 1.
-TEST(SpeculationAcceptance, DISABLED_ByTemperature) {
+TEST(SpeculationAcceptance, DISABLED_ProseByTemperature) {
   for (const double temperature : {0.0, 0.6, 1.0}) {
     acceptance("prose", prose(temperature), kMaxDrafts);
-    acceptance("arithmetic", questions("arithmetic", 60, temperature), kMaxDrafts);
-    acceptance("JSON", questions("json", 60, temperature), kMaxDrafts);
+  }
+}
+
+// At temperature 0.6 and 1 the same implementation's first drafts, which no set may fall short of
+// by more than 0.02.
+TEST(SpeculationAcceptance, DISABLED_AnswersByTemperature) {
+  const struct {
+    const char* set;
+    double warm, hot;
+  } sets[] = {{"arithmetic", 0.979, 0.985},
+              {"json", 0.985, 0.988},
+              {"tools", 0.986, 0.987},
+              {"retrieval", 0.968, 0.974}};
+  for (const auto& [set, warm, hot] : sets) {
+    acceptance(set, questions(set, 60, 0), kMaxDrafts);
+    EXPECT_GE(acceptance(set, questions(set, 60, 0.6), kMaxDrafts).reached[0], warm - 0.02);
+    EXPECT_GE(acceptance(set, questions(set, 60, 1), kMaxDrafts).reached[0], hot - 0.02);
   }
 }
 

@@ -107,6 +107,21 @@ class Flags(unittest.TestCase):
         _, err = fathom("run", MODEL, COMPUTE, "--temperature", "0", "--no-mtp")
         self.assertNotIn("drafts", err)
 
+    def test_evaluation_sets_score_the_same(self):
+        sets = [part for name in ("arithmetic", "json", "tools")
+                for part in ("--set", os.path.join(SOURCE, "tests/data/eval", f"{name}.jsonl"))]
+
+        def evaluate(*flags):
+            out, err = fathom("eval", MODEL, *sets, "--limit", "16", "--json", "--wrong", "-q",
+                              "--device", "cpu", *flags)
+            return ({name: (score["correct"], score["of"], score["generated_tokens"])
+                     for name, score in json.loads(out)["scores"].items()}, err)
+
+        without = evaluate("--no-mtp")
+        self.assertEqual(len(without[0]), 3)
+        for drafts in "13":
+            self.assertEqual(evaluate("--mtp", drafts, "--mtp-always"), without, drafts)
+
     def test_chats_statistics_by_position(self):
         shown = fathom("chat", MODEL, "--mtp", "2", "--mtp-always", "--temperature", "0",
                        stdin=f"{COMPUTE}\n/stats\n/exit\n")

@@ -2,6 +2,8 @@
 
 #include <latch>
 
+#include "chat/format.h"
+#include "chat/prompt_ids.h"
 #include "e2e/golden.h"
 
 namespace fathom {
@@ -111,16 +113,13 @@ std::vector<EvalPrompt> eval_prompts(const std::string& set, int64_t count) {
     const auto item = parse_json(std::string_view(text).substr(begin, end - begin), set);
     FATHOM_CHECK(item.has_value(), "{}", item.error().message);
     begin = end + 1;
-    std::string rendered = "<｜begin▁of▁sentence｜>";
-    EvalPrompt prompt;
-    for (const json::value& message : item->at("messages").as_array()) {
-      prompt.question = std::string(message.at("content").as_string());
-      rendered += (message.at("role") == "user" ? "<｜User｜>" : "") + prompt.question;
-    }
-    rendered += "<｜Assistant｜>";
-    rendered += item->at("thinking").as_bool() ? "<think>" : "</think>";
-    prompt.ids = bundled_tokenizer()->encode(rendered);
-    prompts.push_back(std::move(prompt));
+    const auto conversation = parse_conversation(*item, set);
+    FATHOM_CHECK(conversation.has_value(), "{}", conversation.error().message);
+    const auto rendered = render(ChatFormat::kFathomTiny, *conversation);
+    FATHOM_CHECK(rendered.has_value(), "{}", rendered.error().message);
+    prompts.push_back(
+        {std::string(item->at("messages").as_array().back().at("content").as_string()),
+         encode_prompt(*bundled_tokenizer(), *rendered)});
   }
   return prompts;
 }

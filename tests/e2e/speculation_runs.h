@@ -52,9 +52,9 @@ std::shared_ptr<const TokenGrammar> compile_grammar(const GrammarSpec& spec);
 SpeculationOutcome run_with_drafts(const SpeculationSetting& setting, int64_t drafts,
                                    std::vector<Request> requests);
 
-// A line of an evaluation set as the model expects to see it.
+// A line of an evaluation set, as `fathom eval` puts it to the model.
 struct EvalPrompt {
-  std::string question;  // the user's text
+  std::string question;  // the last message's text
   std::vector<int32_t> ids;
 };
 // The first `count` lines of tests/data/eval/`set`.jsonl.

@@ -32,6 +32,7 @@ CpuIsa detect() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
+                      __builtin_cpu_supports("avx512vnni") &&
                       __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("gfni");
   const bool amx = avx512 && __builtin_cpu_supports("amx-tile") &&
                    __builtin_cpu_supports("amx-bf16") && may_use_tiles();

@@ -21,7 +21,7 @@ namespace fathom {
 enum class CpuIsa {
   kScalar,  // portable C++
   kAvx2,    // AVX2, FMA, F16C
-  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI and BF16, GFNI (Zen 4, Sapphire Rapids)
+  kAvx512,  // AVX-512 F, BW, DQ, VL, VBMI, VNNI and BF16, GFNI (Zen 4, Sapphire Rapids)
   kAmx,     // kAvx512 and AMX tiles of bf16 (Sapphire Rapids)
 };
 
