@@ -181,7 +181,7 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
         EXPECT_EQ(first_key % most_keys, 0);
         EXPECT_EQ(tile->joined, first_key > 0);
         EXPECT_EQ(tile->visible, positions[tile->first_row] - first_key + 1);
-        const int32_t* table = tables + gathered[pass.first_part + part] * batch.max_pages;
+        const int32_t* table = tables + int64_t{gathered[pass.first_part + part]} * batch.max_pages;
         for (int32_t row = tile->first_row; row < tile->first_row + tile->rows; ++row) {
           const int64_t position = positions[row];
           EXPECT_EQ(slots[row], table[position / kPageSize] * kPageSize + position % kPageSize);
@@ -280,7 +280,7 @@ TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
   constexpr int64_t kDense = 100;
   StepLimits sparse = limits(1024);
   sparse.shape.sparse =
-      SparseLimits{.top_keys = 128, .dense_keys = kDense, .score_bytes = 4000 * 4 * 20};
+      SparseLimits{.top_keys = 128, .dense_keys = kDense, .score_bytes = int64_t{4000} * 4 * 20};
   sparse.max_length = 4000;
   sparse.page_stride = 5;
   sparse.policy.min_mha_queries = 4;
