@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A prefill server, two decode servers and a router before them, of which one kind is killed and started
 again under load: every reply is the right one or an error, there is success within 5 s, the others' memory
-stays, and nothing is left behind. Three kills of each; 100 where the load may last (ROBUST_SECONDS)."""
+stays, and nothing is left behind. Two kills of each; 100 where the load may last (ROBUST_SECONDS)."""
 import collections
 import http.client
 import json
@@ -15,7 +15,7 @@ from robustness import IS_LONG, SLACK, Server, figure, most_memory, pages
 from router_test import Router
 from separated_servers import SECRET, free_port, labelled, said, story
 
-KILLS = 100 if IS_LONG else 3
+KILLS = 100 if IS_LONG else 2
 CLIENTS = 4
 # Before these kills nothing is measured: buffers grow to what a kill needs.
 WARM = 10 if IS_LONG else 1
