@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A prefill server, two decode servers and a router before them, of which one kind is killed and started
-again under load: every reply is the right one or an error, there is success within 5 s, the others' memory
-stays, and nothing is left behind. Two kills of each; 100 where the load may last (ROBUST_SECONDS)."""
+again under load: every reply is the right one or an error, there is success within 5 s, and nothing is left
+behind. Two kills of each; 100 where the load may last (ROBUST_SECONDS), over which the others' memory, mappings
+and descriptors stay."""
 import collections
 import http.client
 import json
@@ -17,7 +18,7 @@ from separated_servers import SECRET, free_port, labelled, said, story
 
 KILLS = 100 if IS_LONG else 2
 CLIENTS = 4
-# Before these kills nothing is measured: buffers grow to what a kill needs.
+# Before these kills memory is not compared: buffers grow to what a kill needs.
 WARM = 10 if IS_LONG else 1
 MARKS = (WARM, (WARM + KILLS) // 2, KILLS)
 SECONDS_TO_SUCCESS = 5
@@ -145,8 +146,9 @@ class Kills(unittest.TestCase):
         right = [said(plain.post("/v1/completions", body)) for body in bodies]
         load = Load(site, bodies, right)
         self.addCleanup(load.stop)
-        for server in site.engines():
-            server.wait_until(lambda s=server: pages(s)["free"] == 0, "every page has been used")
+        if IS_LONG:
+            for server in site.engines():
+                server.wait_until(lambda s=server: pages(s)["free"] == 0, "every page has been used")
         times, history = [], collections.defaultdict(list)
         for number in range(KILLS):
             count = load.count("right")
@@ -169,7 +171,7 @@ class Kills(unittest.TestCase):
         self.assertGreaterEqual(load.count("right"), 3 * KILLS)
         self.assertLess(max(times), SECONDS_TO_SUCCESS * SLACK)
         for server in site.servers():
-            if len(history[server]) == KILLS:  # it was never killed
+            if IS_LONG and len(history[server]) == KILLS:  # it was never killed
                 self.check_flat(history[server], server)
         for server in site.decode:
             server.wait_for("fathom_prefill_orders_held", 0)
