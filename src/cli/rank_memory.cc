@@ -59,6 +59,7 @@ int64_t draft_head_bytes(const Checkpoint& checkpoint, const ModelRunnerOptions&
   const ModelConfig& config = checkpoint.config();
   const int64_t layers = num_drafting_layers(config, options.max_drafts);
   if (layers == 0 || options.compute != DType::kBF16) return 0;
+  if (config.hidden > DraftHead::kMostCols) return 0;
   const ModelSpec spec = make_spec(config, options.placement, 0, options.expert_table, layers);
   const auto head = checkpoint.tensors().find(spec.head.name);
   if (head == checkpoint.tensors().end() || size_of(head->second.dtype) < 2) return 0;

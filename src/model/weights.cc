@@ -64,11 +64,12 @@ class WeightCollector {
   }
 
   // The head as MTP layers draft with it. Left empty where the model computes in fp32, for
-  // comparisons, and where the head's own form is not bf16: others are small already.
+  // comparisons, where the head's own form is not bf16 (others are small already), and where it is
+  // too wide.
   Result<> draft_head(const TensorPart& part, DraftHead* out) {
     FATHOM_TRY(const PackedForm form, form_of({&part}));
     const bool is_bf16 = compute_ == DType::kBF16 && form.format == WeightFormat::kBF16;
-    if (part.empty() || !is_bf16) return {};
+    if (part.empty() || !is_bf16 || part.cols.count > DraftHead::kMostCols) return {};
     if (DraftHead* const held = find(draft_heads_, part)) {
       *out = held->share();
       return {};

@@ -6,6 +6,7 @@
 #include "model/layer_options.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/sparse_attention.h"
+#include "ops/draft_head/draft_head.h"
 #include "ops/indexer/index_scores.h"
 #include "ops/indexer/top_keys.h"
 #include "ops/moe/moe.h"
@@ -78,7 +79,7 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
       {&w.normed_f32, operand == DType::kF32 ? 0 : rows * hidden * 4},
       {&w.partial, spec.placement.tp > 1 ? rows * hidden * 4 : 0},
       {&w.hidden, mtp_rows * hidden * op},
-      {&w.mtp_hidden, mtp_rows * hidden * op},
+      {&w.mtp_hidden, std::max(mtp_rows * hidden * op, draft_scratch_bytes(mtp_rows, hidden))},
       {&w.mtp_state, mtp_layers * rows * hidden * op},
       {&w.q_a, rows * config.q_lora_rank * 4},
       {&w.q_a_normed, rows * config.q_lora_rank * op},

@@ -67,4 +67,21 @@ void expect_same_answers(const std::vector<Answer>& actual, const std::vector<An
   }
 }
 
+void expect_same_when_crowded(GpuRunnerOptions options, EngineOptions engine, int lanes,
+                              const std::vector<Request>& requests,
+                              const std::vector<Answer>& expected) {
+  SCOPED_TRACE(testing::Message() << lanes << " lanes");
+  GpuRunnerOptions small = ranks(1, lanes, options);
+  small.max_total_tokens = 40 * kPageSize / lanes;
+  small.max_batched_tokens = 150;
+  engine.kv_offload_bytes = 64 << 20;
+  engine.preempt_every = 7;
+  const auto crowded = make_engine(small, engine, small_sparse_checkpoint());
+  expect_same_answers(answers(*crowded, requests, true), expected);
+  expect_same_answers(answers(*crowded, requests, true), expected);
+  EXPECT_GT(crowded->stats().preemptions, 5);
+  EXPECT_GT(crowded->stats().prefix_returns, 0) << "pages from host memory";
+  EXPECT_EQ(crowded->stats().pages_used, 0);
+}
+
 }  // namespace fathom

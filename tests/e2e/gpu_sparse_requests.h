@@ -26,4 +26,10 @@ std::vector<Request> requests_around_the_threshold(std::mt19937& random);
 // Expects equal tokens and log-probabilities, to the bit.
 void expect_same_answers(const std::vector<Answer>& actual, const std::vector<Answer>& expected);
 
+// Expects `expected` twice from an engine of so many lanes with few pages: sequences are preempted,
+// and pages go to host memory and come back.
+void expect_same_when_crowded(GpuRunnerOptions options, EngineOptions engine, int lanes,
+                              const std::vector<Request>& requests,
+                              const std::vector<Answer>& expected);
+
 }  // namespace fathom

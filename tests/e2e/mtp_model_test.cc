@@ -26,8 +26,10 @@ class MtpHarness {
  public:
   MtpHarness(const std::string& directory, const ModelOptions& options, CacheFormat format,
              int64_t num_pages)
+      : MtpHarness(Checkpoint::open(directory), options, format, num_pages) {}
+  MtpHarness(const Result<Checkpoint>& checkpoint, const ModelOptions& options, CacheFormat format,
+             int64_t num_pages)
       : pool_(2), stream_(pool_) {
-    const auto checkpoint = Checkpoint::open(directory);
     FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
     LoadOptions load;
     load.show_progress = false;
@@ -376,6 +378,23 @@ TEST(MtpDrafts, BehindTheLastLayerItGoesOnByRecurrence) {
         worst_difference(model.draft(golden.ids, length, length + 1), golden.logits, length - 1),
         1e-4);
     expect_further_drafts(model, golden, length, 0);
+  }
+}
+
+// States of a few bytes: the draft head's scratch memory is larger than what it shares with them.
+TEST(MtpDrafts, NarrowModelsHaveThem) {
+  for (const int hidden : {1, 3}) {
+    const TestFolder folder;
+    json::value config =
+        *parse_json(file_text(goldens_directory() + "v3/config.json"), "config.json");
+    config.as_object()["hidden_size"] = hidden;
+    folder.write("config.json", json::serialize(config));
+    ModelOptions options;
+    options.max_rows = 3;
+    MtpHarness model(Checkpoint::open_dummy(folder.path()), options, CacheFormat::kBF16, 2);
+    const std::vector<int32_t> ids = {3, 4, 5, 6, 7, 8};
+    model.forward(ids, 0, 3, 0);
+    for (const float logit : model.draft(ids, 3, 6)) ASSERT_TRUE(std::isfinite(logit)) << hidden;
   }
 }
 

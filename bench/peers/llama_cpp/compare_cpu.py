@@ -41,6 +41,8 @@ import sys
 import threading
 import time
 
+from compare import run
+
 HERE = pathlib.Path(__file__).parent
 FATHOM_MODELS = {"fp8": "bench/models/v2-lite-fp8", "int4-g32": "bench/models/v2-lite-int4"}
 TOKENIZER = "models/fathom-tiny/tokenizer.json"  # any with fewer tokens than the model
@@ -58,15 +60,6 @@ def recorded(options, command):
     for program in (options.fathom, options.probe, options.llama):
         text = text.replace(program, os.path.basename(program))
     return re.sub(r" --port \d+", "", text)
-
-
-def output_of(command):
-    print("+", " ".join(command), file=sys.stderr, flush=True)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{command[0]}: status {done.returncode}\n"
-                 f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.stdout + done.stderr
 
 
 def cpus_by_core():
@@ -192,7 +185,7 @@ class Llama:
 
 
 def read_bandwidth(options, threads, cpus):
-    printed = json.loads(output_of([*pinned(cpus), options.probe, "--threads", str(threads),
+    printed = json.loads(run([*pinned(cpus), options.probe, "--threads", str(threads),
                                     "--json"]))
     return 1e9 * max(read["gb_per_s"] for read in printed["read"]
                      if read["threads"] == threads and read["bytes"] > 200e6)
@@ -205,7 +198,7 @@ def step_bytes(options, kind):
                "--num-iters", "1", "--quiet", "--json"]
     if options.layers:
         command += ["--num-hidden-layers", str(options.layers)]
-    text = output_of(command)
+    text = run(command)
     return json.loads(text[text.index("{"):text.rindex("}") + 1])["decode_step_bytes"], command
 
 
@@ -309,7 +302,7 @@ def main():
     files = {}
     for kind in options.llama_types.split(","):
         files[kind] = os.path.join(options.scratch, f"v2-lite-{kind}.gguf")
-        output_of([sys.executable, str(HERE / "make_gguf.py"), str(config_of(options, "fp8")),
+        run([sys.executable, str(HERE / "make_gguf.py"), str(config_of(options, "fp8")),
                    files[kind], "--type", kind])
     for count in (int(count) for count in options.threads.split(",")):
         engines = Engines(options, count, cpus[:count], files, report["failed"])

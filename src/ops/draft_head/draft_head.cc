@@ -47,8 +47,7 @@ PanelSums panel_sums(CpuIsa isa) {
 }
 
 Result<DraftHead> DraftHead::allocate(int64_t rows, int64_t cols, std::string_view purpose) {
-  // So that a sum fits into 32 bits.
-  constexpr int64_t kMostCols = INT32_MAX / ((kMaxX + kZero) * kMaxCode);
+  static_assert(kMostCols * (kMaxX + kZero) * kMaxCode <= INT32_MAX);
   FATHOM_CHECK(rows > 0 && rows <= INT32_MAX && cols > 0 && cols <= kMostCols, "[{}, {}] for {}",
                rows, cols, purpose);
   const int64_t padded = round_up(rows, kPanelRows);

@@ -18,8 +18,11 @@ class DraftHead {
  public:
   DraftHead() = default;
 
-  // [rows, cols] = [vocabulary, hidden]. Not initialised; every row must be packed before use.
-  // `purpose` names it in an error.
+  // Sums of as many products fit into 32 bits.
+  static constexpr int64_t kMostCols = 1 << 16;
+
+  // [rows, cols] = [vocabulary, hidden], up to kMostCols. Not initialised; every row must be packed
+  // before use. `purpose` names it in an error.
   static Result<DraftHead> allocate(int64_t rows, int64_t cols, std::string_view purpose);
 
   // Quantizes all rows of a matrix [rows, cols] of any type but four-bit codes. A row with a value
