@@ -169,7 +169,7 @@ TEST(Lanes, AWaitingSequenceMovesToALaneWithRoom) {
     EXPECT_FALSE(held.queues[0].ended());
   }
   EXPECT_GE(held.engine->stats().sequences_moved, 1);
-  EXPECT_LT(std::ssize(held.runner->steps), kLongAnswer) << "it did not wait for the long one";
+  EXPECT_LT(held.engine->stats().steps, kLongAnswer) << "it did not wait for the long one";
 }
 
 // A lane's pages run out while another has plenty: the preempted sequence goes on there, with its

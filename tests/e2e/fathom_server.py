@@ -59,7 +59,7 @@ class Server:
         self.ready.set()
 
     def open(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * SLACK)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300 * SLACK)
         if body is not None and not isinstance(body, (str, bytes)):
             body = json.dumps(body)
         connection.request(method, path, body, {"Content-Type": "application/json",

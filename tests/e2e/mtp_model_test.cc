@@ -434,9 +434,9 @@ double acceptance_of_prose(int32_t stride) {
   return rate;
 }
 
-// Training measured 0.5148. These 7 rows have 0.5114.
+// Training measured 0.5148. These 3 rows have 0.5187.
 TEST(MtpBundledModel, FirstDraftsOfProseAreAcceptedAsInTraining) {
-  EXPECT_NEAR(acceptance_of_prose(8), 0.5148, 0.01);
+  EXPECT_NEAR(acceptance_of_prose(20), 0.5148, 0.02);
 }
 
 // All 49 rows: 0.5153.

@@ -22,8 +22,10 @@ std::vector<Request> requests_of(const std::vector<std::vector<int32_t>>& prompt
   return requests;
 }
 
-std::vector<Request> prose(double temperature) {
-  return requests_of(prose_pieces(60, 100), temperature, 160, true);
+constexpr int64_t kTexts = 60;
+
+std::vector<Request> prose(double temperature, int64_t texts = kTexts) {
+  return requests_of(prose_pieces(texts, 100), temperature, 160, true);
 }
 
 std::vector<Request> questions(const std::string& set, int64_t count, double temperature) {
@@ -58,9 +60,15 @@ Acceptance acceptance(const std::string& text, std::vector<Request> requests, in
 // Measured with another implementation of the model, over other texts and by the same rule: 0.516
 // and 0.561; with a drafter that takes the largest logit 0.271 and 0.440, with noise of its own
 // less than 0.3. Other choices of 40 and 60 texts give 0.510 to 0.539 at temperature 1.
-TEST(SpeculationAcceptance, SampledDraftsShareTheSamplersNoise) {
-  EXPECT_NEAR(acceptance("prose", prose(1), 1).reached[0], 0.516, 0.02);
-  EXPECT_NEAR(acceptance("prose", prose(0.6), 1).reached[0], 0.561, 0.02);
+void expect_shared_noise(int64_t texts, double within) {
+  EXPECT_NEAR(acceptance("prose", prose(1, texts), 1).reached[0], 0.516, within);
+  EXPECT_NEAR(acceptance("prose", prose(0.6, texts), 1).reached[0], 0.561, within);
+}
+
+TEST(SpeculationAcceptance, SampledDraftsShareTheSamplersNoise) { expect_shared_noise(15, 0.05); }
+
+TEST(SpeculationAcceptance, DISABLED_SampledDraftsOfAllTextsShareTheSamplersNoise) {
+  expect_shared_noise(kTexts, 0.02);
 }
 
 // Greedy ones as training measured them: 0.9955, 1, 0.9995 and 1.
@@ -68,11 +76,11 @@ TEST(SpeculationAcceptance, FloorsByText) {
   const auto first = [](const std::string& set, int64_t count, double temperature) {
     return acceptance(set, questions(set, count, temperature), 1).reached[0];
   };
-  EXPECT_NEAR(first("arithmetic", 60, 0), 0.9955, 0.01);
-  EXPECT_GE(first("json", 40, 0), 0.99);
-  EXPECT_GE(first("tools", 40, 0), 0.99);
+  EXPECT_NEAR(first("arithmetic", 30, 0), 0.9955, 0.01);
+  EXPECT_GE(first("json", 20, 0), 0.99);
+  EXPECT_GE(first("tools", 20, 0), 0.99);
   EXPECT_GE(first("retrieval", 10, 0), 0.99);
-  EXPECT_GE(first("json", 60, 1), 0.98);
+  EXPECT_GE(first("json", 30, 1), 0.98);
 }
 
 // Another implementation, over other texts, prose by position: greedy 0.753, 0.547, 0.406; 0.561,
@@ -173,7 +181,7 @@ void expect_valid_json(int64_t answers) {
   EXPECT_GE(ended, answers * 9 / 10);
 }
 
-TEST(SpeculationGrammar, JsonAnswersAreValidAndThoseWithoutDrafts) { expect_valid_json(40); }
+TEST(SpeculationGrammar, JsonAnswersAreValidAndThoseWithoutDrafts) { expect_valid_json(16); }
 
 TEST(SpeculationGrammar, DISABLED_200JsonAnswersAreValidAndThoseWithoutDrafts) {
   expect_valid_json(200);

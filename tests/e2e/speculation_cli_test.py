@@ -21,7 +21,7 @@ PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 def fathom(*arguments, stdin="", status=0):
     done = subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, text=True,
-                          timeout=120 * SLACK, env=ENVIRONMENT)
+                          timeout=600 * SLACK, env=ENVIRONMENT)
     assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
 
