@@ -46,8 +46,8 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kWarps = kFourBitWarps, kThreads = 32 * kWarps;
-constexpr int kCopyBlocks = 2;  // of a bulk copy
-constexpr int kSlots = 5;       // of a ring, for a copy each: 180 KB a CTA in flight
+constexpr int kCopyBlocks = 4;  // of a bulk copy
+constexpr int kSlots = 2;       // of a ring, for a copy each: 144 KB a CTA in flight
 constexpr int kTokens = 8;      // of a unit
 constexpr int kSums = kFourBitPanelRows * kTokens;
 
