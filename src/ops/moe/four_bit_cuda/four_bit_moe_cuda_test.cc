@@ -144,7 +144,7 @@ TEST_P(FourBitMoe, ShapesOfAllPlans) {
   for (const MoeShape& shape :
        {MoeShape{64, 4, 2, 64}, MoeShape{448, 8, 3, 192}, MoeShape{512, 16, 6, 576},
         MoeShape{2048, 8, 6, 1408}, MoeShape{7168, 4, 2, 256}, MoeShape{5120, 4, 3, 64},
-        MoeShape{128, 4, 2, 7168}}) {
+        MoeShape{128, 4, 2, 7168}, MoeShape{1024, 32, 8, 320}, MoeShape{256, 32, 17, 128}}) {
     use(shape);
     for (const int32_t rows : {1, 2, 8, 21}) compare(tokens(rows), std::max(1, rows / 3));
   }

@@ -46,8 +46,8 @@ namespace fathom::cuda {
 namespace {
 
 constexpr int kWarps = kFourBitWarps, kThreads = 32 * kWarps;
-constexpr int kCopyBlocks = 2;  // of a bulk copy
-constexpr int kSlots = 5;       // of a ring, for a copy each: 180 KB a CTA in flight
+constexpr int kCopyBlocks = 4;  // of a bulk copy
+constexpr int kSlots = 2;       // of a ring, for a copy each: 144 KB a CTA in flight
 constexpr int kTokens = 8;      // of a unit
 constexpr int kSums = kFourBitPanelRows * kTokens;
 
@@ -442,8 +442,10 @@ struct Combine {
 };
 
 constexpr int kCombineThreads = 256;
+constexpr int kCombineLoads = 8;  // of a thread in flight
 
-// A thread four columns of a row; experts in the order of the token's list.
+// A thread four columns of a row; experts in the order of the token's list, the loads of several
+// in flight.
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Combine a) {
   wait_for_earlier_launches();
   let_next_launch_begin();
@@ -457,13 +459,26 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const Combine 
     const uint2 pairs = *reinterpret_cast<const uint2*>(a.addend + at);
     sum = make_float4(low_bf16(pairs.x), high_bf16(pairs.x), low_bf16(pairs.y), high_bf16(pairs.y));
   }
-  for (int i = 0; i < a.experts_per_token; ++i) {
-    const int64_t pair = static_cast<int64_t>(row) * a.experts_per_token + i;
-    if (a.expert_ids[pair] < 0) continue;
-    const float weight = a.expert_weights[pair];
-    const float4 of = *reinterpret_cast<const float4*>(a.results + pair * a.hidden + column);
-    sum.x += weight * of.x, sum.y += weight * of.y;
-    sum.z += weight * of.z, sum.w += weight * of.w;
+  for (int first = 0; first < a.experts_per_token; first += kCombineLoads) {
+    const int64_t pair = static_cast<int64_t>(row) * a.experts_per_token + first;
+    const int count = a.experts_per_token - first;
+    int32_t ids[kCombineLoads];
+    float weights[kCombineLoads];
+    float4 results[kCombineLoads];
+#pragma unroll
+    for (int i = 0; i < kCombineLoads; ++i) ids[i] = i < count ? a.expert_ids[pair + i] : -1;
+#pragma unroll
+    for (int i = 0; i < kCombineLoads; ++i) {
+      if (ids[i] < 0) continue;
+      weights[i] = a.expert_weights[pair + i];
+      results[i] = *reinterpret_cast<const float4*>(a.results + (pair + i) * a.hidden + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kCombineLoads; ++i) {
+      if (ids[i] < 0) continue;
+      sum.x += weights[i] * results[i].x, sum.y += weights[i] * results[i].y;
+      sum.z += weights[i] * results[i].z, sum.w += weights[i] * results[i].w;
+    }
   }
   if (a.f32) {
     *reinterpret_cast<float4*>(static_cast<float*>(a.out) + at) = sum;
