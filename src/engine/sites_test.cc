@@ -301,6 +301,33 @@ TEST(Sites, DecodeLanesComputePromptsThemselves) {
   two.wait_until([](const EngineStats& stats) { return !stats.roles->decode_computes; });
 }
 
+TEST(Sites, OrdersThatHaveEndedAreNoBacklog) {
+  TwoSites two({.max_num_seqs = 16, .max_batched_tokens = 100});
+  two.prefill.close();
+  std::vector<std::unique_ptr<EventQueue>> queues;
+  const auto submit = [&] {
+    queues.push_back(std::make_unique<EventQueue>());
+    return *two.engine->submit(TwoSites::request(300, 2, 10 * static_cast<int32_t>(queues.size())),
+                               queues.back()->sink());
+  };
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(submit());
+  two.wait_until([](const EngineStats& stats) { return stats.roles->decode_computes; });
+  for (const RequestId id : ids) two.engine->abort(id);
+  for (const auto& queue : queues) {
+    while (queue->next()) {
+    }
+  }
+  submit();
+  // Many more boundaries than a change wants.
+  const int64_t begun = two.engine->progress().steps;
+  while (two.engine->progress().steps < begun + 5 * kRoleSteps) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(two.engine->stats().roles->decode_changes, 1);
+  two.prefill.open();
+  while (queues.back()->next()) {
+  }
+}
+
 TEST(Sites, TheDeathOfThePrefillSiteIsTheEnginesDeath) {
   TwoSites two;
   EXPECT_FALSE(two.engine->is_dead());
