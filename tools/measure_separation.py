@@ -2,11 +2,11 @@
 """What separation does to waits: gaps between tokens of running completions beside long prompts, and how late
 pages of a prompt are.
 
-    measure_separation.py PROGRAM [--cpus 0,1] [--prompts 6] [--streams 4] [--prompt-tokens 8000]
+    measure_separation.py PROGRAM [--cpus 0,1] [--prompts 6] [--streams 4] [--prompt-tokens 8000] [--repeats 1]
 
-Three servers of the bundled model in turns: one with a thread on each CPU; two of a thread each, `--role
-prefill` on one CPU and `--role decode` on the other; one with one thread. The client shares the decode
-server's CPU.
+Servers of the bundled model in turns: one with a thread on each CPU; two of a thread each, `--role prefill`
+on one CPU and `--role decode` on the other; one with ranks of both roles, of a thread each; one with one
+thread. The client shares the decode server's CPU.
 
 * gaps: STREAMS completions run while PROMPTS prompts of PROMPT-TOKENS tokens come one after another. Prints
   p50 and p99 of the times between two events of a stream, and the prompts' time to their first token.
@@ -115,18 +115,14 @@ def first_tokens(servers, given):
     return statistics.median(found)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--cpus", default="0,1")
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--prompt-tokens", type=int, default=8000)
-    given = parser.parse_args()
+def measure(given):
     decode_cpu, prefill_cpu = (int(cpu) for cpu in given.cpus.split(","))
     os.sched_setaffinity(0, {decode_cpu})
     kinds = {"one server, two threads": lambda: [Server(given.program, {decode_cpu, prefill_cpu})],
-             "separated, a thread each": lambda: pair(given.program, prefill_cpu, decode_cpu)}
+             "separated, a thread each": lambda: pair(given.program, prefill_cpu, decode_cpu),
+             "ranks of one process, a thread each": lambda: [Server(
+                 given.program, {decode_cpu, prefill_cpu}, "--dp", "2", "--prefill-ranks", "1",
+                 "--decode-ranks", "0")]}
     p99 = {}
     for name, start in kinds.items():
         servers = start()
@@ -136,8 +132,9 @@ def main():
               f"{max(times):.1f} ms; first token of a prompt {statistics.median(firsts):.2f} s", flush=True)
         for server in servers:
             server.stop()
-    one, apart = p99.values()
-    print(f"p99 separated over unseparated: {apart / one:.3f}")
+    one, *others = p99.items()
+    for name, apart in others:
+        print(f"p99 over unseparated, {name}: {apart / one[1]:.3f}")
     alone = [Server(given.program, {prefill_cpu})]
     together = first_tokens(alone, given)
     alone[0].stop()
@@ -147,6 +144,19 @@ def main():
         server.stop()
     print(f"first token of 4,096 tokens: {together * 1e3:.1f} ms on one server, {separated * 1e3:.1f} ms "
           f"separated: {1e2 * (separated / together - 1):+.1f} %")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("--cpus", default="0,1")
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=8000)
+    parser.add_argument("--repeats", type=int, default=1)
+    given = parser.parse_args()
+    for _ in range(given.repeats):
+        measure(given)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 
 #include "base/log.h"
@@ -276,6 +277,23 @@ Result<std::unique_ptr<Runner>> load_on_gpu(LoadedEngine& loaded, const ModelFla
   return create_gpu_runner(loaded.checkpoint, options);
 }
 
+// The plan is that of all ranks: those of both sites hold the weights together, and share the
+// threads.
+Result<SiteRunners> load_sites(LoadedEngine& loaded, const ModelFlags& flags,
+                               const EngineNeeds& needs) {
+  FATHOM_TRY(const ModelRunnerOptions all, plan_ranks(loaded, flags, needs, nullptr));
+  std::array<ModelRunnerOptions, 2> options = {all, all};
+  auto& [prefill, decode] = options;
+  prefill.placement.dp = static_cast<int>(needs.sites->prefill_lanes.size());
+  decode.placement.dp = static_cast<int>(needs.sites->decode_lanes.size());
+  const int ranks = all.placement.world();
+  const int threads = std::max(all.num_threads, ranks);
+  prefill.num_threads = threads * prefill.placement.world() / ranks;
+  decode.num_threads = threads - prefill.num_threads;
+  FATHOM_TRY(auto runners, ModelRunner::create_several(loaded.checkpoint, options));
+  return SiteRunners{.prefill = std::move(runners.front()), .decode = std::move(runners.back())};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const ExpertTable>> expert_table_of(const ModelConfig& config,
@@ -344,9 +362,17 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
 Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& needs) {
   FATHOM_TRY(LoadedEngine loaded, open_model(flags, needs));
   EngineOptions engine = engine_options(loaded, flags, needs);
-  FATHOM_TRY(std::unique_ptr<Runner> runner, loaded.gpus.empty()
-                                                 ? load_on_cpu(loaded, flags, needs)
-                                                 : load_on_gpu(loaded, flags, needs, engine));
+  SiteRunners runners;
+  std::unique_ptr<Runner>& runner = runners.decode;
+  if (!needs.sites) {
+    FATHOM_TRY(runner, loaded.gpus.empty() ? load_on_cpu(loaded, flags, needs)
+                                           : load_on_gpu(loaded, flags, needs, engine));
+  } else if (loaded.gpus.empty()) {
+    FATHOM_TRY(runners, load_sites(loaded, flags, needs));
+  } else {
+    return invalid(
+        "--prefill-ranks and --decode-ranks are for --device cpu: on GPUs a process has one role");
+  }
   loaded.max_model_len = runner->max_model_len();
   PageTransfer* const pages = runner->page_transfer(0);
   if (pages != nullptr) loaded.page_bytes = pages->page_bytes();
@@ -355,7 +381,12 @@ Result<LoadedEngine> load_engine(const ModelFlags& flags, const EngineNeeds& nee
   }
   engine.cache_observers = needs.cache_observers;
   runner = with_engine_faults(std::move(runner), &engine);
-  FATHOM_TRY(loaded.engine, Engine::create(engine, std::move(runner), loaded.tokenizer));
+  if (needs.sites) {
+    FATHOM_TRY(loaded.engine, Engine::create_separated(engine, std::move(runners), *needs.sites,
+                                                       loaded.tokenizer));
+  } else {
+    FATHOM_TRY(loaded.engine, Engine::create(engine, std::move(runner), loaded.tokenizer));
+  }
   return loaded;
 }
 

@@ -45,6 +45,8 @@ struct EngineNeeds {
   std::function<Result<PrefillOptions>(const LoadedEngine& loaded)> prefill = {};
   // As EngineOptions has them.
   std::vector<std::shared_ptr<CacheObserver>> cache_observers = {};
+  // The engine has two sites (Engine::create_separated); none: all lanes are of one.
+  std::optional<SitesOptions> sites = {};
 };
 
 // Members are ordered so that the engine is destroyed first.

@@ -1,5 +1,7 @@
 #include "cli/separation.h"
 
+#include <algorithm>
+
 #include "base/entropy.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -76,6 +78,35 @@ void write_orders(std::string_view labels, const PrefillStats& stats, std::strin
   append_metric(out, "fathom_prefill_cached_tokens_total", "counter",
                 "Prompt tokens found in prefill servers' caches and not in this one's.", labels,
                 stats.cached_tokens);
+}
+
+void write_roles(std::string_view labels, const EngineStats& engine, std::string& out) {
+  const RoleStats& roles = *engine.roles;
+  append_family(out, "fathom_lane_role", "gauge",
+                "What a data-parallel rank does now: prefill, decode or both; always 1.");
+  for (size_t lane = 0; lane < engine.lanes.size(); ++lane) {
+    const auto& prefill = roles.prefill_lanes;
+    const bool computes =
+        std::find(prefill.begin(), prefill.end(), static_cast<int>(lane)) != prefill.end();
+    const bool is_both = computes ? roles.prefill_takes : roles.decode_computes;
+    out += fmt::format("fathom_lane_role{{{},dp_rank=\"{}\",role=\"{}\"}} 1\n", labels, lane,
+                       is_both    ? "both"
+                       : computes ? "prefill"
+                                  : "decode");
+  }
+  append_family(out, "fathom_role_changes_total", "counter",
+                "Times that lanes of a role began to do both.");
+  const auto changes = [&](std::string_view role, int64_t count) {
+    out += fmt::format("fathom_role_changes_total{{{},role=\"{}\"}} {}\n", labels, role, count);
+  };
+  changes("prefill", roles.prefill_changes);
+  changes("decode", roles.decode_changes);
+  append_metric(out, "fathom_role_prompts_total", "counter",
+                "Prompts that lanes of --decode-ranks computed while they did both.", labels,
+                roles.prompts_kept);
+  append_metric(out, "fathom_role_requests_total", "counter",
+                "Requests that lanes of --prefill-ranks took while they did both.", labels,
+                roles.requests_taken);
 }
 
 void write_peers(std::string_view labels, const PrefillPeersStats& stats, std::string& out) {
@@ -166,6 +197,14 @@ Result<> Separated::listen(const LoadedEngine& loaded) {
   return {};
 }
 
+std::optional<SitesOptions> Separated::sites() const {
+  if (!plan_.has_sites()) return std::nullopt;
+  return SitesOptions{.prefill_lanes = plan_.prefill_lanes,
+                      .decode_lanes = plan_.decode_lanes,
+                      .window_bytes = plan_.window_bytes,
+                      .with_digests = plan_.digests};
+}
+
 TransferPort Separated::port() const {
   if (!server_) return {};
   const Endpoint& endpoint = server_->endpoint();
@@ -179,10 +218,9 @@ TransferPort Separated::port() const {
 
 void Separated::write_metrics(std::string_view labels, const EngineStats& engine,
                               std::string& out) const {
-  if (peers_) {
-    write_orders(labels, engine.prefill, out);
-    write_peers(labels, peers_->stats(), out);
-  }
+  if (peers_ || engine.roles) write_orders(labels, engine.prefill, out);
+  if (peers_) write_peers(labels, peers_->stats(), out);
+  if (engine.roles) write_roles(labels, engine, out);
   if (server_) write_server(labels, server_->stats(), out);
 }
 

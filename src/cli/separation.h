@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cli/loaded_engine.h"
@@ -29,6 +30,9 @@ class Separated {
   TransferPort port() const;
 
   const TransferPlan& plan() const { return plan_; }
+  // For EngineNeeds::sites.
+  std::optional<SitesOptions> sites() const;
+
   // Appends the metrics of the transfer. Any thread, once the parts are there.
   void write_metrics(std::string_view labels, const EngineStats& engine, std::string& out) const;
 

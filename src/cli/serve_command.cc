@@ -97,7 +97,7 @@ std::string default_name(const std::string& given, const Checkpoint& checkpoint)
 }
 
 // For /server_info, with the ranks of each node.
-json::object placement_settings(const ModelFlags& flags) {
+json::object placement_settings(const ModelFlags& flags, const TransferPlan& transfer) {
   const Placement placement = flags.placement();
   json::array nodes;
   const NodePlace place = node_place(flags.nodes).value_or(NodePlace());
@@ -107,14 +107,27 @@ json::object placement_settings(const ModelFlags& flags) {
     for (int i = 0; i < count; ++i) ranks.push_back(rank++);
     nodes.push_back(std::move(ranks));
   }
-  return {{"world_size", placement.world()},
-          {"tensor_parallel_size", placement.tp},
-          {"data_parallel_size", placement.dp},
-          {"enable_expert_parallel", placement.expert_parallel},
-          {"ranks_of_nodes", std::move(nodes)}};
+  json::object settings = {{"world_size", placement.world()},
+                           {"tensor_parallel_size", placement.tp},
+                           {"data_parallel_size", placement.dp},
+                           {"enable_expert_parallel", placement.expert_parallel},
+                           {"ranks_of_nodes", std::move(nodes)}};
+  const auto ranks_of = [&](const std::vector<int>& lanes) {
+    json::array ranks;
+    for (const int lane : lanes) {
+      for (int i = 0; i < placement.tp; ++i) ranks.push_back(placement.rank_of(lane, i));
+    }
+    return ranks;
+  };
+  if (transfer.has_sites()) {
+    settings["prefill_ranks"] = ranks_of(transfer.prefill_lanes);
+    settings["decode_ranks"] = ranks_of(transfer.decode_lanes);
+  }
+  return settings;
 }
 
-std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& flags) {
+std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& flags,
+                                      const TransferPlan& transfer) {
   auto backend = std::make_unique<Backend>();
   ServedModel& served = backend->served;
   served.names = flags.names;
@@ -147,7 +160,7 @@ std::unique_ptr<Backend> make_backend(LoadedEngine loaded, const ServeFlags& fla
                        {"max_num_batched_tokens", flags.model.step_rows()},
                        {"max_queued_requests", flags.queue.max_requests},
                        {"threads", loaded.num_threads},
-                       {"placement", placement_settings(flags.model)}};
+                       {"placement", placement_settings(flags.model, transfer)}};
   backend->grammars = std::make_unique<GrammarCompiler>(
       served.tokenizer, served.vocab_size,
       GrammarCompilerOptions{.deadline = std::chrono::seconds(flags.grammar_seconds)});
@@ -242,15 +255,16 @@ Result<int> serve(ServeFlags flags) {
   needs.queue = flags.queue;
   Separated separated(std::move(transfer), flags.model);
   needs.prefill = [&](const LoadedEngine& model) { return separated.connect(model); };
+  needs.sites = separated.sites();
   FATHOM_TRY(const auto events, publish_cache_events(flags.kv_events, flags.model, needs));
   FATHOM_TRY(LoadedEngine loaded, load_engine(flags.model, needs));
   FATHOM_RETURN_IF_ERROR(separated.listen(loaded));
   log_info("{} sequences at once, {} tokens of cache, {} tokens a sequence", loaded.max_num_seqs,
            loaded.memory.tokens(), loaded.max_model_len);
-  auto backend = make_backend(std::move(loaded), flags);
+  auto backend = make_backend(std::move(loaded), flags, separated.plan());
   backend->served.transfer = separated.port();
   const std::string name = backend->served.names.front();
-  if (separated.plan().is_separated()) {
+  if (separated.plan().is_separated() || separated.plan().has_sites()) {
     backend->more_metrics = [&separated](std::string_view labels, const EngineStats& engine,
                                          std::string& out) {
       separated.write_metrics(labels, engine, out);

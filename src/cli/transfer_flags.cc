@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 
 #include "server/http/host.h"
@@ -79,6 +80,81 @@ Result<> check_model(const ModelFlags& model) {
   return {};
 }
 
+// Ranks' numbers with commas.
+Result<std::vector<int>> ranks_of(std::string_view flag, std::string_view text, int world) {
+  std::vector<int> ranks;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    int& rank = ranks.emplace_back(-1);
+    const auto read = std::from_chars(text.data() + begin, text.data() + end, rank);
+    if (read.ec != std::errc() || read.ptr != text.data() + end || rank < 0) {
+      return invalid("{} is '{}', expected numbers of ranks with commas", flag, text);
+    }
+    if (rank >= world) {
+      return invalid("{} names rank {}, the ranks of --tp and --dp are 0 to {}", flag, rank,
+                     world - 1);
+    }
+    begin = end + 1;
+  }
+  return ranks;
+}
+
+// What cannot go with roles of ranks.
+Result<> check_sites(const TransferFlags& flags, const ModelFlags& model) {
+  if (flags.prefill_ranks.empty() || flags.decode_ranks.empty()) {
+    const bool is_prefill = flags.decode_ranks.empty();
+    return invalid("--{}-ranks is {} without --{}-ranks: both roles need ranks",
+                   is_prefill ? "prefill" : "decode", flags.prefill_ranks + flags.decode_ranks,
+                   is_prefill ? "decode" : "prefill");
+  }
+  if (flags.role != "both" || !flags.address.empty()) {
+    return invalid(
+        "--prefill-ranks is {} with {}: ranks of one process have roles, or the process has one",
+        flags.prefill_ranks,
+        flags.role != "both" ? "--role " + flags.role : "--transfer-addr " + flags.address);
+  }
+  if (model.placement().exchanges_tokens()) {
+    return invalid(
+        "--prefill-ranks is {} with --enable-expert-parallel: ranks that exchange tokens step "
+        "together",
+        flags.prefill_ranks);
+  }
+  return check_model(model);
+}
+
+// The lanes by role: each rank has one, those of a lane the same.
+Result<> choose_lanes(const TransferFlags& flags, const ModelFlags& model, TransferPlan& plan) {
+  FATHOM_RETURN_IF_ERROR(model.check_ranks());
+  const Placement placement = model.placement();
+  const int world = placement.world();
+  FATHOM_TRY(const auto prefill, ranks_of("--prefill-ranks", flags.prefill_ranks, world));
+  FATHOM_TRY(const auto decode, ranks_of("--decode-ranks", flags.decode_ranks, world));
+  for (int rank = 0; rank < world; ++rank) {
+    const auto times = std::count(prefill.begin(), prefill.end(), rank) +
+                       std::count(decode.begin(), decode.end(), rank);
+    if (times == 0) {
+      return invalid("rank {} is neither in --prefill-ranks nor in --decode-ranks: each has a role",
+                     rank);
+    }
+    if (times > 1) {
+      return invalid(
+          "rank {} is named {} times by --prefill-ranks and --decode-ranks: it has one role", rank,
+          times);
+    }
+  }
+  for (int lane = 0; lane < placement.dp; ++lane) {
+    const int first = placement.rank_of(lane, 0), last = placement.rank_of(lane, placement.tp - 1);
+    const auto computing = std::count_if(prefill.begin(), prefill.end(),
+                                         [&](int rank) { return rank >= first && rank <= last; });
+    if (computing != 0 && computing != placement.tp) {
+      return invalid("ranks {} to {} are one data-parallel rank of --tp {}: they have one role",
+                     first, last, placement.tp);
+    }
+    (computing > 0 ? plan.prefill_lanes : plan.decode_lanes).push_back(lane);
+  }
+  return {};
+}
+
 Result<> choose_backend(const TransferFlags& flags, TransferPlan& plan) {
   if (flags.backend == "tcp") return {};
   plan.needs_lane = flags.backend == "ucx";
@@ -114,6 +190,11 @@ void add_transfer_flags(CLI::App& command, TransferFlags* flags) {
   group.choice("--transfer-backend", &flags->backend, {"auto", "tcp", "ucx"},
                "How pages go: auto takes shared memory (UCX) on one machine where both sides can, "
                "else TCP");
+  group.text("--prefill-ranks", &flags->prefill_ranks, "RANKS",
+             "Ranks of --tp and --dp that compute prompts for the others of this process, for "
+             "example 0,1; with --decode-ranks");
+  group.text("--decode-ranks", &flags->decode_ranks, "RANKS",
+             "The other ranks, which decode; either side helps while the other has too much to do");
 }
 
 Result<TransferPlan> transfer_plan(const TransferFlags& flags, const ModelFlags& model) {
@@ -136,6 +217,10 @@ Result<TransferPlan> transfer_plan(const TransferFlags& flags, const ModelFlags&
                  endpoint_of("--prefill", list.substr(begin, end - begin), has_secret));
       begin = end + 1;
     }
+  }
+  if (!flags.prefill_ranks.empty() || !flags.decode_ranks.empty()) {
+    FATHOM_RETURN_IF_ERROR(check_sites(flags, model));
+    FATHOM_RETURN_IF_ERROR(choose_lanes(flags, model, plan));
   }
   if (plan.is_separated()) {
     FATHOM_RETURN_IF_ERROR(check_model(model));

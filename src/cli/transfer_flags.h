@@ -1,5 +1,6 @@
-// The flags of `fathom serve` with which prompts are computed by other processes: --role,
-// --transfer-addr, --prefill, --transfer-secret.
+// The flags of `fathom serve` with which prompts are computed by other processes (--role,
+// --transfer-addr, --prefill, --transfer-secret) or by other ranks of this one (--prefill-ranks,
+// --decode-ranks).
 #pragma once
 
 #include <optional>
@@ -22,6 +23,7 @@ struct TransferFlags {
   bool digests = false;
   int64_t window_mib = 64;
   std::string backend = "auto";
+  std::string prefill_ranks, decode_ranks;  // numbers with commas
 };
 
 void add_transfer_flags(CLI::App& command, TransferFlags* flags);
@@ -38,7 +40,10 @@ struct TransferPlan {
   int64_t window_bytes = 0;
   MakeLane make_lane;       // empty: pages go by TCP
   bool needs_lane = false;  // pages never go by TCP
+  // Lanes by role, in one process; none: all lanes are of one engine.
+  std::vector<int> prefill_lanes, decode_lanes;
 
+  bool has_sites() const { return !prefill_lanes.empty(); }
   bool is_separated() const { return listen.has_value() || !peers.empty(); }
 };
 

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "engine/admission.h"
 #include "engine/engine_loop.h"
+#include "engine/sites.h"
 #include "tokenizer/tokenizer.h"
 
 namespace fathom {
@@ -115,6 +116,7 @@ struct Engine::Parts {
                .tokenizer = tokenizer.get()},
         loop(options, std::move(runner), std::move(stores)) {}
 
+  std::optional<Sites> sites;  // outlives the loop, whose prompts its engine computes
   std::shared_ptr<const Tokenizer> tokenizer;
   AdmissionLimits limits;
   // Unseeded requests get seeds from one random base and a counter.
@@ -137,12 +139,31 @@ Result<std::unique_ptr<Engine>> Engine::create(const EngineOptions& options,
   return std::unique_ptr<Engine>(new Engine(std::move(parts)));
 }
 
+Result<std::unique_ptr<Engine>> Engine::create_separated(
+    const EngineOptions& options, SiteRunners runners, const SitesOptions& sites,
+    std::shared_ptr<const Tokenizer> tokenizer) {
+  FATHOM_CHECK(runners.prefill != nullptr && runners.decode != nullptr, "a site needs a runner");
+  FATHOM_TRY(Sites both,
+             Sites::create(options, std::move(runners.prefill), *runners.decode, sites, tokenizer));
+  FATHOM_TRY(auto engine,
+             create(both.decode_options(options), std::move(runners.decode), std::move(tokenizer)));
+  engine->parts_->sites = std::move(both);
+  return engine;
+}
+
 Engine::Engine(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 Engine::~Engine() { stop(); }
 
 Result<RequestId> Engine::submit(Request request, EventSink sink) {
   FATHOM_CHECK(sink != nullptr, "a request needs a sink");
+  if (parts_->sites) {
+    FATHOM_RETURN_IF_ERROR(parts_->sites->choose_lane(request));
+    if (parts_->sites->takes(request)) {
+      FATHOM_RETURN_IF_ERROR(parts_->loop.inbox().is_open());
+      return parts_->sites->submit(std::move(request), std::move(sink));
+    }
+  }
   const auto now = parts_->loop.now();
   const uint64_t seed = mix64(parts_->seed_base + parts_->num_seeds.fetch_add(1));
   FATHOM_TRY(std::unique_ptr<ActiveRequest> active,
@@ -151,28 +172,57 @@ Result<RequestId> Engine::submit(Request request, EventSink sink) {
   return parts_->loop.inbox().push(std::move(active));
 }
 
-Result<> Engine::has_room() { return parts_->loop.inbox().has_room(); }
-
-void Engine::abort(RequestId request) { parts_->loop.inbox().abort(request); }
-
-EngineStats Engine::stats() const { return parts_->loop.stats(); }
-
-EngineProgress Engine::progress() const { return parts_->loop.progress(); }
-
-void Engine::flush_prefix_cache() { parts_->loop.inbox().flush(); }
-
-bool Engine::is_dead() const { return parts_->loop.inbox().is_dead(); }
-
-bool Engine::wait_until_dead(std::chrono::nanoseconds timeout) {
-  return parts_->loop.inbox().wait_until_dead(timeout);
+Result<> Engine::has_room() {
+  Inbox& inbox = parts_->loop.inbox();
+  if (!parts_->sites) return inbox.has_room();
+  FATHOM_RETURN_IF_ERROR(parts_->sites->is_alive());
+  return parts_->sites->takes({}) ? inbox.is_open() : inbox.has_room();
 }
 
+void Engine::abort(RequestId request) {
+  if (parts_->sites && parts_->sites->has(request)) return parts_->sites->prefill().abort(request);
+  parts_->loop.inbox().abort(request);
+}
+
+EngineStats Engine::stats() const {
+  EngineStats stats = parts_->loop.stats();
+  return parts_->sites ? parts_->sites->with_prefill(std::move(stats)) : stats;
+}
+
+int Engine::num_sites() const { return parts_->sites ? 2 : 1; }
+
+EngineProgress Engine::progress(int site) const {
+  return site == 0 ? parts_->loop.progress() : parts_->sites->prefill().progress();
+}
+
+void Engine::flush_prefix_cache() {
+  parts_->loop.inbox().flush();
+  if (parts_->sites) parts_->sites->prefill().flush_prefix_cache();
+}
+
+bool Engine::is_dead() const {
+  return parts_->loop.inbox().is_dead() || (parts_->sites && parts_->sites->prefill().is_dead());
+}
+
+// The prefill site's death is seen at the end of the wait.
+bool Engine::wait_until_dead(std::chrono::nanoseconds timeout) {
+  return parts_->loop.inbox().wait_until_dead(timeout) || is_dead();
+}
+
+// The prefill site computes the decode site's prompts until that is empty.
 bool Engine::drain(std::chrono::nanoseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
   parts_->loop.inbox().refuse();
-  return parts_->loop.inbox().wait_until_empty(timeout);
+  if (!parts_->loop.inbox().wait_until_empty(timeout)) return false;
+  return !parts_->sites || parts_->sites->prefill().drain(end - std::chrono::steady_clock::now());
 }
 
 void Engine::stop() {
+  stop_loop();
+  if (parts_->sites) parts_->sites->prefill().stop();
+}
+
+void Engine::stop_loop() {
   parts_->loop.inbox().stop();
   const std::lock_guard lock(parts_->join_mutex);
   if (!parts_->thread.joinable()) return;

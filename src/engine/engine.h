@@ -14,11 +14,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
 #include "cache/cache_observer.h"
 #include "engine/request.h"
+#include "engine/roles.h"
 #include "engine/runner.h"
 #include "transfer/arrivals.h"
 #include "transfer/piece_mailbox.h"
@@ -48,6 +50,7 @@ struct PrefillOptions {
   int64_t max_attempts = 3;  // orders of a prompt that fail before that; 1 or more
   // An order of which nothing has come for so long has failed, unless the link still holds it.
   std::chrono::nanoseconds patience = std::chrono::seconds(30);
+  std::shared_ptr<Roles> roles = {};  // of the two engines of one process; null: they stay
 };
 
 struct EngineOptions {
@@ -88,6 +91,7 @@ struct EngineOptions {
   PrefillOptions prefill = {};
   // [lanes]: who is told what each lane's prefix cache has; empty: nobody.
   std::vector<std::shared_ptr<CacheObserver>> cache_observers = {};
+  RequestId ids_after = 0;    // requests' ids are larger
   int64_t preempt_every = 0;  // fault injection: one sequence every so many steps; 0: off
   std::function<std::chrono::steady_clock::time_point()> clock =
       {};  // for tests; empty: steady_clock
@@ -113,6 +117,9 @@ struct PrefillStats {
   int64_t refused = 0;              // choices that ended because orders had failed
   int64_t pages_sent = 0;           // to other engines
   int64_t cached_tokens = 0;  // of prompts: found in the other side's cache and not in this one's
+  // Of this engine's own work for other engines: their prompts that wait or are computed here now,
+  // and the tokens of those that have started, which EngineStats::prompt_tokens counts too.
+  int64_t exports = 0, export_prompt_tokens = 0, export_cached_tokens = 0;
   std::array<int64_t, kNumPieceVerdicts> pieces{};  // by PieceVerdict
 };
 
@@ -153,9 +160,23 @@ struct EngineStats {
   int64_t sequences_moved = 0;         // to another lane
   int64_t pages_copied = 0;            // from another lane's pool
   std::optional<ExpertStats> experts;  // where tokens go to ranks of experts
+  std::optional<RoleStats> roles;      // where lanes have roles
   // Shape of the running step, or of the last one. Identifies a step that never ends.
   int64_t step_sequences = 0, step_rows = 0;
   int64_t step_longest = 0;  // length of its longest sequence in tokens, with this step's
+};
+
+// Two sites of one process: lanes that compute prompts, and lanes that decode. Both have the same
+// model in the same types.
+struct SitesOptions {
+  std::vector<int> prefill_lanes, decode_lanes;  // their numbers among all lanes, by site
+  int64_t window_bytes = int64_t{64} << 20;      // pages that may wait to be copied
+  bool with_digests = false;
+  RoleLimits roles = {};  // its rows and slots are the runners'
+};
+
+struct SiteRunners {
+  std::unique_ptr<Runner> prefill, decode;
 };
 
 // Whether the engine gets on.
@@ -172,6 +193,12 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(const EngineOptions& options,
                                                 std::unique_ptr<Runner> runner,
                                                 std::shared_ptr<const Tokenizer> tokenizer);
+  // An engine that decodes, and within it one on whose lanes its prompts are computed; `options`
+  // are of both, and of cache_observers all lanes'. Their roles change with the load (roles.h).
+  // Figures are those of both sites together, lanes in the order of their numbers.
+  static Result<std::unique_ptr<Engine>> create_separated(
+      const EngineOptions& options, SiteRunners runners, const SitesOptions& sites,
+      std::shared_ptr<const Tokenizer> tokenizer);
   // Aborts all requests (each gets its last event) and joins the thread.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -191,8 +218,10 @@ class Engine {
   void abort(RequestId request);
 
   EngineStats stats() const;
-  // For a thread that watches the engine: does not allocate memory, and so does not throw.
-  EngineProgress progress() const;
+  // For a thread that watches the engine: does not allocate memory, and so does not throw. `site`:
+  // 0, and 1 where there are two.
+  EngineProgress progress(int site = 0) const;
+  int num_sites() const;
 
   // Drops all cached prefixes at refcount 0, at the next step boundary.
   void flush_prefix_cache();
@@ -214,6 +243,7 @@ class Engine {
  private:
   struct Parts;
   explicit Engine(std::unique_ptr<Parts> parts);
+  void stop_loop();
   std::unique_ptr<Parts> parts_;
 };
 

@@ -98,24 +98,37 @@ void check_answers(const Load& load, const std::vector<Submitted>& all) {
   }
 }
 
+std::unique_ptr<FakeRunner> prefill_runner(const Load& load) {
+  const Separation& how = *load.separation;
+  auto runner = std::make_unique<FakeRunner>(FakeModel{.vocab_size = load.model.vocab_size,
+                                                       .max_model_len = load.model.max_model_len,
+                                                       .num_pages = how.num_pages,
+                                                       .num_lanes = how.num_lanes},
+                                             how.steps_in_flight);
+  runner->copies = how.copies;
+  runner->drafts = load.drafts;
+  if (how.fail_steps_every > 0) {
+    runner->before_finish = [every = how.fail_steps_every, steps = 0]() mutable -> Result<> {
+      if (++steps % every != 0) return {};
+      return error(Code::kResourceExhausted, "a planted fault");
+    };
+  }
+  if (how.step_time.count() > 0) {
+    runner->before_step = [time = how.step_time](const ForwardBatch&) {
+      std::this_thread::sleep_for(time);
+      return Result<>();
+    };
+  }
+  runner->max_rows =
+      how.one_process ? load.options.max_batched_tokens : how.options.max_batched_tokens;
+  return runner;
+}
+
 // The engine that computes a load's prompts, and the way to it.
 struct PrefillSide {
   PrefillSide(const Load& load, PrefillOptions& options) {
     const Separation& how = *load.separation;
-    auto runner = std::make_unique<FakeRunner>(FakeModel{.vocab_size = load.model.vocab_size,
-                                                         .max_model_len = load.model.max_model_len,
-                                                         .num_pages = how.num_pages,
-                                                         .num_lanes = how.num_lanes},
-                                               how.steps_in_flight);
-    runner->copies = how.copies;
-    runner->drafts = load.drafts;
-    if (how.fail_steps_every > 0) {
-      runner->before_finish = [every = how.fail_steps_every, steps = 0]() mutable -> Result<> {
-        if (++steps % every != 0) return {};
-        return error(Code::kResourceExhausted, "a planted fault");
-      };
-    }
-    runner->max_rows = how.options.max_batched_tokens;
+    auto runner = prefill_runner(load);
     EngineOptions own = how.options;
     own.max_queued_tokens = 1 << 20;
     engine = std::move(*Engine::create(own, std::move(runner), nullptr));
@@ -137,6 +150,25 @@ struct PrefillSide {
 
   std::unique_ptr<Engine> engine;
 };
+
+Result<std::unique_ptr<Engine>> make_engine(const Load& load, std::unique_ptr<Runner> runner) {
+  if (!load.separation || !load.separation->one_process) {
+    return Engine::create(load.options, std::move(runner), tokenizer());
+  }
+  const Separation& how = *load.separation;
+  SitesOptions sites{.prefill_lanes = {},
+                     .decode_lanes = {},
+                     .window_bytes = how.mailbox_bytes,
+                     .with_digests = how.with_digests,
+                     .roles = how.roles};
+  for (int lane = 0; lane < how.num_lanes; ++lane) sites.prefill_lanes.push_back(lane);
+  for (int lane = 0; lane < load.model.num_lanes; ++lane) {
+    sites.decode_lanes.push_back(how.num_lanes + lane);
+  }
+  return Engine::create_separated(load.options,
+                                  {.prefill = prefill_runner(load), .decode = std::move(runner)},
+                                  sites, tokenizer());
+}
 
 }  // namespace
 
@@ -195,7 +227,9 @@ EngineStats run_once(Load load) {
   load.options.max_queued_tokens = 1 << 20;
   std::mt19937 random(load.seed);
   std::optional<PrefillSide> prefill;  // outlives the engine
-  if (load.separation) prefill.emplace(load, load.options.prefill);
+  if (load.separation && !load.separation->one_process) {
+    prefill.emplace(load, load.options.prefill);
+  }
   std::vector<Submitted> all(static_cast<size_t>(load.num_requests));
   ArrivalGate gate;  // outlives the engine
   auto runner = std::make_unique<FakeRunner>(load.model, load.steps_in_flight);
@@ -210,7 +244,7 @@ EngineStats run_once(Load load) {
   runner->max_rows = load.options.max_batched_tokens;
   runner->max_logit_rows =
       load.options.max_num_seqs * (1 + load.drafts.most) + load.options.max_prompt_logit_rows;
-  auto created = Engine::create(load.options, std::move(runner), tokenizer());
+  auto created = make_engine(load, std::move(runner));
   EXPECT_TRUE(created.has_value()) << created.error().message;
   Engine& engine = **created;
   for (Submitted& submitted : all) {

@@ -26,6 +26,11 @@ struct Separation {
   LossyMessages messages = {};
   int64_t mailbox_bytes = int64_t{1} << 20;
   int64_t fail_steps_every = 0;  // of its steps; 0: none
+  // Both are sites of one engine (Engine::create_separated), with the load's options.
+  bool one_process = false;
+  bool with_digests = false;               // with it
+  RoleLimits roles = {};                   // with it
+  std::chrono::microseconds step_time{0};  // each of its steps takes longer by this
 };
 
 struct Load {

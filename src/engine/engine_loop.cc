@@ -29,8 +29,9 @@ EngineOptions with_clock(EngineOptions options) {
 
 Inbox::Limits inbox_limits(const EngineOptions& options, int64_t num_pages) {
   return {.max_requests = options.max_queued_requests,
-          .max_tokens = options.max_queued_tokens > 0 ? options.max_queued_tokens
-                                                      : 4 * num_pages * kPageSize};
+          .max_tokens =
+              options.max_queued_tokens > 0 ? options.max_queued_tokens : 4 * num_pages * kPageSize,
+          .ids_after = options.ids_after};
 }
 
 }  // namespace
@@ -105,6 +106,7 @@ void EngineLoop::drain_inbox() {
 // valid in either state.
 void EngineLoop::add_request(std::unique_ptr<ActiveRequest>& request) {
   ActiveRequest& added = *request;
+  counters_.prefill.exports += added.request.page_export != nullptr;
   try {
     requests_.try_emplace(added.id).first->second = std::move(request);
     enqueue(added);
@@ -432,6 +434,10 @@ void EngineLoop::note_started(const StepPlan& plan) {
     sequence->timings.started = time;
     counters_.cached_tokens += sequence->usage.cached_tokens;
     counters_.prompt_tokens += sequence->prompt_len;
+    if (sequence->is_prompt_only) {
+      counters_.prefill.export_prompt_tokens += sequence->prompt_len;
+      counters_.prefill.export_cached_tokens += sequence->usage.cached_tokens;
+    }
     if (options_.prefix_caching) {
       counters_.prefix_queries += sequence->prompt_len;
       counters_.prefix_hits += sequence->usage.cached_tokens;
@@ -541,7 +547,10 @@ void EngineLoop::erase_finished_requests() {
 }
 
 void EngineLoop::end_sequence(Sequence& sequence, Event& event) {
-  if (sequence.is_prompt_only) exports_.remove(sequence);
+  if (sequence.is_prompt_only) {
+    exports_.remove(sequence);
+    --counters_.prefill.exports;
+  }
   lanes_.finish(sequence);
   RequestTimings& timings = sequence.timings;
   timings.finished = now();
@@ -551,6 +560,7 @@ void EngineLoop::end_sequence(Sequence& sequence, Event& event) {
   event.timings = timings;
   event.usage = sequence.usage;
   event.last = --sequence.request->unfinished == 0;
+  if (sequence.is_prompt_only) return;  // no choice of a client
   switch (*event.finish) {
     case FinishReason::kStop:
       ++counters_.stopped;
@@ -588,6 +598,7 @@ Event& EngineLoop::new_event(const Sequence& sequence) {
 void EngineLoop::publish_stats() {
   counters_.prefill.pages_sent = exports_.pages_sent();
   lanes_.publish(counters_);
+  if (is_idle()) lanes_.rest();
   const std::lock_guard lock(stats_mutex_);
   published_ = counters_;
   published_last_step_ = last_step_;

@@ -12,9 +12,15 @@ int64_t prompt_tokens(const ActiveRequest& request) {
 }  // namespace
 
 // Requires mutex_.
-Result<> Inbox::room() {
+Result<> Inbox::open() const {
   if (death_) return tl::unexpected(*death_);
   if (refusing_) return error(Code::kUnavailable, "the engine is shutting down");
+  return {};
+}
+
+// Requires mutex_.
+Result<> Inbox::room() {
+  FATHOM_RETURN_IF_ERROR(open());
   if (counts_.queued_requests >= limits_.max_requests) {
     ++counts_.rejected;
     return error(Code::kResourceExhausted, "the queue is full: {} requests wait, at most {} may",
@@ -26,6 +32,11 @@ Result<> Inbox::room() {
 Result<> Inbox::has_room() {
   const std::lock_guard lock(mutex_);
   return room();
+}
+
+Result<> Inbox::is_open() const {
+  const std::lock_guard lock(mutex_);
+  return open();
 }
 
 Result<RequestId> Inbox::push(std::unique_ptr<ActiveRequest> request) {

@@ -27,6 +27,7 @@ class Inbox {
     int64_t max_requests = 0;
     // Prompt tokens; a single request may exceed it when the queue is empty.
     int64_t max_tokens = 0;
+    RequestId ids_after = 0;  // the first id is one more
   };
   struct News {
     std::vector<std::unique_ptr<ActiveRequest>> requests;
@@ -39,10 +40,12 @@ class Inbox {
     int64_t queued_requests = 0, queued_tokens = 0, rejected = 0;
   };
 
-  explicit Inbox(const Limits& limits) : limits_(limits) {}
+  explicit Inbox(const Limits& limits) : limits_(limits), last_id_(limits.ids_after) {}
 
   // The error that push() would return for any request.
   Result<> has_room();
+  // The same if the queue were empty.
+  Result<> is_open() const;
   // kResourceExhausted when the queue is full, kUnavailable after refuse(), stop() or die().
   Result<RequestId> push(std::unique_ptr<ActiveRequest> request);
   void abort(RequestId request);
@@ -70,6 +73,7 @@ class Inbox {
   Counts counts() const;
 
  private:
+  Result<> open() const;
   Result<> room();
   void announce();
 
@@ -78,7 +82,7 @@ class Inbox {
   std::condition_variable arrived_, emptied_, died_;
   News news_;
   Counts counts_;
-  RequestId last_id_ = 0;
+  RequestId last_id_;
   int64_t alive_ = 0;
   bool refusing_ = false;
   std::optional<Status> death_;        // why the engine is dead

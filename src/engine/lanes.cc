@@ -129,6 +129,27 @@ void Lanes::schedule(StepPlan& plan, bool with_drafts) {
                   std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
                     return with_prompts && lane.scheduler.num_waiting() > 0;
                   });
+  update_roles();
+}
+
+// After a step was planned: who still waits has no room in any lane, but for one that stays in its
+// own.
+void Lanes::update_roles() {
+  if (options_.prefill.roles == nullptr) return;
+  const auto is_full = [](const Lane& lane) {
+    const Sequence* const waiting = lane.scheduler.first_waiting();
+    return waiting != nullptr && !waiting->stays_in_lane && !lane.scheduler.would_admit_first();
+  };
+  try {
+    options_.prefill.roles->update({.rows_missing = orders_->rows_missing(),
+                                    .decoding = num_running() - orders_->num_orders(),
+                                    .is_full = std::any_of(lanes_.begin(), lanes_.end(), is_full)});
+  } catch (const std::bad_alloc&) {  // of would_admit_first(); the next step updates them
+  }
+}
+
+void Lanes::rest() {
+  if (options_.prefill.roles != nullptr) options_.prefill.roles->update({.is_idle = true});
 }
 
 bool Lanes::prompts_may_run() const {
@@ -309,12 +330,14 @@ void Lanes::publish(EngineStats& stats) const {
     stats.prefix_evictions += lane.tree.num_evictions();
   }
   if (orders_) {
-    const int64_t sent = stats.prefill.pages_sent;
-    stats.prefill = orders_->stats();
+    const PrefillStats orders = orders_->stats();
+    stats.prefill.orders = orders.orders;
+    stats.prefill.arrived = orders.arrived;
+    stats.prefill.failed = orders.failed;
+    stats.prefill.pieces = orders.pieces;
     stats.prefill.computed_here = num_prefilled_here_;
     stats.prefill.refused = num_stranded_;
     stats.prefill.cached_tokens = num_cached_there_;
-    stats.prefill.pages_sent = sent;
   }
   stats.sequences_moved = num_moves_;
   stats.pages_copied = num_pages_copied_;

@@ -53,6 +53,8 @@ class Lanes {
   void finish(Sequence& sequence) { of(sequence).scheduler.finish(sequence); }
   bool has_work() const;
   int64_t num_running() const;
+  // There is no work: roles are the lanes' own again.
+  void rest();
 
   // Takes rows that another engine has computed. Returns the sequences that cannot go on, because
   // their prompts are computed nowhere, and why. Valid until the next call.
@@ -96,6 +98,7 @@ class Lanes {
   void balance();
   Lane* roomiest_for(const Sequence& sequence);
   bool prompts_may_run() const;
+  void update_roles();
   void bring_prefix(Lane& to, const Sequence& sequence, int64_t max_pages);
   void copy_pages(const Lane& from, Lane& to, const Sequence& sequence, int64_t first_page);
 

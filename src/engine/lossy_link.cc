@@ -43,7 +43,8 @@ void LossyLink::carry() {
     std::this_thread::sleep_for(std::chrono::microseconds(200));
     sent_->take(news);
     for (const PagePiece& piece : news.pieces) {
-      write_piece(piece.header, piece.rows, message);
+      piece.read(
+          [&](std::span<const std::byte> rows) { write_piece(piece.header, rows, message); });
       spoil(message);
     }
     for (FailedOrder& failed : news.failures) {

@@ -26,11 +26,8 @@ Result<std::shared_ptr<const ExpertTable>> first_table(const ModelRunnerOptions&
   return std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, placement));
 }
 
-}  // namespace
-
-Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& checkpoint,
-                                                         const ModelRunnerOptions& options) {
-  const ModelConfig& config = checkpoint.config();
+// The options of the runner's ranks. Errors are those of options that do not fit the model.
+Result<RankTeamOptions> team_options(const ModelConfig& config, const ModelRunnerOptions& options) {
   if (options.max_model_len > config.max_position) {
     return invalid("--max-model-len is {}, the model's positions end at {}", options.max_model_len,
                    config.max_position);
@@ -42,41 +39,67 @@ Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& check
                                   !placement.exchanges_tokens() && options.world == nullptr),
       "{} drafts", options.max_drafts);
   FATHOM_TRY(const std::shared_ptr<const ExpertTable> expert_table, first_table(options, config));
-  std::unique_ptr<ModelRunner> runner(new ModelRunner);
+  return RankTeamOptions{
+      .placement = placement,
+      .model = {.compute = options.compute,
+                .max_rows = options.max_batched_tokens,
+                .attention = options.attention},
+      .cache_format = options.cache_format,
+      .num_pages = ceil_div(options.max_total_tokens, kPageSize),
+      .num_threads = options.num_threads,
+      .mtp_layers = num_drafting_layers(config, options.max_drafts),
+      .load = options.load,
+      .group = {.name = "tp", .limit = kRankLimit, .at_meeting = options.at_meeting},
+      .world = options.world,
+      .expert_table = expert_table};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ModelRunner>> ModelRunner::create(const Checkpoint& checkpoint,
+                                                         const ModelRunnerOptions& options) {
+  FATHOM_TRY(auto runners, create_several(checkpoint, {&options, 1}));
+  return std::move(runners.front());
+}
+
+Result<std::vector<std::unique_ptr<ModelRunner>>> ModelRunner::create_several(
+    const Checkpoint& checkpoint, std::span<const ModelRunnerOptions> options) {
+  std::vector<RankTeamOptions> of_teams;
+  for (const ModelRunnerOptions& one : options) {
+    FATHOM_TRY(of_teams.emplace_back(), team_options(checkpoint.config(), one));
+  }
+  FATHOM_TRY(auto teams, RankTeam::load_several(checkpoint, of_teams));
+  std::vector<std::unique_ptr<ModelRunner>> runners;
+  for (size_t i = 0; i < options.size(); ++i) {
+    std::unique_ptr<ModelRunner> runner(new ModelRunner);
+    runner->take_team(std::move(teams[i]), options[i]);
+    runners.push_back(std::move(runner));
+  }
+  return runners;
+}
+
+void ModelRunner::take_team(std::unique_ptr<RankTeam> team, const ModelRunnerOptions& options) {
+  team_ = std::move(team);
   const int64_t cache_tokens = round_up(options.max_total_tokens, kPageSize);
-  runner->max_model_len_ = std::min(
-      options.max_model_len > 0 ? options.max_model_len : config.max_position, cache_tokens);
-  runner->num_pages_ = cache_tokens / kPageSize;
-  runner->max_drafts_ = options.max_drafts;
-  FATHOM_TRY(runner->team_,
-             RankTeam::load(
-                 checkpoint,
-                 {.placement = placement,
-                  .model = {.compute = options.compute,
-                            .max_rows = options.max_batched_tokens,
-                            .attention = options.attention},
-                  .cache_format = options.cache_format,
-                  .num_pages = runner->num_pages_,
-                  .num_threads = options.num_threads,
-                  .mtp_layers = num_drafting_layers(config, options.max_drafts),
-                  .load = options.load,
-                  .group = {.name = "tp", .limit = kRankLimit, .at_meeting = options.at_meeting},
-                  .world = options.world,
-                  .expert_table = expert_table}));
-  if (runner->team_->size() < placement.world()) return runner;
-  if (expert_table != nullptr) {
-    runner->balancer_ = std::make_unique<ExpertBalancer>(expert_table, placement.redundant_experts,
-                                                         options.balancer);
+  max_model_len_ =
+      std::min(options.max_model_len > 0 ? options.max_model_len : team_->config().max_position,
+               cache_tokens);
+  num_pages_ = cache_tokens / kPageSize;
+  max_drafts_ = options.max_drafts;
+  const Placement& placement = options.placement;
+  if (team_->size() < placement.world()) return;
+  if (exchanges_tokens()) {
+    balancer_ = std::make_unique<ExpertBalancer>(team_->expert_table(), placement.redundant_experts,
+                                                 options.balancer);
   }
   for (int lane = 0; lane < placement.dp; ++lane) {
     std::vector<const LatentCache*> caches;
     caches.reserve(static_cast<size_t>(placement.tp));
     for (int rank = 0; rank < placement.tp; ++rank) {
-      caches.push_back(&runner->team_->cache(placement.rank_of(lane, rank)));
+      caches.push_back(&team_->cache(placement.rank_of(lane, rank)));
     }
-    runner->page_transfers_.emplace_back(std::move(caches));
+    page_transfers_.emplace_back(std::move(caches));
   }
-  return runner;
 }
 
 bool ModelRunner::can_copy_pages(int from_lane, int to_lane) const {

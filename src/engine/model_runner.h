@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "cache/latent_layout.h"
@@ -41,6 +42,10 @@ class ModelRunner : public LogitsRunner, public ExpertRanks {
  public:
   static Result<std::unique_ptr<ModelRunner>> create(const Checkpoint& checkpoint,
                                                      const ModelRunnerOptions& options);
+  // Runners that step apart, of the same model in the same types: weights that ranks hold alike are
+  // in memory once.
+  static Result<std::vector<std::unique_ptr<ModelRunner>>> create_several(
+      const Checkpoint& checkpoint, std::span<const ModelRunnerOptions> options);
 
   int64_t vocab_size() const override { return team_->config().vocab_size; }
   int64_t max_model_len() const override { return max_model_len_; }
@@ -75,6 +80,7 @@ class ModelRunner : public LogitsRunner, public ExpertRanks {
 
  private:
   ModelRunner() = default;
+  void take_team(std::unique_ptr<RankTeam> team, const ModelRunnerOptions& options);
 
   bool exchanges_tokens() const { return team_->placement().exchanges_tokens(); }
 

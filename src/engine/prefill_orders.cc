@@ -61,9 +61,17 @@ void PrefillOrders::add_lane(PagePool& pool, PageTransfer& transfer) {
 // not the last.
 bool PrefillOrders::takes(const Sequence& sequence) const {
   const int64_t rows = sequence.len() - 1 - sequence.computed;
-  return rows >= std::max<int64_t>(1, options_.least_rows) && !sequence.prefills_here &&
-         !sequence.is_prompt_only && sequence.num_unknown <= 1 &&
-         sequence.prompt_logits_done >= sequence.prompt_logits_end;
+  if (rows < std::max<int64_t>(1, options_.least_rows) || sequence.prefills_here ||
+      sequence.is_prompt_only || sequence.num_unknown > 1 ||
+      sequence.prompt_logits_done < sequence.prompt_logits_end) {
+    return false;
+  }
+  return options_.roles == nullptr || !options_.roles->keep_prompt();
+}
+
+void PrefillOrders::count_missing(Order& order, int64_t rows) {
+  order.rows_missing += rows;
+  rows_missing_ += rows;
 }
 
 void PrefillOrders::begin(Sequence& sequence) {
@@ -82,7 +90,9 @@ void PrefillOrders::begin(Sequence& sequence) {
           .subspan(static_cast<size_t>(first), static_cast<size_t>(end - first)));
   const TicketId id = order.ticket.id;
   sequence.ticket = id.number;
-  lane.orders.emplace(id.number, Order{.sequence = &sequence, .last = clock_()});
+  Order& entry =
+      lane.orders.emplace(id.number, Order{.sequence = &sequence, .last = clock_()}).first->second;
+  count_missing(entry, (end - first) * kPageSize);
   ++num_orders_;
   ++stats_.orders;
   if (const auto sent = options_.link->order(std::move(order)); !sent) {
@@ -95,7 +105,11 @@ void PrefillOrders::cancel(Sequence& sequence) {
   if (number == 0) return;
   Lane& lane = lane_of(sequence);
   lane.arrivals.close(number);
-  num_orders_ -= static_cast<int64_t>(lane.orders.erase(number));
+  if (const auto order = lane.orders.find(number); order != lane.orders.end()) {
+    count_missing(order->second, -order->second.rows_missing);
+    lane.orders.erase(order);
+    --num_orders_;
+  }
   options_.link->cancel(id_of(sequence, number));
 }
 
@@ -103,7 +117,10 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   ended_.clear();
   ended_.reserve(static_cast<size_t>(num_orders_));  // so that no order that ends is lost
   options_.mailbox->take(news_);
-  for (const PagePiece& piece : news_.pieces) take(piece);
+  for (PagePiece& piece : news_.pieces) {
+    piece.read([&](std::span<const std::byte> rows) { take(piece.header, rows); });
+    piece.lent = nullptr;
+  }
   for (auto* failures : {&news_.failures, &refused_}) {
     for (FailedOrder& failed : *failures) {
       Lane* const lane = lane_of(failed.ticket);
@@ -130,21 +147,22 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   return ended_;
 }
 
-void PrefillOrders::take(const PagePiece& piece) {
-  const TicketId& id = piece.header.ticket;
+void PrefillOrders::take(const PieceHeader& header, std::span<const std::byte> rows) {
+  const TicketId& id = header.ticket;
   Lane* const lane = lane_of(id);
   if (lane == nullptr) {
     ++stats_.pieces[static_cast<size_t>(PieceVerdict::kForeign)];
     return;
   }
-  const auto admitted = lane->arrivals.admit(piece.header, piece.rows);
+  const auto admitted = lane->arrivals.admit(header, rows);
   if (admitted.verdict != PieceVerdict::kAccepted) return;
-  const bool ok = lane->copies.load(piece.rows, admitted.page);
-  lane->arrivals.end_write(id, piece.header.page, ok);
+  const bool ok = lane->copies.load(rows, admitted.page);
+  lane->arrivals.end_write(id, header.page, ok);
   const auto order = lane->orders.find(id.number);
   if (order == lane->orders.end()) return;
   order->second.last = clock_();
-  order->second.cached_tokens = piece.header.cached_tokens;
+  order->second.cached_tokens = header.cached_tokens;
+  if (ok) count_missing(order->second, -kPageSize);
   if (!ok) {
     end(*lane, id.number, false, {Code::kInternal, "a page failed"});  // does not allocate
   } else if (lane->arrivals.is_complete(id.number)) {

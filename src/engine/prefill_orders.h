@@ -66,6 +66,9 @@ class PrefillOrders : public RemotePrefill {
   const std::vector<Ended>& take_pieces();
 
   bool empty() const { return num_orders_ == 0; }
+  int64_t num_orders() const { return num_orders_; }
+  // Of the pages that have been ordered and have not come.
+  int64_t rows_missing() const { return rows_missing_; }
   PrefillStats stats() const;
 
  private:
@@ -73,6 +76,7 @@ class PrefillOrders : public RemotePrefill {
     Sequence* sequence = nullptr;
     std::chrono::steady_clock::time_point last;  // when it began, or its last sign of life
     int64_t cached_tokens = 0;                   // as its pieces say
+    int64_t rows_missing = 0;                    // of pages that have not come
   };
   struct Lane {
     Lane(const ArrivalsOptions& options, PagePool& pool, PageTransfer& transfer)
@@ -87,7 +91,8 @@ class PrefillOrders : public RemotePrefill {
   TicketId id_of(const Sequence& sequence, uint64_t number) const {
     return {engine_ + static_cast<uint64_t>(sequence.lane), epoch_, number};
   }
-  void take(const PagePiece& piece);
+  void take(const PieceHeader& header, std::span<const std::byte> rows);
+  void count_missing(Order& order, int64_t rows);
   void end(Lane& lane, uint64_t number, bool has_arrived, Status why);
 
   const PrefillOptions options_;
@@ -98,7 +103,7 @@ class PrefillOrders : public RemotePrefill {
   std::vector<FailedOrder> refused_;
   std::vector<Ended> ended_;
   std::vector<uint64_t> late_;
-  int64_t num_orders_ = 0;
+  int64_t num_orders_ = 0, rows_missing_ = 0;
   PrefillStats stats_;
 };
 

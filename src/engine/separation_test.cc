@@ -276,6 +276,7 @@ TEST(Separation, PagesThatTheDecodingSideHasAreNotSent) {
   EXPECT_EQ(pair.orders(), 3);
   EXPECT_EQ(pair.answer(Pair::request(193)).usage.cached_tokens, 192);
   EXPECT_EQ(pair.orders(), 3) << "it has all but the last token";
+  while (pair.prefill_engine->stats().prefill.pages_sent < 7) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(pair.prefill_engine->stats().prefill.pages_sent, 7);
   EXPECT_EQ(pair.prefill_engine->stats().generated_tokens, 0);
 }

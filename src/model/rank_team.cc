@@ -48,36 +48,74 @@ std::vector<std::unique_ptr<Group>> make_lanes(const Placement& placement, World
 
 constexpr uint64_t kStop = std::numeric_limits<uint64_t>::max();
 
+// What the team's ranks in this process hold.
+std::vector<ModelSpec> specs_of(const ModelConfig& config, const RankTeamOptions& options) {
+  int first = 0, size = options.placement.world();
+  if (options.world != nullptr) {
+    const WorldLayout& layout = options.world->layout();
+    FATHOM_CHECK(layout.size() == size, "{} ranks in a world of {}", size, layout.size());
+    first = layout.first_rank(layout.node_rank);
+    size = layout.ranks_of_node[static_cast<size_t>(layout.node_rank)];
+  }
+  std::vector<ModelSpec> specs;
+  specs.reserve(static_cast<size_t>(size));
+  for (int rank = first; rank < first + size; ++rank) {
+    specs.push_back(
+        make_spec(config, options.placement, rank, options.expert_table, options.mtp_layers));
+  }
+  return specs;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RankTeam>> RankTeam::load(const Checkpoint& checkpoint,
                                                  const RankTeamOptions& options) {
+  FATHOM_TRY(auto teams, load_several(checkpoint, {&options, 1}));
+  return std::move(teams.front());
+}
+
+Result<std::vector<std::unique_ptr<RankTeam>>> RankTeam::load_several(
+    const Checkpoint& checkpoint, std::span<const RankTeamOptions> options) {
+  std::vector<ModelSpec> specs;
+  std::vector<size_t> ends;  // of the teams' ranks
+  for (const RankTeamOptions& one : options) {
+    FATHOM_RETURN_IF_ERROR(check_quantized_heads(checkpoint.config(), one));
+    for (ModelSpec& spec : specs_of(checkpoint.config(), one)) specs.push_back(std::move(spec));
+    ends.push_back(specs.size());
+  }
+  const RankTeamOptions& first = options.front();
+  FATHOM_TRY(std::vector<ModelWeights> weights,
+             load_weights(checkpoint, specs, first.model.compute, first.load));
+  std::vector<std::unique_ptr<RankTeam>> teams;
+  size_t begin = 0;
+  for (size_t i = 0; i < options.size(); begin = ends[i++]) {
+    const size_t count = ends[i] - begin;
+    FATHOM_TRY(teams.emplace_back(),
+               create(checkpoint, options[i], std::span(specs).subspan(begin, count),
+                      std::span(weights).subspan(begin, count)));
+  }
+  return teams;
+}
+
+// `specs` and `weights`: of the team's ranks in this process.
+Result<std::unique_ptr<RankTeam>> RankTeam::create(const Checkpoint& checkpoint,
+                                                   const RankTeamOptions& options,
+                                                   std::span<const ModelSpec> specs,
+                                                   std::span<ModelWeights> weights) {
   const ModelConfig& config = checkpoint.config();
-  FATHOM_RETURN_IF_ERROR(check_quantized_heads(config, options));
   const Placement& placement = options.placement;
   World* const world = options.world;
   std::unique_ptr<RankTeam> team(new RankTeam);
-  int size = placement.world();
   if (world != nullptr) {
-    const WorldLayout& layout = world->layout();
-    FATHOM_CHECK(layout.size() == size, "{} ranks in a world of {}", size, layout.size());
     team->abort_word_ = &world->abort_word();
-    team->first_rank_ = layout.first_rank(layout.node_rank);
-    size = layout.ranks_of_node[static_cast<size_t>(layout.node_rank)];
+    team->first_rank_ = world->layout().first_rank(world->layout().node_rank);
   }
+  const int size = static_cast<int>(specs.size());
   const int cores = usable_cores();
   const int threads = std::max(options.num_threads > 0 ? options.num_threads : cores, size);
   team->placement_ = placement;
   team->spins_ = threads <= cores;
 
-  std::vector<ModelSpec> specs;
-  specs.reserve(static_cast<size_t>(size));
-  for (int rank = 0; rank < size; ++rank) {
-    specs.push_back(make_spec(config, placement, team->first_rank_ + rank, options.expert_table,
-                              options.mtp_layers));
-  }
-  FATHOM_TRY(std::vector<ModelWeights> weights,
-             load_weights(checkpoint, specs, options.model.compute, options.load));
   std::vector<std::unique_ptr<Group>> lane_ends(static_cast<size_t>(size));
   if (placement.tp > 1) {
     lane_ends = make_lanes(placement, world, *team->abort_word_, options.group);

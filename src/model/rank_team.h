@@ -44,6 +44,10 @@ class RankTeam {
  public:
   static Result<std::unique_ptr<RankTeam>> load(const Checkpoint& checkpoint,
                                                 const RankTeamOptions& options);
+  // Several teams of one process that step apart, of the same model in the same types: what their
+  // ranks hold alike is in memory once, too.
+  static Result<std::vector<std::unique_ptr<RankTeam>>> load_several(
+      const Checkpoint& checkpoint, std::span<const RankTeamOptions> options);
   ~RankTeam();
   RankTeam(const RankTeam&) = delete;
   RankTeam& operator=(const RankTeam&) = delete;
@@ -113,6 +117,10 @@ class RankTeam {
   };
 
   RankTeam() = default;
+  static Result<std::unique_ptr<RankTeam>> create(const Checkpoint& checkpoint,
+                                                  const RankTeamOptions& options,
+                                                  std::span<const ModelSpec> specs,
+                                                  std::span<ModelWeights> weights);
   using LayerSlots = std::vector<std::vector<MlpWeights>>;  // [ranks here][slots]
   Result<LayerSlots> slots_of_layer(const ExpertTable& table, std::span<const ModelSpec> specs,
                                     int64_t moe_layer) const;

@@ -7,7 +7,7 @@ namespace fathom {
 
 // `mutex_` is held, and there is room.
 void PieceMailbox::keep(PagePiece piece) {
-  const auto bytes = std::ssize(piece.rows);
+  const int64_t bytes = piece.size();
   news_.pieces.push_back(std::move(piece));
   bytes_ += bytes;
   if (wake_) wake_();
@@ -15,7 +15,7 @@ void PieceMailbox::keep(PagePiece piece) {
 
 bool PieceMailbox::put(PagePiece& piece) {
   const std::lock_guard lock(mutex_);
-  if (!has_room(std::ssize(piece.rows))) return false;
+  if (!has_room(piece.size())) return false;
   keep(std::move(piece));
   return true;
 }
@@ -31,7 +31,8 @@ bool PieceMailbox::put(const PieceHeader& header, std::span<const std::byte> row
 }
 
 bool PieceMailbox::put(const PieceHeader& header, std::shared_ptr<LentRows> rows) {
-  return rows->read([&](std::span<const std::byte> all) { return put(header, all); });
+  PagePiece piece{.header = header, .rows = {}, .lent = std::move(rows)};
+  return put(piece);
 }
 
 void PieceMailbox::fail(FailedOrder failed) {

@@ -18,6 +18,15 @@ namespace fathom {
 struct PagePiece {
   PieceHeader header;
   std::vector<std::byte> rows;
+  std::shared_ptr<LentRows> lent = {};  // the rows, if they are still the sender's; else null
+
+  int64_t size() const { return lent ? static_cast<int64_t>(lent->size()) : std::ssize(rows); }
+  // Calls use(rows) with the rows.
+  template <typename Use>
+  auto read(Use&& use) const {
+    if (lent != nullptr) return lent->read(use);
+    return use(std::span<const std::byte>(rows));
+  }
 };
 
 // Any thread may call every method; take() is for the engine's. Buffers of pieces that were taken
@@ -27,7 +36,8 @@ class PieceMailbox : public PieceReceiver {
   // Takes at least one piece, whatever its size.
   explicit PieceMailbox(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // False, and nothing has changed: the window is full.
+  // False, and nothing has changed: the window is full. Lent rows are not copied: they are lent
+  // until the piece is destroyed.
   bool put(PagePiece& piece);
   bool put(const PieceHeader& header, std::span<const std::byte> rows);
   bool put(const PieceHeader& header, std::shared_ptr<LentRows> rows) override;

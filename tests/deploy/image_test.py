@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The runtime image of deploy/Dockerfile installs every library that the program links.
+"""The runtime image of deploy/Dockerfile installs every library that the program links or loads.
 
     image_test.py PROGRAM SOURCE_DIR
 """
@@ -65,7 +65,10 @@ assert len(linked) > 5, linked
 needed = {package_of(path) for path in linked}
 missing = needed - with_dependencies(installed)
 assert not missing, f"deploy/Dockerfile does not install {sorted(missing)}"
-unneeded = set(installed) - needed - {"libzmq5"}  # of a library that a build may be without
+with open(PROGRAM, "rb") as file:
+    loads_ucx = b"libucp.so.0" in file.read()
+assert not loads_ucx or "libucx0" in installed, "deploy/Dockerfile does not install libucx0"
+unneeded = set(installed) - needed - {"libzmq5", "libucx0"}  # of libraries that a build may be without
 assert not unneeded, f"deploy/Dockerfile installs {sorted(unneeded)}, which nothing links"
 print(f"{len(linked)} libraries of {len(needed)} packages")
 

@@ -5,6 +5,7 @@ server, or errors; a side that is gone, strangers at the port, and sides that do
     separation_server_test.py PROGRAM SOURCE_DIR [TEST…]
 """
 import http.client
+import json
 import os
 import socket
 import struct
@@ -121,6 +122,85 @@ class Answers(unittest.TestCase):
         self.assertIn("--role prefill", text)
         self.assertIn("Retry-After", headers)
         self.assertEqual(pair.prefill.ask("GET", "/ready")[0], 200)
+
+
+class Ranks(unittest.TestCase):
+    """--prefill-ranks and --decode-ranks: one process."""
+
+    def compare(self, *flags, both=()):
+        plain = Server(*FLAGS, *both)
+        self.addCleanup(plain.kill)
+        server = Server(*FLAGS, *both, *flags, "--transfer-digests")
+        self.addCleanup(server.kill)
+        for turn in range(2):
+            for path, body in requests():
+                self.assertEqual(said(server.post(path, body)), said(plain.post(path, body)),
+                                 f"round {turn}: {body}")
+        self.assertGreaterEqual(
+            labelled(server, "fathom_prefill_orders_total", 'outcome="arrived"'), 10)
+        self.assertEqual(labelled(server, "fathom_prefill_orders_total", 'outcome="failed"'), 0)
+        self.assertEqual(server.metric("fathom_transfer_pieces_total"),
+                         labelled(server, "fathom_transfer_pieces_total", 'verdict="accepted"'))
+        for name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"):
+            self.assertEqual(server.metric(name), plain.metric(name), name)
+        for state in ("used", "quarantined"):
+            server.wait_until(
+                lambda st=state: labelled(server, "fathom_kv_pages", f'state="{st}"') == 0,
+                f"no page {state}")
+        return server
+
+    def test_equal_to_one_engine(self):
+        server = self.compare("--dp", "2", "--prefill-ranks", "1", "--decode-ranks", "0")
+        for rank, role in ((0, "decode"), (1, "prefill")):
+            self.assertEqual(
+                labelled(server, "fathom_lane_role", f'dp_rank="{rank}",role="{role}"'), 1)
+        self.assertEqual(server.metric("fathom_role_changes_total"), 0)
+        self.assertGreater(labelled(server, "fathom_kv_pages", 'dp_rank="1",state="cached"'), 0)
+        placement = json.loads(server.ask("GET", "/server_info")[2])["placement"]
+        self.assertEqual(placement["prefill_ranks"], [1])
+        self.assertEqual(placement["decode_ranks"], [0])
+        status, _, text = server.ask("POST", "/v1/completions", {"prompt": "x"},
+                                     {"X-Data-Parallel-Rank": "1"})
+        self.assertEqual(status, 400, text)
+        self.assertIn("the data-parallel rank is 1, which computes prompts", text)
+        self.assertEqual(server.stop(), 0)
+
+    def test_weights_are_loaded_once(self):
+        def resident(*flags, lanes=({},)):
+            server = Server("--max-total-tokens", "4096", "--threads", "2", "--dp", "2", *flags)
+            self.addCleanup(server.kill)
+            for lane in lanes:  # each rank has used its cache and working space
+                server.post("/v1/completions", {"prompt": story(200), "max_tokens": 2},
+                            headers=lane)
+            return server.resident_bytes()
+        together = resident(lanes=[{"X-Data-Parallel-Rank": lane} for lane in "01"])
+        apart = resident("--prefill-ranks", "0", "--decode-ranks", "1")
+        weights = sum(file.stat().st_size for file in os.scandir(MODEL)
+                      if file.name.endswith(".safetensors"))
+        self.assertLess(apart, together + weights // 2)
+
+    def test_equal_with_drafts_and_tensor_parallel_ranks(self):
+        self.compare("--dp", "2", "--prefill-ranks", "0,1", "--decode-ranks", "2,3",
+                     both=("--tp", "2", "--mtp", "2", "--mtp-always", "--dtype", "float32"))
+
+    def test_a_full_decode_side_is_helped(self):
+        """Prefill lanes take whole requests while all slots of the others are taken."""
+        server = Server(*FLAGS, "--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "1",
+                        "--max-num-seqs", "1")
+        self.addCleanup(server.kill)
+        long = {"prompt": "Once", "max_tokens": 6000, "ignore_eos": True, "stream": True}
+        streams = [server.open("POST", "/v1/completions", long) for _ in range(2)]
+        server.wait_until(
+            lambda: labelled(server, "fathom_lane_role", 'dp_rank="0",role="both"') == 1,
+            "another role")
+        server.post("/v1/completions", {"prompt": "Twice", "max_tokens": 3})
+        self.assertEqual(server.metric("fathom_role_requests_total"), 1)
+        self.assertEqual(labelled(server, "fathom_role_changes_total", 'role="prefill"'), 1)
+        for connection, _ in streams:
+            connection.close()
+        server.wait_until(
+            lambda: labelled(server, "fathom_lane_role", 'dp_rank="0",role="prefill"') == 1,
+            "its own role")
 
 
 class Faults(unittest.TestCase):
@@ -245,7 +325,31 @@ class Flags(unittest.TestCase):
                 (("--transfer-addr", "127.0.0.1:1", "--transfer-secret-file", "/none"),
                  "--transfer-secret-file: /none cannot be read"),
                 (("--transfer-addr", "127.0.0.1:1", "--kv-offload-gib", "1"), "--kv-offload-gib"),
-                (("--role", "decode", "--prefill", "127.0.0.1:1,127.0.0.1:x"), "--prefill: ")):
+                (("--role", "decode", "--prefill", "127.0.0.1:1,127.0.0.1:x"), "--prefill: "),
+                (("--dp", "2", "--prefill-ranks", "0"),
+                 "--prefill-ranks is 0 without --decode-ranks"),
+                (("--dp", "2", "--decode-ranks", "0,1"),
+                 "--decode-ranks is 0,1 without --prefill-ranks"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "2"),
+                 "--decode-ranks names rank 2, the ranks of --tp and --dp are 0 to 1"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "0"),
+                 "rank 0 is named 2 times by --prefill-ranks and --decode-ranks"),
+                (("--dp", "3", "--prefill-ranks", "0", "--decode-ranks", "2"),
+                 "rank 1 is neither in --prefill-ranks nor in --decode-ranks"),
+                (("--dp", "2", "--prefill-ranks", "0,", "--decode-ranks", "1"),
+                 "--prefill-ranks is '0,', expected numbers of ranks with commas"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "-1"),
+                 "--decode-ranks is '-1', expected numbers of ranks with commas"),
+                (("--tp", "2", "--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "1,2,3"),
+                 "ranks 0 to 1 are one data-parallel rank of --tp 2: they have one role"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "1", "--role", "prefill",
+                  "--transfer-addr", "127.0.0.1:1"), "--prefill-ranks is 0 with --role prefill"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "1", "--transfer-addr",
+                  "127.0.0.1:1"), "--prefill-ranks is 0 with --transfer-addr 127.0.0.1:1"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "1",
+                  "--enable-expert-parallel"), "--prefill-ranks is 0 with --enable-expert-parallel"),
+                (("--dp", "2", "--prefill-ranks", "0", "--decode-ranks", "1", "--kv-offload-gib",
+                  "1"), "--kv-offload-gib")):
             done = subprocess.run([PROGRAM, "serve", MODEL, "--port", "0", *flags], text=True,
                                   capture_output=True, env=ENVIRONMENT, timeout=60 * SLACK)
             self.assertIn(done.returncode, (1, 2), f"{flags}\n{done.stderr}")

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <latch>
 
@@ -29,6 +30,7 @@ struct Setting {
   int64_t drafts = 0;
   int64_t total_tokens = 8192;  // of a lane's cache
   bool over_tcp = false;        // false: within the process
+  bool sites = false;           // within one engine, which loads the weights once
 };
 
 // Log-probabilities of two numbers of ranks in float32; measured differences are below 1e-5.
@@ -70,7 +72,7 @@ std::vector<Request> make_requests(const std::shared_ptr<const TokenGrammar>& gr
   return requests;
 }
 
-std::unique_ptr<ModelRunner> make_runner(const Setting& setting, const Placement& placement) {
+ModelRunnerOptions runner_options(const Setting& setting, const Placement& placement) {
   ModelRunnerOptions options;
   options.placement = placement;
   options.compute = DType::kF32;
@@ -81,11 +83,30 @@ std::unique_ptr<ModelRunner> make_runner(const Setting& setting, const Placement
   options.num_threads = placement.world();
   options.load.show_progress = false;
   options.max_drafts = setting.drafts;
+  return options;
+}
+
+std::unique_ptr<ModelRunner> make_runner(const Setting& setting, const Placement& placement) {
   const auto checkpoint = Checkpoint::open(setting.model);
   FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
-  auto runner = ModelRunner::create(*checkpoint, options);
+  auto runner = ModelRunner::create(*checkpoint, runner_options(setting, placement));
   FATHOM_CHECK(runner.has_value(), "{}", runner.error().message);
   return std::move(*runner);
+}
+
+std::unique_ptr<Engine> make_sites(const Setting& setting, const EngineOptions& options) {
+  const auto checkpoint = Checkpoint::open(setting.model);
+  const std::array of_sites = {runner_options(setting, setting.prefill_placement),
+                               runner_options(setting, setting.placement)};
+  auto runners = std::move(*ModelRunner::create_several(*checkpoint, of_sites));
+  SitesOptions sites;
+  sites.with_digests = true;
+  for (int lane = 0; lane < setting.placement.dp + setting.prefill_placement.dp; ++lane) {
+    (lane < setting.placement.dp ? sites.decode_lanes : sites.prefill_lanes).push_back(lane);
+  }
+  return std::move(*Engine::create_separated(
+      options, {.prefill = std::move(runners[0]), .decode = std::move(runners[1])}, sites,
+      nullptr));
 }
 
 struct Outcome {
@@ -120,7 +141,8 @@ Outcome run(const Setting& setting, bool is_separated,
   std::unique_ptr<Engine> prefill;  // outlives the engine
   std::unique_ptr<TcpLink> tcp;
   EngineOptions options{.max_num_seqs = 16, .max_batched_tokens = 48, .eos_ids = eos_ids};
-  if (is_separated) {
+  options.prefill.least_rows = 0;
+  if (is_separated && !setting.sites) {
     auto runner = make_runner(setting, setting.prefill_placement);
     const int64_t page_bytes = runner->page_transfer(0)->page_bytes();
     const int64_t max_tokens = runner->max_model_len();
@@ -133,10 +155,11 @@ Outcome run(const Setting& setting, bool is_separated,
     } else {
       options.prefill.link = std::make_shared<LocalPrefill>(*prefill, options.prefill.mailbox);
     }
-    options.prefill.least_rows = 0;
   }
   const auto engine =
-      std::move(*Engine::create(options, make_runner(setting, setting.placement), nullptr));
+      is_separated && setting.sites
+          ? make_sites(setting, options)
+          : std::move(*Engine::create(options, make_runner(setting, setting.placement), nullptr));
   Outcome outcome;
   for (int round = 0; round < 2; ++round) {  // in the second one all prompts are cached
     std::vector<Request> requests = make_requests(grammar, eos_ids.front());
@@ -219,6 +242,31 @@ TEST_P(SeparatedRanks, OverTcp) {
                       .prefill_placement = GetParam().second,
                       .over_tcp = true},
                      words());
+}
+
+// The same as two sites of one process.
+TEST_P(SeparatedRanks, InOneProcess) {
+  expect_equal_apart({.model = bundled_model(),
+                      .placement = GetParam().first,
+                      .prefill_placement = GetParam().second,
+                      .sites = true},
+                     words());
+}
+
+TEST(Separation, SitesWithDrafts) {
+  expect_equal_apart({.model = bundled_model(),
+                      .placement = {.dp = 2},
+                      .prefill_placement = {.dp = 2},
+                      .drafts = 2,
+                      .sites = true},
+                     words());
+}
+
+TEST(Separation, SitesOf24Pages) {
+  expect_equal_apart({.model = goldens_directory() + "v32",
+                      .prefill_placement = {.tp = 2},
+                      .total_tokens = 24 * 64,
+                      .sites = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -59,7 +59,11 @@ class Site:
 
 
 class Probe:
-    """Asks until an answer is right: a client that comes anew, whatever others wait for."""
+    """Asks until an answer is right: a client that comes anew, whatever others wait for. Few ask at once:
+    a machine with too much to do does not get more from each."""
+
+    MOST = 4
+    asking = []
 
     def __init__(self, load):
         self.begun, self.seconds = time.monotonic(), None
@@ -69,8 +73,11 @@ class Probe:
     def ask(self, load):
         count = load.count("right")
         while self.seconds is None:
-            threading.Thread(target=load.ask_once, args=("probe", random.getrandbits(32)),
-                             daemon=True).start()
+            Probe.asking = [thread for thread in Probe.asking if thread.is_alive()]
+            if len(Probe.asking) < Probe.MOST:
+                Probe.asking.append(threading.Thread(
+                    target=load.ask_once, args=("probe", random.getrandbits(32)), daemon=True))
+                Probe.asking[-1].start()
             end = time.monotonic() + 0.5
             while time.monotonic() < end and self.seconds is None:
                 if load.count("right") > count:

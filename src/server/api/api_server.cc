@@ -1,5 +1,7 @@
 #include "server/api/api_server.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <new>
 #include <thread>
@@ -160,8 +162,12 @@ void ApiServer::die(Tell tell) {
 }
 
 bool ApiServer::wait_until_dead() {
-  int64_t steps = -1;
-  auto since = std::chrono::steady_clock::now();
+  // When each site's steps were last seen to go on.
+  struct Watched {
+    int64_t steps = -1;
+    std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+  };
+  std::array<Watched, 2> sites;
   while (state_ != State::kDraining) {
     const Backend* const backend = backend_;
     if (backend == nullptr) {
@@ -179,12 +185,13 @@ bool ApiServer::wait_until_dead() {
       return true;
     }
     if (options_.watchdog_timeout.count() == 0) continue;
-    const EngineProgress progress = backend->engine->progress();
     const auto now = std::chrono::steady_clock::now();
-    if (progress.steps != steps || !progress.has_work) {
-      steps = progress.steps;
-      since = now;
-      continue;
+    auto since = now;
+    for (int i = 0; i < backend->engine->num_sites(); ++i) {
+      const EngineProgress progress = backend->engine->progress(i);
+      Watched& site = sites[static_cast<size_t>(i)];
+      if (progress.steps != site.steps || !progress.has_work) site = {progress.steps, now};
+      since = std::min(since, site.since);
     }
     if (now - since < options_.watchdog_timeout) continue;
     die([&] {
