@@ -158,9 +158,8 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
 }
 
 // Where a model cannot have drafts, as the end of a sentence; empty: it can.
-std::string why_no_drafts(const LoadedEngine& loaded, const ModelFlags& flags) {
+std::string why_no_drafts(const ModelFlags& flags) {
   if (flags.placement().exchanges_tokens()) return "with expert parallelism";
-  if (!loaded.gpus.empty() && flags.placement().tp > 1) return "on GPUs with --tp";
   const auto place = node_place(flags.nodes);
   return place && place->is_one_of_several() ? "over several nodes" : "";
 }
@@ -355,7 +354,7 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
   FATHOM_TRY(loaded.dense_keys, flags.dense_keys(loaded.checkpoint.config()));
   FATHOM_TRY(loaded.max_drafts,
-             drafts_of(flags.speculation, loaded.checkpoint, why_no_drafts(loaded, flags)));
+             drafts_of(flags.speculation, loaded.checkpoint, why_no_drafts(flags)));
   return loaded;
 }
 

@@ -52,6 +52,10 @@ int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
   return std::max(kTile, std::min(most / kTile * kTile, round_up(wanted, kTile)));
 }
 
+// Whether sparse latent attention over all keys of up to some 2,000 is faster than the kernels that
+// read whole pages: over 8-bit rows by 3 to 6 %, over bf16 by -2 to 4 % (docs/sparse_attention.md).
+bool lists_beat_pages(CacheFormat format) { return format != CacheFormat::kBF16; }
+
 }  // namespace
 
 int64_t gpu_model_len(const ModelConfig& config, const GpuRunnerOptions& options) {
@@ -122,6 +126,7 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
                                    .most_keys = most_keys(config_, options_),
                                    .batch_invariant = options_.deterministic,
                                    .max_length = gpu_model_len(config_, options_),
+                                   .lists_always = lists_beat_pages(options_.cache_format),
                                    .page_stride = parts,
                                    .with_mtp = options_.max_drafts > 0};
   planner_.emplace(limits);

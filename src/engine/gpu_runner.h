@@ -31,7 +31,7 @@ struct GpuRunnerOptions {
   int64_t max_prompt_logit_rows = 0;
   int64_t max_total_tokens = 65536;  // capacity of each lane's cache in tokens
   // Drafts of a sequence in a step, 0 to kMaxDrafts. With some, the MTP layer is loaded; the
-  // placement is of one rank a lane.
+  // placement is without expert parallelism.
   int64_t max_drafts = 0;
   CacheFormat cache_format = CacheFormat::kBF16;
   int num_threads = 0;  // of the host's work; 0: one per core

@@ -405,10 +405,9 @@ Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
                                                   const GpuRunnerOptions& options) {
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
     FATHOM_RETURN_IF_ERROR(check_devices(options));
-    const Placement& placement = options.placement;
     FATHOM_CHECK(options.max_drafts == 0 ||
                      (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
-                      placement.tp == 1 && !placement.exchanges_tokens()),
+                      !options.placement.exchanges_tokens()),
                  "{} drafts", options.max_drafts);
     GpuRunnerOptions its = options;
     FATHOM_RETURN_IF_ERROR(choose_attention(checkpoint.config(), its));

@@ -1,7 +1,7 @@
 // Sparse attention of one layer; part of DeepSeekModel (deepseek_cuda.h).
 //
-// Absorbed rows attend to lists of keys, except in steps without index passes whose rows need not
-// be batch-invariant (StepLayout::decodes). The lists of rows that see no more than the dense
+// Absorbed rows attend to lists of keys, except in steps without index passes that read whole pages
+// (StepLayout::decodes). The lists of rows that see no more than the dense
 // threshold hold all of their keys, and are written once a step; those of the rows of an index pass
 // are chosen in each layer. Kernels read the rows' lengths on the device and leave by row, so that
 // a captured step serves rows of any length, and a row that has a list has the same bits in a step

@@ -133,7 +133,9 @@ void StepPlanner::plan_absorbed(const ForwardBatch& batch, StepLayout& out) {
   if (has_splits() && out.index_passes.empty()) write_absorbed(batch, out);
 }
 
-bool StepPlanner::has_splits() const { return !limits_.shape.sparse || !limits_.batch_invariant; }
+bool StepPlanner::has_splits() const {
+  return !limits_.shape.sparse || !(limits_.batch_invariant || limits_.lists_always);
+}
 
 int64_t StepPlanner::most_bytes(int64_t rows, int64_t sequences, int64_t max_pages) const {
   // At worst each run of keys has tiles of all later rows, in a pass of its own. A sequence's rows

@@ -12,9 +12,9 @@
 // more than the dense threshold to all of them; multi-head rows are among the latter. Which rows
 // choose is decided here from their lengths, and again by the kernels on the device: a graph serves
 // rows of any length. A step in which no row chooses takes the kernels of dense attention, which
-// read whole pages, unless rows are batch-invariant: then all rows have lists in every step. Lists
-// name keys, so a step of the MTP layer leaves its sequences' key 0 out of them, and pages are not
-// rotated for it.
+// read whole pages, unless all rows have lists in every step: batch-invariant ones, or by
+// StepLimits::lists_always. Lists name keys, so a step of the MTP layer leaves its sequences' key 0
+// out of them, and pages are not rotated for it.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +45,9 @@ struct StepLimits {
   bool batch_invariant = false;
   // With sparse attention (shape.sparse): the most keys of a row.
   int64_t max_length = 0;
+  // With sparse attention: rows have lists also in steps in which none chooses, as batch-invariant
+  // ones do.
+  bool lists_always = false;
   // Distance between consecutive pool pages in pages of one layer. Kernels count pages of one
   // layer: a device page number is the pool's page number times this (CacheMemory).
   int64_t page_stride = 1;
@@ -72,7 +75,7 @@ struct StepArrays {
   int64_t state_slots = 0;      // [rows] i64: number among the kept states; -1: it is not kept
   int64_t first_part = 0;       // of the first of decodes, with room for as many splits
   int64_t parts = 0;            // as a step of so many rows needs
-  // With sparse attention; batch-invariant, in place of the splits:
+  // With sparse attention; where rows always have lists, in place of the splits:
   int64_t lengths = 0;   // [rows] i32: the row's position and 1, keys end there; 0: padding
   int64_t num_keys = 0;  // [rows] i32: keys that the row sees; the same array without a first key
   int64_t table_starts = 0;  // [rows] i32: place in block_tables of the row's first page

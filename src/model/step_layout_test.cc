@@ -336,13 +336,16 @@ TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
       next += pass.rows;
     }
     EXPECT_EQ(next, rows);
-    StepLimits invariant = sparse;
-    invariant.batch_invariant = true;
-    StepPlanner invariant_planner(invariant);
-    invariant_planner.plan(batch, rows, layout);
-    EXPECT_TRUE(layout.decodes.empty());
-    EXPECT_LE(std::ssize(layout.memory),
-              invariant_planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
+    for (const bool batch_invariant : {false, true}) {
+      StepLimits always = sparse;
+      always.batch_invariant = batch_invariant;
+      always.lists_always = !batch_invariant;
+      StepPlanner always_planner(always);
+      always_planner.plan(batch, rows, layout);
+      EXPECT_TRUE(layout.decodes.empty());
+      EXPECT_LE(std::ssize(layout.memory),
+                always_planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <future>
 
 #include "chat/format.h"
@@ -40,6 +41,8 @@ GpuRunnerOptions gpu_options() {
 }
 
 GpuRunnerOptions ranks(int tp, int dp, GpuRunnerOptions options) {
+  FATHOM_CHECK(tp * dp == 1 || std::getenv("CUDA_DEVICE_MAX_CONNECTIONS") != nullptr,
+               "{} ranks without expect_gpu_ranks(), which comes before CUDA's first use", tp * dp);
   options.placement = {.tp = tp, .dp = dp};
   int gpus = 0;
   cuda::check(cudaGetDeviceCount(&gpus), "counting GPUs");

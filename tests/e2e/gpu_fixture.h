@@ -18,7 +18,9 @@ const Checkpoint& bundled_checkpoint();
 std::shared_ptr<const Tokenizer> bundled_tokenizer();
 
 GpuRunnerOptions gpu_options();
-// tp ranks a lane and dp lanes, one after the other on the GPUs that there are.
+// tp ranks a lane and dp lanes, one after the other on the GPUs that there are. Requires
+// expect_gpu_ranks() before CUDA's first use: ranks that share a GPU can otherwise wait for one
+// another until their limit.
 GpuRunnerOptions ranks(int tp, int dp = 1, GpuRunnerOptions options = gpu_options());
 // The bundled model by default.
 std::unique_ptr<Runner> on_gpu(const GpuRunnerOptions& options,

@@ -15,6 +15,8 @@
 namespace fathom {
 namespace {
 
+[[maybe_unused]] const bool kExpectsRanks = (expect_gpu_ranks(), true);
+
 json::object bundled_config() {
   const auto text = read_text_file("models/fathom-tiny/config.json", 1 << 20);
   FATHOM_CHECK(text.has_value(), "{}", text.error().message);

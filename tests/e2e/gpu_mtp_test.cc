@@ -13,10 +13,13 @@
 #include "e2e/gpu_deviation.h"
 #include "e2e/gpu_fixture.h"
 #include "e2e/gpu_mtp_trial.h"
+#include "e2e/gpu_sparse_requests.h"
 #include "engine/model_runner.h"
 
 namespace fathom {
 namespace {
+
+[[maybe_unused]] const bool kExpectsRanks = (expect_gpu_ranks(), true);
 
 struct Form {
   StoredFp8 stored = StoredFp8::kKept;
@@ -155,6 +158,50 @@ TEST(GpuDrafts, LanesAndPolicy) {
   auto engine = make_engine(options, {.max_drafts = 3, .adapts_drafts = true});
   expect_as_forced(requests, answers(*engine, requests, true), {.row = 4.5, .mean = 0.12});
   EXPECT_EQ(engine->stats().pages_used, 0);
+}
+
+// A rank that waits for another one says so after a minute.
+GpuRunnerOptions drafting_ranks(int tp, int dp, GpuRunnerOptions options) {
+  options.step_timeout = std::chrono::minutes(2);
+  return ranks(tp, dp, std::move(options));
+}
+
+// Ranks of a lane draft together: the sums of the layer's blocks are the lane's, and states and
+// cache rows are on every rank.
+TEST(GpuDrafts, RanksOfALane) {
+  std::mt19937 random(34);
+  const auto requests = random_requests(random, 60);
+  const auto share = [](const Engine& engine) {
+    const SpeculationStats stats = engine.stats().speculation;
+    return static_cast<double>(stats.accepted_per_pos[0]) / static_cast<double>(stats.drafts);
+  };
+  auto alone = make_engine(drafting(3), always(3));
+  answers(*alone, requests, true);
+  for (const int tp : {2, 4}) {
+    SCOPED_TRACE(testing::Message() << tp << " ranks");
+    auto engine = make_engine(drafting_ranks(tp, 1, drafting(3)), always(3));
+    expect_as_forced(requests, answers(*engine, requests, true), {.row = 4.5, .mean = 0.12});
+    std::printf("first drafts accepted: %.4f, on one rank %.4f\n", share(*engine), share(*alone));
+    std::fflush(stdout);
+    EXPECT_GE(share(*engine), share(*alone) - 0.03);  // texts differ where rounding does
+  }
+  // To the bit where bits do not depend on the batch; two lanes of two ranks with few pages.
+  GpuRunnerOptions options = drafting(0);
+  options.deterministic = true;
+  const auto expected = answers(
+      *make_engine(drafting_ranks(2, 1, options), {.prefix_caching = false}), requests, false);
+  for (const int dp : {1, 2}) {
+    SCOPED_TRACE(testing::Message() << dp << " lanes");
+    options.max_drafts = 3;
+    options.max_total_tokens = 40 * kPageSize;
+    options.max_batched_tokens = dp == 1 ? 512 : 150;  // steps of many rows divide their sums
+    auto engine = make_engine(drafting_ranks(2, dp, options),
+                              always(3, {.kv_offload_bytes = 64 << 20, .preempt_every = 7}));
+    expect_same_answers(answers(*engine, requests, true), expected);
+    expect_same_answers(answers(*engine, requests, true), expected);
+    EXPECT_GT(engine->stats().speculation.accepted_tokens, 100);
+    EXPECT_EQ(engine->stats().pages_used, 0);
+  }
 }
 
 // ---- measurements: V2-Lite's shape with random weights, requests behind prompts of 1,024 tokens

@@ -203,7 +203,8 @@ std::unique_ptr<MtpModel> mtp_on_gpu(const Checkpoint& checkpoint, StoredFp8 sto
   return std::make_unique<OnGpu>(checkpoint, stored, format);
 }
 
-MtpTrace run_mtp(MtpModel& model, const std::vector<std::vector<int32_t>>& texts, int64_t vocab) {
+MtpTrace run_mtp(MtpModel& model, const std::vector<std::vector<int32_t>>& texts, int64_t vocab,
+                 int32_t longer) {
   MtpTrace trace;
   for (auto* part : {&trace.main, &trace.first_drafts, &trace.later_drafts}) part->resize(1);
   const size_t count = texts.size();
@@ -211,11 +212,12 @@ MtpTrace run_mtp(MtpModel& model, const std::vector<std::vector<int32_t>>& texts
   const auto append_main = [&](const std::vector<float>& logits) {
     append(logits, vocab, trace.main[0]);
   };
-  // Prompts of 1, 2, 66, 131, … tokens, whole or in two chunks.
+  // Prompts whole or in two chunks.
   for (const bool is_second : {false, true}) {
     Rows rows(texts);
     for (size_t t = 0; t < count; ++t) {
-      const auto length = static_cast<int32_t>(t < 2 ? 1 + t : 1 + 65 * (t - 1));
+      const auto number = static_cast<int32_t>(t);
+      const int32_t length = t < 2 ? 1 + number : 1 + longer * (number - 1);
       const int32_t cut = t % 2 == 0 ? length : std::max(1, length / 3);
       const int32_t end = is_second ? length : cut;
       if (end == done[t]) continue;

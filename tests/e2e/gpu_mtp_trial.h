@@ -39,6 +39,8 @@ struct MtpTrace {
 
 // Prompts in chunks, then windows of four rows of which 0 to 3 drafts turn out right (the text
 // decides), each followed by a draft of the next token and one more from the layer's own state.
-MtpTrace run_mtp(MtpModel& model, const std::vector<std::vector<int32_t>>& texts, int64_t vocab);
+// `longer`: tokens of a prompt more than of the one before; the first two have 1 and 2.
+MtpTrace run_mtp(MtpModel& model, const std::vector<std::vector<int32_t>>& texts, int64_t vocab,
+                 int32_t longer = 65);
 
 }  // namespace fathom

@@ -15,6 +15,8 @@
 namespace fathom {
 namespace {
 
+[[maybe_unused]] const bool kExpectsRanks = (expect_gpu_ranks(), true);
+
 // 3 layers, 16 heads, 64 index heads; rows choose 64 keys.
 constexpr int64_t kTopKeys = 64;
 
