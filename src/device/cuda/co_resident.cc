@@ -26,10 +26,11 @@ CoResidentLog::CoResidentLog() : outer_(current_log) { current_log = this; }
 CoResidentLog::~CoResidentLog() { current_log = outer_; }
 
 void CoResidentLog::add(const char* name) {
-  if (current_log == nullptr) return;
-  auto& names = current_log->names_;
   const auto is_it = [&](const char* other) { return std::strcmp(name, other) == 0; };
-  if (std::none_of(names.begin(), names.end(), is_it)) names.push_back(name);
+  for (CoResidentLog* log = current_log; log != nullptr; log = log->outer_) {
+    auto& names = log->names_;
+    if (std::none_of(names.begin(), names.end(), is_it)) names.push_back(name);
+  }
 }
 
 std::string CoResidentLog::text() const {

@@ -30,7 +30,7 @@ void require_co_resident(const char* name, const void* kernel, const LaunchShape
                          DeviceContext& device);
 
 // Names of the kernels that launch_co_resident() has launched or captured on this thread since the
-// log was made, each once. Reports what a hung step was doing.
+// log was made, each once; an inner log's too. Reports what a hung step was doing.
 class CoResidentLog {
  public:
   CoResidentLog();

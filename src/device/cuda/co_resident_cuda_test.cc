@@ -61,7 +61,7 @@ TEST_F(CoResident, LogsNamesOnce) {
     launch_nothing(nullptr);
     EXPECT_EQ(inner.text(), "nothing");
   }
-  EXPECT_EQ(log.text(), "barriers");
+  EXPECT_EQ(log.text(), "barriers, nothing");
   check(cudaDeviceSynchronize(), "running barriers");
 }
 
