@@ -99,6 +99,147 @@ void expand_fp8_to_f32(const std::byte* weights, int64_t stride, int steps, floa
   }
 }
 
+// ---- one or two rows: weights upconverted in registers ----
+
+constexpr int kParts = 4;
+constexpr int kAhead = 4096;  // bytes that are prefetched ahead, as AMX's vectors do
+
+// Sums of one or two rows with a pair's 32 weight rows, eight of these a part: with FP8 four of
+// panel A and four of B, as 16 bytes of a step hold them.
+template <int kRows>
+struct PartSums {
+  __m256 sums[kRows][kParts];
+  PartSums() {
+#pragma GCC unroll 2
+    for (auto& row : sums) {
+#pragma GCC unroll 4
+      for (auto& sum : row) sum = _mm256_setzero_ps();
+    }
+  }
+
+  inline __attribute__((always_inline)) void add(int part, __m256 even, __m256 odd,
+                                                 const __m256 (&x)[kRows][2]) {
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) {
+      sums[r][part] = _mm256_fmadd_ps(even, x[r][0], sums[r][part]);
+      sums[r][part] = _mm256_fmadd_ps(odd, x[r][1], sums[r][part]);
+    }
+  }
+
+  // totals[kRows][32] += sums with FP8, times scales (or null).
+  void add_to(const float* scales, float* totals) const {
+#pragma GCC unroll 2
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        float* const a = totals + r * kPairRows + 4 * part;
+        const __m256 old = _mm256_loadu2_m128(a + 16, a);
+        const __m256 sum = sums[r][part];
+        const __m256 total =
+            scales == nullptr
+                ? _mm256_add_ps(sum, old)
+                : _mm256_fmadd_ps(
+                      sum, _mm256_loadu2_m128(scales + 16 + 4 * part, scales + 4 * part), old);
+        _mm256_storeu2_m128(a + 16, a, total);
+      }
+    }
+  }
+};
+
+template <int kRows>
+inline __attribute__((always_inline)) void broadcast_columns(const float* x, int step,
+                                                             __m256 (&out)[kRows][2]) {
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+    const float* const column = x + r * kBlockColumns + 2 * step;
+    out[r][0] = _mm256_broadcast_ss(column);
+    out[r][1] = _mm256_broadcast_ss(column + 1);
+  }
+}
+
+// Normal codes (zero and subnormals excepted) by integer arithmetic: a byte shuffle puts a code
+// into a lane's highest byte, s eeee mmm -> s (eeee + 120) mmm.
+inline __attribute__((always_inline)) __m256 normal_to_f32(__m256i codes, __m256i places) {
+  const __m256i high = _mm256_shuffle_epi8(codes, places);
+  const __m256i kept =
+      _mm256_and_si256(_mm256_srai_epi32(high, 4), _mm256_set1_epi32(static_cast<int>(0x87F00000)));
+  return _mm256_castsi256_ps(_mm256_add_epi32(kept, _mm256_set1_epi32(120 << 23)));
+}
+
+template <int kRows>
+void packed_fp8_rows(const float* x, const std::byte* weights, int64_t stride, int steps,
+                     uint64_t rare_steps, const float* scales, float* totals) {
+  constexpr char kNone = static_cast<char>(0x80);
+  const __m256i even_places =
+      _mm256_setr_epi8(kNone, kNone, kNone, 0, kNone, kNone, kNone, 2, kNone, kNone, kNone, 4,
+                       kNone, kNone, kNone, 6, kNone, kNone, kNone, 8, kNone, kNone, kNone, 10,
+                       kNone, kNone, kNone, 12, kNone, kNone, kNone, 14);
+  const __m256i odd_places = _mm256_add_epi8(even_places, _mm256_set1_epi32(1 << 24));
+  const __m256i low = _mm256_set1_epi32(0xFF);
+  PartSums<kRows> sums;
+  for (int s = 0; s < steps; ++s, weights += stride, rare_steps >>= 1) {
+    __m256 values[kRows][2];
+    broadcast_columns(x, s, values);
+    _mm_prefetch(reinterpret_cast<const char*>(weights) + kAhead, _MM_HINT_T0);
+    if (__builtin_expect(static_cast<long>(rare_steps & 1), 0)) {
+#pragma GCC unroll 4
+      for (int part = 0; part < kParts; ++part) {
+        const __m256i words = _mm256_cvtepu16_epi32(
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(weights + 16 * part)));
+        sums.add(part, e4m3_to_f32(_mm256_and_si256(words, low)),
+                 e4m3_to_f32(_mm256_srli_epi32(words, 8)), values);
+      }
+      continue;
+    }
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      const __m256i codes = _mm256_broadcastsi128_si256(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(weights + 16 * part)));
+      sums.add(part, normal_to_f32(codes, even_places), normal_to_f32(codes, odd_places), values);
+    }
+  }
+  sums.add_to(scales, totals);
+}
+
+void tile_packed_fp8(const float* x, int rows, const std::byte* weights, int64_t stride, int steps,
+                     uint64_t rare_steps, const float* scales, float* sums) {
+  const auto kernel = rows == 1 ? packed_fp8_rows<1> : packed_fp8_rows<2>;
+  kernel(x, weights, stride, steps, rare_steps, scales, sums);
+}
+
+template <int kRows>
+void packed_bf16_rows(const float* x, const std::byte* weights, int64_t stride, int steps,
+                      float* totals) {
+  const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xFFFF0000));
+  PartSums<kRows> sums;
+  for (int s = 0; s < steps; ++s, weights += stride) {
+    __m256 values[kRows][2];
+    broadcast_columns(x, s, values);
+    _mm_prefetch(reinterpret_cast<const char*>(weights) + kAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(weights) + kAhead + 64, _MM_HINT_T0);
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+      const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 32 * p));
+      sums.add(p, _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+               _mm256_castsi256_ps(_mm256_and_si256(pairs, odd)), values);
+    }
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+      float* const total = totals + r * kPairRows + 8 * p;
+      _mm256_storeu_ps(total, _mm256_add_ps(sums.sums[r][p], _mm256_loadu_ps(total)));
+    }
+  }
+}
+
+void tile_packed_bf16(const float* x, int rows, const std::byte* weights, int64_t stride, int steps,
+                      float* sums) {
+  const auto kernel = rows == 1 ? packed_bf16_rows<1> : packed_bf16_rows<2>;
+  kernel(x, weights, stride, steps, sums);
+}
+
 // ---- finished sums ----
 
 // The rest of a row that is not a whole vector goes through a copy, so that its values are computed
@@ -211,6 +352,8 @@ const LinearKernels kLinearAvx2 = {.tile_rows = kTileRows,
                                    .dot_four_bit = nullptr,
                                    .tile_bf16 = nullptr,
                                    .tile_f32 = tile_f32,
+                                   .tile_packed_fp8 = tile_packed_fp8,
+                                   .tile_packed_bf16 = tile_packed_bf16,
                                    .matrix_bf16 = nullptr,
                                    .matrix_fp8 = nullptr,
                                    .expand_fp8_to_bf16 = nullptr,

@@ -27,6 +27,7 @@ constexpr int kPairRows = 32;
 constexpr int kBlockColumns = 128;
 constexpr int kMaxDotRows = 4;
 constexpr int kMatrixRows = 16;
+constexpr int kMaxPackedRows = 2;
 
 // Location of the weights of one or two pairs.
 struct PackedBlocks {
@@ -80,6 +81,13 @@ struct LinearKernels {
   void (*tile_f32)(const float* x, int rows, const std::byte* weights, int64_t step_stride,
                    int steps, const float* scales, float* sums, const std::byte* ahead,
                    int64_t ahead_stride);
+
+  // What expand_*_to_f32 and then tile_f32 do to up to kMaxPackedRows rows, bit for bit, on the
+  // weights as they are packed. `rare_steps`: the block's word of PackedBlocks. Null: expand.
+  void (*tile_packed_fp8)(const float* x, int rows, const std::byte* weights, int64_t step_stride,
+                          int steps, uint64_t rare_steps, const float* scales, float* sums);
+  void (*tile_packed_bf16)(const float* x, int rows, const std::byte* weights, int64_t step_stride,
+                           int steps, float* sums);
 
   // Matrix tiles, for any number of rows; where the CPU has them they take the place of the four
   // above for bf16 x with bf16 or FP8 weights, else null. sums[pair * pair_stride + row * 32 +

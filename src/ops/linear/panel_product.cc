@@ -127,6 +127,10 @@ class BlockProduct {
     const int64_t packed_stride = layout_.step_stride(in_group);
     const int packed_steps = static_cast<int>(layout_.steps_of_block(block));
     const float* const scales = scales_of(pair, block);
+    if (!bf16_dot_ &&
+        multiply_packed(static_cast<const float*>(x_block), rows, pair, block, scales, sums)) {
+      return;
+    }
     const Steps steps = expand(packed, packed_stride, packed_steps, zeros_of(pair, block));
 
     // The first tile prefetches the same pair's next block; the others prefetch nothing.
@@ -148,6 +152,27 @@ class BlockProduct {
       ahead = steps.data;
       ahead_stride = 0;
     }
+  }
+
+  // Few rows of fp32 by the kernels that need no upconverted copy. Returns false where there are
+  // none.
+  bool multiply_packed(const float* x_block, int64_t rows, int64_t pair, int64_t block,
+                       const float* scales, float* sums) const {
+    if (rows > kMaxPackedRows) return false;
+    const auto count = static_cast<int>(rows);
+    const int64_t stride = layout_.step_stride(layout_.pairs_of_group(pair));
+    const std::byte* const packed = weight_.data() + layout_.block_offset(pair, block);
+    const auto steps = static_cast<int>(layout_.steps_of_block(block));
+    if (weight_.format() == WeightFormat::kF8E4M3 && kernels_.tile_packed_fp8 != nullptr) {
+      const uint64_t rare_steps = *weight_.rare_steps(pair / 2, block);
+      kernels_.tile_packed_fp8(x_block, count, packed, stride, steps, rare_steps, scales, sums);
+      return true;
+    }
+    if (weight_.format() == WeightFormat::kBF16 && kernels_.tile_packed_bf16 != nullptr) {
+      kernels_.tile_packed_bf16(x_block, count, packed, stride, steps, sums);
+      return true;
+    }
+    return false;
   }
 
   // The block's 32 scales in fp32; null without scales.
