@@ -26,6 +26,9 @@ constexpr auto kLongestParking = std::chrono::milliseconds(160);
 constexpr int kMeetings = 4;
 // Between two looks at the clock.
 constexpr int kSpinsALook = 64;
+// How long the caller waits for workers to begin before it takes their shares: they need some
+// hundred nanoseconds to learn of a run.
+constexpr int kSpinsToHelp = 16;
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -68,7 +71,9 @@ int usable_cores() {
 }
 
 ThreadPool::ThreadPool(int num_threads)
-    : num_threads_(num_threads > 0 ? num_threads : usable_cores()), active_(num_threads_) {
+    : num_threads_(num_threads > 0 ? num_threads : usable_cores()),
+      shares_(std::make_unique<Share[]>(static_cast<size_t>(num_threads_))),
+      active_(num_threads_) {
   for (int index = 1; index < num_threads_; ++index) {
     Worker& worker = workers_.emplace_back(index);
     worker.thread = std::thread([this, &worker] { work(worker); });
@@ -86,14 +91,40 @@ ThreadPool::~ThreadPool() {
   for (Worker& worker : workers_) worker.thread.join();
 }
 
-int ThreadPool::claim(uint64_t generation) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  while (ticket >> kShareBits == generation) {
-    const int share = static_cast<int>(ticket & ((1 << kShareBits) - 1));
-    if (share == num_threads_) return 0;
-    if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acquire)) return share;
+bool ThreadPool::claim(int share, uint64_t generation) {
+  std::atomic<uint64_t>& claimed = shares_[static_cast<size_t>(share)].claimed;
+  uint64_t last = claimed.load(std::memory_order_relaxed);
+  return last < generation &&
+         claimed.compare_exchange_strong(last, generation, std::memory_order_acquire);
+}
+
+void ThreadPool::work_on(int share, uint64_t generation, Worker* worker) {
+  if (worker != nullptr) worker->busy.store(true, std::memory_order_relaxed);
+  body_(context_, share);
+  if (worker != nullptr) {
+    worker->busy.store(false, std::memory_order_relaxed);
+    worker->meetings = 0;
   }
-  return 0;
+  // seq_cst here and in wait_for_workers(): either the caller sees that all have ended before it
+  // sleeps, or this thread sees that it does.
+  shares_[static_cast<size_t>(share)].ended.store(generation);
+  if (worker != nullptr && caller_sleeps_) {
+    { const std::lock_guard lock(mutex_); }
+    done_.notify_one();
+  }
+}
+
+void ThreadPool::help(int begin, uint64_t generation, Worker* worker) {
+  for (int share = begin; share < num_threads_; ++share) {
+    if (claim(share, generation)) work_on(share, generation, worker);
+  }
+}
+
+bool ThreadPool::all_ended(uint64_t generation) const {
+  for (int share = 1; share < num_threads_; ++share) {
+    if (shares_[static_cast<size_t>(share)].ended.load() != generation) return false;
+  }
+  return true;
 }
 
 void ThreadPool::run_erased(Erased body, const void* context) {
@@ -110,32 +141,36 @@ void ThreadPool::run_erased(Erased body, const void* context) {
   if (num_active() == 1) {
     for (int share = 0; share < num_threads_; ++share) Shares::run(&shares, share);
   } else {
+    const uint64_t generation = generation_.load(std::memory_order_relaxed) + 1;
+    const int cpu = sched_getcpu();
     body_ = &Shares::run;
     context_ = &shares;
-    caller_cpu_.store(sched_getcpu(), std::memory_order_relaxed);
-    unfinished_.store(num_threads_ - 1, std::memory_order_relaxed);
-    const uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kShareBits) + 1;
+    caller_cpu_.store(cpu, std::memory_order_relaxed);
     // seq_cst here and in wait_for_run(): either a worker sees the new generation before it sleeps,
     // or this thread sees it among the sleeping.
-    ticket_.store(generation << kShareBits | 1);
+    generation_.store(generation);
     if (sleeping_.load() > 0) {
       { const std::lock_guard lock(mutex_); }
       wake_.notify_all();
     }
     Shares::run(&shares, 0);
-    while (const int share = claim(generation)) {
-      Shares::run(&shares, share);
-      unfinished_.fetch_sub(1, std::memory_order_relaxed);
-    }
-    wait_for_workers();
+    if (num_active() < num_threads_) help(num_active(), generation, nullptr);
+    wait_for_workers(generation);
   }
   if (shares.failure != nullptr) std::rethrow_exception(shares.failure);
 }
 
-void ThreadPool::wait_for_workers() {
+void ThreadPool::wait_for_workers(uint64_t generation) {
   Clock::time_point begin{}, looked{};
-  for (int spins = 1; unfinished_.load(std::memory_order_acquire) != 0; ++spins) {
+  int share = 1;  // the ones before it have ended
+  for (int spins = 1;; ++spins) {
+    while (share < num_threads_ && shares_[static_cast<size_t>(share)].ended.load(
+                                       std::memory_order_acquire) == generation) {
+      ++share;
+    }
+    if (share == num_threads_) return;
     pause();
+    if (spins == kSpinsToHelp) help(1, generation, nullptr);
     if (spins % kSpinsALook != 0) continue;
     const Clock::time_point now = Clock::now();
     if (begin == Clock::time_point()) begin = now;
@@ -147,7 +182,7 @@ void ThreadPool::wait_for_workers() {
     // Without this thread its CPU may be the worker's.
     std::unique_lock lock(mutex_);
     caller_sleeps_ = true;
-    done_.wait(lock, [&] { return unfinished_ == 0; });
+    done_.wait(lock, [&] { return all_ended(generation); });
     caller_sleeps_ = false;
     judge(displaced, Clock::now() - now + kPatience);
     return;
@@ -204,9 +239,10 @@ bool ThreadPool::meets_caller(Worker& worker) {
 }
 
 uint64_t ThreadPool::wait_for_run(Worker& worker, uint64_t seen) {
-  const auto generation = [&] { return ticket_.load(std::memory_order_acquire) >> kShareBits; };
+  const auto generation = [&] { return generation_.load(std::memory_order_acquire); };
   const auto is_parked = [&] { return worker.index >= num_active() && !stopping_; };
-  const auto spin_until = Clock::now() + kSpin;
+  auto spin_until = Clock::now() + kSpin;
+  bool all_begun = seen == 0;  // the shares of the run that this thread has seen
   for (int spins = 1; !stopping_ && (generation() == seen || is_parked()); ++spins) {
     if (is_parked()) {
       std::unique_lock lock(mutex_);
@@ -216,10 +252,17 @@ uint64_t ThreadPool::wait_for_run(Worker& worker, uint64_t seen) {
     pause();
     if (spins % kSpinsALook != 0) continue;
     // On the caller's CPU this thread would only keep the caller from working.
-    if (!meets_caller(worker) && Clock::now() < spin_until) continue;
+    if (!meets_caller(worker)) {
+      if (!all_begun) {
+        help(1, seen, &worker);
+        all_begun = true;
+        spin_until = Clock::now() + kSpin;
+      }
+      if (Clock::now() < spin_until) continue;
+    }
     std::unique_lock lock(mutex_);
     sleeping_.fetch_add(1);
-    wake_.wait(lock, [&] { return ticket_.load() >> kShareBits != seen || stopping_; });
+    wake_.wait(lock, [&] { return generation_.load() != seen || stopping_; });
     sleeping_.fetch_sub(1);
   }
   return generation();
@@ -231,19 +274,9 @@ void ThreadPool::work(Worker& worker) {
     const uint64_t generation = wait_for_run(worker, seen);
     if (generation == seen) return;  // stopping
     seen = generation;
-    if (meets_caller(worker)) continue;  // the caller takes the share itself
-    while (const int share = claim(generation)) {
-      worker.busy.store(true, std::memory_order_relaxed);
-      body_(context_, share);
-      worker.busy.store(false, std::memory_order_relaxed);
-      worker.meetings = 0;
-      // seq_cst here and in wait_for_workers(): either the caller sees that all have ended before
-      // it sleeps, or this thread sees that it does.
-      if (unfinished_.fetch_sub(1) == 1 && caller_sleeps_) {
-        { const std::lock_guard lock(mutex_); }
-        done_.notify_one();
-      }
-    }
+    if (meets_caller(worker)) continue;  // another thread takes the share
+    if (claim(worker.index, generation)) work_on(worker.index, generation, &worker);
+    if (num_active() < num_threads_) help(num_active(), generation, &worker);
   }
 }
 

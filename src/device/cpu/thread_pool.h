@@ -4,8 +4,12 @@
 // to the rank's thread. Workers spin for a short while between runs, because a decode step is a
 // hundred runs of a few microseconds each, and then sleep, so that an idle engine costs nothing.
 //
-// Other programs may take a worker's CPU away. A share that no worker has begun when the caller is
-// done with its own is the caller's, so that a run never waits for a worker to be scheduled. A
+// A worker's share has its own number, so that it finds in its caches what it used there last. Each
+// share has a cache line for its claim and its end: threads meet in no line but the one that
+// announces a run.
+//
+// Other programs may take a worker's CPU away. A share that no worker has begun when another thread
+// is done with its own is that thread's, so that a run never waits for a worker to be scheduled. A
 // worker that loses its CPU within a share, or finds itself on the caller's, is parked for a while:
 // as many threads take part as there are CPUs for them. Shares are the same ones whoever works on
 // them: what a run computes does not depend on parked workers.
@@ -18,6 +22,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -49,6 +54,24 @@ class ThreadPool {
         &body);
   }
 
+  // Calls body(piece) once for each piece 0 … count - 1: a thread's first piece is the one of its
+  // number, and who is done takes the next of the rest. Which thread has a piece depends on time.
+  template <typename Body>
+  void run_pieces(int count, const Body& body) {
+    if (count <= num_threads_) {
+      return run([&](int thread) {
+        if (thread < count) body(thread);
+      });
+    }
+    std::atomic<int> next = num_threads_;
+    run([&](int thread) {
+      for (int piece = thread; piece < count;
+           piece = next.fetch_add(1, std::memory_order_relaxed)) {
+        body(piece);
+      }
+    });
+  }
+
   // Splits [0, count) into one contiguous range a thread, each a multiple of `grain` (but the
   // last), and calls body(begin, end) for those that are not empty. Small counts stay on the
   // caller.
@@ -69,25 +92,36 @@ class ThreadPool {
  private:
   using Clock = std::chrono::steady_clock;
   using Erased = void (*)(const void* context, int share);
+  // Two cache lines: the prefetcher of Intel's cores brings them in pairs.
+  static constexpr size_t kApart = 128;
+  struct alignas(kApart) Share {
+    std::atomic<uint64_t> claimed{0};  // the last run in which a thread took it
+    std::atomic<uint64_t> ended{0};    // and in which it ended
+  };
   struct Worker {
     int index;  // 1 … num_threads() - 1; parked while index >= active_
-    alignas(64) std::atomic<bool> busy{false};  // in a share
-    clockid_t cpu_clock{};                      // its CPU time
-    std::chrono::nanoseconds cpu_time{};        // of that clock when the caller last looked
-    int meetings = 0;                           // with the caller on its CPU since its last share
+    alignas(kApart) std::atomic<bool> busy{false};  // in a share
+    clockid_t cpu_clock{};                          // its CPU time
+    std::chrono::nanoseconds cpu_time{};            // of that clock when the caller last looked
+    int meetings = 0;  // with the caller on its CPU since its last share
     std::thread thread;
   };
 
   void run_erased(Erased body, const void* context);
   void work(Worker& worker);
-  // Takes the next share of this generation: its number, or 0 when none is left.
-  int claim(uint64_t generation);
+  // Takes a share of the run `generation`; false if a thread has taken it, or the run has ended.
+  bool claim(int share, uint64_t generation);
+  // Works on a share that this thread has claimed; `worker` is null for the caller.
+  void work_on(int share, uint64_t generation, Worker* worker);
+  // Takes and works on what no thread has begun among the shares [begin, num_threads()).
+  void help(int begin, uint64_t generation, Worker* worker);
+  bool all_ended(uint64_t generation) const;
   // Whether the worker, which calls this, is on the caller's CPU.
   bool meets_caller(Worker& worker);
   // Waits for the next run. Its generation; `seen` when the pool ends.
   uint64_t wait_for_run(Worker& worker, uint64_t seen);
   // Waits until all shares have ended; judges the workers that were without a CPU meanwhile.
-  void wait_for_workers();
+  void wait_for_workers(uint64_t generation);
   // Workers in a share that have not computed for half of the time since the last look.
   int count_displaced(Clock::time_point& looked);
   // After a run that lasted so much longer because workers were without a CPU: parks them unless
@@ -98,19 +132,19 @@ class ThreadPool {
   const int num_threads_;
   std::deque<Worker> workers_;
 
-  // generation << kShareBits | the next share to take. One word, so that a worker that was put
-  // aside can never take a share of a run other than the one whose body it reads.
-  static constexpr int kShareBits = 16;
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  const std::unique_ptr<Share[]> shares_;
+
+  // The line that announces a run. A run ends only when each of its shares was claimed for it, so
+  // who claims one reads the body that belongs to it.
+  alignas(kApart) std::atomic<uint64_t> generation_{0};
   Erased body_ = nullptr;
   const void* context_ = nullptr;
   std::atomic<int> caller_cpu_{-1};  // when its run began
   std::atomic<int> active_;          // written by the caller
   std::atomic<bool> stopping_{false};
-  alignas(64) std::atomic<int> unfinished_{0};
   std::atomic<bool> caller_sleeps_{false};
-  alignas(64) std::atomic<int> sleeping_{0};  // workers that the next run has to wake
-  std::atomic<bool> crowded_{false};          // a worker meets the caller again and again
+  alignas(kApart) std::atomic<int> sleeping_{0};  // workers that the next run has to wake
+  std::atomic<bool> crowded_{false};              // a worker meets the caller again and again
   std::mutex mutex_;
   std::condition_variable wake_, unpark_, done_;
 

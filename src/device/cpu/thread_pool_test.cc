@@ -49,6 +49,17 @@ TEST(ThreadPool, ParallelForCoversEachIndexOnce) {
   }
 }
 
+TEST(ThreadPool, RunsEveryPieceOnce) {
+  for (const int threads : {1, 2, 3, 7}) {
+    ThreadPool pool(threads);
+    for (const int count : {0, 1, 3, 7, 8, 100}) {
+      std::vector<int> hits(static_cast<size_t>(count), 0);
+      pool.run_pieces(count, [&](int piece) { ++hits[static_cast<size_t>(piece)]; });
+      EXPECT_EQ(hits, std::vector<int>(static_cast<size_t>(count), 1)) << threads << " threads";
+    }
+  }
+}
+
 TEST(ThreadPool, WhatAShareThrowsComesWhenAllHaveEnded) {
   for (const int threads : {1, 4}) {
     ThreadPool pool(threads);

@@ -24,22 +24,25 @@ void check(const LinearTask& task, LinearMode mode) {
                "out is {}", name_of(task.out.dtype()));
 }
 
-// The work units of a task. A unit is a range of pairs of panels with all rows of x, so that a
-// thread reads its weights once; with few pairs and many rows (a narrow matrix in prefill) it is
-// one pair with one block of rows.
+// The work units of a task. A unit is a pair of panels with all rows of x, so that a thread reads
+// its weights once; with few rows, and pairs enough, a group of two, whose bytes alternate in
+// memory; with few pairs and many rows (a narrow matrix in prefill) one pair with one block of
+// rows.
 struct Cut {
   Cut(const LinearTask& task, int threads)
       : pairs(ceil_div(task.weight->rows(), kPairRows)), blocks(task.x.size(0)) {
     by_rows = blocks.count() > 1 && pairs < 8 * threads;
-    units = by_rows ? pairs * blocks.count() : pairs;
+    unit_pairs = task.x.size(0) <= kFewRows && pairs >= 2 * threads ? 2 : 1;
+    units = by_rows ? pairs * blocks.count() : ceil_div(pairs, unit_pairs);
     const int64_t rows = by_rows ? blocks.begin(1) : task.x.size(0);
     // A unit's cost is its multiply-adds plus reading its weights, which takes the time of about
     // six rows.
-    cost = (rows + 6) * task.weight->cols();
+    cost = (rows + 6) * task.weight->cols() * unit_pairs;
   }
   int64_t pairs;
   RowBlocks blocks;
   bool by_rows = false;
+  int64_t unit_pairs = 1;
   int64_t units = 0;
   int64_t cost = 0;
 };
@@ -88,7 +91,8 @@ void compute_share(const LinearKernels& kernels, std::span<const LinearTask> tas
     const Cut cut(task, threads);
     auto [begin, end] = split.next(cut.units, cut.cost);
     if (!cut.by_rows) {
-      compute(kernels, task, mode, cut.blocks, 0, cut.blocks.count(), begin, end);
+      compute(kernels, task, mode, cut.blocks, 0, cut.blocks.count(), begin * cut.unit_pairs,
+              std::min(end * cut.unit_pairs, cut.pairs));
       continue;
     }
     while (begin < end) {
@@ -101,6 +105,44 @@ void compute_share(const LinearKernels& kernels, std::span<const LinearTask> tas
   }
 }
 
+// ---- narrow matrices ----
+
+constexpr int64_t kNarrowFloats = 16 << 10;  // sums of a narrow matrix' blocks
+
+// Whether the matrix has fewer pairs than there are threads, but blocks of columns for all: a
+// router and few rows. Others of so few rows are small, or in a group.
+bool is_narrow(const LinearTask& task, int threads) {
+  if (task.weight->format() != WeightFormat::kF32 || task.x.dtype() != DType::kF32) return false;
+  const int64_t rows = task.x.size(0);
+  const int64_t pairs = ceil_div(task.weight->rows(), kPairRows);
+  const int64_t blocks = ceil_div(task.weight->cols(), kBlockColumns);
+  return rows <= kFewRows && pairs < threads && blocks > 1 &&
+         pairs * blocks * rows * kPairRows <= kNarrowFloats;
+}
+
+// Threads share the matrix' blocks. The caller adds a row's sums over blocks in their order, which
+// is what a thread does with all of them.
+void multiply_narrow(ThreadPool& pool, const LinearKernels& kernels, const LinearTask& task,
+                     LinearMode mode) {
+  alignas(64) float sums[kNarrowFloats];
+  const int64_t rows = task.x.size(0), count = rows * kPairRows;
+  const int64_t pairs = ceil_div(task.weight->rows(), kPairRows);
+  const int64_t blocks = ceil_div(task.weight->cols(), kBlockColumns);
+  pool.parallel_for(pairs * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      multiply_block(kernels, {task.x, nullptr, 0}, rows, *task.weight, i / blocks, i % blocks,
+                     sums + i * count);
+    }
+  });
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    float* const total = sums + pair * blocks * count;
+    for (int64_t block = 1; block < blocks; ++block) {
+      kernels.add_scaled(total + block * count, 1.0f, count, total);
+    }
+    store(kernels, task, mode, 0, rows, pair, 1, total);
+  }
+}
+
 }  // namespace
 
 void linear_group(const Stream& stream, std::span<const LinearTask> tasks, LinearMode mode) {
@@ -108,19 +150,26 @@ void linear_group(const Stream& stream, std::span<const LinearTask> tasks, Linea
   constexpr int64_t kWorthThreads = 4096;
   const LinearKernels& kernels = linear_kernels(cpu_isa());
   const int threads = stream.pool().num_threads();
-  int64_t cost = 0;
+  int64_t cost = 0, unit_cost = 0;
+  bool few_rows = true;
   for (const LinearTask& task : tasks) {
     check(task, mode);
     if (task.x.size(0) == 0) continue;
     const Cut cut(task, threads);
     cost += cut.units * cut.cost;
+    unit_cost = std::max(unit_cost, cut.cost);
+    few_rows = few_rows && task.x.size(0) <= kFewRows;
   }
   if (threads == 1 || cost < kWorthThreads) {
-    compute_share(kernels, tasks, mode, threads, CostSplit(cost, 0, 1));
+    compute_share(kernels, tasks, mode, threads, CostSplit(0, cost));
     return;
   }
-  stream.pool().run([&](int thread) {
-    compute_share(kernels, tasks, mode, threads, CostSplit(cost, thread, threads));
+  if (tasks.size() == 1 && is_narrow(tasks.front(), threads)) {
+    return multiply_narrow(stream.pool(), kernels, tasks.front(), mode);
+  }
+  const CostPieces pieces(cost, threads, few_rows, unit_cost);
+  stream.pool().run_pieces(pieces.count(), [&](int piece) {
+    compute_share(kernels, tasks, mode, threads, pieces.piece(piece));
   });
 }
 

@@ -228,25 +228,69 @@ TEST(RowBlocks, CoverAllRowsWithinTheLimit) {
   }
 }
 
-TEST(CostSplit, EveryUnitFallsIntoOneShare) {
+TEST(CostPieces, EveryUnitFallsIntoOnePiece) {
   const int64_t counts[] = {5, 1, 0, 18, 300};
   const int64_t costs[] = {100, 7, 3, 40, 1};
   int64_t total = 0;
   for (int i = 0; i < 5; ++i) total += counts[i] * costs[i];
-  for (const int shares : {1, 2, 3, 7, 64}) {
-    std::vector<int64_t> next(5, 0);
-    for (int share = 0; share < shares; ++share) {
-      CostSplit split(total, share, shares);
-      int64_t cost = 0;
-      for (size_t i = 0; i < 5; ++i) {
-        const auto range = split.next(counts[i], costs[i]);
-        EXPECT_EQ(range.begin, next[i]);
-        next[i] = range.end;
-        cost += (range.end - range.begin) * costs[i];
+  for (const int threads : {1, 2, 3, 7, 64}) {
+    for (const int64_t least_cost : {1, 20, 1000}) {
+      const CostPieces pieces(total, threads, true, least_cost);
+      // As run_pieces() hands them out: the threads' own first, then the small ones.
+      std::vector<int> hits[5];
+      for (int i = 0; i < 5; ++i) hits[i].resize(static_cast<size_t>(counts[i]));
+      for (int piece = 0; piece < pieces.count(); ++piece) {
+        CostSplit split = pieces.piece(piece);
+        int64_t cost = 0;
+        for (size_t i = 0; i < 5; ++i) {
+          const auto range = split.next(counts[i], costs[i]);
+          for (int64_t unit = range.begin; unit < range.end; ++unit) ++hits[i][unit];
+          cost += (range.end - range.begin) * costs[i];
+        }
+        EXPECT_LE(cost, total / threads + 100);
       }
-      EXPECT_LE(cost, total / shares + 100);
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_EQ(hits[i], std::vector<int>(static_cast<size_t>(counts[i]), 1)) << threads;
+      }
     }
-    EXPECT_EQ(next, std::vector<int64_t>(counts, counts + 5));
+  }
+}
+
+TEST(CostPieces, SmallOnesAreAQuarterOfFewRows) {
+  const CostPieces few(6400, 4, true, 100);
+  EXPECT_EQ(few.count(), 4 + 8);
+  const CostPieces narrow(6400, 4, true, 201);  // a small piece would be 200
+  EXPECT_EQ(narrow.count(), 4);
+  EXPECT_EQ(CostPieces(6400, 4, false, 100).count(), 4);
+  EXPECT_EQ(CostPieces(6400, 1, true, 100).count(), 1);
+}
+
+// A router's rows: threads share the columns, and the bits are those of one thread.
+TEST(Linear, ANarrowMatrixHasTheSameBitsOnAnyNumberOfThreads) {
+  ThreadPool one(1);
+  for (const auto& [n, k] : {std::pair<int64_t, int64_t>{64, 2048}, {40, 300}, {256, 1000}}) {
+    const Form& form = kForms[6];
+    ASSERT_EQ(form.format, WeightFormat::kF32);
+    const Source source(24, n, k, form.source, form.scales);
+    const PackedMatrix weight = pack(source, form.format);
+    for (const int64_t rows : {1, 3, 16}) {
+      const Rows<float> x(25, rows, k);
+      for (const LinearMode mode : {LinearMode::kOverwrite, LinearMode::kAccumulate}) {
+        const Rows<float> expected(26, rows, n);
+        linear(Stream(one), x.view, weight, expected.view, mode);
+        for (const int threads : {2, 9, 16}) {
+          ThreadPool pool(threads);
+          const Rows<float> out(26, rows, n);
+          linear(Stream(pool), x.view, weight, out.view, mode);
+          for (int64_t r = 0; r < rows; ++r) {
+            ASSERT_EQ(std::memcmp(out.view.template row<float>(r),
+                                  expected.view.template row<float>(r), sizeof(float) * n),
+                      0)
+                << threads << " threads, " << rows << " rows of [" << n << ", " << k << "]";
+          }
+        }
+      }
+    }
   }
 }
 

@@ -9,10 +9,6 @@
 namespace fathom {
 namespace {
 
-// Up to this many rows, passes of the decode kernels beat dequantizing or re-reading blocks for
-// tiles.
-constexpr int64_t kFewRows = 16;
-
 // Columns [column, column + count) of the rows, zero up to 128: dense, so that rows whose stride is
 // a multiple of 4 KiB do not fall into the same cache sets. `columns`: the order of the weight's
 // columns, or null.
@@ -305,6 +301,19 @@ void multiply_by_matrix(const LinearKernels& kernels, const ProductRows& x, int6
 }
 
 }  // namespace
+
+void multiply_block(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                    const PackedMatrix& weight, int64_t pair, int64_t block, float* sums) {
+  FATHOM_CHECK(
+      rows <= kFewRows && x.x.dtype() == DType::kF32 && weight.format() == WeightFormat::kF32,
+      "{} rows of {}", rows, name_of(x.x.dtype()));
+  alignas(64) float x_block[kFewRows * kBlockColumns];
+  const int64_t column = block * kBlockColumns;
+  gather_block(x, rows, column, std::min<int64_t>(kBlockColumns, weight.cols() - column),
+               weight.columns(), x_block);
+  std::fill_n(sums, rows * kPairRows, 0.0f);
+  BlockProduct(kernels, weight, /*bf16_dot=*/false).multiply(x_block, rows, pair, block, sums);
+}
 
 void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
                     const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs,

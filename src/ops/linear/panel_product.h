@@ -36,10 +36,18 @@ struct ProductRows {
   }
 };
 
+// Up to so many rows the weights are read once, by vectors: memory decides.
+constexpr int64_t kFewRows = 16;
+
 // sums[pair - first_pair][row][32] = the row times the pair's 32 weight rows, for `rows` <=
 // kMaxProductRows and num_pairs <= kMaxProductPairs. Runs on the calling thread.
 void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
                     const PackedMatrix& weight, int64_t first_pair, int64_t num_pairs, float* sums);
+
+// sums[row][32] = the row times one block of 128 columns of the pair's weight rows, which are fp32;
+// rows <= kFewRows of fp32. A row's whole sum is the blocks' sums added in their order.
+void multiply_block(const LinearKernels& kernels, const ProductRows& x, int64_t rows,
+                    const PackedMatrix& weight, int64_t pair, int64_t block, float* sums);
 
 // As many blocks of rows as needed, equally high: block i is [begin(i), begin(i + 1)).
 class RowBlocks {
@@ -53,16 +61,16 @@ class RowBlocks {
   int64_t rows_, count_;
 };
 
-// Cuts `parts` pieces of work that cost `costs` into contiguous shares of about equal cost.
+// A contiguous part of a sequence of work units, cut by their costs.
 class CostSplit {
  public:
-  CostSplit(int64_t total_cost, int share, int num_shares)
-      : begin_(total_cost * share / num_shares), end_(total_cost * (share + 1) / num_shares) {}
+  // The part between two sums of costs.
+  CostSplit(int64_t begin, int64_t end) : begin_(begin), end_(end) {}
 
   struct Range {
     int64_t begin, end;
   };
-  // The part of the next `count` units, each of `cost`, that falls into this share. Every share
+  // The part of the next `count` units, each of `cost`, that falls between the sums. Every part
   // must be called with the same sequence.
   Range next(int64_t count, int64_t cost) {
     const Range range = {cut(begin_, count, cost), cut(end_, count, cost)};
@@ -76,6 +84,36 @@ class CostSplit {
     return at <= base_ ? 0 : unit > count ? count : unit;
   }
   int64_t begin_, end_, base_ = 0;
+};
+
+// Cuts work of few rows, which waits for memory, or of many into pieces for ThreadPool::run_pieces.
+// Each thread has one of equal cost. With few rows these are three quarters of the work and small
+// pieces the rest, because threads that compute the same read memory at different rates.
+class CostPieces {
+ public:
+  // least_cost: of a small piece.
+  CostPieces(int64_t total_cost, int threads, bool few_rows, int64_t least_cost)
+      : total_(total_cost), threads_(threads) {
+    if (few_rows && threads > 1 && total_cost / (kSmall * threads) >= least_cost) {
+      first_ = total_cost / 4 * 3;
+      count_ = threads + threads * kSmall / 4;
+    } else {
+      first_ = total_cost;
+      count_ = threads;
+    }
+  }
+
+  int count() const { return count_; }
+  CostSplit piece(int i) const {
+    if (i < threads_) return {first_ * i / threads_, first_ * (i + 1) / threads_};
+    const int64_t rest = total_ - first_, small = count_ - threads_, at = i - threads_;
+    return {first_ + rest * at / small, first_ + rest * (at + 1) / small};
+  }
+
+ private:
+  static constexpr int kSmall = 8;  // small pieces in an equal share
+  int64_t total_, first_;
+  int threads_, count_;
 };
 
 }  // namespace fathom

@@ -18,6 +18,17 @@ namespace {
 // Cost of a pair of panels: its multiply-adds or, with few rows, reading it, as in linear.cc.
 int64_t pair_cost(int64_t rows, int64_t columns) { return (rows + 6) * columns; }
 
+// What threads share of an expert: its intermediate rows in pairs of panels or, with few rows of x,
+// in groups of two, whose bytes alternate in memory.
+struct ActivationUnits {
+  ActivationUnits(const ExpertRows& expert, int64_t columns)
+      : pairs(ceil_div(expert.weights->down.cols(), kPairRows)),
+        unit_pairs(expert.count <= kFewRows ? 2 : 1),
+        count(ceil_div(pairs, unit_pairs)),
+        cost(pair_cost(expert.count, columns) * unit_pairs) {}
+  int64_t pairs, unit_pairs, count, cost;
+};
+
 // ---- gate and up ----
 
 // Locates intermediate rows' up sums: up's rows follow gate's in the packed matrix, so they begin
@@ -87,9 +98,10 @@ void activate_share(const LinearKernels& kernels, ConstTensorView x,
                     std::span<const ExpertRows> experts, CostSplit split) {
   for (const ExpertRows& expert : experts) {
     if (expert.count == 0) continue;
-    const int64_t pairs = ceil_div(expert.weights->gate_up.rows() / 2, kPairRows);
-    const auto range = split.next(pairs, pair_cost(expert.count, x.size(1)));
-    activate(kernels, x, expert, range.begin, range.end);
+    const ActivationUnits units(expert, x.size(1));
+    const auto range = split.next(units.count, units.cost);
+    activate(kernels, x, expert, range.begin * units.unit_pairs,
+             std::min(range.end * units.unit_pairs, units.pairs));
   }
 }
 
@@ -130,7 +142,7 @@ void add_down(const LinearKernels& kernels, const ExpertRows& expert, TensorView
 void feed_forward(const Stream& stream, ConstTensorView x, std::span<const ExpertRows> experts,
                   TensorView out) {
   const LinearKernels& kernels = linear_kernels(cpu_isa());
-  int64_t cost = 0;
+  int64_t cost = 0, unit_cost = 0;
   for (const ExpertRows& expert : experts) {
     const MlpWeights* weights = expert.weights;
     FATHOM_CHECK(weights->gate_up.cols() == x.size(1) && weights->down.rows() == x.size(1) &&
@@ -139,15 +151,19 @@ void feed_forward(const Stream& stream, ConstTensorView x, std::span<const Exper
                  weights->gate_up.cols(), weights->down.rows(), weights->down.cols(),
                  x.shape_string());
     if (expert.count == 0) continue;
-    cost += ceil_div(weights->down.cols(), kPairRows) * pair_cost(expert.count, x.size(1));
+    const ActivationUnits units(expert, x.size(1));
+    cost += units.count * units.cost;
+    unit_cost = std::max(unit_cost, units.cost);
   }
   const int threads = stream.pool().num_threads();
-  stream.pool().run(
-      [&](int thread) { activate_share(kernels, x, experts, CostSplit(cost, thread, threads)); });
+  const CostPieces pieces(cost, threads, x.size(0) <= kFewRows, unit_cost);
+  stream.pool().run_pieces(
+      pieces.count(), [&](int piece) { activate_share(kernels, x, experts, pieces.piece(piece)); });
   const int64_t pairs = ceil_div(x.size(1), kPairRows);
+  const int64_t unit_pairs = pairs >= 2 * threads ? 2 : 1, units = ceil_div(pairs, unit_pairs);
   stream.pool().run([&](int thread) {
-    const int64_t begin = pairs * thread / threads;
-    const int64_t end = pairs * (thread + 1) / threads;
+    const int64_t begin = units * thread / threads * unit_pairs;
+    const int64_t end = std::min(units * (thread + 1) / threads * unit_pairs, pairs);
     for (const ExpertRows& expert : experts) {
       if (expert.count > 0) add_down(kernels, expert, out, begin, end);
     }
