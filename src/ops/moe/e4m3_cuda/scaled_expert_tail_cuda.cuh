@@ -1,11 +1,13 @@
 // The last tokens of an expert's tile, at most kTailTokens, in scaled_expert_products_cuda.cuh:
-// 64 of them on M of wgmma would be mostly padding. Weights are on M here and tokens on N: half of
-// the tensor cores' work for the same results, bit by bit (the same terms in the same order).
+// 64 of them on M of wgmma would be mostly padding. Weights are on M here and tokens on N: a
+// quarter of the tensor cores' work for the same results, bit by bit (the same terms in the same
+// order).
 //
 // Layout: a warpgroup has all 128 weight rows of its CTA, in two halves of 64. A thread's element j
-// of half h is weight row 64 h + 16 warp + lane / 4 (+ 8 if j & 2) and token 8 (j / 4) +
-// 2 (lane % 4) + (j & 1). Gated: half 0 is gate, half 1 up, and rows of 16 lie with the even ones
-// first, so that elements j and j + 2 are neighbouring columns.
+// of half h is weight row 64 h + 16 warp + lane / 4 (+ 8 if j & 2) and token 8 (j / 4) + 2 (lane %
+// 4)
+// + (j & 1). Gated: half 0 is gate, half 1 up, and rows of 16 lie with the even ones first, so that
+// elements j and j + 2 are neighbouring columns.
 //
 // Quantized output: a token's columns lie in the four warps of both CTAs. The warps find their
 // largest magnitude through the memory of their results, the CTAs through each other's.
