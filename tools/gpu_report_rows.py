@@ -17,8 +17,7 @@ import re
 UNITS = {
     "us": "us", "floor_us": "us", "absorbed_us": "us", "mha_us": "us", "moe_layer_us": "us",
     "step_us": "us", "step_of_fewer_layers_us": "us", "cublaslt_us": "us", "gate_up_us": "us",
-    "down_us": "us", "sort_and_gather_us": "us", "combine_us": "us", "few_rows_us": "us",
-    "one_row_us": "us", "without_us": "us",
+    "down_us": "us", "few_rows_us": "us", "one_row_us": "us", "without_us": "us",
     "verify_us": "us", "first_draft_us": "us", "later_draft_us": "us", "gb_s": "GB/s",
     "tflops": "TFLOP/s",
     "weights_tb_s": "TB/s", "device_mb_beside": "MB", "host_mb": "MB", "weights_mb": "MB",

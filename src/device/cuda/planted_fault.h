@@ -47,9 +47,6 @@ enum class PlantedFault {
   // Those of four-bit experts of few rows.
   kSwappedScale,    // the first 32 columns of a block take the scale of the others
   kRepeatedTokens,  // an expert's second eight tokens are the first again
-  // Those of an expert's last tokens in e4m3, of many rows.
-  kOwnMagnitude,  // each CTA scales its half of a token's activations by itself
-  kGateScale,     // up is multiplied with gate's scales
   // Faults of sparse attention's indexer.
   kWrongIndexRow,   // row 5 of a step writes its index key a slot further
   kWrongIndexPage,  // the second page of 256 keys is scored as the first

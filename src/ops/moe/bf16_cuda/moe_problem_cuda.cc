@@ -69,4 +69,8 @@ std::vector<int32_t> random_experts(const MoeShape& shape, int32_t rows, uint32_
   return draw_experts(Routing::kUniform, shape.num_experts, shape.experts_per_token, rows, seed);
 }
 
+std::vector<int32_t> balanced_experts(const MoeShape& shape, int32_t rows) {
+  return draw_experts(Routing::kEven, shape.num_experts, shape.experts_per_token, rows, 0);
+}
+
 }  // namespace fathom::cuda

@@ -29,5 +29,7 @@ struct MoeProblem {
 
 // Distinct experts for each row, uniformly distributed.
 std::vector<int32_t> random_experts(const MoeShape& shape, int32_t rows, uint32_t seed);
+// The same number of rows for each expert.
+std::vector<int32_t> balanced_experts(const MoeShape& shape, int32_t rows);
 
 }  // namespace fathom::cuda

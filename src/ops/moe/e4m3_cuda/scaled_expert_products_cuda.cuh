@@ -15,11 +15,11 @@
 // loads are issued early.
 //
 // Layout: tokens on M of wgmma, weights on N. A tile has up to Shape::kTokens tokens, 64 for each
-// consumer warpgroup; warpgroups alternate over tiles with fewer. Few last tokens are on N, weights
-// on M (scaled_expert_tail_cuda.cuh). It has 256 weight rows, 128 for each CTA. Of gate and up
-// those are 64 of gate and the same 64 of up, so that both values of an activation are in one
-// thread, and a token's 128 activations in four threads of either CTA. A TMA box brings 16 rows of
-// gate or up, the even ones first, then the odd ones, so that a thread has four adjacent ones.
+// consumer warpgroup; warpgroups alternate over tiles with fewer. It has 256 weight rows, 128 for
+// each CTA. Of gate and up those are 64 of gate and the same 64 of up, so that both values of an
+// activation are in one thread, and a token's 128 activations in four threads of either CTA. A TMA
+// box brings 16 rows of gate or up, the even ones first, then the odd ones, so that a thread has
+// four adjacent ones.
 //
 // Algorithm: a producer warp loads weights and publishes each tile's metadata. A thread of each CTA
 // multicasts half of a stage's tokens to both CTAs, so the L2 is read once. A token stage is
@@ -40,16 +40,107 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "base/math_constants.h"
 #include "device/cuda/cluster.cuh"
 #include "device/cuda/fp8.cuh"
 #include "device/cuda/ptx.cuh"
 #include "device/cuda/tensor_copy.cuh"
 #include "device/cuda/wgmma.cuh"
-#include "ops/moe/e4m3_cuda/scaled_expert_memory_cuda.cuh"
-#include "ops/moe/e4m3_cuda/scaled_expert_tail_cuda.cuh"
 #include "ops/scaled_linear/quantize_block_cuda.cuh"
 
 namespace fathom::cuda {
+
+// Destination and valid extent of a CTA's half of a tile's results.
+struct alignas(16) ScaledExpertOut {
+  void* data = nullptr;     // first element: e4m3 if gated, else bf16
+  float* scales = nullptr;  // of the first token, if gated; one of the two CTAs writes them
+  int row_stride = 0;       // in elements
+  int tokens = 0, columns = 0;
+  int k_steps = 0;  // 0: no more tiles
+  ScaleForm form = ScaleForm::kF32;
+};
+
+// Scales of a tile, for its shared-memory slot.
+struct ScaledExpertScales {
+  const float* tokens = nullptr;   // of the first token, the first k
+  int64_t tokens_stride = 0;       // to the next 128-column block of k
+  const float* weights = nullptr;  // of the CTA's first row, the first k
+  int second = 0;                  // gated: offset from gate's to up's
+};
+
+// Tokens of a tile, for its shared-memory slot.
+struct alignas(16) ScaledExpertTokens {
+  const CUtensorMap* map = nullptr;  // boxes of half of a tile's tokens
+  int first = 0;
+  int units = 0;  // units of Shape::kTokenUnit tokens in a box
+};
+
+struct ScaledExpertTile {
+  const CUtensorMap* weights = nullptr;  // gated: boxes of columns, 8, 2, 4 groups, halves
+  int first_row = 0;                     // of weights; gated: group of 16 rows of gate
+  bool weights_are_read_once = false;    // by this launch: evict first from the L2
+  ScaledExpertTokens tokens;
+  ScaledExpertScales scales;
+  ScaledExpertOut out;
+};
+
+template <bool kGatedRows, int kTokenCount, int kGroupCount, int kStageCount>
+struct ScaledExpertShape {
+  static constexpr bool kGated = kGatedRows;
+  static constexpr int kTokens = kTokenCount, kGroups = kGroupCount, kStages = kStageCount;
+  static constexpr int kBlocks = 2;  // CTAs of a cluster
+  static constexpr int kTileRows = 256, kWeightRows = kTileRows / kBlocks;
+  static constexpr int kScales = kGated ? 2 : 1;  // scales of a CTA's weights in a k step
+  // Each CTA loads half of the tokens, in boxes of up to kTokenUnits units.
+  static constexpr int kTokenUnit = 16, kTokenUnits = kTokens / kTokenUnit / kBlocks;
+  static constexpr int kWeightBytes = kWeightRows * 128, kTokenBytes = kTokens * 128;
+  static constexpr int kSums = kWeightRows / 2;  // sums of a thread for 64 tokens
+  static constexpr int kUnits = (kTokens / 64 + kGroups - 1) / kGroups;  // of 64 tokens a group
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  static constexpr int kScalers = 2;  // warps
+  // Scaler warps alternate over tiles, or share the tokens of each tile.
+  static constexpr int kScalerTurns = kTokens == 64 ? 2 : 1;
+  static constexpr int kProducerRegisters = kGroups == 3 ? 56 : 56;
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 152 : 224;
+  // Registers a thread at launch, a multiple of 8; setmaxnreg may only redistribute them.
+  static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
+                (kGroups + 1) * (65536 / kThreads / 8 * 8));
+  static_assert(kTokens % 64 == 0);
+};
+
+// Magnitudes from the other CTA of the cluster: the largest of each warp's 16 tokens, for this tile
+// and the next.
+struct NoMagnitudes {};
+template <typename Shape>
+struct OtherMagnitudes {
+  float of[2][4 * Shape::kGroups][16];
+  uint64_t received[2][4 * Shape::kGroups];
+};
+
+template <typename Shape>
+struct ScaledExpertMemory {
+  alignas(1024) uint8_t weights[Shape::kStages][Shape::kWeightBytes];
+  alignas(1024) uint8_t tokens[Shape::kStages][Shape::kTokenBytes];
+  // Token scales times weight scales.
+  alignas(16) float scales[Shape::kStages][Shape::kScales][Shape::kTokens];
+  // 64 bytes of results for each of 16 tokens, per consumer warp.
+  alignas(1024) uint8_t out[4 * Shape::kGroups][16 * 64];
+  alignas(16) std::conditional_t<Shape::kGated, OtherMagnitudes<Shape>, NoMagnitudes> other;
+  // Ring of tile metadata: the tile in its epilogue, those in the pipeline stages, the next one,
+  // and those that an idle scaler may not have read yet.
+  static constexpr int kTiles = Shape::kStages + 1 + Shape::kScalerTurns;
+  // Tiles planned at a time in a fixed order: tiles of few tokens end soonest.
+  static constexpr int kPlanned = Shape::kTokens <= 128 ? 32 : 1;
+  ScaledExpertTile planned[kPlanned];
+  ScaledExpertOut tiles[kTiles];
+  ScaledExpertTokens tile_tokens[kTiles];
+  ScaledExpertScales tile_scales[kTiles];
+  int next[kTiles];  // tile index, in the cluster's second CTA
+  uint64_t announced[kTiles], told[kTiles];
+  uint64_t arrived[Shape::kStages];
+  // Empty barriers: consumers of this CTA, and of both CTAs.
+  uint64_t read[Shape::kStages], read_by_both[Shape::kStages];
+};
 
 // ---- producers: a warp for weights, which leads, and a thread for tokens
 
@@ -312,18 +403,17 @@ class ScaledExpertScaler {
 
 // ---- consumers: a warpgroup and its 64 tokens
 
-template <typename Shape, typename Work>
+template <typename Shape>
 class ScaledExpertMultiplier {
   using Memory = ScaledExpertMemory<Shape>;
 
  public:
-  __device__ ScaledExpertMultiplier(Memory& memory, const Work& work, int rank)
+  __device__ ScaledExpertMultiplier(Memory& memory, int rank)
       : memory_(memory),
         rank_(rank),
         group_(uniform(static_cast<int>(threadIdx.x) / 128)),
         warp_(static_cast<int>(threadIdx.x) / 32 % 4),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        tail_(memory, work, rank, group_),
         read_(lane_ < Shape::kBlocks ? address_in_block(shared_address(memory.read_by_both), lane_)
                                      : address_in_block(shared_address(memory.read), rank)) {}
 
@@ -341,10 +431,7 @@ class ScaledExpertMultiplier {
       if (share < 0) share += Shape::kGroups;
       const int units = (tokens + 63) / 64;
       first_group_ = (first_group_ + units) % Shape::kGroups;
-      if (Shape::kTails && share < units && tokens - 64 * share <= kTailTokens) {
-        tokens_at_ = 64 * share;
-        compute_tail(out);
-      } else if (share < units) {
+      if (share < units) {
         tokens_at_ = 64 * share;
         compute(out, Shape::kUnits > 1 && units - share > Shape::kGroups);
       } else {
@@ -386,19 +473,6 @@ class ScaledExpertMultiplier {
         write_results(out, of_unit);
       }
       tokens_at_ += kDistance;
-    }
-  }
-
-  // The same for the tile's last tokens, at most kTailTokens.
-  __device__ void compute_tail(const ScaledExpertOut& out) {
-    typename ScaledExpertTail<Shape, Work>::Sums sums = {};
-    const uint64_t tokens =
-        uniform_matrix(swizzled_matrix(shared_address(memory_.tokens[0]) + tokens_at_ * 128, 1024));
-    for_each_stage([&](int stage) { tail_.multiply(stage, tokens, tokens_at_, sums); });
-    if constexpr (Shape::kGated && Shape::kTails) {
-      tail_.write_activations(out, tokens_at_, sums);
-    } else if constexpr (Shape::kTails) {
-      tail_.write_results(out, tokens_at_, sums);
     }
   }
 
@@ -474,13 +548,17 @@ class ScaledExpertMultiplier {
 
   // ---- epilogue
 
+  __device__ static float gated(float gate, float up) {
+    return __fdividef(gate, 1.0f + exp2_fast(-kLog2E * gate)) * up;
+  }
+
   // A token's 128 activations lie in four threads of either CTA.
   __device__ void write_activations(const ScaledExpertOut& out, Sums& sums) {
     constexpr int kValues = Shape::kSums / 2;
     float largest[2] = {kLeastMagnitude, kLeastMagnitude};
 #pragma unroll
     for (int j = 0; j < kValues; ++j) {
-      sums[j] = gated_activation(sums[j], sums[kValues + j]);
+      sums[j] = gated(sums[j], sums[kValues + j]);
       largest[j / 2 % 2] = fmaxf(largest[j / 2 % 2], fabsf(sums[j]));
     }
 #pragma unroll
@@ -573,7 +651,6 @@ class ScaledExpertMultiplier {
 
   Memory& memory_;
   const int rank_, group_, warp_, lane_;
-  ScaledExpertTail<Shape, Work> tail_;
   const uint32_t read_;  // by lane: barrier address in one of the CTAs
   int stage_ = 0, phase_ = 0, tile_ = 0, k_steps_ = 0, exchanges_ = 0;
   int first_group_ = 0;  // warpgroup that has the tile's first 64 tokens
@@ -608,11 +685,6 @@ __device__ void run_scaled_expert_tiles(const Work& work) {
         for (uint64_t& received : turn) barrier_init(&received, 1);
       }
     }
-    if constexpr (Shape::kGated && Shape::kTails) {
-      for (auto& turn : memory.tail.received) {
-        for (uint64_t& received : turn) barrier_init(&received, 1);
-      }
-    }
     fence_barrier_init();
   }
   meet();
@@ -629,7 +701,7 @@ __device__ void run_scaled_expert_tiles(const Work& work) {
     }
   } else {
     take_registers<Shape::kConsumerRegisters>();
-    ScaledExpertMultiplier<Shape, Work>(memory, work, rank).run();
+    ScaledExpertMultiplier<Shape>(memory, rank).run();
   }
   meet();  // no remote store or arrival is in flight after this
 }

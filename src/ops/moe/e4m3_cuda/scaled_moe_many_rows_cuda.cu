@@ -22,7 +22,6 @@
 //
 // Measured: docs/kernels/scaled_moe_many_rows.md.
 #include "device/cuda/launch.h"
-#include "device/cuda/planted_fault.h"
 #include "device/cuda/tensor_map.h"
 #include "ops/linear/many_rows_plan.h"
 #include "ops/linear/many_rows_tile_cuda.cuh"
@@ -74,7 +73,6 @@ struct ScaledExpertWork {
   int shared_tiles, rows;
   bool shared_first;  // otherwise interleaved with the others
   ScaleForm form;
-  FATHOM_PLANTED_FAULT
 
   // Sort has ended, but this launch may not have executed its PDL wait: sort's output is read past
   // the L1.
