@@ -39,11 +39,6 @@ constexpr double kHope = 1.05;
 constexpr int64_t kTrialEvery = 64;
 constexpr double kWorthTrying = 0.6;
 
-// How far one step's time moves the load, as a power of what it is beside the known one, which
-// counts as so much at most: a stalled step says little, and a load that stays is followed in a few
-// steps, before it makes up most of the times kept.
-constexpr double kFollowing = 0.5, kMostBeside = 2;
-
 // Of so many sequences or more a part tries first.
 constexpr int64_t kMany = 8, kPartOfMany = 4;
 
@@ -159,23 +154,15 @@ void DraftPolicy::record_window(Sequence& sequence, int64_t drafts, int64_t acce
 }
 
 void DraftPolicy::record_step(int64_t sequences, int64_t rows, double seconds) {
-  RowTimes& times = rows > sequences ? drafted_ : plain_;
-  if (times.is_measured(rows)) follow_load(seconds, times.at(rows));
-  correct_charge(seconds / load_);
-  times.add(rows, seconds / load_);
+  correct_charge(seconds);
+  (rows > sequences ? drafted_ : plain_).add(rows, seconds);
   ++steps_since_trial_;
   add_credit(kMostLost);
 }
 
 void DraftPolicy::record_drafting(int64_t sequences, int64_t drafts, double seconds) {
-  drafting_seconds_ = seconds / load_;
-  drafting_[static_cast<size_t>(drafts - 1)].add(sequences, drafting_seconds_);
-}
-
-void DraftPolicy::follow_load(double seconds, double known) {
-  if (seconds <= 0) return;  // a test's clock
-  const double beside = std::clamp(seconds / (known * load_), 1 / kMostBeside, kMostBeside);
-  load_ *= std::pow(beside, kFollowing);
+  drafting_[static_cast<size_t>(drafts - 1)].add(sequences, seconds);
+  drafting_seconds_ = seconds;
 }
 
 void DraftPolicy::add_credit(double steps) { credit_ = std::min(kMostCredit, credit_ + steps); }
@@ -252,21 +239,11 @@ DraftPolicy::Choice DraftPolicy::best(std::span<const StepEntry> entries, int64_
   return best;
 }
 
-int64_t DraftPolicy::rival(std::span<const StepEntry> entries, int64_t most, int64_t best) const {
-  int64_t rival = best == 0 ? 1 : 0;
-  for (int64_t drafts = rival + 1; drafts <= most; ++drafts) {
-    if (drafts != best && rate(entries, drafts) > rate(entries, rival)) rival = drafts;
-  }
-  return rival;
-}
-
 DraftPolicy::Choice DraftPolicy::another(std::span<const StepEntry> entries, int64_t most,
                                          const Choice& best) {
   if (best.is_trial || steps_since_trial_ < kTrialEvery || credit_ <= kKeptCredit) return best;
   steps_since_trial_ = 0;
-  ++num_trials_;
-  const int64_t drafts =
-      num_trials_ % 2 == 0 ? rival(entries, most, best.drafts) : num_trials_ / 2 % (most + 1);
+  const int64_t drafts = ++num_trials_ % (most + 1);
   const bool is_worth_it = rate(entries, drafts) > kWorthTrying * rate(entries, 0);
   return is_worth_it ? trial(entries, drafts) : best;
 }

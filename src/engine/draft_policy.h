@@ -30,8 +30,6 @@ class RowTimes {
   double at(int64_t rows, const RowTimes* related = nullptr) const;
   bool is_empty() const { return num_measured_ == 0; }
 
-  // Whether the time is a measured one, not an estimate.
-  bool is_measured(int64_t rows) const { return times_[index_of(rows)].count >= kEnough; }
   // Whether enough was measured of so many rows or of nearly so many, or tried in vain.
   bool is_known(int64_t rows) const;
   // Counts an attempt to measure.
@@ -105,9 +103,8 @@ class DraftPolicy {
   double drafting_seconds(int64_t sequences, int64_t drafts) const;
   double rate(std::span<const StepEntry> entries, int64_t drafts) const;
   Choice best(std::span<const StepEntry> entries, int64_t most) const;
-  // Another number than the best one now and then: its closest rival, and all numbers in turn.
+  // Another number than the best one now and then.
   Choice another(std::span<const StepEntry> entries, int64_t most, const Choice& best);
-  int64_t rival(std::span<const StepEntry> entries, int64_t most, int64_t best) const;
   Choice trial(std::span<const StepEntry> entries, int64_t drafts) const;
   // Lowers the entries' num_drafts, up to `most`.
   void lower(std::span<StepEntry> entries, int64_t most);
@@ -117,23 +114,18 @@ class DraftPolicy {
   void add_credit(double steps);
   void drop_poor_drafts(std::span<StepEntry> entries, int64_t drafts) const;
   double acceptance(const Sequence& sequence, size_t position) const;
-  // Follows the machine's load by a step's time beside the known one.
-  void follow_load(double seconds, double known);
 
   // Steps without drafts by sequences, and with drafts by rows: rows of one sequence share its
-  // cache, so they cost less. Their times and those of drafting are divided by the load that they
-  // were measured under, so that old times and new ones compare.
+  // cache, so they cost less.
   RowTimes plain_, drafted_;
   std::array<RowTimes, kMaxDrafts> drafting_;  // by sequences that draft
   // Of all sequences: what a new one is taken for.
   std::array<double, kMaxDrafts> acceptance_ = kFirstAcceptance;
   std::array<int64_t, kMaxDrafts> num_outcomes_{};
   int64_t num_trials_ = 0, steps_since_trial_ = 0;
-  double load_ = 1;               // how many times as long a step takes as the kept times say
   double credit_ = kFirstCredit;  // steps without drafts
   double num_entries_ = 1;        // of the last choice
-  // Of the last choice if it has drafts: what was charged for, and the time of drafting, divided by
-  // the load.
+  // Of the last choice if it has drafts: what was charged for, and the measured time so far.
   double charged_ = 0, drafting_seconds_ = 0;
   int64_t rest_ = 0;
 };

@@ -141,7 +141,6 @@ TEST(DraftPolicy, WhatComesAfterARejectedDraftSaysNothing) {
 // probability.
 struct Machine {
   double row = 0.001, draft = 0.001;  // seconds of a further row; of a draft of all sequences
-  double load = 1;                    // all takes so many times as long
   std::mt19937 random{1};
 
   struct Step {
@@ -162,8 +161,8 @@ struct Machine {
       drafting += entry.num_drafts > 0;
       step.most_drafts = std::max(step.most_drafts, entry.num_drafts);
     }
-    const double drafting_s = load * draft * static_cast<double>(step.most_drafts);
-    const double step_s = load * (0.010 + row * static_cast<double>(rows - 1));
+    const double drafting_s = draft * static_cast<double>(step.most_drafts);
+    const double step_s = 0.010 + row * static_cast<double>(rows - 1);
     if (step.most_drafts > 0) policy.record_drafting(drafting, step.most_drafts, drafting_s);
     policy.record_step(std::ssize(sequences), rows, step_s);
     step.seconds = drafting_s + step_s;
@@ -298,45 +297,6 @@ TEST(DraftPolicy, TriesWhatItDoesNotKnow) {
   last = {};
   run(200, last);
   EXPECT_GT(last[3], 180);
-}
-
-// Neighbours take half of the machine for some dozens of steps, and give it back. Steps with and
-// without drafts take twice as long then, so nothing changes between them.
-TEST(DraftPolicy, ALoadThatComesAndGoesChangesNothing) {
-  constexpr int kSteps = 4000;
-  for (const bool pays : {true, false}) {
-    Machine machine{.row = pays ? 0.0035 : 0.0095, .draft = 0.002};
-    DraftPolicy policy;
-    std::vector<Sequence> sequences(1);
-    std::mt19937 random(3);
-    int drafting = 0, left = 0;
-    for (int i = 0; i < kSteps; ++i) {
-      if (left-- == 0) {
-        machine.load = machine.load > 1 ? 1 : 2;
-        left = std::uniform_int_distribution(10, 60)(random);
-      }
-      drafting += machine.step(policy, sequences, 0.95).most_drafts > 0;
-    }
-    if (pays) {
-      EXPECT_GT(drafting, kSteps * 95 / 100);
-    } else {
-      EXPECT_LT(drafting, kSteps * 4 / 100);
-    }
-  }
-}
-
-// A machine on which more rows have become cheap: drafts are tried again soon.
-TEST(DraftPolicy, TriesTheClosestRivalOften) {
-  Machine machine{.row = 0.0095, .draft = 0.002};
-  DraftPolicy policy;
-  std::vector<Sequence> sequences(1);
-  for (int i = 0; i < 2000; ++i) machine.step(policy, sequences, 0.95);
-  machine.row = 0.003;
-  int until = 0;
-  for (int in_turn = 0; in_turn < 8 && until < 4000; ++until) {
-    in_turn = machine.step(policy, sequences, 0.95).most_drafts > 0 ? in_turn + 1 : 0;
-  }
-  EXPECT_LT(until, 700);
 }
 
 // Without drafts the next ones are considered more and more rarely, soonest when there is credit.
