@@ -49,14 +49,14 @@ class RecordingRunner : public FakeRunner {
 
 // The engine, held before its first step until all requests of a test are submitted.
 struct HeldEngine {
-  HeldEngine(FakeModel model, EngineOptions options) {
+  HeldEngine(FakeModel model, const EngineOptions& options) {
     auto owned = std::make_unique<RecordingRunner>(model);
     runner = owned.get();
     runner->on_step = [this](int64_t step) {
       if (step == 1) held.get_future().wait();
       if (on_step) on_step(step);
     };
-    engine = std::move(*Engine::create(std::move(options), std::move(owned), fake_tokenizer()));
+    engine = std::move(*Engine::create(options, std::move(owned), fake_tokenizer()));
   }
   // A request that occupies the first step: the engine takes the others together after it.
   void submit_first(int lane) {

@@ -2,6 +2,7 @@
 // whatever the roles are and whatever happens on the way.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -310,8 +311,8 @@ TEST(Sites, OrdersThatHaveEndedAreNoBacklog) {
     return *two.engine->submit(TwoSites::request(300, 2, 10 * static_cast<int32_t>(queues.size())),
                                queues.back()->sink());
   };
-  std::vector<RequestId> ids;
-  for (int i = 0; i < 4; ++i) ids.push_back(submit());
+  std::array<RequestId, 4> ids{};
+  for (RequestId& id : ids) id = submit();
   two.wait_until([](const EngineStats& stats) { return stats.roles->decode_computes; });
   for (const RequestId id : ids) two.engine->abort(id);
   for (const auto& queue : queues) {
@@ -321,7 +322,8 @@ TEST(Sites, OrdersThatHaveEndedAreNoBacklog) {
   submit();
   // Many more boundaries than a change wants.
   const int64_t begun = two.engine->progress().steps;
-  while (two.engine->progress().steps < begun + 5 * kRoleSteps) std::this_thread::sleep_for(1ms);
+  while (two.engine->progress().steps < begun + int64_t{5} * kRoleSteps)
+    std::this_thread::sleep_for(1ms);
   EXPECT_EQ(two.engine->stats().roles->decode_changes, 1);
   two.prefill.open();
   while (queues.back()->next()) {

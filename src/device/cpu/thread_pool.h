@@ -99,7 +99,8 @@ class ThreadPool {
     std::atomic<uint64_t> ended{0};    // and in which it ended
   };
   struct Worker {
-    int index;  // 1 … num_threads() - 1; parked while index >= active_
+    explicit Worker(int number) : index(number) {}
+    const int index;  // 1 … num_threads() - 1; parked while index >= active_
     alignas(kApart) std::atomic<bool> busy{false};  // in a share
     clockid_t cpu_clock{};                          // its CPU time
     std::chrono::nanoseconds cpu_time{};            // of that clock when the caller last looked

@@ -31,8 +31,8 @@ void check(const LinearTask& task, LinearMode mode) {
 struct Cut {
   Cut(const LinearTask& task, int threads)
       : pairs(ceil_div(task.weight->rows(), kPairRows)), blocks(task.x.size(0)) {
-    by_rows = blocks.count() > 1 && pairs < 8 * threads;
-    unit_pairs = task.x.size(0) <= kFewRows && pairs >= 2 * threads ? 2 : 1;
+    by_rows = blocks.count() > 1 && pairs < int64_t{8} * threads;
+    unit_pairs = task.x.size(0) <= kFewRows && pairs >= int64_t{2} * threads ? 2 : 1;
     units = by_rows ? pairs * blocks.count() : ceil_div(pairs, unit_pairs);
     const int64_t rows = by_rows ? blocks.begin(1) : task.x.size(0);
     // A unit's cost is its multiply-adds plus reading its weights, which takes the time of about

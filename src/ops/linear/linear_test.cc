@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "device/cpu/isa.h"
@@ -61,6 +63,11 @@ void check_products(CpuIsa isa, const Form& form, int64_t n, int64_t k) {
   }
 }
 
+bool same_bits(const float* a, const float* b, int64_t count) {
+  const auto bits = [](float value) { return std::bit_cast<uint32_t>(value); };
+  return std::equal(a, a + count, b, [&](float x, float y) { return bits(x) == bits(y); });
+}
+
 TEST(MultiplyPairs, EveryLevelEveryFormOddAndRealShapes) {
   const int64_t shapes[][2] = {{128, 256}, {96, 200}, {15, 72}, {3, 56},   {33, 129},
                                {65, 257},  {576, 96}, {1, 1},   {160, 128}};
@@ -90,9 +97,8 @@ TEST(MultiplyPairs, ARangeMayBeginAndEndInsideAGroup) {
             std::vector<float> part(static_cast<size_t>((end - begin) * rows * kPairRows), -1.0f);
             multiply_pairs(linear_kernels(isa), {x.view}, rows, weight, begin, end - begin,
                            part.data());
-            EXPECT_EQ(std::memcmp(part.data(), whole.data() + begin * rows * kPairRows,
-                                  part.size() * sizeof(float)),
-                      0);
+            EXPECT_TRUE(
+                same_bits(part.data(), whole.data() + begin * rows * kPairRows, std::ssize(part)));
           }
         }
       }
@@ -107,16 +113,14 @@ TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideIt) {
       const PackedMatrix weight = pack(source, form.format);
       constexpr int64_t kRows = 41;
       const auto check = [&](ConstTensorView x) {
-        std::vector<float> together(2 * kRows * kPairRows), alone(2 * kPairRows);
+        std::vector<float> together(size_t{2} * kRows * kPairRows), alone(size_t{2} * kPairRows);
         for (const int64_t rows : {2, 3, 4, 5, 12, 16, 17, 41}) {
           multiply_pairs(linear_kernels(isa), {x}, rows, weight, 0, 2, together.data());
           for (int64_t r = 0; r < rows; ++r) {
             multiply_pairs(linear_kernels(isa), {x, nullptr, r}, 1, weight, 0, 2, alone.data());
             for (int64_t pair = 0; pair < 2; ++pair) {
-              ASSERT_EQ(std::memcmp(alone.data() + pair * kPairRows,
-                                    together.data() + (pair * rows + r) * kPairRows,
-                                    kPairRows * sizeof(float)),
-                        0)
+              ASSERT_TRUE(same_bits(alone.data() + pair * kPairRows,
+                                    together.data() + (pair * rows + r) * kPairRows, kPairRows))
                   << name_of(isa) << " rows " << rows << " row " << r;
             }
           }
@@ -141,15 +145,13 @@ TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideItWhereSumsAreSubnormal) 
         bf16* const row = x.view.row<bf16>(r);
         for (int64_t k = 0; k < 328; ++k) row[k] = to_bf16(to_float(row[k]) * 0x1p-125f);
       }
-      std::vector<float> together(2 * kRows * kPairRows), alone(2 * kPairRows);
+      std::vector<float> together(size_t{2} * kRows * kPairRows), alone(size_t{2} * kPairRows);
       multiply_pairs(linear_kernels(isa), {x.view}, kRows, weight, 0, 2, together.data());
       for (int64_t r = 0; r < kRows; ++r) {
         multiply_pairs(linear_kernels(isa), {x.view, nullptr, r}, 1, weight, 0, 2, alone.data());
         for (int64_t pair = 0; pair < 2; ++pair) {
-          EXPECT_EQ(std::memcmp(alone.data() + pair * kPairRows,
-                                together.data() + (pair * kRows + r) * kPairRows,
-                                kPairRows * sizeof(float)),
-                    0)
+          EXPECT_TRUE(same_bits(alone.data() + pair * kPairRows,
+                                together.data() + (pair * kRows + r) * kPairRows, kPairRows))
               << name_of(isa) << " row " << r;
         }
       }
@@ -283,9 +285,8 @@ TEST(Linear, ANarrowMatrixHasTheSameBitsOnAnyNumberOfThreads) {
           const Rows<float> out(26, rows, n);
           linear(Stream(pool), x.view, weight, out.view, mode);
           for (int64_t r = 0; r < rows; ++r) {
-            ASSERT_EQ(std::memcmp(out.view.template row<float>(r),
-                                  expected.view.template row<float>(r), sizeof(float) * n),
-                      0)
+            ASSERT_TRUE(
+                same_bits(out.view.template row<float>(r), expected.view.template row<float>(r), n))
                 << threads << " threads, " << rows << " rows of [" << n << ", " << k << "]";
           }
         }
@@ -341,21 +342,21 @@ TEST(Linear, SameBitsForAnyThreadsAndBatch) {
   const Source source(31, 700, 512, DType::kF8E4M3, Scales::kBlock);
   const PackedMatrix weight = pack(source, WeightFormat::kF8E4M3);
   const Rows<bf16> x(32, 250, 512);
-  std::vector<float> reference(250 * 700);
+  std::vector<float> reference(size_t{250} * 700);
   for (const int threads : {1, 2, 3, 5}) {
     ThreadPool pool(threads);
     const Stream stream(pool);
     for (int repeat = 0; repeat < 2; ++repeat) {
-      std::vector<float> out(250 * 700, std::nanf(""));
+      std::vector<float> out(size_t{250} * 700, std::nanf(""));
       linear(stream, x.view, weight, TensorView(out.data(), {250, 700}));
       if (threads == 1 && repeat == 0) reference = out;
-      EXPECT_EQ(std::memcmp(out.data(), reference.data(), out.size() * sizeof(float)), 0);
+      EXPECT_TRUE(same_bits(out.data(), reference.data(), std::ssize(out)));
     }
     for (const int64_t row : {0, 99, 249}) {
       std::vector<float> out(700, std::nanf(""));
       linear(stream, ConstTensorView(x.view).rows(row, 1), weight,
              TensorView(out.data(), {1, 700}));
-      EXPECT_EQ(std::memcmp(out.data(), reference.data() + row * 700, 700 * sizeof(float)), 0);
+      EXPECT_TRUE(same_bits(out.data(), reference.data() + row * 700, 700));
     }
   }
 }

@@ -94,7 +94,7 @@ class CostPieces {
   // least_cost: of a small piece.
   CostPieces(int64_t total_cost, int threads, bool few_rows, int64_t least_cost)
       : total_(total_cost), threads_(threads) {
-    if (few_rows && threads > 1 && total_cost / (kSmall * threads) >= least_cost) {
+    if (few_rows && threads > 1 && total_cost / (int64_t{kSmall} * threads) >= least_cost) {
       first_ = total_cost / 4 * 3;
       count_ = threads + threads * kSmall / 4;
     } else {
