@@ -221,6 +221,7 @@ class Engine {
   // For a thread that watches the engine: does not allocate memory, and so does not throw. `site`:
   // 0, and 1 where there are two.
   EngineProgress progress(int site = 0) const;
+  static constexpr int kMostSites = 2;
   int num_sites() const;
 
   // Drops all cached prefixes at refcount 0, at the next step boundary.

@@ -16,10 +16,6 @@ namespace {
 // Allocated up front, because they are needed when memory is short.
 const Status kAborted = {Code::kUnavailable, "the request was aborted"};
 const Status kStopped = {Code::kUnavailable, "the engine was stopped"};
-// How long the engine sleeps when all it has waits for another engine: at most so long until it
-// looks for orders that nobody answers, and for room in a window.
-constexpr std::chrono::milliseconds kPeerPoll(20), kWindowPoll(1);
-
 const Status kDead = {Code::kUnavailable, "engine is dead"};  // short: does not allocate
 
 EngineOptions with_clock(EngineOptions options) {
@@ -177,46 +173,6 @@ void EngineLoop::expire() {
   expire_from(must_end_, false, options_.max_total_time, "has not ended", "max_total_time");
 }
 
-// Out of memory loses pieces; their orders fail when nothing more comes for them.
-void EngineLoop::take_pieces() {
-  try {
-    for (const Lanes::Stranded& stranded : lanes_.take_pieces()) {
-      end_early(*stranded.sequence, FinishReason::kError,
-                {Code::kUnavailable,
-                 fmt::format("the prompt cannot be computed: {}", stranded.why.message)});
-    }
-  } catch (const std::bad_alloc&) {
-  }
-}
-
-// Ends the prompts whose pages have all gone to another engine.
-void EngineLoop::send_pages() {
-  if (exports_.empty()) return;
-  std::span<const PageExports::Done> ended;
-  try {
-    ended = exports_.send();
-  } catch (const std::bad_alloc&) {
-    return;  // the next step's end sends them
-  }
-  for (const PageExports::Done& done : ended) {
-    if (!done.ok) {
-      end_early(*done.sequence, FinishReason::kError,
-                {Code::kInternal, "a page could not be copied to host memory"});
-      continue;
-    }
-    Event& event = new_event(*done.sequence);
-    event.finish = FinishReason::kStop;
-    emit(*done.sequence, event);
-  }
-}
-
-// Pieces that come, and requests, end the wait; room in a receiver's window does not.
-void EngineLoop::wait_for_peer() {
-  ++peer_waits_;
-  if (lanes_.awaits_pieces()) inbox_.wait(kPeerPoll);
-  if (!exports_.empty()) inbox_.wait(kWindowPoll);
-}
-
 // A step with drafts, which need the tokens of the step before, is in flight alone.
 bool EngineLoop::may_begin() const {
   if (steps_in_flight() == 0) return true;
@@ -361,14 +317,6 @@ void EngineLoop::deliver_tokens(const StepEntry& entry, StepResults& results) {
   count_drafts(entry, accepted);
   lanes_.commit_tokens(*entry.sequence, accepted);
   emit(*entry.sequence, event);
-}
-
-void EngineLoop::export_rows(const StepEntry& entry) {
-  try {
-    exports_.add(entry);
-  } catch (const std::bad_alloc&) {
-    end_early(*entry.sequence, FinishReason::kError, out_of_memory());
-  }
 }
 
 void EngineLoop::count_drafts(const StepEntry& entry, int64_t accepted) {

@@ -52,8 +52,9 @@ int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
   return std::max(kTile, std::min(most / kTile * kTile, round_up(wanted, kTile)));
 }
 
-// Whether sparse latent attention over all keys of up to some 2,000 is faster than the kernels that
-// read whole pages: over 8-bit rows by 3 to 6 %, over bf16 by -2 to 4 % (docs/sparse_attention.md).
+// Whether a short step is faster with lists of all its keys than with the kernels that read whole
+// pages. Measured at 1,024 keys: by 3 to 6 % with 656 bytes a token, by -2 to 4 % with bf16
+// (docs/sparse_attention.md); the other 8-bit formats are taken to be as the first.
 bool lists_beat_pages(CacheFormat format) { return format != CacheFormat::kBF16; }
 
 }  // namespace

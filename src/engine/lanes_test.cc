@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "engine/event_queue.h"
 #include "engine/fake_runner.h"
+#include "engine/plain_request.h"
 
 namespace fathom {
 namespace {
@@ -21,12 +22,7 @@ using namespace std::chrono_literals;
 constexpr int64_t kLongAnswer = 1500;
 
 Request request_in_lane(int64_t prompt, int64_t max_tokens, std::optional<int> lane = {}) {
-  Request request;
-  for (int64_t i = 0; i < prompt; ++i) request.prompt_ids.push_back(static_cast<int32_t>(i % 250));
-  request.sampling.max_tokens = max_tokens;
-  request.sampling.seed = 5;
-  request.sampling.temperature = 0;
-  request.sampling.ignore_eos = true;
+  Request request = plain_request(prompt, max_tokens);
   request.lane = lane;
   return request;
 }
@@ -68,11 +64,6 @@ struct HeldEngine {
     EXPECT_TRUE(engine->submit(std::move(request), queues.back().sink()));
   }
   void release() { held.set_value(); }
-  static Event last_of(EventQueue& queue) {
-    std::optional<Event> last;
-    while (auto event = queue.next()) last = std::move(event);
-    return *last;
-  }
 
   std::promise<void> held;
   std::function<void(int64_t step)> on_step;
@@ -90,7 +81,7 @@ TEST(Lanes, RequestsSpreadByLoad) {
     if (step == 6) seen = held.engine->stats();
   };
   held.release();
-  for (EventQueue& queue : held.queues) HeldEngine::last_of(queue);
+  for (EventQueue& queue : held.queues) last_event(queue);
   ASSERT_EQ(seen.lanes.size(), 4u);
   for (const LaneStats& lane : seen.lanes) EXPECT_EQ(lane.running, 2);
   EXPECT_EQ(seen.running, 8);
@@ -108,7 +99,7 @@ TEST(Lanes, ChoicesOfARequestGoTogether) {
     if (step == 8) seen = held.engine->stats();
   };
   held.release();
-  EXPECT_EQ(HeldEngine::last_of(held.queues[0]).usage.cached_tokens, 192);
+  EXPECT_EQ(last_event(held.queues[0]).usage.cached_tokens, 192);
   EXPECT_EQ(std::max(seen.lanes[0].running, seen.lanes[1].running), 4);
 }
 
@@ -121,7 +112,7 @@ TEST(Lanes, AnAskedForLaneIsKept) {
     if (step == 4) seen = held.engine->stats();
   };
   held.release();
-  for (EventQueue& queue : held.queues) HeldEngine::last_of(queue);
+  for (EventQueue& queue : held.queues) last_event(queue);
   EXPECT_EQ(seen.lanes[2].running, 2);
   EXPECT_EQ(seen.lanes[2].waiting, 3);
   EXPECT_EQ(held.engine->stats().sequences_moved, 0);
@@ -164,7 +155,7 @@ TEST(Lanes, AWaitingSequenceMovesToALaneWithRoom) {
   held.submit(request_in_lane(20, 30));
   held.release();
   for (size_t i : {1, 2, 3}) {
-    const Event last = HeldEngine::last_of(held.queues[i]);
+    const Event last = last_event(held.queues[i]);
     EXPECT_EQ(last.finish, FinishReason::kLength);
     EXPECT_FALSE(held.queues[0].ended());
   }
@@ -187,7 +178,7 @@ TEST(Lanes, APreemptedSequenceMovesWithItsPages) {
   held.submit(std::move(other));
   held.release();
   for (EventQueue& queue : held.queues) {
-    EXPECT_EQ(HeldEngine::last_of(queue).finish, FinishReason::kLength);
+    EXPECT_EQ(last_event(queue).finish, FinishReason::kLength);
   }
   EXPECT_TRUE(held.engine->drain(60s));
   const EngineStats stats = held.engine->stats();
@@ -210,8 +201,8 @@ TEST(Lanes, PromptsAreAdmittedInTheSameSteps) {
     if (step == 40) held.submit(request_in_lane(80, 2, 1));
   };
   held.release();
-  HeldEngine::last_of(held.queues[0]);
-  HeldEngine::last_of(held.queues[1]);
+  last_event(held.queues[0]);
+  last_event(held.queues[1]);
   const auto& steps = held.runner->steps;
   ASSERT_GT(steps.size(), 42u);
   EXPECT_GE(steps[20][0], 50);
@@ -231,7 +222,7 @@ TEST(Lanes, LeftOverPromptsDoNotWait) {
     if (step == 20) held.submit(request_in_lane(96, 2, 1));
   };
   held.release();
-  HeldEngine::last_of(held.queues[0]);
+  last_event(held.queues[0]);
   for (size_t step = 20; step < 26; ++step) EXPECT_EQ(held.runner->steps[step][1], 16) << step;
 }
 

@@ -11,6 +11,7 @@
 #include "engine/engine_load.h"
 #include "engine/event_queue.h"
 #include "engine/local_prefill.h"
+#include "engine/plain_request.h"
 
 namespace fathom {
 namespace {
@@ -234,23 +235,10 @@ struct Pair {
         std::move(*Engine::create(options, std::make_unique<FakeRunner>(model), fake_tokenizer()));
   }
 
-  static Request request(int64_t prompt, int64_t max_tokens = 4) {
-    Request request;
-    for (int64_t i = 0; i < prompt; ++i) {
-      request.prompt_ids.push_back(static_cast<int32_t>(i % 250));
-    }
-    request.sampling.temperature = 0;
-    request.sampling.seed = 5;
-    request.sampling.max_tokens = max_tokens;
-    request.sampling.ignore_eos = true;
-    return request;
-  }
   Event answer(const Request& request) const {
     EventQueue queue;
     EXPECT_TRUE(engine->submit(request, queue.sink()));
-    Event last;
-    while (auto event = queue.next()) last = std::move(*event);
-    return last;
+    return last_event(queue);
   }
   // Pieces that have come so far, all accepted.
   int64_t pieces() const {
@@ -267,14 +255,14 @@ struct Pair {
 
 TEST(Separation, PagesThatTheDecodingSideHasAreNotSent) {
   const Pair pair;
-  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 0);
+  EXPECT_EQ(pair.answer(plain_request(200)).usage.cached_tokens, 0);
   EXPECT_EQ(pair.pieces(), 4) << "199 rows";
-  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.answer(plain_request(200)).usage.cached_tokens, 192);
   EXPECT_EQ(pair.pieces(), 5) << "the last page";
-  EXPECT_EQ(pair.answer(Pair::request(300)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.answer(plain_request(300)).usage.cached_tokens, 192);
   EXPECT_EQ(pair.pieces(), 7);
   EXPECT_EQ(pair.orders(), 3);
-  EXPECT_EQ(pair.answer(Pair::request(193)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.answer(plain_request(193)).usage.cached_tokens, 192);
   EXPECT_EQ(pair.orders(), 3) << "it has all but the last token";
   while (pair.prefill_engine->stats().prefill.pages_sent < 7) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(pair.prefill_engine->stats().prefill.pages_sent, 7);
@@ -283,19 +271,19 @@ TEST(Separation, PagesThatTheDecodingSideHasAreNotSent) {
 
 TEST(Separation, WhatIsComputedWhere) {
   const Pair pair;
-  pair.answer(Pair::request(1));
+  pair.answer(plain_request(1));
   EXPECT_EQ(pair.orders(), 0) << "the last token's row is the decoding side's";
-  pair.answer(Pair::request(2));
+  pair.answer(plain_request(2));
   EXPECT_EQ(pair.orders(), 1);
   EXPECT_EQ(pair.pieces(), 1);
-  Request with_logprobs = Pair::request(150);
+  Request with_logprobs = plain_request(150);
   with_logprobs.sampling.prompt_logprobs = 0;
   pair.answer(with_logprobs);
   EXPECT_EQ(pair.orders(), 1) << "the logits of its prompt are wanted";
   const Pair other({.least_rows = 64});
-  other.answer(Pair::request(64));
+  other.answer(plain_request(64));
   EXPECT_EQ(other.orders(), 0);
-  Request longer = Pair::request(65);
+  Request longer = plain_request(65);
   longer.cache_salt = "another";
   other.answer(longer);
   EXPECT_EQ(other.orders(), 1);
@@ -305,13 +293,13 @@ TEST(Separation, WhatIsComputedWhere) {
 TEST(Separation, WithoutThePrefillSide) {
   Pair pair({.least_rows = 0, .most_rows_here = 100});
   pair.prefill_engine->stop();
-  EXPECT_EQ(pair.answer(Pair::request(101)).finish, FinishReason::kLength) << "short";
-  EXPECT_EQ(pair.answer(Pair::request(500)).finish, FinishReason::kLength) << "idle";
+  EXPECT_EQ(pair.answer(plain_request(101)).finish, FinishReason::kLength) << "short";
+  EXPECT_EQ(pair.answer(plain_request(500)).finish, FinishReason::kLength) << "idle";
   EXPECT_EQ(pair.engine->stats().prefill.computed_here, 2);
   EventQueue running;
-  ASSERT_TRUE(pair.engine->submit(Pair::request(10, 1500), running.sink()));
+  ASSERT_TRUE(pair.engine->submit(plain_request(10, 1500), running.sink()));
   running.next();
-  Request other = Pair::request(700);
+  Request other = plain_request(700);
   other.cache_salt = "another";
   const Event refused = pair.answer(other);
   EXPECT_EQ(refused.finish, FinishReason::kError);
@@ -325,12 +313,12 @@ TEST(Separation, WithoutThePrefillSide) {
 // Tokens that only the prefill side's cache had are reported as cached; none twice.
 TEST(Separation, HitsOfThePrefillSideAreReported) {
   const Pair pair;
-  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 0);
+  EXPECT_EQ(pair.answer(plain_request(200)).usage.cached_tokens, 0);
   pair.engine->flush_prefix_cache();
-  EXPECT_EQ(pair.answer(Pair::request(200)).usage.cached_tokens, 192);
+  EXPECT_EQ(pair.answer(plain_request(200)).usage.cached_tokens, 192);
   EXPECT_EQ(pair.engine->stats().prefill.cached_tokens, 192);
   pair.prefill_engine->flush_prefix_cache();
-  EXPECT_EQ(pair.answer(Pair::request(300)).usage.cached_tokens, 192) << "this side has them";
+  EXPECT_EQ(pair.answer(plain_request(300)).usage.cached_tokens, 192) << "this side has them";
   EXPECT_EQ(pair.engine->stats().prefill.cached_tokens, 192);
 }
 
@@ -356,14 +344,13 @@ TEST(Separation, AnOrderThatIsHeldDoesNotFail) {
   const auto engine = std::move(
       *Engine::create(options, std::make_unique<FakeRunner>(FakeModel{}), fake_tokenizer()));
   EventQueue queue;
-  ASSERT_TRUE(engine->submit(Pair::request(100), queue.sink()));
+  ASSERT_TRUE(engine->submit(plain_request(100), queue.sink()));
   while (link->asked < 5) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(engine->stats().prefill.failed, 0);
   EXPECT_EQ(engine->stats().steps, 0);
   EXPECT_GT(engine->progress().steps, 0) << "it does not hang";
   link->held = false;
-  Event last;
-  while (auto event = queue.next()) last = std::move(*event);
+  const Event last = last_event(queue);
   EXPECT_EQ(last.finish, FinishReason::kLength) << last.error.message;
   EXPECT_EQ(engine->stats().prefill.failed, 1);
   EXPECT_EQ(engine->stats().prefill.computed_here, 1);

@@ -86,12 +86,13 @@ class CostSplit {
   int64_t begin_, end_, base_ = 0;
 };
 
-// Cuts work of few rows, which waits for memory, or of many into pieces for ThreadPool::run_pieces.
-// Each thread has one of equal cost. With few rows these are three quarters of the work and small
-// pieces the rest, because threads that compute the same read memory at different rates.
+// Cuts work into pieces for ThreadPool::run_pieces(), by cost. With many rows each thread has one
+// piece, all of equal cost. Few rows wait for memory, which threads read at different rates: there
+// each thread's piece is its share of three quarters of the work, and the rest is cut into small
+// pieces for the threads that are done first.
 class CostPieces {
  public:
-  // least_cost: of a small piece.
+  // least_cost: of a small piece; if small pieces would cost less, there are none.
   CostPieces(int64_t total_cost, int threads, bool few_rows, int64_t least_cost)
       : total_(total_cost), threads_(threads) {
     if (few_rows && threads > 1 && total_cost / (int64_t{kSmall} * threads) >= least_cost) {

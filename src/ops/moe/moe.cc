@@ -160,8 +160,8 @@ void feed_forward(const Stream& stream, ConstTensorView x, std::span<const Exper
   stream.pool().run_pieces(
       pieces.count(), [&](int piece) { activate_share(kernels, x, experts, pieces.piece(piece)); });
   const int64_t pairs = ceil_div(x.size(1), kPairRows);
-  const int64_t unit_pairs = pairs >= int64_t{2} * threads ? 2 : 1,
-                units = ceil_div(pairs, unit_pairs);
+  const int64_t unit_pairs = pairs >= int64_t{2} * threads ? 2 : 1;
+  const int64_t units = ceil_div(pairs, unit_pairs);
   stream.pool().run([&](int thread) {
     const int64_t begin = units * thread / threads * unit_pairs;
     const int64_t end = std::min(units * (thread + 1) / threads * unit_pairs, pairs);

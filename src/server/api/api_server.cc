@@ -167,7 +167,7 @@ bool ApiServer::wait_until_dead() {
     int64_t steps = -1;
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   };
-  std::array<Watched, 2> sites;
+  std::array<Watched, Engine::kMostSites> sites;
   while (state_ != State::kDraining) {
     const Backend* const backend = backend_;
     if (backend == nullptr) {
