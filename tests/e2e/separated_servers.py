@@ -8,8 +8,10 @@ import tempfile
 
 from fathom_server import Server
 
-# A row's bits depend on its own keys only, so the cut before the last token changes none.
-FLAGS = ("--attention", "absorbed", "--max-total-tokens", "32768", "--threads", "1")
+# A row's bits depend on its own keys only, so the cut before the last token changes none. Chunks of two
+# pages: prompts of a few hundred tokens have several.
+FLAGS = ("--attention", "absorbed", "--max-total-tokens", "32768", "--threads", "1",
+         "--max-num-batched-tokens", "128")
 
 
 def free_port():
@@ -64,6 +66,26 @@ class Pair:
     def kill(self):
         self.decode.kill()
         self.prefill.kill()
+
+
+class OneServer:
+    """A server that computes its own prompts. Started when it is asked for the first time; what it said is
+    kept."""
+    started = {}
+
+    @classmethod
+    def with_flags(cls, *flags):
+        return cls.started.setdefault(flags, cls(flags))
+
+    def __init__(self, flags):
+        self.flags, self.server, self.replies = flags, None, {}
+
+    def said(self, path, body):
+        key = json.dumps([path, body])
+        if key not in self.replies:
+            self.server = self.server or Server(*FLAGS, *self.flags)
+            self.replies[key] = said(self.server.post(path, body))
+        return self.replies[key]
 
 
 def labelled(server, name, label):
