@@ -47,6 +47,11 @@ std::span<const std::byte> LatentPageTransfer::rows_in_place(int32_t page) const
   return {caches_.front()->page(page), static_cast<size_t>(page_bytes())};
 }
 
+std::span<std::byte> LatentPageTransfer::memory_of(int32_t page) const {
+  if (caches_.size() > 1) return {};
+  return {caches_.front()->page(page), static_cast<size_t>(page_bytes())};
+}
+
 void LatentPageTransfer::take_ended(std::vector<EndedCopy>& ended, bool) {
   ended.clear();
   std::swap(ended, ended_);

@@ -52,6 +52,10 @@ class PageTransfer {
   // cannot. Valid as long as the page has a holder.
   virtual std::span<const std::byte> rows_in_place(int32_t) const { return {}; }
 
+  // The page's memory, [page_bytes], if writing the rows there is all that load() would do; empty:
+  // it is not. Valid as long as the page is not handed out again.
+  virtual std::span<std::byte> memory_of(int32_t) const { return {}; }
+
   // Whether copies may still be in flight when save() and load() return: then room is made ahead of
   // its use.
   virtual bool is_asynchronous() const { return true; }
@@ -72,6 +76,7 @@ class LatentPageTransfer : public PageTransfer {
   void load(const std::byte* host, int32_t page, int32_t id) override;
   void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
   std::span<const std::byte> rows_in_place(int32_t page) const override;
+  std::span<std::byte> memory_of(int32_t page) const override;
   bool is_asynchronous() const override { return false; }
 
  private:

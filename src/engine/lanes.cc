@@ -61,6 +61,7 @@ Lanes::Lanes(const EngineOptions& options, Runner& runner,
                         hasher_);
     if (orders_) orders_->add_lane(lanes_.back().pool, *runner.page_transfer(lane));
   }
+  if (orders_) orders_->begin_landings();
 }
 
 PrefixChain Lanes::chain(uint64_t scope, std::string_view salt) const {

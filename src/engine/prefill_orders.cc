@@ -48,6 +48,8 @@ bool HostCopies::wait() {
 PrefillOrders::PrefillOrders(const PrefillOptions& options, Clock clock)
     : options_(options), clock_(std::move(clock)), engine_(random_id()), epoch_(random_id()) {}
 
+PrefillOrders::~PrefillOrders() { options_.mailbox->set_landings(nullptr); }
+
 void PrefillOrders::add_lane(PagePool& pool, PageTransfer& transfer) {
   lanes_.emplace_back(ArrivalsOptions{.engine = engine_ + lanes_.size(),
                                       .epoch = epoch_,
@@ -117,6 +119,7 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   ended_.clear();
   ended_.reserve(static_cast<size_t>(num_orders_));  // so that no order that ends is lost
   options_.mailbox->take(news_);
+  for (const LandedPiece& landed : news_.landed) take(landed);
   for (PagePiece& piece : news_.pieces) {
     piece.read([&](std::span<const std::byte> rows) { take(piece.header, rows); });
     piece.lent = nullptr;
@@ -147,6 +150,22 @@ const std::vector<PrefillOrders::Ended>& PrefillOrders::take_pieces() {
   return ended_;
 }
 
+// Called by the threads that receive pieces: reads what stays as it is, and the lane's Arrivals.
+std::optional<LandingPlace> PrefillOrders::begin_landing(const PieceHeader& header) {
+  Lane* const lane = lane_of(header.ticket);
+  if (lane == nullptr || lane->copies.memory_of(0).empty()) return std::nullopt;
+  const auto place = lane->arrivals.begin_landing(header);
+  if (!place) return std::nullopt;
+  return LandingPlace{.rows = lane->copies.memory_of(place->page),
+                      .digest_seed = place->digest_seed};
+}
+
+void PrefillOrders::take(const LandedPiece& landed) {
+  Lane& lane = *lane_of(landed.header.ticket);
+  lane.arrivals.end_landing(landed.header, landed.how);
+  if (landed.how == Landed::kWritten) end_piece(lane, landed.header, true);
+}
+
 void PrefillOrders::take(const PieceHeader& header, std::span<const std::byte> rows) {
   const TicketId& id = header.ticket;
   Lane* const lane = lane_of(id);
@@ -158,15 +177,21 @@ void PrefillOrders::take(const PieceHeader& header, std::span<const std::byte> r
   if (admitted.verdict != PieceVerdict::kAccepted) return;
   const bool ok = lane->copies.load(rows, admitted.page);
   lane->arrivals.end_write(id, header.page, ok);
-  const auto order = lane->orders.find(id.number);
-  if (order == lane->orders.end()) return;
+  end_piece(*lane, header, ok);
+}
+
+// A piece has been written, or its copy has failed.
+void PrefillOrders::end_piece(Lane& lane, const PieceHeader& header, bool ok) {
+  const TicketId& id = header.ticket;
+  const auto order = lane.orders.find(id.number);
+  if (order == lane.orders.end()) return;
   order->second.last = clock_();
   order->second.cached_tokens = header.cached_tokens;
   if (ok) count_missing(order->second, -kPageSize);
   if (!ok) {
-    end(*lane, id.number, false, {Code::kInternal, "a page failed"});  // does not allocate
-  } else if (lane->arrivals.is_complete(id.number)) {
-    end(*lane, id.number, true, {});
+    end(lane, id.number, false, {Code::kInternal, "a page failed"});  // does not allocate
+  } else if (lane.arrivals.is_complete(id.number)) {
+    end(lane, id.number, true, {});
   }
 }
 

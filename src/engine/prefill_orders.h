@@ -1,17 +1,19 @@
 // The orders of an engine whose prompts another one computes: a ticket for each sequence that
 // arrives, and the pieces that come for them.
 //
-// Pieces are checked by the lane's Arrivals and then written into the pool, between two steps. An
-// order ends when all its pages are written, when the other side gives it up, when a write has
+// Pieces are checked by the lane's Arrivals and then written into the pool: while they come, beside
+// the steps, where a page lies in memory of the host (transfer/landing.h), else between two steps.
+// An order ends when all its pages are written, when the other side gives it up, when a write has
 // failed, when nothing has come for `patience` although nobody holds it any more, or when its
 // sequence gives up its pages.
 //
-// Owns the books of tickets, not the sequences. Engine thread only.
+// Owns the books of tickets, not the sequences. Engine thread only, but begin_landing().
 #pragma once
 
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -33,6 +35,7 @@ class HostCopies {
   std::span<const std::byte> rows_in_place(int32_t page) const {
     return transfer_->rows_in_place(page);
   }
+  std::span<std::byte> memory_of(int32_t page) const { return transfer_->memory_of(page); }
   // False: the copy has failed.
   bool save(int32_t page, std::span<std::byte> rows);
   bool load(std::span<const std::byte> rows, int32_t page);
@@ -43,13 +46,17 @@ class HostCopies {
   std::vector<EndedCopy> ended_;
 };
 
-class PrefillOrders : public RemotePrefill {
+class PrefillOrders : public RemotePrefill, private LandingBook {
  public:
   using Clock = std::function<std::chrono::steady_clock::time_point()>;
   PrefillOrders(const PrefillOptions& options, Clock clock);
+  // Nothing lands any more.
+  ~PrefillOrders() override;
 
   // The next lane's, from 0; both outlive this.
   void add_lane(PagePool& pool, PageTransfer& transfer);
+  // Once, behind the last lane.
+  void begin_landings() { options_.mailbox->set_landings(this); }
 
   bool takes(const Sequence& sequence) const override;
   void begin(Sequence& sequence) override;
@@ -91,7 +98,10 @@ class PrefillOrders : public RemotePrefill {
   TicketId id_of(const Sequence& sequence, uint64_t number) const {
     return {engine_ + static_cast<uint64_t>(sequence.lane), epoch_, number};
   }
+  std::optional<LandingPlace> begin_landing(const PieceHeader& header) override;
   void take(const PieceHeader& header, std::span<const std::byte> rows);
+  void take(const LandedPiece& landed);
+  void end_piece(Lane& lane, const PieceHeader& header, bool ok);
   void count_missing(Order& order, int64_t rows);
   void end(Lane& lane, uint64_t number, bool has_arrived, Status why);
 

@@ -30,6 +30,7 @@ std::string_view name_of(PieceVerdict verdict) {
 Ticket Arrivals::open(uint64_t request, int64_t first_page, std::span<const int32_t> pages) {
   FATHOM_CHECK(!pages.empty() && first_page >= 0, "a ticket for {} pages from {} on", pages.size(),
                first_page);
+  const std::lock_guard lock(mutex_);
   const uint64_t number = last_number_ + 1;
   Entry entry;
   entry.ticket = {.id = {options_.engine, options_.epoch, number},
@@ -74,10 +75,12 @@ PieceVerdict Arrivals::verdict_of(const PieceHeader& header) const {
 }
 
 Arrivals::Admitted Arrivals::admit(const PieceHeader& header) {
+  const std::lock_guard lock(mutex_);
   return begin_write(header, verdict_of(header));
 }
 
 Arrivals::Admitted Arrivals::admit(const PieceHeader& header, std::span<const std::byte> rows) {
+  const std::lock_guard lock(mutex_);
   PieceVerdict verdict = verdict_of(header);
   if (verdict == PieceVerdict::kAccepted) {
     const uint64_t seed = at(header.ticket.number).ticket.digest_seed;
@@ -93,39 +96,66 @@ Arrivals::Admitted Arrivals::admit(const PieceHeader& header, std::span<const st
 Arrivals::Admitted Arrivals::begin_write(const PieceHeader& header, PieceVerdict verdict) {
   ++verdicts_[static_cast<size_t>(verdict)];
   if (verdict != PieceVerdict::kAccepted) return {.verdict = verdict};
+  return {.verdict = verdict, .page = begin_write(header)};
+}
+
+// The page of a piece that is accepted.
+int32_t Arrivals::begin_write(const PieceHeader& header) {
   Entry& entry = at(header.ticket.number);
   const auto index = static_cast<size_t>(header.page - entry.ticket.first_page);
   entry.pieces[index] = Piece::kWriting;
   ++entry.num_writing;
-  return {.verdict = verdict, .page = entry.pages[index]};
+  return entry.pages[index];
+}
+
+std::optional<Arrivals::Place> Arrivals::begin_landing(const PieceHeader& header) {
+  const std::lock_guard lock(mutex_);
+  if (verdict_of(header) != PieceVerdict::kAccepted) return std::nullopt;
+  return Place{.page = begin_write(header),
+               .digest_seed = at(header.ticket.number).ticket.digest_seed};
+}
+
+void Arrivals::end_landing(const PieceHeader& header, Landed how) {
+  const std::lock_guard lock(mutex_);
+  if (how == Landed::kWritten) ++verdicts_[static_cast<size_t>(PieceVerdict::kAccepted)];
+  if (how == Landed::kWrongDigest) ++verdicts_[static_cast<size_t>(PieceVerdict::kWrongDigest)];
+  end_write(header.ticket, header.page, how == Landed::kWritten ? Write::kDone : Write::kUndone);
 }
 
 void Arrivals::end_write(const TicketId& id, int64_t page, bool ok) {
+  const std::lock_guard lock(mutex_);
+  end_write(id, page, ok ? Write::kDone : Write::kFailed);
+}
+
+void Arrivals::end_write(const TicketId& id, int64_t page, Write how) {
   Entry& entry = at(id.number);
   const auto index = static_cast<size_t>(page - entry.ticket.first_page);
   FATHOM_CHECK(entry.pieces[index] == Piece::kWriting, "page {} of ticket {} is not being written",
                page, id.number);
-  entry.pieces[index] = ok ? Piece::kWritten : Piece::kMissing;
+  entry.pieces[index] = how == Write::kDone ? Piece::kWritten : Piece::kMissing;
   --entry.num_writing;
-  entry.num_written += ok;
-  entry.failed |= !ok;
+  entry.num_written += how == Write::kDone;
+  entry.failed |= how == Write::kFailed;
   if (!entry.closed) return;
   pool_->end_quarantine(entry.pages[index]);
   if (entry.num_writing == 0) tickets_.erase(id.number);
 }
 
 bool Arrivals::is_complete(uint64_t number) const {
+  const std::lock_guard lock(mutex_);
   const auto it = tickets_.find(number);
   return it != tickets_.end() && !it->second.closed && !it->second.failed &&
          it->second.num_written == it->second.ticket.num_pages;
 }
 
 bool Arrivals::has_failed(uint64_t number) const {
+  const std::lock_guard lock(mutex_);
   const auto it = tickets_.find(number);
   return it != tickets_.end() && it->second.failed;
 }
 
 void Arrivals::close(uint64_t number) {
+  const std::lock_guard lock(mutex_);
   Entry& entry = at(number);
   FATHOM_CHECK(!entry.closed, "ticket {} is closed twice", number);
   entry.closed = true;
@@ -134,6 +164,16 @@ void Arrivals::close(uint64_t number) {
     if (entry.pieces[i] != Piece::kWriting) pool_->end_quarantine(entry.pages[i]);
   }
   if (entry.num_writing == 0) tickets_.erase(number);
+}
+
+int64_t Arrivals::num_open() const {
+  const std::lock_guard lock(mutex_);
+  return num_open_;
+}
+
+int64_t Arrivals::num_draining() const {
+  const std::lock_guard lock(mutex_);
+  return std::ssize(tickets_) - num_open_;
 }
 
 Arrivals::Entry& Arrivals::at(uint64_t number) {

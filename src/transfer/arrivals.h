@@ -13,19 +13,25 @@
 //   draining   | close() with writes in flight     | no: stale     | quarantined while written
 //   gone       | close(), or the last end_write()  | no: stale     | their holder's, or free
 //
+// A piece that lands (transfer/landing.h) is written while it comes: its header is checked before
+// the first byte, its digest behind the last one, and until end_landing() a write is in flight.
+//
 // Owns which pieces have come, not the pages' holders: the caller holds each page once and releases
-// it when it likes. Knows page ids, not their memory. The pool's thread only.
+// it when it likes. Knows page ids, not their memory. The pool's thread only, but begin_landing().
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "cache/page_pool.h"
+#include "transfer/landing.h"
 #include "transfer/ticket.h"
 
 namespace fathom {
@@ -72,6 +78,16 @@ class Arrivals {
   // The write of an admitted piece has ended; after a failed one the ticket never completes.
   void end_write(const TicketId& id, int64_t page, bool ok);
 
+  struct Place {
+    int32_t page = -1;  // of the pool
+    uint64_t digest_seed = 0;
+  };
+  // The page that a piece may be written to while it comes; none, and nothing has changed: admit()
+  // would not accept it. Any thread.
+  std::optional<Place> begin_landing(const PieceHeader& header);
+  // Counts the verdict. A piece that was not written whole may come again.
+  void end_landing(const PieceHeader& header, Landed how);
+
   // Whether all pieces have been written, of a ticket that is not closed.
   bool is_complete(uint64_t number) const;
   bool has_failed(uint64_t number) const;
@@ -79,8 +95,8 @@ class Arrivals {
   // Ends a ticket that is not closed.
   void close(uint64_t number);
 
-  int64_t num_open() const { return num_open_; }
-  int64_t num_draining() const { return std::ssize(tickets_) - num_open_; }
+  int64_t num_open() const;
+  int64_t num_draining() const;
   // [verdicts]: pieces since the beginning.
   const std::array<int64_t, kNumPieceVerdicts>& verdicts() const { return verdicts_; }
 
@@ -95,12 +111,17 @@ class Arrivals {
     bool closed = false;
   };
 
+  // The mutex is held.
   PieceVerdict verdict_of(const PieceHeader& header) const;
   Admitted begin_write(const PieceHeader& header, PieceVerdict verdict);
+  int32_t begin_write(const PieceHeader& header);
+  enum class Write { kDone, kUndone, kFailed };
+  void end_write(const TicketId& id, int64_t page, Write how);
   Entry& at(uint64_t number);
 
   const ArrivalsOptions options_;
   PagePool* pool_;
+  mutable std::mutex mutex_;                     // of the tickets
   std::unordered_map<uint64_t, Entry> tickets_;  // open and draining, by number
   uint64_t last_number_ = 0;
   int64_t num_open_ = 0;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <functional>
 #include <vector>
 
 #include "transfer/piece_wire.h"
@@ -135,6 +137,70 @@ TEST(Arrivals, AClosedTicketsPageStaysInQuarantineWhileItIsWritten) {
   EXPECT_EQ(receiver.arrivals.num_draining(), 0);
   EXPECT_EQ(receiver.pool.free(), 2);
   EXPECT_EQ(receiver.arrivals.admit(make_piece(ticket, 1)).verdict, PieceVerdict::kStale);
+}
+
+TEST(Arrivals, APieceThatMayNotLandChangesNothing) {
+  Receiver receiver(8);
+  const Ticket closed = receiver.open(1);
+  receiver.arrivals.close(closed.id.number);
+  receiver.release();
+  const Ticket ticket = receiver.open(2, /*first_page=*/5);
+  const PieceHeader good = make_piece(ticket, 5);
+  const auto may_land = [&](const std::function<void(PieceHeader&)>& change) {
+    PieceHeader header = good;
+    change(header);
+    return receiver.arrivals.begin_landing(header).has_value();
+  };
+  EXPECT_FALSE(may_land([](PieceHeader& header) { ++header.ticket.engine; }));
+  EXPECT_FALSE(may_land([](PieceHeader& header) { --header.ticket.epoch; }));
+  EXPECT_FALSE(may_land([](PieceHeader& header) { ++header.ticket.number; }));
+  EXPECT_FALSE(may_land([&](PieceHeader& header) { header.ticket = closed.id; }));
+  EXPECT_FALSE(may_land([](PieceHeader& header) { header.page = 4; }));
+  EXPECT_FALSE(may_land([](PieceHeader& header) { header.page = 7; }));
+  EXPECT_FALSE(may_land([](PieceHeader& header) { ++header.form; }));
+  EXPECT_FALSE(may_land([](PieceHeader& header) { --header.num_bytes; }));
+  EXPECT_EQ(receiver.arrivals.verdicts(), (std::array<int64_t, kNumPieceVerdicts>{}))
+      << "it is judged when it has come";
+  const auto place = receiver.arrivals.begin_landing(good);
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(place->page, receiver.pages[0]);
+  EXPECT_EQ(place->digest_seed, ticket.digest_seed);
+  EXPECT_FALSE(may_land([](PieceHeader&) {})) << "it is landing";
+  EXPECT_EQ(receiver.arrivals.admit(good).verdict, PieceVerdict::kRepeated);
+}
+
+// It is complete only when all rows are there, and as their digest says.
+TEST(Arrivals, APieceThatHasNotLandedMayComeAgain) {
+  Receiver receiver(1);
+  const Ticket ticket = receiver.open(1);
+  const PieceHeader piece = make_piece(ticket, 0);
+  for (const Landed how : {Landed::kBroken, Landed::kWrongDigest, Landed::kWritten}) {
+    ASSERT_TRUE(receiver.arrivals.begin_landing(piece).has_value());
+    EXPECT_FALSE(receiver.arrivals.is_complete(ticket.id.number));
+    receiver.arrivals.end_landing(piece, how);
+    EXPECT_EQ(receiver.arrivals.is_complete(ticket.id.number), how == Landed::kWritten);
+    EXPECT_FALSE(receiver.arrivals.has_failed(ticket.id.number));
+  }
+  const std::array<int64_t, kNumPieceVerdicts> counts = {1, 0, 0, 0, 0, 0, 0, 1};
+  EXPECT_EQ(receiver.arrivals.verdicts(), counts);
+  EXPECT_FALSE(receiver.arrivals.begin_landing(piece).has_value()) << "it is written";
+}
+
+TEST(Arrivals, AClosedTicketsPageStaysInQuarantineWhileAPieceLands) {
+  for (const Landed how : {Landed::kBroken, Landed::kWrongDigest, Landed::kWritten}) {
+    Receiver receiver(1);
+    const Ticket ticket = receiver.open(1);
+    const PieceHeader piece = make_piece(ticket, 0);
+    ASSERT_TRUE(receiver.arrivals.begin_landing(piece).has_value());
+    receiver.arrivals.close(ticket.id.number);
+    receiver.release();
+    EXPECT_EQ(receiver.pool.quarantined(), 1);
+    EXPECT_EQ(receiver.pool.free(), 0);
+    receiver.arrivals.end_landing(piece, how);
+    EXPECT_EQ(receiver.arrivals.num_draining(), 0);
+    EXPECT_EQ(receiver.pool.free(), 1);
+    receiver.pool.check_invariant();
+  }
 }
 
 TEST(Arrivals, AFailedWriteLeavesItsTicketIncomplete) {

@@ -15,7 +15,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "base/status.h"
 #include "transfer/piece_wire.h"
@@ -42,7 +41,8 @@ class PieceLane {
   // Does what can be done. False: nothing is left to be done until event_fd() is readable.
   virtual Result<bool> progress() = 0;
 
-  // Sends a piece; the rows have been copied when it returns. Not while one is being sent.
+  // Sends a piece of at least one byte of rows; they have been copied when it returns. Not while
+  // one is being sent.
   virtual Result<> send(std::span<const std::byte, kPieceHeaderBytes> header,
                         std::span<const std::byte> rows) = 0;
   // Whether the other end has not taken the last one yet.
@@ -50,9 +50,9 @@ class PieceLane {
 
   // The piece that the other end wants to send.
   virtual std::optional<Offer> offer() const = 0;
-  // Takes the offered piece: its rows replace `rows`, which stays where it is and is not touched
-  // until has_received().
-  virtual Result<> receive(std::vector<std::byte>& rows) = 0;
+  // Takes the offered piece: its rows are written to `rows`, which has their size and is nobody
+  // else's until has_received(), or until the lane is destroyed.
+  virtual Result<> receive(std::span<std::byte> rows) = 0;
   // True once for each piece that was taken: all its rows are there.
   virtual bool has_received() = 0;
 };

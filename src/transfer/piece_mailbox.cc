@@ -57,6 +57,7 @@ std::vector<std::byte> PieceMailbox::buffer(size_t bytes) {
 
 void PieceMailbox::take(News& news) {
   news.failures.clear();
+  news.landed.clear();
   bool made_room = false;
   {
     const std::lock_guard lock(mutex_);
@@ -73,6 +74,46 @@ void PieceMailbox::take(News& news) {
   if (!made_room) return;
   const std::lock_guard lock(room_mutex_);
   if (room_) room_();
+}
+
+std::unique_ptr<Landing> PieceMailbox::land(const PieceHeader& header) {
+  auto landing = std::make_unique<Landing>(shared_from_this(), header);
+  const std::lock_guard lock(landing_mutex_);
+  if (book_ == nullptr) return nullptr;
+  const auto place = book_->begin_landing(header);
+  if (!place) return nullptr;
+  ++num_landing_;
+  landing->begin(*place);
+  return landing;
+}
+
+void PieceMailbox::landed(std::list<LandedPiece> piece) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    news_.landed.splice(news_.landed.end(), piece);
+    if (wake_) wake_();
+  }
+  const std::lock_guard lock(landing_mutex_);
+  --num_landing_;
+  none_is_landing_.notify_all();
+}
+
+void PieceMailbox::set_landings(LandingBook* book) {
+  std::unique_lock lock(landing_mutex_);
+  book_ = book;
+  if (book != nullptr || num_landing_ == 0) return;
+  lock.unlock();
+  {
+    const std::lock_guard calling(breaks_mutex_);
+    if (breaks_) breaks_();
+  }
+  lock.lock();
+  none_is_landing_.wait(lock, [this] { return num_landing_ == 0; });
+}
+
+void PieceMailbox::watch_breaks(std::function<void()> breaks) {
+  const std::lock_guard lock(breaks_mutex_);
+  breaks_ = std::move(breaks);
 }
 
 void PieceMailbox::watch(std::function<void()> wake) {

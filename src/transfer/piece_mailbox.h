@@ -1,15 +1,20 @@
-// Pieces and failures on their way to a decoding engine's thread, in a bounded window.
+// Pieces and failures on their way to a decoding engine's thread, in a bounded window, and pieces
+// that land in its pool beside it.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/status.h"
+#include "transfer/landing.h"
 #include "transfer/piece_receiver.h"
 #include "transfer/ticket.h"
 
@@ -31,7 +36,7 @@ struct PagePiece {
 
 // Any thread may call every method; take() is for the engine's. Buffers of pieces that were taken
 // are used again, so that pages that come do not cost fresh memory.
-class PieceMailbox : public PieceReceiver {
+class PieceMailbox : public PieceReceiver, public std::enable_shared_from_this<PieceMailbox> {
  public:
   // Takes at least one piece, whatever its size.
   explicit PieceMailbox(int64_t max_bytes) : max_bytes_(max_bytes) {}
@@ -46,8 +51,21 @@ class PieceMailbox : public PieceReceiver {
   // Memory for a piece's rows; its contents may be anything.
   std::vector<std::byte> buffer(size_t bytes);
 
+  // A piece that may be written to its page while it comes. Null: it comes into a buffer(), to be
+  // put(). Only of a mailbox that a shared_ptr holds.
+  std::unique_ptr<Landing> land(const PieceHeader& header);
+  // Called by the Landing. Does not throw.
+  void landed(std::list<LandedPiece> piece) noexcept;
+  // Where pieces land from now on. Null: nowhere, and none is landing any more; what lands is
+  // broken off for that.
+  void set_landings(LandingBook* book);
+  // `breaks` is called to have what lands broken off, soon and by whoever receives it. Null: no
+  // more calls, and none is going on.
+  void watch_breaks(std::function<void()> breaks);
+
   struct News {
     std::vector<PagePiece> pieces;
+    std::list<LandedPiece> landed;
     std::vector<FailedOrder> failures;
   };
   // Replaces `news` by what has come. The pieces that it had are done with.
@@ -70,6 +88,12 @@ class PieceMailbox : public PieceReceiver {
   std::function<void()> wake_;
   std::mutex room_mutex_;
   std::function<void()> room_;
+  std::mutex landing_mutex_;
+  LandingBook* book_ = nullptr;
+  int64_t num_landing_ = 0;
+  std::condition_variable none_is_landing_;
+  std::mutex breaks_mutex_;
+  std::function<void()> breaks_;
 };
 
 }  // namespace fathom

@@ -98,16 +98,28 @@ void TransferConnection::read_piece(uint64_t bytes) {
           return self->close(fmt::format("a piece has {} bytes of rows, its header says {}", rows,
                                          header->num_bytes));
         }
-        self->piece_ = {.header = *header, .rows = self->handler_->buffer(rows)};
+        self->begin_piece(*header);
         self->rows_read_ = 0;
         self->read_rows();
       });
 }
 
-// Straight into the piece's memory, as much at once as there is.
+// The header's size of the rows is theirs.
+void TransferConnection::begin_piece(const PieceHeader& header) {
+  piece_ = {.header = header, .rows = {}};
+  landing_ = handler_->land(*this, header);
+  if (!landing_) piece_.rows = handler_->buffer(static_cast<size_t>(header.num_bytes));
+}
+
+std::span<std::byte> TransferConnection::piece_rows() {
+  return landing_ ? landing_->rows() : std::span(piece_.rows);
+}
+
+// Straight to where they belong, as much at once as there is.
 void TransferConnection::read_rows() {
-  for (size_t turn = 0; rows_read_ < piece_.rows.size() && turn < kMostOfATurn;) {
-    const auto rest = std::span(piece_.rows).subspan(rows_read_);
+  const std::span<std::byte> rows = piece_rows();
+  for (size_t turn = 0; rows_read_ < rows.size() && turn < kMostOfATurn;) {
+    const auto rest = rows.subspan(rows_read_);
     const ssize_t got = ::recv(socket_.native_handle(), rest.data(), rest.size(), MSG_DONTWAIT);
     if (got == 0) return fail(asio::error::eof);
     if (got < 0 && !would_block()) return fail_with_errno();
@@ -115,7 +127,7 @@ void TransferConnection::read_rows() {
     rows_read_ += static_cast<size_t>(got);
     turn += static_cast<size_t>(got);
   }
-  if (rows_read_ == piece_.rows.size()) {
+  if (rows_read_ == rows.size()) {
     last_received_ = Clock::now();
     return deliver_piece();
   }
@@ -128,7 +140,12 @@ void TransferConnection::read_rows() {
 
 void TransferConnection::deliver_piece() {
   const auto handler = handler_;
-  holds_piece_ = !handler->on_piece(*this, piece_);
+  if (const auto landing = std::exchange(landing_, nullptr)) {
+    landing->finish();
+    handler->on_landed(*this, piece_.header.num_bytes);
+  } else {
+    holds_piece_ = !handler->on_piece(*this, piece_);
+  }
   if (holds_piece_ || closed_) return;
   if (lane_) {
     schedule_lane();
@@ -307,9 +324,9 @@ bool TransferConnection::take_offer() {
                       header->num_bytes, *most - kPieceHeaderBytes));
     return false;
   }
-  piece_ = {.header = *header, .rows = handler->buffer(offer->bytes)};
+  begin_piece(*header);
   lane_receives_ = true;
-  const auto begun = lane_->receive(piece_.rows);
+  const auto begun = lane_->receive(piece_rows());
   if (!begun) fail_lane(begun.error());
   return begun.has_value();
 }
@@ -329,6 +346,7 @@ void TransferConnection::close(std::string why) {
   asio::post(socket_.get_executor(), [self = shared_from_this(), why = std::move(why)] {
     self->out_.clear();  // what is lent goes back
     self->lane_ = nullptr;
+    self->landing_ = nullptr;  // nothing is written any more
     const auto handler = std::exchange(self->handler_, nullptr);
     handler->on_closed(*self, why);
   });

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "transfer/landing.h"
 #include "transfer/lent_rows.h"
 #include "transfer/piece_lane.h"
 #include "transfer/piece_mailbox.h"
@@ -39,6 +40,12 @@ class FrameHandler {
   // Once, last. Nothing is called for this connection afterwards.
   virtual void on_closed(TransferConnection& connection, const std::string& why) = 0;
 
+  // Where a piece goes while it comes; null: into a buffer(), to be given to on_piece().
+  virtual std::unique_ptr<Landing> land(TransferConnection& /*from*/, const PieceHeader&) {
+    return nullptr;
+  }
+  // A piece of so many bytes has landed.
+  virtual void on_landed(TransferConnection& /*from*/, int64_t /*bytes*/) {}
   // Memory for a piece's rows.
   virtual std::vector<std::byte> buffer(size_t bytes) { return std::vector<std::byte>(bytes); }
   // False: not now; the connection keeps the piece and reads on after resume(), which offers it
@@ -67,6 +74,7 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   // A frame; `rows` are what follows the bytes of `frame`, and are read where they lie.
   void send(Frame frame, std::shared_ptr<LentRows> rows = nullptr);
   bool is_sending() const { return !out_.empty() || lane_bytes_ > 0; }
+  bool is_landing() const { return landing_ != nullptr; }
   void resume();
   // Calls on_closed() from a later turn of the I/O thread. What is still to be sent is not.
   void close(std::string why);
@@ -83,6 +91,8 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   void read_header();
   void on_header();
   void read_piece(uint64_t bytes);
+  void begin_piece(const PieceHeader& header);
+  std::span<std::byte> piece_rows();
   void read_rows();
   void deliver_piece();
   void write();
@@ -102,8 +112,10 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   std::array<std::byte, kFrameHeaderBytes> header_{};
   std::array<std::byte, kPieceHeaderBytes> piece_header_{};
   std::vector<std::byte> payload_;
+  // The piece that comes: into its page, or into rows of its own.
+  std::unique_ptr<Landing> landing_;
   PagePiece piece_;
-  size_t rows_read_ = 0;  // bytes of piece_
+  size_t rows_read_ = 0;  // bytes of it
   bool holds_piece_ = false, closed_ = false, closing_ = false;
   // A frame that waits to be sent, and how much of it has been.
   struct Outgoing {
@@ -121,7 +133,7 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   std::unique_ptr<PieceLane> lane_;
   std::optional<boost::asio::posix::stream_descriptor> lane_events_;
   int64_t lane_bytes_ = 0;       // of the frame that is being sent
-  bool lane_receives_ = false;   // piece_
+  bool lane_receives_ = false;   // a piece
   bool lane_scheduled_ = false;  // run_lane() is about to be called
   bool lane_waits_ = false;      // for its events
   bool lane_has_failed_ = false;

@@ -1,5 +1,6 @@
 #include "transfer/tcp/peer_session.h"
 
+#include <algorithm>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/post.hpp>
 #include <utility>
@@ -202,6 +203,16 @@ Result<> PeerSession::choose_lane(Stream& stream, std::span<const std::byte> off
   return {};
 }
 
+std::unique_ptr<Landing> PeerSession::land(TransferConnection& /*from*/,
+                                           const PieceHeader& header) {
+  return owner_ == nullptr ? nullptr : owner_->land(*this, header);
+}
+
+void PeerSession::on_landed(TransferConnection& from, int64_t bytes) {
+  lane_pieces_ += from.has_lane();
+  if (owner_ != nullptr) owner_->count_piece(bytes, from.has_lane());
+}
+
 std::vector<std::byte> PeerSession::buffer(size_t bytes) {
   return owner_ == nullptr ? std::vector<std::byte>(bytes) : owner_->buffer(bytes);
 }
@@ -213,6 +224,12 @@ bool PeerSession::on_piece(TransferConnection& from, PagePiece& piece) {
 
 void PeerSession::resume() {
   for (const auto& stream : data_) stream->connection->resume();
+}
+
+void PeerSession::break_landings() {
+  const bool any = std::any_of(data_.begin(), data_.end(),
+                               [](const auto& stream) { return stream->connection->is_landing(); });
+  if (any) close("the engine takes no more pages");
 }
 
 void PeerSession::tick(TransferConnection::Time now) {

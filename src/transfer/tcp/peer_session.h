@@ -25,6 +25,9 @@ class PeerSessionOwner {
   virtual void on_lost(PeerSession& session, const std::string& why, bool is_refused) = 0;
   virtual void on_done(PeerSession& session, const TicketId& id) = 0;
   virtual void on_failed(PeerSession& session, FailedOrder failed) = 0;
+  virtual std::unique_ptr<Landing> land(PeerSession& session, const PieceHeader& header) = 0;
+  // One that has landed.
+  virtual void count_piece(int64_t bytes, bool by_lane) = 0;
   virtual std::vector<std::byte> buffer(size_t bytes) = 0;
   // False: there is no room; the session tries again after resume().
   virtual bool on_piece(PeerSession& session, PagePiece& piece, bool by_lane) = 0;
@@ -45,6 +48,8 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   void send(Frame frame) { control_->connection->send(std::move(frame)); }
   // Offers pieces that found no room once more.
   void resume();
+  // Ends it if a piece is landing.
+  void break_landings();
   // Sends a heartbeat; ends a session that is silent, stuck, or not ready in time.
   void tick(TransferConnection::Time now);
   void close(const std::string& why);
@@ -54,6 +59,8 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   std::optional<uint64_t> most_bytes(const TransferConnection& from, FrameType type) override;
   Result<> on_frame(TransferConnection& from, FrameType type, Payload payload) override;
   void on_closed(TransferConnection& connection, const std::string& why) override;
+  std::unique_ptr<Landing> land(TransferConnection& from, const PieceHeader& header) override;
+  void on_landed(TransferConnection& from, int64_t bytes) override;
   std::vector<std::byte> buffer(size_t bytes) override;
   bool on_piece(TransferConnection& from, PagePiece& piece) override;
 

@@ -72,12 +72,15 @@ struct PrefillPeers::Parts : PeerSessionOwner {
     return peer.ready != nullptr && now >= peer.paused_until;
   }
   bool has_usable() const;
+  bool has_order(const PeerSession& session, const TicketId& id) const;
   void release(Order& order);
 
   void on_ready(PeerSession& session) override;
   void on_lost(PeerSession& session, const std::string& why, bool is_refused) override;
   void on_done(PeerSession& session, const TicketId& id) override;
   void on_failed(PeerSession& session, FailedOrder failed) override;
+  std::unique_ptr<Landing> land(PeerSession& session, const PieceHeader& header) override;
+  void count_piece(int64_t size, bool by_lane) override;
   std::vector<std::byte> buffer(size_t size) override { return mailbox->buffer(size); }
   bool on_piece(PeerSession& session, PagePiece& piece, bool by_lane) override;
 
@@ -256,20 +259,31 @@ void PrefillPeers::Parts::on_failed(PeerSession& session, FailedOrder failed) {
   mailbox->fail(std::move(failed));
 }
 
-bool PrefillPeers::Parts::on_piece(PeerSession& session, PagePiece& piece, bool by_lane) {
-  const auto size = std::ssize(piece.rows);
-  {
-    const std::lock_guard lock(mutex);
-    const auto order = orders.find(piece.header.ticket);
-    if (order == orders.end() || order->second.session != &session) {
-      ++foreign;
-      return true;
-    }
-  }
-  if (!mailbox->put(piece)) return false;
+bool PrefillPeers::Parts::has_order(const PeerSession& session, const TicketId& id) const {
+  const std::lock_guard lock(mutex);
+  const auto order = orders.find(id);
+  return order != orders.end() && order->second.session == &session;
+}
+
+std::unique_ptr<Landing> PrefillPeers::Parts::land(PeerSession& session,
+                                                   const PieceHeader& header) {
+  return has_order(session, header.ticket) ? mailbox->land(header) : nullptr;
+}
+
+void PrefillPeers::Parts::count_piece(int64_t size, bool by_lane) {
   ++pieces;
   lane_pieces += by_lane;
   bytes += size;
+}
+
+bool PrefillPeers::Parts::on_piece(PeerSession& session, PagePiece& piece, bool by_lane) {
+  const auto size = std::ssize(piece.rows);
+  if (!has_order(session, piece.header.ticket)) {
+    ++foreign;
+    return true;
+  }
+  if (!mailbox->put(piece)) return false;
+  count_piece(size, by_lane);
   return true;
 }
 
@@ -289,11 +303,20 @@ PrefillPeers::PrefillPeers(const PrefillPeersOptions& options,
       }
     });
   });
+  parts.mailbox->watch_breaks([&parts] {
+    asio::post(parts.context, [&parts] {
+      for (const auto& peer : parts.peers) {
+        const auto session = peer.session;  // it may be lost
+        if (session) session->break_landings();
+      }
+    });
+  });
   parts.thread = std::thread([&parts] { run_io(parts.context); });
 }
 
 PrefillPeers::~PrefillPeers() {
   parts_->mailbox->watch_room(nullptr);
+  parts_->mailbox->watch_breaks(nullptr);
   asio::post(parts_->context, [parts = parts_.get()] { parts->stop(); });
   parts_->thread.join();
 }

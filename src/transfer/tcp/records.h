@@ -18,7 +18,7 @@
 
 namespace fathom {
 
-inline constexpr uint32_t kTransferProtocol = 3;
+inline constexpr uint32_t kTransferProtocol = 4;
 
 enum class StreamKind : uint32_t { kControl = 0, kData = 1 };
 

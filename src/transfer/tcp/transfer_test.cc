@@ -300,7 +300,7 @@ class BrokenLane : public PieceLane {
   }
   bool is_sending() const override { return false; }
   std::optional<Offer> offer() const override { return {}; }
-  Result<> receive(std::vector<std::byte>&) override { return {}; }
+  Result<> receive(std::span<std::byte>) override { return {}; }
   bool has_received() override { return false; }
 
  private:
