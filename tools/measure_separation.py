@@ -3,6 +3,7 @@
 pages of a prompt are.
 
     measure_separation.py PROGRAM [--cpus 0,1] [--prompts 6] [--streams 4] [--prompt-tokens 8000] [--repeats 1]
+                          [--late-only]
 
 Servers of the bundled model in turns: one with a thread on each CPU; two of a thread each, `--role prefill`
 on one CPU and `--role decode` on the other; one with ranks of both roles, of a thread each; one with one
@@ -115,9 +116,7 @@ def first_tokens(servers, given):
     return statistics.median(found)
 
 
-def measure(given):
-    decode_cpu, prefill_cpu = (int(cpu) for cpu in given.cpus.split(","))
-    os.sched_setaffinity(0, {decode_cpu})
+def measure_gaps(given, decode_cpu, prefill_cpu):
     kinds = {"one server, two threads": lambda: [Server(given.program, {decode_cpu, prefill_cpu})],
              "separated, a thread each": lambda: pair(given.program, prefill_cpu, decode_cpu),
              "ranks of one process, a thread each": lambda: [Server(
@@ -135,6 +134,9 @@ def measure(given):
     one, *others = p99.items()
     for name, apart in others:
         print(f"p99 over unseparated, {name}: {apart / one[1]:.3f}")
+
+
+def measure_late(given, decode_cpu, prefill_cpu):
     alone = [Server(given.program, {prefill_cpu})]
     together = first_tokens(alone, given)
     alone[0].stop()
@@ -143,7 +145,7 @@ def measure(given):
     for server in servers:
         server.stop()
     print(f"first token of 4,096 tokens: {together * 1e3:.1f} ms on one server, {separated * 1e3:.1f} ms "
-          f"separated: {1e2 * (separated / together - 1):+.1f} %")
+          f"separated: {1e2 * (separated / together - 1):+.1f} %", flush=True)
 
 
 def main():
@@ -154,9 +156,14 @@ def main():
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--late-only", action="store_true")
     given = parser.parse_args()
+    decode_cpu, prefill_cpu = (int(cpu) for cpu in given.cpus.split(","))
+    os.sched_setaffinity(0, {decode_cpu})
     for _ in range(given.repeats):
-        measure(given)
+        if not given.late_only:
+            measure_gaps(given, decode_cpu, prefill_cpu)
+        measure_late(given, decode_cpu, prefill_cpu)
 
 
 if __name__ == "__main__":

@@ -73,12 +73,15 @@ class Equality(unittest.TestCase):
         self.assertEqual(cluster.stop(), [0] * nnodes, "".join(cluster.leader.log))
         return found
 
+    of_one = {}  # by flags and model: several clusters are compared with the same server
+
     def answers_of_one(self, *flags, model=MODEL):
-        server = Server("-t", "2", *flags, model=model)
-        self.addCleanup(server.kill)
-        found = answers(server)
-        self.assertEqual(server.stop(), 0)
-        return found
+        if (flags, model) not in self.of_one:
+            server = Server("-t", "2", *flags, model=model)
+            self.addCleanup(server.kill)
+            self.of_one[flags, model] = answers(server)
+            self.assertEqual(server.stop(), 0)
+        return self.of_one[flags, model]
 
     def test_tensor_parallel(self):
         self.assertEqual(self.answers_of_nodes(2, "--tp", "2"), self.answers_of_one("--tp", "2"))

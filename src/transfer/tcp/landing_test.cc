@@ -91,7 +91,7 @@ class Pool : public LandingBook {
 std::shared_ptr<ScriptedLink> ordered(Server& server, Decode& decode, const PromptOrder& order) {
   decode.wait_ready();
   EXPECT_TRUE(decode.links->order(order).has_value());
-  const auto link = server.link();
+  auto link = server.link();
   wait_for([&] { return link->num_orders() == 1; });
   return link;
 }
