@@ -274,12 +274,13 @@ class Engines:
 
 def row_of(count, rates, turns, counted):
     row = {"threads": count, **{name: summary(values) for name, values in rates.items()}}
-    bandwidth = row["read_bandwidth"]
     for kind, step in counted.items():
-        of = row.get(f"fathom {kind}")
-        if of:
-            of["of_read_bandwidth"] = of["median"] * step / bandwidth["median"]
-            of["of_highest_read"] = of["median"] * step / bandwidth["max"]
+        name = f"fathom {kind}"
+        shares = [turn[name]["rate"] * step / statistics.median(turn["read_bandwidth"])
+                  for turn in turns if name in turn]
+        if shares:  # of the same turn each, then their median
+            row[name]["of_read_bandwidth"] = statistics.median(shares)
+            row[name]["of_highest_read"] = row[name]["median"] * step / row["read_bandwidth"]["max"]
     int4 = row.get("fathom int4-g32")
     for name in [name for name in row if name == "fathom fp8" or name.startswith("llama.cpp")]:
         if int4:  # of one turn each, then their median
