@@ -58,6 +58,19 @@ void fuzz_config(std::string_view text) {
   });
 }
 
+// An order that is accepted is a permutation.
+void fuzz_order(const std::byte* stored, int64_t cols) {
+  auto columns = decode_order(stored, cols, cols / 16, 16, "fuzz: ");
+  if (!columns) {
+    FATHOM_CHECK(columns.error().message.starts_with("fuzz: "), "{}", columns.error().message);
+    return;
+  }
+  std::ranges::sort(*columns);
+  for (size_t i = 0; i < columns->size(); ++i) {
+    FATHOM_CHECK((*columns)[i] == static_cast<int32_t>(i), "{} at {}", (*columns)[i], i);
+  }
+}
+
 // Decodes four-bit tensors of any content: kind, sizes and group come from the first bytes, what is
 // missing of a tensor's bytes is zero. Codes and zero points have four bits whatever is stored.
 void fuzz_four_bits(std::string_view text) {
@@ -69,6 +82,7 @@ void fuzz_four_bits(std::string_view text) {
   QuantizationConfig config;
   config.kind = kKinds[byte(0) % 5];
   config.symmetric = false;
+  config.act_order = byte(2) >= 128;
   config.zeros_minus_one = byte(0) >= 128;
   config.group_cols = 16;
   const bool words = config.kind == Kind::kAwq || config.kind == Kind::kGptq;
@@ -90,6 +104,8 @@ void fuzz_four_bits(std::string_view text) {
       std::vector<uint8_t> zeros(static_cast<size_t>(rows * cols / 16), 0xFF);
       decode_zeros(config, stored.data(), rows, cols / 16, zeros.data());
       for (const uint8_t zero : zeros) FATHOM_CHECK(zero < 16, "{}", zero);
+    } else if (part.role == FourBitPart::Role::kOrder) {
+      fuzz_order(stored.data(), cols);
     } else if (part.role == FourBitPart::Role::kScales) {
       for (int64_t i = 0; i < bytes / size_of(part.dtype); ++i) {
         (void)decode_scale(part.dtype, stored.data(), i);

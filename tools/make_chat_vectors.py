@@ -5,14 +5,20 @@
     tools/make_chat_vectors.py random_vectors.json deepseek-v3=deepseek-v3.jinja …
     tools/make_chat_vectors.py --prefill prefill_vectors.json deepseek-v3=deepseek-v3.jinja …
 
+Kimi K2.5's template takes tools as text that the checkpoint's tokenizer makes: KIMI_TOOLS names the
+Python file with its `encode_tools_to_typescript_style`.
+
 Each argument after the output names a chat format and where its template is: a .jinja file or a
 tokenizer_config.json. For each format: fixed conversations in every shape that the format knows, and
-random ones (seeded by the format's name). A vector is {format, conversation, expected}.
+random ones (seeded by the format's name). A vector is {format, conversation, expected}; where all prompts
+of a format begin with the same page of text, it comes first, as {format, head}.
 
 With --prefill the last message, an assistant's, is to be continued: what the template renders
 without its end token. WRITTEN_PREFILLS are those that no template renders, by each format's own rules.
 """
+import importlib.util
 import json
+import os
 import random
 import sys
 
@@ -20,14 +26,18 @@ import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+GIGACHAT_BOS = "<s>"
 WORDS = ["alpha", "Straße", "你好", "naïve", "🙂", "a\nb", "  two  spaces ", "\t", "{\"k\": 1}",
          "x < y", "</b>", "'quoted'", "\"double\"", "back\\slash", "é", "1234", "```", "&amp;", "\u2028"]
 CALLS_WITH_CONTENT = {"deepseek-v3", "deepseek-v3.1", "fathom-tiny", "kimi-k2", "kimi-k2-thinking"}
 GLM = {"glm-4.7", "glm-5", "glm-5.2"}
-CALLS_WITH_CONTENT |= GLM
-DECLARES_TOOLS = {"fathom-tiny", "kimi-k2", "kimi-k2-thinking"} | GLM
+GIGACHAT = {"gigachat-3", "gigachat-3.1"}
+CALLS_WITH_CONTENT |= GLM | GIGACHAT | {"kimi-k2.5"}
+DECLARES_TOOLS = {"fathom-tiny", "kimi-k2", "kimi-k2-thinking", "kimi-k2.5"} | GLM | GIGACHAT
+ONE_CALL = GIGACHAT  # a message
 NO_CALLS = {"deepseek-v2", "moonlight"}
-SENDS_REASONING = {"kimi-k2-thinking"} | GLM
+SENDS_REASONING = {"kimi-k2-thinking", "kimi-k2.5"} | GLM
+TYPES = {"kimi-k2.5"} | GIGACHAT  # tools become types of TypeScript
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
@@ -41,7 +51,8 @@ def load_template(path):
     if path.endswith(".json"):
         text = json.loads(text)["chat_template"]
     # Kimi's templates call list.append, which the immutable sandbox refuses.
-    environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                       extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = tojson
     return environment.from_string(text)
 
@@ -61,6 +72,56 @@ TOOLS = [
 ]
 
 
+# Every part of a schema that has a form in TypeScript.
+TYPED_TOOLS = [
+    make_tool("book", {
+        "when": {"type": "string", "format": "date-time", "description": "UTC.\n\nNot local."},
+        "seats": {"type": "integer", "minimum": 1, "maximum": 9, "default": 2},
+        "class": {"type": "string", "enum": ["first", "Zweite"], "default": "Zweite"},
+        "code": {"type": "string", "pattern": "^[A-Z]+$", "minLength": 2, "maxLength": 8},
+        "guests": {"type": "array", "minItems": 1, "maxItems": 4, "items": {
+            "type": "object", "description": "One of them.", "required": ["name"],
+            "properties": {"name": {"type": "string", "description": "In full"},
+                           "age": {"type": ["integer", "null"]},
+                           "tags": {"type": "array", "items": {"type": "string"}}}}},
+        "extra": {"type": "object", "properties": {"a": {"type": "boolean", "default": True}},
+                  "additionalProperties": {"type": "number"}},
+        "open": {"type": "object", "additionalProperties": True, "properties": {}},
+        "shut": {"type": "object", "additionalProperties": False,
+                 "properties": {"x": {"type": "number", "default": 0.5}}},
+        "any": {"type": "array"}, "none": {"type": "null"}}, ["when", "class"],
+        "Books a table.\n\nTwice never."),
+    make_tool("empty", {}, []),
+]
+# Of Kimi alone: references, alternatives, and what has no form.
+KIMI_TOOLS = [
+    make_tool("tree", {"root": {"$ref": "#/$defs/Node"}, "of": {"anyOf": [
+        {"type": "string"}, {"type": "array", "items": {"type": "integer", "description": "n"}}],
+        "description": "Either"}}, ["root"]),
+    make_tool("self", {"next": {"$ref": "#", "description": "More"}, "b": {"type": "string"}}, []),
+]
+KIMI_TOOLS[0]["function"]["parameters"]["$defs"] = {
+    "Node": {"type": "object", "description": "A node\nof it", "required": ["id"], "properties": {
+        "id": {"type": "string"}, "label": {"enum": [1, "two", None, True], "default": None}}},
+    "Leaf": {"type": "string"}}
+UNTYPED_TOOLS = [make_tool("odd", {"z": {"description": "anything"}, "a": {"type": "string"}}, ["z"])]
+
+
+def typed_conversations(name):
+    user = {"role": "user", "content": "Hi"}
+    system = {"role": "system", "content": "Be brief."}
+    yield {"messages": [system, user], "tools": TYPED_TOOLS}
+    yield {"messages": [{"role": "developer", "content": "Be brief."}, user], "tools": TYPED_TOOLS[1:]}
+    if name == "kimi-k2.5":
+        yield {"messages": [user], "tools": KIMI_TOOLS}
+        yield {"messages": [user], "tools": UNTYPED_TOOLS + KIMI_TOOLS}
+    else:
+        returning = json.loads(json.dumps(TYPED_TOOLS[1]))
+        returning["function"]["return_parameters"] = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+        yield {"messages": [user], "tools": [returning] + UNTYPED_TOOLS}
+        yield {"messages": [system]}
+
+
 def text_of(rng, longest=6):
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, longest)))
 
@@ -77,7 +138,7 @@ def turn_of(rng, name):
     messages = [{"role": "user", "content": text_of(rng)}]
     if name not in NO_CALLS and rng.random() < 0.45:
         for _ in range(rng.randint(1, 2)):
-            calls = calls_of(rng, rng.randint(1, 3))
+            calls = calls_of(rng, 1 if name in ONE_CALL else rng.randint(1, 3))
             with_content = name in CALLS_WITH_CONTENT and rng.random() < 0.4
             messages.append({"role": "assistant", "content": text_of(rng) if with_content else None,
                              "tool_calls": calls})
@@ -131,8 +192,11 @@ def fixed_conversations(name):
         return
     call = {"id": "a", "type": "function",
             "function": {"name": "clock", "arguments": "{\"city\": \"Paris\"}"}}
-    calls = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    calls = {"role": "assistant", "content": None,
+             "tool_calls": [call] if name in ONE_CALL else [call, call]}
     result = {"role": "tool", "content": "10:00"}
+    if name == "kimi-k2.5":  # writes the ids of calls and results as they are given
+        call["id"] = result["tool_call_id"] = "functions.clock:0"
     yield {"messages": [user, calls, result, result]}
     yield {"messages": [user, calls, result, result, answer, user, calls, result, result, answer]}
     yield {"messages": [system, user, {**calls, "tool_calls": [call]}, result, user], "thinking": True}
@@ -240,6 +304,24 @@ def as_given(name, messages):
     return given
 
 
+def sorted_keys(value):
+    if isinstance(value, dict):
+        return {key: sorted_keys(value[key]) for key in sorted(value)}
+    return [sorted_keys(element) for element in value] if isinstance(value, list) else value
+
+
+def kimi_types(tools):
+    """tools, tools_ts_str: as K2.5's tokenizer gives them to its template."""
+    spec = importlib.util.spec_from_file_location("kimi_tools", os.environ["KIMI_TOOLS"])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tools = sorted_keys(tools)
+    try:
+        return {"tools": tools, "tools_ts_str": module.encode_tools_to_typescript_style(tools)}
+    except Exception:  # whatever it is: the tokenizer goes on without types
+        return {"tools": tools}
+
+
 def main():
     if sys.argv[1] == "--prefill":
         return write_vectors(sys.argv[2], prefill_vectors(sys.argv[3:]))
@@ -250,15 +332,26 @@ def main():
         rng = random.Random(name)
         conversations = list(fixed_conversations(name))
         conversations += [random_conversation(rng, name) for _ in range(10)]
+        if name in TYPES:
+            conversations = list(typed_conversations(name)) + conversations
+        head = ""  # GigaChat's first message, the same in each prompt: written once
+        if name in GIGACHAT:
+            head = template.render(messages=[], tools=None, bos_token=GIGACHAT_BOS)
+            vectors.append({"format": name, "head": head})
         for conversation in conversations:
             for generation in (True, False) if conversation is conversations[-1] else (True,):
+                tools = {"tools": conversation.get("tools")}
+                if name == "kimi-k2.5" and tools["tools"]:
+                    tools = kimi_types(tools["tools"])
                 expected = template.render(
-                    messages=as_given(name, conversation["messages"]),
-                    tools=conversation.get("tools"), thinking=conversation.get("thinking", False),
-                    enable_thinking=conversation.get("thinking", False), bos_token=BOS,
+                    messages=as_given(name, conversation["messages"]), **tools,
+                    thinking=conversation.get("thinking", False),
+                    enable_thinking=conversation.get("thinking", False),
+                    bos_token=GIGACHAT_BOS if name in GIGACHAT else BOS,
                     eos_token=EOS, add_generation_prompt=generation)
                 vectors.append({"format": name, "conversation": conversation,
-                                "add_generation_prompt": generation, "expected": expected})
+                                "add_generation_prompt": generation,
+                                "expected": expected.removeprefix(head)})
     write_vectors(sys.argv[1], vectors)
 
 

@@ -47,17 +47,22 @@ const ProbeKernels& probe_kernels() {
   return kProbePortable;
 }
 
-// Calls pass() until the time is over (twice at least) and returns the shortest duration.
+// Calls pass() until the time is over (twice at least) and returns the durations.
 template <typename Pass>
-double shortest(double seconds, const Pass& pass) {
+std::vector<double> durations(double seconds, const Pass& pass) {
   const double end = now() + seconds;
-  double best = 1e9;
+  std::vector<double> taken;
   for (int i = 0; i < 2 || now() < end; ++i) {
     const double start = now();
     pass();
-    best = std::min(best, now() - start);
+    taken.push_back(now() - start);
   }
-  return best;
+  return taken;
+}
+
+template <typename Pass>
+double shortest(double seconds, const Pass& pass) {
+  return std::ranges::min(durations(seconds, pass));
 }
 
 // Where results go, so that no loop is left out.
@@ -68,10 +73,10 @@ std::atomic<float> math_result;
 
 const ProbeKernels kProbePortable = {portable_read, portable_f32, portable_f32};
 
-double probe_read(ThreadPool& pool, int64_t bytes, double seconds) {
+std::vector<double> probe_read_passes(ThreadPool& pool, int64_t bytes, double seconds) {
   constexpr int64_t kChunk = 1024;
   auto buffer = Buffer::allocate(bytes, "the memory probe");
-  if (!buffer) return 0;
+  if (!buffer) return {};
   std::byte* const data = buffer->data();
   const int64_t chunks = bytes / kChunk;
   // Each thread writes what it will read; not zeros, which the kernel may map to one page.
@@ -88,7 +93,7 @@ double probe_read(ThreadPool& pool, int64_t bytes, double seconds) {
   });
   // Small buffers are read several times a pass, so that the clock and the start do not count.
   const int64_t repeats = std::max<int64_t>(1, (int64_t{32} << 20) / bytes);
-  const double duration = shortest(seconds, [&] {
+  std::vector<double> rates = durations(seconds, [&] {
     pool.run([&](int thread) {
       share(thread, [&](const std::byte* part, int64_t size) {
         uint64_t sum = 0;
@@ -97,7 +102,13 @@ double probe_read(ThreadPool& pool, int64_t bytes, double seconds) {
       });
     });
   });
-  return static_cast<double>(chunks * kChunk * repeats) / duration;
+  for (double& rate : rates) rate = static_cast<double>(chunks * kChunk * repeats) / rate;
+  return rates;
+}
+
+double probe_read(ThreadPool& pool, int64_t bytes, double seconds) {
+  const std::vector<double> rates = probe_read_passes(pool, bytes, seconds);
+  return rates.empty() ? 0 : std::ranges::max(rates);
 }
 
 int64_t uncached_bytes() {

@@ -15,6 +15,9 @@ namespace fathom {
 // contiguous part, again and again: the best of the passes within `seconds`.
 double probe_read(ThreadPool& pool, int64_t bytes, double seconds = 0.15);
 
+// The same of each pass, in the order of passes, at least two; none if the memory is not there.
+std::vector<double> probe_read_passes(ThreadPool& pool, int64_t bytes, double seconds);
+
 // So many bytes that a pass is read from memory: four times the last-level cache, at least 256 MB.
 int64_t uncached_bytes();
 

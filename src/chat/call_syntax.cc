@@ -30,6 +30,21 @@ constexpr CallSyntax kDsmlCalls{.block_begin = "<｜DSML｜function_calls>\n",
                                 .block_end = "</｜DSML｜function_calls>",
                                 .json_arguments = false};
 
+constexpr CallSyntax kGigachat3Calls{
+    .block_begin = "",
+    .before_name = "<|message_sep|>\n\nfunction call<|role_sep|>\n{\"name\": \"",
+    .after_name = "\", \"arguments\": ",
+    .call_end = "}",
+    .between = "",
+    .block_end = "",
+    .single = true};
+constexpr CallSyntax kGigachat31Calls{.block_begin = "",
+                                      .before_name = "<|function_call|>{\"name\": \"",
+                                      .after_name = "\", \"arguments\": ",
+                                      .call_end = "}",
+                                      .between = "",
+                                      .block_end = "",
+                                      .single = true};
 constexpr CallSyntax kGlmCalls{.block_begin = "",
                                .before_name = "<tool_call>",
                                .after_name = "",
@@ -60,7 +75,12 @@ std::optional<CallSyntax> call_syntax(ChatFormat format) {
       return kDsmlCalls;
     case ChatFormat::kKimiK2:
     case ChatFormat::kKimiK2Thinking:
+    case ChatFormat::kKimiK25:
       return kKimiCalls;
+    case ChatFormat::kGigachat3:
+      return kGigachat3Calls;
+    case ChatFormat::kGigachat31:
+      return kGigachat31Calls;
     case ChatFormat::kGlm47:
     case ChatFormat::kGlm5:
     case ChatFormat::kGlm52:

@@ -19,6 +19,7 @@ struct CallSyntax {
   std::string_view between;
   std::string_view block_end;
   bool numbered = false;       // the name is followed by ":" and the call's number (Kimi)
+  bool single = false;         // a message has one call at most (GigaChat)
   bool json_arguments = true;  // false: a tag for each parameter (V3.2, GLM)
   // Of tags that have no more than a key and a value (GLM): key_begin, the parameter's name,
   // key_end, its value, value_end. Empty for others.

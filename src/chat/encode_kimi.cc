@@ -1,12 +1,14 @@
-// Kimi K2, K2-Thinking and Moonlight. Call ids are part of the format: functions.NAME:INDEX,
-// counted over the whole conversation. Results are matched to calls by order.
+// Kimi K2, K2-Thinking, K2.5 and Moonlight. Call ids are part of the format: functions.NAME:INDEX,
+// counted over the whole conversation. Results are matched to calls by order. K2.5 writes ids as
+// the client gives them; those without one are counted likewise.
 //
-// K2-Thinking keeps reasoning after a certain plain assistant message and removes it before.
-// According to a comment in its template that is the last such message, but the public template
-// finds the first, and this encoder follows its code.
+// The thinking models keep reasoning after a certain plain assistant message and remove it before.
+// In K2.5 that is the last such message. In K2-Thinking it is the last according to a comment in
+// its template, but the public template finds the first, and this encoder follows its code.
 #include <deque>
 
 #include "chat/encoders.h"
+#include "chat/kimi_declarations.h"
 #include "chat/prefill.h"
 #include "chat/python_json.h"
 
@@ -19,7 +21,8 @@ constexpr std::string_view kDefaultSystem =
 
 class KimiEncoder {
  public:
-  explicit KimiEncoder(PromptWriter& writer) : writer_(writer) {}
+  explicit KimiEncoder(PromptWriter& writer, bool keeps_ids = false)
+      : writer_(writer), keeps_ids_(keeps_ids) {}
 
   // `reasoning` is the text between an assistant turn's think tags; nullopt: no tags.
   void write(const Message& message, std::optional<std::string_view> reasoning) {
@@ -39,12 +42,16 @@ class KimiEncoder {
     writer_.fixed("<|im_end|>");
   }
 
-  void write_continued(const Message& message, bool thinking_model) {
+  // `begin` is what the generation prompt has behind its head, for a message without text.
+  void write_continued(const Message& message, bool thinking_model, std::string_view begin = "") {
     write_head(message);
     const Prefill prefill = read_prefill(message, thinking_model);
-    const bool opens = thinking_model && prefill.stage != Prefill::Stage::kNothing;
-    if (opens) writer_.fixed("<think>");
-    write_prefill(writer_, prefill, {"<think>", "</think>"}, opens);
+    if (prefill.stage == Prefill::Stage::kNothing) {
+      writer_.fixed(begin);
+      return;
+    }
+    if (thinking_model) writer_.fixed("<think>");
+    write_prefill(writer_, prefill, {"<think>", "</think>"}, thinking_model);
   }
 
  private:
@@ -59,7 +66,9 @@ class KimiEncoder {
   void write_calls(const std::vector<ToolCall>& calls) {
     writer_.fixed("<|tool_calls_section_begin|>");
     for (const ToolCall& call : calls) {
-      unanswered_.push_back(fmt::format("functions.{}:{}", call.name, calls_++));
+      const bool keeps = keeps_ids_ && !call.id.empty();
+      unanswered_.push_back(keeps ? call.id : fmt::format("functions.{}:{}", call.name, calls_));
+      ++calls_;
       writer_.fixed("<|tool_call_begin|>");
       writer_.text(unanswered_.back());
       writer_.fixed("<|tool_call_argument_begin|>");
@@ -70,6 +79,10 @@ class KimiEncoder {
   }
 
   std::string next_result_id(const Message& message) {
+    if (keeps_ids_ && !message.tool_call_id.empty()) {
+      if (!unanswered_.empty()) unanswered_.pop_front();
+      return message.tool_call_id;
+    }
     if (unanswered_.empty()) {
       return fmt::format("functions.{}:{}", message.name.empty() ? "unknown" : message.name,
                          calls_);
@@ -80,6 +93,7 @@ class KimiEncoder {
   }
 
   PromptWriter& writer_;
+  bool keeps_ids_;
   std::deque<std::string> unanswered_;  // ids of calls without results so far
   int calls_ = 0;
 };
@@ -115,6 +129,35 @@ Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model
     encoder.write_continued(messages.back(), thinking_model);
   } else if (conversation.add_generation_prompt) {
     writer.fixed("<|im_assistant|>assistant<|im_middle|>");
+  }
+  return std::move(writer).finish();
+}
+
+// The same with types for tools, no default system message, and reasoning that the prompt opens.
+Result<Prompt> encode_kimi_k25(const Conversation& conversation) {
+  PromptWriter writer;
+  if (!conversation.tools.empty()) {
+    writer.fixed("<|im_system|>tool_declare<|im_middle|>");
+    writer.text(kimi_declarations(conversation.tools));
+    writer.fixed("<|im_end|>");
+  }
+  const std::vector<Message>& messages = conversation.messages;
+  const size_t num_whole = messages.size() - (conversation.continue_final_message ? 1 : 0);
+  size_t history_end = 0;  // one past the last plain assistant message
+  for (size_t i = 0; i < num_whole; ++i) {
+    if (messages[i].role == Role::kAssistant && messages[i].tool_calls.empty()) history_end = i + 1;
+  }
+  KimiEncoder encoder(writer, true);
+  for (size_t i = 0; i < num_whole; ++i) {
+    const bool reasons = conversation.thinking && i >= history_end;
+    encoder.write(messages[i], reasons ? std::string_view(messages[i].reasoning) : "");
+  }
+  const std::string_view begin = conversation.thinking ? "<think>" : "<think></think>";
+  if (conversation.continue_final_message) {
+    encoder.write_continued(messages.back(), true, begin);
+  } else if (conversation.add_generation_prompt) {
+    writer.fixed("<|im_assistant|>assistant<|im_middle|>");
+    writer.fixed(begin);
   }
   return std::move(writer).finish();
 }

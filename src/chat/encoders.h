@@ -40,7 +40,10 @@ Result<Prompt> encode_v31(const Conversation& conversation);
 Result<Prompt> encode_fathom_tiny(const Conversation& conversation);
 Result<Prompt> encode_v32(const Conversation& conversation);
 Result<Prompt> encode_kimi(const Conversation& conversation, bool thinking_model);
+Result<Prompt> encode_kimi_k25(const Conversation& conversation);
 Result<Prompt> encode_moonlight(const Conversation& conversation);
+// calls_inside: a call is a part of its message (3.1); otherwise it is one of its own (3).
+Result<Prompt> encode_gigachat(const Conversation& conversation, bool calls_inside);
 Result<Prompt> encode_glm(const Conversation& conversation, const GlmStyle& style);
 
 inline bool is_system(const Message& message) {

@@ -24,11 +24,14 @@ constexpr NamedFormat kNames[] = {
     {"deepseek-v3.2", ChatFormat::kV32},
     {"kimi-k2", ChatFormat::kKimiK2},
     {"kimi-k2-thinking", ChatFormat::kKimiK2Thinking},
+    {"kimi-k2.5", ChatFormat::kKimiK25},
     {"moonlight", ChatFormat::kMoonlight},
     {"glm-4.7", ChatFormat::kGlm47},
     {"glm-5", ChatFormat::kGlm5},
     {"glm-5.1", ChatFormat::kGlm5},
     {"glm-5.2", ChatFormat::kGlm52},
+    {"gigachat-3", ChatFormat::kGigachat3},
+    {"gigachat-3.1", ChatFormat::kGigachat31},
     {"fathom-tiny", ChatFormat::kFathomTiny},
 };
 
@@ -81,12 +84,15 @@ struct Trait {
   ChatFormat format;
 };
 constexpr Trait kTraits[] = {
+    {"tool_calls_section_begin", "tools_ts_str", ChatFormat::kKimiK25},
     {"tool_calls_section_begin", "<think>", ChatFormat::kKimiK2Thinking},
     {"tool_calls_section_begin", "", ChatFormat::kKimiK2},
     {"<|im_middle|>You are a helpful assistant<|im_end|>", "", ChatFormat::kMoonlight},
     {"[gMASK]<sop>", "Reasoning Effort: ", ChatFormat::kGlm52},
     {"[gMASK]<sop>", "reasoning_content is defined", ChatFormat::kGlm5},
     {"[gMASK]<sop>", "'</think>' if", ChatFormat::kGlm47},
+    {"<|role_sep|>", "<|function_call|>", ChatFormat::kGigachat31},
+    {"<|role_sep|>", "'function call'", ChatFormat::kGigachat3},
     {"｜DSML｜", "", ChatFormat::kV32},
     {"<｜tool▁call▁end｜>{additional_tool_calls}", "", ChatFormat::kFathomTiny},
     {"<｜Assistant｜></think>", "", ChatFormat::kV31},
@@ -141,7 +147,7 @@ Result<ChatFormat> detect_chat_format(std::string_view model_type, std::string_v
   }
   if (model_type == "deepseek_v32") return ChatFormat::kV32;
   if (model_type == "kimi_k2") return ChatFormat::kKimiK2;
-  if (model_type == "kimi_k25") return ChatFormat::kKimiK2Thinking;
+  if (model_type == "kimi_k25") return ChatFormat::kKimiK25;
   if (model_type == "glm4_moe_lite") return ChatFormat::kGlm47;
   if (model_type == "glm_moe_dsa") return ChatFormat::kGlm5;
   if (model_type == "deepseek_v2") return ChatFormat::kV2;
@@ -179,6 +185,8 @@ Result<Prompt> encode(ChatFormat format, const Conversation& conversation) {
       return encode_kimi(conversation, false);
     case ChatFormat::kKimiK2Thinking:
       return encode_kimi(conversation, true);
+    case ChatFormat::kKimiK25:
+      return encode_kimi_k25(conversation);
     case ChatFormat::kMoonlight:
       return encode_moonlight(conversation);
     case ChatFormat::kGlm47:
@@ -187,6 +195,10 @@ Result<Prompt> encode(ChatFormat format, const Conversation& conversation) {
       return encode_glm(conversation, kGlm5Style);
     case ChatFormat::kGlm52:
       return encode_glm(conversation, kGlm52Style);
+    case ChatFormat::kGigachat3:
+      return encode_gigachat(conversation, false);
+    case ChatFormat::kGigachat31:
+      return encode_gigachat(conversation, true);
     case ChatFormat::kFathomTiny:
       return encode_fathom_tiny(conversation);
   }

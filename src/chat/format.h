@@ -25,10 +25,13 @@ enum class ChatFormat {
   kV32,     // V3.2: an encoder in code, no template; DSML tool calls
   kKimiK2,  // Kimi K2 instruct
   kKimiK2Thinking,
+  kKimiK25,     // Kimi K2.5: tools in TypeScript, reasoning that the prompt opens
   kMoonlight,   // Moonlight: Kimi's tokens, no tools
   kGlm47,       // GLM-4.7 and GLM-4.7-Flash
   kGlm5,        // GLM-5 and 5.1
   kGlm52,       // GLM-5.2: names a reasoning effort
+  kGigachat3,   // GigaChat3-10B-A1.8B
+  kGigachat31,  // GigaChat3.1: a call is a part of its message
   kFathomTiny,  // the bundled model: V3.1's form with tool instructions of its own
 };
 

@@ -73,14 +73,20 @@ class JinjaVectors : public testing::TestWithParam<const char*> {};
 TEST_P(JinjaVectors, AreEqual) {
   int count = 0;
   const json::value vectors = read_vectors(GetParam());
+  std::map<std::string, std::string> heads;  // by format, of those whose prompts share one
   for (const json::value& vector : vectors.as_array()) {
-    const auto format = chat_format_from_name(std::string(vector.at("format").as_string()));
+    const std::string name(vector.at("format").as_string());
+    if (const json::value* head = vector.as_object().if_contains("head")) {
+      heads[name] = head->as_string();
+      continue;
+    }
+    const auto format = chat_format_from_name(name);
     ASSERT_TRUE(format);
     Conversation conversation = from_json(vector.at("conversation"));
     conversation.add_generation_prompt = vector.at("add_generation_prompt").as_bool();
     const auto prompt = render(*format, conversation);
     ASSERT_TRUE(prompt) << prompt.error().message;
-    EXPECT_EQ(prompt->text(), std::string(vector.at("expected").as_string()))
+    EXPECT_EQ(prompt->text(), heads[name] + std::string(vector.at("expected").as_string()))
         << json::serialize(vector.at("conversation"));
     // Holds if no message contains a special token's text.
     if (json::serialize(vector.at("conversation")).find("think>") == std::string::npos) {
@@ -92,7 +98,7 @@ TEST_P(JinjaVectors, AreEqual) {
 }
 INSTANTIATE_TEST_SUITE_P(All, JinjaVectors,
                          testing::Values("fathom_tiny_vectors.json", "random_vectors.json",
-                                         "relatives_vectors.json"));
+                                         "relatives_vectors.json", "typed_tools_vectors.json"));
 
 TEST(Render, V32Encoder) {
   const json::value vectors = read_vectors("deepseek-v3.2.encoding_vectors.json");
@@ -175,7 +181,8 @@ TEST(Render, ToolsAreDeclaredOrRefusedNeverLost) {
       "tools":[{"type":"function","function":{"name":"ünique"}}]})");
   for (const auto format :
        {ChatFormat::kV25, ChatFormat::kV3, ChatFormat::kV30324, ChatFormat::kR1, ChatFormat::kV31,
-        ChatFormat::kV32, ChatFormat::kKimiK2, ChatFormat::kKimiK2Thinking, ChatFormat::kFathomTiny,
+        ChatFormat::kV32, ChatFormat::kKimiK2, ChatFormat::kKimiK2Thinking, ChatFormat::kKimiK25,
+        ChatFormat::kGigachat3, ChatFormat::kGigachat31, ChatFormat::kFathomTiny,
         ChatFormat::kGlm47, ChatFormat::kGlm5, ChatFormat::kGlm52}) {
     const auto prompt = render(format, conversation);
     ASSERT_TRUE(prompt);
@@ -211,6 +218,42 @@ TEST(Render, GlmRefusesArgumentsThatAreNoObject) {
   EXPECT_NE(text.find("messages[0].tool_calls[0].function.arguments is an array"),
             std::string::npos)
       << text;
+}
+
+TEST(Render, KimiK25ContinuesAnAnswer) {
+  const auto continued = [](bool thinking, std::string_view last) {
+    Conversation conversation = conversation_of(fmt::format(
+        R"({{"messages":[{{"role":"user","content":"Hi"}},{{"role":"assistant",{}}}]}})", last));
+    conversation.continue_final_message = true;
+    conversation.add_generation_prompt = false;
+    conversation.thinking = thinking;
+    return rendered(ChatFormat::kKimiK25, conversation);
+  };
+  const std::string head =
+      "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|>";
+  for (const bool thinking : {false, true}) {
+    EXPECT_EQ(continued(thinking, R"("content":"The time")"), head + "<think></think>The time");
+    EXPECT_EQ(continued(thinking, R"("content":"","reasoning_content":"So")"), head + "<think>So");
+    EXPECT_EQ(continued(thinking, R"("content":"The time","reasoning_content":"So")"),
+              head + "<think>So</think>The time");
+  }
+  EXPECT_EQ(continued(true, R"("content":"")"), head + "<think>");
+  EXPECT_EQ(continued(false, R"("content":"")"), head + "<think></think>");
+}
+
+// The templates write the first call and lose the others.
+TEST(Render, GigachatContinuesAnAnswerAndRefusesTwoCalls) {
+  Conversation conversation = conversation_of(R"({"messages":[{"role":"user","content":"Hi"},
+      {"role":"assistant","content":"The time"}]})");
+  conversation.continue_final_message = true;
+  conversation.add_generation_prompt = false;
+  EXPECT_TRUE(rendered(ChatFormat::kGigachat31, conversation)
+                  .ends_with("user<|role_sep|>\nHi<|message_sep|>\n\nassistant<|role_sep|>\n"
+                             "The time"));
+  const auto two = rendered(ChatFormat::kGigachat3, conversation_of(R"({"messages":[
+      {"role":"user","content":"Hi"},{"role":"assistant","content":null,"tool_calls":[
+      {"function":{"name":"f","arguments":"{}"}},{"function":{"name":"g","arguments":"{}"}}]}]})"));
+  EXPECT_NE(two.find("messages[1].tool_calls has 2 calls"), std::string::npos) << two;
 }
 
 TEST(Render, V31ToolBlockIsTheModelCards) {
@@ -255,6 +298,10 @@ bool has_calls(ChatFormat format) {
   return format != ChatFormat::kV2 && format != ChatFormat::kMoonlight;
 }
 
+bool has_one_call(ChatFormat format) {
+  return format == ChatFormat::kGigachat3 || format == ChatFormat::kGigachat31;
+}
+
 Conversation written_by_others(ChatFormat format, const std::string& words) {
   Conversation conversation;
   const auto add = [&](Role role) -> Message& {
@@ -279,8 +326,9 @@ Conversation written_by_others(ChatFormat format, const std::string& words) {
       Message& calls = add(Role::kAssistant);
       calls.reasoning = words + "reasoning";
       if (format == ChatFormat::kV25 || format == ChatFormat::kR1) calls.content.reset();
-      calls.tool_calls = {call, call};
-      for (int i = 0; i < 2; ++i) add(Role::kTool).tool_call_id = words + "id";
+      const size_t num_calls = has_one_call(format) ? 1 : 2;
+      calls.tool_calls.assign(num_calls, call);
+      for (size_t i = 0; i < num_calls; ++i) add(Role::kTool).tool_call_id = words + "id";
     }
     add(Role::kAssistant).reasoning = words + "reasoning";
   }
@@ -289,7 +337,8 @@ Conversation written_by_others(ChatFormat format, const std::string& words) {
     developer.response_schema = schema;
     conversation.response_schema = schema;
   }
-  if (format == ChatFormat::kKimiK2 || format == ChatFormat::kKimiK2Thinking) {
+  if (format == ChatFormat::kKimiK2 || format == ChatFormat::kKimiK2Thinking ||
+      format == ChatFormat::kKimiK25) {
     for (Message& message : conversation.messages) message.name = words + "name";
   }
   Message& last = add(Role::kUser);
@@ -374,6 +423,11 @@ TEST(DetectChatFormat, ByTemplate) {
   EXPECT_EQ(detect("'<｜Assistant｜>' ｜DSML｜").value(), ChatFormat::kV32);
   EXPECT_EQ(detect("<|tool_calls_section_begin|>").value(), ChatFormat::kKimiK2);
   EXPECT_EQ(detect("<|tool_calls_section_begin|><think>").value(), ChatFormat::kKimiK2Thinking);
+  EXPECT_EQ(detect("<|tool_calls_section_begin|><think> if tools_ts_str").value(),
+            ChatFormat::kKimiK25);
+  EXPECT_EQ(detect("'<|role_sep|>' 'role': 'function call'").value(), ChatFormat::kGigachat3);
+  EXPECT_EQ(detect("'<|role_sep|>' '<|function_call|>' 'function call'").value(),
+            ChatFormat::kGigachat31);
   EXPECT_EQ(
       detect("'<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>'").value(),
       ChatFormat::kMoonlight);
@@ -419,7 +473,7 @@ TEST(DetectChatFormat, WithoutTemplateByModelTypeAndTokens) {
             ChatFormat::kV31);
   EXPECT_EQ(detect_chat_format("deepseek_v32", "", having("")).value(), ChatFormat::kV32);
   EXPECT_EQ(detect_chat_format("kimi_k2", "", having("")).value(), ChatFormat::kKimiK2);
-  EXPECT_EQ(detect_chat_format("kimi_k25", "", having("")).value(), ChatFormat::kKimiK2Thinking);
+  EXPECT_EQ(detect_chat_format("kimi_k25", "", having("")).value(), ChatFormat::kKimiK25);
   EXPECT_EQ(detect_chat_format("glm4_moe_lite", "", having("")).value(), ChatFormat::kGlm47);
   EXPECT_EQ(detect_chat_format("glm_moe_dsa", "", having("")).value(), ChatFormat::kGlm5);
   EXPECT_FALSE(detect_chat_format("llama", "", having("")));

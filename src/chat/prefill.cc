@@ -12,12 +12,15 @@ bool format_reasons(ChatFormat format) {
     case ChatFormat::kV3:
     case ChatFormat::kKimiK2:
     case ChatFormat::kMoonlight:
+    case ChatFormat::kGigachat3:
+    case ChatFormat::kGigachat31:
       return false;
     case ChatFormat::kV30324:
     case ChatFormat::kR1:
     case ChatFormat::kV31:
     case ChatFormat::kV32:
     case ChatFormat::kKimiK2Thinking:
+    case ChatFormat::kKimiK25:
     case ChatFormat::kGlm47:
     case ChatFormat::kGlm5:
     case ChatFormat::kGlm52:

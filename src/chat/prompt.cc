@@ -7,11 +7,11 @@ namespace {
 
 constexpr std::string_view kBar = "｜";  // U+FF5C, not the ASCII bar
 
-// Special tokens without bars: of reasoning, and GLM's.
-constexpr std::string_view kTags[] = {"<think>",      "</think>",        "[gMASK]",
-                                      "<sop>",        "<tool_call>",     "</tool_call>",
-                                      "<arg_key>",    "</arg_key>",      "<arg_value>",
-                                      "</arg_value>", "<tool_response>", "</tool_response>"};
+// Special tokens without bars: of reasoning, GLM's, and GigaChat's first.
+constexpr std::string_view kTags[] = {
+    "<s>",          "<think>",         "</think>",        "[gMASK]",    "<sop>",
+    "<tool_call>",  "</tool_call>",    "<arg_key>",       "</arg_key>", "<arg_value>",
+    "</arg_value>", "<tool_response>", "</tool_response>"};
 
 // The length of the special token at the start of `text`, or 0: one of kTags, <|…|> and <｜…｜>
 // without a bar inside. "<｜DSML｜invoke" is not one, because V3.2's tokenizer is not known to have

@@ -9,73 +9,88 @@
 namespace fathom {
 namespace {
 
-void append(std::string& out, const json::value& value);
-
 void append_quoted(std::string& out, std::string_view text) {
   out += '"';
   append_json_escaped(out, text);
   out += '"';
 }
 
-void append_array(std::string& out, const json::array& array) {
-  out += '[';
-  std::string_view separator;
-  for (const json::value& element : array) {
-    out += separator;
-    append(out, element);
-    separator = ", ";
-  }
-  out += ']';
-}
+class Writer {
+ public:
+  explicit Writer(PythonSpacing spacing)
+      : comma_(spacing == PythonSpacing::kCompact ? "," : ", "),
+        colon_(spacing == PythonSpacing::kCompact ? ":" : ": ") {}
 
-void append_object(std::string& out, const json::object& object) {
-  out += '{';
-  std::string_view separator;
-  for (const auto& [key, element] : object) {
-    out += separator;
-    append_quoted(out, key);
-    out += ": ";
-    append(out, element);
-    separator = ", ";
+  void append(std::string& out, const json::value& value) const {
+    switch (value.kind()) {
+      case json::kind::null:
+        out += "null";
+        break;
+      case json::kind::bool_:
+        out += value.get_bool() ? "true" : "false";
+        break;
+      case json::kind::int64:
+        out += std::to_string(value.get_int64());
+        break;
+      case json::kind::uint64:
+        out += std::to_string(value.get_uint64());
+        break;
+      case json::kind::double_:
+        out += python_float(value.get_double());
+        break;
+      case json::kind::string:
+        append_quoted(out, value.get_string());
+        break;
+      case json::kind::array:
+        append_array(out, value.get_array());
+        break;
+      case json::kind::object:
+        append_object(out, value.get_object());
+        break;
+    }
   }
-  out += '}';
-}
 
-void append(std::string& out, const json::value& value) {
-  switch (value.kind()) {
-    case json::kind::null:
-      out += "null";
-      break;
-    case json::kind::bool_:
-      out += value.get_bool() ? "true" : "false";
-      break;
-    case json::kind::int64:
-      out += std::to_string(value.get_int64());
-      break;
-    case json::kind::uint64:
-      out += std::to_string(value.get_uint64());
-      break;
-    case json::kind::double_:
-      out += python_float(value.get_double());
-      break;
-    case json::kind::string:
-      append_quoted(out, value.get_string());
-      break;
-    case json::kind::array:
-      append_array(out, value.get_array());
-      break;
-    case json::kind::object:
-      append_object(out, value.get_object());
-      break;
+ private:
+  void append_array(std::string& out, const json::array& array) const {
+    out += '[';
+    std::string_view separator;
+    for (const json::value& element : array) {
+      out += separator;
+      append(out, element);
+      separator = comma_;
+    }
+    out += ']';
   }
-}
+
+  void append_object(std::string& out, const json::object& object) const {
+    out += '{';
+    std::string_view separator;
+    for (const auto& [key, element] : object) {
+      out += separator;
+      append_quoted(out, key);
+      out += colon_;
+      append(out, element);
+      separator = comma_;
+    }
+    out += '}';
+  }
+
+  std::string_view comma_, colon_;
+};
 
 }  // namespace
 
-std::string to_python_json(const json::value& value) {
+std::string to_python_json(const json::value& value, PythonSpacing spacing) {
   std::string out;
-  append(out, value);
+  Writer(spacing).append(out, value);
   return out;
+}
+
+std::string python_str(const json::value& value) {
+  if (value.is_null()) return "None";
+  if (value.is_bool()) return value.get_bool() ? "True" : "False";
+  if (value.is_string()) return std::string(value.get_string());
+  return to_python_json(value);
 }
 
 void append_json_escaped(std::string& out, std::string_view text) {

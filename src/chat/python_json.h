@@ -10,10 +10,17 @@
 
 namespace fathom {
 
-// Serializes with the separators ", " and ": ", keys in their order, and floats like Python's repr.
+// What stands between elements, and behind a key: ", " and ": ", or "," and ":".
+enum class PythonSpacing { kDefault, kCompact };
+
+// Serializes with these separators, keys in their order, and floats like Python's repr.
 // Integers beyond 64 bits were parsed as doubles and are printed as such; Python would keep their
 // digits.
-std::string to_python_json(const json::value& value);
+std::string to_python_json(const json::value& value,
+                           PythonSpacing spacing = PythonSpacing::kDefault);
+
+// Python's str() of a value. That of arrays and objects is their JSON: no format prints one so.
+std::string python_str(const json::value& value);
 
 // Appends `text` with the escapes of a JSON string's content. Works piecewise: the results for the
 // parts of a text concatenate to the result for the whole.

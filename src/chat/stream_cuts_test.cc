@@ -373,6 +373,15 @@ std::vector<Case> kimi_cases() {
        "hm",
        "",
        {{"get_weather", R"({"city": "Paris"})", "functions.get_weather:0"}}},
+      {"K2.5: the prompt has opened the reasoning",
+       kKimiK25,
+       true,
+       "hm</think>So." + kSection + one + kSectionEnd,
+       "hm",
+       "So.",
+       {{"get_weather", R"({"city": "Paris"})", "functions.get_weather:0"}}},
+      {"K2.5: without reasoning its tags are text", kKimiK25, false, "a <think>b", "",
+       "a <think>b"},
       {"id without prefix",
        kKimiK2,
        false,
@@ -382,6 +391,51 @@ std::vector<Case> kimi_cases() {
        {{"a.b:c", "1", "a.b:c"}}},
       {"malformed", kKimiK2, false, kSection + kimi_call("functions.:0", "{}") + kSectionEnd, "",
        kSection + kimi_call("functions.:0", "{}") + kSectionEnd},
+  };
+}
+
+std::string json_call(const std::string& name, const std::string& arguments) {
+  return R"({"name": ")" + name + R"(", "arguments": )" + arguments + "}";
+}
+
+std::vector<Case> gigachat_cases() {
+  using enum ChatFormat;
+  const std::string arguments = R"({"city": "a\"}b", "at": [1, {"x": "]"}]})";
+  const std::string one = json_call("get_weather", arguments);
+  const std::string inside = "<|function_call|>", end = "<|message_sep|>";
+  const std::string behind = end + "\n\nfunction call<|role_sep|>\n";
+  const Call call{"get_weather", arguments};
+  return {
+      {"a call inside", kGigachat31, false, "Hm." + inside + one + end, "", "Hm.", {call}},
+      {"a call inside, alone", kGigachat31, false, inside + one, "", "", {call}},
+      {"a call behind", kGigachat3, false, "Hm." + behind + one + end + "\n\n", "", "Hm.", {call}},
+      {"a call behind nothing", kGigachat3, false, behind + one, "", "", {call}},
+      {"a call's role first",
+       kGigachat3,
+       false,
+       "function call<|role_sep|>\n" + one,
+       "",
+       "",
+       {call}},
+      {"white space, a name with a dot, a number",
+       kGigachat31,
+       false,
+       inside + "\n{ \"name\" : \"a.b\" ,\"arguments\":  12}" + end,
+       "",
+       "",
+       {{"a.b", "12"}}},
+      {"a string",
+       kGigachat31,
+       false,
+       inside + json_call("f", R"("x}")"),
+       "",
+       "",
+       {{"f", R"("x}")"}}},
+      {"the end is the end", kGigachat3, false, "a" + end + "\n\nuser<|role_sep|>\nb", "", "a"},
+      {"words of it are text", kGigachat3, false, "a function call <|role", "",
+       "a function call <|role"},
+      {"no name", kGigachat31, false, "a" + inside + R"({"id": 1})", "",
+       "a" + inside + R"({"id": 1})"},
   };
 }
 
@@ -481,6 +535,7 @@ INSTANTIATE_TEST_SUITE_P(V3, EveryCut, testing::ValuesIn(v3_cases()));
 INSTANTIATE_TEST_SUITE_P(V32, EveryCut, testing::ValuesIn(v32_cases()));
 INSTANTIATE_TEST_SUITE_P(Glm, EveryCut, testing::ValuesIn(glm_cases()));
 INSTANTIATE_TEST_SUITE_P(Kimi, EveryCut, testing::ValuesIn(kimi_cases()));
+INSTANTIATE_TEST_SUITE_P(Gigachat, EveryCut, testing::ValuesIn(gigachat_cases()));
 
 }  // namespace
 }  // namespace fathom

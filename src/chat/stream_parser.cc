@@ -28,10 +28,15 @@ ReasoningRules reasoning_rules(ChatFormat format, bool opens_reasoning, bool con
 
 std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools,
                                           std::span<const Tool> tools) {
+  if (format == ChatFormat::kGigachat3 || format == ChatFormat::kGigachat31) {
+    return make_gigachat_stage(expect_tools);
+  }
   if (!expect_tools) return make_content_only_stage();
   switch (format) {
     case ChatFormat::kV2:
     case ChatFormat::kMoonlight:
+    case ChatFormat::kGigachat3:
+    case ChatFormat::kGigachat31:
       return make_content_only_stage();
     case ChatFormat::kV25:
     case ChatFormat::kV3:
@@ -43,6 +48,7 @@ std::unique_ptr<ToolCallStage> make_stage(ChatFormat format, bool expect_tools,
       return make_marked_call_stage(deepseek_markers(CallMarkers::Header::kName));
     case ChatFormat::kKimiK2:
     case ChatFormat::kKimiK2Thinking:
+    case ChatFormat::kKimiK25:
       return make_marked_call_stage(kKimiMarkers);
     case ChatFormat::kV32:
       return make_dsml_stage();

@@ -70,5 +70,7 @@ std::unique_ptr<ToolCallStage> make_marked_call_stage(const CallMarkers& markers
 std::unique_ptr<ToolCallStage> make_dsml_stage();  // V3.2
 // GLM-4.7, GLM-5. `tools` say which arguments are strings.
 std::unique_ptr<ToolCallStage> make_glm_stage(std::span<const Tool> tools);
+// GigaChat 3 and 3.1. Without tools, too, an answer ends at the message's end.
+std::unique_ptr<ToolCallStage> make_gigachat_stage(bool expect_tools);
 
 }  // namespace fathom

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -99,6 +100,32 @@ void decode_zeros(const QuantizationConfig& quantization, const std::byte* store
                   [&](int64_t row, int64_t group, uint8_t zero) {
                     zeros[row * groups + group] = static_cast<uint8_t>((zero + shift) & 0xF);
                   });
+}
+
+Result<std::vector<int32_t>> decode_order(const std::byte* stored, int64_t cols, int64_t groups,
+                                          int64_t group_cols, std::string_view where) {
+  std::vector<int32_t> group_of(static_cast<size_t>(cols));
+  std::memcpy(group_of.data(), stored, group_of.size() * sizeof(int32_t));
+  std::vector<int64_t> sizes(static_cast<size_t>(groups));
+  for (size_t c = 0; c < group_of.size(); ++c) {
+    if (group_of[c] < 0 || group_of[c] >= groups) {
+      return invalid("{}holds {} at index {}; there are {} groups", where, group_of[c], c, groups);
+    }
+    ++sizes[static_cast<size_t>(group_of[c])];
+  }
+  for (size_t g = 0; g < sizes.size(); ++g) {
+    if (sizes[g] == group_cols) continue;
+    return invalid("{}gives {} columns to group {}; quantization_config.group_size is {}", where,
+                   sizes[g], g, group_cols);
+  }
+  std::vector<int32_t> columns;
+  if (std::is_sorted(group_of.begin(), group_of.end())) return columns;
+  columns.resize(group_of.size());
+  std::iota(columns.begin(), columns.end(), 0);
+  std::stable_sort(columns.begin(), columns.end(), [&](int32_t a, int32_t b) {
+    return group_of[static_cast<size_t>(a)] < group_of[static_cast<size_t>(b)];
+  });
+  return columns;
 }
 
 float decode_scale(DType dtype, const std::byte* stored, int64_t index) {

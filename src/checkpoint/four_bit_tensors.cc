@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -166,28 +165,10 @@ class Reading {
     buffers_.columns.clear();
     if (tensors_.order == nullptr || tensors_.group_cols == 0) return {};
     FATHOM_TRY(const std::byte* stored, read(*tensors_.order));
-    std::vector<int32_t> group_of(static_cast<size_t>(tensors_.cols));
-    std::memcpy(group_of.data(), stored, group_of.size() * sizeof(int32_t));
-    std::vector<int64_t> sizes(static_cast<size_t>(tensors_.groups));
-    for (size_t c = 0; c < group_of.size(); ++c) {
-      if (group_of[c] < 0 || group_of[c] >= tensors_.groups) {
-        return invalid("{}holds {} at index {}; there are {} groups", place(*tensors_.order),
-                       group_of[c], c, tensors_.groups);
-      }
-      ++sizes[static_cast<size_t>(group_of[c])];
-    }
-    for (size_t g = 0; g < sizes.size(); ++g) {
-      if (sizes[g] == tensors_.group_cols) continue;
-      return invalid("{}gives {} columns to group {}; quantization_config.group_size is {}",
-                     place(*tensors_.order), sizes[g], g, tensors_.group_cols);
-    }
-    if (std::is_sorted(group_of.begin(), group_of.end())) return {};
-    buffers_.columns.resize(group_of.size());
-    std::iota(buffers_.columns.begin(), buffers_.columns.end(), 0);
-    std::stable_sort(buffers_.columns.begin(), buffers_.columns.end(), [&](int32_t a, int32_t b) {
-      return group_of[static_cast<size_t>(a)] < group_of[static_cast<size_t>(b)];
-    });
-    std::vector<uint8_t> row(group_of.size());
+    FATHOM_TRY(buffers_.columns, decode_order(stored, tensors_.cols, tensors_.groups,
+                                              tensors_.group_cols, place(*tensors_.order)));
+    if (buffers_.columns.empty()) return {};
+    std::vector<uint8_t> row(buffers_.columns.size());
     for (int64_t r = 0; r < tensors_.rows; ++r) {
       uint8_t* const codes = buffers_.codes.data() + r * tensors_.cols;
       for (size_t c = 0; c < row.size(); ++c) row[c] = codes[buffers_.columns[c]];

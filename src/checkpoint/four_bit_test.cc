@@ -352,6 +352,40 @@ TEST_F(FourBitFiles, RefusesWhatDoesNotFit) {
   expect_refused("is stored as i64, expected i32");
 }
 
+// The formats whose tensors lie the other way round.
+TEST_F(FourBitFiles, RefusesShapesOfWordsThatDoNotFit) {
+  const auto reshaped = [&](const char* suffix, std::vector<int64_t> shape, const char* part) {
+    stored(suffix).shape = std::move(shape);
+    expect_refused(part);
+  };
+  const auto awq = [&] {
+    config(kAwqConfig);
+    const Weights weights(64, true);
+    add(".qweight", "I32", {kFourCols, kFourRows / 8},
+        words(kFourCols, kFourRows, kOfAwq,
+              [&](int64_t c, int64_t r) { return weights.code(r, c); }));
+    add_transposed(weights, kOfAwq, 0);
+  };
+  awq();
+  reshaped(".qweight", {kFourRows / 8, kFourCols}, "qweight\" has shape [3, 256]");
+  awq();
+  reshaped(".qzeros", {kFourRows / 8, 4}, "qzeros\" has shape [3, 4]");
+  awq();
+  reshaped(".scales", {kFourRows, 4}, "scales\" has shape [24, 4]");
+  const auto gptq = [&] {
+    config(gptq_config(R"("sym":true,"desc_act":true)"));
+    add_gptq(Weights(64), 1);
+  };
+  gptq();
+  reshaped(".qweight", {kFourRows, kFourCols / 8}, "qweight\" has shape [24, 32]");
+  gptq();
+  reshaped(".g_idx", {2, kFourCols / 2}, "g_idx\" has shape [2, 128]");
+  config(packed_config(
+      R"({"num_bits":4,"type":"int","strategy":"group","group_size":32,"symmetric":false})"));
+  add_packed(Weights(32, true));
+  reshaped(".weight_zero_point", {8, kFourRows / 8}, "weight_zero_point\" has shape [8, 3]");
+}
+
 TEST_F(FourBitFiles, RefusesZeroPointsAndOrdersOutOfRange) {
   Weights weights(64);
   config(gptq_config(R"("sym":true)"));
@@ -370,6 +404,15 @@ TEST_F(FourBitFiles, RefusesZeroPointsAndOrdersOutOfRange) {
     ordered();
     std::memcpy(stored(".g_idx").data.data() + size_t{4} * 9, &value, 4);
     expect_refused(part);
+  }
+  // compressed-tensors' order of columns.
+  for (const int32_t value : {8, -1}) {
+    config(packed_config(kGroup32));
+    add_packed(Weights(32));
+    weights = Weights(32);
+    weights.group_of[9] = value;
+    add(".weight_g_idx", "I32", {kFourCols}, bytes_of(weights.group_of));
+    expect_refused(fmt::format("weight_g_idx\" holds {} at index 9; there are 8 groups", value));
   }
 }
 

@@ -204,6 +204,22 @@ TEST(MakeBasis, MovesTheEnergyIntoTheFirstComponents) {
   EXPECT_LT((after.scores - before.scores).norm(), 1e-12 * before.scores.norm());
 }
 
+// FreqFold: a rotation over several frequencies finds at least the direction that one finds, so
+// the kept pairs hold more of the keys' energy. Each is a fold of what goes before.
+TEST(MakeBasis, AWiderFoldKeepsMoreOfTheKeysEnergy) {
+  double last = 0;
+  for (const int64_t fold : {1, 2, 4, 8}) {
+    const MlaShape shape{
+        .heads = 4, .kv_heads = 4, .head_dim = 16, .rope_dim = 16, .rank = 64, .fold = fold};
+    const GqaAttention source = random_attention(shape, 48);
+    const double energy =
+        make_basis(shape, moments_of_weights(source, Vector::Ones(48))).rope_energy;
+    EXPECT_GT(energy, last + 0.01) << fold;
+    EXPECT_LT(energy, 1) << fold;
+    last = energy;
+  }
+}
+
 // The keys' larger norm does not take all of the rank.
 TEST(MakeBasis, BalancesKeysAndValues) {
   const MlaShape shape{.heads = 4, .kv_heads = 4, .head_dim = 16, .rope_dim = 16, .rank = 56};

@@ -161,6 +161,10 @@ class Convert(unittest.TestCase):
         self.assertIn("Calibrating: 100 %", err)
         self.assertIn("Converting: 100 %", err)
         self.assertIn("kv_lora_rank 48, qk_rope_head_dim 16", out)
+        kept = re.findall(r"^ +(\d+) +([\d.]+) % +([\d.]+) %$", out, re.MULTILINE)
+        self.assertEqual([int(layer) for layer, _, _ in kept], list(range(LAYERS)), out)
+        for _, rope, latent in kept:  # the keys are cut, the latent holds all that there is
+            self.assertTrue(20 < float(rope) < 100 and float(latent) == 100, out)
         losses = re.search(r"loss on \d+ tokens of .*: ([\d.]+) nats .*, ([\d.]+) nats", out)
         self.assertIsNotNone(losses, out)
         inspected = fathom("inspect", made)[0]

@@ -3,17 +3,19 @@
 
 usage: compare_cpu.py --fathom FILE --probe FILE --llama FILE --scratch DIR [--threads 2,8,16]
                       [--turns N] [--seconds N] [--llama-types q4_k,q4_0] [--layers N]
-                      [--version TEXT] [--out FILE]
+                      [--probe-bytes N] [--version TEXT] [--out FILE]
 
 DeepSeek-V2-Lite's form with random weights. --llama is llama-batched-bench, built natively;
---scratch takes the GGUF files, in memory if it can be. For each number of threads all models are
-loaded, a process each (about 50 GB), and only one of them works at a time: Fathom's are servers,
-llama.cpp's are stopped by SIGSTOP behind a measurement and go on with the next one's prompt. A turn
-is the probe's read bandwidth, then a decode by each engine. A process is pinned to as many CPUs as
-it has threads, on different cores as long as there are some. --seconds: no turn of a number of
-threads begins later than that after its first. An engine that fails is left out, with its last
-words in the report, which is written anew after each number of threads. Run from the repository's
-root.
+--scratch takes the GGUF files, in memory if it can be, or has them from a run before. For each
+number of threads all models are loaded, a process each (about 50 GB), and only one of them works at
+a time: Fathom's are servers, llama.cpp's are stopped by SIGSTOP behind a measurement and go on with
+the next one's prompt. A turn is the probe's read bandwidth (each pass of all threads over --probe-
+bytes in a second), then a decode by each engine; the probe runs once more behind the last turn.
+Beside each rate the report has what else the machine did (conditions.py). A process is pinned to as
+many CPUs as it has threads, on different cores as long as there are some. --seconds: no turn of a
+number of threads begins later than that after its first. An engine that fails is left out, with its
+last words in the report, which is written anew after each number of threads. Run from the
+repository's root.
 
 Fathom's rate is that of so many further tokens: the time of an answer of n + 1 tokens less that of
 an answer of one, prompts of 32 tokens each. llama-batched-bench times n steps after such a prompt;
@@ -41,6 +43,7 @@ import sys
 import threading
 import time
 
+import conditions
 from compare import run
 
 HERE = pathlib.Path(__file__).parent
@@ -185,10 +188,10 @@ class Llama:
 
 
 def read_bandwidth(options, threads, cpus):
+    """Bytes per second of each pass of the probe."""
     printed = json.loads(run([*pinned(cpus), options.probe, "--threads", str(threads),
-                                    "--json"]))
-    return 1e9 * max(read["gb_per_s"] for read in printed["read"]
-                     if read["threads"] == threads and read["bytes"] > 200e6)
+                              "--read-bytes", str(options.probe_bytes)]))
+    return [1e9 * rate for rate in printed["passes_gb_per_s"]]
 
 
 def step_bytes(options, kind):
@@ -243,19 +246,25 @@ class Engines:
             return None
 
     def turns(self):
-        """The rates of each engine, and the probe's as `read_bandwidth`."""
-        rates, begin = {"read_bandwidth": []}, time.monotonic()
+        """The rates of each engine, the probe's as `read_bandwidth`, and each turn's conditions."""
+        rates, turns, begin = {"read_bandwidth": []}, [], time.monotonic()
         for _ in range(self.options.turns):
             if time.monotonic() - begin > self.options.seconds:
                 break
-            rates["read_bandwidth"].append(read_bandwidth(self.options, self.count, self.cpus))
+            probed = read_bandwidth(self.options, self.count, self.cpus)
+            rates["read_bandwidth"] += probed
+            turns.append({"read_bandwidth": probed})
             for name in list(self.running):
+                pid = self.running[name].process.pid
+                before = conditions.snapshot(pid)
                 rate = self.attempt(name, lambda engine: engine.rate(decoded_tokens(self.count)))
                 if rate is not None:
                     rates.setdefault(name, []).append(rate)
-                    print(f"{time.monotonic() - begin:.0f} s: {name} {rate:.4g}", file=sys.stderr,
-                          flush=True)
-        return rates
+                    turns[-1][name] = {"rate": rate, **conditions.since(before, pid)}
+                    print(f"{time.monotonic() - begin:.0f} s: {name} {turns[-1][name]}",
+                          file=sys.stderr, flush=True)
+        rates["read_bandwidth"] += read_bandwidth(self.options, self.count, self.cpus)
+        return rates, turns
 
     def stop(self):
         for engine in self.running.values():
@@ -263,18 +272,21 @@ class Engines:
             engine.process.wait()
 
 
-def row_of(count, rates, counted):
+def row_of(count, rates, turns, counted):
     row = {"threads": count, **{name: summary(values) for name, values in rates.items()}}
-    bandwidth = row["read_bandwidth"]["median"]
     for kind, step in counted.items():
-        of = row.get(f"fathom {kind}")
-        if of:
-            of["of_read_bandwidth"] = of["median"] * step / bandwidth
+        name = f"fathom {kind}"
+        shares = [turn[name]["rate"] * step / statistics.median(turn["read_bandwidth"])
+                  for turn in turns if name in turn]
+        if shares:  # of the same turn each, then their median
+            row[name]["of_read_bandwidth"] = statistics.median(shares)
+            row[name]["of_highest_read"] = row[name]["median"] * step / row["read_bandwidth"]["max"]
     int4 = row.get("fathom int4-g32")
     for name in [name for name in row if name == "fathom fp8" or name.startswith("llama.cpp")]:
         if int4:  # of one turn each, then their median
             row[f"int4_over_{name}"] = statistics.median(
                 mine / other for mine, other in zip(rates["fathom int4-g32"], rates[name]))
+    row["turns"] = turns
     return row
 
 
@@ -287,6 +299,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--llama-types", default="q4_k,q4_0")
     parser.add_argument("--layers", type=int, help="of the model, instead of all")
+    parser.add_argument("--probe-bytes", type=int, default=6 << 30)
     parser.add_argument("--version", default="", help="of llama.cpp, for the record")
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
@@ -302,12 +315,13 @@ def main():
     files = {}
     for kind in options.llama_types.split(","):
         files[kind] = os.path.join(options.scratch, f"v2-lite-{kind}.gguf")
-        run([sys.executable, str(HERE / "make_gguf.py"), str(config_of(options, "fp8")),
-                   files[kind], "--type", kind])
+        if not os.path.exists(files[kind]):
+            run([sys.executable, str(HERE / "make_gguf.py"), str(config_of(options, "fp8")),
+                 files[kind], "--type", kind])
     for count in (int(count) for count in options.threads.split(",")):
         engines = Engines(options, count, cpus[:count], files, report["failed"])
         report["commands"] += engines.commands
-        report["rows"].append(row_of(count, engines.turns(), counted))
+        report["rows"].append(row_of(count, *engines.turns(), counted))
         engines.stop()
         print(json.dumps(report["rows"][-1]), file=sys.stderr, flush=True)
         pathlib.Path(options.out).write_text(json.dumps(report, indent=1) + "\n",

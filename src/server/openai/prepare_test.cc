@@ -343,6 +343,24 @@ TEST(ToolGrammar, GlmHasAKeyAndAValueAnArgument) {
   EXPECT_EQ(n.at("end").as_string(), "</arg_value>");
 }
 
+// GigaChat's messages hold one call, however many a client would take.
+TEST(ToolGrammar, GigachatHasOneCallAMessage) {
+  for (const ChatFormat format : {ChatFormat::kGigachat3, ChatFormat::kGigachat31}) {
+    const auto grammar = tool_grammar(format, {make_tool("look_up", "", std::nullopt)},
+                                      {ToolChoice::Mode::kRequired}, true, std::nullopt);
+    const json::value list = json::parse(grammar.value().text).at("format");
+    EXPECT_TRUE(list.at("stop_after_first").as_bool());
+    const json::value& tag = list.at("tags").at(0);
+    const std::string call = std::string(tag.at("begin").as_string()) + R"({"q": 1})" +
+                             std::string(tag.at("end").as_string());
+    const ParsedAnswer answer = parse_answer(format, false, true, call);
+    ASSERT_EQ(answer.tool_calls.size(), 1u) << call;
+    EXPECT_EQ(answer.tool_calls[0].name, "look_up");
+    EXPECT_EQ(answer.tool_calls[0].arguments, R"({"q": 1})");
+    EXPECT_EQ(answer.content, "");
+  }
+}
+
 // The format's parser reads a call that follows the grammar.
 TEST(ToolGrammar, ItsCallsAreParsed) {
   for (const ChatFormat format : {ChatFormat::kV25, ChatFormat::kV3, ChatFormat::kR1,

@@ -105,7 +105,7 @@ std::optional<GrammarSpec> tool_grammar(ChatFormat format, const std::vector<Too
     calls.push_back(call_of(*syntax, tool));
   }
   if (calls.empty()) return text;
-  const bool one_call = !parallel || choice.mode == ToolChoice::Mode::kNamed;
+  const bool one_call = !parallel || syntax->single || choice.mode == ToolChoice::Mode::kNamed;
   if (forced) return spec_of(only_calls(*syntax, std::move(calls), one_call));
   if (!text) {
     if (!any_strict) return std::nullopt;
@@ -113,7 +113,7 @@ std::optional<GrammarSpec> tool_grammar(ChatFormat format, const std::vector<Too
                     {"triggers", {syntax->before_name}},
                     {"tags", std::move(calls)},
                     {"at_least_one", false},
-                    {"stop_after_first", false}});
+                    {"stop_after_first", syntax->single}});
   }
   json::value schema{{"type", "object"}};
   if (text->kind == GrammarSpec::Kind::kJsonSchema) {
