@@ -28,6 +28,7 @@ gpu_decode_layers_test *GpuDecodeLayersShort.* *GpuDecodeLayersShort.*/0
 four_bit_moe_cuda_test *CodesOfFourBitFloats*:*WithoutAnAddend* *WithoutAnAddend*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
+indexer_cuda_test IndexKeysCuda.*:IndexScoresCuda.DoNot*:IndexScoresCuda.PassNaNOn:TopKeysCuda.* IndexScoresCuda.PassNaNOn:TopKeysCuda.LeavesOut*:TopKeysCuda.ListsAllKeys
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Shapes/LatentDecode8Bit.*/0:Shapes/LatentDecode8Bit.*/8:Shapes/LatentDecode8Bit.*/12
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* ManyRowsShort.*
@@ -36,6 +37,7 @@ moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoO
 moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens* MoeManyRows.SomeTokens*
 moe_over_ranks_cuda_test *InBf16*H256_5_0:*InE4m3*Mixed:MoeOverRanksFaults.* *InBf16*H256_1_1:*InE4m3*H256_5_0
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
+mtp_rows_cuda_test * *
 peer_sum_cuda_test *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5* *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5*
 peer_rows_cuda_test *HaveTheBits*2Ranks129x7168:*ComeByIndex*3Ranks*:*ColumnsOfAll*5Ranks* *HaveTheBits*2Ranks1x256:*ComeByIndex*5Ranks*:*ColumnsOfAll*5Ranks*
 query_key_cuda_test * *
@@ -44,6 +46,7 @@ scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* Scaled
 scaled_moe_few_rows_cuda_test ScaledMoeFewRows.PaddingChangesNoOtherRow:ScaledMoeOneRow.OfFew* ScaledMoeFewRows.ThreeTokens*:ScaledMoeOneRow.OfFew*
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
 scaled_moe_many_rows_cuda_test ScaledMoeManyRows.SomeTokens*:ScaledMoeManyRows.Scales* ScaledMoeManyRows.Scales*
+sparse_latent_cuda_test SparseLatentShort.*:SparseLatentPrompt.* SparseLatentShort.*
 sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
 
