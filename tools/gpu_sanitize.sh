@@ -37,7 +37,6 @@ moe_few_rows_cuda_test MoeFewRows.TinyEqualsTheHost:MoeFewRows.PaddingChangesNoO
 moe_many_rows_cuda_test MoeManyRows.EqualsDoublePrecision:MoeManyRows.SomeTokens* MoeManyRows.SomeTokens*
 moe_over_ranks_cuda_test *InBf16*H256_5_0:*InE4m3*Mixed:MoeOverRanksFaults.* *InBf16*H256_1_1:*InE4m3*H256_5_0
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
-mtp_rows_cuda_test * *
 peer_sum_cuda_test *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5* *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5*
 peer_rows_cuda_test *HaveTheBits*2Ranks129x7168:*ComeByIndex*3Ranks*:*ColumnsOfAll*5Ranks* *HaveTheBits*2Ranks1x256:*ComeByIndex*5Ranks*:*ColumnsOfAll*5Ranks*
 query_key_cuda_test * *
@@ -46,7 +45,6 @@ scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* Scaled
 scaled_moe_few_rows_cuda_test ScaledMoeFewRows.PaddingChangesNoOtherRow:ScaledMoeOneRow.OfFew* ScaledMoeFewRows.ThreeTokens*:ScaledMoeOneRow.OfFew*
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
 scaled_moe_many_rows_cuda_test ScaledMoeManyRows.SomeTokens*:ScaledMoeManyRows.Scales* ScaledMoeManyRows.Scales*
-sparse_latent_cuda_test SparseLatentShort.*:SparseLatentPrompt.* SparseLatentShort.*
 sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
 
