@@ -75,7 +75,7 @@ GROUPS = {
     "slice_of_ranks": Group(20, [("slice_of_ranks", ["decode_layers_ranks_cuda_bench"])]),
     "decode_steps": Group(20, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),
     "mtp_steps": Group(30, [("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP])]),
-    "sparse_attention": Group(60, [
+    "sparse_attention": Group(80, [
         ("indexer", ["indexer_cuda_bench"]),
         ("sparse_latent", ["sparse_latent_cuda_bench"]),
         ("sparse_layers", ["sparse_layers_cuda_bench"]),

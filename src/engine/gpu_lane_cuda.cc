@@ -87,8 +87,9 @@ void GpuLane::begin_step(const ForwardBatch& batch, std::span<const SampleRow> r
 }
 
 void GpuLane::begin_draft(const ForwardBatch& batch, std::span<const int32_t> states,
-                          std::span<const SampleRow> rows, int64_t first_row) {
-  begin_step(batch, rows, first_row, {});
+                          std::span<const SampleRow> rows, int64_t first_row,
+                          const cuda::WorldRows& all) {
+  begin_step(batch, rows, first_row, all);
   is_draft_ = true;
   states_ = states;
 }
@@ -98,7 +99,7 @@ void GpuLane::begin_rank(int number) {
   const int at = slot(begun_);
   rank.use_device();
   if (batch_->num_rows() == 0) {
-    const std::string kernels = rank.enqueue_for_others(all_);
+    const std::string kernels = rank.enqueue_for_others(all_, is_draft_);
     if (number == 0) {
       sampler_.plan_nothing(at);
       kernels_ = kernels;
@@ -106,7 +107,7 @@ void GpuLane::begin_rank(int number) {
     return end_rank(number, at);
   }
   cuda::StepLayout& layout =
-      is_draft_ ? rank.plan_draft(*batch_, states_) : rank.plan(*batch_, all_);
+      is_draft_ ? rank.plan_draft(*batch_, states_, all_) : rank.plan(*batch_, all_);
   if (number > 0) {
     // Its rows may be tokens that the first rank samples in the step before.
     if (begun_ > 0) {

@@ -49,7 +49,7 @@ class GpuLane {
   // The same for a draft step, which ends as any other. `states`: see StepPlanner::plan_draft();
   // valid until begin_rank().
   void begin_draft(const ForwardBatch& batch, std::span<const int32_t> states,
-                   std::span<const SampleRow> rows, int64_t first_row);
+                   std::span<const SampleRow> rows, int64_t first_row, const cuda::WorldRows& all);
   // Enqueues a rank's part of the step, on its thread.
   void begin_rank(int rank);
   // The event after a rank's newest step; null before the first.

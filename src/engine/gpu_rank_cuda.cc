@@ -146,9 +146,12 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
   return {};
 }
 
-cuda::StepLayout& GpuRank::plan_draft(const ForwardBatch& batch, std::span<const int32_t> states) {
+cuda::StepLayout& GpuRank::plan_draft(const ForwardBatch& batch, std::span<const int32_t> states,
+                                      const cuda::WorldRows& all) {
   is_draft_ = true;
-  graph_ = batch.logit_rows.empty() ? nullptr : find(draft_graphs_, batch.num_rows());
+  all_ = all;
+  const bool can_replay = !batch.logit_rows.empty() && is_one_exchange(all);
+  graph_ = can_replay ? find(draft_graphs_, batch.num_rows()) : nullptr;
   draft_planner_->plan_draft(batch, states, graph_ != nullptr ? graph_->rows : 0, layout_);
   if (layout_.decodes.size() > 1) graph_ = nullptr;
   if (graph_ != nullptr && !layout_.index_passes.empty()) {
@@ -170,11 +173,8 @@ cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows
   is_draft_ = false;
   all_ = all;
   graph_ = nullptr;
-  // A graph has one exchange of experts' rows a layer, of up to max_batched_tokens rows.
-  const bool is_one_exchange = !options_.placement.exchanges_tokens() ||
-                               std::max(all.rows, all.logit_rows) <= options_.max_batched_tokens;
   const auto queries = static_cast<size_t>(cuda::most_queries(batch));
-  if (is_one_exchange && queries <= tiles_.size() && planner_->is_decode(batch)) {
+  if (is_one_exchange(all) && queries <= tiles_.size() && planner_->is_decode(batch)) {
     graph_ = find(graphs_.at(tiles_[queries - 1]), rows);
     if (graph_ != nullptr) rows = graph_->rows;
   }
@@ -208,10 +208,26 @@ std::string GpuRank::enqueue(int slot, const int32_t* sampled) {
   return log.text();
 }
 
-std::string GpuRank::enqueue_for_others(const cuda::WorldRows& all) {
+std::string GpuRank::enqueue_for_others(const cuda::WorldRows& all, bool is_draft) {
   const cuda::CoResidentLog log;
-  model_->serve_experts(all, gpu_stream());
+  if (is_draft) {
+    model_->serve_draft_experts(all, gpu_stream());
+  } else {
+    model_->serve_experts(all, gpu_stream());
+  }
   return log.text();
+}
+
+// A graph has one exchange of experts' rows a layer, of up to max_batched_tokens rows.
+bool GpuRank::is_one_exchange(const cuda::WorldRows& all) const {
+  return !options_.placement.exchanges_tokens() ||
+         std::max(all.rows, all.logit_rows) <= options_.max_batched_tokens;
+}
+
+// Of a captured step: as if all lanes had as many.
+cuda::WorldRows GpuRank::likely_rows(int64_t rows) const {
+  const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
+  return {.rows = likely, .logit_rows = likely, .is_captured = true};
 }
 
 // Padded row counts of the captured steps.
@@ -237,9 +253,7 @@ void GpuRank::capture(const int32_t* sampled) {
     for (const int64_t rows : graph_sizes()) {
       if (rows < queries) continue;
       planner_->plan(placeholders(rows, queries), rows, layout_);
-      // As if all lanes had as many.
-      const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
-      all_ = {.rows = likely, .logit_rows = likely, .is_captured = true};
+      all_ = likely_rows(rows);
       graphs.push_back(capture_model(sampled));
       if (config_.indexer && queries == 1) {
         planner_->plan_any_length(layout_);
@@ -262,6 +276,7 @@ void GpuRank::capture_drafts(const int32_t* sampled) {
     std::fill(batch.context_lens.begin(), batch.context_lens.end(), 1);
     draft_planner_->plan_draft(batch, {}, rows, layout_);
     if (layout_.decodes.size() > 1) continue;
+    all_ = likely_rows(rows);
     draft_graphs_.push_back(capture_model(sampled));
     if (!config_.indexer) continue;
     draft_planner_->plan_any_length(layout_);

@@ -51,15 +51,16 @@ class GpuRank {
   // enqueue(), which they find at arrays() on the device.
   cuda::StepLayout& plan(const ForwardBatch& batch, const cuda::WorldRows& all);
   // Plans a draft step, see StepPlanner::plan_draft(); enqueue() runs it likewise.
-  cuda::StepLayout& plan_draft(const ForwardBatch& batch, std::span<const int32_t> states);
+  cuda::StepLayout& plan_draft(const ForwardBatch& batch, std::span<const int32_t> states,
+                               const cuda::WorldRows& all);
   const std::byte* arrays() const { return arrays_.data(); }
   // Copies the step's arrays and enqueues the model, up to the logits. `slot`: of
   // kGpuStepsInFlight, whose last step has ended. Returns the names of the kernels whose CTAs wait
   // for one another.
   std::string enqueue(int slot, const int32_t* sampled);
-  // A step in which the rank's lane has no rows, with expert parallelism: enqueues what the rank
-  // computes for the others. Returns as enqueue().
-  std::string enqueue_for_others(const cuda::WorldRows& all);
+  // A step, perhaps a draft step, in which the rank's lane has no rows, with expert parallelism:
+  // enqueues what the rank computes for the others. Returns as enqueue().
+  std::string enqueue_for_others(const cuda::WorldRows& all, bool is_draft);
 
  private:
   struct CapturedGraph {
@@ -71,9 +72,13 @@ class GpuRank {
   using Graphs = std::vector<CapturedGraph>;  // by rows, ascending
 
   void enqueue_model(const int32_t* sampled) {
-    if (is_draft_) return model_->draft(layout_, arrays_.data(), sampled, cache_, gpu_stream());
+    if (is_draft_) {
+      return model_->draft(layout_, arrays_.data(), sampled, cache_, gpu_stream(), all_);
+    }
     model_->forward(layout_, arrays_.data(), sampled, cache_, gpu_stream(), all_);
   }
+  bool is_one_exchange(const cuda::WorldRows& all) const;
+  cuda::WorldRows likely_rows(int64_t rows) const;
   std::vector<int64_t> graph_sizes() const;
   void capture_drafts(const int32_t* sampled);
   CapturedGraph capture_model(const int32_t* sampled);

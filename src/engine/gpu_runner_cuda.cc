@@ -198,7 +198,7 @@ class GpuRunner : public Runner {
         if (states.empty()) {
           lanes_[lane]->begin_step(batch, of_lane, first_row, all);
         } else {
-          lanes_[lane]->begin_draft(batch, states[lane], of_lane, first_row);
+          lanes_[lane]->begin_draft(batch, states[lane], of_lane, first_row, all);
         }
         step.lanes.push_back(lane);
         first_row += count;
@@ -406,8 +406,7 @@ Result<std::unique_ptr<Runner>> create_gpu_runner(const Checkpoint& checkpoint,
   return guarded([&]() -> Result<std::unique_ptr<Runner>> {
     FATHOM_RETURN_IF_ERROR(check_devices(options));
     FATHOM_CHECK(options.max_drafts == 0 ||
-                     (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0 &&
-                      !options.placement.exchanges_tokens()),
+                     (options.max_drafts <= kMaxDrafts && checkpoint.config().num_mtp_layers > 0),
                  "{} drafts", options.max_drafts);
     GpuRunnerOptions its = options;
     FATHOM_RETURN_IF_ERROR(choose_attention(checkpoint.config(), its));

@@ -11,7 +11,8 @@
 // gathers. A row of the embedding is read in the memory of the rank that has it.
 //
 // Under expert parallelism a model has whole experts, and all ranks meet in each layer with experts
-// (ops/moe/exchange_cuda): those of a lane without rows call serve_experts().
+// (ops/moe/exchange_cuda): those of a lane without rows call serve_experts(), or in a draft step
+// serve_draft_experts().
 #pragma once
 
 #include <memory>
@@ -145,9 +146,11 @@ class DeepSeekModel {
   // cache rows and logits() of the tokens after them, and leaves the states of the logit rows for
   // the draft step that follows, before any other forward().
   void draft(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-             const CacheMemory& cache, GpuStream stream);
-  // The same for a rank whose lane has no rows in the step: computes its experts for the others.
+             const CacheMemory& cache, GpuStream stream, const WorldRows& all = {});
+  // forward() and draft() for a rank whose lane has no rows in the step: compute its experts for
+  // the others.
   void serve_experts(const WorldRows& all, GpuStream stream);
+  void serve_draft_experts(const WorldRows& all, GpuStream stream);
   float* logits() const { return logits_; }
   // In a lane of several ranks: the first has the columns of all, another its own.
   int64_t logits_stride() const {

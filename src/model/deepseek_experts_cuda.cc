@@ -25,11 +25,18 @@ std::vector<ExpertHost> hosts_of(const ExpertTable& table) {
 // That dispatch and combine have to themselves beside the GEMMs of rounds in turn.
 constexpr int kSpareSms = 8;
 
-// The most experts that a rank has in a layer.
+// How many experts the rank has in a layer, which may be the MTP layer behind the others.
+int64_t num_slots(const ModelSpec& spec, size_t layer) {
+  const bool is_mtp = layer >= spec.layers.size();
+  const LayerSpec& its = is_mtp ? spec.mtp[layer - spec.layers.size()].layer : spec.layers[layer];
+  return its.moe ? std::ssize(its.moe->experts) : 0;
+}
+
+// In the layer with the most.
 int64_t most_slots(const ModelSpec& spec) {
   int64_t most = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    if (layer.moe) most = std::max(most, std::ssize(layer.moe->experts));
+  for (size_t layer = 0; layer < spec.layers.size() + spec.mtp.size(); ++layer) {
+    most = std::max(most, num_slots(spec, layer));
   }
   return most;
 }
@@ -143,7 +150,7 @@ void DeepSeekModel::experts_of_ranks(size_t layer, const Activation& x, int64_t 
   for (size_t i = 0; i < layer; ++i) number += weights_.layers[i].gate != nullptr ? 1 : 0;
   const ExpertHost* const hosts = hosts_ + number * config_.num_experts;
   MoeShape shape = moe_shape(scaled ? kScaleBlock : kBf16WidthUnit);
-  shape.num_experts = static_cast<int32_t>(spec_.layers[layer].moe->experts.size());
+  shape.num_experts = static_cast<int32_t>(num_slots(spec_, layer));
   if (scaled) {
     scaled_moe_over_ranks({.shape = shape,
                            .rows = static_cast<int32_t>(rows),
@@ -181,9 +188,13 @@ void DeepSeekModel::experts_of_ranks(size_t layer, const Activation& x, int64_t 
 }
 
 void DeepSeekModel::serve_experts(const WorldRows& all, GpuStream stream) {
-  for (size_t layer = 0; layer < weights_.layers.size(); ++layer) {
+  for (size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     experts_of_ranks(layer, {}, 0, nullptr, all, stream);
   }
+}
+
+void DeepSeekModel::serve_draft_experts(const WorldRows& all, GpuStream stream) {
+  experts_of_ranks(spec_.layers.size(), {}, 0, nullptr, all, stream);
 }
 
 }  // namespace fathom::cuda

@@ -21,13 +21,29 @@ namespace {
 
 constexpr int64_t kAlignment = 1024;
 
+// Where the experts are: of the layers as options say, consecutive ones by rank if they do not, and
+// of the MTP layer always so.
+std::shared_ptr<const ExpertTable> expert_table_of(const ModelConfig& config,
+                                                   const ModelOptions& options,
+                                                   const Placement& placement) {
+  if (!placement.exchanges_tokens()) return nullptr;
+  ExpertTable table = options.expert_table != nullptr ? *options.expert_table
+                                                      : ExpertTable::contiguous(config, placement);
+  if (options.with_mtp && config.is_moe_layer(config.num_layers)) {
+    const int ranks = placement.world();
+    ExpertLists lists = table.lists();
+    lists.push_back(ExpertTable::contiguous(1, config.num_experts, ranks).lists_of(0));
+    auto longer = ExpertTable::create(config.num_experts, ranks, lists, "experts");
+    FATHOM_CHECK(longer.has_value(), "{}", longer.error().message);
+    table = std::move(*longer);
+  }
+  return std::make_shared<const ExpertTable>(std::move(table));
+}
+
 ModelSpec spec_of(const Checkpoint& checkpoint, const ModelOptions& options,
                   const RankPlace& place) {
   const ModelConfig& config = checkpoint.config();
-  std::shared_ptr<const ExpertTable> table = options.expert_table;
-  if (table == nullptr && place.placement.exchanges_tokens()) {
-    table = std::make_shared<const ExpertTable>(ExpertTable::contiguous(config, place.placement));
-  }
+  auto table = expert_table_of(config, options, place.placement);
   return make_spec(config, place.placement, place.rank, std::move(table), options.with_mtp);
 }
 

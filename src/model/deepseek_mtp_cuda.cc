@@ -40,7 +40,7 @@ void DeepSeekModel::logits_and_mtp_rows(const StepLayout& step, const std::byte*
 }
 
 void DeepSeekModel::draft(const StepLayout& step, const std::byte* arrays, const int32_t* sampled,
-                          const CacheMemory& cache, GpuStream stream) {
+                          const CacheMemory& cache, GpuStream stream, const WorldRows& all) {
   FATHOM_CHECK(options_.with_mtp && step.page_stride == cache.page_stride && step.rows > 0 &&
                    step.rows <= options_.max_rows && step.logit_rows <= options_.max_logit_rows,
                "a draft step of {} rows, {} logit rows, pages {} apart", step.rows, step.logit_rows,
@@ -48,13 +48,17 @@ void DeepSeekModel::draft(const StepLayout& step, const std::byte* arrays, const
   const auto layer = static_cast<size_t>(config_.num_layers);
   combine_mtp_inputs(step, arrays, sampled, cache, stream);
   const Activation x = project_mtp_inputs(step.rows, stream);
-  if (step.logit_rows == 0) return write_mtp_keys(step, arrays, step.at.slots, x, cache, stream);
+  if (step.logit_rows == 0) {
+    write_mtp_keys(step, arrays, step.at.slots, x, cache, stream);
+    if (exchanges()) serve_draft_experts(all, stream);
+    return;
+  }
   if (is_sparse()) list_all_keys(step, arrays, stream);
   attention(weights_.layers[layer], x, step, arrays, pages_of(cache, config_.num_layers), stream);
   const Activation narrow =
       narrow_and_norm(step, arrays, {NormKind::kPostAttention, layer}, stream);
   feed_forward(layer, narrow, step.logit_rows, array_at<int32_t>(arrays, step.at.num_valid_rows),
-               {}, stream);
+               all, stream);
   logits_of(&DeepSeekModel::logit_residual_, {NormKind::kMtpFinal}, step.logit_rows, stream);
 }
 

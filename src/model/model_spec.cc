@@ -135,7 +135,8 @@ class SpecMaker {
     return spec;
   }
 
-  MtpSpec mtp(int64_t number) const {
+  // `moe_number` as layer() has it.
+  MtpSpec mtp(int64_t number, int64_t moe_number) const {
     const std::string prefix = fmt::format("{}{}.", kLayers, config_.num_layers + number);
     const auto named = [&](std::string_view name) { return fmt::format("{}{}", prefix, name); };
     const int64_t hidden = config_.hidden;
@@ -147,7 +148,7 @@ class SpecMaker {
             vector(named(kMtpHeadNorm), hidden),
             half(0),
             half(hidden),
-            layer(config_.num_layers + number, 0)};
+            layer(config_.num_layers + number, moe_number)};
   }
 
  private:
@@ -182,10 +183,15 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
     spec.layers.push_back(make.layer(layer, moe_layers));
     if (spec.layers.back().moe) ++moe_layers;
   }
-  FATHOM_CHECK(
-      mtp_layers == 0 || (mtp_layers <= std::min(config.num_mtp_layers, kMaxDrafts) && !exchanges),
-      "{} of {} MTP layers", mtp_layers, config.num_mtp_layers);
-  for (int64_t i = 0; i < mtp_layers; ++i) spec.mtp.push_back(make.mtp(i));
+  FATHOM_CHECK(mtp_layers == 0 || mtp_layers <= std::min(config.num_mtp_layers, kMaxDrafts),
+               "{} of {} MTP layers", mtp_layers, config.num_mtp_layers);
+  for (int64_t i = 0; i < mtp_layers; ++i) {
+    spec.mtp.push_back(make.mtp(i, moe_layers));
+    if (spec.mtp.back().layer.moe) ++moe_layers;
+  }
+  FATHOM_CHECK(!exchanges || moe_layers == spec.expert_table->num_layers(),
+               "{} layers with experts, the table has {}", moe_layers,
+               exchanges ? spec.expert_table->num_layers() : 0);
   return spec;
 }
 

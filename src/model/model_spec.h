@@ -111,10 +111,10 @@ struct ModelSpec {
   const MlpSpec& expert(int64_t moe_layer, size_t slot) const;
 };
 
-// The placement has passed check_placement(). `table` has passed check_expert_table(), without MTP
-// layers; it is needed where placement.exchanges_tokens(), and not read elsewhere. The
-// first `mtp_layers` MTP layers are part of the model, at most config.num_mtp_layers and
-// kMaxDrafts, and none with an exchange of tokens.
+// The placement has passed check_placement(). `table` is needed where placement.exchanges_tokens(),
+// and not read elsewhere; it has passed check_expert_table(), without MTP layers, and has one layer
+// more for each of these with experts. The first `mtp_layers` MTP layers are part of the model, at
+// most config.num_mtp_layers and kMaxDrafts.
 ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
                     std::shared_ptr<const ExpertTable> table = nullptr, int64_t mtp_layers = 0);
 // The whole model on one rank.

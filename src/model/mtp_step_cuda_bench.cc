@@ -2,10 +2,12 @@
 // CUDA graph of one step, median of 11 replays. For k drafts a sequence: the step that verifies
 // them (1 + k rows a sequence), the first draft step and a later one; the sum is what a window
 // takes. The gain at an acceptance a is computed: 1 + a + ... + a^k tokens in that time, over one
-// in the time of a step of the model without the MTP layer. "bytes": the same ratio of times by the
-// bytes that are read, with experts drawn uniformly for each row.
+// in the time of a step of the model without the MTP layer. "bytes": the same ratio by the bytes of
+// weights and keys that are read, with experts drawn uniformly for each row; "floor": by the longer
+// of these bytes' time and the multiplications', matrix by matrix.
 //
 //   mtp_step_cuda_bench [MODEL] [--json]      MODEL: config.json's folder, bench/models/v2-lite-mtp
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -48,47 +50,67 @@ ForwardBatch batch_of(int32_t count, int32_t rows, bool has_mtp_rows) {
   return batch;
 }
 
-// Bytes that a step reads, by config: weights of so many layers, the head, and keys.
-class Bytes {
- public:
-  explicit Bytes(const ModelConfig& config) : c_(config) {}
+// The least that a step reads and multiplies, by config: weights of so many layers, the head, and
+// keys. us: each part takes the longer of both at the rates of an H200.
+struct Least {
+  double bytes = 0, us = 0;
 
-  double of_step(int32_t sequences, int32_t rows) const {
-    double bytes = head();
-    for (int64_t layer = 0; layer < c_.num_layers; ++layer) {
-      bytes += of_layer(layer, sequences, sequences * rows);
-    }
-    return bytes;
+  void add(double values, double macs) {
+    constexpr double kValueBytes = 2, kFlopPerUs = 790e6;  // bf16
+    bytes += values * kValueBytes;
+    us += std::max(values * kValueBytes / kReadBytesPerUs, 2 * macs / kFlopPerUs);
   }
-  double of_draft(int32_t sequences) const {
-    const auto hidden = static_cast<double>(c_.hidden);
-    return head() + 2 * hidden * hidden * kValue + of_layer(c_.num_layers, sequences, sequences);
+};
+
+class Floors {
+ public:
+  explicit Floors(const ModelConfig& config) : c_(config) {}
+
+  // A step of `rows` rows a sequence and `drafts` draft steps.
+  Least of_window(int32_t sequences, int32_t rows, int32_t drafts) const {
+    Least least;
+    for (int64_t layer = 0; layer < c_.num_layers; ++layer) {
+      add_layer(layer, sequences, sequences * rows, least);
+    }
+    add_matrix(c_.vocab_size, c_.hidden, sequences * rows, least);
+    for (int32_t draft = 0; draft < drafts; ++draft) {
+      add_matrix(c_.hidden, 2 * c_.hidden, sequences, least);
+      add_layer(c_.num_layers, sequences, sequences, least);
+      add_matrix(c_.vocab_size, c_.hidden, sequences, least);
+    }
+    return least;
   }
 
  private:
-  static constexpr double kValue = 2;  // bf16
+  static void add_matrix(int64_t n, int64_t k, int32_t rows, Least& least) {
+    const double values = static_cast<double>(n) * static_cast<double>(k);
+    least.add(values, values * rows);
+  }
 
-  double head() const { return static_cast<double>(c_.vocab_size * c_.hidden) * kValue; }
-  double of_layer(int64_t layer, int32_t sequences, int32_t rows) const {
-    const auto hidden = static_cast<double>(c_.hidden);
-    const auto heads = static_cast<double>(c_.num_heads);
-    const auto latent = static_cast<double>(c_.kv_lora_rank);
-    const auto nope = static_cast<double>(c_.qk_nope_dim), v = static_cast<double>(c_.v_dim);
-    const double q = heads * static_cast<double>(c_.qk_dim());
-    const auto lora = static_cast<double>(c_.q_lora_rank);
-    double values = hidden * static_cast<double>(c_.latent_dim()) + heads * (nope + v) * latent +
-                    heads * v * hidden;
-    values += lora > 0 ? lora * (hidden + q) : hidden * q;
-    if (c_.is_moe_layer(layer)) {
-      const auto experts = static_cast<double>(c_.num_experts);
-      const double missed = std::pow(1 - static_cast<double>(c_.experts_per_token) / experts, rows);
-      const double read = experts * (1 - missed) + static_cast<double>(c_.num_shared_experts);
-      values += read * 3 * hidden * static_cast<double>(c_.moe_intermediate) + experts * hidden;
+  void add_layer(int64_t layer, int32_t sequences, int32_t rows, Least& least) const {
+    const int64_t q = c_.num_heads * c_.qk_dim(), latent = c_.kv_lora_rank;
+    if (c_.q_lora_rank > 0) {
+      add_matrix(c_.q_lora_rank, c_.hidden, rows, least);
+      add_matrix(q, c_.q_lora_rank, rows, least);
     } else {
-      values += 3 * hidden * static_cast<double>(c_.intermediate);
+      add_matrix(q, c_.hidden, rows, least);
     }
-    values += static_cast<double>(sequences) * kContext * static_cast<double>(c_.latent_dim());
-    return values * kValue;
+    add_matrix(c_.latent_dim(), c_.hidden, rows, least);
+    add_matrix(c_.num_heads * c_.qk_nope_dim, latent, rows, least);
+    add_matrix(c_.num_heads * c_.v_dim, latent, rows, least);
+    add_matrix(c_.hidden, c_.num_heads * c_.v_dim, rows, least);
+    const double keys = static_cast<double>(kContext) * sequences;
+    least.add(keys * static_cast<double>(c_.latent_dim()),
+              keys * rows / sequences * static_cast<double>(c_.num_heads) *
+                  static_cast<double>(c_.latent_dim() + latent));
+    if (!c_.is_moe_layer(layer)) return add_matrix(3 * c_.intermediate, c_.hidden, rows, least);
+    add_matrix(c_.num_experts, c_.hidden, rows, least);
+    add_matrix(3 * c_.moe_intermediate * c_.num_shared_experts, c_.hidden, rows, least);
+    const auto experts = static_cast<double>(c_.num_experts);
+    const auto chosen = static_cast<double>(c_.experts_per_token);
+    const double read = experts * (1 - std::pow(1 - chosen / experts, rows));
+    const double expert = 3 * static_cast<double>(c_.hidden * c_.moe_intermediate);
+    least.add(read * expert, chosen * rows * expert);
   }
 
   const ModelConfig& c_;
@@ -174,11 +196,12 @@ int run(const Checkpoint& checkpoint, bool json) {
     for (const int32_t batch : kBatches) plain.push_back(without.step(batch, 1, false));
   }
   Bench bench(checkpoint, true);
-  const Bytes bytes(checkpoint.config());
-  std::printf(json ? "{\"device\": \"%s\", \"results\": ["
-                   : "%s\nsequences k  without  verify  first  later  ratio  bytes  gain at 0, "
-                     "0.5, 0.85\n",
-              device_line().c_str());
+  const Floors floors(checkpoint.config());
+  std::printf(
+      json ? "{\"device\": \"%s\", \"results\": ["
+           : "%s\nsequences k  without  verify  first  later  ratio  bytes  floor  gain at 0, "
+             "0.5, 0.85\n",
+      device_line().c_str());
   const char* separator = "";
   for (size_t i = 0; i < std::size(kBatches); ++i) {
     const int32_t batch = kBatches[i];
@@ -187,13 +210,14 @@ int run(const Checkpoint& checkpoint, bool json) {
       const double verify = bench.step(batch, 1 + k, k == 0);
       const double window = verify + (k > 0 ? first + (k - 1) * later : 0);
       const double ratio = window / plain[i];
-      const double floor =
-          (bytes.of_step(batch, 1 + k) + k * bytes.of_draft(batch)) / bytes.of_step(batch, 1);
+      const Least least = floors.of_window(batch, 1 + k, k), one = floors.of_window(batch, 1, 0);
       std::printf(json ? "%s\n  {\"sequences\": %d, \"drafts\": %d, \"without_us\": %.1f, "
                          "\"verify_us\": %.1f, \"first_draft_us\": %.1f, \"later_draft_us\": "
-                         "%.1f, \"ratio\": %.4f, \"bytes_ratio\": %.4f, \"gain\": ["
-                       : "%s%9d %d %8.1f %7.1f %6.1f %6.1f %6.3f %6.3f  ",
-                  separator, batch, k, plain[i], verify, first, later, ratio, floor);
+                         "%.1f, \"ratio\": %.4f, \"bytes_ratio\": %.4f, \"floor_ratio\": %.4f, "
+                         "\"gain\": ["
+                       : "%s%9d %d %8.1f %7.1f %6.1f %6.1f %6.3f %6.3f %6.3f  ",
+                  separator, batch, k, plain[i], verify, first, later, ratio,
+                  least.bytes / one.bytes, least.us / one.us);
       const char* comma = "";
       for (const double acceptance : kAcceptances) {
         std::printf("%s%.3f", comma, tokens(acceptance, k) / ratio);

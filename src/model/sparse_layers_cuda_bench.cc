@@ -1,9 +1,9 @@
 // What sparse attention costs and gains in steps of a model of DeepSeek-V3.2's layers on a GPU: the
-// model, the same over whole pages where no row chooses (as over a bf16 cache), in a graph for any
-// length, with every row choosing its keys (--dsa-dense-threshold 0), and the same
-// model without an indexer, which attends to all keys. Random (dummy) weights, steps without
-// logits, cache of 656 bytes a token; a CUDA graph of one step, medians of 11 replays and of 5
-// turns of all forms.
+// model, the same over whole pages where no row chooses (as over a bf16 cache), in graphs for any
+// length up to 160K and up to the step's own, with every row choosing its keys
+// (--dsa-dense-threshold 0), and the same model without an indexer, which attends to all keys.
+// Random (dummy) weights, steps without logits, cache of 656 bytes a token; a CUDA graph of one
+// step, medians of 11 replays and of 5 turns of all forms.
 //
 //   sparse_layers_cuda_bench [MODEL] [--json]   MODEL: config.json's folder,
 //   bench/models/v3.2-4-layers
@@ -101,8 +101,9 @@ void fill_index_keys(const ModelConfig& config, const DeviceArray<std::byte>& ca
   }
 }
 
-// How a step's absorbed rows are planned.
-enum class Rows { kAsPlanned, kPages, kAnyLength };
+// How a step's absorbed rows are planned. kOwnLength: as kAnyLength, in a graph whose sequences are
+// at most as long as the step's.
+enum class Rows { kAsPlanned, kPages, kAnyLength, kOwnLength };
 
 // A model, and steps over a cache.
 class Steps {
@@ -122,26 +123,31 @@ class Steps {
                                      {.show_progress = false});
     if (!model) throw std::runtime_error(model.error().message);
     model_ = std::move(*model);
-    StepLimits limits{.heads = config_.num_heads,
-                      .num_multiprocessors = model_->num_multiprocessors(),
-                      .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
-                                config_.v_dim, /*grouped=*/false, sparse},
-                      .policy = policy,
-                      .most_keys = kMostKeys,
-                      .max_length = kMostLength,
-                      .page_stride = gpu_page_stride(config_, kFormat, false)};
-    pages_planner_.emplace(limits);
-    limits.lists_always = true;  // as the engine has it over 8-bit caches
-    planner_.emplace(limits);
+    limits_ = {.heads = config_.num_heads,
+               .num_multiprocessors = model_->num_multiprocessors(),
+               .shape = {config_.kv_lora_rank, config_.qk_rope_dim, config_.qk_nope_dim,
+                         config_.v_dim, /*grouped=*/false, sparse},
+               .policy = policy,
+               .most_keys = kMostKeys,
+               .max_length = kMostLength,
+               .page_stride = gpu_page_stride(config_, kFormat, false)};
+    pages_planner_.emplace(limits_);
+    limits_.lists_always = true;  // as the engine has it over 8-bit caches
+    planner_.emplace(limits_);
   }
 
-  // us of a step. kAnyLength: of a decode step.
+  // us of a step. kAnyLength, kOwnLength: of a decode step.
   double time(const Work& work, const DeviceArray<std::byte>& cache, Rows rows) {
     StepLayout layout;
     const ForwardBatch batch = batch_of(work);
-    auto& planner = rows == Rows::kPages ? pages_planner_ : planner_;
+    StepLimits own = limits_;
+    own.max_length = round_up(int64_t{work.context} + work.queries, kPageSize);
+    std::optional<StepPlanner> own_planner(own);
+    auto& planner = rows == Rows::kPages       ? pages_planner_
+                    : rows == Rows::kOwnLength ? own_planner
+                                               : planner_;
     planner->plan(batch, batch.num_rows(), layout);
-    if (rows == Rows::kAnyLength) planner->plan_any_length(layout);
+    if (rows == Rows::kAnyLength || rows == Rows::kOwnLength) planner->plan_any_length(layout);
     const DeviceArray<std::byte> arrays(layout.memory);
     const int64_t part = latent_layout(config_, kFormat).page_bytes();
     const int64_t stride = gpu_page_stride(config_, kFormat, false);
@@ -156,6 +162,7 @@ class Steps {
   const ModelConfig config_;
   const DeviceArray<int32_t> sampled_;
   std::unique_ptr<DeepSeekModel> model_;
+  StepLimits limits_;
   std::optional<StepPlanner> planner_, pages_planner_;
 };
 
@@ -177,27 +184,33 @@ int run(const Checkpoint& checkpoint, bool json) {
       random_cache(latent_layout(config, kFormat), gpu_page_stride(config, kFormat, false) * pages);
   fill_index_keys(config, cache);
   std::printf(json ? "{\"device\": \"%s\", \"results\": ["
-                   : "%s\nsequences tokens context |   us: sparse       pages  any length  all "
-                     "chosen  no indexer | over no indexer\n",
+                   : "%s\nsequences tokens context |   us: sparse       pages  any length  own "
+                     "length  all chosen  no indexer | over no indexer\n",
               device_line().c_str());
   const char* separator = "";
   for (const Work& work : kWorks) {
-    std::vector<double> times[5];
+    constexpr size_t kForms = 6;
+    std::vector<double> times[kForms];
+    const auto decode = [&](Rows rows) {
+      return work.queries > 1 ? 0 : sparse.time(work, cache, rows);
+    };
     for (int turn = 0; turn < kTurns; ++turn) {
       times[0].push_back(sparse.time(work, cache, Rows::kAsPlanned));
       times[1].push_back(sparse.time(work, cache, Rows::kPages));
-      times[2].push_back(work.queries > 1 ? 0 : sparse.time(work, cache, Rows::kAnyLength));
-      times[3].push_back(forced.time(work, cache, Rows::kAsPlanned));
-      times[4].push_back(none.time(work, cache, Rows::kAsPlanned));
+      times[2].push_back(decode(Rows::kAnyLength));
+      times[3].push_back(decode(Rows::kOwnLength));
+      times[4].push_back(forced.time(work, cache, Rows::kAsPlanned));
+      times[5].push_back(none.time(work, cache, Rows::kAsPlanned));
     }
-    double us[5];
-    for (size_t i = 0; i < 5; ++i) us[i] = median(times[i]);
-    std::printf(json ? "%s\n  {\"sequences\": %d, \"tokens\": %d, \"context\": %d, \"sparse_us\": "
-                       "%.1f, \"pages_us\": %.1f, \"any_length_us\": %.1f, \"all_chosen_us\": "
-                       "%.1f, \"no_indexer_us\": %.1f, \"ratio\": %.3f}"
-                     : "%s%9d %6d %7d | %12.1f %11.1f %11.1f %11.1f %11.1f | %.3f\n",
+    double us[kForms];
+    for (size_t i = 0; i < kForms; ++i) us[i] = median(times[i]);
+    std::printf(json
+                    ? "%s\n  {\"sequences\": %d, \"tokens\": %d, \"context\": %d, \"sparse_us\": "
+                      "%.1f, \"pages_us\": %.1f, \"any_length_us\": %.1f, \"own_length_us\": %.1f, "
+                      "\"all_chosen_us\": %.1f, \"no_indexer_us\": %.1f, \"ratio\": %.3f}"
+                    : "%s%9d %6d %7d | %12.1f %11.1f %11.1f %11.1f %11.1f %11.1f | %.3f\n",
                 separator, work.sequences, work.queries, work.context, us[0], us[1], us[2], us[3],
-                us[4], us[0] / us[4]);
+                us[4], us[5], us[0] / us[5]);
     if (json) separator = ",";
     std::fflush(stdout);
   }

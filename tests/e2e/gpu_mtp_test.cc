@@ -204,6 +204,57 @@ TEST(GpuDrafts, RanksOfALane) {
   }
 }
 
+// Experts of all lanes' ranks, the MTP layer's too: lanes draft beside lanes that do not, or that
+// have no rows.
+TEST(GpuDrafts, ExpertsOverRanks) {
+  std::mt19937 random(35);
+  const auto requests = random_requests(random, 60);
+  const auto over = [](int tp, int dp, const GpuRunnerOptions& options, EngineOptions engine) {
+    GpuRunnerOptions its = drafting_ranks(tp, dp, options);
+    its.placement.expert_parallel = true;
+    return make_engine(its, std::move(engine));
+  };
+  GpuRunnerOptions options = drafting(0);
+  options.deterministic = true;
+  const EngineOptions plain{.prefix_caching = false};
+  const auto of_one_rank = answers(*make_engine(options, plain), requests, false);
+  const auto of_two_ranks = answers(*over(2, 1, options, plain), requests, false);
+  options.max_drafts = 3;
+  auto alone = make_engine(options, always(3));
+  expect_same_answers(answers(*alone, requests, true), of_one_rank);
+  struct Case {
+    int tp, dp;
+    bool graphs, crowded;
+  };
+  for (const Case& c : {Case{1, 2, true, false}, Case{1, 4, true, true}, Case{1, 3, false, false},
+                        Case{2, 1, true, false}, Case{2, 2, true, true}}) {
+    SCOPED_TRACE(testing::Message() << "--tp " << c.tp << " --dp " << c.dp);
+    GpuRunnerOptions its = options;
+    its.graphs = c.graphs;
+    EngineOptions engine = always(3);
+    if (c.crowded) {
+      its.max_total_tokens = 40 * kPageSize;
+      its.max_batched_tokens = 150;
+      engine = always(3, {.kv_offload_bytes = 64 << 20, .preempt_every = 7});
+    }
+    const auto drafter = over(c.tp, c.dp, its, engine);
+    const auto& expected = c.tp == 1 ? of_one_rank : of_two_ranks;
+    expect_same_answers(answers(*drafter, requests, true), expected);
+    if (!c.crowded) expect_same_answers(answers(*drafter, requests, false), expected);
+    const SpeculationStats stats = drafter->stats().speculation;
+    EXPECT_GT(stats.accepted_tokens, 100);
+    EXPECT_EQ(drafter->stats().pages_used, 0);
+    // Answers do not depend on drafts: that these are the model's, their share of right ones tells.
+    const SpeculationStats right = alone->stats().speculation;
+    const auto first = [](const SpeculationStats& of) {
+      return static_cast<double>(of.accepted_per_pos[0]) / static_cast<double>(of.drafts);
+    };
+    std::printf("first drafts accepted: %.4f, on one rank %.4f\n", first(stats), first(right));
+    std::fflush(stdout);
+    EXPECT_GE(first(stats), first(right) - 0.03);
+  }
+}
+
 // ---- measurements: V2-Lite's shape with random weights, requests behind prompts of 1,024 tokens
 
 const Checkpoint& lite_checkpoint() {

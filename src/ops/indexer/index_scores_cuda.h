@@ -13,9 +13,10 @@
 
 namespace fathom::cuda {
 
-// All pointers are device memory. Row r sees the first lengths[r] keys of its sequence, whose pages
-// are block_tables[table_starts[r]] and the following. Rows of one sequence that are next to one
-// another have ascending lengths, and no two sequences the same start.
+// All pointers are device memory, values and weights multiples of 16. Row r sees the first
+// lengths[r] keys of its sequence, whose pages are block_tables[table_starts[r]] and the following.
+// Rows of one sequence that are next to one another have ascending lengths, and no two sequences
+// the same start.
 struct IndexScoresArguments {
   const void* values = nullptr;    // [rows, heads, 128] e4m3
   const float* weights = nullptr;  // [rows, heads]
@@ -32,7 +33,7 @@ struct IndexScoresArguments {
   FATHOM_PLANTED_FAULT
 };
 
-// One launch of at most 2 * sms CTAs. Its work follows the rows' lengths, not `columns`, so that a
+// One launch of at most `sms` CTAs. Its work follows the rows' lengths, not `columns`, so that a
 // captured launch costs what its rows' lengths ask for. Batch-invariant: a row's bits depend on its
 // own values, weights and keys alone.
 void index_scores(const IndexScoresArguments& arguments, int sms, GpuStream stream);

@@ -255,6 +255,38 @@ TEST(IndexScoresCuda, ReplayWithOtherLengths) {
   check(cudaStreamDestroy(stream), "destroying a stream");
 }
 
+// Long rows of many sequences, whose keys come as fast as memory gives them, and in any order:
+// launches one behind the other, against one CTA.
+TEST(IndexScoresCuda, KeysComeInAnyOrder) {
+  std::mt19937 random(53);
+  std::vector<Sequence> sequences;
+  for (int32_t i = 0; i < 96; ++i) {
+    // Blocks of one, two and four pairs of rows.
+    sequences.push_back({.context = 6000 + i * 17, .rows = i % 8 == 7 ? 6 : i % 4 == 3 ? 3 : 1});
+  }
+  const Problem problem = make_problem(sequences, 64, random);
+  const auto expected = run(problem, 0, 1);
+  OnDevice device(problem);
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "creating a stream");
+  {
+    constexpr int kLaunches = 40;
+    const Graph graph(stream, [&] {
+      for (int i = 0; i < kLaunches; ++i) {
+        index_scores(arguments_of(problem, device, 0), kSms, stream);
+      }
+    });
+    for (int replay = 0; replay < 20; ++replay) {
+      device.poison();
+      check(cudaDeviceSynchronize(), "poisoning");
+      graph.launch(stream);
+      check(cudaStreamSynchronize(stream), "a replay");
+    }
+  }
+  check(cudaStreamDestroy(stream), "destroying a stream");
+  EXPECT_EQ(std::memcmp(device.scores.to_host().data(), expected.data(), expected.size() * 4), 0);
+}
+
 TEST(IndexScoresCuda, PassNaNOn) {
   std::mt19937 random(52);
   Problem problem = make_problem({{300, 2}}, 64, random);

@@ -1,6 +1,7 @@
 // Times of the indexer's operations on a GPU, at DeepSeek-V3.2's sizes: 64 heads of 128, 2,048
 // keys. usage: indexer_cuda_bench [--json]
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -33,6 +34,15 @@ std::vector<uint8_t> random_codes(int64_t count, std::mt19937& random) {
   return codes;
 }
 
+// With the codes again and again.
+void fill(const DeviceArray<std::byte>& memory, const std::vector<uint8_t>& codes) {
+  for (int64_t at = 0; at < memory.size(); at += std::ssize(codes)) {
+    const auto count = static_cast<size_t>(std::min(std::ssize(codes), memory.size() - at));
+    check(cudaMemcpy(memory.data() + at, codes.data(), count, cudaMemcpyHostToDevice),
+          "filling memory");
+  }
+}
+
 struct Rows {
   int64_t rows, keys, sequences;
   std::vector<int32_t> lengths, starts, tables;
@@ -62,7 +72,7 @@ void bench_scores(BenchTable& table, int64_t rows, int64_t sequences, int64_t ke
   const int64_t pages = std::ssize(of.tables), bytes = pages * kIndexPageBytes;
   const int copies = copies_of(bytes);
   const DeviceArray<std::byte> cache(copies * bytes);
-  check(cudaMemset(cache.data(), 0x38, cache.bytes()), "filling the cache");
+  fill(cache, random_codes(int64_t{1} << 22, random));  // scales too
   const DeviceArray<uint8_t> values(random_codes(rows * kHeads * kIndexDim, random));
   const DeviceArray<float> weights(random_f32(rows * kHeads, 0.1f, random));
   const DeviceArray<int32_t> lengths(of.lengths), starts(of.starts), tables(of.tables);
@@ -82,7 +92,7 @@ void bench_scores(BenchTable& table, int64_t rows, int64_t sequences, int64_t ke
                   .dense_keys = kTopKeys},
                  sms, stream);
   });
-  const double pairs = static_cast<double>(rows) * static_cast<double>(keys);
+  const double pairs = std::accumulate(of.lengths.begin(), of.lengths.end(), 0.0);
   table.add("index_scores",
             std::to_string(rows) + " rows, " + std::to_string(sequences) + " x " +
                 std::to_string(keys) + " keys of " + std::to_string(most_keys),
