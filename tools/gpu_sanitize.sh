@@ -28,7 +28,7 @@ gpu_decode_layers_test *GpuDecodeLayersShort.* *GpuDecodeLayersShort.*/0
 four_bit_moe_cuda_test *CodesOfFourBitFloats*:*WithoutAnAddend* *WithoutAnAddend*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
-indexer_cuda_test IndexKeysCuda.*:IndexScoresCuda.DoNot*:IndexScoresCuda.PassNaNOn:TopKeysCuda.* IndexScoresCuda.PassNaNOn:TopKeysCuda.LeavesOut*:TopKeysCuda.ListsAllKeys
+indexer_cuda_test IndexKeysCuda.*:IndexScoresCuda.PassNaNOn:TopKeysCuda.* IndexScoresCuda.PassNaNOn:TopKeysCuda.LeavesOut*:TopKeysCuda.ListsAllKeys
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Shapes/LatentDecode8Bit.*/0:Shapes/LatentDecode8Bit.*/8:Shapes/LatentDecode8Bit.*/12
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* ManyRowsShort.*
