@@ -28,7 +28,7 @@ gpu_decode_layers_test *GpuDecodeLayersShort.* *GpuDecodeLayersShort.*/0
 four_bit_moe_cuda_test *CodesOfFourBitFloats*:*WithoutAnAddend* *WithoutAnAddend*
 gate_cuda_test GateCuda.EqualsTheCpu:GateCuda.Padding*:GateCuda.Ties* GateCuda.ARowOfPadding*
 gpu_model_test GpuRunnerShort.* GpuRunnerShort.OneStep GpuRunnerShort.FewRows
-indexer_cuda_test IndexKeysCuda.*:IndexScoresCuda.DoNot*:IndexScoresCuda.PassNaNOn:TopKeysCuda.* IndexScoresCuda.PassNaNOn:TopKeysCuda.LeavesOut*:TopKeysCuda.ListsAllKeys
+indexer_cuda_test IndexKeysCuda.*:IndexScoresCuda.PassNaNOn:TopKeysCuda.* IndexScoresCuda.PassNaNOn:TopKeysCuda.LeavesOut*:TopKeysCuda.ListsAllKeys
 latent_decode_8_bit_cuda_test LatentDecode8BitShort.* Shapes/LatentDecode8Bit.*/0:Shapes/LatentDecode8Bit.*/8:Shapes/LatentDecode8Bit.*/12
 latent_decode_cuda_test LatentDecodeShort.* LatentDecodeShort.*
 many_rows_cuda_test Shapes/ManyRows.*/0:Fp32/ManyRows.*/0:ManyRowsChain.* ManyRowsShort.*
@@ -59,6 +59,8 @@ multiply='ScaledExpertMultiplier[^=]*::multiply' write='ScaledExpertScaler[^=]*:
 results='(RowsAttention<[^=]*::end|JoinedShare<[^=]*SumsLayout<\(int\)64>|write_(out|partial)<\(int\)64)'
 finish='OneRow::finish_gate_up' one_row='OneRow::multiply'
 references='latent_decode_rows_kernel'
+task='Copies<[^=]*::begin_task\('  # of index scores: by an mbarrier at which every thread arrives
+task_read='Scores<[^=]*::score<'
 between() { echo "$1: [^=]*access at [^=]*$2[^=]*=.*access at [^=]*$3"; }
 IN_ORDER=$(between Error "$join" "$join"
   between Error "$multiply" "$write"
@@ -66,7 +68,9 @@ IN_ORDER=$(between Error "$join" "$join"
   between Error "$results" "$results"
   between Error "$finish" "$one_row"
   between Error "$one_row" "$finish"
-  between Warning "$references" "$references")
+  between Warning "$references" "$references"
+  between Error "$task_read" "$task"
+  between Error "$task" "$task_read")
 # decode_layers alone (docs/kernels/decode_layers.md#tests): the functions are common to several kernels.
 # Slots of the ring and their turns, by mbarriers of one arrival a warp and by release and acquire; the
 # page table, by one arrival after a named barrier; the newest key's row, by one after __syncwarp(); the

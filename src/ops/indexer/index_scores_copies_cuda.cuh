@@ -74,7 +74,7 @@ class Copies {
         }
       }
     }
-    task_.advance();
+    task_.advance(1);
   }
 
   __device__ void copy_keys(int num_pages, int32_t pages) {
@@ -82,7 +82,7 @@ class Copies {
     for (int i = 0; i < num_pages; ++i) {
       const int stage = page_.stage();
       const int32_t number = __shfl_sync(~0u, pages, i);
-      uint64_t* const there = &shared_.keys_are_there[stage];
+      uint64_t* const there = &shared_.keys_are_there[stage][page_.parity()];
       barrier_wait(&shared_.keys_are_read[stage], page_.parity() ^ 1);
       if (elect_one()) {
         barrier_expect(there, kIndexPageBytes);
@@ -91,7 +91,7 @@ class Copies {
                    arguments_.pages.data + number * arguments_.pages.stride + kIndexValueBytes,
                    sizeof(shared_.scales[stage]), there);
       }
-      page_.advance();
+      page_.advance(1);
     }
   }
 

@@ -54,7 +54,8 @@ class Scores {
       : arguments_(arguments), shared_(shared) {}
 
   __device__ void run() {
-    for (Place<kQueryStages> place;; place.advance()) {
+    Place<kQueryStages> place;
+    for (uint32_t passed = 0;; place.advance(1)) {
       const int stage = place.stage();
       barrier_wait(&shared_.task_is_there[stage][0], place.parity());
       const Task& task = shared_.tasks[stage];
@@ -64,7 +65,8 @@ class Scores {
       const Share share{.pair = pair,
                         .first = group_ / pairs,
                         .step = kGroups / pairs,
-                        .num_pages = uniform(task.num_pages)};
+                        .num_pages = uniform(task.num_pages),
+                        .passed = passed};
       barrier_wait(&shared_.task_is_there[stage][pair], place.parity());
       const int rows = num_rows - pair * kPairRows;
       if (rows >= kPairRows) {
@@ -72,8 +74,9 @@ class Scores {
       } else if (rows == 1) {
         score<1>(task, share, stage);
       } else {
-        for (int i = 0; i < share.num_pages; ++i) pass();
+        skip(share);
       }
+      passed += share.num_pages;
       barrier_arrive(&shared_.task_is_done[stage]);
     }
   }
@@ -82,23 +85,27 @@ class Scores {
   // The warpgroup's: a pair of rows, and of the unit's pages each step-th from `first` on.
   struct Share {
     int pair, first, step, num_pages;
+    uint32_t passed;  // pages of earlier units
   };
 
   __device__ static int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-  // Every warpgroup waits for every page and releases it, also those that it does not multiply: so
-  // a barrier is never two turns ahead or behind.
-  __device__ void wait_for_page() {
-    barrier_wait(&shared_.keys_are_there[page_.stage()], page_.parity());
+  __device__ void wait_for(const Place<kKeyStages>& place) {
+    barrier_wait(&shared_.keys_are_there[place.stage()][place.parity()], place.turn() >> 1 & 1);
   }
-  __device__ void release_page() {
+  // The page is not needed any more: a warp arrives for those of the groups that have other pages.
+  __device__ void release(int page, const Share& share) {
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(&shared_.keys_are_read[page_.stage()]);
-    page_.advance();
+    if (lane_ == 0) barrier_arrive_for(&shared_.keys_are_read[page], share.step);
   }
-  __device__ void pass() {
-    wait_for_page();
-    release_page();
+
+  // The last pair of a block of 5 or 6 rows has none.
+  __device__ void skip(const Share& share) {
+    Place<kKeyStages> place(share.passed + share.first);
+    for (int i = share.first; i < share.num_pages; i += share.step, place.advance(share.step)) {
+      wait_for(place);
+      release(place.stage(), share);
+    }
   }
 
   // A thread has keys lane / 4 and 8 further of its warp's 16, and heads 8 j + 2 (lane % 4) and the
@@ -124,14 +131,12 @@ class Scores {
     }
     const uint64_t queries = matrix(shared_.queries[stage][share.pair * kPairRows]);
     const uint64_t all_keys = matrix(shared_.keys[0]);
-    for (int i = 0; i < share.num_pages; ++i) {
-      if ((i & (share.step - 1)) != share.first) {
-        pass();
-        continue;
-      }
-      wait_for_page();
-      const float scale = shared_.scales[page_.stage()][slot];
-      const uint64_t keys = moved(all_keys, page_.stage() * (kKeys * kRowBytes));
+    Place<kKeyStages> place(share.passed + share.first);
+    for (int i = share.first; i < share.num_pages; i += share.step, place.advance(share.step)) {
+      const int page = place.stage();
+      wait_for(place);
+      const float scale = shared_.scales[page][slot];
+      const uint64_t keys = moved(all_keys, page * (kKeys * kRowBytes));
       float sums[kRows * kHeads / 2];
       mma_fence();
 #pragma unroll
@@ -142,7 +147,7 @@ class Scores {
       mma_commit();
       mma_wait();
       pin(sums);
-      release_page();
+      release(page, share);
       const float score = sum(sums, weights, bits) * scale;
       if (i * kKeys < seen) scores[i * kKeys] = score;
     }
@@ -192,7 +197,6 @@ class Scores {
   const int lane_ = threadIdx.x % kWarp;
   const int warp_ = uniform(threadIdx.x % kGroupThreads / kWarp);  // of the group
   const int group_ = uniform(threadIdx.x / kGroupThreads);
-  Place<kKeyStages> page_;
 };
 
 template <int kHeads>
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     constexpr int kWarps = kGroups * kGroupWarps;
     for (int i = 0; i < kKeyStages; ++i) {
-      barrier_init(&shared.keys_are_there[i], 1);
+      for (uint64_t& turn : shared.keys_are_there[i]) barrier_init(&turn, 1);
       barrier_init(&shared.keys_are_read[i], kWarps);
     }
     for (int i = 0; i < kQueryStages; ++i) {

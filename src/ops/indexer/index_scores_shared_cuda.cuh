@@ -33,25 +33,35 @@ struct __align__(1024) Shared {
   float weights[kQueryStages][kBlockRows][kHeads];
   float scales[kKeyStages][kKeys];
   Task tasks[kQueryStages];
-  uint64_t keys_are_there[kKeyStages], keys_are_read[kKeyStages];
+  // Of even and of odd turns of the ring. A warpgroup skips pages that others multiply, so it may
+  // wait for a page while the one a turn before it in the ring is still on its way: a barrier of
+  // all turns would be of the parity that it waits for.
+  uint64_t keys_are_there[kKeyStages][2];
+  uint64_t keys_are_read[kKeyStages];
   uint64_t task_is_there[kQueryStages][kGroups];  // a pair of rows each, the first the task too
   uint64_t task_is_done[kQueryStages];
 };
 
-// A place in a ring of kStages, and the parity of the turn.
+// A place in a ring of kStages, and how often the ring has turned.
 template <int kStages>
 class Place {
  public:
+  // Behind `passed` others.
+  __device__ explicit Place(uint32_t passed = 0)
+      : stage_(static_cast<int>(passed % kStages)), turn_(static_cast<int>(passed / kStages)) {}
   __device__ int stage() const { return stage_; }
-  __device__ int parity() const { return parity_; }
-  __device__ void advance() {
-    if (++stage_ < kStages) return;
-    stage_ = 0;
-    parity_ ^= 1;
+  __device__ int turn() const { return turn_; }
+  __device__ int parity() const { return turn_ & 1; }
+  __device__ void advance(int by) {  // less than kStages
+    stage_ += by;
+    if (stage_ >= kStages) {
+      stage_ -= kStages;
+      ++turn_;
+    }
   }
 
  private:
-  int stage_ = 0, parity_ = 0;
+  int stage_, turn_;
 };
 
 // The pairs of rows of a block are taken as 1, 2 or 4, so that they divide the warpgroups.
