@@ -63,10 +63,10 @@ GROUPS = {
         ("v2_lite/5000_220_200", throughput(V2_LITE, "--num-prompts", "5000", "--input-len", "220",
                                             "--output-len", "200")),
     ]),
-    "azure": Group(100, [
-        ("v2_lite/azure_5000", throughput(
-            V2_LITE, "--dataset-name", "azure", "--dataset-path",
-            AZURE, "--num-prompts", "5000")),
+    "azure": Group(170, [
+        (f"{name}/azure_5000", throughput(
+            model, "--dataset-name", "azure", "--dataset-path", AZURE, "--num-prompts", "5000"))
+        for name, model in (("v2_lite", V2_LITE), ("v2_lite_fp8", V2_LITE_FP8))
     ]),
     "v3_layers": Group(90, [("v3", ["layer_cuda_bench", V3])]),
     "kimi_k2_layers": Group(90, [("kimi_k2", ["layer_cuda_bench", KIMI_K2])]),
