@@ -69,7 +69,7 @@ TEST(Needle, IsLostByAttentionToAllKeys) {
             kQuestions / 2);
 }
 
-// Longer texts are slow tests (e2e_needle_long): half a minute each on two cores.
+// Longer texts are slow tests (e2e_needle_long).
 
 TEST(Needle, DISABLED_IsFoundAmong8KInAllForms) {
   for (const std::vector<int64_t>& chunks :
