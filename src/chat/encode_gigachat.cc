@@ -182,8 +182,8 @@ std::string object_type(const json::value& schema, const std::string& indent) {
     out += fmt::format("{}{}{}: {},", indent, std::string_view(name),
                        requires_property(schema, name) ? "" : "?", type_of(property, inner));
     const json::value* preset = find_member(property, "default");
-    if (preset == nullptr)
-      preset = find_member(property, "defalut_value");  // spelt so in the templates
+    // The templates spell it so.
+    if (preset == nullptr) preset = find_member(property, "defalut_value");
     if (preset != nullptr) {
       const std::string_view quote = preset->is_string() ? "\"" : "";
       out += fmt::format(" // default: {}{}{}", quote, python_str(*preset), quote);
@@ -294,7 +294,7 @@ Result<Prompt> encode_gigachat(const Conversation& conversation, bool calls_insi
     }
     write_message(writer, messages[i], calls_inside);
   }
-  // The templates add none behind a system message alone.
+  // The templates write no generation prompt behind a system message alone.
   if (conversation.add_generation_prompt && messages.size() > first &&
       messages.back().role != Role::kAssistant) {
     write_head(writer, "assistant");
