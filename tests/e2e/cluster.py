@@ -12,6 +12,8 @@ from fathom_server import ENVIRONMENT, MODEL, PROGRAM, SLACK, Server
 from faulty_server import WITH_FAULTS
 
 DEAD = 3  # exit status of a node when another one has failed
+# Where a node can have been when another one failed, as its message says it.
+WHERE = r"(all_reduce #\d+|between steps|(sending to|waiting for a message of) node \d)"
 
 
 def free_port():

@@ -14,7 +14,7 @@ import threading
 import time
 import unittest
 
-from cluster import DEAD, Follower, free_port, node_flags
+from cluster import DEAD, WHERE, Follower, free_port, node_flags
 from fathom_server import SLACK, Server
 from faulty_server import WITH_FAULTS
 from namespaces import Star, enter, may_make_namespaces
@@ -102,7 +102,7 @@ class Links(unittest.TestCase):
         asked.wait()
         self.assertIsNone(asked.text)
         took = asked.ended_at - since
-        self.assertRegex(asked.error, r"(rank|node) \d.*(all_reduce #\d+|between steps)")
+        self.assertRegex(asked.error, rf"(rank|node) \d.*{WHERE}")
         self.assertLessEqual(took, ERROR_SECONDS * SLACK)
         self.assertEqual(self.leader.wait(), DEAD)
         for follower in self.followers:
@@ -155,7 +155,7 @@ class Links(unittest.TestCase):
         # `ip netns exec` has become the program.
         os.kill(self.followers[0].process.pid, signal.SIGSTOP)
         asked.wait()
-        self.assertRegex(asked.error, r"rank 1.*(all_reduce #\d+|between steps)")
+        self.assertRegex(asked.error, rf"rank 1.*{WHERE}")
         self.assertLessEqual(asked.ended_at - since, ERROR_SECONDS * SLACK)
         self.assertEqual((self.leader.wait(), self.followers[1].wait()), (DEAD, DEAD))
         os.kill(self.followers[0].process.pid, signal.SIGCONT)
