@@ -10,6 +10,7 @@
 
 #include "base/random.h"
 #include "comm/collectives.h"
+#include "comm/contains.h"
 #include "comm/rank_threads.h"
 
 namespace fathom {
@@ -25,10 +26,6 @@ uint64_t number_in(ConstBytes bytes) {
   EXPECT_EQ(bytes.size(), sizeof value);
   std::memcpy(&value, bytes.data(), std::min(bytes.size(), sizeof value));
   return value;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST(Group, MeetsInOrderUnderRandomDelays) {

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/contains.h"
 #include "comm/control_channel.h"
 #include "comm/group.h"
 #include "comm/peer_links.h"
@@ -19,10 +20,6 @@
 
 namespace fathom {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 struct SocketPair {
   SocketPair() {

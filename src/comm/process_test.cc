@@ -9,14 +9,11 @@
 #include <vector>
 
 #include "comm/collectives.h"
+#include "comm/contains.h"
 #include "comm/node_threads.h"
 
 namespace fathom {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // A forked node of `num_ranks` ranks that all-reduce for ever. It writes a byte when its ranks have
 // met 50 times, and what ended each rank, a line each, when they have ended.

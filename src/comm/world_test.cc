@@ -12,6 +12,7 @@
 
 #include "base/random.h"
 #include "comm/collectives.h"
+#include "comm/contains.h"
 #include "comm/node_threads.h"
 
 namespace fathom {
@@ -19,10 +20,6 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 void expect_all_well(const std::vector<NodeEnd>& ends) {
   for (const NodeEnd& node : ends) {

@@ -47,25 +47,26 @@ TEST(ExpertLoad, OnePaneForgetsAtOnce) {
 }
 
 TEST(ExpertLoad, EqualsAWindowThatIsAddedUpAnew) {
-  constexpr int64_t kLayers = 3, kExperts = 5, kPanes = 4;
+  constexpr int64_t kThreeLayers = 3, kFiveExperts = 5, kPanes = 4;
   for (const int64_t steps_per_pane : {1, 3}) {
-    ExpertLoad load(kLayers, kExperts, kPanes, steps_per_pane);
-    std::deque<std::vector<double>> panes(1, std::vector<double>(kLayers * kExperts));
+    ExpertLoad load(kThreeLayers, kFiveExperts, kPanes, steps_per_pane);
+    std::deque<std::vector<double>> panes(1, std::vector<double>(kThreeLayers * kFiveExperts));
     std::mt19937 random(3);
-    std::uniform_int_distribution<int64_t> layers(0, kLayers - 1), experts(0, kExperts - 1);
+    std::uniform_int_distribution<int64_t> layers(0, kThreeLayers - 1),
+        experts(0, kFiveExperts - 1);
     for (int step = 1; step <= 100; ++step) {
       for (int token = 0; token < 20; ++token) {
         const int64_t layer = layers(random), expert = experts(random);
         load.add(layer, expert);
-        ++panes.back()[static_cast<size_t>(layer * kExperts + expert)];
+        ++panes.back()[static_cast<size_t>(layer * kFiveExperts + expert)];
       }
-      std::vector<double> expected(kLayers * kExperts);
+      std::vector<double> expected(kThreeLayers * kFiveExperts);
       for (const auto& pane : panes) {
         for (size_t i = 0; i < pane.size(); ++i) expected[i] += pane[i];
       }
       ASSERT_EQ(load.loads(), expected) << step;
       load.end_step();
-      if (step % steps_per_pane == 0) panes.emplace_back(kLayers * kExperts);
+      if (step % steps_per_pane == 0) panes.emplace_back(kThreeLayers * kFiveExperts);
       if (panes.size() > kPanes) panes.pop_front();
     }
   }
