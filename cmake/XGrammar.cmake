@@ -14,7 +14,7 @@ endif()
 file(GLOB XGRAMMAR_SOURCES ${XGRAMMAR_DIR}/cpp/*.cc ${XGRAMMAR_DIR}/cpp/support/*.cc
      ${XGRAMMAR_DIR}/cpp/converter_ext/*.cc)
 add_library(xgrammar STATIC ${XGRAMMAR_SOURCES})
-set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17 EXPORT_COMPILE_COMMANDS OFF)
+set_target_properties(xgrammar PROPERTIES CXX_STANDARD 17 EXPORT_COMPILE_COMMANDS OFF UNITY_BUILD ON)
 target_compile_options(xgrammar PRIVATE -w -O2 -g0)
 # Its messages go where src/grammar/xgrammar_messages.cc takes them.
 target_compile_definitions(xgrammar PRIVATE XGRAMMAR_ENABLE_CPPTRACE=0
