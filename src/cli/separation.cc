@@ -125,6 +125,8 @@ void write_peers(std::string_view labels, const PrefillPeersStats& stats, std::s
           "Pages received through UCX, not TCP.");
   counter("fathom_transfer_unordered_pieces_total", stats.foreign_pieces,
           "Pages that no order of their connection asked for; dropped.");
+  counter("fathom_transfer_stalled_pieces_total", stats.stalled_pieces,
+          "Pages whose rest did not come in time; their connections were given up.");
   counter("fathom_transfer_sessions_lost_total", stats.sessions_lost,
           "Connections to prefill servers that were lost.");
   counter("fathom_transfer_refused_total", stats.refused,

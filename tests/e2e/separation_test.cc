@@ -10,6 +10,7 @@
 #include <cmath>
 #include <latch>
 #include <map>
+#include <thread>
 
 #include "base/random.h"
 #include "cache/page_transfer.h"
@@ -18,6 +19,7 @@
 #include "engine/model_runner.h"
 #include "grammar/grammar_compiler.h"
 #include "tokenizer/tokenizer.h"
+#include "transfer/tcp/halting_relay.h"
 #include "transfer/tcp/prefill_peers.h"
 #include "transfer/tcp/transfer_server.h"
 
@@ -31,6 +33,7 @@ struct Setting {
   int64_t drafts = 0;
   int64_t total_tokens = 8192;  // of a lane's cache
   bool over_tcp = false;        // false: within the process
+  bool stalls = false;          // over TCP, and the first page that comes stops in its middle
   bool sites = false;           // within one engine, which loads the weights once
 };
 
@@ -113,11 +116,12 @@ std::unique_ptr<Engine> make_sites(const Setting& setting, const EngineOptions& 
 struct Outcome {
   std::vector<Answer> answers;
   EngineStats stats;
+  int64_t stalled_pieces = 0;
 };
 
 // The link to an engine of this process, by way of a server and connections over loopback.
 struct TcpLink {
-  TcpLink(Engine& prefill, int64_t page_bytes, int64_t max_tokens,
+  TcpLink(Engine& prefill, int64_t page_bytes, int64_t max_tokens, bool stalls,
           std::shared_ptr<PieceMailbox> mailbox)
       : server(std::move(*TransferServer::create(
             {.listen = {.host = "127.0.0.1", .port = 0},
@@ -125,14 +129,28 @@ struct TcpLink {
              .max_tokens = max_tokens},
             [&prefill](std::shared_ptr<PieceReceiver> receiver) {
               return std::make_shared<LocalPrefill>(prefill, std::move(receiver));
-            }))),
-        peers(std::make_shared<PrefillPeers>(
-            PrefillPeersOptions{.peers = {server->endpoint()}, .page_bytes = page_bytes},
-            std::move(mailbox))) {
+            }))) {
+    PrefillPeersOptions options{.peers = {server->endpoint()}, .page_bytes = page_bytes};
+    if (stalls) {
+      relay = std::make_unique<HaltingRelay>(server->endpoint(), page_bytes / 2);
+      options.peers = {relay->endpoint()};
+      options.streams = 1;
+      options.stall_limit = std::chrono::milliseconds(300);
+      options.silence_limit = std::chrono::hours(1);
+    }
+    peers = std::make_shared<PrefillPeers>(options, std::move(mailbox));
     const auto connected = peers->wait_until_tried(std::chrono::hours(1));
     FATHOM_CHECK(connected.has_value(), "{}", connected.error().message);
   }
+  // Connections that come after it take whole pages.
+  void wait_for_stall() const {
+    while (relay->num_halted() == 0 && peers->stats().stalled_pieces == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    relay->open();
+  }
   std::unique_ptr<TransferServer> server;
+  std::unique_ptr<HaltingRelay> relay;
   std::shared_ptr<PrefillPeers> peers;
 };
 
@@ -151,7 +169,8 @@ Outcome run(const Setting& setting, bool is_separated,
                                         std::move(runner), nullptr));
     options.prefill.mailbox = std::make_shared<PieceMailbox>(1 << 22);
     if (setting.over_tcp) {
-      tcp = std::make_unique<TcpLink>(*prefill, page_bytes, max_tokens, options.prefill.mailbox);
+      tcp = std::make_unique<TcpLink>(*prefill, page_bytes, max_tokens, setting.stalls,
+                                      options.prefill.mailbox);
       options.prefill.link = tcp->peers;
     } else {
       options.prefill.link = std::make_shared<LocalPrefill>(*prefill, options.prefill.mailbox);
@@ -180,12 +199,14 @@ Outcome run(const Setting& setting, bool is_separated,
       });
       FATHOM_CHECK(id.has_value(), "{}", id.error().message);
     }
+    if (tcp && setting.stalls && round == 0) tcp->wait_for_stall();
     ended.wait();
     for (const auto& own : answers) {
       outcome.answers.insert(outcome.answers.end(), own.begin(), own.end());
     }
   }
   outcome.stats = engine->stats();
+  if (tcp) outcome.stalled_pieces = tcp->peers->stats().stalled_pieces;
   return outcome;
 }
 
@@ -311,6 +332,21 @@ TEST(Separation, RanksWithDrafts) {
                       .drafts = 2,
                       .over_tcp = true},
                      words());
+}
+
+// Half of its first page comes, and nothing more on that connection.
+TEST(Separation, APageThatStallsIsNoAnswer) {
+  const Setting setting = {.model = bundled_model(), .over_tcp = true, .stalls = true};
+  const Outcome& together = together_of(setting, words());
+  const Outcome apart = run(setting, true, words());
+  ASSERT_EQ(apart.answers.size(), together.answers.size());
+  for (size_t i = 0; i < apart.answers.size(); ++i) {
+    EXPECT_TRUE(is_same(setting, apart.answers[i], together.answers[i])) << "choice " << i;
+  }
+  EXPECT_GT(apart.stats.prefill.failed, 0);
+  EXPECT_EQ(apart.stats.prefill.refused, 0);
+  EXPECT_GE(apart.stalled_pieces, 1);
+  EXPECT_EQ(apart.stats.pages_quarantined + apart.stats.pages_used, 0);
 }
 
 TEST(Separation, IndexKeysComeWithThePages) {

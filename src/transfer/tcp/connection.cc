@@ -54,6 +54,7 @@ void TransferConnection::read_header() {
 void TransferConnection::on_header() {
   if (closed_) return;
   last_received_ = Clock::now();
+  receiving_since_ = last_received_;
   if (closing_) return close("it was refused");
   if (lane_) return close("a frame came where none may");
   const auto header = read_frame_header(header_);
@@ -74,6 +75,7 @@ void TransferConnection::on_header() {
         if (failure) return self->fail(failure);
         if (self->closed_) return;
         self->last_received_ = Clock::now();
+        self->receiving_since_.reset();
         const auto current = self->handler_;  // it may set another
         const auto done = current->on_frame(*self, kind, self->payload_);
         if (!done) return self->close(done.error().message);
@@ -139,6 +141,7 @@ void TransferConnection::read_rows() {
 }
 
 void TransferConnection::deliver_piece() {
+  receiving_since_.reset();
   const auto handler = handler_;
   if (const auto landing = std::exchange(landing_, nullptr)) {
     landing->finish();
@@ -325,6 +328,7 @@ bool TransferConnection::take_offer() {
     return false;
   }
   begin_piece(*header);
+  receiving_since_ = Clock::now();
   lane_receives_ = true;
   const auto begun = lane_->receive(piece_rows());
   if (!begun) fail_lane(begun.error());

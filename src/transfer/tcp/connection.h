@@ -83,6 +83,9 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
 
   // When bytes came the last time, and since when a frame waits to be sent; none: none does.
   Time last_received() const { return last_received_; }
+  // When the header of the frame, or the offer of the piece, came whose other bytes have not all
+  // come; none: they have.
+  std::optional<Time> receiving_since() const { return receiving_since_; }
   std::optional<Time> sending_since() const;
   // "10.0.0.1:5000", for logs.
   const std::string& peer() const { return peer_; }
@@ -129,6 +132,7 @@ class TransferConnection : public std::enable_shared_from_this<TransferConnectio
   std::deque<Outgoing> out_;
   bool is_writing_ = false;  // write() goes on, or is about to be called
   Time last_received_, sending_since_;
+  std::optional<Time> receiving_since_;
 
   std::unique_ptr<PieceLane> lane_;
   std::optional<boost::asio::posix::stream_descriptor> lane_events_;

@@ -9,6 +9,7 @@
 #include "cache/page_pool.h"
 #include "transfer/arrivals.h"
 #include "transfer/tcp/fake_prefill.h"
+#include "transfer/tcp/halting_relay.h"
 
 namespace fathom {
 namespace {
@@ -31,13 +32,22 @@ class Pool : public LandingBook {
                    .form = 7,
                    .with_digests = with_digests},
                   pool_) {
-    EXPECT_TRUE(pool_.allocate(kNumPages, pages_));
-    ticket_ = arrivals_.open(1, 0, pages_);
+    open();
     mailbox_->set_landings(this);
   }
   ~Pool() override { mailbox_->set_landings(nullptr); }
 
   static constexpr int64_t kNumPages = 3;
+  void open() {
+    EXPECT_TRUE(pool_.allocate(kNumPages, pages_));
+    ticket_ = arrivals_.open(1, 0, pages_);
+  }
+  // As when its request ends.
+  void close() {
+    arrivals_.close(ticket_.id.number);
+    for (const int32_t page : pages_) pool_.release(page);
+    pages_.clear();
+  }
   std::optional<LandingPlace> begin_landing(const PieceHeader& header) override {
     const auto place = arrivals_.begin_landing(header);
     if (place && before) before();
@@ -71,6 +81,7 @@ class Pool : public LandingBook {
   }
   const Ticket& ticket() const { return ticket_; }
   Arrivals& arrivals() { return arrivals_; }
+  const PagePool& pages() const { return pool_; }
 
   std::function<void()> before;  // called on the thread that receives, when a piece may land
 
@@ -196,17 +207,113 @@ TEST_P(Landings, ASenderThatGoesLeavesNoPage) {
   EXPECT_EQ(pool.arrivals().verdicts()[0], 0);
 }
 
+// A lane that never tells that the rest of a piece has come, while `stalls`.
+class StallingLane : public PieceLane {
+ public:
+  StallingLane(std::unique_ptr<PieceLane> lane, const std::atomic<bool>& stalls)
+      : lane_(std::move(lane)), stalls_(stalls) {}
+  std::span<const std::byte> address() const override { return lane_->address(); }
+  Result<> connect(std::span<const std::byte> other_end) override {
+    return lane_->connect(other_end);
+  }
+  int event_fd() const override { return lane_->event_fd(); }
+  Result<bool> progress() override { return lane_->progress(); }
+  Result<> send(std::span<const std::byte, kPieceHeaderBytes> header,
+                std::span<const std::byte> rows) override {
+    return lane_->send(header, rows);
+  }
+  bool is_sending() const override { return lane_->is_sending(); }
+  std::optional<Offer> offer() const override { return lane_->offer(); }
+  Result<> receive(std::span<std::byte> rows) override { return lane_->receive(rows); }
+  bool has_received() override { return lane_->has_received() && !stalls_; }
+
+ private:
+  const std::unique_ptr<PieceLane> lane_;
+  const std::atomic<bool>& stalls_;
+};
+
+// Half a page comes and then nothing, while the control connection lives. The request's end does
+// not free the page, the limit does.
+TEST_P(Landings, APageThatStallsComesBack) {
+  constexpr int64_t kBytes = 1 << 20;
+  const bool by_lane = by == By::kUcx;
+  const std::vector<std::byte> rows(kBytes, std::byte{1});  // lent as long as the server lives
+  std::atomic<bool> stalls{true};
+  Server server({.page_bytes = kBytes, .window_bytes = 16 << 20});
+  HaltingRelay relay(server.server->endpoint(), kBytes / 2);
+  PrefillPeersOptions options;
+  options.page_bytes = kBytes;
+  options.silence_limit = 1h;
+  options.stall_limit = 300ms;
+  if (by_lane) {
+    options.make_lane = [&](int64_t bytes, uint64_t key) -> Result<std::unique_ptr<PieceLane>> {
+      FATHOM_TRY(auto lane, make_ucx_lane(bytes, key));
+      return std::make_unique<StallingLane>(std::move(lane), stalls);
+    };
+  }
+  Decode decode({relay.endpoint()}, options);
+  Pool pool(decode.mailbox, kBytes);
+  std::counting_semaphore<> begun{0};
+  pool.before = [&] { begun.release(); };
+  const auto link = ordered(server, decode, pool.order());
+  EXPECT_TRUE(link->receiver->put(make_piece(pool.ticket(), 0), lent(rows)));
+  begun.acquire();
+  // Either, on a machine that takes longer for half a page than the limit.
+  wait_for([&] {
+    return by_lane || relay.num_halted() == 1 || decode.links->stats().stalled_pieces > 0;
+  });
+  pool.close();
+  EXPECT_EQ(pool.pages().quarantined(), 1);
+  EXPECT_EQ(pool.pages().free(), Pool::kNumPages - 1);
+  relay.open();
+  EXPECT_EQ(pool.ends(decode, 1), std::vector{Landed::kBroken});
+  ASSERT_FALSE(HasFatalFailure()) << "it is landing still";
+  EXPECT_EQ(pool.pages().free(), Pool::kNumPages);
+  pool.pages().check_invariant();
+  decode.collect(0, 1);
+  EXPECT_NE(decode.failures[0].why.message.find("the rest of a page has not come in 0.3 s"),
+            std::string::npos)
+      << decode.failures[0].why.message;
+  EXPECT_EQ(decode.links->stats().stalled_pieces, 1);
+  stalls = false;
+
+  // The next request, as often as a machine that is slow lets a page miss the limit.
+  for (bool is_whole = false; !is_whole; pool.close()) {
+    wait_for([&] { return pool.ends(decode, 0), pool.pages().free() == Pool::kNumPages; });
+    pool.open();
+    wait_for([&] { return decode.links->order(pool.order()).has_value(); });
+    std::shared_ptr<ScriptedLink> next;
+    wait_for([&] {
+      const std::lock_guard lock(server.mutex);
+      next = server.links.back();
+      return next->num_orders() > 0;
+    });
+    for (int64_t page = 0; page < Pool::kNumPages; ++page) {
+      (void)next->receiver->put(make_piece(pool.ticket(), page), lent(rows));
+    }
+    decode.failures.clear();
+    wait_for([&] {
+      pool.ends(decode, 0);
+      is_whole = pool.arrivals().is_complete(pool.ticket().id.number);
+      return is_whole || !decode.failures.empty();
+    });
+    EXPECT_TRUE(!is_whole || pool.rows(0) == rows);
+  }
+  EXPECT_EQ(pool.pages().free(), Pool::kNumPages);
+  EXPECT_EQ(decode.links->stats().lane_pieces_received, 0) << "the lane has not brought any page";
+}
+
 // The sender waits in the middle of a piece: the engine's end does not wait for it.
 TEST(LandingsByTcp, AnEngineThatGoesBreaksOffWhatLands) {
   by = By::kTcp;
   constexpr int64_t kBytes = 32 << 20;
+  const std::vector<std::byte> rows(kBytes, std::byte{1});  // lent as long as the server lives
   Server server({.page_bytes = kBytes, .window_bytes = 256 << 20});
   PrefillPeersOptions options;
   options.page_bytes = kBytes;
   Decode decode({server.server->endpoint()}, options);
   std::optional<Pool> pool(std::in_place, decode.mailbox, kBytes);
   const auto link = ordered(server, decode, pool->order());
-  const std::vector<std::byte> rows(kBytes, std::byte{1});
   const auto loan = std::make_shared<LentRows>(std::span<const std::byte>(rows));
   std::binary_semaphore begun{0}, held{0};
   pool->before = [&] {

@@ -241,9 +241,25 @@ void PeerSession::tick(TransferConnection::Time now) {
   const auto since = control.sending_since();
   if (now - control.last_received() > options_.silence_limit) return close("it is silent");
   if (since && now - *since > options_.stall_limit) return close("it does not read");
+  if (const TransferConnection* const stalled = find_stalled_piece(now)) {
+    lane_failed_ |= stalled->has_lane();
+    owner_->count_stalled_piece();
+    return close(fmt::format("the rest of a page has not come in {} s",
+                             std::chrono::duration<double>(options_.stall_limit).count()));
+  }
   if (now - last_heartbeat_ < options_.heartbeat || control.is_sending()) return;
   last_heartbeat_ = now;
   send(heartbeat_frame());
+}
+
+// The connection on which the rest of a piece is overdue. The piece's page is quarantined as long
+// as it lands, whatever else the other end sends.
+const TransferConnection* PeerSession::find_stalled_piece(TransferConnection::Time now) const {
+  for (const auto& stream : data_) {
+    const auto since = stream->connection->receiving_since();
+    if (since && now - *since > options_.stall_limit) return stream->connection.get();
+  }
+  return nullptr;
 }
 
 void PeerSession::close(const std::string& why) { lose(why); }

@@ -29,6 +29,8 @@ class PeerSessionOwner {
   // One that has landed.
   virtual void count_piece(int64_t bytes, bool by_lane) = 0;
   virtual std::vector<std::byte> buffer(size_t bytes) = 0;
+  // The rest of a piece has not come in time; on_lost() follows.
+  virtual void count_stalled_piece() = 0;
   // False: there is no room; the session tries again after resume().
   virtual bool on_piece(PeerSession& session, PagePiece& piece, bool by_lane) = 0;
 };
@@ -50,7 +52,8 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   void resume();
   // Ends it if a piece is landing.
   void break_landings();
-  // Sends a heartbeat; ends a session that is silent, stuck, or not ready in time.
+  // Sends a heartbeat; ends a session that is silent, stuck, stops in a piece, or is not ready in
+  // time.
   void tick(TransferConnection::Time now);
   void close(const std::string& why);
   // Ends it without a word to its owner, which goes.
@@ -81,6 +84,7 @@ class PeerSession : public FrameHandler, public std::enable_shared_from_this<Pee
   bool wants_lane() const;
   Stream& stream_of(const TransferConnection& connection);
   bool is_control(const Stream& stream) const { return &stream == control_.get(); }
+  const TransferConnection* find_stalled_piece(TransferConnection::Time now) const;
   void lose(const std::string& why);
 
   boost::asio::io_context& context_;

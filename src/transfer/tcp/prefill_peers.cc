@@ -81,6 +81,7 @@ struct PrefillPeers::Parts : PeerSessionOwner {
   void on_failed(PeerSession& session, FailedOrder failed) override;
   std::unique_ptr<Landing> land(PeerSession& session, const PieceHeader& header) override;
   void count_piece(int64_t size, bool by_lane) override;
+  void count_stalled_piece() override { ++stalled; }
   std::vector<std::byte> buffer(size_t size) override { return mailbox->buffer(size); }
   bool on_piece(PeerSession& session, PagePiece& piece, bool by_lane) override;
 
@@ -98,7 +99,7 @@ struct PrefillPeers::Parts : PeerSessionOwner {
   std::vector<Peer> peers;
   std::unordered_map<TicketId, Order, TicketIdHash> orders;
   std::atomic<int64_t> sessions_lost{0}, refused{0}, pieces{0}, lane_pieces{0}, bytes{0},
-      foreign{0};
+      foreign{0}, stalled{0};
   std::thread thread;
 };
 
@@ -378,7 +379,8 @@ PrefillPeersStats PrefillPeers::stats() const {
                           .pieces_received = parts_->pieces,
                           .bytes_received = parts_->bytes,
                           .lane_pieces_received = parts_->lane_pieces,
-                          .foreign_pieces = parts_->foreign};
+                          .foreign_pieces = parts_->foreign,
+                          .stalled_pieces = parts_->stalled};
   const std::lock_guard lock(parts_->mutex);
   stats.peers = std::ssize(parts_->peers);
   for (const auto& peer : parts_->peers) stats.ready += peer.ready != nullptr;

@@ -36,7 +36,8 @@ struct PrefillPeersOptions {
   std::chrono::nanoseconds retry_first = std::chrono::milliseconds(100);
   std::chrono::nanoseconds retry_most = std::chrono::seconds(2);
   std::chrono::nanoseconds silence_limit = std::chrono::seconds(10);
-  std::chrono::nanoseconds stall_limit = std::chrono::seconds(30);  // for one frame to be sent
+  // For one frame to be sent, and for a piece to come once its header has.
+  std::chrono::nanoseconds stall_limit = std::chrono::seconds(30);
   std::chrono::nanoseconds heartbeat = std::chrono::seconds(1);
   // A peer that has refused an order for lack of room, or because it ends, gets none for so long.
   std::chrono::nanoseconds pause = std::chrono::seconds(1);
@@ -49,6 +50,7 @@ struct PrefillPeersStats {
   int64_t pieces_received = 0, bytes_received = 0;
   int64_t lane_pieces_received = 0;  // of these, by a lane
   int64_t foreign_pieces = 0;        // for no order of the session that they came by; not taken
+  int64_t stalled_pieces = 0;        // broken off with their session at the stall limit
 };
 
 class PrefillPeers : public PromptLink {
