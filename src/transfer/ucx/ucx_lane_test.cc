@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <map>
 
 namespace fathom {
 namespace {
@@ -29,6 +30,19 @@ std::vector<std::byte> rows_of(size_t bytes, uint8_t number) {
   return rows;
 }
 
+// Of signals that the library takes. A sanitizer has some of them.
+std::map<int, void (*)(int)> signal_handlers() {
+  std::map<int, void (*)(int)> handlers;
+  for (const int number : {SIGHUP, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    struct sigaction action {};
+    EXPECT_EQ(sigaction(number, nullptr, &action), 0);
+    handlers[number] = action.sa_handler;
+  }
+  return handlers;
+}
+// Before the library is loaded.
+const auto kHandlersBefore = signal_handlers();
+
 class UcxLanes : public testing::Test {
  protected:
   void SetUp() override {
@@ -45,7 +59,9 @@ class UcxLanes : public testing::Test {
   Result<> run_until(const std::function<bool()>& condition) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(2);
     while (!condition()) {
-      EXPECT_LT(std::chrono::steady_clock::now(), end);
+      if (std::chrono::steady_clock::now() > end) {
+        return error(Code::kInternal, "nothing happens any more");
+      }
       if (sender) {
         EXPECT_TRUE(sender->progress().has_value());
       }
@@ -90,15 +106,21 @@ TEST_F(UcxLanes, PiecesComeAsTheyWere) {
 // After progress() has said that nothing is left, its descriptor tells when a piece has come.
 TEST_F(UcxLanes, TheDescriptorTellsOfAPiece) {
   for (uint8_t number = 1; number < 10; ++number) {
-    while (*receiver->progress() || *sender->progress()) {
-    }
     pollfd wait{.fd = receiver->event_fd(), .events = POLLIN, .revents = 0};
-    EXPECT_EQ(poll(&wait, 1, 0), 0);
+    // By UCX's TCP what the sender has sent may come a moment later.
+    const auto is_silent = [&] {
+      while (*receiver->progress() || *sender->progress()) {
+      }
+      return poll(&wait, 1, 0) == 0;
+    };
+    ASSERT_TRUE(run_until(is_silent).has_value());
     send(number, 10'000);
     while (!receiver->offer()) {
       while (*sender->progress()) {
       }
-      ASSERT_EQ(poll(&wait, 1, 120'000), 1);
+      // Behind what the receiver answers the sender has more to send.
+      pollfd either[] = {wait, {.fd = sender->event_fd(), .events = POLLIN, .revents = 0}};
+      ASSERT_GE(poll(either, 2, 120'000), 1);
       while (*receiver->progress()) {
       }
     }
@@ -137,10 +159,9 @@ TEST_F(UcxLanes, ASecondPieceIsRefused) {
   send(1, 1000);
   ASSERT_TRUE(run_until([&] { return receiver->offer().has_value(); }).has_value());
   EXPECT_TRUE(second->send(header_of(2), rows_of(1000, 2)).has_value());
-  int turns = 0;
   const auto ran = run_until([&] {
     (void)*second->progress();
-    return ++turns == 100'000;
+    return false;
   });
   ASSERT_FALSE(ran.has_value());
   EXPECT_NE(ran.error().message.find("before the one before it was taken"), std::string::npos)
@@ -189,13 +210,7 @@ TEST_F(UcxLanes, AReceiverThatHasGoneIsNoHarm) {
 }
 
 // The library's own handlers of signals are not left behind.
-TEST_F(UcxLanes, SignalsAreAsBefore) {
-  for (const int number : {SIGHUP, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
-    struct sigaction action {};
-    ASSERT_EQ(sigaction(number, nullptr, &action), 0);
-    EXPECT_EQ(action.sa_handler, SIG_DFL) << number;
-  }
-}
+TEST_F(UcxLanes, SignalsAreAsBefore) { EXPECT_EQ(signal_handlers(), kHandlersBefore); }
 
 }  // namespace
 }  // namespace fathom
