@@ -60,6 +60,7 @@ void EngineLoop::run() {
     send_pages();
     if (is_idle()) {
       lanes_.take_ended(/*wait=*/true);
+      publish_stats();  // pages may have left quarantine, or a copy
       continue;
     }
     const bool has_begun = may_begin() && lanes_.has_work() && begin_step();

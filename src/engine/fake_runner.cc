@@ -106,6 +106,12 @@ std::span<const std::byte> FakeRunner::Transfer::rows_in_place(int32_t page) con
       std::span(*cache_).subspan(static_cast<size_t>(page * kPageSize), kPageSize));
 }
 
+std::span<std::byte> FakeRunner::Transfer::memory_of(int32_t page) const {
+  if (!copies_->lets_rows_land) return {};
+  return std::as_writable_bytes(
+      std::span(*cache_).subspan(static_cast<size_t>(page * kPageSize), kPageSize));
+}
+
 // Another runner, with steps of its own, may have written the rows.
 void FakeRunner::Transfer::forget_steps(Cell* page) {
   for (int64_t i = 0; i < kPageSize; ++i) page[i].step = 0;

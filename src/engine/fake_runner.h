@@ -34,6 +34,7 @@ struct FakeCopies {
   int64_t fail_at = 0;     // the n-th copy fails; 0: none
   int64_t fail_every = 0;  // every n-th copy fails; 0: none
   std::atomic<int64_t>* count = nullptr;  // counts the copies begun; may be null
+  bool lets_rows_land = false;            // memory_of() is the page's memory
 };
 
 // How the runner drafts.
@@ -100,6 +101,7 @@ class FakeRunner : public LogitsRunner {
     void take_ended(std::vector<EndedCopy>& ended, bool wait) override;
     // Only where copies neither are late nor fail.
     std::span<const std::byte> rows_in_place(int32_t page) const override;
+    std::span<std::byte> memory_of(int32_t page) const override;
 
    private:
     struct Copy {

@@ -346,9 +346,11 @@ void Lanes::publish(EngineStats& stats) const {
 
 void Lanes::check_idle() const {
   for (const Lane& lane : lanes_) {
-    FATHOM_CHECK(lane.pool.used() + lane.pool.quarantined() == 0,
-                 "{} of {} pages of lane {} are used by nobody, {} quarantined for nobody",
-                 lane.pool.used(), lane.pool.total(), lane.number, lane.pool.quarantined());
+    const int64_t draining = orders_ ? orders_->pages_draining(lane.number) : 0;
+    FATHOM_CHECK(lane.pool.used() == 0 && lane.pool.quarantined() == draining,
+                 "{} of {} pages of lane {} are used by nobody, {} quarantined, rows land in {}",
+                 lane.pool.used(), lane.pool.total(), lane.number, lane.pool.quarantined(),
+                 draining);
     try {
       lane.tree.check_invariant();
     } catch (const std::bad_alloc&) {  // recounted when the engine is idle again

@@ -74,6 +74,10 @@ class PrefillOrders : public RemotePrefill, private LandingBook {
 
   bool empty() const { return num_orders_ == 0; }
   int64_t num_orders() const { return num_orders_; }
+  // Of a lane: quarantined for orders that have ended, because pieces are still landing there.
+  int64_t pages_draining(int lane) const {
+    return lanes_[static_cast<size_t>(lane)].arrivals.pages_draining();
+  }
   // Of the pages that have been ordered and have not come.
   int64_t rows_missing() const { return rows_missing_; }
   PrefillStats stats() const;

@@ -356,6 +356,49 @@ TEST(Separation, AnOrderThatIsHeldDoesNotFail) {
   EXPECT_EQ(engine->stats().prefill.computed_here, 1);
 }
 
+class KeepingLink : public HoldingLink {
+ public:
+  Result<> order(PromptOrder order) override {
+    const std::lock_guard lock(mutex);
+    ticket = order.ticket;
+    return {};
+  }
+  std::mutex mutex;
+  std::optional<Ticket> ticket;  // the last order's
+};
+
+// The engine may have nothing else left meanwhile; the page is not handed out before.
+TEST(Separation, APieceStillLandsWhenItsRequestHasBeenAborted) {
+  const auto link = std::make_shared<KeepingLink>();
+  const auto mailbox = std::make_shared<PieceMailbox>(1 << 20);
+  EngineOptions options{.eos_ids = {kFakeEos}};
+  options.prefill = {.link = link, .mailbox = mailbox, .least_rows = 0};
+  auto runner = std::make_unique<FakeRunner>(FakeModel{});
+  runner->copies.lets_rows_land = true;
+  const auto engine = std::move(*Engine::create(options, std::move(runner), fake_tokenizer()));
+  const auto wait_for_quarantined = [&](int64_t pages) {
+    while (engine->stats().pages_quarantined != pages) std::this_thread::sleep_for(1ms);
+  };
+  EventQueue queue;
+  const RequestId id = *engine->submit(plain_request(100), queue.sink());
+  wait_for_quarantined(2);
+  std::unique_lock lock(link->mutex);
+  const Ticket ticket = link->ticket.value();
+  lock.unlock();
+  auto landing = mailbox->land({.ticket = ticket.id,
+                                .page = ticket.first_page,
+                                .num_bytes = ticket.page_bytes,
+                                .form = ticket.form});
+  ASSERT_NE(landing, nullptr);
+  engine->abort(id);
+  EXPECT_EQ(queue.next()->finish, FinishReason::kAbort);
+  wait_for_quarantined(1);
+  EXPECT_EQ(engine->stats().running + engine->stats().waiting, 0);
+  std::this_thread::sleep_for(20ms);  // time for the engine to have looked, and to sleep
+  landing = nullptr;                  // it is broken off
+  wait_for_quarantined(0);
+}
+
 // Keeps what it is sent.
 class KeepingExport : public PageExport {
  public:

@@ -176,6 +176,13 @@ int64_t Arrivals::num_draining() const {
   return std::ssize(tickets_) - num_open_;
 }
 
+int64_t Arrivals::pages_draining() const {
+  const std::lock_guard lock(mutex_);
+  int64_t pages = 0;
+  for (const auto& [number, entry] : tickets_) pages += entry.closed ? entry.num_writing : 0;
+  return pages;
+}
+
 Arrivals::Entry& Arrivals::at(uint64_t number) {
   const auto it = tickets_.find(number);
   FATHOM_CHECK(it != tickets_.end(), "ticket {} is not open", number);
