@@ -17,6 +17,9 @@ from robustness import (CHAT, IS_LONG, LONG, MODEL, QUESTION, SECONDS, SLACK, SL
                         StepGate, faulty, figure, preloaded, wait_until)
 
 CYCLES = int(SECONDS * 2) if IS_LONG else 3
+# Under nohup this script ignores SIGHUP, and servers would inherit that. With a handler they begin with
+# the default action.
+signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def free_port():
