@@ -62,9 +62,14 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300 * SLACK)
         if body is not None and not isinstance(body, (str, bytes)):
             body = json.dumps(body)
-        connection.request(method, path, body, {"Content-Type": "application/json",
-                                                **(headers or {})})
-        return connection, connection.getresponse()
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json",
+                                                    **(headers or {})})
+            return connection, connection.getresponse()
+        except OSError as problem:
+            problem.add_note(f"exit status of the server: {self.process.poll()}; its last lines:\n"
+                             + "".join(getattr(self, "log", [])[-20:]))
+            raise
 
     def ask(self, method, path, body=None, headers=None):
         connection, response = self.open(method, path, body, headers)
