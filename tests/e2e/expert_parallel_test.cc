@@ -28,18 +28,26 @@ int64_t count_far(const std::vector<float>& actual, const std::vector<float>& ex
   return far;
 }
 
-class ExpertParallel : public testing::TestWithParam<std::string> {};
+// The bundled model, larger than all others together, has every number of ranks in slow tests only.
+const std::vector<int> kEveryNumber = {2, 3, 4, 8};
+std::vector<int> numbers_for(const std::string& model, int of_the_bundled_one) {
+  return model == "fathom-tiny" ? std::vector{of_the_bundled_one} : kEveryNumber;
+}
 
-TEST_P(ExpertParallel, HasTheBitsOfOneRank) {
+class ExpertParallel : public testing::TestWithParam<std::string> {
+ protected:
+  void expect_bits_of_one_rank(const std::vector<int>& numbers);
+};
+
+void ExpertParallel::expect_bits_of_one_rank(const std::vector<int>& numbers) {
   const auto checkpoint = open_golden(GetParam());
   const ModelConfig& config = checkpoint->config();
   std::vector<Form> forms = {{DType::kBF16, CacheFormat::kBF16}};
-  // The bundled model is larger than all others together.
   if (GetParam() != "fathom-tiny") forms.push_back({DType::kF32, CacheFormat::kF32});
   if (config.kv_lora_rank % 128 == 0) forms.push_back({DType::kBF16, CacheFormat::kFp8Scaled});
   for (const Form& form : forms) {
     const Outcome expected = Ranks(*checkpoint, {}, form, nullptr).run();
-    for (const int ranks : {2, 3, 4, 8}) {
+    for (const int ranks : numbers) {
       SCOPED_TRACE(testing::Message()
                    << ranks << " ranks, cache format " << static_cast<int>(form.cache));
       const Placement placement = {.dp = ranks, .expert_parallel = true};
@@ -59,9 +67,14 @@ TEST_P(ExpertParallel, HasTheBitsOfOneRank) {
   }
 }
 
-class TensorParallelExperts : public testing::TestWithParam<std::string> {};
+TEST_P(ExpertParallel, HasTheBitsOfOneRank) { expect_bits_of_one_rank(numbers_for(GetParam(), 3)); }
 
-TEST_P(TensorParallelExperts, DoNotDependOnTheirPlacement) {
+class TensorParallelExperts : public testing::TestWithParam<std::string> {
+ protected:
+  void expect_same_bits_anywhere(const std::vector<int>& numbers);
+};
+
+void TensorParallelExperts::expect_same_bits_anywhere(const std::vector<int>& numbers) {
   const auto checkpoint = open_golden(GetParam());
   const ModelConfig& config = checkpoint->config();
   std::vector<Form> forms = {{}};
@@ -69,7 +82,7 @@ TEST_P(TensorParallelExperts, DoNotDependOnTheirPlacement) {
   if (config.kv_lora_rank % 128 == 0) forms.push_back({DType::kBF16, CacheFormat::kFp8Scaled});
   const Outcome one = Ranks(*checkpoint, {}, {}, nullptr).run();
   int tried = 0;
-  for (const int tp : {2, 3, 4, 8}) {
+  for (const int tp : numbers) {
     if (!check_placement({.tp = tp}, config)) continue;
     ++tried;
     for (const Form& form : forms) {
@@ -96,6 +109,10 @@ TEST_P(TensorParallelExperts, DoNotDependOnTheirPlacement) {
   EXPECT_GT(tried, 0);
 }
 
+TEST_P(TensorParallelExperts, DoNotDependOnTheirPlacement) {
+  expect_same_bits_anywhere(numbers_for(GetParam(), 2));
+}
+
 INSTANTIATE_TEST_SUITE_P(Goldens, ExpertParallel,
                          testing::Values("fathom-tiny", "kimi", "odd", "v32", "v2_fp8_tensor",
                                          "v2_group", "v2lite", "v2_ct_channel", "v3", "v3_fp8",
@@ -109,6 +126,20 @@ INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallelExperts,
                                          "v2_group", "v2lite", "v2_ct_channel", "v3", "v3_fp8",
                                          "v3_yarn", "heads", "fp8_heads", "kimi_k25",
                                          "glm_dsa_shared"),
+                         name_of_model);
+
+// In `make test-slow`: the bundled model over every number of ranks.
+using ExpertParallelBundled = ExpertParallel;
+TEST_P(ExpertParallelBundled, DISABLED_HasTheBitsOfOneRankOverAnyNumber) {
+  expect_bits_of_one_rank(kEveryNumber);
+}
+using TensorParallelExpertsBundled = TensorParallelExperts;
+TEST_P(TensorParallelExpertsBundled, DISABLED_DoNotDependOnTheirPlacementOverAnyNumber) {
+  expect_same_bits_anywhere(kEveryNumber);
+}
+INSTANTIATE_TEST_SUITE_P(Goldens, ExpertParallelBundled, testing::Values("fathom-tiny"),
+                         name_of_model);
+INSTANTIATE_TEST_SUITE_P(Goldens, TensorParallelExpertsBundled, testing::Values("fathom-tiny"),
                          name_of_model);
 
 // A rank that fails in dispatch or combine ends the step of all ranks, those without tokens too.
