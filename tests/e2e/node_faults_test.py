@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A node of several that is killed, stopped or throws: the others end in time, name it, and serve
 again when they are started again."""
+import concurrent.futures
 import http.client
 import json
 import signal
@@ -151,35 +152,44 @@ class Faults(unittest.TestCase):
         self.assertRegex(stream.error(), "rank|node")
         self.assertEqual(cluster.leader.wait(), DEAD)
 
+    def at_once(self, check, cases):
+        """check(*case) for all cases at the same time: each waits for seconds until a silent node is
+        taken for lost."""
+        with concurrent.futures.ThreadPoolExecutor(len(cases)) as pool:
+            for done in [pool.submit(check, *case) for case in cases]:
+                done.result()
+
     def test_faults_while_nothing_runs(self):
-        for victim in (0, 1):
-            for which in (signal.SIGKILL, signal.SIGSTOP):
-                cluster = self.cluster(2, "--tp", "2")
-                since = time.monotonic()
-                cluster.signal(victim, which)
-                if victim == 0:
-                    self.check_followers_end(cluster.followers, [r"node 0|rank 0"])
-                else:
-                    cluster.leader.wait_until(lambda: not is_well(cluster.leader),
-                                              "/health is false", ERROR_SECONDS + HEALTH_SECONDS)
-                    self.assertEqual(cluster.leader.wait(), DEAD)
-                    self.assertRegex("".join(cluster.leader.log), "the engine is dead: .*rank 1")
-                print(f"  idle, node {victim}, signal {int(which)}: others ended after "
-                      f"{time.monotonic() - since:.2f} s", flush=True)
-                cluster.kill()
+        def check(victim, which):
+            cluster = self.cluster(2, "--tp", "2")
+            since = time.monotonic()
+            cluster.signal(victim, which)
+            if victim == 0:
+                self.check_followers_end(cluster.followers, [r"node 0|rank 0"])
+            else:
+                cluster.leader.wait_until(lambda: not is_well(cluster.leader), "/health is false",
+                                          ERROR_SECONDS + HEALTH_SECONDS)
+                self.assertEqual(cluster.leader.wait(), DEAD)
+                self.assertRegex("".join(cluster.leader.log), "the engine is dead: .*rank 1")
+            print(f"  idle, node {victim}, signal {int(which)}: others ended after "
+                  f"{time.monotonic() - since:.2f} s", flush=True)
+            cluster.kill()
+        self.at_once(check, [(0, signal.SIGKILL), (0, signal.SIGSTOP),
+                             (1, signal.SIGKILL), (1, signal.SIGSTOP)])
 
     def test_a_fault_before_a_collective(self):
         """Before the 5th and the 40th: in the first step, and in a later one."""
+        def check(kind, number):
+            cluster = self.cluster(2, "--tp", "2", faults={1: f"meeting_{kind}:{number}"})
+            since = time.monotonic()
+            stream = Stream(cluster.leader)
+            words = ["rank 1", rf"#{number}\b|#{number - 1}\b"]
+            if kind == "throw":
+                words.append(f"a fault at meeting {number}")
+            self.check_server_ends(cluster, stream, since, words)
+            cluster.kill()
         for kind in ("throw", "stop", "kill"):
-            for number in (5, 40):
-                cluster = self.cluster(2, "--tp", "2", faults={1: f"meeting_{kind}:{number}"})
-                since = time.monotonic()
-                stream = Stream(cluster.leader)
-                words = ["rank 1", rf"#{number}\b|#{number - 1}\b"]
-                if kind == "throw":
-                    words.append(f"a fault at meeting {number}")
-                self.check_server_ends(cluster, stream, since, words)
-                cluster.kill()
+            self.at_once(check, [(kind, 5), (kind, 40)])
 
     def test_a_leader_that_throws(self):
         cluster = self.cluster(2, "--tp", "2", faults={0: "meeting_throw:50"})

@@ -292,17 +292,20 @@ class Agreement(unittest.TestCase):
         self.assertIn(f"port {port} of 127.0.0.1 is in use by another process", last)
 
     def test_who_does_not_come_is_named(self):
-        for node, words in ((0, "gave up after 2 s: waiting for node 1 of 2 at 127.0.0.1:"),
-                            (1, "gave up after 2 s: waiting for node 0 to answer at 127.0.0.1:")):
-            port = free_port()
-            done = subprocess.run(
-                [PROGRAM, "run", MODEL, "Hello", "--quiet", "--tp", "2", "--dist-timeout", "2",
-                 *node_flags(2, node, port)], env=ENVIRONMENT, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=60 * SLACK)
-            self.assertEqual(done.returncode, DEAD, done.stderr)
-            self.assertIn(words, done.stderr.splitlines()[-1])
+        alone = [subprocess.Popen(
+            [PROGRAM, "run", MODEL, "Hello", "--quiet", "--tp", "2", "--dist-timeout", "2",
+             *node_flags(2, node, free_port())], env=ENVIRONMENT, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for node in (0, 1)]
+        for node in alone:
+            self.addCleanup(lambda node=node: node.poll() is None and node.kill())
+        for node, words in zip(alone, (
+                "gave up after 2 s: waiting for node 1 of 2 at 127.0.0.1:",
+                "gave up after 2 s: waiting for node 0 to answer at 127.0.0.1:")):
+            _, log = node.communicate(timeout=60 * SLACK)
+            self.assertEqual(node.returncode, DEAD, log)
+            self.assertIn(words, log.splitlines()[-1])
             # It said before what it waits for.
-            self.assertRegex(done.stderr, r"info: waiting for node .* s of 2 s\)")
+            self.assertRegex(log, r"info: waiting for node .* s of 2 s\)")
 
     def test_a_node_that_comes_twice(self):
         port = free_port()
