@@ -128,11 +128,11 @@ Measured replay(const std::vector<TracedRequest>& trace, int64_t num_pages, int6
 }
 
 TEST(TraceReplay, HitRateIsWhatTheTraceMakesPossible) {
-  const std::vector<TracedRequest> trace = read_trace(3000);
+  const std::vector<TracedRequest> trace = read_trace(1500);
   double smallest = 1, largest = 0;
   // Pages in the pool and in host memory below it.
   for (const auto& [num_pages, host_pages] :
-       {std::pair<int64_t, int64_t>{4000, 0}, {4000, 4000}, {100'000, 0}}) {
+       {std::pair<int64_t, int64_t>{2000, 0}, {2000, 2000}, {100'000, 0}}) {
     const double possible = possible_hit_rate(trace, num_pages + host_pages);
     const Measured measured = replay(trace, num_pages, host_pages);
     EXPECT_NEAR(measured.hit_rate, possible, 0.02) << num_pages << " and " << host_pages;

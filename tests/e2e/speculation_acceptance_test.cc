@@ -65,7 +65,7 @@ void expect_shared_noise(int64_t texts, double within) {
   EXPECT_NEAR(acceptance("prose", prose(0.6, texts), 1).reached[0], 0.561, within);
 }
 
-TEST(SpeculationAcceptance, SampledDraftsShareTheSamplersNoise) { expect_shared_noise(15, 0.05); }
+TEST(SpeculationAcceptance, SampledDraftsShareTheSamplersNoise) { expect_shared_noise(8, 0.08); }
 
 TEST(SpeculationAcceptance, DISABLED_SampledDraftsOfAllTextsShareTheSamplersNoise) {
   expect_shared_noise(kTexts, 0.02);
@@ -76,11 +76,11 @@ TEST(SpeculationAcceptance, FloorsByText) {
   const auto first = [](const std::string& set, int64_t count, double temperature) {
     return acceptance(set, questions(set, count, temperature), 1).reached[0];
   };
-  EXPECT_NEAR(first("arithmetic", 30, 0), 0.9955, 0.01);
-  EXPECT_GE(first("json", 20, 0), 0.99);
-  EXPECT_GE(first("tools", 20, 0), 0.99);
-  EXPECT_GE(first("retrieval", 10, 0), 0.99);
-  EXPECT_GE(first("json", 30, 1), 0.98);
+  EXPECT_NEAR(first("arithmetic", 15, 0), 0.9955, 0.01);
+  EXPECT_GE(first("json", 10, 0), 0.99);
+  EXPECT_GE(first("tools", 10, 0), 0.99);
+  EXPECT_GE(first("retrieval", 5, 0), 0.99);
+  EXPECT_GE(first("json", 12, 1), 0.98);
 }
 
 // Another implementation, over other texts, prose by position: greedy 0.753, 0.547, 0.406; 0.561,
@@ -111,11 +111,11 @@ TEST(SpeculationAcceptance, DISABLED_AnswersByTemperature) {
 // Completions behind a hit of one page, of two and of all pages of the prompt have the drafts of
 // those whose prompt was computed whole.
 TEST(SpeculationAcceptance, PrefixHitsDoNotChangeIt) {
-  const std::vector<std::vector<int32_t>> texts = prose_pieces(3, 260);
+  const std::vector<std::vector<int32_t>> texts = prose_pieces(2, 260);
   std::vector<std::vector<int32_t>> prompts;
   for (size_t i = 0; i < texts.size(); ++i) {
     prompts.push_back(texts[i]);
-    for (const int64_t shared : {64, 128, 200, 255}) {
+    for (const int64_t shared : {64, 128, 200}) {
       prompts.emplace_back(texts[i].begin(), texts[i].begin() + shared);
       const std::vector<int32_t>& other = texts[(i + 1) % texts.size()];
       prompts.back().insert(prompts.back().end(), other.begin() + 1, other.begin() + 30);
@@ -127,11 +127,11 @@ TEST(SpeculationAcceptance, PrefixHitsDoNotChangeIt) {
       SpeculationSetting setting = kServed;
       setting.is_serial = true;
       setting.shares_prefixes = shares_prefixes;
-      return run_with_drafts(setting, 2, requests_of(prompts, temperature, 40, true));
+      return run_with_drafts(setting, 2, requests_of(prompts, temperature, 24, true));
     };
     const SpeculationOutcome whole = run(false), behind_hits = run(true);
     EXPECT_EQ(whole.prefix_hits, 0);
-    EXPECT_GE(behind_hits.prefix_hits, 3 * (64 + 128 + 192 + 192 + 256));
+    EXPECT_GE(behind_hits.prefix_hits, 2 * (64 + 128 + 192 + 256));
     EXPECT_EQ(behind_hits.choices, whole.choices);
     EXPECT_GT(whole.stats.accepted_tokens, whole.stats.draft_tokens / 4);
     EXPECT_EQ(behind_hits.stats.drafts, whole.stats.drafts);

@@ -69,7 +69,7 @@ Request random_request(uint64_t number) {
 #ifdef __SANITIZE_THREAD__
 constexpr uint64_t kNumRequests = 8;
 #else
-constexpr uint64_t kNumRequests = 24;
+constexpr uint64_t kNumRequests = 16;
 #endif
 
 std::vector<Request> random_requests(uint64_t first, uint64_t count) {
@@ -78,10 +78,11 @@ std::vector<Request> random_requests(uint64_t first, uint64_t count) {
   return requests;
 }
 
-void expect_equal_with_drafts(const SpeculationSetting& cell, uint64_t first, uint64_t count) {
+void expect_equal_with_drafts(const SpeculationSetting& cell, uint64_t first, uint64_t count,
+                              std::initializer_list<int64_t> numbers_of_drafts) {
   const SpeculationOutcome without = run_with_drafts(cell, 0, random_requests(first, count));
   EXPECT_EQ(without.stats.drafts, 0);
-  for (int64_t drafts = 1; drafts <= kMaxDrafts; ++drafts) {
+  for (const int64_t drafts : numbers_of_drafts) {
     const SpeculationOutcome with = run_with_drafts(cell, drafts, random_requests(first, count));
     ASSERT_EQ(with.choices.size(), without.choices.size());
     for (size_t i = 0; i < with.choices.size(); ++i) {
@@ -115,12 +116,12 @@ const SpeculationSetting kCells[] = {
 class SpeculationCells : public testing::TestWithParam<SpeculationSetting> {};
 
 TEST_P(SpeculationCells, ChangesNoBitOfAnAnswer) {
-  expect_equal_with_drafts(GetParam(), 0, kNumRequests);
+  expect_equal_with_drafts(GetParam(), 0, kNumRequests, {1, kMaxDrafts});
 }
 
 TEST_P(SpeculationCells, DISABLED_ChangesNoBitOf2000Answers) {
   for (uint64_t first = 1000; first < 3000; first += 100) {
-    ASSERT_NO_FATAL_FAILURE(expect_equal_with_drafts(GetParam(), first, 100));
+    ASSERT_NO_FATAL_FAILURE(expect_equal_with_drafts(GetParam(), first, 100, {1, 2, kMaxDrafts}));
   }
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 using Kind = GrammarSpec::Kind;
 
-constexpr int kSeeds = 100;
+constexpr int kSeeds = 40;
 constexpr const char* kOffer = R"({
   "type":"object",
   "properties":{

@@ -62,16 +62,16 @@ class Clock(unittest.TestCase):
                 file.write(struct.pack("q", hours * 3600))
                 file.flush()
 
-            # An answer takes a second at least: the jump comes while it is computed.
-            server = faulty("step_ms:4", "--watchdog-timeout", "60", "--queue-timeout", "600",
+            # An answer takes half a second at least: the jump comes while it is computed.
+            server = faulty("step_ms:8", "--watchdog-timeout", "60", "--queue-timeout", "600",
                             "--request-timeout", "600", environment=preloaded(
                                 "shifted_clock", FATHOM_SHIFTED_CLOCK=file.name))
             self.addCleanup(server.kill)
             kept = connect(server)  # idle, for the timeout of its like
-            expected = server.post(CHAT, {**LONG, "max_tokens": 250, "temperature": 0})
+            body = {**LONG, "max_tokens": 70, "temperature": 0}
+            expected = server.post(CHAT, body)
             for hours in (1, -1, 0):
-                connection, response = server.open("POST", CHAT, {
-                    **LONG, "max_tokens": 250, "temperature": 0, "stream": True})
+                connection, response = server.open("POST", CHAT, {**body, "stream": True})
                 first = response.read(1000)
                 jump(hours)
                 text = (first + response.read()).decode()
