@@ -62,9 +62,10 @@ run: build
 serve: build
 	@$(FATHOM) serve $(MODEL) --port $(PORT) $(FLAGS)
 
+# Four at a time on two cores: half of the tests wait, for a state or for a limit to pass.
 test: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE)
-	@ctest --test-dir $(RELEASE) --output-on-failure --parallel 2 -LE slow
+	@ctest --test-dir $(RELEASE) --output-on-failure --parallel 4 -LE slow
 
 test-repeat: setup $(RELEASE)/build.ninja
 	@cmake --build $(RELEASE)

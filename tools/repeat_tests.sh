@@ -17,7 +17,7 @@ trap '[ -z "$pids" ] || kill $pids' EXIT
 trap 'exit 1' INT TERM
 
 run() {
-  ctest --test-dir "$build" -R "$tests" -LE slow --parallel 2 --repeat "until-fail:$count" \
+  ctest --test-dir "$build" -R "$tests" -LE slow --parallel 4 --repeat "until-fail:$count" \
     --output-on-failure > "$build/repeat-$1.log" 2>&1
 }
 
