@@ -59,6 +59,14 @@ CpuIsa cpu_isa() {
   return isa;
 }
 
+bool prefers_fma_for_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") > 0;
+#else
+  return false;
+#endif
+}
+
 std::string_view name_of(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::kScalar:

@@ -30,6 +30,10 @@ CpuIsa cpu_isa();
 
 std::string_view name_of(CpuIsa isa);
 
+// Whether fp32 FMAs do more multiply-adds of bf16 than vdpbf16ps does: on Intel's CPUs
+// (device/cpu/bf16_fma_avx512.h). The bits are the same.
+bool prefers_fma_for_bf16();
+
 // The levels up to cpu_isa(), ascending: all of them can run here.
 std::vector<CpuIsa> runnable_levels();
 

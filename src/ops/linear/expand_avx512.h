@@ -14,6 +14,10 @@
 namespace fathom {
 namespace {
 
+// Bytes that decode kernels prefetch ahead of the codes they read: they do so much between two
+// loads that the hardware's prefetcher alone does not keep up.
+constexpr int64_t kCodesAhead = 4096;
+
 struct ByteTables {
   alignas(64) uint8_t low[128];
   alignas(64) uint8_t high[128];

@@ -19,6 +19,7 @@
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBF16PS).
 #include <immintrin.h>
 
+#include "device/cpu/bf16_fma_avx512.h"
 #include "device/cpu/tile_state.h"
 #include "ops/linear/expand_avx512.h"
 #include "ops/linear/linear_kernels.h"
@@ -41,18 +42,6 @@ constexpr int64_t kPairStep = kFp8 ? 64 : 128;  // bytes of a pair's step
 
 // Tiles 0 … 3 hold sums, 4 and 5 rows of x, 5 … 7 weights (5 is the one that the form needs). The
 // instructions name them in their code, so constants name nothing but themselves.
-
-// Subnormals are zero for vectors too, in and out, as they are for the tiles.
-class FlushSubnormals {
- public:
-  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushSubnormals() { _mm_setcsr(before_); }
-  FlushSubnormals(const FlushSubnormals&) = delete;
-  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
-
- private:
-  const unsigned before_;
-};
 
 // Steps of a block as B tiles: `panel` 0 … 3 of a group begins 64 bytes after the one before it.
 struct Steps {
@@ -437,7 +426,7 @@ void many_rows(const uint16_t* x, int rows, const PackedBlocks& weights, int blo
 template <bool kFp8>
 void matrix(const uint16_t* x, int rows, const PackedBlocks& weights, int blocks, int pairs,
             float* sums, int64_t pair_stride) {
-  const FlushSubnormals flush;
+  const FlushToZero zero;  // for vectors, as for the tiles
   if (rows > kTile) {
     many_rows<kFp8>(x, rows, weights, blocks, pairs, sums, pair_stride);
   } else if (rows <= kVectorRows) {

@@ -347,6 +347,7 @@ void swiglu_bf16(const float* gate, const float* up, int64_t count, uint16_t* ou
 
 extern const LinearKernels kLinearAvx2;
 const LinearKernels kLinearAvx2 = {.tile_rows = kTileRows,
+                                   .few_rows = 0,
                                    .dot_bf16 = nullptr,
                                    .dot_fp8 = nullptr,
                                    .dot_four_bit = nullptr,

@@ -35,7 +35,9 @@ inline __attribute__((always_inline)) void dot_step(const E4m3Tables& tables, co
       a = _mm512_loadu_si512(weights + int64_t{128} * p);
       b = _mm512_loadu_si512(weights + int64_t{128} * p + 64);
     } else {
-      const __m512i codes = _mm512_loadu_si512(weights + int64_t{64} * p);
+      const std::byte* const at = weights + int64_t{64} * p;
+      _mm_prefetch(reinterpret_cast<const char*>(at) + kCodesAhead, _MM_HINT_T1);
+      const __m512i codes = _mm512_loadu_si512(at);
       if constexpr (kHow == Dequantize::kExactly) expand(tables, codes, a, b);
       if constexpr (kHow == Dequantize::kNormalBytes) expand_normal_bytes(bits, codes, a, b);
       if constexpr (kHow == Dequantize::kNormalWords) expand_normal_words(bits, codes, a, b);
@@ -331,6 +333,7 @@ void swiglu_bf16(const float* gate, const float* up, int64_t count, uint16_t* ou
 
 extern const LinearKernels kLinearAvx512;
 const LinearKernels kLinearAvx512 = {.tile_rows = kTileRows,
+                                     .few_rows = 16,
                                      .dot_bf16 = dot_any<false>,
                                      .dot_fp8 = dot_any<true>,
                                      .dot_four_bit = dot_four_bit_avx512,

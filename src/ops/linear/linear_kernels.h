@@ -62,6 +62,9 @@ struct FourBitBlocks {
 struct LinearKernels {
   // Most x rows in one call of the tile kernels.
   int tile_rows;
+  // Most bf16 rows that take the decode kernels, in passes of kMaxDotRows, rather than tiles; at
+  // most kFewRows.
+  int few_rows;
 
   // Decode: rows <= kMaxDotRows bf16 rows times one group's pairs (1 or 2), all columns. sums[pair
   // * pair_stride + row * 32 + lane] is overwritten. Null where the CPU has no bf16 dot products:
@@ -144,6 +147,7 @@ extern const LinearKernels kLinearScalar;
 #if defined(__x86_64__)
 extern const LinearKernels kLinearAvx2;
 extern const LinearKernels kLinearAvx512;
+const LinearKernels& linear_avx512_fma();
 const LinearKernels& linear_amx();
 #endif
 

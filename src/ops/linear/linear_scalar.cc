@@ -71,6 +71,7 @@ void swiglu_bf16(const float* gate, const float* up, int64_t count, uint16_t* ou
 }  // namespace
 
 const LinearKernels kLinearScalar = {.tile_rows = 4,
+                                     .few_rows = 0,
                                      .dot_bf16 = nullptr,
                                      .dot_fp8 = nullptr,
                                      .dot_four_bit = nullptr,

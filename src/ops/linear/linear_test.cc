@@ -159,6 +159,34 @@ TEST(MultiplyPairs, ARowsBitsDoNotDependOnTheRowsBesideItWhereSumsAreSubnormal) 
   }
 }
 
+#if defined(__x86_64__)
+// Whichever of the two this CPU prefers: the other one is right, too.
+TEST(MultiplyPairs, FmasHaveTheBitsOfDotProducts) {
+  if (cpu_isa() < CpuIsa::kAvx512) GTEST_SKIP() << "no AVX-512";
+  for (const Form& form : {kForms[0], kForms[2]}) {
+    for (const int64_t columns : {96, 129, 328}) {
+      const Source source(51, 112, columns, form.source, form.scales);
+      const PackedMatrix weight = pack(source, form.format);
+      for (const float size : {1.0f, 0x1p-125f, 0x1p-131f}) {
+        for (const int64_t rows : {1, 2, 3, 4, 6, 16, 17, 24, 29}) {
+          Rows<bf16> x(52, rows, columns);
+          for (int64_t r = 0; r < rows; ++r) {
+            bf16* const row = x.view.row<bf16>(r);
+            for (int64_t k = 0; k < columns; ++k) row[k] = to_bf16(to_float(row[k]) * size);
+          }
+          std::vector<float> dots(static_cast<size_t>(4 * rows * kPairRows)), fmas(dots.size());
+          multiply_pairs(kLinearAvx512, {x.view}, rows, weight, 0, 4, dots.data());
+          multiply_pairs(linear_avx512_fma(), {x.view}, rows, weight, 0, 4, fmas.data());
+          EXPECT_TRUE(same_bits(dots.data(), fmas.data(), std::ssize(dots)))
+              << rows << " rows of " << columns << " times " << size << ", source "
+              << name_of(form.source);
+        }
+      }
+    }
+  }
+}
+#endif
+
 // Steps whose codes are all normal may be dequantized in another way than those with a zero, a
 // subnormal or a NaN among them. All codes are normal ones here but for one rare code at a time, in
 // either panel, pair and column of a step; most trials' are small, so that the rare one's value

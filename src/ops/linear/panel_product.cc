@@ -326,7 +326,7 @@ void multiply_pairs(const LinearKernels& kernels, const ProductRows& x, int64_t 
     multiply_many_rows<float>(kernels, x, rows, weight, first_pair, num_pairs, sums);
   } else if (kernels.matrix_bf16 != nullptr && weight.format() != WeightFormat::kFourBit) {
     multiply_by_matrix(kernels, x, rows, weight, first_pair, num_pairs, sums);
-  } else if (rows <= kFewRows && weight.columns() == nullptr) {
+  } else if (rows <= kernels.few_rows && weight.columns() == nullptr) {
     multiply_few_rows(kernels, x, rows, weight, first_pair, num_pairs, sums);
   } else {
     multiply_many_rows<bf16>(kernels, x, rows, weight, first_pair, num_pairs, sums);

@@ -152,7 +152,7 @@ void packed_values(const void* p, int64_t rows, const void* packed, int64_t /*nu
 
 const AttentionKernels& amx_bf16_attention() {
   static const AttentionKernels kernels = [] {
-    AttentionKernels with_tiles = kAvx512Bf16Attention;
+    AttentionKernels with_tiles = kAvx512Bf16FmaAttention;  // CPUs with AMX are Intel's
     with_tiles.strip_rows = kMaxStripRows;
     with_tiles.pack_values = pack_values;
     with_tiles.packed_scores = packed_scores;

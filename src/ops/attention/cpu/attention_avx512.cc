@@ -1,8 +1,8 @@
-// What: the inner loops of attention for AVX-512, in bf16 (vdpbf16ps: two multiply-adds a lane) and
-// in fp32.
+// What: the inner loops of attention for AVX-512, in bf16 (vdpbf16ps: two multiply-adds a lane, or
+// FMAs) and in fp32.
 //
-// Inputs, outputs: attention_kernels.h. Layout: attention_avx512_direct.h (the cache in place) and
-// attention_avx512_packed.h (packed tiles).
+// Inputs, outputs: attention_kernels.h. Layout: attention_avx512_direct.h (the cache in place; by
+// FMAs attention_avx512_fma.h) and attention_avx512_packed.h (packed tiles).
 //
 // Determinism: a sum's order depends on the dimensions and the number of keys in the tile only, not
 // on how many rows are computed together.
@@ -13,6 +13,7 @@
 #include <immintrin.h>
 
 #include "ops/attention/cpu/attention_avx512_direct.h"
+#include "ops/attention/cpu/attention_avx512_fma.h"
 #include "ops/attention/cpu/attention_avx512_packed.h"
 #include "ops/attention/cpu/attention_kernels.h"
 
@@ -207,9 +208,26 @@ constexpr AttentionKernels kernels_of() {
   };
 }
 
+// Calls a loop of Bf16ByFma with subnormals as vdpbf16ps has them.
+template <auto kLoop, typename... Arguments>
+void run_by_fma(Arguments... arguments) {
+  const FlushToZero zero;
+  kLoop(arguments...);
+}
+
+constexpr AttentionKernels kernels_by_fma() {
+  AttentionKernels kernels = kernels_of<Bf16>();
+  kernels.direct_scores = fma_direct_scores;
+  kernels.direct_values = fma_direct_values;
+  kernels.packed_scores = run_by_fma<packed_scores<Bf16ByFma>>;
+  kernels.packed_values = run_by_fma<packed_values<Bf16ByFma>>;
+  return kernels;
+}
+
 }  // namespace
 
 const AttentionKernels kAvx512Attention = kernels_of<F32>();
 const AttentionKernels kAvx512Bf16Attention = kernels_of<Bf16>();
+const AttentionKernels kAvx512Bf16FmaAttention = kernels_by_fma();
 
 }  // namespace fathom::cpu

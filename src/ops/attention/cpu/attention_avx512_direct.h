@@ -35,6 +35,15 @@ __m512 add_across(const __m512 (&v)[kDirectRows][4]) {
   return fold(fold(in_lane[0], in_lane[1]), fold(in_lane[2], in_lane[3]));
 }
 
+// The first R rows of add_across()'s result.
+template <int R>
+inline __attribute__((always_inline)) void store_scores(__m512 totals, float* scores) {
+  _mm_storeu_ps(scores, _mm512_castps512_ps128(totals));
+  if constexpr (R > 1) _mm_storeu_ps(scores + kTileKeys, _mm512_extractf32x4_ps(totals, 1));
+  if constexpr (R > 2) _mm_storeu_ps(scores + 2 * kTileKeys, _mm512_extractf32x4_ps(totals, 2));
+  if constexpr (R > 3) _mm_storeu_ps(scores + 3 * kTileKeys, _mm512_extractf32x4_ps(totals, 3));
+}
+
 template <typename T, int R, bool kFetchAhead>
 void direct_scores_4(const uint8_t* q, int64_t q_bytes, const void* const* keys,
                      const void* const* next, int64_t dims, float* scores) {
@@ -68,11 +77,7 @@ void direct_scores_4(const uint8_t* q, int64_t q_bytes, const void* const* keys,
     const int64_t left = dims - whole * kStep;
     step(whole * 64, [left](const uint8_t* p) { return load_elements<T>(p, left); });
   }
-  const __m512 totals = add_across(sums);
-  _mm_storeu_ps(scores, _mm512_castps512_ps128(totals));
-  if constexpr (R > 1) _mm_storeu_ps(scores + kTileKeys, _mm512_extractf32x4_ps(totals, 1));
-  if constexpr (R > 2) _mm_storeu_ps(scores + 2 * kTileKeys, _mm512_extractf32x4_ps(totals, 2));
-  if constexpr (R > 3) _mm_storeu_ps(scores + 3 * kTileKeys, _mm512_extractf32x4_ps(totals, 3));
+  store_scores<R>(add_across(sums), scores);
 }
 
 template <typename T>

@@ -6,6 +6,7 @@
 
 #include <immintrin.h>
 
+#include "device/cpu/bf16_fma_avx512.h"
 #include "ops/attention/cpu/attention_kernels.h"
 
 namespace fathom::cpu {
@@ -13,9 +14,12 @@ namespace {
 
 constexpr int64_t kWords = 16;  // 32-bit words of a register
 
+// Words are multiplied in kParts, one after the other.
 struct F32 {
   static constexpr int64_t kPerWord = 1;
   static constexpr bool kBf16 = false;
+  static constexpr int kParts = 1;
+  static __m512i part(__m512i words, int /*part*/) { return words; }
   static __m512 madd(__m512 sum, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
   }
@@ -24,9 +28,22 @@ struct F32 {
 struct Bf16 {
   static constexpr int64_t kPerWord = 2;
   static constexpr bool kBf16 = true;
+  static constexpr int kParts = 1;
+  static __m512i part(__m512i words, int /*part*/) { return words; }
   static __m512 madd(__m512 sum, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }
+};
+
+// bf16 by fp32 FMAs, with the bits of Bf16 while FlushToZero is on.
+struct Bf16ByFma {
+  static constexpr int64_t kPerWord = 2;
+  static constexpr bool kBf16 = true;
+  static constexpr int kParts = 2;
+  static __m512i part(__m512i words, int part) {
+    return _mm512_castps_si512(part == 0 ? second_of_pairs(words) : first_of_pairs(words));
+  }
+  static __m512 madd(__m512 sum, __m512i a, __m512i b) { return F32::madd(sum, a, b); }
 };
 
 // The mask of `count` 16-bit or 32-bit lanes, count clipped to what a register has.

@@ -137,13 +137,18 @@ inline __attribute__((always_inline)) void product(const uint32_t* a, int64_t a_
   }
   for (int64_t word = 0; word < words; ++word) {
     const uint32_t* row = b + word * b_stride;
-    const __m512i right[4] = {_mm512_loadu_si512(row), _mm512_loadu_si512(row + 16),
-                              _mm512_loadu_si512(row + 32), _mm512_loadu_si512(row + 48)};
+#pragma GCC unroll 2
+    for (int part = 0; part < T::kParts; ++part) {
+      const __m512i right[4] = {
+          T::part(_mm512_loadu_si512(row), part), T::part(_mm512_loadu_si512(row + 16), part),
+          T::part(_mm512_loadu_si512(row + 32), part), T::part(_mm512_loadu_si512(row + 48), part)};
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const __m512i left = _mm512_set1_epi32(static_cast<int>(a[r * a_stride + word]));
+      for (int r = 0; r < R; ++r) {
+        const __m512i left =
+            T::part(_mm512_set1_epi32(static_cast<int>(a[r * a_stride + word])), part);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) sums[r][i] = T::madd(sums[r][i], left, right[i]);
+        for (int i = 0; i < 4; ++i) sums[r][i] = T::madd(sums[r][i], left, right[i]);
+      }
     }
   }
 }

@@ -19,7 +19,10 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 const AttentionKernels& attention_kernels(CpuIsa isa, [[maybe_unused]] bool bf16_inputs) {
 #if defined(__x86_64__)
   if (isa == CpuIsa::kAmx && bf16_inputs) return amx_bf16_attention();
-  if (isa >= CpuIsa::kAvx512) return bf16_inputs ? kAvx512Bf16Attention : kAvx512Attention;
+  if (isa >= CpuIsa::kAvx512 && !bf16_inputs) return kAvx512Attention;
+  if (isa >= CpuIsa::kAvx512) {
+    return prefers_fma_for_bf16() ? kAvx512Bf16FmaAttention : kAvx512Bf16Attention;
+  }
   if (isa == CpuIsa::kAvx2) return kAvx2Attention;
 #endif
   return kScalarAttention;

@@ -82,10 +82,11 @@ inline constexpr int64_t kValuePadding = 64;
 
 extern const AttentionKernels kScalarAttention;  // f32
 #if defined(__x86_64__)
-extern const AttentionKernels kAvx2Attention;        // f32
-extern const AttentionKernels kAvx512Attention;      // f32
-extern const AttentionKernels kAvx512Bf16Attention;  // bf16
-const AttentionKernels& amx_bf16_attention();        // bf16; packed tiles by AMX
+extern const AttentionKernels kAvx2Attention;           // f32
+extern const AttentionKernels kAvx512Attention;         // f32
+extern const AttentionKernels kAvx512Bf16Attention;     // bf16
+extern const AttentionKernels kAvx512Bf16FmaAttention;  // the same bits where FMAs are faster
+const AttentionKernels& amx_bf16_attention();           // bf16; packed tiles by AMX
 #endif
 
 }  // namespace fathom::cpu

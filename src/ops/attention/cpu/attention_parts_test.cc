@@ -1,6 +1,7 @@
 // Operations around attention: combining results of splits and reading the cache back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cache/latent_row.h"
@@ -112,6 +113,51 @@ TEST(GatherLatent, EveryFormatAndType) {
     }
   }
 }
+
+#if defined(__x86_64__)
+// Whichever of the two this CPU prefers: the other one is right, too. The smallest values make
+// every product subnormal, which is zero in both.
+TEST(AttentionKernels, FmasHaveTheBitsOfDotProducts) {
+  if (cpu_isa() < CpuIsa::kAvx512) GTEST_SKIP() << "no AVX-512";
+  constexpr int64_t kRows = 24, kDims = 104, kValues = 72, kKeys = cpu::kTileKeys;
+  const cpu::AttentionKernels& dots = cpu::kAvx512Bf16Attention;
+  const cpu::AttentionKernels& fmas = cpu::kAvx512Bf16FmaAttention;
+  for (const double size : {1.0, 0x1p-40, 0x1p-70, 0x1p-130}) {
+    const TestTensor q(kRows * kDims, DType::kBF16, 1, size);
+    const TestTensor p(kRows * kKeys, DType::kBF16, 2, size);
+    const TestTensor keys(2 * kKeys * kDims, DType::kBF16, 3, std::max(size, 0x1p-70));
+    std::vector<const void*> pointers;
+    for (int64_t key = 0; key < 2 * kKeys; ++key) {  // those behind a tile are prefetched
+      pointers.push_back(keys.narrow.data() + key * kDims);
+    }
+    std::vector<std::byte> packed_keys(static_cast<size_t>(dots.packed_keys_bytes(kDims)));
+    std::vector<std::byte> packed_values(static_cast<size_t>(dots.packed_values_bytes(kValues)));
+    dots.pack_keys(keys.narrow.data(), kDims, true, kKeys, 0, kDims, packed_keys.data());
+    dots.pack_values(keys.narrow.data(), kDims, true, kKeys, kValues, packed_values.data());
+    constexpr int64_t kStride = 128;  // of padded values
+    const std::vector<float> rescale(kRows, 0.5f);
+    // Scores and values of the first `rows` rows, in both forms.
+    const auto run = [&](const cpu::AttentionKernels& kernels, int64_t rows) {
+      std::vector<float> out(static_cast<size_t>(2 * kRows * (kKeys + kStride)), 0.25f);
+      float* const scores = out.data();
+      float* const values = scores + 2 * kRows * kKeys;
+      kernels.direct_scores(q.narrow.data(), kDims, rows, pointers.data(), kKeys, kDims, scores);
+      kernels.packed_scores(q.narrow.data(), kDims, rows, packed_keys.data(), kDims,
+                            scores + kRows * kKeys);
+      kernels.direct_values(p.narrow.data(), rows, pointers.data(), kKeys, kValues, rescale.data(),
+                            values, kStride);
+      kernels.packed_values(p.narrow.data(), rows, packed_values.data(), kKeys, kValues,
+                            rescale.data(), values + kRows * kStride, kStride);
+      return out;
+    };
+    for (const int64_t rows : {1, 2, 3, 4, 5, 8, 24}) {
+      const std::vector<float> expected = run(dots, rows), actual = run(fmas, rows);
+      EXPECT_EQ(std::memcmp(expected.data(), actual.data(), expected.size() * sizeof(float)), 0)
+          << rows << " rows, values of " << size;
+    }
+  }
+}
+#endif
 
 // Every code of both FP8 types, with a usual scale and with one that could overflow a shortcut.
 TEST(DecodeFp8, EveryCodeAtEveryLevel) {
