@@ -18,9 +18,9 @@ elif [ -n "$base" ]; then
 else
   files=
 fi
-# Sources that only nvcc's headers compile are left to nvcc, isa.cc to g++: Debian 12's clang does not know its names of
-# AMX features.
-files=$(echo "$files" | grep -v -e _cuda -e device/cpu/isa.cc || true)
+# Sources that only nvcc's headers compile are left to nvcc, those with AMX to g++: Debian 12's clang does not know its
+# features' names.
+files=$(echo "$files" | grep -v -e _cuda -e device/cpu/isa.cc -e _amx.cc || true)
 [ -n "$files" ] || { echo "clang-tidy: no source has changed"; exit 0; }
 # Rooms that are built in batches have no command for each source: a folder in which they are alone has.
 cmake --preset release -B build/tidy -DFATHOM_ALONE="$(echo "$files" | paste -sd ';')" > /dev/null
