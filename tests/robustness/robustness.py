@@ -1,6 +1,6 @@
 """What the robustness tests share: the server of tests/e2e, raw requests, figures.
 
-A test is called as TEST PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS and obeys two variables:
+A test is called as TEST PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS and obeys these variables:
 
     ROBUST_SECONDS  how long a load lasts (3). From LONG_FROM on the tests with long waits and many
                     connections run too.
@@ -8,6 +8,9 @@ A test is called as TEST PROGRAM SOURCE_DIR PROGRAM_WITH_FAULTS and obeys two va
                     for programs built with sanitizers.
     ROBUST_MEMORY_SLACK  limits of memory are so many times as large (1): for programs built with
                     sanitizers, which keep what is freed.
+    ROBUST_LAYERS   the separation's servers have so many layers of the bundled model (all), and get
+                    short prompts: for programs built with sanitizers, which take 15 times as long.
+    ROBUST_BACKEND  the separation's --transfer-backend (auto).
 """
 import asyncio
 import json
