@@ -130,10 +130,12 @@ TEST_F(ServerLifecycle, ASecondStopHastensTheFirst) {
   one.send(kHold);
   const Held::Item item = held.take();
   const auto start = std::chrono::steady_clock::now();
-  std::thread first([&] { EXPECT_FALSE(server->stop(60s)); });
-  usleep(50'000);
-  server->stop(0s);
+  bool first_says = true;
+  std::thread first([&] { first_says = server->stop(60s); });
+  while (get("/hello").status != 503) std::this_thread::yield();  // it has begun
+  const bool second_says = server->stop(0s);
   first.join();
+  EXPECT_FALSE(first_says && second_says) << "one of them has cut the request off";
   EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);  // the first grace is a minute
 }
 
