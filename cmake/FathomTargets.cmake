@@ -25,24 +25,24 @@ function(fathom_build_quickly TARGET)
   target_compile_options(${TARGET} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# Several sources at a time, which read the headers that they share once: on two cores all of it and
-# its tests are to be built in less than ten minutes. For rooms of many files over large headers.
+# Compiles a target's sources eight at a time, so that they read the headers that they share once: on
+# two cores everything is to be built in less than ten minutes. Sources with options of their own
+# (instruction sets) are compiled alone.
 #
-# Sources in FATHOM_ALONE stay out of the batches (tools/mutants.py changes one at a time), and the
-# others stay in theirs: names in anonymous namespaces may be equal in two batches.
+# So are those in FATHOM_ALONE (tools/mutants.py changes one at a time). The other sources stay in their
+# batches, because two batches may use the same names in their anonymous namespaces.
 set(FATHOM_ALONE "" CACHE STRING "Sources, from the root on, that are compiled one at a time")
 function(fathom_build_in_batches TARGET)
-  set(BATCH_SIZE 6)
-  set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${BATCH_SIZE})
-  if(NOT FATHOM_ALONE)
+  get_target_property(SOURCES ${TARGET} SOURCES)
+  list(LENGTH SOURCES COUNT)
+  if(COUNT EQUAL 1)
     return()
   endif()
-  get_target_property(SOURCES ${TARGET} SOURCES)
+  set_target_properties(${TARGET} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   file(RELATIVE_PATH HERE ${CMAKE_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
-  set_target_properties(${TARGET} PROPERTIES UNITY_BUILD_MODE GROUP)
   set(INDEX 0)
   foreach(SOURCE IN LISTS SOURCES)
-    math(EXPR BATCH "${INDEX} / ${BATCH_SIZE}")
+    math(EXPR BATCH "${INDEX} / 8")
     if(${HERE}/${SOURCE} IN_LIST FATHOM_ALONE)
       set_source_files_properties(${SOURCE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     else()
@@ -57,6 +57,7 @@ function(fathom_room NAME)
   cmake_parse_arguments(ROOM "" "" "SOURCES;DEPS" ${ARGN})
   add_library(fathom_${NAME} STATIC ${ROOM_SOURCES})
   target_link_libraries(fathom_${NAME} PUBLIC fathom_options ${ROOM_DEPS})
+  fathom_build_in_batches(fathom_${NAME})
 endfunction()
 
 # fathom_test(NAME SOURCES … DEPS … [LABEL slow] [THREADED]): the test program NAME_test, known to
@@ -70,6 +71,7 @@ function(fathom_test NAME)
   add_executable(${NAME}_test ${TEST_SOURCES})
   target_link_libraries(${NAME}_test PRIVATE fathom_options ${TEST_DEPS} GTest::gtest_main)
   fathom_build_quickly(${NAME}_test)
+  fathom_build_in_batches(${NAME}_test)
   target_compile_definitions(${NAME}_test PRIVATE FATHOM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
   add_test(NAME ${NAME} COMMAND ${NAME}_test)
   if(TEST_THREADED)
@@ -108,6 +110,7 @@ function(fathom_cuda_room NAME)
     $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a -lineinfo>
     $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Werror>)
   target_link_libraries(fathom_${NAME} PUBLIC CUDA::cudart_static ${ROOM_DEPS})
+  fathom_build_in_batches(fathom_${NAME})
 endfunction()
 
 # fathom_gpu_program(NAME SOURCES … DEPS …): a program that `gpu` builds: a test or a benchmark. What

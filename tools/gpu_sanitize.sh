@@ -3,7 +3,7 @@
 # launches all of its kernels and takes less than a minute.
 # usage: gpu_sanitize.sh DIRECTORY [TOOL…]   the programs' directory; tools: memcheck, racecheck,
 # initcheck, synccheck (default: all). JOBS=N runs so many at a time; LOGS=DIRECTORY keeps the logs
-# of those that are not clean.
+# of those that are not clean; ONLY='PROGRAM…' runs these programs alone.
 set -eu
 
 if [ "$1" != --check-log ]; then
@@ -39,12 +39,14 @@ moe_over_ranks_cuda_test *InBf16*H256_5_0:*InE4m3*Mixed:MoeOverRanksFaults.* *In
 one_row_cuda_test OneRow.GivesTheSameBitsAgain OneRow.OfFewColumns
 peer_sum_cuda_test *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5* *EqualsTheOrderedSum*2Ranks1x7168:*EqualsTheOrderedSum*3Ranks5*
 peer_rows_cuda_test *HaveTheBits*2Ranks129x7168:*ComeByIndex*3Ranks*:*ColumnsOfAll*5Ranks* *HaveTheBits*2Ranks1x256:*ComeByIndex*5Ranks*:*ColumnsOfAll*5Ranks*
+mtp_rows_cuda_test */0:*/3:*/5 */0:*/3:*/5
 query_key_cuda_test * *
 rms_norm_cuda_test * *
 scaled_absorb_cuda_test ScaledAbsorb.ErrorBeside*:ScaledAbsorb.ResultsIn* ScaledAbsorb.ErrorBeside*
 scaled_moe_few_rows_cuda_test ScaledMoeFewRows.PaddingChangesNoOtherRow:ScaledMoeOneRow.OfFew* ScaledMoeFewRows.ThreeTokens*:ScaledMoeOneRow.OfFew*
 scaled_linear_cuda_test *Padding*:Plans/ScaledFewRows.*/3:Shapes/ScaledManyRows.*/3:Shapes/QuantizeRowsOnTheGpu.*/2 *Padding*:Shapes/QuantizeRowsOnTheGpu.*/2
 scaled_moe_many_rows_cuda_test ScaledMoeManyRows.SomeTokens*:ScaledMoeManyRows.Scales* ScaledMoeManyRows.Scales*
+sparse_latent_cuda_test SparseLatentShort.* SparseLatentShort.*
 sample_cuda_test SampleCuda.LimitsOfOptions:SampleCuda.EqualLogits:SampleCuda.PenaltiesOfLongHistories SampleCuda.OneShortRow
 "
 
@@ -59,6 +61,7 @@ multiply='ScaledExpertMultiplier[^=]*::multiply' write='ScaledExpertScaler[^=]*:
 results='(RowsAttention<[^=]*::end|JoinedShare<[^=]*SumsLayout<\(int\)64>|write_(out|partial)<\(int\)64)'
 finish='OneRow::finish_gate_up' one_row='OneRow::multiply'
 references='latent_decode_rows_kernel'
+reference_read='Attention<[^=]*::multiply_others_values\(' reference_write='Attention<[^=]*::publish\('
 task='Copies<[^=]*::begin_task\('  # of index scores: by an mbarrier at which every thread arrives
 task_read='Scores<[^=]*::score<'
 between() { echo "$1: [^=]*access at [^=]*$2[^=]*=.*access at [^=]*$3"; }
@@ -69,6 +72,8 @@ IN_ORDER=$(between Error "$join" "$join"
   between Error "$finish" "$one_row"
   between Error "$one_row" "$finish"
   between Warning "$references" "$references"
+  between Warning "$reference_read" "$reference_write"
+  between Warning "$reference_write" "$reference_read"
   between Error "$task_read" "$task"
   between Error "$task" "$task_read")
 # decode_layers alone (docs/kernels/decode_layers.md#tests): the functions are common to several kernels.
@@ -140,6 +145,7 @@ sanitize() {
 }
 export -f sanitize all_in_order is_in_order
 
+chosen=$(echo "$TESTS" | awk -v only=" ${ONLY:-} " 'NF && (only ~ /^ *$/ || index(only, " " $1 " "))')
 for tool in "$@"; do
-  echo "$TESTS" | sed '/^$/d' | sed "s/^/$tool /"
-done | xargs -P "${JOBS:-1}" -L 1 bash -c 'sanitize "$0" "$@"'
+  echo "$chosen" | sed "/^$/d; s/^/$tool /"
+done | xargs -r -P "${JOBS:-1}" -L 1 bash -c 'sanitize "$0" "$@"'

@@ -13,7 +13,7 @@ struct NamedFormat {
 };
 
 // The first name of a format is canonical; others are aliases.
-constexpr NamedFormat kNames[] = {
+constexpr NamedFormat kFormatNames[] = {
     {"deepseek-v2", ChatFormat::kV2},
     {"deepseek-v2.5", ChatFormat::kV25},
     {"deepseek-v3", ChatFormat::kV3},
@@ -111,7 +111,7 @@ bool contains(std::string_view text, std::string_view part) {
 }  // namespace
 
 std::string_view chat_format_name(ChatFormat format) {
-  for (const NamedFormat& named : kNames) {
+  for (const NamedFormat& named : kFormatNames) {
     if (named.format == format) return named.name;
   }
   FATHOM_CHECK(false, "chat format {} has no name", static_cast<int>(format));
@@ -119,7 +119,7 @@ std::string_view chat_format_name(ChatFormat format) {
 
 std::string chat_format_names() {
   std::string all;
-  for (const NamedFormat& named : kNames) {
+  for (const NamedFormat& named : kFormatNames) {
     if (!all.empty()) all += ", ";
     all += named.name;
   }
@@ -127,7 +127,7 @@ std::string chat_format_names() {
 }
 
 Result<ChatFormat> chat_format_from_name(std::string_view name) {
-  for (const NamedFormat& named : kNames) {
+  for (const NamedFormat& named : kFormatNames) {
     if (named.name == name) return named.format;
   }
   return invalid("chat format \"{}\" is not known; known are {}", name, chat_format_names());

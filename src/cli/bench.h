@@ -14,6 +14,9 @@ namespace fathom {
 
 inline constexpr int64_t kMaxDatasetBytes = int64_t{1} << 30;
 
+// The largest number of requests or tokens that a flag takes.
+inline constexpr int64_t kMostOfAFlag = 1 << 20;
+
 struct OutputFlags {
   bool json = false, save = false;
   std::string result_file;

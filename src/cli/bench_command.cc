@@ -6,11 +6,6 @@
 #include "cli/node_engine.h"
 
 namespace fathom {
-namespace {
-
-constexpr int64_t kMost = 1 << 20;
-
-}  // namespace
 
 void add_output_flags(CLI::App& command, OutputFlags* flags) {
   FlagGroup group(command, "Output");
@@ -28,11 +23,12 @@ void add_bench_command(CLI::App& app, Action* chosen) {
   CLI::App* latency = bench->add_subcommand("latency", "Latency of one batch of equal requests");
   add_model_positional(*latency, &flags->model);
   FlagGroup work(*latency, "Work");
-  work.count("--batch-size", &flags->batch_size, 1, kMost, "Sequences in the batch");
-  work.count("--input-len", &flags->input_len, 1, kMost, "Tokens of each prompt, chosen at random");
-  work.count("--output-len", &flags->output_len, 1, kMost, "Tokens of each answer");
-  work.count("--num-iters-warmup", &flags->warmup_iters, 0, kMost, "Warm-up batches");
-  work.count("--num-iters", &flags->iters, 1, kMost, "Measured batches");
+  work.count("--batch-size", &flags->batch_size, 1, kMostOfAFlag, "Sequences in the batch");
+  work.count("--input-len", &flags->input_len, 1, kMostOfAFlag,
+             "Tokens of each prompt, chosen at random");
+  work.count("--output-len", &flags->output_len, 1, kMostOfAFlag, "Tokens of each answer");
+  work.count("--num-iters-warmup", &flags->warmup_iters, 0, kMostOfAFlag, "Warm-up batches");
+  work.count("--num-iters", &flags->iters, 1, kMostOfAFlag, "Measured batches");
   add_output_flags(*latency, &flags->output);
   add_model_flags(*latency, &flags->model);
   latency->callback([flags, chosen] {
@@ -51,14 +47,14 @@ void add_bench_command(CLI::App& app, Action* chosen) {
       "Source of the requests; a trace's are sent all at once, with answers of full length");
   load.text("--dataset-path", &workload.path, "FILE",
             "The dataset's file; custom: a .jsonl (field \"prompt\") or a text's lines");
-  load.count("--num-prompts", &workload.num_prompts, 1, kMost, "Maximum number of requests");
-  load.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMost,
+  load.count("--num-prompts", &workload.num_prompts, 1, kMostOfAFlag, "Maximum number of requests");
+  load.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMostOfAFlag,
              "Tokens of each prompt, chosen at random");
-  load.count("--random-output-len,--output-len", &workload.random_output_len, 1, kMost,
+  load.count("--random-output-len,--output-len", &workload.random_output_len, 1, kMostOfAFlag,
              "Tokens of each answer, of custom prompts too");
   load.number("--random-range-ratio", &flags->range_ratio, 0, 1,
               "Spread the lengths evenly by this share, up and down", "0");
-  load.count("--max-concurrency", &flags->max_concurrency, 0, kMost,
+  load.count("--max-concurrency", &flags->max_concurrency, 0, kMostOfAFlag,
              "Maximum number of concurrent requests; 0: no limit");
   add_output_flags(*throughput, &flags->output);
   add_model_flags(*throughput, &flags->model);

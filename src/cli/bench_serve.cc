@@ -13,7 +13,6 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kMost = 1 << 20;
 constexpr double kMostSeconds = 86'400;
 
 struct ServeBenchFlags {
@@ -340,25 +339,25 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
               {"random", "prefix_repetition", "custom", "sharegpt", "azure", "mooncake"},
               "Source of the requests");
   work.text("--dataset-path", &workload.path, "FILE", "The dataset's file");
-  work.count("--num-prompts", &workload.num_prompts, 1, kMost, "Maximum number of requests");
-  work.count("--num-warmups", &flags->num_warmups, 0, kMost, "Warm-up requests");
-  work.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMost,
+  work.count("--num-prompts", &workload.num_prompts, 1, kMostOfAFlag, "Maximum number of requests");
+  work.count("--num-warmups", &flags->num_warmups, 0, kMostOfAFlag, "Warm-up requests");
+  work.count("--random-input-len,--input-len", &workload.random_input_len, 1, kMostOfAFlag,
              "Tokens of each prompt");
   work.count("--random-output-len,--output-len,--custom-output-len", &workload.random_output_len, 1,
-             kMost, "Tokens of each answer, of custom prompts too");
-  work.count("--random-prefix-len", &workload.random_prefix_len, 0, kMost,
+             kMostOfAFlag, "Tokens of each answer, of custom prompts too");
+  work.count("--random-prefix-len", &workload.random_prefix_len, 0, kMostOfAFlag,
              "Tokens of a prefix that all prompts share");
-  work.count("--prefix-repetition-prefix-len", &workload.prefix_len, 0, kMost,
+  work.count("--prefix-repetition-prefix-len", &workload.prefix_len, 0, kMostOfAFlag,
              "Tokens of each prefix");
-  work.count("--prefix-repetition-suffix-len", &workload.suffix_len, 1, kMost,
+  work.count("--prefix-repetition-suffix-len", &workload.suffix_len, 1, kMostOfAFlag,
              "Tokens of each prompt after it");
-  work.count("--prefix-repetition-num-prefixes", &workload.num_prefixes, 1, kMost,
+  work.count("--prefix-repetition-num-prefixes", &workload.num_prefixes, 1, kMostOfAFlag,
              "Prefixes, each with an equal share of the prompts");
-  work.count("--prefix-repetition-output-len", &workload.repetition_output_len, 1, kMost,
+  work.count("--prefix-repetition-output-len", &workload.repetition_output_len, 1, kMostOfAFlag,
              "Tokens of each answer");
   work.number("--random-range-ratio", &flags->range_ratio, 0, 1,
               "Spread the lengths evenly by this share, up and down", "0");
-  work.count("--sharegpt-output-len", &workload.sharegpt_output_len, 0, kMost,
+  work.count("--sharegpt-output-len", &workload.sharegpt_output_len, 0, kMostOfAFlag,
              "Tokens of each answer; 0: about the recorded one's");
   work.count("--vocab-size", &workload.vocab_size, 0, 1 << 30,
              "Upper bound of token ids; 0: ask the server");
@@ -372,7 +371,7 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
               "Ignore the end-of-sequence token, so that answers have full length");
   work.number("--temperature", &flags->temperature, 0, 2, "Sampling temperature", "0");
   work.number("--top-p", &flags->top_p, 0, 1, "top_p of sampling", "the server's");
-  work.count("--top-k", &flags->top_k, -1, kMost, "top_k of sampling", "the server's");
+  work.count("--top-k", &flags->top_k, -1, kMostOfAFlag, "top_k of sampling", "the server's");
   work.number("--min-p", &flags->min_p, 0, 1, "min_p of sampling", "the server's");
   work.number("--frequency-penalty", &flags->frequency_penalty, -2, 2, "Frequency penalty", "0");
   work.number("--presence-penalty", &flags->presence_penalty, -2, 2, "Presence penalty", "0");
@@ -384,7 +383,7 @@ void add_bench_serve_command(CLI::App& bench, Action* chosen) {
             "Requests/s; inf: all at once, a trace at its own times (default: inf)");
   pace.number("--burstiness", &flags->burstiness, 0.001, 1000,
               "1: a Poisson process; less: bursts; more: steadier", "1");
-  pace.count("--max-concurrency", &flags->load.max_concurrency, 0, kMost,
+  pace.count("--max-concurrency", &flags->load.max_concurrency, 0, kMostOfAFlag,
              "Maximum number of concurrent requests; 0: no limit");
   pace.number("--cancel-rate", &flags->cancel_rate, 0, 1, "Share of clients that disconnect", "0");
   pace.number("--cancel-delay", &flags->cancel_delay, 0, kMostSeconds, "Seconds until they do",

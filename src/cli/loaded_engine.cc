@@ -157,13 +157,6 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   return {};
 }
 
-// Where a model cannot have drafts, as the end of a sentence; empty: it can.
-std::string why_no_drafts(const ModelFlags& flags, bool on_gpus) {
-  if (flags.placement().exchanges_tokens() && !on_gpus) return "with expert parallelism on CPUs";
-  const auto place = node_place(flags.nodes);
-  return place && place->is_one_of_several() ? "over several nodes" : "";
-}
-
 // Of the GPU that has the least room for each of its ranks; sets how many those are.
 Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
                                          const GpuRunnerOptions& options, int* ranks) {
@@ -353,8 +346,7 @@ Result<LoadedEngine> open_model(const ModelFlags& flags, const EngineNeeds& need
   if (const std::string reason = flags.why_cpu(); !reason.empty()) log_warning("{}", reason);
   FATHOM_RETURN_IF_ERROR(check_limits(loaded, flags));
   FATHOM_TRY(loaded.dense_keys, flags.dense_keys(loaded.checkpoint.config()));
-  FATHOM_TRY(loaded.max_drafts, drafts_of(flags.speculation, loaded.checkpoint,
-                                          why_no_drafts(flags, !loaded.gpus.empty())));
+  FATHOM_TRY(loaded.max_drafts, drafts_of(flags.speculation, loaded.checkpoint));
   return loaded;
 }
 

@@ -59,6 +59,7 @@ Result<std::map<std::string, std::string>> facts_of(const LoadedEngine& loaded,
       {"--quantization", flags.quantization == "none" ? "auto" : flags.quantization},
       {"--attention", flags.attention},
       {"--load-format", flags.load_format},
+      {"--mtp", std::to_string(loaded.max_drafts)},
       // Other instructions add in another order.
       {"FATHOM_CPU_ISA", std::string(name_of(cpu_isa()))},
   };
@@ -120,11 +121,12 @@ Result<int> follow(const ModelFlags& flags, const NodePlace& place) {
     loaded.load.show_progress = false;  // node 0 shows it
     FATHOM_TRY(const ModelRunnerOptions options, plan_ranks(loaded, own, needs, &world));
     FATHOM_TRY(auto runner, ModelRunner::create(loaded.checkpoint, options));
+    // Node 0 may serve from here on: a signal must no longer end this node at once.
+    signals.may_wait();
     world.send(0, {});
     return runner;
   };
   FATHOM_TRY(const auto runner, end_world_on_error<std::unique_ptr<ModelRunner>>(*nodes, load));
-  signals.may_wait();
   log_info("{} is ready and computes what node 0 sends",
            world.layout().describe_node(place.node_rank));
   const auto done = follow_steps(*nodes, *runner, flags.placement(), *own.max_batched_tokens);

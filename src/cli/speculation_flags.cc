@@ -78,8 +78,7 @@ void add_speculation_flags(CLI::App& app, SpeculationFlags* flags) {
              R"(vLLM's form: {"method": "mtp", "num_speculative_tokens": K})");
 }
 
-Result<int64_t> drafts_of(const SpeculationFlags& flags, const Checkpoint& checkpoint,
-                          const std::string& lacks) {
+Result<int64_t> drafts_of(const SpeculationFlags& flags, const Checkpoint& checkpoint) {
   FATHOM_TRY(const std::optional<Wanted> wanted, wanted_drafts(flags));
   const int64_t drafts = wanted ? wanted->drafts : kDefaultDrafts;
   if (drafts == 0) return 0;
@@ -87,15 +86,11 @@ Result<int64_t> drafts_of(const SpeculationFlags& flags, const Checkpoint& check
   const auto missing = has_layer ? checkpoint.missing_mtp_tensor() : std::nullopt;
   if (!wanted) {
     // Drafts from random weights are never right.
-    return has_layer && !missing && lacks.empty() && !checkpoint.is_dummy() ? drafts : 0;
+    return has_layer && !missing && !checkpoint.is_dummy() ? drafts : 0;
   }
   if (!has_layer) {
     log_warning("{}: {} has no MTP layer, it runs without drafts", wanted->flag,
                 checkpoint.directory());
-    return 0;
-  }
-  if (!lacks.empty()) {
-    log_warning("{}: drafts are not there yet {}, the model runs without", wanted->flag, lacks);
     return 0;
   }
   if (missing) {

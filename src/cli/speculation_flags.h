@@ -22,11 +22,9 @@ struct SpeculationFlags {
 
 void add_speculation_flags(CLI::App& app, SpeculationFlags* flags);
 
-// The most drafts of a sequence in a step. `lacks`: why there can be none where the model runs, one
-// sentence's end; empty: nothing. Where drafts were asked for and the model has no MTP layer, or
-// `lacks` says something, logs one line and returns 0. Errors: flags that contradict one another or
-// are out of range, and tensors of the MTP layer that are missing although drafts were asked for.
-Result<int64_t> drafts_of(const SpeculationFlags& flags, const Checkpoint& checkpoint,
-                          const std::string& lacks);
+// The most drafts of a sequence in a step. Where drafts were asked for and the model has no MTP
+// layer, logs one line and returns 0. Errors: flags that contradict one another or are out of
+// range, and tensors of the MTP layer that are missing although drafts were asked for.
+Result<int64_t> drafts_of(const SpeculationFlags& flags, const Checkpoint& checkpoint);
 
 }  // namespace fathom

@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <bit>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "base/random.h"
+#include "comm/collectives_test_data.h"
 #include "comm/rank_threads.h"
 #include "device/cpu/thread_pool.h"
 
@@ -19,19 +18,6 @@ const int kSizes[] = {1, 2, 3, 4, 8};
 // Below, at and above what is summed in one phase (512 floats), odd counts, none at all.
 const int64_t kCounts[] = {0, 1, 3, 17, 255, 512, 513, 3584, 16385, 70003};
 
-// Values whose sum depends on the order: they differ in size by 2^40.
-float value_of(int rank, uint64_t seed, int64_t i) {
-  const uint64_t bits = random_bits(seed, rank, i);
-  const double scale = std::ldexp(1.0, static_cast<int>(bits % 41) - 20);
-  return static_cast<float>((static_cast<double>(bits >> 11) * 0x1p-52 - 1.0) * scale);
-}
-
-std::vector<float> values_of(int rank, uint64_t seed, int64_t count) {
-  std::vector<float> values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = value_of(rank, seed, i);
-  return values;
-}
-
 float serial_sum(int ranks, uint64_t seed, int64_t i) {
   float sum = value_of(0, seed, i);
   for (int rank = 1; rank < ranks; ++rank) sum += value_of(rank, seed, i);
@@ -40,11 +26,6 @@ float serial_sum(int ranks, uint64_t seed, int64_t i) {
 
 std::vector<float> poison(int64_t count) {
   return std::vector<float>(count, std::numeric_limits<float>::quiet_NaN());
-}
-
-bool equal_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 void expect_all_returned(const std::vector<RankEnd>& ends) {

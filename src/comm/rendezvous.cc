@@ -19,11 +19,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kSliceMs = 50;  // between two looks at whether a wait is still wanted
+constexpr int kLookMs = 50;  // between two looks at whether a wait is still wanted
 constexpr auto kTell = std::chrono::seconds(5);  // between two lines about what is awaited
 constexpr auto kFirstBackoff = std::chrono::milliseconds(50);
 constexpr auto kLongestBackoff = std::chrono::milliseconds(1000);
-constexpr auto kDialLimit = std::chrono::seconds(5);
+constexpr auto kDialLeaderLimit = std::chrono::seconds(5);
 
 // The time that a node has to join, and what it says meanwhile.
 class Patience {
@@ -68,7 +68,7 @@ void wait_readable(const std::vector<int>& fds) {
   std::vector<pollfd> polled;
   polled.reserve(fds.size());
   for (const int fd : fds) polled.push_back({fd, POLLIN, 0});
-  poll(polled.data(), polled.size(), kSliceMs);
+  poll(polled.data(), polled.size(), kLookMs);
 }
 
 void refuse(FramedConnection& connection, const std::string& why) {
@@ -161,7 +161,7 @@ Result<> Leader::open() {
     // A cluster's names may be published a moment after its processes have started.
     if (opened.error().code != Code::kUnavailable) return tl::unexpected(opened.error());
     FATHOM_RETURN_IF_ERROR(patience_.check([&] { return opened.error().message; }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(kSliceMs));
+    std::this_thread::sleep_for(std::chrono::milliseconds(kLookMs));
   }
   listener_ = opened_.get();
   return {};
@@ -317,7 +317,8 @@ class Follower {
 Result<Fd> Follower::dial(const Endpoint& leader) {
   std::chrono::milliseconds backoff = kFirstBackoff;
   while (true) {
-    auto connected = connect_to(leader, std::min(patience_.deadline(), Clock::now() + kDialLimit));
+    auto connected =
+        connect_to(leader, std::min(patience_.deadline(), Clock::now() + kDialLeaderLimit));
     if (connected) return connected;
     FATHOM_RETURN_IF_ERROR(patience_.check([&] {
       return fmt::format("waiting for node 0 to answer at {}: {}", options_.address,

@@ -12,6 +12,7 @@
 
 #include "base/random.h"
 #include "comm/collectives.h"
+#include "comm/collectives_test_data.h"
 #include "comm/contains.h"
 #include "comm/node_threads.h"
 
@@ -27,23 +28,6 @@ void expect_all_well(const std::vector<NodeEnd>& ends) {
     for (const RankEnd& rank : node.ranks) EXPECT_TRUE(rank.returned) << rank.what;
     EXPECT_FALSE(node.abort) << node.abort->status.message;
   }
-}
-
-float value_of(int rank, uint64_t seed, int64_t i) {
-  const uint64_t bits = random_bits(seed, rank, i);
-  return static_cast<float>(static_cast<int64_t>(bits >> 20)) *
-         static_cast<float>(1 << (bits % 20));
-}
-
-std::vector<float> values_of(int rank, uint64_t seed, int64_t count) {
-  std::vector<float> values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = value_of(rank, seed, i);
-  return values;
-}
-
-bool equal_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 TEST(World, CollectivesEqualTheOrderedReference) {

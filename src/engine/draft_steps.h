@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/status.h"
 #include "model/forward_batch.h"
 #include "ops/sampling/sample.h"
 
@@ -37,6 +38,18 @@ class DraftSteps {
 
   // Sequence by sequence.
   std::span<const int32_t> drafts() const { return drafts_; }
+
+  // Runs all steps, as Runner::draft(). compute(lanes, states, rows) returns the tokens of one.
+  template <typename Compute>
+  Result<std::span<const int32_t>> run(std::span<const ForwardBatch> lanes,
+                                       std::span<const SampleRow> rows, const Compute& compute) {
+    start(lanes, rows);
+    while (has_work()) {
+      FATHOM_TRY(const auto tokens, compute(lanes_, states_, rows_));
+      advance(tokens);
+    }
+    return std::span<const int32_t>(drafts_);
+  }
 
  private:
   // A sequence with drafts, in the order of its logit row.

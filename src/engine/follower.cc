@@ -1,5 +1,8 @@
 #include "engine/follower.h"
 
+#include <utility>
+#include <vector>
+
 #include "engine/step_check.h"
 
 namespace fathom {
@@ -14,15 +17,19 @@ class Follower {
         bounds_{.vocab_size = own.vocab_size(),
                 .max_model_len = own.max_model_len(),
                 .num_pages = own.num_pages(),
-                .max_rows = max_rows},
-        step_(placement.dp) {}
+                .max_rows = max_rows,
+                .max_drafts = own.max_drafts()},
+        step_(placement.dp),
+        draft_rows_(static_cast<size_t>(placement.dp)) {}
 
   Result<> run() {
     while (const auto message = world_.receive(0)) {
       WireReader reader(*message);
-      switch (static_cast<StepMessage>(reader.u32())) {
+      const auto kind = static_cast<StepMessage>(reader.u32());
+      switch (kind) {
         case StepMessage::kStep:
-          FATHOM_RETURN_IF_ERROR(run_step(reader));
+        case StepMessage::kDraft:
+          FATHOM_RETURN_IF_ERROR(run_step(kind, reader));
           break;
         case StepMessage::kCopyPage:
           FATHOM_RETURN_IF_ERROR(copy_page(reader));
@@ -45,10 +52,20 @@ class Follower {
     int64_t num_logits = 0;
     for (size_t lane = 0; lane < lanes_.size(); ++lane) {
       const ForwardBatch& batch = step_.lanes()[lane];
-      FATHOM_RETURN_IF_ERROR(check_batch(batch, static_cast<int>(lane), bounds_));
+      FATHOM_RETURN_IF_ERROR(check_lane(batch, lane));
       if (lanes_.samples[lane] != 0) num_logits += std::ssize(batch.logit_rows);
     }
     return check_rows(step_.rows(), num_logits, bounds_);
+  }
+
+  Result<> check_lane(const ForwardBatch& batch, size_t lane) {
+    const auto number = static_cast<int>(lane);
+    if (step_.states().empty()) {
+      draft_rows_[lane] = 0;
+      return check_batch(batch, number, bounds_);
+    }
+    const int64_t before = std::exchange(draft_rows_[lane], std::ssize(batch.logit_rows));
+    return check_draft_batch(batch, step_.states()[lane], before, number, bounds_);
   }
 
   // Experts are where the step says.
@@ -65,18 +82,26 @@ class Follower {
                    number_, own, step_.experts());
   }
 
-  Result<> run_step(WireReader& reader) {
-    FATHOM_RETURN_IF_ERROR(step_.read(reader));
+  Result<> run_step(StepMessage kind, WireReader& reader) {
+    FATHOM_RETURN_IF_ERROR(step_.read(kind, reader));
     FATHOM_RETURN_IF_ERROR(check());
     FATHOM_RETURN_IF_ERROR(place_experts());
+    if (kind == StepMessage::kDraft) {
+      FATHOM_TRY(const auto drafts, own_.draft_step(step_.lanes(), step_.states(), step_.rows()));
+      return reply(drafts, {});
+    }
     FATHOM_RETURN_IF_ERROR(own_.begin(step_.lanes(), step_.rows()));
     FATHOM_TRY(const auto tokens, own_.finish());
     ExpertRanks* const experts = own_.expert_ranks();
-    if (tokens.empty() && experts == nullptr) return {};
+    return reply(tokens,
+                 experts == nullptr ? std::span<const int32_t>() : experts->expert_counts());
+  }
+
+  // Node 0 awaits nothing of a node that has nothing to say.
+  Result<> reply(std::span<const SampledToken> tokens, std::span<const int32_t> expert_counts) {
+    if (tokens.empty() && expert_counts.empty()) return {};
     reply_.clear();
-    write_result(step_.id(), tokens,
-                 experts == nullptr ? std::span<const int32_t>() : experts->expert_counts(),
-                 reply_);
+    write_result(step_.id(), tokens, expert_counts, reply_);
     world_.send(0, reply_.bytes());
     return {};
   }
@@ -100,8 +125,9 @@ class Follower {
   const NodeLanes lanes_;
   const StepBounds bounds_;
   ReceivedStep step_;
+  std::vector<int64_t> draft_rows_;  // [lanes]: logit rows of the last message, if that drafted
   WireWriter reply_;
-  uint64_t number_ = 0;  // of the last step
+  uint64_t number_ = 0;  // of the last step, those of drafts too
 };
 
 }  // namespace

@@ -52,6 +52,19 @@ int64_t most_keys(const ModelConfig& config, const GpuRunnerOptions& options) {
   return std::max(kTile, std::min(most / kTile * kTile, round_up(wanted, kTile)));
 }
 
+int64_t most_graph_rows(const GpuRunnerOptions& options) {
+  return std::min({options.max_num_seqs * (1 + options.max_drafts), kMostGraphRows,
+                   options.max_batched_tokens});
+}
+
+// The limits of the model and of its planners: all rows of a captured step choose in one pass.
+std::optional<SparseLimits> gpu_sparse_limits(const ModelConfig& config,
+                                              const GpuRunnerOptions& options) {
+  auto limits = sparse_limits(config, gpu_policy(options));
+  if (limits) fit_one_pass(*limits, most_graph_rows(options), gpu_model_len(config, options));
+  return limits;
+}
+
 // Whether a short step is faster with lists of all its keys than with the kernels that read whole
 // pages. Measured at 1,024 keys: by 3 to 6 % with 656 bytes a token, by -2 to 4 % with bf16
 // (docs/sparse_attention.md); the other 8-bit formats are taken to be as the first.
@@ -79,7 +92,7 @@ cuda::ModelOptions gpu_model_options(const ModelConfig& config, const GpuRunnerO
           .batch_invariant = options.deterministic,
           .stored_fp8 = options.stored_fp8,
           .cache_format = options.cache_format,
-          .sparse = sparse_limits(config, gpu_policy(options)),
+          .sparse = gpu_sparse_limits(config, options),
           .max_length = gpu_model_len(config, options),
           .expert_table = options.expert_table,
           .with_mtp = options.max_drafts > 0,
@@ -122,7 +135,7 @@ Result<> GpuRank::prepare(std::unique_ptr<cuda::DeepSeekModel> model, int64_t fu
                                              .rope_dim = config_.qk_rope_dim,
                                              .nope_dim = config_.qk_nope_dim,
                                              .v_dim = config_.v_dim,
-                                             .sparse = sparse_limits(config_, policy)},
+                                             .sparse = gpu_sparse_limits(config_, options_)},
                                    .policy = policy,
                                    .most_keys = most_keys(config_, options_),
                                    .batch_invariant = options_.deterministic,
@@ -232,8 +245,7 @@ cuda::WorldRows GpuRank::likely_rows(int64_t rows) const {
 
 // Padded row counts of the captured steps.
 std::vector<int64_t> GpuRank::graph_sizes() const {
-  const int64_t most = std::min({options_.max_num_seqs * (1 + options_.max_drafts), kMostGraphRows,
-                                 options_.max_batched_tokens});
+  const int64_t most = most_graph_rows(options_);
   std::vector<int64_t> sizes;
   for (int64_t size = 1; size < most; size += size < 4 ? 1 : size < 16 ? 4 : size < 64 ? 8 : 16) {
     sizes.push_back(size);

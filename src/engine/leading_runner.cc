@@ -70,24 +70,28 @@ void LeadingRunner::choose_rows(Node& node, std::span<const ForwardBatch> lanes,
   }
 }
 
+template <typename Work>
+auto LeadingRunner::or_end(const Work& work) -> decltype(work()) {
+  try {
+    auto done = work();
+    if (!done) return tl::unexpected(fail(done.error()));
+    return done;
+  } catch (const CommError& failure) {
+    return tl::unexpected(failure.status());
+  } catch (const std::exception& failure) {
+    return tl::unexpected(fail({Code::kInternal, failure.what()}));
+  }
+}
+
 // Nothing has been sent if this fails.
-Result<> LeadingRunner::write(std::span<const ForwardBatch> lanes,
-                              std::span<const SampleRow> rows) {
+Result<> LeadingRunner::write(StepPart part, std::span<const SampleRow> rows) {
+  const std::span<const ForwardBatch> lanes = part.lanes;
   FATHOM_CHECK(std::ssize(lanes) == placement_.dp, "{} lanes, there are {}", lanes.size(),
                placement_.dp);
+  part.id = {world().epoch(), number_ + 1};
   lane_tokens_.clear();
   for (const ForwardBatch& batch : lanes) lane_tokens_.push_back(batch.logit_rows.size());
   tokens_.resize(std::max(tokens_.size(), rows.size()));
-  StepPart part{.id = {world().epoch(), number_ + 1}, .lanes = lanes};
-  std::vector<ExpertMove> moves;
-  if (balancer_ != nullptr) {
-    const ExpertTable& table = *balancer_->table();
-    if (balancer_->table() != own_->expert_ranks()->expert_table()) {
-      moves = moves_between(*own_->expert_ranks()->expert_table(), table);
-    }
-    part.experts = table.fingerprint();
-    part.moves = moves;
-  }
   for (Node& node : parts_) {
     choose_rows(node, lanes, rows);
     node.tokens.resize(std::max(node.tokens.size(), node.rows.size()));
@@ -107,24 +111,52 @@ Result<> LeadingRunner::write(std::span<const ForwardBatch> lanes,
   return {};
 }
 
+void LeadingRunner::send() {
+  ++number_;
+  for (int node = 1; node < world().layout().nnodes(); ++node) {
+    world().send(node, parts_[static_cast<size_t>(node)].message.bytes());
+  }
+}
+
+Result<std::span<const int32_t>> LeadingRunner::draft(std::span<const ForwardBatch> lanes,
+                                                      std::span<const SampleRow> rows) {
+  return draft_steps_.run(lanes, rows, [&](const auto&... step) { return draft_step(step...); });
+}
+
+Result<std::span<const SampledToken>> LeadingRunner::draft_step(
+    std::span<const ForwardBatch> lanes, std::span<const std::vector<int32_t>> states,
+    std::span<const SampleRow> rows) {
+  if (is_lost()) return tl::unexpected(loss());
+  StepPart part{.lanes = lanes, .states = states};
+  // Experts move before a step of the model, not before one that drafts.
+  if (balancer_ != nullptr) part.experts = own_->expert_ranks()->expert_table()->fingerprint();
+  FATHOM_RETURN_IF_ERROR(write(part, rows));
+  return or_end([&]() -> Result<std::span<const SampledToken>> {
+    send();
+    FATHOM_TRY(const auto own, own_->draft_step(lanes, states, parts_.front().rows));
+    return collect(own, false);
+  });
+}
+
 Result<> LeadingRunner::begin(std::span<const ForwardBatch> lanes,
                               std::span<const SampleRow> rows) {
   if (is_lost()) return tl::unexpected(loss());
-  FATHOM_RETURN_IF_ERROR(write(lanes, rows));
-  ++number_;
-  try {
-    for (int node = 1; node < world().layout().nnodes(); ++node) {
-      world().send(node, parts_[static_cast<size_t>(node)].message.bytes());
+  StepPart part{.lanes = lanes};
+  std::vector<ExpertMove> moves;
+  if (balancer_ != nullptr) {
+    const ExpertTable& table = *balancer_->table();
+    if (balancer_->table() != own_->expert_ranks()->expert_table()) {
+      moves = moves_between(*own_->expert_ranks()->expert_table(), table);
     }
-    const Result<> moved = move_experts();
-    const Result<> begun = moved ? own_->begin(lanes, parts_.front().rows) : moved;
-    if (begun) return {};
-    return tl::unexpected(fail(begun.error()));
-  } catch (const CommError& failure) {
-    return tl::unexpected(failure.status());
-  } catch (const std::exception& failure) {
-    return tl::unexpected(fail({Code::kInternal, failure.what()}));
+    part.experts = table.fingerprint();
+    part.moves = moves;
   }
+  FATHOM_RETURN_IF_ERROR(write(part, rows));
+  return or_end([&]() -> Result<> {
+    send();
+    FATHOM_RETURN_IF_ERROR(move_experts());
+    return own_->begin(lanes, parts_.front().rows);
+  });
 }
 
 // What the step that is being begun says.
@@ -135,35 +167,30 @@ Result<> LeadingRunner::move_experts() {
   return experts.place_experts(balancer_->table());
 }
 
-// The results of all nodes.
-Result<> LeadingRunner::collect() {
-  FATHOM_TRY(const auto own, own_->finish());
+Result<std::span<const SampledToken>> LeadingRunner::finish() {
+  return or_end([&]() -> Result<std::span<const SampledToken>> {
+    FATHOM_TRY(const auto own, own_->finish());
+    if (balancer_ != nullptr) balancer_->count(own_->expert_ranks()->expert_counts());
+    FATHOM_TRY(const auto tokens, collect(own, balancer_ != nullptr));
+    if (balancer_ != nullptr) balancer_->end_step();
+    return tokens;
+  });
+}
+
+Result<std::span<const SampledToken>> LeadingRunner::collect(std::span<const SampledToken> own,
+                                                             bool counts) {
   std::copy(own.begin(), own.end(), parts_.front().tokens.begin());
-  if (balancer_ != nullptr) balancer_->count(own_->expert_ranks()->expert_counts());
   for (int number = 1; number < world().layout().nnodes(); ++number) {
     Node& node = parts_[static_cast<size_t>(number)];
-    if (node.rows.empty() && balancer_ == nullptr) continue;
+    if (node.rows.empty() && !counts) continue;
     const auto record = world().receive(number);
     if (!record) {
       return error(Code::kUnavailable, "{} has left", world().layout().describe_node(number));
     }
-    FATHOM_RETURN_IF_ERROR(read_result(*record, {world().epoch(), number_},
-                                       std::span(node.tokens).first(node.rows.size()),
-                                       expert_counts_));
-    if (balancer_ != nullptr) balancer_->count(expert_counts_);
-  }
-  if (balancer_ != nullptr) balancer_->end_step();
-  return {};
-}
-
-Result<std::span<const SampledToken>> LeadingRunner::finish() {
-  try {
-    const auto collected = collect();
-    if (!collected) return tl::unexpected(fail(collected.error()));
-  } catch (const CommError& failure) {
-    return tl::unexpected(failure.status());
-  } catch (const std::exception& failure) {
-    return tl::unexpected(fail({Code::kInternal, failure.what()}));
+    FATHOM_RETURN_IF_ERROR(read_result(
+        *record, {world().epoch(), number_}, std::span(node.tokens).first(node.rows.size()),
+        std::span(expert_counts_).first(counts ? expert_counts_.size() : 0)));
+    if (counts) balancer_->count(expert_counts_);
   }
   // From each lane's node, in the order of the lanes.
   std::vector<size_t> taken(parts_.size(), 0);

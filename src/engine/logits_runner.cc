@@ -24,17 +24,17 @@ Result<> LogitsRunner::begin(std::span<const ForwardBatch> lanes, std::span<cons
 
 Result<std::span<const int32_t>> LogitsRunner::draft(std::span<const ForwardBatch> lanes,
                                                      std::span<const SampleRow> rows) {
-  draft_steps_.start(lanes, rows);
-  while (draft_steps_.has_work()) {
-    FATHOM_TRY(const ConstTensorView logits,
-               draft_logits(draft_steps_.lanes(), draft_steps_.states()));
-    const std::span<const SampleRow> step_rows = draft_steps_.rows();
-    if (draft_tokens_.size() < step_rows.size()) draft_tokens_.resize(step_rows.size());
-    const std::span<SampledToken> tokens = std::span(draft_tokens_).first(step_rows.size());
-    if (!step_rows.empty()) sample(logits, step_rows, tokens);
-    draft_steps_.advance(tokens);
-  }
-  return draft_steps_.drafts();
+  return draft_steps_.run(lanes, rows, [&](const auto&... step) { return draft_step(step...); });
+}
+
+Result<std::span<const SampledToken>> LogitsRunner::draft_step(
+    std::span<const ForwardBatch> lanes, std::span<const std::vector<int32_t>> states,
+    std::span<const SampleRow> rows) {
+  FATHOM_TRY(const ConstTensorView logits, draft_logits(lanes, states));
+  if (draft_tokens_.size() < rows.size()) draft_tokens_.resize(rows.size());
+  const std::span<SampledToken> tokens = std::span(draft_tokens_).first(rows.size());
+  if (!rows.empty()) sample(logits, rows, tokens);
+  return std::span<const SampledToken>(tokens);
 }
 
 void LogitsRunner::sample(ConstTensorView logits, std::span<const SampleRow> rows,

@@ -17,9 +17,12 @@ class LogitsRunner : public Runner {
 
   int max_steps_in_flight() const override { return static_cast<int>(results_.size()); }
   Result<> begin(std::span<const ForwardBatch> lanes, std::span<const SampleRow> rows) override;
-  // By recurrence, a token of all sequences at a time, each sampled from draft_logits().
   Result<std::span<const int32_t>> draft(std::span<const ForwardBatch> lanes,
                                          std::span<const SampleRow> rows) override;
+  // Samples from draft_logits().
+  Result<std::span<const SampledToken>> draft_step(std::span<const ForwardBatch> lanes,
+                                                   std::span<const std::vector<int32_t>> states,
+                                                   std::span<const SampleRow> rows) override;
   Result<std::span<const SampledToken>> finish() override;
 
   // Returns logits [logit_rows, vocab] f32 of all lanes in order, row i for the i-th logit row,

@@ -35,8 +35,7 @@ Result<RankTeamOptions> team_options(const ModelConfig& config, const ModelRunne
   const Placement& placement = options.placement;
   FATHOM_RETURN_IF_ERROR(check_placement(placement, config));
   FATHOM_CHECK(
-      options.max_drafts == 0 || (options.max_drafts <= kMaxDrafts && config.num_mtp_layers > 0 &&
-                                  !placement.exchanges_tokens() && options.world == nullptr),
+      options.max_drafts == 0 || (options.max_drafts <= kMaxDrafts && config.num_mtp_layers > 0),
       "{} drafts", options.max_drafts);
   FATHOM_TRY(const std::shared_ptr<const ExpertTable> expert_table, first_table(options, config));
   return RankTeamOptions{

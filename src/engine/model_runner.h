@@ -26,8 +26,7 @@ struct ModelRunnerOptions {
   int num_threads = 0;               // of all ranks together; 0: one per core
   AttentionPolicy attention = cpu_attention_policy();
   LoadOptions load;
-  // Drafts of a sequence in a step, 0 to kMaxDrafts. With some, the MTP layer is loaded; not where
-  // tokens are exchanged, nor in one of several processes.
+  // Drafts of a sequence in a step, 0 to kMaxDrafts. With some, the MTP layer is loaded.
   int64_t max_drafts = 0;
   // The runner has the ranks of its node, and ends before it; null: all ranks.
   World* world = nullptr;

@@ -13,6 +13,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "cache/page_transfer.h"
@@ -59,6 +60,14 @@ class Runner {
   virtual Result<std::span<const int32_t>> draft(std::span<const ForwardBatch> /*lanes*/,
                                                  std::span<const SampleRow> /*rows*/) {
     return error(Code::kInternal, "this runner does not draft");
+  }
+  // One step of draft(): a token of each sequence. Batches, `states` and rows are those of
+  // DraftSteps. Node 0 of several processes calls it on every node's runner. Returns the rows'
+  // tokens, valid until the next call.
+  virtual Result<std::span<const SampledToken>> draft_step(
+      std::span<const ForwardBatch> /*lanes*/, std::span<const std::vector<int32_t>> /*states*/,
+      std::span<const SampleRow> /*rows*/) {
+    return error(Code::kInternal, "this runner does not draft step by step");
   }
 
   // Begins a step, with num_lanes() batches, at least one of which has rows. rows[i] says how to

@@ -1,5 +1,6 @@
 #include "engine/step_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -50,6 +51,38 @@ Result<> check_sequence(const ForwardBatch& batch, size_t s, const StepBounds& b
   return check_ids("a page", table, bounds.num_pages);
 }
 
+// What only a model with an MTP layer reads.
+Result<> check_drafts(const ForwardBatch& batch, const StepBounds& bounds) {
+  FATHOM_RETURN_IF_ERROR(check_size("num_drafts", batch.num_drafts.size(), batch.num_sequences()));
+  FATHOM_RETURN_IF_ERROR(check_size("mtp_lens", batch.mtp_lens.size(), batch.num_sequences()));
+  for (size_t s = 0; s < batch.num_drafts.size(); ++s) {
+    const int64_t rows = batch.query_start[s + 1] - batch.query_start[s];
+    FATHOM_RETURN_IF_ERROR(
+        check_below("num_drafts", batch.num_drafts[s], std::min(rows, bounds.max_drafts + 1)));
+    if (batch.mtp_lens[s] < batch.context_lens[s]) {
+      return invalid("mtp_lens is {}, must be at least context_lens, {}", batch.mtp_lens[s],
+                     batch.context_lens[s]);
+    }
+  }
+  return {};
+}
+
+Result<> check_states(const ForwardBatch& batch, std::span<const int32_t> states,
+                      int64_t num_before, const StepBounds& bounds) {
+  if (bounds.max_drafts == 0) return invalid("a step drafts, and no MTP layer is loaded");
+  if (states.empty()) {
+    for (const int32_t context : batch.context_lens) {
+      if (context < 1) return invalid("a draft follows a sequence's first token");
+    }
+    return {};
+  }
+  const int64_t rows = batch.num_rows();
+  FATHOM_RETURN_IF_ERROR(check_size("states", states.size(), rows));
+  FATHOM_RETURN_IF_ERROR(check_size("context_lens of drafts", batch.context_lens.size(), rows));
+  FATHOM_RETURN_IF_ERROR(check_size("logit_rows of drafts", batch.logit_rows.size(), rows));
+  return check_ids("a state", states, num_before);
+}
+
 Result<> check_arrays(const ForwardBatch& batch, const StepBounds& bounds) {
   const int64_t rows = batch.num_rows(), sequences = batch.num_sequences();
   if (rows > bounds.max_rows)
@@ -84,6 +117,11 @@ Result<> check_arrays(const ForwardBatch& batch, const StepBounds& bounds) {
     last = i;
   }
   return {};
+}
+
+Result<> of_lane(int lane, const Result<>& checked) {
+  if (checked) return {};
+  return with_context(fmt::format("lane {}: ", lane), checked.error());
 }
 
 Result<> check_row(const SampleRow& row, const StepBounds& bounds) {
@@ -127,9 +165,16 @@ Result<> check_row(const SampleRow& row, const StepBounds& bounds) {
 }  // namespace
 
 Result<> check_batch(const ForwardBatch& batch, int lane, const StepBounds& bounds) {
-  const auto checked = check_arrays(batch, bounds);
-  if (checked) return {};
-  return with_context(fmt::format("lane {}: ", lane), checked.error());
+  auto checked = check_arrays(batch, bounds);
+  if (checked && bounds.max_drafts > 0) checked = check_drafts(batch, bounds);
+  return of_lane(lane, checked);
+}
+
+Result<> check_draft_batch(const ForwardBatch& batch, std::span<const int32_t> states,
+                           int64_t num_before, int lane, const StepBounds& bounds) {
+  auto checked = check_arrays(batch, bounds);
+  if (checked) checked = check_states(batch, states, num_before, bounds);
+  return of_lane(lane, checked);
 }
 
 Result<> check_rows(std::span<const SampleRow> rows, int64_t num_logits, const StepBounds& bounds) {

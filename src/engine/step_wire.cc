@@ -27,6 +27,8 @@ void for_each_array(Batch& batch, const Visit& visit) {
   visit(batch.context_lens);
   visit(batch.prompt_lens);
   visit(batch.block_tables);
+  visit(batch.num_drafts);
+  visit(batch.mtp_lens);
   visit(batch.logit_rows);
   visit(batch.largest_only);
 }
@@ -138,6 +140,7 @@ uint64_t plan_hash(const StepPart& part) {
     return XXH3_64bits_withSeed(&number, sizeof number, hash);
   };
   uint64_t hash = add(part.lanes.size(), part.experts);
+  hash = add(hash, part.states.size());
   for (const ExpertMove& move : part.moves) {
     hash = add(hash, move.layer);
     for (const auto& experts : move.ranks) {
@@ -146,7 +149,11 @@ uint64_t plan_hash(const StepPart& part) {
     }
   }
   for (size_t lane = 0; lane < part.lanes.size(); ++lane) {
-    if (part.has_lane[lane] != 0) hash = hash_batch(part.lanes[lane], add(hash, lane));
+    if (part.has_lane[lane] == 0) continue;
+    hash = hash_batch(part.lanes[lane], add(hash, lane));
+    if (part.states.empty()) continue;
+    hash = add(hash, part.states[lane].size());
+    for (const int32_t state : part.states[lane]) hash = add(hash, state);
   }
   return hash;
 }
@@ -154,7 +161,9 @@ uint64_t plan_hash(const StepPart& part) {
 void write_step(const StepPart& part, WireWriter& writer) {
   FATHOM_CHECK(part.lanes.size() == part.has_lane.size(), "{} lanes, {} of them assigned",
                part.lanes.size(), part.has_lane.size());
-  writer.u32(static_cast<uint32_t>(StepMessage::kStep));
+  FATHOM_CHECK(part.states.empty() || part.states.size() == part.lanes.size(),
+               "{} lanes, states of {}", part.lanes.size(), part.states.size());
+  writer.u32(static_cast<uint32_t>(part.states.empty() ? StepMessage::kStep : StepMessage::kDraft));
   writer.u64(part.id.epoch);
   writer.u64(part.id.number);
   writer.u64(plan_hash(part));
@@ -168,6 +177,7 @@ void write_step(const StepPart& part, WireWriter& writer) {
     for_each_array(part.lanes[lane], [&](const std::vector<int32_t>& array) {
       writer.array(std::span<const int32_t>(array));
     });
+    if (!part.states.empty()) writer.array(std::span<const int32_t>(part.states[lane]));
   }
   writer.u64(part.rows.size());
   for (const SampleRow& row : part.rows) write_row(row, writer);
@@ -196,7 +206,8 @@ void ReceivedStep::read_row(WireReader& reader, SampleRow& row, RowData& data) {
   row.history = &data.history;
 }
 
-Result<> ReceivedStep::read(WireReader& reader) {
+Result<> ReceivedStep::read(StepMessage kind, WireReader& reader) {
+  drafts_ = kind == StepMessage::kDraft;
   id_.epoch = reader.u64();
   id_.number = reader.u64();
   const uint64_t hash = reader.u64();
@@ -214,6 +225,8 @@ Result<> ReceivedStep::read(WireReader& reader) {
       array.clear();
       if (has_lane_[lane] != 0) reader.array(array);
     });
+    states_[lane].clear();
+    if (drafts_ && has_lane_[lane] != 0) reader.array(states_[lane]);
     if (has_lane_[lane] == 0) batch.query_start.assign(1, 0);
   }
   rows_.assign(reader.count(kRowBytes), SampleRow());
@@ -223,7 +236,7 @@ Result<> ReceivedStep::read(WireReader& reader) {
     read_row(reader, rows_[i], row_data_[i]);
   }
   if (!reader.ended()) return invalid("what came is not a step");
-  const uint64_t own = plan_hash({id_, experts_, moves_, lanes_, has_lane_, {}});
+  const uint64_t own = plan_hash({id_, experts_, moves_, lanes_, states(), has_lane_, {}});
   if (own != hash) {
     return invalid("the plan of step {} has hash {:016x} here, node 0 planned {:016x}", id_.number,
                    own, hash);

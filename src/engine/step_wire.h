@@ -23,12 +23,13 @@ namespace fathom {
 enum class StepMessage : uint32_t {
   kStep = 1,
   kCopyPage = 2,
+  kDraft = 3,
 };
 
 // Which step, of which world.
 struct StepId {
   uint64_t epoch = 0;   // of the world
-  uint64_t number = 0;  // counts from 1
+  uint64_t number = 0;  // counts from 1, those of drafts too
   friend bool operator==(const StepId&, const StepId&) = default;
 };
 
@@ -43,35 +44,43 @@ struct ExpertMove {
 std::vector<ExpertMove> moves_between(const ExpertTable& from, const ExpertTable& to);
 Result<ExpertTable> apply_moves(const ExpertTable& from, std::span<const ExpertMove> moves);
 
-// What a node gets of a step.
+// What a node gets of a step, or of one that drafts (Runner::draft_step()).
 struct StepPart {
   StepId id = {};
   // ExpertTable::fingerprint() with the moves made; 0 where tokens are not exchanged.
   uint64_t experts = 0;
   std::span<const ExpertMove> moves = {};
   std::span<const ForwardBatch> lanes = {};  // [lanes of the world]
-  std::span<const uint8_t> has_lane = {};    // [lanes]: 1 if the node has ranks of it, else 0
+  // [lanes of the world], of a step that drafts; empty: it does not.
+  std::span<const std::vector<int32_t>> states = {};
+  std::span<const uint8_t> has_lane = {};  // [lanes]: 1 if the node has ranks of it, else 0
   // How to sample the logit rows of the lanes whose first rank the node has, in order.
   std::span<const SampleRow> rows = {};
 };
-// Appends the record with its plan hash.
+// Appends the message with its plan hash.
 void write_step(const StepPart& part, WireWriter& writer);
 
 // A step as a node has received it. Owns what its rows point to; its memory is reused.
 class ReceivedStep {
  public:
   explicit ReceivedStep(int num_lanes)
-      : lanes_(static_cast<size_t>(num_lanes)), has_lane_(static_cast<size_t>(num_lanes)) {}
+      : lanes_(static_cast<size_t>(num_lanes)),
+        states_(static_cast<size_t>(num_lanes)),
+        has_lane_(static_cast<size_t>(num_lanes)) {}
 
-  // Reads what follows StepMessage::kStep. Fails if the record is malformed or has another number
-  // of lanes, or if its plan hash is not that of what was read.
-  Result<> read(WireReader& reader);
+  // Reads what follows StepMessage::kStep, or kDraft. Fails if the record is malformed or has
+  // another number of lanes, or if its plan hash is not that of what was read.
+  Result<> read(StepMessage kind, WireReader& reader);
 
   const StepId& id() const { return id_; }
   uint64_t experts() const { return experts_; }
   std::span<const ExpertMove> moves() const { return moves_; }
   // [lanes of the world]; a lane of other nodes has no rows.
   std::span<const ForwardBatch> lanes() const { return lanes_; }
+  // StepPart's.
+  std::span<const std::vector<int32_t>> states() const {
+    return std::span(states_).first(drafts_ ? states_.size() : 0);
+  }
   std::span<const SampleRow> rows() const { return rows_; }
 
  private:
@@ -87,6 +96,8 @@ class ReceivedStep {
   uint64_t experts_ = 0;
   std::vector<ExpertMove> moves_;
   std::vector<ForwardBatch> lanes_;
+  bool drafts_ = false;
+  std::vector<std::vector<int32_t>> states_;
   std::vector<uint8_t> has_lane_;
   std::vector<SampleRow> rows_;
   std::vector<RowData> row_data_;  // [rows]

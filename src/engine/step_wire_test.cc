@@ -18,7 +18,7 @@ namespace fathom {
 namespace {
 
 constexpr StepBounds kBounds = {
-    .vocab_size = 300, .max_model_len = 1000, .num_pages = 40, .max_rows = 256};
+    .vocab_size = 300, .max_model_len = 1000, .num_pages = 40, .max_rows = 256, .max_drafts = 3};
 
 int64_t below(std::mt19937& random, int64_t end) {
   return static_cast<int64_t>(random() % static_cast<uint64_t>(end));
@@ -46,6 +46,8 @@ ForwardBatch random_batch(std::mt19937& random) {
     batch.query_start.push_back(static_cast<int32_t>(batch.num_rows()));
     batch.context_lens.push_back(static_cast<int32_t>(context));
     batch.prompt_lens.push_back(static_cast<int32_t>(below(random, 100)));
+    batch.num_drafts.push_back(static_cast<int32_t>(below(random, std::min<int64_t>(rows, 4))));
+    batch.mtp_lens.push_back(static_cast<int32_t>(context + below(random, 3)));
     const int64_t pages = ceil_div(context + rows, kPageSize);
     for (int64_t page = 0; page < batch.max_pages; ++page) {
       batch.block_tables.push_back(
@@ -116,6 +118,8 @@ void expect_equal(const ForwardBatch& a, const ForwardBatch& b) {
   EXPECT_EQ(a.context_lens, b.context_lens);
   EXPECT_EQ(a.prompt_lens, b.prompt_lens);
   EXPECT_EQ(a.block_tables, b.block_tables);
+  EXPECT_EQ(a.num_drafts, b.num_drafts);
+  EXPECT_EQ(a.mtp_lens, b.mtp_lens);
   EXPECT_EQ(a.max_pages, b.max_pages);
   EXPECT_EQ(a.logit_rows, b.logit_rows);
   EXPECT_EQ(a.largest_only, b.largest_only);
@@ -152,8 +156,9 @@ void expect_equal(const SampleRow& a, const SampleRow& b) {
 
 Result<> read(ReceivedStep& step, std::span<const std::byte> record) {
   WireReader reader(record);
-  if (reader.u32() != static_cast<uint32_t>(StepMessage::kStep)) return invalid("not a step");
-  return step.read(reader);
+  const auto kind = static_cast<StepMessage>(reader.u32());
+  if (kind != StepMessage::kStep && kind != StepMessage::kDraft) return invalid("not a step");
+  return step.read(kind, reader);
 }
 
 int64_t num_logits(std::span<const ForwardBatch> lanes) {
@@ -205,6 +210,36 @@ TEST(StepWire, AStepArrivesAsItWasSent) {
   }
 }
 
+TEST(StepWire, AStepThatDraftsArrivesWithItsStates) {
+  std::mt19937 random(6);
+  ReceivedStep received(2);
+  for (uint64_t number = 1; number <= 100; ++number) {
+    const std::vector<ForwardBatch> lanes = {random_batch(random), random_batch(random)};
+    const std::vector<uint8_t> has_lane = {1, static_cast<uint8_t>(number % 2)};
+    std::vector<std::vector<int32_t>> states(2);
+    for (auto& of_lane : states) {
+      of_lane.resize(1 + random() % 4, static_cast<int32_t>(random() % 9));
+    }
+    StepPart part = {.id = {7, number}, .lanes = lanes, .has_lane = has_lane};
+    // Every third is a step of the model between two that draft.
+    if (number % 3 != 0) part.states = states;
+    WireWriter writer;
+    write_step(part, writer);
+    const auto done = read(received, writer.bytes());
+    ASSERT_TRUE(done) << done.error().message;
+    ASSERT_EQ(received.states().size(), part.states.size());
+    for (size_t lane = 0; lane < part.states.size(); ++lane) {
+      EXPECT_EQ(received.lanes()[lane].token_ids,
+                has_lane[lane] != 0 ? lanes[lane].token_ids : std::vector<int32_t>());
+      EXPECT_EQ(received.states()[lane],
+                has_lane[lane] != 0 ? states[lane] : std::vector<int32_t>());
+    }
+    const uint64_t planned = plan_hash(part);
+    states[0].back() ^= 1;
+    EXPECT_EQ(plan_hash(part) != planned, !part.states.empty());
+  }
+}
+
 TEST(StepWire, AnotherPlanIsNamedInTheStepWhereItHappens) {
   std::mt19937 random(2);
   std::vector<ForwardBatch> lanes = {random_batch(random)};
@@ -223,6 +258,8 @@ TEST(StepWire, AnotherPlanIsNamedInTheStepWhereItHappens) {
   expect_other([](ForwardBatch& batch) { ++batch.prompt_lens[0]; });
   expect_other([](ForwardBatch& batch) { --batch.block_tables[0]; });
   expect_other([](ForwardBatch& batch) { ++batch.max_pages; });
+  expect_other([](ForwardBatch& batch) { ++batch.num_drafts[0]; });
+  expect_other([](ForwardBatch& batch) { ++batch.mtp_lens[0]; });
   expect_other([](ForwardBatch& batch) { batch.logit_rows.push_back(0); });
   expect_other([](ForwardBatch& batch) { batch.largest_only.push_back(0); });
   // The last id moves from one array to the next.
@@ -308,13 +345,17 @@ TEST(StepWire, AnotherNumberOfLanesIsRefused) {
 TEST(StepWire, HostileBytesGiveAnErrorOrAWellFormedStep) {
   std::mt19937 random(3);
   ReceivedStep received(2);
+  const std::vector<std::vector<int32_t>> states = {{0, 1}, {}};
   for (int round = 0; round < 60; ++round) {
     const std::vector<ForwardBatch> lanes = {random_batch(random), random_batch(random)};
     const RandomRows rows(random, static_cast<size_t>(num_logits(lanes)));
     WireWriter writer;
-    write_step(
-        {.id = {7, 1}, .lanes = lanes, .has_lane = std::vector<uint8_t>{1, 1}, .rows = rows.rows},
-        writer);
+    write_step({.id = {7, 1},
+                .lanes = lanes,
+                .states = round % 2 == 0 ? std::span<const std::vector<int32_t>>() : states,
+                .has_lane = std::vector<uint8_t>{1, 1},
+                .rows = rows.rows},
+               writer);
     const std::vector<std::byte> record = bytes_of(writer);
     for (size_t size = 0; size < record.size(); size += 1 + random() % 9) {
       EXPECT_FALSE(read(received, std::span(record).first(size))) << size;
@@ -359,6 +400,14 @@ bool stays_inside(const ForwardBatch& batch) {
       }
     }
   }
+  if (batch.num_drafts.size() != sequences || batch.mtp_lens.size() != sequences) return false;
+  for (size_t s = 0; s < sequences; ++s) {
+    const int32_t own = batch.query_start[s + 1] - batch.query_start[s];
+    if (batch.num_drafts[s] < 0 || batch.num_drafts[s] > 3 || batch.num_drafts[s] >= own ||
+        batch.mtp_lens[s] < batch.context_lens[s]) {
+      return false;
+    }
+  }
   for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
     if (batch.logit_rows[i] < 0 || batch.logit_rows[i] >= static_cast<int32_t>(rows)) return false;
   }
@@ -379,8 +428,9 @@ TEST(StepCheck, WhatPassesStaysInsideTheModel) {
     ASSERT_TRUE(check_batch(batch, 0, kBounds));
     ASSERT_TRUE(stays_inside(batch));
     std::vector<int32_t>* const arrays[] = {
-        &batch.token_ids,    &batch.positions,  &batch.query_start, &batch.context_lens,
-        &batch.block_tables, &batch.logit_rows, &batch.largest_only};
+        &batch.token_ids,    &batch.positions,    &batch.query_start,
+        &batch.context_lens, &batch.block_tables, &batch.num_drafts,
+        &batch.mtp_lens,     &batch.logit_rows,   &batch.largest_only};
     std::vector<int32_t>& array = *arrays[random() % std::size(arrays)];
     const int32_t values[] = {-1,
                               0,
@@ -408,6 +458,64 @@ TEST(StepCheck, WhatPassesStaysInsideTheModel) {
     refused += passes ? 0 : 1;
   }
   EXPECT_GT(refused, 10'000);
+}
+
+// A model without the layer reads neither array.
+TEST(StepCheck, DraftsAreCheckedWhereThereAreSome) {
+  ForwardBatch batch;
+  batch.token_ids = {5, 6};
+  batch.positions = {7, 8};
+  batch.query_start = {0, 2};
+  batch.context_lens = {7};
+  batch.prompt_lens = {1};
+  batch.block_tables = {0};
+  batch.max_pages = 1;
+  StepBounds without = kBounds;
+  without.max_drafts = 0;
+  EXPECT_TRUE(check_batch(batch, 0, without));
+  EXPECT_FALSE(check_batch(batch, 0, kBounds));
+  batch.num_drafts = {1};
+  batch.mtp_lens = {7};
+  EXPECT_TRUE(check_batch(batch, 0, kBounds));
+  batch.mtp_lens = {6};
+  EXPECT_EQ(check_batch(batch, 3, kBounds).error().message,
+            "lane 3: mtp_lens is 6, must be at least context_lens, 7");
+  batch.mtp_lens = {7};
+  batch.num_drafts = {2};
+  EXPECT_EQ(check_batch(batch, 3, kBounds).error().message,
+            "lane 3: num_drafts is 2, must be at least 0 and below 2");
+}
+
+TEST(StepCheck, AStepThatDraftsGoesOnFromTheOneBefore) {
+  ForwardBatch batch;
+  batch.token_ids = {5, 6};
+  batch.positions = batch.context_lens = {7, 9};
+  batch.query_start = {0, 1, 2};
+  batch.prompt_lens = {1, 1};
+  batch.block_tables = {0, 1};
+  batch.max_pages = 1;
+  batch.logit_rows = {0, 1};
+  EXPECT_TRUE(check_draft_batch(batch, {}, 0, 0, kBounds));
+  StepBounds without = kBounds;
+  without.max_drafts = 0;
+  EXPECT_EQ(check_draft_batch(batch, {}, 0, 2, without).error().message,
+            "lane 2: a step drafts, and no MTP layer is loaded");
+  const std::vector<int32_t> states = {0, 2};
+  EXPECT_TRUE(check_draft_batch(batch, states, 3, 0, kBounds));
+  EXPECT_EQ(check_draft_batch(batch, states, 2, 1, kBounds).error().message,
+            "lane 1: a state is 2, must be at least 0 and below 2");
+  const std::span<const int32_t> one = std::span(states).first(1);
+  EXPECT_EQ(check_draft_batch(batch, one, 3, 1, kBounds).error().message,
+            "lane 1: states has 1 entries, must have 2");
+  batch.logit_rows = {1};
+  EXPECT_FALSE(check_draft_batch(batch, states, 3, 0, kBounds));
+  batch.logit_rows = {0, 1};
+  batch.token_ids[1] = 300;
+  EXPECT_FALSE(check_draft_batch(batch, states, 3, 0, kBounds));
+  batch.token_ids[1] = 6;
+  batch.positions[0] = batch.context_lens[0] = 0;
+  EXPECT_EQ(check_draft_batch(batch, {}, 0, 0, kBounds).error().message,
+            "lane 0: a draft follows a sequence's first token");
 }
 
 TEST(StepCheck, RowsOutsideOfTheVocabularyAreRefused) {

@@ -123,8 +123,8 @@ DeepSeekModel::LayerCache DeepSeekModel::layer_cache(const LatentCache& cache, i
 }
 
 // x [rows, hidden] f32, where rows are divided this rank's own: x += attention, x += feed-forward.
-void DeepSeekModel::run_layer(const LayerWeights& weights, int64_t moe_layer, const Step& step,
-                              const LayerCache& cache, TensorView x) {
+void DeepSeekModel::run_layer(const LayerWeights& weights, std::optional<int64_t> moe_layer,
+                              const Step& step, const LayerCache& cache, TensorView x) {
   const TensorView normed = workspace_.normed.view(options_.compute, {x.size(0), config_.hidden});
   const Slice own = step.rows.own();
   const TensorView own_x = x.rows(own.first, own.count);
@@ -132,8 +132,8 @@ void DeepSeekModel::run_layer(const LayerWeights& weights, int64_t moe_layer, co
   rms_norm(stream_, own_x, norm_weight(weights.input_norm), eps_, own_normed);
   attention(weights.attention, step, cache, normed, x);
   rms_norm(stream_, own_x, norm_weight(weights.post_attention_norm), eps_, own_normed);
-  if (weights.moe && exchange_ != nullptr) {
-    exchanged_moe(*weights.moe, moe_layer, step.rows, normed, x);
+  if (weights.moe && exchange_ != nullptr && moe_layer) {
+    exchanged_moe(*weights.moe, *moe_layer, step.rows, normed, x);
   } else {
     feed_forward(weights, step.rows, normed, x);
   }

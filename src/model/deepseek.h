@@ -12,6 +12,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "cache/latent_layout.h"
 #include "comm/group.h"
@@ -71,7 +72,9 @@ class DeepSeekModel {
   // token's row is in the token's own slot, made from the token and the state before it. That is
   // the main model's for the first layer and the layer's before for the others, so the i-th has no
   // row of the first i tokens, from 1 on. Pages keep the states that later rows need. forward()
-  // writes the rows of its tokens that are no drafts, from mtp_lens on.
+  // writes the rows of its tokens that are no drafts, from mtp_lens on. Their experts are split
+  // over the lane, also under expert parallelism: lanes draft apart, and answers don't depend on
+  // it.
 
   // Of the cache's pages: LatentCache's state_bytes and layers.
   static int64_t state_bytes(const ModelConfig& config, DType compute, int64_t mtp_layers = 1);
@@ -133,8 +136,8 @@ class DeepSeekModel {
   };
   static LayerCache layer_cache(const LatentCache& cache, int64_t layer);
   Step make_step(const ForwardBatch& batch, int32_t first_key);
-  // `moe_layer`: as the expert table counts.
-  void run_layer(const LayerWeights& weights, int64_t moe_layer, const Step& step,
+  // `moe_layer`: as the expert table counts; none: the lane alone computes the layer.
+  void run_layer(const LayerWeights& weights, std::optional<int64_t> moe_layer, const Step& step,
                  const LayerCache& cache, TensorView x);
 
   // x [rows, hidden] of each of these: where rows are divided over the lane, only this rank's own

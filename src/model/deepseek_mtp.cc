@@ -262,7 +262,7 @@ void DeepSeekModel::run_mtp_layer(int64_t layer, const Step& step, const MtpRows
                                   const LatentCache& cache, TensorView residual) {
   const MtpWeights& weights = weights_.mtp[static_cast<size_t>(layer)];
   combine_inputs(layer, step, rows.states, residual);
-  run_layer(weights.layer, 0, step, layer_cache(cache, config_.num_layers + layer), residual);
+  run_layer(weights.layer, {}, step, layer_cache(cache, config_.num_layers + layer), residual);
   const TensorView own = mtp_states(layer, rows.batch.num_rows());
   make_states(step, residual, weights.head_norm, own);
   auto& last = draft_states_[static_cast<size_t>(layer)];

@@ -81,6 +81,18 @@ TEST(GpuSupport, NamesWhatSparseAttentionLacks) {
   }
 }
 
+// tests/goldens/README.md: transformers' checkpoints with an indexer are smaller than any kernel
+// takes, so what a GPU computes is compared with the CPU's float32, which is compared with them.
+TEST(GpuSupport, NoGoldenWithAnIndexerHasWidthsOfAKernel) {
+  for (const char* name : {"v32", "v32_one", "v32_yarn", "v32_fp8", "glm_dsa", "glm_dsa_shared"}) {
+    const ModelConfig config = published(std::string("../../goldens/") + name + "/config.json");
+    ASSERT_TRUE(config.indexer) << name;
+    const auto supported = gpu_supports(make_spec(config), CacheFormat::kBF16);
+    ASSERT_FALSE(supported) << name;
+    EXPECT_THAT(supported.error().message, HasSubstr("config.json: kv_lora_rank is ")) << name;
+  }
+}
+
 // A page begins where one of whole layers begins, and holds a CPU's page and something more.
 TEST(GpuSupport, PagesHoldIndexKeys) {
   const ModelConfig v3 = published("deepseek_v3.json"), v32 = published("deepseek_v3_2.json");

@@ -107,7 +107,7 @@ class SpecMaker {
     const int64_t shared_width = config_.num_shared_experts * width;
     const auto expert = [&](int64_t e) { return fmt::format("{}{}{}.", prefix, kExperts, e); };
     const std::string shared = fmt::format("{}{}", prefix, kSharedExperts);
-    if (table_ != nullptr) {
+    if (table_ != nullptr && number < table_->num_layers()) {
       for (const int32_t e : table_->experts_of(number, world_rank_)) {
         spec.experts.push_back(mlp(expert(e), width, {0, width}));
       }
@@ -183,15 +183,17 @@ ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int r
     spec.layers.push_back(make.layer(layer, moe_layers));
     if (spec.layers.back().moe) ++moe_layers;
   }
+  const int64_t main_moe_layers = moe_layers;
   FATHOM_CHECK(mtp_layers == 0 || mtp_layers <= std::min(config.num_mtp_layers, kMaxDrafts),
                "{} of {} MTP layers", mtp_layers, config.num_mtp_layers);
   for (int64_t i = 0; i < mtp_layers; ++i) {
     spec.mtp.push_back(make.mtp(i, moe_layers));
     if (spec.mtp.back().layer.moe) ++moe_layers;
   }
-  FATHOM_CHECK(!exchanges || moe_layers == spec.expert_table->num_layers(),
-               "{} layers with experts, the table has {}", moe_layers,
-               exchanges ? spec.expert_table->num_layers() : 0);
+  const int64_t in_table = exchanges ? spec.expert_table->num_layers() : 0;
+  FATHOM_CHECK(!exchanges || in_table == main_moe_layers || in_table == moe_layers,
+               "{} layers with experts and {} with the MTP layers', the table has {}",
+               main_moe_layers, moe_layers, in_table);
   return spec;
 }
 

@@ -112,8 +112,9 @@ struct ModelSpec {
 };
 
 // The placement has passed check_placement(). `table` is needed where placement.exchanges_tokens(),
-// and not read elsewhere; it has passed check_expert_table(), without MTP layers, and has one layer
-// more for each of these with experts. The first `mtp_layers` MTP layers are part of the model, at
+// and not read elsewhere; it has passed check_expert_table(), without MTP layers. It may have one
+// layer more for each of these with experts; the columns of those without one are split over the
+// lane, like those of a dense layer. The first `mtp_layers` MTP layers are part of the model, at
 // most config.num_mtp_layers and kMaxDrafts.
 ModelSpec make_spec(const ModelConfig& config, const Placement& placement, int rank,
                     std::shared_ptr<const ExpertTable> table = nullptr, int64_t mtp_layers = 0);

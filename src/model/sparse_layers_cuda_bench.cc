@@ -39,6 +39,7 @@ constexpr Work kWorks[] = {{1, 1, kK},        {16, 1, kK},       {128, 1, kK},  
                            {1, 2048, 6 * kK}, {1, 2048, 30 * kK}};
 constexpr int kTurns = 5;
 constexpr int64_t kMostRows = 8192, kMostKeys = 8192, kMostLength = 160 * kK;
+constexpr int64_t kMostGraphRows = 256;
 constexpr CacheFormat kFormat = CacheFormat::kFp8Scaled;
 
 ForwardBatch batch_of(const Work& work) {
@@ -112,7 +113,8 @@ class Steps {
       : config_(checkpoint.config()), sampled_(kMostRows) {
     AttentionPolicy policy = gpu_attention_policy();
     policy.dense_keys = dense_keys;
-    const auto sparse = sparse_limits(config_, policy);
+    auto sparse = sparse_limits(config_, policy);
+    if (sparse) fit_one_pass(*sparse, kMostGraphRows, kMostLength);  // as the engine has it
     auto model = DeepSeekModel::load(checkpoint,
                                      {.max_rows = kMostRows,
                                       .max_logit_rows = 1,

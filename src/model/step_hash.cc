@@ -22,7 +22,8 @@ uint64_t hash_batch(const ForwardBatch& batch, uint64_t seed) {
   uint64_t hash = hash_number(batch.max_pages, seed);
   for (const auto* array :
        {&batch.token_ids, &batch.positions, &batch.query_start, &batch.context_lens,
-        &batch.prompt_lens, &batch.block_tables, &batch.logit_rows, &batch.largest_only}) {
+        &batch.prompt_lens, &batch.block_tables, &batch.num_drafts, &batch.mtp_lens,
+        &batch.logit_rows, &batch.largest_only}) {
     hash = hash_array(*array, hash);
   }
   return hash;

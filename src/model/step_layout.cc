@@ -378,7 +378,7 @@ void StepPlanner::plan_any_length(StepLayout& out) const {
   const int64_t columns = score_columns(limits_.max_length);
   int64_t most = std::clamp<int64_t>(limits_.shape.sparse->score_bytes / (columns * 4), 1,
                                      IndexPass::kMostRows);
-  if (most > kRowUnit) most = most / kRowUnit * kRowUnit;
+  if (most > kRowUnit && most < out.rows) most = most / kRowUnit * kRowUnit;
   out.any_length = true;
   out.decodes.clear();
   out.index_passes.clear();

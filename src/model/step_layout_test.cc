@@ -275,6 +275,27 @@ TEST(StepLayout, BatchInvariantRowsHaveTheFormOfPromptOrAnswer) {
   EXPECT_TRUE(StepPlanner(limits(1024)).is_decode(batch));
 }
 
+// A budget that fit_one_pass() has raised holds a captured step's rows, whatever their number.
+TEST(StepLayout, AGraphForLongContextsChoosesInOnePass) {
+  StepLimits sparse = limits(1024);
+  sparse.max_length = 160 << 10;
+  sparse.shape.sparse = SparseLimits{};
+  StepLayout layout;
+  const auto passes = [&](int32_t rows) {
+    const StepPlanner planner(sparse);
+    layout.rows = rows;
+    planner.plan_any_length(layout);
+    return layout.index_passes;
+  };
+  EXPECT_EQ(passes(128).size(), 2);  // 64 MiB hold 102 rows
+  for (const int32_t rows : {100, 128, 149}) {
+    fit_one_pass(*sparse.shape.sparse, rows, sparse.max_length);
+    EXPECT_EQ(passes(rows), (std::vector<IndexPass>{{0, rows, 160 << 10}}));
+  }
+  fit_one_pass(*sparse.shape.sparse, 512, sparse.max_length);
+  EXPECT_EQ(passes(512).size(), 2);  // 256 MiB hold 409
+}
+
 // Lengths and tables of all rows; passes over the rows that choose, which are absorbed.
 TEST(StepLayout, SparseStepsHavePassesOverTheRowsThatChoose) {
   constexpr int64_t kDense = 100;

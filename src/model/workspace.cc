@@ -66,9 +66,10 @@ Result<Workspace> Workspace::allocate(const ModelSpec& spec, DType operand, int6
   const IndexerSizes index(spec, policy, rows, group, num_threads);
   const int64_t op = size_of(operand);
   const int64_t mtp_layers = std::ssize(spec.mtp), mtp_rows = mtp_layers > 0 ? rows : 0;
-  // Where tokens are exchanged, only the shared expert is computed here; what comes for the rank's
-  // slots is in the exchange's own memory.
-  const bool routed = config.num_experts > 0 && !spec.placement.exchanges_tokens();
+  // Where tokens are exchanged, only the shared expert and MTP layers are computed here; what comes
+  // for the rank's slots is in the exchange's own memory.
+  const bool routed =
+      config.num_experts > 0 && (!spec.placement.exchanges_tokens() || mtp_layers > 0);
   const int64_t moe =
       !routed ? mlp_workspace_bytes(rows, hidden, widths.shared)
               : moe_workspace_bytes(rows, hidden, config.num_experts, config.experts_per_token,

@@ -15,14 +15,14 @@
 namespace fathom {
 namespace {
 
-constexpr int64_t kNumPages = 24, kPageBytes = 96, kMostPages = 6;
+constexpr int64_t kNumPages = 24, kLossyPageBytes = 96, kMostPages = 6;
 constexpr double kFaultShare = 0.05;
 constexpr int64_t kPatience = 400;  // events after which a request gives up its ticket
 
 using Rows = std::vector<std::byte>;
 
 Rows rows_of(uint64_t text, int64_t page) {
-  Rows rows(kPageBytes);
+  Rows rows(kLossyPageBytes);
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i] = static_cast<std::byte>(random_bits(text, static_cast<uint64_t>(page), i));
   }
@@ -172,11 +172,11 @@ class Simulation {
     requests_.clear();
     held_.clear();
     writes_.clear();
-    memory_.assign(kNumPages, Rows(kPageBytes));
+    memory_.assign(kNumPages, Rows(kLossyPageBytes));
     pool_ = std::make_unique<PagePool>(kNumPages);
     arrivals_ = std::make_unique<Arrivals>(ArrivalsOptions{.engine = 1,
                                                            .epoch = ++epoch_,
-                                                           .page_bytes = kPageBytes,
+                                                           .page_bytes = kLossyPageBytes,
                                                            .form = 5,
                                                            .with_digests = with_digests_},
                                            *pool_);
@@ -229,7 +229,7 @@ class Simulation {
     Write write{piece->header.ticket, piece->header.page, admitted.page,
                 Rows(piece->rows.begin(), piece->rows.end())};
     // The device has written a part of it when the next event comes.
-    std::copy_n(write.rows.begin(), random_() % kPageBytes,
+    std::copy_n(write.rows.begin(), random_() % kLossyPageBytes,
                 memory_[static_cast<size_t>(write.target)].begin());
     writes_.push_back(std::move(write));
   }

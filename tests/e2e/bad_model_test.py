@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Damaged copies of the bundled model are refused by `fathom run` and `fathom inspect`.
 
-    bad_model_test.py PROGRAM SOURCE_DIR SECONDS MEBIBYTES [TEST…]
+    bad_model_test.py PROGRAM SOURCE_DIR MEBIBYTES [TEST…]
 
 Each case must end with exit status 2 and one sentence on stderr that names the file and the error,
-within SECONDS of CPU time and MEBIBYTES of resident memory, with nothing on stdout. The unit tests in
-src/checkpoint and src/tokenizer have the full tables; these cases cover the whole program.
+within MEBIBYTES of resident memory, with nothing on stdout. The unit tests in src/checkpoint and
+src/tokenizer have the full tables; these cases cover the whole program.
 """
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -17,7 +18,10 @@ import tempfile
 import unittest
 
 PROGRAM, SOURCE = sys.argv.pop(1), sys.argv.pop(1)
-MAX_SECONDS, MAX_MEBIBYTES = float(sys.argv.pop(1)), int(sys.argv.pop(1))
+MAX_MEBIBYTES = int(sys.argv.pop(1))
+# The kernel kills a program that takes more, which is then stuck in a loop. A limit near what a case
+# takes would fail on a slow machine.
+MAX_CPU_SECONDS = 60
 MODEL = os.path.join(SOURCE, "models/fathom-tiny")
 # Keeps FATHOM_CPU_ISA: the suite also runs with slow kernels.
 ENVIRONMENT = {k: v for k, v in os.environ.items()
@@ -98,16 +102,17 @@ class Copy:
 
 
 def run_once(arguments):
-    """Runs the program: (exit status, stdout, stderr, CPU seconds, peak resident MiB)."""
+    """Runs the program: (exit status, stdout, stderr, peak resident MiB)."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen([PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=out,
                                    stderr=err, env=ENVIRONMENT)
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (MAX_CPU_SECONDS, MAX_CPU_SECONDS))
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
         return (process.returncode, out.read().decode(), err.read().decode(),
-                usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+                usage.ru_maxrss / 1024)
 
 
 class BadModel(unittest.TestCase):
@@ -117,15 +122,14 @@ class BadModel(unittest.TestCase):
         self.made = 0
 
     def check(self, arguments, file, part, shows=False):
-        status, out, err, seconds, mebibytes = run_once(arguments)
-        shown = f"{arguments}: status {status}, {seconds:.2f} s, {mebibytes:.0f} MiB\n{out}\n{err}"
+        status, out, err, mebibytes = run_once(arguments)
+        shown = f"{arguments}: status {status}, {mebibytes:.0f} MiB\n{out}\n{err}"
         self.assertEqual(status, 2, shown)
         if not shows:
             self.assertEqual(out, "", shown)
         self.assertRegex(err, r"\Afathom: [^\n]+\n\Z", shown)
         self.assertIn(file, err, shown)
         self.assertIn(part, err, shown)
-        self.assertLess(seconds, MAX_SECONDS, shown)
         self.assertLess(mebibytes, MAX_MEBIBYTES, shown)
 
     def refused(self, file, part, damage, commands=("run", "inspect"), shows=False):

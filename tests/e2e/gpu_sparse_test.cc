@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <string>
 
 #include "cache/latent_layout.h"
@@ -275,6 +277,71 @@ TEST(GpuSparse, PrefixesOffloadAndLanesChangeNoBit) {
   EXPECT_GT(cached->stats().prefix_hits, 2000);
   for (const int lanes : {1, 2}) {
     expect_same_when_crowded(options_of({}, true), {}, lanes, requests, expected);
+  }
+}
+
+// ---- a measurement: short prompts, adaptive against every row choosing
+
+constexpr int kPrompts = 100;
+
+std::unique_ptr<Engine> published_sizes(std::optional<int64_t> dense_keys) {
+  const auto checkpoint = Checkpoint::open_dummy("bench/models/v3.2-4-layers");
+  FATHOM_CHECK(checkpoint.has_value(), "{}", checkpoint.error().message);
+  GpuRunnerOptions options = options_of(dense_keys, false);
+  options.graphs = false;  // prompts have none
+  options.max_batched_tokens = 8192;
+  options.max_num_seqs = kPrompts;
+  options.max_prompt_logit_rows = EngineOptions().max_prompt_logit_rows;
+  options.max_total_tokens = kPrompts * 2048;
+  const EngineOptions engine{.max_num_seqs = kPrompts,
+                             .max_batched_tokens = 8192,
+                             .max_queued_tokens = 1 << 24,
+                             .prefix_caching = false};
+  auto made = Engine::create(engine, on_gpu(options, *checkpoint), nullptr);
+  FATHOM_CHECK(made.has_value(), "{}", made.error().message);
+  return std::move(*made);
+}
+
+// Rates of requests of one token each that are submitted at once.
+struct Served {
+  double tokens_a_second, median_ttft_ms;
+};
+Served serve_prompts(Engine& engine, int64_t length) {
+  using Clock = std::chrono::steady_clock;
+  std::mt19937 random(5);
+  std::vector<std::promise<Clock::time_point>> firsts(kPrompts);
+  const auto begun = Clock::now();
+  for (auto& first : firsts) {
+    Request request;
+    for (int64_t i = 0; i < length; ++i) {
+      request.prompt_ids.push_back(static_cast<int32_t>(random() % 8000));
+    }
+    request.sampling = {.temperature = 0, .max_tokens = 1, .ignore_eos = true};
+    const auto submitted = engine.submit(std::move(request), [&first](const Event& event) {
+      if (event.last) first.set_value(Clock::now());
+    });
+    FATHOM_CHECK(submitted.has_value(), "{}", submitted.error().message);
+  }
+  std::vector<double> ms;
+  for (auto& first : firsts) {
+    ms.push_back(
+        std::chrono::duration<double, std::milli>(first.get_future().get() - begun).count());
+  }
+  std::sort(ms.begin(), ms.end());
+  return {static_cast<double>(kPrompts * length) / ms.back() * 1e3, ms[kPrompts / 2]};
+}
+
+TEST(GpuSparse, DISABLED_ShortPromptsASecond) {
+  const auto adaptive = published_sizes({}), forced = published_sizes(0);
+  for (const int64_t length : {512, 1024, 2000}) {
+    for (int turn = 0; turn <= 5; ++turn) {
+      const Served a = serve_prompts(*adaptive, length), f = serve_prompts(*forced, length);
+      std::printf(
+          "%ld tokens: adaptive %.0f tokens/s, TTFT %.1f ms; every row chooses %.0f, %.1f%s\n",
+          static_cast<long>(length), a.tokens_a_second, a.median_ttft_ms, f.tokens_a_second,
+          f.median_ttft_ms, turn == 0 ? ", the first" : "");
+      std::fflush(stdout);
+    }
   }
 }
 

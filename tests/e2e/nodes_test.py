@@ -154,6 +154,18 @@ class Equality(unittest.TestCase):
                                                "--enable-eplb", "--eplb-rebalance-num-iterations",
                                                "4"), one)
 
+    def test_drafts(self):
+        # With --tp 2 both nodes need what the first has sampled; with --dp 2 each samples its own.
+        for flags, same in ((("--tp", "2"), ("--tp", "2")), (("--dp", "2"), ()), (("--dp", "2", *EXPERTS), ())):
+            with self.subTest(flags):
+                cluster = Cluster(2, *flags, "--mtp", "3", "--mtp-always")
+                self.addCleanup(cluster.kill)
+                self.assertEqual(answers(cluster.leader), self.answers_of_one(*same))
+                drafted, right = (cluster.leader.metric(f"vllm:spec_decode_num_{what}_tokens_total")
+                                  for what in ("draft", "accepted"))
+                self.assertGreater(right, drafted / 4)
+                self.assertEqual(cluster.stop(), [0, 0], "".join(cluster.leader.log))
+
     def test_preemption_and_prompt_log_probabilities(self):
         # What a chunk holds depends on what arrives when, and bf16 rounds chunks differently.
         flags = ("--dtype", "float32", "--dp", "2", "--max-total-tokens", "256", "--max-num-batched-tokens", "64",
@@ -209,6 +221,7 @@ class Agreement(unittest.TestCase):
         self.check_difference("--dtype", "'bfloat16'", "'float32'",
                               leader=("--tp", "2", "--dtype", "float32", "--kv-cache-dtype", "bf16"),
                               follower=("--tp", "2"))
+        self.check_difference("--mtp", "'0'", "'3'", leader=("--tp", "2", "--mtp", "3"), follower=("--tp", "2"))
 
     def test_thresholds_of_sparse_attention_must_be_equal(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
 // Speculation over the bundled model changes no bit of an answer: requests of every kind with 0 to
-// 3 drafts a step, on one rank, on several and on lanes, with prompts in chunks, preemption and
-// shared prefixes too. Attention is absorbed throughout, in which a row's bits depend on its own
-// keys only, so that what a chunk or a preemption computes again has the same bits.
+// 3 drafts a step, on one rank, on several, on lanes and with experts by rank, with prompts in
+// chunks, preemption and shared prefixes too. Attention is absorbed throughout, in which a row's
+// bits depend on its own keys only, so that what a chunk or a preemption computes again has the
+// same bits.
 #include <gtest/gtest.h>
 
 #include "base/random.h"
@@ -111,6 +112,10 @@ const SpeculationSetting kCells[] = {
     {.name = "tp2", .placement = {.tp = 2}},
     {.name = "dp2_crowded", .placement = {.dp = 2}, .is_crowded = true},
     {.name = "tp2_dp2_crowded", .placement = {.tp = 2, .dp = 2}, .is_crowded = true},
+    {.name = "dp2_experts", .placement = {.dp = 2, .expert_parallel = true}},
+    {.name = "tp2_dp2_experts_crowded",
+     .placement = {.tp = 2, .dp = 2, .expert_parallel = true},
+     .is_crowded = true},
 };
 
 class SpeculationCells : public testing::TestWithParam<SpeculationSetting> {};

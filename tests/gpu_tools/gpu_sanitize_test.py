@@ -94,6 +94,13 @@ class Reports(unittest.TestCase):
             log = report("Error", ("Write", first), ("Read", second)) + PASSED
             self.assertFalse(self.accepted(log, "/gpu/decode_layers_cuda_test"), (first, second))
 
+    def test_warnings_of_references(self):
+        read = "fathom::cuda::latent_rows::Attention<(int)1, (LatentKeys)1>::multiply_others_values(int)"
+        write = "fathom::cuda::latent_rows::Attention<(int)1, (LatentKeys)1>::publish(const unsigned int (&)[16])"
+        for kind, first, second, expected in (("Warning", read, write, True), ("Error", read, write, False),
+                                              ("Warning", read, OTHER, False), ("Warning", OTHER, write, False)):
+            self.assertEqual(self.accepted(report(kind, ("Read", first), ("Write", second)) + PASSED), expected)
+
     def test_a_last_report_without_a_line_behind_it(self):
         log = PASSED + report("Error", ("Write", OTHER), ("Read", OTHER)).removesuffix("========= \n")
         self.assertFalse(self.accepted(report("Error", ("Write", JOIN), ("Read", JOIN)) + log))
@@ -102,6 +109,25 @@ class Reports(unittest.TestCase):
         known = report("Error", ("Write", JOIN), ("Read", JOIN))
         self.assertFalse(self.accepted(known))
         self.assertFalse(self.accepted(known + PASSED + "[  FAILED  ] 1 test\n"))
+
+
+class Lines(unittest.TestCase):
+    """Which programs are run, over a sanitizer that finds nothing."""
+
+    def programs(self, only):
+        done = subprocess.run([str(ROOT / "tools/gpu_sanitize.sh"), "/nowhere", "memcheck"],
+                              env={**os.environ, "COMPUTE_SANITIZER": "/bin/true", "ONLY": only},
+                              check=True, capture_output=True, text=True)
+        return [line.split()[1] for line in done.stdout.splitlines()]
+
+    def test_all_or_those_named(self):
+        every = self.programs("")
+        self.assertGreater(len(every), 20)
+        self.assertEqual(len(every), len(set(every)))
+        wanted = ["mtp_rows_cuda_test", "sparse_latent_cuda_test"]
+        self.assertEqual(sorted(self.programs(" ".join(wanted))), wanted)
+        self.assertEqual(self.programs("rows_cuda_test"), [])  # no program's whole name
+
 
 KERNEL = "_ZN3gpu7productILi{}EEEv4Maps"  # void gpu::product<N>(Maps)
 SOURCE = """\

@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
+
+#include "base/math_constants.h"
 
 namespace fathom::cpu {
 namespace {
 
 // Below this many logits a parallel region (0.5 to 1 us) costs more than it saves.
 constexpr int64_t kParallelLogits = 512;
-
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // Scratch of one thread, reused for each row.
 struct Scratch {
@@ -46,8 +45,8 @@ void softmax(const float* logits, std::vector<float>& p) {
 void score_groups(const GateOptions& options, Scratch& scratch) {
   const size_t size = scratch.choice.size() / scratch.group_scores.size();
   for (size_t group = 0; group < scratch.group_scores.size(); ++group) {
-    float first = kLowest;
-    float second = kLowest;
+    float first = kNegativeInfinity;
+    float second = kNegativeInfinity;
     for (size_t i = group * size; i < (group + 1) * size; ++i) {
       const float value = scratch.choice[i];
       if (value > first) {

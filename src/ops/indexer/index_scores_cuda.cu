@@ -47,6 +47,30 @@ __device__ inline float relu(float x) {
   return y;
 }
 
+// The value in a register, where the compiler would rather compute it again at each use.
+template <typename T>
+__device__ inline T kept(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// barrier_wait(), barrier_arrive_for() and a load of a float, by addresses in shared memory.
+__device__ inline void wait_at(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain_%=:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again_%=;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ inline void arrive_at(uint32_t barrier, int count) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ inline float load_at(uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+  return x;
+}
+
 template <int kHeads>
 class Scores {
  public:
@@ -90,21 +114,28 @@ class Scores {
 
   __device__ static int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-  __device__ void wait_for(const Place<kKeyStages>& place) {
-    barrier_wait(&shared_.keys_are_there[place.stage()][place.parity()], place.turn() >> 1 & 1);
+  using Memory = Shared<kHeads>;
+
+  // `memory`: the address of shared_, kept.
+  __device__ static void wait_for(uint32_t memory, const Place<kKeyStages>& place) {
+    const auto barrier = static_cast<uint32_t>(place.stage() * 2 + place.parity());
+    wait_at(memory + offsetof(Memory, keys_are_there) + 8 * barrier, place.turn() >> 1 & 1);
   }
   // The page is not needed any more: a warp arrives for those of the groups that have other pages.
-  __device__ void release(int page, const Share& share) {
+  __device__ void release(uint32_t memory, int page, const Share& share) {
     __syncwarp();
-    if (lane_ == 0) barrier_arrive_for(&shared_.keys_are_read[page], share.step);
+    const uint32_t barrier =
+        memory + offsetof(Memory, keys_are_read) + 8 * static_cast<uint32_t>(page);
+    if (lane_ == 0) arrive_at(barrier, share.step);
   }
 
   // The last pair of a block of 5 or 6 rows has none.
   __device__ void skip(const Share& share) {
+    const uint32_t memory = shared_address(&shared_);
     Place<kKeyStages> place(share.passed + share.first);
     for (int i = share.first; i < share.num_pages; i += share.step, place.advance(share.step)) {
-      wait_for(place);
-      release(place.stage(), share);
+      wait_for(memory, place);
+      release(memory, place.stage(), share);
     }
   }
 
@@ -131,11 +162,17 @@ class Scores {
     }
     const uint64_t queries = matrix(shared_.queries[stage][share.pair * kPairRows]);
     const uint64_t all_keys = matrix(shared_.keys[0]);
+    // What the loop would compute again for each page is kept in registers.
+    const int kept_bits[] = {kept(bits[0]), kept(bits[1])};
+    const uint32_t memory = kept(shared_address(&shared_));
+    const uint32_t scales = memory + offsetof(Memory, scales) + 4 * static_cast<uint32_t>(slot);
     Place<kKeyStages> place(share.passed + share.first);
-    for (int i = share.first; i < share.num_pages; i += share.step, place.advance(share.step)) {
+    float* score = scores + share.first * kKeys;
+    seen -= share.first * kKeys;
+    for (int left = share.num_pages - share.first; left > 0; left -= share.step) {
       const int page = place.stage();
-      wait_for(place);
-      const float scale = shared_.scales[page][slot];
+      wait_for(memory, place);
+      const float scale = load_at(scales + static_cast<uint32_t>(page) * (4 * kKeys));
       const uint64_t keys = moved(all_keys, page * (kKeys * kRowBytes));
       float sums[kRows * kHeads / 2];
       mma_fence();
@@ -145,11 +182,14 @@ class Scores {
                     step > 0);
       }
       mma_commit();
+      place.advance(share.step);
       mma_wait();
       pin(sums);
-      release(page, share);
-      const float score = sum(sums, weights, bits) * scale;
-      if (i * kKeys < seen) scores[i * kKeys] = score;
+      release(memory, page, share);
+      const float unscaled = sum(sums, weights, kept_bits);
+      if (seen > 0) *score = unscaled * scale;
+      seen -= share.step * kKeys;
+      score += share.step * kKeys;
     }
   }
 
@@ -216,6 +256,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       barrier_init(&shared.task_is_done[i], kGroups * kGroupThreads);
     }
     fence_barrier_init();
+  }
+  if (threadIdx.x == kGroups * kGroupThreads) {
+    prefetch_map(&maps.keys);
+    prefetch_map(&maps.queries);
   }
   let_next_launch_begin();
   __syncthreads();

@@ -14,7 +14,7 @@
 namespace fathom {
 namespace {
 
-struct Shape {
+struct ScoreShape {
   int64_t heads, dim;
   IndexKeyFormat format;
   std::vector<int32_t> queries;
@@ -24,7 +24,7 @@ struct Shape {
 // Paged index keys of random values for the batch, pages in scattered order and with a gap between
 // them; bytes that no sequence owns are 0xFF, NaN in every format.
 struct Problem {
-  Shape shape;
+  ScoreShape shape;
   IndexKeyLayout layout;
   int32_t first_key = 0;
   std::vector<int32_t> query_start = {0};
@@ -37,13 +37,13 @@ struct Problem {
   TestTensor weights;
   std::vector<SparseRow> rows;
 
-  static int64_t total_rows(const Shape& s) {
+  static int64_t total_rows(const ScoreShape& s) {
     int64_t rows = 0;
     for (const int32_t queries : s.queries) rows += queries;
     return rows;
   }
 
-  explicit Problem(const Shape& s)
+  explicit Problem(const ScoreShape& s)
       : shape(s), layout{s.format, s.dim}, weights(total_rows(s) * s.heads, DType::kF32, 21, 1) {
     int32_t num_pages = 1;  // page 0 stays unused
     for (size_t i = 0; i < s.queries.size(); ++i) {
@@ -152,7 +152,7 @@ struct Problem {
   }
 };
 
-std::vector<Shape> shapes() {
+std::vector<ScoreShape> score_shapes() {
   constexpr auto kE4M3 = IndexKeyFormat::kE4M3;
   constexpr auto kBF16 = IndexKeyFormat::kBF16;
   constexpr auto kF32 = IndexKeyFormat::kF32;
@@ -178,7 +178,7 @@ std::vector<Shape> shapes() {
 class IndexScores : public testing::TestWithParam<CpuIsa> {};
 
 TEST_P(IndexScores, MatchDoublePrecision) {
-  for (const Shape& shape : shapes()) {
+  for (const ScoreShape& shape : score_shapes()) {
     SCOPED_TRACE(testing::Message()
                  << shape.heads << " heads of " << shape.dim << ", " << name_of(shape.format));
     const Problem problem(shape);
@@ -200,7 +200,7 @@ TEST_P(IndexScores, MatchDoublePrecision) {
 }
 
 TEST_P(IndexScores, OtherRowsAndThreadsChangeNoBit) {
-  for (const Shape& shape : shapes()) {
+  for (const ScoreShape& shape : score_shapes()) {
     const Problem problem(shape);
     const int64_t columns = problem.columns();
     const std::vector<float> whole = problem.run(GetParam(), 2, problem.rows);

@@ -63,6 +63,12 @@ SparsePlan plan_sparse_rows(const PagedBatch& batch, std::span<const int32_t> se
   return plan;
 }
 
+void fit_one_pass(SparseLimits& limits, int64_t rows, int64_t max_length) {
+  constexpr int64_t kMost = int64_t{256} << 20;
+  const int64_t wanted = std::min(rows * columns_for(max_length) * kScoreBytes, kMost);
+  limits.score_bytes = std::max(limits.score_bytes, wanted);
+}
+
 int64_t score_buffer_floats(const SparseLimits& limits, int64_t rows, int64_t max_length) {
   const int64_t columns = columns_for(max_length);
   return std::min(rows * columns, std::max(limits.score_bytes / kScoreBytes, columns));

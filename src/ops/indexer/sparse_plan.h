@@ -58,6 +58,11 @@ inline bool takes_short_graph(int64_t longest, int32_t first_key, const SparseLi
   return longest - first_key <= limits.dense_keys;
 }
 
+// Raises score_bytes, up to 256 MiB, so that `rows` rows of max_length keys are one pass. For
+// captured decode steps on a GPU: each further pass is five launches a layer, and reads the query
+// side's weights again.
+void fit_one_pass(SparseLimits& limits, int64_t rows, int64_t max_length);
+
 // Floats that the scores of any pass take, for a step of at most `rows` rows of `max_length` keys.
 int64_t score_buffer_floats(const SparseLimits& limits, int64_t rows, int64_t max_length);
 

@@ -22,11 +22,11 @@ constexpr int64_t kCopies = 4;
 constexpr int64_t kBlock = 256;  // scores whose orders are computed at a time
 
 // One thread's memory.
-struct Scratch {
+struct ChooserScratch {
   uint32_t* counts;  // [kCopies, kBins]
   uint32_t* orders;  // [max length]: of the bin that holds the k-th score
 
-  Scratch(WorkspaceArena& arena, int64_t max_length)
+  ChooserScratch(WorkspaceArena& arena, int64_t max_length)
       : counts(arena.take<uint32_t>(kCopies * kBins)), orders(arena.take<uint32_t>(max_length)) {}
 };
 
@@ -79,7 +79,7 @@ Limit narrow(uint32_t* orders, int64_t& count, int shift, int64_t wanted, uint32
 
 class Chooser {
  public:
-  Chooser(CpuIsa isa, const Scratch& scratch)
+  Chooser(CpuIsa isa, const ChooserScratch& scratch)
       : orders_of_(isa >= CpuIsa::kAvx512 ? orders_avx512 : orders_portable), scratch_(scratch) {}
 
   // scores [count], more than k -> list [k], positions from `first_key` on.
@@ -134,14 +134,14 @@ class Chooser {
   }
 
   void (*orders_of_)(const float*, int64_t, uint32_t*);
-  const Scratch& scratch_;
+  const ChooserScratch& scratch_;
 };
 
 }  // namespace
 
 int64_t top_keys_workspace_bytes(int64_t max_length, int num_threads) {
   WorkspaceArena arena;
-  for (int thread = 0; thread < num_threads; ++thread) Scratch(arena, max_length);
+  for (int thread = 0; thread < num_threads; ++thread) ChooserScratch(arena, max_length);
   return arena.bytes();
 }
 
@@ -157,8 +157,8 @@ void select_top_keys(ThreadPool& pool, CpuIsa isa, ConstTensorView scores,
   pool.parallel_for(static_cast<int64_t>(rows.size()), 1, [&](int64_t begin, int64_t end) {
     WorkspaceArena arena = shared;
     const int thread = next_thread++;
-    for (int before = 0; before < thread; ++before) Scratch(arena, longest - first_key);
-    const Scratch scratch(arena, longest - first_key);
+    for (int before = 0; before < thread; ++before) ChooserScratch(arena, longest - first_key);
+    const ChooserScratch scratch(arena, longest - first_key);
     const Chooser chooser(isa, scratch);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t visible = int64_t{rows[static_cast<size_t>(i)].length} - first_key;

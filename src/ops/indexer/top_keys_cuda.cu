@@ -6,13 +6,12 @@
 // scores in shared memory, as whole numbers in the order of scores (score_order.h).
 //
 // Algorithm: rounds of 11, 11 and 10 bits from the highest down find the k-th score. In each, the
-// CTAs count the digits of the scores that share the digits found so far, in four copies of the
-// counters, since neighbouring lanes often have the same digit; the first warp adds up the counts
-// of all CTAs, of 32 digits together and then of single ones, and finds the digit at which the
-// counts from the highest down reach k. A digit all of whose scores are wanted ends the search: two
-// rounds are enough for scores that differ. Two passes then count and emit: each warp has a run of
-// its CTA's scores, and the counts of earlier runs say where its positions go. Scores are read from
-// memory once.
+// CTAs count the digits of the scores that share the digits found so far; the first warp adds up
+// the counts of all CTAs, of 32 digits together and then of single ones, and finds the digit at
+// which the counts from the highest down reach k. A digit all of whose scores are wanted ends the
+// search: two rounds are enough for scores that differ. Two passes then count and emit: each warp
+// has a run of its CTA's scores, and the counts of earlier runs say where its positions go. Scores
+// are read from memory once.
 //
 // Keys before the first that a row sees are neither counted nor emitted.
 //
@@ -38,7 +37,7 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMostBlocks = 8;  // of a cluster
-constexpr int kDigits = 2048, kGroupDigits = 32, kGroups = kDigits / kGroupDigits, kCopies = 4;
+constexpr int kDigits = 2048, kGroupDigits = 32, kGroups = kDigits / kGroupDigits;
 
 // A round's digit: `bits` from `shift` on.
 struct Round {
@@ -49,8 +48,10 @@ __device__ inline Round round_of(int i) {
   return i == 0 ? Round{21, 11} : i == 1 ? Round{10, 11} : Round{0, 10};
 }
 
+// Small enough that with the orders of 160K columns two CTAs fit on an SM: otherwise the clusters
+// of 16 rows wait for one another.
 struct Shared {
-  uint4 counts[kCopies][kDigits / 4];
+  uint4 counts[kDigits / 4];
   uint4 own[2][kDigits / 4];     // this CTA's, of even and odd rounds; read by the others
   uint4 groups[2][kGroups / 4];  // the same, of kGroupDigits digits together
   uint2 warps[kWarps];           // above and equal, of each warp's run
@@ -165,19 +166,16 @@ class Chooser {
 
   // The digits of the scores whose higher digits are the limit's.
   __device__ void count_digits(uint32_t limit, Round round, bool is_first) {
-    uint4* const counts = &shared_.counts[0][0];
-#pragma unroll
-    for (int i = 0; i < kCopies * kDigits / 4 / kThreads; ++i) {
-      counts[i * kThreads + threadIdx.x] = {};
-    }
+    static_assert(kDigits == 4 * kThreads);
+    shared_.counts[threadIdx.x] = {};
     __syncthreads();  // also: the scores are there
-    uint32_t* const copy = reinterpret_cast<uint32_t*>(shared_.counts[threadIdx.x % kCopies]);
+    auto* const counts = reinterpret_cast<uint32_t*>(shared_.counts);
     const uint32_t mask = (1u << round.bits) - 1;
 #pragma unroll 4
     for (int32_t i = unseen_ + static_cast<int32_t>(threadIdx.x); i < count_; i += kThreads) {
       const uint32_t order = orders_[i];
       if (!is_first && (order ^ limit) >> (round.shift + round.bits) != 0) continue;
-      atomicAdd(&copy[order >> round.shift & mask], 1);
+      atomicAdd(&counts[order >> round.shift & mask], 1);
     }
     __syncthreads();
   }
@@ -185,13 +183,8 @@ class Chooser {
   // Where the counts from the highest digit down reach `wanted`: sets digit, how many of it are
   // wanted, and whether those are all.
   __device__ void find_digit(int round, uint32_t wanted) {
-    static_assert(kDigits == 4 * kThreads && kGroupDigits == 4 * 8);
-    uint4 sum = {};
-#pragma unroll
-    for (int copy = 0; copy < kCopies; ++copy) {
-      const uint4 v = shared_.counts[copy][threadIdx.x];
-      sum = make_uint4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-    }
+    static_assert(kGroupDigits == 4 * 8);
+    const uint4 sum = shared_.counts[threadIdx.x];
     shared_.own[round % 2][threadIdx.x] = sum;
     uint32_t of_group = (sum.x + sum.y) + (sum.z + sum.w);
 #pragma unroll

@@ -15,6 +15,7 @@ namespace fathom {
 namespace {
 
 using testing::Rows;
+using testing::same_bytes;
 
 PackedForm form_of(FourBitCode code, int64_t group, DType scales, bool zeros) {
   PackedForm form = WeightFormat::kFourBit;
@@ -25,7 +26,7 @@ PackedForm form_of(FourBitCode code, int64_t group, DType scales, bool zeros) {
   return form;
 }
 
-const PackedForm kForms[] = {
+const PackedForm kPackedForms[] = {
     form_of(FourBitCode::kInteger, 32, DType::kBF16, false),
     form_of(FourBitCode::kInteger, 128, DType::kBF16, false),
     form_of(FourBitCode::kInteger, 0, DType::kBF16, false),
@@ -117,8 +118,8 @@ void check_products(CpuIsa isa, const PackedForm& form, int64_t n, int64_t k) {
         const float sum =
             sums[static_cast<size_t>((i / kPairRows * rows + m) * kPairRows + i % kPairRows)];
         ASSERT_NEAR(sum, expected, 4e-6 * magnitude + 1e-30)
-            << name_of(isa) << " form " << &form - kForms << " [" << n << ", " << k << "] rows "
-            << rows << " at " << m << ", " << i;
+            << name_of(isa) << " form " << &form - kPackedForms << " [" << n << ", " << k
+            << "] rows " << rows << " at " << m << ", " << i;
       }
     }
   }
@@ -126,7 +127,7 @@ void check_products(CpuIsa isa, const PackedForm& form, int64_t n, int64_t k) {
 
 TEST(FourBit, ProductsOfEveryLevelAndForm) {
   for (const CpuIsa isa : runnable_levels()) {
-    for (const PackedForm& form : kForms) {
+    for (const PackedForm& form : kPackedForms) {
       for (const auto& [n, groups] : {std::pair<int64_t, int64_t>{64, 2}, {33, 1}, {100, 3}}) {
         const int64_t k = form.group_cols > 0 ? form.group_cols * groups : 61 * groups;
         check_products<float>(isa, form, n, k);
@@ -170,7 +171,7 @@ void check_reordered(CpuIsa isa, PackedForm form) {
 
 TEST(FourBit, ReorderedColumnsTakeTheirOwnOfX) {
   for (const CpuIsa isa : runnable_levels()) {
-    for (const PackedForm& form : {kForms[1], kForms[3], kForms[4]}) {
+    for (const PackedForm& form : {kPackedForms[1], kPackedForms[3], kPackedForms[4]}) {
       check_reordered<float>(isa, form);
       check_reordered<bf16>(isa, form);
       if (HasFatalFailure()) return;
@@ -180,7 +181,7 @@ TEST(FourBit, ReorderedColumnsTakeTheirOwnOfX) {
 
 TEST(FourBit, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   for (const CpuIsa isa : runnable_levels()) {
-    for (const PackedForm& form : kForms) {
+    for (const PackedForm& form : kPackedForms) {
       const Codes source(8, 64, form.group_cols > 0 ? 512 : 331, form);
       const PackedMatrix weight = source.packed();
       const auto check = [&](ConstTensorView x) {
@@ -193,7 +194,7 @@ TEST(FourBit, ARowsBitsDoNotDependOnTheRowsBesideIt) {
                                     together.data() + (pair * rows + r) * kPairRows,
                                     kPairRows * sizeof(float)),
                         0)
-                  << name_of(isa) << " form " << &form - kForms << " rows " << rows;
+                  << name_of(isa) << " form " << &form - kPackedForms << " rows " << rows;
             }
           }
         }
@@ -206,7 +207,7 @@ TEST(FourBit, ARowsBitsDoNotDependOnTheRowsBesideIt) {
 
 // A rank's columns are whole groups of a larger matrix.
 TEST(FourBit, ASliceOfColumnsIsAMatrixOfItsOwn) {
-  for (const PackedForm& form : {kForms[0], kForms[4], kForms[7]}) {
+  for (const PackedForm& form : {kPackedForms[0], kPackedForms[4], kPackedForms[7]}) {
     const Codes source(11, 40, 4 * form.group_cols, form);
     const int64_t first = form.group_cols, count = 2 * form.group_cols;
     PackedMatrix part = *PackedMatrix::allocate(20, count, form, "test");
@@ -223,13 +224,8 @@ TEST(FourBit, ASliceOfColumnsIsAMatrixOfItsOwn) {
   }
 }
 
-bool same_bytes(const PackedMatrix& a, const PackedMatrix& b) {
-  return a.bytes() == b.bytes() &&
-         std::memcmp(a.data(), b.data(), static_cast<size_t>(a.bytes())) == 0;
-}
-
 TEST(FourBit, RowRangesOfAnyAlignmentFromSeveralThreads) {
-  for (const PackedForm& form : {kForms[0], kForms[3], kForms[4]}) {
+  for (const PackedForm& form : {kPackedForms[0], kPackedForms[3], kPackedForms[4]}) {
     const Codes source(1, 205, 384, form);
     const PackedMatrix whole = source.packed();
     PackedMatrix parts = *PackedMatrix::allocate(205, 384, form, "test");
@@ -250,10 +246,10 @@ TEST(FourBit, BytesAreFourBitsAndTheScales) {
   const auto bytes = [](const PackedForm& form) {
     return PackedMatrix::allocate(2816, 2048, form, "test")->bytes();
   };
-  EXPECT_EQ(bytes(kForms[0]), 2816 * 2048 / 2 + 2816 * 64 * 2);  // 4.5 bits a weight
-  EXPECT_EQ(bytes(kForms[1]), 2816 * 2048 / 2 + 2816 * 16 * 2);  // 4.125
-  EXPECT_EQ(bytes(kForms[3]), 2816 * 2048 / 2 + 2816 * 16 * 5);  // 4.31
-  EXPECT_EQ(bytes(kForms[6]), 2816 * 2048 / 2 + 2816 * 64 * 2);  // 4.5
+  EXPECT_EQ(bytes(kPackedForms[0]), 2816 * 2048 / 2 + 2816 * 64 * 2);  // 4.5 bits a weight
+  EXPECT_EQ(bytes(kPackedForms[1]), 2816 * 2048 / 2 + 2816 * 16 * 2);  // 4.125
+  EXPECT_EQ(bytes(kPackedForms[3]), 2816 * 2048 / 2 + 2816 * 16 * 5);  // 4.31
+  EXPECT_EQ(bytes(kPackedForms[6]), 2816 * 2048 / 2 + 2816 * 64 * 2);  // 4.5
 }
 
 // All codes with all zero points: the packed order of one pair's steps is written out here.

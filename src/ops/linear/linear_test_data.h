@@ -17,6 +17,11 @@ inline float random_value(uint64_t seed, uint64_t stream, int64_t i) {
   return static_cast<float>(random_uniform(seed, stream, static_cast<uint64_t>(i)) * 2 - 1);
 }
 
+inline bool same_bytes(const PackedMatrix& a, const PackedMatrix& b) {
+  return a.bytes() == b.bytes() &&
+         std::memcmp(a.data(), b.data(), static_cast<size_t>(a.bytes())) == 0;
+}
+
 template <typename T>
 T narrow(float value) {
   if constexpr (std::is_same_v<T, float>) return value;

@@ -16,29 +16,29 @@ struct TileCost {
   ManyRowsTile tile;
   double step_us, tile_us;
 };
-constexpr TileCost kCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
-                               {{.groups = 3, .columns = 192}, 0.70, 4.0},
-                               {{.groups = 2, .columns = 192}, 0.47, 2.9},
-                               {{.groups = 2, .columns = 128}, 0.43, 2.4},
-                               {{.groups = 1, .columns = 64}, 0.24, 1.8},
-                               {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
-                               {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
-                               {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
-constexpr TileCost kScaledCosts[] = {{{.groups = 4, .columns = 128}, 0.77, 2.3},
-                                     {{.groups = 4, .columns = 112}, 0.76, 2.0},
-                                     {{.groups = 2, .columns = 192}, 0.56, 1.6},
-                                     {{.groups = 2, .columns = 144}, 0.51, 1.2},
-                                     {{.groups = 2, .columns = 128}, 0.44, 0.9},
-                                     {{.groups = 2, .columns = 64}, 0.26, 0.4},
-                                     {{.groups = 1, .columns = 192}, 0.43, 2.2},
-                                     {{.groups = 1, .columns = 144}, 0.42, 2.1},
-                                     {{.groups = 1, .columns = 128}, 0.28, 1.3},
-                                     {{.groups = 1, .columns = 64}, 0.17, 1.9},
-                                     {{.groups = 2, .columns = 128, .split = 2}, 0.34, 5.9},
-                                     {{.groups = 1, .columns = 128, .split = 2}, 0.20, 5.1},
-                                     {{.groups = 1, .columns = 64, .split = 2}, 0.12, 3.5},
-                                     {{.groups = 1, .columns = 128, .split = 4}, 0.21, 5.0},
-                                     {{.groups = 1, .columns = 64, .split = 4}, 0.12, 4.8}};
+constexpr TileCost kTileCosts[] = {{{.groups = 2, .columns = 256}, 0.605, 3.3},
+                                   {{.groups = 3, .columns = 192}, 0.70, 4.0},
+                                   {{.groups = 2, .columns = 192}, 0.47, 2.9},
+                                   {{.groups = 2, .columns = 128}, 0.43, 2.4},
+                                   {{.groups = 1, .columns = 64}, 0.24, 1.8},
+                                   {{.groups = 2, .columns = 256, .split = 2}, 0.61, 6.5},
+                                   {{.groups = 2, .columns = 128, .split = 2}, 0.505, 4.2},
+                                   {{.groups = 1, .columns = 64, .split = 2}, 0.30, 2.4}};
+constexpr TileCost kScaledTileCosts[] = {{{.groups = 4, .columns = 128}, 0.77, 2.3},
+                                         {{.groups = 4, .columns = 112}, 0.76, 2.0},
+                                         {{.groups = 2, .columns = 192}, 0.56, 1.6},
+                                         {{.groups = 2, .columns = 144}, 0.51, 1.2},
+                                         {{.groups = 2, .columns = 128}, 0.44, 0.9},
+                                         {{.groups = 2, .columns = 64}, 0.26, 0.4},
+                                         {{.groups = 1, .columns = 192}, 0.43, 2.2},
+                                         {{.groups = 1, .columns = 144}, 0.42, 2.1},
+                                         {{.groups = 1, .columns = 128}, 0.28, 1.3},
+                                         {{.groups = 1, .columns = 64}, 0.17, 1.9},
+                                         {{.groups = 2, .columns = 128, .split = 2}, 0.34, 5.9},
+                                         {{.groups = 1, .columns = 128, .split = 2}, 0.20, 5.1},
+                                         {{.groups = 1, .columns = 64, .split = 2}, 0.12, 3.5},
+                                         {{.groups = 1, .columns = 128, .split = 4}, 0.21, 5.0},
+                                         {{.groups = 1, .columns = 64, .split = 4}, 0.12, 4.8}};
 
 template <size_t kCount>
 constexpr auto tiles_of(const TileCost (&costs)[kCount]) {
@@ -46,11 +46,11 @@ constexpr auto tiles_of(const TileCost (&costs)[kCount]) {
   std::ranges::transform(costs, tiles.begin(), &TileCost::tile);
   return tiles;
 }
-constexpr auto kTiles = tiles_of(kCosts);
-constexpr auto kScaledTiles = tiles_of(kScaledCosts);
+constexpr auto kTiles = tiles_of(kTileCosts);
+constexpr auto kScaledTiles = tiles_of(kScaledTileCosts);
 
 std::span<const TileCost> costs_of(ManyRowsType type) {
-  return type == ManyRowsType::kBF16 ? std::span<const TileCost>(kCosts) : kScaledCosts;
+  return type == ManyRowsType::kBF16 ? std::span<const TileCost>(kTileCosts) : kScaledTileCosts;
 }
 
 // Time ratio that a smaller bf16 tile must beat: long GEMMs are power-limited, and a small tile

@@ -5,13 +5,13 @@
 namespace fathom::cuda {
 namespace {
 
-constexpr OneRowShape kShapes[] = {{3648, 2048},    {2048, 2048},  {512, 128, 16}, {128, 512, 16},
-                                   {102400, 2048},  {2112, 7168},  {24576, 1536},  {512, 128, 128},
-                                   {128, 512, 128}, {7168, 16384}, {8, 64},        {72, 64, 7},
-                                   {520, 4160, 3},  {200, 1088},   {8, 2112}};
+constexpr OneRowShape kOneRowShapes[] = {
+    {3648, 2048}, {2048, 2048},  {512, 128, 16},  {128, 512, 16},  {102400, 2048},
+    {2112, 7168}, {24576, 1536}, {512, 128, 128}, {128, 512, 128}, {7168, 16384},
+    {8, 64},      {72, 64, 7},   {520, 4160, 3},  {200, 1088},     {8, 2112}};
 
 TEST(OneRowPlan, UnitsAreWholeRowsOrPiecesOfOne) {
-  for (const OneRowShape& shape : kShapes) {
+  for (const OneRowShape& shape : kOneRowShapes) {
     const OneRowPlan plan = plan_one_row(shape, 132);
     SCOPED_TRACE(testing::Message() << shape.n << " x " << shape.k);
     EXPECT_EQ(shape.n % plan.unit_rows, 0);
@@ -25,7 +25,7 @@ TEST(OneRowPlan, UnitsAreWholeRowsOrPiecesOfOne) {
 }
 
 TEST(OneRowPlan, ABlockHasRoomForEveryBatchThatItSees) {
-  for (const OneRowShape& shape : kShapes) {
+  for (const OneRowShape& shape : kOneRowShapes) {
     const OneRowPlan plan = plan_one_row(shape, 132);
     const int64_t units_a_batch = shape.n / plan.unit_rows, units = units_a_batch * shape.batches;
     EXPECT_LE(plan.blocks, units);

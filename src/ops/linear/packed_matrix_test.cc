@@ -9,13 +9,9 @@
 namespace fathom {
 namespace {
 
+using testing::same_bytes;
 using testing::Scales;
 using testing::Source;
-
-bool same_bytes(const PackedMatrix& a, const PackedMatrix& b) {
-  return a.bytes() == b.bytes() &&
-         std::memcmp(a.data(), b.data(), static_cast<size_t>(a.bytes())) == 0;
-}
 
 ScaledMatrix rows_of(const ScaledMatrix& matrix, int64_t first, int64_t count) {
   // Only for scales that do not begin inside a block: none, per-row or per-tensor.
@@ -28,14 +24,14 @@ ScaledMatrix rows_of(const ScaledMatrix& matrix, int64_t first, int64_t count) {
 }
 
 TEST(PackedMatrix, RowRangesOfAnyAlignmentFromSeveralThreads) {
-  struct Form {
+  struct StoredForm {
     DType dtype;
     Scales scales;
     WeightFormat format;
   };
-  for (const Form& form : {Form{DType::kBF16, Scales::kNone, WeightFormat::kBF16},
-                           Form{DType::kF8E4M3, Scales::kRow, WeightFormat::kF8E4M3},
-                           Form{DType::kF32, Scales::kNone, WeightFormat::kF32}}) {
+  for (const StoredForm& form : {StoredForm{DType::kBF16, Scales::kNone, WeightFormat::kBF16},
+                                 StoredForm{DType::kF8E4M3, Scales::kRow, WeightFormat::kF8E4M3},
+                                 StoredForm{DType::kF32, Scales::kNone, WeightFormat::kF32}}) {
     const Source source(1, 205, 333, form.dtype, form.scales);
     const PackedMatrix whole = pack(source, form.format);
     PackedMatrix parts = *PackedMatrix::allocate(205, 333, form.format, "test");

@@ -19,7 +19,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "device/cpu/isa.h"
 
@@ -31,7 +30,6 @@ constexpr float kLn2High = 0.693359375f;  // 355/512: n * kLn2High is exact for 
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr float kC2 = 0.5f, kC3 = 1.0f / 6, kC4 = 1.0f / 24, kC5 = 1.0f / 120, kC6 = 1.0f / 720,
                 kC7 = 1.0f / 5040;
-constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // Inlined so that the caller's instruction set decides what std::fma and std::rint become.
 [[gnu::always_inline]] inline float exp_scalar(float x) {

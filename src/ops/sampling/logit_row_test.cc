@@ -4,26 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <vector>
+
+#include "ops/sampling/logits_test_data.h"
 
 namespace fathom {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-std::vector<float> random_row(int64_t size, float spread, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<float> row(static_cast<size_t>(size));
-  for (float& value : row) value = normal(random);
-  return row;
-}
-
 TEST(LogitRow, MaximaOfEverySizeAndNanIsNothing) {
   for (const int64_t size : {1, 63, 64, 65, 127, 128, 1000, 8192}) {
-    std::vector<float> row = random_row(size, 5, 3);
+    std::mt19937 random(3);
+    std::vector<float> row = random_row(random, size, 5);
     if (size > 4) row[2] = std::nanf("");
     if (size > 4) row[4] = -kInf;
     std::vector<float> maxima(static_cast<size_t>(num_logit_blocks(size)), -7777);
@@ -52,7 +44,8 @@ TEST(LogitRow, ExpTermAgainstDouble) {
 TEST(LogitRow, SumsAreThoseOfTheTerms) {
   for (const int64_t size : {1, 64, 100, 129'280}) {
     for (const float inverse_temperature : {1.0f, 0.5f, 3.0f}) {
-      std::vector<float> row = random_row(size, 4, 5);
+      std::mt19937 random(5);
+      std::vector<float> row = random_row(random, size, 4);
       if (size > 64) row[65] = -kInf;
       const float max = *std::max_element(row.begin(), row.end());
       std::vector<uint64_t> sums(static_cast<size_t>(num_logit_blocks(size)), 7777);

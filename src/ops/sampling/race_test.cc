@@ -4,16 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <random>
 #include <vector>
 
 #include "ops/sampling/logit_row.h"
+#include "ops/sampling/logits_test_data.h"
 
 namespace fathom {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // Backwards, so that nothing depends on who runs first.
 int32_t plain_race(std::span<const float> logits, const Cutoff& cutoff, float inverse_temperature,
@@ -46,13 +44,6 @@ void compare(std::span<const float> logits, const Cutoff& cutoff, float inverse_
         << name_of(isa) << " vocab " << logits.size() << " 1/T " << inverse_temperature
         << " position " << key.position;
   }
-}
-
-std::vector<float> random_row(std::mt19937& random, int64_t size, float spread) {
-  std::normal_distribution<float> normal;
-  std::vector<float> row(static_cast<size_t>(size));
-  for (float& value : row) value = spread * normal(random);
-  return row;
 }
 
 TEST(Race, RowsOfEveryShape) {

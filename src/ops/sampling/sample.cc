@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <optional>
 
 #include "base/check.h"
+#include "base/math_constants.h"
 #include "ops/sampling/gumbel_noise.h"
 #include "ops/sampling/logit_row.h"
 #include "ops/sampling/race.h"
@@ -14,8 +14,6 @@
 
 namespace fathom {
 namespace {
-
-constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // Steps with fewer logits are done before another thread has woken: at 10 GB/s and more they take
 // less than 30 us.

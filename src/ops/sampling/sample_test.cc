@@ -13,19 +13,11 @@
 #include "base/math.h"
 #include "ops/sampling/chi_square.h"
 #include "ops/sampling/gumbel_noise.h"
+#include "ops/sampling/logits_test_data.h"
 #include "ops/sampling/reference_sampler.h"
 
 namespace fathom {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-std::vector<float> random_row(std::mt19937& random, int64_t size, float spread) {
-  std::normal_distribution<float> normal(0, spread);
-  std::vector<float> row(static_cast<size_t>(size));
-  for (float& value : row) value = normal(random);
-  return row;
-}
 
 SampledToken sample_once(std::span<const float> logits, const SampleOptions& options,
                          SampleRow row = {}) {

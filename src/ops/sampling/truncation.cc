@@ -10,6 +10,7 @@
 #include <cmath>
 #include <functional>
 
+#include "base/math_constants.h"
 #include "ops/sampling/logit_row.h"
 
 namespace fathom {
@@ -17,7 +18,6 @@ namespace {
 
 using Candidate = SampleScratch::Candidate;
 
-constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 constexpr int64_t kNucleusGuess = 256;
 constexpr int kBinsPerUnit = 16;             // of (max - logit) / temperature
 constexpr int kNumBins = 88 * kBinsPerUnit;  // exp_term is 0 beyond 87

@@ -6,13 +6,14 @@
 #include <span>
 #include <vector>
 
+#include "base/math_constants.h"
 #include "ops/sampling/sample.h"
 
 namespace fathom {
 
 // The last token kept, in the order of descending logit and, among equals, ascending id.
 struct Cutoff {
-  float logit = -std::numeric_limits<float>::infinity();
+  float logit = kNegativeInfinity;
   int32_t id = std::numeric_limits<int32_t>::max();
 
   bool keeps(float other, int32_t other_id) const {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+
+#include "base/math_constants.h"
 
 namespace fathom::cpu {
 namespace {
@@ -12,7 +13,6 @@ constexpr int64_t kWaveRows = 4096;  // rows x splits whose sums are kept betwee
 // Multiply-adds below which a second thread costs more than it saves: 1.7 us of one.
 constexpr int64_t kParallelWork = 200'000;
 
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr float kLn2 = 0.693147180559945f;
 
 int64_t slots_for(int64_t rows) { return std::min(rows * kMaxSplits, kWaveRows); }
@@ -152,7 +152,7 @@ void AbsorbedWave::attend(const Item& item, const KeyRange& following,
   const RowGroup& rows = group.rows;
   const int64_t slot = group.slot + item.split * rows.rows;
   float* sums = memory_.sums + slot * op_.sums_stride();
-  std::fill_n(memory_.max + slot, rows.rows, kLowest);
+  std::fill_n(memory_.max + slot, rows.rows, kNegativeInfinity);
   std::fill_n(memory_.sum + slot, rows.rows, 0.0f);
   const KeyRange keys = key_range(item);
   if (keys.begin == keys.end) {  // beyond what any row of the group sees
@@ -180,7 +180,7 @@ void AbsorbedWave::attend(const Item& item, const KeyRange& following,
 void AbsorbedWave::merge(const Group& group) const {
   for (int64_t row = 0; row < group.rows.rows; ++row) {
     const int64_t at = group.rows.first_row + row;
-    float max = kLowest;
+    float max = kNegativeInfinity;
     for (int64_t part = 0; part < group.splits; ++part) {
       max = std::max(max, memory_.max[group.slot + part * group.rows.rows + row]);
     }
@@ -188,7 +188,8 @@ void AbsorbedWave::merge(const Group& group) const {
     float total = 0;
     for (int64_t part = 0; part < group.splits; ++part) {
       const int64_t slot = group.slot + part * group.rows.rows + row;
-      weights[part] = memory_.max[slot] == kLowest ? 0.0f : std::exp2(memory_.max[slot] - max);
+      weights[part] =
+          memory_.max[slot] == kNegativeInfinity ? 0.0f : std::exp2(memory_.max[slot] - max);
       total += weights[part] * memory_.sum[slot];
     }
     for (int64_t part = 0; part < group.splits; ++part) weights[part] /= total;

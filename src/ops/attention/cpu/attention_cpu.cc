@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
+
+#include "base/math_constants.h"
 
 namespace fathom::cpu {
 namespace {
 
 // Below this many values a parallel region (0.5 to 1 us) costs more than it saves.
 constexpr int64_t kParallelValues = 16 * 1024;
-
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 }  // namespace
 
@@ -98,15 +97,15 @@ void merge_attention(ThreadPool& pool, ConstTensorView part, ConstTensorView par
       for (int64_t head = 0; head < heads; ++head) {
         float& have = lse.row<float>(row)[head];
         const float added = part_lse.row<float>(row)[head];
-        if (added == kLowest) continue;
+        if (added == kNegativeInfinity) continue;
         const float max = std::max(have, added);
-        const float keep = have == kLowest ? 0.0f : std::exp(have - max);
+        const float keep = have == kNegativeInfinity ? 0.0f : std::exp(have - max);
         const float take = std::exp(added - max);
         const float total = keep + take;
         float* sums = out.row<float>(row) + head * out.stride(1);
         const float* more = part.row<float>(row) + head * part.stride(1);
         // Unwritten memory may be NaN: it is dropped, not multiplied by 0.
-        if (have == kLowest) {
+        if (have == kNegativeInfinity) {
           std::copy_n(more, v, sums);
         } else {
           for (int64_t i = 0; i < v; ++i) {

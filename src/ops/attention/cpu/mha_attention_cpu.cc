@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 
+#include "base/math_constants.h"
 #include "ops/attention/cpu/attention_cpu.h"
 #include "ops/attention/workspace_arena.h"
 
@@ -17,8 +17,6 @@ namespace {
 // Queries of a work item: packing a tile costs about 1/28 of its multiply-adds with 128 queries,
 // and their sums (64 KB for values of 128) and the packed tile stay in the L2.
 constexpr int64_t kBlockRows = 128;
-
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // One thread's memory, sized for the wider (fp32) of the two element types.
 struct Scratch {
@@ -126,14 +124,14 @@ void store_block(const Mha& mha, int64_t head, int64_t first, int64_t rows, cons
       std::fill_n(out, mha.v_dim(), 0.0f);  // no visible key; its sums may be uninitialized
     }
     mha.lse.row<float>(first + row)[head] =
-        sum > 0 ? from.max[row] / kLog2E + std::log(sum) : kLowest;
+        sum > 0 ? from.max[row] / kLog2E + std::log(sum) : kNegativeInfinity;
   }
 }
 
 void attend_block(const Mha& mha, int64_t head, int64_t first, int64_t rows,
                   const Scratch& scratch) {
   load_queries(mha, head, first, rows, scratch);
-  std::fill_n(scratch.max, rows, kLowest);
+  std::fill_n(scratch.max, rows, kNegativeInfinity);
   std::fill_n(scratch.sum, rows, 0.0f);
   const int64_t seen = mha.visible(first + rows - 1);
   for (int64_t first_key = 0; first_key < seen; first_key += kTileKeys) {

@@ -8,7 +8,7 @@
 namespace fathom {
 namespace {
 
-struct Shape {
+struct MhaShape {
   int64_t queries, keys, heads, nope, rope, v;
   int64_t visible_before;
   DType dtype;
@@ -20,7 +20,7 @@ struct Output {
 };
 
 struct Inputs {
-  explicit Inputs(const Shape& s)
+  explicit Inputs(const MhaShape& s)
       : q_nope(s.queries * s.heads * s.nope, s.dtype, 1, 2),
         q_rope(s.queries * s.heads * s.rope, s.dtype, 2, 2),
         kv(s.keys * s.heads * (s.nope + s.v), s.dtype, 3, 2),
@@ -28,9 +28,9 @@ struct Inputs {
   TestTensor q_nope, q_rope, kv, k_rope;
 };
 
-float scale_of(const Shape& s) { return 1 / std::sqrt(static_cast<float>(s.nope + s.rope)); }
+float scale_of(const MhaShape& s) { return 1 / std::sqrt(static_cast<float>(s.nope + s.rope)); }
 
-Output run(const Shape& s, const Inputs& in, CpuIsa isa, int threads) {
+Output run(const MhaShape& s, const Inputs& in, CpuIsa isa, int threads) {
   ThreadPool pool(threads);
   Output result{std::vector<float>(s.queries * s.heads * s.v + 1, std::nanf("")),
                 std::vector<float>(s.queries * s.heads + 1, std::nanf(""))};
@@ -51,7 +51,7 @@ Output run(const Shape& s, const Inputs& in, CpuIsa isa, int threads) {
 }
 
 // The definition, in double precision: one query of one head. Returns the log-sum-exp.
-double attend(const Shape& s, const Inputs& in, int64_t i, int64_t h, std::vector<double>& out) {
+double attend(const MhaShape& s, const Inputs& in, int64_t i, int64_t h, std::vector<double>& out) {
   const int64_t seen = std::clamp<int64_t>(s.visible_before + i + 1, 0, s.keys);
   std::vector<double> weights;
   double max = -std::numeric_limits<double>::infinity();
@@ -79,8 +79,8 @@ double attend(const Shape& s, const Inputs& in, int64_t i, int64_t h, std::vecto
   return max + std::log(sum);
 }
 
-const std::vector<Shape>& shapes() {
-  static const std::vector<Shape> all = {
+const std::vector<MhaShape>& mha_shapes() {
+  static const std::vector<MhaShape> all = {
       {512, 512, 4, 128, 64, 128, 0, DType::kBF16},     // the bundled model, a causal block
       {130, 1000, 2, 128, 64, 128, 999, DType::kBF16},  // a prefix: every key is visible
       {70, 333, 3, 32, 16, 24, 263, DType::kBF16},      // odd sizes, a block after a prefix
@@ -100,7 +100,7 @@ class MhaAttention : public testing::TestWithParam<CpuIsa> {};
 
 TEST_P(MhaAttention, MatchesDoublePrecision) {
   double worst_of[2] = {};  // largest errors in f32 and bf16, recorded
-  for (const Shape& s : shapes()) {
+  for (const MhaShape& s : mha_shapes()) {
     SCOPED_TRACE(testing::Message() << s.queries << " x " << s.keys << ", " << s.heads << " heads, "
                                     << name_of(s.dtype));
     const Inputs in(s);
@@ -132,7 +132,7 @@ TEST_P(MhaAttention, MatchesDoublePrecision) {
 }
 
 TEST_P(MhaAttention, ThreadsChangeNoBit) {
-  for (const Shape& s : shapes()) {
+  for (const MhaShape& s : mha_shapes()) {
     const Inputs in(s);
     const Output two = run(s, in, GetParam(), 2);
     const Output five = run(s, in, GetParam(), 5);

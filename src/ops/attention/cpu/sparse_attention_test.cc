@@ -15,15 +15,15 @@ namespace {
 
 using Shape = LatentShape;
 
-struct Output {
+struct SparseOutput {
   std::vector<float> out;  // [rows, H, latent]
   std::vector<float> lse;  // [rows, H]
 };
 
-struct Problem : LatentProblem {
+struct SparseProblem : LatentProblem {
   std::vector<SparseRow> all_rows;
 
-  explicit Problem(const Shape& s) : LatentProblem(s) {
+  explicit SparseProblem(const Shape& s) : LatentProblem(s) {
     for (size_t i = 0; i < s.queries.size(); ++i) {
       for (int32_t query = 0; query < s.queries[i]; ++query) {
         all_rows.push_back(
@@ -50,8 +50,8 @@ struct Problem : LatentProblem {
     return lists;
   }
 
-  Output run(CpuIsa isa, int threads, const std::vector<SparseRow>& listed,
-             const std::vector<int32_t>& lists, bool with_lse = true) const {
+  SparseOutput run(CpuIsa isa, int threads, const std::vector<SparseRow>& listed,
+                   const std::vector<int32_t>& lists, bool with_lse = true) const {
     return collect(threads, [&](ThreadPool& pool, TensorView out, TensorView lse,
                                 std::span<std::byte> workspace) {
       const auto count = static_cast<int64_t>(listed.size());
@@ -63,7 +63,7 @@ struct Problem : LatentProblem {
     });
   }
 
-  Output run_dense(CpuIsa isa, int threads) const {
+  SparseOutput run_dense(CpuIsa isa, int threads) const {
     const std::vector<int32_t> sequences = all_sequences();
     return collect(threads, [&](ThreadPool& pool, TensorView out, TensorView /*lse*/,
                                 std::span<std::byte> workspace) {
@@ -75,11 +75,12 @@ struct Problem : LatentProblem {
 
   // Calls `attend` with poisoned outputs and a poisoned workspace.
   template <typename Attend>
-  Output collect(int threads, const Attend& attend) const {
+  SparseOutput collect(int threads, const Attend& attend) const {
     ThreadPool pool(threads);
     const int64_t count = rows * shape.heads * shape.latent;
-    Output result{std::vector<float>(static_cast<size_t>(count + 1), std::nanf("")),
-                  std::vector<float>(static_cast<size_t>(rows * shape.heads + 1), std::nanf(""))};
+    SparseOutput result{
+        std::vector<float>(static_cast<size_t>(count + 1), std::nanf("")),
+        std::vector<float>(static_cast<size_t>(rows * shape.heads + 1), std::nanf(""))};
     std::vector<bf16> narrow(static_cast<size_t>(count + 1), bf16{0xFFFF});
     const TensorView out = shape.out_dtype == DType::kF32
                                ? TensorView(result.out.data(), {rows, shape.heads, shape.latent})
@@ -132,7 +133,7 @@ struct Problem : LatentProblem {
   }
 };
 
-const std::vector<Shape>& shapes() {
+const std::vector<Shape>& sparse_shapes() {
   constexpr auto kBF16 = DType::kBF16;
   constexpr auto kF32 = DType::kF32;
   static const std::vector<Shape> all = {
@@ -157,13 +158,13 @@ const std::vector<Shape>& shapes() {
 class SparseAttention : public testing::TestWithParam<CpuIsa> {};
 
 TEST_P(SparseAttention, MatchesDoublePrecisionOverTheList) {
-  for (const Shape& shape : shapes()) {
-    const Problem problem(shape);
+  for (const Shape& shape : sparse_shapes()) {
+    const SparseProblem problem(shape);
     for (const int64_t k : {int64_t{1}, int64_t{7}, int64_t{64}, int64_t{150}}) {
       SCOPED_TRACE(testing::Message() << shape.heads << " heads, latent " << shape.latent
                                       << ", cache " << name_of(shape.format) << ", k " << k);
       const std::vector<int32_t> lists = problem.random_lists(problem.all_rows, k);
-      const Output result = problem.run(GetParam(), 2, problem.all_rows, lists);
+      const SparseOutput result = problem.run(GetParam(), 2, problem.all_rows, lists);
       const bool exact = shape.format == CacheFormat::kF32;
       // bf16: rounded probabilities, and rounded products with the scales in FP8.
       const double tolerance = exact ? 4e-6 : 8e-3;
@@ -187,16 +188,16 @@ TEST_P(SparseAttention, MatchesDoublePrecisionOverTheList) {
 // The list of all keys: not a bit differs from dense absorbed attention, in any format, with hidden
 // keys, and where the keys are split.
 TEST_P(SparseAttention, TheIdentityListHasTheBitsOfDenseAttention) {
-  std::vector<Shape> all = shapes();
+  std::vector<Shape> all = sparse_shapes();
   for (const int32_t context : {30, 31, 511, 1021, 2046, 3000}) {
     all.push_back({2, 64, 16, CacheFormat::kBF16, DType::kBF16, DType::kF32, {4}, {context}});
     all.push_back({2, 64, 16, CacheFormat::kF32, DType::kF32, DType::kF32, {4}, {context}, 1});
   }
   for (const Shape& shape : all) {
-    const Problem problem(shape);
+    const SparseProblem problem(shape);
     const int64_t k = int64_t{problem.max_pages} * 64;  // more than any row sees
-    const Output dense = problem.run_dense(GetParam(), 2);
-    const Output sparse =
+    const SparseOutput dense = problem.run_dense(GetParam(), 2);
+    const SparseOutput sparse =
         problem.run(GetParam(), 2, problem.all_rows, problem.random_lists(problem.all_rows, k));
     ASSERT_EQ(std::memcmp(dense.out.data(), sparse.out.data(), dense.out.size() * sizeof(float)), 0)
         << shape.heads << " heads, cache " << name_of(shape.format) << ", context "
@@ -206,19 +207,19 @@ TEST_P(SparseAttention, TheIdentityListHasTheBitsOfDenseAttention) {
 
 // A row's bits depend on its own list only, and rows that are not listed are left alone.
 TEST_P(SparseAttention, OtherRowsAndThreadsChangeNoBit) {
-  for (const Shape& shape : shapes()) {
-    const Problem problem(shape);
+  for (const Shape& shape : sparse_shapes()) {
+    const SparseProblem problem(shape);
     constexpr int64_t kK = 100;
     const std::vector<int32_t> lists = problem.random_lists(problem.all_rows, kK);
-    const Output whole = problem.run(GetParam(), 2, problem.all_rows, lists);
-    const Output again = problem.run(GetParam(), 4, problem.all_rows, lists, false);
+    const SparseOutput whole = problem.run(GetParam(), 2, problem.all_rows, lists);
+    const SparseOutput again = problem.run(GetParam(), 4, problem.all_rows, lists, false);
     ASSERT_EQ(std::memcmp(whole.out.data(), again.out.data(), whole.out.size() * sizeof(float)), 0);
     EXPECT_TRUE(std::isnan(again.lse[0]));  // not wanted
     const int64_t stride = shape.heads * shape.latent;
     for (size_t i = 0; i < problem.all_rows.size(); ++i) {
       const auto first = lists.begin() + static_cast<int64_t>(i) * kK;
       const std::vector<int32_t> list(first, first + kK);
-      const Output alone = problem.run(GetParam(), 1, {problem.all_rows[i]}, list);
+      const SparseOutput alone = problem.run(GetParam(), 1, {problem.all_rows[i]}, list);
       for (int64_t at = 0; at < problem.rows * stride; ++at) {
         if (at / stride == problem.all_rows[i].row) {
           ASSERT_EQ(alone.out[at], whole.out[at]) << "row " << i;
@@ -234,26 +235,28 @@ TEST_P(SparseAttention, OtherRowsAndThreadsChangeNoBit) {
 TEST_P(SparseAttention, KeysThatAreNotChosenAreNotRead) {
   for (const auto format : {CacheFormat::kBF16, CacheFormat::kF32, CacheFormat::kFp8Scaled}) {
     const DType dtype = format == CacheFormat::kF32 ? DType::kF32 : DType::kBF16;
-    const Problem problem({4, 128, 16, format, dtype, DType::kF32, {1}, {700}});
+    const SparseProblem problem({4, 128, 16, format, dtype, DType::kF32, {1}, {700}});
     const std::vector<int32_t> list = problem.random_lists(problem.all_rows, 75);
-    const Output before = problem.run(GetParam(), 2, problem.all_rows, list);
+    const SparseOutput before = problem.run(GetParam(), 2, problem.all_rows, list);
     for (int32_t token = 0; token < 701; ++token) {
       if (std::ranges::binary_search(list, token)) continue;
       std::memset(problem.row_of(0, token), 0xFF,
                   static_cast<size_t>(problem.cache.layout().row_bytes()));
     }
-    const Output after = problem.run(GetParam(), 2, problem.all_rows, list);
+    const SparseOutput after = problem.run(GetParam(), 2, problem.all_rows, list);
     EXPECT_EQ(before.out, after.out);
   }
 }
 
 // Two lists that share the keys give, merged by log-sum-exp, what one list gives.
 TEST_P(SparseAttention, PartsMergeToTheWhole) {
-  const Problem problem({3, 64, 16, CacheFormat::kF32, DType::kF32, DType::kF32, {1}, {400}});
+  const SparseProblem problem({3, 64, 16, CacheFormat::kF32, DType::kF32, DType::kF32, {1}, {400}});
   const std::vector<int32_t> list = problem.random_lists(problem.all_rows, 90);
-  const Output whole = problem.run(GetParam(), 1, problem.all_rows, list);
-  Output first = problem.run(GetParam(), 1, problem.all_rows, {list.begin(), list.begin() + 33});
-  const Output rest = problem.run(GetParam(), 1, problem.all_rows, {list.begin() + 33, list.end()});
+  const SparseOutput whole = problem.run(GetParam(), 1, problem.all_rows, list);
+  SparseOutput first =
+      problem.run(GetParam(), 1, problem.all_rows, {list.begin(), list.begin() + 33});
+  const SparseOutput rest =
+      problem.run(GetParam(), 1, problem.all_rows, {list.begin() + 33, list.end()});
   ThreadPool pool(1);
   merge_attention(Stream(pool), ConstTensorView(rest.out.data(), {1, 3, 64}),
                   ConstTensorView(rest.lse.data(), {1, 3}),

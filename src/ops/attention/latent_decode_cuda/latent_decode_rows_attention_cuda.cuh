@@ -147,7 +147,6 @@ class Attention {
 
   // Schedule of warpgroup 1.
   __device__ void run_odd_pages(int pages) {
-    if (pages == 1) has_read(&shared_.queries_read);
     for (int page = 1; page < pages; page += 2) {
       multiply_others_values(page - 1);
       float scores[kElements];
@@ -169,6 +168,8 @@ class Attention {
     }
     if (pages % 2 == 1) {
       multiply_others_values(pages - 1);
+      // It has read none; but the producer has looked at the previous turn only now.
+      if (pages == 1) has_read(&shared_.queries_read);
       mma_wait();
       pin(out_);
       has_read(&shared_.read[0][1]);

@@ -5,13 +5,13 @@
 namespace fathom::cuda {
 namespace {
 
-const MoeFewRowsShape kV2Lite = {1, 2048, 64, 6, 1408, 2816};
-const MoeFewRowsShape kV3 = {1, 7168, 256, 8, 2048, 2048};
+const MoeFewRowsShape kV2LiteShape = {1, 2048, 64, 6, 1408, 2816};
+const MoeFewRowsShape kV3Shape = {1, 7168, 256, 8, 2048, 2048};
 const MoeFewRowsShape kKimi = {1, 7168, 384, 8, 2048, 2048};
 const MoeFewRowsShape kTiny = {1, 256, 16, 4, 128, 128};
 
 TEST(MoeFewRowsPlan, FitsIntoSharedMemory) {
-  for (MoeFewRowsShape shape : {kV2Lite, kV3, kKimi, kTiny}) {
+  for (MoeFewRowsShape shape : {kV2LiteShape, kV3Shape, kKimi, kTiny}) {
     for (const int64_t rows : {1, 16, 64, 200, 448}) {
       shape.rows = rows;
       const MoeFewRowsPlan plan = plan_moe_few_rows(shape, {});
@@ -28,7 +28,7 @@ TEST(MoeFewRowsPlan, FitsIntoSharedMemory) {
 }
 
 TEST(MoeFewRowsPlan, FitsIntoSharedMemoryInE4m3) {
-  for (MoeFewRowsShape shape : {kV2Lite, kV3, kKimi, kTiny}) {
+  for (MoeFewRowsShape shape : {kV2LiteShape, kV3Shape, kKimi, kTiny}) {
     shape.scaled = true;
     for (const int64_t rows : {2, 16, 64, 200}) {
       shape.rows = rows;
@@ -45,20 +45,20 @@ TEST(MoeFewRowsPlan, FitsIntoSharedMemoryInE4m3) {
 
 // CTAs count one another in memory that launches of different shapes share.
 TEST(MoeFewRowsPlan, HasAsManyBlocksForEveryShape) {
-  const int blocks = plan_moe_few_rows(kV2Lite, {}).blocks;
-  EXPECT_EQ(plan_moe_few_rows(kV3, {}).blocks, blocks);
+  const int blocks = plan_moe_few_rows(kV2LiteShape, {}).blocks;
+  EXPECT_EQ(plan_moe_few_rows(kV3Shape, {}).blocks, blocks);
   EXPECT_EQ(plan_moe_few_rows(kTiny, {}).blocks, blocks);
 }
 
 // An H20 has 78 SMs: too few for a cluster's share of V3's hidden columns to fit a wgmma.
 TEST(MoeFewRowsPlan, SaysWhatDoesNotFit) {
   const ClusterCounts h20 = {78, 39, 18, 9};
-  MoeFewRowsShape large = kV3, at_limit = kV3;
+  MoeFewRowsShape large = kV3Shape, at_limit = kV3Shape;
   large.hidden = 132 * 64 + 8;
   at_limit.hidden = 132 * 64;
   for (const bool scaled : {false, true}) {
     large.scaled = at_limit.scaled = scaled;
-    MoeFewRowsShape v3 = kV3, lite = kV2Lite;
+    MoeFewRowsShape v3 = kV3Shape, lite = kV2LiteShape;
     v3.scaled = lite.scaled = scaled;
     EXPECT_TRUE(plan_moe_few_rows(at_limit, {}).takes(at_limit));
     EXPECT_FALSE(plan_moe_few_rows(large, {}).takes(large));
@@ -79,7 +79,7 @@ TEST(SmBudget, IsLimitedWithItsClusters) {
 }
 
 TEST(MoeFewRowsPlan, KeepsMultiprocessorsEvenlyBusy) {
-  for (const MoeFewRowsShape& shape : {kV2Lite, kV3}) {
+  for (const MoeFewRowsShape& shape : {kV2LiteShape, kV3Shape}) {
     const MoeFewRowsPlan plan = plan_moe_few_rows(shape, {});
     EXPECT_LE(static_cast<double>(plan.hidden_groups(shape.hidden)) * 132 / plan.splits,
               1.1 * static_cast<double>(shape.hidden) / 8);
