@@ -169,7 +169,7 @@ int run(int rounds) {
   struct Size {
     int64_t rows, keys;
   };
-  for (const Size size : {Size{512, 4096}, Size{2048, 8192}, Size{4096, 32768}}) {
+  for (const Size size : {Size{512, 4096}, Size{1024, 4096}, Size{2048, 8192}, Size{4096, 32768}}) {
     for (const bool sees_all : {true, false}) {
       const Problem problem(size.rows, size.keys, sees_all);
       const double difference = problem.difference();

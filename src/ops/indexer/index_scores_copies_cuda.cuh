@@ -24,13 +24,12 @@ class Copies {
   __device__ void run() {
     IndexUnits units(arguments_.lengths, arguments_.table_starts, arguments_.rows,
                      arguments_.dense_keys);
-    IndexUnit unit = units.at(blockIdx.x);
+    IndexUnit unit = units.next();
     int32_t pages = read_pages(unit);
-    for (auto number = static_cast<int>(blockIdx.x + gridDim.x); unit.num_rows > 0;
-         number += static_cast<int>(gridDim.x)) {
+    while (unit.num_rows > 0) {
       begin_task(unit);
-      const int num_pages = unit.num_pages();
-      unit = units.at(number);
+      const int num_pages = unit.num_pages;
+      unit = units.next();
       const int32_t next_pages = read_pages(unit);  // they arrive while these are copied
       copy_keys(num_pages, pages);
       pages = next_pages;
@@ -41,9 +40,9 @@ class Copies {
  private:
   // Lane i: the number of the unit's page i.
   __device__ int32_t read_pages(const IndexUnit& unit) const {
-    if (lane_ >= unit.num_pages()) return 0;
+    if (lane_ >= unit.num_pages) return 0;
     const int page = FATHOM_PLANTED(arguments_, kWrongIndexPage) && lane_ == 1 ? 0 : lane_;
-    return arguments_.block_tables[unit.table + unit.first_key / kKeys + page];
+    return arguments_.block_tables[unit.table + unit.first_page + page];
   }
 
   __device__ void begin_task(const IndexUnit& unit) {
@@ -55,7 +54,7 @@ class Copies {
     }
     if (lane_ == 0) {
       task.num_rows = unit.num_rows, task.first_row = unit.first_row;
-      task.first_key = unit.first_key, task.num_pages = unit.num_pages();
+      task.first_key = unit.first_page * kKeys, task.num_pages = unit.num_pages;
     }
     __syncwarp();
     if (elect_one()) {

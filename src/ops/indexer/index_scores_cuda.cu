@@ -3,12 +3,12 @@
 // Inputs/outputs: index_scores_cuda.h.
 //
 // Layout: a CTA of four warpgroups that multiply and a warp that copies. A unit of work is a block
-// of up to 8 rows of a sequence and a slice of its keys. The block's queries lie in one of two
-// stages, [row][head][128 B]; keys pass through a ring of pages, [64 keys][128 B]; both with the
-// 128-byte swizzle, as TMA writes them and wgmma reads them.
+// of up to 8 rows of a sequence and neighbouring pages of its keys. The block's queries lie in one
+// of two stages, [row][head][128 B]; keys pass through a ring of pages, [64 keys][128 B]; both with
+// the 128-byte swizzle, as TMA writes them and wgmma reads them.
 //
-// Algorithm: persistent CTAs go through the units (index_units_cuda.cuh). The copying warp finds
-// them, tells the others by shared memory, and copies ahead as far as there are stages. A
+// Algorithm: each CTA has an equal share of the work (index_units_cuda.cuh). The copying warp finds
+// its units, tells the others by shared memory, and copies ahead as far as there are stages. A
 // warpgroup has two neighbouring rows, whose weights it keeps in registers: wgmma multiplies a page
 // (64 keys along M) with both rows' heads (along N), then a thread has two keys and every fourth
 // pair of heads. ReLU, weights and sum are two instructions an element, and three shuffles add up
@@ -40,12 +40,9 @@
 namespace fathom::cuda::index_scoring {
 namespace {
 
-// max(0, x), and NaN for NaN.
-__device__ inline float relu(float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-  return y;
-}
+// 2 max(0, x), and NaN for NaN: an addition, as the FP32 units are twice as many as those that
+// compare. x is finite or NaN.
+__device__ inline float twice_relu(float x) { return x + fabsf(x); }
 
 // The value in a register, where the compiler would rather compute it again at each use.
 template <typename T>
@@ -186,8 +183,8 @@ class Scores {
       mma_wait();
       pin(sums);
       release(memory, page, share);
-      const float unscaled = sum(sums, weights, kept_bits);
-      if (seen > 0) *score = unscaled * scale;
+      const float twice = sum(sums, weights, kept_bits);
+      if (seen > 0) *score = twice * (0.5f * scale);
       seen -= share.step * kKeys;
       score += share.step * kKeys;
     }
@@ -197,7 +194,7 @@ class Scores {
     return uniform_matrix(swizzled_matrix(shared_address(rows), kSwizzleGroup));
   }
 
-  // Over heads, of the row and the key that bits[] name.
+  // Twice the sum over heads, of the row and the key that bits[] name.
   template <int kRows>
   __device__ static float sum(const float (&sums)[kRows * kHeads / 2],
                               const float2 (&weights)[kRows][kHeads / 8], const int (&bits)[2]) {
@@ -207,10 +204,10 @@ class Scores {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float* const four = &sums[r * (kHeads / 2) + 4 * j];
-        low[r] = fmaf(weights[r][j].x, relu(four[0]), low[r]);
-        high[r] = fmaf(weights[r][j].x, relu(four[2]), high[r]);
-        low[r] = fmaf(weights[r][j].y, relu(four[1]), low[r]);
-        high[r] = fmaf(weights[r][j].y, relu(four[3]), high[r]);
+        low[r] = fmaf(weights[r][j].x, twice_relu(four[0]), low[r]);
+        high[r] = fmaf(weights[r][j].x, twice_relu(four[2]), high[r]);
+        low[r] = fmaf(weights[r][j].y, twice_relu(four[1]), low[r]);
+        high[r] = fmaf(weights[r][j].y, twice_relu(four[3]), high[r]);
       }
     }
     if constexpr (kRows == 2) {
@@ -280,7 +277,7 @@ void launch_scores(const IndexScoresArguments& arguments, int sms, GpuStream str
   constexpr auto kBytes = static_cast<unsigned>(sizeof(Shared<kHeads>));
   auto* const kernel = index_scores_kernel<kHeads>;
   stream.device().allow_shared_memory(kernel, kBytes);
-  const int64_t most = arguments.rows * ceil_div(arguments.columns, int64_t{kLeastSliceKeys});
+  const int64_t most = arguments.rows * ceil_div(arguments.columns, kPageSize);
   FATHOM_CHECK(most <= std::numeric_limits<int32_t>::max(), "{} rows of {} scores", arguments.rows,
                arguments.columns);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most, sms));

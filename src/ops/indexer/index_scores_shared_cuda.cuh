@@ -12,12 +12,11 @@ inline constexpr int kGroups = 4, kGroupThreads = 128, kGroupWarps = kGroupThrea
 inline constexpr int kThreads =
     (kGroups + 1) * kGroupThreads;  // the last group's first warp copies
 inline constexpr int kCopyRegisters = 32, kMathRegisters = 112;
-inline constexpr int kPairRows = 2;  // that a warpgroup has
 inline constexpr int kQueryStages = 2, kKeyStages = 11;
 inline constexpr int kKeys = static_cast<int>(kPageSize);
 inline constexpr int kRowBytes = kIndexDim;  // of a key or a head
 inline constexpr int kSwizzleGroup = 8 * kRowBytes;
-static_assert(kBlockRows == kGroups * kPairRows && kMostSliceKeys / kKeys <= kWarp);
+static_assert(kBlockRows == kGroups * kPairRows);
 
 // A unit as the copying warp tells it.
 struct Task {
@@ -63,10 +62,5 @@ class Place {
  private:
   int stage_, turn_;
 };
-
-// The pairs of rows of a block are taken as 1, 2 or 4, so that they divide the warpgroups.
-__device__ inline int pairs_of(int num_rows) {
-  return num_rows <= kPairRows ? 1 : num_rows <= 2 * kPairRows ? 2 : kGroups;
-}
 
 }  // namespace fathom::cuda::index_scoring
