@@ -3,13 +3,15 @@
 
 usage: compare.py --fathom FILE [--turns N] [--types bf16,fp8] [--rows prefill,1,64,512,azure]
                   [--azure FILE] [--num-prompts N] [--backend NAME] [--memory SHARE]
-                  [--out FILE]
+                  [--checkpoints DIR] [--out FILE]
 
 Both programs are timed from outside: an iteration is a batch of random prompts, from submission to
 the last token, greedy, no end token, no shared prefixes. Prefill is the time of one output token;
 decode is the difference between 1 and 129 output tokens. vLLM starts once a type and keeps a share
 of the GPU's memory while Fathom measures; Fathom starts once a row, turn and length. azure:
-requests of Azure's trace, all at once. Run from the repository's root.
+requests of Azure's trace, all at once. With --checkpoints both programs load DIR/bf16 and DIR/fp8
+of make_checkpoint.py, and so route equally; without it each has random weights of its own. Run from
+the repository's root.
 """
 
 import argparse
@@ -33,10 +35,11 @@ ITERATIONS = {"prefill": (5, 1), "1": (3, 1), "64": (2, 1), "512": (1, 0)}
 
 
 class Fathom:
-    def __init__(self, program, kind):
-        self.start = [program, "bench"]
-        self.end = ["--device", "cuda:0", "--load-format", "dummy", "--quiet", "--json"]
-        self.model, self.commands = TYPES[kind], {}
+    def __init__(self, program, kind, checkpoint):
+        self.start, self.end = [program, "bench"], ["--device", "cuda:0", "--quiet", "--json"]
+        if not checkpoint:
+            self.end += ["--load-format", "dummy"]
+        self.model, self.commands = checkpoint or TYPES[kind], {}
 
     def run(self, command, row):
         self.commands[row] = " ".join(command)
@@ -65,26 +68,31 @@ class Fathom:
 
 
 class Vllm:
-    def __init__(self, kind, backend, memory):
+    def __init__(self, kind, backend, memory, checkpoint):
         import vllm  # pylint: disable=import-outside-toplevel
         self.vllm, self.random, self.warm = vllm, random.Random(0), set()
         self.config = tempfile.TemporaryDirectory()
-        config = json.loads(pathlib.Path(TYPES[kind], "config.json").read_text())
-        if kind == "fp8":  # vLLM merges gate and up; 10,944 rows are no multiple of its blocks
-            config["quantization_config"]["ignored_layers"] = [
-                f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
-        pathlib.Path(self.config.name, "config.json").write_text(json.dumps(config))
         # Azure's longest request fits in 16,384 tokens; what is not named here is vLLM's choice.
         self.arguments = {
-            "model": self.config.name, "load_format": "dummy", "skip_tokenizer_init": True,
+            "model": checkpoint or self.config.name, "skip_tokenizer_init": True,
             "max_model_len": 16384, "max_num_seqs": MOST_SEQUENCES,
             "enable_prefix_caching": False, "gpu_memory_utilization": memory}
+        if not checkpoint:
+            self.write_config(kind)
+            self.arguments["load_format"] = "dummy"
         if backend:
             self.arguments["attention_config"] = {"backend": backend}
         self.diversity = {}
         begin = time.perf_counter()
         self.engine = vllm.LLM(**self.arguments)
         print(f"vLLM started in {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
+
+    def write_config(self, kind):
+        config = json.loads(pathlib.Path(TYPES[kind], "config.json").read_text())
+        if kind == "fp8":  # vLLM merges gate and up; 10,944 rows are no multiple of its blocks
+            config["quantization_config"]["ignored_layers"] = [
+                f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
+        pathlib.Path(self.config.name, "config.json").write_text(json.dumps(config))
 
     def generate(self, lengths):
         """Seconds of requests of (tokens in, tokens out), all at once; checks their lengths."""
@@ -165,6 +173,7 @@ def main():
     parser.add_argument("--num-prompts", type=int, default=1000, help="of Azure's trace")
     parser.add_argument("--backend", help="of vLLM's attention; without it vLLM chooses")
     parser.add_argument("--memory", type=float, default=0.5, help="share of the GPU for vLLM")
+    parser.add_argument("--checkpoints", metavar="DIR", help="of make_checkpoint.py: bf16, fp8")
     parser.add_argument("--out")
     options = parser.parse_args()
     kinds, rows = options.types.split(","), options.rows.split(",")
@@ -172,14 +181,18 @@ def main():
         parser.error(f"--types takes {', '.join(TYPES)}; --rows {', '.join(BATCHES)}, azure")
     if "azure" in rows and not options.azure:
         parser.error("the row azure needs --azure FILE")
+    checkpoints = {kind: options.checkpoints and str(pathlib.Path(options.checkpoints, kind))
+                   for kind in kinds}
 
     gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
                          capture_output=True, text=True, check=True).stdout.strip()
     report = {"gpu": gpu, "date": datetime.date.today().isoformat(), "versions": versions(),
+              "weights": "equal" if options.checkpoints else "own random",
               "environment": {name: value for name, value in os.environ.items()
                               if name.startswith("VLLM_")}, "engines": {}, "rows": []}
     for kind in kinds:
-        vllm, fathom = Vllm(kind, options.backend, options.memory), Fathom(options.fathom, kind)
+        vllm = Vllm(kind, options.backend, options.memory, checkpoints[kind])
+        fathom = Fathom(options.fathom, kind, checkpoints[kind])
         for row in rows:
             metrics = {}
             for _ in range(options.turns):
