@@ -6,6 +6,7 @@ V2_LITE, V2_LITE_FP8 = "bench/models/v2-lite", "bench/models/v2-lite-fp8"
 V2_LITE_MTP = "bench/models/v2-lite-mtp"
 AZURE = "AZURE"  # stands for --azure's file
 V3, V3_SLICE = "bench/models/v3-10-layers", "bench/models/v3-10-layers-eighth"
+V3_MTP = "bench/models/v3-10-layers-mtp"
 V3_HALF = "bench/models/v3-40-layers-half"  # four ranks are TP8 slices of V3
 KIMI_K2 = "bench/models/kimi-k2-int4-4-layers"
 V3_WHOLE, CODER_V2 = "bench/models/v3", "bench/models/coder-v2-instruct-fp8"
@@ -74,7 +75,10 @@ GROUPS = {
     "attention_forms": Group(60, [("attention_forms", ["attention_form_cuda_bench", V2_LITE])]),
     "slice_of_ranks": Group(20, [("slice_of_ranks", ["decode_layers_ranks_cuda_bench"])]),
     "decode_steps": Group(20, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),
-    "mtp_steps": Group(30, [("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP])]),
+    "mtp_steps": Group(90, [
+        ("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP]),
+        ("mtp_steps_v3", ["mtp_step_cuda_bench", V3_MTP]),
+    ]),
     "sparse_attention": Group(80, [
         ("indexer", ["indexer_cuda_bench"]),
         ("sparse_latent", ["sparse_latent_cuda_bench"]),

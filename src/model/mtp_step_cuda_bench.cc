@@ -50,21 +50,29 @@ ForwardBatch batch_of(int32_t count, int32_t rows, bool has_mtp_rows) {
   return batch;
 }
 
+// How values are stored and multiplied, at the rates of an H200.
+struct Format {
+  double value_bytes, flop_per_us;
+};
+constexpr Format kBf16 = {2, 790e6};
+constexpr Format kScaledE4M3 = {1 + 4.0 / (128 * 128), 1300e6};
+
 // The least that a step reads and multiplies, by config: weights of so many layers, the head, and
-// keys. us: each part takes the longer of both at the rates of an H200.
+// keys. us: each matrix takes the longer of both.
 struct Least {
   double bytes = 0, us = 0;
 
-  void add(double values, double macs) {
-    constexpr double kValueBytes = 2, kFlopPerUs = 790e6;  // bf16
-    bytes += values * kValueBytes;
-    us += std::max(values * kValueBytes / kReadBytesPerUs, 2 * macs / kFlopPerUs);
+  void add(const Format& format, double values, double macs) {
+    const double read = values * format.value_bytes;
+    bytes += read;
+    us += std::max(read / kReadBytesPerUs, 2 * macs / format.flop_per_us);
   }
 };
 
 class Floors {
  public:
-  explicit Floors(const ModelConfig& config) : c_(config) {}
+  explicit Floors(const ModelConfig& config)
+      : c_(config), layers_(is_scaled(config) ? kScaledE4M3 : kBf16) {}
 
   // A step of `rows` rows a sequence and `drafts` draft steps.
   Least of_window(int32_t sequences, int32_t rows, int32_t drafts) const {
@@ -72,48 +80,54 @@ class Floors {
     for (int64_t layer = 0; layer < c_.num_layers; ++layer) {
       add_layer(layer, sequences, sequences * rows, least);
     }
-    add_matrix(c_.vocab_size, c_.hidden, sequences * rows, least);
+    add_matrix(kBf16, c_.vocab_size, c_.hidden, sequences * rows, least);
     for (int32_t draft = 0; draft < drafts; ++draft) {
-      add_matrix(c_.hidden, 2 * c_.hidden, sequences, least);
+      add_matrix(kBf16, c_.hidden, 2 * c_.hidden, sequences, least);
       add_layer(c_.num_layers, sequences, sequences, least);
-      add_matrix(c_.vocab_size, c_.hidden, sequences, least);
+      add_matrix(kBf16, c_.vocab_size, c_.hidden, sequences, least);
     }
     return least;
   }
 
  private:
-  static void add_matrix(int64_t n, int64_t k, int32_t rows, Least& least) {
+  static bool is_scaled(const ModelConfig& config) {
+    return config.quantization.kind == QuantizationConfig::Kind::kFp8Block;
+  }
+
+  static void add_matrix(const Format& format, int64_t n, int64_t k, int32_t rows, Least& least) {
     const double values = static_cast<double>(n) * static_cast<double>(k);
-    least.add(values, values * rows);
+    least.add(format, values, values * rows);
   }
 
   void add_layer(int64_t layer, int32_t sequences, int32_t rows, Least& least) const {
     const int64_t q = c_.num_heads * c_.qk_dim(), latent = c_.kv_lora_rank;
     if (c_.q_lora_rank > 0) {
-      add_matrix(c_.q_lora_rank, c_.hidden, rows, least);
-      add_matrix(q, c_.q_lora_rank, rows, least);
+      add_matrix(layers_, c_.q_lora_rank, c_.hidden, rows, least);
+      add_matrix(layers_, q, c_.q_lora_rank, rows, least);
     } else {
-      add_matrix(q, c_.hidden, rows, least);
+      add_matrix(layers_, q, c_.hidden, rows, least);
     }
-    add_matrix(c_.latent_dim(), c_.hidden, rows, least);
-    add_matrix(c_.num_heads * c_.qk_nope_dim, latent, rows, least);
-    add_matrix(c_.num_heads * c_.v_dim, latent, rows, least);
-    add_matrix(c_.hidden, c_.num_heads * c_.v_dim, rows, least);
+    add_matrix(layers_, c_.latent_dim(), c_.hidden, rows, least);
+    add_matrix(layers_, c_.num_heads * c_.qk_nope_dim, latent, rows, least);
+    add_matrix(layers_, c_.num_heads * c_.v_dim, latent, rows, least);
+    add_matrix(layers_, c_.hidden, c_.num_heads * c_.v_dim, rows, least);
     const double keys = static_cast<double>(kContext) * sequences;
-    least.add(keys * static_cast<double>(c_.latent_dim()),
+    least.add(kBf16, keys * static_cast<double>(c_.latent_dim()),
               keys * rows / sequences * static_cast<double>(c_.num_heads) *
                   static_cast<double>(c_.latent_dim() + latent));
-    if (!c_.is_moe_layer(layer)) return add_matrix(3 * c_.intermediate, c_.hidden, rows, least);
-    add_matrix(c_.num_experts, c_.hidden, rows, least);
-    add_matrix(3 * c_.moe_intermediate * c_.num_shared_experts, c_.hidden, rows, least);
+    if (!c_.is_moe_layer(layer))
+      return add_matrix(layers_, 3 * c_.intermediate, c_.hidden, rows, least);
+    add_matrix(kBf16, c_.num_experts, c_.hidden, rows, least);
+    add_matrix(layers_, 3 * c_.moe_intermediate * c_.num_shared_experts, c_.hidden, rows, least);
     const auto experts = static_cast<double>(c_.num_experts);
     const auto chosen = static_cast<double>(c_.experts_per_token);
     const double read = experts * (1 - std::pow(1 - chosen / experts, rows));
     const double expert = 3 * static_cast<double>(c_.hidden * c_.moe_intermediate);
-    least.add(read * expert, chosen * rows * expert);
+    least.add(layers_, read * expert, chosen * rows * expert);
   }
 
   const ModelConfig& c_;
+  const Format layers_;
 };
 
 // A model and a cache for its steps.

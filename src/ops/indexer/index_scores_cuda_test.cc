@@ -176,6 +176,8 @@ void compare(const std::vector<Sequence>& sequences, int32_t heads, int32_t dens
   std::mt19937 random(seed);
   const Problem problem = make_problem(sequences, heads, random);
   const auto scores = run(problem, dense_keys);
+  const auto of_one_cta = run(problem, dense_keys, 1);
+  ASSERT_EQ(std::memcmp(scores.data(), of_one_cta.data(), scores.size() * 4), 0);
   double worst = 0;
   for (int64_t row = 0; row < problem.rows(); ++row) {
     const bool is_dense = problem.lengths[row] <= dense_keys;
