@@ -146,7 +146,7 @@ class IndexUnits {
     unit.length = lane_ < unit.num_rows ? its_length : 0;
     // A page belongs to the share in which its work begins.
     const int pairs = pairs_of(unit.num_rows);
-    const auto page_at = [&](int32_t work) { return (work - before_block + pairs - 1) / pairs; };
+    const auto page_at = [&](int32_t at) { return (at - before_block + pairs - 1) / pairs; };
     unit.first_page = page_at(at_);
     const int stop = min(page_at(end_), all_pages);
     unit.num_pages = min(stop - unit.first_page, kMostUnitPages);
