@@ -12,6 +12,7 @@ namespace {
 namespace asio = boost::asio;
 
 constexpr size_t kScratchBytes = 64 << 10;
+constexpr size_t kCheckedAtOnce = 256;  // 0.4 ms where they are in no cache
 // Without memory the next attempt would fail just as fast.
 constexpr std::chrono::milliseconds kPauseAfterFailure{10};
 
@@ -94,20 +95,26 @@ void IoLoop::flush_or_leave() noexcept {
   }
 }
 
+// Each connection's turn comes once in check_interval. Thousands at once would hold up for
+// milliseconds whatever else this core computes.
 void IoLoop::schedule_check() {
-  check_timer_.expires_after(state_.options.check_interval);
+  const auto parts = static_cast<int64_t>(connections_.size() / kCheckedAtOnce + 1);
+  check_timer_.expires_after(std::chrono::nanoseconds(state_.options.check_interval) / parts);
   check_timer_.async_wait([this](const boost::system::error_code& failure) {
     if (failure) return;
-    check();
+    check_some();
     schedule_check();
   });
 }
 
-void IoLoop::check() {
+void IoLoop::check_some() {
   const auto now = std::chrono::steady_clock::now();
-  // Backwards, because a connection that closes is replaced by the last one of the list.
-  for (size_t i = connections_.size(); i-- > 0;) {
-    if (i < connections_.size()) std::shared_ptr(connections_[i])->check(now);
+  if (unchecked_ == 0) unchecked_ = connections_.size();
+  // Backwards, because a connection that closes is replaced by the last one of the list, which is
+  // checked by then.
+  for (size_t i = 0; unchecked_ > 0 && i < kCheckedAtOnce; ++i) {
+    --unchecked_;
+    if (unchecked_ < connections_.size()) std::shared_ptr(connections_[unchecked_])->check(now);
   }
 }
 

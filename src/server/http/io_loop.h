@@ -49,7 +49,8 @@ class IoLoop {
   // The same where nothing comes after it that could try again.
   void flush_or_leave() noexcept;
   void schedule_check();
-  void check();  // applies time limits
+  // Applies time limits to some connections.
+  void check_some();
 
   ServerState& state_;
   boost::asio::io_context context_{1};  // run by one thread
@@ -58,6 +59,7 @@ class IoLoop {
   std::shared_ptr<Outbox> outbox_;
   std::vector<std::shared_ptr<Exchange>> flushing_;
   std::vector<std::shared_ptr<Connection>> connections_;  // each knows its index
+  size_t unchecked_ = 0;                                  // the first so many, in this round
   std::vector<char> scratch_;
   std::thread thread_;
 };

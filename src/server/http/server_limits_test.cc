@@ -231,6 +231,27 @@ TEST_F(ServerLimits, OfTheTimeBetweenRequests) {
   EXPECT_EQ(busy.read_response().body, "late");
 }
 
+// Of thousands of connections some are checked at a time: those behind others that stay, too.
+TEST_F(ServerLimits, OfTheTimeBetweenRequestsHoldForManyConnections) {
+  ServerOptions options = test_options();
+  options.idle_timeout = 200ms;
+  serve(options);
+  std::vector<RawClient> staying, idle;
+  for (int i = 0; i < 300; ++i) {
+    staying.push_back(client());
+    staying.back().send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe");
+  }
+  for (int i = 0; i < 300; ++i) idle.push_back(client());
+  for (RawClient& one : idle) {
+    ASSERT_EQ(one.read_to_end(), "");
+    ASSERT_TRUE(one.ended());
+  }
+  for (RawClient& one : staying) {
+    one.send("llo");
+    ASSERT_EQ(one.read_response().body, "hello");
+  }
+}
+
 TEST_F(ServerLimits, OfConnections) {
   ServerOptions options = test_options();
   options.max_connections = 3;
