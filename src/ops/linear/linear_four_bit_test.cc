@@ -254,15 +254,15 @@ TEST(FourBit, BytesAreFourBitsAndTheScales) {
 
 // All codes with all zero points: the packed order of one pair's steps is written out here.
 TEST(FourBit, ExpandsEveryCodeExactly) {
-  const Buffer buffer = *Buffer::allocate(4 * 64, "test");
-  std::vector<int> codes(32 * 16);  // [row][column]
+  const Buffer buffer = *Buffer::allocate(int64_t{4} * 64, "test");
+  std::vector<int> codes(size_t{32} * 16);  // [row][column]
   std::memset(buffer.data(), 0, 256);
   std::vector<uint8_t> shifts;
   for (int row = 0; row < 32; ++row) {
     shifts.push_back(static_cast<uint8_t>(16 - row % 16));
     for (int column = 0; column < 16; ++column) {
       const int code = (row * 7 + column) % 16;
-      codes[static_cast<size_t>(row * 16 + column)] = code;
+      codes[static_cast<size_t>(row) * 16 + static_cast<size_t>(column)] = code;
       const int at = column / 4 * 64 + row % 16 * 4 + column % 2 * 2 + row / 16;
       buffer.data()[at] |= static_cast<std::byte>(code << (column % 4 / 2 * 4));
     }
@@ -275,16 +275,17 @@ TEST(FourBit, ExpandsEveryCodeExactly) {
       const FourBitTable& table = four_bit_table(form, zeros);
       const uint8_t* const shift = zeros ? shifts.data() : nullptr;
       const auto expected = [&, form = form, zeros = zeros](int row, int column) {
-        return four_bit_value(form, codes[static_cast<size_t>(row * 16 + column)],
+        return four_bit_value(form,
+                              codes[static_cast<size_t>(row) * 16 + static_cast<size_t>(column)],
                               zeros ? row % 16 : 8);
       };
-      std::vector<float> wide(16 * 32);
+      std::vector<float> wide(size_t{16} * 32);
       kernels.expand_four_bit_to_f32(buffer.data(), 64, 4, table, shift, wide.data());
       for (int i = 0; i < 16 * 32; ++i) {
         EXPECT_EQ(wide[static_cast<size_t>(i)], expected(i % 32, i / 32)) << name_of(isa) << i;
       }
       if (kernels.expand_four_bit_to_bf16 == nullptr) continue;
-      std::vector<bf16> pairs(16 * 32);
+      std::vector<bf16> pairs(size_t{16} * 32);
       kernels.expand_four_bit_to_bf16(buffer.data(), 64, 4, table, shift,
                                       reinterpret_cast<std::byte*>(pairs.data()));
       for (int i = 0; i < 16 * 32; ++i) {

@@ -108,6 +108,7 @@ TEST_F(ServerLimits, OfTheTimeForAHead) {
   // Slowloris: single bytes do not extend the limit.
   const auto start = std::chrono::steady_clock::now();
   std::vector<RawClient> slow;
+  slow.reserve(50);
   for (int i = 0; i < 50; ++i) slow.push_back(client());
   const std::string text = "GET /hello HTTP/1.1\r\nHost: x\r\nX-Slow: yes yes yes yes yes\r\n";
   for (size_t sent = 0; sent < text.size() && ms_since(start) < 400; ++sent) {
@@ -148,7 +149,7 @@ TEST_F(ServerLimits, OfAGateComeBeforeTheHandler) {
   RouteTable routes;
   routes.add(
       Method::kPost, "/gated", Access::kPublic,
-      [&](Request, std::shared_ptr<Responder> responder) {
+      [&](const Request&, const std::shared_ptr<Responder>& responder) {
         ++handled;
         responder->send({.body = "in"});
       },
@@ -237,6 +238,8 @@ TEST_F(ServerLimits, OfTheTimeBetweenRequestsHoldForManyConnections) {
   options.idle_timeout = 200ms;
   serve(options);
   std::vector<RawClient> staying, idle;
+  staying.reserve(300);
+  idle.reserve(300);
   for (int i = 0; i < 300; ++i) {
     staying.push_back(client());
     staying.back().send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhe");

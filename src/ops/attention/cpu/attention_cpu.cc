@@ -11,7 +11,7 @@ namespace fathom::cpu {
 namespace {
 
 // Below this many values a parallel region (0.5 to 1 us) costs more than it saves.
-constexpr int64_t kParallelValues = 16 * 1024;
+constexpr int64_t kParallelValues = int64_t{16} * 1024;
 
 }  // namespace
 

@@ -54,8 +54,8 @@ TEST(MoeFewRowsPlan, HasAsManyBlocksForEveryShape) {
 TEST(MoeFewRowsPlan, SaysWhatDoesNotFit) {
   const ClusterCounts h20 = {78, 39, 18, 9};
   MoeFewRowsShape large = kV3Shape, at_limit = kV3Shape;
-  large.hidden = 132 * 64 + 8;
-  at_limit.hidden = 132 * 64;
+  large.hidden = int64_t{132} * 64 + 8;
+  at_limit.hidden = int64_t{132} * 64;
   for (const bool scaled : {false, true}) {
     large.scaled = at_limit.scaled = scaled;
     MoeFewRowsShape v3 = kV3Shape, lite = kV2LiteShape;
