@@ -40,8 +40,8 @@
 namespace fathom::cuda::index_scoring {
 namespace {
 
-// 2 max(0, x), and NaN for NaN: an addition, as the FP32 units are twice as many as those that
-// compare. x is finite or NaN.
+// 2 max(0, x), and NaN for NaN, by an addition: Hopper does twice as many of these a clock as
+// maxima. x is finite or NaN.
 __device__ inline float twice_relu(float x) { return x + fabsf(x); }
 
 // The value in a register, where the compiler would rather compute it again at each use.

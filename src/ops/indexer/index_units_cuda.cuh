@@ -1,8 +1,8 @@
 // The work of index scores, found on the device from the rows' lengths. Neighbouring rows of one
 // sequence, up to 8, are a block; a block's work is each page of the keys that its last row sees,
-// once for each warpgroup that multiplies it. The work of all blocks stands in one line, and each
-// CTA has an equal share of that line: a part of a block, or several blocks. It goes through its
-// share in units: a block, and up to 32 neighbouring pages. A row that sees no more than
+// once for each warpgroup that multiplies it. The blocks' work is numbered in their order, and each
+// CTA takes an equal contiguous range of it: a part of a block, or several blocks. A unit is what
+// it does at a time: up to 32 neighbouring pages of one block. A row that sees no more than
 // `dense_keys` keys in a block of its own has no work.
 #pragma once
 

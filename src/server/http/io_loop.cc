@@ -95,8 +95,8 @@ void IoLoop::flush_or_leave() noexcept {
   }
 }
 
-// Each connection's turn comes once in check_interval. Thousands at once would hold up for
-// milliseconds whatever else this core computes.
+// Checks each connection about once per check_interval, in parts: checking thousands at once takes
+// milliseconds, in which the thread sends nothing.
 void IoLoop::schedule_check() {
   const auto parts = static_cast<int64_t>(connections_.size() / kCheckedAtOnce + 1);
   check_timer_.expires_after(std::chrono::nanoseconds(state_.options.check_interval) / parts);

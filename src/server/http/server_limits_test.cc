@@ -232,7 +232,7 @@ TEST_F(ServerLimits, OfTheTimeBetweenRequests) {
   EXPECT_EQ(busy.read_response().body, "late");
 }
 
-// Of thousands of connections some are checked at a time: those behind others that stay, too.
+// Connections are checked in parts of 256: idle ones behind 300 that stay are closed, too.
 TEST_F(ServerLimits, OfTheTimeBetweenRequestsHoldForManyConnections) {
   ServerOptions options = test_options();
   options.idle_timeout = 200ms;
